@@ -14,6 +14,8 @@ require (
 	github.com/google/renameio/v2 v2.0.0
 	github.com/klauspost/compress v1.18.0
 	github.com/maruel/safetensors v1.0.0
+	github.com/mitsuhiko/minijinja/minijinja-go/v2 v2.22.0
+	github.com/parquet-go/parquet-go v0.25.1
 	github.com/pmezard/go-difflib v1.0.0
 	github.com/prometheus/client_golang v1.23.0
 	github.com/prometheus/client_model v0.6.2
@@ -45,9 +47,7 @@ require (
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/kr/text v0.2.0 // indirect
-	github.com/mitsuhiko/minijinja/minijinja-go/v2 v2.22.0 // indirect
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
-	github.com/parquet-go/parquet-go v0.25.1 // indirect
 	github.com/pierrec/lz4/v4 v4.1.21 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/prometheus/procfs v0.16.1 // indirect

@@ -355,7 +355,7 @@ const (
 
 var llamaPresets = []Preset{
 	// What `spillway train` trains by itself: bytes of the Go toolchain's source.
-	llama("spillway-demo", "Spillway's own demo", shape{layers: 2, hidden: 256, inner: 688, heads: 8, kv: 8, vocab: 256, positions: 256, eps: 1e-5, theta: 1e4, tied: true}),
+	llama("spillway-demo", "Spillway's own demo", shape{layers: 2, hidden: 256, inner: 688, heads: 8, kv: 8, vocab: 264, positions: 256, eps: 1e-5, theta: 1e4, tied: true}),
 
 	llama("llama-7b", srcLlama1, shape{layers: 32, hidden: 4096, inner: 11008, heads: 32, kv: 32, vocab: 32000, positions: 2048, eps: 1e-6, theta: 1e4}, "llama-1-7b"),
 	llama("llama-13b", srcLlama1, shape{layers: 40, hidden: 5120, inner: 13824, heads: 40, kv: 40, vocab: 32000, positions: 2048, eps: 1e-6, theta: 1e4}, "llama-1-13b"),
