@@ -29,6 +29,7 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
+// Command is bench, with zero and comm below it.
 func Command() *cobra.Command {
 	bench := &cobra.Command{Use: "bench", Short: "Measure", Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error { return errors.New("bench: name what to measure: zero or comm") }}

@@ -45,6 +45,7 @@ type commBench struct {
 	operations      []comm.Op
 }
 
+// CommCommand is bench comm.
 func CommCommand() *cobra.Command {
 	b := commBench{most: 256 << 20, collectives: string(algo.Direct), each: 1}
 	cmd := &cobra.Command{

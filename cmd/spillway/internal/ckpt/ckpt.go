@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
+// Command is ckpt, with its verbs below it.
 func Command() *cobra.Command {
 	cmd := &cobra.Command{Use: "ckpt", Short: "Inspect, verify, export and reshard checkpoints", Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {

@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
+// ExportCommand is ckpt export.
 func ExportCommand() *cobra.Command {
 	var to, format string
 	var merge bool

@@ -85,6 +85,7 @@ func ApplyConfigFile(fs *pflag.FlagSet, path string) error {
 	return ApplyConfig(fs, path, text)
 }
 
+// ApplyConfig is ApplyConfigFile of a file's text.
 func ApplyConfig(fs *pflag.FlagSet, path string, text []byte) error {
 	file, err := parser.ParseBytes(text, 0)
 	if err != nil {

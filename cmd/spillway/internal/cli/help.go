@@ -295,6 +295,7 @@ func CompleteValues(cmd *cobra.Command) {
 	}
 }
 
+// NoArguments refuses words of a command line that belong to no flag.
 func NoArguments(cmd *cobra.Command, args []string) error {
 	switch {
 	case len(args) == 0:

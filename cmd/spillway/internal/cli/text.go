@@ -55,6 +55,7 @@ func WrapFlags(w io.Writer, first, rest, flags string) {
 	fmt.Fprintln(w, line)
 }
 
+// WriteNew writes a file and the folders that it lies in.
 func WriteNew(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err

@@ -34,6 +34,7 @@ func List(list *[]string, of string) pflag.Value { return listFlag{list, of} }
 // Counts is the flag of a comma-separated list of numbers.
 func Counts(list *[]int) pflag.Value { return countsFlag{list} }
 
+// ParseSize reads a number of bytes: bare, or with KB, MB, GB, TB (decimal) or KiB and so on.
 func ParseSize(s string) (int64, error) {
 	if n, err := strconv.ParseInt(s, 10, 64); err == nil && n >= 0 && n <= 1<<62 && s[0] != '+' {
 		return n, nil // exactly, where a float64 would round

@@ -13,6 +13,7 @@ import (
 // Releases set these: -ldflags "-X PACKAGE.version=v1.2.3 -X PACKAGE.commit=0123456789ab", where PACKAGE is this one.
 var version, commit string
 
+// VersionCommand is version.
 func VersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",

@@ -97,6 +97,7 @@ var Libraries = []struct {
 	{"MPI", "ranks on several nodes", []string{"libmpi.so.40", "libmpi.so.12", "libmpi.so"}},
 }
 
+// Command is doctor.
 func Command() *cobra.Command {
 	var jsonPath, dir string
 	cmd := &cobra.Command{

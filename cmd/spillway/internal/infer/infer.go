@@ -99,6 +99,7 @@ func tryInference(ctx context.Context, c *spillway.Config, stderr io.Writer, wei
 	return t, closeAll, err
 }
 
+// GenerateCommand is generate.
 func GenerateCommand() *cobra.Command {
 	var c spillway.Config
 	var prompt string
@@ -200,6 +201,7 @@ func generate(ctx context.Context, c spillway.Config, prompt string, n int, how 
 	return nil
 }
 
+// EvalCommand is eval.
 func EvalCommand() *cobra.Command {
 	var c spillway.Config
 	var path, jsonPath string

@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/launch"
 )
 
+// Command is launch.
 func Command() *cobra.Command {
 	var o launch.Options
 	var f launchFlags

@@ -128,6 +128,7 @@ type Later struct {
 // maxGlobalBatch bounds what a search has to split: more rows than any step has.
 const maxGlobalBatch = 1 << 20
 
+// Refuse refuses values that no run can have.
 func (l *Later) Refuse() error {
 	if l.GlobalBatch > maxGlobalBatch {
 		return fmt.Errorf("--global-batch %d: at most %d rows are possible", l.GlobalBatch, maxGlobalBatch)

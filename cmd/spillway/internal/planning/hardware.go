@@ -84,7 +84,7 @@ func (f *Flags) calibrateCPU(ctx context.Context, c *spillway.Config) error {
 	return nil
 }
 
-// OverTransport takes what bench comm has measured of how the ranks meet.
+// overTransport takes what bench comm has measured of how the ranks meet.
 func (f *Flags) overTransport(ranks int) error {
 	if err := checkLinks(f.transport); err != nil {
 		return err

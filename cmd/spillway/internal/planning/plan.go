@@ -61,6 +61,7 @@ func (f *Flags) searching(what string) (found func()) {
 	return f.live.Telling(what)
 }
 
+// Command is plan.
 func Command() *cobra.Command {
 	var c spillway.Config
 	var l options.Later

@@ -11,6 +11,7 @@ import (
 
 // The contract's names.
 type (
+	// Doc is what --json writes.
 	Doc struct {
 		Model     planModel   `json:"model"`
 		Ranks     int         `json:"ranks"`
@@ -31,14 +32,14 @@ type (
 		// Budget is the recommended plan's, with --tokens; the requested one's where none is recommended.
 		Budget *Budget `json:"budget,omitempty"`
 	}
+	// Server is what the ranks of a server take of its memory.
 	Server struct {
 		Ranks     int64  `json:"ranks"`
 		HostBytes int64  `json:"host_bytes"`             // of the requested plan, with what is outside the arenas
 		Memory    int64  `json:"memory_bytes,omitempty"` // that it has, given or usual; left out where neither is known
 		Source    string `json:"source,omitempty"`
 	}
-	// planTime: published runs on the GPU took low to high times as long as
-	// predicted.
+	// Time says that published runs on the GPU took low to high times as long as predicted.
 	Time struct {
 		Low  float64 `json:"low"`
 		High float64 `json:"high"`
@@ -85,6 +86,7 @@ type (
 		StepSeconds      float64 `json:"step_seconds"`
 		StagingBytes     int64   `json:"staging_bytes,omitempty"` // of host.outside_bytes, for saves beside the steps; none: they are synchronous
 	}
+	// Space is what a rank takes of a space, in bytes.
 	Space struct {
 		CapacityBytes  *int64           `json:"capacity_bytes"` // null: no cap
 		PeakBytes      int64            `json:"peak_bytes"`

@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
+// Command is data, with tokenize and inspect below it.
 func Command() *cobra.Command {
 	cmd := &cobra.Command{Use: "data", Short: "Make token files, and look into them", Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error { return errors.New("data: name what to do: tokenize or inspect") }}
@@ -108,12 +109,32 @@ func tokenize(ctx context.Context, out string, paths []string, o data.Options, s
 	if res.LeftOut != "" {
 		fmt.Fprintf(stderr, "left out: %s\n", cli.Flagged(res.LeftOut))
 	}
+	if err := warnOfEnd(out, o.Tokenizer, stderr); err != nil {
+		return err
+	}
 	again := ""
 	if res.Resumed {
 		again = ", continued from an earlier run"
 	}
 	fmt.Fprintf(stdout, "%s: %s tokens of %d bytes each, of %s (tokenizer %s)%s\n", out, humanize.Comma(res.Tokens), res.TokenLen, english.Plural(res.Files, "file", ""), o.Tokenizer.Name(), again)
 	return nil
+}
+
+// warnOfEnd warns of a token file in which the tokenizer's end token never occurs.
+func warnOfEnd(path string, tok data.Tokenizer, stderr io.Writer) error {
+	end := tok.EOT()
+	if end < 0 {
+		return nil
+	}
+	b, err := data.OpenTokenFile(path, 0)
+	if err != nil {
+		return err
+	}
+	found, err := b.Has(end)
+	if err == nil && !found {
+		fmt.Fprintf(stderr, "warning: %s: the end token %q (%d) never occurs, so a model does not learn to stop\n", path, tok.Decode([]int32{end}), end)
+	}
+	return errors.Join(err, b.Close())
 }
 
 func inspectCommand() *cobra.Command {

@@ -30,6 +30,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
+// Command is train.
 func Command() *cobra.Command {
 	var c spillway.Config
 	var l options.Later
