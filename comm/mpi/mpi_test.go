@@ -38,6 +38,7 @@ import (
 const partVar = "SPILLWAY_TEST_MPI_PART"
 
 func TestMain(m *testing.M) {
+	closeGrace = 3 * time.Second
 	if part := os.Getenv(partVar); part != "" {
 		if err := runPart(part); err != nil {
 			fmt.Println("error:", err)

@@ -79,8 +79,8 @@ func (p *Process) About() string { return p.engine.lib.path + ": " + p.engine.li
 
 // The other processes have this long for their part of a good end, each time that one
 // waits for them: of a job that has failed, which a host may be cut off from, less.
-const (
-	closeGrace  = 3 * time.Second
+var (
+	closeGrace  = 10 * time.Second // on a busy machine MPI_Finalize took over 3; tests shorten it
 	failedGrace = 100 * time.Millisecond
 )
 
