@@ -1,0 +1,288 @@
+package exec
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"sync/atomic"
+
+	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels"
+)
+
+func (e *Executor) bindAll() error {
+	p := e.cfg.Program
+	e.sections = make([]section, len(p.Sections))
+	for i := range p.Sections {
+		s := &e.sections[i]
+		s.graph = &p.Sections[i]
+		s.gate = gateOf(p, s.graph)
+		s.phases = make([]phase, len(s.graph.Phases))
+		for j := range s.phases {
+			ph := &s.phases[j]
+			ph.graph, ph.section = &s.graph.Phases[j], s
+			ph.ops = make([]operation, len(ph.graph.Ops))
+			bound := make([]kernels.Binding, len(ph.ops))
+			for k := range ph.ops {
+				o := &ph.ops[k]
+				o.op, o.phase = &ph.graph.Ops[k], ph
+				var err error
+				if bound[k], err = e.bind(o); err != nil {
+					return fmt.Errorf("exec: rank %d, %s: %w", e.rank, o.path(), err)
+				}
+			}
+			if err := e.join(ph, bound); err != nil {
+				return err
+			}
+		}
+		if e.cfg.Poison {
+			if err := e.bindReleases(s); err != nil {
+				return fmt.Errorf("exec: rank %d, section %s: %w", e.rank, s.graph.Name, err)
+			}
+		}
+		s.bindGate()
+	}
+	var reads [graph.NumStreams]bool
+	inputs := map[graph.BufID]bool{}
+	for _, id := range e.cfg.Program.InPorts() {
+		root, _ := e.cfg.Program.Resolve(id, nil)
+		inputs[root] = true
+	}
+	for i := range e.sections {
+		for j := range e.sections[i].phases {
+			for k := range e.sections[i].phases[j].ops {
+				op := e.sections[i].phases[j].ops[k].op
+				reads[op.Stream] = reads[op.Stream] || e.usesHostInput(op, inputs)
+			}
+		}
+	}
+	for s, yes := range reads {
+		if yes {
+			e.readers = append(e.readers, e.streams[s])
+		}
+	}
+	return nil
+}
+
+// usesHostInput says whether an operation uses one of the buffers, by root, that
+// the host fills: the prefix is written too.
+func (e *Executor) usesHostInput(op *graph.Op, inputs map[graph.BufID]bool) bool {
+	return slices.ContainsFunc(operands(op), func(id graph.BufID) bool {
+		root, _ := e.cfg.Program.Resolve(id, nil)
+		return inputs[root]
+	})
+}
+
+// stream returns the device's stream, made at first use.
+func (e *Executor) stream(id graph.StreamID) (device.Stream, error) {
+	if id >= graph.NumStreams {
+		return nil, fmt.Errorf("no stream %s", id)
+	}
+	if e.streams[id] != nil {
+		return e.streams[id], nil
+	}
+	s, err := e.cfg.Context.NewStream(id)
+	if err != nil {
+		return nil, err
+	}
+	if e.cfg.Trace != nil || e.meter != nil {
+		timed, ok := s.(device.Timed)
+		if !ok {
+			return nil, fmt.Errorf("stream %s: the device can't time its kernels for a trace or a meter (%T)", id, s)
+		}
+		if err := e.watch(id, timed); err != nil {
+			return nil, err
+		}
+	}
+	e.streams[id] = s
+	return s, nil
+}
+
+// ptr returns where a buffer lies on this rank. NoBuf gives the zero Ptr.
+func (e *Executor) ptr(id graph.BufID) (device.Ptr, error) {
+	p := e.cfg.Program
+	if id == graph.NoBuf {
+		return device.Ptr{}, nil
+	}
+	if id < 0 || int(id) >= len(p.Buffers) {
+		return device.Ptr{}, fmt.Errorf("buffer %d of %d", id, len(p.Buffers))
+	}
+	b := p.Buf(id)
+	root, off := p.Resolve(id, e.cfg.Coord)
+	r := p.Buf(root)
+	at := e.cfg.Layout.Offset[root]
+	arena := e.arenas[r.Space]
+	switch {
+	case b.Space != r.Space:
+		return device.Ptr{}, fmt.Errorf("buffer %q is in %s memory, its base %q in %s", b.Name, b.Space, r.Name, r.Space)
+	case off < 0 || off > r.Bytes()-b.Bytes():
+		return device.Ptr{}, fmt.Errorf("buffer %q: bytes [%d, %d) are outside its base %q of %d bytes", b.Name, off, off+b.Bytes(), r.Name, r.Bytes())
+	case at < 0 || arena == nil:
+		return device.Ptr{}, fmt.Errorf("buffer %q has no place in the layout", r.Name)
+	}
+	ptr := device.Ptr{Arena: arena, Off: at + off, Len: b.Bytes()}
+	if err := ptr.Check(); err != nil {
+		return device.Ptr{}, fmt.Errorf("buffer %q: %w", b.Name, err)
+	}
+	return ptr, nil
+}
+
+func (e *Executor) event(id graph.EventID) (device.Event, error) {
+	if id < 1 || int(id) > len(e.events) {
+		return nil, fmt.Errorf("event %d of %d", id, len(e.events))
+	}
+	return e.events[id-1], nil
+}
+
+// bind fills in an operation, and returns where its operands lie.
+func (e *Executor) bind(o *operation) (kernels.Binding, error) {
+	op := o.op
+	o.ran = new(atomic.Bool)
+	o.idle = e.cfg.Program.Idle(o.phase.graph, op, e.rank)
+	if op.Unit >= 0 && op.Unit < len(e.cfg.Program.Units) {
+		o.unit = e.cfg.Program.Units[op.Unit].Name
+	}
+	b := kernels.Binding{Program: e.cfg.Program, Op: op, Coord: e.cfg.Coord, Present: e.cfg.Program.Present(o.phase.graph, op)}
+	place := func(id graph.BufID, to *device.Ptr) error {
+		p, err := e.ptr(id)
+		*to = p
+		o.bytes += p.Len
+		o.whole = max(o.whole, p.Len)
+		return err
+	}
+	b.In, b.Out = make([]device.Ptr, len(op.In)), make([]device.Ptr, len(op.Out))
+	for i, id := range op.In {
+		if err := place(id, &b.In[i]); err != nil {
+			return b, fmt.Errorf("input %d: %w", i, err)
+		}
+	}
+	for i, out := range op.Out {
+		if err := place(out.Buf, &b.Out[i]); err != nil {
+			return b, fmt.Errorf("output %d: %w", i, err)
+		}
+	}
+	if err := place(op.Work, &b.Work); err != nil {
+		return b, fmt.Errorf("workspace: %w", err)
+	}
+	if err := place(op.Skip, &b.Skip); err != nil {
+		return b, fmt.Errorf("predicate: %w", err)
+	}
+	var err error
+	if o.stream, err = e.stream(op.Stream); err != nil {
+		return b, err
+	}
+	o.track = e.tracks[op.Stream]
+	for _, w := range op.Wait {
+		ev, err := e.event(w)
+		if err != nil {
+			return b, fmt.Errorf("wait: %w", err)
+		}
+		o.wait = append(o.wait, ev)
+	}
+	if op.Record != 0 {
+		if o.record, err = e.event(op.Record); err != nil {
+			return b, fmt.Errorf("record: %w", err)
+		}
+	}
+	if op.Kind == graph.Join || o.idle {
+		return b, nil
+	}
+	switch op.Kind {
+	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:
+		o.kernel, err = e.bindTransfer(o, b)
+	default:
+		o.kernel, err = e.cfg.Library.Bind(b)
+	}
+	if err != nil {
+		return b, err
+	}
+	if o.kernel == nil {
+		return b, fmt.Errorf("%s: the library gave no kernel", op.Kind)
+	}
+	if reflect.TypeOf(o.kernel).Comparable() {
+		e.byKernel[o.kernel] = o
+	}
+	return b, nil
+}
+
+// join gives the pairs of a phase that the library runs as one their kernel. What the first
+// of two read stays as it is until the second, and what it writes nobody else reads before:
+// whoever follows on another stream waits for an event, and the first records none.
+func (e *Executor) join(ph *phase, bound []kernels.Binding) error {
+	lib, ok := e.cfg.Library.(kernels.Joiner)
+	if !ok {
+		return nil
+	}
+	var wrong error
+	graph.Pairs(ph.graph.Ops, graph.Compute, func(i, j int) bool {
+		if wrong != nil || ph.ops[i].idle || ph.ops[j].idle {
+			return false
+		}
+		k, err := lib.Join(bound[i], bound[j])
+		if err != nil {
+			wrong = fmt.Errorf("exec: rank %d, %s and %s: %w", e.rank, ph.ops[i].path(), ph.ops[j].path(), err)
+		}
+		if k == nil || err != nil {
+			return false
+		}
+		first, second := &ph.ops[i], &ph.ops[j]
+		first.alone, first.kernel, first.first = first.kernel, nil, true
+		second.alone, second.kernel = second.kernel, k
+		if reflect.TypeOf(k).Comparable() {
+			e.byKernel[k] = second
+		}
+		return true
+	})
+	return wrong
+}
+
+// bindTransfer binds a copy or a collective.
+func (e *Executor) bindTransfer(o *operation, b kernels.Binding) (device.Kernel, error) {
+	op := o.op
+	ins := 1
+	if op.Kind == graph.AllReduce {
+		ins = 0
+	}
+	switch {
+	case len(b.In) != ins || len(b.Out) != 1:
+		return nil, fmt.Errorf("%s has %d inputs and %d outputs, want %d and 1", op.Kind, len(b.In), len(b.Out), ins)
+	case b.Out[0].Arena == nil || ins == 1 && b.In[0].Arena == nil:
+		return nil, fmt.Errorf("%s: an operand is absent", op.Kind)
+	case b.Skip.Arena != nil:
+		return nil, fmt.Errorf("%s with a predicate: copies and collectives always run", op.Kind)
+	}
+	label, dtype, mode := o.label(), e.cfg.Program.Buf(op.Out[0].Buf).DType, op.Out[0].Mode
+	if op.Kind == graph.Copy {
+		if mode != graph.Write {
+			return nil, fmt.Errorf("copy with output mode %s, want %s", mode, graph.Write)
+		}
+		return e.cfg.Context.Copy(label, b.Out[0], b.In[0])
+	}
+	attr, ok := op.Attr.(graph.GroupAttr)
+	if !ok {
+		return nil, fmt.Errorf("%s: attribute %T, want graph.GroupAttr", op.Kind, op.Attr)
+	}
+	if ins == 1 {
+		in := e.cfg.Program.Buf(op.In[0]).DType
+		if leaves := op.Kind == graph.ReduceScatter && attr.Order == graph.SumSequential && dtype == graph.F32; in != dtype && !leaves {
+			return nil, fmt.Errorf("%s from %s to %s, want one dtype", op.Kind, in, dtype)
+		}
+		dtype = in
+	}
+	g := e.cfg.Groups[attr.Axis]
+	if g == nil {
+		return nil, fmt.Errorf("%s: no group for mesh axis %d", op.Kind, attr.Axis)
+	}
+	switch {
+	case op.Kind == graph.AllGather && mode == graph.Write:
+		return g.AllGather(label, b.In[0], b.Out[0], dtype)
+	case op.Kind == graph.ReduceScatter && mode != graph.ReadWrite:
+		return g.ReduceScatter(label, b.In[0], b.Out[0], dtype, attr.Order, mode == graph.Accum, e.cfg.Program.Present(o.phase.graph, op)...)
+	case op.Kind == graph.AllReduce && mode == graph.ReadWrite:
+		return g.AllReduce(label, b.Out[0], dtype, attr.Order)
+	case op.Kind == graph.AllToAll && mode == graph.Write:
+		return g.AllToAll(label, b.In[0], b.Out[0], dtype)
+	}
+	return nil, fmt.Errorf("%s with output mode %s", op.Kind, mode)
+}

@@ -1,0 +1,68 @@
+package exec
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// HostF64 returns a buffer in host memory. The caller reads it after Sync, or
+// writes it in RunSection's before.
+func (e *Executor) HostF64(id graph.BufID) ([]float64, error) { return host[float64](e, id, graph.F64) }
+
+// HostF32 is HostF64 for f32 buffers.
+func (e *Executor) HostF32(id graph.BufID) ([]float32, error) { return host[float32](e, id, graph.F32) }
+
+// HostI64 is HostF64 for i64 buffers.
+func (e *Executor) HostI64(id graph.BufID) ([]int64, error) { return host[int64](e, id, graph.I64) }
+
+// HostI32 is HostF64 for i32 buffers.
+func (e *Executor) HostI32(id graph.BufID) ([]int32, error) { return host[int32](e, id, graph.I32) }
+
+// HostBytes is HostF64 for a buffer of any type, as bytes.
+func (e *Executor) HostBytes(id graph.BufID) ([]byte, error) {
+	fail := func(err error) ([]byte, error) {
+		return nil, fmt.Errorf("exec: rank %d: host view of buffer %d: %w", e.rank, id, err)
+	}
+	if id == graph.NoBuf {
+		return fail(errors.New("the program lacks it"))
+	}
+	p, err := e.ptr(id)
+	if err != nil {
+		return fail(err)
+	}
+	b, err := e.cfg.Context.HostBytes(p)
+	if err != nil {
+		return fail(err)
+	}
+	return b, nil
+}
+
+func host[T float64 | float32 | int64 | int32](e *Executor, id graph.BufID, dtype graph.DType) ([]T, error) {
+	fail := func(err error) ([]T, error) {
+		return nil, fmt.Errorf("exec: rank %d: host view of buffer %d: %w", e.rank, id, err)
+	}
+	if id == graph.NoBuf {
+		return fail(errors.New("the program lacks it"))
+	}
+	p, err := e.ptr(id)
+	if err != nil {
+		return fail(err)
+	}
+	if b := e.cfg.Program.Buf(id); b.DType != dtype {
+		return fail(fmt.Errorf("%q has dtype %s, want %s", b.Name, b.DType, dtype))
+	}
+	b, err := e.cfg.Context.HostBytes(p)
+	if err != nil {
+		return fail(err)
+	}
+	if p.Off%dtype.Size() != 0 {
+		return fail(fmt.Errorf("its offset %d is not a multiple of %d", p.Off, dtype.Size()))
+	}
+	if len(b) == 0 {
+		return nil, nil
+	}
+	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), int64(len(b))/dtype.Size()), nil
+}

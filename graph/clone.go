@@ -1,0 +1,143 @@
+package graph
+
+// Clone returns a deep copy: rewrites work on one and leave their input alone. What
+// is small and there many times lies in slabs, and there is room for buffers to be
+// added: copies are most of what a plan of a deep model allocates. Of a program that was
+// given up (Yield) there is no copy: its parts are handed on.
+func (p *Program) Clone() *Program {
+	q := *p
+	q.sole = true
+	if p.spare {
+		q.spare = false
+		return &q
+	}
+	q.Mesh = append([]Axis(nil), p.Mesh...)
+	q.Shares = append([]int(nil), p.Shares...)
+	if p.Scaler != nil {
+		s := *p.Scaler
+		q.Scaler = &s
+	}
+	q.Buffers = cloneBuffers(p.Buffers)
+	q.Scalars = append([]Scalars(nil), p.Scalars...)
+	q.Params = append([]Param(nil), p.Params...)
+	var dims slab[int64]
+	for i := range q.Params {
+		dims.need(q.Params[i].Shape)
+	}
+	for i := range q.Params {
+		q.Params[i].Shape = dims.copy(q.Params[i].Shape)
+		if s := q.Params[i].Split; s != nil {
+			split := *s
+			q.Params[i].Split = &split
+		}
+	}
+	q.Units = append([]Unit(nil), p.Units...)
+	for i := range q.Units {
+		q.Units[i].Segments = append([]Segment(nil), q.Units[i].Segments...)
+		q.Units[i].States = append([]State(nil), q.Units[i].States...)
+		if g := q.Units[i].Grad; g != nil {
+			way := *g
+			q.Units[i].Grad = &way
+		}
+	}
+	q.Sections = append([]Section(nil), p.Sections...)
+	for i := range q.Sections {
+		s := &q.Sections[i]
+		s.Phases = append([]Phase(nil), s.Phases...)
+		for j := range s.Phases {
+			s.Phases[j].Ops = CloneOps(s.Phases[j].Ops)
+			s.Phases[j].Throttles = append([]Throttle(nil), s.Phases[j].Throttles...)
+		}
+	}
+	return &q
+}
+
+// Yield gives p up to the next rewrite, which works on p's parts rather than on copies:
+// whoever calls it reads p no more, unless it takes it back. It does nothing where p is
+// no clone, or something else has parts of it.
+func (p *Program) Yield() {
+	if p.sole {
+		p.spare = true
+	}
+}
+
+// TakeBack undoes Yield of a program that a rewrite has returned as it was.
+func (p *Program) TakeBack() {
+	if p.spare {
+		p.spare = false
+	}
+}
+
+// Keep says that several will have p from now on: it is never given up.
+func (p *Program) Keep() { p.sole, p.spare = false, false }
+
+func cloneBuffers(bufs []Buffer) []Buffer {
+	out := append(make([]Buffer, 0, len(bufs)+len(bufs)/2), bufs...)
+	var dims slab[int64]
+	var places slab[Placement]
+	views := 0
+	for i := range out {
+		b := &out[i]
+		dims.need(b.Shape)
+		dims.need(b.Global)
+		places.need(b.Place)
+		if b.View != nil {
+			views++
+		}
+	}
+	copied := make([]View, 0, views)
+	for i := range out {
+		b := &out[i]
+		b.Shape, b.Global, b.Place = dims.copy(b.Shape), dims.copy(b.Global), places.copy(b.Place)
+		if b.View != nil {
+			copied = append(copied, *b.View)
+			b.View = &copied[len(copied)-1]
+		}
+	}
+	return out
+}
+
+// CloneOps returns a deep copy of ops.
+func CloneOps(ops []Op) []Op {
+	out := append([]Op(nil), ops...)
+	ownOperands(len(out), func(i int) *Op { return &out[i] })
+	return out
+}
+
+// ownOperands gives n operations copies of their operands and events.
+func ownOperands(n int, op func(i int) *Op) {
+	var ins slab[BufID]
+	var outs slab[Out]
+	var waits slab[EventID]
+	for i := range n {
+		o := op(i)
+		ins.need(o.In)
+		outs.need(o.Out)
+		waits.need(o.Wait)
+	}
+	for i := range n {
+		o := op(i)
+		o.In, o.Out, o.Wait = ins.copy(o.In), outs.copy(o.Out), waits.copy(o.Wait)
+	}
+}
+
+// slab copies many short slices into one allocation: it is told of all of them first.
+// A copy has no room to grow, so that appending to one does not reach the next.
+type slab[T any] struct {
+	n    int
+	free []T
+}
+
+func (s *slab[T]) need(list []T) { s.n += len(list) }
+
+func (s *slab[T]) copy(list []T) []T {
+	if len(list) == 0 {
+		return nil
+	}
+	if s.free == nil {
+		s.free = make([]T, s.n)
+	}
+	n := copy(s.free, list)
+	list, s.free = s.free[:n:n], s.free[n:]
+	return list
+}
