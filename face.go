@@ -180,6 +180,10 @@ import (
 //		// exact: by the seed, the parameter's name, element and the update's number, so at
 //		// every stage the same.
 //		StochasticRounding bool
+//		// BF16Rounding is how sums of bf16 products round on the CPU: "native" (or ""), as its
+//		// instructions for them do (AMX, AVX-512), or "portable", as float32 does: the same bits
+//		// on every CPU.
+//		BF16Rounding string
 //		// Recompute drops activations and computes them again in the backward: none,
 //		// selective, full, policies by unit or buffers by name (see package recompute),
 //		// or auto: as few buffers as the cap on device memory asks for, those first that
@@ -267,6 +271,7 @@ import (
 //	func (c *Config) Leaves() int
 //	func (c *Config) ModelName() string
 //	func (c Config) Over(p Processes) Config
+//	func (c *Config) PortableBF16() bool
 //	func (c *Config) PrecisionName() string
 //	func (c *Config) Processes() Processes
 //	func (c *Config) ReadsText() bool
@@ -312,6 +317,7 @@ import (
 //	Collectives auto
 //	Reduce same
 //	LossScale dynamic
+//	BF16Rounding native
 //	OnNonFinite stop
 //	Zero 3
 //	Timeout 1m0s

@@ -193,6 +193,10 @@ type Config struct {
 	// exact: by the seed, the parameter's name, element and the update's number, so at
 	// every stage the same.
 	StochasticRounding bool
+	// BF16Rounding is how sums of bf16 products round on the CPU: "native" (or ""), as its
+	// instructions for them do (AMX, AVX-512), or "portable", as float32 does: the same bits
+	// on every CPU.
+	BF16Rounding string
 	// Recompute drops activations and computes them again in the backward: none,
 	// selective, full, policies by unit or buffers by name (see package recompute),
 	// or auto: as few buffers as the cap on device memory asks for, those first that
@@ -325,7 +329,7 @@ func Default() Config {
 	return Config{
 		Init: "random", Steps: 100, Batch: 4, Accum: 1, AccumOrder: MicroOrder,
 		Optimizer: "adamw", LR: 1e-3, LRSchedule: "constant", LRScale: "none", LRBaseBatch: 256, WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 1e-3,
-		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", Reduce: "same", LossScale: DynamicScale, EvalSteps: 10, Device: "cpu", Collectives: "auto", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
+		Seed: 1, Prefetch: 1, OnNonFinite: "stop", Precision: "fp32", BF16Rounding: "native", Reduce: "same", LossScale: DynamicScale, EvalSteps: 10, Device: "cpu", Collectives: "auto", Ranks: 1, Zero: 3, Keep: 0, Timeout: 60 * time.Second,
 	}
 }
 
@@ -443,7 +447,7 @@ func (c *Config) validate() error {
 		atLeast("EvalSteps", c.EvalSteps, 1, "batch"), atLeast("SaveEvery", c.SaveEvery, 0, "step"), atLeast("Keep", c.Keep, 0, "checkpoint"),
 		atLeast("LRBaseBatch", c.LRBaseBatch, 1, "row"),
 		oneOf("LRSchedule", c.LRSchedule, lrSchedules), oneOf("LRScale", c.LRScale, lrScales), oneOf("Order", c.Order, orders), oneOf("AccumOrder", c.AccumOrder, accumOrders),
-		oneOf("Precision", c.Precision, precisions), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), validLoRA(c), validBase(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
+		oneOf("Precision", c.Precision, precisions), oneOf("BF16Rounding", c.BF16Rounding, bf16Roundings), validRounding(c), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), validLoRA(c), validBase(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
 		oneOf("Optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("Device", c.Device, devices),
 		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves), oneOf("CUDAGraphs", c.CUDAGraphs, cudaGraphs),
 		validCollectives(c),

@@ -76,6 +76,8 @@ type Options struct {
 	CheckWrites   bool
 	RequirePinned bool
 	Warn          func(string)
+	// PortableBF16 gives bf16 products on the CPU the same bits on every CPU.
+	PortableBF16 bool
 	// Graphs says that a step's operations are launched as CUDA graphs, which take memory of
 	// the device.
 	Graphs bool
@@ -173,6 +175,9 @@ func (c *cpuPlatform) Start(s Setup) (err error) {
 		c.opt.Checker = cpu.NewChecker()
 	}
 	c.lib = kernelscpu.New(s.Pool)
+	if c.o.PortableBF16 {
+		c.lib = kernelscpu.NewPortable(s.Pool)
+	}
 	c.setup = s
 	if err := s.checkCollectives(c.o.World.Size); err != nil {
 		return err

@@ -19,7 +19,7 @@ type MissingDevice = platform.MissingDevice
 // only the device knows: what it has free, and what is outside the arenas.
 func newPlatform(cfg request) (platform.Platform, config.Config, error) {
 	o := platform.Options{Device: cfg.Device, World: job.World(&cfg.Config), Transport: job.Transport(&cfg.Config), Local: job.Place(&cfg.Config), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
-		Timeout: cfg.Timeout, Poison: cfg.poison, CheckWrites: cfg.checkWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, Graphs: cfg.WithoutGraphs() == ""}
+		Timeout: cfg.Timeout, Poison: cfg.poison, CheckWrites: cfg.checkWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, PortableBF16: cfg.PortableBF16(), Graphs: cfg.WithoutGraphs() == ""}
 	var p platform.Platform
 	var err error
 	if strings.EqualFold(cfg.Device, "cuda") {

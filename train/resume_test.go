@@ -125,9 +125,11 @@ func TestResumeTellsOtherArithmetic(t *testing.T) {
 	choice := newestOf(t, c.Checkpoint)
 	var was saving.Record
 	require.NoError(t, json.Unmarshal(choice.Manifest.Run, &was))
-	now := "CPU, bf16 products by " + gemm.Rounding()
+	now := "CPU, bf16 products by " + gemm.Rounding(false)
 	require.Equal(t, now, was.Arithmetic)
-	require.Equal(t, "CPU", saving.Arithmetic("fp16", nil), "widened everywhere")
+	half := c
+	half.Precision = "fp16"
+	require.Equal(t, "CPU", saving.Arithmetic(&half.Config, nil), "widened everywhere")
 }
 
 // Other data, another seed and another order are other samples.

@@ -26,7 +26,7 @@ func (t *Trainer) openSaver(ctx context.Context) (err error) {
 		return nil
 	}
 	t.saver, err = saving.Open(saving.Run{Config: t.cfg.Resolved, Plan: t.plan, Data: t.train, Progress: &t.at, Folders: t.cfg.folders,
-		Arithmetic: saving.Arithmetic(t.cfg.PrecisionName(), t.platform.GPU())})
+		Arithmetic: saving.Arithmetic(&t.cfg.Config, t.platform.GPU())})
 	if err != nil {
 		return err
 	}

@@ -122,6 +122,8 @@ func TestBadInput(t *testing.T) {
 		{"beta of 1", tinyWith("--beta2", "1"), 1, "--beta2 1"},
 		{"dropout of 1", tinyWith("--dropout", "1"), 1, "--dropout 1"},
 		{"dropout of a Llama", tinyWith("--model", testdata+"/llama-tied", "--dropout", "0.1"), 1, "--dropout 0.1"},
+		{"rounding of what is not bf16", tinyWith("--bf16-rounding", "portable"), 1, "--bf16-rounding portable with --precision fp32"},
+		{"rounding on a GPU", tinyWith("--bf16-rounding", "portable", "--precision", "bf16", "--device", "cuda"), 1, "--bf16-rounding portable with --device cuda"},
 		{"unknown optimizer", tinyWith("--optimizer", "adamx"), 1, `--optimizer "adamx"`},
 		{"unknown schedule", tinyWith("--lr-schedule", "exp"), 1, `--lr-schedule "exp"`},
 		{"unknown order", tinyWith("--order", "random"), 1, `--order "random"`},
@@ -195,7 +197,7 @@ var contractFlags = map[string]string{
 	"device-memory": "1GiB", "host-memory": "1GB", "disk": "d:1GiB", "zero": "3", "reproducible": "true",
 	"precision": "fp32", "reduce": "same", "int8": "optimizer", "epilogues": "none", "recompute": "none", "offload": "optimizer=host", "require-pinned": "true", "cuda-graphs": "off",
 	"fit": "true", "global-batch": "8", "checkpoint": "ck", "save-every": "1", "async-save": "auto", "keep": "1", "export": "hf", "resume": "true", "timeout": "60s",
-	"optimizer-dtype": "bf16", "stochastic-rounding": "true", "loss-scale-hysteresis": "1", "metrics": "m.jsonl", "trace": "t.json", "tensorboard": "tb", "metrics-addr": "9090", "collectives": "tree",
+	"bf16-rounding": "portable", "optimizer-dtype": "bf16", "stochastic-rounding": "true", "loss-scale-hysteresis": "1", "metrics": "m.jsonl", "trace": "t.json", "tensorboard": "tb", "metrics-addr": "9090", "collectives": "tree",
 }
 
 func newFlags() (*pflag.FlagSet, *spillway.Config, *options.Later) {

@@ -102,12 +102,7 @@ func bindLinearAct(b *binding) func() error {
 	e := &activateSums{act: acts[a.Act], as: b.asIn(0), pre: out[uint16](b, 1), y: out[uint16](b, 0)}
 	e.sums = take[float32](&work, int64(len(e.y)))
 	_, e.n = b.outShape(0)
-	k, err := gemm.New(s)
-	if err != nil {
-		b.failf("%w", err)
-		return nil
-	}
-	k.Epilogue = e
+	k := b.matmul(s, e)
 	x, w, bias, pool := in[uint16](b, 0), in[uint16](b, 1), in[uint16](b, 2), b.pool
 	return func() error { return k.RunHalf(pool, x, w, gemm.Bytes(e.sums), bias, work) }
 }
@@ -212,14 +207,21 @@ func bindLinearGrad16(b *binding, s gemm.Spec) func() error {
 	return b.product16(s, nil, first, second, gemm.Bytes(out[uint16](b, 0)), nil)
 }
 
-// product16 is product of 16-bit operands; c has the type that s says.
-func (b *binding) product16(s gemm.Spec, e gemm.Epilogue, a, w []uint16, c []byte, bias []uint16) func() error {
+// matmul is a product of that shape; of no meaning once the binding has an error.
+func (b *binding) matmul(s gemm.Spec, e gemm.Epilogue) *gemm.Product {
+	s.Portable = b.portable
 	k, err := gemm.New(s)
 	if err != nil {
 		b.failf("%w", err)
 		return nil
 	}
 	k.Epilogue = e
+	return k
+}
+
+// product16 is product of 16-bit operands; c has the type that s says.
+func (b *binding) product16(s gemm.Spec, e gemm.Epilogue, a, w []uint16, c []byte, bias []uint16) func() error {
+	k := b.matmul(s, e)
 	work := b.work(workspace(b.Program, b.Op))
 	pool := b.pool
 	return func() error { return k.RunHalf(pool, a, w, c, bias, work) }
@@ -227,12 +229,7 @@ func (b *binding) product16(s gemm.Spec, e gemm.Epilogue, a, w []uint16, c []byt
 
 // product prepares C = A·B with the operation's whole workspace.
 func (b *binding) product(s gemm.Spec, e gemm.Epilogue, a, w, c, bias []float32) func() error {
-	k, err := gemm.New(s)
-	if err != nil {
-		b.failf("%w", err)
-		return nil
-	}
-	k.Epilogue = e
+	k := b.matmul(s, e)
 	work := b.work(workspace(b.Program, b.Op))
 	pool := b.pool
 	return func() error { return k.Run(pool, a, w, c, bias, work) }

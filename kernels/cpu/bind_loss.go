@@ -214,15 +214,9 @@ func bindHeadLoss(b *binding) func() error {
 			chunk.loss.LowAs, chunk.logits = b.asIn(0), matrix{f32: chunk.loss.Logits}
 		}
 		forward, gradX, gradW := headSpecs(m, c, v, t, dwType, r0 > 0 || accumulates)
-		var err [3]error
-		chunk.forward, err[0] = gemm.New(forward)
-		chunk.gradX, err[1] = gemm.New(gradX)
-		chunk.gradW, err[2] = gemm.New(gradW)
-		for _, e := range err {
-			if e != nil {
-				b.failf("%w", e)
-				return nil
-			}
+		chunk.forward, chunk.gradX, chunk.gradW = b.matmul(forward, nil), b.matmul(gradX, nil), b.matmul(gradW, nil)
+		if b.err != nil {
+			return nil
 		}
 		h.chunks = append(h.chunks, chunk)
 	}

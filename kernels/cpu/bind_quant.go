@@ -60,12 +60,7 @@ func int8Workspace(s gemm.Spec) int64 {
 // int8Product is product16 with both factors quantised first: a by rows, w by columns
 // of the product.
 func (b *binding) int8Product(s gemm.Spec, e gemm.Epilogue, a, w []uint16, c []byte, bias []uint16) func() error {
-	k, err := gemm.New(s)
-	if err != nil {
-		b.failf("%w", err)
-		return nil
-	}
-	k.Epilogue = e
+	k := b.matmul(s, e)
 	work := slab(b.work(workspace(b.Program, b.Op)))
 	if b.err != nil {
 		return nil

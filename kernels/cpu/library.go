@@ -17,11 +17,18 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-type library struct{ pool *pool.Pool }
+type library struct {
+	pool     *pool.Pool
+	portable bool
+}
 
 // New returns the kernels of the CPU device. All of them compute on p's
 // threads; results do not depend on how many there are.
 func New(p *pool.Pool) kernels.Library { return &library{pool: p} }
+
+// NewPortable is New with bf16 products that have the same bits on every CPU
+// (gemm.Spec.Portable).
+func NewPortable(p *pool.Pool) kernels.Library { return &library{pool: p, portable: true} }
 
 // binder prepares an operation: it returns what executes it. The result is of
 // no meaning once the binding has an error.
@@ -65,7 +72,7 @@ func (l *library) Bind(kb kernels.Binding) (device.Kernel, error) {
 	if err := graph.Check(kb.Program, kb.Op); err != nil {
 		return nil, fmt.Errorf("cpu: bind: %w", err)
 	}
-	b := &binding{Binding: kb, pool: l.pool}
+	b := &binding{Binding: kb, pool: l.pool, portable: l.portable}
 	k := &kernel{label: kb.Op.Name}
 	b.places()
 	if kb.Op.Skip != graph.NoBuf {

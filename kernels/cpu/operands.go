@@ -18,9 +18,10 @@ import (
 // slices are then empty, and nothing may be computed with them.
 type binding struct {
 	kernels.Binding
-	pool    *pool.Pool
-	err     error
-	touches []device.Ptr
+	pool     *pool.Pool
+	portable bool // see NewPortable
+	err      error
+	touches  []device.Ptr
 }
 
 func (b *binding) failf(format string, args ...any) {

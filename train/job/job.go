@@ -211,7 +211,7 @@ type Assignment struct {
 // Hello is what this process says of itself.
 func (j *Job) Hello() run.Hello {
 	host, _ := os.Hostname()
-	h := run.Hello{Rank: j.Process, Host: host, Build: buildID(), Rounding: gemm.Rounding(), Terms: j.Terms, LocalRanks: j.Locals, LocalRank: j.Local, Memory: hostmem.Machine()}
+	h := run.Hello{Rank: j.Process, Host: host, Build: buildID(), Rounding: gemm.Rounding(false), Terms: j.Terms, LocalRanks: j.Locals, LocalRank: j.Local, Memory: hostmem.Machine()}
 	if j.Refused != nil {
 		h.Refused = j.Refused.Error()
 	}

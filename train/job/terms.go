@@ -114,8 +114,8 @@ func (j *Job) alike(c *config.Config, all []run.Hello) error {
 		case diff != "":
 			j.differ = true
 			return fmt.Errorf("the processes of a job must be alike: %s", diff)
-		case h.Rounding != all[0].Rounding && strings.EqualFold(c.PrecisionName(), "bf16"):
-			c.Warnf("rank %d (host %s) rounds sums of bf16 products by %s, rank %d (host %s) by %s: the last bits depend on which rank has which CPU", h.Rank, h.Host, h.Rounding, all[0].Rank, all[0].Host, all[0].Rounding)
+		case h.Rounding != all[0].Rounding && strings.EqualFold(c.PrecisionName(), "bf16") && !c.PortableBF16():
+			c.Warnf("rank %d (host %s) rounds sums of bf16 products by %s, rank %d (host %s) by %s: the last bits depend on which rank has which CPU; with Config.BF16Rounding portable they would not", h.Rank, h.Host, h.Rounding, all[0].Rank, all[0].Host, all[0].Rounding)
 		}
 	}
 	return nil

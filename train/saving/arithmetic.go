@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
@@ -14,25 +15,38 @@ import (
 // Arithmetic names what decides the last bits of a step beside the settings: on the CPU
 // the instructions of bf16 products, since all else there has the same bits at every
 // SIMD level; on a GPU its kind, by which cuBLASLt chooses the order of sums.
-func Arithmetic(precision string, gpu *gpus.GPU) string {
+func Arithmetic(c *config.Config, gpu *gpus.GPU) string {
 	switch {
 	case gpu != nil:
 		return "CUDA on " + gpu.Product
-	case strings.EqualFold(precision, "bf16"):
-		return "CPU, bf16 products by " + gemm.Rounding()
+	case strings.EqualFold(c.PrecisionName(), "bf16"):
+		return bf16Products + gemm.Rounding(c.PortableBF16())
 	}
 	return "CPU"
 }
 
+// bf16Products is how Arithmetic begins for them; the rule of rounding follows.
+const bf16Products = "CPU, bf16 products by "
+
 // otherArithmetic is the line about a checkpoint whose run goes on with other last bits
 // than it would have had on the machine that wrote it; "" where it doesn't, or where
-// that can't be known. A change of Config.Precision is told as one.
-func otherArithmetic(name string, was Record, now, precision string) string {
-	if was.Arithmetic == "" || was.Arithmetic == now || was.Settings["precision"] != precision {
-		return ""
+// that can't be known. Another rule for bf16 products is refused unless
+// Config.AcceptChanges. A change of Config.Precision is told as one.
+func otherArithmetic(name string, was Record, now string, c *config.Config) (string, error) {
+	if was.Arithmetic == "" || was.Arithmetic == now || was.Settings["precision"] != strings.ToLower(c.PrecisionName()) {
+		return "", nil
+	}
+	before, wasBF16 := strings.CutPrefix(was.Arithmetic, bf16Products)
+	if after, isBF16 := strings.CutPrefix(now, bf16Products); wasBF16 && isBF16 && !c.AcceptChanges {
+		remedy := "go on on such a CPU"
+		if before == gemm.Rounding(true) {
+			remedy = "give Config.BF16Rounding portable, which is that rule on every CPU"
+		}
+		return "", config.RefuseField("AcceptChanges", "resume: %s was made by a run whose sums of bf16 products round by %.80s, and here they would by %s: %s, or give Config.AcceptChanges to go on with other last bits",
+			name, before, after, remedy)
 	}
 	return fmt.Sprintf("%s was computed on another kind of machine (%.80q; this one: %q): from here on losses may differ in their last bits from those of a run that stayed there",
-		name, was.Arithmetic, now)
+		name, was.Arithmetic, now), nil
 }
 
 // ComputedInFP32 is the line of generate and eval, which compute in fp32, about weights, of a

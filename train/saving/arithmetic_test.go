@@ -4,18 +4,46 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/config"
 )
 
-// A run that goes on where products round otherwise says so; a change of precision is told
-// as that.
+// A run that goes on where products round by another rule is refused, or says so; a change
+// of precision is told as that.
 func TestOtherArithmeticIsTold(t *testing.T) {
-	now := "CPU, bf16 products by this"
+	c := config.Default()
+	c.Precision = "BF16"
+	now := bf16Products + "this"
 	was := Record{Arithmetic: now, Settings: map[string]string{"precision": "bf16"}}
-	require.Empty(t, otherArithmetic("a", was, now, "bf16"))
-	was.Arithmetic = "CPU, bf16 products by another"
-	require.Equal(t, "a was computed on another kind of machine (\"CPU, bf16 products by another\"; this one: \""+now+
-		"\"): from here on losses may differ in their last bits from those of a run that stayed there", otherArithmetic("a", was, now, "bf16"))
-	require.Empty(t, otherArithmetic("a", was, "CPU", "fp32"))
-	was.Arithmetic = ""
-	require.Empty(t, otherArithmetic("a", was, now, "bf16"), "an older checkpoint")
+	told := func(now string) string {
+		line, err := otherArithmetic("a", was, now, &c)
+		require.NoError(t, err)
+		return line
+	}
+	require.Empty(t, told(now))
+	was.Arithmetic = bf16Products + "AMX"
+	_, err := otherArithmetic("a", was, now, &c)
+	require.EqualError(t, err, "resume: a was made by a run whose sums of bf16 products round by AMX, and here they would by this: go on on such a CPU, or give Config.AcceptChanges to go on with other last bits")
+	was.Arithmetic = bf16Products + "float32"
+	_, err = otherArithmetic("a", was, now, &c)
+	require.ErrorContains(t, err, "give Config.BF16Rounding portable, which is that rule on every CPU, or give Config.AcceptChanges")
+	c.AcceptChanges = true
+	require.Equal(t, "a was computed on another kind of machine (\"CPU, bf16 products by float32\"; this one: \""+now+
+		"\"): from here on losses may differ in their last bits from those of a run that stayed there", told(now))
+	c.AcceptChanges = false
+	require.Contains(t, told("CUDA on a card"), "another kind of machine")
+	c.Precision = "fp32"
+	require.Empty(t, told("CPU"))
+	c.Precision, was.Arithmetic = "bf16", ""
+	require.Empty(t, told(now), "an older checkpoint")
+}
+
+// The portable rule is one on every CPU, and part of what ranks and checkpoints compare.
+func TestPortableArithmetic(t *testing.T) {
+	c := config.Default()
+	c.Precision, c.BF16Rounding = "bf16", "portable"
+	require.Equal(t, bf16Products+"float32", Arithmetic(&c, nil))
+	require.Equal(t, "portable", Settings(&c)["bf16-rounding"])
+	c.BF16Rounding = "native"
+	require.NotContains(t, Settings(&c), "bf16-rounding")
 }

@@ -76,6 +76,9 @@ func Settings(c *config.Config) map[string]string {
 	if c.Nesterov {
 		s["nesterov"] = "true"
 	}
+	if c.PortableBF16() {
+		s["bf16-rounding"] = "portable"
+	}
 	if c.Reduce32() {
 		s["reduce"] = "fp32"
 	}
@@ -126,7 +129,7 @@ var settingFields = map[string]string{
 	"loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR", "lr-base-batch": "LRBaseBatch",
 	"lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "nesterov": "Nesterov", "on-nonfinite": "OnNonFinite",
 	"optimizer-dtype": "OptimizerDType", "order": "Order", "precision": "Precision", "ranks": "Ranks",
-	"reduce": "Reduce", "reproducible": "Reproducible", "seed": "Seed", "seq": "Seq", "shard-size": "ShardSize",
+	"reduce": "Reduce", "bf16-rounding": "BF16Rounding", "reproducible": "Reproducible", "seed": "Seed", "seq": "Seq", "shard-size": "ShardSize",
 	"steps": "Steps", "tokenizer": "Tokenizer", "trust": "Trust", "warmup": "Warmup",
 	"weight-decay": "WeightDecay",
 }
@@ -237,10 +240,11 @@ func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 	for _, line := range lines {
 		s.note("changed since %s: %s", c.Name, line)
 	}
-	if line := otherArithmetic(c.Name, was, s.arithmetic, Settings(&s.cfg.Config)["precision"]); line != "" {
+	line, err := otherArithmetic(c.Name, was, s.arithmetic, &s.cfg.Config)
+	if line != "" {
 		s.note("%s", line)
 	}
-	return nil
+	return err
 }
 
 // refuseLoop refuses settings whose attempt from here became non-finite before: it

@@ -24,7 +24,7 @@
 // are widened: their product is that of float32, with the same bits. Dot-product
 // instructions for bf16 (AVX-512's and AMX's) round as they do, and make
 // subnormals zero: their result depends on K alone too, but not the same on
-// every CPU. A 16-bit output is rounded once, from the float32 sum. Products of
+// every CPU; Spec.Portable does without them. A 16-bit output is rounded once, from the float32 sum. Products of
 // bytes are exact in int32, modulo 2^32.
 //
 // # How it is computed

@@ -141,10 +141,15 @@ func allKernels(in Type, l level.Level) (all [3]kernels, n int) {
 	return all, n + 1
 }
 
-// bestKernels returns the set that products of a type use at a level.
-func bestKernels(in Type, l level.Level) kernels {
-	all, _ := allKernels(in, l)
-	return all[0]
+// bestKernels returns the set that products of a type use at a level; see Spec.Portable.
+func bestKernels(in Type, portable bool, l level.Level) kernels {
+	all, n := allKernels(in, l)
+	for _, k := range all[:n] {
+		if !portable || in != BF16 || k.form == formWide {
+			return k
+		}
+	}
+	panic("gemm: no kernel widens bf16")
 }
 
 // transpose writes word k of source row r to lane r of the row dst+k·ds, for

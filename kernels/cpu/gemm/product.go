@@ -60,7 +60,7 @@ func (p *Product) Reset(s Spec) error {
 	if err := s.Validate(); err != nil {
 		return err
 	}
-	p.reset(s, bestKernels(s.In, level.Current()))
+	p.reset(s, bestKernels(s.In, s.Portable, level.Current()))
 	return nil
 }
 

@@ -33,7 +33,7 @@ var (
 func newAt(t testing.TB, s Spec, l level.Level) *Product {
 	p := new(Product)
 	require.NoError(t, s.Validate())
-	p.reset(s, bestKernels(s.In, l))
+	p.reset(s, bestKernels(s.In, false, l))
 	return p
 }
 

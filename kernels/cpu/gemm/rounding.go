@@ -2,11 +2,12 @@ package gemm
 
 import "github.com/spillway-ml/spillway/kernels/cpu/level"
 
-// Rounding names how sums of bf16 products round at the current level on this CPU. Two
-// machines of one name compute the same bits; of two names, they differ in the last
-// bits of float32 sums. Products of other types have the same bits everywhere.
-func Rounding() string {
-	switch k := bestKernels(BF16, level.Current()); k.form {
+// Rounding names how sums of bf16 products round at the current level on this CPU, or,
+// portable, those of Spec.Portable. Two machines of one name compute the same bits; of two
+// names, they differ in the last bits of float32 sums. Products of other types have the same
+// bits everywhere.
+func Rounding(portable bool) string {
+	switch k := bestKernels(BF16, portable, level.Current()); k.form {
 	case formTiles:
 		return "AMX"
 	case formBF16:

@@ -31,6 +31,10 @@ type Spec struct {
 	// output, int8 inputs have I32; S8 also BF16 or F16, whose elements are scaled
 	// (Product.RunScaled).
 	In, Out Type
+
+	// Portable widens bf16 inputs on every CPU, as where it has no instructions for them:
+	// then their products have the same bits everywhere too.
+	Portable bool
 }
 
 // scaled says that the int32 sums become 16-bit elements by scales.
@@ -40,7 +44,7 @@ func (s *Spec) scaled() bool { return s.In == S8 && s.Out != I32 }
 // use, bit for bit: of f32 and f16 always, of bf16 where no instruction for it is
 // used.
 func Widened(in Type) bool {
-	k := bestKernels(in, level.Current())
+	k := bestKernels(in, false, level.Current())
 	return k.form == formF32 || k.form == formWide
 }
 

@@ -260,3 +260,16 @@ func TestRegistersSurviveSignals(t *testing.T) {
 		}
 	}
 }
+
+// A portable product of bf16 widens at every level, also where the CPU multiplies bf16.
+func TestPortableProductsWiden(t *testing.T) {
+	for _, l := range levels() {
+		k := bestKernels(BF16, true, l)
+		require.Equal(t, formWide, k.form, "%v", l)
+		k = bestKernels(F32, true, l)
+		require.Equal(t, formF32, k.form, "%v", l)
+		k, whatever := bestKernels(S8, true, l), bestKernels(S8, false, l)
+		require.Equal(t, whatever, k, "%v", l)
+	}
+	require.Equal(t, "float32", Rounding(true))
+}

@@ -33,7 +33,7 @@ var flagGroups = []flagGroup{
 	{"Data", []string{"data-glob", "template", "loss-on", "long", "order", "eval-data", "eval-split", "eval-every", "eval-steps"}},
 	{"Optimizer", []string{"optimizer", "lr-schedule", "warmup", "min-lr", "lr-scale", "lr-base-batch", "weight-decay", "beta1", "nesterov", "beta2", "eps", "clip", "accum", "global-batch", "rank-shares", "accum-order", "dropout", "freeze", "lora", "seed", "on-nonfinite", "trust", "adapt-all"}},
 	{"Memory", []string{"host-memory", "node-memory", "disk", "recompute", "offload", "prefetch", "disk-cache", "frozen-cache", "require-pinned", "allow"}},
-	{"Precision and sums", []string{"precision", "base", "reduce", "int8", "epilogues", "loss-scale", "loss-scale-hysteresis", "stochastic-rounding", "optimizer-dtype", "reproducible"}},
+	{"Precision and sums", []string{"precision", "bf16-rounding", "base", "reduce", "int8", "epilogues", "loss-scale", "loss-scale-hysteresis", "stochastic-rounding", "optimizer-dtype", "reproducible"}},
 	{"Ranks and devices", []string{"device", "cuda-graphs", "threads", "ranks-per-process", "shard-size", "transport", "collectives", "timeout", "min-ranks"}},
 	{"Checkpoints and files", []string{"save-every", "async-save", "keep", "export", "merge", "format", "accept-changes", "trace", "tensorboard", "metrics-addr", "config", "html", "svg", "dump"}},
 }

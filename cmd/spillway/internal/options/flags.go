@@ -278,6 +278,7 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	fs.IntVar(&c.Zero, "zero", d.Zero, "ZeRO stage: 0, 1, 2 or 3")
 	fs.BoolVar(&c.Reproducible, "reproducible", false, "the same bits at every stage and, of the same --batch and global batch, at every number of ranks: sums go over the micro-batches of a step from left to right")
 	fs.StringVar(&c.Precision, "precision", d.Precision, "fp32, bf16 or fp16")
+	fs.StringVar(&c.BF16Rounding, "bf16-rounding", d.BF16Rounding, "rule by which sums of bf16 products round on the CPU: native, that of its instructions for them, or portable, the same bits on every CPU")
 	fs.StringVar(&c.LossScale, "loss-scale", d.LossScale, "of --precision fp16: dynamic, or a number that stays")
 	fs.IntVar(&c.LossScaleHysteresis, "loss-scale-hysteresis", 1, "overflows in a row that halve a dynamic loss scale")
 	fs.StringVar(&c.Reduce, "reduce", d.Reduce, "dtype of gradients on the way: same or fp32")
