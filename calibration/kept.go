@@ -36,6 +36,8 @@ type keptMachine struct {
 	MemoryBandwidth float64 `json:"memory_bytes_per_second"`
 	// Links is what collectives took, by transport and ranks.
 	Links []keptLinks `json:"links,omitempty"`
+	// Peaks are the rates of products, by threads.
+	Peaks map[int]Peak `json:"peaks,omitempty"`
 }
 
 // calibrationFile is calibration.json: what was measured, by machine.

@@ -22,6 +22,10 @@ type MetricsWriter struct {
 	plain bool  // a regular file: lines have a place in it
 	end   int64 // of the last whole line
 	ahead int   // the last step of the lines that were dropped
+
+	// Peak is the most FLOP/s of this process's devices, which ModelFlops are a share of;
+	// 0: not known.
+	Peak float64
 }
 
 // Dropped is the newest step of another attempt's lines, which OpenMetrics removed: how
@@ -145,18 +149,34 @@ type stepLine struct {
 	DiskRead      int64           `json:"disk_read_bytes"`
 	DiskWritten   int64           `json:"disk_written_bytes"`
 	Cached        bool            `json:"frozen_cached,omitempty"`
+	DataWait      json.RawMessage `json:"data_wait_s"`
+	FlopsShare    json.RawMessage `json:"model_flops_share"`
+	Hidden        json.RawMessage `json:"comm_hidden_share,omitempty"`
+	CommSeconds   json.RawMessage `json:"comm_seconds,omitempty"`
 }
 
 // Step writes a step's line, and its evaluation's where it has one.
 func (m *MetricsWriter) Step(r StepResult) error {
-	err := m.line(stepLine{
+	line := stepLine{
 		Step: r.Step, Loss: number(float64(r.Loss), 32), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64), LossScale: number(r.LossScale, 64),
 		Skipped: r.Skipped, SkippedAll: r.SkippedAll, Seconds: number(r.Seconds, 64), TokensPerS: number(r.TokensPerS, 64),
 		DevicePeak: r.Peak[graph.Device], DevicePlanned: r.Planned[graph.Device],
 		HostPeak: r.Peak[graph.Host], HostPlanned: r.Planned[graph.Host],
 		DiskPeak: r.Peak[graph.Disk], DiskPlanned: r.Planned[graph.Disk],
 		CommBytes: r.CommBytes, DiskRead: r.DiskRead, DiskWritten: r.DiskWritten, Cached: r.Cached,
-	})
+		DataWait: number(r.DataWait, 64), FlopsShare: json.RawMessage("null"),
+	}
+	if m.Peak > 0 {
+		line.FlopsShare = number(r.ModelFlops/r.Seconds/m.Peak, 64)
+	}
+	if r.Comm != nil {
+		sum := 0.0
+		for _, c := range r.Comm {
+			sum += c.Seconds
+		}
+		line.CommSeconds, line.Hidden = number(sum/float64(len(r.Peak[graph.Device])), 64), number(r.Overlap, 64)
+	}
+	err := m.line(line)
 	if err != nil || r.Eval == nil {
 		return err
 	}

@@ -4,13 +4,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
-
-	"math"
+	"time"
 
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -160,6 +161,19 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	return h
 }
 
+// modelFlops are the FLOPs of the products of this process's ranks in a form of the step.
+func (t *Trainer) modelFlops(section string) float64 {
+	n, known := t.flops[section]
+	if !known {
+		n = cost.ModelFlops(t.plan.Program, section) * float64(len(t.micro))
+		if t.flops == nil {
+			t.flops = map[string]float64{}
+		}
+		t.flops[section] = n
+	}
+	return n
+}
+
 // microsOfPhase is how many micro-batches one run of a phase of the step goes through.
 func microsOfPhase(p *graph.Program) int {
 	sec := p.SectionOf(graph.SectionStep, graph.FormWhole)
@@ -184,7 +198,10 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 		}
 		at.Inputs = append(at.Inputs, v)
 	}
-	if err := b.fill(step, micro, r.Index, at); err != nil {
+	began := time.Now()
+	err := b.fill(step, micro, r.Index, at)
+	t.read[r.Slot] += time.Since(began)
+	if err != nil {
 		return err
 	}
 	var key [graph.NumKey]int64

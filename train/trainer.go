@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -46,7 +47,9 @@ type Trainer struct {
 	platform platform.Platform
 	pool     *pool.Pool
 	ranks    *run.Ranks
-	micro    []*data.Micro // by slot of the rank in this process: the micro-batch at hand, but for its floats
+	micro    []*data.Micro      // by slot of the rank in this process: the micro-batch at hand, but for its floats
+	read     []time.Duration    // likewise: how long it read samples in this step
+	flops    map[string]float64 // of the ranks' products, by the form of the step
 	states   *run.States
 	disk     *store.Folder  // nil: none
 	saver    *saving.Saver  // open for this run; nil: no checkpoints
@@ -113,7 +116,12 @@ type StepResult struct {
 	// their time during which the rank computed: with Config.Measure, else nil and NaN.
 	Comm    []CommUse
 	Overlap float64
-	Eval    *EvalResult // set where the step was followed by an evaluation
+	// DataWait is how long a rank of this process, the slowest, read samples, in s, and
+	// ModelFlops the multiply-adds of its ranks' products, 2 each: forward and backward,
+	// without what is computed again.
+	DataWait   float64
+	ModelFlops float64
+	Eval       *EvalResult // set where the step was followed by an evaluation
 }
 
 // CommUse is what a kind of collective took in a step, summed over ranks.
@@ -299,6 +307,7 @@ func (t *Trainer) openAll(ctx context.Context) error {
 	shape.Inputs = nil // they are written to their ports
 	for range t.ranks.Len() {
 		t.micro = append(t.micro, shape.NewMicro(cfg.Batch))
+		t.read = append(t.read, 0)
 	}
 	t.states = t.ranks.States()
 	if t.saver == nil {
@@ -342,6 +351,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	sent, moved, used := t.ranks.CommSent(), t.diskTraffic(), t.ranks.Usage()
 	at := stepAt{index: s, hyper: hyper, leaving: leaving{asked: ctx.Err}}
 	at.section, at.cached = t.stepForm(s)
+	clear(t.read)
 	err = t.runStep(&at)
 	if err != nil {
 		t.fatal = err // names the rank and the step already
@@ -380,6 +390,8 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Cached = at.cached
 	res.tellComm(t.cfg.Measure, t.ranks.Usage().Sub(used))
+	res.DataWait = slices.Max(t.read).Seconds()
+	res.ModelFlops = t.modelFlops(at.section)
 	if !skipped {
 		t.confirm()
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"os"
 	"path/filepath"
-	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -12,53 +11,6 @@ import (
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
-
-// benched is the tiny run as bench zero takes it: without a stage.
-func benched(args ...string) []string {
-	return append([]string{"bench", "zero", "--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--batch", "1", "--steps", "1"}, args...)
-}
-
-func TestBenchZeroRefusesWhatItWouldIgnore(t *testing.T) {
-	for _, flag := range []string{"--zero=3", "--fit", "--metrics=m.jsonl", "--checkpoint=c", "--resume", "--save-every=1", "--keep=2"} {
-		got := command(benched(flag)...)
-		name, _, _ := strings.Cut(flag, "=")
-		require.Equal(t, cli.ExitBadInput, got.status, flag)
-		require.Contains(t, got.stderr, "spillway: "+name+": bench zero runs every stage")
-		require.Contains(t, got.stderr, "leave it out")
-		require.NotContains(t, got.stderr, "give --fit")
-	}
-	got := command(benched("--config", writeFile(t, "c.yaml", "keep: 2\n"))...)
-	require.Equal(t, cli.ExitBadInput, got.status)
-	require.Contains(t, got.stderr, "--keep: bench zero runs every stage")
-}
-
-func TestBenchZeroTellsTheRowsItRan(t *testing.T) {
-	got := command(benched()...)
-	require.Zero(t, got.status, got.stderr)
-	require.NotContains(t, got.stdout, "× 0 tokens")
-	require.Regexp(t, `micro-batch 1 × [1-9][0-9]* tokens`, got.stdout)
-}
-
-// The chart has a bar a stage that says what the table says, and a name that is
-// no SVG's is refused before anything runs.
-func TestBenchZeroDrawsTheStages(t *testing.T) {
-	got := command(benched("--svg", filepath.Join(t.TempDir(), "chart.png"))...)
-	require.Equal(t, cli.ExitBadInput, got.status)
-	require.Contains(t, got.stderr, "give a name that ends in .svg")
-	require.NotContains(t, got.stderr, "stage 0")
-
-	path := filepath.Join(t.TempDir(), "new", "chart.svg")
-	got = command(benched("--svg", path)...)
-	require.Zero(t, got.status, got.stderr)
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
-	planned := regexp.MustCompile(`(?m)^ +([0-3])  +([0-9.]+ [KM]iB) `).FindAllStringSubmatch(got.stdout, -1)
-	require.Len(t, planned, 4, got.stdout)
-	for _, row := range planned {
-		require.Contains(t, string(text), ">ZeRO-"+row[1]+"<")
-		require.Contains(t, string(text), ">"+row[2]+"<")
-	}
-}
 
 // What can't be meant is refused in one line that says what would be right.
 func TestOneLineRefusals(t *testing.T) {

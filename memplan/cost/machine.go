@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"math/bits"
+	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -143,12 +144,12 @@ func (m *Machine) Op(p *graph.Program, op *graph.Op) Work {
 
 func (m *Machine) roofline(p *graph.Program, op *graph.Op) float64 {
 	flops, bytes := graph.Cost(p, op)
-	switch op.Kind {
-	case graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:
+	switch {
+	case slices.Contains(collectives, op.Kind):
 		return m.collective(p, op)
-	case graph.Copy:
+	case op.Kind == graph.Copy:
 		return m.copy(p, op)
-	case graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad:
+	case slices.Contains(products, op.Kind):
 		rate := m.matrixRate(p.Buf(op.In[0]).DType)
 		if a, ok := op.Attr.(graph.LinearAttr); ok && a.Int8 {
 			rate = max(rate, m.matrixRate(graph.I8))
@@ -156,7 +157,7 @@ func (m *Machine) roofline(p *graph.Program, op *graph.Op) float64 {
 		}
 		rate *= share(m.MatrixShare)
 		return m.Launch + max(float64(flops)/rate, m.traffic(op, bytes))
-	case graph.Attention, graph.AttentionGrad, graph.AttentionCached:
+	case slices.Contains(attention, op.Kind):
 		rate := m.matrixRate(p.Buf(op.In[0]).DType) * share(m.AttentionShare)
 		return m.Launch + max(float64(flops)/rate, m.traffic(op, bytes))
 	}

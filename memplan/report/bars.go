@@ -3,147 +3,204 @@ package report
 import (
 	"encoding/xml"
 	"fmt"
+	"html/template"
 	"io"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Bars is a chart of memory by class: a bar for each configuration, stacked in
-// the order of the classes, with the colours of the timelines.
+// Bars is a chart that compares configurations: a bar for each, made of parts, which lie
+// one behind the other. It is narrow enough for a telephone, and scales.
 type Bars struct {
-	Title string
-	Note  string // a line below the chart; "" for none
-	Bars  []Bar
-	// Capacity is a cap to draw in bytes; 0, or one of more than three times the
-	// highest bar: none.
-	Capacity int64
+	Title  string
+	Note   string // below the chart; "" for none
+	Series []Series
+	Bars   []Bar
+	// Mark says what the bars' marks are; "": they have none.
+	Mark string
+	// Text writes a value; nil: as bytes.
+	Text func(float64) string
 }
 
-// Bar is a configuration's bytes by class. What they sum to is written above.
+// Series is a part that bars have, in the order in which they lie.
+type Series struct{ Name, Colour string }
+
+// Bar is a configuration's values by series, and the value at its mark; 0: no mark.
 type Bar struct {
-	Name  string
-	Bytes [graph.NumClasses]int64
+	Name   string
+	Values []float64
+	Mark   float64
 }
 
-func (b *Bar) total() (n int64) {
-	for _, v := range b.Bytes {
-		n += v
+// Classes are the series of memory by class, with the colours of the timelines.
+func Classes() (list []Series) {
+	for class := range graph.NumClasses {
+		list = append(list, Series{class.String(), colours[class]})
 	}
-	return n
+	return list
 }
 
-// The chart's coordinates: the legend has a column of its own, right of the
-// plot, so that it covers no bar however high.
+// MemoryBar is a bar of memory by class. A cap is its mark, unless it is so far away
+// that the bar would be hard to see.
+func MemoryBar(name string, classes [graph.NumClasses]int64, capacity int64) Bar {
+	b := Bar{Name: name}
+	for _, v := range classes {
+		b.Values = append(b.Values, float64(v))
+	}
+	if c := float64(capacity); c < 3*b.total() {
+		b.Mark = c
+	}
+	return b
+}
+
+func (b *Bar) total() (sum float64) {
+	for _, v := range b.Values {
+		sum += v
+	}
+	return sum
+}
+
+// The chart's coordinates. A bar has a line of text above it, its name and its sum.
 const (
-	barsW, barsH                             = 840, 460
-	barsLeft, barsRight, barsTop, barsBottom = 84, 170, 52, 58
-	barsPlotW, barsPlotH                     = barsW - barsLeft - barsRight, barsH - barsTop - barsBottom
-	legendX                                  = barsLeft + barsPlotW + 24
-	widestBar                                = 96
+	barsW                   = 360
+	barsTop, barsPitch      = 34, 36
+	barHeight               = 14
+	legendColumns           = 3
+	legendPitch             = 18
+	nameColumns, noteColums = 38, 62
 )
+
+// styleOfFile has the colours of a file of its own, by the reader's scheme; a page has them
+// by itself.
+const styleOfFile = `<style>svg{background:#fff}text{fill:#1b1f24}.soft{fill:#57606a}.rest{fill:#d0d7de}.mark{stroke:#1b1f24}@media(prefers-color-scheme:dark){svg{background:#0d1117}text{fill:#e6edf3}.soft{fill:#9198a1}.rest{fill:#3d444d}.mark{stroke:#e6edf3}}</style>`
 
 // SVG writes the chart as a file of its own, which loads nothing.
 func (c *Bars) SVG(w io.Writer) error {
 	if len(c.Bars) == 0 {
 		return fmt.Errorf("report: chart: there are no bars to draw")
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-label="%s" font-family="sans-serif" font-size="12" fill="#222">`+"\n",
-		barsW, barsH, barsW, barsH, escaped(c.Title))
-	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="#fff"/>`+"\n", barsW, barsH)
-	fmt.Fprintf(&b, `<text x="%d" y="26" font-size="16">%s</text>`+"\n", barsLeft, escaped(c.Title))
-	limit := c.limit()
-	y := func(v int64) float64 { return barsTop + barsPlotH*(1-float64(v)/float64(limit)) }
-	for v, step := int64(0), gridStep(limit); v <= limit; v += step {
-		fmt.Fprintf(&b, `<line x1="%d" x2="%d" y1="%.1f" y2="%.1f" stroke="#ddd"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`+"\n",
-			barsLeft, barsLeft+barsPlotW, y(v), y(v), barsLeft-8, y(v)+4, bytes(v))
-	}
-	slot := float64(barsPlotW) / float64(len(c.Bars))
-	width := min(slot*0.6, widestBar)
-	for i := range c.Bars {
-		bar := &c.Bars[i]
-		middle := barsLeft + (float64(i)+0.5)*slot
-		sum := int64(0)
-		for class := range graph.NumClasses {
-			if v := bar.Bytes[class]; v > 0 {
-				fmt.Fprintf(&b, `<rect class="bar" x="%.1f" y="%.1f" width="%.1f" height="%.2f" fill="%s"><title>%s, %s: %s</title></rect>`+"\n",
-					middle-width/2, y(sum+v), width, y(sum)-y(sum+v), colours[class], escaped(bar.Name), class, bytes(v))
-				sum += v
-			}
-		}
-		fmt.Fprintf(&b, `<text x="%.1f" y="%.1f" text-anchor="middle">%s</text><text x="%.1f" y="%d" text-anchor="middle">%s</text>`+"\n",
-			middle, y(sum)-6, bytes(sum), middle, barsTop+barsPlotH+20, escaped(bar.Name))
-	}
-	if c.capShown() {
-		fmt.Fprintf(&b, `<line class="cap" x1="%d" x2="%d" y1="%.1f" y2="%.1f" stroke="#b00" stroke-dasharray="6 4"/><text x="%d" y="%.1f" fill="#b00">cap %s</text>`+"\n",
-			barsLeft, barsLeft+barsPlotW, y(c.Capacity), y(c.Capacity), legendX, y(c.Capacity)+4, bytes(c.Capacity))
-	}
-	c.legend(&b)
-	if c.Note != "" {
-		fmt.Fprintf(&b, `<text x="%d" y="%d" fill="#666">%s</text>`+"\n", barsLeft, barsH-12, escaped(c.Note))
-	}
-	b.WriteString("</svg>\n")
-	if _, err := io.WriteString(w, b.String()); err != nil {
+	if _, err := io.WriteString(w, c.draw(true)+"\n"); err != nil {
 		return fmt.Errorf("report: chart: %w", err)
 	}
 	return nil
 }
 
-// legend names the classes that some bar has, from the bottom as they are
-// stacked.
-func (c *Bars) legend(b *strings.Builder) {
-	row := 0
-	for class := range graph.NumClasses {
-		used := false
-		for i := range c.Bars {
-			used = used || c.Bars[i].Bytes[class] > 0
-		}
-		if !used {
-			continue
-		}
-		at := barsTop + barsPlotH - 14 - 20*row
-		fmt.Fprintf(b, `<rect class="legend" x="%d" y="%d" width="14" height="14" fill="%s"/><text x="%d" y="%d">%s</text>`+"\n", legendX, at, colours[class], legendX+20, at+11, class)
-		row++
-	}
-}
+// inline is the chart as a part of a page.
+func (c *Bars) inline() template.HTML { return template.HTML(c.draw(false)) }
 
-func (c *Bars) highest() (n int64) {
+func (c *Bars) draw(file bool) string {
+	var b strings.Builder
+	used, note := c.used(), wrapped(c.Note, noteColums)
+	legend := len(used)
+	if c.Mark != "" {
+		legend++
+	}
+	legendTop := barsTop + barsPitch*len(c.Bars) + 12
+	noteTop := legendTop + (legend+legendColumns-1)/legendColumns*legendPitch + 6
+	height := noteTop + 14*len(note) + 4
+	fmt.Fprintf(&b, `<svg class="bars" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" role="img" aria-label="%s" font-family="sans-serif" font-size="11">`, barsW, height, escaped(c.Title))
+	if file {
+		b.WriteString(styleOfFile)
+	}
+	fmt.Fprintf(&b, `<text x="4" y="18" font-size="13" font-weight="600">%s</text>`, escaped(c.Title))
+	limit := c.limit()
+	x := func(v float64) float64 { return 4 + (barsW-8)*v/limit }
 	for i := range c.Bars {
-		n = max(n, c.Bars[i].total())
-	}
-	return n
-}
-
-func (c *Bars) capShown() bool { return c.Capacity > 0 && c.Capacity < 3*c.highest() }
-
-// limit is the bytes at the top of the plot, with room for a line of text above
-// the highest bar.
-func (c *Bars) limit() int64 {
-	n := max(c.highest(), 1)
-	if c.capShown() {
-		n = max(n, c.Capacity)
-	}
-	return n + n/12 + 1
-}
-
-// gridStep returns what four to ten lines are apart: 1, 2 or 5 times a power of
-// ten in the binary unit of the highest.
-func gridStep(limit int64) int64 {
-	unit := int64(1)
-	for limit/unit >= 4096 {
-		unit *= 1024
-	}
-	for step, k := unit, 0; ; k++ {
-		if limit/step <= 10 {
-			return step
+		bar := &c.Bars[i]
+		y := barsTop + barsPitch*i
+		value := c.text(bar.total())
+		if bar.Mark > 0 {
+			value += fmt.Sprintf(" · %s %s", c.Mark, c.text(bar.Mark))
 		}
-		if k%3 == 1 {
-			step = step / 2 * 5
+		fmt.Fprintf(&b, `<text x="4" y="%d">%s</text><text x="%d" y="%d" text-anchor="end">%s</text>`, y+12, escaped(cut(bar.Name, nameColumns)), barsW-4, y+12, escaped(value))
+		fmt.Fprintf(&b, `<rect x="4" y="%d" width="%d" height="%d" class="rest" opacity="0.35"/>`, y+17, barsW-8, barHeight)
+		sum := 0.0
+		for k, v := range bar.Values {
+			if v > 0 {
+				fmt.Fprintf(&b, `<rect class="bar" x="%.2f" y="%d" width="%.2f" height="%d" fill="%s"><title>%s, %s: %s</title></rect>`,
+					x(sum), y+17, x(sum+v)-x(sum), barHeight, c.Series[k].Colour, escaped(bar.Name), escaped(c.Series[k].Name), escaped(c.text(v)))
+				sum += v
+			}
+		}
+		if bar.Mark > 0 {
+			fmt.Fprintf(&b, `<line class="mark" x1="%.2f" x2="%.2f" y1="%d" y2="%d" stroke-width="2"/>`, x(bar.Mark), x(bar.Mark), y+14, y+20+barHeight)
+		}
+	}
+	for k := range legend {
+		lx, ly := 4+k%legendColumns*(barsW-8)/legendColumns, legendTop+k/legendColumns*legendPitch
+		name := c.Mark
+		if k < len(used) {
+			name = c.Series[used[k]].Name
+			fmt.Fprintf(&b, `<rect class="legend" x="%d" y="%d" width="10" height="10" fill="%s"/>`, lx, ly, c.Series[used[k]].Colour)
 		} else {
-			step *= 2
+			fmt.Fprintf(&b, `<line class="mark" x1="%d" x2="%d" y1="%d" y2="%d" stroke-width="2"/>`, lx+5, lx+5, ly-2, ly+12)
+		}
+		fmt.Fprintf(&b, `<text x="%d" y="%d">%s</text>`, lx+15, ly+9, escaped(name))
+	}
+	for i, line := range note {
+		fmt.Fprintf(&b, `<text x="4" y="%d" font-size="10" class="soft">%s</text>`, noteTop+10+14*i, escaped(line))
+	}
+	b.WriteString("</svg>")
+	return b.String()
+}
+
+func (c *Bars) text(v float64) string {
+	if c.Text == nil {
+		return bytes(int64(v))
+	}
+	return c.Text(v)
+}
+
+// used are the series that some bar has.
+func (c *Bars) used() (list []int) {
+	for k := range c.Series {
+		for i := range c.Bars {
+			if c.Bars[i].Values[k] > 0 {
+				list = append(list, k)
+				break
+			}
 		}
 	}
+	return list
+}
+
+// limit is the value at the right end.
+func (c *Bars) limit() (v float64) {
+	for i := range c.Bars {
+		v = max(v, c.Bars[i].total(), c.Bars[i].Mark)
+	}
+	if v == 0 {
+		return 1
+	}
+	return v
+}
+
+// cut is a text of at most n characters.
+func cut(s string, n int) string {
+	if utf8.RuneCountInString(s) <= n {
+		return s
+	}
+	return string([]rune(s)[:n-1]) + "…"
+}
+
+// wrapped is a text in lines of at most n characters, where its words allow.
+func wrapped(s string, n int) (lines []string) {
+	line := ""
+	for _, word := range strings.Fields(s) {
+		if line != "" && utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > n {
+			lines, line = append(lines, line), ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	if line != "" {
+		lines = append(lines, line)
+	}
+	return lines
 }
 
 func escaped(s string) string {

@@ -71,76 +71,68 @@ func drawn(t require.TestingT, c *Bars) (rects []rectangle, texts []writing) {
 	}
 }
 
-func TestBarsOfAnyMemory(t *testing.T) {
+func TestBarsOfAnyValues(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var c Bars
+		c := Bars{Title: "a <title>", Note: strings.Repeat("a few words ", rapid.IntRange(0, 20).Draw(t, "words")), Series: Classes()}
+		capacity := rapid.Int64Range(0, 1<<50).Draw(t, "cap")
 		for i := range rapid.IntRange(1, 12).Draw(t, "bars") {
-			bar := Bar{Name: fmt.Sprintf("<ZeRO-%d & \"more\">", i)}
-			for class := range bar.Bytes {
-				bar.Bytes[class] = rapid.Int64Range(0, 1<<uint(rapid.IntRange(0, 50).Draw(t, "bits"))).Draw(t, "bytes")
+			var bytes [graph.NumClasses]int64
+			for class := range bytes {
+				bytes[class] = rapid.Int64Range(0, 1<<uint(rapid.IntRange(0, 50).Draw(t, "bits"))).Draw(t, "bytes")
 			}
-			c.Bars = append(c.Bars, bar)
+			c.Bars = append(c.Bars, MemoryBar(fmt.Sprintf("<ZeRO-%d & \"more\">", i), bytes, capacity))
 		}
-		c.Title = "a <title>"
-		c.Capacity = rapid.Int64Range(0, 1<<50).Draw(t, "cap")
+		c.Mark = "cap"
 		rects, texts := drawn(t, &c)
-		heights := map[float64]float64{} // by bar
-		colour := map[string]bool{}
+		widths, colour := map[float64]float64{}, map[string]bool{} // by bar
 		for _, r := range rects {
+			require.GreaterOrEqual(t, r.x, 0.0)
+			require.LessOrEqual(t, r.x+r.width, float64(barsW), "nothing is cut")
 			switch r.class {
 			case "bar":
-				require.GreaterOrEqual(t, r.x, float64(barsLeft))
-				require.LessOrEqual(t, r.x+r.width, float64(barsLeft+barsPlotW), "no bar is cut")
-				require.GreaterOrEqual(t, r.y, float64(barsTop), "no bar is cut")
-				heights[r.x] += r.height
+				widths[r.y] += r.width
 			case "legend":
 				require.False(t, colour[r.fill], "a colour is one class")
 				colour[r.fill] = true
-				require.GreaterOrEqual(t, r.x, float64(barsLeft+barsPlotW), "the legend covers no bar")
-				require.GreaterOrEqual(t, r.y, float64(barsTop))
 			}
 		}
+		wide, names := 0.0, 0
 		for _, r := range rects {
 			require.True(t, r.class != "bar" || colour[r.fill], "every colour of a bar is in the legend")
 		}
+		for _, w := range widths {
+			wide = max(wide, w)
+		}
 		high := 0.0
-		for _, h := range heights {
-			high = max(high, h)
+		for i := range c.Bars {
+			high = max(high, c.Bars[i].total())
 		}
-		if c.highest() > 0 {
-			want := float64(barsPlotH) * float64(c.highest()) / float64(c.limit())
-			require.InDelta(t, want, high, 0.1, "heights are in proportion")
-		}
-		names, grid := 0, 0
-		for _, w := range texts {
+		require.InDelta(t, float64(barsW-8)*high/c.limit(), wide, 0.2, "widths are in proportion")
+		for i, w := range texts {
 			if strings.HasPrefix(w.text, "<ZeRO-") {
 				names++
 			}
-			if w.x == barsLeft-8 {
-				grid++
+			for _, v := range texts[:i] { // the names stand left, the values right
+				require.False(t, w.y == v.y && w.x == v.x, "%v covers %v", w, v)
 			}
-			require.True(t, w.y > 0 && w.y < barsH, "%+v", w)
 		}
 		require.Equal(t, len(c.Bars), names)
-		require.True(t, grid >= 2 && grid <= 11, "%d lines", grid)
 	})
 }
 
 func TestBarsShowEveryClassAndTheCap(t *testing.T) {
-	c := Bars{Title: "memory", Note: "a note", Bars: []Bar{{Name: "one"}}, Capacity: 20 << 20}
-	for class := range c.Bars[0].Bytes {
-		c.Bars[0].Bytes[class] = 1 << 20
+	var classes [graph.NumClasses]int64
+	for class := range classes {
+		classes[class] = 1 << 20
 	}
+	c := Bars{Title: "memory", Note: "a note", Series: Classes(), Mark: "cap", Bars: []Bar{MemoryBar("one", classes, 20<<20)}}
 	var out stdbytes.Buffer
 	require.NoError(t, c.SVG(&out))
 	for class := range graph.NumClasses {
 		require.Contains(t, out.String(), "one, "+class.String()+": 1.00 MiB")
 	}
-	require.Contains(t, out.String(), "cap 20.00 MiB")
+	require.Contains(t, out.String(), "9.00 MiB · cap 20.00 MiB")
 	require.Contains(t, out.String(), "a note")
-	c.Capacity = 1 << 40
-	out.Reset()
-	require.NoError(t, c.SVG(&out))
-	require.NotContains(t, out.String(), "cap ", "it would flatten the bars")
+	require.Zero(t, MemoryBar("one", classes, 1<<40).Mark, "it would make the bars narrow")
 	require.ErrorContains(t, (&Bars{}).SVG(&out), "no bars")
 }

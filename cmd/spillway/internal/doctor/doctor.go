@@ -33,11 +33,12 @@ import (
 // Diagnosis is what doctor finds; --json writes it.
 type Diagnosis struct {
 	CPU struct {
-		Model   string `json:"model"` // empty: the system does not tell
-		Arch    string `json:"arch"`
-		Cores   int    `json:"cores"` // that this process may use
-		Best    string `json:"simd_best"`
-		Current string `json:"simd_current"`
+		Model   string  `json:"model"` // empty: the system does not tell
+		Arch    string  `json:"arch"`
+		Cores   int     `json:"cores"` // that this process may use
+		Best    string  `json:"simd_best"`
+		Current string  `json:"simd_current"`
+		Peak    float64 `json:"peak_flops_per_s"` // of a product of fp32 matrices, all cores
 	} `json:"cpu"`
 	Memory struct {
 		Total     int64   `json:"total_bytes"` // 0: the system does not tell
@@ -147,7 +148,14 @@ func diagnose(ctx context.Context, dir string, effort store.Effort) (*Diagnosis,
 	d.Memory.Total, d.Memory.Available = memorySizes()
 	d.Memory.Lockable = lockableBytes()
 	d.Memory.Copy = copyBandwidth(200 * time.Millisecond)
-	var err error
+	peak, err := calibration.MeasurePeak(d.CPU.Cores)
+	if err != nil {
+		return nil, err
+	}
+	d.CPU.Peak = peak.PerS
+	if _, err = calibration.KeepPeak(peak); err != nil {
+		d.Memory.Warning = err.Error()
+	}
 	if d.Memory.StoredIn, err = calibration.KeepMemoryBandwidth(d.Memory.Copy); err != nil {
 		d.Memory.StoredIn, d.Memory.Warning = "", err.Error()
 	}
@@ -242,6 +250,7 @@ func (d *Diagnosis) print(w io.Writer) {
 	}
 	line("cpu", "%s (%s), %d cores for this process, SIMD %s%s", orElse(d.CPU.Model, "unknown model"), d.CPU.Arch, d.CPU.Cores, d.CPU.Best,
 		map[bool]string{true: "", false: ", limited to " + d.CPU.Current + " by SPILLWAY_SIMD"}[d.CPU.Best == d.CPU.Current])
+	line("", "%.0f GFLOP/s at a product of %d rows and columns of fp32, for model_flops_share of train --metrics", d.CPU.Peak/1e9, calibration.PeakSize)
 	size := "of unknown size"
 	if d.Memory.Total > 0 {
 		size = fmt.Sprintf("%s, %s available", plan.Bytes(d.Memory.Total), plan.Bytes(d.Memory.Available))

@@ -4,6 +4,7 @@ package host
 import (
 	"context"
 	"os"
+	"os/exec"
 	"runtime"
 	"runtime/debug"
 	"sync"
@@ -122,4 +123,13 @@ func NewTrainer(ctx context.Context, c spillway.Config, start func(context.Conte
 		defer undo()
 		return t.Close()
 	}, nil
+}
+
+// Executable is the path of this program, also where no /proc is mounted.
+func Executable() (string, error) {
+	path, err := os.Executable()
+	if err != nil {
+		return exec.LookPath(os.Args[0])
+	}
+	return path, nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"os/signal"
 	"syscall"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/host"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/jobs"
 	"github.com/spillway-ml/spillway/launch"
 )
@@ -43,7 +43,7 @@ goes on from its newest checkpoint. A divergence ends it in any case.`,
 		if err := checkLaunch(&o, args, f); err != nil {
 			return err
 		}
-		self, err := executable()
+		self, err := host.Executable()
 		if err != nil {
 			return fmt.Errorf("launch: %w", err)
 		}
@@ -165,13 +165,4 @@ func tellEnd(w io.Writer, end launch.End) {
 	if end.Flight != "" {
 		fmt.Fprint(w, "the last operations of each rank:\n", end.Flight)
 	}
-}
-
-// executable is the path of this program, also where no /proc is mounted.
-func executable() (string, error) {
-	path, err := os.Executable()
-	if err != nil {
-		return exec.LookPath(os.Args[0])
-	}
-	return path, nil
 }

@@ -69,11 +69,26 @@ func detectGPUs(ask gpuSources) ([]gpus.GPU, error) {
 	return found, nil
 }
 
+func measureCPU(ctx context.Context, c *spillway.Config) (*cost.Calibration, error) {
+	cal, err := calibration.Measure(ctx, calibration.Options{Threads: c.ComputeThreads(), Disk: c.Disk, BesideDisk: host.DiskProcs.BesideDisk})
+	return cal, cli.Fault(err)
+}
+
+// Calibrate measures this machine and keeps the result for later plans and runs.
+func Calibrate(ctx context.Context, c *spillway.Config) error {
+	cal, err := measureCPU(ctx, c)
+	if err != nil {
+		return err
+	}
+	_, err = calibration.Keep(cal)
+	return err
+}
+
 // calibrateCPU measures this machine and keeps the result for later plans.
 func (f *Flags) calibrateCPU(ctx context.Context, c *spillway.Config) error {
-	cal, err := calibration.Measure(ctx, calibration.Options{Threads: c.ComputeThreads(), Disk: c.Disk, BesideDisk: host.DiskProcs.BesideDisk})
+	cal, err := measureCPU(ctx, c)
 	if err != nil {
-		return cli.Fault(err)
+		return err
 	}
 	f.CPU, f.Rates = spillway.Hardware{Machine: cal.Machine}, "as calibrated just now"
 	if path, err := calibration.Keep(cal); err == nil {

@@ -4,8 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/calibration"
 )
 
 // metricsOut is where a run's metrics go, as far as they were asked for: the JSON
@@ -30,6 +32,7 @@ func (m *metricsOut) open(t *spillway.Trainer, stderr io.Writer) (err error) {
 		if m.lines, err = spillway.OpenMetrics(c.Metrics, done); err != nil {
 			return err
 		}
+		m.lines.Peak = peak(&c)
 	}
 	if c.TensorBoard != "" {
 		if m.board, err = openBoard(c.TensorBoard, done); err != nil {
@@ -43,6 +46,16 @@ func (m *metricsOut) open(t *spillway.Trainer, stderr io.Writer) (err error) {
 		fmt.Fprintf(stderr, "metrics: %s\n", m.page.url)
 	}
 	return nil
+}
+
+// peak is the most FLOP/s that this process's CPU was measured to reach, as doctor and bench
+// do; 0: not known, as of GPUs.
+func peak(c *spillway.Config) float64 {
+	if strings.EqualFold(c.Device, "cuda") {
+		return 0
+	}
+	p, _ := calibration.KeptPeak(c.ComputeThreads())
+	return p.PerS
 }
 
 // dropped is the last step of another attempt of the run, 0 where none is known.

@@ -137,7 +137,8 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 			return err
 		}
 	}
-	c.Measure = c.MetricsAddr != "" || c.TensorBoard != ""
+	onCPU := !strings.EqualFold(c.Device, "cuda") // a GPU's operations are timed where it is asked for: they leave CUDA graphs
+	c.Measure = c.MetricsAddr != "" || c.TensorBoard != "" || c.Metrics != "" && onCPU
 	var shown atomic.Pointer[progress]
 	planned := cli.NewLiveLine(stderr).Telling(planningText(&c))
 	defer planned()

@@ -1,0 +1,135 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+)
+
+// stepLine is what a training program says of a step, or at its end: the lines of train's
+// --metrics, and the peer's.
+type stepLine struct {
+	Event       string   `json:"event"`
+	Step        int      `json:"step"`
+	Loss        *float64 `json:"loss"`
+	Seconds     float64  `json:"seconds"`
+	DevicePeak  []int64  `json:"device_peak_bytes"`
+	CommBytes   int64    `json:"comm_bytes"`
+	DataWait    float64  `json:"data_wait_s"`
+	FlopsShare  *float64 `json:"model_flops_share"`
+	Hidden      *float64 `json:"comm_hidden_share"`
+	CommSeconds float64  `json:"comm_seconds"`
+	SHA256      string   `json:"params_sha256"`
+	Missing     string   `json:"missing"`        // why the program can't do what is asked
+	Resident    int64    `json:"resident_bytes"` // the most of a rank beyond what it had before the model
+	By          string   `json:"by"`             // the program and its version
+}
+
+// outcome is one run of a program.
+type outcome struct {
+	steps    []stepLine
+	done     stepLine
+	resident int64 // the process's most; 0: the system does not tell
+}
+
+// failed is a program that ended with an error.
+type failed struct {
+	status int
+	text   string // the first line of its error
+}
+
+func (f *failed) Error() string { return f.text }
+
+// runProgram runs a program to its end and hands each step to each. Its standard error is
+// kept for its last words.
+func runProgram(ctx context.Context, argv, env []string, each func(stepLine)) (o outcome, err error) {
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	var words bytes.Buffer
+	cmd.Stderr = &words
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return o, err
+	}
+	if err := cmd.Start(); err != nil {
+		return o, err
+	}
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 1<<24)
+	for lines.Scan() {
+		var line stepLine
+		if !bytes.HasPrefix(lines.Bytes(), []byte("{")) || json.Unmarshal(lines.Bytes(), &line) != nil {
+			continue
+		}
+		o.resident = max(o.resident, residentPeak(cmd.Process.Pid))
+		if line.Event != "" || line.Missing != "" {
+			if line.Event == "done" || line.Missing != "" {
+				o.done = line
+			}
+			continue
+		}
+		o.steps = append(o.steps, line)
+		each(line)
+	}
+	err = errors.Join(lines.Err(), cmd.Wait())
+	if err == nil {
+		return o, nil
+	}
+	if ctx.Err() != nil {
+		return o, ctx.Err()
+	}
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return o, err
+	}
+	return o, &failed{exit.ExitCode(), lastWords(words.String())}
+}
+
+// lastWords is the error line of a program: Spillway's own, or else the last line.
+func lastWords(text string) string {
+	last := ""
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if said, ok := strings.CutPrefix(line, "spillway: "); ok {
+			return said
+		}
+		if line != "" {
+			last = line
+		}
+	}
+	if last == "" {
+		return "it said nothing"
+	}
+	return cli.Visible(last)
+}
+
+// residentPeak is the most resident memory that a process has had; 0: the system does
+// not tell. The resource usage of an ended process would not do: it begins with its
+// parent's.
+func residentPeak(pid int) int64 { return statusBytes(pid, "VmHWM:") }
+
+// statusBytes is a line of /proc/PID/status in bytes.
+func statusBytes(pid int, name string) int64 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(text)) {
+		if v, ok := strings.CutPrefix(line, name); ok {
+			n, _ := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(v), "kB")), 10, 64)
+			return n << 10
+		}
+	}
+	return 0
+}

@@ -1,0 +1,120 @@
+package bench
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+)
+
+// outputs are where results go.
+type outputs struct{ json, svg string }
+
+func (o *outputs) flags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.json, "json", "", "write the rows as JSON to `FILE`, - for stdout")
+	fs.StringVar(&o.svg, "svg", "", "write the chart of memory by class to `FILE`")
+}
+
+// check refuses names that no viewer takes for what is in them, before the runs.
+func (o *outputs) check() error { return cmp.Or(named("svg", o.svg, "chart is an SVG")) }
+
+func named(flag, path, what string) error {
+	if path == "" || strings.HasSuffix(strings.ToLower(path), "."+flag) {
+		return nil
+	}
+	return fmt.Errorf("--%s %s: the %s; give a name that ends in .%[1]s", flag, path, what)
+}
+
+// report is what was measured, for a person.
+type report struct {
+	title, what string
+	*session
+	tables   []table
+	notes    []string
+	capacity int64 // of a rank's device memory; 0: none
+}
+
+// write prints the tables and writes the files that were asked for.
+func (o *outputs) write(cmd *cobra.Command, r *report) error {
+	if o.json != "-" {
+		r.print(cmd.OutOrStdout())
+	}
+	if o.svg != "" {
+		var chart bytes.Buffer
+		err := r.memoryChart().SVG(&chart)
+		if err == nil {
+			err = cli.WriteNew(o.svg, chart.Bytes())
+		}
+		if err != nil {
+			return fmt.Errorf("--svg: %w", err)
+		}
+	}
+	return writeJSON(cmd.OutOrStdout(), o.json, r.rows())
+}
+
+// writeJSON writes rows to a file or, for -, to stdout.
+func writeJSON(stdout io.Writer, path string, rows any) error {
+	if path == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(rows, "", "  ")
+	if err != nil {
+		return err
+	}
+	text = append(text, '\n')
+	if path == "-" {
+		_, err = stdout.Write(text)
+		return err
+	}
+	if err := cli.WriteNew(path, text); err != nil {
+		return fmt.Errorf("--json: %w", err)
+	}
+	return nil
+}
+
+// heading says what ran, on what, and what counts.
+func (r *report) heading() []string {
+	m := r.machine
+	counted := fmt.Sprintf("%d rounds of %d steps in turn; the first %d of a round are warm-up and do not count", r.rounds, r.steps(), r.warmup)
+	return []string{r.what, counted,
+		fmt.Sprintf("%s, %d threads, %s; peak %.0f GFLOP/s: the fastest of a few fp32 products of 1,024 rows and columns", cmp.Or(m.CPU, "unknown processor"), m.Cores, m.SIMD, m.Peak/1e9)}
+}
+
+func (r *report) steps() (n int) {
+	for _, j := range r.jobs {
+		n = max(n, len(j.last.steps))
+	}
+	return n
+}
+
+func (r *report) print(w io.Writer) {
+	for _, line := range r.heading() {
+		cli.Wrap(w, "", "  ", line)
+	}
+	fmt.Fprintln(w)
+	for i := range r.tables {
+		r.tables[i].print(w, r.rows())
+	}
+	for _, line := range r.remarks() {
+		cli.Wrap(w, "", "  ", line)
+	}
+}
+
+// remarks are what is missing and why, whose bits agree, and what predicted times are from.
+func (r *report) remarks() (lines []string) {
+	for _, row := range r.rows() {
+		if row.Missing != "" {
+			lines = append(lines, row.Name+" is missing: "+row.Missing)
+		}
+	}
+	lines = append(lines, sameBits(r.rows())...)
+	lines = append(lines, r.notes...)
+	return append(lines, "Predicted times: "+r.machine.Rates+".")
+}

@@ -1,0 +1,132 @@
+package bench
+
+import (
+	"math"
+	"slices"
+)
+
+// rowVersion changes where a key of a row changes its meaning.
+const rowVersion = 1
+
+// Row is what was measured of one configuration. In --json it is complete by itself. Bytes
+// are of a rank, the largest; times are in seconds.
+type Row struct {
+	Version int `json:"version"`
+	// The first six after it are contracted, for each stage.
+	Zero              int     `json:"zero"`
+	DevicePeakBytes   int64   `json:"device_peak_bytes"` // touched
+	StepSecondsMedian float64 `json:"step_seconds_median"`
+	TokensPerS        float64 `json:"tokens_per_s"`
+	CommBytesPerStep  int64   `json:"comm_bytes_per_step"`
+	LossLast          float64 `json:"loss_last"`
+
+	Name      string   `json:"name"`
+	By        string   `json:"by"`                // the program that ran it, and its version
+	Command   []string `json:"command"`           // argument list
+	Vary      string   `json:"vary,omitempty"`    // what differs from the stage of the same number
+	Missing   string   `json:"missing,omitempty"` // why it did not run
+	Machine   Machine  `json:"machine"`
+	Model     string   `json:"model"`
+	Precision string   `json:"precision"`
+	Ranks     int      `json:"ranks"`
+	Batch     int      `json:"batch"`
+	Seq       int      `json:"seq"`
+	Accum     int      `json:"accum"`
+
+	PlannedBytes  int64            `json:"device_planned_bytes"`
+	ByClass       map[string]int64 `json:"by_class,omitempty"`
+	ClassPeak     map[string]int64 `json:"class_peak_bytes,omitempty"`
+	ResidentBytes int64            `json:"resident_peak_bytes"` // a rank's share of the processes' most, without what a process has before the model
+
+	Warmup      int         `json:"warmup_steps"` // of each round, not counted
+	Rounds      [][]float64 `json:"step_seconds"` // by round, the counted steps
+	P10         float64     `json:"step_seconds_p10"`
+	P90         float64     `json:"step_seconds_p90"`
+	Predicted   *float64    `json:"predicted_seconds"`    // null: no prediction
+	Exposed     float64     `json:"comm_exposed_seconds"` // median: a rank's collectives, waiting for others among it, while it computed nothing
+	DataWait    float64     `json:"data_wait_seconds"`    // median
+	FlopsShare  *float64    `json:"model_flops_share"`    // median; null: not known
+	HiddenShare *float64    `json:"comm_hidden_share"`    // median; null: nothing was sent, or not known
+
+	TextbookBytes int64            `json:"comm_textbook_bytes"`
+	Sent          map[string]int64 `json:"comm_bytes_by_collective,omitempty"` // planned
+	Textbook      map[string]int64 `json:"comm_textbook_by_collective,omitempty"`
+
+	Losses []float64 `json:"losses"` // of every step of a round
+	SHA256 string    `json:"params_sha256,omitempty"`
+}
+
+// Machine is what the rows were measured on.
+type Machine struct {
+	CPU     string  `json:"cpu"`
+	Cores   int     `json:"cores"`
+	SIMD    string  `json:"simd"`
+	Peak    float64 `json:"peak_flops_per_s"` // of a product of fp32 matrices
+	Rates   string  `json:"predicted_from"`
+	Day     string  `json:"day"`
+	Version string  `json:"spillway"`
+}
+
+// timed are all counted steps.
+func (r *Row) timed() []float64 { return slices.Concat(r.Rounds...) }
+
+// take adds a round's run.
+func (r *Row) take(o outcome, warmup int) {
+	var seconds []float64
+	for _, s := range o.steps[min(warmup, max(len(o.steps)-1, 0)):] {
+		seconds = append(seconds, s.Seconds)
+	}
+	r.Rounds = append(r.Rounds, seconds)
+}
+
+// finish fills what follows from the rounds; last is the newest run.
+func (r *Row) finish(last outcome, warmup int) {
+	all := r.timed()
+	r.StepSecondsMedian, r.P10, r.P90 = quantile(all, 0.5), quantile(all, 0.1), quantile(all, 0.9)
+	r.TokensPerS = float64(r.Ranks*r.Batch*r.Accum*r.Seq) / r.StepSecondsMedian
+	r.Losses = nil
+	var waits, shares, hidden, exposed []float64
+	for i, s := range last.steps {
+		if s.Loss != nil {
+			r.Losses, r.LossLast = append(r.Losses, *s.Loss), *s.Loss
+		}
+		if i < warmup && i < len(last.steps)-1 {
+			continue
+		}
+		waits = append(waits, s.DataWait)
+		if s.FlopsShare != nil {
+			shares = append(shares, *s.FlopsShare)
+		}
+		if len(s.DevicePeak) > 0 {
+			r.DevicePeakBytes = slices.Max(s.DevicePeak)
+		}
+		r.CommBytesPerStep = s.CommBytes / int64(r.Ranks)
+		exposed = append(exposed, s.CommSeconds)
+		if s.Hidden != nil {
+			hidden = append(hidden, *s.Hidden)
+			exposed[len(exposed)-1] *= 1 - *s.Hidden
+		}
+	}
+	r.DataWait, r.Exposed, r.SHA256 = quantile(waits, 0.5), quantile(exposed, 0.5), last.done.SHA256
+	r.FlopsShare, r.HiddenShare = medianOrNil(shares), medianOrNil(hidden)
+}
+
+func medianOrNil(v []float64) *float64 {
+	if len(v) == 0 {
+		return nil
+	}
+	m := quantile(v, 0.5)
+	return &m
+}
+
+// quantile is the value below which a share q of the values lies, interpolated.
+func quantile(values []float64, q float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(values))
+	at := q * float64(len(s)-1)
+	low := int(math.Floor(at))
+	high := min(low+1, len(s)-1)
+	return s[low] + (at-float64(low))*(s[high]-s[low])
+}

@@ -1,0 +1,211 @@
+package bench
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+)
+
+// zeroBench is what bench zero was asked for.
+type zeroBench struct {
+	out            outputs
+	rounds, warmup int
+	calibrate      bool
+}
+
+// benchSteps are the steps of a round where --steps does not say.
+const benchSteps = 22
+
+func zeroCommand() *cobra.Command {
+	var c spillway.Config
+	var l options.Later
+	var b zeroBench
+	cmd := &cobra.Command{
+		Use:   "zero",
+		Short: "Every ZeRO stage with the same model, data and seed: memory, time, communication, loss",
+		Long: `Train with every ZeRO stage, with the same model, data and seed, and compare memory,
+time, communication and losses. Without --model, --data and --config it trains the demo's
+model, in at most three minutes on two cores.
+
+Each round runs every configuration once, in a process that does nothing else, in turn
+forwards and backwards, so that all meet the same changes of the machine. The first steps
+of a round do not count.`,
+		Args: cli.NoArguments,
+	}
+	fs := cmd.Flags()
+	options.Train(fs, &c, &l)
+	b.out.flags(fs)
+	roundFlags(fs, &b.rounds, &b.warmup, &b.calibrate)
+	for _, f := range ofOneRun {
+		fs.Lookup(f.flag).Hidden = true
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		args, err := trainArgs(fs, &c, &l, func(fs *pflag.FlagSet) error { return refuseOfOneRun(fs, "bench zero runs every stage", ofOneRun) })
+		if err := cmp.Or(err, checkRounds(b.rounds, b.warmup, &c), b.out.check()); err != nil {
+			return err
+		}
+		return b.run(cmd, args)
+	}
+	return cmd
+}
+
+// roundFlags are those of how often configurations run.
+func roundFlags(fs *pflag.FlagSet, rounds, warmup *int, calibrate *bool) {
+	fs.IntVar(rounds, "rounds", 5, "how often every configuration runs")
+	fs.IntVar(warmup, "warmup-steps", 2, "first steps of a round that do not count")
+	fs.BoolVar(calibrate, "calibrate", true, "measure this CPU for predicted times, if plan --calibrate has not: some 10 s, once")
+	fs.Lookup("steps").Usage = fmt.Sprintf("steps of a round (default %d)", benchSteps)
+	fs.Lookup("steps").DefValue = "0" // a default of its own
+}
+
+func checkRounds(rounds, warmup int, c *spillway.Config) error {
+	switch {
+	case rounds < 1:
+		return fmt.Errorf("--rounds %d: at least 1 is needed", rounds)
+	case warmup < 0:
+		return fmt.Errorf("--warmup-steps %d: a number from 0", warmup)
+	case warmup >= c.Steps:
+		return fmt.Errorf("--warmup-steps %d of --steps %d: at least one step has to count; give more steps", warmup, c.Steps)
+	}
+	return nil
+}
+
+// refusedFlag is a flag that means something for a single run only.
+type refusedFlag struct{ flag, why string }
+
+var ofOneRun = []refusedFlag{
+	{"zero", "; leave it out"},
+	{"fit", ", and --fit chooses one; leave it out"},
+	{"metrics", " and writes no lines of steps; leave it out (--json has a row a stage)"},
+	{"metrics-addr", " and serves no metrics of steps; leave it out (--json has a row a stage)"},
+	{"tensorboard", " and writes no curves; leave it out (--json has a row a stage)"},
+	{"trace", " and traces none of them; leave it out (train has it)"},
+	{"checkpoint", " and keeps none of them; leave it out"},
+	{"export", " and keeps none of them; leave it out"},
+	{"resume", ", each from its first step; leave it out"},
+	{"save-every", " and keeps none of them; leave it out"},
+	{"keep", " and keeps none of them; leave it out"},
+}
+
+func refuseOfOneRun(fs *pflag.FlagSet, what string, list []refusedFlag) error {
+	for _, f := range list {
+		if fs.Changed(f.flag) {
+			return fmt.Errorf("--%s: %s%s", f.flag, what, f.why)
+		}
+	}
+	return nil
+}
+
+// trainArgs are train's flags that all rows share, as they were given or as the demo has
+// them, without its cap and its checkpoint. refuse is asked before and after the config
+// file is read.
+func trainArgs(fs *pflag.FlagSet, c *spillway.Config, l *options.Later, refuse func(*pflag.FlagSet) error) (args []string, err error) {
+	if err := refuse(fs); err != nil {
+		return nil, err
+	}
+	own := options.TrainSet()
+	isDemo := !fs.Changed("model") && !fs.Changed("data") && !fs.Changed("config")
+	capped := fs.Changed("device-memory")
+	if !fs.Changed("steps") {
+		if err := fs.Set("steps", fmt.Sprint(benchSteps)); err != nil {
+			return nil, err
+		}
+	}
+	_, wrong := options.Settle(fs, c, l)
+	if !isDemo { // the config file's keys too
+		wrong = cmp.Or(refuse(fs), wrong)
+	}
+	if wrong != nil {
+		return nil, wrong
+	}
+	fs.Visit(func(f *pflag.Flag) {
+		switch {
+		case own.Lookup(f.Name) == nil, f.Name == "config", isDemo && slices.Contains([]string{"checkpoint", "keep", "zero"}, f.Name), isDemo && !capped && f.Name == "device-memory":
+		default:
+			args = append(args, "--"+f.Name+"="+f.Value.String())
+		}
+	})
+	if isDemo {
+		root, err := options.Goroot()
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, "--data="+filepath.Join(root, "src"))
+	}
+	return args, nil
+}
+
+// configOf reads train's flags as train would.
+func configOf(args []string) (c spillway.Config, err error) {
+	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
+	var l options.Later
+	options.Train(fs, &c, &l)
+	if err = fs.Parse(args); err != nil {
+		return c, err
+	}
+	if _, err = options.Settle(fs, &c, &l); err != nil {
+		return c, err
+	}
+	return c, l.Follow(fs, &c, io.Discard)
+}
+
+func (b *zeroBench) run(cmd *cobra.Command, args []string) error {
+	ctx, s := cmd.Context(), &session{progress: cmd.ErrOrStderr(), rounds: b.rounds, warmup: b.warmup}
+	if err := s.prepare(ctx, args, b.calibrate); err != nil {
+		return err
+	}
+	for z := range 4 {
+		name := fmt.Sprintf("ZeRO-%d", z)
+		err := s.add(ctx, name, "", append(slices.Clone(args), fmt.Sprintf("--zero=%d", z)))
+		if z == 0 && errors.Is(err, spillway.ErrConfig) { // of every stage
+			return err
+		}
+		if err != nil {
+			return fmt.Errorf("stage %d: %w", z, err)
+		}
+	}
+	if err := s.measure(ctx); err != nil {
+		return err
+	}
+	c, err := configOf(args)
+	if err != nil {
+		return err
+	}
+	what := fmt.Sprintf("model %s, %d ranks, micro-batch %d × %d tokens, accumulation %d", c.Model, c.Ranks, c.Batch, s.rows()[0].Seq, c.Accum)
+	return b.out.write(cmd, &report{title: "ZeRO stages", what: what, session: s, tables: zeroTables, capacity: c.DeviceMemory})
+}
+
+// sameBits says which rows that ran ended with the same bits: every loss, and the
+// parameters.
+func sameBits(rows []*Row) (lines []string) {
+	key := func(r *Row) string { return fmt.Sprint(r.Losses, r.SHA256) }
+	groups, order := map[string][]string{}, []string{}
+	for _, r := range rows {
+		if r.Missing != "" || r.SHA256 == "" {
+			continue
+		}
+		if groups[key(r)] == nil {
+			order = append(order, key(r))
+		}
+		groups[key(r)] = append(groups[key(r)], r.Name)
+	}
+	for _, k := range order {
+		if len(groups[k]) > 1 {
+			lines = append(lines, "The same bits, every loss and the parameters' SHA-256: "+strings.Join(groups[k], ", ")+".")
+		} else {
+			lines = append(lines, groups[k][0]+" has bits of its own.")
+		}
+	}
+	return lines
+}

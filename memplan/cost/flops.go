@@ -1,0 +1,38 @@
+package cost
+
+import (
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Kinds whose time is that of multiply-adds: products, the head among them, and attention.
+var (
+	products  = []graph.Kind{graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad}
+	attention = []graph.Kind{graph.Attention, graph.AttentionGrad, graph.AttentionCached}
+)
+
+var collectives = []graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll}
+
+// IsProduct says whether an operation's arithmetic is measured against the peak of products.
+func IsProduct(op *graph.Op) bool {
+	return slices.Contains(products, op.Kind) || slices.Contains(attention, op.Kind)
+}
+
+// ModelFlops are the FLOPs of a rank's products and attention in one run of a section's
+// forward and backward passes. What is computed again does not count.
+func ModelFlops(p *graph.Program, section string) (sum float64) {
+	sec := p.Section(section)
+	if sec == nil {
+		return 0
+	}
+	for i := range sec.Phases {
+		ph := &sec.Phases[i]
+		for k := range ph.Ops {
+			if op := &ph.Ops[k]; IsProduct(op) && (op.Pass == graph.Forward || op.Pass == graph.Backward) {
+				sum += SizeOf(p, op).Flops * float64(max(ph.Repeat, 1))
+			}
+		}
+	}
+	return sum
+}
