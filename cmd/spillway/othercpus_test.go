@@ -27,7 +27,7 @@ func TestSameBitsOnOtherCPUs(t *testing.T) {
 	}
 	if qemu := os.Getenv(arm64Variable); qemu != "" {
 		other := filepath.Join(t.TempDir(), "spillway")
-		build := exec.CommandContext(t.Context(), "go", "build", "-o", other, ".")
+		build := exec.CommandContext(t.Context(), "go", "build", "-tags", "static", "-o", other, ".")
 		build.Env = append(os.Environ(), "GOARCH=arm64", "CGO_ENABLED=0")
 		said, err := build.CombinedOutput()
 		require.NoError(t, err, string(said))
