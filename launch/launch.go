@@ -35,8 +35,8 @@ type Options struct {
 
 // End is how a job ended.
 type End struct {
-	// Status is rank 0's exit status, 3 where a rank was lost, or 130 where a signal that
-	// was passed on ended rank 0 before it dealt with signals.
+	// Status is rank 0's exit status, 3 where a rank was lost, or 130 where a SIGINT, SIGTERM
+	// or SIGHUP ended a rank that did not deal with signals yet, whoever sent it.
 	Status int
 	// Lost says which rank ended otherwise than by itself; "" for none. LostRanks is
 	// how many processes did.
@@ -122,6 +122,9 @@ func Run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 	return run(ctx, o, signals)
 }
 
+// interrupts are the signals that ask a job to end.
+var interrupts = []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}
+
 // wait is what is left of a job that runs: processes end one by one.
 type wait struct {
 	left    int
@@ -130,8 +133,7 @@ type wait struct {
 	lost    string
 	gone    int  // processes that ended otherwise than by themselves
 	killed  bool // by us
-	sent    []os.Signal
-	asked   bool // one of sent ended rank 0
+	asked   bool // a signal ended a rank that had nothing to save yet
 	timeout <-chan time.Time
 }
 
@@ -139,8 +141,11 @@ type wait struct {
 func (w *wait) ended(rank int, s *os.ProcessState, grace time.Duration) {
 	w.left--
 	w.codes[rank] = s.ExitCode()
-	if by, ok := s.Sys().(syscall.WaitStatus); ok && rank == 0 && by.Signaled() && slices.Contains(w.sent, os.Signal(by.Signal())) {
-		w.asked, w.killed = true, true // nothing to save yet: see Run
+	by, ok := s.Sys().(syscall.WaitStatus)
+	early := ok && by.Signaled() && slices.Contains(interrupts, by.Signal()) // before it dealt with signals
+	// Once the ranks have met, only rank 0 ends by itself when it is interrupted.
+	if early || rank > 0 && s.ExitCode() == InterruptedStatus {
+		w.asked, w.killed = true, true
 	}
 	if s.ExitCode() < 0 && !w.killed {
 		w.gone++

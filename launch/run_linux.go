@@ -111,7 +111,6 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 				wake(list)
 			}
 		case s := <-signals:
-			w.sent = append(w.sent, s)
 			forward(list, s)
 		case <-w.timeout:
 			w.killed = true

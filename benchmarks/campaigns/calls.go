@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -109,12 +110,18 @@ func (c *campaign) calls(ctx context.Context) error {
 		strace := []string{"strace", "-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "trace=" + f.call, "-e", "inject=" + inject}
 		command := slices.Concat(strace, []string{c.binary}, args)
 		r := c.run(ctx, limit, command...)
-		if r.late { // the machine may have been busy: a hang is one again
+		if r.late { // the machine may have been busy: a hang is one again, when it is not
 			slow++
+			fmt.Printf("late %d: %s: %s\n", done, w.name, inject)
 			if err := os.RemoveAll(dir); err != nil {
 				return err
 			}
-			r = c.run(ctx, 3*limit, command...)
+			quiet(ctx, 10*time.Minute)
+			if r = c.run(ctx, limit, command...); r.late {
+				if err := os.WriteFile(c.path(fmt.Sprint("late-", done)), []byte(r.out+r.err), 0o644); err != nil {
+					return err
+				}
+			}
 		}
 		if r.interrupted {
 			break
@@ -130,12 +137,22 @@ func (c *campaign) calls(ctx context.Context) error {
 			fmt.Printf("%d calls failed on purpose, %d times wrong, longest %v, %v\n", done+1, failed, longest.Round(time.Millisecond), statuses)
 		}
 	}
-	fmt.Printf("%d faults, %d wrong, %d tried again because the machine was busy; longest %v (limit %v); ends: %v\n",
+	fmt.Printf("%d faults, %d wrong, %d late and tried again on a quiet machine; longest %v (limit %v); ends: %v\n",
 		done, failed, slow, longest.Round(time.Millisecond), limit.Round(time.Second), statuses)
 	if failed > 0 {
 		return fmt.Errorf("%d of %d faults ended wrong", failed, done)
 	}
 	return nil
+}
+
+// quiet waits until no more wants to run than there are processors, but no longer than limit.
+func quiet(ctx context.Context, limit time.Duration) {
+	until(ctx, limit, func() bool {
+		text, err := os.ReadFile("/proc/loadavg")
+		load := float64(runtime.NumCPU())
+		_, serr := fmt.Sscan(string(text), &load)
+		return err != nil || serr != nil || load <= float64(runtime.NumCPU())
+	})
 }
 
 // judge says how a run in which a call failed has ended, and what is wrong with that.

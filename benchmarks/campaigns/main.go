@@ -115,8 +115,8 @@ type ran struct {
 	interrupted bool
 }
 
-// run runs a command to its end, or until it is late: then its whole process group is
-// killed.
+// run runs a command to its end, or until it is late: then its whole process group is told to
+// write its goroutines' stacks, and killed.
 func (c *campaign) run(ctx context.Context, limit time.Duration, command ...string) ran {
 	var out, errs bytes.Buffer
 	cmd := exec.Command(command[0], command[1:]...)
@@ -139,6 +139,10 @@ func (c *campaign) run(ctx context.Context, limit time.Duration, command ...stri
 		r.late = true
 	case <-ctx.Done():
 		r.interrupted = true
+	}
+	if r.late {
+		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGQUIT)
+		time.Sleep(2 * time.Second)
 	}
 	if r.late || r.interrupted {
 		_ = syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/relay"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
@@ -219,7 +221,7 @@ func begin(t *testing.T, c life, binary string) *living {
 	require.NoError(t, cmd.Start())
 	go func() { _ = cmd.Wait(); close(l.ends) }()
 	t.Cleanup(func() {
-		for _, pid := range l.processes("") {
+		for _, pid := range l.processes() {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 		if l.tmux != "" {
@@ -229,12 +231,13 @@ func begin(t *testing.T, c life, binary string) *living {
 	return l
 }
 
-// processes lists those of the job that run Spillway, with a variable in their environment.
-func (l *living) processes(variable string) (pids []int) {
+// processes lists those of the job that run Spillway, with these variables in their environment.
+func (l *living) processes(variables ...string) (pids []int) {
 	all, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, path := range all {
 		text, err := os.ReadFile(path)
-		if err != nil || !bytes.Contains(text, []byte(l.mark+"\x00")) || !bytes.Contains(append([]byte{0}, text...), []byte("\x00"+variable)) {
+		has := func(variable string) bool { return bytes.Contains(append([]byte{0}, text...), []byte("\x00"+variable)) }
+		if err != nil || !has(l.mark+"\x00") || slices.ContainsFunc(variables, func(v string) bool { return !has(v) }) {
 			continue
 		}
 		if exe, err := os.Readlink(filepath.Join(filepath.Dir(path), "exe")); err != nil || filepath.Base(exe) != "spillway" {
@@ -257,7 +260,7 @@ func (l *living) over() bool {
 			return false
 		}
 	}
-	return len(l.processes("")) == 0
+	return len(l.processes()) == 0
 }
 
 func (l *living) main() int {
@@ -266,11 +269,19 @@ func (l *living) main() int {
 	return pid
 }
 
+// below is what the processes of ranks have in their environment, if not all processes are.
+func (l *living) below() []string {
+	if l.starter == "mpirun.mpich" {
+		return []string{relay.Variable + "="}
+	}
+	return nil
+}
+
 // rankOne is the process of rank 1.
 func (l *living) rankOne() (pid int) {
 	waitFor(l.t, "rank 1", func() bool {
 		for _, v := range []string{"SPILLWAY_RANK=1", "OMPI_COMM_WORLD_RANK=1", "PMI_RANK=1"} {
-			if found := l.processes(v + "\x00"); len(found) > 0 {
+			if found := l.processes(append(l.below(), v+"\x00")...); len(found) > 0 {
 				pid = found[0]
 				return true
 			}
@@ -282,11 +293,13 @@ func (l *living) rankOne() (pid int) {
 
 // reach waits for the moment.
 func (l *living) reach() {
-	waitFor(l.t, "process", func() bool { return l.read("pid") != "" && (len(l.processes("")) > 0 || l.read("status") != "") })
+	waitFor(l.t, "process", func() bool {
+		return l.read("pid") != "" && (len(l.processes(l.below()...)) > 0 || l.read("status") != "")
+	})
 	over := func() bool { return l.read("status") != "" }
 	switch l.moment {
 	case "start":
-		if pids := l.processes(""); len(pids) > 0 {
+		if pids := l.processes(l.below()...); len(pids) > 0 {
 			waitForSignals(l.t, &process{Cmd: &exec.Cmd{Process: &os.Process{Pid: pids[0]}}})
 		}
 	case "step", "eval":
@@ -320,14 +333,14 @@ func (l *living) fire() (victim int) {
 			}
 		}
 	}
-	main, group := []int{l.main()}, append(l.processes(""), l.main())
+	main, group := []int{l.main()}, append(l.processes(), l.main())
 	signal := map[string]syscall.Signal{"HUP": syscall.SIGHUP, "INT": syscall.SIGINT, "TERM": syscall.SIGTERM}[l.event]
 	tmux := func(args ...string) {
 		require.NoError(l.t, exec.Command("tmux", append([]string{"-L", l.tmux}, args...)...).Run())
 	}
 	switch {
 	case l.event == "suspend":
-		for stopped := 0; stopped < len(group); group = append(l.processes(""), l.main()) { // launch may have been starting one
+		for stopped := 0; stopped < len(group); group = append(l.processes(), l.main()) { // launch may have been starting one
 			stopped = len(group)
 			to(group, syscall.SIGSTOP)
 		}
@@ -350,7 +363,7 @@ func (l *living) fire() (victim int) {
 		}
 		to(first, syscall.SIGCONT, syscall.SIGTERM)
 		time.Sleep(50 * time.Millisecond)
-		to(append(l.processes(""), l.main()), syscall.SIGKILL)
+		to(append(l.processes(), l.main()), syscall.SIGKILL)
 	case signal != 0:
 		to(main, signal)
 	case l.command == "train" && !l.mpi():
@@ -373,7 +386,7 @@ func (c life) live(t *testing.T, binary string) {
 	before, seen := l.read("m.jsonl"), l.lines()
 	said := func() string { return l.read("err") + l.read("out") }
 	hungUp := l.starter == "tmux" && l.event == "HUP" // whose shell does not outlive it
-	ended := func() bool { return l.read("status") != "" || hungUp && len(l.processes("")) == 0 }
+	ended := func() bool { return l.read("status") != "" || hungUp && len(l.processes()) == 0 }
 	if goesOn {
 		again := regexp.MustCompile(says)
 		waitFor(t, "new attempt", func() bool { return says == "" || again.MatchString(said()) || ended() })

@@ -17,11 +17,18 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/infer"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/launching"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/relay"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/tokens"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/training"
 )
 
-func main() { os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() {
+	status, relayed := relay.Run()
+	if !relayed {
+		status = execute(os.Args[1:], os.Stdout, os.Stderr)
+	}
+	os.Exit(status)
+}
 
 // rootCommand is the command with all commands below it.
 func rootCommand() *cobra.Command {

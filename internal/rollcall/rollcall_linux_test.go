@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -15,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/internal/testkit/traced"
 )
 
 const minute = time.Minute
@@ -215,6 +217,38 @@ func TestARollStaysInItsFolder(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, left, 1)
 	require.Equal(t, filepath.Base(theirs), left[0].Name())
+}
+
+// Once the checkpoint folder is open, no file of a roll is made, renamed or removed by a path, by
+// rank 0 or by another, also where an earlier job has left one.
+func TestNothingIsDoneByPath(t *testing.T) {
+	if dir := os.Getenv("SPILLWAY_TEST_ROLL"); dir != "" {
+		call(t, dir, 2, minute, Roll{})
+		r := call(t, dir, 2, minute, Roll{})
+		for range 2 {
+			o := other(t, r)
+			answered := make(chan error, 1)
+			go func() {
+				_, err := o.Answer(t.Context(), 1)
+				answered <- err
+			}()
+			_, err := r.Call(t.Context(), nil, all)
+			require.NoError(t, err)
+			require.NoError(t, <-answered)
+			r = call(t, dir, 2, minute, r.Next())
+		}
+		o := other(t, r)
+		go func() { _, _ = o.Answer(t.Context(), 1) }()
+		_, err := r.Call(t.Context(), nil, func([]int, []int) Verdict { return Verdict{Why: "the job ends"} })
+		require.NoError(t, err)
+		left, err := os.ReadDir(dir)
+		require.NoError(t, err)
+		require.Empty(t, left)
+		return
+	}
+	cmd := exec.Command(os.Args[0], "-test.run", "^TestNothingIsDoneByPath$")
+	cmd.Env = append(os.Environ(), "SPILLWAY_TEST_ROLL="+t.TempDir())
+	require.Greater(t, traced.NothingByPath(t, cmd, `spillway-roll|"verdict"|"[01]"`), 20)
 }
 
 // Links and other users' files are neither followed nor written to nor removed.

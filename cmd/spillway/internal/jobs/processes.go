@@ -17,6 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/host"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/relay"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/comm/mpi"
@@ -252,8 +253,14 @@ func (m messages) Join(mesh []graph.Axis, local []int, timeout time.Duration, wa
 	return messageWorld{w}, nil
 }
 
-// OutsideBytes is what the library and its messages take of a process.
-func (messages) OutsideBytes(processes, each int) int64 { return mpi.OutsideBytes(processes, each) }
+// OutsideBytes is what the library and its messages take of a process, and what its relay takes.
+func (messages) OutsideBytes(processes, each int) int64 {
+	bytes := mpi.OutsideBytes(processes, each)
+	if relay.Relayed() {
+		bytes += relay.Bytes
+	}
+	return bytes
+}
 
 // messageWorld is a World whose arenas may be any memory.
 type messageWorld struct{ *mpi.World }
