@@ -29,6 +29,7 @@ type Builder struct {
 	version []int32         // by buffer: in-place operations on it so far
 	last    map[BufID]string
 	sites   int64
+	starts  Value // of documents, where rows hold several
 	err     error
 }
 

@@ -14,7 +14,20 @@ func (b *Builder) Embed(name string, tokens, table Value) Value {
 
 // AddPos adds pos (P,C) to x (N,C), row n mod seq to row n.
 func (b *Builder) AddPos(name string, x, pos Value, seq int64, opts ...Option) Value {
-	return b.add(name, AddPos, PosAttr{seq}, opds(opd("x", x), opd("pos", pos)), []result{b.like(x)}, opts)
+	return b.add(name, AddPos, PosAttr{seq}, b.inDocuments(opd("x", x), opd("pos", pos)), []result{b.like(x)}, opts)
+}
+
+// Documents says that rows of the operations that follow hold several documents each: starts
+// (N) has for each position of a row the one at which its document begins. AddPos and Rope
+// count positions from there, and Attention sees nothing before it.
+func (b *Builder) Documents(starts Value) { b.starts = starts }
+
+// inDocuments are operands, and where documents start if rows hold several.
+func (b *Builder) inDocuments(ins ...operandValue) []operandValue {
+	if b.starts.None() {
+		return ins
+	}
+	return append(ins, opd("starts", b.starts))
 }
 
 // Linear is x·w + bias; w is (K,N), or (N,K) with TransW; bias (N) may be None.
@@ -76,20 +89,20 @@ func (b *Builder) Softmax(name string, x Value) Value {
 
 // Rope turns pairs of each head by their position.
 func (b *Builder) Rope(name string, x Value, attr RopeAttr, opts ...Option) Value {
-	return b.add(name, Rope, attr, opds(opd("x", x)), []result{b.like(x)}, opts)
+	return b.add(name, Rope, attr, b.inDocuments(opd("x", x)), []result{b.like(x)}, opts)
 }
 
 // Attention takes queries, keys and values; AttentionPacked has all three side
 // by side in one matrix. Packed in attr is set accordingly.
 func (b *Builder) Attention(name string, q, k, v Value, attr AttentionAttr) Value {
 	attr.Packed = false
-	return b.attention(name, opds(opd("q", q), opd("k", k), opd("v", v)), attr)
+	return b.attention(name, b.inDocuments(opd("q", q), opd("k", k), opd("v", v)), attr)
 }
 
 // AttentionPacked is Attention of qkv (N, (Heads+2·KVHeads)·HeadDim).
 func (b *Builder) AttentionPacked(name string, qkv Value, attr AttentionAttr) Value {
 	attr.Packed = true
-	return b.attention(name, opds(opd("qkv", qkv)), attr)
+	return b.attention(name, b.inDocuments(opd("qkv", qkv)), attr)
 }
 
 func (b *Builder) attention(name string, ins []operandValue, a AttentionAttr) Value {

@@ -30,7 +30,7 @@ var derivatives = map[Kind]func(d *differ){
 	Rope: func(d *differ) {
 		a := d.op.Attr.(RopeAttr)
 		a.Inverse = !a.Inverse
-		d.writeOver(0, "dx", d.dy(0), Rope, a, d.dy(0))
+		d.writeOver(0, "dx", d.dy(0), Rope, a, append([]BufID{d.dy(0)}, d.op.In[1:]...)...)
 	},
 	Dropout: func(d *differ) { d.writeOver(0, "dx", d.dy(0), Dropout, d.op.Attr, d.dy(0), d.in(1)) },
 	Add: func(d *differ) {

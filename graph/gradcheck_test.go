@@ -32,6 +32,16 @@ func world[T num.Float](t *testing.T, p *graph.Program, seed uint64, params [][]
 	if x := p.Find("x"); x != graph.NoBuf {
 		require.NoError(t, w.Set(x, convert[T](values(rng, p.Buf(x).Elems()))))
 	}
+	if s := p.Find("starts"); s != graph.NoBuf { // two documents a row
+		rows, seq := p.Buf(s).Shape[0], p.Buf(s).Shape[1]
+		v := make([]T, rows*seq)
+		for i := range v {
+			if second := int64(i)/seq + 1; int64(i)%seq >= second {
+				v[i] = T(second)
+			}
+		}
+		require.NoError(t, w.Set(s, v))
+	}
 	ints := func(id graph.BufID, limit int32, holes bool) {
 		if id == graph.NoBuf {
 			return
@@ -206,6 +216,9 @@ func param(b *graph.Builder, name string, shape ...int64) graph.Value {
 	return b.Param(name, graph.Normal(1), shape...)
 }
 
+// starts is where documents start, by world.
+func starts(b *graph.Builder, rows, seq int64) graph.Value { return b.Input("starts", rows, seq) }
+
 // weigh makes a loss whose gradient by y is no constant: Σ y·c with c a
 // parameter, whose own gradient is y.
 func weigh(b *graph.Builder, y graph.Value) {
@@ -266,6 +279,24 @@ var gradchecks = []struct {
 	{"softmax", func(b *graph.Builder) { weigh(b, b.Softmax("y", param(b, "a", 4, 6))) }},
 	{"rope", func(b *graph.Builder) {
 		weigh(b, b.Rope("y", param(b, "a", 6, 8), graph.RopeAttr{Heads: 2, HeadDim: 4, Seq: 3, Theta: 100}))
+	}},
+	{"add_pos/documents", func(b *graph.Builder) {
+		b.Documents(starts(b, 2, 3))
+		weigh(b, b.AddPos("y", param(b, "a", 6, 4), param(b, "pos", 5, 4), 3))
+	}},
+	{"rope/documents", func(b *graph.Builder) {
+		b.Documents(starts(b, 2, 3))
+		weigh(b, b.Rope("y", param(b, "a", 6, 8), graph.RopeAttr{Heads: 2, HeadDim: 4, Seq: 3, Theta: 100}))
+	}},
+	{"attention/documents", func(b *graph.Builder) {
+		b.Documents(starts(b, 2, 4))
+		weigh(b, b.Attention("y", param(b, "q", 8, 8), param(b, "k", 8, 4), param(b, "v", 8, 4),
+			graph.AttentionAttr{Batch: 2, Seq: 4, Heads: 4, KVHeads: 2, HeadDim: 2, Scale: 0.7, Causal: true, Cap: 0.9}))
+	}},
+	{"attention/documents, packed, window", func(b *graph.Builder) {
+		b.Documents(starts(b, 2, 4))
+		weigh(b, b.AttentionPacked("y", param(b, "qkv", 8, 16),
+			graph.AttentionAttr{Batch: 2, Seq: 4, Heads: 4, KVHeads: 2, HeadDim: 2, Scale: 0.7, Causal: true, Window: 2}))
 	}},
 	{"rope/in place, inverse, scaled", func(b *graph.Builder) {
 		a := b.Scale("s", param(b, "a", 6, 8), 1.5)

@@ -5,6 +5,10 @@ package graph
 // packed is queries, keys and values side by side.
 var packed = in("qkv", "(N,(Heads+2·KVHeads)·HeadDim)")
 
+// startsIn is where documents start, of rows that hold several: row n's begins starts[n]
+// rows behind the first of its Seq. They ascend and are at most n mod Seq.
+func startsIn() Operand { return in("starts", "(N)").typ(isF32).opt() }
+
 var attentionKinds = []*Info{
 	{
 		Kind:  Attention,
@@ -12,18 +16,19 @@ var attentionKinds = []*Info{
 		Doc: "Multi-head attention (Vaswani et al. 2017) with KVHeads shared by groups of heads (Ainslie et al. 2023), streaming softmax: " +
 			"y = softmax(Scale·q·kᵀ + mask)·v for each sample and head; lse is the log-sum-exp of each row of scores. " +
 			"Packed: qkv (N, (Heads+2·KVHeads)·HeadDim), queries, keys, values side by side; " +
-			"else q (N, Heads·HeadDim), k, v (N, KVHeads·HeadDim). y (N, Heads·HeadDim), lse (Batch·Heads·Seq), N = Batch·Seq.",
+			"else q (N, Heads·HeadDim), k, v (N, KVHeads·HeadDim). y (N, Heads·HeadDim), lse (Batch·Heads·Seq), N = Batch·Seq. " +
+			"With starts (N), of Causal attention alone, row n sees no key before row starts[n] of its Seq.",
 		Derivative: "with P = exp(scores − lse), D = Σ dy·y: dv = Pᵀ·dy; dS = P·(dy·vᵀ − D)·Scale; dq = dS·k; dk = dSᵀ·q, " +
 			"keys and values summed over the heads of their group",
-		In:        []Operand{in("q", "(N,Heads·HeadDim)"), in("k", "(N,KVHeads·HeadDim)"), in("v", "(N,KVHeads·HeadDim)")},
+		In:        []Operand{in("q", "(N,Heads·HeadDim)"), in("k", "(N,KVHeads·HeadDim)"), in("v", "(N,KVHeads·HeadDim)"), startsIn()},
 		Out:       []Operand{out("y", "(N,Heads·HeadDim)"), out("lse", "(Batch·Heads·Seq)").typ(isF32).stat()},
 		Attr:      AttentionAttr{},
-		Saves:     []string{"qkv", "q", "k", "v", "y", "lse"},
-		packedIn:  []Operand{packed},
+		Saves:     []string{"qkv", "q", "k", "v", "y", "lse", "starts"},
+		packedIn:  []Operand{packed, startsIn()},
 		packedOut: []Operand{out("y", "(N,Heads·HeadDim)"), out("lse", "(Batch·Heads·Seq)").typ(isF32).stat()},
 		check: func(c *checker) {
 			a := c.attention()
-			c.qkv(a, 0, c.in)
+			c.starts(c.in(c.qkv(a, 0, c.in)))
 			n := a.Batch * a.Seq
 			c.matrix(c.out(0), n, a.Heads*a.HeadDim, "Heads·HeadDim")
 			c.vector(c.out(1), n*a.Heads, "Batch·Heads·Seq")
@@ -33,12 +38,12 @@ var attentionKinds = []*Info{
 	},
 	{
 		Kind: AttentionGrad,
-		Doc:  "Gradients of attention. Packed: qkv, y, lse, dy → dqkv; else q, k, v, y, lse, dy → dq, dk, dv; each gradient shaped as its input.",
+		Doc:  "Gradients of attention. Packed: qkv, y, lse, dy, [starts] → dqkv; else q, k, v, y, lse, dy, [starts] → dq, dk, dv; each gradient shaped as its input.",
 		In: []Operand{in("q", "(N,Heads·HeadDim)"), in("k", "(N,KVHeads·HeadDim)"), in("v", "(N,KVHeads·HeadDim)"),
-			in("y", "(N,Heads·HeadDim)"), in("lse", "(Batch·Heads·Seq)").typ(isF32), in("dy", "(N,Heads·HeadDim)")},
+			in("y", "(N,Heads·HeadDim)"), in("lse", "(Batch·Heads·Seq)").typ(isF32), in("dy", "(N,Heads·HeadDim)"), startsIn()},
 		Out:       []Operand{out("dq", "(N,Heads·HeadDim)"), out("dk", "(N,KVHeads·HeadDim)"), out("dv", "(N,KVHeads·HeadDim)")},
 		Attr:      AttentionAttr{},
-		packedIn:  []Operand{packed, in("y", "(N,Heads·HeadDim)"), in("lse", "(Batch·Heads·Seq)").typ(isF32), in("dy", "(N,Heads·HeadDim)")},
+		packedIn:  []Operand{packed, in("y", "(N,Heads·HeadDim)"), in("lse", "(Batch·Heads·Seq)").typ(isF32), in("dy", "(N,Heads·HeadDim)"), startsIn()},
 		packedOut: []Operand{out("dqkv", "(N,(Heads+2·KVHeads)·HeadDim)")},
 		check: func(c *checker) {
 			a := c.attention()
@@ -47,6 +52,7 @@ var attentionKinds = []*Info{
 			c.matrix(c.in(i), n, a.Heads*a.HeadDim, "Heads·HeadDim")
 			c.vector(c.in(i+1), n*a.Heads, "Batch·Heads·Seq")
 			c.matrix(c.in(i+2), n, a.Heads*a.HeadDim, "Heads·HeadDim")
+			c.starts(c.in(i + 3))
 			c.qkv(a, 0, c.out)
 		},
 		flops:    func(c *checker) int64 { return c.op.Attr.(AttentionAttr).flops(5) },
@@ -73,6 +79,15 @@ func (c *checker) attention() AttentionAttr {
 		c.failf("Window is %d rows of attention with Causal %v, want 0, or a positive number with Causal", a.Window, a.Causal)
 	}
 	return a
+}
+
+// starts checks where documents start.
+func (c *checker) starts(r ref) {
+	a := c.op.Attr.(AttentionAttr)
+	c.vector(r, a.Batch*a.Seq, "Batch·Seq")
+	if c.err == nil && r.ok() && !a.Causal {
+		c.failf("operand starts (%s) with Causal false: only causal attention is confined to documents", r.buf.Name)
+	}
 }
 
 // qkv checks the queries, keys and values (or their gradients) from operand i
@@ -119,6 +134,7 @@ func deriveAttention(d *differ) {
 	}
 	ins := append([]BufID(nil), d.op.In[:n]...)
 	ins = append(ins, d.out(0), d.out(1), d.dy(0))
+	ins = append(ins, d.op.In[n:]...)
 	outs := make([]Out, n)
 	for j := range slots {
 		outs[j] = slots[j].out

@@ -110,17 +110,19 @@ var elementKinds = []*Info{
 		Kind: Rope,
 		Doc: "Rotary positions (Su et al. 2021) in the half-split layout: within each head, elements i and i+HeadDim/2 turn by " +
 			"(n mod Seq)·Theta^(−2i/HeadDim), scaled as Llama 3.1 does where ScaleFactor is not 0; Inverse turns back. " +
-			"x, y (N, Heads·HeadDim); y may be in place of x.",
+			"x, y (N, Heads·HeadDim); y may be in place of x. With starts (N) the position is n mod Seq − starts[n].",
 		Derivative: "the rotation by the opposite angle (Inverse flipped) of dy",
-		In:         []Operand{in("x", "(N,Heads·HeadDim)")},
+		In:         []Operand{in("x", "(N,Heads·HeadDim)"), startsIn()},
 		Out:        []Operand{out("y", "(N,Heads·HeadDim)").over("x")},
 		Attr:       RopeAttr{},
+		Saves:      []string{"starts"},
 		check: func(c *checker) {
 			x, a := c.in(0), c.op.Attr.(RopeAttr)
 			c.rope(a)
 			c.matrix(x, x.rows(), a.Heads*a.HeadDim, "Heads·HeadDim")
 			c.divides("Seq", a.Seq, x, "the number of rows", x.rows())
 			c.same(c.out(0), x)
+			c.vector(c.in(1), x.rows(), "the number of rows")
 		},
 		flops:    func(c *checker) int64 { return 3 * c.out(0).elems() },
 		work:     Target.ropeWork,

@@ -32,26 +32,29 @@ var linearKinds = []*Info{
 	},
 	{
 		Kind:       AddPos,
-		Doc:        "y[n] = x[n] + pos[n mod Seq]; x (N,C), pos (P,C) with P ≥ Seq, y (N,C), which may be in place of x.",
-		Derivative: "dx = dy; dpos[t] = Σ over rows n ≡ t (mod Seq) of dy[n], zero from Seq on",
-		In:         []Operand{in("x", "(N,C)"), in("pos", "(P,C)")},
+		Doc:        "y[n] = x[n] + pos[n mod Seq], with starts (N) pos[n mod Seq − starts[n]]; x (N,C), pos (P,C) with P ≥ Seq, y (N,C), which may be in place of x.",
+		Derivative: "dx = dy; dpos[t] = Σ over rows n at t of dy[n], zero from Seq on",
+		In:         []Operand{in("x", "(N,C)"), in("pos", "(P,C)"), startsIn()},
 		Out:        []Operand{out("y", "(N,C)").over("x")},
 		Attr:       PosAttr{},
+		Saves:      []string{"starts"},
 		check: func(c *checker) {
 			x, pos, y := c.in(0), c.in(1), c.out(0)
 			c.positions(x, pos)
 			c.same(y, x)
+			c.vector(c.in(2), x.rows(), "the number of rows")
 		},
 		flops: func(c *checker) int64 { return c.out(0).elems() },
 	},
 	{
 		Kind: AddPosGrad,
-		Doc:  "dpos[t] = Σ over rows n ≡ t (mod Seq) of dy[n]; rows from Seq to P are zero. dy (N,C), dpos (P,C).",
-		In:   []Operand{in("dy", "(N,C)")},
+		Doc:  "dpos[t] = Σ over rows n with n mod Seq = t, with starts (N) n mod Seq − starts[n] = t, of dy[n]; rows from Seq to P are zero. dy (N,C), dpos (P,C).",
+		In:   []Operand{in("dy", "(N,C)"), startsIn()},
 		Out:  []Operand{grad("dpos", "(P,C)")},
 		Attr: PosAttr{},
 		check: func(c *checker) {
 			c.positions(c.in(0), c.out(0))
+			c.vector(c.in(1), c.in(0).rows(), "the number of rows")
 		},
 		flops: func(c *checker) int64 { return c.in(0).elems() },
 	},
@@ -286,7 +289,7 @@ func deriveEmbed(d *differ) {
 }
 
 func deriveAddPos(d *differ) {
-	d.into(1, "dpos", AddPosGrad, d.op.Attr, d.dy(0))
+	d.into(1, "dpos", AddPosGrad, d.op.Attr, append([]BufID{d.dy(0)}, d.op.In[2:]...)...)
 	d.identity(0, "dx", d.dy(0), true)
 }
 

@@ -20,9 +20,12 @@ const (
 	// tokens i32 (N), dy (N,C) → dtable w/a (V,C)
 	EmbedGrad Kind = "embed_grad"
 
-	// x (N,C), pos (P,C) → y (N,C): y[n] = x[n] + pos[n mod Seq]. PosAttr. In place allowed.
+	// starts, where it is given: row n's document begins starts[n] rows behind the first of its
+	// Seq, and its position counts from there. So rows hold several documents.
+
+	// x (N,C), pos (P,C), [starts (N)] → y (N,C): y[n] = x[n] + pos[n mod Seq]. PosAttr. In place allowed.
 	AddPos Kind = "add_pos"
-	// dy (N,C) → dpos w/a (P,C); rows from Seq to P get zero. PosAttr.
+	// dy (N,C), [starts (N)] → dpos w/a (P,C); rows from Seq to P get zero. PosAttr.
 	AddPosGrad Kind = "add_pos_grad"
 
 	// x (M,K), w (K,N) or TransW: (N,K), [bias (N)] → y (M,N), [pre (M,N)]. LinearAttr.
@@ -74,13 +77,13 @@ const (
 	// dy, y → dx w/a
 	SoftmaxGrad Kind = "softmax_grad"
 
-	// x (N, Heads·HeadDim) → y, rotary positions n mod Seq, half-split pairs. RopeAttr. In place allowed.
+	// x (N, Heads·HeadDim), [starts (N)] → y, rotary positions n mod Seq, half-split pairs. RopeAttr. In place allowed.
 	// Its derivative is itself with Inverse set.
 	Rope Kind = "rope"
 
-	// Packed: qkv (N, (Heads+2·KVHeads)·HeadDim); else q, k, v → y (N, Heads·HeadDim), lse (B·Heads·Seq). AttentionAttr.
+	// Packed: qkv (N, (Heads+2·KVHeads)·HeadDim); else q, k, v; [starts (N)] → y (N, Heads·HeadDim), lse (B·Heads·Seq). AttentionAttr.
 	Attention Kind = "attention"
-	// Packed: qkv, y, lse, dy → dqkv; else q, k, v, y, lse, dy → dq, dk, dv. AttentionAttr.
+	// Packed: qkv, y, lse, dy, [starts (N)] → dqkv; else q, k, v, y, lse, dy, [starts (N)] → dq, dk, dv. AttentionAttr.
 	AttentionGrad Kind = "attention_grad"
 
 	// x, key i64 → y: counter-based. DropoutAttr. In place allowed. Its derivative is itself on dy.

@@ -87,7 +87,7 @@ func (m *merger) inputs() error {
 func (m *merger) buffers() error {
 	kept := map[string]BufID{}
 	for i := range m.p.Buffers {
-		if b := &m.p.Buffers[i]; b.View == nil && (b.Class == Activations && b.Life == LifeRun || b.isFloatInput()) {
+		if b := &m.p.Buffers[i]; b.View == nil && (b.Class == Activations && b.Life == LifeRun || b.IsFloatInput()) {
 			kept[b.Name] = BufID(i)
 		}
 	}
@@ -96,7 +96,7 @@ func (m *merger) buffers() error {
 			continue
 		}
 		b := m.other.Buffers[i]
-		if have, ok := kept[b.Name]; ok && (b.Life == LifeRun || b.isFloatInput()) {
+		if have, ok := kept[b.Name]; ok && (b.Life == LifeRun || b.IsFloatInput()) {
 			if h := m.p.Buf(have); h.DType != b.DType || !slices.Equal(h.Shape, b.Shape) {
 				return fmt.Errorf("%q is %v %v here and %v %v there", b.Name, h.DType, h.Shape, b.DType, b.Shape)
 			}
@@ -160,7 +160,7 @@ func (m *merger) section(kind SectionKind) error {
 	return nil
 }
 
-// isFloatInput tells what Builder.Input has made.
-func (b *Buffer) isFloatInput() bool {
+// IsFloatInput tells what Builder.Input has made.
+func (b *Buffer) IsFloatInput() bool {
 	return b.Class == Inputs && b.Port == NoPort && b.DType == F32
 }

@@ -114,6 +114,9 @@ func (t Target) Lacks(op *Op) string {
 	if t.CUDA.ProductBytes == 0 || op.Stream == HostWork {
 		return ""
 	}
+	if op.hasStarts() {
+		return "rows of several documents"
+	}
 	switch a := op.Attr.(type) {
 	case CapAttr:
 		if a.Cap != 0 {
@@ -132,6 +135,17 @@ func (t Target) Lacks(op *Op) string {
 		}
 	}
 	return ""
+}
+
+// hasStarts says that the operation's rows hold several documents.
+func (o *Op) hasStarts() bool {
+	info, ok := o.Info()
+	if !ok || len(o.In) == 0 {
+		return false
+	}
+	ins, _ := info.Operands(o.Attr)
+	n := len(o.In)
+	return n == len(ins) && ins[n-1].Name == startsIn().Name && o.In[n-1] != NoBuf
 }
 
 func (t Target) attentionWork(_ *Program, op *Op) int64 {

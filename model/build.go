@@ -80,9 +80,16 @@ func Write(b *graph.Builder, c Config, kind Kind, batch, seq int) error {
 	case kind >= Generate && batch != 1:
 		return fmt.Errorf("model: batch is %d, want 1: generation follows one sequence", batch)
 	}
+	if c.Documents && kind < Generate && !a.Classifier {
+		w.Documents(w.Input(Starts, w.batch, w.seq))
+	}
 	a.forward(w)
 	return nil
 }
+
+// Starts is the input that says of each token at which token of the row its document begins,
+// where rows hold several (Config.Documents).
+const Starts = "starts"
 
 // writer is a Builder that knows the model it writes.
 type writer struct {

@@ -37,6 +37,10 @@ type Config struct {
 	RopeScaling               *RopeScaling
 	Gemma2Config
 
+	// Documents says that rows of training and evaluation may hold several documents, whose
+	// positions and attention begin anew: they have the input Starts.
+	Documents bool
+
 	// Dropout probabilities, in training only. Attention's must be 0: attention
 	// here never holds the matrix of probabilities.
 	EmbdDropout, ResidDropout, AttnDropout float64

@@ -15,7 +15,7 @@ import (
 //	train-cached:  x ← host;                 y = block(x); …
 //
 // The host keeps x by sample, and runs the second form where it has x of every
-// row. The bits are the same: x depends on the row's tokens alone. rows is the
+// row. The bits are the same: x depends on the sample alone. rows is the
 // rows of a micro-batch, which x has as its leading dimension.
 //
 // Where the frozen beginning hands on several values (an attention whose output
@@ -56,13 +56,18 @@ func CachePrefix(p *graph.Program, rows int64) (*graph.Program, error) {
 	return q, nil
 }
 
-// frozenBeginning returns how many of the first operations depend on the tokens
+// frozenBeginning returns how many of the first operations depend on the sample
 // and frozen parameters only.
 func frozenBeginning(p *graph.Program, ops []graph.Op) (int, error) {
 	fixed := map[graph.BufID]bool{}
 	root := func(id graph.BufID) graph.BufID { r, _ := p.Resolve(id, nil); return r }
 	if p.Tokens != graph.NoBuf {
 		fixed[root(p.Tokens)] = true
+	}
+	for i := range p.Buffers {
+		if p.Buffers[i].IsFloatInput() {
+			fixed[graph.BufID(i)] = true
+		}
 	}
 	for i := range p.Params {
 		if p.Params[i].Frozen {

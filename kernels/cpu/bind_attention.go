@@ -35,7 +35,7 @@ func bindAttention16(b *binding, a graph.AttentionAttr) func() error {
 	f := &attn.Forward[float32]{
 		Shape: attnShape(a), Scale: float32(a.Scale), Cap: float32(a.Cap), As: b.asIn(0),
 		Q16: h.q, K16: h.k, V16: h.v, Y16: out[uint16](b, 0), Lse: out[float32](b, 1),
-		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv,
+		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, Starts: in[float32](b, h.operands),
 	}
 	work := slab(b.work(workspace(b.Program, b.Op)))
 	f.Work = take[float32](&work, int64(attn.ForwardWorkspace(f.Shape)))
@@ -52,7 +52,7 @@ func bindAttentionGrad16(b *binding, a graph.AttentionAttr) func() error {
 		Q16: h.q, K16: h.k, V16: h.v,
 		Y16: in[uint16](b, n), Lse: in[float32](b, n+1), Dy16: in[uint16](b, n+2),
 		Dq16: d.q, Dk16: d.k, Dv16: d.v,
-		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, LdDq: d.ldq, LdDk: d.ldkv, LdDv: d.ldkv,
+		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, LdDq: d.ldq, LdDk: d.ldkv, LdDv: d.ldkv, Starts: in[float32](b, n+3),
 	}
 	work := slab(b.work(workspace(b.Program, b.Op)))
 	f.Work = take[float32](&work, int64(attn.BackwardWorkspace16(f.Shape)))
@@ -69,7 +69,7 @@ func bindAttention(b *binding) func() error {
 	f := &attn.Forward[float32]{
 		Shape: attnShape(a), Scale: float32(a.Scale), Cap: float32(a.Cap),
 		Q: h.q, K: h.k, V: h.v, Y: out[float32](b, 0), Lse: out[float32](b, 1),
-		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv,
+		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, Starts: in[float32](b, h.operands),
 	}
 	work := slab(b.work(workspace(b.Program, b.Op)))
 	f.Work = take[float32](&work, int64(attn.ForwardWorkspace(f.Shape)))
@@ -90,7 +90,7 @@ func bindAttentionGrad(b *binding) func() error {
 		Q: h.q, K: h.k, V: h.v,
 		Y: in[float32](b, n), Lse: in[float32](b, n+1), Dy: in[float32](b, n+2),
 		Dq: d.q, Dk: d.k, Dv: d.v,
-		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, LdDq: d.ldq, LdDk: d.ldkv, LdDv: d.ldkv,
+		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, LdDq: d.ldq, LdDk: d.ldkv, LdDv: d.ldkv, Starts: in[float32](b, n+3),
 	}
 	work := slab(b.work(workspace(b.Program, b.Op)))
 	f.Work = take[float32](&work, int64(attn.BackwardWorkspace(f.Shape)))

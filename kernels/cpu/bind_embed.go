@@ -38,10 +38,10 @@ func bindEmbedGrad(b *binding) func() error {
 func bindAddPos(b *binding) func() error {
 	n, c := b.inShape(0)
 	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(vec.HalfAddPos(as, c, int(attr[graph.PosAttr](b).Seq), in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0)))
+		return b.run(vec.HalfAddPos(as, c, int(attr[graph.PosAttr](b).Seq), in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), in[float32](b, 2)))
 	}
 	return b.run(&vec.AddPos[float32]{
-		N: n, C: c, Seq: int(attr[graph.PosAttr](b).Seq),
+		N: n, C: c, Seq: int(attr[graph.PosAttr](b).Seq), Starts: in[float32](b, 2),
 		X: in[float32](b, 0), Pos: in[float32](b, 1), Y: out[float32](b, 0),
 	})
 }
@@ -49,10 +49,10 @@ func bindAddPos(b *binding) func() error {
 func bindAddPosGrad(b *binding) func() error {
 	n, c := b.inShape(0)
 	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(&vec.HalfAddPosGrad{As: as, C: c, Seq: int(attr[graph.PosAttr](b).Seq), DY: in[uint16](b, 0), DPos: b.sum(0)})
+		return b.run(&vec.HalfAddPosGrad{As: as, C: c, Seq: int(attr[graph.PosAttr](b).Seq), Starts: in[float32](b, 1), DY: in[uint16](b, 0), DPos: b.sum(0)})
 	}
 	return b.run(&vec.AddPosGrad[float32]{
-		N: n, C: c, Seq: int(attr[graph.PosAttr](b).Seq),
+		N: n, C: c, Seq: int(attr[graph.PosAttr](b).Seq), Starts: in[float32](b, 1),
 		DY: in[float32](b, 0), DPos: out[float32](b, 0), Accumulate: b.accum(0),
 	})
 }
@@ -81,11 +81,11 @@ func bindRope(b *binding) func() error {
 	}
 	var k runner
 	if as := b.asIn(0); as != vec.NoHalf {
-		k = vec.HalfRope(as, int(a.Heads), int(a.HeadDim), int(a.Seq), a.Inverse, in[uint16](b, 0), out[uint16](b, 0), table)
+		k = vec.HalfRope(as, int(a.Heads), int(a.HeadDim), int(a.Seq), a.Inverse, in[uint16](b, 0), out[uint16](b, 0), table, in[float32](b, 1))
 	} else {
 		k = &vec.Rope[float32]{
 			N: n, Heads: int(a.Heads), D: int(a.HeadDim), Seq: int(a.Seq), Inverse: a.Inverse,
-			X: in[float32](b, 0), Y: out[float32](b, 0), Table: table,
+			X: in[float32](b, 0), Y: out[float32](b, 0), Table: table, Starts: in[float32](b, 1),
 		}
 	}
 	pool := b.pool

@@ -113,21 +113,30 @@ func embedGrad[T num.Float](c *call[T]) {
 }
 
 func addPos[T num.Float](c *call[T]) {
-	x, pos, y := c.in(0), c.in(1), c.out(0)
+	x, pos, starts, y := c.in(0), c.in(1), c.in(2).v, c.out(0)
 	seq := int(attr[graph.PosAttr](c).Seq)
 	for i := range y.v {
-		y.v[i] = x.v[i] + pos.v[i/x.cols%seq*x.cols+i%x.cols]
+		y.v[i] = x.v[i] + pos.v[position(i/x.cols, seq, starts)*x.cols+i%x.cols]
 	}
 }
 
+// position is that of row n among its seq rows, counted from where its document starts.
+func position[T num.Float](n, seq int, starts []T) int {
+	t := n % seq
+	if starts != nil {
+		t -= int(starts[n])
+	}
+	return t
+}
+
 func addPosGrad[T num.Float](c *call[T]) {
-	dy, d := c.in(0), c.out(0)
+	dy, starts, d := c.in(0), c.in(1).v, c.out(0)
 	seq := int(attr[graph.PosAttr](c).Seq)
 	if !c.accum(0) {
 		clear(d.v)
 	}
 	for i, v := range dy.v {
-		d.v[i/dy.cols%seq*dy.cols+i%dy.cols] += v
+		d.v[position(i/dy.cols, seq, starts)*dy.cols+i%dy.cols] += v
 	}
 }
 
@@ -335,7 +344,7 @@ func rope[T num.Float](c *call[T]) {
 		Factor: a.ScaleFactor, LowFreq: a.LowFreq, HighFreq: a.HighFreq, Original: float64(a.OriginalPositions),
 	})
 	c.run(&vec.Rope[T]{
-		N: x.rows, Heads: int(a.Heads), D: int(a.HeadDim), Seq: int(a.Seq), X: x.v, Y: y.v, Table: table, Inverse: a.Inverse,
+		N: x.rows, Heads: int(a.Heads), D: int(a.HeadDim), Seq: int(a.Seq), X: x.v, Y: y.v, Table: table, Starts: c.in(1).v, Inverse: a.Inverse,
 	})
 }
 
@@ -410,10 +419,10 @@ func attnShape(a graph.AttentionAttr) attn.Shape {
 func attention[T num.Float](c *call[T]) {
 	a := attr[graph.AttentionAttr](c)
 	s := attnShape(a)
-	q, k, v, ldq, ldkv, _ := heads(a, c.in)
+	q, k, v, ldq, ldkv, n := heads(a, c.in)
 	c.run(&attn.Forward[T]{
 		Shape: s, Scale: T(a.Scale), Cap: T(a.Cap), Q: q, K: k, V: v, Y: c.out(0).v, Lse: c.out(1).v,
-		Work: make([]T, attn.ForwardWorkspace(s)), LdQ: ldq, LdK: ldkv, LdV: ldkv,
+		Work: make([]T, attn.ForwardWorkspace(s)), LdQ: ldq, LdK: ldkv, LdV: ldkv, Starts: c.in(n).v,
 	})
 }
 
@@ -425,7 +434,7 @@ func attentionGrad[T num.Float](c *call[T]) {
 	c.run(&attn.Backward[T]{
 		Shape: s, Scale: T(a.Scale), Cap: T(a.Cap), Q: q, K: k, V: v, Y: c.in(n).v, Lse: c.in(n + 1).v, Dy: c.in(n + 2).v,
 		Dq: dq, Dk: dk, Dv: dv, Work: make([]T, attn.BackwardWorkspace(s)),
-		LdQ: ldq, LdK: ldkv, LdV: ldkv, LdDq: ldq, LdDk: ldkv, LdDv: ldkv,
+		LdQ: ldq, LdK: ldkv, LdV: ldkv, LdDq: ldq, LdDk: ldkv, LdDv: ldkv, Starts: c.in(n + 3).v,
 	})
 }
 

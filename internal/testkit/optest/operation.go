@@ -135,6 +135,9 @@ func draw(kind graph.Kind, own *graph.Operation, s spec, rng *rand.Rand, opts Op
 	}
 	s.finite = opts.Finite
 	for i, d := range ins {
+		if opts.leavesOut(i, d, s) {
+			continue
+		}
 		if d.Optional && rng.IntN(3) == 0 {
 			op.In = append(op.In, graph.NoBuf)
 			continue
@@ -198,7 +201,9 @@ func (o *Operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 				v[i] = float32(math.Abs(float64(v[i])))
 			}
 		}
-		if !s.finite && s.unit == nil && d.Name != "coef" && rng.IntN(8) == 0 {
+		if d.Name == startsName {
+			documents(v, seqOf(s.attr), rng)
+		} else if !s.finite && s.unit == nil && d.Name != "coef" && rng.IntN(8) == 0 {
 			v[rng.IntN(len(v))] = float32(math.Inf(1 - 2*rng.IntN(2)))
 		}
 		o.Before[id] = Bytes(v)
@@ -243,6 +248,36 @@ func (o *Operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 		o.Before[id] = Bytes(v)
 	}
 	return id
+}
+
+// startsName is the operand that says where documents start.
+const startsName = "starts"
+
+// documents writes where documents of drawn lengths start, in rows of seq.
+func documents(starts []float32, seq int64, rng *rand.Rand) {
+	most := 1 + rng.IntN(2*int(seq))
+	first, left := 0, 0
+	for i := range starts {
+		t := i % int(seq)
+		if t == 0 || left == 0 {
+			first, left = t, 1+rng.IntN(most)
+		}
+		starts[i] = float32(first)
+		left--
+	}
+}
+
+// seqOf is the rows of a sample.
+func seqOf(attr any) int64 {
+	switch a := attr.(type) {
+	case graph.PosAttr:
+		return a.Seq
+	case graph.RopeAttr:
+		return a.Seq
+	case graph.AttentionAttr:
+		return a.Seq
+	}
+	return 1
 }
 
 // quantScales writes the scales of quantised values, of any part's length.
@@ -370,6 +405,11 @@ func half(list []graph.Operand, rng *rand.Rand, dt graph.DType) []graph.Operand 
 	return list
 }
 
+// leavesOut says that an input has no shape, or is one that the target's kernels do not take.
+func (opts Options) leavesOut(i int, d graph.Operand, s spec) bool {
+	return i >= len(s.in) || d.Name == startsName && opts.Target.Name != graph.CPUTarget().Name
+}
+
 // Big draws an operation of a kind that needs workspace, of shapes at which that
 // reaches its bounds; nothing has contents. It is false for other kinds.
 func Big(kind graph.Kind, rng *rand.Rand, opts Options) (*graph.Program, *graph.Op, bool) {
@@ -389,6 +429,9 @@ func Big(kind graph.Kind, rng *rand.Rand, opts Options) (*graph.Program, *graph.
 	p := &graph.Program{}
 	op := &graph.Op{Kind: kind, Name: "op", Attr: s.attr, Work: graph.NoBuf, Skip: graph.NoBuf, Unit: -1}
 	for i, d := range ins {
+		if opts.leavesOut(i, d, s) {
+			continue
+		}
 		op.In = append(op.In, p.AddBuffer(graph.Buffer{Name: d.Name, DType: d.Types[0], Shape: s.in[i]}))
 	}
 	for i, d := range outs {

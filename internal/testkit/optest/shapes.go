@@ -2,6 +2,7 @@ package optest
 
 import (
 	"math/rand/v2"
+	"slices"
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -82,11 +83,11 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.AddPos: func(r *rand.Rand) spec {
 		b, s, p, c := upTo(r, 4), upTo(r, 9), r.Int64N(4), upTo(r, 70)
 		x := lead(r, b*s, c)
-		return spec{attr: graph.PosAttr{Seq: s}, in: of(x, dims{s + p, c}), out: of(x)}
+		return spec{attr: graph.PosAttr{Seq: s}, in: of(x, dims{s + p, c}, dims{b * s}), out: of(x)}
 	},
 	graph.AddPosGrad: func(r *rand.Rand) spec {
 		b, s, p, c := upTo(r, 4), upTo(r, 9), r.Int64N(4), upTo(r, 70)
-		return spec{attr: graph.PosAttr{Seq: s}, in: of(lead(r, b*s, c)), out: of(dims{s + p, c})}
+		return spec{attr: graph.PosAttr{Seq: s}, in: of(lead(r, b*s, c), dims{b * s}), out: of(dims{s + p, c})}
 	},
 	graph.Linear:        func(r *rand.Rand) spec { return linearShapes(r, graph.Linear, 70) },
 	graph.LinearAct:     func(r *rand.Rand) spec { return linearShapes(r, graph.LinearAct, 70) },
@@ -312,8 +313,9 @@ func ropeShapes(r *rand.Rand, seq, half int64) spec {
 	if r.IntN(2) == 0 {
 		a.ScaleFactor, a.LowFreq, a.HighFreq, a.OriginalPositions = 8, 1, 4, 8192
 	}
-	x := lead(r, a.Seq*upTo(r, 3), a.Heads*a.HeadDim)
-	return spec{attr: a, in: of(x), out: of(x)}
+	n := a.Seq * upTo(r, 3)
+	x := lead(r, n, a.Heads*a.HeadDim)
+	return spec{attr: a, in: of(x, dims{n}), out: of(x)}
 }
 
 func attentionShapes(r *rand.Rand, grad bool, seq int64) spec {
@@ -334,10 +336,14 @@ func attentionShapes(r *rand.Rand, grad bool, seq int64) spec {
 	if a.Packed {
 		q = of(dims{n, (a.Heads + 2*kv) * a.HeadDim})
 	}
-	if !grad {
-		return spec{attr: a, in: q, out: of(y, lse)}
+	ins, outs := slices.Clone(q), of(y, lse)
+	if grad {
+		ins, outs = append(ins, y, lse, y), q
 	}
-	return spec{attr: a, in: append(append([][]int64(nil), q...), y, lse, y), out: q}
+	if a.Causal {
+		ins = append(ins, dims{n})
+	}
+	return spec{attr: a, in: ins, out: outs}
 }
 
 func ropeAtShapes(r *rand.Rand, half int64) spec {

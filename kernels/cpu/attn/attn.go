@@ -26,7 +26,10 @@ type Forward[T Float] struct {
 	K, V  []T // (B·Tk, KV·D)
 	Y     []T // (B·Tq, H·D), written; may share a buffer with no operand that is read
 	Lse   []T // (B, H, Tq), log-sum-exp of the scaled scores, written; nil if not wanted
-	Work  []T // ForwardWorkspace(Shape) elements, contents before and after are of no meaning
+	// Starts (B·Tq) has for each position the first of its document: a query sees no key before
+	// it. They ascend in a sequence. nil: a sequence is one document.
+	Starts []T
+	Work   []T // ForwardWorkspace(Shape) elements, contents before and after are of no meaning
 
 	// As says that the operands are 16-bit: Q16 … in place of Q …, with T float32.
 	As                 vec.Half
@@ -48,16 +51,17 @@ type Forward[T Float] struct {
 // are written, not accumulated into.
 type Backward[T Float] struct {
 	Shape
-	Scale T   // as the forward's
-	Cap   T   // as the forward's
-	Q     []T // (B·Tq, H·D)
-	K, V  []T // (B·Tk, KV·D)
-	Y, Dy []T // (B·Tq, H·D): the forward's output, and the loss's derivative by it
-	Lse   []T // (B, H, Tq): the forward's
-	Dq    []T // (B·Tq, H·D), written
-	Dk    []T // (B·Tk, KV·D), written
-	Dv    []T // (B·Tk, KV·D), written
-	Work  []T // BackwardWorkspace(Shape) elements; of 16-bit operands BackwardWorkspace16
+	Scale  T   // as the forward's
+	Cap    T   // as the forward's
+	Q      []T // (B·Tq, H·D)
+	K, V   []T // (B·Tk, KV·D)
+	Y, Dy  []T // (B·Tq, H·D): the forward's output, and the loss's derivative by it
+	Lse    []T // (B, H, Tq): the forward's
+	Starts []T // the forward's
+	Dq     []T // (B·Tq, H·D), written
+	Dk     []T // (B·Tk, KV·D), written
+	Dv     []T // (B·Tk, KV·D), written
+	Work   []T // BackwardWorkspace(Shape) elements; of 16-bit operands BackwardWorkspace16
 
 	// As and the 16-bit operands are as Forward's. Sums are float32 and rounded
 	// once.
@@ -287,6 +291,9 @@ func (f *Forward[T]) check() error {
 			return err
 		}
 	}
+	if err := checkStarts(op, &f.Shape, f.Starts); err != nil {
+		return err
+	}
 	var err error
 	if f.scale, err = scaleOf(op, f.Scale, f.D); err != nil {
 		return err
@@ -329,6 +336,9 @@ func (f *Backward[T]) check() error {
 		}
 	}
 	if err := checkFlat(op, "lse", len(f.Lse), f.B*f.H*f.Tq); err != nil {
+		return err
+	}
+	if err := checkStarts(op, &f.Shape, f.Starts); err != nil {
 		return err
 	}
 	var err error

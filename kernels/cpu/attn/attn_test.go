@@ -21,6 +21,7 @@ type problem[T Float] struct {
 	y, lse        []T
 	dq, dk, dv    []T
 	workF, workB  []T
+	starts        []T // nil: a sequence is one document
 }
 
 func normal[T Float](r *rand.Rand, n int) []T {
@@ -62,13 +63,13 @@ func newProblem[T Float](r *rand.Rand, s Shape, packed bool) *problem[T] {
 
 func (p *problem[T]) forward() *Forward[T] {
 	return &Forward[T]{Shape: p.Shape, Scale: p.scale, Cap: p.limit, Q: p.q, K: p.k, V: p.v, Y: p.y, Lse: p.lse, Work: p.workF,
-		LdQ: p.ldq, LdK: p.ldk, LdV: p.ldv}
+		LdQ: p.ldq, LdK: p.ldk, LdV: p.ldv, Starts: p.starts}
 }
 
 func (p *problem[T]) backward() *Backward[T] {
 	return &Backward[T]{Shape: p.Shape, Scale: p.scale, Cap: p.limit, Q: p.q, K: p.k, V: p.v, Y: p.y, Dy: p.dy, Lse: p.lse,
 		Dq: p.dq, Dk: p.dk, Dv: p.dv, Work: p.workB,
-		LdQ: p.ldq, LdK: p.ldk, LdV: p.ldv, LdDq: p.ldq, LdDk: p.ldk, LdDv: p.ldv}
+		LdQ: p.ldq, LdK: p.ldk, LdV: p.ldv, LdDq: p.ldq, LdDk: p.ldk, LdDv: p.ldv, Starts: p.starts}
 }
 
 func (p *problem[T]) run(t testing.TB, pl *pool.Pool) {
@@ -115,6 +116,9 @@ func naive[T Float](p *problem[T]) map[string][]float64 {
 				first := 0
 				if s.Window > 0 {
 					first = max(0, n-s.Window)
+				}
+				if p.starts != nil {
+					first = max(first, int(p.starts[b*s.Tq+t]))
 				}
 				most := math.Inf(-1)
 				for j := range n {

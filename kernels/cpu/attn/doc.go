@@ -55,6 +55,10 @@
 // lane d mod 16 by fma, with d continued to a multiple of 16 by zeros, and the
 // lanes as above.
 //
+// Where sequences hold several documents (Starts) a query sees no key before its
+// document's first. Its tiles begin with the one of the first key that the first query
+// of its own 64 sees.
+//
 // A key that a query must not see takes no part: its value is not multiplied
 // by zero but not read into the sum at all, so a NaN or Inf there does not
 // leak. A NaN or Inf in a visible operand propagates as IEEE arithmetic has

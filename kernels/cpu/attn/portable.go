@@ -50,8 +50,9 @@ func (f *Forward[T]) forwardRow(b, h, t int, scratch []T) {
 	m := negInf[T]()
 	var l [16]T
 	var p [KeyTile]T
-	n, first := f.visible(t), f.first(t)
-	for j0 := f.beginOf(t); j0 < n; j0 += KeyTile {
+	see := viewOf(&f.Shape, f.Starts, b)
+	n, first := f.visible(t), see.first(t)
+	for j0 := see.beginOf(t); j0 < n; j0 += KeyTile {
 		w := min(KeyTile, n-j0)
 		next := m
 		for j := range w {
@@ -107,6 +108,7 @@ func (f *Backward[T]) backwardHead(b, h int, scratch []T) {
 	group := f.H / f.KV
 	g := h / group
 	dk, dv := f.sums(scratch)
+	see := viewOf(&f.Shape, f.Starts, b)
 	row := func(i int) []T { return scratch[i*f.D : (i+1)*f.D] }
 	if h%group == 0 {
 		for j := range f.Tk {
@@ -119,8 +121,8 @@ func (f *Backward[T]) backwardHead(b, h int, scratch []T) {
 		clear(dq)
 		delta := deltaOf(dy, f.y.read(b, t, h, f.D, row(3)))
 		lse := f.Lse[(b*f.H+h)*f.Tq+t]
-		first := f.first(t)
-		for j := f.beginOf(t); j < f.visible(t); j++ {
+		first := see.first(t)
+		for j := see.beginOf(t); j < f.visible(t); j++ {
 			k := f.k.read(b, j, g, f.D, row(4))
 			s, d := score(q, k, f.scale, f.Cap, j, first)
 			p := num.Exp(s - lse)

@@ -72,24 +72,51 @@ func (s *Shape) visible(t int) int {
 	return s.Tk
 }
 
-// begin is the first key of the tiles that the queries of a tile of positions, from
-// base on, go through: the tile of the first key that the query at base sees.
-func (s *Shape) begin(base int) int {
-	if s.Window == 0 {
-		return 0
-	}
-	return max(base+1-s.Window, 0) / KeyTile * KeyTile
+// view says which keys the queries of a sequence see first.
+type view[T Float] struct {
+	*Shape
+	starts []T // by position; empty: all 0
 }
 
+// viewOf is sequence b's.
+func viewOf[T Float](s *Shape, starts []T, b int) view[T] {
+	if len(starts) == 0 {
+		return view[T]{Shape: s}
+	}
+	return view[T]{s, starts[b*s.Tk : (b+1)*s.Tk]}
+}
+
+// begin is the first key of the tiles that the queries of a tile of positions, from
+// base on, go through: the tile of the first key that the query at base sees.
+func (v *view[T]) begin(base int) int { return v.from(base) / KeyTile * KeyTile }
+
 // beginOf is begin of query t's tile.
-func (s *Shape) beginOf(t int) int { return s.begin((t + s.offset()) / KeyTile * KeyTile) }
+func (v *view[T]) beginOf(t int) int { return v.begin((t + v.offset()) / KeyTile * KeyTile) }
 
 // first is the first key that query t sees.
-func (s *Shape) first(t int) int {
-	if s.Window == 0 {
-		return 0
+func (v *view[T]) first(t int) int { return v.from(t + v.offset()) }
+
+// from is the first key that a query at a position sees.
+func (v *view[T]) from(position int) int {
+	first := 0
+	if v.Window > 0 {
+		first = max(position+1-v.Window, 0)
 	}
-	return max(t+s.offset()+1-s.Window, 0)
+	if position < len(v.starts) && v.starts[position] > 0 {
+		first = max(first, min(int(v.starts[position]), position))
+	}
+	return first
+}
+
+// checkStarts refuses starts that are not those of all positions of causal attention.
+func checkStarts[T Float](op string, s *Shape, starts []T) error {
+	switch {
+	case len(starts) == 0:
+		return nil
+	case !s.Causal || s.Tq != s.Tk:
+		return fmt.Errorf("%s: Starts of %d queries over Tk = %d keys, Causal %v; they are for causal queries at all positions", op, s.Tq, s.Tk, s.Causal)
+	}
+	return checkFlat(op, "Starts", len(starts), s.B*s.Tk)
 }
 
 // operand is the extent of rows × width elements at a row stride, over B

@@ -172,8 +172,9 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 		*at(m, i) = float32(math.Inf(-1))
 	}
 
+	see := viewOf(&f.Shape, f.Starts, b)
 	keys := f.visible(to - 1)
-	for j0 := f.begin(base); j0 < keys; j0 += KeyTile {
+	for j0 := see.begin(base); j0 < keys; j0 += KeyTile {
 		w := min(KeyTile, f.Tk-j0)
 		packTile(&f.k, b, g, d, j0, w, v, dp)
 		transposeAVX(&transposeArgs{in: v, out: kt, inRow: 4 * dp, columns: dp})
@@ -181,7 +182,7 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 		pre.add(&f.k, b, j0+KeyTile, g, d, keys)
 		pre.add(&f.v, b, j0+KeyTile, g, d, keys)
 		for i0 := 0; i0 < hi; i0 += KeyTile {
-			begin := f.begin(base + i0)
+			begin := see.begin(base + i0)
 			if f.Causal && base+i0 < j0 || j0 < begin {
 				continue
 			}
@@ -197,7 +198,7 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 				pre.add(&f.q, b, t+r1-r0, h, d, to)
 			}
 			tileScores(lv, at(q, i0*dp), kt, scores, r0, r1, w, d, dp, diagonal, &pre)
-			scale := bound(unsafe.Slice(scores, KeyTile*KeyTile), r0, r1, w, base+i0-j0, f.Window, f.scale, f.Cap, nil)
+			scale := bound(unsafe.Slice(scores, KeyTile*KeyTile), r0, r1, w, &see, base+i0, j0, f.scale, f.Cap, nil)
 
 			s0, s1 := r0&^15, roundUp(r1, 16)
 			sm := softmaxArgs{scores: at(scores, s0*KeyTile), m: at(m, i0+s0), l: at(l, 16*(i0+s0)),
@@ -235,11 +236,11 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 	}
 }
 
-// bound puts the soft cap and the window to rows [r0, r1) of a tile of scores, of w
-// keys, whose first row's position is ahead of its first key's by that many, and
-// returns what the scores are still to be multiplied with. With grad it keeps the
-// derivatives of the cap there.
-func bound(scores []float32, r0, r1, w, ahead, window int, scale, limit float32, grad *[KeyTile * KeyTile]float32) float32 {
+// bound puts the soft cap, and -Inf for what is not seen, to rows [r0, r1) of a tile of
+// scores, of w keys from j0 on, whose row 0 is at position base, and returns what the
+// scores are still to be multiplied with. With grad it keeps the derivatives of the cap
+// there.
+func bound(scores []float32, r0, r1, w int, see *view[float32], base, j0 int, scale, limit float32, grad *[KeyTile * KeyTile]float32) float32 {
 	if limit != 0 {
 		for r := r0; r < r1; r++ {
 			row := scores[r*KeyTile : r*KeyTile+w]
@@ -252,11 +253,11 @@ func bound(scores []float32, r0, r1, w, ahead, window int, scale, limit float32,
 		}
 		scale = 1
 	}
-	if window == 0 {
+	if see.Window == 0 && len(see.starts) == 0 {
 		return scale
 	}
 	for r := r0; r < r1; r++ {
-		for j := range min(ahead+r+1-window, w) {
+		for j := range min(see.from(base+r)-j0, w) {
 			scores[r*KeyTile+j] = float32(math.Inf(-1))
 		}
 	}
@@ -309,6 +310,7 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 	kt, vt, k, dk, dv := c.take(KeyTile*dp), c.take(KeyTile*dp), c.take(KeyTile*dp), c.take(KeyTile*dp), c.take(KeyTile*dp)
 	p, ds := c.take(KeyTile*KeyTile), c.take(KeyTile*KeyTile)
 	lse := f.Lse[(b*f.H+h)*f.Tq:][:f.Tq]
+	see := viewOf(&f.Shape, f.Starts, b)
 	var pre ahead
 
 	// 16-bit dk and dv are written once where one block of one head is all.
@@ -332,6 +334,11 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 		keys := f.visible(to - 1)
 		for j0 := 0; j0 < keys; j0 += KeyTile {
 			w := min(KeyTile, f.Tk-j0)
+			// Whether no query before saw the keys of a tile.
+			fresh := func(j int) bool { return h%group == 0 && (from == 0 || f.Causal && base <= j) }
+			if j0 < see.begin(base) && !fresh(j0) {
+				continue
+			}
 			packTile(&f.v, b, g, d, j0, w, k, dp)
 			transposeAVX(&transposeArgs{in: k, out: vt, inRow: 4 * dp, columns: dp})
 			packTile(&f.k, b, g, d, j0, w, k, dp)
@@ -340,11 +347,6 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 			if f.Causal {
 				first = max(j0-base, 0)
 			}
-			// Whether no query before saw the keys of a tile.
-			fresh := func(j int) bool { return h%group == 0 && (from == 0 || f.Causal && base <= j) }
-			if j0 < f.begin(base) && !fresh(j0) {
-				continue
-			}
 			if fresh(j0) {
 				init = 0
 			} else {
@@ -352,7 +354,7 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 				packRows(dvSum, b, g, d, j0, j0+w, dv, dp)
 			}
 			for i0 := first; i0 < hi; i0 += KeyTile {
-				begin := f.begin(base + i0)
+				begin := see.begin(base + i0)
 				if j0 < begin {
 					continue
 				}
@@ -389,7 +391,7 @@ func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 				if f.Cap != 0 {
 					grad = new([KeyTile * KeyTile]float32)
 				}
-				scale := bound(unsafe.Slice(p, KeyTile*KeyTile), r0, r1, w, base+i0-j0, f.Window, f.scale, f.Cap, grad)
+				scale := bound(unsafe.Slice(p, KeyTile*KeyTile), r0, r1, w, &see, base+i0, j0, f.scale, f.Cap, grad)
 				scoreGrad(lv, &scoreGradArgs{scores: at(p, r0*KeyTile), dp: at(ds, r0*KeyTile),
 					lse: &lse[t], delta: at(delta, i0+r0), rows: r1 - r0, scale: scale})
 				if grad != nil {

@@ -225,11 +225,11 @@ func columns16(name string, as Half, c int, in [2][]uint16, to HalfSum, body fun
 }
 
 // HalfRope is Rope of rows of heads·d 16-bit elements; the table is float32.
-func HalfRope(as Half, heads, d, seq int, inverse bool, x, y []uint16, table []float32) *HalfRows {
+func HalfRope(as Half, heads, d, seq int, inverse bool, x, y []uint16, table, starts []float32) *HalfRows {
 	w, h := heads*d, d/2
 	return rows16("rope", as, w, [3][]uint16{x}, y, false, func(t *tile) {
 		for n := t.lo; n < t.hi; n++ {
-			at := n % seq * d
+			at := position(n, seq, starts) * d
 			cos, sin := table[at:at+h], table[at+h:at+d]
 			for o := (n - t.lo) * w; o < (n-t.lo+1)*w; o += d {
 				in, out := t.in[0], t.out[0]
@@ -240,12 +240,12 @@ func HalfRope(as Half, heads, d, seq int, inverse bool, x, y []uint16, table []f
 }
 
 // HalfAddPos is AddPos of rows of c 16-bit elements.
-func HalfAddPos(as Half, c, seq int, x, pos, y []uint16) *HalfRows {
+func HalfAddPos(as Half, c, seq int, x, pos, y []uint16, starts []float32) *HalfRows {
 	return rows16("add positions", as, c, [3][]uint16{x}, y, false, func(t *tile) {
 		p := borrow(c)
 		defer p.giveBack()
 		for n := t.lo; n < t.hi; n++ {
-			o, at := (n-t.lo)*c, n%seq*c
+			o, at := (n-t.lo)*c, position(n, seq, starts)*c
 			widen(as, p.buf[:c], pos[at:at+c])
 			binary(opAdd, t.out[0][o:o+c], t.in[0][o:o+c], p.buf[:c], false)
 		}
@@ -256,8 +256,9 @@ func HalfAddPos(as Half, c, seq int, x, pos, y []uint16) *HalfRows {
 type HalfAddPosGrad struct {
 	As     Half
 	C, Seq int
-	DY     []uint16 // (N, C)
-	DPos   HalfSum  // (P, C), P >= Seq
+	Starts []float32 // as AddPos's
+	DY     []uint16  // (N, C)
+	DPos   HalfSum   // (P, C), P >= Seq
 }
 
 // Run computes the sums.
@@ -271,6 +272,9 @@ func (k *HalfAddPosGrad) Run(p *pool.Pool) error {
 	}
 	n := max(len(k.DPos.To), len(k.DPos.To32))
 	c.atLeastRows("DPos", n, k.Seq, k.C)
+	if c.err == nil {
+		c.starts(len(k.Starts), len(k.DY)/k.C)
+	}
 	if c.err == nil {
 		run(p, tasks(n/k.C, rowGrain(k.C)), k)
 	}
@@ -288,7 +292,8 @@ func (k *HalfAddPosGrad) RunIndex(i int) {
 			return
 		}
 		sum := k.DPos.begin(k.As, s.buf[:k.C], t*k.C)
-		for n := t; t < k.Seq && n < len(k.DY)/k.C; n += k.Seq {
+		rows := len(k.DY) / k.C
+		for n := nextAt(0, t, k.Seq, rows, k.Starts); t < k.Seq && n < rows; n = nextAt(n+1, t, k.Seq, rows, k.Starts) {
 			widen(k.As, row, k.DY[n*k.C:(n+1)*k.C])
 			binary(opAdd, sum, sum, row, false)
 		}

@@ -1,6 +1,7 @@
 package vec
 
 import (
+	"sort"
 	"sync/atomic"
 
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
@@ -184,9 +185,49 @@ func (k *ColumnSum[T]) RunIndex(i int) {
 	colSum(k.Y[lo:hi], k.X, k.N, k.C, lo, k.Accumulate)
 }
 
-// AddPos is Y[n] = X[n] + Pos[n mod Seq] for every row. Y may be X.
+// position is that of row n in its document: n mod seq, less where the document starts
+// among the seq rows if there are starts.
+func position[T num.Float](n, seq int, starts []T) int {
+	t := n % seq
+	if len(starts) > 0 {
+		t -= startOf(starts[n], t)
+	}
+	return t
+}
+
+// startOf is where the document of row t starts: 0 to t.
+func startOf[T num.Float](start T, t int) int {
+	if !(start > 0) {
+		return 0
+	}
+	return min(int(start), t)
+}
+
+// nextAt is the first row from n on, of rows rows, whose position is t; rows if there is none.
+func nextAt[T num.Float](n, t, seq, rows int, starts []T) int {
+	if len(starts) == 0 {
+		return min(n+(t-n%seq+seq)%seq, rows)
+	}
+	for first := n - n%seq; first < rows; first += seq {
+		of := starts[first:min(first+seq, rows)]
+		for i := max(n-first, t); i < len(of); {
+			switch s := startOf(of[i], i); {
+			case i-s == t:
+				return first + i
+			case i-s < t:
+				i = s + t
+			default: // on to the next document
+				i += 1 + sort.Search(len(of)-i-1, func(k int) bool { return of[i+1+k] > of[i] }) + t
+			}
+		}
+	}
+	return rows
+}
+
+// AddPos is Y[n] = X[n] + Pos[t] for every row, t its position. Y may be X.
 type AddPos[T num.Float] struct {
 	N, C, Seq int
+	Starts    []T // (N): where in its Seq rows a row's document starts; nil: at 0
 	X         []T // (N, C)
 	Pos       []T // (P, C), P >= Seq
 	Y         []T // (N, C)
@@ -201,10 +242,18 @@ func (k *AddPos[T]) Run(p *pool.Pool) error {
 	c.size2("X", "(N, C)", len(k.X), k.N, k.C)
 	c.size2("Y", "(N, C)", len(k.Y), k.N, k.C)
 	c.atLeastRows("Pos", len(k.Pos), k.Seq, k.C)
+	c.starts(len(k.Starts), k.N)
 	if c.err == nil {
 		run(p, tasks(k.N, rowGrain(k.C)), k)
 	}
 	return c.err
+}
+
+// starts refuses another number of starts than rows, unless there are none.
+func (c *check) starts(got, n int) {
+	if c.err == nil && got != 0 && got != n {
+		c.fail("Starts has %d elements, want one for each of N = %d rows", got, n)
+	}
 }
 
 // atLeastRows refuses lengths that are not whole rows of c, seq of them or more.
@@ -218,16 +267,17 @@ func (c *check) atLeastRows(name string, got, seq, cols int) {
 func (k *AddPos[T]) RunIndex(i int) {
 	lo, hi := piece(i, rowGrain(k.C), k.N)
 	for n := lo; n < hi; n++ {
-		a, b, t := n*k.C, (n+1)*k.C, n%k.Seq
+		a, b, t := n*k.C, (n+1)*k.C, position(n, k.Seq, k.Starts)
 		binary(opAdd, k.Y[a:b], k.X[a:b], k.Pos[t*k.C:(t+1)*k.C], false)
 	}
 }
 
-// AddPosGrad is DPos[t] = Σ DY[n] over the rows with n mod Seq = t, in increasing
+// AddPosGrad is DPos[t] = Σ DY[n] over the rows at position t, in increasing
 // order from 0 or, with Accumulate, from the old value. Rows of DPos from Seq on
 // become 0 (stay, with Accumulate).
 type AddPosGrad[T num.Float] struct {
 	N, C, Seq  int
+	Starts     []T // as AddPos's
 	DY         []T // (N, C)
 	DPos       []T // (P, C), P >= Seq
 	Accumulate bool
@@ -241,6 +291,7 @@ func (k *AddPosGrad[T]) Run(p *pool.Pool) error {
 	c.positive("Seq", k.Seq)
 	c.size2("DY", "(N, C)", len(k.DY), k.N, k.C)
 	c.atLeastRows("DPos", len(k.DPos), k.Seq, k.C)
+	c.starts(len(k.Starts), k.N)
 	if c.err == nil {
 		run(p, tasks(len(k.DPos)/k.C, rowGrain(k.C)), k)
 	}
@@ -255,7 +306,7 @@ func (k *AddPosGrad[T]) RunIndex(i int) {
 	}
 	for t := lo; t < min(hi, k.Seq); t++ {
 		d := k.DPos[t*k.C : (t+1)*k.C]
-		for n := t; n < k.N; n += k.Seq {
+		for n := nextAt(0, t, k.Seq, k.N, k.Starts); n < k.N; n = nextAt(n+1, t, k.Seq, k.N, k.Starts) {
 			binary(opAdd, d, d, k.DY[n*k.C:(n+1)*k.C], false)
 		}
 	}

@@ -83,7 +83,7 @@ func (k *RopeTable[T]) frequency(i int) float64 {
 }
 
 // Rope rotates the pairs (x[i], x[i+D/2]) of every head by the angle of the row's
-// position, n mod Seq (Su et al., "RoFormer", 2021, in Hugging Face's half-split
+// position (Su et al., "RoFormer", 2021, in Hugging Face's half-split
 // form):
 //
 //	y[i] = x[i]·cos - x[i+D/2]·sin, y[i+D/2] = x[i+D/2]·cos + x[i]·sin
@@ -93,6 +93,7 @@ type Rope[T num.Float] struct {
 	N, Heads, D, Seq int
 	X, Y             []T // (N, Heads·D)
 	Table            []T // (Seq, D), of RopeTable
+	Starts           []T // as AddPos's
 	Inverse          bool
 }
 
@@ -106,6 +107,7 @@ func (k *Rope[T]) Run(p *pool.Pool) error {
 	c.size4("X", "(N, Heads, D, 1)", len(k.X), k.N, k.Heads, k.D, 1)
 	c.size4("Y", "(N, Heads, D, 1)", len(k.Y), k.N, k.Heads, k.D, 1)
 	c.size2("Table", "(Seq, D)", len(k.Table), k.Seq, k.D)
+	c.starts(len(k.Starts), k.N)
 	if c.err == nil {
 		run(p, tasks(k.N, rowGrain(k.Heads*k.D)), k)
 	}
@@ -117,7 +119,7 @@ func (k *Rope[T]) RunIndex(i int) {
 	w, h := k.Heads*k.D, k.D/2
 	lo, hi := piece(i, rowGrain(w), k.N)
 	for n := lo; n < hi; n++ {
-		t := n % k.Seq
+		t := position(n, k.Seq, k.Starts)
 		cos, sin := k.Table[t*k.D:t*k.D+h], k.Table[t*k.D+h:(t+1)*k.D]
 		for o := n * w; o < (n+1)*w; o += k.D {
 			rotate(k.Y[o:o+h], k.Y[o+h:o+k.D], k.X[o:o+h], k.X[o+h:o+k.D], cos, sin, k.Inverse)
