@@ -47,9 +47,12 @@ type Config struct {
 	Order string
 
 	Steps int // optimizer steps
-	Batch int // rows of a micro-batch of one rank
-	Seq   int // tokens of a row; 0: the smaller of 256 and the model's positions
-	Accum int // micro-batches a step
+	// Epochs, where it is not 0, is how often the run goes through the data: Steps follow from
+	// it, the last of which may begin another epoch.
+	Epochs int
+	Batch  int // rows of a micro-batch of one rank
+	Seq    int // tokens of a row; 0: the smaller of 256 and the model's positions
+	Accum  int // micro-batches a step
 	// AccumOrder is "micro" (or ""): a step's micro-batches run one after the other; or
 	// "layer": each block runs all of them before the next block is touched, so that it
 	// is read and gathered once forward and once backward whatever Accum is, for their
@@ -369,7 +372,7 @@ func (c *Config) AsksLayers() bool { return strings.EqualFold(c.AccumOrder, Laye
 // largest bounds the counts, so that no product of them overflows and none asks
 // the machine for what it can't have. Others are bounded by what they multiply.
 var largest = map[string]int64{
-	"Steps": 1 << 40, "Warmup": 1 << 40, "EvalSteps": 1 << 40,
+	"Steps": 1 << 40, "Epochs": 1 << 20, "Warmup": 1 << 40, "EvalSteps": 1 << 40,
 	"Batch": 1 << 24, "Seq": 1 << 24, "Accum": 1 << 24, "Ranks": 1 << 20, "LRBaseBatch": 1 << 40,
 	"Threads": 4096, "Prefetch": 1 << 30,
 }
@@ -441,7 +444,7 @@ func (c *Config) validate() error {
 		return Refuse("Config.Seq %d: at least 1 token is needed; 0 is the smaller of 256 and the model's positions", c.Seq)
 	}
 	checks := []error{
-		atLeast("Steps", c.Steps, 1, "step"), atLeast("Batch", c.Batch, 1, "row"), atLeast("Seq", c.Seq, 0, "token"),
+		atLeast("Steps", c.Steps, 1, "step"), atLeast("Epochs", c.Epochs, 0, "epoch"), atLeast("Batch", c.Batch, 1, "row"), atLeast("Seq", c.Seq, 0, "token"),
 		atLeast("Accum", c.Accum, 1, "micro-batch"), atLeast("Ranks", c.Ranks, 1, "rank"), atLeast("Warmup", c.Warmup, 0, "step"),
 		atLeast("Threads", c.Threads, 0, "thread"), atLeast("Prefetch", c.Prefetch, 0, "unit"), atLeast("EvalEvery", c.EvalEvery, 0, "step"),
 		atLeast("EvalSteps", c.EvalSteps, 1, "batch"), atLeast("SaveEvery", c.SaveEvery, 0, "step"), atLeast("Keep", c.Keep, 0, "checkpoint"),
@@ -577,24 +580,4 @@ func (c *Config) EvalAccum() int {
 func (c *Config) ReadsText() bool {
 	isText := func(path string) bool { return path != "" && !strings.HasSuffix(path, ".bin") }
 	return c.Generate || isText(c.Data) || isText(c.EvalData)
-}
-
-// Runnable refuses, by name, what can be planned but not run.
-func (cfg *Config) Runnable() error {
-	if !strings.EqualFold(cfg.Device, "cuda") {
-		return nil
-	}
-	if cfg.LoRA.Active() {
-		return Refuse("Config.LoRA with Config.Device cuda: no GPU has run it yet; leave it out, or give Config.Device cpu")
-	}
-	if len(cfg.Int8) > 0 {
-		return Refuse("Config.Int8 with Config.Device cuda: the GPU's kernels have none; leave it out")
-	}
-	if cfg.BF16States() {
-		return Refuse("Config.OptimizerDType bf16 with Config.Device cuda: the GPU's kernels have none; leave it out")
-	}
-	if o := cfg.UpdateRule(); o.HostOnly() {
-		return Refuse("Config.Optimizer %.80s with Config.Device cuda: it has no kernel for GPUs; use another optimizer, or Config.Device cpu", o.Name)
-	}
-	return nil
 }

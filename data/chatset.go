@@ -15,25 +15,29 @@ type ChatOptions struct {
 	All      bool   // every token is a target, not the answers' alone
 	Seq      int    // tokens of a row
 	Drop     bool   // leaves out conversations that are longer than a row; else they are cut
-	Vocab    int    // of the model
-	// Seed draws the held-out conversations, EvalShare of them. Held chooses these.
-	Seed      int64
-	EvalShare float64
-	Held      bool
+	// Starts is the model's input that says where documents start: a row holds as many
+	// conversations as fit. "": it holds one.
+	Starts string
+	Vocab  int // of the model
+	// Split takes a part of the conversations.
+	Split Split
 }
 
-// Conversations is conversations as rows of tokens, one each. Their answers are the targets.
+// Conversations is conversations as rows of tokens, one each or packed. Their answers are
+// the targets.
 type Conversations struct {
 	o       ChatOptions
 	values  *builder // a token twice, and 1 where it is counted
 	buffer  *Buffer
 	hash    hash.Hash
 	starts  []int64 // of each conversation's values, and the end
-	targets []int32
+	targets []int32 // of each conversation
+	order   []int32 // the conversations, row by row
+	rows    []int32 // where in order each row begins, and the end
 	leftOut string
 
-	read, held, long, empty int // conversations seen, of the other part, over Seq, without a target
-	tokens, counted         int64
+	long, empty     int // conversations over Seq, without a target
+	tokens, counted int64
 }
 
 // OpenConversations reads conversations (see IsConversations) of JSON lines, Parquet files
@@ -72,20 +76,29 @@ func OpenConversations(ctx context.Context, root string, o Options, c ChatOption
 		return fail(err)
 	}
 	out.leftOut = files.leftOut()
+	out.arrange()
 	return out, nil
 }
 
-// heldOut says whether a conversation, by its number in the data, is held out.
-func (o *ChatOptions) heldOut(i int) bool {
-	return o.EvalShare > 0 && float64(mix64(uint64(o.Seed)+mix64(uint64(i)+1))>>11)/(1<<53) < o.EvalShare
+// arrange decides which conversations a row holds.
+func (c *Conversations) arrange() {
+	lengths := make([]int, len(c.targets))
+	for i := range lengths {
+		lengths[i] = int(c.starts[i+1] - c.starts[i])
+	}
+	if c.o.Starts != "" {
+		c.order, c.rows = pack(lengths, c.o.Seq)
+		return
+	}
+	c.rows = []int32{0}
+	for i := range lengths {
+		c.order, c.rows = append(c.order, int32(i)), append(c.rows, int32(i+1))
+	}
 }
 
 // add takes the next conversation of the data.
 func (c *Conversations) add(one *conversation) error {
-	i := c.read
-	c.read++
-	if c.o.heldOut(i) != c.o.Held {
-		c.held++
+	if !c.o.Split.takes() {
 		return nil
 	}
 	n := len(one.tokens)
@@ -109,7 +122,7 @@ func (c *Conversations) add(one *conversation) error {
 	var bytes []byte
 	for k, token := range one.tokens[:n] {
 		if int(token) >= c.o.Vocab {
-			return fmt.Errorf("conversation %d: token %d is beyond the model's vocabulary of %d", i+1, token, c.o.Vocab)
+			return fmt.Errorf("conversation %d: token %d is beyond the model's vocabulary of %d", c.o.Split.Seen, token, c.o.Vocab)
 		}
 		v := uint32(token) << 1
 		if one.counted[k] {
@@ -129,52 +142,79 @@ func (c *Conversations) add(one *conversation) error {
 }
 
 // The sink of the pipeline takes conversations by add alone.
-func (c *Conversations) count() int64                 { return int64(c.read) }
+func (c *Conversations) count() int64                 { return int64(c.o.Split.Seen) }
 func (c *Conversations) append([]int32, string) error { return nil }
 func (c *Conversations) appendBytes([]byte) error     { return nil }
 func (c *Conversations) rollBack(int64) error         { return nil }
 
 // Len is the number of rows.
-func (c *Conversations) Len() int64 { return int64(len(c.targets)) }
+func (c *Conversations) Len() int64 { return int64(len(c.rows) - 1) }
 
-// Sample fills a row with a conversation. The target of a token is the next one, if that
-// is counted.
+// row are the conversations of a row.
+func (c *Conversations) row(i int64) []int32 { return c.order[c.rows[i]:c.rows[i+1]] }
+
+// Sample fills a row with conversations. The target of a token is the next one of the same,
+// if that is counted. What is left of the row is a document of its own, without targets.
 func (c *Conversations) Sample(i int64, r *Row) error {
-	tokens := r.Tokens[:c.starts[i+1]-c.starts[i]]
-	if err := c.buffer.Tokens(tokens, c.starts[i]); err != nil {
-		return err
-	}
-	for k, v := range tokens {
-		if k > 0 && v&1 == 1 {
-			r.Targets[k-1] = v >> 1
+	at, starts := 0, r.Input(c.o.Starts)
+	for _, one := range c.row(i) {
+		n := int(c.starts[one+1] - c.starts[one])
+		tokens := r.Tokens[at : at+n]
+		if err := c.buffer.Tokens(tokens, c.starts[one]); err != nil {
+			return err
 		}
-		tokens[k] = v >> 1
+		for k, v := range tokens {
+			if k > 0 && v&1 == 1 {
+				r.Targets[at+k-1] = v >> 1
+			}
+			tokens[k] = v >> 1
+		}
+		for k := at; starts != nil && k < at+n; k++ {
+			starts[k] = float32(at)
+		}
+		at += n
+	}
+	for k := at; k < len(starts); k++ {
+		starts[k] = float32(at)
 	}
 	return nil
 }
 
 // CountTargets is how many targets a row has.
-func (c *Conversations) CountTargets(i int64) int { return int(c.targets[i]) }
+func (c *Conversations) CountTargets(i int64) (n int) {
+	for _, one := range c.row(i) {
+		n += int(c.targets[one])
+	}
+	return n
+}
 
 // Fingerprint tells the conversations and their rows apart from others.
 func (c *Conversations) Fingerprint() Fingerprint {
-	sum := sha256.Sum256(fmt.Appendf(c.hash.Sum(nil), " seq %d", c.o.Seq))
+	text := fmt.Appendf(c.hash.Sum(nil), " seq %d", c.o.Seq)
+	if c.o.Starts != "" {
+		text = append(text, " packed"...)
+	}
+	sum := sha256.Sum256(text)
 	return Fingerprint{c.tokens, hex.EncodeToString(sum[:])}
 }
 
 // Summary counts what was read, in a line.
 func (c *Conversations) Summary() string {
-	what := fmt.Sprintf("%d conversations", c.read)
-	if c.o.EvalShare > 0 {
-		what = fmt.Sprintf("%d of %d conversations", c.read-c.held, c.read)
+	what := fmt.Sprintf("%d conversations", c.o.Split.Seen)
+	if c.o.Split.Share > 0 {
+		what = fmt.Sprintf("%d of %d conversations", c.o.Split.Taken, c.o.Split.Seen)
 	}
 	long := fmt.Sprintf("%d cut to %d tokens", c.long, c.o.Seq)
 	if c.o.Drop {
 		long = fmt.Sprintf("%d dropped that are over %d tokens", c.long, c.o.Seq)
 	}
 	text := fmt.Sprintf("%s, %s, %d dropped without room for an answer: %d tokens, %d targets", what, long, c.empty, c.tokens, c.counted)
-	if n := len(c.targets); n > 0 {
-		text += fmt.Sprintf(" in %d rows of %d (%.0f %% full)", n, c.o.Seq, 100*float64(c.tokens)/float64(n)/float64(c.o.Seq))
+	if n := len(c.rows) - 1; n > 0 {
+		packed := ""
+		if c.o.Starts != "" {
+			packed = "packed "
+		}
+		text += fmt.Sprintf(" in %d %srows of %d (%.0f %% full)", n, packed, c.o.Seq, 100*float64(c.tokens)/float64(n)/float64(c.o.Seq))
 	}
 	return text
 }

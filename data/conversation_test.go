@@ -29,14 +29,13 @@ func TestMasksAgreeWithPythonNow(t *testing.T) {
 	long.Only(t)
 	seed := fmt.Sprint(os.Getpid())
 	t.Log("seed", seed)
-	out, err := exec.Command("/usr/bin/python3", "../internal/jinja/testdata/reference.py", "masks", seed, "500").Output()
+	out, err := exec.Command("python3", "../internal/jinja/testdata/reference.py", "masks", seed, "500").Output()
 	require.NoError(t, err)
 	masksAgree(t, out, 3000)
 }
 
 // masksAgree wants at least so many masks among the rows.
 func masksAgree(t *testing.T, golden []byte, least int) {
-	tok := load(t, bytesAnd(t, "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<think>"))
 	chats := map[string]*chat{}
 	lines, masked := bufio.NewScanner(bytes.NewReader(golden)), 0
 	lines.Buffer(nil, 1<<24)
@@ -49,11 +48,7 @@ func masksAgree(t *testing.T, golden []byte, least int) {
 		}
 		require.NoError(t, json.Unmarshal(lines.Bytes(), &c))
 		if chats[c.Template] == nil {
-			source, err := os.ReadFile("../internal/jinja/testdata/templates/" + c.Template + ".jinja")
-			require.NoError(t, err)
-			compiled, err := jinja.Compile(string(source))
-			require.NoError(t, err)
-			chats[c.Template] = &chat{form: messagesForm, tok: tok, template: compiled, vars: map[string]any{"tools": nil, "bos_token": "<s>", "eos_token": "</s>"}}
+			chats[c.Template] = chatOf(t, c.Template)
 		}
 		got, err := chats[c.Template].encode(marshal(t, map[string]any{"messages": c.Messages}))
 		if c.Mask == nil {
@@ -71,6 +66,16 @@ func masksAgree(t *testing.T, golden []byte, least int) {
 	}
 	require.NoError(t, lines.Err())
 	require.GreaterOrEqual(t, masked, least)
+}
+
+// chatOf renders by one of the templates of package jinja's tests, as reference.py does.
+func chatOf(t *testing.T, template string) *chat {
+	source, err := os.ReadFile("../internal/jinja/testdata/templates/" + template + ".jinja")
+	require.NoError(t, err)
+	compiled, err := jinja.Compile(string(source))
+	require.NoError(t, err)
+	tok := load(t, bytesAnd(t, "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<think>"))
+	return &chat{form: messagesForm, tok: tok, template: compiled, vars: map[string]any{"tools": nil, "bos_token": "<s>", "eos_token": "</s>"}}
 }
 
 // bytesAnd is a tokenizer.json of bytes, by their values, and special tokens.
@@ -223,7 +228,7 @@ func TestEvalSplit(t *testing.T) {
 	}
 	path := put(t, "a.jsonl", []byte(text.String()))
 	rows := func(seed int64, held bool) map[string]bool {
-		c, err := openChat(t, path, func(o *ChatOptions) { o.Seed, o.EvalShare, o.Held = seed, 0.1, held })
+		c, err := openChat(t, path, func(o *ChatOptions) { o.Split = Split{Seed: seed, Share: 0.1, Held: held} })
 		require.NoError(t, err)
 		seen := map[string]bool{}
 		for i := range c.Len() {

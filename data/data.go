@@ -48,8 +48,32 @@ type Options struct {
 	TextField string
 	// Threads bounds the goroutines that tokenize. 0 means all cores.
 	Threads int
+	// Split takes a part of the documents; nil takes all. Token files have no documents.
+	Split *Split
 
 	chat *chat // the data are conversations
+}
+
+// Split parts documents in two, by the seed: those held out, Share of them, and the others.
+// It counts the documents of the text that is opened with it.
+type Split struct {
+	Seed  int64
+	Share float64
+	Held  bool // the part held out is taken, else the other one
+
+	Seen, Taken int // documents
+}
+
+// takes says whether the next document belongs to the part.
+func (s *Split) takes() bool {
+	i := s.Seen
+	s.Seen++
+	held := s.Share > 0 && float64(mix64(uint64(s.Seed)+mix64(uint64(i)+1))>>11)/(1<<53) < s.Share
+	if held != s.Held {
+		return false
+	}
+	s.Taken++
+	return true
 }
 
 // Open opens a path: a *.bin file is tokens (OpenTokenFile), another
@@ -64,6 +88,9 @@ func Open(ctx context.Context, path string, o Options) (*Buffer, error) {
 		return nil, fmt.Errorf("open data: %w", err)
 	}
 	if !st.IsDir() && strings.HasSuffix(path, ".bin") {
+		if o.Split != nil {
+			return nil, fmt.Errorf("open data: %s is a token file, in which documents cannot be told apart, so none can be held out; split the text before it is tokenized", path)
+		}
 		return OpenTokenFile(path, o.Vocab)
 	}
 	if !st.IsDir() && kindOf(path).isRecords() && o.TextField == "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 )
 
@@ -72,7 +73,16 @@ func tokenize(ctx context.Context, c *corpus, o Options, to sink, from position,
 		defer close(work)
 		d := &documents{c: c, o: o}
 		d.cutter, _ = tok.(cutter)
+		taken := true // the document at hand
 		d.give = func(p *piece) error {
+			if o.Split != nil {
+				p.parts = slices.DeleteFunc(p.parts, func(part part) bool {
+					if part.starts {
+						taken = o.Split.takes()
+					}
+					return !taken
+				})
+			}
 			j := &job{piece: p, done: make(chan struct{})}
 			for _, ch := range []chan *job{ordered, work} {
 				select {

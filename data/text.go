@@ -45,7 +45,14 @@ func OpenText(ctx context.Context, root string, o Options) (*Buffer, error) {
 	if err := tokenize(ctx, c, o, b, position{}, nil); err != nil {
 		return nil, fmt.Errorf("open text: %w", err)
 	}
-	if b.n == 0 {
+	switch s := o.Split; {
+	case s != nil && s.Seen > 0 && s.Taken == 0:
+		what := "none is held out"
+		if !s.Held {
+			what = "all are held out"
+		}
+		return nil, fmt.Errorf("open text: of the documents in %s (files, or records), %d, %s by share %g and seed %d; give more documents, another share, or held-out data of its own", root, s.Seen, what, s.Share, s.Seed)
+	case b.n == 0:
 		return nil, fmt.Errorf("open text: %w", c.empty(root, o.Glob))
 	}
 	out, err := b.finish()

@@ -89,6 +89,7 @@ func (p planner) forward(c *Request, layers int) (fwd plan.Forward, err error) {
 		return fwd, fmt.Errorf("Config.Model %s: %w", c.Model, err)
 	}
 	m.EmbdDropout, m.ResidDropout = c.Dropout, c.Dropout
+	m.Documents = c.Packs()
 	if !m.Arch().Dropout && c.Dropout > 0 {
 		return fwd, config.Refuse("Config.Dropout %g with model_type %s: the architecture has no dropout; leave it out", c.Dropout, m.Family)
 	}

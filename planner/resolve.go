@@ -1,9 +1,11 @@
 package planner
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/search"
@@ -83,11 +85,38 @@ func (q Request) resolve() (planner, error) {
 	if q.Tokenizer == "" && q.ReadsText() {
 		q.Tokenizer = ModelTokenizer(&q.Config, q.Opened, h.Vocab)
 	}
+	if err := q.decidePacking(); err != nil {
+		return planner{}, err
+	}
 	// The caller's lists may change under the run.
 	q.LoRA.Targets = slices.Clone(q.LoRA.Targets)
 	q.RankShares = slices.Clone(q.RankShares)
 	q.Freeze, q.Int8, q.Epilogues, q.Allow = slices.Clone(q.Freeze), slices.Clone(q.Int8), slices.Clone(q.Epilogues), slices.Clone(q.Allow)
 	return planner{&Resolved{Request: q, Shape: h}, common}, nil
+}
+
+// decidePacking decides whether rows hold several documents: conversations on a CPU do,
+// unless they are not to.
+func (q *Request) decidePacking() error {
+	if q.Packing != "" {
+		return nil
+	}
+	q.Packing = config.PackingOff
+	path, glob := q.Data, q.DataGlob
+	if q.Inference {
+		path, glob = q.EvalData, q.EvalGlob
+	}
+	if q.Own.Data != nil || q.Own.Model != nil || q.DeviceTarget().Name != graph.CPUTarget().Name {
+		return nil
+	}
+	is, err := data.IsConversations(path, data.Options{TextField: q.TextField, Glob: glob})
+	if is {
+		q.Packing = config.PackingOn
+	}
+	if err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	return nil
 }
 
 // choosing is the same with what "auto" came to in its place.

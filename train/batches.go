@@ -6,22 +6,30 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/dustin/go-humanize/english"
+
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/internal/regular"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 )
 
+// Template is the chat template of conversations' text that the run was given; "": the
+// model's.
+func (b *batches) Template() string { return b.template }
+
 // batches is an opened data set and the order in which a run reads it.
 type batches struct {
-	sampler *data.Sampler
-	source  data.Source
-	buffer  *data.Buffer       // nil for what the program brought along
-	samples *data.SampleReader // that, or conversations; else nil
-	chat    *data.Conversations
-	all     bool // every target of a sample counts; else they must be counted
-	steps   int  // batches of an evaluation
-	scratch [2][]int32
+	sampler  *data.Sampler
+	source   data.Source
+	buffer   *data.Buffer       // nil for what the program brought along
+	samples  *data.SampleReader // that, or conversations; else nil
+	chat     *data.Conversations
+	template string
+	all      bool // every target of a sample counts; else they must be counted
+	steps    int  // batches of an evaluation
+	scratch  [2][]int32
 }
 
 // trainField names the training data.
@@ -56,16 +64,21 @@ func (t *Trainer) openData(ctx context.Context) error {
 		if t.train, err = t.openChat(ctx, trainField, c.Data, c.DataGlob, c.Accum, false); err != nil {
 			return err
 		}
-		if c.EvalSplit > 0 {
-			t.eval, err = t.openChat(ctx, trainField, c.Data, c.DataGlob, c.EvalAccum(), true)
-			return err
-		}
 	case c.Data == "":
 		return config.Refuse("Config.Data is missing: give a token file (*.bin), a text file, or a folder of text files")
 	default:
-		if t.train, err = t.open(ctx, trainField, c.Data, c.Accum); err != nil {
+		if t.train, err = t.open(ctx, trainField, c.Data, c.Accum, false); err != nil {
 			return err
 		}
+	}
+	t.countSteps()
+	if c.EvalSplit > 0 && !c.Inference {
+		if conversations {
+			t.eval, err = t.openChat(ctx, trainField, c.Data, c.DataGlob, c.EvalAccum(), true)
+		} else {
+			t.eval, err = t.open(ctx, trainField, c.Data, c.EvalAccum(), true)
+		}
+		return err
 	}
 	if c.Own.Eval != nil {
 		t.eval, err = t.openSamples(evalField, c.Own.Eval, c.EvalAccum())
@@ -78,27 +91,55 @@ func (t *Trainer) openData(ctx context.Context) error {
 		return err
 	}
 	if c.EvalData != "" {
-		if t.eval, err = t.open(ctx, evalDataField, c.EvalData, c.EvalAccum()); err != nil {
+		if t.eval, err = t.open(ctx, evalDataField, c.EvalData, c.EvalAccum(), false); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (t *Trainer) open(ctx context.Context, field, path string, accum int) (*batches, error) {
+// countSteps makes Steps those that Config.Epochs come to, from the sample at hand on.
+func (t *Trainer) countSteps() {
 	c := t.cfg
-	if s := planner.SampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 {
+	if c.Epochs == 0 || t.train == nil {
+		return
+	}
+	s := t.train.sampler
+	left := max(int64(c.Epochs)*s.Windows()-s.Tell(t.at.Step), 0)
+	steps := t.at.Step + int((left+s.Rows()-1)/s.Rows())
+	if t.at.Step > 0 && steps == c.Steps {
+		return // a run that goes on as it was
+	}
+	t.cfg = c.with(c.Tokenizer, c.Order, steps)
+	t.notes = append(t.notes, fmt.Sprintf("%s of %s, %d a step: %s", english.Plural(c.Epochs, "epoch", ""), english.Plural(int(s.Windows()), "row", ""), s.Rows(), english.Plural(steps, "step", "")))
+}
+
+// open opens tokens or text; held chooses the documents that are held out.
+func (t *Trainer) open(ctx context.Context, field, path string, accum int, held bool) (*batches, error) {
+	c := t.cfg
+	if s := planner.SampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 && !c.Packs() {
 		return nil, fmt.Errorf("%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", field, path, c.ModelName())
 	}
 	glob := c.DataGlob
 	if field == evalDataField {
 		glob = c.EvalGlob
 	}
-	buf, err := data.Open(ctx, path, data.Options{Tokenizer: t.tokenizer, Vocab: t.cfg.Shape.Vocab, Glob: glob, TextField: c.TextField, Threads: c.ComputeThreads()})
+	o := data.Options{Tokenizer: t.tokenizer, Vocab: t.cfg.Shape.Vocab, Glob: glob, TextField: c.TextField, Threads: c.ComputeThreads()}
+	if c.EvalSplit > 0 && field == trainField {
+		o.Split = &data.Split{Seed: c.Seed, Share: c.EvalSplit, Held: held}
+	}
+	buf, err := data.Open(ctx, path, o)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}
-	if left := buf.LeftOut(); left != "" {
+	if o.Split != nil {
+		what := "for training"
+		if held {
+			what, field = "held out", evalDataField
+		}
+		t.notes = append(t.notes, fmt.Sprintf("%s %s: %d of %d documents %s: %d tokens", trainField, path, o.Split.Taken, o.Split.Seen, what, buf.Len()))
+	}
+	if left := buf.LeftOut(); left != "" && !held {
 		t.notes = append(t.notes, fmt.Sprintf("%s %s: left out %s", field, path, left))
 	}
 	if err := t.noteEnds(field, path, buf); err != nil {
@@ -143,7 +184,7 @@ func (t *Trainer) conversations() (bool, error) {
 			if c.Shape.Vocab < data.ByteChat().VocabSize() {
 				return false, config.Refuse("%s %s: a model of %d tokens has no end token for conversations in bytes; a vocabulary of at least %d is needed", d.field, d.path, c.Shape.Vocab, data.ByteChat().VocabSize())
 			}
-			t.cfg = t.cfg.reading(data.ByteChatName, c.Order)
+			t.cfg = t.cfg.with(data.ByteChatName, c.Order, c.Steps)
 		}
 		if d.field == trainField {
 			chat = is && !c.Inference && c.Own.Data == nil
@@ -153,7 +194,7 @@ func (t *Trainer) conversations() (bool, error) {
 		return false, config.Refuse("Config.%s with Config.Data %s: it holds no conversations (JSON lines or Parquet with messages, prompt and response, or instruction and output); leave it out", given, c.Data)
 	}
 	if chat && c.Order == "" {
-		t.cfg = t.cfg.reading(t.cfg.Tokenizer, data.Shuffled.String())
+		t.cfg = t.cfg.with(t.cfg.Tokenizer, data.Shuffled.String(), c.Steps)
 	}
 	return chat, nil
 }
@@ -164,7 +205,13 @@ func (t *Trainer) openChat(ctx context.Context, field, path, glob string, accum 
 	if c.Own.Model != nil {
 		return nil, config.Refuse("%s %.80q with Config.Own.Model: conversations are for language models with a config.json; give Config.Own.Data", field, path)
 	}
-	o := data.ChatOptions{All: c.CountsAll(), Seq: c.Seq, Drop: c.DropsLong(), Vocab: c.Shape.Vocab, Seed: c.Seed, EvalShare: c.EvalSplit, Held: held}
+	o := data.ChatOptions{All: c.CountsAll(), Seq: c.Seq, Drop: c.DropsLong(), Vocab: c.Shape.Vocab}
+	if c.Packs() {
+		o.Starts = model.Starts
+	}
+	if field == trainField {
+		o.Split = data.Split{Seed: c.Seed, Share: c.EvalSplit, Held: held}
+	}
 	if c.Template != "" {
 		text, err := regular.ReadFile(c.Template, maxTemplate)
 		if err != nil {
@@ -189,7 +236,7 @@ func (t *Trainer) openChat(ctx context.Context, field, path, glob string, accum 
 	if err != nil {
 		return nil, errors.Join(err, conv.Close())
 	}
-	b.chat = conv
+	b.chat, b.template = conv, o.Template
 	return b, nil
 }
 
@@ -252,6 +299,9 @@ func (c *resolved) sampling(order data.Order, accum int) data.SamplerConfig {
 func (b *batches) fill(step, micro, rank int, m *data.Micro) error {
 	if b.samples != nil {
 		return b.samples.FillSamples(step, micro, rank, m)
+	}
+	for _, in := range m.Inputs { // rows of files are one document
+		clear(in)
 	}
 	return b.sampler.Fill(step, micro, rank, m.Tokens, m.Targets)
 }

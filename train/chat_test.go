@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/data"
 )
 
 // chatRun trains a small model of 257 tokens on conversations in bytes.
@@ -32,7 +35,7 @@ func TestTrainsOnConversations(t *testing.T) {
 	c := chatRun(t, 50)
 	c.EvalSplit, c.EvalSteps = 0.2, 1
 	notes := strings.Join(ended(t, c), "\n")
-	require.Regexp(t, `Config.Data \S+: \d+ of 50 conversations, 0 cut to 40 tokens, 0 dropped without room for an answer: \d+ tokens, \d+ targets in \d+ rows of 40`, notes)
+	require.Regexp(t, `Config.Data \S+: \d+ of 50 conversations, 0 cut to 40 tokens, 0 dropped without room for an answer: \d+ tokens, \d+ targets in \d+ packed rows of 40`, notes)
 	require.Regexp(t, `held out: \d+ of 50 conversations`, notes)
 	saved := newestOf(t, c.Checkpoint).Folder
 	text, err := os.ReadFile(filepath.Join(c.Checkpoint, filepath.Base(saved), "tokenizer_config.json"))
@@ -45,6 +48,29 @@ func TestTrainsOnConversations(t *testing.T) {
 	other := c
 	other.Steps, other.LossOn = 7, "all"
 	refused(t, other, "Config.Data is other data")
+}
+
+// The template of a run goes with its checkpoint, in place of the model's.
+func TestTemplateGoesWithTheCheckpoint(t *testing.T) {
+	t.Parallel()
+	c := chatRun(t, 10)
+	c.Template = filepath.Join(t.TempDir(), "own.jinja")
+	text := `{% for m in messages %}[{{ m.role }}] {{ m.content }}{% if m.role == "assistant" %}{{ eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}`
+	require.NoError(t, os.WriteFile(c.Template, []byte(text), 0o644))
+	ended(t, c)
+	saved := filepath.Join(c.Checkpoint, filepath.Base(newestOf(t, c.Checkpoint).Folder))
+	tok, err := data.OpenTokenizer(filepath.Join(saved, "tokenizer.json"))
+	require.NoError(t, err)
+	require.Equal(t, text, data.SpecialsOf(tok).Template)
+	require.NoError(t, os.Remove(c.Template))
+	c.Model, c.Init, c.Tokenizer, c.Template, c.Checkpoint = saved, saved, "", "", ""
+	c.EvalData, c.Data, c.Inference = c.Data, "", true
+	tr, err := c.start(context.Background())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, tr.Close()) }()
+	ev, err := tr.Evaluate(context.Background())
+	require.NoError(t, err)
+	require.Positive(t, ev.Targets)
 }
 
 // Settings of conversations are refused with other data, and by name.

@@ -137,6 +137,7 @@ type stepLine struct {
 	LossScale     json.RawMessage `json:"loss_scale"`
 	Skipped       bool            `json:"skipped"`
 	SkippedAll    int             `json:"skipped_steps,omitempty"`
+	Targets       int64           `json:"targets"`
 	Seconds       json.RawMessage `json:"seconds"`
 	TokensPerS    json.RawMessage `json:"tokens_per_s"`
 	DevicePeak    []int64         `json:"device_peak_bytes"`
@@ -159,7 +160,7 @@ type stepLine struct {
 func (m *MetricsWriter) Step(r StepResult) error {
 	line := stepLine{
 		Step: r.Step, Loss: number(float64(r.Loss), 32), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64), LossScale: number(r.LossScale, 64),
-		Skipped: r.Skipped, SkippedAll: r.SkippedAll, Seconds: number(r.Seconds, 64), TokensPerS: number(r.TokensPerS, 64),
+		Skipped: r.Skipped, SkippedAll: r.SkippedAll, Targets: r.Targets, Seconds: number(r.Seconds, 64), TokensPerS: number(r.TokensPerS, 64),
 		DevicePeak: r.Peak[graph.Device], DevicePlanned: r.Planned[graph.Device],
 		HostPeak: r.Peak[graph.Host], HostPlanned: r.Planned[graph.Host],
 		DiskPeak: r.Peak[graph.Disk], DiskPlanned: r.Planned[graph.Disk],

@@ -64,10 +64,11 @@ func (q request) build(ctx context.Context) (*plan.Plan, *resolved, error) {
 	return p, &resolved{r, q.hooks}, nil
 }
 
-// reading is the same with the tokenizer and order of its data.
-func (r *resolved) reading(tokenizer, order string) *resolved {
+// with is the same with what is known once the data are open: their tokenizer and order, and
+// the steps that epochs come to.
+func (r *resolved) with(tokenizer, order string, steps int) *resolved {
 	changed := *r.Resolved
-	changed.Tokenizer, changed.Order = tokenizer, order
+	changed.Tokenizer, changed.Order, changed.Steps = tokenizer, order, steps
 	return &resolved{&changed, r.hooks}
 }
 

@@ -114,5 +114,6 @@ func (t *Trainer) resume(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	t.savedRanks, _ = strconv.Atoi(was.Settings["ranks"]) // 0: an older version recorded none
+	t.countSteps()
 	return true, t.startScale(was.LossScale)
 }

@@ -99,6 +99,7 @@ type StepResult struct {
 	LossScale  float64 // by which the loss was multiplied; 1 outside fp16
 	Skipped    bool    // the step's update was left out
 	SkippedAll int     // steps of the run so far whose update was left out
+	Targets    int64   // counted targets of the global batch
 	Seconds    float64 // of the step, by the clock on the wall
 	TokensPerS float64 // tokens a second, all ranks
 	// Peak and Planned are, by space and rank, the bytes below the highest byte that an
@@ -385,7 +386,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	t.at.Step++
 	t.at.Pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
-	res := StepResult{Step: t.at.Step, Loss: float32(loss / float64(targets)), LR: lr, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.at.Skipped, CommBytes: t.ranks.CommSent() - sent}
+	res := StepResult{Step: t.at.Step, Loss: float32(loss / float64(targets)), LR: lr, Targets: targets, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.at.Skipped, CommBytes: t.ranks.CommSent() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Cached = at.cached

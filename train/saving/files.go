@@ -19,6 +19,7 @@ import (
 const (
 	tokenizerConfigFile  = "tokenizer_config.json"
 	generationConfigFile = "generation_config.json"
+	chatTemplateFile     = "chat_template.jinja" // before tokenizer_config.json's chat_template
 )
 
 // ModelFiles are the names of all files that a checkpoint may hold for Hugging
@@ -28,7 +29,7 @@ func ModelFiles() []string {
 }
 
 // besideTokenizer are the files that go with a tokenizer.json.
-var besideTokenizer = []string{tokenizerConfigFile, generationConfigFile, "special_tokens_map.json", "chat_template.jinja"}
+var besideTokenizer = []string{tokenizerConfigFile, generationConfigFile, "special_tokens_map.json", chatTemplateFile}
 
 // maxModelFile bounds a file that is copied into every checkpoint.
 const maxModelFile = 64 << 20
@@ -50,7 +51,7 @@ func (s *Saver) modelFiles() ([]checkpoint.Blob, error) {
 		tok, err := data.OpenTokenizer(spec)
 		if err == nil {
 			specials = data.SpecialsOf(tok)
-			files, err = tokenizerFiles(spec, tok, s.cfg.Shape.Positions)
+			files, err = tokenizerFiles(spec, tok, s.cfg.Shape.Positions, s.data.Template())
 		}
 		if err != nil {
 			return nil, fmt.Errorf("the tokenizer's files: %w", err)
@@ -68,8 +69,8 @@ func (s *Saver) modelFiles() ([]checkpoint.Blob, error) {
 }
 
 // tokenizerFiles are a tokenizer's files: copies of those that it came from, or
-// what a built-in one comes to.
-func tokenizerFiles(spec string, tok data.Tokenizer, positions int) (files []checkpoint.Blob, err error) {
+// what a built-in one comes to. A template takes the place of its chat template.
+func tokenizerFiles(spec string, tok data.Tokenizer, positions int, template string) (files []checkpoint.Blob, err error) {
 	have := map[string][]byte{}
 	switch strings.ToLower(spec) {
 	case "bytes", "gpt2", data.ByteChatName:
@@ -91,13 +92,16 @@ func tokenizerFiles(spec string, tok data.Tokenizer, positions int) (files []che
 			}
 		}
 	}
+	if template != "" {
+		have[chatTemplateFile] = []byte(template)
+	}
 	config := map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions, "clean_up_tokenization_spaces": false}
 	generation := map[string]any{"max_length": positions}
 	specials := data.SpecialsOf(tok)
 	for key, text := range specials.Names {
 		config[key] = text
 	}
-	if specials.Template != "" {
+	if specials.Template != "" && template == "" {
 		config["chat_template"] = specials.Template
 	}
 	if eot := tok.EOT(); eot >= 0 {

@@ -51,6 +51,8 @@ type Data interface {
 	// OwnSamples tells that the program brought the samples along.
 	OwnSamples() bool
 	Fingerprint() (data.Fingerprint, error)
+	// Template is the chat template that the run was given; "": the model's.
+	Template() string
 }
 
 // Run is what a Saver is told of the run that it saves.

@@ -4,6 +4,7 @@ masks their answers by TRL's documented rules. Prints a JSON object a line.
 
     reference.py render SEED COUNT    # for testdata/golden.jsonl: 1 6
     reference.py masks SEED COUNT     # for data/testdata/masks.jsonl: 1 3
+    reference.py packs SEED COUNT     # for data/testdata/packs.jsonl: 1 6
 """
 import json
 import os
@@ -153,8 +154,8 @@ def mask(template, name, messages):
     return text, spans
 
 
-def masks(seed, count):
-    for name in NAMES:
+def masks(seed, count, names=NAMES):
+    for name in names:
         template = compile_template(name)
         for messages in conversations(seed, count):
             row = {"template": name, "messages": messages}
@@ -172,8 +173,53 @@ def masks(seed, count):
             yield row
 
 
+def packs(seed, count, seq=600):
+    """packing_strategy="bfd": sequences are cut to seq, sorted by length, longest first,
+    and each goes into the bin with the least room that is enough, of these the one that
+    has waited longest. position_ids begin anew with each sequence, whose first label is
+    ignored. Labels are shifted by one, as the model's loss does."""
+    for name in NAMES:
+        template, messages, documents = compile_template(name), [], []
+        for row in masks_of(name, template, seed, count):
+            messages.append(row["messages"])
+            tokens, counted = row["tokens"][:seq], row["mask"][:seq]
+            if "1" in counted[1:]:
+                documents.append((tokens, counted))
+        bins, order = [], sorted(range(len(documents)), key=lambda i: -len(documents[i][0]))
+        waiting = []  # bins with room, by when they got it
+        for i in order:
+            n = len(documents[i][0])
+            room = min((seq - b["length"] for b in waiting if seq - b["length"] >= n), default=None)
+            if room is None:
+                b = {"documents": [], "length": 0}
+                bins.append(b)
+            else:
+                b = next(b for b in waiting if seq - b["length"] == room)
+                waiting = [o for o in waiting if o is not b]
+            b["documents"].append(i)
+            b["length"] += n
+            if b["length"] < seq:
+                waiting.append(b)
+        rows = []
+        for b in bins:
+            tokens, positions, labels = [], [], []
+            for i in b["documents"]:
+                ids, counted = documents[i]
+                tokens += ids
+                positions += list(range(len(ids)))
+                labels += [t if c == "1" and k > 0 else -1 for k, (t, c) in enumerate(zip(ids, counted))]
+            rows.append({"tokens": tokens, "positions": positions, "targets": labels[1:] + [-1]})
+        yield {"template": name, "seq": seq, "messages": messages, "rows": rows}
+
+
+def masks_of(name, template, seed, count):
+    for row in masks(seed, count, [name]):
+        if "mask" in row:
+            yield row
+
+
 if __name__ == "__main__":
     mode, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    rows = {"render": renderings, "masks": masks}[mode](seed, count)
+    rows = {"render": renderings, "masks": masks, "packs": packs}[mode](seed, count)
     for row in rows:
         print(json.dumps(row, ensure_ascii=False, separators=(",", ":")))

@@ -50,6 +50,7 @@ func RefuseUnderOne(fs *pflag.FlagSet) error {
 	for _, f := range []struct{ flag, what, without string }{
 		{"seq", "token", "the smaller of 256 and the model's positions"},
 		{"global-batch", "row", "--batch and --accum as they are"},
+		{"epochs", "epoch", "--steps"},
 	} {
 		if n, err := fs.GetInt(f.flag); err == nil && fs.Changed(f.flag) && n < 1 {
 			return fmt.Errorf("--%s %d: at least 1 %s is needed; leave it out for %s", f.flag, n, f.what, f.without)
@@ -66,6 +67,14 @@ func MinRanks(flags *pflag.FlagSet) (n int) {
 	}
 	n, _ = flags.GetInt("min-ranks")
 	return n
+}
+
+// refuseEpochs refuses two lengths of a run.
+func refuseEpochs(fs *pflag.FlagSet) error {
+	if fs.Changed("epochs") && fs.Changed("steps") {
+		return fmt.Errorf("--epochs %s with --steps %s: each says how long the run is; leave one out", fs.Lookup("epochs").Value, fs.Lookup("steps").Value)
+	}
+	return nil
 }
 
 // JobFlags binds the flags about a job's processes, and returns --transport's value.
@@ -132,5 +141,5 @@ func Settle(fs *pflag.FlagSet, c *spillway.Config, l *Later) (isDemo bool, err e
 	if err := cmp.Or(RefuseUnderOne(fs), l.Refuse()); err != nil {
 		return isDemo, err
 	}
-	return isDemo, cmp.Or(c.Validate(), checkAddress(c.MetricsAddr), cli.RefuseOverwriting(fs), l.refuseExport(c), l.refuseAllow(c))
+	return isDemo, cmp.Or(refuseEpochs(fs), c.Validate(), checkAddress(c.MetricsAddr), cli.RefuseOverwriting(fs), l.refuseExport(c), l.refuseAllow(c))
 }

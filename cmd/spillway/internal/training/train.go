@@ -178,9 +178,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 	if unkept {
 		fmt.Fprintln(stderr, "warning: the model will not be kept: give --checkpoint DIR to keep it, or --checkpoint none to leave out this warning")
 	}
-	if t.Done() >= c.Steps {
-		fmt.Fprintf(stdout, "nothing to do: the checkpoint has %d steps and --steps is %d\n", t.Done(), c.Steps)
-	}
+	tellIfDone(stdout, t)
 	done(t.Done())
 	bar := newProgress(stderr, t.Done(), c.Steps, cli.TokensAreBytes(t, c.EvalData))
 	shown.Store(bar)
@@ -219,6 +217,17 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 		fmt.Fprintln(stderr, "warning: the model was not kept: --checkpoint DIR would have kept it")
 	}
 	return ckpt.ExportLast(ctx, c.Checkpoint, l.Export, stdout, stderr)
+}
+
+// tellIfDone says that a run has nothing to do.
+func tellIfDone(w io.Writer, t *spillway.Trainer) {
+	c, length := t.Config(), "--steps is"
+	if c.Epochs > 0 {
+		length = fmt.Sprintf("--epochs %d come to", c.Epochs)
+	}
+	if t.Done() >= c.Steps {
+		fmt.Fprintf(w, "nothing to do: the checkpoint has %d steps and %s %d\n", t.Done(), length, c.Steps)
+	}
 }
 
 // interruptedAfter says how an interrupted run ended.

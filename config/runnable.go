@@ -1,0 +1,26 @@
+package config
+
+import "strings"
+
+// Runnable refuses, by name, what can be planned but not run.
+func (cfg *Config) Runnable() error {
+	if !strings.EqualFold(cfg.Device, "cuda") {
+		return nil
+	}
+	if cfg.LoRA.Active() {
+		return Refuse("Config.LoRA with Config.Device cuda: no GPU has run it yet; leave it out, or give Config.Device cpu")
+	}
+	if cfg.Packs() {
+		return Refuse("Config.Packing on with Config.Device cuda: the GPU's kernels take rows of one document; leave it out, or give Config.Device cpu")
+	}
+	if len(cfg.Int8) > 0 {
+		return Refuse("Config.Int8 with Config.Device cuda: the GPU's kernels have none; leave it out")
+	}
+	if cfg.BF16States() {
+		return Refuse("Config.OptimizerDType bf16 with Config.Device cuda: the GPU's kernels have none; leave it out")
+	}
+	if o := cfg.UpdateRule(); o.HostOnly() {
+		return Refuse("Config.Optimizer %.80s with Config.Device cuda: it has no kernel for GPUs; use another optimizer, or Config.Device cpu", o.Name)
+	}
+	return nil
+}
