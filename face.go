@@ -34,9 +34,12 @@ import (
 //		Order string
 //
 //		Steps int // optimizer steps
-//		Batch int // rows of a micro-batch of one rank
-//		Seq   int // tokens of a row; 0: the smaller of 256 and the model's positions
-//		Accum int // micro-batches a step
+//		// Epochs, where it is not 0, is how often the run goes through the data: Steps follow from
+//		// it, the last of which may begin another epoch.
+//		Epochs int
+//		Batch  int // rows of a micro-batch of one rank
+//		Seq    int // tokens of a row; 0: the smaller of 256 and the model's positions
+//		Accum  int // micro-batches a step
 //		// AccumOrder is "micro" (or ""): a step's micro-batches run one after the other; or
 //		// "layer": each block runs all of them before the next block is touched, so that it
 //		// is read and gathered once forward and once backward whatever Accum is, for their
@@ -47,7 +50,7 @@ import (
 //		Optimizer   string  // one of zero.OptimizerNames: adamw, sgd, …
 //		LR          float64 // peak learning rate
 //		LRSchedule  string  // constant, linear, cosine, inverse-sqrt
-//		LRScale     string  // none, sqrt, linear: LR times (√ of) global batch over LRBaseBatch
+//		LRScale     string  // none, sqrt, linear: LR times (√ of) the step's rows over LRBaseBatch
 //		LRBaseBatch int     // rows at which LR holds unscaled
 //		Warmup      int     // steps of linear warm-up
 //		MinLR       float64 // floor of the decaying schedules
@@ -212,6 +215,9 @@ import (
 //		// (FollowGlobalBatch); 0: Accum is as given. With Reproducible the ranks need not divide
 //		// it: each has a share of its micro-batches, and padding fills the last one.
 //		GlobalBatch int
+//		// BatchSchedule is the rows of a step over all ranks by step, in the place of GlobalBatch,
+//		// which becomes its largest; nil: every step has as many.
+//		BatchSchedule BatchSchedule
 //		// RankShares are the micro-batches of each rank in a step, 1 or more, for ranks that
 //		// are not equally fast (Reproducible); nil: shares that differ by at most one.
 //		RankShares []int
@@ -252,6 +258,7 @@ import (
 //	func Default() Config
 //	func (c *Config) Algorithm() algorithm.Name
 //	func (c *Config) AsksLayers() bool
+//	func (c Config) At(step int) Config
 //	func (c *Config) BF16States() bool
 //	func (c *Config) BaseType() fsdp.Base
 //	func (cfg *Config) Common() *Shared
@@ -268,6 +275,7 @@ import (
 //	func (c *Config) In8Bits(name string) bool
 //	func (c *Config) InLayers() bool
 //	func (c *Config) LearningRate(step int) float64
+//	func (c *Config) LeastLeaves() int
 //	func (c *Config) Leaves() int
 //	func (c *Config) ModelName() string
 //	func (c Config) Over(p Processes) Config
@@ -283,6 +291,7 @@ import (
 //	func (cfg Config) Sharing() Config
 //	func (cfg *Config) SkipsNonFinite() bool
 //	func (c *Config) StepRows() int
+//	func (c *Config) StepShapes() (list []graph.StepShape)
 //	func (c *Config) Uneven(accumGiven bool, format string, args ...any) error
 //	func (c *Config) UpdateRule() zero.Optimizer
 //	func (c *Config) Validate() error
@@ -384,12 +393,14 @@ type Trainer = train.Trainer
 //
 //	type StepResult struct {
 //		Step       int     // from 1
+//		Rows       int     // of the global batch
 //		Loss       float32 // mean over the counted targets of the global batch
 //		LR         float64 // learning rate of the step
 //		GradNorm   float64 // Euclidean norm of all gradients, before clipping
 //		LossScale  float64 // by which the loss was multiplied; 1 outside fp16
 //		Skipped    bool    // the step's update was left out
 //		SkippedAll int     // steps of the run so far whose update was left out
+//		Targets    int64   // counted targets of the global batch
 //		Seconds    float64 // of the step, by the clock on the wall
 //		TokensPerS float64 // tokens a second, all ranks
 //		// Peak and Planned are, by space and rank, the bytes below the highest byte that an
@@ -407,7 +418,12 @@ type Trainer = train.Trainer
 //		// their time during which the rank computed: with Config.Measure, else nil and NaN.
 //		Comm    []CommUse
 //		Overlap float64
-//		Eval    *EvalResult // set where the step was followed by an evaluation
+//		// DataWait is how long a rank of this process, the slowest, read samples, in s, and
+//		// ModelFlops the multiply-adds of its ranks' products, 2 each: forward and backward,
+//		// without what is computed again.
+//		DataWait   float64
+//		ModelFlops float64
+//		Eval       *EvalResult // set where the step was followed by an evaluation
 //	}
 type StepResult = train.StepResult
 

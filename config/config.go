@@ -63,7 +63,7 @@ type Config struct {
 	Optimizer   string  // one of zero.OptimizerNames: adamw, sgd, …
 	LR          float64 // peak learning rate
 	LRSchedule  string  // constant, linear, cosine, inverse-sqrt
-	LRScale     string  // none, sqrt, linear: LR times (√ of) global batch over LRBaseBatch
+	LRScale     string  // none, sqrt, linear: LR times (√ of) the step's rows over LRBaseBatch
 	LRBaseBatch int     // rows at which LR holds unscaled
 	Warmup      int     // steps of linear warm-up
 	MinLR       float64 // floor of the decaying schedules
@@ -228,6 +228,9 @@ type Config struct {
 	// (FollowGlobalBatch); 0: Accum is as given. With Reproducible the ranks need not divide
 	// it: each has a share of its micro-batches, and padding fills the last one.
 	GlobalBatch int
+	// BatchSchedule is the rows of a step over all ranks by step, in the place of GlobalBatch,
+	// which becomes its largest; nil: every step has as many.
+	BatchSchedule BatchSchedule
 	// RankShares are the micro-batches of each rank in a step, 1 or more, for ranks that
 	// are not equally fast (Reproducible); nil: shares that differ by at most one.
 	RankShares []int
@@ -453,7 +456,7 @@ func (c *Config) validate() error {
 		oneOf("Precision", c.Precision, precisions), oneOf("BF16Rounding", c.BF16Rounding, bf16Roundings), validRounding(c), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), validLoRA(c), validBase(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
 		oneOf("Optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("Device", c.Device, devices),
 		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves), oneOf("CUDAGraphs", c.CUDAGraphs, cudaGraphs),
-		validCollectives(c),
+		validCollectives(c), c.validateSchedule(),
 		finite("LR", c.LR, 0), finite("MinLR", c.MinLR, 0), finite("WeightDecay", c.WeightDecay, 0), finite("Eps", c.Eps, 0), finite("Clip", c.Clip, 0), finite("Trust", c.Trust, 0),
 		fraction("Beta1", c.Beta1), fraction("Beta2", c.Beta2), fraction("Dropout", c.Dropout),
 	}
@@ -565,15 +568,6 @@ func (c *Config) UpdateRule() zero.Optimizer {
 	}
 	return zero.Optimizer{Name: name, Rule: c.Own.Rule, Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
 		Trust: c.Trust, AdaptAll: c.AdaptAll, Nesterov: c.Nesterov, LossScale: c.ScalePolicy(), Int8: c.In8Bits("optimizer"), BF16: c.BF16States()}
-}
-
-// EvalAccum is the micro-steps of a batch of an evaluation: with Reproducible those
-// of a step, so that it reads the same rows at any number of ranks.
-func (c *Config) EvalAccum() int {
-	if c.Reproducible && !c.Inference {
-		return c.Accum
-	}
-	return 1
 }
 
 // ReadsText says whether the run turns text into tokens, or back.

@@ -10,10 +10,13 @@ import (
 )
 
 // FollowGlobalBatch is the configuration with Accum such that a step has GlobalBatch rows
-// over all ranks or, with RankShares, their micro-batches. It refuses what does not
-// divide, unless Reproducible, and with accumGiven an Accum that says otherwise. Without
-// either it does nothing.
+// over all ranks, with BatchSchedule those of its largest batch, or, with RankShares, their
+// micro-batches. It refuses what does not divide, unless Reproducible, and with accumGiven
+// an Accum that says otherwise. Without any of them it does nothing.
 func (c Config) FollowGlobalBatch(accumGiven bool) (Config, error) {
+	if len(c.BatchSchedule) > 0 {
+		return c.followSchedule(accumGiven)
+	}
 	if c.GlobalBatch == 0 && c.RankShares == nil {
 		return c, nil
 	}
@@ -40,31 +43,38 @@ func (c *Config) refuseRows(accumGiven bool) error {
 	if err := c.validateShares(); err != nil || c.GlobalBatch == 0 {
 		return err
 	}
-	leaves := c.leaves()
+	leaves, what := c.leaves(), fmt.Sprintf("Config.GlobalBatch %d", c.GlobalBatch)
+	if len(c.BatchSchedule) > 0 {
+		what = fmt.Sprintf("Config.BatchSchedule %.80s: a step of %d rows", c.BatchSchedule, c.GlobalBatch)
+	}
 	switch rows := c.GlobalBatch / c.Ranks; {
 	case c.Reproducible && leaves < c.Ranks:
-		return Refuse("Config.GlobalBatch %d is %d micro-batches of Config.Batch %d, and each of %d ranks needs one; at most %d ranks have one", c.GlobalBatch, leaves, c.Batch, c.Ranks, leaves)
+		return Refuse("%s is %d micro-batches of Config.Batch %d, and each of %d ranks needs one; at most %d ranks have one", what, leaves, c.Batch, c.Ranks, leaves)
 	case c.Reproducible, c.GlobalBatch%(c.Batch*c.Ranks) == 0:
 		return nil
 	case c.GlobalBatch%c.Batch == 0:
-		return c.Uneven(accumGiven, "Config.GlobalBatch %d is %d micro-batches of Config.Batch %d, which %d ranks do not divide; %s ranks do", c.GlobalBatch, leaves, c.Batch, c.Ranks, nearest.Divisors(leaves, c.Ranks))
+		return c.Uneven(accumGiven, "%s is %d micro-batches of Config.Batch %d, which %d ranks do not divide; %s ranks do", what, leaves, c.Batch, c.Ranks, nearest.Divisors(leaves, c.Ranks))
 	case c.GlobalBatch%c.Ranks != 0:
-		return c.Uneven(accumGiven, "Config.GlobalBatch %d is neither a multiple of Config.Batch %d rows nor of %d ranks; %s ranks divide it", c.GlobalBatch, c.Batch, c.Ranks, nearest.Divisors(c.GlobalBatch, c.Ranks))
+		return c.Uneven(accumGiven, "%s is neither a multiple of Config.Batch %d rows nor of %d ranks; %s ranks divide it", what, c.Batch, c.Ranks, nearest.Divisors(c.GlobalBatch, c.Ranks))
 	default:
-		return c.Uneven(accumGiven, "Config.GlobalBatch %d is no multiple of Config.Batch %d rows; micro-batches of %s rows are possible", c.GlobalBatch, c.Batch, nearest.Divisors(rows, c.Batch))
+		return c.Uneven(accumGiven, "%s is no multiple of Config.Batch %d rows; micro-batches of %s rows are possible", what, c.Batch, nearest.Divisors(rows, c.Batch))
 	}
 }
 
 // Uneven refuses rows of a step that ranks do not divide. Where nothing else is in the way
 // of Reproducible it says that this trains them.
 func (c *Config) Uneven(accumGiven bool, format string, args ...any) error {
-	err := fmt.Errorf(format, args...)
+	err, field := fmt.Errorf(format, args...), "GlobalBatch"
 	shared := *c
 	shared.Reproducible = true
-	if accumGiven || shared.Leaves() < c.Ranks || c.ShardSize > 0 && c.ShardSize < c.Ranks || c.Algorithm() == algorithm.Ring || c.AsksLayers() {
-		return &FieldError{Field: "GlobalBatch", err: err}
+	if all := c.BatchSchedule.Distinct(); len(all) > 0 {
+		field = "BatchSchedule"
+		shared = shared.having(all[len(all)-1])
 	}
-	return &FieldError{Field: "GlobalBatch", Instead: "Reproducible", err: fmt.Errorf("%w; Config.Reproducible gives each rank a share and pads the last micro-batch", err)}
+	if accumGiven || shared.Leaves() < c.Ranks || c.ShardSize > 0 && c.ShardSize < c.Ranks || c.Algorithm() == algorithm.Ring || c.AsksLayers() {
+		return &FieldError{Field: field, err: err}
+	}
+	return &FieldError{Field: field, Instead: "Reproducible", err: fmt.Errorf("%w; Config.Reproducible gives each rank a share and pads the last micro-batch", err)}
 }
 
 // validateShares refuses shares of other ranks or of another step.
@@ -132,4 +142,13 @@ func (c *Config) Shares() []int {
 		return c.RankShares
 	}
 	return graph.EvenShares(leaves, c.Ranks)
+}
+
+// EvalAccum is the micro-steps of a batch of an evaluation: with Reproducible those
+// of a step, so that it reads the same rows at any number of ranks.
+func (c *Config) EvalAccum() int {
+	if c.Reproducible && !c.Inference {
+		return c.Accum
+	}
+	return 1
 }

@@ -7,7 +7,7 @@ import (
 
 // LearningRate returns the rate of a step (from 0): linear warm-up over Warmup
 // steps, then the schedule, which reaches MinLR at the last step where it
-// decays. The peak is LR, scaled with the global batch as LRScale says
+// decays. The peak is LR, scaled with the step's rows as LRScale says
 // (linear: Goyal et al., Accurate, Large Minibatch SGD, 2017; sqrt: Hoffer et
 // al., Train longer, generalize better, 2017). Own.Schedule is in place of all that.
 func (c *Config) LearningRate(step int) float64 {
@@ -15,7 +15,8 @@ func (c *Config) LearningRate(step int) float64 {
 		return c.Own.Schedule(step)
 	}
 	peak := c.LR
-	ratio := float64(c.StepRows()) / float64(c.LRBaseBatch)
+	of := c.At(step)
+	ratio := float64(of.StepRows()) / float64(c.LRBaseBatch)
 	switch strings.ToLower(c.LRScale) {
 	case "sqrt":
 		peak *= math.Sqrt(ratio)

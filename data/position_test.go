@@ -27,11 +27,11 @@ func TestSeekGoesOnWithTheNextSample(t *testing.T) {
 		src := counted(rapid.Int64Range(int64(seq)+1, 200).Draw(t, "length"))
 		order := rapid.SampledFrom([]Order{Sequential, Shuffled}).Draw(t, "order")
 		small := func(name string) int { return rapid.IntRange(1, 3).Draw(t, name) }
-		one, err := NewSampler(src, SamplerConfig{Order: order, Seed: 3, Seq: seq, Batch: 1, Accum: 1, Ranks: 1})
+		one, err := NewSampler(src, SamplerConfig{Order: order, Seed: 3, Seq: seq, Batch: 1, StepRows: StepRows{Accum: 1}, Ranks: 1})
 		require.NoError(t, err)
 		step, seen := 0, int64(0)
 		for range 4 {
-			c := SamplerConfig{Order: order, Seed: 3, Seq: seq, Batch: small("batch"), Accum: small("accum"), Ranks: small("ranks")}
+			c := SamplerConfig{Order: order, Seed: 3, Seq: seq, Batch: small("batch"), StepRows: StepRows{Accum: small("accum")}, Ranks: small("ranks")}
 			s, err := NewSampler(src, c)
 			require.NoError(t, err)
 			require.NoError(t, s.Seek(step, seen))
@@ -54,7 +54,7 @@ func TestSeekGoesOnWithTheNextSample(t *testing.T) {
 }
 
 func TestSeekRefuses(t *testing.T) {
-	s, err := NewSampler(counted(100), SamplerConfig{Seq: 4, Batch: 2, Accum: 3, Ranks: 5})
+	s, err := NewSampler(counted(100), SamplerConfig{Seq: 4, Batch: 2, StepRows: StepRows{Accum: 3}, Ranks: 5})
 	require.NoError(t, err)
 	require.Error(t, s.Seek(-1, 0))
 	require.Error(t, s.Seek(0, -1))
@@ -71,7 +71,7 @@ func TestSeekRefuses(t *testing.T) {
 // Rows of another length go on at the token after the last one seen, rounded up to
 // a row, after as many epochs.
 func TestTranslate(t *testing.T) {
-	s, err := NewSampler(counted(101), SamplerConfig{Seq: 10, Batch: 1, Accum: 1, Ranks: 1})
+	s, err := NewSampler(counted(101), SamplerConfig{Seq: 10, Batch: 1, StepRows: StepRows{Accum: 1}, Ranks: 1})
 	require.NoError(t, err)
 	for _, c := range []struct {
 		n    int64

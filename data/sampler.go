@@ -49,26 +49,39 @@ type SamplerConfig struct {
 	Seed  int64 // of Shuffled
 	Seq   int   // T, tokens a row
 	Batch int   // B, rows of a micro-batch on a rank
-	Accum int   // K, micro-batches a step
 	Ranks int   // W
+	StepRows
+	// Later are the rows of the steps from others than the first on, which grow.
+	Later []RowsFrom
+	// Vocab bounds the tokens: inputs must be in [0, Vocab), targets in
+	// [-1, Vocab). 0 means no check.
+	Vocab int
+}
+
+// StepRows is how the rows of a step are dealt.
+type StepRows struct {
+	Accum int // K, micro-batches a step
 	// Shares are the micro-batches of each rank in a step, 1 to K; nil: K each. They are
 	// dealt in rounds: in round k each rank with more than k takes the next one.
 	Shares []int
 	// Rows are those of a step. What they do not fill of its last micro-batches is
 	// padding: token 0 and target -1. 0: all of them.
 	Rows int
-	// Vocab bounds the tokens: inputs must be in [0, Vocab), targets in
-	// [-1, Vocab). 0 means no check.
-	Vocab int
+}
+
+// RowsFrom is how the rows are dealt from a step on, from 0.
+type RowsFrom struct {
+	Step int
+	StepRows
 }
 
 // Sampler gives batches. Samples are numbered over the whole run: row b of
 // rank r's micro-batch k of step s is sample
 //
-//	i = N + (s − s₀)·rows + leaf(k, r)·B + b,   leaf(k, r) = k·W + r for equal shares
+//	i = N + rows of steps s₀ to s − 1 + leaf(k, r)·B + b,   leaf(k, r) = k·W + r for equal shares
 //
 // where N samples were seen before step s₀ (both 0 until Seek). A rank's share says how
-// many micro-batches it has, the same in every step, and a run resumed at another batch, accumulation
+// many micro-batches it has in a step, and a run resumed at another batch, accumulation
 // or number of ranks goes on with the sample after the last one seen. Its methods
 // but Seek may be called at the same time.
 type Sampler struct {
@@ -76,12 +89,19 @@ type Sampler struct {
 	targets TargetSource // nil: the next tokens
 	c       SamplerConfig
 	windows int64 // (length-1)/T
-	offset  int64 // N − s₀·rows
+	spans   []span
+	offset  int64 // N − rows of steps 0 to s₀ − 1
 	epochs  int   // version of epochKey
 	// Shuffled: the permutation of the last epoch asked for. Ranks are within a
 	// step of each other, so it nearly always serves; another is derived when
 	// not.
 	epoch atomic.Pointer[epochOrder]
+}
+
+// span is steps in a row whose rows are dealt alike.
+type span struct {
+	RowsFrom
+	rows, before int64 // of each of its steps, and of all steps before them
 }
 
 type epochOrder struct {
@@ -124,13 +144,12 @@ func NewSampler(src Source, c SamplerConfig) (*Sampler, error) {
 	if c.Vocab < 0 || c.Vocab > math.MaxInt32 {
 		return nil, fmt.Errorf("sample data: vocabulary of %d; it must be 0 (unchecked) to %d", c.Vocab, math.MaxInt32)
 	}
-	if _, ok := mulAll(int64(c.Batch), int64(c.Accum), int64(c.Ranks), int64(c.Seq)); !ok {
-		return nil, fmt.Errorf("sample data: ranks %d × accum %d × batch %d × seq %d is over 2^63 tokens a step", c.Ranks, c.Accum, c.Batch, c.Seq)
-	}
-	if err := c.checkShares(); err != nil {
-		return nil, err
-	}
 	s := &Sampler{src: src, c: c, epochs: Epochs}
+	for _, from := range append([]RowsFrom{{0, c.StepRows}}, c.Later...) {
+		if err := s.addSpan(from); err != nil {
+			return nil, err
+		}
+	}
 	if n := src.Len(); n-1 < int64(c.Seq) {
 		name := "the data"
 		if b, ok := src.(*Buffer); ok {
@@ -146,24 +165,49 @@ func NewSampler(src Source, c SamplerConfig) (*Sampler, error) {
 	return s, nil
 }
 
-// checkShares refuses shares and rows that a step of Accum rounds does not have.
-func (c *SamplerConfig) checkShares() error {
-	if c.Shares != nil && (len(c.Shares) != c.Ranks || slices.Min(c.Shares) < 1 || slices.Max(c.Shares) > c.Accum) {
-		return fmt.Errorf("sample data: shares %v; they must be %d of 1 to %d micro-batches", c.Shares, c.Ranks, c.Accum)
+// addSpan adds the steps from one on. It refuses what a step does not have.
+func (s *Sampler) addSpan(from RowsFrom) error {
+	c := &s.c
+	if _, ok := mulAll(int64(c.Batch), int64(max(from.Accum, 1)), int64(c.Ranks), int64(c.Seq)); !ok {
+		return fmt.Errorf("sample data: ranks %d × accum %d × batch %d × seq %d is over 2^63 tokens a step", c.Ranks, from.Accum, c.Batch, c.Seq)
 	}
-	if most := c.leaves() * int64(c.Batch); c.Rows < 0 || int64(c.Rows) > most {
-		return fmt.Errorf("sample data: %d rows a step; they must be 0 (all) to %d", c.Rows, most)
+	if from.Shares != nil && (len(from.Shares) != c.Ranks || slices.Min(from.Shares) < 1 || slices.Max(from.Shares) > from.Accum) {
+		return fmt.Errorf("sample data: shares %v; they must be %d of 1 to %d micro-batches", from.Shares, c.Ranks, from.Accum)
 	}
+	most := from.leaf(c.Ranks, from.Accum, 0) * int64(c.Batch)
+	if from.Rows < 0 || int64(from.Rows) > most {
+		return fmt.Errorf("sample data: %d rows a step; they must be 0 (all) to %d", from.Rows, most)
+	}
+	next := span{RowsFrom: from, rows: most}
+	if from.Rows > 0 {
+		next.rows = int64(from.Rows)
+	}
+	if n := len(s.spans); n > 0 {
+		last := &s.spans[n-1]
+		steps := int64(from.Step - last.Step)
+		before, ok := mulAll(last.rows, max(steps, 1))
+		if steps < 1 || from.Accum < 1 || !ok || before > math.MaxInt64-last.before {
+			return fmt.Errorf("sample data: steps from %d on, of %d micro-batches, follow those from %d on; steps must grow, of 1 micro-batch or more, up to 2^63 samples", from.Step, from.Accum, last.Step)
+		}
+		next.before = last.before + before
+	}
+	s.spans = append(s.spans, next)
 	return nil
 }
 
-// leaves is the number of micro-batches of a step.
-func (c *SamplerConfig) leaves() int64 { return c.leaf(c.Accum, 0) }
+// of is the span of a step.
+func (s *Sampler) of(step int) *span {
+	i := len(s.spans) - 1
+	for i > 0 && s.spans[i].Step > step {
+		i--
+	}
+	return &s.spans[i]
+}
 
 // leaf is the number of a rank's micro-batch in the step's order.
-func (c *SamplerConfig) leaf(micro, rank int) int64 {
+func (c *StepRows) leaf(ranks, micro, rank int) int64 {
 	if c.Shares == nil {
-		return int64(micro)*int64(c.Ranks) + int64(rank)
+		return int64(micro)*int64(ranks) + int64(rank)
 	}
 	n := int64(0)
 	for r, share := range c.Shares {
@@ -175,29 +219,22 @@ func (c *SamplerConfig) leaf(micro, rank int) int64 {
 	return n
 }
 
-// share is how many micro-batches a rank has in a step.
-func (c *SamplerConfig) share(rank int) int {
+// Rows are the rows of a step that are samples.
+func (s *Sampler) Rows(step int) int64 { return s.of(step).rows }
+
+// Share is how many micro-batches a rank has in a step.
+func (s *Sampler) Share(step, rank int) int {
+	c := s.of(step)
 	if c.Shares == nil {
 		return c.Accum
 	}
 	return c.Shares[rank]
 }
 
-// Rows are the rows of a step that are samples.
-func (s *Sampler) Rows() int64 {
-	if s.c.Rows > 0 {
-		return int64(s.c.Rows)
-	}
-	return s.c.leaves() * int64(s.c.Batch)
-}
-
-// Share is how many micro-batches a rank has in a step.
-func (s *Sampler) Share(rank int) int { return s.c.share(rank) }
-
 // EachMicro visits the micro-batches of a step, a rank's one after the other.
-func (s *Sampler) EachMicro(visit func(micro, rank int) error) error {
+func (s *Sampler) EachMicro(step int, visit func(micro, rank int) error) error {
 	for rank := range s.c.Ranks {
-		for micro := range s.Share(rank) {
+		for micro := range s.Share(step, rank) {
 			if err := visit(micro, rank); err != nil {
 				return err
 			}
@@ -207,8 +244,19 @@ func (s *Sampler) EachMicro(visit func(micro, rank int) error) error {
 }
 
 // IsPadding says whether a row is none of the step's: its targets are -1.
-func (s *Sampler) IsPadding(micro, rank, row int) bool {
-	return s.c.Rows > 0 && s.c.leaf(micro, rank)*int64(s.c.Batch)+int64(row) >= int64(s.c.Rows)
+func (s *Sampler) IsPadding(step, micro, rank, row int) bool {
+	return s.inStep(step, micro, rank, row) >= s.Rows(step)
+}
+
+// inStep is the number of a row among those of its step and its padding.
+func (s *Sampler) inStep(step, micro, rank, row int) int64 {
+	return s.of(step).leaf(s.c.Ranks, micro, rank)*int64(s.c.Batch) + int64(row)
+}
+
+// before is the rows of the steps before one.
+func (s *Sampler) before(step int) int64 {
+	c := s.of(step)
+	return c.before + int64(step-c.Step)*c.rows
 }
 
 // mulAll multiplies positive numbers; false on overflow.
@@ -234,17 +282,23 @@ func (s *Sampler) Windows() int64 { return s.windows }
 // (step, micro, rank, row) but for padding, counted from 0. It keys dropout. Arguments
 // count from 0 and must be in range.
 func (s *Sampler) GlobalSample(step, micro, rank, row int) int64 {
-	return s.offset + int64(step)*s.Rows() + s.c.leaf(micro, rank)*int64(s.c.Batch) + int64(row)
+	return s.offset + s.before(step) + s.inStep(step, micro, rank, row)
 }
 
 // Seek makes step, from 0, begin with the given sample. Neither may be negative.
 func (s *Sampler) Seek(step int, sample int64) error {
-	rows := s.Rows()
-	if step < 0 || sample < 0 || int64(step) > (math.MaxInt64-sample)/rows {
-		return fmt.Errorf("sample data: step %d from sample %d of steps of %d rows is over 2^63 samples", step, sample, rows)
+	if step < 0 || sample < 0 || !s.reaches(step, sample) {
+		return fmt.Errorf("sample data: step %d from sample %d of steps of %d rows is over 2^63 samples", step, sample, s.Rows(max(step, 0)))
 	}
-	s.offset = sample - int64(step)*rows
+	s.offset = sample - s.before(step)
 	return nil
+}
+
+// reaches says whether the rows of the steps before one, behind so many samples, are at most
+// 2^63.
+func (s *Sampler) reaches(step int, sample int64) bool {
+	c := s.of(step)
+	return int64(step-c.Step) <= (math.MaxInt64-sample-c.before)/c.rows
 }
 
 // EpochsVersion is the version by which epochs are drawn (see Epochs).
@@ -269,6 +323,17 @@ func (s *Sampler) UseEpochs(version int) error {
 
 // Tell is the sample that a step begins with: how many were seen before it.
 func (s *Sampler) Tell(step int) int64 { return s.GlobalSample(step, 0, 0, 0) }
+
+// StepAt is the first step that begins with a sample or behind it.
+func (s *Sampler) StepAt(sample int64) int {
+	for i := len(s.spans) - 1; ; i-- {
+		c := &s.spans[i]
+		left := sample - s.offset - c.before
+		if left > 0 || i == 0 {
+			return c.Step + int((max(left, 0)+c.rows-1)/c.rows)
+		}
+	}
+}
 
 // Translate gives this sampler's sample that goes on where n samples of seq tokens
 // a row ended: after as many epochs, and no earlier in the data.
@@ -318,22 +383,21 @@ func (s *Sampler) otherEpoch(e, window int64) int64 {
 // the vocabulary are errors.
 func (s *Sampler) Fill(step, micro, rank int, inputs, targets []int32) error {
 	c := &s.c
-	rowsPerStep := s.Rows()
 	switch {
-	case step < 0 || int64(step) >= (math.MaxInt64-max(s.offset, 0))/rowsPerStep:
-		return fmt.Errorf("sample data: step %d; it must be 0 to %d", step, (math.MaxInt64-max(s.offset, 0))/rowsPerStep-1)
+	case step < 0 || step == math.MaxInt || !s.reaches(step+1, max(s.offset, 0)):
+		return fmt.Errorf("sample data: step %d; it must be 0 or more, and its samples at most 2^63", step)
 	case s.Tell(step) < 0:
 		return fmt.Errorf("sample data: step %d is before the first sample", step)
 	case rank < 0 || rank >= c.Ranks:
 		return fmt.Errorf("sample data: rank %d; it must be 0 to %d", rank, c.Ranks-1)
-	case micro < 0 || micro >= c.share(rank):
-		return fmt.Errorf("sample data: micro-batch %d; it must be 0 to %d", micro, c.share(rank)-1)
+	case micro < 0 || micro >= s.Share(step, rank):
+		return fmt.Errorf("sample data: micro-batch %d; it must be 0 to %d", micro, s.Share(step, rank)-1)
 	case len(inputs) != c.Batch*c.Seq || len(targets) != len(inputs):
 		return fmt.Errorf("sample data: %d inputs and %d targets; both must be batch %d × seq %d = %d", len(inputs), len(targets), c.Batch, c.Seq, c.Batch*c.Seq)
 	}
 	for row := range c.Batch {
 		in, out := inputs[row*c.Seq:(row+1)*c.Seq], targets[row*c.Seq:(row+1)*c.Seq]
-		if s.IsPadding(micro, rank, row) {
+		if s.IsPadding(step, micro, rank, row) {
 			clear(in)
 			for i := range out {
 				out[i] = -1

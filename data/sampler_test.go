@@ -32,7 +32,7 @@ func (c counting) Tokens(dst []int32, start int64) error {
 func TestSequentialIsTheFormula(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 300 {
-		c := SamplerConfig{Seq: 1 + rng.IntN(9), Batch: 1 + rng.IntN(4), Accum: 1 + rng.IntN(3), Ranks: 1 + rng.IntN(5)}
+		c := SamplerConfig{Seq: 1 + rng.IntN(9), Batch: 1 + rng.IntN(4), StepRows: StepRows{Accum: 1 + rng.IntN(3)}, Ranks: 1 + rng.IntN(5)}
 		length := int64(c.Seq) + 1 + rng.Int64N(200)
 		s, err := NewSampler(counting(length), c)
 		require.NoError(t, err)
@@ -66,7 +66,7 @@ func TestShuffledIsAPermutationPerEpoch(t *testing.T) {
 		const seq = 4
 		source := counting(windows*seq + 1 + 3) // 3 tokens that no window takes
 		order := func(batch, accum, ranks int, samples int64) (all []int64) {
-			s, err := NewSampler(source, SamplerConfig{Order: Shuffled, Seed: 42, Seq: seq, Batch: batch, Accum: accum, Ranks: ranks})
+			s, err := NewSampler(source, SamplerConfig{Order: Shuffled, Seed: 42, Seq: seq, Batch: batch, StepRows: StepRows{Accum: accum}, Ranks: ranks})
 			require.NoError(t, err)
 			require.Equal(t, windows, s.Windows())
 			in, out := make([]int32, batch*seq), make([]int32, batch*seq)
@@ -101,7 +101,7 @@ func TestShuffledIsAPermutationPerEpoch(t *testing.T) {
 }
 
 func shuffledBy(t *testing.T, seed int64, windows counting) *Sampler {
-	s, err := NewSampler(windows+1, SamplerConfig{Order: Shuffled, Seed: seed, Seq: 1, Batch: 1, Accum: 1, Ranks: 1})
+	s, err := NewSampler(windows+1, SamplerConfig{Order: Shuffled, Seed: seed, Seq: 1, Batch: 1, StepRows: StepRows{Accum: 1}, Ranks: 1})
 	require.NoError(t, err)
 	return s
 }
@@ -241,21 +241,21 @@ func (m masked) Targets(dst []int32, start int64) error {
 }
 
 func TestCustomTargets(t *testing.T) {
-	c := SamplerConfig{Seq: 6, Batch: 1, Accum: 1, Ranks: 1, Vocab: 13}
+	c := SamplerConfig{Seq: 6, Batch: 1, StepRows: StepRows{Accum: 1}, Ranks: 1, Vocab: 13}
 	s, err := NewSampler(masked{13}, c)
 	require.NoError(t, err)
 	in, out := make([]int32, 6), make([]int32, 6)
 	require.NoError(t, s.Fill(1, 0, 0, in, out))
 	require.Equal(t, []int32{6, 7, 8, 9, 10, 11}, in)
 	require.Equal(t, []int32{6, -1, -1, 9, -1, -1}, out)
-	s, err = NewSampler(masked{10}, SamplerConfig{Seq: 9, Batch: 1, Accum: 1, Ranks: 1, Vocab: 9})
+	s, err = NewSampler(masked{10}, SamplerConfig{Seq: 9, Batch: 1, StepRows: StepRows{Accum: 1}, Ranks: 1, Vocab: 9})
 	require.NoError(t, err)
 	in, out = make([]int32, 9), make([]int32, 9)
 	require.NoError(t, s.Fill(0, 0, 0, in, out), "inputs and targets stay below 9")
 }
 
 func TestSamplerErrors(t *testing.T) {
-	good := SamplerConfig{Seq: 4, Batch: 2, Accum: 2, Ranks: 3}
+	good := SamplerConfig{Seq: 4, Batch: 2, StepRows: StepRows{Accum: 2}, Ranks: 3}
 	for name, tc := range map[string]struct {
 		n    counting
 		edit func(*SamplerConfig)
@@ -306,7 +306,7 @@ func TestSamplerErrors(t *testing.T) {
 
 func TestFillAllocatesNothing(t *testing.T) {
 	for _, o := range []Order{Sequential, Shuffled} {
-		s, err := NewSampler(counting(1000), SamplerConfig{Order: o, Seq: 16, Batch: 4, Accum: 1, Ranks: 2, Vocab: 1000})
+		s, err := NewSampler(counting(1000), SamplerConfig{Order: o, Seq: 16, Batch: 4, StepRows: StepRows{Accum: 1}, Ranks: 2, Vocab: 1000})
 		require.NoError(t, err)
 		in, out := make([]int32, 64), make([]int32, 64)
 		require.Zero(t, alloctest.PerRun(50, func() { s.Fill(3, 0, 1, in, out) }), o)

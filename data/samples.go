@@ -81,8 +81,10 @@ func NewSampleReader(s Samples, shape Shape, rows int64, c SamplerConfig) (*Samp
 	if n := s.Len(); n < 1 {
 		return nil, fmt.Errorf("sample data: Len is %d, want at least 1 sample", n)
 	}
-	if c.Rows%max(c.Batch, 1) != 0 && shape.Targets == 0 {
-		return nil, fmt.Errorf("sample data: a step of %d rows in micro-batches of %d has padding, which a model without targets can't leave out; give a multiple", c.Rows, c.Batch)
+	for _, of := range append([]RowsFrom{{0, c.StepRows}}, c.Later...) {
+		if of.Rows%max(c.Batch, 1) != 0 && shape.Targets == 0 {
+			return nil, fmt.Errorf("sample data: a step of %d rows in micro-batches of %d has padding, which a model without targets can't leave out; give a multiple", of.Rows, c.Batch)
+		}
 	}
 	c.Seq, c.Vocab = 1, 0
 	sampler, err := NewSampler(sampleCount(max(rows, s.Len())), c)
@@ -105,7 +107,7 @@ func (n sampleCount) Tokens([]int32, int64) error {
 func (r *SampleReader) FillSamples(step, micro, rank int, m *Micro) error {
 	for k := range r.c.Batch {
 		row := r.shape.row(m, k)
-		if r.IsPadding(micro, rank, k) {
+		if r.IsPadding(step, micro, rank, k) {
 			continue
 		}
 		if err := r.fill(r.Start(step, micro, rank, k), row); err != nil {
@@ -147,11 +149,11 @@ func orAny(n int) int {
 func (r *SampleReader) CountTargets(step int) (n int64, err error) {
 	counter, counts := r.samples.(TargetCounter)
 	one := r.shape.NewMicro(1)
-	err = r.EachMicro(func(micro, rank int) error {
+	err = r.EachMicro(step, func(micro, rank int) error {
 		for k := range r.c.Batch {
 			i := r.Start(step, micro, rank, k)
 			switch {
-			case i >= r.samples.Len() || r.IsPadding(micro, rank, k):
+			case i >= r.samples.Len() || r.IsPadding(step, micro, rank, k):
 				continue
 			case r.shape.Targets == 0:
 				n++

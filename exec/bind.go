@@ -139,11 +139,12 @@ func (e *Executor) event(id graph.EventID) (device.Event, error) {
 func (e *Executor) bind(o *operation) (kernels.Binding, error) {
 	op := o.op
 	o.ran = new(atomic.Bool)
-	o.idle = e.cfg.Program.Idle(o.phase.graph, op, e.rank)
+	section := o.phase.section.graph
+	o.idle = e.cfg.Program.Idle(section, o.phase.graph, op, e.rank)
 	if op.Unit >= 0 && op.Unit < len(e.cfg.Program.Units) {
 		o.unit = e.cfg.Program.Units[op.Unit].Name
 	}
-	b := kernels.Binding{Program: e.cfg.Program, Op: op, Coord: e.cfg.Coord, Present: e.cfg.Program.Present(o.phase.graph, op)}
+	b := kernels.Binding{Program: e.cfg.Program, Op: op, Coord: e.cfg.Coord, Present: section.Present(o.phase.graph, op)}
 	place := func(id graph.BufID, to *device.Ptr) error {
 		p, err := e.ptr(id)
 		*to = p
@@ -278,7 +279,7 @@ func (e *Executor) bindTransfer(o *operation, b kernels.Binding) (device.Kernel,
 	case op.Kind == graph.AllGather && mode == graph.Write:
 		return g.AllGather(label, b.In[0], b.Out[0], dtype)
 	case op.Kind == graph.ReduceScatter && mode != graph.ReadWrite:
-		return g.ReduceScatter(label, b.In[0], b.Out[0], dtype, attr.Order, mode == graph.Accum, e.cfg.Program.Present(o.phase.graph, op)...)
+		return g.ReduceScatter(label, b.In[0], b.Out[0], dtype, attr.Order, mode == graph.Accum, b.Present...)
 	case op.Kind == graph.AllReduce && mode == graph.ReadWrite:
 		return g.AllReduce(label, b.Out[0], dtype, attr.Order)
 	case op.Kind == graph.AllToAll && mode == graph.Write:

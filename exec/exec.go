@@ -100,6 +100,7 @@ type Executor struct {
 	classes classes
 
 	step    atomic.Int64
+	repeats int // of a step's phase that repeats; 0: as planned
 	current atomic.Pointer[section]
 }
 
@@ -225,8 +226,21 @@ func (o *operation) path() string {
 	return fmt.Sprintf("section %s, phase %s, operation %s", o.phase.section.graph.Name, o.phase.graph.Name, o.op.Name)
 }
 
-// SetStep says which step runs, for errors. −1: none.
-func (e *Executor) SetStep(step int64) { e.step.Store(step) }
+// SetStep says which step runs, for errors, −1: none; and how often its phase that repeats
+// does so, at least twice, where that is another number than planned (graph.Program.StepOf).
+// 0: as planned.
+func (e *Executor) SetStep(step int64, repeats int) {
+	e.step.Store(step)
+	e.repeats = repeats
+}
+
+// times is how often a phase runs.
+func (e *Executor) times(ph *phase) int {
+	if n := ph.graph.Repeat; n < 2 || e.repeats == 0 || ph.section.graph.Kind != graph.SectionStep {
+		return n
+	}
+	return e.repeats
+}
 
 // describe adds to an error what this rank was doing. It may run on any goroutine.
 func (e *Executor) describe(err error) error {
@@ -348,7 +362,7 @@ func (e *Executor) RunSection(name string, before func(phase *graph.Phase, repea
 	e.current.Store(s)
 	for i := range s.phases {
 		ph := &s.phases[i]
-		for r := range ph.graph.Repeat {
+		for r := range e.times(ph) {
 			if err := e.prepare(ph, r, before); err != nil {
 				return err
 			}

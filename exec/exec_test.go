@@ -42,7 +42,7 @@ func factor(step, rank, micro int) float64 {
 
 // step runs one step on a rank, with the host filling its factor by micro-step.
 func (z *zero3) step(e *exec.Executor, step, rank int) (loss float64, err error) {
-	e.SetStep(int64(step))
+	e.SetStep(int64(step), 0)
 	err = e.RunSection("step", func(ph *graph.Phase, repeat int) error {
 		h, err := e.HostF64(z.p.Port(graph.PortHyper))
 		if err != nil {

@@ -134,7 +134,7 @@ func (e *Executor) RunGated(name string, before func(phase *graph.Phase, repeat 
 	e.current.Store(s)
 	for i := range s.phases {
 		ph := &s.phases[i]
-		for r := range ph.graph.Repeat {
+		for r := range e.times(ph) {
 			if err := e.prepare(ph, r, before); err != nil {
 				return false, err
 			}

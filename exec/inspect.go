@@ -46,7 +46,7 @@ func (e *Executor) FindNonFinite(name string, before func(phase *graph.Phase, re
 		if ph.graph.Kind == graph.UpdatePhase {
 			break
 		}
-		for r := range ph.graph.Repeat {
+		for r := range e.times(ph) {
 			if err := e.prepare(ph, r, before); err != nil {
 				return nil, err
 			}

@@ -146,8 +146,8 @@ func (s *sharder) forwardSection(sec *graph.Section) graph.Section {
 		return ph
 	}
 	zero := one("zero", newOp(graph.Fill, "loss/sum/zero", graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: s.losses.sum}}, graph.FillAttr{}))
-	out.Phases = []graph.Phase{zero}
-	for name, round := range s.runs(sec.Phases[0].Name, 0, s.o.Accum) {
+	out.Phases, out.Shares = []graph.Phase{zero}, s.o.Shares
+	for name, round := range runs(s.o.Shares, sec.Phases[0].Name, 0, s.o.Accum) {
 		micro := sec.Phases[0]
 		micro.Name, micro.Round, micro.Repeat = name, round.first, round.repeat
 		s.observeLeaf(&micro, false, false)

@@ -13,12 +13,13 @@ import (
 // Options of the sharding rewrite.
 type Options struct {
 	Stage        zero.Stage
-	Axis         int   // mesh axis to shard over; ranks of the other one, if there is one, hold replicas
-	Accum        int   // rounds of micro-batches a step, at least 1
-	InLayers     bool  // one phase goes through all of them, and its backward adds up their gradients
-	Reproducible bool  // sums go leaf by leaf: their bits depend on the step's micro-batches, not on the stage and the number of ranks
-	Shares       []int // micro-batches of each rank, Accum at most (Reproducible); nil: all have Accum
-	Prefetch     int   // how many stretches of use ahead parameters are gathered; 0: not ahead
+	Axis         int               // mesh axis to shard over; ranks of the other one, if there is one, hold replicas
+	Accum        int               // rounds of micro-batches a step, at least 1
+	InLayers     bool              // one phase goes through all of them, and its backward adds up their gradients
+	Reproducible bool              // sums go leaf by leaf: their bits depend on the step's micro-batches, not on the stage and the number of ranks
+	Shares       []int             // micro-batches of each rank, Accum at most (Reproducible); nil: all have Accum
+	Shapes       []graph.StepShape // those that steps have, Accum and Shares the first; nil: these alone
+	Prefetch     int               // how many stretches of use ahead parameters are gathered; 0: not ahead
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm; 0: off
 	Reduce32     bool    // gradients of 16-bit parameters travel and rest in f32
@@ -43,6 +44,16 @@ func (o Options) Validate(p *graph.Program) error {
 	}
 	if err := o.validateShares(p); err != nil {
 		return err
+	}
+	for _, shape := range o.Shapes {
+		of := o
+		of.Accum, of.Shares = shape.Rounds, shape.Shares
+		if err := of.validateShares(p); err != nil {
+			return err
+		}
+		if shape.Rounds < 1 || shape.Rounds > o.Accum || o.InLayers {
+			return fmt.Errorf("fsdp: steps of %d rounds beside those of %d, in layer order: %v; want at least 1, no more than the first, and micro order", shape.Rounds, o.Accum, o.InLayers)
+		}
 	}
 	if o.Prefetch < 0 {
 		return fmt.Errorf("fsdp: prefetch distance %d is negative", o.Prefetch)
@@ -107,7 +118,6 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	q.Shares = o.Shares
 	if ranks == 1 {
 		o.Stage = zero.Replicate
 	}
@@ -136,7 +146,7 @@ func (s *sharder) sections() {
 	for i := range s.p.Sections {
 		sec := &s.p.Sections[i]
 		if sec.Kind == graph.SectionTrain {
-			sections = append(sections, s.stepSection(sec))
+			sections = append(sections, s.stepSections(sec)...)
 			if sec.Form == graph.FormWhole {
 				if update := s.updateSection(); len(update.Phases) > 0 {
 					sections = append(sections, update)
@@ -212,21 +222,36 @@ func newOp(kind graph.Kind, name string, stream graph.StreamID, pass graph.Pass,
 
 func (s *sharder) group() graph.GroupAttr { return graph.GroupAttr{Axis: s.o.Axis} }
 
-// stepSection expands a micro-batch into the phases of a step in the same form.
-func (s *sharder) stepSection(train *graph.Section) graph.Section {
+// stepSections expands a micro-batch into steps in the same form: one for all shapes that
+// differ in how often a phase repeats alone.
+func (s *sharder) stepSections(train *graph.Section) []graph.Section {
+	own := graph.Program{Sections: []graph.Section{s.stepSection(train, graph.StepShape{Rounds: s.o.Accum, Shares: s.o.Shares})}}
+	for _, shape := range s.o.Shapes {
+		if sec, _ := own.StepOf(train.Form, shape); sec == nil {
+			sec := s.stepSection(train, shape)
+			sec.Name += "-" + strconv.Itoa(len(own.Sections)+1)
+			own.Sections = append(own.Sections, sec)
+		}
+	}
+	return own.Sections
+}
+
+// stepSection expands a micro-batch into the phases of a step of a shape.
+func (s *sharder) stepSection(train *graph.Section, shape graph.StepShape) graph.Section {
 	sec := graph.NewSection(graph.SectionStep, train.Form)
+	sec.Shares = shape.Shares
 	phase := func(name string, round, repeat int, first, last bool) {
 		ph := graph.Phase{Name: name, Kind: graph.MicroPhase, First: first, Last: last, Repeat: repeat, Round: round, Ops: train.Phases[0].Ops}
 		s.observeLoss(&ph, first, last)
 		sec.Phases = append(sec.Phases, ph)
 	}
-	k := s.o.Accum
+	k := shape.Rounds
 	if k == 1 || s.o.InLayers {
 		phase("only", 0, 1, true, true)
 		return sec
 	}
 	phase("first", 0, 1, true, false)
-	for name, round := range s.runs("middle", 1, k-1) {
+	for name, round := range runs(shape.Shares, "middle", 1, k-1) {
 		phase(name, round.first, round.repeat, false, false)
 	}
 	phase("last", k-1, 1, false, true)
@@ -238,11 +263,11 @@ type rounds struct{ first, repeat int }
 
 // runs divides rounds [from, to) where ranks have no micro-batch any more, and names
 // the parts.
-func (s *sharder) runs(name string, from, to int) iter.Seq2[string, rounds] {
+func runs(shares []int, name string, from, to int) iter.Seq2[string, rounds] {
 	return func(yield func(string, rounds) bool) {
 		for first := from; first < to; {
 			end := first + 1
-			for end < to && len(graph.PresentIn(s.o.Shares, end)) == len(graph.PresentIn(s.o.Shares, first)) {
+			for end < to && len(graph.PresentIn(shares, end)) == len(graph.PresentIn(shares, first)) {
 				end++
 			}
 			part := name

@@ -12,7 +12,6 @@ func (p *Program) Clone() *Program {
 		return &q
 	}
 	q.Mesh = append([]Axis(nil), p.Mesh...)
-	q.Shares = append([]int(nil), p.Shares...)
 	if p.Scaler != nil {
 		s := *p.Scaler
 		q.Scaler = &s
@@ -43,6 +42,7 @@ func (p *Program) Clone() *Program {
 	q.Sections = append([]Section(nil), p.Sections...)
 	for i := range q.Sections {
 		s := &q.Sections[i]
+		s.Shares = append([]int(nil), s.Shares...)
 		s.Phases = append([]Phase(nil), s.Phases...)
 		for j := range s.Phases {
 			s.Phases[j].Ops = CloneOps(s.Phases[j].Ops)

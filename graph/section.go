@@ -56,7 +56,8 @@ func NewSection(kind SectionKind, form Form, phases ...Phase) Section {
 // Become makes a section one of another kind, with its name.
 func (s *Section) Become(kind SectionKind) { s.Kind, s.Name = kind, SectionName(kind, s.Form) }
 
-// SectionOf returns the section of a kind in a form, or nil.
+// SectionOf returns the section of a kind in a form, or nil; of steps of several shapes
+// (StepShape) the one with the most micro-batches.
 func (p *Program) SectionOf(kind SectionKind, form Form) *Section {
 	for i := range p.Sections {
 		if p.Sections[i].Kind == kind && p.Sections[i].Form == form {

@@ -18,7 +18,76 @@ import (
 // does, and takes part in the others: gathers, reductions, updates, copies of states. A
 // reduction leaves out the operand of an idle rank (Present).
 //
-// Shares are those of the ranks along the mesh's only axis.
+// Shares are those of the ranks along the mesh's only axis. A section has its own: steps of
+// one run may have different numbers of micro-batches (StepShape).
+
+// StepShape is how many micro-batches a step has.
+type StepShape struct {
+	Rounds int
+	Shares []int // of each rank, Rounds at most; nil: each has Rounds
+}
+
+// StepOf returns the section of a step of a shape in a form, and how often its phase that
+// repeats does so, 0 where none repeats: steps that differ in nothing else have one section.
+// Nil: there is none.
+func (p *Program) StepOf(form Form, shape StepShape) (sec *Section, repeats int) {
+	for i := range p.Sections {
+		s := &p.Sections[i]
+		if s.Kind != SectionStep || s.Form != form {
+			continue
+		}
+		if n, ok := s.repeats(shape); ok {
+			return s, n
+		}
+	}
+	return nil, 0
+}
+
+// Alone is a program of one of p's sections alone, whose phase that repeats does so as often
+// as given; 0: as planned. It is for who counts or times what runs.
+func (p *Program) Alone(sec *Section, repeats int) *Program {
+	q, s := *p, *sec
+	s.Phases = slices.Clone(sec.Phases)
+	for i := range s.Phases {
+		if ph := &s.Phases[i]; ph.Repeat > 1 && repeats > 0 {
+			ph.Repeat = repeats
+		}
+	}
+	q.Sections = []Section{s}
+	return &q
+}
+
+// repeats is how often the phase that repeats does so in a step of a shape. Phases are
+// ordered for one run of it, or for two and more (copies).
+func (s *Section) repeats(shape StepShape) (n int, ok bool) {
+	rounds, planned := 0, 0
+	var last *Phase
+	for i := range s.Phases {
+		ph := &s.Phases[i]
+		if ph.Kind != MicroPhase {
+			continue
+		}
+		if last = ph; ph.Repeat > 1 {
+			if planned > 0 {
+				return 0, false
+			}
+			planned = ph.Repeat
+		} else {
+			rounds += ph.MicroBatches()
+		}
+	}
+	n = shape.Rounds - rounds
+	if last == nil || planned == 0 && n != 0 || planned > 0 && (n < 2 || n > planned) {
+		return 0, false
+	}
+	for i, round := range []int{0, shape.Rounds - 2, shape.Rounds - 1} {
+		own := []int{0, rounds + planned - 2, rounds + planned - 1}[i]
+		if round >= 0 && !slices.Equal(PresentIn(shape.Shares, round), PresentIn(s.Shares, own)) {
+			return 0, false
+		}
+	}
+	return n, true
+}
 
 // EvenShares deals so many micro-batches to ranks, a round after the other; nil: every
 // rank has as many.
@@ -38,11 +107,11 @@ func EvenShares(leaves, ranks int) []int {
 
 // Present lists the ranks that have a micro-batch where an operation of a phase runs, in
 // order; nil: all.
-func (p *Program) Present(ph *Phase, op *Op) []int {
-	if ph.Kind != MicroPhase || p.Shares == nil {
+func (s *Section) Present(ph *Phase, op *Op) []int {
+	if ph.Kind != MicroPhase || s.Shares == nil {
 		return nil
 	}
-	return PresentIn(p.Shares, ph.Round+op.Micro)
+	return PresentIn(s.Shares, ph.Round+op.Micro)
 }
 
 // PresentIn lists the ranks with a micro-batch in a round, in order; nil: all.
@@ -61,8 +130,8 @@ func PresentIn(shares []int, round int) []int {
 
 // Idle says whether a rank leaves out an operation of a phase because it has no micro-batch
 // there.
-func (p *Program) Idle(ph *Phase, op *Op, rank int) bool {
-	present := p.Present(ph, op)
+func (p *Program) Idle(s *Section, ph *Phase, op *Op, rank int) bool {
+	present := s.Present(ph, op)
 	return present != nil && !slices.Contains(present, rank) && p.ofMicroBatch(op)
 }
 
@@ -94,35 +163,41 @@ func (p *Program) ofOneMicroBatch(id BufID) bool {
 	return u >= 0 && u < len(p.Units) && p.Units[u].Grad != nil && p.Units[u].Grad.Whole == root
 }
 
-// shares checks the shares, and that each repetition of a phase has the same ranks.
+// shares checks the sections' shares, and that each repetition of a phase has the same ranks.
 func (v *verifier) shares() error {
-	p := v.p
-	if p.Shares == nil {
-		return nil
+	for i := range v.p.Sections {
+		s := &v.p.Sections[i]
+		if s.Shares == nil {
+			continue
+		}
+		if err := v.sharesOf(s); err != nil {
+			return fmt.Errorf("%s: %w", s.Name, err)
+		}
 	}
-	if len(p.Shares) != p.WorldSize() {
-		return fmt.Errorf("%d shares for %d ranks", len(p.Shares), p.WorldSize())
+	return nil
+}
+
+func (v *verifier) sharesOf(s *Section) error {
+	if len(s.Shares) != v.p.WorldSize() {
+		return fmt.Errorf("%d shares for %d ranks", len(s.Shares), v.p.WorldSize())
 	}
-	if slices.Min(p.Shares) < 1 {
-		return fmt.Errorf("shares %v: each rank has at least 1 micro-batch", p.Shares)
+	if slices.Min(s.Shares) < 1 {
+		return fmt.Errorf("shares %v: each rank has at least 1 micro-batch", s.Shares)
 	}
-	rounds := slices.Max(p.Shares)
-	for i := range p.Sections {
-		s := &p.Sections[i]
-		for j := range s.Phases {
-			ph := &s.Phases[j]
-			end := ph.Round + max(ph.Repeat, ph.MicroBatches())
-			if ph.Round < 0 || end > rounds {
-				return fmt.Errorf("%s/%s: rounds %d to %d of %d", s.Name, ph.Name, ph.Round, end-1, rounds)
+	rounds := slices.Max(s.Shares)
+	for j := range s.Phases {
+		ph := &s.Phases[j]
+		end := ph.Round + max(ph.Repeat, ph.MicroBatches())
+		if ph.Round < 0 || end > rounds {
+			return fmt.Errorf("%s: rounds %d to %d of %d", ph.Name, ph.Round, end-1, rounds)
+		}
+		for r := ph.Round + 1; r < ph.Round+ph.Repeat; r++ {
+			if !slices.Equal(PresentIn(s.Shares, r), PresentIn(s.Shares, ph.Round)) {
+				return fmt.Errorf("%s: rounds %d and %d have different ranks", ph.Name, ph.Round, r)
 			}
-			for r := ph.Round + 1; r < ph.Round+ph.Repeat; r++ {
-				if !slices.Equal(PresentIn(p.Shares, r), PresentIn(p.Shares, ph.Round)) {
-					return fmt.Errorf("%s/%s: rounds %d and %d have different ranks", s.Name, ph.Name, ph.Round, r)
-				}
-			}
-			if err := v.idle(ph); err != nil {
-				return fmt.Errorf("%s/%s/%w", s.Name, ph.Name, err)
-			}
+		}
+		if err := v.idle(s, ph); err != nil {
+			return fmt.Errorf("%s/%w", ph.Name, err)
 		}
 	}
 	return nil
@@ -130,12 +205,12 @@ func (v *verifier) shares() error {
 
 // idle checks that an idle rank reads nothing that it left out, but for the operands that
 // reductions leave out too.
-func (v *verifier) idle(ph *Phase) error {
+func (v *verifier) idle(s *Section, ph *Phase) error {
 	p := v.p
 	left := map[BufID]string{} // by root: the operation that would have written it
 	for k := range ph.Ops {
 		op := &ph.Ops[k]
-		if p.Present(ph, op) != nil && p.ofMicroBatch(op) {
+		if s.Present(ph, op) != nil && p.ofMicroBatch(op) {
 			for _, o := range op.Out {
 				if o.Buf != NoBuf && o.Mode == Write {
 					left[v.regions.Of[o.Buf].Root] = op.Name

@@ -310,7 +310,7 @@ func AddWorkspace(p *Program, t Target) *Program {
 		made := map[string]BufID{}
 		for pi := range q.Sections[si].Phases {
 			ops := q.Sections[si].Phases[pi].Ops
-			share := q.Shares != nil && q.Sections[si].Phases[pi].Kind == MicroPhase
+			share := q.Sections[si].Shares != nil && q.Sections[si].Phases[pi].Kind == MicroPhase
 			for i := range ops {
 				op := &ops[i]
 				n := t.Workspace(q, op)

@@ -97,13 +97,6 @@ func formatLines(p *Program) []string {
 		}
 		f.end()
 	}
-	if len(p.Shares) > 0 {
-		f.word("shares")
-		for _, n := range p.Shares {
-			f.word(strconv.Itoa(n))
-		}
-		f.end()
-	}
 	if p.Events != 0 {
 		f.word("events")
 		f.word(strconv.Itoa(p.Events))
@@ -149,6 +142,9 @@ func (f *formatter) section(s *Section) {
 	}
 	if s.Form != FormWhole {
 		f.key("form", s.Form.String())
+	}
+	if len(s.Shares) > 0 {
+		f.key("shares", strings.ReplaceAll(strings.Trim(fmt.Sprint(s.Shares), "[]"), " ", ","))
 	}
 	f.end()
 	for j := range s.Phases {

@@ -93,11 +93,6 @@ func (ps *textParser) statement(words []string) error {
 			p.Mesh = append(p.Mesh, Axis{name, int(a.int(w[i+1:], 32))})
 		}
 		return a.err
-	case "shares":
-		for _, w := range a.words {
-			p.Shares = append(p.Shares, int(a.int(w, 32)))
-		}
-		return a.err
 	case "events":
 		p.Events = int(a.int(a.next("number"), 32))
 		if a.err == nil && p.Events < 0 {
@@ -193,6 +188,10 @@ func (ps *textParser) section(a *args) error {
 			s.Kind = SectionKind(a.enum("section", value, sectionKindNames[:]))
 		case "form":
 			s.Form = Form(a.enum("form", value, formNames[:]))
+		case "shares":
+			for _, n := range strings.Split(value, ",") {
+				s.Shares = append(s.Shares, int(a.int(n, 32)))
+			}
 		default:
 			return false
 		}

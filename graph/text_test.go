@@ -60,9 +60,6 @@ func drawText(t *rapid.T) *Program {
 		}
 	}
 	for range small(0, 2) {
-		p.Shares = append(p.Shares, small(-1, 5))
-	}
-	for range small(0, 2) {
 		p.Scalars = append(p.Scalars, Scalars{buf(), buf(), buf()})
 	}
 	ints := func() (list []int64) {
@@ -116,6 +113,9 @@ func drawText(t *rapid.T) *Program {
 		UpdateAttr{Shard: ShardAttr{small(0, 2), small(-1, 2), num(), num(), num()}, Beta1: float(), Nesterov: flag()}}
 	for range small(0, 2) {
 		s := Section{Name: nm(), Kind: SectionKind(small(0, 12)), Form: Form(small(0, 3))}
+		for range small(0, 2) {
+			s.Shares = append(s.Shares, small(-1, 5))
+		}
 		for range small(0, 2) {
 			ph := Phase{Name: nm(), Kind: PhaseKind(small(0, 4)), First: flag(), Last: flag(), Repeat: small(-1, 3), Round: small(0, 2)}
 			for range small(0, 8) {

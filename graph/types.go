@@ -261,6 +261,7 @@ type Section struct {
 	Name   string
 	Kind   SectionKind
 	Form   Form
+	Shares []int // micro-batches of each rank in a run of it; nil: every rank has as many
 	Phases []Phase
 }
 
@@ -394,7 +395,6 @@ type State struct {
 // RankStride and collectives use. Rewrites take a Program and return a new one.
 type Program struct {
 	Mesh     []Axis
-	Shares   []int // micro-batches of each rank in a step; nil: every rank has as many
 	Buffers  []Buffer
 	Params   []Param
 	Units    []Unit

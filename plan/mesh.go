@@ -36,7 +36,7 @@ func (c Config) mesh() []graph.Axis {
 }
 
 func (c Config) shardOptions() fsdp.Options {
-	return fsdp.Options{Stage: c.Stage, Axis: len(c.mesh()) - 1, Accum: c.Accum, Shares: c.Shares, InLayers: c.inLayers(), Reproducible: c.Reproducible,
+	return fsdp.Options{Stage: c.Stage, Axis: len(c.mesh()) - 1, Accum: c.Accum, Shares: c.Shares, Shapes: c.Shapes, InLayers: c.inLayers(), Reproducible: c.Reproducible,
 		Prefetch: c.Prefetch, Optimizer: c.Optimizer, Clip: c.Clip, Reduce32: c.Reduce32,
 		Int8Gather: c.Int8Gather, Int8Reduce: c.Int8Reduce, Base: c.Base}
 }

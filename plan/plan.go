@@ -30,13 +30,14 @@ type Forward struct {
 
 // Config is what shapes a run's program and memory.
 type Config struct {
-	Ranks        int        // world size
-	Stage        zero.Stage // ZeRO stage over all ranks
-	Accum        int        // rounds of micro-batches a step
-	Shares       []int      // micro-batches of each rank in a step, Accum at most; nil: all have Accum
-	LayerOrder   bool       // each block goes through all of them before the next one is touched
-	Reproducible bool       // sums over the micro-batches of a step have one order: the bits depend on them alone, not on stage and ranks
-	Prefetch     int        // units gathered ahead of their use at stage 3
+	Ranks        int               // world size
+	Stage        zero.Stage        // ZeRO stage over all ranks
+	Accum        int               // rounds of micro-batches a step
+	Shares       []int             // micro-batches of each rank in a step, Accum at most; nil: all have Accum
+	Shapes       []graph.StepShape // those that steps have, Accum and Shares the first; nil: these alone
+	LayerOrder   bool              // each block goes through all of them before the next one is touched
+	Reproducible bool              // sums over the micro-batches of a step have one order: the bits depend on them alone, not on stage and ranks
+	Prefetch     int               // units gathered ahead of their use at stage 3
 	Recompute    recompute.Options
 	Offload      offload.Options // its Ahead is Prefetch
 	Freeze       []string        // patterns of parameters that are not trained

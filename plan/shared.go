@@ -52,7 +52,7 @@ func afterMesh(c *Config) {
 	if !c.inLayers() { // micro-batches in layer order leave their gradients as these are summed
 		c.Reproducible = false
 	}
-	c.Shares = nil
+	c.Shares, c.Shapes = nil, nil
 	c.Stage, c.Prefetch, c.Offload = none.Stage, 0, none.Offload
 	limits(c)
 }

@@ -31,7 +31,7 @@ func TestIdleRanksLeaveOutTheMicroBatch(t *testing.T) {
 			for k := range ph.Ops {
 				op := &ph.Ops[k]
 				for rank := range 3 {
-					idle := q.Idle(ph, op, rank)
+					idle := q.Idle(step, ph, op, rank)
 					if _, together := op.Attr.(graph.GroupAttr); together || op.Pass == graph.Update {
 						require.False(t, idle, "%s/%s", ph.Name, op.Name)
 					}
@@ -58,7 +58,7 @@ func TestIdleRanksLeaveOutTheMicroBatch(t *testing.T) {
 			last = &step.Phases[0]
 		}
 		for k := range last.Ops { // what was exchanged, from what this rank has not quantised
-			if op := &last.Ops[k]; op.Kind == graph.AllToAll && broken.Present(last, op) != nil {
+			if op := &last.Ops[k]; op.Kind == graph.AllToAll && step.Present(last, op) != nil {
 				for j := k + 1; j < len(last.Ops); j++ {
 					if sum := &last.Ops[j]; sum.Kind == graph.DequantizeSum && sum.In[0] == op.Out[0].Buf {
 						sum.In[0] = op.In[0]
@@ -70,8 +70,48 @@ func TestIdleRanksLeaveOutTheMicroBatch(t *testing.T) {
 
 		for _, shares := range [][]int{{4, 4}, {0, 4, 1}, {2, 3, 1}} {
 			broken = q.Clone()
-			broken.Shares = shares
+			broken.SectionOf(graph.SectionStep, graph.FormWhole).Shares = shares
 			require.Error(t, graph.VerifyStructure(broken), "%v", shares)
 		}
 	}
+}
+
+// Steps that differ in how often a phase repeats have one section, others one of their own;
+// the plan is of all.
+func TestStepsOfSeveralShapes(t *testing.T) {
+	fwd := forwardOf(t, smallLlama, 1, 16, true)
+	leaves := []int{31, 13, 12, 10, 9, 8, 6, 5, 3}
+	for _, prefetch := range []int{0, 1} {
+		cfg := mixed(3, 3)
+		cfg.Reproducible, cfg.Prefetch = true, prefetch
+		for _, n := range leaves {
+			cfg.Shapes = append(cfg.Shapes, graph.StepShape{Rounds: (n + 2) / 3, Shares: graph.EvenShares(n, 3)})
+		}
+		cfg.Accum, cfg.Shares = cfg.Shapes[0].Rounds, cfg.Shapes[0].Shares
+		p, err := Build(fwd, cfg)
+		require.NoError(t, err)
+		got := map[int]string{}
+		for i, n := range leaves {
+			sec, repeats := p.Program.StepOf(graph.FormWhole, cfg.Shapes[i])
+			require.NotNil(t, sec, "%d leaves", n)
+			rounds := repeats
+			for j := range sec.Phases {
+				if ph := &sec.Phases[j]; ph.Kind == graph.MicroPhase && ph.Repeat == 1 {
+					rounds++
+				}
+			}
+			require.Equal(t, cfg.Shapes[i].Rounds, rounds, "%d leaves", n)
+			got[n] = sec.Name
+		}
+		require.Equal(t, map[int]string{31: "step", 13: "step", 12: "step-2", 10: "step", 9: "step-3", 8: "step-4", 6: "step-5", 5: "step-6", 3: "step-7"}, got)
+		sec, _ := p.Program.StepOf(graph.FormWhole, graph.StepShape{Rounds: 3, Shares: []int{3, 2, 2}})
+		require.Nil(t, sec, "7 leaves")
+		sec, _ = p.Program.StepOf(graph.FormWhole, graph.StepShape{Rounds: 12, Shares: graph.EvenShares(34, 3)})
+		require.Nil(t, sec, "more than the largest")
+	}
+	cfg := mixed(3, 3)
+	cfg.Accum = 2
+	cfg.Shapes = []graph.StepShape{{Rounds: 2}, {Rounds: 3}}
+	_, err := Build(fwd, cfg)
+	require.ErrorContains(t, err, "steps of 3 rounds beside those of 2")
 }

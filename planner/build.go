@@ -27,7 +27,7 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 	}
 	s := search.Spec{
 		Job: p, Plans: &p.shared.Shared,
-		Ranks: c.Ranks, ShardSize: c.ShardSize, Stage: c.Zero, Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, Shares: c.Shares(), LayerOrder: c.AsksLayers(), Prefetch: c.Prefetch,
+		Ranks: c.Ranks, ShardSize: c.ShardSize, Stage: c.Zero, Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, Shares: c.Shares(), Shapes: c.StepShapes(), LayerOrder: c.AsksLayers(), Prefetch: c.Prefetch,
 		Precision: conf.Precision, Recompute: conf.Recompute, Auto: c.RecomputeAuto(), Offload: conf.Offload, Disk: c.Disk != "",
 		Capacity: conf.Capacity, Outside: conf.Outside, Layers: p.Shape.Layers, Frozen: len(c.Freeze) > 0 || c.LoRA.Active(),
 	}
@@ -55,7 +55,7 @@ func (q Request) Spec(machine *cost.Machine) (search.Spec, error) {
 func (p planner) At(sh search.Shape) (at plan.Spec, err error) {
 	q := p.Request
 	q.Batch, q.Seq = sh.Batch, sh.Seq
-	q.GlobalBatch, q.RankShares = 0, nil // the search says who has how many
+	q.GlobalBatch, q.BatchSchedule, q.RankShares = 0, nil, nil // the search says who has how many
 	if !strings.EqualFold(q.PrecisionName(), sh.Precision.String()) {
 		q.Precision = sh.Precision.String()
 		if err := q.Validate(); err != nil {
@@ -136,7 +136,7 @@ func (cfg *Request) passes() (conf plan.Config, err error) {
 		outside[cfg.FrozenCache.Tier] += cfg.FrozenCache.Bytes
 	}
 	return plan.Config{
-		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Shares: cfg.Shares(), LayerOrder: cfg.InLayers(), Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
+		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Shares: cfg.Shares(), Shapes: cfg.StepShapes(), LayerOrder: cfg.InLayers(), Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
 		Recompute: again, Offload: away, Freeze: freeze, LoRA: cfg.LoRA, Base: cfg.BaseType(), Optimizer: cfg.UpdateRule(), Clip: cfg.Clip, Target: cfg.DeviceTarget(),
 		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		SkipNonFinite: cfg.SkipsNonFinite(),

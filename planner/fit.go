@@ -133,6 +133,9 @@ func Fit(ctx context.Context, cfg config.Config, fixed Fixed, rows int, hw Hardw
 }
 
 func (q Request) Fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
+	if len(q.BatchSchedule) > 0 {
+		rows = 0 // it says the rows of each step
+	}
 	if q.Reproducible && rows > 0 { // whose micro-batch is as given
 		var err error
 		if q.GlobalBatch = rows; fixed.Accum {

@@ -159,6 +159,50 @@ func (f *Forecast) TokensPerSecond() float64 {
 	return float64(c.StepRows()) * float64(c.Seq) / f.Step.Seconds
 }
 
+// StepTime is the predicted time of the steps of a batch schedule that have so many rows.
+type StepTime struct {
+	Rows, Accum int
+	Step        *cost.Run
+}
+
+// StepTimes are those of a Config.BatchSchedule, of the most rows first; nil without one.
+func (f *Forecast) StepTimes() (list []StepTime) {
+	done := map[int]bool{}
+	for _, from := range f.Config.BatchSchedule {
+		c := f.Config.At(from.Step)
+		sec, repeats := f.Plan.Program.StepOf(graph.FormWhole, graph.StepShape{Rounds: c.Accum, Shares: c.Shares()})
+		if done[from.Rows] || sec == nil {
+			continue
+		}
+		done[from.Rows] = true
+		if run, err := f.found.Of(sec, repeats); err == nil { // as it was of the whole plan
+			list = append(list, StepTime{from.Rows, c.Accum, run})
+		}
+	}
+	slices.SortFunc(list, func(a, b StepTime) int { return b.Rows - a.Rows })
+	return list
+}
+
+// Seconds is the predicted time of training on so many tokens.
+func (f *Forecast) Seconds(tokens float64) (seconds float64) {
+	c := &f.Config
+	times := f.StepTimes()
+	for i, from := range c.BatchSchedule {
+		at := slices.IndexFunc(times, func(t StepTime) bool { return t.Rows == from.Rows })
+		if at < 0 {
+			break
+		}
+		each := float64(from.Rows) * float64(c.Seq)
+		steps := tokens / each
+		if i+1 < len(c.BatchSchedule) {
+			steps = min(steps, float64(c.BatchSchedule[i+1].Step-from.Step))
+		}
+		tokens -= steps * each
+		seconds += steps * times[at].Step.Seconds
+	}
+	return seconds + tokens/f.TokensPerSecond()
+}
+
 // Epilogues are what the plan's 16-bit products on a GPU do besides multiplying, by name,
 // of what changes bits; "" where there are no such products.
 func (f *Forecast) Epilogues() string {

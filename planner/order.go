@@ -28,7 +28,7 @@ func (f *Forecast) OrderCost(ctx context.Context, machine *cost.Machine) (*Order
 		return nil, nil
 	}
 	c.Reproducible = false
-	c.GlobalBatch, c.RankShares = 0, nil // as many micro-batches on each rank as on the busiest
+	c.GlobalBatch, c.BatchSchedule, c.RankShares = 0, nil, nil // as many micro-batches on each rank as on the busiest
 	other, err := Predict(ctx, c, machine)
 	if err != nil {
 		return nil, fmt.Errorf("without Config.Reproducible: %w", err)

@@ -90,7 +90,7 @@ func (q Request) resolve() (planner, error) {
 	}
 	// The caller's lists may change under the run.
 	q.LoRA.Targets = slices.Clone(q.LoRA.Targets)
-	q.RankShares = slices.Clone(q.RankShares)
+	q.RankShares, q.BatchSchedule = slices.Clone(q.RankShares), slices.Clone(q.BatchSchedule)
 	q.Freeze, q.Int8, q.Epilogues, q.Allow = slices.Clone(q.Freeze), slices.Clone(q.Int8), slices.Clone(q.Epilogues), slices.Clone(q.Allow)
 	return planner{&Resolved{Request: q, Shape: h}, common}, nil
 }

@@ -18,7 +18,7 @@ import (
 // Executor drives one rank's part of the program, in this process (exec.Executor)
 // or in another.
 type Executor interface {
-	SetStep(step int64)
+	SetStep(step int64, repeats int)
 	RunSection(name string, before func(phase *graph.Phase, repeat int) error) error
 	RunGated(name string, before func(phase *graph.Phase, repeat int) error, pass func(norm bool) (bool, error)) (bool, error)
 	FindNonFinite(name string, before func(phase *graph.Phase, repeat int) error) (*exec.NonFinite, error)
@@ -67,6 +67,7 @@ type remote struct {
 	rank, slot int // in the world, and among the ranks of its process
 	p          *graph.Program
 	step       int64
+	repeats    int
 	host       map[graph.BufID]*hostCopy
 	last       state // under channel.mu
 }
@@ -211,7 +212,7 @@ func (r *remote) call(q request) (reply, error) {
 	return r.answer(c)
 }
 
-func (r *remote) SetStep(step int64) { r.step = step }
+func (r *remote) SetStep(step int64, repeats int) { r.step, r.repeats = step, repeats }
 
 // RunSection runs a section there. before is called here.
 func (r *remote) RunSection(name string, before func(*graph.Phase, int) error) error {
@@ -242,7 +243,7 @@ func (r *remote) FindNonFinite(name string, before func(*graph.Phase, int) error
 
 // section runs a section there, and answers what it asks on the way.
 func (r *remote) section(v verb, name string, before func(*graph.Phase, int) error, pass func(bool) (bool, error)) (reply, error) {
-	id, c, err := r.ask(request{Verb: v, Name: name, Step: r.step, N: int64(b2i(before != nil))})
+	id, c, err := r.ask(request{Verb: v, Name: name, Step: r.step, Repeats: r.repeats, N: int64(b2i(before != nil))})
 	if err != nil {
 		return reply{}, err
 	}

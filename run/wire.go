@@ -55,14 +55,16 @@ type request struct {
 	Verb verb
 	Name string // of the section
 	Step int64
-	Buf  graph.BufID
-	Off  int64
-	N    int64
-	Pass bool // of verbGo, at the gate
-	Stop bool // of verbGo, before a phase: exec.ErrAbandoned
-	Data []byte
-	Host []hostData // of verbGo
-	Err  *wireError
+	// Repeats is exec's: see Executor.SetStep.
+	Repeats int
+	Buf     graph.BufID
+	Off     int64
+	N       int64
+	Pass    bool // of verbGo, at the gate
+	Stop    bool // of verbGo, before a phase: exec.ErrAbandoned
+	Data    []byte
+	Host    []hostData // of verbGo
+	Err     *wireError
 }
 
 // hostData is the contents of a buffer in host memory.

@@ -230,10 +230,10 @@ func (w *worker) serve(q request, m *reply) (err error) {
 	}
 	switch q.Verb {
 	case verbRun:
-		e.SetStep(q.Step)
+		e.SetStep(q.Step, q.Repeats)
 		return e.RunSection(q.Name, before)
 	case verbGated:
-		e.SetStep(q.Step)
+		e.SetStep(q.Step, q.Repeats)
 		m.Passed, err = e.RunGated(q.Name, before, func(norm bool) (bool, error) { return w.ask(reply{ID: q.ID, Gate: true, Norm: norm}) })
 		return err
 	case verbFind:

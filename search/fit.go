@@ -121,7 +121,7 @@ func (d *fitDomain) inOrders(accum, zero int) []bool {
 
 // freeOrders are the orders of micro-batches that may be chosen for a configuration.
 func (s *Spec) freeOrders(given bool) []bool {
-	if given {
+	if given || s.Shapes != nil {
 		return []bool{s.LayerOrder}
 	}
 	return []bool{false, true}

@@ -54,7 +54,7 @@ func (s *searcher) microBatch(c Spec) (seconds float64, ok bool) {
 	if ok {
 		return seconds, true
 	}
-	c.Accum, c.Shares, c.LayerOrder, c.Stage, c.Prefetch, c.Offload = 1, nil, false, 0, 0, offload.Options{} // which it does not depend on
+	c.Accum, c.Shares, c.Shapes, c.LayerOrder, c.Stage, c.Prefetch, c.Offload = 1, nil, nil, false, 0, 0, offload.Options{} // which it does not depend on
 	at, err := c.passes(0)
 	if err != nil {
 		return 0, false

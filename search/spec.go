@@ -49,8 +49,11 @@ type Spec struct {
 	Accum            int
 	// Shares are the micro-batches of each rank in a step; nil: Accum. Rows are those of a
 	// step; 0: all that Accum, Batch and Ranks give.
-	Shares     []int
-	Rows       int
+	Shares []int
+	Rows   int
+	// Shapes are those that steps have, this one the first; nil: this one alone. What has
+	// several keeps its ranks and its micro-batch.
+	Shapes     []graph.StepShape
 	LayerOrder bool // where there are several micro-batches
 	Prefetch   int
 	Precision  precision.Precision
@@ -97,6 +100,12 @@ func (f *Forecast) TokensPerSecond() float64 {
 		rows = float64(s.Rows)
 	}
 	return rows * float64(s.Seq) / f.Step.Seconds
+}
+
+// Of predicts the time of a section of the plan whose phase that repeats does so as often as
+// given; 0: as planned (graph.Program.StepOf).
+func (f *Forecast) Of(sec *graph.Section, repeats int) (*cost.Run, error) {
+	return cost.Simulate(f.Plan.Program.Alone(sec, repeats), sec.Name, f.on)
 }
 
 // depth is how far a configuration is planned.
@@ -183,7 +192,7 @@ func (s *Spec) passes(layers int) (plan.Spec, error) {
 		return at, err
 	}
 	c := &at.Config
-	c.Shares = s.Shares
+	c.Shares, c.Shapes = s.Shares, s.Shapes
 	c.Ranks, c.ShardSize, c.Accum, c.LayerOrder, c.Prefetch = s.Ranks, s.ShardSize, s.Accum, s.inLayers(), s.Prefetch
 	c.Stage = zero.Stage(s.Stage)
 	c.Precision, c.Capacity, c.Outside = s.Precision, s.Capacity, s.Outside

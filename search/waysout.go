@@ -262,9 +262,12 @@ func fitsQuickly(ctx context.Context, c Spec, m *cost.Machine) bool {
 	return got.err == nil && ok
 }
 
-// moveTo gives the job to so many ranks; false: its micro-batches are too few, or their
-// shares are as given.
+// moveTo gives the job to so many ranks; false: its micro-batches are too few, their
+// shares are as given, or steps have several numbers of them.
 func (s *Spec) moveTo(ranks int) bool {
+	if s.Shapes != nil {
+		return ranks == s.Ranks
+	}
 	if s.Rows > 0 {
 		leaves := (s.Rows + s.Batch - 1) / s.Batch
 		if leaves < ranks || !slices.Equal(s.Shares, graph.EvenShares(leaves, s.Ranks)) {
@@ -279,7 +282,7 @@ func (s *Spec) moveTo(ranks int) bool {
 // splits are smaller micro-batches with as many rows a step: none of a step that ranks
 // share unevenly, whose rows are those of its sums.
 func (s *Spec) splits() (list [][2]int) {
-	for b := s.Batch - 1; b >= 1 && s.Rows == 0; b-- {
+	for b := s.Batch - 1; b >= 1 && s.Rows == 0 && s.Shapes == nil; b-- {
 		if s.Batch%b == 0 {
 			list = append(list, [2]int{b, s.Accum * (s.Batch / b)})
 		}

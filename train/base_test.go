@@ -203,7 +203,7 @@ func TestLlama8BWithAnInt8BaseFits24GB(t *testing.T) {
 		e, err := exec.New(exec.Config{Program: p.Program, Layout: p.Layout, Context: nulldevice.New(0), Library: nullkernels.Library{},
 			Groups: map[int]comm.Group{-1: nullcomm.New(0, 1), 0: nullcomm.New(0, 1)}, Coord: []int{0}})
 		require.NoError(t, err)
-		e.SetStep(0)
+		e.SetStep(0, 0)
 		require.NoError(t, e.RunSection("step", nil))
 		require.Equal(t, p.Layout.Spaces[graph.Device].Peak, e.Touched(graph.Device), "r %d", rank)
 		require.NoError(t, e.Close())

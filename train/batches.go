@@ -57,41 +57,41 @@ func (t *Trainer) openData(ctx context.Context) error {
 	switch {
 	case c.Inference:
 	case c.Own.Data != nil:
-		if t.train, err = t.openSamples("Config.Own.Data", c.Own.Data, c.Accum); err != nil {
+		if t.train, err = t.openSamples("Config.Own.Data", c.Own.Data); err != nil {
 			return err
 		}
 	case conversations:
-		if t.train, err = t.openChat(ctx, trainField, c.Data, c.DataGlob, c.Accum, false); err != nil {
+		if t.train, err = t.openChat(ctx, trainField, c.Data, c.DataGlob, false); err != nil {
 			return err
 		}
 	case c.Data == "":
 		return config.Refuse("Config.Data is missing: give a token file (*.bin), a text file, or a folder of text files")
 	default:
-		if t.train, err = t.open(ctx, trainField, c.Data, c.Accum, false); err != nil {
+		if t.train, err = t.open(ctx, trainField, c.Data, false); err != nil {
 			return err
 		}
 	}
 	t.countSteps()
 	if c.EvalSplit > 0 && !c.Inference {
 		if conversations {
-			t.eval, err = t.openChat(ctx, trainField, c.Data, c.DataGlob, c.EvalAccum(), true)
+			t.eval, err = t.openChat(ctx, trainField, c.Data, c.DataGlob, true)
 		} else {
-			t.eval, err = t.open(ctx, trainField, c.Data, c.EvalAccum(), true)
+			t.eval, err = t.open(ctx, trainField, c.Data, true)
 		}
 		return err
 	}
 	if c.Own.Eval != nil {
-		t.eval, err = t.openSamples(evalField, c.Own.Eval, c.EvalAccum())
+		t.eval, err = t.openSamples(evalField, c.Own.Eval)
 		return err
 	}
 	if ok, err := data.IsConversations(c.EvalData, data.Options{TextField: c.TextField, Glob: c.EvalGlob}); err != nil {
 		return fmt.Errorf("Config.EvalData: %w", err)
 	} else if ok {
-		t.eval, err = t.openChat(ctx, evalDataField, c.EvalData, c.EvalGlob, c.EvalAccum(), false)
+		t.eval, err = t.openChat(ctx, evalDataField, c.EvalData, c.EvalGlob, false)
 		return err
 	}
 	if c.EvalData != "" {
-		if t.eval, err = t.open(ctx, evalDataField, c.EvalData, c.EvalAccum(), false); err != nil {
+		if t.eval, err = t.open(ctx, evalDataField, c.EvalData, false); err != nil {
 			return err
 		}
 	}
@@ -105,17 +105,20 @@ func (t *Trainer) countSteps() {
 		return
 	}
 	s := t.train.sampler
-	left := max(int64(c.Epochs)*s.Windows()-s.Tell(t.at.Step), 0)
-	steps := t.at.Step + int((left+s.Rows()-1)/s.Rows())
+	steps := max(t.at.Step, s.StepAt(int64(c.Epochs)*s.Windows()))
 	if t.at.Step > 0 && steps == c.Steps {
 		return // a run that goes on as it was
 	}
 	t.cfg = c.with(c.Tokenizer, c.Order, steps)
-	t.notes = append(t.notes, fmt.Sprintf("%s of %s, %d a step: %s", english.Plural(c.Epochs, "epoch", ""), english.Plural(int(s.Windows()), "row", ""), s.Rows(), english.Plural(steps, "step", "")))
+	each := fmt.Sprintf("%d a step", s.Rows(0))
+	if len(c.BatchSchedule) > 0 {
+		each = "as many a step as Config.BatchSchedule says"
+	}
+	t.notes = append(t.notes, fmt.Sprintf("%s of %s, %s: %s", english.Plural(c.Epochs, "epoch", ""), english.Plural(int(s.Windows()), "row", ""), each, english.Plural(steps, "step", "")))
 }
 
 // open opens tokens or text; held chooses the documents that are held out.
-func (t *Trainer) open(ctx context.Context, field, path string, accum int, held bool) (*batches, error) {
+func (t *Trainer) open(ctx context.Context, field, path string, held bool) (*batches, error) {
 	c := t.cfg
 	if s := planner.SampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 && !c.Packs() {
 		return nil, fmt.Errorf("%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", field, path, c.ModelName())
@@ -151,7 +154,7 @@ func (t *Trainer) open(ctx context.Context, field, path string, accum int, held 
 			return nil, fmt.Errorf("Config.Order: %w", err)
 		}
 	}
-	if field == evalDataField {
+	if heldOut(field) {
 		order = data.Sequential
 	}
 	b := &batches{source: buf, buffer: buf, all: true, steps: c.EvalSteps}
@@ -162,7 +165,7 @@ func (t *Trainer) open(ctx context.Context, field, path string, accum int, held 
 		b.scratch = [2][]int32{make([]int32, c.Batch*c.Seq), make([]int32, c.Batch*c.Seq)}
 		b.steps = int(rows / int64(c.Batch) / int64(c.Ranks))
 	}
-	b.sampler, err = data.NewSampler(b.source, c.sampling(order, accum))
+	b.sampler, err = data.NewSampler(b.source, c.sampling(order, field))
 	if err != nil {
 		buf.Close()
 		return nil, fmt.Errorf("%s: %w", field, err)
@@ -200,7 +203,7 @@ func (t *Trainer) conversations() (bool, error) {
 }
 
 // openChat opens conversations; held chooses those that are held out.
-func (t *Trainer) openChat(ctx context.Context, field, path, glob string, accum int, held bool) (*batches, error) {
+func (t *Trainer) openChat(ctx context.Context, field, path, glob string, held bool) (*batches, error) {
 	c := t.cfg
 	if c.Own.Model != nil {
 		return nil, config.Refuse("%s %.80q with Config.Own.Model: conversations are for language models with a config.json; give Config.Own.Data", field, path)
@@ -232,7 +235,7 @@ func (t *Trainer) openChat(ctx context.Context, field, path, glob string, accum 
 	if left := conv.LeftOut(); left != "" && !held {
 		t.notes = append(t.notes, fmt.Sprintf("%s: left out %s", what, left))
 	}
-	b, err := t.openSamples(field, conv, accum)
+	b, err := t.openSamples(field, conv)
 	if err != nil {
 		return nil, errors.Join(err, conv.Close())
 	}
@@ -256,7 +259,7 @@ func (t *Trainer) noteEnds(field, path string, buf *data.Buffer) error {
 }
 
 // openSamples opens data that the program brought along.
-func (t *Trainer) openSamples(field string, s data.Samples, accum int) (*batches, error) {
+func (t *Trainer) openSamples(field string, s data.Samples) (*batches, error) {
 	c := t.cfg
 	shape := planner.SampleShape(t.plan.Program, c.Batch)
 	shape.Vocab, shape.Classes = t.cfg.Shape.Vocab, t.cfg.Shape.Vocab
@@ -269,7 +272,7 @@ func (t *Trainer) openSamples(field string, s data.Samples, accum int) (*batches
 		planner.BoundsOf(&shape, fwd.Train)
 	}
 	order, rows, steps := data.Sequential, s.Len(), c.EvalSteps
-	if strings.EqualFold(c.Order, data.Shuffled.String()) && field != evalField && field != evalDataField {
+	if strings.EqualFold(c.Order, data.Shuffled.String()) && !heldOut(field) {
 		order = data.Shuffled
 	}
 	if c.Inference && rows > 0 {
@@ -280,16 +283,38 @@ func (t *Trainer) openSamples(field string, s data.Samples, accum int) (*batches
 		rows = (rows + all - 1) / all * all
 		steps = int(rows / all)
 	}
-	r, err := data.NewSampleReader(s, shape, rows, c.sampling(order, accum))
+	r, err := data.NewSampleReader(s, shape, rows, c.sampling(order, field))
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", field, err)
 	}
 	return &batches{sampler: r.Sampler, samples: r, steps: steps}, nil
 }
 
-// sampling is how the run reads data in steps of so many rounds.
-func (c *resolved) sampling(order data.Order, accum int) data.SamplerConfig {
-	s := data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Accum: accum, Ranks: c.Ranks, Vocab: c.Shape.Vocab}
+// heldOut says whether a field names held-out data.
+func heldOut(field string) bool { return field == evalField || field == evalDataField }
+
+// sampling is how the run reads the data of a field: batches of an evaluation are as large
+// as the largest of steps.
+func (c *resolved) sampling(order data.Order, field string) data.SamplerConfig {
+	s := data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Ranks: c.Ranks, Vocab: c.Shape.Vocab, StepRows: dealt(&c.Config)}
+	if heldOut(field) {
+		s.Accum = c.EvalAccum()
+		return s
+	}
+	for i, from := range c.BatchSchedule {
+		of := c.At(from.Step)
+		if i == 0 {
+			s.StepRows = dealt(&of)
+		} else {
+			s.Later = append(s.Later, data.RowsFrom{Step: from.Step, StepRows: dealt(&of)})
+		}
+	}
+	return s
+}
+
+// dealt is how the rows of a step are dealt.
+func dealt(c *config.Config) data.StepRows {
+	s := data.StepRows{Accum: c.Accum}
 	if c.Reproducible && !c.Inference {
 		s.Shares, s.Rows = c.Shares(), c.StepRows()
 	}
@@ -329,9 +354,9 @@ func (b *batches) countTargets(step int) (n int64, err error) {
 		return b.samples.CountTargets(step)
 	}
 	if b.all {
-		return b.sampler.Rows() * int64(b.sampler.Seq()), nil
+		return b.sampler.Rows(step) * int64(b.sampler.Seq()), nil
 	}
-	err = b.sampler.EachMicro(func(micro, rank int) error {
+	err = b.sampler.EachMicro(step, func(micro, rank int) error {
 		if err := b.sampler.Fill(step, micro, rank, b.scratch[0], b.scratch[1]); err != nil {
 			return err
 		}

@@ -131,6 +131,7 @@ func number(v float64, bits int) json.RawMessage {
 
 type stepLine struct {
 	Step          int             `json:"step"`
+	Rows          int             `json:"rows"`
 	Loss          json.RawMessage `json:"loss"`
 	LR            json.RawMessage `json:"lr"`
 	GradNorm      json.RawMessage `json:"grad_norm"`
@@ -159,7 +160,7 @@ type stepLine struct {
 // Step writes a step's line, and its evaluation's where it has one.
 func (m *MetricsWriter) Step(r StepResult) error {
 	line := stepLine{
-		Step: r.Step, Loss: number(float64(r.Loss), 32), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64), LossScale: number(r.LossScale, 64),
+		Step: r.Step, Rows: r.Rows, Loss: number(float64(r.Loss), 32), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64), LossScale: number(r.LossScale, 64),
 		Skipped: r.Skipped, SkippedAll: r.SkippedAll, Targets: r.Targets, Seconds: number(r.Seconds, 64), TokensPerS: number(r.TokensPerS, 64),
 		DevicePeak: r.Peak[graph.Device], DevicePlanned: r.Planned[graph.Device],
 		HostPeak: r.Peak[graph.Host], HostPlanned: r.Planned[graph.Host],

@@ -210,7 +210,7 @@ func TestMaskedTargetsDoNotCount(t *testing.T) {
 	for i := range int64(7) {
 		shape := data.Shape{Targets: 1, Inputs: []data.InputSize{{Name: "x", Elems: squareSide * squareSide}}}
 		in := shape.NewMicro(1)
-		r, err := data.NewSampleReader(onlySample{i}, shape, 1, data.SamplerConfig{Batch: 1, Accum: 1, Ranks: 1})
+		r, err := data.NewSampleReader(onlySample{i}, shape, 1, data.SamplerConfig{Batch: 1, StepRows: data.StepRows{Accum: 1}, Ranks: 1})
 		require.NoError(t, err)
 		require.NoError(t, r.FillSamples(0, 0, 0, in))
 		var logits [4]float64

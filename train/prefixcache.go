@@ -107,7 +107,7 @@ func (pc *prefixCache) close() error {
 }
 
 func (pc *prefixCache) window(b *batches, step, micro, rank, row int) int64 {
-	if b.sampler.IsPadding(micro, rank, row) {
+	if b.sampler.IsPadding(step, micro, rank, row) {
 		return b.sampler.Windows()
 	}
 	return b.sampler.Start(step, micro, rank, row) / int64(b.sampler.Seq())
@@ -119,7 +119,7 @@ func (pc *prefixCache) has(b *batches, c *config.Config, step int) bool {
 		return false
 	}
 	for rank := range c.Ranks {
-		for micro := range b.sampler.Share(rank) {
+		for micro := range b.sampler.Share(step, rank) {
 			for row := range c.Batch {
 				if pc.slotOf[pc.window(b, step, micro, rank, row)] == 0 {
 					return false
@@ -195,33 +195,24 @@ func (pc *prefixCache) traffic() device.Traffic {
 	return pc.disk.Traffic()
 }
 
-// stepForm is the section that a step runs, and what moves between the cache
-// and a rank's host memory around its micro-steps.
-func (t *Trainer) stepForm(step int) (section string, cached bool) {
-	if t.prefix != nil && t.prefix.has(t.train, &t.cfg.Config, step) {
-		return graph.SectionName(graph.SectionStep, graph.FormCached), true
-	}
-	return graph.SectionStep.String(), false
-}
-
 // keepPrefix takes into the cache what a run of a phase that has ended handed on, of
 // its micro-batches from the given one.
 func (t *Trainer) keepPrefix(r *run.Rank, step, micro int) error {
 	if t.prefix == nil {
 		return nil
 	}
-	return t.eachPrefix(r, micro, func(slot int, rows []byte) error { return t.prefix.take(t.train, step, micro+slot, r.Index, rows) })
+	return t.eachPrefix(r, step, micro, func(slot int, rows []byte) error { return t.prefix.take(t.train, step, micro+slot, r.Index, rows) })
 }
 
 // givePrefix puts the rows of the next micro-batches where their copies read them.
 func (t *Trainer) givePrefix(r *run.Rank, step, micro int) error {
-	return t.eachPrefix(r, micro, func(slot int, rows []byte) error { return t.prefix.give(t.train, step, micro+slot, r.Index, rows) })
+	return t.eachPrefix(r, step, micro, func(slot int, rows []byte) error { return t.prefix.give(t.train, step, micro+slot, r.Index, rows) })
 }
 
 // eachPrefix calls visit with a rank's host memory for what each micro-batch of a
 // phase, from the given one, hands on.
-func (t *Trainer) eachPrefix(r *run.Rank, micro int, visit func(slot int, rows []byte) error) error {
-	for slot := range min(len(t.inputs), t.train.sampler.Share(r.Index)-micro) {
+func (t *Trainer) eachPrefix(r *run.Rank, step, micro int, visit func(slot int, rows []byte) error) error {
+	for slot := range min(len(t.inputs), t.train.sampler.Share(step, r.Index)-micro) {
 		rows, err := r.Exec.HostBytes(t.inputs[slot][graph.PortPrefix])
 		if err == nil {
 			err = visit(slot, rows)

@@ -19,6 +19,7 @@ import (
 type stepAt struct {
 	index   int    // steps done before it
 	section string // the form of the step that runs
+	repeats int    // of its phase that repeats; 0: as planned
 	cached  bool   // what frozen layers hand on comes from the cache
 	stopped bool   // it is not finite, and ended before its update
 	noNorm  bool   // it ended before its gradient norm was known
@@ -89,11 +90,31 @@ func (t *Trainer) abandoned() error {
 	return nil
 }
 
+// form chooses the section that the step runs: the one of its rows, and of what frozen
+// layers hand on where the cache has it.
+func (t *Trainer) form(at *stepAt) error {
+	form := graph.FormWhole
+	if at.cached = t.prefix != nil && t.prefix.has(t.train, &t.cfg.Config, at.index); at.cached {
+		form = graph.FormCached
+	}
+	if len(t.cfg.BatchSchedule) == 0 {
+		at.section = graph.SectionName(graph.SectionStep, form)
+		return nil
+	}
+	c := t.cfg.At(at.index)
+	sec, repeats := t.plan.Program.StepOf(form, graph.StepShape{Rounds: c.Accum, Shares: c.Shares()})
+	if sec == nil {
+		return fmt.Errorf("the plan has no step of %d micro-batches a rank", c.Accum)
+	}
+	at.section, at.repeats = sec.Name, repeats
+	return nil
+}
+
 // runStep runs a step on all ranks.
 func (t *Trainer) runStep(at *stepAt) error {
 	ran, left := make([]bool, len(t.micro)), make([]bool, len(t.micro))
 	err := t.ranks.Each(fmt.Sprintf("step %d", at.index+1), func(r *run.Rank) error {
-		r.Exec.SetStep(int64(at.index + 1))
+		r.Exec.SetStep(int64(at.index+1), at.repeats)
 		micro := 0
 		var err error
 		if t.stopsNonFinite() {
@@ -161,15 +182,23 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	return h
 }
 
-// modelFlops are the FLOPs of the products of this process's ranks in a form of the step.
-func (t *Trainer) modelFlops(section string) float64 {
-	n, known := t.flops[section]
+// stepKey tells steps apart that run other operations, or as many other times.
+type stepKey struct {
+	section string
+	repeats int
+}
+
+// modelFlops are the FLOPs of the products of this process's ranks in a step.
+func (t *Trainer) modelFlops(at *stepAt) float64 {
+	key := stepKey{at.section, at.repeats}
+	n, known := t.flops[key]
 	if !known {
-		n = cost.ModelFlops(t.plan.Program, section) * float64(len(t.micro))
+		p := t.plan.Program
+		n = cost.ModelFlops(p.Alone(p.Section(at.section), at.repeats), at.section) * float64(len(t.micro))
 		if t.flops == nil {
-			t.flops = map[string]float64{}
+			t.flops = map[stepKey]float64{}
 		}
-		t.flops[section] = n
+		t.flops[key] = n
 	}
 	return n
 }
@@ -186,7 +215,7 @@ func microsOfPhase(p *graph.Program) int {
 // fill gives a rank the inputs of a step's micro-batch, which is number slot of those
 // that the phase goes through. A rank without one needs none.
 func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro, slot int) error {
-	if micro >= b.sampler.Share(r.Index) {
+	if micro >= b.sampler.Share(step, r.Index) {
 		return nil
 	}
 	at := t.micro[r.Slot]

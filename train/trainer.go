@@ -47,9 +47,9 @@ type Trainer struct {
 	platform platform.Platform
 	pool     *pool.Pool
 	ranks    *run.Ranks
-	micro    []*data.Micro      // by slot of the rank in this process: the micro-batch at hand, but for its floats
-	read     []time.Duration    // likewise: how long it read samples in this step
-	flops    map[string]float64 // of the ranks' products, by the form of the step
+	micro    []*data.Micro       // by slot of the rank in this process: the micro-batch at hand, but for its floats
+	read     []time.Duration     // likewise: how long it read samples in this step
+	flops    map[stepKey]float64 // of the ranks' products
 	states   *run.States
 	disk     *store.Folder  // nil: none
 	saver    *saving.Saver  // open for this run; nil: no checkpoints
@@ -79,7 +79,7 @@ func (t *Trainer) flush() error {
 		return nil
 	}
 	err := t.ranks.Each(fmt.Sprintf("the update of step %d", t.at.Step), func(r *run.Rank) error {
-		r.Exec.SetStep(int64(t.at.Step))
+		r.Exec.SetStep(int64(t.at.Step), 0)
 		return r.Exec.RunSection(graph.SectionFlush.String(), nil)
 	})
 	if err != nil {
@@ -93,6 +93,7 @@ func (t *Trainer) flush() error {
 // StepResult is what a step tells.
 type StepResult struct {
 	Step       int     // from 1
+	Rows       int     // of the global batch
 	Loss       float32 // mean over the counted targets of the global batch
 	LR         float64 // learning rate of the step
 	GradNorm   float64 // Euclidean norm of all gradients, before clipping
@@ -351,10 +352,11 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	hyper := t.hyper(s, lr, targets)
 	sent, moved, used := t.ranks.CommSent(), t.diskTraffic(), t.ranks.Usage()
 	at := stepAt{index: s, hyper: hyper, leaving: leaving{asked: ctx.Err}}
-	at.section, at.cached = t.stepForm(s)
+	if err := t.form(&at); err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
 	clear(t.read)
-	err = t.runStep(&at)
-	if err != nil {
+	if err = t.runStep(&at); err != nil {
 		t.fatal = err // names the rank and the step already
 		return StepResult{}, err
 	}
@@ -386,18 +388,19 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	}
 	t.at.Step++
 	t.at.Pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
-	res := StepResult{Step: t.at.Step, Loss: float32(loss / float64(targets)), LR: lr, Targets: targets, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.at.Skipped, CommBytes: t.ranks.CommSent() - sent}
+	of := t.cfg.At(s)
+	res := StepResult{Step: t.at.Step, Rows: of.StepRows(), Loss: float32(loss / float64(targets)), LR: lr, Targets: targets, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.at.Skipped, CommBytes: t.ranks.CommSent() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Cached = at.cached
 	res.tellComm(t.cfg.Measure, t.ranks.Usage().Sub(used))
 	res.DataWait = slices.Max(t.read).Seconds()
-	res.ModelFlops = t.modelFlops(at.section)
+	res.ModelFlops = t.modelFlops(&at)
 	if !skipped {
 		t.confirm()
 	}
 	res.Seconds = time.Since(began).Seconds()
-	res.TokensPerS = float64(t.cfg.StepRows()*t.cfg.Seq) / res.Seconds
+	res.TokensPerS = float64(res.Rows*t.cfg.Seq) / res.Seconds
 	res.Peak, res.Planned = t.ranks.Memory()
 	res.Classes = t.ranks.Classes()
 	return res, nil

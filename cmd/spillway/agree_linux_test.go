@@ -183,7 +183,7 @@ func TestEveryFlagIsCompared(t *testing.T) {
 		"min-lr": "--lr-schedule=cosine --lr=9", "reduce": "--precision=bf16", "optimizer-dtype": "--stochastic-rounding --precision=bf16",
 		"stochastic-rounding": "--precision=bf16 --optimizer-dtype=bf16", "bf16-rounding": "--precision=bf16",
 	}
-	values := []string{"portable", "7", "2", "true", "cuda", "fp32", "spillway-demo", "0.5", "7s", "7%", "2,1", "all", "drop", "bf16", "7MiB", "host:7MiB", "none", "full", "lamb", "linear", "shuffled", "layer", "optimizer", "optimizer=host", "skip", "tree", "on", "off", "shm", "r=4,alpha=2,targets=*", "elsewhere",
+	values := []string{"portable", "7", "2", "true", "cuda", "fp32", "spillway-demo", "0.5", "7s", "7%", "2,1", "0:4,2:8", "all", "drop", "bf16", "7MiB", "host:7MiB", "none", "full", "lamb", "linear", "shuffled", "layer", "optimizer", "optimizer=host", "skip", "tree", "on", "off", "shm", "r=4,alpha=2,targets=*", "elsewhere",
 		testdata + "/text.txt", testdata + "/gpt2"}
 	flags := pflag.NewFlagSet("train", pflag.ContinueOnError)
 	options.Train(flags, &spillway.Config{}, &options.Later{})

@@ -22,7 +22,7 @@ var withoutFlag = []string{"Own", "Generate", "Inference"}
 
 // changedBy sets a flag to something else and lists the fields that it changes.
 func changedBy(t *testing.T, name string) (fields []string) {
-	for _, value := range []string{"7", "0.5", "true", "bf16", "7s", "7%", "host:7MiB", "elsewhere:7MiB", "r=7,alpha=7,targets=*", "elsewhere"} {
+	for _, value := range []string{"7", "0.5", "true", "bf16", "7s", "7%", "0:7", "host:7MiB", "elsewhere:7MiB", "r=7,alpha=7,targets=*", "elsewhere"} {
 		var c spillway.Config
 		var l options.Later
 		fs := pflag.NewFlagSet("train", pflag.ContinueOnError)

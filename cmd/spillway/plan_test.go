@@ -372,3 +372,50 @@ func TestPlanCalibrates(t *testing.T) {
 	require.Contains(t, unwrapped(command(append(args, "--calibrate")...).stdout), "A step, predicted (CPU: as calibrated just now, kept in ")
 	require.Contains(t, unwrapped(command(args...).stdout), "A step, predicted (CPU: as calibrated on ")
 }
+
+// A plan with a batch schedule says what each of its batches takes.
+func TestPlanOfABatchSchedule(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "plan.json")
+	line := []string{"plan", "--model", testdata + "/gpt2", "--ranks", "2", "--batch", "1", "--seq", "16", "--json", path}
+	got := command(append(line, "--batch-schedule", "0:4,50:64,70:2", "--tokens", "1e5")...)
+	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, strings.Join(strings.Fields(got.stdout), " "), "batch schedule: 4 rows from step 0 on, 64 rows from step 50 on, 2 rows from step 70")
+	require.Contains(t, got.stdout, "accumulation 32: 1,024 tokens a step")
+	require.Regexp(t, `(?m)^  of 4 rows .*\n  of 2 rows `, got.stdout)
+	type stage struct {
+		StepSeconds float64 `json:"step_seconds"`
+		Batches     []struct {
+			Rows, Accum int
+			StepSeconds float64 `json:"step_seconds"`
+		}
+	}
+	var doc struct {
+		Requested   stage
+		Recommended struct{ Plan stage }
+		Budget      struct{ Days []float64 }
+	}
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &doc))
+	b := doc.Requested.Batches
+	require.Len(t, b, 3)
+	for i, want := range [][2]int{{64, 32}, {4, 2}, {2, 1}} {
+		require.Equal(t, want, [2]int{b[i].Rows, b[i].Accum})
+	}
+	require.Equal(t, doc.Requested.StepSeconds, b[0].StepSeconds)
+	require.Greater(t, b[0].StepSeconds, 4*b[1].StepSeconds)
+	require.Greater(t, b[1].StepSeconds, b[2].StepSeconds)
+	b = doc.Recommended.Plan.Batches
+	// 50 steps of 64 tokens, 20 of 1,024, and 32 a step for the rest of 100,000.
+	require.InEpsilon(t, (50*b[1].StepSeconds+20*b[0].StepSeconds+(1e5-50*64-20*1024)/32*b[2].StepSeconds)/86400, doc.Budget.Days[0], 1e-9)
+
+	for rows, k := range map[string]int{"64": 0, "4": 1} { // what a plan of one batch says
+		alone := command(append(line, "--global-batch", rows)...)
+		require.Zero(t, alone.status, alone.stderr)
+		want := doc.Requested.Batches[k].StepSeconds
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(text, &doc))
+		require.InEpsilon(t, doc.Requested.StepSeconds, want, 1e-9, rows)
+	}
+}

@@ -37,6 +37,15 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--ranks 2 --rank-shares 1,0", "\"1,0\" is not a list of numbers of at least 1"},
 		{"--ranks 2 --rank-shares 1,3 --global-batch 5 --reproducible", "--rank-shares [1 3] are 4 micro-batches, and --global-batch 5 of --batch 1 is 5\n"},
 		{"--ranks 2 --rank-shares 1,3 --accum 2 --reproducible", "--rank-shares [1 3] with --accum 2: the largest share is 3 micro-batches"},
+		{"--batch-schedule 0:8,4", `--batch-schedule: "0:8,4" is no list of STEP:ROWS; write it as in 0:32,500:64,2000:128`},
+		{"--batch-schedule 1:8", `--batch-schedule: "1:8": the first entry is of step 1; it must be of step 0, as in 0:8`},
+		{"--batch-schedule 0:8,2:6,2:4", `--batch-schedule: "0:8,2:6,2:4": step 2 follows step 2; steps must increase`},
+		{"--batch-schedule 0:4,2:8 --global-batch 4", "--batch-schedule 0:4,2:8 with --global-batch 4: the schedule says the rows of each step; leave --global-batch out\n"},
+		{"--batch-schedule 0:4,2:8 --accum 4", "--batch-schedule 0:4,2:8 with --accum 4: a step's micro-batches follow from its rows; leave --accum out\n"},
+		{"--batch-schedule 0:4,2:8 --accum-order layer", "--batch-schedule 0:4,2:8 with --accum-order layer: its program has one number of micro-batches; use --accum-order micro\n"},
+		{"--ranks 2 --batch-schedule 0:4,2:8 --reproducible --rank-shares 1,3", "--batch-schedule 0:4,2:8 with --rank-shares [1 3]: shares are of one number of micro-batches; leave one of them out\n"},
+		{"--batch 2 --ranks 2 --batch-schedule 0:8,400:10", "--batch-schedule 0:8,400:10: a step of 10 rows is 5 micro-batches of --batch 2, which 2 ranks do not divide; 1 or 5 ranks do; --reproducible gives each rank a share and pads the last micro-batch\n  spillway train "},
+		{"--ranks 4 --batch-schedule 0:3,9:12 --reproducible", "--batch-schedule 0:3,9:12: a step of 3 rows is 3 micro-batches of --batch 1, and each of 4 ranks needs one; at most 3 ranks have one\n"},
 		{"--ranks 4 --global-batch 3 --reproducible", "--global-batch 3 is 3 micro-batches of --batch 1, and each of 4 ranks needs one; at most 3 ranks have one\n"},
 		{"--batch 2 --ranks 2 --global-batch 24 --accum 3", "--global-batch 24 with --accum 3: 2 ranks of --batch 2 take 6 micro-batches each; leave one of them out\n"},
 		{"--ranks 4 --shard-size 2 --reproducible", "--reproducible with --shard-size 2 of 4 ranks: "},
@@ -106,6 +115,8 @@ func TestMicroBatchFollows(t *testing.T) {
 		{"--global-batch 6 --accum 1", "micro-batch 6: "},
 		{"--global-batch 8", ""},
 		{"--global-batch 6 --batch 2", ""},
+		{"--batch-schedule 0:6,1:18 --ranks 2", "micro-batch 3: --batch is left open, for --batch-schedule 0:6,1:18 over 2 ranks\n"},
+		{"--batch-schedule 0:8,1:16", ""},
 	} {
 		got := run(c.args)
 		require.Zero(t, got.status, got.stderr)

@@ -85,7 +85,10 @@ func Settings(c *config.Config) map[string]string {
 	if c.Reproducible {
 		s["reproducible"] = "true"
 	}
-	if rows := c.StepRows(); rows != c.Ranks*c.Accum*c.Batch {
+	if rows := c.StepRows(); len(c.BatchSchedule) > 0 {
+		s["batch-schedule"] = c.BatchSchedule.String()
+		delete(s, "accum")
+	} else if rows != c.Ranks*c.Accum*c.Batch {
 		s["global-batch"] = strconv.Itoa(rows)
 	}
 	if c.AsksLayers() && c.Accum > 1 {
@@ -123,7 +126,7 @@ func Settings(c *config.Config) map[string]string {
 
 // settingFields are the fields of Config by the names that checkpoints keep them under.
 var settingFields = map[string]string{
-	"accum": "Accum", "accum-order": "AccumOrder", "adapt-all": "AdaptAll", "base": "Base", "batch": "Batch", "beta1": "Beta1",
+	"accum": "Accum", "accum-order": "AccumOrder", "adapt-all": "AdaptAll", "base": "Base", "batch": "Batch", "batch-schedule": "BatchSchedule", "beta1": "Beta1",
 	"beta2": "Beta2", "clip": "Clip", "collectives": "Collectives", "dropout": "Dropout", "epilogues": "Epilogues", "eps": "Eps",
 	"freeze": "Freeze", "global-batch": "GlobalBatch", "int8": "Int8", "lora": "LoRA", "loss-scale": "LossScale",
 	"loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR", "lr-base-batch": "LRBaseBatch",
@@ -195,8 +198,41 @@ func (s *Saver) Record() ([]byte, error) {
 	return json.Marshal(r)
 }
 
+// rowsUntil is the batch schedule of the first steps of a run with such settings; nil: they
+// do not say.
+func rowsUntil(settings map[string]string, steps int) config.BatchSchedule {
+	if text, ok := settings["batch-schedule"]; ok {
+		s, _ := config.ParseBatchSchedule(text)
+		return s.Until(steps)
+	}
+	rows, err := strconv.Atoi(settings["global-batch"])
+	if err != nil {
+		rows = 1
+		for _, name := range []string{"batch", "accum", "ranks"} {
+			n, _ := strconv.Atoi(settings[name])
+			rows *= n
+		}
+	}
+	return config.BatchSchedule{{Step: 0, Rows: rows}}.Until(steps)
+}
+
+// refuseOtherRows refuses a batch schedule that is not the one by which the checkpoint's
+// steps had their rows, unless Config.AcceptChanges.
+func (s *Saver) refuseOtherRows(c checkpoint.Choice, was, now map[string]string) error {
+	if s.cfg.AcceptChanges || was["batch-schedule"] == now["batch-schedule"] {
+		return nil
+	}
+	done := c.Manifest.Step
+	had, has := rowsUntil(was, done), rowsUntil(now, done)
+	if slices.Equal(had, has) {
+		return nil
+	}
+	return config.RefuseField("AcceptChanges", "resume: the %d steps of %s had the rows of Config.BatchSchedule %.80s, and this run's would have had those of %.80s; give what they had, or Config.AcceptChanges to go on all the same", done, c.Name, had, has)
+}
+
 // Seek moves the data to where the checkpoint's run stopped and notes what changed.
-// Other data, another seed or another order are refused unless Config.AcceptChanges.
+// Other data, another seed or another order are refused unless Config.AcceptChanges, and so
+// is another batch schedule of the steps that are done.
 func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 	step := c.Manifest.Step
 	if err := s.data.Sampler().UseEpochs(was.Epochs); err != nil {
@@ -229,6 +265,9 @@ func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 	}
 	if len(moved) > 0 && !s.cfg.AcceptChanges {
 		return config.RefuseField("AcceptChanges", "resume: %s was made by a run on other samples: %s; give what it had, or Config.AcceptChanges to go on all the same", c.Name, strings.Join(moved, "; "))
+	}
+	if err := s.refuseOtherRows(c, was.Settings, Settings(&s.cfg.Config)); err != nil {
+		return err
 	}
 	sample := was.Samples
 	if seq, err := strconv.Atoi(was.Settings["seq"]); err == nil && seq > 0 && seq != s.cfg.Seq && !s.data.OwnSamples() {

@@ -229,12 +229,26 @@ func (w *World[T]) RunPhase(ph *graph.Phase) error {
 	return nil
 }
 
+// sectionOf is the section of a phase; an empty one where the program has none.
+func (w *World[T]) sectionOf(ph *graph.Phase) *graph.Section {
+	for i := range w.prog.Sections {
+		s := &w.prog.Sections[i]
+		for j := range s.Phases {
+			if &s.Phases[j] == ph {
+				return s
+			}
+		}
+	}
+	return &graph.Section{}
+}
+
 func (w *World[T]) runOp(ph *graph.Phase, op *graph.Op) error {
+	s := w.sectionOf(ph)
 	if collectives[op.Kind] {
-		return runCollective(w, op, w.prog.Present(ph, op))
+		return runCollective(w, op, s.Present(ph, op))
 	}
 	for r := range w.ranks {
-		if w.prog.Idle(ph, op, r) {
+		if w.prog.Idle(s, ph, op, r) {
 			continue
 		}
 		if err := w.onRank(ph, op, r); err != nil {
@@ -255,7 +269,7 @@ func (w *World[T]) onRank(ph *graph.Phase, op *graph.Op, rank int) error {
 	if !ok {
 		return fmt.Errorf("no interpretation of kind %q on one rank", op.Kind)
 	}
-	c := &call[T]{w: w, rank: rank, op: op, present: w.prog.Present(ph, op)}
+	c := &call[T]{w: w, rank: rank, op: op, present: w.sectionOf(ph).Present(ph, op)}
 	if skip := c.skip(); skip || c.err != nil {
 		return c.err
 	}

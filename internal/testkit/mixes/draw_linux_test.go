@@ -1,8 +1,10 @@
 package mixes_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -21,7 +23,8 @@ type mix struct {
 	rows         int // of the data; 0: all
 	steps        int
 	accum, ranks int
-	batch, step  int // rows of a micro-batch and of a step
+	batch, step  int    // rows of a micro-batch and of a step
+	schedule     string // --batch-schedule, whose largest is step; "": every step has as many
 	layer        bool
 	reproducible bool
 	first        way // the reference: one process, in one go
@@ -42,7 +45,7 @@ type way struct {
 
 // features are what is counted.
 var features = []string{"bf16", "fp16", "reduce fp32", "int8 optimizer", "int8 gather", "int8 reduce", "int8 activations", "int8 matmul",
-	"layer order", "reproducible", "uneven shares", "padding", "hsdp", "stochastic rounding", "frozen cache", "lora", "int8 base", "resume", "resume at other ranks", "transport", "elastic"}
+	"layer order", "reproducible", "uneven shares", "padding", "hsdp", "stochastic rounding", "frozen cache", "lora", "int8 base", "resume", "resume at other ranks", "transport", "elastic", "batch schedule"}
 
 // draw makes a mix of a seed. Half of the features that go with those drawn before are
 // in it, so that every pair that may meet does.
@@ -122,6 +125,14 @@ func draw(seed uint64) *mix {
 		m.flags = append(m.flags, "--dropout", "0.1")
 	}
 	m.ways(r)
+	if !m.layer && m.second.shares == "" && r.IntN(3) == 0 {
+		m.features["batch schedule"] = true
+		least := m.ranks * m.batch
+		if m.reproducible { // at any of the numbers of ranks
+			least = slices.Max(reproducibleRanks) * m.batch
+		}
+		m.schedule = fmt.Sprintf([]string{"0:%d,1:%d", "0:%[2]d,1:%[1]d,2:%[2]d", "0:%[2]d,2:%[1]d"}[r.IntN(3)], min(least, m.step), m.step)
+	}
 	return m
 }
 
@@ -195,5 +206,5 @@ func shares(r *rand.Rand, ranks int) string {
 }
 
 func (m *mix) String() string {
-	return fmt.Sprintf("%s=%d: %s, %d ranks × %d: %s; %+v beside %+v", seedVariable, m.seed, m.model, m.ranks, m.accum, strings.Join(m.flags, " "), m.second, m.first)
+	return fmt.Sprintf("%s=%d: %s, %d ranks × %d: %s; rows %s; %+v beside %+v", seedVariable, m.seed, m.model, m.ranks, m.accum, strings.Join(m.flags, " "), cmp.Or(m.schedule, strconv.Itoa(m.step)), m.second, m.first)
 }

@@ -67,7 +67,7 @@ func (p *Place) SurvivorsOf(flags *pflag.FlagSet, c *spillway.Config, out io.Wri
 	if p.Min > 0 && !c.Reproducible {
 		fmt.Fprintln(out, OtherBits)
 	}
-	s := &survivors{p: p, flags: flags, step: launch.Team{Leaves: c.Leaves(), Uneven: c.Reproducible, Min: p.Min}, shard: max(c.ShardSize, 1), out: out}
+	s := &survivors{p: p, flags: flags, step: launch.Team{Leaves: c.LeastLeaves(), Uneven: c.Reproducible, Min: p.Min}, shard: max(c.ShardSize, 1), out: out}
 	if p.Min > 0 {
 		s.saved = CheckpointsOf(c.Checkpoint, c.Resume)
 	}
@@ -158,7 +158,9 @@ func (s *survivors) again(ctx context.Context, c spillway.Config) (spillway.Conf
 	c = c.Over(s.p.Job)
 	_, begun := s.saved.Newest()
 	c.Resume = c.Resume || begun
-	if c.RankShares = nil; !c.Reproducible {
+	if c.RankShares = nil; len(c.BatchSchedule) > 0 {
+		c.GlobalBatch = 0 // the schedule says the rows of each step
+	} else if !c.Reproducible {
 		c.Accum = s.step.Leaves / c.Ranks
 	} else if c.GlobalBatch == 0 {
 		c.GlobalBatch = s.step.Leaves * c.Batch

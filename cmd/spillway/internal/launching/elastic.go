@@ -1,6 +1,7 @@
 package launching
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/jobs"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/launch"
 )
 
@@ -55,6 +57,9 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 	c := spillway.Default()
 	c.Batch, c.Accum, c.GlobalBatch, c.Ranks, c.RankShares = number("batch"), number("accum"), number("global-batch"), o.Ranks, cli.CountsOf(fs.Lookup("rank-shares").Value)
 	c.Reproducible, _ = fs.GetBool("reproducible")
+	if c.BatchSchedule, err = config.ParseBatchSchedule(cmp.Or(fs.Lookup("batch-schedule").Value.String(), "none")); err != nil {
+		return nil, err
+	}
 	switch {
 	case fs.Lookup("checkpoint").Value.String() == "":
 		return nil, errors.New("--min-ranks needs train's --checkpoint: the folder to go on from")
@@ -81,7 +86,7 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 		fmt.Fprintln(e.out, jobs.OtherBits)
 	}
 	e.tries = attemptsFrom(jobs.SavedBy(fs), o.Ranks+1) // ranks that are lost one after the other are no sign of a fault
-	e.team = launch.Team{Leaves: e.step.Leaves(), Uneven: c.Reproducible, Min: f.minRanks, Max: f.maxRanks, Restarts: f.restarts, Processes: o.Ranks}
+	e.team = launch.Team{Leaves: e.step.LeastLeaves(), Uneven: c.Reproducible, Min: f.minRanks, Max: f.maxRanks, Restarts: f.restarts, Processes: o.Ranks}
 	return e, nil
 }
 
@@ -174,6 +179,9 @@ func (e *elastic) lose(g generation) error {
 // shares, else shares that differ by at most one.
 func (e *elastic) shared(ranks int) []string {
 	leaves := e.team.Leaves
+	if len(e.step.BatchSchedule) > 0 {
+		return nil // which says the rows of each step
+	}
 	if !e.team.Uneven {
 		return []string{"--accum", strconv.Itoa(leaves / ranks)}
 	}

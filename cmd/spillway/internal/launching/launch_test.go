@@ -5,6 +5,7 @@ package launching
 import (
 	"bytes"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -63,6 +64,15 @@ func TestElasticShares(t *testing.T) {
 	require.Equal(t, []string{"--accum", "3", "--global-batch", "15", "--rank-shares", "even"}, e.shared(3))
 	e.team.Lose(1)
 	require.Equal(t, []int{3, 2, 1}, e.team.Sizes())
+
+	// With a batch schedule every step has a micro-batch for each rank or, without
+	// --reproducible, as many for each.
+	for args, want := range map[string][]int{"--batch 2 --batch-schedule 0:7,3:15 --reproducible": {4, 3, 2, 1}, "--batch 1 --batch-schedule 0:12,3:20": {4, 2, 1}} {
+		e, err := newElastic(launch.Options{Ranks: 4, Args: append(strings.Fields("train --model gpt2 --data d --checkpoint c"), strings.Fields(args)...), Stderr: io.Discard}, launchFlags{minRanks: 1})
+		require.NoError(t, err)
+		require.Equal(t, want, e.team.Sizes())
+		require.Empty(t, e.shared(2))
+	}
 }
 
 // Where rank 0 is the lost one, nobody but the launcher can say at which step.

@@ -52,6 +52,23 @@ func (f frozenCacheFlag) String() string {
 	return f.to.String()
 }
 
+// batchScheduleFlag is a list of STEP:ROWS as config.ParseBatchSchedule reads it.
+type batchScheduleFlag struct{ to *config.BatchSchedule }
+
+func (f batchScheduleFlag) Set(s string) (err error) {
+	*f.to, err = config.ParseBatchSchedule(s)
+	return err
+}
+
+func (f batchScheduleFlag) Type() string { return "LIST" }
+
+func (f batchScheduleFlag) String() string {
+	if f.to == nil {
+		return ""
+	}
+	return f.to.String()
+}
+
 // checkpointFlag is a folder, or none, which sets unkept.
 type checkpointFlag struct {
 	dir    *string
@@ -151,13 +168,18 @@ func (l *Later) refuseAllow(c *spillway.Config) error {
 // known, or --rank-shares, and the micro-batch, where it is left open. --fit splits it by
 // itself, unless --reproducible keeps the micro-batch.
 func (l *Later) Follow(fs *pflag.FlagSet, c *spillway.Config, tell io.Writer) error {
-	if l.Fit && !c.Reproducible || l.GlobalBatch == 0 && c.RankShares == nil {
+	schedule := len(c.BatchSchedule) > 0
+	if l.Fit && !c.Reproducible && !schedule || l.GlobalBatch == 0 && c.RankShares == nil && !schedule {
 		return nil
 	}
 	c.GlobalBatch = l.GlobalBatch
-	if each := l.OpenRows(fs) / c.Ranks; each > 0 && !c.Reproducible && each*c.Ranks == l.GlobalBatch {
+	rows, of := l.OpenRows(fs), fmt.Sprintf("--global-batch %d", l.GlobalBatch)
+	if schedule && !fs.Changed("batch") {
+		rows, of = c.BatchSchedule.Divisor(), fmt.Sprintf("--batch-schedule %.80s", c.BatchSchedule)
+	}
+	if each := rows / c.Ranks; each > 0 && !c.Reproducible && each*c.Ranks == rows {
 		if b := microBatch(each, *c, fs.Changed("accum")); b != c.Batch {
-			fmt.Fprintf(tell, "micro-batch %d: --batch is left open, for --global-batch %d over %s\n", b, l.GlobalBatch, english.Plural(c.Ranks, "rank", ""))
+			fmt.Fprintf(tell, "micro-batch %d: --batch is left open, for %s over %s\n", b, of, english.Plural(c.Ranks, "rank", ""))
 			c.Batch = b
 		}
 	}
@@ -251,7 +273,7 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	fs.BoolVar(&c.AdaptAll, "adapt-all", false, english.WordSeries(zero.NamesReading(zero.AdaptAll), "and")+" adapt parameters without weight decay too, as the papers are written; by default those keep the rate (with --trust: the rate times that)")
 	fs.Float64Var(&c.LR, "lr", d.LR, "learning rate")
 	fs.StringVar(&c.LRSchedule, "lr-schedule", d.LRSchedule, "of step s = 0 … N-1 with w steps of warm-up and x = (s-w)/(N-1-w): constant lr; linear lr + (min-lr)x, where min is --min-lr; cosine min + (lr-min)(1+cos πx)/2; inverse-sqrt max(min, lr·√(w/(s+1))). The last step has min exactly; Hugging Face's get there one step after the last (x = (s-w)/(N-w)), and inverse-sqrt's there is lr·√(w/s)")
-	fs.StringVar(&c.LRScale, "lr-scale", d.LRScale, "scale --lr by the global batch over --lr-base-batch: none, sqrt or linear")
+	fs.StringVar(&c.LRScale, "lr-scale", d.LRScale, "scale --lr by the rows of the step over --lr-base-batch: none, sqrt or linear")
 	fs.IntVar(&c.LRBaseBatch, "lr-base-batch", d.LRBaseBatch, "rows at which --lr holds as it is")
 	fs.IntVar(&c.Warmup, "warmup", d.Warmup, "steps w of linear warm-up: step s = 0 … w-1 has lr(s+1)/w, the first lr/w; Hugging Face's has lr·s/w, so its first step moves nothing and ours is one step ahead")
 	fs.Float64Var(&c.MinLR, "min-lr", d.MinLR, "rate min that linear and cosine end at, and inverse-sqrt never falls below (Hugging Face's linear and cosine end at 0)")
@@ -297,6 +319,7 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	fs.BoolVar(&l.Fit, "fit", false, "choose what was not given: the fastest that fits")
 	fs.Var(cli.List(&c.Allow, "PRECISION"), "allow", "precisions that --fit may choose beside --precision, separated by commas: bf16, fp16")
 	fs.IntVar(&l.GlobalBatch, "global-batch", 0, fmt.Sprintf("`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (without --batch: %d rows a micro-batch, or the most below that divide a rank's, or what --accum leaves; with --reproducible always %[1]d; --fit chooses)", d.Batch))
+	fs.Var(batchScheduleFlag{&c.BatchSchedule}, "batch-schedule", "STEP:ROWS, separated by commas: rows of a step over all ranks from a step on, in the place of --global-batch, as in 0:32,500:64,2000:128: 32 rows until 500 steps are done, and so on; --lr-scale scales --lr with them")
 	fs.Var(cli.Counts(&c.RankShares), "rank-shares", "micro-batches of each rank in a step, for ranks that are not equally fast; needs --reproducible (default: even, shares that differ by at most one)")
 	fs.StringVar(&c.OnNonFinite, "on-nonfinite", d.OnNonFinite, "what a step with a non-finite loss or gradient does: stop (status 3, the tensor named) or skip (its update is left out; the tenth in a row stops)")
 	fs.Var(checkpointFlag{&c.Checkpoint, &l.Unkept}, "checkpoint", "`DIR` of checkpoints; none: keep nothing, without a warning (default: keep nothing)")
@@ -305,7 +328,7 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	fs.IntVar(&c.Keep, "keep", d.Keep, "confirmed checkpoints of this run kept, beside the newest; 0: all")
 	fs.BoolVar(&c.Resume, "resume", false, "continue from the newest whole checkpoint")
 	fs.StringVar(&l.Export, "export", "", "new `DIR` for the last checkpoint's model as a Hugging Face folder, written at the run's end")
-	fs.BoolVar(&c.AcceptChanges, "accept-changes", false, "resume with other data, another seed or another order")
+	fs.BoolVar(&c.AcceptChanges, "accept-changes", false, "resume with other data, another seed, another order or another batch schedule of the steps that are done")
 	fs.DurationVar(&c.Timeout, "timeout", d.Timeout, "longest wait of a collective")
 	fs.StringVar(&c.Metrics, "metrics", "", "JSON lines `FILE`")
 	fs.StringVar(&c.Trace, "trace", "", "Chrome trace `FILE` (open it in Perfetto)")

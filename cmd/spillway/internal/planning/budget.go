@@ -42,7 +42,7 @@ func (f *Flags) budget(p *spillway.Forecast) *Budget {
 		times = [2]float64{r.Low, r.High}
 	}
 	for i, by := range times {
-		hours := by * f.tokens / p.TokensPerSecond() / 3600
+		hours := by * p.Seconds(f.tokens) / 3600
 		b.Days[i], b.RankHours[i] = hours/24, hours*float64(p.Config.Ranks)
 		if f.price > 0 {
 			b.Cost = append(b.Cost, b.RankHours[i]*f.price)

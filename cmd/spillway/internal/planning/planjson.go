@@ -84,7 +84,14 @@ type (
 		Disk             Space   `json:"disk"`
 		CommBytesPerStep int64   `json:"comm_bytes_per_step"` // a rank
 		StepSeconds      float64 `json:"step_seconds"`
-		StagingBytes     int64   `json:"staging_bytes,omitempty"` // of host.outside_bytes, for saves beside the steps; none: they are synchronous
+		// Batches are those of --batch-schedule, the largest first.
+		Batches      []planBatch `json:"batches,omitempty"`
+		StagingBytes int64       `json:"staging_bytes,omitempty"` // of host.outside_bytes, for saves beside the steps; none: they are synchronous
+	}
+	planBatch struct {
+		Rows        int     `json:"rows"`
+		Accum       int     `json:"accum"`
+		StepSeconds float64 `json:"step_seconds"`
 	}
 	// Space is what a rank takes of a space, in bytes.
 	Space struct {
@@ -140,7 +147,11 @@ func (f *Flags) planJSON(asked *spillway.Forecast, stages []*spillway.Forecast, 
 }
 
 func stageJSON(f *spillway.Forecast) planStage {
-	return planStage{Zero: f.Config.Zero, Fits: f.Fits, CommBytesPerStep: f.Plan.CommBytes, StepSeconds: f.Step.Seconds, StagingBytes: f.Plan.Config.Staging,
+	var batches []planBatch
+	for _, b := range f.StepTimes() {
+		batches = append(batches, planBatch{b.Rows, b.Accum, b.Step.Seconds})
+	}
+	return planStage{Zero: f.Config.Zero, Batches: batches, Fits: f.Fits, CommBytesPerStep: f.Plan.CommBytes, StepSeconds: f.Step.Seconds, StagingBytes: f.Plan.Config.Staging,
 		Device: spaceJSON(f, graph.Device), Host: spaceJSON(f, graph.Host), Disk: spaceJSON(f, graph.Disk)}
 }
 

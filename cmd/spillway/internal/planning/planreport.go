@@ -15,6 +15,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
@@ -69,6 +70,9 @@ func (r *planReport) heading(w io.Writer) {
 		fmt.Fprintf(w, ", sharded over %d and replicated %d times", c.ShardSize, c.Ranks/c.ShardSize)
 	}
 	fmt.Fprintf(w, "\nmicro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.StepRows())*int64(c.Seq)))
+	if len(c.BatchSchedule) > 0 {
+		cli.Wrap(w, "", "  ", "batch schedule: "+scheduleText(c.BatchSchedule)+"; memory, what is sent and the speed are those of the largest")
+	}
 	switch shares := c.Shares(); {
 	case shares == nil:
 	case c.RankShares == nil:
@@ -90,6 +94,15 @@ func (r *planReport) heading(w io.Writer) {
 		cli.Wrap(w, "", "  ", line)
 	}
 	fmt.Fprintln(w)
+}
+
+// scheduleText says from which step on steps have how many rows.
+func scheduleText(s config.BatchSchedule) string {
+	parts := make([]string, len(s))
+	for i, b := range s {
+		parts[i] = fmt.Sprintf("%s from step %d on", english.Plural(b.Rows, "row", ""), b.Step)
+	}
+	return strings.Join(parts, ", ")
 }
 
 // defaultsNote says where a plan for a GPU is of a job that nobody asked for: of
@@ -239,6 +252,11 @@ func (r *planReport) steps(w io.Writer) {
 	t.row("sent by a rank", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.CommBytes) })
 	for _, row := range r.stepRows() {
 		t.row(row.name, row.cell)
+	}
+	for k, b := range r.asked.StepTimes() {
+		if k > 0 {
+			t.row(fmt.Sprintf("of %d rows", b.Rows), func(f *spillway.Forecast) string { return r.flags.seconds(f.StepTimes()[k].Step.Seconds) })
+		}
 	}
 	t.row("fits", func(f *spillway.Forecast) string {
 		if f.Fits {

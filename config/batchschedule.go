@@ -1,0 +1,187 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// BatchFrom is the rows of a step, over all ranks, from a step on.
+type BatchFrom struct {
+	Step int // steps done before the first that has them
+	Rows int
+}
+
+// BatchSchedule is the rows of a step by how many steps were done before it. Its first
+// entry is of step 0, and each other of a later step than the one before.
+type BatchSchedule []BatchFrom
+
+// maxStepRows bounds the rows of a step.
+const maxStepRows = 1 << 20
+
+// ParseBatchSchedule reads STEP:ROWS, separated by commas, as in 0:32,500:64; none is no
+// schedule.
+func ParseBatchSchedule(text string) (s BatchSchedule, err error) {
+	if strings.EqualFold(text, "none") {
+		return nil, nil
+	}
+	for _, part := range strings.Split(text, ",") {
+		from, rows, ok := strings.Cut(strings.TrimSpace(part), ":")
+		step, err1 := strconv.Atoi(from)
+		n, err2 := strconv.Atoi(rows)
+		if !ok || err1 != nil || err2 != nil {
+			return nil, fmt.Errorf("%.80q is no list of STEP:ROWS; write it as in 0:32,500:64,2000:128", text)
+		}
+		s = append(s, BatchFrom{step, n})
+	}
+	if err = s.validate(); err != nil {
+		return nil, fmt.Errorf("%.80q: %w", text, err)
+	}
+	return s, nil
+}
+
+// String is the schedule as ParseBatchSchedule reads it; "" of none.
+func (s BatchSchedule) String() string {
+	parts := make([]string, len(s))
+	for i, b := range s {
+		parts[i] = fmt.Sprintf("%d:%d", b.Step, b.Rows)
+	}
+	return strings.Join(parts, ",")
+}
+
+// validate refuses a schedule that is none, and what does not go with one.
+func (c *Config) validateSchedule() error {
+	s := c.BatchSchedule
+	switch err := s.validate(); {
+	case len(s) == 0:
+		return nil
+	case err != nil:
+		return Refuse("Config.BatchSchedule %.80s: %w", s, err)
+	case c.RankShares != nil:
+		return Refuse("Config.BatchSchedule %.80s with Config.RankShares %v: shares are of one number of micro-batches; leave one of them out", s, c.RankShares)
+	case c.AsksLayers():
+		return Refuse("Config.BatchSchedule %.80s with Config.AccumOrder layer: its program has one number of micro-batches; use Config.AccumOrder micro", s)
+	}
+	return nil
+}
+
+func (s BatchSchedule) validate() error {
+	for i, b := range s {
+		switch {
+		case i == 0 && b.Step != 0:
+			return fmt.Errorf("the first entry is of step %d; it must be of step 0, as in 0:%d", b.Step, max(b.Rows, 1))
+		case i > 0 && b.Step <= s[i-1].Step:
+			return fmt.Errorf("step %d follows step %d; steps must increase", b.Step, s[i-1].Step)
+		case b.Rows < 1 || b.Rows > maxStepRows:
+			return fmt.Errorf("%d rows from step %d on; 1 to %d are possible", b.Rows, b.Step, maxStepRows)
+		}
+	}
+	return nil
+}
+
+// Rows are the rows of the step before which so many steps were done.
+func (s BatchSchedule) Rows(step int) int {
+	rows := s[0].Rows
+	for _, b := range s {
+		if b.Step <= step {
+			rows = b.Rows
+		}
+	}
+	return rows
+}
+
+// Distinct lists the rows of its steps, each once, the most first.
+func (s BatchSchedule) Distinct() (list []int) {
+	for _, b := range s {
+		list = append(list, b.Rows)
+	}
+	slices.Sort(list)
+	list = slices.Compact(list)
+	slices.Reverse(list)
+	return list
+}
+
+// Divisor is the most rows that divide those of every step; 0 without steps.
+func (s BatchSchedule) Divisor() (rows int) {
+	for _, b := range s {
+		for n := b.Rows; n > 0; {
+			rows, n = n, rows%n
+		}
+	}
+	return rows
+}
+
+// Until is the schedule of the first steps alone, without entries that change nothing.
+func (s BatchSchedule) Until(steps int) (part BatchSchedule) {
+	for _, b := range s {
+		if b.Step < steps && (len(part) == 0 || part[len(part)-1].Rows != b.Rows) {
+			part = append(part, b)
+		}
+	}
+	return part
+}
+
+// At is the configuration of a step, before which so many were done: with a BatchSchedule
+// GlobalBatch and Accum are of that step, and so are Leaves, Shares and StepRows.
+func (c Config) At(step int) Config {
+	if len(c.BatchSchedule) > 0 {
+		return c.having(c.BatchSchedule.Rows(step))
+	}
+	return c
+}
+
+// having is the configuration whose GlobalBatch is the rows, and whose Accum is what the
+// busiest rank has of them.
+func (c Config) having(rows int) Config {
+	c.GlobalBatch = rows
+	c.Accum = (c.leaves() + c.Ranks - 1) / c.Ranks
+	return c
+}
+
+// followSchedule is FollowGlobalBatch with a BatchSchedule: GlobalBatch and Accum are those
+// of its largest batch, and each of its batches is one that the ranks can share.
+func (c Config) followSchedule(accumGiven bool) (Config, error) {
+	s := c.BatchSchedule
+	all := s.Distinct()
+	if c.GlobalBatch != 0 && c.GlobalBatch != all[0] {
+		return c, Refuse("Config.BatchSchedule %.80s with Config.GlobalBatch %d: the schedule says the rows of each step; leave Config.GlobalBatch out", s, c.GlobalBatch)
+	}
+	for _, rows := range all {
+		of := c
+		of.GlobalBatch = rows
+		if err := of.refuseRows(accumGiven); err != nil {
+			return c, err
+		}
+	}
+	largest := c.having(all[0])
+	if accumGiven && largest.Accum != c.Accum {
+		return c, Refuse("Config.BatchSchedule %.80s with Config.Accum %d: a step's micro-batches follow from its rows; leave Config.Accum out", s, c.Accum)
+	}
+	return largest, nil
+}
+
+// LeastLeaves is the number of micro-batches that so many ranks share in every step: the
+// fewest of a step or, where the ranks must divide them, what divides those of every step.
+func (c *Config) LeastLeaves() int {
+	switch all := c.BatchSchedule.Distinct(); {
+	case len(all) == 0:
+		return c.Leaves()
+	case c.Reproducible:
+		of := c.having(all[len(all)-1])
+		return of.Leaves()
+	}
+	return c.BatchSchedule.Divisor() / c.Batch
+}
+
+// StepShapes are the numbers of micro-batches that steps have with a BatchSchedule, the
+// most first; nil: all steps have the same.
+func (c *Config) StepShapes() (list []graph.StepShape) {
+	for _, rows := range c.BatchSchedule.Distinct() {
+		of := c.having(rows)
+		list = append(list, graph.StepShape{Rounds: of.Accum, Shares: of.Shares()})
+	}
+	return list
+}
