@@ -26,6 +26,9 @@ type MetricsWriter struct {
 	// Peak is the most FLOP/s of this process's devices, which ModelFlops are a share of;
 	// 0: not known.
 	Peak float64
+	// Outside is the bytes of a rank's device memory outside its arena, as measured on a GPU;
+	// 0: not told.
+	Outside int64
 }
 
 // Dropped is the newest step of another attempt's lines, which OpenMetrics removed: how
@@ -143,6 +146,7 @@ type stepLine struct {
 	TokensPerS    json.RawMessage `json:"tokens_per_s"`
 	DevicePeak    []int64         `json:"device_peak_bytes"`
 	DevicePlanned []int64         `json:"device_planned_bytes"`
+	DeviceOutside int64           `json:"device_outside_bytes,omitempty"`
 	HostPeak      []int64         `json:"host_peak_bytes"`
 	HostPlanned   []int64         `json:"host_planned_bytes"`
 	DiskPeak      []int64         `json:"disk_peak_bytes"`
@@ -162,7 +166,7 @@ func (m *MetricsWriter) Step(r StepResult) error {
 	line := stepLine{
 		Step: r.Step, Rows: r.Rows, Loss: number(float64(r.Loss), 32), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64), LossScale: number(r.LossScale, 64),
 		Skipped: r.Skipped, SkippedAll: r.SkippedAll, Targets: r.Targets, Seconds: number(r.Seconds, 64), TokensPerS: number(r.TokensPerS, 64),
-		DevicePeak: r.Peak[graph.Device], DevicePlanned: r.Planned[graph.Device],
+		DevicePeak: r.Peak[graph.Device], DevicePlanned: r.Planned[graph.Device], DeviceOutside: m.Outside,
 		HostPeak: r.Peak[graph.Host], HostPlanned: r.Planned[graph.Host],
 		DiskPeak: r.Peak[graph.Disk], DiskPlanned: r.Planned[graph.Disk],
 		CommBytes: r.CommBytes, DiskRead: r.DiskRead, DiskWritten: r.DiskWritten, Cached: r.Cached,

@@ -8,16 +8,12 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"math"
 	"os"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/device"
@@ -34,34 +30,6 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/zero"
-)
-
-// card is what is assumed of the GPU: an H200.
-var card = struct {
-	copyRate, matrix, scalar, clock float64
-	multiprocessors                 int
-}{
-	copyRate: 4.3e12, // bytes/s of a copy, read and written, as seen through PyTorch
-	matrix:   788e12, // FLOP/s of a product of 8,192 in bf16, random data, as seen through PyTorch
-	scalar:   67e12,  // FLOP/s in fp32, the datasheet's
-	clock:    1.755e9, multiprocessors: 132,
-}
-
-// Assumptions, each a share of a rate above.
-const (
-	// Of the copy's: a kernel that has accesses of 16 bytes, of 8 at most, of less.
-	wide, middle, narrow = 0.9, 0.7, 0.45
-	library              = 0.9  // of the square product's: cuBLASLt's, where its tiles fill the card
-	libraryF32           = 0.78 // of the datasheet's
-	tileRows             = 128  // of cuBLASLt's tiles, which whole waves of multiprocessors compute
-	tileCols             = 256
-
-	// Cycles that an mma.sync of 16×8×16 keeps a tensor core: 4 at the peak, which that
-	// instruction does not reach on Hopper. Meanwhile its scheduler starts one instruction
-	// a cycle.
-	mmaPeak, mmaSync = 4, 6.5
-
-	launchSeconds = 2e-6 // between two launches of a stream
 )
 
 // cases are the steps of the page.
@@ -108,16 +76,12 @@ func (p *paper) UnloadModule(driver.Module) error { return nil }
 // function is a kernel of a source.
 type function struct{ source, name string }
 
-// launch is a kernel's, with the rows of its grid and its packed parameters.
+// launch is a kernel's, with its grid and its packed parameters.
 type launch struct {
 	function
-	blocks int64
+	grid   driver.Dim
 	params []byte
-}
-
-// number is a parameter of 8 bytes.
-func (l *launch) number(at int) float64 {
-	return float64(int64(binary.LittleEndian.Uint64(l.params[at:])))
+	moved  float64 // bytes, of the driver's own
 }
 
 func (p *paper) Function(m driver.Module, name string) (driver.Function, error) {
@@ -138,17 +102,19 @@ func (p *paper) HostAlloc(bytes int64) (unsafe.Pointer, driver.Address, error) {
 func (p *paper) HostFree(unsafe.Pointer) error { return nil }
 
 func (p *paper) Launch(f driver.Function, grid, _ driver.Dim, _ int, _ driver.Stream, params unsafe.Pointer, size uintptr) error {
-	p.launched = append(p.launched, launch{p.functions[f-1], int64(grid.X), bytes.Clone(unsafe.Slice((*byte)(params), size))})
+	p.launched = append(p.launched, launch{p.functions[f-1], grid, bytes.Clone(unsafe.Slice((*byte)(params), size)), 0})
 	return nil
 }
-func (p *paper) Fill32(driver.Address, uint32, int64, driver.Stream) error { return p.fill() }
-func (p *paper) Fill8(driver.Address, byte, int64, driver.Stream) error    { return p.fill() }
-func (p *paper) CopyOnDevice(_, _ driver.Address, _ int64, _ driver.Stream) error {
-	return p.fill()
+func (p *paper) Fill32(_ driver.Address, _ uint32, n int64, _ driver.Stream) error {
+	return p.move(4 * n)
+}
+func (p *paper) Fill8(_ driver.Address, _ byte, n int64, _ driver.Stream) error { return p.move(n) }
+func (p *paper) CopyOnDevice(_, _ driver.Address, n int64, _ driver.Stream) error {
+	return p.move(2 * n)
 }
 
-func (p *paper) fill() error {
-	p.launched = append(p.launched, launch{function: driversOwn})
+func (p *paper) move(bytes int64) error {
+	p.launched = append(p.launched, launch{function: driversOwn, moved: float64(bytes)})
 	return nil
 }
 
@@ -192,9 +158,13 @@ type row struct {
 	times         int
 	flops, bytes  float64
 	roof, seconds float64
-	bound         string // of the longest of them
+	took          map[string]float64 // seconds by what they are bound by
 	mix           sass.Code
-	longest       float64
+}
+
+// bound is what most of the time goes to.
+func (r *row) bound() string {
+	return slices.MaxFunc(slices.Sorted(maps.Keys(r.took)), func(a, b string) int { return cmp.Compare(r.took[a], r.took[b]) })
 }
 
 // estimator adds the operations of a program up.
@@ -204,7 +174,9 @@ type estimator struct {
 	lib   *kernelscuda.Library
 	mats  *products
 	codes map[function]sass.Code
+	rates *rates
 	rows  map[string]*row
+	made  map[blas.Product]int // products by shape, and how often
 	space [graph.NumSpaces]*unbacked
 }
 
@@ -269,37 +241,34 @@ func (e *estimator) add(op *graph.Op) error {
 	if err != nil || !ok { // on the host
 		return err
 	}
-	flops, bytes := graph.Cost(e.plan.Program, op)
-	return e.enqueue(gpu, string(op.Kind), float64(flops), float64(bytes))
+	flops, _ := graph.Cost(e.plan.Program, op)
+	return e.enqueue(gpu, string(op.Kind), float64(flops))
 }
 
-// both adds two operations that run as one: the second does not read what the first
-// leaves, which is its first input.
+// both adds two operations that run as one.
 func (e *estimator) both(first, second *graph.Op) error {
 	k, err := e.lib.Join(e.binding(first), e.binding(second))
 	if err != nil {
 		return err
 	}
-	flops, bytes := graph.Cost(e.plan.Program, first)
-	f, b := graph.Cost(e.plan.Program, second)
-	between := e.plan.Program.Buf(second.In[0]).Bytes()
-	return e.enqueue(k.(devcuda.Kernel), string(first.Kind)+", "+string(second.Kind), float64(flops+f), float64(bytes+b-between))
+	flops, _ := graph.Cost(e.plan.Program, first)
+	f, _ := graph.Cost(e.plan.Program, second)
+	return e.enqueue(k.(devcuda.Kernel), string(first.Kind)+", "+string(second.Kind), float64(flops+f))
 }
 
 // enqueue hears a kernel's launches and notes them.
-func (e *estimator) enqueue(k devcuda.Kernel, kind string, flops, bytes float64) error {
+func (e *estimator) enqueue(k devcuda.Kernel, kind string, flops float64) error {
 	e.api.launched, e.mats.enqueued = e.api.launched[:0], e.mats.enqueued[:0]
 	if err := k.Enqueue(e.api, 0); err != nil {
 		return err
 	}
-	return e.note(kind, flops, bytes)
+	return e.note(kind, flops)
 }
 
-// note adds the operation whose launches were heard last.
-func (e *estimator) note(kind string, flops, bytes float64) error { // bytes: of operands, where no product is
+// note adds the operation whose launches were heard last. They run one after the other.
+func (e *estimator) note(kind string, flops float64) error {
 	var names []string
 	var mix sass.Code
-	share := wide // of the copy's rate, by the kernel with the narrowest accesses
 	for _, f := range e.api.launched {
 		names = append(names, f.name)
 		if f.function == driversOwn {
@@ -310,7 +279,6 @@ func (e *estimator) note(kind string, flops, bytes float64) error { // bytes: of
 			return fmt.Errorf("%s: the table of machine code has no kernel %s of %s", kind, f.name, f.source)
 		}
 		sum(&mix, c)
-		share = min(share, reach(c))
 	}
 	launches := len(names) + len(e.mats.enqueued)
 	slices.Sort(names)
@@ -324,57 +292,58 @@ func (e *estimator) note(kind string, flops, bytes float64) error { // bytes: of
 		r = &row{kind: kind, kernels: label}
 		e.rows[kind+label] = r
 	}
-	memory, compute, after := bytes/(card.copyRate*share), 0.0, 0.0
-	matrix := flops / card.scalar
+	took := map[string]float64{"launches": float64(launches) * e.rates.of["launch"]}
+	rest, moved := flops, 0.0
+	for _, p := range e.mats.enqueued {
+		moved += productBytes(p)
+		rest -= 2 * float64(p.M) * float64(p.N) * float64(p.K)
+		took["products"] += e.rates.product(p)
+		e.made[p]++
+	}
+	for i := range e.api.launched {
+		l := &e.api.launched[i]
+		n, err := l.bytes()
+		if err != nil {
+			return fmt.Errorf("%s: %w", kind, err)
+		}
+		moved += n
+		memory, compute := n/e.rates.of["memory"], e.instructions(e.codes[l.function], mix, max(rest, 0))
+		if compute > memory {
+			took["instructions"] += compute
+		} else {
+			took["memory"] += memory
+		}
+	}
+	arithmetic := flops / e.rates.of["scalar"]
 	if e.onTensors(mix) {
-		matrix = flops / card.matrix
-	}
-	switch {
-	case len(e.mats.enqueued) > 0:
-		for _, p := range e.mats.enqueued {
-			compute += max(productSeconds(p), productBytes(p)/(card.copyRate*wide))
-		}
-		bytes = 0
-		for _, p := range e.mats.enqueued {
-			bytes += productBytes(p)
-		}
-		for i := range e.api.launched {
-			l := &e.api.launched[i]
-			n, err := besideProduct(l)
-			if err != nil {
-				return fmt.Errorf("%s: %w", kind, err)
-			}
-			bytes += n
-			after += max(n/(card.copyRate*reach(e.codes[l.function])), launchSeconds)
-		}
-		memory = 0 // counted by launch: a kernel after a product waits for it
-	case mix.Tensor > 0:
-		cycles := max(mmaSync, float64(mix.Total)/float64(mix.Tensor))
-		compute = flops / (card.matrix * mmaPeak / cycles)
-	case mix.Float > 0:
-		compute = flops / (card.scalar * float64(mix.Float) / float64(mix.Total))
-	}
-	gaps := float64(launches) * launchSeconds
-	compute += after
-	seconds, bound := memory, "memory"
-	if compute > seconds {
-		seconds, bound = compute, "arithmetic"
-		if len(e.mats.enqueued) == 0 {
-			bound = "instructions"
-		}
-	}
-	if gaps > seconds {
-		seconds, bound = gaps, "launches"
+		arithmetic = flops / e.rates.of["tensor"]
 	}
 	r.times++
-	r.flops, r.bytes = r.flops+flops, r.bytes+bytes
-	r.roof += max(bytes/card.copyRate, matrix)
-	r.seconds += seconds
-	r.mix = mix
-	if seconds > r.longest {
-		r.longest, r.bound = seconds, bound
+	r.flops, r.bytes, r.mix = r.flops+flops, r.bytes+moved, mix
+	r.roof += max(moved/e.rates.of["memory"], arithmetic)
+	for what, s := range took {
+		r.seconds += s
+		if r.took == nil {
+			r.took = map[string]float64{}
+		}
+		r.took[what] += s
 	}
 	return nil
+}
+
+// instructions is how long a kernel starts instructions for its part of an operation's
+// arithmetic: that of the tensor cores where a kernel of the operation has them, else a share
+// by what each has in fp32.
+func (e *estimator) instructions(c, all sass.Code, flops float64) float64 {
+	switch {
+	case all.Tensor > 0 && c.Tensor > 0:
+		issue := e.rates.of["issue"]
+		cycles := max(issue/e.rates.of["mma"], float64(c.Total)/float64(c.Tensor))
+		return flops * float64(c.Tensor) / float64(all.Tensor) / e.rates.of["tensor"] * cycles / issue
+	case all.Tensor == 0 && c.Float > 0:
+		return flops * float64(c.Float) / float64(all.Float) / (e.rates.of["scalar"] * float64(c.Float) / float64(c.Total))
+	}
+	return 0
 }
 
 func (e *estimator) onTensors(mix sass.Code) bool {
@@ -392,84 +361,17 @@ func sum(to *sass.Code, c sass.Code) {
 	to.Tensor, to.Float = to.Tensor+c.Tensor, to.Float+c.Float
 }
 
-// reach is the share of the copy's rate that a kernel's accesses reach. A kernel that has
-// wide ones takes them at the shapes here; its others are for what is left over.
-func reach(c sass.Code) float64 {
-	switch {
-	case c.Total == 0 || c.Load16+c.Store16 > 0:
-		return wide
-	case c.Load8+c.Store8 > 0:
-		return middle
-	}
-	return narrow
-}
-
-// productSeconds is a product's arithmetic: whole waves of tiles.
-func productSeconds(p blas.Product) float64 {
-	flops := 2 * float64(p.M) * float64(p.N) * float64(p.K)
-	if p.A.Type == graph.F32 {
-		return flops / (card.scalar * libraryF32)
-	}
-	tiles := math.Ceil(float64(p.M)/tileRows) * math.Ceil(float64(p.N)/tileCols)
-	waves := tiles / float64(card.multiprocessors)
-	if waves < 1 {
-		waves = 1 // K is split over what is idle
-	}
-	return flops / (card.matrix * library) * math.Ceil(waves) / waves
-}
-
-// productBytes is what a product reads and writes at least once.
-func productBytes(p blas.Product) float64 {
-	m, n, k := float64(p.M), float64(p.N), float64(p.K)
-	times := 1.0
-	if p.Accumulate {
-		times = 2
-	}
-	return m*k*float64(p.A.Type.Size()) + k*n*float64(p.B.Type.Size()) + times*m*n*float64(p.C.Type.Size())
-}
-
-// besideProduct is the bytes that a kernel of an operation with a product reads and writes,
-// re-reads included, by its parameters. Those are packed after the predicate's 8 bytes, in
-// the order of the kernel's source.
-func besideProduct(l *launch) (float64, error) {
-	size := 2.0
-	if strings.HasSuffix(l.name, "_f32") && !strings.Contains(l.name, "16_f32") {
-		size = 4
-	}
-	switch name := l.name; {
-	case l.function == driversOwn:
-		return 0, nil
-	case strings.HasPrefix(name, "act_grad_"): // dy, pre, dx, n
-		return 3 * size * l.number(32), nil
-	case strings.HasPrefix(name, "act_"): // x, y, n
-		return 2 * size * l.number(24), nil
-	case strings.HasPrefix(name, "add_bias_"): // bias, y, rows, cols
-		return 2 * size * l.number(24) * l.number(32), nil
-	case strings.HasPrefix(name, "column_parts_"): // part, parts, cols
-		return 4 * l.number(16) * l.number(24), nil
-	case strings.HasPrefix(name, "columns_"): // x, rows, cols
-		return size * l.number(16) * l.number(24), nil
-	case strings.HasPrefix(name, "head_"): // logits in fp32 twice, gradients; v. A block has a row
-		return float64(l.blocks) * l.number(16) * (2*4 + size), nil
-	case name == "loss_sum": // losses in fp64, rows
-		return 8 * l.number(16), nil
-	case strings.HasPrefix(name, "cast_f32_"): // x, y, n
-		return (4 + size) * l.number(24), nil
-	}
-	return 0, fmt.Errorf("the estimate does not know how many bytes kernel %s of %s moves", l.name, l.source)
-}
-
 // step estimates a program's step.
-func step(p *plan.Plan, codes map[function]sass.Code) (map[string]*row, error) {
+func step(p *plan.Plan, codes map[function]sass.Code, rates *rates) (*estimator, error) {
 	workers := pool.New(1)
 	defer workers.Close()
-	e := &estimator{plan: p, api: &paper{}, mats: &products{}, codes: codes, rows: map[string]*row{}}
+	e := &estimator{plan: p, api: &paper{}, mats: &products{}, codes: codes, rates: rates, rows: map[string]*row{}, made: map[blas.Product]int{}}
 	for s := range e.space {
 		e.space[s] = &unbacked{graph.Space(s), p.Layout.Spaces[s].Peak}
 	}
 	var err error
 	e.lib, err = kernelscuda.New(kernelscuda.Options{API: e.api, Compiler: e.api, Products: e.mats, Host: kernelscpu.New(workers),
-		Device: driver.Device{Name: "H200", Major: 9, SMs: card.multiprocessors, SharedOptin: 227 << 10, Memory: 141 << 30}})
+		Device: driver.Device{Name: "H200", Major: 9, SMs: int(rates.of["processors"]), SharedOptin: 227 << 10, Memory: 141 << 30}})
 	if err != nil {
 		return nil, err
 	}
@@ -483,7 +385,7 @@ func step(p *plan.Plan, codes map[function]sass.Code) (map[string]*row, error) {
 			}
 		}
 	}
-	return e.rows, e.lib.Close()
+	return e, e.lib.Close()
 }
 
 // recorded is the machine code of an architecture's kernels by name.
@@ -499,85 +401,6 @@ func recorded(arch string) (map[function]sass.Code, error) {
 		}
 	}
 	return codes, nil
-}
-
-func run(w io.Writer) error {
-	codes, err := recorded("sm_90")
-	if err != nil {
-		return err
-	}
-	fmt.Fprint(w, preamble())
-	for _, c := range cases {
-		p, err := build(c.layers, c.heads, c.width, c.vocab, c.positions, c.rows, c.precision)
-		if err != nil {
-			return err
-		}
-		rows, err := step(p, codes)
-		if err != nil {
-			return err
-		}
-		write(w, c.name, c.rows*c.positions, rows)
-	}
-	return nil
-}
-
-func preamble() string {
-	return fmt.Sprintf(`# What a step would take on a GPU: an estimate
-
-Nothing here was measured: no kernel ran on a GPU. This is the output of
-
-    go run ./benchmarks/cuda/estimate
-
-from the operations that the planner's program has, the kernels that the GPU's library
-launches for each, and [their machine code](../../../internal/testkit/sass/machine-code.txt)
-for sm_90. Taken for an H200: a copy of %.1f TB/s, a bf16 product of %.0f TFLOP/s on random
-data (both as others saw them through PyTorch), %.0f TFLOP/s in fp32 (the datasheet).
-
-**Roofline** is the larger of bytes over the copy's rate and arithmetic over the product's.
-**Estimate** takes less of both: a kernel with accesses of 16 bytes reaches %.0f %% of a
-copy's rate, of 8 %.0f %%, of fewer %.0f %%; cuBLASLt %.0f %% of the square product where its tiles
-fill whole waves, %.0f %% of the datasheet in fp32; an mma.sync keeps its tensor core %.1f cycles instead of %d, or as many as there are instructions for each, one of which a
-scheduler starts a cycle; fp32 arithmetic its share of a kernel's instructions; %.0f µs a
-launch. Instructions are counted where they stand: a loop's body weighs as much as what
-surrounds it. Only the section of a step counts. A kernel after a product waits for it, and
-its bytes count as often as it reads them. Shares of rates are assumptions: no published
-table of cuBLASLt's rates at these shapes was found, so products of short K may be slower.
-All of that may be wrong by a third.
-
-Independent arithmetic, before the two slow kernels were mended, gave 440,000 to 500,000
-tokens/s for GPT-2 124M and 45,000 to 48,000 for 1.5B, both at 16 × 1,024 tokens in bf16. It
-has 450 to 600 TFLOP/s for products of K = 768 where this page has 709, a gradient of norms
-bound by latency (4 to 8 ms of 124M's step, 15 to 30 ms of 1.5B's) and attention that re-reads
-up to 123 GB a step at 1.5B (28 ms): the last two are what the kernels no longer do.
-`, card.copyRate/1e12, card.matrix/1e12, card.scalar/1e12, 100*wide, 100*middle, 100*narrow, 100*library, 100*libraryF32, mmaSync, mmaPeak, launchSeconds*1e6)
-}
-
-// write writes a step's table, what takes longest first.
-func write(w io.Writer, name string, tokens int, rows map[string]*row) {
-	list := slices.SortedFunc(maps.Values(rows), func(a, b *row) int {
-		return cmp.Or(cmp.Compare(b.seconds, a.seconds), strings.Compare(a.kind+a.kernels, b.kind+b.kernels))
-	})
-	var total, roof, matrix float64
-	for _, r := range list {
-		total, roof = total+r.seconds, roof+r.roof
-		if strings.Contains(r.kernels, "cuBLASLt") || r.mix.Tensor > 0 {
-			matrix += r.flops
-		}
-	}
-	fmt.Fprintf(w, "\n## %s\n\nEstimate: **%.1f ms a step, %s tokens/s**; roofline %.1f ms. Products and attention's are %.0f TFLOP/s of it, %.0f %% of the square product.\n\n",
-		name, total*1e3, thousands(float64(tokens)/total), roof*1e3, matrix/total/1e12, 100*matrix/total/card.matrix)
-	t := tabwriter.NewWriter(w, 0, 0, 1, ' ', 0)
-	fmt.Fprintln(t, "| operation\t| kernels\t| times\t| GFLOP\t| GB\t| roofline µs\t| estimate µs\t| share\t| bound by\t| of instructions: tensor, fp32, 16-byte accesses\t|")
-	fmt.Fprintln(t, "| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t|")
-	for _, r := range list {
-		mix := "–"
-		if n := float64(r.mix.Total); n > 0 {
-			mix = fmt.Sprintf("%.0f %%, %.0f %%, %.0f %%", 100*float64(r.mix.Tensor)/n, 100*float64(r.mix.Float)/n, 100*float64(r.mix.Load16+r.mix.Store16)/n)
-		}
-		fmt.Fprintf(t, "| %s\t| %s\t| %d\t| %.1f\t| %.2f\t| %.0f\t| %.0f\t| %.1f %%\t| %s\t| %s\t|\n",
-			r.kind, r.kernels, r.times, r.flops/1e9, r.bytes/1e9, r.roof*1e6, r.seconds*1e6, 100*r.seconds/total, r.bound, mix)
-	}
-	_ = t.Flush() // to w, whose errors nobody could act on
 }
 
 func thousands(x float64) string {

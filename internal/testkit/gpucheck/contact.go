@@ -74,7 +74,10 @@ func (r *result) contact(o *outcome) {
 }
 
 // runChild is a child's side, on the machine's own libraries.
-func runChild(what, shape, prec, source string) error {
+func runChild(what, shape, prec, source, uuid string) error {
+	if what == "memory" {
+		return memoryChild(os.Stdout, uuid)
+	}
 	api, err := driver.Open()
 	if err != nil {
 		return err
@@ -103,6 +106,9 @@ func runChild(what, shape, prec, source string) error {
 	}
 	p := pool.New(1)
 	defer p.Close()
+	if what == "breakdown" {
+		return breakdownChild(os.Stdout, *c, cpu.New(p), shape, prec)
+	}
 	return microChild(os.Stdout, *c, cpu.New(p), shape, prec)
 }
 

@@ -52,7 +52,7 @@ var parts = []part{
 	{"tests", "Device tests, and each kernel against the CPU, a process each, eight at a time", 60 * time.Second, false, runTests},
 	{"bits", "The same bits at every stage, recompute and offload, 1 and 4 ranks on one card", 60 * time.Second, false, runBits},
 	{"losses", "GPT-2 124M: 20 fp32 losses against PyTorch's; memory as planned", 80 * time.Second, true, runLosses},
-	{"wall", "A cap one byte under the plan is refused", 30 * time.Second, false, runWall},
+	{"wall", "A cap under what the plan needs is refused", 30 * time.Second, false, runWall},
 	{"speed-124m", "Step time of GPT-2 124M, batch 16, bf16", 130 * time.Second, true, speed("gpt2")},
 	{"speed-1.5b", "Step time of GPT-2 1.5B, batch 16, bf16", 240 * time.Second, true, speed("gpt2-xl")},
 	{"kernels", "Each kernel at the shapes of 124M and 1.5B, and every algorithm of cuBLASLt", 100 * time.Second, false, runMicro},
@@ -63,10 +63,11 @@ var parts = []part{
 
 func main() {
 	b := &bundle{torchIs: make(chan torchFound, 1)}
-	child := flag.String("child", "", "for this program's own use: look, compile, contact, peers or kernels")
-	shape := flag.String("shape", "124m", "of -child kernels: 124m, 1.5b or tiny")
-	prec := flag.String("precision", "bf16", "of -child kernels: fp32, bf16 or fp16")
+	child := flag.String("child", "", "for this program's own use: look, memory, compile, contact, peers, kernels or breakdown")
+	shape := flag.String("shape", "124m", "of -child kernels and breakdown: 124m, 1.5b or tiny")
+	prec := flag.String("precision", "bf16", "of -child kernels and breakdown: fp32, bf16 or fp16")
 	source := flag.String("source", "", "of -child compile")
+	uuid := flag.String("uuid", "", "of -child memory")
 	budget := flag.Duration("budget", 15*time.Minute, "time for all of it")
 	flag.StringVar(&b.out, "out", "results", "folder of the results")
 	flag.StringVar(&b.device, "device", "cuda", "cuda, or cpu to try this program without a GPU")
@@ -75,13 +76,13 @@ func main() {
 	flag.StringVar(&b.python, "python", "", "python3 with torch; looked for if not given")
 	flag.Parse()
 	if *child != "" {
-		if err := runChild(*child, *shape, *prec, *source); err != nil {
+		if err := runChild(*child, *shape, *prec, *source, *uuid); err != nil {
 			fmt.Fprintln(os.Stderr, "gpucheck:", err)
 			os.Exit(1)
 		}
 		return
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, *budget)
 	defer cancel()
@@ -163,6 +164,8 @@ func check(ctx context.Context, b *bundle, only string) (int, error) {
 		case r.Status == skipped:
 		case errors.Is(ctx.Err(), context.Canceled):
 			r.fail("was ended by a signal")
+		case ctx.Err() != nil:
+			r.fail("the time of the whole bundle ran out")
 		case limit.Err() != nil:
 			r.fail("ran out of its time of %v", p.limit)
 		}

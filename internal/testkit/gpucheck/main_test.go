@@ -74,16 +74,17 @@ func TestBitsAndPeaksAreCompared(t *testing.T) {
 	require.Equal(t, "device memory: touched [5 6], planned [5 7]", a.peaks())
 }
 
-func TestBreakdown(t *testing.T) {
-	ms, err := byKind([]byte(`{"traceEvents":[
-		{"ph":"X","dur":1500,"cat":"forward","args":{"kind":"linear","section":"step"}},
-		{"ph":"X","dur":500,"cat":"forward","args":{"kind":"linear","section":"step"}},
-		{"ph":"X","dur":9000,"cat":"forward","args":{"kind":"linear","section":"eval"}},
-		{"ph":"M","args":{"name":"compute"}}]}`))
-	require.NoError(t, err)
-	require.Equal(t, map[string]float64{"linear (forward)": 2}, ms)
-	_, err = byKind([]byte(`{"traceEvents":[]}`))
-	require.Error(t, err)
+func TestBreakdownTable(t *testing.T) {
+	table, say := kernelTable([]byte(`{"kernel":"adamw","launches":15,"us":1500}
+{"kernel":"flash_forward_bf16","launches":12,"us":4500}
+{"kernel":"late","launches":2,"error":"two layers do not have it: not timed"}
+`), 0.0075)
+	require.Equal(t, []string{"flash_forward_bf16", "12", "4.50", "375.0", "75.0 %"}, table[1])
+	require.Len(t, table, 3)
+	require.Equal(t, []string{"breakdown, late: two layers do not have it: not timed",
+		"bf16, by kernel, each launch alone between events: 6.00 ms a step, of the step's 7.50 ms"}, say)
+	_, say = kernelTable([]byte("what?\n"), 1)
+	require.Equal(t, []string{"no breakdown: no kernel was timed"}, say)
 }
 
 func TestSpeedTable(t *testing.T) {

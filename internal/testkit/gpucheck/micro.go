@@ -49,13 +49,14 @@ type microRow struct {
 var microShapes = map[string]struct {
 	heads, width, vocab, positions int
 	batch                          int
+	layers                         int // of the whole
 }{
-	"124m": {12, 768, 50257, 1024, 16},
-	"1.5b": {25, 1600, 50257, 1024, 16},
-	"tiny": {2, 16, 61, 8, 1},
+	"124m": {12, 768, 50257, 1024, 16, 12},
+	"1.5b": {25, 1600, 50257, 1024, 16, 48},
+	"tiny": {2, 16, 61, 8, 1, 5},
 }
 
-func microPlan(shape, prec string, epilogues graph.Epilogues) (*plan.Plan, error) {
+func microPlan(shape, prec string, layers int, epilogues graph.Epilogues) (*plan.Plan, error) {
 	s, ok := microShapes[shape]
 	if !ok {
 		return nil, fmt.Errorf("shape %q, want 124m, 1.5b or tiny", shape)
@@ -64,7 +65,7 @@ func microPlan(shape, prec string, epilogues graph.Epilogues) (*plan.Plan, error
 	if err != nil {
 		return nil, err
 	}
-	f, err := model.Build(model.Config{Family: model.GPT2, Layers: 2, Width: s.width, Heads: s.heads, Vocab: s.vocab, Positions: s.positions, TiedHead: true},
+	f, err := model.Build(model.Config{Family: model.GPT2, Layers: layers, Width: s.width, Heads: s.heads, Vocab: s.vocab, Positions: s.positions, TiedHead: true},
 		model.Train, s.batch, s.positions)
 	if err != nil {
 		return nil, err
@@ -350,14 +351,26 @@ func (m *micros) algorithms() {
 
 // microChild is the child's side of a shape and a precision.
 func microChild(out io.Writer, c contacts, host kernels.Library, shape, prec string) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
 	lines := json.NewEncoder(out)
-	p, err := microPlan(shape, prec, 0)
+	all, err := microPlan(shape, prec, 2, graph.NoEpilogues|graph.CUDATarget().CUDA.Epilogues)
 	if err != nil {
 		return err
 	}
-	all, err := microPlan(shape, prec, graph.NoEpilogues|graph.CUDATarget().CUDA.Epilogues)
+	return withMicros(c, host, shape, prec, func(m *micros) error {
+		m.row = func(r microRow) { _ = lines.Encode(r) } // a closed pipe has no reader
+		if err := m.run(); err != nil {
+			return err
+		}
+		m.plan = all
+		return m.beside()
+	})
+}
+
+// withMicros calls use with the kernels of a plan of two layers, on the first GPU.
+func withMicros(c contacts, host kernels.Library, shape, prec string, use func(*micros) error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	p, err := microPlan(shape, prec, 2, 0)
 	if err != nil {
 		return err
 	}
@@ -384,16 +397,11 @@ func microChild(out io.Writer, c contacts, host kernels.Library, shape, prec str
 	if err != nil {
 		return err
 	}
-	m := &micros{contacts: c, shape: shape, precision: prec, plan: p, products: &heard{Library: products, told: map[blas.Product]bool{}},
-		row: func(r microRow) { _ = lines.Encode(r) }} // a closed pipe has no reader
+	m := &micros{contacts: c, shape: shape, precision: prec, plan: p, products: &heard{Library: products, told: map[blas.Product]bool{}}}
 	if m.lib, err = kernelscuda.New(kernelscuda.Options{API: c.api, Device: devices[0], Compiler: compiler, Products: m.products, Host: host}); err != nil {
 		return err
 	}
-	if err = m.run(); err == nil {
-		m.plan = all
-		err = m.beside()
-	}
-	return errors.Join(err, m.lib.Close(), products.Close(), c.api.DestroyStream(c.stream))
+	return errors.Join(use(m), m.lib.Close(), products.Close(), c.api.DestroyStream(c.stream))
 }
 
 // runMicro times the kernels at both models' shapes, a process for each and precision.

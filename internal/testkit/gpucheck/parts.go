@@ -2,13 +2,18 @@ package main
 
 import (
 	"context"
+	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spillway-ml/spillway/internal/gpus"
@@ -39,19 +44,18 @@ func runLosses(ctx context.Context, b *bundle, r *result) {
 		return
 	}
 	const steps = "20"
-	before, watch := int64(0), func() int64 { return 0 }
+	watch := func() (before, most int64, err error) { return 0, 0, nil }
 	if b.gpu != nil {
-		if before, err = gpus.Used(b.gpu.uuid); err != nil {
-			r.say("NVML says nothing about memory: %v", err)
-		} else {
-			watch = watchMemory(ctx, b.gpu.uuid)
-		}
+		watch = b.watchMemory(ctx)
 	}
 	mine, err := b.train(ctx, "losses", "--model", dir, "--init", dir, "--data", data, "--steps", steps, "--batch", batch, "--seq", seq, "--zero", "0")
-	most := watch()
+	before, most, silent := watch()
 	if err != nil {
 		r.fail("%v", err)
 		return
+	}
+	if silent != nil {
+		r.say("NVML says nothing about memory: %v", silent)
 	}
 	if p := mine.peaks(); p != "" {
 		r.fail("touched is not planned: %s", p)
@@ -59,7 +63,7 @@ func runLosses(ctx context.Context, b *bundle, r *result) {
 		r.say("planned = touched = %d bytes of device memory", mine.steps[0].DevicePlanned[0])
 	}
 	if most > 0 {
-		b.compareUsed(ctx, r, most-before, mine.steps[0].DevicePlanned[0], "--model", dir, "--batch", batch, "--seq", seq, "--zero", "0")
+		r.compareUsed(most-before, mine.steps[0])
 	}
 	if b.python == "" {
 		r.skip("python3 has no torch: no losses to compare with")
@@ -96,25 +100,68 @@ func compareLosses(mine, theirs []step) (worst float64, ok bool) {
 	return worst, ok
 }
 
-// watchMemory asks NVML for the memory in use again and again; the function returned
-// ends that and gives the most that was seen.
-func watchMemory(ctx context.Context, uuid [16]byte) func() int64 {
+// watchMemory has a child ask NVML for the memory in use again and again: a call of NVML that
+// hangs must not hang this process. It returns once the child has told what was in use
+// before; the function returned ends the child and gives that and the most that was seen.
+func (b *bundle) watchMemory(ctx context.Context) func() (before, most int64, err error) {
 	ctx, stop := context.WithCancel(ctx)
-	done := make(chan int64)
+	first, done := make(chan struct{}), make(chan *outcome, 1)
+	seen := &firstLine{seen: first}
 	go func() {
-		most := int64(0)
-		for ctx.Err() == nil {
-			if n, err := gpus.Used(uuid); err == nil {
-				most = max(most, n)
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(100 * time.Millisecond):
-			}
-		}
-		done <- most
+		done <- b.executeTo(ctx, seen, "memory", b.work, nil, b.self, "-child", "memory", "-uuid", hex.EncodeToString(b.gpu.uuid[:]))
 	}()
-	return func() int64 { stop(); return <-done }
+	select {
+	case <-first:
+	case o := <-done:
+		done <- o
+	case <-time.After(lookLimit):
+	}
+	return func() (before, most int64, err error) {
+		stop()
+		o := <-done
+		for line := range strings.Lines(string(o.out)) {
+			n, e := strconv.ParseInt(strings.TrimSpace(line), 10, 64)
+			if e != nil {
+				continue
+			}
+			if before == 0 {
+				before = n
+			}
+			most = max(most, n)
+		}
+		if most == 0 {
+			err = errors.New(o.ended())
+		}
+		return before, most, err
+	}
+}
+
+// firstLine closes seen when something is written to it.
+type firstLine struct {
+	once sync.Once
+	seen chan struct{}
+}
+
+func (f *firstLine) Write(p []byte) (int, error) {
+	f.once.Do(func() { close(f.seen) })
+	return len(p), nil
+}
+
+// memoryChild writes the bytes in use of a GPU until it is ended, ten times a second.
+func memoryChild(w io.Writer, uuid string) error {
+	var id [16]byte
+	if n, err := hex.Decode(id[:], []byte(uuid)); err != nil || n != len(id) {
+		return fmt.Errorf("-uuid %q: want 32 hexadecimal digits", uuid)
+	}
+	for ; ; time.Sleep(100 * time.Millisecond) {
+		n, err := gpus.Used(id)
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Fprintln(w, n); err != nil {
+			return err
+		}
+	}
 }
 
 // planned is what `spillway plan` says of the device's memory.
@@ -140,18 +187,15 @@ func (b *bundle) plan(ctx context.Context, name string, args ...string) (peak, o
 	return p.Requested.Device.Peak, p.Requested.Device.Outside, nil
 }
 
-// compareUsed holds the driver's count of used bytes to the plan.
-func (b *bundle) compareUsed(ctx context.Context, r *result, used, touched int64, args ...string) {
-	_, outside, err := b.plan(ctx, "plan-losses", args...)
-	if err != nil {
-		r.fail("%v", err)
-		return
-	}
-	want := touched + outside
+// compareUsed holds the driver's count of used bytes to what a run planned and measured
+// outside its arena.
+func (r *result) compareUsed(used int64, run step) {
+	planned, outside := run.DevicePlanned[0], run.Outside
+	want := planned + outside
 	limit := int64(0.03*float64(want)) + 64<<20
-	r.say("NVML's used bytes: %d; plan + outside: %d + %d; difference %+d, allowed %d", used, touched, outside, used-want, limit)
+	r.say("NVML's used bytes: %d; planned + the run's own outside: %d + %d; difference %+d, allowed %d", used, planned, outside, used-want, limit)
 	if d := used - want; d > limit || d < -limit {
-		r.fail("the GPU's used memory is not the plan's")
+		r.fail("the GPU's used memory is not the plan's and what the run measured outside")
 	}
 }
 
@@ -238,7 +282,12 @@ func sameBits(a, b *training) bool {
 	return a.params != "" && a.params == b.params && slices.EqualFunc(a.steps, b.steps, func(x, y step) bool { return x.Loss == y.Loss })
 }
 
-// runWall asks for exactly what the plan needs, and for a byte less.
+// wallSlack is by how much what a run measures outside its arena may differ from another
+// run's: the driver gives memory out by 2 MiB.
+const wallSlack = 8 << 20
+
+// runWall asks for what the plan needs, and for less. On the CPU the wall is exact to the
+// byte; a GPU's is what the run itself measured outside, so that it is found by a run.
 func runWall(ctx context.Context, b *bundle, r *result) {
 	dir, data, err := b.model("tiny", tinyShape)
 	if err != nil {
@@ -251,23 +300,33 @@ func runWall(ctx context.Context, b *bundle, r *result) {
 		r.fail("%v", err)
 		return
 	}
-	run := append(slices.Clone(shape), "--data", data, "--steps", "1", "--device-memory")
-	fits, err := b.train(ctx, "wall-fits", append(slices.Clone(run), fmt.Sprint(peak+outside))...)
+	run := append(slices.Clone(shape), "--data", data, "--steps", "1")
+	slack := int64(0)
+	if b.gpu != nil {
+		free, err := b.train(ctx, "wall-free", run...)
+		if err != nil {
+			r.fail("without a cap: %v", err)
+			return
+		}
+		outside, slack = free.steps[0].Outside, wallSlack
+	}
+	run = append(run, "--device-memory")
+	fits, err := b.train(ctx, "wall-fits", append(slices.Clone(run), fmt.Sprint(peak+outside+slack))...)
 	if err != nil {
-		r.fail("with exactly what the plan needs, %d + %d bytes: %v", peak, outside, err)
+		r.fail("with what the plan needs, %d + %d bytes: %v", peak, outside, err)
 		return
 	}
 	if got := fits.steps[0].DevicePlanned[0]; got != peak {
 		r.fail("plan says %d bytes, the run planned %d", peak, got)
 	}
-	refused, err := b.train(ctx, "wall-refused", append(slices.Clone(run), fmt.Sprint(peak+outside-1))...)
+	refused, err := b.train(ctx, "wall-refused", append(slices.Clone(run), fmt.Sprint(peak+outside-slack-1))...)
 	if err == nil {
-		r.fail("with a byte less it ran all the same")
+		r.fail("with %d bytes less it ran all the same", slack+1)
 		return
 	}
 	if refused.end.status != 2 {
-		r.fail("with a byte less it ended with status %d, want 2: %s", refused.end.status, refused.end.last())
+		r.fail("with %d bytes less it ended with status %d, want 2: %s", slack+1, refused.end.status, refused.end.last())
 		return
 	}
-	r.say("%d + %d bytes run; a byte less is refused: %s", peak, outside, strings.SplitN(strings.TrimSpace(string(refused.end.err)), "\n", 2)[0])
+	r.say("%d + %d bytes run; %d less are refused: %s", peak, outside, slack+1, strings.SplitN(strings.TrimSpace(string(refused.end.err)), "\n", 2)[0])
 }

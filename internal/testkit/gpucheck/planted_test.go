@@ -26,11 +26,15 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+	gpuplatform "github.com/spillway-ml/spillway/platform/gpu"
 )
 
 // plantedEnv makes this test's binary a bundle's: its contact is with a double of the
 // driver, and its tests are those below, three of which have something planted.
 const plantedEnv = "GPUCHECK_PLANTED"
+
+// lookLimitEnv is the bundle's lookLimit.
+const lookLimitEnv = "GPUCHECK_LOOK_LIMIT"
 
 var planted = []string{"TestFirstIsRight", "TestPlantedFault", "TestPlantedHang", "TestPlantedWrongKernel", "TestLastIsRight"}
 
@@ -41,7 +45,13 @@ func init() {
 		case os.Getenv(plantedEnv) == "":
 			return 0, false
 		case slices.Contains(os.Args, "-child"):
-			return contactOnDouble(), true
+			return childOnDouble(os.Getenv(plantedEnv)), true
+		case !slices.ContainsFunc(os.Args, func(a string) bool { return strings.HasPrefix(a, "-test.") }):
+			if limit, err := time.ParseDuration(os.Getenv(lookLimitEnv)); err == nil {
+				lookLimit = limit
+			}
+			main() // ends the process
+			return 1, true
 		case slices.Contains(os.Args, "-test.list=."):
 			fmt.Println(strings.Join(planted, "\n"))
 			return 0, true
@@ -67,45 +77,6 @@ func unpacked(t *testing.T, out string) map[string][]byte {
 		files[h.Name], err = io.ReadAll(r)
 		require.NoError(t, err)
 	}
-}
-
-// A part that a signal ends is told as that, and the archive has what was there until then;
-// a look that hangs, as cuInit may, is ended at its limit.
-func TestBundleThatIsEnded(t *testing.T) {
-	bundleOf := func(program string) (*bundle, string) {
-		dir, out := t.TempDir(), t.TempDir()
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "spillway"), []byte(program), 0o755))
-		return &bundle{self: filepath.Join(dir, "spillway"), dir: dir, out: out, device: "cuda", torchIs: make(chan torchFound, 1), python: filepath.Join(dir, "none")}, out
-	}
-	old := lookLimit
-	lookLimit = 300 * time.Millisecond
-	defer func() { lookLimit = old }()
-	b, out := bundleOf("#!/bin/sh\nexec sleep 600\n")
-	code, err := check(t.Context(), b, "contact")
-	require.Equal(t, 1, code)
-	require.ErrorContains(t, err, "no GPU: the look at it did not end")
-	require.Contains(t, string(unpacked(t, out)["results/results.md"]), "Nothing was run: no GPU")
-
-	b, out = bundleOf("#!/bin/sh\ntouch started\nexec sleep 600\n")
-	b.meet = func(add func(name, format string, args ...any)) error { return nil }
-	b.gpu = &gpu{name: "Double", memory: 1 << 30}
-	ctx, stop := context.WithCancel(t.Context())
-	go func() {
-		for {
-			if found, _ := filepath.Glob(filepath.Join(os.TempDir(), "gpucheck-*", "started")); len(found) > 0 {
-				break
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
-		stop()
-	}()
-	t.Setenv("TMPDIR", t.TempDir())
-	code, err = check(ctx, b, "contact,wall")
-	require.NoError(t, err)
-	require.Equal(t, 1, code)
-	files := unpacked(t, out)
-	require.Contains(t, string(files["results/results.md"]), "was ended by a signal")
-	require.Contains(t, files, "results/logs/contact.txt")
 }
 
 // onPlanted is a double with a stream and memory, in the bundle's process.
@@ -165,29 +136,50 @@ func (l loaded) Compile(string, string, driver.Device) ([]byte, error) {
 	return []byte(drivertest.ImagePrefix + l.path), nil
 }
 
+// Kernels of the double, in C: one that does nothing, and one that never ends.
+const (
+	noKernel      = "int shim_sum_total() { return 0; }\n"
+	endlessKernel = "#include <unistd.h>\nint shim_sum_total() { for (;;) pause(); }\n"
+)
+
 // meetDouble is the first contact with a double.
-func meetDouble(dir string, depth int, tell func(told)) (*drivertest.Driver, error) {
+func meetDouble(dir, kernel string, depth int, compiler func() (kernelscuda.Compiler, error), tell func(told)) (*drivertest.Driver, error) {
 	lib, source := filepath.Join(dir, "kernel.so"), filepath.Join(dir, "kernel.c")
-	if err := os.WriteFile(source, []byte("int shim_sum_total() { return 0; }\nunsigned long shim_size_sum_total() { return 36; }\n"), 0o600); err != nil {
+	if err := os.WriteFile(source, []byte(kernel+"unsigned long shim_size_sum_total() { return 36; }\n"), 0o600); err != nil {
 		return nil, err
 	}
 	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", lib, source).CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, out)
 	}
+	if compiler == nil {
+		compiler = func() (kernelscuda.Compiler, error) { return loaded{lib}, nil }
+	}
 	d := drivertest.New(drivertest.Options{Depth: depth})
-	c := &contacts{api: d, bytes: 1 << 16, depth: 2000, edge: 16, tell: tell,
-		compiler: func() (kernelscuda.Compiler, error) { return loaded{lib}, nil },
+	c := &contacts{api: d, bytes: 1 << 16, depth: 2000, edge: 16, tell: tell, compiler: compiler,
 		products: func() (blas.Library, error) { return blastest.New(d), nil }}
 	c.meet()
 	return d, nil
 }
 
-func contactOnDouble() int {
+// childOnDouble is a child's side in a mode: see the tests that name it.
+func childOnDouble(mode string) int {
 	dir, err := os.MkdirTemp("", "gpucheck-double-*")
 	if err == nil {
 		defer os.RemoveAll(dir)
 		lines := json.NewEncoder(os.Stdout)
-		_, err = meetDouble(dir, 0, func(t told) { _ = lines.Encode(t) })
+		tell := func(t told) { _ = lines.Encode(t) }
+		switch {
+		case mode == "cuInit": // the library that the environment names
+			err = runChild("look", "", "", "", "")
+		case slices.Contains(os.Args, "look"):
+			err = lookChild(os.Stdout, drivertest.New(drivertest.Options{}))
+		case mode == "no NVRTC":
+			_, err = meetDouble(dir, noKernel, 0, func() (kernelscuda.Compiler, error) { return gpuplatform.Compiler(12040, nil) }, tell)
+		case mode == "endless":
+			_, err = meetDouble(dir, endlessKernel, 0, nil, tell)
+		default:
+			_, err = meetDouble(dir, noKernel, 0, nil, tell)
+		}
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -202,7 +194,7 @@ func TestContactOnTheDouble(t *testing.T) {
 		t.Skip("needs a C compiler")
 	}
 	said := map[string]told{}
-	d, err := meetDouble(t.TempDir(), 600, func(s told) { said[s.What] = s })
+	d, err := meetDouble(t.TempDir(), noKernel, 600, nil, func(s told) { said[s.What] = s })
 	require.NoError(t, err)
 	require.NoError(t, d.Close(), "no leak, no unordered access")
 	for _, s := range said {

@@ -53,6 +53,11 @@ const stackGrace = 5 * time.Second
 // program in Go writes the stacks of all that it runs and ends; so is what it started. Its output is written to
 // logs/NAME.txt as it comes.
 func (b *bundle) execute(ctx context.Context, name, dir string, env []string, program string, args ...string) *outcome {
+	return b.executeTo(ctx, io.Discard, name, dir, env, program, args...)
+}
+
+// executeTo is execute; also receives what the program writes to its standard output.
+func (b *bundle) executeTo(ctx context.Context, also io.Writer, name, dir string, env []string, program string, args ...string) *outcome {
 	cmd := exec.CommandContext(ctx, program, args...)
 	// Compiled kernels are kept for the runs of this program only.
 	cmd.Dir, cmd.Env = dir, append(append(os.Environ(), "XDG_CACHE_HOME="+filepath.Join(b.work, "cache"), "GOTRACEBACK=all"), env...)
@@ -60,13 +65,13 @@ func (b *bundle) execute(ctx context.Context, name, dir string, env []string, pr
 	cmd.Cancel = func() error { return signalGroup(cmd, syscall.SIGQUIT) }
 	cmd.WaitDelay = stackGrace
 	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(&stdout, also), &stderr
 	log, err := os.Create(filepath.Join(b.work, "logs", name+".txt"))
 	if err == nil { // what was measured matters more than a log
 		defer log.Close()
 		fmt.Fprintf(log, "%s %s\n", program, strings.Join(args, " "))
 		both := &inTurn{to: log}
-		cmd.Stdout, cmd.Stderr = io.MultiWriter(&stdout, both), io.MultiWriter(&stderr, both)
+		cmd.Stdout, cmd.Stderr = io.MultiWriter(&stdout, also, both), io.MultiWriter(&stderr, both)
 	}
 	start := time.Now()
 	err = cmd.Run()
@@ -116,6 +121,7 @@ type step struct {
 	Tokens        float64 `json:"tokens_per_s"`
 	DevicePeak    []int64 `json:"device_peak_bytes"`
 	DevicePlanned []int64 `json:"device_planned_bytes"`
+	Outside       int64   `json:"device_outside_bytes"`
 	HostPeak      []int64 `json:"host_peak_bytes"`
 	HostPlanned   []int64 `json:"host_planned_bytes"`
 	Event         string  `json:"event"`

@@ -1,12 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
-	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -25,16 +21,16 @@ type timing struct {
 // compiled in the same run.
 func speed(preset string) func(context.Context, *bundle, *result) {
 	return func(ctx context.Context, b *bundle, r *result) {
-		s, seq, batch := gpt2Small, 1024, 16
+		s, seq, batch, kernelShape := gpt2Small, 1024, 16, "124m"
 		if preset == "gpt2-xl" {
-			s = shape{48, 25, 1600, 50257, 1024}
+			s, kernelShape = shape{48, 25, 1600, 50257, 1024}, "1.5b"
 			if b.gpu != nil && b.gpu.memory < 75<<30 {
 				r.skip("a step of 16 × 1,024 tokens of 1.5 billion parameters takes 60 GB; the card has %.1f GiB", float64(b.gpu.memory)/(1<<30))
 				return
 			}
 		}
 		if b.quick {
-			s, seq = tinyShape, 64
+			s, seq, kernelShape = tinyShape, 64, "tiny"
 		}
 		config := filepath.Join(b.work, "config-"+preset)
 		data := config + ".bin"
@@ -84,7 +80,7 @@ func speed(preset string) func(context.Context, *bundle, *result) {
 		if b.python == "" {
 			r.say("python3 has no torch: no times to compare with")
 		}
-		b.breakdown(ctx, r, preset, shape)
+		b.breakdown(ctx, r, kernelShape, list[0].Seconds)
 	}
 }
 
@@ -111,64 +107,4 @@ func speedTable(list []timing) [][]string {
 		rows = append(rows, row)
 	}
 	return rows
-}
-
-// breakdown says where a step's time goes, by kind of operation and pass.
-func (b *bundle) breakdown(ctx context.Context, r *result, preset string, shape []string) {
-	if ctx.Err() != nil {
-		return
-	}
-	trace := filepath.Join(b.work, "trace.json")
-	const steps = 4
-	if _, err := b.train(ctx, "trace-"+preset, append(slices.Clone(shape), "--steps", number(steps), "--zero", "0", "--precision", "bf16", "--trace", trace)...); err != nil {
-		r.say("no breakdown: %v", err)
-		return
-	}
-	text, err := os.ReadFile(trace)
-	if err != nil {
-		r.say("no breakdown: %v", err)
-		return
-	}
-	ms, err := byKind(text)
-	if err != nil {
-		r.say("no breakdown: %v", err)
-		return
-	}
-	total := 0.0
-	for _, v := range ms {
-		total += v
-	}
-	keys := slices.SortedFunc(maps.Keys(ms), func(a, b string) int { return cmp.Or(cmp.Compare(ms[b], ms[a]), cmp.Compare(a, b)) })
-	for _, k := range keys[:min(len(keys), 12)] {
-		r.say("bf16, %s: %.2f ms a step, %.1f %%", k, ms[k]/steps, 100*ms[k]/total)
-	}
-	r.say("bf16, all operations: %.2f ms a step on their streams, of which some run beside each other", total/steps)
-}
-
-// byKind adds up the milliseconds of a trace's operations of steps.
-func byKind(trace []byte) (map[string]float64, error) {
-	var doc struct {
-		Events []struct {
-			Phase string  `json:"ph"`
-			Dur   float64 `json:"dur"` // µs
-			Cat   string  `json:"cat"`
-			Args  struct {
-				Kind    string `json:"kind"`
-				Section string `json:"section"`
-			} `json:"args"`
-		} `json:"traceEvents"`
-	}
-	if err := json.Unmarshal(trace, &doc); err != nil {
-		return nil, err
-	}
-	ms := map[string]float64{}
-	for _, e := range doc.Events {
-		if e.Phase == "X" && e.Args.Section == "step" {
-			ms[e.Args.Kind+" ("+e.Cat+")"] += e.Dur / 1000
-		}
-	}
-	if len(ms) == 0 {
-		return nil, fmt.Errorf("the trace has no operations")
-	}
-	return ms, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/calibration"
+	"github.com/spillway-ml/spillway/graph"
 )
 
 // metricsOut is where a run's metrics go, as far as they were asked for: the JSON
@@ -33,6 +34,9 @@ func (m *metricsOut) open(t *spillway.Trainer, stderr io.Writer) (err error) {
 			return err
 		}
 		m.lines.Peak = peak(&c)
+		if strings.EqualFold(c.Device, "cuda") {
+			m.lines.Outside = c.Outside[graph.Device]
+		}
 	}
 	if c.TensorBoard != "" {
 		if m.board, err = openBoard(c.TensorBoard, done); err != nil {
