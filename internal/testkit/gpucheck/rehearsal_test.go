@@ -53,9 +53,9 @@ func TestRehearsals(t *testing.T) {
 		name, mode, only string
 		look             time.Duration // limit of the look
 		budget           time.Duration
-		term             bool          // SIGTERM comes while the kernel runs
-		page             []string      // what the page says
-		contact          []string      // calls that the archive has the result of
+		term             bool     // SIGTERM comes while the kernel runs
+		page             []string // what the page says
+		contact          []string // calls that the archive has the result of
 	}{
 		{name: "cuInit hangs", mode: "cuInit", only: "contact", look: long.Or(time.Second, 30*time.Second), budget: time.Minute,
 			page: []string{"Nothing was run: no GPU: the look at it did not end within"}},
