@@ -56,6 +56,9 @@ DEVICE int block() {
 	asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(b));
 	return b;
 }
+// discard drops a line of 128 bytes of global memory from the cache: its bytes are of no use,
+// so that they are not written to memory.
+DEVICE void discard(float *line) { asm volatile("discard.global.L2 [%0], 128;" :: "l"(line) : "memory"); }
 // two rounds two values to a word, the first in its low half.
 DEVICE u32 two(float low, float high, bf16) {
 	u32 w;
@@ -106,6 +109,11 @@ template <int HOW> static void ldmatrix(u32 *r, const void *row) {
 DEVICE float exp2_(float x) { return exp2f(x); }
 DEVICE int thread() { return threadIdx.x; }
 DEVICE int block() { return blockIdx.x; }
+// What is read of a line that was discarded is NaN.
+static void discard(float *line) {
+	ALIGNED(line, 128);
+	for (int i = 0; i < 32; i++) line[i] = of_bits(0x7fc00000u);
+}
 DEVICE u32 two(float low, float high, bf16) { return (u32)to_bf16(low) | (u32)to_bf16(high) << 16; }
 DEVICE u32 two(float low, float high, f16) { return two_f16(low, high); }
 #endif
@@ -569,6 +577,11 @@ template <class T, int D> struct Work {
 				}
 		}
 		pass_turn(turn, (u32)tile());
+		if (!last || tile() == 0) return;
+		float *sum = b.sums + which * (TILE * D); // all have read it
+#pragma unroll
+		for (int line = 0; line < TILE * D; line += 32 * BACKWARD_THREADS)
+			if (TILE * D % (32 * BACKWARD_THREADS) == 0 || line + 32 * t < TILE * D) discard(sum + line + 32 * t);
 	}
 
 	// finish writes a gradient of keys or values through the warp's rows of a tile of shared

@@ -112,6 +112,18 @@ DEVICE double exact_value(const i64 *a, i64 *d) {
 
 DEVICE double norm_of(const i64 *acc, i64 *digits) { return sqrt(exact_value(acc, digits)); }
 
+// norms_of has a block turn two accumulators into norms: it reads them at once, into shared
+// memory, and a thread of two warps each rounds one.
+DEVICE void norms_of(const i64 *acc, i64 *limbs, double *norms) {
+	for (int i = threadIdx.x; i < 2 * LIMBS; i += blockDim.x) limbs[i] = acc[i];
+	__syncthreads();
+	if (threadIdx.x < 64 && threadIdx.x % 32 == 0) {
+		i64 *mine = limbs + threadIdx.x / 32 * LIMBS;
+		norms[threadIdx.x / 32] = norm_of(mine, mine);
+	}
+	__syncthreads();
+}
+
 struct SquareOf { __device__ __forceinline__ double operator()(double x) const { return x * x; } };
 
 template <class T> DEVICE void squares(const T *x, i64 from, i64 hi, u64 *digits) {
@@ -322,12 +334,13 @@ struct Descend { // of p
 KERNEL(256, lamb_apply, const int *skip, const void *g, const i64 *norms, const double *hyper, float *p, void *low, Spans s, int grad_type, int low_type) {
 	SKIP();
 	SHARED(float, step, 1);
-	SHARED(i64, digits, LIMBS);
+	SHARED(i64, limbs, 2 * LIMBS);
+	SHARED(double, both, 2);
 	i64 from;
 	int span = find(s, CHUNK, &from);
+	norms_of(norms + 2 * LIMBS * s.param[span], limbs, both);
 	if (threadIdx.x == 0) {
-		const i64 *acc = norms + 2 * LIMBS * s.param[span];
-		double np = norm_of(acc, digits), nu = norm_of(acc + LIMBS, digits);
+		double np = both[0], nu = both[1];
 		*step = (float)(hyper[LR] * (np > 0 && nu > 0 ? np / nu : 1));
 	}
 	__syncthreads();
@@ -356,14 +369,15 @@ KERNEL(256, momentum, const int *skip, const void *g, const i64 *norms, const fl
 	Spans s, double beta, double eps, double trust, double unadapted, int rule, int nesterov, int grad_type, int low_type) {
 	SKIP();
 	SHARED(Momentum, shared, 1);
-	SHARED(i64, digits, LIMBS);
+	SHARED(i64, limbs, 2 * LIMBS);
+	SHARED(double, both, 2);
 	i64 from;
 	int span = find(s, CHUNK, &from);
+	if (rule == LARS || rule == LARC) norms_of(norms + 2 * LIMBS * s.param[span], limbs, both);
 	if (threadIdx.x == 0) {
 		double c = *coef, lr = hyper[LR], decay = s.decay[span], scale = c, rate = 1, step = lr;
 		if (rule == LARS || rule == LARC) {
-			const i64 *acc = norms + 2 * LIMBS * s.param[span];
-			double np = norm_of(acc, digits), ng = norm_of(acc + LIMBS, digits) * c, ratio = unadapted;
+			double np = both[0], ng = both[1] * c, ratio = unadapted;
 			if (np > 0 && ng > 0) {
 				ratio = trust * np / (ng + decay * np);
 				if (rule == LARC) {
