@@ -100,8 +100,8 @@ func Shell(args []string) string {
 
 // quote writes a value as a shell takes it.
 func quote(v string) string {
-	if strings.ContainsAny(v, "*?[{;&|<>() $`\"\\") {
-		return "'" + v + "'"
+	if v == "" || strings.ContainsAny(v, "*?[{;&|<>() $`\"\\'\n\t#~!") {
+		return "'" + strings.ReplaceAll(v, "'", `'\''`) + "'"
 	}
 	return v
 }

@@ -183,6 +183,13 @@ func (t *Trainer) conversations() (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("%s: %w", d.field, err)
 		}
+		if is && !bytes && c.Tokenizer != "" { // a saved model's, which has no template
+			tok, err := c.opened.OpenTokenizer(c.Tokenizer)
+			if err != nil {
+				return false, fmt.Errorf("Config.Tokenizer: %w", err)
+			}
+			bytes = tok.Name() == data.Bytes().Name()
+		}
 		if is && bytes {
 			if c.Shape.Vocab < data.ByteChat().VocabSize() {
 				return false, config.Refuse("%s %s: a model of %d tokens has no end token for conversations in bytes; a vocabulary of at least %d is needed", d.field, d.path, c.Shape.Vocab, data.ByteChat().VocabSize())

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -71,7 +72,9 @@ func LostOutput(w io.Writer) error {
 }
 
 // GoesOn says that a command has more to do than to print.
-func GoesOn(cmd *cobra.Command) bool { return cmd.Name() == "train" || cmd.Name() == "launch" }
+func GoesOn(cmd *cobra.Command) bool {
+	return slices.Contains([]string{"train", "finetune", "launch"}, cmd.Name())
+}
 
 // FileOf returns the file behind a writer, for who asks whether it is a terminal.
 func FileOf(w io.Writer) (*os.File, bool) {

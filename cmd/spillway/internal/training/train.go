@@ -32,6 +32,12 @@ import (
 
 // Command is train.
 func Command() *cobra.Command {
+	return newCommand(func(*cobra.Command, []string) (func(io.Writer), error) { return func(io.Writer) {}, nil })
+}
+
+// newCommand is train, for which prepare sets flags that were not given; what it returns says
+// so before the run is planned.
+func newCommand(prepare func(cmd *cobra.Command, args []string) (func(io.Writer), error)) *cobra.Command {
 	var c spillway.Config
 	var l options.Later
 	cmd := &cobra.Command{
@@ -49,7 +55,11 @@ Any flag overrides a value of the demo.`,
 	options.Train(cmd.Flags(), &c, &l)
 	fs := cmd.Flags()
 	transport := options.JobFlags(fs, &c)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		tell, err := prepare(cmd, args)
+		if err != nil {
+			return jobs.RefuseTogether(err)
+		}
 		how, device := *transport, c.Device
 		var unread error // of the config file
 		if path := fs.Lookup("config").Value.String(); path != "" {
@@ -91,6 +101,7 @@ Any flag overrides a value of the demo.`,
 				return err
 			}
 		}
+		tell(cmd.ErrOrStderr())
 		options.TuneDisk(&c, cmd.ErrOrStderr())
 		if err := c.Runnable(); err != nil {
 			return err
