@@ -439,7 +439,12 @@ func TestCheckpointsInAModelFolderAreRefused(t *testing.T) {
 	model, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
 	require.NoError(t, os.CopyFS(model, os.DirFS("../testdata/gpt2")))
 	require.NoError(t, os.Symlink(model, link))
-	for _, dir := range []string{model, filepath.Join(model, "a", "b"), link, filepath.Join(link, "ck")} {
+	unknown, adapters, deep := t.TempDir(), t.TempDir(), t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(unknown, "config.json"), []byte(`{"model_type": "of another program"}`), 0o600))
+	require.NoError(t, os.WriteFile(filepath.Join(adapters, "adapter_config.json"), []byte(`{"peft_type": "LORA"}`), 0o600))
+	require.NoError(t, os.Mkdir(filepath.Join(model, "in"), 0o700))
+	require.NoError(t, os.Symlink(filepath.Join(model, "in"), filepath.Join(deep, "in")))
+	for _, dir := range []string{model, filepath.Join(model, "a", "b"), link, filepath.Join(link, "ck"), unknown, adapters, deep + "/in/../ck"} {
 		c := keeping(t, 2)
 		c.Checkpoint = dir
 		refused(t, c, "is a model's folder", "give a folder outside it")

@@ -185,6 +185,13 @@ func TestEveryFlagIsCompared(t *testing.T) {
 	}
 	values := []string{"portable", "7", "2", "true", "cuda", "fp32", "spillway-demo", "0.5", "7s", "7%", "2,1", "0:4,2:8", "all", "drop", "bf16", "7MiB", "host:7MiB", "none", "full", "lamb", "linear", "shuffled", "layer", "optimizer", "optimizer=host", "skip", "tree", "on", "off", "shm", "r=4,alpha=2,targets=*", "elsewhere",
 		testdata + "/text.txt", testdata + "/gpt2"}
+	for _, name := range []string{"template", "tokenizer", "data"} { // by content, not by path
+		one, err := terms("--" + name + "=" + testdata + "/text.txt")
+		require.NoError(t, err)
+		same, err := terms("--" + name + "=" + copyOf(t, testdata+"/text.txt"))
+		require.NoError(t, err)
+		require.Equal(t, one, same, name)
+	}
 	flags := pflag.NewFlagSet("train", pflag.ContinueOnError)
 	options.Train(flags, &spillway.Config{}, &options.Later{})
 	options.JobFlags(flags, &spillway.Config{})

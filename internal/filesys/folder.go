@@ -16,6 +16,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/spillway-ml/spillway/internal/regular"
 )
@@ -146,18 +147,14 @@ func MakeFolder(o Opener, path string) (Folder, Made, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return f, nil, err
 	}
-	abs, err := filepath.Abs(path)
+	above, name := Above(path)
+	if name == "" {
+		return nil, nil, err
+	}
+	parent, all, err := MakeFolder(o, above)
 	if err != nil {
 		return nil, nil, err
 	}
-	if abs == filepath.Dir(abs) {
-		return nil, nil, &fs.PathError{Op: "open", Path: path, Err: fs.ErrNotExist}
-	}
-	parent, all, err := MakeFolder(o, filepath.Dir(abs))
-	if err != nil {
-		return nil, nil, err
-	}
-	name := filepath.Base(abs)
 	err = parent.Mkdir(name, 0o777)
 	mine := err == nil
 	if mine {
@@ -202,21 +199,40 @@ func (m Made) Stay() {
 	}
 }
 
+// Above is the folder that a path's last element lies in, and that element, "" for
+// one that can't be made. Unlike filepath.Dir it keeps "..", which behind a link is not the folder that the path
+// names before it.
+func Above(path string) (folder, name string) {
+	for {
+		path = strings.TrimRight(path, string(filepath.Separator))
+		i := strings.LastIndexByte(path, filepath.Separator)
+		if folder, name = path[:i+1], path[i+1:]; name != "." || folder == "" {
+			break
+		}
+		path = folder
+	}
+	if folder == "" {
+		folder = "."
+	}
+	if name == "." || name == ".." { // it can't be made
+		name = ""
+	}
+	return folder, name
+}
+
 // RoomAt is the room where a folder is or would be made; false where nobody can say.
 func RoomAt(o Opener, dir string) (Room, bool) {
-	abs, err := filepath.Abs(dir)
-	if err != nil {
-		return Room{}, false
-	}
-	for at := abs; ; at = filepath.Dir(at) {
+	for at := dir; ; {
 		f, err := o.Open(at)
 		if err == nil {
 			r, err := f.Room()
 			return r, errors.Join(err, f.Close()) == nil
 		}
-		if !errors.Is(err, fs.ErrNotExist) || at == filepath.Dir(at) {
+		above, name := Above(at)
+		if !errors.Is(err, fs.ErrNotExist) || name == "" {
 			return Room{}, false
 		}
+		at = above
 	}
 }
 

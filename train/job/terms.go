@@ -50,6 +50,7 @@ func Terms(ctx context.Context, c config.Config) (map[string]string, error) {
 			return data.Content(p.EvalData, data.Options{Glob: p.EvalGlob, TextField: p.TextField})
 		},
 		"tokenizer": func() (string, error) { return contentOrName(p.Tokenizer, "", "bytes", "gpt2") },
+		"template":  func() (string, error) { return contentOrName(p.Template) },
 		"init":      func() (string, error) { return weightsContent(ctx, p.Init) },
 	}
 	for name, content := range contents {
@@ -69,7 +70,7 @@ func Terms(ctx context.Context, c config.Config) (map[string]string, error) {
 
 // settingName is a setting as errors name it.
 func settingName(name string) string {
-	return map[string]string{"data": "Config.Data", "eval-data": "Config.EvalData", "init": "Config.Init", "tokenizer": "Config.Tokenizer"}[name]
+	return map[string]string{"data": "Config.Data", "eval-data": "Config.EvalData", "init": "Config.Init", "template": "Config.Template", "tokenizer": "Config.Tokenizer"}[name]
 }
 
 // contentOrName is a file's content, or one of names, in lower case.

@@ -47,7 +47,7 @@ var OwnFlags = []string{"config", "threads", "device-memory", "host-memory", "me
 
 // contentFlags are compared by the content that their paths lead to, as far as this machine has
 // it, and --order with the default that follows from the data.
-var contentFlags = []string{"model", "data", "eval-data", "init", "tokenizer", "order"}
+var contentFlags = []string{"model", "data", "eval-data", "init", "tokenizer", "template", "order"}
 
 // folderFlags are compared by whether they are given: each process may name the folder by
 // another path, and --disk has a cap. That --checkpoint is one folder the ranks find out.
