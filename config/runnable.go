@@ -13,6 +13,9 @@ func (cfg *Config) Runnable() error {
 	if cfg.Packs() {
 		return Refuse("Config.Packing on with Config.Device cuda: the GPU's kernels take rows of one document; leave it out, or give Config.Device cpu")
 	}
+	if cfg.Inference && cfg.Generate && cfg.Batch > 1 {
+		return Refuse("Config.Batch %d with Config.Device cuda: generation keeps no keys and values on a GPU, so that it follows one row; leave it out, or give Config.Device cpu", cfg.Batch)
+	}
 	if len(cfg.Int8) > 0 {
 		return Refuse("Config.Int8 with Config.Device cuda: the GPU's kernels have none; leave it out")
 	}

@@ -66,7 +66,7 @@ func newChat(tok Tokenizer, template string, all bool) (*chat, error) {
 		template = s.Template
 	}
 	if template == "" {
-		return nil, fmt.Errorf("the data are conversations, and the model has no chat template (chat_template in %s, or %s); give one as Config.Template", tokenizerConfig, chatTemplateFile)
+		return nil, fmt.Errorf("the model has no chat template (chat_template in %s, or %s), which conversations need; give one as Config.Template", tokenizerConfig, chatTemplateFile)
 	}
 	t, err := jinja.Compile(template)
 	if err != nil {
@@ -87,11 +87,14 @@ type conversation struct {
 
 // encode makes tokens of a record.
 func (c *chat) encode(record []byte) (out conversation, err error) {
-	messages, roles, vars, err := c.messages(record)
+	messages, said, vars, err := c.messages(record)
+	if err == nil && !slices.ContainsFunc(said, Message.answers) {
+		err = errors.New("the conversation has no answer: a message of role assistant")
+	}
 	if err != nil {
 		return out, err
 	}
-	text, answers, err := c.spans(messages, roles, vars)
+	text, answers, err := c.spans(messages, said, vars)
 	if err != nil {
 		return out, err
 	}
@@ -118,8 +121,8 @@ func (c *chat) encode(record []byte) (out conversation, err error) {
 	return out, nil
 }
 
-// messages reads a record of the data's form.
-func (c *chat) messages(record []byte) (messages []any, roles []string, vars map[string]any, err error) {
+// messages reads a record of the data's form, as the template takes them and as said.
+func (c *chat) messages(record []byte) (messages []any, said []Message, vars map[string]any, err error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(record, &fields); err != nil {
 		return nil, nil, nil, fmt.Errorf("the record is not a JSON object: %w", err)
@@ -172,16 +175,22 @@ func (c *chat) messages(record []byte) (messages []any, roles []string, vars map
 		if err != nil {
 			return nil, nil, nil, fmt.Errorf("message %d: %w", i+1, err)
 		}
-		messages, roles = append(messages, v), append(roles, *known.Role)
+		one := Message{Role: *known.Role}
+		if content != nil {
+			one.Content = *content
+		}
+		messages, said = append(messages, v), append(said, one)
 	}
-	switch {
-	case len(messages) == 0:
+	if len(messages) == 0 {
 		return nil, nil, nil, errors.New("the conversation is empty")
-	case !slices.Contains(roles, "assistant"):
-		return nil, nil, nil, errors.New("the conversation has no answer: a message of role assistant")
 	}
-	return messages, roles, vars, nil
+	return messages, said, vars, nil
 }
+
+// answerRole is the role of what a model says.
+const answerRole = "assistant"
+
+func (m Message) answers() bool { return m.Role == answerRole }
 
 // pair is a prompt and its answer as messages.
 func pair(fields map[string]json.RawMessage, f form) (json.RawMessage, error) {
@@ -209,30 +218,29 @@ func pair(fields map[string]json.RawMessage, f form) (json.RawMessage, error) {
 	if strings.TrimSpace(prompt) == "" {
 		return nil, fmt.Errorf("the conversation is empty: field %q holds nothing", names[0])
 	}
-	type message struct {
-		Role    string `json:"role"`
-		Content string `json:"content"`
+	return json.Marshal([]Message{{"user", prompt}, {answerRole, parts[2]}})
+}
+
+// render is messages as text; prompt has it end where an answer begins.
+func (c *chat) render(messages []any, vars map[string]any, prompt bool) (string, []jinja.Span, error) {
+	all := map[string]any{"messages": jinja.List(messages), "add_generation_prompt": prompt}
+	for k, v := range vars {
+		all[k] = v
 	}
-	return json.Marshal([]message{{"user", prompt}, {"assistant", parts[2]}})
+	return c.template.Render(all)
 }
 
 // spans renders messages and finds the answers in the text. They are the template's
 // {% generation %} blocks, otherwise what the text up to and including an answer has more
 // than the prompt before it.
-func (c *chat) spans(messages []any, roles []string, vars map[string]any) (string, []jinja.Span, error) {
-	render := func(n int, prompt bool) (string, []jinja.Span, error) {
-		all := map[string]any{"messages": jinja.List(messages[:n]), "add_generation_prompt": prompt}
-		for k, v := range vars {
-			all[k] = v
-		}
-		return c.template.Render(all)
-	}
+func (c *chat) spans(messages []any, said []Message, vars map[string]any) (string, []jinja.Span, error) {
+	render := func(n int, prompt bool) (string, []jinja.Span, error) { return c.render(messages[:n], vars, prompt) }
 	text, answers, err := render(len(messages), false)
 	if err != nil || c.template.Marks || c.all {
 		return text, answers, err
 	}
-	for i, role := range roles {
-		if role != "assistant" {
+	for i, m := range said {
+		if !m.answers() {
 			continue
 		}
 		if i == 0 {

@@ -78,7 +78,7 @@ const maxElems = int64(1) << 46
 // NewBuilder returns a builder of an empty program.
 func NewBuilder() *Builder {
 	p := &Program{
-		Tokens: NoBuf, Targets: NoBuf, Hyper: NoBuf, Key: NoBuf, Loss: NoBuf, GradNorm: NoBuf, Logits: NoBuf,
+		Tokens: NoBuf, Targets: NoBuf, Positions: NoBuf, Hyper: NoBuf, Key: NoBuf, Loss: NoBuf, GradNorm: NoBuf, Logits: NoBuf,
 	}
 	return &Builder{
 		p: p, unit: -1,
@@ -172,6 +172,11 @@ func (b *Builder) Tokens(rows, seq int64) Value {
 // classifier's have seq 1.
 func (b *Builder) Targets(rows, seq int64) Value {
 	return b.wellKnown(&b.p.Targets, Buffer{Name: "targets", DType: I32, Shape: []int64{rows, seq}, Class: Inputs, Life: LifeStep})
+}
+
+// Positions adds the positions of generation's tokens in their texts, i32 (rows, seq).
+func (b *Builder) Positions(rows, seq int64) Value {
+	return b.wellKnown(&b.p.Positions, Buffer{Name: "positions", DType: I32, Shape: []int64{rows, seq}, Class: Inputs, Life: LifeStep})
 }
 
 func (b *Builder) key() Value {

@@ -96,9 +96,9 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	p = build(t, func(b *graph.Builder) {
 		a := graph.AttentionAttr{Batch: 1, Seq: 2, Heads: 6, KVHeads: 3, HeadDim: 4, Scale: 0.5, Causal: true}
 		q, k, v := b.Input("q", 2, 24), b.Input("k", 2, 12), b.Input("v", 2, 12)
-		b.AttentionCached("separate", q, k, v, b.Cache("keys", 7, 12), b.Cache("values", 7, 12), a)
-		b.AttentionCached("packed", b.Input("qkv", 2, 48), graph.Value{}, graph.Value{}, b.Cache("keys2", 2, 12), b.Cache("values2", 2, 12), a)
-		b.RopeAt("turn", b.Input("x", 1, 24), graph.RopeAttr{Heads: 6, HeadDim: 4, Theta: 10000})
+		b.AttentionCached("separate", q, k, v, b.Positions(1, 2), b.Cache("keys", 3, 7, 12), b.Cache("values", 3, 7, 12), a)
+		b.AttentionCached("packed", b.Input("qkv", 2, 48), graph.Value{}, graph.Value{}, b.Positions(1, 2), b.Cache("keys2", 1, 2, 12), b.Cache("values2", 1, 2, 12), a)
+		b.RopeAt("turn", b.Input("x", 2, 24), b.Positions(1, 2), graph.RopeAttr{Heads: 6, HeadDim: 4, Theta: 10000})
 	})
 	for _, op := range p.Sections[0].Phases[0].Ops {
 		all[op.Kind] = append(all[op.Kind], sample{p, op})

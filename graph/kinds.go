@@ -121,10 +121,11 @@ const (
 
 	// x (N,C), key i64 → y (1,C): row KeyRow.
 	SelectRow Kind = "select_row"
-	// x (1, Heads·HeadDim), key i64 → y: rope of the position KeyStart. RopeAttr. In place allowed.
+	// x (N, Heads·HeadDim), positions i32 (N) → y: rope of each row at its position. RopeAttr. In place allowed.
 	RopeAt Kind = "rope_at"
-	// qkv or q, k, v of Seq rows, key i64 → y; keys rw, values rw (Capacity, KVHeads·HeadDim):
-	// attention over the rows before KeyStart, which they hold, and these. AttentionAttr.
+	// qkv or q, k, v of N = Batch·Seq rows, positions i32 (N), key i64 → y; keys rw, values rw
+	// (Slots, Capacity, KVHeads·HeadDim): attention of each sequence over what its slot holds of
+	// earlier positions, and these. AttentionAttr.
 	AttentionCached Kind = "attention_cached"
 )
 

@@ -7,8 +7,8 @@ import (
 
 // Merge returns p with the only section of other added as one of the given kind.
 // Both are programs of the same model: parameters are matched by name, inputs
-// and the loss by role (an input of other that is smaller than p's becomes a
-// view of its start), float inputs and what generation keeps (Builder.Cache) by name; everything
+// and the loss by role (the smaller of the two becomes a view of the larger one's
+// start), float inputs and what generation keeps (Builder.Cache) by name; everything
 // else of other is added. The section keeps its form.
 func Merge(p, other *Program, kind SectionKind) (*Program, error) {
 	if len(other.Sections) != 1 {
@@ -56,7 +56,7 @@ func (m *merger) params() error {
 // of the one that is added.
 func (m *merger) shared() [][2]*BufID {
 	p, o := m.p, m.other
-	return [][2]*BufID{{&p.Tokens, &o.Tokens}, {&p.Targets, &o.Targets}, {&p.Hyper, &o.Hyper}, {&p.Key, &o.Key}, {&p.Loss, &o.Loss}, {&p.Logits, &o.Logits}}
+	return [][2]*BufID{{&p.Tokens, &o.Tokens}, {&p.Targets, &o.Targets}, {&p.Positions, &o.Positions}, {&p.Hyper, &o.Hyper}, {&p.Key, &o.Key}, {&p.Loss, &o.Loss}, {&p.Logits, &o.Logits}}
 }
 
 // inputs gives other's the place of the program's, whole or its start. A role that
@@ -75,8 +75,14 @@ func (m *merger) inputs() error {
 			v := *a
 			v.View = &View{Base: into}
 			m.to[from] = m.p.AddBuffer(v)
+		case a.DType == b.DType: // the larger one takes the place
+			larger := *a
+			larger.Shape = slices.Clone(a.Shape)
+			m.to[from] = m.p.AddBuffer(larger)
+			m.p.Buf(into).View = &View{Base: m.to[from]}
+			*r[0] = m.to[from]
 		default:
-			return fmt.Errorf("input %q is larger than the program's %q", a.Name, b.Name)
+			return fmt.Errorf("input %q is %v and the program's %q %v", a.Name, a.DType, b.Name, b.DType)
 		}
 	}
 	return nil

@@ -10,18 +10,19 @@ type Port uint8
 
 // Ports.
 const (
-	NoPort       Port = iota
-	PortTokens        // in: I32 (rows, T)
-	PortTargets       // in: I32 (rows, T)
-	PortHyper         // in: F64 (NumHyper): see Hyper* constants
-	PortKey           // in: I64 (NumKey): see Key* constants
-	PortInput         // in: F32, a float input of the model (Builder.Input); there is one for each
-	PortPrefix        // in or out by the section's form: what the frozen beginning of a micro-batch hands on, see recompute.CachePrefix
-	PortLoss          // out: F64 (1)
-	PortGradNorm      // out: F64 (1)
-	PortScale         // out: F64 (NumScale): the state of the loss scale
-	PortOverflow      // out: I32 (1)
-	PortStaging       // in and out between sections: U8, through which states are initialised, loaded and saved
+	NoPort        Port = iota
+	PortTokens         // in: I32 (rows, T)
+	PortTargets        // in: I32 (rows, T)
+	PortPositions      // in: I32 (rows, T): of generation's tokens
+	PortHyper          // in: F64 (NumHyper): see Hyper* constants
+	PortKey            // in: I64 (NumKey): see Key* constants
+	PortInput          // in: F32, a float input of the model (Builder.Input); there is one for each
+	PortPrefix         // in or out by the section's form: what the frozen beginning of a micro-batch hands on, see recompute.CachePrefix
+	PortLoss           // out: F64 (1)
+	PortGradNorm       // out: F64 (1)
+	PortScale          // out: F64 (NumScale): the state of the loss scale
+	PortOverflow       // out: I32 (1)
+	PortStaging        // in and out between sections: U8, through which states are initialised, loaded and saved
 	NumPorts
 )
 
@@ -33,18 +34,19 @@ var ports = [NumPorts]struct {
 	typed   bool
 	dtype   DType
 }{
-	NoPort:       {name: "none"},
-	PortTokens:   {name: "tokens", in: true, each: true, typed: true, dtype: I32},
-	PortTargets:  {name: "targets", in: true, each: true, typed: true, dtype: I32},
-	PortHyper:    {name: "hyper", in: true, typed: true, dtype: F64},
-	PortKey:      {name: "key", in: true, each: true, typed: true, dtype: I64},
-	PortInput:    {name: "input", in: true, each: true, typed: true, dtype: F32},
-	PortPrefix:   {name: "prefix", in: true, out: true, each: true},
-	PortLoss:     {name: "loss", out: true, typed: true, dtype: F64},
-	PortGradNorm: {name: "grad-norm", out: true, typed: true, dtype: F64},
-	PortScale:    {name: "loss-scale", out: true, typed: true, dtype: F64},
-	PortOverflow: {name: "overflow", out: true, typed: true, dtype: I32},
-	PortStaging:  {name: "staging"},
+	NoPort:        {name: "none"},
+	PortTokens:    {name: "tokens", in: true, each: true, typed: true, dtype: I32},
+	PortTargets:   {name: "targets", in: true, each: true, typed: true, dtype: I32},
+	PortPositions: {name: "positions", in: true, typed: true, dtype: I32},
+	PortHyper:     {name: "hyper", in: true, typed: true, dtype: F64},
+	PortKey:       {name: "key", in: true, each: true, typed: true, dtype: I64},
+	PortInput:     {name: "input", in: true, each: true, typed: true, dtype: F32},
+	PortPrefix:    {name: "prefix", in: true, out: true, each: true},
+	PortLoss:      {name: "loss", out: true, typed: true, dtype: F64},
+	PortGradNorm:  {name: "grad-norm", out: true, typed: true, dtype: F64},
+	PortScale:     {name: "loss-scale", out: true, typed: true, dtype: F64},
+	PortOverflow:  {name: "overflow", out: true, typed: true, dtype: I32},
+	PortStaging:   {name: "staging"},
 }
 
 var portNames = func() (names [NumPorts]string) {

@@ -157,7 +157,7 @@ func (t Target) attentionWork(_ *Program, op *Op) int64 {
 func (t Target) attentionCachedWork(p *Program, op *Op) int64 {
 	a := op.Attr.(AttentionAttr)
 	span := a.Seq
-	if p.Buffers[op.Out[1].Buf].Shape[0] > a.Seq {
+	if p.Buffers[op.Out[1].Buf].Shape[1] > a.Seq {
 		span += t.Attention.Keys - 1
 	}
 	return t.align(t.attention(a, span))

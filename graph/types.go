@@ -405,11 +405,12 @@ type Program struct {
 	// Well-known buffers on the device; NoBuf where a program lacks them. What the
 	// host fills and reads has a Port.
 	Tokens, Targets BufID // I32 (rows, T)
+	Positions       BufID // I32 (rows, T): of generation's tokens in their texts
 	Hyper           BufID // F64 (NumHyper): see Hyper* constants
 	Key             BufID // I64 (NumKey): see Key* constants
 	Loss            BufID // F64 (1): this rank's sum over its counted targets since the step began
 	GradNorm        BufID // F64 (1)
-	Logits          BufID // F32 (1, V): of the row KeyRow, in section "generate"
+	Logits          BufID // F32 (rows, V): of the row KeyRow in section "generate", or of each row in "generate-next"
 
 	// Scalars are the sets of what changes by step: of the step at hand, and of updates
 	// with a time of their own. None before the update is there.
@@ -465,7 +466,7 @@ const (
 	KeySample        // global sample index of this rank's row 0 in this micro-step
 	KeyRow           // generate: row of the (1, T) input whose logits are wanted
 	KeyValid         // generate: number of valid positions
-	KeyStart         // generate: position of row 0, after those whose keys and values are kept
+	KeySlot          // generate: the caches' slot of the first sequence; the others have the next ones
 	NumKey    = 8
 )
 

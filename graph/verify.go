@@ -315,7 +315,7 @@ type wellKnown struct {
 // wellKnown lists the program's named buffers in the order of their fields.
 func (p *Program) wellKnown() []wellKnown {
 	list := []wellKnown{
-		{"tokens", &p.Tokens, true, I32}, {"targets", &p.Targets, true, I32},
+		{"tokens", &p.Tokens, true, I32}, {"targets", &p.Targets, true, I32}, {"positions", &p.Positions, true, I32},
 		{"hyper", &p.Hyper, true, F64}, {"key", &p.Key, true, I64},
 		{"loss", &p.Loss, true, F64}, {"grad-norm", &p.GradNorm, true, F64}, {"logits", &p.Logits, false, F32},
 	}
@@ -502,7 +502,7 @@ func (v *verifier) writers() {
 			host(id)
 		}
 	}
-	for _, id := range []BufID{p.Tokens, p.Targets, p.Hyper, p.Key, p.Loss} {
+	for _, id := range []BufID{p.Tokens, p.Targets, p.Positions, p.Hyper, p.Key, p.Loss} {
 		input(id)
 	}
 	for id := range p.Buffers {

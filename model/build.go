@@ -9,10 +9,11 @@ import (
 // Kind is what a program is for.
 type Kind uint8
 
-// Kinds of programs. Only Train has dropout. The last three are batches of one:
-// Generate gives the row Key[KeyRow] its Logits; Prompt is the same and keeps the
-// keys and values of all its rows for Next, which takes one token, at position
-// Key[KeyStart] (and Key[KeyRow], the same), and gives the Logits after it.
+// Kinds of programs. Only Train has dropout. Generate takes one row, of which Key[KeyRow] is
+// given its Logits. Next takes one token of each row, at its Positions, and gives the Logits
+// after it, with keys and values of up to seq earlier tokens that are kept: of row b in slot
+// b. Prompt computes a stretch of one row, at its Positions, and keeps its keys and values in
+// slot Key[KeySlot] for Next; it has no Logits.
 const (
 	Train Kind = iota
 	Eval
@@ -65,9 +66,12 @@ func Write(b *graph.Builder, c Config, kind Kind, batch, seq int) error {
 	if batch < 1 || batch > maxBatch {
 		return fmt.Errorf("model: batch is %d, want 1 to %d", batch, maxBatch)
 	}
-	w := &writer{Builder: b, c: c, kind: kind, batch: int64(batch), seq: int64(seq), kept: int64(seq)}
-	if kind == Next {
+	w := &writer{Builder: b, c: c, kind: kind, batch: int64(batch), seq: int64(seq), kept: int64(seq), slots: int64(batch)}
+	switch kind {
+	case Next:
 		w.seq = 1
+	case Prompt:
+		w.batch, w.seq = 1, int64(PromptRows(seq))
 	}
 	a := c.Arch()
 	switch {
@@ -77,8 +81,8 @@ func Write(b *graph.Builder, c Config, kind Kind, batch, seq int) error {
 		return fmt.Errorf("model: seq is %d; a classifier (%s) has one target a sample, so want 1", seq, c.Family)
 	case !a.Classifier && (seq < 1 || seq > c.Positions):
 		return fmt.Errorf("model: seq is %d, want 1 to the model's %d positions", seq, c.Positions)
-	case kind >= Generate && batch != 1:
-		return fmt.Errorf("model: batch is %d, want 1: generation follows one sequence", batch)
+	case kind == Generate && batch != 1:
+		return fmt.Errorf("model: batch is %d, want 1: without kept keys and values generation follows one row", batch)
 	}
 	if c.Documents && kind < Generate && !a.Classifier {
 		w.Documents(w.Input(Starts, w.batch, w.seq))
@@ -94,10 +98,10 @@ const Starts = "starts"
 // writer is a Builder that knows the model it writes.
 type writer struct {
 	*graph.Builder
-	c          Config
-	kind       Kind
-	batch, seq int64 // rows, and tokens of one
-	kept       int64 // positions whose keys and values Prompt and Next keep
+	c           Config
+	kind        Kind
+	batch, seq  int64 // rows, and tokens of one
+	slots, kept int64 // of Prompt and Next: rows whose keys and values are kept, and positions of one
 }
 
 func (w *writer) normal() graph.Init { return graph.Normal(w.c.InitStd) }
@@ -110,8 +114,8 @@ func (w *writer) dropout(name string, x graph.Value, p float64) graph.Value {
 	return w.Dropout(name, x, p, w.batch, graph.InPlace)
 }
 
-// head ends a language model: the loss, or the logits of one row. table is the
-// (V,C) matrix.
+// head ends a language model: the loss, or logits, or nothing. table is the (V,C)
+// matrix.
 func (w *writer) head(x, table graph.Value) { w.cappedHead(x, table, 0) }
 
 // cappedHead is head with logits after a soft cap, unless that is 0.
@@ -124,8 +128,11 @@ func (w *writer) cappedHead(x, table graph.Value, limit float64) {
 		}
 		return
 	}
+	if w.kind == Prompt {
+		return
+	}
 	row := x
-	if w.kind != Next {
+	if w.kind == Generate {
 		row = w.SelectRow("head.row", x)
 	}
 	logits := w.Linear("head", row, table, graph.Value{}, graph.LinearAttr{TransW: true})

@@ -42,13 +42,14 @@ func stageInputs(p *graph.Program) *graph.Program {
 	twin(q.Hyper, graph.PortHyper)
 	twin(q.Loss, graph.PortLoss)
 	twin(q.Targets, graph.PortTargets)
+	twin(q.Positions, graph.PortPositions)
 	floats := floatInputs(q)
 	for i := range floats {
 		b := q.Buf(floats[i][0])
 		floats[i][1] = hostBuffer(q, graph.PortInput, graph.InputPort(b.Name), b.DType, b.Shape)
 	}
 	twin(q.Tokens, graph.PortTokens)
-	inputs := [][2]graph.BufID{{q.Tokens, q.Port(graph.PortTokens)}, {q.Targets, q.Port(graph.PortTargets)}, {q.Hyper, q.Port(graph.PortHyper)}, {q.Key, q.Port(graph.PortKey)}}
+	inputs := [][2]graph.BufID{{q.Tokens, q.Port(graph.PortTokens)}, {q.Targets, q.Port(graph.PortTargets)}, {q.Positions, q.Port(graph.PortPositions)}, {q.Hyper, q.Port(graph.PortHyper)}, {q.Key, q.Port(graph.PortKey)}}
 	inputs = append(inputs, floats...)
 	for i := range q.Sections {
 		sec := &q.Sections[i]
@@ -82,7 +83,7 @@ func stageInputs(p *graph.Program) *graph.Program {
 func floatInputs(p *graph.Program) (list [][2]graph.BufID) {
 	for id := range p.Buffers {
 		b := &p.Buffers[id]
-		known := slices.Contains([]graph.BufID{p.Tokens, p.Targets, p.Hyper, p.Key}, graph.BufID(id))
+		known := slices.Contains([]graph.BufID{p.Tokens, p.Targets, p.Positions, p.Hyper, p.Key}, graph.BufID(id))
 		if b.Class == graph.Inputs && b.View == nil && b.Port == graph.NoPort && b.DType == graph.F32 && !known {
 			list = append(list, [2]graph.BufID{graph.BufID(id), graph.NoBuf})
 		}

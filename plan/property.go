@@ -120,7 +120,7 @@ var (
 		for _, need := range []struct {
 			buf  graph.BufID
 			port graph.Port
-		}{{p.Tokens, graph.PortTokens}, {p.Targets, graph.PortTargets}, {p.Hyper, graph.PortHyper}, {p.Key, graph.PortKey}, {p.Loss, graph.PortLoss}} {
+		}{{p.Tokens, graph.PortTokens}, {p.Targets, graph.PortTargets}, {p.Positions, graph.PortPositions}, {p.Hyper, graph.PortHyper}, {p.Key, graph.PortKey}, {p.Loss, graph.PortLoss}} {
 			if need.buf != graph.NoBuf && ports[need.port] == graph.NoBuf {
 				return fmt.Errorf("%q has no port %v", p.Buf(need.buf).Name, need.port)
 			}

@@ -193,17 +193,20 @@ func (q Request) settle(ctx context.Context) (r planner, s search.Spec, err erro
 	return r.choosing(chosen), s, nil
 }
 
-// generationForward adds the programs of generation. Keys and values are kept where
-// there are kernels for it: on the CPU in fp32. Elsewhere each token is a forward
-// over all.
+// generationForward adds the programs of generation: of Batch rows at once where that is all
+// that the run does, else of one. Keys and values are kept where there are kernels for it:
+// on the CPU. On GPUs each token is a forward over all.
 func generationForward(sh *config.Shared, fwd *plan.Forward, m model.Config, cfg *Request) (err error) {
-	kind := model.Generate
-	if !cfg.WholeGeneration && strings.EqualFold(cfg.PrecisionName(), "fp32") && cfg.DeviceTarget().Name == graph.CPUTarget().Name {
-		kind = model.Prompt
-		if fwd.Next, err = sh.Model(m, model.Next, 1, cfg.Seq); err != nil {
-			return err
-		}
+	rows := 1
+	if cfg.Inference {
+		rows = cfg.Batch
 	}
-	fwd.Generate, err = sh.Model(m, kind, 1, cfg.Seq)
+	if cfg.WholeGeneration || cfg.DeviceTarget().Name != graph.CPUTarget().Name {
+		fwd.Generate, err = sh.Model(m, model.Generate, 1, cfg.Seq)
+		return err
+	}
+	if fwd.Generate, err = sh.Model(m, model.Prompt, rows, cfg.Seq); err == nil {
+		fwd.Next, err = sh.Model(m, model.Next, rows, cfg.Seq)
+	}
 	return err
 }

@@ -332,7 +332,7 @@ func (r *remote) Scalar(buf graph.BufID) (float64, error) {
 // what the rank has.
 func (r *remote) isInput(buf graph.BufID) bool {
 	switch r.p.Buf(buf).Port {
-	case graph.PortTokens, graph.PortTargets, graph.PortInput, graph.PortHyper, graph.PortKey:
+	case graph.PortTokens, graph.PortTargets, graph.PortPositions, graph.PortInput, graph.PortHyper, graph.PortKey:
 		return true
 	}
 	return false

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
-	"github.com/spillway-ml/spillway/internal/regular"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 )
@@ -191,13 +190,17 @@ func (t *Trainer) conversations() (bool, error) {
 			bytes = tok.Name() == data.Bytes().Name()
 		}
 		if is && bytes {
-			if c.Shape.Vocab < data.ByteChat().VocabSize() {
-				return false, config.Refuse("%s %s: a model of %d tokens has no end token for conversations in bytes; a vocabulary of at least %d is needed", d.field, d.path, c.Shape.Vocab, data.ByteChat().VocabSize())
+			name, err := byteChat(d.field+" "+d.path, c.Shape.Vocab)
+			if err != nil {
+				return false, err
 			}
-			t.cfg = t.cfg.with(data.ByteChatName, c.Order, c.Steps)
+			t.cfg = t.cfg.with(name, c.Order, c.Steps)
 		}
-		if d.field == trainField {
+		switch {
+		case d.field == trainField:
 			chat = is && !c.Inference && c.Own.Data == nil
+		case c.Inference && c.Template != "" && d.path != "" && !is:
+			return false, config.Refuse("Config.Template with %s %s: it holds no conversations (JSON lines or Parquet with messages, prompt and response, or instruction and output); leave it out", d.field, d.path)
 		}
 	}
 	if given := c.Given(); !chat && given != "" && !c.Inference {
@@ -222,12 +225,9 @@ func (t *Trainer) openChat(ctx context.Context, field, path, glob string, held b
 	if field == trainField {
 		o.Split = data.Split{Seed: c.Seed, Share: c.EvalSplit, Held: held}
 	}
-	if c.Template != "" {
-		text, err := regular.ReadFile(c.Template, maxTemplate)
-		if err != nil {
-			return nil, fmt.Errorf("Config.Template: %w", err)
-		}
-		o.Template = string(text)
+	var err error
+	if o.Template, err = readTemplate(&c.Config); err != nil {
+		return nil, err
 	}
 	conv, err := data.OpenConversations(ctx, path, data.Options{Tokenizer: t.tokenizer, Glob: glob, Threads: c.ComputeThreads()}, o)
 	if err != nil {
@@ -249,9 +249,6 @@ func (t *Trainer) openChat(ctx context.Context, field, path, glob string, held b
 	b.chat, b.template = conv, o.Template
 	return b, nil
 }
-
-// maxTemplate bounds a template's file.
-const maxTemplate = 1 << 20
 
 // noteEnds warns of training data in which the tokenizer's end token never occurs.
 func (t *Trainer) noteEnds(field, path string, buf *data.Buffer) error {

@@ -2,18 +2,15 @@ package train
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sort"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
-	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/run"
 )
 
 // Sampling says how the next token is drawn.
@@ -54,51 +51,11 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 // comes: whole characters. It returns the number of tokens that were generated.
 // The context of a token is the last Config.Seq tokens before it.
 func (t *Trainer) GenerateTo(ctx context.Context, prompt string, n int, how Sampling, emit func(text string) error) (int, error) {
-	if !t.cfg.Generate {
-		return 0, errors.New("generate: the run was not planned with Config.Generate")
+	if t.tokenizer == nil {
+		return 0, errNoGeneration
 	}
-	if err := how.Validate(); err != nil {
-		return 0, err
-	}
-	if err := t.flush(); err != nil {
-		return 0, err
-	}
-	tokens := data.Prompt(t.tokenizer, prompt)
-	if len(tokens) == 0 {
-		return 0, errors.New("generate: the prompt is empty")
-	}
-	ends := data.SpecialsOf(t.tokenizer).Ends
-	rng := rand.New(rand.NewPCG(how.Seed, 0))
-	logits := make([]float32, t.plan.Program.Buf(t.plan.Program.Logits).Elems())
-	d := decoder{t: t}
-	var held []byte // of a character that is not whole yet
-	for made := range n {
-		if err := ctx.Err(); err != nil {
-			return made, err
-		}
-		if err := d.next(tokens, logits); err != nil {
-			return made, t.fail(t.at.Step, fmt.Errorf("generate: %w", err))
-		}
-		next := how.pick(logits, rng)
-		if slices.Contains(ends, next) {
-			n = made
-			break
-		}
-		tokens = append(tokens, next)
-		held = append(held, t.tokenizer.Decode([]int32{next})...)
-		whole := wholeRunes(held)
-		if whole == 0 {
-			continue
-		}
-		if err := emit(strings.ToValidUTF8(string(held[:whole]), "\uFFFD")); err != nil {
-			return made + 1, err
-		}
-		held = held[:copy(held, held[whole:])]
-	}
-	if len(held) > 0 {
-		return n, emit("\uFFFD")
-	}
-	return n, nil
+	return t.Decode(ctx, [][]int32{data.Prompt(t.tokenizer, prompt)}, Decoding{Sampling: how, Tokens: n},
+		func(_ int, text string) error { return emit(text) }, nil)
 }
 
 // wholeRunes is how many of the bytes are not the start of a character that more
@@ -115,46 +72,6 @@ func wholeRunes(b []byte) int {
 	return len(b)
 }
 
-// decoder runs the program's generation over a growing row of tokens. Where the
-// plan keeps keys and values, only tokens that it has not seen are computed, as
-// long as the row fits into Config.Seq; then each token is a forward over the last
-// Seq of them, whose positions move with every token.
-type decoder struct {
-	t    *Trainer
-	seen int // tokens whose keys and values are kept
-}
-
-// next gives the logits of the token after the given ones.
-func (d *decoder) next(tokens []int32, logits []float32) error {
-	t, form := d.t, graph.FormWhole
-	window := tokens[max(0, len(tokens)-t.cfg.Seq):]
-	var key [graph.NumKey]int64
-	key[graph.KeySeed] = t.cfg.Seed
-	key[graph.KeyRow] = int64(len(window) - 1)
-	key[graph.KeyValid] = int64(len(window))
-	last := len(tokens) - 1
-	if t.plan.Program.SectionOf(graph.SectionGenerate, graph.FormNext) != nil && d.seen > 0 && d.seen == last && len(tokens) <= t.cfg.Seq {
-		form, window = graph.FormNext, tokens[last:]
-		key[graph.KeyStart], key[graph.KeyValid] = int64(last), 1
-	}
-	err := t.ranks.Each("the generation", func(r *run.Rank) error {
-		return r.Exec.RunSection(graph.SectionName(graph.SectionGenerate, form), func(*graph.Phase, int) error {
-			dst, err := r.Exec.HostI32(t.ports[graph.PortTokens])
-			if err != nil {
-				return err
-			}
-			clear(dst)
-			copy(dst, window)
-			return fillHost(r.Exec.HostI64, t.ports[graph.PortKey], key[:])
-		})
-	})
-	if err != nil {
-		return err
-	}
-	d.seen = len(tokens)
-	return t.ranks.First().Read(t.plan.Program.Logits, 0, run.Float32Bytes(logits))
-}
-
 // pick draws a token from the softmax of logits; of equal logits the smaller token
 // comes first.
 func (s Sampling) pick(logits []float32, rng *rand.Rand) int32 {
@@ -167,22 +84,7 @@ func (s Sampling) pick(logits []float32, rng *rand.Rand) int32 {
 		}
 		return int32(best)
 	}
-	order := make([]int32, len(logits))
-	for i := range order {
-		order[i] = int32(i)
-	}
-	slices.SortStableFunc(order, func(a, b int32) int {
-		switch x, y := logits[a], logits[b]; {
-		case x > y:
-			return -1
-		case x < y:
-			return 1
-		}
-		return 0
-	})
-	if s.TopK > 0 && s.TopK < len(order) {
-		order = order[:s.TopK]
-	}
+	order := likeliest(logits, s.TopK)
 	top := float64(logits[order[0]])
 	weights, sum := make([]float64, len(order)), 0.0
 	for i, tok := range order {
@@ -204,4 +106,46 @@ func (s Sampling) pick(logits []float32, rng *rand.Rand) int32 {
 		}
 	}
 	return order[len(order)-1]
+}
+
+// likeliest are the k tokens with the highest logits, in order; 0: all.
+func likeliest(logits []float32, k int) []int32 {
+	order := make([]int32, 0, len(logits))
+	before := func(a, b int32) int {
+		switch x, y := logits[a], logits[b]; {
+		case x > y:
+			return -1
+		case x < y:
+			return 1
+		}
+		return 0
+	}
+	if k <= 0 || k >= len(logits) {
+		for i := range logits {
+			order = append(order, int32(i))
+		}
+		slices.SortStableFunc(order, before)
+		return order
+	}
+	for i := range int32(len(logits)) {
+		if len(order) == k {
+			if before(i, order[k-1]) >= 0 {
+				continue
+			}
+			order = order[:k-1]
+		}
+		at := sort.Search(len(order), func(j int) bool { return before(i, order[j]) < 0 })
+		order = slices.Insert(order, at, i)
+	}
+	return order
+}
+
+// logProb is the logarithm of a token's probability.
+func logProb(logits []float32, token int32) float64 {
+	top := float64(slices.Max(logits))
+	sum := 0.0
+	for _, v := range logits {
+		sum += math.Exp(float64(v) - top)
+	}
+	return float64(logits[token]) - top - math.Log(sum)
 }

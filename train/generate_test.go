@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/planner"
 )
 
@@ -23,6 +25,17 @@ func generation(model string, seq int) request {
 	c.Model, c.Init = filepath.Join("../testdata", model), filepath.Join("../testdata", model)
 	c.Inference, c.Generate, c.Batch, c.Seq, c.Tokenizer = true, true, 1, seq, "bytes"
 	return c
+}
+
+// logitsAfter gives the logits after a row.
+func logitsAfter(t *testing.T, d *decoder, slot int, tokens []int32) []float32 {
+	t.Helper()
+	rows := make([][]int32, len(d.kept))
+	rows[slot] = tokens
+	require.NoError(t, d.next(context.Background(), rows))
+	logits, err := d.read(slot)
+	require.NoError(t, err)
+	return slices.Clone(logits)
 }
 
 // Keys and values that are kept give the logits of a forward over all tokens, to
@@ -40,12 +53,10 @@ func TestKeptKeysGiveTheSameLogits(t *testing.T) {
 			require.Equal(t, !c.wholeGeneration, kept)
 			rng := rand.New(rand.NewPCG(5, 5))
 			tokens := []int32{1, 2, 3}
-			d := decoder{t: tr}
+			d := newDecoder(tr)
 			var all [][]float32
 			for range 45 { // the last ones are past the 40 of the context
-				logits := make([]float32, tr.cfg.Shape.Vocab)
-				require.NoError(t, d.next(tokens, logits))
-				all = append(all, logits)
+				all = append(all, logitsAfter(t, d, len(d.kept)-1, tokens))
 				tokens = append(tokens, int32(rng.IntN(tr.cfg.Shape.Vocab)))
 			}
 			return all
@@ -57,15 +68,144 @@ func TestKeptKeysGiveTheSameLogits(t *testing.T) {
 					continue
 				}
 				t.Run(fmt.Sprintf("%s, %d ranks, stage %d", model, ranks, zero), func(t *testing.T) {
-					got := logitsOf(func(c *request) { c.Ranks, c.Zero, c.poison = ranks, zero, true })
-					for i := range want {
-						for k := range want[i] {
-							require.Equal(t, math.Float32bits(want[i][k]), math.Float32bits(got[i][k]), "token %d, logit %d", i, k)
-						}
-					}
+					requireLogits(t, want, logitsOf(func(c *request) { c.Ranks, c.Zero, c.Batch, c.poison = ranks, zero, ranks, true }))
 				})
 			}
 		}
+	}
+}
+
+func requireLogits(t *testing.T, want, got [][]float32) {
+	t.Helper()
+	require.Len(t, got, len(want))
+	for i := range want {
+		for k := range want[i] {
+			require.Equal(t, math.Float32bits(want[i][k]), math.Float32bits(got[i][k]), "token %d, logit %d", i, k)
+		}
+	}
+}
+
+// windowed is a Gemma 2 with windows shorter than the context and shared keys.
+func windowed(t *testing.T) string {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"model_type": "gemma2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+		"num_key_value_heads": 2, "head_dim": 12, "query_pre_attn_scalar": 12, "sliding_window": 7, "vocab_size": 256, "max_position_embeddings": 128, "initializer_range": 0.3}`), 0o644))
+	return dir
+}
+
+// spread gives every parameter of a random model that starts at zero or one other values:
+// biases, norms, adapters.
+func spread(t *testing.T, tr *Trainer) {
+	t.Helper()
+	for k, name := range tr.Parameters() {
+		_, v, err := tr.Parameter(name)
+		require.NoError(t, err)
+		if slices.Max(v) != slices.Min(v) {
+			continue
+		}
+		for i := range v {
+			v[i] += float32((k*31+i*17)%13-6) / 40
+		}
+		require.NoError(t, tr.SetParameter(name, v))
+	}
+}
+
+// Rows that are decoded together have the tokens, and by their log probabilities the
+// logits, of one at a time and of a forward over all tokens for each: of several
+// architectures, in every precision, through adapters, with rows that end early, some of
+// which are longer than a stretch of the prompt.
+func TestBatchedDecodingIsThatOfOneRow(t *testing.T) {
+	t.Parallel()
+	rng := rand.New(rand.NewPCG(3, 9))
+	var prompts [][]int32
+	for _, n := range []int{1, 5, 90, 2, 64, 17, 65, 30} {
+		prompt := make([]int32, n)
+		for i := range prompt {
+			prompt[i] = int32(rng.IntN(256))
+		}
+		prompts = append(prompts, prompt)
+	}
+	for _, model := range []string{"gpt2", "llama-untied", "gemma2", "lora"} {
+		for _, precision := range []string{"fp32", "bf16", "fp16"} {
+			t.Run(model+" "+precision, func(t *testing.T) {
+				t.Parallel()
+				decode := func(rows int, whole bool) []Continuation {
+					c := generation("gpt2", 0)
+					switch model {
+					case "gemma2":
+						c.Model, c.Init = windowed(t), "random"
+					case "lora":
+						c.LoRA = lora.Options{Rank: 3, Alpha: 6, Targets: []string{"*.attn.*", "*.mlp.*"}}
+					default:
+						c.Model, c.Init = filepath.Join("../testdata", model), filepath.Join("../testdata", model)
+					}
+					// Of the end tokens there are many among 256 bytes.
+					c.Tokenizer = withEnds(t, t.TempDir(), "aeiou", map[string]any{"generation_config.json": map[string]any{"eos_token_id": []int{'a', 'e', 'i', 'o', 'u'}}})
+					h, err := planner.ModelConfig(c.Model)
+					require.NoError(t, err)
+					c.Seq, c.Batch, c.Precision, c.wholeGeneration, c.poison = h.Positions, rows, precision, whole, rows > 1
+					tr, err := c.start(context.Background())
+					require.NoError(t, err)
+					defer tr.Close()
+					spread(t, tr)
+					fitting := slices.DeleteFunc(slices.Clone(prompts), func(p []int32) bool { return len(p)+12 > h.Positions })
+					all := make([]Continuation, len(fitting))
+					made, err := tr.Decode(context.Background(), fitting, Decoding{Sampling: Sampling{Temperature: 1, TopK: 100, Seed: 4}, Tokens: 12, LogProbs: true}, nil,
+						func(i int, c Continuation) error { all[i] = c; return nil })
+					require.NoError(t, err)
+					for _, c := range all {
+						made -= len(c.Tokens)
+						require.NotEmpty(t, c.End)
+					}
+					require.Zero(t, made)
+					return all
+				}
+				want := decode(1, true)
+				require.Equal(t, want, decode(1, false))
+				require.Equal(t, want, decode(3, false))
+			})
+		}
+	}
+}
+
+// A continuation is without the stop that ends it, which no piece that was told holds a part of.
+func TestDecodingStops(t *testing.T) {
+	t.Parallel()
+	c := generation("gpt2", 60)
+	tr, err := c.start(context.Background())
+	require.NoError(t, err)
+	defer tr.Close()
+	decode := func(stop ...string) (Continuation, string) {
+		var told strings.Builder
+		var out Continuation
+		_, err := tr.Decode(context.Background(), [][]int32{[]int32("the ")}, Decoding{Sampling: Sampling{Temperature: 1, Seed: 7}, Tokens: 40, Stop: stop},
+			func(_ int, text string) error { told.WriteString(text); return nil }, func(_ int, c Continuation) error { out = c; return nil })
+		require.NoError(t, err)
+		require.Equal(t, out.Text, told.String())
+		return out, told.String()
+	}
+	whole, text := decode()
+	require.Equal(t, EndLength, whole.End)
+	require.Len(t, whole.Tokens, 40)
+	at := -1 // of two bytes that stand nowhere before
+	for i := 10; at < 0; i++ {
+		if text[i] < 0x7f && text[i+1] < 0x7f && strings.Index(text, text[i:i+2]) == i {
+			at = i
+		}
+	}
+	stopped, _ := decode("never there", text[at:at+2])
+	require.Equal(t, EndStop, stopped.End)
+	require.Equal(t, text[:at], stopped.Text)
+	again, _ := decode()
+	require.Equal(t, whole, again, "what is kept of another answer changes nothing")
+
+	for held, want := range map[string]int{"": 0, "x": 0, "a": 1, "xab": 2, "xabab": 2, "aba": 3} {
+		require.Equal(t, want, mayBegin([]byte(held), []string{"abac", "abz"}), held)
+	}
+	require.Equal(t, 1, firstOf([]byte("xabz"), []string{"z", "ab"}))
+	for _, bad := range []Decoding{{}, {Tokens: 1, Stop: []string{""}}, {Tokens: 1, Sampling: Sampling{TopK: -1}}} {
+		_, err := tr.Decode(context.Background(), nil, bad, nil, nil)
+		require.ErrorIs(t, err, config.ErrRefused)
 	}
 }
 
@@ -93,12 +233,13 @@ func TestGenerationBetweenSteps(t *testing.T) {
 	require.Equal(t, text(true), text(false))
 }
 
-// What is kept is in the plan: two rows of the key/value heads' width a layer and
-// position.
+// What is kept is in the plan: two rows of the key/value heads' width a layer, position and
+// row, in the precision's type.
 func TestKeptKeysAreInThePlan(t *testing.T) {
 	t.Parallel()
-	kept := func(seq int) (bytes int64) {
+	kept := func(seq, rows int, precision string) (bytes int64) {
 		c := generation("llama-tied", seq)
+		c.Batch, c.Precision = rows, precision
 		p, err := c.planned().Plan(t.Context())
 		require.NoError(t, err)
 		for i := range p.Program.Buffers {
@@ -112,8 +253,9 @@ func TestKeptKeysAreInThePlan(t *testing.T) {
 	}
 	h, err := planner.ModelConfig("../testdata/llama-tied")
 	require.NoError(t, err)
-	require.Equal(t, int64(2*h.Layers*h.KVHeads*h.HeadDim*4*24), kept(24))
-	require.Equal(t, 2*kept(16), kept(32))
+	require.Equal(t, int64(2*h.Layers*h.KVHeads*h.HeadDim*4*24), kept(24, 1, "fp32"))
+	require.Equal(t, 2*kept(16, 1, "fp32"), kept(32, 1, "fp32"))
+	require.Equal(t, 6*kept(16, 1, "bf16"), kept(16, 3, "fp32"))
 }
 
 func TestSamplingPicks(t *testing.T) {

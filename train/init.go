@@ -258,7 +258,7 @@ func (t *Trainer) describes(path string, c model.Config) error {
 
 // noteFP32 notes of weights in 16 bits that generate and eval compute in fp32.
 func (t *Trainer) noteFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, names []string) {
-	if !t.cfg.Inference {
+	if !t.cfg.Inference || !strings.EqualFold(t.cfg.PrecisionName(), "fp32") {
 		return
 	}
 	if line := saving.ComputedInFP32(saved, r, names); line != "" {

@@ -44,6 +44,7 @@ func (t *Trainer) SetParameter(name string, values []float32) error {
 			return fmt.Errorf("set parameter %.80q: element %d is %g, want finite values", name, k, v)
 		}
 	}
+	t.decoder = nil // what it keeps is of other weights
 	if prm.Frozen && t.prefix != nil {
 		return fmt.Errorf("set parameter %.80q: it is frozen, and Config.FrozenCache keeps what it leads to; set it before the run, or run without the cache", name)
 	}

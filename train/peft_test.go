@@ -38,10 +38,7 @@ func logitsOf(t *testing.T, folder string) []float32 {
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
-	logits := make([]float32, tr.cfg.Shape.Vocab)
-	d := &decoder{t: tr}
-	require.NoError(t, d.next([]int32{102, 117, 110, 99, 32, 109}, logits))
-	return logits
+	return logitsAfter(t, newDecoder(tr), 0, []int32{102, 117, 110, 99, 32, 109})
 }
 
 // A run's adapters in PEFT's layout give the bits of its checkpoint, and merged into the

@@ -3,9 +3,11 @@ package train
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/internal/regular"
 	"github.com/spillway-ml/spillway/planner"
 )
 
@@ -39,19 +41,58 @@ func openTokenizer(c *config.Config, m *planner.Model, vocab int) (data.Tokenize
 	return tok, nil
 }
 
-// ContextFor is the Seq of a run that continues a prompt by n tokens with an open model: as
-// many as there will be, up to the model's positions.
-func ContextFor(cfg config.Config, m *planner.Model, prompt string, n int) (int, error) {
+// Prompts is what makes prompts for an open model.
+type Prompts struct {
+	Tokenizer data.Tokenizer
+	Dialog    *data.Dialog // nil: the prompts are no messages
+	Positions int          // of the model
+}
+
+// OpenPrompts opens the tokenizer of an open model, which the Config gets, and with chat the
+// chat template.
+func OpenPrompts(cfg *config.Config, m *planner.Model, chat bool) (*Prompts, error) {
 	h, err := m.Config()
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	if cfg.Tokenizer == "" {
-		cfg.Tokenizer = planner.ModelTokenizer(&cfg, m, h.Vocab)
+		cfg.Tokenizer = planner.ModelTokenizer(cfg, m, h.Vocab)
 	}
-	tok, err := openTokenizer(&cfg, m, h.Vocab)
-	if err != nil {
-		return 0, err
+	if chat && strings.EqualFold(cfg.Tokenizer, "bytes") {
+		if cfg.Tokenizer, err = byteChat("Config.Model "+cfg.ModelName(), h.Vocab); err != nil {
+			return nil, err
+		}
 	}
-	return max(1, min(h.Positions, len(data.Prompt(tok, prompt))+n)), nil
+	p := &Prompts{Positions: h.Positions}
+	if p.Tokenizer, err = openTokenizer(cfg, m, h.Vocab); err != nil || !chat {
+		return p, err
+	}
+	template, err := readTemplate(cfg)
+	if err == nil {
+		p.Dialog, err = data.NewDialog(p.Tokenizer, template)
+	}
+	return p, err
 }
+
+// byteChat is the tokenizer of bytes for conversations with a model of so many tokens.
+func byteChat(what string, vocab int) (string, error) {
+	if n := data.ByteChat().VocabSize(); vocab < n {
+		return "", config.Refuse("%s: a model of %d tokens has no end token for conversations in bytes; a vocabulary of at least %d is needed", what, vocab, n)
+	}
+	return data.ByteChatName, nil
+}
+
+// readTemplate reads Config.Template; "" where it is not given.
+func readTemplate(c *config.Config) (string, error) {
+	if c.Template == "" {
+		return "", nil
+	}
+	text, err := regular.ReadFile(c.Template, maxTemplate)
+	if err != nil {
+		return "", fmt.Errorf("Config.Template: %w", err)
+	}
+	return string(text), nil
+}
+
+// maxTemplate bounds a template's file.
+const maxTemplate = 1 << 20

@@ -58,6 +58,7 @@ type Trainer struct {
 	trace    *exec.Trace
 
 	tokenizer data.Tokenizer // nil: the run reads no text
+	decoder   *decoder       // of Decode; nil: not used so far
 	notes     []string       // what a person should know before the first step
 	train     *batches
 	eval      *batches

@@ -44,7 +44,7 @@ func rootCommand() *cobra.Command {
 	root.SetVersionTemplate("spillway {{.Version}}\n")
 	root.SetFlagErrorFunc(cli.FlagError)
 	cli.GroupFlags(root)
-	root.AddCommand(training.Command(), training.FinetuneCommand(), launching.Command(), planning.Command(), bench.Command(), doctor.Command(), tokens.Command(), infer.GenerateCommand(), infer.EvalCommand(), ckpt.Command(), cli.VersionCommand())
+	root.AddCommand(training.Command(), training.FinetuneCommand(), launching.Command(), planning.Command(), bench.Command(), doctor.Command(), tokens.Command(), infer.GenerateCommand(), infer.ChatCommand(), infer.EvalCommand(), ckpt.Command(), cli.VersionCommand())
 	cli.RefuseUnknownTopics(root)
 	cli.CompleteValues(root)
 	cli.DecimalNumbers(root)

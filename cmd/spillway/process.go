@@ -19,7 +19,8 @@ import (
 // execute runs a command line as this process and returns its exit status. It is
 // where signals, panics and what is wrong with the standard streams are dealt with.
 //
-// The first SIGINT, SIGTERM or SIGHUP cancels the command's context. A command that
+// The first SIGINT, SIGTERM or SIGHUP cancels the command's context, but for a SIGINT that
+// the command takes (cli.OnInterrupt). A command that
 // has a state to save (see shelter) then ends by itself. Any other command has nothing
 // to lose and may be in code that cannot be interrupted: it has promptly to return, then
 // the process exits without it. Signals within burst of the first count as one with it;
@@ -48,6 +49,7 @@ func execute(args []string, stdout, stderr *os.File) int {
 			return code
 		case s := <-signals:
 			switch {
+			case first.IsZero() && s == os.Interrupt && cli.TakesInterrupt():
 			case first.IsZero():
 				first = time.Now()
 				cancel()

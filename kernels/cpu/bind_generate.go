@@ -8,25 +8,29 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// bindRopeAt is bindRope of a table of one position, which the Key buffer says.
+// bindRopeAt is bindRope of a table of the rows' own positions.
 func bindRopeAt(b *binding) func() error {
 	a := attr[graph.RopeAttr](b)
-	key := in[int64](b, 1)
+	positions := in[int32](b, 1)
 	work := slab(b.work(workspace(b.Program, b.Op)))
+	n, heads, d := int(a.Seq), int(a.Heads), int(a.HeadDim)
 	t := &vec.RopeTable[float32]{
-		Seq: 1, D: int(a.HeadDim), Theta: a.Theta, Table: take[float32](&work, a.HeadDim),
+		Seq: n, At: positions, D: d, Theta: a.Theta, Table: take[float32](&work, a.Seq*a.HeadDim),
 		Factor: a.ScaleFactor, LowFreq: a.LowFreq, HighFreq: a.HighFreq, Original: float64(a.OriginalPositions),
 	}
-	k := &vec.Rope[float32]{
-		N: 1, Heads: int(a.Heads), D: int(a.HeadDim), Seq: 1, Inverse: a.Inverse,
-		X: in[float32](b, 0), Y: out[float32](b, 0), Table: t.Table,
+	var k runner
+	if as := b.asIn(0); as != vec.NoHalf {
+		k = vec.HalfRope(as, heads, d, n, a.Inverse, in[uint16](b, 0), out[uint16](b, 0), t.Table)
+	} else {
+		k = &vec.Rope[float32]{N: n, Heads: heads, D: d, Seq: n, Inverse: a.Inverse, X: in[float32](b, 0), Y: out[float32](b, 0), Table: t.Table}
 	}
 	pool, name := b.pool, b.Op.Name
 	return func() error {
-		if key[graph.KeyStart] < 0 {
-			return fmt.Errorf("%s (%s): position is %d, want at least 0", name, graph.RopeAt, key[graph.KeyStart])
+		for n, at := range positions {
+			if at < 0 {
+				return fmt.Errorf("%s (%s): the position of row %d is %d, want at least 0", name, graph.RopeAt, n, at)
+			}
 		}
-		t.First = int(key[graph.KeyStart])
 		if err := t.Run(pool); err != nil {
 			return err
 		}
@@ -37,35 +41,54 @@ func bindRopeAt(b *binding) func() error {
 // cachedShape is the largest attention of an operation: over full caches.
 func cachedShape(p *graph.Program, op *graph.Op) attn.Shape {
 	s := attnShape(op.Attr.(graph.AttentionAttr))
-	s.Tk = int(p.Buf(op.Out[1].Buf).Shape[0])
+	s.Tk = int(p.Buf(op.Out[1].Buf).Shape[1])
 	return s
 }
 
-// bindAttentionCached copies the rows' keys and values to where the caches end,
-// and attends over all of these.
 func bindAttentionCached(b *binding) func() error {
-	a := attr[graph.AttentionAttr](b)
-	h := attnHeads(a, func(i int) []float32 { return in[float32](b, i) })
-	key := in[int64](b, h.operands)
-	keys, values := out[float32](b, 1), out[float32](b, 2)
-	full := cachedShape(b.Program, b.Op)
-	f := &attn.Forward[float32]{
-		Shape: full, Scale: float32(a.Scale), Cap: float32(a.Cap), Q: h.q, K: keys, V: values, Y: out[float32](b, 0), LdQ: h.ldq, KVRows: full.Tk,
+	if b.asIn(0) != vec.NoHalf {
+		return cached(b, func(f *attn.Forward[float32], q, k, v, y []uint16) { f.Q16, f.K16, f.V16, f.Y16 = q, k, v, y })
 	}
+	return cached(b, func(f *attn.Forward[float32], q, k, v, y []float32) { f.Q, f.K, f.V, f.Y = q, k, v, y })
+}
+
+// cached copies the rows' keys and values to where each sequence's slot of the caches ends,
+// and attends over all of these. give sets a forward's operands.
+func cached[E float32 | uint16](b *binding, give func(f *attn.Forward[float32], q, k, v, y []E)) func() error {
+	a := attr[graph.AttentionAttr](b)
+	h := attnHeads(a, func(i int) []E { return in[E](b, i) })
+	positions, key := in[int32](b, h.operands), in[int64](b, h.operands+1)
+	y, keys, values := out[E](b, 0), out[E](b, 1), out[E](b, 2)
+	full, slots := cachedShape(b.Program, b.Op), int(b.Program.Buf(b.Op.Out[1].Buf).Shape[0])
 	work := slab(b.work(workspace(b.Program, b.Op)))
-	f.Work = take[float32](&work, int64(attn.ForwardWorkspace(full)))
+	e := &attn.Each[float32]{Of: make([]attn.Forward[float32], full.B), Work: take[float32](&work, int64(attn.ForwardWorkspace(full)))}
+	for i := range e.Of {
+		f := &e.Of[i]
+		f.Shape, f.Scale, f.Cap, f.As, f.LdQ, f.KVRows = full, float32(a.Scale), float32(a.Cap), b.asIn(0), h.ldq, full.Tk
+		f.B = 1
+	}
 	pool, name, width := b.pool, b.Op.Name, full.KV*full.D
 	return func() error {
-		start := key[graph.KeyStart]
-		if start < 0 || start > int64(full.Tk-full.Tq) {
-			return fmt.Errorf("%s (%s): row 0 is at position %d, want 0 to %d, so that %d rows fit into caches of %d", name, graph.AttentionCached, start, full.Tk-full.Tq, full.Tq, full.Tk)
+		first := key[graph.KeySlot]
+		if first < 0 || first > int64(slots-full.B) {
+			return fmt.Errorf("%s (%s): sequence 0 is in slot %d, want 0 to %d, so that %d fit into caches of %d", name, graph.AttentionCached, first, slots-full.B, full.B, slots)
 		}
-		for n := range full.Tq {
-			at := (int(start) + n) * width
-			copy(keys[at:at+width], h.k[n*h.ldkv:])
-			copy(values[at:at+width], h.v[n*h.ldkv:])
+		for i := range e.Of {
+			start := int(positions[i*full.Tq])
+			if start < 0 || start > full.Tk-full.Tq {
+				return fmt.Errorf("%s (%s): row 0 of sequence %d is at position %d, want 0 to %d, so that %d rows fit into caches of %d", name, graph.AttentionCached, i, start, full.Tk-full.Tq, full.Tq, full.Tk)
+			}
+			slot := (int(first) + i) * full.Tk * width
+			k, v := keys[slot:slot+full.Tk*width], values[slot:slot+full.Tk*width]
+			for n := range full.Tq {
+				at, row := (start+n)*width, (i*full.Tq+n)*h.ldkv
+				copy(k[at:at+width], h.k[row:])
+				copy(v[at:at+width], h.v[row:])
+			}
+			e.Of[i].Tk = start + full.Tq
+			row := i * full.Tq
+			give(&e.Of[i], h.q[row*h.ldq:], k, v, y[row*full.H*full.D:(row+full.Tq)*full.H*full.D])
 		}
-		f.Tk = int(start) + full.Tq
-		return f.Run(pool)
+		return e.Run(pool)
 	}
 }

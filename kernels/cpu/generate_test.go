@@ -13,10 +13,11 @@ import (
 func TestWorkspaceOfGeneration(t *testing.T) {
 	for _, seq := range []int64{1, 2, 63, 64, 65, 600} {
 		for _, more := range []int64{0, 1, 63, 500} {
-			b := graph.NewBuilder()
-			a := graph.AttentionAttr{Batch: 1, Seq: seq, Heads: 6, KVHeads: 2, HeadDim: 20, Scale: 1, Causal: true}
-			b.AttentionCached("a", b.Input("q", seq, 120), b.Input("k", seq, 40), b.Input("v", seq, 40), b.Cache("keys", seq+more, 40), b.Cache("values", seq+more, 40), a)
-			b.RopeAt("turn", b.Input("x", 1, 120), graph.RopeAttr{Heads: 6, HeadDim: 20, Theta: 10000})
+			b, batch := graph.NewBuilder(), 1+more%3
+			n := batch * seq
+			a := graph.AttentionAttr{Batch: batch, Seq: seq, Heads: 6, KVHeads: 2, HeadDim: 20, Scale: 1, Causal: true}
+			b.AttentionCached("a", b.Input("q", n, 120), b.Input("k", n, 40), b.Input("v", n, 40), b.Positions(batch, seq), b.Cache("keys", 4, seq+more, 40), b.Cache("values", 4, seq+more, 40), a)
+			b.RopeAt("turn", b.Input("x", n, 120), b.Positions(batch, seq), graph.RopeAttr{Heads: 6, HeadDim: 20, Theta: 10000})
 			p, err := b.Program()
 			require.NoError(t, err)
 			for i := range p.Sections[0].Phases[0].Ops {

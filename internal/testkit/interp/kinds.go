@@ -349,40 +349,51 @@ func rope[T num.Float](c *call[T]) {
 }
 
 func ropeAt[T num.Float](c *call[T]) {
-	x, key, y := c.in(0), c.inI64(1), c.out(0)
+	x, positions, y := c.in(0), c.inI32(1), c.out(0)
 	a := attr[graph.RopeAttr](c)
 	if c.err != nil {
 		return
 	}
-	table := make([]T, a.HeadDim)
+	table := make([]T, len(positions)*int(a.HeadDim))
 	c.run(&vec.RopeTable[T]{
-		Seq: 1, D: int(a.HeadDim), First: int(key[graph.KeyStart]), Theta: a.Theta, Table: table,
+		Seq: len(positions), D: int(a.HeadDim), At: positions, Theta: a.Theta, Table: table,
 		Factor: a.ScaleFactor, LowFreq: a.LowFreq, HighFreq: a.HighFreq, Original: float64(a.OriginalPositions),
 	})
-	c.run(&vec.Rope[T]{N: 1, Heads: int(a.Heads), D: int(a.HeadDim), Seq: 1, X: x.v, Y: y.v, Table: table, Inverse: a.Inverse})
+	c.run(&vec.Rope[T]{N: x.rows, Heads: int(a.Heads), D: int(a.HeadDim), Seq: x.rows, X: x.v, Y: y.v, Table: table, Inverse: a.Inverse})
 }
 
 func attentionCached[T num.Float](c *call[T]) {
 	a := attr[graph.AttentionAttr](c)
 	q, k, v, ldq, ldkv, n := heads(a, c.in)
-	key, keys, values := c.inI64(n), c.out(1), c.out(2)
+	positions, key, keys, values := c.inI32(n), c.inI64(n+1), c.out(1), c.out(2)
 	if c.err != nil {
 		return
 	}
-	s, start := attnShape(a), int(key[graph.KeyStart])
-	if start < 0 || start > keys.rows-s.Tq {
-		c.note(fmt.Errorf("row 0 is at position %d of %d", start, keys.rows))
+	s, shape := attnShape(a), c.w.prog.Buf(c.op.Out[1].Buf).Shape
+	capacity, first := int(shape[1]), int(key[graph.KeySlot])
+	if first < 0 || first > int(shape[0])-s.B {
+		c.note(fmt.Errorf("sequence 0 is in slot %d of %d", first, shape[0]))
 		return
 	}
-	for r := range s.Tq {
-		copy(keys.v[(start+r)*keys.cols:(start+r+1)*keys.cols], k[r*ldkv:])
-		copy(values.v[(start+r)*keys.cols:(start+r+1)*keys.cols], v[r*ldkv:])
+	for b := range s.B {
+		start := int(positions[b*s.Tq])
+		if start < 0 || start > capacity-s.Tq {
+			c.note(fmt.Errorf("row 0 of sequence %d is at position %d of %d", b, start, capacity))
+			return
+		}
+		slot := (first + b) * capacity * keys.cols
+		for r := range s.Tq {
+			at, row := slot+(start+r)*keys.cols, (b*s.Tq+r)*ldkv
+			copy(keys.v[at:at+keys.cols], k[row:])
+			copy(values.v[at:at+keys.cols], v[row:])
+		}
+		one := s
+		one.B, one.Tk = 1, start+s.Tq
+		c.run(&attn.Forward[T]{
+			Shape: one, Scale: T(a.Scale), Cap: T(a.Cap), Q: q[b*s.Tq*ldq:], K: keys.v[slot:], V: values.v[slot:], Y: c.out(0).v[b*s.Tq*s.H*s.D:],
+			Work: make([]T, attn.ForwardWorkspace(one)), LdQ: ldq, KVRows: capacity,
+		})
 	}
-	s.Tk = start + s.Tq
-	c.run(&attn.Forward[T]{
-		Shape: s, Scale: T(a.Scale), Cap: T(a.Cap), Q: q, K: keys.v, V: values.v, Y: c.out(0).v,
-		Work: make([]T, attn.ForwardWorkspace(s)), LdQ: ldq, KVRows: keys.rows,
-	})
 }
 
 func dropout[T num.Float](c *call[T]) {

@@ -218,7 +218,7 @@ func (o *Operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 		switch {
 		case d.Name == "key":
 			v = []int64{rng.Int64(), rng.Int64N(1000), rng.Int64N(1000), rng.Int64N(int64(max(s.classes, 1))), 1, 0, 0, 0}
-			v[graph.KeyStart] = v[graph.KeyRow]
+			v[graph.KeySlot] = rng.Int64N(int64(max(s.slots, 1)))
 		default: // exact accumulators
 			for i := 0; i+exact.Limbs <= len(v); i += exact.Limbs {
 				exact.Accumulator(v[i : i+exact.Limbs]).Add(rng.Float64() * 100)

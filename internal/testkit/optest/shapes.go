@@ -13,7 +13,8 @@ import (
 type spec struct {
 	attr    any
 	in, out [][]int64
-	classes int // tokens and targets are below it
+	classes int // tokens, targets and positions are below it
+	slots   int // the first of a cache's is below it
 
 	// Updates: the unit, cut over world ranks.
 	unit   *graph.Unit
@@ -347,23 +348,23 @@ func attentionShapes(r *rand.Rand, grad bool, seq int64) spec {
 }
 
 func ropeAtShapes(r *rand.Rand, half int64) spec {
-	a := ropeShapes(r, 1, half).attr.(graph.RopeAttr)
-	a.Seq = 1
-	x := dims{1, a.Heads * a.HeadDim}
-	return spec{attr: a, in: of(x, dims{graph.NumKey}), out: of(x), classes: 500}
+	a := ropeShapes(r, 9, half).attr.(graph.RopeAttr)
+	x := dims{a.Seq, a.Heads * a.HeadDim}
+	return spec{attr: a, in: of(x, dims{a.Seq}), out: of(x), classes: 500}
 }
 
-// cachedShapes is attention of the last rows of caches that are larger or not.
+// cachedShapes is attention of the last rows of caches that are larger or not, in slots of
+// which there may be more.
 func cachedShapes(r *rand.Rand, seq int64) spec {
 	a := attentionShapes(r, false, seq).attr.(graph.AttentionAttr)
-	a.Batch, a.Causal = 1, true
-	more := r.Int64N(90)
-	q, kv, cache := dims{a.Seq, a.Heads * a.HeadDim}, dims{a.Seq, a.KVHeads * a.HeadDim}, dims{a.Seq + more, a.KVHeads * a.HeadDim}
-	s := spec{attr: a, in: of(q, kv, kv), out: of(q, cache, cache), classes: int(more) + 1}
+	a.Causal = true
+	more, slots, n := r.Int64N(90), r.Int64N(3), a.Batch*a.Seq
+	q, kv, cache := dims{n, a.Heads * a.HeadDim}, dims{n, a.KVHeads * a.HeadDim}, dims{a.Batch + slots, a.Seq + more, a.KVHeads * a.HeadDim}
+	s := spec{attr: a, in: of(q, kv, kv), out: of(q, cache, cache), classes: int(more) + 1, slots: int(slots) + 1}
 	if a.Packed {
-		s.in = of(dims{a.Seq, q[1] + 2*kv[1]})
+		s.in = of(dims{n, q[1] + 2*kv[1]})
 	}
-	s.in = append(s.in, dims{graph.NumKey})
+	s.in = append(s.in, dims{n}, dims{graph.NumKey})
 	return s
 }
 

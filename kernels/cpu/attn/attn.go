@@ -364,11 +364,15 @@ func (f *Forward[T]) Run(p *pool.Pool) error {
 	if err := f.check(); err != nil {
 		return err
 	}
+	f.prepare()
+	p.Run(min(f.tasks, maxSlots), f)
+	return nil
+}
+
+func (f *Forward[T]) prepare() {
 	f.level = levelNow()
 	f.next.Store(0)
 	f.tasks = f.forwardTasks(f.lead() + f.Tq)
-	p.Run(min(f.tasks, maxSlots), f)
-	return nil
 }
 
 // RunIndex does tasks, as long as there are any, with a slot's scratch; for the
@@ -376,19 +380,23 @@ func (f *Forward[T]) Run(p *pool.Pool) error {
 // find nothing to do. A task is a block of queries of a head; the longest first.
 func (f *Forward[T]) RunIndex(slot int) {
 	n := f.forwardSlot()
-	scratch := f.Work[slot*n : (slot+1)*n]
-	heads := f.B * f.H
 	for task := int(f.next.Add(1)) - 1; task < f.tasks; task = int(f.next.Add(1)) - 1 {
-		head, block := task%heads, f.tasks/heads-1-task/heads
-		b, h := head/f.H, head%f.H
-		from := max(block*f.queryBlock()-f.lead(), 0)
-		to := min((block+1)*f.queryBlock()-f.lead(), f.Tq)
-		if simdForward(f, b, h, from, to, scratch) {
-			continue
-		}
-		for t := from; t < to; t++ {
-			f.forwardRow(b, h, t, scratch)
-		}
+		f.do(task, f.Work[slot*n:(slot+1)*n])
+	}
+}
+
+// do does a task.
+func (f *Forward[T]) do(task int, scratch []T) {
+	heads := f.B * f.H
+	head, block := task%heads, f.tasks/heads-1-task/heads
+	b, h := head/f.H, head%f.H
+	from := max(block*f.queryBlock()-f.lead(), 0)
+	to := min((block+1)*f.queryBlock()-f.lead(), f.Tq)
+	if simdForward(f, b, h, from, to, scratch) {
+		return
+	}
+	for t := from; t < to; t++ {
+		f.forwardRow(b, h, t, scratch)
 	}
 }
 

@@ -7,15 +7,15 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// RopeTable computes the rotations of Rope for the positions [First, First+Seq): for each
+// RopeTable computes the rotations of Rope for the positions [0, Seq), or At: for each
 // position D/2 cosines, then D/2 sines of position·Theta^(-2i/D), computed in
 // float64 and rounded once. With Factor not 0 frequencies are scaled as Llama 3.1
 // does (Hugging Face's rope_type "llama3"): those with a wavelength above
 // Original/LowFreq are divided by Factor, those below Original/HighFreq stay, and
 // between the two the change is smooth.
 type RopeTable[T num.Float] struct {
-	Seq, D int // D: width of a head, even
-	First  int // the first position
+	Seq, D int     // D: width of a head, even
+	At     []int32 // the positions, Seq of them; nil: 0, 1, 2 …
 	Theta  float64
 	Table  []T // (Seq, D)
 
@@ -29,6 +29,9 @@ func (k *RopeTable[T]) Run(p *pool.Pool) error {
 	c.dim("Seq", k.Seq)
 	c.even("D", k.D)
 	c.size2("Table", "(Seq, D)", len(k.Table), k.Seq, k.D)
+	if k.At != nil && len(k.At) != k.Seq {
+		c.fail("At has %d positions, want Seq = %d", len(k.At), k.Seq)
+	}
 	if !(k.Theta > 0) {
 		c.fail("Theta is %g, want above 0", k.Theta)
 	}
@@ -58,7 +61,11 @@ func (k *RopeTable[T]) RunIndex(i int) {
 	for j := range k.D / 2 {
 		f := k.frequency(j)
 		for t := lo; t < hi; t++ {
-			sin, cos := num.Sincos(float64(float64(k.First+t) * f))
+			at := t
+			if k.At != nil {
+				at = int(k.At[t])
+			}
+			sin, cos := num.Sincos(float64(float64(at) * f))
 			k.Table[t*k.D+j] = T(cos)
 			k.Table[t*k.D+k.D/2+j] = T(sin)
 		}

@@ -29,7 +29,7 @@ type flagGroup struct {
 // first. A command shows those of them that it has; a flag in none of them is
 // shown under "Other".
 var flagGroups = []flagGroup{
-	{"Common", []string{"model", "init", "data", "tokenizer", "text-field", "steps", "epochs", "batch", "seq", "lr", "ranks", "zero", "device-memory", "gpu", "nodes", "gpus-per-node", "fit", "checkpoint", "resume", "metrics", "prompt", "tokens", "price", "temperature", "top-k", "top-p", "out", "json"}},
+	{"Common", []string{"model", "init", "data", "tokenizer", "text-field", "steps", "epochs", "batch", "seq", "lr", "ranks", "zero", "device-memory", "gpu", "nodes", "gpus-per-node", "fit", "checkpoint", "resume", "metrics", "prompt", "prompts", "system", "stop", "tokens", "price", "temperature", "top-k", "top-p", "out", "json"}},
 	{"Data", []string{"data-glob", "template", "loss-on", "long", "packing", "order", "eval-data", "eval-split", "eval-every", "eval-steps"}},
 	{"Optimizer", []string{"optimizer", "lr-schedule", "warmup", "min-lr", "lr-scale", "lr-base-batch", "weight-decay", "beta1", "nesterov", "beta2", "eps", "clip", "accum", "global-batch", "batch-schedule", "rank-shares", "accum-order", "dropout", "freeze", "lora", "seed", "on-nonfinite", "trust", "adapt-all"}},
 	{"Memory", []string{"host-memory", "node-memory", "disk", "recompute", "offload", "prefetch", "disk-cache", "frozen-cache", "require-pinned", "allow"}},

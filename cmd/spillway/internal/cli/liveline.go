@@ -122,6 +122,12 @@ func IsTerminal(w io.Writer) bool {
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
+// ReadsTerminal says whether r is one.
+func ReadsTerminal(r io.Reader) bool {
+	f, ok := r.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
 // Visible escapes what a terminal would obey or not show: control bytes but line
 // ends and tabs, and what is not UTF-8.
 func Visible(s string) string {

@@ -22,6 +22,22 @@ func Catch(c chan<- os.Signal, list ...os.Signal) {
 	}
 }
 
+// interrupt is told of a SIGINT first: see OnInterrupt.
+var interrupt atomic.Pointer[func() bool]
+
+// OnInterrupt has f told of the next SIGINT, until remove is called. Where f returns true the
+// command goes on as if there had been none.
+func OnInterrupt(f func() bool) (remove func()) {
+	interrupt.Store(&f)
+	return func() { interrupt.CompareAndSwap(&f, nil) }
+}
+
+// TakesInterrupt tells the command of a SIGINT, and whether it takes it.
+func TakesInterrupt() bool {
+	f := interrupt.Swap(nil)
+	return f != nil && (*f)()
+}
+
 // Promptly is how long a command has to end by itself when it is interrupted.
 const Promptly = 300 * time.Millisecond
 

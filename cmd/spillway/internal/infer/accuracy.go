@@ -1,0 +1,132 @@
+package infer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/planner"
+	trainer "github.com/spillway-ml/spillway/train"
+)
+
+// accuracy counts the answers that are those of the data.
+type accuracy struct {
+	wanted bool
+	how    trainer.Decoding
+	pairs  []data.Question
+}
+
+// prepare reads the pairs, from which follow the tokens of a row.
+func (a *accuracy) prepare(c *spillway.Config, m *planner.Model) error {
+	p, err := trainer.OpenPrompts(c, m, true)
+	if err != nil {
+		return err
+	}
+	if a.pairs, err = data.ReadQuestions(c.EvalData, p.Tokenizer, p.Dialog); err != nil {
+		return fmt.Errorf("--accuracy: --data: %w", err)
+	}
+	longest, answer := a.pairs[0], 0
+	for _, q := range a.pairs {
+		if !q.Answered {
+			return fmt.Errorf("--accuracy: --data: %s has no answer to compare with; prompt and response, instruction and output, or messages of role assistant are needed", q.Place)
+		}
+		if len(q.Prompt) > len(longest.Prompt) {
+			longest = q
+		}
+		answer = max(answer, len(p.Tokenizer.Encode(q.Answer)))
+	}
+	clipped := a.how.Tokens == 0
+	if clipped {
+		a.how.Tokens = 2*answer + 16
+	}
+	most := p.Positions
+	if c.Seq > 0 {
+		most = min(most, c.Seq)
+	}
+	if a.how.Tokens, err = room(most, longest, a.how.Tokens, clipped); err != nil {
+		return fmt.Errorf("--accuracy: %w", err)
+	}
+	if c.Seq == 0 {
+		c.Seq = min(p.Positions, max(1024, len(longest.Prompt)+a.how.Tokens))
+	}
+	c.Generate = true
+	return nil
+}
+
+// Accuracy is how many of the answers are those of the data.
+type Accuracy struct {
+	Correct int        `json:"correct"`
+	Pairs   int        `json:"pairs"`
+	Share   float64    `json:"accuracy"`
+	Between [2]float64 `json:"accuracy_interval"` // 95 %
+	Answers []Compared `json:"answers"`
+}
+
+// Compared is an answer beside that of the data.
+type Compared struct {
+	Prompt   string      `json:"prompt"` // the last message
+	Answer   string      `json:"answer"`
+	Expected string      `json:"expected"`
+	Correct  bool        `json:"correct"`
+	End      trainer.End `json:"end"` // end: an end token; stop: --stop; length: --tokens
+}
+
+func (a *Accuracy) String() string {
+	return fmt.Sprintf("accuracy %.1f %% (%d of %d answers; 95 %% interval %.1f to %.1f %%)", 100*a.Share, a.Correct, a.Pairs, 100*a.Between[0], 100*a.Between[1])
+}
+
+// wilson is the interval of a share of n with 95 % confidence (Wilson 1927).
+func wilson(correct, n int) [2]float64 {
+	const z = 1.959963984540054
+	p, m := float64(correct)/float64(n), float64(n)
+	middle, half := p+z*z/(2*m), z*math.Sqrt(p*(1-p)/m+z*z/(4*m*m))
+	return [2]float64{max(0, (middle-half)/(1+z*z/m)), min(1, (middle+half)/(1+z*z/m))}
+}
+
+// measure answers the pairs' prompts; nil where that is not wanted.
+func (a *accuracy) measure(ctx context.Context, t *spillway.Trainer, stderr io.Writer) (*Accuracy, error) {
+	if !a.wanted {
+		return nil, nil
+	}
+	prompts := make([][]int32, len(a.pairs))
+	for i := range prompts {
+		prompts[i] = a.pairs[i].Prompt
+	}
+	r := &Accuracy{Pairs: len(prompts), Answers: make([]Compared, len(prompts))}
+	live, told, ended := cli.NewLiveLine(stderr), time.Now(), 0
+	_, err := t.Decode(ctx, prompts, a.how, nil, func(i int, c trainer.Continuation) error {
+		q := a.pairs[i]
+		one := Compared{q.Text, c.Text, q.Answer, strings.TrimSpace(c.Text) == strings.TrimSpace(q.Answer), c.End}
+		r.Answers[i] = one
+		if one.Correct {
+			r.Correct++
+		}
+		ended++
+		switch {
+		case live != nil:
+			live.Show([]string{fmt.Sprintf("answer %d/%d %s", ended, len(prompts), cli.Gauge(int64(ended), int64(len(prompts)))), fmt.Sprintf("%d correct", r.Correct)}, ended == len(prompts))
+		case time.Since(told) >= cli.TellEvery:
+			told = time.Now()
+			fmt.Fprintf(stderr, "answer %d/%d  %d correct\n", ended, len(prompts), r.Correct)
+		}
+		return nil
+	})
+	if live != nil {
+		live.End()
+	}
+	switch {
+	case errors.Is(err, context.Canceled):
+		return nil, cli.Interrupted(fmt.Sprintf("interrupted after %d of %d answers", ended, len(prompts)))
+	case err != nil:
+		return nil, cli.Fault(err)
+	}
+	r.Share, r.Between = float64(r.Correct)/float64(r.Pairs), wilson(r.Correct, r.Pairs)
+	return r, nil
+}

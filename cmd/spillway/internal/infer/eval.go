@@ -1,0 +1,204 @@
+package infer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/planner"
+	trainer "github.com/spillway-ml/spillway/train"
+)
+
+// EvalCommand is eval.
+func EvalCommand() *cobra.Command {
+	var c spillway.Config
+	var path, jsonPath string
+	a := accuracy{how: trainer.Decoding{}}
+	cmd := &cobra.Command{
+		Use:   "eval",
+		Short: "Measure a trained model's loss on a data set, and its answers",
+		Long: `Measure the mean loss of the model of a Hugging Face folder, of a checkpoint, or of
+a folder of checkpoints over all of a data set: in rows of --seq tokens, each
+target once.
+
+With --accuracy the data are conversations. The model answers the messages before
+the last answer of each, at temperature 0, and an answer is correct if it equals
+the data's but for white space at both ends. --batch of them are answered at once;
+--tokens bounds an answer.`,
+		Example: "  spillway eval --model run1 --data held-out.txt",
+		Args:    cli.NoArguments,
+	}
+	fs := cmd.Flags()
+	modelFlag(fs, &c)
+	inferenceFlags(fs, &c)
+	fs.StringVar(&path, "data", "", "`PATH` of tokens (*.bin), of text or JSON lines (each also as .gz or .zst), or a folder of them")
+	fs.StringVar(&c.TextField, "text-field", "", "the `NAME` of the field of JSON lines (*.jsonl) that holds the text")
+	fs.StringVar(&c.EvalGlob, "data-glob", "", "take only a folder's files whose name matches `PATTERN`")
+	fs.IntVar(&c.Batch, "batch", c.Batch, "rows of a batch, a rank")
+	fs.IntVar(&c.Seq, "seq", 0, "tokens of a row (default: the smaller of 1024 and the model's positions)")
+	templateFlag(fs, &c)
+	fs.BoolVar(&a.wanted, "accuracy", false, "count the answers that are those of the data, too")
+	fs.IntVar(&a.how.Tokens, "tokens", 0, "with --accuracy, tokens of an answer, at most (default: twice the data's longest and 16)")
+	fs.StringArrayVar(&a.how.Stop, "stop", nil, "with --accuracy, end an answer before this `TEXT`; may be given several times")
+	fs.StringVar(&jsonPath, "json", "", "write the loss and the number of targets as JSON to `FILE`, - for stdout")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if path == "" {
+			return errors.New("--data is missing: the text, tokens or folder to evaluate on")
+		}
+		if fs.Changed("seq") && c.Seq < 1 {
+			return fmt.Errorf("--seq %d: at least 1 token is needed; leave it out for the smaller of 1024 and the model's positions", c.Seq)
+		}
+		switch {
+		case !a.wanted && (fs.Changed("tokens") || fs.Changed("stop")):
+			return errors.New("--tokens and --stop need --accuracy: without it nothing is answered")
+		case fs.Changed("tokens") && a.how.Tokens < 1:
+			return fmt.Errorf("--tokens %d: at least 1 is needed", a.how.Tokens)
+		}
+		if err := cmp.Or(refuseSampling(&a.how), cli.RefuseOverwriting(fs)); err != nil {
+			return err
+		}
+		c.EvalData = path
+		return ofData(evaluate(cmd.Context(), c, &a, jsonPath, cmd.OutOrStdout(), cmd.ErrOrStderr()))
+	}
+	return cmd
+}
+
+// dataError is an error about held-out data of a command whose only data they are.
+type dataError struct{ error }
+
+func (e dataError) Error() string {
+	return strings.ReplaceAll(cli.Flagged(e.error.Error()), "--eval-data", "--data")
+}
+
+func (e dataError) Unwrap() error { return e.error }
+
+// ofData names the flag that the command has.
+func ofData(err error) error {
+	if err == nil || !strings.Contains(cli.Flagged(err.Error()), "--eval-data") {
+		return err
+	}
+	return dataError{err}
+}
+
+// Evaluation is what `eval --json` writes; loss and targets are contracted.
+type Evaluation struct {
+	Loss        float32 `json:"loss"` // mean, nats a token
+	Targets     int64   `json:"targets"`
+	Perplexity  float64 `json:"perplexity"`
+	BitsPerByte float64 `json:"bits_per_byte,omitempty"` // where a token is a byte
+	Seconds     float64 `json:"seconds"`
+	Model       string  `json:"model"` // the folder of the weights
+	*Accuracy           // with --accuracy
+}
+
+// evalProgress tells how far an evaluation is: on a terminal in a line that fits it, else in
+// a plain line every few seconds.
+type evalProgress struct {
+	w             io.Writer
+	live          *cli.LiveLine
+	began, told   time.Time
+	first         int // batches done when began
+	done, batches int
+}
+
+func newEvalProgress(w io.Writer) *evalProgress {
+	now := time.Now()
+	return &evalProgress{w: w, live: cli.NewLiveLine(w), began: now, told: now}
+}
+
+// batch takes the news of a batch: the mean loss so far.
+func (p *evalProgress) batch(done, of int, loss float64) {
+	if p.batches == 0 {
+		p.first, p.began = done, time.Now() // the first has memory to touch, and says little of the others
+	}
+	p.done, p.batches = done, of
+	left := ""
+	if n := done - p.first; n > 0 {
+		left = fmt.Sprintf("%s left", time.Duration(float64(time.Since(p.began))/float64(n)*float64(of-done)).Round(time.Second))
+	}
+	switch {
+	case p.live != nil:
+		p.live.Show([]string{fmt.Sprintf("batch %d/%d %s", done, of, cli.Gauge(int64(done), int64(of))), fmt.Sprintf("loss %.4f", loss), left}, done == of)
+	case time.Since(p.told) >= cli.TellEvery:
+		p.told = time.Now()
+		fmt.Fprintln(p.w, strings.TrimSpace(fmt.Sprintf("batch %d/%d  loss %.4f  %s", done, of, loss, left)))
+	}
+}
+
+func (p *evalProgress) finish() {
+	if p.live != nil {
+		p.live.End()
+	}
+}
+
+// reached says where a signal ended it.
+func (p *evalProgress) reached() string {
+	if p.done == 0 {
+		return "interrupted in the first batch"
+	}
+	return fmt.Sprintf("interrupted after batch %d of %d", p.done, p.batches)
+}
+
+func evaluate(ctx context.Context, c spillway.Config, a *accuracy, jsonPath string, stdout, stderr io.Writer) (err error) {
+	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", cli.Flagged(text)) }
+	t, closeAll, err := newInference(ctx, &c, stderr, func(c *spillway.Config, m *planner.Model) error {
+		if a.wanted {
+			return a.prepare(c, m)
+		}
+		if c.Seq != 0 {
+			return nil
+		}
+		h, err := m.Config()
+		c.Seq = min(1024, h.Positions)
+		return err
+	})
+	if errors.Is(err, context.Canceled) {
+		return cli.Interrupted("interrupted before the first batch")
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeAll()) }()
+	for _, note := range cli.FlaggedAll(t.Notes()) {
+		fmt.Fprintln(stderr, strings.Replace(note, "--eval-data", "--data", 1))
+	}
+	p := newEvalProgress(stderr)
+	r, err := t.EvaluateTold(ctx, p.batch)
+	p.finish()
+	if errors.Is(err, context.Canceled) {
+		return cli.Interrupted(p.reached())
+	}
+	if err != nil {
+		return cli.Fault(err)
+	}
+	isBytes := cli.TokensAreBytes(t, c.EvalData)
+	e := Evaluation{Loss: r.Loss, Targets: r.Targets, Perplexity: math.Exp(float64(r.Loss)), Seconds: r.Seconds, Model: c.Model}
+	if isBytes {
+		e.BitsPerByte = float64(r.Loss) / math.Ln2
+	}
+	if f := float64(r.Loss); math.IsNaN(f) || math.IsInf(e.Perplexity, 1) {
+		return cli.Fault(fmt.Errorf("the loss on %s is %v: the model's weights are not those of this architecture, or damaged", c.EvalData, f))
+	}
+	if e.Accuracy, err = a.measure(ctx, t, stderr); err != nil {
+		return err
+	}
+	if jsonPath != "-" {
+		fmt.Fprintf(stdout, "loss %s over %d targets\n", cli.LossText(r.Loss, isBytes), r.Targets)
+		if e.Accuracy != nil {
+			fmt.Fprintln(stdout, e.Accuracy)
+		}
+	}
+	if jsonPath == "" {
+		return nil
+	}
+	return writeJSON(jsonPath, stdout, e)
+}

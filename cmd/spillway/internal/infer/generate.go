@@ -1,0 +1,282 @@
+package infer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/planner"
+	trainer "github.com/spillway-ml/spillway/train"
+)
+
+// generation is what generate was asked for.
+type generation struct {
+	c             spillway.Config
+	how           trainer.Decoding
+	prompt, file  string
+	system        string
+	chat, clipped bool // clipped: --tokens is the default, which the positions may lower
+	rows          int  // --batch; 0: not given
+	jsonPath      string
+	questions     []data.Question
+}
+
+// mostRows is how many prompts of a file are continued at once by default.
+const mostRows = 16
+
+// GenerateCommand is generate.
+func GenerateCommand() *cobra.Command {
+	var g generation
+	cmd := &cobra.Command{
+		Use:   "generate",
+		Short: "Continue a text with a trained model, or answer prompts",
+		Long: `Continue a text with the model of a Hugging Face folder, of a checkpoint, or of a
+folder of checkpoints. The text appears as it is made, after the prompt. With
+--chat the prompt is a message to the model, through its chat template, and
+standard output is the answer alone.
+
+--prompts continues each prompt of a file, --batch of them at once: a line of
+text, or a record of JSON lines (field prompt, or conversations, whose last
+answer is left out). Each has the bits that it has alone. Standard output is a
+line of JSON for each prompt.
+
+Keys and values of earlier tokens are kept in memory that is planned before the
+start. Generation ends at the model's end tokens, before a --stop, or after
+--tokens. It is refused past the model's positions, unless --seq N gives a window
+of the last N tokens that moves along.`,
+		Example: "  spillway generate --model run1 --prompt 'Once upon a time' --tokens 100",
+		Args:    cli.NoArguments,
+	}
+	fs := cmd.Flags()
+	modelFlag(fs, &g.c)
+	inferenceFlags(fs, &g.c)
+	samplingFlags(fs, &g.how)
+	templateFlag(fs, &g.c)
+	fs.StringVar(&g.prompt, "prompt", "", "the `TEXT` to continue, - for standard input")
+	fs.StringVar(&g.file, "prompts", "", "a `FILE` of prompts, each to be continued by itself")
+	fs.BoolVar(&g.chat, "chat", false, "a prompt is a message, which the model answers")
+	fs.StringVar(&g.system, "system", "", "with --chat, the `TEXT` of a system message before it")
+	fs.IntVar(&g.how.Tokens, "tokens", 100, "tokens to generate for a prompt, at most")
+	fs.IntVar(&g.c.Seq, "seq", 0, "tokens that are looked back at (default: all, up to the model's positions)")
+	fs.IntVar(&g.rows, "batch", 0, fmt.Sprintf("prompts continued at once (default: all, up to %d)", mostRows))
+	fs.BoolVar(&g.how.LogProbs, "logprobs", false, "print the log probability of each token to standard error, or into the JSON")
+	fs.StringVar(&g.jsonPath, "json", "", "write prompts and answers as JSON to `FILE`, - for stdout")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		given := fs.Changed
+		g.clipped = !given("tokens")
+		switch {
+		case given("prompt") && given("prompts"):
+			return errors.New("--prompt with --prompts: both give the text to continue; leave one out")
+		case !given("prompt") && !given("prompts"):
+			return errors.New("--prompt is missing: the text to continue, or - for standard input")
+		case g.how.Tokens < 1:
+			return fmt.Errorf("--tokens %d: at least 1 is needed", g.how.Tokens)
+		case given("seq") && g.c.Seq < 1:
+			return fmt.Errorf("--seq %d: at least 1 token is needed; leave it out for all", g.c.Seq)
+		case given("batch") && g.rows < 1:
+			return fmt.Errorf("--batch %d: at least 1 row is needed", g.rows)
+		case !g.chat && (given("system") || given("template")):
+			return errors.New("--system and --template need --chat: without it the prompt is continued as it is")
+		case given("system") && given("prompts"):
+			return errors.New("--system with --prompts: give the file's conversations a message of role system")
+		}
+		if err := refuseSampling(&g.how); err != nil {
+			return err
+		}
+		if err := cli.RefuseOverwriting(fs); err != nil {
+			return err
+		}
+		if g.prompt == "-" {
+			text, err := io.ReadAll(io.LimitReader(cmd.InOrStdin(), maxPrompt+1))
+			if err != nil {
+				return fmt.Errorf("--prompt -: %w", err)
+			}
+			if len(text) > maxPrompt {
+				return fmt.Errorf("--prompt -: standard input is over %d bytes", maxPrompt)
+			}
+			g.prompt = string(text)
+		}
+		if given("prompt") && g.prompt == "" {
+			return errors.New("--prompt is empty: give the text to continue")
+		}
+		return g.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
+	}
+	return cmd
+}
+
+// maxPrompt bounds what is read of standard input.
+const maxPrompt = 16 << 20
+
+// prepare makes tokens of the prompts, from which follow the rows and their length.
+func (g *generation) prepare(c *spillway.Config, m *planner.Model) error {
+	p, err := trainer.OpenPrompts(c, m, g.chat)
+	if err != nil {
+		return err
+	}
+	if g.questions, err = g.read(p); err != nil {
+		return err
+	}
+	longest := slices.MaxFunc(g.questions, func(a, b data.Question) int { return len(a.Prompt) - len(b.Prompt) })
+	if c.Seq == 0 {
+		if g.how.Tokens, err = room(p.Positions, longest, g.how.Tokens, g.clipped); err != nil {
+			return err
+		}
+		c.Seq = len(longest.Prompt) + g.how.Tokens
+	}
+	c.Generate, c.Batch, c.Steps = true, min(len(g.questions), mostRows), 1
+	if g.rows > 0 {
+		c.Batch = min(g.rows, len(g.questions))
+	}
+	return nil
+}
+
+// read gives the prompts.
+func (g *generation) read(p *trainer.Prompts) ([]data.Question, error) {
+	if g.file != "" {
+		list, err := data.ReadQuestions(g.file, p.Tokenizer, p.Dialog)
+		if err != nil {
+			return nil, fmt.Errorf("--prompts: %w", err)
+		}
+		return list, nil
+	}
+	q := data.Question{Text: g.prompt, Place: "--prompt"}
+	if !g.chat {
+		q.Prompt = data.Prompt(p.Tokenizer, g.prompt)
+		return []data.Question{q}, nil
+	}
+	var messages []data.Message
+	if g.system != "" {
+		messages = append(messages, data.Message{Role: "system", Content: g.system})
+	}
+	var err error
+	q.Prompt, err = p.Dialog.Prompt(append(messages, data.Message{Role: "user", Content: g.prompt}))
+	return []data.Question{q}, err
+}
+
+// room is how many of n tokens the model's positions leave behind a prompt: all, or an
+// error, unless fewer may be taken.
+func room(positions int, longest data.Question, n int, clipped bool) (int, error) {
+	left := positions - len(longest.Prompt)
+	switch {
+	case left < 1:
+		return 0, fmt.Errorf("%s: the prompt has %d tokens, and the model %d positions, which leave none to generate; shorten it", longest.Place, len(longest.Prompt), positions)
+	case n <= left || clipped:
+		return min(n, left), nil
+	}
+	return 0, fmt.Errorf("--tokens %d: %s has %d tokens, and the model's %d positions leave %d; give --tokens %d, or --seq %d for a window that moves along",
+		n, longest.Place, len(longest.Prompt), positions, left, left, positions)
+}
+
+// Answer is a prompt and what a model made of it, as generate writes it.
+type Answer struct {
+	Prompt       string          `json:"prompt"`
+	Text         string          `json:"text"`
+	End          trainer.End     `json:"end"` // end: an end token; stop: --stop; length: --tokens
+	PromptTokens int             `json:"prompt_tokens"`
+	AnswerTokens int             `json:"answer_tokens"`
+	Tokens       []trainer.Token `json:"tokens,omitempty"` // with --logprobs
+}
+
+// Generated is what `generate --json` writes.
+type Generated struct {
+	Model   string   `json:"model"` // the folder of the weights
+	Answers []Answer `json:"answers"`
+	Tokens  int      `json:"tokens"` // of all answers
+	Seconds float64  `json:"seconds"`
+}
+
+// answer is the answer to a prompt.
+func (g *generation) answer(i int, c trainer.Continuation) Answer {
+	q := g.questions[i]
+	a := Answer{Prompt: q.Text, Text: c.Text, End: c.End, PromptTokens: len(q.Prompt), AnswerTokens: len(c.Tokens)}
+	if g.how.LogProbs {
+		a.Tokens = c.Tokens
+	}
+	return a
+}
+
+func (g *generation) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
+	g.c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", cli.Flagged(text)) }
+	t, closeAll, err := newInference(ctx, &g.c, stderr, g.prepare)
+	if errors.Is(err, context.Canceled) {
+		return cli.Interrupted("interrupted before the first token")
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeAll()) }()
+	for _, note := range t.Notes() {
+		fmt.Fprintln(stderr, note)
+	}
+	prompts := make([][]int32, len(g.questions))
+	for i := range prompts {
+		prompts[i] = g.questions[i].Prompt
+	}
+	doc := Generated{Model: g.c.Model, Answers: make([]Answer, len(prompts))}
+	text, done := g.streams(&doc, stdout)
+	if text != nil && !g.chat {
+		if _, err := io.WriteString(stdout, printable(stdout)(g.prompt)); err != nil {
+			return err
+		}
+	}
+	began := time.Now()
+	doc.Tokens, err = t.Decode(ctx, prompts, g.how, text, done)
+	doc.Seconds = time.Since(began).Seconds()
+	if text != nil {
+		fmt.Fprintln(stdout)
+	}
+	if errors.Is(err, context.Canceled) {
+		return cli.Interrupted(fmt.Sprintf("interrupted after %d tokens", doc.Tokens))
+	}
+	if err != nil {
+		return cli.Fault(err)
+	}
+	if g.how.LogProbs && g.file == "" && g.jsonPath == "" {
+		for _, token := range doc.Answers[0].Tokens {
+			fmt.Fprintf(stderr, "%9.4f  %q\n", token.LogProb, token.Text)
+		}
+	}
+	if cli.IsTerminal(stderr) {
+		fmt.Fprintf(stderr, "%d tokens, %.1f a second\n", doc.Tokens, float64(doc.Tokens)/doc.Seconds)
+	}
+	if g.jsonPath == "" {
+		return nil
+	}
+	return writeJSON(g.jsonPath, stdout, doc)
+}
+
+// streams are what Decode tells: the text of one prompt as it comes, or a line for each of a
+// file's in their order.
+func (g *generation) streams(doc *Generated, stdout io.Writer) (text func(int, string) error, done func(int, trainer.Continuation) error) {
+	clean := printable(stdout)
+	ended, next := make([]bool, len(doc.Answers)), 0
+	done = func(i int, c trainer.Continuation) error {
+		doc.Answers[i], ended[i] = g.answer(i, c), true
+		for ; g.file != "" && g.jsonPath != "-" && next < len(ended) && ended[next]; next++ {
+			line, err := json.Marshal(doc.Answers[next])
+			if err == nil {
+				_, err = fmt.Fprintf(stdout, "%s\n", line)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if g.file != "" || g.jsonPath == "-" {
+		return nil, done
+	}
+	return func(_ int, s string) error {
+		_, err := io.WriteString(stdout, clean(s))
+		return err
+	}, done
+}

@@ -1,0 +1,354 @@
+package train
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+
+	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/run"
+)
+
+// Decoding is how Decode continues prompts.
+type Decoding struct {
+	Sampling
+	Tokens   int      // of a continuation, at most
+	Stop     []string // texts that end a continuation, which is without them
+	LogProbs bool     // fills in Token.LogProb
+}
+
+// Validate names what can't be decoded by.
+func (d Decoding) Validate() error {
+	if d.Tokens < 1 {
+		return config.Refuse("Decoding.Tokens %d: at least 1 is needed", d.Tokens)
+	}
+	if slices.Contains(d.Stop, "") {
+		return config.Refuse("Decoding.Stop: a text is empty; leave it out")
+	}
+	return d.Sampling.Validate()
+}
+
+// Token is one that Decode made.
+type Token struct {
+	ID   int32  `json:"id"`
+	Text string `json:"text"`
+	// LogProb is the natural logarithm of the token's probability in the softmax of the
+	// model's logits, whatever the Sampling is.
+	LogProb float64 `json:"logprob,omitempty"`
+}
+
+// End says why a continuation ends.
+type End string
+
+// Ends.
+const (
+	EndToken  End = "end"    // an end token, which is none of its tokens
+	EndStop   End = "stop"   // one of Decoding.Stop
+	EndLength End = "length" // Decoding.Tokens
+)
+
+// Continuation is what Decode made of a prompt.
+type Continuation struct {
+	Text   string
+	Tokens []Token
+	End    End
+}
+
+var errNoGeneration = errors.New("generate: the run was not planned with Config.Generate")
+
+// Decode continues prompts of tokens, as many at once as the run has rows: Config.Batch with
+// Config.Inference, else one. A prompt's continuation does not depend on the others: its
+// bits are those that it has alone, and its draws go by Seed and its index. text is given
+// each continuation as it comes, whole characters, and done the whole; both may be nil. It
+// returns the number of tokens that were made. The context of a token is the last
+// Config.Seq tokens before it. The run must have been configured with Generate.
+func (t *Trainer) Decode(ctx context.Context, prompts [][]int32, how Decoding, text func(prompt int, text string) error, done func(prompt int, c Continuation) error) (made int, err error) {
+	if t.fatal != nil {
+		return 0, t.fatal
+	}
+	if !t.cfg.Generate {
+		return 0, errNoGeneration
+	}
+	if err := how.Validate(); err != nil {
+		return 0, err
+	}
+	if i := slices.IndexFunc(prompts, func(p []int32) bool { return len(p) == 0 }); i >= 0 {
+		return 0, errors.New("generate: the prompt is empty")
+	}
+	if err := t.flush(); err != nil {
+		return 0, err
+	}
+	if t.decoder == nil || !t.cfg.Inference { // steps may have changed the weights
+		t.decoder = newDecoder(t)
+	}
+	d := decoding{decoder: t.decoder, how: how, ends: data.SpecialsOf(t.tokenizer).Ends, rows: make([]*answer, len(t.decoder.kept)), text: text, done: done}
+	for next := 0; ; {
+		busy := false
+		for slot := range d.rows {
+			if d.rows[slot] == nil && next < len(prompts) {
+				d.rows[slot] = &answer{prompt: next, tokens: slices.Clone(prompts[next]), rng: rand.New(rand.NewPCG(how.Seed, uint64(next)))}
+				next++
+			}
+			busy = busy || d.rows[slot] != nil
+		}
+		if !busy {
+			return d.made, nil
+		}
+		if err := d.step(ctx); err != nil {
+			return d.made, err
+		}
+	}
+}
+
+// decoding is a Decode that goes on.
+type decoding struct {
+	*decoder
+	how  Decoding
+	ends []int32
+	rows []*answer // by slot; nil: the slot is free
+	made int
+	text func(prompt int, text string) error
+	done func(prompt int, c Continuation) error
+}
+
+// answer is a continuation that is being made.
+type answer struct {
+	prompt int
+	tokens []int32 // of the prompt and the continuation
+	rng    *rand.Rand
+	held   []byte // text that nobody was given yet: a character that is not whole, or what a stop may begin with
+	out    Continuation
+}
+
+// step makes the next token of every row.
+func (d *decoding) step(ctx context.Context) error {
+	rows := make([][]int32, len(d.rows))
+	for slot, a := range d.rows {
+		if a != nil {
+			rows[slot] = a.tokens
+		}
+	}
+	if err := d.next(ctx, rows); err != nil {
+		return err
+	}
+	for slot, a := range d.rows {
+		if a == nil {
+			continue
+		}
+		logits, err := d.read(slot)
+		if err == nil {
+			err = d.take(slot, logits)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take draws a row's next token.
+func (d *decoding) take(slot int, logits []float32) error {
+	a := d.rows[slot]
+	token := d.how.pick(logits, a.rng)
+	if !isFinite(float64(logits[token])) {
+		return fmt.Errorf("generate: the logits are not finite (got %g); the model's weights are not those of this architecture, or damaged", logits[token])
+	}
+	if slices.Contains(d.ends, token) {
+		return d.end(slot, EndToken, len(a.held))
+	}
+	d.made++
+	text := d.t.tokenizer.Decode([]int32{token})
+	made := Token{ID: token, Text: text}
+	if d.how.LogProbs {
+		made.LogProb = logProb(logits, token)
+	}
+	a.tokens, a.held, a.out.Tokens = append(a.tokens, token), append(a.held, text...), append(a.out.Tokens, made)
+	if at := firstOf(a.held, d.how.Stop); at >= 0 {
+		return d.end(slot, EndStop, at)
+	}
+	if len(a.out.Tokens) == d.how.Tokens {
+		return d.end(slot, EndLength, len(a.held))
+	}
+	whole := wholeRunes(a.held)
+	return d.give(a, min(whole, len(a.held)-mayBegin(a.held, d.how.Stop)))
+}
+
+// give hands on the first n bytes of what is held.
+func (d *decoding) give(a *answer, n int) error {
+	if n == 0 {
+		return nil
+	}
+	text := strings.ToValidUTF8(string(a.held[:n]), "\uFFFD")
+	a.held = a.held[:copy(a.held, a.held[n:])]
+	a.out.Text += text
+	if d.text == nil {
+		return nil
+	}
+	return d.text(a.prompt, text)
+}
+
+// end ends a row, of whose held text the first n bytes belong to it.
+func (d *decoding) end(slot int, why End, n int) error {
+	a := d.rows[slot]
+	d.rows[slot] = nil
+	if err := d.give(a, n); err != nil {
+		return err
+	}
+	a.out.End = why
+	if d.done == nil {
+		return nil
+	}
+	return d.done(a.prompt, a.out)
+}
+
+// firstOf is where the first of the texts begins; -1: none is there.
+func firstOf(held []byte, texts []string) int {
+	first := -1
+	for _, s := range texts {
+		if at := bytes.Index(held, []byte(s)); at >= 0 && (first < 0 || at < first) {
+			first = at
+		}
+	}
+	return first
+}
+
+// mayBegin is how many of the last bytes are the beginning of one of the texts.
+func mayBegin(held []byte, texts []string) (most int) {
+	for _, s := range texts {
+		for n := min(len(s)-1, len(held)); n > most; n-- {
+			if strings.HasPrefix(s, string(held[len(held)-n:])) {
+				most = n
+			}
+		}
+	}
+	return most
+}
+
+// decoder runs the program's generation over rows of tokens. Where the plan keeps keys and
+// values, only tokens that a row's slot has not seen at their positions are computed; a row
+// that is longer than Config.Seq is its last Seq tokens, whose positions move with every
+// token. Elsewhere there is one row, and each token is a forward over all.
+type decoder struct {
+	t      *Trainer
+	keeps  bool
+	kept   [][]int32 // by slot, the tokens whose keys and values are kept, at positions from 0
+	logits []float32 // of a row
+}
+
+func newDecoder(t *Trainer) *decoder {
+	p := t.plan.Program
+	shape := p.Buf(p.Logits).Shape
+	d := &decoder{t: t, keeps: p.SectionOf(graph.SectionGenerate, graph.FormNext) != nil, logits: make([]float32, shape[len(shape)-1])}
+	d.kept = make([][]int32, p.Buf(p.Logits).Elems()/int64(len(d.logits)))
+	return d
+}
+
+// window is what of a row is looked back at.
+func (d *decoder) window(tokens []int32) []int32 { return tokens[max(0, len(tokens)-d.t.cfg.Seq):] }
+
+// next computes the logits after rows, by slot. The slots of those that are nil lose what they
+// keep.
+func (d *decoder) next(ctx context.Context, rows [][]int32) error {
+	if !d.keeps {
+		window := d.window(rows[0])
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		return d.run(graph.FormWhole, window, nil, map[int]int{graph.KeyRow: len(window) - 1, graph.KeyValid: len(window)})
+	}
+	tokens, positions := make([]int32, len(rows)), make([]int32, len(rows))
+	for slot, row := range rows {
+		window := d.window(row)
+		if len(window) == 0 {
+			d.kept[slot] = nil
+			continue
+		}
+		last := len(window) - 1
+		if err := d.prompt(ctx, slot, window[:last]); err != nil {
+			return err
+		}
+		tokens[slot], positions[slot] = window[last], int32(last)
+		d.kept[slot] = append(d.kept[slot][:last], window[last])
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return d.run(graph.FormNext, tokens, positions, map[int]int{graph.KeyValid: 1})
+}
+
+// prompt computes what a slot lacks of tokens.
+func (d *decoder) prompt(ctx context.Context, slot int, tokens []int32) error {
+	kept := d.kept[slot]
+	from := 0
+	for from < min(len(tokens), len(kept)) && kept[from] == tokens[from] {
+		from++
+	}
+	if from == len(tokens) {
+		return nil
+	}
+	d.kept[slot] = slices.Clone(kept[:from])
+	rows := model.PromptRows(d.t.cfg.Seq)
+	for from < len(tokens) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		first := min(from, d.t.cfg.Seq-rows) // what is computed once more has the same bits
+		end := min(first+rows, len(tokens))
+		positions := make([]int32, rows)
+		for i := range positions {
+			positions[i] = int32(first + i)
+		}
+		if err := d.run(graph.FormWhole, tokens[first:end], positions, map[int]int{graph.KeySlot: slot, graph.KeyValid: end - first}); err != nil {
+			return err
+		}
+		d.kept[slot] = append(d.kept[slot], tokens[from:end]...)
+		from = end
+	}
+	return nil
+}
+
+// run runs the section of generation in a form.
+func (d *decoder) run(form graph.Form, tokens, positions []int32, slots map[int]int) error {
+	t := d.t
+	var key [graph.NumKey]int64
+	key[graph.KeySeed] = t.cfg.Seed
+	for i, v := range slots {
+		key[i] = int64(v)
+	}
+	err := t.ranks.Each("the generation", func(r *run.Rank) error {
+		return r.Exec.RunSection(graph.SectionName(graph.SectionGenerate, form), func(*graph.Phase, int) error {
+			for port, v := range map[graph.Port][]int32{graph.PortTokens: tokens, graph.PortPositions: positions} {
+				if t.ports[port] == graph.NoBuf {
+					continue
+				}
+				dst, err := r.Exec.HostI32(t.ports[port])
+				if err != nil {
+					return err
+				}
+				clear(dst)
+				copy(dst, v)
+			}
+			return fillHost(r.Exec.HostI64, t.ports[graph.PortKey], key[:])
+		})
+	})
+	if err != nil {
+		return t.fail(t.at.Step, fmt.Errorf("generate: %w", err))
+	}
+	return nil
+}
+
+// read gives the logits of a row, which hold until the next read.
+func (d *decoder) read(row int) ([]float32, error) {
+	raw := run.Float32Bytes(d.logits)
+	if err := d.t.ranks.First().Read(d.t.plan.Program.Logits, int64(row*len(raw)), raw); err != nil {
+		return nil, d.t.fail(d.t.at.Step, fmt.Errorf("generate: %w", err))
+	}
+	return d.logits, nil
+}
