@@ -145,7 +145,7 @@ type builder struct {
 func newBuilder(mesh ...graph.Axis) *builder {
 	n := graph.NoBuf
 	return &builder{layout: &memplan.Layout{}, p: &graph.Program{Mesh: mesh,
-		Tokens: n, Targets: n, Hyper: n, Key: n, Loss: n, GradNorm: n, Logits: n}}
+		Tokens: n, Targets: n, Positions: n, Hyper: n, Key: n, Loss: n, GradNorm: n, Logits: n}}
 }
 
 const gap = 64

@@ -12,7 +12,7 @@ import (
 // and its activation, and both add to one sum.
 func twoMicroBatches() *graph.Program {
 	n := graph.NoBuf
-	p := &graph.Program{Tokens: n, Targets: n, Hyper: n, Key: n, Loss: n, GradNorm: n, Logits: n}
+	p := &graph.Program{Tokens: n, Targets: n, Positions: n, Hyper: n, Key: n, Loss: n, GradNorm: n, Logits: n}
 	add := func(name string, d graph.DType, life graph.Life, class graph.Class, micro int) graph.BufID {
 		return p.AddBuffer(graph.Buffer{Name: name, DType: d, Shape: []int64{4}, Life: life, Class: class, Unit: -1, Micro: micro})
 	}

@@ -13,7 +13,7 @@ import (
 // quantised is an update of 512 elements whose moments are in 8 bits.
 func quantised(t *testing.T) (p *graph.Program, op *graph.Op) {
 	n := graph.NoBuf
-	p = &graph.Program{Tokens: n, Targets: n, Hyper: n, Key: n, Loss: n, GradNorm: n, Logits: n}
+	p = &graph.Program{Tokens: n, Targets: n, Positions: n, Hyper: n, Key: n, Loss: n, GradNorm: n, Logits: n}
 	p.Mesh = []graph.Axis{{Name: "shard", Size: 1}}
 	p.Params = []graph.Param{{Name: "w", Shape: []int64{512}, Value: n, Grad: n}}
 	p.Units = []graph.Unit{{Name: "u", Segments: []graph.Segment{{Len: 512}}}}

@@ -249,7 +249,7 @@ func TestBuildRefuses(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	_, err := model.Build(tinyGPT2(), model.Generate, 2, 4)
-	require.ErrorContains(t, err, "batch is 2, want 1: generation follows one sequence")
+	require.ErrorContains(t, err, "batch is 2, want 1: without kept keys and values generation follows one row")
 	mlp := model.Config{Family: model.MLP, Inputs: 2, Classes: 2}
 	_, err = model.Build(mlp, model.Generate, 1, 1)
 	require.ErrorContains(t, err, "a classifier (mlp) generates nothing")

@@ -36,7 +36,7 @@ func TestGenerateAndEval(t *testing.T) {
 	require.NotEmpty(t, newest)
 
 	greedy := func(args ...string) string {
-		got := command(append([]string{"generate", "--prompt", "the qu", "--tokens", "80", "--temperature", "0"}, args...)...)
+		got := command(append([]string{"generate", "--prompt", "the qu", "--tokens", "50", "--temperature", "0"}, args...)...)
 		require.Equal(t, 0, got.status, got.stderr)
 		require.True(t, strings.HasPrefix(got.stdout, "the qu"), got.stdout)
 		require.True(t, utf8.ValidString(got.stdout))

@@ -64,19 +64,7 @@ func (s *screen) write(text string) {
 // pseudo-terminal of so many columns.
 func onTerminal(t *testing.T, columns int, args ...string) (status int, bytes string) {
 	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
-	if err != nil {
-		t.Skipf("no pseudo-terminals here: %v", err)
-	}
-	defer master.Close()
-	require.NoError(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
-	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
-	require.NoError(t, err)
-	tty, err := os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Skipf("no pseudo-terminals here: %v", err)
-	}
-	require.NoError(t, unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: uint16(columns)}))
+	master, tty := pseudoTerminal(t, columns)
 	read := make(chan string)
 	go func() {
 		text, _ := io.ReadAll(master) // ends with EIO once the other side is closed
@@ -85,6 +73,24 @@ func onTerminal(t *testing.T, columns int, args ...string) (status int, bytes st
 	status = run(context.Background(), args, tty, tty)
 	require.NoError(t, tty.Close())
 	return status, <-read
+}
+
+// pseudoTerminal opens one of so many columns.
+func pseudoTerminal(t *testing.T, columns int) (master, tty *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("no pseudo-terminals here: %v", err)
+	}
+	t.Cleanup(func() { master.Close() })
+	require.NoError(t, unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0))
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	require.NoError(t, err)
+	if tty, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0); err != nil {
+		t.Skipf("no pseudo-terminals here: %v", err)
+	}
+	require.NoError(t, unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: uint16(columns)}))
+	return master, tty
 }
 
 func TestTerminal(t *testing.T) {

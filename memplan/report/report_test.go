@@ -18,7 +18,7 @@ import (
 func chain(t *testing.T, n int) (*graph.Program, *memplan.Layout) {
 	t.Helper()
 	p := &graph.Program{}
-	for _, id := range []*graph.BufID{&p.Tokens, &p.Targets, &p.Hyper, &p.Key, &p.Loss, &p.GradNorm, &p.Logits} {
+	for _, id := range []*graph.BufID{&p.Tokens, &p.Targets, &p.Positions, &p.Hyper, &p.Key, &p.Loss, &p.GradNorm, &p.Logits} {
 		*id = graph.NoBuf
 	}
 	at := p.AddBuffer(graph.Buffer{Name: "w", DType: graph.F32, Shape: []int64{250}, Class: graph.Parameters, Life: graph.LifeRun, Unit: -1})
