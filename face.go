@@ -369,6 +369,7 @@ type Own = config.Own
 //	func (t *Trainer) CheckpointBytes() (int64, error)
 //	func (t *Trainer) Close() error
 //	func (t *Trainer) Config() config.Config
+//	func (t *Trainer) Decode(ctx context.Context, prompts [][]int32, how Decoding, ...) (made int, err error)
 //	func (t *Trainer) Device() string
 //	func (t *Trainer) Done() int
 //	func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error)

@@ -44,30 +44,30 @@ func openTokenizer(c *config.Config, m *planner.Model, vocab int) (data.Tokenize
 // Prompts is what makes prompts for an open model.
 type Prompts struct {
 	Tokenizer data.Tokenizer
+	Name      string       // Config.Tokenizer, by which it was opened
 	Dialog    *data.Dialog // nil: the prompts are no messages
 	Positions int          // of the model
 }
 
-// OpenPrompts opens the tokenizer of an open model, which the Config gets, and with chat the
-// chat template.
-func OpenPrompts(cfg *config.Config, m *planner.Model, chat bool) (*Prompts, error) {
+// OpenPrompts opens the tokenizer of an open model, and with chat the chat template.
+func OpenPrompts(cfg config.Config, m *planner.Model, chat bool) (*Prompts, error) {
 	h, err := m.Config()
 	if err != nil {
 		return nil, err
 	}
 	if cfg.Tokenizer == "" {
-		cfg.Tokenizer = planner.ModelTokenizer(cfg, m, h.Vocab)
+		cfg.Tokenizer = planner.ModelTokenizer(&cfg, m, h.Vocab)
 	}
 	if chat && strings.EqualFold(cfg.Tokenizer, "bytes") {
 		if cfg.Tokenizer, err = byteChat("Config.Model "+cfg.ModelName(), h.Vocab); err != nil {
 			return nil, err
 		}
 	}
-	p := &Prompts{Positions: h.Positions}
-	if p.Tokenizer, err = openTokenizer(cfg, m, h.Vocab); err != nil || !chat {
+	p := &Prompts{Positions: h.Positions, Name: cfg.Tokenizer}
+	if p.Tokenizer, err = openTokenizer(&cfg, m, h.Vocab); err != nil || !chat {
 		return p, err
 	}
-	template, err := readTemplate(cfg)
+	template, err := readTemplate(&cfg)
 	if err == nil {
 		p.Dialog, err = data.NewDialog(p.Tokenizer, template)
 	}

@@ -25,7 +25,7 @@ type accuracy struct {
 
 // prepare reads the pairs, from which follow the tokens of a row.
 func (a *accuracy) prepare(c *spillway.Config, m *planner.Model) error {
-	p, err := trainer.OpenPrompts(c, m, true)
+	p, err := trainer.OpenPrompts(*c, m, true)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (a *accuracy) prepare(c *spillway.Config, m *planner.Model) error {
 	if c.Seq == 0 {
 		c.Seq = min(p.Positions, max(1024, len(longest.Prompt)+a.how.Tokens))
 	}
-	c.Generate = true
+	c.Tokenizer, c.Generate = p.Name, true
 	return nil
 }
 

@@ -84,13 +84,13 @@ func chat(ctx context.Context, c spillway.Config, how trainer.Decoding, system s
 	c.Warn = func(text string) { fmt.Fprintln(stderr, "warning:", cli.Flagged(text)) }
 	var prompts *trainer.Prompts
 	t, closeAll, err := newInference(ctx, &c, stderr, func(c *spillway.Config, m *planner.Model) (err error) {
-		if prompts, err = trainer.OpenPrompts(c, m, true); err != nil {
+		if prompts, err = trainer.OpenPrompts(*c, m, true); err != nil {
 			return err
 		}
 		if c.Seq == 0 {
 			c.Seq = prompts.Positions
 		}
-		c.Generate, c.Batch, c.Steps = true, 1, 1
+		c.Tokenizer, c.Generate, c.Batch, c.Steps = prompts.Name, true, 1, 1
 		return nil
 	})
 	if errors.Is(err, context.Canceled) {

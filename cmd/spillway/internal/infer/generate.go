@@ -118,7 +118,7 @@ const maxPrompt = 16 << 20
 
 // prepare makes tokens of the prompts, from which follow the rows and their length.
 func (g *generation) prepare(c *spillway.Config, m *planner.Model) error {
-	p, err := trainer.OpenPrompts(c, m, g.chat)
+	p, err := trainer.OpenPrompts(*c, m, g.chat)
 	if err != nil {
 		return err
 	}
@@ -132,7 +132,7 @@ func (g *generation) prepare(c *spillway.Config, m *planner.Model) error {
 		}
 		c.Seq = len(longest.Prompt) + g.how.Tokens
 	}
-	c.Generate, c.Batch, c.Steps = true, min(len(g.questions), mostRows), 1
+	c.Tokenizer, c.Generate, c.Batch, c.Steps = p.Name, true, min(len(g.questions), mostRows), 1
 	if g.rows > 0 {
 		c.Batch = min(g.rows, len(g.questions))
 	}
