@@ -20,7 +20,7 @@ func bindRopeAt(b *binding) func() error {
 	}
 	var k runner
 	if as := b.asIn(0); as != vec.NoHalf {
-		k = vec.HalfRope(as, heads, d, n, a.Inverse, in[uint16](b, 0), out[uint16](b, 0), t.Table)
+		k = vec.HalfRope(as, heads, d, n, a.Inverse, in[uint16](b, 0), out[uint16](b, 0), t.Table, nil)
 	} else {
 		k = &vec.Rope[float32]{N: n, Heads: heads, D: d, Seq: n, Inverse: a.Inverse, X: in[float32](b, 0), Y: out[float32](b, 0), Table: t.Table}
 	}
