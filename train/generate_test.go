@@ -335,3 +335,34 @@ func TestInferenceSaysItsPrecision(t *testing.T) {
 		require.NoError(t, tr.Close())
 	}
 }
+
+// Tokens a second of GPT-2 with random weights, of 64 prompts one at a time and together:
+// go test ./train -run none -bench Decode -benchtime 1x.
+func BenchmarkDecode(b *testing.B) {
+	prompts := make([][]int32, 64)
+	for i := range prompts {
+		for k := range 8 {
+			prompts[i] = append(prompts[i], int32(i*311+k*17))
+		}
+	}
+	for _, rows := range []int{1, 64} {
+		b.Run(fmt.Sprint(rows), func(b *testing.B) {
+			c := request{Config: config.Default()}
+			c.Model, c.Tokenizer, c.Inference, c.Generate, c.Batch, c.Seq = "gpt2", "gpt2", true, true, rows, 40
+			tr, err := c.start(context.Background())
+			require.NoError(b, err)
+			defer tr.Close()
+			how, of := Decoding{Tokens: 32}, prompts
+			if rows == 1 {
+				of = prompts[:4]
+			}
+			made := 0
+			for b.Loop() {
+				n, err := tr.Decode(context.Background(), of, how, nil, nil)
+				require.NoError(b, err)
+				made += n
+			}
+			b.ReportMetric(float64(made)/b.Elapsed().Seconds(), "tokens/s")
+		})
+	}
+}
