@@ -51,6 +51,7 @@ func TestFinetuneOnConversations(t *testing.T) {
 	require.Zero(t, got.status, got.stderr)
 	got = command("finetune", "base", "pairs.jsonl")
 	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, got.stderr, "--model base/step-00000002", "whose tokenizer it takes")
 	require.Contains(t, got.stderr, "for 3 epochs, in rows of 64 tokens")
 	require.Regexp(t, `40 conversations, .* in \d+ packed rows of 64`, got.stderr)
 	require.Regexp(t, `3 epochs of \d+ rows, 4 a step: \d+ steps`, got.stderr)

@@ -1,6 +1,7 @@
 package training
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/jobs"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 )
 
@@ -21,7 +23,7 @@ import (
 func FinetuneCommand() *cobra.Command {
 	var full bool
 	cmd := newCommand(func(cmd *cobra.Command, args []string) (func(io.Writer), error) {
-		return finetuning(cmd.Flags(), args[0], args[1], full)
+		return finetuning(cmd.Context(), cmd.Flags(), args[0], args[1], full)
 	})
 	cmd.Use, cmd.Short = "finetune MODEL DATA", "Train a model's folder or checkpoint further, on conversations or text"
 	cmd.Long = `Train a model further: train with the defaults of fine-tuning. It trains low-rank
@@ -55,7 +57,7 @@ const (
 )
 
 // finetuning sets the flags that were not given, and returns what says so.
-func finetuning(fs *pflag.FlagSet, folder, data string, full bool) (func(io.Writer), error) {
+func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, full bool) (func(io.Writer), error) {
 	if path := fs.Lookup("config").Value.String(); path != "" { // before what is chosen here
 		if err := cli.ApplyConfigFile(fs, path); err != nil {
 			return nil, err
@@ -78,6 +80,14 @@ func finetuning(fs *pflag.FlagSet, folder, data string, full bool) (func(io.Writ
 	}
 	absolute, err := filepath.Abs(folder)
 	if err != nil {
+		return nil, err
+	}
+	m, err := planner.OpenModel(ctx, folder, model.ConfigFile)
+	if err != nil {
+		return nil, err
+	}
+	folder = m.Path // of checkpoints the newest, whose tokenizer and template it takes
+	if err := m.Close(); err != nil {
 		return nil, err
 	}
 	rate, most := adapterRate, mostAdapter
