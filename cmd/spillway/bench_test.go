@@ -2,7 +2,10 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"html"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -53,7 +56,9 @@ func benchRows(t *testing.T, args ...string) (rows []bench.Row, got result) {
 // says and ends with the same bits; the table fits a terminal, and the chart says the same.
 func TestBenchZeroMeasuresEveryStage(t *testing.T) {
 	chart := filepath.Join(t.TempDir(), "new", "chart.svg")
-	rows, got := benchRows(t, benched("--svg", chart)...)
+	file := filepath.Join(t.TempDir(), "page.html")
+	rows, got := benchRows(t, benched("--svg", chart, "--html", file)...)
+	requirePage(t, file)
 	require.Len(t, rows, 4)
 	picture, err := os.ReadFile(chart)
 	require.NoError(t, err)
@@ -84,6 +89,104 @@ func TestBenchZeroMeasuresEveryStage(t *testing.T) {
 	for line := range strings.Lines(got.stdout) {
 		require.LessOrEqual(t, utf8.RuneCountInString(line), 81, line)
 	}
+}
+
+// A page is one file of at most 300 KB that loads nothing.
+func requirePage(t *testing.T, path string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(text), 300_000)
+	require.NotRegexp(t, `(?i)src=|@import|url\(|<link|https?://[^w]`, string(text))
+	require.Contains(t, string(text), "prefers-color-scheme: dark")
+	inBrowser(t, string(text))
+}
+
+// browserCheck tells of a page in frames of several widths which scroll sideways, and which
+// labels of charts cover each other.
+const browserCheck = `<script>
+onload = () => setTimeout(() => {
+  const found = [];
+  for (const f of document.querySelectorAll("iframe")) {
+    const d = f.contentDocument, w = f.clientWidth;
+    if (!d.querySelector("svg.bars text")) found.push(w + ": no chart");
+    if (d.documentElement.scrollWidth > w) found.push(w + ": scrolls to " + d.documentElement.scrollWidth);
+    for (const e of d.querySelectorAll(".wide")) if (e.scrollWidth > e.clientWidth + 1) found.push(w + ": a table of " + e.scrollWidth + " in " + e.clientWidth);
+    for (const svg of d.querySelectorAll("svg.bars")) {
+      const all = [...svg.querySelectorAll("text")].map(e => [e.textContent, e.getBoundingClientRect()]);
+      all.forEach(([s, a], i) => all.slice(i + 1).forEach(([t, b]) => {
+        if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 2 && b.top < a.bottom - 2) found.push(w + ": " + s + " covers " + t);
+      }));
+    }
+  }
+  document.body.innerHTML = "<pre>FOUND[" + found.join("; ") + "]</pre>";
+}, 500);
+</script>`
+
+// inBrowser holds a page to widths of telephones and screens, where Chromium is installed.
+func inBrowser(t *testing.T, page string) {
+	t.Helper()
+	chromium, err := exec.LookPath("chromium")
+	if err != nil {
+		t.Log("no Chromium: the page was not rendered")
+		return
+	}
+	outer := "<!doctype html><body>" + browserCheck
+	for _, width := range []int{360, 768, 1280} {
+		outer += fmt.Sprintf(`<iframe style="border:0;width:%dpx;height:900px" srcdoc="%s"></iframe>`, width, html.EscapeString(page))
+	}
+	out, err := exec.Command(chromium, "--headless", "--no-sandbox", "--disable-gpu", "--user-data-dir="+t.TempDir(), "--virtual-time-budget=5000", "--dump-dom", "file://"+writeFile(t, "outer.html", outer)).Output()
+	require.NoError(t, err)
+	require.Contains(t, string(out), "FOUND[]")
+}
+
+// --vary runs stage 3 with one other setting at a time. What changes nothing, or is refused, is
+// a row that says why; rows of as many rows a step have the same losses where they promise to.
+func TestBenchZeroVaries(t *testing.T) {
+	old := filepath.Join(t.TempDir(), "old.json")
+	rows, got := benchRows(t, benched("--rounds", "1", "--reproducible", "--vary", "offload,recompute=full,precision,ranks,accum-order,offload=optimizer=disk")...)
+	byName := map[string]bench.Row{}
+	for _, r := range rows {
+		byName[r.Name] = r
+	}
+	require.Len(t, rows, 4+8)
+	for _, same := range []string{"offload=optimizer=host", "recompute=full", "ranks=1"} {
+		require.Empty(t, byName[same].Missing)
+		require.Equal(t, rows[3].Losses, byName[same].Losses, same)
+		require.Equal(t, rows[3].SHA256, byName[same].SHA256, same)
+	}
+	require.Less(t, byName["recompute=full"].ClassPeak["activations"], rows[3].ClassPeak["activations"])
+	require.Equal(t, []int{1, 2}, []int{byName["ranks=1"].Ranks, byName["ranks=1"].Accum}, "the rows of a step stay")
+	require.NotEqual(t, rows[3].Losses, byName["precision=bf16"].Losses)
+	require.Equal(t, "it is what ZeRO-3 has", byName["precision=fp32"].Missing)
+	require.Contains(t, byName["accum-order=layer"].Missing, "give --accum")
+	require.Contains(t, byName["offload=optimizer=disk"].Missing, "--disk")
+	require.Contains(t, got.stdout, "precision=bf16 has bits of its own.")
+	bad := command(benched("--vary", "colour")...)
+	require.Equal(t, cli.ExitBadInput, bad.status)
+	require.Contains(t, bad.stderr, `--vary "colour": want a list of offload, recompute, precision, ranks, accum-order`)
+
+	// Twice as long, with another loss and a byte more: each is told; without a change nothing is.
+	for i := range rows {
+		for _, v := range []*float64{&rows[i].StepSecondsMedian, &rows[i].P10, &rows[i].P90} {
+			*v *= 1e6
+		}
+		if len(rows[i].Losses) > 0 {
+			rows[i].Losses[1]++
+		}
+		rows[i].CommBytesPerStep += 1 << 20
+	}
+	text, err := json.Marshal(rows)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(old, text, 0o600))
+	_, got = benchRows(t, benched("--rounds", "1", "--reproducible", "--compare", old)...)
+	require.Contains(t, got.stdout, "Compared with old.json: 12 changes beyond noise, 0 rows without one.")
+	require.Regexp(t, `ZeRO-0, step: [0-9.]+ s, was [0-9.]+ s -99\.`, got.stdout)
+	require.Contains(t, got.stdout, "ZeRO-3, loss, step 2: ")
+	require.Contains(t, got.stdout, "precision=bf16 was not run again.")
+	got = command(benched("--compare", writeFile(t, "none.json", "[{}]"))...)
+	require.Equal(t, cli.ExitBadInput, got.status)
+	require.Contains(t, got.stderr, "want rows of version 1")
 }
 
 // A stage that does not fit is a row that says so; other flags are checked before the runs.

@@ -125,7 +125,7 @@ func (c *Bars) draw(file bool) string {
 			}
 		}
 		if bar.Mark > 0 {
-			fmt.Fprintf(&b, `<line class="mark" x1="%.2f" x2="%.2f" y1="%d" y2="%d" stroke-width="2"/>`, x(bar.Mark), x(bar.Mark), y+14, y+20+barHeight)
+			fmt.Fprintf(&b, `<line class="mark" x1="%.2f" x2="%.2f" y1="%d" y2="%d" stroke-width="2"/>`, x(bar.Mark), x(bar.Mark), y+16, y+20+barHeight)
 		}
 	}
 	for k := range legend {

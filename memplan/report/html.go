@@ -16,16 +16,18 @@ import (
 type Page struct {
 	Title    string
 	Subtitle string
-	Verdict  string // whether it fits, and by how much
+	Verdict  string // whether it fits, and by how much; "": no plan is judged
 	Fits     bool
+	Charts   []*Bars
 	Tables   []Table
 	Spaces   []SpaceChart
-	Peak     []Table // the peak explained
-	Advice   *Advice // what to run; nil: nothing that fits is known
-	Ways     *Table  // what would make it fit; nil where it does, or nothing would
-	NoWay    string  // where nothing makes it fit: what was tried
-	Made     string  // the command that makes this page, to be run again; "": not told
-	By       string  // the program and its version, and when
+	Peak     []Table  // the peak explained
+	Advice   *Advice  // what to run; nil: nothing that fits is known
+	Ways     *Table   // what would make it fit; nil where it does, or nothing would
+	NoWay    string   // where nothing makes it fit: what was tried
+	Lines    []string // remarks
+	Made     string   // the command that makes this page, to be run again; "": not told
+	By       string   // the program and its version, and when
 }
 
 // Advice is a recommended configuration: its flags, or words in their place, and
@@ -60,6 +62,7 @@ var pageHTML string
 
 var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"chart":  chart,
+	"bars":   (*Bars).inline,
 	"data":   chartData,
 	"number": isNumber,
 	// right says that a column holds numbers, which its heading follows.
@@ -207,6 +210,9 @@ func chartData(c SpaceChart) (template.JS, error) {
 }
 
 func isNumber(s string) bool {
+	if s == "–" { // none
+		return true
+	}
 	s = strings.TrimLeft(s, "−-→ ")
 	return s != "" && s[0] >= '0' && s[0] <= '9'
 }

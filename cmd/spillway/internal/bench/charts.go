@@ -1,9 +1,24 @@
 package bench
 
 import (
+	"fmt"
+	"strings"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/graph"
 	page "github.com/spillway-ml/spillway/memplan/report"
+	"github.com/spillway-ml/spillway/planner"
 )
+
+// ran are the rows that have something to draw.
+func (r *report) ran() (list []*Row) {
+	for _, row := range r.rows() {
+		if row.Missing == "" {
+			list = append(list, row)
+		}
+	}
+	return list
+}
 
 // memoryChart draws device memory at the peak, by class, a bar a configuration.
 func (r *report) memoryChart() *page.Bars {
@@ -13,6 +28,9 @@ func (r *report) memoryChart() *page.Bars {
 		for class := range graph.NumClasses {
 			classes[class] = row.ByClass[class.String()]
 		}
+		if row.PlannedBytes == 0 { // it is not known
+			continue
+		}
 		bar := page.MemoryBar(row.Name, classes, r.capacity)
 		if bar.Mark > 0 {
 			chart.Mark = "cap"
@@ -20,4 +38,59 @@ func (r *report) memoryChart() *page.Bars {
 		chart.Bars = append(chart.Bars, bar)
 	}
 	return chart
+}
+
+func seconds(v float64) string { return digits(v) + " s" }
+
+// timeChart draws where a step's time goes, beside the prediction.
+func (r *report) timeChart() *page.Bars {
+	chart := &page.Bars{Title: "Time of a step", Text: seconds, Series: []page.Series{{Name: "computing", Colour: "#0072b2"}, {Name: "communication", Colour: "#d55e00"}, {Name: "data", Colour: "#e69f00"}},
+		Note: "Communication: only where the rank computes nothing meanwhile; waiting for other ranks is part of it."}
+	for _, row := range r.ran() {
+		bar := page.Bar{Name: row.Name, Values: []float64{max(0, row.StepSecondsMedian-row.Exposed-row.DataWait), row.Exposed, row.DataWait}}
+		if row.Predicted != nil {
+			chart.Mark, bar.Mark = "predicted", *row.Predicted
+		}
+		chart.Bars = append(chart.Bars, bar)
+	}
+	return chart
+}
+
+// sentChart draws what a rank sends in a step, beside the theory.
+func (r *report) sentChart() *page.Bars {
+	chart := &page.Bars{Title: "Sent by a rank in a step", Mark: "theory", Series: []page.Series{{Name: "all-gather", Colour: "#56b4e9"}, {Name: "reduce-scatter", Colour: "#d55e00"}, {Name: "all-reduce", Colour: "#009e73"}, {Name: "all-to-all", Colour: "#cc79a7"}}}
+	for _, row := range r.ran() {
+		if row.Sent == nil {
+			continue
+		}
+		bar := page.Bar{Name: row.Name, Mark: float64(row.TextbookBytes)}
+		for _, op := range []graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll} {
+			bar.Values = append(bar.Values, float64(row.Sent[string(op)]))
+		}
+		chart.Bars = append(chart.Bars, bar)
+	}
+	return chart
+}
+
+func zeroCharts(r *report) []*page.Bars {
+	return []*page.Bars{r.memoryChart(), r.timeChart(), r.sentChart()}
+}
+
+// page is the report as one file.
+func (r *report) page() *page.Page {
+	doc := &page.Page{Title: r.title, Subtitle: strings.Join(r.heading(), "; "), Lines: r.remarks(), Made: planner.Shell(r.made),
+		By: fmt.Sprintf("spillway %s, on %s", cli.VersionText(), r.machine.Day)}
+	for _, chart := range r.charts(r) {
+		if len(chart.Bars) > 0 {
+			doc.Charts = append(doc.Charts, chart)
+		}
+	}
+	if r.compared != nil && len(r.compared.changes) > 0 {
+		doc.Tables = append(doc.Tables, r.compared.table())
+	}
+	for i := range r.tables {
+		title, cells := r.tables[i].cells(r.rows())
+		doc.Tables = append(doc.Tables, page.Table{Title: title, Note: r.tables[i].note, Mark: -1, Head: cells[0], Rows: cells[1:]})
+	}
+	return doc
 }

@@ -12,18 +12,27 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	page "github.com/spillway-ml/spillway/memplan/report"
 )
 
 // outputs are where results go.
-type outputs struct{ json, svg string }
+type outputs struct{ json, svg, html, compare string }
 
 func (o *outputs) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.json, "json", "", "write the rows as JSON to `FILE`, - for stdout")
 	fs.StringVar(&o.svg, "svg", "", "write the chart of memory by class to `FILE`")
+	fs.StringVar(&o.html, "html", "", "write a page with charts and tables to `FILE`, which loads nothing")
+	fs.StringVar(&o.compare, "compare", "", "tell what changed beyond noise since an earlier --json `FILE`")
 }
 
-// check refuses names that no viewer takes for what is in them, before the runs.
-func (o *outputs) check() error { return cmp.Or(named("svg", o.svg, "chart is an SVG")) }
+// check refuses, before the runs, names that no viewer takes for what is in them, and rows
+// that can't be compared with.
+func (o *outputs) check() (err error) {
+	if o.compare != "" {
+		_, err = readRows(o.compare)
+	}
+	return cmp.Or(named("svg", o.svg, "chart is an SVG"), named("html", o.html, "page is HTML"), err)
+}
 
 func named(flag, path, what string) error {
 	if path == "" || strings.HasSuffix(strings.ToLower(path), "."+flag) {
@@ -38,13 +47,34 @@ type report struct {
 	*session
 	tables   []table
 	notes    []string
-	capacity int64 // of a rank's device memory; 0: none
+	charts   func(*report) []*page.Bars
+	compared *compared // nil: with nothing
+	made     []string  // the command
+	capacity int64     // of a rank's device memory; 0: none
 }
 
 // write prints the tables and writes the files that were asked for.
 func (o *outputs) write(cmd *cobra.Command, r *report) error {
+	if o.compare != "" {
+		old, err := readRows(o.compare)
+		if err != nil {
+			return err
+		}
+		r.compared = compare(o.compare, old, r.rows())
+		r.notes = append(r.notes, r.compared.lines()...)
+	}
 	if o.json != "-" {
 		r.print(cmd.OutOrStdout())
+	}
+	if o.html != "" {
+		var out bytes.Buffer
+		err := r.page().HTML(&out)
+		if err == nil {
+			err = cli.WriteNew(o.html, out.Bytes())
+		}
+		if err != nil {
+			return fmt.Errorf("--html: %w", err)
+		}
 	}
 	if o.svg != "" {
 		var chart bytes.Buffer

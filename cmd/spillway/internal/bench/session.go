@@ -205,7 +205,7 @@ func (s *session) runOnce(ctx context.Context, j *job, show func(stepLine)) erro
 	o, err := runProgram(ctx, j.argv, j.env, show)
 	var end *failed
 	if errors.As(err, &end) {
-		if end.status == cli.ExitDoesNotFit {
+		if end.status == cli.ExitDoesNotFit || j.Vary != "" && end.status == cli.ExitBadInput {
 			j.Missing = end.text
 			return nil
 		}

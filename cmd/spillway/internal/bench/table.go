@@ -81,6 +81,9 @@ func digits(v float64) string {
 	case v >= 0.1:
 		return fmt.Sprintf("%.*f", min(3, max(0, 4-len(fmt.Sprintf("%.0f", v)))), v)
 	}
+	if v < 0.01 && v >= 0.00005 {
+		return fmt.Sprintf("%.6f", v)
+	}
 	return fmt.Sprintf("%.4f", v)
 }
 

@@ -22,6 +22,7 @@ type zeroBench struct {
 	out            outputs
 	rounds, warmup int
 	calibrate      bool
+	vary           []string
 }
 
 // benchSteps are the steps of a round where --steps does not say.
@@ -47,12 +48,14 @@ of a round do not count.`,
 	options.Train(fs, &c, &l)
 	b.out.flags(fs)
 	roundFlags(fs, &b.rounds, &b.warmup, &b.calibrate)
+	fs.Var(cli.List(&b.vary, "LIST"), "vary", "also run stage 3 with other settings, one at a time: offload, recompute, precision, ranks (of the same rows a step), accum-order, separated by commas; each alone or with a value, as in recompute=full")
 	for _, f := range ofOneRun {
 		fs.Lookup(f.flag).Hidden = true
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		args, err := trainArgs(fs, &c, &l, func(fs *pflag.FlagSet) error { return refuseOfOneRun(fs, "bench zero runs every stage", ofOneRun) })
-		if err := cmp.Or(err, checkRounds(b.rounds, b.warmup, &c), b.out.check()); err != nil {
+		_, unknown := varied(b.vary, &c)
+		if err := cmp.Or(err, checkRounds(b.rounds, b.warmup, &c), unknown, b.out.check()); err != nil {
 			return err
 		}
 		return b.run(cmd, args)
@@ -175,6 +178,9 @@ func (b *zeroBench) run(cmd *cobra.Command, args []string) error {
 			return fmt.Errorf("stage %d: %w", z, err)
 		}
 	}
+	if err := s.addVaried(ctx, args, b.vary); err != nil {
+		return err
+	}
 	if err := s.measure(ctx); err != nil {
 		return err
 	}
@@ -183,7 +189,18 @@ func (b *zeroBench) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	what := fmt.Sprintf("model %s, %d ranks, micro-batch %d × %d tokens, accumulation %d", c.Model, c.Ranks, c.Batch, s.rows()[0].Seq, c.Accum)
-	return b.out.write(cmd, &report{title: "ZeRO stages", what: what, session: s, tables: zeroTables, capacity: c.DeviceMemory})
+	return b.out.write(cmd, &report{title: "ZeRO stages", what: what, session: s, tables: zeroTables, charts: zeroCharts, capacity: c.DeviceMemory, made: made(cmd)})
+}
+
+// made is the command that makes a report again.
+func made(cmd *cobra.Command) (words []string) {
+	words = strings.Fields(cmd.CommandPath())
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if v := f.Value.String(); f.Name != "data" || v != "" {
+			words = append(words, "--"+f.Name+"="+v)
+		}
+	})
+	return words
 }
 
 // sameBits says which rows that ran ended with the same bits: every loss, and the

@@ -24,6 +24,7 @@ func (r *planReport) html() ([]byte, error) {
 	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "), Fits: r.asked.Fits, Verdict: r.verdict(),
 		Made: planner.Shell(append([]string{"spillway", "plan"}, r.flags.given...)),
 		By:   fmt.Sprintf("spillway %s, on %s", cli.VersionText(), time.Now().UTC().Format(time.DateOnly))}
+	doc.Charts = []*page.Bars{r.stageChart()}
 	for s := range graph.NumSpaces {
 		use := &r.asked.Plan.Layout.Spaces[s]
 		if use.Peak == 0 {
@@ -73,6 +74,23 @@ func (r *planReport) html() ([]byte, error) {
 	var out bytes.Buffer
 	err = doc.HTML(&out)
 	return out.Bytes(), err
+}
+
+// stageChart draws each stage's device memory beside the cap.
+func (r *planReport) stageChart() *page.Bars {
+	chart := &page.Bars{Title: "Device memory of a rank at its peak", Series: page.Classes()}
+	for _, f := range r.stages {
+		limit := f.Plan.Config.Capacity[graph.Device]
+		if limit > 0 {
+			limit -= f.Plan.Config.Outside[graph.Device]
+		}
+		bar := page.MemoryBar(fmt.Sprintf("ZeRO-%d", f.Config.Zero), f.Plan.Layout.Spaces[graph.Device].ByClass, limit)
+		if bar.Mark > 0 {
+			chart.Mark = "cap"
+		}
+		chart.Bars = append(chart.Bars, bar)
+	}
+	return chart
 }
 
 func (r *planReport) verdict() string {

@@ -1,0 +1,145 @@
+package bench
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	page "github.com/spillway-ml/spillway/memplan/report"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// readRows reads what --json wrote.
+func readRows(path string) (rows []*Row, err error) {
+	text, err := os.ReadFile(path)
+	if err == nil {
+		err = json.Unmarshal(text, &rows)
+	}
+	if err == nil && (len(rows) == 0 || slices.ContainsFunc(rows, func(r *Row) bool { return r == nil || r.Version != rowVersion })) {
+		err = fmt.Errorf("want rows of version %d, as --json of this version writes them", rowVersion)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("--compare %.80q: %w", path, err)
+	}
+	return rows, nil
+}
+
+// difference is one thing that changed of a row.
+type difference struct{ row, what, old, now, change string }
+
+// compared is what changed beyond noise between two runs, and what can't be compared.
+type compared struct {
+	with    string
+	changes []difference
+	notes   []string
+	same    int // rows without a change
+}
+
+// noise is the interval of a row's rounds: the least and the largest of their medians; of
+// one or two rounds, which tell little, p10 and p90 of all steps.
+func (r *Row) noise() (least, most float64) {
+	if len(r.Rounds) < 3 {
+		return r.P10, r.P90
+	}
+	var medians []float64
+	for _, round := range r.Rounds {
+		medians = append(medians, quantile(round, 0.5))
+	}
+	return slices.Min(medians), slices.Max(medians)
+}
+
+// compare finds what changed. A time has changed where the rounds' medians of the two runs
+// do not overlap, resident memory where it differs by over 2 %, and all else where it differs
+// at all.
+func compare(path string, old, now []*Row) *compared {
+	c := &compared{with: filepath.Base(path)}
+	if a, b := old[0], now[0]; a.Machine.CPU != b.Machine.CPU || a.Machine.Cores != b.Machine.Cores || a.Machine.SIMD != b.Machine.SIMD {
+		c.notes = append(c.notes, fmt.Sprintf("The old rows are of another machine (%s, %d threads, %s), so times compare machines.", a.Machine.CPU, a.Machine.Cores, a.Machine.SIMD))
+	}
+	for _, n := range now {
+		i := slices.IndexFunc(old, func(o *Row) bool { return o.Name == n.Name })
+		if i < 0 {
+			c.notes = append(c.notes, n.Name+" is new.")
+			continue
+		}
+		c.row(old[i], n)
+	}
+	for _, o := range old {
+		if !slices.ContainsFunc(now, func(n *Row) bool { return n.Name == o.Name }) {
+			c.notes = append(c.notes, o.Name+" was not run again.")
+		}
+	}
+	return c
+}
+
+func (c *compared) row(o, n *Row) {
+	if o.Missing != "" || n.Missing != "" {
+		if o.Missing != n.Missing {
+			c.notes = append(c.notes, fmt.Sprintf("%s: missing before: %q, now: %q.", n.Name, o.Missing, n.Missing))
+		}
+		return
+	}
+	if job := func(r *Row) []any { return []any{r.Model, r.Precision, r.Ranks, r.Batch, r.Seq, r.Accum} }; fmt.Sprint(job(o)...) != fmt.Sprint(job(n)...) {
+		c.notes = append(c.notes, fmt.Sprintf("%s is another job: %s with %d ranks of %d × %d tokens before.", n.Name, o.Model, o.Ranks, o.Batch, o.Seq))
+		return
+	}
+	before := len(c.changes)
+	add := func(what, was, is string, ratio float64) {
+		text := ""
+		if ratio > 0 {
+			text = fmt.Sprintf("%+.1f %%", 100*(ratio-1))
+		}
+		c.changes = append(c.changes, difference{n.Name, what, was, is, text})
+	}
+	oldLeast, oldMost := o.noise()
+	least, most := n.noise()
+	if least > oldMost || most < oldLeast {
+		add("step", digits(o.StepSecondsMedian)+" s", digits(n.StepSecondsMedian)+" s", n.StepSecondsMedian/o.StepSecondsMedian)
+	}
+	if a, b := float64(o.ResidentBytes), float64(n.ResidentBytes); a > 0 && b > 0 && (b > 1.02*a || a > 1.02*b) {
+		add("resident", plan.Bytes(o.ResidentBytes), plan.Bytes(n.ResidentBytes), b/a)
+	}
+	for _, exact := range []struct {
+		what string
+		a, b int64
+	}{{"planned", o.PlannedBytes, n.PlannedBytes}, {"touched", o.DevicePeakBytes, n.DevicePeakBytes}, {"sent", o.CommBytesPerStep, n.CommBytesPerStep}} {
+		if exact.a != exact.b {
+			add(exact.what, plan.Bytes(exact.a), plan.Bytes(exact.b), float64(exact.b)/float64(max(exact.a, 1)))
+		}
+	}
+	if k := min(len(o.Losses), len(n.Losses)); !slices.Equal(o.Losses[:k], n.Losses[:k]) {
+		at := 0
+		for o.Losses[at] == n.Losses[at] {
+			at++
+		}
+		add(fmt.Sprintf("loss, step %d", at+1), fmt.Sprint(o.Losses[at]), fmt.Sprint(n.Losses[at]), 0)
+	}
+	if len(c.changes) == before {
+		c.same++
+	}
+}
+
+// lines tell a person what changed.
+func (c *compared) lines() (lines []string) {
+	head := fmt.Sprintf("Compared with %s: ", c.with)
+	if len(c.changes) == 0 {
+		lines = append(lines, head+"nothing changed beyond noise.")
+	} else {
+		lines = append(lines, head+fmt.Sprintf("%d changes beyond noise, %d rows without one.", len(c.changes), c.same))
+	}
+	for _, d := range c.changes {
+		lines = append(lines, fmt.Sprintf("  %s, %s: %s, was %s %s", d.row, d.what, d.now, d.old, d.change))
+	}
+	lines = append(lines, c.notes...)
+	return append(lines, "A time has changed where the medians of the rounds do not overlap, resident memory from 2 % on, the rest at any difference.")
+}
+
+func (c *compared) table() page.Table {
+	t := page.Table{Title: "What changed since " + c.with, Mark: -1, Head: []string{"row", "what", "before", "now", "change"}}
+	for _, d := range c.changes {
+		t.Rows = append(t.Rows, []string{d.row, d.what, d.old, d.now, d.change})
+	}
+	return t
+}
