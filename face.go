@@ -383,6 +383,7 @@ type Own = config.Own
 //	func (t *Trainer) Plan() *plan.Plan
 //	func (t *Trainer) RecomputeAuto() string
 //	func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error
+//	func (t *Trainer) Sample(step, micro, rank int) (tokens, targets []int32, err error)
 //	func (t *Trainer) Save(ctx context.Context) (string, error)
 //	func (t *Trainer) SavedRanks() int
 //	func (t *Trainer) SetParameter(name string, values []float32) error

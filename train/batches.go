@@ -383,3 +383,12 @@ func (b *batches) close() error {
 	}
 	return b.buffer.Close()
 }
+
+// Sample returns the tokens and targets of a micro-batch of the training data, by step and
+// micro-batch from 0.
+func (t *Trainer) Sample(step, micro, rank int) (tokens, targets []int32, err error) {
+	shape := planner.SampleShape(t.plan.Program, t.cfg.Batch)
+	shape.Inputs = nil
+	m := shape.NewMicro(t.cfg.Batch)
+	return m.Tokens, m.Targets, t.train.fill(step, micro, rank, m)
+}

@@ -49,9 +49,6 @@ func TestMain(m *testing.M) {
 	if os.Getenv(doublesEnv) != "" && onDoubles != nil {
 		os.Exit(onDoubles())
 	}
-	if os.Getenv(asCommandEnv) != "" {
-		os.Exit(execute(os.Args[1:], os.Stdout, os.Stderr))
-	}
 	// Started with & by a script, or by nohup, this process ignores interrupts or
 	// hangups, and so would those that it starts. What it catches they don't ignore.
 	caught := make(chan os.Signal, 1)
@@ -80,9 +77,6 @@ func manyAtOnce() {
 		}
 	}
 }
-
-// asCommandEnv makes this test's binary the command: for commands that start their own program.
-const asCommandEnv = "SPILLWAY_TEST_AS_COMMAND"
 
 // process is a started binary.
 type process struct {

@@ -3,6 +3,7 @@ package bench
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -51,8 +52,8 @@ func (r *Row) noise() (least, most float64) {
 }
 
 // compare finds what changed. A time has changed where the rounds' medians of the two runs
-// do not overlap, resident memory where it differs by over 2 %, and all else where it differs
-// at all.
+// do not overlap, resident memory where it differs by over 2 % and 8 MiB, and all else where it
+// differs at all.
 func compare(path string, old, now []*Row) *compared {
 	c := &compared{with: filepath.Base(path)}
 	if a, b := old[0], now[0]; a.Machine.CPU != b.Machine.CPU || a.Machine.Cores != b.Machine.Cores || a.Machine.SIMD != b.Machine.SIMD {
@@ -73,6 +74,9 @@ func compare(path string, old, now []*Row) *compared {
 	}
 	return c
 }
+
+// residentNoise is by how much the resident memory of equal runs may differ: the heap's.
+const residentNoise = 8 << 20
 
 func (c *compared) row(o, n *Row) {
 	if o.Missing != "" || n.Missing != "" {
@@ -98,7 +102,7 @@ func (c *compared) row(o, n *Row) {
 	if least > oldMost || most < oldLeast {
 		add("step", digits(o.StepSecondsMedian)+" s", digits(n.StepSecondsMedian)+" s", n.StepSecondsMedian/o.StepSecondsMedian)
 	}
-	if a, b := float64(o.ResidentBytes), float64(n.ResidentBytes); a > 0 && b > 0 && (b > 1.02*a || a > 1.02*b) {
+	if a, b := float64(o.ResidentBytes), float64(n.ResidentBytes); a > 0 && b > 0 && math.Abs(a-b) > max(0.02*a, residentNoise) {
 		add("resident", plan.Bytes(o.ResidentBytes), plan.Bytes(n.ResidentBytes), b/a)
 	}
 	for _, exact := range []struct {
@@ -133,7 +137,7 @@ func (c *compared) lines() (lines []string) {
 		lines = append(lines, fmt.Sprintf("  %s, %s: %s, was %s %s", d.row, d.what, d.now, d.old, d.change))
 	}
 	lines = append(lines, c.notes...)
-	return append(lines, "A time has changed where the medians of the rounds do not overlap, resident memory from 2 % on, the rest at any difference.")
+	return append(lines, "A time has changed where the medians of the rounds do not overlap, resident memory from 2 % and 8 MiB on, the rest at any difference.")
 }
 
 func (c *compared) table() page.Table {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -23,6 +24,7 @@ type zeroBench struct {
 	rounds, warmup int
 	calibrate      bool
 	vary           []string
+	peer           string
 }
 
 // benchSteps are the steps of a round where --steps does not say.
@@ -49,12 +51,16 @@ of a round do not count.`,
 	b.out.flags(fs)
 	roundFlags(fs, &b.rounds, &b.warmup, &b.calibrate)
 	fs.Var(cli.List(&b.vary, "LIST"), "vary", "also run stage 3 with other settings, one at a time: offload, recompute, precision, ranks (of the same rows a step), accum-order, separated by commas; each alone or with a value, as in recompute=full")
+	fs.StringVar(&b.peer, "peer", "", "torch: also run the job with PyTorch, by python3: DDP, ZeroRedundancyOptimizer, and FSDP2 where it has it (GPT-2 only)")
 	for _, f := range ofOneRun {
 		fs.Lookup(f.flag).Hidden = true
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		args, err := trainArgs(fs, &c, &l, func(fs *pflag.FlagSet) error { return refuseOfOneRun(fs, "bench zero runs every stage", ofOneRun) })
 		_, unknown := varied(b.vary, &c)
+		if unknown == nil && b.peer != "" && !strings.EqualFold(b.peer, "torch") {
+			unknown = fmt.Errorf("--peer %.80q: want torch", b.peer)
+		}
 		if err := cmp.Or(err, checkRounds(b.rounds, b.warmup, &c), unknown, b.out.check()); err != nil {
 			return err
 		}
@@ -181,15 +187,27 @@ func (b *zeroBench) run(cmd *cobra.Command, args []string) error {
 	if err := s.addVaried(ctx, args, b.vary); err != nil {
 		return err
 	}
+	if b.peer != "" {
+		dir, err := os.MkdirTemp("", "spillway-bench-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		if err := s.addPeer(ctx, args, dir); err != nil {
+			return err
+		}
+	}
 	if err := s.measure(ctx); err != nil {
 		return err
 	}
+	notes, apart := s.peerNotes()
 	c, err := configOf(args)
 	if err != nil {
 		return err
 	}
 	what := fmt.Sprintf("model %s, %d ranks, micro-batch %d × %d tokens, accumulation %d", c.Model, c.Ranks, c.Batch, s.rows()[0].Seq, c.Accum)
-	return b.out.write(cmd, &report{title: "ZeRO stages", what: what, session: s, tables: zeroTables, charts: zeroCharts, capacity: c.DeviceMemory, made: made(cmd)})
+	err = b.out.write(cmd, &report{title: "ZeRO stages", what: what, session: s, tables: zeroTables, charts: zeroCharts, capacity: c.DeviceMemory, made: made(cmd), notes: notes})
+	return cmp.Or(err, cli.Fault(apart))
 }
 
 // made is the command that makes a report again.
