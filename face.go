@@ -82,6 +82,9 @@ import (
 //		Base     string
 //		Threads  int // computing threads of the process, shared by its ranks; 0: all cores
 //		Prefetch int // units gathered ahead of use; more hides communication and costs memory
+//		// Overlap is "on" (or ""): collectives run beside computation; or "off": they take turns,
+//		// which is slower, has the same bits, and shows what the overlap gives. CPU ranks only.
+//		Overlap string
 //
 //		// Inference is a run that only evaluates (EvalData, all of it) or generates
 //		// (Generate): it needs no Data, trains nothing, and plans no gradients and no
@@ -287,6 +290,7 @@ import (
 //	func (c *Config) Reduce32() bool
 //	func (cfg *Config) Runnable() error
 //	func (c *Config) ScalePolicy() graph.LossScaleAttr
+//	func (c *Config) Serial() bool
 //	func (c *Config) Shares() []int
 //	func (cfg Config) Sharing() Config
 //	func (cfg *Config) SkipsNonFinite() bool

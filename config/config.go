@@ -95,6 +95,9 @@ type Config struct {
 	Base     string
 	Threads  int // computing threads of the process, shared by its ranks; 0: all cores
 	Prefetch int // units gathered ahead of use; more hides communication and costs memory
+	// Overlap is "on" (or ""): collectives run beside computation; or "off": they take turns,
+	// which is slower, has the same bits, and shows what the overlap gives. CPU ranks only.
+	Overlap string
 
 	// Inference is a run that only evaluates (EvalData, all of it) or generates
 	// (Generate): it needs no Data, trains nothing, and plans no gradients and no
@@ -455,7 +458,7 @@ func (c *Config) validate() error {
 		oneOf("LRSchedule", c.LRSchedule, lrSchedules), oneOf("LRScale", c.LRScale, lrScales), oneOf("Order", c.Order, orders), oneOf("AccumOrder", c.AccumOrder, accumOrders),
 		oneOf("Precision", c.Precision, precisions), oneOf("BF16Rounding", c.BF16Rounding, bf16Roundings), validRounding(c), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), validLoRA(c), validBase(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
 		oneOf("Optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("Device", c.Device, devices),
-		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves), oneOf("CUDAGraphs", c.CUDAGraphs, cudaGraphs),
+		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves), oneOf("CUDAGraphs", c.CUDAGraphs, cudaGraphs), oneOf("Overlap", c.Overlap, overlaps),
 		validCollectives(c), c.validateSchedule(),
 		finite("LR", c.LR, 0), finite("MinLR", c.MinLR, 0), finite("WeightDecay", c.WeightDecay, 0), finite("Eps", c.Eps, 0), finite("Clip", c.Clip, 0), finite("Trust", c.Trust, 0),
 		fraction("Beta1", c.Beta1), fraction("Beta2", c.Beta2), fraction("Dropout", c.Dropout),

@@ -31,8 +31,14 @@ func (p *pair) sentence(c *Config) string {
 
 var standard = Default()
 
+var overlaps = []string{"", "on", "off"}
+
+// Serial says that collectives and computation take turns.
+func (c *Config) Serial() bool { return strings.EqualFold(c.Overlap, "off") }
+
 // refusedAlone are fields that ask for what the run would not do.
 var refusedAlone = []pair{
+	{"Config.Overlap", func(c *Config) any { return c.Serial() }, false, func(c *Config) bool { return !strings.EqualFold(c.Device, "cuda") }, "off with Config.Device cuda: only CPU ranks have it"},
 	{"Config.EvalEvery", func(c *Config) any { return c.EvalEvery }, 0, (*Config).Evaluates, "needs Config.EvalData: the held-out data"},
 	{"Config.Resume", func(c *Config) any { return c.Resume }, false, (*Config).checkpoints, "needs Config.Checkpoint: the folder to resume from"},
 	{"Config.AcceptChanges", func(c *Config) any { return c.AcceptChanges }, false, func(c *Config) bool { return c.Resume }, "is for Config.Resume: changes since the checkpoint"},
@@ -71,6 +77,8 @@ var toldAlone = []pair{
 		"changes nothing: at Config.Zero 0 nothing is sharded"},
 	{"Config.AccumOrder", func(c *Config) any { return c.AsksLayers() }, false, func(c *Config) bool { return c.Accum > 1 },
 		"layer changes nothing: a step has one micro-batch (Config.Accum 1)"},
+	{"Config.Overlap", func(c *Config) any { return c.Serial() }, false, func(c *Config) bool { return c.Ranks > 1 },
+		"off changes nothing: one rank has no collectives"},
 	{"Config.AsyncSave", func(c *Config) any { return strings.EqualFold(c.AsyncSave, AsyncOff) }, false, (*Config).checkpoints,
 		"off changes nothing: without Config.Checkpoint nothing is saved"},
 }

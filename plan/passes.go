@@ -58,7 +58,7 @@ var passes = []pass{
 	{"sweep", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Sweep(p), nil }, nil, has(noDeadBuffers), false, true},
 	{"staging", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return sizeStaging(p), nil }, has(flatParams, hostPorts), nil, false, true},
 	{"workspace", func(p *graph.Program, s *Spec) (*graph.Program, error) { return graph.AddWorkspace(p, s.Target), nil }, has(step, reachable), nil, false, true},
-	{"schedule", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Schedule(p) }, has(step), has(step, noThrottles), true, true},
+	{"schedule", schedule, has(step), has(step, noThrottles), true, true},
 }
 
 // constraint says that pass before must come before pass after, and why.

@@ -38,6 +38,7 @@ type Config struct {
 	LayerOrder   bool              // each block goes through all of them before the next one is touched
 	Reproducible bool              // sums over the micro-batches of a step have one order: the bits depend on them alone, not on stage and ranks
 	Prefetch     int               // units gathered ahead of their use at stage 3
+	Serial       bool              // collectives and computation take turns, to see what their overlap gives
 	Recompute    recompute.Options
 	Offload      offload.Options // its Ahead is Prefetch
 	Freeze       []string        // patterns of parameters that are not trained

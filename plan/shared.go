@@ -52,7 +52,7 @@ func afterMesh(c *Config) {
 	if !c.inLayers() { // micro-batches in layer order leave their gradients as these are summed
 		c.Reproducible = false
 	}
-	c.Shares, c.Shapes = nil, nil
+	c.Shares, c.Shapes, c.Serial = nil, nil, false
 	c.Stage, c.Prefetch, c.Offload = none.Stage, 0, none.Offload
 	limits(c)
 }

@@ -136,7 +136,7 @@ func (cfg *Request) passes() (conf plan.Config, err error) {
 		outside[cfg.FrozenCache.Tier] += cfg.FrozenCache.Bytes
 	}
 	return plan.Config{
-		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Shares: cfg.Shares(), Shapes: cfg.StepShapes(), LayerOrder: cfg.InLayers(), Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch,
+		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Shares: cfg.Shares(), Shapes: cfg.StepShapes(), LayerOrder: cfg.InLayers(), Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch, Serial: cfg.Serial(),
 		Recompute: again, Offload: away, Freeze: freeze, LoRA: cfg.LoRA, Base: cfg.BaseType(), Optimizer: cfg.UpdateRule(), Clip: cfg.Clip, Target: cfg.DeviceTarget(),
 		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		SkipNonFinite: cfg.SkipsNonFinite(),

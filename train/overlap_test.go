@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
 )
 
 // Promise 1 for updates that wait for the next step: with rates that change by
@@ -83,4 +85,48 @@ func TestPendingUpdatesAreSaved(t *testing.T) {
 		require.Equal(t, want.sha, got.sha)
 		require.NoError(t, os.RemoveAll(filepath.Join(c.Checkpoint, fmt.Sprintf("step-%08d", c.Steps))))
 	}
+}
+
+// Collectives that take turns with computation compute the same bits, at every stage and with
+// updates on the host; the memory that is touched is the plan's.
+func TestWithoutOverlapTheBitsAreTheSame(t *testing.T) {
+	t.Parallel()
+	for zero := range 4 {
+		for _, placement := range []string{"", "optimizer=host"} {
+			c := tiny("gpt2")
+			c.Ranks, c.Zero, c.Steps, c.Accum, c.Offload = 3, zero, 2, 2, placement
+			run := func(overlap string) (losses []float32, sha string) {
+				c.Overlap = overlap
+				tr, err := c.start(context.Background())
+				require.NoError(t, err)
+				defer func() { require.NoError(t, tr.Close()) }()
+				require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+					losses = append(losses, r.Loss)
+					require.Equal(t, r.Planned, r.Peak)
+					return nil
+				}))
+				compute := map[bool]bool{}
+				for _, ph := range tr.Plan().Program.Section("step").Phases {
+					for _, op := range ph.Ops {
+						if op.Kind == graph.AllReduce || op.Kind == graph.AllGather {
+							compute[op.Stream == graph.Compute] = true
+						}
+					}
+				}
+				require.Equal(t, map[bool]bool{overlap == "off": true}, compute)
+				sha, err = tr.ParamsSHA256()
+				require.NoError(t, err)
+				return losses, sha
+			}
+			losses, sha := run("on")
+			serial, same := run("off")
+			require.Equal(t, losses, serial, "stage %d %s", zero, placement)
+			require.Equal(t, sha, same, "stage %d %s", zero, placement)
+		}
+	}
+	c := tiny("gpt2")
+	c.Overlap, c.Device = "off", "cuda"
+	require.ErrorContains(t, c.Validate(), "Config.Overlap off with Config.Device cuda")
+	c.Overlap, c.Device = "maybe", "cpu"
+	require.ErrorContains(t, c.Validate(), "Config.Overlap")
 }

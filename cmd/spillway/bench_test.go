@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -226,4 +227,48 @@ func TestBenchZeroBesidePyTorch(t *testing.T) {
 	got = command(benched("--peer", "jax")...)
 	require.Equal(t, cli.ExitBadInput, got.status)
 	require.Contains(t, got.stderr, `--peer "jax": want torch`)
+}
+
+// Every number of ranks runs in processes of its own, with and without overlap, with the same
+// losses where the rows of a step stay; what is predicted is written before, and more ranks
+// than processors have no prediction.
+func TestBenchScale(t *testing.T) {
+	scale := func(args ...string) []string {
+		return append([]string{"bench", "scale", "--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--batch", "1", "--seq", "16", "--steps", "3", "--warmup-steps", "1", "--rounds", "1", "--calibrate=false"}, args...)
+	}
+	over := 2 * runtime.GOMAXPROCS(0)
+	page := filepath.Join(t.TempDir(), "page.html")
+	rows, got := benchRows(t, scale("--ranks", fmt.Sprint(over), "--mode", "strong", "--reproducible", "--html", page, "--gpu", "none")...)
+	requirePage(t, page)
+	require.Equal(t, []any{1, "strong", true}, []any{rows[0].Ranks, rows[0].Mode, rows[0].Overlap})
+	require.InDelta(t, 1, *rows[0].Efficiency, 1e-9)
+	for _, r := range rows {
+		require.Equal(t, over, r.Ranks*r.Accum*r.Batch, "the rows of a step stay")
+		require.Equal(t, rows[0].Losses, r.Losses)
+		require.Equal(t, rows[0].SHA256, r.SHA256)
+		require.Equal(t, *r.Seconds, r.StepSecondsMedian)
+		require.InDelta(t, *rows[0].Seconds / *r.Seconds / float64(r.Ranks), *r.Efficiency, 1e-9)
+		require.Equal(t, r.Ranks > runtime.GOMAXPROCS(0), r.Oversubscribed)
+		require.Equal(t, r.Oversubscribed, r.Predicted == nil)
+	}
+	require.Equal(t, over, rows[len(rows)-1].Ranks)
+	require.False(t, rows[len(rows)-1].Overlap)
+	require.Contains(t, got.stderr, "Predicted before the runs: strong 1 ")
+	require.Contains(t, got.stdout, "Predicted against measured: median ")
+
+	rows, _ = benchRows(t, scale("--ranks", "1", "--mode", "weak", "--gpu", "rtx-4090")...)
+	require.Len(t, rows, 11)
+	last := rows[9]
+	require.True(t, last.Simulated && last.Overlap)
+	require.Equal(t, 16384, last.Ranks)
+	require.Nil(t, last.Seconds)
+	require.Positive(t, *last.Predicted)
+	require.Less(t, *last.Efficiency, 1.0)
+	require.Greater(t, *rows[10].Predicted, *last.Predicted, "without overlap it takes longer")
+	for args, want := range map[string]string{"--mode odd": `--mode "odd": want strong, weak, or both`, "--gpu gpu9": "--gpu: ", "--ranks 100": "--ranks 100: 1 to 64",
+		"--overlap off": "--overlap: bench scale runs several numbers of ranks with and without", "--device cuda": "--device cuda: bench scale runs CPU ranks"} {
+		got := command(scale(strings.Fields(args)...)...)
+		require.Equal(t, cli.ExitBadInput, got.status, args)
+		require.Contains(t, got.stderr, want)
+	}
 }

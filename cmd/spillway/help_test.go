@@ -42,7 +42,7 @@ func TestUnknownCommands(t *testing.T) {
 		"tarin":            "train",
 		"ckpt verfy x":     `spillway: spillway ckpt has no command "verfy"; did you mean verify?`,
 		"data tokenise x":  `spillway: spillway data has no command "tokenise"; did you mean tokenize?`,
-		"bench speed":      `spillway: spillway bench has no command "speed"; there are comm, zero`,
+		"bench speed":      `spillway: spillway bench has no command "speed"; there are comm, scale, zero`,
 		"train gpt2":       `spillway: argument "gpt2" is not understood; every value goes with its --flag`,
 		"help nope":        `spillway: spillway has no command "nope"; there are bench`,
 		"help trian":       "did you mean train?",

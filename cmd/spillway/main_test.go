@@ -192,7 +192,7 @@ var contractFlags = map[string]string{
 	"config": "c.yaml", "model": "gpt2", "init": "random", "data": "x.txt", "tokenizer": "bytes", "order": "sequential", "template": "t.jinja", "loss-on": "all", "long": "drop", "packing": "off", "eval-split": "5%", "epochs": "2",
 	"steps": "1", "batch": "1", "seq": "8", "accum": "1", "optimizer": "adamw", "lr": "1e-3", "lr-schedule": "constant", "warmup": "0",
 	"min-lr": "0", "weight-decay": "0.1", "beta1": "0.9", "beta2": "0.95", "eps": "1e-8", "clip": "0",
-	"dropout": "0", "seed": "1", "freeze": "wte.weight", "lora": "r=8,alpha=16,targets=*.attn.*,*.mlp.*,dropout=0", "base": "int8", "threads": "1", "prefetch": "1",
+	"dropout": "0", "seed": "1", "freeze": "wte.weight", "lora": "r=8,alpha=16,targets=*.attn.*,*.mlp.*,dropout=0", "base": "int8", "threads": "1", "prefetch": "1", "overlap": "off",
 	"eval-data": "y.txt", "eval-every": "1", "eval-steps": "1", "device": "cpu", "ranks": "1",
 	"device-memory": "1GiB", "host-memory": "1GB", "disk": "d:1GiB", "zero": "3", "reproducible": "true",
 	"precision": "fp32", "reduce": "same", "int8": "optimizer", "epilogues": "none", "recompute": "none", "offload": "optimizer=host", "require-pinned": "true", "cuda-graphs": "off",

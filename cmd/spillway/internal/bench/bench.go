@@ -9,10 +9,12 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// Command is bench, with zero and comm below it.
+// Command is bench, with zero, scale and comm below it.
 func Command() *cobra.Command {
 	bench := &cobra.Command{Use: "bench", Short: "Measure", Args: cli.NoArguments,
-		RunE: func(*cobra.Command, []string) error { return errors.New("bench: name what to measure: zero or comm") }}
-	bench.AddCommand(zeroCommand(), CommCommand())
+		RunE: func(*cobra.Command, []string) error {
+			return errors.New("bench: name what to measure: zero, scale or comm")
+		}}
+	bench.AddCommand(zeroCommand(), scaleCommand(), CommCommand())
 	return bench
 }

@@ -78,7 +78,7 @@ func (o *outputs) write(cmd *cobra.Command, r *report) error {
 	}
 	if o.svg != "" {
 		var chart bytes.Buffer
-		err := r.memoryChart().SVG(&chart)
+		err := r.charts(r)[0].SVG(&chart)
 		if err == nil {
 			err = cli.WriteNew(o.svg, chart.Bytes())
 		}

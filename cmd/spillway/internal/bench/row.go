@@ -54,6 +54,8 @@ type Row struct {
 
 	Losses []float64 `json:"losses"` // of every step of a round
 	SHA256 string    `json:"params_sha256,omitempty"`
+
+	*Scaling // of bench scale; nil: a stage's row
 }
 
 // Machine is what the rows were measured on.

@@ -40,6 +40,9 @@ type job struct {
 	last      outcome
 }
 
+// runs says that there is a program to run.
+func (j *job) runs() bool { return j.Missing == "" && len(j.argv) > 0 }
+
 // prepare measures what all rows share.
 func (s *session) prepare(ctx context.Context, args []string, calibrate bool) (err error) {
 	s.base = statusBytes(os.Getpid(), "VmRSS:")
@@ -152,7 +155,7 @@ func (s *session) measure(ctx context.Context) error {
 	live, began, done := cli.NewLiveLine(s.progress), time.Now(), 0
 	total := 0
 	for _, j := range s.jobs {
-		if j.Missing == "" {
+		if j.runs() {
 			total += s.rounds
 		}
 	}
@@ -165,7 +168,7 @@ func (s *session) measure(ctx context.Context) error {
 			slices.Reverse(order)
 		}
 		for _, j := range order {
-			if j.Missing != "" {
+			if !j.runs() {
 				continue
 			}
 			show := func(l stepLine) {
@@ -192,7 +195,7 @@ func (s *session) measure(ctx context.Context) error {
 		live.End()
 	}
 	for _, j := range s.jobs {
-		if j.Missing == "" {
+		if j.runs() {
 			j.finish(j.last, s.warmup)
 		}
 		j.Row.Machine, j.Row.Warmup = s.machine, s.warmup

@@ -83,9 +83,7 @@ func (s *session) addVaried(ctx context.Context, args, list []string) error {
 	for _, ch := range changes {
 		base := args
 		if strings.HasPrefix(ch.args, "--ranks=") { // the rows of a step stay, so the accumulation follows
-			base = slices.DeleteFunc(slices.Clone(args), func(a string) bool {
-				return strings.HasPrefix(a, "--accum=") || strings.HasPrefix(a, "--rank-shares=")
-			})
+			base = without(args, "accum", "rank-shares")
 		}
 		err := s.add(ctx, ch.name, ch.name, append(slices.Clone(base), strings.Fields(ch.args)...))
 		switch {

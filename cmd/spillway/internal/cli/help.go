@@ -32,7 +32,7 @@ var flagGroups = []flagGroup{
 	{"Common", []string{"model", "init", "data", "tokenizer", "text-field", "steps", "epochs", "batch", "seq", "lr", "ranks", "zero", "device-memory", "gpu", "nodes", "gpus-per-node", "fit", "checkpoint", "resume", "metrics", "prompt", "prompts", "system", "stop", "tokens", "price", "temperature", "top-k", "top-p", "out", "json"}},
 	{"Data", []string{"data-glob", "template", "loss-on", "long", "packing", "order", "eval-data", "eval-split", "eval-every", "eval-steps"}},
 	{"Optimizer", []string{"optimizer", "lr-schedule", "warmup", "min-lr", "lr-scale", "lr-base-batch", "weight-decay", "beta1", "nesterov", "beta2", "eps", "clip", "accum", "global-batch", "batch-schedule", "rank-shares", "accum-order", "dropout", "freeze", "lora", "seed", "on-nonfinite", "trust", "adapt-all"}},
-	{"Memory", []string{"host-memory", "node-memory", "disk", "recompute", "offload", "prefetch", "disk-cache", "frozen-cache", "require-pinned", "allow"}},
+	{"Memory", []string{"host-memory", "node-memory", "disk", "recompute", "offload", "prefetch", "overlap", "disk-cache", "frozen-cache", "require-pinned", "allow"}},
 	{"Precision and sums", []string{"precision", "bf16-rounding", "base", "reduce", "int8", "epilogues", "loss-scale", "loss-scale-hysteresis", "stochastic-rounding", "optimizer-dtype", "reproducible"}},
 	{"Ranks and devices", []string{"device", "cuda-graphs", "threads", "ranks-per-process", "shard-size", "transport", "collectives", "timeout", "min-ranks"}},
 	{"Checkpoints and files", []string{"save-every", "async-save", "keep", "export", "merge", "format", "accept-changes", "trace", "tensorboard", "metrics-addr", "config", "html", "svg", "dump"}},

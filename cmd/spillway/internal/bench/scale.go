@@ -1,0 +1,375 @@
+package bench
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/calibration"
+	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/gpus"
+	page "github.com/spillway-ml/spillway/memplan/report"
+	"github.com/spillway-ml/spillway/planner"
+)
+
+// Scaling is what a row of bench scale has beside a stage's. The first six are contracted,
+// with ranks.
+type Scaling struct {
+	Mode           string   `json:"mode"` // strong: the rows of a step stay; weak: each rank has as many
+	Overlap        bool     `json:"overlap"`
+	Seconds        *float64 `json:"seconds"`    // of a step, the median; null: it did not run
+	Efficiency     *float64 `json:"efficiency"` // against the fewest ranks of the mode
+	Oversubscribed bool     `json:"oversubscribed"`
+	Simulated      bool     `json:"simulated"` // on the cost model alone
+}
+
+const (
+	strong = "strong"
+	weak   = "weak"
+)
+
+// scaleBench is what bench scale was asked for.
+type scaleBench struct {
+	out            outputs
+	rounds, warmup int
+	calibrate      bool
+	modes          []string
+	ranks          int
+	gpu            string
+}
+
+func scaleCommand() *cobra.Command {
+	var c spillway.Config
+	var l options.Later
+	var b scaleBench
+	cmd := &cobra.Command{
+		Use:   "scale",
+		Short: "Strong and weak scaling over processes, predicted and measured, with and without overlap",
+		Long: `Train with 1, 2, … up to --ranks processes of one rank and one thread each, bound to
+processors: strong scaling has the same rows of a step at every number, weak scaling as many
+for each rank. Every number runs twice, the second time with --overlap off, where collectives
+and computation take turns. Predictions are written before the runs. Where there are more
+ranks than processors rows are marked, and have none.
+
+Behind them are up to 16,384 ranks of a GPU by name, on the cost model alone: simulated.`,
+		Args: cli.NoArguments,
+	}
+	fs := cmd.Flags()
+	options.Train(fs, &c, &l)
+	b.out.flags(fs)
+	fs.Lookup("svg").Usage = "write the chart of step times to `FILE`"
+	roundFlags(fs, &b.rounds, &b.warmup, &b.calibrate)
+	fs.Var(cli.List(&b.modes, "MODE"), "mode", "strong, weak, or both, separated by commas (default: both)")
+	fs.StringVar(&b.gpu, "gpu", "h100-80", "the card of the simulated ranks (plan --list-gpus), or none")
+	fs.Lookup("ranks").Usage = "the most ranks; the fewer ones divide it (default: the processors)"
+	fs.Lookup("ranks").DefValue = "0" // a default of its own
+	list := slices.DeleteFunc(slices.Clone(ofOneRun), func(f refusedFlag) bool { return f.flag == "zero" })
+	list = append(list, refusedFlag{"global-batch", "; strong scaling has --batch rows for each of the most ranks"}, refusedFlag{"rank-shares", "; leave it out"},
+		refusedFlag{"overlap", " with and without; leave it out"})
+	for _, f := range list {
+		fs.Lookup(f.flag).Hidden = true
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		b.ranks = runtime.GOMAXPROCS(0)
+		if fs.Changed("ranks") {
+			b.ranks = c.Ranks
+		}
+		args, err := trainArgs(fs, &c, &l, func(fs *pflag.FlagSet) error {
+			return refuseOfOneRun(fs, "bench scale runs several numbers of ranks", list)
+		})
+		if err := cmp.Or(err, b.check(&c), checkRounds(b.rounds, b.warmup, &c), b.out.check()); err != nil {
+			return err
+		}
+		return b.run(cmd, args)
+	}
+	return cmd
+}
+
+func (b *scaleBench) check(c *spillway.Config) error {
+	if len(b.modes) == 0 {
+		b.modes = []string{strong, weak}
+	}
+	for _, m := range b.modes {
+		if m != strong && m != weak {
+			return fmt.Errorf("--mode %.80q: want strong, weak, or both", m)
+		}
+	}
+	if strings.EqualFold(c.Device, "cuda") {
+		return errors.New("--device cuda: bench scale runs CPU ranks, and GPUs on the cost model; spillway train --device cuda --metrics has a run's times")
+	}
+	if b.ranks < 1 || b.ranks > 64 {
+		return fmt.Errorf("--ranks %d: 1 to 64 processes of this machine", b.ranks)
+	}
+	if strings.EqualFold(b.gpu, "none") {
+		return nil
+	}
+	_, err := gpus.Lookup(b.gpu)
+	if err != nil {
+		err = fmt.Errorf("--gpu: %w, or none (all: spillway plan --list-gpus)", err)
+	}
+	return err
+}
+
+// without are arguments but those of some flags.
+func without(args []string, flags ...string) []string {
+	return slices.DeleteFunc(slices.Clone(args), func(a string) bool {
+		name, _, _ := strings.Cut(strings.TrimPrefix(a, "--"), "=")
+		return slices.Contains(flags, name)
+	})
+}
+
+func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
+	ctx, s := cmd.Context(), &session{progress: cmd.ErrOrStderr(), rounds: b.rounds, warmup: b.warmup}
+	args = append(without(args, "ranks", "threads"), "--threads=1")
+	if err := s.prepare(ctx, without(args, "threads"), b.calibrate); err != nil {
+		return err
+	}
+	first, err := configOf(args)
+	if err != nil {
+		return err
+	}
+	for _, mode := range b.modes {
+		for n := 1; n <= b.ranks; n++ {
+			if b.ranks%n != 0 {
+				continue
+			}
+			for _, overlap := range []string{"on", "off"} {
+				if n == 1 && overlap == "off" { // it has no collectives
+					continue
+				}
+				if err := b.add(ctx, s, args, &first, mode, n, overlap); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	model := first.Model
+	if !strings.EqualFold(b.gpu, "none") {
+		if model, err = b.simulate(ctx, s, args, cmd.Flags().Changed("model")); err != nil {
+			return err
+		}
+	}
+	predictions := "Predicted before the runs:"
+	for _, r := range s.rows() {
+		if r.Predicted != nil && !r.Simulated {
+			predictions += fmt.Sprintf(" %s %s;", r.Name, seconds(*r.Predicted))
+		}
+	}
+	cli.Wrap(cmd.ErrOrStderr(), "", "  ", strings.TrimSuffix(predictions, ";"))
+	if b.out.json != "" && b.out.json != "-" {
+		if err := writeJSON(nil, b.out.json, s.rows()); err != nil {
+			return err
+		}
+	}
+	if err := s.measure(ctx); err != nil {
+		return err
+	}
+	s.efficiencies()
+	what := fmt.Sprintf("model %s, ZeRO-%d, micro-batch %d × %d tokens, up to %d processes of one thread", first.Model, first.Zero, first.Batch, s.rows()[0].Seq, b.ranks)
+	notes := []string{s.accuracy()}
+	if !strings.EqualFold(b.gpu, "none") {
+		notes = append(notes, fmt.Sprintf("Simulated rows: %s on %s in servers of 8, weak scaling, on the cost model alone.", model, b.gpu))
+	}
+	return b.out.write(cmd, &report{title: "Scaling", what: what, session: s, tables: scaleTables, charts: scaleCharts, made: made(cmd), notes: slices.DeleteFunc(notes, func(n string) bool { return n == "" })})
+}
+
+// add has a number of ranks measured.
+func (b *scaleBench) add(ctx context.Context, s *session, args []string, first *spillway.Config, mode string, n int, overlap string) error {
+	if mode == strong {
+		args = append(without(args, "accum"), fmt.Sprintf("--batch=%d", first.Batch), fmt.Sprintf("--global-batch=%d", first.Batch*b.ranks*first.Accum))
+	}
+	args = append(slices.Clone(args), "--overlap="+overlap)
+	c, err := configOf(append(slices.Clone(args), fmt.Sprintf("--ranks=%d", n)))
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("%s %d", mode, n)
+	if overlap == "off" {
+		name += ", no overlap"
+	}
+	cores := runtime.GOMAXPROCS(0)
+	all := c // the prediction is from what was measured with all threads
+	all.Threads = 0
+	f, rates, err := s.forecast(ctx, all, n)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	s.machine.Rates = rates
+	j := &job{Row: newRow(name, "", f)}
+	j.Scaling = &Scaling{Mode: mode, Overlap: overlap == "on", Oversubscribed: n > cores}
+	if j.Oversubscribed {
+		j.Predicted = nil
+	}
+	if refused := f.Plan.Fit(); refused != nil {
+		j.Missing = refused.Error()
+	}
+	launched := []string{"launch", "-n", fmt.Sprint(n), "--", "train"}
+	j.Command = slices.Concat([]string{"spillway"}, launched, args)
+	j.argv = slices.Concat([]string{s.self}, launched, []string{"--checkpoint=none", "--metrics=/dev/stdout"}, args)
+	s.jobs = append(s.jobs, j)
+	return nil
+}
+
+// forecast predicts a run of processes with one thread each, bound to processors: what was
+// measured of this machine, on as many of its cores.
+func (s *session) forecast(ctx context.Context, c spillway.Config, n int) (*spillway.Forecast, string, error) {
+	hw, _, rates := calibration.Hardware(c.ComputeThreads())
+	hw, over := calibration.Over(hw, cluster.SHM, n)
+	m := *hw.Machine(n)
+	m.Cores, m.Sharers = n, n
+	f, err := planner.Predict(ctx, c, &m)
+	return f, cmp.Or(rates, "rates of a typical core") + "; " + cmp.Or(over, "collectives as in one process"), err
+}
+
+// The simulated numbers of ranks, and the model where none was given.
+var simulatedRanks = []int{8, 64, 512, 4096, 16384}
+
+const (
+	simulatedModel = "llama-3-8b"
+	serverCards    = 8
+)
+
+// simulate adds weak scaling over GPUs, on the cost model. It returns the model's name.
+func (b *scaleBench) simulate(ctx context.Context, s *session, args []string, given bool) (string, error) {
+	g, err := gpus.Lookup(b.gpu)
+	if err != nil {
+		return "", err
+	}
+	if !given {
+		args = append(without(args, "model", "seq", "batch", "device-memory"), "--model="+simulatedModel, "--seq=4096", "--batch=1", "--precision=bf16", "--recompute=selective", "--tokenizer=bytes")
+	}
+	c, err := configOf(args)
+	if err != nil {
+		return "", err
+	}
+	c.Target, c.LocalRanks, c.Threads = graph.CUDATarget(), serverCards, 0
+	c.Outside[graph.Device], c.Outside[graph.Host] = g.OutsideBytes(), gpus.HostOutsideBytes
+	for _, n := range simulatedRanks {
+		for _, overlap := range []string{"on", "off"} {
+			c.Ranks, c.Overlap = n, overlap
+			f, err := planner.Predict(ctx, c, g.Machine(serverCards))
+			if err != nil {
+				return "", fmt.Errorf("%d simulated ranks: %w", n, err)
+			}
+			j := &job{Row: newRow(fmt.Sprintf("%d × %s", n, g.Name), "", f)}
+			if overlap == "off" {
+				j.Name += ", no overlap"
+			}
+			j.By, j.Scaling = "simulated", &Scaling{Mode: weak, Overlap: overlap == "on", Simulated: true}
+			j.TokensPerS = float64(c.StepRows()*f.Config.Seq) / f.Step.Seconds
+			s.jobs = append(s.jobs, j)
+		}
+	}
+	return c.Model, nil
+}
+
+// efficiencies fills what follows from the times: each row against the fewest ranks of its
+// mode, which overlap.
+func (s *session) efficiencies() {
+	time := func(r *Row) float64 {
+		if r.Simulated {
+			return *r.Predicted
+		}
+		return r.StepSecondsMedian
+	}
+	base := map[string]*Row{}
+	for _, r := range s.rows() {
+		if r.Missing != "" {
+			continue
+		}
+		if !r.Simulated {
+			r.Seconds = &r.StepSecondsMedian
+		}
+		key := fmt.Sprint(r.Mode, r.Simulated)
+		if base[key] == nil {
+			base[key] = r
+		}
+		e := time(base[key]) / time(r)
+		if r.Mode == strong {
+			e *= float64(base[key].Ranks) / float64(r.Ranks)
+		}
+		r.Efficiency = &e
+	}
+}
+
+// accuracy says how far the predictions were from the clock.
+func (s *session) accuracy() string {
+	var off []float64
+	for _, r := range s.rows() {
+		if r.Predicted != nil && r.Seconds != nil {
+			off = append(off, max(*r.Predicted / *r.Seconds, *r.Seconds / *r.Predicted)-1)
+		}
+	}
+	if len(off) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("Predicted against measured: median %s, worst %s of %d rows.", percent(quantile(off, 0.5)), percent(slices.Max(off)), len(off))
+}
+
+// scaleTables are the tables of bench scale.
+var scaleTables = []table{
+	{"Scaling", nil, []column{
+		{"step s", func(r *Row, _ float64) string { return optional(r.Seconds, digits) }},
+		{"p10", func(r *Row, _ float64) string { return whereMeasured(r, r.P10) }},
+		{"p90", func(r *Row, _ float64) string { return whereMeasured(r, r.P90) }},
+		{"predicted", func(r *Row, _ float64) string { return optional(r.Predicted, digits) }},
+		{"tokens/s", func(r *Row, _ float64) string { return fmt.Sprintf("%.0f", r.TokensPerS) }},
+		{"efficiency", func(r *Row, _ float64) string { return optional(r.Efficiency, percent) }},
+		{"hidden", func(r *Row, _ float64) string { return optional(r.HiddenShare, percent) }},
+		{"", func(r *Row, _ float64) string {
+			switch {
+			case r.Oversubscribed:
+				return "over"
+			case r.Simulated:
+				return "sim"
+			}
+			return ""
+		}}},
+		"Strong: the same rows of a step at every number of ranks; weak: as many for each rank. Over: more ranks than processors, and no prediction. Sim: on the cost model alone."},
+}
+
+func whereMeasured(r *Row, v float64) string {
+	if r.Simulated {
+		return "–"
+	}
+	return digits(v)
+}
+
+// scaleCharts draw times beside predictions, and efficiency.
+func scaleCharts(r *report) []*page.Bars {
+	colours := map[bool]page.Series{true: {Name: "overlap", Colour: "#0072b2"}, false: {Name: "no overlap", Colour: "#d55e00"}}
+	series := []page.Series{colours[true], colours[false]}
+	values := func(row *Row, v float64) []float64 {
+		if row.Overlap {
+			return []float64{v, 0}
+		}
+		return []float64{0, v}
+	}
+	times := &page.Bars{Title: "Time of a step, measured", Series: series, Text: seconds, Mark: "predicted"}
+	simulated := &page.Bars{Title: "Time of a step, simulated", Series: series, Text: seconds}
+	efficiency := &page.Bars{Title: "Efficiency", Series: series, Text: percent}
+	for _, row := range r.ran() {
+		if row.Simulated {
+			simulated.Bars = append(simulated.Bars, page.Bar{Name: row.Name, Values: values(row, *row.Predicted)})
+		} else {
+			bar := page.Bar{Name: row.Name, Values: values(row, row.StepSecondsMedian)}
+			if row.Predicted != nil {
+				bar.Mark = *row.Predicted
+			}
+			times.Bars = append(times.Bars, bar)
+		}
+		efficiency.Bars = append(efficiency.Bars, page.Bar{Name: row.Name, Values: values(row, *row.Efficiency)})
+	}
+	return []*page.Bars{times, efficiency, simulated}
+}
