@@ -246,6 +246,9 @@ import (
 //		Timeout time.Duration // of any collective
 //		Metrics string        // JSON lines file; "" writes none
 //		Trace   string        // Chrome trace file; "" writes none
+//		// PeakFlops is the most FLOP/s that the devices of this process were measured to reach, of
+//		// which StepResult.FlopsShare and a trace's operations are shares; 0: not known.
+//		PeakFlops float64
 //		// TensorBoard is a folder for event files, MetricsAddr HOST:PORT of a page for
 //		// Prometheus; "": none. The command writes and serves them.
 //		TensorBoard, MetricsAddr string
@@ -425,10 +428,11 @@ type Trainer = train.Trainer
 //		Comm    []CommUse
 //		Overlap float64
 //		// DataWait is how long a rank of this process, the slowest, read samples, in s, and
-//		// ModelFlops the multiply-adds of its ranks' products, 2 each: forward and backward,
-//		// without what is computed again.
+//		// FlopsShare what the multiply-adds of its ranks' products, 2 each, are of
+//		// Config.PeakFlops: forward and backward, without what is computed again. NaN: it is not
+//		// known.
 //		DataWait   float64
-//		ModelFlops float64
+//		FlopsShare float64
 //		Eval       *EvalResult // set where the step was followed by an evaluation
 //	}
 type StepResult = train.StepResult

@@ -259,6 +259,9 @@ type Config struct {
 	Timeout time.Duration // of any collective
 	Metrics string        // JSON lines file; "" writes none
 	Trace   string        // Chrome trace file; "" writes none
+	// PeakFlops is the most FLOP/s that the devices of this process were measured to reach, of
+	// which StepResult.FlopsShare and a trace's operations are shares; 0: not known.
+	PeakFlops float64
 	// TensorBoard is a folder for event files, MetricsAddr HOST:PORT of a page for
 	// Prometheus; "": none. The command writes and serves them.
 	TensorBoard, MetricsAddr string

@@ -139,6 +139,9 @@ func (e *Executor) event(id graph.EventID) (device.Event, error) {
 func (e *Executor) bind(o *operation) (kernels.Binding, error) {
 	op := o.op
 	o.ran = new(atomic.Bool)
+	if e.cfg.Trace != nil {
+		o.flops, _ = graph.Cost(e.cfg.Program, op)
+	}
 	section := o.phase.section.graph
 	o.idle = e.cfg.Program.Idle(section, o.phase.graph, op, e.rank)
 	if op.Unit >= 0 && op.Unit < len(e.cfg.Program.Units) {

@@ -129,6 +129,7 @@ type operation struct {
 	record device.Event // nil: none
 	bytes  int64        // of all operands
 	whole  int64        // of the largest
+	flops  int64        // as graph.Cost counts them
 	unit   string       // its name, empty for none
 	ran    *atomic.Bool // it was enqueued; its copies share it
 

@@ -23,6 +23,7 @@ import (
 // It records into buffers made beforehand, so that tracing does not disturb what
 // it measures; operations beyond their length are counted, not recorded.
 type Trace struct {
+	Peak   float64 // FLOP/s of the ranks' device, which operations are shares of; 0: not known
 	spans  int
 	mu     sync.Mutex
 	tracks []*track
@@ -108,7 +109,9 @@ type traceArgs struct {
 	Phase   string     `json:"phase"`
 	Pass    string     `json:"pass"`
 	Unit    string     `json:"unit,omitempty"`
-	Bytes   int64      `json:"bytes"` // of the operands
+	Bytes   int64      `json:"bytes"`           // of the operands
+	Flops   int64      `json:"flops,omitempty"` // as graph.Cost counts them
+	Share   float64    `json:"peak_share,omitempty"`
 }
 
 type nameArg struct {
@@ -192,7 +195,7 @@ func (t *Trace) of(tracks []*track, shift time.Duration) Events {
 		for i, k := range tracks {
 			n := 2 + min(k.ran.Load(), int64(len(k.spans)))
 			for j := next - begins; j < n && next < from+eventsAtOnce; j++ {
-				for _, e := range k.events(j, n, i == 0 || tracks[i-1].rank != k.rank, shift) {
+				for _, e := range k.events(j, n, i == 0 || tracks[i-1].rank != k.rank, shift, t.Peak) {
 					if err := put(e); err != nil {
 						return nil, 0, err
 					}
@@ -210,7 +213,7 @@ func (t *Trace) of(tracks []*track, shift time.Duration) Events {
 
 // events are those of place i of n of the track: its names and its rank's at 0, a span
 // each, and at the last place whether the track is full.
-func (k *track) events(i, n int64, first bool, shift time.Duration) (list []traceEvent) {
+func (k *track) events(i, n int64, first bool, shift time.Duration, peak float64) (list []traceEvent) {
 	track := int(k.stream)
 	switch {
 	case i == 0:
@@ -227,7 +230,7 @@ func (k *track) events(i, n int64, first bool, shift time.Duration) (list []trac
 		start, dur := micros(s.start+shift), micros(s.end-s.start)
 		e := traceEvent{Name: "executor", Phase: "X", Rank: k.rank, Track: track, Start: &start, Dur: &dur}
 		if o := k.ops[i-1]; o != nil {
-			e.Name, e.Cat, e.Args = o.op.Name, o.op.Pass.String(), o.traceArgs()
+			e.Name, e.Cat, e.Args = o.op.Name, o.op.Pass.String(), o.traceArgs(s.end-s.start, peak)
 		}
 		list = append(list, e)
 	default:
@@ -241,8 +244,13 @@ func (k *track) events(i, n int64, first bool, shift time.Duration) (list []trac
 
 func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
 
-func (o *operation) traceArgs() traceArgs {
+func (o *operation) traceArgs(took time.Duration, peak float64) traceArgs {
+	share := 0.0
+	if peak > 0 && took > 0 {
+		share = float64(o.flops) / took.Seconds() / peak
+	}
 	return traceArgs{
+		Flops: o.flops, Share: share,
 		Kind: o.op.Kind, Section: o.phase.section.graph.Name, Phase: o.phase.graph.Name, Pass: o.op.Pass.String(),
 		Unit: o.unit, Bytes: o.bytes,
 	}

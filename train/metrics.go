@@ -22,10 +22,6 @@ type MetricsWriter struct {
 	plain bool  // a regular file: lines have a place in it
 	end   int64 // of the last whole line
 	ahead int   // the last step of the lines that were dropped
-
-	// Peak is the most FLOP/s of this process's devices, which ModelFlops are a share of;
-	// 0: not known.
-	Peak float64
 	// Outside is the bytes of a rank's device memory outside its arena, as measured on a GPU;
 	// 0: not told.
 	Outside int64
@@ -170,10 +166,7 @@ func (m *MetricsWriter) Step(r StepResult) error {
 		HostPeak: r.Peak[graph.Host], HostPlanned: r.Planned[graph.Host],
 		DiskPeak: r.Peak[graph.Disk], DiskPlanned: r.Planned[graph.Disk],
 		CommBytes: r.CommBytes, DiskRead: r.DiskRead, DiskWritten: r.DiskWritten, Cached: r.Cached,
-		DataWait: number(r.DataWait, 64), FlopsShare: json.RawMessage("null"),
-	}
-	if m.Peak > 0 {
-		line.FlopsShare = number(r.ModelFlops/r.Seconds/m.Peak, 64)
+		DataWait: number(r.DataWait, 64), FlopsShare: number(r.FlopsShare, 64),
 	}
 	if r.Comm != nil {
 		sum := 0.0

@@ -104,6 +104,7 @@ func (t *Trainer) lend(ctx context.Context, q request, program string, threads i
 	var trace *exec.Trace // the leader writes it
 	if t.cfg.Trace != "" {
 		trace = exec.NewTrace(planner.TraceSpans)
+		trace.Peak = t.cfg.PeakFlops
 	}
 	t.ranks, err = run.Open(run.RankOptions{World: job.World(&t.cfg.Config), Plan: t.plan, Platform: t.platform, Trace: trace, Meter: t.cfg.Measure, Poison: t.cfg.poison, Timeout: t.cfg.Timeout,
 		Graphs: t.cfg.WithoutGraphs() == "", Warn: t.cfg.WarnOnce(), Folders: t.job.Folders(), Checkpoint: t.job.Folder()})
@@ -127,6 +128,7 @@ func (t *Trainer) openRanks() error {
 	cfg := t.cfg
 	if cfg.Trace != "" {
 		t.trace = exec.NewTrace(planner.TraceSpans)
+		t.trace.Peak = cfg.PeakFlops
 	}
 	var opened func() error
 	if m, ok := t.platform.(platform.Meeter); ok && m.Meets() {

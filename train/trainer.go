@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -120,10 +121,11 @@ type StepResult struct {
 	Comm    []CommUse
 	Overlap float64
 	// DataWait is how long a rank of this process, the slowest, read samples, in s, and
-	// ModelFlops the multiply-adds of its ranks' products, 2 each: forward and backward,
-	// without what is computed again.
+	// FlopsShare what the multiply-adds of its ranks' products, 2 each, are of
+	// Config.PeakFlops: forward and backward, without what is computed again. NaN: it is not
+	// known.
 	DataWait   float64
-	ModelFlops float64
+	FlopsShare float64
 	Eval       *EvalResult // set where the step was followed by an evaluation
 }
 
@@ -396,11 +398,14 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	res.Cached = at.cached
 	res.tellComm(t.cfg.Measure, t.ranks.Usage().Sub(used))
 	res.DataWait = slices.Max(t.read).Seconds()
-	res.ModelFlops = t.modelFlops(&at)
 	if !skipped {
 		t.confirm()
 	}
 	res.Seconds = time.Since(began).Seconds()
+	res.FlopsShare = math.NaN()
+	if peak := t.cfg.PeakFlops; peak > 0 {
+		res.FlopsShare = t.modelFlops(&at) / res.Seconds / peak
+	}
 	res.TokensPerS = float64(res.Rows*t.cfg.Seq) / res.Seconds
 	res.Peak, res.Planned = t.ranks.Memory()
 	res.Classes = t.ranks.Classes()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
 )
 
@@ -225,6 +226,9 @@ func (s *session) peerNotes() (notes []string, err error) {
 		limit := agreeFP32
 		if !strings.EqualFold(j.Precision, "fp32") {
 			limit = agreeBF16
+		}
+		if room := s.jobs[3].within; room > 0 && j.ResidentBytes > room {
+			notes = append(notes, fmt.Sprintf("%s does not run within the caps: PyTorch has no tier below the memory of its device for a CPU, and took %s a rank; the caps are %s together.", j.Name, plan.Bytes(j.ResidentBytes), plan.Bytes(room)))
 		}
 		apart := agreement(like, &j.Row)
 		notes = append(notes, fmt.Sprintf("%s against %s: %s is %.2f × as fast, with %.2f × its resident memory a rank; losses differ by at most %.1g (relative).",

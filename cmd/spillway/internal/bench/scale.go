@@ -47,6 +47,7 @@ type scaleBench struct {
 	modes          []string
 	ranks          int
 	gpu            string
+	made           []string // the command
 }
 
 func scaleCommand() *cobra.Command {
@@ -81,7 +82,7 @@ Behind them are up to 16,384 ranks of a GPU by name, on the cost model alone: si
 		fs.Lookup(f.flag).Hidden = true
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		b.ranks = runtime.GOMAXPROCS(0)
+		b.made, b.ranks = given(cmd), runtime.GOMAXPROCS(0)
 		if fs.Changed("ranks") {
 			b.ranks = c.Ranks
 		}
@@ -181,7 +182,7 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 	if !strings.EqualFold(b.gpu, "none") {
 		notes = append(notes, fmt.Sprintf("Simulated rows: %s on %s in servers of 8, weak scaling, on the cost model alone.", model, b.gpu))
 	}
-	return b.out.write(cmd, &report{title: "Scaling", what: what, session: s, tables: scaleTables, charts: scaleCharts, made: made(cmd), notes: slices.DeleteFunc(notes, func(n string) bool { return n == "" })})
+	return b.out.write(cmd, &report{title: "Scaling", what: what, session: s, tables: scaleTables, charts: scaleCharts, made: b.made, notes: slices.DeleteFunc(notes, func(n string) bool { return n == "" })})
 }
 
 // add has a number of ranks measured.

@@ -38,6 +38,7 @@ type job struct {
 	Row
 	argv, env []string
 	last      outcome
+	within    int64 // bytes of the device's and the host's caps together; 0: not both are capped
 }
 
 // runs says that there is a program to run.
@@ -92,6 +93,9 @@ func (s *session) add(ctx context.Context, name, vary string, args []string) err
 		s.machine.Rates = rates
 	}
 	j := &job{Row: newRow(name, vary, f)}
+	if c.DeviceMemory > 0 && c.HostMemory > 0 {
+		j.within = c.DeviceMemory + c.HostMemory
+	}
 	j.Command = append([]string{"spillway", "train"}, args...)
 	j.argv = append([]string{s.self, "train", "--checkpoint=none", "--metrics=/dev/stdout"}, args...)
 	if refused := f.Plan.Fit(); refused != nil {

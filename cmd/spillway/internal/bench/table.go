@@ -24,7 +24,12 @@ type table struct {
 }
 
 func byteCell(of func(r *Row) int64) func(*Row, float64) string {
-	return func(r *Row, unit float64) string { return digits(float64(of(r)) / unit) }
+	return func(r *Row, unit float64) string {
+		if of(r) == 0 && r.PlannedBytes == 0 { // a peer does not tell
+			return "–"
+		}
+		return digits(float64(of(r)) / unit)
+	}
 }
 
 func classCell(class string) func(*Row, float64) string {

@@ -25,6 +25,7 @@ type zeroBench struct {
 	calibrate      bool
 	vary           []string
 	peer           string
+	made           []string // the command
 }
 
 // benchSteps are the steps of a round where --steps does not say.
@@ -56,6 +57,7 @@ of a round do not count.`,
 		fs.Lookup(f.flag).Hidden = true
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		b.made = given(cmd)
 		args, err := trainArgs(fs, &c, &l, func(fs *pflag.FlagSet) error { return refuseOfOneRun(fs, "bench zero runs every stage", ofOneRun) })
 		_, unknown := varied(b.vary, &c)
 		if unknown == nil && b.peer != "" && !strings.EqualFold(b.peer, "torch") {
@@ -206,18 +208,14 @@ func (b *zeroBench) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	what := fmt.Sprintf("model %s, %d ranks, micro-batch %d × %d tokens, accumulation %d", c.Model, c.Ranks, c.Batch, s.rows()[0].Seq, c.Accum)
-	err = b.out.write(cmd, &report{title: "ZeRO stages", what: what, session: s, tables: zeroTables, charts: zeroCharts, capacity: c.DeviceMemory, made: made(cmd), notes: notes})
+	err = b.out.write(cmd, &report{title: "ZeRO stages", what: what, session: s, tables: zeroTables, charts: zeroCharts, capacity: c.DeviceMemory, made: b.made, notes: notes})
 	return cmp.Or(err, cli.Fault(apart))
 }
 
-// made is the command that makes a report again.
-func made(cmd *cobra.Command) (words []string) {
+// given is the command as it was given, before the demo's values are filled in.
+func given(cmd *cobra.Command) (words []string) {
 	words = strings.Fields(cmd.CommandPath())
-	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if v := f.Value.String(); f.Name != "data" || v != "" {
-			words = append(words, "--"+f.Name+"="+v)
-		}
-	})
+	cmd.Flags().Visit(func(f *pflag.Flag) { words = append(words, "--"+f.Name+"="+f.Value.String()) })
 	return words
 }
 

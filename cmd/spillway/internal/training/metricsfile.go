@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway"
-	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -33,7 +32,6 @@ func (m *metricsOut) open(t *spillway.Trainer, stderr io.Writer) (err error) {
 		if m.lines, err = spillway.OpenMetrics(c.Metrics, done); err != nil {
 			return err
 		}
-		m.lines.Peak = peak(&c)
 		if strings.EqualFold(c.Device, "cuda") {
 			m.lines.Outside = c.Outside[graph.Device]
 		}
@@ -50,16 +48,6 @@ func (m *metricsOut) open(t *spillway.Trainer, stderr io.Writer) (err error) {
 		fmt.Fprintf(stderr, "metrics: %s\n", m.page.url)
 	}
 	return nil
-}
-
-// peak is the most FLOP/s that this process's CPU was measured to reach, as doctor and bench
-// do; 0: not known, as of GPUs.
-func peak(c *spillway.Config) float64 {
-	if strings.EqualFold(c.Device, "cuda") {
-		return 0
-	}
-	p, _ := calibration.KeptPeak(c.ComputeThreads())
-	return p.PerS
 }
 
 // dropped is the last step of another attempt of the run, 0 where none is known.

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/ckpt"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
@@ -148,8 +149,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 			return err
 		}
 	}
-	onCPU := !strings.EqualFold(c.Device, "cuda") // a GPU's operations are timed where it is asked for: they leave CUDA graphs
-	c.Measure = c.MetricsAddr != "" || c.TensorBoard != "" || c.Metrics != "" && onCPU
+	measure(&c)
 	var shown atomic.Pointer[progress]
 	planned := cli.NewLiveLine(stderr).Telling(planningText(&c))
 	defer planned()
@@ -238,6 +238,17 @@ func tellIfDone(w io.Writer, t *spillway.Trainer) {
 	}
 	if t.Done() >= c.Steps {
 		fmt.Fprintf(w, "nothing to do: the checkpoint has %d steps and %s %d\n", t.Done(), length, c.Steps)
+	}
+}
+
+// measure has collectives timed where somebody is told, and sets the peak that shares are of.
+// A GPU's operations are timed only where it is asked for: they leave CUDA graphs.
+func measure(c *spillway.Config) {
+	c.Measure = c.MetricsAddr != "" || c.TensorBoard != ""
+	if !strings.EqualFold(c.Device, "cuda") {
+		c.Measure = c.Measure || c.Metrics != ""
+		peak, _ := calibration.KeptPeak(c.ComputeThreads())
+		c.PeakFlops = peak.PerS
 	}
 }
 
