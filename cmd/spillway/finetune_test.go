@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 )
 
 // finetune says in four lines what it chooses; the train command that it prints does the same.
@@ -57,6 +59,15 @@ func TestFinetuneOnConversations(t *testing.T) {
 	require.Regexp(t, `3 epochs of \d+ rows, 4 a step: \d+ steps`, got.stderr)
 	got = command("generate", "--model", "base-finetuned", "--prompt", "<|user|>1?<|assistant|>", "--tokens", "3", "--temperature", "0")
 	require.Zero(t, got.status, got.stderr)
+}
+
+// --epochs takes the place of the demo's steps too.
+func TestEpochsOfTheDemo(t *testing.T) {
+	fs, c, _ := newFlags()
+	require.NoError(t, fs.Parse([]string{"--epochs=2"}))
+	require.NoError(t, options.ApplyDemo(fs))
+	require.False(t, fs.Changed("steps"))
+	require.Equal(t, 2, c.Epochs)
 }
 
 func TestFinetuneRefused(t *testing.T) {

@@ -36,7 +36,7 @@ func ApplyDemo(fs *pflag.FlagSet) error {
 	given := map[string]bool{}
 	fs.Visit(func(f *pflag.Flag) { given[f.Name] = true })
 	for name, value := range demoValues {
-		if !given[name] {
+		if !given[name] && !(name == "steps" && given["epochs"]) {
 			if err := fs.Set(name, value); err != nil {
 				return fmt.Errorf("demo: %w", err)
 			}
