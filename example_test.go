@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/train"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -512,6 +513,35 @@ func ExampleMetricsWriter() {
 	check(err)
 	check(w.Done(t.Done(), sum))
 	check(w.Close())
+}
+
+func ExampleVerifyReceipt() {
+	dir, err := os.MkdirTemp("", "spillway-example-")
+	check(err)
+	defer os.RemoveAll(dir)
+	cfg := small()
+	cfg.Steps, cfg.SaveEvery, cfg.Reproducible = 6, 2, true
+	cfg.Checkpoint, cfg.Receipt = filepath.Join(dir, "run"), filepath.Join(dir, "receipt.jsonl")
+	t, err := spillway.New(ctx, cfg)
+	check(err)
+	check(t.Run(ctx, nil))
+	check(t.Close())
+	found, err := spillway.VerifyReceipt(ctx, spillway.Verification{Checkpoint: cfg.Checkpoint, Change: func(c *spillway.Config) {
+		c.Own, c.Ranks, c.Zero = cfg.Own, 1, 0 // the program's own model and data, over one rank
+	}})
+	check(err)
+	fmt.Println("steps that were run again and are equal:", found.Checked)
+	// Output: steps that were run again and are equal: 6
+}
+
+func ExampleVerification() {
+	// The last segments of a run, on another machine.
+	v := spillway.Verification{Checkpoint: "run1", Change: func(c *spillway.Config) { c.Data, c.Offload = "tokens.bin", "optimizer=host" }}
+	v.Choose = func(can []train.Segment) []train.Segment { return can[max(0, len(can)-2):] }
+	_, err := spillway.VerifyReceipt(ctx, v)
+	if errors.Is(err, spillway.ErrDiffers) {
+		log.Println(err)
+	}
 }
 
 func ExampleErrDamaged() {

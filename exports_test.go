@@ -18,14 +18,14 @@ import (
 // them, and another one is more to learn.
 var exports = strings.Fields(`
 	Build CPUHardware Config Default DeviceHardware Diverged
-	ErrConfig ErrDamaged ErrDiverged ErrDoesNotFit ErrLost ErrNoDevice ErrStop
+	ErrConfig ErrDamaged ErrDiffers ErrDiverged ErrDoesNotFit ErrLost ErrNoDevice ErrStop
 	EvalResult Explain Explanation FieldError Fit FitHere Fitted Fixed Forecast FrozenCache
 	Hardware Job MachineTooSmall MetricsWriter MissingDevice Model
 	New NewModel NoWay NothingFits OpenMetrics Own Passes Predict Refusal
-	Sampling Settings StepResult Trainer Way WaysOut Work`)
+	Sampling Settings StepResult Trainer Verification VerifyReceipt Way WaysOut Work`)
 
 // kindsOfErrors are shown in the examples of the errors that are of their kind.
-var kindsOfErrors = []string{"ErrConfig", "ErrDiverged", "ErrDoesNotFit", "ErrNoDevice"}
+var kindsOfErrors = []string{"ErrConfig", "ErrDiffers", "ErrDiverged", "ErrDoesNotFit", "ErrNoDevice"}
 
 func parsed(t *testing.T, file string) *ast.File {
 	f, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)

@@ -243,9 +243,10 @@ import (
 //		// order than the checkpoint's run had.
 //		AcceptChanges bool
 //
-//		Timeout time.Duration // of any collective
-//		Metrics string        // JSON lines file; "" writes none
-//		Trace   string        // Chrome trace file; "" writes none
+//		Timeout  time.Duration // of any collective
+//		Metrics  string        // JSON lines file; "" writes none
+//		Receipts               // the run's hash chain
+//		Trace    string        // Chrome trace file; "" writes none
 //		// PeakFlops is the most FLOP/s that the devices of this process were measured to reach, of
 //		// which StepResult.FlopsShare and a trace's operations are shares; 0: not known.
 //		PeakFlops float64
@@ -289,6 +290,7 @@ import (
 //	func (c *Config) PrecisionName() string
 //	func (c *Config) Processes() Processes
 //	func (c *Config) ReadsText() bool
+//	func (c *Config) ReceiptSteps() int
 //	func (c *Config) RecomputeAuto() bool
 //	func (c *Config) Reduce32() bool
 //	func (cfg *Config) Runnable() error
@@ -388,6 +390,7 @@ type Own = config.Own
 //	func (t *Trainer) Parameters() (names []string)
 //	func (t *Trainer) ParamsSHA256() (string, error)
 //	func (t *Trainer) Plan() *plan.Plan
+//	func (t *Trainer) Receipt() *ReceiptWritten
 //	func (t *Trainer) RecomputeAuto() string
 //	func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error
 //	func (t *Trainer) Sample(step, micro, rank int) (tokens, targets []int32, err error)

@@ -42,6 +42,7 @@ import (
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
+	"github.com/spillway-ml/spillway/receipt"
 	"github.com/spillway-ml/spillway/train"
 	"github.com/spillway-ml/spillway/train/job"
 )
@@ -56,6 +57,8 @@ type (
 	Sampling = train.Sampling
 	// Job is this process's part of a run over several processes.
 	Job = job.Job
+	// Verification is a receipt that is held against the run.
+	Verification = train.Verification
 	// MetricsWriter appends a run's steps to a file of JSON lines.
 	MetricsWriter = train.MetricsWriter
 )
@@ -68,6 +71,7 @@ var (
 	ErrDiverged   = train.ErrDiverged   // a loss, gradient norm or update is not finite
 	ErrDamaged    = train.ErrDamaged    // a checkpoint is there and not whole
 	ErrLost       = train.ErrLost       // a process of the job is gone
+	ErrDiffers    = receipt.ErrDiffers  // a run is not as its receipt says
 )
 
 // ErrStop, returned by what Run tells its steps, ends the run in good order: with a
@@ -170,6 +174,12 @@ func Explain(f *Forecast) Explanation { return planner.Explain(f) }
 // canceled context ends the job.
 func Work(ctx context.Context, j *Job, warn func(string)) (began bool, err error) {
 	return train.Work(ctx, j, warn)
+}
+
+// VerifyReceipt follows the chain of a run's receipt, and runs chosen segments again. The
+// error is ErrDiffers where something is not as recorded; what was found comes with it.
+func VerifyReceipt(ctx context.Context, v Verification) (*train.Verified, error) {
+	return train.VerifyReceipt(ctx, v)
 }
 
 // OpenMetrics creates the file and its folder. It starts empty, or, for a run that

@@ -166,6 +166,9 @@ func (m *Marks) Confirmed(c Manifest) bool { return m.confirmed[c.key()] }
 // Diverged tells whether a run stopped non-finite right after the checkpoint.
 func (m *Marks) Diverged(c Manifest) bool { return m.diverged[c.key()] }
 
+// Left tells whether a run went back behind the checkpoint and on from an older one.
+func (m Marks) Left(c Manifest) bool { return m.left[c.key()] }
+
 // lines returns the marks that still say something about entries, and about names that are
 // there, for a file that replaces one of many lines.
 func (m *Marks) lines(entries []Entry, names []string) []mark {

@@ -256,9 +256,10 @@ type Config struct {
 	// order than the checkpoint's run had.
 	AcceptChanges bool
 
-	Timeout time.Duration // of any collective
-	Metrics string        // JSON lines file; "" writes none
-	Trace   string        // Chrome trace file; "" writes none
+	Timeout  time.Duration // of any collective
+	Metrics  string        // JSON lines file; "" writes none
+	Receipts               // the run's hash chain
+	Trace    string        // Chrome trace file; "" writes none
 	// PeakFlops is the most FLOP/s that the devices of this process were measured to reach, of
 	// which StepResult.FlopsShare and a trace's operations are shares; 0: not known.
 	PeakFlops float64
@@ -456,7 +457,7 @@ func (c *Config) validate() error {
 		atLeast("Steps", c.Steps, 1, "step"), atLeast("Epochs", c.Epochs, 0, "epoch"), atLeast("Batch", c.Batch, 1, "row"), atLeast("Seq", c.Seq, 0, "token"),
 		atLeast("Accum", c.Accum, 1, "micro-batch"), atLeast("Ranks", c.Ranks, 1, "rank"), atLeast("Warmup", c.Warmup, 0, "step"),
 		atLeast("Threads", c.Threads, 0, "thread"), atLeast("Prefetch", c.Prefetch, 0, "unit"), atLeast("EvalEvery", c.EvalEvery, 0, "step"),
-		atLeast("EvalSteps", c.EvalSteps, 1, "batch"), atLeast("SaveEvery", c.SaveEvery, 0, "step"), atLeast("Keep", c.Keep, 0, "checkpoint"),
+		atLeast("EvalSteps", c.EvalSteps, 1, "batch"), atLeast("SaveEvery", c.SaveEvery, 0, "step"), atLeast("Keep", c.Keep, 0, "checkpoint"), atLeast("ReceiptEvery", c.ReceiptEvery, 0, "step"),
 		atLeast("LRBaseBatch", c.LRBaseBatch, 1, "row"),
 		oneOf("LRSchedule", c.LRSchedule, lrSchedules), oneOf("LRScale", c.LRScale, lrScales), oneOf("Order", c.Order, orders), oneOf("AccumOrder", c.AccumOrder, accumOrders),
 		oneOf("Precision", c.Precision, precisions), oneOf("BF16Rounding", c.BF16Rounding, bf16Roundings), validRounding(c), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), validLoRA(c), validBase(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),

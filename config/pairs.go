@@ -43,6 +43,8 @@ var refusedAlone = []pair{
 	{"Config.Resume", func(c *Config) any { return c.Resume }, false, (*Config).checkpoints, "needs Config.Checkpoint: the folder to resume from"},
 	{"Config.AcceptChanges", func(c *Config) any { return c.AcceptChanges }, false, func(c *Config) bool { return c.Resume }, "is for Config.Resume: changes since the checkpoint"},
 	{"Config.SaveEvery", func(c *Config) any { return c.SaveEvery }, 0, (*Config).checkpoints, "needs Config.Checkpoint: the folder to save to"},
+	{"Config.ReceiptEvery", func(c *Config) any { return c.ReceiptEvery }, 0, func(c *Config) bool { return c.Receipt != "" }, "needs Config.Receipt: the file whose lines it counts"},
+	{"Config.Receipt", func(c *Config) any { return c.Receipt != "" }, false, func(c *Config) bool { return !c.Inference }, "with Config.Inference: nothing is trained; leave it out"},
 	{"Config.Keep %v", func(c *Config) any { return c.Keep }, standard.Keep, (*Config).checkpoints, "needs Config.Checkpoint: the folder whose checkpoints it counts"},
 	{"Config.DiskCache", func(c *Config) any { return c.DiskCache }, int64(0), func(c *Config) bool { return c.Disk != "" }, "needs Config.Disk: the folder whose files it holds in memory"},
 	{"Config.MinLR %v", func(c *Config) any { return c.MinLR }, standard.MinLR, func(c *Config) bool { return c.Own.Schedule != nil || !strings.EqualFold(c.LRSchedule, "constant") },

@@ -7,6 +7,9 @@ func (cfg *Config) Runnable() error {
 	if !strings.EqualFold(cfg.Device, "cuda") {
 		return nil
 	}
+	if cfg.Receipt != "" {
+		return Refuse("Config.Receipt with Config.Device cuda: no GPU has run it yet; leave it out, or give Config.Device cpu")
+	}
 	if cfg.LoRA.Active() {
 		return Refuse("Config.LoRA with Config.Device cuda: no GPU has run it yet; leave it out, or give Config.Device cpu")
 	}

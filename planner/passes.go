@@ -8,6 +8,12 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
+// Logical is the model's forward program of a micro-batch, before every pass.
+func (r *Resolved) Logical() (*graph.Program, error) {
+	fwd, err := planner{r, r.Common()}.forward(&r.Request, 0)
+	return fwd.Train, err
+}
+
 // Passes plans what cfg describes and shows the model's program ("model") and the
 // program after each pass, in order; an error of show ends it.
 // It reads no weights and no data. That the plan does not fit is no error here.

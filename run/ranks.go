@@ -40,6 +40,8 @@ type Ranks struct {
 	shares   [][]piece // of a checkpoint, by rank
 	unshared error     // why there are none
 
+	hashing func() (*hashing, error) // who hashes what, made by the first call
+
 	trace *exec.Trace // nil: none
 
 	folders filesys.Opener                    // of checkpoints; nil: the system's
@@ -90,6 +92,7 @@ type RankOptions struct {
 // is in the result all the same, to be closed.
 func Open(o RankOptions) (*Ranks, error) {
 	rs := &Ranks{World: o.World, plan: o.Plan, timeout: o.Timeout, trace: o.Trace, folders: o.Folders, folder: o.Checkpoint}
+	rs.hashing = sync.OnceValues(rs.newHashing)
 	if err := o.World.Check(); err != nil {
 		return rs, err
 	}

@@ -46,6 +46,7 @@ const (
 	verbWriteStaged // and writes that, beside what else is asked
 	verbLoad        // for all ranks of the process
 	verbJoin        // to open the folder of checkpoints
+	verbHash        // the rank's part of the hash of all states
 )
 
 // request is a message of the leader.

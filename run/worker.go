@@ -258,6 +258,13 @@ func (w *worker) serve(q request, m *reply) (err error) {
 		return err
 	case verbSave, verbStage:
 		return w.save(q, m)
+	case verbHash:
+		h, err := w.of.hashing()
+		if err != nil {
+			return err
+		}
+		m.Data, err = w.rank.hash(h.shares[w.rank.Index], w.of.here())
+		return err
 	case verbJoin:
 		w.of.refused = w.of.join(q.Name, string(q.Data))
 		return w.of.refused

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,7 +47,11 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 				return t.stopped(t.leave(err))
 			}
 		}
-		if t.saver != nil && t.saver.Worth() && (last || t.saver.Unsaved || t.cfg.SaveEvery > 0 && t.at.Step%t.cfg.SaveEvery == 0) {
+		saves := t.saver != nil && t.saver.Worth() && (last || t.saver.Unsaved || t.cfg.SaveEvery > 0 && t.at.Step%t.cfg.SaveEvery == 0)
+		if err := t.recordDue(saves, last); err != nil {
+			return err
+		}
+		if saves {
 			if err := t.saveOrGoOn(last); err != nil {
 				return err
 			}
@@ -66,8 +71,11 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 // if it is not already.
 func (t *Trainer) leave(err error) error {
 	t.settled()
-	if t.fatal != nil || t.saver == nil || t.at.Step == 0 || t.saver.Saved() {
+	if t.fatal != nil || t.at.Step == 0 {
 		return err
+	}
+	if t.saver == nil || t.saver.Saved() {
+		return cmp.Or(t.recordOrWarn(false), err)
 	}
 	_, failed := t.Save(context.Background())
 	if failed != nil {

@@ -17,7 +17,10 @@ func refuseOverwriting(c *request) error {
 	if err := refuseForeign(c.Metrics); err != nil {
 		return err
 	}
-	out := []outputs.Path{{Name: "Config.Metrics", Path: c.Metrics}, {Name: "Config.Trace", Path: c.Trace}}
+	if err := refuseOldReceipt(c); err != nil {
+		return err
+	}
+	out := []outputs.Path{{Name: "Config.Metrics", Path: c.Metrics}, {Name: "Config.Trace", Path: c.Trace}, {Name: "Config.Receipt", Path: c.Receipt}}
 	in := []outputs.Path{{Name: "Config.Data", Path: c.Data}, {Name: "Config.EvalData", Path: c.EvalData}, {Name: "Config.Tokenizer", Path: c.Tokenizer}}
 	in = slices.Concat(in, outputs.ModelFiles("Config.Model", c.Model), outputs.ModelFiles("Config.Init", c.Init))
 	if c.Checkpoint == "" {

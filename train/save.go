@@ -46,6 +46,9 @@ func (t *Trainer) Save(ctx context.Context) (string, error) {
 	if err := cmp.Or(t.settle(true), t.flush()); err != nil {
 		return "", err
 	}
+	if err := t.recordOrWarn(true); err != nil {
+		return "", err
+	}
 	folder, err := t.saver.Save(ctx)
 	return folder, t.sound(err)
 }

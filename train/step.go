@@ -233,6 +233,9 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 	if err != nil {
 		return err
 	}
+	if b == t.train {
+		t.receipt.filled(b.sampler, step, micro, r.Index, at, t.cfg.Batch)
+	}
 	var key [graph.NumKey]int64
 	key[graph.KeySeed] = t.cfg.Seed
 	key[graph.KeyStep] = int64(step)

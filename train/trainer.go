@@ -57,6 +57,7 @@ type Trainer struct {
 	prefix   *prefixCache   // of frozen layers' outputs; nil: none
 	base     *lora.BaseHash // of what the adapters belong to, while it is loaded; nil: not wanted
 	trace    *exec.Trace
+	receipt  *receipts // nil: none
 
 	tokenizer data.Tokenizer // nil: the run reads no text
 	decoder   *decoder       // of Decode; nil: not used so far
@@ -186,7 +187,7 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 		return nil, t.refused(err)
 	}
 	fit := func(ctx context.Context) error { return t.fit(ctx, q) }
-	for _, begin := range []func(context.Context) error{fit, t.openData, t.openOutputs, t.openAll, t.initialize} {
+	for _, begin := range []func(context.Context) error{fit, t.openData, t.openOutputs, t.openAll, t.initialize, t.openReceipt} {
 		err := ctx.Err()
 		if err == nil {
 			err = begin(ctx)
@@ -359,6 +360,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, t.fail(s, err)
 	}
 	clear(t.read)
+	t.receipt.begin(t.train.sampler, s)
 	if err = t.runStep(&at); err != nil {
 		t.fatal = err // names the rank and the step already
 		return StepResult{}, err
@@ -409,6 +411,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	res.TokensPerS = float64(res.Rows*t.cfg.Seq) / res.Seconds
 	res.Peak, res.Planned = t.ranks.Memory()
 	res.Classes = t.ranks.Classes()
+	t.receipt.ended(&res, targets)
 	return res, nil
 }
 
@@ -535,6 +538,7 @@ func (t *Trainer) Close() error {
 		t.saver.Close()
 		t.saver = nil
 	}
+	errs = append(errs, t.receipt.close())
 	return errors.Join(errs...)
 }
 

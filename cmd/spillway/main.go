@@ -20,6 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/relay"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/tokens"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/training"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/verifying"
 )
 
 func main() {
@@ -44,7 +45,7 @@ func rootCommand() *cobra.Command {
 	root.SetVersionTemplate("spillway {{.Version}}\n")
 	root.SetFlagErrorFunc(cli.FlagError)
 	cli.GroupFlags(root)
-	root.AddCommand(training.Command(), training.FinetuneCommand(), launching.Command(), planning.Command(), bench.Command(), doctor.Command(), tokens.Command(), infer.GenerateCommand(), infer.ChatCommand(), infer.EvalCommand(), ckpt.Command(), cli.VersionCommand())
+	root.AddCommand(training.Command(), training.FinetuneCommand(), launching.Command(), planning.Command(), bench.Command(), doctor.Command(), tokens.Command(), infer.GenerateCommand(), infer.ChatCommand(), infer.EvalCommand(), ckpt.Command(), verifying.Command(), cli.VersionCommand())
 	cli.RefuseUnknownTopics(root)
 	cli.CompleteValues(root)
 	cli.DecimalNumbers(root)

@@ -46,10 +46,11 @@ const table = `
 	cluster   <
 	launch    < graph device kernels comm cluster internal/crash internal/dl internal/userdir
 	platform  < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal lora
-	run       < platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal lora
-	calibration < planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal lora
-	planner   < config graph model precision recompute zero fsdp offload memplan plan search comm checkpoint exec run data platform device kernels internal lora
-	train     < planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal lora
+	receipt   < internal
+	run       < receipt platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal lora
+	calibration < receipt planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal lora
+	planner   < receipt config graph model precision recompute zero fsdp offload memplan plan search comm checkpoint exec run data platform device kernels internal lora
+	train     < receipt planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal lora
 `
 
 // pure packages touch no device, file or network: what they import beside the

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,6 +32,8 @@ type Record struct {
 	Base      *Base             `json:"base,omitempty"` // of adapters
 	// Arithmetic names whose last bits the steps have, see Arithmetic; "": not recorded.
 	Arithmetic string `json:"arithmetic,omitempty"`
+	// Receipt is the path of the run's receipt from the folder of checkpoints; "": none.
+	Receipt string `json:"receipt,omitempty"`
 }
 
 // Settings lists what fixes the order of the data, of sums and the update, by the
@@ -188,7 +191,7 @@ func (s *Saver) Record() ([]byte, error) {
 		}
 	}
 	r := Record{Optimizer: s.cfg.UpdateRule().Name, Model: s.ownName(), Samples: s.data.Sampler().Tell(s.at.Step), Epochs: s.data.Sampler().EpochsVersion(), Data: &print, Settings: Settings(&s.cfg.Config), Trained: trained,
-		Skipped: s.at.Skipped, Arithmetic: s.arithmetic}
+		Skipped: s.at.Skipped, Arithmetic: s.arithmetic, Receipt: receiptFrom(&s.cfg.Config)}
 	if s.cfg.LoRA.Active() {
 		r.Base = &s.at.Base
 	}
@@ -219,7 +222,7 @@ func rowsUntil(settings map[string]string, steps int) config.BatchSchedule {
 // refuseOtherRows refuses a batch schedule that is not the one by which the checkpoint's
 // steps had their rows, unless Config.AcceptChanges.
 func (s *Saver) refuseOtherRows(c checkpoint.Choice, was, now map[string]string) error {
-	if s.cfg.AcceptChanges || was["batch-schedule"] == now["batch-schedule"] {
+	if s.cfg.AcceptChanges || s.replays || was["batch-schedule"] == now["batch-schedule"] {
 		return nil
 	}
 	done := c.Manifest.Step
@@ -228,6 +231,22 @@ func (s *Saver) refuseOtherRows(c checkpoint.Choice, was, now map[string]string)
 		return nil
 	}
 	return config.RefuseField("AcceptChanges", "resume: the %d steps of %s had the rows of Config.BatchSchedule %.80s, and this run's would have had those of %.80s; give what they had, or Config.AcceptChanges to go on all the same", done, c.Name, had, has)
+}
+
+// receiptFrom is the path of the receipt from the folder of checkpoints, or as it is where
+// there is none.
+func receiptFrom(c *config.Config) string {
+	if c.Receipt == "" {
+		return ""
+	}
+	folder, err := filepath.Abs(c.Checkpoint)
+	file, ferr := filepath.Abs(c.Receipt)
+	if err == nil && ferr == nil {
+		if rel, err := filepath.Rel(folder, file); err == nil {
+			return filepath.ToSlash(rel)
+		}
+	}
+	return c.Receipt
 }
 
 // Seek moves the data to where the checkpoint's run stopped and notes what changed.
@@ -263,7 +282,7 @@ func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 			moved = append(moved, lines[i])
 		}
 	}
-	if len(moved) > 0 && !s.cfg.AcceptChanges {
+	if len(moved) > 0 && !s.cfg.AcceptChanges && !s.replays {
 		return config.RefuseField("AcceptChanges", "resume: %s was made by a run on other samples: %s; give what it had, or Config.AcceptChanges to go on all the same", c.Name, strings.Join(moved, "; "))
 	}
 	if err := s.refuseOtherRows(c, was.Settings, Settings(&s.cfg.Config)); err != nil {

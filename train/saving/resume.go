@@ -90,13 +90,36 @@ func (s *Saver) resumeFrom(ctx context.Context, choice checkpoint.Choice) (*Reco
 	if err := s.store.Continue(choice); err != nil {
 		return nil, err
 	}
-	s.at.Step = choice.Manifest.Step
-	s.at.Skipped = was.Skipped
+	s.reach(choice.Manifest.Step, &was)
+	s.base, s.kept = s.at.Applied(), s.at.Updates()
+	return &was, nil
+}
+
+// Replay makes a run that saves nothing go on from an open checkpoint, as Resume would: by a
+// receipt, which says of which samples the steps were.
+func Replay(ctx context.Context, r Run, ranks *run.Ranks, states *run.States, from *checkpoint.Checkpoint) (Record, error) {
+	s := &Saver{cfg: r.Config, plan: r.Plan, data: r.Data, at: r.Progress, ranks: ranks, states: states, replays: true}
+	was, err := s.sameRun(from)
+	s.arithmetic = was.Arithmetic // the receipt names that of the steps
+	if err == nil {
+		s.print, err = r.Data.Fingerprint()
+	}
+	if err == nil {
+		err = s.Seek(checkpoint.Choice{Entry: from.Entry}, was)
+	}
+	if err == nil {
+		err = s.restore(ctx, from)
+	}
+	s.reach(from.Manifest.Step, &was)
+	return was, err
+}
+
+// reach is where a run that goes on from a checkpoint begins.
+func (s *Saver) reach(step int, was *Record) {
+	s.at.Step, s.at.Skipped, s.at.Pending = step, was.Skipped, false
 	if was.Base != nil {
 		s.at.Base = *was.Base
 	}
-	s.base, s.kept = s.at.Applied(), s.at.Updates()
-	return &was, nil
 }
 
 // sameRun refuses a checkpoint whose states mean something else than this run's.

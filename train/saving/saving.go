@@ -88,6 +88,7 @@ type Saver struct {
 	behind    behind
 	confirmed *checkpoint.Entry // the newest one that the store was told of, see Confirm
 	hash      string            // of the plan, once a checkpoint was saved: see planHash
+	replays   bool              // see Replay
 	damaged   map[string]error  // by name, checkpoints that turned out damaged as they were loaded
 	// Unsaved tells that a checkpoint that was due could not be saved.
 	Unsaved bool

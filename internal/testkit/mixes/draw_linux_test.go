@@ -45,7 +45,7 @@ type way struct {
 
 // features are what is counted.
 var features = []string{"bf16", "fp16", "reduce fp32", "int8 optimizer", "int8 gather", "int8 reduce", "int8 activations", "int8 matmul",
-	"layer order", "reproducible", "uneven shares", "padding", "hsdp", "stochastic rounding", "frozen cache", "lora", "int8 base", "resume", "resume at other ranks", "transport", "elastic", "batch schedule"}
+	"layer order", "reproducible", "uneven shares", "padding", "hsdp", "stochastic rounding", "frozen cache", "lora", "int8 base", "resume", "resume at other ranks", "transport", "elastic", "batch schedule", "receipt"}
 
 // draw makes a mix of a seed. Half of the features that go with those drawn before are
 // in it, so that every pair that may meet does.
@@ -133,6 +133,7 @@ func draw(seed uint64) *mix {
 		}
 		m.schedule = fmt.Sprintf([]string{"0:%d,1:%d", "0:%[2]d,1:%[1]d,2:%[2]d", "0:%[2]d,2:%[1]d"}[r.IntN(3)], min(least, m.step), m.step)
 	}
+	m.features["receipt"] = half()
 	return m
 }
 

@@ -129,6 +129,7 @@ func available(transport string) bool {
 type curve struct {
 	steps map[string]string
 	sha   string
+	roots map[int]string // of the states after a step, by the receipt
 }
 
 // compare runs a mix both ways. It tells whether the second lost a rank on its way.
@@ -140,6 +141,15 @@ func compare(t *testing.T, m *mix) (killed bool) {
 	got, killed := m.run(t, m.second, filepath.Join(dir, "b"))
 	require.Equal(t, want, got, m.String())
 	require.Len(t, want.steps, m.steps, m.String())
+	if m.features["receipt"] {
+		require.Len(t, want.roots, m.steps+1, m.String())
+		path, err := command()
+		require.NoError(t, err)
+		verify := exec.Command(path, "verify", filepath.Join(dir, "a", receiptName), "--threads", "1", "--prefetch", "0", "--disk", filepath.Join(dir, "disk"), "--offload", "optimizer=disk")
+		out, err := verify.CombinedOutput()
+		require.NoError(t, err, "%s\n%s: %s", m, verify, out)
+		require.Contains(t, string(out), fmt.Sprintf("run again and equal: %[1]d of %[1]d steps", m.steps))
+	}
 	return killed
 }
 
@@ -163,6 +173,9 @@ func (m *mix) run(t *testing.T, w way, dir string) (c curve, killed bool) {
 	flags := append([]string{"--model", testdata + "/" + m.model, "--data", data, "--batch", strconv.Itoa(m.batch), "--seq", strconv.Itoa(seq), "--threads", "1",
 		"--metrics", metrics, "--disk", filepath.Join(dir, "disk")}, m.flags...)
 	flags = slices.Concat(flags, rows, w.flags)
+	if m.features["receipt"] {
+		flags = append(flags, "--receipt", filepath.Join(dir, receiptName), "--receipt-every", "1")
+	}
 	first := flags
 	if w.shares != "" {
 		first = append(slices.Clone(flags), "--rank-shares", w.shares)
@@ -177,7 +190,30 @@ func (m *mix) run(t *testing.T, w way, dir string) (c curve, killed bool) {
 	default:
 		m.job(t, w.transport, w.ranks, append(first, "--steps", strconv.Itoa(m.steps))...)
 	}
-	return m.read(t, metrics), killed
+	c = m.read(t, metrics)
+	if m.features["receipt"] {
+		c.roots = rootsOf(t, filepath.Join(dir, receiptName))
+	}
+	return c, killed
+}
+
+const receiptName = "receipt.jsonl"
+
+// rootsOf are the hashes of the states after each step.
+func rootsOf(t *testing.T, path string) map[int]string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	roots := map[int]string{}
+	for line := range bytes.Lines(text) {
+		var v struct {
+			Step int
+			Root string
+		}
+		require.NoError(t, json.Unmarshal(line, &v))
+		roots[v.Step] = v.Root
+	}
+	return roots
 }
 
 // process is a command that starts train with flags over so many ranks.

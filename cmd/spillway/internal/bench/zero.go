@@ -99,6 +99,8 @@ var ofOneRun = []refusedFlag{
 	{"zero", "; leave it out"},
 	{"fit", ", and --fit chooses one; leave it out"},
 	{"metrics", " and writes no lines of steps; leave it out (--json has a row a stage)"},
+	{"receipt", " and writes none; leave it out"},
+	{"receipt-every", " and writes no receipt; leave it out"},
 	{"metrics-addr", " and serves no metrics of steps; leave it out (--json has a row a stage)"},
 	{"tensorboard", " and writes no curves; leave it out (--json has a row a stage)"},
 	{"trace", " and traces none of them; leave it out (train has it)"},

@@ -17,7 +17,7 @@ func RefuseOverwriting(fs *pflag.FlagSet) error {
 		return ""
 	}
 	var out []outputs.Path
-	for _, name := range []string{"metrics", "trace", "json", "html", "svg"} {
+	for _, name := range []string{"metrics", "receipt", "trace", "json", "html", "svg"} {
 		out = append(out, outputs.Path{Name: "--" + name, Path: value(name)})
 	}
 	in := outputs.ModelFiles("--model", value("model"))

@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/receipt"
 	ranks "github.com/spillway-ml/spillway/run"
 )
 
@@ -26,7 +27,7 @@ func (e StatusError) Error() string { return fmt.Sprintf("status %d", int(e)) }
 const (
 	ExitDone        = 0
 	ExitBadInput    = 1
-	ExitDoesNotFit  = 2 // or a damaged checkpoint
+	ExitDoesNotFit  = 2 // or a damaged checkpoint, or a run that is not as its receipt says
 	ExitFault       = 3 // a rank was lost, or a run-time fault
 	ExitInterrupted = 130
 )
@@ -52,7 +53,7 @@ func ExitStatus(err error) int {
 		return ExitInterrupted
 	case errors.As(err, &missing):
 		return ExitBadInput
-	case errors.As(err, &refused), errors.Is(err, spillway.ErrDoesNotFit), errors.Is(err, checkpoint.ErrDamaged), errors.As(err, &remote) && remote.DoesNotFit():
+	case errors.As(err, &refused), errors.Is(err, spillway.ErrDoesNotFit), errors.Is(err, checkpoint.ErrDamaged), errors.Is(err, receipt.ErrDiffers), errors.As(err, &remote) && remote.DoesNotFit():
 		return ExitDoesNotFit
 	case errors.As(err, &remote) && remote.Fault(), errors.Is(err, comm.ErrLost):
 		return ExitFault

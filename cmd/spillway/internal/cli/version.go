@@ -3,15 +3,12 @@ package cli
 import (
 	"fmt"
 	"runtime"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway/internal/dl"
+	"github.com/spillway-ml/spillway/internal/release"
 )
-
-// Releases set these: -ldflags "-X PACKAGE.version=v1.2.3 -X PACKAGE.commit=0123456789ab", where PACKAGE is this one.
-var version, commit string
 
 // VersionCommand is version.
 func VersionCommand() *cobra.Command {
@@ -26,40 +23,11 @@ func VersionCommand() *cobra.Command {
 	}
 }
 
-// Release is the version and the commit of this build, as far as it knows them.
-func Release() string {
-	v, at := version, commit
-	if info, ok := debug.ReadBuildInfo(); ok {
-		if v == "" && info.Main.Version != "(devel)" {
-			v = info.Main.Version
-		}
-		changed := false
-		for _, s := range info.Settings {
-			switch s.Key {
-			case "vcs.revision":
-				at = s.Value[:min(12, len(s.Value))]
-			case "vcs.modified":
-				changed = s.Value == "true"
-			}
-		}
-		if at != "" && changed {
-			at += " with changes"
-		}
-	}
-	if v == "" {
-		v = "development version"
-	}
-	if at != "" {
-		v += " (" + at + ")"
-	}
-	return v
-}
-
 // VersionText is what version and --version print after the command's name: the release
 // or the module's version, the commit if the build knows it, Go, the platform, and what
 // this build can use.
 func VersionText() string {
-	v := Release()
+	v := release.Text()
 	kind := "CPU only, static"
 	switch {
 	case dl.Err() == nil:

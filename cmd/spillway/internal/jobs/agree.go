@@ -10,8 +10,8 @@ import (
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
-	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/internal/release"
 	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/train/job"
 )
@@ -43,7 +43,7 @@ func (a *Asked) Settle(p *Place) (err error) {
 
 // OwnFlags are the flags in which the processes of a job may differ: paths, each process's
 // threads, and caps on memory, of which the smallest counts. Docs: howto.md, "Ranks agree".
-var OwnFlags = []string{"config", "threads", "device-memory", "host-memory", "metrics", "metrics-addr", "trace", "tensorboard", "export", "help"}
+var OwnFlags = []string{"config", "threads", "device-memory", "host-memory", "metrics", "metrics-addr", "receipt", "receipt-every", "trace", "tensorboard", "export", "help"}
 
 // contentFlags are compared by the content that their paths lead to, as far as this machine has
 // it, and --order with the default that follows from the data.
@@ -60,7 +60,7 @@ func (a *Asked) Of(ctx context.Context, j *spillway.Job) error {
 		return err
 	}
 	own := *a.C
-	j.Asked, j.Terms = &own, map[string]string{"version": cli.Release()}
+	j.Asked, j.Terms = &own, map[string]string{"version": release.Text()}
 	a.Fs.VisitAll(func(f *pflag.Flag) {
 		switch v := f.Value.String(); {
 		case slices.Contains(OwnFlags, f.Name), slices.Contains(contentFlags, f.Name):

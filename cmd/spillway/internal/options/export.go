@@ -58,7 +58,7 @@ func (l *Later) refuseExport(c *spillway.Config) error {
 	case c.Checkpoint == "":
 		return fmt.Errorf("--export %.80q without --checkpoint: what is exported is the run's last checkpoint; give --checkpoint DIR", l.Export)
 	}
-	for _, other := range []struct{ flag, path string }{{"checkpoint", c.Checkpoint}, {"metrics", c.Metrics}, {"trace", c.Trace}, {"tensorboard", c.TensorBoard}, {"disk", c.Disk}} {
+	for _, other := range []struct{ flag, path string }{{"checkpoint", c.Checkpoint}, {"metrics", c.Metrics}, {"receipt", c.Receipt}, {"trace", c.Trace}, {"tensorboard", c.TensorBoard}, {"disk", c.Disk}} {
 		if other.path != "" && (below(other.path, l.Export) || other.flag == "checkpoint" && below(l.Export, other.path)) {
 			return fmt.Errorf("--export %.80q and --%s %.80q: one lies in the other; give a folder elsewhere", l.Export, other.flag, other.path)
 		}

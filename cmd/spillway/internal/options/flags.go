@@ -332,6 +332,8 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	fs.BoolVar(&c.AcceptChanges, "accept-changes", false, "resume with other data, another seed, another order or another batch schedule of the steps that are done")
 	fs.DurationVar(&c.Timeout, "timeout", d.Timeout, "longest wait of a collective")
 	fs.StringVar(&c.Metrics, "metrics", "", "JSON lines `FILE`")
+	fs.StringVar(&c.Receipt, "receipt", "", "`FILE` for a hash chain of the run, which spillway verify checks: what results depend on, samples, rates, losses, and a hash of all states")
+	fs.IntVar(&c.ReceiptEvery, "receipt-every", 0, "steps between lines of --receipt, beside those of checkpoints (default: --save-every, or 100)")
 	fs.StringVar(&c.Trace, "trace", "", "Chrome trace `FILE` (open it in Perfetto)")
 	fs.StringVar(&c.TensorBoard, "tensorboard", "", "`DIR` for an event file of the run that TensorBoard shows")
 	fs.StringVar(&c.MetricsAddr, "metrics-addr", "", "serve the run's metrics to Prometheus at http://`ADDR`/metrics: HOST:PORT, or a port of this machine alone; port 0: any")

@@ -79,7 +79,7 @@ data and no GPU.`,
 	fs := cmd.Flags()
 	options.Train(fs, &c, &l)
 	f.Bind(fs, &c)
-	cli.Hide(fs, "checkpoint", "collectives", "cuda-graphs", "data", "data-glob", "epochs", "eval-every", "eval-split", "eval-steps", "export", "init", "keep", "long", "loss-on", "metrics", "metrics-addr", "order", "require-pinned", "resume", "save-every", "seed", "template", "tensorboard", "text-field", "timeout", "tokenizer", "trace")
+	cli.Hide(fs, "checkpoint", "collectives", "cuda-graphs", "data", "data-glob", "epochs", "eval-every", "eval-split", "eval-steps", "export", "init", "keep", "long", "loss-on", "metrics", "metrics-addr", "order", "receipt", "receipt-every", "require-pinned", "resume", "save-every", "seed", "template", "tensorboard", "text-field", "timeout", "tokenizer", "trace")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		defer host.PlanHeap.Acquire()()
 		out := cmd.OutOrStdout()

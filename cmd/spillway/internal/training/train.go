@@ -410,6 +410,9 @@ func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []floa
 	if c.Checkpoint != "" {
 		fmt.Fprintf(w, "checkpoint: %s\n", cli.OnOneLine(c.Checkpoint))
 	}
+	if r := t.Receipt(); r != nil {
+		fmt.Fprintf(w, "receipt: %s, %s in %.2f s, the last of SHA-256 %s\n", cli.OnOneLine(c.Receipt), english.Plural(r.Lines, "line", ""), r.Seconds, r.Head)
+	}
 	return nil
 }
 

@@ -1,0 +1,124 @@
+// Package receipt is the hash chain of a run: what its lines say, the file that they are
+// in, and the tree of hashes over states.
+//
+// The tree does not depend on ranks. A block is 256 elements of a state of a tensor, as
+// they rest; no shard cuts one. A range is 256 blocks: 65,536 elements. Its hash is that of
+// its blocks' hashes, so that ranks which share a range exchange hashes alone. The root is
+// the hash of all ranges of all states with their names.
+package receipt
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"hash"
+)
+
+const (
+	// BlockElems is the elements of a block.
+	BlockElems = 256
+	// RangeBlocks is the blocks of a range.
+	RangeBlocks = 256
+	// RangeElems is the elements of a range.
+	RangeElems = BlockElems * RangeBlocks
+	// Size is the bytes of a hash.
+	Size = sha256.Size
+)
+
+// Tensor is a state of a tensor.
+type Tensor struct {
+	Name  string `json:"name"`
+	State string `json:"state"`
+	DType string `json:"dtype"`
+	Elems int64  `json:"elements"`
+}
+
+// Ranges is the number of ranges.
+func (t *Tensor) Ranges() int64 { return (t.Elems + RangeElems - 1) / RangeElems }
+
+// Blocks is the number of blocks.
+func (t *Tensor) Blocks() int64 { return (t.Elems + BlockElems - 1) / BlockElems }
+
+func (t *Tensor) String() string { return fmt.Sprintf("%s of %q", t.State, t.Name) }
+
+// AppendBlocks appends the hashes of the blocks of a run of elements, of so many bytes a
+// block. Of values in 8 bits, scales has 4 bytes a block, which are hashed behind the codes.
+func AppendBlocks(to, data []byte, block int64, scales []byte) []byte {
+	var h hash.Hash
+	if scales != nil {
+		h = sha256.New()
+	}
+	for n := int64(0); len(data) > 0; n++ {
+		part := data[:min(block, int64(len(data)))]
+		data = data[len(part):]
+		if h == nil {
+			sum := sha256.Sum256(part)
+			to = append(to, sum[:]...)
+			continue
+		}
+		h.Reset()
+		_, _ = h.Write(part) // a hash never fails
+		_, _ = h.Write(scales[4*n : 4*n+4])
+		to = h.Sum(to)
+	}
+	return to
+}
+
+// Range is the hash of a range, from those of its blocks.
+func Range(blocks []byte) [Size]byte { return sha256.Sum256(blocks) }
+
+// Root is the hash of states, of which ranges has the hashes of each one's ranges.
+func Root(tensors []Tensor, ranges [][]byte) string {
+	h := sha256.New()
+	for i := range tensors {
+		t := &tensors[i]
+		fmt.Fprintf(h, "%d %s %d %s %s %d\n", len(t.State), t.State, len(t.Name), t.Name, t.DType, t.Elems)
+		_, _ = h.Write(ranges[i])
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+// Place is a range of a state, and how many others differ beside it.
+type Place struct {
+	Tensor
+	From, To int64 // elements
+	More     int64 // ranges
+}
+
+func (p *Place) String() string {
+	s := fmt.Sprintf("%s, elements %d to %d", p.Tensor.String(), p.From, p.To-1)
+	if p.More > 0 {
+		s += fmt.Sprintf(", and %d ranges more", p.More)
+	}
+	return s
+}
+
+// Hashed are states with the hashes of their ranges.
+type Hashed struct {
+	Tensors []Tensor
+	Ranges  [][]byte
+}
+
+// Differ is the first range that differs of the states that both have, nil where none does.
+func Differ(a, b Hashed) (first *Place) {
+	other := map[Tensor][]byte{}
+	for i, t := range b.Tensors {
+		other[t] = b.Ranges[i]
+	}
+	for i := range a.Tensors {
+		t := &a.Tensors[i]
+		had, both := other[*t]
+		for k := range t.Ranges() {
+			if !both || bytes.Equal(a.Ranges[i][k*Size:(k+1)*Size], had[k*Size:(k+1)*Size]) {
+				continue
+			}
+			if first == nil {
+				first = &Place{Tensor: *t, From: k * RangeElems, To: min((k+1)*RangeElems, t.Elems)}
+				continue
+			}
+			first.More++
+		}
+	}
+	return first
+}

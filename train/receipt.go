@@ -1,0 +1,344 @@
+package train
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/release"
+	"github.com/spillway-ml/spillway/receipt"
+	"github.com/spillway-ml/spillway/train/saving"
+)
+
+// receipts makes the lines of a run's receipt. A nil one makes none.
+type receipts struct {
+	log    *receipt.Log // nil: nothing is written
+	rows   []byte       // of the step at hand, the hash of each of its rows
+	steps  []receipt.Step
+	took   time.Duration
+	failed bool // the last line could not be written, and that was told
+}
+
+// refuseOldReceipt refuses a file that is no receipt, or one of a run that this one does not
+// go on from.
+func refuseOldReceipt(q *request) error {
+	if q.Receipt == "" {
+		return nil
+	}
+	holds, err := receipt.Holds(q.opener(), q.Receipt)
+	if err != nil {
+		return fmt.Errorf("Config.Receipt %.80q: %w; give another file", q.Receipt, err)
+	}
+	if holds && !q.Resume {
+		return config.Refuse("Config.Receipt %.80q holds the receipt of another run; give Config.Resume to go on with that run, or another file", q.Receipt)
+	}
+	return nil
+}
+
+// openReceipt writes the line with which the run starts or goes on.
+func (t *Trainer) openReceipt(context.Context) error {
+	c := t.cfg
+	if c.Receipt == "" {
+		return nil
+	}
+	began := time.Now()
+	about, err := t.describeRun()
+	if err != nil {
+		return fmt.Errorf("Config.Receipt: %w", err)
+	}
+	log, left, err := receipt.Continue(c.opener(), c.Receipt, t.at.Step)
+	if err != nil {
+		return fmt.Errorf("Config.Receipt: %w", err)
+	}
+	t.receipt = &receipts{log: log}
+	about.Left = left
+	line, err := t.receiptLine()
+	if err != nil {
+		return err
+	}
+	if err := t.sameStates(receipt.Hashed{Tensors: about.Tensors, Ranges: line.Ranges}); err != nil {
+		return err
+	}
+	line.Run = about
+	if err := log.Append(line); err != nil {
+		return fmt.Errorf("Config.Receipt: %w", err)
+	}
+	t.receipt.took = time.Since(began)
+	return nil
+}
+
+// sameStates refuses to go on with other states than the receipt's last line has.
+func (t *Trainer) sameStates(now receipt.Hashed) error {
+	log := t.receipt.log
+	last := len(log.Lines) - 1
+	if last < 0 || log.Lines[last].Step != t.at.Step {
+		return nil
+	}
+	ranges, err := log.Ranges(last)
+	if err != nil {
+		return fmt.Errorf("Config.Receipt: %w", err)
+	}
+	if p := receipt.Differ(receipt.Hashed{Tensors: log.Run(last).Tensors, Ranges: ranges}, now); p != nil {
+		return config.Refuse("Config.Receipt %.80q: after step %d it has another %s, than the checkpoint that the run goes on from; go on from another checkpoint, or give another file", t.cfg.Receipt, t.at.Step, p)
+	}
+	return nil
+}
+
+// receiptLine is a line about the states as they are.
+func (t *Trainer) receiptLine() (r receipt.Record, err error) {
+	if err := t.flush(); err != nil {
+		return r, err
+	}
+	tensors, err := t.ranks.Tensors()
+	if err != nil {
+		return r, err
+	}
+	r = receipt.Record{Step: t.at.Step, Sample: t.train.sampler.Tell(t.at.Step), Skipped: t.at.Skipped}
+	if t.scales() {
+		r.LossScale = &[2]float64{t.at.Scale.Scale, t.at.Scale.Clean}
+	}
+	if r.Ranges, err = t.ranks.Hash(); err == nil {
+		r.Root = receipt.Root(tensors, r.Ranges)
+	}
+	return r, err
+}
+
+// record writes a line about the steps since the last one; saved says that a checkpoint
+// of the same states follows.
+func (t *Trainer) record(saved bool) error {
+	p := t.receipt
+	if p == nil || p.log == nil || len(p.steps) == 0 {
+		return nil
+	}
+	began := time.Now()
+	defer func() { p.took += time.Since(began) }()
+	line, err := t.receiptLine()
+	if err != nil {
+		return err
+	}
+	line.Steps, line.Saved = p.steps, saved
+	if err := p.log.Append(line); err != nil {
+		return fmt.Errorf("Config.Receipt: %w", err)
+	}
+	p.steps, p.failed = nil, false
+	return nil
+}
+
+// recordDue writes a line where one is due: before a checkpoint, every ReceiptEvery steps,
+// and at the end. That it can't be written is an error at the end alone: the next line has
+// the steps too.
+func (t *Trainer) recordDue(saved, last bool) error {
+	if t.receipt == nil || !saved && !last && t.at.Step%t.cfg.ReceiptSteps() != 0 {
+		return nil
+	}
+	if !last {
+		return t.recordOrWarn(saved)
+	}
+	err := t.record(saved)
+	if err != nil && t.fatal == nil {
+		err = t.record(saved)
+	}
+	return err
+}
+
+// recordOrWarn is record, whose failure is an error where the job has ended and else a
+// warning.
+func (t *Trainer) recordOrWarn(saved bool) error {
+	err := t.record(saved)
+	switch {
+	case t.fatal != nil:
+		return t.fatal
+	case err == nil || t.receipt.failed:
+	case endsTheJob(err):
+		return fmt.Errorf("step %d: the receipt: %w", t.at.Step, err)
+	default:
+		t.receipt.failed = true
+		t.cfg.Warnf("%v; training goes on, and the next line has these steps too", err)
+	}
+	return nil
+}
+
+// begin makes room for the rows of a step.
+func (p *receipts) begin(s *data.Sampler, step int) {
+	if p != nil {
+		p.rows = make([]byte, (s.Tell(step+1)-s.Tell(step))*sha256.Size)
+	}
+}
+
+// filled takes the rows of a micro-batch. It may be called at the same time for others.
+func (p *receipts) filled(s *data.Sampler, step, micro, rank int, m *data.Micro, rows int) {
+	if p == nil {
+		return
+	}
+	var b []byte
+	for row := range rows {
+		if s.IsPadding(step, micro, rank, row) {
+			continue
+		}
+		b = appendInts(appendInts(b[:0], part(m.Tokens, row, rows)), part(m.Targets, row, rows))
+		for _, in := range m.Inputs {
+			for _, v := range part(in, row, rows) {
+				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
+			}
+		}
+		sum := sha256.Sum256(b)
+		copy(p.rows[(s.GlobalSample(step, micro, rank, row)-s.Tell(step))*sha256.Size:], sum[:])
+	}
+}
+
+// part is a row of so many.
+func part[T any](all []T, row, rows int) []T {
+	n := len(all) / rows
+	return all[row*n : (row+1)*n]
+}
+
+func appendInts(b []byte, v []int32) []byte {
+	for _, x := range v {
+		b = binary.LittleEndian.AppendUint32(b, uint32(x))
+	}
+	return b
+}
+
+// ended takes a step that is done.
+func (p *receipts) ended(r *StepResult, targets int64) {
+	if p == nil {
+		return
+	}
+	sum := sha256.Sum256(p.rows)
+	p.steps = append(p.steps, receipt.Step{Data: hex.EncodeToString(sum[:]), Targets: targets, LR: r.LR, Loss: receipt.Bits32(r.Loss), GradNorm: receipt.Bits64(r.GradNorm), Skipped: r.Skipped})
+}
+
+func (p *receipts) close() error {
+	if p == nil || p.log == nil {
+		return nil
+	}
+	log := p.log
+	p.log = nil
+	if err := log.Close(); err != nil {
+		return fmt.Errorf("Config.Receipt: %w", err)
+	}
+	return nil
+}
+
+// ReceiptWritten is what a run has written of its receipt.
+type ReceiptWritten struct {
+	Lines   int
+	Head    string  // SHA-256 of the last line, which stands for all
+	Seconds float64 // that hashing and writing took
+}
+
+// Receipt tells what was written of the receipt; nil without Config.Receipt.
+func (t *Trainer) Receipt() *ReceiptWritten {
+	if t.receipt == nil || t.receipt.log == nil {
+		return nil
+	}
+	return &ReceiptWritten{len(t.receipt.log.Lines), t.receipt.log.Head(), t.receipt.took.Seconds()}
+}
+
+// describeRun is all that the results of the steps that follow depend on.
+func (t *Trainer) describeRun() (*receipt.Run, error) {
+	c := t.cfg
+	about := &receipt.Run{Format: receipt.Format, Spillway: release.Text(), Every: c.ReceiptSteps(), Epochs: t.train.sampler.EpochsVersion(),
+		Arithmetic: saving.Arithmetic(&c.Config, t.platform.GPU())}
+	about.Own = ownNames(&c.Config)
+	print, err := t.train.Fingerprint()
+	if err != nil {
+		return nil, err
+	}
+	about.Data = receipt.Data{Tokens: print.Tokens, SHA256: print.SHA256}
+	if about.Tensors, err = t.ranks.Tensors(); err != nil {
+		return nil, err
+	}
+	if c.Own.Model == nil {
+		text, err := json.Marshal(c.Shape)
+		if err == nil {
+			err = json.Unmarshal(text, &about.Model)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	p, err := c.Logical()
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256([]byte(graph.Format(p)))
+	about.Program = hex.EncodeToString(sum[:])
+	about.Config, err = resultFields(&c.Config)
+	return about, err
+}
+
+// ownNames are what a receipt says of what the program brought along.
+func ownNames(c *config.Config) (list []string) {
+	model, rule := c.Own.Names()
+	for _, own := range []struct{ what, name string }{{"model", model}, {"rule", rule}} {
+		if own.name != "" {
+			list = append(list, own.what+" "+own.name)
+		}
+	}
+	if c.Own.Data != nil {
+		list = append(list, "data")
+	}
+	if c.Own.Schedule != nil {
+		list = append(list, "schedule")
+	}
+	return list
+}
+
+// notResults are the fields of Config that say where and how a run computes, what it reads
+// beside its training, and what it writes: not what the results of its steps are.
+var notResults = strings.Fields(`Own Chat Receipts Epochs Threads Prefetch Inference EvalData EvalGlob EvalEvery EvalSteps Device DeviceMemory HostMemory
+	Disk DiskMemory DiskTuning DiskCache FrozenCache RequirePinned CUDAGraphs Planned Warn Outside LocalRanks Target PerHost Recompute Offload
+	Checkpoint CheckpointMark SaveEvery AsyncSave Keep Resume AcceptChanges Timeout Metrics Receipt ReceiptEvery Trace TensorBoard
+	MetricsAddr Measure PeakFlops Generate Allow`)
+
+// isResult tells whether a field of Config is in a receipt.
+func isResult(f reflect.StructField) bool {
+	return f.IsExported() && !slices.Contains(notResults, f.Name)
+}
+
+// resultFields are the fields of Config on which results depend. Those of ranks are left
+// out where they change nothing: with Reproducible the rows of a step stand for them. A
+// stage is left out where all have the same bits, and else is the lowest that has them.
+func resultFields(c *config.Config) (map[string]json.RawMessage, error) {
+	d := *c
+	leave := map[string]bool{}
+	if d.Algorithm() != algo.Ring {
+		leave["Collectives"] = true
+	}
+	switch {
+	case d.Reproducible:
+		d.GlobalBatch = c.StepRows()
+		leave["Ranks"], leave["Accum"], leave["RankShares"], leave["Zero"] = true, true, true, true
+	case d.ShardSize > 0:
+	case d.Accum == 1 || d.InLayers():
+		leave["Zero"] = true
+	default:
+		d.Zero = d.Zero / 2 * 2
+	}
+	fields := map[string]json.RawMessage{}
+	v := reflect.ValueOf(&d).Elem()
+	for _, f := range reflect.VisibleFields(v.Type()) {
+		if !isResult(f) || leave[f.Name] {
+			continue
+		}
+		text, err := json.Marshal(v.FieldByIndex(f.Index).Interface())
+		if err != nil {
+			return nil, fmt.Errorf("Config.%s: %w", f.Name, err)
+		}
+		fields[f.Name] = text
+	}
+	return fields, nil
+}

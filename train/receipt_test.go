@@ -1,0 +1,164 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/receipt"
+)
+
+// withReceipt runs c with a receipt and returns that.
+func withReceipt(t testing.TB, c request) []byte {
+	t.Helper()
+	c.Receipt = filepath.Join(t.TempDir(), "receipt")
+	tr, err := c.start(context.Background())
+	require.NoError(t, err)
+	require.NoError(t, tr.Run(context.Background(), nil))
+	require.NoError(t, tr.Close())
+	text, err := os.ReadFile(c.Receipt)
+	require.NoError(t, err)
+	chain, err := receipt.Read(filesys.System, c.Receipt)
+	require.NoError(t, err)
+	require.NoError(t, chain.Torn)
+	require.Equal(t, c.Steps, chain.Lines[len(chain.Lines)-1].Step)
+	require.NoError(t, chain.Close())
+	return text
+}
+
+// A reproducible run has one receipt, byte for byte, at every number of ranks, stage and
+// placement, and with states that ranks share in the middle of a range.
+func TestReceiptsAreTheSame(t *testing.T) {
+	t.Parallel()
+	c := tiny("gpt2")
+	c.Steps, c.Seq, c.Batch, c.GlobalBatch, c.Reproducible, c.ReceiptEvery, c.Clip = 3, 16, 1, 6, true, 2, 1
+	want := withReceipt(t, c)
+	for i, change := range []func(*request){
+		func(c *request) { c.Ranks, c.Zero = 2, 1 },
+		func(c *request) {
+			c.Ranks, c.Zero, c.Offload, c.Disk = 3, 3, "optimizer=disk,parameters=host", scratch(t)
+		},
+		func(c *request) { c.Ranks, c.Zero, c.RankShares = 4, 2, []int{1, 2, 1, 2} },
+		func(c *request) { c.Zero, c.Recompute, c.Offload = 0, "full", "optimizer=host" },
+	} {
+		d := c
+		change(&d)
+		require.Equal(t, string(want), string(withReceipt(t, d)), i)
+	}
+	d := c
+	d.Seed = 2
+	require.NotEqual(t, string(want), string(withReceipt(t, d)))
+}
+
+// stepsOf are the steps of a receipt's lines, of starts and resumes negative.
+func stepsOf(t testing.TB, path string) (steps []int) {
+	for _, r := range recordsOf(t, path) {
+		if r.Run != nil {
+			r.Step = -r.Step
+		}
+		steps = append(steps, r.Step)
+	}
+	return steps
+}
+
+// A resumed run goes on in its receipt: the lines behind its checkpoint, and one that was
+// cut off, are replaced; where it began without a receipt, that begins with the resume.
+func TestAResumedRunGoesOnInItsReceipt(t *testing.T) {
+	t.Parallel()
+	c := in(keeping(t, 6), scratch(t))
+	c.SaveEvery, c.Reproducible, c.GlobalBatch = 2, true, 4
+	ended(t, c)
+	require.Equal(t, []int{0, 2, 4, 6}, stepsOf(t, c.Receipt))
+	require.NoError(t, os.RemoveAll(newestOf(t, c.Checkpoint).Folder))
+	last := recordsOf(t, c.Receipt)[3]
+	f, err := os.OpenFile(c.Receipt, os.O_APPEND|os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.WriteString(`{"prev":"`)
+	require.NoError(t, errors.Join(err, f.Close()))
+	cut, err := VerifyReceipt(context.Background(), Verification{Checkpoint: c.Checkpoint, Change: placed(c)})
+	require.NoError(t, err)
+	require.Contains(t, cut.Cut, "cut off")
+
+	c.Resume, c.Ranks, c.Steps, c.Keep = true, 1, 8, 1
+	ended(t, c)
+	require.Equal(t, []int{0, 2, 4, -4, 6, 8}, stepsOf(t, c.Receipt))
+	lines := recordsOf(t, c.Receipt)
+	require.Equal(t, &receipt.Left{Step: 6, Hash: receipt.HashOf(lineOf(t, last))}, lines[3].Run.Left)
+	require.Equal(t, lines[2].Root, lines[3].Root)
+	var missing []string
+	got, err := VerifyReceipt(context.Background(), Verification{Checkpoint: c.Checkpoint, Change: placed(c), Tell: func(s Segment) {
+		if s.Missing != "" {
+			missing = append(missing, s.Missing)
+		}
+	}})
+	require.NoError(t, err)
+	require.Equal(t, []string{"the checkpoint of step 2 is not there any more", "the checkpoint of step 4 is not there any more"}, missing)
+	require.Equal(t, 4, got.Checked, "the first two steps and the last two")
+
+	c.Receipt, c.Steps = filepath.Join(scratch(t), "later"), 10
+	ended(t, c)
+	require.Equal(t, []int{-8, 10}, stepsOf(t, c.Receipt))
+	got, err = VerifyReceipt(context.Background(), Verification{Checkpoint: c.Checkpoint, Change: placed(c)})
+	require.NoError(t, err)
+	require.Equal(t, c.Receipt, got.Receipt, "the newest checkpoint names it")
+	require.Equal(t, 2, got.Checked)
+}
+
+// A receipt of another run, a file that is none, and a checkpoint of other states are refused.
+func TestReceiptsThatAreRefused(t *testing.T) {
+	t.Parallel()
+	c := in(keeping(t, 2), scratch(t))
+	ended(t, c)
+	d := c
+	d.Checkpoint = scratch(t)
+	refused(t, d, "Config.Receipt", "holds the receipt of another run; give Config.Resume")
+	d.Receipt = filepath.Join(scratch(t), "notes")
+	require.NoError(t, os.WriteFile(d.Receipt, []byte("notes\n"), 0o644))
+	refused(t, d, "Config.Receipt", "holds no receipt; give another file")
+	d.Receipt, d.Metrics = c.Receipt+"2", c.Receipt+"2"
+	refused(t, d, "Config.Receipt", "is the file of Config.Metrics too")
+	d.Metrics, d.Device = "", "cuda"
+	refused(t, d, "Config.Receipt with Config.Device cuda")
+
+	other := in(keeping(t, 2), scratch(t))
+	other.LR = 0.5
+	ended(t, other)
+	c.Resume, c.Checkpoint, c.Steps, c.LR = true, other.Checkpoint, 4, other.LR
+	refused(t, c, "Config.Receipt", "after step 2 it has another", "go on from another checkpoint")
+}
+
+// Ranks of other processes hash what they hold, and the line is that of one process.
+func TestReceiptsOverProcesses(t *testing.T) {
+	c := tiny("gpt2")
+	c.Batch, c.Seq, c.Steps, c.Reproducible, c.GlobalBatch = 1, 16, 2, true, 4
+	want := withReceipt(t, c)
+	c.Receipt = filepath.Join(t.TempDir(), "receipt")
+	c.Ranks = 4
+	overProcesses(t, c, 2, 2, func(t testing.TB, c request) outcome { return runOf(t, c) })
+	text, err := os.ReadFile(c.Receipt)
+	require.NoError(t, err)
+	require.Equal(t, string(want), string(text))
+}
+
+// A receipt that can't be written is told once and does not end the run before its end.
+func TestAReceiptThatCannotBeWritten(t *testing.T) {
+	t.Parallel()
+	c := tiny("gpt2")
+	c.Steps, c.Seq, c.Receipt, c.ReceiptEvery = 4, 16, filepath.Join(t.TempDir(), "receipt"), 1
+	var warned []string
+	c.Warn = func(text string) { warned = append(warned, text) }
+	tr, err := c.start(context.Background())
+	require.NoError(t, err)
+	require.NoError(t, tr.receipt.log.Chain.Close())
+	err = tr.Run(context.Background(), nil)
+	require.ErrorContains(t, err, "Config.Receipt: ")
+	require.Equal(t, 4, tr.Done())
+	require.Len(t, warned, 1)
+	require.Contains(t, warned[0], "training goes on, and the next line has these steps too")
+	_ = tr.Close() // the file is closed already
+}

@@ -1,0 +1,473 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/receipt"
+	"github.com/spillway-ml/spillway/train/saving"
+)
+
+// Verification is a receipt that is held against the run, by steps that are run again.
+type Verification struct {
+	// Checkpoint is the run's folder of checkpoints; "": there is none.
+	Checkpoint string
+	// Receipt is the file; "": the one that the newest checkpoint names.
+	Receipt string
+	// Choose says which of the segments that can be run again are; nil: all.
+	Choose func(can []Segment) []Segment
+	// Change completes the Config of the steps that are run again: where and how, paths, and
+	// what the program brought along. The fields that decide bits are the receipt's.
+	Change func(*config.Config)
+	// Tell is told of each segment; nil: nobody.
+	Tell func(Segment)
+
+	hooks hooks
+}
+
+// Segment is the steps from one checkpoint of a run to the next one.
+type Segment struct {
+	From, To int // steps done before and after it; equal: a checkpoint alone
+	// Start is the name of its first checkpoint; "": the values that the run began with.
+	Start string
+	// Missing says why it can't be run again; "": it can.
+	Missing string
+	Chosen  bool
+	Found   *receipt.Difference // nil: equal, or not chosen
+
+	first, last int // lines
+}
+
+// Steps is how many steps it has.
+func (s *Segment) Steps() int { return s.To - s.From }
+
+// Verified is what VerifyReceipt found.
+type Verified struct {
+	Receipt  string // its path
+	Lines    int
+	Head     string // see ReceiptWritten
+	From, To int    // steps before the first line and after the last
+	Cut      string // what of the last line was left out; "": nothing
+	Spillway string // the version that wrote the newest start or resume
+	Segments []Segment
+	Checked  int // steps that were run again and are equal
+}
+
+// verifying is a Verification under way.
+type verifying struct {
+	*Verification
+	folders filesys.Opener
+	chain   *receipt.Chain
+	dir     checkpoint.Dir
+	saved   map[int]string // names of the run's checkpoints by step
+	all     []Segment
+}
+
+// VerifyReceipt follows the chain of a receipt, and runs chosen segments again. The error
+// is ErrDiffers where something is not as recorded; what was found comes with it.
+func VerifyReceipt(ctx context.Context, v Verification) (result *Verified, err error) {
+	w := &verifying{Verification: &v, folders: v.hooks.opener(), saved: map[int]string{}}
+	if err := w.open(); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, w.chain.Close(), w.dir.Close()) }()
+	lines := w.chain.Lines
+	result = &Verified{Receipt: w.Receipt, Lines: len(lines), Head: w.chain.Head()}
+	var broken *receipt.Broken
+	switch {
+	case errors.As(w.chain.Torn, &broken):
+		return result, broken
+	case len(lines) == 0:
+		return result, fmt.Errorf("receipt %.80q is empty", w.Receipt)
+	case w.chain.Torn != nil:
+		result.Cut = w.chain.Torn.Error()
+	}
+	result.From, result.To = lines[0].Step, lines[len(lines)-1].Step
+	result.Spillway = w.chain.Run(len(lines) - 1).Spillway
+	w.segments()
+	err = w.run(ctx)
+	result.Segments = w.all
+	for i := range w.all {
+		s := &w.all[i]
+		if s.Chosen && s.Found == nil && err == nil {
+			result.Checked += s.Steps()
+		}
+	}
+	if err == nil {
+		err = w.outcome(result)
+	}
+	return result, err
+}
+
+// outcome is the first difference.
+func (w *verifying) outcome(r *Verified) error {
+	chosen := 0
+	for i := range w.all {
+		s := &w.all[i]
+		if s.Found != nil {
+			return fmt.Errorf("%w: %s", receipt.ErrDiffers, s.Found)
+		}
+		if s.Chosen {
+			chosen++
+		}
+	}
+	for step, name := range w.saved {
+		if step > r.To {
+			return fmt.Errorf("%w: it ends after step %d, and there is %s: its last lines are missing", receipt.ErrDiffers, r.To, name)
+		}
+	}
+	if chosen == 0 {
+		return fmt.Errorf("receipt %.80q: no segment was run again: of those that were asked for none has its first checkpoint", w.Receipt)
+	}
+	return nil
+}
+
+// open opens the receipt and the folder of checkpoints.
+func (w *verifying) open() (err error) {
+	if w.Checkpoint != "" {
+		if w.dir, err = checkpoint.OpenDir(w.folders, w.Checkpoint); err == nil {
+			err = w.scan()
+		}
+		if err != nil {
+			return fmt.Errorf("Config.Checkpoint %s: %w", w.Checkpoint, errors.Join(err, w.dir.Close()))
+		}
+	}
+	if w.Receipt == "" {
+		return config.RefuseField("Receipt", "no checkpoint in %.80q names a receipt; give Config.Receipt", w.Checkpoint)
+	}
+	if _, err = receipt.Holds(w.folders, w.Receipt); err == nil {
+		w.chain, err = receipt.Read(w.folders, w.Receipt)
+	}
+	switch {
+	case err == nil:
+		return nil
+	case !errors.Is(err, receipt.ErrDiffers):
+		err = fmt.Errorf("receipt %.80q: %w", w.Receipt, err)
+	}
+	return errors.Join(err, w.dir.Close())
+}
+
+// scan finds the run's checkpoints.
+func (w *verifying) scan() error {
+	entries, err := w.dir.Scan()
+	if err != nil {
+		return err
+	}
+	if len(entries) == 0 {
+		return fmt.Errorf("there is no checkpoint: %w", fs.ErrNotExist)
+	}
+	marks, err := w.dir.Marks()
+	if err != nil {
+		return err
+	}
+	found := ""
+	for _, e := range entries {
+		if marks.Left(e.Manifest) {
+			continue
+		}
+		w.saved[e.Step] = e.Name // of copies the last
+		var was saving.Record
+		if e.Err == nil && json.Unmarshal(e.Manifest.Run, &was) == nil && was.Receipt != "" {
+			if found = filepath.FromSlash(was.Receipt); !filepath.IsAbs(found) {
+				found = filepath.Join(w.Checkpoint, found)
+			}
+		}
+	}
+	if w.Receipt == "" {
+		w.Receipt = found
+	}
+	return nil
+}
+
+// segments cuts the chain where checkpoints were saved and where the run went on.
+func (w *verifying) segments() {
+	lines := w.chain.Lines
+	add := func(first, last int) {
+		s := Segment{From: lines[first].Step, To: lines[last].Step, first: first, last: last, Start: w.saved[lines[first].Step]}
+		initial := s.From == 0 && lines[first].Run != nil
+		switch {
+		case initial:
+			s.Start = ""
+		case s.Start == "":
+			s.Missing = fmt.Sprintf("the checkpoint of step %d is not there any more", s.From)
+		}
+		w.all = append(w.all, s)
+	}
+	first := 0
+	for i := 1; i < len(lines); i++ {
+		if lines[i].Run != nil { // what came before has ended at its last line
+			first = i
+			if from, to := lines[i-1].Step, lines[i].Step; from < to {
+				w.all = append(w.all, Segment{From: from, To: to, first: i - 1, last: i - 1, Missing: "the run had no receipt then"})
+			}
+			continue
+		}
+		ends := i+1 == len(lines) || lines[i+1].Run != nil
+		if ends || lines[i].Saved || w.saved[lines[i].Step] != "" {
+			add(first, i)
+			first = i
+		}
+	}
+	if last := len(lines) - 1; w.saved[lines[last].Step] != "" && lines[last].Step > 0 {
+		add(last, last)
+	}
+}
+
+// run runs the chosen segments, those of one start or resume by one Trainer.
+func (w *verifying) run(ctx context.Context) error {
+	var can []Segment
+	for _, s := range w.all {
+		if s.Missing == "" {
+			can = append(can, s)
+		}
+	}
+	if w.Choose != nil {
+		can = w.Choose(can)
+	}
+	for i := range w.all {
+		s := &w.all[i]
+		s.Chosen = slices.ContainsFunc(can, func(c Segment) bool { return c.first == s.first && c.last == s.last })
+	}
+	for i := 0; i < len(w.all); {
+		about := w.chain.Run(w.all[i].first)
+		n := i
+		for n < len(w.all) && w.chain.Run(w.all[n].first) == about {
+			n++
+		}
+		if err := w.runAll(ctx, about, w.all[i:n]); err != nil {
+			return err
+		}
+		i = n
+	}
+	return nil
+}
+
+// runAll runs those of the segments of one start or resume that are chosen.
+func (w *verifying) runAll(ctx context.Context, about *receipt.Run, of []Segment) error {
+	tell := func(s Segment) {
+		if w.Tell != nil {
+			w.Tell(s)
+		}
+	}
+	var t *Trainer
+	defer func() {
+		if t != nil {
+			_ = t.Close() // nothing was written
+		}
+	}()
+	differs := ""
+	for i := range of {
+		s := &of[i]
+		if !s.Chosen {
+			tell(*s)
+			continue
+		}
+		if t == nil {
+			var err error
+			if t, differs, err = w.start(ctx, about, s.From+1, s.Start == ""); err != nil {
+				return err
+			}
+		}
+		if differs != "" {
+			s.Found = &receipt.Difference{Step: s.From, What: differs}
+		} else if err := w.again(ctx, t, s); err != nil {
+			return err
+		}
+		if t.fatal != nil { // diverged: the next segment needs another
+			_ = t.Close()
+			t = nil
+		}
+		tell(*s)
+	}
+	return nil
+}
+
+// start makes the Trainer that runs segments again. differs is what is not as recorded of
+// what their results depend on.
+func (w *verifying) start(ctx context.Context, about *receipt.Run, from int, initial bool) (t *Trainer, differs string, err error) {
+	c, err := configOf(about)
+	if err != nil {
+		return nil, "", fmt.Errorf("receipt %.80q: %w", w.Receipt, err)
+	}
+	if w.Change != nil {
+		w.Change(&c)
+	}
+	if own := ownNames(&c); !slices.Equal(own, about.Own) {
+		return nil, "", config.RefuseField("Own", "receipt %.80q is of a run with values of a program (%s); verify it from that program, by VerifyReceipt", w.Receipt, strings.Join(about.Own, ", "))
+	}
+	if !initial {
+		c.Init = "random" // a checkpoint has all states
+	}
+	q := request{Config: c, hooks: w.hooks}
+	if t, err = q.start(ctx); err != nil {
+		return nil, "", fmt.Errorf("receipt %.80q: steps from %d on can't be run again: %w", w.Receipt, from, err)
+	}
+	t.receipt = &receipts{}
+	now, err := t.describeRun()
+	if err != nil {
+		return t, "", err
+	}
+	if field, got, want := now.FieldsDiffer(about); field != "" {
+		return t, "", config.RefuseField(field, "Config.%s %.80s: it decides bits, and the receipt's run had %.80s; leave it out", field, got, want)
+	}
+	if err := t.train.sampler.UseEpochs(about.Epochs); err != nil {
+		return t, err.Error(), nil
+	}
+	now.Epochs = about.Epochs
+	return t, now.SameStart(about), nil
+}
+
+// configOf is the Config that a receipt records, of default placement.
+func configOf(about *receipt.Run) (config.Config, error) {
+	c := config.Default()
+	v := reflect.ValueOf(&c).Elem()
+	for name, text := range about.Config {
+		f, known := v.Type().FieldByName(name)
+		if !known || !isResult(f) {
+			return c, fmt.Errorf("Config.%.80s is no field on which results depend; another version may have written it", name)
+		}
+		if err := json.Unmarshal(text, v.FieldByIndex(f.Index).Addr().Interface()); err != nil {
+			return c, fmt.Errorf("Config.%s: %w", name, err)
+		}
+	}
+	return c, nil
+}
+
+// again runs a segment and notes its first difference.
+func (w *verifying) again(ctx context.Context, t *Trainer, s *Segment) error {
+	if s.Start != "" {
+		was, err := t.replay(ctx, w.dir, s.Start)
+		switch {
+		case err == nil && w.chain.Lines[s.first].Run == nil: // the same start or resume wrote it
+			if what := t.otherSettings(was); what != "" {
+				s.Found = &receipt.Difference{Step: s.From, What: fmt.Sprintf("%s was written with other settings: %s", s.Start, what)}
+				return nil
+			}
+		case errors.Is(err, checkpoint.ErrDamaged):
+			s.Found = &receipt.Difference{Step: s.From, What: err.Error()}
+			return nil
+		case errors.Is(err, fs.ErrNotExist):
+			s.Chosen, s.Missing = false, s.Start+" was removed meanwhile"
+			return nil
+		case err != nil:
+			return err
+		}
+	}
+	if err := w.compare(t, s, s.first); err != nil || s.Found != nil {
+		return err
+	}
+	for n := s.first + 1; n <= s.last; n++ {
+		what, err := w.steps(ctx, t, &w.chain.Lines[n])
+		if err != nil {
+			return err
+		}
+		s.Found = what
+		if err := w.compare(t, s, n); err != nil || s.Found != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// steps runs the steps of a line, all of them if it can, and returns the first difference.
+func (w *verifying) steps(ctx context.Context, t *Trainer, line *receipt.Line) (found *receipt.Difference, err error) {
+	for i := range line.Steps {
+		t.receipt.steps = nil
+		_, err := t.Step(ctx)
+		step := line.Step - len(line.Steps) + i + 1
+		var diverged *Diverged
+		switch {
+		case errors.As(err, &diverged):
+			return &receipt.Difference{Step: step, What: err.Error()}, nil
+		case err != nil:
+			return nil, err
+		}
+		if what := t.receipt.steps[0].Differs(&line.Steps[i]); what != "" && found == nil {
+			found = &receipt.Difference{Step: step, What: what}
+		}
+	}
+	return found, nil
+}
+
+// compare holds the states as they are against a line.
+func (w *verifying) compare(t *Trainer, s *Segment, n int) error {
+	line := &w.chain.Lines[n]
+	if t.at.Step != line.Step {
+		return nil // the steps have ended before
+	}
+	now, err := t.receiptLine()
+	if err != nil {
+		return err
+	}
+	tensors, err := t.ranks.Tensors()
+	if err != nil {
+		return err
+	}
+	ranges, err := w.chain.Ranges(n)
+	if err != nil {
+		return err
+	}
+	what := ""
+	switch {
+	case now.Sample != line.Sample:
+		what = fmt.Sprintf("%d samples seen, recorded %d", now.Sample, line.Sample)
+	case now.Skipped != line.Skipped:
+		what = fmt.Sprintf("%d updates skipped, recorded %d", now.Skipped, line.Skipped)
+	case !reflect.DeepEqual(now.LossScale, line.LossScale):
+		what = "the loss scale differs"
+	}
+	place := receipt.Differ(receipt.Hashed{Tensors: tensors, Ranges: now.Ranges}, receipt.Hashed{Tensors: w.chain.Run(n).Tensors, Ranges: ranges})
+	if place == nil && what == "" {
+		return nil
+	}
+	if s.Found == nil {
+		s.Found = &receipt.Difference{Step: line.Step, What: what}
+	}
+	s.Found.State, s.Found.After = place, line.Step
+	return nil
+}
+
+// replay gives the run the states of a checkpoint of an open folder, and returns its record.
+func (t *Trainer) replay(ctx context.Context, dir checkpoint.Dir, name string) (was saving.Record, err error) {
+	c, err := dir.Open(name)
+	if err != nil {
+		return was, err
+	}
+	defer c.Close() // it was read alone
+	if err := t.zero(); err != nil {
+		return was, err
+	}
+	was, err = saving.Replay(ctx, saving.Run{Config: t.cfg.Resolved, Plan: t.plan, Data: t.train, Progress: &t.at}, t.ranks, t.states, c)
+	if err == nil {
+		err = t.startScale(was.LossScale)
+	}
+	if err != nil {
+		return was, err
+	}
+	t.inRow = 0
+	return was, t.refresh()
+}
+
+// otherSettings says which setting of a checkpoint is not the receipt's, but for those of
+// ranks and paths; "": none is.
+func (t *Trainer) otherSettings(was saving.Record) string {
+	names, lines := saving.Changed(was.Settings, saving.Settings(&t.cfg.Config))
+	for i, name := range names {
+		switch name {
+		case "ranks", "accum", "accum-order", "global-batch", "collectives", "tokenizer", "order":
+			continue // where they decide bits they are compared with the receipt's Config
+		}
+		return lines[i]
+	}
+	return ""
+}
