@@ -56,7 +56,7 @@ func honestCase(t testing.TB, seed uint64, dir string) (c, again request) {
 	again = c
 	switch {
 	case c.Reproducible:
-		again.Ranks = 1 + r.IntN(min(6, c.Ranks*c.Accum))
+		again.Ranks, again.GlobalBatch = 1+r.IntN(min(6, c.Ranks*c.Accum)), c.StepRows()
 		again.Zero = r.IntN(4)
 	case c.Accum == 1:
 		again.Zero = r.IntN(4)
