@@ -331,6 +331,11 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	fs.StringVar(&l.Export, "export", "", "new `DIR` for the last checkpoint's model as a Hugging Face folder, written at the run's end")
 	fs.BoolVar(&c.AcceptChanges, "accept-changes", false, "resume with other data, another seed, another order or another batch schedule of the steps that are done")
 	fs.DurationVar(&c.Timeout, "timeout", d.Timeout, "longest wait of a collective")
+	outputFlags(fs, c)
+}
+
+// outputFlags binds the files and the page that a run writes beside its checkpoints.
+func outputFlags(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.StringVar(&c.Metrics, "metrics", "", "JSON lines `FILE`")
 	fs.StringVar(&c.Receipt, "receipt", "", "`FILE` for a hash chain of the run, which spillway verify checks: what results depend on, samples, rates, losses, and a hash of all states")
 	fs.IntVar(&c.ReceiptEvery, "receipt-every", 0, "steps between lines of --receipt, beside those of checkpoints (default: --save-every, or 100)")
