@@ -409,6 +409,7 @@ type Trainer = train.Trainer
 //		Loss       float32 // mean over the counted targets of the global batch
 //		LR         float64 // learning rate of the step
 //		GradNorm   float64 // Euclidean norm of all gradients, before clipping
+//		Noise      Noise
 //		LossScale  float64 // by which the loss was multiplied; 1 outside fp16
 //		Skipped    bool    // the step's update was left out
 //		SkippedAll int     // steps of the run so far whose update was left out

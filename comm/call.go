@@ -17,11 +17,12 @@ type Call struct {
 	// In and Out are the operands; the zero Ptr stands for none. An operation in
 	// place, on one buffer, has Out alone; so has a Recv, and a Send In.
 	In, Out device.Ptr
-	InPlace bool  // the shard is the rank's part of the full buffer
-	Peer    int   // of a Send or Recv
-	From    []int // ranks whose parts a reduce-scatter adds, in order; none: all
-	Round   Round // of one round of an algorithm, on Out; nil: a whole operation
-	Sent    int64 // what a run of it counts as: see Stats
+	InPlace bool    // the shard is the rank's part of the full buffer
+	Peer    int     // of a Send or Recv
+	From    []int   // ranks whose parts a reduce-scatter adds, in order; none: all
+	Round   Round   // of one round of an algorithm, on Out; nil: a whole operation
+	Sent    int64   // what a run of it counts as: see Stats
+	Squares Squares // of what a reduce-scatter adds
 
 	touches []device.Ptr
 }
@@ -68,7 +69,7 @@ func (c *Caller) GlobalRank() int { return c.World }
 
 func (c *Caller) bind(label string, wrong error, call Call) (device.Kernel, error) {
 	call.Name = label
-	for _, p := range []device.Ptr{call.In, call.Out} {
+	for _, p := range []device.Ptr{call.In, call.Out, call.Squares.Acc} {
 		if p.Arena != nil {
 			call.touches = append(call.touches, p)
 		}
@@ -100,6 +101,14 @@ func (c *Caller) AllGather(label string, shard, full device.Ptr, dtype graph.DTy
 func (c *Caller) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool, from ...int) (device.Kernel, error) {
 	return c.bind(label, cmp.Or(CheckScatter(full, shard, dtype, c.Index, c.Ranks, order, accumulate), CheckFrom(from, c.Ranks, order)),
 		Call{From: from, Sig: Signature{Op: ReduceScatter, Bytes: full.Len, DType: dtype, Order: order, Accumulate: accumulate}, In: full, Out: shard})
+}
+
+// ReduceLeaves binds a sum from left to right of the rank's part, and of the squares of what
+// it adds.
+func (c *Caller) ReduceLeaves(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool, squares Squares, from ...int) (device.Kernel, error) {
+	order := graph.SumSequential
+	return c.bind(label, cmp.Or(CheckScatter(full, shard, dtype, c.Index, c.Ranks, order, accumulate), CheckFrom(from, c.Ranks, order)),
+		Call{From: from, Sig: Signature{Op: ReduceScatter, Bytes: full.Len, DType: dtype, Order: order, Accumulate: accumulate}, In: full, Out: shard, Squares: squares})
 }
 
 // AllReduce binds a sum in place.

@@ -48,6 +48,9 @@ type Group interface {
 	// shard if accumulate. from lists the ranks, in order, whose parts are added; none:
 	// all. The others take part and give nothing.
 	ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool, from ...int) (device.Kernel, error)
+	// ReduceLeaves is ReduceScatter in the order SumSequential that adds the squares of
+	// what it adds to an exact accumulator of the rank's own. CPU ranks have it.
+	ReduceLeaves(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool, squares Squares, from ...int) (device.Kernel, error)
 	// AllReduce replaces buf by its sum over the ranks, of the types of ReduceScatter,
 	// in the order SumTree.
 	AllReduce(label string, buf device.Ptr, dtype graph.DType, order graph.SumOrder) (device.Kernel, error)
@@ -76,6 +79,17 @@ type Group interface {
 	// Stats returns what the rank has moved so far. Any goroutine may call it.
 	Stats() Stats
 }
+
+// Squares is where the squares of a sum's addends go.
+type Squares struct {
+	Acc device.Ptr // I64 (exact.Limbs); the zero Ptr: nowhere
+	// Spans are the elements of the shard that count, [0] to [1], in order. Each begins at a
+	// multiple of 256 elements.
+	Spans [][2]int
+}
+
+// ErrNoSquares is of a transport whose sums are not the host's.
+var ErrNoSquares = errors.New("squares of what is added are the CPU's alone")
 
 // ChunkBytes is how much of a sum comes from each rank at a time where ranks do not
 // reach each other's memory. While one chunk is added the next is on its way.

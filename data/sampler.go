@@ -243,6 +243,15 @@ func (s *Sampler) EachMicro(step int, visit func(micro, rank int) error) error {
 	return nil
 }
 
+// CountTargets returns the targets of a step of which all count.
+func (s *Sampler) CountTargets(step int) (sum Counted) {
+	each := int64(s.c.Batch)
+	for rows := s.Rows(step); rows > 0; rows -= each {
+		sum.Add(min(rows, each) * int64(s.c.Seq))
+	}
+	return sum
+}
+
 // IsPadding says whether a row is none of the step's: its targets are -1.
 func (s *Sampler) IsPadding(step, micro, rank, row int) bool {
 	return s.inStep(step, micro, rank, row) >= s.Rows(step)

@@ -145,11 +145,24 @@ func orAny(n int) int {
 	return n
 }
 
+// Counted is the counted targets of a step.
+type Counted struct {
+	All     int64
+	Squares float64 // sum of the squares of each micro-batch's
+}
+
+// Add counts a micro-batch.
+func (c *Counted) Add(n int64) {
+	c.All += n
+	c.Squares += float64(n) * float64(n)
+}
+
 // CountTargets returns the counted targets of a step.
-func (r *SampleReader) CountTargets(step int) (n int64, err error) {
+func (r *SampleReader) CountTargets(step int) (sum Counted, err error) {
 	counter, counts := r.samples.(TargetCounter)
 	one := r.shape.NewMicro(1)
 	err = r.EachMicro(step, func(micro, rank int) error {
+		n := int64(0)
 		for k := range r.c.Batch {
 			i := r.Start(step, micro, rank, k)
 			switch {
@@ -172,9 +185,10 @@ func (r *SampleReader) CountTargets(step int) (n int64, err error) {
 				}
 			}
 		}
+		sum.Add(n)
 		return nil
 	})
-	return n, err
+	return sum, err
 }
 
 // fingerprintSamples is how many samples Fingerprint reads.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels"
@@ -249,7 +250,7 @@ func (e *Executor) bindTransfer(o *operation, b kernels.Binding) (device.Kernel,
 		ins = 0
 	}
 	switch {
-	case len(b.In) != ins || len(b.Out) != 1:
+	case len(b.In) != ins || len(b.Out) < 1 || len(b.Out) > 1 && op.Kind != graph.ReduceScatter:
 		return nil, fmt.Errorf("%s has %d inputs and %d outputs, want %d and 1", op.Kind, len(b.In), len(b.Out), ins)
 	case b.Out[0].Arena == nil || ins == 1 && b.In[0].Arena == nil:
 		return nil, fmt.Errorf("%s: an operand is absent", op.Kind)
@@ -281,6 +282,16 @@ func (e *Executor) bindTransfer(o *operation, b kernels.Binding) (device.Kernel,
 	switch {
 	case op.Kind == graph.AllGather && mode == graph.Write:
 		return g.AllGather(label, b.In[0], b.Out[0], dtype)
+	case op.Kind == graph.ReduceScatter && len(b.Out) > 1:
+		list, _, err := b.Spans(graph.ShardAttr{Unit: op.Unit, Axis: attr.Axis, Len: e.cfg.Program.Buf(op.Out[0].Buf).Elems()})
+		if err != nil {
+			return nil, err
+		}
+		squares := comm.Squares{Acc: b.Out[1]}
+		for _, s := range list {
+			squares.Spans = append(squares.Spans, [2]int{s.Lo, s.Hi})
+		}
+		return g.ReduceLeaves(label, b.In[0], b.Out[0], dtype, mode == graph.Accum, squares, b.Present...)
 	case op.Kind == graph.ReduceScatter && mode != graph.ReadWrite:
 		return g.ReduceScatter(label, b.In[0], b.Out[0], dtype, attr.Order, mode == graph.Accum, b.Present...)
 	case op.Kind == graph.AllReduce && mode == graph.ReadWrite:

@@ -82,9 +82,9 @@ func addLeaf(p *graph.Program, unit, micro int, first bool) []graph.Op {
 	way := p.Units[unit].Grad
 	out := leafSum(way, first)
 	if way.Int8 {
-		return quantised{p, unit, graph.Backward, micro}.reduce(way.Whole, out, way.Axis, way.Order)
+		return quantised{p, unit, graph.Backward, micro}.reduce(way.Whole, out, way.Axis, way.Order, squared(way)...)
 	}
-	op := newOp(graph.SumParts, graph.MicroName(p.Units[unit].Name+"/add_leaf", micro), graph.Comm, graph.Backward, unit, []graph.BufID{way.Whole}, []graph.Out{out},
+	op := newOp(graph.SumParts, graph.MicroName(p.Units[unit].Name+"/add_leaf", micro), graph.Comm, graph.Backward, unit, []graph.BufID{way.Whole}, append([]graph.Out{out}, squared(way)...),
 		graph.SumPartsAttr{Order: way.Order})
 	op.Micro = micro
 	return []graph.Op{op}
@@ -96,6 +96,14 @@ func leafSum(way *graph.Gradient, first bool) graph.Out {
 		return graph.Out{Buf: way.Home}
 	}
 	return graph.Out{Buf: way.Home, Mode: graph.Accum}
+}
+
+// squared is the output to which whoever adds a leaf adds its squares; none where nobody does.
+func squared(way *graph.Gradient) []graph.Out {
+	if way.Squares == graph.NoBuf {
+		return nil
+	}
+	return []graph.Out{{Buf: way.Squares, Mode: graph.Accum}}
 }
 
 // adding makes writes into the gradient buffer additions.

@@ -60,8 +60,9 @@ func (q quantised) gather(suffix string, shard, whole graph.BufID, axis int) []g
 }
 
 // reduce returns the operations that sum the rank's part of a whole gradient over the
-// ranks of an axis, in an order. With axis −1 the rank's own is all there is.
-func (q quantised) reduce(whole graph.BufID, into graph.Out, axis int, order graph.SumOrder) []graph.Op {
+// ranks of an axis, in an order, and add the squares of the addends to where there is more
+// than the sum. With axis −1 the rank's own is all there is.
+func (q quantised) reduce(whole graph.BufID, into graph.Out, axis int, order graph.SumOrder, squares ...graph.Out) []graph.Op {
 	parts := int64(1)
 	if axis >= 0 {
 		parts = int64(q.p.Mesh[axis].Size)
@@ -76,7 +77,9 @@ func (q quantised) reduce(whole graph.BufID, into graph.Out, axis int, order gra
 		ops = append(ops, q.op(graph.AllToAll, "all_to_all", send, recv, graph.Write, graph.GroupAttr{Axis: axis}))
 	}
 	attr.Shard, attr.Order = graph.ShardAttr{}, order
-	return append(ops, q.op(graph.DequantizeSum, "sum_grad", recv, into.Buf, into.Mode, attr))
+	sum := q.op(graph.DequantizeSum, "sum_grad", recv, into.Buf, into.Mode, attr)
+	sum.Out = append(sum.Out, squares...)
+	return append(ops, sum)
 }
 
 // validateInt8 refuses what cannot be quantised.

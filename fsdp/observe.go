@@ -1,6 +1,10 @@
 package fsdp
 
-import "github.com/spillway-ml/spillway/graph"
+import (
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+)
 
 // observeLoss zeroes the loss at the start of a step, sums it over the ranks at
 // its end and copies it to the host.
@@ -101,6 +105,28 @@ func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
 	}
 	if host := s.p.Port(graph.PortLoss); last && host != graph.NoBuf {
 		w.Append(graph.NewCopy("loss/out", l.sum, host, graph.CopyOut, graph.Forward, -1))
+	}
+}
+
+// observeSquares zeroes the sum of the leaves' squares before the first leaf. Behind the last
+// it sums it over the ranks, which have other parts of each leaf, and copies it to the host.
+func (s *sharder) observeSquares(ph *graph.Phase, first, last bool) {
+	if s.squares == graph.NoBuf || !slices.ContainsFunc(s.p.Units, func(u graph.Unit) bool { return u.Grad != nil }) {
+		return
+	}
+	w := graph.NewEditor(ph)
+	defer w.Commit()
+	if first {
+		w.Before(0, newOp(graph.Fill, "squares/zero", graph.Comm, graph.Backward, -1, nil, []graph.Out{{Buf: s.squares}}, graph.FillAttr{}))
+	}
+	if !last {
+		return
+	}
+	if s.ranks > 1 {
+		w.Append(newOp(graph.AllReduce, "squares/all_reduce", graph.Comm, graph.Backward, -1, nil, []graph.Out{{Buf: s.squares, Mode: graph.ReadWrite}}, s.group()))
+	}
+	if host := s.p.Port(graph.PortSquares); host != graph.NoBuf {
+		w.Append(graph.NewCopy("squares/out", s.squares, host, graph.CopyOut, graph.Backward, -1))
 	}
 }
 

@@ -137,11 +137,12 @@ func (r *reducer) leaves(s gradSpan, g *graph.Gradient) (done *graph.Node) {
 	case g.Axis < 0: // Accumulate has added it
 		return r.w.Base[r.writer(g.Home, s.last)]
 	case g.Int8:
-		for _, op := range (quantised{r.p, s.unit, graph.Backward, s.micro}).reduce(g.Whole, into, g.Axis, g.Order) {
+		for _, op := range (quantised{r.p, s.unit, graph.Backward, s.micro}).reduce(g.Whole, into, g.Axis, g.Order, squared(g)...) {
 			done = r.w.After(s.last, op)
 		}
 	default:
 		done = r.insert(s, s.last, graph.ReduceScatter, "reduce_scatter", g.Whole, into, group(g, g.Axis))
+		done.Op.Out = append(done.Op.Out, squared(g)...)
 	}
 	if r.last && g.Update != g.Home && s.micro == r.micros-1 {
 		r.insert(s, s.last, graph.AllGather, "grad_all_gather", g.Home, graph.Out{Buf: g.Update}, graph.GroupAttr{Axis: g.Axis})

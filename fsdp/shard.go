@@ -23,6 +23,7 @@ type Options struct {
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm; 0: off
 	Reduce32     bool    // gradients of 16-bit parameters travel and rest in f32
+	Noise        bool    // where sums go leaf by leaf, the squares of the leaves are summed too
 	Int8Gather   bool    // what has a master is gathered, and read, as quantised values
 	Int8Reduce   bool    // gradients travel along the shard axis as quantised values
 	Base         Base    // in which frozen units rest
@@ -121,11 +122,14 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 	if ranks == 1 {
 		o.Stage = zero.Replicate
 	}
-	s := &sharder{p: q, o: o, ranks: ranks, replicas: 1, replicate: -1, units: make([]unitBufs, len(q.Units))}
+	s := &sharder{p: q, o: o, ranks: ranks, replicas: 1, replicate: -1, units: make([]unitBufs, len(q.Units)), squares: graph.NoBuf}
 	if len(q.Mesh) == 2 {
 		if s.replicas = q.Mesh[1-o.Axis].Size; s.replicas > 1 {
 			s.replicate = 1 - o.Axis
 		}
+	}
+	if o.Noise && o.leaves(ranks) {
+		s.squares = q.AddBuffer(graph.Buffer{Name: "squares", DType: graph.I64, Shape: []int64{zero.ExactLimbs}, Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})
 	}
 	if err := s.allocate(); err != nil {
 		return nil, err
@@ -174,6 +178,8 @@ type sharder struct {
 	units []unitBufs
 
 	losses leafLosses
+
+	squares graph.BufID // exact sum of the leaves' squares of this rank's parts; NoBuf
 
 	replicas  int // along the other axis, 1 where there is none
 	replicate int // that axis; −1 where nothing is replicated
@@ -243,6 +249,7 @@ func (s *sharder) stepSection(train *graph.Section, shape graph.StepShape) graph
 	phase := func(name string, round, repeat int, first, last bool) {
 		ph := graph.Phase{Name: name, Kind: graph.MicroPhase, First: first, Last: last, Repeat: repeat, Round: round, Ops: train.Phases[0].Ops}
 		s.observeLoss(&ph, first, last)
+		s.observeSquares(&ph, first, last)
 		sec.Phases = append(sec.Phases, ph)
 	}
 	k := shape.Rounds

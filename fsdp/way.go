@@ -59,7 +59,7 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 	p, o, name, stage := s.p, s.o, s.p.Units[u].Name, s.stage(u)
 	none := graph.NoBuf
 	g := &graph.Gradient{Leaf: p.Buf(whole).DType, Wire: value, Order: graph.SumTree, Each: o.each(s.ranks), Axis: -1, Replicas: s.replicate,
-		Parted: stage.ShardsStates(), Whole: whole, Part: none, Home: none, Sent: none}
+		Parted: stage.ShardsStates(), Whole: whole, Part: none, Home: none, Sent: none, Squares: none}
 	if s.ranks > 1 {
 		g.Axis, g.Int8 = o.Axis, o.Int8Reduce
 	}
@@ -131,6 +131,7 @@ func (s *sharder) leafWay(u int, g *graph.Gradient) {
 	p := s.p
 	g.Order, g.Each, g.Int8 = graph.SumSequential, true, s.o.Int8Reduce
 	p.Buf(g.Whole).Class, p.Buf(g.Whole).Life = graph.Unsharded, graph.LifePhase
+	g.Squares = s.squares
 	g.Home = s.resident(u, "accum", graph.F32, g.Axis >= 0)
 	g.Update = g.Home
 	if g.Axis < 0 {

@@ -40,6 +40,8 @@ type Gradient struct {
 	Home   BufID // where the sum rests until the update
 	Sent   BufID // copy of the sum, in type Wire, in which it travels
 	Update BufID // what the update reads
+
+	Squares BufID // leaf by leaf, where whoever adds a leaf adds its squares: an exact accumulator
 }
 
 // Lands returns where the reduction of one micro-step goes, when every one is
@@ -56,10 +58,10 @@ func (g *Gradient) Leaves() bool { return g.Order == SumSequential }
 
 // buffers lists the places of the way that name a buffer.
 func (g *Gradient) buffers() []*BufID {
-	return []*BufID{&g.Whole, &g.Part, &g.Home, &g.Sent, &g.Update}
+	return []*BufID{&g.Whole, &g.Part, &g.Home, &g.Sent, &g.Update, &g.Squares}
 }
 
-var gradientBuffers = [...]string{"whole", "part", "home", "sent", "update"}
+var gradientBuffers = [...]string{"whole", "part", "home", "sent", "update", "squares"}
 
 // check holds a way against the program's buffers and mesh.
 func (g *Gradient) check(p *Program, u *Unit) error {
@@ -87,6 +89,8 @@ func (g *Gradient) check(p *Program, u *Unit) error {
 		return fmt.Errorf("its gradient travels in %s of %v, want %v", p.bufName(g.Sent), of(g.Sent).DType, g.Wire)
 	case g.Leaves() && (!g.Each || g.Replicas >= 0 || g.Sent != NoBuf || g.Part != NoBuf || of(g.Home).DType != F32):
 		return fmt.Errorf("its gradient goes leaf by leaf into %s of %v: want f32, every micro-step reduced right into it, no copy in which it travels and no replicas", p.bufName(g.Home), of(g.Home).DType)
+	case g.Squares != NoBuf && (!g.Leaves() || of(g.Squares).DType != I64):
+		return fmt.Errorf("the squares of its gradient's leaves go to %s of %v: want an accumulator of i64, and a sum leaf by leaf", p.bufName(g.Squares), of(g.Squares).DType)
 	case g.Part != NoBuf && of(g.Part).Elems() != of(g.Home).Elems():
 		return fmt.Errorf("a part %s of its gradient has %d elements, want the %d of %s", p.bufName(g.Part), of(g.Part).Elems(), of(g.Home).Elems(), p.bufName(g.Home))
 	}

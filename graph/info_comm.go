@@ -15,9 +15,9 @@ var movingKinds = []*Info{
 	{
 		Kind: ReduceScatter,
 		Doc: "shard (+)= the rank's part of the sum over ranks of full, in the order that Order names; full (W·S), shard (S), f32, f64, i64, or bf16 and f16, which are added in f32 and rounded once; shard may be the rank's view of full. " +
-			"In the order sequential full is f32, bf16 or f16 and shard f32, apart from it: ((old + 0) + 1) + … where it accumulates.",
+			"In the order sequential full is f32, bf16 or f16 and shard f32, apart from it: ((old + 0) + 1) + … where it accumulates; squares i64 (Limbs), where it is there, += the exact squares of what is added of the unit's segments.",
 		In:     []Operand{{Name: "full", Shape: "(W·S)", Types: isSum}},
-		Out:    []Operand{{Name: "shard", Shape: "(S)", Types: isSum, Modes: modeWA}},
+		Out:    []Operand{{Name: "shard", Shape: "(S)", Types: isSum, Modes: modeWA}, squaresOut},
 		Attr:   GroupAttr{},
 		shares: true,
 		check: func(c *checker) {
@@ -26,9 +26,10 @@ var movingKinds = []*Info{
 			} else {
 				c.collective(c.out(0), c.in(0))
 			}
+			c.squares(c.in(0).elems(), c.op.Attr.(GroupAttr).Order)
 		},
 		flops: func(c *checker) int64 {
-			return c.in(0).elems() - c.out(0).elems()
+			return c.in(0).elems() - c.out(0).elems() + c.squaring(c.in(0).elems())
 		},
 	},
 	{
@@ -80,9 +81,9 @@ var movingKinds = []*Info{
 	{
 		Kind: SumParts,
 		Doc: "sum (+)= the parts of (S) that lie one after another in parts, added element by element in the order that Order names; parts (W·S) of any W from 1, " +
-			"f32, bf16 or f16, which are added in f32, or f64; sum (S) f32, or f64 of f64. Accumulating, sum ((old + 0) + 1) + … where it is sequential, old + tree else.",
+			"f32, bf16 or f16, which are added in f32, or f64; sum (S) f32, or f64 of f64. Accumulating, sum ((old + 0) + 1) + … where it is sequential, old + tree else. squares is ReduceScatter's, of parts of the unit's flat length.",
 		In:   []Operand{{Name: "parts", Shape: "(W·S)", Types: []DType{F32, BF16, F16, F64}}},
-		Out:  []Operand{{Name: "sum", Shape: "(S)", Types: []DType{F32, F64}, Modes: modeWA}},
+		Out:  []Operand{{Name: "sum", Shape: "(S)", Types: []DType{F32, F64}, Modes: modeWA}, squaresOut},
 		Attr: SumPartsAttr{},
 		check: func(c *checker) {
 			parts, sum := c.in(0), c.out(0)
@@ -94,8 +95,9 @@ var movingKinds = []*Info{
 			}
 			c.divides("the length of sum", sum.elems(), parts, "the number of elements", parts.elems())
 			c.within("the number of parts", parts.elems()/max(sum.elems(), 1), MaxParts)
+			c.squares(sum.elems(), c.op.Attr.(SumPartsAttr).Order)
 		},
-		flops: func(c *checker) int64 { return c.in(0).elems() },
+		flops: func(c *checker) int64 { return c.in(0).elems() + c.squaring(c.in(0).elems()) },
 	},
 	{
 		Kind: Fill,
@@ -103,6 +105,30 @@ var movingKinds = []*Info{
 		Out:  []Operand{{Name: "dst", Shape: "(…)", Modes: modeW}},
 		Attr: FillAttr{},
 	},
+}
+
+// squaresOut takes the squares of what a sum from left to right adds.
+var squaresOut = Operand{Name: "squares", Shape: "(Limbs)", Types: isI64, Modes: modeA, Optional: true}
+
+// squares checks what an operation's squares are of: a unit's flat values, of which there are
+// so many, in the order of a sum.
+func (c *checker) squares(flat int64, order SumOrder) {
+	u := c.op.Unit
+	switch {
+	case c.err != nil || !c.out(1).ok():
+	case order != SumSequential || c.out(0).buf.DType != F32:
+		c.failf("squares of what is added to %v in the order %v, want f32 and %v", c.out(0).buf.DType, order, SumSequential)
+	case u < 0 || u >= len(c.p.Units) || c.p.Units[u].FlatLen != flat:
+		c.failf("squares of %d elements of unit %d, want those of a unit's flat length", flat, u)
+	}
+}
+
+// squaring is the floating-point operations of so many squares, where there are any.
+func (c *checker) squaring(n int64) int64 {
+	if !c.out(1).ok() {
+		return 0
+	}
+	return 2 * n
 }
 
 // MaxParts is the most that SumParts adds.

@@ -25,13 +25,23 @@ var quantKinds = []*Info{
 		flops: perElem,
 	},
 	{
-		Kind:  DequantizeSum,
-		Doc:   "x (+)= the sum over the parts of q of code·scale, in f32 in the order that Order names, rounded once (sequential and accumulating, ((x + 0) + 1) + …); each part and x (Len), f32, bf16 or f16.",
-		In:    []Operand{packedCodes},
-		Out:   []Operand{acc("x", "(Len)")},
-		Attr:  QuantAttr{},
-		check: func(c *checker) { c.quantised(c.out(0), c.in(0), true) },
-		flops: func(c *checker) int64 { return 2 * c.op.Attr.(QuantAttr).Parts * c.out(0).elems() },
+		Kind: DequantizeSum,
+		Doc:  "x (+)= the sum over the parts of q of code·scale, in f32 in the order that Order names, rounded once (sequential and accumulating, ((x + 0) + 1) + …); each part and x (Len), f32, bf16 or f16. squares is ReduceScatter's, of all that is read: padding has code 0.",
+		In:   []Operand{packedCodes},
+		Out:  []Operand{acc("x", "(Len)"), squaresOut},
+		Attr: QuantAttr{},
+		check: func(c *checker) {
+			c.quantised(c.out(0), c.in(0), true)
+			a := c.op.Attr.(QuantAttr)
+			c.squares(a.Parts*c.out(0).elems(), a.Order)
+			if c.out(1).ok() && a.Block != QuantBlock {
+				c.failf("squares of values in blocks of %d, want %d", a.Block, QuantBlock)
+			}
+		},
+		flops: func(c *checker) int64 {
+			n := c.op.Attr.(QuantAttr).Parts * c.out(0).elems()
+			return 2*n + c.squaring(n)
+		},
 	},
 }
 

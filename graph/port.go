@@ -22,6 +22,7 @@ const (
 	PortGradNorm       // out: F64 (1)
 	PortScale          // out: F64 (NumScale): the state of the loss scale
 	PortOverflow       // out: I32 (1)
+	PortSquares        // out: I64 (Limbs), the exact sum of the squares of a step's leaves
 	PortStaging        // in and out between sections: U8, through which states are initialised, loaded and saved
 	NumPorts
 )
@@ -46,6 +47,7 @@ var ports = [NumPorts]struct {
 	PortGradNorm:  {name: "grad-norm", out: true, typed: true, dtype: F64},
 	PortScale:     {name: "loss-scale", out: true, typed: true, dtype: F64},
 	PortOverflow:  {name: "overflow", out: true, typed: true, dtype: I32},
+	PortSquares:   {name: "squares", out: true, typed: true, dtype: I64},
 	PortStaging:   {name: "staging"},
 }
 

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/zero"
 )
 
 // stagingBytes is how much of a resident state passes through host memory at a
@@ -16,9 +17,9 @@ const stagingBytes = 1 << 20
 //	tokens = embed…          →   copy-in:  tokens ← host/tokens ●
 //	                             compute:                       ●embed…
 //
-// The loss and the gradient norm get twins too; the sharding rewrite copies
-// them out once they are summed over the ranks.
-func stageInputs(p *graph.Program) *graph.Program {
+// The loss, the gradient norm and, for the noise scale, the leaves' squares get twins too;
+// the sharding rewrite copies them out once they are summed over the ranks.
+func stageInputs(p *graph.Program, noise bool) *graph.Program {
 	q := p.Clone()
 	twin := func(id graph.BufID, port graph.Port) {
 		if id == graph.NoBuf {
@@ -33,6 +34,9 @@ func stageInputs(p *graph.Program) *graph.Program {
 	q.AddBuffer(graph.Buffer{Name: "host/staging", Port: graph.PortStaging, DType: graph.U8, Shape: []int64{1}, Space: graph.Host, Class: graph.Communication, Life: graph.LifeRun, Unit: -1})
 	if q.SectionOf(graph.SectionTrain, graph.FormWhole) != nil {
 		hostBuffer(q, graph.PortGradNorm, "host/grad_norm", graph.F64, []int64{1})
+		if noise {
+			hostBuffer(q, graph.PortSquares, "host/squares", graph.I64, []int64{zero.ExactLimbs})
+		}
 	}
 	if q.Scaler != nil {
 		twin(q.Scaler.State, graph.PortScale)

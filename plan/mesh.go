@@ -36,10 +36,13 @@ func (c Config) mesh() []graph.Axis {
 }
 
 func (c Config) shardOptions() fsdp.Options {
-	return fsdp.Options{Stage: c.Stage, Axis: len(c.mesh()) - 1, Accum: c.Accum, Shares: c.Shares, Shapes: c.Shapes, InLayers: c.inLayers(), Reproducible: c.Reproducible,
+	return fsdp.Options{Stage: c.Stage, Axis: len(c.mesh()) - 1, Accum: c.Accum, Shares: c.Shares, Shapes: c.Shapes, InLayers: c.inLayers(), Reproducible: c.Reproducible, Noise: c.Noise,
 		Prefetch: c.Prefetch, Optimizer: c.Optimizer, Clip: c.Clip, Reduce32: c.Reduce32,
 		Int8Gather: c.Int8Gather, Int8Reduce: c.Int8Reduce, Base: c.Base}
 }
+
+// noise says whether a step has leaves whose squares are summed.
+func (c Config) noise() bool { return c.Noise && c.Reproducible && c.Accum*c.Ranks > 1 }
 
 func (c Config) castOptions() precision.Options {
 	m := c.mesh()

@@ -52,6 +52,9 @@ type Config struct {
 	// SkipNonFinite leaves the update of a step out, on all ranks, where the norm of
 	// its gradients is not finite: updates wait for the norm, as with Clip.
 	SkipNonFinite bool
+	// Noise sums the squares of a step's leaves beside the leaves, for the gradient noise
+	// scale: with Reproducible, where a step has at least two.
+	Noise bool
 
 	Precision precision.Precision
 	Reduce32  bool // gradients of a 16-bit precision travel and rest in fp32

@@ -49,7 +49,7 @@ var stemEnds = [...]struct {
 // Of the stage the cast reads whether gradients are fp32, which a stem's key has.
 func afterMesh(c *Config) {
 	var none Config
-	if !c.inLayers() { // micro-batches in layer order leave their gradients as these are summed
+	if !c.inLayers() && !c.Noise { // micro-batches in layer order leave their gradients as these are summed
 		c.Reproducible = false
 	}
 	c.Shares, c.Shapes, c.Serial = nil, nil, false

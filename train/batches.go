@@ -353,25 +353,27 @@ func (b *batches) Sampler() *data.Sampler { return b.sampler }
 func (b *batches) OwnSamples() bool { return b.samples != nil }
 
 // countTargets returns the counted targets of a step's global batch.
-func (b *batches) countTargets(step int) (n int64, err error) {
+func (b *batches) countTargets(step int) (sum data.Counted, err error) {
 	if b.samples != nil {
 		return b.samples.CountTargets(step)
 	}
 	if b.all {
-		return b.sampler.Rows(step) * int64(b.sampler.Seq()), nil
+		return b.sampler.CountTargets(step), nil
 	}
 	err = b.sampler.EachMicro(step, func(micro, rank int) error {
 		if err := b.sampler.Fill(step, micro, rank, b.scratch[0], b.scratch[1]); err != nil {
 			return err
 		}
+		n := int64(0)
 		for _, v := range b.scratch[1] {
 			if v >= 0 {
 				n++
 			}
 		}
+		sum.Add(n)
 		return nil
 	})
-	return n, err
+	return sum, err
 }
 
 func (b *batches) close() error {

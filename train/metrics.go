@@ -134,6 +134,10 @@ type stepLine struct {
 	Loss          json.RawMessage `json:"loss"`
 	LR            json.RawMessage `json:"lr"`
 	GradNorm      json.RawMessage `json:"grad_norm"`
+	NoiseScale    json.RawMessage `json:"noise_scale"`
+	NoiseError    json.RawMessage `json:"noise_scale_error"`
+	GradSquare    json.RawMessage `json:"noise_grad_square"`
+	GradTrace     json.RawMessage `json:"noise_trace"`
 	LossScale     json.RawMessage `json:"loss_scale"`
 	Skipped       bool            `json:"skipped"`
 	SkippedAll    int             `json:"skipped_steps,omitempty"`
@@ -160,7 +164,8 @@ type stepLine struct {
 // Step writes a step's line, and its evaluation's where it has one.
 func (m *MetricsWriter) Step(r StepResult) error {
 	line := stepLine{
-		Step: r.Step, Rows: r.Rows, Loss: number(float64(r.Loss), 32), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64), LossScale: number(r.LossScale, 64),
+		Step: r.Step, Rows: r.Rows, Loss: number(float64(r.Loss), 32), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64),
+		NoiseScale: number(r.Noise.Scale, 64), NoiseError: number(r.Noise.Error, 64), GradSquare: number(r.Noise.Square, 64), GradTrace: number(r.Noise.Trace, 64), LossScale: number(r.LossScale, 64),
 		Skipped: r.Skipped, SkippedAll: r.SkippedAll, Targets: r.Targets, Seconds: number(r.Seconds, 64), TokensPerS: number(r.TokensPerS, 64),
 		DevicePeak: r.Peak[graph.Device], DevicePlanned: r.Planned[graph.Device], DeviceOutside: m.Outside,
 		HostPeak: r.Peak[graph.Host], HostPlanned: r.Planned[graph.Host],

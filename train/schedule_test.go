@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -24,6 +25,7 @@ type scheduledCurve struct {
 	losses []float32
 	norms  []float64
 	rates  []float64
+	noise  []string
 	sha    string
 }
 
@@ -37,6 +39,7 @@ func scheduledRun(t *testing.T, c request) (o scheduledCurve) {
 	whole := tr.Done() == 0
 	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
 		o.rows, o.losses, o.norms, o.rates = append(o.rows, r.Rows), append(o.losses, r.Loss), append(o.norms, r.GradNorm), append(o.rates, r.LR)
+		o.noise = append(o.noise, fmt.Sprint(r.Noise))
 		for sp := range graph.NumSpaces {
 			for rank, peak := range r.Peak[sp] {
 				require.LessOrEqual(t, peak, r.Planned[sp][rank])
@@ -54,7 +57,7 @@ func scheduledRun(t *testing.T, c request) (o scheduledCurve) {
 
 // from is what a run has told from a step on.
 func (o scheduledCurve) from(step int) scheduledCurve {
-	return scheduledCurve{o.rows[step:], o.losses[step:], o.norms[step:], o.rates[step:], o.sha}
+	return scheduledCurve{o.rows[step:], o.losses[step:], o.norms[step:], o.rates[step:], o.noise[step:], o.sha}
 }
 
 // A run with a batch schedule has one curve: at every stage, number of ranks and placement,

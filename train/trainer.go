@@ -100,6 +100,7 @@ type StepResult struct {
 	Loss       float32 // mean over the counted targets of the global batch
 	LR         float64 // learning rate of the step
 	GradNorm   float64 // Euclidean norm of all gradients, before clipping
+	Noise      Noise
 	LossScale  float64 // by which the loss was multiplied; 1 outside fp16
 	Skipped    bool    // the step's update was left out
 	SkippedAll int     // steps of the run so far whose update was left out
@@ -346,10 +347,11 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if !isFinite(lr) || lr < 0 {
 		return StepResult{}, t.fail(s, fmt.Errorf("Config.Own.Schedule: the learning rate is %g, want a finite number of at least 0", lr))
 	}
-	targets, err := t.train.countTargets(s)
+	counted, err := t.train.countTargets(s)
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
 	}
+	targets := counted.All
 	if targets == 0 {
 		return StepResult{}, t.fail(s, errors.New("no target in the global batch counts: all are -1"))
 	}
@@ -400,6 +402,9 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	res.Cached = at.cached
 	res.tellComm(t.cfg.Measure, t.ranks.Usage().Sub(used))
 	res.DataWait = slices.Max(t.read).Seconds()
+	if res.Noise, err = t.noise(res.Rows, counted, norm, hyper[graph.HyperLossScale]); err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
 	if !skipped {
 		t.confirm()
 	}
@@ -453,10 +458,11 @@ func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss
 		if err := ctx.Err(); err != nil {
 			return EvalResult{}, err
 		}
-		n, err := t.eval.countTargets(k)
+		counted, err := t.eval.countTargets(k)
 		if err != nil {
 			return EvalResult{}, err
 		}
+		n := counted.All
 		err = t.ranks.Each("the evaluation", func(r *run.Rank) error {
 			return r.Exec.RunSection(graph.SectionEval.String(), func(ph *graph.Phase, repeat int) error {
 				if ph.Kind != graph.MicroPhase {

@@ -219,7 +219,22 @@ func makeReducer[T word](c comm.Call, size int, a adder[T]) (func(*Mover) (int64
 
 // Adder sums buffers of a dtype in comm.Adder's order. It is for one goroutine.
 type Adder struct {
-	sum func(dst []byte, srcs [][]byte, accumulate bool)
+	sum     func(dst []byte, srcs [][]byte, accumulate bool)
+	squares *vec.Squares // of what a sequential sum adds; nil: none
+}
+
+// Square has a sequential sum add the squares of what it adds.
+func (a *Adder) Square(s comm.Squares) (err error) {
+	*a.squares, err = squaresOf(s)
+	return err
+}
+
+// At is Sum of elements from one on of those that the squares' spans count.
+func (a *Adder) At(at int, dst []byte, srcs [][]byte, accumulate bool) {
+	if a.squares != nil {
+		a.squares.At = at
+	}
+	a.Sum(dst, srcs, accumulate)
 }
 
 // NewAdder returns an Adder of up to size buffers in an order. Sequential, dst is f32
@@ -230,7 +245,8 @@ func NewAdder(dtype graph.DType, order graph.SumOrder, size int) (*Adder, error)
 		if err := k.of(dtype); err != nil {
 			return nil, err
 		}
-		return &Adder{k.sum}, nil
+		k.k.Squares = &vec.Squares{}
+		return &Adder{k.sum, k.k.Squares}, nil
 	}
 	switch dtype {
 	case graph.F32:
@@ -249,7 +265,7 @@ func NewAdder(dtype graph.DType, order graph.SumOrder, size int) (*Adder, error)
 
 func bytesAdder[T word](a adder[T]) *Adder {
 	var parts [][]T
-	return &Adder{func(dst []byte, srcs [][]byte, accumulate bool) {
+	return &Adder{sum: func(dst []byte, srcs [][]byte, accumulate bool) {
 		parts = parts[:0]
 		for _, s := range srcs {
 			parts = append(parts, elements[T](s))

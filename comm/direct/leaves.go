@@ -46,6 +46,18 @@ func (a *leafAdder) sum(dst []byte, srcs [][]byte, accumulate bool) {
 	}
 }
 
+// squaresOf is where squares go, in the process's memory.
+func squaresOf(s comm.Squares) (q vec.Squares, err error) {
+	if s.Acc.Arena == nil {
+		return q, nil
+	}
+	for _, span := range s.Spans {
+		q.Spans = append(q.Spans, vec.Range{Lo: span[0], Hi: span[1]})
+	}
+	q.Acc, err = cpu.Slice[int64](s.Acc)
+	return q, err
+}
+
 // newLeafAdder returns how a rank adds its part of all ranks' leaves: it reads them in
 // their memory.
 func newLeafAdder(c comm.Call, size int) (func(*Mover) (int64, int64), error) {
@@ -67,6 +79,11 @@ func newLeafAdder(c comm.Call, size int) (func(*Mover) (int64, int64), error) {
 	if err := check(c.Out, graph.F32); err != nil {
 		return nil, err
 	}
+	squares, err := squaresOf(c.Squares)
+	if err != nil {
+		return nil, err
+	}
+	a.k.Squares = &squares
 	leaf := c.Sig.Bytes / int64(size)
 	srcs := make([][]byte, size)
 	return func(m *Mover) (read, written int64) {

@@ -116,6 +116,11 @@ func (m *member) bind(c comm.Call) (device.Kernel, error) {
 		if k.adder, err = direct.NewAdder(c.Sig.DType, c.Sig.Order, m.Ranks); err != nil {
 			return nil, err
 		}
+		if c.Squares.Acc.Arena != nil {
+			if err := k.adder.Square(c.Squares); err != nil {
+				return nil, err
+			}
+		}
 		size := c.Sig.DType.Size()
 		for _, p := range c.Touches() {
 			if p.Off%size != 0 {
@@ -568,7 +573,7 @@ func (k *kernel) sum(dst, own []byte, accumulate bool, longest int64, move func(
 		if n > 0 {
 			wide := len(dst) / len(own) // 2 where 16 bits are added in f32
 			at := int(c) * chunkBytes * wide
-			k.adder.Sum(dst[at:at+n*wide], comm.Addends(&k.Call, k.srcs), accumulate)
+			k.adder.At(int(c)*chunkBytes/int(k.Sig.DType.Size()), dst[at:at+n*wide], comm.Addends(&k.Call, k.srcs), accumulate)
 		}
 	}
 	return nil

@@ -106,6 +106,9 @@ func (k *kernel) Writes() []device.Ptr { return k.writes }
 func (m *member) bind(c comm.Call) (device.Kernel, error) {
 	k := &kernel{Call: c, m: m, text: fmt.Sprintf("%s %q", c.Sig.Op, c.Name), srcs: make([]driver.Address, m.Ranks)}
 	k.sig = c.Sig.Hash()
+	if c.Squares.Acc.Arena != nil {
+		return nil, comm.ErrNoSquares
+	}
 	if c.Round != nil {
 		return nil, fmt.Errorf("rounds of an algorithm (%s): NCCL's collectives go their own way", c.Sig.Round)
 	}

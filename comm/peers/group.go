@@ -195,6 +195,9 @@ func (k *kernel) point(api driver.API, s driver.Stream) error {
 
 // Bind finds the operands in the GPU's memory, and how to move them.
 func (m *member) Bind(o *meet.Op) (device.Kernel, error) {
+	if o.Squares.Acc.Arena != nil {
+		return nil, comm.ErrNoSquares
+	}
 	k := &kernel{Op: o, m: m, bytes: o.Sig.Bytes}
 	var err error
 	if k.in, k.reads, err = cuda.Operand(o.In); err != nil {

@@ -130,5 +130,12 @@ func bindSumParts(b *binding) func() error {
 	} else {
 		k.Parts = in[float32](b, 0)
 	}
+	if b.hasOut(1) {
+		spans, _ := b.spans(graph.ShardAttr{Unit: b.Op.Unit, Axis: -1, Len: int64(len(k.Dst))})
+		k.Squares = &vec.Squares{Acc: out[int64](b, 1)}
+		for _, s := range spans {
+			k.Squares.Spans = append(k.Squares.Spans, vec.Range{Lo: s.Lo, Hi: s.Hi})
+		}
+	}
 	return b.run(k)
 }

@@ -47,6 +47,9 @@ func bindDequantize(b *binding) func() error {
 	} else {
 		k.Y = out[float32](b, 0)
 	}
+	if b.hasOut(1) {
+		k.Squares = out[int64](b, 1)
+	}
 	return b.run(k)
 }
 

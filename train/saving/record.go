@@ -29,6 +29,7 @@ type Record struct {
 	Trained   int               `json:"trained"`            // parameters that are not frozen
 	Skipped   int               `json:"skipped,omitempty"`  // steps so far whose update was left out
 	LossScale *Scale            `json:"loss_scale,omitempty"`
+	Noise     []Moments         `json:"noise,omitempty"`
 	Base      *Base             `json:"base,omitempty"` // of adapters
 	// Arithmetic names whose last bits the steps have, see Arithmetic; "": not recorded.
 	Arithmetic string `json:"arithmetic,omitempty"`
@@ -191,7 +192,7 @@ func (s *Saver) Record() ([]byte, error) {
 		}
 	}
 	r := Record{Optimizer: s.cfg.UpdateRule().Name, Model: s.ownName(), Samples: s.data.Sampler().Tell(s.at.Step), Epochs: s.data.Sampler().EpochsVersion(), Data: &print, Settings: Settings(&s.cfg.Config), Trained: trained,
-		Skipped: s.at.Skipped, Arithmetic: s.arithmetic, Receipt: receiptFrom(&s.cfg.Config)}
+		Skipped: s.at.Skipped, Noise: s.at.Noise, Arithmetic: s.arithmetic, Receipt: receiptFrom(&s.cfg.Config)}
 	if s.cfg.LoRA.Active() {
 		r.Base = &s.at.Base
 	}

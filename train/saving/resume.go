@@ -117,6 +117,7 @@ func Replay(ctx context.Context, r Run, ranks *run.Ranks, states *run.States, fr
 // reach is where a run that goes on from a checkpoint begins.
 func (s *Saver) reach(step int, was *Record) {
 	s.at.Step, s.at.Skipped, s.at.Pending = step, was.Skipped, false
+	s.at.Noise = was.Noise
 	if was.Base != nil {
 		s.at.Base = *was.Base
 	}

@@ -24,13 +24,21 @@ type Progress struct {
 	Skipped int  // of these, steps whose update was left out
 	Pending bool // the last step's update waits for the next step, or a flush
 	Scale   Scale
-	Base    Base // with adapters
+	Noise   []Moments // of the newest steps, the latest last; the list is never changed
+	Base    Base      // with adapters
 }
 
 // Scale is the loss scale between two steps, as the program's Scaler has it.
 type Scale struct {
 	Scale float64 `json:"scale"` // of the next step
 	Clean float64 `json:"clean"` // updates since it last moved; negative: overflows in a row
+}
+
+// Moments are what a step says of the gradient noise scale: estimates of the squared norm of
+// the gradient's mean and of the trace of a row's covariance.
+type Moments struct {
+	Square float64 `json:"square"`
+	Trace  float64 `json:"trace"`
 }
 
 // Updates counts the updates of the run, with one that waits for the next step.

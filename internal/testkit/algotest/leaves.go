@@ -8,6 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
@@ -18,7 +19,7 @@ func CheckLeaves(g comm.Group, arena device.Arena, stream device.Stream) error {
 	r := &rank{g: g, arena: arena, stream: stream}
 	w := int64(g.Size())
 	for _, t := range []graph.DType{graph.F32, graph.BF16, graph.F16} {
-		most := (arena.Size() - 8) / (t.Size()*w + graph.F32.Size())
+		most := (arena.Size() - 16 - accBytes) / (t.Size()*w + graph.F32.Size())
 		for _, each := range []int64{1, 17, min(3000, most), most} {
 			for _, accumulate := range []bool{false, true} {
 				if each > 3000 && (t == graph.F16 || !accumulate) {
@@ -37,6 +38,9 @@ func CheckLeaves(g comm.Group, arena device.Arena, stream device.Stream) error {
 	}
 	return nil
 }
+
+// accBytes is the size of an accumulator of squares.
+const accBytes = 8 * exact.Limbs
 
 // everyOther lists every other rank, the first first.
 func everyOther(first, ranks int) (list []int) {
@@ -92,13 +96,48 @@ func (r *rank) leaves(t graph.DType, each int64, accumulate bool, from []int) er
 	if err := write(full, t, func(i int) uint32 { bits, _ := leaf(t, self, int64(i)); return bits }); err != nil {
 		return err
 	}
-	if err := r.run(r.g.ReduceScatter("leaves", full, shard, t, graph.SumSequential, accumulate, from...)); err != nil {
+	if !accumulate {
+		if err := r.run(r.g.ReduceScatter("leaves", full, shard, t, graph.SumSequential, accumulate, from...)); err != nil {
+			return err
+		}
+	} else if err := r.squared(t, full, shard, added, from); err != nil {
 		return err
 	}
 	for i, v := range want {
 		if math.Float32bits(sum[i]) != math.Float32bits(v) {
 			return fmt.Errorf("rank %d: element %d is %v, want %v", self, i, sum[i], v)
 		}
+	}
+	return nil
+}
+
+// squared is the sum with the squares of what is added, but for elements that do not count.
+func (r *rank) squared(t graph.DType, full, shard device.Ptr, added, from []int) error {
+	each := shard.Len / graph.F32.Size()
+	at := r.ptr((shard.Off+shard.Len+7)/8*8, accBytes)
+	acc, err := cpu.Slice[int64](at)
+	if err != nil {
+		return err
+	}
+	clear(acc)
+	spans := [][2]int{{0, int(min(each, 200))}}
+	if each > 512 {
+		spans = append(spans, [2]int{512, int(each) - 3})
+	}
+	want := 0.0
+	for _, s := range spans {
+		for i := s[0]; i < s[1]; i++ {
+			for _, rank := range added {
+				_, v := leaf(t, rank, int64(r.g.Rank())*each+int64(i))
+				want += float64(v) * float64(v)
+			}
+		}
+	}
+	if err := r.run(r.g.ReduceLeaves("leaves", full, shard, t, true, comm.Squares{Acc: at, Spans: spans}, from...)); err != nil {
+		return err
+	}
+	if got := exact.Accumulator(acc).Float64(); math.Abs(got-want) > 1e-12*want {
+		return fmt.Errorf("rank %d: the squares sum to %v, want %v", r.g.Rank(), got, want)
 	}
 	return nil
 }

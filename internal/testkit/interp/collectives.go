@@ -53,7 +53,9 @@ func runCollective[T num.Float](w *World[T], op *graph.Op, present []int) error 
 		switch dt := w.prog.Buf(out.Buf).DType; dt {
 		case graph.F32:
 			if op.Kind == graph.ReduceScatter && a.Order == graph.SumSequential {
-				err = w.addLeaves(g, in, out, present)
+				if err = w.squareLeaves(g, op, a.Axis, present); err == nil {
+					err = w.addLeaves(g, in, out, present)
+				}
 				break
 			}
 			err = collective(op.Kind, g, in, out, w.Floats)
@@ -126,27 +128,60 @@ func collective[E number](kind graph.Kind, group []int, in graph.BufID, out grap
 	return nil
 }
 
-// addLeaves adds each rank's part of the present ranks' buffers (nil: all) from left to
-// right.
-func (w *World[T]) addLeaves(group []int, in graph.BufID, out graph.Out, present []int) error {
+// leavesOf is what the present ranks (nil: all) of a group have in a buffer.
+func (w *World[T]) leavesOf(group []int, in graph.BufID, present []int) (srcs [][]T, err error) {
 	if present == nil {
 		present = group
 	}
-	srcs := make([][]T, len(present))
-	for i, r := range present {
-		var err error
+	for _, r := range present {
+		var s []T
 		if dt := w.prog.Buf(in).DType; dt == graph.F32 {
-			srcs[i], err = w.Floats(r, in)
+			s, err = w.Floats(r, in)
 		} else {
 			var bits []uint16
 			bits, err = w.U16(r, in)
 			for _, b := range bits {
-				srcs[i] = append(srcs[i], T(widenFrom(dt, b)))
+				s = append(s, T(widenFrom(dt, b)))
 			}
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
+		srcs = append(srcs, s)
+	}
+	return srcs, nil
+}
+
+// squareLeaves adds the squares of each rank's part of the leaves to its accumulator, where
+// the operation has one.
+func (w *World[T]) squareLeaves(group []int, op *graph.Op, axis int, present []int) error {
+	if len(op.Out) < 2 {
+		return nil
+	}
+	srcs, err := w.leavesOf(group, op.In[0], present)
+	if err != nil {
+		return err
+	}
+	n := w.prog.Buf(op.Out[0].Buf).Elems()
+	for i, r := range group {
+		c := &call[T]{w: w, rank: r, op: op}
+		acc := c.outI64(1)
+		for _, s := range srcs {
+			c.squares(graph.ShardAttr{Unit: op.Unit, Axis: axis, Len: n}, s[int64(i)*n:][:n], func(int) []int64 { return acc })
+		}
+		if c.err != nil {
+			return c.err
+		}
+	}
+	return nil
+}
+
+// addLeaves adds each rank's part of the present ranks' buffers (nil: all) from left to
+// right.
+func (w *World[T]) addLeaves(group []int, in graph.BufID, out graph.Out, present []int) error {
+	srcs, err := w.leavesOf(group, in, present)
+	if err != nil {
+		return err
 	}
 	for i, r := range group {
 		sum, err := w.Floats(r, out.Buf)

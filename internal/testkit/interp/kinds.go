@@ -537,7 +537,14 @@ func sumParts[T num.Float](c *call[T]) {
 		addParts(c.outF64(0), c.inF64(0), order, c.accum(0))
 		return
 	}
-	addParts(c.out(0).v, c.in(0).v, order, c.accum(0))
+	sum, parts := c.out(0).v, c.in(0).v
+	if len(c.op.Out) > 1 {
+		acc := c.outI64(1)
+		for at := 0; at < len(parts) && c.err == nil; at += len(sum) {
+			c.squares(graph.ShardAttr{Unit: c.op.Unit, Axis: -1, Len: int64(len(sum))}, parts[at:at+len(sum)], func(int) []int64 { return acc })
+		}
+	}
+	addParts(sum, parts, order, c.accum(0))
 }
 
 // addParts adds the vectors of len(dst) elements that lie one after another in parts.

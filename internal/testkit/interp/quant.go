@@ -90,6 +90,14 @@ func dequantize[T num.Float](c *call[T]) {
 		}
 		parts = parts[:len(c.present)]
 	}
+	if len(c.op.Out) > 1 {
+		acc := c.outI64(1)
+		for _, part := range parts {
+			for at := 0; at < len(part) && c.err == nil; at += graph.QuantBlock {
+				squareBlock(acc, part[at:at+graph.QuantBlock])
+			}
+		}
+	}
 	for i := range x.v {
 		switch {
 		case sum && q.a.Order == graph.SumSequential:

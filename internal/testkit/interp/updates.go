@@ -86,13 +86,27 @@ func (c *call[T]) squaresOf(a graph.ShardAttr, x []T, acc func(param int) []int6
 		lanes[b][e.at%16] += float64(v * v)
 	})
 	for b, l := range lanes {
-		for h := 8; h > 0; h /= 2 {
-			for i := range h {
-				l[i] += l[i+h]
-			}
-		}
-		exact.Accumulator(acc(b.param)).Add(l[0])
+		addLanes(acc(b.param), l)
 	}
+}
+
+// addLanes adds the tree over the lanes of a block.
+func addLanes(acc exact.Accumulator, l *[16]float64) {
+	for h := 8; h > 0; h /= 2 {
+		for i := range h {
+			l[i] += l[i+h]
+		}
+	}
+	acc.Add(l[0])
+}
+
+// squareBlock adds the squares of a block of 256 values.
+func squareBlock(acc exact.Accumulator, x []float32) {
+	var lanes [16]float64
+	for i, v := range x {
+		lanes[i%16] += float64(float64(v) * float64(v))
+	}
+	addLanes(acc, &lanes)
 }
 
 func sqSum[T num.Float](c *call[T]) {

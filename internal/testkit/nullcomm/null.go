@@ -97,6 +97,11 @@ func (g *Group) ReduceScatter(label string, full, shard device.Ptr, dtype graph.
 	return g.kernel(comm.ReduceScatter, label, first(comm.CheckScatter(full, shard, dtype, g.rank, g.size, order, accumulate), comm.CheckSum(dtype)), full, shard)
 }
 
+// ReduceLeaves binds a sum of full buffers.
+func (g *Group) ReduceLeaves(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool, squares comm.Squares, from ...int) (device.Kernel, error) {
+	return g.kernel(comm.ReduceScatter, label, comm.CheckScatter(full, shard, dtype, g.rank, g.size, graph.SumSequential, accumulate), full, shard, squares.Acc)
+}
+
 // AllReduce binds a sum in place.
 func (g *Group) AllReduce(label string, buf device.Ptr, dtype graph.DType, order graph.SumOrder) (device.Kernel, error) {
 	return g.kernel(comm.AllReduce, label, first(comm.CheckOrder(order), comm.CheckBuffer(buf, dtype), comm.CheckSum(dtype)), buf)

@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"unsafe"
 
+	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
@@ -215,6 +216,9 @@ type Dequantize8 struct {
 	Accumulate bool
 	Sequential bool
 	Present    []int // in order
+	// Squares takes the squares of what a sequential sum adds, exactly, as sums of blocks
+	// of 256, which From's are (exact.Limbs); nil: nobody does.
+	Squares []int64
 
 	pieces []Range // of Y
 }
@@ -254,11 +258,13 @@ func (k *Dequantize8) RunIndex(i int) {
 	}
 	s := borrow(block * (2 + bits.Len(uint(parts))))
 	defer s.giveBack()
+	var limbs [exact.Limbs]int64
+	acc := exact.Accumulator(limbs[:])
 	for lo := r.Lo; lo < r.Hi; lo += block {
 		hi := min(lo+block, r.Hi)
 		sum := s.buf[:hi-lo]
 		if k.Sum && k.Sequential {
-			k.inOrder(sum, lo, hi, s.buf[block:])
+			k.inOrder(sum, lo, hi, s.buf[block:], acc)
 			continue
 		}
 		k.tree(sum, first, first+parts, lo%k.From.Len, s.buf[2*block:])
@@ -279,11 +285,14 @@ func (k *Dequantize8) RunIndex(i int) {
 			copy(k.Y[lo:hi], sum)
 		}
 	}
+	if k.Squares != nil {
+		giveTo(k.Squares, acc)
+	}
 }
 
-// inOrder adds the parts of elements [lo, hi) of Y, a block, one after the other; sum
-// and rest are scratch.
-func (k *Dequantize8) inOrder(sum []float32, lo, hi int, rest []float32) {
+// inOrder adds the parts of elements [lo, hi) of Y, a block, one after the other, and
+// their squares to acc; sum and rest are scratch.
+func (k *Dequantize8) inOrder(sum []float32, lo, hi int, rest []float32, acc exact.Accumulator) {
 	if k.Y != nil {
 		sum = k.Y[lo:hi]
 	} else if k.Accumulate {
@@ -302,9 +311,15 @@ func (k *Dequantize8) inOrder(sum []float32, lo, hi int, rest []float32) {
 		codes, scales := k.From.at(p, lo, hi)
 		if i == 0 && !k.Accumulate {
 			dequantize8(sum, codes, scales[0])
+			if k.Squares != nil {
+				addSquares(acc, sum)
+			}
 			continue
 		}
 		dequantize8(x, codes, scales[0])
+		if k.Squares != nil {
+			addSquares(acc, x)
+		}
 		binary(opAdd, sum, sum, x, false)
 	}
 	if k.Y == nil {

@@ -143,10 +143,15 @@ func (k *SqSum) RunIndex(i int) {
 	} else { // blocks of whole sums
 		k.X16.widened(lo, hi, func(_, _ int, x []float32) { addSquares(acc, x) })
 	}
+	giveTo(k.Acc, acc)
+}
+
+// giveTo adds a task's sum to what all of them add to.
+func giveTo(to []int64, acc exact.Accumulator) {
 	acc.Normalize()
-	for j, v := range limbs {
+	for j, v := range acc {
 		if v != 0 {
-			atomic.AddInt64(&k.Acc[j], v)
+			atomic.AddInt64(&to[j], v)
 		}
 	}
 }

@@ -1,6 +1,33 @@
 package vec
 
-import "github.com/spillway-ml/spillway/kernels/cpu/pool"
+import (
+	"sort"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/exact"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
+)
+
+// Squares is where the squares of a sum's addends go, exactly, as sums of blocks of 256
+// elements (SqSum).
+type Squares struct {
+	Acc []int64 // (exact.Limbs); nil: nowhere
+	// Spans are the elements that count, in order, each from a multiple of 256 on.
+	Spans []Range
+	At    int // element of Spans that Dst begins with, a multiple of 256
+}
+
+// add adds the squares of what is added to elements at and up of Dst.
+func (q *Squares) add(acc exact.Accumulator, at int, x []float32) {
+	lo := q.At + at
+	hi := lo + len(x)
+	first := sort.Search(len(q.Spans), func(i int) bool { return q.Spans[i].Hi > lo })
+	for _, s := range q.Spans[first:] {
+		if s.Lo >= hi {
+			return
+		}
+		addSquares(acc, x[max(s.Lo, lo)-lo:min(s.Hi, hi)-lo])
+	}
+}
 
 // SumParts adds R vectors that lie one after another, each as long as Dst, element by
 // element in float32, and writes the sum to Dst or adds it to Dst:
@@ -17,6 +44,7 @@ type SumParts struct {
 	As         Half
 	Sequential bool
 	Accumulate bool
+	Squares    *Squares // of what a sequential sum adds; nil, or without Acc: none
 
 	srcs   [][]float32
 	halves [][]uint16
@@ -29,7 +57,8 @@ type SumLeaves struct {
 	Srcs       [][]float32 // R of them; nil with Halves
 	Halves     [][]uint16  // R of them, of type As
 	As         Half
-	Accumulate bool // or Dst begins with the first
+	Accumulate bool     // or Dst begins with the first
+	Squares    *Squares // of what is added; nil, or without Acc: none
 
 	parts SumParts
 }
@@ -46,7 +75,7 @@ func (k *SumLeaves) Run(p *pool.Pool) error {
 	if c.err != nil {
 		return c.err
 	}
-	k.parts = SumParts{Dst: k.Dst, As: k.As, Sequential: true, Accumulate: k.Accumulate, srcs: k.Srcs, halves: k.Halves}
+	k.parts = SumParts{Dst: k.Dst, As: k.As, Sequential: true, Accumulate: k.Accumulate, Squares: k.Squares, srcs: k.Srcs, halves: k.Halves}
 	run(p, tasks(len(k.Dst), grain), &k.parts)
 	return nil
 }
@@ -112,9 +141,27 @@ func (k *SumParts) cut(r int) {
 // RunIndex is a pool.Task's; call Run.
 func (k *SumParts) RunIndex(i int) {
 	lo, hi := piece(i, grain, len(k.Dst))
+	if q := k.Squares; q != nil && q.Acc != nil && k.Sequential {
+		var limbs [exact.Limbs]int64
+		acc := exact.Accumulator(limbs[:])
+		for at := lo; at < hi; at += partsBlock { // what was added is in the cache
+			end := min(at+partsBlock, hi)
+			k.sum(at, end, acc)
+			for _, s := range k.srcs {
+				q.add(acc, at, s[at:end])
+			}
+		}
+		giveTo(q.Acc, acc)
+		return
+	}
+	k.sum(lo, hi, nil)
+}
+
+// sum adds elements [lo, hi), and of 16-bit parts the squares to acc, if there is one.
+func (k *SumParts) sum(lo, hi int, acc exact.Accumulator) {
 	switch {
 	case k.As != NoHalf:
-		k.wide(lo, hi)
+		k.wide(lo, hi, acc)
 	case k.Sequential:
 		sumLeaves(k.Dst[lo:hi], k.srcs, lo, k.Accumulate)
 	default:
@@ -162,7 +209,7 @@ func (k *SumParts) add(r, at int, x []float32) {
 
 // wide is RunIndex of 16-bit parts: one after the other through a block of scratch,
 // or a block of each at a time for the tree.
-func (k *SumParts) wide(lo, hi int) {
+func (k *SumParts) wide(lo, hi int, acc exact.Accumulator) {
 	slots := 1
 	if !k.Sequential {
 		slots = len(k.halves)
@@ -178,6 +225,9 @@ func (k *SumParts) wide(lo, hi int) {
 			slot := r % slots
 			x := s.buf[slot*block:][:end-at]
 			widen(k.As, x, h[at:end])
+			if acc != nil {
+				k.Squares.add(acc, at, x)
+			}
 			if k.Sequential {
 				k.add(r, at, x)
 			} else {

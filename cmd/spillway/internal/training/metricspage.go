@@ -28,12 +28,12 @@ type metricsPage struct {
 	server *http.Server
 	ended  chan error
 
-	loss, evalLoss, rate, norm, scale, speed, seconds, overlap prometheus.Gauge
-	steps, skipped, tokens, sent, diskRead, diskWritten        prometheus.Counter
-	peak, classes                                              *prometheus.GaugeVec
-	commSeconds, commBytes, commCalls                          *prometheus.CounterVec
-	commRate                                                   *prometheus.GaugeVec
-	skippedBefore                                              int
+	loss, evalLoss, rate, norm, noise, scale, speed, seconds, overlap prometheus.Gauge
+	steps, skipped, tokens, sent, diskRead, diskWritten               prometheus.Counter
+	peak, classes                                                     *prometheus.GaugeVec
+	commSeconds, commBytes, commCalls                                 *prometheus.CounterVec
+	commRate                                                          *prometheus.GaugeVec
+	skippedBefore                                                     int
 }
 
 // serveMetrics begins to serve a run's metrics.
@@ -85,6 +85,7 @@ func newMetricsPage(reg *prometheus.Registry, t *spillway.Trainer) *metricsPage 
 	gauge(&p.evalLoss, "eval_loss", "Held-out loss of the last evaluation.")
 	gauge(&p.rate, "learning_rate", "Learning rate of the last step.")
 	gauge(&p.norm, "gradient_norm", "Norm of the last step's gradients before clipping.")
+	gauge(&p.noise, "gradient_noise_scale", "Gradient noise scale, in rows, by the newest steps; NaN where it is not known.")
 	gauge(&p.scale, "loss_scale", "Loss scale of the last step.")
 	gauge(&p.speed, "tokens_per_second", "Tokens a second of the last step, over all ranks.")
 	gauge(&p.seconds, "step_seconds", "Wall time of the last step.")
@@ -137,6 +138,7 @@ func (p *metricsPage) step(r spillway.StepResult) {
 	p.loss.Set(float64(r.Loss))
 	p.rate.Set(r.LR)
 	p.norm.Set(r.GradNorm)
+	p.noise.Set(r.Noise.Scale)
 	p.scale.Set(r.LossScale)
 	p.speed.Set(r.TokensPerS)
 	p.seconds.Set(r.Seconds)

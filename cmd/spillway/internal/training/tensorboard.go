@@ -26,6 +26,9 @@ func (b *boardFile) step(r spillway.StepResult) error {
 		{Tag: "train/loss_scale", Value: r.LossScale}, {Tag: "train/skipped_steps", Value: float64(r.SkippedAll)},
 		{Tag: "speed/tokens_per_second", Value: r.TokensPerS}, {Tag: "speed/step_seconds", Value: r.Seconds},
 	}
+	if !math.IsNaN(r.Noise.Scale) {
+		list = append(list, tfevents.Scalar{Tag: "train/noise_scale", Value: r.Noise.Scale})
+	}
 	for sp := range graph.NumSpaces {
 		if planned := most(r.Planned[sp]); planned > 0 {
 			list = append(list, tfevents.Scalar{Tag: fmt.Sprintf("memory/%s_peak_bytes", sp), Value: float64(most(r.Peak[sp]))},
