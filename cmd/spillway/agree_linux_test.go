@@ -181,7 +181,7 @@ func TestEveryFlagIsCompared(t *testing.T) {
 		"resume": "--checkpoint=ck", "keep": "--checkpoint=ck", "save-every": "--checkpoint=ck", "disk-cache": "--disk=d --offload=optimizer=disk",
 		"eval-every": "--eval-data=" + testdata + "/text.bin", "loss-scale": "--precision=fp16", "loss-scale-hysteresis": "--precision=fp16",
 		"min-lr": "--lr-schedule=cosine --lr=9", "reduce": "--precision=bf16", "optimizer-dtype": "--stochastic-rounding --precision=bf16",
-		"stochastic-rounding": "--precision=bf16 --optimizer-dtype=bf16", "bf16-rounding": "--precision=bf16",
+		"stochastic-rounding": "--precision=bf16 --optimizer-dtype=bf16", "bf16-rounding": "--precision=bf16", "receipt-every": "--receipt=r",
 	}
 	values := []string{"portable", "7", "2", "true", "cuda", "fp32", "spillway-demo", "0.5", "7s", "7%", "2,1", "0:4,2:8", "all", "drop", "bf16", "7MiB", "host:7MiB", "none", "full", "lamb", "linear", "shuffled", "layer", "optimizer", "optimizer=host", "skip", "tree", "on", "off", "shm", "r=4,alpha=2,targets=*", "elsewhere",
 		testdata + "/text.txt", testdata + "/gpt2"}

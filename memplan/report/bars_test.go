@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// rectangle is what an SVG's rect says; text what is written, and where.
+// rectangle is what an SVG's rect says, or its line, without a width; text what is written, and where.
 type rectangle struct {
 	class, fill         string
 	x, y, width, height float64
@@ -56,6 +56,8 @@ func drawn(t require.TestingT, c *Bars) (rects []rectangle, texts []writing) {
 			switch e.Name.Local {
 			case "rect":
 				rects = append(rects, rectangle{get("class"), get("fill"), number("x"), number("y"), number("width"), number("height")})
+			case "line": // a mark
+				rects = append(rects, rectangle{class: get("class"), x: number("x1"), y: number("y1")})
 			case "text":
 				texts = append(texts, writing{x: number("x"), y: number("y")})
 				at = &texts[len(texts)-1]
