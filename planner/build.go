@@ -139,7 +139,7 @@ func (cfg *Request) passes() (conf plan.Config, err error) {
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Shares: cfg.Shares(), Shapes: cfg.StepShapes(), LayerOrder: cfg.InLayers(), Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch, Serial: cfg.Serial(),
 		Recompute: again, Offload: away, Freeze: freeze, LoRA: cfg.LoRA, Base: cfg.BaseType(), Optimizer: cfg.UpdateRule(), Clip: cfg.Clip, Target: cfg.DeviceTarget(),
 		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
-		SkipNonFinite: cfg.SkipsNonFinite(), Noise: cfg.Reproducible && !cfg.Inference && cfg.DeviceTarget().Name == graph.CPUTarget().Name,
+		SkipNonFinite: cfg.SkipsNonFinite(), Noise: cfg.Reproducible && !cfg.Inference && !strings.EqualFold(cfg.Device, "cuda") && cfg.DeviceTarget().Name == graph.CPUTarget().Name,
 		Precision: prec, Reduce32: cfg.Reduce32(), ShardSize: cfg.ShardSize,
 		Int8Gather: cfg.In8Bits("gather"), Int8Reduce: cfg.In8Bits("reduce"),
 		Int8:        precision.Int8{Activations: cfg.In8Bits("activations"), Matmul: cfg.In8Bits("matmul")},
