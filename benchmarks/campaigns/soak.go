@@ -61,6 +61,7 @@ func (c *campaign) soak(ctx context.Context) error {
 	first, final := map[string][]int{}, map[string][]int{} // open files, at the start and at the end
 	began, kills, scrapes, marks := time.Now(), 0, 0, int64(0)
 	nextKill, settled := began.Add(10*time.Second), min(time.Minute, c.length/4)
+	saved := "" // the newest checkpoint at the last kill: a job that makes no progress between losses ends
 	var wrong error
 	for ; time.Since(began) < c.length && ctx.Err() == nil && wrong == nil; time.Sleep(250 * time.Millisecond) {
 		if resp, err := http.Get("http://" + addr + "/metrics"); err == nil {
@@ -88,10 +89,11 @@ func (c *campaign) soak(ctx context.Context) error {
 				final[name] = append(final[name], u.files)
 			}
 		}
-		if len(now) == 2 && time.Now().After(nextKill) {
+		if newest := last(steps(c.path("launch"))); len(now) == 2 && time.Now().After(nextKill) && newest > saved {
 			if syscall.Kill(now[1], syscall.SIGKILL) == nil {
 				kills++
 			}
+			saved = newest
 			nextKill = time.Now().Add(10*time.Second + time.Duration(c.random.Int64N(int64(20*time.Second))))
 		}
 	}
@@ -124,7 +126,7 @@ func (c *campaign) soak(ctx context.Context) error {
 
 func last(names []string) string {
 	if len(names) == 0 {
-		return "none"
+		return ""
 	}
 	return names[len(names)-1]
 }
