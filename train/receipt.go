@@ -336,7 +336,7 @@ func resultFields(c *config.Config) (map[string]json.RawMessage, error) {
 		}
 		text, err := json.Marshal(v.FieldByIndex(f.Index).Interface())
 		if err != nil {
-			return nil, fmt.Errorf("Config.%s: %w", f.Name, err)
+			return nil, fmt.Errorf("the receipt of Config.%s: %w", f.Name, err)
 		}
 		fields[f.Name] = text
 	}

@@ -337,7 +337,7 @@ func configOf(about *receipt.Run) (config.Config, error) {
 			return c, fmt.Errorf("Config.%.80s is no field on which results depend; another version may have written it", name)
 		}
 		if err := json.Unmarshal(text, v.FieldByIndex(f.Index).Addr().Interface()); err != nil {
-			return c, fmt.Errorf("Config.%s: %w", name, err)
+			return c, fmt.Errorf("the receipt's Config.%s: %w", name, err)
 		}
 	}
 	return c, nil
