@@ -38,8 +38,7 @@ func (c *campaign) soak(ctx context.Context) error {
 		return err
 	}
 	addr := "127.0.0.1:" + port
-	run := c.train("--reproducible", "--steps", "100000000", "--save-every", "1", "--keep", "2")
-	run = run[:len(run):len(run)]
+	run := slices.Clip(c.train("--reproducible", "--steps", "100000000", "--save-every", "1", "--keep", "2"))
 	alone := append(run, "--ranks", "2", "--checkpoint", c.path("plain"), "--metrics-addr", addr)
 	plain, endPlain, err := c.background(c.path("plain.log"), alone...)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/planner"
 	trainer "github.com/spillway-ml/spillway/train"
 )
@@ -122,6 +123,7 @@ const maxQuestion = 16 << 20
 func linesOf(r io.Reader, failed *error) <-chan string {
 	lines := make(chan string)
 	go func() {
+		defer crash.Guard()
 		defer close(lines)
 		in := bufio.NewScanner(r)
 		in.Buffer(nil, maxQuestion)
