@@ -164,6 +164,10 @@ func (l *Line) read(text []byte, run **Run, prev string, at int) error {
 	if err := json.Unmarshal(text, &l.Record); err != nil {
 		return err
 	}
+	// No line follows the last one: a name in another case, or an unknown one, would count as left out.
+	if written, err := json.Marshal(l.Record); err != nil || !bytes.Equal(append(written, '\n'), text) {
+		return errors.New("it is not as a receipt's lines are written")
+	}
 	if l.Prev != prev {
 		return fmt.Errorf("it follows a line of SHA-256 %.80q, and the line before has %q", l.Prev, prev)
 	}

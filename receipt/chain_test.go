@@ -74,6 +74,16 @@ func TestChainsBreak(t *testing.T) {
 		require.ErrorIs(t, err, ErrDiffers)
 		require.Contains(t, []int{line, line + 1}, broken.Line)
 	}
+	for _, name := range []string{"Step", "st`ps", "R00t"} { // in the last line, where no hash follows
+		at := bytes.LastIndex(text, []byte(map[string]string{"Step": "step\"", "st`ps": "steps", "R00t": "root"}[name]))
+		bad := bytes.Clone(text)
+		copy(bad[at:], name)
+		require.NoError(t, os.WriteFile(path, bad, 0o644))
+		c, err := Read(filesys.System, path)
+		require.NoError(t, err)
+		require.ErrorIs(t, c.Torn, ErrDiffers, name)
+		require.NoError(t, c.Close())
+	}
 	require.NoError(t, os.WriteFile(path, text[:len(text)-5], 0o644))
 	l, left, err := Continue(filesys.System, path, 1)
 	require.NoError(t, err)
