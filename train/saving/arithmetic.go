@@ -39,8 +39,11 @@ func otherArithmetic(name string, was Record, now string, c *config.Config) (str
 	before, wasBF16 := strings.CutPrefix(was.Arithmetic, bf16Products)
 	if after, isBF16 := strings.CutPrefix(now, bf16Products); wasBF16 && isBF16 && !c.AcceptChanges {
 		remedy := "go on on such a CPU"
-		if before == gemm.Rounding(true) {
+		switch before {
+		case gemm.Rounding(true):
 			remedy = "give Config.BF16Rounding portable, which is that rule on every CPU"
+		case gemm.Rounding(false):
+			remedy = "leave Config.BF16Rounding out, which is that rule on this CPU"
 		}
 		return "", config.RefuseField("AcceptChanges", "resume: %s was made by a run whose sums of bf16 products round by %.80s, and here they would by %s: %s, or give Config.AcceptChanges to go on with other last bits",
 			name, before, after, remedy)

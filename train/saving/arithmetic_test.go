@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
 )
 
 // A run that goes on where products round by another rule is refused, or says so; a change
@@ -21,12 +22,18 @@ func TestOtherArithmeticIsTold(t *testing.T) {
 		return line
 	}
 	require.Empty(t, told(now))
-	was.Arithmetic = bf16Products + "AMX"
+	was.Arithmetic = bf16Products + "that"
 	_, err := otherArithmetic("a", was, now, &c)
-	require.EqualError(t, err, "resume: a was made by a run whose sums of bf16 products round by AMX, and here they would by this: go on on such a CPU, or give Config.AcceptChanges to go on with other last bits")
+	require.EqualError(t, err, "resume: a was made by a run whose sums of bf16 products round by that, and here they would by this: go on on such a CPU, or give Config.AcceptChanges to go on with other last bits")
 	was.Arithmetic = bf16Products + "float32"
 	_, err = otherArithmetic("a", was, now, &c)
 	require.ErrorContains(t, err, "give Config.BF16Rounding portable, which is that rule on every CPU, or give Config.AcceptChanges")
+	if native := gemm.Rounding(false); native != "float32" {
+		was.Arithmetic = bf16Products + native
+		_, err = otherArithmetic("a", was, bf16Products+"float32", &c)
+		require.ErrorContains(t, err, "leave Config.BF16Rounding out, which is that rule on this CPU")
+		was.Arithmetic = bf16Products + "float32"
+	}
 	c.AcceptChanges = true
 	require.Equal(t, "a was computed on another kind of machine (\"CPU, bf16 products by float32\"; this one: \""+now+
 		"\"): from here on losses may differ in their last bits from those of a run that stayed there", told(now))

@@ -129,16 +129,18 @@ func TestMemoryIsWatchedByAChild(t *testing.T) {
 	b := toolBundle(t)
 	b.self = filepath.Join(b.dir, "gpucheck")
 	old := lookLimit
-	lookLimit = 200 * time.Millisecond
 	defer func() { lookLimit = old }()
-	for script, want := range map[string][2]int64{
-		"#!/bin/sh\necho 1000; echo 5000; echo 4000; exec sleep 600\n": {1000, 5000},
-		"#!/bin/sh\nexec sleep 600\n":                                  {},
-		"#!/bin/sh\necho NVML is not here >&2; exit 1\n":               {},
+	for script, want := range map[string][2]int64{ // the first writes its lines at once
+		"#!/bin/sh\nprintf '1000\\n5000\\n4000\\n'; exec sleep 600\n": {1000, 5000},
+		"#!/bin/sh\nexec sleep 600\n":                                 {},
+		"#!/bin/sh\necho NVML is not here >&2; exit 1\n":              {},
 	} {
+		lookLimit = time.Minute
+		if want[1] == 0 {
+			lookLimit = 200 * time.Millisecond
+		}
 		require.NoError(t, os.WriteFile(b.self, []byte(script), 0o755))
 		watch := b.watchMemory(t.Context())
-		time.Sleep(200 * time.Millisecond)
 		before, most, err := watch()
 		require.Equal(t, want, [2]int64{before, most})
 		require.Equal(t, want[1] == 0, err != nil, script)

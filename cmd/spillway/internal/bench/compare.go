@@ -85,8 +85,13 @@ func (c *compared) row(o, n *Row) {
 		}
 		return
 	}
-	if job := func(r *Row) []any { return []any{r.Model, r.Precision, r.Ranks, r.Batch, r.Seq, r.Accum} }; fmt.Sprint(job(o)...) != fmt.Sprint(job(n)...) {
-		c.notes = append(c.notes, fmt.Sprintf("%s is another job: %s with %d ranks of %d × %d tokens before.", n.Name, o.Model, o.Ranks, o.Batch, o.Seq))
+	type job struct {
+		model, precision         string
+		ranks, batch, seq, accum int
+	}
+	if was, is := (job{o.Model, o.Precision, o.Ranks, o.Batch, o.Seq, o.Accum}), (job{n.Model, n.Precision, n.Ranks, n.Batch, n.Seq, n.Accum}); was != is {
+		c.notes = append(c.notes, fmt.Sprintf("%s is another job: %s with %d ranks of %d × %d tokens before.",
+			n.Name, o.Model, o.Ranks, o.Batch, o.Seq))
 		return
 	}
 	before := len(c.changes)
