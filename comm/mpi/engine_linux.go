@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/internal/dl"
+	"github.com/spillway-ml/spillway/internal/thread"
 )
 
 // engine calls MPI, from one thread that looks after all that is under way. Where the
@@ -325,8 +326,7 @@ func (e *engine) loop() {
 			continue
 		}
 		if loud && since < napFor {
-			rest := unix.NsecToTimespec(int64(nap))
-			_ = unix.Nanosleep(&rest, nil)
+			thread.Nap(nap)
 			continue
 		}
 		pause := longSleep

@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/thread"
 )
 
 // hostWork runs a stream's host kernels, in order, on a goroutine of its own.
@@ -123,9 +124,9 @@ func (h *hostWork) await(number uint32) {
 type pause struct{ sleep time.Duration }
 
 const (
-	spinTime   = 30 * time.Microsecond
+	spinTime   = 100 * time.Microsecond
 	firstSleep = 10 * time.Microsecond
-	longSleep  = 200 * time.Microsecond
+	longSleep  = 50 * time.Microsecond // the GPU is idle while nobody sees that it has come to its end
 )
 
 func (p *pause) next(began time.Time) {
@@ -134,7 +135,7 @@ func (p *pause) next(began time.Time) {
 		return
 	}
 	p.sleep = min(longSleep, max(firstSleep, p.sleep*3/2))
-	time.Sleep(p.sleep)
+	thread.Nap(p.sleep)
 }
 
 func (h *hostWork) setNow(k HostKernel) {
