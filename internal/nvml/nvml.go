@@ -36,7 +36,9 @@ const (
 type Device interface {
 	Name() (string, error)
 	UUID() (string, error)
-	Memory() (total, used int64, err error) // bytes; used by all processes and the driver
+	// Memory returns bytes: what programs can have, as CUDA counts it, and what all of them use.
+	// Drivers older than 510 count to both what they reserve for themselves.
+	Memory() (total, used int64, err error)
 	Cores() (int, error)
 	MaxClock(c Clock) (mhz int, err error)
 	BusWidth() (bits int, err error)

@@ -51,7 +51,10 @@ func (b boundDevice) UUID() (string, error) { return result(b.d.GetUUID()) }
 func (b boundDevice) Cores() (int, error)   { return result(b.d.GetNumGpuCores()) }
 
 func (b boundDevice) Memory() (total, used int64, err error) {
-	m, err := result(b.d.GetMemoryInfo())
+	if m, ret := b.d.GetMemoryInfo_v2(); ret == nvml.SUCCESS {
+		return int64(m.Total - m.Reserved), int64(m.Used), nil
+	}
+	m, err := result(b.d.GetMemoryInfo()) // a driver older than 510
 	return int64(m.Total), int64(m.Used), err
 }
 

@@ -15,7 +15,7 @@ import (
 type symbols struct {
 	init, shutdown, errorString, version, count uintptr
 	byIndex, byUUID, name, uuid, memory, clock  uintptr
-	cores, busWidth                             uintptr // 0 in older drivers
+	cores, busWidth, memory2                    uintptr // 0 in older drivers
 }
 
 // library is NVML by its symbols.
@@ -44,7 +44,9 @@ func OpenSymbols() (Library, error) {
 	}); err != nil {
 		return nil, err
 	}
-	for name, at := range map[string]*uintptr{"nvmlDeviceGetNumGpuCores": &l.f.cores, "nvmlDeviceGetMemoryBusWidth": &l.f.busWidth} {
+	for name, at := range map[string]*uintptr{
+		"nvmlDeviceGetNumGpuCores": &l.f.cores, "nvmlDeviceGetMemoryBusWidth": &l.f.busWidth, "nvmlDeviceGetMemoryInfo_v2": &l.f.memory2,
+	} {
 		if lib.Symbols(map[string]*uintptr{name: at}) != nil {
 			*at = 0 // an older driver: asked for, it says that it does not know
 		}
@@ -130,6 +132,15 @@ func (d *device) Name() (string, error) { return d.text("nvmlDeviceGetName", d.l
 func (d *device) UUID() (string, error) { return d.text("nvmlDeviceGetUUID", d.lib.f.uuid) }
 
 func (d *device) Memory() (total, used int64, err error) {
+	if d.lib.f.memory2 != 0 {
+		m := struct { // nvmlMemory_v2_t
+			version                     uint32
+			total, reserved, free, used uint64
+		}{version: 2 << 24}
+		m.version |= uint32(unsafe.Sizeof(m))
+		r := dl.Call(d.lib.f.memory2, d.handle, uintptr(unsafe.Pointer(&m)))
+		return int64(m.total - m.reserved), int64(m.used), d.lib.check("nvmlDeviceGetMemoryInfo_v2", r)
+	}
 	var m struct{ total, free, used uint64 } // nvmlMemory_t
 	r := dl.Call(d.lib.f.memory, d.handle, uintptr(unsafe.Pointer(&m)))
 	return int64(m.total), int64(m.used), d.lib.check("nvmlDeviceGetMemoryInfo", r)

@@ -41,6 +41,12 @@ int nvmlDeviceGetUUID(uintptr_t d, char *to, unsigned n) { return put(to, n, uui
 int nvmlDeviceGetMemoryInfo(uintptr_t d, memory *m) { m->total = 5ull << 33; m->free = 1; m->used = d; return 0; }
 int nvmlDeviceGetMaxClockInfo(uintptr_t d, int which, unsigned *mhz) { *mhz = 1000 * which + (d - 100); return 0; }
 #ifdef NEW
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } memory2;
+int nvmlDeviceGetMemoryInfo_v2(uintptr_t d, memory2 *m) {
+	if (m->version != (sizeof *m | 2u << 24)) return 25;
+	m->total = (5ull << 33) + 77; m->reserved = 77; m->free = 1; m->used = d;
+	return 0;
+}
 int nvmlDeviceGetNumGpuCores(uintptr_t d, unsigned *n) { *n = 16896; return 0; }
 int nvmlDeviceGetMemoryBusWidth(uintptr_t d, unsigned *n) { *n = 6144; return 0; }
 #endif

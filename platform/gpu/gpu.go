@@ -59,9 +59,9 @@ var realCUDA = Parts{Driver: driver.Open, Kernels: openLibrary, NCCL: libnccl.Op
 const tf32Override = "NVIDIA_TF32_OVERRIDE"
 
 // GuessedOutside is what kernels and cuBLASLt take of device memory beside the
-// context when operations run: code of modules, handles, threads' local memory. An
-// estimate, which stands where a plan is only looked at: see Measure.
-const GuessedOutside = 48 << 20
+// context when operations run: code of modules, handles, threads' local memory. It was 10 to
+// 13 MB on an H200 (benchmarks/cuda), and stands where a plan is only looked at: see Measure.
+const GuessedOutside = 16 << 20
 
 // cudaPlatform is this process's GPUs: one that all ranks share, or a block of neighbouring
 // ranks each; in a job over processes one for each of its ranks.
