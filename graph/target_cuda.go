@@ -26,6 +26,9 @@ type CUDAKernels struct {
 	// where nothing else is chosen.
 	Epilogues, Default Epilogues
 
+	// NormLanes is the lanes of rows over which a norm's gradients by gain and shift are summed.
+	NormLanes int64
+
 	// AttentionTile is the queries, and the keys, of a tile of attention on the tensor
 	// cores.
 	AttentionTile int64
@@ -41,6 +44,7 @@ func CUDATarget() Target {
 		ProductBytes: 32 << 20, ProductParts: 16, ProductDepth: 256,
 		HeadBytes: 256 << 20, HeadStep: 256, HeadRows: 2048, LogitPad: 64,
 		ColumnRows: 128, ColumnParts: 64,
+		NormLanes:     512,
 		AttentionTile: 64,
 		Activation:    ActGELUTanh,
 		Epilogues:     EpilogueDGELU | EpilogueBGrad | EpilogueGELU,
@@ -116,12 +120,8 @@ func (t Target) normGradCUDAWork(p *Program, op *Op) int64 {
 	if (len(op.Out) < 2 || op.Out[1].Buf == NoBuf) && (len(op.Out) < 3 || op.Out[2].Buf == NoBuf) {
 		return 0
 	}
-	return t.align(2 * 4 * t.CUDA.NormLanes(p.Buf(op.In[1]).DType) * n)
+	return t.align(2 * 4 * t.CUDA.NormLanes * n)
 }
-
-// NormLanes returns the lanes of rows over which a norm's gradients by gain and shift are
-// summed, for values of a type.
-func (c *CUDAKernels) NormLanes(dt DType) int64 { return 32 * dt.Size() }
 
 // crossEntropyCUDAWork is every row's loss in f64.
 func (t Target) crossEntropyCUDAWork(p *Program, op *Op) int64 {

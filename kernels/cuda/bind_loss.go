@@ -92,6 +92,7 @@ func bindCrossEntropyGrad(b *binding) {
 //		dx = logits·w                          (rows, C)
 //		dw (+)= logitsᵀ·x                      (V, C)
 //
+// Each product is two where the vocabulary is no multiple of 8: see wholePacks.
 // A gradient in bf16 takes the first half of its row of logits. A dw of 16 bits is summed
 // over chunks in fp32, in the workspace, and rounded once.
 func bindHeadLoss(b *binding) {
@@ -123,32 +124,53 @@ func bindHeadLoss(b *binding) {
 		m := min(rows, n-r0)
 		xAt := x + driver.Address(r0*c)*size
 
-		forward := linearProduct(typ, wBuf.DType, graph.F32, m, c, v, true)
-		forward.C.Ld = ld
-		b.product(forward, places(xAt, w, logits, scratch, &forward))
+		classes := wholePacks(typ, v)
+		for _, p := range classes {
+			forward := linearProduct(typ, wBuf.DType, graph.F32, m, c, p.n, true)
+			forward.C.Ld = ld
+			b.product(forward, places(xAt, w+driver.Address(p.from*c)*size, logits+driver.Address(4*p.from), scratch, &forward))
+		}
 		b.rows(loss, name, m, rowThreads(v), 0,
 			b.args().Pointer(logits).Int64(v).Int64(ld).Pointer(targets).Int64(r0).
 				Pointer(invCount).Pointer(lossScale).Pointer(rowLoss).Pointer(report))
 		b.sumLoss(rowLoss, m)
-		if hasX {
-			p := gradXProduct(typ, wBuf.DType, b.outBuf(1).DType, m, c, v, true)
-			p.A.Ld = gradLd
-			b.product(p, places(logits, w, b.out(1)+driver.Address(r0*c)*size, scratch, &p))
-		}
-		if hasW {
-			to, t, accumulate := b.out(2), b.outBuf(2).DType, b.accum(2) == 1
-			if sums {
-				to, t, accumulate = sumsAt, graph.F32, false
+		for i, part := range classes {
+			from := driver.Address(part.from)
+			if hasX {
+				p := gradXProduct(typ, wBuf.DType, b.outBuf(1).DType, m, c, part.n, true)
+				p.A.Ld = gradLd
+				p.Accumulate = i > 0
+				b.product(p, places(logits+from*size, w+from*driver.Address(c)*size, b.out(1)+driver.Address(r0*c)*size, scratch, &p))
 			}
-			p := gradWProduct(typ, typ, t, m, c, v, true)
-			p.A.Ld = gradLd
-			p.Accumulate = r0 > 0 || accumulate
-			b.product(p, places(logits, xAt, to, scratch, &p))
+			if hasW {
+				to, t, accumulate := b.out(2), b.outBuf(2).DType, b.accum(2) == 1
+				if sums {
+					to, t, accumulate = sumsAt, graph.F32, false
+				}
+				p := gradWProduct(typ, typ, t, m, c, part.n, true)
+				p.A.Ld = gradLd
+				p.Accumulate = r0 > 0 || accumulate
+				b.product(p, places(logits+from*size, xAt, to+from*driver.Address(c*t.Size()), scratch, &p))
+			}
 		}
 	}
 	if sums {
 		b.over(elementwise, "cast_f32_"+b.float(b.outBuf(2)), v*c, 8, b.args().Pointer(sumsAt).Pointer(b.out(2)).Int64(v*c).Int32(b.accum(2)))
 	}
+}
+
+// classRange is n classes of a vocabulary, from one on.
+type classRange struct{ from, n int64 }
+
+// wholePacks cuts a vocabulary of 16 bits into what fills no 16 bytes and the rest: cuBLASLt
+// takes products whose sizes are no multiple of 8 at a seventh of its rate. What is left comes
+// first, so that of a gradient by x no more than those few classes' part is rounded twice.
+func wholePacks(t graph.DType, v int64) []classRange {
+	whole := v - v%(16/t.Size())
+	if t == graph.F32 || whole == v || whole == 0 {
+		return []classRange{{0, v}}
+	}
+	return []classRange{{whole, v - whole}, {0, whole}}
 }
 
 func places(a, b, c, work driver.Address, p *blas.Product) blas.Places {

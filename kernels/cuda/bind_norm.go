@@ -20,27 +20,19 @@ func init() {
 
 const norm = "norm.cu"
 
-// normThreads is the block of a row: by its width alone, on which the sums'
-// order rests.
-func normThreads(cols int64) int64 {
-	switch {
-	case cols <= 128:
-		return 32
-	case cols <= 1024:
-		return 128
-	case cols <= 4096:
-		return 256
-	}
-	return 512
-}
+// normHeld is the packs of 16 bytes of a row that a thread holds at most: HELD of norm.cu.
+const normHeld = 8
 
-// normKept is the dynamic shared memory of a block that keeps n values of each of a
-// row's columns, and whether it does: beyond 32 KiB too few blocks would run at once.
-func normKept(cols, n int64) (shared int, keep int32) {
-	if bytes := 4 * n * roundUp(cols, 4); bytes <= 32<<10 {
-		return int(bytes), 1
+// normThreads is the block of a row of a type, as few warps as hold it: by its width alone, on
+// which the sums' order rests. It refuses a row that no block holds.
+func (b *binding) normThreads(t graph.DType, cols int64) int64 {
+	const most = 512
+	pack := int64(16 / t.Size())
+	if cols > most*normHeld*pack {
+		b.failf("a norm over %d columns of %v; the kernel takes %d at most", cols, t, most*normHeld*pack)
+		return 32
 	}
-	return 0, 0
+	return roundUp((cols+normHeld*pack-1)/(normHeld*pack), 32)
 }
 
 func bindLayerNorm(b *binding) { b.norm("layernorm_", b.args().Pointer(b.in(0))) }
@@ -50,15 +42,14 @@ func bindRMSNorm(b *binding) { b.norm("rmsnorm_", b.args().Pointer(b.in(0))) }
 // norm adds the launch of a norm's kernel, whose first arguments say what it is taken of.
 func (b *binding) norm(kernel string, args *driver.Args) {
 	n, c := matrix(b.outBuf(0))
-	shared, keep := normKept(c, 1)
 	for i := 1; i < len(b.Op.In); i++ { // gamma and beta
 		args.Pointer(b.in(i))
 	}
 	for i := range b.Op.Out { // y and the statistics
 		args.Pointer(b.out(i))
 	}
-	b.rows(norm, kernel+b.float(b.outBuf(0)), n, normThreads(c), shared,
-		args.Int64(c).Float32(float32(attr[graph.NormAttr](b).Eps)).Int32(keep))
+	b.rows(norm, kernel+b.float(b.outBuf(0)), n, b.normThreads(b.outBuf(0).DType, c), 0,
+		args.Int32(int32(c)).Float32(float32(attr[graph.NormAttr](b).Eps)))
 }
 
 var _ kernels.Joiner = (*Library)(nil)
@@ -123,44 +114,43 @@ func joins(sum, norm *kernels.Binding) bool {
 	return true
 }
 
-// normGrad is the gradient of a layer norm, or with no mean of an RMS norm. The
-// columns come first, as on the CPU.
+// normGrad is the gradient of a layer norm, or with no mean of an RMS norm: of x, and the sums
+// of lanes of rows of those of gain and shift, in the workspace; then the sums of the lanes.
 func (b *binding) normGrad(mean, rstd, dbeta driver.Address, accumBeta int32) {
 	x := b.inBuf(1)
 	n, c := matrix(x)
-	if b.hasOut(1) || b.hasOut(2) {
-		b.normColumns(x, mean, rstd, n, c, dbeta, accumBeta)
+	name, kept, most := "norm_grad_", int64(8), int64(512) // columns of a thread, threads: the kernels of norm.cu
+	if c > kept*most {
+		name, kept, most = "norm_grad_wide_", 16, 1024
 	}
-	if b.hasOut(0) {
-		shared, keep := normKept(c, 2)
-		b.rows(norm, "norm_dx_"+b.float(x), n, normThreads(c), shared,
-			b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.in(2)).Pointer(mean).Pointer(rstd).Pointer(b.out(0)).Int64(c).Int32(b.accum(0)).Int32(keep))
-	}
-}
-
-// normColumns is the gradients by gain and shift: the sums of lanes of rows, in the
-// workspace, and those of the lanes.
-func (b *binding) normColumns(x *graph.Buffer, mean, rstd driver.Address, n, c int64, dbeta driver.Address, accumBeta int32) {
-	if n > 1<<31-1 {
-		b.failf("%d rows are more than the kernel counts", n)
+	if c > kept*most {
+		b.failf("the gradient of a norm over %d columns; the kernel takes %d at most", c, kept*most)
 		return
 	}
-	lanes := cut.NormLanes(x.DType)
-	gains := b.work(2 * 4 * lanes * c)
-	shifts := gains + driver.Address(4*lanes*c)
+	var gains, shifts, dx driver.Address
+	if b.hasOut(1) || b.hasOut(2) {
+		gains = b.work(2 * 4 * cut.NormLanes * c)
+		shifts = gains + driver.Address(4*cut.NormLanes*c)
+	}
 	given := func(sums, y driver.Address) driver.Address {
 		if y == 0 {
 			return 0
 		}
 		return sums
 	}
-	b.launch(norm, "norm_columns_"+b.float(x), driver.Dim{X: uint32((c + 63) / 64), Y: uint32(lanes), Z: 1}, driver.Dim{X: 32, Y: 1, Z: 1}, 0,
-		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(mean).Pointer(rstd).Pointer(given(gains, b.out(1))).Pointer(given(shifts, dbeta)).Int64(n).Int64(c))
+	accumulate := int32(0)
+	if b.hasOut(0) {
+		dx, accumulate = b.out(0), b.accum(0)
+	}
+	b.rows(norm, name+b.float(x), cut.NormLanes, roundUp((c+kept-1)/kept, 32), 0,
+		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.in(2)).Pointer(mean).Pointer(rstd).Pointer(dx).
+			Pointer(given(gains, b.out(1))).Pointer(given(shifts, dbeta)).Int64(n).Int32(int32(c)).Int32(accumulate))
 	add := func(t graph.DType, dgamma, dbeta driver.Address) {
-		b.launch(norm, "norm_lanes_"+b.float(x)+"_"+suffix[t], driver.Dim{X: uint32((c + 63) / 64), Y: 2, Z: 1}, driver.Dim{X: 64, Y: 1, Z: 1}, 0,
+		b.launch(norm, "norm_lanes_"+suffix[t], driver.Dim{X: uint32((c + 31) / 32), Y: 2, Z: 1}, driver.Dim{X: 32, Y: 16, Z: 1}, 0,
 			b.args().Pointer(gains).Pointer(shifts).Pointer(dgamma).Pointer(dbeta).Int64(c).Int32(b.accum(1)).Int32(accumBeta))
 	}
 	switch {
+	case gains == 0:
 	case !b.hasOut(1):
 		add(b.outBuf(2).DType, 0, dbeta)
 	case !b.hasOut(2) || b.outBuf(1).DType == b.outBuf(2).DType:

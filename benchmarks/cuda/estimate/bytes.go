@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 
@@ -101,20 +102,14 @@ func (l *launch) bytes() (float64, error) {
 	case name == "loss_sum": // losses in fp64, n
 		return 8 * l.number(16), nil
 	case name == "layernorm": // x, gamma, beta, y, mean, rstd, cols
-		return rows * (2*t[0]*l.number(56) + 8), nil
+		return rows * (2*t[0]*l.small(56) + 8), nil
 	case name == "add_layernorm": // a, b, sum, gamma, beta, y, mean, rstd, cols
-		return rows * (4*t[0]*l.number(72) + 8), nil
-	case name == "norm_columns": // dy, x, mean, rstd, gains, shifts, rows, cols; a lane a row of the grid
-		n, c := l.number(56), l.number(64)
-		return 2*t[0]*n*c + 8*n + 2*4*float64(l.grid.Y)*c, nil
-	case name == "norm_lanes": // gains, shifts, dgamma, dbeta, cols; as many lanes as norm_columns has
-		lanes := 64.0
-		if t[0] == 4 {
-			lanes = 128
-		}
-		return 2 * (4*lanes + t[1]) * l.number(40), nil
-	case name == "norm_dx": // dy, x, gamma, mean, rstd, dx, cols, accumulate
-		return rows * ((3+l.small(64))*t[0]*l.number(56) + 8), nil
+		return rows * (4*t[0]*l.small(72) + 8), nil
+	case name == "norm_grad": // dy, x, gamma, mean, rstd, dx, gains, shifts, rows, cols, accumulate; a lane a block
+		n, c := l.number(72), l.small(80)
+		return n*((3+l.small(84))*t[0]*c+8) + 2*4*rows*c, nil
+	case name == "norm_lanes": // gains, shifts, dgamma, dbeta, cols
+		return 2 * (4*float64(graph.CUDATarget().CUDA.NormLanes) + t[0]) * l.number(40), nil
 	case name == "sqsum": // x, accumulators, spans, type
 		return l.spans(24) * coded(l.small(672)), nil
 	case name == "clip_coef":

@@ -52,7 +52,7 @@ func (e *estimator) seconds() (total float64) {
 func preamble(w io.Writer, r *rates) {
 	fmt.Fprint(w, `# What a step would take on a GPU: an estimate
 
-Nothing here was measured: no kernel ran on a GPU. This is the output of
+Nothing here was measured; [what an H200 took](../README.md) was, later. This is the output of
 
     go run ./benchmarks/cuda/estimate
 

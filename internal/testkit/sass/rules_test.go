@@ -24,16 +24,13 @@ func family(kernel string) string {
 	return kernel
 }
 
-// streams are the kernels whose time is memory's: elements go by in packs of 16 bytes,
-// or of four elements (8 bytes of 16-bit ones) where the order of a sum is by four.
-var (
-	packed = []string{
-		"add", "sub", "mul", "scale", "sum_grad", "swiglu", "swiglu_grad", "dropout", "fill_1", "fill_2", "fill_4", "fill_8",
-		"embed", "embed_grad", "add_pos", "add_pos_grad", "rope", "add_bias", "adamw", "lamb_direction", "lamb_apply", "momentum",
-		"sum_parts", "sum_ranks", "sum_leaves", "im2col", "col2im", "maxpool", "maxpool_grad",
-	}
-	byFours = []string{"layernorm", "rmsnorm", "add_layernorm", "add_rmsnorm", "norm_dx"}
-)
+// packed are the kernels whose time is memory's: elements go by in packs of 16 bytes.
+var packed = []string{
+	"add", "sub", "mul", "scale", "sum_grad", "swiglu", "swiglu_grad", "dropout", "fill_1", "fill_2", "fill_4", "fill_8",
+	"embed", "embed_grad", "add_pos", "add_pos_grad", "rope", "add_bias", "adamw", "lamb_direction", "lamb_apply", "momentum",
+	"sum_parts", "sum_ranks", "sum_leaves", "im2col", "col2im", "maxpool", "maxpool_grad",
+	"layernorm", "rmsnorm", "add_layernorm", "add_rmsnorm", "norm_grad", "norm_grad_wide",
+}
 
 func streams(kernel string) bool {
 	return strings.HasPrefix(kernel, "act_") || strings.HasPrefix(kernel, "cast_") || slices.Contains(packed, family(kernel))
@@ -41,18 +38,21 @@ func streams(kernel string) bool {
 
 var rules = []rule{
 	{"no local memory: no spill, no indexed array", func(r *sass.Row) bool { return r.Stack == 0 && r.Local == 0 }, map[string]string{
-		"attention":      "fp32 sums of a tile of 64 by 128 fill the registers of two blocks; one, with twice as many, would hide less",
-		"attention_dkv":  "as attention",
+		"attention":     "fp32 sums of a tile of 64 by 128 fill the registers of two blocks; one, with twice as many, would hide less",
+		"attention_dkv": "as attention", "attention_dq": "as attention",
 		"flash_backward": "a few words, once a tile: four sums of a tile fill the registers",
+		"norm_grad":      "fp16, a few words: four blocks of a row of 1,600 shall be on a multiprocessor",
+		"norm_grad_wide": "rows of more than 4,096 columns: 1,024 threads with 16 sums each",
 	}},
-	{"what local memory there is, is 48 bytes at most", func(r *sass.Row) bool { return r.Stack <= 48 }, nil},
+	{"what local memory there is, is 48 bytes at most", func(r *sass.Row) bool { return r.Stack <= 48 }, map[string]string{
+		"norm_grad_wide": "as above",
+	}},
 	{"no division of 64-bit integers", func(r *sass.Row) bool { return r.Divide64 == 0 }, nil},
 	{"a kernel reads or writes 16 bytes at a time", func(r *sass.Row) bool { return r.Load16+r.Store16 > 0 }, map[string]string{
 		"attention": "16 bits, cards older than 8.0 and widths that flash.cuh does not have: by fours, as fp32's tiles lie", "attention_dq": "as attention", "attention_dkv": "as attention",
 		"attention_delta": "a warp a query, 128 bytes together: the order of its sum is the lanes'",
-		"layernorm":       "16 bits: the order of its sums is by four columns", "rmsnorm": "as layernorm", "add_layernorm": "as layernorm", "add_rmsnorm": "as layernorm",
-		"norm_dx": "as layernorm", "norm_columns": "asynchronous copies of two columns, 28 rows under way: there are few chains of sums", "norm_lanes": "64 numbers of a column, once",
-		"softmax": "16 bits: the order of its sums is by four columns", "softmax_grad": "as softmax",
+		"norm_lanes":      "512 numbers of a column, once",
+		"softmax":         "16 bits: the order of its sums is by four columns", "softmax_grad": "as softmax",
 		"clip_coef": "one thread", "overflow_check": "one thread", "loss_scale_update": "one thread", "novograd_moments": "a thread a parameter",
 		"sum_total": "a number of fp64 for 65,536 elements", "loss_sum": "a number of fp64 for a row of logits",
 		"select_row": "one row of an operand", "rope_table": "positions by frequencies, once an operation; sines of fp64 take far longer",
@@ -60,15 +60,6 @@ var rules = []rule{
 	{"packs are stored 16 bytes at a time", func(r *sass.Row) bool { return !streams(r.Kernel) || r.Store16 > 0 }, nil},
 	{"packs are loaded 16 bytes at a time", func(r *sass.Row) bool {
 		return !streams(r.Kernel) || r.Load16 > 0 || strings.HasPrefix(r.Kernel, "fill_")
-	}, nil},
-	{"rows of norms go by fours", func(r *sass.Row) bool {
-		if !slices.Contains(byFours, family(r.Kernel)) {
-			return true
-		}
-		if strings.HasSuffix(r.Kernel, "_f32") {
-			return r.Load16 > 0 && r.Store16 > 0
-		}
-		return r.Load8 > 0 && r.Store8 > 0
 	}, nil},
 	{"sums of columns go by 16 bytes, their 16-bit results by fours at least", func(r *sass.Row) bool {
 		f := family(r.Kernel)

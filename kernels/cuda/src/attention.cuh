@@ -72,8 +72,8 @@ DEVICE void put_quad(float *p, const float *v) { Run<4>::put(p, v); }
 DEVICE void put_quad(bf16 *p, const float *v) {
 	ALIGNED(p, 8);
 	uint2 h;
-	h.x = (u32)to_bf16(v[0]) | (u32)to_bf16(v[1]) << 16;
-	h.y = (u32)to_bf16(v[2]) | (u32)to_bf16(v[3]) << 16;
+	h.x = two_bf16(v[0], v[1]);
+	h.y = two_bf16(v[2], v[3]);
 	*(uint2 *)p = h;
 }
 

@@ -51,14 +51,25 @@ DEVICE float of_bits(u32 b) { return __uint_as_float(b); }
 // load widens an element; narrow rounds one to nearest even.
 DEVICE float widen(float x) { return x; }
 DEVICE float widen(bf16 h) { return of_bits((u32)h.bits << 16); }
+#if defined(SHIM) || __CUDA_ARCH__ < 800
 DEVICE float widen(f16 h) {
 	u32 sign = (u32)(h.bits & 0x8000) << 16, e = h.bits >> 10 & 0x1f, m = h.bits & 0x3ff;
 	if (e == 0x1f) return of_bits(sign | (m ? 0x7fc00000u | m << 13 : 0x7f800000u));
 	if (e == 0) return of_bits(sign | bits_of((float)m * (1.0f / (1 << 24))));
 	return of_bits(sign | (e + 112) << 23 | m << 13);
 }
+#else
+DEVICE float widen(f16 h) {
+	float x;
+	asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h.bits));
+	return x;
+}
+#endif
 template <class T> DEVICE float load(const T *p) { return widen(*p); }
 
+// two_bf16 and two_f16 round two elements into a word, the first in its low half. Cards from
+// compute capability 8.0 on have an instruction for each rounding; a NaN may get other bits.
+#if defined(SHIM) || __CUDA_ARCH__ < 800
 DEVICE u16 to_bf16(float x) {
 	u32 b = bits_of(x);
 	if ((b & 0x7fffffffu) > 0x7f800000u) return (u16)(b >> 16) | 0x40;
@@ -78,16 +89,32 @@ DEVICE u16 to_f16(float x) {
 	return (u16)(sign | r);
 }
 
+DEVICE u32 two_bf16(float low, float high) { return (u32)to_bf16(low) | (u32)to_bf16(high) << 16; }
+DEVICE u32 two_f16(float low, float high) { return (u32)to_f16(low) | (u32)to_f16(high) << 16; }
+#else
+DEVICE u32 two_bf16(float low, float high) {
+	u32 w;
+	asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+	return w;
+}
+DEVICE u32 two_f16(float low, float high) {
+	u32 w;
+	asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
+	return w;
+}
+DEVICE u16 to_bf16(float x) { return (u16)two_bf16(x, 0); }
+DEVICE u16 to_f16(float x) { return (u16)two_f16(x, 0); }
+#endif
+
 DEVICE void narrow(float *p, float x) { *p = x; }
 DEVICE void narrow(bf16 *p, float x) { p->bits = to_bf16(x); }
 DEVICE void narrow(f16 *p, float x) { p->bits = to_f16(x); }
 
-// f16_at widens the low half of a word, two_f16 packs two elements into one.
+// f16_at widens the low half of a word.
 DEVICE float f16_at(u32 h) {
 	f16 v = {(u16)h};
 	return widen(v);
 }
-DEVICE u32 two_f16(float low, float high) { return (u32)to_f16(low) | (u32)to_f16(high) << 16; }
 
 // store writes or accumulates one element.
 template <class T> DEVICE void store(T *p, float x, int accumulate) {
@@ -143,7 +170,7 @@ template <> struct Pack<bf16> {
 	__device__ __forceinline__ void to(bf16 *p) const {
 		write_global(p, two(0), two(2), two(4), two(6));
 	}
-	__device__ __forceinline__ u32 two(int i) const { return (u32)to_bf16(v[i]) | (u32)to_bf16(v[i + 1]) << 16; }
+	__device__ __forceinline__ u32 two(int i) const { return two_bf16(v[i], v[i + 1]); }
 };
 
 template <> struct Pack<f16> {
@@ -223,7 +250,7 @@ template <int N> DEVICE void get(const bf16 *p, float *v) {
 template <int N> DEVICE void put(bf16 *p, const float *v) {
 	Words<N / 2> u;
 #pragma unroll
-	for (int k = 0; k < N / 2; k++) u.w[k] = (u32)to_bf16(v[2 * k]) | (u32)to_bf16(v[2 * k + 1]) << 16;
+	for (int k = 0; k < N / 2; k++) u.w[k] = two_bf16(v[2 * k], v[2 * k + 1]);
 	u.to(p);
 }
 template <int N> DEVICE void get(const f16 *p, float *v) {

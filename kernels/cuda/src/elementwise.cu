@@ -167,7 +167,7 @@ template <class T> DEVICE void swiglu_grad(const T *dy, const T *gate, const T *
 		SKIP(); \
 		map2(gate, up, y, n, 0, SwigluOf()); \
 	} \
-	KERNEL(256, swiglu_grad_##T, const int *skip, const T *dy, const T *gate, const T *up, T *dgate, T *dup, i64 n) { \
+	DENSE(256, 4, swiglu_grad_##T, const int *skip, const T *dy, const T *gate, const T *up, T *dgate, T *dup, i64 n) { \
 		SKIP(); \
 		swiglu_grad(dy, gate, up, dgate, dup, n); \
 	}

@@ -63,11 +63,14 @@ template <class T, class G> DEVICE void embed_grad(const int *tokens, const T *d
 		put_shared<N>(sum + r * 256 + N * lane, v);
 	}
 	if (lane == 0) touched[group] = 0;
+	int next = t < n ? tokens[t] : 0;
 #pragma unroll 1
 	for (i64 base = 0; base < n; base += 256) {
-		i64 token = base + t < n ? tokens[base + t] : v0 - 1;
+		const i64 token = base + t < n ? next : v0 - 1;
+		if (base + 256 + t < n) next = tokens[base + 256 + t];
 		if (base + t < n && (token < 0 || token >= vocab) && blockIdx.x == 0 && blockIdx.y == 0) wrong(report, base + t, (int)token);
 		const bool mine = token >= v0 && token < v0 + ROWS && token < vocab;
+		if (!__syncthreads_or(mine)) continue; // most looks find none of the block's rows
 		if (mine) rows[t] = (int)(token - v0);
 #pragma unroll
 		for (int g = 0; g < N; g++) {

@@ -59,17 +59,6 @@ DEVICE int block() {
 // discard drops a line of 128 bytes of global memory from the cache: its bytes are of no use,
 // so that they are not written to memory.
 DEVICE void discard(float *line) { asm volatile("discard.global.L2 [%0], 128;" :: "l"(line) : "memory"); }
-// two rounds two values to a word, the first in its low half.
-DEVICE u32 two(float low, float high, bf16) {
-	u32 w;
-	asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
-	return w;
-}
-DEVICE u32 two(float low, float high, f16) {
-	u32 w;
-	asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(high), "f"(low));
-	return w;
-}
 #else
 template <class T> DEVICE T half_of(u32 word, int i) {
 	T v = {(u16)(word >> 16 * i)};
@@ -114,9 +103,10 @@ static void discard(float *line) {
 	ALIGNED(line, 128);
 	for (int i = 0; i < 32; i++) line[i] = of_bits(0x7fc00000u);
 }
-DEVICE u32 two(float low, float high, bf16) { return (u32)to_bf16(low) | (u32)to_bf16(high) << 16; }
-DEVICE u32 two(float low, float high, f16) { return two_f16(low, high); }
 #endif
+
+DEVICE u32 two(float low, float high, bf16) { return two_bf16(low, high); }
+DEVICE u32 two(float low, float high, f16) { return two_f16(low, high); }
 
 // Shape of an attention: group heads share keys and values.
 struct Shape {

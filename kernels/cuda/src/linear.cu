@@ -20,22 +20,33 @@ template <int N, class U> DEVICE void store_row(U *y, const float *v, i64 n, int
 #define LANES 8
 
 template <class T, class U> DEVICE void columns(const T *x, i64 rows, i64 cols, i64 part_rows, U *y, i64 y_stride, int accumulate) {
-	const int N = Pack<T>::N, COLUMNS = WIDTH * N;
+	const int N = Pack<T>::N, COLUMNS = WIDTH * N, READS = 4; // reads of a thread under way
 	SHARED(float, sums, LANES * COLUMNS);
 	const i64 col = (i64)blockIdx.x * COLUMNS + N * threadIdx.x, from = blockIdx.y * part_rows;
 	const i64 to = from + part_rows < rows ? from + part_rows : rows;
 	const bool packs = cols % N == 0 && wide(x);
 	float s[N], v[N];
 	for (int j = 0; j < N; j++) s[j] = 0;
-	if (col < cols)
+	const T *p = x + (from + threadIdx.y) * cols + col;
+	int left = col < cols && from + (int)threadIdx.y < to ? (int)((u32)(to - from - threadIdx.y + LANES - 1) / LANES) : 0;
+	if (packs)
 #pragma unroll 1
-		for (i64 r = from + threadIdx.y; r < to; r += LANES) {
-			const T *p = x + r * cols + col;
-			if (packs) get<N>(p, v);
-			else
-				for (int j = 0; j < N; j++) v[j] = col + j < cols ? load(p + j) : 0.0f;
-			for (int j = 0; j < N; j++) s[j] += v[j];
+		for (; left >= READS; left -= READS, p += READS * LANES * cols) {
+			float u[READS][N];
+#pragma unroll
+			for (int r = 0; r < READS; r++) get<N>(p + r * LANES * cols, u[r]);
+#pragma unroll
+			for (int r = 0; r < READS; r++)
+#pragma unroll
+				for (int j = 0; j < N; j++) s[j] += u[r][j];
 		}
+#pragma unroll 1
+	for (; left > 0; left--, p += LANES * cols) {
+		if (packs) get<N>(p, v);
+		else
+			for (int j = 0; j < N; j++) v[j] = col + j < cols ? load(p + j) : 0.0f;
+		for (int j = 0; j < N; j++) s[j] += v[j];
+	}
 	const int at = threadIdx.y * COLUMNS + N * threadIdx.x;
 	put_shared<N>(sums + at, s);
 	for (int half = LANES / 2; half > 0; half /= 2) {

@@ -73,8 +73,7 @@ DEVICE void put_four(bf16 *p, i64 i, i64 n, int wide, F4 v) {
 	if (wide && i + 3 < n) {
 		ALIGNED(p + i, 8);
 		uint2 h;
-		h.x = (u32)to_bf16(v.x) | (u32)to_bf16(v.y) << 16;
-		h.y = (u32)to_bf16(v.z) | (u32)to_bf16(v.w) << 16;
+		h.x = two_bf16(v.x, v.y), h.y = two_bf16(v.z, v.w);
 		*(uint2 *)(p + i) = h;
 		return;
 	}

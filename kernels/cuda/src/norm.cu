@@ -1,351 +1,292 @@
-// Layer norm and RMS norm. A block takes a row; a thread takes quads of columns,
-// the same ones whether they are read 16 bytes at a time or not, so that the bits
-// depend on the width alone. Statistics take two passes in f32, over what the first
-// reading kept in shared memory.
+// Layer norm and RMS norm. A block takes a row: a thread has of every so many packs of 16 bytes
+// one, HELD at most, so that the bits depend on the width alone. It holds them in registers, and
+// all of a row is read before anything of it is used: rows are short, and few blocks must keep
+// the memory busy. Rows that packs do not hold whole are read anew in each pass (PACKS is 0).
+// Statistics take two passes in f32.
+enum { HELD = 8 };
 
-// Row is a row of values whose quads threads share out.
-template <class T> struct Row {
-	T *at;
-	bool packs;
-	// Rows of values that packs of 16 bytes hold whole are read and written by quads.
-	__device__ __forceinline__ Row(T *base, i64 row, i64 cols) : at(base + row * cols), packs(cols % 4 == 0 && quads(base)) {}
-	// read reads columns c to c+3, 0 beyond the row.
-	__device__ __forceinline__ void read(i64 c, i64 cols, float *v) const {
-		if (packs) {
-			get<4>(at + c, v);
+// HOLDS is a thread's packs: k of its own, element c of the row on.
+#define HOLDS(k, c) _Pragma("unroll (PACKS ? HELD : 1)") for (int k = 0, c = Pack<T>::N * (int)threadIdx.x; k < HELD; k++, c += Pack<T>::N * (int)blockDim.x)
+
+// Row is a row of values in memory. PACKS: packs of 16 bytes hold it whole.
+template <class T, bool PACKS> struct Row {
+	const T *at;
+	int cols;
+	__device__ __forceinline__ Row(const T *base, i64 row, int cols) : at(base + row * cols), cols(cols) {}
+
+	// read reads the pack at c, zeros beyond the row.
+	__device__ __forceinline__ Words<4> read(int c) const {
+		Words<4> u = {{0, 0, 0, 0}};
+		if (PACKS) {
+			if (c < cols) u = Words<4>::at(at + c);
+			return u;
+		}
+#pragma unroll
+		for (int j = 0; j < Pack<T>::N; j++)
+			if (c + j < cols) set(u, j, at[c + j]);
+		return u;
+	}
+	__device__ __forceinline__ void write(int c, const Pack<T> &v) const {
+		if (PACKS) {
+			if (c < cols) v.to((T *)at + c);
 			return;
 		}
-		for (int j = 0; j < 4; j++) v[j] = c + j < cols ? load(at + c + j) : 0.0f;
+#pragma unroll
+		for (int j = 0; j < Pack<T>::N; j++)
+			if (c + j < cols) narrow((T *)at + c + j, v.v[j]);
 	}
-	// write writes or accumulates them.
-	__device__ __forceinline__ void write(i64 c, i64 cols, float *v, int accumulate) const {
-		if (packs) {
-			float old[4];
-			if (accumulate) {
-				get<4>(at + c, old);
-				for (int j = 0; j < 4; j++) v[j] = old[j] + v[j];
-			}
-			put<4>(at + c, v);
-			return;
+	static __device__ __forceinline__ void set(Words<4> &u, int j, float x) { u.w[j] = bits_of(x); }
+	template <class H> static __device__ __forceinline__ void set(Words<4> &u, int j, H x) { u.w[j / 2] |= (u32)x.bits << 16 * (j % 2); }
+};
+
+template <class T> DEVICE Pack<T> pack_of(const Words<4> &u) { return Pack<T>::of({u.w[0], u.w[1], u.w[2], u.w[3]}); }
+
+// as_stored rounds a pack as storing it would.
+DEVICE Words<4> as_stored(const Pack<f32> &p) { return {{bits_of(p.v[0]), bits_of(p.v[1]), bits_of(p.v[2]), bits_of(p.v[3])}}; }
+DEVICE Words<4> as_stored(const Pack<bf16> &p) { return {{two_bf16(p.v[0], p.v[1]), two_bf16(p.v[2], p.v[3]), two_bf16(p.v[4], p.v[5]), two_bf16(p.v[6], p.v[7])}}; }
+DEVICE Words<4> as_stored(const Pack<f16> &p) { return {{two_f16(p.v[0], p.v[1]), two_f16(p.v[2], p.v[3]), two_f16(p.v[4], p.v[5]), two_f16(p.v[6], p.v[7])}}; }
+
+// What a norm is taken of: a row of x, or of the sum of two, which it stores. hold reads it;
+// then at gives the thread's pack k, at element c.
+template <class T, bool PACKS> struct Stored {
+	const Row<T, PACKS> x;
+	Words<4> held[PACKS ? HELD : 1];
+	__device__ __forceinline__ Stored(const Row<T, PACKS> &x) : x(x) {}
+	__device__ __forceinline__ void hold() {
+		if (PACKS)
+			HOLDS(k, c) held[k] = x.read(c);
+	}
+	__device__ __forceinline__ Pack<T> at(int k, int c) const { return pack_of<T>(PACKS ? held[k] : x.read(c)); }
+};
+
+template <class T, bool PACKS> struct Summed {
+	const Row<T, PACKS> a, b, sum;
+	Words<4> held[PACKS ? HELD : 1], more[PACKS ? HELD : 1];
+	__device__ __forceinline__ Summed(const Row<T, PACKS> &a, const Row<T, PACKS> &b, const Row<T, PACKS> &sum) : a(a), b(b), sum(sum) {}
+	__device__ __forceinline__ void hold() {
+		if (PACKS)
+			HOLDS(k, c) held[k] = a.read(c), more[k] = b.read(c);
+		HOLDS(k, c) {
+			if (c >= sum.cols) break;
+			Pack<T> v = pack_of<T>(PACKS ? held[k] : a.read(c));
+			const Pack<T> w = pack_of<T>(PACKS ? more[k] : b.read(c));
+			for (int j = 0; j < Pack<T>::N; j++) v.v[j] += w.v[j];
+			sum.write(c, v);
+			if (PACKS) held[k] = as_stored(v);
 		}
-		for (int j = 0; j < 4; j++)
-			if (c + j < cols) store(at + c + j, v[j], accumulate);
 	}
+	__device__ __forceinline__ Pack<T> at(int k, int c) const { return pack_of<T>(PACKS ? held[k] : sum.read(c)); }
 };
 
-#define QUADS(c, cols) _Pragma("unroll 1") for (i64 c = 4 * (i64)threadIdx.x; c < cols; c += 4 * (i64)blockDim.x)
-
-// Kept is what a thread reads or makes once and needs again: its quads, in the
-// block's dynamic shared memory where a row has room there (keep). Each thread reads
-// back what it wrote itself.
-struct Kept {
-	float *at;
-	int keep;
-	__device__ __forceinline__ void put(i64 c, const float *v) const {
-		if (keep) put_shared<4>(at + c, v);
-	}
-	// get says whether it had them.
-	__device__ __forceinline__ bool get(i64 c, float *v) const {
-		if (keep) ::get<4>(at + c, v);
-		return keep;
-	}
-};
-
-// as_stored is what an element of a type is once it is stored.
-template <class T> DEVICE float as_stored(float x) {
-	T h;
-	narrow(&h, x);
-	return widen(h);
-}
-
-// What a norm is taken of: a row of x, or of the sum of two, which it stores. first is a
-// thread's first reading of its quads, again any other.
-template <class T> struct Stored {
-	const Row<const T> x;
-	__device__ __forceinline__ Stored(const T *x, i64 n, i64 cols) : x(x, n, cols) {}
-	__device__ __forceinline__ void first(i64 c, i64 cols, float *v) const { x.read(c, cols, v); }
-	__device__ __forceinline__ void again(i64 c, i64 cols, float *v) const { x.read(c, cols, v); }
-};
-
-template <class T> struct Summed {
-	const Row<const T> a, b;
-	const Row<T> sum;
-	__device__ __forceinline__ Summed(const T *a, const T *b, T *sum, i64 n, i64 cols) : a(a, n, cols), b(b, n, cols), sum(sum, n, cols) {}
-	__device__ __forceinline__ void first(i64 c, i64 cols, float *v) const {
-		float w[4];
-		a.read(c, cols, v);
-		b.read(c, cols, w);
-		for (int j = 0; j < 4; j++) v[j] = as_stored<T>(v[j] + w[j]);
-		sum.write(c, cols, v, 0);
-	}
-	__device__ __forceinline__ void again(i64 c, i64 cols, float *v) const {
-		if (sum.packs) {
-			get<4>(sum.at + c, v);
-			return;
-		}
-		for (int j = 0; j < 4; j++) v[j] = c + j < cols ? load(sum.at + c + j) : 0.0f;
-	}
-};
-
-template <class T, class In> DEVICE void layernorm(const In row, const T *gamma, const T *beta, T *y, float *mean, float *rstd, i64 cols, float eps, int keep) {
+template <class T, bool PACKS, class In> DEVICE void layernorm(In in, const T *gamma, const T *beta, T *y, float *mean, float *rstd, int cols, float eps) {
 	SHARED(float, partial, 32);
-	DYNAMIC_SHARED(float, dynamic);
-	const Kept kept = {dynamic, keep};
 	const i64 n = blockIdx.x;
-	Row<const T> g(gamma, 0, cols), b(beta, 0, cols);
-	float v[4], w[4], z[4], s = 0;
-	QUADS(c, cols) {
-		row.first(c, cols, v);
-		kept.put(c, v);
-		for (int j = 0; j < 4; j++) s += v[j];
+	const Row<T, PACKS> g(gamma, 0, cols), b(beta, 0, cols);
+	const Row<T, PACKS> out(y, n, cols);
+	in.hold();
+	float s = 0;
+	HOLDS(k, c) {
+		if (c >= cols) break;
+		const Pack<T> v = in.at(k, c);
+		for (int j = 0; j < Pack<T>::N; j++) s += v.v[j];
 	}
-	float m = block_sum(s, partial) / (float)cols;
+	const float m = block_sum(s, partial) / (float)cols;
 	s = 0;
-	QUADS(c, cols) {
-		if (!kept.get(c, v)) row.again(c, cols, v);
-		for (int j = 0; j < 4; j++) {
-			float d = c + j < cols ? v[j] - m : 0.0f;
+	HOLDS(k, c) {
+		if (c >= cols) break;
+		const Pack<T> v = in.at(k, c);
+		for (int j = 0; j < Pack<T>::N; j++) {
+			const float d = PACKS || c + j < cols ? v.v[j] - m : 0.0f;
 			s = fma_(d, d, s);
 		}
 	}
-	float r = 1 / sqrt_(block_sum(s, partial) / (float)cols + eps);
-	const Row<T> out(y, n, cols);
-	QUADS(c, cols) {
-		if (!kept.get(c, v)) row.again(c, cols, v);
-		g.read(c, cols, w);
-		b.read(c, cols, z);
-		for (int j = 0; j < 4; j++) v[j] = fma_((v[j] - m) * r, w[j], z[j]);
-		out.write(c, cols, v, 0);
+	const float r = 1 / sqrt_(block_sum(s, partial) / (float)cols + eps);
+	HOLDS(k, c) {
+		if (c >= cols) break;
+		Pack<T> v = in.at(k, c);
+		const Pack<T> w = pack_of<T>(g.read(c)), z = pack_of<T>(b.read(c));
+		for (int j = 0; j < Pack<T>::N; j++) v.v[j] = fma_((v.v[j] - m) * r, w.v[j], z.v[j]);
+		out.write(c, v);
 	}
 	if (threadIdx.x == 0) mean[n] = m, rstd[n] = r;
 }
 
-template <class T, class In> DEVICE void rmsnorm(const In row, const T *gamma, T *y, float *rstd, i64 cols, float eps, int keep) {
+template <class T, bool PACKS, class In> DEVICE void rmsnorm(In in, const T *gamma, T *y, float *rstd, int cols, float eps) {
 	SHARED(float, partial, 32);
-	DYNAMIC_SHARED(float, dynamic);
-	const Kept kept = {dynamic, keep};
 	const i64 n = blockIdx.x;
-	Row<const T> g(gamma, 0, cols);
-	float v[4], w[4], s = 0;
-	QUADS(c, cols) {
-		row.first(c, cols, v);
-		kept.put(c, v);
-		for (int j = 0; j < 4; j++) s = fma_(v[j], v[j], s);
+	const Row<T, PACKS> g(gamma, 0, cols);
+	const Row<T, PACKS> out(y, n, cols);
+	in.hold();
+	float s = 0;
+	HOLDS(k, c) {
+		if (c >= cols) break;
+		const Pack<T> v = in.at(k, c);
+		for (int j = 0; j < Pack<T>::N; j++) s = fma_(v.v[j], v.v[j], s);
 	}
-	float r = 1 / sqrt_(block_sum(s, partial) / (float)cols + eps);
-	const Row<T> out(y, n, cols);
-	QUADS(c, cols) {
-		if (!kept.get(c, v)) row.again(c, cols, v);
-		g.read(c, cols, w);
-		for (int j = 0; j < 4; j++) v[j] = v[j] * r * w[j];
-		out.write(c, cols, v, 0);
+	const float r = 1 / sqrt_(block_sum(s, partial) / (float)cols + eps);
+	HOLDS(k, c) {
+		if (c >= cols) break;
+		Pack<T> v = in.at(k, c);
+		const Pack<T> w = pack_of<T>(g.read(c));
+		for (int j = 0; j < Pack<T>::N; j++) v.v[j] = v.v[j] * r * w.v[j];
+		out.write(c, v);
 	}
 	if (threadIdx.x == 0) rstd[n] = r;
 }
 
-// The gradient by x. With h = (x-mean)·rstd and g = dy·gamma: dx =
-// rstd·(g - Σg/C - h·Σ(g·h)/C); an RMS norm has no mean and no Σg.
-template <class T> struct NormGrad {
-	Row<const T> row, grad, gain;
-	bool centred;
-	float m, r;
-
-	__device__ __forceinline__ void read(i64 c, i64 cols, float *h, float *g) const {
-		float v[4], d[4], w[4];
-		row.read(c, cols, v);
-		grad.read(c, cols, d);
-		gain.read(c, cols, w);
-		for (int j = 0; j < 4; j++) h[j] = centred ? (v[j] - m) * r : v[j] * r, g[j] = d[j] * w[j];
-	}
-};
-
-template <class T> DEVICE void norm_dx(const T *dy, const T *x, const T *gamma, const float *mean, const float *rstd, T *dx, i64 cols, int accumulate, int keep) {
-	SHARED(float, partial, 32);
-	DYNAMIC_SHARED(float, dynamic);
-	const Kept hs = {dynamic, keep}, gs = {dynamic + (cols + 3) / 4 * 4, keep};
-	const i64 n = blockIdx.x;
-	const NormGrad<T> in = {Row<const T>(x, n, cols), Row<const T>(dy, n, cols), Row<const T>(gamma, 0, cols), mean != 0, mean ? mean[n] : 0.0f, rstd[n]};
-	float h[4], g[4], s1 = 0, s2 = 0;
-	QUADS(c, cols) {
-		in.read(c, cols, h, g);
-		hs.put(c, h), gs.put(c, g);
-		for (int j = 0; j < 4; j++) {
-			if (c + j >= cols) break;
-			s1 += g[j];
-			s2 = fma_(g[j], h[j], s2);
-		}
-	}
-	float m1 = mean ? block_sum(s1, partial) / (float)cols : 0.0f;
-	float m2 = block_sum(s2, partial) / (float)cols;
-	const Row<T> out(dx, n, cols);
-	QUADS(c, cols) {
-		if (!hs.get(c, h) || !gs.get(c, g)) in.read(c, cols, h, g);
-		for (int j = 0; j < 4; j++) h[j] = in.r * fma_(-h[j], m2, mean ? g[j] - m1 : g[j]);
-		out.write(c, cols, h, accumulate);
-	}
-}
-
-// The gradients by gain and shift: dgamma = Σ dy·h, dbeta = Σ dy over rows. Lane l of
-// lanes takes rows l, l+lanes, … in order; the lanes' sums are added by a fixed tree, by a
-// second kernel. How many lanes there are depends on the type alone, and so do the bits.
+// The gradients: with h = (x-mean)·rstd and g = dy·gamma, dx = rstd·(g - Σg/C - h·Σ(g·h)/C);
+// an RMS norm has no mean and no Σg. dgamma = Σ dy·h and dbeta = Σ dy over rows.
 //
-// A block is a warp: a lane's rows of 64 columns, two a thread. Such a sum is a chain, and
-// there are few. So its rows come by asynchronous copies into shared memory that the thread
-// alone reads, RING - GROUP of them at least under way: at 768 columns of 16 bits, 42 KB on
-// each of 132 multiprocessors.
-enum { RING = 32, GROUP = 4, LANE_COLUMNS = 64 };
+// Block l of LANES takes rows l, l+LANES, … in order, and a thread KEPT columns of them (8, of wide rows 16), whose
+// sums over the lane's rows stay in its registers: x and dy are read once. The next row is read
+// while this one is worked on. The lanes' sums are added by norm_lanes. LANES is a constant, so
+// that the bits do not depend on the card.
+enum { LANES = 512 };
 
-template <class T> struct alignas(16) Ring {
-	T dy[RING][LANE_COLUMNS], x[RING][LANE_COLUMNS];
-	float mean[RING][32], rstd[RING][32]; // of the row, for each thread
+// KEEPS is a thread's packs of a row: k of its own, element c of the row on.
+#define KEEPS(k, c) _Pragma("unroll") for (int k = 0, c = Pack<T>::N * (int)threadIdx.x; k < KEPT / Pack<T>::N; k++, c += Pack<T>::N * (int)blockDim.x)
+
+// block_sums is block_sum of two.
+DEVICE void block_sums(float &x, float &y, float *partial) {
+	x = warp_sum(x), y = warp_sum(y);
+	const int warps = blockDim.x / 32, t = threadIdx.x % 32;
+	if (warps == 1) return;
+	if (t == 0) partial[threadIdx.x / 32] = x, partial[32 + threadIdx.x / 32] = y;
+	__syncthreads();
+	x = warp_sum(t < warps ? partial[t] : 0.0f), y = warp_sum(t < warps ? partial[32 + t] : 0.0f);
+	__syncthreads();
+}
+
+// InLane is a row of a lane as it was read.
+template <class T, int KEPT> struct InLane {
+	Words<4> x[KEPT / Pack<T>::N], dy[KEPT / Pack<T>::N];
+	float mean, rstd;
 };
 
-// pair reads two elements that lie together.
-DEVICE void pair(const float *p, float *v) {
-	const Words<2> u = Words<2>::at(p);
-	v[0] = of_bits(u.w[0]), v[1] = of_bits(u.w[1]);
-}
-DEVICE void pair(const bf16 *p, float *v) {
-	const u32 w = *(const u32 *)p;
-	v[0] = of_bits(w << 16), v[1] = of_bits(w & 0xffff0000u);
-}
-DEVICE void pair(const f16 *p, float *v) {
-	const u32 w = *(const u32 *)p;
-	v[0] = f16_at(w), v[1] = f16_at(w >> 16);
-}
-
-// Lane is a lane's rows of two columns: where the next row to fetch lies, and how many there
-// are yet. GAIN: dgamma is asked for; CENTRED: there is a mean.
-template <class T, bool GAIN, bool CENTRED> struct Lane {
-	const T *dy, *x;
-	const float *mean, *rstd;
-	i64 step; // from row to row, elements
-	int lanes, left;
-
-	__device__ __forceinline__ void fetch(Ring<T> *r, int place) {
-		const int t = threadIdx.x, BYTES = 2 * sizeof(T);
-		if (left-- > 0) {
-			copy_async<BYTES>(&r->dy[place][2 * t], dy, true);
-			if (GAIN) copy_async<BYTES>(&r->x[place][2 * t], x, true), copy_async<4>(&r->rstd[place][t], rstd, true);
-			if (GAIN && CENTRED) copy_async<4>(&r->mean[place][t], mean, true);
-		}
-		dy += step;
-		if (GAIN) x += step, rstd += lanes;
-		if (GAIN && CENTRED) mean += lanes;
-	}
-	static __device__ __forceinline__ void add(const Ring<T> *r, int place, float *gains, float *shifts) {
-		const int t = threadIdx.x;
-		float d[2], v[2];
-		pair(&r->dy[place][2 * t], d);
-		shifts[0] += d[0], shifts[1] += d[1];
-		if (!GAIN) return;
-		pair(&r->x[place][2 * t], v);
-		const float m = CENTRED ? r->mean[place][t] : 0.0f, s = r->rstd[place][t];
-#pragma unroll
-		for (int j = 0; j < 2; j++) gains[j] += d[j] * ((CENTRED ? v[j] - m : v[j]) * s);
-	}
-	// sums adds count rows, as many as any thread has.
-	__device__ __forceinline__ void sums(Ring<T> *r, int count, float *gains, float *shifts) {
+template <class T, bool PACKS, int KEPT> DEVICE void norm_grad(const T *dy, const T *x, const T *gamma, const float *mean, const float *rstd, T *dx, float *gains, float *shifts, i64 rows, int cols, int accumulate) {
+	SHARED(float, partial, 64);
+	const int N = Pack<T>::N;
+	const Row<T, PACKS> gain(gamma, 0, cols);
+	float sg[KEPT], sb[KEPT];
+	for (int j = 0; j < KEPT; j++) sg[j] = 0, sb[j] = 0;
+	InLane<T, KEPT> next;
+	const auto read = [&](i64 n) {
+		if (n >= rows) return;
+		const Row<T, PACKS> xs(x, n, cols), dys(dy, n, cols);
+		KEEPS(k, c) next.x[k] = xs.read(c), next.dy[k] = dys.read(c);
+		next.mean = mean ? mean[n] : 0.0f, next.rstd = rstd[n];
+	};
+	read(blockIdx.x);
 #pragma unroll 1
-		for (int place = 0; place < RING; place += GROUP) {
-#pragma unroll
-			for (int k = 0; k < GROUP; k++) fetch(r, place + k);
-			commit_copies();
-		}
-		int place = 0;
-#pragma unroll 1
-		for (; count > 0; count -= GROUP) {
-			wait_copies<RING / GROUP - 1>();
-			if (count >= GROUP)
-#pragma unroll
-				for (int k = 0; k < GROUP; k++) add(r, place + k, gains, shifts);
-			else
-#pragma unroll 1
-				for (int k = 0; k < count; k++) add(r, place + k, gains, shifts);
-			__syncwarp(); // read before it is overwritten
-#pragma unroll
-			for (int k = 0; k < GROUP; k++) fetch(r, place + k);
-			commit_copies();
-			place = (place + GROUP) % RING;
-		}
-	}
-};
-
-template <class T> DEVICE void norm_columns(const T *dy, const T *x, const float *mean, const float *rstd, float *gains, float *shifts, i64 rows, i64 cols) {
-	SHARED(Ring<T>, ring, 1);
-	const int lane = blockIdx.y, lanes = gridDim.y, count = ((u32)rows + lanes - 1 - lane) / (u32)lanes; // rows are fewer than 2^31
-	const i64 c = (i64)blockIdx.x * LANE_COLUMNS + 2 * threadIdx.x, first = lane * cols + c;
-	float sg[2] = {0, 0}, sb[2] = {0, 0};
-	if (cols % 2 == 0 && (((u64)dy | (u64)x) & (2 * sizeof(T) - 1)) == 0) {
-		const int left = c < cols ? count : 0;
-		if (gains && mean) Lane<T, true, true>{dy + first, x + first, mean + lane, rstd + lane, lanes * cols, lanes, left}.sums(ring, count, sg, sb);
-		else if (gains) Lane<T, true, false>{dy + first, x + first, mean, rstd + lane, lanes * cols, lanes, left}.sums(ring, count, sg, sb);
-		else Lane<T, false, false>{dy + first, x, mean, rstd, lanes * cols, lanes, left}.sums(ring, count, sg, sb);
-	} else {
-#pragma unroll 1
-		for (i64 n = lane; n < rows; n += lanes)
-			for (int j = 0; j < 2 && c + j < cols; j++) {
-				const float d = load(dy + n * cols + c + j);
-				sb[j] += d;
-				if (!gains) continue;
-				const float v = load(x + n * cols + c + j);
-				sg[j] += d * ((mean ? v - mean[n] : v) * rstd[n]);
+	for (i64 n = blockIdx.x; n < rows; n += LANES) {
+		const InLane<T, KEPT> row = next;
+		const Row<T, PACKS> out(dx, n, cols);
+		Words<4> old[KEPT / Pack<T>::N];
+		if (accumulate)
+			KEEPS(k, c) old[k] = out.read(c);
+		read(n + LANES);
+		const auto normal = [&](float v) { return mean ? (v - row.mean) * row.rstd : v * row.rstd; };
+		float m1 = 0, m2 = 0;
+		KEEPS(k, c) {
+			const Pack<T> v = pack_of<T>(row.x[k]), d = pack_of<T>(row.dy[k]), f = pack_of<T>(gain.read(c));
+			for (int j = 0; j < N; j++) { // gradients beyond the row are 0
+				const float h = normal(v.v[j]), g = d.v[j] * f.v[j];
+				sg[k * N + j] += d.v[j] * h, sb[k * N + j] += d.v[j];
+				m1 += g;
+				m2 = fma_(g, h, m2);
 			}
+		}
+		if (!dx) continue;
+		block_sums(m1, m2, partial);
+		m1 /= (float)cols, m2 /= (float)cols;
+		KEEPS(k, c) {
+			if (c >= cols) break;
+			Pack<T> v = pack_of<T>(row.x[k]);
+			const Pack<T> d = pack_of<T>(row.dy[k]), f = pack_of<T>(gain.read(c)), o = pack_of<T>(old[k]);
+			for (int j = 0; j < N; j++) {
+				const float h = normal(v.v[j]), g = d.v[j] * f.v[j];
+				v.v[j] = row.rstd * fma_(-h, m2, mean ? g - m1 : g);
+				if (accumulate) v.v[j] = o.v[j] + v.v[j];
+			}
+			out.write(c, v);
+		}
 	}
-	for (int j = 0; j < 2 && c + j < cols; j++) {
-		if (gains) gains[lane * cols + c + j] = sg[j];
-		if (shifts) shifts[lane * cols + c + j] = sb[j];
-	}
+	KEEPS(k, c)
+		for (int j = 0; j < N && c + j < cols; j++) {
+			if (gains) gains[(i64)blockIdx.x * cols + c + j] = sg[k * N + j];
+			if (shifts) shifts[(i64)blockIdx.x * cols + c + j] = sb[k * N + j];
+		}
 }
 
-// lanes_sum adds the sums of LANES lanes by a tree: lane l takes that of l+half, for half =
-// LANES/2 to 1. Here it is what lane l has after the step of half STEP.
-template <int L, int STEP, int LANES> DEVICE float lanes_sum(const float *sums, i64 cols) {
-	if constexpr (STEP == LANES) return sums[L * cols];
-	else return lanes_sum<L, 2 * STEP, LANES>(sums, cols) + lanes_sum<L + STEP, 2 * STEP, LANES>(sums, cols);
+// norm_lanes adds the sums of LANES lanes of a column: a thread so many neighbours in order, and
+// the PARTS threads of a column by halves.
+enum { PARTS = 16 };
+
+template <class G> DEVICE void norm_lanes(const float *sums, G *y, i64 cols, int accumulate) {
+	SHARED(float, part, PARTS * 32);
+	const i64 c = (i64)blockIdx.x * 32 + threadIdx.x;
+	const float *at = sums + (i64)threadIdx.y * (LANES / PARTS) * cols + c;
+	float s = 0;
+	if (c < cols)
+#pragma unroll 16
+		for (int l = 0; l < LANES / PARTS; l++) s += at[l * cols];
+	part[threadIdx.y * 32 + threadIdx.x] = s;
+	for (int half = PARTS / 2; half > 0; half /= 2) {
+		__syncthreads();
+		if ((int)threadIdx.y < half) part[threadIdx.y * 32 + threadIdx.x] += part[(threadIdx.y + half) * 32 + threadIdx.x];
+	}
+	if (threadIdx.y == 0 && c < cols) store(y + c, part[threadIdx.x], accumulate);
 }
 
-// norm_lanes adds the lanes of a column a thread.
-template <int LANES, class G> DEVICE void norm_lanes(const float *sums, G *y, i64 cols, int accumulate) {
-	const i64 c = first();
-	if (c < cols) store(y + c, lanes_sum<0, 1, LANES>(sums + c, cols), accumulate);
-}
+// BOTH calls f<T, PACKS>(…) for rows that packs hold whole, all of which begin at multiples of
+// 16 bytes, and for others.
+#define BOTH(T, places, call) do { \
+	if (cols % Pack<T>::N == 0 && wide places) { \
+		enum { PACKS = 1 }; \
+		call; \
+	} else { \
+		enum { PACKS = 0 }; \
+		call; \
+	} \
+} while (0)
 
 #define NORM(T) \
-	KERNEL(512, layernorm_##T, const int *skip, const T *x, const T *gamma, const T *beta, T *y, float *mean, float *rstd, i64 cols, float eps, int keep) { \
+	KERNEL(512, layernorm_##T, const int *skip, const T *x, const T *gamma, const T *beta, T *y, float *mean, float *rstd, int cols, float eps) { \
 		SKIP(); \
-		layernorm(Stored<T>(x, blockIdx.x, cols), gamma, beta, y, mean, rstd, cols, eps, keep); \
+		BOTH(T, (x, gamma, beta, y), (layernorm<T, PACKS>(Stored<T, PACKS>({x, blockIdx.x, cols}), gamma, beta, y, mean, rstd, cols, eps))); \
 	} \
-	KERNEL(512, add_layernorm_##T, const int *skip, const T *a, const T *b, T *sum, const T *gamma, const T *beta, T *y, float *mean, float *rstd, i64 cols, float eps, int keep) { \
+	KERNEL(512, add_layernorm_##T, const int *skip, const T *a, const T *b, T *sum, const T *gamma, const T *beta, T *y, float *mean, float *rstd, int cols, float eps) { \
 		SKIP(); \
-		layernorm(Summed<T>(a, b, sum, blockIdx.x, cols), gamma, beta, y, mean, rstd, cols, eps, keep); \
+		BOTH(T, (a, b, sum, gamma, beta, y), (layernorm<T, PACKS>(Summed<T, PACKS>({a, blockIdx.x, cols}, {b, blockIdx.x, cols}, {sum, blockIdx.x, cols}), gamma, beta, y, mean, rstd, cols, eps))); \
 	} \
-	KERNEL(512, rmsnorm_##T, const int *skip, const T *x, const T *gamma, T *y, float *rstd, i64 cols, float eps, int keep) { \
+	KERNEL(512, rmsnorm_##T, const int *skip, const T *x, const T *gamma, T *y, float *rstd, int cols, float eps) { \
 		SKIP(); \
-		rmsnorm(Stored<T>(x, blockIdx.x, cols), gamma, y, rstd, cols, eps, keep); \
+		BOTH(T, (x, gamma, y), (rmsnorm<T, PACKS>(Stored<T, PACKS>({x, blockIdx.x, cols}), gamma, y, rstd, cols, eps))); \
 	} \
-	KERNEL(512, add_rmsnorm_##T, const int *skip, const T *a, const T *b, T *sum, const T *gamma, T *y, float *rstd, i64 cols, float eps, int keep) { \
+	KERNEL(512, add_rmsnorm_##T, const int *skip, const T *a, const T *b, T *sum, const T *gamma, T *y, float *rstd, int cols, float eps) { \
 		SKIP(); \
-		rmsnorm(Summed<T>(a, b, sum, blockIdx.x, cols), gamma, y, rstd, cols, eps, keep); \
-	} \
-	DENSE(512, 2, norm_dx_##T, const int *skip, const T *dy, const T *x, const T *gamma, const float *mean, const float *rstd, T *dx, i64 cols, int accumulate, int keep) { \
-		SKIP(); \
-		norm_dx(dy, x, gamma, mean, rstd, dx, cols, accumulate, keep); \
+		BOTH(T, (a, b, sum, gamma, y), (rmsnorm<T, PACKS>(Summed<T, PACKS>({a, blockIdx.x, cols}, {b, blockIdx.x, cols}, {sum, blockIdx.x, cols}), gamma, y, rstd, cols, eps))); \
 	}
 FOR_FLOATS(NORM)
 
-#define NORM_COLUMNS(T) \
-	KERNEL(32, norm_columns_##T, const int *skip, const T *dy, const T *x, const float *mean, const float *rstd, float *gains, float *shifts, i64 rows, i64 cols) { \
+// Wide rows have more threads, and those too few registers for 16 sums each: some words lie in
+// local memory.
+#define NORM_GRAD(T) \
+	DENSE(512, sizeof(T) == 2 ? 2 : 1, norm_grad_##T, const int *skip, const T *dy, const T *x, const T *gamma, const float *mean, const float *rstd, T *dx, float *gains, float *shifts, i64 rows, int cols, int accumulate) { \
 		SKIP(); \
-		norm_columns(dy, x, mean, rstd, gains, shifts, rows, cols); \
+		BOTH(T, (dy, x, gamma, dx), (norm_grad<T, PACKS, 8>(dy, x, gamma, mean, rstd, dx, gains, shifts, rows, cols, accumulate))); \
+	} \
+	KERNEL(1024, norm_grad_wide_##T, const int *skip, const T *dy, const T *x, const T *gamma, const float *mean, const float *rstd, T *dx, float *gains, float *shifts, i64 rows, int cols, int accumulate) { \
+		SKIP(); \
+		BOTH(T, (dy, x, gamma, dx), (norm_grad<T, PACKS, 16>(dy, x, gamma, mean, rstd, dx, gains, shifts, rows, cols, accumulate))); \
 	}
-FOR_FLOATS(NORM_COLUMNS)
+FOR_FLOATS(NORM_GRAD)
 
 // A grid has two rows of blocks: for the gain and for the shift.
-#define NORM_LANES(T, G) \
-	KERNEL(64, norm_lanes_##T##_##G, const int *skip, const float *gains, const float *shifts, G *dgamma, G *dbeta, i64 cols, int accumulate_gamma, int accumulate_beta) { \
+#define NORM_LANES(G) \
+	KERNEL(32 * PARTS, norm_lanes_##G, const int *skip, const float *gains, const float *shifts, G *dgamma, G *dbeta, i64 cols, int accumulate_gamma, int accumulate_beta) { \
 		SKIP(); \
 		const bool gain = blockIdx.y == 0; \
-		if (gain ? dgamma != 0 : dbeta != 0) norm_lanes<32 * sizeof(T)>(gain ? gains : shifts, gain ? dgamma : dbeta, cols, gain ? accumulate_gamma : accumulate_beta); \
+		if (gain ? dgamma != 0 : dbeta != 0) norm_lanes(gain ? gains : shifts, gain ? dgamma : dbeta, cols, gain ? accumulate_gamma : accumulate_beta); \
 	}
-FOR_PAIRS(NORM_LANES)
+FOR_FLOATS(NORM_LANES)
