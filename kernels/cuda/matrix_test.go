@@ -136,6 +136,7 @@ func TestBiasWithoutTheLibrary(t *testing.T) {
 // takes it where the library does not. Both are near the same.
 func TestDerivativeOfProduct(t *testing.T) {
 	b := newBench(t)
+	b.double(t)
 	rng := rand.New(rand.NewPCG(13, 13))
 	by := func() (n int) {
 		for _, p := range b.products.Bound() {
@@ -168,6 +169,7 @@ func TestDerivativeOfProduct(t *testing.T) {
 // same.
 func TestActivationOfProduct(t *testing.T) {
 	b := newBench(t)
+	b.double(t)
 	by := func() (n int) {
 		for _, p := range b.products.Bound() {
 			if p.GELU {
@@ -201,6 +203,7 @@ func TestActivationOfProduct(t *testing.T) {
 // interpreter's.
 func TestBiasGradientOfProduct(t *testing.T) {
 	b := newBench(t)
+	b.double(t)
 	rng := rand.New(rand.NewPCG(14, 14))
 	for i := range 48 {
 		unsupported, trans := i%3 == 2, i/3%2 == 1

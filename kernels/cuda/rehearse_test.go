@@ -56,6 +56,7 @@ func TestRehearsalDoesNotLaunchAProgramsOwn(t *testing.T) {
 // threads than a block of theirs takes.
 func TestRehearsalOfSums(t *testing.T) {
 	b := newBench(t)
+	b.double(t)
 	o := drawn(graph.Add, rand.New(rand.NewPCG(1, 21)), optest.Options{Target: target(), Aligned: true})
 	offsets, size := o.Layout(workAlign)
 	r := Rehearsal{Program: o.P, Coords: [][]int{make([]int, len(o.P.Mesh))}, Offset: offsets, Sums: true}

@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
+	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 	gpuplatform "github.com/spillway-ml/spillway/platform/gpu"
 )
 
@@ -112,8 +113,9 @@ func runChild(what, shape, prec, source, uuid string) error {
 	return microChild(os.Stdout, *c, cpu.New(p), shape, prec)
 }
 
-// runCompile compiles every source into the cache of this program's runs, before a limit of
-// a test or a training run would have to hold it.
+// runCompile has NVRTC compile every source into the cache of this program's runs, before a
+// limit of a test or a training run would have to hold it: also where the build embeds kernels,
+// for the tests do not.
 func runCompile(ctx context.Context, b *bundle, r *result) {
 	if b.gpu == nil {
 		r.skip("on the CPU nothing is compiled")
@@ -131,7 +133,7 @@ func runCompile(ctx context.Context, b *bundle, r *result) {
 }
 
 func compileChild(api driver.API, version int, name string) error {
-	compiler, err := gpuplatform.Compiler(version, nil)
+	compiler, err := nvrtc.Open(nvrtc.Options{Driver: version})
 	if err != nil {
 		return err
 	}

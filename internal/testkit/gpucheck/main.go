@@ -49,7 +49,7 @@ type part struct {
 var parts = []part{
 	{"contact", "First contact: each call once, latencies, rates, memory", 40 * time.Second, false, runContact},
 	{"compile", "All kernels compiled, a process for each core", 60 * time.Second, false, runCompile},
-	{"tests", "Device tests, and each kernel against the CPU, a process each, eight at a time", 60 * time.Second, false, runTests},
+	{"tests", "Device tests, and each kernel against the CPU, a process each, 14 at a time", 60 * time.Second, false, runTests},
 	{"bits", "The same bits at every stage, recompute and offload, 1 and 4 ranks on one card", 60 * time.Second, false, runBits},
 	{"losses", "GPT-2 124M: 20 fp32 losses against PyTorch's; memory as planned", 80 * time.Second, true, runLosses},
 	{"wall", "A cap under what the plan needs is refused", 30 * time.Second, false, runWall},

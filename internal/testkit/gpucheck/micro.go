@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"runtime"
 	"slices"
 	"strings"
@@ -128,7 +129,7 @@ func (m *memory) Touched() int64          { return 0 }
 func (m *memory) Address() driver.Address { return m.at }
 
 // allocate makes the arenas and fills the device's with random numbers, which are
-// numbers in fp32 and in 16 bits; integers are 0.
+// numbers in fp32 and in 16 bits, and tokens and targets of the vocabulary; other integers are 0.
 func (m *micros) allocate() error {
 	var err error
 	for s := range graph.NumSpaces {
@@ -156,7 +157,30 @@ func (m *micros) allocate() error {
 			err = m.api.Fill8(m.arenas[graph.Device].at+driver.Address(m.plan.Layout.Offset[root]+off), 0, b.Bytes(), m.stream)
 		}
 	}
+	for _, id := range []graph.BufID{prog.Tokens, prog.Targets} {
+		if err == nil && prog.Buf(id).Space == graph.Device {
+			err = m.randomTokens(id)
+		}
+	}
 	return errors.Join(err, m.api.Synchronize(m.stream))
+}
+
+// randomTokens fills a buffer with tokens: with one alone, the sums of the table's rows would
+// be one long chain.
+func (m *micros) randomTokens(id graph.BufID) error {
+	size := m.plan.Program.Buf(id).Bytes()
+	p, _, err := m.api.HostAlloc(size)
+	if err != nil {
+		return err
+	}
+	rng := rand.New(rand.NewPCG(2, 2))
+	tokens := unsafe.Slice((*int32)(p), size/4)
+	for i := range tokens {
+		tokens[i] = int32(rng.IntN(microShapes[m.shape].vocab))
+	}
+	root, off := m.plan.Program.Resolve(id, nil)
+	err = m.api.CopyToDevice(m.arenas[graph.Device].at+driver.Address(m.plan.Layout.Offset[root]+off), p, size, m.stream)
+	return errors.Join(err, m.api.Synchronize(m.stream), m.api.HostFree(p))
 }
 
 func (m *micros) free() error {

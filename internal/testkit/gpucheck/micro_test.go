@@ -130,7 +130,7 @@ func testBreakdown(t *testing.T, lib string, p *pool.Pool) {
 	}
 	layers := microShapes["tiny"].layers
 	require.Equal(t, layers, launches["attention_bf16"], "%v", launches)
-	require.Equal(t, 2*layers+1, launches["norm_dx_bf16"])
+	require.Equal(t, 2*layers+1, launches["norm_grad_bf16"])
 	require.Equal(t, 2*layers, launches["add_layernorm_bf16"])
 	require.Equal(t, layers+3, launches["adamw"])
 	products := 0

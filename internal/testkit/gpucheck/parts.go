@@ -43,12 +43,13 @@ func runLosses(ctx context.Context, b *bundle, r *result) {
 		r.fail("%v", err)
 		return
 	}
-	const steps = "20"
+	// At a rate at which the loss does not yet jump: differences of the last bit would grow.
+	const steps, rate = "20", "1e-4"
 	watch := func() (before, most int64, err error) { return 0, 0, nil }
 	if b.gpu != nil {
 		watch = b.watchMemory(ctx)
 	}
-	mine, err := b.train(ctx, "losses", "--model", dir, "--init", dir, "--data", data, "--steps", steps, "--batch", batch, "--seq", seq, "--zero", "0")
+	mine, err := b.train(ctx, "losses", "--model", dir, "--init", dir, "--data", data, "--steps", steps, "--lr", rate, "--batch", batch, "--seq", seq, "--zero", "0")
 	before, most, silent := watch()
 	if err != nil {
 		r.fail("%v", err)
@@ -69,7 +70,7 @@ func runLosses(ctx context.Context, b *bundle, r *result) {
 		r.skip("python3 has no torch: no losses to compare with")
 		return
 	}
-	theirs, err := b.runTorch(ctx, "losses-torch", "--model", dir, "--data", data, "--steps", steps, "--batch", batch, "--seq", seq)
+	theirs, err := b.runTorch(ctx, "losses-torch", "--model", dir, "--data", data, "--steps", steps, "--lr", rate, "--batch", batch, "--seq", seq)
 	if err != nil {
 		r.fail("%v", err)
 		return

@@ -110,7 +110,7 @@ func runTests(ctx context.Context, b *bundle, r *result) {
 }
 
 // atOnce is how many processes use the GPU side by side.
-const atOnce = 8
+const atOnce = 14
 
 // inParallel runs f of each, atOnce at a time, and returns what each gave, in order.
 func inParallel[T, R any](list []T, f func(T) R) []R {
