@@ -36,15 +36,15 @@ const table = `
 	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest internal/decimal lora
 	config    < graph model precision recompute zero fsdp offload memplan plan comm/algorithm data/sample internal/nearest internal/decimal lora
 	search    < graph model precision recompute zero fsdp offload memplan plan internal/nearest internal/decimal lora
-	device    < graph internal/crash internal/dl internal/userdir
-	kernels   < graph device internal/crash internal/dl internal/owned internal/regular internal/aside internal/userdir
-	comm      < graph device kernels internal/crash internal/dl internal/userdir
-	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/dl internal/regular internal/decimal internal/owned internal/userdir lora
+	device    < graph internal/crash internal/dl internal/thread internal/userdir
+	kernels   < graph device internal/crash internal/dl internal/thread internal/owned internal/regular internal/aside internal/userdir
+	comm      < graph device kernels internal/crash internal/dl internal/thread internal/userdir
+	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/dl internal/thread internal/regular internal/decimal internal/owned internal/userdir lora
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan lora
 	data      < internal
 	tensors   < checkpoint graph plan device internal model precision recompute zero fsdp offload memplan lora
 	cluster   <
-	launch    < graph device kernels comm cluster internal/crash internal/dl internal/userdir
+	launch    < graph device kernels comm cluster internal/crash internal/dl internal/thread internal/userdir
 	platform  < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal lora
 	receipt   < internal
 	run       < receipt platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal lora

@@ -54,7 +54,7 @@ var microShapes = map[string]struct {
 }{
 	"124m": {12, 768, 50257, 1024, 16, 12},
 	"1.5b": {25, 1600, 50257, 1024, 16, 48},
-	"tiny": {2, 16, 61, 8, 1, 5},
+	"tiny": {2, 16, 61, 8, 1, 4},
 }
 
 func microPlan(shape, prec string, layers int, epilogues graph.Epilogues) (*plan.Plan, error) {
