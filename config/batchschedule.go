@@ -61,9 +61,9 @@ func (c *Config) validateSchedule() error {
 	case err != nil:
 		return Refuse("Config.BatchSchedule %.80s: %w", s, err)
 	case c.RankShares != nil:
-		return Refuse("Config.BatchSchedule %.80s with Config.RankShares %v: shares are of one number of micro-batches; leave one of them out", s, c.RankShares)
+		return Refuse("Config.BatchSchedule %.80s with Config.RankShares %v: the shares are of steps of one size, and the schedule has several; leave one of them out", s, c.RankShares)
 	case c.AsksLayers():
-		return Refuse("Config.BatchSchedule %.80s with Config.AccumOrder layer: its program has one number of micro-batches; use Config.AccumOrder micro", s)
+		return Refuse("Config.BatchSchedule %.80s with Config.AccumOrder layer: layer order needs the same number of micro-batches in every step; leave Config.AccumOrder out", s)
 	}
 	return nil
 }

@@ -14,8 +14,9 @@ var ErrRefused = errors.New("the configuration is refused")
 // what would be right.
 type FieldError struct {
 	Field string // "Precision"; the first of several that don't go together
-	// Instead is a switch that makes the configuration valid: "Reproducible"; "": none.
-	Instead string
+	// Instead are fields that make the configuration valid, as in "Reproducible" or "Batch=2";
+	// nil: none are known.
+	Instead []string
 	err     error
 }
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -49,7 +50,7 @@ func (c *Config) refuseRows(accumGiven bool) error {
 	}
 	switch rows := c.GlobalBatch / c.Ranks; {
 	case c.Reproducible && leaves < c.Ranks:
-		return Refuse("%s is %d micro-batches of Config.Batch %d, and each of %d ranks needs one; at most %d ranks have one", what, leaves, c.Batch, c.Ranks, leaves)
+		return c.tooFew(what, leaves)
 	case c.Reproducible, c.GlobalBatch%(c.Batch*c.Ranks) == 0:
 		return nil
 	case c.GlobalBatch%c.Batch == 0:
@@ -59,6 +60,33 @@ func (c *Config) refuseRows(accumGiven bool) error {
 	default:
 		return c.Uneven(accumGiven, "%s is no multiple of Config.Batch %d rows; micro-batches of %s rows are possible", what, c.Batch, nearest.Divisors(rows, c.Batch))
 	}
+}
+
+// tooFew refuses fewer micro-batches than ranks. Where smaller ones would do it says so.
+func (c *Config) tooFew(what string, leaves int) error {
+	how, instead := "", []string(nil)
+	if batch := c.batchForAll(); batch > 0 {
+		how, instead = fmt.Sprintf("; or give Config.Batch %d", batch), []string{fmt.Sprintf("Batch=%d", batch)}
+	}
+	err := Refuse("%s is %d micro-batches of Config.Batch %d, and each of %d ranks needs one; at most %d ranks have one%s", what, leaves, c.Batch, c.Ranks, leaves, how)
+	var refused *FieldError
+	if errors.As(err, &refused) {
+		refused.Instead = instead
+	}
+	return err
+}
+
+// batchForAll is the largest micro-batch of which each rank has one in every step, where
+// the last one may be padded; 0: there are fewer rows than ranks.
+func (c *Config) batchForAll() int {
+	rows := c.GlobalBatch
+	if all := c.BatchSchedule.Distinct(); len(all) > 0 {
+		rows = all[len(all)-1]
+	}
+	if rows < c.Ranks || c.RankShares != nil {
+		return 0
+	}
+	return min(c.Batch, (rows-1)/max(c.Ranks-1, 1))
 }
 
 // Uneven refuses rows of a step that ranks do not divide. Where nothing else is in the way
@@ -71,10 +99,15 @@ func (c *Config) Uneven(accumGiven bool, format string, args ...any) error {
 		field = "BatchSchedule"
 		shared = shared.having(all[len(all)-1])
 	}
-	if accumGiven || shared.Leaves() < c.Ranks || c.ShardSize > 0 && c.ShardSize < c.Ranks || c.Algorithm() == algorithm.Ring || c.AsksLayers() {
+	batch, few := c.batchForAll(), shared.Leaves() < c.Ranks
+	if accumGiven || batch == 0 || few && c.GlobalBatch%c.Ranks == 0 || c.ShardSize > 0 && c.ShardSize < c.Ranks || c.Algorithm() == algorithm.Ring || c.AsksLayers() {
 		return &FieldError{Field: field, err: err}
 	}
-	return &FieldError{Field: field, Instead: "Reproducible", err: fmt.Errorf("%w; Config.Reproducible gives each rank a share and pads the last micro-batch", err)}
+	instead, with := []string{"Reproducible"}, ""
+	if few {
+		instead, with = append(instead, fmt.Sprintf("Batch=%d", batch)), fmt.Sprintf(" with Config.Batch %d", batch)
+	}
+	return &FieldError{Field: field, Instead: instead, err: fmt.Errorf("%w; Config.Reproducible%s gives each rank a share and pads the last micro-batch", err, with)}
 }
 
 // validateShares refuses shares of other ranks or of another step.

@@ -4,7 +4,8 @@ package config
 type Receipts struct {
 	// Receipt is the file: what the results depend on, and every ReceiptEvery steps the data,
 	// learning rates and losses since, with a hash of all states; "" writes none. The chain
-	// is the same at every stage and, with Reproducible, at every number of ranks.
+	// is the same at every stage and, with Reproducible, at every number of ranks. With Resume
+	// "" goes on in the receipt that the checkpoint names, if it has one.
 	Receipt string
 	// ReceiptEvery is the steps between its lines; 0: SaveEvery or, where that is 0, 100.
 	// Each checkpoint has one as well.

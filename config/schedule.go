@@ -1,34 +1,28 @@
 package config
 
 import (
+	"fmt"
 	"math"
 	"strings"
 )
 
 // LearningRate returns the rate of a step (from 0): linear warm-up over Warmup
 // steps, then the schedule, which reaches MinLR at the last step where it
-// decays. The peak is LR, scaled with the step's rows as LRScale says
+// decays and which LRScale leaves alone. The peak is LR, scaled with the step's rows as LRScale says
 // (linear: Goyal et al., Accurate, Large Minibatch SGD, 2017; sqrt: Hoffer et
 // al., Train longer, generalize better, 2017). Own.Schedule is in place of all that.
 func (c *Config) LearningRate(step int) float64 {
 	if c.Own.Schedule != nil {
 		return c.Own.Schedule(step)
 	}
-	peak := c.LR
 	of := c.At(step)
-	ratio := float64(of.StepRows()) / float64(c.LRBaseBatch)
-	switch strings.ToLower(c.LRScale) {
-	case "sqrt":
-		peak *= math.Sqrt(ratio)
-	case "linear":
-		peak *= ratio
-	}
+	peak := c.peakRate(of.StepRows())
 	if step < c.Warmup {
 		return peak * float64(step+1) / float64(c.Warmup)
 	}
 	span := max(c.Steps-1-c.Warmup, 1)
 	done := math.Min(float64(step-c.Warmup)/float64(span), 1)
-	floor := math.Min(c.MinLR, peak)
+	floor := c.MinLR
 	// between is exact at both ends.
 	between := func(w float64) float64 { return float64(peak*w) + float64(floor*(1-w)) }
 	switch strings.ToLower(c.LRSchedule) {
@@ -41,4 +35,54 @@ func (c *Config) LearningRate(step int) float64 {
 		return math.Max(peak*math.Sqrt(w/math.Max(float64(step+1), w)), floor)
 	}
 	return peak
+}
+
+// peakRate is LR as LRScale scales it for a step of so many rows.
+func (c *Config) peakRate(rows int) float64 {
+	ratio := float64(rows) / float64(c.LRBaseBatch)
+	switch strings.ToLower(c.LRScale) {
+	case "sqrt":
+		return c.LR * math.Sqrt(ratio)
+	case "linear":
+		return c.LR * ratio
+	}
+	return c.LR
+}
+
+// scalesRate tells whether LR is multiplied by something.
+func (c *Config) scalesRate() bool {
+	return c.Own.Schedule == nil && !c.Inference && !strings.EqualFold(c.LRScale, "none")
+}
+
+// rowsOfSteps are the rows that steps have, the most first.
+func (c *Config) rowsOfSteps() []int {
+	if len(c.BatchSchedule) > 0 {
+		return c.BatchSchedule.Distinct()
+	}
+	return []int{c.StepRows()}
+}
+
+// RefuseFloor refuses a MinLR above a scaled rate, from which nothing could fall to it.
+func (c *Config) RefuseFloor() error {
+	if !c.scalesRate() {
+		return nil
+	}
+	for _, rows := range c.rowsOfSteps() {
+		if peak := c.peakRate(rows); c.MinLR > peak {
+			return Refuse("Config.MinLR %v is above the rate of a step of %d rows, %.4g by Config.LRScale %s and Config.LRBaseBatch %d: it is what the rate falls to, and is not scaled; give a smaller one", c.MinLR, rows, peak, c.LRScale, c.LRBaseBatch)
+		}
+	}
+	return nil
+}
+
+// RateNote says by what LR is scaled; none where it is not.
+func (c *Config) RateNote() []string {
+	if !c.scalesRate() {
+		return nil
+	}
+	var of []string
+	for _, rows := range c.rowsOfSteps() {
+		of = append(of, fmt.Sprintf("%.4g for %d rows", c.peakRate(rows), rows))
+	}
+	return []string{fmt.Sprintf("learning rate by Config.LRScale %s: Config.LR %g holds at %d rows (Config.LRBaseBatch), so it is %s", strings.ToLower(c.LRScale), c.LR, c.LRBaseBatch, strings.Join(of, ", "))}
 }

@@ -48,7 +48,7 @@ func layerOrder(p *graph.Program, k int, afresh bool) (*graph.Program, error) {
 			return nil, fmt.Errorf("section %q has %d phases, want the one of a micro-batch", sec.Name, len(sec.Phases))
 		}
 		if name := r.unitOfSeveral(ph.Ops); afresh && name != "" {
-			return nil, fmt.Errorf("Config.AccumOrder layer with Config.Reproducible: the gradient of %s comes from several blocks, as with a tied head, each with all micro-batches, and not micro-batch by micro-batch; leave one of them out", name)
+			return nil, fmt.Errorf("Config.AccumOrder layer with Config.Reproducible: %s is used by several blocks, as with a tied head, so layer order cannot add its gradient micro-batch by micro-batch; leave one of them out", name)
 		}
 		ph.Ops = r.layers(ph.Ops, k)
 	}

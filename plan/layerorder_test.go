@@ -164,7 +164,7 @@ func TestLayerOrderOfSharedParameters(t *testing.T) {
 	require.Empty(t, pl.OwnSums(), "what is frozen has no gradient")
 	cfg.Freeze, cfg.Reproducible = nil, true
 	_, err = Build(forwardOf(t, smallGPT, 1, 16, false), cfg)
-	require.ErrorContains(t, err, "Config.AccumOrder layer with Config.Reproducible: the gradient of embed comes from several blocks")
+	require.ErrorContains(t, err, "Config.AccumOrder layer with Config.Reproducible: embed is used by several blocks")
 	_, err = Build(forwardOf(t, smallLlama, 1, 16, false), cfg)
 	require.NoError(t, err)
 	cfg.Accum = 1 // there is nothing to order

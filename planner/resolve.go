@@ -63,6 +63,9 @@ func (q Request) resolve() (planner, error) {
 	if q.Config, err = q.FollowGlobalBatch(false); err != nil {
 		return planner{}, err
 	}
+	if err := q.RefuseFloor(); err != nil {
+		return planner{}, err
+	}
 	common := q.Common()
 	if q.Seq == 0 && q.Own.Model != nil {
 		q.Seq = 1

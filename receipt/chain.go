@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
@@ -207,6 +208,11 @@ func (c *Chain) Run(n int) *Run {
 	return c.Lines[n].Run
 }
 
+// Has tells whether a line has the hash.
+func (c *Chain) Has(hash string) bool {
+	return slices.ContainsFunc(c.Lines, func(l Line) bool { return l.Hash == hash })
+}
+
 // Head is the hash of the last line: it stands for the whole chain.
 func (c *Chain) Head() string {
 	if len(c.Lines) == 0 {
@@ -218,6 +224,8 @@ func (c *Chain) Head() string {
 // Log is a receipt that a run writes. Its methods are for one goroutine.
 type Log struct {
 	*Chain
+	// Cut are the lines behind those of a resume, which the next Append removes.
+	Cut []Line
 	in  filesys.Folder
 	end int64
 }
@@ -231,7 +239,12 @@ func Continue(o filesys.Opener, path string, step int) (l *Log, left *Left, err 
 		return nil, nil, err
 	}
 	l = &Log{Chain: &Chain{f: f}, in: in}
-	if err = l.follow(); err == nil {
+	err = l.follow()
+	var broken *Broken
+	if errors.As(err, &broken) && l.step() >= step { // a crash of the machine may leave anything behind the lines that were synced
+		err = nil
+	}
+	if err == nil {
 		keep := len(l.Lines)
 		for keep > 0 && (step == 0 || l.Lines[keep-1].Step > step) {
 			keep--
@@ -240,7 +253,7 @@ func Continue(o filesys.Opener, path string, step int) (l *Log, left *Left, err 
 			last := l.Lines[len(l.Lines)-1]
 			left = &Left{last.Step, last.Hash}
 		}
-		l.Lines = l.Lines[:keep]
+		l.Lines, l.Cut = l.Lines[:keep:keep], l.Lines[keep:]
 		for _, line := range l.Lines {
 			l.end = line.at + line.size
 		}
@@ -252,11 +265,12 @@ func Continue(o filesys.Opener, path string, step int) (l *Log, left *Left, err 
 	return l, left, nil
 }
 
-// Close closes the file.
-func (l *Log) Close() error { return errors.Join(l.f.Close(), l.in.Close()) }
+// Close makes all lines durable and closes the file.
+func (l *Log) Close() error { return errors.Join(l.f.Sync(), l.f.Close(), l.in.Close()) }
 
-// Append writes a line behind the others. Once it returns, the line is durable.
-func (l *Log) Append(r Record) error {
+// Append writes a line behind the others. With sync it is durable once Append returns, and
+// so are all before it.
+func (l *Log) Append(r Record, sync bool) error {
 	r.Prev = l.Head()
 	text, err := json.Marshal(r)
 	if err != nil {
@@ -267,7 +281,7 @@ func (l *Log) Append(r Record) error {
 	if err = l.f.Truncate(l.end); err == nil { // what another attempt, or a write that failed, has left
 		_, err = l.f.WriteAt(text, l.end)
 	}
-	if err == nil {
+	if err == nil && sync {
 		err = l.f.Sync()
 	}
 	if err == nil && len(l.Lines) == 0 {

@@ -37,7 +37,7 @@ func written(t testing.TB) string {
 		} else {
 			r.Steps = []Step{{LR: 1e-3, Loss: Bits32(1.5), GradNorm: Bits64(2)}}
 		}
-		require.NoError(t, l.Append(r))
+		require.NoError(t, l.Append(r, true))
 	}
 	require.NoError(t, l.Close())
 	return path

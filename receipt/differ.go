@@ -31,22 +31,25 @@ func (d *Difference) String() string {
 	return strings.Join(parts, "; ")
 }
 
-// SameStart says what of a run is not as recorded, "" for nothing, but for the fields of
-// Config that are paths: what they lead to has hashes.
-func (r *Run) SameStart(recorded *Run) string {
+// Otherwise is what of a run's start is not as recorded.
+type Otherwise struct{ What, Here, Recorded string }
+
+// SameStart says what of a run is not as recorded, nil for nothing, but for the fields of
+// Config: paths lead to what has hashes, and others have FieldsDiffer.
+func (r *Run) SameStart(recorded *Run) *Otherwise {
 	for _, c := range []struct {
 		what      string
 		got, want any
 	}{
-		{"format", r.Format, recorded.Format}, {"program", r.Program, recorded.Program}, {"arithmetic", r.Arithmetic, recorded.Arithmetic},
-		{"data", r.Data, recorded.Data}, {"own values", r.Own, recorded.Own}, {"epochs' version", r.Epochs, recorded.Epochs},
-		{"model", r.Model, recorded.Model}, {"tensors", r.Tensors, recorded.Tensors},
+		{"data", r.Data, recorded.Data}, {"model", r.Model, recorded.Model}, {"tensors", r.Tensors, recorded.Tensors},
+		{"arithmetic", r.Arithmetic, recorded.Arithmetic}, {"own values", r.Own, recorded.Own}, {"program", r.Program, recorded.Program},
+		{"epochs' version", r.Epochs, recorded.Epochs}, {"format", r.Format, recorded.Format},
 	} {
 		if got, want := fmt.Sprint(c.got), fmt.Sprint(c.want); got != want {
-			return fmt.Sprintf("%s %.80q, recorded %.80q", c.what, got, want)
+			return &Otherwise{c.what, got, want}
 		}
 	}
-	return ""
+	return nil
 }
 
 // FieldsDiffer names a field of Config that is not as recorded, but for paths; "": none.

@@ -55,6 +55,10 @@ type Data struct {
 	SHA256 string `json:"sha256"`
 }
 
+func (d Data) String() string {
+	return fmt.Sprintf("%d tokens of SHA-256 %.16s…", d.Tokens, d.SHA256)
+}
+
 // Left says what a resume removed: steps after the checkpoint, which are run again.
 type Left struct {
 	Step int    `json:"step"` // of the last line

@@ -199,8 +199,12 @@ func (r *Rank) hash(share []hashed, ranks int) ([]byte, error) {
 	}
 	workers := max(1, runtime.GOMAXPROCS(0)/max(ranks, 1))
 	free, work := make(chan job, workers+1), make(chan job)
+	var data, scales int64
+	for i := range share {
+		data, scales = max(data, share[i].elems*share[i].dtype.Size()), max(scales, share[i].blocks*graph.F32.Size())
+	}
 	for range workers + 1 {
-		free <- job{data: make([]byte, receipt.RangeElems*graph.F32.Size()), scales: make([]byte, receipt.RangeBlocks*graph.F32.Size())}
+		free <- job{data: make([]byte, data), scales: make([]byte, scales)}
 	}
 	var hashing sync.WaitGroup
 	for range workers {

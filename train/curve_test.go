@@ -147,7 +147,7 @@ func TestRanksShareAnyNumberOfRows(t *testing.T) {
 	_, err = c.planned().Resolve()
 	var refused *config.FieldError
 	require.ErrorAs(t, err, &refused)
-	require.Equal(t, "Reproducible", refused.Instead)
+	require.Equal(t, []string{"Reproducible"}, refused.Instead)
 	require.ErrorContains(t, err, "Config.Reproducible")
 }
 

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"reflect"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm/algo"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
@@ -28,7 +30,8 @@ type receipts struct {
 	rows   []byte       // of the step at hand, the hash of each of its rows
 	steps  []receipt.Step
 	took   time.Duration
-	failed bool // the last line could not be written, and that was told
+	synced time.Time // the last line that was
+	failed bool      // the last line could not be written, and that was told
 }
 
 // refuseOldReceipt refuses a file that is no receipt, or one of a run that this one does not
@@ -47,6 +50,49 @@ func refuseOldReceipt(q *request) error {
 	return nil
 }
 
+// followReceipt is the receipt of the run: with a resume the one that the newest checkpoint
+// names, unless another is given. note says which.
+func (q request) followReceipt() (path, note string, err error) {
+	given := q.Receipt
+	if !q.Resume || q.Checkpoint == "" || q.Inference {
+		return given, "", nil
+	}
+	d, err := checkpoint.OpenDir(q.opener(), q.Checkpoint)
+	var entries []checkpoint.Entry
+	if err == nil {
+		entries, err = d.Scan()
+		err = errors.Join(err, d.Close())
+	}
+	if err != nil {
+		return "", "", fmt.Errorf("Config.Checkpoint %s: %w", q.Checkpoint, err)
+	}
+	var was saving.Record
+	for _, e := range slices.Backward(entries) {
+		if e.Err == nil && json.Unmarshal(e.Manifest.Run, &was) == nil {
+			break
+		}
+	}
+	named := was.ReceiptPath(q.Checkpoint)
+	switch {
+	case named == "":
+		return given, "", nil
+	case given != "":
+		if holds, err := receipt.Holds(q.opener(), given); err == nil && !holds {
+			note = fmt.Sprintf("receipt: steps until here are in %s, and those from here on in %s: verify checks each by its own Config.Receipt", named, given)
+		}
+		return given, note, nil
+	}
+	if strings.EqualFold(q.Device, "cuda") {
+		q.Warnf("the run has a receipt, %.80q, and on Config.Device cuda it can't go on: steps from here on are in none", named)
+		return "", "", nil
+	}
+	if holds, err := receipt.Holds(q.opener(), named); err != nil || !holds {
+		q.Warnf("the run's receipt %.80q is not there, and steps from here on are in none; give Config.Receipt, the file where it lies now or a new one", named)
+		return "", "", nil
+	}
+	return named, fmt.Sprintf("receipt: going on in %s, as Config.Checkpoint says; Config.Receipt would name another file", named), nil
+}
+
 // openReceipt writes the line with which the run starts or goes on.
 func (t *Trainer) openReceipt(context.Context) error {
 	c := t.cfg
@@ -63,6 +109,9 @@ func (t *Trainer) openReceipt(context.Context) error {
 		return fmt.Errorf("Config.Receipt: %w", err)
 	}
 	t.receipt = &receipts{log: log}
+	if n := len(log.Cut); t.follows && n > 0 && slices.ContainsFunc(log.Cut[:n-1], func(l receipt.Line) bool { return l.Saved || l.Run != nil }) {
+		return config.Refuse("Config.Receipt %.80q, which the checkpoint of step %d names, goes on behind it to step %d by way of other checkpoints: those may be a copy's; give this file to replace these steps, or another", c.Receipt, t.at.Step, left.Step)
+	}
 	about.Left = left
 	line, err := t.receiptLine()
 	if err != nil {
@@ -72,9 +121,10 @@ func (t *Trainer) openReceipt(context.Context) error {
 		return err
 	}
 	line.Run = about
-	if err := log.Append(line); err != nil {
+	if err := log.Append(line, true); err != nil {
 		return fmt.Errorf("Config.Receipt: %w", err)
 	}
+	t.at.Receipt = log.Head()
 	t.receipt.took = time.Since(began)
 	return nil
 }
@@ -116,8 +166,9 @@ func (t *Trainer) receiptLine() (r receipt.Record, err error) {
 }
 
 // record writes a line about the steps since the last one; saved says that a checkpoint
-// of the same states follows.
-func (t *Trainer) record(saved bool) error {
+// of the same states follows. The lines of a checkpoint and of the end are durable; others
+// are synced at most once a second, since steps behind a checkpoint are run again.
+func (t *Trainer) record(saved, last bool) error {
 	p := t.receipt
 	if p == nil || p.log == nil || len(p.steps) == 0 {
 		return nil
@@ -129,9 +180,14 @@ func (t *Trainer) record(saved bool) error {
 		return err
 	}
 	line.Steps, line.Saved = p.steps, saved
-	if err := p.log.Append(line); err != nil {
+	sync := saved || last || began.Sub(p.synced) >= time.Second
+	if err := p.log.Append(line, sync); err != nil {
 		return fmt.Errorf("Config.Receipt: %w", err)
 	}
+	if sync {
+		p.synced = began
+	}
+	t.at.Receipt = p.log.Head()
 	p.steps, p.failed = nil, false
 	return nil
 }
@@ -146,9 +202,9 @@ func (t *Trainer) recordDue(saved, last bool) error {
 	if !last {
 		return t.recordOrWarn(saved)
 	}
-	err := t.record(saved)
+	err := t.record(saved, true)
 	if err != nil && t.fatal == nil {
-		err = t.record(saved)
+		err = t.record(saved, true)
 	}
 	return err
 }
@@ -156,7 +212,7 @@ func (t *Trainer) recordDue(saved, last bool) error {
 // recordOrWarn is record, whose failure is an error where the job has ended and else a
 // warning.
 func (t *Trainer) recordOrWarn(saved bool) error {
-	err := t.record(saved)
+	err := t.record(saved, false)
 	switch {
 	case t.fatal != nil:
 		return t.fatal

@@ -58,6 +58,7 @@ type Trainer struct {
 	base     *lora.BaseHash // of what the adapters belong to, while it is loaded; nil: not wanted
 	trace    *exec.Trace
 	receipt  *receipts // nil: none
+	follows  bool      // the receipt is the one that a checkpoint names
 
 	tokenizer data.Tokenizer // nil: the run reads no text
 	decoder   *decoder       // of Decode; nil: not used so far
@@ -172,11 +173,16 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 	if q.Checkpoint == "" && strings.EqualFold(q.AsyncSave, config.AsyncOn) { // a plan may ask what it takes
 		return nil, config.Refuse("Config.AsyncSave on needs Config.Checkpoint: the folder to save to")
 	}
-	err := cmp.Or(refuseOverwriting(&q), saving.Look(&q.Config, q.opener()))
-	if err != nil {
+	path, note, err := q.followReceipt()
+	follows := path != q.Receipt
+	q.Receipt = path
+	if err := cmp.Or(err, refuseOverwriting(&q), saving.Look(&q.Config, q.opener())); err != nil {
 		return nil, err
 	}
-	t := &Trainer{job: job.Of(&q.Config)}
+	t := &Trainer{job: job.Of(&q.Config), follows: follows}
+	if note != "" {
+		t.notes = append(t.notes, note)
+	}
 	if t.platform, q.Config, err = newPlatform(q); err != nil {
 		return nil, err
 	}
@@ -237,6 +243,7 @@ func (t *Trainer) fit(ctx context.Context, q request) error {
 		t.notes = append(t.notes, fileNotes(&t.cfg.Config)...)
 		t.notes = append(t.notes, planner.DropoutNote(t.cfg.Shape.Dropouts, &t.cfg.Config)...)
 		t.notes = append(t.notes, config.RingNote(&t.cfg.Config)...)
+		t.notes = append(t.notes, t.cfg.RateNote()...)
 	}
 	if t.cfg.Planned != nil {
 		t.cfg.Planned(t.plan)

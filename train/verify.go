@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -57,6 +58,7 @@ type Verified struct {
 	Lines    int
 	Head     string // see ReceiptWritten
 	From, To int    // steps before the first line and after the last
+	Steps    int    // of the run, as far as its checkpoints and the receipt tell
 	Cut      string // what of the last line was left out; "": nothing
 	Spillway string // the version that wrote the newest start or resume
 	Segments []Segment
@@ -70,13 +72,14 @@ type verifying struct {
 	chain   *receipt.Chain
 	dir     checkpoint.Dir
 	saved   map[int]string // names of the run's checkpoints by step
+	records map[int]saving.Record
 	all     []Segment
 }
 
 // VerifyReceipt follows the chain of a receipt, and runs chosen segments again. The error
 // is ErrDiffers where something is not as recorded; what was found comes with it.
 func VerifyReceipt(ctx context.Context, v Verification) (result *Verified, err error) {
-	w := &verifying{Verification: &v, folders: v.hooks.opener(), saved: map[int]string{}}
+	w := &verifying{Verification: &v, folders: v.hooks.opener(), saved: map[int]string{}, records: map[int]saving.Record{}}
 	if err := w.open(); err != nil {
 		return nil, err
 	}
@@ -95,6 +98,7 @@ func VerifyReceipt(ctx context.Context, v Verification) (result *Verified, err e
 	result.From, result.To = lines[0].Step, lines[len(lines)-1].Step
 	result.Spillway = w.chain.Run(len(lines) - 1).Spillway
 	w.segments()
+	result.Steps = w.all[len(w.all)-1].To
 	err = w.run(ctx)
 	result.Segments = w.all
 	for i := range w.all {
@@ -121,19 +125,56 @@ func (w *verifying) outcome(r *Verified) error {
 			chosen++
 		}
 	}
-	for step, name := range w.saved {
-		if step > r.To {
+	for _, step := range slices.Sorted(maps.Keys(w.saved)) {
+		was, name := w.records[step], w.saved[step]
+		switch {
+		case step <= r.From || !w.inThis(was):
+		case step > r.To:
 			return fmt.Errorf("%w: it ends after step %d, and there is %s: its last lines are missing", receipt.ErrDiffers, r.To, name)
+		case was.ReceiptHead != "" && !w.chain.Has(was.ReceiptHead):
+			return fmt.Errorf("%w: %s was saved behind a line of SHA-256 %.16s…, which is not in it: its lines were written anew", receipt.ErrDiffers, name, was.ReceiptHead)
 		}
 	}
 	if chosen == 0 {
-		return fmt.Errorf("receipt %.80q: no segment was run again: of those that were asked for none has its first checkpoint", w.Receipt)
+		return w.noneChosen()
 	}
 	return nil
 }
 
+// noneChosen says which segments could have been chosen.
+func (w *verifying) noneChosen() error {
+	var can []string
+	for i := range w.all {
+		if s := &w.all[i]; s.Missing == "" && s.Steps() > 0 {
+			can = append(can, fmt.Sprintf("%d-%d", s.From+1, s.To))
+		}
+	}
+	if len(can) == 0 {
+		return fmt.Errorf("receipt %.80q: no segment was run again: none has its first checkpoint", w.Receipt)
+	}
+	if n := len(can); n > 8 {
+		can = append(can[:7], fmt.Sprintf("…, %s", can[n-1]))
+	}
+	return fmt.Errorf("receipt %.80q: no segment was run again: none of those that can be was chosen; their steps are %s", w.Receipt, strings.Join(can, ", "))
+}
+
+// inThis tells whether a checkpoint's run wrote this receipt then: it has its name, or a line
+// that some checkpoint of the same one was saved behind.
+func (w *verifying) inThis(was saving.Record) bool {
+	if was.Receipt == "" || filepath.Base(was.ReceiptPath("")) == filepath.Base(w.Receipt) {
+		return was.Receipt != ""
+	}
+	for _, r := range w.records {
+		if r.Receipt == was.Receipt && w.chain.Has(r.ReceiptHead) {
+			return true
+		}
+	}
+	return false
+}
+
 // open opens the receipt and the folder of checkpoints.
 func (w *verifying) open() (err error) {
+	given := w.Receipt
 	if w.Checkpoint != "" {
 		if w.dir, err = checkpoint.OpenDir(w.folders, w.Checkpoint); err == nil {
 			err = w.scan()
@@ -142,6 +183,7 @@ func (w *verifying) open() (err error) {
 			return fmt.Errorf("Config.Checkpoint %s: %w", w.Checkpoint, errors.Join(err, w.dir.Close()))
 		}
 	}
+	named := w.Receipt != given
 	if w.Receipt == "" {
 		return config.RefuseField("Receipt", "no checkpoint in %.80q names a receipt; give Config.Receipt", w.Checkpoint)
 	}
@@ -151,6 +193,8 @@ func (w *verifying) open() (err error) {
 	switch {
 	case err == nil:
 		return nil
+	case named && errors.Is(err, fs.ErrNotExist):
+		err = config.RefuseField("Receipt", "receipt %.80q, which the checkpoints of %.80q name: %w; give Config.Receipt, the file where it lies now", w.Receipt, w.Checkpoint, err)
 	case !errors.Is(err, receipt.ErrDiffers):
 		err = fmt.Errorf("receipt %.80q: %w", w.Receipt, err)
 	}
@@ -178,10 +222,9 @@ func (w *verifying) scan() error {
 		w.saved[e.Step] = e.Name // of copies the last
 		var was saving.Record
 		if e.Err == nil && json.Unmarshal(e.Manifest.Run, &was) == nil && was.Receipt != "" {
-			if found = filepath.FromSlash(was.Receipt); !filepath.IsAbs(found) {
-				found = filepath.Join(w.Checkpoint, found)
-			}
+			found = was.ReceiptPath(w.Checkpoint)
 		}
+		w.records[e.Step] = was
 	}
 	if w.Receipt == "" {
 		w.Receipt = found
@@ -198,18 +241,25 @@ func (w *verifying) segments() {
 		switch {
 		case initial:
 			s.Start = ""
+		case s.Start == "" && w.Checkpoint == "":
+			s.Missing = fmt.Sprintf("it starts from the checkpoint of step %d; give the folder of checkpoints, with Config.Receipt", s.From)
 		case s.Start == "":
 			s.Missing = fmt.Sprintf("the checkpoint of step %d is not there any more", s.From)
 		}
 		w.all = append(w.all, s)
 	}
+	// beside are steps of the run that this receipt does not have.
+	beside := func(from, to, line int) {
+		if from < to {
+			w.all = append(w.all, Segment{From: from, To: to, first: line, last: line, Missing: w.elsewhere(from, to)})
+		}
+	}
+	beside(0, lines[0].Step, 0)
 	first := 0
 	for i := 1; i < len(lines); i++ {
 		if lines[i].Run != nil { // what came before has ended at its last line
 			first = i
-			if from, to := lines[i-1].Step, lines[i].Step; from < to {
-				w.all = append(w.all, Segment{From: from, To: to, first: i - 1, last: i - 1, Missing: "the run had no receipt then"})
-			}
+			beside(lines[i-1].Step, lines[i].Step, i-1)
 			continue
 		}
 		ends := i+1 == len(lines) || lines[i+1].Run != nil
@@ -218,9 +268,27 @@ func (w *verifying) segments() {
 			first = i
 		}
 	}
-	if last := len(lines) - 1; w.saved[lines[last].Step] != "" && lines[last].Step > 0 {
+	last := len(lines) - 1
+	if w.saved[lines[last].Step] != "" && lines[last].Step > 0 {
 		add(last, last)
 	}
+	if len(w.saved) > 0 {
+		beside(lines[last].Step, slices.Max(slices.Collect(maps.Keys(w.saved))), last)
+	}
+}
+
+// elsewhere says why steps are not in this receipt.
+func (w *verifying) elsewhere(from, to int) string {
+	for _, step := range slices.Sorted(maps.Keys(w.records)) {
+		was := w.records[step]
+		if path := was.ReceiptPath(w.Checkpoint); from < step && step <= to && path != "" && !w.inThis(was) {
+			return fmt.Sprintf("they are in the receipt %.80q; give it by Config.Receipt", path)
+		}
+	}
+	if from == 0 {
+		return "this receipt begins after them"
+	}
+	return "the run had no receipt then"
 }
 
 // run runs the chosen segments, those of one start or resume by one Trainer.
@@ -236,7 +304,7 @@ func (w *verifying) run(ctx context.Context) error {
 	}
 	for i := range w.all {
 		s := &w.all[i]
-		s.Chosen = slices.ContainsFunc(can, func(c Segment) bool { return c.first == s.first && c.last == s.last })
+		s.Chosen = s.Missing == "" && slices.ContainsFunc(can, func(c Segment) bool { return c.first == s.first && c.last == s.last })
 	}
 	for i := 0; i < len(w.all); {
 		about := w.chain.Run(w.all[i].first)
@@ -265,7 +333,6 @@ func (w *verifying) runAll(ctx context.Context, about *receipt.Run, of []Segment
 			_ = t.Close() // nothing was written
 		}
 	}()
-	differs := ""
 	for i := range of {
 		s := &of[i]
 		if !s.Chosen {
@@ -274,13 +341,11 @@ func (w *verifying) runAll(ctx context.Context, about *receipt.Run, of []Segment
 		}
 		if t == nil {
 			var err error
-			if t, differs, err = w.start(ctx, about, s.From+1, s.Start == ""); err != nil {
+			if t, err = w.start(ctx, about, s.From+1, s.Start == ""); err != nil {
 				return err
 			}
 		}
-		if differs != "" {
-			s.Found = &receipt.Difference{Step: s.From, What: differs}
-		} else if err := w.again(ctx, t, s); err != nil {
+		if err := w.again(ctx, t, s); err != nil {
 			return err
 		}
 		if t.fatal != nil { // diverged: the next segment needs another
@@ -292,39 +357,89 @@ func (w *verifying) runAll(ctx context.Context, about *receipt.Run, of []Segment
 	return nil
 }
 
-// start makes the Trainer that runs segments again. differs is what is not as recorded of
-// what their results depend on.
-func (w *verifying) start(ctx context.Context, about *receipt.Run, from int, initial bool) (t *Trainer, differs string, err error) {
+// start makes the Trainer that runs segments again. What their results depend on is as
+// recorded, or they can't be run again here.
+func (w *verifying) start(ctx context.Context, about *receipt.Run, from int, initial bool) (t *Trainer, err error) {
 	c, err := configOf(about)
 	if err != nil {
-		return nil, "", fmt.Errorf("receipt %.80q: %w", w.Receipt, err)
+		return nil, fmt.Errorf("receipt %.80q: %w", w.Receipt, err)
 	}
 	if w.Change != nil {
+		was := c
 		w.Change(&c)
+		if err := refuseOtherBits(&was, &c); err != nil {
+			return nil, err
+		}
 	}
 	if own := ownNames(&c); !slices.Equal(own, about.Own) {
-		return nil, "", config.RefuseField("Own", "receipt %.80q is of a run with values of a program (%s); verify it from that program, by VerifyReceipt", w.Receipt, strings.Join(about.Own, ", "))
+		return nil, config.RefuseField("Own", "receipt %.80q is of a run with values of a program (%s); verify it from that program, by VerifyReceipt", w.Receipt, strings.Join(about.Own, ", "))
 	}
 	if !initial {
 		c.Init = "random" // a checkpoint has all states
 	}
+	rounding, portable := c.BF16Rounding, c
+	portable.BF16Rounding = "portable"
+	if saving.Arithmetic(&c, nil) != about.Arithmetic && saving.Arithmetic(&portable, nil) == about.Arithmetic {
+		c = portable // the rule that the run's processor had is one of every CPU
+	}
 	q := request{Config: c, hooks: w.hooks}
 	if t, err = q.start(ctx); err != nil {
-		return nil, "", fmt.Errorf("receipt %.80q: steps from %d on can't be run again: %w", w.Receipt, from, err)
+		return nil, fmt.Errorf("receipt %.80q: steps from %d on can't be run again here, with the run's settings and paths where none are given: %w", w.Receipt, from, err)
 	}
 	t.receipt = &receipts{}
 	now, err := t.describeRun()
 	if err != nil {
-		return t, "", err
+		return t, err
+	}
+	if rounding != c.BF16Rounding {
+		now.Config["BF16Rounding"] = about.Config["BF16Rounding"]
 	}
 	if field, got, want := now.FieldsDiffer(about); field != "" {
-		return t, "", config.RefuseField(field, "Config.%s %.80s: it decides bits, and the receipt's run had %.80s; leave it out", field, got, want)
+		return t, config.RefuseField(field, "receipt %.80q can't be verified here: Config.%s comes to %.80s, and the run had %.80s", w.Receipt, field, got, want)
 	}
 	if err := t.train.sampler.UseEpochs(about.Epochs); err != nil {
-		return t, err.Error(), nil
+		return t, fmt.Errorf("receipt %.80q can't be verified here: %w", w.Receipt, err)
 	}
 	now.Epochs = about.Epochs
-	return t, now.SameStart(about), nil
+	if d := now.SameStart(about); d != nil {
+		field, remedy := "", fmt.Sprintf("verify it with the version that wrote it, %.80s", about.Spillway)
+		switch d.What {
+		case "data":
+			field, remedy = "Data", "give Config.Data, where the run's data lie now"
+		case "model", "tensors":
+			field, remedy = "Model", "give Config.Model, where the run's model lies now"
+		case "arithmetic":
+			remedy = "verify it on a processor that rounds so"
+		}
+		how := ""
+		if field != "Model" { // whose values are long, and begin alike
+			how = fmt.Sprintf(", %.80q, and not %.80q", d.Recorded, d.Here)
+		}
+		return t, config.RefuseField(field, "receipt %.80q can't be verified here: its run had other %s%s; %s", w.Receipt, d.What, how, remedy)
+	}
+	return t, nil
+}
+
+// refuseOtherBits refuses a change of the receipt's Config that decides bits.
+func refuseOtherBits(was, now *config.Config) error {
+	before, err := resultFields(was)
+	if err != nil {
+		return err
+	}
+	after, err := resultFields(now)
+	if err != nil {
+		return err
+	}
+	field, got, want := (&receipt.Run{Config: after}).FieldsDiffer(&receipt.Run{Config: before})
+	switch {
+	case field == "" && now.Reproducible && now.Ranks > now.LeastLeaves():
+		return config.Refuse("Config.Ranks %d: the run has steps of %d micro-batches, and each rank needs one; give at most that many", now.Ranks, now.LeastLeaves())
+	case field == "":
+		return nil
+	case field == "Zero" && was.ShardSize == 0:
+		return config.Refuse("Config.Zero %d: without Config.Reproducible it decides bits, and the receipt's run had stage %d or %d; give one of these, or leave it out", now.Zero, was.Zero/2*2, was.Zero/2*2+1)
+	}
+	return config.RefuseField(field, "Config.%s %.80s: it decides bits, and the receipt's run had %.80s; leave it out", field, got, want)
 }
 
 // configOf is the Config that a receipt records, of default placement.
@@ -444,6 +559,9 @@ func (t *Trainer) replay(ctx context.Context, dir checkpoint.Dir, name string) (
 		return was, err
 	}
 	defer c.Close() // it was read alone
+	if err := c.Whole(ctx); err != nil {
+		return was, err
+	}
 	if err := t.zero(); err != nil {
 		return was, err
 	}
@@ -464,7 +582,7 @@ func (t *Trainer) otherSettings(was saving.Record) string {
 	names, lines := saving.Changed(was.Settings, saving.Settings(&t.cfg.Config))
 	for i, name := range names {
 		switch name {
-		case "ranks", "accum", "accum-order", "global-batch", "collectives", "tokenizer", "order":
+		case "ranks", "accum", "accum-order", "global-batch", "collectives", "tokenizer", "order", "bf16-rounding":
 			continue // where they decide bits they are compared with the receipt's Config
 		}
 		return lines[i]

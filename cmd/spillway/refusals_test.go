@@ -30,7 +30,6 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--batch 2 --ranks 5 --global-batch 24", "--global-batch 24 is 12 micro-batches of --batch 2, which 5 ranks do not divide; 4 or 6 ranks do; --reproducible gives each rank a share and pads the last micro-batch\n  spillway train "},
 		{"--batch 5 --ranks 2 --global-batch 24", "--global-batch 24 is no multiple of --batch 5 rows; micro-batches of 4 or 6 rows are possible; --reproducible gives each rank a share and pads the last micro-batch\n  spillway train "},
 		{"--batch 5 --ranks 6 --global-batch 24", "--global-batch 24 is no multiple of --batch 5 rows; micro-batches of 4 rows are possible\n"},
-		{"--batch 4 --ranks 4 --global-batch 6", "--global-batch 6 is neither a multiple of --batch 4 rows nor of 4 ranks; 3 or 6 ranks divide it\n"},
 		{"--batch 4 --ranks 3 --global-batch 10 --shard-size 1", "--global-batch 10 is neither a multiple of --batch 4 rows nor of 3 ranks; 2 or 5 ranks divide it\n"},
 		{"--ranks 4 --rank-shares 1,2,1 --reproducible", "--rank-shares [1 2 1]: 3 shares for 4 ranks; give one for each\n"},
 		{"--ranks 2 --rank-shares 1,2", "--rank-shares needs --reproducible"},
@@ -42,8 +41,8 @@ func TestOneLineRefusals(t *testing.T) {
 		{"--batch-schedule 0:8,2:6,2:4", `--batch-schedule: "0:8,2:6,2:4": step 2 follows step 2; steps must increase`},
 		{"--batch-schedule 0:4,2:8 --global-batch 4", "--batch-schedule 0:4,2:8 with --global-batch 4: the schedule says the rows of each step; leave --global-batch out\n"},
 		{"--batch-schedule 0:4,2:8 --accum 4", "--batch-schedule 0:4,2:8 with --accum 4: a step's micro-batches follow from its rows; leave --accum out\n"},
-		{"--batch-schedule 0:4,2:8 --accum-order layer", "--batch-schedule 0:4,2:8 with --accum-order layer: its program has one number of micro-batches; use --accum-order micro\n"},
-		{"--ranks 2 --batch-schedule 0:4,2:8 --reproducible --rank-shares 1,3", "--batch-schedule 0:4,2:8 with --rank-shares [1 3]: shares are of one number of micro-batches; leave one of them out\n"},
+		{"--batch-schedule 0:4,2:8 --accum-order layer", "--batch-schedule 0:4,2:8 with --accum-order layer: layer order needs the same number of micro-batches in every step; leave --accum-order out\n"},
+		{"--ranks 2 --batch-schedule 0:4,2:8 --reproducible --rank-shares 1,3", "--batch-schedule 0:4,2:8 with --rank-shares [1 3]: the shares are of steps of one size, and the schedule has several; leave one of them out\n"},
 		{"--batch 2 --ranks 2 --batch-schedule 0:8,400:10", "--batch-schedule 0:8,400:10: a step of 10 rows is 5 micro-batches of --batch 2, which 2 ranks do not divide; 1 or 5 ranks do; --reproducible gives each rank a share and pads the last micro-batch\n  spillway train "},
 		{"--ranks 4 --batch-schedule 0:3,9:12 --reproducible", "--batch-schedule 0:3,9:12: a step of 3 rows is 3 micro-batches of --batch 1, and each of 4 ranks needs one; at most 3 ranks have one\n"},
 		{"--ranks 4 --global-batch 3 --reproducible", "--global-batch 3 is 3 micro-batches of --batch 1, and each of 4 ranks needs one; at most 3 ranks have one\n"},
@@ -128,7 +127,7 @@ func TestMicroBatchFollows(t *testing.T) {
 	}
 	for _, c := range []struct{ args, want string }{
 		{"--global-batch 6 --accum 4", "--global-batch 6 is no multiple of --batch 4 rows; "},
-		{"--global-batch 6 --ranks 4", "--global-batch 6 is neither a multiple of --batch 4 rows nor of 4 ranks; 3 or 6 ranks divide it\n"},
+		{"--global-batch 6 --ranks 4", "--global-batch 6 is neither a multiple of --batch 4 rows nor of 4 ranks; 3 or 6 ranks divide it; --reproducible with --batch 1 gives each rank a share"},
 	} {
 		got := run(c.args)
 		require.Equal(t, cli.ExitBadInput, got.status, c.args)

@@ -23,7 +23,7 @@ func TestVerify(t *testing.T) {
 	got = command("verify", run, "--ranks", "3", "--zero", "1", "--offload", "optimizer=host")
 	require.Zero(t, got.status, got.stderr)
 	for _, line := range []string{"steps 1 to 2, from the run's first values: equal\n", "steps 3 to 4: not run again: the checkpoint of step 2 is not there any more\n",
-		"steps 7 to 7, from step-00000006: equal\n", "the states of step-00000007: equal\n", "run again and equal: 3 of 7 steps (42.9 %)\n"} {
+		"step 7, from step-00000006: equal\n", "the states of step-00000007: equal\n", "run again and equal: 3 of 7 steps (42.9 %)\n"} {
 		require.Contains(t, got.stdout, line)
 	}
 	got = command("verify", run, "--segments", "7-7")
@@ -41,8 +41,8 @@ func TestVerify(t *testing.T) {
 		{[]string{"verify", filepath.Join(dir, "none")}, "no such file"},
 		{[]string{"verify", dir}, "there is no checkpoint"},
 		{[]string{"verify", run, "--segments", "3-1"}, "--segments \"3-1\": want all, a number of segments, or steps"},
-		{[]string{"verify", run, "--segments", "3-4"}, "no segment was run again"},
-		{[]string{"verify", run, "--ranks", "5"}, "--global-batch 4 is 4 micro-batches of --batch 1, and each of 5 ranks needs one"},
+		{[]string{"verify", run, "--segments", "3-4"}, "none of those that can be was chosen; their steps are 1-2, 7-7"},
+		{[]string{"verify", run, "--ranks", "5"}, "--ranks 5: the run has steps of 4 micro-batches, and each rank needs one; give at most that many"},
 		{[]string{"verify", run, "--device", "cuda"}, "unknown flag --device"},
 		{[]string{"verify", filepath.Join(testdata, "text.bin")}, "holds no receipt"},
 	} {
@@ -72,4 +72,81 @@ func TestVerifyNeedsTheRunsRanks(t *testing.T) {
 	got = command(tinyWith("--ranks", "2", "--steps", "3", "--receipt-every", "2")...)
 	require.Equal(t, cli.ExitBadInput, got.status)
 	require.Contains(t, got.stderr, "--receipt-every needs --receipt")
+}
+
+// A resume goes on in the run's receipt, and says so. What is in another file, or in none,
+// counts among the run's steps.
+func TestAResumeFollowsItsReceipt(t *testing.T) {
+	dir := t.TempDir()
+	run, receipt, other := filepath.Join(dir, "run"), filepath.Join(dir, "r.jsonl"), filepath.Join(dir, "other.jsonl")
+	train := func(steps string, args ...string) result {
+		got := command(tinyWith(append([]string{"--reproducible", "--ranks", "2", "--steps", steps, "--checkpoint", run}, args...)...)...)
+		require.Zero(t, got.status, got.stderr)
+		return got
+	}
+	verify := func(status int, want string, args ...string) {
+		t.Helper()
+		got := command(append([]string{"verify", run}, args...)...)
+		require.Equal(t, status, got.status, got.stdout+got.stderr)
+		require.Contains(t, got.stdout+got.stderr, want)
+	}
+	train("2", "--global-batch", "4", "--receipt", receipt)
+	got := train("4", "--global-batch", "8", "--resume")
+	require.Contains(t, got.stderr, "receipt: going on in "+receipt+", as --checkpoint says")
+	require.Contains(t, got.stderr, "--global-batch: 4 → 8")
+	require.NotContains(t, got.stderr, "--accum")
+	verify(0, "run again and equal: 4 of 4 steps")
+	text, err := os.ReadFile(receipt)
+	require.NoError(t, err)
+
+	got = train("5", "--global-batch", "8", "--resume", "--receipt", other)
+	require.Contains(t, got.stderr, "steps until here are in "+receipt)
+	verify(0, "steps 1 to 4: not run again: they are in the receipt")
+	verify(0, "run again and equal: 1 of 5 steps (20.0 %)")
+	verify(0, "run again and equal: 4 of 5 steps (80.0 %)", "--receipt", receipt)
+	require.NoError(t, os.Rename(other, other+".moved"))
+	got = train("6", "--global-batch", "8", "--resume")
+	require.Contains(t, got.stderr, "is not there, and steps from here on are in none; give --receipt")
+	verify(1, "name: open "+other+": no such file or directory; give --receipt, the file where it lies now")
+	verify(0, "step 6: not run again: the run had no receipt then", "--receipt", other+".moved")
+
+	// A copy that has its newest checkpoint no more does not replace what another wrote.
+	require.NoError(t, os.Rename(other+".moved", other))
+	require.NoError(t, os.RemoveAll(filepath.Join(run, "step-00000006")))
+	train("8", "--global-batch", "8", "--resume", "--save-every", "1")
+	require.NoError(t, os.RemoveAll(filepath.Join(run, "step-00000008")))
+	require.NoError(t, os.RemoveAll(filepath.Join(run, "step-00000007")))
+	got = command(tinyWith("--reproducible", "--ranks", "2", "--steps", "8", "--global-batch", "8", "--checkpoint", run, "--resume")...)
+	require.Equal(t, cli.ExitBadInput, got.status)
+	require.Contains(t, got.stderr, "goes on behind it to step 8 by way of other checkpoints")
+
+	// The checkpoints know the lines that they were saved behind.
+	lines := strings.SplitAfter(string(text), "\n")
+	require.NoError(t, os.WriteFile(receipt, []byte(strings.Join(lines[:2], "")), 0o644))
+	verify(2, "its last lines are missing", "--receipt", receipt)
+	require.NoError(t, os.WriteFile(receipt, text, 0o644))
+	path := filepath.Join(run, "step-00000004", "tokenizer.json")
+	small, err := os.ReadFile(path)
+	require.NoError(t, err)
+	small[len(small)/2] ^= 1
+	require.NoError(t, os.WriteFile(path, small, 0o644))
+	verify(2, "tokenizer.json has CRC-32C", "--receipt", receipt)
+}
+
+// What can't be verified here is no difference, and the error names what was given.
+func TestVerifyElsewhere(t *testing.T) {
+	receipt := filepath.Join(t.TempDir(), "r.jsonl")
+	got := command(tinyWith("--ranks", "2", "--accum", "2", "--zero", "1", "--receipt", receipt)...)
+	require.Zero(t, got.status, got.stderr)
+	for _, c := range []struct{ args, want string }{
+		{"--data ../../README.md", "can't be verified here: its run had other data"},
+		{"--model " + testdata + "/llama-tied", "can't be verified here: its run had other model; give --model"},
+		{"--zero 3", "--zero 3: without --reproducible it decides bits, and the receipt's run had stage 0 or 1"},
+		{"--segments 9-12", "none of those that can be was chosen; their steps are 1-2"},
+		{"--data " + receipt + ".none", "with the run's settings and paths where none are given: --data"},
+	} {
+		got := command(append([]string{"verify", receipt}, strings.Fields(c.args)...)...)
+		require.Equal(t, cli.ExitBadInput, got.status, "%s: %s", c.args, got.stdout)
+		require.Contains(t, got.stderr, c.want)
+	}
 }

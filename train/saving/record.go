@@ -35,6 +35,17 @@ type Record struct {
 	Arithmetic string `json:"arithmetic,omitempty"`
 	// Receipt is the path of the run's receipt from the folder of checkpoints; "": none.
 	Receipt string `json:"receipt,omitempty"`
+	// ReceiptHead is the hash of the receipt's last line; "": not recorded.
+	ReceiptHead string `json:"receipt_head,omitempty"`
+}
+
+// ReceiptPath is the path of the run's receipt, of a checkpoint in a folder; "": it names none.
+func (r *Record) ReceiptPath(folder string) string {
+	path := filepath.FromSlash(r.Receipt)
+	if path == "" || filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(folder, path)
 }
 
 // Settings lists what fixes the order of the data, of sums and the update, by the
@@ -192,7 +203,7 @@ func (s *Saver) Record() ([]byte, error) {
 		}
 	}
 	r := Record{Optimizer: s.cfg.UpdateRule().Name, Model: s.ownName(), Samples: s.data.Sampler().Tell(s.at.Step), Epochs: s.data.Sampler().EpochsVersion(), Data: &print, Settings: Settings(&s.cfg.Config), Trained: trained,
-		Skipped: s.at.Skipped, Noise: s.at.Noise, Arithmetic: s.arithmetic, Receipt: receiptFrom(&s.cfg.Config)}
+		Skipped: s.at.Skipped, Noise: s.at.Noise, Arithmetic: s.arithmetic, Receipt: receiptFrom(&s.cfg.Config), ReceiptHead: s.at.Receipt}
 	if s.cfg.LoRA.Active() {
 		r.Base = &s.at.Base
 	}
@@ -263,7 +274,19 @@ func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 		s.note("%s does not say which data, seed and order its run had (an older version of Spillway wrote it); it goes on at sample %d, %d steps of this run", c.Name, sample, step)
 		return nil
 	}
-	names, lines := Changed(was.Settings, Settings(&s.cfg.Config))
+	had, now := was.Settings, Settings(&s.cfg.Config)
+	if had, now = maps.Clone(had), maps.Clone(now); s.cfg.GlobalBatch > 0 { // the rows were asked for: Config.Accum follows
+		for _, settings := range []map[string]string{had, now} {
+			if rows := rowsUntil(settings, 1); settings["batch-schedule"] == "" {
+				settings["global-batch"] = strconv.Itoa(rows[0].Rows)
+			}
+			delete(settings, "accum")
+		}
+		if now["batch-schedule"] != "" {
+			delete(had, "global-batch")
+		}
+	}
+	names, lines := Changed(had, now)
 	var moved []string // what makes the samples others than those that the run was going to see
 	if *was.Data != s.print {
 		unit := "tokens"

@@ -26,6 +26,7 @@ type Progress struct {
 	Scale   Scale
 	Noise   []Moments // of the newest steps, the latest last; the list is never changed
 	Base    Base      // with adapters
+	Receipt string    // hash of the receipt's last line; "": there is none
 }
 
 // Scale is the loss scale between two steps, as the program's Scaler has it.

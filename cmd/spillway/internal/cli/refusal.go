@@ -31,8 +31,17 @@ func PrintError(w io.Writer, err error, args []string, cmd *cobra.Command) {
 	if !errors.As(err, &refused) {
 		fmt.Fprintln(w, "spillway:", Visible(tame(Flagged(err.Error()), slices.Concat(args, setValues(cmd)))))
 		var field *spillway.FieldError
-		if errors.As(err, &field) && field.Instead != "" {
-			fmt.Fprintln(w, "  "+WholeCommand(env, env.World, 1, append(slices.Clone(args), "--"+FlagOf("Config."+field.Instead)), nil))
+		if errors.As(err, &field) && len(field.Instead) > 0 {
+			args, flags := slices.Clone(args), []string(nil)
+			for _, set := range field.Instead {
+				name, value, has := strings.Cut(set, "=")
+				if name = "--" + FlagOf("Config."+name); has {
+					flags = append(flags, name, value)
+				} else {
+					args = append(args, name)
+				}
+			}
+			fmt.Fprintln(w, "  "+WholeCommand(env, env.World, 1, args, flags))
 		}
 		return
 	}

@@ -299,7 +299,7 @@ func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 	if d := t.Device(); d != "" {
 		fmt.Fprintln(w, d)
 	}
-	fmt.Fprintf(w, "model %s: %d parameters; %s at ZeRO-%d; %d tokens a step\n", c.Model, params, english.Plural(c.Ranks, "rank", ""), c.Zero, c.StepRows()*c.Seq)
+	fmt.Fprintf(w, "model %s: %d parameters; %s at ZeRO-%d; %s tokens a step\n", c.Model, params, english.Plural(c.Ranks, "rank", ""), c.Zero, tokensOfStep(&c))
 	line := fmt.Sprintf("memory of a rank: device %s", plan.Bytes(p.Layout.Spaces[graph.Device].Peak))
 	if c.DeviceMemory > 0 {
 		states := 16 * params // fp32 parameters, gradients and two moments, 4 bytes each
@@ -340,6 +340,15 @@ func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 	if c.Init == "random" && !c.Resume && hasWeights(c.Model) {
 		fmt.Fprintf(w, "weights start random; --init %s loads the ones in the model's folder\n", cli.OnOneLine(c.Model))
 	}
+}
+
+// tokensOfStep are the tokens of a step or, with a schedule, of the smallest and the largest.
+func tokensOfStep(c *spillway.Config) string {
+	if all := c.BatchSchedule.Until(c.Steps).Distinct(); len(all) > 1 {
+		return fmt.Sprintf("%d to %d", all[len(all)-1]*c.Seq, all[0]*c.Seq)
+	}
+	of := c.At(0)
+	return fmt.Sprint(of.StepRows() * c.Seq)
 }
 
 // lost says what a run that goes on has lost: the steps that the attempt before it had

@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/train"
 )
 
@@ -166,25 +167,35 @@ func parseSegments(text string) (func([]train.Segment) []train.Segment, error) {
 func verify(ctx context.Context, v spillway.Verification, w io.Writer) error {
 	v.Tell = func(s train.Segment) { fmt.Fprintln(w, segmentText(s)) }
 	got, err := spillway.VerifyReceipt(ctx, v)
-	if got == nil || got.Segments == nil {
+	if got == nil || got.Segments == nil || errors.Is(err, config.ErrRefused) {
 		return err
 	}
-	steps := got.To - got.From
 	share := 100.0
-	if steps > 0 {
-		share = 100 * float64(got.Checked) / float64(steps)
+	if got.Steps > 0 {
+		share = 100 * float64(got.Checked) / float64(got.Steps)
 	}
 	if got.Cut != "" {
 		fmt.Fprintf(w, "%s: %s\n", cli.OnOneLine(got.Receipt), got.Cut)
 	}
-	fmt.Fprintf(w, "chain: %s of %s, steps %d to %d, written by Spillway %s\nhead: SHA-256 %s\n", english.Plural(got.Lines, "line", ""), cli.OnOneLine(got.Receipt), got.From+1, got.To, cli.OnOneLine(got.Spillway), got.Head)
-	fmt.Fprintf(w, "run again and equal: %d of %d steps (%.1f %%)\n", got.Checked, steps, share)
+	fmt.Fprintf(w, "chain: %s of %s, %s, written by Spillway %s\nhead: SHA-256 %s\n", english.Plural(got.Lines, "line", ""), cli.OnOneLine(got.Receipt), stepsText(got.From, got.To), cli.OnOneLine(got.Spillway), got.Head)
+	fmt.Fprintf(w, "run again and equal: %d of %d steps (%.1f %%)\n", got.Checked, got.Steps, share)
 	return err
+}
+
+// stepsText are the steps after from.
+func stepsText(from, to int) string {
+	switch to - from {
+	case 0:
+		return "no steps"
+	case 1:
+		return fmt.Sprintf("step %d", to)
+	}
+	return fmt.Sprintf("steps %d to %d", from+1, to)
 }
 
 // segmentText is a segment in a line.
 func segmentText(s train.Segment) string {
-	what := fmt.Sprintf("steps %d to %d", s.From+1, s.To)
+	what := stepsText(s.From, s.To)
 	start := "the run's first values"
 	if s.Start != "" {
 		start = s.Start
@@ -196,7 +207,7 @@ func segmentText(s train.Segment) string {
 	}
 	switch {
 	case s.Missing != "":
-		return what + ": not run again: " + s.Missing
+		return what + ": not run again: " + cli.Flagged(s.Missing)
 	case !s.Chosen:
 		return what + ": not chosen"
 	case s.Found != nil:
