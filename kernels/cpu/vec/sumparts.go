@@ -144,8 +144,8 @@ func (k *SumParts) RunIndex(i int) {
 	if q := k.Squares; q != nil && q.Acc != nil && k.Sequential {
 		var limbs [exact.Limbs]int64
 		acc := exact.Accumulator(limbs[:])
-		for at := lo; at < hi; at += partsBlock { // what was added is in the cache
-			end := min(at+partsBlock, hi)
+		for at := lo; at < hi; at += block { // the squares of a block hide the reads of the next one
+			end := min(at+block, hi)
 			k.sum(at, end, acc)
 			for _, s := range k.srcs {
 				q.add(acc, at, s[at:end])
