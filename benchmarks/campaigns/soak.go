@@ -81,10 +81,13 @@ func (c *campaign) soak(ctx context.Context) error {
 			}
 			w := worst[name]
 			worst[name] = use{max(w.files, u.files), max(w.resident, u.resident)}
-			if at := time.Since(began); err == nil && at < settled {
+			at, whole := time.Since(began), name == "the process" || len(now) == 2 // a rank that is gone had a descriptor
+			if err == nil && at < settled {
 				base[name] = worst[name]
+			}
+			if err == nil && whole && at < settled {
 				first[name] = append(first[name], u.files)
-			} else if err == nil && at > c.length-settled {
+			} else if err == nil && whole && at > c.length-settled {
 				final[name] = append(final[name], u.files)
 			}
 		}
@@ -99,7 +102,7 @@ func (c *campaign) soak(ctx context.Context) error {
 	wrong = errors.Join(wrong, status(endPlain(), 130), status(endLaunch(), 130))
 	for name, b := range base {
 		w := worst[name]
-		if len(final[name]) == 0 {
+		if len(first[name]) == 0 || len(final[name]) == 0 {
 			continue
 		}
 		// More are open while ranks are replaced; a rank 0 that starts has few.
