@@ -81,14 +81,12 @@ func (c *campaign) soak(ctx context.Context) error {
 			}
 			w := worst[name]
 			worst[name] = use{max(w.files, u.files), max(w.resident, u.resident)}
-			at, whole := time.Since(began), name == "the process" || len(now) == 2 // a rank that is gone had a descriptor
-			if err == nil && at < settled {
+			whole := name == "the process" || len(now) == 2 // a rank that is gone had a descriptor
+			if at := time.Since(began); err == nil && at < settled {
 				base[name] = worst[name]
-			}
-			if err == nil && whole && at < settled {
-				first[name] = append(first[name], u.files)
-			} else if err == nil && whole && at > c.length-settled {
-				final[name] = append(final[name], u.files)
+				first[name] = counted(first[name], u.files, whole)
+			} else if err == nil && at > c.length-settled {
+				final[name] = counted(final[name], u.files, whole)
 			}
 		}
 		if newest := last(steps(c.path("launch"))); len(now) == 2 && time.Now().After(nextKill) && newest > saved {
@@ -124,6 +122,14 @@ func (c *campaign) soak(ctx context.Context) error {
 	fmt.Printf("%v, the last checkpoints are %s and %s; %d ranks lost and replaced, %d scrapes, marks at most %d bytes\n",
 		time.Since(began).Round(time.Second), last(steps(c.path("plain"))), last(steps(c.path("launch"))), kills, scrapes, marks)
 	return wrong
+}
+
+// counted adds a number of open files to others, where it counts.
+func counted(list []int, files int, counts bool) []int {
+	if !counts {
+		return list
+	}
+	return append(list, files)
 }
 
 func last(names []string) string {
