@@ -56,8 +56,7 @@ func (c *campaign) soak(ctx context.Context) error {
 	if !until(ctx, time.Minute, ready) {
 		return errors.Join(errors.New("no checkpoints within a minute"), endPlain(), endLaunch())
 	}
-	base, worst := map[string]use{}, map[string]use{}
-	first, final := map[string][]int{}, map[string][]int{} // open files, at the start and at the end
+	base, worst, first, final := map[string]use{}, map[string]use{}, map[string][]int{}, map[string][]int{} // first, final: open files
 	began, kills, scrapes, marks := time.Now(), 0, 0, int64(0)
 	nextKill, settled := began.Add(10*time.Second), min(time.Minute, c.length/4)
 	saved := "" // the newest checkpoint at the last kill: a job that makes no progress between losses ends
