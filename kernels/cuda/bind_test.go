@@ -162,6 +162,27 @@ func TestLargeShapes(t *testing.T) {
 	}
 }
 
+// TestNormGradients runs both kernels of a norm's gradients over fewer and more rows than
+// lanes, of which a block that has several reads one ahead, and over rows that packs of 16
+// bytes do not hold whole.
+func TestNormGradients(t *testing.T) {
+	b := newBench(t)
+	lanes := cut.NormLanes
+	for _, kind := range []graph.Kind{graph.LayerNormGrad, graph.RMSNormGrad} {
+		for i, s := range [][2]int64{{lanes - 1, 24}, {2*lanes + 3, 24}, {3 * lanes, 7}, {2, 4096}, {lanes + 2, 4104}, {3, 8200}, {2, 8193}} {
+			for _, half := range []bool{false, true} {
+				row, one, n := []int64{s[0], s[1]}, []int64{s[1]}, []int64{s[0]}
+				in, out := [][]int64{row, row, one, n}, [][]int64{row, one}
+				if kind == graph.LayerNormGrad {
+					in, out = append(in, n), append(out, one)
+				}
+				rng := rand.New(rand.NewPCG(uint64(i), 17))
+				b.check(t, optest.Of(kind, graph.NormAttr{Eps: 1e-5}, in, out, 1, rng, optest.Options{Target: target(), Half: half, Finite: true, Aligned: i%2 == 0}))
+			}
+		}
+	}
+}
+
 func shapesOf(o *optest.Operation) string {
 	s := ""
 	for i := range o.P.Buffers {

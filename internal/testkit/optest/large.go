@@ -62,9 +62,9 @@ func wide(r *rand.Rand) int64 {
 // tall is rows and columns of a norm's gradient.
 func tall(r *rand.Rand) (n, c int64) {
 	if r.IntN(2) == 0 {
-		return upTo(r, 3), min(wide(r), 1700)
+		return upTo(r, 3), wide(r)
 	}
-	return upTo(r, 700), upTo(r, 130)
+	return upTo(r, 1400), upTo(r, 130)
 }
 
 // largeUnit has more parameters than spans go into a launch, one of them of
