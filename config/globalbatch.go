@@ -100,7 +100,8 @@ func (c *Config) Uneven(accumGiven bool, format string, args ...any) error {
 		shared = shared.having(all[len(all)-1])
 	}
 	batch, few := c.batchForAll(), shared.Leaves() < c.Ranks
-	if accumGiven || batch == 0 || few && c.GlobalBatch%c.Ranks == 0 || c.ShardSize > 0 && c.ShardSize < c.Ranks || c.Algorithm() == algorithm.Ring || c.AsksLayers() {
+	inTheWay := accumGiven || c.ShardSize > 0 && c.ShardSize < c.Ranks || c.Algorithm() == algorithm.Ring || c.AsksLayers()
+	if inTheWay || batch == 0 || few && c.GlobalBatch%c.Ranks == 0 {
 		return &FieldError{Field: field, err: err}
 	}
 	instead, with := []string{"Reproducible"}, ""

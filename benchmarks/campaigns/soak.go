@@ -56,7 +56,8 @@ func (c *campaign) soak(ctx context.Context) error {
 	if !until(ctx, time.Minute, ready) {
 		return errors.Join(errors.New("no checkpoints within a minute"), endPlain(), endLaunch())
 	}
-	base, worst, first, final := map[string]use{}, map[string]use{}, map[string][]int{}, map[string][]int{} // first, final: open files
+	base, worst := map[string]use{}, map[string]use{}
+	first, final := map[string][]int{}, map[string][]int{} // open files, at the start and at the end
 	began, kills, scrapes, marks := time.Now(), 0, 0, int64(0)
 	nextKill, settled := began.Add(10*time.Second), min(time.Minute, c.length/4)
 	saved := "" // the newest checkpoint at the last kill: a job that makes no progress between losses ends
@@ -83,9 +84,11 @@ func (c *campaign) soak(ctx context.Context) error {
 			whole := name == "the process" || len(now) == 2 // a rank that is gone had a descriptor
 			if at := time.Since(began); err == nil && at < settled {
 				base[name] = worst[name]
-				first[name] = counted(first[name], u.files, whole)
-			} else if err == nil && at > c.length-settled {
-				final[name] = counted(final[name], u.files, whole)
+				if whole {
+					first[name] = append(first[name], u.files)
+				}
+			} else if err == nil && whole && at > c.length-settled {
+				final[name] = append(final[name], u.files)
 			}
 		}
 		if newest := last(steps(c.path("launch"))); len(now) == 2 && time.Now().After(nextKill) && newest > saved {
@@ -98,17 +101,7 @@ func (c *campaign) soak(ctx context.Context) error {
 	}
 	wrong = errors.Join(wrong, status(endPlain(), 130), status(endLaunch(), 130))
 	for name, b := range base {
-		w := worst[name]
-		if len(first[name]) == 0 || len(final[name]) == 0 {
-			continue
-		}
-		// More are open while ranks are replaced; a rank 0 that starts has few.
-		before, after := slices.Min(first[name]), slices.Min(final[name])
-		fmt.Printf("%s: %d files open in the first minute, %d in the last, %d at most; resident %.1f MiB, %+.1f MiB at most\n",
-			name, before, after, w.files, float64(b.resident)/(1<<20), float64(w.resident-b.resident)/(1<<20))
-		if after > before && name != "launch's rank 0" || w.resident > b.resident+mostGrowth {
-			wrong = errors.Join(wrong, fmt.Errorf("%s grows", name))
-		}
+		wrong = errors.Join(wrong, grown(name, b, worst[name], first[name], final[name]))
 	}
 	if marks > mostMarks {
 		wrong = errors.Join(wrong, fmt.Errorf("the marks had %d bytes", marks))
@@ -123,12 +116,20 @@ func (c *campaign) soak(ctx context.Context) error {
 	return wrong
 }
 
-// counted adds a number of open files to others, where it counts.
-func counted(list []int, files int, counts bool) []int {
-	if !counts {
-		return list
+// grown tells how many files were open, and of a process that has more of them in the end, or
+// more memory.
+func grown(name string, base, worst use, first, final []int) error {
+	if len(first) == 0 || len(final) == 0 {
+		return nil
 	}
-	return append(list, files)
+	// More are open while ranks are replaced; a rank 0 that starts has few.
+	before, after := slices.Min(first), slices.Min(final)
+	fmt.Printf("%s: %d files open in the first minute, %d in the last, %d at most; resident %.1f MiB, %+.1f MiB at most\n",
+		name, before, after, worst.files, float64(base.resident)/(1<<20), float64(worst.resident-base.resident)/(1<<20))
+	if after > before && name != "launch's rank 0" || worst.resident > base.resident+mostGrowth {
+		return fmt.Errorf("%s grows", name)
+	}
+	return nil
 }
 
 func last(names []string) string {

@@ -1,5 +1,6 @@
 // Package thread runs functions one after the other on one goroutine, or on one thread
-// of the operating system, as devices need that keep a context for each thread.
+// of the operating system, as devices need that keep a context for each thread. Nap is the
+// sleep of such a thread.
 package thread
 
 import (

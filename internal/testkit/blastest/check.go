@@ -55,8 +55,8 @@ type checker struct {
 // Check compares the library's products with sums on the host, over random
 // shapes with tails, transposes, types, biases and accumulation: of small
 // integers, which are exact in every type and order, and of normal numbers,
-// where a product in TF32 would not pass. Integers up to
-// 256 are exact in 16 bits too: there half a unit, twice, lets no wrong sum pass. The driver's context is current.
+// where a product in TF32 would not pass. Integers up to 256 are exact in 16 bits too:
+// there half a unit, twice, lets no wrong sum pass. The driver's context is current.
 func Check(t testing.TB, api driver.API, lib blas.Library) {
 	t.Helper()
 	s, err := api.NewStream()

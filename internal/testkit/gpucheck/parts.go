@@ -49,7 +49,8 @@ func runLosses(ctx context.Context, b *bundle, r *result) {
 	if b.gpu != nil {
 		watch = b.watchMemory(ctx)
 	}
-	mine, err := b.train(ctx, "losses", "--model", dir, "--init", dir, "--data", data, "--steps", steps, "--lr", rate, "--batch", batch, "--seq", seq, "--zero", "0")
+	both := []string{"--data", data, "--steps", steps, "--lr", rate, "--batch", batch, "--seq", seq}
+	mine, err := b.train(ctx, "losses", append([]string{"--model", dir, "--init", dir, "--zero", "0"}, both...)...)
 	before, most, silent := watch()
 	if err != nil {
 		r.fail("%v", err)
@@ -70,7 +71,7 @@ func runLosses(ctx context.Context, b *bundle, r *result) {
 		r.skip("python3 has no torch: no losses to compare with")
 		return
 	}
-	theirs, err := b.runTorch(ctx, "losses-torch", "--model", dir, "--data", data, "--steps", steps, "--lr", rate, "--batch", batch, "--seq", seq)
+	theirs, err := b.runTorch(ctx, "losses-torch", append([]string{"--model", dir}, both...)...)
 	if err != nil {
 		r.fail("%v", err)
 		return

@@ -137,10 +137,10 @@ template <class T, bool PACKS, class In> DEVICE void rmsnorm(In in, const T *gam
 // The gradients: with h = (x-mean)·rstd and g = dy·gamma, dx = rstd·(g - Σg/C - h·Σ(g·h)/C);
 // an RMS norm has no mean and no Σg. dgamma = Σ dy·h and dbeta = Σ dy over rows.
 //
-// Block l of LANES takes rows l, l+LANES, … in order, and a thread KEPT columns of them (8, of wide rows 16), whose
-// sums over the lane's rows stay in its registers: x and dy are read once. The next row is read
-// while this one is worked on. The lanes' sums are added by norm_lanes. LANES is a constant, so
-// that the bits do not depend on the card.
+// Block l of LANES takes rows l, l+LANES, … in order, and a thread KEPT columns of them (8, of
+// wide rows 16), whose sums over the lane's rows stay in its registers: x and dy are read once.
+// The next row is read while this one is worked on. norm_lanes adds the sums of the lanes. Their
+// number is a constant, so that the bits do not depend on the card.
 enum { LANES = 512 };
 
 // KEEPS is a thread's packs of a row: k of its own, element c of the row on.

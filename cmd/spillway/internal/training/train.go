@@ -299,7 +299,8 @@ func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 	if d := t.Device(); d != "" {
 		fmt.Fprintln(w, d)
 	}
-	fmt.Fprintf(w, "model %s: %d parameters; %s at ZeRO-%d; %s tokens a step\n", c.Model, params, english.Plural(c.Ranks, "rank", ""), c.Zero, tokensOfStep(&c))
+	fmt.Fprintf(w, "model %s: %d parameters; %s at ZeRO-%d; %s tokens a step\n",
+		c.Model, params, english.Plural(c.Ranks, "rank", ""), c.Zero, tokensOfStep(&c))
 	line := fmt.Sprintf("memory of a rank: device %s", plan.Bytes(p.Layout.Spaces[graph.Device].Peak))
 	if c.DeviceMemory > 0 {
 		states := 16 * params // fp32 parameters, gradients and two moments, 4 bytes each

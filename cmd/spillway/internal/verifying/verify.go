@@ -177,7 +177,8 @@ func verify(ctx context.Context, v spillway.Verification, w io.Writer) error {
 	if got.Cut != "" {
 		fmt.Fprintf(w, "%s: %s\n", cli.OnOneLine(got.Receipt), got.Cut)
 	}
-	fmt.Fprintf(w, "chain: %s of %s, %s, written by Spillway %s\nhead: SHA-256 %s\n", english.Plural(got.Lines, "line", ""), cli.OnOneLine(got.Receipt), stepsText(got.From, got.To), cli.OnOneLine(got.Spillway), got.Head)
+	fmt.Fprintf(w, "chain: %s of %s, %s, written by Spillway %s\nhead: SHA-256 %s\n", english.Plural(got.Lines, "line", ""),
+		cli.OnOneLine(got.Receipt), stepsText(got.From, got.To), cli.OnOneLine(got.Spillway), got.Head)
 	fmt.Fprintf(w, "run again and equal: %d of %d steps (%.1f %%)\n", got.Checked, got.Steps, share)
 	return err
 }
