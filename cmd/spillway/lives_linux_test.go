@@ -335,8 +335,10 @@ func (l *living) fire() (victim int) {
 	}
 	main, group := []int{l.main()}, append(l.processes(), l.main())
 	signal := map[string]syscall.Signal{"HUP": syscall.SIGHUP, "INT": syscall.SIGINT, "TERM": syscall.SIGTERM}[l.event]
-	tmux := func(args ...string) {
-		require.NoError(l.t, exec.Command("tmux", append([]string{"-L", l.tmux}, args...)...).Run())
+	tmux := func(args ...string) { // whose server goes when the job has come to its end by itself
+		if err := exec.Command("tmux", append([]string{"-L", l.tmux}, args...)...).Run(); err != nil {
+			waitFor(l.t, "end of a job without tmux: "+err.Error(), func() bool { return l.read("status") != "" })
+		}
 	}
 	switch {
 	case l.event == "suspend":

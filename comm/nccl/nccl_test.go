@@ -336,6 +336,9 @@ func TestAnErrorAfterTheRanks(t *testing.T) {
 		return ctx.Close()
 	})
 	require.NoError(t, errors.Join(errs...))
+	for i := range j.ranks { // each has been shown where it ended, so that nobody seems to wait for it
+		require.Equal(t, watch.Progress{Call: 2}, j.control.shown(i, 0))
+	}
 	j.control.Abort(errors.New("late"))
 	require.Empty(t, flights)
 }

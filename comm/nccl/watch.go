@@ -135,24 +135,31 @@ func (r *rank) watch() {
 	for {
 		select {
 		case <-r.left:
+			for slot, m := range r.members { // else others that wait would seem to wait for a rank that is gone
+				r.show(slot, m)
+			}
 			return
 		case <-tick.C:
 		}
 		for slot, m := range r.members {
-			var p watch.Progress
 			if m.Ranks == 1 {
 				continue
 			}
-			if m.progress.ok {
-				p = m.progress.look()
-				r.w.o.Control.Show(r.index, slot, p)
-			}
-			if err := r.sound(m, p); err != nil {
+			if err := r.sound(m, r.show(slot, m)); err != nil {
 				r.w.o.Control.Abort(err)
 				return
 			}
 		}
 	}
+}
+
+// show tells the watchdog how far the rank is in a group.
+func (r *rank) show(slot int, m *member) (p watch.Progress) {
+	if m.Ranks > 1 && m.progress.ok {
+		p = m.progress.look()
+		r.w.o.Control.Show(r.index, slot, p)
+	}
+	return p
 }
 
 // sound asks a group's communicator what has gone wrong in it, and looks how long the rank
