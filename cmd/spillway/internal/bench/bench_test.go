@@ -27,3 +27,8 @@ func TestTextbookCountsThePrecision(t *testing.T) {
 	require.Equal(t, [4]int64{6000, 6000, 6000, 9000}, of("fp32", "same", "layer", false, 2), "layer order moves each once")
 	require.Equal(t, [4]int64{6000, 4500, 4500, 9000}, of("bf16", "same", "micro", true, 2), "stage 0 gathers the leaves' sum in fp32")
 }
+
+func TestTuningNamesWhatChangesThePeer(t *testing.T) {
+	require.Equal(t, []string{"MALLOC_ARENA_MAX=1", "OMP_NUM_THREADS=2", "OPENBLAS_CORETYPE=Haswell"},
+		tuning([]string{"HOME=/root", "OPENBLAS_CORETYPE=Haswell", "COMP=1", "OMP_NUM_THREADS=2", "MALLOC_ARENA_MAX=1"}))
+}

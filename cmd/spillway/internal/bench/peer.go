@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway"
@@ -239,6 +240,23 @@ func (s *session) peerNotes() (notes []string, err error) {
 	}
 	if len(notes) > 0 {
 		notes = append(notes, "Memory of both sides: the most resident bytes of a rank's process (VmHWM), less what it had before the model. Ranks of this program share a process; its memory is divided by them. The peer's includes what its allocator keeps of freed tensors and gloo's buffers, so not all of the ratio is the method's.")
+		if set := tuning(os.Environ()); len(set) > 0 {
+			notes = append(notes, "The environment sets the peer's libraries: "+strings.Join(set, ", ")+"; without these it may run at another speed.")
+		}
 	}
 	return notes, err
+}
+
+// tuning are the variables of an environment by which the peer's libraries choose kernels,
+// threads and memory.
+func tuning(environ []string) (set []string) {
+	for _, v := range environ {
+		for _, prefix := range []string{"OPENBLAS_", "GOTO_", "MKL_", "DNNL_", "OMP_", "KMP_", "MALLOC_", "GLIBC_TUNABLES=", "LD_PRELOAD="} {
+			if strings.HasPrefix(v, prefix) {
+				set = append(set, v)
+			}
+		}
+	}
+	slices.Sort(set)
+	return set
 }
