@@ -73,8 +73,8 @@ Behind them are up to 16,384 ranks of a GPU by name, on the cost model alone: si
 	roundFlags(fs, &b.rounds, &b.warmup, &b.calibrate)
 	fs.Var(cli.List(&b.modes, "MODE"), "mode", "strong, weak, or both, separated by commas (default: both)")
 	fs.StringVar(&b.gpu, "gpu", "h100-80", "the card of the simulated ranks (plan --list-gpus), or none")
-	fs.Lookup("ranks").Usage = "the most ranks; the fewer ones divide it (default: the processors)"
-	fs.Lookup("ranks").DefValue = "0" // a default of its own
+	fs.Lookup("ranks").Usage = "the most ranks; the fewer ones divide it"
+	fs.Lookup("ranks").DefValue = "the processors"
 	list := slices.DeleteFunc(slices.Clone(ofOneRun), func(f refusedFlag) bool { return f.flag == "zero" })
 	list = append(list, refusedFlag{"global-batch", "; strong scaling has --batch rows for each of the most ranks"}, refusedFlag{"rank-shares", "; leave it out"},
 		refusedFlag{"overlap", " with and without; leave it out"})

@@ -76,8 +76,8 @@ func roundFlags(fs *pflag.FlagSet, rounds, warmup *int, calibrate *bool) {
 	fs.IntVar(rounds, "rounds", 5, "how often every configuration runs")
 	fs.IntVar(warmup, "warmup-steps", 2, "first steps of a round that do not count")
 	fs.BoolVar(calibrate, "calibrate", true, "measure this CPU for predicted times, if plan --calibrate has not: some 10 s, once")
-	fs.Lookup("steps").Usage = fmt.Sprintf("steps of a round (default %d)", benchSteps)
-	fs.Lookup("steps").DefValue = "0" // a default of its own
+	fs.Lookup("steps").Usage = "steps of a round"
+	fs.Lookup("steps").DefValue = fmt.Sprint(benchSteps)
 }
 
 func checkRounds(rounds, warmup int, c *spillway.Config) error {
