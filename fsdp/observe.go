@@ -34,9 +34,9 @@ func (s *sharder) observeLoss(ph *graph.Phase, first, last bool) {
 
 // leafLosses are the buffers of a loss that is summed leaf by leaf.
 type leafLosses struct {
-	leaf  graph.BufID // F64 (1): this rank's of a micro-batch; NoBuf where losses go another way
-	ranks graph.BufID // F64 (W): all ranks', NoBuf of one rank
-	sum   graph.BufID // F64 (1): of the micro-batches so far, on every rank
+	leaf  graph.BufID // F64 (n), n as the model's loss has: this rank's of a micro-batch; NoBuf where losses go another way
+	ranks graph.BufID // F64 (n·W): all ranks', NoBuf of one rank
+	sum   graph.BufID // F64 (n): of the micro-batches so far, on every rank
 }
 
 // splitLoss makes the program's loss the sum of leaves, and what the model adds to one
@@ -53,16 +53,17 @@ func (s *sharder) splitLoss() {
 	if w == 1 {
 		w = 0 // its own loss is all there is
 	}
-	b.Name, b.Shape, b.Life = b.Name+"/all", []int64{1 + w}, graph.LifeStep
+	n := b.Elems()
+	b.Name, b.Shape, b.Life = b.Name+"/all", []int64{n * (1 + w)}, graph.LifeStep
 	all := p.AddBuffer(b)
 	part := func(what string, from, n int64) graph.BufID {
 		v := b
 		v.Name, v.Shape, v.View = "loss/"+what, []int64{n}, &graph.View{Base: all, Offset: from * b.DType.Size()}
 		return p.AddBuffer(v)
 	}
-	s.losses.leaf, s.losses.sum = p.Loss, part("sum", 0, 1)
+	s.losses.leaf, s.losses.sum = p.Loss, part("sum", 0, n)
 	if w > 0 {
-		s.losses.ranks = part("leaves", 1, w)
+		s.losses.ranks = part("leaves", n, n*w)
 	}
 	p.Loss = s.losses.sum
 }

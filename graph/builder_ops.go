@@ -229,7 +229,12 @@ func (b *Builder) SelectRow(name string, x Value) Value {
 func (b *Builder) CrossEntropy(name string, logits, targets Value) Value {
 	ins := []BufID{b.use(name, "logits", logits), b.use(name, "targets", targets)}
 	lse := b.buffer(Buffer{Name: name + ".lse", DType: F32, Shape: []int64{b.rowsOf(logits)}, Class: Activations, Unit: b.unit})
-	return b.lossOp(name, CrossEntropy, nil, ins, Out{lse.Buf(), Write})
+	first := b.p.Loss == NoBuf
+	loss := b.lossOp(name, CrossEntropy, nil, ins, Out{lse.Buf(), Write})
+	if b.err == nil && first && ins[1] == b.p.Targets && b.p.Buffers[ins[1]].Shape[1] == 1 {
+		b.p.Buffers[b.p.Loss].Shape[0] = classLoss
+	}
+	return loss
 }
 
 // HeadLoss adds the loss of the logits x·wᵀ, w (V,C), against targets i32 (N)
@@ -251,6 +256,9 @@ func (b *Builder) SumLoss(name string, x Value) Value {
 
 func (b *Builder) lossOp(name string, kind Kind, attr any, ins []BufID, outs ...Out) Value {
 	loss := b.loss()
+	if b.err == nil {
+		b.p.Buffers[b.p.Loss].Shape[0] = 1 // of several losses none counts classes
+	}
 	if b.err == nil && (name == "" || b.opNames[name]) {
 		b.failf("%s %q: an operation needs a name that no other has", kind, name)
 	}

@@ -1,5 +1,14 @@
 package graph
 
+// classLoss is the length of the loss of a classifier: its sum, and how many targets are
+// the largest of their logits.
+const classLoss = 2
+
+// CountsClasses says whether the second element of the program's Loss counts the right
+// classes: the only loss is a CrossEntropy with one target a row, which is a class and not
+// a next token.
+func (p *Program) CountsClasses() bool { return p.Loss != NoBuf && p.Buf(p.Loss).Elems() == classLoss }
+
 // Losses. A loss accumulates the sum over counted targets into its f64 output;
 // the mean's 1/count enters once, through Hyper, in the gradient.
 
@@ -7,14 +16,17 @@ var lossKinds = []*Info{
 	{
 		Kind: CrossEntropy,
 		Doc: "loss += Σ over rows with targets[n] ≠ −1 of lse[n] − logits[n, targets[n]]; lse = log Σ_V exp(logits). " +
-			"logits (N,V), targets i32 (N), loss f64 (1), lse (N).",
+			"logits (N,V), targets i32 (N), loss f64 (1), lse (N). A loss of (2) also counts: loss[1] += the rows with targets[n] ≠ −1 whose largest logit, " +
+			"the first of equal ones, is that of their target.",
 		Derivative: "dlogits = (softmax(logits) − onehot(targets))·InvCount·LossScale, zero in rows with target −1",
 		In:         []Operand{in("logits", "(N,V)").typ(isF32), in("targets", "(N)").typ(isI32)},
 		Out:        []Operand{acc("loss", "(1)").typ(isF64).mode(modeA), out("lse", "(N)").typ(isF32).stat()},
 		Saves:      []string{"logits", "targets", "lse"},
 		check: func(c *checker) {
 			c.logits(c.in(0), c.in(1))
-			c.vector(c.out(0), 1, "a scalar")
+			if loss := c.out(0); c.err != nil || loss.elems() != classLoss {
+				c.vector(loss, 1, "a scalar, or with a count of right classes 2")
+			}
 			c.vector(c.out(1), c.in(0).rows(), "the rows of logits")
 		},
 		flops:    func(c *checker) int64 { return (expFlops + 2) * c.in(0).elems() },

@@ -18,9 +18,13 @@ const stagingBytes = 1 << 20
 //	                             compute:                       ●embed…
 //
 // The loss, the gradient norm and, for the noise scale, the leaves' squares get twins too;
-// the sharding rewrite copies them out once they are summed over the ranks.
-func stageInputs(p *graph.Program, noise bool) *graph.Program {
+// the sharding rewrite copies them out once they are summed over the ranks. A GPU's kernels
+// do not count right classes: there the loss is the sum alone.
+func stageInputs(p *graph.Program, s *Spec) (*graph.Program, error) {
 	q := p.Clone()
+	if s.Target.CUDA.ProductBytes > 0 && q.CountsClasses() {
+		q.Buf(q.Loss).Shape = []int64{1}
+	}
 	twin := func(id graph.BufID, port graph.Port) {
 		if id == graph.NoBuf {
 			return
@@ -34,7 +38,7 @@ func stageInputs(p *graph.Program, noise bool) *graph.Program {
 	q.AddBuffer(graph.Buffer{Name: "host/staging", Port: graph.PortStaging, DType: graph.U8, Shape: []int64{1}, Space: graph.Host, Class: graph.Communication, Life: graph.LifeRun, Unit: -1})
 	if q.SectionOf(graph.SectionTrain, graph.FormWhole) != nil {
 		hostBuffer(q, graph.PortGradNorm, "host/grad_norm", graph.F64, []int64{1})
-		if noise {
+		if s.noise() {
 			hostBuffer(q, graph.PortSquares, "host/squares", graph.I64, []int64{zero.ExactLimbs})
 		}
 	}
@@ -79,7 +83,7 @@ func stageInputs(p *graph.Program, noise bool) *graph.Program {
 			w.Commit()
 		}
 	}
-	return q
+	return q, nil
 }
 
 // floatInputs lists what the model calls its inputs beside tokens and targets, with

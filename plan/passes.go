@@ -45,7 +45,7 @@ var passes = []pass{
 	{"int8", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Quantise(p, s.Int8) }, has(train, gradients), has(train, savedInt8), true, false},
 	{"recompute", func(p *graph.Program, s *Spec) (*graph.Program, error) { return recompute.Rewrite(p, s.Recompute) }, has(train, gradients), has(train, savedInt8), true, false},
 	{"prefix", cachePrefix, has(train), has(train), false, false}, // its copies get their events in "schedule"
-	{"inputs", func(p *graph.Program, s *Spec) (*graph.Program, error) { return stageInputs(p, s.noise()), nil }, has(train), has(train, hostPorts), false, true},
+	{"inputs", stageInputs, has(train), has(train, hostPorts), false, true},
 	{"layers", layers, has(train, hostPorts), has(train), false, false},
 	{"mesh", onMesh, has(wholeParams), has(mesh), false, false},
 	{"shard", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Shard(p, s.shardOptions()) }, has(train, gradients, hostPorts, mesh), has(step, flatParams, ways, scalars), false, false},

@@ -132,6 +132,7 @@ type stepLine struct {
 	Step          int             `json:"step"`
 	Rows          int             `json:"rows"`
 	Loss          json.RawMessage `json:"loss"`
+	Accuracy      json.RawMessage `json:"accuracy"`
 	LR            json.RawMessage `json:"lr"`
 	GradNorm      json.RawMessage `json:"grad_norm"`
 	NoiseScale    json.RawMessage `json:"noise_scale"`
@@ -164,7 +165,7 @@ type stepLine struct {
 // Step writes a step's line, and its evaluation's where it has one.
 func (m *MetricsWriter) Step(r StepResult) error {
 	line := stepLine{
-		Step: r.Step, Rows: r.Rows, Loss: number(float64(r.Loss), 32), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64),
+		Step: r.Step, Rows: r.Rows, Loss: number(float64(r.Loss), 32), Accuracy: number(r.Accuracy, 64), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64),
 		NoiseScale: number(r.Noise.Scale, 64), NoiseError: number(r.Noise.Error, 64), GradSquare: number(r.Noise.Square, 64), GradTrace: number(r.Noise.Trace, 64), LossScale: number(r.LossScale, 64),
 		Skipped: r.Skipped, SkippedAll: r.SkippedAll, Targets: r.Targets, Seconds: number(r.Seconds, 64), TokensPerS: number(r.TokensPerS, 64),
 		DevicePeak: r.Peak[graph.Device], DevicePlanned: r.Planned[graph.Device], DeviceOutside: m.Outside,
@@ -185,12 +186,13 @@ func (m *MetricsWriter) Step(r StepResult) error {
 		return err
 	}
 	return m.line(struct {
-		Event   string          `json:"event"`
-		Step    int             `json:"step"`
-		Loss    json.RawMessage `json:"loss"`
-		Targets int64           `json:"targets"`
-		Seconds json.RawMessage `json:"seconds"`
-	}{"eval", r.Eval.Step, number(float64(r.Eval.Loss), 32), r.Eval.Targets, number(r.Eval.Seconds, 64)})
+		Event    string          `json:"event"`
+		Step     int             `json:"step"`
+		Loss     json.RawMessage `json:"loss"`
+		Accuracy json.RawMessage `json:"accuracy"`
+		Targets  int64           `json:"targets"`
+		Seconds  json.RawMessage `json:"seconds"`
+	}{"eval", r.Eval.Step, number(float64(r.Eval.Loss), 32), number(r.Eval.Accuracy, 64), r.Eval.Targets, number(r.Eval.Seconds, 64)})
 }
 
 // Done writes the last line.

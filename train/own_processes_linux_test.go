@@ -69,9 +69,9 @@ func told(c request) (text string, err error) {
 	}
 	defer func() { err = errors.Join(err, tr.Close()) }()
 	err = tr.Run(context.Background(), func(r StepResult) error {
-		text += fmt.Sprintf("%d: %v at %g", r.Step, r.Loss, r.LR)
+		text += fmt.Sprintf("%d: %v at %g, %v right", r.Step, r.Loss, r.LR, r.Accuracy)
 		if r.Eval != nil {
-			text += fmt.Sprintf(" held out %v of %d", r.Eval.Loss, r.Eval.Targets)
+			text += fmt.Sprintf(" held out %v of %d, %v right", r.Eval.Loss, r.Eval.Targets, r.Eval.Accuracy)
 		}
 		text += "\n"
 		return nil

@@ -135,9 +135,9 @@ func ran(t *testing.T, c request) string {
 	defer func() { require.NoError(t, tr.Close()) }()
 	text := ""
 	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
-		text += fmt.Sprintf("%d: %v at %g", r.Step, r.Loss, r.LR)
+		text += fmt.Sprintf("%d: %v at %g, %v right", r.Step, r.Loss, r.LR, r.Accuracy)
 		if r.Eval != nil {
-			text += fmt.Sprintf(" held out %v of %d", r.Eval.Loss, r.Eval.Targets)
+			text += fmt.Sprintf(" held out %v of %d, %v right", r.Eval.Loss, r.Eval.Targets, r.Eval.Accuracy)
 		}
 		text += "\n"
 		return nil
@@ -184,13 +184,16 @@ func TestClassifiersLearn(t *testing.T) {
 		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		var first, last float32
+		var accuracy *EvalResult
 		require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
 			if last = r.Loss; r.Step == 1 {
 				first = r.Loss
 			}
+			accuracy = r.Eval
 			return nil
 		}))
 		require.NoError(t, tr.Close())
+		require.InDelta(t, 1, accuracy.Accuracy, 0.1, m.Family)
 		require.Greater(t, first, float32(1.0), m.Family)
 		require.Less(t, last, 0.3*first, m.Family)
 	}

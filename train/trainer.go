@@ -99,6 +99,7 @@ type StepResult struct {
 	Step       int     // from 1
 	Rows       int     // of the global batch
 	Loss       float32 // mean over the counted targets of the global batch
+	Accuracy   float64 // share of the counted targets that got the largest logit; NaN unless they are classes, and on GPUs
 	LR         float64 // learning rate of the step
 	GradNorm   float64 // Euclidean norm of all gradients, before clipping
 	Noise      Noise
@@ -138,14 +139,6 @@ type CommUse struct {
 	Calls   int64
 	Bytes   int64   // of the whole buffers: all shards of a gather or scatter
 	Seconds float64 // waiting for peers among it
-}
-
-// EvalResult is the outcome of an evaluation.
-type EvalResult struct {
-	Step    int     // steps done before it
-	Loss    float32 // mean over the counted targets
-	Targets int64   // that were counted
-	Seconds float64 // by the clock on the wall
 }
 
 // New plans the run, refuses it if it does not fit, and only then allocates
@@ -378,7 +371,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, at.leaving.why
 	}
 	t.at.Pending = false // the section began with the update of the step before
-	loss, err := t.hostF64(t.ports[graph.PortLoss])
+	loss, right, err := t.hostLoss()
 	if err != nil {
 		return StepResult{}, t.fail(s, err)
 	}
@@ -403,7 +396,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	t.at.Step++
 	t.at.Pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
 	of := t.cfg.At(s)
-	res := StepResult{Step: t.at.Step, Rows: of.StepRows(), Loss: float32(loss / float64(targets)), LR: lr, Targets: targets, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.at.Skipped, CommBytes: t.ranks.CommSent() - sent}
+	res := StepResult{Step: t.at.Step, Rows: of.StepRows(), Loss: float32(loss / float64(targets)), Accuracy: right / float64(targets), LR: lr, Targets: targets, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.at.Skipped, CommBytes: t.ranks.CommSent() - sent}
 	traffic := t.diskTraffic()
 	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
 	res.Cached = at.cached
@@ -438,61 +431,6 @@ func (t *Trainer) hostF64(buf graph.BufID) (float64, error) {
 		return 0, err
 	}
 	return v[0], nil
-}
-
-// Evaluate returns the mean loss over EvalSteps batches of the held-out data.
-func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
-	return t.EvaluateTold(ctx, nil)
-}
-
-// EvaluateTold is Evaluate that tells after each batch how many of EvalSteps are
-// done and the mean loss so far. With Config.Inference the batches are all of the
-// data: every target counts once.
-func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss float64)) (EvalResult, error) {
-	if t.fatal != nil {
-		return EvalResult{}, t.fatal
-	}
-	if t.eval == nil {
-		return EvalResult{}, config.RefuseField("EvalData", "evaluate: the run has no Config.EvalData")
-	}
-	began := time.Now()
-	if err := t.flush(); err != nil {
-		return EvalResult{}, err
-	}
-	var sum float64
-	var count int64
-	for k := range t.eval.steps {
-		if err := ctx.Err(); err != nil {
-			return EvalResult{}, err
-		}
-		counted, err := t.eval.countTargets(k)
-		if err != nil {
-			return EvalResult{}, err
-		}
-		n := counted.All
-		err = t.ranks.Each("the evaluation", func(r *run.Rank) error {
-			return r.Exec.RunSection(graph.SectionEval.String(), func(ph *graph.Phase, repeat int) error {
-				if ph.Kind != graph.MicroPhase {
-					return nil
-				}
-				return t.fill(r, t.eval, t.hyper(t.at.Step, 0, max(n, 1)), k, ph.Round+repeat, 0)
-			})
-		})
-		if err != nil {
-			t.fatal = fmt.Errorf("evaluation: %w", err)
-			return EvalResult{}, t.fatal
-		}
-		loss, err := t.hostF64(t.ports[graph.PortLoss])
-		if err != nil {
-			return EvalResult{}, err
-		}
-		sum += loss
-		count += n
-		if tell != nil {
-			tell(k+1, t.eval.steps, sum/float64(max(count, 1)))
-		}
-	}
-	return EvalResult{Step: t.at.Step, Loss: float32(sum / float64(count)), Targets: count, Seconds: time.Since(began).Seconds()}, nil
 }
 
 // ParamsSHA256 returns the SHA-256 over all parameters in the byte order of

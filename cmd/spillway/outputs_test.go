@@ -16,7 +16,7 @@ import (
 var stepKeys = []string{"step", "loss", "lr", "grad_norm", "loss_scale", "skipped", "seconds", "tokens_per_s",
 	"device_peak_bytes", "device_planned_bytes", "host_peak_bytes", "host_planned_bytes", "disk_peak_bytes", "disk_planned_bytes",
 	"comm_bytes", "disk_read_bytes", "disk_written_bytes", "comm_seconds", "comm_hidden_share", "data_wait_s", "model_flops_share", "rows", "targets",
-	"noise_scale", "noise_scale_error", "noise_grad_square", "noise_trace"}
+	"accuracy", "noise_scale", "noise_scale_error", "noise_grad_square", "noise_trace"}
 
 func keys(m map[string]any) (names []string) {
 	for k := range m {
@@ -49,6 +49,7 @@ func TestMetrics(t *testing.T) {
 		require.EqualValues(t, 3, l["rows"])
 		require.EqualValues(t, 3*16, l["targets"])
 		require.Nil(t, l["noise_scale"], "without --reproducible")
+		require.Nil(t, l["accuracy"], "targets are next tokens")
 		require.Equal(t, false, l["skipped"])
 		require.Positive(t, l["loss"])
 		require.Positive(t, l["grad_norm"])

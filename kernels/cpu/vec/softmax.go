@@ -83,6 +83,9 @@ func (k *SoftmaxGrad[T]) RunIndex(i int) {
 // while the row is in the cache; DLogits may be Logits, and RowLoss is needed. With
 // LowAs the gradient's rows are then rounded to 16 bits, each over the first half
 // of its own memory. With Cap not 0 the logits are bounded first, in place (SoftCap).
+//
+// A Loss of 2 elements also counts, without DLogits: Loss[1] += rows whose target has the
+// largest logit, the first of equal ones.
 type CrossEntropy[T num.Float] struct {
 	N, V    int
 	Logits  []T     // (N, V)
@@ -105,7 +108,9 @@ func (k *CrossEntropy[T]) Run(p *pool.Pool) error {
 	c.positive("V", k.V)
 	c.size2("Logits", "(N, V)", len(k.Logits), k.N, k.V)
 	c.size1("LSE", "N", len(k.LSE), k.N)
-	c.size1("Loss", "1", len(k.Loss), 1)
+	if len(k.Loss) != 2 || k.DLogits != nil {
+		c.size1("Loss", "1", len(k.Loss), 1)
+	}
 	if k.DLogits != nil {
 		c.size2("DLogits", "(N, V)", len(k.DLogits), k.N, k.V)
 		c.size1("RowLoss", "N", len(k.RowLoss), k.N)
@@ -126,7 +131,25 @@ func (k *CrossEntropy[T]) Run(p *pool.Pool) error {
 		}
 	}
 	k.Loss[0] = l
+	if len(k.Loss) > 1 {
+		for n, t := range k.Targets {
+			if t >= 0 && isLargest(k.Logits[n*k.V:(n+1)*k.V], int(t)) {
+				k.Loss[1]++
+			}
+		}
+	}
 	return nil
+}
+
+// isLargest says whether x[t] is the first of the largest elements of x. Nothing is where
+// it is not a number.
+func isLargest[T num.Float](x []T, t int) bool {
+	for j, v := range x {
+		if !(v < x[t] || v == x[t] && j >= t) {
+			return false
+		}
+	}
+	return true
 }
 
 // targets refuses classes outside [-1, v).
