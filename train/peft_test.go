@@ -2,6 +2,8 @@ package train
 
 import (
 	"context"
+	"encoding/json"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,14 +33,61 @@ func exported(t *testing.T, from, format string, merge bool) string {
 }
 
 // logitsOf are a model's for a prompt.
-func logitsOf(t *testing.T, folder string) []float32 {
+func logitsOf(t *testing.T, folder string, prompt ...int32) []float32 {
 	t.Helper()
 	c := request{Config: config.Default()}
 	c.Model, c.Init, c.Inference, c.Generate, c.Tokenizer, c.Seq = folder, folder, true, true, "bytes", 40
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
-	return logitsAfter(t, newDecoder(tr), 0, []int32{102, 117, 110, 99, 32, 109})
+	if prompt == nil {
+		prompt = []int32{102, 117, 110, 99, 32, 109}
+	}
+	return logitsAfter(t, newDecoder(tr), 0, prompt)
+}
+
+// Adapters in PEFT's published layout, which testdata/peft.py writes without Spillway, give the
+// logits of PyTorch with them, and not those of their base. One says as little as it may.
+func TestAdaptersInThePublishedLayout(t *testing.T) {
+	t.Parallel()
+	var want struct {
+		Prompt []int32
+		Logits map[string]struct{ Adapted, Base []float32 }
+	}
+	text, err := os.ReadFile("../testdata/peft/logits.json")
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &want))
+	require.Len(t, want.Logits, 2)
+	for model, logits := range want.Logits {
+		require.InDeltaSlice(t, logits.Adapted, logitsOf(t, "../testdata/peft/"+model, want.Prompt...), 1e-4, model)
+		base := logitsOf(t, "../testdata/"+model, want.Prompt...)
+		require.InDeltaSlice(t, logits.Base, base, 1e-4, model)
+		moved := 0.0
+		for i := range base {
+			moved = max(moved, math.Abs(float64(base[i]-logits.Adapted[i])))
+		}
+		require.Greater(t, moved, 0.1, "%s: the adapter changes nothing", model)
+
+		// It goes on training as one of Spillway's, and comes out in the same layout.
+		c := tiny(model)
+		c.Init, c.Steps, c.Checkpoint = "../testdata/peft/"+model, 1, scratch(t)
+		c.LoRA = map[string]lora.Options{"gpt2": {Rank: 4, Alpha: 12, Targets: []string{"*.c_attn.*", "*.c_fc.*"}},
+			"llama-tied": {Rank: 8, Alpha: 8, Targets: []string{"*.q_proj.*", "*.v_proj.*", "*.down_proj.*"}}}[model]
+		runOf(t, c)
+		was, err := safetensors.Open("../testdata/peft/" + model + "/" + lora.WeightsFile)
+		require.NoError(t, err)
+		now, err := safetensors.Open(filepath.Join(exported(t, c.Checkpoint, saving.FormatPEFT, false), lora.WeightsFile))
+		require.NoError(t, err)
+		shapes := func(r *safetensors.Reader) map[string][]int64 {
+			all := map[string][]int64{}
+			for _, f := range r.Tensors() {
+				all[f.Name] = f.Shape
+			}
+			require.NoError(t, r.Close())
+			return all
+		}
+		require.Equal(t, shapes(was), shapes(now), model)
+	}
 }
 
 // A run's adapters in PEFT's layout give the bits of its checkpoint, and merged into the
