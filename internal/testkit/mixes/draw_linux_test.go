@@ -45,7 +45,7 @@ type way struct {
 
 // features are what is counted.
 var features = []string{"bf16", "fp16", "reduce fp32", "int8 optimizer", "int8 gather", "int8 reduce", "int8 activations", "int8 matmul",
-	"layer order", "reproducible", "uneven shares", "padding", "hsdp", "stochastic rounding", "frozen cache", "lora", "int8 base", "resume", "resume at other ranks", "transport", "elastic", "batch schedule", "receipt"}
+	"layer order", "reproducible", "uneven shares", "padding", "hsdp", "stochastic rounding", "frozen cache", "lora", "int8 base", "bf16 base", "packing", "resume", "resume at other ranks", "transport", "elastic", "batch schedule", "receipt"}
 
 // draw makes a mix of a seed. Half of the features that go with those drawn before are
 // in it, so that every pair that may meet does.
@@ -111,8 +111,16 @@ func draw(seed uint64) *mix {
 	adapted := r.IntN(3) == 0
 	if adapted {
 		add("lora", "--lora", fmt.Sprintf("r=%d,alpha=8,targets=%s,dropout=%s", 1+r.IntN(8), pick("*.1.*", "*.1.*attn*", "*.1.*mlp*"), pick("0", "0.1")))
-		if half() {
-			add("int8 base", "--base", "int8")
+		switch base := pick("", "int8", "bf16"); {
+		case base == "", base == "bf16" && precision == "fp16":
+		default:
+			add(base+" base", "--base", base)
+		}
+	}
+	if r.IntN(3) == 0 {
+		add("packing", "--packing", "on", "--loss-on", pick("answers", "all"), "--long", pick("cut", "drop"))
+		if r.IntN(3) == 0 {
+			m.flags = append(m.flags, "--eval-split", "20%")
 		}
 	}
 	if r.IntN(3) == 0 {

@@ -2,6 +2,7 @@ package mixes_test
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -158,9 +159,12 @@ func (m *mix) run(t *testing.T, w way, dir string) (c curve, killed bool) {
 	t.Helper()
 	require.NoError(t, os.MkdirAll(dir, 0o755))
 	metrics := filepath.Join(dir, "metrics.jsonl")
-	data := testdata + "/text.bin"
-	const seq = 8
-	if m.rows > 0 { // short epochs, so that the cache is read
+	model, data, seq := testdata+"/"+m.model, testdata+"/text.bin", 8
+	switch {
+	case m.features["packing"]:
+		model, data, seq = filepath.Join(dir, "model"), filepath.Join(dir, "chat.jsonl"), 64
+		m.conversations(t, model, data)
+	case m.rows > 0: // short epochs, so that the cache is read
 		text, err := os.ReadFile(data)
 		require.NoError(t, err)
 		data = filepath.Join(dir, "rows.bin")
@@ -170,7 +174,7 @@ func (m *mix) run(t *testing.T, w way, dir string) (c curve, killed bool) {
 	if m.schedule != "" {
 		rows = []string{"--batch-schedule", m.schedule}
 	}
-	flags := append([]string{"--model", testdata + "/" + m.model, "--data", data, "--batch", strconv.Itoa(m.batch), "--seq", strconv.Itoa(seq), "--threads", "1",
+	flags := append([]string{"--model", model, "--data", data, "--batch", strconv.Itoa(m.batch), "--seq", strconv.Itoa(seq), "--threads", "1",
 		"--metrics", metrics, "--disk", filepath.Join(dir, "disk")}, m.flags...)
 	flags = slices.Concat(flags, rows, w.flags)
 	if m.features["receipt"] {
@@ -195,6 +199,22 @@ func (m *mix) run(t *testing.T, w way, dir string) (c curve, killed bool) {
 		c.roots = rootsOf(t, filepath.Join(dir, receiptName))
 	}
 	return c, killed
+}
+
+// conversations writes the model with an end token, and conversations of 24 tokens and more, of
+// which some fit into no row of 64.
+func (m *mix) conversations(t *testing.T, model, data string) {
+	t.Helper()
+	text, err := os.ReadFile(testdata + "/" + m.model + "/config.json")
+	require.NoError(t, err)
+	text = bytes.Replace(text, []byte(`"vocab_size": 256`), []byte(`"vocab_size": 257`), 1)
+	require.NoError(t, os.MkdirAll(model, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(model, "config.json"), text, 0o644))
+	var lines strings.Builder
+	for i := range cmp.Or(2*m.rows, 100) {
+		fmt.Fprintf(&lines, `{"prompt": "%d", "response": "%s"}`+"\n", i, strings.Repeat("ab", 1+i*7%23))
+	}
+	require.NoError(t, os.WriteFile(data, []byte(lines.String()), 0o644))
 }
 
 const receiptName = "receipt.jsonl"
