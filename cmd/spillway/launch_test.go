@@ -97,10 +97,12 @@ func TestLaunchRefuses(t *testing.T) {
 		args   []string
 	}{
 		{1, "at least 1 rank", []string{"launch", "--", "train"}},
-		{1, "launch runs `train` or `bench comm`", []string{"launch", "-n", "2"}},
-		{1, "launch runs `train` or `bench comm`", []string{"launch", "-n", "2", "--", "plan"}},
+		{1, "launch runs `train`, `finetune` or `bench comm`", []string{"launch", "-n", "2"}},
+		{1, "launch runs `train`, `finetune` or `bench comm`", []string{"launch", "-n", "2", "--", "plan"}},
+		{1, "finetune takes a model's folder and a data path", launched(2, "finetune", testdata+"/gpt2")},
+		{1, "unknown flag --epoch; did you mean --epochs", launched(2, "finetune", testdata+"/gpt2", testdata+"/text.txt", "--epoch", "2")},
 		{1, "--restarts needs train's --checkpoint", []string{"launch", "-n", "2", "--restarts", "1", "--", "train", "--model", "gpt2", "--data", "d"}},
-		{1, "--restarts is for launch of train", []string{"launch", "-n", "2", "--restarts", "1", "--", "bench", "comm"}},
+		{1, "--restarts is for launch of train and finetune", []string{"launch", "-n", "2", "--restarts", "1", "--", "bench", "comm"}},
 		{1, "--ranks 3: spillway launch has started 2 processes", launched(2, tinyWith("--ranks", "3")...)},
 		{1, "--ranks 4: spillway launch has started 2 processes, one a rank; leave --ranks out, or add --ranks-per-process 2", launched(2, tinyWith("--ranks", "4")...)},
 		{1, "and --ranks-per-process 2 makes that 4 ranks; leave --ranks out", launched(2, tinyWith("--ranks", "3", "--ranks-per-process", "2")...)},
@@ -117,6 +119,22 @@ func TestLaunchRefuses(t *testing.T) {
 		require.Contains(t, p.errs.String(), c.want)
 		require.Equal(t, 1, strings.Count(p.errs.String(), c.want), "once: %s", p.errs.String())
 	}
+}
+
+// finetune is launched as the train command that it prints, and has the bits of one process.
+func TestLaunchFinetunes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	args := []string{"finetune", testdata + "/gpt2", testdata + "/text.txt", "--steps", "3", "--seq", "16", "--lora", "r=2"}
+	one, many := filepath.Join(dir, "one.jsonl"), filepath.Join(dir, "many.jsonl")
+	p := start(t, append(args, "--ranks", "2", "--checkpoint", filepath.Join(dir, "one"), "--metrics", one)...)
+	require.Zero(t, p.end(t), p.errs.String())
+	p = start(t, launched(2, append(args, "--checkpoint", filepath.Join(dir, "many"), "--metrics", many)...)...)
+	require.Zero(t, p.end(t), p.errs.String())
+	require.Equal(t, 1, strings.Count(p.errs.String(), "the same: spillway train "), p.errs.String())
+	got, want := outcomeOf(t, many), outcomeOf(t, one)
+	require.Equal(t, want.losses, got.losses)
+	require.Equal(t, want.sha, got.sha)
 }
 
 // Where a process may open few files the job is refused with what to do, and nobody is left.

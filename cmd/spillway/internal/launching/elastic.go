@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -36,7 +37,7 @@ type elastic struct {
 	args    []string        // the command's, as given
 	step    spillway.Config // the step that the ranks share
 	tries   attempts
-	steps   int  // --steps: behind the last there is nothing to join for
+	steps   int  // --steps: behind the last there is nothing to join for; --epochs do not say
 	fit     bool // given, or taken because nothing fits without
 	reached int  // steps that were done, some of them more than once
 	out     io.Writer
@@ -45,7 +46,7 @@ type elastic struct {
 // newElastic reads what the job's own flags say of a step and its checkpoints.
 func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 	if o.Args[0] != "train" {
-		return nil, errors.New("--min-ranks is for launch of train: a job that has checkpoints to go on from")
+		return nil, errors.New("--min-ranks is for launch of train and finetune: a job that has checkpoints to go on from")
 	}
 	fs, err := trainValues(o.Args[1:])
 	if err != nil {
@@ -53,6 +54,9 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 	}
 	number := func(name string) int { n, _ := fs.GetInt(name); return n }
 	e := &elastic{o: o, args: o.Args, steps: number("steps"), out: o.Stderr}
+	if fs.Changed("epochs") {
+		e.steps = math.MaxInt
+	}
 	e.fit, _ = fs.GetBool("fit")
 	c := spillway.Default()
 	c.Batch, c.Accum, c.GlobalBatch, c.Ranks, c.RankShares = number("batch"), number("accum"), number("global-batch"), o.Ranks, cli.CountsOf(fs.Lookup("rank-shares").Value)

@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/host"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/jobs"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/training"
 	"github.com/spillway-ml/spillway/launch"
 )
 
@@ -24,7 +25,7 @@ func Command() *cobra.Command {
 	var f launchFlags
 	var bind bool
 	cmd := &cobra.Command{
-		Use:   "launch -n N [flags] -- train|bench comm [their flags]",
+		Use:   "launch -n N [flags] -- train|finetune|bench comm [their flags]",
 		Short: "Run a job in several processes of this machine",
 		Long: `Run a job in several processes of this machine, which meet in shared memory: a rank
 each, or as many as train's --ranks-per-process says. Rank 0 speaks for all; what
@@ -42,6 +43,12 @@ goes on from its newest checkpoint. A divergence ends it in any case.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := checkLaunch(&o, args, f); err != nil {
 			return err
+		}
+		if args[0] == "finetune" { // chosen once, for all processes and attempts
+			var err error
+			if args, err = training.FinetuneAsTrain(cmd.Context(), args[1:], cmd.ErrOrStderr()); err != nil {
+				return err
+			}
 		}
 		self, err := host.Executable()
 		if err != nil {
@@ -68,16 +75,16 @@ func checkLaunch(o *launch.Options, args []string, f launchFlags) error {
 	switch {
 	case o.Ranks < 1:
 		return fmt.Errorf("launch -n %d: at least 1 rank is needed: spillway launch -n N -- train …", o.Ranks)
-	case len(args) == 0 || args[0] != "train" && !(len(args) > 1 && args[0] == "bench" && args[1] == "comm"):
-		return errors.New("launch runs `train` or `bench comm`: spillway launch -n N -- train [train's flags]")
+	case len(args) == 0 || args[0] != "train" && args[0] != "finetune" && !(len(args) > 1 && args[0] == "bench" && args[1] == "comm"):
+		return errors.New("launch runs `train`, `finetune` or `bench comm`: spillway launch -n N -- train [train's flags]")
 	case f.restarts < 0:
 		return fmt.Errorf("--restarts %d: a number from 0", f.restarts)
 	case f.minRanks < 0 || f.maxRanks < 0:
 		return fmt.Errorf("--min-ranks %d, --max-ranks %d: numbers of ranks are not negative", f.minRanks, f.maxRanks)
 	case f.maxRanks > 0 && f.minRanks == 0:
 		return fmt.Errorf("--max-ranks %d is for --min-ranks: a job that goes on with the ranks that are left", f.maxRanks)
-	case f.restarts > 0 && args[0] != "train":
-		return errors.New("--restarts is for launch of train: a job that has checkpoints to go on from")
+	case f.restarts > 0 && args[0] == "bench":
+		return errors.New("--restarts is for launch of train and finetune: a job that has checkpoints to go on from")
 	}
 	return nil
 }

@@ -36,7 +36,7 @@ func TestElasticRefusals(t *testing.T) {
 		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 4 --global-batch 24", "Config.GlobalBatch 24 is 6 micro-batches of Config.Batch 4, which 4 ranks do not divide; 3 or 6 ranks do"},
 		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 4 --global-batch 12 --reproducible", "Config.GlobalBatch 12 is 3 micro-batches of Config.Batch 4, and each of 4 ranks needs one"},
 		{"1 0", "train --model gpt2 --nope", "nope"},
-		{"1 0", "bench comm", "--min-ranks is for launch of train"},
+		{"1 0", "bench comm", "--min-ranks is for launch of train and finetune"},
 		{"1 0", "train --config " + config, ""},
 	} {
 		var f launchFlags

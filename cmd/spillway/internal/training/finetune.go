@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -18,6 +17,31 @@ import (
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 )
+
+// FinetuneAsTrain is the command line of train, from the word train on, that does what finetune
+// does with these arguments. It writes to w what finetune chooses.
+func FinetuneAsTrain(ctx context.Context, args []string, w io.Writer) ([]string, error) {
+	cmd := FinetuneCommand()
+	cli.DecimalNumbers(cmd)
+	cli.NamedPaths(cmd)
+	fs := cmd.Flags()
+	switch err := cmd.ParseFlags(args); {
+	case errors.Is(err, pflag.ErrHelp):
+		return nil, errors.New("finetune --help: spillway finetune --help, without launch, prints its flags")
+	case err != nil:
+		return nil, cli.FlagError(cmd, err)
+	}
+	if err := cmd.Args(cmd, fs.Args()); err != nil {
+		return nil, err
+	}
+	full, _ := fs.GetBool("full")
+	tell, err := finetuning(ctx, fs, fs.Arg(0), fs.Arg(1), full)
+	if err != nil {
+		return nil, err
+	}
+	tell(w)
+	return trainArgs(fs), nil
+}
 
 // FinetuneCommand is finetune: train with other defaults.
 func FinetuneCommand() *cobra.Command {
@@ -140,7 +164,12 @@ func tellFinetuning(w io.Writer, fs *pflag.FlagSet, width int, full bool) {
 	for _, line := range lines {
 		fmt.Fprintln(w, line)
 	}
-	args := []string{"spillway", "train"}
+	fmt.Fprintf(w, "the same: spillway %s\n", planner.Shell(trainArgs(fs)))
+}
+
+// trainArgs are the arguments of train with the flags that are set.
+func trainArgs(fs *pflag.FlagSet) []string {
+	args := []string{"train"}
 	fs.Visit(func(f *pflag.Flag) {
 		switch {
 		case f.Name == "full":
@@ -152,5 +181,5 @@ func tellFinetuning(w io.Writer, fs *pflag.FlagSet, width int, full bool) {
 			args = append(args, "--"+f.Name, f.Value.String())
 		}
 	})
-	fmt.Fprintf(w, "the same: %s\n", strings.TrimSpace(planner.Shell(args)))
+	return args
 }
