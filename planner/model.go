@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/data"
@@ -92,18 +93,44 @@ func (m *Model) Config() (model.Config, error) {
 	return c, nil
 }
 
-// adapters are those that the run of the open checkpoint had.
-func (m *Model) adapters() (o lora.Options, err error) {
+// settings are those of the run that wrote the open checkpoint.
+func (m *Model) settings() (map[string]string, error) {
 	var was struct {
 		Settings map[string]string `json:"settings"`
 	}
-	if err = json.Unmarshal(m.saved.Manifest.Run, &was); err == nil {
-		o, err = lora.Parse(was.Settings["lora"])
+	if err := json.Unmarshal(m.saved.Manifest.Run, &was); err != nil {
+		return nil, fmt.Errorf("%w: %s: its run can't be read: %w", checkpoint.ErrDamaged, m.saved.Folder, err)
 	}
+	return was.Settings, nil
+}
+
+// adapters are those that the run of the open checkpoint had.
+func (m *Model) adapters() (o lora.Options, err error) {
+	was, err := m.settings()
 	if err != nil {
-		return o, fmt.Errorf("%w: %s: its run can't be read: %w", checkpoint.ErrDamaged, m.saved.Folder, err)
+		return o, err
 	}
-	return o, nil
+	if o, err = lora.Parse(was["lora"]); err != nil {
+		err = fmt.Errorf("%w: %s: its run can't be read: %w", checkpoint.ErrDamaged, m.saved.Folder, err)
+	}
+	return o, err
+}
+
+// TrainedSeq is Config.Seq of the run that wrote the open checkpoint; 0: a folder or a
+// checkpoint that does not say.
+func (m *Model) TrainedSeq() (int, error) {
+	if m.saved == nil {
+		return 0, nil
+	}
+	was, err := m.settings()
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.Atoi(was["seq"])
+	if err != nil || n < 1 {
+		return 0, nil
+	}
+	return n, nil
 }
 
 // tokenizer is the path of the model's own.

@@ -74,6 +74,20 @@ func TestGenerateAndEval(t *testing.T) {
 	}
 	require.InDelta(t, float64(one.Loss)/math.Ln2, one.BitsPerByte, 1e-6)
 	require.Contains(t, command("eval", "--model", dir, "--data", text).stdout, "bits a byte")
+
+	// Without --seq both take what the run had, 32 of 64 positions; a folder does not say.
+	require.Equal(t, doc("--seq", "32").Loss, doc().Loss)
+	require.NotEqual(t, doc("--seq", "64").Loss, doc().Loss)
+	require.Equal(t, want, greedy("--model", dir, "--seq", "32"))
+	got := command("generate", "--model", dir, "--prompt", "the qu", "--tokens", "27", "--temperature", "0")
+	require.Contains(t, got.stderr, "the model was trained on rows of 32 tokens: beyond them a token looks back at that many, which are computed again for it; --seq 33 looks back at all")
+	require.NotContains(t, command("generate", "--model", dir, "--prompt", "the qu", "--tokens", "26").stderr, "looks back")
+	folder := filepath.Join(t.TempDir(), "exported")
+	require.Zero(t, command("ckpt", "export", dir, "--to", folder).status)
+	require.Equal(t, doc("--seq", "64").Loss, doc("--model", folder).Loss)
+	got = command("generate", "--model", dir, "--prompt", "the qu", "--tokens", "59", "--temperature", "0")
+	require.Equal(t, 1, got.status)
+	require.Contains(t, got.stderr, "the model's 64 positions leave 58")
 }
 
 // The text at temperature 0 is what the highest logits of a full forward pass give:

@@ -54,7 +54,10 @@ func (a *accuracy) prepare(c *spillway.Config, m *planner.Model) error {
 		return fmt.Errorf("--accuracy: %w", err)
 	}
 	if c.Seq == 0 {
-		c.Seq = min(p.Positions, max(1024, len(longest.Prompt)+a.how.Tokens))
+		if c.Seq, err = seqOf(m, p.Positions); err != nil {
+			return err
+		}
+		c.Seq = max(c.Seq, len(longest.Prompt)+a.how.Tokens)
 	}
 	c.Tokenizer, c.Generate = p.Name, true
 	return nil
@@ -66,6 +69,7 @@ type Accuracy struct {
 	Pairs   int        `json:"pairs"`
 	Share   float64    `json:"accuracy"`
 	Between [2]float64 `json:"accuracy_interval"` // 95 %
+	Ended   int        `json:"ended"`             // answers that an end token ends
 	Answers []Compared `json:"answers"`
 }
 
@@ -79,7 +83,7 @@ type Compared struct {
 }
 
 func (a *Accuracy) String() string {
-	return fmt.Sprintf("accuracy %.1f %% (%d of %d answers; 95 %% interval %.1f to %.1f %%)", 100*a.Share, a.Correct, a.Pairs, 100*a.Between[0], 100*a.Between[1])
+	return fmt.Sprintf("accuracy %.1f %% (%d of %d answers; 95 %% interval %.1f to %.1f %%); %d of them end at an end token", 100*a.Share, a.Correct, a.Pairs, 100*a.Between[0], 100*a.Between[1], a.Ended)
 }
 
 // wilson is the interval of a share of n with 95 % confidence (Wilson 1927).
@@ -107,6 +111,9 @@ func (a *accuracy) measure(ctx context.Context, t *spillway.Trainer, stderr io.W
 		r.Answers[i] = one
 		if one.Correct {
 			r.Correct++
+		}
+		if c.End == trainer.EndToken {
+			r.Ended++
 		}
 		ended++
 		switch {

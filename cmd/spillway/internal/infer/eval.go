@@ -44,7 +44,7 @@ the data's but for white space at both ends. --batch of them are answered at onc
 	fs.StringVar(&c.TextField, "text-field", "", "the `NAME` of the field of JSON lines (*.jsonl) that holds the text")
 	fs.StringVar(&c.EvalGlob, "data-glob", "", "take only a folder's files whose name matches `PATTERN`")
 	fs.IntVar(&c.Batch, "batch", c.Batch, "rows of a batch, a rank")
-	fs.IntVar(&c.Seq, "seq", 0, "tokens of a row (default: the smaller of 1024 and the model's positions)")
+	fs.IntVar(&c.Seq, "seq", 0, "tokens of a row (default: the --seq of the checkpoint's run, else 1024; at most the model's positions)")
 	templateFlag(fs, &c)
 	fs.BoolVar(&a.wanted, "accuracy", false, "count the answers that are those of the data, too")
 	fs.IntVar(&a.how.Tokens, "tokens", 0, "with --accuracy, tokens of an answer, at most (default: twice the data's longest and 16)")
@@ -55,7 +55,7 @@ the data's but for white space at both ends. --batch of them are answered at onc
 			return errors.New("--data is missing: the text, tokens or folder to evaluate on")
 		}
 		if fs.Changed("seq") && c.Seq < 1 {
-			return fmt.Errorf("--seq %d: at least 1 token is needed; leave it out for the smaller of 1024 and the model's positions", c.Seq)
+			return fmt.Errorf("--seq %d: at least 1 token is needed; leave it out for what the model was trained at", c.Seq)
 		}
 		switch {
 		case !a.wanted && (fs.Changed("tokens") || fs.Changed("stop")):
@@ -158,7 +158,9 @@ func evaluate(ctx context.Context, c spillway.Config, a *accuracy, jsonPath stri
 			return nil
 		}
 		h, err := m.Config()
-		c.Seq = min(1024, h.Positions)
+		if err == nil {
+			c.Seq, err = seqOf(m, h.Positions)
+		}
 		return err
 	})
 	if errors.Is(err, context.Canceled) {

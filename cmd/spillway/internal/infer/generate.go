@@ -28,6 +28,7 @@ type generation struct {
 	rows          int  // --batch; 0: not given
 	jsonPath      string
 	questions     []data.Question
+	note          string // about the window
 }
 
 // mostRows is how many prompts of a file are continued at once by default.
@@ -51,8 +52,9 @@ line of JSON for each prompt.
 
 Keys and values of earlier tokens are kept in memory that is planned before the
 start. Generation ends at the model's end tokens, before a --stop, or after
---tokens. It is refused past the model's positions, unless --seq N gives a window
-of the last N tokens that moves along.`,
+--tokens. A token looks back at as many as the checkpoint's run had in a row, or
+--seq N: a window that moves along. Without --seq generation past the model's
+positions is refused.`,
 		Example: "  spillway generate --model run1 --prompt 'Once upon a time' --tokens 100",
 		Args:    cli.NoArguments,
 	}
@@ -66,7 +68,7 @@ of the last N tokens that moves along.`,
 	fs.BoolVar(&g.chat, "chat", false, "a prompt is a message, which the model answers")
 	fs.StringVar(&g.system, "system", "", "with --chat, the `TEXT` of a system message before it")
 	fs.IntVar(&g.how.Tokens, "tokens", 100, "tokens to generate for a prompt, at most")
-	fs.IntVar(&g.c.Seq, "seq", 0, "tokens that are looked back at (default: all, up to the model's positions)")
+	fs.IntVar(&g.c.Seq, "seq", 0, "tokens that are looked back at (default: all, up to the --seq of the checkpoint's run)")
 	fs.IntVar(&g.rows, "batch", 0, fmt.Sprintf("prompts continued at once (default: all, up to %d)", mostRows))
 	fs.BoolVar(&g.how.LogProbs, "logprobs", false, "print the log probability of each token to standard error, or into the JSON")
 	fs.StringVar(&g.jsonPath, "json", "", "write prompts and answers as JSON to `FILE`, - for stdout")
@@ -131,6 +133,14 @@ func (g *generation) prepare(c *spillway.Config, m *planner.Model) error {
 			return err
 		}
 		c.Seq = len(longest.Prompt) + g.how.Tokens
+		trained, err := m.TrainedSeq()
+		if err != nil {
+			return err
+		}
+		if trained > 0 && trained < c.Seq {
+			g.note = fmt.Sprintf("the model was trained on rows of %d tokens: beyond them a token looks back at that many, which are computed again for it; --seq %d looks back at all", trained, c.Seq)
+			c.Seq = trained
+		}
 	}
 	c.Tokenizer, c.Generate, c.Batch, c.Steps = p.Name, true, min(len(g.questions), mostRows), 1
 	if g.rows > 0 {
@@ -214,8 +224,10 @@ func (g *generation) run(ctx context.Context, stdout, stderr io.Writer) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
-	for _, note := range t.Notes() {
-		fmt.Fprintln(stderr, note)
+	for _, note := range append(t.Notes(), g.note) {
+		if note != "" {
+			fmt.Fprintln(stderr, note)
+		}
 	}
 	prompts := make([][]int32, len(g.questions))
 	for i := range prompts {

@@ -3,6 +3,7 @@ package infer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -124,6 +125,13 @@ func tryInference(ctx context.Context, c *spillway.Config, stderr io.Writer, wei
 		err = errors.Join(cerr, closeAll())
 	}
 	return t, closeAll, err
+}
+
+// seqOf is the default of --seq: what the model was trained at, or 1024 where that is not known,
+// and at most its positions.
+func seqOf(m *planner.Model, positions int) (int, error) {
+	n, err := m.TrainedSeq()
+	return min(cmp.Or(n, 1024), positions), err
 }
 
 // printable is text for a stream: UTF-8, and on a terminal without what that would obey.
