@@ -58,7 +58,7 @@ func models() []trained {
 
 const smallModel = `{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":256,"vocab_size":512,"n_positions":128}`
 
-// Runs of several ranks, one more than there are threads, that show what ranks
+// Runs of several ranks, as many as there are threads and one more, that show what ranks
 // lose by waiting for each other.
 var calibrationRanks = []struct {
 	config     string
@@ -133,21 +133,29 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 	}
 	c := cost.Fit(threads, samples)
 	c.Start, c.Gap, c.Handoff = meanLeads(lead)
-	if c.Crowd, err = crowding(ctx, cfg, c, dir); err != nil {
+	var one, more float64
+	if threads > 1 {
+		one, err = crowding(ctx, cfg, c, dir, min(threads, maxCalibrationRanks))
+	}
+	if err == nil {
+		more, err = crowding(ctx, cfg, c, dir, min(threads+1, maxCalibrationRanks))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("calibrate: %w", err)
 	}
+	c.Paired, c.Crowd = one, max(1, more)
 	return c, nil
 }
 
-// crowding returns by how much the step of several ranks takes longer than what
-// is predicted without knowing it: the mean over calibrationRanks.
-func crowding(ctx context.Context, cfg config.Config, c *cost.Calibration, dir string) (float64, error) {
+// crowding returns how many times as long the step of so many ranks takes as what is
+// predicted without knowing it: the mean over calibrationRanks.
+func crowding(ctx context.Context, cfg config.Config, c *cost.Calibration, dir string, ranks int) (float64, error) {
 	sum := 0.0
 	for i, m := range calibrationRanks {
 		one := cfg
 		one.Model = filepath.Join(dir, fmt.Sprint("r", i))
 		one.Batch, one.Seq, one.Zero, one.Offload, one.Steps = m.batch, m.seq, m.zero, m.offload, calibrationSteps
-		one.Ranks = min(c.Threads+1, maxCalibrationRanks)
+		one.Ranks = ranks
 		if err := calibrationModel(one.Model, m.config); err != nil {
 			return 0, err
 		}
@@ -165,7 +173,7 @@ func crowding(ctx context.Context, cfg config.Config, c *cost.Calibration, dir s
 		}
 		sum += mean(walls[1:]) / f.Step.Seconds
 	}
-	return max(1, sum/float64(len(calibrationRanks))), nil
+	return sum / float64(len(calibrationRanks)), nil
 }
 
 const maxCalibrationRanks = 17

@@ -88,9 +88,11 @@ type Calibration struct {
 	Start   float64 `json:"start"`
 	Gap     float64 `json:"gap"`
 	Handoff float64 `json:"handoff"`
-	// Crowd is how many times as long everything takes where ranks wait for each
-	// other.
-	Crowd float64 `json:"crowd"`
+	// How many times as long measured operations take where ranks wait for each other:
+	// Paired if each rank has a processor core, 0 where that was not measured; Crowd if
+	// there are more ranks than cores.
+	Paired float64 `json:"paired,omitempty"`
+	Crowd  float64 `json:"crowd"`
 }
 
 // Fit finds the rates that are closest to the samples. A class without samples
@@ -207,7 +209,10 @@ func (c *Calibration) Machine(ranks int) *Machine {
 	m.Name = "cpu, calibrated"
 	m.Measured = c.Rates
 	m.Start, m.Gap, m.Handoff = c.Start, c.Gap, c.Handoff
-	if ranks > 1 {
+	switch {
+	case ranks > 1 && ranks <= c.Threads && c.Paired > 0:
+		m.Crowd = c.Paired
+	case ranks > 1:
 		m.Crowd = c.Crowd
 	}
 	return m

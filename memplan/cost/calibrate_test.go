@@ -103,8 +103,10 @@ func TestTimesBetweenOperations(t *testing.T) {
 	// The copy and the activation side by side, then the product, which waits.
 	require.InDelta(t, 10+2*1.5+(2*1.5+0.25), r.Seconds, 1e-9)
 
-	c := &Calibration{Threads: 2, Crowd: 1.5}
+	c := &Calibration{Threads: 2, Paired: 1.1, Crowd: 1.5}
 	require.Zero(t, c.Machine(1).Crowd, "nobody to wait for")
-	require.Equal(t, 1.5, c.Machine(2).Crowd)
+	require.Equal(t, 1.1, c.Machine(2).Crowd, "a core each")
+	require.Equal(t, 1.5, c.Machine(3).Crowd)
 	require.Equal(t, 3, c.Machine(3).Sharers)
+	require.Equal(t, 1.5, (&Calibration{Threads: 2, Crowd: 1.5}).Machine(2).Crowd, "measured by an older version")
 }

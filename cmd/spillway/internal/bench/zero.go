@@ -120,9 +120,9 @@ func refuseOfOneRun(fs *pflag.FlagSet, what string, list []refusedFlag) error {
 	return nil
 }
 
-// trainArgs are train's flags that all rows share, as they were given or as the demo has
-// them, without its cap and its checkpoint. refuse is asked before and after the config
-// file is read.
+// trainArgs returns the flags of train that every row of the table shares: those that were
+// given, or the demo's without --device-memory and --checkpoint. refuse is called before and
+// after the config file is read, to refuse flags that a benchmark does not have.
 func trainArgs(fs *pflag.FlagSet, c *spillway.Config, l *options.Later, refuse func(*pflag.FlagSet) error) (args []string, err error) {
 	if err := refuse(fs); err != nil {
 		return nil, err
