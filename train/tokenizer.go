@@ -3,7 +3,6 @@ package train
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
@@ -58,14 +57,15 @@ func OpenPrompts(cfg config.Config, m *planner.Model, chat bool) (*Prompts, erro
 	if cfg.Tokenizer == "" {
 		cfg.Tokenizer = planner.ModelTokenizer(&cfg, m, h.Vocab)
 	}
-	if chat && strings.EqualFold(cfg.Tokenizer, "bytes") {
-		if cfg.Tokenizer, err = byteChat("Config.Model "+cfg.ModelName(), h.Vocab); err != nil {
-			return nil, err
-		}
-	}
 	p := &Prompts{Positions: h.Positions, Name: cfg.Tokenizer}
 	if p.Tokenizer, err = openTokenizer(&cfg, m, h.Vocab); err != nil || !chat {
 		return p, err
+	}
+	if p.Tokenizer != nil && p.Tokenizer.Name() == data.Bytes().Name() { // also a saved model's, which has no template
+		if p.Name, err = byteChat("Config.Model "+cfg.ModelName(), h.Vocab); err != nil {
+			return nil, err
+		}
+		p.Tokenizer = data.ByteChat()
 	}
 	template, err := readTemplate(&cfg)
 	if err == nil {

@@ -24,6 +24,7 @@ const root = "../.."
 // replacement leaves the command out. Everything else is run to the letter.
 var substitutions = []struct{ text, by, why string }{
 	{"go run ./cmd/spillway train", "go run ./cmd/spillway train --steps 20", "512 steps take half a minute; a whole demo runs before a release"},
+	{"go run ./examples/answers", "go run ./examples/answers -stories 500 -pairs 100 -steps 5", "1,500 steps take minutes; the example has a test of its own"},
 	{"--steps 1000 ", "--steps 4 ", "1,000 steps of 124 million parameters take hours on a CPU"},
 	{"--warmup 100 ", "--warmup 1 ", "as above"},
 	{"--model gpt2 ", "--model tiny ", "124 million parameters take seconds to minutes a step on a CPU; tiny has GPT-2's vocabulary"},
@@ -179,7 +180,9 @@ func newRunner(t *testing.T) *runner {
 	repo, err := filepath.Abs(root)
 	require.NoError(t, err)
 	r := &runner{work: t.TempDir(), repo: repo}
-	bin := filepath.Join(r.work, "bin")
+	bin, world := filepath.Join(r.work, "bin"), filepath.Join(repo, "world") // of the tutorial
+	require.NoDirExists(t, world)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(world)) })
 	cache := func(name string) string {
 		out, err := exec.Command("go", "env", name).Output()
 		require.NoError(t, err)
