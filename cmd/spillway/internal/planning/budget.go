@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/spillway-ml/spillway"
 )
@@ -73,12 +72,6 @@ func (f *Flags) budgetText(p *spillway.Forecast) string {
 		text += fmt.Sprintf(", which cost %s at --price %g", of(b.Cost), f.price)
 	}
 	return text
-}
-
-// withBudget puts a plan's budget behind the first of its lines, "" of which are none.
-func (f *Flags) withBudget(p *spillway.Forecast, first string, rest []string) []string {
-	lines := append([]string{first, f.budgetText(p)}, rest...)
-	return slices.DeleteFunc(lines, func(s string) bool { return s == "" })
 }
 
 // inWords writes a number of tokens as people say it.

@@ -46,19 +46,13 @@ type Flags struct {
 	hopeless             bool              // --fit has found nothing that fits
 	nodeMemory           int64             // bytes of a server's memory, as given; 0: not
 	server               *gpus.Server      // what stands in for it, with --gpu
-	given                []string          // the command's flags, each "--name=value"
+	given                []setFlag         // the command's flags, by name
 	precisionGiven       bool
 	seqGiven             bool
 	openRows             int // rows of a step where --batch was left open; 0: it was not
 	accumGiven           bool
 	tokens, price        float64       // of a whole run; 0: not asked
-	live                 *cli.LiveLine // tells what a search is for, which takes seconds; nil: not a terminal
-}
-
-// searching says on a terminal what is searched for, until the function that it returns
-// is called.
-func (f *Flags) searching(what string) (found func()) {
-	return f.live.Telling(what)
+	progress             *cli.Progress // says what takes seconds
 }
 
 // Command is plan.
@@ -83,7 +77,8 @@ data and no GPU.`,
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		defer host.PlanHeap.Acquire()()
 		out := cmd.OutOrStdout()
-		f.live = cli.NewLiveLine(cmd.ErrOrStderr())
+		f.progress = cli.NewProgress(cmd.ErrOrStderr())
+		defer f.progress.End()
 		switch {
 		case f.listModels:
 			return listModels(out)
@@ -117,6 +112,7 @@ data and no GPU.`,
 			if f.gpuFound != nil {
 				return errors.New("--calibrate measures this machine's CPU, and --gpu plans for a GPU; leave one of them out")
 			}
+			f.progress.Says("measuring this machine's CPU …")
 			if err := f.calibrateCPU(cmd.Context(), &c); err != nil {
 				return err
 			}
@@ -134,9 +130,8 @@ data and no GPU.`,
 		var best *spillway.Fitted
 		if l.Fit {
 			var err error
-			found := f.searching("searching for the fastest configuration that fits …")
+			f.progress.Says("searching for the fastest configuration that fits …")
 			best, err = spillway.Fit(cmd.Context(), c, options.FixedBy(fs), l.GlobalBatch, f.Hardware(&c))
-			found()
 			var none *spillway.NothingFits
 			switch {
 			case errors.As(err, &none):
@@ -156,7 +151,7 @@ data and no GPU.`,
 func (f *Flags) keep(fs *pflag.FlagSet) {
 	fs.Visit(func(given *pflag.Flag) {
 		if given.Name != "config" { // its flags stand here by themselves
-			f.given = append(f.given, "--"+given.Name+"="+given.Value.String())
+			f.given = append(f.given, setFlag{given.Name, given.Value.String(), given.NoOptDefVal == "true"})
 		}
 	})
 }
@@ -310,6 +305,7 @@ func (f *Flags) nothingFits(ctx context.Context, c spillway.Config, none *spillw
 // runPlan plans all four stages, tells about them, and refuses what does not fit.
 func runPlan(ctx context.Context, c spillway.Config, f *Flags, best *spillway.Fitted, stdout io.Writer) error {
 	hw := f.Hardware(&c)
+	f.progress.Says("planning …")
 	stages, err := forecastStages(ctx, c, hw)
 	if err != nil {
 		return err
@@ -328,9 +324,8 @@ func runPlan(ctx context.Context, c spillway.Config, f *Flags, best *spillway.Fi
 	text := f.jsonPath != "-"
 	// The document has no ways out: where a recommendation doesn't come from them, they are searched for people alone.
 	if !asked.Fits && (text || f.htmlPath != "" || !chosen) {
-		found := f.searching("it does not fit; searching for what would make it fit …")
+		f.progress.Says("it does not fit; searching for what would make it fit …")
 		r.ways, r.noWay = spillway.WaysOut(ctx, asked, hw)
-		found()
 	}
 	if !chosen {
 		r.recommend(ctx, c, hw)
@@ -338,6 +333,7 @@ func runPlan(ctx context.Context, c spillway.Config, f *Flags, best *spillway.Fi
 	if err := ctx.Err(); err != nil {
 		return err // what was found is not all there is
 	}
+	f.progress.End()
 	if text {
 		if err := r.print(stdout); err != nil {
 			return err

@@ -21,8 +21,8 @@ func (r *planReport) html() ([]byte, error) {
 	var head bytes.Buffer
 	r.heading(&head)
 	lines := strings.Split(strings.TrimSpace(head.String()), "\n")
-	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "), Fits: r.asked.Fits, Verdict: r.verdict(),
-		Made: planner.Shell(append([]string{"spillway", "plan"}, r.flags.given...)),
+	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "), Fits: r.asked.Fits, Verdict: r.fit(),
+		Made: planner.Shell(append([]string{"spillway"}, r.flags.asked()...)),
 		By:   fmt.Sprintf("spillway %s, on %s", cli.VersionText(), time.Now().UTC().Format(time.DateOnly))}
 	doc.Charts = []*page.Bars{r.stageChart()}
 	for s := range graph.NumSpaces {
@@ -64,7 +64,7 @@ func (r *planReport) html() ([]byte, error) {
 		doc.Tables = append(doc.Tables, ref.table())
 	}
 	if rec := r.recommended(); rec != nil {
-		doc.Advice = &page.Advice{Flags: rec.flags, Words: rec.words, Lines: rec.lines}
+		doc.Advice = &page.Advice{Flags: rec.flags, Words: rec.words, Lines: rec.all()}
 	}
 	if len(r.ways) > 0 {
 		doc.Ways = r.waysTable()
@@ -79,7 +79,7 @@ func (r *planReport) html() ([]byte, error) {
 // stageChart draws each stage's device memory beside the cap.
 func (r *planReport) stageChart() *page.Bars {
 	chart := &page.Bars{Title: "Device memory of a rank at its peak", Series: page.Classes()}
-	for _, f := range r.stages {
+	for _, f := range r.shown() {
 		limit := f.Plan.Config.Capacity[graph.Device]
 		if limit > 0 {
 			limit -= f.Plan.Config.Outside[graph.Device]
@@ -93,7 +93,8 @@ func (r *planReport) stageChart() *page.Bars {
 	return chart
 }
 
-func (r *planReport) verdict() string {
+// fit says whether the request fits, and by how much.
+func (r *planReport) fit() string {
 	var refused *plan.DoesNotFit
 	if errors.As(r.asked.Plan.Fit(), &refused) {
 		return fmt.Sprintf("Does not fit: %s of %s memory over the cap", plan.Bytes(refused.Peak+refused.Outside-refused.Capacity), refused.Space)
@@ -108,7 +109,7 @@ func (r *planReport) verdict() string {
 // byStage is a table with a column a stage: narrow enough for paper.
 func (r *planReport) byStage(title string) page.Table {
 	t := page.Table{Title: title, Mark: -1, Head: []string{"ZeRO"}}
-	for i, f := range r.stages {
+	for i, f := range r.shown() {
 		t.Head = append(t.Head, fmt.Sprint(f.Config.Zero))
 		if f == r.asked {
 			t.MarkColumn = i + 1
@@ -119,7 +120,7 @@ func (r *planReport) byStage(title string) page.Table {
 
 func (r *planReport) addRow(t *page.Table, name string, cell func(*spillway.Forecast) string) {
 	row := []string{name}
-	for _, f := range r.stages {
+	for _, f := range r.shown() {
 		row = append(row, cell(f))
 	}
 	t.Rows = append(t.Rows, row)
@@ -131,7 +132,7 @@ func (r *planReport) spaceTable(s graph.Space) page.Table {
 		t.Note = "Outside the arena: " + r.outsideNote(s) + "."
 	}
 	for c := range graph.NumClasses {
-		if !slices.ContainsFunc(r.stages, func(f *spillway.Forecast) bool { return f.Plan.Layout.Spaces[s].ByClass[c] > 0 }) {
+		if !slices.ContainsFunc(r.shown(), func(f *spillway.Forecast) bool { return f.Plan.Layout.Spaces[s].ByClass[c] > 0 }) {
 			continue
 		}
 		r.addRow(&t, c.String(), func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c]) })

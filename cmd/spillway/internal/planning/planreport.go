@@ -33,9 +33,13 @@ type planReport struct {
 }
 
 func (r *planReport) print(w io.Writer) error {
+	r.verdict(w)
+	fmt.Fprintln(w)
 	r.heading(w)
 	if rec := r.recommended(); rec != nil {
-		rec.print(w)
+		for _, line := range rec.lines {
+			cli.Wrap(w, "", "  ", line)
+		}
 		fmt.Fprintln(w)
 	}
 	if r.asked.Auto != "" {
@@ -129,6 +133,14 @@ func (r *planReport) defaultsNote() []string {
 	return []string{fmt.Sprintf("as requested means the defaults here: %s; as such models are trained: %s", strings.Join(words, " and "), strings.Join(flags, " "))}
 }
 
+// shown are the stages that tables have columns for: on one rank all are the same.
+func (r *planReport) shown() []*spillway.Forecast {
+	if r.asked.Config.Ranks == 1 {
+		return []*spillway.Forecast{r.asked}
+	}
+	return r.stages
+}
+
 // stageTable writes a table with a column a stage, narrow enough for a terminal
 // of 80 columns.
 type stageTable struct {
@@ -149,7 +161,7 @@ func (r *planReport) stageTable(w io.Writer) stageTable {
 
 func (t stageTable) row(name string, cell func(*spillway.Forecast) string) {
 	fmt.Fprintf(t, "%-14s\t", name)
-	for _, f := range t.r.stages {
+	for _, f := range t.r.shown() {
 		fmt.Fprintf(t, "%s\t", cell(f))
 	}
 	fmt.Fprintln(t)
@@ -160,7 +172,7 @@ func (t stageTable) row(name string, cell func(*spillway.Forecast) string) {
 func (r *planReport) space(w io.Writer, s graph.Space) {
 	var used [graph.NumClasses]bool
 	any, outside := false, false
-	for _, f := range r.stages {
+	for _, f := range r.shown() {
 		use := &f.Plan.Layout.Spaces[s]
 		any = any || use.Peak > 0
 		outside = outside || f.Plan.Config.Outside[s] > 0
@@ -270,7 +282,7 @@ func (r *planReport) steps(w io.Writer) {
 	}
 	fmt.Fprintln(w, "\nWhere device memory is highest")
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	for _, f := range r.stages {
+	for _, f := range r.shown() {
 		mark := "  "
 		if f == r.asked {
 			mark = "→ "

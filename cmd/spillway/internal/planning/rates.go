@@ -54,18 +54,20 @@ func overTransport(hw spillway.Hardware, transport string, ranks int) (spillway.
 
 // FitTo makes c the fastest that fits.
 func FitTo(ctx context.Context, c *spillway.Config, onDevice spillway.Config, fixed spillway.Fixed, rows int, hw spillway.Hardware, out io.Writer) error {
-	found := cli.NewLiveLine(out).Telling("searching for the fastest configuration that fits …")
+	progress := cli.NewProgress(out)
+	defer progress.End()
+	progress.Says("searching for the fastest configuration that fits …")
 	best, err := spillway.FitHere(ctx, onDevice, fixed, rows, hw)
-	found()
 	var none *spillway.NothingFits
 	switch {
 	case errors.As(err, &none):
-		defer cli.NewLiveLine(out).Telling("nothing fits; searching for what would …")()
+		progress.Says("nothing fits; searching for what would …")
 		ways := none.WithWays(ctx, onDevice, hw)
 		return cmp.Or(ctx.Err(), ways) // what was found is not all there is
 	case err != nil:
 		return err
 	}
+	progress.End()
 	printFitted(out, best)
 	takeFitted(c, best)
 	return nil

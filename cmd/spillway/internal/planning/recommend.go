@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"sync"
 
@@ -29,25 +30,26 @@ func takeFitted(c *spillway.Config, best *spillway.Fitted) {
 }
 
 // recommendation is what a person is told to run: flags, to be copied, or words in their
-// place, and lines about them.
+// place, what it takes, and lines about it.
 type recommendation struct {
-	flags, words string
-	lines        []string
+	flags, words, took, budget string
+	lines                      []string
+}
+
+// all are the lines behind the flags.
+func (rec *recommendation) all() []string {
+	return slices.DeleteFunc(append([]string{rec.took, rec.budget}, rec.lines...), func(s string) bool { return s == "" })
 }
 
 // fittedText says what the search chose, and why.
 func (f *Flags) fittedText(best *spillway.Fitted) *recommendation {
-	return &recommendation{flags: cli.FlagText(best.Choices), lines: f.withBudget(best.Forecast, fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s",
-		best.Tried, f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond())), cli.FlaggedAll(best.Reasons))}
+	return &recommendation{flags: cli.FlagText(best.Choices), budget: f.budgetText(best.Forecast), lines: cli.FlaggedAll(best.Reasons),
+		took: fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s", best.Tried, f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond()))}
 }
 
 func (rec *recommendation) print(w io.Writer) {
-	if rec.flags != "" {
-		cli.WrapFlags(w, "recommended: ", "  ", rec.flags)
-	} else {
-		cli.Wrap(w, "", "  ", "recommended: "+rec.words)
-	}
-	for _, line := range rec.lines {
+	cli.WrapFlags(w, "recommended: ", "  ", rec.flags)
+	for _, line := range rec.all() {
 		cli.Wrap(w, "  ", "    ", line)
 	}
 }
@@ -64,9 +66,8 @@ func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillw
 	free := c
 	free.Recompute, free.Offload, free.GlobalBatch = "none", "", 0
 	if r.asked.Fits || hw.Prefer != precision.FP32 || r.flags.openRows > 0 {
-		found := r.flags.searching("searching for the fastest configuration that fits …")
+		r.flags.progress.Says("searching for the fastest configuration that fits …")
 		best, err := spillway.Fit(ctx, free, given, r.flags.openRows, hw)
-		found()
 		if err == nil {
 			r.best = best
 			return
@@ -97,15 +98,15 @@ func (r *planReport) recommended() *recommendation {
 	f := r.flags
 	took := fmt.Sprintf("%s a step and %s predicted", f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond()))
 	switch ratio := best.TokensPerSecond() / asked.TokensPerSecond(); {
-	case asked.Fits && ratio < 1.005:
+	case asked.Fits && ratio < sameSpeed:
 		return &recommendation{words: fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.seconds(asked.Step.Seconds), f.speed(asked.TokensPerSecond())),
-			lines: f.withBudget(asked, "", cli.Reasons(asked)[:1])}
+			budget: f.budgetText(asked), lines: cli.Reasons(asked)[:1]}
 	case asked.Fits:
 		took += fmt.Sprintf(", against %s as requested (%.2f × as fast)", f.seconds(asked.Step.Seconds), ratio)
 	default:
 		took += fmt.Sprintf("; as requested it does not fit, and would take %s", f.seconds(asked.Step.Seconds))
 	}
-	return &recommendation{flags: cli.FlagText(best.Choices), lines: f.withBudget(best.Forecast, took, cli.FlaggedAll(best.Reasons))}
+	return &recommendation{flags: cli.FlagText(best.Choices), took: took, budget: f.budgetText(best.Forecast), lines: cli.FlaggedAll(best.Reasons)}
 }
 
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan

@@ -1,0 +1,82 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/spillway-ml/spillway/internal/crash"
+)
+
+// tellWithin is the time between two lines of Progress.
+const tellWithin = 1500 * time.Millisecond
+
+// Progress says what a command computes: on a terminal in a live line, elsewhere in a line
+// every tellWithin, so that a command is never silent for two seconds. Nobody else may write
+// to its writer between Says and End. A nil Progress says nothing.
+type Progress struct {
+	w     io.Writer
+	live  *LiveLine // nil: not a terminal
+	began time.Time
+	stop  chan struct{}
+	ended chan struct{}
+
+	mu   sync.Mutex
+	what string
+}
+
+// NewProgress returns a Progress that says nothing yet.
+func NewProgress(w io.Writer) *Progress { return &Progress{w: w, live: NewLiveLine(w)} }
+
+// Says replaces what is said to be computed.
+func (p *Progress) Says(what string) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.what = what
+	if p.live != nil {
+		p.live.Show([]string{what}, true)
+	}
+	if p.stop == nil {
+		p.began, p.stop, p.ended = time.Now(), make(chan struct{}), make(chan struct{})
+		go p.tell(p.stop, p.ended)
+	}
+}
+
+func (p *Progress) tell(stop <-chan struct{}, ended chan<- struct{}) {
+	defer crash.Guard()
+	defer close(ended)
+	tick := time.NewTicker(tellWithin)
+	defer tick.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-tick.C:
+		}
+		p.mu.Lock()
+		took := fmt.Sprintf("%.1f s", time.Since(p.began).Seconds())
+		if p.live != nil {
+			p.live.Show([]string{p.what, took}, true)
+		} else {
+			fmt.Fprintln(p.w, p.what, took)
+		}
+		p.mu.Unlock()
+	}
+}
+
+// End says nothing more; it may be called more than once.
+func (p *Progress) End() {
+	if p == nil || p.stop == nil {
+		return
+	}
+	close(p.stop)
+	<-p.ended
+	p.stop = nil
+	if p.live != nil {
+		p.live.clear()
+	}
+}
