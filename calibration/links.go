@@ -28,20 +28,35 @@ func KeepLinks(l *cost.Links) (path string, err error) {
 // mpi) between nearly so many ranks, and a few words on it for a person: "" where nothing
 // is kept, or only what is old, and hw is as it was.
 func Over(hw planner.Hardware, transport string, ranks int) (_ planner.Hardware, note string) {
-	var fresh []cost.Links
+	links, note := Links(transport, ranks)
+	return With(hw, links, transport), note
+}
+
+// Links are the collectives that were measured over a transport and are not old, and a few
+// words on those that are nearest to so many ranks; "" where there are none.
+func Links(transport string, ranks int) (fresh []cost.Links, note string) {
 	var when []time.Time
 	for _, l := range keptLinksHere() {
-		if time.Since(l.Measured) <= calibrationAge {
+		if l.Transport == transport && time.Since(l.Measured) <= calibrationAge {
 			fresh, when = append(fresh, l.Links), append(when, l.Measured)
 		}
 	}
 	l := cost.NearestLinks(fresh, transport, ranks)
 	if l == nil {
-		return hw, ""
+		return nil, ""
+	}
+	at := slices.IndexFunc(fresh, func(o cost.Links) bool { return o.Ranks == l.Ranks })
+	return fresh, fmt.Sprintf("collectives as measured over %s between %d ranks, %s", transport, l.Ranks, when[at].Format(time.DateOnly))
+}
+
+// With is hw with collectives as measured over a transport; none: hw as it is.
+func With(hw planner.Hardware, links []cost.Links, transport string) planner.Hardware {
+	if cost.NearestLinks(links, transport, 1) == nil {
+		return hw
 	}
 	machine := hw.Machine
-	hw.Machine = func(ranks int) *cost.Machine { return cost.NearestLinks(fresh, transport, ranks).On(machine(ranks)) }
-	return hw, fmt.Sprintf("collectives as measured over %s between %d ranks, %s", transport, l.Ranks, when[slices.IndexFunc(fresh, func(o cost.Links) bool { return o.Transport == transport && o.Ranks == l.Ranks })].Format(time.DateOnly))
+	hw.Machine = func(ranks int) *cost.Machine { return cost.NearestLinks(links, transport, ranks).On(machine(ranks)) }
+	return hw
 }
 
 // Fastest are the algorithms of collectives that were measured to be the fastest over a

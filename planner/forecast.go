@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/search"
 )
@@ -108,10 +109,10 @@ func orderName(layers bool) string {
 // Notes are lines for a person about what of the model's configuration is not
 // applied, and what does not hold of the run.
 func (f *Forecast) Notes() []string {
-	h, err := ModelConfig(f.Config.Model)
-	if err != nil {
-		return nil // it was read before: there is a plan
+	if f.of.Resolved == nil || f.Config.Own.Model != nil {
+		return nil
 	}
+	h := f.of.Shape
 	var only []string
 	if why := h.Arch().CPUOnly; why != "" && f.Config.DeviceTarget().CUDA.ProductBytes > 0 {
 		only = []string{fmt.Sprintf("model_type %s is planned only: train refuses it with Config.Device cuda, since %s", h.Family, why)}
@@ -127,6 +128,9 @@ func DropoutNote(keys string, c *config.Config) []string {
 	}
 	return []string{fmt.Sprintf("dropout of the model's config.json (%s) is not applied: Config.Dropout, which is %g, rules", keys, c.Dropout)}
 }
+
+// Shape is the model's.
+func (f *Forecast) Shape() model.Config { return f.of.Shape }
 
 // Parameters counts the model's parameters, a tied one once.
 func (f *Forecast) Parameters() int64 {

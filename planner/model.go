@@ -23,7 +23,11 @@ type Model struct {
 	Chosen bool              // the checkpoint is the newest of a folder of them
 	Passed []checkpoint.Pass // newer checkpoints that were passed over
 	saved  *checkpoint.Checkpoint
+	shape  *model.Config // of a model without files; nil: it has some
 }
+
+// ModelOf is a model of a shape, of which there are no files.
+func ModelOf(name string, shape model.Config) *Model { return &Model{Path: name, shape: &shape} }
 
 // OpenModel opens the model at a path: a model's folder, a checkpoint, or the newest whole
 // one of a folder of checkpoints. Its config.json and these weights are verified.
@@ -76,6 +80,9 @@ func (m *Model) has(name string) bool {
 
 // Config reads the model's shape.
 func (m *Model) Config() (model.Config, error) {
+	if m.shape != nil {
+		return *m.shape, nil
+	}
 	if m.saved == nil {
 		return ModelConfig(m.Path)
 	}

@@ -29,7 +29,7 @@ func (f *Forecast) OrderCost(ctx context.Context, machine *cost.Machine) (*Order
 	}
 	c.Reproducible = false
 	c.GlobalBatch, c.BatchSchedule, c.RankShares = 0, nil, nil // as many micro-batches on each rank as on the busiest
-	other, err := Predict(ctx, c, machine)
+	other, err := Request{Config: c, Opened: f.of.Opened}.Predict(ctx, machine)
 	if err != nil {
 		return nil, fmt.Errorf("without Config.Reproducible: %w", err)
 	}

@@ -18,7 +18,11 @@ func (r *Resolved) Logical() (*graph.Program, error) {
 // program after each pass, in order; an error of show ends it.
 // It reads no weights and no data. That the plan does not fit is no error here.
 func Passes(ctx context.Context, cfg config.Config, show func(pass string, p *graph.Program) error) error {
-	_, s, err := Request{Config: cfg}.settle(ctx)
+	return Request{Config: cfg}.Passes(ctx, show)
+}
+
+func (q Request) Passes(ctx context.Context, show func(pass string, p *graph.Program) error) error {
+	_, s, err := q.settle(ctx)
 	if err != nil {
 		return err
 	}

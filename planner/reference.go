@@ -27,10 +27,7 @@ func (f *Forecast) MegatronActivations() (ActivationReference, error) {
 	if c.Own.Model != nil {
 		return ActivationReference{}, fmt.Errorf("model %.80q: the formula is one of transformers of config.json", c.Own.Model.Name)
 	}
-	h, err := ModelConfig(c.Model)
-	if err != nil {
-		return ActivationReference{}, err
-	}
+	h := f.of.Shape
 	layers, s, b, width, heads := float64(h.Layers), float64(c.Seq), float64(c.Batch), float64(h.Width), float64(h.Heads)
 	r := ActivationReference{
 		All:       int64(cost.MegatronActivationBytes(layers, s, b, width, heads, false)),

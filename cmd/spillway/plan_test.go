@@ -34,8 +34,7 @@ func planned(t *testing.T, args ...string) (int, planning.Doc) {
 	return r.status, doc
 }
 
-// A search that finds nothing says the same to a program, which reads no ways out and so
-// has none searched, as beside the text for a person.
+// A search that finds nothing says the same to a program as beside the text for a person.
 func TestNothingFitsInJSON(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "plan.json")
 	args := []string{"plan", "--fit", "--model", testdata + "/gpt2", "--device-memory", "1KiB", "--json"}

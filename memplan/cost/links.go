@@ -54,7 +54,8 @@ func NearestLinks(list []Links, transport string, ranks int) (best *Links) {
 		if l.Transport != transport || l.Ranks < 2 {
 			continue
 		}
-		if d := math.Abs(math.Log(float64(l.Ranks) / float64(max(ranks, 1)))); d < least {
+		a, b := float64(l.Ranks), float64(max(ranks, 1))
+		if d := max(a/b, b/a); d < least {
 			best, least = l, d
 		}
 	}

@@ -21,7 +21,7 @@ func RefuseOverwriting(fs *pflag.FlagSet) error {
 		out = append(out, outputs.Path{Name: "--" + name, Path: value(name)})
 	}
 	in := outputs.ModelFiles("--model", value("model"))
-	for _, name := range []string{"config", "data", "eval-data", "tokenizer", "prompts", "template"} {
+	for _, name := range []string{"config", "from", "data", "eval-data", "tokenizer", "prompts", "template"} {
 		in = append(in, outputs.Path{Name: "--" + name, Path: value(name)})
 	}
 	return outputs.Check(out, in)

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/spillway-ml/spillway"
@@ -84,42 +84,51 @@ func Calibrate(ctx context.Context, c *spillway.Config) error {
 	return err
 }
 
-// calibrateCPU measures this machine and keeps the result for later plans.
-func (f *Flags) calibrateCPU(ctx context.Context, c *spillway.Config) error {
-	cal, err := measureCPU(ctx, c)
+// cpuRates are the rates of this machine's CPU: what was kept of it or, with --calibrate, what
+// is measured now and kept for later plans.
+func (f *Flags) cpuRates(ctx context.Context, c *spillway.Config) (cal *cost.Calibration, rates string, err error) {
+	if !f.calibrate {
+		cal, rates = known(c.ComputeThreads())
+		return cal, rates, nil
+	}
+	f.progress.Says("measuring this machine's CPU …")
+	if cal, err = measureCPU(ctx, c); err != nil {
+		return nil, "", err
+	}
+	path, err := calibration.Keep(cal)
+	if err != nil {
+		return cal, "as calibrated just now; " + err.Error(), nil
+	}
+	return cal, "as calibrated just now, kept in " + path, nil
+}
+
+// detect finds this machine's GPU, the one with the least free memory where there are several,
+// and takes what doctor has measured beside it.
+func (f *Flags) detect(disk string) error {
+	found, err := detectGPUs(gpuSources{gpus.Detect, driver.Open, gpus.Used, os.Getenv("CUDA_VISIBLE_DEVICES") != ""})
 	if err != nil {
 		return err
 	}
-	f.CPU, f.Rates = spillway.Hardware{Machine: cal.Machine}, "as calibrated just now"
-	if path, err := calibration.Keep(cal); err == nil {
-		f.Rates += ", kept in " + path
-	} else {
-		f.Rates += "; " + err.Error()
+	g := found[0]
+	for _, other := range found[1:] {
+		if other.Memory-other.Used < g.Memory-g.Used { // what fits the smallest fits all
+			g = other
+		}
 	}
-	return nil
-}
-
-// overTransport takes what bench comm has measured of how the ranks meet.
-func (f *Flags) overTransport(ranks int) error {
-	if err := checkLinks(f.transport); err != nil {
-		return err
-	}
-	var note string
-	if f.CPU, note = overTransport(f.CPU, strings.ToLower(f.transport), ranks); note != "" {
-		f.Rates += "; " + note
-	}
+	f.machine.GPU = &g
+	f.readMeasurements(disk)
 	return nil
 }
 
 // readMeasurements takes what doctor has measured of this machine, for a plan of
 // its own GPUs.
 func (f *Flags) readMeasurements(disk string) {
-	f.memory = calibration.MemoryBandwidth()
+	f.machine.Host = calibration.MemoryBandwidth()
 	if disk == "" {
 		return
 	}
 	if t, err := store.LoadTuning(disk); err == nil {
-		f.diskRead, f.diskWrite = t.ReadBytesPerSec, t.WriteBytesPerSec
+		f.machine.Disk = &DiskSpeed{Read: t.ReadBytesPerSec, Write: t.WriteBytesPerSec}
 	}
 }
 
@@ -127,11 +136,11 @@ func (f *Flags) readMeasurements(disk string) {
 // of a node's ranks has its share.
 func (f *Flags) measured(m *cost.Machine, ranks int) {
 	n := float64(max(ranks, 1))
-	if f.memory > 0 {
-		m.HostMemory = f.memory / n
+	if f.machine.Host > 0 {
+		m.HostMemory = f.machine.Host / n
 	}
-	if f.diskRead > 0 && f.diskWrite > 0 {
-		m.DiskRead, m.DiskWrite = f.diskRead/n, f.diskWrite/n
+	if d := f.machine.Disk; d != nil && d.Read > 0 && d.Write > 0 {
+		m.DiskRead, m.DiskWrite = d.Read/n, d.Write/n
 	}
 }
 

@@ -19,10 +19,10 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/host"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
-	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // Flags are the flags of `spillway plan` beside train's.
@@ -37,11 +37,13 @@ type Flags struct {
 	countInNodes         bool      // ranks were given as nodes
 	reference            string
 	calibrate            bool
+	from                 string
+	machine              Machine        // what the plan takes of a machine
+	read, diskHere       bool           // it is from a document; but for what is known of --disk
+	opened               *planner.Model // the model of that document; nil: --model names it
 	CPU                  spillway.Hardware // without --gpu
 	Rates                string            // where its rates are from
 	transport            string            // how its ranks meet
-	memory               float64           // bytes/s of this machine's memory, with --gpu detect; 0: not measured
-	diskRead, diskWrite  float64           // bytes/s of --disk, likewise
 	chosen               bool              // --fit has chosen the configuration
 	hopeless             bool              // --fit has found nothing that fits
 	nodeMemory           int64             // bytes of a server's memory, as given; 0: not
@@ -85,7 +87,11 @@ data and no GPU.`,
 		case f.listGPUs:
 			return listGPUs(out)
 		}
-		if path := fs.Lookup("config").Value.String(); path != "" {
+		if f.from != "" {
+			if err := f.readFrom(fs, f.from); err != nil {
+				return err
+			}
+		} else if path := fs.Lookup("config").Value.String(); path != "" {
 			if err := cli.ApplyConfigFile(fs, path); err != nil {
 				return err
 			}
@@ -104,34 +110,15 @@ data and no GPU.`,
 			return err
 		}
 		f.openRows = l.OpenRows(fs)
-		options.TuneDisk(&c, cmd.ErrOrStderr())
-		if err := f.outputs(); err != nil {
+		if err := cmp.Or(f.outputs(), f.lookAround(cmd.Context(), fs, &c, cmd.ErrOrStderr())); err != nil {
 			return err
-		}
-		if f.calibrate {
-			if f.gpuFound != nil {
-				return errors.New("--calibrate measures this machine's CPU, and --gpu plans for a GPU; leave one of them out")
-			}
-			f.progress.Says("measuring this machine's CPU …")
-			if err := f.calibrateCPU(cmd.Context(), &c); err != nil {
-				return err
-			}
-		} else if f.gpuFound == nil {
-			f.CPU, f.Rates = KnownHardware(c.ComputeThreads())
-		}
-		if f.gpuFound == nil {
-			if err := f.overTransport(c.Ranks); err != nil {
-				return err
-			}
-		} else if fs.Changed("transport") {
-			return errors.New("--transport is how CPU ranks meet; leave it out with --gpu")
 		}
 		c = c.Sharing()
 		var best *spillway.Fitted
 		if l.Fit {
 			var err error
 			f.progress.Says("searching for the fastest configuration that fits …")
-			best, err = spillway.Fit(cmd.Context(), c, options.FixedBy(fs), l.GlobalBatch, f.Hardware(&c))
+			best, err = f.request(c).Fit(cmd.Context(), options.FixedBy(fs), l.GlobalBatch, f.Hardware(&c))
 			var none *spillway.NothingFits
 			switch {
 			case errors.As(err, &none):
@@ -150,7 +137,7 @@ data and no GPU.`,
 // keep notes which flags were given, on the command line or in its file.
 func (f *Flags) keep(fs *pflag.FlagSet) {
 	fs.Visit(func(given *pflag.Flag) {
-		if given.Name != "config" { // its flags stand here by themselves
+		if given.Name != "config" && given.Name != "from" { // their flags stand here by themselves
 			f.given = append(f.given, setFlag{given.Name, given.Value.String(), given.NoOptDefVal == "true"})
 		}
 	})
@@ -163,6 +150,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; in bf16 and fp16 with last bits of its own; default: shard over all)")
 	fs.Var(cli.Size(&f.nodeMemory), "node-memory", "memory of a server, which its ranks share (default with --gpu: that of a usual one, within which recommendations stay)")
+	fs.StringVar(&f.from, "from", "", "ask again what the plan in `FILE` answers, which --json has written, on the machine that it was planned for; other flags win over its own")
 	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
 	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
 	fs.StringVar(&f.dump, "dump", "", "write the program after each pass, and what the pass changed, into the new folder `DIR`")
@@ -223,17 +211,12 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *spillway.Config) error {
 	}
 	var g gpus.GPU
 	if strings.EqualFold(f.gpu, "detect") {
-		found, err := detectGPUs(gpuSources{gpus.Detect, driver.Open, gpus.Used, os.Getenv("CUDA_VISIBLE_DEVICES") != ""})
-		if err != nil {
-			return fmt.Errorf("--gpu detect: %w", err)
-		}
-		g = found[0]
-		for _, other := range found[1:] {
-			if other.Memory-other.Used < g.Memory-g.Used { // what fits the smallest fits all
-				g = other
+		if f.machine.GPU == nil {
+			if err := f.detect(c.Disk); err != nil {
+				return fmt.Errorf("--gpu detect: %w", err)
 			}
 		}
-		f.readMeasurements(c.Disk)
+		g = *f.machine.GPU
 	} else {
 		var err error
 		if g, err = gpus.Lookup(f.gpu); err != nil {
@@ -251,6 +234,11 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *spillway.Config) error {
 	c.LocalRanks = f.nodeSize
 	c.Target = graph.CUDATarget()
 	return nil
+}
+
+// request is a configuration as the planner takes it.
+func (f *Flags) request(c spillway.Config) planner.Request {
+	return planner.Request{Config: c, Opened: f.opened}
 }
 
 // outputs refuses files that cannot be written, before time is spent on what
@@ -306,12 +294,12 @@ func (f *Flags) nothingFits(ctx context.Context, c spillway.Config, none *spillw
 func runPlan(ctx context.Context, c spillway.Config, f *Flags, best *spillway.Fitted, stdout io.Writer) error {
 	hw := f.Hardware(&c)
 	f.progress.Says("planning …")
-	stages, err := forecastStages(ctx, c, hw)
+	stages, err := f.forecastStages(ctx, c, hw)
 	if err != nil {
 		return err
 	}
 	if f.dump != "" {
-		if err := dumpPasses(ctx, stages[c.Zero].Config, f.dump); err != nil {
+		if err := dumpPasses(ctx, f.request(stages[c.Zero].Config), f.dump); err != nil {
 			return err
 		}
 	}
@@ -322,8 +310,7 @@ func runPlan(ctx context.Context, c spillway.Config, f *Flags, best *spillway.Fi
 	}
 	chosen := best != nil || f.hopeless
 	text := f.jsonPath != "-"
-	// The document has no ways out: where a recommendation doesn't come from them, they are searched for people alone.
-	if !asked.Fits && (text || f.htmlPath != "" || !chosen) {
+	if !asked.Fits {
 		f.progress.Says("it does not fit; searching for what would make it fit …")
 		r.ways, r.noWay = spillway.WaysOut(ctx, asked, hw)
 	}
@@ -340,7 +327,7 @@ func runPlan(ctx context.Context, c spillway.Config, f *Flags, best *spillway.Fi
 		}
 	}
 	if f.jsonPath != "" {
-		doc, err := f.planJSON(asked, stages, r.best)
+		doc, err := r.json()
 		if err != nil {
 			return err
 		}

@@ -10,8 +10,8 @@ import (
 
 	"github.com/pmezard/go-difflib/difflib"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // dumpContext is how many lines stand around a difference.
@@ -34,7 +34,7 @@ func checkDump(dir string) error {
 
 // dumpPasses writes the model's program and the program after each pass, NN-PASS.txt in the text form of
 // package graph, and how it differs from the one before, NN-PASS.diff.
-func dumpPasses(ctx context.Context, c spillway.Config, dir string) error {
+func dumpPasses(ctx context.Context, q planner.Request, dir string) error {
 	if err := checkDump(dir); err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func dumpPasses(ctx context.Context, c spillway.Config, dir string) error {
 			failed = os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)
 		}
 	}
-	err := spillway.Passes(ctx, c, func(pass string, p *graph.Program) error {
+	err := q.Passes(ctx, func(pass string, p *graph.Program) error {
 		name := fmt.Sprintf("%02d-%s", n, pass)
 		text := graph.Format(p)
 		write(name+".txt", text)

@@ -2,6 +2,7 @@ package planning
 
 import (
 	"encoding/json"
+	"strings"
 
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
@@ -11,18 +12,33 @@ import (
 
 // The contract's names.
 type (
-	// Doc is what --json writes.
+	// Doc is what --json writes and --from reads.
 	Doc struct {
+		Version   int         `json:"version"`
+		Command   []string    `json:"command"` // the question, as arguments
 		Model     planModel   `json:"model"`
+		GPU       string      `json:"gpu"`   // "": the CPU device
+		Nodes     int         `json:"nodes"` // servers
 		Ranks     int         `json:"ranks"`
 		Batch     int         `json:"batch"`
+		Accum     int         `json:"accum"`
 		Seq       int         `json:"seq"`
+		Precision string      `json:"precision"`
 		Requested planStage   `json:"requested"`
 		Stages    []planStage `json:"stages"`
 		// Explanation says what of the requested plan is made twice or moved, in
 		// names that --recompute and --offload take.
 		Explanation planWhy          `json:"explanation"`
 		Recommended *planRecommended `json:"recommended"` // null: nothing fits
+		// Run is the command of the verdict; "" where nothing fits.
+		Run string `json:"run"`
+		// Ways make fit what does not, the cheapest first; NoWay says what was tried where none does.
+		Ways  []planWay `json:"ways"`
+		NoWay string    `json:"no_way,omitempty"`
+		// TokensPerSecond and ProcessBytes are the recommended plan's; the requested one's where none is
+		// recommended.
+		TokensPerSecond Speed `json:"tokens_per_second"`
+		ProcessBytes    int64 `json:"process_bytes"`
 		// Epilogues are those of a GPU's 16-bit products that change bits, by name.
 		Epilogues string `json:"epilogues,omitempty"`
 		// Server is what the ranks of a server take together.
@@ -31,6 +47,23 @@ type (
 		Time *Time `json:"time,omitempty"`
 		// Budget is the recommended plan's, with --tokens; the requested one's where none is recommended.
 		Budget *Budget `json:"budget,omitempty"`
+		// Machine is what the plan takes from the machine that made it.
+		Machine Machine `json:"machine"`
+	}
+	// Speed is in tokens a second of all ranks, predicted, and the range that the prediction is
+	// worth: without --gpu its ends are equal.
+	Speed struct {
+		Predicted float64 `json:"predicted"`
+		Low       float64 `json:"low"`
+		High      float64 `json:"high"`
+	}
+	planWay struct {
+		Flags          string    `json:"flags"`
+		ChangesResults bool      `json:"changes_results"`
+		Costs          string    `json:"costs,omitempty"`
+		Slowdown       float64   `json:"slowdown"` // time of a token over the request's
+		Note           string    `json:"note,omitempty"`
+		Plan           planStage `json:"plan"`
 	}
 	// Server is what the ranks of a server take of its memory.
 	Server struct {
@@ -68,9 +101,10 @@ type (
 		Bytes int64  `json:"bytes"`
 	}
 	planRecommended struct {
-		Flags string    `json:"flags"`
-		Notes []string  `json:"notes"`
-		Plan  planStage `json:"plan"`
+		Flags          string    `json:"flags"`
+		ChangesResults bool      `json:"changes_results"`
+		Notes          []string  `json:"notes"`
+		Plan           planStage `json:"plan"`
 	}
 	planModel struct {
 		Name       string `json:"name"`
@@ -84,6 +118,10 @@ type (
 		Disk             Space   `json:"disk"`
 		CommBytesPerStep int64   `json:"comm_bytes_per_step"` // a rank
 		StepSeconds      float64 `json:"step_seconds"`
+		TokensPerSecond  Speed   `json:"tokens_per_second"`
+		// ProcessBytes is the memory of a process that its ranks take of the machine's, arenas and
+		// what is outside them.
+		ProcessBytes int64 `json:"process_bytes"`
 		// Batches are those of --batch-schedule, the largest first.
 		Batches      []planBatch `json:"batches,omitempty"`
 		StagingBytes int64       `json:"staging_bytes,omitempty"` // of host.outside_bytes, for saves beside the steps; none: they are synchronous
@@ -122,37 +160,78 @@ func why(f *spillway.Forecast) planWhy {
 	return w
 }
 
-func (f *Flags) planJSON(asked *spillway.Forecast, stages []*spillway.Forecast, best *spillway.Fitted) ([]byte, error) {
+// json is the report as a document.
+func (r *planReport) json() ([]byte, error) {
+	f, asked, best := r.flags, r.asked, r.best
 	c := asked.Config
-	doc := Doc{Model: planModel{c.Model, asked.Parameters()}, Ranks: c.Ranks, Batch: c.Batch, Seq: c.Seq, Requested: stageJSON(asked)}
-	for _, s := range stages {
-		doc.Stages = append(doc.Stages, stageJSON(s))
+	doc := Doc{Version: Version, Command: f.question(), Model: planModel{c.Model, asked.Parameters()}, Nodes: f.servers(&c), Ranks: c.Ranks, Batch: c.Batch, Accum: c.Accum, Seq: c.Seq,
+		Precision: strings.ToLower(c.PrecisionName()), Requested: f.stageJSON(asked), Ways: []planWay{}, Machine: f.machine}
+	if f.gpuFound != nil {
+		doc.GPU = f.gpuFound.Name
+	}
+	for _, s := range r.stages {
+		doc.Stages = append(doc.Stages, f.stageJSON(s))
 	}
 	n := f.ranksAServer(&c)
 	doc.Server = Server{Ranks: n, HostBytes: f.onServer(asked, graph.Host), Memory: f.nodeMemory}
 	if f.server != nil {
 		doc.Server.Memory, doc.Server.Source = n*f.server.Memory, f.server.Source
 	}
-	if r := f.timeRange(); r != nil {
-		doc.Time = &Time{r.Low, r.High, r.Rows, r.Text()}
+	if t := f.timeRange(); t != nil {
+		doc.Time = &Time{t.Low, t.High, t.Rows, t.Text()}
 	}
-	doc.Budget = f.budget(asked)
 	doc.Explanation, doc.Epilogues = why(asked), asked.Epilogues()
+	answered := asked
 	if best != nil {
-		doc.Recommended = &planRecommended{cli.FlagText(best.Choices), cli.FlaggedAll(best.Reasons), stageJSON(best.Forecast)}
-		doc.Budget = f.budget(best.Forecast)
+		answered = best.Forecast
+		doc.Recommended = &planRecommended{cli.FlagText(best.Choices), best.Config.PrecisionName() != c.PrecisionName(), cli.FlaggedAll(best.Reasons), f.stageJSON(answered)}
+	}
+	doc.Budget, doc.TokensPerSecond, doc.ProcessBytes = f.budget(answered), f.speedJSON(answered), f.process(answered)
+	if a, _ := r.answer(); a != nil {
+		doc.Run, _ = f.command(&a.plan.Config, a.changes)
+	}
+	for _, way := range r.ways {
+		doc.Ways = append(doc.Ways, planWay{cli.FlagText(way.Changes), changesResults(way), way.Cost, way.Slowdown, cli.Flagged(way.Note), f.stageJSON(way.Forecast)})
+	}
+	if r.noWay != nil {
+		doc.NoWay = cli.Flagged(r.noWay.String())
 	}
 	text, err := json.MarshalIndent(doc, "", "  ")
 	return append(text, '\n'), err
 }
 
-func stageJSON(f *spillway.Forecast) planStage {
+// changesResults says whether a way out computes other numbers than the request.
+func changesResults(way spillway.Way) bool { return way.Cost == "other numbers" }
+
+func (f *Flags) speedJSON(p *spillway.Forecast) Speed {
+	s := Speed{Predicted: p.TokensPerSecond()}
+	s.Low, s.High = s.Predicted, s.Predicted
+	if t := f.timeRange(); t != nil {
+		s.Low, s.High = s.Predicted/t.High, s.Predicted/t.Low
+	}
+	return s
+}
+
+// process is what the ranks of a process take of the machine's own memory together.
+func (f *Flags) process(p *spillway.Forecast) int64 {
+	ranks, spaces := p.Config.Ranks, []graph.Space{graph.Device, graph.Host}
+	if n := p.Config.LocalRanks; n > 0 {
+		ranks = min(n, ranks)
+	}
+	if f.gpuFound != nil {
+		spaces = spaces[1:]
+	}
+	return int64(ranks) * planner.InMemory(p.Plan, spaces)
+}
+
+func (f *Flags) stageJSON(p *spillway.Forecast) planStage {
 	var batches []planBatch
-	for _, b := range f.StepTimes() {
+	for _, b := range p.StepTimes() {
 		batches = append(batches, planBatch{b.Rows, b.Accum, b.Step.Seconds})
 	}
-	return planStage{Zero: f.Config.Zero, Batches: batches, Fits: f.Fits, CommBytesPerStep: f.Plan.CommBytes, StepSeconds: f.Step.Seconds, StagingBytes: f.Plan.Config.Staging,
-		Device: spaceJSON(f, graph.Device), Host: spaceJSON(f, graph.Host), Disk: spaceJSON(f, graph.Disk)}
+	return planStage{Zero: p.Config.Zero, Batches: batches, Fits: p.Fits, CommBytesPerStep: p.Plan.CommBytes, StepSeconds: p.Step.Seconds, StagingBytes: p.Plan.Config.Staging,
+		TokensPerSecond: f.speedJSON(p), ProcessBytes: f.process(p),
+		Device: spaceJSON(p, graph.Device), Host: spaceJSON(p, graph.Host), Disk: spaceJSON(p, graph.Disk)}
 }
 
 func spaceJSON(f *spillway.Forecast, s graph.Space) Space {

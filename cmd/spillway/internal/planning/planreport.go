@@ -123,7 +123,7 @@ func (r *planReport) defaultsNote() []string {
 			flags = append(flags, "--precision bf16")
 		}
 	}
-	if n := f.positions(&c); !f.seqGiven && n > c.Seq {
+	if n := positions(r.asked); !f.seqGiven && n > c.Seq {
 		words = append(words, fmt.Sprintf("rows of %d tokens", c.Seq))
 		flags = append(flags, fmt.Sprintf("--seq %d", n))
 	}

@@ -11,9 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/published"
-	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/planner"
 )
 
 // capHost makes a rank's cap on host memory of --node-memory, unless
@@ -118,8 +116,8 @@ func rough(v float64) float64 {
 	if v <= 0 {
 		return 0
 	}
-	unit := math.Pow(10, math.Floor(math.Log10(v))-1)
-	return math.Round(v/unit) * unit
+	digits, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'e', 1, 64), 64)
+	return digits
 }
 
 // roughSeconds is seconds with two digits.
@@ -198,14 +196,5 @@ func (f *Flags) precisionNotes(c *spillway.Config) (lines []string) {
 // theirs is longer.
 const longest = 8192
 
-// positions returns the rows' length that a model is usually trained with; 0:
-// it is not known.
-func (f *Flags) positions(c *spillway.Config) int {
-	if p, err := model.LookupPreset(c.Model); err == nil {
-		return min(p.Config.Positions, longest)
-	}
-	if h, err := planner.ReadConfig(c.Model); err == nil {
-		return min(h.Positions, longest)
-	}
-	return 0
-}
+// positions returns the rows' length that a model is usually trained with.
+func positions(p *spillway.Forecast) int { return min(p.Shape().Positions, longest) }

@@ -12,20 +12,27 @@ import (
 	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
 // KnownHardware is this machine's CPU with so many threads, as it was calibrated or
 // with typical rates, and where those are from, for a person.
 func KnownHardware(threads int) (hw spillway.Hardware, rates string) {
-	hw, calibrated, note := calibration.Hardware(threads)
-	if calibrated {
-		return hw, note
+	cal, rates := known(threads)
+	return (&CPU{Threads: threads, Calibration: cal}).hardware(cluster.InProc), rates
+}
+
+// known is what was kept of this machine's CPU; nil: nothing, and typical rates are taken.
+func known(threads int) (cal *cost.Calibration, rates string) {
+	cal, note := calibration.Kept(threads)
+	if cal != nil {
+		return cal, note
 	}
 	rates = "rates of a typical server core; spillway plan --calibrate measures this machine"
 	if note != "" {
 		rates += "; " + note
 	}
-	return hw, rates
+	return nil, rates
 }
 
 // measuresLinks are the commands that measure collectives over a transport.
@@ -42,14 +49,14 @@ func checkLinks(transport string) error {
 	return nil
 }
 
-// overTransport is hw with collectives as bench comm has measured them between so many
-// ranks that meet over a transport, and a note for a person: "" where none is needed.
-func overTransport(hw spillway.Hardware, transport string, ranks int) (spillway.Hardware, string) {
-	hw, note := calibration.Over(hw, transport, ranks)
+// measuredLinks are the collectives over a transport as bench comm has measured them, for so
+// many ranks, and a note for a person: "" where none is needed.
+func measuredLinks(transport string, ranks int) ([]cost.Links, string) {
+	links, note := calibration.Links(transport, ranks)
 	if note == "" && transport != cluster.InProc && ranks > 1 {
 		note = "collectives as in one process, until " + measuresLinks[transport] + " has measured them"
 	}
-	return hw, note
+	return links, note
 }
 
 // FitTo makes c the fastest that fits.
@@ -76,8 +83,14 @@ func FitTo(ctx context.Context, c *spillway.Config, onDevice spillway.Config, fi
 // OfRun is this machine for the ranks of a run that meet over a transport, and in words where
 // its rates are from.
 func OfRun(c *spillway.Config, transport string) (hw spillway.Hardware, rates string, err error) {
-	f := Flags{transport: transport}
-	f.CPU, f.Rates = KnownHardware(c.ComputeThreads())
-	err = f.overTransport(c.Ranks)
-	return f.CPU, f.Rates, err
+	if err := checkLinks(transport); err != nil {
+		return hw, "", err
+	}
+	transport = strings.ToLower(transport)
+	hw, rates = KnownHardware(c.ComputeThreads())
+	links, note := measuredLinks(transport, c.Ranks)
+	if note != "" {
+		rates += "; " + note
+	}
+	return calibration.With(hw, links, transport), rates, nil
 }

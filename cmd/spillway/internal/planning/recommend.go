@@ -67,7 +67,7 @@ func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillw
 	free.Recompute, free.Offload, free.GlobalBatch = "none", "", 0
 	if r.asked.Fits || hw.Prefer != precision.FP32 || r.flags.openRows > 0 {
 		r.flags.progress.Says("searching for the fastest configuration that fits …")
-		best, err := spillway.Fit(ctx, free, given, r.flags.openRows, hw)
+		best, err := r.flags.request(free).Fit(ctx, given, r.flags.openRows, hw)
 		if err == nil {
 			r.best = best
 			return
@@ -111,7 +111,7 @@ func (r *planReport) recommended() *recommendation {
 
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan
 // of thousands of layers takes memory of its own.
-func forecastStages(ctx context.Context, c spillway.Config, hw spillway.Hardware) ([]*spillway.Forecast, error) {
+func (f *Flags) forecastStages(ctx context.Context, c spillway.Config, hw spillway.Hardware) ([]*spillway.Forecast, error) {
 	stages := make([]*spillway.Forecast, 4)
 	errs := make([]error, 4)
 	var wg sync.WaitGroup
@@ -122,7 +122,7 @@ func forecastStages(ctx context.Context, c spillway.Config, hw spillway.Hardware
 			defer func() { <-slots }()
 			one := c
 			one.Zero = z
-			stages[z], errs[z] = spillway.Predict(ctx, one, hw.Machine(one.Ranks))
+			stages[z], errs[z] = f.request(one).Predict(ctx, hw.Machine(one.Ranks))
 		})
 	}
 	wg.Wait()

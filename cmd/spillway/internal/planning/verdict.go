@@ -166,7 +166,8 @@ func (s setFlag) words() []string {
 }
 
 // outputs are the flags of plan that say where the answer goes.
-var outputs = map[string]bool{"json": true, "html": true, "dump": true}
+// What --calibrate measures is in the document, too.
+var outputs = map[string]bool{"json": true, "html": true, "dump": true, "calibrate": true}
 
 // asked are the request's arguments.
 func (f *Flags) asked() []string {
