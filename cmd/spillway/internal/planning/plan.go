@@ -37,7 +37,7 @@ type Flags struct {
 	countInNodes         bool      // ranks were given as nodes
 	reference            string
 	calibrate            bool
-	from                 string
+	from, emit           string
 	machine              Machine        // what the plan takes of a machine
 	read, diskHere       bool           // it is from a document; but for what is known of --disk
 	opened               *planner.Model // the model of that document; nil: --model names it
@@ -103,6 +103,10 @@ data and no GPU.`,
 		if err := cmp.Or(f.validateReference(), f.Settle(fs, &c)); err != nil {
 			return err
 		}
+		if err := f.checkEmit(fs, &c); err != nil {
+			return err
+		}
+		l.Fit = l.Fit || f.emit != ""
 		if err := c.Validate(); err != nil {
 			return err
 		}
@@ -153,6 +157,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.StringVar(&f.from, "from", "", "ask again what the plan in `FILE` answers, which --json has written, on the machine that it was planned for; other flags win over its own")
 	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
 	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
+	fs.StringVar(&f.emit, "emit", "", "write the job of the plan to standard output in place of the report, slurm or jobset (Kubernetes), with its memory as request and limit; what is not given is chosen, as with --fit")
 	fs.StringVar(&f.dump, "dump", "", "write the program after each pass, and what the pass changed, into the new folder `DIR`")
 	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
 	fs.StringVar(&f.transport, "transport", cluster.InProc, "how CPU ranks meet, for the predicted time: inproc, shm or mpi, as bench comm has measured it")
@@ -309,7 +314,7 @@ func runPlan(ctx context.Context, c spillway.Config, f *Flags, best *spillway.Fi
 		return err
 	}
 	chosen := best != nil || f.hopeless
-	text := f.jsonPath != "-"
+	text := f.jsonPath != "-" && f.emit == ""
 	if !asked.Fits {
 		f.progress.Says("it does not fit; searching for what would make it fit …")
 		r.ways, r.noWay = spillway.WaysOut(ctx, asked, hw)
@@ -323,6 +328,11 @@ func runPlan(ctx context.Context, c spillway.Config, f *Flags, best *spillway.Fi
 	f.progress.End()
 	if text {
 		if err := r.print(stdout); err != nil {
+			return err
+		}
+	}
+	if a, _ := r.answer(); f.emit != "" && asked.Fits {
+		if err := r.writeJob(stdout, a); err != nil {
 			return err
 		}
 	}

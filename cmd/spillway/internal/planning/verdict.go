@@ -167,7 +167,7 @@ func (s setFlag) words() []string {
 
 // outputs are the flags of plan that say where the answer goes.
 // What --calibrate measures is in the document, too.
-var outputs = map[string]bool{"json": true, "html": true, "dump": true, "calibrate": true}
+var outputs = map[string]bool{"json": true, "html": true, "dump": true, "emit": true, "calibrate": true}
 
 // asked are the request's arguments.
 func (f *Flags) asked() []string {
@@ -191,7 +191,7 @@ func (f *Flags) command(c *spillway.Config, changes []string) (text string, refu
 		return "spillway " + planner.Shell(cli.WithFlags(f.question(), changes)), refused
 	}
 	env := cluster.Env{World: 1}
-	args := cli.WithFlags(f.trainArgs(c), trainable(changes))
+	args := cli.WithFlags(f.trainArgs(c, "DATA"), trainable(changes))
 	switch nodes := f.servers(c); {
 	case nodes > 1:
 		args = cli.WithFlags(args, []string{"--ranks", ""}) // srun says how many
@@ -233,10 +233,10 @@ func trainable(changes []string) (out []string) {
 	return out
 }
 
-// trainArgs are the request's flags as train takes them.
-func (f *Flags) trainArgs(c *spillway.Config) []string {
+// trainArgs are the request's flags as train takes them, with data where they name none.
+func (f *Flags) trainArgs(c *spillway.Config, data string) []string {
 	known := options.TrainSet()
-	args, data := []string{"train"}, false
+	args := []string{"train"}
 	for _, g := range f.given {
 		switch g.name {
 		case "fit", "allow", "transport", "device", "ranks": // chosen, or below
@@ -244,7 +244,9 @@ func (f *Flags) trainArgs(c *spillway.Config) []string {
 		}
 		if known.Lookup(g.name) != nil {
 			args = append(args, g.words()...)
-			data = data || g.name == "data"
+			if g.name == "data" {
+				data = ""
+			}
 		}
 	}
 	if c.Ranks > 1 {
@@ -256,8 +258,8 @@ func (f *Flags) trainArgs(c *spillway.Config) []string {
 	if f.nodeMemory > 0 {
 		args = cli.WithFlags(args, []string{"--host-memory", fmt.Sprint(c.HostMemory)})
 	}
-	if !data {
-		args = append(args, "--data", "DATA")
+	if data != "" {
+		args = append(args, "--data", data)
 	}
 	return args
 }

@@ -1,0 +1,220 @@
+package planning
+
+import (
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"path"
+	"path/filepath"
+	"strings"
+	"text/template"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
+)
+
+// Forms of --emit.
+const (
+	slurm  = "slurm"
+	jobSet = "jobset"
+)
+
+// What a job has where the request does not say.
+const (
+	cpusPerRank = 4 // cores
+	cpusPerGPU  = 8
+	jobData     = "/data/tokens.bin"
+	jobRuns     = "/runs"
+	jobScratch  = "/scratch"
+	jobHours    = 24
+)
+
+var (
+	//go:embed slurm.sh.tmpl
+	slurmText string
+	//go:embed jobset.yaml.tmpl
+	jobSetText string
+
+	jobTemplates = template.Must(template.Must(template.New(slurm).Funcs(template.FuncMap{"quote": quoted, "shell": shellLines}).Parse(slurmText)).New(jobSet).Parse(jobSetText))
+)
+
+// quoted is a string of YAML.
+func quoted(s string) (string, error) {
+	text, err := json.Marshal(s)
+	return string(text), err
+}
+
+// shellLines are words as a shell takes them, a flag a line.
+func shellLines(args []string) string {
+	return strings.ReplaceAll(planner.Shell(args), " --", " \\\n  --")
+}
+
+// checkEmit refuses a job that cannot be written.
+func (f *Flags) checkEmit(fs *pflag.FlagSet, c *spillway.Config) error {
+	if f.emit == "" {
+		return nil
+	}
+	f.emit = strings.ToLower(f.emit)
+	switch refuse := func(format string, args ...any) error {
+		return fmt.Errorf("--emit %.80s"+format, append([]any{f.emit}, args...)...)
+	}; {
+	case f.emit != slurm && f.emit != jobSet:
+		return refuse(": use slurm or jobset")
+	case f.jsonPath == "-":
+		return refuse(" with --json -: both write to standard output; give --json a file")
+	case !f.countInNodes:
+		return refuse(": it is not said on which servers; give --nodes N --gpus-per-node N, with --gpu NAME for GPUs")
+	case f.emit == jobSet && f.nodes > 1:
+		return refuse(" with --nodes %d: the pods of a JobSet have nothing to meet by across servers; give --nodes 1, --emit slurm, or write an MPIJob (examples/cluster/mpijob.yaml)", f.nodes)
+	case fs.Changed("transport"):
+		return refuse(" with --transport %s: the form of the job says how ranks meet; leave --transport out", f.transport)
+	}
+	if err := f.runnable(*c); err != nil {
+		return fmt.Errorf("--emit %s: train does not run the plan: %w", f.emit, err)
+	}
+	switch { // so that the plan counts the processes
+	case f.emit == slurm:
+		f.transport, c.LocalRanks = cluster.MPI, 1
+	case f.gpuFound == nil:
+		f.transport, c.LocalRanks = cluster.SHM, 1
+	}
+	return nil
+}
+
+// job is what the templates are filled with.
+type job struct {
+	About   []string // lines of a comment
+	Nodes   int
+	Ranks   int // of a server
+	CPUs    int // of a server
+	GPUs    int // of a server; 0: none
+	MiB     int64
+	Time    string // Slurm's form
+	Args    []string
+	Scratch bool // the plan uses a disk
+}
+
+// PerTask is how many cores a rank has.
+func (j job) PerTask() int { return max(1, j.CPUs/j.Ranks) }
+
+// writeJob writes the job of a plan that fits, found by changing the request.
+func (r *planReport) writeJob(w io.Writer, a *answer) error {
+	f, c := r.flags, &a.plan.Config
+	j := job{Nodes: f.nodes, Ranks: f.gpusPerNode, CPUs: cpusPerRank * f.gpusPerNode, MiB: f.serverMiB(a.plan), Scratch: a.plan.Plan.Layout.Spaces[graph.Disk].Peak > 0}
+	if f.gpuFound != nil {
+		j.GPUs, j.CPUs = f.gpusPerNode, cpusPerGPU*f.gpusPerNode
+	}
+	var about strings.Builder
+	cli.Wrap(&about, "", "", fmt.Sprintf("%s on %s, as spillway plan has planned it: a rank takes %s of device memory and %s of host memory, a step %s, %s.", c.Model, f.where(c),
+		f.filled(a.plan, graph.Device), plan.Bytes(a.plan.Plan.Layout.Spaces[graph.Host].Peak+a.plan.Plan.Config.Outside[graph.Host]), f.seconds(a.plan.Step.Seconds), f.speed(a.plan.TokensPerSecond())))
+	j.About = strings.Split(strings.TrimSpace(about.String()), "\n")
+	args := cli.WithFlags(f.trainArgs(c, jobData), trainable(a.changes))
+	j.Args = f.jobArgs(args, a.plan, &j)
+	return jobTemplates.ExecuteTemplate(w, f.emit, j)
+}
+
+// serverMiB is the memory that a server's ranks may use: the plan's, and an eighth and 64 MiB
+// more for what it does not count, such as buffers of MPI and a launcher.
+func (f *Flags) serverMiB(p *spillway.Forecast) int64 {
+	spaces := []graph.Space{graph.Device, graph.Host}
+	if f.gpuFound != nil {
+		spaces = spaces[1:]
+	}
+	n := int64(f.gpusPerNode) * planner.InMemory(p.Plan, spaces)
+	return (n+n/8)>>20 + 64
+}
+
+// jobArgs are train's arguments in a job: it saves, and goes on from what it has saved.
+func (f *Flags) jobArgs(args []string, p *spillway.Forecast, j *job) []string {
+	set, c := options.TrainSet(), &p.Config
+	_ = set.Parse(args[1:]) // they were parsed before
+	add := func(name, value string) { args = cli.WithFlags(args, []string{"--" + name, value}) }
+	drop := func(name string) { add(name, ""); args = args[:len(args)-2] }
+	if set.Changed("threads") { // bound to cores, a process has so many
+		j.CPUs = c.Threads
+		drop("threads")
+	}
+	if f.emit == slurm || f.gpuFound == nil {
+		drop("ranks") // the launcher says how many
+	}
+	steps := c.Steps
+	if f.tokens > 0 && !set.Changed("steps") && !set.Changed("epochs") {
+		steps = int(math.Ceil(f.tokens / (float64(c.StepRows()) * float64(c.Seq))))
+		add("steps", fmt.Sprint(steps))
+	}
+	j.Time = f.timeLimit(p, steps, set.Changed("epochs"))
+	if set.Lookup("checkpoint").Value.String() == "" {
+		add("checkpoint", path.Join(jobRuns, filepath.Base(c.Model)))
+	}
+	if !set.Changed("save-every") {
+		add("save-every", "100")
+	}
+	if !set.Changed("resume") {
+		args = append(args, "--resume")
+	}
+	if f.emit == slurm {
+		return args
+	}
+	f.mount(set, add)
+	if f.gpuFound != nil {
+		return args
+	}
+	launch := []string{"launch", fmt.Sprintf("--ranks=%d", f.gpusPerNode), "--restarts=8"}
+	if c.Reproducible && c.GlobalBatch > 0 {
+		launch = append(launch, "--min-ranks=1")
+	}
+	return append(append(launch, "--"), args...)
+}
+
+// mount puts files onto the volumes of the pod: what is read, what is written, and a disk tier.
+func (f *Flags) mount(set *pflag.FlagSet, add func(name, value string)) {
+	value := func(name string) string { return set.Lookup(name).Value.String() }
+	for _, name := range []string{"model", "init", "data", "eval-data", "tokenizer", "template"} {
+		v := value(name)
+		switch _, err := model.LookupPreset(v); {
+		case v == "" || name == "model" && err == nil || name == "init" && strings.EqualFold(v, "random"):
+		case name == "tokenizer" && (strings.EqualFold(v, "bytes") || strings.EqualFold(v, "gpt2")):
+		default:
+			add(name, path.Join(path.Dir(jobData), filepath.Base(v)))
+		}
+	}
+	for _, name := range []string{"checkpoint", "metrics", "receipt", "trace", "tensorboard", "export"} {
+		if v := value(name); v != "" {
+			add(name, path.Join(jobRuns, filepath.Base(v)))
+		}
+	}
+	if v := value("disk"); v != "" {
+		size := ""
+		if at := strings.LastIndexByte(v, ':'); at >= 0 {
+			if _, err := cli.ParseSize(v[at+1:]); err == nil {
+				size = v[at:]
+			}
+		}
+		add("disk", jobScratch+size)
+	}
+}
+
+// timeLimit is a quarter and half an hour more than the steps should take at most, in Slurm's form.
+func (f *Flags) timeLimit(p *spillway.Forecast, steps int, unknown bool) string {
+	hours := int64(jobHours)
+	if !unknown {
+		high := 1.0
+		if t := f.timeRange(); t != nil {
+			high = t.High
+		}
+		s := 1.25*high*p.Step.Seconds*float64(steps) + (30 * time.Minute).Seconds()
+		hours = int64(math.Ceil(min(s, 1e9) / 3600))
+	}
+	return fmt.Sprintf("%d-%02d:00:00", hours/24, hours%24)
+}
