@@ -56,7 +56,7 @@ func TestBenchZeroMeasuresEveryStage(t *testing.T) {
 	chart := filepath.Join(t.TempDir(), "new", "chart.svg")
 	file := filepath.Join(t.TempDir(), "page.html")
 	rows, got := benchRows(t, benched("--svg", chart, "--html", file)...)
-	requirePage(t, file)
+	requirePage(t, file, 300_000)
 	require.Len(t, rows, 4)
 	picture, err := os.ReadFile(chart)
 	require.NoError(t, err)
@@ -89,25 +89,32 @@ func TestBenchZeroMeasuresEveryStage(t *testing.T) {
 	}
 }
 
-// A page is one file of at most 300 KB that loads nothing.
-func requirePage(t *testing.T, path string) {
+// A page is one file of at most so many bytes that loads nothing.
+func requirePage(t *testing.T, path string, most int) {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.LessOrEqual(t, len(text), 300_000)
+	require.LessOrEqual(t, len(text), most)
 	require.NotRegexp(t, `(?i)src=|@import|url\(|<link|https?://[^w]`, string(text))
 	require.Contains(t, string(text), "prefers-color-scheme: dark")
 	inBrowser(t, string(text))
 }
 
-// browserCheck tells of a page in frames of several widths which scroll sideways, and which
-// labels of charts cover each other.
+// browserCheck tells of a page in frames of several widths which scroll sideways, which labels of
+// charts cover each other, and which buttons do not copy their command.
 const browserCheck = `<script>
-onload = () => setTimeout(() => {
+onload = () => setTimeout(async () => {
   const found = [];
   for (const f of document.querySelectorAll("iframe")) {
     const d = f.contentDocument, w = f.clientWidth;
     if (!d.querySelector("svg.bars text")) found.push(w + ": no chart");
+    let copied = "";
+    Object.defineProperty(f.contentWindow.navigator, "clipboard", {value: {writeText: async s => { copied = s; }}});
+    for (const b of d.querySelectorAll(".cmd button")) {
+      b.click();
+      await new Promise(done => setTimeout(done, 1));
+      if (b.textContent != "Copied" || copied != b.parentNode.querySelector("code").textContent) found.push(w + ": the button copies " + copied);
+    }
     if (d.documentElement.scrollWidth > w) found.push(w + ": scrolls to " + d.documentElement.scrollWidth);
     for (const e of d.querySelectorAll(".wide")) if (e.scrollWidth > e.clientWidth + 1) found.push(w + ": a table of " + e.scrollWidth + " in " + e.clientWidth);
     for (const svg of d.querySelectorAll("svg.bars")) {
@@ -239,7 +246,7 @@ func TestBenchScale(t *testing.T) {
 	over := 2 * runtime.GOMAXPROCS(0)
 	page := filepath.Join(t.TempDir(), "page.html")
 	rows, got := benchRows(t, scale("--ranks", fmt.Sprint(over), "--mode", "strong", "--reproducible", "--html", page, "--gpu", "none")...)
-	requirePage(t, page)
+	requirePage(t, page, 300_000)
 	require.Equal(t, []any{1, "strong", true}, []any{rows[0].Ranks, rows[0].Mode, rows[0].Overlap})
 	require.InDelta(t, 1, *rows[0].Efficiency, 1e-9)
 	for _, r := range rows {

@@ -18,8 +18,8 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 )
 
-// jobs are the questions whose jobs examples/cluster keeps. 
-var jobs = map[string]string{
+// keptJobs are the questions whose jobs examples/cluster keeps.
+var keptJobs = map[string]string{
 	"planned-slurm.sh":        "--emit slurm --model llama-3-8b --gpu h100-80 --nodes 2 --gpus-per-node 8 --precision bf16 --seq 4096 --batch 1 --tokens 1e9",
 	"planned-jobset-gpu.yaml": "--emit jobset --model gpt2-xl --gpu rtx-4090 --nodes 1 --gpus-per-node 4 --precision bf16 --seq 1024 --disk /nvme:100GiB --offload optimizer=disk",
 	"planned-jobset-cpu.yaml": "--emit jobset --model gpt2 --nodes 1 --gpus-per-node 8 --reproducible --batch 1 --global-batch 48 --threads 16 --steps 10000",
@@ -27,7 +27,7 @@ var jobs = map[string]string{
 
 // The jobs in examples/cluster are what plan writes. `-update` rewrites them.
 func TestEmittedJobs(t *testing.T) {
-	for name, line := range jobs {
+	for name, line := range keptJobs {
 		r := command(append([]string{"plan"}, strings.Fields(line)...)...)
 		require.Equal(t, cli.ExitDone, r.status, r.stderr)
 		path := filepath.Join("..", "..", "examples", "cluster", name)
@@ -52,7 +52,7 @@ func TestEmittedSlurm(t *testing.T) {
 		t.Skip("no bash")
 	}
 	for _, line := range []string{
-		jobs["planned-slurm.sh"],
+		keptJobs["planned-slurm.sh"],
 		"--emit SLURM --model gpt2 --nodes 3 --gpus-per-node 4 --reproducible --batch 1 --global-batch 48",
 		"--emit slurm --model " + testdata + "/gpt2 --nodes 1 --gpus-per-node 2 --seq 16 --checkpoint 'my runs' --save-every 5 --epochs 2 --offload activations=host:h.{0-0}.mlp.act --recompute none",
 	} {
@@ -84,7 +84,7 @@ func TestEmittedSlurm(t *testing.T) {
 func TestEmittedMemoryAndTime(t *testing.T) {
 	for name, ranks := range map[string]int64{"planned-slurm.sh": 8, "planned-jobset-gpu.yaml": 1, "planned-jobset-cpu.yaml": 8} {
 		file := filepath.Join(t.TempDir(), "plan.json")
-		r := command(append([]string{"plan", "--json", file}, strings.Fields(jobs[name])...)...)
+		r := command(append([]string{"plan", "--json", file}, strings.Fields(keptJobs[name])...)...)
 		var doc planning.Doc
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)

@@ -310,9 +310,10 @@ func TestPlanPage(t *testing.T) {
 	require.Equal(t, cli.ExitDoesNotFit, r.status)
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	for _, want := range []string{"Plan of gpt2", "Does not fit", "device memory over section", "host memory over section", "The peak of device memory explained", "What would make it fit", "A step, predicted, by stage"} {
+	for _, want := range []string{"Plan of gpt2", "Does not fit", "device memory over step, recommended", "device memory over step, as requested", "host memory over step, recommended", "The peak of device memory explained", "What would make it fit", "A step, predicted, by stage"} {
 		require.Contains(t, string(text), want)
 	}
+	requirePage(t, path, 200_000)
 	made := regexp.MustCompile(`<code>spillway (plan [^<]*)</code>`).FindSubmatch(text)
 	require.NotNil(t, made)
 	require.NoError(t, os.Remove(path))
@@ -333,7 +334,7 @@ func TestTrainFit(t *testing.T) {
 	require.Contains(t, r.stderr, "recommended: --zero")
 	r = command(append([]string{"plan", "--fit", "--device-memory", limit}, shape...)...)
 	require.Equal(t, cli.ExitDone, r.status, r.stderr)
-	require.Regexp(t, `fits; the fastest by prediction of \d+ configurations planned:\n  spillway train --batch 1 `, r.stdout)
+	require.Regexp(t, `fits; the fastest by prediction of \d+ configurations planned: spillway train --batch 1 `, unwrapped(r.stdout))
 	require.Equal(t, cli.ExitBadInput, command(append([]string{"plan", "--global-batch", "7"}, shape...)...).status)
 	require.Equal(t, cli.ExitDone, command(append([]string{"plan", "--global-batch", "8"}, shape...)...).status)
 }

@@ -120,7 +120,7 @@ func TestFromRefuses(t *testing.T) {
 		{[]string{"--from", set("command", []string{"plan", "--json", "x"})}, `"--json" is no flag of a plan's command`},
 		{[]string{"--from", set("command", []string{"plan", "model"})}, `"model" is no flag of a plan's command`},
 		{[]string{"--from", set("command", []string{"plan", "--model"})}, `"--model" has no value`},
-		{[]string{"--from", set("command", []string{"plan", "--zero", "x"})}, `--zero "x": a whole number is needed`},
+		{[]string{"--from", set("command", []string{"plan", "--zero", "x"})}, `--zero "x": a plain decimal number is needed`},
 		{[]string{"--from", set("command", []string{"plan", "--model", "gpt9"})}, "gpt9"},
 		{[]string{"--from", set("machine", map[string]any{"model_config": map[string]any{"model_type": "gpt9"}})}, "model_config"},
 		{[]string{"--from", good, "--config", writeFile(t, "c.yaml", "ranks: 2\n")}, "--from " + good[:10]},

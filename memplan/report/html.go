@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"html/template"
 	"io"
+	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -20,21 +22,22 @@ type Page struct {
 	Fits     bool
 	Charts   []*Bars
 	Tables   []Table
-	Spaces   []SpaceChart
-	Peak     []Table  // the peak explained
-	Advice   *Advice  // what to run; nil: nothing that fits is known
-	Ways     *Table   // what would make it fit; nil where it does, or nothing would
-	NoWay    string   // where nothing makes it fit: what was tried
-	Lines    []string // remarks
-	Made     string   // the command that makes this page, to be run again; "": not told
-	By       string   // the program and its version, and when
+	Spaces   []SpaceChart // side by side where there is room
+	Peak     []Table      // the peak explained
+	Advice   *Advice      // what to run; nil: nothing that fits is known
+	Ways     *Table       // what would make it fit; nil where it does, or nothing would
+	NoWay    string       // where nothing makes it fit: what was tried
+	Lines    []string     // remarks
+	Made     string       // the command that makes this page, to be run again; "": not told
+	By       string       // the program and its version, and when
 }
 
-// Advice is a recommended configuration: its flags, or words in their place, and
-// what is to be said about it.
+// Advice is a configuration to run: its command, its flags or words in their place, what it takes
+// beside the request, and what is to be said about it.
 type Advice struct {
-	Flags, Words string
-	Lines        []string
+	Title, Command, Flags, Words string
+	Beside                       *Table // nil: nothing is compared
+	Lines                        []string
 }
 
 // Table has a heading and rows of text; numbers are set to the right.
@@ -54,7 +57,8 @@ type Table struct {
 // SpaceChart is a timeline with its cap.
 type SpaceChart struct {
 	*Timeline
-	Capacity int64 // bytes that the arena may take; 0: no cap
+	Of       string // which configuration it is of
+	Capacity int64  // bytes that the arena may take; 0: no cap
 }
 
 //go:embed page.html
@@ -65,6 +69,7 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"bars":   (*Bars).inline,
 	"data":   chartData,
 	"number": isNumber,
+	"prose":  prose,
 	// right says that a column holds numbers, which its heading follows.
 	"right": func(t Table, column int) bool {
 		for _, row := range t.Rows {
@@ -111,8 +116,8 @@ var colours = [graph.NumClasses]string{
 
 // The chart's coordinates.
 const (
-	chartW, chartH           = 1000, 300
-	left, right, top, bottom = 80, 10, 14, 34
+	chartW, chartH           = 520, 250
+	left, right, top, bottom = 70, 6, 14, 22
 	plotW, plotH             = chartW - left - right, chartH - top - bottom
 )
 
@@ -151,25 +156,7 @@ func chart(c SpaceChart) template.HTML {
 		fmt.Fprintf(&b, `<line class="grid" x1="%d" x2="%d" y1="%.1f" y2="%.1f"/><text class="axis" x="%d" y="%.1f" text-anchor="end">%s</text>`,
 			left, chartW-right, y(v), y(v), left-6, y(v)+4, bytes(v))
 	}
-	base := make([]int64, n)
-	for class := range graph.NumClasses {
-		used := false
-		var upper, lower []string
-		for i := range n {
-			v := c.Columns[i].Bytes[class]
-			used = used || v > 0
-			upper = append(upper, fmt.Sprintf("%.1f,%.1f %.1f,%.1f", x(i), y(base[i]+v), x(i+1), y(base[i]+v)))
-			lower = append(lower, fmt.Sprintf("%.1f,%.1f %.1f,%.1f", x(i+1), y(base[i]), x(i), y(base[i])))
-			base[i] += v
-		}
-		if !used {
-			continue
-		}
-		for i, j := 0, len(lower)-1; i < j; i, j = i+1, j-1 {
-			lower[i], lower[j] = lower[j], lower[i]
-		}
-		fmt.Fprintf(&b, `<polygon fill="%s" points="%s %s"/>`, colours[class], strings.Join(upper, " "), strings.Join(lower, " "))
-	}
+	b.WriteString(areas(c, x, y))
 	line := func(class string, v int64, text string) {
 		fmt.Fprintf(&b, `<line class="%s" x1="%d" x2="%d" y1="%.1f" y2="%.1f"/><text class="%s" x="%d" y="%.1f" text-anchor="end">%s</text>`,
 			class, left, chartW-right, y(v), y(v), class, chartW-right-4, y(v)-4, text)
@@ -184,6 +171,32 @@ func chart(c SpaceChart) template.HTML {
 	return template.HTML(b.String())
 }
 
+// areas draws the classes on top of each other: each area goes down to the ground, and those
+// below are painted over it.
+func areas(c SpaceChart, x func(int) float64, y func(int64) float64) string {
+	var paths []string
+	sums := make([]int64, len(c.Columns))
+	for class := range graph.NumClasses {
+		used, last := false, int64(-1)
+		var path strings.Builder
+		fmt.Fprintf(&path, `<path fill="%s" d="M%.1f %.1f`, colours[class], x(0), y(0))
+		for i := range c.Columns {
+			v := c.Columns[i].Bytes[class]
+			used = used || v > 0
+			if sums[i] += v; sums[i] != last {
+				fmt.Fprintf(&path, "H%.1fV%.1f", x(i), y(sums[i]))
+				last = sums[i]
+			}
+		}
+		if used {
+			fmt.Fprintf(&path, `H%.1fV%.1fZ"/>`, x(len(c.Columns)), y(0))
+			paths = append(paths, path.String())
+		}
+	}
+	slices.Reverse(paths)
+	return strings.Join(paths, "")
+}
+
 // chartData is what the script needs to name what is under the pointer.
 func chartData(c SpaceChart) (template.JS, error) {
 	type column struct {
@@ -194,7 +207,7 @@ func chartData(c SpaceChart) (template.JS, error) {
 		Scale   int64    `json:"scale"`
 		Columns []column `json:"columns"`
 		Classes []string `json:"classes"`
-		Buffers []any    `json:"buffers"` // name, class, bytes, shape, lives
+		Buffers []any    `json:"buffers"` // name, class, bytes, shape, lives: columns from and to, and bytes where they differ
 	}{Scale: scale(c)}
 	for _, col := range c.Columns {
 		doc.Columns = append(doc.Columns, column{col.Label, col.Total})
@@ -202,11 +215,53 @@ func chartData(c SpaceChart) (template.JS, error) {
 	for class := range graph.NumClasses {
 		doc.Classes = append(doc.Classes, class.String())
 	}
-	for _, b := range c.Buffers {
-		doc.Buffers = append(doc.Buffers, []any{b.Name, int(b.Class), b.Bytes, b.Shape, b.Lives})
-	}
+	doc.Buffers = append(doc.Buffers, large(c)...)
 	text, err := json.Marshal(doc)
 	return template.JS(text), err
+}
+
+// large lists the buffers that can be pointed at, by class; behind those of a class is the sum of
+// what would be too thin.
+func large(c SpaceChart) (list []any) {
+	least := c.Extent * 3 / int64(2*max(len(c.Columns), 3))
+	for class := range graph.NumClasses {
+		small, count := make([]int64, len(c.Columns)), 0
+		for _, b := range c.Buffers {
+			if b.Class != class {
+				continue
+			}
+			if b.Bytes >= least {
+				list = append(list, []any{b.Name, int(class), b.Bytes, b.Shape, b.Lives})
+				continue
+			}
+			count++
+			for _, v := range b.Lives {
+				for i := v[0]; i <= v[1]; i++ {
+					small[i] += b.Bytes
+				}
+			}
+		}
+		var runs [][3]int64
+		for i, v := range small {
+			if n := len(runs); n > 0 && runs[n-1][2] == v {
+				runs[n-1][1] = int64(i)
+			} else if v > 0 || n > 0 {
+				runs = append(runs, [3]int64{int64(i), int64(i), v})
+			}
+		}
+		if len(runs) > 0 {
+			list = append(list, []any{fmt.Sprintf("some of %d small buffers", count), int(class), 0, "", runs})
+		}
+	}
+	return list
+}
+
+// flagIn is a flag in running text, which is not to be broken.
+var flagIn = regexp.MustCompile(`--[a-z0-9-]+`)
+
+// prose is running text with its flags in one piece.
+func prose(s string) template.HTML {
+	return template.HTML(flagIn.ReplaceAllString(template.HTMLEscapeString(s), `<span class="flag">$0</span>`))
 }
 
 func isNumber(s string) bool {

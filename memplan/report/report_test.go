@@ -38,9 +38,9 @@ func chain(t *testing.T, n int) (*graph.Program, *memplan.Layout) {
 func TestTimelineAddsUp(t *testing.T) {
 	for _, n := range []int{1, 2, 7, 5000} {
 		p, l := chain(t, n)
-		tl, err := NewTimeline(p, l, "step", graph.Device)
+		tl, err := NewTimeline(p, l, "step", graph.Device, Columns)
 		require.NoError(t, err)
-		require.Len(t, tl.Columns, min(2*n, maxColumns))
+		require.Len(t, tl.Columns, min(2*n, Columns))
 		require.Equal(t, l.Spaces[graph.Device].Peak, tl.Extent)
 		require.Equal(t, l.Spaces[graph.Device].LowerBound, tl.Columns[tl.Peak].Total)
 		for i, c := range tl.Columns {
@@ -60,9 +60,9 @@ func TestTimelineAddsUp(t *testing.T) {
 		}
 	}
 	p, l := chain(t, 3)
-	_, err := NewTimeline(p, l, "eval", graph.Device)
+	_, err := NewTimeline(p, l, "eval", graph.Device, Columns)
 	require.ErrorContains(t, err, `"eval"`)
-	host, err := NewTimeline(p, l, "step", graph.Host)
+	host, err := NewTimeline(p, l, "step", graph.Host, Columns)
 	require.NoError(t, err)
 	require.Empty(t, host.Columns)
 }
@@ -70,7 +70,7 @@ func TestTimelineAddsUp(t *testing.T) {
 // The page loads nothing, holds the data that its script reads, and escapes names.
 func TestPageStandsAlone(t *testing.T) {
 	p, l := chain(t, 9)
-	tl, err := NewTimeline(p, l, "step", graph.Device)
+	tl, err := NewTimeline(p, l, "step", graph.Device, Columns)
 	require.NoError(t, err)
 	page := Page{Title: "Plan of <model>", Verdict: "Fits", Fits: true, Spaces: []SpaceChart{{Timeline: tl, Capacity: 5000}},
 		Tables: []Table{{Title: "stages", Head: []string{"ZeRO", "peak"}, Rows: [][]string{{"0", "3.00 MiB"}, {"1", "2.00 MiB"}}, Mark: 1}},
@@ -87,7 +87,7 @@ func TestPageStandsAlone(t *testing.T) {
 	require.Contains(t, text, "cap 4.88 KiB")
 	require.Contains(t, text, `<tr class="mark"><td data-head="ZeRO" class="n">1</td>`)
 	require.Contains(t, text, `<td data-head="ZeRO">peak</td><td data-head="0" class="n">3.00 MiB</td><td data-head="1" class="n asked">2.00 MiB</td>`)
-	require.Contains(t, text, `<td data-head="ZeRO">at</td><td data-head="0" class="n">head</td><td data-head="1" class="n asked">tail</td>`)
+	require.Contains(t, text, `<td data-head="ZeRO">at</td><td data-head="0" class="t">head</td><td data-head="1" class="t asked">tail</td>`)
 	require.Contains(t, text, `<th>ZeRO</th><th class="n">0</th>`)
 	require.Contains(t, text, `<code>--zero &lt;3&gt;</code>`)
 	require.Contains(t, text, `<li>1.00 s a step</li>`)

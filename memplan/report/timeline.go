@@ -41,11 +41,11 @@ type Buffer struct {
 	Lives [][2]int
 }
 
-// maxColumns is the resolution of a timeline: a pixel or more on any screen.
-const maxColumns = 900
+// Columns is the usual resolution of a timeline.
+const Columns = 300
 
-// NewTimeline follows the buffers of one space through a section.
-func NewTimeline(p *graph.Program, l *memplan.Layout, section string, sp graph.Space) (*Timeline, error) {
+// NewTimeline follows the buffers of one space through a section, in so many columns at most.
+func NewTimeline(p *graph.Program, l *memplan.Layout, section string, sp graph.Space, columns int) (*Timeline, error) {
 	sec := p.Section(section)
 	if sec == nil {
 		return nil, fmt.Errorf("report: the program has no section %q", section)
@@ -64,7 +64,7 @@ func NewTimeline(p *graph.Program, l *memplan.Layout, section string, sp graph.S
 		return t, nil
 	}
 	lives := livesOf(p, l, trace, sp)
-	column := t.choose(p, sec, trace, lives)
+	column := t.choose(p, sec, trace, lives, columns)
 	t.fill(p, lives, column)
 	slices.SortStableFunc(t.Buffers, func(a, b Buffer) int {
 		span := func(x Buffer) (s int) {
@@ -101,7 +101,7 @@ func livesOf(p *graph.Program, l *memplan.Layout, trace *graph.Trace, sp graph.S
 
 // choose makes the columns, each of the step among its own at which most is live, and
 // returns the column of every step.
-func (t *Timeline) choose(p *graph.Program, sec *graph.Section, trace *graph.Trace, lives []life) (column []int) {
+func (t *Timeline) choose(p *graph.Program, sec *graph.Section, trace *graph.Trace, lives []life, columns int) (column []int) {
 	n := len(trace.Steps)
 	// Live bytes by step, as differences.
 	totals := make([]int64, n+1)
@@ -112,7 +112,7 @@ func (t *Timeline) choose(p *graph.Program, sec *graph.Section, trace *graph.Tra
 	for i := 1; i <= n; i++ {
 		totals[i] += totals[i-1]
 	}
-	columns := min(n, maxColumns)
+	columns = min(n, columns)
 	column = make([]int, n)
 	for c := range columns {
 		lo, hi := c*n/columns, (c+1)*n/columns

@@ -38,9 +38,9 @@ type Flags struct {
 	reference            string
 	calibrate            bool
 	from, emit           string
-	machine              Machine        // what the plan takes of a machine
-	read, diskHere       bool           // it is from a document; but for what is known of --disk
-	opened               *planner.Model // the model of that document; nil: --model names it
+	machine              Machine           // what the plan takes of a machine
+	read, diskHere       bool              // it is from a document; but for what is known of --disk
+	opened               *planner.Model    // the model of that document; nil: --model names it
 	CPU                  spillway.Hardware // without --gpu
 	Rates                string            // where its rates are from
 	transport            string            // how its ranks meet

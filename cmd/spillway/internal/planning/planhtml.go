@@ -16,44 +16,37 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// html returns the report as one page.
-func (r *planReport) html() ([]byte, error) {
+// pageBytes is the most that a page takes.
+const pageBytes = 200_000
+
+// html returns the report as one page, with charts as fine as it has room for.
+func (r *planReport) html() (text []byte, err error) {
+	for columns := page.Columns; ; columns /= 2 {
+		text, err = r.page(columns)
+		if err != nil || len(text) <= pageBytes || columns < 20 {
+			return text, err
+		}
+	}
+}
+
+func (r *planReport) page(columns int) ([]byte, error) {
 	var head bytes.Buffer
 	r.heading(&head)
 	lines := strings.Split(strings.TrimSpace(head.String()), "\n")
 	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "), Fits: r.asked.Fits, Verdict: r.fit(),
 		Made: planner.Shell(append([]string{"spillway"}, r.flags.asked()...)),
 		By:   fmt.Sprintf("spillway %s, on %s", cli.VersionText(), time.Now().UTC().Format(time.DateOnly))}
-	doc.Charts = []*page.Bars{r.stageChart()}
 	for s := range graph.NumSpaces {
-		use := &r.asked.Plan.Layout.Spaces[s]
-		if use.Peak == 0 {
-			continue
+		if r.asked.Plan.Layout.Spaces[s].Peak > 0 {
+			doc.Tables = append(doc.Tables, r.spaceTable(s))
+			doc.Peak = append(doc.Peak, r.peakTable(s))
 		}
-		sections := []string{"step"}
-		if at, _, ok := strings.Cut(use.PeakAt, "/"); ok && at != "step" {
-			sections = append(sections, at)
-		}
-		for k := 0; k < len(sections); k++ {
-			name := sections[k]
-			t, err := page.NewTimeline(r.asked.Plan.Program, r.asked.Plan.Layout, name, s)
-			if err != nil {
-				return nil, err
-			}
-			if len(t.Columns) == 0 {
-				continue
-			}
-			if name == "step" && t.Columns[t.Peak].Total >= use.LowerBound {
-				sections = sections[:1] // the step reaches the peak too
-			}
-			chart := page.SpaceChart{Timeline: t}
-			if limit := r.asked.Plan.Config.Capacity[s]; limit > 0 {
-				chart.Capacity = limit - r.asked.Plan.Config.Outside[s]
-			}
-			doc.Spaces = append(doc.Spaces, chart)
-		}
-		doc.Tables = append(doc.Tables, r.spaceTable(s))
-		doc.Peak = append(doc.Peak, r.peakTable(s))
+	}
+	a, _ := r.answer()
+	doc.Charts = []*page.Bars{r.stageChart(a)}
+	var err error
+	if doc.Spaces, err = r.charts(a, columns); err != nil {
+		return nil, err
 	}
 	doc.Tables = append(doc.Tables, r.stepTable())
 	ref, err := r.reference()
@@ -63,9 +56,7 @@ func (r *planReport) html() ([]byte, error) {
 	if ref != nil {
 		doc.Tables = append(doc.Tables, ref.table())
 	}
-	if rec := r.recommended(); rec != nil {
-		doc.Advice = &page.Advice{Flags: rec.flags, Words: rec.words, Lines: rec.all()}
-	}
+	doc.Advice = r.advice(a)
 	if len(r.ways) > 0 {
 		doc.Ways = r.waysTable()
 	} else if !r.asked.Fits {
@@ -76,19 +67,123 @@ func (r *planReport) html() ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// stageChart draws each stage's device memory beside the cap.
-func (r *planReport) stageChart() *page.Bars {
+// compared are the plans that a page shows side by side, the answer first, and their names.
+func (r *planReport) compared(a *answer) (plans []*spillway.Forecast, names []string) {
+	if a != nil && a.changes != nil {
+		plans, names = append(plans, a.plan), append(names, "recommended")
+	}
+	if a == nil || !r.flags.chosen {
+		plans, names = append(plans, r.asked), append(names, "as requested")
+	}
+	return plans, names
+}
+
+// advice is the answer for the page; nil: nothing fits.
+func (r *planReport) advice(a *answer) *page.Advice {
+	if a == nil {
+		return nil
+	}
+	out := &page.Advice{Title: "Recommended", Flags: planner.Shell(a.changes)}
+	var refused error
+	if out.Command, refused = r.flags.command(&a.plan.Config, a.changes); refused != nil {
+		out.Lines = []string{"planned only: " + cli.Flagged(refused.Error())}
+	}
+	if rec := r.recommended(); rec != nil {
+		out.Words, out.Lines = rec.words, append(out.Lines, rec.all()...)
+	} else {
+		out.Title = "What fits, for " + r.ways[0].Cost
+	}
+	plans, names := r.compared(a)
+	out.Beside = &page.Table{Mark: -1, Head: append([]string{""}, names...)}
+	for _, f := range r.figureRows(plans) {
+		row := []string{f.name}
+		for _, p := range plans {
+			row = append(row, f.cell(p))
+		}
+		out.Beside.Rows = append(out.Beside.Rows, row)
+	}
+	return out
+}
+
+// charts are the timelines of the compared plans, space by space. A space that is small beside the
+// largest has none.
+func (r *planReport) charts(a *answer, columns int) (list []page.SpaceChart, err error) {
+	plans, names := r.compared(a)
+	var most [graph.NumSpaces]int64
+	for _, p := range plans {
+		for s := range graph.NumSpaces {
+			most[s] = max(most[s], p.Plan.Layout.Spaces[s].Peak)
+		}
+	}
+	for s := range graph.NumSpaces {
+		for i, p := range plans {
+			if p.Plan.Layout.Spaces[s].Peak == 0 || most[s] < slices.Max(most[:])/50 {
+				continue
+			}
+			charts, err := spaceCharts(p, s, columns)
+			if err != nil {
+				return nil, err
+			}
+			for _, c := range charts {
+				c.Of = names[i]
+				list = append(list, c)
+			}
+		}
+	}
+	return list, nil
+}
+
+// spaceCharts are the timelines of a space: of the step, and of the section that reaches the peak
+// where the step does not.
+func spaceCharts(p *spillway.Forecast, s graph.Space, columns int) (list []page.SpaceChart, err error) {
+	use := &p.Plan.Layout.Spaces[s]
+	sections := []string{"step"}
+	if at, _, ok := strings.Cut(use.PeakAt, "/"); ok && at != "step" {
+		sections = append(sections, at)
+	}
+	for _, name := range sections {
+		t, err := page.NewTimeline(p.Plan.Program, p.Plan.Layout, name, s, columns)
+		if err != nil {
+			return nil, err
+		}
+		if len(t.Columns) == 0 {
+			continue
+		}
+		chart := page.SpaceChart{Timeline: t}
+		if limit := p.Plan.Config.Capacity[s]; limit > 0 {
+			chart.Capacity = limit - p.Plan.Config.Outside[s]
+		}
+		list = append(list, chart)
+		if t.Columns[t.Peak].Total >= use.LowerBound {
+			break // the step reaches the peak too
+		}
+	}
+	return list, nil
+}
+
+// stageChart draws the device memory of the answer, and of the request at each stage, beside the cap.
+func (r *planReport) stageChart(a *answer) *page.Bars {
 	chart := &page.Bars{Title: "Device memory of a rank at its peak", Series: page.Classes()}
-	for _, f := range r.shown() {
+	add := func(name string, f *spillway.Forecast) {
 		limit := f.Plan.Config.Capacity[graph.Device]
 		if limit > 0 {
 			limit -= f.Plan.Config.Outside[graph.Device]
 		}
-		bar := page.MemoryBar(fmt.Sprintf("ZeRO-%d", f.Config.Zero), f.Plan.Layout.Spaces[graph.Device].ByClass, limit)
+		bar := page.MemoryBar(name, f.Plan.Layout.Spaces[graph.Device].ByClass, limit)
 		if bar.Mark > 0 {
 			chart.Mark = "cap"
 		}
 		chart.Bars = append(chart.Bars, bar)
+	}
+	if a != nil && a.changes != nil && !r.flags.chosen {
+		add("recommended", a.plan)
+	}
+	for _, f := range r.shown() {
+		name := fmt.Sprintf("ZeRO-%d", f.Config.Zero)
+		if f == r.asked {
+			name += ", as requested"
+		}
+		add(name, f)
 	}
 	return chart
 }

@@ -95,7 +95,7 @@ func (r *planReport) figures(w io.Writer, a *answer) {
 	plans, head := []*spillway.Forecast{r.asked}, []string{"as requested"}
 	if a != nil {
 		plans[0] = a.plan
-		if head[0] = "this"; a.changes != nil && !r.flags.chosen {
+		if head[0] = "recommended"; a.changes != nil && !r.flags.chosen {
 			plans, head = append(plans, r.asked), append(head, "as requested")
 		}
 	}
@@ -139,14 +139,14 @@ func (r *planReport) figureRows(plans []*spillway.Forecast) (rows []stepRow) {
 
 // filled is what a rank takes of a space, of how much.
 func (f *Flags) filled(p *spillway.Forecast, s graph.Space) string {
-	text, limit, assumed := plan.Bytes(p.Plan.Layout.Spaces[s].Peak+p.Plan.Config.Outside[s]), p.Plan.Config.Capacity[s], ""
+	text, limit := plan.Bytes(p.Plan.Layout.Spaces[s].Peak+p.Plan.Config.Outside[s]), p.Plan.Config.Capacity[s]
 	if limit == 0 && s == graph.Host && f.gpuFound != nil {
-		limit, assumed = f.hostShare(*f.gpuFound), " assumed"
+		limit = f.hostShare(*f.gpuFound) // as assumed of its server
 	}
 	if limit == 0 {
 		return text
 	}
-	return text + " of " + plan.Bytes(limit) + assumed
+	return text + " of " + plan.Bytes(limit)
 }
 
 // setFlag is a flag as it was given, on the command line or in a file.
