@@ -201,8 +201,8 @@ func (f *Forecast) Seconds(tokens float64) (seconds float64) {
 		if i+1 < len(c.BatchSchedule) {
 			steps = min(steps, float64(c.BatchSchedule[i+1].Step-from.Step))
 		}
-		tokens -= steps * each
-		seconds += steps * times[at].Step.Seconds
+		tokens -= float64(steps * each)
+		seconds += float64(steps * times[at].Step.Seconds)
 	}
 	return seconds + tokens/f.TokensPerSecond()
 }

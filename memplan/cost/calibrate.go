@@ -48,8 +48,11 @@ type Rate struct {
 	PerByte float64 `json:"per_byte"`
 }
 
-// Of is the time of an operation of that size.
-func (r Rate) Of(s Size) float64 { return r.PerOp + s.Flops*r.PerFlop + s.Bytes*r.PerByte }
+// Of is the time of an operation of that size. Conversions round products, here and below:
+// compilers for some CPUs would otherwise fuse them with sums, and predictions would differ.
+func (r Rate) Of(s Size) float64 {
+	return r.PerOp + float64(s.Flops*r.PerFlop) + float64(s.Bytes*r.PerByte)
+}
 
 // Rates are a class's parts of Work.
 type Rates struct {
@@ -175,7 +178,7 @@ func leastSquares(list []Sample, columns []int) (x [3]float64, ok bool) {
 			for j := range n {
 				a[i][j] += vi * value(s, j) / scale[j]
 			}
-			a[i][n] += vi * s.Seconds
+			a[i][n] += float64(vi * s.Seconds)
 		}
 	}
 	for i := range n { // Gauss with pivots of the diagonal: the matrix is positive definite

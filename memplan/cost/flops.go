@@ -30,7 +30,7 @@ func ModelFlops(p *graph.Program, section string) (sum float64) {
 		ph := &sec.Phases[i]
 		for k := range ph.Ops {
 			if op := &ph.Ops[k]; IsProduct(op) && (op.Pass == graph.Forward || op.Pass == graph.Backward) {
-				sum += SizeOf(p, op).Flops * float64(max(ph.Repeat, 1))
+				sum += float64(SizeOf(p, op).Flops * float64(max(ph.Repeat, 1)))
 			}
 		}
 	}

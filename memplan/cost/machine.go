@@ -253,7 +253,7 @@ func (m *Machine) collective(p *graph.Program, op *graph.Op) float64 {
 	}
 	latency, beta := 0.0, 0.0
 	if inNode > 1 {
-		latency += float64(inNode-1) * m.Intra.Latency
+		latency += float64(float64(inNode-1) * m.Intra.Latency)
 		beta = 1 / m.Intra.Bandwidth
 	}
 	if nodes > 1 {
@@ -261,7 +261,7 @@ func (m *Machine) collective(p *graph.Program, op *graph.Op) float64 {
 		if op.Kind == graph.AllToAll { // a message to each rank elsewhere
 			hops = (nodes - 1) * inNode
 		}
-		latency += float64(hops) * m.Inter.Latency
+		latency += float64(float64(hops) * m.Inter.Latency)
 		// What crosses the network, as a share of what a rank sends. Of a gather or a
 		// sum the node's ranks of the group each carry their part; an exchange has
 		// nothing in common to carry.
@@ -272,5 +272,5 @@ func (m *Machine) collective(p *graph.Program, op *graph.Op) float64 {
 		beta = max(beta, cross/m.Inter.Bandwidth)
 	}
 	// What arrives is also written to memory, and read where it is added.
-	return m.Launch + passes*(latency+max(sent*beta, 2*sent/(m.Memory*share(m.MemoryShare))))
+	return m.Launch + float64(passes*(latency+max(float64(sent*beta), 2*sent/(m.Memory*share(m.MemoryShare)))))
 }

@@ -11,9 +11,9 @@ package cost
 // In it s is the tokens of a row, b the rows of a micro-batch, h the width and a
 // the heads.
 func MegatronActivationBytes(layers, s, b, h, a float64, selective bool) float64 {
-	perLayer := 34 * s * b * h
+	perLayer := float64(34 * s * b * h)
 	if !selective {
-		perLayer += 5 * a * s * s * b
+		perLayer += float64(5 * a * s * s * b)
 	}
 	return layers * perLayer
 }

@@ -152,7 +152,7 @@ func (s *simulation) finish(at float64) (n int) {
 			a.step = -1
 			n++
 		case s.m.Cores > 0:
-			a.rest -= passed * a.speed
+			a.rest -= float64(passed * a.speed)
 		}
 	}
 	return n
@@ -220,7 +220,7 @@ func (s *simulation) result(sec *graph.Section) *Run {
 	settle := func() {
 		if prior.Phase >= 0 {
 			if ph := &sec.Phases[prior.Phase]; ph.Repeat > 2 {
-				extra += float64(ph.Repeat-2) * (all - before)
+				extra += float64(float64(ph.Repeat-2) * (all - before))
 			}
 		}
 	}
@@ -239,9 +239,9 @@ func (s *simulation) result(sec *graph.Section) *Run {
 		if ph := &sec.Phases[at.Phase]; at.Copy == 1 && ph.Repeat > 2 {
 			times = float64(ph.Repeat - 1)
 		}
-		r.Busy[op.Stream] += times * d
+		r.Busy[op.Stream] += float64(times * d)
 		if op.Stream == graph.Compute || op.Stream == graph.HostWork {
-			r.Pass[op.Pass] += times * d
+			r.Pass[op.Pass] += float64(times * d)
 		}
 	}
 	settle()

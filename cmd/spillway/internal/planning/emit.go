@@ -213,7 +213,7 @@ func (f *Flags) timeLimit(p *spillway.Forecast, steps int, unknown bool) string 
 		if t := f.timeRange(); t != nil {
 			high = t.High
 		}
-		s := 1.25*high*p.Step.Seconds*float64(steps) + (30 * time.Minute).Seconds()
+		s := float64(1.25*high*p.Step.Seconds*float64(steps)) + (30 * time.Minute).Seconds()
 		hours = int64(math.Ceil(min(s, 1e9) / 3600))
 	}
 	return fmt.Sprintf("%d-%02d:00:00", hours/24, hours%24)

@@ -224,10 +224,13 @@ func (f *Flags) runnable(c spillway.Config) error {
 
 // trainable are the changes that train has flags for.
 func trainable(changes []string) (out []string) {
-	known := options.TrainSet()
-	for i := 0; i+1 < len(changes); i += 2 {
-		if known.Lookup(strings.TrimPrefix(changes[i], "--")) != nil {
-			out = append(out, changes[i], changes[i+1])
+	known, keep := options.TrainSet(), false
+	for _, word := range changes { // a flag, or its value
+		if name, is := strings.CutPrefix(word, "--"); is {
+			keep = known.Lookup(name) != nil
+		}
+		if keep {
+			out = append(out, word)
 		}
 	}
 	return out
