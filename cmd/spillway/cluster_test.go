@@ -55,7 +55,7 @@ func trainLines(t *testing.T, file string) (list [][]string) {
 
 // What the examples for clusters start is a command that there is: its flags parse.
 func TestClusterExamplesStartWhatThereIs(t *testing.T) {
-	for file, commands := range map[string]int{"slurm.sh": 1, "jobset.yaml": 1, "mpijob.yaml": 1, "README.md": 4} {
+	for file, commands := range map[string]int{"slurm.sh": 1, "planned-slurm.sh": 1, "jobset.yaml": 1, "planned-jobset-gpu.yaml": 1, "mpijob.yaml": 1, "README.md": 4} {
 		lines := trainLines(t, file)
 		require.Len(t, lines, commands, file)
 		for _, args := range lines {

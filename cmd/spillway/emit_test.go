@@ -22,7 +22,7 @@ import (
 var keptJobs = map[string]string{
 	"planned-slurm.sh":        "--emit slurm --model llama-3-8b --gpu h100-80 --nodes 2 --gpus-per-node 8 --precision bf16 --seq 4096 --batch 1 --tokens 1e9",
 	"planned-jobset-gpu.yaml": "--emit jobset --model gpt2-xl --gpu rtx-4090 --nodes 1 --gpus-per-node 4 --precision bf16 --seq 1024 --disk /nvme:100GiB --offload optimizer=disk",
-	"planned-jobset-cpu.yaml": "--emit jobset --model gpt2 --nodes 1 --gpus-per-node 8 --reproducible --batch 1 --global-batch 48 --threads 16 --steps 10000",
+	"jobset.yaml":             "--emit jobset --model gpt2 --nodes 1 --gpus-per-node 8 --reproducible --batch 1 --global-batch 48 --threads 16 --steps 10000",
 }
 
 // The jobs in examples/cluster are what plan writes. `-update` rewrites them.
@@ -38,6 +38,18 @@ func TestEmittedJobs(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, string(want), r.stdout, "%s is not what plan writes: rewrite it with -update", name)
 	}
+}
+
+// A manifest for GPUs is that for CPUs, which examples/cluster/check holds to the API, but for its
+// comment, arguments, resources and the volume of a disk tier.
+func TestManifestsAreAlike(t *testing.T) {
+	own := regexp.MustCompile(`(?m)^( *- ".*"| *(requests|limits): .*|#.*| *- \{name: scratch, .*| *- name: scratch\n.*scratch.*)\n`)
+	read := func(name string) string {
+		text, err := os.ReadFile(filepath.Join("..", "..", "examples", "cluster", name))
+		require.NoError(t, err)
+		return own.ReplaceAllString(string(text), "")
+	}
+	require.Equal(t, read("jobset.yaml"), read("planned-jobset-gpu.yaml"))
 }
 
 // sbatchOptions are options of sbatch(1), Slurm 24.05, in their long form.
@@ -82,7 +94,7 @@ func TestEmittedSlurm(t *testing.T) {
 // The memory that a job asks for is what its processes take by the plan, and the stated margin; its
 // steps are those of --tokens, and its time is more than theirs.
 func TestEmittedMemoryAndTime(t *testing.T) {
-	for name, ranks := range map[string]int64{"planned-slurm.sh": 8, "planned-jobset-gpu.yaml": 1, "planned-jobset-cpu.yaml": 8} {
+	for name, ranks := range map[string]int64{"planned-slurm.sh": 8, "planned-jobset-gpu.yaml": 1, "jobset.yaml": 8} {
 		file := filepath.Join(t.TempDir(), "plan.json")
 		r := command(append([]string{"plan", "--json", file}, strings.Fields(keptJobs[name])...)...)
 		var doc planning.Doc
