@@ -133,6 +133,35 @@ func Fit(ctx context.Context, cfg config.Config, fixed Fixed, rows int, hw Hardw
 }
 
 func (q Request) Fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
+	r, err := q.free(fixed, rows, hw)
+	if err != nil {
+		return nil, err
+	}
+	found, err := search.Fit(ctx, r.spec, r.given, r.allowed, r.rows, hw)
+	var none *search.NothingFits
+	if errors.As(err, &none) {
+		e := &NothingFits{Tried: none.Tried, Smallest: r.forecast(none.Smallest), What: none.What, HostShare: none.HostShare}
+		if none.Smallest != nil {
+			e.Choices = choices(&none.Smallest.Spec, none.Batches, none.Precisions)
+		}
+		return nil, e
+	}
+	if err != nil {
+		return nil, r.refusal(err)
+	}
+	return r.fitted(found), nil
+}
+
+// freed is a request as a search takes it, with what the search leaves as it is.
+type freed struct {
+	planner
+	spec    search.Spec
+	given   search.Given
+	allowed []precision.Precision
+	rows    int
+}
+
+func (q Request) free(fixed Fixed, rows int, hw Hardware) (*freed, error) {
 	if len(q.BatchSchedule) > 0 {
 		rows = 0 // it says the rows of each step
 	}
@@ -145,43 +174,35 @@ func (q Request) Fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*
 			return nil, err
 		}
 	}
-	r, err := q.resolve()
+	p, err := q.resolve()
 	if err != nil {
 		return nil, err
 	}
 	if hw.Machine == nil {
 		return nil, errors.New("fit: the Hardware has no Machine to predict times on; CPUHardware and DeviceHardware give one")
 	}
-	s, err := r.spec(hw.Machine(q.Ranks))
-	if err != nil {
+	r := &freed{planner: p, rows: rows, given: search.Given{Stage: fixed.Zero, Prefetch: fixed.Prefetch, Batch: fixed.Batch, Accum: fixed.Accum, LayerOrder: fixed.AccumOrder,
+		Precision: fixed.Precision, Recompute: fixed.Recompute, Offload: fixed.Offload, SameBatch: q.Reproducible}}
+	if r.spec, err = p.spec(hw.Machine(q.Ranks)); err != nil {
 		return nil, err
 	}
-	given := search.Given{Stage: fixed.Zero, Prefetch: fixed.Prefetch, Batch: fixed.Batch, Accum: fixed.Accum, LayerOrder: fixed.AccumOrder,
-		Precision: fixed.Precision, Recompute: fixed.Recompute, Offload: fixed.Offload, SameBatch: q.Reproducible}
-	var allowed []precision.Precision
 	for _, name := range q.Allow {
 		p, err := precision.Parse(name)
 		if err != nil {
 			return nil, err
 		}
-		allowed = append(allowed, p)
+		r.allowed = append(r.allowed, p)
 	}
-	found, err := search.Fit(ctx, s, given, allowed, rows, hw)
+	return r, nil
+}
+
+// refusal is a search's error, of rows with those that would do.
+func (r *freed) refusal(err error) error {
 	var odd *search.RowsError
-	var none *search.NothingFits
-	switch {
-	case errors.As(err, &odd):
-		return nil, rowsText(odd, q.Config, fixed.Accum)
-	case errors.As(err, &none):
-		e := &NothingFits{Tried: none.Tried, Smallest: r.forecast(none.Smallest), What: none.What, HostShare: none.HostShare}
-		if none.Smallest != nil {
-			e.Choices = choices(&none.Smallest.Spec, none.Batches, none.Precisions)
-		}
-		return nil, e
-	case err != nil:
-		return nil, err
+	if errors.As(err, &odd) {
+		return rowsText(odd, r.Config, r.given.Accum)
 	}
-	return r.fitted(found), nil
+	return err
 }
 
 // rowsText says which rows of a step would do.

@@ -64,8 +64,8 @@ var changeFields = map[search.Field]string{search.Device: "Hardware.Device", sea
 	search.Seq: "Config.Seq", search.Precision: "Config.Precision", search.Prefetch: "Config.Prefetch", search.Recompute: "Config.Recompute", search.Disk: "Config.Disk",
 	search.Offload: "Config.Offload"}
 
-// settingsOf are a search's changes as settings.
-func settingsOf(list []search.Change) (s Settings) {
+// settingsOf are a search's changes as settings, with so many ranks on a server.
+func settingsOf(list []search.Change, local int) (s Settings) {
 	for _, c := range list {
 		value := fmt.Sprint(c.Number)
 		switch c.Field {
@@ -84,7 +84,14 @@ func settingsOf(list []search.Change) (s Settings) {
 		case search.Offload:
 			value = orNone(c.Text)
 		}
-		s = append(s, Setting{changeFields[c.Field], value})
+		field := changeFields[c.Field]
+		switch c.Field {
+		case search.HostMemory:
+			field, value = "Hardware.HostShare", fmt.Sprint(c.Bytes*int64(max(local, 1)))
+		case search.Other:
+			field, value, _ = strings.Cut(c.Text, " ")
+		}
+		s = append(s, Setting{field, value})
 	}
 	return s
 }

@@ -4,14 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/search"
 )
 
 // Hardware is what a plan's time is predicted on.
 type Hardware = search.Hardware
+
+// DefaultEffort is how many plans a search evaluates at most where the Hardware has no
+// Effort.
+const DefaultEffort = search.DefaultEffort
 
 // LargerDevice is a device that a plan could move to.
 type LargerDevice = search.LargerDevice
@@ -27,8 +33,38 @@ type Way struct {
 	// Slowdown is the predicted time of a token over that of the configuration as
 	// asked, if it had fitted; ranks together.
 	Slowdown float64
-	Cost     string // "", "a disk", "other numbers", "more ranks", "a larger GPU", "a smaller job"
+	Cost     string // "", "a disk", "other numbers", "more host memory", "more ranks", "a larger GPU", "a smaller job"
 	Note     string // what "auto" comes to
+}
+
+// variants are the jobs with other numbers that need less memory: moments of 8 bits, and
+// states in bf16, where the configuration takes them.
+func (r planner) variants() (list []search.Variant) {
+	add := func(c config.Config, texts ...string) {
+		q := r.Request
+		q.Config = c
+		if p, err := q.resolve(); err == nil {
+			v := search.Variant{Job: p}
+			for _, text := range texts {
+				v.Changes = append(v.Changes, search.Change{Field: search.Other, Text: text})
+			}
+			list = append(list, v)
+		}
+	}
+	if r.Inference {
+		return nil
+	}
+	if !r.In8Bits("optimizer") {
+		c := r.Config
+		c.Int8 = append(slices.Clone(c.Int8), "optimizer")
+		add(c, "Config.Int8 "+strings.Join(c.Int8, ","))
+	}
+	if !r.BF16States() {
+		c := r.Config
+		c.OptimizerDType, c.StochasticRounding = "bf16", true
+		add(c, "Config.OptimizerDType bf16", "Config.StochasticRounding true")
+	}
+	return list
 }
 
 // NoWay says what was tried where nothing makes a configuration fit.
@@ -57,6 +93,7 @@ func (n *NoWay) String() string {
 // planned, and fits; those that keep the job come first, then the fastest. Where
 // there are none, the second result says what came nearest.
 func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) {
+	hw.Variants = asked.of.variants()
 	found, none := search.WaysOut(ctx, asked.found, hw)
 	if none != nil {
 		no := &NoWay{Nearest: asked.of.forecast(none.Nearest), Tried: none.Tried, Beyond: none.Beyond}
@@ -67,8 +104,12 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	}
 	ways := make([]Way, len(found))
 	for i, w := range found {
-		f := asked.of.forecast(w.Forecast)
-		ways[i] = Way{Changes: settingsOf(w.Changes), Forecast: f, Slowdown: w.Slowdown, Cost: w.Cost, Note: f.Auto}
+		of := asked.of
+		if job, ok := w.Forecast.Spec.Job.(planner); ok {
+			of = job
+		}
+		f := of.forecast(w.Forecast)
+		ways[i] = Way{Changes: settingsOf(w.Changes, asked.Config.LocalRanks), Forecast: f, Slowdown: w.Slowdown, Cost: w.Cost, Note: f.Auto}
 	}
 	return ways, nil
 }

@@ -2,8 +2,6 @@ package search
 
 import (
 	"context"
-	"math"
-	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -35,21 +33,6 @@ const (
 	Everything                // with less it does not fit
 	NotEnough                 // everything is, and that alone does not make it fit
 )
-
-// fewestDrops finds the fastest that fits of what drops alone make of a base; some: there
-// is something that was expected to fit.
-func (s *searcher) fewestDrops(b base, set *moveSet, from *measured) (f *Forecast, at *point, some bool) {
-	if !s.folded {
-		q := newQueue(s)
-		q.drops(b, set, from)
-		f, at, _ = q.fastest()
-		return f, at, len(q.found) > 0
-	}
-	found := s.climb(b, set, onDevice, margins{}, math.Inf(1))
-	slices.SortStableFunc(found, comparePoints)
-	f, at, _ = s.confirm(found)
-	return f, at, len(found) > 0
-}
 
 // chooseRecompute finds the buffers that are best computed again on a machine. It does
 // the same everywhere that the configuration and the machine's rates are the same. The

@@ -22,6 +22,8 @@ const (
 	Recompute               // what is computed again
 	Disk                    // a disk tier
 	Offload                 // what rests off the device
+	HostMemory              // bytes of a rank's host memory
+	Other                   // a field of the job that a Variant changes
 )
 
 // Change is one choice of a configuration in place of another: of its field's value,
@@ -29,8 +31,9 @@ const (
 type Change struct {
 	Field  Field
 	Number int    // of the fields that count
+	Bytes  int64  // of HostMemory
 	On     bool   // of LayerOrder and Disk; of Recompute: it is Spec.Auto
-	Text   string // of Device, its name; of Recompute and Offload, their options as package recompute and offload write them
+	Text   string // of Device, its name; of Other, what it is to a Variant's maker; of Recompute and Offload, their options as package recompute and offload write them
 	// Precision is that field's value.
 	Precision precision.Precision
 }
@@ -61,6 +64,10 @@ func changes(from, to *Spec, nodeSize int, device string) (list []Change) {
 	add(from.Disk != to.Disk, Change{Field: Disk, On: to.Disk})
 	away := to.Offload.String()
 	add(away != from.Offload.String(), Change{Field: Offload, Text: away})
+	add(to.moreHost > 0, Change{Field: HostMemory, Bytes: to.moreHost})
+	if to.variant != from.variant {
+		list = append(list, to.variant.Changes...)
+	}
 	return list
 }
 

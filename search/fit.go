@@ -176,6 +176,7 @@ func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision
 		spaces = s.tiers()
 	}
 	w := newSearcher(ctx, s, hw.Machine(s.Ranks), drop, spaces)
+	w.effort = hw.effort()
 	layers := 0
 	if w.folded {
 		layers = foldedLayers[0]
@@ -183,7 +184,7 @@ func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision
 	if _, err := predict(ctx, w.spec, w.machine, layers, bounds); err != nil { // what is wrong with all of them
 		return nil, err
 	}
-	best, at, all, err := w.fastest(d.bases(), true)
+	best, at, all, err := w.fastest(d.bases())
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -209,33 +210,65 @@ func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision
 const worthWords = 1.01
 
 // mostPlainer are the plans that may be made to find shorter flags.
-const mostPlainer = 4
+const mostPlainer = 2
+
+// roomy is the part of the device's memory that a plan should leave the rest of: within
+// worthWords of the fastest, one that does is preferred.
+const roomy = 0.95
+
+// short is a point with the length of its flags.
+type short struct {
+	*point
+	spec  Spec
+	words int
+	roomy bool // it takes at most that part of the device
+}
+
+func (s *searcher) short(p *point, need int64) short {
+	c := s.whole(p)
+	limit := float64(s.spec.Capacity[graph.Device])
+	return short{p, c, c.words(), limit == 0 || float64(need) <= roomy*limit}
+}
+
+// shorter orders points: what leaves room on the device first, then by the length of flags.
+func shorter(a, b short) int {
+	return cmp.Or(compareOrders(a.roomy, b.roomy), cmp.Compare(a.words, b.words))
+}
 
 // plainest is, of the plans of best's precision, rows and order that take at most worthWords
-// of its time, the one with the shortest flags.
+// of its time, one that leaves room on the device, with the shortest flags.
 func (s *searcher) plainest(best *Forecast, at *point, all []*point) (*Forecast, *point) {
-	type short struct {
-		*point
-		spec  Spec
-		words int
-	}
 	bound := worthWords / best.TokensPerSecond()
+	now := s.short(at, best.Plan.Layout.Spaces[graph.Device].Peak+best.Plan.Config.Outside[graph.Device])
+	if q := s.withRoom(at); !now.roomy && q != nil {
+		all = append(slices.Clone(all), q)
+	}
 	var list []short
 	for _, p := range all {
-		c := s.whole(p)
-		same := c.Precision == best.Spec.Precision && c.Batch == best.Spec.Batch && c.Accum == best.Spec.Accum && c.LayerOrder == best.Spec.LayerOrder
-		if n := c.words(); same && n < best.Spec.words() && p.perToken <= bound {
-			list = append(list, short{p, c, n})
+		same := p.precision == at.precision && p.batch == at.batch && p.accum == at.accum && p.base.layers == at.base.layers
+		if c := s.short(p, p.device); same && shorter(c, now) < 0 && p.perToken <= bound {
+			list = append(list, c)
 		}
 	}
-	slices.SortStableFunc(list, func(a, b short) int { return cmp.Compare(a.words, b.words) })
+	slices.SortStableFunc(list, shorter)
 	for _, c := range list[:min(len(list), mostPlainer)] {
+		s.tried++
 		f, err := predict(s.ctx, c.spec, s.machine, 0, early)
 		if err == nil && f.Plan.Fit() == nil && 1/f.TokensPerSecond() <= bound {
 			return f, c.point
 		}
 	}
 	return best, at
+}
+
+// withRoom fills a point's recipe again, to leave room on the device; nil: it does not fit.
+func (s *searcher) withRoom(at *point) *point {
+	if len(at.how) == 0 {
+		return nil
+	}
+	f := s.newFiller(at.base, at.set, s.measure(s.plain(at.base, at.set)))
+	f.mg[graph.Device] = s.room(graph.Device, margins{}) - int64(roomy*float64(s.spec.Capacity[graph.Device]))
+	return f.fill(at.how, false)
 }
 
 // words is how long the flags are in which plans differ.
@@ -251,14 +284,6 @@ func (s *Spec) tiers() []graph.Space {
 
 // mostRunnersUp are told of what fits too.
 const mostRunnersUp = 3
-
-// kind is what runners-up differ in.
-type kind struct {
-	base
-	tier tiering
-}
-
-func (p *point) kind() kind { return kind{p.base, p.tier} }
 
 // fitted says what was found, and what else fits.
 func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) *Fitted {
@@ -377,10 +402,17 @@ type Hardware struct {
 	// Spec.Capacity caps nothing: neither a search nor a way out goes beyond
 	// it, whatever would be faster. 0: anything goes.
 	HostShare int64
+	// Variants are jobs with other numbers that need less memory.
+	Variants []Variant
+	// Effort is how many plans a search may evaluate; 0: DefaultEffort. The outcome depends
+	// on it, and on no clock.
+	Effort int
 	// Prefer is the precision that Fit takes where none was given: one that the
 	// device has units for, as bf16. fp32: that of the Spec.
 	Prefer precision.Precision
 }
+
+func (hw *Hardware) effort() int { return cmp.Or(hw.Effort, DefaultEffort) }
 
 // assumed caps the host memory of a configuration that has no cap of its own by
 // the server's share, and says whether it did.
@@ -398,6 +430,12 @@ func without(assumed bool, f *Forecast) *Forecast {
 		f.Spec.Capacity[graph.Host], f.Plan.Config.Capacity[graph.Host] = 0, 0
 	}
 	return f
+}
+
+// Variant is the same job with other numbers, for ways out.
+type Variant struct {
+	Changes []Change // of Field Other
+	Job     Job
 }
 
 // LargerDevice is a device that a plan could move to.

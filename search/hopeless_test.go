@@ -7,7 +7,33 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/precision"
 )
+
+// prunedJobs are searches on CPUs and GPUs, over stages, micro-batches and both orders.
+func prunedJobs(t *testing.T) map[string]func() (*searcher, fitDomain) {
+	card, err := gpus.Lookup("a100-40")
+	require.NoError(t, err)
+	onCard := Hardware{Machine: func(ranks int) *cost.Machine { return card.Machine(ranks) }}
+	start := func(of *job, change func(*Spec), hw Hardware, rows int) func() (*searcher, fitDomain) {
+		return func() (*searcher, fitDomain) {
+			c := of.spec(2, 4, 64)
+			change(&c)
+			d, err := newFitDomain(&c, Given{Stage: c.Stage != 3}, nil, rows)
+			require.NoError(t, err)
+			return newSearcher(t.Context(), c, hw.Machine(c.Ranks), true, c.tiers()), d
+		}
+	}
+	gpu := func(s *Spec) { s.Ranks, s.Stage, s.Job.(*job).target = 1, 2, graph.CUDATarget() }
+	return map[string]func() (*searcher, fitDomain){
+		"CPU":               start(gpt2(2, 64), func(*Spec) {}, CPUHardware(2), 0),
+		"CPU, batches":      start(gpt2(2, 64), func(s *Spec) { s.Stage, s.Precision = 1, precision.BF16 }, CPUHardware(2), 16),
+		"GPU, batches":      start(gpt2(2, 256), gpu, onCard, 8),
+		"CPU, disk, a rank": start(gpt2(2, 64), func(s *Spec) { s.Ranks, s.Stage, s.Disk = 1, 3, true }, CPUHardware(1), 0),
+	}
+}
 
 // Of what cannot fit wherever it rests little is planned: a base, and what is told of it.
 // A byte more and it is looked for.
@@ -31,7 +57,7 @@ func TestWhatCannotFitIsNotSearched(t *testing.T) {
 				if s.spec.Disk {
 					s.spec.Capacity[graph.Disk], s.spec.Capacity[graph.Host] = 1, all-all/2-1
 				}
-				best, _, _, _ := s.fastest(d.bases(), true)
+				best, _, _, _ := s.fastest(d.bases())
 				require.Nil(t, best, "activations need room too")
 				require.False(t, s.nearest().Fits())
 				set, err := s.moves(d.bases()[0])
@@ -63,7 +89,7 @@ func TestWhatNoMoveMakesSmallEnoughIsNotSearched(t *testing.T) {
 			try := func(device int64) (tried int) {
 				s, d := start()
 				s.spec.Capacity = [graph.NumSpaces]int64{graph.Device: device}
-				best, _, _, _ := s.fastest(d.bases(), true)
+				best, _, _, _ := s.fastest(d.bases())
 				require.Nil(t, best)
 				require.False(t, s.nearest().Fits())
 				return s.tried

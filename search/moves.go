@@ -1,7 +1,6 @@
 package search
 
 import (
-	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -34,6 +33,7 @@ type move struct {
 	class         graph.Class
 	space         graph.Space
 	bytes         float64 // of device memory, estimated
+	takes         float64 // bytes of space, estimated
 	seconds       float64 // a step, estimated
 }
 
@@ -108,7 +108,7 @@ func newMoveSet(s Spec, drop bool, spaces []graph.Space, m *cost.Machine) (*move
 	}
 	for _, space := range spaces {
 		for _, g := range groups {
-			set.moves = append(set.moves, move{kind: parkMove, before: g.before, after: g.after, also: g.also, alone: g.alone, first: g.first, last: g.last, space: space, bytes: g.bytes})
+			set.moves = append(set.moves, move{kind: parkMove, before: g.before, after: g.after, also: g.also, alone: g.alone, first: g.first, last: g.last, space: space, bytes: g.bytes, takes: g.bytes})
 		}
 		for _, class := range []graph.Class{graph.Optimizer, graph.Parameters, graph.Gradients} {
 			set.moves = append(set.moves, move{kind: placeMove, class: class, space: space})
@@ -331,42 +331,6 @@ func (set *moveSet) parked(x mix, n, gone int) (parts []offload.Part) {
 	return parts
 }
 
-// rung is a step of a ladder: a share of a move.
-type rung struct {
-	move  int
-	share float64
-}
-
-// tiering is how a ladder uses the tiers.
-type tiering int
-
-const (
-	onDevice     tiering = iota // drops alone
-	hostTier                    // what leaves goes to the host
-	hostThenDisk                // to disk once the host is full
-	diskTier
-	anyTier    // none is needed
-	presetTier // whole classes, as given
-)
-
-// tierings are those that a set of moves offers.
-func (set *moveSet) tierings() []tiering {
-	has := func(s graph.Space) bool {
-		return slices.ContainsFunc(set.moves, func(m move) bool { return m.kind == placeMove && m.space == s })
-	}
-	list := []tiering{onDevice}
-	if has(graph.Host) {
-		list = append(list, hostTier)
-	}
-	if has(graph.Disk) {
-		if has(graph.Host) {
-			list = append(list, hostThenDisk)
-		}
-		list = append(list, diskTier)
-	}
-	return list
-}
-
 // busy is what an operation adds to the step: where the ranks share cores, all
 // of them run it.
 func busy(m *cost.Machine, w cost.Work) float64 {
@@ -374,130 +338,6 @@ func busy(m *cost.Machine, w cost.Work) float64 {
 		return w.Alone
 	}
 	return max(w.Alone, w.Core*float64(max(m.Sharers, 1))/float64(m.Cores))
-}
-
-// linkTo returns the seconds that the link to a space takes for a byte of each pass of
-// a step, and the bytes that it moves beside a pass of the forward, which takes so many
-// seconds a step.
-func linkTo(m *cost.Machine, space graph.Space, forward float64, passes int) (link, slack float64) {
-	perByte := func(out, in float64) float64 {
-		if out <= 0 || in <= 0 {
-			return 2 / m.Memory
-		}
-		if m.Cores > 0 {
-			return 1/out + 1/in
-		}
-		return 1 / out
-	}
-	link, rate := perByte(m.ToHost, m.ToDevice), m.ToHost
-	if space == graph.Disk {
-		link, rate = perByte(m.DiskWrite, m.DiskRead), m.DiskWrite
-	}
-	if m.Cores == 0 && rate > 0 {
-		slack = forward / float64(passes) * rate
-	}
-	return link * float64(passes), slack
-}
-
-// activation is one kind of activation, with the moves that there are for it; −1: none.
-type activation struct {
-	drop, park int
-	bytes      float64
-	ratio      float64 // seconds a byte of the drop; +Inf: none
-}
-
-// activations are all kinds, what is dearest to compute again first.
-func (set *moveSet) activations(space graph.Space, t tiering) (acts []activation) {
-	index := map[string]int{}
-	at := func(mv *move) *activation {
-		key := mv.before + "\x00" + mv.after
-		if _, ok := index[key]; !ok {
-			index[key] = len(acts)
-			acts = append(acts, activation{-1, -1, mv.bytes, math.Inf(1)})
-		}
-		return &acts[index[key]]
-	}
-	for i := range set.moves {
-		mv := &set.moves[i]
-		switch {
-		case mv.kind == dropMove:
-			a := at(mv)
-			a.drop, a.ratio = i, mv.seconds/mv.bytes
-		case mv.kind == parkMove && t != onDevice && mv.space == space:
-			at(mv).park = i
-		}
-	}
-	slices.SortStableFunc(acts, func(a, b activation) int { return cmp.Compare(b.ratio, a.ratio) })
-	return acts
-}
-
-// ladder orders moves by seconds lost for a byte saved, the cheapest first:
-//
-//	park      costs nothing as long as the link has time for it beside the forward,
-//	          and the time of the link after that
-//	drop      the time of the operations that make the buffer again
-//	place     what the simulator found for the whole class
-//
-// The time of the link is spent on what is dearest to compute again. Of each kind
-// of activation there is at most one rung. A step has so many passes (base.passes). hostFree is what is left of the host's
-// cap, in bytes.
-func (set *moveSet) ladder(m *cost.Machine, forward float64, passes int, t tiering, hostFree float64) []rung {
-	space := graph.Host
-	if t == diskTier {
-		space = graph.Disk
-	}
-	type entry struct {
-		rung
-		ratio float64
-	}
-	var list []entry
-	link, slack := linkTo(m, space, forward, passes)
-	acts := set.activations(space, t)
-	// Host memory goes to what is dearest to compute again, then to the classes;
-	// what finds none left goes to disk where there is one, or is dropped.
-	capped := t == hostTier || t == hostThenDisk
-	leave := func(i int) (int, bool) {
-		if !capped {
-			return i, true
-		}
-		mv := &set.moves[i]
-		if mv.bytes <= hostFree {
-			hostFree -= mv.bytes
-			return i, true
-		}
-		return set.find(mv.kind, mv, mv.class, graph.Disk), t == hostThenDisk
-	}
-	for _, a := range acts {
-		free := a.bytes <= slack
-		if a.park >= 0 && (free || a.drop < 0 || a.ratio > link) {
-			if i, ok := leave(a.park); ok {
-				ratio := link
-				if free {
-					slack -= a.bytes
-					ratio = 0
-				}
-				list = append(list, entry{rung{i, 1}, ratio})
-				continue
-			}
-		}
-		if a.drop >= 0 {
-			list = append(list, entry{rung{a.drop, 1}, a.ratio})
-		}
-	}
-	for i := range set.moves {
-		mv := &set.moves[i]
-		if mv.kind == placeMove && t != onDevice && mv.space == space && mv.bytes > 0 {
-			if i, ok := leave(i); ok {
-				list = append(list, entry{rung{i, 1}, max(0, mv.seconds) / mv.bytes})
-			}
-		}
-	}
-	slices.SortStableFunc(list, func(a, b entry) int { return cmp.Compare(a.ratio, b.ratio) })
-	rungs := make([]rung, len(list))
-	for i, e := range list {
-		rungs[i] = e.rung
-	}
-	return rungs
 }
 
 // Mixed is what is dropped and parked where share says how much of each kind of

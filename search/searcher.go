@@ -3,9 +3,7 @@ package search
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 
@@ -19,9 +17,7 @@ import (
 
 // A model of more layers than foldedFrom is planned at the numbers of
 // foldedLayers only: layers are alike, so memory and time grow by the same with
-// each. The peak is the highest of several such lines (at the head, in a layer),
-// so that the extension is under it where another line takes over: nothing that
-// fits is left out, and what is chosen is then planned whole.
+// each. What is chosen is then planned whole.
 const foldedFrom = 16
 
 var foldedLayers = [2]int{5, 9}
@@ -37,13 +33,15 @@ type searcher struct {
 	machine *cost.Machine
 	layers  int  // of the model
 	folded  bool // few of them are planned
+	effort  int  // plans that may be evaluated
+	limit   int  // of tried
+	exact   bool // recipes are filled to a step
 
 	drop   bool          // whether activations may be dropped by choice
 	spaces []graph.Space // tiers that may be used by choice
 
 	mu       sync.Mutex
 	memo     map[string]*measured
-	micros   map[string]float64 // see microBatch
 	sets     map[string]*moveSet
 	tried    int
 	smallest *point // of the least excess over the caps, where nothing fitted
@@ -88,12 +86,11 @@ type point struct {
 	again recompute.Options
 	auto  bool // again is to be chosen
 	away  offload.Options
-	tier  tiering
+	how   recipe // that x was made of
 
 	perToken float64   // s, predicted
 	device   int64     // bytes
-	expected *measured // of ladders
-	part     *part     // of a rung: expected by its ends
+	expected *measured // of x
 }
 
 // measured is what a plan says: whole, or extended from few layers.
@@ -102,7 +99,6 @@ type measured struct {
 	need             [graph.NumSpaces]int64 // with what is outside the arenas
 	rests            int64                  // bytes that live all the run, of all spaces, with what is outside the arenas
 	atOnce           int64                  // of bases without any move: bytes of device memory that one operation needs, with what is outside the arena
-	least            *leastTime             // of bases without any move that are planned whole
 	err              error
 }
 
@@ -114,8 +110,8 @@ func newSearcher(ctx context.Context, s Spec, m *cost.Machine, drop bool, spaces
 	if s.Plans == nil {
 		s.Plans = &plan.Shared{}
 	}
-	return &searcher{ctx: ctx, spec: s, machine: m, layers: s.Layers, folded: s.Layers > foldedFrom && !s.Frozen && !named,
-		drop: drop, spaces: spaces, memo: map[string]*measured{}, micros: map[string]float64{}, sets: map[string]*moveSet{}}
+	return &searcher{ctx: ctx, spec: s, machine: m, layers: s.Layers, folded: s.Layers > foldedFrom && !s.Frozen && !named, effort: DefaultEffort,
+		drop: drop, spaces: spaces, memo: map[string]*measured{}, sets: map[string]*moveSet{}}
 }
 
 // namesBuffers says whether units or buffers are computed again by name.
@@ -147,8 +143,45 @@ func keyOf(c *Spec) string {
 	return fmt.Sprint(c.Batch, c.Accum, c.LayerOrder, c.Stage, c.Prefetch, c.Precision, c.Auto, "|", c.Recompute, "|", c.Offload)
 }
 
-// measure plans a point to the lower bounds of its peaks.
+// measure plans a point to the lower bounds of its peaks. In few layers a share is not
+// the same part of a class or of the layers as in all of them: parts of moves are taken
+// to lie on the line between none and all of the move.
 func (s *searcher) measure(p *point) *measured {
+	if !s.folded || p.x == nil {
+		return s.measured(p)
+	}
+	q := *p
+	q.x = slices.Clone(p.x)
+	var parts []int
+	for i, share := range q.x {
+		if share > 0 && share < 1 {
+			parts, q.x[i] = append(parts, i), 0
+		}
+	}
+	none := s.measured(&q)
+	if len(parts) == 0 || none.err != nil {
+		return none
+	}
+	sum := *none
+	for _, i := range parts {
+		one := q
+		one.x = slices.Clone(q.x)
+		one.x[i] = 1
+		all := s.measured(&one)
+		if all.err != nil {
+			return all
+		}
+		sum.seconds += p.x[i] * (all.seconds - none.seconds)
+		sum.rests += int64(p.x[i] * float64(all.rests-none.rests))
+		for sp := range sum.need {
+			sum.need[sp] += int64(p.x[i] * float64(all.need[sp]-none.need[sp]))
+		}
+	}
+	return &sum
+}
+
+// measured is measure of a point as it is.
+func (s *searcher) measured(p *point) *measured {
 	c := s.whole(p)
 	key := keyOf(&c)
 	s.mu.Lock()
@@ -171,14 +204,6 @@ func (s *searcher) measure(p *point) *measured {
 	return s.memo[key]
 }
 
-// known is what a point was measured to be; nil: it was not.
-func (s *searcher) known(p *point) *measured {
-	c := s.whole(p)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.memo[keyOf(&c)]
-}
-
 // at plans a configuration for a model of so many layers, 0 for its own; plain: it is a
 // base without any move.
 func (s *searcher) at(c Spec, layers int, plain bool) *measured {
@@ -194,9 +219,6 @@ func (s *searcher) at(c Spec, layers int, plain bool) *measured {
 	}
 	if plain {
 		m.atOnce = atOnce(f.Plan.Program) + f.Plan.Config.Outside[graph.Device]
-	}
-	if plain && layers == 0 {
-		m.least = s.leastTime(f)
 	}
 	return m
 }
@@ -224,7 +246,8 @@ func (s *searcher) perToken(p *point, seconds float64) float64 {
 	return seconds / (float64(s.spec.Ranks) * float64(p.batch) * float64(p.accum) * float64(s.spec.Seq))
 }
 
-// margins are taken off the caps, where plans came out over their lower bounds.
+// margins are taken off the caps, in bytes, where plans came out over their lower
+// bounds; where they came out under what was extended from few layers, they are negative.
 type margins [graph.NumSpaces]int64
 
 // room is what a space may take; 0: anything.
@@ -239,14 +262,16 @@ func (s *searcher) room(sp graph.Space, mg margins) int64 {
 	return max(1, limit-mg[sp])
 }
 
-// over is the space that a point is over the cap of; ok: it is over none.
-func (s *searcher) over(m *measured, mg margins) (sp graph.Space, ok bool) {
+// over says how many bytes a point is over the cap of each space; fits: it is over none.
+func (s *searcher) over(m *measured, mg margins) (by [graph.NumSpaces]int64, fits bool) {
+	fits = m.err == nil
 	for sp := range graph.NumSpaces {
-		if room := s.room(sp, mg); room > 0 && m.need[sp] > room {
-			return sp, false
+		if room := s.room(sp, mg); room > 0 {
+			by[sp] = m.need[sp] - room
+			fits = fits && by[sp] <= 0
 		}
 	}
-	return 0, true
+	return by, fits
 }
 
 // hopeless says whether no move makes a base fit: what lives all the run moves from one
@@ -316,24 +341,9 @@ func atOnce(p *graph.Program) (most int64) {
 	return most
 }
 
-// refuseAll remembers what comes nearest to the caps of a hopeless base, near enough to be
-// told of: with everything off the device.
-func (s *searcher) refuseAll(b base, set *moveSet) {
-	list := s.presets(b, set)
-	p := list[len(list)-1]
-	if m := s.measure(p); m.err == nil {
-		s.refused(p, m)
-	}
-}
-
 // refused remembers the point that came nearest to the caps.
 func (s *searcher) refused(p *point, m *measured) {
-	worst := 0.0
-	for sp := range graph.NumSpaces {
-		if room := s.room(sp, margins{}); room > 0 {
-			worst = max(worst, float64(m.need[sp])/float64(room))
-		}
-	}
+	worst := s.worst(m)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.smallest == nil || worst < s.excess || worst == s.excess && p.less(s.smallest) {
@@ -341,14 +351,46 @@ func (s *searcher) refused(p *point, m *measured) {
 	}
 }
 
+// worst is the largest of what a point takes of a cap, over that cap.
+func (s *searcher) worst(m *measured) (worst float64) {
+	for sp := range graph.NumSpaces {
+		if room := s.room(sp, margins{}); room > 0 {
+			worst = max(worst, float64(m.need[sp])/float64(room))
+		}
+	}
+	return worst
+}
+
 // less orders points where nothing else does, so that a search on several
 // processors has one outcome.
 func (p *point) less(q *point) bool {
-	return cmp.Or(cmp.Compare(p.zero, q.zero), cmp.Compare(p.batch, q.batch), cmp.Compare(p.prefetch, q.prefetch), cmp.Compare(p.tier, q.tier), cmp.Compare(p.precision.String(), q.precision.String()), compareOrders(p.layers, q.layers), cmp.Compare(p.away.String(), q.away.String()), cmp.Compare(p.again.String(), q.again.String())) < 0
+	return cmp.Or(cmp.Compare(p.zero, q.zero), cmp.Compare(p.batch, q.batch), cmp.Compare(p.prefetch, q.prefetch), cmp.Compare(p.precision.String(), q.precision.String()), compareOrders(p.layers, q.layers), slices.Compare(p.x, q.x), cmp.Compare(p.away.String(), q.away.String()), cmp.Compare(p.again.String(), q.again.String())) < 0
 }
 
-// moves returns what a base offers, with the classes' bytes and seconds as the
-// simulator has them.
+// compareOrders is cmp.Compare for orders of micro-batches: layer order first.
+func compareOrders(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}
+
+// comparePoints orders by predicted time; of equals, the one with less memory on
+// the device.
+func comparePoints(a, b *point) int {
+	return cmp.Or(cmp.Compare(a.perToken, b.perToken), cmp.Compare(a.device, b.device))
+}
+
+// expect notes what a point comes to.
+func (s *searcher) expect(p *point, m *measured) *point {
+	p.perToken, p.device, p.expected = s.perToken(p, m.seconds), m.need[graph.Device], m
+	return p
+}
+
+// moves returns what a base offers.
 func (s *searcher) moves(b base) (*moveSet, error) {
 	key := fmt.Sprint(b.batch, b.accum, b.precision, b.layers)
 	s.mu.Lock()
@@ -367,7 +409,7 @@ func (s *searcher) moves(b base) (*moveSet, error) {
 
 // plain is a base without any move.
 func (s *searcher) plain(b base, set *moveSet) *point {
-	return &point{base: b, set: set, x: make(mix, len(set.moves)), tier: anyTier}
+	return &point{base: b, set: set, x: make(mix, len(set.moves))}
 }
 
 // isPlain says that a point is its base without any move.
@@ -379,190 +421,22 @@ func (p *point) isPlain() bool {
 func (s *searcher) priced(b base, set *moveSet, from *measured) *moveSet {
 	q := *set
 	q.moves = slices.Clone(set.moves)
+	var places []int
 	for i := range q.moves {
-		mv := &q.moves[i]
-		if mv.kind != placeMove {
-			continue
+		if q.moves[i].kind == placeMove {
+			places = append(places, i)
 		}
+	}
+	plan.Parallel(len(places), func(k int) {
+		mv := &q.moves[places[k]]
 		p := s.plain(b, set)
-		p.x[i] = 1
+		p.x[places[k]] = 1
 		if m := s.measure(p); m.err == nil {
 			mv.bytes, mv.seconds = float64(from.need[graph.Device]-m.need[graph.Device]), m.seconds-from.seconds
-		}
-	}
-	return &q
-}
-
-// waveSize is how many bases are looked at before what was found limits the
-// next: it does not depend on the processors, so that the outcome doesn't.
-const waveSize = 2
-
-// mostSaved is the largest part of a base's time that classes may save which leave,
-// where their update runs beside what the device does.
-const mostSaved = 0.1
-
-// fastest plans whole the fastest of the bases that fits, with what was found to be
-// expected to beside it, the fastest first; beside: others of that are looked for. The
-// error is why the last was refused, where none fits.
-func (s *searcher) fastest(bases []base, beside bool) (best *Forecast, at *point, all []*point, err error) {
-	if s.folded {
-		all = s.search(bases)
-		best, at, err = s.confirm(all)
-		return best, at, all, err
-	}
-	q := newQueue(s)
-	q.begin(bases)
-	if best, at, err = q.fastest(); best != nil && beside {
-		q.beside(at)
-	}
-	return best, at, q.points(), err
-}
-
-// search returns what fits of the bases, the fastest by prediction first. A base
-// that cannot be faster than what was found is left out.
-func (s *searcher) search(bases []base) []*point {
-	type start struct {
-		base
-		perToken float64
-	}
-	starts := make([]*start, len(bases))
-	plan.Parallel(len(bases), func(i int) {
-		set, err := s.moves(bases[i])
-		if err != nil {
-			return
-		}
-		p := s.plain(bases[i], set)
-		if m := s.measure(p); m.err == nil {
-			starts[i] = &start{bases[i], s.perToken(p, m.seconds)}
+			mv.takes = float64(m.need[mv.space] - from.need[mv.space])
 		}
 	})
-	starts = slices.DeleteFunc(starts, func(b *start) bool { return b == nil })
-	slices.SortStableFunc(starts, func(a, b *start) int { return cmp.Compare(a.perToken, b.perToken) })
-	if len(starts) == 0 {
-		return nil
-	}
-	saves := s.saved(starts[0].base) > 0
-	var all []*point
-	best := math.Inf(1)
-	for len(starts) > 0 {
-		n := min(waveSize, len(starts))
-		found := make([][]*point, n)
-		plan.Parallel(n, func(i int) { found[i] = s.branch(starts[i].base, saves, best) })
-		for _, f := range found {
-			all = append(all, f...)
-		}
-		for _, p := range all {
-			best = p.least(best)
-		}
-		starts = slices.DeleteFunc(starts[n:], func(b *start) bool {
-			return b.perToken >= best && (!saves || b.perToken*(1-mostSaved) >= best || b.perToken-s.saved(b.base) >= best)
-		})
-	}
-	slices.SortStableFunc(all, comparePoints)
-	return all
-}
-
-// saved is how much of the time a token of a base the classes save that are faster
-// off the device.
-func (s *searcher) saved(b base) float64 {
-	set, err := s.moves(b)
-	if err != nil {
-		return 0
-	}
-	plain := s.plain(b, set)
-	from := s.measure(plain)
-	if from.err != nil {
-		return 0
-	}
-	seconds := 0.0
-	for _, mv := range s.priced(b, set, from).moves {
-		if mv.kind == placeMove {
-			seconds += max(0, -mv.seconds)
-		}
-	}
-	return s.perToken(plain, seconds)
-}
-
-// comparePoints orders by predicted time; of equals, the one with less memory on
-// the device.
-func comparePoints(a, b *point) int {
-	return cmp.Or(cmp.Compare(a.perToken, b.perToken), cmp.Compare(a.device, b.device))
-}
-
-// Points are planned whole this often at most.
-const (
-	mostPlans = 24 // until one fits
-	morePlans = 6  // after one did: what was expected to be faster
-)
-
-// confirm plans points whole, the fastest first, and returns the fastest that
-// fits. Where one is over after all, the same tiering of its base is looked at
-// again under caps that are as much smaller.
-func (s *searcher) confirm(all []*point) (best *Forecast, at *point, err error) {
-	open := slices.Clone(all)
-	done := map[string]bool{}
-	more := map[base]margins{} // what points needed more than was expected
-	insert := func(p *point) {
-		k, _ := slices.BinarySearchFunc(open, p, comparePoints)
-		open = slices.Insert(open, k, p)
-	}
-	least := math.Inf(1) // of best
-	for plans, later := 0, 0; len(open) > 0 && plans < mostPlans && later < morePlans && open[0].perToken < least*(1-1e-12); {
-		p := open[0]
-		open = open[1:]
-		c := s.whole(p)
-		key := keyOf(&c)
-		if done[key] {
-			continue
-		}
-		mg := more[p.base]
-		if _, ok := s.over(p.expected, mg); !ok {
-			continue
-		}
-		done[key] = true
-		plans++
-		if best != nil {
-			later++
-		}
-		f, fail := predict(s.ctx, c, s.machine, 0, early)
-		if fail == nil {
-			fail = f.Plan.Fit()
-		}
-		if fail == nil {
-			if speed := 1 / f.TokensPerSecond(); speed < least {
-				best, at, least = f, p, speed
-			}
-			continue
-		}
-		err = fail
-		var refused *plan.DoesNotFit
-		if !errors.As(fail, &refused) || p.x == nil {
-			continue
-		}
-		mg = more[p.base]
-		mg[refused.Space] = max(mg[refused.Space], s.room(refused.Space, margins{})-refused.Capacity+refused.Peak+refused.Outside-p.expected.need[refused.Space])
-		more[p.base] = mg
-		for _, q := range s.again(p, mg, least) {
-			insert(q)
-		}
-	}
-	if best != nil {
-		err = nil
-	}
-	return best, at, err
-}
-
-// again looks for points like p under smaller caps.
-func (s *searcher) again(p *point, mg margins, best float64) []*point {
-	if p.tier != anyTier {
-		return s.climb(p.base, p.set, p.tier, mg, best)
-	}
-	set := s.priced(p.base, p.set, s.measure(s.plain(p.base, p.set)))
-	var list []*point
-	for _, t := range set.tierings() {
-		list = append(list, s.climb(p.base, set, t, mg, best)...)
-	}
-	return list
+	return &q
 }
 
 // nearest plans the point that came nearest to the caps whole, for what to say

@@ -70,7 +70,9 @@ type Spec struct {
 	Frozen bool // some parameters are not trained: layers differ
 	// AutoOn is the machine by whose rates Auto chooses for so many ranks; nil: the
 	// one that the time is predicted on.
-	AutoOn func(ranks int) *cost.Machine
+	AutoOn   func(ranks int) *cost.Machine
+	variant  *Variant // whose Job it is; nil: the job as asked for
+	moreHost int64    // bytes a rank of a server with more memory; 0: as asked for
 	// OrderChosen says that a search chose LayerOrder against what was asked for.
 	OrderChosen bool
 }

@@ -30,7 +30,7 @@ type Way struct {
 	// Slowdown is the predicted time of a token over that of the configuration as
 	// asked, if it had fitted; ranks together.
 	Slowdown float64
-	Cost     string // "", "a disk", "other numbers", "more ranks", "a larger GPU", "a smaller job"
+	Cost     string // "", "a disk", "other numbers", "more host memory", "more ranks", "a larger GPU", "a smaller job"
 
 	order int
 }
@@ -78,6 +78,7 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	typed.Auto = asked.Chosen != nil
 	w := &wayFinder{ctx: ctx, spec: spec, typed: typed, hw: hw, perToken: float64(spec.Ranks) / asked.TokensPerSecond(), assumed: assumed}
 	w.main = newSearcher(w.ctx, spec, hw.Machine(spec.Ranks), true, spec.tiers())
+	w.main.effort = hw.effort()
 	w.spec.Plans = w.main.spec.Plans
 	w.singles()
 	w.combined()
@@ -132,7 +133,7 @@ func (w *wayFinder) keep(f *Forecast, list []Change, order int, costs string) {
 
 // asPoint is the configuration as a point of the search.
 func (s *Spec) asPoint() point {
-	return point{base: s.asBase(), again: s.Recompute, auto: s.Auto, away: s.Offload, tier: presetTier}
+	return point{base: s.asBase(), again: s.Recompute, auto: s.Auto, away: s.Offload}
 }
 
 // singles tries one change at a time. Of one kind, the fastest that fits by its
@@ -204,6 +205,28 @@ func (w *wayFinder) moreShards(m *cost.Machine) {
 			return
 		}
 	}
+}
+
+// wholePlacements are classes that leave the device, each row a step further than the
+// one before.
+var wholePlacements = [][]graph.Class{nil, {graph.Optimizer}, {graph.Activations}, {graph.Optimizer, graph.Activations}, {graph.Optimizer, graph.Parameters, graph.Activations},
+	{graph.Optimizer, graph.Parameters, graph.Gradients, graph.Activations}}
+
+// resting has whole classes in a space.
+func resting(classes []graph.Class, space graph.Space) (o offload.Options) {
+	for _, c := range classes {
+		switch c {
+		case graph.Optimizer:
+			o.Optimizer = space
+		case graph.Parameters:
+			o.Parameters = space
+		case graph.Gradients:
+			o.Gradients = space
+		default:
+			o.Activations = space
+		}
+	}
+	return o
 }
 
 // changesOfOne are the points that differ from one in one thing, by kind of change.
@@ -316,7 +339,7 @@ const worthMore = 0.98
 // ranks first, where they are over fewer.
 func (w *wayFinder) combined() {
 	try := func(s *searcher, split bool) bool {
-		f, _, _, _ := s.fastest(w.domain(split).bases(), false)
+		f, _, _, _ := s.fastest(w.domain(split).bases())
 		if f == nil {
 			return false
 		}
@@ -375,6 +398,21 @@ func (w *wayFinder) alternatives() (list []alternative) {
 		c := w.spec
 		c.Precision = precision.BF16
 		list = append(list, alternative{"bf16", otherNumbers, "other numbers", []Spec{c}, same, none})
+	}
+	for i := range w.hw.Variants {
+		c := w.spec
+		c.variant, c.Job = &w.hw.Variants[i], w.hw.Variants[i].Job
+		list = append(list, alternative{c.variant.Changes[0].Text, otherNumbers, "other numbers", []Spec{c}, same, none})
+	}
+	if w.assumed {
+		h := alternative{name: "servers of up to 8 times the memory", order: moreHardware, costs: "more host memory", machine: same, device: none}
+		for times := int64(2); times <= 8; times *= 2 {
+			c := w.spec
+			c.Capacity[graph.Host] *= times
+			c.moreHost = c.Capacity[graph.Host]
+			h.specs = append(h.specs, c)
+		}
+		list = append(list, h)
 	}
 	a := alternative{order: moreHardware, costs: "more ranks", device: none}
 	for ranks := w.spec.Ranks * 2; ranks <= 64*w.spec.Ranks && ranks <= 1<<15; ranks *= 2 {
@@ -462,6 +500,9 @@ func (w *wayFinder) beyond() {
 	}
 }
 
+// besideEffort is what part of the effort goes into each change beyond the job.
+const besideEffort = 4
+
 // beside returns the search of everything that keeps the job, beside a change.
 func (w *wayFinder) beside(c Spec, m *cost.Machine) (*searcher, []base) {
 	d := w.domain(true)
@@ -469,7 +510,9 @@ func (w *wayFinder) beside(c Spec, m *cost.Machine) (*searcher, []base) {
 	if c.Ranks > 1 {
 		d.zeros = []int{3}
 	}
-	return newSearcher(w.ctx, c, m, true, c.tiers()), d.bases()
+	s := newSearcher(w.ctx, c, m, true, c.tiers())
+	s.effort = w.hw.effort() / besideEffort
+	return s, d.bases()
 }
 
 // feasible says whether the smallest configurations that it knows fit by their
@@ -485,17 +528,9 @@ func (w *wayFinder) feasible(c Spec, m *cost.Machine) bool {
 		w.tried += s.tried
 		return false
 	}
-	points := s.presets(b, set)
-	slices.Reverse(points)
-	for _, p := range points {
-		m := s.measure(p)
-		if _, ok := s.over(m, margins{}); ok && m.err == nil {
-			w.tried += s.tried
-			return true
-		}
-	}
+	ok := s.newFiller(b, set, s.measure(s.plain(b, set))).fits() != nil
 	w.tried += s.tried
-	return false
+	return ok
 }
 
 // fastest returns the fastest plan of a changed configuration with everything
@@ -507,7 +542,7 @@ func (w *wayFinder) fastest(c Spec, m *cost.Machine) *Forecast {
 	if n := len(bases); n > 2 {
 		bases = []base{bases[0], bases[n-1]}
 	}
-	f, _, _, _ := s.fastest(bases, false)
+	f, _, _, _ := s.fastest(bases)
 	w.tried += s.tried
 	return f
 }

@@ -77,7 +77,10 @@ func Reasons(f *spillway.Forecast) []string { return FlaggedAll(planner.Reasons(
 // ArgsOf are settings as words of a command line.
 func ArgsOf(settings spillway.Settings) (args []string) {
 	for _, s := range settings {
-		args = append(args, "--"+FlagOf(s.Field), s.Value)
+		args = append(args, "--"+FlagOf(s.Field))
+		if s.Value != "true" { // a switch
+			args = append(args, s.Value)
+		}
 	}
 	return args
 }

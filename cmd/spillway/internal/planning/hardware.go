@@ -147,13 +147,15 @@ func (f *Flags) measured(m *cost.Machine, ranks int) {
 // Hardware is what the time is predicted on.
 func (f *Flags) Hardware(c *spillway.Config) spillway.Hardware {
 	if f.gpuFound == nil {
-		return f.CPU
+		hw := f.CPU
+		hw.Effort = f.effort
+		return hw
 	}
 	g, node := *f.gpuFound, f.nodeSize
 	if !f.countInNodes {
 		node = gpus.NodeGPUs // more ranks than asked for fill nodes too
 	}
-	hw := spillway.Hardware{HalfPrecision: g.Rates.BF16 > 0 || g.Rates.FP16 > 0, HostShare: f.hostShare(g), Machine: func(ranks int) *cost.Machine {
+	hw := spillway.Hardware{Effort: f.effort, HalfPrecision: g.Rates.BF16 > 0 || g.Rates.FP16 > 0, HostShare: f.hostShare(g), Machine: func(ranks int) *cost.Machine {
 		m := g.Machine(min(node, ranks))
 		f.measured(m, min(node, ranks))
 		return m

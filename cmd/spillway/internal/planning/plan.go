@@ -54,6 +54,7 @@ type Flags struct {
 	openRows             int // rows of a step where --batch was left open; 0: it was not
 	accumGiven           bool
 	tokens, price        float64       // of a whole run; 0: not asked
+	effort               int           // plans that a search may evaluate
 	progress             *cli.Progress // says what takes seconds
 }
 
@@ -162,6 +163,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
 	fs.StringVar(&f.transport, "transport", cluster.InProc, "how CPU ranks meet, for the predicted time: inproc, shm or mpi, as bench comm has measured it")
 	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
+	fs.IntVar(&f.effort, "effort", planner.DefaultEffort, "a search evaluates at most `N` plans; more may find a faster one")
 	fs.Float64Var(&f.tokens, "tokens", 0, "`N` tokens to train on, as in 100e9: says how many days and GPU-hours the recommended plan takes")
 	fs.Float64Var(&f.price, "price", 0, "`MONEY` for a GPU-hour: says what --tokens cost")
 	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
@@ -178,6 +180,9 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *spillway.Config) error {
 		if n.v < 1 {
 			return fmt.Errorf("--%s %d: at least 1 is needed", n.flag, n.v)
 		}
+	}
+	if f.effort < 1 {
+		return fmt.Errorf("--effort %d: at least 1 plan is needed", f.effort)
 	}
 	if err := f.checkBudget(); err != nil {
 		return err

@@ -1,0 +1,400 @@
+package search
+
+import (
+	"errors"
+	"math"
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// DefaultEffort is how many plans a search may evaluate where nothing is said.
+const DefaultEffort = 160
+
+// Parts of a search. None depends on the processors, so that its outcome doesn't.
+const (
+	atOnceTried = 4  // recipes that are filled beside each other
+	firstTried  = 8  // anchors that are filled at a base
+	mostPlans   = 4  // plans made whole until one fits
+	wholeEffort = 10 // of the effort, kept for plans made whole
+	againEffort = 20 // for a base whose plan needed more than was expected
+	fewBases    = 4  // are all looked at
+)
+
+// mostSaved is the largest part of a base's time that classes may save which leave, where
+// their update runs beside what the device does.
+const mostSaved = 0.1
+
+// hunt is a search over bases.
+type hunt struct {
+	*searcher
+	bases []base
+	tries map[base]*try
+	found []*point
+	best  float64 // time a token of the fastest found
+}
+
+// try is what was found at a base.
+type try struct {
+	*filler
+	plain  float64 // time a token without any move
+	best   *point  // nil: nothing fits
+	excess float64 // where nothing fits, by how much of a cap
+	seen   map[string]bool
+}
+
+// spent says that the effort is used up.
+func (s *searcher) spent() bool { return s.tried >= s.limit-wholeEffort || s.ctx.Err() != nil }
+
+// fastest plans whole the fastest of the bases that fits, with what was found beside it,
+// the fastest first. The error is why the last was refused, where none fits.
+//
+// A point is a base and a mix of moves. Bases are searched one coordinate after the
+// other: the stage, the micro-batch, the order, the prefetch distance, the precision. At a base, recipes say
+// what leaves the device in which order; a recipe is filled until it fits (see
+// filler.fill), so that classes are split over device, host and disk as the caps ask
+// for. The anchors that take the least by estimate are filled first. At the best base
+// what differs in one item from the best is filled next, until nothing is faster or the
+// effort is spent.
+func (s *searcher) fastest(bases []base) (best *Forecast, at *point, all []*point, err error) {
+	s.limit = s.tried + s.effort
+	h := &hunt{searcher: s, bases: bases, tries: map[base]*try{}, best: math.Inf(1)}
+	h.walk()
+	h.refine()
+	for _, b := range bases { // with what effort is left
+		if !h.spent() {
+			h.at(b)
+		}
+	}
+	h.refine()
+	best, at, err = h.confirm()
+	return best, at, h.found, err
+}
+
+// coordinates give what bases differ in.
+var coordinates = []func(base) any{
+	func(b base) any { return b.zero },
+	func(b base) any { return [2]int{b.batch, b.accum} },
+	func(b base) any { return b.layers },
+	func(b base) any { return b.prefetch },
+	func(b base) any { return b.precision },
+}
+
+// walk looks at bases one coordinate after the other, twice.
+func (h *hunt) walk() {
+	if len(h.bases) == 0 {
+		return
+	}
+	if len(h.bases) <= fewBases {
+		for _, b := range h.bases {
+			h.at(b)
+		}
+		return
+	}
+	now := h.bases[0]
+	h.at(now)
+	for range 2 {
+		for k := range coordinates {
+			for _, b := range h.bases {
+				if !h.differIn(k, now, b) || h.spent() {
+					continue
+				}
+				if h.better(b, now) {
+					now = b
+				}
+			}
+		}
+	}
+}
+
+// differIn says that bases are equal but for a coordinate; layer order follows the
+// micro-batch.
+func (h *hunt) differIn(k int, a, b base) bool {
+	for i, of := range coordinates {
+		if i != k && of(a) != of(b) && !(k == 1 && i == 2 && !b.layers) {
+			return false
+		}
+	}
+	return true
+}
+
+// better looks at bases and says whether the first is.
+func (h *hunt) better(a, b base) bool {
+	x, y := h.at(a), h.at(b)
+	switch {
+	case x == nil || y == nil:
+		return x != nil
+	case x.best == nil || y.best == nil:
+		return x.best != nil || y.best == nil && x.excess < y.excess
+	case a.layers && !b.layers && !h.spec.LayerOrder:
+		return x.best.perToken*worthAnOrder < y.best.perToken
+	}
+	return x.best.perToken < y.best.perToken
+}
+
+// worthAnOrder is how much faster layer order must be than micro order: a tied head's
+// sums get bits of their own.
+const worthAnOrder = 1.01
+
+// at looks at a base: nil, it cannot be planned.
+func (h *hunt) at(b base) *try {
+	if t, ok := h.tries[b]; ok {
+		return t
+	}
+	h.tries[b] = nil
+	set, err := h.moves(b)
+	if err != nil {
+		return nil
+	}
+	plain := h.plain(b, set)
+	from := h.measure(plain)
+	if from.err != nil {
+		return nil
+	}
+	t := &try{plain: h.perToken(plain, from.seconds), seen: map[string]bool{}}
+	h.tries[b] = t
+	_, fits := h.over(from, margins{})
+	if fits {
+		h.keep(t, h.expect(plain, from))
+	} else {
+		h.refused(plain, from)
+		t.excess = h.worst(from)
+	}
+	if !fits && h.hopeless(from) {
+		f := &filler{searcher: h.searcher, base: b, set: set, items: set.items(), from: from}
+		f.fits() // to tell of
+		t.excess = math.Inf(1)
+		return t
+	}
+	if fits {
+		return t
+	}
+	if t.plain*(1-mostSaved) >= h.best {
+		t.excess = math.Inf(1) // it cannot win
+		return t
+	}
+	t.filler = h.newFiller(b, set, from)
+	lean := t.filler.fits()
+	if lean == nil {
+		return t
+	}
+	h.keep(t, lean)
+	list := t.varied(t.candidates(t.anchors()))
+	h.fill(t, list, firstTried)
+	return t
+}
+
+// saving looks at classes that save time where they leave: their update runs beside what
+// the device does.
+func (h *hunt) saving(t *try) {
+	if !t.best.set.canOffload {
+		return
+	}
+	f := h.newFiller(t.best.base, t.best.set, t.best.expected)
+	for i, it := range f.items {
+		if !it.state || it.host < 0 || f.set.moves[it.host].seconds >= 0 {
+			continue
+		}
+		x := make(mix, len(f.set.moves))
+		x[it.host] = 1
+		p := &point{base: f.base, set: f.set, x: x, how: recipe{{i, away}}}
+		m := h.measure(p)
+		if _, fits := h.over(m, margins{}); fits {
+			h.keep(t, h.expect(p, m))
+		}
+	}
+}
+
+// keep notes what fits.
+func (h *hunt) keep(t *try, p *point) {
+	h.found = append(h.found, p)
+	if t.best == nil || comparePoints(p, t.best) < 0 {
+		t.best = p
+	}
+	h.best = min(h.best, p.perToken)
+}
+
+// fill fills the first of a list of recipes, so many, and says whether one is faster than
+// what was known of the base. What is far slower by estimate is left out.
+func (h *hunt) fill(t *try, list []guessed, most int) (faster bool) {
+	list = slices.DeleteFunc(slices.Clone(list), func(g guessed) bool {
+		return t.seen[g.key()] || t.best != nil && h.perToken(t.best, g.seconds) > t.best.perToken*farSlower
+	})
+	for list = list[:min(len(list), most)]; len(list) > 0 && !h.spent(); {
+		n := min(atOnceTried, len(list))
+		points := make([]*point, n)
+		plan.Parallel(n, func(i int) { points[i] = t.filler.fill(list[i].recipe, false) })
+		for i, p := range points {
+			t.seen[list[i].key()] = true
+			if p == nil {
+				continue
+			}
+			was := t.best
+			h.keep(t, p)
+			faster = faster || was == nil || p.perToken < was.perToken*(1-worthARound)
+		}
+		list = list[n:]
+	}
+	return faster
+}
+
+const (
+	farSlower   = 1.1   // an estimate that far over what was found is not looked at
+	worthARound = 0.001 // of the time: less is no reason to go on
+)
+
+// refine looks at the neighbours of the best points, of the two best bases.
+func (h *hunt) refine() {
+	var list []*try
+	for _, b := range h.bases {
+		if t := h.tries[b]; t != nil && t.best != nil {
+			list = append(list, t)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b *try) int { return comparePoints(a.best, b.best) })
+	for _, t := range list[:min(len(list), 2)] {
+		if t.filler == nil {
+			h.saving(t)
+			continue
+		}
+		for more := true; more && !h.spent(); {
+			more = h.fill(t, t.candidates(t.near(t.best.how)), firstTried)
+		}
+	}
+}
+
+// confirm plans points whole, the fastest first, and returns the fastest that
+// fits. Where one is over after all, its base is searched again with as much less room;
+// where one was extended from few layers and leaves room, its recipe is filled again.
+func (h *hunt) confirm() (best *Forecast, at *point, err error) {
+	done := map[string]bool{}
+	least := math.Inf(1) // of best
+	for plans := 0; plans < mostPlans || best == nil && plans < 3*mostPlans; {
+		p := h.next(done, least)
+		if p == nil {
+			break
+		}
+		c := h.whole(p)
+		done[keyOf(&c)] = true
+		plans++
+		h.tried++
+		f, fail := predict(h.ctx, c, h.machine, 0, early)
+		if fail == nil {
+			fail = f.Plan.Fit()
+		}
+		var refused *plan.DoesNotFit
+		if fail == nil {
+			if time := 1 / f.TokensPerSecond(); time < least {
+				best, at, least = f, p, time
+			}
+			if mg, ok := h.unused(p, f); ok {
+				h.refill(p, mg)
+			}
+			continue
+		}
+		err = fail
+		if errors.As(fail, &refused) {
+			h.shrink(p, refused)
+		}
+	}
+	if best != nil {
+		err = nil
+	}
+	return best, at, err
+}
+
+// next is the fastest that is not done, takes less than least and is expected to fit.
+func (h *hunt) next(done map[string]bool, least float64) *point {
+	slices.SortStableFunc(h.found, comparePoints)
+	for _, p := range h.found {
+		if p.perToken >= least*(1-1e-12) {
+			return nil
+		}
+		var mg margins
+		if t := h.tries[p.base]; t.filler != nil {
+			mg = t.mg
+		}
+		c := h.whole(p)
+		if _, fits := h.over(p.expected, mg); fits && !done[keyOf(&c)] {
+			return p
+		}
+	}
+	return nil
+}
+
+// refill fills a point's recipe within other margins.
+func (h *hunt) refill(p *point, mg margins) {
+	t := h.tries[p.base]
+	if t.filler == nil || len(p.how) == 0 {
+		return
+	}
+	f := *t.filler
+	f.mg = mg
+	if q := f.fill(p.how, h.exact); q != nil {
+		h.found = append(h.found, q)
+	}
+}
+
+// shrink searches a base again, whose point needs more than was expected.
+func (h *hunt) shrink(p *point, refused *plan.DoesNotFit) {
+	t := h.tries[p.base]
+	if t.filler == nil {
+		return
+	}
+	sp := refused.Space
+	mg := h.room(sp, margins{}) - refused.Capacity + max(refused.Peak+refused.Outside-p.expected.need[sp], 1)
+	first := t.mg == margins{}
+	t.mg[sp] = max(t.mg[sp], mg)
+	h.refill(p, t.mg)
+	if first && !h.exact {
+		t.best, t.seen = nil, map[string]bool{}
+		h.limit = h.tried + wholeEffort + againEffort
+		h.fill(t, t.candidates(t.anchors()), firstTried)
+	}
+}
+
+// unused says how far a whole plan is under what was extended from few layers, where that
+// leaves room for less to be moved.
+func (s *searcher) unused(p *point, f *Forecast) (mg margins, ok bool) {
+	for sp := range graph.NumSpaces {
+		limit := s.spec.Capacity[sp]
+		if limit == 0 || !s.folded {
+			continue
+		}
+		need := f.Plan.Layout.Spaces[sp].Peak + f.Plan.Config.Outside[sp]
+		mg[sp] = s.room(sp, margins{}) - limit + need - p.expected.need[sp]
+		ok = ok || sp == graph.Device && float64(limit-need) > closeTo*float64(limit)
+	}
+	return mg, ok
+}
+
+// kind is what runners-up differ in.
+type kind struct {
+	base
+	host, disk bool
+}
+
+func (p *point) kind() kind {
+	k := kind{base: p.base}
+	for i, share := range p.x {
+		if mv := &p.set.moves[i]; share > 0 && mv.kind != dropMove {
+			k.host, k.disk = k.host || mv.space == graph.Host, k.disk || mv.space == graph.Disk
+		}
+	}
+	return k
+}
+
+// fewestDrops finds the fastest that fits of what drops alone make of a base, in the order
+// of seconds for a byte; some: there is something that was expected to fit.
+func (s *searcher) fewestDrops(b base, set *moveSet, from *measured) (f *Forecast, at *point, some bool) {
+	s.exact = true
+	h := &hunt{searcher: s, tries: map[base]*try{}, best: math.Inf(1)}
+	t := &try{filler: s.newFiller(b, set, from), seen: map[string]bool{}}
+	h.tries[b] = t
+	if p := t.filler.fill(t.sorted(t.lean()[0]), true); p != nil {
+		h.keep(t, p)
+	}
+	f, at, _ = h.confirm()
+	return f, at, len(h.found) > 0
+}

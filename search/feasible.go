@@ -1,0 +1,52 @@
+package search
+
+import (
+	"context"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/recompute"
+)
+
+// Feasible says whether something fits of what Fit would choose from, by lower bounds and
+// with a few plans: the smallest configuration that it knows. Where it says no, Fit finds
+// nothing either; where it says yes, placement may still need more.
+func Feasible(ctx context.Context, s Spec, given Given, rows int, hw Hardware) (bool, error) {
+	hw.assumed(&s)
+	d, err := newFitDomain(&s, given, nil, rows)
+	if err != nil {
+		return false, err
+	}
+	drop := !given.Recompute || s.Auto
+	if s.Auto {
+		s.Recompute, s.Auto = recompute.Options{}, false
+	}
+	var spaces []graph.Space
+	if !given.Offload {
+		spaces = s.tiers()
+	}
+	w := newSearcher(ctx, s, hw.Machine(s.Ranks), drop, spaces)
+	b := d.smallest()
+	set, err := w.moves(b)
+	if err != nil {
+		return false, err
+	}
+	from := w.measure(w.plain(b, set))
+	if from.err != nil {
+		return false, from.err
+	}
+	if _, fits := w.over(from, margins{}); fits {
+		return true, nil
+	}
+	return !w.hopeless(from) && w.newFiller(b, set, from).fits() != nil, ctx.Err()
+}
+
+// smallest is the base of a domain that needs the least memory: the highest stage, the
+// smallest micro-batch, the least prefetch.
+func (d fitDomain) smallest() base {
+	b := d.batches[len(d.batches)-1]
+	least := d.prefetches[0]
+	for _, n := range d.prefetches {
+		least = min(least, n)
+	}
+	return base{b[0], b[1], d.zeros[0], least, d.precisions[0], d.orders[0] && b[1] > 1}
+}
