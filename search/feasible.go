@@ -11,6 +11,7 @@ import (
 // with a few plans: the smallest configuration that it knows. Where it says no, Fit finds
 // nothing either; where it says yes, placement may still need more.
 func Feasible(ctx context.Context, s Spec, given Given, rows int, hw Hardware) (bool, error) {
+	hw.prefer(&s, given)
 	hw.assumed(&s)
 	d, err := newFitDomain(&s, given, nil, rows)
 	if err != nil {

@@ -157,10 +157,7 @@ func (d fitDomain) bases() (list []base) {
 // is a *RowsError where they do not divide. It is deterministic. Where nothing fits, the
 // error is a *NothingFits.
 func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision, rows int, hw Hardware) (*Fitted, error) {
-	preferred := hw.Prefer != precision.FP32 && !given.Precision && s.Precision == precision.FP32
-	if preferred {
-		s.Precision = hw.Prefer
-	}
+	preferred := hw.prefer(&s, given)
 	assumed := hw.assumed(&s)
 	d, err := newFitDomain(&s, given, allowed, rows)
 	if err != nil {
@@ -413,6 +410,16 @@ type Hardware struct {
 }
 
 func (hw *Hardware) effort() int { return cmp.Or(hw.Effort, DefaultEffort) }
+
+// prefer gives a configuration the hardware's precision where none was given, and says
+// whether it did.
+func (hw *Hardware) prefer(s *Spec, given Given) bool {
+	if hw.Prefer == precision.FP32 || given.Precision || s.Precision != precision.FP32 {
+		return false
+	}
+	s.Precision = hw.Prefer
+	return true
+}
 
 // assumed caps the host memory of a configuration that has no cap of its own by
 // the server's share, and says whether it did.

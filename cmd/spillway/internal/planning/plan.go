@@ -56,6 +56,9 @@ type Flags struct {
 	tokens, price        float64       // of a whole run; 0: not asked
 	effort               int           // plans that a search may evaluate
 	progress             *cli.Progress // says what takes seconds
+	ask                  string
+	answer               *Answer // to --ask; nil: it was not given
+	hostMemory           int64   // --host-memory, without what --node-memory caps
 }
 
 // Command is plan.
@@ -101,6 +104,10 @@ data and no GPU.`,
 			return err
 		}
 		f.keep(fs)
+		question, err := f.topicOf(fs, &c)
+		if err != nil {
+			return err
+		}
 		if err := cmp.Or(f.validateReference(), f.Settle(fs, &c)); err != nil {
 			return err
 		}
@@ -120,6 +127,14 @@ data and no GPU.`,
 		}
 		c = c.Sharing()
 		var best *spillway.Fitted
+		if question != nil {
+			if c, best, err = f.answerTo(cmd.Context(), question, c, options.FixedBy(fs), l.GlobalBatch); err != nil {
+				return err
+			}
+			takeFitted(&c, best)
+			f.chosen = true
+			return runPlan(cmd.Context(), c, &f, best, out)
+		}
 		if l.Fit {
 			var err error
 			f.progress.Says("searching for the fastest configuration that fits …")
@@ -163,6 +178,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
 	fs.StringVar(&f.transport, "transport", cluster.InProc, "how CPU ranks meet, for the predicted time: inproc, shm or mpi, as bench comm has measured it")
 	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
+	fs.StringVar(&f.ask, "ask", "", "ask for the fewest gpus, the largest model (preset), batch or seq, or the least device-memory or host-memory that fits, and show that the next value does not; what is not given is chosen, as with --fit")
 	fs.IntVar(&f.effort, "effort", planner.DefaultEffort, "a search evaluates at most `N` plans; more may find a faster one")
 	fs.Float64Var(&f.tokens, "tokens", 0, "`N` tokens to train on, as in 100e9: says how many days and GPU-hours the recommended plan takes")
 	fs.Float64Var(&f.price, "price", 0, "`MONEY` for a GPU-hour: says what --tokens cost")
@@ -332,6 +348,9 @@ func runPlan(ctx context.Context, c spillway.Config, f *Flags, best *spillway.Fi
 	}
 	f.progress.End()
 	if text {
+		if f.answer != nil {
+			f.answer.print(stdout)
+		}
 		if err := r.print(stdout); err != nil {
 			return err
 		}

@@ -29,8 +29,9 @@ type (
 		// Explanation says what of the requested plan is made twice or moved, in
 		// names that --recompute and --offload take.
 		Explanation planWhy          `json:"explanation"`
-		Recommended *planRecommended `json:"recommended"` // null: nothing fits
-		Effort      int              `json:"effort"`      // plans that a search could evaluate
+		Recommended *planRecommended `json:"recommended"`      // null: nothing fits
+		Answer      *Answer          `json:"answer,omitempty"` // with --ask
+		Effort      int              `json:"effort"`           // plans that a search could evaluate
 		// Run is the command of the verdict; "" where nothing fits.
 		Run string `json:"run"`
 		// Ways make fit what does not, the cheapest first; NoWay says what was tried where none does.
@@ -166,7 +167,7 @@ func (r *planReport) json() ([]byte, error) {
 	f, asked, best := r.flags, r.asked, r.best
 	c := asked.Config
 	doc := Doc{Version: Version, Command: f.question(), Model: planModel{c.Model, asked.Parameters()}, Nodes: f.servers(&c), Ranks: c.Ranks, Batch: c.Batch, Accum: c.Accum, Seq: c.Seq,
-		Precision: strings.ToLower(c.PrecisionName()), Requested: f.stageJSON(asked), Ways: []planWay{}, Machine: f.machine, Effort: f.effort}
+		Precision: strings.ToLower(c.PrecisionName()), Requested: f.stageJSON(asked), Ways: []planWay{}, Machine: f.machine, Effort: f.effort, Answer: f.answer}
 	if f.gpuFound != nil {
 		doc.GPU = f.gpuFound.Name
 	}

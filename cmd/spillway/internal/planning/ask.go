@@ -1,0 +1,265 @@
+package planning
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/planner"
+)
+
+// Answer is what --ask comes to.
+type Answer struct {
+	Ask   string `json:"ask"`
+	Value any    `json:"value"` // a number, bytes, or a model's name
+	Flags string `json:"flags"` // which plan the value
+	// Plan is the fastest found of the value.
+	Plan planStage `json:"plan"`
+	// Neighbour is the next value, which does not fit; null: there is none.
+	Neighbour *Neighbour `json:"neighbour"`
+	first     string
+	lines     []string
+}
+
+// Neighbour is a value that does not fit, with the plan of it that came nearest.
+type Neighbour struct {
+	Value any        `json:"value"`
+	Plan  *planStage `json:"plan"`
+}
+
+// topic is what may be asked for.
+type topic struct {
+	name, flag string // --ask's value, and the flag that sets a value
+	what       string // as "fewest GPUs"
+	// values are in the order of planner.Question.
+	values func(c *spillway.Config) []int64
+	easier bool // later values need less
+	set    func(c *spillway.Config, v int64)
+	clash  []string // flags that say it already
+	bytes  bool
+}
+
+// mostAsked bounds numbers that have no bound of their own.
+const mostAsked = 1 << 15
+
+// seqStep is how fine an answer is in tokens of a row.
+const seqStep = 64
+
+func upTo(n, step int64) (list []int64) {
+	for v := step; v <= n; v += step {
+		list = append(list, v)
+	}
+	return list
+}
+
+// sizes are amounts of memory that lie 1 to 2 % apart, in whole MiB from 1 MiB to 4 TiB.
+func sizes(*spillway.Config) (list []int64) {
+	for v, step := int64(1), int64(1); v <= 4<<20; v += step {
+		if v >= 128*step {
+			step *= 2
+		}
+		list = append(list, v<<20)
+	}
+	return list
+}
+
+var topics = []topic{
+	{"gpus", "ranks", "fewest GPUs", func(*spillway.Config) []int64 { return upTo(mostAsked, 1) }, true,
+		func(c *spillway.Config, v int64) { c.Ranks = int(v) }, []string{"ranks", "nodes", "gpus-per-node", "shard-size", "global-batch", "rank-shares", "batch-schedule"}, false},
+	{"model", "model", "largest preset", presets, false, func(c *spillway.Config, v int64) { c.Model = bySize()[v].Name }, []string{"model"}, false},
+	{"batch", "batch", "largest micro-batch", func(*spillway.Config) []int64 { return upTo(mostAsked, 1) }, false,
+		func(c *spillway.Config, v int64) { c.Batch = int(v) }, []string{"batch", "global-batch", "batch-schedule"}, false},
+	{"seq", "seq", "longest rows", nil, false, func(c *spillway.Config, v int64) { c.Seq = int(v) }, []string{"seq"}, false},
+	{"device-memory", "device-memory", "least device memory", sizes, true, func(c *spillway.Config, v int64) { c.DeviceMemory = v }, []string{"device-memory"}, true},
+	{"host-memory", "host-memory", "least host memory", sizes, true, func(c *spillway.Config, v int64) { c.HostMemory = v }, []string{"host-memory", "node-memory"}, true},
+}
+
+// bySize are the presets of language models, the smallest first.
+func bySize() []model.Preset {
+	list := model.Presets()
+	count := map[string]int64{}
+	for _, p := range list {
+		count[p.Name] = parameters(p.Config)
+	}
+	slices.SortStableFunc(list, func(a, b model.Preset) int { return cmp.Compare(count[a.Name], count[b.Name]) })
+	return list
+}
+
+// presets are those with room for the rows of a configuration, by their number in bySize.
+func presets(c *spillway.Config) (list []int64) {
+	for i, p := range bySize() {
+		if p.Config.Positions >= c.Seq {
+			list = append(list, int64(i))
+		}
+	}
+	return list
+}
+
+// parameters counts a preset's, whose layers are alike.
+func parameters(c model.Config) int64 {
+	of := func(layers int) (n int64) {
+		c.Layers = layers
+		p, err := model.Build(c, model.Train, 1, 8)
+		if err != nil {
+			return 0
+		}
+		for i := range p.Params {
+			n += p.Params[i].Elems()
+		}
+		return n
+	}
+	layers := c.Layers
+	one, two := of(1), of(2)
+	return one + int64(layers-1)*(two-one)
+}
+
+// topicOf finds what --ask asks for, and refuses flags that say it already. It is called
+// before Settle.
+func (f *Flags) topicOf(fs *pflag.FlagSet, c *spillway.Config) (*topic, error) {
+	if !fs.Changed("ask") {
+		return nil, nil
+	}
+	k := slices.IndexFunc(topics, func(t topic) bool { return strings.EqualFold(t.name, f.ask) })
+	if k < 0 {
+		return nil, fmt.Errorf("--ask %q: ask for gpus, model, batch, seq, device-memory or host-memory", f.ask)
+	}
+	for _, flag := range topics[k].clash {
+		if fs.Changed(flag) {
+			return nil, fmt.Errorf("--ask %s with --%s: the flag says what is asked for; leave one of them out", topics[k].name, flag)
+		}
+	}
+	if fs.Changed("dump") {
+		return nil, fmt.Errorf("--ask %s with --dump: ask first, then dump the answer's plan", topics[k].name)
+	}
+	if f.hostMemory = c.HostMemory; topics[k].name == "model" {
+		c.Model = bySize()[0].Name
+	}
+	if !fs.Changed("effort") {
+		f.effort = planner.AskEffort
+	}
+	return &topics[k], nil
+}
+
+// askedAt is the configuration of a value, and the flags as if it had been given.
+func (f *Flags) askedAt(c spillway.Config, t *topic, v int64) (spillway.Config, *Flags) {
+	own := *f
+	t.set(&c, v)
+	if t.name == "gpus" {
+		own.nodeSize = c.Ranks
+		if own.gpuFound != nil {
+			own.nodeSize = min(c.Ranks, gpus.NodeGPUs)
+			c.LocalRanks = own.nodeSize
+		}
+		c.HostMemory = own.hostMemory
+		own.capHost(&c)
+	}
+	return c.Sharing(), &own
+}
+
+// answerTo answers --ask, and gives the configuration and the plan that it comes to.
+func (f *Flags) answerTo(ctx context.Context, t *topic, c spillway.Config, fixed spillway.Fixed, rows int) (spillway.Config, *spillway.Fitted, error) {
+	values, err := t.all(&c)
+	if err != nil {
+		return c, nil, err
+	}
+	at := func(i int) (spillway.Config, spillway.Hardware, error) {
+		one, own := f.askedAt(c, t, values[i])
+		return one, own.Hardware(&one), nil
+	}
+	f.progress.Says("looking for the " + t.what + " …")
+	a, err := planner.Ask(ctx, planner.Question{Count: len(values), Easier: t.easier, At: at, Fixed: fixed, Rows: rows})
+	if err != nil {
+		return c, nil, err
+	}
+	if a.Value < 0 {
+		return c, nil, fmt.Errorf("--ask %s: not even %s fits: %w", t.name, t.text(values[a.Neighbour]), a.None)
+	}
+	c, own := f.askedAt(c, t, values[a.Value])
+	f.nodeSize = own.nodeSize
+	value := t.text(values[a.Value])
+	out := &Answer{Ask: t.name, Value: t.value(values[a.Value]), Plan: f.stageJSON(a.Best.Forecast), Flags: fmt.Sprintf("--%s %s %s", t.flag, value, cli.FlagText(a.Best.Choices))}
+	out.first = fmt.Sprintf("%s that fits: %s", t.what, value)
+	if t.name == "gpus" || t.name == "seq" {
+		out.first = t.what + " that fit: " + value
+	}
+	out.lines = []string{fmt.Sprintf("%s a step and %s by prediction", f.seconds(a.Best.Step.Seconds), f.speed(a.Best.TokensPerSecond()))}
+	if text := f.budgetText(a.Best.Forecast); text != "" {
+		out.lines = append(out.lines, text)
+	}
+	if a.Neighbour < 0 {
+		out.lines = append(out.lines, fmt.Sprintf("%s is the last value there is", value))
+	} else {
+		v := values[a.Neighbour]
+		out.Neighbour = &Neighbour{Value: t.value(v)}
+		if near := a.None.Smallest; near != nil {
+			st := f.stageJSON(near)
+			out.Neighbour.Plan = &st
+		}
+		out.lines = append(out.lines, fmt.Sprintf("%s does not fit: %s", t.text(v), f.shortfall(a.None)))
+	}
+	f.answer = out
+	return c, a.Best, nil
+}
+
+// shortfall says of a value that does not fit what the nearest plan needs.
+func (f *Flags) shortfall(none *planner.NothingFits) string {
+	if none.Smallest == nil {
+		return cli.Flagged(none.Error())
+	}
+	return fmt.Sprintf("of %d configurations the nearest %s", none.Tried, planner.Shortfall(none.Smallest))
+}
+
+// all are the values that may be asked for of a configuration.
+func (t *topic) all(c *spillway.Config) ([]int64, error) {
+	if t.values != nil {
+		return t.values(c), nil
+	}
+	m, err := planner.ModelConfig(c.Model)
+	if err != nil {
+		return nil, err
+	}
+	if m.Positions < seqStep {
+		return upTo(int64(m.Positions), 1), nil
+	}
+	return upTo(int64(m.Positions), seqStep), nil
+}
+
+// value is a value as JSON has it, and text as a flag has it.
+func (t *topic) value(v int64) any {
+	if t.name == "model" {
+		return bySize()[v].Name
+	}
+	return v
+}
+
+func (t *topic) text(v int64) string {
+	switch {
+	case t.name == "model":
+		return bySize()[v].Name
+	case t.bytes && v%(1<<30) == 0:
+		return fmt.Sprintf("%dGiB", v>>30)
+	case t.bytes:
+		return fmt.Sprintf("%dMiB", v>>20)
+	}
+	return strconv.FormatInt(v, 10)
+}
+
+// print says the answer.
+func (a *Answer) print(w io.Writer) {
+	fmt.Fprintln(w, a.first)
+	cli.WrapFlags(w, "  ", "    ", a.Flags)
+	for _, line := range a.lines {
+		cli.Wrap(w, "  ", "    ", line)
+	}
+	fmt.Fprintln(w)
+}
