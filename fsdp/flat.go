@@ -5,6 +5,7 @@ import (
 	"math/bits"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/zero"
 )
 
 // blockElems is the granularity of parameter starts and shard ends, in elements.
@@ -120,27 +121,49 @@ func intoFlat(p *graph.Program, id, flat graph.BufID, elem int64) {
 // splitFrozen moves the frozen parameters of partly frozen units into units of
 // their own, "<unit>.frozen".
 func splitFrozen(p *graph.Program) {
-	frozen, live := make([]bool, len(p.Units)), make([]bool, len(p.Units))
-	for _, prm := range p.Params {
-		if prm.Frozen {
-			frozen[prm.Unit] = true
-		} else {
-			live[prm.Unit] = true
+	splitUnits(p, ".frozen", func(i int) (moves, stays bool) { return p.Params[i].Frozen, !p.Params[i].Frozen })
+	for i := range p.Params {
+		if p.Params[i].Frozen {
+			p.Units[p.Params[i].Unit].Frozen = true
 		}
 	}
-	moved := map[int]int{}
-	for u := range len(p.Units) {
-		switch {
-		case frozen[u] && live[u]:
-			moved[u] = len(p.Units)
-			p.Units = append(p.Units, graph.Unit{Name: p.Units[u].Name + ".frozen", Frozen: true, Block: p.Units[u].Block})
-		case frozen[u]:
-			p.Units[u].Frozen = true
+}
+
+// splitRules moves parameters whose rule is the optimizer's second one, of units that have
+// others too, into units of their own, "<unit>.rest".
+func splitRules(p *graph.Program, o zero.Optimizer) *graph.Program {
+	if !o.Splits() {
+		return p
+	}
+	q := p.Clone()
+	splitUnits(q, ".rest", func(i int) (moves, stays bool) {
+		apart := o.Apart(q, i)
+		return !q.Params[i].Frozen && apart, !q.Params[i].Frozen && !apart
+	})
+	return q
+}
+
+// splitUnits moves some parameters of the units in which others stay into units of the same
+// block, named with the suffix.
+func splitUnits(p *graph.Program, suffix string, of func(param int) (moves, stays bool)) {
+	moving, staying := make([]bool, len(p.Units)), make([]bool, len(p.Units))
+	for i := range p.Params {
+		m, s := of(i)
+		u := p.Params[i].Unit
+		moving[u], staying[u] = moving[u] || m, staying[u] || s
+	}
+	to := map[int]int{}
+	for u := range moving {
+		if moving[u] && staying[u] {
+			to[u] = len(p.Units)
+			p.Units = append(p.Units, graph.Unit{Name: p.Units[u].Name + suffix, Block: p.Units[u].Block})
 		}
 	}
 	for i := range p.Params {
-		if to, ok := moved[p.Params[i].Unit]; ok && p.Params[i].Frozen {
-			p.Params[i].Unit = to
+		if unit, ok := to[p.Params[i].Unit]; ok {
+			if m, _ := of(i); m {
+				p.Params[i].Unit = unit
+			}
 		}
 	}
 }

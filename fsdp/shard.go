@@ -115,7 +115,7 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 		return nil, fmt.Errorf("fsdp: the program has no section \"train\" of one phase")
 	}
 	ranks := p.Mesh[o.Axis].Size
-	q, err := Flatten(p, ranks, o.Int8Reduce || o.leaves(ranks))
+	q, err := Flatten(splitRules(p, o.Optimizer), ranks, o.Int8Reduce || o.leaves(ranks))
 	if err != nil {
 		return nil, err
 	}

@@ -65,8 +65,8 @@ func (s *sharder) allocateTrained(u int, grad graph.BufID) error {
 	if dtype != graph.F32 && !s.o.Optimizer.BF16 {
 		s.allocateMaster(u, b)
 	}
-	flat, perParam := s.o.Optimizer.StateNames()
-	for _, name := range flat {
+	rule := s.o.Optimizer.Of(p, u)
+	for _, name := range rule.States {
 		id, scales, err := s.addState(name, u)
 		if err != nil {
 			return err
@@ -78,7 +78,7 @@ func (s *sharder) allocateTrained(u int, grad graph.BufID) error {
 		part := s.part(u, s.stage(u).ShardsStates())
 		unit.States = append(unit.States, graph.State{Name: name, Buf: id, Axis: part.Axis, Len: part.Len})
 	}
-	for _, name := range perParam {
+	for _, name := range rule.PerParam {
 		n := int64(len(unit.Segments))
 		id := p.AddBuffer(graph.Buffer{Name: name + "/" + unit.Name, DType: graph.F32, Shape: []int64{n}, Class: graph.Optimizer, Life: graph.LifeRun, Unit: u})
 		b.states = append(b.states, id)

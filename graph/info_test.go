@@ -152,6 +152,9 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	add("adagrad", update, ids(part, coef, hyper), rw(value), rw(moment))
 	add("lamb_dir", update, ids(value, coef, hyper), rw(part), rw(moment), rw(second), graph.Out{Buf: norms, Mode: graph.Accum})
 	add(graph.ParamNorms, update, ids(value, part), graph.Out{Buf: norms, Mode: graph.Accum})
+	add(graph.NewtonSchulz, graph.NewtonSchulzAttr{Axis: -1, Ranks: 1, Factor: 0.5}, ids(buf("x", graph.F32, 3, 5)), graph.Out{Buf: buf("y", graph.F32, 3, 5)})
+	add("muon_momentum", update, ids(part, coef, hyper), rw(moment), graph.Out{Buf: buf("d", graph.F32, 256)})
+	add("muon_apply", update, ids(part, hyper), rw(value), graph.Out{Buf: buf("low", graph.BF16, 256)})
 	add("lamb_apply", update, ids(part, norms, coef, hyper), rw(value))
 	add("lars_apply", update, ids(part, norms, coef, hyper), rw(value), rw(moment))
 	quant := graph.QuantAttr{Block: graph.QuantBlock, Parts: 1, Shard: shard}

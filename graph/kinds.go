@@ -178,6 +178,8 @@ const (
 	LossScaleUpdate Kind = "loss_scale_update"
 	// p, g → norms i64 (2·params·Limbs) accum: squares of p and g per segment's parameter. UpdateAttr.
 	ParamNorms Kind = "param_norms"
+	// NewtonSchulz makes a matrix nearly orthogonal. NewtonSchulzAttr.
+	NewtonSchulz Kind = "newtonschulz"
 )
 
 // PosAttr: rows repeat every Seq.
@@ -255,6 +257,14 @@ type ScaleAttr struct{ Factor float64 }
 
 // ConvAttr is the geometry of a convolution or pooling over (B,H,W,C).
 type ConvAttr struct{ KH, KW, Stride, Pad int64 }
+
+// NewtonSchulzAttr is who computes: the rank with index Owner along mesh axis Axis, for
+// Ranks ranks that have a matrix each to compute, and on the others the result is 0. Axis
+// −1: every rank. Factor multiplies the result.
+type NewtonSchulzAttr struct {
+	Axis, Owner, Ranks int
+	Factor             float64
+}
 
 // FillAttr is the value that fills (converted to the buffer's dtype).
 type FillAttr struct{ Value float64 }

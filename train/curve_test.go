@@ -31,6 +31,7 @@ var (
 		{"lars", func(c *request) { c.Optimizer = "lars" }},
 		{"larc", func(c *request) { c.Optimizer = "larc" }},
 		{"novograd", func(c *request) { c.Optimizer = "novograd" }},
+		{"muon", func(c *request) { c.Optimizer = "muon" }},
 		{"evaluation", func(c *request) { c.EvalData, c.EvalEvery, c.EvalSteps = c.Data, 1, 2 }},
 		{"gradients on the host", func(c *request) { c.Offload = "gradients=host,optimizer=host,parameters=host" }},
 		{"bf16", func(c *request) { c.Precision = "bf16" }},

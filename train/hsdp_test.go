@@ -102,7 +102,7 @@ func TestMeshSumsInItsOwnTree(t *testing.T) {
 // replicas hold the same shard.
 func TestOptimizersOnAMesh(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"lamb", "larc", "novograd"} {
+	for _, name := range []string{"lamb", "larc", "novograd", "muon"} {
 		c := onMesh([2]int{2, 2})
 		c.Optimizer = name
 		c.ShardSize = 0

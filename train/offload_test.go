@@ -109,7 +109,7 @@ func TestOffloadGivesTheSameBits(t *testing.T) {
 // same copies.
 func TestOffloadEveryOptimizer(t *testing.T) {
 	t.Parallel()
-	for i, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd"} {
+	for i, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd", "muon"} {
 		for _, ranks := range inTurn(i, []int{1, 2}) {
 			c := tiny("llama-untied")
 			c.Ranks, c.Steps, c.Optimizer, c.Clip, c.Zero = ranks, 3, name, 1, 0

@@ -246,7 +246,7 @@ func TestOptimizersFollowTheirPapers(t *testing.T) {
 func TestOptimizerStatesInCheckpoints(t *testing.T) {
 	t.Parallel()
 	for name, states := range map[string][]string{"adamw": {"exp_avg", "exp_avg_sq"}, "sgd": {"momentum"}, "lamb": {"exp_avg", "exp_avg_sq"},
-		"adagrad": {"sum"}, "lars": {"momentum"}, "larc": {"momentum"}, "novograd": {"exp_avg", "exp_avg_sq"}} {
+		"adagrad": {"sum"}, "lars": {"momentum"}, "muon": {"momentum", "exp_avg", "exp_avg_sq"}, "larc": {"momentum"}, "novograd": {"exp_avg", "exp_avg_sq"}} {
 		c := tiny("gpt2")
 		c.Steps, c.Ranks, c.Optimizer, c.Checkpoint = 1, 2, name, scratch(t)
 		runOf(t, c)

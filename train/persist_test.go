@@ -47,7 +47,7 @@ func TestResumeContinuesBitForBit(t *testing.T) {
 		cases[fmt.Sprintf("stage %d", z)] = func(c *request) { c.Zero, c.Ranks = z, 3 }
 		cases[fmt.Sprintf("stage %d, accumulation", z)] = func(c *request) { c.Zero, c.Ranks, c.Accum = z, 2, 3 }
 	}
-	for _, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd"} {
+	for _, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd", "muon"} {
 		cases[name] = func(c *request) { c.Optimizer, c.Ranks = name, 2 }
 	}
 	cases["shuffled"] = func(c *request) { c.Order, c.Ranks = "shuffled", 2 }

@@ -221,7 +221,7 @@ func TestPeaksFallWithTheStage(t *testing.T) {
 
 func TestOptimizersAgreeAtEveryStage(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"sgd", "lamb", "lars", "larc", "novograd"} {
+	for _, name := range []string{"sgd", "lamb", "lars", "larc", "novograd", "muon"} {
 		c := tiny("gpt2")
 		c.Ranks, c.Steps, c.Optimizer, c.Clip = 3, 4, name, 1
 		var want outcome

@@ -3,7 +3,7 @@ package zero
 import "github.com/spillway-ml/spillway/graph"
 
 // AdamW has two moments an element and decoupled weight decay.
-var _ = register(&Rule{
+var adamwRule = register(&Rule{
 	Name: "adamw", States: []string{"exp_avg", "exp_avg_sq"}, Narrow: true, Reads: []Constant{Beta1, Beta2, Eps},
 	Source: "Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019",
 	Emit: func(e *Emitter, t *Target) {

@@ -64,6 +64,10 @@ type Rule struct {
 	Narrow bool
 	// Reads are the constants that count for it.
 	Reads []Constant
+	// Takes says which trained parameters it updates, where Rest updates the others: a unit
+	// has either alone (Optimizer.Apart). nil: all.
+	Takes func(p *graph.Program, param int) bool
+	Rest  *Rule
 	// Emit writes a unit's operations.
 	Emit func(e *Emitter, t *Target)
 }
@@ -200,8 +204,30 @@ func (o Optimizer) Operations() []*graph.Operation {
 }
 
 // StateNames returns the flat states of the rule, each as large as the
-// parameters, and those with one element a parameter.
+// parameters, and those with one element a parameter: of Rest's too, where it has one.
 func (o Optimizer) StateNames() (flat, perParam []string) {
 	r := o.rule()
-	return r.States, r.PerParam
+	flat, perParam = r.States, r.PerParam
+	if r.Rest != nil {
+		flat, perParam = slices.Concat(flat, r.Rest.States), slices.Concat(perParam, r.Rest.PerParam)
+	}
+	return flat, perParam
+}
+
+// Apart says whether a parameter is Rest's; it is false of all where there is no Rest.
+func (o Optimizer) Apart(p *graph.Program, param int) bool {
+	r := o.rule()
+	return r.Rest != nil && !r.Takes(p, param)
+}
+
+// Splits says whether parameters differ in the rule that updates them.
+func (o Optimizer) Splits() bool { return o.rule().Rest != nil }
+
+// Of returns the rule that updates a unit's parameters.
+func (o Optimizer) Of(p *graph.Program, unit int) *Rule {
+	r := o.rule()
+	if s := p.Units[unit].Segments; len(s) > 0 && o.Apart(p, s[0].Param) {
+		return r.Rest
+	}
+	return r
 }

@@ -19,7 +19,7 @@ import (
 // measures.
 func TestAnOptimizerIsAFile(t *testing.T) {
 	names := OptimizerNames()
-	require.Equal(t, []string{"adagrad", "adamw", "lamb", "larc", "lars", "novograd", "sgd"}, names)
+	require.Equal(t, []string{"adagrad", "adamw", "lamb", "larc", "lars", "muon", "novograd", "sgd"}, names)
 	require.True(t, slices.IsSorted(names))
 	require.Len(t, slices.Compact(names), len(rules), "two rules of one name")
 	in := map[string][]string{} // optimizers named by a file
@@ -49,5 +49,5 @@ func TestAnOptimizerIsAFile(t *testing.T) {
 	}
 	require.Equal(t, []string{"adamw"}, in["../config/config.go"], "the default")
 	delete(in, "../config/config.go")
-	require.Equal(t, map[string][]string{"adagrad.go": {"adagrad"}, "adamw.go": {"adamw"}, "lamb.go": {"lamb"}, "lars.go": {"lars", "larc"}, "novograd.go": {"novograd"}, "sgd.go": {"sgd"}}, in)
+	require.Equal(t, map[string][]string{"adagrad.go": {"adagrad"}, "adamw.go": {"adamw"}, "lamb.go": {"lamb"}, "lars.go": {"lars", "larc"}, "muon.go": {"muon"}, "novograd.go": {"novograd"}, "sgd.go": {"sgd"}}, in)
 }

@@ -76,7 +76,7 @@ func (o Optimizer) Section(p *graph.Program, targets []Target, clip float64) gra
 	p.Scalars = append(p.Scalars, graph.Scalars{Hyper: p.Hyper, Coef: e.Coef, Skip: e.skip})
 	for i := range targets {
 		t := targets[i]
-		o.rule().Emit(e, &t)
+		o.Of(p, t.Unit).Emit(e, &t)
 		e.ops = append(e.ops, t.After...)
 		part(graph.UpdateRule, "rule/"+t.Name)
 	}

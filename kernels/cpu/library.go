@@ -159,6 +159,7 @@ var binders = map[graph.Kind]binder{
 	"lamb_dir":            bindLAMBDirection,
 	"lamb_apply":          bindLAMBApply,
 	graph.ParamNorms:      bindParamNorms,
+	graph.NewtonSchulz:    bindNewtonSchulz,
 	"lars_apply":          bindLARSApply,
 	"novograd":            bindNovoGrad,
 }

@@ -70,6 +70,9 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 		return aligned(4 * a.Seq * a.HeadDim)
 	case graph.Sum:
 		return aligned(8 * int64(vec.SumWork(int(p.Buf(op.In[0]).Elems()))))
+	case graph.NewtonSchulz:
+		r, c := shape(op.In[0])
+		return newtonSchulzWork(r, c)
 	case graph.HeadLoss, graph.HeadLossGrad:
 		n, c := shape(op.In[0])
 		v, _ := shape(op.In[1])

@@ -8,7 +8,7 @@ import (
 
 // Kinds whose time is that of multiply-adds: products, the head among them, and attention.
 var (
-	products  = []graph.Kind{graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad}
+	products  = []graph.Kind{graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad, graph.NewtonSchulz}
 	attention = []graph.Kind{graph.Attention, graph.AttentionGrad, graph.AttentionCached}
 )
 

@@ -198,7 +198,7 @@ func (s *Saver) expect(c checkpoint.Entry) error {
 		}
 	}
 	for _, name := range known {
-		needed := name == checkpoint.ModelState || was.Data == nil || was.Trained > 0
+		needed := name == checkpoint.ModelState || !s.cfg.UpdateRule().Splits() && (was.Data == nil || was.Trained > 0)
 		if needed && !c.Manifest.Has(name) {
 			return fmt.Errorf("%w: %s holds no %s", checkpoint.ErrDamaged, c.Folder, name)
 		}

@@ -77,13 +77,14 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.OverflowCheck:   overflowCheck[T],
 		graph.LossScaleUpdate: lossScaleUpdate[T],
 
-		"adamw":          adamW[T],
-		"sgd":            sgd[T],
-		"lamb_dir":       lambDirection[T],
-		"lamb_apply":     lambApply[T],
-		graph.ParamNorms: paramNorms[T],
-		"lars_apply":     larsApply[T],
-		"novograd":       novoGrad[T],
+		"adamw":            adamW[T],
+		"sgd":              sgd[T],
+		"lamb_dir":         lambDirection[T],
+		"lamb_apply":       lambApply[T],
+		graph.ParamNorms:   paramNorms[T],
+		graph.NewtonSchulz: newtonSchulz[T],
+		"lars_apply":       larsApply[T],
+		"novograd":         novoGrad[T],
 	}
 }
 

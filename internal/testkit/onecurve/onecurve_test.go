@@ -41,6 +41,7 @@ var features = []struct{ name, flags string }{
 	{"clipping", "--clip 0.3"},
 	{"dropout", "--dropout 0.1"},
 	{"lamb", "--optimizer lamb"},
+	{"muon", "--optimizer muon"},
 	{"evaluation", "--eval-data " + testdata + "/text.bin --eval-every 1 --eval-steps 2"},
 	{"bf16", "--precision bf16"},
 	{"bf16, reduce fp32", "--precision bf16 --reduce fp32"},

@@ -214,6 +214,12 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.Dequantize:    func(r *rand.Rand) spec { return quantShapes(r, graph.Dequantize) },
 	graph.DequantizeSum: func(r *rand.Rand) spec { return quantShapes(r, graph.DequantizeSum) },
 	graph.ParamNorms:    func(r *rand.Rand) spec { return normShapes(r, false) },
+	graph.NewtonSchulz:  func(r *rand.Rand) spec { return newtonSchulzShapes(r, 60) },
+}
+
+func newtonSchulzShapes(r *rand.Rand, most int64) spec {
+	m := dims{upTo(r, most), upTo(r, most)}
+	return spec{attr: graph.NewtonSchulzAttr{Axis: -1, Ranks: 1, Factor: 0.1 + r.Float64()}, in: of(m), out: of(m), finite: true}
 }
 
 // bigShapes has the kinds that need workspace.
@@ -224,6 +230,7 @@ var bigShapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.LinearGradAct: func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradAct, 4000) },
 	graph.LinearGradW:   func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradW, 4000) },
 	graph.LinearGradWB:  func(r *rand.Rand) spec { return linearShapes(r, graph.LinearGradWB, 4000) },
+	graph.NewtonSchulz:  func(r *rand.Rand) spec { return newtonSchulzShapes(r, 3000) },
 	graph.Rope:          func(r *rand.Rand) spec { return ropeShapes(r, 3000, 65) },
 	graph.RopeAt:        func(r *rand.Rand) spec { return ropeAtShapes(r, 65) },
 

@@ -1,0 +1,165 @@
+package zero
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Muon steps matrices of a model's blocks along the nearly orthogonal matrix of their
+// momentum; AdamW, with the same rate, updates embeddings, head, norms and biases.
+//
+// A matrix is whole on one rank while that is computed, its owner:
+//
+//	grad, momentum (shard) → direction (shard) ─ all_gather → direction (unit)
+//	owner of each matrix: newtonschulz(direction) → update; 0 on the others
+//	update (unit) ─ reduce_scatter → update (shard) → p −= lr·(update + Decay·p)
+//
+// A sum of one matrix and zeros is the matrix, so that ranks and stages do not change bits.
+// Where every rank has the whole unit (stage 0, and units too small for shards) each
+// computes all of it. The factor 0.2·√max(R,C) gives updates the root mean square of
+// AdamW's (Liu et al., Muon is Scalable for LLM Training, 2025, section 2.2).
+var _ = register(&Rule{
+	Name: "muon", States: []string{"momentum"}, Reads: []Constant{Beta1, Beta2, Eps},
+	Source: "Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024",
+	Takes: func(p *graph.Program, param int) bool {
+		prm := &p.Params[param]
+		return len(prm.Shape) == 2 && p.Units[prm.Unit].Block.Repeats()
+	},
+	Rest: adamwRule,
+	Emit: emitMuon,
+}, muonMomentum, muonApply)
+
+// muonBeta is the momentum of the paper.
+const muonBeta = 0.95
+
+func emitMuon(e *Emitter, t *Target) {
+	buffer := func(name string, n int64) graph.BufID {
+		return e.p.AddBuffer(graph.Buffer{Name: t.Name + "/" + name, DType: graph.F32, Shape: []int64{n}, Class: graph.Workspace, Life: graph.LifeStep, Unit: t.Unit})
+	}
+	unit, axis, ranks := &e.p.Units[t.Unit], t.Shard.Axis, 1
+	direction := buffer("direction", t.Shard.Len)
+	e.own(muonMomentum, t.Name+"/muon_momentum", t.Unit, e.Scalars(t), append(InPlace(t.States[0]), graph.Out{Buf: direction}), e.Attr(t))
+	whole := direction
+	if axis >= 0 {
+		ranks, whole = e.p.Mesh[axis].Size, buffer("directions", unit.FlatLen)
+		e.Op(graph.AllGather, t.Name+"/muon_gather", t.Unit, []graph.BufID{direction}, []graph.Out{{Buf: whole}}, graph.GroupAttr{Axis: axis}).Stream = graph.Comm
+	}
+	update := buffer("update", unit.FlatLen)
+	used := int64(0)
+	for _, s := range unit.Segments {
+		used += s.Len
+	}
+	e.p.Buf(update).Pad = (unit.FlatLen - used) * graph.F32.Size() // no matrix writes it
+	owners := balanced(e.p, unit, ranks)
+	for i, s := range unit.Segments {
+		prm := &e.p.Params[s.Param]
+		matrix := func(what string, of graph.BufID) graph.BufID {
+			return e.p.AddBuffer(graph.Buffer{Name: prm.Name + "/" + what, DType: graph.F32, Shape: slices.Clone(prm.Shape), Class: graph.Workspace, Life: graph.LifeStep,
+				Unit: t.Unit, View: &graph.View{Base: of, Offset: s.Flat * graph.F32.Size()}})
+		}
+		op := e.Op(graph.NewtonSchulz, prm.Name+"/newtonschulz", t.Unit, []graph.BufID{matrix("direction", whole)}, []graph.Out{{Buf: matrix("update", update)}},
+			graph.NewtonSchulzAttr{Axis: axis, Owner: owners[i], Ranks: ranks, Factor: 0.2 * math.Sqrt(float64(max(prm.Shape[0], prm.Shape[1])))})
+		op.Skip = e.skip
+	}
+	if axis >= 0 {
+		e.Op(graph.ReduceScatter, t.Name+"/muon_scatter", t.Unit, []graph.BufID{update}, []graph.Out{{Buf: direction}}, graph.GroupAttr{Axis: axis}).Stream = graph.Comm
+		update = direction
+	}
+	e.Apply(t, muonApply, "muon_apply", []graph.BufID{update, e.p.Hyper}, InPlace(t.Value), e.Attr(t))
+}
+
+// balanced gives each matrix of a unit the rank that computes it: the largest first, each to
+// the rank with the least to do so far. Units follow one another, so a unit is balanced by
+// itself.
+func balanced(p *graph.Program, unit *graph.Unit, ranks int) []int {
+	order, flops := make([]int, len(unit.Segments)), make([]int64, len(unit.Segments))
+	for i, s := range unit.Segments {
+		order[i], flops[i] = i, graph.NewtonSchulzFlops(p.Params[s.Param].Shape[0], p.Params[s.Param].Shape[1])
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(flops[b], flops[a]) })
+	owners, load := make([]int, len(order)), make([]int64, ranks)
+	for _, i := range order {
+		least := 0
+		for r := range load {
+			if load[r] < load[least] {
+				least = r
+			}
+		}
+		owners[i] = least
+		load[least] += flops[i]
+	}
+	return owners
+}
+
+var muonMomentum = graph.MustDefine(graph.Definition{
+	Kind: "muon_momentum",
+	Doc:  "With h = coef·g: m = 0.95·m + h, d = 0.95·m + h, Nesterov's form; g, m, d (Len).",
+	In:   graph.UpdateIn(), Out: []graph.Operand{graph.StateOut("m"), {Name: "d", Shape: "(Len)", Types: []graph.DType{graph.F32}, Per: 1}},
+	Attr:  graph.UpdateAttr{},
+	Flops: func(_ any, in, _ [][]int64) int64 { return 5 * in[0][0] },
+	CPU: func(c *graph.Call) error {
+		coef, g, m, d := c.In[1].F32[0], c.In[0].F32, c.Out[0].F32, c.Out[1].F32
+		eachChunk(c, func(r graph.ParamRange) {
+			for i := r.Lo; i < r.Hi; i++ {
+				h := float32(coef * g[i])
+				m[i] = float32(muonBeta*m[i]) + h
+				d[i] = float32(muonBeta*m[i]) + h
+			}
+		})
+		return nil
+	},
+	Reference: func(c *graph.Call) error {
+		for _, r := range c.Params {
+			for i := r.Lo; i < r.Hi; i++ {
+				h := c.In[1].F64[0] * c.In[0].F64[i]
+				c.Out[0].F64[i] = muonBeta*c.Out[0].F64[i] + h
+				c.Out[1].F64[i] = muonBeta*c.Out[0].F64[i] + h
+			}
+		}
+		return nil
+	},
+})
+
+var muonApply = graph.MustDefine(graph.Definition{
+	Kind: "muon_apply",
+	Doc:  "p −= lr·(u + Decay·p); u, p (Len).",
+	In:   []graph.Operand{graph.UpdateIn()[0], graph.UpdateIn()[2]}, Out: []graph.Operand{graph.StateOut("p"), graph.LowOut()},
+	Attr:  graph.UpdateAttr{},
+	Flops: func(_ any, in, _ [][]int64) int64 { return 4 * in[0][0] },
+	CPU: func(c *graph.Call) error {
+		a, lr := c.Attr.(graph.UpdateAttr), float32(c.In[1].F64[graph.HyperLR])
+		u, p, low := c.In[0].F32, c.Out[0].F32, c.Out[1].F32
+		eachChunk(c, func(r graph.ParamRange) {
+			decay := float32(0)
+			if r.Decay {
+				decay = float32(a.Decay)
+			}
+			for i := r.Lo; i < r.Hi; i++ {
+				p[i] -= float32(lr * (u[i] + float32(decay*p[i])))
+				if low != nil {
+					low[i] = p[i]
+				}
+			}
+		})
+		return nil
+	},
+	Reference: func(c *graph.Call) error {
+		a, lr := c.Attr.(graph.UpdateAttr), c.In[1].F64[graph.HyperLR]
+		for _, r := range c.Params {
+			for i := r.Lo; i < r.Hi; i++ {
+				d := c.In[0].F64[i]
+				if r.Decay {
+					d += a.Decay * c.Out[0].F64[i]
+				}
+				c.Out[0].F64[i] -= lr * d
+				if low := c.Out[1].F64; low != nil {
+					low[i] = c.Out[0].F64[i]
+				}
+			}
+		}
+		return nil
+	},
+})
