@@ -158,6 +158,9 @@ var updateKinds = []*Info{
 // that began between 0.003 and 1 lie between 0.68 and 1.14.
 const NewtonSchulzSteps = 5
 
+// MuonMomentum is the momentum of the same paper.
+const MuonMomentum = 0.95
+
 // NewtonSchulzCoefficients: see NewtonSchulzSteps.
 var NewtonSchulzCoefficients = [3]float64{3.4445, -4.7750, 2.0315}
 

@@ -80,7 +80,7 @@ func randomCase(t testing.TB, seed uint64, dir string) request {
 	c.Seed, c.Steps, c.poison = int64(r.Uint64()>>1), 2, true
 	c.Batch, c.Accum, c.Ranks = 1+r.IntN(3), 1+r.IntN(4), 1+r.IntN(6)
 	c.Order = pick("sequential", "shuffled")
-	c.Optimizer = pick("adamw", "adamw", "sgd", "lamb", "lars", "larc", "novograd")
+	c.Optimizer = pick("adamw", "adamw", "sgd", "lamb", "lars", "larc", "novograd", "muon")
 	c.LRSchedule = pick("constant", "cosine")
 	if r.IntN(2) == 0 {
 		c.Clip = 2 * r.Float64()

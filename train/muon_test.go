@@ -1,6 +1,7 @@
 package train
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -146,4 +147,19 @@ func TestMuonsOwners(t *testing.T) {
 			}
 		}
 	})
+}
+
+// GPUs have no kernels of it: named before anything starts. Its states have no narrow form.
+func TestMuonIsRefusedByName(t *testing.T) {
+	for field, change := range map[string]func(c *request){
+		"Config.Device cuda":         func(c *request) { c.Device = "cuda" },
+		"Config.Int8 optimizer":      func(c *request) { c.Int8 = []string{"optimizer"} },
+		"Config.OptimizerDType bf16": func(c *request) { c.OptimizerDType, c.StochasticRounding, c.Precision = "bf16", true, "bf16" },
+		"Config.Nesterov":            func(c *request) { c.Nesterov = true },
+	} {
+		_, err := muonOf(change).start(context.Background())
+		require.ErrorIs(t, err, ErrConfig)
+		require.ErrorContains(t, err, field)
+		require.ErrorContains(t, err, "muon")
+	}
 }

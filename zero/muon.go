@@ -28,12 +28,10 @@ var _ = register(&Rule{
 		prm := &p.Params[param]
 		return len(prm.Shape) == 2 && p.Units[prm.Unit].Block.Repeats()
 	},
-	Rest: adamwRule,
-	Emit: emitMuon,
+	Rest:    adamwRule,
+	CPUOnly: true,
+	Emit:    emitMuon,
 }, muonMomentum, muonApply)
-
-// muonBeta is the momentum of the paper.
-const muonBeta = 0.95
 
 func emitMuon(e *Emitter, t *Target) {
 	buffer := func(name string, n int64) graph.BufID {
@@ -94,72 +92,15 @@ func balanced(p *graph.Program, unit *graph.Unit, ranks int) []int {
 	return owners
 }
 
-var muonMomentum = graph.MustDefine(graph.Definition{
+var muonMomentum = update(graph.Definition{
 	Kind: "muon_momentum",
 	Doc:  "With h = coef·g: m = 0.95·m + h, d = 0.95·m + h, Nesterov's form; g, m, d (Len).",
-	In:   graph.UpdateIn(), Out: []graph.Operand{graph.StateOut("m"), {Name: "d", Shape: "(Len)", Types: []graph.DType{graph.F32}, Per: 1}},
-	Attr:  graph.UpdateAttr{},
-	Flops: func(_ any, in, _ [][]int64) int64 { return 5 * in[0][0] },
-	CPU: func(c *graph.Call) error {
-		coef, g, m, d := c.In[1].F32[0], c.In[0].F32, c.Out[0].F32, c.Out[1].F32
-		eachChunk(c, func(r graph.ParamRange) {
-			for i := r.Lo; i < r.Hi; i++ {
-				h := float32(coef * g[i])
-				m[i] = float32(muonBeta*m[i]) + h
-				d[i] = float32(muonBeta*m[i]) + h
-			}
-		})
-		return nil
-	},
-	Reference: func(c *graph.Call) error {
-		for _, r := range c.Params {
-			for i := r.Lo; i < r.Hi; i++ {
-				h := c.In[1].F64[0] * c.In[0].F64[i]
-				c.Out[0].F64[i] = muonBeta*c.Out[0].F64[i] + h
-				c.Out[1].F64[i] = muonBeta*c.Out[0].F64[i] + h
-			}
-		}
-		return nil
-	},
-})
+	In:   graph.UpdateIn(), Out: []graph.Operand{graph.StateOut("m"), {Name: "d", Shape: "(Len)", Types: []graph.DType{graph.F32}, Modes: []graph.Mode{graph.Write}, Per: 1}},
+}, 5)
 
-var muonApply = graph.MustDefine(graph.Definition{
+var muonApply = update(graph.Definition{
 	Kind: "muon_apply",
 	Doc:  "p −= lr·(u + Decay·p); u, p (Len).",
-	In:   []graph.Operand{graph.UpdateIn()[0], graph.UpdateIn()[2]}, Out: []graph.Operand{graph.StateOut("p"), graph.LowOut()},
-	Attr:  graph.UpdateAttr{},
-	Flops: func(_ any, in, _ [][]int64) int64 { return 4 * in[0][0] },
-	CPU: func(c *graph.Call) error {
-		a, lr := c.Attr.(graph.UpdateAttr), float32(c.In[1].F64[graph.HyperLR])
-		u, p, low := c.In[0].F32, c.Out[0].F32, c.Out[1].F32
-		eachChunk(c, func(r graph.ParamRange) {
-			decay := float32(0)
-			if r.Decay {
-				decay = float32(a.Decay)
-			}
-			for i := r.Lo; i < r.Hi; i++ {
-				p[i] -= float32(lr * (u[i] + float32(decay*p[i])))
-				if low != nil {
-					low[i] = p[i]
-				}
-			}
-		})
-		return nil
-	},
-	Reference: func(c *graph.Call) error {
-		a, lr := c.Attr.(graph.UpdateAttr), c.In[1].F64[graph.HyperLR]
-		for _, r := range c.Params {
-			for i := r.Lo; i < r.Hi; i++ {
-				d := c.In[0].F64[i]
-				if r.Decay {
-					d += a.Decay * c.Out[0].F64[i]
-				}
-				c.Out[0].F64[i] -= lr * d
-				if low := c.Out[1].F64; low != nil {
-					low[i] = c.Out[0].F64[i]
-				}
-			}
-		}
-		return nil
-	},
-})
+	In:   []graph.Operand{{Name: "u", Shape: "(Len)", Types: []graph.DType{graph.F32}, Per: 1}, graph.UpdateIn()[2]},
+	Out:  []graph.Operand{graph.StateOut("p"), graph.LowOut()},
+}, 4)

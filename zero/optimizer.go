@@ -62,6 +62,8 @@ type Rule struct {
 	// Narrow says that its kernels also take states in 8 bits, and bf16 without masters:
 	// Optimizer.Int8 and BF16.
 	Narrow bool
+	// CPUOnly says that the libraries have its kernels for the CPU alone.
+	CPUOnly bool
 	// Reads are the constants that count for it.
 	Reads []Constant
 	// Takes says which trained parameters it updates, where Rest updates the others: a unit
@@ -188,7 +190,7 @@ func (o Optimizer) Validate() error {
 
 // HostOnly says whether the rule has operations without a kernel for GPUs.
 func (o Optimizer) HostOnly() bool {
-	return slices.ContainsFunc(o.Operations(), func(op *graph.Operation) bool {
+	return o.rule().CPUOnly || slices.ContainsFunc(o.Operations(), func(op *graph.Operation) bool {
 		d := op.Definition()
 		return !d.Library && d.CUDA == nil
 	})

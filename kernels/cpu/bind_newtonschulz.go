@@ -37,7 +37,7 @@ func (p *pieces) RunIndex(i int) {
 	p.each(lo, min(lo+graph.NewtonSchulzPiece, p.n))
 }
 
-func (k *newtonSchulz) over(p *pieces) { k.pool.Run(int(graph.NewtonSchulzPieces(int64(p.n))), p) }
+func (p *pieces) run(pl *pool.Pool) { pl.Run(int(graph.NewtonSchulzPieces(int64(p.n))), p) }
 
 // newtonSchulzSpecs are the products of a step.
 func newtonSchulzSpecs(rows, cols int) (gram, square, apply gemm.Spec) {
@@ -112,14 +112,14 @@ func (k *newtonSchulz) elements(n, small int, factor float32) {
 }
 
 func (k *newtonSchulz) run() error {
-	k.over(&k.sum)
+	k.sum.run(k.pool)
 	squares := 0.0
 	for _, s := range k.sums {
 		squares += s
 	}
 	k.norm = math.Sqrt(squares) + 1e-7
 	k.to, k.from = k.other, k.y // an odd number of steps ends in y
-	k.over(&k.begin)
+	k.begin.run(k.pool)
 	for range graph.NewtonSchulzSteps {
 		k.from, k.to = k.to, k.from
 		if err := k.toGram.Run(k.pool, k.from, k.from, k.gram, nil, k.work); err != nil {
@@ -128,8 +128,8 @@ func (k *newtonSchulz) run() error {
 		if err := k.square.Run(k.pool, k.gram, k.gram, k.squared, nil, k.work); err != nil {
 			return err
 		}
-		k.over(&k.mix)
-		k.over(&k.copy)
+		k.mix.run(k.pool)
+		k.copy.run(k.pool)
 		left, right := k.squared, k.from
 		if k.tall {
 			left, right = k.from, k.squared
@@ -138,6 +138,6 @@ func (k *newtonSchulz) run() error {
 			return err
 		}
 	}
-	k.over(&k.end)
+	k.end.run(k.pool)
 	return nil
 }

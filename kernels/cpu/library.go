@@ -161,5 +161,7 @@ var binders = map[graph.Kind]binder{
 	graph.ParamNorms:      bindParamNorms,
 	graph.NewtonSchulz:    bindNewtonSchulz,
 	"lars_apply":          bindLARSApply,
+	"muon_momentum":       bindMuonMomentum,
+	"muon_apply":          bindMuonApply,
 	"novograd":            bindNovoGrad,
 }

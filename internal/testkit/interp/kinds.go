@@ -84,6 +84,8 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.ParamNorms:   paramNorms[T],
 		graph.NewtonSchulz: newtonSchulz[T],
 		"lars_apply":       larsApply[T],
+		"muon_momentum":    muonMomentum[T],
+		"muon_apply":       muonApply[T],
 		"novograd":         novoGrad[T],
 	}
 }

@@ -52,3 +52,26 @@ func newtonSchulz[T num.Float](c *call[T]) {
 		y.v[i] = T(T(a.Factor)*v) + 0
 	}
 }
+
+func muonMomentum[T num.Float](c *call[T]) {
+	g, coef, m, d, a := c.in(0), c.in(1), c.out(0), c.out(1), attr[graph.UpdateAttr](c)
+	if c.err != nil {
+		return
+	}
+	c.shard(a.Shard, func(i int, _ element) {
+		h := T(coef.v[0] * g.v[i])
+		m.v[i] = T(graph.MuonMomentum*m.v[i]) + h
+		d.v[i] = T(graph.MuonMomentum*m.v[i]) + h
+	})
+}
+
+func muonApply[T num.Float](c *call[T]) {
+	u, hyper, p, a := c.in(0), c.inF64(1), c.out(0), attr[graph.UpdateAttr](c)
+	if c.err != nil {
+		return
+	}
+	c.shard(a.Shard, func(i int, e element) {
+		p.v[i] -= T(T(hyper[graph.HyperLR]) * (u.v[i] + T(T(decayOf(a, e))*p.v[i])))
+	})
+	c.low(a.Shard, p.v, 1)
+}

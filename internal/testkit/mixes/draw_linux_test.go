@@ -87,7 +87,7 @@ func draw(seed uint64) *mix {
 		m.flags = append(m.flags, "--int8", strings.Join(int8, ","))
 	}
 	if !adamw {
-		m.flags = append(m.flags, "--optimizer", pick("sgd", "lamb", "lars", "larc", "novograd"))
+		m.flags = append(m.flags, "--optimizer", pick("sgd", "lamb", "lars", "larc", "novograd", "muon"))
 	}
 	m.reproducible = half()
 	m.ranks = []int{1, 2, 3, 4}[r.IntN(4)]
