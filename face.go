@@ -409,6 +409,7 @@ type Trainer = train.Trainer
 //		Step       int     // from 1
 //		Rows       int     // of the global batch
 //		Loss       float32 // mean over the counted targets of the global batch
+//		Accuracy   float64 // share of the counted targets that got the largest logit; NaN unless they are classes, and on GPUs
 //		LR         float64 // learning rate of the step
 //		GradNorm   float64 // Euclidean norm of all gradients, before clipping
 //		Noise      Noise
@@ -446,9 +447,12 @@ type StepResult = train.StepResult
 // EvalResult is the outcome of an evaluation.
 //
 //	type EvalResult struct {
-//		Step    int     // steps done before it
-//		Loss    float32 // mean over the counted targets
-//		Targets int64   // that were counted
-//		Seconds float64 // by the clock on the wall
+//		Step int     // steps done before it
+//		Loss float32 // mean over the counted targets
+//		// Accuracy is the share of the counted targets that got the largest logit. It is NaN
+//		// where targets are not classes (one a row, by CrossEntropy), and on GPUs.
+//		Accuracy float64
+//		Targets  int64   // that were counted
+//		Seconds  float64 // by the clock on the wall
 //	}
 type EvalResult = train.EvalResult
