@@ -9,20 +9,20 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Call is an operation of a Group with its operands, which have been checked
-// but for where they lie and, of a sum, the dtype.
+// Call is an operation of a Group with its operands. The operands have been checked, except
+// that the transport must check their memory and, for a sum, whether it can add the dtype.
 type Call struct {
 	Sig  Signature
 	Name string // for errors and traces
-	// In and Out are the operands; the zero Ptr stands for none. An operation in
-	// place, on one buffer, has Out alone; so has a Recv, and a Send In.
+	// In and Out are the operands; the zero Ptr means that there is none. Operations in
+	// place and Recv have only Out; Send has only In.
 	In, Out device.Ptr
 	InPlace bool    // the shard is the rank's part of the full buffer
-	Peer    int     // of a Send or Recv
-	From    []int   // ranks whose parts a reduce-scatter adds, in order; none: all
-	Round   Round   // of one round of an algorithm, on Out; nil: a whole operation
-	Sent    int64   // what a run of it counts as: see Stats
-	Squares Squares // of what a reduce-scatter adds
+	Peer    int     // the other rank of a Send or Recv
+	From    []int   // ranks whose parts a reduce-scatter adds, in order; empty: all ranks
+	Round   Round   // one round of an algorithm, on Out; nil: a complete operation
+	Sent    int64   // what one run adds to Stats.Sent
+	Squares Squares // where the squares of a reduce-scatter's addends go
 
 	touches []device.Ptr
 }
@@ -33,27 +33,27 @@ func (c *Call) Label() string { return c.Name }
 // Touches returns the operands.
 func (c *Call) Touches() []device.Ptr { return c.touches }
 
-// Addends are those of all ranks' parts that a reduce-scatter adds. It moves them to the
-// front of all.
+// Addends returns the elements of all, one for each rank, that a reduce-scatter adds
+// (c.From). It moves them to the front of all.
 func Addends[T any](c *Call, all []T) []T {
 	if len(c.From) == 0 {
 		return all
 	}
-	for i, rank := range c.From { // in order: rank is i or more
+	for i, rank := range c.From { // ascending, so rank >= i and nothing needed is overwritten
 		all[i] = all[rank]
 	}
 	return all[:len(c.From)]
 }
 
-// Sends tells whether it is a Send.
+// Sends tells whether the call is a Send rather than a Recv.
 func (c *Call) Sends() bool { return c.Sig.Op == SendRecv && c.Out.Arena == nil }
 
 // Caller is the part of a Group that all transports share: it checks the
 // operands of an operation and hands it to Bind.
 type Caller struct {
-	Index int // of the rank in the group
+	Index int // the rank's index in the group
 	Ranks int // the group's size
-	World int // the rank in the world, for errors
+	World int // the rank's index in the world, for errors
 	// Bind makes the kernel of an operation.
 	Bind func(Call) (device.Kernel, error)
 }
@@ -79,7 +79,7 @@ func (c *Caller) bind(label string, wrong error, call Call) (device.Kernel, erro
 		call.Sent = call.Sig.Bytes
 	}
 	if call.Round != nil {
-		call.Sent = 0 // the whole operation counts
+		call.Sent = 0 // bytes are counted once, for the complete operation
 	}
 	call.InPlace = call.In.Overlaps(call.Out)
 	if wrong == nil {
@@ -103,8 +103,8 @@ func (c *Caller) ReduceScatter(label string, full, shard device.Ptr, dtype graph
 		Call{From: from, Sig: Signature{Op: ReduceScatter, Bytes: full.Len, DType: dtype, Order: order, Accumulate: accumulate}, In: full, Out: shard})
 }
 
-// ReduceLeaves binds a sum from left to right of the rank's part, and of the squares of what
-// it adds.
+// ReduceLeaves binds a sum of the rank's part over the ranks, from left to right, and the
+// sum of the squares of its addends.
 func (c *Caller) ReduceLeaves(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool, squares Squares, from ...int) (device.Kernel, error) {
 	order := graph.SumSequential
 	return c.bind(label, cmp.Or(CheckScatter(full, shard, dtype, c.Index, c.Ranks, order, accumulate), CheckFrom(from, c.Ranks, order)),
@@ -136,12 +136,12 @@ func (c *Caller) AllToAll(label string, send, recv device.Ptr, dtype graph.DType
 	return c.bind(label, err, Call{Sig: Signature{Op: AllToAll, Bytes: send.Len, DType: dtype}, In: send, Out: recv})
 }
 
-// Send binds the giving of buf to a peer's Recv.
+// Send binds the sending of buf to a peer's Recv.
 func (c *Caller) Send(label string, buf device.Ptr, dtype graph.DType, to int) (device.Kernel, error) {
 	return c.point(label, Call{In: buf, Peer: to}, buf, dtype)
 }
 
-// Recv binds the copy of the buffer of a peer's Send.
+// Recv binds the receiving of the buffer of a peer's Send.
 func (c *Caller) Recv(label string, buf device.Ptr, dtype graph.DType, from int) (device.Kernel, error) {
 	return c.point(label, Call{Out: buf, Peer: from}, buf, dtype)
 }
@@ -155,20 +155,20 @@ func (c *Caller) point(label string, call Call, buf device.Ptr, dtype graph.DTyp
 	return c.bind(label, err, call)
 }
 
-// Move makes elements [At, At+Len) of a vector the sum of what ranks of the group had
-// there before the round, in the order of From; of one rank, a copy.
+// Move replaces elements [At, At+Len) of a rank's vector by the sum of the same elements
+// of the ranks in From, in that order, as they were before the round. With one rank in From
+// it is a copy.
 type Move struct {
 	At, Len int64
 	From    []int
 }
 
-// Round is what every rank of a group does in one round of an algorithm, by index.
-// Nobody reads in it what another rank writes.
+// Round holds the moves of every rank of a group in one round of an algorithm, by index.
+// No rank may read elements that another rank writes in the same round.
 type Round [][]Move
 
-// Round binds one round of an operation to a vector that every rank has of its own.
-// What it moves does not count as sent: see Stats. name tells rounds apart in
-// signatures.
+// Round binds one round of an operation to the rank's vector. Its bytes do not count in
+// Stats.Sent. name distinguishes rounds in signatures.
 func (c *Caller) Round(label string, sig Signature, name string, vector device.Ptr, round Round) (device.Kernel, error) {
 	sig.Round = name
 	err := CheckBuffer(vector, sig.DType)
@@ -178,14 +178,14 @@ func (c *Caller) Round(label string, sig Signature, name string, vector device.P
 	return c.bind(label, err, Call{Sig: sig, Out: vector, Round: round})
 }
 
-// Barrier binds a meeting of all ranks.
+// Barrier binds a barrier over all ranks.
 func (c *Caller) Barrier(label string) (device.Kernel, error) {
 	return c.bind(label, nil, Call{Sig: Signature{Op: Barrier}})
 }
 
-// Share returns the elements that rank i of w adds in an all-reduce of n: equal
-// parts that start at multiples of 16 elements, a cache line of f32, so that
-// ranks don't write to one line at once.
+// Share returns the range of elements that rank i of w adds in an all-reduce of n
+// elements. Ranges are of equal length and start at multiples of 16 elements, a cache line of
+// f32, so that no two ranks write to the same line.
 func Share(n, i, w int64) (from, to int64) {
 	const line = 16
 	at := func(i int64) int64 {

@@ -1,7 +1,6 @@
-// Package comm is what the executor needs of communication: the collectives of
-// a Group as kernels that are launched on a stream. Transports move bytes and
-// Spillway does the adding, in one fixed order, so that a sum over ranks has
-// the same bits on every transport.
+// Package comm defines communication between ranks for the executor: the collectives of a
+// Group are kernels that are launched on a stream. Transports move the bytes, and Spillway adds
+// them in one fixed order, so that a sum over ranks has the same bits on every transport.
 package comm
 
 import (
@@ -19,16 +18,15 @@ import (
 //
 // Its methods bind an operation to memory of the rank; the kernels run when
 // they are launched, on one stream, and every rank of the group must run the
-// same operations in the same order. Each run carries its number in that order
-// and its signature (operation, size, dtype), which are compared over the
-// ranks: where they differ, the operation fails on every rank.
+// same operations in the same order. The ranks compare the sequence number and the signature
+// (operation, size, dtype) of each run: if they differ, the operation fails on every rank.
 //
 // When a kernel has run, its outputs are complete and no peer reads its inputs
-// any more. A rank that does not arrive within the timeout fails the operation
-// on every rank, naming it; so does an error on any rank, through Abort. After
-// the first error every operation of the group fails with it.
+// any more. If a rank does not arrive within the timeout, the operation fails on every rank
+// with an error that names it. An error on any rank, passed to Abort, also fails it on every
+// rank. After the first error every operation of the group fails with that error.
 //
-// Below, W is the group's size, i the index of a rank in it, S bytes of a
+// Below, W is the group's size, i the index of a rank in the group and S the bytes of a
 // rank's shard.
 type Group interface {
 	// Rank returns the index of the rank in the group, Size the group's size.
@@ -43,13 +41,14 @@ type Group interface {
 	// adds to. shard may be the rank's own part of full, unless accumulating. f32, f64,
 	// i64; bf16 and f16 are added in f32 and rounded once.
 	//
-	// In the order SumSequential full is of the given dtype, f32, bf16 or f16, and
-	// shard f32 and apart from it: the ranks' parts are added one after the other, to
-	// shard if accumulate. from lists the ranks, in order, whose parts are added; none:
-	// all. The others take part and give nothing.
+	// In the order SumSequential full has the given dtype, f32, bf16 or f16; shard is f32
+	// and must not overlap full. The ranks' parts are added one after the other, to shard if
+	// accumulate. from lists the ranks, in order, whose parts are added; empty means all.
+	// Other ranks take part in the operation but contribute nothing.
 	ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool, from ...int) (device.Kernel, error)
-	// ReduceLeaves is ReduceScatter in the order SumSequential that adds the squares of
-	// what it adds to an exact accumulator of the rank's own. CPU ranks have it.
+	// ReduceLeaves is ReduceScatter in the order SumSequential. It also adds the squares of
+	// the addends to an exact accumulator of the rank. Only CPU transports implement it;
+	// others return ErrNoSquares.
 	ReduceLeaves(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool, squares Squares, from ...int) (device.Kernel, error)
 	// AllReduce replaces buf by its sum over the ranks, of the types of ReduceScatter,
 	// in the order SumTree.
@@ -71,28 +70,28 @@ type Group interface {
 	// ranks of the job. The first call counts. Any goroutine may call it.
 	Abort(err error)
 	// OnError registers f to be called once with the error that ends the group,
-	// so that a rank which waits for something else than a peer learns of it. f
-	// runs on any goroutine, and may call Abort and Err but no other method.
+	// so that a rank which is waiting for something other than a peer learns of it. f runs
+	// on any goroutine, and may call only Abort and Err.
 	OnError(f func(error))
-	// Err returns the error that ended the group, nil while it is sound.
+	// Err returns the error that ended the group, nil if there has been none.
 	Err() error
 	// Stats returns what the rank has moved so far. Any goroutine may call it.
 	Stats() Stats
 }
 
-// Squares is where the squares of a sum's addends go.
+// Squares says where the squares of a sum's addends are accumulated.
 type Squares struct {
 	Acc device.Ptr // I64 (exact.Limbs); the zero Ptr: nowhere
-	// Spans are the elements of the shard that count, [0] to [1], in order. Each begins at a
-	// multiple of 256 elements.
+	// Spans are the ranges [lo, hi) of the shard whose elements are included, in ascending
+	// order. Each begins at a multiple of 256 elements.
 	Spans [][2]int
 }
 
-// ErrNoSquares is of a transport whose sums are not the host's.
+// ErrNoSquares is returned by ReduceLeaves of a transport that does not add on the CPU.
 var ErrNoSquares = errors.New("squares of what is added are the CPU's alone")
 
-// ChunkBytes is how much of a sum comes from each rank at a time where ranks do not
-// reach each other's memory. While one chunk is added the next is on its way.
+// ChunkBytes is the size of the chunks in which a sum receives each rank's part, on
+// transports without shared memory. While one chunk is added the next one is in transit.
 const ChunkBytes = 1 << 20
 
 // Op names an operation of a Group, as errors and signatures have it.
@@ -112,15 +111,15 @@ const (
 // Signature is what must be equal on every rank in one run of an operation.
 type Signature struct {
 	Op         Op
-	Bytes      int64 // of the whole buffer: W·S, or S where there are no shards
+	Bytes      int64 // size of the full buffer: W·S, or S if the operation has no shards
 	DType      graph.DType
-	Root       int            // of a broadcast
-	Order      graph.SumOrder // of a reduce-scatter or all-reduce
-	Accumulate bool           // of a reduce-scatter
-	Round      string         // of an algorithm: its name and number; "": the operation as a whole
+	Root       int            // root of a broadcast
+	Order      graph.SumOrder // order of the sum of a reduce-scatter or all-reduce
+	Accumulate bool           // whether a reduce-scatter accumulates
+	Round      string         // algorithm and number of a round; "": the complete operation
 }
 
-// Hash is equal where signatures are.
+// Hash returns a hash of the signature: equal signatures have equal hashes.
 func (s Signature) Hash() uint64 {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%s %d %d %d %d %v %s", s.Op, s.Bytes, s.DType, s.Root, s.Order, s.Accumulate, s.Round)
@@ -157,15 +156,15 @@ type Stats struct {
 	// Calls is how many operations have run.
 	Calls int64
 	// Sent is ring-equivalent bytes: buffer × (W−1)/W for a gather or scatter,
-	// twice that for an all-reduce, buffer for a send. Those of i64 and f64 are left out: these
-	// dtypes hold losses, counts and exact norms, not tensors. The shares of the
-	// ranks of a group add up without rounding.
+	// twice that for an all-reduce, buffer for a send. Buffers of i64 and f64 are not counted,
+	// because they hold losses, counts and exact norms, not tensors. The counts of a group's
+	// ranks add up to the total without rounding errors.
 	Sent int64
-	// Read and Written are the bytes that the rank in fact loaded and stored.
+	// Read and Written are the bytes that the rank actually loaded and stored.
 	Read, Written int64
 }
 
-// Sub returns what was moved between earlier and s.
+// Sub returns the traffic between the snapshots earlier and s.
 func (s Stats) Sub(earlier Stats) Stats {
 	return Stats{s.Calls - earlier.Calls, s.Sent - earlier.Sent, s.Read - earlier.Read, s.Written - earlier.Written}
 }
@@ -186,11 +185,11 @@ func (c *Counter) Stats() Stats {
 	return Stats{c.calls.Load(), c.sent.Load(), c.read.Load(), c.written.Load()}
 }
 
-// RingBytes is the share of rank in a group of size ranks of the bytes that a
-// ring would send for a collective: see Stats.Sent.
+// RingBytes returns the bytes that a rank, in a group of size ranks, would send for a
+// collective with a ring algorithm: see Stats.Sent.
 func RingBytes(s Signature, rank, size int) int64 {
 	w, r := int64(size), int64(rank)
-	var total int64 // of all ranks
+	var total int64 // bytes that all ranks send
 	if s.DType == graph.I64 || s.DType == graph.F64 {
 		return 0
 	}
@@ -202,7 +201,8 @@ func RingBytes(s Signature, rank, size int) int64 {
 	default:
 		return 0
 	}
-	// Differences of rounded partial sums: they add up to total exactly.
+	// A rank's bytes are a difference of rounded partial sums, so that they add up to total
+	// exactly.
 	q, m := total/w, total%w
 	return q + (m*(r+1))/w - (m*r)/w
 }
@@ -255,8 +255,8 @@ func CheckSum(dtype graph.DType) error {
 	return nil
 }
 
-// CheckOrder returns an error unless an all-reduce adds in the order. Each transport
-// makes its bits as Adder does.
+// CheckOrder returns an error unless an all-reduce supports the order. Every transport must
+// give the same bits as Adder.
 func CheckOrder(order graph.SumOrder) error {
 	if order != graph.SumTree {
 		return fmt.Errorf("no sum in the order %s, want %s", order, graph.SumTree)
@@ -264,8 +264,8 @@ func CheckOrder(order graph.SumOrder) error {
 	return nil
 }
 
-// CheckScatter returns an error unless a reduce-scatter adds elements of dtype in the
-// order, and its operands are as Group.ReduceScatter wants them.
+// CheckScatter returns an error unless a reduce-scatter supports dtype and order, and its
+// operands meet the requirements of Group.ReduceScatter.
 func CheckScatter(full, shard device.Ptr, dtype graph.DType, rank, size int, order graph.SumOrder, accumulate bool) error {
 	switch {
 	case order == graph.SumTree:
@@ -291,8 +291,8 @@ func CheckScatter(full, shard device.Ptr, dtype graph.DType, rank, size int, ord
 	return nil
 }
 
-// CheckFrom returns an error unless a reduce-scatter in the order can add the parts of the
-// listed ranks alone.
+// CheckFrom returns an error unless a reduce-scatter in this order can add the parts of
+// only the ranks in from.
 func CheckFrom(from []int, size int, order graph.SumOrder) error {
 	switch {
 	case len(from) == 0:
@@ -306,8 +306,8 @@ func CheckFrom(from []int, size int, order graph.SumOrder) error {
 }
 
 // CheckShards returns an error unless full holds size shards, each a whole
-// number of elements, and shard lies apart from full or is its part of rank.
-// apart asks for the former. The ranges themselves are the device's to check.
+// number of elements, and shard either does not overlap full or is exactly the rank's part
+// of it. If apart is set, shard must not overlap full. The device checks the ranges.
 func CheckShards(full, shard device.Ptr, dtype graph.DType, rank, size int, apart bool) error {
 	if err := full.Check(); err != nil {
 		return fmt.Errorf("full buffer: %w", err)

@@ -1,10 +1,10 @@
 package comm
 
-// Number is what sums over ranks add.
+// Number is an element type of sums over ranks.
 type Number interface{ float32 | float64 | int64 }
 
-// block is how many elements are summed at a time: the partial sums of a block
-// stay in the first-level cache.
+// block is the number of elements that are summed at a time: the partial sums of a block
+// stay in the L1 cache.
 const block = 1024
 
 // Adder sums over ranks in the fixed order: a binary tree over the rank index,
@@ -52,8 +52,8 @@ func (a *Adder[T]) SumAll(bufs [][]T) {
 	}
 }
 
-// tree returns the sum of elements [at, at+n) of srcs. It lies in partial[level]
-// or, of a single source, in that.
+// tree returns the sum of elements [at, at+n) of srcs. The result lies in partial[level],
+// or in the source itself if there is only one.
 func (a *Adder[T]) tree(srcs [][]T, at, n, level int) []T {
 	if len(srcs) == 1 {
 		return srcs[0][at : at+n]
@@ -62,8 +62,8 @@ func (a *Adder[T]) tree(srcs [][]T, at, n, level int) []T {
 	for 2*p < len(srcs) {
 		p *= 2
 	}
-	// The left sum may use partial[level] itself: it is replaced in place. The
-	// right one must not touch it.
+	// The left sum may lie in partial[level], where the result replaces it. The right sum
+	// must not use partial[level].
 	left := a.tree(srcs[:p], at, n, level)
 	right := a.tree(srcs[p:], at, n, level+1)
 	out := a.partial[level][:n]

@@ -2,22 +2,22 @@ package comm
 
 import "time"
 
-// Wait counts how long somebody has waited for others, look by look. A gap between two
-// looks of more than twice Every is a pause of the whole process (SIGSTOP, a laptop that
-// sleeps): the others had no time to come then either, and it counts as that much.
+// Wait measures how long a rank has waited for others, by polling. A gap of more than twice
+// Every between two polls means that the whole process paused (SIGSTOP, a sleeping laptop).
+// The others could not run then either, so the gap counts as twice Every.
 type Wait struct {
-	Every   time.Duration // between two looks
+	Every   time.Duration // interval between two polls
 	Counted time.Duration
 
 	last time.Time
 }
 
-// NewWait begins a wait that is to end after a timeout.
+// NewWait starts a wait with a timeout.
 func NewWait(timeout time.Duration) Wait {
 	return Wait{Every: max(timeout/16, min(timeout, time.Millisecond)), last: time.Now()}
 }
 
-// Look counts what has gone by.
+// Look polls: it adds the time since the last call.
 func (w *Wait) Look() {
 	now := time.Now()
 	w.Counted += min(now.Sub(w.last), 2*w.Every)

@@ -6,8 +6,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Binding is an operation with where its operands lie. In, Out and Work follow
-// the order of the Op; absent operands have a nil Arena.
+// Binding is an operation together with the memory of its operands. In and Out follow
+// the order of the Op's operands; absent operands have a nil Arena.
 type Binding struct {
 	Program *graph.Program
 	Op      *graph.Op
@@ -16,21 +16,22 @@ type Binding struct {
 	Out     []device.Ptr
 	Work    device.Ptr
 	Skip    device.Ptr // the predicate's scalar, nil Arena if none
-	Present []int      // ranks with a micro-batch, whose parts a sum over ranks adds; nil: all
+	Present []int      // ranks that have a micro-batch: a sum over ranks adds theirs; nil: all ranks
 }
 
 // Library is the kernels of one device.
 type Library interface {
-	// Bind prepares an operation so that launching it allocates nothing. It
-	// refuses, naming operation and operand, what it has no kernel for.
+	// Bind prepares an operation so that launching it allocates nothing. If there is no
+	// kernel for the operation, the error names the operation and the operand.
 	Bind(b Binding) (device.Kernel, error)
 }
 
-// Joiner is a Library with kernels for two operations at once.
+// Joiner is a Library that can fuse two consecutive operations into one kernel.
 type Joiner interface {
-	// Join prepares two operations, of which the second follows the first on its stream
-	// (graph.Pairs), as one kernel in the second's place. It leaves in memory what the two
-	// leave, bit for bit. Nil: there is none, at these types, shapes or places, and the
-	// operations are bound one by one. What Bind refuses is told by Bind.
+	// Join prepares two operations that follow each other on a stream (graph.Pairs) as one
+	// fused kernel, which runs in the place of the second. Its results are the same bits as
+	// those of the two operations. Join returns nil if it has no fused kernel for these types,
+	// shapes or addresses; the caller then binds each operation with Bind, which also reports
+	// the errors of invalid operations.
 	Join(first, second Binding) (device.Kernel, error)
 }

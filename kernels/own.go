@@ -2,8 +2,9 @@ package kernels
 
 import "github.com/spillway-ml/spillway/graph"
 
-// OwnCall is the call of an operation that the program brings along, without the
-// elements of its operands. It has a tensor for every operand of the definition.
+// OwnCall returns the graph.Call of an operation that the user's program defines
+// (graph.Definition). Every operand of the definition has a tensor with its type and
+// shape, but without elements.
 func OwnCall(b *Binding) *graph.Call {
 	def := b.Op.Own.Definition()
 	c := &graph.Call{Attr: b.Op.Attr, In: make([]graph.Tensor, len(def.In)), Out: make([]graph.Tensor, len(def.Out))}
@@ -27,8 +28,8 @@ func OwnCall(b *Binding) *graph.Call {
 	return c
 }
 
-// OwnParams returns the parameters' parts of the shard that an update rule's operation
-// works on; none of another operation.
+// OwnParams returns the ranges of parameters in the shard that an update operation works
+// on. It returns nil for operations that are not updates.
 func OwnParams(b *Binding) ([]graph.ParamRange, error) {
 	a, ok := b.Op.Attr.(graph.UpdateAttr)
 	if !ok {

@@ -7,17 +7,17 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// place is an operand and where it lies.
+// place is an operand and its memory.
 type place struct {
 	what string
 	buf  graph.BufID
 	ptr  device.Ptr
 }
 
-// Places checks where the operands of an operation that graph.Check has passed
-// lie: in their arenas, as long as their buffers, and no output over another
-// operand, except for one buffer that the kind lets be updated in place. It
-// returns the places of those that are there: what an execution touches.
+// Places checks the memory of an operation's operands; graph.Check must have passed the
+// operation. Each operand must lie inside its arena and be as long as its buffer. No output
+// may overlap another operand, unless both are the same buffer (an update in place). Places
+// returns the memory of all present operands, which an execution reads or writes.
 func (b *Binding) Places() ([]device.Ptr, error) {
 	if len(b.In) != len(b.Op.In) || len(b.Out) != len(b.Op.Out) {
 		return nil, fmt.Errorf("got places for %d inputs and %d outputs, the operation has %d and %d",

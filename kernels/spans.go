@@ -6,21 +6,21 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// BlockElems is what the starts of parameters, segments and shards are multiples
-// of, so that no 256-element block of a norm is split.
+// BlockElems is the alignment, in elements, of the starts of parameters, segments and
+// shards: no 256-element block of a norm is split over two of them.
 const BlockElems = 256
 
-// Span is the part of a segment that a rank holds.
+// Span is the part of one parameter segment that lies in a rank's shard of a unit.
 type Span struct {
-	Param  int // index among the distinct parameters of the unit's segments, in their order
-	Lo, Hi int // elements of the rank's buffer
+	Param  int // index among the unit's distinct parameters, in the order of its segments
+	Lo, Hi int // elements [Lo, Hi) of the rank's buffer
 	Decay  bool
-	First  int64 // the parameter's element that Lo is
+	First  int64 // index within the parameter of the element at Lo
 	ID     int   // index into Program.Params
 }
 
-// Spans returns the trainable parts of a unit that the rank holds, and for each
-// distinct parameter of the unit whether it is trainable.
+// Spans returns the rank's spans of the trainable parameters of a unit. trainable says
+// for each distinct parameter of the unit whether it is trainable.
 func (b *Binding) Spans(a graph.ShardAttr) (spans []Span, trainable []bool, err error) {
 	p := b.Program
 	index := int64(0)
@@ -58,8 +58,8 @@ func (b *Binding) Spans(a graph.ShardAttr) (spans []Span, trainable []bool, err 
 	return spans, trainable, nil
 }
 
-// Adapted returns the spans whose norms an update takes; see
-// graph.UpdateAttr.AdaptAll.
+// Adapted returns the spans for which a layer-wise update rule, such as LAMB, needs the
+// parameter's norm; see graph.UpdateAttr.AdaptAll.
 func Adapted(a graph.UpdateAttr, spans []Span) []Span {
 	if a.AdaptAll {
 		return spans
@@ -73,8 +73,8 @@ func Adapted(a graph.UpdateAttr, spans []Span) []Span {
 	return some
 }
 
-// WholeParams refuses units that hold a part of a parameter only: a norm over
-// the unit's segments would not be the parameter's.
+// WholeParams returns an error if the unit holds only part of a parameter: a norm over
+// the unit's segments would not be the norm of that parameter.
 func (b *Binding) WholeParams(unit int) error {
 	p := b.Program
 	held := map[int]int64{}

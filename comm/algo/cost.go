@@ -10,15 +10,15 @@ import (
 // Link is what a message between two ranks costs: Latency + bytes × PerByte.
 type Link struct {
 	Latency time.Duration
-	PerByte time.Duration // of 1 MiB, to have a whole number
+	PerByte time.Duration // time for 1 MiB rather than one byte, so that it is a whole number
 }
 
-// Cluster is a link of tens of microseconds and about 1 GB/s, as MPI over Ethernet has
-// it, and progress by polling: what Auto reckons with where messages are sent.
+// Cluster is a link with tens of microseconds of latency and about 1 GB/s, such as MPI
+// over Ethernet with progress by polling. Auto uses it for transports that send messages.
 var Cluster = Link{Latency: 30 * time.Microsecond, PerByte: time.Millisecond}
 
-// Seconds is what an algorithm is reckoned to take: each round as long as its rank with
-// the most to receive, a message for each rank that it receives from.
+// Seconds estimates the time of an algorithm in seconds. A round takes as long as its
+// slowest rank, which receives one message from each rank that it reads from.
 func (l Link) Seconds(a Name, op comm.Op, ranks, perHost int, bytes int64) (float64, error) {
 	perByte := l.PerByte.Seconds() / (1 << 20)
 	if a == Direct {
@@ -61,10 +61,10 @@ type asked struct {
 	log            int
 }
 
-var best sync.Map // of asked: Name
+var best sync.Map // caches the results of Best: key asked, value Name
 
-// Best is the algorithm of one bracketing that is reckoned to be fastest: the same on
-// every rank, by the size's power of two.
+// Best returns the algorithm of OneBracketing with the lowest estimated time. bytes is
+// rounded to a power of two. All ranks get the same result.
 func (l Link) Best(op comm.Op, ranks, perHost int, bytes int64) Name {
 	key := asked{l, op, ranks, perHost, 0}
 	for bytes>>key.log > 1 {

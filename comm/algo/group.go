@@ -14,25 +14,27 @@ import (
 // Options of a Group.
 type Options struct {
 	Algorithm Name
-	// PerHost is how many neighbours of the group share a host: see Rounds. 0: 1.
+	// PerHost is the number of consecutive ranks of the group that share a host: see
+	// Rounds. 0 means 1.
 	PerHost int
-	// Scratch is memory of the rank that the transport's peers reach, for vectors that
-	// must not lie in an operand: the inputs of a reduce-scatter, and sums of 16-bit
-	// floats, which travel as f32. ScratchBytes is a good size.
+	// Scratch is memory of the rank that peers can reach through the transport. It holds
+	// copies where an algorithm may not overwrite an operand: inputs of a reduce-scatter, and
+	// sums of 16-bit floats, which are sent as f32. ScratchBytes is a good size.
 	Scratch device.Ptr
-	// Link is what Auto reckons with; the zero Link: the transport's own way.
+	// Link is the cost model with which Auto chooses. With the zero Link, Auto chooses
+	// Direct, the transport's own implementation.
 	Link Link
-	// Table is what Auto chooses by before it reckons.
+	// Table holds measurements, which Auto prefers to estimates from Link.
 	Table Table
 }
 
-// ScratchBytes is what a rank needs beside the arenas for algorithms other than the
-// transport's own.
+// ScratchBytes is the memory that a rank needs in addition to its arenas for algorithms
+// other than Direct.
 const ScratchBytes = 4 << 20
 
-// Group runs all-gathers, reduce-scatters and all-reduces of a transport's group by an
-// algorithm; the rest is the transport's. Every rank's has the same Options but for
-// Scratch, and runs one operation at a time.
+// Group runs all-gathers, reduce-scatters and all-reduces of a transport's group with the
+// chosen algorithm; the transport runs other operations itself. All ranks must use the same
+// Options except Scratch, and run one operation at a time.
 type Group struct {
 	comm.Group
 	rounds rounder
@@ -45,7 +47,8 @@ type rounder interface {
 	Round(label string, sig comm.Signature, name string, vector device.Ptr, round comm.Round) (device.Kernel, error)
 }
 
-// Wrap makes the collectives of g go by an algorithm; g itself for Direct.
+// Wrap returns a group that runs the collectives of g with the algorithm in Options. For
+// Direct it returns g itself.
 func Wrap(g comm.Group, o Options) (comm.Group, error) {
 	if o.Algorithm == Direct || o.Algorithm == "" || o.Algorithm == Auto && o.Link == (Link{}) {
 		return g, nil
@@ -60,15 +63,16 @@ func Wrap(g comm.Group, o Options) (comm.Group, error) {
 	return &Group{Group: g, rounds: r, o: o}, nil
 }
 
-// Stats returns what the rank has moved; a round counts as a call.
+// Stats returns the rank's traffic counts; each round of an algorithm counts as a call.
 func (g *Group) Stats() comm.Stats {
 	s, own := g.Group.Stats(), g.sent.Stats()
 	s.Sent += own.Sent
 	return s
 }
 
-// choose returns the algorithm of an operation on so many bytes. Sums in another order
-// than SumTree go the transport's own way: there is one bracketing for all algorithms.
+// choose returns the algorithm for an operation on a buffer of so many bytes. It returns
+// Direct for sums in an order other than SumTree, because the algorithms implement only that
+// order.
 func (g *Group) choose(op comm.Op, bytes int64) Name {
 	if g.o.Algorithm != Auto {
 		return g.o.Algorithm
@@ -81,7 +85,7 @@ func (g *Group) choose(op comm.Op, bytes int64) Name {
 
 // AllGather copies every rank's shard to all.
 func (g *Group) AllGather(label string, shard, full device.Ptr, dtype graph.DType) (device.Kernel, error) {
-	k, err := g.Group.AllGather(label, shard, full, dtype) // which checks the operands
+	k, err := g.Group.AllGather(label, shard, full, dtype) // checks the operands, too
 	a := g.choose(comm.AllGather, full.Len)
 	if err != nil || a == Direct || g.Size() == 1 {
 		return k, err
@@ -162,10 +166,11 @@ func sub(p device.Ptr, off, n int64) device.Ptr {
 
 func (g *Group) scratch(n int64) device.Ptr { return sub(g.o.Scratch, 0, n) }
 
-// composite is an operation as its rounds, with the rank's own work between them.
+// composite is an operation as a sequence of rounds, with local copies and sums between
+// them.
 type composite struct {
 	g       *Group
-	whole   device.Kernel // the transport's own, for its label and operands
+	whole   device.Kernel // the transport's kernel of the operation, used for its label and operands
 	sig     comm.Signature
 	steps   []func() error
 	entered device.Ptr
@@ -185,7 +190,7 @@ func (c *composite) Label() string         { return c.whole.Label() }
 func (c *composite) Touches() []device.Ptr { return c.whole.Touches() }
 func (c *composite) ReachesPeers()         {}
 
-// Run returns when no peer reads its inputs any more.
+// Run runs the operation. It returns when no peer reads the rank's inputs any more.
 func (c *composite) Run() error {
 	for _, f := range c.steps {
 		if err := f(); err != nil {
@@ -203,7 +208,7 @@ func (c *composite) done(err error) (device.Kernel, error) {
 	return c, nil
 }
 
-// local adds work in the rank's own memory.
+// local adds a step that works on the rank's own memory only.
 func (c *composite) local(f func() error) {
 	c.steps = append(c.steps, func() error {
 		cpu.Enter(c.entered)
@@ -212,7 +217,7 @@ func (c *composite) local(f func() error) {
 	})
 }
 
-// chunks calls f for ranges of n elements of at most some.
+// chunks splits n elements into ranges of at most most elements and calls f for each.
 func (c *composite) chunks(n, most int64, f func(at, n int64) error) error {
 	if most < 1 {
 		return errors.New("no scratch memory for its vectors")
@@ -225,7 +230,7 @@ func (c *composite) chunks(n, most int64, f func(at, n int64) error) error {
 	return nil
 }
 
-// run adds the rounds of an algorithm on a vector of n elements.
+// run adds the rounds of algorithm a on a vector of n elements.
 func (c *composite) run(a Name, vector device.Ptr, n int64) error {
 	rounds, err := Rounds(a, c.sig.Op, c.g.Size(), c.g.o.PerHost, n)
 	if err != nil {
@@ -284,7 +289,8 @@ func widen(dtype graph.DType, dst, src device.Ptr) error {
 	return err
 }
 
-// narrow is the other way, rounding once; accumulate adds to dst first.
+// narrow copies f32 src to dst as dtype, rounding once. If accumulate is set, it adds dst's
+// old value before rounding.
 func narrow(dtype graph.DType, dst, src device.Ptr, accumulate bool) error {
 	as := half(dtype)
 	if as == vec.NoHalf {

@@ -1,10 +1,9 @@
-// Package algo has the algorithms of collectives, as data: an operation is rounds,
-// and in a round each rank makes ranges of its vector the sums, or copies, of what
-// ranks had there before the round. Transports carry rounds out (comm.Caller.Round);
-// nothing here moves a byte.
+// Package algo describes algorithms of collectives as data. An operation is a list of
+// rounds. In a round each rank replaces ranges of its vector by sums, or copies, of the same
+// ranges of other ranks' vectors as they were before the round. Transports execute the rounds
+// (comm.Caller.Round); this package moves no bytes.
 //
-// All but Ring add in the bracketing of comm.Adder, so that which of them runs changes
-// no bits.
+// All algorithms but Ring add in the order of comm.Adder, so that they give the same bits.
 package algo
 
 import (
@@ -29,13 +28,13 @@ const (
 	Server       = algorithm.Server
 )
 
-// Rounds is a collective over ranks as rounds. The vector has n elements; for
-// AllGather and ReduceScatter n is a multiple of ranks, and rank i's part is the i-th.
-// perHost is how many neighbouring ranks share a host, for Hierarchical: a power of two
-// that divides ranks, or 1.
+// Rounds returns the rounds of a collective on a vector of n elements. For AllGather and
+// ReduceScatter n is a multiple of ranks, and the i-th part belongs to rank i. perHost, used
+// by Hierarchical, is the number of consecutive ranks on a host: a power of two that divides
+// ranks, or 1.
 //
-// After AllReduce every rank has the whole sum, after ReduceScatter at least its own
-// part of it (what else it holds is not of use), after AllGather all parts.
+// After AllReduce every rank has the whole sum, after AllGather all parts. After
+// ReduceScatter every rank has its part of the sum; the rest of its vector is undefined.
 func Rounds(a Name, op comm.Op, ranks, perHost int, n int64) ([]comm.Round, error) {
 	s := &schedule{ranks: ranks, n: n}
 	if ranks == 1 {
@@ -72,12 +71,12 @@ type span struct{ lo, hi int64 }
 func (s span) and(o span) span { return span{max(s.lo, o.lo), min(s.hi, o.hi)} }
 func (s span) empty() bool     { return s.lo >= s.hi }
 
-// schedule is rounds in the making.
+// schedule is a list of rounds under construction.
 type schedule struct {
 	ranks  int
 	n      int64
 	rounds []comm.Round
-	have   [][]span // by rank: what it has of the result
+	have   [][]span // by rank: the ranges of the result that it holds
 }
 
 func (s *schedule) part(i int) span {
@@ -85,7 +84,7 @@ func (s *schedule) part(i int) span {
 	return span{s.n * int64(i) / w, s.n * int64(i+1) / w}
 }
 
-// at returns round i, which exists afterwards.
+// at returns round i and creates it if necessary.
 func (s *schedule) at(i int) comm.Round {
 	for len(s.rounds) <= i {
 		s.rounds = append(s.rounds, make(comm.Round, s.ranks))
@@ -93,7 +92,8 @@ func (s *schedule) at(i int) comm.Round {
 	return s.rounds[i]
 }
 
-// add has a rank make a range the sum of what ranks have there, in their order.
+// add makes a rank replace range r by the sum of the same range of the ranks in from, in
+// that order.
 func (s *schedule) add(round, rank int, r span, from ...int) {
 	if !r.empty() {
 		t := s.at(round)
@@ -101,7 +101,7 @@ func (s *schedule) add(round, rank int, r span, from ...int) {
 	}
 }
 
-// fetch has a rank copy what it lacks of the result from one that has it.
+// fetch makes a rank copy the ranges of what that it lacks from another rank that has them.
 func (s *schedule) fetch(round, rank, from int, what []span) {
 	for _, r := range what {
 		for _, m := range lacks(s.have[rank], r) {
@@ -110,7 +110,7 @@ func (s *schedule) fetch(round, rank, from int, what []span) {
 	}
 }
 
-// lacks returns what of r is not in have.
+// lacks returns the parts of r that are not in have.
 func lacks(have []span, r span) []span {
 	rest := []span{r}
 	for _, h := range have {
@@ -131,7 +131,8 @@ func lacks(have []span, r span) []span {
 	return rest
 }
 
-// reduce makes the sum; have says who holds which part of it.
+// reduce adds the rounds that compute the sum. Afterwards have says which rank holds which
+// part of it.
 func (s *schedule) reduce(a Name, perHost int) bool {
 	s.have = make([][]span, s.ranks)
 	all := span{0, s.n}
@@ -194,7 +195,7 @@ func ascending(n int) []int {
 	return list
 }
 
-// below is the largest power of two below n, from 2.
+// below returns the largest power of two less than n, for n of at least 2.
 func below(n int) int {
 	p := 1
 	for 2*p < n {
@@ -203,8 +204,9 @@ func below(n int) int {
 	return p
 }
 
-// up visits the tree of comm.Adder over ranks [lo, lo+n), leaves first: in a round, to
-// takes the sum of the subtree that begins at from. It returns the round after.
+// up visits the tree of comm.Adder over ranks [lo, lo+n) bottom up. At each node, rank to
+// adds the sum of the subtree whose first rank is from, in the given round. up returns the
+// number of the next round.
 func (s *schedule) up(lo, n int, visit func(round, to, from int)) int {
 	if n == 1 {
 		return 0
@@ -215,8 +217,9 @@ func (s *schedule) up(lo, n int, visit func(round, to, from int)) int {
 	return round + 1
 }
 
-// halve sums a region over ranks, which are in the tree's order and whose sums nest as
-// the tree's, and returns which of it each of the first block holds.
+// halve sums the range all over ranks by recursive halving. ranks are ordered so that
+// their sums nest as in the tree of comm.Adder. It returns the part of the sum that each rank
+// of the first block holds.
 func (s *schedule) halve(round int, ranks []int, all span) map[int]span {
 	var blocks []map[int]span
 	next := round
@@ -229,7 +232,7 @@ func (s *schedule) halve(round int, ranks []int, all span) map[int]span {
 		next = max(next, round+log2(p))
 		rest = rest[p:]
 	}
-	// The tree's sum is first + (second + (third …)): from the last block on.
+	// The tree's sum of the blocks is first + (second + (third …)), so start with the last.
 	for b := len(blocks) - 2; b >= 0; b-- {
 		for r, region := range blocks[b] {
 			for from, other := range blocks[b+1] {
@@ -248,7 +251,8 @@ func log2(p int) (n int) {
 	return n
 }
 
-// halveBlock is halve of a power of two of ranks: neighbours first, as the tree adds.
+// halveBlock is halve for a power of two of ranks. Neighbours exchange first, because the
+// tree adds them first.
 func (s *schedule) halveBlock(round int, ranks []int, all span) map[int]span {
 	region := make([]span, len(ranks))
 	for i := range region {
@@ -273,7 +277,7 @@ func (s *schedule) halveBlock(round int, ranks []int, all span) map[int]span {
 	return of
 }
 
-// servers are the ranks that hold shares: every second one.
+// servers returns the parameter servers, which hold the shares: every second rank.
 func (s *schedule) servers() (list []int) {
 	for r := 0; r < s.ranks; r += 2 {
 		list = append(list, r)
@@ -286,7 +290,7 @@ func (s *schedule) share(i int) span {
 	return span{s.n * int64(i) / k, s.n * int64(i+1) / k}
 }
 
-// scatter gives every rank its part, from those who hold it.
+// scatter adds the rounds in which every rank copies its part from the ranks that hold it.
 func (s *schedule) scatter() {
 	round := len(s.rounds)
 	for r := range s.ranks {
@@ -300,7 +304,7 @@ func (s *schedule) scatter() {
 	}
 }
 
-// spread gives everybody the whole result.
+// spread adds the rounds after which every rank has the whole result.
 func (s *schedule) spread(a Name, perHost int) bool {
 	switch a {
 	case Tree:
@@ -319,7 +323,8 @@ func (s *schedule) spread(a Name, perHost int) bool {
 	return true
 }
 
-// spreadTree brings what ranks have to rank 0, and down from there.
+// spreadTree collects the ranks' parts of the result at rank 0 and sends all of it down the
+// tree.
 func (s *schedule) spreadTree() {
 	first := len(s.rounds)
 	type edge struct{ round, to, from int }
@@ -343,7 +348,7 @@ func (s *schedule) spreadTree() {
 	}
 }
 
-// join is both lists, in order, neighbours made one.
+// join merges two lists of ranges in order and unites adjacent ranges.
 func join(a, b []span) (list []span) {
 	all := slices.Concat(a, b)
 	slices.SortFunc(all, func(x, y span) int { return int(min(max(x.lo-y.lo, -1), 1)) })
@@ -357,12 +362,12 @@ func join(a, b []span) (list []span) {
 	return list
 }
 
-// double gives each of ranks what all of them have: by recursive doubling in the
-// largest power of two of them, of which each first fetches what one beyond has; those
-// fetch all at the end.
+// double gives each of ranks all parts of the result that any of them has. The largest
+// power of two of ranks exchange by recursive doubling. Before that they fetch the parts of
+// the remaining ranks, which fetch everything at the end.
 func (s *schedule) double(ranks []int) { s.doubleAll([][]int{ranks}) }
 
-// doubleAll is double of groups of one size, at once.
+// doubleAll runs double in several groups of equal size, in the same rounds.
 func (s *schedule) doubleAll(groups [][]int) {
 	size := len(groups[0])
 	p := 1
@@ -402,7 +407,7 @@ func (s *schedule) doubleAll(groups [][]int) {
 	})
 }
 
-// spreadHosts doubles across hosts, then within each.
+// spreadHosts spreads the result by recursive doubling across hosts, then within each host.
 func (s *schedule) spreadHosts(perHost int) {
 	hosts := s.ranks / perHost
 	across, within := make([][]int, perHost), make([][]int, hosts)
@@ -414,7 +419,8 @@ func (s *schedule) spreadHosts(perHost int) {
 	s.doubleAll(within)
 }
 
-// spreadRing hands what each rank has on around the ring.
+// spreadRing spreads the result around the ring: in each round a rank passes on the part
+// that it received last.
 func (s *schedule) spreadRing() {
 	moving := slices.Clone(s.have)
 	for range s.ranks - 1 {
@@ -432,8 +438,8 @@ func (s *schedule) spreadRing() {
 	}
 }
 
-// spreadServers pushes to the servers what they lack of their shares, and pulls all
-// from them.
+// spreadServers sends the servers the missing parts of their shares; then every rank
+// fetches the whole result from the servers.
 func (s *schedule) spreadServers() {
 	round, servers := len(s.rounds), s.servers()
 	shares := make([][]span, s.ranks)

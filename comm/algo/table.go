@@ -7,27 +7,28 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 )
 
-// Choice is an algorithm that was measured to be the fastest for an operation on a
-// buffer of so many bytes.
+// Choice is the fastest algorithm in a measurement of an operation on a buffer of one
+// size.
 type Choice struct {
 	Op        comm.Op `json:"op"`
 	Bytes     int64   `json:"bytes"`
 	Algorithm Name    `json:"algorithm"`
 }
 
-// Table is what was measured between the ranks of a group of a size: Auto chooses by it
-// there, the same on every rank that has the same table.
+// Table holds measurements for groups of a given size. Auto chooses from it in such
+// groups. All ranks must have the same table, so that they choose the same algorithm.
 type Table struct {
 	Ranks   int
 	Choices []Choice
 }
 
-// OneBracketing are the algorithms that Auto chooses from: they add in one order.
+// OneBracketing lists the algorithms from which Auto chooses. They all add in the order of
+// comm.Adder and give the same bits.
 var OneBracketing = []Name{Direct, Tree, Halving, Hierarchical, Server}
 
-// Best is the choice for the size nearest to bytes, by their ratio; "" where none was
-// measured of the operation in a group of so many ranks. Hierarchical takes hosts with
-// two ranks or more.
+// Best returns the choice measured at the size nearest to bytes, by ratio. It returns ""
+// if the table has no measurement of the operation with that number of ranks. Hierarchical is
+// considered only with at least two ranks on a host.
 func (t Table) Best(op comm.Op, ranks, perHost int, bytes int64) (best Name) {
 	least := math.Inf(1)
 	for _, c := range t.Choices {

@@ -10,33 +10,35 @@ import (
 // Name of an algorithm.
 type Name string
 
-// Algorithms. W ranks, n bytes of the whole buffer; what a rank receives in an
-// all-reduce, and in how many rounds.
+// Algorithms. Each comment gives the bytes that a rank receives in an all-reduce and the
+// number of rounds, for W ranks and a buffer of n bytes.
 const (
-	// Auto chooses among those of one bracketing, by size and number of ranks.
+	// Auto chooses by size and number of ranks, among the algorithms that add in the same
+	// order (all but Ring).
 	Auto Name = "auto"
-	// Direct: each rank reads its share from all others and adds it, then all shares:
-	// 2n(W−1)/W in 2 rounds of W−1 messages. It is the transports' own.
+	// Direct: each rank reads its share from all other ranks and adds it, then reads all
+	// summed shares: 2n(W−1)/W in 2 rounds of W−1 messages. Transports implement it.
 	Direct Name = "direct"
 	// Tree: a binary tree over the ranks, up and down: n·log2 W on the way up at rank 0,
-	// n at the others on the way down, 2⌈log2 W⌉ rounds of one message. Least for few
+	// n at the others on the way down, 2⌈log2 W⌉ rounds of one message. Fastest for few
 	// bytes and many ranks.
 	Tree Name = "tree"
 	// Halving is recursive halving and doubling (Rabenseifner 2004): 2n(W−1)/W in
-	// 2·log2 W rounds of one message where W is a power of two. Otherwise the blocks of
-	// W's binary digits halve by themselves, are added from the last to the first, and
-	// ranks beyond the first block fetch the whole result.
+	// 2·log2 W rounds of one message if W is a power of two. Otherwise the ranks form one
+	// block for each binary digit 1 of W. Each block halves separately, the blocks' sums are
+	// added from the last to the first, and ranks outside the first block fetch the result.
 	Halving Name = "halving-doubling"
-	// Hierarchical halves within each host, then across hosts, where each of a host's
-	// ranks has its own part: between hosts go 2n/L·(H−1)/H for a rank, of L ranks on
-	// each of H hosts.
+	// Hierarchical halves within each host, then across hosts, each rank of a host for its
+	// own part. With L ranks on each of H hosts, a rank receives 2n/L·(H−1)/H from other
+	// hosts.
 	Hierarchical Name = "hierarchical"
-	// Ring (Patarasu and Yuan 2009): 2n(W−1)/W in 2(W−1) rounds of one message. The sum
-	// of each part begins at another rank: its bits are its own.
+	// Ring (Patarasu and Yuan 2009): 2n(W−1)/W in 2(W−1) rounds of one message. The sum of
+	// each part starts at a different rank, so its bits differ from the other algorithms'.
 	Ring Name = "ring"
 	// Server is a synchronous sharded parameter server (Li and others 2014): S = ⌈W/2⌉
-	// ranks, spread over all, hold a share each; the others push theirs, and pull the
-	// result: n(W−1)/S and then n(S−1)/S at a server, n at the others, in 2 rounds.
+	// ranks, spread over all ranks, are servers and hold a share each. All ranks push their
+	// inputs to the servers and pull the result: n(W−1)/S and then n(S−1)/S at a server, n at
+	// the others, in 2 rounds.
 	Server Name = "server"
 )
 

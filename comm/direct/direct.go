@@ -1,5 +1,5 @@
-// Package direct moves the bytes of an operation between ranks that reach each
-// other's memory, and adds them: every byte is read once and written once.
+// Package direct implements collectives between CPU ranks that can access each other's
+// memory: it copies and adds, and reads and writes every byte once.
 package direct
 
 import (
@@ -12,14 +12,14 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// Operands is the memory of a rank's operands, as the process that moves the
-// bytes has it mapped: nil where the operation has none.
+// Operands is the memory of a rank's operands as mapped in this process. It is nil for an
+// operand that the operation does not have.
 type Operands struct{ In, Out []byte }
 
 // Mover does one rank's part of one bound operation.
 type Mover struct {
-	// Peers is the operands by index in the group, one's own among them; of a Send
-	// and Recv the sender's, then the receiver's. The transport sets them.
+	// Peers holds the operands of all ranks by index in the group, this rank included. For
+	// a Send or Recv it holds the sender's, then the receiver's. The transport sets it.
 	Peers []Operands
 
 	call comm.Call
@@ -27,9 +27,9 @@ type Mover struct {
 	move func(*Mover) (read, written int64)
 }
 
-// New returns the mover of an operation of index rank of size, and where its own
-// operands lie. It refuses memory that the host does not reach, and sums of a
-// dtype that has none.
+// New returns the Mover of an operation for the rank with the given index in a group of
+// size ranks, and the memory of the rank's operands. Memory that the CPU cannot access and
+// sums of unsupported dtypes are errors.
 func New(c comm.Call, rank, size int) (*Mover, Operands, error) {
 	m := &Mover{Peers: make([]Operands, size), call: c, rank: rank}
 	var own Operands
@@ -68,8 +68,8 @@ func New(c comm.Call, rank, size int) (*Mover, Operands, error) {
 	return m, own, err
 }
 
-// Move does this rank's part, once every rank has come, and returns the bytes
-// that it loaded and stored. It allocates nothing.
+// Move does this rank's part of the operation and returns the bytes that it loaded and
+// stored. Every rank must have arrived at the operation. Move allocates nothing.
 func (m *Mover) Move() (read, written int64) { return m.move(m) }
 
 // gather copies every rank's shard to this rank's full buffer. In place, peers
@@ -79,7 +79,7 @@ func gather(m *Mover) (read, written int64) {
 	own, w := m.Peers[m.rank], len(m.Peers)
 	size := len(own.In)
 	for j := range w {
-		i := (m.rank + j) % w // ranks start at different peers
+		i := (m.rank + j) % w // each rank starts at a different peer, to spread the load
 		if i == m.rank && m.call.InPlace {
 			continue
 		}
@@ -89,7 +89,7 @@ func gather(m *Mover) (read, written int64) {
 	return read, written
 }
 
-// spread copies the root's buffer to this rank's.
+// spread copies the root's buffer into this rank's buffer (broadcast).
 func spread(m *Mover) (read, written int64) {
 	if m.rank == m.call.Sig.Root {
 		return 0, 0
@@ -98,7 +98,7 @@ func spread(m *Mover) (read, written int64) {
 	return n, n
 }
 
-// exchange copies this rank's part of every rank's send buffer.
+// exchange copies this rank's part of every rank's send buffer (all-to-all).
 func exchange(m *Mover) (read, written int64) {
 	self, w := m.rank, len(m.Peers)
 	out := m.Peers[self].Out
@@ -138,13 +138,13 @@ type adder[T word] interface {
 	SumAll(bufs [][]T)
 }
 
-// simdAdder is comm.Adder[float32] at memory bandwidth: the same bits.
+// simdAdder gives the same bits as comm.Adder[float32] and runs at memory bandwidth.
 type simdAdder struct {
 	one vec.SumTree
 	all vec.SumTreeAll
 }
 
-// Sum adds srcs, all of dst's length, of which there is at least one.
+// Sum writes the sum of srcs to dst. srcs has at least one element; all have dst's length.
 func (a *simdAdder) Sum(dst []float32, srcs [][]float32, accumulate bool) {
 	a.one = vec.SumTree{Dst: dst, Srcs: srcs, Accumulate: accumulate}
 	if err := a.one.Run(nil); err != nil {
@@ -166,7 +166,7 @@ type halfAdder struct{ k vec.HalfSumTree }
 
 func newHalfAdder(as vec.Half) *halfAdder { return &halfAdder{vec.HalfSumTree{As: as}} }
 
-// Sum is simdAdder's.
+// Sum is like simdAdder.Sum.
 func (a *halfAdder) Sum(dst []uint16, srcs [][]uint16, accumulate bool) {
 	a.k.Dst, a.k.Srcs, a.k.Accumulate, a.k.All = dst, srcs, accumulate, false
 	if err := a.k.Run(nil); err != nil {
@@ -174,7 +174,7 @@ func (a *halfAdder) Sum(dst []uint16, srcs [][]uint16, accumulate bool) {
 	}
 }
 
-// SumAll is simdAdder's.
+// SumAll is like simdAdder.SumAll.
 func (a *halfAdder) SumAll(bufs [][]uint16) {
 	a.k.Srcs, a.k.All = bufs, true
 	if err := a.k.Run(nil); err != nil {
@@ -220,16 +220,17 @@ func makeReducer[T word](c comm.Call, size int, a adder[T]) (func(*Mover) (int64
 // Adder sums buffers of a dtype in comm.Adder's order. It is for one goroutine.
 type Adder struct {
 	sum     func(dst []byte, srcs [][]byte, accumulate bool)
-	squares *vec.Squares // of what a sequential sum adds; nil: none
+	squares *vec.Squares // accumulates the squares of a sequential sum's addends; nil: none
 }
 
-// Square has a sequential sum add the squares of what it adds.
+// Square makes sequential sums also accumulate the squares of their addends.
 func (a *Adder) Square(s comm.Squares) (err error) {
 	*a.squares, err = squaresOf(s)
 	return err
 }
 
-// At is Sum of elements from one on of those that the squares' spans count.
+// At is Sum for a part of a shard that starts at element at, as the spans of the squares
+// count elements.
 func (a *Adder) At(at int, dst []byte, srcs [][]byte, accumulate bool) {
 	if a.squares != nil {
 		a.squares.At = at
@@ -237,8 +238,8 @@ func (a *Adder) At(at int, dst []byte, srcs [][]byte, accumulate bool) {
 	a.Sum(dst, srcs, accumulate)
 }
 
-// NewAdder returns an Adder of up to size buffers in an order. Sequential, dst is f32
-// whatever the dtype, and lies apart.
+// NewAdder returns an Adder for up to size buffers that adds in the given order. In the
+// order SumSequential dst is always f32 and must not overlap the sources.
 func NewAdder(dtype graph.DType, order graph.SumOrder, size int) (*Adder, error) {
 	if order == graph.SumSequential {
 		k := &leafAdder{}
@@ -274,16 +275,16 @@ func bytesAdder[T word](a adder[T]) *Adder {
 	}}
 }
 
-// Sum writes the sum of srcs, all of as many elements as dst and aligned to the dtype,
-// to dst, or adds it to dst. dst may be one of srcs in the order of a tree.
+// Sum writes the sum of srcs to dst, or adds it to dst. All have the same number of
+// elements, aligned to the dtype. In the order SumTree dst may be one of srcs.
 func (a *Adder) Sum(dst []byte, srcs [][]byte, accumulate bool) {
 	if len(dst) > 0 {
 		a.sum(dst, srcs, accumulate)
 	}
 }
 
-// elements is b as elements of type T, which cpu.Slice has checked of the
-// owner's operand.
+// elements returns b as a slice of T. cpu.Slice has checked the alignment and length in
+// the process that owns the operand.
 func elements[T word](b []byte) []T {
 	if len(b) == 0 {
 		return nil

@@ -10,10 +10,11 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// leafAdder adds the ranks' leaves from left to right to f32, where they lie.
+// leafAdder adds the ranks' gradient contributions (leaves) from left to right to an f32
+// sum, reading them in place.
 type leafAdder struct{ k vec.SumLeaves }
 
-// of sets the type of the leaves.
+// of sets the element type of the addends.
 func (a *leafAdder) of(dtype graph.DType) error {
 	switch dtype {
 	case graph.F32:
@@ -28,8 +29,8 @@ func (a *leafAdder) of(dtype graph.DType) error {
 	return nil
 }
 
-// sum adds srcs to dst, or begins it with the first. It allocates nothing once it has
-// had so many.
+// sum adds srcs to dst in order. Without accumulate the first source replaces dst. It
+// allocates only when it gets more sources than ever before.
 func (a *leafAdder) sum(dst []byte, srcs [][]byte, accumulate bool) {
 	k := &a.k
 	k.Dst, k.Accumulate = elements[float32](dst), accumulate
@@ -46,7 +47,7 @@ func (a *leafAdder) sum(dst []byte, srcs [][]byte, accumulate bool) {
 	}
 }
 
-// squaresOf is where squares go, in the process's memory.
+// squaresOf converts s to the form that package vec uses, with memory of this process.
 func squaresOf(s comm.Squares) (q vec.Squares, err error) {
 	if s.Acc.Arena == nil {
 		return q, nil
@@ -58,8 +59,8 @@ func squaresOf(s comm.Squares) (q vec.Squares, err error) {
 	return q, err
 }
 
-// newLeafAdder returns how a rank adds its part of all ranks' leaves: it reads them in
-// their memory.
+// newLeafAdder returns the function that adds a rank's part of all ranks' addends, reading
+// them directly from the ranks' memory.
 func newLeafAdder(c comm.Call, size int) (func(*Mover) (int64, int64), error) {
 	a := &leafAdder{}
 	if err := a.of(c.Sig.DType); err != nil {

@@ -1,6 +1,6 @@
-// Package watch decides when a job over processes has lost a rank. The machine
-// is pure: it is told the time and what the ranks report of themselves, and
-// answers with verdicts. A transport carries the reports and acts.
+// Package watch decides when a job of several processes has lost a rank. Machine does no
+// I/O: its inputs are the time and the ranks' reports, and its outputs are verdicts. A
+// transport carries the reports and acts on the verdicts.
 package watch
 
 import (
@@ -11,15 +11,15 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 )
 
-// Phase is where a rank is in an operation of a group.
+// Phase is the phase of an operation in which a rank is.
 type Phase uint8
 
 // Phases, in the order in which an operation passes them.
 const (
 	Idle    Phase = iota // between operations
-	Waiting              // has arrived, and waits for the others to arrive
+	Waiting              // has arrived; waits for the others to arrive
 	Moving               // moves bytes
-	Leaving              // has moved, and waits for the others to have moved
+	Leaving              // has moved its bytes; waits for the others to finish
 )
 
 func (p Phase) String() string {
@@ -33,7 +33,7 @@ type State uint8
 const (
 	Absent State = iota // has not joined yet
 	Alive
-	Done // has left in good order
+	Done // has ended without error
 	Dead
 )
 
@@ -41,21 +41,21 @@ const (
 type Progress struct {
 	Call  uint64 // collectives begun
 	Phase Phase
-	Sig   uint64 // of the operation at hand: equal on all ranks, or they disagree
-	Op    string // the operation at hand, for messages
+	Sig   uint64 // hash of the current operation's signature; must be equal on all ranks
+	Op    string // the current operation, for messages
 }
 
-// Report is what a rank says of itself.
+// Report is the state that a rank reports.
 type Report struct {
 	State State
 	Beat  uint64     // changes as long as the process runs
 	In    []Progress // by slot: the rank's groups, one a mesh axis and the world
-	// Point is the Send or Recv at hand, with Peer.
+	// Point is the current Send or Recv, with Peer.
 	Point Progress
 	Peer  int
 }
 
-// Group is the ranks of a group and the slot of their reports that tells of it.
+// Group is a group's ranks, and the slot of Report.In that holds their progress in it.
 type Group struct {
 	Name  string // "world", "axis data"
 	Slot  int
@@ -69,9 +69,9 @@ type Config struct {
 	// Interval is the time between observations. A longer gap between two of them
 	// is a pause of this process, and counts as one interval.
 	Interval time.Duration
-	Silent   time.Duration // after which a rank without a beat is named
-	Timeout  time.Duration // after which it, or one that others wait for, ends the job
-	// Where tells a rank's host and process, for messages; nil: nothing.
+	Silent   time.Duration // a rank whose Beat has not changed for this long gets a warning
+	Timeout  time.Duration // a silent rank, or one that others wait for, ends the job after this
+	// Where returns a rank's host and process for messages; nil: messages omit them.
 	Where func(rank int) string
 }
 
@@ -80,12 +80,12 @@ type Kind uint8
 
 // Kinds of verdicts.
 const (
-	Named Kind = iota // a rank is silent: a warning
-	Back              // it beats again
+	Named Kind = iota // a rank is silent (a warning)
+	Back              // a silent rank reports again
 	End               // the job must end
 )
 
-// Verdict is what the machine has found.
+// Verdict is a finding of the machine.
 type Verdict struct {
 	Kind  Kind
 	Ranks []int // whom it names
@@ -93,23 +93,23 @@ type Verdict struct {
 	Err   error // of an End: wraps comm.ErrTimeout, comm.ErrMismatch or comm.ErrLost
 }
 
-// Machine watches a job. Its clock stops with the process: it advances by no
-// more than twice the interval between two observations.
+// Machine watches a job. Its clock stops while the process is paused: it advances by at
+// most twice the interval between two observations.
 type Machine struct {
 	c       Config
 	started bool
 	last    time.Duration
 	clock   time.Duration
 	beats   []beat
-	moves   [][]move // by rank, slot
-	points  []move   // by rank
+	moves   [][]move // last change of progress, by rank and slot
+	points  []move   // last change of Report.Point, by rank
 	ended   bool
 }
 
 type beat struct {
 	seen  uint64
 	state State
-	at    time.Duration // the clock at the last change
+	at    time.Duration // the machine's clock at the last change
 	named bool
 }
 
@@ -132,8 +132,8 @@ func New(c Config) *Machine {
 	return m
 }
 
-// Observe takes the reports of all ranks at now, on any monotonic clock, and
-// returns what is new. After an End it returns nothing.
+// Observe takes the reports of all ranks at time now, of any monotonic clock, and returns
+// the new verdicts. After an End it returns nothing.
 func (m *Machine) Observe(now time.Duration, reports []Report) []Verdict {
 	if m.ended {
 		return nil
@@ -206,8 +206,8 @@ func (m *Machine) done(reports []Report) *Verdict {
 			}
 		}
 	}
-	// Reports are not of one moment, and of a Send and its Recv the first to be
-	// through may have left before the other has looked: the wait has to last.
+	// Reports are not taken at the same moment. Of a Send and its Recv, the rank that
+	// finishes first may have ended before the other notices, so wait before deciding.
 	for r, rep := range reports {
 		if rep.Point.Phase == Waiting && reports[rep.Peer].State == Done && m.clock-max(m.points[r].at, m.beats[rep.Peer].at) >= m.c.Silent {
 			return &Verdict{Ranks: []int{rep.Peer}, Err: fmt.Errorf("%w: %s has ended; rank %d waits in %s", comm.ErrLost, m.name(rep.Peer), r, rep.Point.Op)}
@@ -229,8 +229,8 @@ func (m *Machine) silentTooLong(reports []Report) *Verdict {
 	return nil
 }
 
-// missing returns the members of a group that others wait for, those others,
-// and what they wait in.
+// missing returns the members of a group that others wait for (lost), the waiting members
+// (here) and the operation in which they wait.
 func (m *Machine) missing(g Group, reports []Report) (lost, here []int, op string) {
 	top := uint64(0)
 	for _, r := range g.Ranks {
@@ -270,7 +270,7 @@ func (m *Machine) missing(g Group, reports []Report) (lost, here []int, op strin
 	return lost, here, op
 }
 
-// late finds ranks that others have waited for over the timeout.
+// late finds ranks that others have waited for longer than the timeout.
 func (m *Machine) late(reports []Report) *Verdict {
 	for _, g := range m.c.Groups {
 		lost, here, op := m.missing(g, reports)
@@ -310,7 +310,7 @@ func (m *Machine) latePoint(reports []Report) *Verdict {
 	return nil
 }
 
-// silent names ranks that stopped beating, and those that are back, once each.
+// silent reports ranks that have become silent, and silent ranks that are back, once each.
 func (m *Machine) silent(reports []Report) (list []Verdict) {
 	for r, rep := range reports {
 		b := &m.beats[r]
@@ -328,8 +328,8 @@ func (m *Machine) silent(reports []Report) (list []Verdict) {
 	return list
 }
 
-// Speaker is the rank whose process tells people what all processes see: the lowest that
-// is alive and not silent itself; -1: none.
+// Speaker returns the rank whose process prints warnings that all processes could print:
+// the lowest rank that is alive and not silent; -1: none.
 func (m *Machine) Speaker(reports []Report) int {
 	for r, report := range reports {
 		if report.State == Alive && !m.beats[r].named {
@@ -350,7 +350,7 @@ func (m *Machine) name(r int) string {
 	return fmt.Sprintf("rank %d (%s)", r, where)
 }
 
-// during tells what a rank is in: " in all_gather …".
+// during describes the operation that a rank is running: " in all_gather …".
 func during(rep Report) string {
 	for _, p := range append([]Progress{rep.Point}, rep.In...) {
 		if p.Phase != Idle && p.Op != "" {

@@ -2,8 +2,8 @@ package watch
 
 import "time"
 
-// Run observes the job every interval until stop is closed or it must end: read
-// fills the reports, act is given each verdict, in order.
+// Run observes the job at every interval until stop is closed or the job must end. read
+// fills in the reports; act gets each verdict, in order.
 func Run(m *Machine, stop <-chan struct{}, read func([]Report), act func(Verdict)) {
 	reports := make([]Report, m.c.World)
 	began := time.Now()

@@ -1,6 +1,6 @@
-// Package world is what all transports share: the groups of a mesh, the error that ends a
-// job, and one rank's membership in a group. A transport adds how ranks meet and how bytes
-// move.
+// Package world is the common part of all transports: the groups of a mesh, the error that
+// ends a job, and one rank's membership in a group. A transport adds how ranks synchronize and
+// how bytes move.
 package world
 
 import (
@@ -51,7 +51,7 @@ func Groups(transport string, mesh []graph.Axis) (size int, list []watch.Group, 
 	return size, list, nil
 }
 
-// End is the error that ends a world: the first one counts.
+// End holds the error that ends a world. The first error counts; later ones are dropped.
 type End struct {
 	fail func(error) error
 
@@ -61,11 +61,12 @@ type End struct {
 	hooks  []func(error)
 }
 
-// Open says how a transport ends the world: fail makes an error the world's with Settle,
-// and returns the error that the world has then.
+// Open sets the function with which a transport ends the world. fail must call Settle with
+// its error and return the world's error.
 func (e *End) Open(fail func(error) error) { e.fail = fail }
 
-// Fail makes err the world's error, unless it has one, and returns the world's.
+// Fail makes err the world's error unless the world already has one. It returns the world's
+// error.
 func (e *End) Fail(err error) error { return e.fail(err) }
 
 // Abort ends every group with err.
@@ -90,8 +91,8 @@ func (e *End) Settle(err error, first func()) error {
 	return err
 }
 
-// OnError registers f for the error that ends the world. If it has ended, f is called at
-// once.
+// OnError registers f to be called with the error that ends the world. If the world has
+// already ended, f is called at once.
 func (e *End) OnError(f func(error)) {
 	e.mu.Lock()
 	err := e.err
@@ -117,10 +118,10 @@ func (e *End) Err() error {
 	return e.err
 }
 
-// kinds of errors, by the number that processes tell each other.
+// kinds lists the kinds of errors; processes send each other the index.
 var kinds = [...]error{comm.ErrAborted, comm.ErrTimeout, comm.ErrMismatch, comm.ErrLost}
 
-// Kind is the number of an error's kind.
+// Kind returns the index of an error's kind in kinds.
 func Kind(err error) (kind int) {
 	for i, k := range kinds {
 		if errors.Is(err, k) {
@@ -130,7 +131,7 @@ func Kind(err error) (kind int) {
 	return kind
 }
 
-// told is an error that another process has found.
+// told is an error that another process reported.
 type told struct {
 	kind error
 	text string
@@ -139,18 +140,18 @@ type told struct {
 func (e *told) Error() string { return e.text }
 func (e *told) Unwrap() error { return e.kind }
 
-// Told is an error of another process, by its kind and its text.
+// Told returns the error that another process reported, from its kind and text.
 func Told(kind int, text string) error {
 	return &told{kinds[min(max(kind, 0), len(kinds)-1)], text}
 }
 
-// ops are the operations by the number that processes tell each other.
+// ops lists the operations; processes send each other the index.
 var ops = [...]comm.Op{"", comm.AllGather, comm.ReduceScatter, comm.AllReduce, comm.Broadcast, comm.AllToAll, comm.SendRecv, comm.Barrier}
 
-// OpNumber is the number of an operation.
+// OpNumber returns the index of an operation in ops, 0 if unknown.
 func OpNumber(op comm.Op) uint64 { return uint64(max(slices.Index(ops[:], op), 0)) }
 
-// OpOf is the operation of a number, whatever that is.
+// OpOf returns the operation with the given index; it accepts any number.
 func OpOf(number uint64) comm.Op { return ops[number%uint64(len(ops))] }
 
 // Member is one rank in a group of a world.
@@ -160,19 +161,20 @@ type Member struct {
 	comm.Counter
 	Name   string
 	Slot   int
-	Global []int // ranks by index
+	Global []int // global rank by index in the group
 
 	busy atomic.Bool
 }
 
-// Join makes the member that of the rank of index i in a group. bind makes the kernel of an
+// Join initializes the member as rank index i of group g. bind makes the kernel of an
 // operation whose operands have been checked.
 func (m *Member) Join(e *End, g watch.Group, i int, bind func(comm.Call) (device.Kernel, error)) {
 	m.End, m.Name, m.Slot, m.Global = e, g.Name, g.Slot, g.Ranks
 	m.Caller = comm.Caller{Index: i, Ranks: len(g.Ranks), World: g.Ranks[i], Bind: bind}
 }
 
-// Enter begins an operation, which Leave ends. A second one at the same time ends the world.
+// Enter begins an operation, which Leave ends. Running two operations at the same time is an
+// error that ends the world.
 func (m *Member) Enter(c comm.Call) error {
 	if !m.busy.CompareAndSwap(false, true) {
 		return m.Fail(fmt.Errorf("%w: rank %d runs two operations of its %s group at once, the second is %s %q: they belong on one stream",

@@ -14,8 +14,9 @@ func init() {
 	})
 }
 
-// attentionTile is how attention.cuh cuts heads of up to width elements: queries
-// and keys of a tile, forward and backward.
+// attentionTile is the tile size that attention.cuh uses for heads of at most width
+// elements: queries and keys per tile, in the forward (queries, keys) and in the backward
+// (gradQueries, gradKeys).
 type attentionTile struct{ width, queries, keys, gradQueries, gradKeys int64 }
 
 var attentionTiles = []attentionTile{
@@ -25,13 +26,13 @@ var attentionTiles = []attentionTile{
 	{256, 32, 32, 16, 16},
 }
 
-// rowPad is the floats between rows of a tile in shared memory, against bank
+// rowPad is the padding of each row of a tile in shared memory, in floats; it avoids bank
 // conflicts.
 const rowPad = 4
 
-// shared and gradShared are the bytes of shared memory of a block: tiles of
-// queries and of keys, which values then take; in the backward the gradient of y
-// and values have tiles of their own; and a tile of scores.
+// shared and gradShared are the bytes of shared memory of a block. The forward has a tile
+// of queries, a tile of keys, which the values reuse, and a tile of scores; the backward has
+// separate tiles for the values and for the gradient of y as well.
 func (t attentionTile) shared() int {
 	return int(4 * ((t.queries+t.keys)*(t.width+rowPad) + t.keys*(t.queries+rowPad)))
 }
@@ -40,10 +41,11 @@ func (t attentionTile) gradShared() int {
 	return int(4 * (2*(t.gradQueries+t.gradKeys)*(t.width+rowPad) + max(t.gradKeys*(t.gradQueries+rowPad), t.gradQueries*(t.gradKeys+rowPad))))
 }
 
-// attentionThreads is the threads of a block.
+// attentionThreads is the number of threads of a block of attention.cuh.
 const attentionThreads = 256
 
-// boundAttention is an attention while it is bound.
+// boundAttention is an attention operation with the tile, the source file and the read
+// width that its kernels use.
 type boundAttention struct {
 	graph.AttentionAttr
 	tile   attentionTile
@@ -52,8 +54,9 @@ type boundAttention struct {
 	wide   int32
 }
 
-// attentionOf checks the shape. All places of values are looked at for how wide
-// they can be read.
+// attentionOf checks the shape of an attention operation and chooses its tile. places are
+// the addresses of all operands of elements; if they are aligned to four elements, the
+// kernels read four at a time (wide).
 func (b *binding) attentionOf(places ...driver.Address) *boundAttention {
 	a := &boundAttention{AttentionAttr: attr[graph.AttentionAttr](b), typ: b.inBuf(0).DType}
 	limit := attentionTiles[len(attentionTiles)-1].width
@@ -77,18 +80,18 @@ func (b *binding) attentionOf(places ...driver.Address) *boundAttention {
 	return a
 }
 
-// shape adds the parameters that describe it.
+// shape adds the attention's shape to a kernel's parameters.
 func (a *boundAttention) shape(args *driver.Args) *driver.Args {
 	return args.Int32(int32(a.Batch)).Int32(int32(a.Seq)).Int32(int32(a.Heads)).Int32(int32(a.Heads / a.KVHeads)).
 		Int32(int32(a.HeadDim)).Float32(float32(a.Scale)).Int32(flag(a.Causal)).Int32(a.wide)
 }
 
-// attentionHeads is where queries, keys and values lie: side by side in the rows of one
-// operand, or in an operand each.
+// attentionHeads holds the addresses of queries, keys and values. They lie side by side in
+// the rows of one operand (packed), or in three separate operands.
 type attentionHeads struct {
 	q, k, v   driver.Address
-	ldq, ldkv int64 // from row to row, in elements
-	operands  int   // that hold them
+	ldq, ldkv int64 // row strides of queries, and of keys and values, in elements
+	operands  int   // number of operands: 1 if packed, else 3
 }
 
 func (b *binding) attentionHeads(get func(int) driver.Address) attentionHeads {
@@ -101,7 +104,7 @@ func (b *binding) attentionHeads(get func(int) driver.Address) attentionHeads {
 	return attentionHeads{at, at + driver.Address(wq*size), at + driver.Address((wq+wkv)*size), wq + 2*wkv, wq + 2*wkv, 1}
 }
 
-// tiles is the launch of a kernel with a block for each tile of each head.
+// tiles adds the launch of a kernel that has one block for each tile of each head.
 func (b *binding) tiles(a *boundAttention, name string, heads, tile int64, shared int, args *driver.Args) {
 	b.rows(a.source, name+"_"+b.float(b.inBuf(0)), a.Batch*heads*((a.Seq+tile-1)/tile), attentionThreads, shared, a.shape(args))
 }

@@ -24,9 +24,9 @@ func init() {
 	})
 }
 
-// conv launches a kernel over windows of images x (B,H,W,C), with a thread for as many
-// neighbouring elements of y as 16 bytes hold. Images are rows of the grid; what lies
-// within one is counted in 32 bits.
+// conv adds the launch of a kernel over windows of images x (B,H,W,C). Each thread
+// computes 16 bytes of neighbouring elements of y. Images are the grid's rows; indices
+// within one image have 32 bits.
 func (b *binding) conv(name string, x, y *graph.Buffer, args *driver.Args, accumulates bool) {
 	a, s := attr[graph.ConvAttr](b), x.Shape
 	oh, ow := a.OutSize(s[1], a.KH), a.OutSize(s[2], a.KW)

@@ -32,8 +32,8 @@ func init() {
 
 const elementwise = "elementwise.cu"
 
-// perThread is the elements that a thread of an elementwise kernel takes at a
-// time: 16 bytes of them.
+// perThread is the number of elements that a thread of an elementwise kernel processes at
+// a time: 16 bytes.
 func perThread(buf *graph.Buffer) int64 { return 16 / buf.DType.Size() }
 
 func (b *binding) binary(name string) {
@@ -54,7 +54,7 @@ func bindSumGrad(b *binding) {
 		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(dx.Elems()).Int32(b.accum(0)))
 }
 
-// sumPiece is the elements of a partial sum: PIECE of sum.cu.
+// sumPiece is the number of elements of a partial sum: PIECE of sum.cu.
 const sumPiece = 65536
 
 func bindSum(b *binding) {
@@ -152,7 +152,8 @@ func bindSumParts(b *binding) {
 	b.blocks("sum.cu", "sum_parts_"+name, n, perThread(parts), treeThreads, shared, b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(n).Int64(count).Int32(sequential).Int32(b.accum(0)))
 }
 
-// maxDropout is the most elements of a sample, so that a counter has 32 bits.
+// maxDropout is the largest number of elements of a sample whose dropout counters still
+// fit in 32 bits.
 const maxDropout = 1 << 34
 
 func bindDropout(b *binding) {

@@ -29,7 +29,8 @@ func bindEmbed(b *binding) {
 		Int64(n).Int64(v).Int64(c).Pointer(b.report("tokens", fmt.Sprintf("0 to %d", v-1))))
 }
 
-// Rows and columns of the table of one block of EmbedGrad: ROWS of embed.cu.
+// embedRows and embedCols are the rows and columns of the embedding table that one block
+// of EmbedGrad processes. embedRows is ROWS of embed.cu.
 const embedRows, embedCols = 16, 256
 
 func bindEmbedGrad(b *binding) {
@@ -68,8 +69,8 @@ func bindSelectRow(b *binding) {
 			Pointer(b.report("key", fmt.Sprintf("a row, 0 to %d", n-1))))
 }
 
-// bindRope makes the table of rotations in workspace at each run, as the CPU
-// does: it is small beside x, and states of a run belong to the arena.
+// bindRope computes the table of rotations in the workspace at every run, as the CPU does.
+// The table is small compared with x, and nothing outside the arena may keep state.
 func bindRope(b *binding) {
 	a := attr[graph.RopeAttr](b)
 	n, _ := matrix(b.outBuf(0))

@@ -8,15 +8,16 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Blocks of flash.cuh: threads forward and backward, rows of delta of a block.
+// Constants of flash.cuh: threads of a block in the forward and in the backward, and rows
+// of delta that one block computes.
 const (
 	flashForward  = 128
 	flashBackward = 128
 	flashDeltas   = flashBackward / 16
 )
 
-// flashStages is how many tiles of queries the backward has under way, by the width of
-// a head: the second argument of FLASH.
+// flashStages is the number of query tiles that the backward loads ahead, for heads of
+// width elements. It is the second argument of the macro FLASH.
 func flashStages(width int64) int64 {
 	if width > 80 {
 		return 1
@@ -24,9 +25,10 @@ func flashStages(width int64) int64 {
 	return 2
 }
 
-// flashShared and flashGradShared are the bytes of shared memory of a block: queries,
-// keys and values; keys, values, queries and gradients of y by stage, a tile of scores,
-// and lse and delta of queries by stage. Rows are 8 elements longer than what they hold.
+// flashShared and flashGradShared are the bytes of shared memory of a block. The forward
+// has one tile each of queries, keys and values. The backward has keys, values and scores,
+// and for each stage queries, gradients of y, lse and delta. Each row of a tile is padded
+// by 8 elements.
 func flashShared(width int64) int { return int(3 * 2 * cut.AttentionTile * (width + 8)) }
 
 func flashGradShared(width int64) int {
@@ -34,34 +36,36 @@ func flashGradShared(width int64) int {
 	return int(2*((2+2*stages)*tile*(width+8)+tile*(tile+8)) + 2*4*tile*stages)
 }
 
-// flash says whether an attention runs on the tensor cores: the card has those of
-// compute capability 8.0, the kernels know the shape, and all values lie at multiples
-// of 16 bytes. If not, attention.cuh's kernels, in fp32, take it.
+// flash says whether an attention runs on the tensor cores. The GPU needs compute
+// capability 8.0 or newer, the kernels must support the shape, and all operands must be
+// aligned to 16 bytes. Otherwise the fp32 kernels of attention.cuh run.
 func (b *binding) flash(a graph.AttentionAttr, places ...driver.Address) bool {
 	return b.lib.o.Device.Major >= 8 && cut.TensorAttention(a, b.inBuf(0).DType) && aligned(16, places...)
 }
 
-// bindFlash is the forward of attention on tensor cores.
+// bindFlash adds the launch of the forward of attention on tensor cores.
 func (b *binding) bindFlash(a *boundAttention, h attentionHeads) {
 	b.flashTiles(a, "flash_forward", a.Heads, flashForward, flashShared(a.HeadDim),
 		b.args().Pointer(h.q).Pointer(h.k).Pointer(h.v).Int64(h.ldq).Int64(h.ldkv).Pointer(b.out(0)).Pointer(b.out(1)).Int32(flashAtOnce(a)))
 }
 
-// flashCache is the bytes of a card's cache that the heads under way may take, which is 40
-// to 60 MB on the cards that train.
+// flashCache is how many bytes of the GPU's L2 cache the heads that run at one time may
+// use. Training GPUs have 40 to 60 MB of L2 cache.
 var flashCache int64 = 32 << 20
 
-// flashAtOnce is the heads of a group forward: their keys and values take half of flashCache.
+// flashAtOnce is the number of query heads that the forward processes together: as many
+// as have keys and values that fit in half of flashCache.
 func flashAtOnce(a *boundAttention) int32 {
 	group := a.Heads / a.KVHeads
 	return int32(max(flashCache/2/(2*2*a.Seq*a.HeadDim), 1) * group)
 }
 
-// flashOrder is struct Order of flash.cuh: how far a head's tiles of keys are apart in the
-// order in which blocks take them. A tile finds its turn come where it begins at least two
-// of the steps from one tile of queries to the next later than the tile before it, since it
-// begins one tile of queries further on; here they are 2.25. Where queries, gradients and sums
-// of all heads fit the cache, first tiles come first.
+// flashOrder returns struct Order of flash.cuh: how far apart one head's tiles of keys are
+// in the order in which blocks take tiles. Tiles of keys add to dq in turn. A tile never
+// waits for its turn if it starts at least two steps after the tile before it, because it
+// starts one tile of queries further on; flashOrder uses 2.25 steps. A step is the work on
+// one tile of queries. If queries, gradients and sums of all heads fit in flashCache, the
+// first tiles of all heads come first (spread 0).
 //
 //	steps between = spread/stride · tiles · (tiles/2 · group) / blocks at once
 func flashOrder(a *boundAttention, multiprocessors int) (spread, stride int32) {
@@ -77,7 +81,7 @@ func flashOrder(a *boundAttention, multiprocessors int) (spread, stride int32) {
 	return 1, int32(min(math.Round(1/apart), float64(tiles)))
 }
 
-// flashTiles is the launch of a kernel with a block for each tile of each head.
+// flashTiles adds the launch of a kernel that has one block for each tile of each head.
 func (b *binding) flashTiles(a *boundAttention, name string, heads, block int64, shared int, args *driver.Args) {
 	tiles := (a.Seq + cut.AttentionTile - 1) / cut.AttentionTile
 	b.rows(flashSource(a), name+"_"+b.float(b.inBuf(0)), a.Batch*heads*tiles, block, shared, flashShape(a, args))
@@ -85,14 +89,14 @@ func (b *binding) flashTiles(a *boundAttention, name string, heads, block int64,
 
 func flashSource(a *boundAttention) string { return fmt.Sprintf("flash_%d.cu", a.HeadDim) }
 
-// flashShape adds the parameters that describe it.
+// flashShape adds the attention's shape to a kernel's parameters.
 func flashShape(a *boundAttention, args *driver.Args) *driver.Args {
 	return args.Int32(int32(a.Batch)).Int32(int32(a.Seq)).Int32(int32(a.Heads)).Int32(int32(a.Heads / a.KVHeads)).
 		Float32(float32(a.Scale)).Int32(flag(a.Causal))
 }
 
-// bindFlashGrad is the backward. Its workspace: delta, dq's sums, a ticket and a turn
-// for each tile of queries.
+// bindFlashGrad adds the launches of the backward. The workspace holds delta, the sums of
+// dq, one ticket counter, and for each tile of queries the turn of the next tile of keys.
 func (b *binding) bindFlashGrad(a *boundAttention, h, d attentionHeads, y, lse, dy driver.Address) {
 	deltas, sums, turns := cut.TensorAttentionWork(a.AttentionAttr)
 	sumsAt := roundUp(deltas, workAlign)

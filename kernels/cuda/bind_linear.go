@@ -22,17 +22,17 @@ func init() {
 
 const linear = "linear.cu"
 
-// cut is how these kernels cut their work: what the planner took their workspace
-// from.
+// cut holds the tile and chunk sizes of this package's kernels. The planner computes the
+// size of their workspaces from the same numbers.
 var cut = graph.CUDATarget().CUDA
 
-// product is a step that a library of products runs.
+// product is a step that runs one call of the matrix product library.
 type product struct{ call blas.Call }
 
 func (p *product) enqueue(_ driver.API, s driver.Stream) error { return p.call.Enqueue(s) }
 
-// bindProduct returns a product as a step. The library decides on the device
-// whether to run it: there is no predicate.
+// bindProduct returns a matrix product as a step. The library's kernels take no predicate,
+// so operations with one are refused.
 func (b *binding) bindProduct(p blas.Product, at blas.Places) (step, error) {
 	switch {
 	case b.err != nil:
@@ -59,13 +59,13 @@ func (b *binding) product(p blas.Product, at blas.Places) {
 	b.kernel.steps = append(b.kernel.steps, s)
 }
 
-// packed is a matrix whose rows of cols elements lie next to each other.
+// packed describes a matrix whose rows of cols elements have no padding between them.
 func packed(t graph.DType, cols int64, trans bool) blas.Matrix {
 	return blas.Matrix{Type: t, Ld: cols, Trans: trans}
 }
 
-// linearProduct is the product of a linear over x (m,in) and w (in,out) or,
-// transposed, (out,in).
+// linearProduct describes y = x·w of a linear layer with x (m,in) and w (in,out), or
+// (out,in) if trans.
 func linearProduct(x, w, y graph.DType, m, in, out int64, trans bool) blas.Product {
 	cols := out
 	if trans {
@@ -114,15 +114,16 @@ func bindLinear(b *binding) {
 	}
 }
 
-// activated adds the activation of what lies at from to the kernel, as output 0.
+// activated adds the launch of an activation that reads address from and writes output 0.
 func (b *binding) activated(act graph.ActKind, y *graph.Buffer, from driver.Address) {
 	n := y.Elems()
 	b.over(elementwise, "act_"+string(act)+"_"+b.float(y), n, perThread(y), b.args().Pointer(from).Pointer(b.out(0)).Int64(n))
 }
 
-// bindLinearAct is a product with bias and activation in its epilogue, which writes the
-// sum beside; where the library has none such, the product, rounded, and a kernel after
-// it. Shapes and types alone decide, so that one of both it is in every program.
+// bindLinearAct binds a product with bias and activation in its epilogue, which also
+// writes the pre-activation sum. If the library has no such algorithm, it binds the
+// product, whose result is rounded, and a kernel for the activation. The choice depends on
+// shapes and types only, so that every program with them makes the same choice.
 func bindLinearAct(b *binding) {
 	a := attr[graph.LinearAttr](b)
 	x, w, y := b.inBuf(0), b.inBuf(1), b.outBuf(0)
@@ -148,8 +149,9 @@ func bindLinearAct(b *binding) {
 	b.activated(a.Act, y, b.out(1))
 }
 
-// biased adds a product and a bias in every row: by the library, or where it has
-// no such algorithm by a kernel after it. Shapes and types alone decide.
+// biased adds a product whose epilogue adds a bias to every row. If the library has no
+// such algorithm, a kernel after the product adds the bias. The choice depends on shapes and
+// types only.
 func (b *binding) biased(p blas.Product, at blas.Places, bias driver.Address, y *graph.Buffer) {
 	whole, with := p, at
 	whole.Bias, with.Bias = true, bias
@@ -160,8 +162,8 @@ func (b *binding) biased(p blas.Product, at blas.Places, bias driver.Address, y 
 	b.overRows(linear, "add_bias_"+b.float(y), p.M, p.N, perThread(y), b.args().Pointer(bias).Pointer(at.C).Int64(p.M).Int64(p.N))
 }
 
-// whole adds a product with what its epilogue does, and is false where the library has no
-// such algorithm.
+// whole adds a product with its epilogue. It returns false if the library has no
+// algorithm for that epilogue.
 func (b *binding) whole(p blas.Product, at blas.Places) bool {
 	s, err := b.bindProduct(p, at)
 	if errors.Is(err, blas.ErrUnsupported) {
@@ -181,7 +183,8 @@ func bindLinearGrad(b *binding) {
 	b.product(p, at)
 }
 
-// gradient is the product of a linear's gradient, and where its operands lie.
+// gradient returns the product of a linear layer's gradient and the addresses of its
+// operands.
 func gradient(b *binding) (p blas.Product, at blas.Places) {
 	trans := attr[graph.LinearAttr](b).TransW
 	first, second, d := b.inBuf(0), b.inBuf(1), b.outBuf(0)
@@ -201,9 +204,10 @@ func gradient(b *binding) (p blas.Product, at blas.Places) {
 	return p, at
 }
 
-// bindLinearGradWB is a product that sums dy over its K in its epilogue, where the library
-// has that, or else kernels after it. Shapes and types alone decide. The epilogue writes:
-// sums that are to be added lie behind the product's workspace first.
+// bindLinearGradWB binds the product of dw, whose epilogue sums dy over K, the bias
+// gradient. If the library has no such algorithm, kernels after the product compute the sums.
+// The choice depends on shapes and types only. The epilogue overwrites its result: sums to be
+// accumulated go first into the workspace, after the product's part of it.
 func bindLinearGradWB(b *binding) {
 	p, at := gradient(b)
 	dy, dw, db := b.inBuf(1), b.outBuf(0), b.outBuf(1)
@@ -229,8 +233,9 @@ func bindLinearGradWB(b *binding) {
 	b.columnSums(b.in(1), dy, m, n, b.out(1), db, b.accum(1), at.Work)
 }
 
-// bindLinearGradAct is a product with the derivative in its epilogue where the library has
-// it, or else a kernel after it. Shapes and types alone decide.
+// bindLinearGradAct binds a product whose epilogue multiplies by the activation's
+// derivative. If the library has no such algorithm, a kernel after the product does it. The
+// choice depends on shapes and types only.
 func bindLinearGradAct(b *binding) {
 	a := attr[graph.LinearAttr](b)
 	dy, w, d := b.inBuf(0), b.inBuf(1), b.outBuf(0)
@@ -257,12 +262,12 @@ func bindBiasGrad(b *binding) {
 	b.columnSums(b.in(0), x, rows, cols, b.out(0), b.outBuf(0), b.accum(0), b.work(cut.ColumnWork(rows, cols)))
 }
 
-// columnSums adds the sums of the columns of x (rows,cols), of the type of xs, into y
-// (cols), of ys's; parts of them lie in work.
+// columnSums adds the launches that sum the columns of x (rows,cols) into y (cols). xs and
+// ys give the element types of x and y; work holds the partial sums.
 func (b *binding) columnSums(x driver.Address, xs *graph.Buffer, rows, cols int64, y driver.Address, ys *graph.Buffer, accumulate int32, work driver.Address) {
 	parts := cut.Columns(rows)
 	partRows := (rows + parts - 1) / parts
-	const width, lanes = 8, 8 // of a block of linear.cu, 16 bytes of columns a thread
+	const width, lanes = 8, 8 // block shape in linear.cu; each thread reads 16 bytes of columns
 	columns := width * perThread(xs)
 	grid := driver.Dim{X: uint32((cols + columns - 1) / columns), Y: uint32(parts), Z: 1}
 	block := driver.Dim{X: width, Y: lanes, Z: 1}
@@ -288,7 +293,7 @@ func aligned(n driver.Address, places ...driver.Address) bool {
 	return true
 }
 
-// flag is a truth as kernels take it.
+// flag converts a bool to the int32 that kernels take.
 func flag(v bool) int32 {
 	if v {
 		return 1

@@ -21,15 +21,15 @@ func init() {
 
 const loss = "loss.cu"
 
-// mostRowThreads is the most threads that loss.cu gives a row: ROW_THREADS.
+// mostRowThreads is the largest number of threads of one row in loss.cu: ROW_THREADS.
 const mostRowThreads = 256
 
-// rowThreads returns the threads of a row of cols elements: whole warps, with
-// four elements a thread or more.
+// rowThreads returns the number of threads for a row of cols elements: a whole number of
+// warps with at least four elements a thread, at most mostRowThreads.
 func rowThreads(cols int64) int64 { return min(roundUp(roundUp(cols, 4)/4, 32), mostRowThreads) }
 
-// fours says whether rows of cols elements at the places can be read four
-// elements at a time.
+// fours returns 1 if rows of cols elements at these addresses can be read four elements
+// at a time, else 0.
 func fours(t graph.DType, cols int64, places ...driver.Address) int32 {
 	return flag(cols%4 == 0 && aligned(driver.Address(4*t.Size()), places...))
 }
@@ -49,7 +49,7 @@ func bindSoftmaxGrad(b *binding) {
 			Int32(fours(x.DType, cols, b.in(0), b.in(1), b.out(0))).Int32(b.accum(0)))
 }
 
-// targets returns where a kernel reports a target that is no class.
+// targets returns the address at which a kernel reports a target that is not a class.
 func (b *binding) targets(classes int64) driver.Address {
 	return b.report("targets", fmt.Sprintf("-1 to %d", classes-1))
 }
@@ -63,12 +63,13 @@ func bindCrossEntropy(b *binding) {
 	b.sumLoss(rowLoss, rows)
 }
 
-// sumLoss adds the losses of rows to output 0.
+// sumLoss adds the launch of a kernel that sums the rows' losses into output 0.
 func (b *binding) sumLoss(rowLoss driver.Address, rows int64) {
 	b.rows(loss, "loss_sum", 1, mostRowThreads, 0, b.args().Pointer(rowLoss).Int64(rows).Pointer(b.out(0)))
 }
 
-// hyper returns the addresses of the two factors of a loss's gradient in input i.
+// hyper returns the addresses of the two factors of a loss's gradient, which are the first
+// two elements of input i.
 func (b *binding) hyper(i int) (invCount, lossScale driver.Address) {
 	at := b.in(i)
 	return at + 8*graph.HyperInvCount, at + 8*graph.HyperLossScale
@@ -82,8 +83,8 @@ func bindCrossEntropyGrad(b *binding) {
 			Pointer(invCount).Pointer(lossScale).Pointer(b.out(0)).Pointer(b.targets(cols)))
 }
 
-// bindHeadLoss is the loss of logits x·wᵀ, and its gradients, over chunks of
-// rows, one chunk's logits in the workspace at a time:
+// bindHeadLoss binds the loss of logits x·wᵀ and its gradients. The workspace holds the
+// logits of one chunk of rows at a time:
 //
 //	for each chunk of rows of x:
 //		logits = x·wᵀ                          fp32 (rows, V), rows padded
@@ -92,9 +93,9 @@ func bindCrossEntropyGrad(b *binding) {
 //		dx = logits·w                          (rows, C)
 //		dw (+)= logitsᵀ·x                      (V, C)
 //
-// Each product is two where the vocabulary is no multiple of 8: see wholePacks.
-// A gradient in bf16 takes the first half of its row of logits. A dw of 16 bits is summed
-// over chunks in fp32, in the workspace, and rounded once.
+// If the vocabulary is not a multiple of 8, each product is split in two: see wholePacks.
+// A bf16 gradient of the logits overwrites the first half of its fp32 row. A 16-bit dw is
+// summed over chunks in fp32, in the workspace, and rounded once.
 func bindHeadLoss(b *binding) {
 	xBuf, wBuf := b.inBuf(0), b.inBuf(1)
 	n, c := matrix(xBuf)
@@ -113,10 +114,10 @@ func bindHeadLoss(b *binding) {
 	logits := b.work(graph.CUDATarget().Workspace(b.Program, b.Op))
 	rowLoss := logits + driver.Address(logitBytes)
 	scratch := rowLoss + driver.Address(lossBytes)
-	sums := hasW && cut.HeadSums(n, v, b.outBuf(2).DType) // behind what products need
+	sums := hasW && cut.HeadSums(n, v, b.outBuf(2).DType) // dw's fp32 sums follow the products' workspace
 	sumsAt := logits + driver.Address(graph.CUDATarget().Workspace(b.Program, b.Op)-roundUp(4*v*c, workAlign))
 	report := b.targets(v)
-	gradLd := ld // of logits that have become gradients, in elements of their type
+	gradLd := ld // row stride of the logits' gradients, in elements of their type
 	if typ != graph.F32 {
 		gradLd = 2 * ld
 	}
@@ -159,12 +160,13 @@ func bindHeadLoss(b *binding) {
 	}
 }
 
-// classRange is n classes of a vocabulary, from one on.
+// classRange is the classes [from, from+n) of a vocabulary.
 type classRange struct{ from, n int64 }
 
-// wholePacks cuts a vocabulary of 16 bits into what fills no 16 bytes and the rest: cuBLASLt
-// takes products whose sizes are no multiple of 8 at a seventh of its rate. What is left comes
-// first, so that of a gradient by x no more than those few classes' part is rounded twice.
+// wholePacks splits a vocabulary of 16-bit elements into a multiple of 8 classes and the
+// remainder, because cuBLASLt runs products whose sizes are no multiple of 8 at a seventh of
+// its rate. The remainder comes first, so that only its small part of the gradient of x is
+// rounded twice.
 func wholePacks(t graph.DType, v int64) []classRange {
 	whole := v - v%(16/t.Size())
 	if t == graph.F32 || whole == v || whole == 0 {

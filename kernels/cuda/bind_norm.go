@@ -20,11 +20,13 @@ func init() {
 
 const norm = "norm.cu"
 
-// normHeld is the packs of 16 bytes of a row that a thread holds at most: HELD of norm.cu.
+// normHeld is the largest number of 16-byte packs of a row that a thread keeps in
+// registers: HELD of norm.cu.
 const normHeld = 8
 
-// normThreads is the block of a row of a type, as few warps as hold it: by its width alone, on
-// which the sums' order rests. It refuses a row that no block holds.
+// normThreads returns the block size for a row: the fewest warps that hold it in registers.
+// It depends on the row's width and type only, because the block size decides the order of the
+// sums. Rows too wide for a block are an error.
 func (b *binding) normThreads(t graph.DType, cols int64) int64 {
 	const most = 512
 	pack := int64(16 / t.Size())
@@ -39,7 +41,7 @@ func bindLayerNorm(b *binding) { b.norm("layernorm_", b.args().Pointer(b.in(0)))
 
 func bindRMSNorm(b *binding) { b.norm("rmsnorm_", b.args().Pointer(b.in(0))) }
 
-// norm adds the launch of a norm's kernel, whose first arguments say what it is taken of.
+// norm adds the launch of a norm's kernel. args already holds the addresses of the input.
 func (b *binding) norm(kernel string, args *driver.Args) {
 	n, c := matrix(b.outBuf(0))
 	for i := 1; i < len(b.Op.In); i++ { // gamma and beta
@@ -54,13 +56,14 @@ func (b *binding) norm(kernel string, args *driver.Args) {
 
 var _ kernels.Joiner = (*Library)(nil)
 
-// Join implements kernels.Joiner: a sum and the norm of it are one kernel, which reads
-// what is added once and the sum not at all.
+// Join implements kernels.Joiner: it fuses a sum and the norm of the sum into one kernel,
+// which reads each addend once and does not reread the sum.
 //
 //	s = a + b;  y, mean, rstd = layernorm(s)
 //
-// The kernel of a row writes y after it has read its own row of a and b, while others'
-// may still be read: y may lie where a or b does, exactly, and nowhere else in them.
+// The block of a row writes y after it has read its row of a and b, but other blocks may
+// still read theirs: y may have exactly the address of a or b, and must not overlap them
+// otherwise.
 func (l *Library) Join(first, second kernels.Binding) (device.Kernel, error) {
 	name := map[graph.Kind]string{graph.LayerNorm: "add_layernorm_", graph.RMSNorm: "add_rmsnorm_"}[second.Op.Kind]
 	if first.Op.Kind != graph.Add || name == "" || first.Op.Out[0].Mode == graph.Accum || !joins(&first, &second) {
@@ -87,8 +90,8 @@ func (l *Library) Join(first, second kernels.Binding) (device.Kernel, error) {
 	return b.kernel, nil
 }
 
-// joins says whether a norm is taken of just what a sum leaves, in memory of the device and
-// at places that allow for one kernel.
+// joins says whether the norm's input is exactly the sum's output, all operands are in
+// device memory, and their addresses allow a fused kernel.
 func joins(sum, norm *kernels.Binding) bool {
 	x := norm.In[0]
 	if x != sum.Out[0] || norm.Program.Buf(norm.Op.In[0]).DType != sum.Program.Buf(sum.Op.Out[0].Buf).DType {
@@ -106,7 +109,7 @@ func joins(sum, norm *kernels.Binding) bool {
 			}
 		}
 	}
-	for _, in := range norm.In[1:] { // read when the sum is there
+	for _, in := range norm.In[1:] { // read after the sum is written
 		if in.Overlaps(sum.Out[0]) {
 			return false
 		}
@@ -114,12 +117,13 @@ func joins(sum, norm *kernels.Binding) bool {
 	return true
 }
 
-// normGrad is the gradient of a layer norm, or with no mean of an RMS norm: of x, and the sums
-// of lanes of rows of those of gain and shift, in the workspace; then the sums of the lanes.
+// normGrad adds the launches of the gradient of a layer norm, or of an RMS norm if mean is
+// 0. The first kernel writes dx, and into the workspace one partial sum per lane of rows of
+// the gradients of gain and shift. A second kernel adds the partial sums.
 func (b *binding) normGrad(mean, rstd, dbeta driver.Address, accumBeta int32) {
 	x := b.inBuf(1)
 	n, c := matrix(x)
-	name, kept, most := "norm_grad_", int64(8), int64(512) // columns of a thread, threads: the kernels of norm.cu
+	name, kept, most := "norm_grad_", int64(8), int64(512) // columns a thread, most threads: as in norm.cu
 	if c > kept*most {
 		name, kept, most = "norm_grad_wide_", 16, 1024
 	}
@@ -155,7 +159,7 @@ func (b *binding) normGrad(mean, rstd, dbeta driver.Address, accumBeta int32) {
 		add(b.outBuf(2).DType, 0, dbeta)
 	case !b.hasOut(2) || b.outBuf(1).DType == b.outBuf(2).DType:
 		add(b.outBuf(1).DType, b.out(1), dbeta)
-	default: // a kernel writes gradients of one type
+	default: // one kernel writes gradients of one type only
 		add(b.outBuf(1).DType, b.out(1), 0)
 		add(b.outBuf(2).DType, 0, dbeta)
 	}

@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels"
 )
 
-// bindOwn prepares an operation that the program brings along, with its kernels for a
-// GPU (graph.CUDAKernel).
+// bindOwn prepares an operation that the user's program defines, with the GPU kernels of
+// its definition (graph.CUDAKernel).
 func bindOwn(b *binding) {
 	def := b.Op.Own.Definition()
 	if def.CUDA == nil {
@@ -30,7 +30,7 @@ func bindOwn(b *binding) {
 		b.failf("%w", err)
 		return
 	}
-	// The same kind may be defined otherwise in another program, and comes in several types.
+	// The hash distinguishes definitions of the same kind in other programs, and its types.
 	name := fmt.Sprintf("%s-%x.cu", strings.ReplaceAll(string(def.Kind), "/", "-"), sha256.Sum256([]byte(source)))
 	var work driver.Address
 	if def.Work != nil {
@@ -72,10 +72,11 @@ func bindOwn(b *binding) {
 	}
 }
 
-// ctypes are the names of element types in the prelude.
+// ctypes are the C names of element types in the prelude of user-defined kernels.
 var ctypes = map[graph.DType]string{graph.F32: "float", graph.BF16: "bf16", graph.F16: "f16", graph.F64: "double", graph.I64: "i64", graph.I32: "int"}
 
-// ownSource is the definition's text behind the prelude and the operands' types.
+// ownSource returns a source file: the prelude, the operands' types and the definition's
+// text.
 func ownSource(def *graph.Definition, call *graph.Call) (string, error) {
 	text, err := sources.ReadFile("src/" + prelude)
 	if err != nil {
@@ -87,7 +88,7 @@ func ownSource(def *graph.Definition, call *graph.Call) (string, error) {
 		for i := range list {
 			t := list[i].DType
 			if !list[i].Present() {
-				t = sig[i].Types[0] // of a pointer that is 0
+				t = sig[i].Types[0] // the operand is absent: its pointer is 0
 			}
 			fmt.Fprintf(&b, "#define %s%d %s\n", name, i, ctypes[t])
 		}
@@ -98,7 +99,7 @@ func ownSource(def *graph.Definition, call *graph.Call) (string, error) {
 	return b.String(), nil
 }
 
-// ownArgs adds a launch's own parameters.
+// ownArgs adds the scalar parameters that the definition passes to a launch.
 func ownArgs(args *driver.Args, list []any) error {
 	for i, v := range list {
 		switch v := v.(type) {

@@ -25,8 +25,8 @@ func init() {
 
 const updates = "update.cu"
 
-// Of update.cu: elements of a block of an update and of a norm, spans of a
-// launch, parameters of a launch.
+// Constants of update.cu: elements per block of an update and of a norm, and the most
+// spans and parameters of one launch.
 const (
 	updateChunk = 4096
 	normPiece   = 65536
@@ -34,8 +34,8 @@ const (
 	paramsOnce  = 64
 )
 
-// perSpans launches a kernel whose blocks take chunk elements each of the spans;
-// args adds what follows the predicate: before the spans and after them.
+// perSpans adds the launches of a kernel in which each block processes chunk elements of
+// the spans. before and after add the parameters before and after the spans.
 func (b *binding) perSpans(name string, spans []kernels.Span, chunk int, decay float64, before, after func(*driver.Args)) {
 	for len(spans) > 0 {
 		part := spans[:min(spansAtOnce, len(spans))]
@@ -66,8 +66,7 @@ func (b *binding) perSpans(name string, spans []kernels.Span, chunk int, decay f
 	}
 }
 
-// spans returns the trainable parts of the unit that the rank holds; see
-// kernels.Binding.
+// spans calls kernels.Binding.Spans for the rank's shard of the unit.
 func (b *binding) spans(a graph.ShardAttr) ([]kernels.Span, []bool) {
 	spans, trainable, err := b.Spans(a)
 	if err != nil {
@@ -76,7 +75,7 @@ func (b *binding) spans(a graph.ShardAttr) ([]kernels.Span, []bool) {
 	return spans, trainable
 }
 
-// floatType is a float type as update.cu numbers it.
+// floatType returns the number that update.cu uses for a buffer's float type.
 func (b *binding) floatType(buf *graph.Buffer) int32 {
 	switch buf.DType {
 	case graph.F32:
@@ -90,8 +89,8 @@ func (b *binding) floatType(buf *graph.Buffer) int32 {
 	return 0
 }
 
-// low returns the 16-bit copy of the parameters that an update writes as output
-// i, and its type; 0 where there is none.
+// low returns the address and type of output i, the 16-bit copy of the parameters that an
+// update writes. The address is 0 if there is none.
 func (b *binding) low(i int) (driver.Address, int32) {
 	if !b.hasOut(i) {
 		return 0, 0
@@ -99,8 +98,8 @@ func (b *binding) low(i int) (driver.Address, int32) {
 	return b.out(i), b.floatType(b.outBuf(i))
 }
 
-// sqSums adds the squares of an operand to accumulators: every is how many of
-// them a parameter has, which is the one to add to.
+// sqSums adds the launches that add the squares of an operand to exact accumulators. Each
+// parameter has every accumulators, and which is the index of the one to add to.
 func (b *binding) sqSums(spans []kernels.Span, x driver.Address, buf *graph.Buffer, acc driver.Address, every, which int32) {
 	b.perSpans("sqsum", spans, normPiece, 0,
 		func(a *driver.Args) { a.Pointer(x).Pointer(acc) },
@@ -112,7 +111,7 @@ func bindSqSum(b *binding) {
 	b.sqSums(spans, b.in(0), b.inBuf(0), b.out(0), 0, 0)
 }
 
-// accumulator refuses operands that are not one exact accumulator.
+// accumulator checks that an operand is one exact accumulator (exact.Limbs elements).
 func (b *binding) accumulator(buf *graph.Buffer) {
 	if n := buf.Elems(); n != exact.Limbs {
 		b.failf("%s has %d elements, want one accumulator of %d", buf.Name, n, exact.Limbs)
@@ -153,7 +152,8 @@ func bindAdamW(b *binding) {
 		})
 }
 
-// norms checks the accumulators of a unit's parameters, two for each.
+// norms checks that an operand holds two exact accumulators for each of the unit's
+// parameters.
 func (b *binding) norms(buf *graph.Buffer, params int) {
 	if want := int64(2 * params * exact.Limbs); buf.Elems() != want {
 		b.failf("operand norms has %d elements, want %d: 2 accumulators of %d for each of the unit's %d parameters", buf.Elems(), want, exact.Limbs, params)
@@ -201,7 +201,7 @@ func bindLAMBApply(b *binding) {
 		func(k *driver.Args) { k.Int32(b.floatType(b.inBuf(0))).Int32(lowType) })
 }
 
-// How an update with momentum takes its rate: the enum of update.cu.
+// Ways in which an update with momentum applies the learning rate: the enum of update.cu.
 const (
 	ruleSGD int32 = iota
 	ruleLARS
@@ -214,7 +214,7 @@ func bindMomentum(b *binding, rule int32) {
 	a := attr[graph.UpdateAttr](b)
 	spans, trainable := b.spans(a.Shard)
 	var norms driver.Address
-	scalars := 1 // the first of inputs coef and hyper
+	scalars := 1 // index of input coef, which hyper follows
 	if rule != ruleSGD {
 		b.norms(b.inBuf(1), len(trainable))
 		norms, scalars = b.in(1), 2
@@ -240,8 +240,8 @@ func (b *binding) momentum(a graph.UpdateAttr, spans []kernels.Span, rule int32,
 		})
 }
 
-// bindNovoGrad updates the second moment of every trainable parameter of the
-// unit, also of those that lie on other ranks: v is the same on all.
+// bindNovoGrad updates the second moments of all trainable parameters of the unit, even of
+// those that lie in other ranks' shards: v is the same on all ranks.
 func bindNovoGrad(b *binding) {
 	a := attr[graph.UpdateAttr](b)
 	spans, trainable := b.spans(a.Shard)

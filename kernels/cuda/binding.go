@@ -11,14 +11,14 @@ import (
 	"github.com/spillway-ml/spillway/kernels"
 )
 
-// binding is an operation that graph.Check has passed, while its kernel is
-// prepared: operands are present unless optional, and have the kind's dtypes
-// and shapes. The first error sticks; addresses are then of no meaning.
+// binding is an operation while its kernel is prepared. graph.Check has passed it: required
+// operands are present, with the dtypes and shapes of the operation's kind. err keeps the
+// first error; once it is set, addresses are invalid.
 type binding struct {
 	kernels.Binding
 	lib    *Library
 	kernel *kernel
-	skip   driver.Address // of the predicate, 0 if there is none
+	skip   driver.Address // the predicate's address, 0 if there is no predicate
 	err    error
 }
 
@@ -28,7 +28,7 @@ func (b *binding) failf(format string, args ...any) {
 	}
 }
 
-// onHost says whether all operands rest in host memory.
+// onHost says whether all operands lie in host memory.
 func (b *binding) onHost() bool {
 	for _, p := range b.kernel.touches {
 		if p.Arena.Space() != graph.Host {
@@ -38,7 +38,7 @@ func (b *binding) onHost() bool {
 	return len(b.kernel.touches) > 0
 }
 
-// bindHost binds the operation by the CPU's library, on the same memory.
+// bindHost binds an operation on host memory with the CPU's kernel library.
 func (b *binding) bindHost() (device.Kernel, error) {
 	kb := b.Binding
 	kb.In, kb.Out = b.hosted(b.In), b.hosted(b.Out)
@@ -76,7 +76,7 @@ func (b *binding) hosted(list []device.Ptr) []device.Ptr {
 	return out
 }
 
-// address returns where a place lies, 0 for none.
+// address returns the device address of an operand, 0 if it is absent.
 func (b *binding) address(what string, p device.Ptr) driver.Address {
 	if p.Arena == nil {
 		return 0
@@ -134,10 +134,10 @@ func matrix(buf *graph.Buffer) (rows, cols int64) {
 	return rows, cols
 }
 
-// suffix is how the names of kernels tell apart the types that they store.
+// suffix is the ending of a kernel's name for the element type that it stores.
 var suffix = map[graph.DType]string{graph.F32: "f32", graph.BF16: "bf16", graph.F16: "f16"}
 
-// float returns the suffix of a buffer of values: f32, bf16 or f16.
+// float returns the kernel name suffix of a floating-point buffer: f32, bf16 or f16.
 func (b *binding) float(buf *graph.Buffer) string {
 	switch buf.DType {
 	case graph.F32, graph.BF16, graph.F16:
@@ -163,8 +163,8 @@ func (b *binding) work(n int64) driver.Address {
 	return b.address("workspace", b.Work)
 }
 
-// workAlign is the alignment of a workspace in its arena, in bytes: the
-// driver's own for allocations.
+// workAlign is the alignment of a workspace in its arena, in bytes. The driver aligns its
+// allocations to the same number.
 const workAlign = 256
 
 // attr returns the operation's attribute struct, whose type graph.Check knows.
@@ -176,11 +176,11 @@ func attr[A any](b *binding) A {
 	return a
 }
 
-// args starts the parameters of a kernel: every one takes the predicate first,
-// and does nothing where it is there and not 0.
+// args starts a kernel's parameter list. The first parameter of every kernel is the
+// address of the predicate; the kernel does nothing if the predicate exists and is not 0.
 func (b *binding) args() *driver.Args { return new(driver.Args).Pointer(b.skip) }
 
-// launch adds a launch of a kernel of a source, over grid blocks of block
+// launch adds the launch of kernel name in a source file, over grid blocks of block
 // threads with shared bytes of dynamic shared memory.
 func (b *binding) launch(source, name string, grid, block driver.Dim, shared int, args *driver.Args) {
 	if b.err != nil || grid.X == 0 || grid.Y == 0 || grid.Z == 0 {
@@ -194,25 +194,25 @@ func (b *binding) launch(source, name string, grid, block driver.Dim, shared int
 	b.kernel.steps = append(b.kernel.steps, &launch{f: f, grid: grid, block: block, shared: shared, args: args})
 }
 
-// threads of a block of a kernel over elements.
+// threads is the block size of elementwise kernels.
 const threads = 256
 
-// over is the launch of a grid-stride kernel over n elements, each thread of
-// which takes per of them at a time.
+// over adds the launch of a grid-stride kernel over n elements, in which each thread
+// processes per elements at a time.
 func (b *binding) over(source, name string, n, per int64, args *driver.Args) {
 	b.blocks(source, name, n, per, threads, 0, args)
 }
 
-// blocks is over with blocks of so many threads and shared bytes of dynamic shared memory.
+// blocks is over with blocks of block threads and shared bytes of dynamic shared memory.
 func (b *binding) blocks(source, name string, n, per, block int64, shared int, args *driver.Args) {
 	most := int64(max(b.lib.o.Device.SMs, 1)) * 16 * threads / block
 	x := min((n+block*per-1)/(block*per), most)
 	b.launch(source, name, driver.Dim{X: uint32(x), Y: 1, Z: 1}, driver.Dim{X: uint32(block), Y: 1, Z: 1}, shared, args)
 }
 
-// overRows is the launch of a kernel over rows of cols elements, each thread of which
-// takes per of them at a time. Rows are the grid's second dimension, so that no thread
-// divides to know where it is; a block is as wide as a row asks.
+// overRows adds the launch of a kernel over rows of cols elements, in which each thread
+// processes per elements at a time. Rows are the grid's second dimension, so that threads
+// need no division to find their row. A block has at most the threads that one row needs.
 func (b *binding) overRows(source, name string, rows, cols, per int64, args *driver.Args) {
 	if rows == 0 || cols == 0 {
 		return
@@ -225,8 +225,8 @@ func (b *binding) overRows(source, name string, rows, cols, per int64, args *dri
 	b.launch(source, name, driver.Dim{X: uint32(x), Y: uint32(y), Z: 1}, driver.Dim{X: uint32(block), Y: 1, Z: 1}, 0, args)
 }
 
-// rows is the launch of a kernel with a block of threads for each of n rows or
-// pieces; the grid is a line as long as the device takes.
+// rows adds the launch of a kernel that has one block for each of n rows or pieces, in a
+// one-dimensional grid.
 func (b *binding) rows(source, name string, n, block int64, shared int, args *driver.Args) {
 	if n > 1<<31-1 {
 		b.failf("%d rows are more than a grid has blocks", n)

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// MostRanks is how many ranks a RankSum adds.
+// MostRanks is the largest number of ranks whose buffers a RankSum can add.
 const MostRanks = 64
 
 // RankSum adds buffers of the ranks that share a device, element by element, in
@@ -19,8 +19,8 @@ type RankSum struct {
 	f      driver.Function
 	name   string
 	blocks int64 // at most
-	per    int64 // elements of 16 bytes
-	shared int   // bytes that a block needs for each level of the tree
+	per    int64 // elements in 16 bytes
+	shared int   // bytes of shared memory that a block needs for each level of the tree
 	args   rankSumArgs
 }
 
@@ -35,14 +35,16 @@ type rankSumArgs struct {
 	aligned    int32 // all buffers lie at multiples of 16 bytes
 }
 
-// size is the bytes of the parameters: C leaves no room after the last.
+// size is the size of the parameters in bytes, without Go's padding after the last one,
+// which the kernel's C parameters do not have.
 func (a *rankSumArgs) size() uintptr {
 	return unsafe.Offsetof(a.aligned) + unsafe.Sizeof(a.aligned)
 }
 
-// RankSum returns a sum of f32, f64, i64, bf16 or f16 elements; 16 bits are added
-// in f32 and rounded once. In the order SumSequential it is of f32, bf16 or f16 and goes
-// to one buffer of f32. One is for one goroutine.
+// RankSum returns a kernel that sums f32, f64, i64, bf16 or f16 elements over ranks;
+// 16-bit elements are added in f32 and rounded once. In the order SumSequential the elements
+// are f32, bf16 or f16, and the only output is one f32 buffer. A RankSum must not be used by
+// several goroutines at once.
 func (l *Library) RankSum(dtype graph.DType, order graph.SumOrder) (*RankSum, error) {
 	name, ok := map[graph.DType]string{graph.F32: "f32", graph.F64: "f64", graph.I64: "i64", graph.BF16: "bf16", graph.F16: "f16"}[dtype]
 	if !ok {
@@ -62,20 +64,20 @@ func (l *Library) RankSum(dtype graph.DType, order graph.SumOrder) (*RankSum, er
 	return &RankSum{f: f, name: name, blocks: int64(max(l.o.Device.SMs, 1)) * 16 * threads / treeThreads, per: 16 / dtype.Size(), shared: shared}, nil
 }
 
-// treeThreads is TREE_THREADS of common.cuh: the threads of a block that adds addends in
-// a tree, a thread 16 bytes of each.
+// treeThreads is TREE_THREADS of common.cuh: the threads of a block that adds in a tree.
+// Each thread adds 16 bytes of every addend.
 const treeThreads = 64
 
-// treeLevels is how many levels of a tree over n addends wait in shared memory, each of
-// so many bytes.
+// treeLevels is how many levels of a tree over n addends keep their partial sums in shared
+// memory. treeLevel is the size of one level.
 func treeLevels(n int64) int { return bits.Len64(uint64(n / 4)) }
 
-// treeLevel is the bytes of a level: 16 bits are added in f32.
+// treeLevel is the size of one tree level in bytes; 16-bit elements are held in f32.
 func treeLevel(dtype graph.DType) int { return treeThreads * int(16/dtype.Size()*max(dtype.Size(), 4)) }
 
-// Enqueue adds the sum of n elements at srcs, one for each rank, to a stream. It
-// goes to every one of dsts, or is added to what is there. A dst may be one of
-// the srcs.
+// Enqueue adds a kernel to a stream that sums n elements of every rank's buffer, srcs. It
+// writes the sum to each of dsts, or adds it to them if accumulate is set. A dst may be one
+// of srcs.
 func (r *RankSum) Enqueue(api driver.API, s driver.Stream, dsts, srcs []driver.Address, n int64, accumulate bool) error {
 	if len(srcs) == 0 || len(srcs) > MostRanks || len(dsts) > MostRanks {
 		return fmt.Errorf("sum over %d ranks into %d buffers, want 1 to %d", len(srcs), len(dsts), MostRanks)

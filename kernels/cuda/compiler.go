@@ -10,10 +10,10 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// Compiler turns CUDA C into what driver.API.LoadModule takes.
+// Compiler compiles CUDA C to an image that driver.API.LoadModule loads.
 type Compiler interface {
-	// Compile compiles a source that includes nothing, for a device. The name
-	// stands for it in messages.
+	// Compile compiles a source without #include lines for a device. Messages show the
+	// source as name.
 	Compile(name, source string, dev driver.Device) (image []byte, err error)
 }
 
@@ -27,7 +27,7 @@ const prelude = "common.cuh"
 func Sources() []string {
 	entries, err := fs.ReadDir(sources, "src")
 	if err != nil {
-		return nil // embedded: cannot be
+		return nil // cannot happen: the files are embedded
 	}
 	var names []string
 	for _, e := range entries {
@@ -39,8 +39,8 @@ func Sources() []string {
 	return names
 }
 
-// Source returns the whole text of a source: the prelude, what several sources
-// share (x.cuh of x_64.cu), then the file.
+// Source returns the full text of a source: the prelude, the header that several sources
+// share (x.cuh for x_64.cu), then the file itself.
 func Source(name string) (string, error) {
 	var b strings.Builder
 	files := []string{prelude, name}

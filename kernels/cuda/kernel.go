@@ -15,13 +15,13 @@ type step interface {
 	enqueue(api driver.API, s driver.Stream) error
 }
 
-// operands are what a bound operation is called and where its operands lie.
+// operands holds the name of a bound operation and the memory that it touches.
 type operands struct {
 	label                  string
 	touches, reads, writes []device.Ptr
 }
 
-// of takes a binding whose places are right.
+// of returns the operands of a binding that Places has checked.
 func of(b *kernels.Binding, touches []device.Ptr) operands {
 	o := operands{label: b.Op.Name, touches: touches}
 	add := func(list *[]device.Ptr, p device.Ptr) {
@@ -48,7 +48,7 @@ func (o *operands) Label() string         { return o.label }
 // kernel is a bound operation of the GPU.
 type kernel struct {
 	operands
-	steps  []step // in order; none where the rank holds nothing to update
+	steps  []step // in order; empty if the rank has no part of the parameters to update
 	report *report
 }
 
@@ -58,8 +58,9 @@ var (
 	_ devcuda.Fixed    = (*kernel)(nil)
 )
 
-// Fixed says that the launches' arguments were packed at bind: what a step brings (rates,
-// counts, the loss scale) the kernels read in memory.
+// Fixed marks a kernel whose launch arguments never change after Bind, so that a CUDA graph
+// can hold them. The kernels read values that change by step (learning rates, counts, the loss
+// scale) from memory.
 func (k *kernel) Fixed() {}
 
 // Enqueue adds the operation's launches to the stream.
@@ -72,7 +73,7 @@ func (k *kernel) Enqueue(api driver.API, s driver.Stream) error {
 	return nil
 }
 
-// Check returns what the kernel found wrong with its data.
+// Check returns an error if the kernel reported invalid data, such as a token out of range.
 func (k *kernel) Check() error {
 	if k.report == nil {
 		return nil

@@ -1,10 +1,9 @@
 // Package cuda binds the operations of a step program to kernels of the GPU.
 //
-// The kernels are CUDA C in src/, compiled for the card when the first operation
-// that needs them is bound. Binding checks all that can be wrong and packs the
-// parameters; a launch allocates nothing. Operations whose operands rest in host
-// memory are bound by the CPU's library and run between the device work of their
-// stream.
+// The kernels are CUDA C in src/, compiled for the GPU when the first operation that needs
+// them is bound. Bind checks the operation and packs the launch parameters, so that a launch
+// allocates nothing. The CPU's library binds operations on host memory; they run in order with
+// the device work of their stream.
 //
 // A file bind_*.go holds the binders of a group of kinds, and adds them to the
 // table in its init function; src/ has a source of the same name for each.
@@ -27,10 +26,10 @@ import (
 // Options of a Library.
 type Options struct {
 	API      driver.API
-	Device   driver.Device // that the current context is of
+	Device   driver.Device // device of the current context
 	Compiler Compiler
-	Products blas.Library    // matrix products
-	Host     kernels.Library // binds what runs on the host
+	Products blas.Library    // computes matrix products
+	Host     kernels.Library // binds operations on host memory
 }
 
 // Library is the kernels of one device. The ranks that share its context may
@@ -40,15 +39,15 @@ type Library struct {
 	o Options
 
 	mu        sync.Mutex
-	modules   map[string]driver.Module      // by source
+	modules   map[string]driver.Module      // by source name
 	functions map[string]driver.Function    // by "source:name"
 	shared    map[driver.Function]int       // bytes of dynamic shared memory allowed so far
-	reports   []*[reportsPerPage]reportSlot // page-locked
-	free      []slotAddress                 // slots of reports that no kernel has
+	reports   []*[reportsPerPage]reportSlot // pages of slots, in page-locked memory
+	free      []slotAddress                 // slots of reports that no kernel uses
 }
 
-// New returns the kernels of a device. The context of its use is current on the
-// caller's thread.
+// New returns the kernel library of a device. The context in which the kernels will run
+// must be current on the caller's thread.
 func New(o Options) (*Library, error) {
 	if o.API == nil || o.Compiler == nil || o.Host == nil {
 		return nil, errors.New("cuda: library: want a driver, a compiler and the host's kernels")
@@ -58,7 +57,7 @@ func New(o Options) (*Library, error) {
 	}, nil
 }
 
-// Close unloads the modules, once nothing that was bound runs any more.
+// Close unloads the modules. No bound kernel may still be running.
 func (l *Library) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,20 +73,20 @@ func (l *Library) Close() error {
 	return errors.Join(errs...)
 }
 
-// binder prepares an operation: it adds the launches that execute it. They are
-// of no meaning once the binding has an error.
+// binder prepares an operation of one kind: it adds the launches that execute it. If the
+// binding has an error, the launches are invalid.
 type binder func(b *binding)
 
-// binders has an entry for every kind but collectives and copies. The files of
-// this package add theirs.
+// binders has an entry for every kind but collectives and copies. Each file bind_*.go adds
+// its own in init.
 var binders = map[graph.Kind]binder{}
 
 func register(m map[graph.Kind]binder) { maps.Copy(binders, m) }
 
-// Bind prepares an operation. It refuses, naming operation and operand, kinds
-// without a kernel (collectives and copies are the executor's), operations that
-// graph.Check refuses, and operands and workspace in wrong places. A source that
-// does not compile is an error here.
+// Bind prepares an operation. It returns an error that names the operation and the operand
+// if the kind has no kernel (the executor runs collectives and copies itself), if graph.Check
+// rejects the operation, or if an operand or the workspace has invalid memory. A source that
+// does not compile is an error too.
 func (l *Library) Bind(kb kernels.Binding) (device.Kernel, error) {
 	if kb.Program == nil || kb.Op == nil {
 		return nil, errors.New("cuda: bind: want a program and an operation")
@@ -136,7 +135,7 @@ func (l *Library) function(source, name string, shared int) (driver.Function, er
 	return l.functionOf(source, func() (string, error) { return Source(source) }, name, shared)
 }
 
-// functionOf is function of a source that read returns, under a name of its own.
+// functionOf is function for a source whose text read returns; source is its unique name.
 func (l *Library) functionOf(source string, read func() (string, error), name string, shared int) (driver.Function, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -172,5 +171,6 @@ func (l *Library) functionOf(source string, read func() (string, error), name st
 	return f, nil
 }
 
-// maxSharedPlain is the shared memory of a block, in bytes, that needs no leave.
+// maxSharedPlain is the shared memory in bytes that a block may use without setting the
+// function attribute for more.
 const maxSharedPlain = 48 << 10

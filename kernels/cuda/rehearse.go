@@ -13,24 +13,24 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 
-// Rehearsal is a program as ranks of this process will run it.
+// Rehearsal describes a program as the ranks of this process will run it on one device.
 type Rehearsal struct {
 	Program *graph.Program
-	Coords  [][]int                // of the device's ranks, along the mesh's axes
-	Sums    bool                   // the device adds buffers of ranks
+	Coords  [][]int                // mesh coordinates of the device's ranks
+	Sums    bool                   // the device sums buffers over ranks (RankSum)
 	Offset  []int64                // of each root buffer in its arena, in bytes
-	Size    [graph.NumSpaces]int64 // of a rank's arenas, in bytes
-	Graphs  bool                   // runs of a step's operations are launched as CUDA graphs
+	Size    [graph.NumSpaces]int64 // sizes of a rank's arenas, in bytes
+	Graphs  bool                   // sequences of a step's operations are launched as CUDA graphs
 }
 
-// Rehearse makes the device take all the memory that it will take for the kernels and
-// products of a program, before there is an arena: a driver loads code when it is first
-// launched, and grows what threads have of local memory then. Every kernel is launched
-// once with a predicate that lets it do nothing, and every product run once on memory
-// that is given back. An operation that the program brings along is loaded only: it
-// may look at no predicate. Where runs are launched as graphs, as many are made ready and
-// launched, of as many launches; what they took and gave back at the end is the result, in
-// bytes: it is not taken any more. Nobody else uses the library meanwhile.
+// Rehearse makes the driver allocate all the device memory that it needs for a program's
+// kernels and products, before the arenas are allocated: a driver loads code, and grows the
+// threads' local memory, at the first launch. Rehearse launches every kernel once with a
+// predicate that makes it do nothing, and runs every product once on temporary memory. It only
+// loads user-defined operations, because they may ignore the predicate. With Graphs it also
+// creates and launches as many CUDA graphs as the program has, each of as many launches, and
+// destroys them; inGraphs is the memory that this freed, in bytes. Nothing else may use the
+// library during the call.
 func (l *Library) Rehearse(r Rehearsal, s driver.Stream) (inGraphs int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -62,7 +62,7 @@ func (l *Library) Rehearse(r Rehearsal, s driver.Stream) (inGraphs int64, err er
 	return rehearseLaunches(o.API, launches, runs, s)
 }
 
-// unbacked is memory of a rank that is addressed only: nothing is there.
+// unbacked is an arena with addresses but no memory, for binding without running.
 type unbacked struct {
 	space graph.Space
 	size  int64
@@ -73,9 +73,9 @@ func (u *unbacked) Size() int64             { return u.size }
 func (u *unbacked) Touched() int64          { return 0 }
 func (u *unbacked) Address() driver.Address { return driver.Address(1+u.space) << 44 }
 
-// rehearseBinding binds the operations of a rank to memory that is not there and
-// collects their launches. The result is how many launches there are in each run of the
-// steps' operations.
+// rehearseBinding binds the operations of a rank to unbacked memory and collects their
+// launches. runs is the number of launches in each sequence of operations that would be one
+// CUDA graph.
 func (l *Library) rehearseBinding(r *Rehearsal, coord []int, launches map[driver.Function]*launch) (runs []int, err error) {
 	var arenas [graph.NumSpaces]*unbacked
 	for s := range arenas {
@@ -91,7 +91,7 @@ func (l *Library) rehearseBinding(r *Rehearsal, coord []int, launches map[driver
 	for i := range r.Program.Sections {
 		for j := range r.Program.Sections[i].Phases {
 			ops := r.Program.Sections[i].Phases[j].Ops
-			count, places := make([]int, len(ops)), make([]kernels.Binding, len(ops)) // count: launches
+			count, places := make([]int, len(ops)), make([]kernels.Binding, len(ops)) // count: launches per op
 			for k := range ops {
 				b, onGPU := placed(r.Program, &ops[k], coord, device)
 				if !onGPU {
@@ -127,8 +127,8 @@ func (l *Library) rehearseBinding(r *Rehearsal, coord []int, launches map[driver
 	return runs, nil
 }
 
-// rehearsePairs adds the launches of operations that run as one. It returns the first of
-// each two, which has none of its own.
+// rehearsePairs adds the launches of pairs of operations that run as one fused kernel. It
+// returns the indices of the first operation of each pair, which has no launch of its own.
 func (l *Library) rehearsePairs(ops []graph.Op, places []kernels.Binding, launches map[driver.Function]*launch) (first map[int]bool, wrong error) {
 	first = map[int]bool{}
 	graph.Pairs(ops, graph.Compute, func(i, j int) bool {
@@ -149,8 +149,8 @@ func (l *Library) rehearsePairs(ops []graph.Op, places []kernels.Binding, launch
 	return first, wrong
 }
 
-// placed is an operation with its places, and whether it is a kernel of the GPU: not a
-// transfer, and not on host memory alone.
+// placed returns an operation with the memory of its operands. onGPU says that it runs as
+// a GPU kernel: it is not a transfer and does not lie in host memory only.
 func placed(p *graph.Program, op *graph.Op, coord []int, at func(graph.BufID) device.Ptr) (b kernels.Binding, onGPU bool) {
 	switch op.Kind {
 	case graph.Join, graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:
@@ -171,7 +171,7 @@ func placed(p *graph.Program, op *graph.Op, coord []int, at func(graph.BufID) de
 	return b, onGPU
 }
 
-// collect keeps the launch of a function that asks for the most shared memory.
+// collect keeps for each function the launch with the most shared memory.
 func collect(launches map[driver.Function]*launch, steps []step) {
 	for _, s := range steps {
 		if l, ok := s.(*launch); ok && (launches[l.f] == nil || launches[l.f].shared < l.shared) {
@@ -180,7 +180,7 @@ func collect(launches map[driver.Function]*launch, steps []step) {
 	}
 }
 
-// rehearseSums adds the sums of the types that the program's ranks reduce.
+// rehearseSums adds the launches of RankSum for the types that the program's ranks reduce.
 func (l *Library) rehearseSums(r *Rehearsal, launches map[driver.Function]*launch) error {
 	if !r.Sums {
 		return nil
@@ -188,7 +188,7 @@ func (l *Library) rehearseSums(r *Rehearsal, launches map[driver.Function]*launc
 	for _, order := range []graph.SumOrder{graph.SumTree, graph.SumSequential} {
 		for _, t := range []graph.DType{graph.F32, graph.F64, graph.I64, graph.BF16, graph.F16} {
 			if order == graph.SumSequential && (t == graph.F64 || t == graph.I64) {
-				continue // there is none
+				continue // no RankSum for this type and order
 			}
 			sum, err := l.RankSum(t, order)
 			if err != nil {
@@ -207,8 +207,8 @@ func (l *Library) rehearseSums(r *Rehearsal, launches map[driver.Function]*launc
 	return nil
 }
 
-// rehearseLaunches runs each function once, in one block, with a predicate that is set, and
-// then graphs of so many such launches, as rehearseGraphs does.
+// rehearseLaunches launches each function once, in one block, with a predicate that makes
+// it do nothing. Then it calls rehearseGraphs with the same launches.
 func rehearseLaunches(api driver.API, launches map[driver.Function]*launch, runs []int, s driver.Stream) (int64, error) {
 	word, err := api.Alloc(predicateBytes)
 	if err != nil {
@@ -237,9 +237,10 @@ func rehearseLaunches(api driver.API, launches map[driver.Function]*launch, runs
 	return bytes, errors.Join(err, api.Free(word))
 }
 
-// rehearseGraphs makes a graph of as many launches as each run has, of list in turn, launches
-// them all and destroys them. It returns what that gave back of the device's memory, in
-// bytes. Where the driver refuses to capture there are none: the run will say so.
+// rehearseGraphs creates a graph for each element of runs, with that many launches taken
+// from list in turn. It launches all graphs, destroys them and returns the device memory that
+// this freed, in bytes. If the driver refuses to capture it returns 0; the training run will
+// report the refusal.
 func rehearseGraphs(api driver.API, list []*launch, runs []int, s driver.Stream) (int64, error) {
 	var ready []driver.GraphExec
 	var err error
@@ -277,7 +278,7 @@ type captureRefused struct{ error }
 
 func (c *captureRefused) Unwrap() error { return c.error }
 
-// captureLaunches makes a graph of n launches of list in turn.
+// captureLaunches creates a graph of n launches, taken from list in turn.
 func captureLaunches(api driver.API, list []*launch, n int, s driver.Stream) (driver.Graph, error) {
 	if err := api.BeginCapture(s); err != nil {
 		return 0, &captureRefused{err}
@@ -326,8 +327,7 @@ func (r *recorder) Bind(p blas.Product, at blas.Places) (blas.Call, error) {
 	return known.call, known.err
 }
 
-// sizes are the bytes of a product's operands A, B and C, its bias, aux, sums and its
-// workspace.
+// sizes returns the sizes in bytes of a product's A, B, C, bias, aux, sums and workspace.
 func sizes(p blas.Product) [7]int64 {
 	s := [7]int64{p.A.Elems(p.M, p.K) * p.A.Type.Size(), p.B.Elems(p.K, p.N) * p.B.Type.Size(), p.C.Elems(p.M, p.N) * p.C.Type.Size(), 0, 0, p.SumsLen() * p.C.Type.Size(), p.Workspace}
 	if p.Bias {
@@ -342,7 +342,7 @@ func sizes(p blas.Product) [7]int64 {
 	return s
 }
 
-// run runs every product once, on memory that is there for as long.
+// run runs every recorded product once, on memory that it allocates and frees.
 func (r *recorder) run(api driver.API, s driver.Stream) error {
 	most := int64(0)
 	for _, p := range r.list {

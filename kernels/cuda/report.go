@@ -9,17 +9,17 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// reportSlot is a kernel's word to the host about its data, in page-locked
-// memory: struct report of common.cuh.
+// reportSlot is struct report of common.cuh: page-locked memory into which a kernel writes
+// the first invalid element that it finds.
 type reportSlot struct {
 	code  int32 // 0: nothing wrong
-	value int32 // what was found
-	index int64 // at this element
+	value int32 // the invalid value
+	index int64 // index of the invalid element
 }
 
 const reportsPerPage = 256
 
-// report is how a kernel says that its data is wrong.
+// report describes the operand that a kernel checks, for the error about its reportSlot.
 type report struct {
 	slot *reportSlot
 	op   string
@@ -35,14 +35,14 @@ func (r *report) err() error {
 	return fmt.Errorf("%s (%s): element %d of %s is %d, want %s", r.op, r.kind, r.slot.index, r.what, r.slot.value, r.want)
 }
 
-// slotAddress is a free slot and where kernels see it.
+// slotAddress is a free slot and its device address.
 type slotAddress struct {
 	slot *reportSlot
 	at   driver.Address
 }
 
-// report gives the kernel a slot in which it says which element of an operand is
-// wrong, and returns its address.
+// report reserves a slot in which the kernel reports an invalid element of operand what,
+// and returns the slot's device address.
 func (b *binding) report(what, want string) driver.Address {
 	if b.err != nil {
 		return 0

@@ -1,10 +1,10 @@
-// Package blas is the matrix product of the GPU: an interface that cuBLASLt
-// implements, opened at run time, and a double in tests.
+// Package blas runs matrix products on the GPU. Its interface Library is implemented by
+// cuBLASLt, which is opened at run time, and by a test double.
 //
-// Matrices are row-major. A product is bound once, to shapes and addresses; the
-// library chooses its algorithm then, from the shapes, the types, the size of
-// the workspace and an alignment that is the same for all. The choice depends on
-// nothing that a plan may change without changing the numbers.
+// Matrices are row-major. A product is bound once, to shapes and addresses; the library
+// then chooses its algorithm from the shapes, the types, the workspace size and a fixed
+// alignment. The choice must not depend on anything else, such as addresses: a memory plan
+// that only moves buffers must not change the results.
 package blas
 
 import (
@@ -15,43 +15,47 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Align is the alignment of operands in bytes that an algorithm may count on;
-// WorkAlign that of the workspace.
+// Align is the minimum alignment of operands in bytes, which an algorithm may rely on;
+// WorkAlign is the alignment of the workspace.
 const (
 	Align     = 16
 	WorkAlign = 256
-	AuxLd     = 8 // elements that the rows of aux are a multiple of
+	AuxLd     = 8 // the row length of aux is a multiple of this, in elements
 )
 
 // ErrUnsupported says that the library has no algorithm for a product.
 var ErrUnsupported = errors.New("no algorithm")
 
-// Matrix is how an operand is stored.
+// Matrix describes how an operand is stored.
 type Matrix struct {
 	Type  graph.DType // F32, BF16 or F16
-	Trans bool        // rows and columns change places in memory
-	Ld    int64       // elements from one stored row to the next
+	Trans bool        // stored transposed
+	Ld    int64       // stride from one stored row to the next, in elements
 }
 
-// Side is a factor of a product.
+// Side names one of the two factors of a product.
 type Side uint8
 
-// Factors whose sums over K a product may write.
+// Values of Product.Sums: the factor whose sums over K the product writes.
 const (
 	NoSums Side = iota
 	SumsA       // of op(A): (M)
 	SumsB       // of op(B): (N)
 )
 
-// Product is C = op(A)·op(B), C += that, or with Bias C = op(A)·op(B) + bias in
-// every row; with DGELU C = op(A)·op(B)·gelu'(aux), of the form of GELU with tanh, taken
-// element by element before C is rounded; with GELU aux = op(A)·op(B), with Bias that + bias,
-// and C the GELU of it in that form, taken before the sum is rounded: each is rounded once.
-// With Sums it also writes, never adds, the sums of a factor over K, of C's type. A is (M,K)
-// after op, B (K,N), C (M,N), the bias (N) and aux (M,N), whose rows lie next to each other,
-// of C's type. A and B have one type;
-// C has it too, or F32. Sums are fp32; TF32 is off. C is rounded once, and with Accumulate
-// after adding what was there.
+// Product describes a matrix product with an optional epilogue. P = op(A)·op(B):
+//
+//	plain       C = P
+//	Accumulate  C += P
+//	Bias        C = P + bias in every row
+//	GELU        aux = P, or P + bias with Bias; C = gelu(aux before rounding)
+//	DGELU       C = P·gelu'(aux), element by element
+//
+// GELU is the tanh approximation. Sums also writes, never adds, the sums of one factor over
+// K, in C's type. Shapes are A (M,K) and B (K,N) after op, C (M,N), bias (N) and aux (M,N)
+// without padding, both of C's type. A and B have the same type; C has it too, or F32.
+// Accumulation is in fp32 with TF32 off. C and aux are each rounded once, C after adding its
+// old value if Accumulate is set.
 type Product struct {
 	M, N, K    int64
 	A, B, C    Matrix
@@ -63,26 +67,27 @@ type Product struct {
 	Workspace  int64 // bytes that the library may use
 }
 
-// Places are where the operands of a product lie. Bias, Aux, Sums and Work are 0 for none.
+// Places holds the addresses of a product's operands. Bias, Aux, Sums and Work are 0 if
+// absent.
 type Places struct{ A, B, C, Bias, Aux, Sums, Work driver.Address }
 
-// Call is a product with its operands.
+// Call is a product bound to the addresses of its operands.
 type Call interface {
-	// Enqueue adds it to a stream. It allocates nothing.
+	// Enqueue adds the product to a stream. It allocates nothing.
 	Enqueue(s driver.Stream) error
 }
 
-// Library is a library of products for one context, which is current on the
+// Library computes matrix products in one CUDA context, which must be current on the
 // caller's thread. Bind may be called from several threads.
 type Library interface {
-	// Bind chooses the algorithm. The error is ErrUnsupported where there is none.
+	// Bind chooses the algorithm. The error is ErrUnsupported if the library has none.
 	Bind(p Product, at Places) (Call, error)
-	// Close ends the library, once nothing that was bound runs any more.
+	// Close releases the library. No bound product may still be running.
 	Close() error
 }
 
-// Elems returns the elements from a matrix's first to its last, stored as rows
-// by cols after op.
+// Elems returns how many elements the storage of a matrix spans, from its first to its
+// last, padding between rows included. rows and cols are its shape after op.
 func (m Matrix) Elems(rows, cols int64) int64 {
 	if m.Trans {
 		rows, cols = cols, rows
@@ -90,7 +95,7 @@ func (m Matrix) Elems(rows, cols int64) int64 {
 	return (rows-1)*m.Ld + cols
 }
 
-// SumsLen is how many sums a product writes.
+// SumsLen is the number of sums over K that a product writes: M, N or 0.
 func (p Product) SumsLen() int64 {
 	switch p.Sums {
 	case SumsA:
@@ -101,7 +106,7 @@ func (p Product) SumsLen() int64 {
 	return 0
 }
 
-// Validate refuses what no library could compute.
+// Validate returns an error for a product or addresses that no Library supports.
 func (p Product) Validate(at Places) error {
 	if p.M < 1 || p.N < 1 || p.K < 1 {
 		return fmt.Errorf("product: C (%d,%d) over %d: sizes are at least 1", p.M, p.N, p.K)

@@ -33,22 +33,22 @@ const (
 	descBiasPointer = 8
 	descAuxPointer  = 11
 	descAuxLd       = 12 // i64, elements
-	descAuxType     = 22 // i32, since CUDA 11.8, as the next
+	descAuxType     = 22 // i32; this and the next attribute exist since CUDA 11.8
 	descBiasType    = 26
 
 	epilogueDefault = 1
 	epilogueBias    = 4
-	epilogueGELU    = 32 + 128 // and aux, the argument
+	epilogueGELU    = 32 + 128 // GELU, and its argument in aux
 	epilogueDGELU   = 64 + 128
-	epilogueBGradA  = 256 // sums of the library's A over K, of its B
+	epilogueBGradA  = 256 // sums over K of cuBLASLt's A; the next one, of its B
 	epilogueBGradB  = 512
 
 	prefWorkspaceBytes = 1
 	prefReduction      = 3
-	prefAlignA         = 5 // and B, C, D after it
+	prefAlignA         = 5 // alignments of B, C and D are the next three attributes
 
-	// Parts of K may be summed apart in fp32 in the workspace and then added in
-	// order; neither in place, in whatever order they come, nor in C's type.
+	// Split-K algorithms must keep partial sums in fp32 in the workspace and add them in a
+	// fixed order: not in place with atomics, whose order varies, and not in C's type.
 	reductionCompute = 2
 
 	statusInvalidValue = 7
@@ -110,14 +110,14 @@ type Lt struct {
 
 	mu     sync.Mutex
 	plans  map[Product]*ltPlan
-	biased []*ltCall // that have a description of their own
+	biased []*ltCall // calls with their own matmul descriptor
 }
 
 var _ Library = (*Lt)(nil)
 
-// Open opens cuBLASLt and makes a handle for the context that is current on the calling
-// thread. version is that of the driver's CUDA, such as 12040: a library of a newer major
-// version is passed over. 0: any is taken.
+// Open opens cuBLASLt and creates a handle for the context that is current on the calling
+// thread. version is the CUDA version of the driver, such as 12040: libraries of a newer
+// major version are skipped. 0 accepts any version.
 func Open(version int) (*Lt, error) {
 	l, err := load(version)
 	if err != nil {
@@ -141,17 +141,18 @@ func load(version int) (*Lt, error) {
 	return l, nil
 }
 
-// Path is the file that was opened.
+// Path is the file name of the opened library.
 func (l *Lt) Path() string { return l.lib.Path }
 
-// Version is the library's: 120401 for 12.4.1.
+// Version is cuBLASLt's version: 120401 for 12.4.1.
 func (l *Lt) Version() int {
 	v := dl.Call(l.sym.version)
 	return int(v)
 }
 
-// call calls a function that returns a status. What its arguments point to moves
-// to the heap, where it stays in place: this is for Bind, not for Enqueue.
+// call calls a cuBLASLt function that returns a status. The directive below moves the
+// objects that its arguments point to onto the heap, so that they do not move during the
+// call. That allocates: call is for Bind, not for Enqueue.
 //
 //go:uintptrescapes
 func (l *Lt) call(name string, fn uintptr, args ...uintptr) error {
@@ -159,7 +160,7 @@ func (l *Lt) call(name string, fn uintptr, args ...uintptr) error {
 	return statusError(name, r)
 }
 
-// objects frees what it holds, last made first.
+// objects is a list of functions that free cuBLASLt objects, last created first.
 type objects []func() error
 
 func (o objects) free() error {
@@ -170,16 +171,16 @@ func (o objects) free() error {
 	return errors.Join(errs...)
 }
 
-// ltPlan is a product and its algorithm, whatever its addresses.
+// ltPlan is a product and its chosen algorithm. Calls with different addresses share it.
 type ltPlan struct {
 	desc        uintptr
-	a, b, c     uintptr // layouts of the library's A, B and C: see plan
+	a, b, c     uintptr // layouts of cuBLASLt's A, B and C: see plan
 	algo        [8]uint64
 	one, beta   float32
 	workspace   uintptr
 	owned       objects
 	failed      error
-	description func() (uintptr, func() error, error) // makes another desc
+	description func() (uintptr, func() error, error) // creates another descriptor
 }
 
 // ltCall is a plan with addresses.
@@ -187,11 +188,11 @@ type ltCall struct {
 	lib    *Lt
 	plan   *ltPlan
 	desc   uintptr
-	free   func() error // desc, where it is the call's own
+	free   func() error // frees desc if it belongs to this call alone
 	at     Places
-	extra  [2]uint64 // addresses of the bias or the sums, and aux
+	extra  [2]uint64 // addresses of the bias or sums, and of aux
 	workAt uintptr
-	args   [16]uintptr // of cublasLtMatmul; the last is the stream
+	args   [16]uintptr // arguments of cublasLtMatmul; the last is the stream
 }
 
 // Bind implements Library.
@@ -206,7 +207,7 @@ func (l *Lt) Bind(p Product, at Places) (Call, error) {
 		pl = &ltPlan{}
 		if pl.failed = older(p, l.plan(p, pl)); pl.failed != nil {
 			pl.failed = fmt.Errorf("%s: %w", p, pl.failed)
-			_ = pl.owned.free() // the failure says more
+			_ = pl.owned.free() // pl.failed is the more useful error
 		}
 		l.plans[p] = pl
 	}
@@ -234,7 +235,7 @@ func (l *Lt) Bind(p Product, at Places) (Call, error) {
 	return c, nil
 }
 
-// set sets an attribute of a description or a preference.
+// set sets an attribute of a cuBLASLt descriptor or preference.
 func (l *Lt) set(name string, fn, object uintptr, attribute int, value any) error {
 	var p unsafe.Pointer
 	var size uintptr
@@ -254,9 +255,10 @@ func (l *Lt) set(name string, fn, object uintptr, attribute int, value any) erro
 	return nil
 }
 
-// older is err, or ErrUnsupported where the library refuses an epilogue or its attributes,
-// as one of CUDA 11 does that does not know it yet: GELU with aux, its derivative, and sums before 11.8,
-// whose type cannot be told (11.6's are said to reach beyond them in some shapes).
+// older returns ErrUnsupported if the library rejected an epilogue or its attributes, else
+// err. Libraries of CUDA 11 reject epilogues that they do not have yet: GELU with aux, its
+// derivative, and sums. Before 11.8 the type of sums cannot be set; in 11.6 they are said to
+// write out of bounds in some shapes.
 func older(p Product, err error) error {
 	if (p.GELU || p.DGELU || p.Sums != NoSums) && invalid(err) {
 		return fmt.Errorf("%w: %w", ErrUnsupported, err)
@@ -264,19 +266,20 @@ func older(p Product, err error) error {
 	return err
 }
 
-// invalid says that the library refused a value.
+// invalid says whether err is cuBLASLt's status for an invalid or unsupported value.
 func invalid(err error) bool {
 	var status *driver.Error
 	return errors.As(err, &status) && status.Code == statusInvalidValue
 }
 
-// operand is a further operand of a product: the attribute that has its address.
+// operand is an operand of an epilogue (bias, sums or aux), with the descriptor attribute
+// that holds its address.
 type operand struct {
 	attribute int
 	at        driver.Address
 }
 
-// extra returns a product's further operands.
+// extra returns the operands of a product's epilogue.
 func (p Product) extra(at Places) (list []operand) {
 	if p.Bias {
 		list = append(list, operand{descBiasPointer, at.Bias})
@@ -290,11 +293,11 @@ func (p Product) extra(at Places) (list []operand) {
 	return list
 }
 
-// plan describes the product to the library, which stores by columns: memory
-// that holds rows of C (M,N) holds columns of Cᵀ (N,M), and Cᵀ = op(B)ᵀ·op(A)ᵀ.
-// So the library's A is B, its B is A, and a matrix that is not transposed here
-// is not there. Its bias is added to every column of Cᵀ: to every row of C. Sums of B,
-// one for each column of C, are those of its A, one for each row of Cᵀ.
+// plan describes the product to cuBLASLt, which is column-major: the row-major C (M,N) is
+// the column-major Cᵀ (N,M), and Cᵀ = op(B)ᵀ·op(A)ᵀ. So cuBLASLt's A is our B and its B is
+// our A, with unchanged transposition flags. cuBLASLt adds its bias to every column of Cᵀ,
+// which is every row of C. Its sums of A, one per row of Cᵀ, are the sums of our B, one per
+// column of C.
 func (l *Lt) plan(p Product, pl *ltPlan) error {
 	pl.one = 1
 	if p.Accumulate {
@@ -323,7 +326,7 @@ func (l *Lt) plan(p Product, pl *ltPlan) error {
 		layout := *m.to
 		pl.owned = append(pl.owned, func() error { return l.call("cublasLtMatrixLayoutDestroy", l.sym.layoutDestroy, layout) })
 	}
-	for _, e := range p.extra(Places{}) { // the library looks at how their addresses are aligned
+	for _, e := range p.extra(Places{}) { // cuBLASLt checks the alignment of these addresses
 		at := uint64(Align)
 		if err := l.set("cublasLtMatmulDescSetAttribute", l.sym.descSet, pl.desc, e.attribute, &at); err != nil {
 			return err
@@ -342,7 +345,7 @@ func dataType(t graph.DType) uintptr {
 	return cudaR32F
 }
 
-// describe makes a description of a product, and what frees it.
+// describe creates a product's matmul descriptor and returns the function that frees it.
 func (l *Lt) describe(p Product) (desc uintptr, free func() error, err error) {
 	if err := l.call("cublasLtMatmulDescCreate", l.sym.descCreate, uintptr(unsafe.Pointer(&desc)), compute32F, cudaR32F); err != nil {
 		return 0, nil, err
@@ -358,7 +361,7 @@ func (l *Lt) describe(p Product) (desc uintptr, free func() error, err error) {
 	type setting struct {
 		attribute int
 		value     any
-		known     bool // by every library; what is not has this value where it cannot be set
+		known     bool // all versions have the attribute; others behave as if it had this value
 	}
 	epilogue, ld, typ := uint32(epilogueDefault), uint64(p.N), int32(dataType(p.C.Type))
 	settings := []setting{{descTransA, op(p.B), true}, {descTransB, op(p.A), true}, {descEpilogue, &epilogue, true}}
@@ -390,7 +393,8 @@ func (l *Lt) describe(p Product) (desc uintptr, free func() error, err error) {
 	return desc, free, nil
 }
 
-// preference makes what an algorithm is chosen by, and what frees it.
+// preference creates cuBLASLt's search preference (workspace, alignment, reductions) and
+// returns the function that frees it.
 func (l *Lt) preference(p Product) (pref uintptr, free func() error, err error) {
 	if err := l.call("cublasLtMatmulPreferenceCreate", l.sym.preferenceCreate, uintptr(unsafe.Pointer(&pref))); err != nil {
 		return 0, nil, err
@@ -409,7 +413,7 @@ func (l *Lt) preference(p Product) (pref uintptr, free func() error, err error) 
 }
 
 func (l *Lt) chooseAlgorithm(p Product, pl *ltPlan) error {
-	if l.handle == 0 { // it would not look
+	if l.handle == 0 { // cuBLASLt does not check the handle
 		return statusError("cublasLtMatmulAlgoGetHeuristic", 1)
 	}
 	found, err := l.heuristics(p, pl)
@@ -420,8 +424,8 @@ func (l *Lt) chooseAlgorithm(p Product, pl *ltPlan) error {
 	return nil
 }
 
-// heuristics returns the algorithms that the library has for a product, the one that it
-// thinks the best first; ErrUnsupported for none.
+// heuristics returns cuBLASLt's algorithms for a product, the one that it expects to be
+// fastest first. The error is ErrUnsupported if there is none.
 func (l *Lt) heuristics(p Product, pl *ltPlan) ([]heuristic, error) {
 	pref, free, err := l.preference(p)
 	if err != nil {
@@ -453,8 +457,8 @@ func (l *Lt) heuristics(p Product, pl *ltPlan) ([]heuristic, error) {
 	return found, nil
 }
 
-// Candidates binds a product with each algorithm that the library has for it, in the
-// library's order: Bind takes the first. It is for measurements.
+// Candidates binds a product once with each algorithm that cuBLASLt offers, in cuBLASLt's
+// order; Bind uses the first. Candidates is for measurements.
 func (l *Lt) Candidates(p Product, at Places) ([]Call, error) {
 	bound, err := l.Bind(p, at)
 	if err != nil {
@@ -471,15 +475,15 @@ func (l *Lt) Candidates(p Product, at Places) ([]Call, error) {
 	for _, h := range found {
 		pl, c := *first.plan, *first
 		pl.algo, pl.owned = h.algo, nil
-		c.plan, c.free = &pl, nil // the first call's objects serve all
+		c.plan, c.free = &pl, nil // all calls share the first call's objects
 		c.words()
 		list = append(list, &c)
 	}
 	return list, nil
 }
 
-// words fills in cublasLtMatmul's arguments. What they point to is on the heap,
-// held by the call, and stays in place.
+// words fills in cublasLtMatmul's arguments. They point to fields of the call, which is on
+// the heap and does not move.
 func (c *ltCall) words() {
 	p := c.plan
 	c.args = [16]uintptr{
@@ -539,7 +543,7 @@ func (p Product) String() string {
 	return s
 }
 
-// epilogue names what is taken of the product before it is rounded.
+// epilogue names the product's epilogue for messages.
 func (p Product) epilogue() string {
 	if p.GELU {
 		return "GELU"

@@ -1,7 +1,7 @@
-// Package images has the kernels that a build embeds, compiled before it: PTX for
-// compute capability 8.0, which any driver from CUDA 11.8 on translates for its card, and
-// machine code of newer architectures. internal/testkit/packkernels makes the files; the build tag
-// gpukernels embeds them. Other builds have none.
+// Package images holds precompiled kernels: PTX for compute capability 8.0, which any
+// driver from CUDA 11.8 on translates for its GPU, and machine code for newer architectures.
+// internal/testkit/packkernels makes the files. The build tag gpukernels embeds them; other
+// builds have none.
 package images
 
 import (
@@ -25,18 +25,18 @@ import (
 // PTX is the architecture whose file holds PTX.
 const PTX = "compute_80"
 
-// cubinDriver is the first driver that loads the machine code: it comes from a compiler of
-// CUDA 12, whose files every driver of CUDA 12 and later reads.
+// cubinDriver is the oldest driver version that loads the machine code. A CUDA 12 compiler
+// produced it, and every driver of CUDA 12 or later reads such files.
 const cubinDriver = 12000
 
-// Archs lists the architectures that pack compiles for, each with the version of the
-// compiler that it takes.
+// Archs lists the architectures that packkernels compiles for, each with the NVRTC version
+// that it requires.
 var Archs = []struct{ Name, NVRTC string }{{PTX, "11.8"}, {"sm_80", "12.4"}, {"sm_90", "12.4"}}
 
-// Image is a compiled source.
+// Image is a compiled kernel source.
 type Image struct {
-	Source string // its name
-	Hash   string // Hash of its text
+	Source string // name of the source
+	Hash   string // Hash of the source's text
 	Code   []byte
 }
 
@@ -46,7 +46,7 @@ func Hash(text string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// Pack writes images as the file of an architecture. Equal images give equal bytes.
+// Pack encodes the images of one architecture as a file. Equal images give equal bytes.
 func Pack(images []Image) ([]byte, error) {
 	var plain bytes.Buffer
 	w := tar.NewWriter(&plain)
@@ -111,18 +111,19 @@ func Embedded(arch string) ([]Image, error) {
 	return Unpack(file)
 }
 
-// Compiler gives the embedded images, and has another compiler make what they lack: an
-// operation of a program's own, a card older than 8.0. It may be used from several threads.
+// Compiler returns the embedded images. Sources without one go to another compiler: user-
+// defined operations, and GPUs older than compute capability 8.0. A Compiler may be used from
+// several threads.
 type Compiler struct {
-	version int // of the driver
+	version int // CUDA version of the driver
 	other   func() (cuda.Compiler, error)
 
 	mu     sync.Mutex
 	loaded map[string][]Image // by architecture
 }
 
-// New returns the compiler for a driver of a version, such as 12040. other is called when it
-// is needed for the first time.
+// New returns a Compiler for a driver of the given CUDA version, such as 12040. other is
+// called the first time that a source has no embedded image.
 func New(version int, other func() (cuda.Compiler, error)) *Compiler {
 	return &Compiler{version: version, other: sync.OnceValues(other), loaded: map[string][]Image{}}
 }
@@ -142,7 +143,8 @@ func (c *Compiler) Compile(name, source string, dev driver.Device) ([]byte, erro
 	return other.Compile(name, source, dev)
 }
 
-// archs lists what a card runs under the driver, the best first.
+// archs lists the architectures whose images the GPU can run under the driver, the best
+// first.
 func (c *Compiler) archs(dev driver.Device) []string {
 	switch {
 	case dev.Major < 8:

@@ -23,13 +23,13 @@ import (
 //
 //	spillway kernel 1 SHA256-OF-THE-IMAGE newline image
 //
-// and is renamed into place, so that it is whole or not there. A folder that
-// cannot be written or a file that is broken costs time and a warning only. So does
-// a folder or a file that others may write: what is in it runs on the device.
+// and is renamed into place, so that it is complete or absent. If the folder cannot be
+// written or a file is damaged, the kernels are compiled again, with a warning. The same holds
+// for a folder or file that other users may write, because its content runs on the device.
 type cache struct {
 	dir     string // empty: nothing is kept
 	warn    func(string)
-	foreign sync.Once // the one warning about what is not the user's own
+	foreign sync.Once // warns once about files of other users
 }
 
 const magic = "spillway kernel 1 "
@@ -62,7 +62,7 @@ func (c *cache) path(name, arch string, key []string) string {
 	return filepath.Join(c.dir, stem+"-"+arch+"-"+hex.EncodeToString(h.Sum(nil))[:32]+".bin")
 }
 
-// get returns an image, nil where there is none that is whole.
+// get returns a cached image, or nil if there is none or it is damaged.
 func (c *cache) get(name, arch string, key []string) []byte {
 	if c.dir == "" {
 		return nil
@@ -87,7 +87,7 @@ func (c *cache) get(name, arch string, key []string) []byte {
 	return nil
 }
 
-// read returns a file of the folder, where both are the user's own.
+// read returns a file's content if the folder and the file belong to the user alone.
 func (c *cache) read(path string) ([]byte, error) {
 	if err := owned.Folder(c.dir); err != nil {
 		return nil, err
@@ -107,8 +107,8 @@ func (c *cache) read(path string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
-// refused tells whether err is about something that is not the user's own, and warns
-// of the first.
+// refused tells whether err says that a file or folder is not the user's alone, and warns
+// the first time.
 func (c *cache) refused(err error) bool {
 	var e *owned.Error
 	if !errors.As(err, &e) {

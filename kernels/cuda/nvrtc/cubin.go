@@ -14,19 +14,19 @@ import (
 const (
 	infoSized         = 4    // format: a size follows
 	infoNone          = 1    // format: no value, two bytes of padding
-	infoParameterSize = 0x19 // EIATTR_CBANK_PARAM_SIZE: bytes of all parameters
+	infoParameterSize = 0x19 // EIATTR_CBANK_PARAM_SIZE: total bytes of the parameters
 
 	elfHeader = 64 // bytes
 )
 
-// ParameterBytes reads from a cubin how many bytes of parameters each of its kernels has:
-// what a launch must pack.
+// ParameterBytes returns for each kernel of a cubin the total size of its parameters in
+// bytes, which a launch's packed arguments must match.
 func ParameterBytes(cubin []byte) (map[string]int, error) {
 	if len(cubin) < elfHeader {
 		return nil, fmt.Errorf("cubin: %d bytes are less than a header", len(cubin))
 	}
 	plain := bytes.Clone(cubin)
-	plain[6] = byte(elf.EV_CURRENT) // NVIDIA counts versions of its own, which debug/elf refuses
+	plain[6] = byte(elf.EV_CURRENT) // debug/elf rejects NVIDIA's own ELF version numbers
 	binary.LittleEndian.PutUint32(plain[20:], uint32(elf.EV_CURRENT))
 	f, err := elf.NewFile(bytes.NewReader(plain))
 	if err != nil {

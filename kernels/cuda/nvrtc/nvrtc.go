@@ -1,5 +1,5 @@
-// Package nvrtc compiles CUDA C with NVIDIA's runtime compiler, which it opens
-// at run time, and keeps what it made on disk.
+// Package nvrtc compiles CUDA C with NVRTC, NVIDIA's runtime compiler, which it opens at
+// run time. It caches the compiled kernels on disk.
 package nvrtc
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
 )
 
-// Names are NVRTC's files, the newest first. Debian's package of CUDA 11.8
-// calls it 11.2, which is the name of its interface.
+// Names are NVRTC's file names, the newest first. CUDA 11.8 still uses the name 11.2,
+// the version of its interface.
 var Names = []string{"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2", "libnvrtc.so"}
 
 // calls are the addresses of NVRTC's functions.
@@ -33,14 +33,13 @@ type calls struct {
 
 // Options of a Compiler.
 type Options struct {
-	// Driver is the version of the driver's CUDA, such as 12040, which may not be of an older
-	// major version than NVRTC: it would refuse the code. 0: any.
+	// Driver is the driver's CUDA version, such as 12040. NVRTC of a newer major version
+	// is an error, because the driver would refuse its code. 0 accepts any.
 	Driver int
-	// Cache is the folder of compiled kernels. Empty: a folder of the user's cache.
-	// "-": nothing is kept.
+	// Cache is the folder for compiled kernels. Empty: a folder in the user's cache
+	// directory. "-": no cache.
 	Cache string
-	// Warn is told what a person should know of the cache, one line a call; nil
-	// drops it.
+	// Warn is called with each warning about the cache, one line a call. nil drops them.
 	Warn func(string)
 }
 
@@ -55,8 +54,8 @@ type Compiler struct {
 	mu sync.Mutex
 }
 
-// Open finds NVRTC: see dynlib for where it looks. Where it is not there, the
-// error is a *dynlib.NotFound.
+// Open finds and loads NVRTC; package dynlib describes the search. If NVRTC is not
+// installed, the error is a *dynlib.NotFound.
 func Open(o Options) (*Compiler, error) {
 	lib, err := dynlib.Open("NVRTC (CUDA's runtime compiler)", dynlib.UpTo(o.Driver, Names...)...)
 	if err != nil {
@@ -83,15 +82,15 @@ func Open(o Options) (*Compiler, error) {
 	return n, nil
 }
 
-// builtins opens the library that NVRTC opens by its name alone, where it lies
-// beside NVRTC in a folder that the loader does not know.
+// builtins preloads libnvrtc-builtins from NVRTC's own folder. NVRTC opens it by its bare
+// name, which fails if the loader does not search that folder.
 func (n *Compiler) builtins() {
 	if !filepath.IsAbs(n.lib.Path) {
 		return
 	}
 	found, _ := filepath.Glob(filepath.Join(filepath.Dir(n.lib.Path), "libnvrtc-builtins.so*"))
 	for _, path := range found {
-		_ = dynlib.Preload(path) // NVRTC says what is missing
+		_ = dynlib.Preload(path) // if this fails, NVRTC's own error names the library
 	}
 }
 
@@ -121,11 +120,11 @@ func (n *Compiler) describe() error {
 // Version is NVRTC's, "12.8".
 func (n *Compiler) Version() string { return fmt.Sprintf("%d.%d", n.major, n.minor) }
 
-// Path is the file that was opened.
+// Path is the file name of the opened library.
 func (n *Compiler) Path() string { return n.lib.Path }
 
-// call makes a call of NVRTC. What its arguments point to moves to the heap, where it
-// stays in place.
+// call calls an NVRTC function. The directive below moves the objects that its arguments
+// point to onto the heap, so that they do not move during the call.
 //
 //go:uintptrescapes
 func (n *Compiler) call(name string, f uintptr, args ...uintptr) error {
@@ -149,9 +148,9 @@ func text(p uintptr) string {
 	return string(b)
 }
 
-// arch chooses what to compile for a card: its own machine code, or that of an
-// older card of its generation, or where NVRTC knows neither, code that the
-// driver translates ("compute_90").
+// arch chooses the architecture to compile for: the GPU's own machine code, else that of
+// an older GPU of the same generation. If NVRTC knows neither, it is PTX ("compute_90"), which
+// the driver translates.
 func (n *Compiler) arch(major, minor int) (string, error) {
 	card, best := 10*major+minor, 0
 	for _, a := range n.archs {
@@ -168,13 +167,13 @@ func (n *Compiler) arch(major, minor int) (string, error) {
 	return fmt.Sprintf("compute_%d", best), nil
 }
 
-// options keep the arithmetic that the sources say: no contraction to fused
-// multiply-adds, IEEE division and roots, no flushing of subnormals.
+// options returns compiler options that keep arithmetic exactly as written: no contraction
+// to fused multiply-adds, IEEE division and square roots, no flushing of subnormals.
 func options(arch string) []string {
 	return []string{"--gpu-architecture=" + arch, "--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true"}
 }
 
-// Compile returns a cubin for a device; for a card that NVRTC does not know, PTX.
+// Compile returns a cubin for a device, or PTX if NVRTC does not know the GPU.
 func (n *Compiler) Compile(name, source string, dev driver.Device) ([]byte, error) {
 	arch, err := n.arch(dev.Major, dev.Minor)
 	if err != nil {
@@ -183,9 +182,9 @@ func (n *Compiler) Compile(name, source string, dev driver.Device) ([]byte, erro
 	return n.CompileFor(name, source, arch)
 }
 
-// CompileFor returns machine code of an architecture ("sm_90"), or PTX ("compute_80"), from
-// the cache or compiled and kept there. The error of a source that does not compile has
-// NVRTC's log.
+// CompileFor returns machine code ("sm_90") or PTX ("compute_80") for an architecture. It
+// reads the cache, or compiles and adds the result to the cache. If the source does not
+// compile, the error contains NVRTC's log.
 func (n *Compiler) CompileFor(name, source, arch string) ([]byte, error) {
 	opts := options(arch)
 	key := append([]string{n.Version(), name, source}, opts...)
@@ -200,9 +199,8 @@ func (n *Compiler) CompileFor(name, source, arch string) ([]byte, error) {
 	return image, nil
 }
 
-// Report compiles a source to machine code of an architecture ("sm_90") and
-// returns it with what the assembler says of every kernel's resources. The cache
-// has no part in it.
+// Report compiles a source to machine code of an architecture ("sm_90"). It returns the
+// code and the assembler's log of every kernel's resource usage. It bypasses the cache.
 func (n *Compiler) Report(name, source, arch string) (image []byte, log string, err error) {
 	return n.compile(name, source, append(options(arch), "--ptxas-options=-v"))
 }
@@ -246,7 +244,8 @@ func (n *Compiler) compile(name, source string, opts []string) (image []byte, lo
 	return image, log, nil
 }
 
-// fetch gets bytes whose number one call tells and another one writes.
+// fetch returns a result of NVRTC: function size gives its length and function get copies
+// its bytes.
 func (n *Compiler) fetch(name string, prog, size, get uintptr) ([]byte, error) {
 	var bytes uintptr
 	if err := n.call(name+"Size", size, prog, uintptr(unsafe.Pointer(&bytes))); err != nil {
