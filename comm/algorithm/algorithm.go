@@ -36,9 +36,9 @@ const (
 	// each part starts at a different rank, so its bits differ from the other algorithms'.
 	Ring Name = "ring"
 	// Server is a synchronous sharded parameter server (Li and others 2014): S = ⌈W/2⌉
-	// ranks, spread over all ranks, are servers and hold a share each. All ranks push their
-	// inputs to the servers and pull the result: n(W−1)/S and then n(S−1)/S at a server, n at
-	// the others, in 2 rounds.
+	// ranks, every second one, are servers and hold a share each. All ranks push their inputs
+	// to the servers and pull the result: n(W−1)/S and then n(S−1)/S at a server, n at the
+	// other ranks, in 2 rounds.
 	Server Name = "server"
 )
 

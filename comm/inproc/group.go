@@ -17,10 +17,10 @@ import (
 //	        pair, the receiver does
 //	leave   wait until all have moved: nobody reads my inputs any more
 //
-// An error (Abort, a timeout, a mismatch) releases who waits to meet: the
-// meeting can't take place any more, so nobody reads their memory. It releases
-// nobody who waits for the others to leave, since peers are moving; moving is
-// copying, and ends.
+// An error (Abort, a timeout, a mismatch) releases the ranks that wait to meet: the
+// meeting can no longer take place, so no rank reads their memory. It does not release ranks
+// that wait for the others to leave, because peers may still be copying from their memory;
+// that copying always ends.
 type member struct{ *meet.Member }
 
 var _ cpu.PeerKernel = (*kernel)(nil)
@@ -29,7 +29,7 @@ var _ cpu.PeerKernel = (*kernel)(nil)
 type kernel struct {
 	*meet.Op
 	m   *member
-	own device.Ptr // any range of the rank, for the checker
+	own device.Ptr // any range of the rank's memory: tells the checker which rank runs the kernel
 
 	memory direct.Operands
 	mover  *direct.Mover
@@ -37,10 +37,10 @@ type kernel struct {
 
 func (k *kernel) ReachesPeers() {}
 
-// met returns a member's kernel at the meeting: see meet.Op.Met.
+// met returns the kernel that member i runs at the meeting: see meet.Op.Met.
 func (k *kernel) met(i int) *kernel { return k.Op.Met(i).(*kernel) }
 
-// Run returns when no peer reads its inputs any more.
+// Run runs the operation. It returns when no peer reads the rank's inputs any more.
 func (k *kernel) Run() error {
 	m := k.m
 	if err := m.Enter(k.Call); err != nil {
@@ -59,8 +59,8 @@ func (k *kernel) Run() error {
 	return nil
 }
 
-// work moves this rank's part. The meeting goes on if it panics, so that no peer
-// hangs; the panic itself becomes the rank's error.
+// work does this rank's part of the operation. If it panics, the panic becomes the rank's
+// error, and the rank still leaves the meeting, so that no peer hangs.
 func (k *kernel) work() {
 	moved := false
 	defer func() {
@@ -94,7 +94,7 @@ func (k *kernel) point() error {
 	return nil
 }
 
-// Bind finds the operands in the rank's memory, and how to move them.
+// Bind checks the operands' memory and chooses how to move their bytes.
 func (m *member) Bind(o *meet.Op) (device.Kernel, error) {
 	size := m.Size()
 	if o.Sig.Op == comm.SendRecv {

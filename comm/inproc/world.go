@@ -25,7 +25,7 @@ type Options struct {
 // World is the ranks of a job in this process.
 type World struct{ *meet.World }
 
-// New returns the world of the mesh's ranks; an empty mesh has one.
+// New returns the world of the mesh's ranks. An empty mesh has one rank.
 func New(mesh []graph.Axis, o Options) (*World, error) {
 	w, err := meet.New("inproc", mesh, o.Timeout, func(m *meet.Member) meet.Binder { return &member{Member: m} })
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 
 // Binder is what a transport adds to a member.
 type Binder interface {
-	// Bind makes the kernel of an operation whose operands have been checked,
-	// but for where they lie and, of a sum, the dtype.
+	// Bind creates the kernel of an operation. Its operands have been checked, except for
+	// their memory and, for a sum, the dtype.
 	Bind(o *Op) (device.Kernel, error)
 }
 
@@ -25,17 +25,18 @@ type Op struct {
 	position int
 }
 
-// Begin counts a run of a collective, and returns its number among the rank's.
+// Begin counts a run of a collective and returns its number among the rank's collectives
+// in the group.
 func (o *Op) Begin() uint64 {
 	o.member.calls++
 	return o.member.calls
 }
 
-// Met returns the kernel of a member at the meeting, between Meet and Leave: by
-// its index in the group; of a Send and Recv, the sender's is 0, the receiver's 1.
+// Met returns the kernel that member i runs at the meeting; call it between Meet and Leave.
+// i is the index in the group; for a Send and Recv the sender is 0 and the receiver 1.
 func (o *Op) Met(i int) device.Kernel { return o.place.ops[i].kernel }
 
-// Count adds what a run has moved to the rank's Stats.
+// Count adds the bytes of one run to the rank's Stats.
 func (o *Op) Count(sent, read, written int64) { o.member.Add(sent, read, written) }
 
 // Member is one rank's comm.Group.
@@ -43,21 +44,21 @@ type Member struct {
 	world.Member
 	group *group
 	own   Binder
-	wake  chan struct{} // holds one token: look again
+	wake  chan struct{} // holds one token, which tells a waiting member to check again
 	timer *time.Timer
 
-	calls uint64 // collectives begun
+	calls uint64 // number of collectives begun
 }
 
 var _ comm.Group = (*Member)(nil)
 
-// Calls is how many collectives the rank has begun.
+// Calls returns the number of collectives that the rank has begun in the group.
 func (m *Member) Calls() uint64 { return m.calls }
 
 // Timeout is how long the rank waits for another one to arrive.
 func (m *Member) Timeout() time.Duration { return m.group.world.timeout }
 
-// Own returns what the transport has added to the member of index i.
+// Own returns the transport's part (Binder) of the member with index i.
 func (m *Member) Own(i int) Binder { return m.group.members[i].own }
 
 func (m *Member) rouse() {
@@ -74,7 +75,7 @@ func (m *Member) begin() comm.Wait {
 	return w
 }
 
-// sleep returns when the member is roused, or should look how long it has waited.
+// sleep returns when the member is roused, or when it should check its timeout.
 func (m *Member) sleep(w *comm.Wait) {
 	select {
 	case <-m.wake:

@@ -7,35 +7,35 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 )
 
-// group is what the members of one group share.
+// group is the state that the members of one group share.
 type group struct {
 	world   *World
 	name    string
 	ranks   []int // global rank by index
 	members []*Member
 	all     *place
-	pairs   []*place // by from·W + to, nil from a rank to itself
+	pairs   []*place // by from·W + to; nil for a rank and itself
 }
 
-// place is where members meet time after time: all of a group, or the sender
-// and the receiver of a pair.
+// place is a reusable barrier, for all members of a group or for the sender and the receiver
+// of a pair.
 type place struct {
 	group   *group
-	members []*Member // of a pair the sender, then the receiver
+	members []*Member // for a pair: the sender, then the receiver
 
 	mu      sync.Mutex
 	arrived int
-	round   uint64   // meetings that all have come to
-	left    uint64   // members that have left a meeting, over all of them
-	came    []uint64 // by position: the last meeting that the member came to
-	ops     []*Op    // by position: what the member runs
+	round   uint64   // number of meetings to which all members have come
+	left    uint64   // how many times a member has left, summed over all meetings
+	came    []uint64 // by position: the last meeting to which the member came
+	ops     []*Op    // by position: the operation that the member runs
 }
 
 func newPlace(g *group, members []*Member) *place {
 	return &place{group: g, members: members, came: make([]uint64, len(members)), ops: make([]*Op, len(members))}
 }
 
-// rouse makes the others look again.
+// rouse wakes the other waiting members, so that they check the place again.
 func (p *place) rouse(self *Member) {
 	for _, m := range p.members {
 		if m != self {
@@ -44,10 +44,10 @@ func (p *place) rouse(self *Member) {
 	}
 }
 
-// Meet returns when every rank of the operation has come to the same meeting, or
-// with the world's error. The first meeting of an operation shows it to the
-// peers; the last rank to come to it compares the signatures. Before it, a
-// collective has called Begin. Meet allocates nothing.
+// Meet returns when every rank of the operation has come to the same meeting, or with the
+// world's error. If first is set, it is the operation's first meeting: it shows the operation
+// to the peers, and the last rank to come compares the signatures. A collective must call
+// Begin before it. Meet allocates nothing.
 func (o *Op) Meet(first bool) error {
 	m, p := o.member, o.place
 	p.mu.Lock()
@@ -97,8 +97,8 @@ func (o *Op) Meet(first bool) error {
 	}
 }
 
-// Leave says that the rank is done with the peers' memory. It comes after Meet,
-// for an operation whose work can't hang: see AllLeft.
+// Leave says that the rank no longer accesses the peers' memory. Call it after Meet. The
+// work between them must not be able to hang, because AllLeft waits without a timeout.
 func (o *Op) Leave() {
 	p := o.place
 	p.mu.Lock()
@@ -109,8 +109,8 @@ func (o *Op) Leave() {
 	p.mu.Unlock()
 }
 
-// AllLeft returns when every rank has left the meeting: nobody reads the rank's
-// inputs any more. Neither an error nor the timeout ends it, since peers are
+// AllLeft returns when every rank has left the meeting, so that no rank reads this rank's
+// inputs any more. An error or the timeout does not end the wait, because peers may still be
 // moving bytes.
 func (o *Op) AllLeft() {
 	m, p := o.member, o.place
@@ -142,7 +142,7 @@ func (o *Op) compare() error {
 	return nil
 }
 
-// missing is the error of a timeout in a meeting.
+// missing returns the timeout error of a meeting, which names the ranks that did not come.
 func (o *Op) missing(number uint64) error {
 	g := o.member.group
 	if o.Sig.Op != comm.SendRecv {
@@ -156,8 +156,8 @@ func (o *Op) missing(number uint64) error {
 		g.world.Names(g.ranks[o.Peer:o.Peer+1]), g.world.timeout, g.world.Names([]int{o.member.GlobalRank()}))
 }
 
-// Late is the error of a collective, run as the rank's call-th, in which some
-// ranks miss others, by their index; nil where none is lost.
+// Late returns the timeout error of the rank's call-th collective, which names the ranks
+// for whose index isLost is true. It returns nil if there are none.
 func (o *Op) Late(call uint64, isLost func(i int) bool) error {
 	g := o.member.group
 	var lost, here []int

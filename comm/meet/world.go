@@ -1,6 +1,6 @@
-// Package meet is what transports between ranks of one process share: the world
-// of a mesh's ranks and its groups, the meetings of ranks on the host, and the
-// checks of operands. A transport adds how the bytes move.
+// Package meet is the common part of transports between ranks of one process: the world of
+// a mesh's ranks and its groups, the barriers (meetings) of ranks on the host, and the checks
+// of operands. A transport adds how the bytes move.
 package meet
 
 import (
@@ -13,24 +13,23 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// World is the ranks of a job in this process, with their groups: the world
-// (axis −1) and, for each mesh axis, the ranks that differ in it alone.
+// World holds the ranks of a job in this process and their groups: all ranks (axis −1) and,
+// for each mesh axis, the ranks that differ only in that coordinate.
 //
-// An error in one group ends all: a rank that fails anywhere is missing
-// everywhere.
+// An error in one group ends all groups, because a rank that has failed in one group will
+// not arrive in the others.
 type World struct {
 	world.End
-	transport string // for errors
+	transport string // the transport's name, for errors
 	size      int
 	timeout   time.Duration
-	members   [][]*Member // by axis + 1, rank
+	members   [][]*Member // by axis + 1 and rank
 	where     func(rank int) string
 }
 
-// New returns the world of the mesh's ranks; an empty mesh has one. transport
-// is the name that errors begin with, timeout how long a rank waits for another
-// one to arrive (DefaultTimeout if not positive). join gives each member what
-// the transport adds to it.
+// New returns the world of the mesh's ranks; an empty mesh has one rank. Errors begin with
+// transport. timeout is how long a rank waits for another to arrive (DefaultTimeout if not
+// positive). join returns the transport's part of each member.
 func New(transport string, mesh []graph.Axis, timeout time.Duration, join func(*Member) Binder) (*World, error) {
 	w := &World{transport: transport, timeout: timeout}
 	if w.timeout <= 0 {
@@ -97,14 +96,14 @@ func AllAt(w *World, rank int) (map[int]*Member, error) {
 	return all, nil
 }
 
-// Where has errors say of each rank that they name where it runs ("GPU 3"). It is called
-// before the ranks run anything.
+// Where sets a function that returns where a rank runs ("GPU 3"); errors that name a rank
+// include it. Call Where before the ranks run anything.
 func (w *World) Where(f func(rank int) string) { w.where = f }
 
 // Size returns the number of ranks.
 func (w *World) Size() int { return w.size }
 
-// fail makes err the world's error and wakes who waits.
+// fail makes err the world's error and wakes all waiting ranks.
 func (w *World) fail(err error) error {
 	return w.Settle(err, func() {
 		for _, list := range w.members {
@@ -115,7 +114,7 @@ func (w *World) fail(err error) error {
 	})
 }
 
-// Names lists ranks: "rank 3", "ranks 1, 2"; "ranks 1 (GPU 0), 2 (GPU 1)".
+// Names formats a list of ranks: "rank 3", "ranks 1, 2" or "ranks 1 (GPU 0), 2 (GPU 1)".
 func (w *World) Names(ranks []int) string {
 	s := make([]string, len(ranks))
 	for i, r := range ranks {

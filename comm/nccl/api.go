@@ -6,23 +6,24 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// Comm is the library's handle of one rank in a communicator. 0 is none.
+// Comm is NCCL's handle of one rank in a communicator. 0 means no communicator.
 type Comm uintptr
 
 // IDBytes is the length of an ID.
 const IDBytes = 128
 
-// ID is what the ranks of a communicator find each other by. One rank makes it and the
-// others get it from that one. With NCCL_COMM_ID in the environment it holds that address.
+// ID identifies a communicator that its ranks are about to create (ncclUniqueId). One rank
+// creates the ID and sends it to the others. If NCCL_COMM_ID is set in the environment, the ID
+// holds that address.
 type ID [IDBytes]byte
 
-// OldestVersion is of the first library with ncclCommSplit: 2.18.
+// OldestVersion is the oldest supported NCCL version, the first with ncclCommSplit: 2.18.
 const OldestVersion = 2*10000 + 18*100
 
-// ShrinkVersion is of the first library with ncclCommShrink: 2.27.
+// ShrinkVersion is the first NCCL version with ncclCommShrink: 2.27.
 const ShrinkVersion = 2*10000 + 27*100
 
-// VersionText is "2.21.5" of 22105.
+// VersionText formats NCCL's version number: "2.21.5" for 22105.
 func VersionText(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100) }
 
 // Results of the library, as nccl.h numbers them.
@@ -35,60 +36,63 @@ const (
 	unsignedBytes = 1 // ncclUint8
 )
 
-// ByteType is the data type of every call: the library moves bytes and adds nothing.
+// ByteType is the data type of every call: NCCL only moves bytes; Spillway adds.
 const ByteType = unsignedBytes
 
-// Error is a call of NCCL that failed, or what it found later.
+// Error is a failed NCCL call, or an asynchronous error of a communicator.
 type Error struct {
 	Call string // "ncclCommInitRankConfig"
 	Code int
-	Text string // the library's own description, and its last error where it has one
+	Text string // NCCL's description, and its last error if it has one
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Call, e.Text, e.Code) }
 
-// Config is what a communicator is made with; it never blocks.
+// Config holds the settings of a new communicator, which is always non-blocking.
 type Config struct {
-	CTAs  int  // thread blocks of its kernels, at most; 0: the library's choice
-	Share bool // those that are split from it have no buffers of their own; calls of all are then in one order
+	CTAs  int  // largest number of thread blocks of its kernels; 0: NCCL chooses
+	Share bool // communicators split from it share its buffers; their calls then need one common order
 }
 
-// API is the library. Its communicators do not block: a call that returns nil may be under
-// way still, and State tells when it is not any more. The calls of a communicator come from
-// one thread at a time, whose current context is that of its GPU.
+// API is NCCL. Its communicators do not block: a call that returned nil may still be in
+// progress, and State tells when it is complete. Only one thread at a time may call functions
+// of a communicator; the context of its GPU must be current there.
 //
 // Counts are bytes.
 type API interface {
 	Version() (int, error)
-	// UniqueID makes what a communicator is initialised with.
+	// UniqueID creates the ID for a new communicator.
 	UniqueID() (ID, error)
-	// Init begins to make rank of so many ranks; all of them call it. The handle is
-	// written to into before State says that it is done, which the caller keeps until then.
+	// Init begins to create rank of a communicator of so many ranks; all of them call it.
+	// NCCL writes the handle to into before State reports completion; the caller must keep
+	// into valid until then.
 	Init(into *Comm, ranks int, id ID, rank int, o Config) error
-	// Split begins to make communicators of those ranks of c that give the same color, in
-	// the order of key; all ranks of c call it. State of c tells when into is written.
+	// Split begins to create one communicator for each color, of the ranks of c that pass
+	// that color, ordered by key; all ranks of c call it. State of c tells when into is
+	// written.
 	Split(c Comm, into *Comm, color, key int, o Config) error
-	// Shrinks is nil where the library has Shrink, else it says what is wanted.
+	// Shrinks returns nil if the library supports Shrink, else an error that names the
+	// version needed.
 	Shrinks() error
-	// Shrink begins to make a communicator of the ranks of c but for those that are without,
-	// in ascending order, at least one: each that stays calls it, nobody else, and they
-	// keep their order. c has nothing under way and no error, or Shrink fails; who is
-	// without need not be there any more. State of c tells when into is written.
+	// Shrink begins to create a communicator of all ranks of c except those in without, a
+	// non-empty ascending list. Exactly the remaining ranks call it, and they keep their
+	// order. Shrink fails if c has an error or an operation in progress. The excluded ranks
+	// may have died. State of c tells when into is written.
 	Shrink(c Comm, without []int, into *Comm, o Config) error
-	// State tells whether a call is under way, or the error that has ended c.
+	// State tells whether a call of c is in progress, or returns the error that ended c.
 	State(c Comm) (busy bool, err error)
-	// Finalize begins to bring c to its end, once all of it has run; State tells when it
-	// has. Destroy then gives it back.
+	// Finalize begins to finish c after all its operations have run; State tells when it is
+	// done. Destroy then frees c.
 	Finalize(c Comm) error
 	Destroy(c Comm) error
-	// Abort ends what c runs and gives it back. Any thread may call it while no other call
-	// of c is made.
+	// Abort stops the operations of c and frees c. Any thread may call it, but not during
+	// another call of c.
 	Abort(c Comm) error
 
-	// Between GroupStart and GroupEnd calls are collected, to begin together.
+	// Calls between GroupStart and GroupEnd are collected and started together.
 	GroupStart() error
 	GroupEnd() error
-	// AllGather copies so many bytes of each rank's send, by rank, to everybody's recv.
+	// AllGather copies bytes bytes of each rank's send, in rank order, to recv on all ranks.
 	// send may be the rank's own part of recv.
 	AllGather(send, recv driver.Address, bytes int64, c Comm, s driver.Stream) error
 	Broadcast(buf driver.Address, bytes int64, root int, c Comm, s driver.Stream) error

@@ -1,7 +1,7 @@
-// Package nccl is communication between processes with a GPU for each rank, on one host or
-// many, over NVIDIA's NCCL. NCCL moves bytes; Spillway adds them on the GPU, in its own
-// order, so that a sum has the bits that it has on every other transport.
+// Package nccl is the transport over NVIDIA's NCCL, between processes on one host or many
+// with one GPU for each rank. NCCL moves bytes; Spillway adds them on the GPU in its own fixed
+// order, so that a sum has the same bits as on every other transport.
 //
-// What NCCL does not do goes over a Control: the ranks' first words to each other, the
-// watchdog, and the news of an error.
+// A Control does what NCCL does not: the initial exchange between ranks, the watchdog, and
+// spreading errors to all ranks.
 package nccl

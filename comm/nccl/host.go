@@ -17,93 +17,94 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// Host joins processes that have nothing but NCCL to meet by: one rank and one GPU each.
-// A communicator of its own carries what other jobs send over shared memory or MPI: the
-// leader's streams, who the ranks are, heartbeats and errors.
+// Host connects processes that can communicate only over NCCL, with one rank and one GPU
+// each. A separate communicator carries the data that other jobs send over shared memory or
+// MPI: the leader's streams, rank information, heartbeats and errors.
 //
-// Rank 0 goes round the others, again and again: with each it swaps one block of bytes, on
-// a stream of its own, so that it knows by name who does not answer. Where nothing is to be
-// said there is a pause between rounds. A block is a short kernel of one thread block.
+// Rank 0 repeatedly visits the other ranks in turn and exchanges one block of bytes with
+// each, on a separate CUDA stream, so that it knows which rank does not answer. If there is
+// nothing to send, it pauses between rounds. Sending a block is a short kernel of one thread
+// block.
 //
-// A Host that shrinks can go on with fewer ranks, once others are lost and those that are
-// left have agreed on who they are:
+// A Host that shrinks can continue with fewer ranks after others are lost, once the
+// remaining ranks have agreed on who they are:
 //
 //	root ──┬─ control: the rounds        a rank is lost: both are aborted
 //	       └─ data: the World's
 //	  │ Shrink: a root of those that are left, split as before
 //
-// Nothing runs on the root, so that a loss leaves it without an error and without a kernel
-// that waits: NCCL refuses to shrink a communicator that has found one.
+// Nothing runs on the root communicator, so that the loss of a rank leaves it without an
+// error and without a waiting kernel: NCCL refuses to shrink a communicator with an error.
 type Host struct {
 	api     API
 	gpu     driver.API
 	device  driver.Device
 	block   int64 // bytes
 	shrinks bool
-	root    communicator // of a host that shrinks
+	root    communicator // used only by a host that shrinks
 	control communicator
-	data    communicator // of the same ranks, for a World; 0 once that has it
+	data    communicator // of the same ranks, for a World; 0 once the World has taken it
 	orders  chan order
 
 	rank, world int // the host's thread writes them, with mu held; no round and no World is there then
 
 	stream driver.Stream
 	event  driver.Event
-	near   driver.Address // on the GPU: what is sent, and behind it what comes
-	pinned []byte         // the same on the host
+	near   driver.Address // GPU memory: the block to send, followed by the received block
+	pinned []byte         // page-locked host copy of near
 
 	wake    chan struct{}
-	ended   chan struct{} // closed when no more rounds are made
+	ended   chan struct{} // closed when the rounds have stopped
 	leaving chan struct{}
 	leave   sync.Once
 
 	mu       sync.Mutex
-	gen      int  // of ranks: those that are left are another
-	suspect  int  // rank 0: who was silent for the timeout, or whose swap failed first; −1: nobody
-	started  bool // a world has joined: there is somebody to tell of errors
+	gen      int  // generation of the set of ranks; Shrink increases it
+	suspect  int  // rank 0: the rank that timed out, or whose swap failed first; −1: none
+	started  bool // a world has joined, so errors have a receiver
 	err      error
 	hooks    []func(error)
 	warn     func(string)
 	timeout  time.Duration
-	slots    int            // groups that a rank is in
-	observer *HostWorld     // of rank 0
-	looked   time.Time      // when it has last
-	over     bool           // no more rounds are made
-	has      []uint64       // rank 0: the latest whole gather that each has
-	reports  []watch.Report // rank 0: of all; another: at index 0 its own
-	where    []string       // rank 0: host and process of each
-	heard    []time.Time    // by peer: when the last block of it came
-	named    bool           // it was said that a peer is silent
-	gone     []bool         // who has left, or is told so
+	slots    int            // number of groups that a rank is in
+	observer *HostWorld     // rank 0's world, which runs the watchdog
+	looked   time.Time      // time of the watchdog's last observation
+	over     bool           // the rounds have stopped
+	has      []uint64       // rank 0: the latest complete gather that each rank has
+	reports  []watch.Report // rank 0: of all ranks; other ranks: their own, at index 0
+	where    []string       // rank 0: host and process of each rank
+	heard    []time.Time    // by peer: when its last block came
+	named    bool           // a warning about a silent peer has been given
+	gone     []bool         // by rank: it has left, or was told that the job has ended
 	streams  map[int]*hostStream
-	seq      uint64   // of gathers that this rank has come to
-	said     [][]byte // rank 0: of each, in gather seq
-	come     []uint64 // rank 0: which gather that is of
-	all      [][]byte // what the latest whole gather has
-	whole    uint64   // its number
+	seq      uint64   // number of gathers that this rank has begun
+	said     [][]byte // rank 0: by rank, its contribution to its latest gather
+	come     []uint64 // rank 0: by rank, the number of that gather
+	all      [][]byte // result of the latest complete gather
+	whole    uint64   // number of the latest complete gather
 	cond     *sync.Cond
 }
 
-// order is what Shrink asks of the host's thread.
+// order is a request of Shrink to the host's thread.
 type order struct {
 	without []int
-	done    chan error // room for one
+	done    chan error // the result; buffered
 }
 
-// letter is what a block holds, as JSON behind its length.
+// letter is the content of a block, encoded as JSON after its length.
 type letter struct {
-	Err    string        `json:",omitempty"` // what ended the job
+	Err    string        `json:",omitempty"` // the error that ended the job
 	Kind   int           `json:",omitempty"`
-	Left   bool          `json:",omitempty"` // the sender makes no more rounds
-	Seq    uint64        `json:",omitempty"` // the gather that Said, or of rank 0 All, is of
-	Has    uint64        `json:",omitempty"` // the latest whole gather that the sender has
+	Left   bool          `json:",omitempty"` // the sender takes part in no more rounds
+	Seq    uint64        `json:",omitempty"` // number of the gather of Said (rank 0: of All)
+	Has    uint64        `json:",omitempty"` // the latest complete gather that the sender has
 	Said   []byte        `json:",omitempty"`
 	All    [][]byte      `json:",omitempty"`
 	Report *watch.Report `json:",omitempty"`
 	Where  string        `json:",omitempty"`
-	Bytes  []byte        `json:",omitempty"` // of the stream between the two
-	End    bool          `json:",omitempty"` // of it
-	More   bool          `json:",omitempty"` // the next round begins at once
+	Bytes  []byte        `json:",omitempty"` // data of the stream between the two ranks
+	End    bool          `json:",omitempty"` // the stream's sender has closed it
+	More   bool          `json:",omitempty"` // the next round begins without a pause
 }
 
 const (
@@ -113,13 +114,13 @@ const (
 	leaveGrace   = 3 * time.Second
 	failedGrace  = 300 * time.Millisecond
 	leastBlock   = 32 << 10
-	helloInBlock = 2 << 10 // of a gather, for each rank
-	blockReserve = 6 << 10 // of a block, for what is not a stream's
+	helloInBlock = 2 << 10 // bytes of a block for a gather, for each rank
+	blockReserve = 6 << 10 // bytes of a block for everything but stream data
 )
 
-// StartHost makes this process the one of a rank. The ranks find each other by what
-// UniqueID gives on each of them: the address in NCCL_COMM_ID. Of all of them the same is
-// asked: whether the host shrinks.
+// StartHost makes this process run the given rank. The ranks find each other by the address
+// in NCCL_COMM_ID, which UniqueID returns on each of them. shrinks must be the same on all
+// ranks.
 func StartHost(api API, gpu driver.API, device driver.Device, rank, world int, shrinks bool) (*Host, error) {
 	if shrinks {
 		if err := api.Shrinks(); err != nil {
@@ -133,7 +134,7 @@ func StartHost(api API, gpu driver.API, device driver.Device, rank, world int, s
 	began := make(chan error)
 	go func() {
 		defer crash.Guard()
-		runtime.LockOSThread() // never given back: its context is the GPU's
+		runtime.LockOSThread() // never unlocked: the GPU's context is current on this thread
 		defer close(h.ended)
 		err := h.open()
 		began <- err
@@ -146,8 +147,8 @@ func StartHost(api API, gpu driver.API, device driver.Device, rank, world int, s
 	return h, <-began
 }
 
-// of makes the host that of a rank of so many, with nothing said yet. mu is held where
-// others know of the host.
+// of initializes the host's state for a rank of so many ranks. If other goroutines
+// already use the host, the caller must hold mu.
 func (h *Host) of(rank, world int) {
 	h.rank, h.world, h.suspect = rank, world, -1
 	h.started, h.slots, h.observer, h.hooks, h.err, h.over, h.named = false, 0, nil, nil, nil, false, false
@@ -161,7 +162,7 @@ func (h *Host) of(rank, world int) {
 	}
 }
 
-// open makes the communicators and memory, on the host's thread.
+// open creates the communicators and allocates memory, on the host's thread.
 func (h *Host) open() error {
 	handle, err := h.gpu.Retain(h.device.Ordinal)
 	if err == nil {
@@ -195,7 +196,7 @@ func (h *Host) open() error {
 	return nil
 }
 
-// met says that all ranks have just been heard of.
+// met records that all ranks have just been heard from.
 func (h *Host) met() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -205,8 +206,8 @@ func (h *Host) met() {
 	}
 }
 
-// divide makes the communicators that are used of the one that all ranks have, before
-// anything runs on that: a split wants it idle.
+// divide splits the control and data communicators from the root, before anything runs on
+// the root: a split requires an idle communicator.
 func (h *Host) divide() error {
 	split := func(from, into *communicator, o Config) error {
 		err := h.api.Split(from.handle, &into.handle, 0, h.rank, o)
@@ -243,7 +244,7 @@ func (h *Host) memory() (err error) {
 	return err
 }
 
-// settle waits until a communicator has nothing under way.
+// settle waits until a communicator has no call in progress.
 func (h *Host) settle(c *communicator, what string) error {
 	for began, pause := time.Now(), firstPause; ; pause = min(2*pause, longPause) {
 		busy, err := h.api.State(c.handle)
@@ -265,7 +266,8 @@ func (h *Host) fail(err error) {
 	h.failIn(gen, err)
 }
 
-// failIn is fail of who speaks of certain ranks, and is heard while the host has those.
+// failIn is fail for a caller that belongs to generation gen of the ranks. It does nothing
+// if the host has moved on to another generation.
 func (h *Host) failIn(gen int, err error) {
 	h.mu.Lock()
 	if h.err != nil || gen != h.gen {
@@ -289,8 +291,8 @@ func (h *Host) rouse() {
 	}
 }
 
-// quiet ends what goes over the host's rounds: there are no more of these ranks. It tells
-// whether that is in good order.
+// quiet ends the streams and gathers that the host's rounds carry, because these ranks make
+// no more rounds. It tells whether the job ended without an error.
 func (h *Host) quiet() (sound bool) {
 	h.mu.Lock()
 	sound = h.err == nil
@@ -310,7 +312,7 @@ func (h *Host) quiet() (sound bool) {
 	return sound
 }
 
-// close gives back what the host has, on its thread.
+// close frees the host's communicators and memory, on the host's thread.
 func (h *Host) close() {
 	sound := h.quiet()
 	for _, c := range []*communicator{&h.data, &h.control, &h.root} {
@@ -327,12 +329,12 @@ func (h *Host) close() {
 			}
 		}
 		if err != nil {
-			_ = h.api.Abort(c.handle) // the process ends
+			_ = h.api.Abort(c.handle) // an error changes nothing: the process ends
 		}
 		c.handle = 0
 	}
 	if h.stream != 0 {
-		_ = h.gpu.Synchronize(h.stream) // an abort has ended what it ran
+		_ = h.gpu.Synchronize(h.stream) // Abort has stopped the stream's NCCL kernels
 		_ = h.gpu.DestroyStream(h.stream)
 	}
 	if h.event != 0 {
@@ -347,7 +349,8 @@ func (h *Host) close() {
 	_ = h.gpu.Release(h.device.Ordinal)
 }
 
-// Close ends the process's part, once every other process ends its own, or after a moment.
+// Close ends this process's part of the job. It waits a limited time for the other
+// processes to end theirs.
 func (h *Host) Close() error {
 	h.leave.Do(func() { close(h.leaving) })
 	h.rouse()

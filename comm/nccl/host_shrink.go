@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 )
 
-// Loss is the error of a job that has ended because of a rank that died, fell silent or
-// can't be reached; nil of any other end, and while the job is sound. suspect is the rank
-// that this one, rank 0, has had no answer of for the timeout: −1 where it does not know.
+// Loss returns the error of a job that ended because a rank died, fell silent or cannot be
+// reached. It returns nil if the job ended otherwise or has not ended. On rank 0 suspect is the
+// rank that has not answered within the timeout; −1 if unknown.
 func (h *Host) Loss() (suspect int, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -23,29 +23,29 @@ func (h *Host) Loss() (suspect int, err error) {
 	return -1, nil
 }
 
-// Where says where the process of a rank runs, as far as it has told; "" where it has not.
+// Where returns the host and process of a rank, "" if the rank has not reported them.
 func (h *Host) Where(rank int) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.where[rank]
 }
 
-// Place is the host's rank, and how many there are.
+// Place returns the rank of this process and the number of ranks.
 func (h *Host) Place() (rank, world int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.rank, h.world
 }
 
-// loss tells whether a block says that the job has ended because of a rank that is lost. The
-// two that swap it make no more rounds with each other then, where they may go on with fewer.
+// loss tells whether a block reports that the job ended because a rank is lost. If the
+// host shrinks, the two ranks that exchanged the block then stop their rounds.
 func (l *letter) loss() bool {
 	err := world.Told(l.Kind, l.Err)
 	return l.Err != "" && (errors.Is(err, comm.ErrLost) || errors.Is(err, comm.ErrTimeout))
 }
 
-// suspects is told of a peer with which a swap has failed. One that was only left less time
-// for its answer, because the job had ended, is none.
+// suspects records a peer as suspect after a failed swap. It does not if the peer only had
+// less time to answer because the job had ended.
 func (h *Host) suspects(peer int, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -54,11 +54,11 @@ func (h *Host) suspects(peer int, err error) {
 	}
 }
 
-// Shrink makes a host that has lost ranks one of those that are left, by ncclCommShrink. All
-// of them call it, with the same ranks to go on without; nothing of the World that there was
-// is used any more. Ranks are counted anew, in the order that they had: see Place. It takes at
-// most about as long as a rank may keep others waiting, also where another one is lost
-// meanwhile; after an error the host is only to be closed.
+// Shrink continues a host that has lost ranks with the remaining ones, by ncclCommShrink.
+// All remaining ranks call it with the same list of lost ranks. The previous World must not be
+// used any more. Ranks are renumbered in their old order: see Place. Shrink takes at most
+// about the job's timeout, even if another rank is lost meanwhile. After an error the host can
+// only be closed.
 func (h *Host) Shrink(without []int) error {
 	h.mu.Lock()
 	rank, world, timeout, err := h.rank, h.world, h.timeout, h.err
@@ -78,7 +78,7 @@ func (h *Host) Shrink(without []int) error {
 	case h.orders <- o:
 	case <-h.ended:
 		return errors.New("nccl: the host has ended")
-	case <-late: // an abort that does not come back
+	case <-late: // ncclCommAbort has not returned
 		return fmt.Errorf("%w: nccl: what has been aborted does not end", comm.ErrTimeout)
 	}
 	select {
@@ -92,9 +92,9 @@ func (h *Host) Shrink(without []int) error {
 	return nil
 }
 
-// goOn waits, once no more rounds are made, until the host is to go on with fewer ranks, and
-// makes it so; false: it is to end. What has run is ended at once, so that no kernel
-// of it keeps the GPU.
+// goOn runs after the rounds have stopped. It aborts the communicators at once, so that no
+// waiting kernel occupies the GPU. Then it waits for a request of Shrink and executes it; it
+// returns false if the host is to end instead.
 func (h *Host) goOn() bool {
 	if !h.shrinks {
 		return false
@@ -126,13 +126,13 @@ func (h *Host) drop(c *communicator) {
 	c.handle = 0
 	h.mu.Unlock()
 	if handle != 0 {
-		_ = h.api.Abort(handle) // whose ranks are not all there
+		_ = h.api.Abort(handle) // an error is expected: some of its ranks are lost
 	}
 }
 
 // shrink is Shrink on the host's thread.
 func (h *Host) shrink(without []int) (err error) {
-	if err := h.gpu.Synchronize(h.stream); err != nil { // an abort has ended what it ran
+	if err := h.gpu.Synchronize(h.stream); err != nil { // Abort has stopped the stream's NCCL kernels
 		return err
 	}
 	h.mu.Lock()
@@ -162,7 +162,7 @@ func (h *Host) shrink(without []int) (err error) {
 	for _, c := range []*communicator{&h.root, next} {
 		if err := h.settle(c, "ncclCommShrink"); err != nil {
 			if c == &h.root {
-				return err // next is not there
+				return err // next was not created
 			}
 			h.drop(next)
 			return err

@@ -5,16 +5,16 @@ import (
 	"sync"
 )
 
-// mostQueued is how many bytes a stream holds that its host has not taken yet.
+// mostQueued is the largest number of bytes that a stream buffers before Write blocks.
 const mostQueued = 1 << 20
 
-// hostStream is bytes in both directions between two processes.
+// hostStream is a bidirectional byte stream between two processes.
 type hostStream struct {
 	h      *Host
-	gen    int        // of the host's ranks
-	room   *sync.Cond // on h.mu
-	out    []byte     // to be sent; under h.mu
-	closed bool       // nothing follows
+	gen    int        // generation of the host's ranks
+	room   *sync.Cond // signals space in out; uses h.mu
+	out    []byte     // bytes to send; guarded by h.mu
+	closed bool       // no more bytes will be written
 
 	mu    sync.Mutex
 	ready *sync.Cond
@@ -22,7 +22,7 @@ type hostStream struct {
 	ended bool
 }
 
-// newStream makes a peer's stream; h.mu is held.
+// newStream creates the stream to a peer; the caller holds h.mu.
 func (h *Host) newStream(peer int) *hostStream {
 	s := &hostStream{h: h, gen: h.gen, ended: h.over}
 	s.room, s.ready = sync.NewCond(&h.mu), sync.NewCond(&s.mu)
@@ -41,10 +41,10 @@ func (h *Host) Stream(peer int) io.ReadWriteCloser {
 	return h.newStream(peer)
 }
 
-// over tells whether nobody takes what is written any more; h.mu is held.
+// over tells whether written bytes can no longer be delivered; the caller holds h.mu.
 func (s *hostStream) over() bool { return s.h.over || s.gen != s.h.gen }
 
-// come takes bytes of the peer, end that none follow.
+// come receives bytes from the peer; end says that they are the last.
 func (s *hostStream) come(b []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +91,7 @@ func (s *hostStream) Write(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// Close tells the other end that nothing comes any more.
+// Close tells the other end that no more bytes follow.
 func (s *hostStream) Close() error {
 	s.h.mu.Lock()
 	s.closed = true

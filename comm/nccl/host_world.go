@@ -13,19 +13,19 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// HostWorld is the rank of a Host in a mesh: what a World has beside NCCL. It watches for
-// ranks that others wait for.
+// HostWorld is the Control of a World over a Host: it does for one rank in a mesh what NCCL
+// does not. Rank 0's HostWorld also watches for ranks that others wait for.
 type HostWorld struct {
 	h       *Host
-	gen     int            // of the host's ranks, which another has taken the place of where it differs
-	machine *watch.Machine // rank 0's
+	gen     int            // generation of ranks to which this world belongs; see past
+	machine *watch.Machine // rank 0 only: the watchdog
 	began   time.Time
 }
 
 var _ Control = (*HostWorld)(nil)
 
-// Join makes the process's rank one of a mesh. timeout is how long a rank may keep others
-// waiting; warn is told what a person should know, nil drops it.
+// Join makes the process's rank a rank of a mesh. timeout is how long a rank may keep others
+// waiting. warn is called with each warning; nil drops them.
 func (h *Host) Join(mesh []graph.Axis, timeout time.Duration, warn func(string)) (*HostWorld, error) {
 	size, groups, err := world.Groups("nccl", mesh)
 	if err != nil {
@@ -49,13 +49,13 @@ func (h *Host) Join(mesh []graph.Axis, timeout time.Duration, warn func(string))
 	w := &HostWorld{h: h, gen: h.gen, began: time.Now()}
 	if h.rank == 0 {
 		w.machine = watch.New(watch.Config{World: size, Groups: groups, Interval: lookEvery, Silent: h.timeout, Timeout: h.timeout,
-			Where: func(r int) string { return h.where[r] }}) // asked with mu held
+			Where: func(r int) string { return h.where[r] }}) // called with mu held
 		h.observer = w
 	}
 	return w, nil
 }
 
-// observe has rank 0's machine look at what all have reported.
+// observe passes the reports of all ranks to rank 0's watchdog.
 func (h *Host) observe() {
 	h.mu.Lock()
 	w := h.observer
@@ -81,7 +81,7 @@ func (h *Host) observe() {
 	}
 }
 
-// Communicator hands over the communicator of all ranks, for a World: see Options.World.
+// Communicator gives the communicator of all ranks to a World, once: see Options.World.
 func (w *HostWorld) Communicator() (Comm, error) {
 	w.h.mu.Lock()
 	defer w.h.mu.Unlock()
@@ -93,7 +93,7 @@ func (w *HostWorld) Communicator() (Comm, error) {
 	return c, nil
 }
 
-// Gather gives every rank what each has said.
+// Gather exchanges bytes between all ranks: it returns the contribution own of every rank.
 func (w *HostWorld) Gather(rank int, own []byte) ([][]byte, error) {
 	h := w.h
 	h.mu.Lock()
@@ -119,7 +119,7 @@ func (w *HostWorld) Gather(rank int, own []byte) ([][]byte, error) {
 	return slices.Clone(h.all), h.err
 }
 
-// Show tells the watchdog where the rank is in its group of a slot.
+// Show reports the rank's progress in its group of a slot to the watchdog.
 func (w *HostWorld) Show(_, slot int, p watch.Progress) {
 	w.h.mu.Lock()
 	defer w.h.mu.Unlock()
@@ -133,10 +133,11 @@ func (w *HostWorld) Abort(err error) {
 	w.h.failIn(w.gen, fmt.Errorf("%w: %w", comm.ErrAborted, err))
 }
 
-// past tells whether the host has other ranks by now; its mu is held.
+// past tells whether the host has moved on to another generation of ranks; the caller
+// holds the host's mu.
 func (w *HostWorld) past() bool { return w.gen != w.h.gen }
 
-// Err returns the error that ended the job, nil while it is sound.
+// Err returns the error that ended the job, nil if there has been none.
 func (w *HostWorld) Err() error {
 	w.h.mu.Lock()
 	defer w.h.mu.Unlock()
@@ -146,7 +147,8 @@ func (w *HostWorld) Err() error {
 	return w.h.err
 }
 
-// OnError registers f for the error that ends the job. If it has ended, f is called at once.
+// OnError registers f to be called with the error that ends the job. If the job has already
+// ended, f is called at once.
 func (w *HostWorld) OnError(f func(error)) {
 	w.h.mu.Lock()
 	err := w.h.err
@@ -162,15 +164,15 @@ func (w *HostWorld) OnError(f func(error)) {
 	}
 }
 
-// Groups refuses: nothing of the CPU's is carried.
+// Groups returns an error: a Host supports no CPU ranks.
 func (w *HostWorld) Groups(int) (map[int]comm.Group, error) {
 	return nil, errors.New("CPU ranks have nothing to meet by here: start them with mpirun (in a Kubernetes cluster: an MPIJob), or with spillway launch on one host")
 }
 
-// Map is for memory of CPU ranks, which there are none of.
+// Map returns nil: a Host supports no CPU ranks, which would need shared memory.
 func (w *HostWorld) Map(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }
 
-// Close ends the rank's part; its Host goes on until it is closed.
+// Close ends the rank's part in the world. The Host continues until its own Close.
 func (w *HostWorld) Close() error {
 	w.h.mu.Lock()
 	defer w.h.mu.Unlock()

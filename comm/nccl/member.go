@@ -11,15 +11,15 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// member is one rank in a group. A collective is enqueued by each rank for itself: nobody
-// waits on the host for a peer.
+// member is one rank in a group. Each rank enqueues a collective independently: no host
+// thread waits for a peer.
 //
 //	arrived = n   the rank's stream has come to its n-th call
 //	move          NCCL's copies, and of a sum the adding, a chunk after the other
 //	passed = n    no peer reads its inputs any more: NCCL's operations end on a rank's
 //	              stream once what it sends has been taken
 //
-// The two words are what the watchdog is shown: see watch.go.
+// The watchdog reads the two words arrived and passed: see watch.go.
 type member struct {
 	comm.Caller
 	r    *rank
@@ -46,8 +46,8 @@ func (m *member) Err() error { return m.r.w.o.Control.Err() }
 // Stats returns what the rank has moved in the group.
 func (m *member) Stats() comm.Stats { return m.counter.Stats() }
 
-// addMember makes the rank, of index i, a member of a group. A group of all ranks goes
-// by the communicator that is there: one stream runs the collectives of all groups.
+// addMember makes the rank, with index i, a member of a group. A group of all ranks uses the
+// existing communicator: one stream runs the collectives of all groups.
 func (r *rank) addMember(g watch.Group, i int) error {
 	m := &member{r: r, name: g.Name, slot: g.Slot, comm: r.world}
 	m.Caller = comm.Caller{Index: i, Ranks: len(g.Ranks), World: r.index, Bind: m.bind}
@@ -82,14 +82,14 @@ type kernel struct {
 	comm.Call
 	m             *member
 	text          string
-	sig           uint64 // of the signature
+	sig           uint64 // hash of the signature
 	reads, writes []device.Ptr
 	in, out       driver.Address
 	move          func(k *kernel, api driver.API, s driver.Stream) error
 
-	read, written int64 // of the rank's own memory, a run
+	read, written int64 // bytes of the rank's own memory that one run reads and writes
 	sum           Sum
-	srcs          []driver.Address // scratch
+	srcs          []driver.Address // scratch, reused by each sum
 	dst           [1]driver.Address
 }
 
@@ -98,11 +98,12 @@ var (
 	_ cuda.Accessor = (*kernel)(nil)
 )
 
-// Reads and Writes are what the rank's own stream reads and writes; peers are served by it.
+// Reads and Writes return the operands that the rank's own stream reads and writes. Peers
+// do not access the rank's memory: its stream sends to them.
 func (k *kernel) Reads() []device.Ptr  { return k.reads }
 func (k *kernel) Writes() []device.Ptr { return k.writes }
 
-// bind finds the operands in the GPU's memory, and how to move them.
+// bind checks that the operands are in GPU memory and chooses the kernel's move.
 func (m *member) bind(c comm.Call) (device.Kernel, error) {
 	k := &kernel{Call: c, m: m, text: fmt.Sprintf("%s %q", c.Sig.Op, c.Name), srcs: make([]driver.Address, m.Ranks)}
 	k.sig = c.Sig.Hash()
@@ -122,7 +123,7 @@ func (m *member) bind(c comm.Call) (device.Kernel, error) {
 	return k, k.plan()
 }
 
-// plan gives the kernel its move, and says what it reads and writes.
+// plan sets the kernel's move and the operands that it reads and writes.
 func (k *kernel) plan() error {
 	in, out := k.In.Len, k.Out.Len
 	switch k.Sig.Op {
@@ -158,7 +159,7 @@ func (k *kernel) plan() error {
 	return nil
 }
 
-// adds gives a reduction its sum.
+// adds sets the GPU sum of a reduction.
 func (k *kernel) adds() (err error) {
 	if err := comm.CheckSum(k.Sig.DType); err != nil {
 		return err

@@ -8,9 +8,9 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// together runs calls of the group's communicator as one, and returns when NCCL has put
-// them on the stream: what is enqueued next comes after them. A single call is wrapped as
-// well: outside a group it may return before it is on the stream.
+// together runs NCCL calls of the group's communicator between GroupStart and GroupEnd. It
+// returns when NCCL has enqueued them, so that later work on the stream follows them. Single
+// calls need this too: outside a group, a call may return before it is enqueued.
 func (k *kernel) together(calls func(api API, c Comm) error) error {
 	r, c := k.m.r, k.m.comm
 	err := r.call(func() error {
@@ -26,7 +26,8 @@ func (k *kernel) together(calls func(api API, c Comm) error) error {
 	return r.settle(c, k.text)
 }
 
-// peers calls f for every other rank of the group: ranks start at different ones.
+// peers calls f for every other rank of the group. Each rank starts at a different peer, to
+// spread the load.
 func (k *kernel) peers(f func(i int) error) error {
 	for j := 1; j < k.m.Ranks; j++ {
 		if err := f((k.m.Index + j) % k.m.Ranks); err != nil {
@@ -38,7 +39,7 @@ func (k *kernel) peers(f func(i int) error) error {
 
 func at(a driver.Address, off int64) driver.Address { return a + driver.Address(off) }
 
-// gather copies every rank's shard to everybody.
+// gather copies every rank's shard to all ranks.
 func gather(k *kernel, api driver.API, s driver.Stream) error {
 	n := k.In.Len
 	switch {
@@ -50,7 +51,7 @@ func gather(k *kernel, api driver.API, s driver.Stream) error {
 	return k.together(func(api API, c Comm) error { return api.AllGather(k.in, k.out, n, c, s) })
 }
 
-// spread copies the root's buffer to everybody.
+// spread copies the root's buffer to all ranks (broadcast).
 func spread(k *kernel, _ driver.API, s driver.Stream) error {
 	if k.Sig.Bytes == 0 || k.m.Ranks == 1 {
 		return nil
@@ -58,7 +59,7 @@ func spread(k *kernel, _ driver.API, s driver.Stream) error {
 	return k.together(func(api API, c Comm) error { return api.Broadcast(k.out, k.Sig.Bytes, k.Sig.Root, c, s) })
 }
 
-// exchange sends part i to rank i, and takes this rank's part of everybody.
+// exchange sends part i to rank i and receives this rank's part from every rank.
 func exchange(k *kernel, api driver.API, s driver.Stream) error {
 	n, self := k.Out.Len/int64(k.m.Ranks), int64(k.m.Index)
 	if n == 0 {
@@ -75,7 +76,7 @@ func exchange(k *kernel, api driver.API, s driver.Stream) error {
 	})
 }
 
-// point is a Send or a Recv.
+// point runs a Send or a Recv.
 func point(k *kernel, _ driver.API, s driver.Stream) error {
 	if k.Sig.Bytes == 0 {
 		return nil
@@ -88,7 +89,7 @@ func point(k *kernel, _ driver.API, s driver.Stream) error {
 	})
 }
 
-// barrier gathers a word of everybody.
+// barrier is an all-gather of one word of each rank.
 func barrier(k *kernel, _ driver.API, s driver.Stream) error {
 	if k.m.Ranks == 1 {
 		return nil
@@ -98,13 +99,14 @@ func barrier(k *kernel, _ driver.API, s driver.Stream) error {
 	return k.together(func(api API, c Comm) error { return api.AllGather(own, words, barrierSize, c, s) })
 }
 
-// landing is where a chunk of a rank waits to be added.
+// landing returns the scratch address that receives the chunk of the rank with index i.
 func (k *kernel) landing(i int) driver.Address { return at(k.m.r.scratch, int64(i)*k.m.r.w.chunk) }
 
-// add adds n elements of srcs to dst, in the kernel's order. More than a kernel takes go in
-// blocks, which are subtrees of the tree: each is summed to where its first lies, and then
-// those. From left to right they are added to what is there. own is the index of a source
-// that is not scratch.
+// add sums n elements of srcs into dst, in the kernel's order. Sources beyond the number that
+// one launch can add are split into blocks. In a tree sum the blocks are subtrees: each is
+// summed into its first source, then the block sums are added. In a sequential sum the blocks
+// are added to dst one after the other. own is the index of the source that is the rank's
+// operand rather than scratch, and must not be overwritten.
 func (k *kernel) add(api driver.API, s driver.Stream, dst driver.Address, n int64, own int, accumulate bool) error {
 	k.dst[0] = dst
 	srcs := comm.Addends(&k.Call, k.srcs)
@@ -122,7 +124,7 @@ func (k *kernel) add(api driver.API, s driver.Stream, dst driver.Address, n int6
 		return nil
 	}
 	bytes := n * k.Sig.DType.Size()
-	if own%MostSources == 0 { // its block would be summed into the rank's input
+	if own%MostSources == 0 { // the block sum would overwrite the rank's input
 		if err := api.CopyOnDevice(k.landing(own), srcs[own], bytes, s); err != nil {
 			return err
 		}
@@ -141,14 +143,15 @@ func (k *kernel) add(api driver.API, s driver.Stream, dst driver.Address, n int6
 	return k.sum.Enqueue(api, s, k.dst[:], srcs[:blocks], n, accumulate)
 }
 
-// scatter brings everybody's part of this rank here, a chunk at a time, and adds.
+// scatter receives this rank's part from every rank, a chunk at a time, and adds the chunks
+// (reduce-scatter).
 func scatter(k *kernel, api driver.API, s driver.Stream) error {
 	w, self := k.m.Ranks, k.m.Index
 	part, size := k.Sig.Bytes/int64(w), k.Sig.DType.Size()
 	if part == 0 || w == 1 && k.InPlace {
 		return nil
 	}
-	wide := k.Out.Len / (part / size) // of an element of the sum
+	wide := k.Out.Len / (part / size) // bytes of an element of the sum
 	for from := int64(0); from < part; from += k.m.r.w.chunk {
 		n := min(part-from, k.m.r.w.chunk)
 		if w > 1 {
@@ -172,11 +175,12 @@ func scatter(k *kernel, api driver.API, s driver.Stream) error {
 	return nil
 }
 
-// smallBytes is up to where an all-reduce brings every buffer to everybody, who add the
-// same numbers in the same order: one exchange instead of two.
+// smallBytes is the largest buffer for which an all-reduce sends every buffer to all ranks.
+// Each rank then adds them all in the same order: one exchange instead of two.
 const smallBytes = 16 << 10
 
-// reduce sums the rank's share of the buffer over the ranks, and gives it to all.
+// reduce sums the rank's share of the buffer over the ranks and sends the sum to all ranks
+// (all-reduce).
 func reduce(k *kernel, api driver.API, s driver.Stream) error {
 	n, w := k.Sig.Bytes, k.m.Ranks
 	switch {
@@ -227,7 +231,7 @@ func reduce(k *kernel, api driver.API, s driver.Stream) error {
 	})
 }
 
-// some is a Send or Recv of bytes, if there are any: both sides know how many.
+// some calls Send or Recv unless bytes is 0. Both sides know the number of bytes.
 func (k *kernel) some(call func(driver.Address, int64, int, Comm, driver.Stream) error, a driver.Address, bytes int64, peer int, c Comm, s driver.Stream) error {
 	if bytes <= 0 {
 		return nil
@@ -235,7 +239,7 @@ func (k *kernel) some(call func(driver.Address, int64, int, Comm, driver.Stream)
 	return call(a, bytes, peer, c, s)
 }
 
-// reduceSmall gathers every buffer and adds.
+// reduceSmall is an all-reduce in which every rank gathers all buffers and adds them.
 func (k *kernel) reduceSmall(api driver.API, s driver.Stream) error {
 	n := k.Sig.Bytes
 	err := k.together(func(api API, c Comm) error { return api.AllGather(k.out, k.m.r.scratch, n, c, s) })
@@ -248,8 +252,9 @@ func (k *kernel) reduceSmall(api driver.API, s driver.Stream) error {
 	return k.add(api, s, k.out, n/k.Sig.DType.Size(), -1, false)
 }
 
-// rehearse runs every kind of call once on each communicator, so that NCCL makes its links
-// and takes their memory now, and not in the first step. took is then what it has.
+// rehearse runs every kind of call once on each communicator, so that NCCL creates its
+// connections and allocates their memory now instead of in the first step. It sets took to
+// that memory, in bytes.
 func (r *rank) rehearse() error {
 	if r.w.size == 1 {
 		return nil

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/comm/watch"
 )
 
-// given tells whether what began then has had its time.
+// given tells whether the time limit of something that began at began has passed.
 func (h *Host) given(began time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -27,9 +27,9 @@ func (h *Host) given(began time.Time) bool {
 	return time.Since(began) > most
 }
 
-// rounds goes round until all have left, or the job has ended.
+// rounds exchanges blocks with the peers in rounds until all have left or the job has ended.
 func (h *Host) rounds() {
-	if h.world == 1 { // the last one that is left has nobody to talk to
+	if h.world == 1 { // no peers
 		<-h.leaving
 		return
 	}
@@ -62,7 +62,7 @@ func (h *Host) rounds() {
 	}
 }
 
-// pause waits until there is something to say, or for a while.
+// pause waits until there is something to send, for a limited time.
 func (h *Host) pause() {
 	select {
 	case <-h.wake:
@@ -76,8 +76,9 @@ func (h *Host) hasLeft(peer int) bool {
 	return h.gone[peer]
 }
 
-// lost is the error of a swap that did not end: of the process that does not answer. Who
-// leads is that to the others also while another does not answer it, and knows alone who.
+// lost returns the error of a failed swap, which names the process that does not answer.
+// Ranks other than 0 always see rank 0 as silent, even if rank 0 is itself waiting for another
+// rank; only rank 0 knows which.
 func (h *Host) lost(peer int, err error) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -86,7 +87,7 @@ func (h *Host) lost(peer int, err error) error {
 		who += " (" + h.where[peer] + ")"
 	}
 	during := ""
-	for _, p := range h.reports[peer].In { // of rank 0 as another sees it: its own
+	for _, p := range h.reports[peer].In { // on other ranks, index 0 holds their own report
 		if h.rank == 0 && p.Phase != watch.Idle && p.Op != "" {
 			during = " in " + p.Op
 		}
@@ -106,7 +107,7 @@ func (h *Host) lost(peer int, err error) error {
 	return fmt.Errorf("%w: %s%s: %w", kind, who, during, err)
 }
 
-// swap gives a peer a block and takes one of it, and tells whether either has more.
+// swap exchanges blocks with a peer and tells whether either side has more to send.
 func (h *Host) swap(peer int) (more bool, err error) {
 	out := h.compose(peer)
 	text, err := json.Marshal(out)
@@ -131,7 +132,7 @@ func (h *Host) swap(peer int) (more bool, err error) {
 	return out.More || in.More, nil
 }
 
-// trade moves the blocks.
+// trade moves the two blocks of a swap over NCCL.
 func (h *Host) trade(peer int) error {
 	api, s := h.gpu, h.stream
 	far := at(h.near, h.block)
@@ -164,8 +165,8 @@ func (h *Host) trade(peer int) error {
 	return err
 }
 
-// waiting is asked while a peer does not answer: it says so after a while, and in the end
-// gives up.
+// waiting is called while a peer does not answer. After some time it warns; after the
+// timeout it returns an error.
 func (h *Host) waiting(peer int, began time.Time) error {
 	if h.given(began) {
 		return comm.ErrTimeout
@@ -192,7 +193,7 @@ func (h *Host) waiting(peer int, began time.Time) error {
 	return nil
 }
 
-// compose is what this rank has to say to a peer.
+// compose returns the letter that this rank sends to a peer next.
 func (h *Host) compose(peer int) letter {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -230,7 +231,7 @@ func (h *Host) compose(peer int) letter {
 	return l
 }
 
-// take is told what a peer says, and what was said to it.
+// take processes the letter that a peer sent (in) and the one that was sent to it (out).
 func (h *Host) take(peer int, in, out *letter) {
 	h.mu.Lock()
 	s := h.streams[peer]
@@ -271,7 +272,7 @@ func (h *Host) take(peer int, in, out *letter) {
 	}
 }
 
-// gathered completes a gather that all have come to; mu is held.
+// gathered completes a gather once all ranks have contributed; the caller holds mu.
 func (h *Host) gathered() {
 	h.come[0] = h.seq
 	for _, n := range h.come {

@@ -15,21 +15,21 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// progress tells how far the rank's stream has come in the calls of a group: it stores the
-// number of the call at which it has arrived, and of the one that it has passed. Numbers
-// are compared as differences of int32.
+// progress tracks how far the rank's stream has come in the calls of a group. The stream
+// stores the numbers of the last call at which it arrived and of the last one that it
+// completed (passed). Numbers are compared by their int32 difference, so they may wrap.
 type progress struct {
 	ok                  bool // the device can store to memory in stream order
 	arrived, passed     *atomic.Uint32
 	arrivedAt, passedAt driver.Address
 
-	shown uint64 // the call that the watchdog was shown last; this, moved and wait are the watching goroutine's
-	moved bool   // since it was looked how long it is in that
+	shown uint64 // call last shown to the watchdog; only the watching goroutine uses shown, moved and wait
+	moved bool   // the stream has progressed since the wait was last checked
 	wait  comm.Wait
 
 	mu     sync.Mutex
-	last   uint64      // the latest call that was enqueued
-	recent [256]called // by number
+	last   uint64      // the latest enqueued call
+	recent [256]called // the latest calls, by number modulo 256
 }
 
 // called is a call of a group, and when it was enqueued.
@@ -39,7 +39,7 @@ type called struct {
 	at   time.Time
 }
 
-// words gives the progress its memory.
+// words allocates the words that the stream writes.
 func (p *progress) words(ctx *cuda.Context) (err error) {
 	if p.arrived, p.arrivedAt, p.ok, err = ctx.Word(); err != nil || !p.ok {
 		return err
@@ -65,10 +65,11 @@ func (p *progress) pass(api driver.API, s driver.Stream, call uint64) error {
 	return api.WriteValue(s, p.passedAt, uint32(call))
 }
 
-// look is where the stream is. Calls grow by less than 2^31 between two looks.
+// look returns the stream's progress. Between two looks there must be fewer than 2^31
+// calls.
 func (p *progress) look() watch.Progress {
 	passed := p.passed.Load()
-	arrived := p.arrived.Load() // in this order: it is never behind
+	arrived := p.arrived.Load() // loaded after passed, so it is never behind passed
 	if arrived != uint32(p.shown) || arrived == passed {
 		p.moved = true
 	}
@@ -82,12 +83,12 @@ func (p *progress) look() watch.Progress {
 	return watch.Progress{Call: p.shown, Phase: watch.Waiting, Sig: k.sig, Op: k.text}
 }
 
-// flight tells the last calls that the rank's streams have come to in each group, at most n
-// each, oldest first; "" where there are none. It is asked before anything is aborted: after
-// that, streams pass what they wait in.
+// flight describes the last calls that the rank's streams reached in each group, at most n
+// each, oldest first; "" if there are none. Call it before anything is aborted: an abort lets
+// streams pass the calls in which they wait.
 func (r *rank) flight(n int) string {
 	var s strings.Builder
-	r.mu.Lock() // a rank that leaves gives the words' memory back
+	r.mu.Lock() // a rank that leaves frees the words
 	for _, m := range r.members {
 		m.progress.tell(&s, m.name, uint64(n))
 	}
@@ -108,7 +109,7 @@ func (p *progress) tell(s *strings.Builder, group string, n uint64) {
 	arrived := p.last - uint64(uint32(p.last)-p.arrived.Load())
 	for call := arrived - min(arrived, n) + 1; call <= arrived; call++ {
 		c := p.recent[call%uint64(len(p.recent))]
-		if c.call != call { // it has another's place by now
+		if c.call != call { // overwritten by a later call
 			continue
 		}
 		how := "passed"
@@ -122,11 +123,12 @@ func (p *progress) tell(s *strings.Builder, group string, n uint64) {
 	}
 }
 
-// lookEvery is how often a rank's progress is shown, and its communicators are asked.
+// lookEvery is the interval at which a rank reports its progress and polls its
+// communicators.
 const lookEvery = 50 * time.Millisecond
 
-// watch shows the watchdog where the rank's stream is, and ends the job with what NCCL
-// finds wrong, until the rank has left or the job has ended.
+// watch reports the progress of the rank's stream to the watchdog and ends the job with
+// NCCL's asynchronous errors, until the rank has left or the job has ended.
 func (r *rank) watch() {
 	defer crash.Guard()
 	defer close(r.watched)
@@ -135,7 +137,7 @@ func (r *rank) watch() {
 	for {
 		select {
 		case <-r.left:
-			for slot, m := range r.members { // else others that wait would seem to wait for a rank that is gone
+			for slot, m := range r.members { // or others would seem to wait for a rank that has left
 				r.show(slot, m)
 			}
 			return
@@ -153,7 +155,7 @@ func (r *rank) watch() {
 	}
 }
 
-// show tells the watchdog how far the rank is in a group.
+// show reports the rank's progress in a group to the watchdog.
 func (r *rank) show(slot int, m *member) (p watch.Progress) {
 	if m.Ranks > 1 && m.progress.ok {
 		p = m.progress.look()

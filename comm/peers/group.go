@@ -20,26 +20,25 @@ import (
 //	meet           every rank has recorded
 //	wait           the stream, for the peers' done: nobody reads my inputs any more
 //
-// Waits stand for records that were made before them, so no stream waits for
-// what is enqueued later: streams can't wait for each other in a circle, also
-// where the GPU has fewer queues than there are streams.
+// A stream waits only for events that were recorded before the wait was enqueued, so that
+// streams cannot deadlock, even if the GPU has fewer queues than there are streams.
 //
-// A rank whose GPU work is stuck has enqueued the operation all the same: that it
-// does not arrive shows on its peers' streams only (see watch.go).
+// A rank whose GPU work is stuck has still enqueued the operation: only its peers' streams
+// show that it does not arrive (see watch.go).
 //
-// An error (Abort, a timeout, a mismatch) releases who waits on the host.
+// An error (Abort, a timeout, a mismatch) releases the ranks that wait on the host.
 type member struct {
 	*meet.Member
 	world       *World
 	ctx         *cuda.Context
-	port        *port  // nil: the rank adds nothing of other GPUs
+	port        *port  // nil: the rank's sums read nothing from other GPUs
 	far         []bool // by index: the member is on another GPU
-	beyond      int    // members on other GPUs
+	beyond      int    // number of members on other GPUs
 	ready, done driver.Event
 	progress    progress
 }
 
-// find learns which members are on other GPUs.
+// find sets far and beyond.
 func (m *member) find() {
 	m.far = make([]bool, m.Size())
 	for i := range m.far {
@@ -69,13 +68,13 @@ type kernel struct {
 	m             *member
 	reads, writes []device.Ptr
 
-	in, out driver.Address // of the operands
-	bytes   int64          // of a shard, or of the whole buffer where there are none
+	in, out driver.Address // addresses of the operands
+	bytes   int64          // size of a shard, or of the whole buffer if there are no shards
 	move    func(k *kernel, api driver.API, s driver.Stream) (read, written int64, err error)
 
 	sum        Sum
-	srcs, dsts []driver.Address // of the whole sum, by member
-	pieceSrcs  []driver.Address // of a piece: what is on other GPUs lies in the port
+	srcs, dsts []driver.Address // addresses for the whole sum, by member
+	pieceSrcs  []driver.Address // addresses for one piece; sources on other GPUs lie in the port
 	pieceDsts  []driver.Address
 	peerReads  []driver.Range // for an observer
 	peerWrites []driver.Range
@@ -89,16 +88,16 @@ var (
 func (k *kernel) Reads() []device.Ptr  { return k.reads }
 func (k *kernel) Writes() []device.Ptr { return k.writes }
 
-// met returns a member's kernel at the meeting: see meet.Op.Met.
+// met returns the kernel that member i runs at the meeting: see meet.Op.Met.
 func (k *kernel) met(i int) *kernel { return k.Op.Met(i).(*kernel) }
 
 // Enqueue adds the operation to the rank's stream. It returns when every rank
 // has done so.
 func (k *kernel) Enqueue(api driver.API, s driver.Stream) error {
 	err := k.enqueue(api, s)
-	if err != nil { // what was enqueued all the same may read a peer's memory: see leave
+	if err != nil { // enqueued copies may still read a peer's memory: see leave
 		k.m.port.settle(api, s)
-		_ = api.Record(k.m.done, s) // the first error is the one that counts
+		_ = api.Record(k.m.done, s) // err is reported; a second error is dropped
 	}
 	return err
 }
@@ -156,8 +155,8 @@ func (k *kernel) waitPeers(api driver.API, s driver.Stream, event func(*member) 
 	return nil
 }
 
-// point is Enqueue of a Send or a Recv: they meet for the operands, for the copy,
-// and for the sender's wait, before which the receiver may not record done again.
+// point enqueues a Send or a Recv. The two ranks meet three times: for the operands, for the
+// copy, and for the sender's wait, before which the receiver must not record done again.
 func (k *kernel) point(api driver.API, s driver.Stream) error {
 	other := k.m.peer(k.Peer)
 	if err := k.Meet(true); err != nil {
@@ -193,7 +192,7 @@ func (k *kernel) point(api driver.API, s driver.Stream) error {
 	return nil
 }
 
-// Bind finds the operands in the GPU's memory, and how to move them.
+// Bind checks that the operands are in GPU memory and chooses the kernel's move.
 func (m *member) Bind(o *meet.Op) (device.Kernel, error) {
 	if o.Squares.Acc.Arena != nil {
 		return nil, comm.ErrNoSquares
@@ -209,8 +208,8 @@ func (m *member) Bind(o *meet.Op) (device.Kernel, error) {
 	return k, k.plan()
 }
 
-// plan gives the kernel its move, and narrows what it reads and writes of its
-// own operands.
+// plan sets the kernel's move, and the parts of the rank's operands that it reads and
+// writes.
 func (k *kernel) plan() error {
 	switch shard, full := k.In, k.Out; k.Sig.Op {
 	case comm.AllGather:

@@ -7,13 +7,13 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// gather copies every rank's shard to this rank's full buffer. In place, it reads of
-// a peer's full buffer only the peer's own part, and writes only the others' in its
-// own.
+// gather copies every rank's shard to this rank's full buffer. In place, it reads only a
+// peer's own part of the peer's full buffer, and writes only the parts of other ranks in its
+// own full buffer.
 func gather(k *kernel, api driver.API, s driver.Stream) (read, written int64, err error) {
 	self, w := k.m.Rank(), k.m.Size()
 	for j := range w {
-		i := (self + j) % w // ranks start at different peers
+		i := (self + j) % w // each rank starts at a different peer, to spread the load
 		if i == self && k.InPlace || k.bytes == 0 {
 			continue
 		}
@@ -25,7 +25,7 @@ func gather(k *kernel, api driver.API, s driver.Stream) (read, written int64, er
 	return read, written, nil
 }
 
-// spread copies the root's buffer to this rank's.
+// spread copies the root's buffer into this rank's buffer (broadcast).
 func spread(k *kernel, api driver.API, s driver.Stream) (read, written int64, err error) {
 	if k.m.Rank() == k.Sig.Root || k.bytes == 0 {
 		return 0, 0, nil
@@ -49,7 +49,7 @@ func exchange(k *kernel, api driver.API, s driver.Stream) (read, written int64, 
 	return read, written, nil
 }
 
-// add gives a reduction its sum and lists.
+// add sets a reduction's GPU sum and allocates its address lists.
 func (k *kernel) add() (err error) {
 	if err := comm.CheckSum(k.Sig.DType); err != nil {
 		return err
@@ -74,7 +74,7 @@ func scatter(k *kernel, api driver.API, s driver.Stream) (read, written int64, e
 	if k.bytes == 0 || w == 1 && k.InPlace {
 		return 0, 0, nil
 	}
-	part := k.Sig.Bytes / int64(w) // not k.bytes, where the sum of 16 bits is f32
+	part := k.Sig.Bytes / int64(w) // k.bytes is larger if 16-bit elements have an f32 sum
 	for j := range w {
 		k.srcs[j] = k.met(j).in + driver.Address(int64(self)*part)
 	}
@@ -103,8 +103,8 @@ func reduce(k *kernel, api driver.API, s driver.Stream) (read, written int64, er
 	return part * n, part * n, k.sumOf(api, s, k.dsts, part, part, false)
 }
 
-// sumOf adds read bytes at each of srcs to written bytes at each of dsts: at once where
-// all of them are on the rank's GPU.
+// sumOf sums k.srcs, read bytes each, into written bytes at each of dsts. If all of them are
+// on the rank's GPU, it is one launch, else see sumInPieces.
 func (k *kernel) sumOf(api driver.API, s driver.Stream, dsts []driver.Address, read, written int64, accumulate bool) error {
 	if k.m.beyond > 0 {
 		return k.sumInPieces(api, s, dsts, read, written, accumulate)
@@ -114,8 +114,8 @@ func (k *kernel) sumOf(api driver.API, s driver.Stream, dsts []driver.Address, r
 	return k.sum.Enqueue(api, s, dsts, srcs, read/k.Sig.DType.Size(), accumulate)
 }
 
-// tell says to an observer what a sum reads and writes, in bytes of each source and each
-// destination.
+// tell reports the memory that a sum reads and writes to the driver's observer, if there is
+// one. read and written are the bytes of each source and of each destination.
 func (k *kernel) tell(api driver.API, s driver.Stream, dsts, srcs []driver.Address, read, written int64) {
 	o, ok := api.(driver.Observer)
 	if !ok {

@@ -7,30 +7,30 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// port is where a rank takes in what it adds of other GPUs' ranks: a stream beside its
-// own, on which the copies come, and device memory for two pieces of a sum. While one is
-// added the next is on its way:
+// port receives the addends of a rank's sums from other GPUs. It has a side stream for the
+// copies and device memory for two pieces of a sum. While one piece is added the next one is
+// copied:
 //
 //	side  wait begun │ copies → 0 │ filled 0 │ copies → 1 │ filled 1 │ wait freed 0 │ copies → 0 …
 //	rank  begun │        wait filled 0 │ sum 0 │ freed 0 │ wait filled 1 │ sum 1 │ freed 1 …
 //
-// Every wait is for a record that was made before it, as in a member's operation, and
-// holds for the next operation too, whichever stream of the rank's that is on.
+// Every wait is for an event recorded before it, as in a member's operation. The waits also
+// order the next operation, on whichever of the rank's streams it runs.
 type port struct {
 	side  driver.Stream
 	begun driver.Event
 	slots [2]slot
 	half  int64 // bytes of a slot
-	next  int   // the slot whose turn it is
+	next  int   // index of the slot to fill next
 }
 
-// slot is the sources of a piece that are on other GPUs, one behind the other.
+// slot holds one piece of every source on another GPU, one after the other.
 type slot struct {
 	at            driver.Address
 	filled, freed driver.Event
 }
 
-// pieceAlign is what a piece of a source is a multiple of, in bytes.
+// pieceAlign is the granularity of a piece in bytes.
 const pieceAlign = 256
 
 func newPort(ctx *cuda.Context, bytes int64) (*port, error) {
@@ -53,15 +53,15 @@ func newPort(ctx *cuda.Context, bytes int64) (*port, error) {
 	return p, nil
 }
 
-// settle makes s wait for what was enqueued beside it.
+// settle makes s wait for the work on the side stream.
 func (p *port) settle(api driver.API, s driver.Stream) {
 	if p != nil && api.Record(p.begun, p.side) == nil {
 		_ = api.Wait(s, p.begun)
 	}
 }
 
-// each is how many elements of a source a slot holds, of so many sources; 0 where there
-// is no room.
+// each returns how many elements of each source fit in a slot that holds so many sources, 0
+// if none.
 func (p *port) each(sources int, size int64) int64 {
 	if p == nil {
 		return 0
@@ -69,8 +69,8 @@ func (p *port) each(sources int, size int64) int64 {
 	return p.half / int64(sources) / pieceAlign * pieceAlign / size
 }
 
-// sumInPieces is sumOf where some sources, and with several dsts some of those, are on
-// other GPUs. It adds the same elements in the same order: the bits are those of sumOf.
+// sumInPieces is sumOf for sources, and destinations if there are several, on other GPUs.
+// It adds the same elements in the same order as sumOf and gives the same bits.
 func (k *kernel) sumInPieces(api driver.API, s driver.Stream, dsts []driver.Address, read, written int64, accumulate bool) error {
 	p, size := k.m.port, k.Sig.DType.Size()
 	n := read / size
@@ -110,9 +110,9 @@ func (k *kernel) sumInPieces(api driver.API, s driver.Stream, dsts []driver.Addr
 	return nil
 }
 
-// takeIn has the next slot filled with n bytes, off from the beginning, of the sources
-// that are on other GPUs, apart bytes from one to the next, and makes s wait for it. It
-// gives pieceSrcs, and the event to record when the slot may be written again.
+// takeIn copies n bytes at offset off of each source on another GPU into the next slot,
+// apart bytes from one source to the next, and makes s wait for the copies. It sets pieceSrcs
+// and returns the event to record once the slot may be overwritten.
 func (k *kernel) takeIn(api driver.API, s driver.Stream, off driver.Address, apart, n int64) (free driver.Event, err error) {
 	p := k.m.port
 	in := &p.slots[p.next]
@@ -140,8 +140,8 @@ func (k *kernel) takeIn(api driver.API, s driver.Stream, off driver.Address, apa
 	return in.freed, api.Wait(s, in.filled)
 }
 
-// handOut copies n bytes of the rank's own result to the members on other GPUs, where
-// they have it too.
+// handOut copies n bytes of the rank's result to the buffers of members on other GPUs, if
+// the operation has several destinations.
 func (k *kernel) handOut(api driver.API, s driver.Stream, dsts []driver.Address, off driver.Address, n int64) error {
 	if len(dsts) == 1 {
 		return nil
@@ -159,13 +159,13 @@ func (k *kernel) handOut(api driver.API, s driver.Stream, dsts []driver.Address,
 	return nil
 }
 
-// MostScratch is the most device memory of a rank for what it adds of other GPUs' ranks:
-// pieces of 2 MiB from each of seven, which a link of 400 GB/s moves in 5 µs.
+// MostScratch is the largest device memory of a rank's port: two slots with pieces of 2 MiB
+// from each of seven other ranks, which a link of 400 GB/s moves in 5 µs.
 const MostScratch = 32 << 20
 
-// ScratchBytes is the device memory, MostScratch or less, that each rank takes for the sums
-// of a program, with its ranks on the given GPUs: two pieces of what the largest sum takes
-// in, 0 where none comes from another GPU.
+// ScratchBytes returns the device memory that each rank's port needs for the sums of a
+// program, at most MostScratch: twice the bytes that the largest sum reads from other GPUs, 0
+// if no sum does. gpu is the GPU of each rank.
 func ScratchBytes(p *graph.Program, gpu []int) int64 {
 	most := int64(0)
 	for s := range p.Sections {
@@ -179,7 +179,7 @@ func ScratchBytes(p *graph.Program, gpu []int) int64 {
 	return min(2*most, MostScratch)
 }
 
-// takesIn is the most bytes that a rank takes in from other GPUs for an operation's sum.
+// takesIn returns the most bytes that a rank reads from other GPUs for an operation's sum.
 func takesIn(p *graph.Program, op *graph.Op, gpu []int) (most int64) {
 	if op.Kind != graph.ReduceScatter && op.Kind != graph.AllReduce {
 		return 0
@@ -188,7 +188,7 @@ func takesIn(p *graph.Program, op *graph.Op, gpu []int) (most int64) {
 	if !ok {
 		return 0
 	}
-	buf, longer := op.Out[0].Buf, int64(16) // a share of an all-reduce starts at a line: see comm.Share
+	buf, longer := op.Out[0].Buf, int64(16) // shares start at multiples of 16 elements: see comm.Share
 	if op.Kind == graph.ReduceScatter {
 		buf, longer = op.In[0], 0
 	}

@@ -7,26 +7,26 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// progress tells how far a rank's stream has come in the collectives of a group,
-// so that a rank whose GPU work is stuck is missed as one that does not call: the
-// stream stores the number of the call at which it has arrived, and of the one in
-// which all peers have. Numbers are compared as differences of int32.
+// progress tracks how far a rank's stream has come in the collectives of a group, so that a
+// rank with stuck GPU work is detected like a rank that does not call. The stream stores the
+// number of the call at which it has arrived, and of the call at which all peers have (passed).
+// Numbers are compared by their int32 difference, so they may wrap.
 //
-// While a rank waits for its streams it reads its own words, shows them to its
-// peers, and looks how long it has been held up.
+// While a rank waits for its streams it reads its own words, publishes them to its peers,
+// and checks how long it has been waiting.
 type progress struct {
 	ok              bool // the device can store to memory in stream order
 	arrived, passed *atomic.Uint32
 	arrivedAt       driver.Address
 	passedAt        driver.Address
-	shown           atomic.Uint32 // arrived, for the peers
+	shown           atomic.Uint32 // copy of arrived for the peers
 
-	recent [1024]*kernel // by call
-	held   uint32        // the call in which the rank was last seen waiting
+	recent [1024]*kernel // the latest calls, by number modulo 1024
+	held   uint32        // the call in which the rank was waiting at the last look
 	wait   comm.Wait
 }
 
-// watch gives a member its words.
+// watch allocates a member's words.
 func (m *member) watch() (err error) {
 	p := &m.progress
 	if p.arrived, p.arrivedAt, p.ok, err = m.ctx.Word(); err != nil || !p.ok {
@@ -39,8 +39,8 @@ func (m *member) watch() (err error) {
 	return nil
 }
 
-// enter and pass mark a call on the stream: that the rank is there, and that all
-// are.
+// enter and pass make the stream store a call's number: enter when the rank has arrived,
+// pass when all ranks have.
 func (p *progress) enter(api driver.API, s driver.Stream, k *kernel, call uint64) error {
 	if !p.ok {
 		return nil
@@ -56,8 +56,8 @@ func (p *progress) pass(api driver.API, s driver.Stream, call uint64) error {
 	return api.WriteValue(s, p.passedAt, uint32(call))
 }
 
-// look ends the world where the rank has been held up in one call for longer than
-// the timeout by peers that have not arrived.
+// look ends the world if the rank has waited in one call for longer than the timeout for
+// peers that have not arrived.
 func (m *member) look() {
 	p := &m.progress
 	passed, arrived := p.passed.Load(), p.arrived.Load() // in this order: passed is never ahead

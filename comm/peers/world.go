@@ -1,8 +1,7 @@
-// Package peers is communication between the ranks of one process on its GPUs: copies,
-// and sums in the tree's order. Of ranks that share a GPU no byte leaves the device: sums
-// read the peers' arenas. Between GPUs the copy engines move the bytes, so that it does
-// not matter whether kernels reach the other card, and what is to be added is added from
-// the rank's own memory, piece by piece: see pieces.go.
+// Package peers is the transport between the ranks of one process on its GPUs: copies, and
+// sums in the order of comm.Adder. Sums of ranks that share a GPU read the peers' arenas
+// directly. Between GPUs, copy engines move the bytes into the rank's own memory piece by
+// piece, where they are added (pieces.go); kernels need no peer access to other GPUs.
 package peers
 
 import (
@@ -22,12 +21,12 @@ import (
 // DefaultTimeout is how long an operation waits for its peers.
 const DefaultTimeout = world.DefaultTimeout
 
-// Sum adds buffers of the ranks in the order of comm.Adder, or from left to right:
-// kernels/cuda has it.
+// Sum adds buffers of the ranks in the order of comm.Adder, or from left to right. Package
+// kernels/cuda implements it.
 type Sum interface {
-	// Enqueue adds the sum of n elements at srcs, one for each rank, to a stream. It
-	// goes to every one of dsts, or is added to what is there. A dst may be one of
-	// the srcs. It does not allocate, and keeps neither list.
+	// Enqueue adds a kernel to a stream that sums n elements of every rank's buffer, srcs.
+	// It writes the sum to each of dsts, or adds it to them if accumulate is set. A dst may
+	// be one of srcs. Enqueue does not allocate, and keeps neither list.
 	Enqueue(api driver.API, s driver.Stream, dsts, srcs []driver.Address, n int64, accumulate bool) error
 }
 
@@ -36,12 +35,12 @@ type Options struct {
 	// Timeout is how long a rank waits in an operation for another one to
 	// arrive. Default 60 s.
 	Timeout time.Duration
-	// Sum makes a sum of elements, for one rank, on its GPU. From left to right it is of f32.
+	// Sum creates the Sum of a rank on its GPU. In the order SumSequential the result is f32.
 	Sum func(rank int, dtype graph.DType, order graph.SumOrder) (Sum, error)
-	// GPU is the ordinal of each rank's; nil: all share one.
+	// GPU is the ordinal of each rank's GPU; nil: all ranks share one GPU.
 	GPU []int
-	// Scratch is the bytes of device memory that a rank takes for what it adds of other
-	// GPUs' ranks: ScratchBytes. Sums come in as large pieces as it holds.
+	// Scratch is the device memory in bytes that each rank allocates to receive addends from
+	// other GPUs: use ScratchBytes. Pieces of a sum are as large as it allows.
 	Scratch int64
 }
 
@@ -49,12 +48,12 @@ type Options struct {
 type World struct {
 	*meet.World
 	o     Options
-	ports []*port // by rank; nil: not yet, or it adds nothing of other GPUs
+	ports []*port // by rank; nil: not created yet, or not needed
 	ends  []end   // by rank
 }
 
-// end is whether a rank's streams run nothing any more. Nobody asks about its events once
-// done is set, for it destroys them; they are asked about under mu.
+// end says whether a rank's streams have finished. Once done is set the rank destroys its
+// events, so other ranks must not query them; they query events only under mu.
 type end struct {
 	mu   sync.Mutex
 	done bool
@@ -83,9 +82,9 @@ func New(mesh []graph.Axis, o Options) (*World, error) {
 	return w, nil
 }
 
-// leave is what a rank whose streams have ended does before its memory is given back: it
-// waits until its peers' streams have run what they read of it. After a collective that
-// all have run to its end nobody does; one that failed may have left copies behind.
+// leave runs after a rank's streams have ended and before its memory is freed. It waits until
+// the peers' streams no longer read that memory. They may still do so after a collective that
+// failed; a complete collective leaves no reads behind.
 func (w *World) leave(all map[int]*meet.Member, rank int, ctx *cuda.Context, deadline time.Time) error {
 	own := &w.ends[rank]
 	own.mu.Lock()
@@ -105,8 +104,8 @@ func (w *World) leave(all map[int]*meet.Member, rank int, ctx *cuda.Context, dea
 	return nil
 }
 
-// passed waits until a rank's streams have ended, or run to its last record of an event. A
-// rank whose own GPU is lost can't ask for that: it waits for the end.
+// passed waits until a rank's streams have ended or have passed their last Record of the
+// event done. A caller whose own GPU is lost cannot query events and waits for the end.
 func (w *World) passed(rank int, done driver.Event, api driver.API, deadline time.Time) bool {
 	ran := func() bool {
 		of := &w.ends[rank]
@@ -127,7 +126,7 @@ func (w *World) passed(rank int, done driver.Event, api driver.API, deadline tim
 	return true
 }
 
-// leaveGrace is how long a rank that ends waits for the others' streams.
+// leaveGrace is how long an ending rank waits for the other ranks' streams.
 const leaveGrace = 8 * time.Second
 
 // far tells whether two ranks of the world are on different GPUs.

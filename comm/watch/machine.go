@@ -88,7 +88,7 @@ const (
 // Verdict is a finding of the machine.
 type Verdict struct {
 	Kind  Kind
-	Ranks []int // whom it names
+	Ranks []int // the ranks concerned
 	Text  string
 	Err   error // of an End: wraps comm.ErrTimeout, comm.ErrMismatch or comm.ErrLost
 }

@@ -1,4 +1,4 @@
-// Package libnccl opens NVIDIA's NCCL at run time, without cgo: comm/nccl calls it.
+// Package libnccl opens NVIDIA's NCCL at run time, without cgo, for package comm/nccl.
 package libnccl
 
 // Names are the files that are looked for.

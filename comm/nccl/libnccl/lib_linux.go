@@ -21,7 +21,7 @@ type functions struct {
 	getVersion, getUniqueID, getErrorString, getLastError, getAsyncError uintptr
 	initRank, split, finalize, destroy, abort                            uintptr
 	groupStart, groupEnd, allGather, broadcast, send, recv               uintptr
-	shrink                                                               uintptr // 0: an older library
+	shrink                                                               uintptr // 0: NCCL is older than 2.27
 }
 
 func (f *functions) symbols() map[string]*uintptr {
@@ -45,8 +45,8 @@ type library struct {
 	held []*held
 }
 
-// held is what calls are given the address of, in memory that does not move: it is on the
-// heap and stays there.
+// held keeps objects whose addresses are passed to NCCL. It is allocated on the heap, where
+// objects do not move.
 type held struct {
 	config config
 	id     nccl.ID
@@ -72,8 +72,8 @@ var opened = sync.OnceValues(func() (nccl.API, error) {
 	return l, nil
 })
 
-// Open opens the library, once a process. The error of a machine without one is one line
-// that says what was looked for and where.
+// Open opens NCCL, once in a process. If it is not installed, the error is one line that
+// lists the file names and folders tried.
 func Open() (nccl.API, error) { return opened() }
 
 func open() (*library, error) {
@@ -99,8 +99,8 @@ func open() (*library, error) {
 	return l, nil
 }
 
-// config is ncclConfig_t as version 2.18 has it. Later libraries take what is not in it
-// for undefined: size and version say how far it goes.
+// config is ncclConfig_t of version 2.18. Newer libraries treat fields that it lacks as
+// undefined: size and version tell them which fields exist.
 type config struct {
 	size           uint64
 	magic, version uint32
@@ -130,8 +130,8 @@ func newConfig(o nccl.Config) config {
 	return c
 }
 
-// frame is the words of a call and room for a number that it gives. SyscallN's own words
-// would be allocated at each call.
+// frame holds the argument words of a call and space for a returned number. It is reused,
+// because SyscallN would allocate its argument list at each call.
 type frame struct {
 	words  [6 + nccl.IDBytes/8]uintptr
 	number int32
@@ -139,7 +139,8 @@ type frame struct {
 
 var frames = sync.Pool{New: func() any { return new(frame) }}
 
-// call makes a call whose arguments hold no addresses that may move: see held.
+// call calls a function. Its arguments must hold no addresses of memory that may move: see
+// held.
 func call(f uintptr, args ...uintptr) uintptr {
 	w := frames.Get().(*frame)
 	n := copy(w.words[:], args)
@@ -148,7 +149,7 @@ func call(f uintptr, args ...uintptr) uintptr {
 	return r
 }
 
-// check makes a result an error. A call that is in progress is none.
+// check converts a result to an error. ncclInProgress is not an error.
 func (l *library) check(name string, c nccl.Comm, r uintptr) error {
 	code := int(int32(r))
 	if code == nccl.Success || code == nccl.InProgress {
@@ -203,8 +204,8 @@ func (l *library) Shrinks() error {
 	return fmt.Errorf("%s is NCCL %s, which has no ncclCommShrink: want %s or later", l.path, nccl.VersionText(l.version), nccl.VersionText(nccl.ShrinkVersion))
 }
 
-// shrinkDefault is NCCL_SHRINK_DEFAULT: the communicator runs nothing. NCCL_SHRINK_ABORT
-// would end what it runs, and then refuse it all the same where it has found an error.
+// shrinkDefault is NCCL_SHRINK_DEFAULT: the communicator must be idle. NCCL_SHRINK_ABORT
+// would abort its operations, but then still refuse a communicator with an error.
 const shrinkDefault = 0
 
 func (l *library) Shrink(c nccl.Comm, without []int, into *nccl.Comm, o nccl.Config) error {
@@ -215,7 +216,7 @@ func (l *library) Shrink(c nccl.Comm, without []int, into *nccl.Comm, o nccl.Con
 		return errors.New("ncclCommShrink: want at least one rank to go on without")
 	}
 	h := l.hold()
-	h.config, h.list = newConfig(o), make([]int32, len(without)) // which the library sorts in place
+	h.config, h.list = newConfig(o), make([]int32, len(without)) // a copy: NCCL sorts it in place
 	for i, rank := range without {
 		h.list[i] = int32(rank)
 	}

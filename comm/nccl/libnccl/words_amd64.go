@@ -9,8 +9,8 @@ import (
 )
 
 // initWords are the arguments of ncclCommInitRankConfig(comm*, nranks, id, rank, config*).
-// By the System V convention a struct of more than 16 bytes goes to the stack by value, and
-// the arguments behind it go on with the registers, of which there are six.
+// By the System V convention a struct of more than 16 bytes is passed by value on the stack;
+// the later arguments continue to use the six argument registers.
 func initWords(comm uintptr, ranks int, id *nccl.ID, rank int, config uintptr) []uintptr {
 	words := []uintptr{comm, uintptr(ranks), uintptr(rank), config, 0, 0}
 	return append(words, (*[nccl.IDBytes / 8]uintptr)(unsafe.Pointer(id))[:]...)
