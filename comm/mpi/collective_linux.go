@@ -9,20 +9,20 @@ import (
 )
 
 // The collectives of a group whose ranks have a process each: MPI's own non-blocking
-// all-gather and all-to-all (with counts) on the group's communicator. They carry
-// bytes; what is to be added lands in scratch, and the adding is Spillway's.
+// all-gather and all-to-all (with counts) on the group's communicator. They carry bytes;
+// addends are received into scratch memory, and Spillway adds them.
 
-// block is a type of the library: so many bytes, of which the next begin stride bytes
-// after their beginning. MPI counts in 32 bits: what goes beyond is a count of blocks.
+// block describes an MPI data type of so many bytes, whose consecutive elements begin stride
+// bytes apart. MPI's counts have 32 bits, so larger transfers count blocks instead of bytes.
 type block struct{ bytes, stride int64 }
 
-// maxCount is the largest count and displacement. Tests shorten it.
+// maxCount is the largest count or displacement of a call. Tests reduce it.
 var maxCount int64 = math.MaxInt32
 
-// poster makes the calls of an exchange.
+// poster starts the MPI calls of an exchange.
 type poster struct {
 	*lib
-	types []uintptr // that were made for it: to be freed when it is done
+	types []uintptr // MPI types created for the exchange, freed when it is complete
 }
 
 // of returns count and type of one block.
@@ -34,10 +34,11 @@ func (p *poster) of(b block) (count, kind uintptr, err error) {
 	return 1, kind, err
 }
 
-// newType makes the type of a block of at most maxCount bytes.
+// newType creates the MPI type of a block of at most maxCount bytes.
 func (p *poster) newType(b block) (uintptr, error) {
 	var plain, kind uint64 // a handle of 32 bits fills the lower half
-	// Converted in the call itself, which is what moves them to the heap: see dl.Call.
+	// The pointer conversion must be in the call's argument list, which moves the variable to
+	// the heap: see dl.Call.
 	err := p.check("MPI_Type_contiguous", dl.Call(p.fn.typeContiguous, uintptr(b.bytes), p.byteType, uintptr(unsafe.Pointer(&plain))))
 	if err == nil {
 		err = p.check("MPI_Type_create_resized", dl.Call(p.fn.typeResized, uintptr(plain), 0, uintptr(b.stride), uintptr(unsafe.Pointer(&kind))))
@@ -50,7 +51,7 @@ func (p *poster) newType(b block) (uintptr, error) {
 	return uintptr(kind), err
 }
 
-// free frees the types that were made.
+// free frees the MPI types created for the exchange.
 func (p *poster) free() error {
 	for _, t := range p.types {
 		h := uint64(t)
@@ -62,11 +63,11 @@ func (p *poster) free() error {
 	return nil
 }
 
-// post starts one call; its request is to be written to an address.
+// post starts one MPI call, which writes its request handle to address request.
 type post func(p *poster, request uintptr) error
 
-// even is an all-gather or an all-to-all of one block from and to each rank. Without
-// send, of an all-gather, the rank's own block lies in recv.
+// even is an all-gather or an all-to-all of one block from and to each rank. If send is nil
+// in an all-gather, the rank's own block already lies in recv.
 func even(op comm.Op, group uintptr, send, recv []byte, from, to block) post {
 	return func(p *poster, request uintptr) error {
 		name, fn := "MPI_Iallgather", p.fn.iallgather
@@ -88,20 +89,22 @@ func even(op comm.Op, group uintptr, send, recv []byte, from, to block) post {
 	}
 }
 
-// counts is what goes to, or comes from, each rank, by index: bytes and where they begin.
+// counts holds, by rank index, the number of bytes sent to or received from each rank and
+// their offset in the buffer.
 type counts struct{ n, at []int32 }
 
 func newCounts(w int) counts { return counts{make([]int32, w), make([]int32, w)} }
 
-// gatherParts is an all-gather of parts of buf, of which the rank's own is there.
+// gatherParts is an all-gather of parts of buf, in which the rank's own part is already in
+// place.
 func gatherParts(group uintptr, buf []byte, parts counts) post {
 	return func(p *poster, request uintptr) error {
 		return p.check("MPI_Iallgatherv", dl.Call(p.fn.iallgatherv, p.inPlace, 0, p.byteType, address(buf), numbers(parts.n), numbers(parts.at), p.byteType, group, request))
 	}
 }
 
-// uneven is an all-to-all with counts: of bytes, but where a block to send is given,
-// of those.
+// uneven is an all-to-all with counts. Counts are in bytes, but those of send are in units
+// of block if one is given.
 func uneven(group uintptr, send []byte, sends counts, of block, recv []byte, recvs counts) post {
 	return func(p *poster, request uintptr) error {
 		kind := p.byteType
@@ -116,17 +119,18 @@ func uneven(group uintptr, send []byte, sends counts, of block, recv []byte, rec
 	}
 }
 
-// numbers is where a list lies. The library looks at it until the call is done, so
-// long the exchange has hold of it.
+// numbers returns the address of a list. MPI reads the list until the call is complete, so
+// the exchange keeps a reference to it.
 func numbers(list []int32) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(list))) }
 
-// collect runs calls on the group's communicator that move so many bytes in all.
+// collect runs collective calls on the group's communicator, which move bytes bytes in
+// total.
 func (k *kernel) collect(bytes int64, posts ...post) error {
 	return k.m.world.run(&exchange{posts: posts, bytes: bytes, met: true})
 }
 
-// everyPart runs an all-gather (of in, in place where it is nil) or an all-to-all, of
-// parts of n bytes each, as many calls as parts have pieces of maxMessage.
+// everyPart runs an all-gather (in place if in is nil) or an all-to-all. It makes one call
+// for each piece of at most maxMessage bytes of a rank's part.
 func (k *kernel) everyPart(op comm.Op, in, out []byte) error {
 	n := int64(len(out) / len(k.ranks))
 	if n == 0 {
@@ -148,7 +152,7 @@ func (k *kernel) everyPart(op comm.Op, in, out []byte) error {
 	return k.collect(int64(len(out)), posts...)
 }
 
-// gatherAll brings everybody's buffer to everybody, into k.srcs.
+// gatherAll gathers the buffers of all ranks into k.srcs, on every rank.
 func (k *kernel) gatherAll(buf []byte) error {
 	n := int64(len(buf))
 	for i := range k.srcs {
@@ -158,14 +162,15 @@ func (k *kernel) gatherAll(buf []byte) error {
 	return k.collect(n*int64(len(k.srcs)), even(comm.AllGather, k.m.group, buf, k.m.scratch, b, b))
 }
 
-// scatterChunk is the move of a chunk of every rank's parts: sends says what of send
-// goes where; from every other rank n bytes come to the half of scratch at recv, by index.
+// scatterChunk returns the exchange of one chunk of every rank's parts. sends gives the
+// ranges of send for each rank; n bytes from every other rank are received at recv, one half
+// of scratch, in order of index.
 func (k *kernel) scatterChunk(send []byte, sends counts, of block, recv []byte, n int64) *exchange {
 	recvs := newCounts(len(k.ranks))
 	total := n * int64(len(k.ranks))
 	for i := range recvs.n {
 		recvs.at[i] = int32(i * chunkBytes)
-		if i != k.at { // whose own lies in send
+		if i != k.at { // the rank's own chunk stays in send
 			recvs.n[i] = int32(n)
 		}
 	}
@@ -173,7 +178,8 @@ func (k *kernel) scatterChunk(send []byte, sends counts, of block, recv []byte, 
 	return &exchange{met: true, bytes: total, posts: []post{uneven(k.m.group, send, sends, of, recv, recvs)}}
 }
 
-// scatterSends is chunk c of every part of n bytes of a whole buffer.
+// scatterSends returns what to send for chunk c of every part, for a buffer of parts of n
+// bytes.
 func (k *kernel) scatterSends(in []byte, n, c int64) (send []byte, sends counts, of block) {
 	at := min(n, c*chunkBytes)
 	size := min(n-at, chunkBytes)
@@ -191,7 +197,8 @@ func (k *kernel) scatterSends(in []byte, n, c int64) (send []byte, sends counts,
 	return in[at:], sends, of
 }
 
-// shareSends is chunk c of every share of a buffer of at most maxCount bytes.
+// shareSends returns what to send for chunk c of every share of a buffer of at most
+// maxCount bytes.
 func (k *kernel) shareSends(n, size, c int64) counts {
 	sends := newCounts(len(k.ranks))
 	for i := range sends.n {

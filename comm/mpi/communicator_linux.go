@@ -8,9 +8,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/dl"
 )
 
-// makeCommunicators gives every group that this process's rank is in a communicator.
-// Making one blocks the engine, and with it heartbeats and streams: so the processes
-// meet before it by messages, which the job's end interrupts, and it is short.
+// makeCommunicators creates an MPI communicator for each group of this process's rank.
+// Creating one blocks the engine, and with it heartbeats and streams. To keep that short, the
+// processes first synchronize by messages, which the end of the job can interrupt.
 func (w *World) makeCommunicators() {
 	fail := func(err error) {
 		_ = w.fail(fmt.Errorf("%w: rank %d: groups of the mesh: %w", comm.ErrLost, w.first, err))
@@ -47,8 +47,8 @@ func (w *World) makeCommunicators() {
 	close(w.grouped)
 }
 
-// split makes the communicator of a rank's group, on the engine's thread: every
-// process calls it for the groups of one axis at once.
+// split creates the communicator of a rank's group, on the engine's thread. All processes
+// call it at the same time for the groups of one axis.
 func (w *World) split(m *member) error {
 	l := w.engine.lib
 	var made uint64 // a handle of 32 bits fills the lower half
@@ -57,10 +57,12 @@ func (w *World) split(m *member) error {
 	return err
 }
 
-// exchangeQuietly is exchange for what nobody waits for yet.
+// exchangeQuietly is exchange for messages that no operation waits for yet, so that the
+// engine polls them less often.
 func (w *World) exchangeQuietly(list []transfer) error { return w.wait(w.engine.begin(list, true)) }
 
-// awaitGroups returns when the groups have their communicators, or the job's error.
+// awaitGroups waits until the groups have their communicators. It returns the job's error
+// if the job ends first.
 func (w *World) awaitGroups() error {
 	select {
 	case <-w.grouped:

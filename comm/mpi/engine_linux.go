@@ -15,69 +15,74 @@ import (
 	"github.com/spillway-ml/spillway/internal/thread"
 )
 
-// engine calls MPI, from one thread that looks after all that is under way. Where the
-// library lets any thread call, one at a time, whoever waits for an exchange looks for it
-// first itself (attend): to hand it over and back takes two wakings, each as long as a small
-// operation.
+// engine calls MPI from one thread, which polls all pending exchanges. If the library lets
+// any thread call, one at a time, a goroutine that waits for an exchange first polls it itself
+// (attend): handing it to the engine's thread and back costs two thread wake-ups, each as long
+// as a small operation.
 type engine struct {
 	lib         *lib
 	rank, world int
-	calls       sync.Mutex   // held while the library is called
-	attended    atomic.Int64 // when attend last saw an end, since began
+	calls       sync.Mutex   // held during calls of the library
+	attended    atomic.Int64 // time since began at which attend last saw an exchange complete
 	began       time.Time
 	submit      chan *exchange
-	stop        chan bool // whether to finalize
+	stop        chan bool // tells the thread to end; true: with MPI_Finalize
 	ended       chan error
-	closed      chan struct{} // no more calls are made
+	closed      chan struct{} // closed after the last call of the library
 }
 
 // transfer is one message: n bytes at mem.
 type transfer struct {
 	send bool
-	sync bool // a send that ends once the receiver has it
-	peer int  // rank of the world
+	sync bool // a synchronous send (MPI_Issend): complete once the receiver has begun to receive
+	peer int  // rank of the other process in MPI_COMM_WORLD
 	tag  int
 	mem  []byte
 }
 
-// exchange is messages, or collectives, that are under way together.
+// exchange is a set of messages or collectives that run together.
 type exchange struct {
 	list []transfer
-	// check looks at what the first so many messages have brought, as soon as they are
-	// there: what it does not accept ends the exchange with errRefused, the rest under way.
+	// check is called as soon as the first `first` messages are complete. If it returns
+	// false, the exchange ends with errRefused while the other messages are still pending.
 	first int
 	check func() bool
-	// met: the others have come to the same, and bytes are on their way.
+	// met says that the other ranks have reached the same operation, so that bytes are
+	// already moving.
 	met bool
-	// quiet messages are looked for now and then only: nobody waits for them.
+	// quiet exchanges are polled only occasionally, because no operation waits for them.
 	quiet bool
 	done  chan error
-	run   func() error // instead of messages: blocks the thread
-	posts []post       // collectives, after the messages
-	bytes int64        // of all
+	run   func() error // a blocking call, in place of messages; it blocks the engine's thread
+	posts []post       // collectives, started after the messages
+	bytes int64        // total bytes of the exchange
 
 	poster *poster
 
 	posted   bool
-	requests []byte // of the library
+	requests []byte // MPI request handles
 	count    int
-	ahead    int       // of them, those of the first messages
-	until    time.Time // so long it is looked for without a sleep
+	ahead    int       // number of requests of the first messages
+	until    time.Time // the engine polls the exchange without sleeping until then
 }
 
-// errRefused is the end of an exchange whose check has failed.
+// errRefused is the error of an exchange whose check returned false.
 var errRefused = errors.New("mpi: what came first was not accepted")
 
-// maxMessage is the longest message: MPI counts in 32 bits. Tests shorten it.
+// maxMessage is the longest message in bytes, because MPI counts in 32 bits. Tests reduce it.
 var maxMessage = 1 << 30
 
-// How the engine waits, from the last time that anything moved: it looks without a
-// pause for spinFor, and as long as its bytes need at 1 GB/s (the library moves them
-// inside of calls only, and ranks have met before they send more than a header); until
-// napFor in naps of its thread; then it sleeps, for a small part of what it has waited, until
-// something is submitted: each waking of a thread with a locked goroutine takes another
-// thread and some system calls, 100 µs of a core in a virtual machine. The runtime's timers
-// are no finer than a millisecond where it is idle.
+// How the engine waits. Times count from the last progress:
+//
+//   - It polls without a pause for spinFor, plus the time that the pending bytes need at
+//     1 GB/s. The library moves bytes only inside calls, and ranks have met before they send
+//     more than a header.
+//   - Until napFor it polls between short sleeps of its thread (naps).
+//   - After that it sleeps for a small fraction of the time waited so far, or until an exchange
+//     is submitted. Waking a thread with a locked goroutine costs another thread and some
+//     system calls, 100 µs of a core in a virtual machine.
+//
+// Naps bypass the Go runtime, whose timers are no finer than a millisecond when it is idle.
 const (
 	spinFor    = 100 * time.Microsecond
 	spinByte   = time.Nanosecond
@@ -96,7 +101,7 @@ func startEngine(l *lib, rank, world int) (*engine, error) {
 	began := make(chan error)
 	go func() {
 		defer crash.Guard()
-		runtime.LockOSThread() // never given back: the thread is MPI's
+		runtime.LockOSThread() // never unlocked: MPI was initialized on this thread
 		err := l.start(rank, world)
 		began <- err
 		if err == nil {
@@ -109,11 +114,12 @@ func startEngine(l *lib, rank, world int) (*engine, error) {
 	return e, nil
 }
 
-// do runs messages that may be long in coming and returns when they are done.
+// do runs messages that may take long and returns when they are complete.
 func (e *engine) do(list []transfer) error { return e.wait(e.begin(list, false)) }
 
-// attend starts x and looks for its end, for as long as it should take and until over.
-// Where that has not come (done is false) the engine's thread is to be given x.
+// attend starts x on the caller's thread and polls it for the time that it should take, or
+// until over is set. If x is not complete by then (done is false), the caller must give x to
+// the engine's thread.
 func (e *engine) attend(x *exchange, over *atomic.Bool) (done bool, err error) {
 	if !e.lib.shared || !e.calls.TryLock() {
 		return false, nil
@@ -124,7 +130,7 @@ func (e *engine) attend(x *exchange, over *atomic.Bool) (done bool, err error) {
 		return true, err
 	}
 	for look := 0; ; look++ {
-		if e.calls.TryLock() { // else the other who calls moves this as well
+		if e.calls.TryLock() { // otherwise the thread that holds the lock makes progress for x too
 			done, err = e.finished(x)
 			e.calls.Unlock()
 			if done || err != nil {
@@ -142,11 +148,11 @@ func (e *engine) attend(x *exchange, over *atomic.Bool) (done bool, err error) {
 	}
 }
 
-// attendFor is how long attend looks beyond what the bytes need. Whoever gives up is a
-// waking late when the others come, and the next operation finds them late in turn: so it
-// is long against that, and short against a step. eagerLooks is how often it looks before
-// it lets others have the runtime's processor and the core between looks: ranks, of this
-// process too, may outnumber them, and another stream may compute here.
+// attendFor is how long attend polls in addition to the time that the bytes need. A rank
+// that stops polling notices the others' arrival one wake-up late, and is then late for the
+// next operation. So attendFor is long compared with a wake-up and short compared with a step.
+// eagerLooks is how often attend polls before it yields the Go processor and the core between
+// polls: there may be more ranks than cores, and another stream may compute here.
 const (
 	attendFor  = 2 * time.Millisecond
 	eagerLooks = 20
@@ -154,7 +160,7 @@ const (
 
 func yield() { _, _, _ = unix.Syscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
 
-// wait returns when messages are done, or the engine has ended.
+// wait returns when an exchange is complete or the engine has ended.
 func (e *engine) wait(x *exchange) error {
 	select {
 	case err := <-x.done:
@@ -164,20 +170,20 @@ func (e *engine) wait(x *exchange) error {
 	}
 }
 
-// begin starts messages; the outcome comes on done.
+// begin starts messages on the engine's thread. The exchange's channel done gets the result.
 func (e *engine) begin(list []transfer, quiet bool) *exchange {
 	return e.start(&exchange{list: list, quiet: quiet})
 }
 
-// start gives the engine's thread messages and collectives, which it starts where they
-// are not under way yet; the outcome comes on done.
+// start passes an exchange to the engine's thread, which starts it unless it has started
+// already. Channel done gets the result.
 func (e *engine) start(x *exchange) *exchange {
 	x.done = make(chan error, 1)
 	e.give(x)
 	return x
 }
 
-// give hands x to the thread, or ends it where that has ended.
+// give passes x to the engine's thread. If the thread has ended, it ends x with an error.
 func (e *engine) give(x *exchange) {
 	select {
 	case e.submit <- x:
@@ -203,7 +209,7 @@ func (e *engine) post(x *exchange) error {
 	}
 	x.until = time.Now().Add(time.Duration(x.bytes) * spinByte)
 	x.count += len(x.posts)
-	x.requests = make([]byte, x.count*int(l.request)) // the library looks at it inside calls only
+	x.requests = make([]byte, x.count*int(l.request)) // Go memory: MPI accesses it only during calls
 	at := 0
 	for i := range x.list {
 		t := &x.list[i]
@@ -233,7 +239,7 @@ func (e *engine) post(x *exchange) error {
 	return nil
 }
 
-// finished looks whether x is done.
+// finished polls whether x is complete.
 func (e *engine) finished(x *exchange) (bool, error) {
 	if x.check != nil {
 		if done, err := e.testAll(x, 0, x.ahead); !done || err != nil {
@@ -251,14 +257,14 @@ func (e *engine) finished(x *exchange) (bool, error) {
 	return done, err
 }
 
-// testAll looks whether requests [from, to) of x are done.
+// testAll polls whether requests [from, to) of x are complete.
 func (e *engine) testAll(x *exchange, from, to int) (bool, error) {
 	flag := int32(0)
 	err := e.lib.check("MPI_Testall", dl.Call(e.lib.fn.testall, uintptr(to-from), address(x.requests)+uintptr(from)*e.lib.request, uintptr(unsafe.Pointer(&flag)), e.lib.ignore))
 	return flag != 0, err
 }
 
-// loop starts messages and looks after them.
+// loop is the engine's thread: it starts exchanges and polls them.
 func (e *engine) loop() {
 	var active []*exchange
 	moved, looked := time.Now(), time.Time{}
@@ -347,7 +353,7 @@ func (e *engine) loop() {
 	}
 }
 
-// alone runs calls of the library, while nobody else does.
+// alone runs f, which calls the library, while no other thread does.
 func (e *engine) alone(f func() error) error {
 	e.calls.Lock()
 	defer e.calls.Unlock()
@@ -356,7 +362,8 @@ func (e *engine) alone(f func() error) error {
 
 var errEnded = errors.New("mpi: the process has ended its part")
 
-// inside is the call that the thread does not come back from, once it was told to stop.
+// inside names the MPI call from which the thread has not returned after it was told to
+// stop.
 func (e *engine) inside() string {
 	select {
 	case <-e.closed:
@@ -366,10 +373,10 @@ func (e *engine) inside() string {
 	}
 }
 
-// end stops calling MPI. Messages that are still under way are let go: their
-// memory may be in use until the process ends.
+// end stops calling MPI. It abandons pending messages: MPI may use their memory until the
+// process ends.
 func (e *engine) end(finalize bool) {
-	e.calls.Lock() // nobody calls any more
+	e.calls.Lock() // never unlocked: no thread may call MPI from here on
 	close(e.closed)
 	var err error
 	if finalize {

@@ -8,13 +8,13 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// windowVar is how many seconds Open MPI's library lets go by before it ends a process that has
-// lost its launcher, by _exit(2); by default 1. A program that has not saved by then loses its
-// last steps: see outlive.
+// windowVar names the environment variable for the number of seconds after which Open MPI's
+// library ends a process that has lost its launcher, by _exit(2). The default is 1. A program
+// that has not saved a checkpoint by then loses its last steps: see outlive.
 const windowVar = "PMIX_MCA_pmix_event_caching_window"
 
-// patience has Open MPI's library, which is not open yet, wait for 5 minutes there, unless the
-// user has set another time.
+// patience sets windowVar to 5 minutes unless the user has set it. It must be called before
+// Open MPI's library is opened.
 func patience() error {
 	if _, set := os.LookupEnv(windowVar); set {
 		return nil
@@ -22,8 +22,9 @@ func patience() error {
 	return os.Setenv(windowVar, "300")
 }
 
-// outlive makes the end of the launcher a SIGTERM. Open MPI's ends at once at a second signal:
-// it neither passes that on nor kills its processes. Messages between them need no launcher.
+// outlive sends this process a SIGTERM when its launcher ends. Open MPI's launcher ends at
+// once at a second signal, without forwarding it and without killing its processes. Messages
+// between the processes still work without a launcher.
 func outlive() {
 	launcher := os.Getppid()
 	go func() {

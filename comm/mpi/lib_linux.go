@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/dl"
 )
 
-// Family is an interface of MPI libraries: what its handles are.
+// Family is an ABI of MPI libraries; families differ in the representation of handles.
 type Family int
 
 // Families.
@@ -20,7 +20,7 @@ const (
 	MPICH                 // handles are 32-bit numbers; Intel MPI, MVAPICH, Cray MPICH
 )
 
-// family is what a library of it is called, and its constants.
+// family holds the file names of a family's libraries, and the constants of its ABI.
 type family struct {
 	name         string
 	files        []string // tried in order
@@ -28,10 +28,10 @@ type family struct {
 	world        uintptr
 	byteType     uintptr
 	errorsReturn uintptr
-	null         uintptr // of a request
+	null         uintptr // MPI_REQUEST_NULL
 	ignore       uintptr // MPI_STATUSES_IGNORE
 	inPlace      uintptr // MPI_IN_PLACE
-	request      uintptr // bytes of a request, as of all handles
+	request      uintptr // bytes of a request handle; all handles have this size
 	serialized   uintptr // MPI_THREAD_SERIALIZED
 }
 
@@ -46,17 +46,17 @@ var families = map[Family]family{
 // lib is an opened library.
 type lib struct {
 	family
-	shared bool // any thread may call, one at a time
+	shared bool // any thread may call MPI, one at a time
 	path   string
-	handle uintptr // of dlopen
+	handle uintptr // handle of dlopen
 	fn     struct {
 		initThread, finalize, abort, size, rank, setErrhandler, isend, issend, irecv, testall, errorString, version uintptr
 		split, iallgather, iallgatherv, ialltoall, ialltoallv, typeContiguous, typeResized, typeCommit, typeFree    uintptr
 	}
 }
 
-// open opens the first library of the families, in their order; a file that the
-// user names alone, as the family that its symbols tell.
+// open opens the first library that it finds, trying the families in order. If the user
+// names a file, open tries only that file and determines its family from its symbols.
 func open(order []Family, named string) (*lib, error) {
 	if err := dl.Err(); err != nil {
 		return nil, fmt.Errorf("mpi: %w", err)
@@ -70,7 +70,7 @@ func open(order []Family, named string) (*lib, error) {
 		if _, err := dl.Symbol(h, "ompi_mpi_comm_world"); err == nil {
 			f = OpenMPI
 		} else if _, err := dl.Symbol(h, "MPI_Abi_get_version"); err == nil && strings.Contains(named, "abi") {
-			f = ABI // MPICH's own library has the call too, behind its own handles
+			f = ABI // MPICH's own library also has this function, but with MPICH's handles
 		}
 		return newLib(families[f], named, h)
 	}
@@ -129,7 +129,7 @@ func (l *lib) bind(handle uintptr) error {
 	return nil
 }
 
-// callError is an error code of a call.
+// callError is an error code that an MPI call returned.
 type callError struct {
 	call string
 	code int32
@@ -154,7 +154,8 @@ func (l *lib) check(call string, r uintptr) error {
 
 func address(b []byte) uintptr { return uintptr(unsafe.Pointer(unsafe.SliceData(b))) }
 
-// start initialises MPI and checks that its world is the environment's.
+// start initializes MPI and checks that MPI's rank and size are those of the launcher's
+// environment.
 func (l *lib) start(rank, world int) error {
 	var provided, size, own int32
 	if err := l.check("MPI_Init_thread", dl.Call(l.fn.initThread, 0, 0, l.serialized, uintptr(unsafe.Pointer(&provided)))); err != nil {
@@ -175,12 +176,13 @@ func (l *lib) start(rank, world int) error {
 	return nil
 }
 
-// WorldError is the refusal of a library whose world is not the environment's.
+// WorldError says that MPI's rank or size differs from the launcher's environment, so the
+// library does not belong to the launcher.
 type WorldError struct{ text string }
 
 func (e *WorldError) Error() string { return e.text }
 
-// about is the first line of the library's own description.
+// about returns the first line of the library's version text.
 func (l *lib) about() string {
 	var text [8192]byte
 	n := int32(0)

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Tags of messages. Those of a group follow, four for each of its slot.
+// Tags of messages. The groups' tags follow, four for each slot.
 const (
 	tagBeat = iota + 1
 	tagStream
@@ -34,33 +34,35 @@ const (
 
 // member is one rank in a group. An operation has two exchanges or more:
 //
-//	meet   each pair swaps headers: who runs what. A header that differs fails the
-//	       operation, before a byte of it has moved; what is short moves with them,
-//	       into scratch (see moveShort)
-//	move   bytes, a bounded part of a sum at a time (see sum), by the library's
-//	       collectives where the group has a communicator, else by messages
+// meet   each pair exchanges headers, which describe the operation. A header that differs fails the
 //
-// A message that is done leaves the rank's memory alone: when the operation
-// returns, nobody reads its inputs any more.
+//	       operation before any of its bytes move; short messages move with the headers,
+//		       into scratch (see moveShort)
+//		move   bytes, a bounded part of a sum at a time (see sum), by the library's
+//		       collectives where the group has a communicator, else by messages
+//
+// MPI does not access the memory of a completed message: when the operation returns, no
+// rank reads its inputs any more.
 type member struct {
 	world.Member
 	world   *World
 	calls   uint64
-	group   uintptr // the library's communicator of its ranks; 0: they send messages
-	headers []byte  // outside the Go heap: own, then by index
+	group   uintptr // the group's MPI communicator; 0: the ranks send messages
+	headers []byte  // outside the Go heap: the own header, then the peers' by index
 	scratch []byte  // outside the Go heap: two chunks from each rank
 }
 
 var _ comm.Group = (*member)(nil)
 
-// tag tells the messages of a group apart by their kind and by who of two processes'
-// ranks they are between.
+// tag returns the tag of a message of the group. It encodes the kind of message and, since
+// processes may have several ranks, the sending and the receiving rank.
 func (m *member) tag(kind, from, to int) int {
 	each := m.world.each
 	return tagGroups + ((m.Slot*tagsOfGroup+kind)*each+from%each)*each + to%each
 }
 
-// to is a message from this rank to another, from one that comes from there.
+// to returns a message from this rank to another rank; from returns one in the other
+// direction.
 func (m *member) to(rank, kind int, mem []byte) transfer {
 	return transfer{send: true, peer: rank / m.world.each, tag: m.tag(kind, m.World, rank), mem: mem}
 }
@@ -78,12 +80,12 @@ type kernel struct {
 	out   []byte
 	adder *direct.Adder
 	text  string
-	ranks []int // who takes part, by index
+	ranks []int // the ranks that take part, by index
 	at    int   // this rank among them
-	with  []int // of a round: whom this rank meets, by index
+	with  []int // for a round: the indices of the ranks that this rank exchanges headers with
 	list  []transfer
 	srcs  [][]byte
-	short bool // its bytes go with its headers
+	short bool // the operation's bytes travel with its headers
 }
 
 var _ cpu.PeerKernel = (*kernel)(nil)
@@ -133,7 +135,7 @@ func (m *member) bind(c comm.Call) (device.Kernel, error) {
 	return k, nil
 }
 
-// Run returns when no peer reads its inputs any more.
+// Run runs the operation. It returns when no peer reads the rank's inputs any more.
 func (k *kernel) Run() error {
 	m, w := k.m, k.m.world
 	if err := m.Enter(k.Call); err != nil {
@@ -191,8 +193,8 @@ func readHeader(b []byte) (call uint64, s comm.Signature) {
 	return v(0), comm.Signature{Op: world.OpOf(v(1)), DType: graph.DType(v(2)), Bytes: int64(v(3)), Root: int(uint32(v(4))), Order: graph.SumOrder(v(5) >> 1), Accumulate: v(5)&1 != 0}
 }
 
-// meetAndMove runs the operation once every rank has come with the same. Of a short one
-// the bytes go with the headers, and are looked at behind them.
+// meetAndMove runs the operation once every rank has come with the same one. A short
+// operation's bytes travel with the headers, and are used only after the headers agree.
 func (k *kernel) meetAndMove() (read, written int64, err error) {
 	w := k.m.world
 	k.list = k.list[:0]
@@ -231,7 +233,7 @@ func (k *kernel) addHeaders() {
 	}
 }
 
-// agree tells whether all headers are this rank's.
+// agree tells whether the headers of all ranks equal this rank's header.
 func (k *kernel) agree() bool {
 	for i := range k.ranks {
 		if k.meets(i) && string(k.header(i)) != string(k.ownHeader()) {
@@ -241,7 +243,7 @@ func (k *kernel) agree() bool {
 	return true
 }
 
-// mismatch fails the job, naming the first rank whose header is another.
+// mismatch fails the job with an error that names the first rank whose header differs.
 func (k *kernel) mismatch() error {
 	m := k.m
 	for i, r := range k.ranks {
@@ -254,13 +256,13 @@ func (k *kernel) mismatch() error {
 	return nil
 }
 
-// meets tells whether the rank swaps headers with another.
+// meets tells whether the rank exchanges headers with the rank of index i.
 func (k *kernel) meets(i int) bool {
 	return i != k.at && (k.Round == nil || slices.Contains(k.with, i))
 }
 
-// all runs an exchange with every other rank: recv and send give the memory of a
-// message from, and to, index i; nil for none.
+// all runs an exchange with every other rank. recv and send return the memory of the message
+// from, or to, index i; nil means no message.
 func (k *kernel) all(recv, send func(i int) []byte) error {
 	k.list = k.list[:0]
 	k.addAll(recv, send)
@@ -269,7 +271,7 @@ func (k *kernel) all(recv, send func(i int) []byte) error {
 
 func (k *kernel) addAll(recv, send func(i int) []byte) {
 	for j := 1; j < len(k.ranks); j++ {
-		i := (k.at + j) % len(k.ranks) // ranks start at different peers
+		i := (k.at + j) % len(k.ranks) // each rank starts at a different peer, to spread the load
 		if b := recv(i); len(b) > 0 {
 			k.list = append(k.list, k.m.from(k.ranks[i], tagBytes, b))
 		}
@@ -356,13 +358,13 @@ func (k *kernel) move() (read, written int64, err error) {
 	return 0, 0, nil // a barrier
 }
 
-// shortBytes is the longest message that goes with the headers; of all that a rank
-// sends so there is at most twice that. It lies in what libraries hold for who has not come.
-// Tests shorten it.
+// shortBytes is the longest message that travels with the headers. A rank sends at most
+// twice that in total with the headers of one operation. MPI libraries buffer messages of this
+// size for receivers that have not arrived yet. Tests reduce it.
 var shortBytes = 64 << 10
 
-// isShort tells whether every message of the operation is short: the signature decides,
-// so that ranks which agree choose alike.
+// isShort tells whether every message of the operation is short. It depends only on the
+// signature, so that ranks with equal signatures decide alike.
 func (k *kernel) isShort() bool {
 	w, n := len(k.ranks), 0
 	switch k.Sig.Op {
@@ -376,14 +378,14 @@ func (k *kernel) isShort() bool {
 	return k.Round == nil && n > 0 && w > 1 && n <= shortBytes && n*(w-1) <= 2*shortBytes
 }
 
-// moveShort runs a short operation, whose headers are in the list: one exchange. What is
-// to be added comes from everybody to everybody who needs it. Nobody has agreed yet when
-// messages are posted, so none lies in the rank's arena, which may be gone before the
-// library lets go of what a job's end has left under way: all go through scratch.
+// moveShort runs a short operation as one exchange, together with its headers. Addends go
+// directly to every rank that adds them. All messages use scratch memory instead of the rank's
+// arena: they are posted before the ranks have agreed, and if the job ends meanwhile, the arena
+// may be freed while MPI still accesses pending messages.
 func (k *kernel) moveShort() (read, written int64, err error) {
 	w, self := len(k.ranks), k.at
 	part := func(b []byte, i int) []byte { n := len(b) / w; return b[i*n : (i+1)*n] }
-	from := k.in // what goes to index i
+	from := k.in // the source of the message to index i
 	give := func(i int) []byte { return part(k.in, i) }
 	read, written = int64(len(k.in)), int64(len(k.out))
 	switch k.Sig.Op {
@@ -429,11 +431,12 @@ func (k *kernel) moveShort() (read, written int64, err error) {
 	return read, written, nil
 }
 
-// smallBytes is up to where an all-reduce sends everything to everybody, who add
-// the same numbers in the same order: one exchange instead of two.
+// smallBytes is the largest buffer for which an all-reduce sends every buffer to all ranks.
+// Each rank then adds them all in the same order: one exchange instead of two.
 const smallBytes = 8 << 10
 
-// allReduce sums the rank's share of the buffer over the ranks, and gives it to all.
+// allReduce sums the rank's share of the buffer over the ranks and sends the sum to all
+// ranks.
 func (k *kernel) allReduce() (read, written int64, err error) {
 	w, n := len(k.ranks), int64(len(k.out))
 	collective := k.m.group != 0 && w <= maxLandings
@@ -445,7 +448,7 @@ func (k *kernel) allReduce() (read, written int64, err error) {
 	case !collective:
 		return n, n, k.reduceShares(k.out, false)
 	}
-	segment := maxCount / 64 * 64 // what counts and displacements reach
+	segment := maxCount / 64 * 64 // limit of counts and displacements
 	for at := int64(0); at < n; at += segment {
 		if err := k.reduceShares(k.out[at:min(n, at+segment)], true); err != nil {
 			return 0, 0, err
@@ -454,7 +457,7 @@ func (k *kernel) allReduce() (read, written int64, err error) {
 	return n, n, nil
 }
 
-// smallReduce brings every buffer to every rank, which adds them.
+// smallReduce is an all-reduce in which every rank receives all buffers and adds them.
 func (k *kernel) smallReduce(collective bool) error {
 	if collective {
 		if err := k.gatherAll(k.out); err != nil {
@@ -474,7 +477,7 @@ func (k *kernel) smallReduce(collective bool) error {
 	return nil
 }
 
-// reduceShares sums the rank's share of a buffer, and gives it to all.
+// reduceShares sums the rank's share of a buffer over the ranks and sends it to all ranks.
 func (k *kernel) reduceShares(buf []byte, collective bool) error {
 	w, n, size := len(k.ranks), int64(len(buf)), k.Sig.DType.Size()
 	share := func(i int) []byte {
@@ -506,27 +509,29 @@ func (k *kernel) reduceShares(buf []byte, collective bool) error {
 	return k.collect(n, gatherParts(k.m.group, buf, parts))
 }
 
-// chunkBytes is how much of a sum comes from each rank at a time: what the sum
-// needs beside the arenas is twice that a rank.
+// chunkBytes is the size of the chunks in which a sum receives each rank's part. The sum
+// needs scratch memory of two chunks for each rank.
 const chunkBytes = comm.ChunkBytes
 
-// maxLandings is the most ranks whose chunks MPI's displacements of 32 bits reach.
+// maxLandings is the largest number of ranks whose chunks MPI's 32-bit displacements can
+// address.
 const maxLandings = math.MaxInt32/chunkBytes + 1
 
-// chunk is the part of b that moves in chunk c of a sum.
+// chunk returns the part of b that moves in chunk c of a sum.
 func chunk(b []byte, c int64) []byte {
 	n := int64(len(b))
 	return b[min(n, c*chunkBytes):min(n, (c+1)*chunkBytes)]
 }
 
-// landing is where chunk c of index i lands, and those of the indices behind it.
+// landing returns the scratch memory from the place that receives chunk c of index i on.
 func (k *kernel) landing(i int, c int64) []byte {
 	half := (c % 2) * int64(len(k.ranks))
 	return k.m.scratch[(half+int64(i))*chunkBytes:]
 }
 
-// chunkMessages is the messages of chunk c of a sum: part(i) is what this rank gives
-// of the part of index i, own its own part, of which every other rank gives as much.
+// chunkMessages returns a function that makes the messages of chunk c of a sum. part(i) is
+// this rank's addend for the part of index i. own is this rank's own part; every other rank
+// sends an addend of the same length for it.
 func (k *kernel) chunkMessages(own []byte, part func(i int) []byte) func(c int64) *exchange {
 	m := k.m
 	return func(c int64) *exchange {
@@ -544,17 +549,17 @@ func (k *kernel) chunkMessages(own []byte, part func(i int) []byte) func(c int64
 	}
 }
 
-// sum adds parts over the ranks into dst, which is this rank's part or lies apart: own
-// is what this rank gives of its own part, longest the longest of all parts, move is
-// that of a chunk. While a chunk is added the next one is under way. dst has
-// as many elements as own, of which those of a sequential sum are f32.
+// sum adds the ranks' addends for this rank's part into dst, which is own or does not overlap
+// it. own is this rank's addend, longest the length of the longest part of any rank, and move
+// makes the exchange of a chunk. While one chunk is added the next one is in transit. dst has
+// as many elements as own; in a sequential sum they are f32.
 func (k *kernel) sum(dst, own []byte, accumulate bool, longest int64, move func(c int64) *exchange) error {
 	w := k.m.world
 	chunks := (longest + chunkBytes - 1) / chunkBytes
 	if chunks == 0 {
 		return nil
 	}
-	wait := func() error { return w.run(move(0)) } // nothing is added meanwhile
+	wait := func() error { return w.run(move(0)) } // the first chunk: nothing to add meanwhile
 	for c := range chunks {
 		if err := wait(); err != nil {
 			return err

@@ -11,15 +11,15 @@ import (
 	"github.com/spillway-ml/spillway/comm/watch"
 )
 
-// letter is a heartbeat on its way to or from a peer.
+// letter is the buffer of a heartbeat message to or from a peer.
 type letter struct {
 	peer   int
 	memory []byte
-	x      *exchange // nil: none is under way
-	last   bool      // nothing comes after it
+	x      *exchange // the pending message; nil: none
+	last   bool      // it is the last message to or from this peer
 }
 
-// monitor beats, hears the others, and watches all.
+// monitor sends heartbeats, receives those of the other processes, and watches all ranks.
 func (w *World) monitor() {
 	defer close(w.stopped)
 	m := watch.New(watch.Config{World: w.size, Groups: w.groups, Interval: beatEvery, Silent: silentAfter, Timeout: w.timeout, Where: w.where})
@@ -61,7 +61,7 @@ func (w *World) monitor() {
 		select {
 		case <-tick.C:
 		case <-over:
-			told = true // and tell the others at once
+			told = true // and send it to the others at once
 		case <-w.stop:
 			w.part(out, in)
 			return
@@ -79,7 +79,7 @@ func (w *World) where(r int) string {
 	return fmt.Sprintf("host %s, process %d", b.Host, b.PID)
 }
 
-// beatOf is the last heartbeat of a rank's process, with mu held.
+// beatOf returns the last heartbeat of a rank's process; the caller holds mu.
 func (w *World) beatOf(rank int) *beat {
 	if p := rank / w.each; p != w.engine.rank {
 		return &w.peers[p]
@@ -87,7 +87,7 @@ func (w *World) beatOf(rank int) *beat {
 	return &w.own
 }
 
-// letters makes the places of heartbeats to and from each peer.
+// letters allocates the buffers of heartbeats to and from each peer.
 func (w *World) letters() (out, in []*letter, err error) {
 	for r := range w.engine.world {
 		if r == w.engine.rank {
@@ -105,7 +105,7 @@ func (w *World) letters() (out, in []*letter, err error) {
 	return out, in, nil
 }
 
-// over tells whether the letter is not under way, or not any more.
+// over tells whether the letter has no pending message.
 func (l *letter) over() (bool, error) {
 	if l.x == nil {
 		return true, nil
@@ -119,8 +119,8 @@ func (l *letter) over() (bool, error) {
 	}
 }
 
-// hearAll takes what has come from the peers. A message that fails is a peer that
-// is not heard of: its silence tells.
+// hearAll processes the heartbeats that have arrived. It ignores a failed message: the
+// watchdog notices that the peer is silent.
 func (w *World) hearAll(in []*letter) {
 	for _, l := range in {
 		first := l.x == nil
@@ -137,7 +137,7 @@ func (w *World) hearAll(in []*letter) {
 	}
 }
 
-// beatAll sends a heartbeat to each peer that has taken the one before.
+// beatAll sends a heartbeat to each peer that has received the previous one.
 func (w *World) beatAll(out []*letter) {
 	for _, l := range out {
 		if done, _ := l.over(); !done || l.last {
@@ -148,8 +148,8 @@ func (w *World) beatAll(out []*letter) {
 	}
 }
 
-// part tells the peers that the rank has ended, and waits until they have too, so
-// that no message is under way when MPI ends.
+// part tells the peers that this process has ended and waits until they have ended too, so
+// that no message is pending when MPI is finalized.
 func (w *World) part(out, in []*letter) {
 	deadline := time.Now().Add(w.process.grace())
 	w.mu.Lock()
@@ -187,7 +187,8 @@ func (w *World) part(out, in []*letter) {
 	w.leaveWithout(slices.Sorted(maps.Keys(missing)))
 }
 
-// leaveWithout has MPI not be ended where processes have not come to their end.
+// leaveWithout makes Close skip MPI_Finalize because the given processes have not ended in
+// time.
 func (w *World) leaveWithout(processes []int) {
 	if len(processes) == 0 {
 		return
@@ -229,7 +230,7 @@ func (f *flight) end(at int) {
 	f.list[at%len(f.list)].end = time.Now()
 }
 
-// Flight tells the last operations of this process's ranks, at most n each, oldest
+// Flight describes the last operations of this process's ranks, at most n each, oldest
 // first.
 func (w *World) Flight(n int) string {
 	var s strings.Builder

@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Family is an interface of MPI libraries.
+// Family is an ABI of MPI libraries.
 type Family int
 
 // Families.
@@ -25,7 +25,7 @@ const (
 // LibraryVar is the environment variable that names the library's file.
 const LibraryVar = "SPILLWAY_MPI"
 
-// WorldError is the refusal of a library whose world is not the environment's.
+// WorldError says that MPI's rank or size differs from the launcher's environment.
 type WorldError struct{}
 
 func (*WorldError) Error() string { return "mpi: another world" }
@@ -39,34 +39,34 @@ type Options struct {
 	Messages bool
 }
 
-// Process can't be started on this system.
+// Process cannot be started on this system.
 type Process struct{}
 
-// World can't be joined on this system.
+// World cannot be joined on this system.
 type World struct{}
 
-// Start refuses.
+// Start returns an error.
 func Start([]Family, int, int, time.Duration) (*Process, error) { return nil, errSystem }
 
-// About says nothing.
+// About returns "".
 func (*Process) About() string { return "" }
 
 // Close does nothing.
 func (*Process) Close() error { return nil }
 
-// Stream refuses.
+// Stream returns an error.
 func (*Process) Stream(int) (io.ReadWriteCloser, error) { return nil, errSystem }
 
-// Join refuses.
+// Join returns an error.
 func (*Process) Join([]graph.Axis, int, Options) (*World, error) { return nil, errSystem }
 
-// Groups refuses.
+// Groups returns an error.
 func (*World) Groups(int) (map[int]comm.Group, error) { return nil, errSystem }
 
 // OnError does nothing.
 func (*World) OnError(func(error)) {}
 
-// Flight says nothing.
+// Flight returns "".
 func (*World) Flight(int) string { return "" }
 
 // Close does nothing.
@@ -75,11 +75,11 @@ func (*World) Close() error { return nil }
 // OutsideBytes is 0: there is no MPI.
 func OutsideBytes(int, int) int64 { return 0 }
 
-// Peer is the library's own collectives.
+// Peer stands for MPI's own collectives, which are not available on this system.
 type Peer struct{}
 
-// Peer fails.
+// Peer returns an error.
 func (*Process) Peer() (*Peer, error) { return nil, errSystem }
 
-// Run fails.
+// Run returns an error.
 func (*Peer) Run(comm.Op, []byte, []byte, int) (time.Duration, error) { return 0, errSystem }

@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 )
 
-// Peer is the library's own collectives, which Spillway does not train with: they are
-// there to be measured against, as a loop in C over the same library would be.
+// Peer runs MPI's own collectives. Spillway does not train with them: they are a baseline
+// for benchmarks, equivalent to a C loop over the same library.
 type Peer struct {
 	p          *Process
 	float, sum uintptr
@@ -20,7 +20,7 @@ type Peer struct {
 var peerNames = map[comm.Op]string{comm.AllReduce: "MPI_Allreduce", comm.ReduceScatter: "MPI_Reduce_scatter_block", comm.AllGather: "MPI_Allgather",
 	comm.Broadcast: "MPI_Bcast", comm.AllToAll: "MPI_Alltoall"}
 
-// Peer finds the library's collectives.
+// Peer returns MPI's own collectives, for benchmarks.
 func (p *Process) Peer() (*Peer, error) {
 	l := p.engine.lib
 	peer := &Peer{p: p, fn: map[comm.Op]uintptr{}}
@@ -43,9 +43,10 @@ func (p *Process) Peer() (*Peer, error) {
 	return peer, err
 }
 
-// Run runs a collective of float32 so many times, on every rank of the job, and
-// returns how long that took here: send and recv lie apart, each of the whole buffer's
-// length; an all-gather sends, and a reduce-scatter receives, its first part.
+// Run runs a collective of float32 times times and returns the time taken on this rank.
+// Every rank of the job must call it. send and recv have the full buffer's length and do not
+// overlap. An all-gather sends the first part of send; a reduce-scatter receives into the
+// first part of recv.
 func (p *Peer) Run(op comm.Op, send, recv []byte, times int) (took time.Duration, err error) {
 	l := p.p.engine.lib
 	n := uintptr(len(recv) / 4)
@@ -76,7 +77,7 @@ func (p *Peer) Run(op comm.Op, send, recv []byte, times int) (took time.Duration
 	return took, err
 }
 
-// call has the engine's thread run f, which blocks it, and with it heartbeats.
+// call runs f on the engine's thread. Meanwhile the thread sends no heartbeats.
 func (e *engine) call(f func() error) error {
 	x := &exchange{run: f, done: make(chan error, 1)}
 	e.give(x)

@@ -14,18 +14,18 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// Process is this process's MPI.
+// Process is this process's MPI library and its engine.
 type Process struct {
 	engine  *engine
-	unclean atomic.Pointer[string] // why MPI can't be ended in good order: what is left under way
+	unclean atomic.Pointer[string] // why MPI_Finalize must be skipped, e.g. pending messages; nil: it need not
 	failed  atomic.Bool            // the job has ended with an error
 	streams sync.WaitGroup
 }
 
-// Start opens the library that the launcher belongs to, the first of order that
-// is there, and joins its world, which must be the launcher's: rank of world. The
-// environment variable LibraryVar names another file. timeout is Options.Timeout: MPI_Init,
-// which waits for every process, may take initTimes as long.
+// Start opens the first installed library of the families in order, or the file that the
+// environment variable LibraryVar names, and initializes MPI. MPI's rank and size must equal
+// rank and world, those of the launcher. timeout is Options.Timeout; MPI_Init waits for every
+// process and may take initTimes as long.
 func Start(order []Family, rank, world int, timeout time.Duration) (*Process, error) {
 	own, err := signalsBefore()
 	if err = errors.Join(err, patience()); err != nil {
@@ -51,9 +51,10 @@ func Start(order []Family, rank, world int, timeout time.Duration) (*Process, er
 // initTimes is how many times the timeout MPI_Init may take: hosts start at different times.
 const initTimes = 5
 
-// startInTime starts the engine, or gives up where MPI_Init does not come back: it waits for
-// every process of the job, and no heartbeat tells yet of one that has ended before it or is
-// stuck; not every launcher does. The process is then to exit.
+// startInTime starts the engine. It returns an error if MPI_Init does not return within
+// grace: MPI_Init waits for every process of the job, there are no heartbeats yet, and not
+// every launcher reports a process that has ended or is stuck. After the error the process
+// must exit.
 func startInTime(l *lib, rank, world int, grace time.Duration) (*engine, error) {
 	type start struct {
 		e   *engine
@@ -74,13 +75,13 @@ func startInTime(l *lib, rank, world int, grace time.Duration) (*engine, error) 
 	}
 }
 
-// About describes the library in a line.
+// About describes the library in one line.
 func (p *Process) About() string { return p.engine.lib.path + ": " + p.engine.lib.name }
 
-// The other processes have this long for their part of a good end, each time that one
-// waits for them: of a job that has failed, which a host may be cut off from, less.
+// Time limits for each wait for other processes while a process ends. The limit is shorter
+// after a failure, because a host may have become unreachable.
 var (
-	closeGrace  = 10 * time.Second // on a busy machine MPI_Finalize took over 3; tests shorten it
+	closeGrace  = 10 * time.Second // MPI_Finalize took over 3 s on a busy machine; tests reduce it
 	failedGrace = 100 * time.Millisecond
 )
 
@@ -91,13 +92,12 @@ func (p *Process) grace() time.Duration {
 	return closeGrace
 }
 
-// leave has MPI not be ended, because of why.
+// leave makes Close skip MPI_Finalize, for the reason why.
 func (p *Process) leave(why string) { p.unclean.CompareAndSwap(nil, &why) }
 
-// Close ends MPI in good order: every process of the job calls it. Where messages
-// are left under way, as after an error, it ends nothing, and the process is to
-// exit: its launcher then ends the others. An *UnendedError says so of a job that has not
-// failed.
+// Close finalizes MPI; every process of the job must call it. If messages are still pending,
+// as after an error, Close does not finalize, and the process must exit; its launcher then ends
+// the others. If the job has not failed, the error is an *UnendedError in that case.
 func (p *Process) Close() error {
 	ended := make(chan struct{})
 	go func() {
@@ -131,13 +131,13 @@ func (p *Process) Close() error {
 // pieceBytes is the longest piece of a stream's message.
 const pieceBytes = 256 << 10
 
-// stream is bytes in both directions between this process and another: pieces
-// with their length in front, an empty one at the end.
+// stream is a bidirectional byte stream to another process. It sends pieces, each preceded by
+// its length; an empty piece marks the end.
 type stream struct {
 	p    *Process
 	peer int
 	in   *io.PipeReader
-	// lost is closed when the other end takes nothing any more: nobody waits for it.
+	// lost is closed when the other end no longer receives; writers then stop waiting.
 	lost   chan struct{}
 	giveUp sync.Once
 
@@ -146,8 +146,8 @@ type stream struct {
 	closed bool
 }
 
-// Stream returns the stream to another rank's process, of which a pair of
-// processes has one.
+// Stream returns the stream to another rank's process. Each pair of processes has one
+// stream.
 func (p *Process) Stream(peer int) (io.ReadWriteCloser, error) {
 	out, err := offHeap(pieceBytes + 4)
 	if err != nil {
@@ -161,7 +161,7 @@ func (p *Process) Stream(peer int) (io.ReadWriteCloser, error) {
 	s := &stream{p: p, peer: peer, in: r, out: out, lost: make(chan struct{})}
 	p.streams.Go(func() {
 		for {
-			// The receiver can't know a piece's length: it takes the longest.
+			// The receiver does not know a piece's length in advance, so it posts the maximum.
 			if err := p.engine.do([]transfer{{peer: peer, tag: tagStream, mem: into}}); err != nil {
 				_ = w.CloseWithError(err)
 				return
@@ -171,7 +171,7 @@ func (p *Process) Stream(peer int) (io.ReadWriteCloser, error) {
 				_ = w.Close()
 				return
 			}
-			_, _ = w.Write(into[4 : 4+n]) // where the reader has closed, the rest is taken all the same
+			_, _ = w.Write(into[4 : 4+n]) // if the reader has closed, keep receiving and drop the bytes
 		}
 	})
 	return s, nil
@@ -205,13 +205,13 @@ func (s *stream) send(piece []byte) error {
 	case <-s.p.engine.closed:
 		return errEnded
 	case <-s.lost:
-		s.closed = true // out is MPI's from here on
+		s.closed = true // MPI may access out from here on
 		return io.ErrClosedPipe
 	}
 }
 
-// Close tells the other end that nothing comes any more. It does not wait for a
-// peer that takes nothing.
+// Close tells the other end that no more bytes follow. It does not wait for a peer that no
+// longer receives.
 func (s *stream) Close() error {
 	_ = s.in.Close()
 	done := make(chan struct{})

@@ -7,7 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 )
 
-// partners lists the indices that the rank gives to or takes from in a round.
+// partners lists the indices to which the rank sends or from which it receives in a round.
 func partners(r comm.Round, self int) (list []int) {
 	for i, moves := range r {
 		for _, m := range moves {
@@ -26,7 +26,8 @@ func partners(r comm.Round, self int) (list []int) {
 	return slices.Compact(list)
 }
 
-// roundMark tells rounds apart in a header: 0 of a whole operation.
+// roundMark returns a number that distinguishes rounds in a header: 0 for a complete
+// operation.
 func roundMark(name string) uint32 {
 	if name == "" {
 		return 0
@@ -36,8 +37,8 @@ func roundMark(name string) uint32 {
 	return h.Sum32() | 1
 }
 
-// moveRound does the rank's part of a round, some bytes of each of its moves at a
-// time: what is added lands in scratch first.
+// moveRound does the rank's part of a round, a limited number of bytes of each move at a
+// time. Addends are received into scratch first.
 func (k *kernel) moveRound() (read, written int64, err error) {
 	size := k.Sig.DType.Size()
 	longest, sources := int64(0), 1
@@ -46,8 +47,7 @@ func (k *kernel) moveRound() (read, written int64, err error) {
 			longest, sources = max(longest, m.Len*size), max(sources, len(m.From))
 		}
 	}
-	// What a move takes of scratch at a time is the same for every rank, so that both
-	// sides cut alike.
+	// Every rank uses the same piece size, so that sender and receiver split a move alike.
 	room := int64(len(k.m.scratch))
 	for _, moves := range k.Round {
 		if n := int64(len(moves) * sources); n > 0 {
@@ -55,7 +55,7 @@ func (k *kernel) moveRound() (read, written int64, err error) {
 		}
 	}
 	if room = room / 64 * 64; sources == 1 {
-		room = max(longest, 1) // nothing lands in scratch
+		room = max(longest, 1) // no addends, so scratch is not a limit
 	}
 	for at := int64(0); at < longest; at += room {
 		n, err := k.piece(at, room)

@@ -10,22 +10,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// signals keeps what a program wants of signals where a library takes them for itself.
+// signals holds the signal actions from before an MPI library was opened, so that keep can
+// restore them where the library installed its own handlers.
 //
-// A library that aborts has said why: UCX does where a peer has died while its memory was read.
-// The stacks of all goroutines, which Go would write at a SIGABRT, say nothing of that.
+// SIGABRT gets its default action. A library that aborts has printed the reason, as UCX does
+// if a peer died while its memory was read; Go's dump of all goroutines would add nothing.
 //
-// UCX, below MPICH, takes SIGHUP for its own debugging: what ends a program is given back.
+// SIGHUP: UCX, which MPICH uses, takes it for debugging. It gets its previous action back.
 //
-// A launcher that goes on where a rank has died tells the others by SIGUSR1 (MPICH's, with
-// -disable-auto-cleanup). MPICH has a handler for it, which calls the one before it, Go's.
-// Go wants two things of that.
+// SIGUSR1: MPICH's launcher with -disable-auto-cleanup sends it to the other ranks when a
+// rank has died. MPICH's handler calls the previous handler, Go's, which has two requirements:
 //
-//   - A handler runs on the signal stack (SA_ONSTACK). MPICH's does not ask for it, and what
-//     comes while a goroutine runs lands on the goroutine's stack: Go ends the process with
-//     a dump of all goroutines, or the stack is too small.
-//   - Somebody is notified of it. Where a thread of the library takes a signal that nobody
-//     is, Go has it do what it does by default: it ends the process.
+//   - Handlers must run on the signal stack (SA_ONSTACK). MPICH's handler does not ask for it
+//     and would run on a goroutine's stack: Go then ends the process with a dump of all
+//     goroutines, or the stack is too small.
+//   - The program must be notified of the signal (signal.Notify). If it is not and a thread of
+//     the library receives the signal, Go applies the default action and ends the process.
 type signals map[syscall.Signal]sigaction
 
 // signalsBefore is called before a library is opened.
@@ -42,15 +42,15 @@ func signalsBefore() (signals, error) {
 	return s, nil
 }
 
-// keep gives back what is the program's, and has every other handler run on the signal
-// stack, as Go itself has those of libc do.
+// keep restores the program's signal actions and makes every other handler run on the
+// signal stack, as Go does for libc's handlers.
 func (s signals) keep() error {
 	for sig, a := range s {
 		if err := actionOf(sig, &a, nil); err != nil {
 			return err
 		}
 	}
-	if err := actionOf(syscall.SIGABRT, &sigaction{}, nil); err != nil { // by default it ends the process
+	if err := actionOf(syscall.SIGABRT, &sigaction{}, nil); err != nil { // default: end the process
 		return err
 	}
 	list, err := offStack()
@@ -70,7 +70,7 @@ func (s signals) keep() error {
 	return nil
 }
 
-// offStack lists the signals whose handlers do not run on the signal stack.
+// offStack lists the signals whose handlers lack SA_ONSTACK.
 func offStack() (list []syscall.Signal, err error) {
 	for sig := syscall.Signal(1); sig <= lastSignal; sig++ {
 		var a sigaction
@@ -84,7 +84,7 @@ func offStack() (list []syscall.Signal, err error) {
 	return list, nil
 }
 
-// sigaction is the kernel's: what follows the flags is passed through.
+// sigaction is the kernel's struct; the fields after flags are passed through unchanged.
 type sigaction struct {
 	handler, flags uintptr
 	rest           [2]uint64

@@ -2,10 +2,10 @@ package mpi
 
 import "fmt"
 
-// UnendedError says that a process left MPI without its end, and why. What the job was for
-// is done: the processes meet there only to part, and a launcher may take it for a failure.
+// UnendedError says that a process ended without MPI_Finalize, and why. The job's work is
+// complete, because processes only finalize after it, but a launcher may report a failure.
 type UnendedError struct {
-	Rank int // of the process, in the launcher's numbers
+	Rank int // the process's rank as numbered by the launcher
 	Why  string
 }
 

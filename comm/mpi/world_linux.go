@@ -22,10 +22,10 @@ import (
 type Options struct {
 	// Timeout is how long a rank may keep others waiting. Default 60 s.
 	Timeout time.Duration
-	// Warn is told what a person should know, one line a call; nil drops it.
+	// Warn is called with each warning, one line a call; nil drops them.
 	Warn func(string)
-	// Messages has collectives go as messages between pairs of ranks also where each
-	// process has one rank, and the library's own non-blocking ones could carry them.
+	// Messages makes collectives use messages between pairs of ranks even if each process has
+	// one rank, for which MPI's non-blocking collectives would be used otherwise.
 	Messages bool
 }
 
@@ -34,51 +34,51 @@ const (
 
 	beatEvery   = 100 * time.Millisecond
 	silentAfter = 1200 * time.Millisecond
-	beatBytes   = 4 << 10 // of a heartbeat's message, for each rank that it tells of
+	beatBytes   = 4 << 10 // size of a heartbeat message for each rank that it reports on
 )
 
-// maxEach bounds the ranks of a process: every pair of ranks of two processes has
-// tags of its own, and MPI has at least 32768.
+// maxEach is the largest number of ranks of a process: every pair of ranks of two processes
+// has its own tags, and MPI guarantees only 32768 tags.
 const maxEach = 32
 
 // World is this process's ranks in a job, with their groups.
 //
-// An error in one group ends all, in every process.
+// An error in one group ends all groups, in every process.
 type World struct {
 	world.End
 	process *Process
 	engine  *engine
-	each    int // ranks of every process
-	first   int // this process's first
-	size    int // ranks of all
+	each    int // number of ranks of every process
+	first   int // this process's first rank
+	size    int // number of ranks of the job
 	groups  []watch.Group
-	members [][]*member // by axis + 1, and the rank's place in the process
+	members [][]*member // by axis + 1 and the rank's index in the process
 	timeout time.Duration
 	warn    func(string)
-	flights []flight // by the rank's place in the process
+	flights []flight // by the rank's index in the process
 
 	over chan struct{} // closed once the job has an error
 
 	mu    sync.Mutex
 	own   beat
-	peers []beat // by process, as last heard
+	peers []beat // by process: its last heartbeat
 
 	stop    chan struct{}
 	stopped chan struct{}
 	grouped chan struct{} // closed when the groups have their communicators, if they get any
 }
 
-// beat is what a process says of itself to all others, again and again.
+// beat is the heartbeat that a process sends repeatedly to all others.
 type beat struct {
-	Reports []watch.Report // of its ranks
+	Reports []watch.Report // reports of its ranks
 	Host    string
 	PID     int
-	Err     string `json:",omitempty"` // what ended the job, where it found it
+	Err     string `json:",omitempty"` // the error that ended the job, if this process found it
 	Kind    int
 }
 
-// Join makes this process's ranks members of the mesh's groups: each neighbouring ones,
-// as many in every process. Its heartbeat begins.
+// Join makes this process's ranks members of the mesh's groups. Every process has each
+// consecutive ranks. Join starts the heartbeat.
 func (p *Process) Join(mesh []graph.Axis, each int, o Options) (*World, error) {
 	if each < 1 || each > maxEach {
 		return nil, fmt.Errorf("mpi: %d ranks in a process, want 1 to %d: start more processes", each, maxEach)
@@ -124,17 +124,18 @@ func (p *Process) Join(mesh []graph.Axis, each int, o Options) (*World, error) {
 	return w, nil
 }
 
-// OutsideBytes is what one of so many processes takes of memory beside its ranks' arenas
-// and what their sums land in: the library's own, and its heartbeats' and streams'.
+// OutsideBytes returns the memory in bytes that one of so many processes needs in addition
+// to its ranks' arenas and scratch: for the MPI library, heartbeats and streams.
 func OutsideBytes(processes, each int) int64 {
 	return libraryBytes + int64(processes)*2*(beatBytes*int64(each)+pieceBytes)
 }
 
-// libraryBytes is what Open MPI and MPICH take of memory in a process of two: measured
-// as what a run of a small model has resident beyond the same over shared memory.
+// libraryBytes is the memory that Open MPI or MPICH uses in each of two processes. It was
+// measured as the resident memory of a small training run beyond that of the same run over
+// shared memory.
 const libraryBytes = 10 << 20
 
-// reports are those of a process's ranks, which have done nothing yet.
+// reports returns initial reports of a process's ranks, in state s.
 func (w *World) reports(s watch.State) []watch.Report {
 	list := make([]watch.Report, w.each)
 	for i := range list {
@@ -143,13 +144,14 @@ func (w *World) reports(s watch.State) []watch.Report {
 	return list
 }
 
-// offHeap is memory that MPI may use while the process goes on.
+// offHeap allocates n bytes outside the Go heap: MPI may access them between its calls,
+// when Go may move or free heap memory.
 func offHeap(n int) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	return b, os.NewSyscallError("mmap", err)
 }
 
-// addMembers makes the memberships of this process's ranks.
+// addMembers creates the group memberships of this process's ranks.
 func (w *World) addMembers(slots int) (err error) {
 	w.members = make([][]*member, slots)
 	for slot := range w.members {
@@ -187,8 +189,8 @@ func (w *World) Groups(rank int) (map[int]comm.Group, error) {
 	return all, nil
 }
 
-// fail makes err the job's error, unless it has one, and returns the job's. The next
-// heartbeat tells the others.
+// fail makes err the job's error, unless the job already has one. It returns the job's error.
+// The next heartbeat sends it to the other processes.
 func (w *World) fail(err error) error {
 	return w.Settle(err, func() {
 		w.process.failed.Store(true)
@@ -200,7 +202,7 @@ func (w *World) fail(err error) error {
 	})
 }
 
-// failed makes the error of an operation's messages the job's.
+// failed makes an error of an operation's messages the job's error.
 func (w *World) failed(k *kernel, err error) error {
 	if job := w.Err(); job != nil {
 		return job
@@ -208,7 +210,8 @@ func (w *World) failed(k *kernel, err error) error {
 	return w.fail(fmt.Errorf("%w: rank %d: %s: %w", comm.ErrLost, k.m.World, k.text, err))
 }
 
-// exchange runs messages between ranks that have met, or ends with the job's error.
+// exchange runs messages between ranks that have met. It returns the job's error if the job
+// ends first.
 func (w *World) exchange(list []transfer) error {
 	if len(list) == 0 {
 		return nil
@@ -216,7 +219,7 @@ func (w *World) exchange(list []transfer) error {
 	return w.run(&exchange{list: slices.Clone(list), met: true})
 }
 
-// run runs messages and collectives, or ends with the job's error.
+// run runs an exchange. It returns the job's error if the job ends first.
 func (w *World) run(x *exchange) error {
 	if done, err := w.engine.attend(x, w.Failed()); done {
 		return err
@@ -235,7 +238,7 @@ func (w *World) wait(x *exchange) error {
 	}
 }
 
-// show puts into the heartbeat where the rank is in an operation.
+// show puts the rank's progress in an operation into the heartbeat.
 func (w *World) show(k *kernel, phase watch.Phase) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -248,16 +251,16 @@ func (w *World) show(k *kernel, phase watch.Phase) {
 	own.In[k.m.Slot] = p
 }
 
-// Show tells the watchdog where a rank of this process is in its group of a slot, in an
-// operation that another transport runs. Calls go on from those of the group itself, of
-// which there are none afterwards.
+// Show reports to the watchdog the progress of a rank of this process in its group of a slot,
+// for operations that another transport runs. Call numbers continue from those of the group
+// itself, which must run no operations after that.
 func (w *World) Show(rank, slot int, p watch.Progress) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.own.Reports[rank-w.first].In[slot] = p
 }
 
-// encode writes the heartbeat as a message.
+// encode encodes the heartbeat as a message.
 func (w *World) encode(to []byte) {
 	w.mu.Lock()
 	text, err := json.Marshal(w.own)
@@ -269,12 +272,12 @@ func (w *World) encode(to []byte) {
 	copy(to[4:], text)
 }
 
-// hear takes a heartbeat.
+// hear processes a heartbeat. done says that it is the process's last one.
 func (w *World) hear(process int, message []byte) (done bool) {
 	n := binary.LittleEndian.Uint32(message)
 	var b beat
 	if int(n) > len(message)-4 || json.Unmarshal(message[4:4+n], &b) != nil || len(b.Reports) != w.each {
-		return false // not a sign of life
+		return false // damaged: does not count as a sign of life
 	}
 	for _, r := range b.Reports {
 		if len(r.In) != len(w.members) {
@@ -290,7 +293,7 @@ func (w *World) hear(process int, message []byte) (done bool) {
 	return b.Reports[0].State == watch.Done
 }
 
-// Close ends the process's part: the others learn that it has.
+// Close ends the process's part of the job and tells the other processes.
 func (w *World) Close() error {
 	close(w.stop)
 	<-w.stopped
