@@ -17,7 +17,7 @@ import (
 // Process is this process's MPI library and its engine.
 type Process struct {
 	engine  *engine
-	unclean atomic.Pointer[string] // why MPI_Finalize must be skipped, e.g. pending messages; nil: it need not
+	unclean atomic.Pointer[string] // why MPI_Finalize must be skipped; nil: it need not
 	failed  atomic.Bool            // the job has ended with an error
 	streams sync.WaitGroup
 }
