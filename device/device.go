@@ -1,10 +1,10 @@
-// Package device is what the executor needs of an accelerator: arenas, in-order
-// streams, events and copies, shaped by the CUDA driver API so that a GPU is
-// one more implementation beside the CPU.
+// Package device defines what the executor needs from an accelerator: arenas, in-order
+// streams, events and copies. The interfaces follow the CUDA driver API, so that the CPU and
+// GPUs are implementations of the same interfaces.
 //
-// One goroutine drives one rank's Context. Launch, Record and Wait enqueue and
-// return; errors of enqueued work are sticky and come back from Sync (and from
-// later calls) as an *OpError, naming the operation.
+// One goroutine drives one rank's Context. Launch, Record and Wait enqueue and return. Errors
+// of enqueued work are sticky: Sync and later calls return them as an *OpError, which names
+// the operation.
 package device
 
 import (
@@ -14,8 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Arena is one rank's memory in one space. Its contents are reached by kernels
-// and copies only.
+// Arena is one rank's memory in one space. Only kernels and copies access its contents.
 type Arena interface {
 	Space() graph.Space
 	Size() int64
@@ -27,8 +26,8 @@ type Arena interface {
 // Ptr is a range of an arena.
 type Ptr struct {
 	Arena Arena
-	Off   int64 // bytes
-	Len   int64 // bytes
+	Off   int64 // offset in the arena, in bytes
+	Len   int64 // length in bytes
 }
 
 // Check returns an error if p has no arena or does not lie in it.
@@ -51,9 +50,9 @@ func (p Ptr) Overlaps(q Ptr) bool {
 // Kernel is an operation bound to its operands. Each device defines what it can
 // launch; launching another device's kernel is an error.
 type Kernel interface {
-	// Touches returns the ranges that an execution reads or writes, all of them
-	// in arenas of the rank that launches it. The device records them when the
-	// kernel has run. It is called at every launch and must not allocate.
+	// Touches returns the ranges that an execution reads or writes, all of them in arenas of
+	// the rank that launches it. The device updates Arena.Touched with them when the kernel
+	// has run. Touches is called at every launch and must not allocate.
 	Touches() []Ptr
 	// Label names the operation in errors and traces.
 	Label() string
@@ -69,48 +68,47 @@ type Stream interface {
 	Launch(k Kernel) error
 	Record(e Event) error
 	Wait(e Event) error
-	// Sync returns when everything enqueued has run, or the sticky error. After
-	// an error it does not wait for a kernel that is still running: Close does.
+	// Sync returns when everything enqueued has run, or with the sticky error. After an
+	// error it does not wait for a kernel that is still running; Close does.
 	Sync() error
 }
 
 // Timed is a Stream that can tell when its kernels ran.
 type Timed interface {
-	// Time asks for one call of t.Ran for each kernel launched from now on, in
-	// launch order. Kernels that an error keeps from running are left out: they
-	// are the last ones.
+	// Time requests one call of t.Ran for each kernel launched from now on, in launch
+	// order. There is no call for kernels that did not run because of an error.
 	Time(t Timer) error
 }
 
-// Capturer is a Stream that can launch kernels as one.
+// Capturer is a Stream that can combine several kernels into one, such as a CUDA graph.
 type Capturer interface {
-	// Captures tells whether a kernel can be among them.
+	// Captures tells whether a kernel can be part of a combined kernel.
 	Captures(k Kernel) bool
-	// Capture gives a kernel that does what those of the list do, in order, at less cost
-	// of the host. They have been launched on the stream before, one by one; that they can
-	// be still, also after an error that is not the context's.
+	// Capture returns a kernel that runs all kernels of list in order, with less launch
+	// overhead on the host. Each of them must have been launched on the stream before. They
+	// can still be launched individually, even if Capture fails, unless the context failed.
 	Capture(label string, list []Kernel) (Kernel, error)
 }
 
-// Timer receives the times at which a stream's kernels ran, on Now's clock. Its
-// calls come from the device's own goroutine, or from Sync.
+// Timer receives the times at which a stream's kernels ran, as returned by Now. It is called
+// from a goroutine of the device, or from Sync.
 type Timer interface {
 	Ran(start, end time.Duration)
 }
 
 var epoch = time.Now()
 
-// Now is the clock of Timer: monotonic time since the process started.
+// Now returns the time on Timer's clock: monotonic time since the process started.
 func Now() time.Duration { return time.Since(epoch) }
 
-// Reachable is a Context whose memory the host may reach without a copy.
+// Reachable is a Context whose memory the host can access without a copy.
 type Reachable interface {
-	// Reach gives the host's own view of a range in any space, false where there is
-	// none. The rest is as of Context.HostBytes.
+	// Reach returns the host's view of a range in any space, or false if the host cannot
+	// access it. The rules of Context.HostBytes apply.
 	Reach(p Ptr) ([]byte, bool)
 }
 
-// Epoch is when Now was zero, by the machine's clock.
+// Epoch returns the wall-clock time at which Now was zero.
 func Epoch() time.Time { return epoch }
 
 // Context is one rank's use of a device.
@@ -121,41 +119,40 @@ type Context interface {
 	NewEvent() (Event, error)
 	// Copy binds an asynchronous copy of src to dst (same length, any spaces).
 	Copy(label string, dst, src Ptr) (Kernel, error)
-	// HostBytes gives the host's own view of memory in graph.Host, to fill inputs
-	// and read results, until Close. The caller orders its use with Sync. It
-	// records nothing as touched: Touched counts executed operations only.
+	// HostBytes returns the host's view of memory in graph.Host, to write inputs and read
+	// results, valid until Close. The caller orders its accesses with Sync. They do not count
+	// in Arena.Touched, which covers executed operations only.
 	HostBytes(p Ptr) ([]byte, error)
-	// OnError registers f to be called once with the first error that becomes
-	// sticky, as soon as the device learns of it, so that whoever waits for this
-	// rank elsewhere (comm) can be released. f may run on any goroutine; of the
-	// context it may call Abort only. Registered before the first Launch.
+	// OnError registers f to be called once with the first sticky error, as soon as the
+	// device learns of it, so that other ranks that wait for this one (comm) can be released.
+	// f may run on any goroutine; the only method of the context that it may call is Abort.
+	// Call OnError before the first Launch.
 	OnError(f func(error))
 	// Abort makes err the sticky error, unless there is one already, and releases
 	// every wait of the context's streams. It may be called from any goroutine.
 	Abort(err error)
-	// Close ends the streams and gives the memory back, once what is enqueued has
-	// run, or, after an error, once what still runs has ended.
+	// Close waits until all enqueued work has run or, after an error, until running work has
+	// ended. Then it ends the streams and frees the memory.
 	Close() error
 }
 
-// Poisoner is a Context that can fill memory with a pattern that is NaN in
-// every float type, for tests: what an operation reads without its having been
-// written then shows.
+// Poisoner is a Context that can fill memory with a pattern that is NaN in every float type.
+// In tests this reveals operations that read memory before it is written.
 type Poisoner interface {
 	Poison(label string, p Ptr) (Kernel, error)
 }
 
-// Observer is a Context that can tell what its streams are running, for a
-// message about a rank that is stuck.
+// Observer is a Context that can tell what its streams are running, for messages about a
+// stuck rank.
 type Observer interface {
-	// Running lists "operation LABEL on stream NAME", from any goroutine.
+	// Running returns entries "operation LABEL on stream NAME". Any goroutine may call it.
 	Running() []string
 }
 
 // OpError is the failure of an enqueued operation.
 type OpError struct {
 	Rank   int
-	Where  string // the rank's device, where there are several: "GPU 1"
+	Where  string // the rank's device if the job has several, such as "GPU 1"
 	Stream graph.StreamID
 	Kernel Kernel
 	Err    error

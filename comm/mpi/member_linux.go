@@ -34,12 +34,11 @@ const (
 
 // member is one rank in a group. An operation has two exchanges or more:
 //
-// meet   each pair exchanges headers, which describe the operation. A header that differs fails the
-//
-//	       operation before any of its bytes move; short messages move with the headers,
-//		       into scratch (see moveShort)
-//		move   bytes, a bounded part of a sum at a time (see sum), by the library's
-//		       collectives where the group has a communicator, else by messages
+//	meet   each pair exchanges headers, which describe the operation. A header that
+//	       differs fails the operation before any of its bytes move; short messages
+//	       move with the headers, into scratch (see moveShort)
+//	move   bytes, a bounded part of a sum at a time (see sum), by MPI's collectives if
+//	       the group has a communicator, else by messages
 //
 // MPI does not access the memory of a completed message: when the operation returns, no
 // rank reads its inputs any more.

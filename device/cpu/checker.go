@@ -10,22 +10,22 @@ import (
 	"github.com/spillway-ml/spillway/device"
 )
 
-// PeerKernel is a Kernel of comm: it works on other ranks' arenas too, and may
-// wait for their kernels while it runs. A Checker does not watch it; it calls
-// Enter and Leave around its use of memory, and never waits between them.
+// PeerKernel is a communication kernel (package comm): it also accesses other ranks' arenas and
+// may wait for their kernels. A Checker does not watch it. The kernel must call Enter and Leave
+// around its accesses to memory, and must not wait between them.
 type PeerKernel interface {
 	Kernel
 	ReachesPeers()
 }
 
-// Checker is for tests: it proves that kernels write only what they declare.
-// While a kernel runs, no other does, and the bytes of every rank's arenas
-// outside its Touches must be the same after as before.
+// Checker verifies, in tests, that kernels write only to the ranges that they declare. It lets
+// only one kernel run at a time and compares the bytes of all ranks' arenas outside the kernel's
+// Touches before and after.
 //
-// One Checker is shared by the contexts of all ranks of a process. Ranges that
-// HostBytes has handed out are left to the host and not watched.
+// The contexts of all ranks of a process share one Checker. It ignores ranges that HostBytes
+// has returned, because the host may write to them.
 type Checker struct {
-	run1   sync.RWMutex // held for writing by a watched kernel, for reading by comm's
+	run1   sync.RWMutex // held for writing by a watched kernel, for reading by a PeerKernel
 	mu     sync.Mutex
 	seed   maphash.Seed
 	arenas []*watched
@@ -35,7 +35,7 @@ type watched struct {
 	arena  *Arena
 	exempt []device.Ptr
 	skip   []span // scratch
-	spans  []span // watched now
+	spans  []span // the ranges that are compared for the current kernel
 	sum    uint64
 }
 
@@ -92,7 +92,7 @@ func (c *Checker) run(k Kernel) error {
 	return err
 }
 
-// plan sets spans to the arena without touches and exempt ranges.
+// plan sets spans to the arena minus touches and exempt ranges.
 func (w *watched) plan(touches []device.Ptr) {
 	w.skip = w.skip[:0]
 	for _, list := range [2][]device.Ptr{touches, w.exempt} {
@@ -125,8 +125,7 @@ func (w *watched) hash(seed maphash.Seed) uint64 {
 	return h.Sum64()
 }
 
-// Enter and Leave bracket a PeerKernel's use of memory; p is any range of its
-// own rank.
+// Enter begins a PeerKernel's accesses to memory; p is any range of its own rank.
 func Enter(p device.Ptr) {
 	if a, ok := p.Arena.(*Arena); ok && a.ctx.opts.Checker != nil {
 		a.ctx.opts.Checker.run1.RLock()

@@ -20,9 +20,8 @@ func poison(b []byte) {
 	}
 }
 
-// Copy binds a copy of src to dst. They must have one length and not overlap,
-// unless they are the same range. From and to disk memory there are copies with
-// host memory only.
+// Copy binds a copy of src to dst. The ranges must have the same length and must not overlap,
+// unless they are identical. Disk memory can be copied only from or to host memory.
 func (c *Context) Copy(label string, dst, src device.Ptr) (device.Kernel, error) {
 	fail := func(what string, err error) (device.Kernel, error) {
 		return nil, fmt.Errorf("rank %d: copy %q: %s: %w", c.rank, label, what, err)
@@ -92,7 +91,7 @@ func (k *poisonKernel) Label() string         { return k.label }
 func (k *poisonKernel) Touches() []device.Ptr { return k.touches[:] }
 func (k *poisonKernel) Run() error            { poison(k.mem); return nil }
 
-// diskKernel moves bytes from or to disk memory, while its stream waits.
+// diskKernel moves bytes from or to disk memory; its stream waits for it.
 type diskKernel struct {
 	label    string
 	touches  [2]device.Ptr
@@ -126,7 +125,7 @@ func bindDisk(label string, dst, src device.Ptr) (device.Kernel, error) {
 	return k, nil
 }
 
-// DiskTraffic returns what the rank's copies have moved from and to disk so far.
+// DiskTraffic returns the bytes that the rank's copies have moved from and to disk so far.
 func (c *Context) DiskTraffic() (sum device.Traffic) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -1,7 +1,6 @@
-// Package cpu is the CPU as a device: each rank has its own memory mappings as
-// arenas and its own in-order streams, one goroutine a stream. It behaves as an
-// asynchronous accelerator does: nothing but stream order and events orders
-// operations, and only kernels and copies reach an arena.
+// Package cpu implements the CPU as a device: each rank has memory mappings as arenas and
+// in-order streams with one goroutine each. It behaves like an asynchronous accelerator: only
+// stream order and events order operations, and only kernels and copies access an arena.
 package cpu
 
 import (
@@ -16,9 +15,9 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Kernel is what this device can launch. Run computes on the memory that Bytes
-// and Slice gave when the kernel was bound, on the stream's goroutine; it must
-// not allocate. Its error, or its panic, becomes the context's sticky error.
+// Kernel is a kernel that this device can launch. Run computes on memory obtained from Bytes
+// or Slice when the kernel was bound. It runs on the stream's goroutine and must not allocate.
+// Its error, or its panic, becomes the context's sticky error.
 type Kernel interface {
 	device.Kernel
 	Run() error
@@ -26,27 +25,27 @@ type Kernel interface {
 
 // Options of a Context.
 type Options struct {
-	// Capacity in bytes of each space: Alloc refuses what does not fit. 0: no cap.
+	// Capacity is the limit of each space in bytes; Alloc fails beyond it. 0: no limit.
 	Capacity [graph.NumSpaces]int64
 	// Queue is how many operations a stream holds before Launch, Record and Wait
 	// block. Default 4096.
 	Queue int
-	// Pin locks host arenas into memory (mlock), at their exact size rounded up to
-	// a page. Where the system refuses, they stay unlocked and Warn is told, once
-	// a process. On this device it keeps the host tier from being swapped out.
+	// Pin locks host arenas into memory (mlock), at their size rounded up to a page, so that
+	// they are not swapped out. If the system refuses, they stay unlocked and Warn is called,
+	// once in a process.
 	Pin bool
-	// RequirePinned makes that refusal an error of Alloc. It implies Pin.
+	// RequirePinned makes Alloc fail if memory cannot be locked. It implies Pin.
 	RequirePinned bool
-	// Warn is told what a person should know, one line a call; nil drops it.
+	// Warn is called with each warning, one line a call; nil drops them.
 	Warn func(string)
-	// Disk makes the storage of a rank's arena in graph.Disk; bytes that were
-	// never written read as initial. nil: the rank has no disk memory.
+	// Disk creates the storage of a rank's arena in graph.Disk. Bytes that were never written
+	// read as initial. nil: the rank has no disk memory.
 	Disk func(rank int, bytes int64, initial byte) (device.Disk, error)
-	// Map makes the memory of device and host arenas: zero-filled, at the start of
-	// a page, its length the arena's. unmap gives it back. nil: a private mapping.
+	// Map allocates the memory of device and host arenas: zero-filled, page-aligned, with the
+	// arena's length. unmap frees it. If Map is nil, arenas are private mappings.
 	Map func(space graph.Space, bytes int64) (data []byte, unmap func() error, err error)
-	// Poison fills arenas with 0xFF bytes (NaN in every float type) when they
-	// are made. It touches every page: for tests.
+	// Poison fills new arenas with 0xFF bytes (NaN in every float type). It touches every
+	// page, so it is for tests.
 	Poison bool
 	// Checker, shared by the ranks of a process, watches every kernel for writes
 	// outside the ranges that it declares. It runs one kernel at a time: for tests.
@@ -96,10 +95,9 @@ func New(rank int, o Options) *Context {
 // Rank returns the rank that the context belongs to.
 func (c *Context) Rank() int { return c.rank }
 
-// Alloc makes an arena. In device and host memory it is a mapping: its pages are
-// zero and become resident when first touched, or at once where host memory is
-// pinned. On disk it is what Options.Disk makes. Alloc fails where the space's
-// capacity would be exceeded.
+// Alloc allocates an arena. In device and host memory it is a mapping: its pages are zero and
+// become resident when first touched, or at once if host memory is pinned. On disk it is
+// storage from Options.Disk. Alloc fails if the space's capacity would be exceeded.
 func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 	fail := func(format string, args ...any) (device.Arena, error) {
 		return nil, fmt.Errorf("rank %d: allocate %d bytes of %s memory: %s", c.rank, bytes, space, fmt.Sprintf(format, args...))
@@ -155,7 +153,7 @@ func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 	return a, nil
 }
 
-// mapArena makes the memory of an arena, and says how it is given back.
+// mapArena allocates the memory of an arena and returns the function that frees it.
 func (c *Context) mapArena(space graph.Space, bytes int64) (mapping, func() error, error) {
 	if c.opts.Map != nil {
 		data, unmap, err := c.opts.Map(space, bytes)
@@ -191,8 +189,8 @@ func (c *Context) HostBytes(p device.Ptr) ([]byte, error) {
 	return a.mem[p.Off : p.Off+p.Len : p.Off+p.Len], nil
 }
 
-// Reach returns the memory of a range of an arena of this rank, unless it is on disk
-// or its writes are watched.
+// Reach returns the memory of a range of an arena of this rank. It returns false if the arena
+// is on disk or a Checker watches it.
 func (c *Context) Reach(p device.Ptr) ([]byte, bool) {
 	a, err := c.own(p)
 	if err != nil || a.mem == nil || c.opts.Checker != nil {
@@ -231,7 +229,7 @@ func (c *Context) Abort(err error) {
 	c.fail(err)
 }
 
-// Err returns the sticky error, nil while there is none.
+// Err returns the sticky error, nil if there is none.
 func (c *Context) Err() error {
 	if !c.failed.Load() {
 		return nil
@@ -261,8 +259,8 @@ func (c *Context) fail(err error) {
 	}
 }
 
-// Close ends the streams and unmaps the arenas. Where a kernel does not end
-// within ten seconds, the memory stays mapped and the error names the kernel.
+// Close ends the streams and unmaps the arenas. If a kernel does not end within ten seconds,
+// the memory stays mapped and the error names the kernel.
 func (c *Context) Close() error {
 	if c.closed {
 		return nil
@@ -270,7 +268,7 @@ func (c *Context) Close() error {
 	c.closed = true // from here on nothing is enqueued
 	if !c.failed.Load() {
 		for _, s := range c.streams {
-			_ = s.drain() // an error is the caller's already, from Sync
+			_ = s.drain() // Sync has already returned this error to the caller
 		}
 	}
 	for _, s := range c.streams {
@@ -305,9 +303,9 @@ func (c *Context) Close() error {
 	return first
 }
 
-// Arena is a memory mapping of its own: not the Go heap, never moved, its pages
-// resident only once touched, unreadable pages on both sides of it. In
-// graph.Disk it is a file, which copies alone reach.
+// Arena is a separate memory mapping outside the Go heap. It never moves, its pages become
+// resident when touched, and unreadable guard pages lie on both sides. In graph.Disk it is
+// storage that only copies access.
 type Arena struct {
 	ctx     *Context
 	space   graph.Space
@@ -339,17 +337,17 @@ func (a *Arena) touch(end int64) {
 	}
 }
 
-// HostMemory is an arena of another device whose memory the host reaches, as a
-// GPU's page-locked memory: the CPU's kernels compute on it too.
+// HostMemory is an arena of another device whose memory the host can access, such as
+// page-locked memory of the CUDA device. CPU kernels can compute on it.
 type HostMemory interface {
 	device.Arena
-	// HostMemory returns the whole arena, until its device is closed, or why the
-	// host can't reach it.
+	// HostMemory returns the whole arena, valid until its device is closed, or an error if
+	// the host cannot access it.
 	HostMemory() ([]byte, error)
 }
 
-// Bytes returns the memory of p, for kernels to keep when they are bound. It
-// refuses ranges outside p's arena and memory that the host does not reach.
+// Bytes returns the memory of p. Kernels may keep it when they are bound. Ranges outside p's
+// arena and memory that the host cannot access are errors.
 func Bytes(p device.Ptr) ([]byte, error) {
 	a, ok := p.Arena.(*Arena)
 	if !ok {
@@ -380,15 +378,13 @@ func Bytes(p device.Ptr) ([]byte, error) {
 	return a.mem[p.Off : p.Off+p.Len : p.Off+p.Len], nil
 }
 
-// Element is a Go type that buffers' elements have: uint16 stands for the
-// 16-bit floats.
+// Element is the Go type of a buffer's elements; uint16 represents 16-bit floats.
 type Element interface {
 	~float32 | ~float64 | ~int64 | ~int32 | ~int8 | ~uint8 | ~uint16
 }
 
-// Slice returns the memory of p as elements of type T. It refuses what Bytes
-// refuses, offsets that T's alignment does not divide and lengths that are not
-// a multiple of T's size.
+// Slice returns the memory of p as elements of type T. It fails if Bytes does, if the offset
+// is not a multiple of T's alignment, or if the length is not a multiple of T's size.
 func Slice[T Element](p device.Ptr) ([]T, error) {
 	b, err := Bytes(p)
 	if err != nil {

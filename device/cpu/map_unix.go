@@ -12,17 +12,17 @@ import (
 type mapping struct {
 	data  []byte // the arena
 	size  int64  // its length
-	whole []byte // with the guard pages
+	whole []byte // the mapping with its guard pages
 }
 
-// hugeSize is from where an arena is worth huge pages; it is their size on the
-// processors that we know.
+// hugeSize is the size of a huge page on supported processors. Arenas of at least this size
+// ask for huge pages.
 const hugeSize = 2 << 20
 
-// mapMemory maps bytes of zero memory that become resident when touched. Small
-// arenas start at a page, larger ones at a huge page and ask for huge pages:
-// these never reach beyond the mapping, so what is resident is at most bytes
-// rounded up to a page.
+// mapMemory maps bytes bytes of zero memory, whose pages become resident when touched. Small
+// arenas start at a page boundary. Arenas of hugeSize or more start at a huge page boundary and
+// ask for huge pages. These never extend beyond the mapping, so that at most bytes, rounded up to
+// a page, are resident.
 func mapMemory(bytes int64) (mapping, error) {
 	page := int64(os.Getpagesize())
 	align := page

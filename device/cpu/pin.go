@@ -2,9 +2,9 @@ package cpu
 
 import "fmt"
 
-// PinError is the system's refusal to lock host memory.
+// PinError says that the system refused to lock host memory.
 type PinError struct {
-	Bytes  int64  // that were to be locked
+	Bytes  int64  // size of the memory to lock
 	Advice string // what the limit is and how to raise it
 	Err    error
 }

@@ -9,10 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warnPin makes the warning about unlocked memory one of the process.
+// warnPin limits the warning about unlocked memory to one in a process.
 var warnPin sync.Once
 
-// pin locks a mapping's pages into memory, or warns, or fails.
+// pin locks a mapping's pages into memory. If that fails, it warns, or returns an error with
+// RequirePinned.
 func (c *Context) pin(m mapping) error {
 	err := unix.Mlock(m.data) // the kernel rounds to pages, no further
 	if err == nil {
@@ -28,7 +29,7 @@ func (c *Context) pin(m mapping) error {
 	return nil
 }
 
-// lockAdvice says what the limit is and how it is raised.
+// lockAdvice describes the limit on locked memory and how to raise it.
 func lockAdvice() string {
 	var l unix.Rlimit
 	if e := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l); e != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// Stream is an in-order queue with a goroutine that works it off.
+// Stream is an in-order queue with a goroutine that runs its work.
 //
 // Every Record gives the stream's next mark, a number. An event is the pair
 // (stream, mark) of its latest Record, known to the enqueuing goroutine alone;
@@ -36,12 +36,12 @@ type Stream struct {
 	mu     sync.Mutex
 	cond   *sync.Cond
 	passed atomic.Uint64 // the last mark passed; stored under mu
-	now    Kernel        // running; under mu
+	now    Kernel        // the running kernel; guarded by mu
 }
 
 type event struct {
 	ctx    *Context
-	stream *Stream // of the latest Record, nil before the first
+	stream *Stream // stream of the latest Record, nil before the first
 	mark   uint64
 }
 
@@ -79,7 +79,7 @@ func (s *Stream) enqueue(i item) error {
 	return nil
 }
 
-// Launch enqueues a Kernel whose ranges all lie in the rank's own arenas.
+// Launch enqueues a Kernel. All ranges that it touches must lie in the rank's own arenas.
 func (s *Stream) Launch(k device.Kernel) error {
 	kernel, ok := k.(Kernel)
 	if !ok {
@@ -104,7 +104,7 @@ func (s *Stream) Record(e device.Event) error {
 	return s.enqueue(item{mark: s.marks})
 }
 
-// Wait makes what is enqueued after it run after the event's latest Record.
+// Wait makes work enqueued after it run after the event's latest Record.
 func (s *Stream) Wait(e device.Event) error {
 	ev, ok := e.(*event)
 	if !ok || ev.ctx != s.ctx {
@@ -116,7 +116,7 @@ func (s *Stream) Wait(e device.Event) error {
 	return s.enqueue(item{stream: ev.stream, mark: ev.mark})
 }
 
-// Sync returns when the stream has run everything, or the sticky error.
+// Sync returns when the stream has run everything, or with the sticky error.
 func (s *Stream) Sync() error {
 	if s.ctx.closed {
 		return errClosed
@@ -175,7 +175,7 @@ func (s *Stream) current() string {
 	return s.now.Label()
 }
 
-// work runs the queue until it is closed; after a failure it drops what is left.
+// work runs the queue until it is closed; after a failure it drops the remaining items.
 func (s *Stream) work() {
 	defer crash.Guard()
 	defer close(s.ended)
@@ -218,8 +218,8 @@ func (s *Stream) setNow(k Kernel) {
 	s.mu.Unlock()
 }
 
-// call runs a kernel and turns a panic, which is a broken invariant of the
-// kernel, into an error.
+// call runs a kernel and converts a panic, which means a broken invariant of the kernel, to an
+// error.
 func (s *Stream) call(k Kernel) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -12,14 +12,14 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Arena is a rank's memory in one space: device memory, page-locked host memory
-// of exactly the size, or storage on disk.
+// Arena is a rank's memory in one space: device memory, page-locked host memory of exactly the
+// arena's size, or storage on disk.
 type Arena struct {
 	ctx     *Context
 	space   graph.Space
 	size    int64
-	at      driver.Address // of device and host memory
-	mem     []byte         // host memory
+	at      driver.Address // address of device or host memory
+	mem     []byte         // the memory, if it is host memory
 	disk    device.Disk
 	touched atomic.Int64
 }
@@ -30,8 +30,8 @@ func (a *Arena) Space() graph.Space { return a.space }
 // Size returns the arena's length in bytes.
 func (a *Arena) Size() int64 { return a.size }
 
-// Touched returns the highest offset + length of what has run: of device work,
-// as of the last Sync of its stream.
+// Touched returns the highest offset + length that executed work has accessed. Device work
+// counts from the next Sync of its stream on.
 func (a *Arena) Touched() int64 { return a.touched.Load() }
 
 // Rank returns the rank that the arena belongs to.
@@ -46,8 +46,8 @@ func (a *Arena) touch(end int64) {
 	}
 }
 
-// HostMemory returns the memory of an arena in graph.Host, on which kernels of
-// the CPU compute (cpu.HostMemory).
+// HostMemory returns the memory of an arena in graph.Host, so that CPU kernels can use it
+// (cpu.HostMemory).
 func (a *Arena) HostMemory() ([]byte, error) {
 	if a.space != graph.Host {
 		return nil, fmt.Errorf("the range is in the GPU's %s memory, which the host doesn't reach", a.space)
@@ -58,12 +58,12 @@ func (a *Arena) HostMemory() ([]byte, error) {
 	return a.mem, nil
 }
 
-// Address returns where the GPU finds the arena's first byte; 0 for disk memory
-// and after Close.
+// Address returns the GPU address of the arena's first byte; 0 for disk memory and after
+// Close.
 func (a *Arena) Address() driver.Address { return a.at }
 
-// CPU returns the arena itself: the CPU's kernels take it where it is in host
-// memory.
+// CPU implements Hosted: it returns the arena itself, which CPU kernels accept if it is in
+// host memory.
 func (a *Arena) CPU() device.Arena { return a }
 
 var (
@@ -72,8 +72,8 @@ var (
 	_ cpu.HostMemory = (*Arena)(nil)
 )
 
-// Address returns where the GPU finds p, a range of an arena in graph.Device or
-// graph.Host, for kernels to keep when they are bound.
+// Address returns the GPU address of p, a range of an arena in graph.Device or graph.Host.
+// Kernels may keep it when they are bound.
 func Address(p device.Ptr) (driver.Address, error) {
 	a, ok := p.Arena.(Addressed)
 	if !ok {
@@ -95,8 +95,9 @@ func Address(p device.Ptr) (driver.Address, error) {
 	return at + driver.Address(p.Off), nil
 }
 
-// Alloc makes an arena: device memory by one plain allocation, host memory
-// page-locked. What is in fresh memory is not defined. The error of memory that the GPU does not have says what is free.
+// Alloc allocates an arena: device memory by one plain allocation, host memory page-locked.
+// The initial content is undefined. If the GPU's memory is not sufficient, the error says how
+// much is free.
 func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 	fail := func(err error) (device.Arena, error) {
 		return nil, fmt.Errorf("rank %d: allocate %d bytes of %s memory: %w", c.rank, bytes, space, err)
@@ -211,8 +212,8 @@ func (c *Context) own(p device.Ptr) (*Arena, error) {
 	return a, nil
 }
 
-// Operand is Address of a collective's operand, which lies in device memory, and the
-// operand as a list; nothing of one that is not there.
+// Operand returns the GPU address of a collective's operand, which must be in device memory,
+// and the operand as a list. For an absent operand it returns 0 and nil.
 func Operand(p device.Ptr) (driver.Address, []device.Ptr, error) {
 	if p.Arena == nil {
 		return 0, nil, nil

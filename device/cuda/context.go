@@ -17,29 +17,29 @@ import (
 type Options struct {
 	// Driver is the API that the context calls.
 	Driver driver.API
-	// Ordinal is the GPU's.
+	// Ordinal is the GPU's device ordinal.
 	Ordinal int
-	// Where names the GPU in errors, where a job has several; "": it has one.
+	// Where names the GPU in errors if the job has several; "" if it has one.
 	Where string
-	// Capacity in bytes of each space: Alloc refuses what does not fit. 0: no cap.
+	// Capacity is the limit of each space in bytes; Alloc fails beyond it. 0: no limit.
 	Capacity [graph.NumSpaces]int64
-	// Queue is how many host kernels a stream holds before Launch blocks. Default 4096.
+	// Queue is how many host kernels can be queued on a stream before Launch blocks. Default
+	// 4096.
 	Queue int
-	// Marks is how many launches there are between two marks of a stream's
-	// progress, from which errors and Running name the operation at hand. Default 8.
+	// Marks is the number of launches between two progress marks of a stream. Errors and
+	// Running use the marks to name the current operation. Default 8.
 	Marks int
-	// Disk makes the storage of a rank's arena in graph.Disk; bytes that were
-	// never written read as initial. nil: the rank has no disk memory.
+	// Disk creates the storage of a rank's arena in graph.Disk. Bytes that were never written
+	// read as initial. nil: the rank has no disk memory.
 	Disk func(rank int, bytes int64, initial byte) (device.Disk, error)
-	// Poison fills arenas with 0xFF bytes (NaN in every float type) when they are
-	// made, for tests.
+	// Poison fills new arenas with 0xFF bytes (NaN in every float type), for tests.
 	Poison bool
 }
 
 // poisonByte, repeated, is NaN in every float type.
 const poisonByte = 0xFF
 
-// closeGrace is how long Close waits for what still runs.
+// closeGrace is how long Close waits for running work.
 var closeGrace = 10 * time.Second
 
 var (
@@ -50,9 +50,9 @@ var (
 // Context is one rank's use of a GPU. All ranks of a process share the primary
 // context of their device.
 //
-// Its methods, and those of its streams, are called from one goroutine that is
-// locked to its thread, which New makes the CUDA context current on; Abort, Err,
-// Running and DiskTraffic from any.
+// Its methods, and those of its streams, must be called from one goroutine that is locked to
+// its thread; New makes the CUDA context current on that thread. Any goroutine may call Abort,
+// Err, Running and DiskTraffic.
 type Context struct {
 	rank     int
 	opts     Options
@@ -137,8 +137,8 @@ func (c *Context) Driver() driver.API { return c.api }
 // GPU describes the device.
 func (c *Context) GPU() driver.Device { return c.gpu }
 
-// wordBlock is the page-locked words through which streams and their host
-// kernels signal each other, a cache line each.
+// wordBlock is page-locked memory with the words through which streams and their host kernels
+// signal each other, one word in each cache line.
 type wordBlock struct {
 	mem unsafe.Pointer
 	at  driver.Address
@@ -148,7 +148,7 @@ type wordBlock struct {
 const (
 	wordStride  = 64
 	wordsBytes  = 4096
-	wordsStream = 3 // of a stream: reached, finished, mark
+	wordsStream = 3 // words of a stream: reached, finished, mark
 )
 
 func (b *wordBlock) alloc(api driver.API) (err error) {
@@ -160,7 +160,7 @@ func (b *wordBlock) alloc(api driver.API) (err error) {
 	return nil
 }
 
-// word is a uint32 that the host and a stream both reach.
+// word is a uint32 that both the host and a stream can access.
 type word struct {
 	host *atomic.Uint32
 	at   driver.Address
@@ -189,8 +189,8 @@ func (c *Context) NewEvent() (device.Event, error) {
 	return ev, nil
 }
 
-// DriverEvent returns an event of the driver's, which Close gives back, for
-// kernels that order streams of several ranks.
+// DriverEvent creates a driver event for kernels that order streams of several ranks. Close
+// destroys it.
 func (c *Context) DriverEvent() (driver.Event, error) {
 	e, err := c.NewEvent()
 	if err != nil {
@@ -199,9 +199,8 @@ func (c *Context) DriverEvent() (driver.Event, error) {
 	return e.(*event).handle, nil
 }
 
-// Word gives a word of page-locked memory for WriteValue on the rank's streams,
-// which reads 0; ok is false where the device has no stream memory operations. It
-// is of no meaning after Close.
+// Word returns a word of page-locked memory, initially 0, for WriteValue on the rank's streams.
+// ok is false if the device has no stream memory operations. The word is invalid after Close.
 func (c *Context) Word() (host *atomic.Uint32, at driver.Address, ok bool, err error) {
 	if !c.memOps {
 		return nil, 0, false, nil
@@ -210,18 +209,18 @@ func (c *Context) Word() (host *atomic.Uint32, at driver.Address, ok bool, err e
 	return w.host, w.at, err == nil, err
 }
 
-// WhileWaiting registers f to be called now and then on the rank's goroutine
-// while that waits for a stream, so that somebody looks at what holds it up.
+// WhileWaiting registers f to be called periodically on the rank's goroutine while it waits
+// for a stream, so that f can check why the stream does not progress.
 func (c *Context) WhileWaiting(f func()) { c.waiting = append(c.waiting, f) }
 
-// AtClose registers f to be called on the rank's goroutine as the context closes: its
-// streams run nothing any more and are there still. Where something does not end, f is
-// not called.
+// AtClose registers f to be called on the rank's goroutine while the context closes, after all
+// its streams' work has ended and before the streams are destroyed. If some work does not end, f
+// is not called.
 func (c *Context) AtClose(f func() error) { c.leaving = append(c.leaving, f) }
 
-// BeforeFree registers f for Close to call once the rank's streams run nothing more and
-// before its memory is given back: f returns when nobody else reaches that either. Where it
-// returns an error, at the deadline, the memory stays.
+// BeforeFree registers f for Close to call after the rank's streams have ended and before its
+// memory is freed. f returns when no other rank accesses that memory. If it returns an error, at
+// the deadline, the memory is not freed.
 func (c *Context) BeforeFree(f func(deadline time.Time) error) { c.others = append(c.others, f) }
 
 // OnError registers f for the first sticky error.
@@ -231,8 +230,8 @@ func (c *Context) OnError(f func(error)) {
 	c.hooks = append(c.hooks, f)
 }
 
-// Abort makes err sticky and releases the streams' waits. What is enqueued on
-// the device behind them still runs, on whatever is in memory.
+// Abort makes err sticky and releases the streams' waits. Device work enqueued after those
+// waits still runs, on undefined data.
 func (c *Context) Abort(err error) {
 	if err == nil {
 		err = errNoWork
@@ -240,7 +239,7 @@ func (c *Context) Abort(err error) {
 	c.fail(err)
 }
 
-// Err returns the sticky error, nil while there is none.
+// Err returns the sticky error, nil if there is none.
 func (c *Context) Err() error {
 	if !c.failed.Load() {
 		return nil
@@ -271,7 +270,7 @@ func (c *Context) fail(err error) {
 	}
 }
 
-// DiskTraffic returns what the rank's copies have moved from and to disk so far.
+// DiskTraffic returns the bytes that the rank's copies have moved from and to disk so far.
 func (c *Context) DiskTraffic() (sum device.Traffic) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -283,8 +282,8 @@ func (c *Context) DiskTraffic() (sum device.Traffic) {
 	return sum
 }
 
-// Running lists what the streams are running, as far as is known: a host
-// kernel, or the first operation after the last mark of the stream's progress.
+// Running lists the operations that the streams are running, as far as is known: a host
+// kernel, or the first operation after the last progress mark of the stream.
 func (c *Context) Running() (list []string) {
 	c.mu.Lock()
 	streams := c.streams
@@ -301,16 +300,16 @@ func (c *Context) Running() (list []string) {
 	return list
 }
 
-// Close ends the streams and gives the memory back. Where something does not
-// end within ten seconds, the memory stays and the error names it.
+// Close ends the streams and frees the memory. If some work does not end within ten seconds,
+// the memory is not freed and the error names the work.
 func (c *Context) Close() error {
 	if c.closed {
 		return nil
 	}
 	known := c.Err()
 	var errs, late []error
-	for _, s := range c.streams { // what is enqueued runs
-		if err := s.Sync(); err != nil && known == nil { // a known error is the caller's already
+	for _, s := range c.streams { // let enqueued work finish
+		if err := s.Sync(); err != nil && known == nil { // the caller already has a known error
 			known = err
 			late = append(late, err)
 		}
@@ -336,7 +335,7 @@ func (c *Context) Close() error {
 		return fmt.Errorf("rank %d: close: %w; its memory is not given back", c.rank, errors.Join(errs...))
 	}
 	note := func(err error) {
-		// A context that is lost says so of every call.
+		// If the context is lost, every call returns that error: report it only once.
 		var now, then *driver.Error
 		if err == nil || errors.As(err, &now) && errors.As(known, &then) && now.Code == then.Code {
 			return

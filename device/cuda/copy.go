@@ -19,10 +19,10 @@ func poison(b []byte) {
 	}
 }
 
-// Copy binds a copy of src to dst. They must have one length and not overlap,
-// unless they are the same range. Copies with device memory are the GPU's,
-// within host memory and with disk memory the host's. Disk memory exchanges
-// bytes with host memory only.
+// Copy binds a copy of src to dst. The ranges must have the same length and must not overlap,
+// unless they are identical. The GPU runs copies from or to device memory; the host runs copies
+// within host memory and from or to disk memory. Disk memory can be copied only from or to host
+// memory.
 func (c *Context) Copy(label string, dst, src device.Ptr) (device.Kernel, error) {
 	fail := func(what string, err error) (device.Kernel, error) {
 		return nil, fmt.Errorf("rank %d: copy %q: %s: %w", c.rank, label, what, err)
@@ -59,8 +59,8 @@ func (c *Context) Copy(label string, dst, src device.Ptr) (device.Kernel, error)
 	return &copyKernel{movement: m, dst: d, src: s, to: d.at + driver.Address(dst.Off), from: s.at + driver.Address(src.Off)}, nil
 }
 
-// movement is a kernel that moves bytes of its second operand, if it has one, to
-// its first.
+// movement is a kernel that writes its first operand: a copy of the second operand, or a fill
+// if there is none.
 type movement struct {
 	label    string
 	touches  [2]device.Ptr
@@ -98,7 +98,7 @@ type hostCopy struct {
 
 func (k *hostCopy) Run() error { copy(k.dst, k.src); return nil }
 
-// diskKernel moves bytes from or to disk memory, while its stream waits.
+// diskKernel moves bytes from or to disk memory; its stream waits for it.
 type diskKernel struct {
 	movement
 	transfer device.Transfer

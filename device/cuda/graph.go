@@ -8,9 +8,9 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// Fixed is a Kernel whose Enqueue makes the same calls with the same arguments each time,
-// and none but launches, copies and fills: what changes from step to step it reads in
-// memory. A CUDA graph may stand for it.
+// Fixed is a Kernel that a CUDA graph can replace: each Enqueue makes the same calls with the
+// same arguments, and only launches, copies and fills. It reads values that change from step to
+// step from memory.
 type Fixed interface {
 	Kernel
 	Fixed()
@@ -25,7 +25,7 @@ var (
 func (k *copyKernel) Fixed()   {}
 func (k *poisonKernel) Fixed() {}
 
-// graphKernel is kernels of one stream as a CUDA graph.
+// graphKernel is a sequence of kernels of one stream as a CUDA graph.
 type graphKernel struct {
 	label                  string
 	exec                   driver.GraphExec
@@ -48,10 +48,10 @@ func (s *Stream) Captures(k device.Kernel) bool {
 	return ok
 }
 
-// Capture makes a CUDA graph of kernels that ran on the stream one after the other, each
-// at least once: their code is loaded. The result runs them all in one launch, in
-// order, any number of times. Nothing runs meanwhile. After an error the stream is as
-// before and the kernels can be launched one by one.
+// Capture creates a CUDA graph of kernels. Each must have run on the stream at least once, so
+// that its code is loaded. The result runs them all in order in one launch, any number of times.
+// No work may run during Capture. After an error the stream is unchanged and the kernels can
+// still be launched one by one.
 func (s *Stream) Capture(label string, list []device.Kernel) (device.Kernel, error) {
 	fail := func(err error) (device.Kernel, error) {
 		return nil, fmt.Errorf("rank %d, stream %s: capture %q as a CUDA graph: %w", s.ctx.rank, s.id, label, err)
@@ -116,8 +116,8 @@ func (s *Stream) gather(list []device.Kernel) (driver.Graph, error) {
 	return 0, errors.Join(err, end)
 }
 
-// add counts a kernel's operands as the graph's. Of an arena Touches has the highest
-// range alone: that is what is asked of it at each launch.
+// add adds a kernel's operands to the graph's. touches keeps only the highest range of each
+// arena, because it is read at every launch.
 func (g *graphKernel) add(c *Context, k device.Kernel) {
 	for _, p := range k.Touches() {
 		known := false

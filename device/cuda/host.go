@@ -17,14 +17,14 @@ import (
 	"github.com/spillway-ml/spillway/internal/thread"
 )
 
-// hostWork runs a stream's host kernels, in order, on a goroutine of its own.
-// Two words in page-locked memory tie it to the CUDA stream:
+// hostWork runs a stream's host kernels, in order, on a separate goroutine. Two words in
+// page-locked memory synchronize it with the CUDA stream:
 //
 //	stream  …device work │ WriteValue(reached, n)      WaitValue(finished, n) │ device work…
 //	worker                 sees reached ≥ n → kernel n → finished = n
 //
-// Numbers grow for ever and are compared as differences of int32, so an event
-// that the next micro-step records again stands for the later number.
+// Numbers only grow and are compared by their int32 difference, so they may wrap. An event that
+// the next micro-step records again refers to the later number.
 type hostWork struct {
 	s       *Stream
 	queue   chan hostItem
@@ -46,10 +46,10 @@ type hostItem struct {
 	timing *timing
 }
 
-// farAhead of every number that a stream waits for.
+// farAhead is added to the current number to release every number that a stream waits for.
 const farAhead = 1 << 30
 
-// release lets every wait of the stream pass, after a failure.
+// release ends all waits of the stream for host kernels, after a failure.
 func (h *hostWork) release() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -61,14 +61,14 @@ func (h *hostWork) release() {
 	close(h.stop)
 }
 
-// retire is for when the words are given back: nothing waits any more.
+// retire is called before the words are freed: no stream waits on them any more.
 func (h *hostWork) retire() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.released = true
 }
 
-// finish tells the stream that a kernel has run.
+// finish signals to the stream that a host kernel has run.
 func (h *hostWork) finish(number uint32) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -100,7 +100,7 @@ func (h *hostWork) work() {
 		if i.reach {
 			h.await(i.number)
 		}
-		if !h.s.ctx.failed.Load() { // a failure also releases the stream's waits
+		if !h.s.ctx.failed.Load() { // after a failure the stream's state is undefined: run no kernel
 			h.run(i)
 		}
 	}
@@ -119,14 +119,14 @@ func (h *hostWork) await(number uint32) {
 	}
 }
 
-// pause is how a goroutine waits for the GPU, which announces nothing: it looks
-// again at once for spinTime, and then at growing intervals.
+// pause polls for the GPU, which sends no notification: without sleeping for spinTime, then at
+// growing intervals.
 type pause struct{ sleep time.Duration }
 
 const (
 	spinTime   = 100 * time.Microsecond
 	firstSleep = 10 * time.Microsecond
-	longSleep  = 50 * time.Microsecond // the GPU is idle while nobody sees that it has come to its end
+	longSleep  = 50 * time.Microsecond // short, because the GPU idles until the host sees that it is done
 )
 
 func (p *pause) next(began time.Time) {
@@ -173,8 +173,8 @@ func (h *hostWork) run(i hostItem) {
 	h.finish(i.number)
 }
 
-// accesses lists what a kernel reads and writes where the GPU or the host reach
-// it, for an observer.
+// accesses lists the address ranges that a kernel reads and writes, for an observer. Disk
+// memory has no address and is left out.
 func (c *Context) accesses(k device.Kernel, reads, writes []driver.Range) (r, w []driver.Range) {
 	add := func(to []driver.Range, list []device.Ptr) []driver.Range {
 		for _, p := range list {
@@ -190,8 +190,8 @@ func (c *Context) accesses(k device.Kernel, reads, writes []driver.Range) (r, w 
 	return reads, add(writes, k.Touches())
 }
 
-// guarded runs f and turns a panic, which is a broken invariant of a kernel, into
-// an error.
+// guarded runs f and converts a panic, which means a broken invariant of a kernel, to an
+// error.
 func guarded(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

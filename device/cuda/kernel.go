@@ -15,40 +15,40 @@ type Kernel interface {
 	Enqueue(api driver.API, s driver.Stream) error
 }
 
-// HostKernel is an operation that runs on the host between device work of its
-// stream: updates of states that rest in host memory, transfers of the disk.
+// HostKernel is an operation that runs on the host, in order with the device work of its
+// stream: updates of optimizer state in host memory, and disk transfers.
 type HostKernel interface {
 	device.Kernel
 	Run() error
 }
 
-// Addressed is an arena that kernels of the GPU reach: device memory, and
-// page-locked host memory.
+// Addressed is an arena that GPU kernels can access: device memory or page-locked host
+// memory.
 type Addressed interface {
 	device.Arena
-	// Address is where the arena's first byte lies.
+	// Address is the GPU address of the arena's first byte.
 	Address() driver.Address
 }
 
-// Hosted is an arena in host memory, which the CPU's kernels reach as well.
+// Hosted is an arena in host memory, which CPU kernels can access as well.
 type Hosted interface {
 	device.Arena
 	// CPU is the same memory as an arena of device/cpu.
 	CPU() device.Arena
 }
 
-// Checked is a Kernel that can find its data wrong as it runs (a token outside
-// the vocabulary). Check says what it found, once it has run; the device asks
-// when it learns that it has.
+// Checked is a Kernel that can detect invalid data while it runs, such as a token outside the
+// vocabulary. The device calls Check when it learns that the kernel has run; Check returns the
+// error found.
 type Checked interface {
 	Kernel
 	Check() error
 }
 
-// Accessor is a Kernel or HostKernel that tells its reads from its writes, for
-// a driver.Observer. Of one that doesn't, every range that it touches counts as
-// written. Its slices are made at bind.
+// Accessor is a Kernel or HostKernel that distinguishes its reads from its writes, for a
+// driver.Observer. For other kernels every touched range counts as written. The slices are
+// allocated at bind.
 type Accessor interface {
 	Reads() []device.Ptr
-	Writes() []device.Ptr // an accumulated output is a write
+	Writes() []device.Ptr // includes accumulated outputs
 }

@@ -8,15 +8,14 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// side is a stream of the driver's beside the rank's own.
+// side is a driver stream in addition to the rank's Streams.
 type side struct {
 	stream driver.Stream
 	fence  driver.Event // recorded by Close
 }
 
-// SideStream returns a stream of the driver's for copies that run beside one of the rank's
-// streams. Close waits for what it holds and gives it back. Who uses it orders it with the
-// rank's streams.
+// SideStream creates a driver stream for copies that run in parallel to the rank's streams.
+// The caller must order it with the rank's streams. Close waits for its work and destroys it.
 func (c *Context) SideStream() (driver.Stream, error) {
 	if c.closed {
 		return 0, errClosed
@@ -33,8 +32,8 @@ func (c *Context) SideStream() (driver.Stream, error) {
 	return s, nil
 }
 
-// Scratch returns device memory beside the arenas, which Close gives back. It is outside
-// the plan and the capacity: who takes it has counted it as such.
+// Scratch allocates device memory in addition to the arenas; Close frees it. It is not part of
+// the memory plan and does not count against the capacity: the caller must account for it.
 func (c *Context) Scratch(bytes int64) (driver.Address, error) {
 	if c.closed {
 		return 0, errClosed
@@ -50,9 +49,9 @@ func (c *Context) Scratch(bytes int64) (driver.Address, error) {
 // Handle returns the driver's context.
 func (c *Context) Handle() driver.Context { return c.handle }
 
-// Await returns when what was before an event's last Record has run, whichever rank's
-// that is, or says at the deadline that it has not. An event that the driver does not tell
-// about counts as passed: its context is lost.
+// Await waits until the work before an event's last Record has run; the event may belong to
+// any rank. It returns false at the deadline. If the driver cannot query the event, its context
+// is lost and Await returns true.
 func (c *Context) Await(e driver.Event, deadline time.Time) bool {
 	for began, p := time.Now(), (pause{}); ; p.next(began) {
 		if done, err := c.api.Done(e); done || err != nil {
@@ -64,10 +63,10 @@ func (c *Context) Await(e driver.Event, deadline time.Time) bool {
 	}
 }
 
-// end waits until a side stream has run what it holds.
+// end waits until a side stream's work has run.
 func (c *Context) end(s side, deadline time.Time) error {
 	if !c.failed.Load() {
-		return nil // the rank's streams have run, and with them what they wait for of this one
+		return nil // the rank's streams have run, so the side work that they waited for has too
 	}
 	if err := c.api.Record(s.fence, s.stream); err != nil {
 		return nil // the context is lost: nothing runs any more

@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Stream is an in-order queue of device and host work. The CUDA stream is its
-// spine: events and device work are enqueued there at once, and host kernels run
-// beside it, between two values in memory (see hostWork).
+// Stream is an in-order queue of device and host work. Events and device work are enqueued on
+// the CUDA stream at once. Host kernels run on a goroutine, ordered with the CUDA stream by two
+// words in memory (see hostWork).
 type Stream struct {
 	ctx    *Context
 	id     graph.StreamID
@@ -22,14 +22,14 @@ type Stream struct {
 	host   hostWork
 	mark   word // launches that have run, as of the last mark
 
-	// Of the driving goroutine.
-	behind   bool  // the latest host kernel is not waited for on the CUDA stream
+	// The following fields are used only by the driving goroutine.
+	behind   bool  // the CUDA stream does not wait for the latest host kernel yet
 	ahead    bool  // the CUDA stream has work that the latest host kernel did not wait for
 	unmarked int   // launches since the last mark
-	waitErr  error // of a Wait before the operation that comes next
+	waitErr  error // error of a Wait, returned by the next operation
 	touched  []touch
-	checked  map[Checked]struct{} // kernels launched so far that look at their data
-	timing   *timings             // nil: not timed
+	checked  map[Checked]struct{} // launched kernels that check their data
+	timing   *timings             // nil: the stream is not timed
 	reads    []driver.Range
 	writes   []driver.Range
 
@@ -41,7 +41,7 @@ type Stream struct {
 	destroyed bool
 }
 
-// touch is the highest byte of an arena that work since the last Sync touches.
+// touch is the highest byte of an arena that work since the last Sync accesses.
 type touch struct {
 	arena *Arena
 	end   int64
@@ -51,10 +51,10 @@ type event struct {
 	ctx      *Context
 	handle   driver.Event
 	recorded bool
-	stream   *Stream // of the latest record
+	stream   *Stream // stream of the latest Record
 }
 
-// NewStream makes a stream, which does not synchronise with the default stream.
+// NewStream creates a stream that does not synchronize with the default stream.
 func (c *Context) NewStream(id graph.StreamID) (device.Stream, error) {
 	if c.closed {
 		return nil, errClosed
@@ -92,8 +92,8 @@ func (s *Stream) opError(k device.Kernel, err error) error {
 	return &device.OpError{Rank: s.ctx.rank, Where: s.ctx.opts.Where, Stream: s.id, Kernel: k, Err: err}
 }
 
-// stop makes a failed call of the driver sticky. It names k; an error of work
-// that the device ran earlier, which any call returns, names the first operation
+// stop makes the error of a failed driver call sticky. The error names k. But any call may
+// return an asynchronous error of earlier device work: such an error names the first operation
 // of the stream that is not known to have run.
 func (s *Stream) stop(k device.Kernel, doing string, err error) error {
 	var e *driver.Error
@@ -117,7 +117,7 @@ func (s *Stream) stop(k device.Kernel, doing string, err error) error {
 	return s.ctx.Err()
 }
 
-// asynchronous codes are those of a kernel or copy that failed while it ran.
+// asynchronous tells whether code is the error of a kernel or copy that failed while it ran.
 func asynchronous(code int) bool {
 	switch code {
 	case 214, 220, 226, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719:
@@ -126,7 +126,7 @@ func asynchronous(code int) bool {
 	return false
 }
 
-// latest is the last operation launched, nil for none.
+// latest returns the last launched operation, nil if none.
 func (s *Stream) latest() device.Kernel {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -136,8 +136,8 @@ func (s *Stream) latest() device.Kernel {
 	return s.recent[(s.launched-1)%uint64(len(s.recent))]
 }
 
-// atHand is the operation that the stream is running, or the first that is not
-// known to have run; nil for none.
+// atHand returns the operation that the stream is running, or the first one that is not
+// known to have run; nil if none.
 func (s *Stream) atHand() device.Kernel {
 	if k := s.host.current(); k != nil {
 		return k
@@ -164,7 +164,7 @@ func (s *Stream) usable() error {
 	return s.ctx.Err()
 }
 
-// Launch enqueues a Kernel or a HostKernel whose ranges all lie in the rank's
+// Launch enqueues a Kernel or a HostKernel. All ranges that it touches must lie in the rank's
 // own arenas.
 func (s *Stream) Launch(k device.Kernel) error {
 	if err := s.usable(); err != nil {
@@ -228,7 +228,7 @@ func (s *Stream) launch(k Kernel) error {
 		s.touch(p.Arena.(*Arena), p.Off+p.Len)
 	}
 	if c, ok := k.(Checked); ok {
-		s.checked[c] = struct{}{} // once a kernel: the map stops growing after the first step
+		s.checked[c] = struct{}{} // one entry per kernel: the map stops growing after the first step
 	}
 	if s.unmarked++; many || s.unmarked >= s.ctx.opts.Marks {
 		if err := s.markProgress(s.launched); err != nil {
@@ -238,7 +238,8 @@ func (s *Stream) launch(k Kernel) error {
 	return nil
 }
 
-// markProgress has the stream tell when so many launches have run, where the device can.
+// markProgress makes the stream store the number of launches when they have run, if the
+// device has stream memory operations.
 func (s *Stream) markProgress(launches uint64) error {
 	s.unmarked = 0
 	if !s.ctx.memOps {
@@ -247,7 +248,7 @@ func (s *Stream) markProgress(launches uint64) error {
 	return s.ctx.api.WriteValue(s.handle, s.mark.at, uint32(launches))
 }
 
-// call is Enqueue without its panics.
+// call calls k.Enqueue and converts a panic to an error.
 func (s *Stream) call(k Kernel) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -267,8 +268,8 @@ func (s *Stream) touch(a *Arena, end int64) {
 	s.touched = append(s.touched, touch{a, end})
 }
 
-// launchHost announces the kernel's turn on the CUDA stream, unless that has
-// nothing that the host kernel before it did not wait for.
+// launchHost enqueues a host kernel. It makes the CUDA stream signal the kernel's turn, unless
+// there is no device work since the previous host kernel.
 func (s *Stream) launchHost(k HostKernel) error {
 	if !s.ctx.memOps {
 		return s.stop(k, "", errors.New("it runs on the host between device work, which needs stream memory operations (cuStreamWaitValue32): this GPU, or its driver, has none"))
@@ -309,7 +310,7 @@ func (s *Stream) catchUp() error {
 	return nil
 }
 
-// Record makes the event stand for what the stream holds.
+// Record makes the event mark the work enqueued on the stream so far.
 func (s *Stream) Record(e device.Event) error {
 	ev, ok := e.(*event)
 	if !ok || ev.ctx != s.ctx {
@@ -329,9 +330,8 @@ func (s *Stream) Record(e device.Event) error {
 	return nil
 }
 
-// Wait makes what is enqueued after it run after the event's latest Record. A
-// failure of the driver comes from the next call, whose operation it is that
-// waits.
+// Wait makes work enqueued after it run after the event's latest Record. The next operation
+// returns the driver's error, if any, because it is the one that waits.
 func (s *Stream) Wait(e device.Event) error {
 	ev, ok := e.(*event)
 	if !ok || ev.ctx != s.ctx {
@@ -350,7 +350,7 @@ func (s *Stream) Wait(e device.Event) error {
 	return nil
 }
 
-// Sync returns when the stream has run everything, or the sticky error.
+// Sync returns when the stream has run everything, or with the sticky error.
 func (s *Stream) Sync() error {
 	if err := s.usable(); err != nil {
 		return err
@@ -383,12 +383,12 @@ func (s *Stream) Sync() error {
 	s.mu.Lock()
 	s.synced = s.launched
 	s.mu.Unlock()
-	s.ahead = true // of what the host does next
+	s.ahead = true // the next host kernel must be ordered after this
 	return s.ctx.Err()
 }
 
-// await returns when an event has passed, or on failure. It asks rather than
-// block in the driver, which no abort could end.
+// await returns when an event has passed, or on failure. It polls, because an abort could not
+// interrupt a blocking driver call.
 func (s *Stream) await(e driver.Event) error {
 	began := time.Now()
 	looked := began
@@ -408,10 +408,10 @@ func (s *Stream) await(e driver.Event) error {
 	}
 }
 
-// lookAfter is how often a wait calls what WhileWaiting registered.
+// lookAfter is the interval at which a wait calls the functions registered by WhileWaiting.
 const lookAfter = 5 * time.Millisecond
 
-// end waits until the stream, which is given nothing more, runs nothing.
+// end waits until the stream's remaining work has run. No more work may be enqueued.
 func (s *Stream) end(deadline time.Time) error {
 	close(s.host.queue)
 	timer := time.NewTimer(time.Until(deadline))
@@ -445,8 +445,7 @@ func (s *Stream) stuck() error {
 	return fmt.Errorf("stream %s still runs %s after %v", s.id, what, closeGrace)
 }
 
-// destroy gives back what the stream has of the driver's. Its words are of no
-// meaning from then on.
+// destroy releases the stream's driver objects. Its words are invalid afterwards.
 func (s *Stream) destroy() (errs []error) {
 	s.host.retire()
 	s.mu.Lock()

@@ -9,22 +9,22 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// timings are the times of a stream's latest launches, in a ring: device work
-// between two events, host kernels by the clock.
+// timings records the times of a stream's latest launches in a ring buffer: device work by
+// a pair of events, host kernels by the host's clock.
 type timings struct {
 	timer    device.Timer
-	base     driver.Event // a point whose time is known
+	base     driver.Event // an event whose host time is known; others are measured relative to it
 	baseTime time.Duration
 	ring     [256]timing
-	first    int // oldest that the timer has not been told
+	first    int // the oldest launch not yet reported to the timer
 	n        int
 }
 
 type timing struct {
 	start, end driver.Event
 	host       bool
-	from, to   time.Duration // of a host kernel
-	ran        atomic.Bool   // a host kernel has
+	from, to   time.Duration // start and end of a host kernel
+	ran        atomic.Bool   // the host kernel has run
 }
 
 func (t *timings) events() (list []driver.Event) {
@@ -53,7 +53,7 @@ func (s *Stream) Time(timer device.Timer) error {
 		}
 		api := s.ctx.api
 		t := &timings{}
-		s.timing = t // destroy gives back what there is of it
+		s.timing = t // destroy releases it, even if it is incomplete
 		for _, e := range t.unmade() {
 			var err error
 			if *e, err = api.NewEvent(true); err != nil {
@@ -68,8 +68,9 @@ func (s *Stream) Time(timer device.Timer) error {
 	return nil
 }
 
-// setBase makes an event the base whose time on the host's clock is known best:
-// it lies between the call that records it and the answer that it has passed.
+// setBase records several events and keeps as the base the one whose time on the host's
+// clock is known most precisely: it lies between the call that records the event and the answer
+// that it has passed.
 func (s *Stream) setBase() error {
 	const tries = 8
 	t := s.timing
@@ -100,7 +101,7 @@ func (t *timings) unmade() []*driver.Event {
 	return list
 }
 
-// next is the slot of the launch that follows.
+// next returns the slot for the next launch.
 func (s *Stream) next(host bool) (*timing, error) {
 	t := s.timing
 	for t.n == len(t.ring) {
@@ -115,7 +116,7 @@ func (s *Stream) next(host bool) (*timing, error) {
 	return slot, nil
 }
 
-// tell waits for the oldest launch and tells the timer when it ran.
+// tell waits for the oldest unreported launch and reports its time to the timer.
 func (s *Stream) tell() error {
 	t := s.timing
 	slot := &t.ring[t.first]
@@ -154,9 +155,9 @@ func (s *Stream) since(e driver.Event) (time.Duration, error) {
 	return s.timing.baseTime + time.Duration(float64(ms)*float64(time.Millisecond)), nil
 }
 
-// collect tells the timer of every launch. The fence, which has passed after all
-// of them, becomes the base: the driver gives differences as float32
-// milliseconds, which are coarse over hours.
+// collect reports all remaining launches to the timer. The stream's fence, which has passed
+// after all of them, becomes the new base: the driver returns time differences as float32
+// milliseconds, which are imprecise over hours.
 func (s *Stream) collect() error {
 	for s.timing.n > 0 {
 		if err := s.tell(); err != nil {

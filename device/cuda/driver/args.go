@@ -2,8 +2,8 @@ package driver
 
 import "unsafe"
 
-// Args packs the parameters of a kernel as C lays them out. It is filled once,
-// when an operation is bound, and launched many times.
+// Args packs the parameters of a kernel in C's layout. It is filled once, when an operation is
+// bound, and used for many launches.
 type Args struct{ buf []byte }
 
 func (a *Args) put(p unsafe.Pointer, size int) {
@@ -21,7 +21,7 @@ func (a *Args) Int32(v int32) *Args     { a.put(unsafe.Pointer(&v), 4); return a
 func (a *Args) Float32(v float32) *Args { a.put(unsafe.Pointer(&v), 4); return a }
 func (a *Args) Float64(v float64) *Args { a.put(unsafe.Pointer(&v), 8); return a }
 
-// Packed returns the parameters as Launch takes them.
+// Packed returns the address and size of the packed parameters, for Launch.
 func (a *Args) Packed() (unsafe.Pointer, uintptr) {
 	if len(a.buf) == 0 {
 		return nil, 0

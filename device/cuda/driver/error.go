@@ -2,12 +2,12 @@ package driver
 
 import "fmt"
 
-// Error is a call of the driver, or of a CUDA library, that failed.
+// Error is a failed call of the driver or of a CUDA library.
 type Error struct {
 	Call string // "cuMemAlloc_v2"
 	Code int
 	Name string // "CUDA_ERROR_OUT_OF_MEMORY"
-	Text string // the library's own description; may be empty
+	Text string // the library's description; may be empty
 }
 
 func (e *Error) Error() string {

@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
 )
 
-// functions of libcuda, by address. A method's call is the function's name.
+// functions holds the addresses of libcuda's functions.
 type functions struct {
 	cuInit, cuDriverGetVersion, cuGetErrorName, cuGetErrorString                                                       uintptr
 	cuDeviceGetCount, cuDeviceGet, cuDeviceGetName, cuDeviceGetUuid, cuDeviceTotalMem, cuDeviceGetAttribute            uintptr
@@ -26,8 +26,8 @@ type functions struct {
 	cuStreamBeginCapture, cuStreamEndCapture, cuGraphInstantiate, cuGraphLaunch, cuGraphDestroy, cuGraphExecDestroy    uintptr
 }
 
-// symbols are the versions of the functions that are called, in the driver's
-// library since CUDA 11.7.
+// symbols maps the versioned names of the functions to their address fields. The driver's
+// library has all of them since CUDA 11.7.
 func (f *functions) symbols() map[string]*uintptr {
 	return map[string]*uintptr{
 		"cuInit": &f.cuInit, "cuDriverGetVersion": &f.cuDriverGetVersion, "cuGetErrorName": &f.cuGetErrorName, "cuGetErrorString": &f.cuGetErrorString,
@@ -54,8 +54,8 @@ func (f *functions) symbols() map[string]*uintptr {
 // Constants of cuda.h.
 const (
 	codeNotReady    = 600
-	codePeerEnabled = 704 // access is there already
-	codeTooManyPeer = 711 // the device has no link left
+	codePeerEnabled = 704 // peer access is already enabled
+	codeTooManyPeer = 711 // the device supports no more peers
 
 	jitErrorLog     = 5 // CU_JIT_ERROR_LOG_BUFFER
 	jitErrorLogSize = 6 // bytes
@@ -69,8 +69,8 @@ const (
 	hostAllocDeviceMap    = 2
 	streamNonBlocking     = 1
 	eventDisableTiming    = 2
-	waitValueGreaterEqual = 0 // of the difference as int32
-	captureThreadLocal    = 1 // other threads may do meanwhile what a capture forbids
+	waitValueGreaterEqual = 0 // compares the int32 difference, so values may wrap
+	captureThreadLocal    = 1 // calls that a capture forbids are allowed on other threads
 
 	functionMaxThreads    = 0
 	functionShared        = 1
@@ -78,7 +78,7 @@ const (
 	functionRegisters     = 4
 	functionDynamicShared = 8
 
-	imageAlign = 8 // of an ELF64 header
+	imageAlign = 8 // alignment of an ELF64 header
 
 	launchEnd           = 0
 	launchBufferPointer = 1
@@ -97,8 +97,8 @@ var opened struct {
 	err  error
 }
 
-// Open opens the driver's library and initialises it, once a process. The error
-// of a machine without one is one line that says what was looked for and where.
+// Open opens the driver's library and initializes it, once in a process. If there is none,
+// the error is one line that lists the names and folders tried.
 func Open() (API, error) {
 	opened.once.Do(func() { opened.lib, opened.err = open() })
 	if opened.err != nil {
@@ -137,7 +137,8 @@ func (l *libcuda) call(name string, f uintptr, args ...uintptr) error {
 	return l.check(name, syscall(f, args...))
 }
 
-// words are the arguments of a call. SyscallN's own would be allocated at each.
+// words holds the arguments of a call. It is reused, because SyscallN would allocate its
+// argument list at each call.
 type words [11]uintptr
 
 var wordsPool = sync.Pool{New: func() any { return new(words) }}
@@ -150,8 +151,8 @@ func syscall(f uintptr, args ...uintptr) uintptr {
 	return r
 }
 
-// check is for calls that take pointers to Go memory: these are converted in the
-// argument list of SyscallN itself, which keeps them in place.
+// check converts a result to an error. Calls that take pointers to Go memory use it with
+// SyscallN directly: pointers converted in SyscallN's argument list stay in place.
 func (l *libcuda) check(name string, r uintptr) error {
 	if int32(r) != 0 {
 		return l.failure(name, int(int32(r)))
@@ -165,7 +166,7 @@ func (l *libcuda) failure(name string, code int) error {
 
 // text asks the driver for a string about a code.
 func (l *libcuda) text(f uintptr, code int, otherwise string) string {
-	var p *byte // of the library's own memory
+	var p *byte // points to the library's memory
 	r := dl.Call(f, uintptr(code), uintptr(unsafe.Pointer(&p)))
 	if int32(r) != 0 || p == nil {
 		return otherwise
@@ -207,7 +208,7 @@ func (l *libcuda) handle(ordinal int) (int32, error) {
 }
 
 func (l *libcuda) device(ordinal int) (Device, error) {
-	d := Device{Ordinal: ordinal, StreamMemOps: true} // every driver that has these versions of the calls
+	d := Device{Ordinal: ordinal, StreamMemOps: true} // drivers with these function versions have them
 	h, err := l.handle(ordinal)
 	if err != nil {
 		return d, err
@@ -318,7 +319,7 @@ func (l *libcuda) HostAlloc(size int64) (unsafe.Pointer, Address, error) {
 	var a Address
 	r = dl.Call(l.cuMemHostGetDevicePointer, uintptr(unsafe.Pointer(&a)), uintptr(p), 0)
 	if err := l.check("cuMemHostGetDevicePointer_v2", r); err != nil {
-		_ = l.HostFree(p) // the first error is the one that counts
+		_ = l.HostFree(p) // the first error is returned
 		return nil, 0, err
 	}
 	return p, a, nil
@@ -419,7 +420,7 @@ func (l *libcuda) LoadModule(image []byte) (Module, error) {
 	}
 	var (
 		m       Module
-		log     [8 << 10]byte // what the driver's compiler says of PTX
+		log     [8 << 10]byte // the log of the driver's PTX compiler
 		options = [2]int32{jitErrorLog, jitErrorLogSize}
 		values  = [2]uintptr{uintptr(unsafe.Pointer(&log)), unsafe.Sizeof(log)}
 		pin     runtime.Pinner
@@ -469,8 +470,8 @@ func (l *libcuda) AllowShared(f Function, bytes int) error {
 	return l.call("cuFuncSetAttribute", l.cuFuncSetAttribute, uintptr(f), functionDynamicShared, uintptr(bytes))
 }
 
-// launchExtra is what cuLaunchKernel reads its packed parameters from. It is on
-// the heap, where its address stays; a pool keeps launches from allocating.
+// launchExtra is the array from which cuLaunchKernel reads its packed parameters. It is on the
+// heap, so that its address does not change; a pool avoids an allocation at each launch.
 type launchExtra struct {
 	list [5]uintptr
 	size uintptr

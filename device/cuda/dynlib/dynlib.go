@@ -1,5 +1,5 @@
-// Package dynlib finds and opens NVIDIA's libraries at run time, where a
-// toolkit, a distribution or a Python environment put them.
+// Package dynlib finds and opens NVIDIA's libraries at run time, as installed by a CUDA
+// toolkit, a distribution or a Python environment.
 package dynlib
 
 import (
@@ -14,12 +14,12 @@ import (
 	"github.com/spillway-ml/spillway/internal/userdir"
 )
 
-// Env names the environment variable with folders to look in first, separated
-// as in PATH.
+// Env names the environment variable that lists folders to search first, separated as in
+// PATH.
 const Env = "SPILLWAY_CUDA_LIBS"
 
-// folders are the usual places beside those that the loader knows. Patterns are
-// path.Match's; the newest version, by name, comes first.
+// folders are common install folders outside the loader's search path, as patterns of
+// path.Match. Of several matches the newest version, by name, comes first.
 var folders = []string{
 	"/usr/local/cuda/lib64",
 	"/usr/local/cuda-*/lib64",
@@ -32,7 +32,7 @@ var folders = []string{
 	"/usr/lib64",
 }
 
-// sites are where Python environments keep packages, below their root.
+// sites are the package folders of a Python environment, relative to its root.
 var sites = []string{
 	"lib/python3*/site-packages/nvidia/*/lib",
 	"lib/python3*/dist-packages/nvidia/*/lib",
@@ -50,7 +50,7 @@ func pythons() []string {
 		}
 	}
 	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
-		if !filepath.IsAbs(dir) { // it would be the working folder's library
+		if !filepath.IsAbs(dir) { // a relative path would load a library from the working folder
 			continue
 		}
 		if _, err := os.Stat(filepath.Join(dir, "python3")); err == nil && filepath.Base(dir) == "bin" {
@@ -63,9 +63,9 @@ func pythons() []string {
 	return append(roots, "/usr/local", "/usr", "/opt/conda")
 }
 
-// Candidates returns what Open tries for names, in order: each in the folders of
-// Env, then as the loader finds it, then in the usual places, then in Python
-// environments. A library of the environment variable wins over the system's.
+// Candidates returns the paths that Open tries for names, in order: the folders of Env, then
+// the bare names, which the loader searches, then common install folders, then Python
+// environments.
 func Candidates(names ...string) []string {
 	var list []string
 	in := func(dir string) {
@@ -83,7 +83,7 @@ func Candidates(names ...string) []string {
 	glob := func(pattern string) {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
-			return // the patterns are constants but for a root with brackets in its name
+			return // an invalid pattern: only possible if a Python root has brackets in its name
 		}
 		slices.Reverse(found)
 		for _, dir := range found {
@@ -101,8 +101,8 @@ func Candidates(names ...string) []string {
 	return list
 }
 
-// UpTo returns the names of files that a driver takes which has the CUDA of a version, such
-// as 12040: without those of a newer major version. 0: the version is not known, all.
+// UpTo filters library file names for a driver with the given CUDA version, such as 12040: it
+// drops those of a newer major version. Version 0 means unknown and keeps all names.
 func UpTo(version int, names ...string) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(name string) bool {
 		_, number, _ := strings.Cut(name, ".so.")
@@ -111,12 +111,12 @@ func UpTo(version int, names ...string) []string {
 	})
 }
 
-// NotFound is the error of a library that is nowhere.
+// NotFound is the error for a library that was not found or could not be opened.
 type NotFound struct {
 	What   string   // "cuBLASLt"
-	Names  []string // of its files
-	Tried  []string // paths that are there, but did not open
-	Reason string   // of the last of them
+	Names  []string // its file names
+	Tried  []string // paths that exist but could not be opened
+	Reason string   // why the last of Tried could not be opened
 }
 
 func (e *NotFound) Error() string {
@@ -130,16 +130,15 @@ func (e *NotFound) Error() string {
 	return text
 }
 
-// Library is an open shared library. It stays loaded as long as the process: NVIDIA's
-// libraries leave destructors with the threads and the exit of the process, which run
-// in code that a closed library no longer has.
+// Library is an open shared library. It is never unloaded: NVIDIA's libraries register
+// destructors that run at thread and process exit, and their code must still be loaded then.
 type Library struct {
 	Path   string // as it was opened
 	handle uintptr
 }
 
-// Open opens the first library that can be. what is its name for a person, names
-// are its files, the best first.
+// Open opens the first library that it can. what is the library's name for messages; names are
+// its file names, the preferred one first.
 func Open(what string, names ...string) (*Library, error) {
 	missing := &NotFound{What: what, Names: names}
 	for _, path := range Candidates(names...) {
@@ -168,8 +167,8 @@ func (l *Library) Symbols(functions map[string]*uintptr) error {
 	return nil
 }
 
-// Preload opens the library at path for the whole process and leaves it open:
-// what is opened after it finds its symbols.
+// Preload opens the library at path with global visibility and leaves it open, so that
+// libraries opened later find its symbols.
 func Preload(path string) error {
 	_, err := dl.Open(path, dl.Now|dl.Global)
 	return err
