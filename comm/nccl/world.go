@@ -19,44 +19,44 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// Control is how the ranks reach each other beside NCCL, over a transport of the
-// processes. It watches for those that die or fall silent.
+// Control is the ranks' connection in addition to NCCL, over another transport between the
+// processes. It watches for ranks that die or fall silent.
 type Control interface {
-	// Gather gives every rank what each has said, by rank, as many bytes of all. All ranks
-	// call it, the same number of times.
+	// Gather exchanges bytes between all ranks: it returns every rank's own, by rank. All
+	// ranks must call it the same number of times, with the same length.
 	Gather(rank int, own []byte) ([][]byte, error)
-	// Show tells the watchdog where a rank is in its group of a slot: 0 is all ranks, the
-	// mesh axes follow.
+	// Show reports a rank's progress in its group of a slot to the watchdog. Slot 0 is the
+	// group of all ranks; the mesh axes follow.
 	Show(rank, slot int, p watch.Progress)
-	// Abort ends the job with err, in every process; Err is the error that has, nil while
-	// the job is sound, and OnError has f called with it once.
+	// Abort ends the job with err in every process. Err returns the error that ended the job,
+	// nil if there has been none. OnError registers f to be called once with that error.
 	Abort(err error)
 	Err() error
 	OnError(f func(error))
 }
 
-// Sum adds buffers of the ranks in the order of comm.Adder, or from left to right:
-// kernels/cuda has it.
+// Sum adds buffers of the ranks in the order of comm.Adder, or from left to right. Package
+// kernels/cuda implements it.
 type Sum interface {
-	// Enqueue adds the sum of n elements at srcs to a stream. It goes to every one of
-	// dsts, or is added to what is there. A dst may be one of the srcs.
+	// Enqueue adds a kernel to a stream that sums n elements of each of srcs. It writes the
+	// sum to each of dsts, or adds it to them if accumulate is set. A dst may be one of srcs.
 	Enqueue(api driver.API, s driver.Stream, dsts, srcs []driver.Address, n int64, accumulate bool) error
 }
 
-// MostSources is how many buffers a Sum adds at once.
+// MostSources is the largest number of buffers that a Sum adds in one launch.
 const MostSources = 64
 
 // Options of a World.
 type Options struct {
 	API     API
 	Control Control
-	// Sum makes a sum of elements, for one rank and its GPU.
+	// Sum creates the Sum of one rank, on its GPU.
 	Sum func(rank int, dtype graph.DType, order graph.SumOrder) (Sum, error)
-	// World is the communicator of all ranks, made already and this World's from here on; 0:
-	// it makes one.
+	// World is an existing communicator of all ranks, which the new World takes over. 0: it
+	// creates one.
 	World Comm
-	// Failed is given the last operations of a rank of this process where an error ends the
-	// job, some lines of text. nil: nobody is.
+	// Failed, if not nil, is called when an error ends the job, with some lines of text that
+	// list the last operations of a rank of this process.
 	Failed func(flight string)
 	// Timeout is how long a rank may keep others waiting. Default 60 s.
 	Timeout time.Duration
@@ -64,12 +64,12 @@ type Options struct {
 
 // World is this process's ranks in a job, with their groups.
 //
-// An error in one group ends all, in every process.
+// An error in one group ends all groups, in every process.
 type World struct {
 	o      Options
 	size   int
 	groups []watch.Group
-	chunk  int64 // bytes that come from each rank at a time where they are to be added
+	chunk  int64 // bytes that a sum receives from each rank at a time
 
 	mu    sync.Mutex
 	ranks []*rank
@@ -103,7 +103,7 @@ type sumKey struct {
 // communicator is one rank's handle of a communicator, at an address that stays.
 type communicator struct{ handle Comm }
 
-// New makes the world of a mesh's ranks. Each process gives its own Groups.
+// New returns the world of a mesh's ranks. Each process calls Groups for its own ranks.
 func New(mesh []graph.Axis, o Options) (*World, error) {
 	if o.API == nil || o.Control == nil || o.Sum == nil {
 		return nil, errors.New("nccl: want a library, a control and sums")
@@ -121,11 +121,11 @@ func New(mesh []graph.Axis, o Options) (*World, error) {
 	return w, nil
 }
 
-// mostChunk is what comes from each rank at a time: links are busy from about a MiB on.
-// Tests shorten it.
+// mostChunk is the largest chunk in bytes that a sum receives from each rank at a time; about
+// 1 MiB saturates a link. Tests reduce it.
 var mostChunk int64 = 4 << 20
 
-// Of many ranks less comes at a time, so that what waits to be added stays bounded.
+// With many ranks chunks are smaller, to bound the scratch memory.
 const (
 	leastChunk  = 64 << 10
 	allChunks   = 32 << 20
@@ -137,18 +137,18 @@ func chunkOf(ranks int) int64 {
 	return min(mostChunk, max(leastChunk, allChunks/int64(max(ranks, 1))/chunkAlign*chunkAlign))
 }
 
-// ScratchBytes is what one of so many ranks takes of its GPU for parts that wait to be
-// added.
+// ScratchBytes returns the GPU memory in bytes that one of so many ranks uses to receive
+// addends.
 func ScratchBytes(ranks int) int64 { return chunkOf(ranks)*int64(ranks) + barrierSize*int64(ranks+1) }
 
-// LibraryBytes estimates what NCCL takes of a GPU among so many: the library's own, and
-// buffers for each peer that it has a link of its own to. To be replaced by a measurement.
+// LibraryBytes estimates the GPU memory that NCCL uses on one of so many ranks: its own state,
+// and buffers for each peer with a direct connection. To be replaced by a measurement.
 func LibraryBytes(ranks int) int64 {
 	const own, peer, peers = 160 << 20, 32 << 20, 7
 	return own + peer*int64(min(max(ranks-1, 0), peers))
 }
 
-// hello is what a rank says of itself first.
+// hello is the information that ranks exchange first.
 type hello struct {
 	Version int
 	GPU     string // its UUID
@@ -160,9 +160,9 @@ type hello struct {
 
 const helloBytes = 1 << 10
 
-// Groups makes a rank's communicators with those of the other processes, and returns its
-// memberships by mesh axis, −1 for all ranks. ctx is the rank's context, on whose goroutine
-// this and the groups' methods are called. What they take is given back as ctx closes.
+// Groups creates a rank's communicators, together with the other processes, and returns its
+// memberships by mesh axis, −1 for all ranks. ctx is the rank's context; call Groups and the
+// groups' methods on its goroutine. Closing ctx frees the communicators.
 func (w *World) Groups(ctx *cuda.Context) (map[int]comm.Group, error) {
 	r := &rank{w: w, index: ctx.Rank(), ctx: ctx, sums: map[sumKey]Sum{}, left: make(chan struct{}), watched: make(chan struct{})}
 	if r.index < 0 || r.index >= w.size {
@@ -200,7 +200,7 @@ func (w *World) Groups(ctx *cuda.Context) (map[int]comm.Group, error) {
 	return groups, nil
 }
 
-// join meets the other ranks and makes the communicator of all.
+// join exchanges information with the other ranks and creates the communicator of all ranks.
 func (r *rank) join() error {
 	all, err := r.greet()
 	if err != nil || r.w.size == 1 {
@@ -231,8 +231,8 @@ func (r *rank) join() error {
 	return nil
 }
 
-// greet says who the rank is and hears who the others are. What keeps them from one job is
-// refused, on every rank.
+// greet exchanges hello with the other ranks. If the ranks cannot form one job, every rank
+// returns an error.
 func (r *rank) greet() ([]hello, error) {
 	gpu := r.ctx.GPU()
 	own := hello{GPU: fmt.Sprintf("%x", gpu.UUID), Name: gpu.Name}
@@ -274,7 +274,7 @@ func trimZeros(b []byte) []byte {
 	return b
 }
 
-// compatible refuses ranks that can't have one communicator.
+// compatible returns an error if the ranks cannot share one communicator.
 func compatible(all []hello) error {
 	on := map[string]int{}
 	for i, h := range all {
@@ -295,7 +295,7 @@ func compatible(all []hello) error {
 	return nil
 }
 
-// newComm is a handle that is given back with the rank's.
+// newComm returns a new handle, which close frees with the rank's others.
 func (r *rank) newComm() *communicator {
 	c := &communicator{}
 	r.mu.Lock()
@@ -304,7 +304,7 @@ func (r *rank) newComm() *communicator {
 	return c
 }
 
-// call makes calls of communicators, unless the job has ended.
+// call runs f, which calls NCCL with the rank's communicators, unless the job has ended.
 func (r *rank) call(f func() error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -322,14 +322,14 @@ func (r *rank) ending() error {
 	return comm.ErrAborted
 }
 
-// How a rank waits for a call that is under way: a communicator's first meeting takes
-// seconds, that of a group of calls microseconds.
+// Poll intervals for an NCCL call in progress: the creation of a communicator takes seconds, a
+// group of calls microseconds.
 const (
 	firstPause = 5 * time.Microsecond
 	longPause  = 2 * time.Millisecond
 )
 
-// settle returns when a communicator has nothing under way.
+// settle waits until a communicator has no call in progress.
 func (r *rank) settle(c *communicator, what string) error {
 	began, pause := time.Now(), firstPause
 	for looks := 0; ; looks++ {
@@ -353,8 +353,9 @@ func (r *rank) settle(c *communicator, what string) error {
 	}
 }
 
-// abort gives back the communicators of all ranks here, and ends what they run. A stream
-// passes what is ended as if it were done: its rank has the error before.
+// abort frees the communicators of all ranks of this process and stops their operations. A
+// stream continues after a stopped operation as if it were complete, so the rank's error must be
+// set first.
 func (w *World) abort(err error) {
 	w.mu.Lock()
 	ranks := slices.Clone(w.ranks)
@@ -367,7 +368,7 @@ func (w *World) abort(err error) {
 		r.ctx.Abort(err)
 	}
 	told := make(chan struct{})
-	go func() { // whoever reads may be slow, and an abort may never come back
+	go func() { // the reader of the text may be slow, and an abort may never return
 		defer crash.Guard()
 		defer close(told)
 		for _, flight := range flights {
@@ -382,7 +383,7 @@ func (w *World) abort(err error) {
 	<-told
 }
 
-// flightCalls is how many calls of each group a rank tells of.
+// flightCalls is the number of recent calls of each group that a rank lists after a failure.
 const flightCalls = 3
 
 func (r *rank) abort() {
@@ -400,14 +401,15 @@ func (r *rank) abort() {
 	}
 }
 
-// close gives back what the rank has, in good order where the job is sound. It runs as the
-// rank's context closes, once its streams run nothing.
+// close frees the rank's communicators and memory. If the job has no error it finalizes the
+// communicators first. It runs while the rank's context closes, after the streams' work has
+// ended.
 func (r *rank) close() error {
 	var errs []error
 	r.leave.Do(func() { close(r.left) })
 	<-r.watched
 	r.mu.Lock()
-	r.members = nil // their words go with the context
+	r.members = nil // closing the context frees their words
 	r.mu.Unlock()
 	if r.w.o.Control.Err() != nil {
 		r.abort()
@@ -417,7 +419,7 @@ func (r *rank) close() error {
 			errs = append(errs, err)
 		}
 	}
-	r.abort() // what did not end
+	r.abort() // communicators that were not finalized
 	if r.scratch != 0 {
 		errs = append(errs, r.ctx.Driver().Free(r.scratch))
 		r.scratch = 0
@@ -425,7 +427,7 @@ func (r *rank) close() error {
 	return errors.Join(errs...)
 }
 
-// end brings a communicator to its end in good order.
+// end finalizes and destroys a communicator.
 func (r *rank) end(c *communicator) error {
 	api, is := r.w.o.API, false
 	err := r.call(func() error {
@@ -446,8 +448,8 @@ func (r *rank) end(c *communicator) error {
 	})
 }
 
-// Took is what NCCL has taken of the GPU of a rank of this process, in bytes: measured as
-// its communicators were made and every kind of call was run once.
+// Took returns the GPU memory in bytes that NCCL has allocated for a rank of this process. It
+// was measured while the communicators were created and every kind of call ran once.
 func (w *World) Took(index int) int64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// begin records the start of an operation, over the oldest.
+// begin records the start of an operation; it overwrites the oldest record.
 func (a *rankArea) begin(k *kernel, call uint64) *record {
 	n := a.flight.Load()
 	r := &a.log[n%records]
@@ -18,8 +18,8 @@ func (a *rankArea) begin(k *kernel, call uint64) *record {
 	return r
 }
 
-// Flight tells the last operations of every rank, at most n each, oldest first:
-// any process of the job can, also of a rank that has died.
+// Flight describes the last operations of every rank, at most n each, oldest first. Any process
+// of the job can call it, and it includes ranks that have died.
 func (j *Job) Flight(n int) string {
 	var s strings.Builder
 	_ = j.know() // or it tells of the first rank of each process

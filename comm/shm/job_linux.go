@@ -25,36 +25,36 @@ const (
 	maxRanks   = 256
 )
 
-// header is the job's.
+// header is the header of the job's control segment.
 type header struct {
 	Magic     uint64
 	Processes uint32
-	Cores     uint32        // that all ranks share
+	Cores     uint32        // number of cores that all ranks share
 	each      atomic.Uint32 // ranks of every process; 0 until the first has joined
 	_         uint32
-	steps     atomic.Uint64 // done, as rank 0 says
-	// ended: 0 sound, 1 somebody writes the error, 2 it is there.
+	steps     atomic.Uint64 // completed training steps, stored by rank 0
+	// ended is 0 while there is no error, 1 while a process writes the error, 2 afterwards.
 	ended   atomic.Uint32
 	kind    uint32
 	rank    uint32
 	textLen uint32
 	text    [1024]byte
-	pids    [maxRanks]atomic.Uint32 // of the processes, as who started them says
+	pids    [maxRanks]atomic.Uint32 // process IDs, stored by the parent process
 }
 
 // region is an arena of a rank in its process's file.
 type region struct{ off, size atomic.Int64 }
 
-// rankArea is what a rank shows of itself.
+// rankArea is the state that a rank publishes to the others.
 type rankArea struct {
 	state   atomic.Uint32 // watch.State
 	pid     atomic.Uint32
 	beat    atomic.Uint64
 	regions [maxRegions]region
-	count   atomic.Uint32 // of regions
+	count   atomic.Uint32 // number of regions
 	_       uint32
 
-	point     atomic.Uint32 // phase of the Send or Recv at hand
+	point     atomic.Uint32 // phase of the current Send or Recv
 	pointPeer atomic.Uint32
 	pointCall atomic.Uint64
 	pointText text
@@ -87,14 +87,14 @@ type operand struct {
 	off, n int64
 }
 
-// post is a rank's place at a meeting, of a group or of a pair.
+// post is the memory in which a rank publishes its current operation, in a group or a pair.
 type post struct {
-	bell   atomic.Uint32 // changes when the rank should look again
+	bell   atomic.Uint32 // changes when the rank should check the others again
 	asleep atomic.Uint32
-	came   atomic.Uint64 // meetings that the rank came to
-	left   atomic.Uint64 // and has left
+	came   atomic.Uint64 // number of operations at which the rank has arrived
+	left   atomic.Uint64 // number of operations that the rank has left
 	phase  atomic.Uint32 // watch.Phase
-	kind   uint32        // of the operation, by the order of comm's
+	kind   uint32        // number of the operation: world.OpNumber
 	dtype  uint32
 	flags  uint32 // 1: accumulate
 	bytes  int64
@@ -109,8 +109,8 @@ type post struct {
 type Job struct {
 	control   []byte
 	processes int
-	world     int        // ranks; as many as processes until it is known
-	files     []*os.File // the control segment's, then a file for each process's arenas
+	world     int        // number of ranks; the number of processes until it is known
+	files     []*os.File // the control segment, then one file for each process's arenas
 	mu        sync.Mutex // of know
 }
 
@@ -119,12 +119,12 @@ func segmentSize(world int) int {
 	return n
 }
 
-const postSize = 512 // apart from each other by cache lines
+const postSize = 512 // bytes of a post; a multiple of a cache line
 
 func align(n int) int { return (n + 63) &^ 63 }
 
-// Create makes the memory of a job of so many processes. Its Files go to them. How
-// many ranks each runs is what the first to join says.
+// Create creates the shared memory of a job of so many processes, which inherit its Files.
+// The first process to join sets the number of ranks of every process.
 func Create(processes int) (*Job, error) {
 	if processes < 1 || processes > maxRanks {
 		return nil, fmt.Errorf("shared memory: %d ranks, want 1 to %d", processes, maxRanks)
@@ -186,7 +186,7 @@ func (j *Job) attach() (err error) {
 	return nil
 }
 
-// each settles how many ranks every process runs: as the first to say so did.
+// each sets the number of ranks of every process, or checks it if another process has set it.
 func (j *Job) each(ranks int) error {
 	if ranks < 1 || ranks*j.processes > maxRanks {
 		return fmt.Errorf("shared memory: %d processes of %d ranks, want 1 to %d ranks in all", j.processes, ranks, maxRanks)
@@ -197,7 +197,7 @@ func (j *Job) each(ranks int) error {
 	return j.know()
 }
 
-// know maps the places of all ranks, once a process has said how many there are.
+// know maps the areas of all ranks, once a process has set how many ranks there are.
 func (j *Job) know() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -236,10 +236,10 @@ func (j *Job) Processes() (processes, each int) {
 	return j.processes, j.world / j.processes
 }
 
-// SetPID tells everybody what the number of a process of the job is, before that joins.
+// SetPID publishes the process ID of a process of the job, before it joins.
 func (j *Job) SetPID(process, pid int) { j.header().pids[process].Store(uint32(pid)) }
 
-// Where tells where the process of a rank is; "" while nobody knows.
+// Where describes the process of a rank by its ID; "" while it is unknown.
 func (j *Job) Where(rank int) string {
 	pid := j.pid(rank)
 	if pid == 0 {
@@ -249,12 +249,12 @@ func (j *Job) Where(rank int) string {
 	return fmt.Sprintf("host %s, process %d", host, pid)
 }
 
-// pid is the number of a rank's process; 0: not known.
+// pid returns the process ID of a rank; 0: unknown.
 func (j *Job) pid(rank int) uint32 {
 	return cmp.Or(j.rank(rank).pid.Load(), j.header().pids[rank/max(1, int(j.header().each.Load()))].Load())
 }
 
-// Fail makes err the job's error, and rank its finder, unless it has one: false.
+// Fail makes err, found by rank, the job's error. It returns false if the job already has one.
 func (j *Job) Fail(rank int, err error) bool {
 	h := j.header()
 	if !h.ended.CompareAndSwap(0, 1) {
@@ -267,19 +267,19 @@ func (j *Job) Fail(rank int, err error) bool {
 	return true
 }
 
-// SetSteps tells everybody how many steps the job has done.
+// SetSteps publishes the number of steps that the job has completed.
 func (j *Job) SetSteps(n int) { j.header().steps.Store(uint64(max(n, 0))) }
 
-// Steps returns how many steps the job has done, as far as it was told.
+// Steps returns the number of completed steps that SetSteps stored last.
 func (j *Job) Steps() int { return int(j.header().steps.Load()) }
 
-// file is where the arenas of a rank lie.
+// file returns the file that holds the arenas of a rank.
 func (j *Job) file(rank int) *os.File { return j.files[1+rank/(j.world/j.processes)] }
 
-// Files returns what a process of the job inherits.
+// Files returns the files that a process of the job inherits.
 func (j *Job) Files() []*os.File { return j.files }
 
-// Close gives up this process's view of the job. It must not be in use.
+// Close unmaps and closes the job in this process. It must not be in use.
 func (j *Job) Close() error {
 	var errs []error
 	if j.control != nil {

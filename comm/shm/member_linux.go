@@ -22,8 +22,8 @@ import (
 //	        receiver does
 //	leave   wait until all have moved: nobody reads my inputs any more
 //
-// A rank's post is written between its own leaving and its next coming, when
-// nobody reads it: it returns from an operation only once all have left.
+// A rank writes its post between leaving one operation and coming to the next. No other rank
+// reads it then, because a rank returns from an operation only when all ranks have left.
 type member struct {
 	world.Member
 	world *World
@@ -36,7 +36,7 @@ type kernel struct {
 	comm.Call
 	m     *member
 	mover *direct.Mover
-	own   device.Ptr // any range of the rank, for the checker
+	own   device.Ptr // any range of the rank's memory: tells the checker which rank runs the kernel
 
 	in, out operand
 	sig     uint64
@@ -88,7 +88,7 @@ func (m *member) bind(c comm.Call) (device.Kernel, error) {
 	return k, nil
 }
 
-// Run returns when no peer reads its inputs any more.
+// Run runs the operation. It returns when no peer reads the rank's inputs any more.
 func (k *kernel) Run() error {
 	m := k.m
 	if err := m.Enter(k.Call); err != nil {
@@ -175,7 +175,7 @@ func (p *post) signature() comm.Signature {
 	return comm.Signature{Op: world.OpOf(uint64(p.kind)), Bytes: p.bytes, DType: graph.DType(p.dtype), Root: int(p.root), Order: graph.SumOrder(p.flags >> 1), Accumulate: p.flags&1 != 0}
 }
 
-// ring wakes the others that sleep.
+// ring wakes the other ranks of the operation that sleep.
 func (k *kernel) ring() {
 	for i, p := range k.posts {
 		if i != k.at && p.asleep.Load() != 0 {
@@ -188,15 +188,15 @@ func (k *kernel) ring() {
 func came(p *post) uint64 { return p.came.Load() }
 func left(p *post) uint64 { return p.left.Load() }
 
-// spinFor is how long a waiter looks before it sleeps: about what it takes to wake one,
-// which costs 10 to 40 µs, the more in a virtual machine. looks is how often between two
-// readings of the clock.
+// spinFor is how long a waiter polls before it sleeps: about the cost of waking a sleeper, 10
+// to 40 µs, more in a virtual machine. looks is the number of polls between two readings of the
+// clock.
 const (
 	spinFor = 20 * time.Microsecond
 	looks   = 50
 )
 
-// nap is the longest sleep of a waiter before it looks at the job's error.
+// nap is the longest sleep of a waiter before it checks for an error of the job.
 const nap = 100 * time.Millisecond
 
 // await returns when every rank has reached the call, or with the job's error.
@@ -236,7 +236,7 @@ func (k *kernel) await(call uint64, reached func(*post) uint64) error {
 	}
 }
 
-// compare fails the job unless all have come with the same operation.
+// compare fails the job unless all ranks have come with the same operation.
 func (k *kernel) compare(call uint64) error {
 	a := k.posts[0]
 	for i, b := range k.posts {

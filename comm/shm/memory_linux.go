@@ -12,10 +12,10 @@ const hugeSize = 2 << 20
 
 func address(b []byte) int64 { return int64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
-// huge puts memory that nobody has touched yet on huge pages. Advice, which is enough for
-// private memory, does not reach a memfd where shmem_enabled is "never", as most systems
-// have it. MADV_COLLAPSE (Linux 6.1) does, where at least one small page is there. After
-// an error some of the memory stays in small pages, which serve.
+// huge puts untouched memory on huge pages. MADV_HUGEPAGE, which suffices for private memory,
+// has no effect on a memfd if shmem_enabled is "never", the default of most systems.
+// MADV_COLLAPSE (Linux 6.1) works if at least one small page is present. After an error some of
+// the memory stays in small pages, which is slower but correct.
 func huge(b []byte) error {
 	b = b[:len(b)/hugeSize*hugeSize]
 	if len(b) == 0 {
@@ -27,7 +27,7 @@ func huge(b []byte) error {
 	return os.NewSyscallError("madvise", unix.Madvise(b, unix.MADV_COLLAPSE))
 }
 
-// mapped is a range of a job's file in this process.
+// mapped is a range of a job's file that this process has mapped.
 type mapped struct {
 	data  []byte
 	unmap func() error

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/comm/watch"
 )
 
-// monitor beats for the ranks of this process and watches all.
+// monitor updates the heartbeats of this process's ranks and watches all ranks.
 func (w *World) monitor() {
 	defer close(w.stopped)
 	m := watch.New(watch.Config{World: w.job.world, Groups: w.groups, Interval: beatEvery, Silent: silentAfter, Timeout: w.timeout,
@@ -59,8 +59,8 @@ func (w *World) read(reports []watch.Report, d *deaths) {
 			call, phase := p.came.Load(), watch.Phase(p.phase.Load())
 			rep.In[slot] = watch.Progress{Call: call, Phase: phase}
 			if phase != watch.Idle {
-				// What disagrees is found where the ranks meet: the signature is left out,
-				// since it may belong to the call after this one by now.
+				// The signature is left out, since it may already belong to the next call. The ranks
+				// themselves compare signatures when they meet.
 				rep.In[slot].Op = p.text.String()
 			}
 		}
@@ -69,7 +69,7 @@ func (w *World) read(reports []watch.Report, d *deaths) {
 	}
 }
 
-// deaths learns at once when a process of the job ends.
+// deaths detects the end of a process of the job at once, with pidfds.
 type deaths struct {
 	w    *World
 	fds  []unix.PollFd // of processes, by ranks
@@ -96,7 +96,7 @@ func (d *deaths) wait(stop <-chan struct{}, most time.Duration) {
 		case nil:
 			d.fds, d.who = append(d.fds, unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}), append(d.who, r)
 		case unix.ESRCH:
-			d.dead[r] = true // its heartbeat alone tells where the kernel has no such call
+			d.dead[r] = true // without pidfd support in the kernel, only the heartbeat tells
 		}
 	}
 	if len(d.fds) == 0 {

@@ -21,7 +21,7 @@ import (
 type Options struct {
 	// Timeout is how long a rank may keep others waiting. Default 60 s.
 	Timeout time.Duration
-	// Warn is told what a person should know, one line a call; nil drops it.
+	// Warn is called with each warning, one line a call; nil drops them.
 	Warn func(string)
 }
 
@@ -30,9 +30,9 @@ const (
 	silentAfter = time.Second
 )
 
-// World is a process's part of a job: the ranks that it runs, with their groups.
+// World is this process's part of a job: the ranks that it runs and their groups.
 //
-// An error in one group ends all, in every process.
+// An error in one group ends all groups, in every process.
 type World struct {
 	world.End
 	job     *Job
@@ -41,12 +41,12 @@ type World struct {
 	members [][]*member // by axis + 1, local rank
 	timeout time.Duration
 	warn    func(string)
-	spins   bool // a waiter looks for a while before it goes to sleep
+	spins   bool // waiters poll for a while before they sleep
 
 	mu      sync.Mutex
 	regions [][]atomic.Pointer[mapped] // by rank, region
 	own     []ownRegion
-	free    int64 // of the process's file: where the next arena begins
+	free    int64 // offset of the next arena in the process's file
 
 	stop    chan struct{}
 	stopped chan struct{}
@@ -58,8 +58,8 @@ type ownRegion struct {
 	data        []byte
 }
 
-// Join makes this process the one that runs the given ranks of a mesh; an empty
-// mesh has one. The process's heartbeat begins.
+// Join makes this process run the given ranks of a mesh; an empty mesh has one rank. It starts
+// the process's heartbeat.
 func (j *Job) Join(mesh []graph.Axis, ranks []int, o Options) (*World, error) {
 	w := &World{job: j, local: slices.Clone(ranks), timeout: o.Timeout, warn: o.Warn,
 		stop: make(chan struct{}), stopped: make(chan struct{})}
@@ -128,7 +128,7 @@ func (w *World) Groups(rank int) (map[int]comm.Group, error) {
 	return all, nil
 }
 
-// fail makes err the job's error, unless it has one, and returns the job's.
+// fail makes err the job's error, unless it already has one. It returns the job's error.
 func (w *World) fail(err error) error {
 	if w.job.Fail(w.local[0], err) {
 		w.ringAll()
@@ -137,15 +137,14 @@ func (w *World) fail(err error) error {
 	return w.adopt()
 }
 
-// adopt makes the job's error this process's, and returns it; nil while the job
-// is sound.
+// adopt makes the job's error this process's error and returns it; nil if there is none.
 func (w *World) adopt() error {
 	if err := w.Err(); err != nil {
 		return err
 	}
 	h := w.job.header()
 	for begin := time.Now(); h.ended.Load() == 1 && time.Since(begin) < time.Second; {
-		runtime.Gosched() // its writer is at it, or died over it
+		runtime.Gosched() // another process is writing the error, or died while writing it
 	}
 	switch h.ended.Load() {
 	case 0:
@@ -168,7 +167,7 @@ func (w *World) ringAll() {
 			ring(w.job.post(g.Slot, r))
 		}
 	}
-	// Who sleeps in a Send or Recv looks again by itself: see nap.
+	// A rank that sleeps in a Send or Recv wakes up by itself: see nap.
 }
 
 // Close ends the process's part: its heartbeat stops, and others that still wait
@@ -190,9 +189,9 @@ func (w *World) Close() error {
 	return errors.Join(errs...)
 }
 
-// Show tells the watchdog where a rank of this process is in its group of a slot, in an
-// operation that another transport runs. Calls go on from those of the group itself, of
-// which there are none afterwards.
+// Show reports to the watchdog the progress of a rank of this process in its group of a slot,
+// for operations that another transport runs. Call numbers continue from those of the group
+// itself, which must run no operations after that.
 func (w *World) Show(rank, slot int, p watch.Progress) {
 	own := w.job.post(slot, rank)
 	if own.came.Load() != p.Call {
@@ -202,7 +201,7 @@ func (w *World) Show(rank, slot int, p watch.Progress) {
 	own.phase.Store(uint32(p.Phase))
 }
 
-// Map makes the memory of a rank's arenas, for cpu.Options.
+// Map returns the function that allocates a rank's arenas, for cpu.Options.Map.
 func (w *World) Map(rank int) func(graph.Space, int64) ([]byte, func() error, error) {
 	return func(_ graph.Space, bytes int64) ([]byte, func() error, error) {
 		if !slices.Contains(w.local, rank) {
@@ -234,7 +233,7 @@ func (w *World) Map(rank int) func(graph.Space, int64) ([]byte, func() error, er
 	}
 }
 
-// find returns where b lies in a rank's regions.
+// find returns the position of b in a rank's regions.
 func (w *World) find(rank int, b []byte) (operand, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

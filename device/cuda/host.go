@@ -100,7 +100,7 @@ func (h *hostWork) work() {
 		if i.reach {
 			h.await(i.number)
 		}
-		if !h.s.ctx.failed.Load() { // after a failure the stream's state is undefined: run no kernel
+		if !h.s.ctx.failed.Load() { // on failure await returns before the kernel's turn has come
 			h.run(i)
 		}
 	}
@@ -126,7 +126,7 @@ type pause struct{ sleep time.Duration }
 const (
 	spinTime   = 100 * time.Microsecond
 	firstSleep = 10 * time.Microsecond
-	longSleep  = 50 * time.Microsecond // short, because the GPU idles until the host sees that it is done
+	longSleep  = 50 * time.Microsecond // short: the GPU idles until the host sees that it is done
 )
 
 func (p *pause) next(began time.Time) {
