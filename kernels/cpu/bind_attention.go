@@ -10,12 +10,12 @@ func attnShape(a graph.AttentionAttr) attn.Shape {
 	return attn.Shape{B: int(a.Batch), Tq: int(a.Seq), Tk: int(a.Seq), H: int(a.Heads), KV: int(a.KVHeads), D: int(a.HeadDim), Causal: a.Causal, Window: int(a.Window)}
 }
 
-// heads is where queries, keys and values lie: side by side in the rows of one
-// buffer, or in a buffer each.
+// heads holds the queries, keys and values: side by side in the rows of one buffer (packed), or
+// in three separate buffers.
 type heads[T any] struct {
 	q, k, v   []T
 	ldq, ldkv int // row strides in elements
-	operands  int // that hold them
+	operands  int // number of operands: 1 if packed, else 3
 }
 
 func attnHeads[T any](a graph.AttentionAttr, get func(i int) []T) heads[T] {

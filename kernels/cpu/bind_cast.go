@@ -118,7 +118,7 @@ func bindLossScaleUpdate(b *binding) func() error {
 	}
 }
 
-// bindSumParts adds the parts that lie one after another in its input.
+// bindSumParts adds the consecutive parts of its input into the output.
 func bindSumParts(b *binding) func() error {
 	sequential := attr[graph.SumPartsAttr](b).Order == graph.SumSequential
 	if b.Program.Buf(b.Op.Out[0].Buf).DType == graph.F64 {

@@ -59,7 +59,7 @@ func bindAddPosGrad(b *binding) func() error {
 
 func bindBiasGrad(b *binding) func() error { return columnSums(b, 0, 0) }
 
-// columnSums is the sums of an input's columns.
+// columnSums sums the columns of input from into output to.
 func columnSums(b *binding, from, to int) func() error {
 	n, c := b.inShape(from)
 	if as := b.asIn(from); as != vec.NoHalf {
@@ -118,10 +118,9 @@ func bindDropout(b *binding) func() error {
 	}
 }
 
-// DropoutSample is the number by which dropout tells apart the samples of a
-// run: the global sample index with the step above 40 bits of it, so that a
-// sample that is seen again has other elements dropped. key is the program's
-// Key buffer.
+// DropoutSample returns the number that identifies a sample in dropout's random stream: the low
+// 40 bits are the global sample index, the bits above are the step, so that a sample that is seen
+// again drops other elements. key is the program's Key buffer.
 func DropoutSample(key []int64) uint64 {
 	return uint64(key[graph.KeyStep])<<40 + uint64(key[graph.KeySample])
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// bindRopeAt is bindRope of a table of the rows' own positions.
+// bindRopeAt is bindRope with a position for each row instead of consecutive positions.
 func bindRopeAt(b *binding) func() error {
 	a := attr[graph.RopeAttr](b)
 	positions := in[int32](b, 1)
@@ -38,7 +38,8 @@ func bindRopeAt(b *binding) func() error {
 	}
 }
 
-// cachedShape is the largest attention of an operation: over full caches.
+// cachedShape returns the shape of an operation's attention over full key/value caches, the
+// largest one.
 func cachedShape(p *graph.Program, op *graph.Op) attn.Shape {
 	s := attnShape(op.Attr.(graph.AttentionAttr))
 	s.Tk = int(p.Buf(op.Out[1].Buf).Shape[1])
@@ -52,8 +53,8 @@ func bindAttentionCached(b *binding) func() error {
 	return cached(b, func(f *attn.Forward[float32], q, k, v, y []float32) { f.Q, f.K, f.V, f.Y = q, k, v, y })
 }
 
-// cached copies the rows' keys and values to where each sequence's slot of the caches ends,
-// and attends over all of these. give sets a forward's operands.
+// cached appends the rows' keys and values to each sequence's slot of the caches, and computes
+// attention over all keys in the slot. give sets the operands of an attn.Forward.
 func cached[E float32 | uint16](b *binding, give func(f *attn.Forward[float32], q, k, v, y []E)) func() error {
 	a := attr[graph.AttentionAttr](b)
 	h := attnHeads(a, func(i int) []E { return in[E](b, i) })

@@ -174,7 +174,8 @@ func bindLinearGradWB(b *binding) func() error {
 	}
 }
 
-// bindLinearGradAct is the product, rounded, and the derivative in its place.
+// bindLinearGradAct computes the product, rounds it, and multiplies it in place by the
+// activation's derivative.
 func bindLinearGradAct(b *binding) func() error {
 	product, act := bindLinearGrad(b), acts[attr[graph.LinearAttr](b).Act]
 	var derivative func() error

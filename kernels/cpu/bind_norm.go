@@ -47,7 +47,7 @@ func bindLayerNormGrad(b *binding) func() error {
 	})
 }
 
-// gain is room for 1 + gamma where an RMS norm's gain is that.
+// gain returns scratch for the gain 1 + gamma of an RMS norm of that kind, else nil.
 func (b *binding) gain(c int) []float32 {
 	if !attr[graph.NormAttr](b).PlusOne {
 		return nil

@@ -6,7 +6,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// int8 is the quantised operand of an operation; numbers is those of a part.
+// int8 returns an operand quantized to 8 bits, of numbers elements.
 func (b *binding) int8(q []byte, numbers int64) vec.Int8 {
 	a := attr[graph.QuantAttr](b)
 	return vec.Int8{Q: q, Block: int(a.Block), Len: int(numbers), Parts: int(a.Parts)}

@@ -66,7 +66,7 @@ func (b *binding) gradient(i int) gradient {
 	return gradient{f32: in[float32](b, i)}
 }
 
-// part is the gradient of a span.
+// part returns the gradient of a span.
 func (g *gradient) part(s kernels.Span) ([]float32, vec.Half16) {
 	if g.half.X != nil {
 		return nil, vec.Half16{X: g.half.X[s.Lo:s.Hi], As: g.half.As}
@@ -119,7 +119,7 @@ func bindClipCoef(b *binding) func() error {
 	}
 }
 
-// update is what optimizers share.
+// update holds the operands and spans that all optimizers use.
 type update struct {
 	attr      graph.UpdateAttr
 	spans     []kernels.Span
@@ -181,7 +181,7 @@ func bindAdamW(b *binding) func() error {
 	}
 }
 
-// bindAdamW8 is bindAdamW with moments in 8 bits. Spans begin at blocks.
+// bindAdamW8 is bindAdamW with 8-bit moments. Spans must begin at multiples of vec.Q8Block.
 func bindAdamW8(b *binding, u update, g gradient) func() error {
 	p, m, v := out[float32](b, 0), out[uint8](b, 1), out[uint8](b, 2)
 	ms, vs := out[float32](b, 4), out[float32](b, 5)
@@ -255,7 +255,7 @@ func (u *update) moments(s kernels.Span, p []float32, g gradient, m, v []float32
 	return k
 }
 
-// setMoments takes what changes by step.
+// setMoments copies the values that change by step (such as the learning rate) to m.
 func (u *update) setMoments(m *vec.Moments) {
 	m.GradScale, m.LR = u.coef[0], u.lr()
 	m.BC1, m.BC2 = u.hyper[graph.HyperBC1], u.hyper[graph.HyperBC2]
@@ -408,8 +408,8 @@ func bindLARSApply(b *binding) func() error {
 	}
 }
 
-// bindNovoGrad updates the second moment of every trainable parameter of the
-// unit, also of those that lie on other ranks: v is the same on all.
+// bindNovoGrad updates the second moments of all trainable parameters of the unit, even of
+// those that lie in other ranks' shards: v is the same on all ranks.
 func bindNovoGrad(b *binding) func() error {
 	u := b.update()
 	g, norms := b.gradient(0), in[int64](b, 1)

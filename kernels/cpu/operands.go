@@ -14,8 +14,8 @@ import (
 
 // binding is an operation that graph.Check has passed, while its kernel is
 // prepared: operands are present unless optional, and have the kind's dtypes
-// and shapes. What remains to check is where they lie. The first error sticks;
-// slices are then empty, and nothing may be computed with them.
+// and shapes. Their memory remains to be checked. err keeps the first error; once it is set,
+// slices are empty and must not be used.
 type binding struct {
 	kernels.Binding
 	pool     *pool.Pool
@@ -30,7 +30,7 @@ func (b *binding) failf(format string, args ...any) {
 	}
 }
 
-// places checks where the operands lie; see kernels.Binding.
+// places checks the memory of the operands; see kernels.Binding.Places.
 func (b *binding) places() {
 	touches, err := b.Places()
 	if err != nil {
@@ -82,7 +82,7 @@ func out[T devcpu.Element](b *binding, i int) []T {
 	return view[T](b, fmt.Sprintf("output %d", i), b.Out[i])
 }
 
-// asIn and asOut are the 16-bit types of operands; NoHalf of float32 ones.
+// asIn and asOut return the 16-bit types of operands, NoHalf for float32 operands.
 func (b *binding) asIn(i int) vec.Half  { return halves[b.Program.Buf(b.Op.In[i]).DType] }
 func (b *binding) asOut(i int) vec.Half { return halves[b.Program.Buf(b.Op.Out[i].Buf).DType] }
 
@@ -100,7 +100,8 @@ func (b *binding) sum(i int) vec.HalfSum {
 	return s
 }
 
-// typed refuses a float operand whose type the kernel does not read.
+// typed reports whether the kernel supports the element type of an operand; if not, it sets the
+// binding's error.
 func typed[T devcpu.Element](b *binding, what string, id graph.BufID) bool {
 	var want []graph.DType
 	switch any(*new(T)).(type) {

@@ -7,8 +7,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// headRows is the rows of a chunk of the head's loss: one K-block of the matrix
-// product. More rows would hold more logits; fewer would change dw's bits.
+// headRows is the number of rows in a chunk of the head's loss: one K-block of the matrix
+// product. More rows would need memory for more logits; fewer would change dw's bits.
 const headRows = gemm.KC
 
 // headRowsOf is the rows of a chunk of the head: all of them, where their logits take no

@@ -20,18 +20,19 @@ type Float = num.Float
 // once. A stride of 0 means rows without gaps.
 type Forward[T Float] struct {
 	Shape
-	Scale T   // of the scores; 0 means 1/√D
-	Cap   T   // bounds the scaled scores softly (num.SoftCap); 0: not
+	Scale T   // factor of the scores; 0 means 1/√D
+	Cap   T   // soft cap of the scaled scores (num.SoftCap); 0: none
 	Q     []T // (B·Tq, H·D)
 	K, V  []T // (B·Tk, KV·D)
 	Y     []T // (B·Tq, H·D), written; may share a buffer with no operand that is read
 	Lse   []T // (B, H, Tq), log-sum-exp of the scaled scores, written; nil if not wanted
-	// Starts (B·Tq) has for each position the first of its document: a query sees no key before
-	// it. They ascend in a sequence. nil: a sequence is one document.
+	// Starts (B·Tq) has for each position the first position of its document; a query sees no
+	// earlier key. Values ascend within a sequence. nil: each sequence is one document.
 	Starts []T
 	Work   []T // ForwardWorkspace(Shape) elements, contents before and after are of no meaning
 
-	// As says that the operands are 16-bit: Q16 … in place of Q …, with T float32.
+	// As is the type of 16-bit operands, which are given as Q16 … instead of Q …; T is then
+	// float32.
 	As                 vec.Half
 	Q16, K16, V16, Y16 []uint16
 
@@ -93,7 +94,7 @@ func (r *rows[T]) at(b, t, h, d int) int {
 	return (b*r.perSeq+t)*r.ld + h*d
 }
 
-// row is a row of T elements.
+// row returns a row of elements of type T.
 func (r *rows[T]) row(b, t, h, d int) []T {
 	at := r.at(b, t, h, d)
 	return r.data[at : at+d : at+d]
@@ -105,7 +106,7 @@ func (r *rows[T]) row16(b, t, h, d int) []uint16 {
 	return r.half[at : at+d : at+d]
 }
 
-// read is a row, or its values in to.
+// read returns a row. A 16-bit row is converted into to.
 func (r *rows[T]) read(b, t, h, d int, to []T) []T {
 	if r.half == nil {
 		return r.row(b, t, h, d)
@@ -115,8 +116,8 @@ func (r *rows[T]) read(b, t, h, d int, to []T) []T {
 	return to[:d]
 }
 
-// write is where a row is computed: where it lies, or to; stored puts it in its
-// place.
+// write returns the memory in which to compute a row: the row itself or, for 16-bit operands,
+// to. stored then converts to into the row.
 func (r *rows[T]) write(b, t, h, d int, to []T) []T {
 	if r.half == nil {
 		return r.row(b, t, h, d)
@@ -143,9 +144,8 @@ func (s *Shape) offset() int {
 	return 0
 }
 
-// lead is the rows before query 0 in its tile: tiles of queries begin at
-// positions that are multiples of KeyTile, so that each meets one tile of keys
-// on the diagonal.
+// lead is the number of rows before query 0 in its tile. Tiles of queries begin at multiples of
+// KeyTile, so that each has one tile of keys on the diagonal.
 func (s *Shape) lead() int { return s.offset() % KeyTile }
 
 // span is at least lead+Tq, and the same for every Tk above Tq, so that the
@@ -157,12 +157,12 @@ func (s *Shape) span() int {
 	return s.Tq
 }
 
-// queryBlock is the positions that a task works on at a time: enough queries to
-// make up for packing the keys and values anew for each block, few enough to
-// stay in the second cache.
+// queryBlock is the number of positions that a task processes at a time: enough queries to
+// amortize packing the keys and values again for each block, and few enough to stay in the L2
+// cache.
 func (s *Shape) queryBlock() int { return min(512, roundUp(s.span(), KeyTile)) }
 
-// queryBlocks is the blocks of n positions.
+// queryBlocks returns the number of blocks of n positions.
 func (s *Shape) queryBlocks(n int) int { return (n + s.queryBlock() - 1) / s.queryBlock() }
 
 func (s *Shape) forwardTasks(positions int) int {
@@ -443,7 +443,7 @@ func (f *Backward[T]) sums(scratch []T) (dk, dv rows[T]) {
 	return rows[T]{data: rest[:n], ld: f.D, one: true}, rows[T]{data: rest[n : 2*n], ld: f.D, one: true}
 }
 
-// settle rounds the sums of a key/value head to the outputs.
+// settle rounds the float32 sums of a key/value head and stores them in the 16-bit outputs.
 func (f *Backward[T]) settle(b, g int, dk, dv *rows[T]) {
 	if f.As == vec.NoHalf {
 		return

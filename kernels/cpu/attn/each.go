@@ -7,16 +7,16 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// Each is forwards of one sequence each that differ in nothing but where their operands
-// lie and in Tk: a step of generation, whose rows have got different numbers of keys. Each
-// has the bits that it has alone. Its Work is that of ForwardWorkspace of all of them as one
-// batch, with the largest Tk; the forwards' own is not used.
+// Each runs several Forwards of one sequence each, which differ only in their operands and in
+// Tk: a step of generation, where sequences have different numbers of keys. Results have the same
+// bits as separate runs. Work has the size of ForwardWorkspace for one batch of all sequences
+// with the largest Tk; the Forwards' Work is not used.
 type Each[T Float] struct {
 	Of   []Forward[T]
 	Work []T
 
-	ends []int // of each forward's tasks
-	slot int   // elements of a slot: the largest of the forwards'
+	ends []int // by forward: the index after its last task
+	slot int   // elements of a scratch slot: the largest that a forward needs
 	next atomic.Int64
 }
 

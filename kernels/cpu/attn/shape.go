@@ -72,13 +72,14 @@ func (s *Shape) visible(t int) int {
 	return s.Tk
 }
 
-// view says which keys the queries of a sequence see first.
+// view gives the first visible key of each query of a sequence, which depends on the window and
+// on the documents' starts.
 type view[T Float] struct {
 	*Shape
 	starts []T // by position; empty: all 0
 }
 
-// viewOf is sequence b's.
+// viewOf returns the view of sequence b.
 func viewOf[T Float](s *Shape, starts []T, b int) view[T] {
 	if len(starts) == 0 {
 		return view[T]{Shape: s}
@@ -86,17 +87,17 @@ func viewOf[T Float](s *Shape, starts []T, b int) view[T] {
 	return view[T]{s, starts[b*s.Tk : (b+1)*s.Tk]}
 }
 
-// begin is the first key of the tiles that the queries of a tile of positions, from
-// base on, go through: the tile of the first key that the query at base sees.
+// begin returns the first key of the first key tile for the query tile that starts at position
+// base: the tile of the first key that the query at base sees.
 func (v *view[T]) begin(base int) int { return v.from(base) / KeyTile * KeyTile }
 
-// beginOf is begin of query t's tile.
+// beginOf is begin for the tile of query t.
 func (v *view[T]) beginOf(t int) int { return v.begin((t + v.offset()) / KeyTile * KeyTile) }
 
-// first is the first key that query t sees.
+// first returns the first key that query t sees.
 func (v *view[T]) first(t int) int { return v.from(t + v.offset()) }
 
-// from is the first key that a query at a position sees.
+// from returns the first key that the query at a position sees.
 func (v *view[T]) from(position int) int {
 	first := 0
 	if v.Window > 0 {
@@ -108,7 +109,8 @@ func (v *view[T]) from(position int) int {
 	return first
 }
 
-// checkStarts refuses starts that are not those of all positions of causal attention.
+// checkStarts returns an error unless starts is empty, or the attention is causal with a start
+// for each position.
 func checkStarts[T Float](op string, s *Shape, starts []T) error {
 	switch {
 	case len(starts) == 0:

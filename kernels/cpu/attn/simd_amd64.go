@@ -34,7 +34,7 @@ import (
 
 const rowBytes = 4 * KeyTile // of a tile of scores
 
-// carver deals out scratch on 64-byte boundaries.
+// carver allocates pieces of scratch memory at 64-byte boundaries.
 type carver struct {
 	next fptr
 }
@@ -101,7 +101,7 @@ func packTile(r *rows[float32], b, h, d, j0, w int, out fptr, dp int) {
 	clear(unsafe.Slice(at(out, w*dp), (KeyTile-w)*dp))
 }
 
-// unpackRows is packRows the other way.
+// unpackRows copies rows of width dp back to rows [from, to) of an operand.
 func unpackRows(r *rows[float32], b, h, d, from, to int, in fptr, dp int) {
 	if r.half != nil {
 		for t := from; t < to; t++ {
@@ -236,10 +236,10 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 	}
 }
 
-// bound puts the soft cap, and -Inf for what is not seen, to rows [r0, r1) of a tile of
-// scores, of w keys from j0 on, whose row 0 is at position base, and returns what the
-// scores are still to be multiplied with. With grad it keeps the derivatives of the cap
-// there.
+// bound applies the soft cap to rows [r0, r1) of a tile of scores and sets invisible keys to
+// -Inf. The tile has w keys from j0 on, and its row 0 is at position base. bound returns the
+// factor by which the scores must still be multiplied. If grad is not nil, it stores the cap's
+// derivatives there.
 func bound(scores []float32, r0, r1, w int, see *view[float32], base, j0 int, scale, limit float32, grad *[KeyTile * KeyTile]float32) float32 {
 	if limit != 0 {
 		for r := r0; r < r1; r++ {
@@ -264,7 +264,7 @@ func bound(scores []float32, r0, r1, w int, see *view[float32], base, j0 int, sc
 	return scale
 }
 
-// unbound ends the gradient of bounded scores: times the cap's derivative, and scale.
+// unbound multiplies the gradient of capped scores by the cap's derivative and by scale.
 func unbound(ds []float32, r0, r1, w int, scale float32, grad *[KeyTile * KeyTile]float32) {
 	for r := r0; r < r1; r++ {
 		row := ds[r*KeyTile : r*KeyTile+w]

@@ -58,7 +58,7 @@ func (t *tile) configure(rows, cols int) {
 	}
 }
 
-// form is what packed units hold and which instructions take them.
+// form is the content of a packed 32-bit unit and the instructions that use it.
 type form uint8
 
 const (

@@ -37,7 +37,7 @@ type Spec struct {
 	Portable bool
 }
 
-// scaled says that the int32 sums become 16-bit elements by scales.
+// scaled says that scales convert the int32 sums to 16-bit elements.
 func (s *Spec) scaled() bool { return s.In == S8 && s.Out != I32 }
 
 // Widened says that a product's sums are those of float32 inputs at the level in
@@ -173,7 +173,7 @@ const (
 	align                      = 64
 )
 
-// layout is how a shape's workspace is used. It is the same for every kernel.
+// layout describes the use of a shape's workspace. It is the same for every kernel.
 type layout struct {
 	rows, cols int // of a chunk
 	direct     bool
@@ -219,8 +219,8 @@ func (s *Spec) layout() layout {
 	return l
 }
 
-// blocking is how a kernel cuts a shape. It depends on the shape, the kernel and
-// whether a thread is alone, on which only the tiles do.
+// blocking describes how a kernel splits a shape. It depends on the shape and the kernel; the
+// tile sizes also depend on whether there is only one thread.
 type blocking struct {
 	layout
 	units              int // of K
@@ -228,7 +228,7 @@ type blocking struct {
 	tileRows, tileCols int
 	serial             bool
 	inOrder            bool // one thread computes the tiles, one by one
-	onTheWay           bool // the kernel packs B, in the first row of tiles
+	onTheWay           bool // the kernel packs B while it computes the first row of tiles
 }
 
 func (s *Spec) blocking(k *kernels, alone bool) blocking {

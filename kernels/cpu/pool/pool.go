@@ -8,7 +8,7 @@
 //
 // A kernel is a few Runs of some microseconds each, one behind the other, so a
 // worker that runs out of work looks for more for a while before it sleeps:
-// waking it takes longer than many a Run.
+// waking it takes longer than many Runs do.
 package pool
 
 import (
@@ -139,7 +139,7 @@ func (p *Pool) publish(n int, t Task) *job {
 	return j
 }
 
-// drain computes indices until all are taken; then nobody else need look.
+// drain computes indices until all are taken, and then withdraws the job from the workers.
 func (p *Pool) drain(j *job) {
 	for i := j.next.Add(1) - 1; i < j.n; i = j.next.Add(1) - 1 {
 		j.task.RunIndex(int(i))
@@ -178,16 +178,16 @@ func (j *job) wait() {
 	j.state.Store(0)
 }
 
-// leave is the last that a worker does with the job: behind it the caller may
-// use the job again.
+// leave drops a worker's reference to the job. The worker must not use the job afterwards,
+// because the caller may reuse it.
 func (j *job) leave() {
 	if j.state.Add(-1) == waiting {
 		j.done <- struct{}{}
 	}
 }
 
-// release gives a caller's token back. Where a job is open, a sleeping worker
-// may use it.
+// release returns a caller's token. If a job is open, it wakes a sleeping worker to use the
+// token.
 func (p *Pool) release() {
 	p.slots <- struct{}{}
 	if p.open.Load() > 0 {
