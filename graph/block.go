@@ -5,24 +5,24 @@ import (
 	"strings"
 )
 
-// Block is what repeats in a model: the layers of a transformer are blocks of one
-// template, alike in everything but their index. Units, and through their unit
-// operations and buffers, belong to a block. A partly frozen block has two units
-// after sharding, which are gathered together.
+// Block names one of a model's repeated parts: the layers of a transformer are blocks of
+// one template, equal but for their index. A Unit belongs to a block, and operations and
+// buffers belong to the block of their unit. A partly frozen block has two units after
+// sharding, which are gathered together.
 //
-// The zero Block is none. Index −1 is a block that stands alone, as the embedding.
+// The zero Block means no block. Index −1 is a block that does not repeat, such as the
+// embedding.
 type Block struct {
 	Template string // "h", "layer"
 	Index    int    // from 0
 }
 
-// Repeats says whether the block is one of several that are alike.
+// Repeats says whether the block is one of several layers of the same template.
 func (b Block) Repeats() bool { return b.Template != "" && b.Index >= 0 }
 
-// Cut returns what stands before and after the block's index in the name of one
-// of its buffers, operations or parameters: "h.3.mlp.act" of block 3 is "h." and
-// ".mlp.act". ok is false where the name has no such number between dots, or the
-// block does not repeat.
+// Cut splits the name of one of the block's buffers, operations or parameters around the
+// block's index: for block 3, "h.3.mlp.act" gives "h." and ".mlp.act". ok is false if the
+// name does not contain the index between dots, or if the block does not repeat.
 func (b Block) Cut(name string) (before, after string, ok bool) {
 	if !b.Repeats() {
 		return "", "", false
@@ -35,7 +35,7 @@ func (b Block) Cut(name string) (before, after string, ok bool) {
 	return name[:i+1], name[i+len(number)-1:], true
 }
 
-// BlockOf returns the block of a unit; none for −1.
+// BlockOf returns the block of a unit; the zero Block for unit −1.
 func (p *Program) BlockOf(unit int) Block {
 	if unit < 0 || unit >= len(p.Units) {
 		return Block{}
@@ -43,7 +43,7 @@ func (p *Program) BlockOf(unit int) Block {
 	return p.Units[unit].Block
 }
 
-// SameBlock says whether two units belong together.
+// SameBlock says whether two units are the same or belong to the same block.
 func (p *Program) SameBlock(u, v int) bool {
 	return u == v || p.BlockOf(u) != (Block{}) && p.BlockOf(u) == p.BlockOf(v)
 }

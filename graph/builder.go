@@ -17,8 +17,8 @@ import (
 //	p, err := b.Program()
 //
 // The program has one section "forward" with one phase "micro". Operations and
-// parameters belong to the unit named last. Names of operations, parameters and
-// inputs are unique; the buffer of an operation's value bears its name.
+// parameters belong to the unit that was named last. Names of operations, parameters and
+// inputs are unique. The buffer of an operation's result has the operation's name.
 type Builder struct {
 	p       *Program
 	ops     []Op
@@ -29,24 +29,24 @@ type Builder struct {
 	version []int32         // by buffer: in-place operations on it so far
 	last    map[BufID]string
 	sites   int64
-	starts  Value // of documents, where rows hold several
+	starts  Value // see Documents; the zero Value if each row holds one document
 	err     error
 }
 
-// Value is what an operation of a Builder computes. The zero Value is none: an
+// Value is the result of an operation of a Builder. The zero Value means no value: an
 // absent optional operand, or the result of an operation that failed.
 type Value struct {
 	id      BufID // + 1
 	version int32
 }
 
-// None says that v is the zero Value.
+// None says whether v is the zero Value.
 func (v Value) None() bool { return v.id == 0 }
 
-// Buf returns the buffer that holds v, NoBuf for none.
+// Buf returns the buffer that holds v, NoBuf for the zero Value.
 func (v Value) Buf() BufID { return v.id - 1 }
 
-// Init says how a parameter gets its first values.
+// Init says how a parameter is initialised.
 type Init struct {
 	Kind InitKind
 	Std  float64
@@ -64,15 +64,15 @@ func Normal(std float64) Init { return Init{Kind: InitNormal, Std: std} }
 // Uniform initialises from U(−bound, bound).
 func Uniform(bound float64) Init { return Init{Kind: InitUniform, Std: bound} }
 
-// Option changes how an operation is added.
+// Option is an option of the Builder's methods that add an operation: InPlace.
 type Option uint8
 
 // InPlace gives the result its first operand's memory. The operand's Value
 // cannot be used afterwards.
 const InPlace Option = 1
 
-// maxElems bounds a buffer, so that sizes in bytes and sums of a few thousand
-// of them stay far from overflow.
+// maxElems bounds the elements of a buffer, so that its size in bytes, and the sum of a
+// few thousand sizes, cannot overflow an int64.
 const maxElems = int64(1) << 46
 
 // NewBuilder returns a builder of an empty program.
@@ -105,13 +105,13 @@ func (b *Builder) failf(format string, args ...any) {
 	}
 }
 
-// Unit makes name the unit of what follows, a block that stands alone; a unit
-// may be returned to.
+// Unit makes name the unit of the operations and parameters that are added next. The unit
+// is a block that does not repeat. A later call may name the same unit again.
 func (b *Builder) Unit(name string) { b.enter(name, Block{name, -1}) }
 
-// Block makes the block of the given template and index, from 0, the unit of what
-// follows. The unit's name is "template.index". Names of what belongs to it have
-// the index between dots where a person is to choose it by pattern.
+// Block makes the block of the given template and index, from 0, the unit of the operations
+// and parameters that are added next. The unit's name is "template.index". If a user is to
+// select the block's buffers by pattern, their names must contain the index between dots.
 func (b *Builder) Block(template string, index int) {
 	if b.err == nil && (template == "" || index < 0) {
 		b.failf("block %q %d: a block needs the name of its template and an index from 0", template, index)
@@ -157,24 +157,24 @@ func (b *Builder) Param(name string, init Init, shape ...int64) Value {
 	return v
 }
 
-// Input adds a float input of the step, f32.
+// Input adds a model input that the host fills for every step, f32.
 func (b *Builder) Input(name string, shape ...int64) Value {
 	return b.buffer(Buffer{Name: name, DType: F32, Shape: shape, Class: Inputs, Life: LifeStep, Unit: -1})
 }
 
-// Tokens adds the program's tokens, i32 (rows, seq); a second call returns the
-// same.
+// Tokens adds the program's tokens, i32 (rows, seq). A second call returns the same
+// Value.
 func (b *Builder) Tokens(rows, seq int64) Value {
 	return b.wellKnown(&b.p.Tokens, Buffer{Name: "tokens", DType: I32, Shape: []int64{rows, seq}, Class: Inputs, Life: LifeStep})
 }
 
-// Targets adds the program's targets, i32 (rows, seq), −1 where none; a
-// classifier's have seq 1.
+// Targets adds the program's targets, i32 (rows, seq); −1 is a position without a target.
+// A classifier's targets have seq 1.
 func (b *Builder) Targets(rows, seq int64) Value {
 	return b.wellKnown(&b.p.Targets, Buffer{Name: "targets", DType: I32, Shape: []int64{rows, seq}, Class: Inputs, Life: LifeStep})
 }
 
-// Positions adds the positions of generation's tokens in their texts, i32 (rows, seq).
+// Positions adds, for generation, the position of each token in its text, i32 (rows, seq).
 func (b *Builder) Positions(rows, seq int64) Value {
 	return b.wellKnown(&b.p.Positions, Buffer{Name: "positions", DType: I32, Shape: []int64{rows, seq}, Class: Inputs, Life: LifeStep})
 }
@@ -213,7 +213,7 @@ func (b *Builder) root(id BufID) BufID {
 	return root
 }
 
-// buffer adds a buffer with a fresh name and a shape of sane size.
+// buffer adds a buffer. It checks that the name is new and that no dimension is too large.
 func (b *Builder) buffer(buf Buffer) Value {
 	if b.err != nil {
 		return Value{}
@@ -236,8 +236,8 @@ func (b *Builder) buffer(buf Buffer) Value {
 	return b.valueOf(b.p.AddBuffer(buf))
 }
 
-// use returns the buffer of an operand. A missing one means that an earlier
-// call failed, or that the caller passed the zero Value.
+// use returns the buffer of an operand. If the operand is the zero Value, an earlier call
+// failed or the caller passed none: use then records an error.
 func (b *Builder) use(op, operand string, v Value) BufID {
 	if b.err != nil {
 		return NoBuf
@@ -258,18 +258,17 @@ func (b *Builder) use(op, operand string, v Value) BufID {
 	return id
 }
 
-// result describes an output of an operation to be added.
+// result describes an output of an operation that is being added.
 type result struct {
-	suffix string // of the buffer's name; "" for the operation's value
+	suffix string // of the buffer's name; "" for the first output, named as the operation
 	dtype  DType
 	shape  []int64
 }
 
 func y(shape ...int64) result { return result{shape: shape} }
 
-// add appends an operation. Operands are named for errors; opt lists those that
-// may be absent. The first result is the operation's value; with InPlace it is
-// the first operand's buffer.
+// add appends an operation and returns its first output. Operands have names for error
+// messages. With InPlace the first output is the first operand's buffer.
 func (b *Builder) add(name string, kind Kind, attr any, ins []operandValue, results []result, opts []Option) Value {
 	if b.err != nil {
 		return Value{}
@@ -347,8 +346,8 @@ func opds(vs ...operandValue) []operandValue { return vs }
 // like returns a result with v's shape.
 func (b *Builder) like(v Value) result { return y(b.Shape(v)...) }
 
-// rowsOf and colsOf see v as a matrix: the last dimension and the product of
-// the others; 1 for what is missing.
+// rowsOf and colsOf read v as a matrix: cols is the last dimension, rows the product of
+// the others. Both are 1 for an absent value.
 func (b *Builder) rowsOf(v Value) int64 { return b.view(v).rows() }
 func (b *Builder) colsOf(v Value) int64 { return b.view(v).cols() }
 

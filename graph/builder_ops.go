@@ -2,27 +2,26 @@ package graph
 
 import "slices"
 
-// One method per forward operation; the kind table (InfoOf) has the shapes and
-// formulas. Activations may have any number of leading dimensions where the
-// table says rows.
+// One method for each forward operation. InfoOf has the shapes and formulas. Where it gives
+// rows (N), an activation may have any number of leading dimensions.
 
-// Embed gathers rows of table (V,C) by tokens, i32: (tokens, C).
+// Embed returns the rows of table (V,C) that tokens (i32) name: (tokens, C).
 func (b *Builder) Embed(name string, tokens, table Value) Value {
 	return b.add(name, Embed, nil, opds(opd("tokens", tokens), opd("table", table)),
 		[]result{y(max(1, b.view(tokens).elems()), b.colsOf(table))}, nil)
 }
 
-// AddPos adds pos (P,C) to x (N,C), row n mod seq to row n.
+// AddPos adds row n mod seq of pos (P,C) to row n of x (N,C).
 func (b *Builder) AddPos(name string, x, pos Value, seq int64, opts ...Option) Value {
 	return b.add(name, AddPos, PosAttr{seq}, b.inDocuments(opd("x", x), opd("pos", pos)), []result{b.like(x)}, opts)
 }
 
-// Documents says that rows of the operations that follow hold several documents each: starts
-// (N) has for each position of a row the one at which its document begins. AddPos and Rope
-// count positions from there, and Attention sees nothing before it.
+// Documents declares that each row of the batch holds several documents, for the operations
+// that follow. starts (N) has, for each position of a row, the position at which its document
+// begins. AddPos and Rope count positions from that start, and Attention sees nothing before.
 func (b *Builder) Documents(starts Value) { b.starts = starts }
 
-// inDocuments are operands, and where documents start if rows hold several.
+// inDocuments returns the operands, with the Documents starts appended if there are any.
 func (b *Builder) inDocuments(ins ...operandValue) []operandValue {
 	if b.starts.None() {
 		return ins
@@ -30,8 +29,8 @@ func (b *Builder) inDocuments(ins ...operandValue) []operandValue {
 	return append(ins, opd("starts", b.starts))
 }
 
-// Linear is x·w + bias; w is (K,N), or (N,K) with TransW; bias (N) may be None.
-// attr.Act must be ActNone: Fuse joins an activation that follows.
+// Linear is x·w + bias; w is (K,N), or (N,K) with TransW; bias (N) may be the zero Value.
+// attr.Act must be ActNone: Fuse joins a linear with the activation behind it.
 func (b *Builder) Linear(name string, x, w, bias Value, attr LinearAttr) Value {
 	if attr.Act != ActNone {
 		b.failf("%s: a linear is built without activation; add an Activation, and Fuse joins them", name)
@@ -87,13 +86,13 @@ func (b *Builder) Softmax(name string, x Value) Value {
 	return b.add(name, Softmax, nil, opds(opd("x", x)), []result{b.like(x)}, nil)
 }
 
-// Rope turns pairs of each head by their position.
+// Rope rotates pairs of elements of each head by an angle that depends on their position.
 func (b *Builder) Rope(name string, x Value, attr RopeAttr, opts ...Option) Value {
 	return b.add(name, Rope, attr, b.inDocuments(opd("x", x)), []result{b.like(x)}, opts)
 }
 
-// Attention takes queries, keys and values; AttentionPacked has all three side
-// by side in one matrix. Packed in attr is set accordingly.
+// Attention takes queries, keys and values as three operands; AttentionPacked takes one
+// matrix that has all three side by side. Both set attr.Packed.
 func (b *Builder) Attention(name string, q, k, v Value, attr AttentionAttr) Value {
 	attr.Packed = false
 	return b.attention(name, b.inDocuments(opd("q", q), opd("k", k), opd("v", v)), attr)
@@ -119,8 +118,8 @@ func (b *Builder) attention(name string, ins []operandValue, a AttentionAttr) Va
 	}, nil)
 }
 
-// Dropout zeroes elements of x with probability p and scales the others by
-// 1/(1−p); batch is the number of samples in x. Each call has a Site of its own.
+// Dropout zeroes elements of x with probability p and scales the others by 1/(1−p).
+// batch is the number of samples in x. Each call has its own Site, and so its own mask.
 func (b *Builder) Dropout(name string, x Value, p float64, batch int64, opts ...Option) Value {
 	elems := b.view(x).elems()
 	if b.err == nil && (batch < 1 || elems%batch != 0) {
@@ -164,7 +163,7 @@ func (b *Builder) Im2Col(name string, x Value, a ConvAttr) Value {
 	return b.add(name, Im2Col, a, opds(opd("x", x)), []result{y(rows, cols)}, nil)
 }
 
-// image returns the shape of x (B,H,W,C) where the geometry makes sense.
+// image returns the shape of x (B,H,W,C) if the windows of a fit into it.
 func (b *Builder) image(name string, x Value, a ConvAttr) []int64 {
 	s := b.Shape(x)
 	if b.err == nil && len(s) != 4 {
@@ -202,7 +201,7 @@ func (b *Builder) MaxPool(name string, x Value, a ConvAttr) Value {
 	return b.add(name, MaxPool, a, opds(opd("x", x)), []result{y(s[0], a.OutSize(s[1], a.KH), a.OutSize(s[2], a.KW), s[3])}, nil)
 }
 
-// Reshape gives x another shape of as many elements: a view, no operation.
+// Reshape returns a view of x with another shape of as many elements; it adds no operation.
 func (b *Builder) Reshape(name string, x Value, shape ...int64) Value {
 	id := b.use(name, "x", x)
 	if b.err != nil {
@@ -219,7 +218,7 @@ func (b *Builder) Reshape(name string, x Value, shape ...int64) Value {
 	return b.valueOf(v.Buf())
 }
 
-// SelectRow takes the row Key[KeyRow] of x (N,C): (1,C).
+// SelectRow returns row Key[KeyRow] of x (N,C), as (1,C).
 func (b *Builder) SelectRow(name string, x Value) Value {
 	return b.add(name, SelectRow, nil, opds(opd("x", x), opd("key", b.key())), []result{y(1, b.colsOf(x))}, nil)
 }
@@ -237,8 +236,8 @@ func (b *Builder) CrossEntropy(name string, logits, targets Value) Value {
 	return loss
 }
 
-// HeadLoss adds the loss of the logits x·wᵀ, w (V,C), against targets i32 (N)
-// to the program's Loss, and returns Loss. The logits are never held whole.
+// HeadLoss adds the loss of the logits x·wᵀ, w (V,C), against targets i32 (N) to the
+// program's Loss, and returns Loss. Only a chunk of the logits' rows is in memory at once.
 func (b *Builder) HeadLoss(name string, x, w, targets Value) Value {
 	return b.lossOp(name, HeadLoss, nil, []BufID{b.use(name, "x", x), b.use(name, "w", w), b.use(name, "targets", targets)})
 }
@@ -271,7 +270,7 @@ func (b *Builder) lossOp(name string, kind Kind, attr any, ins []BufID, outs ...
 	})
 }
 
-// Logits marks v (1,V) as the program's Logits, which outlive the phase.
+// Logits marks v (1,V) as the program's Logits, whose contents outlive the phase.
 func (b *Builder) Logits(v Value) {
 	id := b.use("logits", "v", v)
 	if b.err != nil {

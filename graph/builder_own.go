@@ -1,8 +1,8 @@
 package graph
 
-// Apply adds an operation that the model brings along. Inputs that are optional may be
-// the zero Value. It returns a value for each output, the first one named as the
-// operation, others "name.output".
+// Apply adds an operation that Define made. Optional inputs may be the zero Value. It
+// returns a value for each output: the first is named as the operation, the others
+// "name.output".
 func (b *Builder) Apply(op *Operation, name string, attr any, ins ...Value) []Value {
 	outs := make([]Value, 1)
 	if op != nil {
@@ -76,7 +76,7 @@ func (b *Builder) Apply(op *Operation, name string, attr any, ins ...Value) []Va
 	return outs
 }
 
-// sameOwn refuses two operations of one name.
+// sameOwn returns an error if the program has a different operation with op's name.
 func (b *Builder) sameOwn(op *Operation) error {
 	seen := map[Kind]*Operation{}
 	for i := range b.ops {
@@ -87,7 +87,7 @@ func (b *Builder) sameOwn(op *Operation) error {
 	return checkOwn(&Op{Kind: op.def.Kind, Own: op}, seen)
 }
 
-// attrAndInputs checks what a definition's Shapes may rely on.
+// attrAndInputs checks the attribute and the inputs before they are passed to Definition.Shapes.
 func (b *Builder) attrAndInputs(o *Op) bool {
 	c := &checker{p: b.p, op: o, info: o.Own.info}
 	c.attribute()

@@ -1,9 +1,9 @@
 package graph
 
-// Clone returns a deep copy: rewrites work on one and leave their input alone. What
-// is small and there many times lies in slabs, and there is room for buffers to be
-// added: copies are most of what a plan of a deep model allocates. Of a program that was
-// given up (Yield) there is no copy: its parts are handed on.
+// Clone returns a deep copy, so that a rewrite does not change its input. Copies are most
+// of what the planning of a deep model allocates: short slices therefore share one
+// allocation (slab), with room for more buffers. If p was given up by Yield, Clone does not
+// copy but returns p's parts.
 func (p *Program) Clone() *Program {
 	q := *p
 	q.sole = true
@@ -52,23 +52,23 @@ func (p *Program) Clone() *Program {
 	return &q
 }
 
-// Yield gives p up to the next rewrite, which works on p's parts rather than on copies:
-// whoever calls it reads p no more, unless it takes it back. It does nothing where p is
-// no clone, or something else has parts of it.
+// Yield gives p up: the next rewrite changes p's parts instead of copying them, and the
+// caller must not read p again unless it calls TakeBack. Yield does nothing if p was not
+// made by Clone, or shares parts with another program.
 func (p *Program) Yield() {
 	if p.sole {
 		p.spare = true
 	}
 }
 
-// TakeBack undoes Yield of a program that a rewrite has returned as it was.
+// TakeBack undoes Yield, for a program that a rewrite returned unchanged.
 func (p *Program) TakeBack() {
 	if p.spare {
 		p.spare = false
 	}
 }
 
-// Keep says that several will have p from now on: it is never given up.
+// Keep marks p as shared by several users: Yield then does nothing.
 func (p *Program) Keep() { p.sole, p.spare = false, false }
 
 func cloneBuffers(bufs []Buffer) []Buffer {
@@ -104,7 +104,7 @@ func CloneOps(ops []Op) []Op {
 	return out
 }
 
-// ownOperands gives n operations copies of their operands and events.
+// ownOperands replaces the operand and event slices of n operations by copies.
 func ownOperands(n int, op func(i int) *Op) {
 	var ins slab[BufID]
 	var outs slab[Out]
@@ -121,8 +121,8 @@ func ownOperands(n int, op func(i int) *Op) {
 	}
 }
 
-// slab copies many short slices into one allocation: it is told of all of them first.
-// A copy has no room to grow, so that appending to one does not reach the next.
+// slab copies many short slices into one allocation; need must be called for each of them
+// first. A copy has no spare capacity, so that appending to it cannot overwrite the next.
 type slab[T any] struct {
 	n    int
 	free []T

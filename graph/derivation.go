@@ -2,23 +2,23 @@ package graph
 
 import "slices"
 
-// Derivation is what the derivative of an operation is written with (Definition.Derive):
-// it applies operations that turn the gradients of the outputs into those of the inputs.
+// Derivation is the argument of Definition.Derive. Its methods add the operations that
+// compute the gradients of the inputs from those of the outputs.
 type Derivation struct{ d *differ }
 
 // Attr returns the operation's attributes.
 func (v *Derivation) Attr() any { return v.d.op.Attr }
 
-// In returns input i, Out output k; NoBuf for an absent one. A derivative may read those
-// alone that Definition.Saves names.
+// In returns input i and Out output k; NoBuf for an absent one. A derivative may read only
+// operands that Definition.Saves names.
 func (v *Derivation) In(i int) BufID  { return v.d.in(i) }
 func (v *Derivation) Out(k int) BufID { return v.d.out(k) }
 
 // Needs says whether the gradient of input i is wanted.
 func (v *Derivation) Needs(i int) bool { return v.d.needs(i) }
 
-// Grad returns the gradient of output k, shaped as it; NoBuf where nothing behind the
-// operation depends on that output.
+// Grad returns the gradient of output k, with the output's shape; NoBuf if the loss does not
+// depend on that output.
 func (v *Derivation) Grad(k int) BufID {
 	d := v.d
 	if d.out(k) == NoBuf {
@@ -30,14 +30,14 @@ func (v *Derivation) Grad(k int) BufID {
 	return d.dy(k)
 }
 
-// Apply applies an operation whose output k is the gradient of input by[k]. Where one is
-// not wanted the output is absent, if it is optional, or goes nowhere; where none is,
-// nothing is applied. The suffix tells the operation's name from others.
+// Apply applies op, whose output k is the gradient of input by[k]. The output of an unneeded
+// gradient is absent if it is optional, and scratch if not. If no gradient is needed, Apply
+// does nothing. The suffix makes the operation's name unique.
 func (v *Derivation) Apply(op *Operation, suffix string, attr any, ins []BufID, by ...int) {
 	v.apply(Op{Kind: op.def.Kind, Own: op, Attr: attr}, op.info, suffix, ins, by)
 }
 
-// ApplyKind is Apply of an operation of the kind table.
+// ApplyKind is Apply for an operation of the kind table.
 func (v *Derivation) ApplyKind(kind Kind, suffix string, attr any, ins []BufID, by ...int) {
 	info, ok := kindTable[kind]
 	if !ok {
@@ -47,7 +47,7 @@ func (v *Derivation) ApplyKind(kind Kind, suffix string, attr any, ins []BufID, 
 	v.apply(Op{Kind: kind, Attr: attr}, info, suffix, ins, by)
 }
 
-// Pass makes the gradient of output k that of input i, which has as many elements.
+// Pass uses the gradient of output k as the gradient of input i, which has as many elements.
 func (v *Derivation) Pass(i, k int, suffix string) {
 	if g := v.Grad(k); g != NoBuf {
 		v.d.identity(i, suffix, g, false)

@@ -1,7 +1,7 @@
 package graph
 
-// derivatives has the function that emits the backward operations of a kind. It is not a
-// field of Info: these functions use the kind table, which would be a cycle.
+// derivatives has, by kind, the function that adds the backward operations. It is not a field
+// of Info because these functions use the kind table: initialisation would be cyclic.
 var derivatives = map[Kind]func(d *differ){
 	Activation: func(d *differ) {
 		d.intoOver(0, "dx", d.dy(0), ActivationGrad, d.op.Attr, d.dy(0), d.in(0))
@@ -81,5 +81,5 @@ var derivatives = map[Kind]func(d *differ){
 	MaxPool: func(d *differ) { d.into(0, "dx", MaxPoolGrad, d.op.Attr, d.dy(0), d.in(0)) },
 
 	CrossEntropy: deriveCrossEntropy,
-	HeadLoss:     func(*differ) {}, // its gradient was taken at its forward place
+	HeadLoss:     func(*differ) {}, // HeadLossGrad has replaced the forward operation already
 }

@@ -15,14 +15,14 @@ import (
 //	forward:   a → f → b → g → c → head_loss → loss
 //	after:     a → f → b → g → c → head_loss_grad → loss, dc │ g/dx: dc → db │ f/dx: db → da
 //
-// The seed is the derivative 1 of Loss; the loss operations' own gradients bring
-// in Hyper's InvCount and LossScale.
+// The gradient of Loss starts as 1. The derivatives of the loss operations multiply by
+// Hyper's InvCount and LossScale.
 //
 //   - HeadLoss becomes HeadLossGrad at its forward place: loss and gradients in
 //     one sweep, so that no logits are kept or computed again.
 //   - CrossEntropyGrad writes over the logits unless something still reads them.
-//   - A parameter's first gradient of the micro-step is written, later ones (a
-//     tied head) accumulate. Every trainable parameter must reach the loss.
+//   - A parameter's first gradient in a micro-step is written; later ones (for a tied
+//     head) accumulate. Every trainable parameter must reach the loss.
 //   - Where a derivative is the identity, gradients share one buffer. A buffer
 //     is accumulated into, or overwritten by an elementwise derivative, only
 //     while no other pending gradient shares it; otherwise the contribution goes
@@ -41,10 +41,10 @@ func Differentiate(p *Program) (*Program, error) {
 	return d.p, nil
 }
 
-// differ is reverse mode over one straight line of operations.
+// differ does reverse-mode differentiation of one straight line of operations.
 //
-// Memory is not values: an operation in place gives a buffer a new value. Each
-// value has a number; a gradient belongs to a value.
+// A buffer can hold several values one after another, since an operation in place gives it
+// a new one. Each value has a number, and a gradient belongs to a value, not to a buffer.
 type differ struct {
 	p     *Program
 	fwd   []Op
@@ -57,9 +57,9 @@ type differ struct {
 	current map[BufID]int // root buffer → its last value
 	grads   map[BufID]int // root gradient buffer → values that hold it
 	views   map[[2]BufID]BufID
-	nFwd    BufID // buffers from here on are this pass's
+	nFwd    BufID // buffers from this ID on were added by this pass
 
-	// The operation at hand.
+	// The forward operation that is being differentiated.
 	i       int
 	op      *Op
 	inPlace bool // its gradient runs at its forward place, not after all of the forward
@@ -71,11 +71,11 @@ type differ struct {
 type value struct {
 	root  BufID
 	param int  // index into Program.Params, −1 for none
-	needs bool // a trainable parameter lies behind it
+	needs bool // its gradient is needed: a trainable parameter contributes to it
 	stat  bool
 	grad  BufID // root gradient buffer so far; NoBuf for none
-	open  int   // slots that are not closed yet
-	begun bool  // a parameter's gradient has been written
+	open  int   // slots that were opened and not yet closed
+	begun bool  // for a parameter: its gradient has been written, later ones accumulate
 }
 
 func (d *differ) failf(format string, args ...any) {
@@ -198,8 +198,8 @@ func (d *differ) newValue(v value) int {
 	return n
 }
 
-// whole refuses views of a part: their gradient would be a part of a buffer
-// whose other parts are written elsewhere.
+// whole rejects a view of a part of a buffer: its gradient would be a part of a gradient
+// buffer whose other parts are written by other operations.
 func (d *differ) whole(id BufID, operand string) {
 	root, lo, hi := Span(d.p, id)
 	if r := &d.p.Buffers[root]; lo != 0 || hi != r.Bytes() {
@@ -237,7 +237,7 @@ func (d *differ) unreached() error {
 	return fmt.Errorf("graph: differentiate: the loss does not depend on %s; freeze what is not trained, or take it out", strings.Join(lost, ", "))
 }
 
-// reverse emits the backward of the operation at hand, if its result matters.
+// reverse adds the backward of the current operation, if the loss depends on its result.
 func (d *differ) reverse() {
 	dead := true
 	for _, v := range d.outs[d.i] {
@@ -266,7 +266,7 @@ func (d *differ) reverse() {
 	}
 }
 
-// drop ends a value's hold on its gradient.
+// drop releases the gradient that a value holds.
 func (d *differ) drop(v int) {
 	if g := d.vals[v].grad; g != NoBuf {
 		d.grads[g]--
@@ -280,7 +280,7 @@ func (d *differ) hold(v int, g BufID) {
 	d.grads[g]++
 }
 
-// What derivative rules use.
+// Helpers of the derivative rules.
 
 func (d *differ) in(j int) BufID {
 	if j >= len(d.op.In) {
@@ -301,7 +301,7 @@ func (d *differ) needs(j int) bool {
 	return j < len(d.ins[d.i]) && d.ins[d.i][j] >= 0 && d.vals[d.ins[d.i][j]].needs
 }
 
-// dy is the gradient of output k, shaped as it.
+// dy is the gradient of output k, with the output's shape.
 func (d *differ) dy(k int) BufID {
 	v := d.outs[d.i][k]
 	if d.vals[v].root == d.p.Loss {
@@ -310,7 +310,7 @@ func (d *differ) dy(k int) BufID {
 	return d.as(d.vals[v].grad, d.out(k))
 }
 
-// seed is the derivative of the loss by itself, where an operation wants one.
+// seed returns a buffer with the derivative of the loss by itself, 1.
 func (d *differ) seed() BufID {
 	if d.seedBuf == NoBuf {
 		loss := d.p.Buffers[d.p.Loss]
@@ -333,7 +333,7 @@ func (d *differ) emit(suffix string, kind Kind, attr any, ins []BufID, outs ...O
 	d.emitOp(Op{Kind: kind, Attr: attr}, suffix, ins, outs)
 }
 
-// emitOp is emit of an operation that may be the program's own.
+// emitOp is emit for an operation that may come from Define.
 func (d *differ) emitOp(op Op, suffix string, ins []BufID, outs []Out) {
 	if d.err != nil {
 		return
@@ -347,8 +347,8 @@ func (d *differ) emitOp(op Op, suffix string, ins []BufID, outs []Out) {
 	d.bwd = append(d.bwd, op)
 }
 
-// readsIntact refuses a derivative that reads a forward buffer whose value was
-// overwritten in place since, or that the kind table does not list as saved.
+// readsIntact rejects a derivative that reads a forward buffer that was overwritten in
+// place since, or that the kind table does not list in Saves.
 func (d *differ) readsIntact(ins []BufID) {
 	if d.inPlace {
 		return
@@ -371,8 +371,8 @@ func (d *differ) readsIntact(ins []BufID) {
 	}
 }
 
-// saves says whether forward operation i saves, for its derivative, a value that
-// satisfies is.
+// saves says whether forward operation i saves for its derivative an operand whose value
+// number satisfies is.
 func (d *differ) saves(i int, is func(v int) bool) bool {
 	info, _ := d.fwd[i].Info()
 	ins, outs := info.Operands(d.fwd[i].Attr)
@@ -389,7 +389,7 @@ func (d *differ) saves(i int, is func(v int) bool) bool {
 	return false
 }
 
-// as returns buffer g with the shape of buffer like: g itself or a view of it.
+// as returns gradient g in the shape of buffer like: g itself or a view of it.
 func (d *differ) as(g, like BufID) BufID {
 	if slices.Equal(d.p.Buffers[g].Shape, d.p.Buffers[like].Shape) {
 		return g
@@ -418,7 +418,7 @@ func (d *differ) buffer(name string, b Buffer) BufID {
 	return d.p.AddBuffer(b)
 }
 
-// unique returns name, or name with a number, that no other has.
+// unique returns name, or name with a number appended if name is taken.
 func (d *differ) unique(name, space string) string {
 	n := name
 	for i := 2; d.names[space+n]; i++ {

@@ -4,23 +4,23 @@ import (
 	"slices"
 )
 
-// slot is the place of one contribution to the gradient of a value.
+// slot is the buffer for one contribution to the gradient of a value.
 type slot struct {
 	v    int
 	like BufID // operand whose shape the contribution has
 	out  Out
-	own  bool // out is a buffer of its own, still to be joined with what is pending
+	own  bool // out is a new buffer, which close adds to the value's gradient so far
 }
 
-// none says that the gradient is not wanted.
+// none says that the gradient is not needed.
 func (s slot) none() bool { return s.v < 0 }
 
-// A parameter's gradient is only ever written by outputs that could accumulate:
-// over several micro-steps they will.
+// open, openWrite and openInto return the slot for a contribution to input j's gradient.
+// open is for an output that can accumulate, openWrite for one that can only write, and
+// openInto for one that writes into the buffer over where possible (NoBuf: no such buffer).
 //
-// open returns the place for a contribution to input j's gradient, from an
-// output that may accumulate; openWrite from one that may only write; openInto
-// writes into a given buffer where that can be (over: NoBuf for none).
+// A parameter's gradient is written only by outputs that can accumulate, because over
+// several micro-steps they do.
 func (d *differ) open(j int) slot { return d.slot(j, true, NoBuf) }
 
 func (d *differ) openWrite(j int) slot { return d.slot(j, false, NoBuf) }
@@ -61,7 +61,7 @@ func (d *differ) slot(j int, accum bool, over BufID) slot {
 	return s
 }
 
-// close joins a contribution that went to a buffer of its own.
+// close adds a contribution that was written to a new buffer to the value's gradient.
 func (d *differ) close(suffix string, s slot) {
 	if s.none() || d.err != nil {
 		return
@@ -72,9 +72,8 @@ func (d *differ) close(suffix string, s slot) {
 	}
 }
 
-// join adds g, a gradient shaped as the value, to what value n has. Last says
-// that nothing reads g afterwards but through n, so that the sum may take its
-// place.
+// join adds g, a gradient of the value's shape, to the gradient of value n. last says that
+// g is read later only as n's gradient, so that the sum may overwrite it.
 func (d *differ) join(suffix string, n int, g BufID, last bool) {
 	v := &d.vals[n]
 	root, _ := d.p.Resolve(g, nil)
@@ -105,8 +104,8 @@ func (d *differ) join(suffix string, n int, g BufID, last bool) {
 	}
 }
 
-// sole says that the gradient buffer may be overwritten: nobody holds it but,
-// at most, the operation at hand for the last time.
+// sole says whether the gradient buffer may be overwritten: no value holds it, or only the
+// current operation does and uses it for the last time.
 func (d *differ) sole(root BufID) bool {
 	if root == d.seedBuf {
 		return false
@@ -120,13 +119,13 @@ func (d *differ) sole(root BufID) bool {
 	return n <= 0
 }
 
-// into emits a gradient operation whose one output contributes to input j.
+// into adds a gradient operation whose only output contributes to input j.
 func (d *differ) into(j int, suffix string, kind Kind, attr any, ins ...BufID) {
 	d.contribute(d.open(j), suffix, kind, attr, ins)
 }
 
-// intoOver is into for an elementwise kind, whose output may replace dy: it does
-// where nobody else holds dy and there is nothing to accumulate into.
+// intoOver is into for an elementwise kind, whose output can overwrite dy. It does so if no
+// other value holds dy and there is no gradient to accumulate into.
 func (d *differ) intoOver(j int, suffix string, dy BufID, kind Kind, attr any, ins ...BufID) {
 	d.contribute(d.slot(j, true, d.overDy(j, dy)), suffix, kind, attr, ins)
 }
@@ -152,7 +151,7 @@ func (d *differ) overDy(j int, dy BufID) BufID {
 	return dy
 }
 
-// identity contributes dy itself to input j. Last says that the rule does not
+// identity contributes dy itself to input j. last says that the derivative rule does not
 // read dy again.
 func (d *differ) identity(j int, suffix string, dy BufID, last bool) {
 	if d.needs(j) && d.err == nil {
@@ -160,8 +159,8 @@ func (d *differ) identity(j int, suffix string, dy BufID, last bool) {
 	}
 }
 
-// scratch returns an output like a buffer for an intermediate or unwanted
-// gradient, in place of over where that is dy and nobody else holds it.
+// scratch returns an output shaped like a buffer, for an intermediate or unneeded gradient.
+// It overwrites over if that is dy and no other value holds it.
 func (d *differ) scratch(like BufID, suffix string, over BufID) Out {
 	if over != NoBuf {
 		if root, _ := d.p.Resolve(over, nil); d.sole(root) {
@@ -173,9 +172,8 @@ func (d *differ) scratch(like BufID, suffix string, over BufID) Out {
 	return Out{id, Write}
 }
 
-// reusable returns input j's own buffer where its gradient may overwrite it:
-// the value is not overwritten later in the forward, and no derivative still to
-// come reads it.
+// reusable returns input j's own buffer if its gradient may overwrite it: no later forward
+// operation has overwritten the value, and no derivative still to be added reads it.
 func (d *differ) reusable(j int) BufID {
 	n := d.ins[d.i][j]
 	v := &d.vals[n]

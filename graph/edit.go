@@ -1,8 +1,8 @@
 package graph
 
-// Editor rewrites one phase while the phase's own operations keep their indices:
-// what is inserted stands before or behind one of them, in the order in which it
-// was inserted there, or at the end. Orders between operations are by identity.
+// Editor inserts operations into one phase while the phase's own operations keep their
+// indices. An inserted operation is placed before or after one of them, or at the end, in
+// the order of insertion. A throttle names its operations by Node, not by index.
 //
 //	e := NewEditor(ph)
 //	gather := e.Before(3, op)          … 2  gather  3 …
@@ -10,7 +10,7 @@ package graph
 //	e.Split(5, parts)                  … 4  parts[0]  parts[1]  6 …
 //	e.Commit()
 //
-// Operations of Base may be changed in place until Commit, but for their names.
+// Base's operations may be changed in place until Commit; their names may not.
 type Editor struct {
 	Base []*Node // the phase's own operations
 
@@ -27,7 +27,7 @@ type Node struct {
 	at int // index once placed
 }
 
-// NewEditor edits a phase, whose operations it copies.
+// NewEditor returns an editor of a phase, whose operations it copies.
 func NewEditor(ph *Phase) *Editor {
 	e := &Editor{ph: ph}
 	nodes := make([]Node, len(ph.Ops))
@@ -40,7 +40,8 @@ func NewEditor(ph *Phase) *Editor {
 	return e
 }
 
-// insert adds a node to a place's list; most phases have nothing inserted on one side.
+// insert adds a node to the list of place i. It allocates the lists on first use, since most
+// phases have insertions only before or only after their operations.
 func (e *Editor) insert(lists *[][]*Node, i int, op Op) *Node {
 	if *lists == nil {
 		*lists = make([][]*Node, len(e.Base))
@@ -50,8 +51,8 @@ func (e *Editor) insert(lists *[][]*Node, i int, op Op) *Node {
 	return n
 }
 
-// Before inserts an operation before the phase's operation i, behind what has been
-// inserted there already; i may be one past the last.
+// Before inserts an operation before the phase's operation i and after those that were
+// inserted there earlier. i may be one past the last operation.
 func (e *Editor) Before(i int, op Op) *Node {
 	if i == len(e.Base) {
 		return e.Append(op)
@@ -59,8 +60,8 @@ func (e *Editor) Before(i int, op Op) *Node {
 	return e.insert(&e.before, i, op)
 }
 
-// After inserts an operation behind the phase's operation i and what has been
-// inserted there already.
+// After inserts an operation after the phase's operation i and after those that were
+// inserted there earlier.
 func (e *Editor) After(i int, op Op) *Node {
 	return e.insert(&e.after, i, op)
 }
@@ -72,9 +73,8 @@ func (e *Editor) Append(op Op) *Node {
 	return n
 }
 
-// Split puts operations in the place of the phase's operation i. The phase's
-// throttles that name it hold for the last of them, where it came before another
-// operation, and for the first where it came after.
+// Split replaces the phase's operation i by several. A throttle whose Before was operation
+// i then names the last of them, and one whose After was operation i the first.
 func (e *Editor) Split(i int, ops []Op) []*Node {
 	nodes := make([]*Node, len(ops))
 	for k, op := range ops {
@@ -87,8 +87,8 @@ func (e *Editor) Split(i int, ops []Op) []*Node {
 	return nodes
 }
 
-// Throttle makes one operation start only when another one has finished. Where
-// they come to stand the other way round it bounds nothing and is dropped.
+// Throttle makes operation after start only when before has finished. If Commit places
+// after ahead of before, the throttle bounds nothing and is dropped.
 func (e *Editor) Throttle(before, after *Node) {
 	e.throttles = append(e.throttles, [2]*Node{before, after})
 }
@@ -121,7 +121,7 @@ func (e *Editor) Commit() {
 		e.ph.Ops[i] = n.Op
 	}
 	if len(e.split) > 0 {
-		ends := map[string][2]string{} // by the name of a split operation: of its first and last part
+		ends := map[string][2]string{} // by the name of a split operation: names of its first and last part
 		for i, parts := range e.split {
 			ends[e.Base[i].Op.Name] = [2]string{parts[0].Op.Name, parts[len(parts)-1].Op.Name}
 		}
@@ -142,7 +142,7 @@ func (e *Editor) Commit() {
 	}
 }
 
-// Replace puts one buffer in another's place in all operands.
+// Replace replaces buffer old by buffer with in all operands.
 func Replace(ops []Op, old, with BufID) {
 	for i := range ops {
 		o := &ops[i]
@@ -159,10 +159,10 @@ func Replace(ops []Op, old, with BufID) {
 	}
 }
 
-// Sweep returns the program without the buffers that nothing uses: no operation,
-// parameter, unit, port or well-known place, and no view of theirs. The scales of a
-// unit's quantised value and states stay with them: where the states rest off the device, only
-// the host names them, to save and load. The others keep their order.
+// Sweep returns the program without unused buffers: those that no operation, parameter,
+// unit, port or well-known field refers to, also not through a view. The scales of a unit's
+// quantised value and states are kept with them: if the states rest off the device, only
+// the host uses the scales, to save and load. The remaining buffers keep their order.
 func Sweep(p *Program) *Program {
 	used, unused := p.used()
 	if unused == 0 {
@@ -195,13 +195,13 @@ func Sweep(p *Program) *Program {
 	return q
 }
 
-// Unused counts the buffers that Sweep takes out.
+// Unused counts the buffers that Sweep would remove.
 func (p *Program) Unused() int {
 	_, n := p.used()
 	return n
 }
 
-// used says by buffer whether anything uses it, and of how many nothing does.
+// used says for each buffer whether anything uses it, and counts the unused ones.
 func (p *Program) used() (used []bool, unused int) {
 	used, unused = make([]bool, len(p.Buffers)), len(p.Buffers)
 	one := func(id BufID) bool {
@@ -241,8 +241,7 @@ func (p *Program) used() (used []bool, unused int) {
 	return used, unused
 }
 
-// references calls visit for every place of the program that names a buffer, but
-// for views.
+// references calls visit for every buffer ID in the program, except for the bases of views.
 func (p *Program) references(visit func(*BufID)) {
 	for _, w := range p.wellKnown() {
 		visit(w.id)
@@ -282,7 +281,7 @@ func (p *Program) references(visit func(*BufID)) {
 	}
 }
 
-// buffers calls visit for every place of the operation that names a buffer.
+// buffers calls visit for every buffer ID in the operation.
 func (o *Op) buffers(visit func(*BufID)) {
 	for a := range o.In {
 		visit(&o.In[a])

@@ -2,28 +2,28 @@ package graph
 
 import "strings"
 
-// Epilogues is a set of what products of 16 bits do besides multiplying, of what a
-// rewrite decides because bits depend on it: in the program of every stage, placement and
-// recomputation, or in none. A bias is not one of them: its sum is the kernel's.
-// The zero value is what the target has by default.
+// Epilogues is a set of operations that a matrix product of 16 bits does in its epilogue.
+// It has only those that a rewrite must choose because the result's bits depend on them: a
+// choice then holds for every stage, placement and recomputation of a model. Adding a bias
+// is not in it: a Linear's kernel always does that. The zero value is the target's default.
 type Epilogues uint8
 
 const (
-	NoEpilogues   Epilogues = 1 << iota // a set that was chosen: what is not in it is not done
-	EpilogueDGELU                       // an activation's derivative: FuseGradients
-	EpilogueGELU                        // an activation of the unrounded sum: Fuse, LinearAct
-	EpilogueBGrad                       // the gradient of a bias: FuseBiasGradients
+	NoEpilogues   Epilogues = 1 << iota // marks a set that was chosen, as opposed to the default
+	EpilogueDGELU                       // multiplies by an activation's derivative: FuseGradients
+	EpilogueGELU                        // applies an activation to the unrounded sum: Fuse, LinearAct
+	EpilogueBGrad                       // sums the gradient of a bias: FuseBiasGradients
 )
 
-// EpilogueNames are the elements of a set by name, in the order in which they are listed,
-// each with the operation that its rewrite makes.
+// EpilogueNames lists the elements of a set in the order of String, each with its name and
+// the kind of operation that its rewrite makes.
 var EpilogueNames = []struct {
 	Name string
 	Set  Epilogues
 	Kind Kind
 }{{"dgelu", EpilogueDGELU, LinearGradAct}, {"bgrad", EpilogueBGrad, LinearGradWB}, {"gelu", EpilogueGELU, LinearAct}}
 
-// Has says whether all of f are in the set.
+// Has says whether all elements of f are in the set.
 func (e Epilogues) Has(f Epilogues) bool { return e&f == f }
 
 // String lists the set's names, "none" for none.
@@ -40,7 +40,8 @@ func (e Epilogues) String() string {
 	return strings.Join(names, ",")
 }
 
-// Epilogues returns what of a set the target's products do, with the default filled in.
+// Epilogues returns the chosen epilogues that the target's products can do; the zero set
+// means the target's default.
 func (t Target) Epilogues(chosen Epilogues) Epilogues {
 	if chosen == 0 {
 		chosen = t.CUDA.Default

@@ -2,12 +2,11 @@ package graph
 
 import "fmt"
 
-// Freeze marks the parameters whose name matches pattern as frozen: they get no
-// gradient and no optimizer state. Patterns are MatchName's, in which * stands
-// for dots too: "h.0.*" is the first block of a GPT-2, "h.{0-3}.*" the first
-// four. A unit whose
-// parameters are all frozen is frozen too. It returns how many parameters
-// matched; none is an error. Call it before Differentiate.
+// Freeze marks the parameters whose name matches pattern as frozen: they get no gradient
+// and no optimizer state. The pattern is that of MatchName, in which * also matches dots:
+// "h.0.*" is the first block of a GPT-2, "h.{0-3}.*" the first four. A unit whose
+// parameters are all frozen is frozen too. Freeze returns how many parameters matched; it
+// is an error if none does. Call it before Differentiate.
 func Freeze(p *Program, pattern string) (int, error) {
 	if pattern != "" { // which matches no name
 		if err := CheckPattern(pattern); err != nil {

@@ -2,23 +2,23 @@ package graph
 
 import "slices"
 
-// Fuse joins each linear with the activation of its result, as kernels can:
+// Fuse joins each linear with the activation that follows it, for kernels that do both:
 //
 //	before:  pre = x·w + bias          after:  y, pre = act(x·w + bias)
 //	         y = act(pre)
 //
-// where pre has no other use but the activation's derivative; if it has none of
-// those either (evaluation, or nothing below is trained), pre disappears. The
-// fused operation keeps the linear's name and place, and but for unrounded its bits:
-// the epilogue applies the same activation to the same sums. Run it after
-// Differentiate and before recomputation, so that clones are fused too.
+// It does so only if nothing else reads pre but the activation's derivative. If there is no
+// derivative either (in evaluation, or if nothing below is trained), pre disappears. The
+// fused operation keeps the linear's name and place. Its bits are the same, except for
+// activations in unrounded, since the epilogue applies the same activation to the same sums.
+// Run it after Differentiate and before recomputation, so that clones are fused too.
 //
-// Of the activations in unrounded the fused operation of 16 bits is a LinearAct: its
-// epilogue takes the sum before it is rounded, which are other bits. pre is written
-// then whether it is read or not, so that one form of the product serves training,
-// evaluation and what is frozen; where nothing reads it, it lives for the operation.
-// Types and the forward's uses alone decide, which are the same at every stage and
-// placement, and nothing behind this makes y of a pre that was kept.
+// For activations in unrounded and values of 16 bits the fused operation is a LinearAct:
+// its epilogue applies the activation before the sum is rounded, which gives other bits.
+// pre is then always written, so that training, evaluation and frozen layers use the same
+// product; if nothing reads pre, it lives only for the operation. The choice depends only on
+// types and on uses in the forward, which are the same at every stage and placement. No
+// later pass may compute y from a kept pre.
 func Fuse(p *Program, unrounded ...ActKind) *Program {
 	p = p.Clone()
 	for i := range p.Sections {
@@ -29,7 +29,7 @@ func Fuse(p *Program, unrounded ...ActKind) *Program {
 	return p
 }
 
-// use is an operation's access to a root buffer.
+// use is one operation's access to a root buffer.
 type use struct {
 	op    int
 	write bool
@@ -44,7 +44,7 @@ func usesOf(p *Program, ph *Phase) map[BufID][]use {
 	return uses
 }
 
-// drop takes operations out of a phase.
+// drop removes the marked operations from a phase.
 func (ph *Phase) drop(gone []bool) {
 	ops := ph.Ops[:0]
 	for i := range ph.Ops {
@@ -72,7 +72,7 @@ func fuse(p *Program, ph *Phase, unrounded []ActKind) {
 		act := &ph.Ops[at]
 		root, _ := p.Resolve(act.Out[0].Buf, nil)
 		if root != act.Out[0].Buf || uses[root][0].op != at {
-			continue // y's memory is in use before the activation
+			continue // y's memory is used between the linear and the activation
 		}
 		a.Act = act.Attr.(ActAttr).Act
 		lin.Attr = a
@@ -89,9 +89,9 @@ func fuse(p *Program, ph *Phase, unrounded []ActKind) {
 	ph.drop(gone)
 }
 
-// activationOf returns the one activation that reads the result of linear i, or
-// −1 where it has other uses than that and derivatives of that activation; kept
-// says whether there are such derivatives.
+// activationOf returns the index of the only activation that reads the result of linear i.
+// It returns −1 if anything else uses the result, except derivatives of that activation;
+// kept says whether there are such derivatives.
 func activationOf(p *Program, ops []Op, i int, uses []use) (at int, kept bool) {
 	at = -1
 	pre := ops[i].Out[0].Buf
@@ -122,15 +122,15 @@ func activationOf(p *Program, ops []Op, i int, uses []use) (at int, kept bool) {
 }
 
 // FuseGradients joins the gradient of a linear's input with the derivative of the
-// activation that made the input, for the activations that it is told, in 16 bits:
+// activation that made the input, in 16 bits, for the given activations:
 //
 //	before:  dx = dy·wᵀ                after:  dpre = (dy·wᵀ)·act'(pre)
 //	         dpre = dx·act'(pre)
 //
-// where dx has no other use. Its bits are not those of the two: the product is rounded
-// once, behind the derivative. So every plan of a model has it or none: it looks at types
-// and uses alone, which are the same at every stage. Run it behind Fuse, which does not
-// know LinearGradAct.
+// It does so only if nothing else reads dx. The bits differ from those of two operations,
+// because the product is rounded once, after the derivative. So all plans of a model must do
+// it or none: the choice depends only on types and uses, which are the same at every stage.
+// Run it after Fuse, which does not know LinearGradAct.
 func FuseGradients(p *Program, acts ...ActKind) *Program {
 	p = p.Clone()
 	for i := range p.Sections {
@@ -164,9 +164,9 @@ func fuseGradients(p *Program, ph *Phase, acts []ActKind) {
 	ph.drop(gone)
 }
 
-// derivativeOf returns the activation's derivative that alone reads what operation i
-// makes, −1 where i is no gradient of a linear's input in 16 bits, or the two cannot be
-// one. What the derivative is taken at is complete before i.
+// derivativeOf returns the index of the activation's derivative that is the only reader of
+// operation i's result. It returns −1 if i is not the gradient of a linear's input in 16
+// bits, or cannot be fused. The derivative's other operand must be written before i.
 func derivativeOf(p *Program, ops []Op, i int, uses map[BufID][]use) int {
 	lin := &ops[i]
 	a, ok := lin.Attr.(LinearAttr)
@@ -202,15 +202,16 @@ func derivativeOf(p *Program, ops []Op, i int, uses map[BufID][]use) int {
 	return at
 }
 
-// FuseBiasGradients joins the gradients of a linear's bias and weight, in 16 bits, in the
-// weight's place:
+// FuseBiasGradients joins the gradients of a linear's bias and weight, in 16 bits, into one
+// operation at the place of the weight's:
 //
 //	before:  db = Σ over rows of dy    after:  dw, db = xᵀ·dy, Σ over rows of dy
 //	         dw = xᵀ·dy
 //
-// Its bits are not those of the two: the product chooses in what order db is summed. So
-// every plan of a model has it or none: it looks at types and uses alone, which are the
-// same at every stage. Run it behind Fuse, which does not know LinearGradWB.
+// The bits differ from those of two operations, because the product chooses the order in
+// which db is summed. So all plans of a model must do it or none: the choice depends only on
+// types and uses, which are the same at every stage. Run it after Fuse, which does not know
+// LinearGradWB.
 func FuseBiasGradients(p *Program) *Program {
 	p = p.Clone()
 	for i := range p.Sections {
@@ -224,7 +225,7 @@ func FuseBiasGradients(p *Program) *Program {
 func fuseBiasGradients(p *Program, ph *Phase) {
 	uses := usesOf(p, ph)
 	gone := make([]bool, len(ph.Ops))
-	biases := map[BufID][]int{} // by dy, those that are of no product yet
+	biases := map[BufID][]int{} // by dy: bias gradients that have not been fused
 	for i := range ph.Ops {
 		switch op := &ph.Ops[i]; op.Kind {
 		case BiasGrad:
@@ -243,8 +244,8 @@ func fuseBiasGradients(p *Program, ph *Phase) {
 	ph.drop(gone)
 }
 
-// biasOf says whether operation b, the gradient of a bias, and operation i behind it, that
-// of a weight from the same dy, can be one in 16 bits, in place of i.
+// biasOf says whether bias gradient b and the later weight gradient i can be fused into one
+// 16-bit operation at i's place. Both must read the same dy.
 func biasOf(p *Program, ops []Op, b, i int, uses map[BufID][]use) bool {
 	bias, lin := &ops[b], &ops[i]
 	db, dw := bias.Out[0].Buf, lin.Out[0].Buf

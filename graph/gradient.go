@@ -2,50 +2,55 @@ package graph
 
 import "fmt"
 
-// Gradient is the way of a unit's gradients, from the operations that write them to
-// the update. The sharding rewrite decides it once; what adds them up over
-// micro-steps, what reduces them over ranks and what gives them a home elsewhere go
-// by it:
+// Gradient describes the buffers through which a unit's gradients pass, from the operations
+// of the backward that write them to the update. The sharding rewrite fills it in once. The
+// passes that accumulate over micro-steps, reduce over ranks and offload gradients read it.
+// A leaf is one micro-batch's gradient on one rank, before any sum. There are three ways:
 //
-//	every micro-step     backward → Whole (Leaf)
-//	                     over the shard axis → Part, which is added to Home
-//	                     or, without Part, right into Home
-//	after the last one   Home → Sent, over the replicas
+// every micro-step     backward → Whole (a leaf)
 //
-//	once a step          backward, adding up → Whole → Sent
-//	                     over the shard axis and the replicas → Update
+//	summed over the shard axis → Part, which is added to Home
+//	or, without Part, directly into Home
 //
-//	leaf by leaf         every micro-step: backward → Whole (Leaf)
-//	                     of this rank's part all ranks' leaves, or the only rank's own,
-//	                     are added one after the other to Home
-//	after the last one   Home, gathered → Update, where each rank has all of it
+// after the last one   Home → Sent, summed over the replicas
 //
-// Leaf by leaf is Order SumSequential: the sum is then one from left to right over the
-// step's micro-batches, whatever the number of ranks.
+// once a step          backward, accumulating → Whole → Sent
 //
-// A buffer that a way does not need is NoBuf, and what it would hold goes on as it is.
+//	summed over the shard axis and the replicas → Update
+//
+// leaf by leaf         every micro-step: backward → Whole (a leaf)
+//
+//	this rank's part of all ranks' leaves (of its own leaf with one
+//	rank) is added to Home, one leaf after another
+//
+// after the last one   Home, gathered → Update, if each rank keeps the whole sum
+//
+// Leaf by leaf is Order SumSequential: the sum runs from left to right over the step's
+// micro-batches, so its bits do not depend on the number of ranks.
+//
+// A buffer that a way does not need is NoBuf: its step is then left out.
 type Gradient struct {
-	Leaf  DType    // as the backward writes it
-	Wire  DType    // as it travels between ranks
-	Order SumOrder // in which the ranks' are added
-	Int8  bool     // along the shard axis it travels quantised (Quantize), not in Wire; leaf by leaf it is so without one too
-	Each  bool     // reduced in every micro-step and then added up, not the other way round
+	Leaf  DType    // type in which the backward writes it
+	Wire  DType    // type in which it travels between ranks
+	Order SumOrder // order in which the ranks' gradients are added
+	Int8  bool     // quantised (Quantize), not as Wire, along the shard axis; leaf by leaf even without one
+	Each  bool     // true: reduced over ranks every micro-step, then accumulated; false: the reverse
 
 	Axis     int  // mesh axis over which it is summed, −1 where there is one rank
-	Parted   bool // a rank keeps its part of that sum; or each has all of it
+	Parted   bool // a rank keeps only its part of that sum; false: each keeps all of it
 	Replicas int  // mesh axis of ranks that hold the same parts, −1 where there is none
 
-	Whole  BufID // this rank's gradient of a micro-step, (FlatLen); where they add up there, of the step
-	Part   BufID // what a reduction leaves of Whole
+	Whole  BufID // this rank's gradient of a micro-step, (FlatLen); of the step, if accumulated there
+	Part   BufID // the reduction's result, before it is added to Home
 	Home   BufID // where the sum rests until the update
-	Sent   BufID // copy of the sum, in type Wire, in which it travels
-	Update BufID // what the update reads
+	Sent   BufID // copy of the sum in type Wire, for sending
+	Update BufID // input of the update
 
-	Squares BufID // leaf by leaf, where whoever adds a leaf adds its squares: an exact accumulator
+	Squares BufID // leaf by leaf: exact sum of the squares of the leaves that this rank adds, or NoBuf
 }
 
-// Lands returns where the reduction of one micro-step goes, when every one is
-// reduced, and whether it must then be added to Home.
+// Lands returns the buffer into which one micro-step is reduced, if Each is set, and whether
+// that buffer must then be added to Home.
 func (g *Gradient) Lands() (into BufID, add bool) {
 	if g.Part == NoBuf {
 		return g.Home, false
@@ -53,17 +58,17 @@ func (g *Gradient) Lands() (into BufID, add bool) {
 	return g.Part, true
 }
 
-// Leaves says whether a sum goes leaf by leaf.
+// Leaves says whether the sum goes leaf by leaf (see Gradient).
 func (g *Gradient) Leaves() bool { return g.Order == SumSequential }
 
-// buffers lists the places of the way that name a buffer.
+// buffers lists the fields that name a buffer.
 func (g *Gradient) buffers() []*BufID {
 	return []*BufID{&g.Whole, &g.Part, &g.Home, &g.Sent, &g.Update, &g.Squares}
 }
 
 var gradientBuffers = [...]string{"whole", "part", "home", "sent", "update", "squares"}
 
-// check holds a way against the program's buffers and mesh.
+// check validates the gradient against the program's buffers and mesh.
 func (g *Gradient) check(p *Program, u *Unit) error {
 	for i, id := range g.buffers() {
 		needed := i == 0 || i == 2 || i == 4

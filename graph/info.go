@@ -7,49 +7,50 @@ import (
 	"strings"
 )
 
-// Operand is one place of a kind's signature.
+// Operand describes one input or output in the signature of a kind of operation.
 type Operand struct {
 	Name  string
 	Shape string // in the kind table's notation, for documentation
-	// Per is how many elements of the operation's shard one element of the operand
-	// stands for: 1 for (Len), 256 for the scales of blocks of 256. 0: it does not
-	// go by elements (a scalar). PerParam: it has one element a parameter, and the
-	// operation cannot be divided.
+	// Per is how many elements of the operation's shard share one element of the operand:
+	// 1 for an operand of (Len), 256 for the scales of blocks of 256. 0 means that the
+	// operand does not depend on the shard's elements (a scalar). PerParam means one element
+	// a parameter; the operation then cannot be divided into chunks.
 	Per      int64
 	Types    []DType // allowed element types; nil: any
 	Optional bool    // may be NoBuf, or left off at the end of the list
 	Float    FloatRule
-	Modes    []Mode // outputs: the modes in which it may be used, besides in place
+	Modes    []Mode // outputs: the modes that are allowed, besides in place
 
-	// Over names the input that this output may replace: its buffer is then that
-	// input's, and its mode ReadWrite. Empty: never in place.
+	// Over names the input whose buffer this output may use, in mode ReadWrite. Empty: the
+	// output is never in place.
 	Over string
 
 	// Stat marks an output that only the derivative reads (a mean, a log-sum-exp).
 	// No gradient flows through it.
 	Stat bool
 
-	// ScaleOf names the operand whose scales this one has, one for each Per values:
-	// it is there where that one is quantised (I8 or U8), and tied to it (ScaleOf).
+	// ScaleOf marks an operand of scales and names the operand of quantised values that
+	// they belong to, one scale for each Per values. The scales are present exactly if those
+	// values are quantised (I8 or U8), and the two buffers are tied (type ScaleOf).
 	ScaleOf string
 }
 
-// PerParam is Operand.Per of one element a parameter.
+// PerParam is the value of Operand.Per for one element a parameter.
 const PerParam = -1
 
 // FloatRule relates the float types of an operation's operands to each other.
 type FloatRule uint8
 
-// Rules. In mixed precision values travel in 16 bits and everything that a sum
-// or a statistic rests on stays in f32.
+// Rules. In mixed precision values have 16 bits; sums and statistics stay in f32, since
+// rounding them would cost accuracy.
 const (
-	// AnyFloat: the operand's types stand for themselves.
+	// AnyFloat: the operand's type is independent of the others.
 	AnyFloat FloatRule = iota
 	// ComputeFloat: f32, bf16 or f16, the same for all such operands of an
 	// operation. Kernels compute in f32 and round once on writing.
 	ComputeFloat
-	// GradFloat: a parameter's gradient: of the operation's compute type, or f32,
-	// which takes the kernel's f32 sum unrounded.
+	// GradFloat: a parameter's gradient. It has the operation's compute type, or f32, which
+	// keeps the kernel's f32 sum unrounded.
 	GradFloat
 )
 
@@ -63,8 +64,8 @@ type Info struct {
 	Attr       any // zero value of the attribute struct; nil for none
 
 	attrOptional bool     // an operation may have no attribute
-	Saves        []string // operands that the derivative reads: what stays alive until the backward
-	Cheap        bool     // little work for what its output takes: selective recomputation makes it again
+	Saves        []string // operands that the derivative reads, and so stay in memory until the backward
+	Cheap        bool     // costs little time for the memory of its output: selective recomputation repeats it
 
 	// packedIn and packedOut replace In and Out where the attribute is a packed
 	// AttentionAttr.
@@ -75,13 +76,13 @@ type Info struct {
 	flops func(c *checker) int64
 	// bytes overrides the traffic that Cost computes from the operands.
 	bytes func(c *checker) int64
-	// work is the scratch of a kernel on the CPU, cudaWork on a GPU, in bytes: see
+	// work and cudaWork return a kernel's scratch in bytes on the CPU and on a GPU, see
 	// Target.Workspace; nil for none.
 	work, cudaWork func(t Target, p *Program, op *Op) int64
-	// derive emits the backward operations of a program's own operation; the kind
-	// table's have theirs in derivatives.
+	// derive adds the backward operations of an operation from Define; for kinds of the
+	// table the map derivatives has that function.
 	derive func(d *differ)
-	// shares says that operands may be views of each other (collectives).
+	// shares says that operands may overlap, as views of each other (collectives).
 	shares bool
 }
 
@@ -125,8 +126,8 @@ func (i *Info) derivative() func(d *differ) {
 	return derivatives[i.Kind]
 }
 
-// Operands returns the signature for an attribute: most kinds have one, packed
-// and unpacked attention differ.
+// Operands returns the signature for an attribute. It depends on the attribute only for
+// attention, which can be packed or not.
 func (i *Info) Operands(attr any) (in, out []Operand) {
 	if a, _ := attr.(AttentionAttr); a.Packed {
 		return i.packedIn, i.packedOut
@@ -148,7 +149,7 @@ func Check(p *Program, op *Op) error {
 // Check verifies op, whose kind is i's; see the function Check.
 func (i *Info) Check(p *Program, op *Op) error { return i.check1(&checker{}, p, op) }
 
-// check1 is Check with a checker that may have checked others.
+// check1 is Check with a checker that is used for one operation after another.
 func (i *Info) check1(c *checker, p *Program, op *Op) error {
 	*c = checker{p: p, op: op, info: i}
 	c.operands()
@@ -255,8 +256,8 @@ func (c *checker) attribute() {
 	}
 }
 
-// floats checks that the operands of the compute type have one type, and
-// gradients that type or f32.
+// floats checks that all operands of the compute type have the same type, and gradients
+// that type or f32.
 func (c *checker) floats() {
 	var first ref
 	one := func(o *Operand, r ref) {
@@ -300,7 +301,7 @@ func (c *checker) operand(o *Operand, id BufID) {
 	}
 }
 
-// output checks mode and overlaps of output i.
+// output checks the mode of output i, and that it overlaps no input or other output.
 func (c *checker) output(i int) {
 	o, sig := c.op.Out[i], &c.outOps[i]
 	inPlace := false
@@ -343,7 +344,7 @@ func (c *checker) overlap(a, b BufID) bool {
 	return ra == rb && alo < bhi && blo < ahi
 }
 
-// ref is an operand under check; buf is nil where it is absent.
+// ref is an operand that is being checked; buf is nil if it is absent.
 type ref struct {
 	name string
 	buf  *Buffer
@@ -367,8 +368,8 @@ func (c *checker) out(i int) ref {
 
 func (r ref) ok() bool { return r.buf != nil }
 
-// cols is the last dimension, rows the product of the others: activations of any
-// rank are matrices whose rows are the leading dimensions flattened.
+// cols is the last dimension and rows the product of the others: an activation of any rank
+// is checked as a matrix.
 func (r ref) cols() int64 {
 	if r.buf == nil || len(r.buf.Shape) == 0 {
 		return 1
@@ -433,7 +434,7 @@ func (c *checker) vector(r ref, n int64, why string) {
 	}
 }
 
-// rank2 wants at least two dimensions: something with rows and columns.
+// rank2 wants at least two dimensions, so that r has rows and columns.
 func (c *checker) rank2(r ref) {
 	if c.err == nil && r.ok() && len(r.buf.Shape) < 2 {
 		c.failf("operand %s (%s, shape %v): has %d dimensions, want 2 or more", r.name, r.buf.Name, r.buf.Shape, len(r.buf.Shape))
@@ -463,21 +464,21 @@ func (c *checker) shape(r ref, want []int64, why string) {
 	}
 }
 
-// same wants the shape of another operand.
+// same wants r to have the shape of another operand.
 func (c *checker) same(r, as ref) {
 	if c.err == nil && r.ok() && as.ok() {
 		c.shape(r, as.buf.Shape, "as "+as.name)
 	}
 }
 
-// positive checks numbers of the attribute.
+// positive wants a number of the attribute to be at least 1.
 func (c *checker) positive(what string, n int64) {
 	if c.err == nil && n < 1 {
 		c.failf("%s is %d, want at least 1", what, n)
 	}
 }
 
-// within is positive with an upper bound, which keeps products in int64.
+// within wants a number of 1 to limit. Limits keep products of such numbers within an int64.
 func (c *checker) within(what string, n, limit int64) {
 	if c.err == nil && (n < 1 || n > limit) {
 		c.failf("%s is %d, want 1 to %d", what, n, limit)
@@ -506,7 +507,7 @@ func typeNames(ts []DType) string {
 	return strings.Join(s, " or ")
 }
 
-// Shorthands of the tables.
+// Shorthands of the kind table.
 var (
 	isF32 = []DType{F32}
 	isF64 = []DType{F64}
@@ -523,7 +524,7 @@ var (
 	modeWA = []Mode{Write, Accum}
 )
 
-// in, out and acc are operands of the compute type; typ makes them others.
+// in, out and acc return operands of the compute type; the method typ changes the type.
 func in(name, shape string) Operand {
 	return Operand{Name: name, Shape: shape, Types: isFloat, Float: ComputeFloat}
 }
@@ -534,10 +535,10 @@ func out(name, shape string) Operand {
 	return Operand{Name: name, Shape: shape, Types: isFloat, Float: ComputeFloat, Modes: modeW}
 }
 
-// acc is an output that may be written or accumulated.
+// acc returns an output that may be written or accumulated into.
 func acc(name, shape string) Operand { return out(name, shape).mode(modeWA) }
 
-// grad is a parameter's gradient.
+// grad returns an output for a parameter's gradient.
 func grad(name, shape string) Operand {
 	o := acc(name, shape)
 	o.Float = GradFloat

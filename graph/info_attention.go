@@ -1,12 +1,13 @@
 package graph
 
-// Attention that never holds the (Seq, Seq) matrix.
+// Attention kernels that never hold the whole (Seq, Seq) matrix of scores.
 
-// packed is queries, keys and values side by side.
+// packed has queries, keys and values side by side in one matrix.
 var packed = in("qkv", "(N,(Heads+2·KVHeads)·HeadDim)")
 
-// startsIn is where documents start, of rows that hold several: row n's begins starts[n]
-// rows behind the first of its Seq. They ascend and are at most n mod Seq.
+// startsIn says where documents begin if a sample of Seq rows holds several: the document of
+// row n begins starts[n] rows after the sample's first row. starts ascends within a sample,
+// and starts[n] ≤ n mod Seq.
 func startsIn() Operand { return in("starts", "(N)").typ(isF32).opt() }
 
 var attentionKinds = []*Info{
@@ -81,7 +82,7 @@ func (c *checker) attention() AttentionAttr {
 	return a
 }
 
-// starts checks where documents start.
+// starts checks the operand that says where documents begin.
 func (c *checker) starts(r ref) {
 	a := c.op.Attr.(AttentionAttr)
 	c.vector(r, a.Batch*a.Seq, "Batch·Seq")
@@ -104,8 +105,8 @@ func (c *checker) qkv(a AttentionAttr, i int, get func(int) ref) int {
 	return i + 3
 }
 
-// flops counts products matrix products of (Seq, HeadDim) by (HeadDim, Seq) a
-// head, of which a causal mask needs half, and the exponentials.
+// flops counts the operations of the given number of matrix products of (Seq, HeadDim) by
+// (HeadDim, Seq) for each head, and of the exponentials. A causal mask halves the products.
 func (a AttentionAttr) flops(products int64) int64 {
 	pairs := a.Batch * a.Heads * a.Seq * a.Seq
 	if a.Causal {

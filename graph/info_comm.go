@@ -1,7 +1,7 @@
 package graph
 
-// Collectives and memory operations. None is differentiated: rewrites add them
-// to programs that have their gradients already.
+// Collectives and memory operations. They have no derivative, because rewrites add them to
+// programs that were differentiated before.
 var movingKinds = []*Info{
 	{
 		Kind:   AllGather,
@@ -107,11 +107,11 @@ var movingKinds = []*Info{
 	},
 }
 
-// squaresOut takes the squares of what a sum from left to right adds.
+// squaresOut receives the exact squares of the values that a sequential sum adds.
 var squaresOut = Operand{Name: "squares", Shape: "(Limbs)", Types: isI64, Modes: modeA, Optional: true}
 
-// squares checks what an operation's squares are of: a unit's flat values, of which there are
-// so many, in the order of a sum.
+// squares checks the operand of squares, if there is one: the sum must be sequential and over
+// flat elements, the length of the flat parameter of the operation's unit.
 func (c *checker) squares(flat int64, order SumOrder) {
 	u := c.op.Unit
 	switch {
@@ -123,7 +123,7 @@ func (c *checker) squares(flat int64, order SumOrder) {
 	}
 }
 
-// squaring is the floating-point operations of so many squares, where there are any.
+// squaring returns the floating-point operations for n squares, 0 without such an operand.
 func (c *checker) squaring(n int64) int64 {
 	if !c.out(1).ok() {
 		return 0
@@ -131,7 +131,7 @@ func (c *checker) squaring(n int64) int64 {
 	return 2 * n
 }
 
-// MaxParts is the most that SumParts adds.
+// MaxParts is the largest number of parts that SumParts adds.
 const MaxParts = 1 << 16
 
 // group returns the number of ranks of the attribute's mesh axis.
@@ -165,7 +165,7 @@ func (c *checker) collective(shard, full ref) {
 	}
 }
 
-// leaves checks a sum from left to right over what the ranks have in full.
+// leaves checks a sequential sum over the ranks' full operands.
 func (c *checker) leaves(sum, full ref) {
 	w := c.group()
 	switch t := full.buf.DType; {
@@ -179,7 +179,7 @@ func (c *checker) leaves(sum, full ref) {
 	}
 }
 
-// exchange checks two whole buffers of a part for each rank.
+// exchange checks an all_to_all's send and recv, each with one part for each rank.
 func (c *checker) exchange(send, recv ref) {
 	w := c.group()
 	if c.err == nil && send.buf.DType != recv.buf.DType {

@@ -59,8 +59,8 @@ func poolFlops(c *checker) int64 {
 // maxWindow bounds a window's sides, which keeps products in int64.
 const maxWindow = 1 << 15
 
-// OutSize returns the windows that fit along a dimension of n elements with
-// kernel size k, 0 if none.
+// OutSize returns how many windows of size k fit along a dimension of n elements, with the
+// attribute's stride and padding; 0 if none does.
 func (a ConvAttr) OutSize(n, k int64) int64 {
 	span := n + 2*a.Pad - k
 	if span < 0 || a.Stride < 1 {

@@ -1,6 +1,6 @@
 package graph
 
-// Generation with keys and values that are kept from token to token.
+// Text generation. Keys and values are cached from one token to the next.
 
 var (
 	positionsIn = in("positions", "(N)").typ(isI32)
@@ -68,21 +68,22 @@ var generateKinds = []*Info{
 	},
 }
 
-// Cache adds a buffer of rows, of several slots, that sections of generation share and keep
-// from one execution to the next: Merge knows it by its name.
+// Cache adds a buffer of keys or values for generation, (slots, rows, width). Sections of
+// generation share it, and its contents last from one run to the next. Merge matches caches
+// by name.
 func (b *Builder) Cache(name string, slots, rows, width int64) Value {
 	return b.buffer(Buffer{Name: name, DType: F32, Shape: []int64{slots, rows, width}, Class: Activations, Life: LifeRun, Unit: -1})
 }
 
-// RopeAt is Rope of rows at positions i32 (N).
+// RopeAt is Rope with a position for each row: positions is i32 (N).
 func (b *Builder) RopeAt(name string, x, positions Value, attr RopeAttr, opts ...Option) Value {
 	attr.Seq = b.rowsOf(x)
 	return b.add(name, RopeAt, attr, opds(opd("x", x), opd("positions", positions)), []result{b.like(x)}, opts)
 }
 
-// AttentionCached is Attention of sequences that go on from positions i32 (N), which adds
-// their keys and values to the caches and attends over all of these so far. With
-// k and v none, q is all three side by side.
+// AttentionCached is Attention of new tokens at positions i32 (N). It appends their keys and
+// values to the caches and attends over all cached ones. If k and v are the zero Value, q
+// holds queries, keys and values side by side.
 func (b *Builder) AttentionCached(name string, q, k, v, positions, keys, values Value, attr AttentionAttr) Value {
 	attr.Packed = k.None()
 	ins := []BufID{b.use(name, "q", q)}

@@ -189,7 +189,7 @@ var linearKinds = []*Info{
 	},
 }
 
-// gradW checks the gradient of a weight: x, dy → dw.
+// gradW checks the operands of a weight's gradient: x, dy → dw.
 func (c *checker) gradW() {
 	x, dy, dw := c.in(0), c.in(1), c.out(0)
 	a := c.op.Attr.(LinearAttr)
@@ -218,7 +218,7 @@ func (c *checker) positions(x, pos ref) {
 	}
 }
 
-// weight returns inputs and outputs of a weight matrix.
+// weight returns the numbers of input and output columns of a weight matrix.
 func (c *checker) weight(w ref, trans bool) (k, n int64) {
 	if !c.rank(w, 2) {
 		return 1, 1
@@ -253,7 +253,7 @@ func linearFlops(c *checker) int64 {
 	return f
 }
 
-// int8Product checks what a product of int8 quantises; x is its first factor.
+// int8Product checks that a product of int8 codes has 16-bit operands and a sum that fits.
 func (c *checker) int8Product(x ref, a LinearAttr) {
 	switch {
 	case c.err != nil || !a.Int8:
@@ -264,8 +264,8 @@ func (c *checker) int8Product(x ref, a LinearAttr) {
 	}
 }
 
-// Int8Traffic returns the bytes of the codes of a product of int8, which are written
-// and read again.
+// Int8Traffic returns the bytes of the int8 codes of both factors of a product, which are
+// written once and read once.
 func Int8Traffic(p *Program, op *Op) int64 {
 	return p.Buf(op.In[0]).Elems() + p.Buf(op.In[1]).Elems()
 }
@@ -293,8 +293,8 @@ func deriveAddPos(d *differ) {
 	d.identity(0, "dx", d.dy(0), true)
 }
 
-// deriveLinear emits the weight's gradient before the input's: x may then die
-// before dx is born, and the two can share memory.
+// deriveLinear adds the weight's gradient before the input's: dw is then the last use of x,
+// and dx can take x's memory.
 func deriveLinear(d *differ) {
 	a := d.op.Attr.(LinearAttr)
 	dy := d.dy(0)

@@ -115,7 +115,7 @@ func (c *checker) head(x, w, targets, loss ref) {
 	c.cap(HeadCap(c.op), true)
 }
 
-// HeadCap is the soft cap of the logits of a head's loss; 0 for none.
+// HeadCap returns the soft cap of the logits of a HeadLoss or HeadLossGrad; 0 for none.
 func HeadCap(op *Op) float64 {
 	a, _ := op.Attr.(CapAttr)
 	return a.Cap
@@ -126,8 +126,8 @@ func (c *checker) headFlops(products int64) int64 {
 	return logits * (2*products*c.in(0).cols() + expFlops + 2)
 }
 
-// deriveCrossEntropy writes the gradient over the logits where nothing reads
-// them afterwards: at a vocabulary's width they are the largest activation.
+// deriveCrossEntropy overwrites the logits with their gradient if nothing reads them later:
+// with a large vocabulary they are the largest activation.
 func deriveCrossEntropy(d *differ) {
 	if !d.needs(0) {
 		return

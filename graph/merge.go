@@ -5,11 +5,11 @@ import (
 	"slices"
 )
 
-// Merge returns p with the only section of other added as one of the given kind.
-// Both are programs of the same model: parameters are matched by name, inputs
-// and the loss by role (the smaller of the two becomes a view of the larger one's
-// start), float inputs and what generation keeps (Builder.Cache) by name; everything
-// else of other is added. The section keeps its form.
+// Merge returns p with the only section of other added as a section of the given kind.
+// Both must be programs of the same model. Parameters are matched by name. Inputs and the
+// loss are matched by role: the smaller buffer becomes a view of the start of the larger.
+// Float inputs and caches (Builder.Cache) are matched by name. All other buffers of other
+// are added. The section keeps its Form.
 func Merge(p, other *Program, kind SectionKind) (*Program, error) {
 	if len(other.Sections) != 1 {
 		return nil, fmt.Errorf("graph: merge %q: the other program has %d sections, 1 is needed", kind, len(other.Sections))
@@ -29,13 +29,13 @@ func Merge(p, other *Program, kind SectionKind) (*Program, error) {
 	return m.p, nil
 }
 
-// merger adds a program to another one.
+// merger adds the program other to p.
 type merger struct {
 	p, other *Program
-	to       []BufID // by buffer of other: the one in p, NoBuf while it has none
+	to       []BufID // by buffer of other: its counterpart in p, NoBuf until it has one
 }
 
-// params gives other's parameters the values of those with their names.
+// params maps other's parameters to p's parameters of the same names.
 func (m *merger) params() error {
 	byName := map[string]int{}
 	for i := range m.p.Params {
@@ -52,15 +52,15 @@ func (m *merger) params() error {
 	return nil
 }
 
-// shared are the buffers that every section uses as one, by role: of a program, and
-// of the one that is added.
+// shared lists the well-known buffers of the two programs, by role: all sections use one
+// buffer for each.
 func (m *merger) shared() [][2]*BufID {
 	p, o := m.p, m.other
 	return [][2]*BufID{{&p.Tokens, &o.Tokens}, {&p.Targets, &o.Targets}, {&p.Positions, &o.Positions}, {&p.Hyper, &o.Hyper}, {&p.Key, &o.Key}, {&p.Loss, &o.Loss}, {&p.Logits, &o.Logits}}
 }
 
-// inputs gives other's the place of the program's, whole or its start. A role that
-// the program has not is given to other's own buffer later.
+// inputs maps other's well-known buffers to p's, whole or as a view of the start. If p lacks
+// a role, buffers adds other's buffer for it later.
 func (m *merger) inputs() error {
 	for _, r := range m.shared() {
 		into, from := *r[0], *r[1]
@@ -75,7 +75,7 @@ func (m *merger) inputs() error {
 			v := *a
 			v.View = &View{Base: into}
 			m.to[from] = m.p.AddBuffer(v)
-		case a.DType == b.DType: // the larger one takes the place
+		case a.DType == b.DType: // other's is larger: p's becomes a view of its start
 			larger := *a
 			larger.Shape = slices.Clone(a.Shape)
 			m.to[from] = m.p.AddBuffer(larger)
@@ -88,8 +88,7 @@ func (m *merger) inputs() error {
 	return nil
 }
 
-// buffers adds the rest of other's buffers, but for what generation keeps and the
-// program has.
+// buffers adds other's remaining buffers to p, except caches and float inputs that p has.
 func (m *merger) buffers() error {
 	kept := map[string]BufID{}
 	for i := range m.p.Buffers {
@@ -104,7 +103,7 @@ func (m *merger) buffers() error {
 		b := m.other.Buffers[i]
 		if have, ok := kept[b.Name]; ok && (b.Life == LifeRun || b.IsFloatInput()) {
 			if h := m.p.Buf(have); h.DType != b.DType || !slices.Equal(h.Shape, b.Shape) {
-				return fmt.Errorf("%q is %v %v here and %v %v there", b.Name, h.DType, h.Shape, b.DType, b.Shape)
+				return fmt.Errorf("%q is %v %v in the program and %v %v in the one to merge; want the same type and shape", b.Name, h.DType, h.Shape, b.DType, b.Shape)
 			}
 			m.to[i] = have
 			continue
@@ -131,7 +130,7 @@ func (m *merger) buffers() error {
 	return nil
 }
 
-// section adds other's section, its operations on the program's buffers and units.
+// section adds other's section, with its operations mapped to p's buffers and units.
 func (m *merger) section(kind SectionKind) error {
 	units := map[string]int{}
 	for i := range m.p.Units {
@@ -166,7 +165,7 @@ func (m *merger) section(kind SectionKind) error {
 	return nil
 }
 
-// IsFloatInput tells what Builder.Input has made.
+// IsFloatInput says whether the buffer was made by Builder.Input.
 func (b *Buffer) IsFloatInput() bool {
 	return b.Class == Inputs && b.Port == NoPort && b.DType == F32
 }

@@ -6,15 +6,14 @@ import (
 	"strings"
 )
 
-// The micro-batch of operations, buffers and ports (Micro) counts those that one run
-// of a phase goes through. A phase that runs micro-step by micro-step, its Repeat
-// times one after the other, has one micro-batch, number 0; one that goes through all
-// of a step's micro-batches layer by layer has as many as the step has micro-steps.
+// Micro numbers the micro-batches within one run of a phase, for operations, buffers and
+// ports. A phase that is repeated for each micro-step has one micro-batch, number 0. A phase
+// in layer order runs all micro-batches of a step layer by layer: it has as many as the step
+// has micro-steps.
 
-// MicroOf returns which of a phase's micro-batches a buffer holds something of:
-// activations and scratch that live for the phase, and the inputs that each has its own
-// of. ok is false for what the micro-batches share: parameters, also while they are
-// gathered, and sums.
+// MicroOf returns the micro-batch of a phase to which a buffer's contents belong. That holds
+// for activations and scratch of LifePhase and for inputs that each micro-batch has. ok is
+// false for buffers that micro-batches share: parameters, also gathered ones, and sums.
 func (p *Program) MicroOf(id BufID) (micro int, ok bool) {
 	root, _ := p.Resolve(id, nil)
 	return p.microOfRoot(root)
@@ -31,11 +30,10 @@ func (p *Program) microOfRoot(root BufID) (micro int, ok bool) {
 	return 0, false
 }
 
-// microMark stands between a name and its micro-batch's number.
+// microMark separates a name from the number of its micro-batch.
 const microMark = "/micro."
 
-// MicroName is the name of what belongs to a micro-batch of a phase, by the name of
-// the same thing of the first one.
+// MicroName returns the name in the given micro-batch of what is called name in micro-batch 0.
 func MicroName(name string, micro int) string {
 	if micro == 0 {
 		return name
@@ -43,8 +41,8 @@ func MicroName(name string, micro int) string {
 	return name + microMark + strconv.Itoa(micro)
 }
 
-// PlainName is a buffer's name without its micro-batch's number: patterns of names
-// mean those of all micro-batches.
+// PlainName returns a buffer's name without the number of its micro-batch, so that name
+// patterns match the buffers of all micro-batches.
 func (b *Buffer) PlainName() string {
 	if b.Micro == 0 {
 		return b.Name
@@ -61,8 +59,8 @@ func (ph *Phase) MicroBatches() int {
 	return n + 1
 }
 
-// micros checks that no operation mixes micro-batches: it touches what is its own, or
-// shared.
+// micros checks that an operation touches only buffers of its own micro-batch, and shared
+// ones.
 func (v *verifier) micros() error {
 	p := v.p
 	of := make([]int, len(p.Buffers)) // −1: shared

@@ -7,9 +7,8 @@ import (
 	"strings"
 )
 
-// MatchName says whether a name of a buffer or unit matches a pattern: that of
-// path.Match, and {A-B} for a decimal number from A to B, as in
-// "h.{0-11}.mlp.act".
+// MatchName says whether the name of a buffer or unit matches a pattern. Patterns are those
+// of path.Match, with {A-B} added for a decimal number from A to B: "h.{0-11}.mlp.act".
 func MatchName(pattern, name string) (bool, error) {
 	i := strings.IndexByte(pattern, '{')
 	if i < 0 {
@@ -44,14 +43,14 @@ func MatchName(pattern, name string) (bool, error) {
 	return false, nil
 }
 
-// Limits of a pattern: more is a typing error. No name is as long, and no model has
-// as many layers.
+// Limits of a pattern. A longer one is a typing error: no name is that long, and no model
+// has that many layers.
 const (
 	maxPattern = 256 // bytes
 	maxNumber  = 999_999
 )
 
-// CheckPattern returns what is wrong with a pattern of MatchName.
+// CheckPattern returns an error if MatchName cannot use the pattern.
 func CheckPattern(pattern string) error {
 	if pattern == "" {
 		return fmt.Errorf("a pattern is empty")

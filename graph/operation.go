@@ -7,23 +7,23 @@ import (
 	"slices"
 )
 
-// Definition is all that there is to know of an operation which no table has. A model
-// adds it by Builder.Apply, a derivative by Derivation.Apply, an update rule by
-// zero.Emitter.ApplyOwn: it goes along with the program (Op.Own), and the passes, the
-// verifier, the cost model, the executors and the interpreter take it as one of the
-// kind table's.
+// Definition describes an operation that is not in the kind table. A model adds it with
+// Builder.Apply, a derivative with Derivation.Apply, an update rule with
+// zero.Emitter.ApplyOwn. It is stored in the program (Op.Own); the passes, the verifier, the
+// cost model, the executors and the interpreter treat it as a kind of the table.
 //
-// Functions are called more than once and from several goroutines: they depend on their
-// arguments alone, and what a kernel writes on the contents of its operands too, whatever
-// number of threads there is. Then all stages and placements give the same bits.
+// Its functions are called more than once and from several goroutines, so they must be
+// pure: they depend only on their arguments. What a kernel writes depends only on its
+// attributes and operands, not on the number of threads. Then all stages and placements give
+// the same bits.
 type Definition struct {
-	// Kind names the operation, in the text form and in messages: letters, digits and
-	// "_./-", and not the name of one in the kind table.
+	// Kind names the operation in the text form and in messages: letters, digits and "_./-".
+	// It must not be a kind of the kind table.
 	Kind Kind
-	// Doc says what it computes, Derivative its derivative as a formula.
+	// Doc says what the operation computes; Derivative gives its derivative as a formula.
 	Doc, Derivative string
 
-	// In and Out are its operands; FloatIn, FloatOut, GradOut, StateOut and others make them.
+	// In and Out are its operands. FloatIn, FloatOut, GradOut, StateOut and others make them.
 	In, Out []Operand
 
 	// Attr is the zero value of its attributes, a struct of numbers, strings and bools;
@@ -32,41 +32,41 @@ type Definition struct {
 
 	// Saves names the operands that the derivative reads.
 	Saves []string
-	// Cheap says that it is little work for what its output takes: selective
-	// recomputation makes it again.
+	// Cheap says that the operation costs little time for the memory of its output:
+	// selective recomputation repeats it.
 	Cheap bool
 
-	// Shapes returns the outputs' shapes for those of the inputs (nil of one that is
-	// absent), or what is wrong with these. It is called with inputs of at least one
-	// element. An operation of an update rule, whose Attr is UpdateAttr, has none: its
-	// operands go by elements (Operand.Per).
+	// Shapes returns the outputs' shapes for the inputs' shapes (nil for an absent input), or
+	// an error if the inputs do not fit. Each input has at least one element. Shapes is nil
+	// for an operation of an update rule, whose Attr is UpdateAttr: Operand.Per gives the
+	// sizes of its operands.
 	Shapes func(attr any, in [][]int64) (out [][]int64, err error)
 
-	// Flops counts the floating-point operations (a multiply-add is 2); nil: none. The
-	// traffic is each operand once.
+	// Flops counts the floating-point operations (a multiply-add is 2); nil: none. Memory
+	// traffic is taken to be each operand once.
 	Flops func(attr any, in, out [][]int64) int64
 
 	// Work is the bytes of scratch that the kernels need (Call.Work); nil: none.
 	Work func(attr any, in, out [][]int64) int64
 
-	// Derive applies the operations that give the gradients; nil: nothing flows back.
+	// Derive adds the operations that compute the gradients; nil: no gradient flows back.
 	Derive func(d *Derivation)
 
-	// Library says that the kernel libraries have its kernels, by its Kind: CPU, CUDA and
-	// Reference are nil. Spillway's own operations are defined so.
+	// Library says that the kernel libraries have the kernels, under Kind; CPU, CUDA and
+	// Reference are then nil. Spillway's own operations are defined in this way.
 	Library bool
-	// CPU computes it. Float operands are in Tensor.F32, whatever they rest in: what is
-	// of 16 bits has been widened, and is rounded once afterwards.
+	// CPU is the kernel for the CPU. Float operands are in Tensor.F32 whatever their DType:
+	// 16-bit inputs are widened before, and 16-bit outputs rounded once after.
 	CPU func(c *Call) error
-	// CUDA computes it on a GPU. nil: a plan on one is refused when it is bound.
+	// CUDA is the kernel for a GPU. If it is nil, binding a plan for a GPU fails.
 	CUDA *CUDAKernel
-	// Reference computes the same the obvious way in fp64: float operands are in
-	// Tensor.F64. Tests hold kernel and derivative against it; nil: it cannot be tested so.
+	// Reference computes the same in fp64 in the simplest way: float operands are in
+	// Tensor.F64. Tests compare the kernel and the derivative with it; nil: they cannot.
 	Reference func(c *Call) error
 }
 
-// Operation is an operation that a program brings along, made by Define. Two are the
-// same where they are one pointer.
+// Operation is an operation made by Define, whose definition goes with the program. Two
+// Operations are the same only if their pointers are equal.
 type Operation struct {
 	def  Definition
 	info *Info
@@ -75,7 +75,7 @@ type Operation struct {
 // Kind returns its name.
 func (o *Operation) Kind() Kind { return o.def.Kind }
 
-// Definition returns what it was defined by, with operands' defaults filled in.
+// Definition returns the definition, with defaults of the operands filled in.
 func (o *Operation) Definition() *Definition { return &o.def }
 
 // operandTypes are the element types that a Tensor can have.
@@ -92,8 +92,7 @@ func Define(d Definition) (*Operation, error) {
 	return o, nil
 }
 
-// MustDefine is Define for a definition that is a constant of the program: it panics
-// where that is wrong.
+// MustDefine is Define for a definition that is fixed in the source: it panics on an error.
 func MustDefine(d Definition) *Operation {
 	o, err := Define(d)
 	if err != nil {
@@ -120,7 +119,7 @@ func (d *Definition) check() error {
 	case d.Library && (d.CPU != nil || d.CUDA != nil || d.Reference != nil):
 		return errors.New("its kernels are in the libraries (Library): want no CPU, CUDA and Reference")
 	case d.CPU == nil && !d.Library:
-		return errors.New("its CPU is nil, want the kernel: the host's results are what others are held against")
+		return errors.New("its CPU is nil, want the kernel: the results of other devices are compared with the CPU's")
 	case d.Shapes == nil && !update:
 		return errors.New("its Shapes is nil, want the outputs' shapes by those of the inputs")
 	case d.Attr != nil && reflect.TypeOf(d.Attr).Kind() != reflect.Struct:
@@ -152,8 +151,8 @@ func (d *Definition) check() error {
 	return nil
 }
 
-// own checks an operand of a definition and fills in what was left out: values of the
-// compute type, outputs that are written.
+// own checks an operand of a definition and fills in defaults: the types of the compute
+// dtype and, for outputs, mode Write.
 func (o *Operand) own(names map[string]bool, out bool) error {
 	if o.Name == "" || names[o.Name] {
 		return fmt.Errorf("is named %q, want a name that no other operand has", o.Name)
@@ -181,7 +180,7 @@ func (o *Operand) own(names map[string]bool, out bool) error {
 	return nil
 }
 
-// table is the operation's entry, as the kind table has it of others.
+// table returns the operation's Info, in the form that kinds of the kind table have.
 func (o *Operation) table() *Info {
 	d := &o.def
 	i := &Info{Kind: d.Kind, Doc: d.Doc, Derivative: d.Derivative, In: d.In, Out: d.Out, Attr: d.Attr, Saves: d.Saves, Cheap: d.Cheap}
@@ -210,7 +209,7 @@ func (d *Definition) scratch(t Target, p *Program, op *Op) int64 {
 	return t.align(max(0, d.Work(op.Attr, in, out)))
 }
 
-// widened is the scratch in which the CPU holds 16-bit operands as f32.
+// widened returns the bytes of scratch in which the CPU holds 16-bit operands as f32.
 func (d *Definition) widened(t Target, p *Program, op *Op) (n int64) {
 	one := func(id BufID) {
 		if id != NoBuf && half(p, id) {
@@ -246,7 +245,7 @@ func operandShapes(p *Program, op *Op) (in, out [][]int64) {
 	return in, out
 }
 
-// shapes checks the operands' shapes against the definition's rule.
+// shapes checks the operands' shapes against Definition.Shapes.
 func (d *Definition) shapes(c *checker) {
 	if _, ok := c.op.Attr.(UpdateAttr); ok {
 		c.update()
@@ -270,7 +269,7 @@ func (d *Definition) shapes(c *checker) {
 	}
 }
 
-// Info returns the operation's entry: its own, or the kind table's.
+// Info returns the Info of the operation's definition or of its kind in the kind table.
 func (op *Op) Info() (*Info, bool) {
 	if op.Own != nil {
 		return op.Own.info, op.Own.def.Kind == op.Kind
@@ -279,12 +278,11 @@ func (op *Op) Info() (*Info, bool) {
 	return in, ok
 }
 
-// BringsKernels says whether the operation's kernels come with the program; those of
-// others are in the kernel libraries.
+// BringsKernels says whether the operation's kernels come with the program (Define); the
+// kernels of others are in the kernel libraries.
 func (op *Op) BringsKernels() bool { return op.Own != nil && !op.Own.def.Library }
 
-// checkOwn holds the operations that a program brings along against each other: a
-// kind is one operation.
+// checkOwn checks that a program has at most one Operation for each kind.
 func checkOwn(op *Op, seen map[Kind]*Operation) error {
 	if op.Own == nil {
 		return nil
@@ -299,16 +297,19 @@ func checkOwn(op *Op, seen map[Kind]*Operation) error {
 	return nil
 }
 
-// FloatIn is an input of values: f32, or 16 bits in a mixed-precision plan.
+// FloatIn declares an input with floating-point elements: F32, or BF16 or F16 in a plan of
+// mixed precision.
 func FloatIn(name string) Operand { return in(name, "") }
 
-// FloatOut is an output of values.
+// FloatOut declares an output with floating-point elements: F32, BF16 or F16, the same type
+// as the other such operands of the operation.
 func FloatOut(name string) Operand { return out(name, "") }
 
-// GradOut is the gradient of an input: written, or added to what is there
-// (Tensor.Accum). That of a parameter may be f32 beside values of 16 bits.
+// GradOut declares an output that is the gradient of an input. It is written or accumulated
+// into (Tensor.Accum). The gradient of a parameter may be F32 while the other operands have
+// 16 bits.
 func GradOut(name string) Operand { return grad(name, "") }
 
-// TypedIn and TypedOut are operands of one type whatever the precision of the plan.
+// TypedIn and TypedOut declare operands whose type is t in every precision of the plan.
 func TypedIn(name string, t DType) Operand  { return in(name, "").typ([]DType{t}) }
 func TypedOut(name string, t DType) Operand { return out(name, "").typ([]DType{t}) }

@@ -16,7 +16,7 @@ import "fmt"
 //
 // Operation a happens before b if a chain of these rules says so. Two operations
 // that touch the same bytes, one of them writing, must be ordered by it, and two
-// buffers may share bytes only if it puts all uses of one before those of the
+// A phase with Repeat ≥ 2 is checked as two copies, which is enough:
 // other.
 //
 // A phase with Repeat ≥ 2 is looked at in two copies, which is enough:
@@ -34,8 +34,8 @@ import "fmt"
 // Orders are found with vector clocks, one counter a stream (Fidge; Mattern,
 // Virtual Time and Global States of Distributed Systems, 1989).
 
-// Trace is one run of a section, operation by operation in program order, with
-// every repeated phase twice.
+// Trace is one run of a section, operation by operation in program order. A phase that is
+// repeated occurs twice.
 type Trace struct {
 	Section *Section
 	Steps   []Step
@@ -45,12 +45,12 @@ type Trace struct {
 	// before has, for each step and stream, the last step of that stream that has
 	// finished when the step starts; −1 none.
 	before []vclock
-	// unrecorded are waits that no record comes before.
+	// unrecorded are waits for an event that no earlier operation of the section records.
 	unrecorded []badWait
 }
 
-// Step is one executed operation: Section.Phases[Phase].Ops[Op] in copy Copy (0
-// or 1) of the phase.
+// Step is one executed operation: Section.Phases[Phase].Ops[Op] in copy Copy (0 or 1) of a
+// repeated phase.
 type Step struct{ Phase, Copy, Op int32 }
 
 type badWait struct {
@@ -58,8 +58,8 @@ type badWait struct {
 	event EventID
 }
 
-// NewTrace expands section s of p. It fails where an operand, stream or event
-// is not one of the program.
+// NewTrace expands section s of p. It fails if an operation names a buffer, stream or event
+// that p does not have.
 func NewTrace(p *Program, regions *Regions, s *Section) (*Trace, error) {
 	t := &Trace{Section: s, p: p, regions: regions}
 	n := 0
@@ -68,7 +68,7 @@ func NewTrace(p *Program, regions *Regions, s *Section) (*Trace, error) {
 	}
 	t.Steps = make([]Step, 0, n)
 	t.before = make([]vclock, 0, n)
-	var now [NumStreams]vclock // what each stream knows to have finished
+	var now [NumStreams]vclock // by stream: the steps known to have finished before its next one
 	for st := range now {
 		for u := range now[st] {
 			now[st][u] = -1
@@ -147,7 +147,7 @@ func (p *Program) checkRefs(op *Op) error {
 	return nil
 }
 
-// Program returns the program that the trace is of.
+// Program returns the program to which the trace belongs.
 func (t *Trace) Program() *Program { return t.p }
 
 // Op returns the operation of step i.
@@ -161,11 +161,11 @@ func (t *Trace) Label(i int) string {
 	return t.Section.Name + "/" + t.Section.Phases[t.Steps[i].Phase].Name + "/" + t.Op(i).Name
 }
 
-// Before says whether step i has finished whenever step j starts.
+// Before says whether step i has always finished when step j starts.
 func (t *Trace) Before(i, j int) bool { return int32(i) <= t.before[j][t.Op(i).Stream] }
 
-// Known returns the last step of stream st that has finished whenever step j
-// starts, −1 for none.
+// Known returns the last step of stream st that has always finished when step j starts, −1
+// for none.
 func (t *Trace) Known(j int, st StreamID) int { return int(t.before[j][st]) }
 
 // sameOccurrence says whether two steps are in the same copy of the same phase.
@@ -174,8 +174,8 @@ func (t *Trace) sameOccurrence(i, j int) bool {
 	return a.Phase == b.Phase && a.Copy == b.Copy
 }
 
-// Effect is what an operation does to one operand. Fresh means that all of its
-// old bytes are replaced whenever the operation runs, none being read.
+// Effect is an operation's access to one operand. Fresh means that the operation replaces all
+// old bytes whenever it runs, and reads none of them.
 type Effect struct {
 	Buf                BufID
 	Read, Write, Fresh bool
@@ -204,10 +204,10 @@ func Effects(op *Op, visit func(Effect)) {
 	}
 }
 
-// LiveRange is a run of uses of one root buffer, in one section, that hands
-// nothing on to its uses outside of it: before the first use and after the last
-// one the buffer's bytes are free. Steps are in increasing order. Kept ranges
-// last to the end of the section: the host may read the buffer then.
+// LiveRange is a sequence of uses of one root buffer in one section whose first use
+// overwrites all old contents and whose contents no later use reads. Before the first and
+// after the last use the buffer's bytes are free. Steps are in increasing order. If Kept is
+// set the range lasts to the end of the section, because the host may then read the buffer.
 type LiveRange struct {
 	Buf   BufID
 	Steps []int32
@@ -225,16 +225,16 @@ func (p *Program) isResult(regions *Regions, root BufID) bool {
 	return false
 }
 
-// LiveRanges returns the live ranges of all root buffers that the section uses
-// and whose contents do not outlive it (LifePhase and LifeStep), by buffer and
-// then by time. A buffer that is wholly rewritten after its last read is free
-// in between:
+// LiveRanges returns the live ranges of all root buffers that the section uses and whose
+// contents do not outlive it (LifePhase and LifeStep), ordered by buffer and then by time. A
+// buffer that is completely rewritten after its last read has several ranges, and is free
+// between them:
 //
 //	gather w ── use w ─┐ free ┌─ gather w ── use w
 //
-// Bytes are followed one by one, so that a buffer written in parts counts too. A
-// part that depends on the rank is replaced only by the same part, or by a write
-// that covers it on every rank.
+// Bytes are tracked one by one, so that a buffer that is written in parts counts too. If the
+// place of a part depends on the rank, only a write of the same part, or one that covers it
+// on every rank, replaces it.
 func (t *Trace) LiveRanges() []LiveRange {
 	type use struct {
 		step int32
@@ -270,7 +270,7 @@ func (t *Trace) LiveRanges() []LiveRange {
 		if len(list) == 0 {
 			continue
 		}
-		// Backwards: live has the bytes that a later use still reads.
+		// Walk backwards: live holds the bytes that a later use still reads.
 		first := len(ranges)
 		phase := p.Buffers[root].Life == LifePhase
 		live.clear()
@@ -315,10 +315,9 @@ func (t *Trace) LiveRanges() []LiveRange {
 	return ranges
 }
 
-// HostBuffers returns the buffers that the host reads or writes between
-// sections, besides what operations do: those with a port, the state of the loss
-// scale and the units' resident states. They have a place and are filled even
-// where no operation uses them.
+// HostBuffers returns the buffers that the host reads or writes between sections: those with
+// a port, the state of the loss scale and the units' resident states. They have a place in
+// memory and are filled even if no operation uses them.
 func (p *Program) HostBuffers() []BufID {
 	list := p.portBuffers(func(Port) bool { return true })
 	add := func(id BufID) {

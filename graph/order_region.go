@@ -7,10 +7,9 @@ import (
 	"sort"
 )
 
-// Region is a buffer's bytes in its root buffer. On the rank with index i along
-// each mesh axis a they are [Lo + Σ stride[a]·i[a], Hi + Σ stride[a]·i[a]), with
-// the strides of the region's frame. Frame 0 has none: the same bytes on every
-// rank.
+// Region is the range of bytes that a buffer occupies in its root buffer. On the rank with
+// index i[a] along each mesh axis a it is [Lo + Σ stride[a]·i[a], Hi + Σ stride[a]·i[a]).
+// Frame identifies the strides; frame 0 has none, so its bytes are the same on every rank.
 type Region struct {
 	Root   BufID
 	Lo, Hi int64
@@ -20,11 +19,11 @@ type Region struct {
 // Regions has the region of every buffer of a program.
 type Regions struct {
 	Of     []Region // by BufID
-	spread []int64  // by frame: how much higher the last rank's bytes lie than the first's
+	spread []int64  // by frame: offset of the last rank's bytes minus that of the first rank's
 }
 
-// NewRegions resolves all views. It fails on a view that has no root, does not
-// stay inside its base on every rank, or is in another space than its base.
+// NewRegions resolves all views. It fails if a view has no root, leaves its base on some
+// rank, or is in another memory space than its base.
 func NewRegions(p *Program) (*Regions, error) {
 	r := &Regions{Of: make([]Region, len(p.Buffers)), spread: []int64{0}}
 	frames := map[string]int{"": 0}
@@ -72,7 +71,7 @@ func NewRegions(p *Program) (*Regions, error) {
 	return r, nil
 }
 
-// Span returns the bytes of the root that id may mean on any rank.
+// Span returns the range of the root's bytes that id covers over all ranks.
 func (r *Regions) Span(id BufID) (root BufID, lo, hi int64) {
 	g := r.Of[id]
 	return g.Root, g.Lo, g.Hi + r.spread[g.Frame]
@@ -88,7 +87,7 @@ func (p *Program) bufName(id BufID) string {
 	return fmt.Sprintf("#%d", id)
 }
 
-// checkSize refuses types and shapes whose size is not a number of bytes.
+// checkSize rejects unknown types and shapes whose size in bytes does not fit an int64.
 func (p *Program) checkSize(id BufID) error {
 	b := &p.Buffers[id]
 	switch {
@@ -144,7 +143,7 @@ func (p *Program) checkView(id BufID) error {
 	return nil
 }
 
-// byteSet is a set of bytes of one root buffer: by frame, sorted spans that
+// byteSet is a set of bytes of one root buffer: for each frame a sorted list of spans that
 // neither overlap nor touch.
 type byteSet struct {
 	regions *Regions
@@ -191,8 +190,8 @@ func (s *byteSet) add(g Region) {
 	f.spans = addSpan(f.spans, span{g.Lo, g.Hi})
 }
 
-// remove takes the bytes of g out of the set, as far as they are the same bytes
-// on every rank.
+// remove takes the bytes of g out of the set. Spans of another frame are removed only if g
+// has frame 0 and covers them on every rank.
 func (s *byteSet) remove(g Region) {
 	f := s.of(g.Frame)
 	f.spans = removeSpan(f.spans, span{g.Lo, g.Hi})

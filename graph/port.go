@@ -2,10 +2,10 @@ package graph
 
 import "strings"
 
-// Port says what the host does with a buffer between operations: it fills what
-// comes in and reads what goes out. Each lies in host memory for the whole run;
-// copies in the program move it from and to its twin on the device. What a micro-batch
-// brings has a port for each (EachMicro); the others are the step's.
+// Port says how the host uses a buffer between operations: it fills input ports and reads
+// output ports. A port's buffer lies in host memory for the whole run; operations of the
+// program copy between it and its counterpart on the device. Ports for a micro-batch's data
+// exist once for each micro-batch (EachMicro), the others once for the step.
 type Port uint8
 
 // Ports.
@@ -17,17 +17,17 @@ const (
 	PortHyper          // in: F64 (NumHyper): see Hyper* constants
 	PortKey            // in: I64 (NumKey): see Key* constants
 	PortInput          // in: F32, a float input of the model (Builder.Input); there is one for each
-	PortPrefix         // in or out by the section's form: what the frozen beginning of a micro-batch hands on, see recompute.CachePrefix
+	PortPrefix         // in or out by the section's Form: output of the frozen first layers for a micro-batch, see recompute.CachePrefix
 	PortLoss           // out: F64 (1)
 	PortGradNorm       // out: F64 (1)
 	PortScale          // out: F64 (NumScale): the state of the loss scale
 	PortOverflow       // out: I32 (1)
-	PortSquares        // out: I64 (Limbs), the exact sum of the squares of a step's leaves
-	PortStaging        // in and out between sections: U8, through which states are initialised, loaded and saved
+	PortSquares        // out: I64 (Limbs): exact sum of squares of the step's leaves (Gradient.Squares)
+	PortStaging        // in and out between sections: U8, buffer for initialising, loading and saving states
 	NumPorts
 )
 
-// ports is the table of ports. A port without a type takes any.
+// ports is the table of ports. A port that is not typed takes any DType.
 var ports = [NumPorts]struct {
 	name    string
 	in, out bool // while a section runs
@@ -66,15 +66,14 @@ func (p Port) In() bool { return p < NumPorts && ports[p].in }
 // Out says whether the host reads the buffer when a section has ended.
 func (p Port) Out() bool { return p < NumPorts && ports[p].out }
 
-// EachMicro says whether every micro-batch of a phase has the port for itself.
+// EachMicro says whether each micro-batch of a phase has its own buffer for the port.
 func (p Port) EachMicro() bool { return p < NumPorts && ports[p].each }
 
-// Port returns the buffer of a port, of the first micro-batch; NoBuf where the
-// program has none.
+// Port returns the buffer of a port for the first micro-batch; NoBuf if the program has none.
 func (p *Program) Port(port Port) BufID { return p.PortOf(port, 0) }
 
-// PortOf returns the buffer of a port that belongs to a micro-batch of a phase;
-// NoBuf where the program has none.
+// PortOf returns the buffer of a port for the given micro-batch of a phase; NoBuf if the
+// program has none.
 func (p *Program) PortOf(port Port, micro int) BufID {
 	if port == NoPort {
 		return NoBuf
@@ -87,8 +86,8 @@ func (p *Program) PortOf(port Port, micro int) BufID {
 	return NoBuf
 }
 
-// InputsOf returns the buffers of the model's float inputs that belong to a micro-batch
-// of a phase, in the order in which the model named them.
+// InputsOf returns the buffers of the model's float inputs for one micro-batch of a phase, in
+// the order in which the model declared them.
 func (p *Program) InputsOf(micro int) (list []BufID) {
 	for id := range p.Buffers {
 		if b := &p.Buffers[id]; b.Port == PortInput && b.Micro == micro {
@@ -98,20 +97,19 @@ func (p *Program) InputsOf(micro int) (list []BufID) {
 	return list
 }
 
-// hostName stands before a model's name of an input in that of its port.
+// hostName is the prefix that turns an input's name into the name of its port.
 const hostName = "host/"
 
-// InputPort is the name of the port of a float input.
+// InputPort returns the name of the port of a float input.
 func InputPort(input string) string { return hostName + input }
 
-// InputName is the model's name of the float input whose port b is.
+// InputName returns the model's name of the float input whose port is b.
 func (b *Buffer) InputName() string { return strings.TrimPrefix(b.PlainName(), hostName) }
 
-// Ports returns the buffers of all ports of the first micro-batch, for whoever
-// uses them in every step.
+// Ports returns the buffers of all ports for the first micro-batch.
 func (p *Program) Ports() [NumPorts]BufID { return p.PortsOf(0) }
 
-// PortsOf is Ports for a micro-batch of a phase; the step's own are the first one's.
+// PortsOf is Ports for any micro-batch of a phase; the step's own ports are with micro-batch 0.
 func (p *Program) PortsOf(micro int) (list [NumPorts]BufID) {
 	for i := range list {
 		list[i] = NoBuf
@@ -124,7 +122,7 @@ func (p *Program) PortsOf(micro int) (list [NumPorts]BufID) {
 	return list
 }
 
-// portBuffers lists the buffers with a port that want says, in order.
+// portBuffers lists, in order, the buffers whose port satisfies want.
 func (p *Program) portBuffers(want func(Port) bool) (list []BufID) {
 	for id := range p.Buffers {
 		if port := p.Buffers[id].Port; port != NoPort && want(port) {

@@ -5,29 +5,28 @@ import (
 	"slices"
 )
 
-// QuantBlock is how many elements share a scale, counted from a parameter's start.
+// QuantBlock is the number of elements that share a scale, counted from a parameter's start.
 const QuantBlock = 256
 
-// ScaleOf ties a buffer of scales to the quantised values that they belong to: scale k
-// is that of values [k·Block, (k+1)·Block). Both are views of one buffer, so that
-// they have one home, one lifetime and one place in an arena:
+// ScaleOf, in a buffer of scales, names the buffer of quantised values to which they belong:
+// scale k is for values [k·Block, (k+1)·Block). Both are views of one buffer, so that they
+// have one home, one lifetime and one place in an arena:
 //
 //	exp_avg/h.0         u8  (n + 4·n/256)
 //	exp_avg/h.0/values  u8  (n)       view at 0
 //	exp_avg/h.0/scales  f32 (n/256)   view at n, scale of exp_avg/h.0/values
 //
-// A part of the values goes with the same part of the scales: views of both, tied
-// like the whole ones. What takes quantised values takes their scales as an operand
-// of its own (Operand.ScaleOf), and Check compares the tie: values with other values'
-// scales are no operands of anything.
+// A part of the values has a matching part of the scales: views of both, tied in the same
+// way. An operation on quantised values has the scales as a separate operand
+// (Operand.ScaleOf). Check rejects scales that belong to other values.
 type ScaleOf struct {
 	Of    BufID // the values
-	Block int64 // values a scale; 0: the buffer has no scales in it
+	Block int64 // values for each scale; 0: the buffer does not hold scales
 }
 
-// AddQuantized adds a buffer of quantised values and their scales: b says what the
-// values are (I8 or U8, a whole number of blocks), and the buffer of both has b's
-// name, space, class, life, unit and padding.
+// AddQuantized adds a buffer of quantised values and their scales. b describes the values
+// (I8 or U8, a whole number of blocks). The buffer that holds both takes b's name, space,
+// class, life, unit and padding.
 func (p *Program) AddQuantized(b Buffer, block int64) (values, scales BufID, err error) {
 	n := b.Elems()
 	if b.DType != I8 && b.DType != U8 || block < 1 || n%block != 0 {
@@ -56,7 +55,7 @@ func (p *Program) ScalesOf(values BufID) BufID {
 	return NoBuf
 }
 
-// Scales has the scales of every buffer of quantised values.
+// Scales maps every buffer of quantised values to its scales.
 func (p *Program) Scales() map[BufID]BufID {
 	scales := map[BufID]BufID{}
 	for id := range p.Buffers {
@@ -67,7 +66,7 @@ func (p *Program) Scales() map[BufID]BufID {
 	return scales
 }
 
-// scales checks what is tied to quantised values.
+// scales checks the buffers that are tied to quantised values as their scales.
 func (v *verifier) scales() error {
 	p := v.p
 	scaled := map[BufID]BufID{}
@@ -106,8 +105,8 @@ func (v *verifier) scales() error {
 	return nil
 }
 
-// samePart checks that the scales of a part of quantised values are that part of
-// their scales.
+// samePart checks that the scales of a part of quantised values are the matching part of all
+// scales.
 func (v *verifier) samePart(values, scales BufID, scaled map[BufID]BufID) error {
 	p := v.p
 	q, s := p.Buf(values).View, p.Buf(scales).View
@@ -125,8 +124,8 @@ func (v *verifier) samePart(values, scales BufID, scaled map[BufID]BufID) error 
 	return nil
 }
 
-// scaled checks that quantised operands come with their own scales, and others
-// without.
+// scaled checks that quantised operands come with their own scales, and that other operands
+// come without.
 func (c *checker) scaled() {
 	hasScales := func(o Operand) bool { return o.ScaleOf != "" }
 	if !slices.ContainsFunc(c.inOps, hasScales) && !slices.ContainsFunc(c.outOps, hasScales) {

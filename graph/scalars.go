@@ -5,23 +5,22 @@ import (
 	"slices"
 )
 
-// Scalars are what changes by step and every update rule reads, in buffers of the
-// program, never as constants of its operations: a program that has been captured can
-// be run again. A program has the set of the step at hand first, and where updates are
-// deferred past the start of the next step, or run before the gradient norm is known,
-// another one of their own.
+// Scalars are the numbers that change with the step and that every update rule reads. They
+// are in buffers, not constants of operations, so that a captured program can be run again.
+// The program's first set is for the current step. There is a second set if updates are
+// deferred into the next step, or run before the gradient norm is known.
 type Scalars struct {
 	Hyper BufID // F64 (NumHyper): rate, loss scale, bias corrections, number of the update: Hyper* constants
-	Coef  BufID // F32 (1): what gradients are multiplied by: the clip coefficient over the loss scale
-	Skip  BufID // I32 (1): while it is not 0 rules leave everything as it is; NoBuf: they always run
+	Coef  BufID // F32 (1): factor for gradients: the clip coefficient over the loss scale
+	Skip  BufID // I32 (1): while it is not 0 update rules change nothing; NoBuf: they always run
 }
 
-// scalarNames are the places of a set, as the text form has them.
+// scalarNames are the names of the fields in the text form.
 var scalarNames = [...]string{"hyper", "coef", "skip"}
 
 func (s *Scalars) buffers() []*BufID { return []*BufID{&s.Hyper, &s.Coef, &s.Skip} }
 
-// check holds a set against the program's buffers.
+// check validates a set against the program's buffers.
 func (s *Scalars) check(p *Program) error {
 	want := [...]struct {
 		dtype DType
@@ -41,8 +40,8 @@ func (s *Scalars) check(p *Program) error {
 	return nil
 }
 
-// ScalarsOf returns the set that an update rule's operation reads; ok is false for
-// one that reads none of the program's, or parts of two.
+// ScalarsOf returns the set that an update rule's operation reads. ok is false if the
+// operation reads no set, or buffers of two sets.
 func (p *Program) ScalarsOf(op *Op) (s Scalars, ok bool) {
 	info, known := op.Info()
 	if !known {

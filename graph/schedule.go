@@ -2,15 +2,16 @@ package graph
 
 import "fmt"
 
-// Schedule gives the operations of a finished program their events: within each
-// phase what the bytes and the throttles demand (see Synchronize), and between
-// the phases of a section joins, so that a phase's memory is free for the next:
+// Schedule gives the operations of a finished program their events. Within a phase they
+// follow from the data and the throttles (see Synchronize). Between the phases of a section
+// joins are added, so that the next phase can use a phase's memory:
 //
 //	first:  compute: a ── b ──── join ●          last:  compute:        c
 //	        comm:    ── r ●──────┘              →       comm:  ─●(join)── r
 //
-// It is the last pass: what is inserted later has no events. Throttles are used
-// up. It fails where one names no operation, or two in the wrong order.
+// Schedule is the last pass, since operations that are inserted later have no events. It
+// removes the throttles. It fails if a throttle names no operation, or names two in the
+// wrong order.
 func Schedule(p *Program) (*Program, error) {
 	q := p.Clone()
 	for i := range q.Sections {
@@ -45,7 +46,7 @@ func (ph *Phase) orders() ([]Order, error) {
 		case !ok || !ok2:
 			return nil, fmt.Errorf("a throttle orders %q before %q; both must be operations of the phase", t.Before, t.After)
 		case b >= a:
-			return nil, fmt.Errorf("a throttle orders %q before %q, which stands before it", t.Before, t.After)
+			return nil, fmt.Errorf("a throttle orders %q before %q, which comes before it in the phase", t.Before, t.After)
 		}
 		orders = append(orders, Order{Before: b, After: a})
 	}

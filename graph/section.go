@@ -8,16 +8,16 @@ type SectionKind uint8
 // Kinds of sections. A run starts with SectionInit and SectionRefresh; the others
 // run in any order, any number of times.
 const (
-	SectionOther    SectionKind = iota // of a program that is no training run
-	SectionForward                     // a micro-batch's forward and, once differentiated, backward
-	SectionTrain                       // the same beside other sections, before it is made a step
-	SectionInit                        // states get their first values, but for what the host writes
-	SectionRefresh                     // 16-bit parameters are made anew from their masters
-	SectionUpdate                      // what follows a step's gradients, in parts that no section has yet
-	SectionStep                        // a step: micro-steps, then the update
-	SectionFlush                       // updates that wait for the next step are done now
-	SectionEval                        // a forward that nothing is learned from
-	SectionGenerate                    // a forward of one row for its next token
+	SectionOther    SectionKind = iota // in a program that does not train
+	SectionForward                     // forward of a micro-batch and, once differentiated, its backward
+	SectionTrain                       // SectionForward in a program that has other sections; becomes the step
+	SectionInit                        // initialises states, except those that the host writes
+	SectionRefresh                     // recomputes 16-bit parameters from their fp32 masters
+	SectionUpdate                      // the update after a step's gradients, as phases that are not placed in a section yet
+	SectionStep                        // a training step: micro-steps, then the update
+	SectionFlush                       // runs now the updates that were deferred to the next step
+	SectionEval                        // a forward that computes only the loss
+	SectionGenerate                    // a forward of one row, for the logits of its next token
 	NumSectionKinds
 )
 
@@ -25,14 +25,14 @@ var sectionKindNames = [NumSectionKinds]string{"other", "forward", "train", "ini
 
 func (k SectionKind) String() string { return name(sectionKindNames[:], int(k), "section") }
 
-// Form tells apart sections of one kind that do the same in different ways.
+// Form distinguishes sections of one kind that compute the same in different ways.
 type Form uint8
 
 // Forms.
 const (
-	FormWhole  Form = iota // everything is computed
-	FormCached             // what the frozen beginning hands on comes from the host
-	FormNext               // one token after those whose keys and values are kept
+	FormWhole  Form = iota // computes everything
+	FormCached             // the output of the frozen first layers comes from the host
+	FormNext               // computes one token, with keys and values of earlier tokens cached
 	NumForms
 )
 
@@ -40,7 +40,7 @@ var formNames = [NumForms]string{"whole", "cached", "next"}
 
 func (f Form) String() string { return name(formNames[:], int(f), "form") }
 
-// SectionName is the name of a section of a kind in a form: "step", "step-cached".
+// SectionName returns the name of a section of a kind and form: "step", "step-cached".
 func SectionName(kind SectionKind, form Form) string {
 	if form == FormWhole {
 		return kind.String()
@@ -48,16 +48,16 @@ func SectionName(kind SectionKind, form Form) string {
 	return kind.String() + "-" + form.String()
 }
 
-// NewSection returns a section with its name.
+// NewSection returns a section of the given kind and form, with the name that follows.
 func NewSection(kind SectionKind, form Form, phases ...Phase) Section {
 	return Section{Name: SectionName(kind, form), Kind: kind, Form: form, Phases: phases}
 }
 
-// Become makes a section one of another kind, with its name.
+// Become changes the section's kind, and its name accordingly.
 func (s *Section) Become(kind SectionKind) { s.Kind, s.Name = kind, SectionName(kind, s.Form) }
 
-// SectionOf returns the section of a kind in a form, or nil; of steps of several shapes
-// (StepShape) the one with the most micro-batches.
+// SectionOf returns the section of a kind and form, or nil. If there are steps of several
+// shapes (StepShape) it returns the one with the most micro-batches.
 func (p *Program) SectionOf(kind SectionKind, form Form) *Section {
 	for i := range p.Sections {
 		if p.Sections[i].Kind == kind && p.Sections[i].Form == form {
@@ -67,8 +67,8 @@ func (p *Program) SectionOf(kind SectionKind, form Form) *Section {
 	return nil
 }
 
-// Micro returns the phase of a section that is a whole micro-batch by itself, or
-// nil where the section has another shape: what passes before sharding rewrite.
+// Micro returns the only phase of a section, which is one whole micro-batch, or nil if the
+// section has more phases. Passes before sharding rewrite this phase.
 func (s *Section) Micro() *Phase {
 	if s == nil || len(s.Phases) != 1 {
 		return nil
@@ -102,21 +102,20 @@ func (s *Section) LastMicro() *Phase {
 	return nil
 }
 
-// PhaseKind says what a phase of a section is.
+// PhaseKind says what a phase of a section does.
 type PhaseKind uint8
 
 // Kinds of phases.
 const (
 	OtherPhase  PhaseKind = iota
-	MicroPhase            // one or, in layer order, all micro-steps: forward and backward
-	UpdatePhase           // what follows the last micro-step
-
-	// Parts of a SectionUpdate. Those of one unit have operations of that unit.
-	UpdateStart // what sums of squares start from
-	UpdateSum   // adds the squares of a unit's gradient, input 0 of the first operation
-	UpdateNorm  // the norm over all ranks, the coefficient, the flag of a step to be skipped
-	UpdateRule  // a unit's rule, and what makes its parameters whole again
-	UpdateOut   // what the host is told
+	MicroPhase            // one micro-step, or in layer order all of them: forward and backward
+	UpdatePhase           // the operations after the last micro-step
+	// Phases of a SectionUpdate. All operations of a phase for one unit have that unit.
+	UpdateStart // initial values of the sums of squares
+	UpdateSum   // adds the squares of a unit's gradient, which is input 0 of the first operation
+	UpdateNorm  // the norm over all ranks, the clip coefficient, and the flag that skips a step
+	UpdateRule  // a unit's update rule, and the gather of its parameters if all ranks keep them
+	UpdateOut   // copies results for the host
 	NumPhaseKinds
 )
 

@@ -5,31 +5,32 @@ import (
 	"slices"
 )
 
-// Uneven shares. A step's micro-batches are dealt in rounds: in round k each rank whose
-// share exceeds k takes the next one, in the order of the ranks. With shares 1, 3, 2:
+// Uneven shares. The share of a rank is its number of micro-batches in a step. They are dealt
+// in rounds: in round k each rank whose share exceeds k takes the next micro-batch (a leaf),
+// in rank order. With shares 1, 3, 2:
 //
 //	           rank 0  rank 1  rank 2
 //	round 0    leaf 0  leaf 1  leaf 2
 //	round 1    –       leaf 3  leaf 4
 //	round 2    –       leaf 5  –
 //
-// All ranks run the same program. A rank without a micro-batch in a round is idle: it
-// leaves out the operations of the micro-batch, which then only wait and record as a Join
-// does, and takes part in the others: gathers, reductions, updates, copies of states. A
-// reduction leaves out the operand of an idle rank (Present).
+// All ranks run the same program. A rank without a micro-batch in a round is idle. It leaves
+// out the operations of the micro-batch, which then only wait and record as a Join does. It
+// takes part in all others: gathers, reductions, updates, copies of states. A reduction
+// leaves out the operand of an idle rank (Present).
 //
-// Shares are those of the ranks along the mesh's only axis. A section has its own: steps of
-// one run may have different numbers of micro-batches (StepShape).
+// Shares belong to the ranks along the mesh's only axis. Each section has its own, since the
+// steps of one run may have different numbers of micro-batches (StepShape).
 
-// StepShape is how many micro-batches a step has.
+// StepShape is the number of micro-batches of a step, in all and for each rank.
 type StepShape struct {
-	Rounds int
-	Shares []int // of each rank, Rounds at most; nil: each has Rounds
+	Rounds int   // the most micro-batches of any rank
+	Shares []int // by rank: its micro-batches, at most Rounds; nil: Rounds on every rank
 }
 
-// StepOf returns the section of a step of a shape in a form, and how often its phase that
-// repeats does so, 0 where none repeats: steps that differ in nothing else have one section.
-// Nil: there is none.
+// StepOf returns the section for a step of the given shape and form, or nil. repeats is how
+// often its repeating phase must run, 0 if no phase repeats: steps that differ only in that
+// share one section.
 func (p *Program) StepOf(form Form, shape StepShape) (sec *Section, repeats int) {
 	for i := range p.Sections {
 		s := &p.Sections[i]
@@ -43,8 +44,8 @@ func (p *Program) StepOf(form Form, shape StepShape) (sec *Section, repeats int)
 	return nil, 0
 }
 
-// Alone is a program of one of p's sections alone, whose phase that repeats does so as often
-// as given; 0: as planned. It is for who counts or times what runs.
+// Alone returns a program with only one of p's sections. Its repeating phase runs repeats
+// times; 0: as planned. It is for counting or timing what runs.
 func (p *Program) Alone(sec *Section, repeats int) *Program {
 	q, s := *p, *sec
 	s.Phases = slices.Clone(sec.Phases)
@@ -57,8 +58,8 @@ func (p *Program) Alone(sec *Section, repeats int) *Program {
 	return &q
 }
 
-// repeats is how often the phase that repeats does so in a step of a shape. Phases are
-// ordered for one run of it, or for two and more (copies).
+// repeats returns how often the repeating phase runs in a step of the given shape. ok is false
+// if the section cannot run it. Events order a phase for one run, or for two and more (copies).
 func (s *Section) repeats(shape StepShape) (n int, ok bool) {
 	rounds, planned := 0, 0
 	var last *Phase
@@ -89,8 +90,8 @@ func (s *Section) repeats(shape StepShape) (n int, ok bool) {
 	return n, true
 }
 
-// EvenShares deals so many micro-batches to ranks, a round after the other; nil: every
-// rank has as many.
+// EvenShares deals micro-batches (leaves) to ranks, one round after another. It returns nil if
+// all ranks get the same number.
 func EvenShares(leaves, ranks int) []int {
 	if leaves%ranks == 0 {
 		return nil
@@ -105,8 +106,8 @@ func EvenShares(leaves, ranks int) []int {
 	return shares
 }
 
-// Present lists the ranks that have a micro-batch where an operation of a phase runs, in
-// order; nil: all.
+// Present lists the ranks that have a micro-batch when an operation of the phase runs, in
+// order; nil: all ranks.
 func (s *Section) Present(ph *Phase, op *Op) []int {
 	if ph.Kind != MicroPhase || s.Shares == nil {
 		return nil
@@ -114,7 +115,7 @@ func (s *Section) Present(ph *Phase, op *Op) []int {
 	return PresentIn(s.Shares, ph.Round+op.Micro)
 }
 
-// PresentIn lists the ranks with a micro-batch in a round, in order; nil: all.
+// PresentIn lists the ranks that have a micro-batch in a round, in order; nil: all ranks.
 func PresentIn(shares []int, round int) []int {
 	var list []int
 	for rank, n := range shares {
@@ -129,15 +130,15 @@ func PresentIn(shares []int, round int) []int {
 }
 
 // Idle says whether a rank leaves out an operation of a phase because it has no micro-batch
-// there.
+// in that round.
 func (p *Program) Idle(s *Section, ph *Phase, op *Op, rank int) bool {
 	present := s.Present(ph, op)
 	return present != nil && !slices.Contains(present, rank) && p.ofMicroBatch(op)
 }
 
-// ofMicroBatch says whether an operation is for the micro-batch alone: it touches what the
-// micro-batch has of its own, or its gradient, and no other rank takes part in it. Copies
-// of inputs run: the step's scalars are among them.
+// ofMicroBatch says whether an operation belongs to the micro-batch alone: it touches the
+// micro-batch's own buffers or gradient, and no other rank takes part in it. Copies of inputs
+// are not counted, because they include the step's scalars.
 func (p *Program) ofMicroBatch(op *Op) bool {
 	if _, together := op.Attr.(GroupAttr); together || op.Pass == Update {
 		return false
@@ -163,7 +164,7 @@ func (p *Program) ofOneMicroBatch(id BufID) bool {
 	return u >= 0 && u < len(p.Units) && p.Units[u].Grad != nil && p.Units[u].Grad.Whole == root
 }
 
-// shares checks the sections' shares, and that each repetition of a phase has the same ranks.
+// shares checks the sections' shares, and that a phase has the same ranks in all repetitions.
 func (v *verifier) shares() error {
 	for i := range v.p.Sections {
 		s := &v.p.Sections[i]
@@ -179,7 +180,7 @@ func (v *verifier) shares() error {
 
 func (v *verifier) sharesOf(s *Section) error {
 	if len(s.Shares) != v.p.WorldSize() {
-		return fmt.Errorf("%d shares for %d ranks", len(s.Shares), v.p.WorldSize())
+		return fmt.Errorf("%d shares for %d ranks, want one for each", len(s.Shares), v.p.WorldSize())
 	}
 	if slices.Min(s.Shares) < 1 {
 		return fmt.Errorf("shares %v: each rank has at least 1 micro-batch", s.Shares)
@@ -189,11 +190,11 @@ func (v *verifier) sharesOf(s *Section) error {
 		ph := &s.Phases[j]
 		end := ph.Round + max(ph.Repeat, ph.MicroBatches())
 		if ph.Round < 0 || end > rounds {
-			return fmt.Errorf("%s: rounds %d to %d of %d", ph.Name, ph.Round, end-1, rounds)
+			return fmt.Errorf("%s: rounds %d to %d, want a part of the section's %d", ph.Name, ph.Round, end-1, rounds)
 		}
 		for r := ph.Round + 1; r < ph.Round+ph.Repeat; r++ {
 			if !slices.Equal(PresentIn(s.Shares, r), PresentIn(s.Shares, ph.Round)) {
-				return fmt.Errorf("%s: rounds %d and %d have different ranks", ph.Name, ph.Round, r)
+				return fmt.Errorf("%s: rounds %d and %d have different ranks, want the same in a phase that repeats", ph.Name, ph.Round, r)
 			}
 		}
 		if err := v.idle(s, ph); err != nil {
@@ -203,8 +204,8 @@ func (v *verifier) sharesOf(s *Section) error {
 	return nil
 }
 
-// idle checks that an idle rank reads nothing that it left out, but for the operands that
-// reductions leave out too.
+// idle checks that an idle rank does not read buffers whose writer it left out, except in
+// reductions, which leave out the operand too.
 func (v *verifier) idle(s *Section, ph *Phase) error {
 	p := v.p
 	left := map[BufID]string{} // by root: the operation that would have written it

@@ -1,19 +1,19 @@
 package graph
 
-// Order says that the operation at index After of a phase must not start before
-// the one at index Before (a smaller index) has finished, besides what the data
-// demands. Throttles of prefetching are such orders.
+// Order says that the operation at index After of a phase must not start before the one at
+// the smaller index Before has finished, in addition to the order that the data requires.
+// The throttles of prefetching become such orders.
 type Order struct{ Before, After int }
 
-// Synchronize gives the operations of one phase the events that they need:
-// every pair of operations on different streams that touch overlapping bytes
-// (one of them writing), and every pair of orders, gets a happens-before edge.
-// Edges that others imply cost no event. Existing waits and records stay.
+// Synchronize gives the operations of one phase the events that they need. It orders every
+// two operations on different streams that touch overlapping bytes (one of them writing), and
+// every two operations of an Order. An ordering that follows from others gets no event.
+// Existing waits and records stay.
 //
 //	compute:  a ──────── c(reads y)        compute:  a ─────●wait 1── c
 //	comm:        b(writes y)          →    comm:        b record 1
 //
-// A phase starts as if everything before it had finished.
+// It assumes that everything before the phase has finished.
 func Synchronize(p *Program, ops []Op, orders []Order) {
 	s := synchronizer{p: p, ops: ops, accesses: map[BufID][]access{}, clock: make([]vclock, len(ops))}
 	after := map[int][]int{}
@@ -25,8 +25,8 @@ func Synchronize(p *Program, ops []Op, orders []Order) {
 	}
 }
 
-// vclock has, by stream, the index of the latest operation known to have
-// finished; −1 none.
+// vclock has, for each stream, the index of its latest operation that is known to have
+// finished; −1 for none.
 type vclock [NumStreams]int32
 
 type access struct {
@@ -84,8 +84,8 @@ func (s *synchronizer) add(i int, before []int) {
 	s.clock[i] = s.stream[st]
 }
 
-// touch records the accesses of operation i and reports the earlier operations
-// that it conflicts with.
+// touch records the accesses of operation i and calls conflict with each earlier operation
+// that must finish before.
 func (s *synchronizer) touch(i int, conflict func(int)) {
 	op := &s.ops[i]
 	one := func(id BufID, write bool) {

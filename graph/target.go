@@ -1,50 +1,48 @@
 package graph
 
-// Target is pure data that describes a device to the passes: how memory is
-// aligned, and what its kernels need as scratch. A kernel package's test proves
-// that its own numbers equal these.
+// Target describes a device to the passes as plain data: alignment of memory and the scratch
+// that kernels need. A test of each kernel package checks that its numbers equal these.
 type Target struct {
 	Name string
 
-	Align int64 // bytes: buffers' offsets in an arena, and pieces of workspace, are multiples of it
+	Align int64 // bytes: offsets of buffers in an arena, and of parts of a workspace, are multiples of it
 	Limbs int64 // int64 words of an exact accumulator (the acc of SqSum; two for each parameter in norms)
 
 	Product   ProductBlocks
 	Attention AttentionTiles
 
-	// HeadRows is the rows of a chunk of HeadLoss and HeadLossGrad, whose logits
-	// are in memory at once. It is a multiple of Product.KC, so that the head's
-	// weight gradient, accumulated over chunks, has the bits of one product over
-	// all rows. All rows are one chunk where a 16-bit gradient would need an f32 sum
-	// over chunks and their logits take no more than that and those of HeadRows.
+	// HeadRows is the number of rows in a chunk of HeadLoss and HeadLossGrad, whose logits
+	// are in memory at once. It is a multiple of Product.KC, so that the head's weight
+	// gradient, accumulated over chunks, has the bits of one product over all rows. A 16-bit
+	// gradient needs an f32 sum over chunks: if the logits of all rows take no more memory
+	// than that sum and the logits of HeadRows, all rows are one chunk.
 	HeadRows int64
 	// SumElems is the elements of one partial sum of Sum.
 	SumElems int64
 
-	// CUDA describes the kernels of a GPU. The fields above then describe the
-	// kernels of its host, which run the operations of the HostWork stream. Without
-	// ProductBytes these are the device's too: it is the CPU, or the double of a GPU that
-	// computes with the CPU's kernels.
+	// CUDA describes the kernels of a GPU. The fields above then describe the kernels of the
+	// GPU's host, which run the operations of the HostWork stream. If CUDA.ProductBytes is 0
+	// the device uses the CPU's kernels: it is the CPU, or a simulated GPU in tests.
 	CUDA CUDAKernels
 }
 
-// ProductBlocks is how a matrix product C(M,N) = A(M,K)·B(K,N) is cut. Packed
-// copies of a chunk of A and one of B are its workspace.
+// ProductBlocks says how a matrix product C(M,N) = A(M,K)·B(K,N) is cut into blocks. Its
+// workspace holds packed copies of one chunk of A and one of B.
 type ProductBlocks struct {
-	KC                int64 // depth of a block of K: part of the definition of the sum
-	Rows, Cols, Depth int64 // largest chunk, in elements
+	KC                int64 // length of a block along K; it fixes the order of summation
+	Rows, Cols, Depth int64 // largest chunk along M, N and K, in elements
 	PadRows, PadCols  int64 // packing rounds rows and columns up by at most these
-	PadDepth          int64 // and the depth up to a multiple of this
-	DirectRows        int64 // with M up to this and B's rows contiguous, B is not packed
+	PadDepth          int64 // packing rounds the depth up to a multiple of this
+	DirectRows        int64 // if M is at most this and B's rows are contiguous, B is not packed
 }
 
-// AttentionTiles is how attention is cut into tasks, whose scratch is its
-// workspace.
+// AttentionTiles says how attention is cut into tasks. Its workspace is the scratch of the
+// tasks that run at a time.
 type AttentionTiles struct {
-	Keys    int64 // keys of a tile
-	Queries int64 // most queries of a block
-	Slots   int64 // most tasks at a time
-	Lanes   int64 // rows are padded to multiples of it
+	Keys    int64 // keys in a tile
+	Queries int64 // largest number of queries in a block
+	Slots   int64 // largest number of tasks at a time
+	Lanes   int64 // rows are padded to multiples of this many elements
 }
 
 // CPUTarget describes the CPU device, whose kernels are in kernels/cpu.
@@ -76,7 +74,7 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 	return 0
 }
 
-// What the kind table's entries need as scratch on the CPU.
+// Scratch of the kind table's operations on the CPU.
 
 func (t Target) linearWork(p *Program, op *Op) int64 {
 	m, n, k, transB := productOf(p, op)
@@ -86,7 +84,7 @@ func (t Target) linearWork(p *Program, op *Op) int64 {
 	return t.product(m, n, k, transB, half(p, op.In[0]), half(p, op.Out[0].Buf))
 }
 
-// linearActWork is, of 16-bit elements, also the sums in f32: y is taken of them.
+// linearActWork adds, for 16-bit elements, the sums in f32 from which y is computed.
 func (t Target) linearActWork(p *Program, op *Op) int64 {
 	y := op.Out[0].Buf
 	if !half(p, y) {
@@ -96,7 +94,7 @@ func (t Target) linearActWork(p *Program, op *Op) int64 {
 	return t.product(m, n, k, transB, true, false) + t.align(4*p.Buffers[y].Elems())
 }
 
-// gainWork is the gain 1 + gamma, which kernels of 16-bit values make as they widen it.
+// gainWork is for the gain 1 + gamma, which kernels for 16-bit values compute in f32.
 func (t Target) gainWork(p *Program, op *Op) int64 {
 	gamma := op.In[1]
 	if len(op.In) == 4 { // rmsnorm_grad: dy, x, gamma, rstd
@@ -108,8 +106,8 @@ func (t Target) gainWork(p *Program, op *Op) int64 {
 	return t.align(4 * p.Buffers[gamma].Elems())
 }
 
-// Lacks says what of an operation no kernel of the target does; "" where there is
-// nothing.
+// Lacks names the feature of an operation for which the target has no kernel; "" if it has
+// kernels for all of it.
 func (t Target) Lacks(op *Op) string {
 	if t.CUDA.ProductBytes == 0 || op.Stream == HostWork {
 		return ""
@@ -137,7 +135,7 @@ func (t Target) Lacks(op *Op) string {
 	return ""
 }
 
-// hasStarts says that the operation's rows hold several documents.
+// hasStarts says whether the operation's rows hold several documents (Builder.Documents).
 func (o *Op) hasStarts() bool {
 	info, ok := o.Info()
 	if !ok || len(o.In) == 0 {
@@ -153,7 +151,7 @@ func (t Target) attentionWork(_ *Program, op *Op) int64 {
 	return t.align(t.attention(a, a.Seq))
 }
 
-// attentionCachedWork: queries begin anywhere in a tile of keys.
+// attentionCachedWork allows for queries that begin in the middle of a tile of keys.
 func (t Target) attentionCachedWork(p *Program, op *Op) int64 {
 	a := op.Attr.(AttentionAttr)
 	span := a.Seq
@@ -174,7 +172,7 @@ func (t Target) attentionGradWork(p *Program, op *Op) int64 {
 	return t.align(4 * slots * (3*q*d + q + 5*keys*d + 2*keys*keys + 16 + sums))
 }
 
-// embedGradWork is, of a 16-bit gradient, the rows by token.
+// embedGradWork is, for a 16-bit gradient, the row indices sorted by token.
 func (t Target) embedGradWork(p *Program, op *Op) int64 {
 	if !half(p, op.In[1]) {
 		return 0
@@ -182,7 +180,7 @@ func (t Target) embedGradWork(p *Program, op *Op) int64 {
 	return t.align(8 * p.Buffers[op.In[0]].Elems())
 }
 
-// ropeWork is the cosines and sines of every position.
+// ropeWork is the cosines and sines of all positions, f32.
 func (t Target) ropeWork(_ *Program, op *Op) int64 {
 	a := op.Attr.(RopeAttr)
 	return t.align(4 * a.Seq * a.HeadDim)
@@ -197,7 +195,7 @@ func (t Target) headLossWork(p *Program, op *Op) int64 {
 	v, _ := matrixOf(p, op.In[1])
 	rows := min(n, t.HeadRows)
 	if len(op.Out) > 2 && op.Out[2].Buf != NoBuf && half(p, op.Out[2].Buf) && n <= t.HeadRows+c {
-		rows = n // no more logits than a chunk's and the sum of dw over chunks would be
+		rows = n // the logits of all rows take no more than a chunk's and the f32 sum of dw
 	}
 	in16, sum := half(p, op.In[0]), int64(0)
 	product := t.product(rows, v, c, true, in16, false)
@@ -206,7 +204,7 @@ func (t Target) headLossWork(p *Program, op *Op) int64 {
 	}
 	if len(op.Out) > 2 && op.Out[2].Buf != NoBuf {
 		out16 := half(p, op.Out[2].Buf)
-		if out16 && n > rows { // dw's sum over chunks stays f32
+		if out16 && n > rows { // dw is summed over chunks in f32
 			out16, sum = false, t.align(4*v*c)
 		}
 		product = max(product, t.product(v, c, rows, false, in16, out16))
@@ -215,7 +213,7 @@ func (t Target) headLossWork(p *Program, op *Op) int64 {
 	return t.align(4*rows*v) + t.align(4*rows) + t.align(8*rows) + sum + product
 }
 
-// half says that a buffer has 16-bit elements.
+// half says whether a buffer has 16-bit elements.
 func half(p *Program, id BufID) bool {
 	dt := p.Buffers[id].DType
 	return dt == BF16 || dt == F16
@@ -261,8 +259,8 @@ func (t Target) product(m, n, k int64, transB, in16, out16 bool) int64 {
 	return packA + t.align(packB) + sums + t.Align
 }
 
-// int8Product is the workspace of a product of int8 codes with a 16-bit result. What
-// is packed of K counts in pairs.
+// int8Product is the workspace of a product of int8 codes with a 16-bit result. Packing
+// rounds K up to pairs of codes.
 func (t Target) int8Product(m, n, k int64) int64 {
 	if m == 0 || n == 0 || k == 0 {
 		return 0
@@ -295,15 +293,14 @@ func matrixOf(p *Program, id BufID) (rows, cols int64) {
 	return rows, cols
 }
 
-// AddWorkspace returns the program in which every operation has the workspace
-// that it needs on the target: a buffer of its own in the operation's space,
-// alive while it runs.
+// AddWorkspace returns the program with a workspace for every operation that needs one on
+// the target: a new buffer in the operation's memory space, alive while it runs.
 //
 //	y = linear(x, w)   →   y = linear(x, w) work h.0.attn.c_fc/work
 //
-// Operations that have enough already are left as they are. Where ranks have uneven shares,
-// the micro-steps of a section have one workspace for the same operation, so that a rank
-// which is idle in one of them touches what is planned in another.
+// Operations that already have enough workspace are not changed. If ranks have uneven shares,
+// the same operation in all micro-steps of a section shares one workspace: a rank that is idle
+// in one micro-step then touches no more memory than is planned for another.
 func AddWorkspace(p *Program, t Target) *Program {
 	q := p.Clone()
 	for si := range q.Sections {
@@ -336,7 +333,7 @@ func AddWorkspace(p *Program, t Target) *Program {
 	return q
 }
 
-// attention is the scratch of attention whose queries span so many positions of
+// attention is the scratch of attention whose queries span the given number of positions in
 // the tiles of keys.
 func (t Target) attention(a AttentionAttr, span int64) int64 {
 	q := min(t.Attention.Queries, roundUp(span, t.Attention.Keys))

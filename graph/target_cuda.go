@@ -1,11 +1,11 @@
 package graph
 
-// CUDAKernels is how the kernels of a GPU (kernels/cuda) cut their work, as far
-// as their workspace depends on it.
+// CUDAKernels says how the kernels of a GPU (kernels/cuda) divide their work, as far as the
+// size of their workspace depends on it.
 type CUDAKernels struct {
-	// A matrix product's library may sum parts of K on their own, in fp32 in the
-	// workspace: at most ProductParts, of ProductDepth or more. It gets what they
-	// need, and never more than ProductBytes.
+	// A product's library may sum up to ProductParts parts of K, each at least ProductDepth
+	// long, in fp32 in the workspace. The workspace is as large as that needs, but at most
+	// ProductBytes.
 	ProductBytes, ProductParts, ProductDepth int64
 
 	// The head holds the logits of a chunk of rows: as many as HeadBytes takes, in
@@ -18,19 +18,20 @@ type CUDAKernels struct {
 	// rows or more, at most ColumnParts of them, and the parts added in order.
 	ColumnRows, ColumnParts int64
 
-	// Activation is the activation that a product of 16 bits takes before it is rounded, or
-	// whose derivative it takes.
+	// Activation is the activation that the epilogue of a 16-bit product can apply before
+	// rounding, or whose derivative it can multiply by.
 	Activation ActKind
 
-	// Epilogues are those that products of 16 bits can have, Default those that they have
-	// where nothing else is chosen.
+	// Epilogues are those that 16-bit products can do; Default are those that they do if none
+	// are chosen.
 	Epilogues, Default Epilogues
 
-	// NormLanes is the lanes of rows over which a norm's gradients by gain and shift are summed.
+	// NormLanes is the number of groups of rows over which a norm's gradients of gain and
+	// shift are summed separately.
 	NormLanes int64
 
-	// AttentionTile is the queries, and the keys, of a tile of attention on the tensor
-	// cores.
+	// AttentionTile is the number of queries, and of keys, in a tile of attention on the
+	// tensor cores.
 	AttentionTile int64
 }
 
@@ -61,7 +62,7 @@ func (t Target) cudaWorkspace(p *Program, op *Op) int64 {
 	return 0
 }
 
-// What the kind table's entries need as scratch on a GPU.
+// Scratch of the kind table's operations on a GPU.
 
 func (t Target) linearCUDAWork(p *Program, op *Op) int64 {
 	m, n, k, _ := productOf(p, op)
@@ -77,15 +78,17 @@ func (t Target) biasGradCUDAWork(p *Program, op *Op) int64 {
 	return t.align(t.CUDA.ColumnWork(m, n))
 }
 
-// gradWBCUDAWork is a product's, and behind it the sums that its epilogue writes where
-// they are to be added; or the product's and then, in its place, that of column sums.
+// gradWBCUDAWork is the larger of two needs: the product's workspace followed by the sums
+// that its epilogue writes, if they are to be accumulated; or, if the sums are taken
+// separately, the product's and later in its place that of the column sums.
 func (t Target) gradWBCUDAWork(p *Program, op *Op) int64 {
 	m, n := matrixOf(p, op.In[1])
 	return max(t.linearCUDAWork(p, op)+t.align(4*n), t.align(t.CUDA.ColumnWork(m, n)))
 }
 
-// attentionGradCUDAWork is Σ dy·y of every query, by head; on the tensor cores also
-// what its kernels share. A plan is for any card: one without them leaves that unused.
+// attentionGradCUDAWork is Σ dy·y of every query and head, and on the tensor cores also what
+// TensorAttentionWork adds. A plan must fit any card; a card without tensor cores leaves that
+// part unused.
 func (t Target) attentionGradCUDAWork(p *Program, op *Op) int64 {
 	a := op.Attr.(AttentionAttr)
 	deltas, sums, turns := t.CUDA.TensorAttentionWork(a)
@@ -95,8 +98,8 @@ func (t Target) attentionGradCUDAWork(p *Program, op *Op) int64 {
 	return t.align(deltas) + t.align(sums) + t.align(turns)
 }
 
-// TensorAttention says whether an attention over values of a type is one that the
-// kernels for tensor cores take.
+// TensorAttention says whether the kernels for tensor cores can run an attention over values
+// of the given type.
 func (c *CUDAKernels) TensorAttention(a AttentionAttr, dt DType) bool {
 	switch a.HeadDim {
 	case 64, 80, 96, 128:
@@ -105,16 +108,16 @@ func (c *CUDAKernels) TensorAttention(a AttentionAttr, dt DType) bool {
 	return false
 }
 
-// TensorAttentionWork returns the bytes that the backward of an attention needs: for
-// every query's Σ dy·y; on the tensor cores for the sums of dq in fp32, in whole tiles
-// of queries; and for a ticket and the turns of tiles to add to them.
+// TensorAttentionWork returns the bytes that the backward of an attention needs: deltas for
+// Σ dy·y of every query; on the tensor cores also sums for dq in fp32, in whole tiles of
+// queries, and turns for a ticket counter and the order in which tiles add to dq.
 func (c *CUDAKernels) TensorAttentionWork(a AttentionAttr) (deltas, sums, turns int64) {
 	heads := a.Batch * a.Heads
 	tiles := heads * ((a.Seq + c.AttentionTile - 1) / c.AttentionTile)
 	return 4 * heads * a.Seq, 4 * tiles * c.AttentionTile * a.HeadDim, 4 * (tiles + 1)
 }
 
-// normGradCUDAWork is the sums of lanes of rows, for gain and shift: see NormLanes.
+// normGradCUDAWork is the sums for gain and shift of all lanes, see NormLanes.
 func (t Target) normGradCUDAWork(p *Program, op *Op) int64 {
 	_, n := matrixOf(p, op.In[1])
 	if (len(op.Out) < 2 || op.Out[1].Buf == NoBuf) && (len(op.Out) < 3 || op.Out[2].Buf == NoBuf) {
@@ -123,7 +126,7 @@ func (t Target) normGradCUDAWork(p *Program, op *Op) int64 {
 	return t.align(2 * 4 * t.CUDA.NormLanes * n)
 }
 
-// crossEntropyCUDAWork is every row's loss in f64.
+// crossEntropyCUDAWork is the loss of every row, in f64.
 func (t Target) crossEntropyCUDAWork(p *Program, op *Op) int64 {
 	n, _ := matrixOf(p, op.In[0])
 	return t.align(8 * n)
@@ -161,14 +164,14 @@ func (c *CUDAKernels) ProductWork(m, n, k int64) int64 {
 	return min(4*m*n*parts, c.ProductBytes)
 }
 
-// HeadChunk returns the rows of a chunk of the head over a vocabulary of v.
+// HeadChunk returns the number of rows in a chunk of the head, for a vocabulary of v.
 func (c *CUDAKernels) HeadChunk(v int64) int64 {
 	rows := c.HeadBytes / (4 * max(c.LogitStride(v), 1)) / c.HeadStep * c.HeadStep
 	return min(max(rows, c.HeadStep), c.HeadRows)
 }
 
-// HeadSums says whether the head adds the chunks of n rows' weight gradients, of a type and a
-// vocabulary of v, in fp32 in the workspace: in 16 bits each chunk would round the sum.
+// HeadSums says whether the head accumulates the weight gradients of chunks of n rows in fp32
+// in the workspace. It does for a 16-bit dt, since each chunk would round the sum.
 func (c *CUDAKernels) HeadSums(n, v int64, dt DType) bool { return dt != F32 && n > c.HeadChunk(v) }
 
 // LogitStride returns the elements from one row of v logits to the next.
@@ -184,7 +187,7 @@ func (c *CUDAKernels) ColumnWork(rows, cols int64) int64 {
 	return 4 * parts * cols
 }
 
-// Columns returns the parts into which a sum over rows is cut.
+// Columns returns the number of parts into which a sum over rows is divided.
 func (c *CUDAKernels) Columns(rows int64) int64 {
 	return min(max((rows+c.ColumnRows-1)/c.ColumnRows, 1), c.ColumnParts)
 }

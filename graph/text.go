@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// The text form of a program, version 1. A line is a statement; names that are
-// not made of letters, digits and _ . / - are quoted as in Go. Buffers, units
-// and parameters are referred to by name; the second of a name is name#1, the
-// third name#2; an absent buffer is _, and %7 is index 7 where nothing is.
-// Absent keys have their zero value, unit is -1.
+// The text form of a program, version 1. Each line is a statement. Names that contain other
+// characters than letters, digits and _ . / - are quoted as in Go. Statements refer to
+// buffers, units and parameters by name. If several have one name, the second is name#1, the
+// third name#2. An absent buffer is _, and %7 is an index 7 out of range. Keys that are left
+// out have their zero value; for unit that is -1.
 //
 //	spillway program v1
 //	mesh data=4
@@ -42,13 +42,13 @@ import (
 //	    h.<0+1>.fc: linear x<0+2> …
 //	}
 //
-// Folding is of the text, after all else and undone before all else, so it
-// cannot lose anything.
+// Folding is the last step of formatting and is undone first in parsing, so it loses no
+// information.
 
 const textHeader = "spillway program v1"
 
-// Format returns the program's text form. Parse undoes it exactly, but for nil
-// and empty lists, which are one.
+// Format returns the program's text form. Parse restores the same program, except that it
+// does not distinguish nil and empty lists.
 func Format(p *Program) string {
 	var b strings.Builder
 	b.WriteString(textHeader + "\n")
@@ -66,7 +66,7 @@ var initNames = [...]string{"normal", "ones", "zeros", "uniform"}
 
 type formatter struct {
 	p                   *Program
-	bufs, units, params []string // what refers to each
+	bufs, units, params []string // by index: the reference to it in the text
 	line                []byte
 	lines               []string
 }
@@ -405,7 +405,7 @@ func quoteName(s string) string {
 	if s != "" && s != "_" && strings.IndexFunc(s, func(r rune) bool { return !bareRune(r) }) < 0 {
 		return s
 	}
-	// < opens a counter of a folded line and is nowhere else.
+	// < starts a counter of a folded line and must not occur elsewhere.
 	return strings.ReplaceAll(strconv.Quote(s), "<", `\x3c`)
 }
 
@@ -442,8 +442,8 @@ func attrNamed(name string) reflect.Type {
 	return nil
 }
 
-// formatAttr prints the fields of attr that are not zero, in order; its type
-// too where it is not the kind's own. A type that is no kind's can't be parsed.
+// formatAttr prints the nonzero fields of attr, in order, and its type if that is not the
+// kind's. A type that no kind has cannot be parsed.
 func formatAttr(op *Op, attr any) string {
 	v := reflect.ValueOf(attr)
 	head := ""

@@ -7,8 +7,7 @@ import (
 	"strings"
 )
 
-// Limits of folding: the longest group of lines, and what an unfolded text may
-// come to.
+// Limits of folding: the longest group of lines, and the largest text after unfolding.
 const (
 	maxFoldGroup  = 1024
 	maxTextLines  = 1 << 18
@@ -16,19 +15,19 @@ const (
 	maxLineGrowth = 20 // bytes of a counter's value
 )
 
-// foldIndent starts a folded line and is not part of it.
+// foldIndent is written before a folded line and is not part of it.
 const foldIndent = "  "
 
-// numberedLine is a line with its numbers taken out: text has one piece more
-// than there are numbers, shape is equal for lines that differ in numbers only.
+// numberedLine is a line split at its numbers: text has one more element than nums. Lines
+// that differ only in their numbers have the same shape.
 type numberedLine struct {
 	text  []string
 	nums  []int64
 	shape int
 }
 
-// numbers splits line around its decimal numbers. Those that don't print as
-// they are read (leading zeros, more than 18 digits) stay text.
+// numbers splits line around its decimal numbers. A number that would not print the same
+// (leading zeros, more than 18 digits) stays text.
 func numbers(line string) (text []string, nums []int64) {
 	start := 0
 	for i := 0; i < len(line); {
@@ -50,8 +49,8 @@ func numbers(line string) (text []string, nums []int64) {
 	return append(text, line[start:]), nums
 }
 
-// foldLines writes lines to b, groups of lines that repeat with counting
-// numbers as one.
+// foldLines writes lines to b. Groups of lines that repeat with counting numbers are written
+// once.
 func foldLines(b *strings.Builder, lines []string) {
 	shapes := map[string]int{}
 	all := make([]numberedLine, len(lines))
@@ -93,8 +92,8 @@ func foldLines(b *strings.Builder, lines []string) {
 	}
 }
 
-// bestFold returns the group of lines from i on whose repetition saves most
-// lines, and how often it repeats; 0 times if nothing repeats three times.
+// bestFold returns the group of lines starting at i whose repetition saves the most lines, and
+// how often it repeats; 0 times if nothing repeats at least three times.
 func bestFold(all []numberedLine, i int) (group, times int) {
 	saved := 0
 	for g := 1; g <= maxFoldGroup && i+3*g <= len(all); g++ {
@@ -109,7 +108,7 @@ func bestFold(all []numberedLine, i int) (group, times int) {
 	return group, times
 }
 
-// follows says whether group t continues groups 0 … t−1 from line i.
+// follows says whether group t continues the counting of groups 0 … t−1, which start at line i.
 func follows(all []numberedLine, i, g, t int) bool {
 	for j := i; j < i+g; j++ {
 		first, last, l := &all[j], &all[j+(t-1)*g], &all[j+t*g]
@@ -125,8 +124,8 @@ func follows(all []numberedLine, i, g, t int) bool {
 	return true
 }
 
-// unfold calls visit for every line of text, folded lines written out, with the
-// line number, text's first line being number first. It stops at the first error.
+// unfold calls visit for every line of text with its line number, where text's first line has
+// number first. Folded lines are expanded. It stops at the first error.
 func unfold(text string, first int, visit func(number int, line string) error) error {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	total, bytes := 0, 0
@@ -178,7 +177,8 @@ func unfold(text string, first int, visit func(number int, line string) error) e
 	return nil
 }
 
-// writeCounters writes the counters of a folded line out for repetition t.
+// writeCounters returns a folded line with its counters replaced by their values in
+// repetition t.
 func writeCounters(line string, t int64) (string, error) {
 	if !strings.Contains(line, "<") {
 		return line, nil

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Parse reads the text form of a program. Errors name the line; what the text
-// says is not verified further (see Verify). Operations that the program brings along
-// are given by their values: the text has their kinds.
+// Parse reads the text form of a program. Errors name the line. Parse does not verify the
+// program (see Verify). The text has only the kinds of operations made by Define, so own
+// must contain these operations.
 func Parse(text string, own ...*Operation) (*Program, error) {
 	ps := &textParser{own: own, p: &Program{}, bufs: map[string][]int{}, units: map[string][]int{}, params: map[string][]int{}}
 	for _, w := range ps.p.wellKnown() {

@@ -83,8 +83,8 @@ func resolveName(what string, table map[string][]int, s string) (int, error) {
 	return list[k], nil
 }
 
-// args are the words of a statement; the first error sticks, and what is read
-// after it is zero.
+// args are the words of a statement. Only the first error is kept, and methods called after
+// it return zero values.
 type args struct {
 	ps    *textParser
 	words []string
@@ -207,8 +207,8 @@ func isRef(w string) bool {
 	return strings.HasPrefix(s, `"`) || !strings.ContainsAny(s, "={@")
 }
 
-// parseAttr reads the fields of an attribute of the kind's type, or of the one
-// that typ names.
+// parseAttr reads the fields of an attribute of the type typ, or of the kind's type if typ is
+// empty.
 func parseAttr(op *Op, typ, fields string) (any, error) {
 	t := attrType(op)
 	if typ != "" {
