@@ -16,10 +16,10 @@ import "fmt"
 //
 // Operation a happens before b if a chain of these rules says so. Two operations
 // that touch the same bytes, one of them writing, must be ordered by it, and two
-// A phase with Repeat ≥ 2 is checked as two copies, which is enough:
+// buffers may share bytes only if it puts all uses of one before those of the
 // other.
 //
-// A phase with Repeat ≥ 2 is looked at in two copies, which is enough:
+// A phase with Repeat ≥ 2 is checked as two copies, which is enough:
 //
 //   - Repetitions k and k+1 are alike for every k: a wait refers to a record of
 //     the same repetition, of the one before it, or of an earlier phase. So what

@@ -110,6 +110,7 @@ const (
 	OtherPhase  PhaseKind = iota
 	MicroPhase            // one micro-step, or in layer order all of them: forward and backward
 	UpdatePhase           // the operations after the last micro-step
+
 	// Phases of a SectionUpdate. All operations of a phase for one unit have that unit.
 	UpdateStart // initial values of the sums of squares
 	UpdateSum   // adds the squares of a unit's gradient, which is input 0 of the first operation

@@ -7,9 +7,9 @@ import (
 	"github.com/spillway-ml/spillway/offload"
 )
 
-// chunksOfUnit is how many chunks of a unit's states pass through the host at
-// most. It bounds the program: at stage 0 of a 405B model, chunks of the default
-// size make a million operations.
+// chunksOfUnit is the largest number of chunks in which a unit's states pass through host
+// memory. It bounds the program's size: at stage 0 of a 405B model, chunks of the default size
+// make a million operations.
 const chunksOfUnit = 64
 
 // OffloadChunk returns offload.Options.Chunk for a model's forward program, 0 for the

@@ -7,12 +7,12 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// stagingBytes is how much of a resident state passes through host memory at a
-// time when states are initialised, loaded and saved.
+// stagingBytes is the largest part of a resident state, in bytes, that is in host memory at
+// a time when states are initialised, loaded and saved.
 const stagingBytes = 1 << 20
 
-// stageInputs gives every input, those of floats too, a twin in host memory, which the host fills,
-// and starts each phase with the copies of those that its section reads:
+// stageInputs gives every input, float inputs included, a counterpart in host memory, which
+// the host fills. Each phase then starts with copies of the inputs that its section reads:
 //
 //	tokens = embed…          →   copy-in:  tokens ← host/tokens ●
 //	                             compute:                       ●embed…
@@ -32,9 +32,9 @@ func stageInputs(p *graph.Program, s *Spec) (*graph.Program, error) {
 		b := q.Buf(id)
 		hostBuffer(q, port, "host/"+b.Name, b.DType, b.Shape)
 	}
-	// Resident buffers lie in the order in which they were made. The tokens come
-	// last: every step copies all of them, so the arena's highest byte is touched
-	// even where the staging buffer (sized later) is never full.
+	// LifeRun buffers are placed in the order in which they were added. The tokens come
+	// last: every step copies all of them, so the arena's highest byte is touched even if
+	// the staging buffer, which is sized later, is never full.
 	q.AddBuffer(graph.Buffer{Name: "host/staging", Port: graph.PortStaging, DType: graph.U8, Shape: []int64{1}, Space: graph.Host, Class: graph.Communication, Life: graph.LifeRun, Unit: -1})
 	if q.SectionOf(graph.SectionTrain, graph.FormWhole) != nil {
 		hostBuffer(q, graph.PortGradNorm, "host/grad_norm", graph.F64, []int64{1})
@@ -86,8 +86,8 @@ func stageInputs(p *graph.Program, s *Spec) (*graph.Program, error) {
 	return q, nil
 }
 
-// floatInputs lists what the model calls its inputs beside tokens and targets, with
-// room for their twins.
+// floatInputs lists the model's inputs other than tokens, targets, positions and step state,
+// each with a second BufID for its host buffer.
 func floatInputs(p *graph.Program) (list [][2]graph.BufID) {
 	for id := range p.Buffers {
 		b := &p.Buffers[id]
@@ -103,8 +103,8 @@ func hostBuffer(p *graph.Program, port graph.Port, name string, d graph.DType, s
 	return p.AddBuffer(graph.Buffer{Name: name, Port: port, DType: d, Shape: append([]int64(nil), shape...), Space: graph.Host, Class: graph.Inputs, Life: graph.LifeRun, Unit: -1})
 }
 
-// sizeStaging sizes the host buffer through which states move: no larger than
-// the largest of them.
+// sizeStaging sets the size of the host buffer through which states are initialised, loaded
+// and saved: at most stagingBytes, and no larger than the largest state.
 func sizeStaging(p *graph.Program) *graph.Program {
 	q := p.Clone()
 	var largest int64

@@ -7,25 +7,25 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// layerOrder turns the micro-batch of every form of section "train" into all of a
-// step's, in layer order: each block goes through its k forward passes in turn before
-// the next block is touched, and through its k backward passes in turn:
+// layerOrder replaces the one micro-batch of each section of kind "train" by all k
+// micro-batches of a step, in layer order: each block does its k forward passes in turn
+// before the next block starts, and its k backward passes in turn:
 //
 //	micro order:  embed 0  h.0 0  h.1 0 … h.1 0  h.0 0 │ embed 1  h.0 1  h.1 1 …
 //	layer order:  embed 0  embed 1 … │ h.0 0  h.0 1 … │ h.1 0  h.1 1 … │ … h.1 0  h.1 1 …
 //
-// (Published for offloading as a vertical schedule.) A stretch that uses a block is
-// then one for all micro-batches: what fetches, gathers and reduces by stretch does so
-// once a step. Every micro-batch has its own inputs, activations and keys; its
-// gradients are added to those of the ones before. A block's recomputation stays with
-// its backward, so that the values of one micro-batch are made again at a time.
+// (Published for offloading as a vertical schedule.) All uses of a block by the micro-batches
+// then follow each other directly, so that its parameters are fetched and gathered, and its
+// gradients reduced, once a step. Every micro-batch has its own inputs, activations and keys;
+// its gradients are added to those of earlier micro-batches. A block's recomputation stays
+// with its backward, so that the activations of one micro-batch at a time are recomputed.
 //
-// The operations of a micro-batch keep their order, and so do the additions to a
-// parameter's gradient where one block alone uses it (see sharedByBlocks).
+// The operations of a micro-batch keep their order. So do the additions to a parameter's
+// gradient, if only one block uses the parameter (see sharedByBlocks).
 //
-// Where sums go leaf by leaf, each micro-batch writes its gradient afresh, and afresh
-// says so: what adds the leaves (fsdp.Accumulate) stands behind each. A unit whose
-// gradient comes from several blocks has no such place, and is refused.
+// afresh is for sums leaf by leaf (graph.Gradient): each micro-batch then overwrites the
+// gradient instead of adding to it, and fsdp.Accumulate adds the leaf directly after it. That
+// is impossible for a unit whose gradient comes from several blocks, which is an error.
 func layerOrder(p *graph.Program, k int, afresh bool) (*graph.Program, error) {
 	q := p.Clone()
 	r := &layering{p: q, afresh: afresh, own: make([]bool, len(q.Buffers)), twins: make([][]graph.BufID, k)}
@@ -55,8 +55,8 @@ func layerOrder(p *graph.Program, k int, afresh bool) (*graph.Program, error) {
 	return q, nil
 }
 
-// unitOfSeveral returns the first unit, by name, of whose gradients several blocks
-// write some; "" where there is none.
+// unitOfSeveral returns the name of the first unit to whose gradients several blocks write;
+// "" if there is none.
 func (r *layering) unitOfSeveral(ops []graph.Op) string {
 	seen := map[int]bool{}
 	for first := 0; first < len(ops); {
@@ -86,19 +86,19 @@ func (r *layering) unitOfSeveral(ops []graph.Op) string {
 	return ""
 }
 
-// maxLayeredOps bounds the operations of a step, which are all in the program.
+// maxLayeredOps bounds the operations of a step, which in layer order are all in the program.
 const maxLayeredOps = 1 << 21
 
-// layering makes the micro-batches behind the first.
+// layering makes the operations and buffers of the micro-batches after the first.
 type layering struct {
 	p      *graph.Program
-	afresh bool            // every micro-batch's gradient is by itself
-	own    []bool          // by buffer: each micro-batch has one
-	twins  [][]graph.BufID // by micro-batch, then buffer; those of the first are the buffers themselves
+	afresh bool            // every micro-batch overwrites the gradient: see layerOrder
+	own    []bool          // by buffer: each micro-batch has a buffer of its own
+	twins  [][]graph.BufID // by micro-batch and buffer: the micro-batch's buffer; for the first, the buffer itself
 }
 
-// makeTwins gives each micro-batch behind the first buffers of its own for what the
-// training sections touch, and for the ports that each has.
+// makeTwins gives each micro-batch after the first its own copies of the buffers marked in
+// own that the training sections touch, and of the ports that exist for each micro-batch.
 func (r *layering) makeTwins(k int) {
 	used := make([]bool, len(r.own))
 	mark := func(id graph.BufID) {
@@ -153,7 +153,7 @@ func (r *layering) makeTwins(k int) {
 	}
 }
 
-// layers puts k micro-batches' operations in the place of one's.
+// layers returns the operations of k micro-batches, given those of one.
 func (r *layering) layers(ops []graph.Op, k int) []graph.Op {
 	out := make([]graph.Op, 0, k*len(ops))
 	for first := 0; first < len(ops); {
@@ -170,8 +170,8 @@ func (r *layering) layers(ops []graph.Op, k int) []graph.Op {
 	return out
 }
 
-// endOfBlock returns the end of the run of operations from first on that belong to
-// one block's forward, or to its backward with what that makes again.
+// endOfBlock returns the end of the run of operations, starting at first, that belong to one
+// block's forward, or to its backward and recomputation.
 func endOfBlock(p *graph.Program, ops []graph.Op, first int) int {
 	end := first + 1
 	for end < len(ops) && (ops[end].Pass == graph.Forward) == (ops[first].Pass == graph.Forward) && p.SameBlock(ops[end].Unit, ops[first].Unit) {
@@ -180,8 +180,8 @@ func endOfBlock(p *graph.Program, ops []graph.Op, first int) int {
 	return end
 }
 
-// once says whether an operation of every micro-batch would write the same to the
-// same place: one of them is enough.
+// once says whether an operation would write the same value to the same buffer in every
+// micro-batch, so that one execution is enough.
 func (r *layering) once(op *graph.Op) bool {
 	same := true
 	graph.Effects(op, func(e graph.Effect) {
@@ -190,7 +190,7 @@ func (r *layering) once(op *graph.Op) bool {
 	return same
 }
 
-// of is an operation for a micro-batch.
+// of returns the operation for micro-batch m.
 func (r *layering) of(op graph.Op, m int) graph.Op {
 	if m == 0 {
 		return op
@@ -218,9 +218,9 @@ func (r *layering) of(op graph.Op, m int) graph.Op {
 	return op
 }
 
-// sharedByBlocks lists the trained parameters that more than one block of a
-// micro-batch's forward uses, as a tied head does: in layer order their gradients are
-// summed use by use, in micro order micro-batch by micro-batch.
+// sharedByBlocks lists the trained parameters that more than one block uses in the forward of
+// a micro-batch, such as a tied head. Layer order sums their gradients use by use, micro order
+// micro-batch by micro-batch, so the bits differ.
 func sharedByBlocks(p *graph.Program) (names []string) {
 	uses := make([]int, len(p.Params))
 	of := map[graph.BufID]int{}
@@ -259,7 +259,7 @@ func sharedByBlocks(p *graph.Program) (names []string) {
 	return names
 }
 
-// usedTwice is sharedByBlocks of what is trained, in layer order.
+// usedTwice returns sharedByBlocks of the program to train, in layer order; nil otherwise.
 func usedTwice(fwd Forward, cfg Config) ([]string, error) {
 	if !cfg.inLayers() {
 		return nil, nil
@@ -282,11 +282,11 @@ func layers(p *graph.Program, s *Spec) (*graph.Program, error) {
 	return layerOrder(p, s.Accum, s.Reproducible)
 }
 
-// inLayers says whether a phase goes through several micro-batches.
+// inLayers says whether the plan is in layer order, with several micro-batches in a phase.
 func (c Config) inLayers() bool { return c.LayerOrder && c.Accum > 1 }
 
-// OwnSums says, for a person, which sums of a plan in layer order have bits of their
-// own; "" where all are those of stages 0 and 1 in micro order.
+// OwnSums says in words which gradients of a plan in layer order have other bits than in
+// stages 0 and 1 in micro order; "" if none has.
 func (p *Plan) OwnSums() string {
 	if len(p.UsedTwice) == 0 {
 		return ""

@@ -27,7 +27,8 @@ func (c Config) validateMesh() error {
 	return nil
 }
 
-// mesh is one axis of all ranks or, with a shard size, replicas by shards.
+// mesh returns one axis of all ranks or, with a shard size, an axis of replicas and one of
+// shards.
 func (c Config) mesh() []graph.Axis {
 	if c.ShardSize == 0 {
 		return []graph.Axis{{Name: "shard", Size: c.Ranks}}
@@ -41,7 +42,7 @@ func (c Config) shardOptions() fsdp.Options {
 		Int8Gather: c.Int8Gather, Int8Reduce: c.Int8Reduce, Base: c.Base}
 }
 
-// noise says whether a step has leaves whose squares are summed.
+// noise says whether the squares of a step's leaves are summed, for the gradient noise scale.
 func (c Config) noise() bool { return c.Noise && c.Reproducible && c.Accum*c.Ranks > 1 }
 
 func (c Config) castOptions() precision.Options {

@@ -13,27 +13,27 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// Spec is what the passes are told.
+// Spec is the input of the passes besides the program.
 type Spec struct {
 	Config
 	Forward Forward
 }
 
-// pass is one rewrite: a function from program to program that leaves its input
-// alone, unless it takesOver. needs and gives are what must hold of the program
-// before and after; they are checked in every run, beside the program's structure.
+// pass is one rewrite, a function from program to program. It does not change its input,
+// unless takesOver is set. needs and gives are properties that the program must have before
+// and after the pass. They are checked in every run, and the program's structure too.
 type pass struct {
 	name         string
 	run          func(p *graph.Program, s *Spec) (*graph.Program, error)
 	needs, gives []property
-	ordered      bool // the operations that it leaves are in an order that can be verified
-	// takesOver says that it reads nothing of its input once it has a clone of it: of a
-	// program that an earlier pass has made for this plan alone it gets the parts, not
-	// copies.
+	ordered      bool // after the pass the order of operations can be verified
+	// takesOver says that the pass does not read its input after it has cloned it. If the
+	// input was made by an earlier pass for this plan only, Clone then returns its parts
+	// instead of copies (graph.Program.Yield).
 	takesOver bool
 }
 
-// passes is the whole pipeline; passOrder has the reasons for its order.
+// passes is the whole pipeline in order; passOrder has the reasons for that order.
 var passes = []pass{
 	{"freeze", func(p *graph.Program, s *Spec) (*graph.Program, error) { return freeze(p, s.Freeze) }, has(forward, wholeParams), nil, true, false},
 	{"lora", func(p *graph.Program, s *Spec) (*graph.Program, error) { return adapt(p, s.Config) }, has(forward, wholeParams), nil, true, false},
@@ -138,7 +138,7 @@ func init() {
 	}
 }
 
-// passIndex returns where a pass stands in the table; the length of it for "".
+// passIndex returns the index of a pass in the table; the table's length for "".
 func passIndex(name string) int {
 	for i := range passes {
 		if passes[i].name == name {
@@ -148,8 +148,9 @@ func passIndex(name string) int {
 	return len(passes)
 }
 
-// rewrite runs the passes in order on p, from the named one ("": the first, on the
-// forward program of a micro-batch) up to another one ("": all).
+// rewrite runs the passes on p in order, from the pass named from up to but not including the
+// one named until. An empty from is the first pass, for the forward program of a micro-batch;
+// an empty until runs all.
 func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, error) {
 	first := 0
 	if from != "" {
@@ -176,7 +177,7 @@ func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, erro
 			return nil, &passError{ps.name, err}
 		}
 		q.TakeBack()
-		same := q == p && i > 0 // and so verified
+		same := q == p && i > 0 // the pass changed nothing, and p was verified before
 		p = q
 		if err := s.verify(p, ps, same); err != nil {
 			return nil, fmt.Errorf("plan: after %s: %w", ps.name, err)
@@ -190,9 +191,9 @@ func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, erro
 	return p, nil
 }
 
-// verify checks a program after a pass. A search that only wants to know what
-// could fit plans again what it chooses, and skips this.
-// same says that the pass had nothing to do: the structure was verified before it.
+// verify checks a program after a pass. With BoundsOnly it checks only the properties: a
+// search uses that to see what could fit, and plans again what it chooses. same says that the
+// pass changed nothing, so that the structure was verified before.
 func (s *Spec) verify(p *graph.Program, ps *pass, same bool) error {
 	if err := hold(p, ps.gives); err != nil {
 		return err
@@ -211,7 +212,7 @@ func (s *Spec) verify(p *graph.Program, ps *pass, same bool) error {
 	return nil
 }
 
-// passError says which pass failed, once: some name themselves.
+// passError adds the name of the failed pass to an error that may have it already.
 type passError struct {
 	pass string
 	err  error
@@ -229,8 +230,8 @@ func cachePrefix(p *graph.Program, s *Spec) (*graph.Program, error) {
 	return recompute.CachePrefix(p, s.Rows)
 }
 
-// fuse joins what the target's kernels have as one, and of what changes bits what the
-// run has chosen. Products of int8 have no epilogues.
+// fuse joins operations for which the target has fused kernels. Fusions that change bits are
+// done only if the run has chosen them (Config.Epilogues). Products of int8 have no epilogues.
 func fuse(p *graph.Program, s *Spec) (*graph.Program, error) {
 	var e graph.Epilogues
 	if !s.Int8.Matmul {
@@ -257,8 +258,8 @@ func skipNonFinite(p *graph.Program, s *Spec) (*graph.Program, error) {
 	return precision.SkipNonFinite(p), nil
 }
 
-// onMesh gives the program the mesh of the run. Everything else is the same, and
-// shared: whoever changes it works on a clone.
+// onMesh sets the program's mesh. The result shares everything else with p, so that later
+// passes must clone it before they change anything.
 func onMesh(p *graph.Program, s *Spec) (*graph.Program, error) {
 	q := *p
 	q.Mesh = s.mesh()
@@ -271,7 +272,7 @@ func (c Config) offloadOptions() offload.Options {
 	return o
 }
 
-// freeze marks the parameters that the patterns name as not trained.
+// freeze marks the parameters whose names match the patterns as frozen.
 func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
 	q := p.Clone()
 	for _, pattern := range patterns {
@@ -294,7 +295,7 @@ func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
 	return q, nil
 }
 
-// adapt adds the adapters of cfg to a program. What the patterns freeze stays frozen.
+// adapt adds the LoRA adapters of cfg to a program and freezes what Config.Freeze names.
 func adapt(p *graph.Program, cfg Config) (*graph.Program, error) {
 	if !cfg.LoRA.Active() {
 		return p, nil
@@ -306,8 +307,8 @@ func adapt(p *graph.Program, cfg Config) (*graph.Program, error) {
 	return freeze(q, cfg.Freeze)
 }
 
-// merge adds evaluation and generation as sections over the same parameters, with the
-// adapters that the training section has.
+// merge adds evaluation and generation as sections. They use the training section's
+// parameters, adapters included.
 func merge(p *graph.Program, s *Spec) (*graph.Program, error) {
 	q := p.Clone()
 	if len(q.Sections) != 1 {

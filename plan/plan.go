@@ -23,91 +23,93 @@ import (
 // over the same parameters. Eval and Generate may be nil.
 type Forward struct {
 	Train, Eval, Generate *graph.Program
-	// Next is generation by one token with the keys and values that Generate keeps;
-	// nil where it keeps none.
+	// Next generates one token with the keys and values that Generate has cached; nil if
+	// Generate caches none.
 	Next *graph.Program
 }
 
-// Config is what shapes a run's program and memory.
+// Config has the settings on which a run's program and memory depend.
 type Config struct {
 	Ranks        int               // world size
 	Stage        zero.Stage        // ZeRO stage over all ranks
 	Accum        int               // rounds of micro-batches a step
-	Shares       []int             // micro-batches of each rank in a step, Accum at most; nil: all have Accum
-	Shapes       []graph.StepShape // those that steps have, Accum and Shares the first; nil: these alone
-	LayerOrder   bool              // each block goes through all of them before the next one is touched
-	Reproducible bool              // sums over the micro-batches of a step have one order: the bits depend on them alone, not on stage and ranks
-	Prefetch     int               // units gathered ahead of their use at stage 3
-	Serial       bool              // collectives and computation take turns, to see what their overlap gives
+	Shares       []int             // by rank: micro-batches in a step, at most Accum; nil: Accum on every rank
+	Shapes       []graph.StepShape // all shapes of the run's steps, that of Accum and Shares first; nil: only that
+	LayerOrder   bool              // each block runs for all micro-batches before the next block starts
+	Reproducible bool              // the bits depend on the step's micro-batches and their order, not on stage and ranks
+	Prefetch     int               // stage 3: units that are gathered ahead of their use
+	Serial       bool              // collectives never overlap computation, to measure what overlap gains
 	Recompute    recompute.Options
-	Offload      offload.Options // its Ahead is Prefetch
+	Offload      offload.Options // its field Ahead is Prefetch
 	Freeze       []string        // patterns of parameters that are not trained
-	LoRA         lora.Options    // adapters, which are trained in the model's place
-	CachePrefix  bool            // the value that a frozen beginning hands on comes from the host where it has it
+	LoRA         lora.Options    // adapters, which are trained instead of the model's parameters
+	CachePrefix  bool            // the output of the frozen first layers comes from a cache on the host where it has it
 	Rows         int64           // rows of a micro-batch; needed with CachePrefix
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm, 0: off
 	Target       graph.Target
 
-	// SkipNonFinite leaves the update of a step out, on all ranks, where the norm of
-	// its gradients is not finite: updates wait for the norm, as with Clip.
+	// SkipNonFinite skips the update of a step, on all ranks, if the norm of its gradients is
+	// not finite. Updates then wait for the norm, as with Clip.
 	SkipNonFinite bool
-	// Noise sums the squares of a step's leaves beside the leaves, for the gradient noise
-	// scale: with Reproducible, where a step has at least two.
+	// Noise also sums the squares of a step's leaves (graph.Gradient), for the gradient noise
+	// scale. It needs Reproducible, and has an effect if a step has at least two leaves.
 	Noise bool
 
 	Precision precision.Precision
-	Reduce32  bool // gradients of a 16-bit precision travel and rest in fp32
-	// Int8 has products, and activations that wait for the backward, in int8.
+	Reduce32  bool // gradients of a 16-bit precision are sent and stored in fp32
+	// Int8 says whether products are computed in int8, and whether activations are stored in
+	// int8 between forward and backward.
 	Int8 precision.Int8
-	// Epilogues are what 16-bit products do besides multiplying, where the target's can;
-	// zero: its default.
+	// Epilogues are the chosen fusions of 16-bit products, as far as the target can do them;
+	// zero: the target's default.
 	Epilogues graph.Epilogues
-	// Int8Gather gathers parameters as quantised values, Int8Reduce sends gradients so
-	// (package fsdp).
+	// Int8Gather gathers parameters in int8, Int8Reduce sends gradients in int8 (package
+	// fsdp).
 	Int8Gather, Int8Reduce bool
-	// Base is the type in which frozen units rest.
+	// Base is the type in which frozen units are stored.
 	Base fsdp.Base
-	// ShardSize is how many ranks share the states (HSDP): ranks are a mesh of
-	// Ranks/ShardSize replicas by ShardSize shards, neighbours in one shard group.
-	// 0: all ranks.
+	// ShardSize is the number of ranks that share one copy of the states (HSDP). The mesh is
+	// then Ranks/ShardSize replicas by ShardSize shards, and neighbouring ranks form a shard
+	// group. 0: all ranks share one copy.
 	ShardSize int
 
 	// Capacity caps each memory space of a rank, in bytes; 0: no cap.
 	Capacity [graph.NumSpaces]int64
-	// Outside is what the process needs of each space outside the arena: it
-	// counts against the capacity.
+	// Outside is the memory in bytes that the process needs of each space outside the arena.
+	// It counts against the capacity.
 	Outside [graph.NumSpaces]int64
-	// Staging is how much of Outside's host memory holds a rank's states while a
-	// checkpoint of them is written beside the steps; 0: saves are synchronous, or there
-	// are none. Build does not look at it.
+	// Staging is the part of Outside's host memory that holds a copy of a rank's states
+	// while an asynchronous checkpoint is written; 0: saves are synchronous, or there are
+	// none. Build does not read it.
 	Staging int64
-	// SaveBuffer is what a synchronous save goes through, bytes of a rank.
+	// SaveBuffer is the size in bytes of the buffer that a synchronous save uses on a rank.
 	SaveBuffer int64
-	// Early makes Build refuse, with a *DoesNotFit and before it gives buffers a
-	// place, what cannot fit: searches plan many configurations.
+	// Early makes Build return a *DoesNotFit as soon as a lower bound exceeds a capacity,
+	// before buffers are placed. It is for searches, which plan many configurations.
 	Early bool
-	// BoundsOnly stops before buffers get a place: of Plan.Layout there are only
-	// the spaces, with the lower bound as the peak.
+	// BoundsOnly skips placing the buffers: Plan.Layout then has only Spaces, with the lower
+	// bound as the peak.
 	BoundsOnly bool
-	// Verify checks the order of operations after every pass that leaves one to
-	// check (tests always do). The structure is checked after every pass, and the
-	// order after the last, without it.
+	// Verify also checks the order of operations after every pass that leaves a complete one
+	// (tests always do). Without it the structure is checked after every pass, and the order
+	// only after the last.
 	Verify bool
-	// Observe, where it is not nil, is shown the model's program and the program
-	// after each pass. It must not change them; its error ends the planning.
+	// Observe, if not nil, is called with the model's program and the program after each
+	// pass. It must not change them. Its error ends the planning.
 	Observe func(pass string, p *graph.Program) error
-	// Stop, where it is not nil, is asked before each pass and while buffers get their
-	// places, also by several goroutines. Its error ends the planning.
+	// Stop, if not nil, is called before each pass and while buffers are placed, from several
+	// goroutines. Its error ends the planning.
 	Stop func() error
 }
 
-// stopped is the error of Config.Stop, which says nothing of the configuration.
+// stopped is the error of Config.Stop. It says nothing about the configuration, so results
+// with it are not kept.
 type stopped struct{ error }
 
 func (s *stopped) Unwrap() error { return s.error }
 
-// goOn asks Config.Stop.
+// goOn returns the error of Config.Stop, nil if planning may go on.
 func (c *Config) goOn() error {
 	if c.Stop == nil {
 		return nil
@@ -118,7 +120,7 @@ func (c *Config) goOn() error {
 	return nil
 }
 
-// Validate refuses values out of range.
+// Validate returns an error if a value is out of range.
 func (c Config) Validate() error {
 	switch {
 	case c.Ranks < 1:
@@ -149,26 +151,26 @@ func (c Config) Validate() error {
 	return c.Optimizer.Validate()
 }
 
-// Plan is what a run does and the memory that it takes, exactly.
+// Plan is the program of a run and the exact memory that it takes.
 type Plan struct {
 	Config  Config
 	Program *graph.Program
 	Layout  *memplan.Layout
 
-	// CommBytes is what a rank sends in a step, ring-equivalent: for a gather or
-	// a scatter or an exchange the padded buffer · (N−1)/N, twice that for an all-reduce;
-	// scalars and exact accumulators are left out.
+	// CommBytes is the bytes that a rank sends in a step, ring-equivalent: for a gather, a
+	// scatter or an exchange the padded buffer · (N−1)/N, twice that for an all-reduce. It
+	// does not count scalars and exact accumulators.
 	CommBytes int64
 	// UsedTwice names, in layer order, the trained parameters that several blocks use
 	// (see OwnSums).
 	UsedTwice []string
 }
 
-// Build runs the passes in order and plans the memory. It does not look at the
-// capacities: Fit does.
+// Build runs the passes in order and plans the memory. It compares the result with the
+// capacities only if Config.Early is set; Plan.Fit compares it in any case.
 func Build(fwd Forward, cfg Config) (*Plan, error) { return (*Shared)(nil).Build(fwd, cfg) }
 
-// cannotFit refuses a program whose lower bound of a space is over its cap.
+// cannotFit returns a *DoesNotFit if the lower bound of a space exceeds its capacity.
 func cannotFit(p *graph.Program, cfg Config) error {
 	bounds, err := memplan.Bounds(p)
 	if err != nil {
@@ -177,7 +179,7 @@ func cannotFit(p *graph.Program, cfg Config) error {
 	return overBound(bounds, cfg)
 }
 
-// overBound refuses lower bounds over a cap.
+// overBound returns a *DoesNotFit for the first space whose lower bound exceeds its capacity.
 func overBound(bounds [graph.NumSpaces]memplan.SpaceUse, cfg Config) error {
 	for s := range graph.NumSpaces {
 		if limit := cfg.Capacity[s]; limit > 0 && bounds[s].LowerBound+cfg.Outside[s] > limit {
@@ -187,7 +189,7 @@ func overBound(bounds [graph.NumSpaces]memplan.SpaceUse, cfg Config) error {
 	return nil
 }
 
-// DoesNotFit is the refusal of a plan over a capacity.
+// DoesNotFit is the error of a plan that exceeds a capacity.
 type DoesNotFit struct {
 	Space    graph.Space
 	Peak     int64  // bytes planned
@@ -197,10 +199,10 @@ type DoesNotFit struct {
 	Largest  string // largest classes there, for a person
 }
 
-// ErrDoesNotFit is what errors.Is finds in every *DoesNotFit.
+// ErrDoesNotFit matches every *DoesNotFit with errors.Is.
 var ErrDoesNotFit = errors.New("does not fit")
 
-// Is says that the error is an ErrDoesNotFit.
+// Is says whether the target is ErrDoesNotFit.
 func (e *DoesNotFit) Is(target error) bool { return target == ErrDoesNotFit }
 
 func (e *DoesNotFit) Error() string {
@@ -216,8 +218,8 @@ func (e *DoesNotFit) Error() string {
 	return text
 }
 
-// exactly is a number of bytes in words, to the byte where sizes in their units would not
-// tell.
+// exactly prints a number of bytes so that small sizes, and differences that rounding to two
+// decimals would hide, are exact.
 func exactly(n int64) string {
 	if n == 1 {
 		return "1 byte"
@@ -228,9 +230,8 @@ func exactly(n int64) string {
 	return Bytes(n)
 }
 
-// Fit returns nil if every space's peak, with what is outside, is within its
-// capacity, otherwise the
-// joined *DoesNotFit errors.
+// Fit returns nil if the peak of every space plus Config.Outside is within its capacity,
+// otherwise the joined *DoesNotFit errors.
 func (p *Plan) Fit() error {
 	var errs []error
 	for s := range graph.NumSpaces {
@@ -264,10 +265,10 @@ func largestClasses(use *memplan.SpaceUse) string {
 	return text
 }
 
-// binaryUnits are those that Bytes prints, from 1024 up.
+// binaryUnits are the units that Bytes prints, in steps of 1024.
 var binaryUnits = []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}
 
-// Bytes prints a size for a person, in binary units.
+// Bytes formats a size in binary units.
 func Bytes(n int64) string {
 	if n < 1024 {
 		return fmt.Sprintf("%d B", n)
@@ -275,7 +276,7 @@ func Bytes(n int64) string {
 	return units.CustomSize("%.2f %s", float64(n), 1024, binaryUnits)
 }
 
-// CommBytes returns what a rank sends in one run of section "step" (see
+// CommBytes returns the bytes that a rank sends in one run of section "step" (see
 // Plan.CommBytes).
 func CommBytes(p *graph.Program) int64 {
 	sec := p.SectionOf(graph.SectionStep, graph.FormWhole)
@@ -294,7 +295,7 @@ func CommBytes(p *graph.Program) int64 {
 	return total
 }
 
-// OpCommBytes returns what a rank sends for one collective; 0 for any other
+// OpCommBytes returns the bytes that a rank sends for one collective; 0 for any other
 // operation and for reductions of scalars and accumulators (f64, i64).
 func OpCommBytes(p *graph.Program, op *graph.Op) int64 {
 	var whole *graph.Buffer
@@ -319,6 +320,5 @@ func OpCommBytes(p *graph.Program, op *graph.Op) int64 {
 	return times * whole.Bytes() * (n - 1) / n
 }
 
-// Hash is the SHA-256 of the program's text form: ranks of one job must have the
-// same.
+// Hash returns the SHA-256 of the program's text form. All ranks of a job must have the same.
 func (p *Plan) Hash() string { return graph.Hash(p.Program) }

@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/precision"
 )
 
-// property is something that holds of a program between two passes.
+// property is a condition that a program meets between two passes.
 type property struct {
 	name  string
 	holds func(p *graph.Program) error
@@ -57,7 +57,7 @@ var (
 		}
 		return nil
 	}}
-	// ways: what is trained has its gradients' way, and nothing else has one.
+	// ways: every trained unit has a Gradient (its "way"), and no frozen unit has one.
 	ways = property{"told its gradients' ways", func(p *graph.Program) error {
 		for i := range p.Params {
 			if q := &p.Params[i]; q.Frozen != (p.Units[q.Unit].Grad == nil) {
@@ -66,7 +66,7 @@ var (
 		}
 		return nil
 	}}
-	// scalars: every rule reads one of the program's sets of what changes by step.
+	// scalars: every update rule's operation reads one of the program's sets of Scalars.
 	scalars = property{"updated by its scalars", func(p *graph.Program) error {
 		return eachOp(p, func(op *graph.Op) error {
 			if _, rule := op.Attr.(graph.UpdateAttr); !rule {
@@ -78,8 +78,8 @@ var (
 			return nil
 		})
 	}}
-	// reduced: what an update reads has come about in the last micro-step, and where
-	// ranks share the work it has been summed over each axis of its way.
+	// reduced: the last micro-step writes every gradient that an update reads and, if ranks
+	// share the work, sums it over each mesh axis of its unit's Gradient.
 	reduced = property{"reduced", func(p *graph.Program) error {
 		for i := range p.Sections {
 			if ph := p.Sections[i].LastMicro(); ph != nil && p.Sections[i].Kind == graph.SectionStep {
@@ -90,7 +90,7 @@ var (
 		}
 		return nil
 	}}
-	// gathered: no operation uses the whole value of a unit that rests in shards.
+	// gathered: no parameter of a unit that is stored in shards has a whole value.
 	gathered = property{"gathered", func(p *graph.Program) error {
 		for i := range p.Params {
 			if q := &p.Params[i]; q.Value != graph.NoBuf && p.Units[q.Unit].Compute.Axis >= 0 {
@@ -99,7 +99,7 @@ var (
 		}
 		return nil
 	}}
-	// gradients: what is trained has a gradient, what is frozen has none.
+	// gradients: every trained parameter has a gradient, no frozen one has.
 	gradients = property{"differentiated", func(p *graph.Program) error {
 		for i := range p.Params {
 			if q := &p.Params[i]; q.Frozen != (q.Grad == graph.NoBuf) {
@@ -114,7 +114,7 @@ var (
 		}
 		return nil
 	}}
-	// hostPorts: what the host fills and reads has a port.
+	// hostPorts: every buffer that the host fills or reads has a port.
 	hostPorts = property{"given its ports", func(p *graph.Program) error {
 		ports := p.Ports()
 		for _, need := range []struct {
@@ -127,8 +127,8 @@ var (
 		}
 		return nil
 	}}
-	// step: micro-steps, the first to the last, then the update where there is one;
-	// no section of a bare micro-batch is left.
+	// step: each step has its micro-steps, from first to last, then the update if there is
+	// one; no section of a single micro-batch is left.
 	step = property{"made of steps", func(p *graph.Program) error {
 		found := false
 		for i := range p.Sections {
@@ -165,10 +165,10 @@ var (
 			return err
 		})
 	}}
-	// placed: no part of the update waits for its place.
+	// placed: every part of the update has been moved into a section.
 	placed = property{"updated", func(p *graph.Program) error {
 		if p.SectionOf(graph.SectionUpdate, graph.FormWhole) != nil {
-			return errors.New("parts of the update have no place yet")
+			return errors.New("section \"update\" is left: parts of the update have not been moved into a step")
 		}
 		return nil
 	}}
@@ -182,7 +182,8 @@ var (
 		}
 		return nil
 	}}
-	// savedInt8: what was saved in int8 goes into products and activation gradients.
+	// savedInt8: buffers that were saved in int8 are read only by products and activation
+	// gradients.
 	savedInt8     = property{"sparing of statistics", precision.CheckSaved}
 	noDeadBuffers = property{"swept", func(p *graph.Program) error {
 		if n := p.Unused(); n != 0 {
@@ -192,11 +193,11 @@ var (
 	}}
 )
 
-// isReduced holds the collectives on each unit's gradient in a step's last micro-step
-// against its way.
+// isReduced checks that a step's last micro-step writes the gradients that updates read, and
+// sums them over each axis that the unit's Gradient names.
 func isReduced(p *graph.Program, ph *graph.Phase) error {
 	over := make([]map[int]bool, len(p.Units))
-	exchanged := map[int]int{} // by unit: the axis over which parts went that are added behind it
+	exchanged := map[int]int{} // by unit: mesh axis of an all_to_all whose parts are then added
 	written := map[graph.BufID]bool{}
 	for i := range ph.Ops {
 		op := &ph.Ops[i]

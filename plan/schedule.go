@@ -3,12 +3,12 @@ package plan
 import "github.com/spillway-ml/spillway/graph"
 
 // schedule gives operations their events. With Config.Serial it first moves the collectives
-// to the compute stream, in the program's order, where nothing runs beside them:
+// to the compute stream, in program order, so that nothing overlaps them:
 //
 //	compute: a ─ b ─ c          compute: a ─ gather ─ b ─ c ─ reduce
 //	comm:    gather  reduce  →  comm:
 //
-// What is computed is the same.
+// The results are the same.
 func schedule(p *graph.Program, s *Spec) (*graph.Program, error) {
 	if s.Serial {
 		p = p.Clone()

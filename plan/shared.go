@@ -13,16 +13,16 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// Shared builds plans of configurations that have something in common: it keeps the
-// programs that passes have made, for the next configuration in which these passes
-// would make the same, and the last plans. The zero value is ready, and several
-// goroutines may use one. Nil shares nothing.
+// Shared builds plans of related configurations. It keeps programs between passes, and
+// reuses one if the passes before it would make the same program for another configuration.
+// It also keeps the last plans. The zero value is ready to use, and safe for concurrent use.
+// A nil *Shared keeps nothing.
 //
 //	model ─ freeze … fuse ─┬─ recompute … inputs ─┬─ mesh, shard … schedule   stage 0
 //	                       │                      ├─ mesh, shard … schedule   stage 1
 //	                       ├─ recompute … inputs ─┴─ …
 //
-// It is for a command or a search: what it keeps is held as long as it is there.
+// It is meant for one command or search: the programs stay in memory as long as it does.
 type Shared struct {
 	mu    sync.Mutex
 	stems [len(stemEnds)][]*stem // the latest last
@@ -30,9 +30,8 @@ type Shared struct {
 	fwds  []Forward // of plans
 }
 
-// stemEnds are the passes before which programs are kept. late has the fields of a
-// Config at what Build's callers leave them at where no pass before it reads them.
-// A field that is not there is taken to be read.
+// stemEnds are the passes before which programs (stems) are kept. late resets the fields of a
+// Config that no pass before that reads; fields that it does not reset are part of the key.
 var stemEnds = [...]struct {
 	before string
 	keep   int // programs kept at most
@@ -45,11 +44,12 @@ var stemEnds = [...]struct {
 	{"mesh", 2, afterMesh},
 }
 
-// afterMesh clears what decides how ranks share the work, and what memory they have.
-// Of the stage the cast reads whether gradients are fp32, which a stem's key has.
+// afterMesh resets the fields that decide how ranks share the work and how much memory they
+// have. The pass "cast" depends on the stage only through whether gradients are fp32, which
+// the stem's key has separately.
 func afterMesh(c *Config) {
 	var none Config
-	if !c.inLayers() && !c.Noise { // micro-batches in layer order leave their gradients as these are summed
+	if !c.inLayers() && !c.Noise { // layer order and noise read Reproducible before the mesh is set
 		c.Reproducible = false
 	}
 	c.Shares, c.Shapes, c.Serial = nil, nil, false
@@ -57,26 +57,26 @@ func afterMesh(c *Config) {
 	limits(c)
 }
 
-// limits clears what no pass reads.
+// limits resets the fields that no pass reads.
 func limits(c *Config) {
 	var none Config
 	c.Capacity, c.Outside, c.Early, c.BoundsOnly, c.Verify, c.Observe, c.Stop = none.Capacity, none.Outside, false, false, false, nil, nil
 }
 
-// keptPlans is how many plans are kept: of the four stages.
+// keptPlans is the number of plans that are kept: one for each of the four stages.
 const keptPlans = 4
 
-// stem is what the passes before one of stemEnds made.
+// stem is a program that is kept: the result of the passes before one of stemEnds.
 type stem struct {
 	fwd  Forward
-	key  Config // without what they do not read
+	key  Config // with the fields reset that those passes do not read
 	cast precision.Options
 	once sync.Once
 	p    *graph.Program
 	err  error
 }
 
-// stemKey returns what a program depends on before the k-th of stemEnds.
+// stemKey returns the settings on which the program before the k-th of stemEnds depends.
 func stemKey(k int, s *Spec) (Config, precision.Options) {
 	key := s.Config
 	stemEnds[k].late(&key)
@@ -102,7 +102,7 @@ func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 		return nil, err
 	}
 	made := &Plan{Config: cfg, Program: p, CommBytes: CommBytes(p)}
-	made.Config.Stop = nil // a plan outlives what asked for it
+	made.Config.Stop = nil // the plan outlives the caller of Build
 	if made.UsedTwice, err = usedTwice(fwd, cfg); err != nil {
 		return nil, err
 	}
@@ -130,8 +130,8 @@ func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 	return made, nil
 }
 
-// Candidates lists the activations that the forward leaves for the backward, of
-// which a search may drop or park some, and the program whose buffers they name.
+// Candidates lists the activations that the forward keeps for the backward, which a search
+// may recompute or offload instead. It also returns the program whose buffers they name.
 func (sh *Shared) Candidates(fwd Forward, cfg Config) (*graph.Program, []recompute.Candidate, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, nil, err
@@ -144,8 +144,8 @@ func (sh *Shared) Candidates(fwd Forward, cfg Config) (*graph.Program, []recompu
 	return p, list, err
 }
 
-// Recomputed is the program of a micro-batch with what cfg computes again in its
-// backward, before ranks share the work: of one rank, in no order, without copies.
+// Recomputed returns the program of a micro-batch with the recomputation that cfg chooses. It
+// is for one rank, before work is divided over ranks, and has no events and no copies.
 func (sh *Shared) Recomputed(fwd Forward, cfg Config) (*graph.Program, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -153,8 +153,8 @@ func (sh *Shared) Recomputed(fwd Forward, cfg Config) (*graph.Program, error) {
 	return sh.rewrite(Spec{cfg, fwd}, "prefix")
 }
 
-// known returns the plan of a configuration that was planned whole, but for its caps;
-// nil where it is not there, or does not fit one that was to be refused early.
+// known returns a plan that was built for a configuration that differs at most in its caps. It
+// returns nil if there is none, or if the plan exceeds the caps and Early is set.
 func (sh *Shared) known(fwd Forward, cfg Config) *Plan {
 	if sh == nil || cfg.BoundsOnly || cfg.Verify || cfg.Observe != nil {
 		return nil
@@ -173,7 +173,7 @@ func (sh *Shared) known(fwd Forward, cfg Config) *Plan {
 		again.Config = cfg
 		again.Config.Stop = nil
 		if cfg.Early && overBound(pl.Layout.Spaces, cfg) != nil {
-			return nil // Build refuses it
+			return nil // Build returns the *DoesNotFit
 		}
 		return &again
 	}
@@ -193,7 +193,8 @@ func (sh *Shared) remember(fwd Forward, pl *Plan) {
 	}
 }
 
-// rewrite runs the passes up to the named one, "" all, from the longest stem.
+// rewrite runs the passes up to the one named until ("": all), starting from the latest stem
+// that fits.
 func (sh *Shared) rewrite(s Spec, until string) (*graph.Program, error) {
 	if sh == nil || s.Observe != nil {
 		return rewrite(s, s.Forward.Train, "", until)
@@ -222,7 +223,7 @@ func (sh *Shared) stem(k int, s Spec) (*graph.Program, error) {
 	})
 	if at < 0 {
 		*list = append(*list, &stem{fwd: s.Forward, key: key, cast: cast})
-	} else { // the latest last
+	} else { // move it to the end: the list is ordered by last use
 		st := (*list)[at]
 		*list = append(slices.Delete(*list, at, at+1), st)
 	}
@@ -239,13 +240,13 @@ func (sh *Shared) stem(k int, s Spec) (*graph.Program, error) {
 				return
 			}
 		}
-		s.BoundsOnly = false // others will use it: its structure is verified
+		s.BoundsOnly = false // the stem serves other plans too, so its structure is verified
 		if st.p, st.err = rewrite(s, p, from, stemEnds[k].before); st.err == nil {
 			st.p.Keep()
 		}
 	})
 	var left *stopped
-	if errors.As(st.err, &left) { // whoever made it has left: it is nobody's
+	if errors.As(st.err, &left) { // the caller that made it was stopped: drop it
 		sh.mu.Lock()
 		*list = slices.DeleteFunc(*list, func(other *stem) bool { return other == st })
 		sh.mu.Unlock()
