@@ -13,12 +13,12 @@ type Options struct {
 	// Align is the alignment of every root buffer's offset in bytes, a power of
 	// two. 0: 256, which serves every vector width and CUDA's own allocations.
 	Align int64
-	// Stop, where it is not nil, is asked before each space's buffers get their places
-	// and every stopEvery buffers meanwhile. Its error ends Assign, which returns it.
+	// Stop, if not nil, is called before the buffers of each space are placed and, while
+	// they are, every stopEvery buffers. Assign ends with its error.
 	Stop func() error
 }
 
-// DefaultAlign is the alignment of buffers where Options says none.
+// DefaultAlign is the alignment of buffers if Options.Align is 0.
 const DefaultAlign = 256
 
 func (o Options) align() (int64, error) {
@@ -32,24 +32,29 @@ func (o Options) align() (int64, error) {
 	return a, nil
 }
 
-// Assign gives every root buffer that an operation, or the host between
-// sections, uses a place in the arena of its memory space.
+// Assign places every root buffer that is used, by an operation or by the host between
+// sections, in the arena of its memory space.
 //
-// A LifeRun buffer holds its bytes all the time. Any other has live ranges (see
-// graph.Trace.LiveRanges), within a run of a section, and two buffers may share
-// bytes only if of any two live ranges, one of each, all uses of one happen
-// before all uses of the other. Loss, GradNorm and Logits keep their bytes from
-// their first use to the end of the section. Buffers of different sections never
-// live at the same time.
+// A LifeRun buffer occupies its bytes all the time. Any other buffer has live ranges within
+// a run of a section (see graph.Trace.LiveRanges). Two buffers may share bytes only if, for
+// every pair of a live range of one and a live range of the other, all uses of one range
+// happen before all uses of the other. Loss, GradNorm and Logits occupy their bytes from
+// their first use to the end of the section. Buffers of different sections never live at the
+// same time.
 //
-//	sweep    each section's steps in program order, with the ranges that some
-//	         later step does not yet know to be over: which buffers overlap in time
-//	bound    the largest sum of live bytes at a step, over several orders in which
-//	         the streams may really run
-//	place    LifeRun buffers at the bottom, packed; the others one by one, by
-//	         several rankings, each at the lowest or the tightest free place that no
-//	         buffer overlapping it in time covers; then again with what came out
-//	         too high moved forward; the smallest extent wins
+// sweep    visits each section's steps in program order, with the ranges that a later step
+//
+//	may still find in use, and finds which buffers overlap in time
+//
+// bound    finds the largest sum of live bytes at a step, over several orders in which
+//
+//	the streams may really run
+//
+// place    puts LifeRun buffers at the bottom, packed, and then the others one by one in
+//
+//	several orders (rankings), each at the lowest free place or in the tightest gap.
+//	Then it moves the buffers that ended too high forward in the order and places
+//	all again. The smallest extent wins.
 //
 // The lower bound holds for every assignment under these rules: in any order
 // that the streams may run in, two ranges that both have a use at or before
@@ -58,9 +63,8 @@ func (o Options) align() (int64, error) {
 //
 // A phase that runs 0 times uses nothing.
 //
-// Nothing but a buffer's size enters of its shape: the time is that of the
-// number of operations and buffers. Assign fails on malformed operands and
-// views; it trusts p to pass graph.Verify otherwise.
+// The time depends on the number of operations and buffers, not on their sizes. Assign fails
+// on malformed operands and views; otherwise it assumes that p passes graph.Verify.
 func Assign(p *graph.Program, opt Options) (*Layout, error) {
 	align, err := opt.align()
 	if err != nil {
@@ -101,11 +105,11 @@ func Assign(p *graph.Program, opt Options) (*Layout, error) {
 	return l, nil
 }
 
-// DiskPage is what offsets on disk are multiples of, in bytes, and offsets of
-// the host memory that disk transfers use: direct I/O works in whole pages.
+// DiskPage is the alignment in bytes of offsets on disk, and in the host memory that disk
+// transfers use, because direct I/O works in whole pages.
 const DiskPage = 4096
 
-// alignments returns the alignment of every root buffer.
+// alignments returns the alignment of every root buffer in bytes, at least least.
 func alignments(p *graph.Program, least int64) []int64 {
 	list := make([]int64, len(p.Buffers))
 	page := max(least, DiskPage)
@@ -140,8 +144,8 @@ func alignments(p *graph.Program, least int64) []int64 {
 	return list
 }
 
-// Bounds returns what Assign reports of each space but for the places: Peak is
-// the lower bound. It takes a fraction of Assign's time.
+// Bounds returns the SpaceUse of each space as Assign does, but without placing buffers: Peak
+// is the lower bound. It takes a fraction of Assign's time.
 func Bounds(p *graph.Program) ([graph.NumSpaces]SpaceUse, error) {
 	var uses [graph.NumSpaces]SpaceUse
 	a, err := analyseOnly(p, false)
@@ -156,7 +160,7 @@ func Bounds(p *graph.Program) ([graph.NumSpaces]SpaceUse, error) {
 
 func alignUp(n, align int64) int64 { return (n + align - 1) &^ (align - 1) }
 
-// analysis is what the placement and the report need of a program.
+// analysis is what placement and the report need to know about a program.
 type analysis struct {
 	p             *graph.Program
 	align         []int64                        // by BufID
@@ -165,23 +169,23 @@ type analysis struct {
 	spaces        [graph.NumSpaces]timeline
 	sections      []section
 	bound         [graph.NumSpaces]bound
-	work          [graph.NumSpaces]int64 // pairs of buffers that place looked at
+	work          [graph.NumSpaces]int64 // pairs of buffers that place has compared
 	classPeak     [graph.NumSpaces][graph.NumClasses]int64
 }
 
-// timeline is the used buffers of one space that are not LifeRun, with what
-// overlaps in time.
+// timeline has the used buffers of one space that are not LifeRun, and which of them overlap
+// in time.
 type timeline struct {
 	ids       []graph.BufID
-	*overlaps         // by index into ids, as all that follows
-	late      []bool  // made from the turn on: see section.turn
+	*overlaps         // by index into ids, like the fields below
+	late      []bool  // first used at section.turn or later
 	kept      []bool  // kept from the forward to the backward, or for the update
-	phase     []int32 // the only phase that uses it, numbered from 1 over all sections; 0 for several
+	phase     []int32 // the only phase that uses it, numbered from 1 over all sections; 0: several do
 }
 
 func analyse(p *graph.Program) (*analysis, error) { return analyseOnly(p, true) }
 
-// analyseOnly finds live ranges and bounds, and with clashes what overlaps in time.
+// analyseOnly finds live ranges and bounds and, with clashes, which buffers overlap in time.
 func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
 	regions, err := graph.NewRegions(p)
 	if err != nil {
@@ -278,9 +282,9 @@ func (a *analysis) findOverlaps(index []int32) {
 	}
 }
 
-// report fills the use of one space. Live bytes at the peak are counted by
-// class; what of the extent is not live then (holes, alignment) is padding, as
-// is every buffer's own padding.
+// report fills in the SpaceUse of one space. Bytes that are live at the peak are counted by
+// class. All other bytes of the extent (holes, alignment) and each buffer's own padding count
+// as class padding.
 func (a *analysis) report(sp graph.Space, peak int64) SpaceUse {
 	b := a.bound[sp]
 	u := SpaceUse{Peak: peak, LowerBound: b.bytes, Resident: a.residentBytes[sp], ClassPeak: a.classPeak[sp]}
@@ -310,8 +314,8 @@ func (a *analysis) report(sp graph.Space, peak int64) SpaceUse {
 	return u
 }
 
-// turn returns the step from which what is first used comes late: where the
-// backward begins, and a little before, since the loss makes gradients too.
+// turn returns the step from which a buffer's first use counts as late: shortly before the
+// backward begins, because the loss makes gradients too.
 func (s *section) turn() int {
 	n := len(s.trace.Steps)
 	for i := range n {

@@ -11,12 +11,12 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// barColumns is the widest picture; longer sections share columns between steps.
+// barColumns is the largest number of columns; in longer sections several steps share one.
 const barColumns = 120
 
-// Bars draws when each buffer's bytes are in use: for each memory space and
-// section a line a buffer, by offset, and a column a step in program order
-// (several, where there are more than 120; repeated phases come twice).
+// Bars draws when each buffer's bytes are in use. For each memory space and section it prints
+// one line a buffer, ordered by offset, and one column a step in program order. With more than
+// 120 steps several share a column. A phase that is repeated occurs twice.
 //
 //	W  written    R  read    X  both (accumulated, in place, or in one column)
 //	=  holds contents that a later step reads        .  free for others
@@ -28,8 +28,7 @@ const barColumns = 120
 //	         0      512  parameters   w        |RR
 //	       512     1024  activations  x        WR.
 //
-// It fails on what Assign fails on, on a layout of another program, and where
-// out does.
+// It fails where Assign fails, if the layout belongs to another program, and if out fails.
 func Bars(p *graph.Program, l *Layout, out io.Writer) error {
 	if len(l.Offset) != len(p.Buffers) {
 		return fmt.Errorf("memplan.Bars: the layout has %d offsets, want one for each of the program's %d buffers", len(l.Offset), len(p.Buffers))

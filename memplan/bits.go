@@ -1,6 +1,6 @@
 package memplan
 
-// bitRows are sets of numbers below some n, all in one piece of memory.
+// bitRows are sets of numbers below some n, one a row, in one slice of memory.
 type bitRows struct {
 	words int // a row
 	bits  []uint64
@@ -13,11 +13,11 @@ func newBitRows(rows, n int) bitRows {
 
 func (m *bitRows) row(i int32) []uint64 { return m.bits[int(i)*m.words : (int(i)+1)*m.words] }
 
-// mirrorTile is how many blocks of 64 × 64 bits a tile of mirror has on a side: a
-// cache line of words, so that each line of either side is fetched once a tile.
+// mirrorTile is the side, in blocks of 64 × 64 bits, of the tiles in which mirror works. It is
+// a cache line of words, so that each line of both sides is fetched once a tile.
 const mirrorTile = 8
 
-// mirror puts i into row j wherever j is in row i, of as many rows as numbers.
+// mirror makes a square matrix symmetric: it puts i into row j if j is in row i.
 func (m *bitRows) mirror() {
 	n := m.words
 	for ti := 0; ti < n; ti += mirrorTile {
@@ -31,8 +31,8 @@ func (m *bitRows) mirror() {
 	}
 }
 
-// mirrorBlock mirrors rows [64·bi, 64·bi+64) of word bj into rows
-// [64·bj, 64·bj+64) of word bi, and the other way.
+// mirrorBlock mirrors word bj of rows [64·bi, 64·bi+64) into word bi of rows
+// [64·bj, 64·bj+64), and the reverse.
 func (m *bitRows) mirrorBlock(bi, bj int) {
 	rows := len(m.bits) / m.words
 	var a, b [64]uint64

@@ -7,19 +7,18 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Check says whether l is a sound plan of p. It shares no code with Assign: it
-// runs every section on its own terms, follows each byte of each buffer from its
-// writer to its readers on single ranks, and finds what happens before what by
-// reachability.
+// Check returns an error if l is not a valid plan of p. It shares no code with Assign. It runs
+// every section separately, follows each byte of each buffer from its writer to its readers on
+// individual ranks, and derives happens-before from reachability.
 //
-// Two buffers with common bytes in the arena are sound if for each use v of one
-// and each hand-over (writer w, reader r) of the other, v happens before w or r
-// happens before v; and each use counts as a hand-over from itself to itself.
-// Every rank is looked at up to 8, above that the first two and the last of
-// each mesh axis.
+// A buffer is handed over from the operation w that writes a byte to each operation r that
+// reads it, and each use counts as a hand-over from itself to itself. Two buffers may share
+// bytes if, for each use v of one and each hand-over (w, r) of the other, v happens before w
+// or r happens before v. Check looks at all ranks if there are at most 8, and otherwise at
+// the first two and the last of each mesh axis.
 //
-// Memory grows with the square of a section's operations (an eighth of a byte
-// each pair): it is for tests and for plans of a few ten thousand operations.
+// Its memory is an eighth of a byte for each pair of a section's operations, so it is for tests
+// and for plans of a few ten thousand operations.
 func Check(p *graph.Program, l *Layout) error {
 	if err := check(p, l); err != nil {
 		return fmt.Errorf("memplan.Check: %w", err)
@@ -60,7 +59,7 @@ func check(p *graph.Program, l *Layout) error {
 			run.follow(p, coord)
 		}
 	}
-	// Pairs with common bytes, by the lower end.
+	// Find pairs of buffers with common bytes, in order of their offsets.
 	var byOffset []graph.BufID
 	for id := range p.Buffers {
 		if used[id] {
@@ -99,7 +98,7 @@ func check(p *graph.Program, l *Layout) error {
 	return nil
 }
 
-// checkIDs refuses operands that are no buffers and views that have no root.
+// checkIDs rejects operands that are not buffers of p, and views without a root.
 func checkIDs(p *graph.Program) error {
 	ok := func(id graph.BufID) bool { return id >= 0 && int(id) < len(p.Buffers) }
 	for _, id := range []graph.BufID{p.Loss, p.GradNorm, p.Logits} {
@@ -131,7 +130,8 @@ func checkIDs(p *graph.Program) error {
 	return nil
 }
 
-// checkPlaces looks at each offset by itself, and at the sums.
+// checkPlaces checks each buffer's offset and, for each space, that Peak is the highest end of
+// a buffer, that ByClass sums to Peak, and that LowerBound is at most Peak.
 func checkPlaces(p *graph.Program, l *Layout, used []bool) error {
 	var extent [graph.NumSpaces]int64
 	for id, off := range l.Offset {
@@ -177,8 +177,8 @@ type checkUse struct {
 	read, write bool
 }
 
-// checkUses lists the operands of op. A write that may be skipped keeps what was
-// there, so it counts as a read too.
+// checkUses lists the operands of op. A write that may be skipped leaves the old contents, so
+// it also counts as a read.
 func checkUses(op *graph.Op) []checkUse {
 	var list []checkUse
 	for _, id := range op.In {
@@ -191,7 +191,7 @@ func checkUses(op *graph.Op) []checkUse {
 	return slices.DeleteFunc(list, func(u checkUse) bool { return u.buf == graph.NoBuf })
 }
 
-// checkCoords returns the mesh coordinates of the ranks to look at.
+// checkCoords returns the mesh coordinates of the ranks that Check looks at.
 func checkCoords(p *graph.Program) [][]int {
 	coords := [][]int{{}}
 	for _, axis := range p.Mesh {
@@ -212,14 +212,14 @@ func checkCoords(p *graph.Program) [][]int {
 	return coords
 }
 
-// checkRun is one run of a section, repeated phases twice.
+// checkRun is one run of a section, with repeated phases twice.
 type checkRun struct {
 	name  string
 	ops   []*graph.Op
 	label []string
-	part  []int // by step: which copy of which phase it is in
+	part  []int // by step: number of the phase's copy that contains it
 	words int
-	after []uint64 // by step: the set of steps that it happens before
+	after []uint64 // by step: the set of steps before which it happens
 
 	uses  map[graph.BufID][]int    // by root buffer
 	hands map[graph.BufID][][2]int // by root buffer: writer and reader
@@ -272,21 +272,21 @@ func newCheckRun(p *graph.Program, s *graph.Section) *checkRun {
 	return r
 }
 
-// end stands for what follows the section: nothing is after it.
+// end is the step number for everything after the section.
 func (r *checkRun) end() int { return len(r.ops) }
 
 func (r *checkRun) before(i, j int) bool {
 	return i < r.end() && r.after[i*r.words+j/64]>>(j%64)&1 == 1
 }
 
-// follow runs the section on one rank and collects which uses hand bytes of
-// which buffer to which.
+// follow runs the section on one rank and collects the hand-overs: for each buffer, which step
+// writes bytes that which step reads.
 func (r *checkRun) follow(p *graph.Program, coord []int) {
 	type piece struct {
 		lo, hi int64
 		writer int
 	}
-	held := map[graph.BufID][]piece{} // who wrote the bytes of each root last
+	held := map[graph.BufID][]piece{} // by root: the last writer of each piece of it
 	for i, op := range r.ops {
 		uses := checkUses(op)
 		for _, u := range uses {
@@ -347,8 +347,8 @@ func (r *checkRun) follow(p *graph.Program, coord []int) {
 	}
 }
 
-// clash returns an error where a use of one of the two buffers may come between
-// a hand-over of the other.
+// clash returns an error if a use of one of the two buffers may happen between the writer and
+// the reader of a hand-over of the other.
 func (r *checkRun) clash(p *graph.Program, x, y graph.BufID) error {
 	for range 2 {
 		for _, h := range r.hands[x] {

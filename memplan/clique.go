@@ -7,19 +7,18 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// How many of a space's highest points findCliques looks at, and how far below
-// the highest they may be.
+// cliquePoints is the largest number of a space's local maxima that findCliques looks at, and
+// cliqueShare the smallest share of the highest that they may have.
 const (
 	cliquePoints = 64
 	cliqueShare  = 0.9
 )
 
-// findCliques raises the bound of a space. Steps of different streams that no
-// event orders run at the same time, while an order of single steps has one of
-// them over before the other starts: of what may be alive together it counts the
-// operands of one only. Any set of buffers of which each two overlap in time
-// must lie apart, so what overlaps everything that is alive at a high point, and
-// each other, is added to it, the largest first.
+// findCliques raises the lower bound of a space. Steps of different streams that no event
+// orders may run at the same time, but an order of single steps counts the operands of only
+// one of them. Any set of buffers that all overlap each other in time must have separate
+// bytes. So findCliques adds, to all buffers that are live at a maximum, further buffers that
+// overlap all of them and each other, the largest first.
 func (a *analysis) findCliques(sp graph.Space, index []int32) {
 	tl := &a.spaces[sp]
 	if len(tl.ids) == 0 {
@@ -55,7 +54,7 @@ func (a *analysis) findCliques(sp graph.Space, index []int32) {
 		at.beside = append(at.beside, tl.ids[i])
 	}
 	a.bound[sp] = at
-	// Classes that peak there have the added bytes too.
+	// Class peaks at this point also include the added buffers.
 	var classes [graph.NumClasses]int64
 	for _, id := range append(a.liveAt(sp, at), at.beside...) {
 		b := a.p.Buf(id)
@@ -67,9 +66,9 @@ func (a *analysis) findCliques(sp graph.Space, index []int32) {
 	}
 }
 
-// besideAll returns the buffers that are no members and overlap every member in
-// time, ascending. They are partners of the member that lives shortest, and most of
-// those are members.
+// besideAll returns, in ascending order, the buffers that overlap every member in time and are
+// not members. It examines the partners of the member with the shortest life, most of which
+// are members themselves.
 func (o *overlaps) besideAll(members []int32, stab *stabber, is *marks) (list []int32) {
 	short := slices.MinFunc(members, func(i, j int32) int { return cmp.Compare(o.last[i]-o.first[i], o.last[j]-o.first[j]) })
 	is.set(members)
@@ -86,8 +85,8 @@ func (o *overlaps) besideAll(members []int32, stab *stabber, is *marks) (list []
 	return list
 }
 
-// highPoints returns local maxima of what is alive in a space, resident buffers
-// included, the highest first.
+// highPoints returns the local maxima of live bytes in a space, resident buffers included, the
+// highest first.
 func (a *analysis) highPoints(sp graph.Space) (list []bound) {
 	least := int64(cliqueShare * float64(a.bound[sp].bytes))
 	for si := range a.sections {
@@ -115,7 +114,7 @@ func (a *analysis) highPoints(sp graph.Space) (list []bound) {
 	return list[:min(len(list), cliquePoints)]
 }
 
-// liveAt returns what is alive at a point, resident buffers included.
+// liveAt returns the buffers that are live at a point, resident ones included.
 func (a *analysis) liveAt(sp graph.Space, pt bound) (ids []graph.BufID) {
 	ids = slices.Clone(a.resident[sp])
 	a.sections[pt.section].eachLife(pt.order, func(id graph.BufID, from, to int32) {

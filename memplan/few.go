@@ -5,25 +5,25 @@ import (
 	"slices"
 )
 
-// fewBuffers are placed by runFew. Of few buffers what placedGroup keeps of them
-// costs more than it saves: here a search looks at all that has been placed, in one
-// list by offset.
+// fewBuffers is the largest number of buffers that are placed by runFew. For so few, keeping a
+// placedGroup up to date costs more than it saves: runFew searches a plain list of all placed
+// buffers by offset.
 const fewBuffers = 1 << 12
 
-// lying is a placed buffer and its bytes.
+// lying is a placed buffer and its byte range.
 type lying struct {
 	span
 	buf int32
 }
 
-// list is lyings by offset, of one offset the latest first, and where findFew stands
-// in it.
+// list holds placed buffers by offset; of those with the same offset the latest is first. at is
+// the position of findFew in it.
 type list struct {
 	all []lying
 	at  int
 }
 
-// runFew is run of few buffers.
+// runFew does what run does, for at most fewBuffers buffers.
 func (pl *placer) runFew(rank []int32, how fit) (off []int64, extent int64) {
 	for g := range pl.lists {
 		pl.lists[g].all = pl.lists[g].all[:0]
@@ -44,7 +44,7 @@ func (pl *placer) runFew(rank []int32, how fit) (off []int64, extent int64) {
 				among = append(among, &pl.lists[1+g])
 			}
 		}
-		// Empty lists, of which there are many in a program of one phase, have no part.
+		// Leave out empty lists; a program of one phase has many.
 		among = slices.DeleteFunc(among, func(l *list) bool { return len(l.all) == 0 })
 		at := pl.findFew(i, among, pl.where(i, how))
 		off[i] = at
@@ -55,7 +55,7 @@ func (pl *placer) runFew(rank []int32, how fit) (off []int64, extent int64) {
 	return off, extent
 }
 
-// findFew is find among lists.
+// findFew is find over plain lists.
 func (pl *placer) findFew(i int32, among []*list, where fit) int64 {
 	row, size, align := pl.seeker.rows.row(i), pl.size[i], pl.align[i]
 	at, gap := int64(-1), int64(-1)
@@ -65,7 +65,7 @@ func (pl *placer) findFew(i int32, among []*list, where fit) int64 {
 		l.seek(row, free)
 	}
 	for {
-		var low *list // the one whose next overlapping buffer lies lowest
+		var low *list // the list whose next overlapping buffer has the lowest offset
 		for _, l := range among {
 			if l.at < len(l.all) && (low == nil || l.all[l.at].lo < low.all[low.at].lo) {
 				low = l
@@ -89,7 +89,7 @@ func (pl *placer) findFew(i int32, among []*list, where fit) int64 {
 		case gap < 0 || room < gap:
 			at, gap = free, room
 		}
-		if gap == size { // none is tighter
+		if gap == size { // no gap can be tighter
 			break
 		}
 		free = max(free, alignUp(next.hi, align))
@@ -108,8 +108,8 @@ func (pl *placer) findFew(i int32, among []*list, where fit) int64 {
 	return at
 }
 
-// seek moves on to the next one that is in a row and ends above free: what ends there
-// or below changes nothing, whether it overlaps or not.
+// seek advances to the next buffer that is in row (the set of buffers that overlap in time) and
+// ends above free. Buffers that end at free or below cannot change the result.
 func (l *list) seek(row []uint64, free int64) {
 	k := l.at
 	for ; k < len(l.all); k++ {

@@ -1,19 +1,19 @@
-// Package memplan gives every buffer of a program an offset in its memory
-// space's arena, and with it the exact peak of every space.
+// Package memplan gives every buffer of a program an offset in the arena of its memory space,
+// and so determines the exact peak of every space.
 package memplan
 
 import "github.com/spillway-ml/spillway/graph"
 
-// Layout is where every buffer of a program lies. One Layout serves every rank.
+// Layout has the places of all buffers of a program. One Layout serves every rank.
 type Layout struct {
 	// Offset has the byte offset in its space's arena of each root buffer, by
 	// BufID; −1 for views (resolve them with Program.Resolve) and for buffers
 	// that neither an operation nor the host (Program.HostBuffers) uses.
 	Offset []int64
-	// Align is what every offset is a multiple of, in bytes. On disk, and in host
-	// memory that disk transfers use, offsets are multiples of DiskPage too.
+	// Align divides every offset, in bytes. Offsets on disk, and in host memory that disk
+	// transfers use, are also multiples of DiskPage.
 	Align int64
-	// Spaces has what is planned of each memory space.
+	// Spaces has the planned use of each memory space.
 	Spaces [graph.NumSpaces]SpaceUse
 }
 

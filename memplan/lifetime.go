@@ -6,12 +6,12 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// section is one section's live ranges, and orders in which its steps may run.
+// section has one section's live ranges, and several orders in which its steps may run.
 type section struct {
 	trace  *graph.Trace
 	ranges []graph.LiveRange
-	// By range and stream: the last use on the stream (−1 none), and the latest
-	// step of the stream that has finished before any use of the range starts.
+	// By range and stream: last is the range's last use on the stream (−1: none); known is
+	// the latest step of the stream that has finished before any use of the range starts.
 	last, known [][graph.NumStreams]int32
 	orders      []order
 }
@@ -33,14 +33,14 @@ func newSection(p *graph.Program, t *graph.Trace) section {
 		}
 		for _, step := range r.Steps {
 			st := t.Op(int(step)).Stream
-			if last[st] < 0 { // later uses on a stream know at least as much
+			if last[st] < 0 { // this is the stream's first use; later ones know at least as much
 				for u := range known {
 					known[u] = min(known[u], int32(t.Known(int(step), graph.StreamID(u))))
 				}
 			}
 			last[st] = step
 		}
-		if r.Kept { // nothing is after it
+		if r.Kept { // the range lasts to the end of the section
 			last[graph.Compute] = int32(len(t.Steps))
 		}
 	}
@@ -73,9 +73,8 @@ func usesAny(op *graph.Op) bool {
 	return any
 }
 
-// orders returns program order and, where there are several streams, orders
-// that run one of them as early or as late as the events allow: a stream that
-// runs ahead holds more.
+// orders returns program order and, if there are several streams, orders that run one of them
+// as early or as late as the events allow, since a stream that runs ahead holds more memory.
 func orders(t *graph.Trace) []order {
 	n := len(t.Steps)
 	var queue [graph.NumStreams][]int32
@@ -87,8 +86,8 @@ func orders(t *graph.Trace) []order {
 		}
 		queue[st] = append(queue[st], int32(i))
 	}
-	// run returns the order that always takes, of the streams' next steps that are
-	// free to start, the one of the lowest rank, and of those the first.
+	// run returns the order that always takes next, of the streams' next steps that can start,
+	// the one of the lowest rank; ties go to the first in program order.
 	run := func(rank func(graph.StreamID) int) order {
 		o := order{step: make([]int, 0, n), pos: make([]int32, n)}
 		var head [graph.NumStreams]int
@@ -136,9 +135,8 @@ func orders(t *graph.Trace) []order {
 	return list
 }
 
-// eachLife calls visit with the positions, in the given order, from the first
-// to the last use of each live range. Ranges of one buffer that overlap there
-// come as one.
+// eachLife calls visit for each live range with the positions of its first and last use in the
+// given order. Ranges of one buffer that overlap in that order are joined.
 func (s *section) eachLife(o int, visit func(id graph.BufID, from, to int32)) {
 	pos := s.orders[o].pos
 	var lives [][2]int32
@@ -169,12 +167,12 @@ func (s *section) eachLife(o int, visit func(id graph.BufID, from, to int32)) {
 	}
 }
 
-// bound is the largest sum of live bytes of a space, and where it is: a position
-// in an order of a section, −1 for no section where nothing runs.
+// bound is the largest sum of live bytes of a space, and the position in an order of a section
+// at which it occurs. section is −1 if nothing runs.
 type bound struct {
 	bytes               int64
 	section, order, pos int
-	beside              []graph.BufID // of steps that run at the same time: see findCliques
+	beside              []graph.BufID // buffers of concurrent steps that findCliques added
 }
 
 // findBounds sums live bytes by space and class at every step of every order.
@@ -191,12 +189,12 @@ func (a *analysis) findBounds() {
 		}
 	}
 	a.classPeak = resident
-	for sp := range a.bound { // of a program that runs nothing
+	for sp := range a.bound { // the bound of a program that runs nothing
 		a.bound[sp] = bound{bytes: a.residentBytes[sp], section: -1}
 	}
 	var lives []life
-	var begin []int32 // by step, of those that start there the last in lives; −1: none
-	var end []int32   // of those that end there
+	var begin []int32 // by step: index in lives of the last that starts there; −1: none
+	var end []int32   // by step: index in lives of the last that ends there
 	for si := range a.sections {
 		sec := &a.sections[si]
 		n := len(sec.trace.Steps)
@@ -217,7 +215,7 @@ func (a *analysis) findBounds() {
 				for k := begin[pos]; k >= 0; k = lives[k].began {
 					add(&now, lives[k].buf, 1)
 				}
-				if pos == 0 || begin[pos] >= 0 { // otherwise nothing has grown
+				if pos == 0 || begin[pos] >= 0 { // otherwise the sum has not grown
 					a.raise(&now, si, oi, pos)
 				}
 				for k := end[pos]; k >= 0; k = lives[k].ended {
@@ -228,16 +226,16 @@ func (a *analysis) findBounds() {
 	}
 }
 
-// life is a buffer's between two steps, in the lists of what starts and ends with them.
+// life is a buffer's life between two steps, an element of the lists by first and last step.
 type life struct {
 	buf          graph.BufID
 	began, ended int32 // the next in each list; −1: none
 }
 
-// sums are bytes by space and class.
+// sums are live bytes by space and class.
 type sums [graph.NumSpaces][graph.NumClasses]int64
 
-// raise takes what is alive at a position into the peaks.
+// raise raises the peaks to the live bytes at a position, if these are higher.
 func (a *analysis) raise(now *sums, section, order, pos int) {
 	for sp := range now {
 		total := int64(0)

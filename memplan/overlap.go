@@ -6,45 +6,45 @@ import (
 	"slices"
 )
 
-// overlaps tells which buffers of a space overlap in time. Two do where a range of
-// one and a range of the other have a step in common, in program order over all
-// sections laid end to end, or where they are beside each other. Deep models have
-// pairs that overlap by the square of their layers, of which nearly all are of the
-// first kind: nothing here has a row for each.
+// overlaps says which buffers of a space overlap in time. Two buffers do if they have live
+// ranges with a common step, in program order over all sections one after another, or if one
+// is in the other's beside list. In a deep model the number of overlapping pairs grows with
+// the square of the layers, and nearly all pairs share steps: so nothing is stored for each
+// pair of that kind.
 type overlaps struct {
-	// The ranges of buffer i are span[at[i]:at[i+1]], in program order; of one buffer
-	// they are apart.
+	// The ranges of buffer i are span[at[i]:at[i+1]], in program order. They are disjoint.
 	span []steps
 	at   []int32
-	// By buffer: the lowest and highest step of its ranges, −1 of one without.
+	// By buffer: the lowest and highest step of its ranges, −1 if it has none.
 	first, last []int64
-	// By buffer: those that overlap it although their ranges have no step in common,
-	// because the events do not order them. Ascending.
+	// By buffer: the buffers that share no step with it but overlap it in time because no
+	// event orders them. Ascending.
 	beside [][]int32
-	// Phases are told apart: a buffer has ranges in several, but seldom several in
-	// one. Of buffer i and phase e, within[i·phases+e] is the lowest and highest step,
-	// if bit e of in[i] is set; bit e of split[i] says that there are several ranges.
+	// Phases are handled separately: a buffer may have ranges in several phases, but seldom
+	// several in one. For buffer i and phase e, bit e of in[i] says that it has ranges there;
+	// within[i·phases+e] is then their lowest and highest step, and bit e of split[i] says
+	// that there are several.
 	phases    int
 	within    []steps
 	in, split []uint64
 
-	whole *stabber // of all ranges; see stabber
+	whole *stabber // of all ranges, made on first use: see the method stabber
 }
 
 // steps is a range of steps, both ends included.
 type steps struct{ from, to int64 }
 
-// ofBuffer is a range with the buffer that it is of.
+// ofBuffer is a range of steps and the buffer to which it belongs.
 type ofBuffer struct {
 	steps
 	buf int32
 }
 
-// mostPhases are told apart; all from there on are one.
+// mostPhases is the number of phases that are handled separately; all later ones count as one.
 const mostPhases = 64
 
-// newOverlaps takes the ranges of n buffers in any order, and the first steps of
-// all phases but the first one.
+// newOverlaps takes the ranges of n buffers in any order. cuts are the first steps of all
+// phases except the first.
 func newOverlaps(n int, ranges []ofBuffer, beside [][]int32, cuts []int64) *overlaps {
 	o := &overlaps{at: make([]int32, n+1), first: make([]int64, n), last: make([]int64, n), beside: beside,
 		in: make([]uint64, n), split: make([]uint64, n)}
@@ -75,7 +75,7 @@ func newOverlaps(n int, ranges []ofBuffer, beside [][]int32, cuts []int64) *over
 	return o
 }
 
-// byPhase divides the ranges of buffer i at the first steps of phases.
+// byPhase fills in within, in and split for buffer i; cuts are the first steps of phases.
 func (o *overlaps) byPhase(i int, own []steps, cuts []int64) {
 	e := 0
 	for _, r := range own {
@@ -101,7 +101,7 @@ func (o *overlaps) byPhase(i int, own []steps, cuts []int64) {
 	}
 }
 
-// phase returns the lowest and highest step of buffer i in a phase that it is in.
+// phase returns the lowest and highest step of buffer i in phase e, in which it has ranges.
 func (o *overlaps) phase(i int32, e int) steps { return o.within[int(i)*o.phases+e] }
 
 // of returns the ranges of buffer i.
@@ -120,7 +120,7 @@ func (o *overlaps) share(i, j int32) bool {
 	return false
 }
 
-// shareSplit is share of buffers with many ranges.
+// shareSplit is share for buffers that have several ranges in a phase.
 func (o *overlaps) shareSplit(i, j int32) bool {
 	a, b := o.of(i), o.of(j)
 	if len(a) > len(b) {
@@ -144,15 +144,15 @@ func (o *overlaps) between(i, j int32) bool {
 	return found
 }
 
-// stabber finds the ranges that have a step in common with a given one: they lie
-// by first step, in a tree of the highest last step (a priority search tree).
+// stabber finds the ranges that have a step in common with a given range. The ranges are sorted
+// by first step, with a tree of the highest last step above them (a priority search tree).
 type stabber struct {
 	span []ofBuffer
-	most []int64 // by node: the highest to of its leaves; −1: none is left
+	most []int64 // by node: the highest last step of the leaves below; −1: all are dropped
 	size int     // leaves, a power of two
 }
 
-// stabber returns one of all ranges.
+// stabber returns a stabber of all ranges, which the caller may change by drop.
 func (o *overlaps) stabber() *stabber {
 	if o.whole == nil {
 		o.whole = newStabber(o)
@@ -186,8 +186,8 @@ func newStabber(o *overlaps) *stabber {
 	return s
 }
 
-// each calls visit with the index of every range left that shares a step with r.
-// visit may drop that one.
+// each calls visit with the index of every remaining range that shares a step with r. visit may
+// drop that range.
 func (s *stabber) each(r steps, visit func(k int)) {
 	end, _ := slices.BinarySearchFunc(s.span, r.to+1, func(x ofBuffer, to int64) int { return cmp.Compare(x.from, to) })
 	s.walk(1, 0, s.size, end, r.from, visit)
@@ -206,7 +206,7 @@ func (s *stabber) walk(node, lo, hi, end int, from int64, visit func(k int)) {
 	s.walk(2*node+1, mid, hi, end, from, visit)
 }
 
-// drop takes a range out.
+// drop removes range k.
 func (s *stabber) drop(k int) {
 	node := s.size + k
 	s.most[node] = -1
@@ -215,8 +215,8 @@ func (s *stabber) drop(k int) {
 	}
 }
 
-// lastOverlap returns by buffer the last position in rank of one that overlaps it
-// in time, −1 for none: after that nobody asks where it lies.
+// lastOverlap returns for each buffer the last position in rank of a buffer that overlaps it in
+// time, −1 for none. After that position no search needs the buffer's place.
 func (o *overlaps) lastOverlap(rank []int32) []int32 {
 	last := make([]int32, len(rank))
 	for i := range last {
@@ -239,8 +239,8 @@ func (o *overlaps) lastOverlap(rank []int32) []int32 {
 	return last
 }
 
-// partners calls visit with every buffer that overlaps buffer i, some more than
-// once.
+// partners calls visit with every buffer that overlaps buffer i in time; with some of them more
+// than once.
 func (o *overlaps) partners(s *stabber, i int32, visit func(j int32)) {
 	for _, r := range o.of(i) {
 		s.each(r, func(at int) {
@@ -254,8 +254,8 @@ func (o *overlaps) partners(s *stabber, i int32, visit func(j int32)) {
 	}
 }
 
-// rows returns all that overlaps as sets of bits: whatever overlaps a buffer that
-// runs is or-ed into its row at once.
+// rows returns for each buffer the set of buffers that overlap it in time. When a range starts,
+// the set of all buffers whose ranges are running is or-ed into its row at once.
 func (o *overlaps) rows() bitRows {
 	n := len(o.first)
 	m := newBitRows(n, n)

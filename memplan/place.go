@@ -8,9 +8,9 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// place finds offsets for the buffers of one space that are not LifeRun. It
-// returns them by index into the space's ids, and their extent. bound is the
-// lower bound of the extent: no search goes on once it is met. stop may be nil.
+// place finds offsets for the buffers of one space that are not LifeRun. It returns them by
+// index into the space's ids, and their extent. bound is the lower bound of the extent; a
+// search that reaches it stops. stop (Options.Stop) may be nil.
 func (a *analysis) place(sp graph.Space, bound int64, stop func() error) (off []int64, extent int64, err error) {
 	pl := a.placer(sp, bound, stop)
 	if pl == nil {
@@ -24,7 +24,7 @@ func (a *analysis) place(sp graph.Space, bound int64, stop func() error) (off []
 	return pl.best, pl.extent, pl.stopped
 }
 
-// placer returns one for a space, nil where there is nothing to place.
+// placer returns the placer of a space, nil if there is nothing to place.
 func (a *analysis) placer(sp graph.Space, bound int64, stop func() error) *placer {
 	tl := &a.spaces[sp]
 	n := len(tl.ids)
@@ -44,8 +44,8 @@ func (a *analysis) placer(sp graph.Space, bound int64, stop func() error) *place
 // duration is the number of steps from a buffer's first to its last.
 func (pl *placer) duration(i int32) int64 { return pl.tl.last[i] - pl.tl.first[i] + 1 }
 
-// ranking is an order of placing: by the first key that tells two buffers apart,
-// and otherwise by number.
+// ranking is an order in which buffers are placed: sorted by the first key, ties by the next
+// ones and finally by index. fit says where each buffer goes.
 type ranking struct {
 	fit  fit
 	keys []func(x, y int32) int
@@ -62,11 +62,10 @@ func (r ranking) sort(rank []int32) {
 	})
 }
 
-// rankings are what is tried. What wins most often comes first. Tight by start is
-// what a good allocator does at run time. By size, the last of a size at the bottom,
-// keeps room for what comes at the end of the backward, where gradients have piled
-// up. From both ends suits steps with many layers, by area programs with few large
-// buffers.
+// rankings returns the rankings that are tried, those that win most often first. tightest by
+// start is what a good run-time allocator does. By size, with the last of a size at the bottom,
+// leaves room for the end of the backward, where gradients have accumulated. fromBothEnds
+// suits steps with many layers, by area programs with few large buffers.
 func (pl *placer) rankings() []ranking {
 	tl := pl.tl
 	bySize := func(x, y int32) int { return cmp.Compare(pl.size[y], pl.size[x]) }
@@ -76,8 +75,8 @@ func (pl *placer) rankings() []ranking {
 	}
 	byStart := func(x, y int32) int { return cmp.Compare(tl.first[x], tl.first[y]) }
 	byEnd := func(x, y int32) int { return cmp.Compare(tl.last[y], tl.last[x]) }
-	// Of fromBothEnds: what is kept comes first, in the order in which it is made,
-	// so that what stays longest lies outermost. The rest fills the gap.
+	// For fromBothEnds: kept buffers come first, in the order in which they are made, so that
+	// the longest-lived lie outermost. The rest fills the gap between them.
 	byKept := func(x, y int32) int {
 		switch {
 		case tl.kept[x] && tl.kept[y]:
@@ -105,15 +104,15 @@ func (pl *placer) rankings() []ranking {
 	}
 }
 
-// start is a ranked list of all buffers, and how far placing them so reached.
+// start is a ranked list of all buffers and the extent that placing them in that order gives.
 type start struct {
 	rank   []int32
 	fit    fit
 	extent int64
 }
 
-// tries places by each ranking until the search is over, or returns what the
-// rankings came to.
+// tries places the buffers by each ranking. done says that the search is over; otherwise
+// starts has the results.
 func (pl *placer) tries() (starts []start, done bool) {
 	rank := make([]int32, len(pl.size))
 	for i := range rank {
@@ -131,10 +130,10 @@ func (pl *placer) tries() (starts []start, done bool) {
 	return starts, false
 }
 
-// squeak is squeaky wheel optimization (Joslin and Clements, 1999), from the
-// rankings that came out best: what ends above the bound moves forward in the
-// ranking, and all is placed again. How far it moves changes every three rounds, or
-// the rounds would soon repeat each other.
+// squeak does squeaky wheel optimization (Joslin and Clements, 1999), starting from the best
+// rankings: buffers that end above the bound move forward in the ranking, and all buffers are
+// placed again. How far they move changes every three rounds; otherwise rounds would soon
+// repeat each other.
 func (pl *placer) squeak(starts []start) {
 	pushes := [...][]float64{lowest: {0.5, 0.75, 0, 0.875, 0.25}, tightest: {0.5, 0.75, 0, 0.875, 0.25}, fromBothEnds: {0.97, 0.9, 0.8, 0.95, 0.5}}
 	slices.SortStableFunc(starts, func(x, y start) int { return cmp.Compare(x.extent, y.extent) })
@@ -156,24 +155,24 @@ func (pl *placer) squeak(starts []start) {
 	}
 }
 
-// take keeps the lowest extent, and of equals the first.
+// take keeps the placement with the lowest extent; of equal ones the first.
 func (pl *placer) take(off []int64, extent int64) {
 	if pl.extent < 0 || extent < pl.extent {
 		pl.best, pl.extent = off, extent
 	}
 }
 
-// How long the search goes on, in pairs of buffers looked at: counted work,
-// unlike time, gives the same plan on every machine. The extent may be one part
-// in nearBound above the bound, and for every unitWork a thousandth further; at
-// maxWork the search ends anyway.
+// Limits of the search, in pairs of buffers compared: counted work, unlike time, gives the same
+// plan on every machine. The search is over when the extent exceeds the bound by at most one
+// part in nearBound, and for every unitWork of work by a thousandth more; maxWork ends it in
+// any case.
 const (
 	nearBound     = 2000
 	unitWork      = 20e6
 	maxWork       = 150e6
-	squeakyStarts = 5 // the best rankings, in turn
+	squeakyStarts = 5 // how many of the best rankings squeak uses, in turn
 	squeakyRounds = 96
-	// stopEvery is about a millisecond.
+	// stopEvery is the number of buffers between two calls of stop, about a millisecond.
 	stopEvery = 256
 )
 
@@ -182,7 +181,7 @@ func (pl *placer) content() bool {
 	return float64(pl.extent-pl.bound) <= float64(pl.bound)/nearBound+float64(pl.bound)/1000*float64(pl.work/unitWork)
 }
 
-// fit is where a buffer goes of the places that are free.
+// fit says which of the free places a buffer gets.
 type fit uint8
 
 const (
@@ -196,33 +195,32 @@ const (
 	fromBothEnds
 )
 
-// placer puts buffers one by one where nothing that overlaps them in time is.
+// placer places buffers one by one where no buffer that overlaps them in time lies.
 type placer struct {
 	tl    *timeline
 	align []int64
 	size  []int64
-	// Of fromBothEnds: the ceiling, and by buffer whether it goes below that.
+	// For fromBothEnds: the ceiling, and by buffer whether it is placed below it.
 	ceiling int64
 	high    []bool
 	group   []int32 // by buffer: see groups
-	lists   []list  // by group; of runFew
-	// Of runMany, by group and by buffer: what has been placed, and the position in this
-	// run's order.
+	lists   []list  // by group; for runFew
+	// For runMany: the placed buffers by group, and each buffer's position in the order of
+	// this run.
 	placed []placedGroup
 	order  []int32
 	seeker *seeker
-	// What came out best, and what no extent is below.
+	// The best placement so far and its extent, and the lower bound of any extent.
 	best          []int64
 	extent, bound int64
-	work          int64 // pairs of buffers looked at so far
+	work          int64 // pairs of buffers compared so far
 	stop          func() error
-	stopped       error // stop's: what was placed since is of no meaning
+	stopped       error // the error of stop; later placements are invalid
 }
 
-// groups sorts buffers by the phase that they are used in, so that a search
-// need not look at the other phases' ones: a buffer of group g > 0 overlaps in
-// time only with buffers of groups g and 0. Phases that no barrier parts are one
-// group.
+// groups numbers buffers by the phase that uses them, so that a search can skip other phases:
+// a buffer of group g > 0 overlaps in time only with buffers of groups g and 0 (several
+// phases). Phases that no barrier separates form one group.
 func (tl *timeline) groups() (group []int32, n int) {
 	group = slices.Clone(tl.phase)
 	n = 1
@@ -245,7 +243,7 @@ func (tl *timeline) groups() (group []int32, n int) {
 			into[max(g, h)] = min(g, h)
 		}
 	}
-	// Ranges that share a step: a sweep that knows how many of each phase run.
+	// Find ranges of different phases that share a step, by counting what runs of each phase.
 	spans := tl.stabber().span
 	byEnd := slices.Clone(spans)
 	slices.SortFunc(byEnd, func(x, y ofBuffer) int { return cmp.Compare(x.to, y.to) })
@@ -281,7 +279,7 @@ func (pl *placer) run(rank []int32, how fit) (off []int64, extent int64) {
 	return pl.runMany(rank, how)
 }
 
-// prepare makes what all runs share.
+// prepare makes the data that all runs share.
 func (pl *placer) prepare() {
 	if pl.group != nil {
 		return
@@ -292,7 +290,7 @@ func (pl *placer) prepare() {
 	pl.seeker = newSeeker(pl.tl.overlaps)
 }
 
-// where is the fit of one buffer.
+// where returns the fit of one buffer.
 func (pl *placer) where(i int32, how fit) fit {
 	switch {
 	case how != fromBothEnds:
@@ -303,7 +301,7 @@ func (pl *placer) where(i int32, how fit) fit {
 	return lowest
 }
 
-// stopAt asks before the k-th buffer whether to go on.
+// stopAt calls stop every stopEvery buffers, and says whether the search must end.
 func (pl *placer) stopAt(k int) bool {
 	if pl.stop != nil && k%stopEvery == 0 {
 		pl.stopped = pl.stop()
@@ -311,7 +309,7 @@ func (pl *placer) stopAt(k int) bool {
 	return pl.stopped != nil
 }
 
-// runMany is run of any number of buffers.
+// runMany does what run does, for any number of buffers.
 func (pl *placer) runMany(rank []int32, how fit) (off []int64, extent int64) {
 	for g := range pl.placed {
 		pl.placed[g].clear(how != tightest)
@@ -351,8 +349,8 @@ func (pl *placer) runMany(rank []int32, how fit) (off []int64, extent int64) {
 	return off, extent
 }
 
-// leaving is lists of the buffers that nobody asks for from a position of the order
-// on: ending by position, then from each buffer to the next; −1 ends a list.
+// leaving has, for each position of the order, a list of the buffers that no search needs from
+// there on: ending is its first buffer, next leads from one buffer to the next, −1 ends it.
 type leaving struct{ ending, next []int32 }
 
 func newLeaving(last, order []int32) leaving {
@@ -375,9 +373,8 @@ func (l leaving) after(k int) iter.Seq[int32] {
 	}
 }
 
-// find returns the offset for the seeker's buffer, of the given alignment, among
-// placed ones. The work that it counts is that of a search through all of them, by
-// offset.
+// find returns the offset for the seeker's buffer, with the given alignment, among placed
+// buffers. It counts as work what a linear search of all of them by offset would do.
 func (pl *placer) find(align int64, among []*placedGroup, where fit) int64 {
 	q := pl.seeker
 	size := q.size
@@ -387,7 +384,7 @@ func (pl *placer) find(align int64, among []*placedGroup, where fit) int64 {
 		g.begin(q)
 	}
 	for {
-		var low *placedGroup // the one whose next overlapping buffer lies lowest
+		var low *placedGroup // the group whose next overlapping buffer has the lowest offset
 		for _, g := range among {
 			if !g.done() && (low == nil || g.at.lo < low.at.lo) {
 				low = g
@@ -410,7 +407,7 @@ func (pl *placer) find(align int64, among []*placedGroup, where fit) int64 {
 		case gap < 0 || room < gap:
 			at, gap = free, room
 		}
-		if gap == size { // none is tighter
+		if gap == size { // no gap can be tighter
 			break
 		}
 		free = max(free, alignUp(low.at.hi, align))

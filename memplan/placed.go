@@ -7,18 +7,17 @@ import (
 	"slices"
 )
 
-// placedGroup is what has been placed of a group (see timeline.groups), by offset.
+// placedGroup has the placed buffers of one group (see timeline.groups), by offset.
 type placedGroup struct {
-	n   int      // all of them
-	all []placed // by offset, of one offset the latest first; only where ranked
-	// ranked says that ranks by offset are asked for.
+	n   int      // number of buffers placed
+	all []placed // by offset, of equal offsets the latest first; only if ranked
+	// ranked says that the search needs the number of buffers below an offset.
 	ranked bool
-	// pieces hold those that a buffer still to be placed may overlap in time. Of a
-	// deep model placed by first steps that is what is alive, not all that came
-	// before.
+	// pieces has only buffers that a buffer still to be placed may overlap in time. For a deep
+	// model placed by first step that is what is live, not everything placed before.
 	pieces []piece
 	live   int
-	at     cursor // of find
+	at     cursor // position of find
 }
 
 // placed is a buffer's offset and its position in the order of placing.
@@ -27,27 +26,27 @@ type placed struct {
 	at int32
 }
 
-// span is the bytes that a buffer takes.
+// span is a range of bytes, [lo, hi).
 type span struct{ lo, hi int64 }
 
-// piece is neighbours by offset, and what can be said of all of them at once: in a
-// deep model a search passes most pieces without a look at what is in them.
+// piece is a run of buffers that are neighbours by offset, with a summary of all of them: in a
+// deep model a search skips most pieces by their summary.
 type piece struct {
 	span []span
-	buf  []int32 // whose
+	buf  []int32 // by index into span: the buffer
 	hi   int64   // the highest end
 	gap  int64   // the largest number of free bytes between two of them
-	in   uint64  // phases that one of them is in
-	// By phase, of those that are in it.
+	in   uint64  // set of phases in which at least one of them has ranges
+	// By phase, over the buffers that have ranges in it.
 	bounds []bounds
 }
 
-// bounds are of the first and last steps of several buffers in a phase. where not
-// all have one range there, latestFirst is the highest value: between its ranges a
-// buffer overlaps nothing.
+// bounds bound the first and last steps of several buffers in a phase. If some buffer has
+// several ranges there, latestFirst is the largest value, so that the piece is never taken to
+// overlap as a whole: between its ranges the buffer overlaps nothing.
 type bounds struct{ earliestFirst, latestFirst, earliestLast, latestLast int64 }
 
-// pieceSize is the most that a piece holds.
+// pieceSize is the largest number of buffers in a piece.
 const pieceSize = 64
 
 func newPiece(spans []span, bufs []int32, o *overlaps) piece {
@@ -69,7 +68,7 @@ func (c *piece) measure() {
 	}
 }
 
-// bound takes a buffer's steps into the bounds of a piece.
+// bound widens the bounds of a piece to include buffer i.
 func (c *piece) bound(i int32, o *overlaps) {
 	c.in |= o.in[i]
 	for e := range c.bounds {
@@ -91,7 +90,7 @@ func (g *placedGroup) clear(ranked bool) {
 	*g = placedGroup{all: g.all[:0], ranked: ranked, pieces: g.pieces[:0]}
 }
 
-// add counts a buffer, the one at position k of the order of placing.
+// add counts a buffer at offset lo, which is at position k of the order of placing.
 func (g *placedGroup) add(lo int64, k int32) {
 	g.n++
 	if g.ranked {
@@ -100,7 +99,7 @@ func (g *placedGroup) add(lo int64, k int32) {
 	}
 }
 
-// insert puts a buffer before those of the same offset and above.
+// insert puts buffer i before the buffers of the same or a higher offset.
 func (g *placedGroup) insert(i int32, s span, o *overlaps) {
 	g.live++
 	if len(g.pieces) == 0 {
@@ -125,7 +124,7 @@ func (g *placedGroup) insert(i int32, s span, o *overlaps) {
 	g.pieces = slices.Insert(g.pieces, at+1, upper)
 }
 
-// remove takes out a buffer that lies at lo.
+// remove removes buffer i, whose offset is lo.
 func (g *placedGroup) remove(i int32, lo int64, o *overlaps) {
 	at, n := g.find(lo)
 	for g.pieces[at].buf[n] != i {
@@ -141,12 +140,12 @@ func (g *placedGroup) remove(i int32, lo int64, o *overlaps) {
 		g.pieces = slices.Delete(g.pieces, at, at+1)
 	case g.live > fewLive:
 		*c = newPiece(c.span, c.buf, o)
-	default: // its bounds are as wide as they were
+	default: // its summary is at worst too wide, which is allowed
 		c.measure()
 	}
 }
 
-// find returns the first place in a piece with an offset of lo or above.
+// find returns the piece and index of the first buffer with an offset of at least lo.
 func (g *placedGroup) find(lo int64) (at, n int) {
 	at, _ = slices.BinarySearchFunc(g.pieces, lo, func(p piece, lo int64) int { return cmp.Compare(p.span[len(p.span)-1].lo, lo) })
 	if at < len(g.pieces) {
@@ -155,22 +154,22 @@ func (g *placedGroup) find(lo int64) (at, n int) {
 	return at, n
 }
 
-// seeker is a buffer that looks for its place.
+// seeker is the buffer for which find seeks a place.
 type seeker struct {
 	o     *overlaps
 	buf   int32
 	size  int64
-	rows  bitRows  // of everything, where there are not too many buffers for it
-	row   []uint64 // nil without rows
-	marks marks    // of those beside it
-	// Phases that it or one beside it is in, and there their lowest and highest step;
-	// found when they are first asked for.
+	rows  bitRows  // overlaps.rows, if there are at most mostRows buffers
+	row   []uint64 // the buffer's row; nil without rows
+	marks marks    // the buffers of overlaps.beside
+	// The phases that it or a buffer beside it is in, and the lowest and highest step of these
+	// in each phase. findReach computes them on first use.
 	found bool
 	in    uint64
 	reach [mostPhases]steps
 }
 
-// mostRows is how many buffers have rows at most: 32 MiB of them.
+// mostRows is the largest number of buffers for which rows are made: they take 32 MiB then.
 const mostRows = 1 << 14
 
 func newSeeker(o *overlaps) *seeker {
@@ -181,9 +180,9 @@ func newSeeker(o *overlaps) *seeker {
 	return q
 }
 
-// marks are sets of buffers, one after another.
+// marks is a set of buffers that can be replaced by another without being cleared.
 type marks struct {
-	of  []int32 // by buffer: the last set that it was in
+	of  []int32 // by buffer: number of the last set that contained it
 	now int32
 }
 
@@ -225,8 +224,8 @@ func (q *seeker) widen(i int32) {
 	q.in |= q.o.in[i]
 }
 
-// first returns the first in a piece, from the given one on, that overlaps the
-// seeker's buffer in time; the number of all: there is none.
+// first returns the index in a piece, at or after from, of the first buffer that overlaps the
+// seeker's in time; the number of buffers if there is none.
 func (q *seeker) first(c *piece, from int) int {
 	if row := q.row; row != nil {
 		for k, j := range c.buf[from:] {
@@ -244,7 +243,7 @@ func (q *seeker) first(c *piece, from int) int {
 	return len(c.buf)
 }
 
-// passes says that nothing in a piece overlaps the seeker's buffer in time.
+// passes says whether certainly no buffer of the piece overlaps the seeker's in time.
 func (q *seeker) passes(c *piece) bool {
 	if !q.found {
 		q.findReach()
@@ -258,8 +257,8 @@ func (q *seeker) passes(c *piece) bool {
 	return true
 }
 
-// blocked says that all of a piece overlaps the seeker's buffer in time, and that
-// between them there is no room for it.
+// blocked says whether certainly all buffers of the piece overlap the seeker's in time, and no
+// gap between them is large enough for it.
 func (q *seeker) blocked(c *piece) bool {
 	if c.gap >= q.size {
 		return false
@@ -273,23 +272,23 @@ func (q *seeker) blocked(c *piece) bool {
 	return false
 }
 
-// cursor is where a search stands in a group: at a buffer, or at a whole piece that
-// is like one.
+// cursor is the position of a search in a group: at a buffer, or at a whole piece that blocks
+// the seeker's buffer like one large buffer.
 type cursor struct {
 	piece, span int
 	whole       bool
-	lo, hi      int64 // its bytes
+	lo, hi      int64 // bytes of the buffer or piece
 }
 
 func (g *placedGroup) done() bool { return g.at.piece >= len(g.pieces) }
 
-// begin moves to the first buffer that overlaps q's in time.
+// begin moves the cursor to the first buffer that overlaps q's in time.
 func (g *placedGroup) begin(q *seeker) {
 	g.at = cursor{}
 	g.seek(q)
 }
 
-// next moves on to the next one.
+// next moves the cursor to the next buffer that overlaps q's in time.
 func (g *placedGroup) next(q *seeker) {
 	if g.at.whole {
 		g.at = cursor{piece: g.at.piece + 1}
@@ -319,11 +318,11 @@ func (g *placedGroup) seek(q *seeker) {
 	}
 }
 
-// fewLive are looked at one by one in less time than by pieces, where they have
-// rows.
+// fewLive is the number of live buffers up to which, if rows exist, looking at each is faster
+// than going by pieces.
 const fewLive = 8 * pieceSize
 
-// passed counts the buffers up to the one that the cursor stands at.
+// passed counts the buffers below the cursor.
 func (g *placedGroup) passed(order []int32) int64 {
 	if g.done() {
 		return int64(g.n)

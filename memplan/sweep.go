@@ -7,11 +7,11 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// sweep adds this section's ranges to those of every space, base steps after the
-// first section's first, and to beside the pairs of buffers that no event orders:
-// a range that has ended in program order, but that some step still to come does
-// not know to be over, and one that starts. Those that have ended so are few, and
-// looked at singly. index numbers the buffers of a space.
+// sweep adds this section's ranges to those of every space; base is added to their steps, so
+// that sections follow each other. To beside it adds pairs of buffers that no event orders: one
+// has a range that has ended in program order but may still be in use when the other's range
+// starts, since a later step does not yet know that it is over. Such ended ranges are few and
+// are checked one by one. index numbers the buffers of a space.
 func (s *section) sweep(base int64, ranges *[graph.NumSpaces][]ofBuffer, beside *[graph.NumSpaces][][]int32, index []int32) {
 	sure := s.sureFrom()
 	byStart, byEnd := make([]int32, len(s.ranges)), make([]int32, len(s.ranges))
@@ -22,7 +22,7 @@ func (s *section) sweep(base int64, ranges *[graph.NumSpaces][]ofBuffer, beside 
 	}
 	slices.SortStableFunc(byStart, func(x, y int32) int { return cmp.Compare(s.ranges[x].Steps[0], s.ranges[y].Steps[0]) })
 	slices.SortStableFunc(byEnd, func(x, y int32) int { return cmp.Compare(end[x], end[y]) })
-	var ended [graph.NumSpaces][]int32 // ranges that not all steps to come know to be over
+	var ended [graph.NumSpaces][]int32 // ranges that some later step may still find in use
 	p := s.trace.Program()
 	place := func(r int32) (sp graph.Space, buf int32) {
 		id := s.ranges[r].Buf
@@ -50,9 +50,9 @@ func (s *section) sweep(base int64, ranges *[graph.NumSpaces][]ofBuffer, beside 
 	}
 }
 
-// sureFrom returns by step i and by stream the last step that every step from i
-// on, of those that use a buffer, knows to have finished. A stream's steps know
-// more and more, so its next one decides.
+// sureFrom returns, by step i and stream, the last step that every buffer-using step from i on
+// knows to have finished. A stream's later steps know at least as much as its earlier ones, so
+// the next step of each stream decides.
 func (s *section) sureFrom() [][graph.NumStreams]int32 {
 	n := len(s.trace.Steps)
 	sure := make([][graph.NumStreams]int32, n+1)
@@ -77,8 +77,7 @@ func (s *section) sureFrom() [][graph.NumStreams]int32 {
 	return sure
 }
 
-// isOver tells whether all uses of range r are among the steps known to have
-// finished.
+// isOver says whether all uses of range r are among the steps known to have finished.
 func (s *section) isOver(r int32, sure *[graph.NumStreams]int32) bool {
 	for st, j := range s.last[r] {
 		if j > sure[st] {

@@ -2,12 +2,10 @@ package memplan
 
 import "github.com/spillway-ml/spillway/graph"
 
-// Touched returns, by memory space, the highest byte (its offset + 1) that the
-// program's operations and the host touch on the rank with index coord[a] along
-// each mesh axis a, when every section runs. An arena that is Peak bytes large
-// and used to its last byte has the two equal; a buffer at the top whose end no
-// operand of that rank covers is what makes them differ. p and l must be what
-// Assign took and returned.
+// Touched returns, by memory space, the end (offset + 1) of the highest byte that the
+// program's operations and the host touch when every section runs, on the rank with index
+// coord[a] along each mesh axis a. It is less than Peak if no operand of that rank covers the
+// end of the topmost buffer. p and l must be Assign's argument and result.
 func Touched(p *graph.Program, l *Layout, coord []int) [graph.NumSpaces]int64 {
 	var top [graph.NumSpaces]int64
 	touch := func(id graph.BufID) {

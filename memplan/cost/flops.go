@@ -6,7 +6,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Kinds whose time is that of multiply-adds: products, the head among them, and attention.
+// Kinds whose time is spent on multiply-adds: matrix products, the head included, and attention.
 var (
 	products  = []graph.Kind{graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad, graph.NewtonSchulz}
 	attention = []graph.Kind{graph.Attention, graph.AttentionGrad, graph.AttentionCached}
@@ -14,13 +14,13 @@ var (
 
 var collectives = []graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll}
 
-// IsProduct says whether an operation's arithmetic is measured against the peak of products.
+// IsProduct says whether an operation's speed is compared with the peak of matrix products.
 func IsProduct(op *graph.Op) bool {
 	return slices.Contains(products, op.Kind) || slices.Contains(attention, op.Kind)
 }
 
-// ModelFlops are the FLOPs of a rank's products and attention in one run of a section's
-// forward and backward passes. What is computed again does not count.
+// ModelFlops returns the FLOPs of a rank's products and attention in the forward and backward
+// passes of one run of a section. Recomputation does not count.
 func ModelFlops(p *graph.Program, section string) (sum float64) {
 	sec := p.Section(section)
 	if sec == nil {

@@ -5,17 +5,17 @@ import (
 	"math"
 )
 
-// Links is what collectives took between the ranks of a job, by class: the α and β of
-// the transport, of all that it does for a collective.
+// Links has measured rates of collectives between the ranks of a job: for each class the
+// transport's α and β, with all its work for a collective included.
 type Links struct {
 	Transport string         `json:"transport"`
 	Ranks     int            `json:"ranks"`
-	Rates     map[Class]Rate `json:"rates"` // by the bytes that a rank sends, as SizeOf has them
-	// Fastest are the algorithms that took least, where several were measured.
+	Rates     map[Class]Rate `json:"rates"` // by the bytes that a rank sends (SizeOf)
+	// Fastest lists the fastest algorithms, if several were measured.
 	Fastest []Fastest `json:"fastest,omitempty"`
 }
 
-// Fastest is the algorithm that took least for a collective on a buffer of some bytes.
+// Fastest is the fastest algorithm for a collective on a buffer of some size.
 type Fastest struct {
 	Op        string `json:"op"`
 	Bytes     int64  `json:"bytes"`
@@ -31,8 +31,8 @@ func FitLinks(transport string, ranks int, samples []Sample) *Links {
 	return l
 }
 
-// On is m with collectives as measured. Each rank moves its bytes by itself: a
-// collective keeps a core of every rank busy while it takes.
+// On returns m with the measured rates of collectives. Each rank moves its bytes itself: a
+// collective keeps one core of every rank busy while it runs.
 func (l *Links) On(m *Machine) *Machine {
 	with := *m
 	with.Measured = maps.Clone(m.Measured)
@@ -45,8 +45,8 @@ func (l *Links) On(m *Machine) *Machine {
 	return &with
 }
 
-// NearestLinks are those of a transport whose ranks are nearest to so many, by their
-// ratio; nil where there are none.
+// NearestLinks returns the links of a transport whose number of ranks is closest, by ratio, to
+// the given one; nil if there are none.
 func NearestLinks(list []Links, transport string, ranks int) (best *Links) {
 	least := math.Inf(1)
 	for i := range list {

@@ -7,25 +7,25 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Run is the predicted course of one run of a section.
+// Run is the predicted timing of one run of a section.
 type Run struct {
-	Trace   *graph.Trace // repeated phases come twice in it
+	Trace   *graph.Trace // contains repeated phases twice
 	Start   []float64    // by step of the trace: s from the start of the section
 	End     []float64
 	Seconds float64                   // of the section, all repetitions counted
-	Busy    [graph.NumStreams]float64 // s that each stream works, all repetitions counted
+	Busy    [graph.NumStreams]float64 // s in which each stream is busy, all repetitions counted
 	Pass    map[graph.Pass]float64    // s of computation by pass, all repetitions counted
-	Exposed float64                   // s of Seconds in which the compute stream does not work
+	Exposed float64                   // s of Seconds in which the compute stream is idle
 }
 
-// Simulate runs section name of p on m: an operation starts when the one before
-// it on its stream and all that its events wait for have finished. Of a phase
-// that repeats, the second copy is what further repetitions cost.
+// Simulate runs section name of p on m. An operation starts when the one before it on its
+// stream and all operations whose events it waits for have finished. For a phase that repeats,
+// the time of the second copy is used for all further repetitions.
 //
-// Where ranks share cores, all of them do the same at the same time, and what
-// runs at one time divides the cores equally, nobody getting more than it can
-// use (max-min fairness); the disk likewise. Between two starts or ends these
-// shares are constant.
+// If ranks share cores, all of them are assumed to do the same at the same time. Running
+// operations share the cores equally, but none gets more than it can use (max-min fairness);
+// the disk is shared in the same way. The shares are constant between two starts or ends of
+// operations.
 func Simulate(p *graph.Program, name string, m *Machine) (*Run, error) {
 	if err := m.Validate(); err != nil {
 		return nil, err
@@ -47,7 +47,7 @@ func Simulate(p *graph.Program, name string, m *Machine) (*Run, error) {
 	return s.result(sec), nil
 }
 
-// simulation is the state of Simulate at a time.
+// simulation is the state of Simulate at one point in time.
 type simulation struct {
 	p *graph.Program
 	m *Machine
@@ -61,12 +61,12 @@ type simulation struct {
 	ended   []float64
 }
 
-// active is what a stream runs.
+// active is the operation that a stream is running.
 type active struct {
 	step  int // −1: nothing
 	work  Work
 	until float64 // s: when it ends, if nothing starts or ends before
-	rest  float64 // share of the work that is left, and how fast it falls (1/s), where cores are shared
+	rest  float64 // if cores are shared: share of the work that is left, and how fast it falls (1/s)
 	speed float64
 }
 
@@ -90,7 +90,7 @@ func newSimulation(p *graph.Program, m *Machine, t *graph.Trace) *simulation {
 
 func (s *simulation) run() {
 	for left := len(s.t.Steps); left > 0; {
-		for s.start() { // what takes no time ends at once, and lets others start
+		for s.start() { // an operation that takes no time ends at once, so others may start
 			left -= s.finish(s.time)
 		}
 		if left == 0 {
@@ -107,7 +107,7 @@ func (s *simulation) run() {
 	}
 }
 
-// start starts what can start, and tells whether anything did.
+// start starts all operations that can start, and says whether there were any.
 func (s *simulation) start() (any bool) {
 	for st := range s.now {
 		if s.now[st].step >= 0 || len(s.queue[st]) == 0 {
@@ -131,7 +131,7 @@ func (s *simulation) start() (any bool) {
 		s.queue[st] = s.queue[st][1:]
 		s.now[st] = active{step: i, work: w, until: s.time + w.Alone, rest: 1}
 		if w.Core > 0 {
-			s.now[st].until = math.Inf(1) // until share has looked at it
+			s.now[st].until = math.Inf(1) // until share computes it
 		}
 		s.started[i] = s.time
 		any = true
@@ -139,7 +139,7 @@ func (s *simulation) start() (any bool) {
 	return any
 }
 
-// finish lets the time go on to at and counts what has ended by then.
+// finish advances the time to at and returns how many operations have ended by then.
 func (s *simulation) finish(at float64) (n int) {
 	passed := at - s.time
 	s.time = at
@@ -158,7 +158,7 @@ func (s *simulation) finish(at float64) (n int) {
 	return n
 }
 
-// share gives what runs its speed, where that depends on what else runs.
+// share sets the speed of running operations, if it depends on what else is running.
 func (s *simulation) share() {
 	if s.m.Cores == 0 {
 		return
@@ -181,7 +181,7 @@ func (s *simulation) share() {
 			a.speed = min(a.speed, 1/(a.work.Disk*sharers*float64(disks)))
 		}
 	}
-	// Fill the cores: who can use the least first.
+	// Divide the cores, starting with the operation that can use the least.
 	var order [graph.NumStreams]*active
 	n := 0
 	for st := range s.now {
@@ -214,7 +214,7 @@ func (s *simulation) share() {
 func (s *simulation) result(sec *graph.Section) *Run {
 	r := &Run{Trace: s.t, Start: s.started, End: s.ended, Pass: map[graph.Pass]float64{}}
 	all := s.m.Start // latest end so far
-	before := 0.0    // latest end before copy 1 of the phase at hand
+	before := 0.0    // latest end before copy 1 of the current phase
 	prior := graph.Step{Phase: -1}
 	extra := 0.0
 	settle := func() {
@@ -245,8 +245,8 @@ func (s *simulation) result(sec *graph.Section) *Run {
 		}
 	}
 	settle()
-	// Two copies may end on copies whose like the others' computing hides: what computes
-	// takes its time.
+	// The end of two simulated copies may be copies of data that computation would hide in
+	// further repetitions. The section takes at least the time of its computation.
 	r.Seconds = max(all+extra, s.m.Start+r.Busy[graph.Compute])
 	r.Exposed = max(0, r.Seconds-r.Busy[graph.Compute])
 	return r

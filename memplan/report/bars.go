@@ -11,30 +11,30 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Bars is a chart that compares configurations: a bar for each, made of parts, which lie
-// one behind the other. It is narrow enough for a telephone, and scales.
+// Bars is a chart that compares configurations, with one stacked bar for each. It is an SVG
+// that scales, and narrow enough for a phone.
 type Bars struct {
 	Title  string
 	Note   string // below the chart; "" for none
 	Series []Series
 	Bars   []Bar
-	// Mark says what the bars' marks are; "": they have none.
+	// Mark says what the marks on the bars mean; "": there are no marks.
 	Mark string
-	// Text writes a value; nil: as bytes.
+	// Text formats a value; nil: as bytes.
 	Text func(float64) string
 }
 
-// Series is a part that bars have, in the order in which they lie.
+// Series is a component that the bars share, such as a memory class; bars stack them in order.
 type Series struct{ Name, Colour string }
 
-// Bar is a configuration's values by series, and the value at its mark; 0: no mark.
+// Bar has a configuration's values by series, and the value at its mark; 0: no mark.
 type Bar struct {
 	Name   string
 	Values []float64
 	Mark   float64
 }
 
-// Classes are the series of memory by class, with the colours of the timelines.
+// Classes returns the memory classes as series, with the colours of the timelines.
 func Classes() (list []Series) {
 	for class := range graph.NumClasses {
 		list = append(list, Series{class.String(), colours[class]})
@@ -42,8 +42,8 @@ func Classes() (list []Series) {
 	return list
 }
 
-// MemoryBar is a bar of memory by class. A cap is its mark, unless it is so far away
-// that the bar would be hard to see.
+// MemoryBar is a bar of memory by class. A cap becomes its mark, unless the cap is so large
+// that the bar would be hard to see beside it.
 func MemoryBar(name string, classes [graph.NumClasses]int64, capacity int64) Bar {
 	b := Bar{Name: name}
 	for _, v := range classes {
@@ -62,7 +62,7 @@ func (b *Bar) total() (sum float64) {
 	return sum
 }
 
-// The chart's coordinates. A bar has a line of text above it, its name and its sum.
+// The chart's coordinates. Above each bar is a line of text with its name and total.
 const (
 	barsW                   = 360
 	barsTop, barsPitch      = 34, 36
@@ -72,14 +72,14 @@ const (
 	nameColumns, noteColums = 38, 62
 )
 
-// styleOfFile has the colours of a file of its own, by the reader's scheme; a page has them
-// by itself.
+// styleOfFile sets the colours of a standalone SVG, light or dark as the reader prefers. In an
+// HTML page the page sets them.
 const styleOfFile = `<style>svg{background:#fff}text{fill:#1b1f24}.soft{fill:#57606a}.rest{fill:#d0d7de}.mark{stroke:#1b1f24}@media(prefers-color-scheme:dark){svg{background:#0d1117}text{fill:#e6edf3}.soft{fill:#9198a1}.rest{fill:#3d444d}.mark{stroke:#e6edf3}}</style>`
 
-// SVG writes the chart as a file of its own, which loads nothing.
+// SVG writes the chart as a standalone file that loads nothing.
 func (c *Bars) SVG(w io.Writer) error {
 	if len(c.Bars) == 0 {
-		return fmt.Errorf("report: chart: there are no bars to draw")
+		return fmt.Errorf("report: chart: there are no bars to draw; give at least one")
 	}
 	if _, err := io.WriteString(w, c.draw(true)+"\n"); err != nil {
 		return fmt.Errorf("report: chart: %w", err)
@@ -87,7 +87,7 @@ func (c *Bars) SVG(w io.Writer) error {
 	return nil
 }
 
-// inline is the chart as a part of a page.
+// inline returns the chart for use inside a page.
 func (c *Bars) inline() template.HTML { return template.HTML(c.draw(false)) }
 
 func (c *Bars) draw(file bool) string {
@@ -153,7 +153,7 @@ func (c *Bars) text(v float64) string {
 	return c.Text(v)
 }
 
-// used are the series that some bar has.
+// used lists the series for which some bar has a value.
 func (c *Bars) used() (list []int) {
 	for k := range c.Series {
 		for i := range c.Bars {
@@ -166,7 +166,7 @@ func (c *Bars) used() (list []int) {
 	return list
 }
 
-// limit is the value at the right end.
+// limit is the value at the right end of the axis.
 func (c *Bars) limit() (v float64) {
 	for i := range c.Bars {
 		v = max(v, c.Bars[i].total(), c.Bars[i].Mark)
@@ -177,7 +177,7 @@ func (c *Bars) limit() (v float64) {
 	return v
 }
 
-// cut is a text of at most n characters.
+// cut shortens a text to at most n characters.
 func cut(s string, n int) string {
 	if utf8.RuneCountInString(s) <= n {
 		return s
@@ -185,7 +185,7 @@ func cut(s string, n int) string {
 	return string([]rune(s)[:n-1]) + "…"
 }
 
-// wrapped is a text in lines of at most n characters, where its words allow.
+// wrapped splits a text into lines of at most n characters, if no word is longer.
 func wrapped(s string, n int) (lines []string) {
 	line := ""
 	for _, word := range strings.Fields(s) {
