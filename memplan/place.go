@@ -186,12 +186,11 @@ type fit uint8
 
 const (
 	lowest   fit = iota
-	tightest     // the smallest gap
-	highest      // below the ceiling, or the lowest where nothing is free there
-	// fromBothEnds is highest for what is made in the backward and kept, and
-	// otherwise lowest. Activations that are kept go off the stack in the backward
-	// while reduced gradients come: from the two ends of the arena, what is free
-	// stays one gap between them.
+	tightest     // in the smallest gap
+	highest      // directly below the ceiling, or the lowest if nothing below it is free
+	// fromBothEnds is highest for buffers that are made in the backward and kept, and lowest
+	// for others. In the backward, kept activations are freed like a stack while reduced
+	// gradients are added: at two ends of the arena, they leave one connected gap.
 	fromBothEnds
 )
 

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan"
 )
 
-// Timeline is what is alive in one space over one run of a section, in program
+// Timeline has the buffers that are live in one space over one run of a section, in program
 // order.
 type Timeline struct {
 	Space   graph.Space
