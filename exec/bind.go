@@ -66,8 +66,8 @@ func (e *Executor) bindAll() error {
 	return nil
 }
 
-// usesHostInput says whether an operation uses one of the buffers, by root, that
-// the host fills: the prefix is written too.
+// usesHostInput says whether an operation uses one of the host's input buffers (roots). Writing
+// counts too, because the program writes PortPrefix.
 func (e *Executor) usesHostInput(op *graph.Op, inputs map[graph.BufID]bool) bool {
 	return slices.ContainsFunc(operands(op), func(id graph.BufID) bool {
 		root, _ := e.cfg.Program.Resolve(id, nil)
@@ -100,7 +100,7 @@ func (e *Executor) stream(id graph.StreamID) (device.Stream, error) {
 	return s, nil
 }
 
-// ptr returns where a buffer lies on this rank. NoBuf gives the zero Ptr.
+// ptr returns the address of a buffer on this rank; the zero Ptr for NoBuf.
 func (e *Executor) ptr(id graph.BufID) (device.Ptr, error) {
 	p := e.cfg.Program
 	if id == graph.NoBuf {
@@ -136,7 +136,7 @@ func (e *Executor) event(id graph.EventID) (device.Event, error) {
 	return e.events[id-1], nil
 }
 
-// bind fills in an operation, and returns where its operands lie.
+// bind fills in o's kernel, stream and events, and returns the addresses of its operands.
 func (e *Executor) bind(o *operation) (kernels.Binding, error) {
 	op := o.op
 	o.ran = new(atomic.Bool)
@@ -211,9 +211,10 @@ func (e *Executor) bind(o *operation) (kernels.Binding, error) {
 	return b, nil
 }
 
-// join gives the pairs of a phase that the library runs as one their kernel. What the first
-// of two read stays as it is until the second, and what it writes nobody else reads before:
-// whoever follows on another stream waits for an event, and the first records none.
+// join replaces pairs of operations (graph.Pairs) by one kernel each, if the library can run
+// them as one, at the second's place. That keeps the results: the first's inputs do not change
+// before the second, and no other operation reads its output in between, since operations on
+// other streams wait for an event and the first records none.
 func (e *Executor) join(ph *phase, bound []kernels.Binding) error {
 	lib, ok := e.cfg.Library.(kernels.Joiner)
 	if !ok {

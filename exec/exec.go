@@ -1,6 +1,6 @@
-// Package exec runs a laid-out step program on one rank's device, and traces
-// it. It decides nothing: which operation runs where, after what and on which
-// bytes is the program's and the layout's.
+// Package exec runs a program with a memory layout on one rank's device, and traces it. It makes
+// no decisions: the program and the layout say which operation runs where, in which order and
+// on which bytes.
 package exec
 
 import (
@@ -17,32 +17,32 @@ import (
 	"github.com/spillway-ml/spillway/memplan"
 )
 
-// Config is what an Executor runs, and with what.
+// Config has the program that an Executor runs and the resources that it runs on.
 type Config struct {
 	Program *graph.Program
 	Layout  *memplan.Layout
-	// Context is the rank's. The Executor owns it: it closes it, and New does so
-	// when it fails.
+	// Context is the rank's device context. The Executor owns it: Close closes it, and so
+	// does New if it fails.
 	Context device.Context
-	// Library has the kernels of every operation but copies and collectives.
+	// Library has the kernels of all operations except copies and collectives.
 	Library kernels.Library
-	// Groups has the rank's membership by mesh axis, −1 for all ranks. Needed
-	// for the axes that the program's collectives name.
+	// Groups has the rank's communication groups by mesh axis; −1 is the group of all ranks.
+	// Each axis that a collective of the program names is needed.
 	Groups map[int]comm.Group
 	// Coord is the rank's index along each mesh axis.
 	Coord []int
-	// Trace receives when each operation ran; nil: no trace.
+	// Trace records when each operation ran; nil: no trace.
 	Trace *Trace
-	// Meter has Usage told.
+	// Meter measures collectives for Usage.
 	Meter bool
 	// Poison fills the bytes of a buffer with NaN as soon as its last operation
 	// is done, for tests: see release.go. The Context must be a device.Poisoner.
 	Poison bool
-	// Graphs launches runs of a step's operations as one where the device can: see graphs.go.
-	// It has no effect where a Trace or Meter times each operation.
+	// Graphs launches runs of a step's operations as one CUDA graph each, if the device can:
+	// see graphs.go. It has no effect with a Trace or Meter, which time single operations.
 	Graphs bool
-	// Warn is told where that fails and the run goes on without, on the rank's goroutine;
-	// nil: nobody.
+	// Warn is called, on the rank's goroutine, if capturing fails and the run continues
+	// without CUDA graphs; may be nil.
 	Warn func(string)
 }
 
@@ -95,12 +95,12 @@ type Executor struct {
 	// readers are the streams on which operations read the host's inputs.
 	readers []device.Stream
 	closed  bool
-	// peek moves Loss or GradNorm to the staging buffer: see Scalar.
+	// peek copies Loss or GradNorm to the staging buffer: see Scalar.
 	peek    map[graph.BufID]device.Kernel
 	classes classes
 
 	step    atomic.Int64
-	repeats int // of a step's phase that repeats; 0: as planned
+	repeats int // how often a step's repeating phase runs; 0: as planned
 	current atomic.Pointer[section]
 }
 
@@ -128,24 +128,24 @@ type operation struct {
 	wait   []device.Event
 	record device.Event // nil: none
 	bytes  int64        // of all operands
-	whole  int64        // of the largest
+	whole  int64        // bytes of the largest operand
 	flops  int64        // as graph.Cost counts them
-	unit   string       // its name, empty for none
-	ran    *atomic.Bool // it was enqueued; its copies share it
+	unit   string       // name of its unit, empty for none
+	ran    *atomic.Bool // whether it was enqueued at least once; shared by copies of this struct
 
 	// release is launched after the kernel, before record: see Config.Poison.
 	release []device.Kernel
 
-	// Of two operations that run as one (kernels.Joiner) the first has no kernel, and the
-	// second has that of both; alone is its own, for where they run one at a time.
+	// Of two operations that run as one (kernels.Joiner), the first has no kernel and the
+	// second the joint one. alone is the operation's own kernel, for running it separately.
 	alone device.Kernel
-	first bool // of two
+	first bool // it is the first of such a pair
 
-	idle bool // the rank has no micro-batch here: it waits and records, as a join does
+	idle bool // the rank has no micro-batch here, so it only waits and records
 }
 
-// New allocates the arenas and binds the program. Its error ends the job on
-// every rank: the others would wait for this one.
+// New allocates the arenas and binds the program. If it fails it ends the job on every rank,
+// because the others would wait for this one.
 func New(cfg Config) (*Executor, error) {
 	e, err := build(cfg)
 	if err == nil {
@@ -227,15 +227,15 @@ func (o *operation) path() string {
 	return fmt.Sprintf("section %s, phase %s, operation %s", o.phase.section.graph.Name, o.phase.graph.Name, o.op.Name)
 }
 
-// SetStep says which step runs, for errors, −1: none; and how often its phase that repeats
-// does so, at least twice, where that is another number than planned (graph.Program.StepOf).
-// 0: as planned.
+// SetStep sets the number of the current step, for errors; −1: none. repeats is how often the
+// step's repeating phase runs, at least 2, if that differs from the plan
+// (graph.Program.StepOf); 0: as planned.
 func (e *Executor) SetStep(step int64, repeats int) {
 	e.step.Store(step)
 	e.repeats = repeats
 }
 
-// times is how often a phase runs.
+// times returns how often a phase runs.
 func (e *Executor) times(ph *phase) int {
 	if n := ph.graph.Repeat; n < 2 || e.repeats == 0 || ph.section.graph.Kind != graph.SectionStep {
 		return n
@@ -243,7 +243,7 @@ func (e *Executor) times(ph *phase) int {
 	return e.repeats
 }
 
-// describe adds to an error what this rank was doing. It may run on any goroutine.
+// describe adds rank, step, section and operation to an error. It may run on any goroutine.
 func (e *Executor) describe(err error) error {
 	at := fmt.Sprintf("rank %d", e.rank)
 	if step := e.step.Load(); step >= 0 {
@@ -281,7 +281,7 @@ func (e *Executor) operationOf(k device.Kernel) *operation {
 	return nil
 }
 
-// stop ends the job because of err, on every rank, and returns it described.
+// stop ends the job on every rank because of err, and returns err with its description.
 func (e *Executor) stop(err error) error {
 	e.cfg.Context.Abort(err)
 	return e.describe(err)
@@ -344,17 +344,18 @@ func (e *Executor) enqueue(ops []operation) error {
 	return nil
 }
 
-// ErrAbandoned, from a section's before, ends the section there, in good order: what
-// was enqueued runs to its end, the rest never does, and the section returns it. All
-// ranks must abandon it before the same repetition of the same phase, or collectives
-// wait for ranks that never come.
+// ErrAbandoned may be returned by the argument before of RunSection to end the section early:
+// enqueued operations still run, no further ones are enqueued, and RunSection returns
+// ErrAbandoned. All ranks must do so before the same repetition of the same phase; otherwise
+// collectives wait for ranks that never come.
 var ErrAbandoned = errors.New("exec: the section was abandoned")
 
-// RunSection runs a whole section and returns when all of it is done.
+// RunSection runs a whole section and returns when all of it has run.
 //
-// before, if not nil, is called before each enqueuing of a phase, with how many
-// times the phase has run. It may fill the host's inputs (graph.Port.In): every operation enqueued before it that
-// reads them has run. Its error ends the job on every rank, but for ErrAbandoned.
+// before, if not nil, is called each time before a phase is enqueued, with the number of times
+// that the phase has run. It may then fill the host's inputs (graph.Port.In): all operations
+// enqueued before that read them have finished. An error of before, except ErrAbandoned, ends
+// the job on every rank.
 func (e *Executor) RunSection(name string, before func(phase *graph.Phase, repeat int) error) error {
 	s, err := e.section(name)
 	if err != nil {
@@ -376,7 +377,7 @@ func (e *Executor) RunSection(name string, before func(phase *graph.Phase, repea
 	return e.Sync()
 }
 
-// prepare lets the host fill its inputs before a phase is enqueued: see RunSection.
+// prepare waits for the readers of the host's inputs and calls before: see RunSection.
 func (e *Executor) prepare(ph *phase, repeat int, before func(phase *graph.Phase, repeat int) error) error {
 	if before == nil {
 		return nil
@@ -395,8 +396,8 @@ func (e *Executor) prepare(ph *phase, repeat int, before func(phase *graph.Phase
 	return nil
 }
 
-// Sync returns when everything enqueued has run on this rank, or with the error
-// that ended the job.
+// Sync returns when all enqueued operations have run on this rank, or with the error that ended
+// the job.
 func (e *Executor) Sync() error {
 	for _, s := range e.streams {
 		if s == nil {
@@ -413,11 +414,11 @@ func (e *Executor) Sync() error {
 	return nil
 }
 
-// Abort ends the job on every rank: what runs or waits fails with err.
+// Abort ends the job on every rank: running and waiting calls fail with err.
 func (e *Executor) Abort(err error) { e.cfg.Context.Abort(err) }
 
-// Running names the operations that the rank's streams are running, where the
-// device can tell. It may be called from any goroutine, on a stuck rank too.
+// Running names the operations that the rank's streams are running, if the device can tell. It
+// may be called from any goroutine, also while the rank is stuck.
 func (e *Executor) Running() []string {
 	if d, ok := e.cfg.Context.(device.Observer); ok {
 		return d.Running()
@@ -425,7 +426,7 @@ func (e *Executor) Running() []string {
 	return nil
 }
 
-// CommStats returns what the rank has moved so far, over all its groups.
+// CommStats returns the rank's traffic so far, summed over its groups.
 func (e *Executor) CommStats() comm.Stats {
 	var sum comm.Stats
 	for _, g := range e.groups {
@@ -438,7 +439,7 @@ func (e *Executor) CommStats() comm.Stats {
 	return sum
 }
 
-// DiskTraffic returns the bytes that the rank has moved from and to disk so far.
+// DiskTraffic returns the bytes that the rank has read from and written to disk so far.
 func (e *Executor) DiskTraffic() device.Traffic {
 	if u, ok := e.cfg.Context.(device.DiskUser); ok {
 		return u.DiskTraffic()

@@ -10,16 +10,15 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// gate is the place in a section up to which the units' resident states are as the
-// section found them: before operation op of phase ph, the first of its update. ph
-// < 0: the section has none, because it updates nothing, or only where a predicate
-// lets it.
+// gate is the point in a section up to which the units' resident states are unchanged: before
+// operation op of phase phase, the first of the section's update. phase < 0 means that there is
+// no gate, because the section updates nothing, or because a predicate can skip the update.
 //
-// Where updates run beside the backward, that is in the last micro-step, before the
-// gradient norm is known. The loss is: the operations that sum it over the ranks
-// and tell the host, which stand behind the gate, are hoisted to it. They use
-// nothing else and nothing before them uses what they write. In their own place
-// they still wait and record: what follows on their streams stands on that.
+// If updates overlap the backward, the gate is in the last micro-step, where the gradient norm is
+// not known yet. The loss is known: the operations that sum it over the ranks and copy it to the
+// host, which come after the gate, are hoisted to it. That is allowed because they use only the
+// loss's buffers, and nothing before them uses what they write. At their own place they still
+// wait and record, because later operations on their streams rely on that order.
 type gate struct {
 	phase, op int
 	norm      bool // GradNorm is known at the gate
@@ -27,8 +26,8 @@ type gate struct {
 }
 
 type hoisted struct {
-	at           int         // in the phase
-	early, place []operation // what runs at the gate, and what stays: one each
+	at           int         // index in the phase
+	early, place []operation // one operation each: what runs at the gate, and what stays at index at
 }
 
 // gateOf finds the gate of a section.
@@ -56,7 +55,7 @@ func gateOf(p *graph.Program, s *graph.Section) gate {
 	return none
 }
 
-// observers lists the operations from index first on that finish the loss.
+// observers lists the operations, from index first on, that sum the loss and copy it to the host.
 func observers(p *graph.Program, ops []graph.Op, first int) (list []hoisted) {
 	loss := map[graph.BufID]bool{}
 	for _, id := range []graph.BufID{p.Loss, p.Port(graph.PortLoss)} {
@@ -73,12 +72,12 @@ func observers(p *graph.Program, ops []graph.Op, first int) (list []hoisted) {
 	return list
 }
 
-// bindGate prepares what is hoisted, once the section is bound.
+// bindGate prepares the hoisted operations, after the section is bound.
 func (s *section) bindGate() {
 	for i := range s.gate.hoisted {
 		h := &s.gate.hoisted[i]
 		early, place := s.phases[s.gate.phase].ops[h.at], s.phases[s.gate.phase].ops[h.at]
-		early.wait, early.record, early.release = nil, nil, nil // all streams are at rest
+		early.wait, early.record, early.release = nil, nil, nil // at the gate all streams are idle
 		place.kernel = nil
 		h.early, h.place = []operation{early}, []operation{place}
 	}
@@ -116,13 +115,13 @@ func writesAny(p *graph.Program, op *graph.Op, roots map[graph.BufID]bool) bool 
 	return false
 }
 
-// RunGated runs a section as RunSection does. Where it has a gate (see gateOf),
-// the rank's streams come to rest there, and the update is enqueued only if pass
-// says so; norm tells it whether GradNorm is known; the loss is. RunGated tells
-// whether pass did: if not, the resident states are those from before the section.
+// RunGated runs a section as RunSection does. If the section has a gate (see gateOf), the rank's
+// streams are synchronised there, and the update is enqueued only if pass returns true. The
+// loss is known at that point; norm says whether GradNorm is too. RunGated returns the result of
+// pass: if it is false, the resident states are unchanged.
 //
-// pass must say the same on every rank: it may look at what was summed over the
-// ranks and at nothing else.
+// pass must return the same on every rank, so it may depend only on values that were summed over
+// the ranks.
 func (e *Executor) RunGated(name string, before func(phase *graph.Phase, repeat int) error, pass func(norm bool) (bool, error)) (bool, error) {
 	s, err := e.section(name)
 	if err != nil {
@@ -153,8 +152,8 @@ func (e *Executor) RunGated(name string, before func(phase *graph.Phase, repeat 
 	return true, e.Sync()
 }
 
-// pass enqueues the phase with a section's gate: up to the gate, and the rest if
-// pass says so.
+// pass enqueues the phase that contains a section's gate: up to the gate, and the rest if the
+// function pass returns true.
 func (e *Executor) pass(s *section, pass func(norm bool) (bool, error)) (bool, error) {
 	g, ph := s.gate, &s.phases[s.gate.phase]
 	ops := e.launches(ph)
@@ -196,8 +195,8 @@ func (e *Executor) pass(s *section, pass func(norm bool) (bool, error)) (bool, e
 	return true, e.enqueue(ops[from:])
 }
 
-// Scalar reads an f64 of one element, wherever it lies, when everything enqueued
-// has run. After the first call for a buffer it allocates nothing.
+// Scalar waits for all enqueued operations and returns a buffer of one f64, in any memory
+// space. Only the first call for a buffer allocates memory.
 func (e *Executor) Scalar(id graph.BufID) (float64, error) {
 	fail := func(err error) (float64, error) {
 		return 0, fmt.Errorf("exec: rank %d: scalar in buffer %d: %w", e.rank, id, err)

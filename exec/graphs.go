@@ -8,21 +8,21 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Launching as one. A device that is a device.Capturer can take the kernels of a run of
-// operations (graph.Runs) for one kernel, which it launches at a fraction of the host's
-// cost: a CUDA graph. A step's phases are captured the second time that they run: the first
-// has loaded the kernels' code. Runs lie on the compute stream and stay within its order;
-// events are waited for and recorded around them as before, so that the streams overlap as
-// before, and copies, collectives and the host's kernels are launched one by one.
+// CUDA graphs. A device.Capturer can capture the kernels of a run of operations (graph.Runs) as
+// one kernel, which costs the host a fraction of the separate launches. A step's phases are
+// captured when they run for the second time, because the first run loads the kernels' code.
+// Runs are on the compute stream and keep its order. Events are waited for and recorded around
+// them, so that streams overlap as before. Copies, collectives and kernels on the host are still
+// launched one by one.
 
-// captured is a phase's operations as they are launched.
+// captured is the state of capturing one phase.
 type captured struct {
-	warm bool        // it has run to its end once
-	done bool        // ops are there
-	ops  []operation // as many as the phase's: those of a run have no kernel, but for its last
+	warm bool        // the phase has run once
+	done bool        // ops is set
+	ops  []operation // the phase's operations; of a run only the last has a kernel, that of the whole run
 }
 
-// launches gives what is enqueued of a phase.
+// launches returns the operations to enqueue for a phase.
 func (e *Executor) launches(ph *phase) []operation {
 	if !e.cfg.Graphs || !ph.captured.warm || ph.section.graph.Kind != graph.SectionStep {
 		return ph.ops
@@ -42,7 +42,7 @@ func (e *Executor) launches(ph *phase) []operation {
 	return ph.captured.ops
 }
 
-// capture makes the runs of a phase kernels of their own.
+// capture returns the phase's operations with each run captured as one kernel.
 func (e *Executor) capture(ph *phase) ([]operation, error) {
 	ops := slices.Clone(ph.ops)
 	s, ok := e.streams[graph.Compute].(device.Capturer)

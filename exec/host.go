@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// HostF64 returns a buffer in host memory. The caller reads it after Sync, or
-// writes it in RunSection's before.
+// HostF64 returns the contents of an f64 buffer in host memory. The caller may read them after
+// Sync, and write them in the argument before of RunSection.
 func (e *Executor) HostF64(id graph.BufID) ([]float64, error) { return host[float64](e, id, graph.F64) }
 
 // HostF32 is HostF64 for f32 buffers.

@@ -8,30 +8,29 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// NonFinite is the first value that is not finite, in program order.
+// NonFinite describes the first value, in program order, that is NaN or infinite.
 type NonFinite struct {
 	Rank   int
-	Phase  string // of the section, and its repetition from 0
+	Phase  string // phase of the section; Repeat is its repetition, from 0
 	Repeat int
 	At     int // position of the operation among those that the section ran
 	Op     *graph.Op
-	Buffer string // what the operation wrote it to
-	Loss   bool   // that is the program's Loss
-	// Input is what the operation read that was not finite: no operation of the
-	// section made it, so it is a resident state. "" for none.
+	Buffer string // the output that the operation wrote it to
+	Loss   bool   // Buffer is the program's Loss
+	// Input is an input of the operation that was already not finite. No operation of the
+	// section wrote it, so it is a resident state. "" for none.
 	Input string
-	Elem  int64 // element of that buffer
+	Elem  int64 // index of the element in Buffer
 	Value float64
 }
 
-// FindNonFinite runs a section once more, one operation at a time, up to and
-// without the update phase, and returns the first operation after which one of
-// its outputs has a value that is not finite; nil where there is none. What would
-// change the units' resident states is left out, so that they stay as they are; what
-// else belongs to the update of the step before is not looked at.
+// FindNonFinite runs a section again, one operation at a time, up to the update phase. It returns
+// the first operation that wrote a value that is NaN or infinite; nil if there is none. It leaves
+// out operations that would change the units' resident states. It does not check operations that
+// belong to the update of the step before.
 //
-// It is for the failing path alone: it waits for every operation and reads every
-// output through the staging buffer. All ranks must call it together.
+// It is for a step that has failed, since it is slow: it waits for every operation and reads
+// every output through the staging buffer. All ranks must call it together.
 func (e *Executor) FindNonFinite(name string, before func(phase *graph.Phase, repeat int) error) (*NonFinite, error) {
 	s, err := e.section(name)
 	if err != nil {
@@ -52,7 +51,7 @@ func (e *Executor) FindNonFinite(name string, before func(phase *graph.Phase, re
 			}
 			for k := range ph.ops {
 				o := ph.ops[k]
-				o.release = nil // a poisoned output would be taken for what it computed
+				o.release = nil // poisoning would be taken for a computed NaN
 				if o.alone != nil {
 					o.kernel = o.alone
 				}
@@ -64,7 +63,7 @@ func (e *Executor) FindNonFinite(name string, before func(phase *graph.Phase, re
 					return nil, err
 				}
 				if found != nil || o.kernel == nil || o.op.Pass == graph.Update {
-					continue // the rest still runs: collectives need this rank
+					continue // keep running: the collectives need this rank
 				}
 				if err := e.Sync(); err != nil {
 					return nil, err
@@ -82,9 +81,9 @@ func (e *Executor) FindNonFinite(name string, before func(phase *graph.Phase, re
 	return found, e.Sync()
 }
 
-// scanOutputs looks at what an operation has written. Collectives and copies of
-// flat parameters and gradients also move padding, which nothing computes with:
-// there only the segments of parameters count.
+// scanOutputs checks the outputs of an operation. Collectives and copies of flat parameters and
+// gradients also move padding, which no operation reads: in those only the segments of parameters
+// are checked.
 func (e *Executor) scanOutputs(op *graph.Op) (*NonFinite, error) {
 	p := e.cfg.Program
 	for _, o := range op.Out {
@@ -122,8 +121,8 @@ func (e *Executor) scanOutputs(op *graph.Op) (*NonFinite, error) {
 	return nil, nil
 }
 
-// isLoss tells whether an operation's output is the loss: of the step, or of the
-// micro-batch whose own is added to it.
+// isLoss says whether an operation's output is the step's loss, or the loss of a micro-batch that
+// is added to it.
 func isLoss(p *graph.Program, op *graph.Op, out graph.BufID) bool {
 	switch op.Kind {
 	case graph.CrossEntropy, graph.HeadLoss, graph.HeadLossGrad:
@@ -132,8 +131,7 @@ func isLoss(p *graph.Program, op *graph.Op, out graph.BufID) bool {
 	return out == p.Loss
 }
 
-// computed tells whether element i of a buffer that op wrote may be something
-// else than padding.
+// computed says whether element i of a buffer that op wrote is not padding.
 func (e *Executor) computed(op *graph.Op, id graph.BufID, i int64) bool {
 	switch op.Kind {
 	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll, graph.SumParts:
@@ -148,7 +146,7 @@ func (e *Executor) computed(op *graph.Op, id graph.BufID, i int64) bool {
 	if n > u.FlatLen || u.FlatLen == 0 {
 		return true
 	}
-	// A whole flat buffer, or this rank's shard of one.
+	// The buffer is a whole flat parameter, or this rank's shard of one.
 	flat := i
 	if attr, ok := op.Attr.(graph.GroupAttr); ok && n < u.FlatLen && attr.Axis >= 0 {
 		flat += int64(e.cfg.Coord[attr.Axis]) * n
@@ -161,8 +159,8 @@ func (e *Executor) computed(op *graph.Op, id graph.BufID, i int64) bool {
 	return false
 }
 
-// scan returns the first element of an operation's floating-point operand that is
-// not finite, and its value; −1 where all are, or where it holds no floats.
+// scan returns the index and value of the first element of a floating-point operand that is NaN
+// or infinite; −1 if there is none, or if the operand has no floating-point elements.
 func (e *Executor) scan(op *graph.Op, id graph.BufID) (int64, float64, error) {
 	if id == graph.NoBuf {
 		return -1, 0, nil
@@ -199,11 +197,10 @@ func (e *Executor) scan(op *graph.Op, id graph.BufID) (int64, float64, error) {
 	return -1, 0, nil
 }
 
-// scanBytes is how much of a buffer is looked at at a time; a multiple of every
-// element's size.
+// scanBytes is the number of bytes that are checked at a time, a multiple of every element size.
 const scanBytes = 1 << 20
 
-// halfRange is NaN or ±Inf where a half-precision value is, else 0.
+// halfRange returns NaN or ±Inf if a 16-bit float is that, and 0 for any finite value.
 func halfRange(v []byte) float64 {
 	h := binary.LittleEndian.Uint16(v)
 	switch {

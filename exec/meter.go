@@ -10,27 +10,26 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// CollectiveKinds are the collectives that a program has, in the order of
-// Usage.Collectives.
+// CollectiveKinds lists the kinds of collectives, in the order of Usage.Collectives.
 var CollectiveKinds = [...]graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll}
 
-// Usage is what a rank's collectives took so far, where Config.Meter asks for it.
+// Usage is the cost of a rank's collectives so far; it is measured with Config.Meter.
 type Usage struct {
 	Collectives [len(CollectiveKinds)]Collective
-	// Busy is how long the communication stream ran collectives, waiting for peers
-	// among it; Overlapped how much of it the rank computed meanwhile, on the device
-	// or the host.
+	// Busy is how long the communication stream ran collectives, including the time spent
+	// waiting for peers. Overlapped is the part of Busy in which the rank also computed, on
+	// the device or the host.
 	Busy, Overlapped time.Duration
 }
 
-// Collective is what the collectives of a kind took.
+// Collective is the cost of the collectives of one kind.
 type Collective struct {
 	Calls int64
 	Bytes int64 // of the whole buffers: all ranks' shards of a gather or scatter
 	Time  time.Duration
 }
 
-// Sub returns what was used between earlier and u.
+// Sub returns the difference u − earlier.
 func (u Usage) Sub(earlier Usage) Usage {
 	for i := range u.Collectives {
 		u.Collectives[i].add(earlier.Collectives[i], -1)
@@ -40,7 +39,7 @@ func (u Usage) Sub(earlier Usage) Usage {
 	return u
 }
 
-// Add returns the sum of both.
+// Add returns the sum u + o.
 func (u Usage) Add(o Usage) Usage {
 	for i := range u.Collectives {
 		u.Collectives[i].add(o.Collectives[i], 1)
@@ -56,12 +55,12 @@ func (c *Collective) add(o Collective, sign int64) {
 	c.Time += time.Duration(sign) * o.Time
 }
 
-// lane is a stream's part of a rank's meter: what was launched and has not been
-// told yet, and when the others ran.
+// lane is the meter's record of one stream: operations that were launched but not yet reported
+// by the device, and the times of those that were.
 type lane struct {
 	mu       sync.Mutex
 	launched []*operation // nil: not an operation of the program
-	told     int          // of launched
+	told     int          // number of launched operations that the device has reported
 	ran      []ranSpan
 }
 
@@ -83,7 +82,7 @@ func (l *lane) took(start, end time.Duration) {
 	l.told++
 }
 
-// meter adds up what a rank's streams did.
+// meter accumulates the times of a rank's streams.
 type meter struct {
 	lanes [graph.NumStreams]*lane
 	work  []ranSpan // scratch of fold
@@ -91,10 +90,10 @@ type meter struct {
 	sum   Usage
 }
 
-// metered are the streams that the meter looks at.
+// metered are the streams that the meter records.
 var metered = []graph.StreamID{graph.Comm, graph.Compute, graph.HostWork}
 
-// fold adds what ran since the last time. The streams are idle.
+// fold adds the times recorded since the last call to the sum. The streams must be idle.
 func (m *meter) fold() {
 	m.work = m.work[:0]
 	var talk []ranSpan
@@ -130,7 +129,7 @@ func (m *meter) fold() {
 	m.sum.Overlapped += common(talk, m.work)
 }
 
-// union joins spans that overlap, in place, and returns them by start.
+// union merges overlapping spans, in place, and returns them in order of their start.
 func union(list []ranSpan) []ranSpan {
 	slices.SortFunc(list, func(a, b ranSpan) int { return cmp.Compare(a.start, b.start) })
 	n := 0
@@ -145,8 +144,8 @@ func union(list []ranSpan) []ranSpan {
 	return list[:n]
 }
 
-// common is how long both lists have something running. The spans of each follow
-// each other.
+// common returns how long spans of both lists run at the same time. The spans of each list must
+// be in order and must not overlap.
 func common(a, b []ranSpan) (sum time.Duration) {
 	for len(a) > 0 && len(b) > 0 {
 		if from, to := max(a[0].start, b[0].start), min(a[0].end, b[0].end); from < to {
@@ -161,7 +160,7 @@ func common(a, b []ranSpan) (sum time.Duration) {
 	return sum
 }
 
-// watch asks a stream for the times of its kernels, for the trace and the meter.
+// watch makes a stream report the times of its kernels to the trace and the meter.
 func (e *Executor) watch(id graph.StreamID, timed device.Timed) error {
 	k := e.cfg.Trace.add(e.rank, id)
 	if e.meter != nil && slices.Contains(metered, id) {
@@ -172,8 +171,8 @@ func (e *Executor) watch(id graph.StreamID, timed device.Timed) error {
 	return timed.Time(k)
 }
 
-// Usage returns what the rank's collectives took, of all sections that have ended;
-// nothing without Config.Meter. Any goroutine may call it.
+// Usage returns the cost of the rank's collectives in all sections that have ended; the zero
+// Usage without Config.Meter. Any goroutine may call it.
 func (e *Executor) Usage() Usage {
 	if e.meter == nil {
 		return Usage{}

@@ -8,21 +8,20 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Poisoning on release (tests only). The layout gives a buffer's bytes to the
-// next one without a trace of it, so a stray read of a dead buffer would find
-// its old, plausible values. With Config.Poison they are NaN: a fill is
-// enqueued right after a buffer's last operation.
+// Poisoning on release (tests only). The layout gives a buffer's bytes to the next buffer
+// without overwriting them, so that a wrong read of a dead buffer would find its old, plausible
+// values. With Config.Poison it finds NaN: a fill is enqueued right after a buffer's last
+// operation.
 //
-// "Last" is over happens-before. An operation d is the last of a buffer if every
-// other one that touches it happens before d; whoever gets the bytes next is
-// ordered after all of them, so after d, and it sees d through d's stream or an
-// event recorded there at d or later: the fill, enqueued between d's launch and
-// d's record, comes before it too. Where no such d exists (two streams end with
-// the buffer independently) nothing is filled. Buffers that live over steps, and
-// the host's, are left alone; one that lives over phases only dies in a phase
-// that runs once.
+// "Last" refers to happens-before. An operation d is a buffer's last if every other operation
+// that touches the buffer happens before d. The next user of the bytes is ordered after all of
+// these, so after d: by d's stream, or by an event recorded on that stream at d or later. The
+// fill is enqueued between d's launch and its record, so it also comes before that user. If no
+// such d exists, because two streams finish with the buffer independently, nothing is filled.
+// LifeRun and host buffers are not filled. A buffer that lives over several phases is filled
+// only in a phase that runs once.
 
-// clock has, for each stream, how many of its operations happen before a point.
+// clock has, for each stream, how many of its operations happen before some point.
 type clock [graph.NumStreams]int
 
 func (c *clock) join(o *clock) {
@@ -74,7 +73,7 @@ func (e *Executor) bindReleases(s *section) error {
 			continue
 		}
 		for from := 0; from < len(list); {
-			to := len(list) // of one life
+			to := len(list) // end of the buffer's current life in list
 			if b.Life == graph.LifePhase {
 				to = from + 1
 				for to < len(list) && list[to].phase == list[from].phase {
@@ -100,7 +99,7 @@ func (e *Executor) bindReleases(s *section) error {
 	for i := range s.phases {
 		for j := range s.phases[i].ops {
 			if o := &s.phases[i].ops[j]; o.first {
-				o.release = nil // the second still reads it, or writes there already
+				o.release = nil // the second operation still reads the buffer, or has written to it
 			}
 		}
 	}
@@ -116,8 +115,8 @@ func operands(op *graph.Op) []graph.BufID {
 	return slices.DeleteFunc(ids, func(id graph.BufID) bool { return id == graph.NoBuf })
 }
 
-// hostBuffers returns the roots that the host reads or writes between operations
-// or after a section.
+// hostBuffers returns the root buffers that the host reads or writes between operations or after
+// a section.
 func (e *Executor) hostBuffers() []graph.BufID {
 	p := e.cfg.Program
 	var roots []graph.BufID

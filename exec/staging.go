@@ -8,15 +8,14 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Write stores data at byte off of a buffer in any space, and returns when it
-// is there. It runs after everything enqueued before it. What the host does not
-// reach goes through the program's staging buffer, as many bytes at a time as
-// that has.
+// Write stores data at byte offset off of a buffer in any memory space. It runs after all
+// operations enqueued before, and returns when the data is stored. Memory that the host cannot
+// address is written through the program's staging buffer, at most that buffer's size at a time.
 func (e *Executor) Write(id graph.BufID, off int64, data []byte) error {
 	return e.transfer("write", id, off, data, false)
 }
 
-// Read loads bytes from off of a buffer in any space into data: see Write.
+// Read loads bytes from byte offset off of a buffer in any space into data, as Write does.
 func (e *Executor) Read(id graph.BufID, off int64, data []byte) error {
 	return e.transfer("read", id, off, data, true)
 }

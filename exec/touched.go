@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Touched returns the highest byte of a space's arena that an executed
-// operation has touched; 0 for a space without an arena.
+// Touched returns the end of the highest byte of a space's arena that an executed operation has
+// touched; 0 for a space without an arena.
 func (e *Executor) Touched(s graph.Space) int64 {
 	if s >= graph.NumSpaces || e.arenas[s] == nil {
 		return 0
@@ -20,21 +20,20 @@ func (e *Executor) Touched(s graph.Space) int64 {
 // Classes are bytes by memory space and class.
 type Classes = [graph.NumSpaces][graph.NumClasses]int64
 
-// classes keeps what TouchedClasses told last.
+// classes caches the result of TouchedClasses.
 type classes struct {
 	mu   sync.Mutex
-	ran  int // operations
+	ran  int // number of operations that had run
 	told Classes
-	host []graph.BufID // live at a peak, and no operation's
+	host []graph.BufID // buffers that are live at a peak and that no operation uses
 }
 
-// TouchedClasses returns, by class, how many bytes of the buffers that the plan has alive
-// at each space's peak (memplan.SpaceUse.Live) operations that ran have touched. A buffer
-// that no operation has is the host's, as the staging of states is: how much the host takes
-// of it depends on what happens between sections, not on the plan, so it counts as Touched
-// does, up to the highest byte. What of Touched is in none of them is padding, so a space's
-// classes sum to Touched; they are the plan's SpaceUse.ByClass once everything has run that
-// the peak is made of.
+// TouchedClasses returns, by class, how many bytes operations have touched of the buffers that
+// the plan has live at each space's peak (memplan.SpaceUse.Live). Buffers that no operation uses
+// belong to the host, such as the staging of states. How much of them the host uses depends on
+// events between sections, not on the plan: they count up to the highest byte, as in Touched.
+// The rest of Touched is counted as padding, so a space's classes sum to Touched. Once all
+// operations of the peak have run, they equal the plan's SpaceUse.ByClass.
 func (e *Executor) TouchedClasses() Classes {
 	c := &e.classes
 	c.mu.Lock()
@@ -58,7 +57,7 @@ func (e *Executor) TouchedClasses() Classes {
 	return told
 }
 
-// haveRun is the number of operations that were enqueued at least once.
+// haveRun returns the number of operations that were enqueued at least once.
 func (e *Executor) haveRun() (n int) {
 	e.eachOp(func(o *operation) {
 		if o.ran.Load() {
@@ -79,10 +78,11 @@ func (e *Executor) eachOp(f func(*operation)) {
 	}
 }
 
-// extent is bytes [from, to) of a buffer.
+// extent is a range of bytes [from, to) of a buffer.
 type extent struct{ from, to int64 }
 
-// countClasses returns what operations have touched, and which live buffers none has.
+// countClasses returns the bytes that operations have touched, and the live buffers that no
+// operation uses.
 func (e *Executor) countClasses() (sum Classes, host []graph.BufID) {
 	p := e.cfg.Program
 	touched := make([][]extent, len(p.Buffers)) // of live roots
@@ -111,7 +111,7 @@ func (e *Executor) countClasses() (sum Classes, host []graph.BufID) {
 	return sum, host
 }
 
-// covered is how many bytes are in at least one of the extents, which it sorts.
+// covered returns how many bytes are in at least one of the extents. It sorts list.
 func covered(list []extent) (sum int64) {
 	slices.SortFunc(list, func(x, y extent) int { return cmp.Compare(x.from, y.from) })
 	end := int64(0)

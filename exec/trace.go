@@ -16,30 +16,30 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Trace records when operations ran on every rank and stream of a process, and
-// writes them as a Chrome trace (the JSON that Perfetto and chrome://tracing
-// open): a process a rank, a track a stream, side by side.
+// Trace records when operations ran on every rank and stream of a process, and writes a Chrome
+// trace (JSON for Perfetto and chrome://tracing) with a process for each rank and a track for
+// each stream.
 //
-// It records into buffers made beforehand, so that tracing does not disturb what
-// it measures; operations beyond their length are counted, not recorded.
+// It records into preallocated buffers, so that tracing does not disturb what it measures.
+// Operations beyond their capacity are counted but not recorded.
 type Trace struct {
-	Peak   float64 // FLOP/s of the ranks' device, which operations are shares of; 0: not known
+	Peak   float64 // the device's peak in FLOP/s, for each operation's share of it; 0: not known
 	spans  int
 	mu     sync.Mutex
 	tracks []*track
 }
 
-// NewTrace returns a trace that holds so many operations of each stream
-// (TraceBytes in all).
+// NewTrace returns a trace that records up to perStream operations of each stream. It takes
+// TraceBytes of memory for each stream.
 func NewTrace(perStream int) *Trace { return &Trace{spans: max(perStream, 1)} }
 
-// TraceBytes is what a stream of a rank takes of memory in a trace of so many
-// operations a stream.
+// TraceBytes returns the bytes of memory that a trace with perStream operations a stream takes
+// for each stream of a rank.
 func TraceBytes(perStream int) int64 {
 	return int64(max(perStream, 1)) * int64(unsafe.Sizeof(span{})+unsafe.Sizeof((*operation)(nil)))
 }
 
-// add returns the track of a stream; one of no trace holds nothing.
+// add returns the track of a stream. The track of a nil Trace records nothing.
 func (t *Trace) add(rank int, id graph.StreamID) *track {
 	if t == nil {
 		return &track{rank: rank, stream: id}
@@ -53,8 +53,8 @@ func (t *Trace) add(rank int, id graph.StreamID) *track {
 
 type span struct{ start, end time.Duration }
 
-// track is one stream's part of a trace. The i-th launch and the i-th time
-// belong together: the executor writes the one, the device the other.
+// track is one stream's part of a trace. The executor records launches and the device the times
+// of execution; the i-th launch and the i-th time belong together.
 type track struct {
 	rank     int
 	stream   graph.StreamID
@@ -65,7 +65,7 @@ type track struct {
 	lane     *lane // of the meter; nil: none
 }
 
-// launch notes what the executor is about to launch. A nil track notes nothing.
+// launch records the operation that the executor is about to launch. A nil track ignores it.
 func (t *track) launch(o *operation) {
 	if t == nil {
 		return
@@ -79,7 +79,7 @@ func (t *track) launch(o *operation) {
 	}
 }
 
-// Ran is device.Timer's.
+// Ran implements device.Timer.
 func (t *track) Ran(start, end time.Duration) {
 	i := t.ran.Load()
 	if i < int64(len(t.spans)) {
@@ -126,12 +126,12 @@ type droppedArg struct {
 	Operations int64 `json:"operations"`
 }
 
-// Events are the events of ranks elsewhere: from the given place on, some of them, as
-// JSON objects separated by commas; none at the end.
+// Events returns some of another rank's trace events, starting at index from, as JSON objects
+// separated by commas; no bytes at the end. next is the index after them.
 type Events func(from int64) (events []byte, next int64, err error)
 
-// Write writes the trace, and behind its own ranks those of other processes. The
-// executors that recorded it are synced or closed.
+// Write writes the trace, followed by the events of ranks in other processes. The executors that
+// recorded the trace must be synced or closed.
 func (t *Trace) Write(w io.Writer, others ...Events) error {
 	b := bufio.NewWriterSize(w, 1<<16)
 	b.WriteString("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")
@@ -159,7 +159,8 @@ func (t *Trace) Write(w io.Writer, others ...Events) error {
 	return nil
 }
 
-// Of gives one rank's events, on the clock of a process that began so much earlier.
+// Of returns the events of one rank, with times relative to the start of a process that started
+// earlier by the given duration.
 func (t *Trace) Of(rank int, earlier time.Duration) Events {
 	return t.of(slices.DeleteFunc(t.sorted(), func(k *track) bool { return k.rank != rank }), earlier)
 }
@@ -172,10 +173,10 @@ func (t *Trace) sorted() []*track {
 	return tracks
 }
 
-// eventsAtOnce bounds the memory of what is written or sent of a trace.
+// eventsAtOnce is the number of events that are formatted at a time, to bound memory.
 const eventsAtOnce = 4096
 
-// of numbers the tracks' events: of each its names, its spans, and whether it is full.
+// of numbers the tracks' events: for each track its names, its spans, and whether it is full.
 func (t *Trace) of(tracks []*track, shift time.Duration) Events {
 	return func(from int64) (events []byte, next int64, err error) {
 		var b bytes.Buffer
@@ -211,8 +212,8 @@ func (t *Trace) of(tracks []*track, shift time.Duration) Events {
 	}
 }
 
-// events are those of place i of n of the track: its names and its rank's at 0, a span
-// each, and at the last place whether the track is full.
+// events returns the events at index i of the n indices of the track: at 0 the names of the track
+// and its rank, then one span each, and at the last index whether the track is full.
 func (k *track) events(i, n int64, first bool, shift time.Duration, peak float64) (list []traceEvent) {
 	track := int(k.stream)
 	switch {

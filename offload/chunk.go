@@ -6,19 +6,19 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// split divides the operations of a phase that run on the host, element by
-// element over a unit's flat buffers, into chunks:
+// split divides the operations of a phase that run on the host, element by element over a unit's
+// flat buffers, into chunks:
 //
 //	adamw u(g, v, m)   →   adamw u[0](g[0], v[0], m[0])   adamw u[1](g[1], v[1], m[1]) …
 //
-// so that the mirrors of a large unit (an embedding) need not be whole in host
-// memory. Each element sees the same arithmetic, and sums of squares are exact,
-// so the bits are the same. What stands for several elements (the scales of
-// blocks) is divided in that ratio, and tied to the piece of its values; an operation with one number a parameter
-// is left whole. The kind table says which
+// Then the mirrors (copies in host memory) of a large unit, such as an embedding, need not hold
+// all of it. Each element is computed as before, and sums of squares are exact, so the bits are
+// the same. An operand with one element for several (the scales of blocks) is divided in the same
+// ratio, and its parts are tied to the matching parts of the values. An operation with an
+// operand of one number a parameter is not divided. The kind table has these ratios
 // (graph.Operand.Per).
 //
-// It returns each operation's chunk; −1 for those that have none.
+// It returns each operation's chunk number; −1 for operations without chunks.
 func (r *rewriter) split(ph *graph.Phase) (slot []int) {
 	e := graph.NewEditor(ph)
 	for i, n := range e.Base {
@@ -36,8 +36,8 @@ func (r *rewriter) split(ph *graph.Phase) (slot []int) {
 	return slot
 }
 
-// elementsOf returns how many elements an operation on the host works on one by
-// one, and the operands that go by them; 0 for one that is left whole.
+// elementsOf returns how many elements an operation on the host processes one by one, and its
+// operands; 0 if the operation cannot be divided.
 func (r *rewriter) elementsOf(op *graph.Op) (n int64, in, out []graph.Operand) {
 	switch a := op.Attr.(type) {
 	case graph.ShardAttr:
@@ -64,7 +64,7 @@ func (r *rewriter) elementsOf(op *graph.Op) (n int64, in, out []graph.Operand) {
 	return n, in, out
 }
 
-// chunksOf returns the chunks of an operation, nil for one that is left whole.
+// chunksOf returns the chunks of an operation, nil if it is not divided.
 func (r *rewriter) chunksOf(op *graph.Op) (parts []graph.Op) {
 	if !r.onHost(op) {
 		return nil
@@ -125,8 +125,8 @@ func (r *rewriter) piece(id graph.BufID, at, size int64) graph.BufID {
 	return v
 }
 
-// chunks returns the pieces of a flat buffer that pass through the host one by
-// one; the buffer itself where it is small.
+// chunks returns the parts of a flat buffer that pass through the host one by one; only the
+// buffer itself if it has at most chunk elements.
 func (r *rewriter) chunks(id graph.BufID) []graph.BufID {
 	n, chunk := r.p.Buf(id).Elems(), r.chunk
 	if n <= chunk {

@@ -6,23 +6,23 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// stretch is a run of a phase that uses the flat buffers of one kind of one
-// unit, between uses of other blocks' (as fsdp finds them, but of any kind of buffer),
-// or all uses of one other buffer. Indices are those of the phase's operations.
+// stretch is a run of a phase's operations that use the flat buffers of one kind of one unit,
+// until another block's are used (as in package fsdp, but for any kind of buffer). For a buffer
+// that belongs to no unit it is all of its uses. Indices are those of the phase's operations.
 type stretch struct {
-	unit, slot  int // slot: the chunk, −1 where there is none
+	unit, slot  int // slot: the chunk, −1 if there are no chunks
 	first, last int
 	roots       []graph.BufID
-	closers     []*graph.Node // when these have run, its mirrors are free
+	closers     []*graph.Node // after these its mirrors are free
 }
 
-// coherence runs the copy protocol over one phase.
+// coherence runs a copy protocol, like that of a cache, over one phase.
 //
-// At its start a stretch's buffers are valid at home alone. An operation that
-// reads one in another space makes the copies that bring it there, one that
-// writes makes its own space the only valid one, and at the end of the stretch
-// what is not valid at home and is wanted later goes there. The mirrors die with
-// the stretch:
+// A buffer rests in its home space. A mirror is a copy of it in another space. At the start of a
+// stretch only the home holds valid contents. An operation that reads the buffer in another space
+// needs copies that bring the contents there. One that writes leaves only its own space valid. At
+// the end of the stretch, contents that are not valid at home and are used later are copied home.
+// The mirrors live as long as the stretch:
 //
 //	home host, used on the device            home device, updated on the host
 //
@@ -31,12 +31,11 @@ type stretch struct {
 //	copy-out:                       ●park u  copy-in:                          ●fetch v
 //	           (only if u was written)
 //
-// From disk a value passes through a mirror in host memory, which is also what
-// an operation on the host works on. A fetch stands before the stretch Ahead
-// places earlier, and is throttled by the end of the one before that: at most
-// Ahead+1 stretches of a kind have mirrors. Copies that depend on an operation of
-// the stretch itself stand beside it. Where all uses in a foreign space are of
-// one part of the buffer (a rank's own shard), the mirror holds that part only.
+// Contents on disk pass through a mirror in host memory, which operations on the host also use.
+// A fetch may start at the stretch that is Ahead stretches earlier, after the end of the one
+// before that: so at most Ahead+1 stretches of a kind have mirrors. Copies that depend on an
+// operation of the stretch itself are placed next to it. If all uses in another space are of the
+// same part of the buffer (a rank's own shard), the mirror holds only that part.
 type coherence struct {
 	r      *rewriter
 	w      *weave
@@ -45,17 +44,17 @@ type coherence struct {
 	index  []map[graph.BufID][]int // by phase and root: the operations that use it
 	phase  int
 
-	home   []graph.Space // by operation: where it runs
+	home   []graph.Space // by operation: the space that it runs in
 	uses   map[graph.BufID][]int
 	byKind [numKinds][]*stretch
 	single []*stretch
-	turns  map[graph.BufID]int // stretches of a root so far
+	turns  map[graph.BufID]int // by root: stretches so far
 	closed map[graph.BufID][]closing
 	slot   []int // by operation: its chunk
 	wrote  map[graph.BufID]bool
 }
 
-// closing is the last operation of a stretch on a part of a root.
+// closing is the last operation of a stretch that uses some part of a root.
 type closing struct {
 	part extent
 	at   int
@@ -84,8 +83,8 @@ func (c *coherence) collect() {
 			}
 		})
 	}
-	// A unit's buffers of one kind go together; one of them involved is enough
-	// for the stretches to be found, the others have nothing to copy.
+	// A unit's buffers of one kind form one stretch. It is enough if one of them is offloaded
+	// or used in another space; the others then have nothing to copy.
 	for k := range numKinds {
 		open := map[[2]int]*stretch{}
 		for i, n := range c.w.Base {
@@ -173,7 +172,7 @@ func absInt(n int) int {
 	return n
 }
 
-// closedAt returns the last operation of earlier stretches on the part; −1 none.
+// closedAt returns the last operation of earlier stretches that overlap the part; −1 for none.
 func (c *coherence) closedAt(root graph.BufID, part extent) int {
 	last := -1
 	for _, cl := range c.closed[root] {
@@ -185,8 +184,8 @@ func (c *coherence) closedAt(root graph.BufID, part extent) int {
 	return last
 }
 
-// atHome says whether an operation uses, where the root is at home, more of it
-// than the part.
+// atHome says whether an operation that runs in the root's home uses bytes of it outside the
+// part.
 func (c *coherence) atHome(root graph.BufID, ops []int, part extent) bool {
 	more := false
 	for _, i := range ops {
@@ -210,8 +209,8 @@ func (c *coherence) note(root graph.BufID, ops []int, part extent) {
 	}
 }
 
-// parts returns what of the root each foreign space's mirror holds, and which
-// foreign spaces there are. parts[home] is the root.
+// parts returns, for each other space that is used, the part of the root that its mirror holds.
+// parts[home] is the root.
 func (c *coherence) parts(root graph.BufID, ops []int, home graph.Space) (parts [graph.NumSpaces]graph.BufID, used [graph.NumSpaces]bool) {
 	r := c.r
 	one := [graph.NumSpaces]graph.BufID{graph.NoBuf, graph.NoBuf, graph.NoBuf}
@@ -242,7 +241,7 @@ func (c *coherence) parts(root graph.BufID, ops []int, home graph.Space) (parts 
 	}
 	parts[home] = root
 	if home == graph.Disk && used[graph.Device] {
-		// On the way to the device and back everything passes the host's mirror.
+		// Between disk and device the contents pass through the host's mirror.
 		switch {
 		case !used[graph.Host]:
 			parts[graph.Host] = parts[graph.Device]
@@ -253,7 +252,7 @@ func (c *coherence) parts(root graph.BufID, ops []int, home graph.Space) (parts 
 	return parts, used
 }
 
-// content says whether the root holds something before its stretch at hand.
+// content says whether the root has contents before its current stretch.
 func (c *coherence) content(root graph.BufID) bool {
 	if b := c.r.p.Buf(root); b.Life == graph.LifeRun || b.Class == graph.Inputs || c.wrote[root] {
 		return true
@@ -276,7 +275,7 @@ func (c *coherence) content(root graph.BufID) bool {
 	return false
 }
 
-// wanted says whether somebody uses the root after operation i.
+// wanted says whether the contents of the root are used after operation i.
 func (c *coherence) wanted(root graph.BufID, i int) bool {
 	b := c.r.p.Buf(root)
 	if b.Life == graph.LifeRun {
@@ -300,9 +299,9 @@ func (c *coherence) wanted(root graph.BufID, i int) bool {
 	return false
 }
 
-// replaces says whether the operations write anew, before they read it, all of
-// the root that anybody in the section ever touches. A write that may be skipped
-// leaves what was there, and so reads it.
+// replaces says whether the operations overwrite, before they read it, every byte of the root
+// that the section ever uses. A write that may be skipped keeps the old contents, so it counts
+// as a read.
 func (c *coherence) replaces(root graph.BufID, ops []int) bool {
 	r := c.r
 	var written spans
@@ -335,7 +334,7 @@ func (c *coherence) replaces(root graph.BufID, ops []int) bool {
 	return ok
 }
 
-// redirect points an operation's uses of the root into its mirror.
+// redirect replaces the root by its mirror in an operation's operands.
 func (c *coherence) redirect(op *graph.Op, root, mirror, part graph.BufID) {
 	move := func(id graph.BufID) graph.BufID {
 		if id == graph.NoBuf || c.r.root(id) != root {
@@ -352,7 +351,7 @@ func (c *coherence) redirect(op *graph.Op, root, mirror, part graph.BufID) {
 	op.Skip = move(op.Skip)
 }
 
-// spans is a set of bytes.
+// spans is a set of bytes, as sorted ranges.
 type spans [][2]int64
 
 func (s *spans) add(lo, hi int64) {

@@ -1,11 +1,9 @@
-// Package offload moves what a step does not need on the device just now to
-// host memory or disk: optimizer states and their updates (ZeRO-Offload: Ren et
-// al., 2021), parameters, gradients and activations (ZeRO-Infinity: Rajbhandari
-// et al., 2021).
+// Package offload moves data that the device does not need at the moment to host memory or
+// disk: optimizer states and their updates (ZeRO-Offload: Ren et al., 2021), parameters,
+// gradients and activations (ZeRO-Infinity: Rajbhandari et al., 2021).
 //
-// It is a rewrite of the sharded program, before it is scheduled: it gives
-// buffers another memory space and inserts copies and throttles; what gets which
-// address, and which events are needed, follows from that elsewhere.
+// It rewrites the sharded program before it is scheduled: it changes buffers' memory spaces and
+// inserts copies and throttles. Later passes add the events, and package memplan the addresses.
 //
 //	before:  compute:  fwd u │ … │ bwd u │ adamw u(g, v, m)
 //	after:   copy-in:  ● fetch v           ● fetch v             (parameters=host)
@@ -13,6 +11,6 @@
 //	         copy-out:                             ● park g       (gradients=host)
 //	         host:                                   ● adamw u(g, v, m)  (optimizer=host)
 //
-// Nothing of the arithmetic changes: the same kernels run on the same bytes, on
-// the host's memory instead of the device's.
+// The results do not change: the same computation runs on the same values, in host memory
+// instead of the device's.
 package offload

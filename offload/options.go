@@ -10,35 +10,36 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Options say where each class of buffers rests; graph.Device, the zero value,
-// leaves it where it is.
+// Options say in which space each class of buffers rests; graph.Device, the zero value, means
+// that it stays on the device.
 type Options struct {
 	Optimizer, Parameters, Gradients, Activations graph.Space
-	// Parts place pieces of classes that are not placed whole.
+	// Parts place classes in parts: by share, or by buffer. A class has parts or a space above.
 	Parts []Part
 
-	// Ahead is how many stretches of use before its own a fetch may start, and how
-	// many later ones may start before what was written is stored away. 0: copies
-	// and computation take turns, with the least memory.
+	// Ahead is how many stretches of use (see coherence.go) a fetch may start before its own,
+	// and how many later ones may start before written contents are stored. 0: copies and
+	// computation alternate, which needs the least memory.
 	Ahead int
-	// Chunk is the most elements of a unit that an update on the host, or a
-	// transfer through the host from or to disk, works on at a time: it bounds the
-	// host memory of units of any size. A multiple of 1024; 0: DefaultChunk, or
-	// more where a rank's parameters would make over 256 chunks.
+	// Chunk is the largest number of elements of a unit that an update on the host, or a
+	// transfer between disk and device, works on at a time, so that it bounds the host memory
+	// of large units. It is a multiple of 1024. 0: DefaultChunk, or more if a rank's
+	// parameters would make over 256 chunks.
 	Chunk int64
-	// DeviceShare is the part of the optimizer states, by bytes, that stays on the
-	// device: whole units, from the last one of the program backward, as long as
-	// they fit the share. Their updates run there.
+	// DeviceShare is the share of the optimizer states, in bytes, that stays on the device:
+	// as many whole units as fit, from the last one of the program backward. Their updates
+	// run on the device.
 	DeviceShare float64
 }
 
-// DefaultChunk is 16 MiB of float32.
+// DefaultChunk is the default of Options.Chunk in elements: 16 MiB of float32.
 const DefaultChunk = 4 << 20
 
-// mostChunks bounds the operations of a plan.
+// mostChunks is the number of chunks of a rank's parameters above which chunks grow. It bounds
+// the operations of a plan.
 const mostChunks = 256
 
-// chunk returns the chunk of a program in which a rank holds so many elements.
+// chunk returns the chunk size for a rank that holds elems elements.
 func (o Options) chunk(elems int64) int64 {
 	if o.Chunk > 0 {
 		return o.Chunk
@@ -51,8 +52,8 @@ func (o Options) Active() bool {
 	return o.Optimizer != graph.Device || o.Parameters != graph.Device || o.Gradients != graph.Device || o.Activations != graph.Device || len(o.Parts) > 0
 }
 
-// States says whether anything but activations is offloaded: then updates, or
-// what they read, go by chunks.
+// States says whether anything except activations is offloaded: updates, or their inputs, are
+// then divided into chunks.
 func (o Options) States() bool {
 	for _, p := range o.Parts {
 		if p.Class != graph.Activations {
@@ -62,7 +63,7 @@ func (o Options) States() bool {
 	return o.Optimizer != graph.Device || o.Parameters != graph.Device || o.Gradients != graph.Device
 }
 
-// Validate refuses options out of range.
+// Validate returns an error if an option is out of range.
 func (o Options) Validate() error {
 	for _, s := range []graph.Space{o.Optimizer, o.Parameters, o.Gradients, o.Activations} {
 		if s >= graph.NumSpaces {
@@ -80,12 +81,12 @@ func (o Options) Validate() error {
 	return o.validateParts()
 }
 
-// Parse reads "optimizer=host|disk,parameters=…,gradients=…,activations=…", any
-// of them in any order. A place may be followed by what goes there: a share of
-// the class, as in "optimizer=host:60%" (at least 60 % of it leaves the device,
-// the last units stay) or "optimizer=host:25%+disk" (the rest on disk), or
-// activations by patterns of names, as in "activations=host:h.*.mlp.act;h.*.ln_1".
-// "" and "none" offload nothing. A class is given once, and a place once in it.
+// Parse reads "optimizer=host|disk,parameters=…,gradients=…,activations=…", any of them in any
+// order. After a space may follow which part of the class it gets. For units that is a share:
+// "optimizer=host:60%" moves at least 60 % of the class off the device (the last units stay),
+// "optimizer=host:25%+disk" moves the rest to disk. For activations it is patterns of names, as
+// in "activations=host:h.*.mlp.act;h.*.ln_1". "" and "none" offload nothing. Each class is given
+// at most once, and each space at most once in a class.
 func Parse(s string) (Options, error) {
 	var o Options
 	if s == "" || strings.EqualFold(s, "none") {
@@ -126,8 +127,8 @@ func Parse(s string) (Options, error) {
 	return o, nil
 }
 
-// With adds the parts of one class, which is placed whole where a single part takes all
-// of it. No parts leave the options as they are.
+// With adds the parts of one class. A single part that takes the whole class sets the class's
+// space instead. Without parts the options do not change.
 func (o Options) With(parts []Part) Options {
 	if len(parts) != 1 || parts[0].Share != 0 && parts[0].Share != 1 || len(parts[0].Buffers) > 0 {
 		o.Parts = append(slices.Clone(o.Parts), parts...)
@@ -146,7 +147,7 @@ func (o Options) With(parts []Part) Options {
 	return o
 }
 
-// String writes what rests where as Parse reads it; "" where nothing leaves the device.
+// String formats the options for Parse; "" if nothing leaves the device.
 func (o Options) String() string {
 	var texts []string
 	for _, c := range []graph.Class{graph.Optimizer, graph.Parameters, graph.Gradients, graph.Activations} {

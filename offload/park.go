@@ -6,34 +6,33 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// smallest is the least part of the largest parked activation that is worth a
-// copy of its own: norm statistics stay on the device.
+// smallest is the smallest size, relative to the largest parked activation, for which a copy
+// pays: norm statistics stay on the device.
 const smallest = 1.0 / 32
 
-// parking is where an activation waits, and what its later uses read.
+// parking has the buffers through which an activation is parked, and the one that later uses read.
 type parking struct {
 	stops   []graph.BufID // from the device to its place and back: [host] or [bounce out, disk, bounce in]
 	fetched graph.BufID
 }
 
-// park copies the activations of a phase that lie unused for long to the host
-// (or through it to disk) after the last use before that time, and back into a
-// new buffer before the next one:
+// park copies activations that stay unused for long to host memory (or through it to disk) after
+// the last use before that time, and back into a new buffer before the next use:
 //
 //	compute:   x = f │ g(x) │ … a+1+Ahead ●… │ …      │ …  b │ g'(x₂)
 //	copy-out:              park x → h ●
 //	copy-in:                                   ● fetch h → x₂   Ahead stretches before b
 //
-// A stretch is a run of computing operations of one unit and micro-batch; a and b are
-// the ones of the last use before and of the first use after. Stretch a+1+Ahead waits for the
-// copy out, so that from there on x's bytes are free; the copy in waits for the
-// end of stretch b−1−Ahead. Where fewer stretches than those lie between, nothing
-// would be won and the activation stays. Fetches come in the order of their uses,
-// which in a backward is the reverse of the parks'.
+// A stretch is a run of operations of the compute stream of one unit and micro-batch. a is the
+// stretch of the last use before the gap and b that of the first use after. Stretch a+1+Ahead
+// waits for the copy out, so x's bytes are free from there on. The copy in waits for the end of
+// stretch b−1−Ahead. If there are fewer stretches between the two, parking would free no memory
+// and the activation stays. Fetches are in the order of their uses, which in a backward is the
+// reverse of the order of parking.
 //
-// In layer order what one block hands to the next has the stretches of all other
-// micro-batches between its uses. It stays for those: all of them would go only to
-// come back at once.
+// In layer order an activation between two blocks is unused while the other micro-batches pass
+// the same block. It is not parked for that: all such activations would be copied out only to be
+// copied back at once.
 func (r *rewriter) park(w *weave) {
 	stretch, run, ends := stretches(w)
 	chosen := r.chooseParked(w, stretch, run)
@@ -46,15 +45,14 @@ func (r *rewriter) park(w *weave) {
 	}
 }
 
-// idle is an activation that lies unused for long in a phase.
+// idle is an activation that a phase leaves unused for long.
 type idle struct {
 	root   graph.BufID
-	before int   // last operation before the long time
-	after  []int // those behind it
+	before int   // last operation that uses it before the gap
+	after  []int // operations that use it after the gap
 }
 
-// parkable finds the uses of the activations that may leave the device, in order of
-// their first ones.
+// parkable finds the activations that may leave the device, ordered by first use, and their uses.
 func (r *rewriter) parkable(w *weave) (roots []graph.BufID, uses map[graph.BufID][]int) {
 	uses = map[graph.BufID][]int{}
 	leaves := map[graph.BufID]bool{}
@@ -84,8 +82,9 @@ func (r *rewriter) parkable(w *weave) (roots []graph.BufID, uses map[graph.BufID
 	return roots, uses
 }
 
-// chooseParked takes those of which parking frees memory, in order of the last use
-// before the long time. stretch and run, of whatever micro-batches, are by operation.
+// chooseParked returns the activations for which parking frees memory, ordered by the last use
+// before the gap. stretch and run number each operation's stretch and run, as stretches
+// returns them.
 func (r *rewriter) chooseParked(w *weave, stretch, run []int) []idle {
 	var chosen []idle
 	var largest int64
@@ -114,7 +113,7 @@ func (r *rewriter) chooseParked(w *weave, stretch, run []int) []idle {
 	return kept
 }
 
-// parkOut copies an activation to where it waits.
+// parkOut inserts the copies of an activation from the device to its place.
 func (r *rewriter) parkOut(w *weave, c idle, stretch []int, ends [][2]int) {
 	pk := r.parking(c.root)
 	from, name, op := c.root, r.p.Buf(c.root).Name, &w.Base[c.before].Op
@@ -133,7 +132,7 @@ func (r *rewriter) parkOut(w *weave, c idle, stretch []int, ends [][2]int) {
 	}
 }
 
-// fetchBack copies it into a new buffer, from which its later uses read.
+// fetchBack inserts the copies back into a new buffer, from which later uses read.
 func (r *rewriter) fetchBack(w *weave, c idle, stretch []int, ends [][2]int) {
 	pk := r.parking(c.root)
 	name, op := r.p.Buf(c.root).Name, &w.Base[c.after[0]].Op
@@ -156,7 +155,7 @@ func (r *rewriter) fetchBack(w *weave, c idle, stretch []int, ends [][2]int) {
 	}
 }
 
-// parking returns where an activation waits; all phases share it.
+// parking returns the parking of an activation, which all phases share.
 func (r *rewriter) parking(root graph.BufID) *parking {
 	pk := r.parked[root]
 	if pk != nil {
@@ -178,17 +177,16 @@ func (r *rewriter) parking(root graph.BufID) *parking {
 	return pk
 }
 
-// readsFirst says whether an operation reads the root: the contents matter.
+// readsFirst says whether an operation reads the root, so that it needs the contents.
 func readsFirst(r *rewriter, op *graph.Op, root graph.BufID) bool {
 	reads := false
 	effects(op, r.root, func(id graph.BufID, e graph.Effect) { reads = reads || id == root && e.Read })
 	return reads
 }
 
-// stretches numbers the phase's operations by runs of computing operations of one
-// unit (runs), and of one micro-batch of it (of). Operations of other streams belong to
-// the run before them. ends has the first and last computing operation of each of the
-// latter.
+// stretches numbers the phase's operations: runs by runs of compute operations of one unit, and
+// of by runs of one unit and micro-batch. An operation of another stream belongs to the run
+// before it. ends has the first and last compute operation of each run in of.
 func stretches(w *weave) (of, runs []int, ends [][2]int) {
 	unit, micro, run := -2, 0, 0
 	for i, n := range w.Base {

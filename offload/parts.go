@@ -10,18 +10,17 @@ import (
 	"github.com/spillway-ml/spillway/internal/nearest"
 )
 
-// Part is a piece of a class with a place of its own.
+// Part is a part of a class of buffers, and the space that it goes to.
 type Part struct {
 	Class graph.Class // Optimizer, Parameters, Gradients or Activations
 	Space graph.Space // Host or Disk
-	// Share is the part of a class of units' buffers that goes to Space, by bytes,
-	// in (0, 1]; 0: all that the parts after it leave. Of several parts of a class
-	// the later ones take the later units, and what no part takes stays on the
-	// device: the last units. Whole units are placed, so that at least the sum of
-	// the shares leaves the device.
+	// Share is the part, by bytes, of a class of units' buffers that goes to Space, in (0, 1].
+	// 0: everything that later parts do not take. Of several parts of a class, the later ones
+	// take the later units; units that no part takes, the last ones, stay on the device. Whole
+	// units are moved, so that at least the sum of the shares leaves the device.
 	Share float64
-	// Buffers has patterns (graph.MatchName) of the activations that go to Space;
-	// none: all that the parts before it leave.
+	// Buffers has patterns (graph.MatchName) of the activations that go to Space; none:
+	// everything that earlier parts do not take.
 	Buffers []string
 }
 
@@ -52,7 +51,7 @@ func (p Part) validate() error {
 	return nil
 }
 
-// validateParts refuses parts that contradict each other or the whole classes.
+// validateParts rejects parts that contradict each other or the space of a whole class.
 func (o Options) validateParts() error {
 	sum := map[graph.Class]float64{}
 	rest := map[graph.Class]bool{}
@@ -74,7 +73,7 @@ func (o Options) validateParts() error {
 	return nil
 }
 
-// Whole is where a class goes as one; graph.Device where it does not.
+// Whole returns the space of a whole class; graph.Device if it stays, or is placed in parts.
 func (o Options) Whole(c graph.Class) graph.Space {
 	switch c {
 	case graph.Optimizer:
@@ -98,7 +97,7 @@ func (o Options) parts(c graph.Class) (list []Part) {
 	return list
 }
 
-// placeUnits gives each unit's buffers of a class their home. bytes is by unit.
+// placeUnits returns, by unit, the home of its buffers of a class. bytes is by unit.
 func (o Options) placeUnits(c graph.Class, bytes []int64) []graph.Space {
 	home := make([]graph.Space, len(bytes))
 	parts := o.parts(c)
@@ -118,8 +117,8 @@ func (o Options) placeUnits(c graph.Class, bytes []int64) []graph.Space {
 	for _, n := range bytes {
 		total += n
 	}
-	// The last units stay on the device, those before them go to the last part,
-	// and so on to the first.
+	// The last units stay on the device, the ones before them go to the last part, and so on
+	// back to the first.
 	stay := 1.0
 	for _, p := range parts {
 		stay -= p.Share
@@ -127,7 +126,7 @@ func (o Options) placeUnits(c graph.Class, bytes []int64) []graph.Space {
 	if last := parts[len(parts)-1]; last.Share == 0 {
 		stay = 0
 	}
-	left := make([]float64, len(parts)+1) // bytes; the device's at the end
+	left := make([]float64, len(parts)+1) // bytes left of each part; the last element is the device's
 	left[len(parts)] = stay * float64(total)
 	named := stay
 	for i, p := range parts {
@@ -158,7 +157,7 @@ func (o Options) placeUnits(c graph.Class, bytes []int64) []graph.Space {
 	return home
 }
 
-// parkSpace is where an activation of the given name waits; Device: it stays.
+// parkSpace returns the space for an activation of the given name; Device: it stays.
 func (o Options) parkSpace(name string) graph.Space {
 	for _, p := range o.Parts {
 		if p.Class != graph.Activations {
@@ -181,8 +180,7 @@ func (o Options) parks() bool {
 	return o.Activations != graph.Device || len(o.parts(graph.Activations)) > 0
 }
 
-// named says whether a pattern names the activation: then it is parked however
-// small it is.
+// named says whether a pattern names the activation, which is then parked however small it is.
 func (o Options) named(name string) bool {
 	for _, p := range o.parts(graph.Activations) {
 		for _, pattern := range p.Buffers {
@@ -194,7 +192,7 @@ func (o Options) named(name string) bool {
 	return false
 }
 
-// parseParts reads PLACE[:WHAT][+PLACE[:WHAT]…] of a class.
+// parseParts reads SPACE[:PART][+SPACE[:PART]…] for a class.
 func parseParts(class graph.Class, text, whole string) ([]Part, error) {
 	var list []Part
 	for _, one := range strings.Split(text, "+") {
@@ -239,8 +237,8 @@ func parseParts(class graph.Class, text, whole string) ([]Part, error) {
 	return list, nil
 }
 
-// checkNames refuses a pattern that names no activation of the program, before anything
-// of it has changed.
+// checkNames returns an error if a pattern matches no activation of the program. It runs before
+// the program is changed.
 func (r *rewriter) checkNames() error {
 	for _, p := range r.o.parts(graph.Activations) {
 		for _, pattern := range p.Buffers {

@@ -6,32 +6,32 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// passage is the protocol for one root buffer in one stretch: in which spaces its
-// contents are valid, operation by operation.
+// passage runs the copy protocol (see coherence) for one root buffer in one stretch. It tracks in
+// which spaces the contents are valid, operation by operation.
 type passage struct {
 	c    *coherence
 	reg  *stretch
 	root graph.BufID
 	home graph.Space
-	ops  []int // those of the stretch that use the root
+	ops  []int // operations of the stretch that use the root
 
-	parts [graph.NumSpaces]graph.BufID // what of the root each space holds
-	used  [graph.NumSpaces]bool        // foreign spaces that operations work in
-	span  extent                       // what of the root the stretch is about
+	parts [graph.NumSpaces]graph.BufID // by space: the part of the root that it holds
+	used  [graph.NumSpaces]bool        // spaces other than home in which operations use it
+	span  extent                       // the bytes of the root that the stretch copies
 	turn  int                          // the stretch's number among the root's
 
-	at    int           // where fetches may stand; −1: where they are needed
-	after []*graph.Node // what they wait for
+	at    int           // index before which fetches may be placed; −1: where they are needed
+	after []*graph.Node // nodes that fetches must wait for
 	pass  graph.Pass
 
-	fresh   bool // the contents from before do not matter
+	fresh   bool // the old contents are not needed
 	valid   [graph.NumSpaces]bool
-	touched bool // an operation of the stretch has written
-	last    int  // the last one that has
+	touched bool // an operation of the stretch has written the root
+	last    int  // index of the last operation that wrote it
 }
 
-// root runs the protocol for one root buffer in one stretch. at is where its
-// fetches may stand (−1: where they are needed), after what they wait for.
+// root runs the protocol for one root buffer in one stretch. at is the index before which its
+// fetches may be placed (−1: where they are needed), after what they must wait for.
 func (c *coherence) root(reg *stretch, root graph.BufID, at int, after []*graph.Node) {
 	r := c.r
 	g := &passage{c: c, reg: reg, root: root, home: r.p.Buf(root).Space, at: at, after: after, last: -1}
@@ -61,8 +61,8 @@ func (c *coherence) root(reg *stretch, root graph.BufID, at int, after []*graph.
 	c.note(root, g.ops, g.span)
 }
 
-// chooseSpan finds what of the root the stretch is about: the part that its one
-// foreign space holds, or all of it.
+// chooseSpan sets span: the part that the mirror holds if only one other space is used, and
+// otherwise the whole root.
 func (g *passage) chooseSpan() {
 	r := g.c.r
 	whole := r.place(g.root)
@@ -79,7 +79,7 @@ func (g *passage) chooseSpan() {
 	}
 }
 
-// where returns the buffer that holds a space's part of the root.
+// where returns the buffer that holds the root's part in a space.
 func (g *passage) where(s graph.Space) graph.BufID {
 	if s == g.home {
 		return g.parts[g.home]
@@ -87,8 +87,8 @@ func (g *passage) where(s graph.Space) graph.BufID {
 	return g.c.r.mirror(mirrorKey{g.root, s, g.c.sec, g.turn, g.parts[s]})
 }
 
-// operation runs the protocol for one operation: the contents come to where it runs
-// if it reads them, and are valid there alone if it writes.
+// operation runs the protocol for one operation: if it reads, the contents are brought to its
+// space; if it writes, they are then valid only there.
 func (g *passage) operation(i int) {
 	op := &g.c.w.Base[i].Op
 	s := g.c.home[i]
@@ -109,8 +109,8 @@ func (g *passage) operation(i int) {
 	}
 }
 
-// effect says what an operation in space s does with the root's contents. One that
-// writes a part needs the rest, where that matters.
+// effect says whether an operation in space s reads and writes the root's contents. A write of a
+// part also reads if the rest of the contents is needed.
 func (g *passage) effect(op *graph.Op, s graph.Space) (reads, writes bool) {
 	r := g.c.r
 	effects(op, r.root, func(id graph.BufID, e graph.Effect) {
@@ -134,7 +134,7 @@ func (g *passage) enter(i int, s graph.Space, reads bool) {
 		if g.at >= 0 && !g.touched {
 			pos = min(i, max(g.at, g.c.closedAt(g.root, g.span)+1))
 		}
-		// The copies are on one stream: what holds the first holds all.
+		// The copies are on one stream, so it is enough to delay the first.
 		nodes := g.bring(s, func(op graph.Op) *graph.Node { return w.Before(pos, op) })
 		first, waits = nodes[0], !g.touched
 	}
@@ -146,7 +146,7 @@ func (g *passage) enter(i int, s graph.Space, reads bool) {
 	g.valid[s] = true
 }
 
-// bring copies the contents to space s, from the nearest where they are valid.
+// bring copies the contents to space s, from the nearest space in which they are valid.
 func (g *passage) bring(s graph.Space, insert func(graph.Op) *graph.Node) (nodes []*graph.Node) {
 	from := g.home
 	for x := range graph.NumSpaces {
@@ -170,8 +170,8 @@ func (g *passage) bring(s graph.Space, insert func(graph.Op) *graph.Node) (nodes
 	return nodes
 }
 
-// ends returns what a copy between two neighbouring spaces reads and writes: of a
-// larger part only what the smaller one holds moves.
+// ends returns the source and destination of a copy between two neighbouring spaces. If their
+// parts differ in size, only the smaller one is copied.
 func (g *passage) ends(from, next graph.Space) (src, dst graph.BufID) {
 	r := g.c.r
 	src, dst = g.where(from), g.where(next)
@@ -192,7 +192,7 @@ func (g *passage) ends(from, next graph.Space) (src, dst graph.BufID) {
 	return in(from, src, ps), in(next, dst, pd)
 }
 
-// bounce copies between disk and device, piece by piece through bounce buffers.
+// bounce copies between disk and device in chunks, through bounce buffers in host memory.
 func (g *passage) bounce(s graph.Space, insert func(graph.Op) *graph.Node) (nodes []*graph.Node) {
 	r, w := g.c.r, g.c.w
 	part := g.parts[graph.Device]

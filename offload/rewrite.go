@@ -7,18 +7,16 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Rewrite moves the classes that o names to host memory or disk, inserts the
-// copies that keep every operation's operands in its own space, and places the
-// update where it runs then (update.go). The program is sharded and not scheduled
-// yet.
+// Rewrite moves the classes that o names to host memory or disk. It inserts the copies that keep
+// every operation's operands in its own space, and places the update where it then runs
+// (update.go). The program must be sharded and not yet scheduled.
 //
-// A resident buffer whose class is moved has a home there. What uses it runs
-// where it always ran, except that on the host run: the updates of units whose
-// optimizer states have left the device, sums of squares of gradients that rest
-// off the device (the norm stays where the gradient is), and fills of what rests
-// off the device. Each operation's space is thus fixed, and a copy protocol like
-// that of a cache does the rest, stretch of use by stretch of use: see coherence.go.
-// Activations are parked: see park.go.
+// A LifeRun buffer of a moved class gets its home in that space. Operations stay on the device,
+// except these, which run on the host: updates of units whose optimizer states are off the
+// device, sums of squares of gradients that are off the device (the norm is computed where the
+// gradient is), and fills of buffers that are off the device. With each operation's space fixed,
+// a copy protocol like that of a cache inserts the copies: see coherence.go. Activations are
+// parked: see park.go.
 func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -52,7 +50,7 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 	return q, nil
 }
 
-// kind groups the flat buffers of units.
+// kind is the kind of a unit's flat buffer: values, grads or states.
 type kind uint8
 
 const (
@@ -62,7 +60,7 @@ const (
 	numKinds
 )
 
-// member is a flat buffer's place in the model.
+// member says to which unit a flat buffer belongs, and its kind.
 type member struct {
 	kind kind
 	unit int
@@ -71,10 +69,10 @@ type member struct {
 type rewriter struct {
 	p         *graph.Program
 	o         Options
-	member    map[graph.BufID]member  // root buffers of units
+	member    map[graph.BufID]member  // by root buffer, for those of units
 	homes     [numKinds][]graph.Space // by unit
-	hostUnits map[int]bool            // updated on the host
-	stays     map[graph.BufID]bool    // gradients that are used up where they are made
+	hostUnits map[int]bool            // units that are updated on the host
+	stays     map[graph.BufID]bool    // gradients that stay on the device: see settleGrads
 	mirrors   map[mirrorKey]graph.BufID
 	views     map[viewKey]graph.BufID
 	parked    map[graph.BufID]*parking
@@ -87,8 +85,8 @@ func (r *rewriter) root(id graph.BufID) graph.BufID {
 	return root
 }
 
-// classify lists the resident buffers of every unit: what the model computes with,
-// what a gradient's way keeps until the update, and the update's states.
+// classify finds the resident buffers of every unit: the parameters with which the model
+// computes, the gradients kept until the update (graph.Gradient), and the update's states.
 func (r *rewriter) classify() {
 	for u := range r.p.Units {
 		unit := &r.p.Units[u]
@@ -96,12 +94,12 @@ func (r *rewriter) classify() {
 			continue
 		}
 		for _, s := range append([]graph.State{unit.Value}, unit.States...) {
-			r.member[r.root(s.Buf)] = member{states, u} // of Value the master, where there is one
+			r.member[r.root(s.Buf)] = member{states, u} // for Value: the master, if there is one
 		}
 		r.member[r.root(unit.Compute.Buf)] = member{values, u}
 		if g := unit.Grad; g != nil {
 			for _, id := range []graph.BufID{g.Home, g.Sent, g.Update} {
-				if id != graph.NoBuf && r.p.Buf(id).Life != graph.LifePhase { // one that is reduced at once has no home
+				if id != graph.NoBuf && r.p.Buf(id).Life != graph.LifePhase { // LifePhase: reduced at once, so it has no home
 					r.member[r.root(id)] = member{grads, u}
 				}
 			}
@@ -109,8 +107,8 @@ func (r *rewriter) classify() {
 	}
 }
 
-// chooseHomes says where each unit's buffers of a kind go, and which units are
-// updated on the host.
+// chooseHomes decides where each unit's buffers of each kind rest, and which units are updated
+// on the host.
 func (r *rewriter) chooseHomes() {
 	var bytes [numKinds][]int64
 	for k := range bytes {
@@ -129,7 +127,7 @@ func (r *rewriter) chooseHomes() {
 	}
 }
 
-// settle gives every moved buffer, and the views of it, its home.
+// settle moves the buffers, and their views, to their homes.
 func (r *rewriter) settle() {
 	for id := range r.p.Buffers {
 		root := r.root(graph.BufID(id))
@@ -143,7 +141,7 @@ func (r *rewriter) settle() {
 	}
 }
 
-// isRule says whether an operation belongs to an optimizer's rule.
+// isRule says whether an operation belongs to an optimizer's update rule.
 func isRule(op *graph.Op) bool { _, ok := op.Attr.(graph.UpdateAttr); return ok }
 
 // onHost says whether an operation runs on the host.
@@ -169,7 +167,7 @@ func (r *rewriter) section(sec *graph.Section) {
 	for j := range sec.Phases {
 		slots[j] = r.split(&sec.Phases[j])
 	}
-	before := append([]graph.Phase(nil), sec.Phases...) // before anything is inserted
+	before := append([]graph.Phase(nil), sec.Phases...) // the phases before any insertion
 	index := make([]map[graph.BufID][]int, len(before))
 	for j := range before {
 		index[j] = map[graph.BufID][]int{}
@@ -186,7 +184,7 @@ func (r *rewriter) section(sec *graph.Section) {
 		w := newWeave(ph)
 		name := sec.Name
 		if sec.Kind == graph.SectionFlush {
-			name = graph.SectionStep.String() // the same updates have the same mirrors
+			name = graph.SectionStep.String() // the same updates as in the step use its mirrors
 		}
 		c := &coherence{r: r, w: w, sec: name, phases: before, index: index, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
 		c.collect()
@@ -198,8 +196,7 @@ func (r *rewriter) section(sec *graph.Section) {
 	}
 }
 
-// transfer returns a copy between two neighbouring spaces, on the stream of its
-// direction.
+// transfer returns a copy between two neighbouring spaces, on the stream for its direction.
 func (w *weave) transfer(p *graph.Program, what string, from, to graph.BufID, pass graph.Pass, unit int) graph.Op {
 	a, b := p.Buf(from).Space, p.Buf(to).Space
 	verb, stream := "fetch", graph.CopyIn
@@ -217,7 +214,7 @@ func (w *weave) transfer(p *graph.Program, what string, from, to graph.BufID, pa
 		name = fmt.Sprintf("%s.%d", name, n)
 	}
 	op := graph.NewCopy(name, from, to, stream, pass, unit)
-	for _, id := range []graph.BufID{from, to} { // a parked activation's
+	for _, id := range []graph.BufID{from, to} { // the buffers of a parked activation
 		if micro, ok := p.MicroOf(id); ok {
 			op.Micro = micro
 		}
@@ -225,18 +222,18 @@ func (w *weave) transfer(p *graph.Program, what string, from, to graph.BufID, pa
 	return op
 }
 
-// mirrorKey tells mirrors apart: phases of a section share them.
+// mirrorKey identifies a mirror. Phases of a section share mirrors.
 type mirrorKey struct {
 	root    graph.BufID
 	space   graph.Space
 	section string
-	turn    int         // which stretch of the root in its phase
-	part    graph.BufID // what of the root it holds
+	turn    int         // number of the stretch among those of the root in its phase
+	part    graph.BufID // the part of the root that it holds
 }
 
 type viewKey struct{ id, base graph.BufID }
 
-// mirror returns the buffer in a foreign space that holds part of a root.
+// mirror returns the buffer that mirrors part of a root in another space.
 func (r *rewriter) mirror(key mirrorKey) graph.BufID {
 	id, ok := r.mirrors[key]
 	if ok {
@@ -265,8 +262,8 @@ func (r *rewriter) mirror(key mirrorKey) graph.BufID {
 	return id
 }
 
-// in returns the place in a mirror (of the given part of a root) that id has in
-// the root.
+// in returns the buffer or view in a mirror that corresponds to id. The mirror holds the given
+// part of id's root.
 func (r *rewriter) in(id, mirror, part graph.BufID) graph.BufID {
 	at, from := r.place(id), r.place(part)
 	m, b := r.p.Buf(mirror), r.p.Buf(id)
@@ -292,7 +289,7 @@ func (r *rewriter) in(id, mirror, part graph.BufID) graph.BufID {
 	return v
 }
 
-// extent is where a buffer lies in its root.
+// extent is the byte range of a buffer in its root.
 type extent struct {
 	off, size, stride int64
 	axis              int

@@ -7,30 +7,28 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// placeUpdate gives the parts of the step's update (zero.Optimizer.Section) their
-// place in every form of the step. On the device they follow the last micro-step,
-// as phase "update". The updates of units that are updated on the host would run
-// there with nothing beside them:
+// placeUpdate moves the phases of the update (zero.Optimizer.Section) into every form of the step
+// (graph.Form). Updates on the device follow the last micro-step, as phase "update". Updates on
+// the host would run there with nothing to overlap, so they are moved:
 //
 //	nothing needs the global norm                 clipping or loss scaling, Ahead ≥ 1
 //	compute:  bwd u ● │ bwd u−1 …                 compute:  fwd u−1 … │ ●fwd u …
 //	host:            ●update u                    host:      update u ●       (of the step before)
 //
-// Without clipping and loss scaling the update of a unit stands in the last
-// micro-step, behind the last use of its parameters and its reduced gradient.
+// Without clipping and loss scaling, the update of a unit is in the last micro-step, after the
+// last use of its parameters and after its gradient is reduced.
 //
-// With either, the step's section begins with the update of the step before:
-// each unit's stands Ahead units before the unit's first use, which waits for
-// it. The gradients of the last micro-step wait for that in host memory, where
-// they go as soon as they are reduced (or where Gradients puts them). Until
-// there is something to update the rules are skipped; section "flush" updates
-// what is left, for whoever reads or writes the states.
+// With either, the step's section begins with the update of the step before. Each unit's update
+// is placed Ahead units before the unit's first use, which waits for it. The gradients of the
+// last micro-step wait in host memory, where they are copied as soon as they are reduced (or
+// where Options.Gradients puts them). The rules are skipped until a step has left gradients.
+// Section "flush" runs the remaining updates, before states are read or written.
 //
-// In both, a gradient's squares are summed where it is reduced. The bits do not
-// change: the sums are exact, and a rule reads the same values.
+// In both cases a gradient's squares are summed where it is reduced. The bits do not change: the
+// sums are exact, and the rules read the same values.
 //
-// Every form of a step (with and without what is cached of frozen layers) gets
-// the same; what one leaves pending, the next one takes.
+// Every form of a step (with or without the cache of frozen layers) gets the same updates, so
+// that one form can run the updates that another one has deferred.
 func (r *rewriter) placeUpdate() {
 	at := slices.IndexFunc(r.p.Sections, func(s graph.Section) bool { return s.Kind == graph.SectionUpdate })
 	if at < 0 {
@@ -49,15 +47,15 @@ func (r *rewriter) placeUpdate() {
 	}
 }
 
-// deferral is what the forms of a step share of their pending updates.
+// deferral has the buffers of deferred updates, which all forms of a step share.
 type deferral struct {
 	idle, coef graph.BufID
-	hyper      graph.BufID         // the values of the step that the update belongs to, in host memory
+	hyper      graph.BufID         // copy of Hyper for the step whose update is deferred, in host memory
 	pending    map[int]graph.BufID // by unit: its gradient in host memory
 	flush      graph.Phase
 }
 
-// placeIn places the parts of the update in one form of the step.
+// placeIn places the phases of the update in one form of the step.
 func (r *rewriter) placeIn(sec *graph.Section, parts []graph.Phase, d *deferral) {
 	needsNorm := r.p.Scaler != nil
 	for i := range parts {
@@ -67,7 +65,7 @@ func (r *rewriter) placeIn(sec *graph.Section, parts []graph.Phase, d *deferral)
 			}
 		}
 	}
-	onHost := len(r.hostUnits) > 0 && !(needsNorm && r.o.Ahead == 0) // at 0 copies and computation take turns
+	onHost := len(r.hostUnits) > 0 && !(needsNorm && r.o.Ahead == 0) // Ahead 0: copies and computation alternate
 	groups := map[int]*group{}
 	var order []*group
 	of := func(unit int) *group {
@@ -113,12 +111,12 @@ type group struct {
 	unit       int
 	sums, rule []graph.Op
 	grad       graph.BufID
-	at         int // in the phase that takes it: the rule stands behind, or before, this operation
-	reduced    int // the last operation on its gradient
+	at         int // index in the phase that takes it: early places the rule after, deferred before this operation
+	reduced    int // index of the last operation on its gradient
 }
 
-// touches reports every operation of ops that uses a buffer of a group: its
-// gradient, or anything resident.
+// touches calls visit for every operation of ops that uses a buffer of a group: its gradient, or
+// a resident buffer.
 func (r *rewriter) touches(ops []graph.Op, groups []*group, visit func(g *group, i int, grad bool)) {
 	type use struct {
 		g    *group
@@ -143,7 +141,7 @@ func (r *rewriter) touches(ops []graph.Op, groups []*group, visit func(g *group,
 	}
 }
 
-// early puts each unit's update into the last micro-step.
+// early moves each unit's update into the last micro-step.
 func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) {
 	ph := &sec.Phases[len(sec.Phases)-2]
 	r.touches(ph.Ops, groups, func(g *group, i int, grad bool) {
@@ -152,7 +150,7 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) 
 			g.reduced = max(g.reduced, i)
 		}
 	})
-	// Nothing is clipped and nothing scaled: the coefficient of every update is 1.
+	// Without clipping and scaling the coefficient of every update is 1.
 	coef := r.p.AddBuffer(graph.Buffer{Name: "update_coef", DType: graph.F32, Shape: []int64{1}, Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})
 	set := r.p.Scalars[0]
 	old := set.Coef
@@ -177,15 +175,15 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) 
 	r.settleGrads(ph, groups)
 }
 
-// settleGrads lets gradients that are updated in the micro-step that made them
-// stay on the device: they would go to their home only to come back. Those that
-// wait while other units' gradients are made (of a tied head) do not.
+// settleGrads keeps on the device the gradients that are updated in the same micro-step that
+// makes them: they would be copied home only to be copied back. A gradient that waits while other
+// units' gradients are made (a tied head's) is not kept.
 func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 	if !ph.First || !ph.Last {
 		return
 	}
-	starts := map[graph.BufID]int{}            // by gradient: the first operation on it
-	firsts := make([]graph.BufID, len(ph.Ops)) // the gradient that an operation writes
+	starts := map[graph.BufID]int{}            // by gradient: index of the first operation on it
+	firsts := make([]graph.BufID, len(ph.Ops)) // by operation: the gradient whose first operation it is
 	for i := range ph.Ops {
 		firsts[i] = graph.NoBuf
 		effects(&ph.Ops[i], r.root, func(root graph.BufID, e graph.Effect) {
@@ -211,10 +209,10 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 			alone = alone && (firsts[i] == graph.NoBuf || firsts[i] == root)
 		}
 		before, seen := r.stays[root]
-		r.stays[root] = alone && (before || !seen) // in every form of the step
+		r.stays[root] = alone && (before || !seen) // must hold in every form of the step
 	}
-	// So that they do not pile up on the device, a unit's gradients are made
-	// after the update of the unit Ahead + 1 before it.
+	// To bound their number on the device, a unit's gradients are made only after the update
+	// of the unit Ahead + 1 before it.
 	var list []*group
 	for _, g := range groups {
 		if r.stays[r.root(g.grad)] {
@@ -230,7 +228,7 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 	}
 }
 
-// deferred puts each unit's update into the next step's first micro-step.
+// deferred moves each unit's update into the next step's first micro-step.
 func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.Op, d *deferral) {
 	up := &sec.Phases[len(sec.Phases)-1]
 	flag := func(name string, v float64) graph.Op { return fillOp(name, d.idle, v) }
@@ -312,7 +310,7 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 	}
 }
 
-// keep makes a buffer, and the views of it, live over steps.
+// keep changes the lifetime of a buffer and its views to LifeRun.
 func (r *rewriter) keep(id graph.BufID) {
 	root := r.root(id)
 	for i := range r.p.Buffers {
@@ -322,8 +320,8 @@ func (r *rewriter) keep(id graph.BufID) {
 	}
 }
 
-// streamOut returns the copy of a unit's reduced gradient to a buffer in host
-// memory, from which the update then reads it.
+// streamOut returns the copy of a unit's reduced gradient to host memory, where the update then
+// reads it.
 func (r *rewriter) streamOut(g *group, d *deferral) graph.Op {
 	pending, ok := d.pending[g.unit]
 	if !ok {
@@ -336,7 +334,7 @@ func (r *rewriter) streamOut(g *group, d *deferral) graph.Op {
 	return graph.NewCopy(r.p.Buf(pending).Name+"/park", g.grad, pending, graph.CopyOut, graph.Backward, g.unit)
 }
 
-// fillOp sets a scalar of the update.
+// fillOp returns an operation that sets a scalar of the update.
 func fillOp(name string, buf graph.BufID, v float64) graph.Op {
 	op := graph.NewOp(graph.Fill, name, nil, []graph.Out{{Buf: buf}}, graph.FillAttr{Value: v})
 	op.Pass = graph.Update
@@ -351,8 +349,8 @@ func (r *rewriter) copiesInput(op *graph.Op) bool {
 	return b.Class == graph.Inputs && b.Space == graph.Device
 }
 
-// inputsFirst moves the copies of the inputs to the front of a phase, before
-// gathers and updates: forward does not wait for what stands behind those.
+// inputsFirst moves the copies of the inputs to the front of a phase, so that the forward does
+// not wait for the gathers and updates there.
 func (r *rewriter) inputsFirst(ph *graph.Phase) {
 	slices.SortStableFunc(ph.Ops, func(a, b graph.Op) int {
 		switch {
@@ -365,8 +363,7 @@ func (r *rewriter) inputsFirst(ph *graph.Phase) {
 	})
 }
 
-// inputsEnd returns the index behind the copies of the inputs, near the start of
-// a phase.
+// inputsEnd returns the index after the last copy of an input, near the start of a phase.
 func (r *rewriter) inputsEnd(ops []graph.Op) int {
 	end := 0
 	for i := range ops {

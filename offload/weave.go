@@ -2,10 +2,10 @@ package offload
 
 import "github.com/spillway-ml/spillway/graph"
 
-// weave edits a phase and knows which copies go through bounce buffers.
+// weave edits a phase and tracks the copies that go through bounce buffers.
 type weave struct {
 	*graph.Editor
-	bounces map[*graph.Node]*graph.Node // the copy into a bounce buffer → the one out of it
+	bounces map[*graph.Node]*graph.Node // copy into a bounce buffer → copy out of it
 	names   map[string]int
 }
 
@@ -13,9 +13,8 @@ func newWeave(ph *graph.Phase) *weave {
 	return &weave{Editor: graph.NewEditor(ph), names: map[string]int{}, bounces: map[*graph.Node]*graph.Node{}}
 }
 
-// commit puts the operations into the phase. At most so many bounce buffers a
-// direction are full at a time: with two, the disk works on one while the link to
-// the device empties or fills the other.
+// commit writes the operations into the phase. It bounds the bounce buffers that are in use at a
+// time in each direction: with two, the disk uses one while the link to the device uses the other.
 func (w *weave) commit(buffers int) {
 	drains := map[graph.StreamID][]*graph.Node{} // by the stream that fills
 	for _, n := range w.Nodes() {

@@ -5,18 +5,16 @@ import (
 	"sync/atomic"
 )
 
-// cache pins blocks in memory of its own, outside the Go heap: those that came
-// first stay. A training step goes round the file in a circle, where all blocks
-// are worth the same and the one read last is the last to come again: whatever a
-// policy lets go is asked for before what it takes in, so a cache of a quarter of
-// the file serves a quarter of the reads when nothing is replaced, and less with
-// any replacement (18 % with frequencies, 8 % with recency).
+// cache keeps blocks in its own memory, outside the Go heap. The first blocks that it gets stay
+// in it; none is ever replaced. A training step reads the file in a circle, so all blocks are
+// read equally often, and any replaced block is needed before the one that replaced it. A cache of
+// a quarter of the file therefore serves a quarter of the reads without replacement, and less with
+// any (18 % by frequency, 8 % by recency).
 //
-// A slot holds one range of one block; ranges that adjoin it extend it, as small
-// buffers that lie side by side are moved one after the other. Each block has a
-// version that every write of the block changes before it writes, and a slot
-// serves only if its version is the block's. A write brings the slot that was up
-// to date before it to its own version.
+// A slot holds one range of one block. An adjoining range extends it, because small buffers that
+// lie side by side are transferred one after another. Each block has a version, which every write
+// of the block increments before it writes. A slot is valid only if its version is the block's. A
+// write also updates the slot, if it was valid before, and sets the new version.
 type cache struct {
 	block    int64 // bytes
 	memory   []byte
@@ -37,7 +35,7 @@ type slot struct {
 	from, to int64 // bytes of the file that it holds
 }
 
-// newCache returns nil where the bytes are too few for it.
+// newCache returns nil if the cache would be smaller than one block.
 func newCache(bytes, block, physical int64) (*cache, error) {
 	blocks := (physical + block - 1) / block
 	n := min(bytes/block, blocks)
@@ -62,7 +60,7 @@ func (c *cache) close() error {
 	return unmapPages(c.memory)
 }
 
-// of returns a block's slot; nil: it has none.
+// of returns a block's slot; nil if it has none.
 func (c *cache) of(block int64) *slot {
 	if i := c.slotOf[block].Load(); i > 0 {
 		return &c.slots[i-1]
@@ -70,14 +68,14 @@ func (c *cache) of(block int64) *slot {
 	return nil
 }
 
-// version returns the version of a block as it is before a read.
+// version returns the version of a block, to be taken before the block is read.
 func (c *cache) version(block int64) uint32 { return c.versions[block].Load() }
 
-// bump gives a block its next version, before a write.
+// bump increments a block's version, before a write, and returns it.
 func (c *cache) bump(block int64) uint32 { return c.versions[block].Add(1) }
 
-// get fills mem, which starts at off, from a slot that holds all of r as it
-// stands at the version. What fails verify is left to the file to judge.
+// get fills mem, which starts at off, from a slot that holds all of r at the given version. It
+// returns false if there is none, or if verify fails: the caller then reads the file.
 func (c *cache) get(block int64, version uint32, r span, mem []byte, off int64, verify func([]byte, int64) error) bool {
 	s, ok := c.of(block), false
 	if s != nil {
@@ -96,19 +94,19 @@ func (c *cache) get(block int64, version uint32, r span, mem []byte, off int64, 
 	return ok
 }
 
-// put offers the contents of r, as read at the version.
+// put offers the contents of r, which were read at the given version.
 func (c *cache) put(block int64, version uint32, r span, buf []byte) {
 	c.keep(block, version, version, r, buf)
 }
 
-// update tells of a write that gave the block this version: what it did not
-// touch is as it was.
+// update offers the contents of r after the write that gave the block this version. Bytes of the
+// block outside r have not changed.
 func (c *cache) update(block int64, version uint32, r span, buf []byte) {
 	c.keep(block, version-1, version, r, buf)
 }
 
-// keep puts contents into the block's slot, or into a free one, beside what is
-// there if that adjoins and is of the version before.
+// keep copies contents into the block's slot, or into a free one. Contents that are in the slot
+// already stay if they adjoin and have version before.
 func (c *cache) keep(block int64, before, version uint32, r span, buf []byte) {
 	s := c.of(block)
 	if s == nil {
@@ -127,12 +125,12 @@ func (c *cache) keep(block int64, before, version uint32, r span, buf []byte) {
 	copy(s.mem[r.lo-block*c.block:], buf)
 }
 
-// take gives a block a slot that is free; nil: there is none. The slot is empty:
-// it holds no byte until it is locked and filled.
+// take assigns a free slot to a block; nil if there is none. The slot holds no bytes until it
+// is locked and filled.
 func (c *cache) take(block int64) *slot {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s := c.of(block); s != nil { // another took one meanwhile
+	if s := c.of(block); s != nil { // another goroutine took one in the meantime
 		return s
 	}
 	if c.used == len(c.slots) {

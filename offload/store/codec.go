@@ -8,9 +8,9 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// Codec is how blocks are compressed. Each block keeps its place and its size in
-// the file, the worst case, so a codec saves bandwidth, never space; what would
-// not become a page shorter is stored as it is.
+// Codec is a compression of blocks. Each block keeps its position and full size in the file, so
+// a codec saves bandwidth but no space. A block that would not become at least a page shorter is
+// stored uncompressed.
 type Codec uint8
 
 // Codecs.
@@ -28,7 +28,7 @@ func (c Codec) String() string {
 	return fmt.Sprintf("codec(%d)", uint8(c))
 }
 
-// buffers is how many buffers of a block's size a worker has.
+// buffers returns how many block-sized buffers a worker needs.
 func (c Codec) buffers() int {
 	if c == None {
 		return 1
@@ -51,12 +51,12 @@ func (c Codec) open() (coder, error) {
 	return coder{}, nil
 }
 
-// coder is one worker's state of a codec.
+// coder is the encoder and decoder of one worker.
 type coder struct {
 	kind    Codec
 	w       *zstd.Encoder
 	r       *zstd.Decoder
-	scratch []byte // of encodings that do not fit
+	scratch []byte // for S2 encodings that may not fit dst
 }
 
 func (c *coder) close() {
@@ -65,8 +65,7 @@ func (c *coder) close() {
 	}
 }
 
-// encode puts src, encoded, into dst, and returns its length, or 0 where that
-// is not under limit.
+// encode encodes src into dst and returns the length, or 0 if that is not below limit.
 func (c *coder) encode(dst, src []byte, limit int) int {
 	var out []byte
 	if c.kind == S2 {

@@ -9,9 +9,9 @@ import (
 // Error is a failure of the disk tier while it makes or uses its file.
 type Error struct {
 	Op   string // create, lock, preallocate, read, write, …
-	File string // as Options say, also where the file has no name any more
-	Off  int64  // byte of the file
-	Len  int64  // bytes; negative: the failure is the file's as a whole
+	File string // the path in Options, also if the file has no name any more
+	Off  int64  // byte offset in the file
+	Len  int64  // bytes; negative: the error concerns the whole file
 	Err  error
 }
 
@@ -25,16 +25,16 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Corrupt is the cause of an Error where a block's checksum (CRC32C, Castagnoli)
-// is not what it was when the block was written.
+// Corrupt is the cause of an Error if a block's checksum (CRC32C, Castagnoli) differs from the
+// one computed when the block was written.
 type Corrupt struct{ Want, Got uint32 }
 
 func (c *Corrupt) Error() string {
 	return fmt.Sprintf("checksum mismatch: expected CRC32C %08x, found %08x; the bytes changed since they were written", c.Want, c.Got)
 }
 
-// cause strips what os puts around a system call's error: our own error names
-// operation, file and offset already.
+// cause removes the wrapper that package os adds to a system call's error, because Error already
+// names the operation, file and offset.
 func cause(err error) error {
 	var p *os.PathError
 	if errors.As(err, &p) {

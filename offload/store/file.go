@@ -18,34 +18,33 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // File is one rank's file. It implements device.Disk.
 //
-// Ranges of transfers that run at the same time may share a granule (buffers
-// that lie side by side), not bytes of which one writes: granules that a
-// transfer covers in part are locked while it works on them, the others belong
-// to it.
+// Transfers that run at the same time must not overlap in bytes if one of them writes, but they
+// may share a granule, since buffers lie side by side. A transfer therefore locks the granules
+// that it covers only in part. The other granules belong to it alone.
 type File struct {
 	folder   *Folder
 	queue    *queue
 	name     string
 	file     filesys.File
 	raw      RawFile
-	size     int64 // of the arena
-	physical int64 // of the file: size rounded up to a page
+	size     int64 // bytes of the arena
+	physical int64 // bytes of the file: size rounded up to a page
 	block    int64
 	granule  int64
-	memAlign uintptr // of memory in direct I/O; 1: any
+	memAlign uintptr // alignment of memory for direct I/O; 1: none is needed
 	initial  byte
 
-	sums    []uint32 // by granule: CRC32C of what is stored
-	written []uint32 // bit by granule
-	lengths []uint32 // with a codec, by granule: bytes stored
+	sums    []uint32 // by granule: CRC32C of the stored bytes
+	written []uint32 // one bit a granule: it has been written
+	lengths []uint32 // with a codec, by granule: number of stored bytes
 	locks   [64]sync.Mutex
 	cache   *cache
 
 	read_, wrote atomic.Int64
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields below
 	closed bool
-	users  int // requests that are at work on the file
+	users  int // requests that are using the file
 }
 
 var _ device.Disk = (*File)(nil)
@@ -115,11 +114,11 @@ func (f *File) Traffic() device.Traffic {
 	return device.Traffic{Read: f.read_.Load(), Written: f.wrote.Load()}
 }
 
-// Name returns what errors call the file.
+// Name returns the name of the file for errors.
 func (f *File) Name() string { return f.name }
 
-// Close gives the disk's space back. While a request is at work, which the system
-// may never end, that is left to the request.
+// Close frees the space on disk. If requests are still running, which the system may never end,
+// the last of them frees it.
 func (f *File) Close() error {
 	f.mu.Lock()
 	was := f.closed
@@ -132,7 +131,7 @@ func (f *File) Close() error {
 	return f.shut()
 }
 
-// enter says that a request is going to work on the file; false once it is closed.
+// enter registers a request as a user of the file; false if the file is closed.
 func (f *File) enter() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -143,14 +142,14 @@ func (f *File) enter() bool {
 	return true
 }
 
-// leave ends what enter began. The last request of a closed file shuts it.
+// leave undoes enter. The last user of a closed file frees it.
 func (f *File) leave() {
 	f.mu.Lock()
 	f.users--
 	last := f.closed && f.users == 0
 	f.mu.Unlock()
 	if last {
-		_ = f.shut() // nobody waits for it any more
+		_ = f.shut() // no caller is left to receive the error
 	}
 }
 
@@ -183,10 +182,10 @@ func (f *File) check(off, n int64) error {
 	return nil
 }
 
-// span is a piece rounded out to granules.
+// span is a range of bytes extended to whole granules.
 type span struct {
 	lo, hi     int64
-	head, tail bool // the first, the last granule is covered in part
+	head, tail bool // the first or last granule is covered only in part
 }
 
 func (f *File) span(off, n int64) span {
@@ -196,8 +195,8 @@ func (f *File) span(off, n int64) span {
 	return s
 }
 
-// lock locks the granules that s covers in part, in an order that is the same
-// for everyone.
+// lock locks the granules that s covers only in part. All callers lock in the same order, so that
+// they cannot deadlock.
 func (f *File) lock(s span) (a, b int) {
 	a, b = -1, -1
 	n := int64(len(f.locks))
@@ -229,12 +228,12 @@ func (f *File) unlock(a, b int) {
 	}
 }
 
-// direct tells whether mem can be read and written without a detour.
+// direct says whether mem is aligned for direct I/O, so that no copy is needed.
 func (f *File) direct(mem []byte) bool {
 	return uintptr(unsafe.Pointer(unsafe.SliceData(mem)))%f.memAlign == 0
 }
 
-// read fills mem from off; both lie in one block.
+// read fills mem from offset off. Both must be within one block.
 func (f *File) read(w *worker, mem []byte, off int64) error {
 	n := int64(len(mem))
 	s := f.span(off, n)
@@ -267,7 +266,7 @@ func (f *File) read(w *worker, mem []byte, off int64) error {
 	return nil
 }
 
-// write stores mem, or n bytes of value where mem is nil, at off; all in one block.
+// write stores mem, or n bytes of value if mem is nil, at off. The range must be within one block.
 func (f *File) write(w *worker, mem []byte, off, n int64, value byte) error {
 	s := f.span(off, n)
 	a, b := f.lock(s)
@@ -319,8 +318,8 @@ func (f *File) isWritten(g int64) bool {
 	return atomic.LoadUint32(&f.written[g/32])&(1<<(g%32)) != 0
 }
 
-// load reads the whole granules of buf, which start at lo, and verifies them.
-// It tells whether it had to reach the file.
+// load reads the whole granules of buf, which start at lo, and verifies them. It returns whether
+// it had to read the file.
 func (f *File) load(w *worker, buf []byte, lo int64) (bool, error) {
 	first, last := lo/f.granule, (lo+int64(len(buf))-1)/f.granule
 	any := false
@@ -345,8 +344,8 @@ func (f *File) load(w *worker, buf []byte, lo int64) (bool, error) {
 	return true, f.verify(buf, lo)
 }
 
-// verify compares the checksums of the written granules of buf, which start at
-// lo, with those kept.
+// verify compares the checksums of the written granules of buf, which start at lo, with the ones
+// computed when they were written.
 func (f *File) verify(buf []byte, lo int64) error {
 	for at := int64(0); at < int64(len(buf)); at += f.granule {
 		g := (lo + at) / f.granule

@@ -20,15 +20,14 @@ type opened struct {
 	file     filesys.File
 	name     string // for errors
 	direct   bool
-	memAlign int    // of memory in direct I/O
-	why      string // there is no direct I/O; empty: there is, or it isn't wanted
+	memAlign int    // alignment of memory for direct I/O
+	why      string // why direct I/O is impossible; empty if it is used, or not wanted
 }
 
-// openFile makes a rank's file without a name (O_TMPFILE), so that two jobs in
-// one folder do not meet and the kernel gives the space back when the process
-// ends, however it ends. Filesystems that can't do so get a file whose name is
-// taken away at once; its lock, held in between, tells removeStale that its
-// owner lives.
+// openFile creates a rank's file without a name (O_TMPFILE): two jobs in one folder cannot
+// collide, and the kernel frees the space when the process ends for any reason. On a filesystem
+// without O_TMPFILE the file gets a name that is removed at once. Until then the file is locked,
+// which tells removeStale that its owner is alive.
 func openFile(in filesys.Folder, rank int, o Options) (opened, error) {
 	got := opened{name: filepath.Join(in.Path(), fmt.Sprintf("spillway-%d-rank%d", os.Getpid(), rank)) + " (unnamed)", memAlign: 1}
 	flags := []int{unix.O_DIRECT, 0}
@@ -54,7 +53,7 @@ func openFile(in filesys.Folder, rank int, o Options) (opened, error) {
 			continue
 		}
 		if st, serr := in.Info(); serr == nil && st.Links == 0 {
-			err = unix.ENOENT // the folder was removed, for which file systems have other words
+			err = unix.ENOENT // the folder was removed, for which filesystems return different errors
 		}
 		return got, &Error{Op: "create", File: got.name, Off: 0, Len: -1, Err: cause(err)}
 	}
@@ -83,7 +82,7 @@ func isAny(err error, list ...error) bool {
 
 const stalePrefix, staleSuffix = ".spillway-", ".disk"
 
-// openNamed makes a file, locks it and takes its name away.
+// openNamed creates a file, locks it and removes its name.
 func openNamed(in filesys.Folder, rank, extra int) (filesys.File, error) {
 	for range 100 {
 		name := fmt.Sprintf("%s%d-%d-%08x%s", stalePrefix, os.Getpid(), rank, rand.Uint32(), staleSuffix)
@@ -93,12 +92,12 @@ func openNamed(in filesys.Folder, rank, extra int) (filesys.File, error) {
 		}
 		if err != nil {
 			if extra != 0 && isAny(err, unix.EINVAL) {
-				_ = in.Remove(name) // it is made before the flag is refused
+				_ = in.Remove(name) // the file is created before the flag is rejected
 			}
 			return nil, err
 		}
 		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if errors.Is(err, unix.EWOULDBLOCK) { // another start takes it for stale
+		if errors.Is(err, unix.EWOULDBLOCK) { // another process is checking whether it is stale
 			_ = f.Close()
 			continue
 		}
@@ -110,12 +109,12 @@ func openNamed(in filesys.Folder, rank, extra int) (filesys.File, error) {
 	return nil, errors.New("no free name")
 }
 
-// removeStale removes files that lost their owner before they lost their name. What it
-// can't lock belongs to someone, and so does what another user made.
+// removeStale removes files whose owner died before it removed their name. It leaves files that
+// it cannot lock, which are in use, and files of other users.
 func removeStale(in filesys.Folder) {
 	names, err := in.Names()
 	if err != nil {
-		return // Create will say so
+		return // Create will return the error
 	}
 	user, known := int64(0), false
 	for _, name := range names {
@@ -142,9 +141,9 @@ func removeStale(in filesys.Folder) {
 	}
 }
 
-// lockFolder takes the folder's lock, shared with other jobs: who made the
-// folder removes it only when nobody else has it. False: it was removed
-// meanwhile.
+// lockFolder takes a shared lock on the folder: the process that created the folder removes it
+// only if no other process holds the lock. ok is false if the folder was removed in the
+// meantime.
 func (f *Folder) lockFolder() (bool, error) {
 	d, err := f.f.OpenFile(".", os.O_RDONLY, 0)
 	if errors.Is(err, os.ErrNotExist) {
@@ -154,11 +153,11 @@ func (f *Folder) lockFolder() (bool, error) {
 		return false, &Error{Op: "open folder", File: f.dir, Len: -1, Err: cause(err)}
 	}
 	for range 1000 {
-		// Without error it is held; with another one the filesystem has no locks.
+		// No error: we have the lock. Another error: the filesystem has no locks.
 		if !errors.Is(unix.Flock(int(d.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK) {
 			break
 		}
-		time.Sleep(time.Millisecond) // its maker is removing it
+		time.Sleep(time.Millisecond) // the process that created the folder is removing it
 	}
 	st, err := d.Stat()
 	if err != nil || !f.named(st) {
@@ -168,8 +167,8 @@ func (f *Folder) lockFolder() (bool, error) {
 	return true, nil
 }
 
-// named tells whether the folder has its path still, or another folder has it: what was
-// opened is used then.
+// named says whether the folder's path exists. If another folder has the path now, the one that
+// was opened is still used.
 func (f *Folder) named(st filesys.Info) bool {
 	now, err := f.opts.Folders.Open(f.dir)
 	if err != nil {
@@ -180,13 +179,13 @@ func (f *Folder) named(st filesys.Info) bool {
 	return err == nil && filesys.Same(st, named)
 }
 
-// alone tells whether no other job has the folder's lock; until that is closed
-// no other gets it then.
+// alone says whether no other job has the folder's lock. If so, none can get it until ours is
+// closed.
 func (f *Folder) alone() bool {
 	return !errors.Is(unix.Flock(int(f.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB), unix.EWOULDBLOCK)
 }
 
-// freeText says how much room the file's filesystem has.
+// freeText says, for an error, how much space is free on the file's filesystem.
 func freeText(f filesys.File) string {
 	var s unix.Statfs_t
 	if unix.Fstatfs(int(f.Fd()), &s) != nil {
@@ -195,18 +194,18 @@ func freeText(f filesys.File) string {
 	return fmt.Sprintf(" (%s are free there)", humanize.IBytes(s.Bavail*uint64(s.Bsize)))
 }
 
-// directAlign returns what memory addresses and file offsets of direct I/O must
-// be multiples of.
+// directAlign returns the alignments of memory addresses and of file offsets for direct I/O.
 func directAlign(f filesys.File) (mem, off int) {
 	var s unix.Statx_t
 	err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &s)
 	if err != nil || s.Mask&unix.STATX_DIOALIGN == 0 || s.Dio_mem_align == 0 || s.Dio_offset_align == 0 {
-		return Page, Page // a kernel before 6.1: a page serves every disk
+		return Page, Page // before Linux 6.1 it is not reported; a page is enough for every disk
 	}
 	return int(s.Dio_mem_align), int(s.Dio_offset_align)
 }
 
-// probeDirect reads a page; some filesystems take the flag and refuse the I/O.
+// probeDirect reads a page, because some filesystems accept the flag but not the I/O. It returns
+// why direct I/O fails, "" if it works.
 func probeDirect(f filesys.File, align int) (why string) {
 	buf, err := mapPages(Page)
 	if err != nil {
@@ -227,9 +226,9 @@ func clearDirect(f filesys.File) error {
 	return err
 }
 
-// mapPages maps memory. It asks for huge pages: a request from scattered small
-// ones has so many segments that the kernel splits it (1 MiB on a virtio disk in
-// two or more), at half the speed.
+// mapPages maps memory and asks for huge pages: a request over many small scattered pages has so
+// many segments that the kernel splits it (1 MiB on a virtio disk into two or more), which halves
+// the speed.
 func mapPages(n int) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {

@@ -2,8 +2,8 @@ package store
 
 import "github.com/spillway-ml/spillway/internal/filesys"
 
-// Free is how many bytes the filesystem of a folder has free for everybody, of the
-// nearest folder above one that is not there yet; 0 where nobody can say, or for "".
+// Free returns the bytes that are free, for unprivileged users, on the filesystem of a folder, or
+// of its nearest existing parent. It returns 0 if that is unknown, or for "".
 func Free(dir string) int64 {
 	if dir == "" {
 		return 0

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 )
 
-// Sample is what one choice of block and depth reached, in bytes per second.
+// Sample is the measured speed with one choice of block and depth, in bytes per second.
 type Sample struct {
 	Block int     `json:"block_bytes"`
 	Depth int     `json:"queue_depth"`
@@ -17,27 +17,26 @@ type Sample struct {
 	Write float64 `json:"write_bytes_per_second"`
 }
 
-// What Measure tries: blocks × depths that take no more than sweepMemory, since a
-// run has that beside its plan.
+// Measure tries all blocks × depths whose buffers take at most sweepMemory, because a run needs
+// that memory in addition to its plan.
 var sweepBlocks, sweepDepths = []int{256 << 10, 1 << 20, 4 << 20}, []int{4, 8, 16, 32}
 
 const sweepMemory = 32 << 20
 
-// Effort is how much Measure does. The zero value takes some 8 seconds.
+// Effort limits what Measure does. The zero value takes some 8 seconds.
 type Effort struct {
-	// Bytes of the file that is written and read; 0: 256 MiB.
+	// Bytes is the size of the file that is written and read; 0: 256 MiB.
 	Bytes int64
-	// Each is how long the reads, and the writes, of one choice are timed; 0: 200 ms.
+	// Each is the duration of the reads, and of the writes, of one choice; 0: 200 ms.
 	Each time.Duration
 }
 
-// maxWindow is the memory that the file goes from and to.
+// maxWindow is the largest size in bytes of the memory that is written and read.
 const maxWindow = 32 << 20
 
-// Measure writes and reads a file in the folder, as a training run would,
-// checksums included, with each of some choices of block and depth. It returns
-// the samples, and of the choices within a twentieth of the best the one that
-// takes the least memory.
+// Measure writes and reads a file in the folder as a training run would, checksums included, with
+// several choices of block and depth. It returns the samples and, among the choices within 5 % of
+// the fastest, the one that takes the least memory.
 func Measure(ctx context.Context, dir string, e Effort, warn func(string)) (samples []Sample, best Tuning, err error) {
 	if e.Bytes <= 0 {
 		e.Bytes = 256 << 20
@@ -50,7 +49,7 @@ func Measure(ctx context.Context, dir string, e Effort, warn func(string)) (samp
 		return nil, best, err
 	}
 	defer func() { err = errors.Join(err, unmapPages(mem)) }()
-	for i := range mem { // not zeros, which a disk may know how to leave out
+	for i := range mem { // not all zeros, which some disks do not store
 		mem[i] = byte(i*7 + i>>11)
 	}
 	for _, block := range sweepBlocks {
@@ -63,15 +62,15 @@ func Measure(ctx context.Context, dir string, e Effort, warn func(string)) (samp
 				return nil, best, err
 			}
 			samples = append(samples, s)
-			warn = nil // once
+			warn = nil // warn only once
 		}
 	}
 	s := choose(samples)
 	return samples, Tuning{Block: s.Block, Depth: s.Depth, ReadBytesPerSec: s.Read, WriteBytesPerSec: s.Write, Measured: time.Now().UTC().Truncate(time.Second)}, nil
 }
 
-// choose returns the sample of the least memory whose time for one byte read and
-// one written is within a twentieth of the best.
+// choose returns the sample with the least memory among those whose time to read and write one
+// byte is within 5 % of the best.
 func choose(samples []Sample) Sample {
 	speed := func(s Sample) float64 {
 		if s.Read <= 0 || s.Write <= 0 {
@@ -109,7 +108,7 @@ func measure(ctx context.Context, dir string, o Options, e Effort, mem []byte) (
 	for off := int64(0); off+window <= e.Bytes; off += window {
 		stores, loads = append(stores, file.Store(mem, off)), append(loads, file.Load(mem, off))
 	}
-	// The first writes to preallocated space are slower than all later ones.
+	// The first write to preallocated space is slower than all later ones, so it is not timed.
 	if _, err := timed(ctx, stores, window, 0); err != nil {
 		return s, err
 	}
@@ -121,8 +120,8 @@ func measure(ctx context.Context, dir string, o Options, e Effort, mem []byte) (
 	return s, err
 }
 
-// timed runs the transfers, of that many bytes each, in a circle for about that
-// long, or once, and returns bytes per second.
+// timed runs the transfers, of the given size in bytes each, in a circle for about the given
+// time, or each once if that is 0. It returns bytes per second.
 func timed(ctx context.Context, list []device.Transfer, bytes int64, long time.Duration) (float64, error) {
 	start := time.Now()
 	for i := 0; ; i++ {

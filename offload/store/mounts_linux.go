@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// FilesystemOf names the filesystem that a folder, or its nearest existing
-// parent, lies on: type, source and mount point. Two runs of a machine give the
-// same name.
+// FilesystemOf names the filesystem of a folder, or of its nearest existing parent, by type,
+// source and mount point. The name is the same in every run on a machine.
 func FilesystemOf(dir string) string {
 	p, err := filepath.Abs(dir)
 	if err != nil {
@@ -31,8 +30,8 @@ func FilesystemOf(dir string) string {
 	return filesystemIn(string(text), p)
 }
 
-// filesystemIn finds path's mount in the text of mountinfo: see proc(5). Of
-// several on one point the last is the one in sight.
+// filesystemIn finds path's mount in the text of mountinfo: see proc(5). If several are mounted on
+// the same point, the last one hides the others.
 func filesystemIn(mountinfo, path string) string {
 	best, name := -1, path
 	for _, line := range strings.Split(mountinfo, "\n") {

@@ -10,13 +10,12 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// queue is the workers that all files of a folder share: the device that they
-// lie on is one. Each worker has one request in flight; blocking calls from
-// goroutines reach what an asynchronous interface (io_uring) reaches at the
-// same depth, see benchmarks/disk.
+// queue is the set of workers that all files of a folder share, because the files share a disk.
+// Each worker has one request in flight. Blocking calls from goroutines are as fast as an
+// asynchronous interface (io_uring) with the same depth, see benchmarks/disk.
 type queue struct {
-	jobs    chan job      // never closed: a rank that is late may still send
-	closed  chan struct{} // nobody sends any more
+	jobs    chan job      // never closed, because a late rank may still send
+	closed  chan struct{} // closed when no more jobs are accepted
 	workers sync.WaitGroup
 	memory  []byte // of all workers' buffers
 	grace   time.Duration
@@ -27,9 +26,9 @@ type job struct {
 	piece int64
 }
 
-// worker is one worker's scratch. Both buffers are page-aligned.
+// worker is one worker's scratch memory. Both buffers are page-aligned.
 type worker struct {
-	buf    []byte // Options.Block bytes: what can't go straight to or from memory
+	buf    []byte // Options.Block bytes: for transfers that are not aligned for direct I/O
 	packed []byte // with a codec: an encoded block
 	coder  coder
 }
@@ -81,7 +80,7 @@ func (q *queue) work(w *worker) {
 	}
 }
 
-// send gives a piece to the workers; false after close.
+// send gives a job to the workers; it returns false after close.
 func (q *queue) send(j job) bool {
 	select {
 	case <-q.closed:
@@ -96,11 +95,11 @@ func (q *queue) send(j job) bool {
 	}
 }
 
-// closeGrace is how long close waits for requests that the system does not end.
+// closeGrace is how long close waits for requests that the system does not complete.
 const closeGrace = 10 * time.Second
 
-// close ends the workers. Where one is in a request that does not end, everything
-// that it uses stays as it is: it may come back at any time.
+// close ends the workers. If a worker is in a request that does not complete, the memory that it
+// uses stays mapped, since the request may still complete at any time.
 func (q *queue) close() error {
 	close(q.closed)
 	ended := make(chan struct{})
@@ -125,14 +124,13 @@ const (
 	fill
 )
 
-// transfer is a bound movement of n bytes at off. It implements
-// device.Transfer.
+// transfer is a bound transfer of n bytes at off. It implements device.Transfer.
 type transfer struct {
 	file   *File
 	verb   verb
 	mem    []byte // nil for fill
 	off, n int64
-	value  byte // of fill
+	value  byte // for fill
 
 	left   atomic.Int64
 	failed atomic.Bool
@@ -146,9 +144,9 @@ func (f *File) bind(v verb, mem []byte, off, n int64, value byte) *transfer {
 	return &transfer{file: f, verb: v, mem: mem, off: off, n: n, value: value, done: make(chan struct{}, 1)}
 }
 
-// Run gives the pieces to the workers and waits for them. After a failure
-// pieces that have not started are left out; the error is that of the lowest
-// offset among those that failed.
+// Run divides the transfer at blocks, gives the pieces to the workers and waits for them. After
+// a failure no further pieces are started. The error is that of the failed piece with the lowest
+// offset.
 func (t *transfer) Run() error {
 	if t.n == 0 {
 		return nil
@@ -170,7 +168,7 @@ func (t *transfer) Run() error {
 	return t.err
 }
 
-// do works on the transfer's part of a block.
+// do processes the transfer's piece in a block and records its result.
 func (t *transfer) do(w *worker, block int64) {
 	var err error
 	if !t.failed.Load() {
@@ -179,8 +177,8 @@ func (t *transfer) do(w *worker, block int64) {
 	t.end(block, err)
 }
 
-// piece moves the transfer's part of a block. A panic, which is a broken invariant,
-// is its error.
+// piece transfers the piece in a block. A panic, which means a broken invariant, is returned as an
+// error.
 func (t *transfer) piece(w *worker, block int64) (err error) {
 	if !t.file.enter() {
 		return t.file.errClosed(t.off, t.n)
@@ -203,7 +201,7 @@ func (t *transfer) piece(w *worker, block int64) (err error) {
 	return t.file.write(w, mem, from, to-from, t.value)
 }
 
-// end counts a piece as done, with its error.
+// end records that a piece is done, and its error.
 func (t *transfer) end(block int64, err error) {
 	if err != nil {
 		at := max(t.off, block*t.file.block)

@@ -1,17 +1,20 @@
-// Package store is the disk tier: one preallocated file a rank, read and
-// written with direct I/O by a queue of workers, every block's checksum kept in
-// memory when it is written and verified whenever it is read.
+// Package store is the disk tier: one preallocated file a rank, read and written with direct I/O
+// by a queue of workers. The checksum of every block is kept in memory when the block is written,
+// and verified whenever it is read.
 //
-//	transfer   [off, off+n) of a rank's arena ⇄ memory
-//	piece      its part of one block of the file (Options.Block, 1 MiB): one
-//	           request, worked on by one of Options.Depth workers
-//	granule    4096 bytes (a whole block with a codec): what a checksum covers and
-//	           the least that is read or written; where a transfer starts or ends
-//	           inside one, that granule is read, changed and written
+// transfer   bytes [off, off+n) of a rank's arena ⇄ memory
+// piece      the part of a transfer in one block of the file (Options.Block, 1 MiB): one
 //
-// The file has no name, so that nothing is left of a process that dies: see
-// openFile. The package is mechanism only: what lives on disk, and when it
-// moves, is decided by the rewrites of package offload.
+//	request, handled by one of Options.Depth workers
+//
+// granule    4096 bytes (a whole block with a codec): the unit of checksums, and the least that
+//
+//	is read or written. If a transfer starts or ends inside a granule, that granule is
+//	read, changed and written
+//
+// The file has no name, so that the kernel frees it when the process dies: see openFile. The
+// package only moves bytes: the rewrites of package offload decide what is on disk, and when it
+// moves.
 package store
 
 import (
@@ -27,10 +30,10 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Page is what offsets and lengths of direct I/O are multiples of, in bytes.
+// Page is the alignment in bytes of offsets and lengths for direct I/O.
 const Page = 4096
 
-// Defaults of Options where doctor has measured nothing.
+// Defaults of Options if `spillway doctor` has not measured the disk.
 const (
 	DefaultBlock = 1 << 20
 	DefaultDepth = 16
@@ -42,30 +45,29 @@ const (
 	maxDepth = 1024
 )
 
-// RawFile is what the store does I/O on.
+// RawFile is the file on which the store does its I/O.
 type RawFile interface {
 	io.ReaderAt
 	io.WriterAt
 }
 
-// Options of a Folder. The zero value takes what doctor measured for the
-// folder's filesystem, or else the defaults.
+// Options of a Folder. Zero fields are taken from what `spillway doctor` measured for the folder's
+// filesystem, or else from the defaults.
 type Options struct {
 	// Block is the largest request in bytes, a power of two from 4096 up to
 	// 64 MiB. Larger ones need fewer requests, and Depth · Block bytes of memory.
 	Block int
-	// Depth is how many requests the ranks of the process have in flight together.
+	// Depth is the number of requests that all ranks of the process together have in flight.
 	Depth int
-	// Buffered goes through the page cache, which takes memory outside the plan.
+	// Buffered uses the page cache, whose memory is outside the plan.
 	Buffered bool
-	// Codec compresses blocks. The file is as large as without.
+	// Codec compresses blocks. It does not change the size of the file.
 	Codec Codec
-	// Cache is memory in bytes that each rank's file may use to hold blocks that
-	// it would otherwise read.
+	// Cache is the memory in bytes that each rank's file may use to cache blocks.
 	Cache int64
-	// Warn is told what a person should know, one line a call; nil drops it.
+	// Warn is called with warnings for the user, of one line each; nil drops them.
 	Warn func(string)
-	// Wrap puts something between the store and a rank's file: injected faults.
+	// Wrap, if set, wraps each rank's file, for example to inject faults.
 	Wrap func(rank int, f RawFile) RawFile
 
 	// Folders opens the folder; nil: filesys.System.
@@ -73,27 +75,26 @@ type Options struct {
 
 	grace time.Duration // how long Close waits for requests; 0: closeGrace
 
-	named bool // make files with a name even where the filesystem can do without
+	named bool // create files with a name even if the filesystem supports O_TMPFILE
 }
 
-// Folder is a process's use of the disk tier's folder. Create and Close are for
-// one goroutine at a time, transfers of its files for any.
+// Folder is a process's use of the disk tier's folder. Create and Close must be called from one
+// goroutine at a time; transfers of its files may be called from any.
 type Folder struct {
 	f     filesys.Folder
 	dir   string // its path, for messages
 	opts  Options
-	made  filesys.Made // folders that Open made
+	made  filesys.Made // folders that Open created
 	lock  filesys.File
 	files []*File
 	queue *queue
-	once  map[string]bool // warnings given
+	once  map[string]bool // warnings that were given
 	mu    sync.Mutex      // guards once
 }
 
-// Open makes the folder if it is missing, removes what a process that died
-// before it could take its file's name away has left there, and reserves
-// nothing yet. Its error is an *Error, or another one where the path or an
-// option is no sensible input.
+// Open creates the folder if it is missing, and removes named files that dead processes have left
+// in it. It reserves no space. Its error is an *Error if the machine is at fault, and another one
+// if the path or an option is invalid.
 func Open(dir string, o Options) (*Folder, error) {
 	if dir == "" {
 		return nil, errors.New("disk tier: no folder is given")
@@ -120,7 +121,7 @@ func Open(dir string, o Options) (*Folder, error) {
 		if err := f.drop(); err != nil {
 			return nil, err
 		}
-		if try == 10 { // another job removed it under our hands, again and again
+		if try == 10 { // another job removed it between our calls, ten times
 			return nil, &Error{Op: "open", File: abs, Len: -1, Err: errors.New("the folder vanishes while it is opened")}
 		}
 	}
@@ -131,14 +132,14 @@ func Open(dir string, o Options) (*Folder, error) {
 	return f, nil
 }
 
-// drop gives back a folder that is not locked.
+// drop closes a folder that is not locked, and removes it if Open created it.
 func (f *Folder) drop() error {
 	f.made.Remove()
 	f.made = nil
 	return f.f.Close()
 }
 
-// settle fills in the options that were not given.
+// settle fills in options that were not given, and checks the others.
 func (f *Folder) settle() error {
 	o := &f.opts
 	if o.Block == 0 {
@@ -160,7 +161,7 @@ func (f *Folder) settle() error {
 	return nil
 }
 
-// makeFolder opens the folder, and makes what is missing on the way to it.
+// makeFolder opens the folder, and creates it and missing parents.
 func (f *Folder) makeFolder() (err error) {
 	f.f, f.made, err = filesys.MakeFolder(f.opts.Folders, f.dir)
 	if errors.Is(err, syscall.ENOTDIR) {
@@ -172,9 +173,8 @@ func (f *Folder) makeFolder() (err error) {
 	return nil
 }
 
-// badFolder is the error of a folder that can't be had: an *Error where the
-// machine is at fault (a disk that is full, read-only or broken), another one
-// where the path can't be such a folder.
+// badFolder returns the error for a folder that cannot be used: an *Error if the machine is at
+// fault (the disk is full, read-only or broken), and another one if the path is unsuitable.
 func badFolder(op, path string, err error) error {
 	e := &Error{Op: op, File: path, Len: -1, Err: cause(err)}
 	for _, fault := range []error{syscall.EROFS, syscall.ENOSPC, syscall.EIO} {
@@ -185,13 +185,13 @@ func badFolder(op, path string, err error) error {
 	return errors.New(e.Error())
 }
 
-// Block and Depth return what the store works with.
+// Block returns the largest request in bytes that the store uses.
 func (f *Folder) Block() int { return f.opts.Block }
 
 // Depth returns the number of requests in flight.
 func (f *Folder) Depth() int { return f.opts.Depth }
 
-// warn tells each text once.
+// warn gives each warning only once.
 func (f *Folder) warn(text string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -202,14 +202,13 @@ func (f *Folder) warn(text string) {
 	f.opts.Warn(text)
 }
 
-// Create makes the file of a rank and reserves its bytes on the disk, rounded
-// up to a page. What was never written reads as bytes of value initial.
+// Create creates the file of a rank and reserves its bytes on the disk, rounded up to a page.
+// Bytes that were never written read as initial.
 func (f *Folder) Create(rank int, bytes int64, initial byte) (device.Disk, error) {
 	return f.create(rank, bytes, initial, f.opts.Cache)
 }
 
-// CreateUncached is Create for contents that are not read in a circle: no block
-// of them is pinned in memory.
+// CreateUncached is Create without a cache, for contents that are not read in a circle.
 func (f *Folder) CreateUncached(rank int, bytes int64, initial byte) (device.Disk, error) {
 	return f.create(rank, bytes, initial, 0)
 }
@@ -236,11 +235,11 @@ func (f *Folder) create(rank int, bytes int64, initial byte, cache int64) (*File
 	return file, nil
 }
 
-// Close closes files that are still open, and removes the folder if Open made
-// it and nobody else uses it.
+// Close closes files that are still open, and removes the folder if Open created it and no other
+// job uses it.
 func (f *Folder) Close() error {
 	var errs []error
-	if f.queue != nil { // first: nothing is taken away from a worker
+	if f.queue != nil { // first, so that no worker uses what is closed below
 		errs = append(errs, f.queue.close())
 		f.queue = nil
 	}
@@ -261,9 +260,8 @@ func (f *Folder) Close() error {
 	return errors.Join(errs...)
 }
 
-// OutsideBytes is the memory that a process's use of the store takes outside
-// the arenas: the workers' buffers and the checksums of files of these sizes.
-// Caches, as given, come on top.
+// OutsideBytes returns the memory outside the arenas that the store takes in a process whose files
+// have the given sizes: the workers' buffers and the checksums, without Options.Cache.
 func OutsideBytes(o Options, files ...int64) int64 {
 	block, depth := int64(o.Block), int64(o.Depth)
 	if block == 0 {
@@ -276,7 +274,7 @@ func OutsideBytes(o Options, files ...int64) int64 {
 	for _, size := range files {
 		granules := (size + Page - 1) / Page
 		if o.Codec != None {
-			granules = (size + block - 1) / block * 2 // checksum and length
+			granules = (size + block - 1) / block * 2 // a checksum and a length each
 		}
 		total += granules*4 + granules/8
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/userdir"
 )
 
-// Tuning is what `spillway doctor` has measured on a filesystem.
+// Tuning is a measurement of `spillway doctor` for one filesystem.
 type Tuning struct {
 	Block            int       `json:"block_bytes"`
 	Depth            int       `json:"queue_depth"`
@@ -22,12 +22,12 @@ type Tuning struct {
 	Measured         time.Time `json:"measured"`
 }
 
-// tuningFile is doctor.json: measurements by filesystem.
+// tuningFile is the content of doctor.json: measurements by filesystem.
 type tuningFile struct {
 	Disks map[string]Tuning `json:"disks"`
 }
 
-// TuningPath is the file with the measurements, in the user's configuration
+// TuningPath returns the path of the file with the measurements, in the user's configuration
 // folder.
 func TuningPath() (string, error) {
 	dir, err := userdir.Config()
@@ -41,7 +41,7 @@ func readTunings() (tuningFile, string, error) {
 	var f tuningFile
 	path, err := TuningPath()
 	if err != nil {
-		return f, "", nil // no home, so nothing was measured
+		return f, "", nil // without a home folder nothing was measured
 	}
 	text, err := regular.ReadFile(path, 16<<20)
 	if errors.Is(err, os.ErrNotExist) {
@@ -56,8 +56,8 @@ func readTunings() (tuningFile, string, error) {
 	return f, path, nil
 }
 
-// LoadTuning returns what was measured on the filesystem of a folder, or the
-// zero Tuning. What no Options could have counts as not measured.
+// LoadTuning returns the measurement for the filesystem of a folder, or the zero Tuning. Values
+// that Options would reject count as not measured.
 func LoadTuning(dir string) (Tuning, error) {
 	f, _, err := readTunings()
 	if err != nil {
@@ -70,8 +70,8 @@ func LoadTuning(dir string) (Tuning, error) {
 	return t, nil
 }
 
-// SaveTuning stores a measurement for the filesystem of a folder and returns
-// the file that has it. Other filesystems' measurements stay.
+// SaveTuning stores a measurement for the filesystem of a folder, and returns the path of the file
+// that contains it. Measurements of other filesystems are kept.
 func SaveTuning(dir string, t Tuning) (string, error) {
 	f, path, err := readTunings()
 	if path == "" {
@@ -79,7 +79,7 @@ func SaveTuning(dir string, t Tuning) (string, error) {
 		return "", fmt.Errorf("store the measurement: %w", err)
 	}
 	if err != nil {
-		f = tuningFile{} // damaged: it is measured anew
+		f = tuningFile{} // the file is damaged: replace it
 	}
 	if f.Disks == nil {
 		f.Disks = map[string]Tuning{}
