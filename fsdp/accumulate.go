@@ -2,24 +2,24 @@ package fsdp
 
 import "github.com/spillway-ml/spillway/graph"
 
-// Accumulate makes the gradients of a step's micro-steps add up, each unit's by its
-// way (graph.Gradient). Where they are reduced once, the backward of later
-// micro-steps adds to what the first one wrote:
+// Accumulate makes the gradients of a step's micro-steps add up, each unit's as its
+// graph.Gradient says. If gradients are reduced once a step, the backward of later micro-steps
+// adds to what the first one wrote:
 //
 //	h.0.fc/dw: write grad/h.0    →    h.0.fc/dw: add to grad/h.0
 //
-// Where every micro-step is reduced, what a reduction leaves is added to its home
-// behind the last operation that writes the gradient:
+// If gradients are reduced in every micro-step, the result of each reduction is added to Home,
+// after the last operation that writes the gradient:
 //
 //	h.0.fc/dw: write grad/h.0    →    h.0.fc/dw: write grad/h.0
 //	                                  h.0/accumulate: add grad/h.0 to accum/h.0
 //
-// A sum that goes leaf by leaf on one rank is added to by an operation of its own:
+// A sum leaf by leaf (graph.Gradient) on one rank gets a separate operation:
 //
 //	h.0.fc/dw: write grad/h.0    →    h.0.fc/dw: write grad/h.0
 //	                                  h.0/add_leaf: add grad/h.0 to accum/h.0
 //
-// Reductions that add by themselves are left to Reduce, as are all collectives.
+// Accumulate adds no collectives; Reduce does, including those that accumulate themselves.
 func Accumulate(p *graph.Program) (*graph.Program, error) {
 	q := p.Clone()
 	eachMicroStep(q, func(ph *graph.Phase) {
@@ -63,7 +63,7 @@ func eachMicroStep(p *graph.Program, visit func(ph *graph.Phase)) {
 	}
 }
 
-// addPart adds what a reduction has left to the sum over micro-steps, or begins it.
+// addPart adds the result of a reduction to the sum over micro-steps, or starts the sum with it.
 func addPart(p *graph.Program, unit int, from, home graph.BufID, first bool) graph.Op {
 	out := graph.Out{Buf: home, Mode: graph.Accum}
 	if first {
@@ -76,8 +76,8 @@ func addPart(p *graph.Program, unit int, from, home graph.BufID, first bool) gra
 	return newOp(kind, p.Units[unit].Name+"/accumulate", graph.Comm, graph.Backward, unit, []graph.BufID{from}, []graph.Out{out}, attr)
 }
 
-// addLeaf adds the only rank's leaf of a micro-batch to the sum, or begins it. It stands
-// on the stream of the collectives, as many ranks' do: the backward goes on.
+// addLeaf adds a micro-batch's leaf to the sum on a single rank, or starts the sum with it. It
+// uses the stream of collectives, as several ranks do, so that the backward can continue.
 func addLeaf(p *graph.Program, unit, micro int, first bool) []graph.Op {
 	way := p.Units[unit].Grad
 	out := leafSum(way, first)
@@ -90,7 +90,7 @@ func addLeaf(p *graph.Program, unit, micro int, first bool) []graph.Op {
 	return []graph.Op{op}
 }
 
-// leafSum is where leaves go: the first of a step begin the sum.
+// leafSum is the output for leaves: the first leaf of a step is written, later ones are added.
 func leafSum(way *graph.Gradient, first bool) graph.Out {
 	if first {
 		return graph.Out{Buf: way.Home}
@@ -98,7 +98,7 @@ func leafSum(way *graph.Gradient, first bool) graph.Out {
 	return graph.Out{Buf: way.Home, Mode: graph.Accum}
 }
 
-// squared is the output to which whoever adds a leaf adds its squares; none where nobody does.
+// squared returns the output that sums the leaves' squares; none if they are not summed.
 func squared(way *graph.Gradient) []graph.Out {
 	if way.Squares == graph.NoBuf {
 		return nil
@@ -106,7 +106,7 @@ func squared(way *graph.Gradient) []graph.Out {
 	return []graph.Out{{Buf: way.Squares, Mode: graph.Accum}}
 }
 
-// adding makes writes into the gradient buffer additions.
+// adding changes the writes into the gradient buffer to accumulation.
 func adding(p *graph.Program, w *graph.Editor, grad graph.BufID) {
 	for _, n := range w.Base {
 		for k, o := range n.Op.Out {

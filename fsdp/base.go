@@ -7,18 +7,18 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Base is the type in which frozen units rest. Where it is not what the model computes
-// with, each stretch that uses a block converts the block's buffer:
+// Base is the type in which frozen units are stored. If the model computes with another type, the
+// stored buffer is converted before each stretch of operations that use the block:
 //
 //	one rank, stages 0 to 2   base/u ─ dequantize → unshard/u
 //	stage 3                   base/u (shard) ─ all_gather → recv ─ dequantize → unshard/u
 //
-// In int8 base/u is codes and a scale for each 256 of them, counted from a parameter's
-// start (graph.Quantize); a cast takes the place of dequantize for 16 bits and f32. The
-// host quantises what it writes, so that no unit is ever whole in a wider type.
+// In int8, base/u has codes and a scale for every 256 of them, counted from a parameter's start
+// (graph.Quantize). For 16 bits and f32 a cast replaces dequantize. The host quantises what it
+// writes, so a unit is never stored whole in a wider type.
 type Base uint8
 
-// Types of a base.
+// Types of Base.
 const (
 	baseAsComputed Base = iota
 	baseFP32
@@ -30,7 +30,7 @@ var baseNames = [...]string{baseAsComputed: "", baseFP32: "fp32", BaseBF16: "bf1
 
 func (b Base) String() string { return baseNames[b] }
 
-// ParseBase reads a name; "" is what the model computes with.
+// ParseBase reads the name of a type; "" is the type with which the model computes.
 func ParseBase(name string) (Base, error) {
 	for i, n := range baseNames {
 		if strings.EqualFold(name, n) {
@@ -45,13 +45,13 @@ func ParseBase(name string) (Base, error) {
 	return 0, fmt.Errorf("%.80q is not known; use fp32, bf16 or int8", name)
 }
 
-// dtype is the type of a base's elements, where the model computes with another.
+// dtype returns the DType of a base; computed is the type with which the model computes.
 func (b Base) dtype(computed graph.DType) graph.DType {
 	return [...]graph.DType{baseAsComputed: computed, baseFP32: graph.F32, BaseBF16: graph.BF16, baseInt8: graph.U8}[b]
 }
 
-// allocateBase makes the resident value of a frozen unit in the base's type, and says
-// whether that is another than what the model computes with.
+// allocateBase adds the stored buffer of a frozen unit in the base's type. It returns whether that
+// differs from the type with which the model computes.
 func (s *sharder) allocateBase(u int) (bool, error) {
 	p, unit := s.p, &s.p.Units[u]
 	computed := p.Buf(unit.Value.Buf).DType
@@ -77,20 +77,20 @@ func (s *sharder) allocateBase(u int) (bool, error) {
 	return true, nil
 }
 
-// quantisedPad is the padding of n quantised elements with their scales, of which pad
+// quantisedPad returns the padding in bytes of n quantised elements and their scales, if pad of the
 // elements are padding.
 func quantisedPad(n, pad int64) int64 {
 	blocks := func(n int64) int64 { return (n + graph.QuantBlock - 1) / graph.QuantBlock }
 	return pad + (blocks(n)-blocks(n-pad))*graph.F32.Size()
 }
 
-// converted says whether a unit rests in another type than that of its parameters.
+// converted says whether a unit is stored in another type than the model computes with.
 func converted(p *graph.Program, u *graph.Unit, param *graph.Param) bool {
 	return u.Frozen && p.Buf(u.Compute.Buf).DType != p.Buf(param.Value).DType
 }
 
-// gatherBase returns the operations by which what a rank has of a frozen unit becomes the
-// whole value, in the type that the model computes with.
+// gatherBase returns the operations that make a frozen unit's whole value, in the type with which
+// the model computes, from what the ranks store.
 func gatherBase(p *graph.Program, u int, pass graph.Pass, suffix string, whole graph.BufID) []graph.Op {
 	unit := &p.Units[u]
 	rests, axis, parts := unit.Compute.Buf, unit.Compute.Axis, int64(1)

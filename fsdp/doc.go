@@ -1,5 +1,5 @@
-// Package fsdp turns a program of whole parameters into one of flat, sharded
-// units: what PyTorch's FSDP does with module hooks, as a rewrite.
+// Package fsdp turns a program of whole parameters into one of flat, sharded units. It does as a
+// rewrite what PyTorch's FSDP does with module hooks.
 //
 // Note: the buffers of a unit u, N ranks, flat length P (a multiple of 256·N):
 //
@@ -9,30 +9,32 @@
 //	reduced/u  P/N        reduced gradients (stages 2, 3)
 //	exp_avg/u …  P or P/N optimizer states: whole at stage 0, the shard above
 //
-// With parameters of 16 bits (package precision), P elements still; T the 16-bit
+// With parameters of 16 bits (package precision) there are also P elements; T is the 16-bit
 // type:
 //
-//	value/u    T    resident, what the model computes with; whole below stage 3
-//	master/u   f32  what the update changes and the host saves: in the shard from
-//	                stage 1 on (class optimizer)
-//	grad/u     T    f32 with Reduce32, and where micro-steps add up in it
-//	               (none with states in bf16: the rule rounds value/u itself)
-//	accum/u    f32  P or P/N: sum over micro-steps of reduced gradients
-//	wire/u     T    copy of an f32 sum in which it is reduced
+// value/u    T    resident, what the model computes with; whole below stage 3
+// master/u   f32  what the update changes and the host saves: in the shard from
 //
-// A frozen unit whose base rests in another type (base.go) has in the place of value/u:
+//	stage 1 on (class optimizer). With states in bf16 there is none: the
+//	update rounds value/u itself
+//
+// grad/u     T    f32 with Reduce32, and if micro-steps accumulate in it
+// accum/u    f32  P or P/N: sum over micro-steps of reduced gradients
+// wire/u     T    copy of an f32 sum in which it is reduced
+//
+// A frozen unit that is stored in another type (base.go) has, instead of value/u:
 //
 //	base/u     T    P or P/N; in int8 P codes and P/256 scales. It is converted into
 //	                unshard/u before each stretch, at every stage
 //
-// Reproducible (way.go), in every precision:
+// With Options.Reproducible (way.go), in every precision:
 //
 //	leaves/u   T    P: all ranks' gradients of a micro-step, of this rank's part
 //	accum/u    f32  P/N: their sum
 //	sum/u      f32  P: the same gathered (stage 0)
 //
-// A unit of less than 256 elements a rank is whole: P for all of
-// these at every stage, and accum/u where each micro-step is reduced. It has no unshard/u.
+// A unit with less than 256 elements a rank stays whole: all of these have P elements at every
+// stage. It has accum/u if each micro-step is reduced, and never unshard/u.
 //
 // On a mesh of two axes (HSDP) N is the size of the shard axis.
 //

@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// blockElems is the granularity of parameter starts and shard ends, in elements.
+// blockElems divides the starts of parameters and the ends of shards, in elements.
 const blockElems = 256
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
@@ -18,10 +18,10 @@ func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 // value/u and grad/u. Frozen parameters get units of their own, so that a unit
 // has gradients and states for all of its parameters or for none.
 //
-// A unit smaller than blockElems elements a rank is not to be in shards (whole): its
-// flat length goes by blockElems alone, unless exchanged says that gradients are
-// exchanged in equal parts, and by the odd part of the number of ranks, so that each
-// sends a whole number of bytes of its sum.
+// A unit with less than blockElems elements a rank is not sharded (whole): its flat length is a
+// multiple of blockElems only. If exchanged is set, its gradients are exchanged in equal parts:
+// the length is then also a multiple of the odd part of the number of ranks, so that each rank
+// sends a whole number of bytes.
 func Flatten(p *graph.Program, shards int, exchanged bool) (*graph.Program, error) {
 	if shards < 1 {
 		return nil, fmt.Errorf("fsdp: flatten over %d ranks; at least 1 is needed", shards)
@@ -80,7 +80,7 @@ func Flatten(p *graph.Program, shards int, exchanged bool) (*graph.Program, erro
 	return q, nil
 }
 
-// whole says that a unit stays whole on every rank: shards of whole blocks would leave
+// whole says whether a unit stays whole on every rank, because shards of whole blocks would leave
 // some ranks without an element of it.
 func whole(u *graph.Unit, shards int) bool {
 	if len(u.Segments) == 0 {
@@ -95,8 +95,8 @@ func flatBuffer(name string, dtype graph.DType, class graph.Class, life graph.Li
 		Pad: (elems - used) * dtype.Size()}
 }
 
-// unitTypes are the types of a unit's parameters and gradients, which a flat
-// buffer has one each of.
+// unitTypes returns the types of a unit's parameters and gradients. All parameters of a unit must
+// have the same, since each flat buffer has one type.
 func unitTypes(p *graph.Program, members []int) (t struct{ value, grad graph.DType }, err error) {
 	first := true
 	for _, i := range members {
@@ -118,8 +118,8 @@ func intoFlat(p *graph.Program, id, flat graph.BufID, elem int64) {
 	p.Buf(id).View = &graph.View{Base: flat, Offset: elem * p.Buf(id).DType.Size()}
 }
 
-// splitFrozen moves the frozen parameters of partly frozen units into units of
-// their own, "<unit>.frozen".
+// splitFrozen moves the frozen parameters of partly frozen units into new units
+// "<unit>.frozen".
 func splitFrozen(p *graph.Program) {
 	splitUnits(p, ".frozen", func(i int) (moves, stays bool) { return p.Params[i].Frozen, !p.Params[i].Frozen })
 	for i := range p.Params {

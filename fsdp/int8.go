@@ -13,12 +13,13 @@ import (
 //	gather   shard ─ quantize → send ─ all_gather → recv ─ dequantize → whole
 //	reduce   whole ─ quantize → send ─ all_to_all → recv ─ dequantize_sum → part [─ all_gather → whole]
 //
-// A rank reads its own shard, and adds its own addend, from what was quantised, as the
-// others do. Where nothing is gathered the same values are quantised and read back in
-// place. Summed leaf by leaf, one rank quantises its leaves as many do. Parameters rounded to 16 bits that are quantised a second time stay as they
-// are, so it does not matter how often that happens: every stage has the same bits.
+// A rank uses the quantised form also for its own shard and its own gradient, as the other ranks
+// do. If nothing is gathered, the values are quantised and dequantised in place. With sums leaf by
+// leaf a single rank quantises its leaves as several do. Parameters rounded to 16 bits do not
+// change when they are quantised a second time, so it does not matter how often that happens.
+// Therefore every stage has the same bits.
 
-// quantised makes buffers and operations of one unit's quantised values.
+// quantised adds buffers and operations for the quantised values of one unit.
 type quantised struct {
 	p     *graph.Program
 	unit  int
@@ -26,7 +27,7 @@ type quantised struct {
 	micro int
 }
 
-// buffer adds the buffer of parts quantised values, n in each.
+// buffer adds a buffer for quantised values: parts parts of n values each.
 func (q quantised) buffer(name string, parts, n int64) graph.BufID {
 	bytes := graph.QuantAttr{Block: graph.QuantBlock, Parts: parts}.Bytes(n)
 	return q.p.AddBuffer(graph.Buffer{Name: name + "/" + q.p.Units[q.unit].Name, DType: graph.U8, Shape: []int64{bytes},
@@ -39,8 +40,8 @@ func (q quantised) op(kind graph.Kind, name string, in, out graph.BufID, mode gr
 	return op
 }
 
-// gather returns the operations by which a rank's shard becomes the whole value, as
-// quantised. With axis −1 the rank has the whole value, which shard then is as well.
+// gather returns the operations that make a unit's whole value, quantised and dequantised, from
+// the ranks' shards. With axis −1 there is one rank, and shard is the whole value too.
 func (q quantised) gather(suffix string, shard, whole graph.BufID, axis int) []graph.Op {
 	parts := int64(1)
 	if axis >= 0 {
@@ -59,9 +60,9 @@ func (q quantised) gather(suffix string, shard, whole graph.BufID, axis int) []g
 	return append(ops, q.op(graph.Dequantize, "dequantize"+suffix, recv, whole, graph.Write, attr))
 }
 
-// reduce returns the operations that sum the rank's part of a whole gradient over the
-// ranks of an axis, in an order, and add the squares of the addends to where there is more
-// than the sum. With axis −1 the rank's own is all there is.
+// reduce returns the operations that sum the rank's part of a whole gradient over the ranks of an
+// axis, in the given order, quantised. squares, if given, accumulates the squares of the addends.
+// With axis −1 the rank's own gradient is the only addend.
 func (q quantised) reduce(whole graph.BufID, into graph.Out, axis int, order graph.SumOrder, squares ...graph.Out) []graph.Op {
 	parts := int64(1)
 	if axis >= 0 {
@@ -82,7 +83,7 @@ func (q quantised) reduce(whole graph.BufID, into graph.Out, axis int, order gra
 	return append(ops, sum)
 }
 
-// validateInt8 refuses what cannot be quantised.
+// validateInt8 returns an error if the options ask to quantise what cannot be quantised.
 func (o Options) validateInt8(p *graph.Program) error {
 	if o.Int8Gather && o.Optimizer.BF16 {
 		return fmt.Errorf("fsdp: a quantised gather needs masters, and states in bf16 have none")

@@ -6,8 +6,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// observeLoss zeroes the loss at the start of a step, sums it over the ranks at
-// its end and copies it to the host.
+// observeLoss zeroes the loss at the start of a step, sums it over the ranks at the end, and
+// copies it to the host.
 func (s *sharder) observeLoss(ph *graph.Phase, first, last bool) {
 	if s.losses.leaf != graph.NoBuf {
 		s.observeLeaf(ph, first, last)
@@ -32,26 +32,27 @@ func (s *sharder) observeLoss(ph *graph.Phase, first, last bool) {
 	}
 }
 
-// leafLosses are the buffers of a loss that is summed leaf by leaf.
+// leafLosses has the buffers of a loss that is summed leaf by leaf, one micro-batch on one rank
+// after another.
 type leafLosses struct {
 	leaf  graph.BufID // F64 (n), n as the model's loss has: this rank's of a micro-batch; NoBuf where losses go another way
 	ranks graph.BufID // F64 (n·W): all ranks', NoBuf of one rank
 	sum   graph.BufID // F64 (n): of the micro-batches so far, on every rank
 }
 
-// splitLoss makes the program's loss the sum of leaves, and what the model adds to one
-// of them.
+// splitLoss makes the program's Loss the sum of the leaves, and gives the model another buffer
+// for the loss of one leaf.
 func (s *sharder) splitLoss() {
 	p := s.p
 	s.losses = leafLosses{graph.NoBuf, graph.NoBuf, graph.NoBuf}
 	if p.Loss == graph.NoBuf || !s.o.leaves(p.WorldSize()) {
 		return
 	}
-	// The ranks' losses lie beside the sum, where they are kept as it is: what finishes
-	// the loss may run before its place (exec's gate).
+	// The ranks' losses are in one buffer with the sum, and as long-lived: the operations that
+	// finish the loss may run before their place (the gate of package exec).
 	b, w := *p.Buf(p.Loss), int64(p.WorldSize())
 	if w == 1 {
-		w = 0 // its own loss is all there is
+		w = 0 // one rank needs no buffer for the ranks' losses
 	}
 	n := b.Elems()
 	b.Name, b.Shape, b.Life = b.Name+"/all", []int64{n * (1 + w)}, graph.LifeStep
@@ -68,9 +69,9 @@ func (s *sharder) splitLoss() {
 	p.Loss = s.losses.sum
 }
 
-// observeLeaf adds the ranks' losses of each micro-batch to the sum, in the order of the
-// ranks: a sum of doubles from left to right over the leaves. It zeroes the sum before
-// the first and copies it to the host behind the last.
+// observeLeaf adds the ranks' losses of each micro-batch to the sum in rank order: a sequential
+// sum of doubles over the leaves. It zeroes the sum before the first micro-batch, and copies it to
+// the host after the last.
 func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
 	l, w := s.losses, graph.NewEditor(ph)
 	defer w.Commit()
@@ -96,7 +97,7 @@ func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
 		from := l.leaf
 		add := func(op graph.Op) { w.After(end, of(op)) }
 		if ph.MicroBatches() == 1 {
-			add = func(op graph.Op) { w.Append(op) } // behind the backward, which does not wait for it
+			add = func(op graph.Op) { w.Append(op) } // after the backward, which need not wait for it
 		}
 		if l.ranks != graph.NoBuf {
 			from = l.ranks
@@ -109,8 +110,9 @@ func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
 	}
 }
 
-// observeSquares zeroes the sum of the leaves' squares before the first leaf. Behind the last
-// it sums it over the ranks, which have other parts of each leaf, and copies it to the host.
+// observeSquares zeroes the sum of the leaves' squares before the first leaf. After the last it
+// sums it over the ranks, each of which has squared other parts of the leaves, and copies it to
+// the host.
 func (s *sharder) observeSquares(ph *graph.Phase, first, last bool) {
 	if s.squares == graph.NoBuf || !slices.ContainsFunc(s.p.Units, func(u graph.Unit) bool { return u.Grad != nil }) {
 		return
@@ -131,8 +133,7 @@ func (s *sharder) observeSquares(ph *graph.Phase, first, last bool) {
 	}
 }
 
-// lossOf returns the first and the last operation that adds to the loss of a
-// micro-batch.
+// lossOf returns the first and last operation that adds to the loss of a micro-batch.
 func lossOf(w *graph.Editor, leaf graph.BufID, micro int) (first, last int) {
 	first = -1
 	for i, n := range w.Base {
@@ -151,8 +152,8 @@ func lossOf(w *graph.Editor, leaf graph.BufID, micro int) (first, last int) {
 	return first, last
 }
 
-// forwardSection lays out a section that nothing is learned from. Where losses are
-// summed leaf by leaf, an evaluation goes over as many micro-batches as a step:
+// forwardSection lays out a section without a backward. If losses are summed leaf by leaf, an
+// evaluation has as many micro-batches as a step:
 //
 //	zero   sum ← 0
 //	micro  forward, sum += losses     × micro-steps
@@ -197,7 +198,7 @@ func writes(w *graph.Editor, id graph.BufID) bool {
 	return false
 }
 
-// initScale gives the loss scale its first value.
+// initScale initialises the state of the loss scale.
 func (s *sharder) initScale() []graph.Op {
 	if s.p.Scaler == nil || s.p.Scaler.State == graph.NoBuf {
 		return nil
@@ -211,7 +212,7 @@ func (s *sharder) initScale() []graph.Op {
 	return []graph.Op{slot("value", graph.ScaleValue, graph.InitialLossScale), slot("clean", graph.ScaleClean, 0)}
 }
 
-// observeScale tells the host of the loss scale and of a skipped step.
+// observeScale copies the loss scale and the flag of a skipped step to the host.
 func (s *sharder) observeScale(w *graph.Editor) {
 	c := s.p.Scaler
 	if c == nil {

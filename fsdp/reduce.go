@@ -6,14 +6,14 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Reduce sums gradients over the ranks, each unit's by its way (graph.Gradient): on
-// the comm stream as soon as the last operation on it has run,
+// Reduce sums gradients over the ranks, each unit's as its graph.Gradient says: on the comm
+// stream, as soon as the last operation on the gradient has run,
 //
 //	compute:  … h.1.fc/dw │ h.0.fc/dw …          every micro-step, or the last one
 //	comm:                  reduce h.1  ─ reduce h.0
 //
-// Where a gradient's memory is free once it is reduced, at most prefetch+1 units'
-// whole gradients are alive beside those still written.
+// If a gradient's memory is free after it is reduced, at most prefetch+1 whole gradients exist in
+// addition to those that are still being written.
 func Reduce(p *graph.Program, prefetch int) (*graph.Program, error) {
 	q := p.Clone()
 	eachMicroStep(q, func(ph *graph.Phase) {
@@ -43,12 +43,12 @@ type reducer struct {
 	micros      int // micro-batches of the phase
 }
 
-// gradSpan is where a unit's gradient is written in a phase, as base indices. Where it
-// is summed leaf by leaf there is one for each micro-batch of the phase.
+// gradSpan is the range of operations that write a unit's gradient in a phase, as base indices.
+// For sums leaf by leaf there is one for each micro-batch of the phase.
 type gradSpan struct{ unit, micro, first, last int }
 
-// gradSpans finds where the buffers of trainable units are written, in order of the
-// last write.
+// gradSpans finds where the gradient buffers of trainable units are written, in order of the last
+// write.
 func gradSpans(p *graph.Program, w *graph.Editor) []gradSpan {
 	byRoot := map[graph.BufID]int{}
 	for u := range p.Units {
@@ -91,8 +91,8 @@ func gradSpans(p *graph.Program, w *graph.Editor) []gradSpan {
 	return spans
 }
 
-// unit reduces the gradient of a unit. It returns what must be done before the
-// memory of the whole gradient is free, nil where that holds the sum.
+// unit reduces the gradient of a unit. It returns the operation after which the memory of the
+// whole gradient is free, nil if that memory holds the sum.
 func (r *reducer) unit(s gradSpan) *graph.Node {
 	g := r.p.Units[s.unit].Grad
 	if g.Leaves() {
@@ -111,7 +111,7 @@ func (r *reducer) unit(s gradSpan) *graph.Node {
 		mode = graph.Accum
 	}
 	done := r.overShards(s, at, g, g.Whole, graph.Out{Buf: into, Mode: mode})
-	if add { // the operation that adds stands behind the last write
+	if add { // the operation of Accumulate comes after the last write
 		at = r.writer(g.Home, at)
 		done = r.w.Base[at]
 	}
@@ -126,15 +126,15 @@ func (r *reducer) unit(s gradSpan) *graph.Node {
 	return done
 }
 
-// leaves adds the ranks' leaves of a micro-step one by one to the sum of this rank's
-// part, from where they lie or, quantised, from where they were exchanged. Where each
-// rank has all of the sum, its parts are gathered behind the last micro-step:
+// leaves adds the ranks' leaves of a micro-step, one after another, to this rank's part of the
+// sum. It reads them from the ranks' buffers or, if they are quantised, from where they were
+// exchanged. If each rank keeps the whole sum, its parts are gathered after the last micro-step:
 //
 //	grad ─ reduce_scatter, sequential → accum 1/4 ─ all_gather → sum
 func (r *reducer) leaves(s gradSpan, g *graph.Gradient) (done *graph.Node) {
 	into := leafSum(g, r.first && s.micro == 0)
 	switch {
-	case g.Axis < 0: // Accumulate has added it
+	case g.Axis < 0: // Accumulate has added the leaf
 		return r.w.Base[r.writer(g.Home, s.last)]
 	case g.Int8:
 		for _, op := range (quantised{r.p, s.unit, graph.Backward, s.micro}).reduce(g.Whole, into, g.Axis, g.Order, squared(g)...) {
@@ -152,12 +152,12 @@ func (r *reducer) leaves(s gradSpan, g *graph.Gradient) (done *graph.Node) {
 
 // once reduces a sum over micro-steps, over the shard axis and the replicas.
 //
-// With both axes and stage 0 the part alone crosses between replicas, which are
-// on different nodes, and is gathered again:
+// With both axes and stage 0, only a part crosses between the replicas, which are on different
+// nodes, and the parts are then gathered:
 //
 //	grad 1/4   reduce_scatter ─ all_reduce over replicas ─ all_gather   grad
 //
-// A unit too small for parts goes over one axis after the other, which adds in the same
+// A unit too small to be divided is reduced over one axis after the other, which adds in the same
 // order.
 func (r *reducer) once(s gradSpan, g *graph.Gradient) *graph.Node {
 	sum := g.Whole
@@ -187,8 +187,8 @@ func (r *reducer) once(s gradSpan, g *graph.Gradient) *graph.Node {
 	return done
 }
 
-// overShards sums a whole gradient over the shard axis: into the rank's part of it,
-// or in place where each rank has all of it. nil where there is one rank.
+// overShards sums a whole gradient over the shard axis: into the rank's part, or in place if each
+// rank keeps all of it. It returns nil if there is one rank.
 func (r *reducer) overShards(s gradSpan, at int, g *graph.Gradient, whole graph.BufID, into graph.Out) *graph.Node {
 	switch {
 	case g.Axis < 0:
@@ -201,8 +201,8 @@ func (r *reducer) overShards(s gradSpan, at int, g *graph.Gradient, whole graph.
 	return r.insert(s, at, graph.AllReduce, "all_reduce", graph.NoBuf, graph.Out{Buf: whole, Mode: graph.ReadWrite}, group(g, g.Axis))
 }
 
-// exchange is overShards by quantised values: each rank gets its part of every one's
-// gradient and sums it.
+// exchange does what overShards does with quantised values: each rank receives its part of every
+// rank's gradient and sums these parts.
 func (r *reducer) exchange(s gradSpan, at int, g *graph.Gradient, whole graph.BufID, into graph.Out) (last *graph.Node) {
 	if !g.Parted {
 		into = graph.Out{Buf: ownPart(r.p, whole, s.unit, g.Axis)}
@@ -216,8 +216,8 @@ func (r *reducer) exchange(s gradSpan, at int, g *graph.Gradient, whole graph.Bu
 	return last
 }
 
-// overReplicas sums what the ranks of a shard group hold over the groups. The order
-// of the whole sum is the same at every stage: the ranks of a group, then the groups.
+// overReplicas sums the shard groups' gradients. The order of the whole sum is the same at every
+// stage: the ranks of a group, then the groups.
 func (r *reducer) overReplicas(s gradSpan, at int, g *graph.Gradient, buf graph.BufID) {
 	if g.Replicas >= 0 {
 		r.insert(s, at, graph.AllReduce, "all_reduce_replicas", graph.NoBuf, graph.Out{Buf: buf, Mode: graph.ReadWrite}, group(g, g.Replicas))
@@ -228,7 +228,7 @@ func group(g *graph.Gradient, axis int) graph.GroupAttr {
 	return graph.GroupAttr{Axis: axis, Order: g.Order}
 }
 
-// writer returns the operation behind at that writes a buffer.
+// writer returns the index of the next operation after at that writes a buffer.
 func (r *reducer) writer(buf graph.BufID, at int) int {
 	for i := at + 1; i < len(r.w.Base); i++ {
 		for _, o := range r.w.Base[i].Op.Out {
@@ -240,7 +240,7 @@ func (r *reducer) writer(buf graph.BufID, at int) int {
 	return at
 }
 
-// insert adds an operation on a unit's gradient behind the phase's operation at.
+// insert adds an operation on a unit's gradient after the phase's operation at.
 func (r *reducer) insert(s gradSpan, at int, kind graph.Kind, name string, in graph.BufID, out graph.Out, attr any) *graph.Node {
 	var ins []graph.BufID
 	if in != graph.NoBuf {
@@ -251,7 +251,7 @@ func (r *reducer) insert(s gradSpan, at int, kind graph.Kind, name string, in gr
 	return r.w.After(at, op)
 }
 
-// ownPart returns the view of the rank's own part of a whole flat buffer of a unit.
+// ownPart returns a view of the rank's own part of a unit's whole flat buffer.
 func ownPart(p *graph.Program, flat graph.BufID, unit, axis int) graph.BufID {
 	f := p.Buf(flat)
 	n := f.Elems() / int64(p.Mesh[axis].Size)

@@ -13,23 +13,23 @@ import (
 // Options of the sharding rewrite.
 type Options struct {
 	Stage        zero.Stage
-	Axis         int               // mesh axis to shard over; ranks of the other one, if there is one, hold replicas
-	Accum        int               // rounds of micro-batches a step, at least 1
-	InLayers     bool              // one phase goes through all of them, and its backward adds up their gradients
-	Reproducible bool              // sums go leaf by leaf: their bits depend on the step's micro-batches, not on the stage and the number of ranks
-	Shares       []int             // micro-batches of each rank, Accum at most (Reproducible); nil: all have Accum
-	Shapes       []graph.StepShape // those that steps have, Accum and Shares the first; nil: these alone
-	Prefetch     int               // how many stretches of use ahead parameters are gathered; 0: not ahead
+	Axis         int               // mesh axis to shard over; along the other axis, if any, ranks hold replicas
+	Accum        int               // rounds of micro-batches in a step, at least 1
+	InLayers     bool              // layer order: one phase runs all micro-batches, and its backward accumulates their gradients
+	Reproducible bool              // sums go leaf by leaf (graph.Gradient), so their bits do not depend on stage and number of ranks
+	Shares       []int             // by rank: micro-batches in a step, at most Accum (Reproducible only); nil: Accum on every rank
+	Shapes       []graph.StepShape // all shapes of steps, that of Accum and Shares first; nil: only that one
+	Prefetch     int               // how many stretches of use ahead parameters are gathered; 0: none
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm; 0: off
-	Reduce32     bool    // gradients of 16-bit parameters travel and rest in f32
-	Noise        bool    // where sums go leaf by leaf, the squares of the leaves are summed too
-	Int8Gather   bool    // what has a master is gathered, and read, as quantised values
-	Int8Reduce   bool    // gradients travel along the shard axis as quantised values
-	Base         Base    // in which frozen units rest
+	Reduce32     bool    // gradients of 16-bit parameters are sent and stored in f32
+	Noise        bool    // with sums leaf by leaf, the squares of the leaves are summed too
+	Int8Gather   bool    // parameters with a master are gathered, and used, in quantised form
+	Int8Reduce   bool    // gradients are sent quantised along the shard axis
+	Base         Base    // type in which frozen units are stored
 }
 
-// Validate refuses options out of range.
+// Validate returns an error if an option is out of range or contradicts the program.
 func (o Options) Validate(p *graph.Program) error {
 	if o.Axis < 0 || o.Axis >= len(p.Mesh) {
 		return fmt.Errorf("fsdp: shard axis %d of a mesh of %d axes", o.Axis, len(p.Mesh))
@@ -65,7 +65,7 @@ func (o Options) Validate(p *graph.Program) error {
 	return o.Optimizer.Validate()
 }
 
-// validateShares refuses shares that the step's rounds do not have.
+// validateShares returns an error if the shares do not fit the ranks and rounds.
 func (o Options) validateShares(p *graph.Program) error {
 	switch {
 	case o.Shares == nil:
@@ -77,12 +77,12 @@ func (o Options) validateShares(p *graph.Program) error {
 	return nil
 }
 
-// Shard lays a program with a section "train" (one phase: forward and backward of a
-// micro-batch) and forward-only sections out for the ranks of one mesh axis: flat
-// parameters and their states whole or in shards, the way of each unit's gradients,
-// and "init", "step" (its micro-step phases) in every form that "train" has, "update"
-// in parts that a later pass places (zero.Optimizer.Section), and the forward-only
-// sections. What moves between ranks is added by the passes behind it:
+// Shard lays out a program for the ranks of one mesh axis. p has a section "train" (one phase:
+// forward and backward of a micro-batch) and forward-only sections. The result has flat parameters
+// and states, whole or in shards, and a graph.Gradient for each trained unit. Its sections are
+// "init", "step" (its micro-steps) in every form that "train" has, the parts of "update", which a
+// later pass places (zero.Optimizer.Section), and the forward-only sections. Later passes add the
+// communication:
 //
 //	stage   after the last micro-step's backward of u      after the update of u
 //	        (Accumulate, Reduce)                           (here; stage 3: Unshard)
@@ -91,22 +91,21 @@ func (o Options) validateShares(p *graph.Program) error {
 //	2       every micro-step: reduce_scatter → reduced/u   all_gather(value/u) in place
 //	3       as 2                                           –; all_gather before each stretch
 //
-// Reproducible, sums go leaf by leaf at every stage (way.go), and an evaluation has as
-// many micro-batches as a step.
+// With Reproducible, sums go leaf by leaf at every stage (way.go), and an evaluation has as many
+// micro-batches as a step.
 //
-// Along a mesh's second axis ranks hold replicas (HSDP): what a shard's ranks
-// have reduced is all-reduced over that axis, once a step; gathers and norms
-// stay within the shard axis.
+// Along a mesh's second axis ranks hold replicas (HSDP): the result of a shard group's reduction
+// is all-reduced over that axis once a step. Gathers and norms use only the shard axis.
 //
-// A unit smaller than 256 elements a rank stays whole: it rests, and is updated, on every
-// rank as at stage 0, and is never gathered. Its gradients are all-reduced as often, and
-// in the same order, as its stage has the others reduced.
+// A unit with less than 256 elements a rank stays whole: every rank stores and updates it as at
+// stage 0, and it is never gathered. Its gradients are all-reduced as often as the stage reduces
+// other units' gradients, in the same order of summation.
 //
-// One rank has nothing to shard: every stage is then stage 0 without collectives
-// along the shard axis.
+// With one rank nothing is sharded: every stage equals stage 0 without collectives along the shard
+// axis.
 //
-// Parameters of 16 bits (package precision) get an f32 master in the shard, from
-// which a section "refresh" makes them anew after the host has written it.
+// Parameters of 16 bits (package precision) get an f32 master in the shard. A section "refresh"
+// recomputes them from the master after the host has written it.
 func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 	if err := o.Validate(p); err != nil {
 		return nil, err
@@ -139,7 +138,7 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 	return q, nil
 }
 
-// sections puts the sections of a sharded run in the place of the program's.
+// sections replaces the program's sections by those of a sharded run.
 func (s *sharder) sections() {
 	var sections []graph.Section
 	for _, sec := range []graph.Section{s.initSection(), s.refreshSection()} {
@@ -164,28 +163,28 @@ func (s *sharder) sections() {
 }
 
 type unitBufs struct {
-	value      graph.BufID // whole, as in the package's note
+	value      graph.BufID // the whole value, as in the package's note
 	valueShard graph.BufID // the rank's own part of value
-	master     graph.BufID // f32 parameters of that part, where value has 16 bits; NoBuf
+	master     graph.BufID // f32 parameters of that part, if value has 16 bits; else NoBuf
 	states     []graph.BufID
-	scales     []graph.BufID // of states in 8 bits, in the order of states
+	scales     []graph.BufID // by state: scales of a state in 8 bits
 }
 
 type sharder struct {
 	p     *graph.Program
 	o     Options
-	ranks int // along the shard axis
+	ranks int // number of ranks along the shard axis
 	units []unitBufs
 
 	losses leafLosses
 
-	squares graph.BufID // exact sum of the leaves' squares of this rank's parts; NoBuf
+	squares graph.BufID // exact sum of the squares of this rank's parts of the leaves; NoBuf if not summed
 
 	replicas  int // along the other axis, 1 where there is none
 	replicate int // that axis; −1 where nothing is replicated
 }
 
-// stage is that of a unit: one that stays whole is laid out as at stage 0, at every stage.
+// stage returns the stage of a unit: a unit that stays whole is laid out as at stage 0.
 func (s *sharder) stage(u int) zero.Stage {
 	if whole(&s.p.Units[u], s.ranks) {
 		return zero.Replicate
@@ -195,7 +194,7 @@ func (s *sharder) stage(u int) zero.Stage {
 
 func (s *sharder) shardLen(u int) int64 { return s.p.Units[u].FlatLen / int64(s.ranks) }
 
-// part returns the attribute of what a rank holds of unit u.
+// part returns the attribute for the part of unit u that a rank holds.
 func (s *sharder) part(u int, sharded bool) graph.ShardAttr {
 	if sharded {
 		return graph.ShardAttr{Unit: u, Axis: s.o.Axis, Len: s.shardLen(u)}
@@ -203,8 +202,8 @@ func (s *sharder) part(u int, sharded bool) graph.ShardAttr {
 	return graph.ShardAttr{Unit: u, Axis: -1, Len: s.p.Units[u].FlatLen}
 }
 
-// shardBuffer is a rank's part of a flat buffer of unit u, padding counted as
-// the mean over ranks.
+// shardBuffer returns a rank's part of a flat buffer of unit u. Its padding is the mean over the
+// ranks.
 func (s *sharder) shardBuffer(name string, dtype graph.DType, class graph.Class, life graph.Life, u int, sharded bool) graph.Buffer {
 	used := usedElems(&s.p.Units[u])
 	n := s.p.Units[u].FlatLen
@@ -228,8 +227,8 @@ func newOp(kind graph.Kind, name string, stream graph.StreamID, pass graph.Pass,
 
 func (s *sharder) group() graph.GroupAttr { return graph.GroupAttr{Axis: s.o.Axis} }
 
-// stepSections expands a micro-batch into steps in the same form: one for all shapes that
-// differ in how often a phase repeats alone.
+// stepSections expands a micro-batch into the sections of a step in the same form. Shapes that
+// differ only in how often a phase repeats share one section.
 func (s *sharder) stepSections(train *graph.Section) []graph.Section {
 	own := graph.Program{Sections: []graph.Section{s.stepSection(train, graph.StepShape{Rounds: s.o.Accum, Shares: s.o.Shares})}}
 	for _, shape := range s.o.Shapes {
@@ -242,7 +241,7 @@ func (s *sharder) stepSections(train *graph.Section) []graph.Section {
 	return own.Sections
 }
 
-// stepSection expands a micro-batch into the phases of a step of a shape.
+// stepSection expands a micro-batch into the phases of a step of one shape.
 func (s *sharder) stepSection(train *graph.Section, shape graph.StepShape) graph.Section {
 	sec := graph.NewSection(graph.SectionStep, train.Form)
 	sec.Shares = shape.Shares
@@ -265,11 +264,11 @@ func (s *sharder) stepSection(train *graph.Section, shape graph.StepShape) graph
 	return sec
 }
 
-// rounds are some in a row in which the same ranks have a micro-batch.
+// rounds are consecutive rounds in which the same ranks have a micro-batch.
 type rounds struct{ first, repeat int }
 
-// runs divides rounds [from, to) where ranks have no micro-batch any more, and names
-// the parts.
+// runs divides rounds [from, to) where the set of ranks with a micro-batch changes, and names the
+// parts.
 func runs(shares []int, name string, from, to int) iter.Seq2[string, rounds] {
 	return func(yield func(string, rounds) bool) {
 		for first := from; first < to; {
@@ -289,9 +288,8 @@ func runs(shares []int, name string, from, to int) iter.Seq2[string, rounds] {
 	}
 }
 
-// updateSection returns the update of all trainable units, in parts that have no
-// place yet: that is for the pass which knows where it runs. It is empty where
-// nothing is trained.
+// updateSection returns the update of all trained units as a section of parts, which the pass
+// that decides where they run moves into the step. It is empty if nothing is trained.
 func (s *sharder) updateSection() graph.Section {
 	var targets []zero.Target
 	for u := range s.p.Units {

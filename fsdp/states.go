@@ -6,7 +6,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// allocate makes the resident buffers of every unit, and decides its gradients' way.
+// allocate adds the resident buffers and the graph.Gradient of every unit.
 func (s *sharder) allocate() error {
 	p := s.p
 	gradBase := map[int]graph.BufID{}
@@ -34,8 +34,8 @@ func (s *sharder) allocate() error {
 	return nil
 }
 
-// allocateValue makes what the model computes with: the whole value, of which a rank
-// updates its own part from stage 1 on, or the shard alone.
+// allocateValue adds the parameters with which the model computes: the whole value, of which a
+// rank updates its own part from stage 1 on, or only the shard.
 func (s *sharder) allocateValue(u int) {
 	unit, b, stage := &s.p.Units[u], &s.units[u], s.stage(u)
 	b.value = unit.Value.Buf
@@ -51,7 +51,7 @@ func (s *sharder) allocateValue(u int) {
 	unit.Compute = unit.Value
 }
 
-// allocateTrained makes what a unit that is trained has beside its value.
+// allocateTrained adds the buffers that a trained unit has besides its value.
 func (s *sharder) allocateTrained(u int, grad graph.BufID) error {
 	p, unit, b := s.p, &s.p.Units[u], &s.units[u]
 	dtype := p.Buf(b.value).DType
@@ -87,8 +87,8 @@ func (s *sharder) allocateTrained(u int, grad graph.BufID) error {
 	return nil
 }
 
-// addState makes one of the optimizer's flat states of a unit: f32, or values in 8
-// bits and their scales, whose blocks no shard cuts.
+// addState adds a flat optimizer state of a unit: f32, bf16, or 8-bit values with their scales,
+// whose blocks are never split between shards.
 func (s *sharder) addState(name string, u int) (buf, scales graph.BufID, err error) {
 	b := s.shardBuffer(name+"/"+s.p.Units[u].Name, graph.F32, graph.Optimizer, graph.LifeRun, u, s.stage(u).ShardsStates())
 	if s.o.Optimizer.BF16 {
@@ -102,14 +102,14 @@ func (s *sharder) addState(name string, u int) (buf, scales graph.BufID, err err
 	return s.p.AddQuantized(b, graph.QuantBlock)
 }
 
-// share is what of unit u's elements a rank holds in the mean over ranks. It is
-// rounded up along the units' running sum, so that a class's units add up to
-// ⌈Ψ/N⌉, the formula of ZeRO for the whole model: rounded one by one they would
-// exceed it by up to an element a unit.
+// share returns how many of unit u's elements a rank holds, as the mean over ranks. It is rounded
+// up along the running sum over units, so that the units of a class add up to ⌈Ψ/N⌉, the ZeRO
+// formula for the whole model. If each were rounded up separately, the sum would be larger by up
+// to an element a unit.
 func (s *sharder) share(u int, class graph.Class) int64 {
 	var before int64
 	for v := range u {
-		// Parameters are everybody's; gradients and states the trainable units' only.
+		// All units have parameters; only trained units have gradients and states.
 		if whole(&s.p.Units[v], s.ranks) {
 			continue
 		}
@@ -121,13 +121,13 @@ func (s *sharder) share(u int, class graph.Class) int64 {
 	return ceil(before+usedElems(&s.p.Units[u])) - ceil(before)
 }
 
-// own returns the view of the rank's own part of a whole flat buffer.
+// own returns a view of the rank's own part of a whole flat buffer.
 func (s *sharder) own(flat graph.BufID, u int) graph.BufID {
 	return ownPart(s.p, flat, u, s.o.Axis)
 }
 
-// allocateMaster makes the f32 parameters of which the unit's are a 16-bit copy.
-// The host initialises, loads and saves them.
+// allocateMaster adds the f32 master of a unit's 16-bit parameters. The host initialises, loads
+// and saves it.
 func (s *sharder) allocateMaster(u int, b *unitBufs) {
 	unit := &s.p.Units[u]
 	part := s.part(u, s.stage(u).ShardsStates())
@@ -135,8 +135,8 @@ func (s *sharder) allocateMaster(u int, b *unitBufs) {
 	unit.Value = graph.State{Name: "value", Buf: b.master, Axis: part.Axis, Len: part.Len}
 }
 
-// initSection gives the optimizer states, and the padding of parameters, their
-// first values; the host writes the parameters themselves afterwards.
+// initSection initialises the optimizer states and the padding of parameters. The host writes the
+// parameters themselves afterwards.
 func (s *sharder) initSection() graph.Section {
 	var ops []graph.Op
 	fill := func(id graph.BufID, u int) {
@@ -160,8 +160,8 @@ func (s *sharder) initSection() graph.Section {
 	return graph.NewSection(graph.SectionInit, graph.FormWhole, graph.Phase{Name: "init", Repeat: 1, Ops: ops})
 }
 
-// refreshSection makes the 16-bit parameters anew from their masters, padding
-// too: after the host has initialised or loaded those.
+// refreshSection recomputes the 16-bit parameters and their padding from the masters, after the
+// host has initialised or loaded these.
 func (s *sharder) refreshSection() graph.Section {
 	ph := graph.Phase{Name: "refresh", Repeat: 1}
 	w := graph.NewEditor(&ph)
@@ -187,8 +187,8 @@ func (s *sharder) refreshSection() graph.Section {
 	return graph.NewSection(graph.SectionRefresh, graph.FormWhole, ph)
 }
 
-// wholeAgain returns the operations by which the whole value of a unit becomes what
-// its ranks' shards quantised are.
+// wholeAgain returns the operations that make the whole value of a unit from its ranks' shards,
+// quantised and dequantised.
 func (s *sharder) wholeAgain(u int) []graph.Op {
 	b, axis := &s.units[u], -1
 	if s.stage(u).ShardsStates() {

@@ -8,9 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// stretch is a run of a phase's operations that use a block's parameters, as base
-// indices, between uses of other blocks. Its units are gathered together, in the
-// order of their first use.
+// stretch is a run of a phase's operations, as base indices, that use a block's parameters, until
+// another block's are used. Its units are gathered together, in the order of their first use.
 type stretch struct {
 	units       []int
 	first, last int
@@ -24,23 +23,22 @@ type gatherKey struct {
 
 type gathered struct {
 	whole graph.BufID
-	views map[graph.BufID]graph.BufID // parameter's value → its place in whole
+	views map[graph.BufID]graph.BufID // by a parameter's value: its view in whole
 }
 
-// Unshard gathers the units of a block whose parameters rest in shards before every
-// stretch that uses them, into buffers that live for the stretch only. The gather of
-// stretch k is issued when stretch k−d starts computing, and not before stretch k−d−1
-// has finished (d is the prefetch distance), so that at most d+1 blocks are whole at a
-// time:
+// Unshard gathers the sharded units of a block before every stretch that uses them, into buffers
+// that live only for the stretch. With a prefetch distance d, the gather of stretch k starts when
+// stretch k−d starts computing, and not before stretch k−d−1 has finished. So at most d+1 blocks
+// are whole at a time:
 //
 //	comm:     AG 0  AG 1 │      AG 2 │      AG 3 │
 //	compute:             stretch 0   stretch 1   stretch 2      (d = 1)
 //
-// With int8 what has a master is gathered as quantised values (int8.go). A frozen unit
-// that rests in another type is converted so at every stage (base.go).
+// With int8, units with a master are gathered as quantised values (int8.go). A frozen unit stored
+// in another type is converted in the same way, at every stage (base.go).
 //
-// It is for every section: a step's micro-steps share the buffers, as do the phases
-// of any other. Whole values of sharded units are nobody's then: Param.Value is NoBuf.
+// Unshard rewrites every section. The micro-steps of a step share the gathered buffers, as do the
+// phases of any other section. Sharded units then have no whole value: Param.Value is NoBuf.
 func Unshard(p *graph.Program, prefetch int, int8 bool) (*graph.Program, error) {
 	q := p.Clone()
 	g := &gatherer{p: q, prefetch: prefetch, int8: int8, owner: map[graph.BufID]int{}, computed: map[int]graph.DType{}, made: map[gatherKey]*gathered{}}
@@ -59,7 +57,7 @@ func Unshard(p *graph.Program, prefetch int, int8 bool) (*graph.Program, error) 
 	}
 	for i := range q.Sections {
 		sec := &q.Sections[i]
-		if sec.Kind == graph.SectionUpdate { // its parts read shards
+		if sec.Kind == graph.SectionUpdate { // updates read shards only
 			continue
 		}
 		for j := range sec.Phases {
@@ -71,7 +69,7 @@ func Unshard(p *graph.Program, prefetch int, int8 bool) (*graph.Program, error) 
 	return q, nil
 }
 
-// gatherName is what a section's gathered buffers are named after.
+// gatherName is the part of the gathered buffers' names that stands for the section.
 func gatherName(sec *graph.Section) string {
 	if sec.Kind == graph.SectionStep {
 		return graph.SectionName(graph.SectionTrain, sec.Form)
@@ -82,13 +80,13 @@ func gatherName(sec *graph.Section) string {
 type gatherer struct {
 	p        *graph.Program
 	prefetch int
-	int8     bool                // of what has a master the quantised values are gathered
-	owner    map[graph.BufID]int // unit by whole value
+	int8     bool                // gather units with a master as quantised values
+	owner    map[graph.BufID]int // by whole value: its unit
 	computed map[int]graph.DType // by unit: the type of its whole value
 	made     map[gatherKey]*gathered
 }
 
-// stretches finds those of a phase in order of their first use.
+// stretches finds the stretches of a phase, in order of their first use.
 func (g *gatherer) stretches(w *graph.Editor) []stretch {
 	var done, open []stretch
 	var reads []int

@@ -7,22 +7,22 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Gradients of f32 parameters are f32 throughout. Those of 16-bit parameters travel
-// and rest in 16 bits, and sums over micro-steps are f32:
+// Gradients of f32 parameters are f32 throughout. Those of 16-bit parameters are sent and stored
+// in 16 bits, and their sums over micro-steps are f32:
 //
-//	Reduce32                as f32 parameters' do: the backward writes f32
-//	1 micro-step            16 bits throughout
-//	more, reduced each      the backward writes 16 bits, which are reduced and then
-//	(stages 2, 3)           added to the rank's f32 sum:
-//	                          grad/u ─ reduce ─ cast, adding → accum/u
-//	more, reduced once      the backward adds to f32; the sum is cast and reduced:
-//	(stages 0, 1; all in      grad/u ─ cast → wire/u ─ reduce
-//	layer order)
+// Reduce32                as for f32 parameters: the backward writes f32
+// 1 micro-step            16 bits throughout
+// more, each reduced      the backward writes 16 bits, which are reduced and then
+// (stages 2, 3)           added to the rank's f32 sum:
+//                           grad/u ─ reduce ─ cast, accumulating → accum/u
+// more, reduced once      the backward accumulates in f32; the sum is cast and reduced:
+// (stages 0, 1; all in      grad/u ─ cast → wire/u ─ reduce
+// layer order)
 //
-// A unit that stays whole has the order of its stage: reduced each, its gradients are
-// all-reduced where they are, and added to accum/u, whole, f32 ones too.
+// A unit that stays whole is reduced as often as its stage says: if that is every micro-step, its
+// gradients are all-reduced in place and added to a whole accum/u, also f32 ones.
 //
-// A sum that is all-reduced over replicas is cast to wire/u for that as well.
+// A sum that is all-reduced over replicas is also cast to wire/u for that.
 //
 // Reproducible sums do not depend on the number of ranks. A step's micro-batches are
 // its leaves, leaf k·W + r that of micro-step k on rank r of W, and an element's sum
@@ -31,9 +31,9 @@ import (
 //	grad/u ─ reduce_scatter, sequential → accum/u, the rank's part
 //	grad/u ─ quantize ─ all_to_all ─ dequantize_sum, sequential → accum/u
 //
-// A leaf has the type in which it travels, or is quantised as it would, whether it does
-// or not. Each rank adds for its part; at stage 0 the parts are gathered after the last
-// micro-step, into sum/u.
+// A leaf always has the type in which it would be sent, or is quantised, even if it is not sent.
+// Each rank adds the leaves of its part. At stage 0 the parts are gathered into sum/u after the
+// last micro-step.
 
 // Grads32 says whether the backward must write 16-bit parameters' gradients in
 // f32 (precision.Options.Grads32). shards is the size of the shard axis.
@@ -44,17 +44,17 @@ func Grads32(o Options, shards int) bool {
 	return o.Reduce32 || o.Accum > 1 && !o.each(shards) && !o.leaves(shards)
 }
 
-// each says that gradients are reduced over the ranks in every micro-step, as the
-// stage has it, and then added up.
+// each says whether gradients are reduced over the ranks in every micro-step, as stages 2 and 3
+// do, and then accumulated.
 func (o Options) each(shards int) bool {
 	return o.Accum > 1 && !o.InLayers && o.Stage.ShardsGrads()
 }
 
-// leaves says that gradients are summed leaf by leaf: not where there is one leaf.
+// leaves says whether gradients are summed leaf by leaf. With a single leaf there is no sum.
 func (o Options) leaves(shards int) bool { return o.Reproducible && o.Accum*shards > 1 }
 
-// way decides the way of a unit's gradients, which the backward writes into whole,
-// and makes its buffers.
+// way makes the graph.Gradient of a unit and its buffers. whole is the buffer that the backward
+// writes.
 func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradient, error) {
 	p, o, name, stage := s.p, s.o, s.p.Units[u].Name, s.stage(u)
 	none := graph.NoBuf
@@ -87,19 +87,19 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 	}
 	used := usedElems(&p.Units[u])
 	switch low := g.Leaf != graph.F32; {
-	case low && g.Each: // a sum of their own, in f32
+	case low && g.Each: // accumulated in a separate f32 sum
 		g.Home = resident("accum", graph.F32, g.Parted)
 		if g.Replicas >= 0 {
 			g.Sent = resident("wire", g.Wire, g.Parted)
 		}
 		g.Part = part(whole)
-	case g.Each && !g.Parted: // reduced where it is, each, and added to a sum of their own
+	case g.Each && !g.Parted: // each is reduced in place and added to a separate sum
 		g.Home = resident("accum", g.Leaf, false)
 		g.Part = whole
-	case stage.ShardsGrads() && g.Wire != g.Leaf: // the f32 sum of all micro-batches travels in 16 bits
+	case stage.ShardsGrads() && g.Wire != g.Leaf: // the f32 sum of all micro-batches is sent in 16 bits
 		g.Home = resident("reduced", g.Wire, true)
 		g.Sent = p.AddBuffer(flatBuffer("wire/"+name, g.Wire, graph.Unsharded, graph.LifePhase, u, p.Units[u].FlatLen, used))
-	case stage.ShardsGrads(): // each reduction goes, or adds, right to its home
+	case stage.ShardsGrads(): // each reduction writes, or adds, directly to Home
 		g.Home = resident("reduced", g.Leaf, true)
 	case g.Wire != g.Leaf && o.Accum > 1 && s.ranks*s.replicas > 1:
 		g.Home = whole
@@ -108,7 +108,7 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 	default:
 		g.Home = part(whole)
 	}
-	if root, _ := p.Resolve(g.Home, nil); root != whole { // it dies when it is reduced
+	if root, _ := p.Resolve(g.Home, nil); root != whole { // whole is dead once it is reduced
 		p.Buf(whole).Class, p.Buf(whole).Life = graph.Unsharded, graph.LifePhase
 	}
 	g.Update = g.Home
@@ -121,12 +121,12 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 	return g, nil
 }
 
-// resident makes a buffer of unit u in which a sum of gradients stays until the update.
+// resident adds a buffer of unit u that holds a sum of gradients until the update.
 func (s *sharder) resident(u int, what string, dtype graph.DType, parted bool) graph.BufID {
 	return s.p.AddBuffer(s.shardBuffer(what+"/"+s.p.Units[u].Name, dtype, graph.Gradients, graph.LifeStep, u, parted))
 }
 
-// leafWay completes the way of gradients that are summed leaf by leaf.
+// leafWay completes the Gradient of a unit whose gradients are summed leaf by leaf.
 func (s *sharder) leafWay(u int, g *graph.Gradient) {
 	p := s.p
 	g.Order, g.Each, g.Int8 = graph.SumSequential, true, s.o.Int8Reduce

@@ -127,9 +127,9 @@ func (c *coherence) collect() {
 	}
 }
 
-// stillUsed says whether a stretch, of a unit and a chunk, goes on where used are
-// the units and chunks of an operation: the halves of a partly frozen block do
-// not end each other's.
+// stillUsed says whether a stretch of a unit and chunk continues at an operation that uses the
+// units and chunks in used. The two units of a partly frozen block do not end each other's
+// stretches.
 func (c *coherence) stillUsed(key [2]int, used map[[2]int][]graph.BufID) bool {
 	if used[key] != nil {
 		return true

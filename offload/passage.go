@@ -124,8 +124,8 @@ func (g *passage) effect(op *graph.Op, s graph.Space) (reads, writes bool) {
 	return reads, writes
 }
 
-// enter makes space s valid for operation i: by a fetch ahead of it, or by its write,
-// which waits as a fetch would.
+// enter makes space s valid for operation i: by a fetch before it, or by the operation's own
+// write, which must wait as a fetch would.
 func (g *passage) enter(i int, s graph.Space, reads bool) {
 	w := g.c.w
 	first, waits := w.Base[i], true

@@ -99,7 +99,7 @@ func (r *rewriter) classify() {
 		r.member[r.root(unit.Compute.Buf)] = member{values, u}
 		if g := unit.Grad; g != nil {
 			for _, id := range []graph.BufID{g.Home, g.Sent, g.Update} {
-				if id != graph.NoBuf && r.p.Buf(id).Life != graph.LifePhase { // LifePhase: reduced at once, so it has no home
+				if id != graph.NoBuf && r.p.Buf(id).Life != graph.LifePhase { // else it is reduced at once
 					r.member[r.root(id)] = member{grads, u}
 				}
 			}

@@ -111,7 +111,7 @@ type group struct {
 	unit       int
 	sums, rule []graph.Op
 	grad       graph.BufID
-	at         int // index in the phase that takes it: early places the rule after, deferred before this operation
+	at         int // index in the phase that takes it: early puts the rule after it, deferred before
 	reduced    int // index of the last operation on its gradient
 }
 

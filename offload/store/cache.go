@@ -30,9 +30,9 @@ type cache struct {
 
 type slot struct {
 	mu       sync.Mutex
-	mem      []byte // of the whole block
+	mem      []byte // space for the whole block
 	version  uint32
-	from, to int64 // bytes of the file that it holds
+	from, to int64 // range of the file's bytes that it holds
 }
 
 // newCache returns nil if the cache would be smaller than one block.

@@ -71,7 +71,7 @@ func (q *queue) work(w *worker) {
 			j.t.do(w, j.piece)
 		case <-q.closed:
 			select {
-			case j := <-q.jobs: // sent before
+			case j := <-q.jobs: // sent before the queue was closed
 				j.t.do(w, j.piece)
 			default:
 				return
