@@ -7,28 +7,26 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// caster rewrites one program. Buffers are dealt with by root: all views of a
-// root have its type.
+// caster rewrites one program. It decides by root buffer: all views of a root have its type.
 type caster struct {
 	p       *graph.Program
 	half    graph.DType
 	grads32 bool
 
-	root  []graph.BufID // by buffer, of those that the program came with
-	kept  []bool        // by root: f32 buffers that stay f32
+	root  []graph.BufID // by buffer of the original program: its root
+	kept  []bool        // by root: an f32 buffer that stays f32
 	twins map[graph.BufID]graph.BufID
 }
 
 // operand is one use of a buffer by an operation.
 type operand struct {
 	sig    graph.Operand
-	buf    *graph.BufID // in the operation
+	buf    *graph.BufID // the field of the operation that names the buffer
 	reads  bool
 	writes bool
 }
 
-// operands lists an operation's uses of buffers, with their places in the kind
-// table.
+// operands lists an operation's uses of buffers, with their signatures in the kind table.
 func operands(op *graph.Op) ([]operand, error) {
 	info, ok := op.Info()
 	if !ok {
@@ -53,13 +51,13 @@ func operands(op *graph.Op) ([]operand, error) {
 	return list, nil
 }
 
-// strict says that the operand must be f32, of all floats.
+// strict says whether the operand must be f32 and cannot have 16 bits.
 func (o *operand) strict() bool {
 	return slices.Contains(o.sig.Types, graph.F32) && !slices.Contains(o.sig.Types, graph.BF16)
 }
 
-// classify finds which f32 buffers stay so: what the host reads or fills, what
-// only f32 operands use, and gradients where asked for.
+// classify finds the f32 buffers that stay f32: those that the host reads or fills, those that only
+// strict operands use, and with Grads32 the gradients.
 func (c *caster) classify() error {
 	p := c.p
 	n := len(p.Buffers)
@@ -106,7 +104,7 @@ func (c *caster) classify() error {
 	return nil
 }
 
-// convert changes the types of all buffers that are not kept.
+// convert changes all buffers that are not kept to 16 bits.
 func (c *caster) convert() {
 	for i := range c.p.Buffers {
 		b := &c.p.Buffers[i]
@@ -121,14 +119,14 @@ func (c *caster) convert() {
 	}
 }
 
-// copies says which of a root and its twin hold its value.
+// copies says which of a root and its twin (its copy in the other type) hold the current value.
 type copies struct{ root, twin bool }
 
-// phase gives operands that want another type than their buffer's its twin,
-// and casts where the value is in the other one.
+// phase replaces operands that need another type than their buffer has by the buffer's twin, and
+// inserts casts where the needed one does not hold the current value.
 func (c *caster) phase(ph *graph.Phase) {
 	state := map[graph.BufID]*copies{}
-	touched := []graph.BufID{} // roots with twins, in order
+	touched := []graph.BufID{} // roots that have twins, in order of use
 	of := func(root graph.BufID) *copies {
 		if state[root] == nil {
 			state[root] = &copies{root: true}
@@ -157,7 +155,7 @@ func (c *caster) phase(ph *graph.Phase) {
 		w.Before(at, op)
 	}
 	for i, n := range w.Base {
-		list, _ := operands(&n.Op) // classify has seen no error
+		list, _ := operands(&n.Op) // classify has checked the error
 		for _, o := range list {
 			root := c.root[*o.buf]
 			wantTwin := c.wantsTwin(&o, root)
@@ -189,7 +187,7 @@ func (c *caster) phase(ph *graph.Phase) {
 	w.Commit()
 }
 
-// wantsTwin says that an operand does not take the type that its buffer has.
+// wantsTwin says whether an operand cannot have the type of its buffer.
 func (c *caster) wantsTwin(o *operand, root graph.BufID) bool {
 	switch dt := c.p.Buf(root).DType; {
 	case o.strict():
@@ -222,7 +220,7 @@ func (c *caster) twin(root graph.BufID) graph.BufID {
 	return id
 }
 
-// twinOf returns the twin of a buffer, which may be a view of root.
+// twinOf returns the twin of a buffer that is root or a view of it.
 func (c *caster) twinOf(id, root graph.BufID) graph.BufID {
 	t := c.twin(root)
 	if id == root {

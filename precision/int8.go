@@ -7,15 +7,15 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Int8 says what computes with, or rests as, int8 codes with a scale for each row.
+// Int8 says which values are in int8, as codes with one scale for each row.
 type Int8 struct {
-	Activations bool // what the forward saves for products and activation gradients
-	Matmul      bool // the products of linears and of the gradients of their inputs
+	Activations bool // activations that the forward saves for products and activation gradients
+	Matmul      bool // both factors in the products of linears and of their inputs' gradients
 }
 
-// Quantise returns the program that computes and saves in int8 as o says. It follows
-// fusion, whose pre-activations it saves, and comes before recomputation: what is
-// computed again is quantised again, so that the backward reads the same.
+// Quantise returns the program that computes and saves in int8 as o says. It runs after fusion,
+// because it saves the pre-activations of fused products, and before recomputation, so that
+// recomputed values are quantised again and the backward reads the same.
 func Quantise(p *graph.Program, o Int8) (*graph.Program, error) {
 	if o == (Int8{}) {
 		return p, nil
@@ -42,7 +42,7 @@ func Quantise(p *graph.Program, o Int8) (*graph.Program, error) {
 //	y = linear(x, w)    →    y = linear(x, w){Int8}    x by row, w by output
 //	dx = dy·wᵀ          →    dx = dy·wᵀ {Int8}         dy by row, w by input
 //
-// The weights' gradients stay as they are, and so does the head, whose kinds are others.
+// The gradients of weights do not change, nor does the head, whose operations are of other kinds.
 func products(p *graph.Program) error {
 	for i := range p.Sections {
 		for j := range p.Sections[i].Phases {
@@ -67,16 +67,16 @@ func products(p *graph.Program) error {
 	return nil
 }
 
-// saveInt8 makes what the forward saves rest in int8, a scale for each row, where all
-// that reads it in the backward is a product or the gradient of an activation:
+// saveInt8 stores activations in int8, with a scale for each row, between forward and backward. It
+// does so only if all their readers in the backward are products or gradients of activations:
 //
 //	forward   y = linear(x)         y = linear(x)
 //	                                q = quantize(x)        behind x's last use
 //	backward  dw = xᵀ·dy            x′ = dequantize(q)     before the first
 //	                                dw = x′ᵀ·dy
 //
-// What a norm's or attention's gradient reads stays: it goes with statistics of the
-// unrounded value.
+// Activations that the gradient of a norm or of attention reads are not changed, because these
+// gradients also use statistics of the unrounded values.
 func saveInt8(p *graph.Program, ph *graph.Phase) {
 	w := graph.NewEditor(ph)
 	for _, s := range findSaved(p, w) {
@@ -108,16 +108,16 @@ func saveInt8(p *graph.Program, ph *graph.Phase) {
 	w.Commit()
 }
 
-// saved is an activation that may rest in int8, with the index of its last use in the
-// forward and those of its uses in the backward.
+// saved is an activation that can be stored in int8, with the index of its last use in the forward
+// and the indices of its uses in the backward.
 type saved struct {
 	buf      graph.BufID
 	forward  int
 	backward []int
 }
 
-// ReadsQuantised says whether input i of an operation may be what was saved in int8:
-// it is a factor of a product, or what an activation's gradient is taken at.
+// ReadsQuantised says whether input i of an operation may be an activation that was saved in int8:
+// a factor of a weight's gradient, or the argument of an activation's gradient.
 func ReadsQuantised(op *graph.Op, i int) bool {
 	switch op.Kind {
 	case graph.LinearGradW, graph.LinearGradWB:
@@ -132,7 +132,7 @@ func ReadsQuantised(op *graph.Op, i int) bool {
 	return false
 }
 
-// findSaved lists them in the order of their last use in the forward.
+// findSaved lists these activations in the order of their last use in the forward.
 func findSaved(p *graph.Program, w *graph.Editor) []saved {
 	type state struct {
 		saved
@@ -186,8 +186,8 @@ func findSaved(p *graph.Program, w *graph.Editor) []saved {
 	return list
 }
 
-// CheckSaved holds a program to what quantised activations are for: only products and
-// gradients of activations read one.
+// CheckSaved checks that only products and gradients of activations read activations that were
+// saved in int8.
 func CheckSaved(p *graph.Program) error {
 	for i := range p.Sections {
 		for j := range p.Sections[i].Phases {

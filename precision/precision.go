@@ -4,12 +4,14 @@
 //	                  f32            bf16, f16
 //	parameters        f32            16 bits, resident; an f32 master in the shard
 //	activations       f32            16 bits
-//	gradients         f32            16 bits as they rest and travel; f32 with Reduce32
+//
+// gradients         f32            16 bits, stored and sent; f32 with Reduce32
+//
 //	statistics, loss  f32, f64       the same
 //	moments           f32            f32
 //
-// The master weights, and the accumulators of gradients over micro-batches, are
-// made by the sharding rewrite: they lie in the shard.
+// The sharding rewrite adds the master weights, and the accumulators of gradients over
+// micro-batches, because they are sharded.
 package precision
 
 import (
@@ -19,7 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Precision is what a model computes in.
+// Precision is the type in which a model computes.
 type Precision int
 
 // Precisions.
@@ -38,7 +40,7 @@ func (p Precision) String() string {
 	return names[p]
 }
 
-// Parse refuses what is not a precision.
+// Parse returns the precision with the given name, or an error if there is none.
 func Parse(name string) (Precision, error) {
 	for i, n := range names {
 		if strings.EqualFold(name, n) {
@@ -56,24 +58,23 @@ func (p Precision) DType() graph.DType {
 // Options of the rewrite.
 type Options struct {
 	Precision Precision
-	// Grads32 makes the backward write parameters' gradients in f32: where they
-	// travel so, or accumulate over micro-batches before they are reduced.
+	// Grads32 makes the backward write parameters' gradients in f32. It is set if they are sent
+	// in f32, or accumulate over micro-batches before they are reduced.
 	Grads32 bool
 }
 
-// Cast returns the program in which parameters, activations and their gradients
-// are in 16 bits, wherever every operation on them takes that; FP32 returns it
-// as it is. Values that a kind wants in f32 and others in 16 bits (the logits of
-// a cross-entropy, inputs that the host fills, logits that it reads) get a twin,
-// and casts between the two:
+// Cast returns the program with parameters, activations and their gradients in 16 bits, wherever
+// every operation on them supports that. For FP32 it returns the program unchanged. A value that
+// some operation needs in f32 and another in 16 bits (the logits of a cross-entropy, inputs that
+// the host fills, logits that it reads) gets a second buffer, its twin, and casts between the two:
 //
 //	y = linear(x)            y = linear(x)             bf16
 //	loss = cross_entropy(y)  y.f32 = cast(y)
 //	                         loss = cross_entropy(y.f32)
 //
-// It follows differentiation, in whose f32 terms gradients are defined, and
-// every section that uses the parameters must be there. With FP16 the program
-// gets a Scaler. The padding of buffers must not be counted yet.
+// It runs after differentiation, because gradients are defined in f32, and after all sections that
+// use the parameters have been added. With FP16 the program gets a Scaler. Buffer.Pad must not be
+// set yet.
 func Cast(p *graph.Program, o Options) (*graph.Program, error) {
 	if o.Precision < FP32 || o.Precision > FP16 {
 		return nil, fmt.Errorf("precision: %v is not a precision", o.Precision)

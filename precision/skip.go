@@ -2,9 +2,9 @@ package precision
 
 import "github.com/spillway-ml/spillway/graph"
 
-// SkipNonFinite makes a program skip the update of a step whose gradients are not
-// finite, on all ranks. The flag is the one of loss scaling, without the scale: a
-// program that has a Scaler does so already and is returned as it is.
+// SkipNonFinite makes a program skip the update of a step whose gradients are not finite, on all
+// ranks. It uses the flag of loss scaling, without a scale. A program that has a Scaler does this
+// already and is returned unchanged.
 func SkipNonFinite(p *graph.Program) *graph.Program {
 	if p.Scaler != nil {
 		return p
@@ -15,7 +15,7 @@ func SkipNonFinite(p *graph.Program) *graph.Program {
 	return q
 }
 
-// overflowFlag adds the predicate that updates are skipped by.
+// overflowFlag adds the flag that makes updates skip.
 func overflowFlag(p *graph.Program) graph.BufID {
 	return p.AddBuffer(graph.Buffer{Name: "overflow", DType: graph.I32, Shape: []int64{1},
 		Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/nearest"
 )
 
-// markDropped finds the values that a pattern of Drop names.
+// markDropped marks the values that a pattern of Drop names.
 func (r *rewriter) markDropped() {
 	r.dropped = make([]bool, len(r.vals))
 	if len(r.drop) == 0 {
@@ -36,13 +36,13 @@ func (r *rewriter) markDropped() {
 			continue
 		}
 		main := r.outs[v.by][0]
-		fused := r.ops[v.by].Kind == graph.Linear // its y is made again from what it writes beside it
+		fused := r.ops[v.by].Kind == graph.Linear // y can be recomputed from pre, which the operation also writes
 		r.dropped[i] = is(i) || !fused && main >= 0 && is(main)
 	}
 }
 
-// idle says that nothing but a clone would keep v for the backward: then v is
-// made again too, or dropping what it goes into would win nothing.
+// idle says whether only clones would read v in the backward. Then v is recomputed too, because
+// keeping it to recompute other values would save no memory.
 func (r *rewriter) idle(v int) bool {
 	val := &r.vals[v]
 	if len(r.drop) == 0 || val.keep || val.by < 0 {
@@ -56,7 +56,7 @@ func (r *rewriter) idle(v int) bool {
 	return true
 }
 
-// checkDrops refuses patterns that drop nothing. p is the program before.
+// checkDrops returns an error for a pattern that drops nothing. p is the program before the rewrite.
 func (r *rewriter) checkDrops(p *graph.Program) error {
 	for _, pattern := range r.drop {
 		hit := false
@@ -94,19 +94,19 @@ func (r *rewriter) checkDrops(p *graph.Program) error {
 	return nil
 }
 
-// Candidate is an activation that the forward leaves for the backward.
+// Candidate is an activation that the forward keeps for the backward.
 type Candidate struct {
 	Name  string // of its buffer
 	Buf   graph.BufID
 	Unit  int
 	Bytes int64
-	// Ops are the operations that compute it again where all else is kept; nil: it
-	// cannot be dropped, as what one unit hands to another.
+	// Ops are the operations that recompute it if all other activations are kept. nil: it
+	// cannot be dropped, for example because it passes from one unit to another.
 	Ops []graph.Op
 }
 
-// Candidates lists the activations of section "train" that the backward reads,
-// in the order of the forward.
+// Candidates lists the activations of section "train" that the backward reads, in the order of the
+// forward.
 func Candidates(p *graph.Program) ([]Candidate, error) {
 	train := p.SectionOf(graph.SectionTrain, graph.FormWhole)
 	if train.Micro() == nil {
@@ -166,8 +166,7 @@ func Candidates(p *graph.Program) ([]Candidate, error) {
 	return list, nil
 }
 
-// again returns the operations that make v for a stretch, nil where it can't be
-// made.
+// again returns the operations that recompute v for a stretch, nil if that is impossible.
 func (r *rewriter) again(v int, s stretch) []graph.Op {
 	r.dropped[v] = true
 	defer func() { r.dropped[v] = false }()

@@ -10,10 +10,9 @@ import (
 // Policy says which activations of a unit are dropped.
 type Policy uint8
 
-// Policies. Full keeps what a unit hands to others, and computes all else
-// again. Selective computes again what costs little for its bytes: norms,
-// activation functions, gates, softmax and attention from its q, k and v; the
-// outputs of matrix products stay.
+// Policies. Full keeps what a unit passes to other units and recomputes the rest. Selective
+// recomputes what costs little time for its bytes: norms, activation functions, gates, softmax,
+// and attention from its q, k and v. It keeps the outputs of matrix products.
 const (
 	None Policy = iota
 	Selective
@@ -22,20 +21,20 @@ const (
 
 var policyNames = map[string]Policy{"none": None, "selective": Selective, "full": Full}
 
-// Rule gives the units whose name matches Unit (graph.MatchName) a policy.
+// Rule sets the policy of the units whose name matches Unit (graph.MatchName).
 type Rule struct {
 	Policy Policy
 	Unit   string
 }
 
-// Options of the rewrite. The first rule that matches a unit's name holds for
-// it; a unit without one keeps everything but the buffers that Drop names.
+// Options of the rewrite. A unit gets the policy of the first rule that matches its name. A unit
+// without a rule keeps everything except buffers that Drop names.
 type Options struct {
 	Rules []Rule
-	// Drop has patterns (graph.MatchName) of activations that are computed again
-	// whatever their unit's policy: what an operation computes beside the first of
-	// its results goes with that, but for a pre-activation that a fused product
-	// writes and its activation can be made from (graph.Linear). See Candidates for what can be dropped.
+	// Drop has patterns (graph.MatchName) of activations that are recomputed whatever their
+	// unit's policy. Dropping the first result of an operation drops its other results too,
+	// except a fused product's pre-activation, from which the activation can be recomputed
+	// (graph.Linear). Candidates lists what can be dropped.
 	Drop []string
 }
 
@@ -52,7 +51,7 @@ func (o Options) Active() bool {
 	return false
 }
 
-// Auto is what asks a search for Options; Parse refuses it.
+// Auto is the value of the flag that makes a search choose Options; Parse rejects it.
 const Auto = "auto"
 
 // Parse reads "none", "selective", "full", or policies by unit: parts separated
@@ -98,7 +97,7 @@ func Parse(s string) (Options, error) {
 	return o, nil
 }
 
-// String writes options as Parse reads them; "none" where nothing is computed again.
+// String formats options for Parse; "none" if nothing is recomputed.
 func (o Options) String() string {
 	if !o.Active() {
 		return "none"
@@ -122,7 +121,7 @@ func (o Options) String() string {
 	return strings.Join(parts, ";")
 }
 
-// String is a policy's name, as Parse reads it.
+// String returns a policy's name, which Parse reads.
 func (p Policy) String() string {
 	for name, q := range policyNames {
 		if p == q {

@@ -7,21 +7,21 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// CachePrefix returns the program with a second form of section "train",
-// FormCached, without the operations at its beginning that depend on nothing that
-// is trained. Both share a host buffer, PortPrefix, for the one value x that these hand on:
+// CachePrefix returns the program with a second form of section "train", FormCached. It leaves out
+// the first operations, as long as they depend on no trained parameter (the prefix). Both forms
+// share a host buffer, PortPrefix, for the one value x that the prefix passes on:
 //
 //	train:         x = …frozen…;  host ← x;  y = block(x); …
 //	train-cached:  x ← host;                 y = block(x); …
 //
-// The host keeps x by sample, and runs the second form where it has x of every
-// row. The bits are the same: x depends on the sample alone. rows is the
-// rows of a micro-batch, which x has as its leading dimension.
+// The host caches x by sample, and runs the second form if it has x for every row. The bits are the
+// same, because x depends only on the sample. rows is the number of rows of a micro-batch, the
+// leading dimension of x.
 //
-// Where the frozen beginning hands on several values (an attention whose output
-// projection is trained hands on its residual too), it ends at the last place
-// before with one. It fails where nothing at the beginning is frozen, and where
-// there is dropout, which is another mask each time, before anything is trained.
+// If the frozen operations pass on several values, the prefix ends earlier, at the last place with
+// only one. (An attention whose output projection is trained passes on its residual too.) It is
+// an error if no operation at the beginning is frozen, or if there is dropout before the first
+// trained operation, since its mask differs each time.
 func CachePrefix(p *graph.Program, rows int64) (*graph.Program, error) {
 	q := p.Clone()
 	train := q.SectionOf(graph.SectionTrain, graph.FormWhole)
@@ -56,8 +56,8 @@ func CachePrefix(p *graph.Program, rows int64) (*graph.Program, error) {
 	return q, nil
 }
 
-// frozenBeginning returns how many of the first operations depend on the sample
-// and frozen parameters only.
+// frozenBeginning returns how many of the first operations depend only on the sample and on frozen
+// parameters.
 func frozenBeginning(p *graph.Program, ops []graph.Op) (int, error) {
 	fixed := map[graph.BufID]bool{}
 	root := func(id graph.BufID) graph.BufID { r, _ := p.Resolve(id, nil); return r }
@@ -109,8 +109,8 @@ func frozenBeginning(p *graph.Program, ops []graph.Op) (int, error) {
 	return len(ops), nil
 }
 
-// trainedBehind says whether what the first operation writes is first read beside a trained
-// parameter, as an adapter's dropout is.
+// trainedBehind says whether the first operation that reads the output of ops[0] also reads a
+// trained parameter. An adapter's dropout is an example of such an ops[0].
 func trainedBehind(p *graph.Program, ops []graph.Op) bool {
 	for i := range ops[1:] {
 		in := ops[1+i].In
@@ -122,8 +122,8 @@ func trainedBehind(p *graph.Program, ops []graph.Op) bool {
 	return false
 }
 
-// handedOn returns the root buffers that first writes and rest reads before it
-// writes them anew.
+// handedOn returns the root buffers that operations in first write and that operations in rest read
+// before they overwrite them.
 func handedOn(p *graph.Program, first, rest []graph.Op) []graph.BufID {
 	const (
 		written = 1 + iota
@@ -160,7 +160,7 @@ func handedOn(p *graph.Program, first, rest []graph.Op) []graph.BufID {
 			if o.Mode != graph.Write {
 				use(o.Buf)
 			} else if r == o.Buf {
-				state[r] = done // written whole
+				state[r] = done // completely overwritten
 			}
 		}
 	}

@@ -7,23 +7,22 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Rewrite returns the program whose section "train" recomputes as opt says. The
-// section has one phase: the differentiated step of a micro-batch.
+// Rewrite returns the program whose section "train" recomputes activations as opt says. The section
+// must have one phase: the differentiated step of a micro-batch.
 //
-// Values, not buffers, are followed: an operation in place makes a new value of
-// a buffer. For each stretch of backward operations of one unit, the values of
-// the forward that they read and that the policy drops are computed again, from
-// values that still lie in their buffers then, by clones that stand as late as
-// their first reader allows. Clones have Pass Recompute and their original as
-// Source; nothing is cloned that no backward needs, and an output that only the
-// dropped reads needed (a linear's pre-activation) is no longer written.
+// It tracks values, not buffers, since an operation in place gives a buffer a new value. For each
+// stretch of backward operations of one unit it recomputes the forward values that they read and
+// that the policy drops. It does so by clones of the forward operations, which read values that are
+// still in their buffers and are placed as late as their first reader allows. Clones have Pass
+// Recompute and their original as Source. Only what a backward needs is cloned. An output that
+// only the dropped reads needed (a linear's pre-activation) is no longer written.
 //
-// Kept whatever the policy says: what the loss operation touches (its gradient
-// comes next), what an operation computes beside a value that is kept, and what
-// depends on a sum that the step accumulates.
+// Some values are kept whatever the policy: inputs and outputs of the loss operation (its gradient
+// comes next), other outputs of an operation that has a kept output, and values that depend on a
+// sum that the step accumulates.
 //
-// It fails where a rule matches no unit, and where a pattern of Drop matches no
-// buffer that the policies alone would keep and that can be computed again.
+// It fails if a rule matches no unit, and if a pattern of Drop matches no buffer that the policies
+// would keep and that can be recomputed.
 func Rewrite(p *graph.Program, opt Options) (*graph.Program, error) {
 	q := p.Clone()
 	if !opt.Active() {
@@ -58,8 +57,8 @@ func Rewrite(p *graph.Program, opt Options) (*graph.Program, error) {
 	return q, nil
 }
 
-// covered says whether a rule that decided for no unit names one after all (an
-// earlier rule had it).
+// covered says whether a pattern that set no unit's policy does match a unit, whose policy an
+// earlier rule has set.
 func covered(p *graph.Program, pattern string) bool {
 	o := Options{Rules: []Rule{{Full, pattern}}}
 	for u := range p.Units {
@@ -81,7 +80,7 @@ func unitNames(p *graph.Program) string {
 	return s
 }
 
-// value is one content of a root buffer.
+// value is the contents of a root buffer between two writes.
 type value struct {
 	root  graph.BufID
 	by    int // operation that makes it; −1: there before the phase
@@ -93,7 +92,7 @@ type value struct {
 
 type rewriter struct {
 	p      *graph.Program
-	ops    []graph.Op // as they were
+	ops    []graph.Op // the phase's operations before the rewrite
 	w      *graph.Editor
 	policy []Policy
 	vals   []value
@@ -101,11 +100,11 @@ type rewriter struct {
 	outs   [][]int // value by operation and output
 
 	drop    []string
-	dropped []bool               // by value: one of drop names it
+	dropped []bool               // by value: a pattern of Drop names it
 	made    map[graph.BufID]bool // buffers that are computed again
 }
 
-// number gives every value a number and finds those that all policies keep.
+// number gives every value a number, and marks those that all policies keep.
 func (r *rewriter) number() {
 	current := map[graph.BufID]int{}
 	get := func(root graph.BufID) int {
@@ -149,7 +148,7 @@ func (r *rewriter) number() {
 				v.prev = get(root)
 				r.vals[v.prev].until = i
 			}
-			_, passing := r.p.MicroOf(root) // what micro-batches share is not made again for one
+			_, passing := r.p.MicroOf(root) // values that micro-batches share are not recomputed for one
 			v.keep = o.Mode == graph.Accum || !passing || op.Pass != graph.Forward || op.Skip != graph.NoBuf
 			r.vals = append(r.vals, v)
 			outs[a] = len(r.vals) - 1
@@ -163,7 +162,7 @@ func (r *rewriter) number() {
 	r.keepAcross()
 }
 
-// keepLoss keeps what the operations that add to the loss read and make.
+// keepLoss keeps the inputs and outputs of the operations that add to the loss.
 func (r *rewriter) keepLoss() {
 	for i := range r.ops {
 		loss := false
@@ -180,8 +179,8 @@ func (r *rewriter) keepLoss() {
 	}
 }
 
-// keepAcross keeps, under full and of what is dropped by name, what other units'
-// forward reads, and all results of an operation of which one is kept.
+// keepAcross keeps values that the forward of other units reads, under policy Full and for values
+// dropped by name. It also keeps all results of an operation with a kept result.
 func (r *rewriter) keepAcross() {
 	for i := range r.vals {
 		v := &r.vals[i]
@@ -214,15 +213,15 @@ func (r *rewriter) policyOf(op int) Policy {
 	return None
 }
 
-// cheap says whether selective recomputation makes an operation again.
+// cheap says whether selective recomputation recomputes an operation.
 func cheap(op *graph.Op) bool {
 	info, ok := op.Info()
 	return ok && info.Cheap
 }
 
-// activationOf returns the pre-activation that a fused linear writes beside v,
-// where v is the activation of it. Of a LinearAct there is none: its y is the
-// activation of the unrounded sum, which the product alone makes again.
+// activationOf returns the pre-activation that a fused linear writes, if v is its activation. A
+// LinearAct has none that helps: its y is the activation of the unrounded sum, so only the product
+// can recompute it.
 func (r *rewriter) activationOf(v int) (pre int, ok bool) {
 	by := r.vals[v].by
 	op := &r.ops[by]
@@ -236,8 +235,8 @@ func (r *rewriter) activationOf(v int) (pre int, ok bool) {
 // stretch is a run of backward operations of one unit, [first, last].
 type stretch struct{ first, last int }
 
-// clone is an operation to run again in a stretch: ops[op], or the activation
-// that ops[op] has fused.
+// clone is an operation to repeat in a stretch: ops[op] or, with act, only the activation that is
+// fused into ops[op].
 type clone struct {
 	op      int
 	act     bool
@@ -246,7 +245,7 @@ type clone struct {
 	emitted bool
 }
 
-// run puts the clones in.
+// run inserts the clones.
 func (r *rewriter) run() {
 	names := map[string]int{}
 	for i := 0; i < len(r.ops); {
@@ -263,16 +262,16 @@ func (r *rewriter) run() {
 	}
 }
 
-// available says whether a value lies in its buffer all through a stretch.
+// available says whether a value stays in its buffer until the end of a stretch.
 func (r *rewriter) available(v int, s stretch) bool { return r.vals[v].until > s.last }
 
 // planner finds the clones that a stretch needs.
 type planner struct {
 	r     *rewriter
 	s     stretch
-	order []*clone // by forward position
-	make  map[int]*clone
-	state map[int]int8 // of values: 1 can be made, 2 can't
+	order []*clone       // by forward position
+	make  map[int]*clone // by value: the clone that makes it
+	state map[int]int8   // by value: 1: can be recomputed, 2: cannot
 }
 
 // want says whether v is to be computed again for stretch s.
@@ -281,7 +280,7 @@ func (r *rewriter) want(v int, s stretch) bool {
 	return val.by >= 0 && !val.keep && (r.dropped[v] || r.policyOf(val.by) != None) && val.by < s.first
 }
 
-// plan finds the clones that make value v, and says whether it can be made.
+// plan finds the clones that recompute value v, and says whether that is possible.
 func (pl *planner) plan(v int) bool {
 	if st := pl.state[v]; st != 0 {
 		return st == 1
@@ -312,7 +311,7 @@ func (pl *planner) plan(v int) bool {
 		if o < 0 || r.vals[o].prev < 0 {
 			continue
 		}
-		// A write of a part builds on the rest of the buffer, which no clone has.
+		// A write of a part needs the rest of the buffer, which no clone provides.
 		if op.Out[a].Mode == graph.Write || !slices.Contains(c.ins, r.vals[o].prev) {
 			return false
 		}
@@ -370,19 +369,19 @@ func (r *rewriter) rewriteStretch(s stretch, names map[string]int) {
 	}
 }
 
-// emitter writes the clones of one stretch.
+// emitter inserts the clones of one stretch.
 type emitter struct {
-	views  map[[2]graph.BufID]graph.BufID // by buffer and new root: its place there, one for an operand in place
+	views  map[[2]graph.BufID]graph.BufID // by buffer and new root: the corresponding view of that root
 	r      *rewriter
 	pl     *planner
 	wanted map[int]bool
 	use    map[*clone]bool
 	live   map[int]graph.BufID // value → root buffer of its clone
-	at     int                 // the operation that reads: clones stand before it
+	at     int                 // index of the operation that reads the values; clones are put before it
 	names  map[string]int
 }
 
-// needed keeps, of the planned clones, those that lead to a wanted value.
+// needed marks the planned clones that a wanted value depends on.
 func (e *emitter) needed() {
 	e.use = map[*clone]bool{}
 	var mark func(v int)
@@ -401,7 +400,7 @@ func (e *emitter) needed() {
 	}
 }
 
-// reads lists the values that a clone reads, those that it changes in place too.
+// reads lists the values that a clone reads, including those that it changes in place.
 func (e *emitter) reads(c *clone) []int {
 	var list []int
 	for _, v := range c.ins {
@@ -476,8 +475,8 @@ func (e *emitter) emit(c *clone) {
 		root, ok := e.live[v]
 		prev := r.vals[v].prev
 		if !ok && prev >= 0 {
-			// In place: the clone of the old value becomes that of the new one. There
-			// always is one: the forward has replaced the old value, so plan made it.
+			// In place: the buffer of the old value's clone becomes that of the new one. There always
+			// is one: the forward has overwritten the old value, so plan has cloned it.
 			root, ok = e.live[prev]
 		}
 		if !ok {
@@ -491,7 +490,7 @@ func (e *emitter) emit(c *clone) {
 	r.w.Before(e.at, op)
 }
 
-// mapped returns the place in root that id has in its own root.
+// mapped returns the buffer or view in root that corresponds to id in its own root.
 func (e *emitter) mapped(id, root graph.BufID) graph.BufID {
 	p := e.r.p
 	b := *p.Buf(id)
@@ -512,7 +511,7 @@ func (e *emitter) mapped(id, root graph.BufID) graph.BufID {
 	return e.views[key]
 }
 
-// dropOutputs takes away outputs of linears that nothing reads any more.
+// dropOutputs removes outputs of linears that no operation reads any more.
 func dropOutputs(p *graph.Program, ops []graph.Op) {
 	used := map[graph.BufID]int{}
 	for i := range ops {

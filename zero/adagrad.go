@@ -7,7 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Adagrad divides by the root of the sum of all squared gradients so far.
+// Adagrad divides by the square root of the sum of all squared gradients so far.
 var _ = register(&Rule{
 	Name: "adagrad", States: []string{"sum"}, Reads: []Constant{Eps},
 	Source: "Duchi, Hazan and Singer, Adaptive Subgradient Methods for Online Learning and Stochastic Optimization, JMLR 2011",
@@ -31,7 +31,7 @@ var adagrad = graph.MustDefine(graph.Definition{
 				decay = float32(a.Decay)
 			}
 			for i := r.Lo; i < r.Hi; i++ {
-				// The conversions keep compilers from fusing, which would change bits.
+				// The conversions prevent fused multiply-adds, which would change bits.
 				d := float32(coef*g[i]) + float32(decay*p[i])
 				sum[i] += float32(d * d)
 				p[i] -= float32(lr * d / (float32(math.Sqrt(float64(sum[i]))) + float32(a.Eps)))
@@ -62,7 +62,7 @@ var adagrad = graph.MustDefine(graph.Definition{
 	},
 })
 
-// eachChunk calls f for the parts of the parameters' ranges, several at a time.
+// eachChunk calls f, in parallel, for chunks of the parameters' ranges.
 func eachChunk(c *graph.Call, f func(r graph.ParamRange)) {
 	const size = 1 << 14
 	n := len(c.Out[0].F32)

@@ -2,15 +2,15 @@ package zero
 
 import "github.com/spillway-ml/spillway/graph"
 
-// LARS is SGD with momentum at a rate for each parameter that the norms of the
-// parameter and of its gradient scale.
+// LARS is SGD with momentum, with the rate scaled for each parameter by the ratio of the norms of
+// the parameter and of its gradient.
 var _ = register(&Rule{
 	Name: "lars", States: []string{"momentum"}, Reads: []Constant{Beta1, Trust, AdaptAll, Nesterov},
 	Source: "You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, 2017",
 	Emit:   func(e *Emitter, t *Target) { emitLARS(e, t, "lars", false) },
 }, larsApply)
 
-// LARC is LARS whose rate for a parameter is at most the global one.
+// LARC is LARS with each parameter's rate limited to the global rate.
 var _ = register(&Rule{
 	Name: "larc", States: []string{"momentum"}, Reads: []Constant{Beta1, Trust, AdaptAll, Nesterov},
 	Source: "LARS with the local rate clipped at the global one (NVIDIA Apex)",

@@ -2,7 +2,7 @@ package zero
 
 import "github.com/spillway-ml/spillway/graph"
 
-// NovoGrad has one second moment a parameter, of its gradient's norm.
+// NovoGrad has one second moment for each parameter: a mean of its gradient's squared norm.
 var _ = register(&Rule{
 	Name: "novograd", States: []string{"exp_avg"}, PerParam: []string{"exp_avg_sq"}, Reads: []Constant{Beta1, Beta2, Eps},
 	Source: "Ginsburg et al., Stochastic Gradient Methods with Layer-wise Adaptive Moments, 2019",

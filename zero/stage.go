@@ -16,7 +16,7 @@ const (
 	PartitionParams              // 3 (P_os+g+p): parameters too
 )
 
-// ParseStage refuses what is not a stage.
+// ParseStage returns the stage with number n, or an error if there is none.
 func ParseStage(n int) (Stage, error) {
 	if n < 0 || n > 3 {
 		return 0, fmt.Errorf("zero: stage %d does not exist; use 0, 1, 2 or 3", n)
@@ -24,19 +24,19 @@ func ParseStage(n int) (Stage, error) {
 	return Stage(n), nil
 }
 
-// ShardsStates says whether a rank holds its part of the optimizer states only.
+// ShardsStates says whether a rank holds only its part of the optimizer states.
 func (s Stage) ShardsStates() bool { return s >= PartitionStates }
 
-// ShardsGrads says whether a rank keeps its part of the reduced gradients only.
+// ShardsGrads says whether a rank keeps only its part of the reduced gradients.
 func (s Stage) ShardsGrads() bool { return s >= PartitionGrads }
 
-// ShardsParams says whether a rank keeps its part of the parameters only.
+// ShardsParams says whether a rank keeps only its part of the parameters.
 func (s Stage) ShardsParams() bool { return s >= PartitionParams }
 
-// ModelStateBytes is the paper's formula (section 5, figure 1): bytes of model
-// states a rank holds for params parameters over ranks, where weight and grad
-// are bytes an element and states is K, the optimizer's bytes a parameter
-// (12 for mixed-precision Adam, 8 for fp32 Adam).
+// ModelStateBytes is the paper's formula (section 5, figure 1) for the bytes of model states that a
+// rank holds, with params parameters on the given number of ranks. weight and grad are the bytes of
+// an element; states is the paper's K, the optimizer's bytes for each parameter (12 for
+// mixed-precision Adam, 8 for fp32 Adam).
 func (s Stage) ModelStateBytes(params, ranks, weight, grad, states float64) float64 {
 	w, g, k := weight*params, grad*params, states*params
 	if s.ShardsStates() {
@@ -51,10 +51,9 @@ func (s Stage) ModelStateBytes(params, ranks, weight, grad, states float64) floa
 	return w + g + k
 }
 
-// TextbookVolume is the paper's communication of a step (section 7) in
-// elements a rank sends, as a multiple of the parameters: 2Ψ for stages 0 to 2
-// (all-reduce, or reduce-scatter and all-gather), 3Ψ for stage 3, each times
-// (N−1)/N for N ranks.
+// TextbookVolume is the paper's formula (section 7) for the elements that a rank sends in a step:
+// 2Ψ for stages 0 to 2 (all-reduce, or reduce-scatter and all-gather), 3Ψ for stage 3, each times
+// (N−1)/N for N ranks, where Ψ is the number of parameters.
 func (s Stage) TextbookVolume(params, ranks float64) float64 {
 	n := 2.0
 	if s.ShardsParams() {

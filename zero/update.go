@@ -6,9 +6,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Target is one unit's update: its gradients and resident values as laid out by
-// the sharding rewrite. Grad, Value and States are flat buffers of Shard.Len
-// elements.
+// Target is the input of one unit's update: its gradient and states as laid out by the sharding
+// rewrite. Grad, Value and States are flat buffers of Shard.Len elements.
 type Target struct {
 	Unit   int
 	Name   string
@@ -16,14 +15,14 @@ type Target struct {
 	Grad   graph.BufID
 	Value  graph.BufID
 	States []graph.BufID // in StateNames' order, flat ones first
-	Scales []graph.BufID // of flat states in 8 bits, in their order; none of f32
+	Scales []graph.BufID // by flat state: its scales if it has 8 bits; empty if the states have more
 	Low    graph.BufID   // the 16-bit copy of Value that the model computes with, or NoBuf
-	After  []graph.Op    // stand behind the rule: what makes the parameters whole again
+	After  []graph.Op    // operations to place after the rule, which gather the parameters if ranks hold all of them
 }
 
-// counted is the part of the gradients whose squares a rank adds to a norm that is then
-// summed over the ranks of an axis. Of gradients that each of them has all of, that is
-// all of it on the first rank and, beyond the unit's end, nothing on the others.
+// counted returns the part of the gradient whose squares this rank adds to a norm that is then
+// summed over the ranks of an axis. If every rank has the whole gradient, that is all of it on the
+// first rank, and on the others a range beyond the unit's end, which is empty.
 func (t *Target) counted(axis int) graph.ShardAttr {
 	a := t.Shard
 	if a.Axis < 0 {
@@ -32,17 +31,19 @@ func (t *Target) counted(axis int) graph.ShardAttr {
 	return a
 }
 
-// Section returns the update of all targets as a section of kind SectionUpdate,
-// whose phases are its parts, for the pass that decides where and when each runs:
+// Section returns the update of all targets as a section of kind SectionUpdate. Its phases are the
+// parts of the update; a later pass decides where and when each runs:
 //
 //	start          norm ← 0
 //	sum/u          norm += exact Σ g² of the unit
-//	norm           norm over the ranks where gradients are sharded; coef ← min(1, clip/norm);
-//	               with p.Scaler: the flag of a step to be skipped, the next loss scale
-//	rule/u         [per-parameter norms, summed over the ranks]  rule  [After]
 //
-// It allocates its small buffers in p, sets p.GradNorm, and adds the step's scalars. With p.Scaler the rules
-// are skipped, on every rank together, in a step whose gradients are not finite.
+// norm           norm summed over the ranks if gradients are sharded; coef ← min(1, clip/norm);
+//
+//	               with p.Scaler: the flag that skips the step, and the next loss scale
+//		rule/u         [per-parameter norms, summed over the ranks]  rule  [After]
+//
+// It adds its small buffers to p, sets p.GradNorm, and adds the step's Scalars. With p.Scaler the
+// rules are skipped, on all ranks, in a step whose gradients are not finite.
 func (o Optimizer) Section(p *graph.Program, targets []Target, clip float64) graph.Section {
 	acc := small(p, "grad_norm_acc", graph.I64, ExactLimbs)
 	e := &Emitter{o: &o, p: p, Coef: small(p, "clip_coef", graph.F32, 1), skip: graph.NoBuf}
@@ -87,9 +88,9 @@ func small(p *graph.Program, name string, d graph.DType, n int64) graph.BufID {
 	return p.AddBuffer(graph.Buffer{Name: name, DType: d, Shape: []int64{n}, Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})
 }
 
-// Emitter writes the operations of a rule.
+// Emitter adds the operations of a rule to the update.
 type Emitter struct {
-	Coef graph.BufID // f32 (1): what a rule multiplies gradients by
+	Coef graph.BufID // f32 (1): factor by which a rule multiplies gradients
 
 	o    *Optimizer
 	p    *graph.Program
@@ -105,7 +106,8 @@ func (e *Emitter) Op(kind graph.Kind, name string, unit int, in []graph.BufID, o
 	return &e.ops[len(e.ops)-1]
 }
 
-// allReduce sums a small buffer over the ranks of an axis; −1: each has all of it.
+// allReduce sums a small buffer over the ranks of an axis. With axis −1 it does nothing, because
+// each rank has the whole sum.
 func (e *Emitter) allReduce(name string, buf graph.BufID, axis, unit int) {
 	if axis >= 0 {
 		e.Op(graph.AllReduce, name, unit, nil, []graph.Out{{Buf: buf, Mode: graph.ReadWrite}}, graph.GroupAttr{Axis: axis}).Stream = graph.Comm
@@ -119,9 +121,8 @@ func (e *Emitter) Attr(t *Target) graph.UpdateAttr {
 		Trust: o.Trust, Nesterov: o.Nesterov, AdaptAll: o.AdaptAll, Stochastic: o.BF16}
 }
 
-// Apply appends an operation that the step's flag skips, and that writes the
-// 16-bit copy of the parameters too where there is one, and the scales of states in
-// 8 bits.
+// Apply appends an operation that the step's skip flag can skip. It adds outputs for the 16-bit
+// copy of the parameters, if there is one, and for the scales of states in 8 bits.
 func (e *Emitter) Apply(t *Target, own *graph.Operation, name string, in []graph.BufID, out []graph.Out, attr graph.UpdateAttr) {
 	if t.Low != graph.NoBuf || len(t.Scales) > 0 {
 		out = append(out, graph.Out{Buf: t.Low})
@@ -129,36 +130,35 @@ func (e *Emitter) Apply(t *Target, own *graph.Operation, name string, in []graph
 	e.own(own, t.Name+"/"+name, t.Unit, in, append(out, InPlace(t.Scales...)...), attr)
 }
 
-// ApplyOwn is Apply of an operation of the rule's own (graph.Definition, with UpdateAttr
-// as its Attr): its inputs are Scalars and what else its definition has, its outputs the
-// parameters and the states, changed in place, and a last one, graph.LowOut, if the rule
-// is to be used in mixed precision.
+// ApplyOwn is Apply for an operation that the rule defines (graph.Definition with Attr UpdateAttr).
+// Its inputs are Scalars and any others of the definition. Its outputs are the parameters and
+// states, in place, and, if the rule is to support mixed precision, graph.LowOut as the last one.
 func (e *Emitter) ApplyOwn(t *Target, own *graph.Operation, in []graph.BufID, out []graph.Out) {
 	e.Apply(t, own, string(own.Kind()), in, out, e.Attr(t))
 }
 
-// own appends a defined operation that the step's flag skips.
+// own appends an operation made by graph.Define that the step's skip flag can skip.
 func (e *Emitter) own(own *graph.Operation, name string, unit int, in []graph.BufID, out []graph.Out, attr graph.UpdateAttr) {
 	op := e.Op(own.Kind(), name, unit, in, out, attr)
 	op.Own, op.Skip = own, e.skip
 }
 
-// update defines an operation of a rule whose kernels are in the libraries, with its
-// floating-point operations for an element.
+// update defines an operation of a rule whose kernels are in the kernel libraries. flops is its
+// floating-point operations for each element.
 func update(d graph.Definition, flops int64) *graph.Operation {
 	d.Attr, d.Library = graph.UpdateAttr{}, true
 	d.Flops = func(_ any, in, _ [][]int64) int64 { return flops * in[0][0] }
 	return graph.MustDefine(d)
 }
 
-// Scalars are the inputs of a rule that needs no norms: g, coef, hyper.
+// Scalars returns the inputs of a rule that needs no norms: g, coef, hyper.
 func (e *Emitter) Scalars(t *Target) []graph.BufID {
 	return []graph.BufID{t.Grad, e.Coef, e.p.Hyper}
 }
 
-// Norms makes the buffer of a unit's per-parameter norms, two exact accumulators
-// for each parameter, zeroes it, calls fill with the output that adds to it, and
-// sums it over the ranks.
+// Norms adds a buffer for a unit's per-parameter norms, two exact accumulators for each parameter.
+// It zeroes the buffer, calls fill with the output that accumulates into it, and sums it over the
+// ranks.
 func (e *Emitter) Norms(t *Target, fill func(into graph.Out)) graph.BufID {
 	buf := small(e.p, t.Name+"/norms", graph.I64, 2*int64(distinctParams(&e.p.Units[t.Unit]))*ExactLimbs)
 	e.Op(graph.Fill, t.Name+"/norms/zero", t.Unit, nil, []graph.Out{{Buf: buf}}, graph.FillAttr{})
@@ -167,14 +167,14 @@ func (e *Emitter) Norms(t *Target, fill func(into graph.Out)) graph.BufID {
 	return buf
 }
 
-// ParamNorms is Norms of the parameters and gradients.
+// ParamNorms is Norms for the parameters and the gradients.
 func (e *Emitter) ParamNorms(t *Target, a graph.UpdateAttr) graph.BufID {
 	return e.Norms(t, func(into graph.Out) {
 		e.Op(graph.ParamNorms, t.Name+"/norms", t.Unit, []graph.BufID{t.Value, t.Grad}, []graph.Out{into}, a)
 	})
 }
 
-// InPlace returns outputs that are read and written.
+// InPlace returns outputs with mode ReadWrite.
 func InPlace(ids ...graph.BufID) (out []graph.Out) {
 	for _, id := range ids {
 		out = append(out, graph.Out{Buf: id, Mode: graph.ReadWrite})
