@@ -10,13 +10,13 @@ import (
 // Gradients of f32 parameters are f32 throughout. Those of 16-bit parameters are sent and stored
 // in 16 bits, and their sums over micro-steps are f32:
 //
-// Reduce32                as for f32 parameters: the backward writes f32
-// 1 micro-step            16 bits throughout
-// more, each reduced      the backward writes 16 bits, which are reduced and then
-// (stages 2, 3)           added to the rank's f32 sum:
+//	Reduce32                as for f32 parameters: the backward writes f32
+//	1 micro-step            16 bits throughout
+//	more, each reduced      the backward writes 16 bits, which are reduced and then
+//	(stages 2, 3)           added to the rank's f32 sum:
 //                           grad/u ─ reduce ─ cast, accumulating → accum/u
-// more, reduced once      the backward accumulates in f32; the sum is cast and reduced:
-// (stages 0, 1; all in      grad/u ─ cast → wire/u ─ reduce
+//	more, reduced once      the backward accumulates in f32; the sum is cast and reduced:
+//	(stages 0, 1; all in      grad/u ─ cast → wire/u ─ reduce
 // layer order)
 //
 // A unit that stays whole is reduced as often as its stage says: if that is every micro-step, its

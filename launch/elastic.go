@@ -1,24 +1,23 @@
 package launch
 
-// Team is the processes of a job that goes on when it loses some: a pure machine,
-// which says how many ranks it is formed of.
+// Team tracks the processes of an elastic job, which continues after it loses some. It does no I/O;
+// it says how many ranks the job can have.
 //
 //	4 ranks ── one lost ──→ 3 go on, 1 is started ── a checkpoint ──→ 4
 //
-// The step stays the same: its ranks share the micro-batches, evenly unless Uneven. What was
-// started for a lost process joins at the next checkpoint, or at once where those that are
-// left are fewer than Min.
+// The step stays the same: its ranks share the micro-batches, evenly unless Uneven is set. A
+// replacement process joins at the next checkpoint, or at once if fewer than Min processes are left.
 type Team struct {
-	Leaves   int  // micro-batches of a step
-	Uneven   bool // ranks need not divide them; each has at least one
-	Min, Max int  // ranks
-	Restarts int  // processes that may still be started
+	Leaves   int  // micro-batches of a step, over all ranks
+	Uneven   bool // the number of ranks need not divide Leaves; each rank has at least one
+	Min, Max int  // number of ranks
+	Restarts int  // how many more processes may be started
 
-	Processes int // that may run a rank
-	Joining   int // started for lost ones, and not ranks yet
+	Processes int // processes that can run a rank
+	Joining   int // replacements that were started and are not ranks yet
 }
 
-// Lose takes the loss of n processes, and has one started for each while it may.
+// Lose records the loss of n processes, and of the replacements started, as far as allowed.
 func (t *Team) Lose(n int) {
 	t.Processes -= min(n, t.Processes)
 	more := max(0, min(n, t.Restarts, t.Max-t.Processes-t.Joining))
@@ -29,7 +28,7 @@ func (t *Team) Lose(n int) {
 	}
 }
 
-// Join makes what was started part of the job.
+// Join makes the replacements part of the job.
 func (t *Team) Join() { t.Processes, t.Joining = t.Processes+t.Joining, 0 }
 
 // Sizes lists the world sizes that are possible now, the largest first.
@@ -44,7 +43,7 @@ func (t *Team) sizes(processes int) (list []int) {
 	return list
 }
 
-// Grows tells whether a job of so many ranks would be larger with what is joining.
+// Grows says whether a job of the given number of ranks would be larger with the replacements.
 func (t *Team) Grows(ranks int) bool {
 	all := t.sizes(t.Processes + t.Joining)
 	return t.Joining > 0 && len(all) > 0 && all[0] > ranks

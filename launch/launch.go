@@ -1,5 +1,5 @@
-// Package launch starts the processes of a job on this host, and is what such a
-// process finds of it. Its processes end with it, however it ends.
+// Package launch starts the processes of a job on this host, and gives each of them access to the
+// job. Its processes are killed when it ends, for any reason.
 package launch
 
 import (
@@ -22,35 +22,35 @@ type Options struct {
 	Program string   // path of the executable
 	Args    []string // its arguments, without its name
 	Dir     string
-	// Grace is how long the others have to end by themselves after the first has.
+	// Grace is how long the other processes may take to end after the first has ended.
 	// Default 30 s.
 	Grace time.Duration
-	// Stdout and Stderr receive what the ranks write: rank 0's as it is, the lines
-	// of the others with their rank in front.
+	// Stdout and Stderr receive the ranks' output: rank 0's unchanged, lines of other ranks
+	// prefixed with their rank.
 	Stdout, Stderr io.Writer
-	// CPUs are what the ranks are bound to, in equal shares of neighbours, where
-	// there is at least one for each; empty: they are not bound.
+	// CPUs are the processors to which the ranks are bound, in equal consecutive shares, if
+	// there is at least one for each rank; empty: ranks are not bound.
 	CPUs []int
 }
 
 // End is how a job ended.
 type End struct {
-	// Status is rank 0's exit status, 3 where a rank was lost, or 130 where a SIGINT, SIGTERM
-	// or SIGHUP ended a rank that did not deal with signals yet, whoever sent it.
+	// Status is rank 0's exit status; 3 if a rank was lost; or 130 if a SIGINT, SIGTERM or
+	// SIGHUP, from any sender, ended a rank before it handled signals.
 	Status int
-	// Lost says which rank ended otherwise than by itself; "" for none. LostRanks is
-	// how many processes did.
+	// Lost says which process was killed or crashed first and how; "" if none was. LostRanks
+	// is the number of such processes.
 	Lost      string
 	LostRanks int
-	// Steps is how many the job had done, as rank 0 has told (shm.Job.SetSteps).
+	// Steps is the number of steps that the job had done, as rank 0 reported (shm.Job.SetSteps).
 	Steps int
-	// Failure is what the job's processes found, and Flight the last operations of
-	// each; "" where nothing failed.
+	// Failure is the error that the job's processes recorded, and Flight the last operations
+	// of each; "" if nothing failed.
 	Failure, Flight string
 }
 
-// LostAny tells whether the job ended because it lost a rank: not so one that has
-// found an error of its own, such as a divergence.
+// LostAny says whether the job ended because it lost a rank, and not because a rank found an error
+// itself, such as a divergence.
 func (e End) LostAny() bool { return e.Lost != "" || e.Status == LostStatus && e.Failure != "" }
 
 // Exit statuses of a job that lost a rank, and of one that a signal ended.
@@ -59,10 +59,10 @@ const (
 	InterruptedStatus = 130
 )
 
-// threads is how many computing threads each process has to itself.
+// threads returns the number of computing threads of each process.
 func (o *Options) threads(cpus int) int { return max(1, cpus/o.Ranks) }
 
-// share is the CPUs of a rank.
+// share returns the CPUs of a rank.
 func (o *Options) share(rank int) []int {
 	if len(o.CPUs) < o.Ranks {
 		return nil
@@ -71,7 +71,7 @@ func (o *Options) share(rank int) []int {
 	return o.CPUs[from:to]
 }
 
-// environment is what a process finds of the job.
+// environment returns the environment of a process, with the variables that describe the job.
 func (o *Options) environment(base []string, rank, threads int) []string {
 	return append(base, fmt.Sprintf("%s=%d", cluster.LaunchRank, rank), fmt.Sprintf("%s=%d", cluster.LaunchWorld, o.Ranks),
 		fmt.Sprintf("%s=%d", cluster.LaunchThreads, threads))
@@ -80,8 +80,8 @@ func (o *Options) environment(base []string, rank, threads int) []string {
 // firstFile is the number of the first file that a process inherits.
 const firstFile = 3
 
-// Inherited is what a process of a launch was given: the job's shared memory, and
-// its streams: rank 0's to the others in their order, another's to rank 0.
+// Inherited returns what a process inherits from launch: the job's shared memory, and streams. Rank
+// 0 has a stream to each other rank, in their order; another rank has one to rank 0.
 func Inherited(e cluster.Env) (*shm.Job, []io.ReadWriteCloser, error) {
 	if e.Source != cluster.Launch {
 		return nil, nil, errors.New("not started by spillway launch")
@@ -109,9 +109,8 @@ func Inherited(e cluster.Env) (*shm.Job, []io.ReadWriteCloser, error) {
 	return j, conns, nil
 }
 
-// Run starts the job and returns when all its processes have ended. A value on
-// signals is passed on to rank 0, which leads the job; when ctx is done, all are
-// killed.
+// Run starts the job and returns when all its processes have ended. It forwards signals to rank 0,
+// which leads the job. When ctx is done, it kills all processes.
 func Run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) {
 	if o.Ranks < 1 {
 		return End{}, fmt.Errorf("-n %d: at least 1 rank is needed", o.Ranks)
@@ -125,19 +124,19 @@ func Run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 // interrupts are the signals that ask a job to end.
 var interrupts = []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}
 
-// wait is what is left of a job that runs: processes end one by one.
+// wait is the state of a running job, whose processes end one by one.
 type wait struct {
 	left    int
 	codes   []int // exit statuses by process; −1 where a signal ended it
 	name    func(process int) string
 	lost    string
-	gone    int  // processes that ended otherwise than by themselves
-	killed  bool // by us
-	asked   bool // a signal ended a rank that had nothing to save yet
+	gone    int  // processes that were killed by others or crashed
+	killed  bool // this process has killed ranks, or one was interrupted
+	asked   bool // the job was interrupted by a signal before there was anything to save
 	timeout <-chan time.Time
 }
 
-// ended takes the end of a process.
+// ended records the end of a process.
 func (w *wait) ended(rank int, s *os.ProcessState, grace time.Duration) {
 	w.left--
 	w.codes[rank] = s.ExitCode()
@@ -158,8 +157,7 @@ func (w *wait) ended(rank int, s *os.ProcessState, grace time.Duration) {
 	}
 }
 
-// end is how it all ended: as rank 0, unless that says nothing of what another
-// rank came to.
+// end returns how the job ended: with rank 0's status, unless another rank's end explains more.
 func (w *wait) end() End {
 	e := End{Status: w.codes[0], Lost: w.lost, LostRanks: w.gone}
 	if w.asked {

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// merger writes what several ranks say to one place, whole lines at a time.
+// merger merges the output of several ranks into one writer, by whole lines.
 type merger struct {
 	mu sync.Mutex
 	to io.Writer
@@ -14,25 +14,25 @@ type merger struct {
 
 func newMerger(to io.Writer) *merger { return &merger{to: to} }
 
-// Write passes on as it is.
+// Write writes b unchanged.
 func (m *merger) Write(b []byte) (int, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.to.Write(b)
 }
 
-// lines puts a rank in front of each of its lines.
+// lines is a writer that puts a rank's name before each of its lines.
 type lines struct {
 	m    *merger
 	name func() string
 	mu   sync.Mutex
-	part []byte // of a line that has not ended
+	part []byte // the start of a line that has not ended
 }
 
-// longestLine is where a line without an end is broken.
+// longestLine is the length in bytes at which a line without an end is broken.
 const longestLine = 1 << 16
 
-// rank is where a process writes that is called by name.
+// rank returns the writer for a process; name returns the prefix of its lines.
 func (m *merger) rank(name func() string) *lines { return &lines{m: m, name: name} }
 
 func (l *lines) Write(b []byte) (int, error) {
@@ -59,7 +59,7 @@ func (l *lines) line(text []byte) error {
 	return err
 }
 
-// flush writes what is left of a last line.
+// flush writes the last line, if it has no newline.
 func (l *lines) flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// stream is an inherited socket.
+// stream returns a connection over an inherited socket.
 func stream(fd int) (io.ReadWriteCloser, error) {
 	f := os.NewFile(uintptr(fd), "stream")
 	defer f.Close()
@@ -42,8 +42,7 @@ func CPUs() []int {
 	return list
 }
 
-// bind binds this thread, and what it starts, to CPUs; none: to nothing else
-// than before.
+// bind binds this thread, and processes that it starts, to CPUs; with none it does nothing.
 func bind(cpus []int) {
 	if len(cpus) == 0 {
 		return
@@ -52,13 +51,13 @@ func bind(cpus []int) {
 	for _, c := range cpus {
 		set.Set(c)
 	}
-	_ = unix.SchedSetaffinity(0, &set) // a hint: ranks run without it
+	_ = unix.SchedSetaffinity(0, &set) // errors are ignored: ranks also run unbound
 }
 
-// process is a rank's.
+// process is the process of one or more ranks.
 type process struct {
 	*exec.Cmd
-	lines *lines // of a rank other than 0
+	lines *lines // output of a process other than the first; nil for the first
 }
 
 type ended struct {
@@ -67,7 +66,7 @@ type ended struct {
 }
 
 func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) {
-	// The kernel ends the children when the thread that made them ends: it stays.
+	// Pdeathsig kills the children when the thread that started them ends, so keep the thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	job, err := shm.Create(o.Ranks)
@@ -137,8 +136,8 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 	return end, nil
 }
 
-// forward passes a signal on: a stop and its end to all, the rest to rank 0, whose
-// decisions the others follow.
+// forward forwards a signal: stop and continue to all processes, others to rank 0, whose decisions
+// the others follow.
 func forward(list []*process, s os.Signal) {
 	switch s {
 	case syscall.SIGTSTP:
@@ -154,15 +153,14 @@ func forward(list []*process, s os.Signal) {
 	}
 }
 
-// wake lets ranks that are stopped go on: the job has ended without them, and they
-// end by themselves once they see it.
+// wake continues stopped ranks after the job has ended, so that they notice that and end.
 func wake(list []*process) {
 	for _, p := range list {
 		_ = p.Process.Signal(syscall.SIGCONT)
 	}
 }
 
-// ranksOf names the ranks of a process, as far as it has said how many they are.
+// ranksOf names the ranks of a process, once it has reported how many it has.
 func ranksOf(job *shm.Job, process int) string {
 	_, each := job.Processes()
 	if each == 1 {
@@ -171,12 +169,12 @@ func ranksOf(job *shm.Job, process int) string {
 	return fmt.Sprintf("ranks %d to %d", process*each, (process+1)*each-1)
 }
 
-// startAll starts the ranks. What was started before an error is in the result.
+// startAll starts the ranks. On an error the result has those that were started.
 func startAll(o *Options, job *shm.Job) (list []*process, err error) {
 	own := CPUs()
 	defer bind(own)
 	threads := o.threads(len(own))
-	streams := make([][]*os.File, o.Ranks) // by rank: what it inherits
+	streams := make([][]*os.File, o.Ranks) // by rank: sockets that it inherits
 	defer func() {
 		for _, files := range streams {
 			for _, f := range files {
@@ -199,12 +197,12 @@ func startAll(o *Options, job *shm.Job) (list []*process, err error) {
 		p.Env = o.environment(os.Environ(), rank, threads)
 		p.ExtraFiles = slices.Concat(job.Files(), streams[rank])
 		p.Stdin = strings.NewReader("") // not /dev/null, which an empty chroot lacks
-		// A group of its own: what a terminal sends reaches them through here alone.
+		// A separate process group: signals of the terminal reach the process only through launch.
 		p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 		if rank == 0 {
 			p.Stdout, p.Stderr = o.Stdout, merged
 			if f, ok := o.Stderr.(*os.File); ok {
-				p.Stderr = f // its own: it sees a terminal, and both stay in the order in which it writes
+				p.Stderr = f // directly: it sees a terminal, and its output keeps its order
 			}
 		} else {
 			p.lines = merged.rank(func() string { return ranksOf(job, rank) })

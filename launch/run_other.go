@@ -14,7 +14,7 @@ var errSystem = errors.New("launch needs Linux; this is " + runtime.GOOS)
 
 func stream(int) (io.ReadWriteCloser, error) { return nil, errSystem }
 
-// CPUs knows none.
+// CPUs returns nil: the processors are unknown.
 func CPUs() []int { return nil }
 
 func run(context.Context, Options, <-chan os.Signal) (End, error) { return End{}, errSystem }

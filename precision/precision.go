@@ -4,9 +4,7 @@
 //	                  f32            bf16, f16
 //	parameters        f32            16 bits, resident; an f32 master in the shard
 //	activations       f32            16 bits
-//
-// gradients         f32            16 bits, stored and sent; f32 with Reduce32
-//
+//	gradients         f32            16 bits, stored and sent; f32 with Reduce32
 //	statistics, loss  f32, f64       the same
 //	moments           f32            f32
 //

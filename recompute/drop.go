@@ -36,7 +36,7 @@ func (r *rewriter) markDropped() {
 			continue
 		}
 		main := r.outs[v.by][0]
-		fused := r.ops[v.by].Kind == graph.Linear // y can be recomputed from pre, which the operation also writes
+		fused := r.ops[v.by].Kind == graph.Linear // y can be recomputed from its output pre
 		r.dropped[i] = is(i) || !fused && main >= 0 && is(main)
 	}
 }

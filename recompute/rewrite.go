@@ -83,8 +83,8 @@ func unitNames(p *graph.Program) string {
 // value is the contents of a root buffer between two writes.
 type value struct {
 	root  graph.BufID
-	by    int // operation that makes it; −1: there before the phase
-	prev  int // the value that it was made from in place, −1 none
+	by    int // index of the operation that makes it; −1: it exists before the phase
+	prev  int // the value that was changed in place to make it; −1: none
 	until int // operation that replaces it; len(ops) if none does
 	read  []int
 	keep  bool
@@ -416,8 +416,8 @@ func (e *emitter) reads(c *clone) []int {
 	return list
 }
 
-// emit writes c after the clones that it reads from. A clone that works in place
-// comes after all others that read the value which it replaces.
+// emit inserts c after the clones whose results it reads. A clone that works in place comes after
+// all others that read the value that it overwrites.
 func (e *emitter) emit(c *clone) {
 	if c.emitted {
 		return

@@ -11,19 +11,19 @@ import (
 	"github.com/spillway-ml/spillway/receipt"
 )
 
-// hashed is a run of whole blocks of a range of a state, which one rank hashes: its bytes
-// at off of buf, and of values in 8 bits the scales.
+// hashed is a run of whole blocks (receipt.BlockElems) of a state's range that one rank hashes. Its
+// bytes are at off of buf; values in 8 bits also have scales.
 type hashed struct {
-	tensor        int   // its place in the list of tensors
-	first, blocks int64 // in the tensor
+	tensor        int   // index into hashing.tensors
+	first, blocks int64 // index of the first block in the tensor, and number of blocks
 	elems         int64
 	dtype         graph.DType
 	buf, scales   graph.BufID
 	off           int64 // bytes
-	whole         bool  // it is all of the range
+	whole         bool  // the run is the whole range
 }
 
-// size is the bytes of its hashes.
+// size returns the bytes of the run's hashes.
 func (h *hashed) size() int64 {
 	if h.whole {
 		return receipt.Size
@@ -31,15 +31,15 @@ func (h *hashed) size() int64 {
 	return h.blocks * receipt.Size
 }
 
-// hashing is who hashes what.
+// hashing says which rank hashes which blocks.
 type hashing struct {
 	tensors []receipt.Tensor
 	shares  [][]hashed // by rank of the world
 }
 
-// hashing divides the blocks of every state among the ranks that hold them: each is one
-// rank's, of equal holders the one's with the fewest bytes so far. Tensors come in the byte
-// order of their names. It depends on the program and the world alone.
+// hashing divides the blocks of every state among the ranks that hold them. Each block goes to one
+// rank, the holder with the fewest bytes so far. Tensors are in the byte order of their names. The
+// result depends only on the program and the world.
 func (s *States) hashing() (*hashing, error) {
 	h := &hashing{shares: make([][]hashed, s.world.Size)}
 	bytes := make([]int64, s.world.Size)
@@ -79,7 +79,7 @@ func (s *States) hashing() (*hashing, error) {
 	return h, nil
 }
 
-// blocks hands on a run of elements of a tensor, cut where ranges end.
+// blocks calls give with runs of a tensor's blocks, cut at the ends of ranges.
 func (s *States) blocks(e Extent, t *receipt.Tensor, n int, give func(hashed)) error {
 	scales := graph.NoBuf
 	if e.DType == graph.U8 {
@@ -90,7 +90,7 @@ func (s *States) blocks(e Extent, t *receipt.Tensor, n int, give func(hashed)) e
 	}
 	for lo := e.From; lo < e.To; {
 		if lo%receipt.BlockElems != 0 {
-			return fmt.Errorf("states: element %d of %s is no block's first", lo, t)
+			return fmt.Errorf("states: element %d of %s is not the first of a block", lo, t)
 		}
 		hi := min(e.To, (lo/receipt.RangeElems+1)*receipt.RangeElems)
 		x := hashed{tensor: n, first: lo / receipt.BlockElems, elems: hi - lo, dtype: e.DType, buf: e.Buf, scales: scales, off: e.Off + (lo-e.From)*e.DType.Size()}
@@ -102,12 +102,12 @@ func (s *States) blocks(e Extent, t *receipt.Tensor, n int, give func(hashed)) e
 	return nil
 }
 
-// newHashing is the hashing of the ranks' program.
+// newHashing computes the hashing of the ranks' program.
 func (rs *Ranks) newHashing() (*hashing, error) {
 	return NewStates(rs.plan.Program, platform.OneProcess(rs.World.Size), nil).hashing()
 }
 
-// Tensors are the states that Hash hashes, in its order.
+// Tensors lists the states that Hash hashes, in its order.
 func (rs *Ranks) Tensors() ([]receipt.Tensor, error) {
 	h, err := rs.hashing()
 	if err != nil {
@@ -116,8 +116,8 @@ func (rs *Ranks) Tensors() ([]receipt.Tensor, error) {
 	return h.tensors, nil
 }
 
-// Hash is, of each of Tensors, the hashes of its ranges. Each rank hashes its own, in its
-// process.
+// Hash returns, for each of Tensors, the hashes of its ranges. Each rank hashes its blocks in its
+// own process.
 func (rs *Ranks) Hash() ([][]byte, error) {
 	h, err := rs.hashing()
 	if err != nil {
@@ -141,7 +141,7 @@ func (rs *Ranks) Hash() ([][]byte, error) {
 	return h.assemble(parts)
 }
 
-// here is how many ranks this process runs itself.
+// here returns how many ranks this process runs itself.
 func (rs *Ranks) here() (n int) {
 	for _, r := range rs.list {
 		if r.elsewhere() == nil {
@@ -151,7 +151,7 @@ func (rs *Ranks) here() (n int) {
 	return n
 }
 
-// assemble makes of the ranks' hashes those of ranges.
+// assemble combines the ranks' hashes of blocks into hashes of ranges.
 func (h *hashing) assemble(parts [][]byte) ([][]byte, error) {
 	ranges := make([][]byte, len(h.tensors))
 	blocks := map[[2]int64][]byte{} // of ranges that ranks share, by tensor and range
@@ -163,7 +163,7 @@ func (h *hashing) assemble(parts [][]byte) ([][]byte, error) {
 		for i := range share {
 			x := &share[i]
 			if int64(len(data)) < x.size() {
-				return nil, fmt.Errorf("hash of the states: rank %d has sent too few", rank)
+				return nil, fmt.Errorf("hash of the states: rank %d has sent too few bytes", rank)
 			}
 			n, t := x.first/receipt.RangeBlocks, &h.tensors[x.tensor]
 			if x.whole {
@@ -185,8 +185,8 @@ func (h *hashing) assemble(parts [][]byte) ([][]byte, error) {
 	return ranges, nil
 }
 
-// hash is the hashes of what a rank hashes, one after the other. It runs on the rank's
-// goroutine, which reads; of the process's processors its share hashes.
+// hash returns the hashes of a rank's share, one after another. Reading is done on the rank's
+// goroutine, hashing on the rank's share of the process's processors.
 func (r *Rank) hash(share []hashed, ranks int) ([]byte, error) {
 	at := make([]int64, len(share)+1)
 	for i := range share {

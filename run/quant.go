@@ -7,24 +7,24 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// codec turns a block of numbers into codes and a scale, and back.
+// codec quantises a block of numbers to codes and a scale, and dequantises them.
 type codec interface {
 	Quantize(codes []byte, x []float32) (scale float32)
 	Dequantize(x []float32, codes []byte, scale float32)
 }
 
-// maps are those of the states that may be in 8 bits: moments, and values of a frozen unit.
+// maps has the codec of each state that may be in 8 bits: moments, and values of frozen units.
 var maps = map[string]codec{"exp_avg": vec.Q8Signed, "exp_avg_sq": vec.Q8Unsigned, valueState: vec.Int8Codes{}}
 
 func mapOf(name string) (codec, error) {
 	m, ok := maps[name]
 	if !ok {
-		return nil, fmt.Errorf("states: %q is in 8 bits; %s, exp_avg and exp_avg_sq alone may be", name, valueState)
+		return nil, fmt.Errorf("states: %q is in 8 bits; only %s, exp_avg and exp_avg_sq may be", name, valueState)
 	}
 	return m, nil
 }
 
-// scalesOf is the buffer of the scales of a state in 8 bits.
+// scalesOf returns the buffer with the scales of a state in 8 bits.
 func (s *States) scalesOf(values graph.BufID) (graph.BufID, error) {
 	scales, ok := s.scales[values]
 	if !ok {
@@ -33,15 +33,15 @@ func (s *States) scalesOf(values graph.BufID) (graph.BufID, error) {
 	return scales, nil
 }
 
-// quantize writes an extent of a state in 8 bits, which begins at a block. Elements
-// count from start of the parameter.
+// quantize writes an extent of a state in 8 bits, which must begin at a block. start is the index
+// in the parameter from which e counts its elements.
 func (s *States) quantize(name string, start int64, e Extent, v []float32) error {
 	m, err := mapOf(name)
 	if err != nil {
 		return err
 	}
 	if (start+e.From)%graph.QuantBlock != 0 {
-		return fmt.Errorf("states: element %d of %q is no block's first; 8-bit states are written by blocks of %d", start+e.From, name, graph.QuantBlock)
+		return fmt.Errorf("states: element %d of %q is not the first of a block; 8-bit states are written by blocks of %d", start+e.From, name, graph.QuantBlock)
 	}
 	to, err := s.scalesOf(e.Buf)
 	if err != nil {
@@ -59,7 +59,7 @@ func (s *States) quantize(name string, start int64, e Extent, v []float32) error
 	return s.writeTo(e.Holders, to, scaleOffset(e.Off), Float32Bytes(scales))
 }
 
-// scaleOffset is where the scale of the code at byte off of the values lies.
+// scaleOffset returns the byte offset of the scale of the code at byte offset off.
 func scaleOffset(off int64) int64 { return off / graph.QuantBlock * graph.F32.Size() }
 
 // dequantize reads an extent of a state in 8 bits.

@@ -1,6 +1,6 @@
-// Package run holds the ranks of a job that live in this process: their executors and
-// states. It knows the whole world and which of its ranks are local. Which rank holds a
-// range of a state, here or in another process, States alone answers.
+// Package run drives the ranks of a job from one process: executors and states. It knows all ranks
+// of the world and which are local. Only States knows which rank holds a range of a state, here or
+// in another process.
 package run
 
 import (
@@ -24,72 +24,72 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// stopGrace is how long ranks have to notice that the job was aborted. One that
-// runs a kernel which never returns does not; it is then left behind.
+// stopGrace is how long ranks have to stop after the job was aborted. A rank in a kernel that never
+// returns does not stop and is abandoned.
 const stopGrace = 5 * time.Second
 
-// Ranks are the ranks that are driven from here: those of this process, and those
-// that other processes run for it. Their methods are for one goroutine.
+// Ranks are the ranks that this process drives: its own, and on the leader those of other
+// processes. Its methods must be called from one goroutine.
 type Ranks struct {
 	platform.World
 	plan    *plan.Plan
 	timeout time.Duration
 	list    []*Rank
 
-	sharing  sync.Once // makes shares
-	shares   [][]piece // of a checkpoint, by rank
-	unshared error     // why there are none
+	sharing  sync.Once // computes shares
+	shares   [][]piece // by rank: what it saves of a checkpoint
+	unshared error     // error of computing shares
 
-	hashing func() (*hashing, error) // who hashes what, made by the first call
+	hashing func() (*hashing, error) // which rank hashes what; computed by the first call
 
 	trace *exec.Trace // nil: none
 
-	folders filesys.Opener                    // of checkpoints; nil: the system's
-	folder  string                            // of checkpoints; "": as the leader names it
+	folders filesys.Opener                    // opens the checkpoint folder; nil: the system's
+	folder  string                            // path of the checkpoint folder here; "": the leader's path
 	refused error                             // a *NotJoined, written by the ranks' goroutine
-	joined  atomic.Pointer[checkpoint.Joined] // another process's checkpoint folder
+	joined  atomic.Pointer[checkpoint.Joined] // the leader's checkpoint folder
 }
 
 // Rank is one rank: its executor and the goroutine that drives it.
 type Rank struct {
 	on *thread.Thread
-	// Index is the rank in the world, Slot its place among those of the process.
+	// Index is the rank in the world, Slot its index among the ranks that the process drives.
 	Index, Slot int
 	Exec        Executor
 
-	image checkpoint.Image // what is saved while the states go on
+	image checkpoint.Image // copy of the states that is saved while training continues
 }
 
-// RankOptions are what the ranks are opened with.
+// RankOptions are the arguments of Open.
 type RankOptions struct {
 	World    platform.World
 	Plan     *plan.Plan
 	Platform platform.Platform // started
 	Trace    *exec.Trace
-	Meter    bool          // has Ranks.Usage told
-	Poison   bool          // fill released memory, to show stray reads
-	Timeout  time.Duration // how long a rank may be busy after the first has ended
-	// Graphs launches a step's operations as CUDA graphs where that holds; Warn is told where
-	// it fails, one line a call, from any goroutine.
+	Meter    bool          // measure collectives, for Ranks.Usage
+	Poison   bool          // fill released memory, to detect wrong reads
+	Timeout  time.Duration // how long a rank may be busy after the first rank has finished
+	// Graphs launches a step's operations as CUDA graphs if possible. Warn is called if that
+	// fails, with one line a call, from any goroutine.
 	Graphs bool
 	Warn   func(string)
-	// Links are the streams to the processes of the ranks of World that this one
-	// does not run itself, by rank; neighbours share one. Each has opened its ranks.
+	// Links are the streams to other processes, by rank of World; ranks of one process share
+	// one. These processes have already opened their ranks, unless Opened is set.
 	Links map[int]*Link
-	// Opened waits until they have, where this process's ranks meet theirs as they are
-	// opened: see Meeter. nil: they have.
+	// Opened waits until the other processes have opened their ranks. It is set if ranks must
+	// open at the same time to connect to each other (platform.Meeter); nil: they have.
 	Opened func() error
-	// Wrap takes the place of a rank's device context. For tests of failures.
+	// Wrap, for tests of failures, wraps a rank's device context.
 	Wrap func(rank int, ctx device.Context) device.Context
-	// Folders opens the folder of checkpoints of another process; nil: filesys.System.
+	// Folders opens the leader's checkpoint folder in another process; nil: filesys.System.
 	Folders filesys.Opener
-	// Checkpoint is the path by which this process finds the leader's folder of checkpoints;
-	// "": the leader's.
+	// Checkpoint is the path of the leader's checkpoint folder on this host; "": the same
+	// path as the leader's.
 	Checkpoint string
 }
 
-// Open makes the executors of the world's local ranks. Where it fails, what was made
-// is in the result all the same, to be closed.
+// Open makes the executors of the world's local ranks. Also if it fails, the caller must close the
+// result.
 func Open(o RankOptions) (*Ranks, error) {
 	rs := &Ranks{World: o.World, plan: o.Plan, timeout: o.Timeout, trace: o.Trace, folders: o.Folders, folder: o.Checkpoint}
 	rs.hashing = sync.OnceValues(rs.newHashing)
@@ -113,7 +113,7 @@ func Open(o RankOptions) (*Ranks, error) {
 	return rs, nil
 }
 
-// openLocal makes the ranks, and the executors of those of this process.
+// openLocal makes the ranks, and the executors of this process's ranks.
 func (rs *Ranks) openLocal(o *RankOptions) (err error) {
 	for slot, i := range o.World.Local {
 		rs.list = append(rs.list, &Rank{on: thread.New(o.Platform.GPU() != nil), Index: i, Slot: slot})
@@ -130,14 +130,14 @@ func (rs *Ranks) openLocal(o *RankOptions) (err error) {
 	if o.Opened == nil || err != nil && !errors.Is(err, comm.ErrAborted) {
 		return err
 	}
-	if other := o.Opened(); other != nil { // what has ended the job
+	if other := o.Opened(); other != nil { // the error that ended the job
 		return other
 	}
 	return err
 }
 
-// openMeeting opens ranks that meet each other, and those of other processes, as they are
-// opened: at once. One that can't be opened ends the wait of the others of its process.
+// openMeeting opens all ranks at once, because they connect to each other and to those of other
+// processes while they open. If one fails, the others of its process stop waiting.
 func (rs *Ranks) openMeeting(o *RankOptions, m platform.Meeter) (err error) {
 	var mu sync.Mutex
 	var opening sync.WaitGroup
@@ -192,17 +192,17 @@ func (r *Rank) open(o *RankOptions) (err error) {
 	return nil
 }
 
-// Write and Read move bytes between the host and the rank's buffers.
+// Write copies data to a buffer of the rank, at byte offset off.
 func (r *Rank) Write(buf graph.BufID, off int64, data []byte) error {
 	return r.on.Do(func() error { return r.Exec.Write(buf, off, data) })
 }
 
-// Read is Write the other way.
+// Read copies bytes of a buffer of the rank, from byte offset off, to data.
 func (r *Rank) Read(buf graph.BufID, off int64, data []byte) error {
 	return r.on.Do(func() error { return r.Exec.Read(buf, off, data) })
 }
 
-// close gives back what the rank has, unless it does not come to an end.
+// close frees what the rank has, unless the rank does not stop.
 func (r *Rank) close() error {
 	done := make(chan error, 1)
 	end := func() { done <- r.Exec.Close() }
@@ -221,7 +221,7 @@ func (r *Rank) close() error {
 
 // Close ends the ranks.
 func (rs *Ranks) Close() error {
-	// At once: a rank may wait for the others' ends.
+	// Close all at once, because a rank may wait for the others to end.
 	errs := make([]error, len(rs.list))
 	var closing sync.WaitGroup
 	for i, r := range rs.list {
@@ -238,7 +238,7 @@ func (rs *Ranks) Close() error {
 	return errors.Join(errs...)
 }
 
-// Traces are the events of the ranks that other processes run, which record them too.
+// Traces returns the trace events of the ranks in other processes.
 func (rs *Ranks) Traces() (list []exec.Events) {
 	for _, r := range rs.list {
 		if far, ok := r.Exec.(*remote); ok {
@@ -251,11 +251,10 @@ func (rs *Ranks) Traces() (list []exec.Events) {
 // First is the first of this process's ranks.
 func (rs *Ranks) First() *Rank { return rs.list[0] }
 
-// Each runs f, which is called what, for all ranks of the process at once and
-// joins their errors: first those that are causes, not echoes of another rank's
-// abort. A rank that fails ends the others; so does one that is still busy
-// Timeout after the first has ended: the collectives' own timeouts don't see a
-// rank that is stuck after the last of them.
+// Each runs f for all ranks at once and joins their errors: first the causes, then those that
+// another rank's abort caused. what names f in errors. A rank that fails ends the others. So does a
+// rank that is still busy Timeout after the first has finished: a rank that hangs after its last
+// collective is not noticed by the collectives' own timeouts.
 func (rs *Ranks) Each(what string, f func(r *Rank) error) error {
 	type end struct {
 		slot int
@@ -314,7 +313,7 @@ func (rs *Ranks) abort(why error) {
 	}
 }
 
-// whereabouts names the busy ranks, by slot, and what they run.
+// whereabouts names the busy ranks, by slot, and the operations that they run.
 func (rs *Ranks) whereabouts(busy map[int]bool) string {
 	var list []string
 	for i, r := range rs.list {
@@ -329,7 +328,7 @@ func (rs *Ranks) whereabouts(busy map[int]bool) string {
 	return strings.Join(list, ", ")
 }
 
-// CommSent is the ring-equivalent bytes that this process's ranks have sent.
+// CommSent returns the ring-equivalent bytes that these ranks have sent.
 func (rs *Ranks) CommSent() (n int64) {
 	for _, r := range rs.list {
 		n += r.Exec.CommStats().Sent
@@ -337,7 +336,7 @@ func (rs *Ranks) CommSent() (n int64) {
 	return n
 }
 
-// Usage is what the collectives of these ranks took, in all.
+// Usage returns the cost of these ranks' collectives, summed.
 func (rs *Ranks) Usage() (sum exec.Usage) {
 	for _, r := range rs.list {
 		sum = sum.Add(r.Exec.Usage())
@@ -345,7 +344,7 @@ func (rs *Ranks) Usage() (sum exec.Usage) {
 	return sum
 }
 
-// DiskTraffic is what this process's ranks have moved to and from the disk tier.
+// DiskTraffic returns the bytes that these ranks have moved to and from the disk tier.
 func (rs *Ranks) DiskTraffic() (sum device.Traffic) {
 	for _, r := range rs.list {
 		d := r.Exec.DiskTraffic()
@@ -355,8 +354,8 @@ func (rs *Ranks) DiskTraffic() (sum device.Traffic) {
 	return sum
 }
 
-// Memory gives, by space and for each rank of this process, the highest byte that
-// an operation has touched so far and the planned extent of the arena.
+// Memory returns, by space and rank, the end of the highest byte that an operation has touched so
+// far, and the planned size of the arena.
 func (rs *Ranks) Memory() (touched, planned [graph.NumSpaces][]int64) {
 	for sp := range graph.NumSpaces {
 		for _, r := range rs.list {
@@ -367,8 +366,8 @@ func (rs *Ranks) Memory() (touched, planned [graph.NumSpaces][]int64) {
 	return touched, planned
 }
 
-// Classes gives, for each rank of this process, what of the plan's peaks has been touched
-// so far, by space and class.
+// Classes returns, for each rank, the bytes of the plan's peaks that have been touched so far, by
+// space and class.
 func (rs *Ranks) Classes() []exec.Classes {
 	list := make([]exec.Classes, len(rs.list))
 	for i, r := range rs.list {
@@ -377,5 +376,5 @@ func (rs *Ranks) Classes() []exec.Classes {
 	return list
 }
 
-// Len is how many ranks are driven from here.
+// Len returns the number of ranks that this process drives.
 func (rs *Ranks) Len() int { return len(rs.list) }

@@ -40,28 +40,27 @@ type Executor interface {
 	Close() error
 }
 
-// channel is the leader's end of the stream to a process, which the remotes of its
-// ranks share.
+// channel is the leader's end of the stream to another process. The remotes of that process's
+// ranks share it.
 type channel struct {
 	link *Link
 
 	mu      sync.Mutex
 	waiting map[uint64]*waiter
 	next    uint64
-	err     error // the stream's end
-	told    bool  // somebody has got err
-	open    int   // remotes that are not closed
+	err     error // the error that ended the stream
+	told    bool  // some caller has received err
+	open    int   // number of remotes that are not closed
 }
 
-// waiter is who waits for the replies of a request.
+// waiter receives the replies to a request.
 type waiter struct {
 	c  chan reply
 	of *remote
 }
 
-// remote is the Executor of a rank in another process. Its buffers in host memory
-// are copies here: those that RunSection's before changes are sent before the
-// phase runs.
+// remote is the Executor of a rank in another process. It has copies of the rank's buffers in host
+// memory; those that RunSection's before changes are sent before the phase runs.
 type remote struct {
 	*channel
 	rank, slot int // in the world, and among the ranks of its process
@@ -72,8 +71,8 @@ type remote struct {
 	last       state // under channel.mu
 }
 
-// hostCopy is a buffer of the rank's host memory: as it is here, and as the rank
-// has it.
+// hostCopy is a buffer of the rank's host memory: here is the local copy, there what the rank was
+// last known to have.
 type hostCopy struct{ here, there []byte }
 
 var _ Executor = (*remote)(nil)
@@ -84,7 +83,7 @@ func newChannel(link *Link) *channel {
 	return c
 }
 
-// remote is the channel's next rank.
+// remote returns the remote of the channel's next rank.
 func (c *channel) remote(rank int, p *graph.Program) *remote {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -93,7 +92,7 @@ func (c *channel) remote(rank int, p *graph.Program) *remote {
 	return r
 }
 
-// receive gives replies to who waits for them, until the stream ends.
+// receive passes replies to their waiters, until the stream ends.
 func (c *channel) receive() {
 	defer crash.Guard()
 	for {
@@ -115,7 +114,7 @@ func (c *channel) receive() {
 	}
 }
 
-// fail ends every request that waits, and those that follow.
+// fail ends all waiting requests, and later ones, with err.
 func (c *channel) fail(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -129,21 +128,21 @@ func (c *channel) fail(err error) {
 	c.waiting = map[uint64]*waiter{}
 }
 
-// end is why the stream has ended, with mu held; nil while it has not.
+// end returns the error that ended the stream, nil if it has not ended. mu must be held.
 func (c *channel) end() error {
 	c.told = c.told || c.err != nil
 	return c.err
 }
 
-// isTold tells whether somebody has been given the stream's end as an error: what
-// follows from it is nothing new.
+// isTold says whether some caller has received the error that ended the stream. Errors that follow
+// from it then add nothing.
 func (c *channel) isTold() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.told
 }
 
-// send sends a request; where that fails, the stream has ended.
+// send sends a request. If that fails, the stream has ended.
 func (c *channel) send(q request) error {
 	err := c.link.send(q)
 	if err == nil {
@@ -161,7 +160,7 @@ func (c *channel) forget(id uint64) {
 	c.mu.Unlock()
 }
 
-// closed is told that a remote is; the stream ends with the last one.
+// closed records that a remote is closed. The stream ends with the last one.
 func (c *channel) closed() error {
 	c.mu.Lock()
 	c.open--
@@ -173,7 +172,7 @@ func (c *channel) closed() error {
 	return c.link.Close()
 }
 
-// ask sends a request and returns where its replies come.
+// ask sends a request and returns the channel for its replies.
 func (r *remote) ask(q request) (uint64, chan reply, error) {
 	r.mu.Lock()
 	if err := r.end(); err != nil {
@@ -202,7 +201,7 @@ func (r *remote) answer(c chan reply) (reply, error) {
 	return m, nil
 }
 
-// call asks and waits.
+// call sends a request and waits for the reply.
 func (r *remote) call(q request) (reply, error) {
 	id, c, err := r.ask(q)
 	if err != nil {
@@ -214,19 +213,19 @@ func (r *remote) call(q request) (reply, error) {
 
 func (r *remote) SetStep(step int64, repeats int) { r.step, r.repeats = step, repeats }
 
-// RunSection runs a section there. before is called here.
+// RunSection runs a section in the rank's process. before is called in this process.
 func (r *remote) RunSection(name string, before func(*graph.Phase, int) error) error {
 	_, err := r.section(verbRun, name, before, nil)
 	return err
 }
 
-// RunGated runs a section there. before and pass are called here.
+// RunGated runs a section in the rank's process. before and pass are called in this process.
 func (r *remote) RunGated(name string, before func(*graph.Phase, int) error, pass func(bool) (bool, error)) (bool, error) {
 	m, err := r.section(verbGated, name, before, pass)
 	return m.Passed, err
 }
 
-// FindNonFinite looks there. before is called here.
+// FindNonFinite runs in the rank's process. before is called in this process.
 func (r *remote) FindNonFinite(name string, before func(*graph.Phase, int) error) (*exec.NonFinite, error) {
 	m, err := r.section(verbFind, name, before, nil)
 	if err != nil || m.Found == nil {
@@ -241,7 +240,7 @@ func (r *remote) FindNonFinite(name string, before func(*graph.Phase, int) error
 	return &f, nil
 }
 
-// section runs a section there, and answers what it asks on the way.
+// section runs a section in the rank's process, and answers the questions that it asks meanwhile.
 func (r *remote) section(v verb, name string, before func(*graph.Phase, int) error, pass func(bool) (bool, error)) (reply, error) {
 	id, c, err := r.ask(request{Verb: v, Name: name, Step: r.step, Repeats: r.repeats, N: int64(b2i(before != nil))})
 	if err != nil {
@@ -292,13 +291,13 @@ func phaseOf(p *graph.Program, section, name string) *graph.Phase {
 	return &graph.Phase{Name: name}
 }
 
-// trace gives the events of the rank's trace there, on this process's clock.
+// trace returns events of the rank's trace, with times on this process's clock.
 func (r *remote) trace(from int64) ([]byte, int64, error) {
 	m, err := r.call(request{Verb: verbTrace, Off: from, N: device.Epoch().UnixNano()})
 	return m.Data, m.Next, err
 }
 
-// changed returns the host's buffers that differ from the rank's.
+// changed returns the host buffers that differ from what the rank has.
 func (r *remote) changed() (list []hostData) {
 	for id, b := range r.host {
 		if !bytes.Equal(b.here, b.there) {
@@ -328,8 +327,7 @@ func (r *remote) Scalar(buf graph.BufID) (float64, error) {
 	return m.Scalar, err
 }
 
-// isInput tells whether only the host writes a buffer: what was sent is then
-// what the rank has.
+// isInput says whether only the host writes a buffer, so that the rank has what was sent last.
 func (r *remote) isInput(buf graph.BufID) bool {
 	switch r.p.Buf(buf).Port {
 	case graph.PortTokens, graph.PortTargets, graph.PortPositions, graph.PortInput, graph.PortHyper, graph.PortKey:
@@ -338,7 +336,7 @@ func (r *remote) isInput(buf graph.BufID) bool {
 	return false
 }
 
-// HostBytes is a buffer of the rank's host memory, as a copy.
+// HostBytes returns the local copy of a buffer in the rank's host memory.
 func (r *remote) HostBytes(buf graph.BufID) ([]byte, error) {
 	if buf < 0 || int(buf) >= len(r.p.Buffers) {
 		return nil, fmt.Errorf("rank %d: host view of buffer %d: the program lacks it", r.rank, buf)
@@ -374,7 +372,7 @@ func hostAs[T float64 | float32 | int64 | int32](r *remote, buf graph.BufID) ([]
 	return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), len(b)/int(unsafe.Sizeof(zero))), nil
 }
 
-// Abort ends the job there too. It does not wait: the rank may be stuck.
+// Abort also ends the job in the rank's process. It does not wait, because the rank may be stuck.
 func (r *remote) Abort(err error) {
 	go func() {
 		defer crash.Guard()
@@ -382,8 +380,8 @@ func (r *remote) Abort(err error) {
 	}()
 }
 
-// Running asks what the rank's streams are running; one that does not answer in
-// a second tells nothing.
+// Running asks what the rank's streams are running. It returns nil if there is no answer within a
+// second.
 func (r *remote) Running() []string {
 	id, c, err := r.ask(request{Verb: verbRunning})
 	if err != nil {
@@ -416,7 +414,7 @@ func (r *remote) CommStats() comm.Stats        { return r.snapshot().Comm }
 func (r *remote) DiskTraffic() device.Traffic  { return r.snapshot().Disk }
 func (r *remote) Usage() exec.Usage            { return r.snapshot().Usage }
 
-// Close ends the rank, and with the last of its process that one's part of the job.
+// Close ends the rank; for the last rank of a process it ends that process's part of the job.
 func (r *remote) Close() error {
 	done, told := make(chan error, 1), r.isTold()
 	go func() {

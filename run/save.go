@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// Saved is the name under which a checkpoint has a state: parameters are "model".
+// Saved returns a state's name in checkpoints: that of the parameters is "model".
 func Saved(state string) string {
 	if state == valueState {
 		return checkpoint.ModelState
@@ -27,7 +27,7 @@ func Saved(state string) string {
 
 const valueState = "value"
 
-// loaded is Saved the other way.
+// loaded is the inverse of Saved.
 func loaded(state string) string {
 	if state == checkpoint.ModelState {
 		return valueState
@@ -35,7 +35,7 @@ func loaded(state string) string {
 	return state
 }
 
-// piece is an extent, and where its rank has it.
+// piece is an extent of a checkpoint, and its place in the buffers of its rank.
 type piece struct {
 	checkpoint.Extent
 	buf graph.BufID
@@ -44,10 +44,10 @@ type piece struct {
 
 var dtypes = map[graph.DType]safetensors.DType{graph.F32: safetensors.F32, graph.BF16: safetensors.BF16, graph.F16: safetensors.F16, graph.U8: "U8"}
 
-// shares divides every state of every parameter among the ranks that hold it: each
-// element is one rank's, and of equal holders the one with the fewest bytes so far
-// takes the next extent. It depends on the program and the world alone. Wider
-// elements come first, parameters in the program's order.
+// shares divides every state of every parameter among the ranks that hold it, for saving. Each
+// element goes to one rank: the next extent goes to the holder with the fewest bytes so far. The
+// result depends only on the program and the world. States with wider elements come first, and
+// parameters are in the program's order.
 func (s *States) shares() ([][]piece, error) {
 	shares, bytes := make([][]piece, s.world.Size), make([]int64, s.world.Size)
 	give := func(holders []int, list ...piece) {
@@ -88,12 +88,12 @@ func (s *States) shares() ([][]piece, error) {
 	return shares, nil
 }
 
-// cut hands on a run of elements in extents of at most checkpoint.ExtentBytes, those
-// of 8 bits with their scales.
+// cut calls give with a run of elements in extents of at most checkpoint.ExtentBytes; elements of
+// 8 bits come with their scales.
 func (s *States) cut(e Extent, at checkpoint.Extent, give func(...piece)) error {
 	dtype, ok := dtypes[e.DType]
 	if !ok {
-		return fmt.Errorf("states: %s of %q is of %s, which no checkpoint holds", at.State, at.Tensor, e.DType)
+		return fmt.Errorf("states: %s of %q is of %s, which a checkpoint cannot hold", at.State, at.Tensor, e.DType)
 	}
 	most := checkpoint.ExtentBytes / dtype.Size()
 	for lo := e.From; lo < e.To; lo += most {
@@ -104,7 +104,7 @@ func (s *States) cut(e Extent, at checkpoint.Extent, give func(...piece)) error 
 			continue
 		}
 		if lo%graph.QuantBlock != 0 {
-			return fmt.Errorf("states: element %d of %s of %q is no block's first", lo, at.State, at.Tensor)
+			return fmt.Errorf("states: element %d of %s of %q is not the first of a block", lo, at.State, at.Tensor)
 		}
 		scales, err := s.scalesOf(e.Buf)
 		if err != nil {
@@ -133,8 +133,8 @@ func (s *States) Tensors() []checkpoint.Tensor {
 	return list
 }
 
-// PartBytes is how many bytes of states the ranks of a program's world save: the most of
-// any rank, and all.
+// PartBytes returns the bytes of states that the ranks of a program's world save: the most of any
+// rank, and the sum.
 func PartBytes(p *graph.Program, ranks int) (most, all int64, err error) {
 	parts, err := Parts(p, ranks)
 	for _, part := range parts {
@@ -143,7 +143,7 @@ func PartBytes(p *graph.Program, ranks int) (most, all int64, err error) {
 	return most, all, err
 }
 
-// Parts are what the ranks of a program's world save, without what reads them.
+// Parts returns what each rank of a program's world saves, without the functions that read it.
 func Parts(p *graph.Program, ranks int) ([]*checkpoint.Part, error) {
 	shares, err := NewStates(p, platform.OneProcess(ranks), nil).shares()
 	parts := make([]*checkpoint.Part, len(shares))
@@ -156,7 +156,7 @@ func Parts(p *graph.Program, ranks int) ([]*checkpoint.Part, error) {
 	return parts, err
 }
 
-// part is what a rank saves, read from it. Its Read is for the rank's goroutine.
+// part returns what a rank saves. Its Read must be called on the rank's goroutine.
 func (rs *Ranks) part(r *Rank) (*checkpoint.Part, error) {
 	rs.sharing.Do(func() {
 		rs.shares, rs.unshared = NewStates(rs.plan.Program, platform.OneProcess(rs.World.Size), nil).shares()
@@ -173,14 +173,14 @@ func (rs *Ranks) part(r *Rank) (*checkpoint.Part, error) {
 	return p, nil
 }
 
-// elsewhere is the rank's process, where that is another.
+// elsewhere returns the rank's remote, nil if the rank runs in this process.
 func (r *Rank) elsewhere() *remote {
 	e, _ := r.Exec.(*remote)
 	return e
 }
 
-// together runs f for all ranks at once, and returns the first rank's error. Unlike
-// Each it ends no rank: what fails here leaves the states as they are.
+// together runs f for all ranks at once, and returns the error of the first rank that failed.
+// Unlike Each it ends no rank, because an error here leaves the states unchanged.
 func (rs *Ranks) together(f func(r *Rank) error) error {
 	errs := make([]error, len(rs.list))
 	var done sync.WaitGroup
@@ -223,7 +223,7 @@ func (rs *Ranks) Save(ctx context.Context, to *checkpoint.Pending) ([]checkpoint
 	return files, err
 }
 
-// parts is what the ranks of this process save, by slot.
+// parts returns what the ranks of this process save, by slot.
 func (rs *Ranks) parts() ([]*checkpoint.Part, error) {
 	list := make([]*checkpoint.Part, len(rs.list))
 	for i, r := range rs.list {
@@ -235,8 +235,8 @@ func (rs *Ranks) parts() ([]*checkpoint.Part, error) {
 	return list, nil
 }
 
-// Stage copies every rank's states to memory of its process, from which WriteStaged
-// saves them while they change.
+// Stage copies every rank's states within its process's memory. WriteStaged saves the copy while
+// training changes the states.
 func (rs *Ranks) Stage() error {
 	parts, err := rs.parts()
 	if err != nil {
@@ -251,8 +251,8 @@ func (rs *Ranks) Stage() error {
 	})
 }
 
-// WriteStaged is Save of what was staged last. It may run beside all other methods
-// but Stage and Close.
+// WriteStaged saves the states that Stage copied last. It may run concurrently with all other
+// methods except Stage and Close.
 func (rs *Ranks) WriteStaged(ctx context.Context, to *checkpoint.Pending) ([]checkpoint.File, error) {
 	files := make([]checkpoint.File, len(rs.list))
 	err := rs.together(func(r *Rank) (err error) {
@@ -266,11 +266,11 @@ func (rs *Ranks) WriteStaged(ctx context.Context, to *checkpoint.Pending) ([]che
 	return files, err
 }
 
-// file asks for a file of a checkpoint.
+// file sends a request that is answered by a file of a checkpoint.
 func (r *remote) file(q request) (checkpoint.File, error) {
 	m, err := r.call(q)
 	if err == nil && m.File == nil {
-		err = fmt.Errorf("rank %d names no file that it saved", r.rank)
+		err = fmt.Errorf("rank %d did not name the file that it saved", r.rank)
 	}
 	if err != nil {
 		return checkpoint.File{}, err
@@ -278,7 +278,7 @@ func (r *remote) file(q request) (checkpoint.File, error) {
 	return *m.File, nil
 }
 
-// processes are the first ranks of every other process.
+// processes returns the first rank of every other process.
 func (rs *Ranks) processes() (list []*remote) {
 	seen := map[*channel]bool{}
 	for _, r := range rs.list {
@@ -290,8 +290,8 @@ func (rs *Ranks) processes() (list []*remote) {
 	return list
 }
 
-// Join has every other process open the checkpoint folder of a store, by its absolute path
-// there: all of them need a folder that they share.
+// Join makes every other process open the store's checkpoint folder by its absolute path, which
+// requires a folder that all hosts share. token lets each process check that it is the same folder.
 func (rs *Ranks) Join(path, token string) error {
 	for _, e := range rs.processes() {
 		if _, err := e.call(request{Verb: verbJoin, Name: path, Data: []byte(token)}); err != nil {
@@ -301,13 +301,13 @@ func (rs *Ranks) Join(path, token string) error {
 	return nil
 }
 
-// NotJoined is why a process does not take part: it does not find the leader's folder of
-// checkpoints.
+// NotJoined is the error of a process that cannot take part because it does not find the leader's
+// checkpoint folder.
 type NotJoined struct{ error }
 
 func (e *NotJoined) Unwrap() error { return e.error }
 
-// join opens the leader's checkpoint folder, in which this process's ranks save.
+// join opens the leader's checkpoint folder, into which this process's ranks save.
 func (rs *Ranks) join(path, token string) error {
 	folders := rs.folders
 	if folders == nil {
@@ -324,10 +324,10 @@ func (rs *Ranks) join(path, token string) error {
 	return nil
 }
 
-// errNotJoined is of a leader that has not said where checkpoints lie.
+// errNotJoined is the error of a save or load before the leader has named the checkpoint folder.
 var errNotJoined = errors.New("the leader has named no checkpoint folder")
 
-// within has do write into the folder of a checkpoint that the leader has begun.
+// within calls do with the folder of a checkpoint that the leader has begun.
 func (rs *Ranks) within(name string, do func(filesys.Folder) error) error {
 	j := rs.joined.Load()
 	if j == nil {
@@ -340,9 +340,9 @@ func (rs *Ranks) within(name string, do func(filesys.Folder) error) error {
 	return errors.Join(do(f), f.Close())
 }
 
-// Load gives the ranks' states their values of a checkpoint: each process reads what
-// its ranks hold. States that the checkpoint does not have stay as they are. Errors
-// wrap checkpoint.ErrDamaged where its files are at fault.
+// Load sets the ranks' states from a checkpoint: each process reads what its ranks hold. States
+// that the checkpoint lacks do not change. Errors wrap checkpoint.ErrDamaged if the files are at
+// fault.
 func (rs *Ranks) Load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	others := rs.processes()
 	errs := make([]error, len(others)+1)
@@ -359,7 +359,7 @@ func (rs *Ranks) Load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	done.Wait()
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, checkpoint.ErrDamaged) {
-			return err // the files are not known to be at fault
+			return err // the files need not be at fault
 		}
 	}
 	for _, err := range errs {
@@ -370,7 +370,7 @@ func (rs *Ranks) Load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	return nil
 }
 
-// loadNamed is load of a checkpoint of the leader's folder.
+// loadNamed is load for a checkpoint in the leader's folder, by name.
 func (rs *Ranks) loadNamed(ctx context.Context, name string) error {
 	j := rs.joined.Load()
 	if j == nil {
@@ -383,7 +383,7 @@ func (rs *Ranks) loadNamed(ctx context.Context, name string) error {
 	return errors.Join(rs.load(ctx, c), c.Close())
 }
 
-// load is Load of the ranks that this process runs itself.
+// load is Load for the ranks that this process runs itself.
 func (rs *Ranks) load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	local := map[int]Holder{}
 	for _, r := range rs.list {
@@ -421,8 +421,8 @@ func (rs *Ranks) load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	})
 }
 
-// wants lists what the ranks in local hold of what a checkpoint has, and the states
-// that are one number a parameter.
+// wants lists the extents of a checkpoint's states that the local ranks hold, and the states with
+// one number a parameter.
 func (s *States) wants(held map[string]checkpoint.Tensor) (list []checkpoint.Want, scalars map[string]bool, err error) {
 	scalars = map[string]bool{}
 	for i := range s.p.Params {

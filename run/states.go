@@ -14,17 +14,17 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// States reads and writes resident states by parameter and element, whichever
-// ranks hold them. Nothing above it knows about stages, shards or padding.
+// States reads and writes resident states by parameter and element, whichever ranks hold them.
+// Callers need not know about stages, shards or padding.
 type States struct {
 	p     *graph.Program
 	world platform.World
-	local map[int]Holder // by rank: those of this process
-	along [][][]int      // by mesh axis and index along it: the ranks there, ascending
+	local map[int]Holder // by rank: the ranks that this process reaches
+	along [][][]int      // by mesh axis and index along it: the ranks at that index, ascending
 	all   []int
 	where [][]place // by parameter, in element order
 
-	scales map[graph.BufID]graph.BufID // of states in 8 bits
+	scales map[graph.BufID]graph.BufID // by state in 8 bits: its scales
 }
 
 // Holder moves bytes between the host and one rank's buffers.
@@ -33,16 +33,16 @@ type Holder interface {
 	Read(buf graph.BufID, off int64, data []byte) error
 }
 
-// ErrRemote is that a range of a state lies in another process.
+// ErrRemote is the error for a range of a state that only other processes hold.
 var ErrRemote = errors.New("held by another process")
 
-// Extent is a run of elements of a parameter's flat state that lies in one buffer
-// of each of its holders, with the same bytes.
+// Extent is a run of elements of a parameter's flat state that is contiguous in one buffer. Each of
+// its holders has the same bytes.
 type Extent struct {
 	Buf      graph.BufID
 	DType    graph.DType
 	Off      int64 // bytes into Buf
-	From, To int64 // elements, counted from the start of the range that was asked for
+	From, To int64 // elements, counted from the start of the requested range
 	Holders  []int // ranks of the world, ascending
 }
 
@@ -52,7 +52,7 @@ type place struct {
 	seg  graph.Segment
 }
 
-// States answers for the states of a program, held by ranks.
+// States returns the States of the ranks' program.
 func (rs *Ranks) States() *States {
 	local := map[int]Holder{}
 	for _, r := range rs.list {
@@ -61,8 +61,7 @@ func (rs *Ranks) States() *States {
 	return NewStates(rs.plan.Program, rs.World, local)
 }
 
-// NewStates answers for the states of p in a world of which the ranks in local are
-// reached from here.
+// NewStates returns the States of p in a world; local has the ranks that this process can reach.
 func NewStates(p *graph.Program, w platform.World, local map[int]Holder) *States {
 	s := &States{p: p, world: w, local: local, where: make([][]place, len(p.Params)), all: make([]int, w.Size), scales: p.Scales()}
 	for i := range s.all {
@@ -86,7 +85,7 @@ func NewStates(p *graph.Program, w platform.World, local map[int]Holder) *States
 	return s
 }
 
-// Float32Bytes is the memory of v.
+// Float32Bytes returns the memory of v as bytes, without a copy.
 func Float32Bytes(v []float32) []byte {
 	if len(v) == 0 {
 		return nil
@@ -94,7 +93,7 @@ func Float32Bytes(v []float32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v))
 }
 
-// Names lists the states of a parameter: "value" and its optimizer's.
+// Names lists the states of a parameter: "value" and its optimizer states.
 func (s *States) Names(param int) []graph.State {
 	w := s.where[param]
 	if len(w) == 0 {
@@ -104,8 +103,8 @@ func (s *States) Names(param int) []graph.State {
 	return append([]graph.State{u.Value}, u.States...)
 }
 
-// Extents calls visit for each run of elements [start, start+n) of a parameter's
-// flat state, in order. It is the one place that knows who holds what.
+// Extents calls visit for each run of elements [start, start+n) of a parameter's flat state, in
+// order. It alone determines which ranks hold which elements.
 func (s *States) Extents(param int, name string, start, n int64, visit func(Extent) error) error {
 	for _, w := range s.where[param] {
 		lo, hi := max(start, w.seg.Start), min(start+n, w.seg.Start+w.seg.Len)
@@ -135,7 +134,7 @@ func (s *States) Extents(param int, name string, start, n int64, visit func(Exte
 	return nil
 }
 
-// reader is the first holder that is in this process.
+// reader returns the first holder that this process can reach.
 func (s *States) reader(holders []int) (Holder, error) {
 	for _, r := range holders {
 		if h, ok := s.local[r]; ok {
@@ -155,10 +154,10 @@ func (s *States) find(unit int, name string) (graph.State, error) {
 	return graph.State{}, fmt.Errorf("states: unit %q has no state %q", u.Name, name)
 }
 
-// Write sets elements [start, start+len(v)) of a parameter's flat state on every
-// rank of this process that holds them; a state of 16 bits (a frozen parameter of
-// a 16-bit precision) takes them rounded to nearest even, one of 8 bits takes
-// whole blocks: what was read of it, written again, is the same bytes.
+// Write sets elements [start, start+len(v)) of a parameter's flat state on every rank of this
+// process that holds them. A state of 16 bits (a frozen parameter in a 16-bit precision) is
+// rounded to nearest even. A state of 8 bits must be written in whole blocks. Writing what was
+// read restores the same bytes.
 func (s *States) Write(param int, name string, start int64, v []float32) error {
 	return s.Extents(param, name, start, int64(len(v)), func(e Extent) error {
 		if e.DType == graph.U8 {
@@ -195,8 +194,8 @@ func (s *States) writeTo(holders []int, buf graph.BufID, off int64, data []byte)
 	return nil
 }
 
-// Read gets elements [start, start+len(v)) of a parameter's flat state. The error
-// is ErrRemote where no rank of this process holds some of them.
+// Read reads elements [start, start+len(v)) of a parameter's flat state. The error is ErrRemote if
+// no rank of this process holds some of them.
 func (s *States) Read(param int, name string, start int64, v []float32) error {
 	return s.Extents(param, name, start, int64(len(v)), func(e Extent) error {
 		h, err := s.reader(e.Holders)
@@ -249,7 +248,7 @@ func (s *States) WriteScalar(param int, name string, v float32) error {
 	return s.writeTo(s.all, buf, off, Float32Bytes([]float32{v}))
 }
 
-// ChunkElems is how many elements move at a time: the staging buffer's size.
+// ChunkElems is the number of elements that move at a time: the staging buffer's size.
 const ChunkElems = checkpoint.ChunkElems
 
 // Stream reads a whole flat state of a parameter in chunks.

@@ -21,50 +21,50 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// Between the process that leads a job (of rank 0) and each other one runs a stream
-// of messages: the leader asks, the other answers. All decisions are the leader's;
-// the other process runs sections of its program on its ranks and moves bytes.
+// A stream of messages connects the process that leads a job (that of rank 0) with each other
+// process. The leader sends requests and makes all decisions. The other process answers: it runs
+// sections of its program on its ranks and moves bytes.
 
-// verb is what a request asks for.
+// verb says what a request asks for.
 type verb uint8
 
 const (
 	verbRun   verb = iota + 1
-	verbGated      // verbRun, and asks before the update
-	verbFind       // the first value that is not finite
-	verbGo         // goes on with a phase, after the host's inputs are filled
+	verbGated      // verbRun that asks the leader before the update
+	verbFind       // exec.FindNonFinite
+	verbGo         // continue with a phase, after the host's inputs are set
 	verbScalar
 	verbWrite
 	verbRead
-	verbHost // reads a buffer in host memory, between phases too
+	verbHost // read a buffer in host memory, also between phases
 	verbAbort
 	verbRunning
-	verbTrace // events of the rank's trace from Off on; N: when the leader's clock began
+	verbTrace // events of the rank's trace from index Off; N: start of the leader's clock
 	verbClose
-	verbSave        // the rank's part of a checkpoint, into the folder Name
-	verbStage       // copies it
-	verbWriteStaged // and writes that, beside what else is asked
-	verbLoad        // for all ranks of the process
-	verbJoin        // to open the folder of checkpoints
-	verbHash        // the rank's part of the hash of all states
+	verbSave        // write the rank's part of a checkpoint into the folder Name
+	verbStage       // copy the rank's part of a checkpoint to memory
+	verbWriteStaged // write the copy, concurrently with other requests
+	verbLoad        // load a checkpoint into all ranks of the process
+	verbJoin        // open the leader's checkpoint folder
+	verbHash        // hash the rank's share of all states
 )
 
-// request is a message of the leader.
+// request is a message from the leader.
 type request struct {
 	ID   uint64
-	Slot int // of the rank among those of the process
+	Slot int // index of the rank among those of the process
 	Verb verb
-	Name string // of the section
+	Name string // of the section, or of a checkpoint
 	Step int64
 	// Repeats is exec's: see Executor.SetStep.
 	Repeats int
 	Buf     graph.BufID
 	Off     int64
 	N       int64
-	Pass    bool // of verbGo, at the gate
-	Stop    bool // of verbGo, before a phase: exec.ErrAbandoned
+	Pass    bool // verbGo at the gate: run the update
+	Stop    bool // verbGo before a phase: before returned exec.ErrAbandoned
 	Data    []byte
-	Host    []hostData // of verbGo
+	Host    []hostData // verbGo: changed host buffers
 	Err     *wireError
 }
 
@@ -74,27 +74,27 @@ type hostData struct {
 	Data []byte
 }
 
-// reply answers the request of its ID.
+// reply answers the request with the same ID.
 type reply struct {
 	ID      uint64
-	Phase   string // not "": a section is about to run this phase, and waits for verbGo
+	Phase   string // if not "": a section is about to run this phase, and waits for verbGo
 	Repeat  int
 	Gate    bool // a section is at its gate, and waits for verbGo
-	Norm    bool // and knows its gradient norm
+	Norm    bool // at the gate: the gradient norm is known
 	Passed  bool
 	Stopped bool // the section was abandoned
 	Found   *found
 	Scalar  float64
 	Data    []byte
-	Next    int64 // of verbTrace: where the next events begin
+	Next    int64 // verbTrace: index of the next events
 	List    []string
 	File    *checkpoint.File
 	Err     *wireError
-	State   *state // of a finished request
+	State   *state // set in the last reply to a request
 }
 
-// found is an exec.NonFinite whose operation is named by its place: an operation itself
-// does not travel.
+// found is an exec.NonFinite in which the operation is given by its indices, because an operation
+// itself is not sent.
 type found struct {
 	Rank          int
 	Phase         string
@@ -104,19 +104,19 @@ type found struct {
 	Input         string
 	Elem          int64
 	Value         float64
-	InPhase, OfOp int // the operation's phase and place in it; -1: none
+	InPhase, OfOp int // indices of the operation's phase and of the operation in it; -1: none
 }
 
 func newFound(f *exec.NonFinite) *found {
 	return &found{Rank: f.Rank, Phase: f.Phase, Repeat: f.Repeat, At: f.At, Buffer: f.Buffer, Loss: f.Loss, Input: f.Input, Elem: f.Elem, Value: f.Value, InPhase: -1}
 }
 
-// nonFinite is the other way, without the operation.
+// nonFinite converts back, without the operation.
 func (f *found) nonFinite() exec.NonFinite {
 	return exec.NonFinite{Rank: f.Rank, Phase: f.Phase, Repeat: f.Repeat, At: f.At, Buffer: f.Buffer, Loss: f.Loss, Input: f.Input, Elem: f.Elem, Value: f.Value}
 }
 
-// state is what the leader keeps of a rank elsewhere.
+// state is what the leader caches of a rank in another process.
 type state struct {
 	Touched [graph.NumSpaces]int64
 	Classes exec.Classes
@@ -125,7 +125,7 @@ type state struct {
 	Usage   exec.Usage
 }
 
-// failure is the kind of an error that crosses processes.
+// failure is the kind of an error that is sent between processes.
 type failure uint8
 
 const (
@@ -141,11 +141,11 @@ const (
 
 var failures = map[failure]error{failAborted: comm.ErrAborted, failTimeout: comm.ErrTimeout, failMismatch: comm.ErrMismatch, failLost: comm.ErrLost, failDamaged: checkpoint.ErrDamaged}
 
-// wireError is an error on its way.
+// wireError is an error in the form in which it is sent.
 type wireError struct {
 	Kind failure
 	Text string
-	Odd  *checkpoint.NonFinite // what a rank did not save
+	Odd  *checkpoint.NonFinite // the values that a rank refused to save
 }
 
 // RemoteError is an error of a rank in another process.
@@ -156,8 +156,8 @@ type RemoteError struct {
 
 func (e *RemoteError) Error() string { return e.wire.Text }
 
-// Unwrap returns the kind of a communication error, or what else this process looks
-// for in errors; else nil.
+// Unwrap returns the error that callers in this process test for, such as a kind of communication
+// error; nil if there is none.
 func (e *RemoteError) Unwrap() error {
 	if e.wire.Odd != nil {
 		return e.wire.Odd
@@ -165,10 +165,10 @@ func (e *RemoteError) Unwrap() error {
 	return failures[e.wire.Kind]
 }
 
-// DoesNotFit tells whether it is the refusal of a plan that does not fit there.
+// DoesNotFit says whether the error is that the plan does not fit in the other process's memory.
 func (e *RemoteError) DoesNotFit() bool { return e.wire.Kind == failFit }
 
-// Fault tells whether it went wrong while running, as opposed to bad input.
+// Fault says whether the error occurred at run time, as opposed to bad input.
 func (e *RemoteError) Fault() bool { return e.wire.Kind >= failRun }
 
 func toWire(err error, other failure) *wireError {
@@ -186,39 +186,37 @@ func toWire(err error, other failure) *wireError {
 	return w
 }
 
-// Link is the leader's stream to another rank's process, or that process's to the
-// leader.
+// Link is an end of the stream between the leader and another rank's process.
 type Link struct {
-	Rank int // the first of the other end's process
+	Rank int // first rank of the process at the other end
 	conn io.ReadWriteCloser
 	dec  *gob.Decoder
 
-	mu  sync.Mutex // of what is sent
+	mu  sync.Mutex // guards sending
 	enc *gob.Encoder
 
 	broken sync.Once
 	why    atomic.Pointer[error]
 
-	// See Meet.
+	// For Meet.
 	timeout time.Duration
 	where   func() string
-	said    bool // with mu: this end has said more than that it is there
+	said    bool // guarded by mu: this end has sent more than beats
 	heard   atomic.Uint64
-	place   atomic.Pointer[string] // of the other end's process, as it says
+	place   atomic.Pointer[string] // host and process of the other end, as it has sent
 }
 
-// NewLink speaks over conn with the process of a rank.
+// NewLink returns a Link over conn to the process of a rank.
 func NewLink(rank int, conn io.ReadWriteCloser) *Link {
 	return &Link{Rank: rank, conn: conn, enc: gob.NewEncoder(conn), dec: gob.NewDecoder(conn)}
 }
 
-// meetEvery is how often a process says that it is there. Tests shorten it.
+// meetEvery is the interval of beats, by which a process says that it is running. Tests shorten it.
 var meetEvery = 250 * time.Millisecond
 
-// Meet bounds how long this end waits until both processes know what they run: for timeout
-// without a word of the other. Until then this end says again and again that it is there, as
-// the other has to. where names the other's host and process before it has said so; nil:
-// nobody knows.
+// Meet limits how long this end waits for the other one until both know what to run: at most timeout
+// without a beat. Until then this end sends beats, and so must the other. where names the other
+// end's host and process until it has sent them itself; nil: unknown.
 func (l *Link) Meet(timeout time.Duration, where func() string) {
 	l.timeout, l.where = timeout, where
 	host, _ := os.Hostname()
@@ -235,28 +233,28 @@ func (l *Link) Meet(timeout time.Duration, where func() string) {
 	}()
 }
 
-// beat says that this process is there; false once there is more to say.
+// beat tells the other end that this process is running; it returns false once more was sent.
 func (l *Link) beat(v any) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !l.said && l.enc.Encode(v) == nil
 }
 
-// speak ends the beats: what comes next is what the other end waits for.
+// speak ends the beats, because a message that the other end waits for follows.
 func (l *Link) speak() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.said = true
 }
 
-// seen takes a beat of the other end, which says where it is.
+// seen records a beat of the other end, which contains its host and process.
 func (l *Link) seen(here string) {
 	l.heard.Add(1)
 	l.place.Store(&here)
 }
 
-// patient breaks the stream where nothing is heard of the other end for the timeout, unless
-// its result is called before.
+// patient breaks the stream if nothing is received from the other end for the timeout. The caller
+// must call heard when it has received its message.
 func (l *Link) patient() (heard func()) {
 	if l.timeout <= 0 {
 		return func() {}
@@ -280,7 +278,7 @@ func (l *Link) patient() (heard func()) {
 	return sync.OnceFunc(func() { close(done) })
 }
 
-// name is the rank of the other end, and where its process is.
+// name returns the rank of the other end, and where its process runs.
 func (l *Link) name() string {
 	where := ""
 	if here := l.place.Load(); here != nil {
@@ -324,9 +322,9 @@ func (l *Link) Close() (err error) {
 	return err
 }
 
-// linger waits until the end of the stream may be taken as the end of the process:
-// the watchdog of the collectives sees that too, and knows more of it. A stream that
-// was broken has been told.
+// linger waits before the end of the stream is reported as the end of the process: the watchdog of
+// the collectives also notices that and knows more about it. A stream that was broken by Break has
+// reported its error already.
 func (l *Link) linger() {
 	if l.why.Load() == nil {
 		time.Sleep(endGrace)
@@ -335,45 +333,44 @@ func (l *Link) linger() {
 
 const endGrace = 300 * time.Millisecond
 
-// Break ends the stream because the job has ended with err: who waits for a
-// message gets it.
+// Break ends the stream because the job has ended with err. Pending receives return err.
 func (l *Link) Break(err error) {
 	l.why.CompareAndSwap(nil, &err)
 	_ = l.Close()
 }
 
-// Hello is what a process says of itself first, as if it ran one rank: see In.
+// Hello is a process's first message, which describes it as if it ran one rank: see In.
 type Hello struct {
 	Rank  int
 	Host  string
-	Build string // of the program
-	// Rounding is how the CPU's sums of bf16 products round.
+	Build string // build of the program
+	// Rounding says how the CPU rounds sums of bf16 products.
 	Rounding string
-	// Terms is what all processes must have alike, by name: what one of them does not know is
-	// not compared. Refused says what is wrong with what this process was asked to run; "":
-	// nothing.
+	// Terms has settings, by name, that must be equal on all processes. A setting that one of
+	// them lacks is not compared. Refused says why this process cannot run what it was asked
+	// to; "": it can.
 	Terms   map[string]string
 	Refused string
 	Caps    [graph.NumSpaces]int64 // bytes of memory that a rank of the process may use; 0: no cap
-	// LocalRanks is how many ranks its host has, LocalRank its place among them; 0 of 0
-	// where nobody says.
+	// LocalRanks is the number of ranks on its host, LocalRank its index among them; 0 and 0
+	// if unknown.
 	LocalRanks, LocalRank int
-	Here                  string // not "": nothing more yet, but where the process is
-	Memory                int64  // bytes that all of the job may use on its host; 0: not known
+	Here                  string // if not "": only a beat, with the host and process
+	Memory                int64  // bytes that the whole job may use on its host; 0: not known
 	Disk                  int64  // bytes free in the folder that Task.Disk asks for; 0: not known
 }
 
-// In is h of a process that runs so many ranks, of which it names the first.
+// In returns h for a process that runs the given number of ranks; h.Rank becomes the first of them.
 func (h Hello) In(ranks int) Hello {
 	h.Rank, h.LocalRanks, h.LocalRank = h.Rank*ranks, h.LocalRanks*ranks, h.LocalRank*ranks
 	return h
 }
 
-// Aligned tells whether the ranks of its host are neighbours that begin at a multiple
-// of their number.
+// Aligned says whether the ranks of its host are consecutive and begin at a multiple of their
+// number.
 func (h Hello) Aligned() bool { return h.LocalRanks > 0 && h.Rank%h.LocalRanks == h.LocalRank }
 
-// Differs says what keeps two processes from running one job; "" for nothing.
+// Differs says why two processes cannot run one job; "" if they can.
 func (h Hello) Differs(o Hello) string {
 	switch {
 	case h.Build != o.Build:
@@ -392,7 +389,7 @@ func (h Hello) Differs(o Hello) string {
 	return fmt.Sprintf("rank %d (host %s) has %s %s, rank %d (host %s) %s", o.Rank, o.Host, first, shown(o.Terms[first]), h.Rank, h.Host, shown(h.Terms[first]))
 }
 
-// shown is a value of a term as errors quote it.
+// shown formats a value of Terms for errors.
 func shown(v string) string {
 	if v == "" {
 		return "none"
@@ -400,14 +397,14 @@ func shown(v string) string {
 	return fmt.Sprintf("%.80s", strings.Trim(strconv.Quote(v), `"`))
 }
 
-// Task is the leader's answer to a Hello: what to run, or an end.
+// Task is the leader's answer to a Hello: what to run, or that there is nothing to run.
 type Task struct {
 	Config  []byte // nil: there is nothing to do
 	Program string // hash of the program and its layout
-	Err     string // why there is nothing to do
-	Differs bool   // the processes are not alike: each ends with that error
-	Disk    string // not "": no task yet, but what is free in this folder?
-	Here    string // not "": no task yet, but where the leader is
+	Err     string // why there is nothing to do; "" if all is well
+	Differs bool   // the processes do not match: each ends with Err
+	Disk    string // if not "": not a task yet; asks how many bytes are free in this folder
+	Here    string // if not "": only a beat, with the leader's host and process
 }
 
 // opened is the answer to a Task.

@@ -15,9 +15,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Greet introduces this process to the leader and returns what it is to run. A
-// Task without a Config says that there is nothing, in good order or, with Err,
-// not. Asked what a folder has free, it says so first.
+// Greet introduces this process to the leader and returns its task. A Task without a Config means
+// that there is nothing to do; Err says whether that is an error. If the leader asks for the free
+// space of a folder, Greet first answers that.
 func (l *Link) Greet(h Hello, free func(dir string) int64) (Task, error) {
 	l.speak()
 	for {
@@ -32,7 +32,7 @@ func (l *Link) Greet(h Hello, free func(dir string) int64) (Task, error) {
 	}
 }
 
-// task waits for what the leader has to say.
+// task waits for the leader's Task.
 func (l *Link) task() (t Task, err error) {
 	defer l.patient()()
 	for {
@@ -44,7 +44,7 @@ func (l *Link) task() (t Task, err error) {
 	}
 }
 
-// Welcome waits until a process has said who it is.
+// Welcome waits for the Hello of a process.
 func (l *Link) Welcome() (h Hello, err error) {
 	defer l.patient()()
 	for {
@@ -64,8 +64,8 @@ func (l *Link) Assign(t Task) error {
 	return l.send(t)
 }
 
-// Refused tells the leader that the task can't be run here. notFit: the machine
-// is too small for it.
+// Refused tells the leader that this process cannot run the task. notFit: because the machine is
+// too small for it.
 func (l *Link) Refused(err error, notFit bool) error {
 	kind := failInput
 	if notFit {
@@ -86,7 +86,7 @@ func (l *Link) Opened() error {
 	return nil
 }
 
-// worker runs one of the process's ranks for the leader.
+// worker runs one of this process's ranks for the leader.
 type worker struct {
 	link *Link
 	rank *Rank
@@ -94,11 +94,11 @@ type worker struct {
 	p    *graph.Program
 	work chan request
 
-	writing sync.WaitGroup // of what was staged
+	writing sync.WaitGroup // writes of staged checkpoints
 }
 
-// Serve tells the leader that the process's ranks are open, and does what it asks
-// until it has closed them all (nil, or a *NotJoined), or is gone.
+// Serve tells the leader that the process's ranks are open, and executes its requests until the
+// leader has closed all ranks (then the error is nil or a *NotJoined) or has ended.
 func (l *Link) Serve(rs *Ranks) error {
 	var list []*worker
 	for _, r := range rs.list {
@@ -108,7 +108,7 @@ func (l *Link) Serve(rs *Ranks) error {
 		return err
 	}
 	gone := make(chan error, 1)
-	var serving sync.Mutex // held to abort ranks, which are not there any more afterwards
+	var serving sync.Mutex // held while ranks are aborted, so that they are not closed meanwhile
 	over := false
 	defer func() {
 		serving.Lock()
@@ -155,14 +155,13 @@ func (l *Link) Serve(rs *Ranks) error {
 	return <-gone
 }
 
-// distribute hands the leader's requests to the ranks that they are for, until the
-// stream ends.
+// distribute passes the leader's requests to the workers of their ranks, until the stream ends.
 func (l *Link) distribute(list []*worker) error {
 	for {
 		var q request
 		err := l.receive(&q)
 		if err == nil && (q.Slot < 0 || q.Slot >= len(list)) {
-			err = fmt.Errorf("the leader asks something of rank %d of the %d of this process", q.Slot, len(list))
+			err = fmt.Errorf("the leader sent a request for rank %d of this process, which has %d", q.Slot, len(list))
 		}
 		if err != nil {
 			return err
@@ -172,7 +171,7 @@ func (l *Link) distribute(list []*worker) error {
 			w.rank.Exec.Abort(errors.New(q.Err.Text))
 		case verbRunning:
 			_ = l.send(reply{ID: q.ID, List: w.rank.Exec.Running()})
-		case verbWriteStaged: // also within a section
+		case verbWriteStaged: // allowed during a section
 			w.writing.Add(1)
 			go w.writeStaged(q)
 		default:
@@ -181,9 +180,9 @@ func (l *Link) distribute(list []*worker) error {
 	}
 }
 
-// loop does what is asked of the rank until the leader closes it, or is gone.
+// loop executes the rank's requests until the leader closes the rank, or has ended.
 func (w *worker) loop() (closed bool, err error) {
-	defer w.writing.Wait() // the memory that is written from stays until then
+	defer w.writing.Wait() // the staged memory must exist until it is written
 	for q := range w.work {
 		if q.Verb == verbClose {
 			return true, w.link.send(reply{ID: q.ID, State: w.state()})
@@ -205,10 +204,10 @@ func (w *worker) state() *state {
 	return s
 }
 
-// do serves a request on the rank's goroutine.
+// do executes a request on the rank's goroutine.
 func (w *worker) do(q request) (m reply) {
 	var err error
-	if q.Verb == verbLoad { // writes to all ranks of the process, which wait
+	if q.Verb == verbLoad { // it writes to all ranks of the process, which are waiting
 		err = w.of.loadNamed(context.Background(), q.Name)
 	} else {
 		err = w.rank.on.Do(func() error { return w.serve(q, &m) })
@@ -270,12 +269,12 @@ func (w *worker) serve(q request, m *reply) (err error) {
 		return w.of.refused
 	case verbTrace:
 		if w.of.trace == nil {
-			return errors.New("the leader asks for a trace, and there is none")
+			return errors.New("the leader asks for a trace, but this process records none")
 		}
 		m.Data, m.Next, err = w.of.trace.Of(w.rank.Index, device.Epoch().Sub(time.Unix(0, q.N)))(q.Off)
 		return err
 	}
-	return fmt.Errorf("the leader asks for something unknown (%d)", q.Verb)
+	return fmt.Errorf("the leader sent an unknown request (%d)", q.Verb)
 }
 
 // save writes or stages the rank's part of a checkpoint, on the rank's goroutine.
@@ -294,7 +293,7 @@ func (w *worker) save(q request, m *reply) error {
 	})
 }
 
-// writeStaged writes what was staged and answers, while the rank goes on.
+// writeStaged writes the staged states and answers, while the rank runs other requests.
 func (w *worker) writeStaged(q request) {
 	defer crash.Guard()
 	defer w.writing.Done()
@@ -303,10 +302,10 @@ func (w *worker) writeStaged(q request) {
 		f, err = w.rank.image.Write(context.Background(), in)
 		return err
 	})
-	_ = w.link.send(reply{ID: q.ID, File: &f, Err: toWire(err, failRun)}) // a leader that has gone needs no answer
+	_ = w.link.send(reply{ID: q.ID, File: &f, Err: toWire(err, failRun)}) // if the leader has ended, no answer is needed
 }
 
-// place names the operation of f by where it is in its section.
+// place converts f, with the operation given by its indices in the section.
 func (w *worker) place(section string, f exec.NonFinite) *found {
 	to := newFound(&f)
 	if s := w.p.Section(section); s != nil {
@@ -321,8 +320,8 @@ func (w *worker) place(section string, f exec.NonFinite) *found {
 	return to
 }
 
-// ask asks the leader in the middle of a section, and does what it needs for its
-// answer: the host's inputs of a phase, or whether the update may pass.
+// ask sends the leader a question during a section, and processes the answer: the host's inputs of a
+// phase, or whether the update may run.
 func (w *worker) ask(m reply) (bool, error) {
 	if err := w.link.send(m); err != nil {
 		return false, err
@@ -339,7 +338,7 @@ func (w *worker) ask(m reply) (bool, error) {
 			continue
 		case verbGo:
 		default:
-			return false, fmt.Errorf("the leader asks for something else (%d) within a section", q.Verb)
+			return false, fmt.Errorf("the leader sent another request (%d) during a section", q.Verb)
 		}
 		for _, h := range q.Host {
 			data, err := w.rank.Exec.HostBytes(h.Buf)

@@ -1,10 +1,10 @@
-// Package tensors hands Spillway's weights to programs that compute with
-// gorgonia.org/tensor, and takes theirs: a run's parameter, and the weights of a
-// Hugging Face folder or a checkpoint, as dense tensors of float32, row-major, in
-// Hugging Face's names and shapes. A tensor's WriteNpy and ReadNpy lead on to NumPy.
+// Package tensors converts between Spillway's weights and dense tensors of gorgonia.org/tensor, for
+// programs that compute with these: parameters of a run, and the weights of a Hugging Face folder
+// or a checkpoint. Tensors are float32 and row-major, with Hugging Face's names and shapes. WriteNpy
+// and ReadNpy of a tensor exchange it with NumPy.
 //
-// It is a package of its own because gorgonia.org/tensor brings Arrow and protobuf
-// with it, which neither the command nor a program that only trains needs.
+// It is a separate package because gorgonia.org/tensor depends on Arrow and protobuf, which neither
+// the command nor a program that only trains needs.
 package tensors
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// Source is what has parameters by name: a spillway.Trainer.
+// Source provides parameters by name, as a spillway.Trainer does.
 type Source interface {
 	// Parameter returns a copy of one parameter, by its Hugging Face name.
 	Parameter(name string) (shape []int64, values []float32, err error)
@@ -37,14 +37,14 @@ func Parameter(s Source, name string) (*tensor.Dense, error) {
 	return dense(name, shape, values)
 }
 
-// Sink takes parameters: a *spillway.Trainer.
+// Sink accepts parameters by name, as a *spillway.Trainer does.
 type Sink interface {
 	// SetParameter replaces one parameter, by its Hugging Face name.
 	SetParameter(name string, values []float32) error
 }
 
-// Set replaces one parameter of s by a tensor of float32 and of the parameter's shape, in
-// any order of its memory; values that are not finite are refused.
+// Set replaces a parameter of s by a tensor of float32 with the parameter's shape, in any memory
+// order. It rejects values that are not finite.
 func Set(s interface {
 	Source
 	Sink
@@ -74,7 +74,7 @@ func dimensions(shape []int64) []int {
 	return dims
 }
 
-// dense makes a tensor over values.
+// dense returns a tensor over values, without a copy.
 func dense(name string, shape []int64, values []float32) (*tensor.Dense, error) {
 	dims := dimensions(shape)
 	if len(values) == 0 {
@@ -86,9 +86,9 @@ func dense(name string, shape []int64, values []float32) (*tensor.Dense, error) 
 	return tensor.New(tensor.WithShape(dims...), tensor.WithBacking(values)), nil
 }
 
-// Load reads all weights at path: a .safetensors file, its sharded index, a Hugging
-// Face folder, a checkpoint, or a folder of checkpoints (its newest whole one). F16
-// and BF16 become float32, exactly; other types are errors.
+// Load reads all weights at path: a .safetensors file, its sharded index, a Hugging Face folder, a
+// checkpoint, or a folder of checkpoints (its newest complete one). F16 and BF16 are converted to
+// float32 exactly; other types are errors.
 func Load(ctx context.Context, path string) (map[string]*tensor.Dense, error) {
 	saved, _, err := checkpoint.Take(ctx, filesys.System, path, safetensors.FileName, model.ConfigFile)
 	if err != nil {
@@ -125,9 +125,9 @@ func Load(ctx context.Context, path string) (map[string]*tensor.Dense, error) {
 	return all, nil
 }
 
-// Save writes weights of float32 to a .safetensors file, whole or not at all. Named
-// model.safetensors, its folder is one for spillway.Config.Init. Views
-// and transposed tensors are written as they read.
+// Save writes float32 weights to a .safetensors file, completely or not at all. A folder with
+// a file model.safetensors can be used as spillway.Config.Init. Views and transposed tensors are
+// written in the order of their indices.
 func Save(path string, weights map[string]*tensor.Dense) error {
 	var list []safetensors.Tensor
 	for name, d := range weights {
@@ -158,8 +158,8 @@ func Save(path string, weights map[string]*tensor.Dense) error {
 	return w.Commit()
 }
 
-// inOrder is the elements of a tensor as its indexes count them, the last fastest:
-// those that lie there, or a copy where they lie in another order.
+// inOrder returns the elements of a tensor in index order, the last index fastest: its own memory
+// if that has this order, and otherwise a copy.
 func inOrder(d *tensor.Dense) ([]float32, error) {
 	values, ok := d.Data().([]float32)
 	if !ok { // a scalar's data is its value

@@ -17,7 +17,7 @@ type Target struct {
 	States []graph.BufID // in StateNames' order, flat ones first
 	Scales []graph.BufID // by flat state: its scales if it has 8 bits; empty if the states have more
 	Low    graph.BufID   // the 16-bit copy of Value that the model computes with, or NoBuf
-	After  []graph.Op    // operations to place after the rule, which gather the parameters if ranks hold all of them
+	After  []graph.Op    // run after the rule: gather the parameters, if every rank holds all of them
 }
 
 // counted returns the part of the gradient whose squares this rank adds to a norm that is then
@@ -36,9 +36,7 @@ func (t *Target) counted(axis int) graph.ShardAttr {
 //
 //	start          norm ← 0
 //	sum/u          norm += exact Σ g² of the unit
-//
-// norm           norm summed over the ranks if gradients are sharded; coef ← min(1, clip/norm);
-//
+//	norm           norm summed over the ranks if gradients are sharded; coef ← min(1, clip/norm);
 //	               with p.Scaler: the flag that skips the step, and the next loss scale
 //		rule/u         [per-parameter norms, summed over the ranks]  rule  [After]
 //

@@ -2,13 +2,10 @@
 // by a queue of workers. The checksum of every block is kept in memory when the block is written,
 // and verified whenever it is read.
 //
-// transfer   bytes [off, off+n) of a rank's arena ⇄ memory
-// piece      the part of a transfer in one block of the file (Options.Block, 1 MiB): one
-//
+//	transfer   bytes [off, off+n) of a rank's arena ⇄ memory
+//	piece      the part of a transfer in one block of the file (Options.Block, 1 MiB): one
 //	request, handled by one of Options.Depth workers
-//
-// granule    4096 bytes (a whole block with a codec): the unit of checksums, and the least that
-//
+//	granule    4096 bytes (a whole block with a codec): the unit of checksums, and the least that
 //	is read or written. If a transfer starts or ends inside a granule, that granule is
 //	read, changed and written
 //
