@@ -14,8 +14,8 @@
 //
 //	value/u    T    resident, what the model computes with; whole below stage 3
 //	master/u   f32  what the update changes and the host saves: in the shard from
-//	stage 1 on (class optimizer). With states in bf16 there is none: the
-//	update rounds value/u itself
+//	                stage 1 on (class optimizer). With states in bf16 there is none: the
+//	                update rounds value/u itself
 //	grad/u     T    f32 with Reduce32, and if micro-steps accumulate in it
 //	accum/u    f32  P or P/N: sum over micro-steps of reduced gradients
 //	wire/u     T    copy of an f32 sum in which it is reduced

@@ -8,16 +8,16 @@ import "fmt"
 // A leaf is one micro-batch's gradient on one rank, before any sum. There are three ways:
 //
 //	every micro-step     backward → Whole (a leaf)
-//	summed over the shard axis → Part, which is added to Home
-//	or, without Part, directly into Home
+//	                     summed over the shard axis → Part, which is added to Home
+//	                     or, without Part, directly into Home
 //	after the last one   Home → Sent, summed over the replicas
 //
 //	once a step          backward, accumulating → Whole → Sent
-//	summed over the shard axis and the replicas → Update
+//	                     summed over the shard axis and the replicas → Update
 //
 //	leaf by leaf         every micro-step: backward → Whole (a leaf)
-//	this rank's part of all ranks' leaves (of its own leaf with one
-//	rank) is added to Home, one leaf after another
+//	                     this rank's part of all ranks' leaves (of its own leaf with one
+//	                     rank) is added to Home, one leaf after another
 //	after the last one   Home, gathered → Update, if each rank keeps the whole sum
 //
 // Leaf by leaf is Order SumSequential: the sum runs from left to right over the step's

@@ -43,13 +43,13 @@ func (o Options) align() (int64, error) {
 // same time.
 //
 //	sweep    visits each section's steps in program order, with the ranges that a later step
-//	may still find in use, and finds which buffers overlap in time
+//	         may still find in use, and finds which buffers overlap in time
 //	bound    finds the largest sum of live bytes at a step, over several orders in which
-//	the streams may really run
+//	         the streams may really run
 //	place    puts LifeRun buffers at the bottom, packed, and then the others one by one in
-//	several orders (rankings), each at the lowest free place or in the tightest gap.
-//	Then it moves the buffers that ended too high forward in the order and places
-//	all again. The smallest extent wins.
+//	         several orders (rankings), each at the lowest free place or in the tightest gap.
+//	         Then it moves the buffers that ended too high forward in the order and places
+//	         all again. The smallest extent wins.
 //
 // The lower bound holds for every assignment under these rules: in any order
 // that the streams may run in, two ranges that both have a use at or before

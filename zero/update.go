@@ -38,7 +38,7 @@ func (t *Target) counted(axis int) graph.ShardAttr {
 //	sum/u          norm += exact Σ g² of the unit
 //	norm           norm summed over the ranks if gradients are sharded; coef ← min(1, clip/norm);
 //	               with p.Scaler: the flag that skips the step, and the next loss scale
-//		rule/u         [per-parameter norms, summed over the ranks]  rule  [After]
+//	rule/u         [per-parameter norms, summed over the ranks]  rule  [After]
 //
 // It adds its small buffers to p, sets p.GradNorm, and adds the step's Scalars. With p.Scaler the
 // rules are skipped, on all ranks, in a step whose gradients are not finite.

@@ -4,10 +4,10 @@
 //
 //	transfer   bytes [off, off+n) of a rank's arena ⇄ memory
 //	piece      the part of a transfer in one block of the file (Options.Block, 1 MiB): one
-//	request, handled by one of Options.Depth workers
+//	           request, handled by one of Options.Depth workers
 //	granule    4096 bytes (a whole block with a codec): the unit of checksums, and the least that
-//	is read or written. If a transfer starts or ends inside a granule, that granule is
-//	read, changed and written
+//	           is read or written. If a transfer starts or ends inside a granule, that granule is
+//	           read, changed and written
 //
 // The file has no name, so that the kernel frees it when the process dies: see openFile. The
 // package only moves bytes: the rewrites of package offload decide what is on disk, and when it
