@@ -14,10 +14,10 @@ import (
 //	1 micro-step            16 bits throughout
 //	more, each reduced      the backward writes 16 bits, which are reduced and then
 //	(stages 2, 3)           added to the rank's f32 sum:
-//                           grad/u ─ reduce ─ cast, accumulating → accum/u
+//	                          grad/u ─ reduce ─ cast, accumulating → accum/u
 //	more, reduced once      the backward accumulates in f32; the sum is cast and reduced:
 //	(stages 0, 1; all in      grad/u ─ cast → wire/u ─ reduce
-// layer order)
+//	layer order)
 //
 // A unit that stays whole is reduced as often as its stage says: if that is every micro-step, its
 // gradients are all-reduced in place and added to a whole accum/u, also f32 ones.
