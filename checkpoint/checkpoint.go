@@ -1,7 +1,7 @@
-// Package checkpoint writes, finds and keeps checkpoints: folders named step-N
-// inside a checkpoint folder. Each rank writes a file of what it holds. Its extents
-// carry the parameters' logical names and elements, never a stage or a flat offset, so
-// that any number of ranks at any stage can load it.
+// Package checkpoint writes, finds and prunes checkpoints: folders named step-N inside a
+// checkpoint folder. Each rank writes one file with the extents that it holds. An extent
+// carries its parameter's logical name and element range, never a ZeRO stage or a flat offset,
+// so any number of ranks at any stage can load it.
 //
 //	DIR/step-00000100/
 //	    config.json                        the model, in Hugging Face's form
@@ -63,13 +63,14 @@ func (d Dir) Scan() ([]Entry, error) {
 	return all, err
 }
 
-// held are checkpoints that scan has left open, by name.
+// held maps names to checkpoints that scan has left open.
 type held map[string]*Checkpoint
 
-// mostHeld is how many, the newest: beside a run that keeps few, any may go at any moment.
+// mostHeld bounds the checkpoints that scan leaves open, the newest ones. A concurrent run that
+// keeps few checkpoints may remove any of them at any moment.
 const mostHeld = 3
 
-// open is Dir.Open, or hands over what is open already.
+// open returns the checkpoint that is already open, or opens it with Dir.Open.
 func (h held) open(d Dir, name string) (*Checkpoint, error) {
 	if c := h[name]; c != nil {
 		delete(h, name)
@@ -87,8 +88,8 @@ func (h held) close() error {
 	return errors.Join(errs...)
 }
 
-// scan is Scan that leaves the newest open, unless open is nil; moved says that a checkpoint
-// went away while it was looked at.
+// scan is Scan that leaves the newest checkpoints open in open, unless that is nil. moved says
+// that another process removed a checkpoint during the scan.
 func (d Dir) scan(open held) (all []Entry, moved bool, err error) {
 	if d.f == nil {
 		return nil, false, nil
@@ -137,7 +138,7 @@ func (d Dir) scan(open held) (all []Entry, moved bool, err error) {
 	return all, moved, nil
 }
 
-// manifest reads the manifest of a name; fs.ErrNotExist where nothing has it any more.
+// manifest reads the manifest of the named checkpoint; fs.ErrNotExist if it no longer exists.
 func (d Dir) manifest(name string) (Manifest, error) {
 	f, err := d.f.Sub(name)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, filesys.ErrLeads) {

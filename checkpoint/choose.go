@@ -14,12 +14,14 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Choice is the checkpoint that stands for a folder: its newest whole one.
+// Choice is the checkpoint that is used when a checkpoint folder is named: its newest whole
+// one.
 type Choice struct {
 	Entry         // of the chosen one; Name is "" where the folder has none
 	Passed []Pass // newer ones that were passed over, newest first
 	Marks  Marks
-	// Diverged says that a run diverged from it, as from every other whole one.
+	// Diverged says that a run diverged from the chosen checkpoint, as from every other whole
+	// one.
 	Diverged bool
 }
 
@@ -34,7 +36,7 @@ type Pass struct {
 
 func (p Pass) String() string { return fmt.Sprintf("%s is passed over: %s", p.Name, reason(p.Why)) }
 
-// reason is an error without what its kind repeats.
+// reason is the text of an error without the prefix of its kind (ErrDamaged).
 func reason(err error) string {
 	return strings.Replace(err.Error(), ErrDamaged.Error()+": ", "", 1)
 }
@@ -66,7 +68,8 @@ func (d Dir) Choose(ctx context.Context, also func(*Checkpoint) error, only ...s
 	})
 }
 
-// ChooseBy is Choose with another way to find a checkpoint damaged or refuse it.
+// ChooseBy is Choose with verify in place of Verify: its error says that a checkpoint is
+// damaged or refused.
 func (d Dir) ChooseBy(verify func(*Checkpoint) error) (Choice, error) {
 	c, open, err := d.take(verify)
 	if open != nil {
@@ -79,9 +82,9 @@ func (d Dir) ChooseBy(verify func(*Checkpoint) error) (Choice, error) {
 // checkpoint before it can be opened.
 const patience = 2 * time.Second
 
-// look shows read the checkpoints of the folder, again until it is done. A list of names
-// that a run changes meanwhile may miss all of them, so an empty one is read three times.
-// Its newest ones are open.
+// look calls read with the checkpoints of the folder, the newest of them open, and repeats
+// until read is done. A listing may miss every name that a run changes meanwhile, so an empty
+// listing is repeated: three in a row count as an empty folder.
 func (d Dir) look(read func(entries []Entry, open held) (done bool, err error)) error {
 	late := time.Now().Add(patience)
 	for n := 1; ; n++ {
@@ -101,10 +104,10 @@ func (d Dir) look(read func(entries []Entry, open held) (done bool, err error)) 
 	}
 }
 
-// Each opens the checkpoints that a path stands for: the one that it names (alone), or
-// those of a checkpoint folder in Scan's order. do gets each with all its files open; one
-// that can't be opened is nil, and its Entry says why. One that a run removes meanwhile is
-// left out. Marks are those of the checkpoint folder.
+// Each opens the checkpoint that path names (alone), or all checkpoints of a checkpoint folder
+// in Scan's order. do gets each with all its files open, or nil if it can't be opened; its
+// Entry says why. A checkpoint that a run removes meanwhile is left out. marks are those of the
+// checkpoint folder.
 func Each(o filesys.Opener, path string, do func(Entry, *Checkpoint) error) (marks Marks, alone bool, err error) {
 	dir := path
 	e, alone := Stat(path)
@@ -150,7 +153,7 @@ func Each(o filesys.Opener, path string, do func(Entry, *Checkpoint) error) (mar
 	return marks, alone, errors.Join(err, d.Close())
 }
 
-// handOn gives a checkpoint to do, and closes it.
+// handOn calls do with a checkpoint and closes it.
 func handOn(e Entry, c *Checkpoint, do func(Entry, *Checkpoint) error) error {
 	err := do(e, c)
 	if c != nil {
@@ -159,7 +162,7 @@ func handOn(e Entry, c *Checkpoint, do func(Entry, *Checkpoint) error) error {
 	return err
 }
 
-// take is ChooseBy that leaves the chosen checkpoint open; nil: there is none.
+// take is ChooseBy that leaves the chosen checkpoint open; nil if there is none.
 func (d Dir) take(verify func(*Checkpoint) error) (Choice, *Checkpoint, error) {
 	if d.f == nil {
 		return Choice{Marks: parseMarks("", strings.NewReader(""))}, nil, nil
@@ -180,7 +183,8 @@ func (d Dir) take(verify func(*Checkpoint) error) (Choice, *Checkpoint, error) {
 	return c, open, err
 }
 
-// choose is take of what is there; moved says that a checkpoint went away meanwhile.
+// choose picks from the scanned entries, as take does. moved says that a checkpoint was removed
+// meanwhile.
 func (d Dir) choose(entries []Entry, newest held, marks Marks, verify func(*Checkpoint) error) (c Choice, chosen *Checkpoint, moved bool, err error) {
 	c.Marks = marks
 	var marked *Checkpoint // the newest whole one, if runs diverged from it
@@ -239,10 +243,9 @@ func (d Dir) choose(entries []Entry, newest held, marks Marks, verify func(*Chec
 	return c, nil, moved, fmt.Errorf("%w: none of %s is whole: %s", ErrDamaged, d.f.Path(), strings.Join(whys, "; "))
 }
 
-// Take opens the checkpoint that a path stands for: the one that it names, or of a
-// checkpoint folder the newest whole one (with passed telling of newer ones). The given
-// files are verified; with none given all are. It is nil where the path is a model's
-// folder, or none of these.
+// Take opens the checkpoint that path names, or the newest whole one of a checkpoint folder;
+// passed lists newer ones that were passed over. Only the given files are verified; without
+// names all are. c is nil if path is a model's folder or neither kind of folder.
 func Take(ctx context.Context, o filesys.Opener, path string, only ...string) (c *Checkpoint, passed []Pass, err error) {
 	if st, err := os.Stat(path); err != nil || !st.IsDir() {
 		return nil, nil, nil // whoever opens it says what is wrong

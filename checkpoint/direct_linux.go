@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// createPart makes a file that nobody has, around the page cache where that is asked
-// for and the filesystem does it with blocks of alignment.
+// createPart creates a new file. If direct is set and the filesystem does direct I/O in blocks
+// of alignment, the file bypasses the page cache; the second result says whether it does.
 func createPart(in filesys.Folder, name string, direct bool) (filesys.File, bool, error) {
 	const flags = os.O_WRONLY | os.O_CREATE | os.O_EXCL
 	if direct {
@@ -33,8 +33,8 @@ func createPart(in filesys.Folder, name string, direct bool) (filesys.File, bool
 	return f, false, err
 }
 
-// openDirect opens a file for reading around the page cache, where the filesystem
-// does it with blocks of alignment; nil: it does not.
+// openDirect opens a file for reading past the page cache. It returns nil if the filesystem
+// cannot do direct I/O in blocks of alignment.
 func openDirect(in filesys.Folder, name string) (filesys.File, error) {
 	f, err := in.OpenFile(name, os.O_RDONLY|filesys.Direct|filesys.NoWait, 0)
 	if errors.Is(err, unix.EINVAL) {
@@ -66,9 +66,9 @@ func setDirect(f filesys.File, on bool) error {
 	return err
 }
 
-// mapPages maps memory. It asks for huge pages: a request from scattered small ones
-// takes a segment for each, which costs the processor more than what fills them, and
-// the kernel splits it.
+// mapPages maps n bytes of memory and asks for huge pages. Direct I/O from small scattered
+// pages takes a segment for each page, which costs more CPU time than filling them, and the
+// kernel splits the request.
 func mapPages(n int64) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {

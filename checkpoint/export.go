@@ -15,9 +15,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
-// Stat looks at a folder that is a checkpoint itself: by its canonical name, by a
-// manifest that can be read, or by what is left of one: ranks' files, or a manifest that
-// was ours before it was damaged.
+// Stat reports whether a folder is itself a checkpoint: by its canonical name, by a readable
+// manifest, or by the remains of one (ranks' files, or a damaged manifest of ours).
 func Stat(folder string) (Entry, bool) {
 	abs, err := filepath.Abs(folder)
 	if err != nil {
@@ -32,8 +31,8 @@ func Stat(folder string) (Entry, bool) {
 	return e, true
 }
 
-// remains tells whether a folder without a manifest that can be read was a checkpoint: a
-// model's folder may have a manifest.json of another kind.
+// remains tells whether a folder without a readable manifest was a checkpoint. A model's folder
+// may have an unrelated manifest.json.
 func remains(folder string) bool {
 	f, err := filesys.Open(folder)
 	if err != nil {
@@ -51,22 +50,21 @@ func remains(folder string) bool {
 	return err == nil && bytes.Contains(text, []byte(sumKey)) && bytes.Contains(text, []byte(`"plan_hash"`))
 }
 
-// Exporting is what Export writes.
+// Exporting says what Export writes.
 type Exporting struct {
 	Files []string // names of the checkpoint's; safetensors.FileName: its weights, in fp32
 	Blobs []Blob   // small files beside them
-	// Weights is the name of the file that the weights are written to; "":
-	// safetensors.FileName. Those of over ShardBytes are split into files of up to that,
-	// with an index.
+	// Weights is the name of the weights file; "" means safetensors.FileName. Weights of over
+	// ShardBytes are split into files of at most that size, with an index.
 	Weights    string
 	ShardBytes int64
-	// View is what is written of the weights; nil: all.
+	// View selects or changes the weights that are written; nil writes all as they are.
 	View func(Tensors) (Tensors, error)
 }
 
-// Export copies files of a checkpoint into a new folder, which appears complete and
-// synced or not at all; an empty one may be there already. What is copied is
-// verified once more on its way.
+// Export copies files of a checkpoint into the new folder to, which appears complete and synced
+// or not at all. An empty folder may exist there already. All copied data is verified again
+// while it is copied.
 func (c *Checkpoint) Export(ctx context.Context, to string, what Exporting) (err error) {
 	to, err = filepath.Abs(to)
 	if err != nil {
@@ -120,8 +118,8 @@ func (c *Checkpoint) exportInto(ctx context.Context, beside filesys.Folder, temp
 	return errors.Join(to.Sync(), to.Close())
 }
 
-// exportWeights writes the parameters as whole tensors in fp32. A file of them is verified
-// before it is taken apart.
+// exportWeights writes the parameters as whole tensors in fp32. A file of whole tensors is
+// verified before it is split.
 func (c *Checkpoint) exportWeights(ctx context.Context, want File, to filesys.Folder, x Exporting) (err error) {
 	if c.Manifest.Version < sharded {
 		if err := c.copy(ctx, want, io.Discard); err != nil {

@@ -16,19 +16,19 @@ import (
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
-// Want is a run of elements of a tensor's state that somebody loads.
+// Want is a range of elements of one tensor's state that the caller loads.
 type Want struct {
 	State, Tensor string
 	Start, N      int64
 }
 
-// Loading is how states are loaded.
+// Loading says how states are loaded.
 type Loading struct {
-	// Sink takes elements from start on. They come in order, ChunkElems at a time from
-	// where a Want starts. v is reused.
+	// Sink receives elements from start on, in order, ChunkElems at a time counted from the
+	// start of a Want. v is reused after the call.
 	Sink func(state, tensor string, start int64, v []float32) error
-	// Dequantize turns codes of one block into values, of all states but ModelState; nil:
-	// they are errors.
+	// Dequantize turns the 8-bit codes of one block into values, for all states but ModelState.
+	// If it is nil, such states are errors.
 	Dequantize func(state string, dst []float32, codes []byte, scale float32) error
 }
 
@@ -36,10 +36,10 @@ type Loading struct {
 // QuantBlock.
 const ChunkElems = 1 << 18
 
-// Load reads what is wanted of a checkpoint of any version, each byte once and none
-// that is not needed, but for the rest of extents that are needed in part. Overlapping
-// wants are joined. What was read is compared with its checksums, but for versions 1
-// and 2, which Verify reads. Errors wrap ErrDamaged where the files are at fault.
+// Load reads the wanted elements of a checkpoint of any version, each byte once. It reads no
+// other bytes, except the rest of extents that are needed in part. Overlapping wants are
+// merged. All data read is compared with its checksums, except in versions 1 and 2, which
+// Verify reads. Errors wrap ErrDamaged where the files are at fault.
 func (c *Checkpoint) Load(ctx context.Context, wants []Want, how Loading) error {
 	wants = joined(wants)
 	if c.Manifest.Version < sharded {
@@ -92,8 +92,8 @@ func (c *Checkpoint) Contents() (map[string]Tensor, error) {
 	return all, nil
 }
 
-// joined merges overlapping wants of a tensor, and keeps the order in which states of
-// tensors come first.
+// joined merges overlapping wants of a tensor. Tensors' states stay in the order in which they
+// first occur.
 func joined(wants []Want) (out []Want) {
 	type key struct{ state, tensor string }
 	first := map[key]int{}
@@ -155,12 +155,12 @@ func (c *Checkpoint) loadWhole(ctx context.Context, wants []Want, how Loading) e
 	return nil
 }
 
-// loadDepth is how many spans have memory: being read, compared with their sums,
-// or handed on. As many as a disk wants at once are left to be read while the others are
-// not.
+// loadDepth is how many spans have memory at once: being read, compared with their checksums,
+// or given to the sink. The 2 beyond depth are for checking and the sink, so the disk always
+// has depth reads queued.
 const loadDepth = depth + 2
 
-// loader reads ahead of what it hands on.
+// loader reads spans ahead of the one that it gives to the sink.
 type loader struct {
 	*States
 	how   Loading
@@ -181,7 +181,8 @@ type span struct {
 	done    chan error
 }
 
-// spans lists what is to be read, in the order of the wants, neighbours together.
+// spans lists the ranges to be read, in the order of the wants, with neighbouring extents
+// together.
 func (l *loader) spans(wants []Want) (list []*span, err error) {
 	for _, w := range wants {
 		have := l.extents[w.State][w.Tensor]
@@ -266,8 +267,8 @@ func (l *loader) load(ctx context.Context, wants []Want) (err error) {
 	return errors.Join(err, unmapMemory(memory))
 }
 
-// openDirect opens what is large a second time, around the page cache. What has lost its
-// name since it was opened is read through it.
+// openDirect opens large files a second time for direct I/O. A file that has lost its name
+// since it was opened is read through the page cache.
 func (l *loader) openDirect() error {
 	l.direct = make([]filesys.File, len(l.files))
 	for i, f := range l.files {
@@ -297,7 +298,7 @@ func (l *loader) openDirect() error {
 	return nil
 }
 
-// fetch fills a span and compares its extents with their checksums.
+// fetch reads a span from the disk and compares its extents with their checksums.
 func (l *loader) fetch(s *span) error {
 	if err := l.read(s); err != nil {
 		return err
@@ -312,7 +313,7 @@ func (l *loader) fetch(s *span) error {
 
 func (s *span) bytes(e *located) []byte { return s.b[e.at-s.lo:][:e.Bytes()] }
 
-// read fills a span.
+// read fills a span's memory from its file.
 func (l *loader) read(s *span) error {
 	f, lo, n := l.files[s.file], s.lo, s.hi-s.lo
 	if d := l.direct[s.file]; d != nil {
@@ -328,8 +329,8 @@ func (l *loader) read(s *span) error {
 	return nil
 }
 
-// hand gives what is wanted of a span's extents to the sink. next is the first want that
-// is not complete.
+// hand gives the wanted elements of a span's extents to the sink. next is the index of the
+// first incomplete want.
 func (l *loader) hand(s *span, wants []Want, next int) (int, error) {
 	for _, e := range s.extents {
 		v, err := l.values(e, s.bytes(e))
@@ -360,10 +361,10 @@ func dequantizeModel(dst []float32, codes []byte, scale float32) {
 	}
 }
 
-// littleEndian says that memory has the files' order of bytes.
+// littleEndian says that this machine's memory has the files' byte order.
 var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// values are those of an extent, its own bytes where they can be.
+// values returns an extent's values; it reuses the extent's bytes where they already are fp32.
 func (l *loader) values(e *located, b []byte) ([]float32, error) {
 	if e.DType == safetensors.F32 && littleEndian && uintptr(unsafe.Pointer(&b[0]))%4 == 0 {
 		return unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), e.N), nil
@@ -398,8 +399,8 @@ func (l *loader) values(e *located, b []byte) ([]float32, error) {
 	return v, nil
 }
 
-// give adds an extent's values to the want's chunk, which goes when it is full or
-// the want ends.
+// give adds an extent's values to the want's chunk. The chunk goes to the sink when it is full
+// or the want ends.
 func (l *loader) give(w *Want, e *located, v []float32) error {
 	end := min(w.Start+w.N, e.Start+e.N)
 	for at := max(w.Start, e.Start); at < end; {

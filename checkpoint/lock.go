@@ -14,18 +14,18 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Busy is the refusal of a folder that another process writes to.
+// Busy is the error for a folder that another process writes to.
 type Busy struct {
 	Dir    string
-	Holder string // what the lock says of it: process, host, since when
+	Holder string // what the lock file says of its holder: process, host, since when
 }
 
 func (e *Busy) Error() string {
 	return fmt.Sprintf("another run has %s open (%s); wait for it, or give another folder", e.Dir, e.Holder)
 }
 
-// Foreign is the refusal of a folder whose marks or lock another user made: what they say
-// would have this process remove files.
+// Foreign is the error for a folder whose marks or lock file another user made. Their contents
+// could make this process remove files.
 type Foreign struct {
 	Path        string
 	Owner, Ours int64 // users' numbers
@@ -36,8 +36,8 @@ func (e *Foreign) Error() string {
 	return fmt.Sprintf("%s belongs to user %d, and files that this process makes there belong to user %d: it removes nothing by what another user wrote; to go on from these checkpoints in a folder of your own, copy the newest (cp -r %s FOLDER/) and resume in FOLDER", e.Path, e.Owner, e.Ours, filepath.Join(dir, "step-N"))
 }
 
-// own refuses a file of the store's own that another user made, or that has another name
-// elsewhere.
+// own refuses one of the store's own files if another user made it or it has a second name (a
+// hard link).
 func (s *Store) own(name string, st filesys.Info) error {
 	path := filepath.Join(s.f.Path(), name)
 	switch {
@@ -51,8 +51,8 @@ func (s *Store) own(name string, st filesys.Info) error {
 	return nil
 }
 
-// takeLock takes the folder's lock for this process until release: the kernel gives it
-// back when the process ends, however it ends.
+// takeLock locks the folder for this process until release. The kernel releases the lock
+// however the process ends.
 func (s *Store) takeLock() (filesys.File, error) {
 	for {
 		f, err := s.f.OpenFile(lockName, os.O_RDWR|os.O_CREATE|filesys.NoWait, 0o666)
@@ -77,8 +77,8 @@ func (s *Store) takeLock() (filesys.File, error) {
 	}
 }
 
-// claim locks f and sees that it still has its name: the holder before removes it
-// while it has the lock.
+// claim locks f and checks that the lock file still has its name: the previous holder removes
+// that while it holds the lock.
 func (s *Store) claim(f filesys.File) (ours bool, err error) {
 	st, err := f.Stat()
 	if err != nil {
@@ -109,12 +109,12 @@ func (s *Store) claim(f filesys.File) (ours bool, err error) {
 	return true, errors.Join(f.Truncate(0), writeAt(f, text))
 }
 
-// Token is what the lock of this store says beside its holder: other processes of a run
-// know by it that they have opened the same folder.
+// Token is the random text in this store's lock file. Other processes of the run compare it to
+// know that they have opened the same folder.
 func (s *Store) Token() string { return s.token }
 
-// Join opens the folder of a store that another process of the run has open, by its path
-// there and its Token.
+// Join opens, by its path on this host and its Token, the folder of a store that another
+// process of the run has open.
 func Join(o filesys.Opener, path, token string) (Joined, error) {
 	d, err := OpenDir(o, path)
 	if err == nil && d.f == nil {
@@ -125,7 +125,7 @@ func Join(o filesys.Opener, path, token string) (Joined, error) {
 	}
 	text, err := filesys.ReadFile(d.f, lockName, 1<<10)
 	if err == nil && !slices.Contains(strings.Split(string(text), "\n"), token) {
-		err = fmt.Errorf("%s is another folder there than the one that the run has open", path)
+		err = fmt.Errorf("%s on this host is not the folder that the run has open; give every process the same shared folder", path)
 	}
 	user := int64(filesys.NoOwner)
 	if err == nil {
@@ -151,7 +151,7 @@ func writeAt(f filesys.File, text string) error {
 	return err
 }
 
-// holder reads who has the lock.
+// holder reads who holds the lock.
 func holder(f filesys.File) string {
 	text, err := io.ReadAll(io.NewSectionReader(f, 0, 200))
 	line, _, _ := strings.Cut(string(text), "\n")
@@ -168,8 +168,8 @@ func printable(r rune) rune {
 	return r
 }
 
-// release removes the lock's name while it is still ours, and gives it back. A name
-// that stays does no harm: a file that nobody has locked holds nobody up.
+// release removes the lock file's name if it is still ours, and releases the lock. A name that
+// stays is harmless: an unlocked file blocks nobody.
 func (s *Store) release(f filesys.File) error {
 	if ours, err := f.Stat(); err == nil {
 		if named, err := s.f.Lstat(lockName); err == nil && filesys.Same(ours, named) {
@@ -211,7 +211,7 @@ func (d Dir) Held() error {
 	return err
 }
 
-// tryLock takes the lock of an open file; false where another process has it.
+// tryLock locks an open file; it returns false if another process holds the lock.
 func tryLock(f filesys.File) (bool, error) {
 	got, err := f.TryLock()
 	switch {

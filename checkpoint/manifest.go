@@ -17,21 +17,21 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Version of the layout that Save writes. Readers take it and those before: version 1,
-// which has no owner, no id and no samples, and version 2, like it with one file of
-// whole tensors in fp32 for each state.
+// Version is the layout version that Save writes; readers also accept earlier ones. Version 1
+// has no owner, id or samples. Version 2 has them; both keep each state as one file of whole
+// tensors in fp32.
 const Version = sharded
 
 // sharded is the first version with a file for each rank.
 const sharded = 3
 
-// ModelState is the state that the parameters are in.
+// ModelState is the name of the state that holds the parameters.
 const ModelState = "model"
 
 const manifestName = "manifest.json"
 
-// maxManifest bounds what is read of a manifest, in bytes: it holds a few lines a
-// file and a tensor, and the run's settings.
+// maxManifest bounds the bytes read of a manifest. It holds a few lines for each file and
+// tensor, and the run's settings.
 const maxManifest = 16 << 20
 
 var (
@@ -45,7 +45,7 @@ var (
 // Manifest describes a checkpoint.
 type Manifest struct {
 	Version  int             `json:"version"`
-	Step     int             `json:"step"`      // steps that were done
+	Step     int             `json:"step"`      // steps done
 	PlanHash string          `json:"plan_hash"` // of the program that wrote it, for information
 	Ranks    int             `json:"ranks"`     // that wrote it, for information
 	Zero     int             `json:"zero"`      // stage that wrote it, for information
@@ -60,15 +60,15 @@ type Manifest struct {
 	CRC32C   string          `json:"crc32c"` // of the manifest itself, see sealed
 }
 
-// Tensor is a logical tensor: a parameter, with what is kept of it.
+// Tensor is a logical tensor: a parameter and its saved states.
 type Tensor struct {
 	Name    string   `json:"name"`
 	Shape   []int64  `json:"shape"`
 	States  []string `json:"states"`
-	Scalars []string `json:"scalars,omitempty"` // those of States that are one number a tensor
+	Scalars []string `json:"scalars,omitempty"` // the States that are one number per tensor
 }
 
-// Elements is how many a state has.
+// Elements is how many elements a state of the tensor has.
 func (t *Tensor) Elements(state string) int64 {
 	n := int64(1)
 	if !t.scalar(state) {
@@ -86,8 +86,8 @@ type File struct {
 	Name   string `json:"name"`
 	Bytes  int64  `json:"bytes"`
 	CRC32C string `json:"crc32c"` // of the file, or of its header alone
-	// Header is how many bytes at the file's beginning CRC32C covers, where they hold
-	// the sums of all that follows: a rank's file. 0: CRC32C is of the whole file.
+	// Header is how many bytes at the start of the file CRC32C covers. In a rank's file they
+	// hold the checksums of all that follows. 0: CRC32C covers the whole file.
 	Header int64 `json:"header,omitempty"`
 }
 
@@ -132,7 +132,7 @@ func (m *Manifest) tensor(name string) *Tensor {
 	return &m.Tensors[i]
 }
 
-// key tells checkpoints of one name apart in the store's marks.
+// key tells checkpoints of the same name apart in the store's marks.
 func (m *Manifest) key() string {
 	if m.ID != "" {
 		return m.ID
@@ -146,9 +146,9 @@ func sum(text []byte) string { return fmt.Sprintf("%08x", crc32.Checksum(text, c
 
 const sumKey = `"crc32c": "`
 
-// text writes the manifest as its file holds it. The last field is the CRC-32C
-// of the text with zeros in its place: it holds for later versions too, whose
-// fields this program does not know.
+// text returns the manifest as its file holds it. The last field is the CRC-32C of the text
+// with zeros in that field's place, so it can be checked in later versions, whose other fields
+// this program does not know.
 func (m Manifest) text() ([]byte, error) {
 	m.CRC32C = "00000000"
 	text, err := json.MarshalIndent(m, "", "  ")
@@ -171,8 +171,8 @@ func sealed(text []byte) bool {
 	return sum(blank) == string(text[i:i+8])
 }
 
-// sealedV1 tells the same of version 1, whose sum is of the compact JSON without
-// the sum's value, and whose text is what its writer made of the fields.
+// sealedV1 tells whether a version 1 manifest has its checksum. That is of the compact JSON
+// without the checksum's value, as its writer encoded the fields.
 func (m Manifest) sealedV1(text []byte) bool {
 	whole, err := json.MarshalIndent(m, "", "  ")
 	if err != nil || !bytes.Equal(append(whole, '\n'), text) {
@@ -219,7 +219,8 @@ func unreadable(text []byte, err error) string {
 	return fmt.Sprintf("its text is not what a save writes, from line %d on (%s)", line, what)
 }
 
-// check refuses what no writer writes: a checksum is no proof of good will.
+// check refuses manifests that no writer produces: a correct checksum does not prove that the
+// contents are safe.
 func (m *Manifest) check() error {
 	switch {
 	case m.Version < 1:
@@ -232,7 +233,7 @@ func (m *Manifest) check() error {
 	seen := map[string]bool{manifestName: true}
 	for _, f := range m.Files {
 		if f.Name == "" || f.Name == "." || !filepath.IsLocal(f.Name) || strings.ContainsAny(f.Name, `/\`) || seen[f.Name] {
-			return fmt.Errorf("%w: it lists a file %.80q, which is no name of one file in the folder", ErrDamaged, f.Name)
+			return fmt.Errorf("%w: it lists a file %.80q, which is not a plain or unique file name", ErrDamaged, f.Name)
 		}
 		if f.Bytes < 0 {
 			return fmt.Errorf("%w: it gives %s %d bytes", ErrDamaged, f.Name, f.Bytes)
@@ -245,7 +246,7 @@ func (m *Manifest) check() error {
 	return m.checkTensors()
 }
 
-// checkTensors sees that tensors ascend by name and have a size.
+// checkTensors checks that tensors are sorted by name and have valid shapes.
 func (m *Manifest) checkTensors() error {
 	for i := range m.Tensors {
 		t := &m.Tensors[i]
@@ -263,8 +264,8 @@ func (m *Manifest) checkTensors() error {
 	return nil
 }
 
-// ReadManifest reads the manifest of the checkpoint that a path names, without looking at
-// its files. Errors wrap ErrDamaged, or ErrNewer.
+// ReadManifest reads the manifest of the checkpoint at a path and none of its other files.
+// Errors wrap ErrDamaged or ErrNewer.
 func ReadManifest(folder string) (Manifest, error) {
 	f, err := filesys.Open(folder)
 	if err != nil {

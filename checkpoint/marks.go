@@ -15,37 +15,37 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// A Divergence is an attempt that ended in values that are not finite.
+// A Divergence is a training attempt that ended because values were not finite.
 type Divergence struct {
-	Step     int               `json:"step"`           // whose values were not finite, from 1
-	From     string            `json:"from,omitempty"` // name of the checkpoint that it had last, "" for none
+	Step     int               `json:"step"`           // the step whose values were not finite, from 1
+	From     string            `json:"from,omitempty"` // name of the checkpoint that it last resumed from or wrote, "" for none
 	Settings map[string]string `json:"settings"`       // of the attempt, by flag
 }
 
-// mark is a line of the marks: one thing that happened to the folder.
+// mark is one line of the marks file: one event in the folder.
 type mark struct {
 	Event      string      `json:"event"`          // confirmed, diverged, left, working
 	Key        string      `json:"key,omitempty"`  // of the checkpoint it happened to
-	Keys       []string    `json:"keys,omitempty"` // left: of checkpoints that a resumed run went back behind
+	Keys       []string    `json:"keys,omitempty"` // left: checkpoints newer than the one that a run resumed from
 	Name       string      `json:"name,omitempty"` // working: a temporary name
 	Divergence *Divergence `json:"divergence,omitempty"`
 }
 
 const (
-	markConfirmed = "confirmed" // an update was applied after it
-	markDiverged  = "diverged"  // a run stopped non-finite before it applied any; Key may be empty
-	markLeft      = "left"      // a run went on from an older one
+	markConfirmed = "confirmed" // an update was applied after the checkpoint
+	markDiverged  = "diverged"  // a run stopped non-finite before its first update after the checkpoint; Key may be empty
+	markLeft      = "left"      // a run resumed from an older checkpoint
 	markWorking   = "working"   // the store is about to use a temporary name
 )
 
-// Marks is what a folder remembers beside its checkpoints. Readers use it too.
+// Marks is the record that a folder keeps beside its checkpoints. Readers use it too.
 type Marks struct {
 	confirmed   map[string]bool
 	diverged    map[string]bool
 	left        map[string]bool
 	working     []string
 	Divergences []Divergence // oldest first
-	// Damaged says which lines were passed over, and why; nil: none.
+	// Damaged says which lines were skipped, and why; nil if none were.
 	Damaged error
 	damaged int   // lines
 	failed  error // of the reading
@@ -59,8 +59,8 @@ const (
 	maxLine  = 16 << 20
 )
 
-// Marks reads what the folder remembers; without a file that is nothing. Lines whose
-// checksum is wrong are passed over and told of in Damaged.
+// Marks reads the folder's marks; without a marks file they are empty. Lines with a wrong
+// checksum are skipped and reported in Damaged.
 func (d Dir) Marks() (Marks, error) {
 	if d.f == nil {
 		return parseMarks("", strings.NewReader("")), nil
@@ -68,7 +68,7 @@ func (d Dir) Marks() (Marks, error) {
 	return readMarks(d.f, nil)
 }
 
-// readMarks has check look at the file that it reads.
+// readMarks reads the marks file after check has accepted it.
 func readMarks(in filesys.Folder, check func(filesys.Info) error) (Marks, error) {
 	path := filepath.Join(in.Path(), marksName)
 	f, err := filesys.OpenRegular(in, marksName)
@@ -127,7 +127,7 @@ func parseMarks(path string, text io.Reader) Marks {
 	return m
 }
 
-// mostDamage is how many damaged lines are told of.
+// mostDamage is how many damaged lines are reported.
 const mostDamage = 10
 
 func (m *Marks) damage(err error) {
@@ -166,11 +166,11 @@ func (m *Marks) Confirmed(c Manifest) bool { return m.confirmed[c.key()] }
 // Diverged tells whether a run stopped non-finite right after the checkpoint.
 func (m *Marks) Diverged(c Manifest) bool { return m.diverged[c.key()] }
 
-// Left tells whether a run went back behind the checkpoint and on from an older one.
+// Left tells whether a run resumed from an older checkpoint than this one.
 func (m Marks) Left(c Manifest) bool { return m.left[c.key()] }
 
-// lines returns the marks that still say something about entries, and about names that are
-// there, for a file that replaces one of many lines.
+// lines returns the marks that still matter for entries and for existing temporary names. They
+// replace a long marks file.
 func (m *Marks) lines(entries []Entry, names []string) []mark {
 	var out []mark
 	var left []string
@@ -203,7 +203,7 @@ func (m *Marks) lines(entries []Entry, names []string) []mark {
 	return out
 }
 
-// maxDivergences is how many a rewritten file keeps, the newest.
+// maxDivergences is how many divergences a rewritten marks file keeps, the newest.
 const maxDivergences = 100
 
 func (v mark) line() ([]byte, error) {

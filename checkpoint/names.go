@@ -18,8 +18,8 @@ const (
 	largestStep = 1<<53 - 1 // what JSON numbers keep exactly
 )
 
-// Name is the canonical name of a checkpoint's folder: step-00000100, and
-// step-00000100.2 for a second one of that step, beside one that can't be used.
+// Name is the canonical name of a checkpoint's folder: step-00000100, or step-00000100.2 for a
+// second one of that step if the first can't be used.
 func Name(step, copy int) string {
 	if copy <= 1 {
 		return fmt.Sprintf("%s%08d", prefix, step)
@@ -27,7 +27,8 @@ func Name(step, copy int) string {
 	return fmt.Sprintf("%s%08d.%d", prefix, step, copy)
 }
 
-// parseName reads a canonical name; others (step-1, step-+5) are not ours.
+// parseName reads a canonical name. Other spellings (step-1, step-+5) are not checkpoints of
+// ours.
 func parseName(name string) (step, copy int, ok bool) {
 	digits, found := strings.CutPrefix(name, prefix)
 	if !found {
@@ -47,8 +48,8 @@ func parseName(name string) (step, copy int, ok bool) {
 	return step, copy, Name(step, copy) == name
 }
 
-// ownTemp is the form of the names that a Store works under. A name of this form
-// is removed only where the store's own journal holds it.
+// ownTemp matches the temporary names of a Store. Such a name is removed only if the store's
+// own marks file lists it.
 var ownTemp = regexp.MustCompile(`^\.(writing|removing)-[a-z0-9.-]+-[0-9a-f]{32}$`)
 
 // random returns 128 random bits as hexadecimal digits.
@@ -58,5 +59,5 @@ func random() string {
 	return hex.EncodeToString(b[:])
 }
 
-// OwnFiles are the names of what a Store keeps beside checkpoints.
+// OwnFiles are the names of the files that a Store keeps beside checkpoints.
 func OwnFiles() []string { return []string{lockName, marksName} }

@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Dir is an open checkpoint folder, for reading. Nothing is written there, and no lock is
-// taken. The zero value is of a folder that is not there, and has no checkpoints.
+// Dir is a checkpoint folder open for reading. It is never written to or locked. The zero value
+// is a folder that does not exist and has no checkpoints.
 type Dir struct{ f filesys.Folder }
 
 // OpenDir opens a checkpoint folder; one that is missing is the zero Dir.
@@ -26,7 +26,7 @@ func OpenDir(o filesys.Opener, path string) (Dir, error) {
 	return Dir{f}, nil
 }
 
-// Close gives the folder back. Checkpoints that were opened stay open.
+// Close closes the folder. Checkpoints opened from it stay open.
 func (d Dir) Close() error {
 	if d.f == nil {
 		return nil
@@ -34,28 +34,28 @@ func (d Dir) Close() error {
 	return d.f.Close()
 }
 
-// Again opens the same folder once more, whatever has its path now.
+// Again opens the same folder again, even if another folder now has its path.
 func (d Dir) Again() (filesys.Folder, error) { return d.f.Sub(".") }
 
-// Path is what messages call the folder.
+// Path is the folder's path for messages.
 func (d Dir) Path() string { return d.f.Path() }
 
-// Checkpoint is an open checkpoint. All files that its manifest lists were opened when it
-// was: they can be read whatever becomes of their names.
+// Checkpoint is an open checkpoint. All files that its manifest lists are opened with it, so
+// they can be read even after their names are removed.
 type Checkpoint struct {
 	Entry
 	f     filesys.Folder
 	files map[string]opened
 }
 
-// opened is a file, or why it could not be opened.
+// opened is an open file, or the error of opening it.
 type opened struct {
 	filesys.File
 	err error
 }
 
-// Open opens a checkpoint by its name. The error is the one of its Entry where its
-// manifest can't be used, and wraps fs.ErrNotExist where there is none of that name.
+// Open opens a checkpoint by its name. If its manifest can't be used the error is Entry.Err. It
+// wraps fs.ErrNotExist if no checkpoint has that name.
 func (d Dir) Open(name string) (*Checkpoint, error) {
 	if d.f == nil {
 		return nil, fmt.Errorf("open checkpoint %s: %w", name, fs.ErrNotExist)
@@ -89,8 +89,8 @@ func (c *Checkpoint) lacks() bool {
 	return false
 }
 
-// gone tells whether a checkpoint's folder has lost its name meanwhile: another process
-// removes it.
+// gone tells whether a checkpoint's folder has lost its name because another process removes
+// it.
 func (d Dir) gone(name string, f filesys.Folder) bool {
 	st, err := d.f.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -103,7 +103,8 @@ func (d Dir) gone(name string, f filesys.Folder) bool {
 // OpenCheckpoint opens the checkpoint that a path names.
 func OpenCheckpoint(path string) (*Checkpoint, error) { return openPath(filesys.System, path) }
 
-// openPath's error wraps fs.ErrNotExist where nothing has the path, or no longer.
+// openPath opens the checkpoint at a path. The error wraps fs.ErrNotExist if the path does not
+// exist or was removed meanwhile.
 func openPath(o filesys.Opener, path string) (*Checkpoint, error) {
 	f, err := o.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -132,7 +133,7 @@ func openPath(o filesys.Opener, path string) (*Checkpoint, error) {
 	return c, nil
 }
 
-// removed is the error of a checkpoint that has gone from the path that names it.
+// removed is the error for a checkpoint that was removed from its path.
 func removed(path string) error {
 	return fmt.Errorf("open checkpoint %s: a run has removed it meanwhile; give %s, which stands for its newest whole checkpoint: %w",
 		path, filepath.Dir(filepath.Clean(path)), fs.ErrNotExist)
@@ -157,7 +158,7 @@ func missing(path string, err error) error {
 	return faulty(err)
 }
 
-// openCheckpoint takes over the folder, but where it fails.
+// openCheckpoint opens a checkpoint in f. It takes ownership of f unless it fails.
 func openCheckpoint(f filesys.Folder, name string) (*Checkpoint, error) {
 	c := &Checkpoint{Entry: Entry{Name: name, Folder: f.Path()}, f: f, files: map[string]opened{}}
 	if c.Manifest, c.Err = readManifest(f); c.Err == nil {
@@ -174,7 +175,8 @@ func openCheckpoint(f filesys.Folder, name string) (*Checkpoint, error) {
 	return c, nil
 }
 
-// named fills in what a checkpoint's name says, and compares it with the manifest.
+// named fills in the fields that follow from the checkpoint's name, and compares the name with
+// the manifest.
 func (e *Entry) named() {
 	var canonical bool
 	if e.Step, e.Copy, canonical = parseName(e.Name); !canonical {
@@ -196,7 +198,7 @@ func (c *Checkpoint) Close() error {
 	return errors.Join(errs...)
 }
 
-// file is a file that has the size that the manifest says.
+// file returns an open file after checking that it has the size in the manifest.
 func (c *Checkpoint) file(want File) (filesys.File, error) {
 	path := filepath.Join(c.Folder, want.Name)
 	o := c.files[want.Name]
@@ -216,8 +218,8 @@ func (c *Checkpoint) file(want File) (filesys.File, error) {
 	return o, nil
 }
 
-// Read is a small file of the checkpoint, compared with its checksum; fs.ErrNotExist where
-// the manifest lists none of that name.
+// Read returns the contents of a small file of the checkpoint after comparing them with its
+// checksum. The error is fs.ErrNotExist if the manifest lists no such file.
 func (c *Checkpoint) Read(name string) ([]byte, error) {
 	want, ok := c.Manifest.file(name)
 	if !ok {
@@ -233,7 +235,7 @@ func (c *Checkpoint) Read(name string) ([]byte, error) {
 	return text, nil
 }
 
-// Bytes are those of a file, compared with its size alone.
+// Bytes returns a file's contents. Only its size is compared with the manifest.
 func (c *Checkpoint) Bytes(want File) ([]byte, error) {
 	f, err := c.file(want)
 	if err != nil {

@@ -10,11 +10,11 @@ import (
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
-// directBytes is the size of a file from which on it is written around the page
-// cache: smaller ones cost more that way.
+// directBytes is the size from which a file is written past the page cache; for smaller files
+// that costs more.
 const directBytes = 4 << 20
 
-// out is a file that blocks are written to, several at a time.
+// out is a file to which several blocks are written concurrently.
 type out struct {
 	f      filesys.File
 	size   int64
@@ -23,11 +23,11 @@ type out struct {
 	done   sync.WaitGroup
 
 	mu  sync.Mutex
-	err error // the first
+	err error // the first error of a write
 }
 
-// block is n bytes of the file from at on; b has room up to the next multiple of
-// alignment, which may be written too. It is given back to free.
+// block is n bytes of the file from byte at on. b has room up to the next multiple of
+// alignment, which may be written too. Afterwards b goes back to free.
 type block struct {
 	at   int64
 	b    []byte
@@ -46,7 +46,7 @@ func openOut(in filesys.Folder, name string, l safetensors.Layout) (*out, error)
 	return &out{f: f, size: l.Size, direct: direct, blocks: make(chan block)}, nil
 }
 
-// start begins to take blocks.
+// start starts the goroutines that write blocks.
 func (o *out) start() {
 	for range depth {
 		o.done.Add(1)
@@ -91,15 +91,15 @@ func (o *out) failed() error {
 	return o.err
 }
 
-// wait ends the writers.
+// wait waits for all blocks to be written.
 func (o *out) wait() error {
 	close(o.blocks)
 	o.done.Wait()
 	return o.failed()
 }
 
-// finish writes the header and makes the file durable, unless there was an error
-// before, and closes it.
+// finish writes the header and makes the file durable, unless there was an earlier error, and
+// closes the file.
 func (o *out) finish(header []byte, before error) error {
 	if before != nil {
 		return errors.Join(before, o.f.Close())

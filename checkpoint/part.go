@@ -26,22 +26,22 @@ import (
 // written last, into the room that was left for it.
 
 const (
-	// ExtentBytes bounds an extent: what is read at least to check an element.
+	// ExtentBytes bounds an extent. It is also the least that is read to check one element.
 	ExtentBytes = 1 << 20
 	// alignment of the data, of writes and of their memory in direct I/O, bytes.
 	alignment = 4096
-	// blockBytes is what goes through a buffer at a time, depth how many are in flight.
+	// blockBytes is the size of a write buffer; depth is how many are in flight.
 	blockBytes = 1 << 20
 	depth      = 4
-	// imageBytes is what goes to the file at a time of a part that is in memory whole:
-	// each request costs the processor as much whatever its size.
+	// imageBytes is the write size of a part that is whole in memory. Each request costs about
+	// the same CPU time whatever its size.
 	imageBytes = 4 << 20
-	// lookBytes is what is summed and looked at before the next: it stays in the first
-	// cache from the one to the other.
+	// lookBytes is how much is checksummed and then checked for finite values at a time: it
+	// stays in the L1 cache between the two.
 	lookBytes = 32 << 10
 
 	sumsKey = "crc32c"
-	// ScaleSuffix makes the name of a state in 8 bits that of its scales.
+	// ScaleSuffix is appended to the name of an 8-bit state to name its scales.
 	ScaleSuffix = ".scale"
 	scaledDType = safetensors.DType("U8")
 )
@@ -50,15 +50,15 @@ const (
 // tensor's first on.
 const QuantBlock = graph.QuantBlock
 
-// Extent is a run of elements of a tensor's state, as they rest. Scales count blocks
-// of QuantBlock elements.
+// Extent is a stored range of elements of one tensor's state. For scales, Start and N count
+// blocks of QuantBlock elements.
 type Extent struct {
 	State, Tensor string
 	Start, N      int64 // elements
 	DType         safetensors.DType
 }
 
-// Bytes is the extent's size.
+// Bytes is the extent's size in the file.
 func (e Extent) Bytes() int64 { return e.N * e.DType.Size() }
 
 func (e Extent) tensor() safetensors.Tensor {
@@ -69,13 +69,13 @@ func extentOf(t safetensors.Tensor) (Extent, error) {
 	state, rest, ok := strings.Cut(t.Name, ":")
 	last := strings.LastIndexByte(rest, ':')
 	if !ok || last < 0 || len(t.Shape) != 1 {
-		return Extent{}, fmt.Errorf("%.80q is no extent's name", t.Name)
+		return Extent{}, fmt.Errorf("%.80q is not a valid extent name (STATE:TENSOR:START)", t.Name)
 	}
 	start, err := strconv.ParseInt(rest[last+1:], 10, 64)
 	e := Extent{State: state, Tensor: rest[:last], Start: start, N: t.Shape[0], DType: t.DType}
 	switch {
 	case err != nil || start < 0 || e.Start > e.Start+e.N || e.tensor().Name != t.Name:
-		return e, fmt.Errorf("%.80q is no extent's name", t.Name)
+		return e, fmt.Errorf("%.80q is not a valid extent name (STATE:TENSOR:START)", t.Name)
 	case e.DType != scaledDType && e.DType != safetensors.F32 && e.DType != safetensors.BF16 && e.DType != safetensors.F16:
 		return e, fmt.Errorf("extent %.80q is of %s", t.Name, e.DType)
 	case e.N == 0 || e.Bytes() > ExtentBytes:
@@ -86,13 +86,14 @@ func extentOf(t safetensors.Tensor) (Extent, error) {
 	return e, nil
 }
 
-// Part is what one rank writes of a checkpoint: its extents, wider elements first.
+// Part is what one rank writes of a checkpoint: its extents, ordered by element size, largest
+// first.
 type Part struct {
 	Index, Of int // the rank, and how many there are
 	Extents   []Extent
 	Buffer    int64 // bytes of memory that WritePart may use, at least LeastBuffer; 0: BufferBytes
-	// Read fills dst with the i-th extent's bytes from byte off on. Extents are asked
-	// for in order, from one goroutine.
+	// Read fills dst with bytes of the i-th extent from byte off on. Extents are read in order,
+	// from one goroutine.
 	Read func(i int, off int64, dst []byte) error
 }
 
@@ -100,10 +101,10 @@ func (p *Part) fileName() string {
 	return fmt.Sprintf("rank-%05d-of-%05d.safetensors", p.Index, p.Of)
 }
 
-// partName is the form of a rank's file's name.
+// partName matches the names of ranks' files.
 var partName = regexp.MustCompile(`^rank-[0-9]{5,}-of-[0-9]{5,}\.safetensors$`)
 
-// Bytes is the size of the part's data.
+// Bytes is the size of the part's extents, without the header.
 func (p *Part) Bytes() (n int64) {
 	for i := range p.Extents {
 		n += p.Extents[i].Bytes()
@@ -111,31 +112,32 @@ func (p *Part) Bytes() (n int64) {
 	return n
 }
 
-// LeastBuffer is the least memory that a part is written through.
+// LeastBuffer is the smallest write buffer for a part, in bytes.
 const LeastBuffer = depth * 4 * alignment
 
-// BufferBytes is the memory through which a part of n bytes is written best.
+// BufferBytes is the best write buffer for a part of n bytes.
 func BufferBytes(n int64) int64 { return min(depth*blockBytes, roundUp(n)) }
 
-// StagingBytes is the memory that holds a part of n bytes whole.
+// StagingBytes is the memory that holds a whole part of n bytes.
 func StagingBytes(n int64) int64 { return roundUp(n) }
 
 func roundUp(n int64) int64 { return (n + alignment - 1) / alignment * alignment }
 
-// partFile is a part on its way to its file. Positions count bytes of the data.
+// partFile is a part that is being written. Positions count bytes of the data, after the
+// header.
 type partFile struct {
 	part   *Part
 	layout safetensors.Layout
 	header []byte
 	sums   []uint32
-	filled int // the extent at which fill goes on
-	seen   int // the extent at which look goes on
+	filled int // the extent at which fill continues
+	seen   int // the extent at which look continues
 	odd    NonFinite
 }
 
 func newPartFile(p *Part) (*partFile, error) {
 	if !littleEndian {
-		return nil, errors.New("files are little-endian, and so must be the memory that they are written from")
+		return nil, errors.New("checkpoint files are little-endian, and this machine is big-endian; save on a little-endian machine")
 	}
 	tensors := make([]safetensors.Tensor, len(p.Extents))
 	for i, e := range p.Extents {
@@ -156,7 +158,8 @@ func newPartFile(p *Part) (*partFile, error) {
 
 func (w *partFile) data() int64 { return w.layout.Size - w.layout.Data }
 
-// begin is the position of an extent's first byte, or the data's end.
+// begin is the position of the i-th extent's first byte, or the end of the data for i = number
+// of extents.
 func (w *partFile) begin(i int) int64 {
 	if i == len(w.layout.Begin) {
 		return w.data()
@@ -164,8 +167,8 @@ func (w *partFile) begin(i int) int64 {
 	return w.layout.Begin[i] - w.layout.Data
 }
 
-// each calls visit with the extents that lie in [lo, lo+len(b)), from the i-th on,
-// and their part of b, and returns the one at which the next range goes on.
+// each calls visit with the extents that overlap [lo, lo+len(b)), from the i-th on, and their
+// part of b. It returns the extent at which the next range continues.
 func (w *partFile) each(i int, lo int64, b []byte, visit func(i int, off int64, b []byte) error) (int, error) {
 	for at := int64(0); at < int64(len(b)); {
 		off := lo + at - w.begin(i)
@@ -180,14 +183,14 @@ func (w *partFile) each(i int, lo int64, b []byte, visit func(i int, off int64, 
 	return i, nil
 }
 
-// fill reads the data from lo on into b. Ranges come in order.
+// fill reads the data from position lo on into b. Calls must have ascending ranges.
 func (w *partFile) fill(lo int64, b []byte) (err error) {
 	w.filled, err = w.each(w.filled, lo, b, w.part.Read)
 	return err
 }
 
-// look takes the bytes from lo on into the sums, and sees that they are finite.
-// Ranges come in order.
+// look adds the bytes from lo on to the checksums and checks that their values are finite.
+// Calls must have ascending ranges.
 func (w *partFile) look(lo int64, b []byte) (err error) {
 	w.seen, err = w.each(w.seen, lo, b, func(i int, off int64, b []byte) error {
 		e := &w.part.Extents[i]
@@ -205,7 +208,7 @@ func (w *partFile) look(lo int64, b []byte) (err error) {
 	return err
 }
 
-// end is the file's header once all of the data has been looked at.
+// end returns the file's header after look has seen all data.
 func (w *partFile) end() (File, error) {
 	if w.odd.Count > 0 {
 		return File{}, &w.odd
@@ -219,7 +222,7 @@ func (w *partFile) end() (File, error) {
 	return File{Name: w.part.fileName(), Bytes: w.layout.Size, CRC32C: sum(w.header), Header: w.layout.Data}, nil
 }
 
-// lookAt counts the values of an extent's bytes that are not finite.
+// lookAt counts the non-finite values in bytes of an extent.
 func (e *NonFinite) lookAt(x *Extent, off int64, b []byte) {
 	size := x.DType.Size()
 	if e.Count == 0 && (e.State != x.State || e.Tensor != x.Tensor) {
@@ -251,9 +254,9 @@ func (e *NonFinite) lookAt(x *Extent, off int64, b []byte) {
 	}
 }
 
-// WritePart writes a rank's file into a checkpoint's folder and syncs it, through
-// Part.Buffer of memory. Values that are not finite are a *NonFinite. What an error
-// leaves goes with the folder.
+// WritePart writes a rank's file into a checkpoint's folder and syncs it, through Part.Buffer
+// bytes of memory. Non-finite values are a *NonFinite error. After an error the file may
+// remain; it is removed with the folder.
 func WritePart(ctx context.Context, in filesys.Folder, p *Part) (File, error) {
 	f, err := writePart(ctx, in, p)
 	return f, partError(in, p, err)
@@ -305,7 +308,7 @@ func writePart(ctx context.Context, in filesys.Folder, p *Part) (File, error) {
 	return f, errors.Join(o.finish(w.header, err), unmapMemory(memory))
 }
 
-// stream fills buffers and hands them to the file's writers, which give them back.
+// stream fills buffers and queues them for the file's writers, which return them to free.
 func (w *partFile) stream(ctx context.Context, o *out, free chan []byte) error {
 	for lo := int64(0); lo < w.data(); {
 		if err := cmp.Or(ctx.Err(), o.failed()); err != nil {
@@ -328,14 +331,15 @@ func (w *partFile) stream(ctx context.Context, o *out, free chan []byte) error {
 	return nil
 }
 
-// Image is a part that is held whole in memory, from which it is written while its
-// states go on.
+// Image is a copy of a whole part in memory. It is written to the file while training changes
+// the states.
 type Image struct {
 	w      *partFile
 	memory []byte
 }
 
-// Stage copies a part's states. The memory is made by the first call and reused.
+// Stage copies a part's states into the image. The first call allocates the memory; later calls
+// reuse it.
 func (m *Image) Stage(p *Part) (err error) {
 	m.w = nil
 	w, err := newPartFile(p)
@@ -361,7 +365,7 @@ func (m *Image) Stage(p *Part) (err error) {
 	return nil
 }
 
-// Write is WritePart of what was staged last. Nothing may be staged meanwhile.
+// Write is WritePart of the part that was staged last. Do not call Stage while it runs.
 func (m *Image) Write(ctx context.Context, in filesys.Folder) (File, error) {
 	w := m.w
 	if w == nil {
@@ -396,7 +400,7 @@ func (m *Image) write(ctx context.Context, in filesys.Folder, w *partFile) (f Fi
 	return f, o.finish(w.header, err)
 }
 
-// Close gives the memory back. No Write may be under way.
+// Close releases the memory. No Write may be running.
 func (m *Image) Close() error {
 	memory := m.memory
 	m.memory, m.w = nil, nil

@@ -11,9 +11,9 @@ import (
 // entries in ascending order: all that are older than the newest keep confirmed
 // ones, and unconfirmed ones older than the newest confirmed. keep 0 keeps all.
 //
-// Not counted as confirmed are those that the run left behind when it went on from
-// an older one: they lie in a future that did not happen, and counting them would
-// remove what the run writes now.
+// Checkpoints that the run left behind when it resumed from an older one do not count as
+// confirmed. They are ahead of the run's present steps; counting them would remove the ones
+// that the run writes now.
 func expendable(entries []Entry, m *Marks, owner string, keep int) []Entry {
 	if keep <= 0 || owner == "" {
 		return nil
@@ -55,8 +55,8 @@ func (s *Store) prune() error {
 	return s.remove(expendable(entries, &s.marks, s.owner, s.o.Keep))
 }
 
-// Replace removes the checkpoints of other runs that bear Options.Mark. Once it has,
-// it does nothing more: nobody else writes into the folder.
+// Replace removes the checkpoints of other runs that have Options.Mark. After one success
+// further calls do nothing, since nobody else writes into the folder.
 func (s *Store) Replace() error {
 	gone, err := s.others()
 	if err != nil {
@@ -67,8 +67,8 @@ func (s *Store) Replace() error {
 	return err
 }
 
-// others are the checkpoints of other runs that bear Options.Mark, until Replace has
-// removed them.
+// others lists the checkpoints of other runs that have Options.Mark, until Replace has removed
+// them.
 func (s *Store) others() (list []Entry, err error) {
 	if s.o.Mark == "" || s.replaced {
 		return nil, nil
@@ -82,8 +82,8 @@ func (s *Store) others() (list []Entry, err error) {
 	return list, err
 }
 
-// remove takes checkpoints' names away first, durably, so that a removal that a kill
-// or a loss of power cuts short leaves no half checkpoint.
+// remove first takes away the checkpoints' names, durably. A removal cut short by a kill or
+// power loss thus leaves no incomplete checkpoint under a canonical name.
 func (s *Store) remove(gone []Entry) error {
 	var errs []error
 	for _, e := range gone {

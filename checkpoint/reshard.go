@@ -11,14 +11,13 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Reshard writes the files of the checkpoint that a path stands for anew, as so many ranks
-// would have: the same states, byte for byte, which any other number of ranks loads as well
-// as before. It returns the checkpoint's folder, and newer ones that were passed over. The
-// new folder takes the old one's name once it is complete and durable; there is a whole
-// checkpoint of the step at any moment, for an instant under the step's next name.
-// Blobs, the run and what the folder remembers of it stay. The checkpoint folder is locked
-// before a checkpoint is chosen; it must not be open for a run: *Busy. The checkpoint must
-// be of the present version.
+// Reshard rewrites the files of a checkpoint as the given number of ranks would have written
+// them. The states stay the same, byte for byte, and any number of ranks can still load them.
+// It returns the checkpoint's folder and the newer ones that were passed over. The new folder
+// takes the old one's name once it is complete and durable. A whole checkpoint of the step
+// exists at any moment, briefly under the step's next name. Blobs, the run record and the
+// folder's marks stay. The checkpoint folder is locked before a checkpoint is chosen; if a run
+// has it open, the error is *Busy. The checkpoint must be of the present version.
 func Reshard(ctx context.Context, o filesys.Opener, path string, ranks int) (folder string, passed []Pass, err error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -99,7 +98,8 @@ func (s *Store) reshard(ctx context.Context, c *Checkpoint, ranks int) error {
 	return s.f.Sync()
 }
 
-// rewrite copies the extents of a checkpoint's files into those of so many ranks.
+// rewrite copies the extents of a checkpoint's files into new files for the given number of
+// ranks.
 func (c *Checkpoint) rewrite(ctx context.Context, to filesys.Folder, ranks int) ([]File, error) {
 	s, err := c.States()
 	if err != nil {
@@ -132,7 +132,7 @@ func (c *Checkpoint) rewrite(ctx context.Context, to filesys.Folder, ranks int) 
 	return files, nil
 }
 
-// split divides the extents evenly, tensors in order, wider elements first.
+// split divides the extents evenly among ranks, in tensor order, larger element sizes first.
 func (s *States) split(ranks int) [][]*located {
 	var all []*located
 	total := int64(0)

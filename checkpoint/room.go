@@ -8,18 +8,18 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Room is what a run's checkpoints have for themselves, in bytes. A checkpoint goes
-// only once a newer one is whole, so they lie beside one another.
+// Room is the disk space for a run's checkpoints, in bytes. A checkpoint is removed only after
+// a newer one is whole, so both need space at once.
 type Room struct {
 	filesys.Room
-	Goes  int64   // goes before the first checkpoint is written: Options.Keep does not cover it
-	After int64   // goes once that is whole: Options.Mark lets it
-	Own   []int64 // the run's confirmed ones that stay, newest first
+	Goes  int64   // freed before the first checkpoint is written: Options.Keep does not cover it
+	After int64   // freed once the first checkpoint is whole: those replaced by Options.Mark
+	Own   []int64 // sizes of the run's confirmed checkpoints that stay, newest first
 	keep  int
 }
 
-// Room is what the store's file system has for the checkpoints of a run that goes on
-// from one; of a fresh run from has no name. False: nobody can say.
+// Room returns the space of the store's file system for the checkpoints of a run that resumes
+// from a checkpoint; from has no name for a fresh run. False: the file system does not tell.
 func (s *Store) Room(from Choice) (Room, bool, error) {
 	free, err := s.f.Room()
 	if err != nil {
@@ -32,8 +32,8 @@ func (s *Store) Room(from Choice) (Room, bool, error) {
 	return roomOf(free, entries, s.marks, from, s.owner, s.o), true, nil
 }
 
-// roomOf is Room of what a folder holds. The marks are as the first update makes them:
-// it confirms what the run goes on from.
+// roomOf computes Room from a folder's entries. It assumes marks as after the run's first
+// update, which confirms the checkpoint resumed from.
 func roomOf(free filesys.Room, entries []Entry, marks Marks, from Choice, owner string, o Options) Room {
 	r := Room{Room: free, keep: o.Keep}
 	marks.confirmed, marks.left = maps.Clone(marks.confirmed), maps.Clone(marks.left)
@@ -68,8 +68,8 @@ func roomOf(free filesys.Room, entries []Entry, marks Marks, from Choice, owner 
 	return r
 }
 
-// takes is what a checkpoint takes of a file system of such blocks: its folder, its files
-// and the manifest.
+// takes is the disk space, in bytes, of a checkpoint in a file system with the given block
+// size: its folder, its files and the manifest.
 func (m *Manifest) takes(block int64) int64 {
 	block = max(block, 1)
 	up := func(n int64) int64 { return (n + block - 1) / block * block }
@@ -83,7 +83,8 @@ func (m *Manifest) takes(block int64) int64 {
 	return n
 }
 
-// Takes is what a checkpoint of these parts will take of the store's file system.
+// Takes is the disk space, in bytes, that a checkpoint of these parts will need in the store's
+// file system.
 func (s *Store) Takes(m Manifest, parts []*Part, blobs []Blob) (int64, error) {
 	now := time.Now().UTC().Truncate(time.Second)
 	m.Version, m.ID, m.Owner, m.Mark, m.Written = Version, random(), s.owner, s.o.Mark, &now
@@ -104,15 +105,16 @@ func (s *Store) Takes(m Manifest, parts []*Part, blobs []Blob) (int64, error) {
 	return m.takes(room.Block), nil
 }
 
-// Needs is the most that the run's next checkpoints, each of so many bytes, take at
-// once of what is free: while the k-th is written, Keep of those before it are there.
+// Needs is the most free space that the run's next saves checkpoints, of each bytes, use at
+// once. While the k-th is written, Keep of those before it still exist.
 func (r *Room) Needs(each, saves int64) (most int64) {
 	old := int64(len(r.Own))
 	last := saves // the most that there are at once of the new ones
 	if r.keep > 0 {
 		last = min(saves, int64(r.keep)+1)
 	}
-	// Between the first and the first that an old one makes way for, needs only grow.
+	// From the first save that removes no old checkpoint of the run on, needs only grow up to
+	// last.
 	for k := max(last-old, 1); ; k = min(k+1, last) {
 		most = max(most, r.needs(each, k))
 		if k >= last {
@@ -121,7 +123,7 @@ func (r *Room) Needs(each, saves int64) (most int64) {
 	}
 }
 
-// needs is what is taken while the k-th is written.
+// needs is the space used while the k-th new checkpoint is written.
 func (r *Room) needs(each, k int64) int64 {
 	if k > math.MaxInt64/max(each, 1) {
 		return math.MaxInt64
@@ -138,8 +140,8 @@ func (r *Room) needs(each, k int64) int64 {
 	return n
 }
 
-// Keeps is the largest Options.Keep with which checkpoints of so many bytes never take
-// more than is free; 0: none is small enough.
+// Keeps is the largest Options.Keep with which checkpoints of each bytes always fit in the free
+// space; 0 if not even 1 does.
 func (r *Room) Keeps(each int64) int64 {
 	free := r.Free + min(r.Goes, math.MaxInt64-r.Free)
 	for _, n := range r.Own {

@@ -32,8 +32,8 @@ func shards(tensors []safetensors.Tensor, limit int64) (groups [][]safetensors.T
 	return groups, total
 }
 
-// shard writes weights as several files with an index, as Hugging Face's loaders take
-// them: model-00001-of-00003.safetensors …
+// shard writes weights as several files with an index in Hugging Face's layout:
+// model-00001-of-00003.safetensors …
 func shard(ctx context.Context, r Tensors, to filesys.Folder, limit int64) error {
 	groups, total := shards(r.Tensors(), limit)
 	where := map[string]string{}
@@ -53,7 +53,7 @@ func shard(ctx context.Context, r Tensors, to filesys.Folder, limit int64) error
 	return writeSynced(to, safetensors.IndexName, append(index, '\n'))
 }
 
-// writeTensors copies tensors, in fp32, into a new file of a folder.
+// writeTensors copies tensors, as fp32, into a new file of a folder.
 func writeTensors(ctx context.Context, r Tensors, to filesys.Folder, name string, tensors []safetensors.Tensor) error {
 	tensors = slices.Clone(tensors)
 	for i := range tensors {

@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
-// Tensors are one state's tensors, whole, whichever files they lie in.
+// Tensors gives one state's tensors as whole tensors, whichever files hold their extents.
 type Tensors interface {
 	Path() string
 	Tensors() []safetensors.Tensor
@@ -25,7 +25,7 @@ type Tensors interface {
 	Close() error
 }
 
-// located is an extent in a file.
+// located is an extent and its place in a file.
 type located struct {
 	Extent
 	file int
@@ -45,14 +45,15 @@ type States struct {
 	scales  cached
 }
 
-// cached is the scale extent that was read last: codes come in order.
+// cached holds the scale extent that was read last. Codes are read in order, so it usually
+// serves the next read.
 type cached struct {
 	of     located
 	values []float32
 }
 
-// States compares the headers of the ranks' files with the manifest, and what they hold
-// with the tensors that it lists. Errors wrap ErrDamaged.
+// States opens the ranks' files and compares their headers with the manifest, and their extents
+// with its list of tensors. Errors wrap ErrDamaged.
 func (c *Checkpoint) States() (*States, error) {
 	s := &States{folder: c.Folder, c: c, m: c.Manifest, extents: map[string]map[string][]located{}}
 	for _, f := range s.m.Files {
@@ -112,8 +113,8 @@ func (s *States) open(want File) error {
 	return nil
 }
 
-// complete sees that the extents of every state tile its tensors, and that there
-// are no others.
+// complete checks that the extents of every state cover its tensors exactly once, and that no
+// other extents exist.
 func (s *States) complete() error {
 	known := 0
 	for i := range s.m.Tensors {
@@ -144,7 +145,7 @@ func (s *States) complete() error {
 	return nil
 }
 
-// tiles sees that a list of extents covers n elements once, in one dtype.
+// tiles checks that a list of extents covers n elements exactly once, in one dtype.
 func (s *States) tiles(n int64, list []located, state, tensor string) error {
 	at := int64(0)
 	for _, e := range list {
@@ -159,11 +160,11 @@ func (s *States) tiles(n int64, list []located, state, tensor string) error {
 	return nil
 }
 
-// Close does nothing: the files are the Checkpoint's.
+// Close does nothing: the Checkpoint owns the files.
 func (s *States) Close() error { return nil }
 
-// Bytes returns a state of a tensor as it rests: elements of its dtype, or codes and,
-// of the state with ScaleSuffix, their scales.
+// Bytes returns the stored bytes of a tensor's state: elements of its dtype, or 8-bit codes,
+// whose scales are the state with ScaleSuffix.
 func (s *States) Bytes(state, tensor string) ([]byte, error) {
 	var all []byte
 	for i := range s.extents[state][tensor] {
@@ -189,7 +190,7 @@ func find(list []located, element int64) int {
 	return i
 }
 
-// raw reads an extent whole into b and compares it with its checksum.
+// raw reads a whole extent into b and compares it with its checksum.
 func (s *States) raw(e *located, b []byte) error {
 	if _, err := s.files[e.file].ReadAt(b, e.at); err != nil {
 		return fmt.Errorf("%w: %s: %w", ErrDamaged, s.names[e.file], err)
@@ -229,7 +230,7 @@ func (s *States) scalesOf(state, tensor string, first, n int64) ([]float32, erro
 	return out, nil
 }
 
-// stateView is one state of a checkpoint as whole tensors.
+// stateView presents one state of a checkpoint as whole tensors.
 type stateView struct {
 	*States
 	state string
@@ -237,7 +238,8 @@ type stateView struct {
 	bytes []byte
 }
 
-// State is one state's tensors. It shares the files: closing it closes them.
+// State returns one state's tensors. They share the checkpoint's files; closing the result does
+// not close those.
 func (s *States) State(name string) Tensors { return &stateView{States: s, state: name} }
 
 func (v *stateView) Path() string { return v.folder }
@@ -272,7 +274,7 @@ func (v *stateView) ReadFloat32(name string, start int64, dst []float32) error {
 	case start < 0 || start > t.Elements()-int64(len(dst)):
 		return fmt.Errorf("read %s: %s of %q has %d elements; %d from %d are outside of it", v.folder, v.state, name, t.Elements(), len(dst), start)
 	case t.DType == scaledDType && v.state != ModelState:
-		return fmt.Errorf("read %s: %s of %q is in 8 bits; only a run of an optimizer in 8 bits reads it", v.folder, v.state, name)
+		return fmt.Errorf("read %s: %s of %q is in 8 bits; resume with the 8-bit optimizer that wrote it", v.folder, v.state, name)
 	}
 	list := v.extents[v.state][name]
 	for len(dst) > 0 {
@@ -311,8 +313,8 @@ func (v *stateView) decode(e *located, b []byte) ([]float32, error) {
 	return x, err
 }
 
-// State opens the tensors of one state of a checkpoint of any version; those of an older
-// one are read as they are, compared with the manifest by Verify alone.
+// State opens the tensors of one state of a checkpoint of any version. Tensors of versions 1
+// and 2 are read without a check; only Verify compares them with the manifest.
 func (c *Checkpoint) State(name string) (Tensors, error) {
 	if c.Manifest.Version >= sharded {
 		s, err := c.States()
@@ -328,7 +330,7 @@ func (c *Checkpoint) State(name string) (Tensors, error) {
 	return c.Tensors(want)
 }
 
-// Tensors opens a file of tensors as it is.
+// Tensors opens a safetensors file of the checkpoint without a checksum check.
 func (c *Checkpoint) Tensors(want File) (Tensors, error) {
 	f, err := c.file(want)
 	if err != nil {
@@ -337,8 +339,8 @@ func (c *Checkpoint) Tensors(want File) (Tensors, error) {
 	return safetensors.OpenAs(filepath.Join(c.Folder, want.Name), f, want.Bytes)
 }
 
-// faulty says that a file is at fault, unless this process may not read it or has too many
-// open: that is no reason to take an older checkpoint.
+// faulty wraps err in ErrDamaged, unless this process lacks permission or has too many open
+// files: those are no reason to fall back to an older checkpoint.
 func faulty(err error) error {
 	for _, ours := range []error{os.ErrPermission, filesys.ErrLeads, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM} {
 		if errors.Is(err, ours) {

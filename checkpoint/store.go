@@ -16,50 +16,50 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Options is how a run opens its checkpoint folder.
+// Options says how a run opens its checkpoint folder.
 type Options struct {
 	// Keep is how many confirmed checkpoints of this run are kept; 0: all.
 	Keep int
-	// Mark, where it is not empty, goes into every manifest, and checkpoints of
-	// other runs that bear it are removed once this run's first one is complete. From
-	// then on it stands for them: Manifest.Replaces.
+	// Mark, if not empty, is recorded in every manifest. Once this run's first checkpoint is
+	// complete, other runs' checkpoints with the same mark are removed, and Manifest.Replaces
+	// lists those runs.
 	Mark string
 	// Folders opens the folder; nil: filesys.System.
 	Folders filesys.Opener
 }
 
-// Store is a checkpoint folder that one process has open for one run. Its methods
-// are for one goroutine at a time, but for Last, which may be asked at any time.
+// Store is a checkpoint folder that one process has open for one run. Its methods are for one
+// goroutine at a time, except Last, which may be called concurrently.
 //
-// The folder is opened once, by its path, and everything is done in that folder: what has
-// its path later is not looked at. Marks and locks that another user made are refused:
-// they would have this process remove what it did not write.
+// The folder is opened once, by its path, and stays open; a folder that takes that path later
+// is ignored. Marks and locks made by another user are refused: they could make this process
+// remove files that it did not write.
 //
-// A checkpoint is confirmed by the first update that is applied after it: only then
-// is it known that training can go on from it. Prune counts confirmed ones alone,
-// and keeps the newest beside them.
+// A checkpoint is confirmed by the first update that is applied after it: only then is it known
+// that training can continue from it. Keep counts confirmed checkpoints only; the newest is
+// kept in addition.
 type Store struct {
 	f     filesys.Folder
 	o     Options
 	owner string // the run's id
-	user  int64  // to whom files belong that this process makes in the folder
+	user  int64  // the owner of files that this process makes in the folder
 	token string // see Token
 	lock  filesys.File
 	marks Marks
-	log   filesys.File // of marks, appended to; nil before the first
-	long  int64        // bytes of marks from which on they are rewritten
+	log   filesys.File // the marks file, appended to; nil before the first mark
+	long  int64        // size in bytes from which the marks are rewritten
 	made  filesys.Made // folders that Open made
 	notes []string     // see Notes
-	wrote bool         // something that stays
-	tidy  bool         // what Keep does not cover was removed once
-	// replaced says that no other run's checkpoint bears the mark any more.
+	wrote bool         // something that must stay was written
+	tidy  bool         // checkpoints that Keep does not cover were removed once
+	// replaced says that no other run's checkpoint has the mark any more.
 	replaced bool
-	base     atomic.Pointer[Entry] // the checkpoint that the run wrote or went on from last
+	base     atomic.Pointer[Entry] // the checkpoint that the run last wrote or resumed from
 }
 
-// Open makes dir, locks it for this process and clears what killed saves of this
-// store left under its own temporary names. The error is a *Busy where another
-// process has it, a *Foreign where another user has used it.
+// Open makes dir, locks it for this process and removes what killed saves of this store left
+// under its temporary names. The error is a *Busy if another process has the folder open, and a
+// *Foreign if another user has used it.
 func Open(dir string, o Options) (*Store, error) {
 	if o.Folders == nil {
 		o.Folders = filesys.System
@@ -109,7 +109,7 @@ func (s *Store) open(dir string) (err error) {
 	return s.shorten()
 }
 
-// clear removes what a killed save left under a name.
+// clear removes a temporary folder or file that a killed save left.
 func (s *Store) clear(name string) error {
 	st, err := s.f.Lstat(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -125,13 +125,14 @@ func (s *Store) clear(name string) error {
 	return err
 }
 
-// Notes are lines about the folder that a person should see.
+// Notes are lines about the folder to show to the user.
 func (s *Store) Notes() []string { return s.notes }
 
-// Dir is the folder, for reading, as long as the store is open.
+// Dir returns the folder for reading; it is valid while the store is open.
 func (s *Store) Dir() Dir { return Dir{s.f} }
 
-// Close gives the folder back. One that Open made and nothing was written to goes.
+// Close releases the lock and the folder. A folder that Open made and nothing was written to is
+// removed.
 func (s *Store) Close() error {
 	var errs []error
 	if s.log != nil {
@@ -158,15 +159,14 @@ func (s *Store) Close() error {
 // Owner is the id of the run.
 func (s *Store) Owner() string { return s.owner }
 
-// Damaged tells which of the folder's marks can't be read; nil: all can.
+// Damaged says which of the folder's marks can't be read; nil if all can.
 func (s *Store) Damaged() error { return s.marks.Damaged }
 
-// Diverged lists what attempts in this folder ended in values that are not finite,
-// oldest first.
+// Diverged lists the attempts in this folder that ended with non-finite values, oldest first.
 func (s *Store) Diverged() []Divergence { return s.marks.Divergences }
 
-// Continue makes the run go on from a checkpoint of the folder: as the same run,
-// where the checkpoint names one. Newer checkpoints of it count no more.
+// Continue makes the run resume from a checkpoint of the folder, as the run that the checkpoint
+// names, if it names one. Newer checkpoints of that run no longer count as confirmed.
 func (s *Store) Continue(c Choice) error {
 	if c.Manifest.Owner != "" {
 		s.owner = c.Manifest.Owner
@@ -184,13 +184,13 @@ func (s *Store) Continue(c Choice) error {
 	return s.mark(mark{Event: markLeft, Keys: left})
 }
 
-// Last is the checkpoint that the run wrote or went on from last; nil: none.
+// Last is the checkpoint that the run last wrote or resumed from; nil if there is none.
 func (s *Store) Last() *Entry { return s.base.Load() }
 
-// Save writes a checkpoint of m.Step, all of whose parts are in this process, and
-// returns its folder. The folder appears under its name complete and synced, or not
-// at all; a name that is taken is never written over, the next one of the step is
-// used. Values that are not finite are a *NonFinite.
+// Save writes a checkpoint of m.Step, all of whose parts are in this process, and returns its
+// folder. The folder appears under its name complete and synced, or not at all. An existing
+// name is never overwritten: the step's next free name is used. Non-finite values are a
+// *NonFinite error.
 func (s *Store) Save(ctx context.Context, m Manifest, parts []*Part, blobs []Blob) (string, error) {
 	p, err := s.Begin(m)
 	if err != nil {
@@ -212,9 +212,9 @@ func (s *Store) Save(ctx context.Context, m Manifest, parts []*Part, blobs []Blo
 	return e.Folder, nil
 }
 
-// Pending is a checkpoint that is being written: its ranks' files go into Folder,
-// from any process, then Finish gives it its name. Its methods may run beside those
-// of the Store, for one goroutine.
+// Pending is a checkpoint that is being written. Any process may write its ranks' files into
+// Folder; Finish then gives it its name. One goroutine may call its methods concurrently with
+// those of the Store.
 type Pending struct {
 	in   filesys.Folder // the checkpoint folder
 	name string         // of the folder that is written
@@ -222,8 +222,8 @@ type Pending struct {
 	m    Manifest
 }
 
-// Begin starts a checkpoint of m.Step, with its Tensors, Run and what it says for
-// information.
+// Begin starts a checkpoint of m.Step. m also has the Tensors, the Run and the informational
+// fields.
 func (s *Store) Begin(m Manifest) (*Pending, error) {
 	now := time.Now().UTC().Truncate(time.Second)
 	m.ID, m.Owner, m.Mark, m.Written = random(), s.owner, s.o.Mark, &now
@@ -261,8 +261,7 @@ func (s *Store) begin(m Manifest) (*Pending, error) {
 	return p, nil
 }
 
-// writing opens the folder of a Pending by its name. It must belong to the user to whom
-// files belong that the caller makes beside it.
+// writing opens the folder of a Pending by its name. The folder must belong to user.
 func (d Dir) writing(name string, user int64) (filesys.Folder, error) {
 	f, err := d.f.Sub(name)
 	if err != nil {
@@ -285,11 +284,10 @@ func (p *Pending) failed(err error) error {
 // Folder is where the ranks' files are written.
 func (p *Pending) Folder() filesys.Folder { return p.f }
 
-// Name is the folder's name in the checkpoint folder: see Joined.Writing.
+// Name is the folder's temporary name in the checkpoint folder: see Joined.Writing.
 func (p *Pending) Name() string { return p.name }
 
-// Finish completes the checkpoint of the parts' files, makes it durable and gives it
-// its name.
+// Finish writes the rest of the checkpoint, makes it durable and gives it its name.
 func (p *Pending) Finish(parts []File, blobs []Blob) (Entry, error) {
 	m, err := writeRest(p.f, p.m, parts, blobs)
 	var e Entry
@@ -302,21 +300,20 @@ func (p *Pending) Finish(parts []File, blobs []Blob) (Entry, error) {
 	return e, p.f.Close()
 }
 
-// Abort removes what was written, because of err, and returns that as a failed
-// save's.
+// Abort removes the written files after the failure err, and returns err as the error of the
+// save.
 func (p *Pending) Abort(err error) error {
 	return p.failed(errors.Join(err, p.f.Close(), filesys.RemoveAll(p.in, p.name)))
 }
 
-// Adopt makes a checkpoint that Finish completed the one that the run wrote last.
+// Adopt makes a checkpoint that Finish completed the run's newest: see Last.
 func (s *Store) Adopt(e Entry) {
 	s.base.Store(&e)
 	s.wrote = true
 }
 
-// stillOurs sees that the lock still has its name. Where somebody removed that, it is
-// taken again; where the folder is gone, a new one is made in its place, without what it
-// remembered.
+// stillOurs checks that the lock file still has its name. If somebody removed the name the lock
+// is taken again. If the folder is gone a new one is made in its place, without the old marks.
 func (s *Store) stillOurs() error {
 	named, err := s.f.Lstat(lockName)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -339,8 +336,8 @@ func (s *Store) stillOurs() error {
 	return err
 }
 
-// reopen makes the folder anew that was removed. What has its path meanwhile must be empty,
-// and no link: it may be another run's.
+// reopen makes the removed folder again. If something now has its path, it must be an empty
+// folder and no symlink: it may be another run's.
 func (s *Store) reopen() error {
 	path := s.f.Path()
 	f, made, err := filesys.MakeFolder(s.o.Folders, path)
@@ -393,8 +390,8 @@ func (p *Pending) commit(m Manifest) (Entry, error) {
 	}
 }
 
-// named sees that a name is of the folder that was written: somebody who may write beside
-// it may have put another in its place.
+// named checks that a name still refers to the folder that was written. Anyone with write
+// access beside it may have replaced it.
 func (p *Pending) named(name string) error {
 	ours, err := p.f.Info()
 	if err != nil {
@@ -407,16 +404,17 @@ func (p *Pending) named(name string) error {
 	return err
 }
 
-// working journals a temporary name before it is used, so that whoever opens the
-// folder next knows what of a killed process is ours to remove.
+// working records a temporary name in the marks before it is used. Whoever opens the folder
+// after a kill then knows which leftovers are ours to remove.
 func (s *Store) working(stem string) (name string, err error) {
 	name = stem + "-" + random()
 	return name, s.mark(mark{Event: markWorking, Name: name})
 }
 
-// Confirm records that an update was applied after the newest checkpoint, and
-// removes what Options.Keep no longer covers: also, once, what a run left that was
-// killed between the two. Without a new checkpoint it does nothing more.
+// Confirm records that an update was applied after the newest checkpoint, and removes
+// checkpoints that Options.Keep no longer covers. The first call also removes those of a run
+// that was killed between confirming and removing. Without a new checkpoint further calls do
+// nothing.
 func (s *Store) Confirm() error {
 	base := s.Last()
 	switch {
@@ -433,9 +431,8 @@ func (s *Store) Confirm() error {
 	return s.prune()
 }
 
-// MarkDivergence records that the run stopped at a step whose values are not
-// finite. The newest checkpoint is passed over from now on if no update was applied
-// after it.
+// MarkDivergence records that the run stopped at a step with non-finite values. If no update
+// was applied after the newest checkpoint, that checkpoint is passed over from now on.
 func (s *Store) MarkDivergence(step int, settings map[string]string) error {
 	v := mark{Event: markDiverged, Divergence: &Divergence{Step: step, Settings: settings}}
 	if base := s.Last(); base != nil {
@@ -447,7 +444,7 @@ func (s *Store) MarkDivergence(step int, settings map[string]string) error {
 	return s.mark(v)
 }
 
-// mark records what must outlive a power loss.
+// mark appends a mark and syncs it, so that it survives a power loss.
 func (s *Store) mark(v mark) error {
 	err := s.append(v)
 	if err == nil {
@@ -459,7 +456,7 @@ func (s *Store) mark(v mark) error {
 	return nil
 }
 
-// append writes a line at the end of the marks' whole lines.
+// append writes a line after the last whole line of the marks.
 func (s *Store) append(v mark) error {
 	line, err := v.line()
 	if err != nil {
@@ -501,10 +498,10 @@ func (s *Store) openLog() error {
 	return nil
 }
 
-// longMarks is the size in bytes from which on the marks are rewritten.
+// longMarks is the size in bytes from which the marks are rewritten.
 const longMarks = 512 << 10
 
-// shorten replaces long marks by those that still say something.
+// shorten rewrites a long marks file with only the marks that still matter.
 func (s *Store) shorten() error {
 	if s.marks.whole < s.long || s.marks.Damaged != nil && s.marks.whole < maxMarks/2 {
 		return nil

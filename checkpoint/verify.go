@@ -24,12 +24,12 @@ func Verify(ctx context.Context, folder string, only ...string) (Manifest, error
 	return c.Manifest, errors.Join(c.Verify(ctx, only...), c.Close())
 }
 
-// Verify compares a checkpoint with its manifest: exactly the files that
-// it lists, each with its size and CRC-32C, and the step that its name says. Errors
-// name the file and wrap ErrDamaged; those of ctx do not. With names given, of the files
-// that hold tensors only those are read, of ranks' files the state that
-// safetensors.FileName stands for and all headers; see AsLoaded. All others are compared
-// whatever is given: they are small, and what reads a model reads any of them.
+// Verify compares a checkpoint with its manifest: it must have exactly the listed files, each
+// with its size and CRC-32C, and the step in its name. Errors name the file and wrap
+// ErrDamaged, except those of ctx. With names given, only those of the tensor files are read;
+// for safetensors.FileName that is the headers of all ranks' files and the parameters in them.
+// See AsLoaded. Other, small files are always compared, since loading a model reads any of
+// them.
 func (c *Checkpoint) Verify(ctx context.Context, only ...string) error {
 	m := c.Manifest
 	if err := c.exactly(); err != nil {
@@ -57,19 +57,18 @@ func (c *Checkpoint) Verify(ctx context.Context, only ...string) error {
 	return nil
 }
 
-// Whole compares a checkpoint with its manifest as Verify does, but for the
-// extents of ranks' files, which are compared as they are loaded.
+// Whole is Verify without the extents of ranks' files, which are compared when they are loaded.
 func (c *Checkpoint) Whole(ctx context.Context) error { return c.Verify(ctx, headersAlone) }
 
-// headersAlone is the name of no file: see Whole.
+// headersAlone is a name that no file has; Whole gives it to Verify.
 const headersAlone = "/"
 
-// AsLoaded is the name of no file. Among those that Verify and Resolve take it stands
-// for weights that are compared as they are loaded: only headers are read of them, but for
-// versions 1 and 2, whose weights nothing else compares.
+// AsLoaded is a name that no file has. Given to Verify or Resolve, it stands for weights that
+// are checked while they are loaded, so only their headers are read. Weights of versions 1 and
+// 2, which loading does not check, are verified whole.
 const AsLoaded = "/loaded"
 
-// verifyParts reads the ranks' files: all of them, the parameters alone, or headers.
+// verifyParts reads the ranks' files: all extents, the parameters' only, or only headers.
 func (c *Checkpoint) verifyParts(ctx context.Context, only []string) error {
 	s, err := c.States()
 	if err != nil {
@@ -84,7 +83,7 @@ func (c *Checkpoint) verifyParts(ctx context.Context, only []string) error {
 	return nil
 }
 
-// verify compares the extents of one state with their checksums, or of all, "".
+// verify compares the extents of one state, or for "" of all states, with their checksums.
 func (s *States) verify(ctx context.Context, only string) error {
 	var all []*located
 	for state, tensors := range s.extents {
@@ -110,8 +109,8 @@ func (s *States) verify(ctx context.Context, only string) error {
 	return nil
 }
 
-// exactly compares the names in the folder with the manifest's. A listed file that was
-// opened is there, whoever has taken its name away since.
+// exactly compares the names in the folder with the manifest's. A listed file that is open
+// counts as present even if its name was removed since.
 func (c *Checkpoint) exactly() error {
 	names, err := c.f.Names()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a folder that was removed has no names
@@ -130,17 +129,17 @@ func (c *Checkpoint) exactly() error {
 	return nil
 }
 
-// tensorsExt is how names of files that hold tensors end.
+// tensorsExt is the suffix of the names of tensor files.
 const tensorsExt = ".safetensors"
 
-// ours tells whether a name is one that a checkpoint's files have: what a desktop, a
-// network file system or somebody leaves beside them harms nothing.
+// ours tells whether a name is like those of a checkpoint's files. Other files, which a
+// desktop, a network file system or a user leaves beside them, are ignored.
 func ours(name string) bool {
 	ext := filepath.Ext(name)
 	return name[0] != '.' && name != manifestName && (ext == tensorsExt || ext == ".json")
 }
 
-// copy compares a file with what the manifest says of it, and hands its bytes to w.
+// copy compares a file with its manifest entry while it writes its bytes to w.
 func (c *Checkpoint) copy(ctx context.Context, want File, w io.Writer) error {
 	path := filepath.Join(c.Folder, want.Name)
 	file, err := c.file(want)

@@ -17,19 +17,19 @@ type Blob struct {
 	Data []byte
 }
 
-// NonFinite is a state that is not saved: it holds values that are not finite.
+// NonFinite is the error for a state that is not saved because it holds non-finite values.
 type NonFinite struct {
 	State, Tensor string
-	Count, Of     int64 // elements, of those that one rank looked at
-	First         int64 // index in the tensor of the first of them
+	Count, Of     int64 // elements, of those that one rank checked
+	First         int64 // index in the tensor of the first non-finite element
 }
 
 func (e *NonFinite) Error() string {
 	return fmt.Sprintf("%s of %q: %d of %d values are not finite, first element %d; nothing is saved", e.State, e.Tensor, e.Count, e.Of, e.First)
 }
 
-// writeRest writes blobs and the manifest into a folder whose other files are there
-// and synced, and syncs all of it.
+// writeRest writes blobs and the manifest into a folder that already has its ranks' files,
+// synced, and syncs all of it.
 func writeRest(in filesys.Folder, m Manifest, parts []File, blobs []Blob) (Manifest, error) {
 	m.Version, m.Files = Version, slices.Clone(parts)
 	m.Tensors = slices.Clone(m.Tensors)
@@ -56,17 +56,17 @@ func writeRest(in filesys.Folder, m Manifest, parts []File, blobs []Blob) (Manif
 	return m, in.Sync()
 }
 
-// Exponents of numbers as they lie in eight bytes. Where all of its bits are ones the
-// value is infinite or not a number.
+// Exponent bits of the numbers in eight bytes. A number whose exponent bits are all ones is
+// infinite or not a number.
 const (
 	exponents32   = 0x7f800000_7f800000
 	exponentsBF16 = 0x7f80_7f80_7f80_7f80
 	exponentsF16  = 0x7c00_7c00_7c00_7c00
 )
 
-// finite tells whether all numbers of b are, whose exponents are these. An exponent of
-// ones and its lowest bit carry into the sign's place, which the mask has cleared, and
-// no further.
+// finite tells whether all numbers of b are finite; exponents masks their exponent bits. Adding
+// the lowest exponent bit to an all-ones exponent carries into the sign bit, which the mask has
+// cleared, and no further.
 func finite(b []byte, exponents uint64) bool {
 	sign := exponents &^ (exponents >> 1) << 1 // of each number
 	lowest := exponents &^ (exponents << 1)
@@ -86,7 +86,7 @@ func finite(b []byte, exponents uint64) bool {
 	return (w|x|y|z)&sign == 0
 }
 
-// Look counts the values of v, elements from start on, that are not finite.
+// Look counts the non-finite values of v, the tensor's elements from start on.
 func (e *NonFinite) Look(start int64, v []float32) {
 	if len(v) == 0 || finite(unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), 4*len(v)), exponents32) {
 		return
