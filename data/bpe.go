@@ -16,12 +16,12 @@ import (
 // of the lowest rank, the leftmost of equals, until none has.
 type bpe struct {
 	byteToken [256]int32 // -1: a byte that UTF-8 does not have
-	// chars, if not nil, are the characters that merging starts from; one that is
-	// not there starts as its bytes' tokens (byte_fallback).
+	// chars, if not nil, maps characters to the tokens that merging starts from. A character
+	// that it lacks starts as its bytes' tokens (byte_fallback).
 	chars  map[rune]int32
 	merges map[uint64]merge
-	// whole, if not nil, gives pieces that are a token as they are, whatever
-	// the merges would make of them: ignore_merges.
+	// whole, if not nil, maps pieces to tokens. Such a piece becomes that token without any
+	// merges: ignore_merges.
 	whole  map[string]int32
 	tokens []string // text of each token
 }
@@ -30,9 +30,9 @@ type merge struct{ rank, token int32 }
 
 func pairKey(left, right int32) uint64 { return uint64(uint32(left))<<32 | uint64(uint32(right)) }
 
-// bpeFromRanks recovers the merges from a vocabulary in the order of training,
-// whose first 256 tokens are the bytes: a token's merge joins the two parts
-// that the merges before it make of its text.
+// bpeFromRanks recovers the merges from a vocabulary in training order whose first 256 tokens
+// are the bytes. A token's merge joins the two parts into which the earlier merges turn its
+// text.
 func bpeFromRanks(tokens []string) (*bpe, error) {
 	m := &bpe{merges: make(map[uint64]merge, len(tokens)), tokens: slices.Clone(tokens)}
 	for i := range m.byteToken {
@@ -53,8 +53,7 @@ func bpeFromRanks(tokens []string) (*bpe, error) {
 	return m, m.checkBytes()
 }
 
-// checkBytes says whether every byte of UTF-8 has a token, without which
-// encoding would lose text.
+// checkBytes checks that every byte of UTF-8 has a token; otherwise encoding would lose text.
 func (m *bpe) checkBytes() error {
 	for b, t := range m.byteToken {
 		inUTF8 := b < 0xC0 || b >= 0xC2 && b <= 0xF4
@@ -122,15 +121,15 @@ func (m *bpe) start(dst []int32, piece string) []int32 {
 	return dst
 }
 
-// shortPiece is up to how many bytes scanning all pairs for each merge is
-// faster than a queue.
+// shortPiece is the longest piece, in bytes, for which scanning all pairs for each merge is
+// faster than a priority queue.
 const shortPiece = 48
 
-// longPiece bounds the memory of merges, which take up to 100 bytes for each of a piece: a
-// longer one, which is no word of a language, is merged in parts.
+// longPiece bounds the piece that is merged at once, in bytes: merges take up to 100 bytes of
+// memory for each. A longer piece is no word of a language; it is merged in parts.
 const longPiece = 1 << 20
 
-// encodePiece appends the tokens of a piece.
+// encodePiece appends the tokens of a piece to dst.
 func (m *bpe) encodePiece(dst []int32, piece string, s *scratch) []int32 {
 	for len(piece) > longPiece {
 		n := longPiece
@@ -142,7 +141,8 @@ func (m *bpe) encodePiece(dst []int32, piece string, s *scratch) []int32 {
 	return m.encodePart(dst, piece, s)
 }
 
-// encodePart appends the tokens of a piece. Time is n log n of its bytes.
+// encodePart appends the tokens of a piece of at most longPiece bytes. It takes O(n log n) time
+// for n bytes.
 func (m *bpe) encodePart(dst []int32, piece string, s *scratch) []int32 {
 	if m.whole != nil {
 		if t, ok := m.whole[piece]; ok {
@@ -238,22 +238,22 @@ func (m *bpe) encodeShort(dst []int32, piece string) []int32 {
 	return append(dst, tokens[:n]...)
 }
 
-// splitter is a stage that splits a text, not empty and valid UTF-8, into
-// pieces which merges do not cross; nil functions leave it whole.
+// splitter is a stage that splits non-empty valid UTF-8 into pieces; merges stay within a
+// piece. If both functions are nil the text is one piece.
 type splitter struct {
 	prefixSpace bool                                  // first put a space before a text that starts with another character
 	first       func(text string) int                 // the length of the first piece, or
 	all         func(text string, yield func(string)) // every piece
 }
 
-// added is a token that is found in the text before anything else looks at it.
+// added is a token that is matched in the text before normalization, splitting and merges.
 type added struct {
 	content                    string
 	token                      int32
 	singleWord, lstrip, rstrip bool
 }
 
-// addedSet finds added tokens, the longest where several start at one place.
+// addedSet finds added tokens, the longest one where several start at the same place.
 type addedSet struct {
 	byFirst map[byte][]added // longest first
 	first   [256]bool
@@ -287,8 +287,8 @@ func (s *addedSet) match(text string) *added {
 // wordChars is a regular expression's \w.
 var wordChars = []*unicode.RangeTable{unicode.L, unicode.Nl, unicode.M, unicode.Nd, unicode.Pc, unicode.Other_Alphabetic, unicode.Join_Control}
 
-// sections calls plain and token in the order of the text, with the places where each
-// part begins and ends.
+// sections splits text at added tokens. It calls plain and token in the order of the text, with
+// the bounds of each section in bytes.
 func (s *addedSet) sections(text string, plain func(begin, end int), token func(id int32, begin, end int)) {
 	done := 0
 	for i := 0; i < len(text); {
@@ -327,8 +327,8 @@ func (s *addedSet) sections(text string, plain func(begin, end int), token func(
 	}
 }
 
-// bpeTokenizer is the whole way from text to tokens: added tokens,
-// normalization, splitting, merges.
+// bpeTokenizer turns text into tokens in four stages: added tokens, normalization, splitting,
+// merges.
 type bpeTokenizer struct {
 	name      string
 	model     *bpe
@@ -358,8 +358,8 @@ const (
 
 func (t *bpeTokenizer) Encode(text string) []int32 { return t.encode(text, false) }
 
-// encodeMore encodes what follows a cut: what a tokenizer puts before a text is
-// not put there.
+// encodeMore encodes text that follows a cut, so without the prefix that a tokenizer puts
+// before a text.
 func (t *bpeTokenizer) encodeMore(text string) []int32 { return t.encode(text, true) }
 
 func (t *bpeTokenizer) encode(text string, more bool) []int32 {
@@ -367,7 +367,8 @@ func (t *bpeTokenizer) encode(text string, more bool) []int32 {
 	return out
 }
 
-// encodeMarked finds the tokens that hold the bytes of text at marks.
+// encodeMarked encodes text and finds, for each byte offset in marks, the token that holds that
+// byte.
 func (t *bpeTokenizer) encodeMarked(text string, marks []int) ([]int32, []int) {
 	return t.encodeAll(text, false, marks)
 }
@@ -382,9 +383,9 @@ func (t *bpeTokenizer) encodeAll(text string, more bool, marks []int) (out []int
 	}
 	defer t.scratch.Put(s)
 	out = make([]int32, 0, len(text)/3+1)
-	first := true // nothing stands before this section of the text
+	first := true // this is the first section of the text
 	token := func(id int32) { out, first = append(out, id), false }
-	// inside are the marks in the section at hand, in bytes of its text.
+	// inside are the marks in the current section, as byte offsets in its text.
 	merge := func(text string, inside []int) {
 		plain, n := text, len(out)
 		if t.meta != nil {
@@ -430,7 +431,7 @@ func (t *bpeTokenizer) encodeAll(text string, more bool, marks []int) (out []int
 	return out, at
 }
 
-// within takes the marks before end off the list, and gives them from begin on.
+// within removes the marks before end from the list and returns them relative to begin.
 func within(marks *[]int, begin, end int) []int {
 	n := 0
 	for n < len(*marks) && (*marks)[n] < end {
@@ -442,8 +443,8 @@ func within(marks *[]int, begin, end int) []int {
 	return taken
 }
 
-// holding appends the tokens of out[n:] that hold the bytes at marks of a section. plain
-// is the section, before which a space may have been put.
+// holding appends to at the index of the token of out[n:] that holds each byte offset in marks.
+// plain is the section's text; its tokens may start with an added space.
 func (t *bpeTokenizer) holding(at []int, out []int32, n int, plain string, marks []int) []int {
 	// A space of SentencePiece takes 3 bytes in the text, 1 in a token.
 	length := func(s string) int { return len(s) - 2*strings.Count(s, spaceMark) }
@@ -470,7 +471,7 @@ func (t *bpeTokenizer) holding(at []int, out []int32, n int, plain string, marks
 	return at
 }
 
-// appendText runs the splitters from stage on, then the merges.
+// appendText runs the splitters from the given stage on, then the merges.
 func (t *bpeTokenizer) appendText(dst []int32, text string, stage int, s *scratch) []int32 {
 	if stage == len(t.split) {
 		if len(text) > cacheBytes {
@@ -538,8 +539,8 @@ func (t *bpeTokenizer) cut(text []byte, from int) int {
 	return 0
 }
 
-// within cuts before a letter that starts a line, where patterns end a piece too, or else
-// anywhere between characters.
+// within cuts before a letter that starts a line, where patterns end a piece too. Without such
+// a letter it cuts between any two characters.
 func (t *bpeTokenizer) within(text []byte) int {
 	if !t.cuttable {
 		return 0

@@ -14,10 +14,10 @@ import (
 // Buffer is a Source over packed little-endian tokens of 1, 2 or 4 bytes, in
 // memory or in a file.
 //
-// A file is read at each call, not mapped: the pages of a mapping that random
-// windows touch count as this process's memory until all of a corpus does,
-// which would break the plan's promise, and a file that is cut short would
-// fault. A read of 256 tokens from the page cache takes about a microsecond.
+// A file is read at each call, not mapped. Pages of a mapping count as this process's memory
+// once random windows have touched them, until that is the whole corpus, which would break the
+// plan's memory limit. A mapped file that becomes shorter would also fault. Reading 256 tokens
+// from the page cache takes about a microsecond.
 type Buffer struct {
 	name   string   // in errors
 	data   []byte   // n·width bytes, or nil: in file
@@ -27,7 +27,7 @@ type Buffer struct {
 	n      int64
 	after  func() // runs after file is closed; may be nil
 
-	leftOut string // of a folder, by kind; "" for nothing
+	leftOut string // of a folder, counts of files left out, by kind; "" for none
 }
 
 // LeftOut counts, in a line, the files of a folder that were not read because
@@ -40,7 +40,7 @@ func (b *Buffer) Len() int64 { return b.n }
 // Name is the path that the tokens come from.
 func (b *Buffer) Name() string { return b.name }
 
-// TokenBytes is what a token takes where it lies.
+// TokenBytes is the size of a token in memory or in the file, in bytes.
 func (b *Buffer) TokenBytes() int64 { return b.width }
 
 // Tokens fills dst with tokens [start, start+len(dst)). It allocates nothing.
@@ -88,8 +88,8 @@ func (b *Buffer) Tokens(dst []int32, start int64) error {
 	return nil
 }
 
-// Has says whether a token occurs. It reads up to scanBytes of the tokens, and stops at
-// the first; it reports true if there are more.
+// Has says whether a token occurs. It reads at most scanBytes of the tokens and stops at the
+// first match. If there are more tokens than that and no match, it returns true.
 func (b *Buffer) Has(token int32) (bool, error) {
 	part := make([]int32, 1<<16)
 	end := min(b.n, scanBytes/b.width)
@@ -119,8 +119,8 @@ func (b *Buffer) Close() error {
 	return err
 }
 
-// firstBeyond gives the index of the first token ≥ vocab among packed tokens,
-// and the token; index -1 if there is none.
+// firstBeyond returns the index and value of the first token ≥ vocab among packed tokens; the
+// index is -1 if there is none.
 func firstBeyond(packed []byte, width int64, vocab uint32) (int64, uint32) {
 	if width == 2 {
 		for i := 0; i+2 <= len(packed); i += 2 {

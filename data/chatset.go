@@ -12,37 +12,37 @@ import (
 // ChatOptions says how OpenConversations makes rows.
 type ChatOptions struct {
 	Template string // a Jinja source; "": the model's chat template
-	All      bool   // every token is a target, not the answers' alone
+	All      bool   // every token is a target, not only those of answers
 	Seq      int    // tokens of a row
-	Drop     bool   // leaves out conversations that are longer than a row; else they are cut
-	// Starts is the model's input that says where documents start: a row holds as many
-	// conversations as fit. "": it holds one.
+	Drop     bool   // leaves out conversations that are longer than a row; otherwise they are cut
+	// Starts names the model input that marks document starts; then a row holds as many
+	// conversations as fit. "": a row holds one.
 	Starts string
 	Vocab  int // of the model
-	// Split takes a part of the conversations.
+	// Split selects a part of the conversations.
 	Split Split
 }
 
-// Conversations is conversations as rows of tokens, one each or packed. Their answers are
-// the targets.
+// Conversations holds conversations as rows of tokens, one per row or packed. Tokens of answers
+// are the targets.
 type Conversations struct {
 	o       ChatOptions
-	values  *builder // a token twice, and 1 where it is counted
+	values  *builder // one value per token: 2·token, plus 1 if the token counts in the loss
 	buffer  *Buffer
 	hash    hash.Hash
-	starts  []int64 // of each conversation's values, and the end
-	targets []int32 // of each conversation
-	order   []int32 // the conversations, row by row
-	rows    []int32 // where in order each row begins, and the end
+	starts  []int64 // index of each conversation's first value, and the end
+	targets []int32 // number of targets of each conversation
+	order   []int32 // conversation indexes, row by row
+	rows    []int32 // index in order of each row's first conversation, and the end
 	leftOut string
 
 	long, empty     int // conversations over Seq, without a target
 	tokens, counted int64
 }
 
-// OpenConversations reads conversations (see IsConversations) of JSON lines, Parquet files
-// or a folder of them. A record that is no conversation is an error with its place. One
-// whose prompt leaves no room for a target is dropped and counted (Summary).
+// OpenConversations reads conversations (see IsConversations) from JSON lines, Parquet files or
+// a folder of them. A record that is not a conversation is an error that names its place. A
+// conversation whose prompt leaves no room for a target is dropped and counted in Summary.
 func OpenConversations(ctx context.Context, root string, o Options, c ChatOptions) (*Conversations, error) {
 	fail := func(err error) (*Conversations, error) { return nil, fmt.Errorf("open conversations: %w", err) }
 	if c.Seq < 2 {
@@ -80,7 +80,7 @@ func OpenConversations(ctx context.Context, root string, o Options, c ChatOption
 	return out, nil
 }
 
-// arrange decides which conversations a row holds.
+// arrange assigns conversations to rows.
 func (c *Conversations) arrange() {
 	lengths := make([]int, len(c.targets))
 	for i := range lengths {
@@ -96,7 +96,7 @@ func (c *Conversations) arrange() {
 	}
 }
 
-// add takes the next conversation of the data.
+// add appends the next conversation of the data.
 func (c *Conversations) add(one *conversation) error {
 	if !c.o.Split.takes() {
 		return nil
@@ -110,7 +110,7 @@ func (c *Conversations) add(one *conversation) error {
 		n = c.o.Seq
 	}
 	targets := int32(0)
-	for k := 1; k < n; k++ { // nothing predicts the first
+	for k := 1; k < n; k++ { // the first token is predicted by nothing
 		if one.counted[k] {
 			targets++
 		}
@@ -150,11 +150,11 @@ func (c *Conversations) rollBack(int64) error         { return nil }
 // Len is the number of rows.
 func (c *Conversations) Len() int64 { return int64(len(c.rows) - 1) }
 
-// row are the conversations of a row.
+// row returns the indexes of the conversations in a row.
 func (c *Conversations) row(i int64) []int32 { return c.order[c.rows[i]:c.rows[i+1]] }
 
-// Sample fills a row with conversations. The target of a token is the next one of the same,
-// if that is counted. What is left of the row is a document of its own, without targets.
+// Sample fills a row with conversations. A token's target is the next token of the same
+// conversation, if that counts. The rest of the row is a separate document without targets.
 func (c *Conversations) Sample(i int64, r *Row) error {
 	at, starts := 0, r.Input(c.o.Starts)
 	for _, one := range c.row(i) {
@@ -188,7 +188,7 @@ func (c *Conversations) CountTargets(i int64) (n int) {
 	return n
 }
 
-// Fingerprint tells the conversations and their rows apart from others.
+// Fingerprint identifies the conversations and how they are packed into rows.
 func (c *Conversations) Fingerprint() Fingerprint {
 	text := fmt.Appendf(c.hash.Sum(nil), " seq %d", c.o.Seq)
 	if c.o.Starts != "" {
@@ -198,7 +198,7 @@ func (c *Conversations) Fingerprint() Fingerprint {
 	return Fingerprint{c.tokens, hex.EncodeToString(sum[:])}
 }
 
-// Summary counts what was read, in a line.
+// Summary reports in one line what was read.
 func (c *Conversations) Summary() string {
 	what := fmt.Sprintf("%d conversations", c.o.Split.Seen)
 	if c.o.Split.Share > 0 {
@@ -219,8 +219,8 @@ func (c *Conversations) Summary() string {
 	return text
 }
 
-// LeftOut counts the files of a folder that are no conversations; "" where there are none.
+// LeftOut counts a folder's files that hold no conversations; "" if there are none.
 func (c *Conversations) LeftOut() string { return c.leftOut }
 
-// Close closes the file of the tokens.
+// Close closes the token file.
 func (c *Conversations) Close() error { return c.buffer.Close() }

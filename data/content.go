@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// Content tells the bytes of the files that path stands for from other bytes, whatever their
-// names are: a hash of their kinds, sizes and FingerprintOf, so that of large files a sample is
-// read. It is "" where nothing is there, or a pipe, which can be read only once.
+// Content returns a hash that identifies the contents of the files at path, whatever their
+// names. It covers their kinds, sizes and FingerprintOf, which reads only a sample of large
+// files. It is "" if path does not exist, or is a pipe, which can be read only once.
 func Content(path string, o Options) (string, error) {
 	st, err := os.Stat(path)
 	switch {
@@ -34,7 +34,7 @@ func Content(path string, o Options) (string, error) {
 	return contentOf(c.files)
 }
 
-// ContentOf is Content of files, in their order.
+// ContentOf is Content of a list of files, in that order.
 func ContentOf(paths []string) (string, error) {
 	var list []entry
 	for _, path := range paths {
@@ -64,13 +64,14 @@ func contentOf(list []entry) (string, error) {
 	return fmt.Sprintf("%d bytes of SHA-256 %x…", b.n, sum[:8]), nil
 }
 
-// fileBytes is a source of the bytes of files, one after the other, read in ascending order.
+// fileBytes is a Source whose tokens are the bytes of files, one after the other. It must be
+// read in ascending order.
 type fileBytes struct {
 	list []entry
 	n    int64
 
-	at    int   // the file in list that is open, if any is
-	first int64 // its first byte's place
+	at    int   // index in list of the open file, if one is open
+	first int64 // position of its first byte among all files' bytes
 	file  *os.File
 	buf   []byte
 }

@@ -12,25 +12,25 @@ import (
 	"github.com/spillway-ml/spillway/internal/jinja"
 )
 
-// chat makes tokens of conversations. It may be used by several goroutines.
+// chat turns conversations into tokens. It may be used by several goroutines.
 type chat struct {
 	form     form
 	tok      marker
 	template *jinja.Template
 	vars     map[string]any // bos_token, eos_token, …
-	all      bool           // every token counts in the loss, not the answers' alone
+	all      bool           // every token counts in the loss, not only those of answers
 }
 
-// marker is a Tokenizer that tells where bytes of a text end up.
+// marker is a Tokenizer that also finds the tokens that hold given bytes of a text.
 type marker interface {
 	Tokenizer
-	// encodeMarked is Encode that finds the tokens that hold the bytes of text at marks,
-	// which ascend.
+	// encodeMarked is Encode that also returns, for each of the ascending byte offsets in
+	// marks, the index of the token that holds that byte.
 	encodeMarked(text string, marks []int) (tokens []int32, at []int)
 }
 
-// ByteChat is Bytes with an end token, 256, and a chat template: <|user|> or another
-// role, the content, and behind an answer the end token.
+// ByteChat is Bytes with an end token, 256, and a chat template: for each message <|user|> or
+// another role, then the content, and after an answer the end token.
 var ByteChat = sync.OnceValue(func() Tokenizer {
 	text, err := tokenizerText(byteVocab(), nil, []any{addedToken(256, byteEnd)}, false)
 	if err != nil {
@@ -52,7 +52,7 @@ const (
 	byteEnd      = "<|endoftext|>"
 )
 
-// newChat prepares a template: a Jinja source, "" for the tokenizer's own.
+// newChat prepares a template: a Jinja source, or "" for the tokenizer's own.
 func newChat(tok Tokenizer, template string, all bool) (*chat, error) {
 	m, ok := tok.(marker)
 	if !ok {
@@ -79,13 +79,13 @@ func newChat(tok Tokenizer, template string, all bool) (*chat, error) {
 	return &chat{tok: m, template: t, vars: vars, all: all}, nil
 }
 
-// conversation is a conversation's tokens, of which the counted ones are targets.
+// conversation holds a conversation's tokens and which of them count as targets.
 type conversation struct {
 	tokens  []int32
 	counted []bool
 }
 
-// encode makes tokens of a record.
+// encode turns a record into tokens.
 func (c *chat) encode(record []byte) (out conversation, err error) {
 	messages, said, vars, err := c.messages(record)
 	if err == nil && !slices.ContainsFunc(said, Message.answers) {
@@ -121,7 +121,8 @@ func (c *chat) encode(record []byte) (out conversation, err error) {
 	return out, nil
 }
 
-// messages reads a record of the data's form, as the template takes them and as said.
+// messages reads a record in the data's format. It returns the messages as the template takes
+// them and as []Message.
 func (c *chat) messages(record []byte) (messages []any, said []Message, vars map[string]any, err error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(record, &fields); err != nil {
@@ -187,12 +188,12 @@ func (c *chat) messages(record []byte) (messages []any, said []Message, vars map
 	return messages, said, vars, nil
 }
 
-// answerRole is the role of what a model says.
+// answerRole is the role of messages that the model is trained to write.
 const answerRole = "assistant"
 
 func (m Message) answers() bool { return m.Role == answerRole }
 
-// pair is a prompt and its answer as messages.
+// pair turns a record of prompt and answer fields into messages.
 func pair(fields map[string]json.RawMessage, f form) (json.RawMessage, error) {
 	text := func(name string) (s string, err error) {
 		if given(fields, name) && json.Unmarshal(fields[name], &s) != nil {
@@ -221,7 +222,7 @@ func pair(fields map[string]json.RawMessage, f form) (json.RawMessage, error) {
 	return json.Marshal([]Message{{"user", prompt}, {answerRole, parts[2]}})
 }
 
-// render is messages as text; prompt has it end where an answer begins.
+// render renders messages as text. With prompt the text ends where the next answer begins.
 func (c *chat) render(messages []any, vars map[string]any, prompt bool) (string, []jinja.Span, error) {
 	all := map[string]any{"messages": jinja.List(messages), "add_generation_prompt": prompt}
 	for k, v := range vars {
@@ -230,9 +231,9 @@ func (c *chat) render(messages []any, vars map[string]any, prompt bool) (string,
 	return c.template.Render(all)
 }
 
-// spans renders messages and finds the answers in the text. They are the template's
-// {% generation %} blocks, otherwise what the text up to and including an answer has more
-// than the prompt before it.
+// spans renders messages and finds the answers in the text. Answers are the template's {%
+// generation %} blocks. Without these, an answer is what the text rendered up to and including
+// it adds to the prompt rendered before it.
 func (c *chat) spans(messages []any, said []Message, vars map[string]any) (string, []jinja.Span, error) {
 	render := func(n int, prompt bool) (string, []jinja.Span, error) { return c.render(messages[:n], vars, prompt) }
 	text, answers, err := render(len(messages), false)

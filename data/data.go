@@ -1,10 +1,9 @@
 // Package data turns token files and text into batches.
 //
-// A Source is a row of tokens: a token file, or text run
-// through a Tokenizer. A Sampler says which window of it every row of every
-// batch is, as a pure function of (step, micro-batch, rank, row), so that a
-// resumed run continues with exactly the batches that an uninterrupted one
-// would see, and no state is saved.
+// A Source is a sequence of tokens: a token file, or text run through a Tokenizer. A Sampler
+// decides which window of it each row of each batch is, as a pure function of (step,
+// micro-batch, rank, row). A resumed run therefore continues with exactly the batches of an
+// uninterrupted one, and no state is saved.
 package data
 
 import (
@@ -15,7 +14,7 @@ import (
 	"strings"
 )
 
-// Source is a row of tokens. Its methods may be called at the same time.
+// Source is a sequence of tokens. Its methods may be called concurrently.
 type Source interface {
 	// Len is the number of tokens.
 	Len() int64
@@ -32,7 +31,7 @@ type TargetSource interface {
 	Targets(dst []int32, start int64) error
 }
 
-// Options says how Open reads.
+// Options says how Open reads data.
 type Options struct {
 	// Tokenizer reads text. Nil means bytes. Token files do not use it.
 	Tokenizer Tokenizer
@@ -48,23 +47,23 @@ type Options struct {
 	TextField string
 	// Threads bounds the goroutines that tokenize. 0 means all cores.
 	Threads int
-	// Split takes a part of the documents; nil takes all. Token files have no documents.
+	// Split selects a part of the documents; nil selects all. Token files have no documents.
 	Split *Split
 
-	chat *chat // the data are conversations
+	chat *chat // set if the data are conversations
 }
 
-// Split parts documents in two, by the seed: those held out, Share of them, and the others.
-// It counts the documents of the text that is opened with it.
+// Split divides documents into a held-out part and the rest. The seed decides; Share is the
+// held-out fraction. Opening text with a Split counts its documents in Seen and Taken.
 type Split struct {
 	Seed  int64
 	Share float64
-	Held  bool // the part held out is taken, else the other one
+	Held  bool // selects the held-out part; otherwise the rest
 
 	Seen, Taken int // documents
 }
 
-// takes says whether the next document belongs to the part.
+// takes says whether the next document belongs to the selected part.
 func (s *Split) takes() bool {
 	i := s.Seen
 	s.Seen++
@@ -76,9 +75,9 @@ func (s *Split) takes() bool {
 	return true
 }
 
-// Open opens a path: a *.bin file is tokens (OpenTokenFile), another
-// file is text or JSON lines, as it is or compressed, and a folder is such files
-// in name order (OpenText). Close the result when done.
+// Open opens a path. A *.bin file holds tokens (OpenTokenFile); another file is text or JSON
+// lines, possibly compressed. A folder holds such files, which are read in name order
+// (OpenText). Close the result when done.
 func Open(ctx context.Context, path string, o Options) (*Buffer, error) {
 	st, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -107,8 +106,8 @@ func Open(ctx context.Context, path string, o Options) (*Buffer, error) {
 	return OpenText(ctx, path, o)
 }
 
-// DefaultOrder is the order of a path where none is given: Shuffled for a
-// folder, Sequential for a file.
+// DefaultOrder is the order for a path if none is configured: Shuffled for a folder, Sequential
+// for a file.
 func DefaultOrder(path string) Order {
 	if st, err := os.Stat(path); err == nil && st.IsDir() {
 		return Shuffled

@@ -11,16 +11,16 @@ import (
 	"github.com/spillway-ml/spillway/internal/jinja"
 )
 
-// Message is one of a conversation.
+// Message is one message of a conversation.
 type Message struct {
-	Role    string `json:"role"` // user, assistant, system or what else the template knows
+	Role    string `json:"role"` // user, assistant, system or another role that the template knows
 	Content string `json:"content"`
 }
 
-// Dialog makes prompts of conversations. It may be used by several goroutines.
+// Dialog turns conversations into prompts. It may be used by several goroutines.
 type Dialog struct{ c *chat }
 
-// NewDialog prepares a chat template: a Jinja source, "" for the tokenizer's own.
+// NewDialog prepares a chat template: a Jinja source, or "" for the tokenizer's own.
 func NewDialog(tok Tokenizer, template string) (*Dialog, error) {
 	c, err := newChat(tok, template, false)
 	if err != nil {
@@ -29,7 +29,7 @@ func NewDialog(tok Tokenizer, template string) (*Dialog, error) {
 	return &Dialog{c}, nil
 }
 
-// Prompt gives the tokens of messages up to where the next answer begins.
+// Prompt returns the tokens of messages up to where the next answer begins.
 func (d *Dialog) Prompt(messages []Message) ([]int32, error) {
 	var list []any
 	for _, m := range messages {
@@ -55,20 +55,20 @@ func (d *Dialog) prompt(messages []any, vars map[string]any) ([]int32, error) {
 	return tokens, nil
 }
 
-// Question is a prompt of a file.
+// Question is a prompt read from a file.
 type Question struct {
 	Prompt []int32
-	Text   string // the prompt; of a conversation, its last message
-	// Answer is the one that the file has; Answered says that it has one.
+	Text   string // the prompt; for a conversation, its last message
+	// Answer is the reference answer in the file, if Answered.
 	Answer   string
 	Answered bool
 	Place    string // in the file, for errors
 }
 
-// ReadQuestions reads prompts: of text one a line, of JSON lines and Parquet one a record.
-// A record is a conversation, whose last answer is the Answer, or has a text as its field
-// prompt. With d texts are messages of a user; without, conversations are refused and texts
-// are what the model continues.
+// ReadQuestions reads prompts: one per line of text, or one per record of JSON lines and
+// Parquet. A record is a conversation, whose last answer becomes the Answer, or has a field
+// "prompt". With d, plain texts become user messages. Without d, the model continues the texts,
+// and conversations are refused.
 func ReadQuestions(path string, tok Tokenizer, d *Dialog) (list []Question, err error) {
 	add := func(q Question, err error) error {
 		if err == nil && len(q.Prompt) == 0 {
@@ -149,7 +149,8 @@ func recordQuestion(record []byte, tok Tokenizer, d *Dialog) (q Question, err er
 	return q, err
 }
 
-// eachRecord calls give with each record of JSON lines, Parquet files or a folder of them.
+// eachRecord calls give with each record of JSON lines or Parquet files, or of a folder of
+// these.
 func eachRecord(path string, give func(place string, record []byte) error) error {
 	o := Options{chat: &chat{}}
 	c, err := listCorpus([]string{path}, o)
@@ -167,7 +168,7 @@ func eachRecord(path string, give func(place string, record []byte) error) error
 	return d.run(position{})
 }
 
-// eachLine calls give with each line of a text that is not empty.
+// eachLine calls give with each non-empty line of a text.
 func eachLine(path string, give func(line int, text string) error) error {
 	c, err := listCorpus([]string{path}, Options{})
 	if err != nil {

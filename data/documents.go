@@ -11,38 +11,38 @@ import (
 	"unicode/utf8"
 )
 
-// piece is consecutive text of one file, ready to be tokenized by itself.
+// piece is a run of one file's text that is tokenized as a unit.
 type piece struct {
-	file  int // of the corpus
+	file  int // index in the corpus
 	parts []part
-	end   int64 // of the file's text: where the next piece starts
-	// last says that the file ends here; drop that it is not text after all, and
-	// that nothing of it counts.
+	end   int64 // offset in the file's text at which the next piece starts
+	// last says that the file ends here. drop, if not nil, says why the file is not text after
+	// all, so that none of it is kept.
 	last bool
 	drop error
 }
 
-// part is text of one document.
+// part is text of one document, or of a section of it.
 type part struct {
 	text   []byte
-	starts bool // a document
-	record int  // of its file, from 1; 0: not a record
+	starts bool // this part begins a document
+	record int  // number in its file, from 1; 0: not a record
 }
 
-// position is a place in a corpus between two pieces.
+// position is a boundary between two pieces of a corpus.
 type position struct {
 	File   int   `json:"file"`
-	Offset int64 `json:"offset"` // of the file's text
-	Before int64 `json:"before"` // tokens before that file
+	Offset int64 `json:"offset"` // in the file's text, in bytes
+	Before int64 `json:"before"` // number of tokens before that file
 }
 
-// documents gives the pieces of a corpus from a position on.
+// documents reads the pieces of a corpus from a position on.
 type documents struct {
 	c      *corpus
 	o      Options
 	cutter cutter // nil: a file is tokenized in one piece
 	give   func(*piece) error
-	read   []byte // of one file, not yet given
+	read   []byte // text of the current file that is not in a piece yet
 	first  bool   // records are given one by one
 }
 
@@ -56,7 +56,7 @@ func (d *documents) run(from position) error {
 	return nil
 }
 
-// file gives one file's pieces, without its first bytes.
+// file reads the pieces of one file and skips its first skip bytes.
 func (d *documents) file(i int, skip int64) error {
 	e := &d.c.files[i]
 	if e.kind == parquetFile {
@@ -76,12 +76,12 @@ func (d *documents) file(i int, skip int64) error {
 	return d.text(i, r, skip)
 }
 
-// longStretch bounds the text that is held for a place to cut. Text without one for so long
-// is no text of a language.
+// longStretch bounds the text buffered in search of a place to cut, in bytes. Text of a
+// language has such a place sooner.
 const longStretch = 4 << 20
 
-// place is where to cut text, of which so much is looked at; 0: not yet. It depends on
-// what follows the last place alone, however much of that is there.
+// place returns where to cut the buffered text, 0 if it needs more. The result depends only on
+// what follows the last cut, not on how much of it is buffered.
 func (d *documents) place(text []byte, checked, tried int, end bool) int {
 	stretch := min(checked, longStretch)
 	switch {
@@ -100,13 +100,13 @@ func (d *documents) place(text []byte, checked, tried int, end bool) int {
 	return cut
 }
 
-// text gives a text file in pieces of about readBytes, cut where tokens end.
+// text reads a text file in pieces of about readBytes, cut at token boundaries.
 func (d *documents) text(file int, r io.Reader, at int64) error {
 	path := d.c.files[file].path
 	var (
-		text    = d.read[:0] // read, not yet given
+		text    = d.read[:0] // read and not yet in a piece
 		checked = 0          // text[:checked] is UTF-8 without NUL
-		tried   = 0          // text[:tried] holds no place to cut
+		tried   = 0          // text[:tried] has no place to cut
 		starts  = at == 0
 	)
 	defer func() { d.read = text[:0] }()
@@ -146,11 +146,11 @@ func (d *documents) text(file int, r io.Reader, at int64) error {
 
 // Bounds of JSON lines.
 const (
-	maxLine    = 256 << 20 // bytes of a record
-	batchBytes = 256 << 10 // text of records that are tokenized together
+	maxLine    = 256 << 20 // bytes per record
+	batchBytes = 256 << 10 // bytes of text in records that are tokenized together
 )
 
-// lines gives the text of the records of JSON lines.
+// lines reads the text of the records of a JSON lines file.
 func (d *documents) lines(file int, r io.Reader, skip int64) error {
 	at := skip
 	path := d.c.files[file].path
@@ -190,7 +190,7 @@ func (d *documents) lines(file int, r io.Reader, skip int64) error {
 	}
 }
 
-// rows gives the rows of a Parquet file, in one piece after the other.
+// rows reads the rows of a Parquet file, several to a piece.
 func (d *documents) rows(file int) error {
 	p, size := &piece{file: file}, 0
 	e := &d.c.files[file]
@@ -214,7 +214,7 @@ func (d *documents) rows(file int) error {
 	return d.give(p)
 }
 
-// readLine reads up to a line end, which it keeps, or the end of the file.
+// readLine reads up to and including a line end, or up to the end of the file.
 func readLine(in *bufio.Reader) (line []byte, err error) {
 	for {
 		more, err := in.ReadSlice('\n')
@@ -228,7 +228,7 @@ func readLine(in *bufio.Reader) (line []byte, err error) {
 	}
 }
 
-// field is the text of a record; all of the record where it is a conversation.
+// field returns the text of a record, or the whole record for a conversation.
 func (d *documents) field(line []byte) ([]byte, error) {
 	if !utf8.Valid(line) {
 		return nil, errors.New("the record is not UTF-8")

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// HuggingFace returns the text of a tokenizer.json that gives a built-in
-// tokenizer's tokens: of Bytes, ByteChat and GPT2. Others come from such a file.
+// HuggingFace returns the text of a tokenizer.json equivalent to a built-in tokenizer: Bytes,
+// ByteChat or GPT2. Other tokenizers were loaded from such a file already.
 func HuggingFace(tok Tokenizer) ([]byte, error) {
 	switch t := tok.(type) {
 	case byteTokenizer:
@@ -23,8 +23,8 @@ func HuggingFace(tok Tokenizer) ([]byte, error) {
 	return nil, fmt.Errorf("tokenizer %s came from a tokenizer.json: copy that", tok.Name())
 }
 
-// huggingFace writes a model whose tokens before special, which is the last, come
-// from merges.
+// huggingFace returns the tokenizer.json of a model whose last token is special and whose other
+// tokens come from merges.
 func (m *bpe) huggingFace(special int32) ([]byte, error) {
 	spelled := func(id int32) string {
 		var out []rune
@@ -66,8 +66,8 @@ func byteVocab() map[string]int {
 	return vocab
 }
 
-// tokenizerText is a tokenizer.json of a byte-level BPE; words says that text is
-// cut into words before.
+// tokenizerText is the tokenizer.json of a byte-level BPE. words says that text is first split
+// into words.
 func tokenizerText(vocab map[string]int, merges [][2]string, added []any, words bool) ([]byte, error) {
 	if merges == nil {
 		merges = [][2]string{}
@@ -84,7 +84,7 @@ func tokenizerText(vocab map[string]int, merges [][2]string, added []any, words 
 	})
 }
 
-// isBytes says that the tokens are the bytes of the text, and there are no others.
+// isBytes says that the tokens are exactly the 256 bytes.
 func (t *bpeTokenizer) isBytes() bool {
 	m := t.model
 	if len(m.tokens) != 256 || len(m.merges) > 0 || t.raw != nil || t.normed != nil || len(t.normalize) > 0 || t.meta != nil || t.before != nil {

@@ -6,8 +6,7 @@ import (
 	"encoding/hex"
 )
 
-// Fingerprint tells data apart from other data: the stream of tokens, whatever
-// files and tokenizer it came from.
+// Fingerprint identifies a stream of tokens, whatever files and tokenizer it came from.
 type Fingerprint struct {
 	Tokens int64  `json:"tokens"`
 	SHA256 string `json:"sha256"` // hexadecimal, see FingerprintOf
@@ -18,10 +17,10 @@ const (
 	fingerprintBlocks = 1 << 10
 )
 
-// FingerprintOf hashes the tokens of src (and targets of its own) as little-endian int32, after their number
-// as an int64. Of more than 2^24 tokens it takes 1,024 blocks of 16,384, evenly
-// spaced from the first to the last, so that a start does not read all of a large
-// corpus.
+// FingerprintOf hashes the tokens of src, and its targets if it has its own, as little-endian
+// int32, after their number as an int64. Of more than 2^24 tokens it reads only 1,024 blocks of
+// 16,384, evenly spaced from the first to the last, so that starting a run does not read a
+// whole large corpus.
 func FingerprintOf(src Source) (Fingerprint, error) {
 	n := src.Len()
 	h := sha256.New()
@@ -32,7 +31,8 @@ func FingerprintOf(src Source) (Fingerprint, error) {
 	start := func(i int64) int64 { return i * fingerprintBlock }
 	if blocks > fingerprintBlocks {
 		blocks = fingerprintBlocks
-		// In two parts: a product of i and n would overflow from 2^53 tokens on.
+		// The start is computed in two parts: a product of i and n would overflow from 2^53
+		// tokens on.
 		gap, rest := (n-fingerprintBlock)/(blocks-1), (n-fingerprintBlock)%(blocks-1)
 		start = func(i int64) int64 { return i*gap + i*rest/(blocks-1) }
 	}

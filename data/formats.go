@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/regular"
 )
 
-// kind is what a file is by its name.
+// kind is the type of a file, judged by its name.
 type kind uint8
 
 const (
@@ -50,11 +50,11 @@ func uncompressed(name string) string { return name[:len(name)-len(compression(n
 
 func kindOf(name string) kind { return kinds[strings.ToLower(filepath.Ext(uncompressed(name)))] }
 
-// HoldsRecords says whether a file's name is that of JSON lines, compressed or not, or of
-// a Parquet file.
+// HoldsRecords says whether a file name is that of JSON lines, compressed or not, or of a
+// Parquet file.
 func HoldsRecords(name string) bool { return kindOf(name).isRecords() }
 
-// why says what to do with a file that is not read; nil for one that is.
+// why is the error, with its remedy, for a file that is not read; nil for one that is.
 func (k kind) why(name string, o Options) error {
 	switch {
 	case k.isRecords() && o.TextField == "" && o.chat == nil:
@@ -79,14 +79,14 @@ func (k kind) why(name string, o Options) error {
 type entry struct {
 	path string
 	kind kind
-	size int64 // as it lies there
+	size int64 // bytes on disk, compressed or not
 	mod  time.Time
-	only bool // given by name: it must be text
+	only bool // named by the user, not found in a folder: it must be text
 }
 
-// open opens the text of a file, whatever its compression.
+// open opens the text of a file and decompresses it if need be.
 func (e *entry) open() (io.ReadCloser, error) {
-	if e.size == 0 && compression(e.path) == "" { // so are files of /proc, whose reads may wait for ever
+	if e.size == 0 && compression(e.path) == "" { // files of /proc also have size 0, and reading them may block for ever
 		return io.NopCloser(strings.NewReader("")), nil
 	}
 	f, err := regular.Open(e.path)
@@ -122,8 +122,9 @@ type unpacked struct {
 	close func() error
 }
 
-// Read gives an early end a name of its own: readers take io.ErrUnexpectedEOF for
-// the end of a file that is shorter than they asked for.
+// Read replaces io.ErrUnexpectedEOF with an error of its own when the compressed data ends
+// early. Callers would take io.ErrUnexpectedEOF for the end of a file that is shorter than they
+// asked for.
 func (u *unpacked) Read(p []byte) (int, error) {
 	n, err := u.Reader.Read(p)
 	if errors.Is(err, io.ErrUnexpectedEOF) {
@@ -134,12 +135,12 @@ func (u *unpacked) Read(p []byte) (int, error) {
 
 func (u *unpacked) Close() error { return u.close() }
 
-// corpus is the files that paths stand for, in the order in which they are read.
+// corpus is the list of files found under paths, in the order in which they are read.
 type corpus struct {
 	files     []entry
 	looked    int            // files looked at
-	left      map[string]int // of folders, not read: by what they are
-	tokenFile string         // a *.bin seen in a folder
+	left      map[string]int // counts of a folder's files that are not read, by kind
+	tokenFile string         // a *.bin file seen in a folder, for the error message
 }
 
 // listCorpus finds the files of paths.
@@ -172,7 +173,7 @@ func listCorpus(paths []string, o Options) (*corpus, error) {
 	return c, nil
 }
 
-// folder walks one folder; above holds it and the folders that lead to it.
+// folder walks one folder; above holds it and its parent folders on this walk.
 func (c *corpus) folder(dir string, o Options, above []os.FileInfo) error {
 	entries, err := os.ReadDir(dir) // sorted by name
 	if err != nil {
@@ -216,8 +217,8 @@ func (c *corpus) folder(dir string, o Options, above []os.FileInfo) error {
 	return nil
 }
 
-// matches says whether a pattern, "" for all, takes a file's name, with or without
-// the suffix of its compression.
+// matches says whether a pattern matches a file's name, with or without its compression suffix.
+// The pattern "" matches all.
 func matches(glob, name string) bool {
 	if glob == "" {
 		return true
@@ -227,7 +228,7 @@ func matches(glob, name string) bool {
 	return whole || bare
 }
 
-// add takes a folder's file, or counts it.
+// add appends a folder's file to the corpus, or counts it as left out.
 func (c *corpus) add(full string, st os.FileInfo, o Options) {
 	c.looked++
 	k := kindOf(full)
@@ -248,10 +249,10 @@ func (c *corpus) add(full string, st os.FileInfo, o Options) {
 	c.files = append(c.files, entry{full, k, st.Size(), st.ModTime(), false})
 }
 
-// notText is how files are counted whose content shows that they are not text.
+// notText labels files whose content shows that they are not text.
 const notText = "not UTF-8 text"
 
-// leftOut counts what was left out, in a line; "" for nothing.
+// leftOut counts the files that were left out, in one line; "" if there are none.
 func (c *corpus) leftOut() string {
 	var parts []string
 	for what, n := range c.left {
@@ -261,7 +262,7 @@ func (c *corpus) leftOut() string {
 	return strings.Join(parts, ", ")
 }
 
-// bytes is the files' size, as they lie there.
+// bytes is the total size of the files on disk.
 func (c *corpus) bytes() (n int64) {
 	for i := range c.files {
 		n += c.files[i].size
@@ -269,7 +270,7 @@ func (c *corpus) bytes() (n int64) {
 	return n
 }
 
-// empty is the error of a corpus that came to no token.
+// empty is the error for a corpus that has no tokens.
 func (c *corpus) empty(root, glob string) error {
 	if len(c.files) == 1 && c.files[0].only {
 		return fmt.Errorf("%s is empty", root)

@@ -53,8 +53,9 @@ func LoadTokenizer(path string) (Tokenizer, error) {
 	return ParseTokenizer(path, text, readBeside(path))
 }
 
-// ParseTokenizer is LoadTokenizer of the text of a file; path names it in errors. read
-// reads a file beside it, or fails with fs.ErrNotExist; nil means there are none.
+// ParseTokenizer is LoadTokenizer for the text of a file; path names it in errors. read returns
+// the contents of a file in the same folder, or fails with fs.ErrNotExist. A nil read means
+// there are no other files.
 func ParseTokenizer(path string, text []byte, read func(name string) ([]byte, error)) (Tokenizer, error) {
 	t, err := parseTokenizer(text, read)
 	if err != nil {
@@ -132,8 +133,8 @@ func parseTokenizer(text []byte, read func(name string) ([]byte, error)) (*bpeTo
 		return nil, errors.New("it has no model; a tokenizer.json has one of type BPE")
 	}
 	t := &bpeTokenizer{name: fmt.Sprintf("tokenizer.json %x", sha256.Sum256(text))[:len("tokenizer.json ")+16], eot: -1, cuttable: true}
-	// Stages before the model, so that another family is refused by what is
-	// characteristic of it.
+	// The model is checked before the other stages, so that another family of tokenizers is
+	// refused by its most characteristic property.
 	if err := checkModel(file.Model); err != nil {
 		return nil, err
 	}
@@ -188,7 +189,7 @@ func parseTokenizer(text []byte, read func(name string) ([]byte, error)) (*bpeTo
 	if err := t.setSpecials(&b, vocab, added, special, notes); err != nil {
 		return nil, err
 	}
-	// The name is of the file alone where the others change no token.
+	// The name is the hash of this file alone if the other files change no token.
 	if changed := more[len(file.AddedTokens):]; len(changed) > 0 || t.eot != byName(special) {
 		other, err := json.Marshal(changed)
 		if err != nil {
@@ -199,8 +200,7 @@ func parseTokenizer(text []byte, read func(name string) ([]byte, error)) (*bpeTo
 	return t, nil
 }
 
-// byteLevel adds the pre_tokenizer of a byte-level BPE, whose normalizer is NFC at
-// most.
+// byteLevel adds the pre_tokenizer of a byte-level BPE, whose only possible normalizer is NFC.
 func (t *bpeTokenizer) byteLevel(pre *hfStage) error {
 	for _, n := range t.normalize {
 		if !n.nfc {
@@ -228,9 +228,8 @@ func checkModel(m *hfModel) error {
 	return nil
 }
 
-// addPreTokenizers adds the splitters of a pre_tokenizer and checks that its
-// last stage, and no other, is ByteLevel: what follows it would see bytes
-// spelled as other characters.
+// addPreTokenizers adds the splitters of a pre_tokenizer. ByteLevel must be its last stage and
+// occur once: a stage after it would see bytes spelled as other characters.
 func (t *bpeTokenizer) addPreTokenizers(s *hfStage) error {
 	var stages []*hfStage
 	var flatten func(s *hfStage, depth int) error
@@ -300,8 +299,7 @@ func (s *hfStage) splitter() (splitter, error) {
 	return make(), nil
 }
 
-// decodeVocab reads the vocabulary and checks that its ids are different and
-// in range.
+// decodeVocab reads the vocabulary and checks that ids are distinct and in range.
 func decodeVocab(text json.RawMessage) (map[string]int32, error) {
 	var raw map[string]int64
 	if err := json.Unmarshal(text, &raw); err != nil || len(raw) == 0 {
@@ -402,7 +400,7 @@ func newModel(h *hfModel, vocab map[string]int32) (*bpe, error) {
 		case !okJoined:
 			return nil, fmt.Errorf("merge %d: %q, which it makes of %q and %q, is not in the vocabulary", i, p[0]+p[1], p[0], p[1])
 		}
-		// Of a pair given twice the last counts, as in the reference.
+		// If a pair is given twice the last one counts, as in the reference.
 		m.merges[pairKey(left, right)] = merge{int32(i), joined}
 	}
 	return m, nil
@@ -434,7 +432,8 @@ func decodeMerges(text json.RawMessage) ([][2]string, error) {
 	return out, nil
 }
 
-// addTokens adds the added tokens, and returns the ids of all and of the special ones.
+// addTokens adds the added tokens. It returns the ids of all of them and of the special ones,
+// by content.
 func (t *bpeTokenizer) addTokens(list []hfAdded, vocab map[string]int32) (all, special map[string]int32, err error) {
 	var raw, normed []added
 	owner := map[int64]string{}
@@ -479,13 +478,13 @@ func (t *bpeTokenizer) addTokens(list []hfAdded, vocab map[string]int32) (all, s
 		} else {
 			raw = append(raw, entry)
 		}
-		// What reaches over a cut, or looks over it, would be another token
-		// when the text comes in parts.
+		// A token that matches across a cut, or depends on the text beyond it, would differ
+		// when the text is encoded in parts.
 		if a.SingleWord || a.RStrip || strings.ContainsAny(content, " \t\r\n") {
 			t.cuttable = false
 		}
-		// After it a space may be put, which a text that goes on after a cut would
-		// not get.
+		// After this token a space may be inserted. A text that continues after a cut would not
+		// get it.
 		if r, _ := utf8.DecodeLastRuneInString(content); t.meta != nil && unicode.In(r, unicode.L, unicode.N) {
 			t.cuttable = false
 		}

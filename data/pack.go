@@ -2,19 +2,20 @@ package data
 
 import "slices"
 
-// pack puts documents of 1 to seq tokens into rows of seq: best fit decreasing, as TRL's
-// packing_strategy "bfd" does. The longest document comes first, of equal ones the first;
-// each goes to the fullest row that has room for it, of equal rows to the first that became
-// so full. It returns the documents by row, and where in that list each row begins.
+// pack assigns documents of 1 to seq tokens to rows of seq tokens, by best-fit decreasing as
+// TRL's packing_strategy "bfd". Documents are taken longest first, equal ones in order. Each
+// goes to the fullest row with room for it; of equally full rows, to the one that reached that
+// level first. It returns the documents by row, and the index in that list of each row's first
+// one.
 func pack(lengths []int, seq int) (docs []int32, rows []int32) {
 	order := make([]int32, len(lengths))
 	for i := range order {
 		order[i] = int32(i)
 	}
 	slices.SortStableFunc(order, func(a, b int32) int { return lengths[b] - lengths[a] })
-	var in [][]int32            // documents, by row
-	waiting := map[int][]int{}  // rows, by their room
-	rooms := newLeastAbove(seq) // of the rows in waiting
+	var in [][]int32            // documents of each row
+	waiting := map[int][]int{}  // rows by remaining room
+	rooms := newLeastAbove(seq) // the keys of waiting
 	for _, doc := range order {
 		n := lengths[doc]
 		room := rooms.find(n)
@@ -41,8 +42,8 @@ func pack(lengths []int, seq int) (docs []int32, rows []int32) {
 	return docs, append(rows, int32(len(docs)))
 }
 
-// leastAbove is a set of numbers from 1 on that finds the least that is not below another:
-// a tree of maxima whose leaf i is number i+1.
+// leastAbove is a set of numbers from 1 on that finds the smallest member ≥ n. It is a tree of
+// maxima whose i-th leaf node stands for the number i+1.
 type leastAbove []int
 
 func newLeastAbove(most int) leastAbove {

@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-// sink takes the tokens of a corpus, in order.
+// sink receives the tokens of a corpus, in order.
 type sink interface {
 	count() int64
 	append(tokens []int32, path string) error
@@ -16,19 +16,19 @@ type sink interface {
 	rollBack(n int64) error // to the first n tokens
 }
 
-// job is a piece on its way through the tokenizers.
+// job is a piece that the tokenizing goroutines work on.
 type job struct {
 	*piece
-	tokens [][]int32      // by part
-	chats  []conversation // by part, where the data are conversations
+	tokens [][]int32      // tokens of each part
+	chats  []conversation // conversation of each part, if the data are conversations
 	err    error          // ends the pipeline
 	done   chan struct{}
 }
 
-// tokenize runs the corpus through the tokenizer into a sink: one goroutine
-// reads, several tokenize, and the caller's puts the tokens in order, so that the
-// result does not depend on how many there are. after, if not nil, is told each
-// position up to which everything is in the sink.
+// tokenize runs the corpus through the tokenizer into a sink. One goroutine reads, several
+// tokenize, and the caller's puts the tokens in order, so the result does not depend on their
+// number. after, if not nil, is called with each position up to which all tokens are in the
+// sink.
 //
 //	files → documents → jobs → tokenizers
 //	                     └─────── in order ──→ sink
@@ -73,7 +73,7 @@ func tokenize(ctx context.Context, c *corpus, o Options, to sink, from position,
 		defer close(work)
 		d := &documents{c: c, o: o}
 		d.cutter, _ = tok.(cutter)
-		taken := true // the document at hand
+		taken := true // the current document is in the selected part of the Split
 		d.give = func(p *piece) error {
 			if o.Split != nil {
 				p.parts = slices.DeleteFunc(p.parts, func(part part) bool {
@@ -123,7 +123,7 @@ func tokenize(ctx context.Context, c *corpus, o Options, to sink, from position,
 	return ctx.Err()
 }
 
-// converse makes tokens of the conversations of a piece.
+// converse tokenizes the conversations of a piece.
 func (j *job) converse(c *chat, e *entry) error {
 	for _, p := range j.parts {
 		one, err := c.encode(p.text)
@@ -135,18 +135,17 @@ func (j *job) converse(c *chat, e *entry) error {
 	return nil
 }
 
-// collector puts the jobs' tokens into the sink, with the end of text between
-// documents.
+// collector puts the jobs' tokens into the sink, with the end-of-text token between documents.
 type collector struct {
 	c     *corpus
 	sink  sink
 	eot   int32 // -1: none
 	raw   bool  // tokens are the bytes of the text
-	owed  bool  // EOT, before the next token
-	start int64 // tokens before the file at hand
+	owed  bool  // an EOT must precede the next token
+	start int64 // tokens before the current file
 }
 
-// take adds a job and says where it ends.
+// take adds a job's tokens and returns the position where they end.
 func (s *collector) take(j *job) (position, error) {
 	next := position{j.file, j.end, s.start}
 	if j.drop != nil {

@@ -2,7 +2,7 @@ package data
 
 import "fmt"
 
-// hfPost is a post_processor: what stands around a text that is a model's input.
+// hfPost is a post_processor: the special tokens put around a text that is a model's input.
 type hfPost struct {
 	Type       string    `json:"type"`
 	Processors []*hfPost `json:"processors"`
@@ -45,9 +45,9 @@ func (p *hfPost) start(vocab, depth int) ([]int32, error) {
 	return ids, nil
 }
 
-// Prompt gives the tokens of a text that a model is to continue: those of Encode,
-// after the start token that a tokenizer.json puts before a single text. Training
-// has no such token between documents, which EOT ends.
+// Prompt returns the tokens of a text that a model is to continue: the start token that
+// tokenizer.json puts before a single text, then those of Encode. Training data have no start
+// token: EOT separates documents.
 func Prompt(tok Tokenizer, text string) []int32 {
 	tokens := tok.Encode(text)
 	if t, ok := tok.(*bpeTokenizer); ok && len(t.before) > 0 {

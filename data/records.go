@@ -26,7 +26,7 @@ func (e *entry) place(record int) string {
 	return fmt.Sprintf("%s:%d", e.path, record)
 }
 
-// eachRow calls give with each row of a Parquet file as JSON.
+// eachRow calls give with each row of a Parquet file, encoded as JSON.
 func (e *entry) eachRow(give func(row int, record []byte) error) (err error) {
 	defer func() {
 		if p := recover(); p != nil { // parquet-go panics on some damaged files
@@ -70,7 +70,7 @@ func (e *entry) eachRow(give func(row int, record []byte) error) (err error) {
 	}
 }
 
-// form is how a record holds a conversation.
+// form is how a record's fields hold a conversation.
 type form uint8
 
 const (
@@ -84,7 +84,7 @@ func (f form) String() string {
 	return [...]string{"none", "messages", "prompt and response", "instruction, input and output"}[f]
 }
 
-// formOf is the form of a record by its fields.
+// formOf returns the form of a record, judged by its field names.
 func formOf(record map[string]json.RawMessage) form {
 	has := func(names ...string) bool {
 		return !slices.ContainsFunc(names, func(n string) bool { return !given(record, n) })
@@ -136,8 +136,8 @@ func (c *corpus) firstRecord() (fields map[string]json.RawMessage, err error) {
 	return nil, nil
 }
 
-// IsConversations says whether a path's data are conversations: JSON lines or Parquet
-// whose first record has messages, prompt and response, or instruction and output.
+// IsConversations says whether the data at path are conversations: JSON lines or Parquet files
+// whose first record has the fields messages, prompt and response, or instruction and output.
 func IsConversations(path string, o Options) (bool, error) {
 	if path == "" || o.TextField != "" || strings.HasSuffix(path, ".bin") {
 		return false, nil
@@ -151,7 +151,8 @@ func IsConversations(path string, o Options) (bool, error) {
 	return formOf(fields) != noForm, err
 }
 
-// noText refuses records without a known form or field; fields are the first one's.
+// noText is the error for records without a text field or known form; fields are those of the
+// first record.
 func noText(path string, fields map[string]json.RawMessage) error {
 	names := slices.Sorted(maps.Keys(fields))
 	text := "none"

@@ -46,44 +46,44 @@ func ParseOrder(s string) (Order, error) {
 // SamplerConfig shapes the batches. All sizes are 1 or more.
 type SamplerConfig struct {
 	Order Order
-	Seed  int64 // of Shuffled
+	Seed  int64 // of the Shuffled order
 	Seq   int   // T, tokens a row
 	Batch int   // B, rows of a micro-batch on a rank
 	Ranks int   // W
 	StepRows
-	// Later are the rows of the steps from others than the first on, which grow.
+	// Later changes how many rows a step has, from later steps on: see RowsFrom.
 	Later []RowsFrom
 	// Vocab bounds the tokens: inputs must be in [0, Vocab), targets in
 	// [-1, Vocab). 0 means no check.
 	Vocab int
 }
 
-// StepRows is how the rows of a step are dealt.
+// StepRows is how the rows of a step are distributed over ranks and micro-batches.
 type StepRows struct {
 	Accum int // K, micro-batches a step
-	// Shares are the micro-batches of each rank in a step, 1 to K; nil: K each. They are
-	// dealt in rounds: in round k each rank with more than k takes the next one.
+	// Shares is the number of micro-batches of each rank in a step, 1 to K; nil: K each. They
+	// are distributed in rounds: in round k each rank with more than k takes the next one.
 	Shares []int
-	// Rows are those of a step. What they do not fill of its last micro-batches is
-	// padding: token 0 and target -1. 0: all of them.
+	// Rows is the number of rows of a step; 0 means as many as its micro-batches hold. Other
+	// rows of the last micro-batches are padding: token 0 and target -1.
 	Rows int
 }
 
-// RowsFrom is how the rows are dealt from a step on, from 0.
+// RowsFrom is the distribution of rows from step Step on, counted from 0.
 type RowsFrom struct {
 	Step int
 	StepRows
 }
 
-// Sampler gives batches. Samples are numbered over the whole run: row b of
-// rank r's micro-batch k of step s is sample
+// Sampler produces batches. Samples are numbered over the whole run: row b of rank r's
+// micro-batch k of step s is sample
 //
 //	i = N + rows of steps s₀ to s − 1 + leaf(k, r)·B + b,   leaf(k, r) = k·W + r for equal shares
 //
-// where N samples were seen before step s₀ (both 0 until Seek). A rank's share says how
-// many micro-batches it has in a step, and a run resumed at another batch, accumulation
-// or number of ranks goes on with the sample after the last one seen. Its methods
-// but Seek may be called at the same time.
+// where N samples were seen before step s₀ (both 0 until Seek), and leaf numbers the
+// micro-batches of a step over all ranks. A rank's share is its number of micro-batches in a
+// step. A run resumed with another batch, accumulation or number of ranks continues with the
+// sample after the last one seen. Its methods except Seek may be called concurrently.
 type Sampler struct {
 	src     Source
 	targets TargetSource // nil: the next tokens
@@ -92,13 +92,12 @@ type Sampler struct {
 	spans   []span
 	offset  int64 // N − rows of steps 0 to s₀ − 1
 	epochs  int   // version of epochKey
-	// Shuffled: the permutation of the last epoch asked for. Ranks are within a
-	// step of each other, so it nearly always serves; another is derived when
-	// not.
+	// Shuffled: the permutation of the epoch used last. Ranks are within a step of each other,
+	// so it nearly always serves; otherwise another one is derived.
 	epoch atomic.Pointer[epochOrder]
 }
 
-// span is steps in a row whose rows are dealt alike.
+// span is a range of steps whose rows are distributed alike.
 type span struct {
 	RowsFrom
 	rows, before int64 // of each of its steps, and of all steps before them
@@ -117,9 +116,9 @@ const (
 	Epochs = epochsHashed
 )
 
-// epochKey is what an epoch's permutation is drawn by. Epoch 0 has the seed itself in
-// every version. mix64 is a bijection that takes 0 to 0 and neighbours far apart, so
-// that neighbouring seeds share no epoch.
+// epochKey is the seed of an epoch's permutation. Epoch 0 has the seed itself in every version.
+// mix64 is a bijection that maps 0 to 0 and neighbours far apart, so neighbouring seeds share
+// no epoch.
 func epochKey(version int, seed, epoch uint64) uint64 {
 	if version == epochsAdded {
 		return seed + epoch
@@ -127,7 +126,7 @@ func epochKey(version int, seed, epoch uint64) uint64 {
 	return seed + mix64(epoch)
 }
 
-// NewSampler checks the shape against the source, which must hold one window
+// NewSampler checks the configuration against the source, which must hold at least one window
 // and its last target: T+1 tokens.
 func NewSampler(src Source, c SamplerConfig) (*Sampler, error) {
 	for _, f := range []struct {
@@ -165,7 +164,7 @@ func NewSampler(src Source, c SamplerConfig) (*Sampler, error) {
 	return s, nil
 }
 
-// addSpan adds the steps from one on. It refuses what a step does not have.
+// addSpan adds the steps from from.Step on. It refuses an impossible distribution.
 func (s *Sampler) addSpan(from RowsFrom) error {
 	c := &s.c
 	if _, ok := mulAll(int64(c.Batch), int64(max(from.Accum, 1)), int64(c.Ranks), int64(c.Seq)); !ok {
@@ -195,7 +194,7 @@ func (s *Sampler) addSpan(from RowsFrom) error {
 	return nil
 }
 
-// of is the span of a step.
+// of returns the span that holds a step.
 func (s *Sampler) of(step int) *span {
 	i := len(s.spans) - 1
 	for i > 0 && s.spans[i].Step > step {
@@ -204,7 +203,7 @@ func (s *Sampler) of(step int) *span {
 	return &s.spans[i]
 }
 
-// leaf is the number of a rank's micro-batch in the step's order.
+// leaf returns the number of a rank's micro-batch among all those of the step.
 func (c *StepRows) leaf(ranks, micro, rank int) int64 {
 	if c.Shares == nil {
 		return int64(micro)*int64(ranks) + int64(rank)
@@ -219,10 +218,10 @@ func (c *StepRows) leaf(ranks, micro, rank int) int64 {
 	return n
 }
 
-// Rows are the rows of a step that are samples.
+// Rows returns how many rows of a step are samples, without padding.
 func (s *Sampler) Rows(step int) int64 { return s.of(step).rows }
 
-// Share is how many micro-batches a rank has in a step.
+// Share returns how many micro-batches a rank has in a step.
 func (s *Sampler) Share(step, rank int) int {
 	c := s.of(step)
 	if c.Shares == nil {
@@ -231,7 +230,7 @@ func (s *Sampler) Share(step, rank int) int {
 	return c.Shares[rank]
 }
 
-// EachMicro visits the micro-batches of a step, a rank's one after the other.
+// EachMicro visits the micro-batches of a step, rank by rank.
 func (s *Sampler) EachMicro(step int, visit func(micro, rank int) error) error {
 	for rank := range s.c.Ranks {
 		for micro := range s.Share(step, rank) {
@@ -243,7 +242,7 @@ func (s *Sampler) EachMicro(step int, visit func(micro, rank int) error) error {
 	return nil
 }
 
-// CountTargets returns the targets of a step of which all count.
+// CountTargets returns the counted targets of a step, all of whose targets count.
 func (s *Sampler) CountTargets(step int) (sum Counted) {
 	each := int64(s.c.Batch)
 	for rows := s.Rows(step); rows > 0; rows -= each {
@@ -252,17 +251,17 @@ func (s *Sampler) CountTargets(step int) (sum Counted) {
 	return sum
 }
 
-// IsPadding says whether a row is none of the step's: its targets are -1.
+// IsPadding says whether a row is padding; its targets are -1.
 func (s *Sampler) IsPadding(step, micro, rank, row int) bool {
 	return s.inStep(step, micro, rank, row) >= s.Rows(step)
 }
 
-// inStep is the number of a row among those of its step and its padding.
+// inStep is the number of a row among those of its step, padding included.
 func (s *Sampler) inStep(step, micro, rank, row int) int64 {
 	return s.of(step).leaf(s.c.Ranks, micro, rank)*int64(s.c.Batch) + int64(row)
 }
 
-// before is the rows of the steps before one.
+// before returns the number of rows of all earlier steps.
 func (s *Sampler) before(step int) int64 {
 	c := s.of(step)
 	return c.before + int64(step-c.Step)*c.rows
@@ -284,17 +283,17 @@ func mulAll(xs ...int64) (int64, bool) {
 // Seq is the tokens of a row.
 func (s *Sampler) Seq() int { return s.c.Seq }
 
-// Windows is the number of windows of the source, an epoch's samples.
+// Windows is the number of windows of the source, which is an epoch's number of samples.
 func (s *Sampler) Windows() int64 { return s.windows }
 
-// GlobalSample is the number of a row's sample over the whole run: unique to
-// (step, micro, rank, row) but for padding, counted from 0. It keys dropout. Arguments
-// count from 0 and must be in range.
+// GlobalSample returns the number of a row's sample over the whole run, from 0. It is unique to
+// (step, micro, rank, row), except for padding, and keys dropout. Arguments count from 0 and
+// must be in range.
 func (s *Sampler) GlobalSample(step, micro, rank, row int) int64 {
 	return s.offset + s.before(step) + s.inStep(step, micro, rank, row)
 }
 
-// Seek makes step, from 0, begin with the given sample. Neither may be negative.
+// Seek makes step, from 0, begin with the given sample. Neither argument may be negative.
 func (s *Sampler) Seek(step int, sample int64) error {
 	if step < 0 || sample < 0 || !s.reaches(step, sample) {
 		return fmt.Errorf("sample data: step %d from sample %d of steps of %d rows is over 2^63 samples", step, sample, s.Rows(max(step, 0)))
@@ -303,19 +302,17 @@ func (s *Sampler) Seek(step int, sample int64) error {
 	return nil
 }
 
-// reaches says whether the rows of the steps before one, behind so many samples, are at most
-// 2^63.
+// reaches says whether sample plus the rows of the steps before one is at most 2^63.
 func (s *Sampler) reaches(step int, sample int64) bool {
 	c := s.of(step)
 	return int64(step-c.Step) <= (math.MaxInt64-sample-c.before)/c.rows
 }
 
-// EpochsVersion is the version by which epochs are drawn (see Epochs).
+// EpochsVersion is the version by which epochs are shuffled (see Epochs).
 func (s *Sampler) EpochsVersion() int { return s.epochs }
 
-// UseEpochs draws epochs by a version, so that a run resumed from a checkpoint of an
-// older one sees the samples that it was going to see. 0 is a checkpoint that records
-// no version: the first.
+// UseEpochs shuffles epochs by a version, so that a run resumed from an older checkpoint sees
+// the samples that it would have seen. 0, for checkpoints that record no version, is the first.
 func (s *Sampler) UseEpochs(version int) error {
 	if version == 0 {
 		version = epochsAdded
@@ -330,10 +327,10 @@ func (s *Sampler) UseEpochs(version int) error {
 	return nil
 }
 
-// Tell is the sample that a step begins with: how many were seen before it.
+// Tell returns the sample that a step begins with, which is the number of samples before it.
 func (s *Sampler) Tell(step int) int64 { return s.GlobalSample(step, 0, 0, 0) }
 
-// StepAt is the first step that begins with a sample or behind it.
+// StepAt returns the first step that begins at the sample or later.
 func (s *Sampler) StepAt(sample int64) int {
 	for i := len(s.spans) - 1; ; i-- {
 		c := &s.spans[i]
@@ -344,8 +341,8 @@ func (s *Sampler) StepAt(sample int64) int {
 	}
 }
 
-// Translate gives this sampler's sample that goes on where n samples of seq tokens
-// a row ended: after as many epochs, and no earlier in the data.
+// Translate returns the sample of this sampler at which to continue after n samples of seq
+// tokens per row: in the same epoch, and no earlier in the data.
 func (s *Sampler) Translate(n int64, seq int) int64 {
 	windows := (s.src.Len() - 1) / int64(seq)
 	if windows <= 0 || n <= 0 {
@@ -356,7 +353,7 @@ func (s *Sampler) Translate(n int64, seq int) int64 {
 	return n/windows*s.windows + min(inEpoch, s.windows)
 }
 
-// Start is the token at which a row's window starts.
+// Start returns the index of the first token of a row's window.
 func (s *Sampler) Start(step, micro, rank, row int) int64 {
 	i := s.GlobalSample(step, micro, rank, row)
 	window := i % s.windows
@@ -376,8 +373,8 @@ func (s *Sampler) orderOf(e int64) *epochOrder {
 	return &epochOrder{e, newPermutation(epochKey(s.epochs, uint64(s.c.Seed), uint64(e)), uint64(s.windows))}
 }
 
-// otherEpoch derives another epoch's permutation and keeps it if it is newer.
-// It allocates, once an epoch and rank.
+// otherEpoch derives another epoch's permutation and keeps it if it is newer. It allocates once
+// per epoch and rank.
 func (s *Sampler) otherEpoch(e, window int64) int64 {
 	order := s.orderOf(e)
 	if old := s.epoch.Load(); old.epoch < e {
@@ -386,10 +383,9 @@ func (s *Sampler) otherEpoch(e, window int64) int64 {
 	return int64(order.perm.at(uint64(window)))
 }
 
-// Fill writes a rank's micro-batch: inputs and targets, both (B, T) row-major.
-// step, micro and rank count from 0. It allocates nothing while the epoch
-// stays. A position out of range, slices of another length and a token beyond
-// the vocabulary are errors.
+// Fill writes a rank's micro-batch: inputs and targets, both (B, T) row-major. step, micro and
+// rank count from 0. It allocates nothing within an epoch. Positions out of range, slices of
+// another length and tokens beyond the vocabulary are errors.
 func (s *Sampler) Fill(step, micro, rank int, inputs, targets []int32) error {
 	c := &s.c
 	switch {

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/data/sample"
 )
 
-// What a program's own data set is made of; package sample describes it.
+// Types of a program's own data set; package sample describes them.
 type (
 	// Samples is a data set: Len() int64 and Sample(i int64, r *Row) error.
 	Samples = sample.Samples
@@ -23,7 +23,7 @@ type (
 	Input = sample.Input
 )
 
-// Shape is what a sample is to a model. Sizes are of one sample.
+// Shape describes one sample as the model takes it; sizes are per sample.
 type Shape struct {
 	Tokens, Targets int
 	Inputs          []InputSize
@@ -31,19 +31,19 @@ type Shape struct {
 	Classes         int // targets are below it; 0: any
 }
 
-// InputSize is the elements of a float input.
+// InputSize is the number of elements of a float input.
 type InputSize struct {
 	Name  string
 	Elems int
 }
 
-// Micro is the place for a micro-batch, row by row.
+// Micro is the memory for a micro-batch, row by row.
 type Micro struct {
 	Tokens, Targets []int32
 	Inputs          [][]float32 // in the order of Shape.Inputs
 }
 
-// NewMicro makes the place for micro-batches of so many rows.
+// NewMicro allocates a Micro of the given number of rows.
 func (s *Shape) NewMicro(rows int) *Micro {
 	m := &Micro{Tokens: make([]int32, rows*s.Tokens), Targets: make([]int32, rows*s.Targets)}
 	for _, in := range s.Inputs {
@@ -52,7 +52,7 @@ func (s *Shape) NewMicro(rows int) *Micro {
 	return m
 }
 
-// row is the place for a row of it, empty.
+// row returns the k-th row of m, cleared.
 func (s *Shape) row(m *Micro, k int) *Row {
 	r := &Row{Tokens: m.Tokens[k*s.Tokens : (k+1)*s.Tokens], Targets: m.Targets[k*s.Targets : (k+1)*s.Targets]}
 	clear(r.Tokens)
@@ -67,16 +67,15 @@ func (s *Shape) row(m *Micro, k int) *Row {
 	return r
 }
 
-// SampleReader reads micro-batches of Samples in a Sampler's order.
+// SampleReader reads micro-batches of Samples in the order of a Sampler.
 type SampleReader struct {
 	*Sampler
 	samples Samples
 	shape   Shape
 }
 
-// NewSampleReader is NewSampler for samples; c.Seq and c.Vocab do not matter. rows is
-// how many samples an epoch has: Samples.Len, or more, of which those behind it have no
-// targets.
+// NewSampleReader is NewSampler for samples; c.Seq and c.Vocab are ignored. rows is the number
+// of samples of an epoch: Samples.Len, or more, of which the extra ones have no targets.
 func NewSampleReader(s Samples, shape Shape, rows int64, c SamplerConfig) (*SampleReader, error) {
 	if n := s.Len(); n < 1 {
 		return nil, fmt.Errorf("sample data: Len is %d, want at least 1 sample", n)
@@ -94,7 +93,7 @@ func NewSampleReader(s Samples, shape Shape, rows int64, c SamplerConfig) (*Samp
 	return &SampleReader{sampler, s, shape}, nil
 }
 
-// sampleCount has a window for each sample.
+// sampleCount is a Source with one window per sample; it has no tokens.
 type sampleCount int64
 
 func (n sampleCount) Len() int64 { return int64(n) + 1 }
@@ -117,7 +116,7 @@ func (r *SampleReader) FillSamples(step, micro, rank int, m *Micro) error {
 	return nil
 }
 
-// fill writes a sample, and looks at what was written.
+// fill writes a sample and checks its tokens and targets.
 func (r *SampleReader) fill(i int64, row *Row) error {
 	if i >= r.samples.Len() {
 		return nil
@@ -145,13 +144,13 @@ func orAny(n int) int {
 	return n
 }
 
-// Counted is the counted targets of a step.
+// Counted counts the counted targets of a step.
 type Counted struct {
 	All     int64
-	Squares float64 // sum of the squares of each micro-batch's
+	Squares float64 // sum of the squares of each micro-batch's count
 }
 
-// Add counts a micro-batch.
+// Add adds a micro-batch of n counted targets.
 func (c *Counted) Add(n int64) {
 	c.All += n
 	c.Squares += float64(n) * float64(n)
@@ -194,8 +193,8 @@ func (r *SampleReader) CountTargets(step int) (sum Counted, err error) {
 // fingerprintSamples is how many samples Fingerprint reads.
 const fingerprintSamples = 64
 
-// Fingerprint tells the samples apart from others: by their number (as Tokens), and the
-// tokens, targets and inputs of 64 of them, evenly spaced from the first to the last.
+// Fingerprint identifies the samples: by their number (in its field Tokens), and by a hash of
+// the tokens, targets and inputs of 64 of them, evenly spaced from the first to the last.
 func (r *SampleReader) Fingerprint() (Fingerprint, error) {
 	h := sha256.New()
 	n := r.samples.Len()

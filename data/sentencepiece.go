@@ -13,16 +13,16 @@ import (
 // spaceMark is how SentencePiece spells a space in its tokens.
 const spaceMark = "▁"
 
-// normalizer is a step of the way from text to what is looked up: NFC, or a text
-// put before it, or a text replaced by another.
+// normalizer is one normalization step: NFC, a text put before the input, or a text replaced by
+// another.
 type normalizer struct {
 	nfc      bool
 	prepend  string
 	from, to string
 }
 
-// normalized runs the normalizers over text, not empty. continues says that it goes
-// on after a cut: then nothing is put before it.
+// normalized runs the normalizers over non-empty text. continues says that text follows a cut,
+// so that nothing is put before it.
 func (t *bpeTokenizer) normalized(text string, continues bool) string {
 	for _, n := range t.normalize {
 		switch {
@@ -39,8 +39,8 @@ func (t *bpeTokenizer) normalized(text string, continues bool) string {
 	return text
 }
 
-// addNormalizer takes NFC, Prepend and Replace of a space: others change the text
-// in ways that this package does not know.
+// addNormalizer accepts NFC, Prepend and Replace of a space. This package does not implement
+// others.
 func (t *bpeTokenizer) addNormalizer(s *hfStage) error {
 	if s == nil {
 		return nil
@@ -74,20 +74,20 @@ func (t *bpeTokenizer) addNormalizer(s *hfStage) error {
 // the character ▁, and merges may go over them.
 type metaspace struct {
 	model *bpe
-	// here says that the Metaspace pre-tokenizer makes spaces ▁, and not a
-	// normalizer; scheme then is where it puts one before: always (a text and what
-	// follows an added token), first (a text) or never. A ▁ that is there is enough.
+	// here says that the Metaspace pre-tokenizer, not a normalizer, turns spaces into ▁. scheme
+	// says where it also puts a ▁ before text that lacks one: always (before a text and after
+	// each added token), first (before a text) or never.
 	here   bool
 	scheme string
-	// split says that every ▁ starts a piece. Else whole texts are merged, and joined
-	// are the characters that some token has right before a ▁: after every other the
-	// tokens end, so pieces may end there as well.
+	// split says that every ▁ starts a piece. Without it whole texts are merged. joined are the
+	// characters that some token has directly before a ▁; after any other character a token
+	// always ends there, so a piece may too.
 	split  bool
 	joined map[rune]bool
 }
 
-// apply makes a section of a text what is merged: first says that it starts the
-// text, continues that it goes on after a cut.
+// apply prepares a section of a text for merging. first says that it starts the text, continues
+// that it follows a cut.
 func (m *metaspace) apply(text string, first, continues bool) string {
 	if !m.here {
 		return text
@@ -107,7 +107,7 @@ func (m *metaspace) apart(r rune) bool {
 	return m.split || !m.joined[r]
 }
 
-// first is the length of the first piece.
+// first returns the length of the first piece.
 func (m *metaspace) first(text string) int {
 	var before rune
 	for i, r := range text {
@@ -119,8 +119,8 @@ func (m *metaspace) first(text string) int {
 	return len(text)
 }
 
-// addSentencePiece makes t a SentencePiece-style BPE: its characters, its spaces and
-// its pieces.
+// addSentencePiece makes t a SentencePiece-style BPE: it sets its characters, its handling of
+// spaces and its pieces.
 func (t *bpeTokenizer) addSentencePiece(h *hfModel, pre *hfStage, vocab map[string]int32) error {
 	m := &metaspace{model: t.model}
 	replaced := slices.ContainsFunc(t.normalize, func(n normalizer) bool { return n.from == " " })
@@ -173,9 +173,9 @@ func (m *metaspace) preTokenizer(s *hfStage) error {
 	return nil
 }
 
-// checkDecoder says whether a decoder is that of a SentencePiece-style BPE: ▁ is a
-// space, <0xNN> a byte. The space that it takes off a text's start (Strip) stays in
-// Decode, whose texts go on after one another.
+// checkDecoder checks that a decoder is that of a SentencePiece-style BPE: ▁ is a space, <0xNN>
+// a byte. Strip would remove a space at the start of a text; Decode keeps it, since decoded
+// texts follow one another.
 func (s *hfStage) checkDecoder(depth int) error {
 	ok := false
 	switch {
@@ -200,7 +200,7 @@ func (s *hfStage) checkDecoder(depth int) error {
 	return nil
 }
 
-// byteOf is the byte that a token of byte_fallback stands for.
+// byteOf returns the byte that a byte_fallback token <0xNN> means.
 func byteOf(token string) (byte, bool) {
 	var b byte
 	if len(token) != len("<0x00>") {
@@ -212,7 +212,7 @@ func byteOf(token string) (byte, bool) {
 	return b, true
 }
 
-// spelledAs is the text of a SentencePiece token.
+// spelledAs returns the text that a SentencePiece token spells.
 func spelledAs(token string) string {
 	if b, ok := byteOf(token); ok {
 		return string([]byte{b})

@@ -92,7 +92,7 @@ func readBeside(path string) func(name string) ([]byte, error) {
 	}
 }
 
-// beside is the content of the files beside a tokenizer.json.
+// beside holds the contents of the other files in the folder of a tokenizer.json.
 type beside struct {
 	tokenizer, special map[string]json.RawMessage // tokenizer_config.json, special_tokens_map.json
 	generation, model  map[string]json.RawMessage

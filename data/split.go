@@ -8,9 +8,9 @@ import (
 	"github.com/dlclark/regexp2"
 )
 
-// The split patterns of the byte-level BPE tokenizers in use, as their
-// tokenizer.json spells them. The scanners below are these patterns by hand,
-// ten times as fast as the regular expression; tests hold them to it.
+// The split patterns of common byte-level BPE tokenizers, as their tokenizer.json spells them.
+// The scanners below implement them by hand, ten times as fast as the regular expression; tests
+// compare the two.
 const (
 	patternGPT2   = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 	patternLlama3 = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+`
@@ -26,7 +26,7 @@ var patterns = map[string]func() splitter{
 	patternGPT4o:  func() splitter { return splitter{all: regexpSplit(patternGPT4o)} },
 }
 
-// class is what the patterns tell apart.
+// class is a class of characters that the patterns distinguish.
 type class uint8
 
 const (
@@ -68,8 +68,7 @@ func classAt(text string, i int) (class, int) {
 	return slowClass(r), n
 }
 
-// run gives the end of the characters of class c from i on, at most limit of
-// them.
+// run returns the end of the characters of class c from i on, at most limit of them.
 func run(text string, i int, c class, limit int) int {
 	for ; limit > 0; limit-- {
 		k, n := classAt(text, i)
@@ -83,9 +82,9 @@ func run(text string, i int, c class, limit int) int {
 
 const unlimited = 1<<31 - 1
 
-// spaces is \s+(?!\S)|\s+ of a text that starts with a space ending at end
-// (the run of them): all at the end of the text, else all but the last, which
-// goes with what follows, unless it is the only one.
+// spaces implements \s+(?!\S)|\s+ for a text that starts with a run of spaces ending at end. At
+// the end of the text it takes the whole run; otherwise all but the last space, which goes with
+// the next piece, unless it is the only one.
 func spaces(text string, end int) int {
 	if end == len(text) {
 		return end
@@ -130,7 +129,7 @@ func lower(b byte) byte {
 	return b
 }
 
-// splitGPT2 is patternGPT2.
+// splitGPT2 implements patternGPT2.
 func splitGPT2(text string) int {
 	if n := contraction(text, false); n > 0 {
 		return n
@@ -148,7 +147,7 @@ func splitGPT2(text string) int {
 	return spaces(text, run(text, n, space, unlimited))
 }
 
-// splitLlama is patternLlama3, or with one digit a piece patternQwen2.
+// splitLlama implements patternLlama3, or with digits 1 patternQwen2.
 func splitLlama(text string, digits int) int {
 	if n := contraction(text, true); n > 0 {
 		return n
@@ -183,8 +182,8 @@ func splitLlama(text string, digits int) int {
 	return spaces(text, end)
 }
 
-// splitDigits is the Digits pre-tokenizer: numeric characters apart from the
-// rest, one by one if each.
+// splitDigits is the Digits pre-tokenizer: it separates numeric characters from others; with
+// each, every digit is a piece.
 func splitDigits(each bool) func(string) int {
 	return func(text string) int {
 		c, n := classAt(text, 0)
@@ -209,12 +208,12 @@ func compile(pattern string) *regexp2.Regexp {
 	return regexp2.MustCompile(strings.ReplaceAll(pattern, "(?i:'s", "(?i:'[sſ]"), regexp2.None)
 }
 
-// regexpSplit runs a pattern that matches any text as a whole.
+// regexpSplit returns a splitter for a pattern that covers every text completely.
 func regexpSplit(pattern string) func(text string, yield func(string)) {
 	re := compile(pattern)
 	return func(text string, yield func(string)) {
-		// The pieces are looked up by their lengths, since regexp2 matches in a
-		// copy of the text as runes.
+		// Pieces are located by their lengths, since regexp2 matches in a copy of the text as
+		// runes.
 		m, err := re.FindStringMatch(text)
 		for err == nil && m != nil && len(text) > 0 {
 			n := len(m.String())

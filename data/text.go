@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// readBytes is how much text is read, and about how much is tokenized, at
-	// a time.
+	// readBytes is how many bytes of text are read, and about how many are tokenized, at a
+	// time.
 	readBytes = 1 << 20
 	// spillBytes is how many bytes of tokens stay in memory; beyond, they go to
 	// a temporary file without a name, so that a corpus does not count against
@@ -133,7 +133,7 @@ func checkText(text []byte, checked *int, end bool) *textError {
 	return nil
 }
 
-// writeError says where the tokens could not be written.
+// writeError adds to err where the tokens could not be written.
 func (b *builder) writeError(err error) error {
 	if b.named {
 		return fmt.Errorf("write the tokens: %w", err)
@@ -141,7 +141,7 @@ func (b *builder) writeError(err error) error {
 	return fmt.Errorf("write the tokens to a temporary file (TMPDIR chooses its folder): %w", err)
 }
 
-// appendBytes adds text whose bytes are its tokens.
+// appendBytes adds text whose bytes are the tokens.
 func (b *builder) appendBytes(text []byte) error {
 	if b.width == 1 {
 		b.mem = append(b.mem, text...)
@@ -157,7 +157,7 @@ func (b *builder) appendBytes(text []byte) error {
 
 func (b *builder) count() int64 { return b.n }
 
-// append adds tokens, checked against the vocabulary.
+// append adds tokens after checking them against the vocabulary.
 func (b *builder) append(tokens []int32, path string) error {
 	limit := uint32(b.tok.VocabSize())
 	for i, t := range tokens {
@@ -180,7 +180,7 @@ func (b *builder) append(tokens []int32, path string) error {
 	return b.spill(spillBytes)
 }
 
-// spill moves the tokens in memory to the file if they take over limit bytes.
+// spill moves the tokens in memory to the file if they take more than limit bytes.
 func (b *builder) spill(limit int) error {
 	if len(b.mem) <= limit {
 		return nil
@@ -191,8 +191,8 @@ func (b *builder) spill(limit int) error {
 			return fmt.Errorf("make a temporary file for the tokens (TMPDIR chooses its folder): %w", err)
 		}
 		b.file = f
-		// Without its name the file vanishes with the process, however that
-		// ends. Where an open file cannot lose its name, it goes at Close.
+		// With its name removed the file vanishes with the process, however that ends. On
+		// systems where an open file cannot lose its name, Close removes it.
 		if os.Remove(f.Name()) != nil {
 			b.after = func() { os.Remove(f.Name()) }
 		}
@@ -205,7 +205,7 @@ func (b *builder) spill(limit int) error {
 	return nil
 }
 
-// rollBack forgets all but the first n tokens.
+// rollBack drops all but the first n tokens.
 func (b *builder) rollBack(n int64) error {
 	b.n = n
 	bytes := n * int64(b.width)
@@ -217,8 +217,7 @@ func (b *builder) rollBack(n int64) error {
 	return b.file.Truncate(b.base + bytes)
 }
 
-// finish gives the tokens. The builder must not be used after, but for
-// discard.
+// finish returns the tokens as a Buffer. Afterwards only discard may be called.
 func (b *builder) finish() (*Buffer, error) {
 	out := &Buffer{name: b.name, width: int64(b.width), n: b.n}
 	if b.file == nil {

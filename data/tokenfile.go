@@ -25,15 +25,15 @@ const (
 // under a second.
 const scanBytes = 1 << 30
 
-// layout is what a token file's length and first bytes say.
+// layout is what a token file's length and header say about its tokens.
 type layout struct {
 	offset int64 // byte of the first token
 	width  int64 // bytes a token
 	n      int64 // tokens
 }
 
-// parseLayout tells the layout of a token file of size bytes from its first
-// bytes, up to headerBytes of them.
+// parseLayout returns the layout of a token file of size bytes. head is the start of the file,
+// up to headerBytes of it.
 func parseLayout(head []byte, size int64) (layout, error) {
 	l := layout{width: 2}
 	var magic uint32
@@ -69,12 +69,11 @@ func parseLayout(head []byte, size int64) (layout, error) {
 	return l, nil
 }
 
-// OpenTokenFile opens a token file: raw little-endian uint16, or with llm.c's
-// header (magic 20240520: uint16; 20240801: uint32). With vocab > 0 the
-// tokens, of the first GiB, are checked to be below it. Errors name the file,
-// the offset and what would be right.
+// OpenTokenFile opens a token file: raw little-endian uint16, or with llm.c's header (magic
+// 20240520: uint16; 20240801: uint32). With vocab > 0, the tokens of the first GiB are checked
+// to be below it. Errors name the file, the offset and the expected value.
 func OpenTokenFile(path string, vocab int) (*Buffer, error) {
-	// Looked at before it is opened: opening a pipe would wait for its writer.
+	// Stat before opening: opening a pipe would wait for its writer.
 	st, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("open token file: %w", err)

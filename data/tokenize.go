@@ -16,27 +16,27 @@ import (
 	"github.com/spillway-ml/spillway/internal/aside"
 )
 
-// Progress is how far Tokenize is.
+// Progress says how far Tokenize has come.
 type Progress struct {
 	Files, OfFiles int
-	Bytes, OfBytes int64 // of the files as they lie there
+	Bytes, OfBytes int64 // of the files on disk
 	Tokens         int64
 }
 
-// Tokenized is what Tokenize wrote.
+// Tokenized describes the file that Tokenize wrote.
 type Tokenized struct {
 	Tokens   int64
 	Files    int
 	LeftOut  string // see Buffer.LeftOut
-	Resumed  bool   // an earlier call had begun
-	TokenLen int    // bytes a token
+	Resumed  bool   // the call continued an interrupted one
+	TokenLen int    // bytes per token
 }
 
-// keepEvery is how often an unfinished token file is made safe against an
-// interruption.
+// keepEvery is how often an unfinished token file and its journal are synced, so that an
+// interrupted run can continue there.
 const keepEvery = 5 * time.Second
 
-// journal is what is known of an unfinished token file, beside it.
+// journal is the saved state of an unfinished token file, in a file beside it.
 type journal struct {
 	Version   int      `json:"version"`
 	Tokenizer string   `json:"tokenizer"`
@@ -47,14 +47,14 @@ type journal struct {
 	LeftOut   int      `json:"left_out_by_content"`
 }
 
-// Tokenize writes the tokens of text files, JSON lines and folders of them to a
-// token file that OpenTokenFile reads: raw little-endian uint16 where the
-// tokenizer's vocabulary is up to 65,536, and else llm.c's format of uint32. The
-// tokens are those of OpenText. It tokenizes on Options.Threads goroutines.
+// Tokenize writes the tokens of text files, JSON lines and folders of them to a token file for
+// OpenTokenFile. That is raw little-endian uint16 if the tokenizer's vocabulary is at most
+// 65,536, otherwise llm.c's format of uint32. The tokens are those of OpenText. It tokenizes on
+// Options.Threads goroutines.
 //
-// The file appears under its name when it is whole. Until then it is out.partial,
-// with what is known of it in out.partial.json: a call with the same files and
-// options goes on there, and one with others is refused.
+// The file gets its name when it is complete. Until then it is out.partial, with a journal in
+// out.partial.json. A call with the same files and options continues an interrupted one; a call
+// with others is refused.
 func Tokenize(ctx context.Context, out string, paths []string, o Options, tell func(Progress)) (Tokenized, error) {
 	if o.Tokenizer == nil {
 		o.Tokenizer = Bytes()
@@ -81,7 +81,7 @@ func Tokenize(ctx context.Context, out string, paths []string, o Options, tell f
 	return res, nil
 }
 
-// notAnInput refuses to write over a file that is read.
+// notAnInput refuses to overwrite an input file.
 func notAnInput(out string, c *corpus) error {
 	st, err := os.Stat(out)
 	if err != nil {
@@ -98,7 +98,7 @@ func notAnInput(out string, c *corpus) error {
 	return nil
 }
 
-// fingerprint is equal for equal files.
+// fingerprint is a hash of the files' names, sizes and times.
 func (c *corpus) fingerprint() string {
 	h := sha256.New()
 	for i := range c.files {
@@ -108,7 +108,7 @@ func (c *corpus) fingerprint() string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// tokenWriter writes a token file that an interruption leaves resumable.
+// tokenWriter writes a token file that can be continued after an interruption.
 type tokenWriter struct {
 	out     string
 	corpus  *corpus
@@ -116,7 +116,7 @@ type tokenWriter struct {
 	j       journal
 	kept    time.Time // when the journal was last written
 	tell    func(Progress)
-	dropped int // files left out by their content in earlier calls
+	dropped int // files left out because of their content in earlier calls
 }
 
 func (w *tokenWriter) partial() string { return w.out + ".partial" }
@@ -149,8 +149,7 @@ func (w *tokenWriter) run(ctx context.Context, o Options) (res Tokenized, err er
 	return res, w.finish()
 }
 
-// open opens the unfinished file at the place where an earlier call left it, or
-// makes a new one.
+// open opens the unfinished file where an earlier call left it, or makes a new one.
 func (w *tokenWriter) open() (resumed bool, err error) {
 	var old journal
 	text, err := os.ReadFile(w.about())
@@ -184,7 +183,7 @@ func (w *tokenWriter) open() (resumed bool, err error) {
 	return old.Tokens > 0, nil
 }
 
-// differs says in what an unfinished file was begun otherwise.
+// differs says how the unfinished file's options or inputs differ from this call's.
 func (w *tokenWriter) differs(old journal) string {
 	switch {
 	case old.Tokenizer != w.j.Tokenizer:
@@ -197,7 +196,7 @@ func (w *tokenWriter) differs(old journal) string {
 	return ""
 }
 
-// after notes a position, and now and then makes the file safe up to it.
+// after notes a position, and every keepEvery calls keep.
 func (w *tokenWriter) after(at position) error {
 	w.j.At, w.j.Tokens = at, w.b.n
 	if w.tell != nil {
@@ -206,7 +205,7 @@ func (w *tokenWriter) after(at position) error {
 			p.Bytes += w.corpus.files[i].size
 		}
 		if at.File < len(w.corpus.files) {
-			p.Bytes += min(at.Offset, w.corpus.files[at.File].size) // of a compressed file, a guess
+			p.Bytes += min(at.Offset, w.corpus.files[at.File].size) // an estimate for a compressed file
 		}
 		w.tell(p)
 	}
@@ -216,7 +215,7 @@ func (w *tokenWriter) after(at position) error {
 	return w.keep()
 }
 
-// keep makes the file safe up to the journal's position.
+// keep syncs the file up to the journal's position and writes the journal.
 func (w *tokenWriter) keep() error {
 	w.kept = time.Now()
 	if err := w.b.spill(0); err != nil {
@@ -233,7 +232,7 @@ func (w *tokenWriter) keep() error {
 	return aside.WriteBytes(w.about(), text, 0o644)
 }
 
-// finish gives the whole file its name.
+// finish gives the complete file its name.
 func (w *tokenWriter) finish() error {
 	if err := w.b.spill(0); err != nil {
 		return err

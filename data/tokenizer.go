@@ -9,18 +9,17 @@ import (
 	"github.com/tiktoken-go/tokenizer/codec"
 )
 
-// Tokenizer turns text into tokens and back. Its methods may be called at the
-// same time.
+// Tokenizer turns text into tokens and back. Its methods may be called concurrently.
 type Tokenizer interface {
 	// Name identifies the tokenizer: runs with equal names see equal tokens.
 	Name() string
-	// VocabSize is over every token that Encode gives.
+	// VocabSize is larger than every token that Encode returns.
 	VocabSize() int
-	// Encode gives the tokens of text. Bytes that are not UTF-8 count as U+FFFD,
-	// except to bytes.
+	// Encode returns the tokens of text. Bytes that are not UTF-8 count as U+FFFD, except in
+	// the tokenizer of bytes.
 	Encode(text string) []int32
-	// Decode gives the text of tokens; of a part of a character, its bytes, so
-	// that decoded parts concatenate. A token out of range gives U+FFFD.
+	// Decode returns the text of tokens. Tokens of part of a character give its bytes, so that
+	// decoded parts concatenate. A token out of range gives U+FFFD.
 	Decode(tokens []int32) string
 	// EOT is the token that ends a document, or -1 if there is none.
 	EOT() int32
@@ -28,22 +27,23 @@ type Tokenizer interface {
 
 // cutter is a Tokenizer that can encode a text in parts.
 type cutter interface {
-	// cut gives the largest c, from < c ≤ len(text), for which the tokens of
-	// text[:c] followed by those of text[c:] and whatever follows (of encodeMore,
-	// for a continuer) are those of the whole; or 0 if there is none that it knows. text[:from] was tried
-	// before, but for its last character.
+	// cut returns the largest c, from < c ≤ len(text), at which text can be cut: the tokens of
+	// text[:c] followed by those of text[c:] and of whatever follows are those of the whole. A
+	// continuer encodes the second part by encodeMore. It returns 0 if it knows no such c.
+	// text[:from], without its last character, was searched before.
 	cut(text []byte, from int) int
-	// within gives a place to cut a long text that has none by cut: between characters,
-	// where the tokens may be others than those of the whole; 0 if cut knows no rule.
+	// within returns a place to cut a long text in which cut finds none. It lies between
+	// characters, and the tokens may differ from those of the whole. It returns 0 if cut has no
+	// rule for this tokenizer.
 	within(text []byte) int
 }
 
-// continuer is a cutter that puts something before a text: encodeMore does not, and
-// encodes what follows a cut.
+// continuer is a cutter whose Encode puts something before a text. Its encodeMore encodes the
+// text after a cut, without that.
 type continuer interface{ encodeMore(text string) []int32 }
 
-// OpenTokenizer opens a tokenizer by its name: bytes or gpt2, in any case, or the
-// path of a Hugging Face tokenizer.json (see LoadTokenizer).
+// OpenTokenizer opens a tokenizer by name (bytes or gpt2, in any case) or by the path of a
+// Hugging Face tokenizer.json (see LoadTokenizer).
 func OpenTokenizer(spec string) (Tokenizer, error) {
 	switch strings.ToLower(spec) {
 	case "bytes":
@@ -93,13 +93,13 @@ func (byteTokenizer) Decode(tokens []int32) string {
 	return out.String()
 }
 
-// gpt2EOT is <|endoftext|>. Encode takes its spelling as text and never gives
-// it.
+// gpt2EOT is <|endoftext|>. Encode treats that spelling as plain text, so it never returns the
+// token.
 const gpt2EOT = 50256
 
-// GPT2 is GPT-2's byte-level BPE of 50,257 tokens (Radford et al. 2019). The
-// vocabulary comes from tiktoken-go, which embeds it; the encoder is this
-// package's, since that one takes time quadratic in a word's length.
+// GPT2 is GPT-2's byte-level BPE of 50,257 tokens (Radford et al. 2019). The vocabulary is
+// embedded in tiktoken-go. The encoder is this package's, since tiktoken-go's takes time
+// quadratic in a word's length.
 var GPT2 = sync.OnceValue(func() Tokenizer {
 	ranked := codec.NewR50kBase()
 	tokens := make([]string, gpt2EOT+1)

@@ -1,13 +1,12 @@
 package data
 
-// Whole gives all of a source in rows of seq tokens, each target once: rows rows,
-// which must be enough (WholeRows), of which the last ones are filled up with
-// tokens 0 whose targets do not count.
+// Whole arranges a source in rows of seq tokens so that each target occurs once. rows must be
+// at least WholeRows. The last rows are padded with tokens 0, whose targets do not count.
 func Whole(src Source, seq int, rows int64) TargetSource {
 	return &whole{src, rows*int64(seq) + 1}
 }
 
-// WholeRows is how many rows of seq tokens hold every target of a source.
+// WholeRows returns how many rows of seq tokens hold every target of a source.
 func WholeRows(src Source, seq int) int64 { return (src.Len() - 1 + int64(seq) - 1) / int64(seq) }
 
 type whole struct {
@@ -23,7 +22,7 @@ func (w *whole) Tokens(dst []int32, start int64) error {
 	return w.src.Tokens(dst[:n], min(start, w.src.Len()))
 }
 
-// Targets are the next tokens, and -1 where there is none.
+// Targets returns the next tokens, and -1 where there is none.
 func (w *whole) Targets(dst []int32, start int64) error {
 	next := start + 1
 	n := min(int64(len(dst)), max(w.src.Len()-next, 0))

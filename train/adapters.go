@@ -19,7 +19,8 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// first writes first values of a parameter. Those of a base go into its hash.
+// first writes initial values of a parameter. Those of a base parameter also go into the base's
+// hash.
 func (t *Trainer) first(param int, at int64, v []float32) error {
 	if name := t.plan.Program.Params[param].Name; t.base != nil && !lora.IsAdapter(name) {
 		t.base.Add(name, v)
@@ -27,7 +28,7 @@ func (t *Trainer) first(param int, at int64, v []float32) error {
 	return t.states.Write(param, "value", at, v)
 }
 
-// noteAdapters says what is trained in the model's place.
+// noteAdapters adds a note that says which adapters are trained.
 func (t *Trainer) noteAdapters() {
 	if !t.cfg.LoRA.Active() {
 		return
@@ -45,7 +46,7 @@ func (t *Trainer) noteAdapters() {
 		t.cfg.LoRA.Rank, t.cfg.LoRA.Alpha, matrices/2, humanize.Comma(trained), humanize.Comma(all)))
 }
 
-// noteBase notes which model the run's adapters belong to, for its checkpoints.
+// noteBase records which model the run's adapters belong to, for its checkpoints.
 func (t *Trainer) noteBase(path string) {
 	if t.base == nil || t.at.Base.SHA256 != "" {
 		return
@@ -59,7 +60,8 @@ func (t *Trainer) noteBase(path string) {
 	}
 }
 
-// baseOf takes over the base of a checkpoint with adapters, whose own values may be rounded.
+// baseOf takes over the base recorded in a checkpoint with adapters. Its own copy of the base's
+// values may be rounded.
 func (t *Trainer) baseOf(saved *checkpoint.Checkpoint) {
 	var was saving.Record
 	if json.Unmarshal(saved.Manifest.Run, &was) == nil && was.Base != nil {
@@ -67,7 +69,7 @@ func (t *Trainer) baseOf(saved *checkpoint.Checkpoint) {
 	}
 }
 
-// loadAdapter loads an adapter's folder: the model that it belongs to, and the adapter.
+// loadAdapter loads an adapter's folder: the base model that it names, and the adapter.
 func (t *Trainer) loadAdapter(ctx context.Context, field string, a *planner.Adapter) error {
 	has := t.cfg.LoRA
 	if has.Rank != a.Rank || has.Alpha != a.Alpha {
@@ -91,7 +93,7 @@ func (t *Trainer) loadAdapter(ctx context.Context, field string, a *planner.Adap
 	return nil
 }
 
-// loadAdapterTensors loads the run's adapters from a file that has these alone.
+// loadAdapterTensors loads the run's adapters from a file that has only these.
 func (t *Trainer) loadAdapterTensors(ctx context.Context, path string) (err error) {
 	r, err := safetensors.Open(path)
 	if err != nil {

@@ -11,15 +11,15 @@ import (
 	"github.com/spillway-ml/spillway/internal/aside"
 )
 
-// canWriteAside makes the folder of a file that writeAside is going to write, and
-// sees that files can be made in it. The file itself is not touched.
+// canWriteAside makes the folder of the file that writeAside will write, and checks that files
+// can be created in it. The file itself is not touched.
 func canWriteAside(path string) error {
 	st, err := os.Stat(path)
 	switch {
 	case err == nil && st.IsDir():
 		return fmt.Errorf("%.80q is a folder; a file is needed", path)
 	case err == nil && !st.Mode().IsRegular():
-		return nil // a device or a pipe: written as it is; to try a pipe would end its reader
+		return nil // a device or a pipe is written directly; opening a pipe as a test would end its reader
 	case err != nil && !errors.Is(err, os.ErrNotExist):
 		return err
 	}
@@ -33,8 +33,8 @@ func canWriteAside(path string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-// writeAside gives a file new contents, whole or not at all: they are written into
-// a file beside it, which takes its name when it is complete.
+// writeAside replaces a file's contents completely or not at all: it writes a temporary file
+// beside it and renames that when it is complete.
 func writeAside(path string, write func(io.Writer) error) error {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
@@ -53,8 +53,8 @@ func writeAside(path string, write func(io.Writer) error) error {
 	return aside.Write(path, 0o666, write)
 }
 
-// openPipe opens a named pipe whose reader is there; without one the plain call
-// would wait for it for ever, deaf to signals.
+// openPipe opens a named pipe that has a reader. Without one a plain open would block for ever
+// and ignore signals.
 func openPipe(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, syscall.ENXIO) {

@@ -14,19 +14,18 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// Template is the chat template of conversations' text that the run was given; "": the
-// model's.
+// Template is the chat template that the run was given for conversations; "" for the model's.
 func (b *batches) Template() string { return b.template }
 
 // batches is an opened data set and the order in which a run reads it.
 type batches struct {
 	sampler  *data.Sampler
 	source   data.Source
-	buffer   *data.Buffer       // nil for what the program brought along
-	samples  *data.SampleReader // that, or conversations; else nil
+	buffer   *data.Buffer       // nil for the program's own data
+	samples  *data.SampleReader // the program's own data, or conversations; otherwise nil
 	chat     *data.Conversations
 	template string
-	all      bool // every target of a sample counts; else they must be counted
+	all      bool // every target of a sample counts; otherwise they must be counted
 	steps    int  // batches of an evaluation
 	scratch  [2][]int32
 }
@@ -37,7 +36,7 @@ const trainField = "Config.Data"
 // evalDataField names the held-out data.
 const evalDataField = "Config.EvalData"
 
-// evalField is where held-out data comes from that the program brings along.
+// evalField names held-out data that the program provides.
 const evalField = "Config.Own.Eval"
 
 // openData opens the training and held-out data and the tokenizer.
@@ -97,7 +96,7 @@ func (t *Trainer) openData(ctx context.Context) error {
 	return nil
 }
 
-// countSteps makes Steps those that Config.Epochs come to, from the sample at hand on.
+// countSteps sets Steps to the number that Config.Epochs needs from the current sample on.
 func (t *Trainer) countSteps() {
 	c := t.cfg
 	if c.Epochs == 0 || t.train == nil {
@@ -106,7 +105,7 @@ func (t *Trainer) countSteps() {
 	s := t.train.sampler
 	steps := max(t.at.Step, s.StepAt(int64(c.Epochs)*s.Windows()))
 	if t.at.Step > 0 && steps == c.Steps {
-		return // a run that goes on as it was
+		return // a resumed run keeps its Steps
 	}
 	t.cfg = c.with(c.Tokenizer, c.Order, steps)
 	each := fmt.Sprintf("%d a step", s.Rows(0))
@@ -116,7 +115,7 @@ func (t *Trainer) countSteps() {
 	t.notes = append(t.notes, fmt.Sprintf("%s of %s, %s: %s", english.Plural(c.Epochs, "epoch", ""), english.Plural(int(s.Windows()), "row", ""), each, english.Plural(steps, "step", "")))
 }
 
-// open opens tokens or text; held chooses the documents that are held out.
+// open opens tokens or text; held selects the held-out documents.
 func (t *Trainer) open(ctx context.Context, field, path string, held bool) (*batches, error) {
 	c := t.cfg
 	if s := planner.SampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 && !c.Packs() {
@@ -172,8 +171,8 @@ func (t *Trainer) open(ctx context.Context, field, path string, held bool) (*bat
 	return b, nil
 }
 
-// conversations says whether the training data are conversations. Then the tokenizer of
-// bytes has an end token.
+// conversations says whether the training data are conversations. If so, the tokenizer of bytes
+// is replaced by the one with an end token.
 func (t *Trainer) conversations() (bool, error) {
 	c := t.cfg
 	chat, bytes := false, strings.EqualFold(c.Tokenizer, "bytes")
@@ -182,7 +181,7 @@ func (t *Trainer) conversations() (bool, error) {
 		if err != nil {
 			return false, fmt.Errorf("%s: %w", d.field, err)
 		}
-		if is && !bytes && c.Tokenizer != "" { // a saved model's, which has no template
+		if is && !bytes && c.Tokenizer != "" { // the tokenizer of a saved model, which has no template
 			tok, err := c.opened.OpenTokenizer(c.Tokenizer)
 			if err != nil {
 				return false, fmt.Errorf("Config.Tokenizer: %w", err)
@@ -212,7 +211,7 @@ func (t *Trainer) conversations() (bool, error) {
 	return chat, nil
 }
 
-// openChat opens conversations; held chooses those that are held out.
+// openChat opens conversations; held selects the held-out ones.
 func (t *Trainer) openChat(ctx context.Context, field, path, glob string, held bool) (*batches, error) {
 	c := t.cfg
 	if c.Own.Model != nil {
@@ -262,7 +261,7 @@ func (t *Trainer) noteEnds(field, path string, buf *data.Buffer) error {
 	return err
 }
 
-// openSamples opens data that the program brought along.
+// openSamples opens data that the program provides.
 func (t *Trainer) openSamples(field string, s data.Samples) (*batches, error) {
 	c := t.cfg
 	shape := planner.SampleShape(t.plan.Program, c.Batch)
@@ -297,8 +296,8 @@ func (t *Trainer) openSamples(field string, s data.Samples) (*batches, error) {
 // heldOut says whether a field names held-out data.
 func heldOut(field string) bool { return field == evalField || field == evalDataField }
 
-// sampling is how the run reads the data of a field: batches of an evaluation are as large
-// as the largest of steps.
+// sampling is how the run reads the data of a field. Evaluation batches are as large as those
+// of the largest step.
 func (c *resolved) sampling(order data.Order, field string) data.SamplerConfig {
 	s := data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Ranks: c.Ranks, Vocab: c.Shape.Vocab, StepRows: dealt(&c.Config)}
 	if heldOut(field) {
@@ -316,7 +315,7 @@ func (c *resolved) sampling(order data.Order, field string) data.SamplerConfig {
 	return s
 }
 
-// dealt is how the rows of a step are dealt.
+// dealt returns how a step's rows are distributed over ranks and micro-batches.
 func dealt(c *config.Config) data.StepRows {
 	s := data.StepRows{Accum: c.Accum}
 	if c.Reproducible && !c.Inference {
@@ -335,7 +334,7 @@ func (b *batches) fill(step, micro, rank int, m *data.Micro) error {
 	return b.sampler.Fill(step, micro, rank, m.Tokens, m.Targets)
 }
 
-// Fingerprint tells the data apart from other data.
+// Fingerprint identifies the data.
 func (b *batches) Fingerprint() (data.Fingerprint, error) {
 	if b.chat != nil {
 		return b.chat.Fingerprint(), nil
@@ -346,10 +345,10 @@ func (b *batches) Fingerprint() (data.Fingerprint, error) {
 	return data.FingerprintOf(b.source)
 }
 
-// Sampler says which samples a micro-batch has.
+// Sampler returns the sampler, which says which samples a micro-batch has.
 func (b *batches) Sampler() *data.Sampler { return b.sampler }
 
-// OwnSamples tells that the program brought the samples along.
+// OwnSamples tells whether the program provides the samples.
 func (b *batches) OwnSamples() bool { return b.samples != nil }
 
 // countTargets returns the counted targets of a step's global batch.

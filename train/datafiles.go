@@ -9,7 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/data"
 )
 
-// fileNotes are lines about fields that change nothing because of what the data files are.
+// fileNotes returns notes about Config fields that have no effect on the given kinds of data
+// files.
 func fileNotes(c *config.Config) (notes []string) {
 	if c.Own.Data != nil {
 		return nil

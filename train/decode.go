@@ -16,15 +16,15 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// Decoding is how Decode continues prompts.
+// Decoding says how Decode continues prompts.
 type Decoding struct {
 	Sampling
 	Tokens   int      // of a continuation, at most
-	Stop     []string // texts that end a continuation, which is without them
+	Stop     []string // texts that end a continuation and are not part of it
 	LogProbs bool     // fills in Token.LogProb
 }
 
-// Validate names what can't be decoded by.
+// Validate returns an error that names the first invalid field.
 func (d Decoding) Validate() error {
 	if d.Tokens < 1 {
 		return config.Refuse("Decoding.Tokens %d: at least 1 is needed", d.Tokens)
@@ -35,7 +35,7 @@ func (d Decoding) Validate() error {
 	return d.Sampling.Validate()
 }
 
-// Token is one that Decode made.
+// Token is one token that Decode generated.
 type Token struct {
 	ID   int32  `json:"id"`
 	Text string `json:"text"`
@@ -49,12 +49,12 @@ type End string
 
 // Ends.
 const (
-	EndToken  End = "end"    // an end token, which is none of its tokens
+	EndToken  End = "end"    // an end token, which is not among the continuation's tokens
 	EndStop   End = "stop"   // one of Decoding.Stop
 	EndLength End = "length" // Decoding.Tokens
 )
 
-// Continuation is what Decode made of a prompt.
+// Continuation is the text and tokens that Decode generated for a prompt.
 type Continuation struct {
 	Text   string
 	Tokens []Token
@@ -64,11 +64,12 @@ type Continuation struct {
 var errNoGeneration = errors.New("generate: the run was not planned with Config.Generate")
 
 // Decode continues prompts of tokens, as many at once as the run has rows: Config.Batch with
-// Config.Inference, else one. A prompt's continuation does not depend on the others: its
-// bits are those that it has alone, and its draws go by Seed and its index. text is given
-// each continuation as it comes, whole characters, and done the whole; both may be nil. It
-// returns the number of tokens that were made. The context of a token is the last
-// Config.Seq tokens before it. The run must have been configured with Generate.
+// Config.Inference, otherwise one. A continuation does not depend on the other prompts: its
+// bits are as if it ran alone, and its random draws depend on Seed and its index. text is
+// called with each piece of a continuation as it is generated, in whole characters, and done
+// with the complete continuation; both may be nil. Decode returns the number of generated
+// tokens. A token's context is the last Config.Seq tokens before it. The run must have been
+// configured with Generate.
 func (t *Trainer) Decode(ctx context.Context, prompts [][]int32, how Decoding, text func(prompt int, text string) error, done func(prompt int, c Continuation) error) (made int, err error) {
 	if t.fatal != nil {
 		return 0, t.fatal
@@ -85,7 +86,7 @@ func (t *Trainer) Decode(ctx context.Context, prompts [][]int32, how Decoding, t
 	if err := t.flush(); err != nil {
 		return 0, err
 	}
-	if t.decoder == nil || !t.cfg.Inference { // steps may have changed the weights
+	if t.decoder == nil || !t.cfg.Inference { // training steps may have changed the weights
 		t.decoder = newDecoder(t)
 	}
 	d := decoding{decoder: t.decoder, how: how, ends: data.SpecialsOf(t.tokenizer).Ends, rows: make([]*answer, len(t.decoder.kept)), text: text, done: done}
@@ -107,7 +108,7 @@ func (t *Trainer) Decode(ctx context.Context, prompts [][]int32, how Decoding, t
 	}
 }
 
-// decoding is a Decode that goes on.
+// decoding is the state of a running Decode.
 type decoding struct {
 	*decoder
 	how  Decoding
@@ -118,16 +119,16 @@ type decoding struct {
 	done func(prompt int, c Continuation) error
 }
 
-// answer is a continuation that is being made.
+// answer is a continuation in progress.
 type answer struct {
 	prompt int
 	tokens []int32 // of the prompt and the continuation
 	rng    *rand.Rand
-	held   []byte // text that nobody was given yet: a character that is not whole, or what a stop may begin with
+	held   []byte // text not given out yet: an incomplete character, or the possible beginning of a stop text
 	out    Continuation
 }
 
-// step makes the next token of every row.
+// step generates the next token of every row.
 func (d *decoding) step(ctx context.Context) error {
 	rows := make([][]int32, len(d.rows))
 	for slot, a := range d.rows {
@@ -153,7 +154,7 @@ func (d *decoding) step(ctx context.Context) error {
 	return nil
 }
 
-// take draws a row's next token.
+// take draws a row's next token from its logits.
 func (d *decoding) take(slot int, logits []float32) error {
 	a := d.rows[slot]
 	token := d.how.pick(logits, a.rng)
@@ -180,7 +181,7 @@ func (d *decoding) take(slot int, logits []float32) error {
 	return d.give(a, min(whole, len(a.held)-mayBegin(a.held, d.how.Stop)))
 }
 
-// give hands on the first n bytes of what is held.
+// give passes the first n bytes of the held text to the caller.
 func (d *decoding) give(a *answer, n int) error {
 	if n == 0 {
 		return nil
@@ -194,7 +195,7 @@ func (d *decoding) give(a *answer, n int) error {
 	return d.text(a.prompt, text)
 }
 
-// end ends a row, of whose held text the first n bytes belong to it.
+// end ends a row; the first n bytes of its held text belong to the continuation.
 func (d *decoding) end(slot int, why End, n int) error {
 	a := d.rows[slot]
 	d.rows[slot] = nil
@@ -208,7 +209,7 @@ func (d *decoding) end(slot int, why End, n int) error {
 	return d.done(a.prompt, a.out)
 }
 
-// firstOf is where the first of the texts begins; -1: none is there.
+// firstOf returns where the first of the texts occurs in held; -1 if none does.
 func firstOf(held []byte, texts []string) int {
 	first := -1
 	for _, s := range texts {
@@ -219,7 +220,7 @@ func firstOf(held []byte, texts []string) int {
 	return first
 }
 
-// mayBegin is how many of the last bytes are the beginning of one of the texts.
+// mayBegin returns how many of the last bytes may be the beginning of one of the texts.
 func mayBegin(held []byte, texts []string) (most int) {
 	for _, s := range texts {
 		for n := min(len(s)-1, len(held)); n > most; n-- {
@@ -231,14 +232,14 @@ func mayBegin(held []byte, texts []string) (most int) {
 	return most
 }
 
-// decoder runs the program's generation over rows of tokens. Where the plan keeps keys and
-// values, only tokens that a row's slot has not seen at their positions are computed; a row
-// that is longer than Config.Seq is its last Seq tokens, whose positions move with every
-// token. Elsewhere there is one row, and each token is a forward over all.
+// decoder runs the program's generation phases over rows of tokens. If the plan caches keys and
+// values, only tokens that are not yet cached in the row's slot are computed. A row longer than
+// Config.Seq is cut to its last Seq tokens, whose positions move with every token. Without a
+// cache there is one row, and each token needs a forward over all of it.
 type decoder struct {
 	t      *Trainer
 	keeps  bool
-	kept   [][]int32 // by slot, the tokens whose keys and values are kept, at positions from 0
+	kept   [][]int32 // by slot, the tokens whose keys and values are cached, at positions from 0
 	logits []float32 // of a row
 }
 
@@ -250,11 +251,11 @@ func newDecoder(t *Trainer) *decoder {
 	return d
 }
 
-// window is what of a row is looked back at.
+// window returns the part of a row that the model attends to.
 func (d *decoder) window(tokens []int32) []int32 { return tokens[max(0, len(tokens)-d.t.cfg.Seq):] }
 
-// next computes the logits after rows, by slot. The slots of those that are nil lose what they
-// keep.
+// next computes the logits after each row; rows are indexed by slot. A slot whose row is nil
+// loses its cache.
 func (d *decoder) next(ctx context.Context, rows [][]int32) error {
 	if !d.keeps {
 		window := d.window(rows[0])
@@ -283,7 +284,7 @@ func (d *decoder) next(ctx context.Context, rows [][]int32) error {
 	return d.run(graph.FormNext, tokens, positions, map[int]int{graph.KeyValid: 1})
 }
 
-// prompt computes what a slot lacks of tokens.
+// prompt computes the tokens that are missing in a slot's cache.
 func (d *decoder) prompt(ctx context.Context, slot int, tokens []int32) error {
 	kept := d.kept[slot]
 	from := 0
@@ -299,7 +300,7 @@ func (d *decoder) prompt(ctx context.Context, slot int, tokens []int32) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		first := min(from, d.t.cfg.Seq-rows) // what is computed once more has the same bits
+		first := min(from, d.t.cfg.Seq-rows) // recomputed positions get the same bits
 		end := min(first+rows, len(tokens))
 		positions := make([]int32, rows)
 		for i := range positions {
@@ -314,7 +315,8 @@ func (d *decoder) prompt(ctx context.Context, slot int, tokens []int32) error {
 	return nil
 }
 
-// run runs the section of generation in a form.
+// run runs one section of the program: the generation section for a graph.Form, such as prompt
+// or single token.
 func (d *decoder) run(form graph.Form, tokens, positions []int32, slots map[int]int) error {
 	t := d.t
 	var key [graph.NumKey]int64
@@ -344,7 +346,7 @@ func (d *decoder) run(form graph.Form, tokens, positions []int32, slots map[int]
 	return nil
 }
 
-// read gives the logits of a row, which hold until the next read.
+// read returns the logits of a row; they are valid until the next read.
 func (d *decoder) read(row int) ([]float32, error) {
 	raw := run.Float32Bytes(d.logits)
 	if err := d.t.ranks.First().Read(d.t.plan.Program.Logits, int64(row*len(raw)), raw); err != nil {

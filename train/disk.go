@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// openDisk opens the folder of the disk tier, where there is one, before the
-// ranks make their files in it.
+// openDisk opens the folder of the disk tier, if the plan uses one, before the ranks make their
+// files in it.
 func (t *Trainer) openDisk() error {
 	c := t.cfg
 	disk := t.plan.Layout.Spaces[graph.Disk].Peak

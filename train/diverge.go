@@ -12,32 +12,30 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// Diverged is the end of a run at a step that is not finite. Nothing computed
-// from that step is saved.
+// Diverged is the error of a run that ended at a non-finite step. Nothing computed from that
+// step is saved.
 type Diverged struct {
 	Step int // from 1
 	// Loss and GradNorm of the step; GradNorm is 0 where the step did not get that far.
 	Loss, GradNorm float64
-	// Tensor is the first in program order with a value that is not finite, Value
-	// that value, What what the tensor is ("forward value", "gradient",
-	// "parameter", "optimizer state" or "loss"), Operation what wrote it, Rank
-	// where. Rank is −1 and the rest empty where running the step again gave finite
-	// values everywhere.
+	// Tensor is the first tensor in program order with a non-finite value, and Value is that
+	// value. What is the kind of tensor ("forward value", "gradient", "parameter", "optimizer
+	// state" or "loss"). Operation wrote it, on Rank. Rank is −1 and the other fields are empty
+	// if running the step again gave only finite values.
 	Tensor, What, Operation string
 	Rank                    int
 	Value                   float64
-	// Skipped is how many steps in a row, this one among them, were not finite, or of
-	// fp16 overflowed. Skips says that the run leaves such steps out: Config.OnNonFinite.
+	// Skipped is how many steps in a row, this one included, were not finite or overflowed in
+	// fp16. Skips says that the run skips such steps: Config.OnNonFinite.
 	Skipped int
 	Skips   bool
-	// Update says that the step itself was finite and its update was not.
+	// Update says that the step itself was finite but its update was not.
 	Update bool
-	// Overwritten says that updates which ran beside the backward had changed the
-	// parameters already: Tensor is known by what its gradient left in the
-	// optimizer's states.
+	// Overwritten says that updates overlapped with the backward had already changed the
+	// parameters. Tensor was then found from what its gradient left in the optimizer's states.
 	Overwritten bool
-	// LossScale is the scale at which a step of fp16 overflowed and that cannot be
-	// lowered; 0 in other precisions.
+	// LossScale is the scale at which an fp16 step overflowed and which cannot be lowered; 0 in
+	// other precisions.
 	LossScale float64
 }
 
@@ -70,7 +68,7 @@ func (e *Diverged) Error() string {
 		fmt.Fprintf(&b, "; none of the last %d steps was finite", e.Skipped)
 	}
 	b.WriteString("; nothing computed from it was saved; ")
-	if e.LossScale > 1 { // a dynamic one would have been halved
+	if e.LossScale > 1 { // a dynamic scale would have been halved
 		b.WriteString("Config.LossScale dynamic, or a smaller one, often helps")
 		return b.String()
 	}
@@ -83,18 +81,17 @@ func (e *Diverged) Error() string {
 
 func isFinite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
-// updates tells whether a step has an update: with everything frozen it has none.
+// updates tells whether steps update parameters; with everything frozen they do not.
 func (t *Trainer) updates() bool {
 	return t.plan.Program.SectionOf(graph.SectionStep, graph.FormWhole).Update() != nil
 }
 
-// stopsNonFinite tells whether each step waits before its update until the host has
-// seen that it is finite. Where the program itself leaves updates out there is no
-// need to.
+// stopsNonFinite tells whether each step waits before its update until the host has checked
+// that it is finite. A program with a Scaler skips such updates itself, so it need not wait.
 func (t *Trainer) stopsNonFinite() bool { return t.plan.Program.Scaler == nil && t.updates() }
 
-// gate lets a rank's update pass where the step is finite, as far as is known. Loss
-// and norm are sums over all ranks, the same on each.
+// gate lets a rank's update run if the step is finite so far. Loss and norm are sums over all
+// ranks, so every rank decides alike.
 func (t *Trainer) gate(r *run.Rank, norm bool) (bool, error) {
 	loss, err := r.Exec.HostF64(t.ports[graph.PortLoss])
 	if err != nil || !norm {
@@ -104,8 +101,8 @@ func (t *Trainer) gate(r *run.Rank, norm bool) (bool, error) {
 	return isFinite(loss[0]) && isFinite(v), err
 }
 
-// gradNorm returns the norm that the step computed, 0 where it did not: its host
-// twin is written with the update.
+// gradNorm returns the step's gradient norm, or 0 if it did not compute one: the host copy of
+// the norm is written with the update.
 func (t *Trainer) gradNorm(at *stepAt) (norm float64, err error) {
 	if !at.stopped {
 		return t.hostF64(t.ports[graph.PortGradNorm])
@@ -123,8 +120,7 @@ func (t *Trainer) gradNorm(at *stepAt) (norm float64, err error) {
 	return norm, err
 }
 
-// nonFinite decides what becomes of a step that is not finite: skipped, or the end
-// of the run.
+// nonFinite decides whether a non-finite step is skipped or ends the run.
 func (t *Trainer) nonFinite(at *stepAt, loss, norm float64) (skipped bool, err error) {
 	e := &Diverged{Step: at.index + 1, Loss: loss, GradNorm: norm, Rank: -1, Skips: t.cfg.SkipsNonFinite()}
 	if t.scales() && !isFinite(norm) {
@@ -147,7 +143,7 @@ func (t *Trainer) nonFinite(at *stepAt, loss, norm float64) (skipped bool, err e
 		}
 		e.Skipped = t.inRow
 	}
-	if e.Skipped == 0 { // the pending update of the step before, if there was one, is applied
+	if e.Skipped == 0 { // a pending update of the step before is applied by now
 		t.confirm()
 	}
 	if err := t.name(e, at); err != nil {
@@ -156,10 +152,9 @@ func (t *Trainer) nonFinite(at *stepAt, loss, norm float64) (skipped bool, err e
 	return false, t.diverged(e)
 }
 
-// name finds the first tensor of a step that is not finite, by running the step
-// once more without its update. Where updates ran beside the backward, the
-// parameters are not those of the step any more: then what these have left in the
-// optimizer's states tells the gradient.
+// name finds the first non-finite tensor of a step by running the step again without its
+// update. If updates overlapped with the backward the parameters have changed since; then the
+// gradient is found from what it left in the optimizer's states.
 func (t *Trainer) name(e *Diverged, at *stepAt) error {
 	if rules := t.overlappingRules(at.section); len(rules) > 0 && !at.stopped {
 		e.Overwritten = true
@@ -190,7 +185,7 @@ func (t *Trainer) name(e *Diverged, at *stepAt) error {
 			return err
 		}
 		e.What = "forward value"
-		if first.Input != "" { // on this rank alone: its copy of a parameter
+		if first.Input != "" { // only on this rank: its copy of a parameter
 			e.What, e.Tensor = "copy of a parameter", fmt.Sprintf("%q", first.Input)
 		}
 	case first.Loss:
@@ -203,8 +198,8 @@ func (t *Trainer) name(e *Diverged, at *stepAt) error {
 	return nil
 }
 
-// nameParameter finds the first parameter, of a unit if it is not −1, that is not
-// finite: the update of the step before made it so.
+// nameParameter finds the first non-finite parameter, of a unit if that is not −1. The update
+// of the step before made it so.
 func (t *Trainer) nameParameter(e *Diverged, unit int) (bool, error) {
 	for i := range t.plan.Program.Params {
 		if unit >= 0 && t.plan.Program.Params[i].Unit != unit {
@@ -223,7 +218,7 @@ func (t *Trainer) nameParameter(e *Diverged, unit int) (bool, error) {
 	return false, nil
 }
 
-// nameState puts a parameter's state into e where it is not finite.
+// nameState describes a parameter's state in e if it is not finite.
 func (t *Trainer) nameState(e *Diverged, param int, state string) (bool, error) {
 	chunk := make([]float32, run.ChunkElems)
 	found := false
@@ -254,7 +249,7 @@ func (t *Trainer) ruleOf(unit int) string {
 	return "init"
 }
 
-// isRule tells whether an operation is an optimizer's, by what it is told.
+// isRule tells whether an operation is an optimizer's update, judged by its inputs.
 func isRule(op *graph.Op) bool {
 	_, ok := op.Attr.(graph.UpdateAttr)
 	return ok && op.Kind != graph.ParamNorms
@@ -275,8 +270,8 @@ func (t *Trainer) overlappingRules(section string) (list []*graph.Op) {
 	return list
 }
 
-// nameFromStates names what updates beside the backward have left: the first
-// gradient, in their order, that was not finite.
+// nameFromStates finds the first non-finite gradient, in the order of the updates, from the
+// states that updates overlapped with the backward have written.
 func (t *Trainer) nameFromStates(e *Diverged, rules []*graph.Op) error {
 	done := map[int]bool{}
 	for _, op := range rules {

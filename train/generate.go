@@ -21,7 +21,7 @@ type Sampling struct {
 	Seed        uint64
 }
 
-// Validate names what makes no distribution.
+// Validate returns an error that names the first invalid field.
 func (s Sampling) Validate() error {
 	switch {
 	case !(s.Temperature >= 0) || math.IsInf(s.Temperature, 1):
@@ -47,9 +47,9 @@ func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampli
 	return text.String(), err
 }
 
-// GenerateTo is Generate that hands on the continuation, without the prompt, as it
-// comes: whole characters. It returns the number of tokens that were generated.
-// The context of a token is the last Config.Seq tokens before it.
+// GenerateTo is Generate that passes on the continuation, without the prompt, as it is
+// generated, in whole characters. It returns the number of generated tokens. A token's context
+// is the last Config.Seq tokens before it.
 func (t *Trainer) GenerateTo(ctx context.Context, prompt string, n int, how Sampling, emit func(text string) error) (int, error) {
 	if t.tokenizer == nil {
 		return 0, errNoGeneration
@@ -58,8 +58,8 @@ func (t *Trainer) GenerateTo(ctx context.Context, prompt string, n int, how Samp
 		func(_ int, text string) error { return emit(text) }, nil)
 }
 
-// wholeRunes is how many of the bytes are not the start of a character that more
-// bytes may complete.
+// wholeRunes returns how many bytes of b remain without an incomplete character at the end,
+// which more bytes may complete.
 func wholeRunes(b []byte) int {
 	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
 		if c := b[len(b)-i]; utf8.RuneStart(c) {
@@ -108,7 +108,7 @@ func (s Sampling) pick(logits []float32, rng *rand.Rand) int32 {
 	return order[len(order)-1]
 }
 
-// likeliest are the k tokens with the highest logits, in order; 0: all.
+// likeliest returns the k tokens with the highest logits, highest first; k = 0 means all.
 func likeliest(logits []float32, k int) []int32 {
 	order := make([]int32, 0, len(logits))
 	before := func(a, b int32) int {
@@ -140,7 +140,7 @@ func likeliest(logits []float32, k int) []int32 {
 	return order
 }
 
-// logProb is the logarithm of a token's probability.
+// logProb is the natural logarithm of a token's softmax probability.
 func logProb(logits []float32, token int32) float64 {
 	top := float64(slices.Max(logits))
 	sum := 0.0

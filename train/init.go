@@ -20,8 +20,8 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// initialize gives every state its first values: zeros by the program's "init"
-// section, then parameters from Init, or everything from a checkpoint.
+// initialize gives every state its first values. The program's "init" section writes zeros;
+// then parameters come from Init, or all states from a checkpoint.
 func (t *Trainer) initialize(ctx context.Context) error {
 	if err := t.zero(); err != nil {
 		return err
@@ -35,7 +35,7 @@ func (t *Trainer) initialize(ctx context.Context) error {
 	return t.refresh()
 }
 
-// zero gives every state its zeros.
+// zero sets every state to zero.
 func (t *Trainer) zero() error {
 	if t.plan.Program.SectionOf(graph.SectionInit, graph.FormWhole) == nil {
 		return nil
@@ -46,7 +46,8 @@ func (t *Trainer) zero() error {
 	return nil
 }
 
-// firstValues gives parameters, or every state, the values that the run begins with.
+// firstValues writes the initial values of the parameters, or of every state when the run
+// resumes.
 func (t *Trainer) firstValues(ctx context.Context) error {
 	if t.cfg.Resume {
 		resumed, err := t.resume(ctx)
@@ -69,7 +70,7 @@ func (t *Trainer) firstValues(ctx context.Context) error {
 	return nil
 }
 
-// refresh makes the 16-bit parameters anew from the masters that the host has
+// refresh recomputes the 16-bit parameters from the fp32 master weights that the host has
 // written.
 func (t *Trainer) refresh() error {
 	if t.plan.Program.SectionOf(graph.SectionRefresh, graph.FormWhole) == nil {
@@ -85,9 +86,9 @@ func (t *Trainer) randomize(ctx context.Context) error {
 	return t.draw(ctx, func(int) bool { return true })
 }
 
-// draw draws the parameters that want names from their distributions. A value depends on
-// the seed, the parameter's name and the element alone, so it is the same at every
-// world size and stage.
+// draw draws the parameters that want selects from their distributions. A value depends only on
+// the seed, the parameter's name and the element, so it is the same at every world size and
+// stage.
 func (t *Trainer) draw(ctx context.Context, want func(param int) bool) error {
 	chunk := make([]float32, run.ChunkElems)
 	draw := &drawing{}
@@ -113,7 +114,7 @@ func (t *Trainer) draw(ctx context.Context, want func(param int) bool) error {
 	return nil
 }
 
-const drawBlock = 1 << 13 // elements drawn by one task index
+const drawBlock = 1 << 13 // elements per pool task index
 
 // drawing is the pool task that draws a chunk of a parameter.
 type drawing struct {
@@ -143,13 +144,13 @@ func (d *drawing) RunIndex(i int) {
 	}
 }
 
-// load reads the parameters from safetensors in Hugging Face's layout, with or
-// without the "transformer." prefix. A checkpoint's are compared as they are loaded; only
-// where they turn out damaged are all looked at beforehand, for a newest whole one.
+// load reads the parameters from safetensors in Hugging Face's layout, with or without the
+// "transformer." prefix. A checkpoint's weights are checked while they are loaded. Only if they
+// turn out damaged are all checkpoints verified, to find the newest whole one.
 func (t *Trainer) load(ctx context.Context, path string) error {
 	field := "Config.Init"
 	if t.cfg.Inference {
-		field = "Config.Model" // generate's and eval's only folder
+		field = "Config.Model" // the only folder of generate and eval
 	}
 	if saved := t.cfg.opened.Saved(); saved != nil {
 		if err := t.loadSaved(ctx, saved); err != nil {
@@ -164,10 +165,10 @@ func (t *Trainer) load(ctx context.Context, path string) error {
 	return err
 }
 
-// loadFrom loads from what path stands for once its config and these weights are
-// verified.
+// loadFrom loads from the checkpoint or model at path given, after verifying its config and the
+// named weights.
 func (t *Trainer) loadFrom(ctx context.Context, field, given, weights string) error {
-	if t.base != nil { // nothing of an attempt before
+	if t.base != nil { // discards the hash of an earlier attempt
 		t.base = &lora.BaseHash{}
 	}
 	saved, passed, err := checkpoint.Take(ctx, t.cfg.opener(), given, model.ConfigFile, weights)
@@ -187,7 +188,7 @@ func (t *Trainer) loadFrom(ctx context.Context, field, given, weights string) er
 	return nil
 }
 
-// loadModel loads a model's file or folder, or that of an adapter with its base.
+// loadModel loads a model's file or folder, or an adapter's folder with its base.
 func (t *Trainer) loadModel(ctx context.Context, field, path string) error {
 	if a, err := planner.OpenAdapter(path); err != nil {
 		return fmt.Errorf("%s %s: %w", field, path, err)
@@ -248,7 +249,7 @@ func (t *Trainer) loadSaved(ctx context.Context, saved *checkpoint.Checkpoint) e
 	return err
 }
 
-// describes refuses weights whose config is of another model than the run's.
+// describes refuses weights whose config.json is of another model than the run's.
 func (t *Trainer) describes(path string, c model.Config) error {
 	if t.cfg.Own.Model == nil && !c.SameModel(t.cfg.Shape) {
 		return fmt.Errorf("Config.Init %s: its config.json describes another model than Config.Model %s", path, t.cfg.Model)
@@ -256,7 +257,7 @@ func (t *Trainer) describes(path string, c model.Config) error {
 	return nil
 }
 
-// noteFP32 notes of weights in 16 bits that generate and eval compute in fp32.
+// noteFP32 adds a note about 16-bit weights with which generate and eval compute in fp32.
 func (t *Trainer) noteFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, names []string) {
 	if !t.cfg.Inference || !strings.EqualFold(t.cfg.PrecisionName(), "fp32") {
 		return
@@ -266,12 +267,12 @@ func (t *Trainer) noteFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, n
 	}
 }
 
-// drawMissing draws the adapters that have no name in a file: a model's own file has none.
+// drawMissing draws the initial adapters, which a base model's own file does not hold.
 func (t *Trainer) drawMissing(ctx context.Context, names []string) error {
 	return t.draw(ctx, func(param int) bool { return names[param] == "" })
 }
 
-// loadTensors reads the parameters, which have these names in r.
+// loadTensors reads the parameters; names are their names in r.
 func (t *Trainer) loadTensors(ctx context.Context, r checkpoint.Tensors, names []string) error {
 	chunk := make([]float32, run.ChunkElems)
 	for i := range t.plan.Program.Params {
@@ -296,7 +297,7 @@ func nothingStarts(odd *checkpoint.NonFinite) error {
 	return fmt.Errorf("tensor %q: %d of %d values are not finite, first element %d; nothing can start from them", odd.Tensor, odd.Count, odd.Of, odd.First)
 }
 
-// loadCheckpoint is loadTensors of a checkpoint: read ahead, compared with its checksums.
+// loadCheckpoint is loadTensors for a checkpoint: it reads ahead and compares checksums.
 func (t *Trainer) loadCheckpoint(ctx context.Context, saved *checkpoint.Checkpoint, names []string) error {
 	index := map[string]int{}
 	odd := make([]checkpoint.NonFinite, len(names))
@@ -326,8 +327,8 @@ func (t *Trainer) loadCheckpoint(ctx context.Context, saved *checkpoint.Checkpoi
 	return t.drawMissing(ctx, names)
 }
 
-// match finds the file's name of every parameter and compares shapes. Where the file has
-// no adapters those of the run have no name; it has all of them or none.
+// match finds each parameter's name in the file and compares shapes. A file must hold all
+// adapters of the run or none; if none, their names stay empty.
 func (t *Trainer) match(r checkpoint.Tensors) ([]string, error) {
 	names := make([]string, len(t.plan.Program.Params))
 	given := slices.ContainsFunc(r.Tensors(), func(f safetensors.Tensor) bool { return lora.IsAdapter(f.Name) })
@@ -357,7 +358,7 @@ func (t *Trainer) match(r checkpoint.Tensors) ([]string, error) {
 	return names, nil
 }
 
-// loadTensor reads the whole of a parameter; look sees its values pass.
+// loadTensor reads a whole parameter; each look is called with its values.
 func (t *Trainer) loadTensor(r checkpoint.Tensors, name string, param int, chunk []float32, look ...func(start int64, v []float32)) error {
 	n := t.plan.Program.Params[param].Elems()
 	for at := int64(0); at < n; {

@@ -10,20 +10,22 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// Kinds of errors, for errors.Is. They stay, whatever an error says.
+// Kinds of errors, for errors.Is. They stay the same when messages change.
 var (
-	// ErrConfig is of a Config that no run could have.
+	// ErrConfig is the kind of errors about an invalid Config.
 	ErrConfig = config.ErrRefused
-	// ErrDoesNotFit is of plans over a cap (plan.DoesNotFit), of searches that find none
-	// within it, and of machines that are too small.
+	// ErrDoesNotFit is the kind of plans over a memory cap (plan.DoesNotFit), of searches that
+	// find no plan within it, and of machines that are too small.
 	ErrDoesNotFit = plan.ErrDoesNotFit
-	// ErrNoDevice is of a device, or a library that it needs, that is not on this machine.
+	// ErrNoDevice is the kind of errors about a device, or a library that it needs, that this
+	// machine lacks.
 	ErrNoDevice = platform.ErrNoDevice
-	// ErrDiverged is of a run whose loss, gradient norm or update is not finite.
+	// ErrDiverged is the kind of runs whose loss, gradient norm or update is not finite.
 	ErrDiverged = errors.New("the run diverged")
-	// ErrDamaged is of a checkpoint that is there and not whole.
+	// ErrDamaged is the kind of errors about a checkpoint that exists but is incomplete or
+	// corrupt.
 	ErrDamaged = checkpoint.ErrDamaged
-	// ErrLost is of a job over processes of which one is gone.
+	// ErrLost is the kind of errors about a job that lost one of its processes.
 	ErrLost = comm.ErrLost
 )
 
@@ -33,6 +35,6 @@ func (e *Diverged) Is(target error) bool { return target == ErrDiverged }
 // Is puts the error among the kinds.
 func (e *MachineTooSmall) Is(target error) bool { return target == ErrDoesNotFit }
 
-// ErrStop, returned by what Run tells its steps, ends the run in good order: with a
-// checkpoint, where one is configured, and no error.
+// ErrStop ends the run in good order when the callback of Run returns it: with a checkpoint, if
+// one is configured, and no error.
 var ErrStop = errors.New("the run is to stop here")

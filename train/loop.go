@@ -12,15 +12,14 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 )
 
-// Run trains until Steps are done, evaluating and saving as configured, and tells
-// each step. Where training ends early and the state is sound, a checkpoint of it is
-// written first, if one is configured: a canceled context and an error from tell
-// come back then, unless that checkpoint could not be had. ErrStop from tell is an end
-// in good order: then there is no error.
+// Run trains until Steps are done, evaluates and saves as configured, and calls tell after each
+// step. If training ends early with finite states, it first writes a checkpoint, if one is
+// configured. Run then returns the error of a canceled context or of tell, or that of the
+// checkpoint if it could not be saved. ErrStop from tell is an end in good order, without an
+// error.
 //
-// What surrounds the training does not end it: an evaluation that fails is told by
-// Config.Warn; a checkpoint that can't be saved as well, and is tried again after
-// each step, and twice at the end before that is an error.
+// A failed evaluation or save does not end the training; Config.Warn reports it. A failed save
+// is tried again after each step, and twice at the end before it is an error.
 func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 	for t.at.Step < t.cfg.Steps {
 		res, err := t.Step(ctx)
@@ -60,15 +59,15 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 	if t.saver == nil {
 		return t.checkFinite()
 	}
-	if err := t.settle(true); err != nil && t.fatal == nil { // nothing was worth saving after it
+	if err := t.settle(true); err != nil && t.fatal == nil { // after a fatal error nothing is worth saving
 		return t.saveOrGoOn(true)
 	}
 	t.saver.Idle()
 	return t.fatal
 }
 
-// leave ends the run because of err. Between steps the state is sound: it is saved,
-// if it is not already.
+// leave ends the run because of err. Between steps the states are consistent, so they are saved
+// if they are not already.
 func (t *Trainer) leave(err error) error {
 	t.settled()
 	if t.fatal != nil || t.at.Step == 0 {
@@ -87,7 +86,7 @@ func (t *Trainer) leave(err error) error {
 	return err
 }
 
-// stopped makes ErrStop the end of the run in good order.
+// stopped turns ErrStop into a nil error.
 func (t *Trainer) stopped(err error) error {
 	switch {
 	case !errors.Is(err, ErrStop):
@@ -100,11 +99,11 @@ func (t *Trainer) stopped(err error) error {
 	return nil
 }
 
-// saveOrGoOn writes a checkpoint, whole, also where the run is to end: what was done
-// would be lost. That it fails is an error only where the values
-// are not finite, or at the last step, and then at the second try.
+// saveOrGoOn writes a checkpoint, also when the run is about to end, since the work would be
+// lost otherwise. A failure is an error only if values are not finite, or at the last step
+// after a second try.
 func (t *Trainer) saveOrGoOn(last bool) error {
-	err := t.settle(true) // a save that falls behind delays this one
+	err := t.settle(true) // a save that is still being written delays this one
 	switch {
 	case t.fatal != nil:
 		return t.fatal
@@ -127,12 +126,13 @@ func (t *Trainer) saveOrGoOn(last bool) error {
 	return t.goOn(err)
 }
 
-// endsTheJob tells whether a save failed because a rank was lost: there are no more steps.
+// endsTheJob tells whether a save failed because a rank was lost: then no more steps are
+// possible.
 func endsTheJob(err error) bool {
 	return slices.ContainsFunc([]error{comm.ErrLost, comm.ErrTimeout, comm.ErrMismatch, comm.ErrAborted}, func(kind error) bool { return errors.Is(err, kind) })
 }
 
-// goOn makes a warning of a save that failed, of which training is independent: it is
+// goOn turns a failed save into a warning: training does not depend on it, and the save is
 // tried again.
 func (t *Trainer) goOn(err error) error {
 	switch {
@@ -148,7 +148,7 @@ func (t *Trainer) goOn(err error) error {
 	return nil
 }
 
-// unsound makes a save's finding that a state is not finite the run's divergence.
+// unsound turns a save's error about a non-finite state into the run's Diverged error.
 func (t *Trainer) unsound(found *checkpoint.NonFinite) error {
 	for i := range t.plan.Program.Params {
 		if t.plan.Program.Params[i].Name != found.Tensor {
@@ -163,8 +163,8 @@ func (t *Trainer) unsound(found *checkpoint.NonFinite) error {
 	return t.diverged(&Diverged{Step: t.at.Step, Rank: -1, Update: true})
 }
 
-// unsoundState is the divergence by the last update of a parameter's state, which
-// is not finite.
+// unsoundState is the Diverged error for a parameter's state that the last update made
+// non-finite.
 func (t *Trainer) unsoundState(param int, state string) error {
 	e := &Diverged{Step: t.at.Step, Rank: -1, Update: true}
 	if _, err := t.nameState(e, param, state); err != nil {
@@ -177,7 +177,7 @@ func (t *Trainer) unsoundState(param int, state string) error {
 	return t.diverged(e)
 }
 
-// diverged makes e the end of the run and has the store remember it.
+// diverged makes e the run's fatal error and records it in the store.
 func (t *Trainer) diverged(e *Diverged) error {
 	t.fatal = e
 	if t.saver != nil {
@@ -186,8 +186,8 @@ func (t *Trainer) diverged(e *Diverged) error {
 	return e
 }
 
-// checkFinite looks at the parameters after the last step, where no checkpoint is
-// written that would show what its update made of them.
+// checkFinite checks the parameters after the last step if no checkpoint is written, which
+// would have found non-finite values.
 func (t *Trainer) checkFinite() error {
 	if err := t.flush(); err != nil {
 		return err

@@ -15,11 +15,11 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// MetricsWriter writes a run's JSON lines, one object a line, each flushed. A line
-// that could be written in part only is written over by the next one.
+// MetricsWriter writes a run's JSON lines, one object per line, each flushed. A partly written
+// line is overwritten by the next one.
 type MetricsWriter struct {
 	f     *os.File
-	plain bool  // a regular file: lines have a place in it
+	plain bool  // a regular file, whose incomplete lines can be overwritten
 	end   int64 // of the last whole line
 	ahead int   // the last step of the lines that were dropped
 	// Outside is the bytes of a rank's device memory outside its arena, as measured on a GPU;
@@ -27,13 +27,14 @@ type MetricsWriter struct {
 	Outside int64
 }
 
-// Dropped is the newest step of another attempt's lines, which OpenMetrics removed: how
-// far that one got beyond the checkpoint that this run goes on from. 0: there were none.
+// Dropped is the newest step in the lines of an earlier attempt that OpenMetrics removed: how
+// far that attempt got beyond the checkpoint that this run resumes from. 0: no lines were
+// removed.
 func (m *MetricsWriter) Dropped() int { return m.ahead }
 
-// OpenMetrics creates the file and its folder. It starts empty, or, for a run that
-// goes on after step, with the lines of the steps up to that: what follows, and a
-// line that was cut off, is another attempt's. step −1: a new run.
+// OpenMetrics creates the file and its folder. For a run that resumes after step it keeps the
+// lines up to that step; later or incomplete lines, of an earlier attempt, are removed. With
+// step −1, a new run, the file starts empty.
 func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		return nil, fmt.Errorf("Config.Metrics: %w", err)
@@ -69,8 +70,8 @@ func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 	return m, nil
 }
 
-// refuseForeign refuses a file that is there already and does not begin as metrics
-// do: somebody else's, which a run would empty.
+// refuseForeign refuses an existing file that does not begin like metrics: a run would erase
+// somebody's file.
 func refuseForeign(path string) error {
 	st, err := os.Stat(path)
 	if err != nil || !st.Mode().IsRegular() {
@@ -94,8 +95,8 @@ func refuseForeign(path string) error {
 	return fmt.Errorf("Config.Metrics %.80q is there already and holds no metrics; give another file, or remove it", path)
 }
 
-// linesUpTo returns the end of the last whole line before the first that is cut off
-// or of a step after the given one, and the newest step of those from there on.
+// linesUpTo returns the end of the last whole line before the first one that is incomplete or
+// of a step after step, and the newest step of the lines from there on.
 func linesUpTo(r io.Reader, step int) (end int64, ahead int, err error) {
 	lines := bufio.NewReader(r)
 	for kept := true; ; {
@@ -216,7 +217,7 @@ func (m *MetricsWriter) line(v any) error {
 		_, err = m.f.Write(text)
 	}
 	if err != nil {
-		if m.plain { // nobody shall read half a line
+		if m.plain { // removes the incomplete line
 			err = errors.Join(err, m.f.Truncate(m.end))
 		}
 		return fmt.Errorf("Config.Metrics: %w", err)

@@ -10,18 +10,19 @@ import (
 )
 
 // Noise is the gradient noise scale (McCandlish et al., An Empirical Model of Large-Batch
-// Training, 2018, arXiv:1812.06162): tr(Σ)/|G|², in rows, where Σ is the covariance of the
-// gradient of a row and G its mean. What is not known is NaN: with Reproducible a step of two
-// leaves or more tells, on the CPU.
+// Training, 2018, arXiv:1812.06162): tr(Σ)/|G|², in rows. Σ is the covariance of one row's
+// gradient and G its mean. It is known on the CPU for steps of at least two micro-batches with
+// Reproducible; other values are NaN.
 type Noise struct {
-	// Scale is by the means of the newest steps, noiseSteps at most, and Error its standard
-	// error by how these differ. Scale is NaN where the mean of |G|² is not above 0.
+	// Scale is estimated from the means of the newest steps, at most noiseSteps, and Error is
+	// its standard error, from how these steps differ. Scale is NaN if the mean of |G|² is not
+	// above 0.
 	Scale, Error float64
-	// Square and Trace are the unbiased estimates of |G|² and tr(Σ) by this step alone.
+	// Square and Trace are the unbiased estimates of |G|² and tr(Σ) from this step alone.
 	Square, Trace float64
 }
 
-// noiseSteps is how many steps an estimate is of.
+// noiseSteps is how many steps an estimate averages.
 const noiseSteps = 32
 
 var unknownNoise = Noise{math.NaN(), math.NaN(), math.NaN(), math.NaN()}
@@ -41,7 +42,7 @@ func (t *Trainer) noise(rows int, counted data.Counted, norm, lossScale float64)
 	if !ok {
 		return unknownNoise, nil
 	}
-	// A new list: that of a checkpoint on its way stays as it is.
+	// A new list: a checkpoint that is being written keeps the old one unchanged.
 	last := t.at.Noise[max(0, len(t.at.Noise)+1-noiseSteps):]
 	t.at.Noise = append(append(make([]saving.Moments, 0, noiseSteps), last...), m)
 	n := Noise{Square: m.Square, Trace: m.Trace}

@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/outputs"
 )
 
-// refuseOverwriting refuses an output that is an input of the run, a file of its
-// checkpoints or another output, before anything is touched.
+// refuseOverwriting refuses an output path that is an input of the run, a file of its
+// checkpoints or another output, before any file is touched.
 func refuseOverwriting(c *request) error {
 	if err := refuseForeign(c.Metrics); err != nil {
 		return err

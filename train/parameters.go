@@ -27,9 +27,9 @@ func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err e
 	return slices.Clone(prm.Shape), values, t.states.Read(i, "value", 0, values)
 }
 
-// SetParameter gives one parameter other values, row-major, as many as it has and all
-// finite. The optimizer's states of it stay as they are. Outputs that a cache holds of
-// frozen layers would be wrong, so that their parameters can't be set.
+// SetParameter replaces a parameter's values: row-major, as many as it has, and all finite. Its
+// optimizer states stay as they are. Frozen parameters can't be set with Config.FrozenCache,
+// which holds outputs computed from them.
 func (t *Trainer) SetParameter(name string, values []float32) error {
 	i, err := t.parameter(name)
 	if err != nil {
@@ -44,9 +44,9 @@ func (t *Trainer) SetParameter(name string, values []float32) error {
 			return fmt.Errorf("set parameter %.80q: element %d is %g, want finite values", name, k, v)
 		}
 	}
-	t.decoder = nil // what it keeps is of other weights
+	t.decoder = nil // its cached keys and values are of the old weights
 	if prm.Frozen && t.prefix != nil {
-		return fmt.Errorf("set parameter %.80q: it is frozen, and Config.FrozenCache keeps what it leads to; set it before the run, or run without the cache", name)
+		return fmt.Errorf("set parameter %.80q: it is frozen, and Config.FrozenCache holds outputs computed from it; set it before the run, or run without the cache", name)
 	}
 	if prm.Frozen {
 		t.at.Base = saving.Base{} // adapters belong to another model now
@@ -57,7 +57,7 @@ func (t *Trainer) SetParameter(name string, values []float32) error {
 	return t.refresh()
 }
 
-// parameter finds a parameter whose values are those after all steps done.
+// parameter finds a parameter and brings its values up to date with all steps done.
 func (t *Trainer) parameter(name string) (int, error) {
 	i := slices.Index(t.Parameters(), name)
 	if i < 0 {

@@ -11,12 +11,12 @@ import (
 	"github.com/spillway-ml/spillway/train/job"
 )
 
-// MissingDevice is the error of a device, or a library that it needs, that is
-// not on this machine. It says what was looked for and where.
+// MissingDevice is the error for a device, or a library that it needs, that this machine lacks.
+// It says what was looked for and where.
 type MissingDevice = platform.MissingDevice
 
-// newPlatform opens the device that a request names. The Config that comes back has what
-// only the device knows: what it has free, and what is outside the arenas.
+// newPlatform opens the device that a request names. The returned Config also has what only the
+// device knows: its free memory, and the bytes needed outside the arenas.
 func newPlatform(cfg request) (platform.Platform, config.Config, error) {
 	o := platform.Options{Device: cfg.Device, World: job.World(&cfg.Config), Transport: job.Transport(&cfg.Config), Local: job.Place(&cfg.Config), DeviceMemory: cfg.DeviceMemory, Outside: cfg.Outside,
 		Timeout: cfg.Timeout, Poison: cfg.poison, CheckWrites: cfg.checkWrites, RequirePinned: cfg.RequirePinned, Warn: cfg.Warn, PortableBF16: cfg.PortableBF16(), Graphs: cfg.WithoutGraphs() == ""}
@@ -35,7 +35,7 @@ func newPlatform(cfg request) (platform.Platform, config.Config, error) {
 	return p, cfg.Config, nil
 }
 
-// hardwareOf is what the time of a step is predicted on.
+// hardwareOf returns the rates from which the time of a step is predicted.
 func hardwareOf(p platform.Platform, cfg *config.Config) planner.Hardware {
 	if g := p.GPU(); g != nil {
 		return planner.GPUHardware(*g, p.Cards())
@@ -43,9 +43,9 @@ func hardwareOf(p platform.Platform, cfg *config.Config) planner.Hardware {
 	return planner.CPUHardware(cfg.ComputeThreads())
 }
 
-// DeviceHardware is what the time of a step is predicted on for the device that
-// cfg names, on this machine; of the CPU by typical rates. The Config that comes back has what
-// only the device knows: its cap, and what is outside the arenas.
+// DeviceHardware returns the rates from which the time of a step is predicted on the device
+// that cfg names, on this machine; for the CPU they are typical rates. The returned Config also
+// has what only the device knows: its memory cap, and the bytes needed outside the arenas.
 func DeviceHardware(cfg config.Config) (planner.Hardware, config.Config, error) {
 	if !strings.EqualFold(cfg.Device, "cuda") {
 		return planner.CPUHardware(cfg.ComputeThreads()), cfg, nil
@@ -57,8 +57,8 @@ func DeviceHardware(cfg config.Config) (planner.Hardware, config.Config, error) 
 	return hardwareOf(p, &cfg), cfg, p.Close()
 }
 
-// FitHere is planner.FitHere for a run on this machine, or of a job on its hosts, which
-// are heard first.
+// FitHere is planner.FitHere for a run on this machine, or for a job on its hosts, which first
+// report their memory.
 func FitHere(ctx context.Context, cfg config.Config, fixed planner.Fixed, rows int, hw planner.Hardware) (*planner.Fitted, error) {
 	cfg, err := job.Greet(cfg)
 	if err != nil {

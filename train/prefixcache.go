@@ -17,29 +17,28 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// prefixCache holds rows of the value that the frozen beginning hands on, in
-// slots of one size. A step uses it when it has every row of all ranks: the
-// program is the same on every rank, gathers included. What came first stays:
-// an epoch goes round all samples, so that nothing is gained by replacing one.
+// prefixCache holds, per row of data, the output of the frozen first layers, in slots of one
+// size. A step uses it if it has every row of all ranks, because all ranks must run the same
+// program, gathers included. Rows are never replaced: each epoch visits all samples, so
+// replacing one would gain nothing.
 type prefixCache struct {
 	row    int64   // bytes
-	slots  int64   // that there is room for
-	slotOf []int32 // by window of the data, the last of a row of padding, from 1; 0: not there
+	slots  int64   // number of slots
+	slotOf []int32 // slot by window of the data, from 1; the last entry is for a row of padding; 0: not cached
 
 	mem  []byte // the host tier
 	ctx  device.Context
 	disk device.Disk // the disk tier
-	// hot holds rows of the disk tier in memory (Config.DiskCache), by slot. Samples come
-	// in any order, and a row that it drops is read again: any policy will do, and
-	// ristretto's takes little locking.
+	// hot caches rows of the disk tier in memory (Config.DiskCache), by slot. Samples come in
+	// any order and a dropped row is read again, so any policy will do; ristretto's needs
+	// little locking.
 	hot *ristretto.Cache[int64, []byte]
 
 	mu   sync.Mutex
 	used int64
 }
 
-// openPrefixCache makes the room, where the run has a cache. The disk's folder
-// is open.
+// openPrefixCache allocates the cache, if the run has one. The disk tier's folder must be open.
 func (t *Trainer) openPrefixCache() error {
 	c := t.cfg
 	if c.FrozenCache.Bytes == 0 {
@@ -74,9 +73,9 @@ func (t *Trainer) openPrefixCache() error {
 	return err
 }
 
-// openHot makes room for rows in what Config.DiskCache has left of the ranks' files
-// on the disk tier, disk bytes each. The Go heap may grow to twice what is in
-// use: half of it is used.
+// openHot makes a memory cache from the part of Config.DiskCache that the ranks' files on the
+// disk tier, of disk bytes each, leave free. It uses half of that: the Go heap may grow to
+// twice what is in use.
 func (pc *prefixCache) openHot(c *config.Config, disk int64) (err error) {
 	room := (c.DiskCache - min(c.DiskCache, disk)) * int64(c.Ranks) / 2
 	rows := min(room/pc.row, pc.slots)
@@ -113,7 +112,7 @@ func (pc *prefixCache) window(b *batches, step, micro, rank, row int) int64 {
 	return b.sampler.Start(step, micro, rank, row) / int64(b.sampler.Seq())
 }
 
-// has tells whether every row of the step is there.
+// has tells whether every row of the step is cached.
 func (pc *prefixCache) has(b *batches, c *config.Config, step int) bool {
 	if pc.used == 0 {
 		return false
@@ -130,8 +129,8 @@ func (pc *prefixCache) has(b *batches, c *config.Config, step int) bool {
 	return true
 }
 
-// take keeps the rows of a micro-batch that are not there yet, while there is
-// room. Ranks call it at the same time.
+// take caches the rows of a micro-batch that are not cached yet, while there is room. Ranks
+// call it concurrently.
 func (pc *prefixCache) take(b *batches, step, micro, rank int, rows []byte) error {
 	for r := range int64(len(rows)) / pc.row {
 		w := pc.window(b, step, micro, rank, int(r))
@@ -157,7 +156,7 @@ func (pc *prefixCache) take(b *batches, step, micro, rank int, rows []byte) erro
 	return nil
 }
 
-// give fills a micro-batch with its rows, which are all there.
+// give fills a micro-batch with its rows, all of which are cached.
 func (pc *prefixCache) give(b *batches, step, micro, rank int, rows []byte) error {
 	for r := range int64(len(rows)) / pc.row {
 		slot := int64(pc.slotOf[pc.window(b, step, micro, rank, int(r))]) - 1
@@ -171,8 +170,8 @@ func (pc *prefixCache) give(b *batches, step, micro, rank int, rows []byte) erro
 	return nil
 }
 
-// load reads a row of the disk tier, from memory where it is there. Rows never
-// change once they are written.
+// load reads a row of the disk tier, from hot if it is there. Rows never change once they are
+// written.
 func (pc *prefixCache) load(to []byte, slot int64) error {
 	if pc.hot == nil {
 		return pc.disk.Load(to, slot*pc.row).Run()
@@ -195,8 +194,8 @@ func (pc *prefixCache) traffic() device.Traffic {
 	return pc.disk.Traffic()
 }
 
-// keepPrefix takes into the cache what a run of a phase that has ended handed on, of
-// its micro-batches from the given one.
+// keepPrefix caches the frozen layers' output that a finished run of a phase has computed, for
+// its micro-batches from micro on.
 func (t *Trainer) keepPrefix(r *run.Rank, step, micro int) error {
 	if t.prefix == nil {
 		return nil
@@ -204,13 +203,13 @@ func (t *Trainer) keepPrefix(r *run.Rank, step, micro int) error {
 	return t.eachPrefix(r, step, micro, func(slot int, rows []byte) error { return t.prefix.take(t.train, step, micro+slot, r.Index, rows) })
 }
 
-// givePrefix puts the rows of the next micro-batches where their copies read them.
+// givePrefix writes the rows of the next micro-batches to where the program copies them from.
 func (t *Trainer) givePrefix(r *run.Rank, step, micro int) error {
 	return t.eachPrefix(r, step, micro, func(slot int, rows []byte) error { return t.prefix.give(t.train, step, micro+slot, r.Index, rows) })
 }
 
-// eachPrefix calls visit with a rank's host memory for what each micro-batch of a
-// phase, from the given one, hands on.
+// eachPrefix calls visit with a rank's host memory for the frozen layers' output of each
+// micro-batch of a phase, from micro on.
 func (t *Trainer) eachPrefix(r *run.Rank, step, micro int, visit func(slot int, rows []byte) error) error {
 	for slot := range min(len(t.inputs), t.train.sampler.Share(step, r.Index)-micro) {
 		rows, err := r.Exec.HostBytes(t.inputs[slot][graph.PortPrefix])

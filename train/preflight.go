@@ -12,13 +12,13 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// MachineTooSmall is the refusal of a run whose ranks together plan more memory
-// than the machine has, whatever their caps: it would be killed midway.
+// MachineTooSmall is the error for a run whose ranks together plan more memory than the machine
+// has, whatever their caps. The system would kill it midway.
 type MachineTooSmall struct {
 	Ranks   int
 	Planned int64  // bytes of device (CPU) and host memory over all ranks
-	Total   int64  // bytes of memory and swap that they may use
-	Host    string // of a job over processes, the one with the least memory; "": this machine
+	Total   int64  // bytes of memory and swap available to the ranks
+	Host    string // in a job over processes, the host with the least memory; "": this machine
 }
 
 func (e *MachineTooSmall) Error() string {
@@ -29,9 +29,8 @@ func (e *MachineTooSmall) Error() string {
 	return fmt.Sprintf("does not fit: %s on %s plan %s of memory together and it has %s", english.Plural(e.Ranks, "rank", ""), where, plan.Bytes(e.Planned), plan.Bytes(e.Total))
 }
 
-// onThisMachine refuses a plan that the machine can't hold, whose own memory the
-// arenas of some spaces lie in. It knows nothing on systems that don't tell their
-// memory.
+// onThisMachine refuses a plan that this machine's memory can't hold; spaces are those whose
+// arenas lie in it. It allows every plan on systems that do not report their memory.
 func onThisMachine(cfg *config.Config, p *plan.Plan, spaces []graph.Space) error {
 	machine, rank := planner.MachineOf(cfg), planner.InMemory(p, spaces)
 	// Divided, not multiplied: a rank's plan may be any int64.
@@ -41,8 +40,7 @@ func onThisMachine(cfg *config.Config, p *plan.Plan, spaces []graph.Space) error
 	return &MachineTooSmall{machine.Ranks, rank * int64(machine.Ranks), machine.Bytes, machine.Host}
 }
 
-// openOutputs looks at every place that the run is going to write to, before it
-// starts.
+// openOutputs checks every path that the run will write to, before it starts.
 func (t *Trainer) openOutputs(ctx context.Context) error {
 	c := t.cfg
 	if err := t.openSaver(ctx); err != nil {

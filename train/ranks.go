@@ -18,15 +18,15 @@ import (
 	"github.com/spillway-ml/spillway/train/job"
 )
 
-// Work runs this process's ranks for the process that leads the job, until that
-// lets it go. Its error is nil where the job ended in good order, or the leader
-// tells a person what was wrong. began tells whether there was something to run, and
-// a leader to run it for. A canceled context ends it, and with it the job.
+// Work runs this process's ranks for the leader of the job until the leader dismisses it. The
+// error is nil if the job ended in good order, or if the leader reports the error itself. began
+// tells whether the leader gave this process a task. A canceled context ends the process and
+// with it the job.
 func Work(ctx context.Context, j *job.Job, warn func(string)) (began bool, err error) {
 	return work(ctx, j, warn, nil)
 }
 
-// work is Work with parts in place of the machine's GPUs, for tests.
+// work is Work with parts that replace the machine's GPUs, for tests.
 func work(ctx context.Context, j *job.Job, warn func(string), cuda *gpu.Parts) (began bool, err error) {
 	link := j.Links[0]
 	defer func() { err = errors.Join(err, link.Close()) }()
@@ -51,14 +51,14 @@ func work(ctx context.Context, j *job.Job, warn func(string), cuda *gpu.Parts) (
 		var refused *plan.DoesNotFit
 		host, _ := os.Hostname()
 		err = link.Refused(fmt.Errorf("rank %d (host %s): %w", job.World(&q.Config).Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
-		return err == nil, err // a leader that has gone had a reason of its own
+		return err == nil, err // the leader is gone and reports its own reason
 	}
 	err = link.Serve(t.ranks)
 	var apart *run.NotJoined
 	return !errors.As(err, &apart), err
 }
 
-// lead gives the job's other processes their task.
+// lead sends the job's other processes their task.
 func (t *Trainer) lead() error {
 	if t.job == nil {
 		return nil
@@ -83,7 +83,7 @@ func (t *Trainer) lead() error {
 	return t.job.Lead(a, t.plan)
 }
 
-// lend plans what the leader has planned, and opens this process's ranks.
+// lend makes the leader's plan in this process, and opens this process's ranks.
 func (t *Trainer) lend(ctx context.Context, q request, program string, threads int) (err error) {
 	if t.platform, q.Config, err = newPlatform(q); err != nil {
 		return err
@@ -111,7 +111,7 @@ func (t *Trainer) lend(ctx context.Context, q request, program string, threads i
 	return err
 }
 
-// setup is what the platform starts with.
+// setup returns the settings with which the platform opens ranks.
 func (t *Trainer) setup() platform.Setup {
 	s := platform.Setup{Plan: t.plan, Pool: t.pool, Collectives: t.cfg.Algorithm(), PerHost: job.PerHost(&t.cfg.Config)}
 	if t.disk != nil {
@@ -123,7 +123,7 @@ func (t *Trainer) setup() platform.Setup {
 	return s
 }
 
-// openRanks opens the ranks of this process and takes those of the others.
+// openRanks opens the ranks of this process and connects to those of the others.
 func (t *Trainer) openRanks() error {
 	cfg := t.cfg
 	if cfg.Trace != "" {

@@ -24,18 +24,18 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// receipts makes the lines of a run's receipt. A nil one makes none.
+// receipts makes the lines of a run's receipt. A nil *receipts makes none.
 type receipts struct {
 	log    *receipt.Log // nil: nothing is written
-	rows   []byte       // of the step at hand, the hash of each of its rows
+	rows   []byte       // hash of each row of the current step
 	steps  []receipt.Step
 	took   time.Duration
-	synced time.Time // the last line that was
-	failed bool      // the last line could not be written, and that was told
+	synced time.Time // when a line was last synced
+	failed bool      // the last line could not be written, and a warning was given
 }
 
-// refuseOldReceipt refuses a file that is no receipt, or one of a run that this one does not
-// go on from.
+// refuseOldReceipt refuses a file that is not a receipt, or is the receipt of a run that this
+// one does not resume.
 func refuseOldReceipt(q *request) error {
 	if q.Receipt == "" {
 		return nil
@@ -50,8 +50,8 @@ func refuseOldReceipt(q *request) error {
 	return nil
 }
 
-// followReceipt is the receipt of the run: with a resume the one that the newest checkpoint
-// names, unless another is given. note says which.
+// followReceipt returns the path of the run's receipt: when it resumes, the one that the newest
+// checkpoint names, unless Config.Receipt names another. note says which one is used.
 func (q request) followReceipt() (path, note string, err error) {
 	given := q.Receipt
 	if !q.Resume || q.Checkpoint == "" || q.Inference {
@@ -93,7 +93,7 @@ func (q request) followReceipt() (path, note string, err error) {
 	return named, fmt.Sprintf("receipt: going on in %s, as Config.Checkpoint says; Config.Receipt would name another file", named), nil
 }
 
-// openReceipt writes the line with which the run starts or goes on.
+// openReceipt writes the line with which the run starts or resumes.
 func (t *Trainer) openReceipt(context.Context) error {
 	c := t.cfg
 	if c.Receipt == "" {
@@ -129,7 +129,7 @@ func (t *Trainer) openReceipt(context.Context) error {
 	return nil
 }
 
-// sameStates refuses to go on with other states than the receipt's last line has.
+// sameStates refuses to resume with other states than the receipt's last line records.
 func (t *Trainer) sameStates(now receipt.Hashed) error {
 	log := t.receipt.log
 	last := len(log.Lines) - 1
@@ -146,7 +146,7 @@ func (t *Trainer) sameStates(now receipt.Hashed) error {
 	return nil
 }
 
-// receiptLine is a line about the states as they are.
+// receiptLine makes a line about the current states.
 func (t *Trainer) receiptLine() (r receipt.Record, err error) {
 	if err := t.flush(); err != nil {
 		return r, err
@@ -165,9 +165,9 @@ func (t *Trainer) receiptLine() (r receipt.Record, err error) {
 	return r, err
 }
 
-// record writes a line about the steps since the last one; saved says that a checkpoint
-// of the same states follows. The lines of a checkpoint and of the end are durable; others
-// are synced at most once a second, since steps behind a checkpoint are run again.
+// record writes a line about the steps since the last line. saved says that a checkpoint of the
+// same states follows. The lines of a checkpoint and of the end are synced at once; others at
+// most once a second, since a resumed run repeats the steps after a checkpoint.
 func (t *Trainer) record(saved, last bool) error {
 	p := t.receipt
 	if p == nil || p.log == nil || len(p.steps) == 0 {
@@ -192,9 +192,8 @@ func (t *Trainer) record(saved, last bool) error {
 	return nil
 }
 
-// recordDue writes a line where one is due: before a checkpoint, every ReceiptEvery steps,
-// and at the end. That it can't be written is an error at the end alone: the next line has
-// the steps too.
+// recordDue writes a line if one is due: before a checkpoint, every ReceiptEvery steps, and at
+// the end. A failed write is an error only at the end: the next line covers the same steps.
 func (t *Trainer) recordDue(saved, last bool) error {
 	if t.receipt == nil || !saved && !last && t.at.Step%t.cfg.ReceiptSteps() != 0 {
 		return nil
@@ -209,7 +208,7 @@ func (t *Trainer) recordDue(saved, last bool) error {
 	return err
 }
 
-// recordOrWarn is record, whose failure is an error where the job has ended and else a
+// recordOrWarn is record. Its failure is an error if the job has ended, and otherwise a
 // warning.
 func (t *Trainer) recordOrWarn(saved bool) error {
 	err := t.record(saved, false)
@@ -226,14 +225,14 @@ func (t *Trainer) recordOrWarn(saved bool) error {
 	return nil
 }
 
-// begin makes room for the rows of a step.
+// begin allocates the hashes for the rows of a step.
 func (p *receipts) begin(s *data.Sampler, step int) {
 	if p != nil {
 		p.rows = make([]byte, (s.Tell(step+1)-s.Tell(step))*sha256.Size)
 	}
 }
 
-// filled takes the rows of a micro-batch. It may be called at the same time for others.
+// filled hashes the rows of a micro-batch. It may be called concurrently for different ones.
 func (p *receipts) filled(s *data.Sampler, step, micro, rank int, m *data.Micro, rows int) {
 	if p == nil {
 		return
@@ -254,7 +253,7 @@ func (p *receipts) filled(s *data.Sampler, step, micro, rank int, m *data.Micro,
 	}
 }
 
-// part is a row of so many.
+// part returns the elements of one of rows equal rows of all.
 func part[T any](all []T, row, rows int) []T {
 	n := len(all) / rows
 	return all[row*n : (row+1)*n]
@@ -267,7 +266,7 @@ func appendInts(b []byte, v []int32) []byte {
 	return b
 }
 
-// ended takes a step that is done.
+// ended adds a finished step to the next line.
 func (p *receipts) ended(r *StepResult, targets int64) {
 	if p == nil {
 		return
@@ -288,14 +287,14 @@ func (p *receipts) close() error {
 	return nil
 }
 
-// ReceiptWritten is what a run has written of its receipt.
+// ReceiptWritten summarizes what a run has written of its receipt.
 type ReceiptWritten struct {
 	Lines   int
-	Head    string  // SHA-256 of the last line, which stands for all
-	Seconds float64 // that hashing and writing took
+	Head    string  // SHA-256 of the last line, which chains all lines before it
+	Seconds float64 // time spent on hashing and writing
 }
 
-// Receipt tells what was written of the receipt; nil without Config.Receipt.
+// Receipt returns what was written of the receipt; nil without Config.Receipt.
 func (t *Trainer) Receipt() *ReceiptWritten {
 	if t.receipt == nil || t.receipt.log == nil {
 		return nil
@@ -303,7 +302,7 @@ func (t *Trainer) Receipt() *ReceiptWritten {
 	return &ReceiptWritten{len(t.receipt.log.Lines), t.receipt.log.Head(), t.receipt.took.Seconds()}
 }
 
-// describeRun is all that the results of the steps that follow depend on.
+// describeRun returns everything that the results of the following steps depend on.
 func (t *Trainer) describeRun() (*receipt.Run, error) {
 	c := t.cfg
 	about := &receipt.Run{Format: receipt.Format, Spillway: release.Text(), Every: c.ReceiptSteps(), Epochs: t.train.sampler.EpochsVersion(),
@@ -336,7 +335,7 @@ func (t *Trainer) describeRun() (*receipt.Run, error) {
 	return about, err
 }
 
-// ownNames are what a receipt says of what the program brought along.
+// ownNames lists, for a receipt, the values that the program itself provides.
 func ownNames(c *config.Config) (list []string) {
 	model, rule := c.Own.Names()
 	for _, own := range []struct{ what, name string }{{"model", model}, {"rule", rule}} {
@@ -353,8 +352,8 @@ func ownNames(c *config.Config) (list []string) {
 	return list
 }
 
-// notResults are the fields of Config that say where and how a run computes, what it reads
-// beside its training, and what it writes: not what the results of its steps are.
+// notResults are the fields of Config that do not affect the results of steps. They say where
+// and how a run computes, which data it only evaluates on, and what it writes.
 var notResults = strings.Fields(`Own Chat Receipts Epochs Threads Prefetch Inference EvalData EvalGlob EvalEvery EvalSteps Device DeviceMemory HostMemory
 	Disk DiskMemory DiskTuning DiskCache FrozenCache RequirePinned CUDAGraphs Planned Warn Outside LocalRanks Target PerHost Recompute Offload
 	Checkpoint CheckpointMark SaveEvery AsyncSave Keep Resume AcceptChanges Timeout Metrics Receipt ReceiptEvery Trace TensorBoard
@@ -365,9 +364,10 @@ func isResult(f reflect.StructField) bool {
 	return f.IsExported() && !slices.Contains(notResults, f.Name)
 }
 
-// resultFields are the fields of Config on which results depend. Those of ranks are left
-// out where they change nothing: with Reproducible the rows of a step stand for them. A
-// stage is left out where all have the same bits, and else is the lowest that has them.
+// resultFields returns the fields of Config on which results depend. Ranks and related fields
+// are left out if they change nothing: with Reproducible only a step's rows matter. The ZeRO
+// stage is left out if all stages give the same bits; otherwise it is the lowest stage that
+// gives them.
 func resultFields(c *config.Config) (map[string]json.RawMessage, error) {
 	d := *c
 	leave := map[string]bool{}

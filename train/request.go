@@ -12,32 +12,31 @@ import (
 	"github.com/spillway-ml/spillway/platform/gpu"
 )
 
-// request is what a caller asks for, and what tests add to it. It goes by value: what the
-// device and the other processes say is filled into copies, so that nobody's Config is
-// written to.
+// request is a caller's Config and what tests add to it. It is passed by value: values from the
+// device and the other processes are filled into copies, so that no caller's Config changes.
 type request struct {
 	config.Config
 	hooks
 }
 
-// hooks let tests look into a run and break it. None is part of a Config; the first two
-// hold in all processes of a job, the others in this one.
+// hooks let tests inspect a run and break it. They are not part of Config; the first two apply
+// in all processes of a job, the others in this one.
 type hooks struct {
 	// poison fills released and unused device memory with NaN patterns, and verifies the
 	// program after every pass.
 	poison bool
-	// checkWrites runs one kernel at a time and looks for writes outside of what it
-	// declares, on all ranks. Very slow.
+	// checkWrites runs one kernel at a time, on all ranks, and looks for writes outside its
+	// declared outputs. Very slow.
 	checkWrites bool
-	// opened is planner.Request.Opened. It is no test's.
+	// opened is planner.Request.Opened. Not only tests set it.
 	opened *planner.Model
 	// folders opens the folder of checkpoints; nil: filesys.System.
 	folders filesys.Opener
-	// wrapDisk puts something between the disk tier and its files.
+	// wrapDisk wraps a rank's file of the disk tier.
 	wrapDisk func(rank int, f store.RawFile) store.RawFile
-	// wrapDevice takes the place of a rank's device context.
+	// wrapDevice wraps a rank's device context.
 	wrapDevice func(rank int, ctx device.Context) device.Context
-	// cuda takes the place of the machine's driver, compiler and libraries.
+	// cuda replaces the machine's driver, compiler and libraries.
 	cuda *gpu.Parts
 	// offloadChunk and wholeGeneration are those of planner.Hooks.
 	offloadChunk    int64
@@ -50,7 +49,7 @@ type resolved struct {
 	hooks
 }
 
-// planned is the request as the planner takes it.
+// planned converts the request to the planner's Request.
 func (q request) planned() planner.Request {
 	return planner.Request{Config: q.Config, Hooks: planner.Hooks{Verify: q.poison, OffloadChunk: q.offloadChunk, WholeGeneration: q.wholeGeneration}, Opened: q.opened}
 }
@@ -64,15 +63,15 @@ func (q request) build(ctx context.Context) (*plan.Plan, *resolved, error) {
 	return p, &resolved{r, q.hooks}, nil
 }
 
-// with is the same with what is known once the data are open: their tokenizer and order, and
-// the steps that epochs come to.
+// with is the same request with what is known once the data are open: their tokenizer and
+// order, and the number of steps in the configured epochs.
 func (r *resolved) with(tokenizer, order string, steps int) *resolved {
 	changed := *r.Resolved
 	changed.Tokenizer, changed.Order, changed.Steps = tokenizer, order, steps
 	return &resolved{&changed, r.hooks}
 }
 
-// beside is the same on a device that is known to take so many bytes outside the arenas.
+// beside is the same request for a device that needs the given bytes outside the arenas.
 func (r *resolved) beside(outside int64) *resolved {
 	return &resolved{r.Resolved.Beside(outside), r.hooks}
 }

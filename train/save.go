@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// opener opens the folder of checkpoints.
+// opener returns what opens the folder of checkpoints.
 func (h *hooks) opener() filesys.Opener {
 	if h.folders != nil {
 		return h.folders
@@ -20,7 +20,7 @@ func (h *hooks) opener() filesys.Opener {
 	return filesys.System
 }
 
-// openSaver locks the folder of checkpoints and sees that there is room in it.
+// openSaver locks the folder of checkpoints and checks that it has room.
 func (t *Trainer) openSaver(ctx context.Context) (err error) {
 	if t.cfg.Checkpoint == "" {
 		return nil
@@ -33,9 +33,9 @@ func (t *Trainer) openSaver(ctx context.Context) (err error) {
 	return t.saver.CheckRoom(ctx)
 }
 
-// Save writes a checkpoint of the current step and returns its folder. Values that
-// are not finite are a *Diverged, and nothing is saved; nor is anything where ctx is
-// canceled before the checkpoint is whole.
+// Save writes a checkpoint of the current step and returns its folder. If values are not finite
+// the error is a *Diverged and nothing is saved. Nothing is saved either if ctx is canceled
+// before the checkpoint is whole.
 func (t *Trainer) Save(ctx context.Context) (string, error) {
 	if err := cmp.Or(ctx.Err(), t.fatal); err != nil {
 		return "", err
@@ -53,7 +53,7 @@ func (t *Trainer) Save(ctx context.Context) (string, error) {
 	return folder, t.sound(err)
 }
 
-// CheckpointBytes returns what one checkpoint takes of its file system; 0 without
+// CheckpointBytes returns the disk space of one checkpoint, in bytes; 0 without
 // Config.Checkpoint.
 func (t *Trainer) CheckpointBytes() (int64, error) {
 	if t.saver == nil {
@@ -62,7 +62,8 @@ func (t *Trainer) CheckpointBytes() (int64, error) {
 	return t.saver.Bytes()
 }
 
-// settle takes note of the checkpoint that was being written: see saving.Saver.Settle.
+// settle adopts the checkpoint that was being written, once it is durable: see
+// saving.Saver.Settle.
 func (t *Trainer) settle(wait bool) error {
 	if t.saver == nil {
 		return nil
@@ -70,8 +71,8 @@ func (t *Trainer) settle(wait bool) error {
 	return t.sound(t.saver.Settle(wait))
 }
 
-// sound makes a save's finding that a state is not finite the run's divergence, unless the
-// steps after it have found that out.
+// sound turns a save's error about a non-finite state into the run's Diverged error, unless a
+// later step has already reported that.
 func (t *Trainer) sound(err error) error {
 	var odd *checkpoint.NonFinite
 	switch {
@@ -83,8 +84,8 @@ func (t *Trainer) sound(err error) error {
 	return t.unsound(odd)
 }
 
-// settled is settle for a run that ends anyway: what failed is a warning. The store is
-// idle then.
+// settled is settle for a run that ends anyway: a failure is only a warning. Afterwards the
+// store is idle.
 func (t *Trainer) settled() {
 	if t.saver == nil {
 		return
@@ -95,15 +96,15 @@ func (t *Trainer) settled() {
 	t.saver.Idle()
 }
 
-// confirm has the saver look whether the newest checkpoint is confirmed.
+// confirm lets the saver check whether the newest checkpoint is now confirmed.
 func (t *Trainer) confirm() {
 	if t.saver != nil {
 		t.saver.Confirm()
 	}
 }
 
-// resume loads the newest whole checkpoint, if there is any. One that turns out damaged as
-// it is loaded gives way to the one before.
+// resume loads the newest whole checkpoint, if there is one. If it turns out damaged while it
+// is loaded, the one before is loaded instead.
 func (t *Trainer) resume(ctx context.Context) (bool, error) {
 	was, again, err := t.saver.Resume(ctx)
 	for again {

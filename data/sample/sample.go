@@ -1,35 +1,34 @@
 // Package sample says what a data set is that a program brings along.
 package sample
 
-// Samples is a data set that a program brings along. Its methods may be called at the
-// same time, and give the same whenever they are.
+// Samples is a data set that a program provides. Its methods may be called concurrently and
+// must always return the same values.
 type Samples interface {
 	// Len is the number of samples, at least 1.
 	Len() int64
-	// Sample fills a row with sample i, 0 ≤ i < Len. What it leaves out is 0, and -1
-	// among the targets.
+	// Sample fills a row with sample i, 0 ≤ i < Len. Elements that it does not set are 0, and
+	// targets -1.
 	Sample(i int64, r *Row) error
 }
 
-// TargetCounter is Samples that count their targets without making them. Otherwise each
-// sample of a step is made twice: the loss is a mean over the counted targets of the
-// whole step, which is known before its first micro-batch.
+// TargetCounter is implemented by Samples that can count their targets without making them. The
+// loss is a mean over the counted targets of the whole step, whose number must be known before
+// its first micro-batch. Without this interface each sample of a step is therefore made twice.
 type TargetCounter interface {
 	Samples
-	// CountTargets is how many targets of sample i are not -1.
+	// CountTargets returns how many targets of sample i are not -1.
 	CountTargets(i int64) int
 }
 
-// Row is the place for a sample in a micro-batch.
+// Row is the memory for one sample of a micro-batch.
 type Row struct {
-	Tokens  []int32 // nil where the model has none
-	Targets []int32 // -1 is ignored in the loss and in its count; nil where the model has none
+	Tokens  []int32 // nil if the model has no token input
+	Targets []int32 // -1 is ignored in the loss and in its count; nil if the model has no targets
 	Inputs  []Input
 }
 
-// Input is the elements, row-major, of the input that the model calls name
-// (graph.Builder.Input) which are this sample's; nil where the model has none of that
-// name.
+// Input returns this sample's elements, row-major, of the named float input of the model
+// (graph.Builder.Input); nil if the model has no such input.
 func (r *Row) Input(name string) []float32 {
 	for i := range r.Inputs {
 		if r.Inputs[i].Name == name {

@@ -9,9 +9,9 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// Greet hears from the other processes what they are, before anything is planned:
-// they must be alike, and the least that a host has is what a plan may use. It is the
-// configuration with what they said.
+// Greet exchanges descriptions with the other processes before anything is planned. They must
+// be alike; the plan may use what the smallest host has. It returns c completed with these
+// limits.
 func Greet(c config.Config) (config.Config, error) {
 	j := Of(&c)
 	if j == nil {
@@ -31,8 +31,8 @@ func Greet(c config.Config) (config.Config, error) {
 	return c, nil
 }
 
-// apart tells the transport of an error because of which the processes do not meet: whoever
-// started them finds it there.
+// apart gives the transport the error for which the processes do not meet. Whoever started them
+// finds it there.
 func (j *Job) apart(err error) error {
 	if t, ok := j.Transport.(interface{ Apart(error) }); ok && errors.Is(err, comm.ErrTimeout) {
 		t.Apart(err)
@@ -40,7 +40,7 @@ func (j *Job) apart(err error) error {
 	return err
 }
 
-// hear takes what all processes say of themselves.
+// hear receives all processes' descriptions of themselves.
 func (j *Job) hear(c *config.Config) error {
 	self := j.Hello()
 	self.Disk = store.Free(c.Disk)
@@ -90,8 +90,8 @@ func (j *Job) hear(c *config.Config) error {
 	return nil
 }
 
-// leastOf is the host with the least of something for each of its ranks, of processes
-// of so many ranks each; nil where none tells.
+// leastOf returns the host with the least of a resource for each of its ranks. Each process has
+// each ranks. It is nil if no process tells.
 func leastOf(all []run.Hello, each int, of func(run.Hello) int64) (least *config.HostMemory) {
 	byName := map[string]int{}
 	for _, h := range all {
@@ -99,7 +99,7 @@ func leastOf(all []run.Hello, each int, of func(run.Hello) int64) (least *config
 	}
 	for _, h := range all {
 		m := config.HostMemory{Host: h.Host, Bytes: of(h), Ranks: h.LocalRanks}
-		if m.Ranks == 0 { // no launcher says
+		if m.Ranks == 0 { // no launcher told how many ranks the host has
 			m.Ranks = byName[h.Host]
 		}
 		if m.Bytes > 0 && (least == nil || m.Share() < least.Share()) {

@@ -1,5 +1,5 @@
-// Package job is this process's part of a run over several processes: who they are, whether
-// they are alike, what the first tells the others to run, and how they end.
+// Package job is this process's part of a run over several processes: who the processes are,
+// whether their settings match, what the leader tells the others to run, and how they end.
 package job
 
 import (
@@ -29,59 +29,62 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// Job is this process's part of a run over several processes. The first one leads:
-// it resolves the configuration, reads the data, and tells the others what to run;
-// all that a Trainer does is its. The others lend their ranks: see train.Work. Each runs
-// Config.LocalRanks neighbouring ranks, the first process ranks 0, 1, ….
+// Job is this process's part of a run over several processes. The first process leads: it
+// resolves the configuration, reads the data, runs the Trainer and tells the others what to
+// run. The others run only their ranks: see train.Work. Each process runs Config.LocalRanks
+// consecutive ranks, the first one ranks 0, 1, ….
 type Job struct {
-	Process, Processes int // its number, and how many there are
-	// Locals is how many of the processes run on this host; 0: nobody says.
+	Process, Processes int // this process's number, and how many processes there are
+	// Locals is how many of the processes run on this host; 0: unknown.
 	Locals    int
-	Local     int // its place among them
+	Local     int // this process's number among those on this host
 	Transport platform.Transport
-	// Links are the leader's streams to processes 1, 2, …; another's to the leader.
+	// Links are the leader's streams to processes 1, 2, …; in another process, its stream to
+	// the leader.
 	Links []*run.Link
-	// Planned is Config.Planned of a process that lends its ranks.
+	// Planned is Config.Planned for a process other than the leader.
 	Planned func(*plan.Plan)
-	// Fastest is what Config.Collectives auto chooses by where ranks send messages; the
-	// leader's is everybody's.
+	// Fastest is the algorithm that Config.Collectives auto chooses for each collective where
+	// ranks send messages. All processes use the leader's.
 	Fastest algo.Table
-	// Own is Config.Own of a process that lends its ranks: what the leader's has, which
-	// no stream carries.
+	// Own is Config.Own of a process other than the leader. It must match the leader's; streams
+	// cannot carry it.
 	Own config.Own
-	// Terms is what all processes of the job must have alike, by name, such as what Terms
-	// returns: the leader refuses a difference. What one of them does not name is not compared.
+	// Terms are settings that all processes of the job must share, by name, such as those that
+	// the function Terms returns. The leader refuses a difference. A name that one process
+	// lacks is not compared.
 	Terms map[string]string
-	// Asked is what this process was asked to run, nil where it takes all from the leader.
-	// Its paths and Threads are this process's own; of caps on memory the smallest of any
-	// process counts.
+	// Asked is the configuration that this process was started with; nil if it takes all from
+	// the leader. Its paths and Threads apply to this process alone; of memory caps the
+	// smallest of any process applies.
 	Asked *config.Config
-	// Refused is what is wrong with what this process was asked to run: the leader refuses
-	// the job with it.
+	// Refused is an error in the configuration that this process was started with. The leader
+	// then refuses the job with that error.
 	Refused error
-	// Outlives has the leader make, in Config.Checkpoint, a Roll for those that are left
-	// where processes are lost. All of them have it as the run begins.
+	// Outlives makes the leader create a rollcall.Roll in Config.Checkpoint, where the
+	// surviving processes meet after others are lost. All processes open it when the run
+	// begins.
 	Outlives bool
 	Roll     rollcall.Roll
 
 	folders filesys.Opener // see In
 
-	heard   bool                   // something of each process
-	greeted bool                   // the leader has heard who the others are
-	perHost int                    // neighbouring ranks that each host has; 0: they differ, or nobody says
+	heard   bool                   // all processes have described themselves
+	greeted bool                   // the leader has received all descriptions
+	perHost int                    // consecutive ranks on each host; 0: they differ, or are unknown
 	least   *config.HostMemory     // nil: no host's memory is known
-	disk    *config.HostMemory     // the same of the folder of the disk tier
+	disk    *config.HostMemory     // likewise for the file system of the disk tier
 	caps    [graph.NumSpaces]int64 // the smallest of any process; 0: none
 	differ  bool                   // the processes are not alike
 	dismiss sync.Once
 }
 
-// Folders opens the folder of checkpoints of a process that lends its ranks; nil: the
-// system's.
+// Folders opens the checkpoint folder of a process other than the leader; nil means
+// filesys.System.
 func (j *Job) Folders() filesys.Opener { return j.folders }
 
-// Disk is the host whose folder of the disk tier has the least room for each rank; nil:
-// not known.
+// Disk is the host with the least room for each rank in its folder of the disk tier; nil if
+// unknown.
 func (j *Job) Disk() *config.HostMemory {
 	if j == nil {
 		return nil
@@ -89,11 +92,11 @@ func (j *Job) Disk() *config.HostMemory {
 	return j.disk
 }
 
-// In has a process that lends its ranks save them in other folders than the system's. It is
-// for tests.
+// In makes a process other than the leader save its ranks in other folders than the system's.
+// It is for tests.
 func (j *Job) In(folders filesys.Opener) { j.folders = folders }
 
-// Of is the job whose processes the ranks of a run are in; nil: there is none.
+// Of returns the job that a run's ranks belong to; nil if there is none.
 func Of(c *config.Config) *Job {
 	j, _ := c.Processes().(*Job)
 	return j
@@ -107,14 +110,15 @@ func (j *Job) Count() int {
 	return j.Processes
 }
 
-// Seat tells the streams which ranks they are to, of processes of so many.
+// Seat tells each stream which ranks it leads to, given the ranks per process.
 func (j *Job) Seat(ranks int) {
 	for i, l := range j.Links {
 		l.Rank = (i + 1) * ranks
 	}
 }
 
-// Memory is that of the host with the least for each rank, of so many ranks a process.
+// Memory is the memory of the host that has the least for each rank, given the ranks per
+// process.
 func (j *Job) Memory(ranks int) config.HostMemory {
 	if j.least != nil {
 		return *j.least
@@ -122,8 +126,8 @@ func (j *Job) Memory(ranks int) config.HostMemory {
 	return config.HostMemory{Bytes: hostmem.Machine(), Ranks: ranks * cmp.Or(j.Locals, j.Processes)}
 }
 
-// Outside is the host memory, in bytes, that the transport takes of a process of so many
-// ranks outside their arenas, and whether parts of other ranks are copied into it.
+// Outside is the host memory, in bytes, that the transport takes of each process outside the
+// ranks' arenas. copies says whether data of other ranks are copied into it.
 func (j *Job) Outside(ranks int) (bytes int64, copies bool) {
 	if t, ok := j.Transport.(interface{ Copies() bool }); ok {
 		copies = t.Copies()
@@ -134,7 +138,7 @@ func (j *Job) Outside(ranks int) (bytes int64, copies bool) {
 	return bytes, copies
 }
 
-// World is the ranks that run in this process.
+// World describes the ranks that run in this process.
 func World(c *config.Config) platform.World {
 	if Of(c) == nil {
 		return platform.OneProcess(c.Ranks)
@@ -146,7 +150,7 @@ func World(c *config.Config) platform.World {
 	return w
 }
 
-// Place is this process's number among those of its host.
+// Place is this process's number among those on its host.
 func Place(c *config.Config) int {
 	if Of(c) == nil {
 		return 0
@@ -162,8 +166,8 @@ func Transport(c *config.Config) platform.Transport {
 	return Of(c).Transport
 }
 
-// Dismiss lets the other processes go that still wait for something to do. With
-// an error they were not needed because of it. The leader calls it at its end.
+// Dismiss tells the other processes that still wait for a task to end. err, if not nil, is the
+// reason. The leader calls it when it ends.
 func (j *Job) Dismiss(err error) {
 	j.dismiss.Do(func() {
 		var t run.Task
@@ -172,15 +176,15 @@ func (j *Job) Dismiss(err error) {
 		}
 		for _, l := range j.Links {
 			if l.Assign(t) == nil && !j.heard {
-				_, _ = l.Welcome() // so that what it has said does not reset the stream
+				_, _ = l.Welcome() // reads what it has sent, so that closing does not reset the stream
 			}
 		}
 		_ = j.HangUp()
 	})
 }
 
-// HangUp ends the streams, all at once: each waits a while for a process that does not
-// take its end.
+// HangUp closes the streams concurrently: each close waits a while for a process that does not
+// acknowledge it.
 func (j *Job) HangUp() error {
 	errs := make([]error, len(j.Links))
 	var closing sync.WaitGroup
@@ -194,21 +198,21 @@ func (j *Job) HangUp() error {
 	return errors.Join(errs...)
 }
 
-// Assignment is what a process needs to run its ranks.
+// Assignment is what the leader sends to a process to run its ranks.
 type Assignment struct {
 	Config  config.Config
-	Threads int // computing threads of a process
+	Threads int // computing threads per process
 	Fastest algo.Table
-	// Model and Rule name what the leader's program brings along, and Evaluates says that
-	// it has held-out data of its own.
+	// Model and Rule name the leader's own model and update rule, and Evaluates says that the
+	// leader has held-out data of its own.
 	Model, Rule string
 	Evaluates   bool
 	Roll        rollcall.Roll
-	// Of hooks, those that hold in all processes.
+	// The hooks that apply in all processes.
 	Poison, CheckWrites bool
 }
 
-// Hello is what this process says of itself.
+// Hello is this process's description of itself.
 func (j *Job) Hello() run.Hello {
 	host, _ := os.Hostname()
 	h := run.Hello{Rank: j.Process, Host: host, Build: buildID(), Rounding: gemm.Rounding(false), Terms: j.Terms, LocalRanks: j.Locals, LocalRank: j.Local, Memory: hostmem.Machine()}
@@ -221,7 +225,8 @@ func (j *Job) Hello() run.Hello {
 	return h
 }
 
-// free is what is free in the leader's folder of the disk tier, or in this process's own.
+// free is the free space in the disk tier's folder dir, which is the leader's or this process's
+// own.
 func (j *Job) free(dir string) int64 {
 	if j.Asked != nil {
 		dir = j.Asked.Disk
@@ -229,8 +234,8 @@ func (j *Job) free(dir string) int64 {
 	return store.Free(dir)
 }
 
-// buildID tells builds of the program apart: by its version control state, or, of
-// a build without one, by the hash of its file.
+// buildID identifies a build of the program: by its version control state, or without one by
+// the hash of its executable.
 var buildID = sync.OnceValue(func() string {
 	if info, ok := debug.ReadBuildInfo(); ok {
 		revision, modified := "", ""
@@ -257,7 +262,7 @@ var buildID = sync.OnceValue(func() string {
 	return "unknown (" + err.Error() + ")"
 })
 
-// ProgramHash tells plans apart: the program and where its buffers lie.
+// ProgramHash identifies a plan: the program and the placement of its buffers.
 func ProgramHash(p *plan.Plan) string {
 	h := sha256.New()
 	fmt.Fprint(h, graph.Format(p.Program), p.Layout.Offset)
@@ -267,8 +272,8 @@ func ProgramHash(p *plan.Plan) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// CallRoll makes the Roll of a job that outlives its processes, in the run's checkpoint
-// folder, which is the Roll's from then on.
+// CallRoll makes the Roll of a job with Outlives in the run's checkpoint folder. The Roll takes
+// over the folder in.
 func (j *Job) CallRoll(c *config.Config, in filesys.Folder) error {
 	r, err := rollcall.Open(in, c.Ranks, c.Timeout+endGrace, j.Roll)
 	if err != nil {
@@ -278,7 +283,7 @@ func (j *Job) CallRoll(c *config.Config, in filesys.Folder) error {
 	return nil
 }
 
-// enter opens the leader's Roll here.
+// enter opens the leader's Roll in this process.
 func (j *Job) enter(r rollcall.Roll) (err error) {
 	if r.Folder == "" {
 		return nil
@@ -293,8 +298,8 @@ func (j *Job) enter(r rollcall.Roll) (err error) {
 	return nil
 }
 
-// Lead gives the other processes their task, once the plan stands. They open their ranks
-// beside this process's: see Opened.
+// Lead sends the other processes their task once the plan exists. They open their ranks while
+// this process opens its own: see Opened.
 func (j *Job) Lead(a Assignment, p *plan.Plan) error {
 	a.Fastest, a.Roll = j.Fastest, j.Roll
 	a.Model, a.Rule = a.Config.Own.Names()
@@ -303,7 +308,7 @@ func (j *Job) Lead(a Assignment, p *plan.Plan) error {
 	if err := gob.NewEncoder(&b).Encode(a); err != nil {
 		return fmt.Errorf("send the configuration: %w", err)
 	}
-	j.dismiss.Do(func() {}) // from here on they end with their streams
+	j.dismiss.Do(func() {}) // from here on the other processes end when their streams do
 	task := run.Task{Config: b.Bytes(), Program: ProgramHash(p)}
 	for _, l := range j.Links {
 		if err := l.Assign(task); err != nil {
@@ -326,8 +331,8 @@ func (j *Job) Opened() error {
 	return nil
 }
 
-// Meeting waits for the other processes beside this one's own ranks, which meet theirs as
-// they are opened: a process that can't open its own ends the job.
+// Meeting waits for the other processes while this one opens its ranks, which connect to
+// theirs. A process that can't open its ranks ends the job.
 func (j *Job) Meeting(m platform.Meeter) func() error {
 	ends := make(chan error, 1)
 	go func() {
@@ -341,7 +346,7 @@ func (j *Job) Meeting(m platform.Meeter) func() error {
 	return sync.OnceValue(func() error { return <-ends })
 }
 
-// ByRank are the streams to the other processes' ranks, of so many a process.
+// ByRank returns the streams to the other processes' ranks, given the ranks per process.
 func (j *Job) ByRank(ranks int) map[int]*run.Link {
 	if j == nil {
 		return nil
@@ -355,8 +360,8 @@ func (j *Job) ByRank(ranks int) map[int]*run.Link {
 	return links
 }
 
-// Await is what the leader tells this process to run; nil: nothing. The Assignment's Config
-// has the paths that this process was asked to use, and its Threads.
+// Await returns what the leader tells this process to run; nil means nothing. The Assignment's
+// Config has the paths and Threads that this process was started with.
 func (j *Job) Await() (a *Assignment, program string, err error) {
 	task, err := j.Links[0].Greet(j.Hello(), j.free)
 	if err == nil && task.Differs {
@@ -377,21 +382,21 @@ func (j *Job) Await() (a *Assignment, program string, err error) {
 	return a, task.Program, cmp.Or(j.enter(a.Roll), a.brought(&j.Own))
 }
 
-// endGrace is how long a process may take, behind the longest wait of a collective, to give
-// back what it has and come to a roll call: ranks that do not end are waited for up to 10 s.
+// endGrace is how long, after the longest wait of a collective, a process may take to release
+// its resources and come to a roll call. Ranks that do not end are waited for up to 10 s.
 const endGrace = 15 * time.Second
 
-// breakGrace is how long the ranks of a job that has failed have to say what they
-// know of it. All processes end within a second of the failure, also those that hear
-// of no other any more.
+// breakGrace is how long the ranks of a failed job have to report what they know of the
+// failure. All processes end within a second of it, including those that no longer hear from
+// others.
 const breakGrace = 400 * time.Millisecond
 
-// Broken ends the streams of a job that has ended with err: a process that is
-// stopped or stuck does not answer any more.
+// Broken closes the streams of a job that ended with err. A stopped or stuck process no longer
+// answers.
 func (j *Job) Broken(err error) {
 	time.AfterFunc(breakGrace, func() {
 		for _, l := range j.Links {
-			go func() { // each may take a moment to close
+			go func() { // each close may take a moment
 				defer crash.Guard()
 				l.Break(err)
 			}()
@@ -399,23 +404,22 @@ func (j *Job) Broken(err error) {
 	})
 }
 
-// brought refuses a process whose program brings along something else than the
-// leader's.
+// brought refuses a process whose program has another own model or rule than the leader's.
 func (a *Assignment) brought(own *config.Own) error {
 	model, rule := own.Names()
 	switch {
 	case model != a.Model:
-		return fmt.Errorf("Job.Own.Model is %.80q here and %.80q of the leader's Config.Own; every process brings the same", model, a.Model)
+		return fmt.Errorf("Job.Own.Model is %.80q in this process and %.80q in the leader's Config.Own; give every process the same", model, a.Model)
 	case rule != a.Rule:
-		return fmt.Errorf("Job.Own.Rule is %.80q here and %.80q of the leader's Config.Own; every process brings the same", rule, a.Rule)
+		return fmt.Errorf("Job.Own.Rule is %.80q in this process and %.80q in the leader's Config.Own; give every process the same", rule, a.Rule)
 	case a.Evaluates != (own.Eval != nil):
-		return errors.New("Job.Own.Eval and the leader's Config.Own.Eval: every process brings held-out data, or none does")
+		return errors.New("Job.Own.Eval is set in this process or in the leader's Config.Own, but not in both; give held-out data in every process or in none")
 	}
 	return nil
 }
 
-// PerHost is how many neighbouring ranks each host of the run has: of a job over
-// processes as they say themselves.
+// PerHost is how many consecutive ranks each host of the run has; in a job over processes, by
+// the processes' own descriptions.
 func PerHost(c *config.Config) int {
 	if Of(c) == nil {
 		return c.Ranks

@@ -21,10 +21,9 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// Terms is what decides a run's results, by the names under which checkpoints record it:
-// the settings that Config.Resume compares, with defaults filled in, and in place of each path
-// the content that it leads to. What this machine does not have, only the leader reads; it
-// is left out.
+// Terms are the settings that decide a run's results, under the names that checkpoints use.
+// They are the settings that Config.Resume compares, with defaults filled in and each path
+// replaced by a hash of its contents. Files that only the leader has are left out.
 func Terms(ctx context.Context, c config.Config) (map[string]string, error) {
 	p, err := planner.Request{Config: c}.Resolve()
 	if err != nil {
@@ -68,12 +67,12 @@ func Terms(ctx context.Context, c config.Config) (map[string]string, error) {
 	return terms, nil
 }
 
-// settingName is a setting as errors name it.
+// settingName is the name of a setting in errors.
 func settingName(name string) string {
 	return map[string]string{"data": "Config.Data", "eval-data": "Config.EvalData", "init": "Config.Init", "template": "Config.Template", "tokenizer": "Config.Tokenizer"}[name]
 }
 
-// contentOrName is a file's content, or one of names, in lower case.
+// contentOrName returns the Content of a file, or spec in lower case if it is one of names.
 func contentOrName(spec string, names ...string) (string, error) {
 	if name := strings.ToLower(spec); slices.Contains(names, name) {
 		return name, nil
@@ -81,15 +80,16 @@ func contentOrName(spec string, names ...string) (string, error) {
 	return data.Content(spec, data.Options{})
 }
 
-// weightsContent is Content of the weights in a model's folder, or what the manifest of the
-// newest checkpoint of a folder says of them: a run may remove its files meanwhile.
+// weightsContent is the Content of the weights in a model's folder. For a checkpoint folder it
+// is what the manifest of the newest checkpoint says of them, since a run may remove its files
+// meanwhile.
 func weightsContent(ctx context.Context, path string) (string, error) {
 	if st, err := os.Stat(path); err != nil || !st.IsDir() {
 		return contentOrName(path, "random")
 	}
 	saved, _, err := checkpoint.Take(ctx, filesys.System, path, model.ConfigFile)
 	if err != nil {
-		return "", nil // the leader, which loads it, says what is wrong
+		return "", nil // the leader loads it and reports the error
 	}
 	if saved == nil {
 		files, _ := filepath.Glob(filepath.Join(path, "*.safetensors*")) // its pattern is well formed
@@ -104,7 +104,8 @@ func weightsContent(ctx context.Context, path string) (string, error) {
 	return fmt.Sprintf("step %d of SHA-256 %x…", saved.Manifest.Step, h.Sum(nil)[:8]), saved.Close()
 }
 
-// alike refuses processes that would not come to one result. The first is the leader's.
+// alike refuses processes whose settings would give different results. all[0] is the leader's
+// description.
 func (j *Job) alike(c *config.Config, all []run.Hello) error {
 	for _, h := range all {
 		diff := all[0].Differs(h)
@@ -122,7 +123,7 @@ func (j *Job) alike(c *config.Config, all []run.Hello) error {
 	return nil
 }
 
-// within makes the caps of the run the smallest that any of its processes was given.
+// within sets the run's memory caps to the smallest that any of its processes was given.
 func (j *Job) within(c config.Config) config.Config {
 	for sp, limit := range map[graph.Space]*int64{graph.Device: &c.DeviceMemory, graph.Host: &c.HostMemory, graph.Disk: &c.DiskMemory} {
 		if least := j.caps[sp]; least > 0 && (*limit == 0 || *limit > least) {
@@ -132,7 +133,7 @@ func (j *Job) within(c config.Config) config.Config {
 	return c
 }
 
-// mine is the leader's configuration with the paths that this process was asked to use.
+// mine returns the leader's configuration with the paths that this process was started with.
 func (j *Job) mine(c config.Config) config.Config {
 	if j.Asked != nil {
 		c.Model, c.Disk = j.Asked.Model, j.Asked.Disk
@@ -140,7 +141,8 @@ func (j *Job) mine(c config.Config) config.Config {
 	return c
 }
 
-// Folder is where this process finds the checkpoints; "": where the leader does.
+// Folder is the path under which this process finds the checkpoints; "" means the leader's
+// path.
 func (j *Job) Folder() string {
 	if j.Asked == nil {
 		return ""
