@@ -1,6 +1,6 @@
-// Package cluster reads from a process's environment which rank of a job it is,
-// as mpirun, Slurm, torchrun, a Kubernetes indexed Job and spillway launch say it.
-// It is pure: a table of variables in, facts out.
+// Package cluster reads from a process's environment variables which rank of a job it is, as
+// set by mpirun, Slurm, torchrun, a Kubernetes indexed Job or spillway launch. It has no side
+// effects: it only reads the variables that it is given.
 package cluster
 
 import (
@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// Source is who started the process.
+// Source is what started the process.
 type Source string
 
-// Sources, in the order in which they are looked for: one that started this
-// process comes before those whose variables are inherited from outside.
+// Sources, in the order in which they are tried. A launcher that starts the processes
+// themselves precedes those whose variables a process may inherit from outside.
 const (
 	Alone      Source = ""
 	Launch     Source = "spillway launch"
@@ -30,33 +30,33 @@ const (
 const (
 	LaunchRank  = "SPILLWAY_RANK"
 	LaunchWorld = "SPILLWAY_WORLD_SIZE"
-	// LaunchThreads is how many computing threads a process has to itself.
+	// LaunchThreads is the number of computing threads of each process.
 	LaunchThreads = "SPILLWAY_THREADS"
 )
 
-// NCCLRoot is NCCL's own variable for where its rank 0 is to be found.
+// NCCLRoot is NCCL's own variable for the address of its rank 0.
 const NCCLRoot = "NCCL_COMM_ID"
 
 // Env is a process's place in its job.
 type Env struct {
 	Source Source
 	Rank   int
-	World  int // processes of the job; 1 where it is alone
-	// LocalRank and LocalWorld are the place among the processes of its host;
-	// LocalWorld is 0 where nobody says.
+	World  int // processes of the job; 1 if this is the only one
+	// LocalRank and LocalWorld are this process's number and the number of processes on its
+	// host; LocalWorld is 0 if unknown.
 	LocalRank, LocalWorld int
-	// NCCLRoot is NCCL_COMM_ID: where NCCL's rank 0 listens, HOST:PORT; "" where nobody says.
+	// NCCLRoot is NCCL_COMM_ID: where NCCL's rank 0 listens, HOST:PORT; "" if not set.
 	NCCLRoot string
-	Threads  int // of this process, from spillway launch; 0: nobody says
+	Threads  int // of this process, from spillway launch; 0: not set
 }
 
-// form is how one source says it.
+// form describes the variables that one source sets.
 type form struct {
 	source                Source
-	rank, world           []string // the first that is set
+	rank, world           []string // the first one that is set counts
 	localRank, localWorld []string
-	needs                 []string // all set, or it is not this source
-	worldMissing          string   // what to do where the world's size is not set; "": it is then not this source
+	needs                 []string // all must be set; otherwise the source is not used
+	worldMissing          string   // error text if the world's size is not set; "": the source is then not used
 	localIsList           bool     // localWorld is Slurm's list: "2(x3),1"
 }
 
@@ -68,23 +68,23 @@ var forms = []form{
 		localRank: []string{"MPI_LOCALRANKID", "SLURM_LOCALID"}, localWorld: []string{"MPI_LOCALNRANKS"}, worldMissing: "the launcher sets both"},
 	{source: PMIx, rank: []string{"PMIX_RANK"}, needs: []string{"PMIX_NAMESPACE"}, world: []string{"SLURM_STEP_NUM_TASKS", "PRTE_NUM_PROCS"},
 		localRank: []string{"SLURM_LOCALID"}, worldMissing: "PMIx itself does not say it; start with mpirun or srun"},
-	// SLURM_PROCID alone is also in the environment of a batch script, which is not
-	// a task of the job: only srun's tasks have a step.
+	// SLURM_PROCID alone is also set in a batch script, which is not a task of the job: only
+	// srun's tasks have a step.
 	{source: Slurm, rank: []string{"SLURM_PROCID"}, needs: []string{"SLURM_STEP_NUM_TASKS"}, world: []string{"SLURM_STEP_NUM_TASKS"},
 		localRank: []string{"SLURM_LOCALID"}, localWorld: []string{"SLURM_STEP_TASKS_PER_NODE"}, localIsList: true},
 	{source: Torchrun, rank: []string{"RANK"}, needs: []string{"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}, world: []string{"WORLD_SIZE"},
 		localRank: []string{"LOCAL_RANK"}, localWorld: []string{"LOCAL_WORLD_SIZE"}},
-	// Those of somebody who has nothing but NCCL to meet by.
+	// RANK and WORLD_SIZE without a torchrun address, for ranks that meet only through NCCL.
 	{source: Torchrun, rank: []string{"RANK"}, needs: []string{"WORLD_SIZE", NCCLRoot}, world: []string{"WORLD_SIZE"},
 		localRank: []string{"LOCAL_RANK"}, localWorld: []string{"LOCAL_WORLD_SIZE"}},
-	// An indexed Job says no size of its own: without one its pods are runs of
-	// their own, as a sweep's.
+	// An indexed Job does not set its size. Without WORLD_SIZE its pods are independent runs,
+	// as in a sweep.
 	{source: Kubernetes, rank: []string{"JOB_COMPLETION_INDEX"}, needs: []string{"WORLD_SIZE"}, world: []string{"WORLD_SIZE"},
 		localRank: []string{"LOCAL_RANK"}, localWorld: []string{"LOCAL_WORLD_SIZE"}},
 }
 
-// Read finds out who started the process. It refuses variables that contradict
-// each other, naming them.
+// Read finds out what started the process. It rejects variables that contradict each other, and
+// names them.
 func Read(getenv func(string) string) (Env, error) {
 	for _, f := range forms {
 		name, rank := first(getenv, f.rank)
@@ -112,7 +112,7 @@ func Read(getenv func(string) string) (Env, error) {
 	return Env{World: 1, LocalWorld: 1}, nil
 }
 
-// local fills in the place on the host.
+// local fills in LocalRank and LocalWorld.
 func (e *Env) local(getenv func(string) string, f form) (err error) {
 	if name, v := first(getenv, f.localRank); name != "" {
 		if e.LocalRank, err = number(name, v, 0); err != nil {
@@ -141,7 +141,8 @@ func (e *Env) local(getenv func(string) string, f form) (err error) {
 	return err
 }
 
-// tasksHere reads Slurm's list of tasks by node, "2(x3),1", for a node.
+// tasksHere returns the number of tasks on a node from Slurm's list of tasks by node, such as
+// "2(x3),1".
 func tasksHere(name, list, node string) (int, error) {
 	wrong := fmt.Errorf("%s=%.80q is not a list of tasks by node", name, list)
 	at := 0
@@ -195,8 +196,8 @@ func number(name, value string, least int) (int, error) {
 	return n, nil
 }
 
-// Transports of ranks. Those on GPUs in several processes exchange over NCCL, and meet by what
-// their processes have beside it, SHM or MPI.
+// Transports of ranks. Ranks on GPUs in several processes communicate over NCCL; their
+// processes also need SHM or MPI to find each other.
 const (
 	Auto   = "auto"
 	InProc = "inproc"
@@ -205,7 +206,7 @@ const (
 	NCCL   = "nccl"
 )
 
-// CPUsCantMeet is the refusal of CPU ranks where there is no transport for them.
+// CPUsCantMeet is the error for CPU ranks if no transport can connect them.
 func (e Env) CPUsCantMeet() error {
 	return fmt.Errorf("started by %s as rank %d of %d: CPU ranks have nothing to meet by there; start them %s; ranks on GPUs meet by %s=HOST:PORT",
 		e.Source, e.Rank, e.World, meetingPlaces, NCCLRoot)
@@ -213,13 +214,13 @@ func (e Env) CPUsCantMeet() error {
 
 const meetingPlaces = "with mpirun (under Slurm: srun with MPI plugin pmix or pmi2, what the MPI was built for; in a Kubernetes cluster: an MPIJob), or with spillway launch on one host"
 
-// gpusNeedRoot is the refusal of ranks on GPUs that are not told where to meet.
+// gpusNeedRoot is the error for ranks on GPUs without an address at which to meet.
 func (e Env) gpusNeedRoot() error {
 	return fmt.Errorf("started by %s as rank %d of %d: ranks on GPUs meet by %s=HOST:PORT, a free port of rank 0's host, the same for all, and it is not set; set it, or start them %s",
 		e.Source, e.Rank, e.World, NCCLRoot, meetingPlaces)
 }
 
-// checkRoot refuses an NCCL_COMM_ID that is no address.
+// checkRoot rejects an NCCL_COMM_ID that is not an address.
 func (e Env) checkRoot() error {
 	i := strings.LastIndexByte(e.NCCLRoot, ':')
 	if i > 0 {
@@ -233,8 +234,8 @@ func (e Env) checkRoot() error {
 	return fmt.Errorf("%s=%.80q: want HOST:PORT, a free port of rank 0's host, as in node-0:29500 or [fd00::1]:29500", NCCLRoot, e.NCCLRoot)
 }
 
-// Overlooked says why a process that Read takes to be alone may be meant to be one of
-// several; "" where nothing hints at it.
+// Overlooked says why a process that Read considers to be alone may be meant as one of several;
+// "" if nothing suggests that.
 func Overlooked(getenv func(string) string) string {
 	count := func(name string) int {
 		n, err := strconv.Atoi(getenv(name))
@@ -254,8 +255,9 @@ func Overlooked(getenv func(string) string) string {
 	return ""
 }
 
-// Transport settles the transport in the process's place: what is asked for, or,
-// for auto and NCCL, what the place has. It refuses what can't be, and says how it can.
+// Transport chooses the transport: the one asked for, or, for auto and NCCL, what the
+// environment offers. An impossible choice is an error that says how to start the ranks
+// instead.
 func (e Env) Transport(asked string) (string, error) {
 	asked = strings.ToLower(asked)
 	hasMPI := e.Source == OpenMPI || e.Source == PMI || e.Source == PMIx
@@ -304,8 +306,8 @@ func (e Env) Transport(asked string) (string, error) {
 	return "", fmt.Errorf("Job.Transport %.80q: want auto, inproc, shm, mpi or nccl", asked)
 }
 
-// CheckRanks refuses a number of ranks that differs from the job's size, of processes with so
-// many ranks each.
+// CheckRanks rejects a number of ranks that differs from the job's: its processes times each,
+// the ranks per process.
 func (e Env) CheckRanks(ranks, each int) error {
 	switch {
 	case e.World == 1 || ranks == e.World*each:

@@ -1,8 +1,8 @@
-// Package aside gives a file new contents whole or not at all: they are written
-// into a file beside it, which takes its name when it is complete.
+// Package aside replaces a file's contents completely or not at all: it writes a temporary file
+// beside it and renames that when it is complete.
 //
-// It is google/renameio with the new file always in the old one's folder, and an
-// equal of it on Windows, which renameio does not have.
+// It is google/renameio with the temporary file always in the old file's folder, and an
+// equivalent for Windows, which renameio lacks.
 package aside
 
 import (
@@ -11,9 +11,8 @@ import (
 	"os"
 )
 
-// Write gives the file at path the contents that write writes, and the rights that
-// the umask leaves of perm. An error leaves nothing but the file that was there
-// before.
+// Write gives the file at path the contents that write writes, with permissions perm less the
+// umask. After an error the old file is unchanged and nothing else is left.
 func Write(path string, perm os.FileMode, write func(io.Writer) error) (err error) {
 	f, err := Create(path, perm)
 	if err != nil {
@@ -28,7 +27,7 @@ func Write(path string, perm os.FileMode, write func(io.Writer) error) (err erro
 	return nil
 }
 
-// WriteBytes is Write of contents at hand.
+// WriteBytes is Write for contents in memory.
 func WriteBytes(path string, contents []byte, perm os.FileMode) error {
 	return Write(path, perm, func(w io.Writer) error {
 		_, err := w.Write(contents)

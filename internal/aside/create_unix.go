@@ -9,12 +9,11 @@ import (
 	"github.com/google/renameio/v2"
 )
 
-// File is a file beside the one whose place it is to take.
+// File is a temporary file that is to replace another in the same folder.
 type File = renameio.PendingFile
 
-// Create makes a file beside path, under a name that nobody can foresee.
-// CloseAtomicallyReplace syncs it and gives it path's name; Cleanup removes it where
-// that did not happen.
+// Create makes a temporary file beside path under an unguessable name. CloseAtomicallyReplace
+// syncs it and renames it to path; Cleanup removes it unless that was done.
 func Create(path string, perm os.FileMode) (*File, error) {
 	return renameio.NewPendingFile(path, renameio.WithTempDir(filepath.Dir(path)), renameio.WithPermissions(perm))
 }

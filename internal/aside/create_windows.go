@@ -6,16 +6,15 @@ import (
 	"path/filepath"
 )
 
-// File is a file beside the one whose place it is to take.
+// File is a temporary file that is to replace another in the same folder.
 type File struct {
 	*os.File
 	path         string
 	done, closed bool
 }
 
-// Create makes a file beside path, under a name that nobody can foresee.
-// CloseAtomicallyReplace syncs it and gives it path's name; Cleanup removes it where
-// that did not happen.
+// Create makes a temporary file beside path under an unguessable name. CloseAtomicallyReplace
+// syncs it and renames it to path; Cleanup removes it unless that was done.
 func Create(path string, _ os.FileMode) (*File, error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path))
 	if err != nil {
@@ -24,7 +23,7 @@ func Create(path string, _ os.FileMode) (*File, error) {
 	return &File{File: f, path: path}, nil
 }
 
-// CloseAtomicallyReplace puts the file in path's place.
+// CloseAtomicallyReplace syncs and closes the file and renames it to the path given to Create.
 func (f *File) CloseAtomicallyReplace() error {
 	if err := f.Sync(); err != nil {
 		return err
@@ -40,7 +39,7 @@ func (f *File) CloseAtomicallyReplace() error {
 	return nil
 }
 
-// Cleanup removes the file unless it has taken path's place.
+// Cleanup removes the file unless it was renamed.
 func (f *File) Cleanup() error {
 	if f.done {
 		return nil

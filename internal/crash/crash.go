@@ -1,5 +1,5 @@
-// Package crash lets a program decide how it ends when one of its goroutines
-// panics: recover sees the panics of its own goroutine alone.
+// Package crash lets a program decide how it ends when any of its goroutines panics. The
+// built-in recover sees only panics of its own goroutine.
 package crash
 
 import (
@@ -12,12 +12,12 @@ import (
 
 var handler atomic.Pointer[func(what string)]
 
-// Handle sets what a panic in a goroutine that has deferred Guard does; what says
-// where it was and its value, in a line. It should end the process: the panic goes
-// on if it returns. Without a handler panics are what they always are.
+// Handle sets the function that is called for a panic in a goroutine that has deferred Guard.
+// what is one line with the place and value of the panic. f should end the process; if it
+// returns, the panic continues. Without a handler panics behave as usual.
 func Handle(f func(what string)) { handler.Store(&f) }
 
-// Guard is deferred first in every goroutine of the module.
+// Guard must be deferred first in every goroutine of the module.
 func Guard() {
 	r := recover()
 	if r == nil {

@@ -1,5 +1,5 @@
-// Package decimal reads numbers as people write them. Go's parsers also take what
-// is a typing error to everybody else: 1_0 is 10 to them, 010 is 8 and 0x1p4 is 16.
+// Package decimal reads numbers as people write them. Go's parsers also accept what others
+// would call a typing error: they read 1_0 as 10, 010 as 8 and 0x1p4 as 16.
 package decimal
 
 import (
@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// CheckFloat returns an error for forms of a number that only Go's source has.
-// Whether it is a number at all is for the parser to say.
+// CheckFloat rejects spellings of numbers that are valid only in Go source. It does not check
+// that s is a number; the parser does.
 func CheckFloat(s string) error {
 	if strings.ContainsAny(s, "_xXpP") {
 		return errors.New("a plain decimal number is needed, such as 10 or 3e-4")
@@ -26,7 +26,7 @@ func CheckInt(s string) error {
 	return nil
 }
 
-// Float is strconv.ParseFloat of decimal numbers.
+// Float is strconv.ParseFloat for decimal numbers only.
 func Float(s string) (float64, error) {
 	if err := CheckFloat(s); err != nil {
 		return 0, err

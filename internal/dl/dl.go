@@ -1,5 +1,5 @@
-// Package dl opens shared libraries at run time and calls their functions. A build with
-// the tag "static" opens none: it needs no loader and runs where nothing else is.
+// Package dl opens shared libraries at run time and calls their functions. A build with the tag
+// "static" opens none, so it needs no dynamic loader and no other file on the machine.
 package dl
 
 // Modes of Open, as in dlfcn.h.

@@ -15,13 +15,13 @@ func Err() error {
 	return errors.New("this is the static build of spillway, which opens no libraries; use the build with GPU and MPI")
 }
 
-// Open refuses.
+// Open returns Err.
 func Open(string, int) (uintptr, error) { return 0, Err() }
 
 // Close does nothing.
 func Close(uintptr) error { return nil }
 
-// Symbol refuses.
+// Symbol returns Err.
 func Symbol(uintptr, string) (uintptr, error) { return 0, Err() }
 
 // Call is not reached: there is no address to call.

@@ -4,20 +4,20 @@ package dl
 
 import "github.com/ebitengine/purego"
 
-// Err is why this build opens no libraries; nil: it does.
+// Err says why this build can't open libraries; nil if it can.
 func Err() error { return nil }
 
 // Open opens a library.
 func Open(path string, mode int) (uintptr, error) { return purego.Dlopen(path, mode) }
 
-// Close gives up what Open has returned.
+// Close releases a library that Open returned.
 func Close(handle uintptr) error { return purego.Dlclose(handle) }
 
-// Symbol returns the address of a name.
+// Symbol returns the address of a symbol.
 func Symbol(handle uintptr, name string) (uintptr, error) { return purego.Dlsym(handle, name) }
 
-// Call calls a function at an address. A pointer that is converted in the arguments of a
-// call stays valid during it.
+// Call calls the function at an address. A pointer converted to uintptr in the arguments stays
+// valid during the call.
 //
 //go:uintptrescapes
 func Call(fn uintptr, args ...uintptr) uintptr {

@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Direct goes around the page cache: see open(2), O_DIRECT.
+// Direct bypasses the page cache: see open(2), O_DIRECT.
 const Direct = unix.O_DIRECT
 
 // unnamed makes a file without a name.
 const unnamed = unix.O_TMPFILE
 
-// openSub opens a folder of a folder, on the same mount.
+// openSub opens a subfolder on the same mount.
 func openSub(at int, name string) (int, error) {
 	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS}
 	fd, err := unix.Openat2(at, name, &how)
@@ -61,11 +61,11 @@ func room(fd int) (Room, error) {
 	return r, nil
 }
 
-// elsewhere are the kinds of file systems whose figures come from another machine or a
-// program. One that does not know its own says that nothing is free.
+// elsewhere lists file systems whose free space is reported by another machine or a program. If
+// such a file system does not know its free space it reports 0.
 var elsewhere = []int64{unix.NFS_SUPER_MAGIC, unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.FUSE_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.V9FS_MAGIC, unix.AFS_SUPER_MAGIC, unix.AFS_FS_MAGIC, unix.CODA_SUPER_MAGIC}
 
-// roomOf is what the kernel's figures say; false: nothing.
+// roomOf converts the kernel's figures; false if they say nothing.
 func roomOf(s *unix.Statfs_t, root bool) (Room, bool) {
 	if s.Blocks == 0 || s.Bfree == 0 && slices.Contains(elsewhere, int64(s.Type)) {
 		return Room{}, false

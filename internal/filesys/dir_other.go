@@ -9,13 +9,13 @@ import (
 	"slices"
 )
 
-// Flags of other systems alone.
+// Flags that exist only on other systems; they have no effect here.
 const (
 	NoWait = 0
 	Direct = 0
 )
 
-// dir is a folder of the system.
+// dir is a folder of the operating system's file system.
 type dir struct {
 	root *os.Root
 	path string
@@ -62,7 +62,7 @@ func (d *dir) Sub(name string) (Folder, error) {
 	return &dir{r, join(d, name)}, nil
 }
 
-// named gives an error the path of what it is about.
+// named adds to an error the path of the file or folder it is about.
 func (d *dir) named(name string, err error) error {
 	var at *fs.PathError
 	if errors.As(err, &at) {

@@ -17,11 +17,12 @@ import (
 )
 
 const (
-	// NoWait does not wait for a pipe's writer, nor for a terminal's carrier.
+	// NoWait opens a pipe or terminal without waiting for a writer or a carrier.
 	NoWait = syscall.O_NONBLOCK
 )
 
-// dir is a folder of the system: what is done in it goes through its descriptor.
+// dir is a folder of the operating system's file system; all operations use its open
+// descriptor.
 type dir struct {
 	f    *os.File
 	path string
@@ -35,8 +36,8 @@ func (system) Open(path string) (Folder, error) {
 	return &dir{f, settled(path, f)}, nil
 }
 
-// settled is how an open folder is called: by its path as it was given, or where that
-// leads through links, by the path that it has without them.
+// settled returns the path by which errors name an open folder: the path as given, or, if that
+// contains links, the path with links resolved.
 func settled(path string, f *os.File) string {
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil || real == filepath.Clean(path) {
@@ -49,7 +50,7 @@ func settled(path string, f *os.File) string {
 	return path
 }
 
-// at runs a system call with the folder's descriptor, which stays open meanwhile.
+// at runs a system call with the folder's descriptor, and keeps that open meanwhile.
 func (d *dir) at(op, name string, call func(fd int) error) error {
 	if name == "" || name == ".." || strings.ContainsRune(name, filepath.Separator) {
 		return &fs.PathError{Op: op, Path: join(d, name), Err: fs.ErrInvalid}
@@ -107,7 +108,7 @@ func (d *dir) Sub(name string) (Folder, error) {
 	return &dir{os.NewFile(uintptr(fd), join(d, name)), join(d, name)}, nil
 }
 
-// leads is an ErrLeads in words.
+// leads is an ErrLeads that says why.
 type leads struct{ why string }
 
 func (l leads) Error() string { return l.why + ", which is not followed" }
@@ -139,7 +140,7 @@ func (d *dir) RenameNew(from, to string) error {
 	return d.at("rename", from, func(at int) error { return renameNew(at, from, to) })
 }
 
-// Names opens the folder once more: an open file lists it once.
+// Names opens the folder again, since an open descriptor can list it only once.
 func (d *dir) Names() ([]string, error) {
 	fd := -1
 	err := d.at("open", ".", func(at int) (err error) {
@@ -174,7 +175,8 @@ func (d *dir) Room() (r Room, err error) {
 	return r, err
 }
 
-// Owner makes a file without a name, or where there are none one that it removes at once.
+// Owner makes a file without a name, or, if the file system has none, a named one that it
+// removes at once, and returns its owner.
 func (d *dir) Owner() (int64, error) {
 	f, err := d.OpenFile(".", os.O_WRONLY|unnamed, 0o600)
 	if unnamed == 0 || err != nil {
@@ -194,7 +196,7 @@ func (d *dir) Owner() (int64, error) {
 
 func (d *dir) Close() error { return d.f.Close() }
 
-// infoOf describes what the kernel says of a name.
+// infoOf converts the kernel's description of a name.
 func infoOf(name string, st *unix.Stat_t) Info {
 	mode := fs.FileMode(st.Mode & 0o777)
 	switch st.Mode & unix.S_IFMT {
@@ -217,7 +219,7 @@ func infoOf(name string, st *unix.Stat_t) Info {
 	return Info{Name: name, Size: st.Size, Mode: mode, Owner: int64(st.Uid), Links: uint64(st.Nlink), ID: ID{Device: uint64(st.Dev), Number: st.Ino}}
 }
 
-// file is an *os.File: one word, so that an interface holds it without another.
+// file holds only an *os.File, so that an interface can hold it without an allocation.
 type file struct{ *os.File }
 
 func (f file) Stat() (Info, error) {
@@ -245,8 +247,8 @@ func (f file) TryLock() (bool, error) {
 	return err == nil, err
 }
 
-// openSubPlain opens a folder of a folder. Another device is another mount; a mount of the
-// same device it does not see.
+// openSubPlain opens a subfolder. It recognizes a mount by its device number, so it misses a
+// mount of the same device.
 func openSubPlain(at int, name string) (int, error) {
 	fd, err := unix.Openat(at, name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Direct is a flag of Linux alone.
+// Direct exists only on Linux; it has no effect here.
 const Direct = 0
 
 const unnamed = 0

@@ -1,12 +1,12 @@
-// Package filesys is the file system under checkpoints and the disk tier: folders that
+// Package filesys is the file system interface for checkpoints and the disk tier: folders that
 // are opened once, and files by their names in an open folder.
 //
-// A path is resolved when its folder is opened, and never again: a link that is
-// retargeted, or a folder that is renamed, leads nobody elsewhere. Names in a folder are
-// single names. Links there are not followed, and neither are mounts.
+// A path is resolved when its folder is opened, and never again. A link that is retargeted or a
+// folder that is renamed afterwards therefore has no effect. Names in a folder are single path
+// elements. Links and mounts in a folder are not followed.
 //
-// A Folder is the system's, or in tests one in memory, one that logs or one that fails:
-// see package internal/testkit/folders.
+// A Folder belongs to the operating system. Tests use one in memory, one that logs or one that
+// fails: see package internal/testkit/folders.
 package filesys
 
 import (
@@ -21,45 +21,45 @@ import (
 	"github.com/spillway-ml/spillway/internal/regular"
 )
 
-// Folder is an open folder. Its methods are safe for several goroutines; errors name
-// operation and path as package os's do.
+// Folder is an open folder. Its methods may be called concurrently. Errors name the operation
+// and path as those of package os do.
 type Folder interface {
-	// Path is what errors call the folder.
+	// Path is the folder's path for errors.
 	Path() string
-	// Info describes the folder itself, whatever has its name now.
+	// Info describes the folder itself, even if another folder now has its name.
 	Info() (Info, error)
-	// OpenFile opens a file with the flags of package os and of the system (Direct among
-	// them); a folder may leave out the system's. A link is refused.
+	// OpenFile opens a file with the flags of package os and of the system, such as Direct. A
+	// folder may ignore the system's flags. A link is refused.
 	OpenFile(name string, flag int, perm fs.FileMode) (File, error)
-	// Sub opens a folder in it, neither through a link nor on another mount: ErrLeads.
+	// Sub opens a subfolder. A link or another mount is refused with ErrLeads.
 	Sub(name string) (Folder, error)
 	Mkdir(name string, perm fs.FileMode) error
 	// Remove removes a file or an empty folder.
 	Remove(name string) error
 	Rename(from, to string) error
-	// RenameNew is Rename to a name that nobody has: fs.ErrExist where it is taken.
-	// Filesystems that can't promise it (NFS) have the caller's look beforehand.
+	// RenameNew is Rename to a name that must not exist; otherwise the error is fs.ErrExist.
+	// Some file systems (NFS) can't check that atomically; there the caller must check first.
 	RenameNew(from, to string) error
 	// Names lists the folder in ascending order.
 	Names() ([]string, error)
-	// Lstat describes what has a name, links themselves.
+	// Lstat describes the file, folder or link with a name; links are not followed.
 	Lstat(name string) (Info, error)
 	// Sync makes the folder's names durable.
 	Sync() error
-	// Room is what is free where the folder lies; an error where nobody can say.
+	// Room is the free space of the folder's file system; an error if it is unknown.
 	Room() (Room, error)
-	// Owner is the user to whom a file belongs that this process makes here, which a
-	// network file system may decide; NoOwner where files have none.
+	// Owner is the user who owns files that this process creates here; a network file system
+	// may map users. It is NoOwner if files have no owners.
 	Owner() (int64, error)
 	Close() error
 }
 
-// NoOwner is the owner of files that have none.
+// NoOwner is the owner of files on systems without file owners.
 const NoOwner = -1
 
-// ErrLeads is wrapped by errors about a name that leads out of its folder: a link or a
-// mount.
-var ErrLeads = errors.New("it is not a folder of its own")
+// ErrLeads is wrapped by errors about a name that is a link or a mount, and so leads out of its
+// folder.
+var ErrLeads = errors.New("it is a link or a mount point, and neither is followed; use the real folder")
 
 // Info describes a file or folder.
 type Info struct {
@@ -67,20 +67,20 @@ type Info struct {
 	Size  int64 // bytes
 	Mode  fs.FileMode
 	Owner int64  // a user's number, or NoOwner
-	Links uint64 // how many names it has; 0: nobody says
+	Links uint64 // how many names it has; 0: unknown
 	ID    ID
 }
 
 // IsDir tells whether it is a folder.
 func (i Info) IsDir() bool { return i.Mode.IsDir() }
 
-// ID tells a file or folder from every other that is there at the same time.
+// ID distinguishes a file or folder from every other that exists at the same time.
 type ID struct {
 	Device, Number uint64
 	Of             any // in tests the file itself; on systems without numbers an fs.FileInfo
 }
 
-// Same tells whether two descriptions are of one file or folder.
+// Same tells whether two descriptions are of the same file or folder.
 func Same(a, b Info) bool {
 	x, ok := a.ID.Of.(fs.FileInfo)
 	y, both := b.ID.Of.(fs.FileInfo)
@@ -90,11 +90,11 @@ func Same(a, b Info) bool {
 	return a.ID == b.ID
 }
 
-// Room is what a file system has free, in bytes, quotas aside.
+// Room is the free space of a file system, in bytes, without quotas.
 type Room struct {
-	Free  int64 // for everybody
-	Most  int64 // for this process, which may be let into what is kept for root
-	Block int64 // a file takes a multiple of these; 0: nobody says
+	Free  int64 // for every user
+	Most  int64 // for this process, which may use space reserved for root
+	Block int64 // a file takes a multiple of these bytes; 0: unknown
 }
 
 // File is an open file. Its methods are those of *os.File, and three more.
@@ -104,35 +104,35 @@ type File interface {
 	io.ReaderAt
 	io.WriterAt
 	io.Closer
-	// Name is the path of the folder and the file's name, for messages.
+	// Name is the file's path, for messages.
 	Name() string
 	Stat() (Info, error)
 	Truncate(size int64) error
 	Sync() error
-	// Fd is the system's number of the file; of one in memory it is no file's.
+	// Fd is the file's descriptor. A file in memory has no valid one.
 	Fd() uintptr
-	// Allocate gives a file that size and reserves its bytes, where the filesystem
-	// can; else a full disk shows at a write.
+	// Allocate sets a file's size and reserves its blocks if the file system can. Otherwise a
+	// full disk shows only at a write.
 	Allocate(size int64) error
-	// TryLock takes the file's lock until Close, or the end of the process; false
-	// where another open file has it.
+	// TryLock locks the file until Close or the end of the process. It returns false if another
+	// open file holds the lock.
 	TryLock() (bool, error)
 }
 
-// Opener opens the folder at a path, through links.
+// Opener opens the folder at a path; links in the path are followed.
 type Opener interface {
 	Open(path string) (Folder, error)
 }
 
-// System opens the system's folders.
+// System opens folders of the operating system.
 var System Opener = system{}
 
 type system struct{}
 
-// Open opens a folder of the system.
+// Open opens a folder of the operating system.
 func Open(path string) (Folder, error) { return System.Open(path) }
 
-// Made are folders that MakeFolder made, outermost first, each in its parent.
+// Made lists folders that MakeFolder created, outermost first, each the parent of the next.
 type Made []made
 
 type made struct {
@@ -140,8 +140,8 @@ type made struct {
 	name   string
 }
 
-// MakeFolder opens a folder, and makes it and those above it where they are missing, each
-// durable in its parent.
+// MakeFolder opens a folder. It creates missing folders along the path and makes each durable
+// in its parent.
 func MakeFolder(o Opener, path string) (Folder, Made, error) {
 	f, err := o.Open(path)
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -179,7 +179,7 @@ func MakeFolder(o Opener, path string) (Folder, Made, error) {
 	return f, all, err
 }
 
-// Remove removes the folders as far as they are empty, and ends with that.
+// Remove removes the created folders, innermost first, up to the first one that is not empty.
 func (m Made) Remove() {
 	for i := len(m) - 1; i >= 0; i-- {
 		if m[i].parent.Remove(m[i].name) != nil { // somebody put something there
@@ -192,16 +192,16 @@ func (m Made) Remove() {
 	m.Stay()
 }
 
-// Stay keeps the folders.
+// Stay keeps the created folders.
 func (m Made) Stay() {
 	for _, f := range m {
 		_ = f.parent.Close() // nothing was written through it that is not synced
 	}
 }
 
-// Above is the folder that a path's last element lies in, and that element, "" for
-// one that can't be made. Unlike filepath.Dir it keeps "..", which behind a link is not the folder that the path
-// names before it.
+// Above splits a path into the folder of its last element and that element, which is "" if it
+// can't be created. Unlike filepath.Dir it keeps "..": behind a link, that is not the folder
+// named before it in the path.
 func Above(path string) (folder, name string) {
 	for {
 		path = strings.TrimRight(path, string(filepath.Separator))
@@ -220,7 +220,7 @@ func Above(path string) (folder, name string) {
 	return folder, name
 }
 
-// RoomAt is the room where a folder is or would be made; false where nobody can say.
+// RoomAt is the free space where a folder is or would be created; false if unknown.
 func RoomAt(o Opener, dir string) (Room, bool) {
 	for at := dir; ; {
 		f, err := o.Open(at)
@@ -236,9 +236,9 @@ func RoomAt(o Opener, dir string) (Room, bool) {
 	}
 }
 
-// OpenRegular opens a regular file for reading. A pipe or a device, which would wait for
-// a writer or never end, is refused. What it opens is what it looked at: nobody can put a
-// pipe there in between.
+// OpenRegular opens a regular file for reading. It refuses a pipe or a device, which could
+// block or never end. The check is of the opened file, so nobody can substitute a pipe in
+// between.
 func OpenRegular(in Folder, name string) (File, error) {
 	f, err := in.OpenFile(name, os.O_RDONLY|NoWait, 0)
 	if err != nil {
@@ -269,8 +269,8 @@ func ReadFile(in Folder, name string, max int64) ([]byte, error) {
 	return text, err
 }
 
-// WriteSynced makes a file with these contents and syncs it; its name is durable once its
-// folder is.
+// WriteSynced creates a file with the given contents and syncs it. Its name is durable once the
+// folder is synced.
 func WriteSynced(in Folder, name string, data []byte, perm fs.FileMode) error {
 	f, err := in.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {
@@ -280,7 +280,7 @@ func WriteSynced(in Folder, name string, data []byte, perm fs.FileMode) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// RemoveAll removes a file, or a folder and what is in it; what is not there is no error.
+// RemoveAll removes a file, or a folder with its contents. A missing name is no error.
 func RemoveAll(in Folder, name string) error {
 	err := in.Remove(name)
 	if err == nil || errors.Is(err, fs.ErrNotExist) {

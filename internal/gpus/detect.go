@@ -7,9 +7,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/nvml"
 )
 
-// Detect returns the machine's own GPUs as the driver describes them; rates and
-// links of a known product are its preset's. It fails, in one line, where there
-// is no driver or no GPU.
+// Detect returns this machine's GPUs as the driver describes them. A known product has its
+// preset's rates and links. Without a driver or a GPU it returns a one-line error.
 func Detect() (found []GPU, err error) {
 	lib, err := nvml.Open()
 	if errors.Is(err, nvml.ErrNoLibrary) {

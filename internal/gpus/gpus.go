@@ -1,6 +1,5 @@
-// Package gpus is the table of accelerators that plans name:
-// memory, matrix rates and links, from their makers' documents; and what NVML
-// says of the machine's own.
+// Package gpus has a table of accelerators for plans (memory, matrix rates and links, from
+// their makers' documents) and reads from NVML which GPUs this machine has.
 package gpus
 
 import (
@@ -19,28 +18,27 @@ type Rates struct{ FP32, TF32, FP16, BF16, INT8, FP8 float64 }
 // GPU is an accelerator, in a server as its maker sells it.
 type GPU struct {
 	Name    string   // as listed; lower case
-	Aliases []string // other names that Lookup takes; lower case
+	Aliases []string // other names that Lookup accepts; lower case
 	Product string   // as NVML calls it, after "NVIDIA "
 	Arch    Arch
 	Memory  int64 // bytes that the driver shows (nvidia-smi's total), after ECC
-	Used    int64 // bytes of it in use, where Detect found the GPU
+	Used    int64 // bytes in use, if Detect found the GPU
 	Rates   Rates
 
 	MemoryBandwidth float64 // bytes/s
-	NVLink          float64 // bytes/s in one direction, a GPU to its node; 0: none
+	NVLink          float64 // bytes/s in one direction, from a GPU to the others of its node; 0: none
 	PCIe            float64 // bytes/s in one direction to the host
 	Network         float64 // bytes/s in one direction, a GPU's share of the node's network
 	Source          string
 }
 
-// Server is what stands around GPUs of a kind as they are usually bought or
-// rented.
+// Server is the usual host of GPUs of one kind, as sold or rented.
 type Server struct {
 	Memory int64 // bytes of host memory for each GPU
 	Source string
 }
 
-// servers by preset: what a plan assumes of the host where nobody says.
+// servers maps presets to the host that a plan assumes if no host is specified.
 var servers = map[string]Server{
 	"t4-16":        {48 << 30, "AWS g4dn.12xlarge: 192 GiB for 4 GPUs"},
 	"v100-16":      {64e9, "NVIDIA DGX-1: 512 GB for 8 GPUs"},
@@ -62,10 +60,10 @@ var servers = map[string]Server{
 	"b200-192":     {256e9, "NVIDIA DGX B200: 2 TB for 8 GPUs"},
 }
 
-// desktop is the server of cards that go into desktops and workstations.
+// desktop is the assumed host of GPUs for desktops and workstations.
 var desktop = Server{64e9, "a desktop or workstation of 64 GB for each GPU"}
 
-// Server returns what a server of this GPU usually has.
+// Server returns the usual server of this GPU.
 func (g GPU) Server() Server {
 	if s, ok := servers[g.Name]; ok {
 		return s
@@ -73,11 +71,11 @@ func (g GPU) Server() Server {
 	return desktop
 }
 
-// ForRanks is what of a server's memory its ranks may have: a sixteenth is left
-// to the system.
+// ForRanks is the part of a server's memory that ranks may use, in bytes: a sixteenth is left
+// for the system.
 func ForRanks(memory int64) int64 { return memory - memory/16 }
 
-// Arch is a generation.
+// Arch is a GPU generation.
 type Arch string
 
 // Generations.
@@ -88,15 +86,14 @@ const (
 	Ada       Arch = "ada"
 	Hopper    Arch = "hopper"
 	Blackwell Arch = "blackwell"
-	CDNA3     Arch = "cdna3" // AMD's: plans alone, no device of Spillway runs on it
+	CDNA3     Arch = "cdna3" // AMD's, for plans only: Spillway does not run on it
 )
 
-// outside is what a process takes of a GPU's memory beside its arena, in bytes:
-// the context (which grows with the number of multiprocessors and the driver's
-// modules), cuBLASLt's handle and the workspace that it makes for itself (32 MiB
-// since Hopper, 4 MiB before; Spillway's products have theirs from the plan),
-// and NCCL's channels. Estimates from nvidia-smi figures of such processes, to be
-// replaced by measurements on each generation.
+// outside is the GPU memory that a process takes outside its arena, in bytes. It consists of
+// the context (which grows with the number of multiprocessors and the driver's modules),
+// cuBLASLt's handle and own workspace (32 MiB since Hopper, 4 MiB before; Spillway's products
+// use a workspace in the plan), and NCCL's channels. These are estimates from nvidia-smi
+// figures of such processes, until each generation is measured.
 var outside = map[Arch]int64{
 	Volta:     500 << 20,
 	Turing:    350 << 20,
@@ -104,7 +101,7 @@ var outside = map[Arch]int64{
 	Ada:       600 << 20,
 	Hopper:    850 << 20,
 	Blackwell: 1000 << 20,
-	CDNA3:     1000 << 20, // as Blackwell: nothing is known
+	CDNA3:     1000 << 20, // Blackwell's value: nothing is known
 }
 
 // HostOutsideBytes is what a rank's GPU adds to its process's host memory: the
@@ -112,8 +109,8 @@ var outside = map[Arch]int64{
 // buffers. An estimate, to be replaced by a measurement.
 const HostOutsideBytes = 300 << 20
 
-// OutsideBytes is an estimate of what a process needs of the GPU's memory
-// outside its arena: context, libraries, communication buffers.
+// OutsideBytes estimates the GPU memory that a process needs outside its arena, in bytes:
+// context, libraries and communication buffers.
 func (g GPU) OutsideBytes() int64 {
 	if n, ok := outside[g.Arch]; ok {
 		return n
@@ -219,8 +216,7 @@ var table = []GPU{
 		Source: "NVIDIA RTX Blackwell GPU architecture whitepaper (fp16 and fp8 with fp32 accumulation)"},
 }
 
-// List gives every preset, by generation and size. The caller may change what
-// it gets.
+// List returns every preset, by generation and size. The caller may change the slice.
 func List() []GPU {
 	out := slices.Clone(table)
 	for i := range out {
@@ -229,8 +225,8 @@ func List() []GPU {
 	return out
 }
 
-// Lookup finds a preset by its name or an alias, in any case; underscores and
-// spaces count as hyphens. The error of an unknown name gives the nearest ones.
+// Lookup finds a preset by its name or an alias, in any case; underscores and spaces count as
+// hyphens. The error for an unknown name lists the nearest ones.
 func Lookup(name string) (GPU, error) {
 	key := normal(name)
 	for _, g := range List() {
@@ -247,7 +243,7 @@ func normal(name string) string {
 	return strings.TrimPrefix(key, "nvidia-")
 }
 
-// byProduct returns the preset of a product name as NVML has it.
+// byProduct returns the preset for a product name as NVML spells it.
 func byProduct(product string) (GPU, bool) {
 	product = strings.TrimPrefix(product, "NVIDIA ")
 	var best GPU
@@ -259,8 +255,8 @@ func byProduct(product string) (GPU, bool) {
 	return best, best.Name != ""
 }
 
-// Product returns the preset of a product name as the driver has it, with the
-// memory that it shows. Of an unknown one the rates are those of Usual.
+// Product returns the preset for a product name as the driver spells it, with the memory that
+// the driver reports. An unknown product gets the rates of Usual.
 func Product(name string, memory int64) GPU {
 	g, ok := byProduct(name)
 	if !ok {
@@ -272,7 +268,7 @@ func Product(name string, memory int64) GPU {
 	return g
 }
 
-// Usual is the GPU that stands for one nobody has named.
+// Usual is the GPU assumed for plans if none is specified.
 func Usual() GPU {
 	g, _ := byProduct("A100-SXM4-80GB")
 	return g

@@ -22,8 +22,7 @@ const (
 // NodeGPUs is the usual number of GPUs of a server.
 const NodeGPUs = 8
 
-// Machine returns the rates of one rank on this GPU, nodeSize of which share a
-// server.
+// Machine returns the rates of one rank on this GPU if nodeSize of these GPUs share a server.
 func (g GPU) Machine(nodeSize int) *cost.Machine {
 	intra := g.NVLink
 	if intra == 0 {
@@ -37,7 +36,8 @@ func (g GPU) Machine(nodeSize int) *cost.Machine {
 		Vector: g.Rates.FP32, Memory: g.MemoryBandwidth,
 		MatrixShare: matrixShare, AttentionShare: attentionShare, MemoryShare: memoryShare, Launch: launch,
 		ToDevice: linkShare * g.PCIe, ToHost: linkShare * g.PCIe,
-		// A data-centre NVMe drive a GPU, and a GPU's share of a server's memory.
+		// A data-centre NVMe drive for each GPU, and a GPU's share of a server's memory
+		// bandwidth.
 		DiskRead: 6e9, DiskWrite: 3e9, HostMemory: 40e9,
 		NodeSize: nodeSize,
 		Intra:    cost.Link{Latency: intraLatency, Bandwidth: linkShare * intra},
@@ -46,8 +46,8 @@ func (g GPU) Machine(nodeSize int) *cost.Machine {
 	return m
 }
 
-// Spread returns the rates of one of so many ranks on a machine with so many of this GPU:
-// a GPU each, or neighbours share one.
+// Spread returns the rates of one rank if the given number of ranks runs on a machine with
+// cards of these GPUs: one GPU each, or consecutive ranks share one.
 func (g GPU) Spread(ranks, cards int) *cost.Machine {
 	cards = max(min(cards, ranks), 1)
 	each := (ranks + cards - 1) / cards
@@ -57,16 +57,16 @@ func (g GPU) Spread(ranks, cards int) *cost.Machine {
 	case each == 1:
 		return g.Machine(ranks)
 	}
-	// What a rank exchanges with those on other GPUs takes its part of the GPU's link.
+	// Messages to ranks on other GPUs get this rank's part of the GPU's link.
 	m, link := g.Shared(each), g.Machine(ranks).Intra
 	m.NodeSize = ranks
 	m.Intra.Bandwidth = min(m.Intra.Bandwidth, link.Bandwidth/float64(each))
 	return m
 }
 
-// Shared returns the rates of one of so many ranks that share this GPU: each has
-// its part of everything, and what they exchange stays in the GPU's memory, where
-// every byte is read and written.
+// Shared returns the rates of one rank if the given number of ranks share this GPU. Each gets
+// its part of everything. What they exchange stays in the GPU's memory, where every byte is
+// read and written once.
 func (g GPU) Shared(ranks int) *cost.Machine {
 	m := g.Machine(max(ranks, 1))
 	part := 1 / float64(max(ranks, 1))

@@ -11,9 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine returns the bytes of memory and swap that this process may use:
-// the machine's, or the least that its control groups and its address space are
-// limited to. 0: unknown.
+// Machine returns the bytes of memory and swap that this process may use: the machine's, or a
+// smaller limit of its control groups or address space. 0: unknown.
 func Machine() int64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {
@@ -28,11 +27,11 @@ func Machine() int64 {
 	return total
 }
 
-// groupMemory is the least memory limit of the control groups that a
-// /proc/PID/cgroup file names, and of all that those are nested in: memory.max of
-// version 2, memory.limit_in_bytes of version 1. Inside a container the named path
-// may be the host's and not there: then its mount's top is the container's own
-// group. No limit is MaxInt64. root stands before every path, for tests.
+// groupMemory returns the smallest memory limit of the control groups in a /proc/PID/cgroup
+// file and of all their parents: memory.max of version 2, memory.limit_in_bytes of version 1.
+// Inside a container the path may be the host's and not exist; then the mount's top is the
+// container's own group. Without a limit it is MaxInt64. root is a prefix of every path, for
+// tests.
 func groupMemory(root, self string) int64 {
 	least := int64(math.MaxInt64)
 	look := func(file string) {

@@ -1,7 +1,7 @@
-// Package jinja renders chat templates as Hugging Face's transformers does, which runs
-// them in Python's Jinja. The engine is minijinja. It lacks what Python brings along:
-// methods of strings and dicts, dicts in the order of their keys, json.dumps. A template
-// is rewritten before it is compiled, so that those become calls of functions here.
+// Package jinja renders chat templates as Hugging Face's transformers does, which uses Python's
+// Jinja. The engine is minijinja. It lacks some of Python: methods of strings and dicts, dicts
+// in key insertion order, and json.dumps. Templates are therefore rewritten before compilation
+// so that these become calls of functions in this package.
 package jinja
 
 import (
@@ -23,7 +23,7 @@ const (
 	markVariable     = "__mark"
 )
 
-// Template is a compiled template. Its methods may be called at the same time.
+// Template is a compiled template. Its methods may be called concurrently.
 type Template struct {
 	t *minijinja.Template
 	// Marks says that the template has {% generation %} blocks.
@@ -91,7 +91,7 @@ type Raised struct{ Message string }
 
 func (r *Raised) Error() string { return r.Message }
 
-// plain shortens minijinja's errors, whose text may hold several lines.
+// plain shortens minijinja's errors, whose text may have several lines.
 func plain(err error) error {
 	var raised *Raised
 	if errors.As(err, &raised) {
@@ -108,11 +108,11 @@ func cut(s string) string {
 	return s
 }
 
-// Span is a range of bytes.
+// Span is a range of byte offsets in a text.
 type Span struct{ From, To int }
 
-// Render renders the template with variables, whose values FromJSON made, or are
-// strings, bools and ints. spans are the texts of the {% generation %} blocks.
+// Render renders the template. vars must be values made by FromJSON, or strings, bools and
+// ints. spans are the texts of the {% generation %} blocks.
 func (t *Template) Render(vars map[string]any) (text string, spans []Span, err error) {
 	all := make(map[string]any, len(vars)+1)
 	for k, v := range vars {
@@ -127,13 +127,14 @@ func (t *Template) Render(vars map[string]any) (text string, spans []Span, err e
 		if !t.Marks {
 			return out, nil, nil
 		}
-		// 1 and 2 marks begin and end a block; a text with the mark needs another.
+		// Marker 1 begins a block and 2 ends it. If the text contains the marker, another one
+		// is tried.
 		text, spans, ok := unmark(out, string(rune(mark)))
 		if ok {
 			return text, spans, nil
 		}
 	}
-	return "", nil, errors.New("the template: the text holds all private characters")
+	return "", nil, errors.New("the template: the text contains every private-use character, which leaves no marker for {% generation %}; remove some")
 }
 
 func unmark(out, mark string) (string, []Span, bool) {

@@ -87,7 +87,7 @@ func dictMethod(d *dict, name string, args []value.Value) (value.Value, error) {
 	return value.Undefined(), errNoMethod
 }
 
-// texts reads arguments that must be strings, between least and most of them.
+// texts reads string arguments; there must be between least and most of them.
 func texts(args []value.Value, least, most int) ([]string, error) {
 	if len(args) < least || len(args) > most {
 		return nil, fmt.Errorf("it takes %d to %d arguments (got %d)", least, most, len(args))
@@ -103,7 +103,8 @@ func texts(args []value.Value, least, most int) ([]string, error) {
 	return out, nil
 }
 
-// limit reads the last of args, a number of splits or replacements; -1: no limit.
+// limit reads the last of args, the maximum number of splits or replacements; -1 means no
+// limit.
 func limit(args []value.Value, at int) ([]value.Value, int, error) {
 	if len(args) <= at {
 		return args, -1, nil
@@ -115,10 +116,10 @@ func limit(args []value.Value, at int) ([]value.Value, int, error) {
 	return args[:at], int(n), nil
 }
 
-// isSpace is Python's str.isspace of a character, which unicode.IsSpace lacks four of.
+// isSpace is Python's str.isspace for one character; unicode.IsSpace lacks four of these.
 func isSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1C && r <= 0x1F }
 
-// stringMethod calls a method of str. A table: a case for each method.
+// stringMethod calls a method of str; each case is one method.
 func stringMethod(s, name string, args []value.Value) (v value.Value, err error) {
 	none := func(t func(string) string) (value.Value, error) {
 		if _, err := texts(args, 0, 0); err != nil {

@@ -74,8 +74,8 @@ func rewrite(source string) (out string, marks bool, err error) {
 
 var operators = []string{"**", "//", "==", "!=", "<=", ">="}
 
-// lex cuts the inside of {{ or {% into tokens, of which the last is the closing
-// delimiter, and returns their length.
+// lex splits the inside of {{ or {% into tokens, the last of which is the closing delimiter. n
+// is their length in bytes.
 func lex(s string, kind byte) (tokens []string, n int, err error) {
 	closing := "}}"
 	if kind == '%' {
@@ -188,8 +188,9 @@ func calls(tokens []string) (out []string) {
 
 var keywords = map[string]bool{"in": true, "not": true, "and": true, "or": true, "if": true, "elif": true, "else": true, "is": true, "set": true, "for": true, "do": true, "call": true}
 
-// primary is where the expression begins that the last token ends, to which a method
-// belongs: a word, string or bracket with its attributes, calls and subscripts.
+// primary returns the index of the token at which the last token's expression begins. That is
+// the receiver of a method: a word, string or bracket with its attributes, calls and
+// subscripts.
 func primary(tokens []string) int {
 	i := len(tokens) - 1
 	for i >= 0 {
@@ -207,7 +208,7 @@ func primary(tokens []string) int {
 					break
 				}
 			}
-			// A call or a subscript goes on to the left.
+			// A call or a subscript continues to the left.
 			if i > 0 && operand(tokens[i-1]) {
 				i--
 				continue

@@ -46,7 +46,7 @@ func (d *dict) String() string               { return d.ObjectString() }
 // Map lets filters such as items and dictsort take a dict.
 func (d *dict) Map() map[string]value.Value { return d.values }
 
-// asDict is v as a dict; nil if it is none.
+// asDict returns v as a dict; nil if it is not one.
 func asDict(v value.Value) *dict {
 	if o, ok := v.AsObject(); ok {
 		d, _ := o.(*dict)
@@ -58,7 +58,7 @@ func asDict(v value.Value) *dict {
 	return nil
 }
 
-// FromJSON makes a value of JSON, whose objects keep their order.
+// FromJSON converts JSON to a value whose objects keep their key order.
 func FromJSON(text []byte) (any, error) {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.UseNumber()
@@ -127,7 +127,7 @@ func decode(dec *json.Decoder, depth int) (value.Value, error) {
 	return value.None(), nil
 }
 
-// List makes a list of values that FromJSON made.
+// List makes a list of values made by FromJSON.
 func List(items []any) any {
 	out := make([]value.Value, len(items))
 	for i, v := range items {
@@ -191,7 +191,8 @@ func repr(v value.Value) string {
 	return v.String()
 }
 
-// quote is repr of a string: in single quotes, unless it holds those alone.
+// quote is Python's repr of a string: in single quotes, unless it contains single quotes and no
+// double ones.
 func quote(s string) string {
 	q := byte('\'')
 	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
@@ -226,7 +227,7 @@ func quote(s string) string {
 	return b.String()
 }
 
-// toJSON is transformers' tojson: json.dumps with ensure_ascii=False, unless given.
+// toJSON is transformers' tojson filter: json.dumps with ensure_ascii=False by default.
 func toJSON(_ filters.State, v value.Value, args []value.Value, kwargs map[string]value.Value) (value.Value, error) {
 	j := jsonWriter{item: ", ", key: ": "}
 	for i, name := range []string{"ensure_ascii", "indent", "separators", "sort_keys"} {

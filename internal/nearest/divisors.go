@@ -2,8 +2,8 @@ package nearest
 
 import "fmt"
 
-// Divisors names the divisors of n (at least 1) on both sides of k, for an error
-// that says what would be right.
+// Divisors lists the divisors of n (at least 1) just below and above k, for an error that
+// suggests valid values.
 func Divisors(n, k int) string {
 	below, above := 0, 0
 	for d := 1; d <= n/d; d++ {

@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// Names gives the n entries of which one of the spellings takes the fewest edits
-// to become key, nearest first; a shared prefix breaks ties, then the order of
-// the entries. An entry's first spelling is its name.
+// Names returns the n entries with the fewest edits between key and one of their spellings,
+// nearest first. A shared prefix breaks ties, then the order of the entries. An entry's first
+// spelling is its name.
 func Names(key string, entries [][]string, n int) []string {
 	if len(key) > 64 {
 		key = key[:64] // the distance is quadratic, a typo short
@@ -41,7 +41,7 @@ func Names(key string, entries [][]string, n int) []string {
 	return names
 }
 
-// Distance is how many edits of a byte make b of a.
+// Distance is the number of single-byte edits between a and b.
 func Distance(a, b string) int {
 	const most = 64 // the distance is quadratic, a typo short
 	return editDistance(a[:min(len(a), most)], b[:min(len(b), most)])

@@ -10,9 +10,9 @@ var (
 	layer   = regexp.MustCompile(`\.[0-9]+\.`)
 )
 
-// Patterns gives the n names nearest to a pattern that matches none of them, in
-// its form: with * for numbers of layers where it has one for several (or a range
-// as {0-3}), and cut to a beginning where it ends in *.
+// Patterns returns the n names nearest to a pattern that matches none of them, in the pattern's
+// form. If the pattern has * (or a range as {0-3}) for several layer numbers, they have *. If
+// it ends in *, they are cut to a prefix.
 func Patterns(pattern string, names []string, n int) []string {
 	key := numbers.ReplaceAllString(pattern, "*")
 	body, cut := strings.CutSuffix(key, "*")

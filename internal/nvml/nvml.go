@@ -1,6 +1,6 @@
-// Package nvml asks NVIDIA's management library, which is part of the driver, what
-// GPUs there are and how much of their memory is in use by anybody. The library is
-// opened at run time: with go-nvml where cgo is built, by its symbols elsewhere.
+// Package nvml asks NVIDIA's management library (NVML), part of the driver, which GPUs exist
+// and how much of their memory all processes use. The library is opened at run time: through
+// go-nvml in builds with cgo, otherwise by its symbols.
 package nvml
 
 import (
@@ -8,13 +8,13 @@ import (
 	"errors"
 )
 
-// Names are the library's files.
+// Names are the library's file names.
 var Names = []string{"libnvidia-ml.so.1"}
 
 // ErrNoLibrary says that there is no NVML to open.
 var ErrNoLibrary = errors.New("libnvidia-ml.so.1 (NVML, part of NVIDIA's driver) was looked for and not found")
 
-// Library is NVML. Its errors have NVML's own texts.
+// Library is an open NVML. Its errors have NVML's own texts.
 type Library interface {
 	DriverVersion() (string, error)
 	Count() (int, error)
@@ -36,15 +36,16 @@ const (
 type Device interface {
 	Name() (string, error)
 	UUID() (string, error)
-	// Memory returns bytes: what programs can have, as CUDA counts it, and what all of them use.
-	// Drivers older than 510 count to both what they reserve for themselves.
+	// Memory returns total, the bytes that programs can use as CUDA counts them, and used, the
+	// bytes that all programs use. Drivers older than 510 include the driver's reserved bytes
+	// in both.
 	Memory() (total, used int64, err error)
 	Cores() (int, error)
 	MaxClock(c Clock) (mhz int, err error)
 	BusWidth() (bits int, err error)
 }
 
-// UUIDText writes an identifier of the driver's as NVML takes it.
+// UUIDText formats a driver's device identifier as NVML expects it.
 func UUIDText(uuid [16]byte) string {
 	h := hex.EncodeToString(uuid[:])
 	return "GPU-" + h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
 )
 
-// symbols are addresses of the library's functions, in its versions since CUDA 11.
+// symbols are addresses of the library's functions, in the versions that exist since CUDA 11.
 type symbols struct {
 	init, shutdown, errorString, version, count uintptr
 	byIndex, byUUID, name, uuid, memory, clock  uintptr
@@ -24,7 +24,7 @@ type library struct {
 	f    symbols
 }
 
-// OpenSymbols is Open without go-nvml. It looks where CUDA's libraries may lie too.
+// OpenSymbols is Open without go-nvml. It also looks in the folders of CUDA's libraries.
 func OpenSymbols() (Library, error) {
 	lib, err := dynlib.Open("NVML", Names...)
 	var missing *dynlib.NotFound
@@ -58,7 +58,7 @@ func OpenSymbols() (Library, error) {
 	return l, nil
 }
 
-var errOlder = errors.New("this driver's NVML does not tell")
+var errOlder = errors.New("this driver's NVML lacks the query; install a newer driver")
 
 func (l *library) check(call string, r uintptr) error {
 	code := int32(r)
@@ -69,7 +69,7 @@ func (l *library) check(call string, r uintptr) error {
 	return fmt.Errorf("%s: %s (%d)", call, cString(text), code)
 }
 
-// cString copies a string of the library's own memory.
+// cString copies a C string from the library's memory.
 func cString(p uintptr) string {
 	if p == 0 {
 		return "no text"
@@ -82,7 +82,7 @@ func cString(p uintptr) string {
 	return string(unsafe.Slice((*byte)(at), n))
 }
 
-// textBytes is more than any text of NVML's has, its end included.
+// textBytes is the buffer size for NVML's texts, with the final NUL; all are shorter.
 const textBytes = 128
 
 func (l *library) DriverVersion() (string, error) {

@@ -1,5 +1,5 @@
-// Package outputs sees, before a run touches anything, that no file it is going to
-// write is one that it reads, or writes for another purpose.
+// Package outputs checks, before a run touches any file, that no output is one of its inputs or
+// another output.
 package outputs
 
 import (
@@ -10,15 +10,15 @@ import (
 	"path/filepath"
 )
 
-// Path is a file or folder, and what it was given by; "" for none, "-" for the standard
-// streams.
+// Path is a file or folder with the name of the option that gave it; Path is "" for none and
+// "-" for the standard streams.
 type Path struct{ Name, Path string }
 
 func (p Path) none() bool { return p.Path == "" || p.Path == "-" }
 
-// Check returns an error that names both if an output is an input, a file in
-// an input's folder, or another output: the same file, by whatever name. Devices and
-// pipes may be named twice.
+// Check returns an error if an output is the same file as an input, a file in an input's
+// folder, or another output, whatever their names; the error names both. Devices and pipes may
+// be given twice.
 func Check(outputs, inputs []Path) error {
 	for i, out := range outputs {
 		if out.none() {
@@ -53,8 +53,8 @@ func Check(outputs, inputs []Path) error {
 	return nil
 }
 
-// refuseWithin refuses an output that would be made in a folder which is read: the
-// next run would read it too.
+// refuseWithin refuses an output in a folder that is an input: the next run would read that
+// output.
 func refuseWithin(out Path, inputs []Path) error {
 	file, err := settle(out.Path)
 	if err != nil {
@@ -97,8 +97,8 @@ func willBeSame(a, b string) (bool, error) {
 	return a == b, err
 }
 
-// settle is the absolute path of a file that may not be there yet, links of the
-// folders above it followed.
+// settle returns the absolute path of a file that may not exist yet, with links of its folders
+// resolved.
 func settle(path string) (string, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -149,8 +149,8 @@ func holds(path string, want fs.FileInfo) (string, error) {
 	return found, err
 }
 
-// ModelFiles are the files that a run reads of a model's folder, given by name; none where path is
-// no folder.
+// ModelFiles lists the files in a model's folder that a run reads; name is the option that gave
+// the folder. It is empty if path is not a folder.
 func ModelFiles(name, path string) (list []Path) {
 	if path == "" {
 		return nil

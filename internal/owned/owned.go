@@ -1,5 +1,5 @@
-// Package owned tells whether a folder or file is the user's own: what is loaded
-// as code must not be another's to change.
+// Package owned tells whether a folder or file belongs to the user alone: code must not be
+// loaded from files that other users can change.
 package owned
 
 import (
@@ -8,14 +8,13 @@ import (
 	"os"
 )
 
-// Error says why a folder or file is not used.
+// Error says why a folder or file is not trusted.
 type Error struct{ Path, Reason string }
 
 func (e *Error) Error() string { return fmt.Sprintf("%.80q %s", e.Path, e.Reason) }
 
-// Check returns an *Error where what st describes, found at path, belongs to another
-// user or may be written by the group or by everybody. On systems without such
-// owners and modes it returns nil.
+// Check returns an *Error if the file at path, described by st, belongs to another user or is
+// writable by group or others. On systems without such owners and modes it returns nil.
 func Check(path string, st fs.FileInfo) error {
 	if reason := foreign(st); reason != "" {
 		return &Error{path, reason}
@@ -23,8 +22,8 @@ func Check(path string, st fs.FileInfo) error {
 	return nil
 }
 
-// Folder is Check of the folder at path; one that is not there, or cannot be looked
-// at, is not another's.
+// Folder is Check of the folder at path. A folder that does not exist or can't be examined
+// passes.
 func Folder(path string) error {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -33,8 +32,8 @@ func Folder(path string) error {
 	return Check(path, st)
 }
 
-// Make makes the folder at path, for the user alone, and checks it: it may have been
-// there.
+// Make creates the folder at path with access for the user alone, and checks it, since it may
+// have existed before.
 func Make(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err

@@ -1,6 +1,6 @@
-// Package published holds throughputs that other projects have published, as
-// data, and how far this project's prediction of the same jobs is from them: what
-// a predicted time on a GPU is worth.
+// Package published has throughputs that other projects have published, and compares them with
+// this project's predictions for the same jobs. The ratio says how far a predicted time on a
+// GPU can be trusted.
 package published
 
 import (
@@ -14,31 +14,30 @@ import (
 	"sync"
 )
 
-// Row is a published run: a job in this project's terms, and its speed. Facts
-// only; Source says where each was read.
+// Row is a published run: a job in this project's terms and its speed. Source says where each
+// value was read.
 type Row struct {
-	Calibration bool   // the ranges are made of it; otherwise it is held out, to judge them by
+	Calibration bool   // used to compute the ranges; otherwise held out, to test them
 	Stack       string // the software
-	Project     string // whose page it stands on
+	Project     string // the project that published it
 	Card        string // as gpus.Lookup takes it
-	Model       string // preset; the nearest where the project has its own
-	Ranks, Node int    // GPUs, and those of a server
+	Model       string // preset; the nearest one if the project trained another model
+	Ranks, Node int    // GPUs, and GPUs per server
 	Shard       int    // GPUs that share a copy of the states; 0: all
 	Seq, Batch  int
 	Accum, Zero int
 	Recompute   string
 	Offload     string
 	Reduce      string
-	TokensPerS  float64 // a GPU
-	Device      float64 // bytes of a GPU at its peak; 0: not published
+	TokensPerS  float64 // tokens per second and GPU
+	Device      float64 // peak bytes in use on a GPU; 0: not published
 	Host        float64 // bytes of a server's host memory in use; 0: not published
 	Source      string
 	Here        Prediction
 }
 
-// Prediction is what this project says of the same job in bf16
-// (benchmarks/published makes it): tokens a second and GPU, and bytes as
-// published ones are counted.
+// Prediction is this project's prediction for the same job in bf16 (made by
+// benchmarks/published): tokens per second and GPU, and bytes counted as in the published run.
 type Prediction struct{ TokensPerS, Device, Host float64 }
 
 func (p Prediction) String() string {
@@ -57,8 +56,7 @@ var predictedCSV string
 
 var columns = []string{"role", "stack", "project", "card", "model", "ranks", "gpus_per_node", "shard_size", "seq", "batch", "accum", "zero", "recompute", "offload", "reduce", "tokens_per_s_per_gpu", "device_bytes", "host_bytes_per_server", "source"}
 
-// Rows returns all of them, in the order of the files. The caller may not change
-// them.
+// Rows returns all published runs, in the order of the files. The caller must not change them.
 var Rows = sync.OnceValue(func() []Row {
 	records, err := csv.NewReader(strings.NewReader(rowsCSV)).ReadAll()
 	if err != nil {
@@ -71,8 +69,8 @@ var Rows = sync.OnceValue(func() []Row {
 	return rows
 })
 
-// Parse reads the records of rows.csv, with its heading, and what was predicted
-// for each: a Prediction a line.
+// Parse reads the records of rows.csv, heading included, and the predictions, one Prediction a
+// line in the same order.
 func Parse(records [][]string, predicted string) (list []Row, err error) {
 	if len(records) == 0 || !slices.Equal(records[0], columns) {
 		return nil, fmt.Errorf("published: the columns have to be %s", strings.Join(columns, ", "))
@@ -113,18 +111,18 @@ func Parse(records [][]string, predicted string) (list []Row, err error) {
 	return list, nil
 }
 
-// Range is what published runs say of a predicted time: they took Low to High
-// times as long as this project predicts for the same job.
+// Range is the range of published over predicted times: published runs took Low to High times
+// as long as this project predicts.
 type Range struct {
 	Low, High float64
-	Rows      int      // that it is made of
-	Stacks    []string // whose, in name order
-	// Elsewhere says that no row is of the card or its generation: the range is
-	// that of all cards.
+	Rows      int      // the number of rows behind the range
+	Stacks    []string // software of those rows, in name order
+	// Elsewhere says that no row is of the card or its generation; the range is then over all
+	// cards.
 	Elsewhere bool
 }
 
-// Text says where a range is from.
+// Text is the range in words, with the runs that it comes from.
 func (r Range) Text() string {
 	on := "published runs"
 	if r.Elsewhere {
@@ -133,14 +131,13 @@ func (r Range) Text() string {
 	return fmt.Sprintf("%s (%d, of %s) took %.2f to %.2f times as long as predicted", on, r.Rows, strings.Join(r.Stacks, ", "), r.Low, r.High)
 }
 
-// RangeOf returns the range of a card, from the least to the most of its
-// calibration rows, rounded outwards to two digits. Rows of cards of the same
-// generation stand for one that has none of its own.
+// RangeOf returns a card's range, from the smallest to the largest ratio of its calibration
+// rows, rounded outwards to two digits. A card without rows gets those of its generation.
 func RangeOf(card string, generation func(card string) string) Range {
 	return RangeIn(Rows(), card, generation)
 }
 
-// RangeIn returns the same of other rows.
+// RangeIn is RangeOf for the given rows.
 func RangeIn(rows []Row, card string, generation func(card string) string) Range {
 	same := func(r *Row) bool { return r.Card == card }
 	akin := func(r *Row) bool { return generation(r.Card) == generation(card) }
@@ -168,7 +165,7 @@ func RangeIn(rows []Row, card string, generation func(card string) string) Range
 	return Range{Low: 1, High: 1}
 }
 
-// quantile interpolates between the values in order.
+// quantile interpolates linearly between the sorted values.
 func quantile(v []float64, q float64) float64 {
 	s := slices.Sorted(slices.Values(v))
 	at := q * float64(len(s)-1)
@@ -179,7 +176,7 @@ func quantile(v []float64, q float64) float64 {
 	return s[lo] + (at-float64(lo))*(s[lo+1]-s[lo])
 }
 
-// Group is the rows of a stack on a card in one role.
+// Group is the rows of one stack on one card in one role.
 type Group struct {
 	Stack, Card string
 	Calibration bool
@@ -187,16 +184,16 @@ type Group struct {
 	N           int
 	Mean        float64 // geometric mean of the ratios
 	Least, Most float64 // ratios
-	// Error is the median of |ratio − 1|, Scaled the same after the calibration
-	// rows' mean of stack and card is taken out; NaN where there are none.
+	// Error is the median of |ratio − 1|. Scaled is the same after dividing by the mean ratio of
+	// the calibration rows of that stack and card; NaN if there are none.
 	Error, Scaled float64
 	Within        int // rows whose published time lies in the card's range
 }
 
-// Groups says how far the prediction is from each group, in the order of the rows.
+// Groups compares predictions and published runs by group, in the order of the rows.
 func Groups(generation func(card string) string) []Group { return GroupsOf(Rows(), generation) }
 
-// GroupsOf says it of other rows.
+// GroupsOf is Groups for the given rows.
 func GroupsOf(rows []Row, generation func(card string) string) (list []Group) {
 	type key struct {
 		stack, card string
@@ -244,15 +241,14 @@ func GroupsOf(rows []Row, generation func(card string) string) (list []Group) {
 	return list
 }
 
-// Memory is how many times as much memory a stack's published runs took as this
-// project plans for the same job, least to most, over n runs; n is 0 where none
-// is known.
+// Memory is the ratio of a stack's published memory use to this project's plan for the same
+// job, smallest to largest, over n runs; n is 0 if none is known.
 type Memory struct {
 	Low, High float64
 	N         int
 }
 
-// Text writes the factor: one number where there is one.
+// Text formats the ratio: one number if both ends are equal.
 func (m Memory) Text() string {
 	runs := "runs"
 	if m.N == 1 {
@@ -264,7 +260,7 @@ func (m Memory) Text() string {
 	return fmt.Sprintf("%.2f to %.2f times as much in %d published %s", m.Low, m.High, m.N, runs)
 }
 
-// DeviceMemory is that of a GPU, HostMemory that of a server.
+// DeviceMemory is the ratio for a GPU's memory, HostMemory that for a server's.
 func DeviceMemory(stack string) Memory {
 	return memory(stack, func(r *Row) (there, here float64) { return r.Device, r.Here.Device })
 }
@@ -291,7 +287,7 @@ func memory(stack string, of func(*Row) (there, here float64)) (m Memory) {
 	return m
 }
 
-// The stacks by name.
+// Names of the stacks.
 const (
 	FSDP      = "PyTorch FSDP"
 	DeepSpeed = "DeepSpeed and DDP"

@@ -1,3 +1,3 @@
-// Package readme holds the documentation to what it says: its test takes every
-// command out of the README and the pages beside it, and runs them.
+// Package readme tests the documentation: its test extracts every command from the README and
+// the pages beside it, and runs it.
 package readme

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// open does not wait for a pipe's writer, nor for a terminal's carrier.
+// open opens a pipe or terminal without waiting for a writer or a carrier.
 func open(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 }

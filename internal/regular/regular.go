@@ -1,5 +1,5 @@
-// Package regular opens files that must be regular: a pipe or a device where a
-// file is meant would wait for a writer, or never end.
+// Package regular opens files that must be regular. A pipe or a device in place of a file could
+// block or never end.
 package regular
 
 import (
@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// Open opens a regular file, or a link to one, for reading. What it opens is what
-// it looked at: nobody can put a pipe there in between.
+// Open opens a regular file, or a link to one, for reading. It checks the opened file, so
+// nobody can substitute a pipe in between.
 func Open(path string) (*os.File, error) {
 	f, err := open(path)
 	if err != nil {
@@ -26,7 +26,7 @@ func Open(path string) (*os.File, error) {
 	return f, nil
 }
 
-// Kind says in words what is no regular file.
+// Kind names a type of file that is not regular, for errors.
 func Kind(m os.FileMode) string {
 	switch {
 	case m.IsDir():

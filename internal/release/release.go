@@ -1,4 +1,4 @@
-// Package release knows the version of this build.
+// Package release reports the version of this build.
 package release
 
 import "runtime/debug"

@@ -1,6 +1,6 @@
-// Package rollcall is how the processes of a job that has lost some agree on who is left, by
-// files in the checkpoint folder, which all of them see: the network that carried their
-// messages has failed.
+// Package rollcall lets the processes of a job that lost some of them agree on who is left.
+// They exchange files in the checkpoint folder, which all of them can access, because the
+// network that carried their messages has failed.
 //
 //	a process that is left   writes its own file              reads the verdict
 //	rank 0                   reads all, waits for the silent  writes the verdict
@@ -36,28 +36,29 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Roll is where the processes of a job answer. The zero value is of a job that calls none.
+// Roll is the folder in which the processes of a job answer a roll call. The zero value belongs
+// to a job without roll calls.
 type Roll struct {
 	Folder string // its path where rank 0 runs, absolute
 	Ranks  int
-	// Wait is how much later than another a process may come to the roll call: the longest
-	// wait of a collective, and what an end takes.
+	// Wait is how much later than another a process may come to the roll call: the longest wait
+	// of a collective plus the time that ending takes.
 	Wait time.Duration
-	// Before is the Folder of the roll call by which the job has these ranks, "" for none:
-	// a process that was late then may still look there.
+	// Before is the Folder of the previous roll call of the job, "" for none. A process that
+	// was late then may still look there.
 	Before string
 
-	in   filesys.Folder // the checkpoint folder, of rank 0 alone
-	at   filesys.Folder // the roll's; nil: it is not open here
-	user int64          // to whom files belong that this process makes there
+	in   filesys.Folder // the checkpoint folder; rank 0 only
+	at   filesys.Folder // the roll's own folder; nil: not open in this process
+	user int64          // the owner of files that this process makes there
 }
 
-// Verdict is what rank 0 has decided.
+// Verdict is rank 0's decision.
 type Verdict struct {
-	On   bool   // the job goes on; else it ends, and Why says why
-	Go   []int  // who goes on, in ascending order; others that answered are not needed
-	Lost []int  // who did not answer
-	Why  string // in words
+	On   bool   // the job continues; otherwise it ends, and Why says why
+	Go   []int  // ranks that continue, in ascending order; others that answered are not needed
+	Lost []int  // ranks that did not answer
+	Why  string // the reason, in words
 }
 
 const (
@@ -65,16 +66,16 @@ const (
 	maxFile     = 1 << 20 // bytes: the verdict of the largest job has a few KiB
 	verdictName = "verdict"
 	lookEvery   = 20 * time.Millisecond
-	hearing     = 3 * time.Second // the most that a verdict which ends the job waits for those that are here
+	hearing     = 3 * time.Second // how long a verdict that ends the job waits at most for the ranks that answered to read it
 )
 
-// ErrNoVerdict is of a roll call whose rank 0 has said nothing.
+// ErrNoVerdict is the error for a roll call in which rank 0 gave no verdict.
 var ErrNoVerdict = errors.New("rank 0 has not said who goes on")
 
-// Open makes the roll of a job of so many ranks in the checkpoint folder, which is the Roll's
-// from then on. It removes what earlier jobs left there, but not the roll that the job had
-// before. Where that lies in another folder, the path of the folder has changed, and the
-// job does not go on.
+// Open makes the roll of a job with the given number of ranks in the checkpoint folder in, and
+// takes that folder over. It removes what earlier jobs left there, except the job's previous
+// roll. If that lies in another folder the checkpoint folder's path has changed; that is an
+// error, and the job does not continue.
 func Open(in filesys.Folder, ranks int, wait time.Duration, before Roll) (r Roll, err error) {
 	r = Roll{Ranks: ranks, Wait: wait, Before: cmp.Or(before.Folder, before.Before), in: in}
 	defer func() {
@@ -132,7 +133,8 @@ func Open(in filesys.Folder, ranks int, wait time.Duration, before Roll) (r Roll
 	return r, nil
 }
 
-// sameFolder refuses another checkpoint folder than the one that the job had before, if any.
+// sameFolder refuses a checkpoint folder other than that of the job's previous roll, if it has
+// one.
 func sameFolder(before, now filesys.Folder) error {
 	if before == nil {
 		return nil
@@ -145,8 +147,8 @@ func sameFolder(before, now filesys.Folder) error {
 	return err
 }
 
-// Enter opens the roll for another rank. dir is the checkpoint folder as this process finds
-// it; "": by the path that rank 0 has.
+// Enter opens the roll in another rank's process. dir is the checkpoint folder's path in this
+// process; "" means rank 0's path.
 func (r Roll) Enter(o filesys.Opener, dir string) (Roll, error) {
 	in, err := o.Open(cmp.Or(dir, filepath.Dir(r.Folder)))
 	if err != nil {
@@ -163,8 +165,8 @@ func (r Roll) Enter(o filesys.Opener, dir string) (Roll, error) {
 	return r, nil
 }
 
-// enter opens the roll's folder. Its name is random: a folder that has it is the one that
-// rank 0 made.
+// enter opens the roll's folder. That name is random, so a folder with this name is the one
+// that rank 0 made.
 func (r *Roll) enter(in filesys.Folder) (err error) {
 	if r.at, err = in.Sub(filepath.Base(r.Folder)); err != nil {
 		return err
@@ -176,7 +178,7 @@ func (r *Roll) enter(in filesys.Folder) (err error) {
 	return err
 }
 
-// own refuses what another user made.
+// own refuses files that another user made.
 func (r Roll) own(path string, st filesys.Info) error {
 	if st.Owner != r.user {
 		return fmt.Errorf("%s belongs to user %d, and files that this process makes there belong to user %d: what another user wrote is not followed; give a folder of your own", path, st.Owner, r.user)
@@ -184,8 +186,8 @@ func (r Roll) own(path string, st filesys.Info) error {
 	return nil
 }
 
-// Next is the Roll of those that go on until rank 0 opens theirs, with it as the one before.
-// It closes this one's folder.
+// Next returns the Roll with which the continuing ranks wait until rank 0 opens the next one;
+// this roll becomes its Before. It closes this roll's folder.
 func (r Roll) Next() Roll {
 	if r.at != nil {
 		_ = r.at.Close()
@@ -193,7 +195,7 @@ func (r Roll) Next() Roll {
 	return Roll{Before: cmp.Or(r.Folder, r.Before), in: r.in}
 }
 
-// Close gives the folders back. Rank 0's removes the roll and the one before it.
+// Close closes the folders. Rank 0 also removes the roll and the previous one.
 func (r Roll) Close() {
 	if r.at != nil {
 		_ = r.at.Close() // nothing was written through it that must stay
@@ -205,7 +207,8 @@ func (r Roll) Close() {
 	}
 }
 
-// remove removes a roll's folder, as far as that can be done: nobody needs what is there.
+// remove removes a roll's folder as far as possible; errors do not matter, since nobody needs
+// its files.
 func (r Roll) remove(name string) {
 	if !strings.HasPrefix(name, prefix) {
 		return
@@ -240,8 +243,8 @@ func (r Roll) open(name string, flag int) (filesys.File, error) {
 	return f, nil
 }
 
-// write puts a value into a file that is there. Its last byte is a newline: without it the
-// text is not complete yet.
+// write replaces the contents of an existing file. The final newline marks the text as
+// complete.
 func (r Roll) write(name string, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -255,7 +258,7 @@ func (r Roll) write(name string, v any) error {
 	return errors.Join(err, f.Close())
 }
 
-// read tells whether somebody has written to a file, and what.
+// read tells whether a file has been written, and reads it into v.
 func (r Roll) read(name string, v any) (bool, error) {
 	f, err := r.open(name, os.O_RDONLY)
 	if err != nil {
@@ -269,10 +272,10 @@ func (r Roll) read(name string, v any) (bool, error) {
 	return true, json.Unmarshal(text, v)
 }
 
-// Call is rank 0's part: it waits until all ranks have answered but for the suspects, who
-// have had their time, or as long as one may be behind, and has decide say what
-// becomes of those that are here and those that are lost. Where that is that the job ends,
-// the roll is gone once those that are here have heard it.
+// Call is rank 0's part of a roll call. It waits until all ranks except the suspects, whose
+// time is over, have answered, or until the longest delay has passed. Then decide makes the
+// verdict from the ranks that answered and those that are lost. If the job ends, the roll is
+// removed once the ranks that answered have read the verdict.
 func (r Roll) Call(ctx context.Context, suspects []int, decide func(here, lost []int) Verdict) (Verdict, error) {
 	if err := r.write("0", true); err != nil {
 		return Verdict{}, fmt.Errorf("call the roll: %w", err)
@@ -314,8 +317,8 @@ func (r Roll) Call(ctx context.Context, suspects []int, decide func(here, lost [
 	}
 }
 
-// heard waits until those that are here have taken back that they are, which they do when
-// they have read that the job ends.
+// heard waits until the ranks that answered have withdrawn their answers, which they do after
+// reading that the job ends.
 func (r Roll) heard(ctx context.Context, here []int) {
 	for late := time.Now().Add(min(r.Wait, hearing)); time.Now().Before(late); {
 		waits := slices.ContainsFunc(here, func(rank int) bool {
@@ -329,9 +332,10 @@ func (r Roll) heard(ctx context.Context, here []int) {
 	}
 }
 
-// Answer is another rank's part: it says that it is here, and waits for the verdict: as long
-// as rank 0 may be behind, and once that is here as long as it may wait for others, and a
-// quarter more. Nothing is said where there is a verdict already. ErrNoVerdict: there is none.
+// Answer is another rank's part: it announces itself and waits for the verdict. It waits as
+// long as rank 0 may be late, and once rank 0 has come, as long as that may wait for others
+// plus a quarter. If a verdict exists already it announces nothing. ErrNoVerdict: there is
+// none.
 func (r Roll) Answer(ctx context.Context, rank int) (v Verdict, err error) {
 	defer func() {
 		if err == nil && !v.On {
@@ -367,13 +371,13 @@ func (r Roll) Answer(ctx context.Context, rank int) (v Verdict, err error) {
 	}
 }
 
-// final says whether an error of a look ends the roll call: where the folder is gone, and at
-// the last look. A network file system may fail once where it has lost a host as well.
+// final says whether an error ends the roll call: if the folder is gone, or at the last look. A
+// network file system that lost a host as well may fail once and then recover.
 func final(err error, last bool) bool {
 	return err != nil && (last || errors.Is(err, fs.ErrNotExist))
 }
 
-// wrap says of what an error is.
+// wrap adds to an error that it occurred while answering.
 func wrap(err error) error {
 	if err != nil {
 		return fmt.Errorf("answer the roll call: %w", err)

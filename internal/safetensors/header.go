@@ -137,8 +137,8 @@ func decodeHeader(text []byte) ([]entry, map[string]string, error) {
 	return entries, metadata, nil
 }
 
-// checkTiling sorts the entries by offset and checks that they cover
-// [0, dataBytes) once.
+// checkTiling sorts the entries by offset and checks that they cover [0, dataBytes) exactly
+// once.
 func checkTiling(entries []entry, dataBytes int64) error {
 	slices.SortStableFunc(entries, func(a, b entry) int {
 		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end))
@@ -161,8 +161,8 @@ func checkTiling(entries []entry, dataBytes int64) error {
 	return nil
 }
 
-// encodeHeader gives the file's first bytes, padded with spaces so that the
-// data starts at a multiple of 8.
+// encodeHeader returns the file's first bytes, padded with spaces so that the data starts at a
+// multiple of 8.
 func encodeHeader(entries []entry, metadata map[string]string) ([]byte, error) {
 	out := append(make([]byte, 8), '{')
 	add := func(key string, value any) error {
@@ -206,7 +206,7 @@ func encodeHeader(entries []entry, metadata map[string]string) ([]byte, error) {
 	return out, nil
 }
 
-// Layout is where the tensors of a file lie.
+// Layout is the position of the tensors in a file.
 type Layout struct {
 	Tensors  []Tensor // in the order of their bytes
 	Begin    []int64  // byte of the file at which each begins
@@ -215,10 +215,10 @@ type Layout struct {
 	Metadata map[string]string
 }
 
-// NewLayout lays tensors out in the order given and returns the file's first bytes,
-// padded with spaces so that the data starts at a multiple of align, itself one of 8.
-// The header's length depends on the lengths of the metadata alone, not on its text:
-// what is known only after the data has been written can be filled in then.
+// NewLayout lays tensors out in the given order and returns the file's first bytes, padded with
+// spaces so that the data starts at a multiple of align, which must be a multiple of 8. The
+// header's length depends only on the lengths of the metadata values. So values known only
+// after the data is written can be filled in later.
 func NewLayout(tensors []Tensor, metadata map[string]string, align int) (Layout, []byte, error) {
 	l := Layout{Tensors: tensors, Metadata: metadata}
 	entries := make([]entry, len(tensors))

@@ -17,8 +17,8 @@ const (
 	IndexName = "model.safetensors.index.json"
 )
 
-// Reader reads the tensors of one file, or of all files of a sharded index.
-// Its methods may be called at the same time.
+// Reader reads the tensors of one file, or of all files of a sharded index. Its methods may be
+// called concurrently.
 type Reader struct {
 	path     string
 	files    []source
@@ -37,7 +37,7 @@ type source interface {
 type place struct {
 	file    int
 	entry   entry
-	ordinal int // in tensors
+	ordinal int // index in tensors
 }
 
 // Open opens a .safetensors file, a sharded index (a name ending in .json), or
@@ -71,8 +71,8 @@ func Open(path string) (*Reader, error) {
 	return r, nil
 }
 
-// OpenAs is Open of one file that is open already, of so many bytes; errors call it by
-// its path. It stays open.
+// OpenAs is Open for one open file of size bytes; errors name it by path. The caller still
+// closes it.
 func OpenAs(path string, f io.ReaderAt, size int64) (*Reader, error) {
 	r := &Reader{path: path, places: map[string]place{}}
 	if err := r.add(path, struct {
@@ -84,7 +84,7 @@ func OpenAs(path string, f io.ReaderAt, size int64) (*Reader, error) {
 	return r, nil
 }
 
-// openRegular looks before it opens: opening a pipe would wait for its writer.
+// openRegular checks the file type before opening: opening a pipe would wait for its writer.
 func openRegular(path string) (*os.File, error) {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -114,7 +114,7 @@ func (r *Reader) openFile(path string, wanted map[string]bool) error {
 	return r.add(path, f, st.Size(), wanted)
 }
 
-// add is openFile of a file that is open.
+// add is openFile for an open file.
 func (r *Reader) add(path string, f source, size int64, wanted map[string]bool) error {
 	r.files, r.names = append(r.files, f), append(r.names, path)
 	entries, metadata, err := parseHeader(f, size)

@@ -16,10 +16,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/aside"
 )
 
-// Writer writes one file. Tensors are declared at Create; their elements come
-// in ranges, in any order and from several goroutines; Commit gives the file
-// its name. Until then there is only a temporary file beside it, so a killed
-// writer leaves the file before it untouched.
+// Writer writes one file. Create declares its tensors; their elements are written in ranges, in
+// any order and from several goroutines; Commit gives the file its name. Until then there is
+// only a temporary file beside it, so a killed writer leaves the old file unchanged.
 type Writer struct {
 	path    string
 	f       target
@@ -34,7 +33,7 @@ type Writer struct {
 	size    int64
 }
 
-// target is what a Writer writes to.
+// target is the file that a Writer writes to.
 type target interface {
 	io.WriterAt
 	Truncate(size int64) error
@@ -42,7 +41,7 @@ type target interface {
 	discard()
 }
 
-// replacing is a temporary file that takes a path's name at the end.
+// replacing is a temporary file that is renamed to path at the end.
 type replacing struct {
 	*aside.File
 	path string
@@ -65,7 +64,7 @@ func (f replacing) finish() error {
 
 func (f replacing) discard() { _ = f.Cleanup() } // nothing that the caller could do
 
-// Opened is an open file that has its name already.
+// Opened is an open file that already has its final name.
 type Opened interface {
 	io.WriterAt
 	io.Closer
@@ -94,7 +93,7 @@ func Create(path string, tensors []Tensor, metadata map[string]string) (*Writer,
 	})
 }
 
-// CreateAs is Create of an open file, which errors call by its path.
+// CreateAs is Create for an open file; errors name it by path.
 func CreateAs(path string, f Opened, tensors []Tensor, metadata map[string]string) (*Writer, error) {
 	return create(path, tensors, metadata, func() (target, error) { return opened{f}, nil })
 }
@@ -179,7 +178,7 @@ func (w *Writer) Tensors() []Tensor {
 	return out
 }
 
-// put writes bytes and takes them into the checksum where they follow the last.
+// put writes bytes; if they follow the last ones it adds them to the checksum.
 func (w *Writer) put(b []byte, at int64) error {
 	w.mu.Lock()
 	if at == w.next {
@@ -191,8 +190,8 @@ func (w *Writer) put(b []byte, at int64) error {
 	return err
 }
 
-// Sum returns the file's size in bytes and the CRC-32C of what was handed over,
-// after Commit. Elements must have come in the order of Tensors.
+// Sum returns, after Commit, the file's size in bytes and the CRC-32C of its contents. Elements
+// must have been written in the order of Tensors.
 func (w *Writer) Sum() (size int64, crc uint32, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -289,9 +288,8 @@ func (w *Writer) writeAt(e *entry, start int64, src []float32) error {
 	return nil
 }
 
-// Commit checks that every element was written, syncs the file and renames it
-// into place. After an error nothing is left but the file that was there
-// before.
+// Commit checks that every element was written, syncs the file and renames it into place. After
+// an error the old file is unchanged and no other remains.
 func (w *Writer) Commit() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

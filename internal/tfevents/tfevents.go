@@ -34,11 +34,11 @@ const version = "brain.Event:2"
 
 // Scalar is a value of one curve at one step.
 type Scalar struct {
-	Tag   string // TensorBoard groups curves by what stands before a slash
+	Tag   string // TensorBoard groups curves by the part before a slash
 	Value float64
 }
 
-// Writer appends events to a file of its own.
+// Writer appends events to its own file.
 type Writer struct {
 	f   *os.File
 	end int64 // of the last whole record
@@ -46,10 +46,9 @@ type Writer struct {
 	buf []byte
 }
 
-// Create makes the folder, if it is missing, and a new event file in it, named as
-// TensorBoard expects it; other files of the folder are left alone. Of a run that
-// goes on after step done, TensorBoard drops what earlier files have of later steps;
-// −1: a new run.
+// Create makes the folder, if it is missing, and a new event file in it, named as TensorBoard
+// expects. Other files in the folder stay. For a run that resumes after step done, TensorBoard
+// then ignores later steps in earlier files; −1 means a new run.
 func Create(dir string, done int64) (*Writer, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, err
@@ -78,7 +77,7 @@ func Create(dir string, done int64) (*Writer, error) {
 	return w, nil
 }
 
-// event begins an Event.
+// event starts an encoded Event.
 func (w *Writer) event() []byte {
 	seconds := float64(w.now().UnixNano()) / 1e9
 	return protowire.AppendFixed64(protowire.AppendTag(nil, eventWallTime, protowire.Fixed64Type), math.Float64bits(seconds))
@@ -98,14 +97,15 @@ func (w *Writer) Scalars(step int64, values ...Scalar) error {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// mask is TFRecord's, so that a checksum of data that holds checksums is a good one.
+// mask is TFRecord's masked CRC-32C: masking keeps checksums of data that itself contains
+// checksums strong.
 func mask(data []byte) uint32 {
 	c := crc32.Checksum(data, castagnoli)
 	return (c>>15 | c<<17) + 0xa282ead8
 }
 
-// write appends a record: length, its checksum, data, its checksum. One that can't
-// be written whole is taken back.
+// write appends a record: length, its checksum, data, its checksum. A record that can't be
+// written completely is removed.
 func (w *Writer) write(data []byte) error {
 	b := binary.LittleEndian.AppendUint64(w.buf[:0], uint64(len(data)))
 	b = binary.LittleEndian.AppendUint32(b, mask(b))

@@ -1,6 +1,6 @@
-// Package thread runs functions one after the other on one goroutine, or on one thread
-// of the operating system, as devices need that keep a context for each thread. Nap is the
-// sleep of such a thread.
+// Package thread runs functions one after the other on one goroutine, or on one operating
+// system thread, as needed by devices that keep a context per thread. Nap is a precise sleep
+// for such a thread.
 package thread
 
 import (
@@ -9,12 +9,12 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// Thread is a goroutine that runs the functions that it gets over Work, one after the
-// other, until Work is closed.
+// Thread is a goroutine that runs the functions received from Work, one after the other, until
+// Work is closed.
 type Thread struct{ Work chan func() }
 
-// New starts a thread. Locked, its goroutine stays on one thread of the operating system:
-// each hand-over to it then wakes that thread, which takes longer than a small kernel.
+// New starts a thread. If locked, its goroutine stays on one operating system thread; each
+// function sent to it then wakes that thread, which takes longer than a small kernel.
 func New(locked bool) *Thread {
 	t := &Thread{Work: make(chan func())}
 	go func() {
@@ -29,7 +29,7 @@ func New(locked bool) *Thread {
 	return t
 }
 
-// Do runs f there and returns its error.
+// Do runs f on the thread, waits for it and returns its error.
 func (t *Thread) Do(f func() error) error {
 	done := make(chan error, 1)
 	t.Work <- func() { done <- f() }

@@ -1,6 +1,6 @@
-// Package userdir is where the user's own folders are asked for. Tests put others in
-// their place: one that never asked where the user's are has no need to run again for
-// another user, and go test knows that.
+// Package userdir returns the user's home, configuration and cache folders; tests can replace
+// them. A test that never asks for the real ones need not run again for another user, and go
+// test's cache knows that.
 package userdir
 
 import (
@@ -9,15 +9,14 @@ import (
 	"sync/atomic"
 )
 
-// Folders are a user's; one that is "" is not known.
+// Folders are a user's folders; "" means unknown.
 type Folders struct {
 	Home, Config, Cache string
 }
 
 var instead atomic.Pointer[Folders]
 
-// Use puts folders in place of the user's, for all of the process, and returns what
-// undoes that.
+// Use replaces the user's folders for the whole process and returns a function that undoes it.
 func Use(f Folders) (undo func()) {
 	before := instead.Swap(&f)
 	return func() { instead.Store(before) }
