@@ -9,21 +9,21 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// BatchFrom is the rows of a step, over all ranks, from a step on.
+// BatchFrom is the number of rows of a step, over all ranks, from a step on.
 type BatchFrom struct {
-	Step int // steps done before the first that has them
+	Step int // steps done before the first step with these rows
 	Rows int
 }
 
-// BatchSchedule is the rows of a step by how many steps were done before it. Its first
-// entry is of step 0, and each other of a later step than the one before.
+// BatchSchedule is the number of rows of a step by the number of steps done before it. The
+// first entry is for step 0; the entries' steps increase.
 type BatchSchedule []BatchFrom
 
 // maxStepRows bounds the rows of a step.
 const maxStepRows = 1 << 20
 
-// ParseBatchSchedule reads STEP:ROWS, separated by commas, as in 0:32,500:64; none is no
-// schedule.
+// ParseBatchSchedule reads STEP:ROWS pairs separated by commas, as in 0:32,500:64. An empty
+// text means no schedule.
 func ParseBatchSchedule(text string) (s BatchSchedule, err error) {
 	if strings.EqualFold(text, "none") {
 		return nil, nil
@@ -43,7 +43,7 @@ func ParseBatchSchedule(text string) (s BatchSchedule, err error) {
 	return s, nil
 }
 
-// String is the schedule as ParseBatchSchedule reads it; "" of none.
+// String formats the schedule as ParseBatchSchedule reads it; "" if it is empty.
 func (s BatchSchedule) String() string {
 	parts := make([]string, len(s))
 	for i, b := range s {
@@ -52,7 +52,7 @@ func (s BatchSchedule) String() string {
 	return strings.Join(parts, ",")
 }
 
-// validate refuses a schedule that is none, and what does not go with one.
+// validateSchedule refuses an invalid schedule and fields that contradict one.
 func (c *Config) validateSchedule() error {
 	s := c.BatchSchedule
 	switch err := s.validate(); {
@@ -82,7 +82,7 @@ func (s BatchSchedule) validate() error {
 	return nil
 }
 
-// Rows are the rows of the step before which so many steps were done.
+// Rows returns the rows of the step that follows step done steps.
 func (s BatchSchedule) Rows(step int) int {
 	rows := s[0].Rows
 	for _, b := range s {
@@ -93,7 +93,7 @@ func (s BatchSchedule) Rows(step int) int {
 	return rows
 }
 
-// Distinct lists the rows of its steps, each once, the most first.
+// Distinct lists the different row counts of its steps, largest first.
 func (s BatchSchedule) Distinct() (list []int) {
 	for _, b := range s {
 		list = append(list, b.Rows)
@@ -104,7 +104,7 @@ func (s BatchSchedule) Distinct() (list []int) {
 	return list
 }
 
-// Divisor is the most rows that divide those of every step; 0 without steps.
+// Divisor is the greatest common divisor of all steps' rows; 0 for an empty schedule.
 func (s BatchSchedule) Divisor() (rows int) {
 	for _, b := range s {
 		for n := b.Rows; n > 0; {
@@ -114,7 +114,7 @@ func (s BatchSchedule) Divisor() (rows int) {
 	return rows
 }
 
-// Until is the schedule of the first steps alone, without entries that change nothing.
+// Until is the schedule for the first steps steps only, without entries that change nothing.
 func (s BatchSchedule) Until(steps int) (part BatchSchedule) {
 	for _, b := range s {
 		if b.Step < steps && (len(part) == 0 || part[len(part)-1].Rows != b.Rows) {
@@ -124,8 +124,8 @@ func (s BatchSchedule) Until(steps int) (part BatchSchedule) {
 	return part
 }
 
-// At is the configuration of a step, before which so many were done: with a BatchSchedule
-// GlobalBatch and Accum are of that step, and so are Leaves, Shares and StepRows.
+// At is the configuration for the step that follows step done steps. With a BatchSchedule,
+// GlobalBatch and Accum are those of that step, and so are Leaves, Shares and StepRows.
 func (c Config) At(step int) Config {
 	if len(c.BatchSchedule) > 0 {
 		return c.having(c.BatchSchedule.Rows(step))
@@ -133,16 +133,16 @@ func (c Config) At(step int) Config {
 	return c
 }
 
-// having is the configuration whose GlobalBatch is the rows, and whose Accum is what the
-// busiest rank has of them.
+// having is the configuration with GlobalBatch rows, and with Accum the number of micro-batches
+// of the busiest rank.
 func (c Config) having(rows int) Config {
 	c.GlobalBatch = rows
 	c.Accum = (c.leaves() + c.Ranks - 1) / c.Ranks
 	return c
 }
 
-// followSchedule is FollowGlobalBatch with a BatchSchedule: GlobalBatch and Accum are those
-// of its largest batch, and each of its batches is one that the ranks can share.
+// followSchedule is FollowGlobalBatch with a BatchSchedule: it sets GlobalBatch and Accum for
+// the largest batch, and checks that the ranks can share each batch.
 func (c Config) followSchedule(accumGiven bool) (Config, error) {
 	s := c.BatchSchedule
 	all := s.Distinct()
@@ -163,8 +163,9 @@ func (c Config) followSchedule(accumGiven bool) (Config, error) {
 	return largest, nil
 }
 
-// LeastLeaves is the number of micro-batches that so many ranks share in every step: the
-// fewest of a step or, where the ranks must divide them, what divides those of every step.
+// LeastLeaves is the number of micro-batches that a number of ranks must be able to share in
+// every step. It is the smallest of any step, or, if the ranks must divide the micro-batches
+// evenly, the greatest common divisor over all steps.
 func (c *Config) LeastLeaves() int {
 	switch all := c.BatchSchedule.Distinct(); {
 	case len(all) == 0:
@@ -176,8 +177,8 @@ func (c *Config) LeastLeaves() int {
 	return c.BatchSchedule.Divisor() / c.Batch
 }
 
-// StepShapes are the numbers of micro-batches that steps have with a BatchSchedule, the
-// most first; nil: all steps have the same.
+// StepShapes lists the numbers of micro-batches that steps have with a BatchSchedule, largest
+// first; nil if all steps have the same number.
 func (c *Config) StepShapes() (list []graph.StepShape) {
 	for _, rows := range c.BatchSchedule.Distinct() {
 		of := c.having(rows)

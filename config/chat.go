@@ -2,26 +2,26 @@ package config
 
 import "strings"
 
-// Chat is what is done with conversations (Config.Data), but for EvalSplit. Rows have
-// Config.Seq tokens.
+// Chat says how conversations in Config.Data are used; EvalSplit applies to other text too.
+// Rows have Config.Seq tokens.
 type Chat struct {
 	// Template is a file with a Jinja template; "" is the model's chat_template.
 	Template string
-	// LossOn is "answers" (or ""): what the model is to answer counts in the loss; or
-	// "all": every token does.
+	// LossOn is "answers" (or ""), which counts only the assistant's answers in the loss, or
+	// "all", which counts every token.
 	LossOn string
-	// Long is "cut" (or ""): a conversation longer than Config.Seq loses its end; or
-	// "drop": it is left out.
+	// Long is "cut" (or ""), which cuts a conversation longer than Config.Seq at its end, or
+	// "drop", which leaves it out.
 	Long string
-	// Packing is "on": a row holds as many conversations as fit, each with its own positions
-	// and attention; or "off": it holds one. "" is on for conversations on a CPU.
+	// Packing is "on", which packs as many conversations into a row as fit, each with its own
+	// positions and attention, or "off", one per row. "" is on for conversations on a CPU.
 	Packing string
-	// EvalSplit is the share of the conversations, or of the text's documents (files, or
-	// records), below 1, that are held out and evaluated, drawn by Config.Seed; 0: none.
+	// EvalSplit is the share, below 1, of the conversations or text documents (files, or
+	// records) that are held out for evaluation, drawn by Config.Seed; 0: none.
 	EvalSplit float64
 }
 
-// Values of Chat.
+// Values of Chat's fields.
 const (
 	LossOnAnswers = "answers"
 	LossOnAll     = "all"
@@ -31,7 +31,7 @@ const (
 	PackingOff    = "off"
 )
 
-// Packs says whether rows hold several documents. In a resolved Config it is decided.
+// Packs says whether rows hold several documents. It is valid only for a resolved Config.
 func (c *Chat) Packs() bool { return strings.EqualFold(c.Packing, PackingOn) }
 
 // CountsAll says whether every token counts in the loss.
@@ -61,7 +61,8 @@ func (c *Chat) validate(of *Config) error {
 	return nil
 }
 
-// Given names the first field that is set for conversations alone; "" if none is.
+// Given returns the name of the first set field that applies to conversations only; "" if none
+// is set.
 func (c *Chat) Given() string {
 	switch {
 	case c.Template != "":

@@ -6,7 +6,7 @@ import (
 	"github.com/spillway-ml/spillway/comm/algorithm"
 )
 
-// Algorithm is the asked-for algorithm of collectives; Auto where nothing is.
+// Algorithm is the configured algorithm of collectives; Auto if none is configured.
 func (c *Config) Algorithm() algorithm.Name {
 	a, err := algorithm.Parse(c.Collectives)
 	if err != nil {
@@ -15,8 +15,8 @@ func (c *Config) Algorithm() algorithm.Name {
 	return a
 }
 
-// RingNote says that a ring is outside what holds of every other algorithm. Two summands
-// have one order.
+// RingNote is the note that a ring gives other bits than the other algorithms. With two
+// summands the order makes no difference.
 func RingNote(c *Config) []string {
 	if c.Algorithm() != algorithm.Ring || c.Ranks <= 2 {
 		return nil

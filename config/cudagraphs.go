@@ -14,8 +14,8 @@ const (
 
 var cudaGraphs = []string{"", graphsAuto, graphsOff}
 
-// WithoutGraphs says why a run on GPUs launches an operation at a time; "" where it launches
-// runs of them as CUDA graphs.
+// WithoutGraphs says why a run on GPUs launches each operation separately; "" if it uses CUDA
+// graphs.
 func (c *Config) WithoutGraphs() string {
 	switch {
 	case strings.EqualFold(c.CUDAGraphs, graphsOff):
@@ -28,8 +28,7 @@ func (c *Config) WithoutGraphs() string {
 	return ""
 }
 
-// WarnOnce is Warn for the ranks, each on a goroutine of its own: what the first says
-// stands for all.
+// WarnOnce is Warn for use by the ranks' goroutines: only the first call is reported.
 func (c *Config) WarnOnce() func(string) {
 	var once sync.Once
 	return func(line string) { once.Do(func() { c.Warnf("%s", line) }) }

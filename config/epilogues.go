@@ -7,8 +7,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// EpilogueSet is Config.Epilogues as a set; zero: the target's default. Validate has
-// refused what it does not know.
+// EpilogueSet is Config.Epilogues as a set; zero means the target's default. The names must
+// have been validated.
 func (c *Config) EpilogueSet() (set graph.Epilogues) {
 	for _, name := range c.Epilogues {
 		switch strings.ToLower(name) {
@@ -28,8 +28,8 @@ func (c *Config) EpilogueSet() (set graph.Epilogues) {
 	return set
 }
 
-// EpiloguesChosen are the epilogues of the run's products where they are not its
-// device's default, by name; "" where they are. They decide bits.
+// EpiloguesChosen are the names of the epilogues of the run's products if they differ from the
+// device's default; otherwise "". They affect the bits of results.
 func (c *Config) EpiloguesChosen() string {
 	t := c.DeviceTarget()
 	if !c.In16Bits() || c.In8Bits("matmul") || t.Epilogues(c.EpilogueSet()) == t.Epilogues(0) {
@@ -40,8 +40,7 @@ func (c *Config) EpiloguesChosen() string {
 
 func (c *Config) In16Bits() bool { return !strings.EqualFold(c.PrecisionName(), "fp32") }
 
-// validEpilogues refuses names that are unknown, and epilogues that no product of the run
-// would have.
+// validEpilogues refuses unknown names, and epilogues that no product of the run could have.
 func validEpilogues(c *Config) error {
 	alone := []string{"default", "none", "all"}
 	known := slices.Clone(alone)
@@ -53,7 +52,7 @@ func validEpilogues(c *Config) error {
 		case !slices.Contains(known, name):
 			return Refuse("Config.Epilogues %.80q: use default, none, all, or some of %s", name, strings.Join(known[len(alone):], ", "))
 		case len(c.Epilogues) > 1 && slices.Contains(alone, name):
-			return Refuse("Config.Epilogues %s beside others: it stands alone", name)
+			return Refuse("Config.Epilogues %s with other names: default, none and all must be the only name", name)
 		}
 	}
 	set, t := c.EpilogueSet(), c.DeviceTarget()

@@ -6,42 +6,41 @@ import (
 	"strings"
 )
 
-// ErrRefused is of a Config that no run could have.
+// ErrRefused is the kind of errors about a Config that no run could have.
 var ErrRefused = errors.New("the configuration is refused")
 
-// FieldError refuses what a Config says. It is of kind ErrConfig, and its text names each
-// field that it speaks of as Config.NAME: what the field holds, what is wrong with it and
-// what would be right.
+// FieldError is the error for an invalid Config. Its kind is ErrConfig. Its text names each
+// field as Config.NAME, with its value, the problem and a valid alternative.
 type FieldError struct {
-	Field string // "Precision"; the first of several that don't go together
-	// Instead are fields that make the configuration valid, as in "Reproducible" or "Batch=2";
-	// nil: none are known.
+	Field string // "Precision"; the first one if several fields contradict each other
+	// Instead lists settings that would make the configuration valid, as in "Reproducible" or
+	// "Batch=2"; nil if none are known.
 	Instead []string
 	err     error
 }
 
 func (e *FieldError) Error() string { return e.err.Error() }
 
-// Is puts the error among the kinds.
+// Is reports that the error is of kind ErrRefused.
 func (e *FieldError) Is(target error) bool { return target == ErrRefused }
 
-// Unwrap returns what was wrong with the field's value by itself, if there is more to it.
+// Unwrap returns the underlying error about the field's value, if there is one.
 func (e *FieldError) Unwrap() error { return errors.Unwrap(e.err) }
 
-// Refuse makes a *FieldError of a sentence that begins with the field, as in
-// "Config.Zero 4: …".
+// Refuse makes a *FieldError from a sentence that begins with the field, as in "Config.Zero 4:
+// …".
 func Refuse(format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	first, _, _ := strings.Cut(err.Error(), " ")
 	return &FieldError{Field: strings.TrimSuffix(strings.TrimPrefix(first, "Config."), ":"), err: err}
 }
 
-// RefuseField is refuse for a sentence that begins with something else.
+// RefuseField is Refuse for a sentence that does not begin with the field.
 func RefuseField(field, format string, args ...any) error {
 	return &FieldError{Field: field, err: fmt.Errorf(format, args...)}
 }
 
-// OfKind makes an error one of a kind. It keeps its own text.
+// OfKind adds a kind, for errors.Is, to an error. The text stays the same.
 func OfKind(err, kind error) error { return &kindError{err, kind} }
 
 // kindError is an error of a kind, with its own text.

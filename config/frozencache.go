@@ -7,11 +7,11 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// FrozenCache is room for what the frozen beginning of a model hands on, by
-// sample: later epochs skip its forward. The zero value is none.
+// FrozenCache is the size of a cache for the outputs of a model's frozen first layers, by
+// sample: later epochs skip their forward. The zero value means no cache.
 type FrozenCache struct {
 	Tier  graph.Space // Host or Disk
-	Bytes int64       // a rank; the ranks of a process share the sum
+	Bytes int64       // per rank; the ranks of a process share the sum
 }
 
 func (f FrozenCache) String() string {
@@ -21,7 +21,7 @@ func (f FrozenCache) String() string {
 	return fmt.Sprintf("%s:%d", f.Tier, f.Bytes)
 }
 
-// ParseFrozenCache reads "none", "host:SIZE" or "disk:SIZE"; size reads SIZE.
+// ParseFrozenCache reads "none", "host:SIZE" or "disk:SIZE"; size parses SIZE.
 func ParseFrozenCache(s string, size func(string) (int64, error)) (FrozenCache, error) {
 	if s == "" || strings.EqualFold(s, "none") {
 		return FrozenCache{}, nil

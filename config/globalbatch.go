@@ -10,10 +10,10 @@ import (
 	"github.com/spillway-ml/spillway/internal/nearest"
 )
 
-// FollowGlobalBatch is the configuration with Accum such that a step has GlobalBatch rows
-// over all ranks, with BatchSchedule those of its largest batch, or, with RankShares, their
-// micro-batches. It refuses what does not divide, unless Reproducible, and with accumGiven
-// an Accum that says otherwise. Without any of them it does nothing.
+// FollowGlobalBatch returns the configuration with Accum computed so that a step has
+// GlobalBatch rows over all ranks. With BatchSchedule that is its largest batch; with
+// RankShares Accum is the largest share. It refuses uneven divisions unless Reproducible, and,
+// with accumGiven, a contradicting Accum. If none of these fields is set it returns c.
 func (c Config) FollowGlobalBatch(accumGiven bool) (Config, error) {
 	if len(c.BatchSchedule) > 0 {
 		return c.followSchedule(accumGiven)
@@ -39,7 +39,7 @@ func (c Config) FollowGlobalBatch(accumGiven bool) (Config, error) {
 	return c, nil
 }
 
-// refuseRows refuses rows of a step that the ranks cannot share.
+// refuseRows refuses a number of rows per step that the ranks cannot share.
 func (c *Config) refuseRows(accumGiven bool) error {
 	if err := c.validateShares(); err != nil || c.GlobalBatch == 0 {
 		return err
@@ -62,7 +62,8 @@ func (c *Config) refuseRows(accumGiven bool) error {
 	}
 }
 
-// tooFew refuses fewer micro-batches than ranks. Where smaller ones would do it says so.
+// tooFew refuses fewer micro-batches than ranks. If smaller micro-batches would work, the error
+// says so.
 func (c *Config) tooFew(what string, leaves int) error {
 	how, instead := "", []string(nil)
 	if batch := c.batchForAll(); batch > 0 {
@@ -76,8 +77,8 @@ func (c *Config) tooFew(what string, leaves int) error {
 	return err
 }
 
-// batchForAll is the largest micro-batch of which each rank has one in every step, where
-// the last one may be padded; 0: there are fewer rows than ranks.
+// batchForAll is the largest micro-batch size, in rows, with which each rank has a micro-batch
+// in every step; the last one may be padded. 0: there are fewer rows than ranks.
 func (c *Config) batchForAll() int {
 	rows := c.GlobalBatch
 	if all := c.BatchSchedule.Distinct(); len(all) > 0 {
@@ -89,8 +90,8 @@ func (c *Config) batchForAll() int {
 	return min(c.Batch, (rows-1)/max(c.Ranks-1, 1))
 }
 
-// Uneven refuses rows of a step that ranks do not divide. Where nothing else is in the way
-// of Reproducible it says that this trains them.
+// Uneven is the error for rows of a step that the ranks do not divide. If no other field
+// contradicts Reproducible, it suggests that.
 func (c *Config) Uneven(accumGiven bool, format string, args ...any) error {
 	err, field := fmt.Errorf(format, args...), "GlobalBatch"
 	shared := *c
@@ -111,7 +112,8 @@ func (c *Config) Uneven(accumGiven bool, format string, args ...any) error {
 	return &FieldError{Field: field, Instead: instead, err: fmt.Errorf("%w; Config.Reproducible%s gives each rank a share and pads the last micro-batch", err, with)}
 }
 
-// validateShares refuses shares of other ranks or of another step.
+// validateShares refuses RankShares that do not match the number of ranks or the rows of a
+// step.
 func (c *Config) validateShares() error {
 	s := c.RankShares
 	switch {
@@ -137,7 +139,7 @@ func total(list []int) (sum int) {
 	return sum
 }
 
-// leaves is the number of micro-batches of a step over all ranks.
+// leaves is the number of micro-batches of a step over all ranks, computed from the fields.
 func (c *Config) leaves() int {
 	switch {
 	case c.Reproducible && c.GlobalBatch > 0:
@@ -158,7 +160,7 @@ func (c *Config) Leaves() int {
 	return c.leaves()
 }
 
-// StepRows are the rows of a step over all ranks, without padding.
+// StepRows is the number of rows of a step over all ranks, without padding.
 func (c *Config) StepRows() int {
 	if c.Reproducible && c.GlobalBatch > 0 {
 		return c.GlobalBatch
@@ -166,7 +168,7 @@ func (c *Config) StepRows() int {
 	return c.Leaves() * c.Batch
 }
 
-// Shares are the micro-batches of each rank in a step; nil: each has Accum.
+// Shares are the numbers of micro-batches of each rank in a step; nil: each has Accum.
 func (c *Config) Shares() []int {
 	leaves := c.Leaves()
 	if leaves == c.Ranks*c.Accum {
@@ -178,8 +180,8 @@ func (c *Config) Shares() []int {
 	return graph.EvenShares(leaves, c.Ranks)
 }
 
-// EvalAccum is the micro-steps of a batch of an evaluation: with Reproducible those
-// of a step, so that it reads the same rows at any number of ranks.
+// EvalAccum is the number of micro-steps of an evaluation batch: with Reproducible that of a
+// step, so that it reads the same rows at any number of ranks.
 func (c *Config) EvalAccum() int {
 	if c.Reproducible && !c.Inference {
 		return c.Accum

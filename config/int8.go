@@ -7,16 +7,15 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Int8Switches are what Config.Int8 may list.
+// Int8Switches are the names that Config.Int8 may list.
 var Int8Switches = []string{"optimizer", "gather", "reduce", "activations", "matmul"}
 
-// In8Bits tells whether a switch of 8 bits is on.
+// In8Bits tells whether Config.Int8 lists a name.
 func (c *Config) In8Bits(name string) bool {
 	return slices.ContainsFunc(c.Int8, func(s string) bool { return strings.EqualFold(s, name) })
 }
 
-// validInt8 refuses switches that are unknown, and what they can't be
-// combined with.
+// validInt8 refuses unknown names, and combinations that are not possible.
 func validInt8(c *Config) error {
 	for _, s := range c.Int8 {
 		if !slices.Contains(Int8Switches, strings.ToLower(s)) {
@@ -34,11 +33,12 @@ func validInt8(c *Config) error {
 	return nil
 }
 
-// BF16States tells whether the optimizer keeps bf16 and no masters.
+// BF16States tells whether the optimizer stores its moments and parameters in bf16, without
+// fp32 masters.
 func (c *Config) BF16States() bool { return strings.EqualFold(c.OptimizerDType, "bf16") }
 
-// validStates refuses types of states that are unknown, and what they can't be combined
-// with.
+// validStates refuses unknown types of optimizer states, and combinations that are not
+// possible.
 func validStates(c *Config) error {
 	bf16 := c.BF16States()
 	switch {

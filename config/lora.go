@@ -6,7 +6,7 @@ import (
 	"github.com/spillway-ml/spillway/fsdp"
 )
 
-// validLoRA refuses adapters that cannot be, and what they can't be combined with.
+// validLoRA refuses invalid adapters, and combinations that are not possible.
 func validLoRA(c *Config) error {
 	if !c.LoRA.Active() {
 		return nil
@@ -20,8 +20,7 @@ func validLoRA(c *Config) error {
 	return nil
 }
 
-// validBase refuses types of the base that are unknown, and what they can't be combined
-// with.
+// validBase refuses unknown types of the frozen base, and combinations that are not possible.
 func validBase(c *Config) error {
 	if c.Base == "" {
 		return nil
@@ -38,7 +37,7 @@ func validBase(c *Config) error {
 	return nil
 }
 
-// BaseType is Base as the passes take it; Validate has seen it.
+// BaseType is Base as the passes take it. The value must have been validated.
 func (c *Config) BaseType() fsdp.Base {
 	b, _ := fsdp.ParseBase(c.Base)
 	return b

@@ -7,15 +7,15 @@ import (
 	"github.com/spillway-ml/spillway/internal/decimal"
 )
 
-// DynamicScale is Config.LossScale that follows overflows.
+// DynamicScale is the value of Config.LossScale for a scale that adapts to overflows.
 const DynamicScale = "dynamic"
 
-// MaxScale is the largest loss scale: a gradient of 1 times the scale must be finite in
-// fp32, and so must what divides it out again.
+// MaxScale is the largest loss scale. A gradient of 1 times the scale must be finite in fp32,
+// and so must the inverse of the scale.
 const MaxScale = 1 << 126
 
-// FirstLossScale returns what Config.LossScale says: the scale of the first step, and
-// whether it moves.
+// FirstLossScale returns the scale of the first step, from Config.LossScale, and whether it is
+// dynamic.
 func (c *Config) FirstLossScale() (scale float64, dynamic bool, err error) {
 	s := strings.ToLower(strings.TrimSpace(c.LossScale))
 	if s == "" || s == DynamicScale {
@@ -44,7 +44,7 @@ func validScale(c *Config) error {
 	return nil
 }
 
-// ScalePolicy is how the program's loss scale moves.
+// ScalePolicy is the rule by which the program's loss scale changes.
 func (c *Config) ScalePolicy() graph.LossScaleAttr {
 	if scale, dynamic, err := c.FirstLossScale(); err == nil && !dynamic {
 		return graph.LossScaleAttr{Growth: 1, Backoff: 1, Floor: scale, Interval: 1}
@@ -56,8 +56,8 @@ func (c *Config) ScalePolicy() graph.LossScaleAttr {
 	return policy
 }
 
-// MaxSkips is how many non-finite steps in a row Config.OnNonFinite skip takes: one
-// more would only repeat them.
+// MaxSkips is how many non-finite steps in a row Config.OnNonFinite skip allows: more would
+// only repeat them.
 const MaxSkips = 10
 
 func (cfg *Config) SkipsNonFinite() bool { return strings.EqualFold(cfg.OnNonFinite, "skip") }

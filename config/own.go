@@ -12,45 +12,46 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Own is what a program brings along, as values, in place of what a Config names. Each
-// is optional. Operations come with the model or the rule that uses them
+// Own has what a program itself provides, as Go values, in place of names in a Config. Each is
+// optional. Operations of its own come with the model or the rule that uses them
 // (graph.Define).
 type Own struct {
-	// Model is in place of Config.Model.
+	// Model replaces Config.Model.
 	Model *Model
-	// Data is in place of Config.Data, Eval of Config.EvalData. With Config.Order "" they
-	// are read in their order.
+	// Data replaces Config.Data, and Eval Config.EvalData. With Config.Order "" they are read
+	// sequentially.
 	Data, Eval sample.Samples
-	// Rule is in place of Config.Optimizer. Its constants are Beta1, Beta2, Eps,
-	// WeightDecay and Trust.
+	// Rule replaces Config.Optimizer. Its constants are Beta1, Beta2, Eps, WeightDecay and
+	// Trust.
 	Rule *zero.Rule
-	// Schedule is the learning rate of a step, from 0, in place of LR, LRSchedule,
+	// Schedule returns the learning rate of a step, from 0. It replaces LR, LRSchedule,
 	// LRScale, Warmup and MinLR.
 	Schedule func(step int) float64
 }
 
-// GobEncode sends nothing: every process brings its own values (Job.Own).
+// GobEncode encodes nothing: every process sets its own values (Job.Own).
 func (Own) GobEncode() ([]byte, error) { return nil, nil }
 
-// GobDecode takes what GobEncode sends.
+// GobDecode ignores its input: see GobEncode.
 func (*Own) GobDecode([]byte) error { return nil }
 
-// Model is a model that a program brings along.
+// Model is a model that a program provides.
 type Model struct {
-	// Name tells models apart, in messages and checkpoints.
+	// Name identifies the model in messages and checkpoints.
 	Name string
-	// Forward writes the forward of a micro-batch of rows samples. It is called more
-	// than once, also at the same time, and writes the same each time; train tells
-	// whether it is for training (dropout) or evaluation. Every input, and the targets,
-	// have rows as their first dimension. The loss is a mean over the counted targets of
-	// a step, or, of a model without targets, over its samples.
+	// Forward writes the forward of a micro-batch of rows samples. It is called several times,
+	// possibly concurrently, and must always write the same; train says whether it is for
+	// training (dropout) or evaluation. The first dimension of every input and of the targets
+	// is rows. The loss is a mean over the counted targets of a step, or, without targets, over
+	// its samples.
 	Forward func(b *graph.Builder, rows, seq int, train bool) error
-	// Positions is the longest Config.Seq, which is 1 where it is 0; 0: any.
+	// Positions is the longest possible Config.Seq; 0: no limit. A Config.Seq of 0 then means
+	// 1.
 	Positions int
 }
 
-// NewModel is the model that c describes: also a model.MLP or model.CNN, whose input is
-// "x" and whose samples have one target each.
+// NewModel returns the model that c describes. For a model.MLP or model.CNN the input is called
+// "x" and each sample has one target.
 func NewModel(name string, c model.Config) *Model {
 	m := &Model{Name: name, Positions: c.Positions}
 	if a := c.Arch(); a != nil && a.Classifier {
@@ -66,7 +67,7 @@ func NewModel(name string, c model.Config) *Model {
 	return m
 }
 
-// validate refuses what a program brings along twice or not whole.
+// validate refuses values that are also configured otherwise, or incomplete.
 func (o *Own) validate(c *Config) error {
 	switch {
 	case o.Model != nil && o.Model.Forward == nil:
@@ -94,7 +95,7 @@ func (o *Own) validate(c *Config) error {
 // Evaluates says whether there is held-out data.
 func (c *Config) Evaluates() bool { return c.EvalData != "" || c.EvalSplit > 0 || c.Own.Eval != nil }
 
-// ModelName is what messages call the model.
+// ModelName is the name of the model in messages.
 func (c *Config) ModelName() string {
 	if c.Own.Model != nil {
 		return c.Own.Model.Name
@@ -113,7 +114,7 @@ func OwnForward(c *Config, sh *Shared) (fwd plan.Forward, err error) {
 	return fwd, err
 }
 
-// build writes the model's program of a kind and looks at its inputs.
+// build writes the model's program of a kind and checks its inputs.
 func (m *Model) build(kind model.Kind, rows, seq int) (*graph.Program, error) {
 	b := graph.NewBuilder()
 	if err := m.Forward(b, rows, seq, kind == model.Train); err != nil {
@@ -141,7 +142,7 @@ func (m *Model) build(kind model.Kind, rows, seq int) (*graph.Program, error) {
 	return p, nil
 }
 
-// names are what a model and a rule are told apart by; "" where there is none.
+// Names returns the names of the own model and rule; "" if there is none.
 func (o *Own) Names() (model, rule string) {
 	if o.Model != nil {
 		model = o.Model.Name

@@ -9,14 +9,14 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// A pair is a field that says something only beside another one. What is left at its
-// default says nothing and is in nobody's way, in a file of settings too.
+// A pair is a field that has an effect only together with another one. A field at its default
+// is always accepted, also in a settings file.
 type pair struct {
 	field string               // as a sentence begins, with %v for the value
-	value func(c *Config) any  // of the field
-	rest  any                  // the value that says nothing
-	means func(c *Config) bool // the field is of use
-	why   string               // how the sentence goes on
+	value func(c *Config) any  // value of the field
+	rest  any                  // the default, which is always accepted
+	means func(c *Config) bool // whether the field has an effect
+	why   string               // the rest of the sentence
 }
 
 func (p *pair) idle(c *Config) bool { return p.value(c) != p.rest && !p.means(c) }
@@ -33,10 +33,11 @@ var standard = Default()
 
 var overlaps = []string{"", "on", "off"}
 
-// Serial says that collectives and computation take turns.
+// Serial says that collectives and computation run in turn.
 func (c *Config) Serial() bool { return strings.EqualFold(c.Overlap, "off") }
 
-// refusedAlone are fields that ask for what the run would not do.
+// refusedAlone are fields that are errors if they have no effect, since the run would not do
+// what they ask for.
 var refusedAlone = []pair{
 	{"Config.Overlap", func(c *Config) any { return c.Serial() }, false, func(c *Config) bool { return !strings.EqualFold(c.Device, "cuda") }, "off with Config.Device cuda: only CPU ranks have it"},
 	{"Config.EvalEvery", func(c *Config) any { return c.EvalEvery }, 0, (*Config).Evaluates, "needs Config.EvalData: the held-out data"},
@@ -57,8 +58,8 @@ var refusedAlone = []pair{
 		"with Config.LRScale none: the rate is not scaled; give Config.LRScale sqrt or linear, or leave it out"},
 }
 
-// toldAlone are fields without which the run would be the same: settings that several runs
-// share may have them. They are told before it starts.
+// toldAlone are fields that give only a note if they have no effect: the run is the same
+// without them, and settings shared by several runs may have them.
 var toldAlone = []pair{
 	{"Config.EvalSteps %v", func(c *Config) any { return c.EvalSteps }, standard.EvalSteps, (*Config).Evaluates, "changes nothing: without Config.EvalData nothing is evaluated"},
 	{"Config.Warmup %v", func(c *Config) any { return c.Warmup }, 0, func(c *Config) bool { return c.Own.Schedule != nil || c.Epochs > 0 || c.Warmup <= c.Steps },
@@ -87,18 +88,18 @@ var toldAlone = []pair{
 
 func (c *Config) checkpoints() bool { return c.Checkpoint != "" }
 
-// ofOptimizers says whether a constant counts for the optimizer: one whose rule reads
-// it, or the program's own.
+// ofOptimizers says whether the optimizer uses a constant: its rule reads it, or is the
+// program's own.
 func ofOptimizers(of zero.Constant) func(c *Config) bool {
 	return func(c *Config) bool { return c.Own.Rule != nil || c.UpdateRule().Reads(of) }
 }
 
-// forOptimizers is how the sentence goes on about a constant that counts for some rules.
+// forOptimizers is the rest of the sentence for a constant that only some rules use.
 func forOptimizers(of zero.Constant) string {
 	return "changes nothing: it is for Config.Optimizer " + english.WordSeries(zero.NamesReading(of), "and")
 }
 
-// refuseIdle refuses the first field that is of no use.
+// refuseIdle refuses the first field of refusedAlone that has no effect.
 func (c *Config) refuseIdle() error {
 	for i := range refusedAlone {
 		if p := &refusedAlone[i]; p.idle(c) {
@@ -108,7 +109,7 @@ func (c *Config) refuseIdle() error {
 	return nil
 }
 
-// IdleNotes are lines about fields that change nothing in this run.
+// IdleNotes are notes about fields that change nothing in this run.
 func (c *Config) IdleNotes() (notes []string) {
 	for i := range toldAlone {
 		if p := &toldAlone[i]; p.idle(c) {

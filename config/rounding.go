@@ -7,10 +7,11 @@ import (
 
 var bf16Roundings = []string{"", "native", "portable"}
 
-// PortableBF16 says whether sums of bf16 products round by the rule that every CPU has.
+// PortableBF16 says whether sums of bf16 products round by the rule that is the same on every
+// CPU.
 func (c *Config) PortableBF16() bool { return strings.EqualFold(c.BF16Rounding, "portable") }
 
-// validRounding refuses a rule for products that the run doesn't have.
+// validRounding refuses a rounding rule for products that the run doesn't have.
 func validRounding(c *Config) error {
 	bf16 := func(p string) bool { return strings.EqualFold(p, "bf16") }
 	switch {

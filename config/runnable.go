@@ -2,7 +2,7 @@ package config
 
 import "strings"
 
-// Runnable refuses, by name, what can be planned but not run.
+// Runnable refuses configurations that can be planned but not run, and names the field.
 func (cfg *Config) Runnable() error {
 	if !strings.EqualFold(cfg.Device, "cuda") {
 		return nil

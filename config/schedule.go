@@ -6,11 +6,11 @@ import (
 	"strings"
 )
 
-// LearningRate returns the rate of a step (from 0): linear warm-up over Warmup
-// steps, then the schedule, which reaches MinLR at the last step where it
-// decays and which LRScale leaves alone. The peak is LR, scaled with the step's rows as LRScale says
-// (linear: Goyal et al., Accurate, Large Minibatch SGD, 2017; sqrt: Hoffer et
-// al., Train longer, generalize better, 2017). Own.Schedule is in place of all that.
+// LearningRate returns the rate of a step (from 0): linear warm-up over Warmup steps, then the
+// schedule. A decaying schedule reaches MinLR at the last step. The peak is LR, scaled with the
+// step's rows as LRScale says (linear: Goyal et al., Accurate, Large Minibatch SGD, 2017; sqrt:
+// Hoffer et al., Train longer, generalize better, 2017); MinLR is not scaled. Own.Schedule
+// replaces all of this.
 func (c *Config) LearningRate(step int) float64 {
 	if c.Own.Schedule != nil {
 		return c.Own.Schedule(step)
@@ -37,7 +37,7 @@ func (c *Config) LearningRate(step int) float64 {
 	return peak
 }
 
-// peakRate is LR as LRScale scales it for a step of so many rows.
+// peakRate is LR scaled by LRScale for a step of the given rows.
 func (c *Config) peakRate(rows int) float64 {
 	ratio := float64(rows) / float64(c.LRBaseBatch)
 	switch strings.ToLower(c.LRScale) {
@@ -49,12 +49,12 @@ func (c *Config) peakRate(rows int) float64 {
 	return c.LR
 }
 
-// scalesRate tells whether LR is multiplied by something.
+// scalesRate tells whether LRScale changes LR.
 func (c *Config) scalesRate() bool {
 	return c.Own.Schedule == nil && !c.Inference && !strings.EqualFold(c.LRScale, "none")
 }
 
-// rowsOfSteps are the rows that steps have, the most first.
+// rowsOfSteps lists the different numbers of rows of steps, largest first.
 func (c *Config) rowsOfSteps() []int {
 	if len(c.BatchSchedule) > 0 {
 		return c.BatchSchedule.Distinct()
@@ -62,7 +62,7 @@ func (c *Config) rowsOfSteps() []int {
 	return []int{c.StepRows()}
 }
 
-// RefuseFloor refuses a MinLR above a scaled rate, from which nothing could fall to it.
+// RefuseFloor refuses a MinLR above a scaled peak rate, which could not fall to it.
 func (c *Config) RefuseFloor() error {
 	if !c.scalesRate() {
 		return nil
@@ -75,7 +75,7 @@ func (c *Config) RefuseFloor() error {
 	return nil
 }
 
-// RateNote says by what LR is scaled; none where it is not.
+// RateNote is the note about how LR is scaled; none if it is not.
 func (c *Config) RateNote() []string {
 	if !c.scalesRate() {
 		return nil

@@ -9,18 +9,18 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// Shared is what plans of one command or search have in common: forward programs,
-// and what the passes make of them.
+// Shared caches what the plans of one command or search have in common: forward programs, and
+// what the passes compute from them.
 type Shared struct {
 	plan.Shared
 	mu     sync.Mutex
-	models []*forward // the latest last
+	models []*forward // the most recently used last
 }
 
-// modelKey says which forward program is meant.
+// modelKey identifies a forward program.
 type modelKey struct {
 	config     model.Config
-	own        *Model // in place of config; nil: that
+	own        *Model // replaces config; nil: config is used
 	kind       model.Kind
 	batch, seq int
 }
@@ -33,12 +33,12 @@ type forward struct {
 	err  error
 }
 
-// keptModels is how many forward programs are kept at most.
+// keptModels is the maximum number of cached forward programs.
 const keptModels = 8
 
-// Sharing returns the configuration, whose plans and those of its copies share what
-// they have in common: for a command or a program that plans several. What they share
-// is held as long as one of the copies is there.
+// Sharing returns a configuration whose plans, and those of its copies, share what they have in
+// common. It is for a command or program that makes several plans. The shared data lives as
+// long as one of the copies.
 func (cfg Config) Sharing() Config {
 	if cfg.shared == nil {
 		cfg.shared = &Shared{}
@@ -46,8 +46,7 @@ func (cfg Config) Sharing() Config {
 	return cfg
 }
 
-// Common is what the plans of this configuration's copies have in common; new where it
-// has none yet.
+// Common returns what the plans of this configuration's copies share, or a new, empty Shared.
 func (cfg *Config) Common() *Shared {
 	if cfg.shared == nil {
 		return &Shared{}
@@ -55,21 +54,21 @@ func (cfg *Config) Common() *Shared {
 	return cfg.shared
 }
 
-// Model is model.Build; the program is not to be changed.
+// Model is model.Build with a cache; the program must not be changed.
 func (sh *Shared) Model(c model.Config, kind model.Kind, batch, seq int) (*graph.Program, error) {
 	f := sh.forward(modelKey{config: c, kind: kind, batch: batch, seq: seq})
 	f.once.Do(func() { f.p, f.err = model.Build(c, kind, batch, seq) })
 	return f.p, f.err
 }
 
-// Own is the program of a model that is no model.Config.
+// Own returns the program of a program's own model, with a cache.
 func (sh *Shared) Own(m *Model, kind model.Kind, batch, seq int) (*graph.Program, error) {
 	f := sh.forward(modelKey{own: m, kind: kind, batch: batch, seq: seq})
 	f.once.Do(func() { f.p, f.err = m.build(kind, batch, seq) })
 	return f.p, f.err
 }
 
-// forward is the place for a program, where there is one already that one.
+// forward returns the cache entry for a program, and adds it if it is missing.
 func (sh *Shared) forward(want modelKey) *forward {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
