@@ -17,26 +17,27 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// calibrationFormat changes whenever what a calibration measures does.
+// calibrationFormat is the version of the measurements; it changes whenever a calibration
+// measures something else.
 const calibrationFormat = 1
 
-// calibrationAge is how old a kept calibration may be.
+// calibrationAge is the age after which a stored calibration is no longer used.
 const calibrationAge = 90 * 24 * time.Hour
 
-// keptMachine is what was measured of a machine, and what a calibration holds
-// for.
+// keptMachine is one machine's stored measurements, and the properties of the machine for which
+// they are valid.
 type keptMachine struct {
 	Format      int               `json:"format"`
-	CPU         string            `json:"cpu"` // model; empty: the system does not tell
+	CPU         string            `json:"cpu"` // model; empty: unknown
 	SIMD        string            `json:"simd"`
 	Measured    time.Time         `json:"measured"`
 	Calibration *cost.Calibration `json:"calibration"` // null: none
-	// MemoryBandwidth is that of copies by all cores, read and written; 0: not
+	// MemoryBandwidth is that of copies on all cores, in bytes/s read and written; 0: not
 	// measured.
 	MemoryBandwidth float64 `json:"memory_bytes_per_second"`
-	// Links is what collectives took, by transport and ranks.
+	// Links are the measured times of collectives, by transport and ranks.
 	Links []keptLinks `json:"links,omitempty"`
-	// Peaks are the rates of products, by threads.
+	// Peaks are the measured rates of products, by number of threads.
 	Peaks map[int]Peak `json:"peaks,omitempty"`
 }
 
@@ -45,8 +46,7 @@ type calibrationFile struct {
 	Machines map[string]keptMachine `json:"machines"`
 }
 
-// Path is the file with what was measured of machines, in the user's
-// configuration folder.
+// Path is the file of stored measurements, in the user's configuration folder.
 func Path() (string, error) {
 	dir, err := userdir.Config()
 	if err != nil {
@@ -63,7 +63,7 @@ func readCalibrations(path string) (f calibrationFile, err error) {
 	return f, err
 }
 
-// machineName is what a calibration is kept under.
+// machineName is the key under which this machine's measurements are stored.
 func machineName() string {
 	name, err := os.Hostname()
 	if err != nil || name == "" {
@@ -72,7 +72,7 @@ func machineName() string {
 	return name
 }
 
-// CPUModel is the processor's name, empty where the system does not tell.
+// CPUModel is the processor's name; empty if the system does not tell.
 func CPUModel() string {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -86,8 +86,8 @@ func CPUModel() string {
 	return ""
 }
 
-// Keep stores a calibration of this machine in place of an older one
-// and returns the file that has it.
+// Keep stores a calibration of this machine in place of an older one and returns the path of
+// the file.
 func Keep(c *cost.Calibration) (path string, err error) {
 	return keep(func(k *keptMachine) {
 		k.Format, k.CPU, k.SIMD = calibrationFormat, CPUModel(), level.Current().String()
@@ -95,13 +95,13 @@ func Keep(c *cost.Calibration) (path string, err error) {
 	})
 }
 
-// KeepMemoryBandwidth stores the bandwidth of this machine's memory, in bytes/s
-// read and written, and returns the file that has it.
+// KeepMemoryBandwidth stores this machine's memory bandwidth, in bytes/s read and written, and
+// returns the path of the file.
 func KeepMemoryBandwidth(v float64) (path string, err error) {
 	return keep(func(k *keptMachine) { k.MemoryBandwidth = v })
 }
 
-// MemoryBandwidth returns what was kept, 0 for nothing.
+// MemoryBandwidth returns the stored bandwidth in bytes/s; 0 if none is stored.
 func MemoryBandwidth() float64 {
 	path, err := Path()
 	if err != nil {
@@ -114,8 +114,8 @@ func MemoryBandwidth() float64 {
 	return f.Machines[machineName()].MemoryBandwidth
 }
 
-// keep changes this machine's entry. Those of others stay: a home folder may be
-// shared.
+// keep changes this machine's entry in the file. Other machines' entries stay, since a home
+// folder may be shared.
 func keep(change func(*keptMachine)) (path string, err error) {
 	fail := func(err error) (string, error) { return path, fmt.Errorf("keep the measurement: %w", err) }
 	if path, err = Path(); err != nil {
@@ -141,9 +141,9 @@ func keep(change func(*keptMachine)) (path string, err error) {
 	return path, nil
 }
 
-// Kept returns what was kept of this machine with so many threads, and a few words for
-// a person on it; nil where there is nothing that holds, and then why what is there does
-// not: "" where nothing is.
+// Kept returns this machine's stored calibration for a number of threads, with a note for the
+// user. If none is valid, c is nil and note says why the stored one is not; "" if none is
+// stored.
 func Kept(threads int) (c *cost.Calibration, note string) {
 	path, err := Path()
 	if err != nil {
@@ -178,8 +178,8 @@ func Kept(threads int) (c *cost.Calibration, note string) {
 	return k.Calibration, fmt.Sprintf("as calibrated on %s, %s", name, k.Measured.Format(time.DateOnly))
 }
 
-// Hardware is the CPU device of this process with so many threads: as it was
-// calibrated, or with typical rates. The note is Kept's.
+// Hardware describes this process's CPU device with a number of threads, as calibrated or with
+// typical rates. The note is that of Kept.
 func Hardware(threads int) (hw planner.Hardware, calibrated bool, note string) {
 	c, note := Kept(threads)
 	if c == nil {

@@ -9,14 +9,14 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// keptLinks is what was measured of a transport on a machine.
+// keptLinks is a stored measurement of a transport on a machine.
 type keptLinks struct {
 	cost.Links
 	Measured time.Time `json:"measured"`
 }
 
-// KeepLinks stores what collectives took over a transport, in place of what was kept
-// of as many ranks on it, and returns the file that has it.
+// KeepLinks stores the measured times of collectives over a transport, in place of older ones
+// for as many ranks, and returns the path of the file.
 func KeepLinks(l *cost.Links) (path string, err error) {
 	return keep(func(k *keptMachine) {
 		k.Links = slices.DeleteFunc(k.Links, func(o keptLinks) bool { return o.Transport == l.Transport && o.Ranks == l.Ranks })
@@ -24,9 +24,9 @@ func KeepLinks(l *cost.Links) (path string, err error) {
 	})
 }
 
-// Over is hw with collectives as they were measured over a transport (inproc, shm or
-// mpi) between nearly so many ranks, and a few words on it for a person: "" where nothing
-// is kept, or only what is old, and hw is as it was.
+// Over returns hw with the collective times measured over a transport (inproc, shm or mpi) for
+// the nearest number of ranks, and a note for the user. If no recent measurement is stored it
+// returns hw unchanged and "".
 func Over(hw planner.Hardware, transport string, ranks int) (_ planner.Hardware, note string) {
 	links, note := Links(transport, ranks)
 	return With(hw, links, transport), note
@@ -59,8 +59,8 @@ func With(hw planner.Hardware, links []cost.Links, transport string) planner.Har
 	return hw
 }
 
-// Fastest are the algorithms of collectives that were measured to be the fastest over a
-// transport between so many ranks; none where that was not measured, or is old.
+// Fastest returns the fastest measured algorithms of collectives over a transport between so
+// many ranks; none if no recent measurement is stored.
 func Fastest(transport string, ranks int) []cost.Fastest {
 	for _, l := range keptLinksHere() {
 		if l.Transport == transport && l.Ranks == ranks && time.Since(l.Measured) <= calibrationAge {

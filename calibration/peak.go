@@ -9,14 +9,14 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// The product whose rate is the machine's peak: PeakSize rows and columns of fp32, the
+// The product whose rate is the machine's peak: PeakSize × PeakSize matrices in fp32, the
 // fastest of peakRuns.
 const (
 	PeakSize = 1024
 	peakRuns = 9
 )
 
-// Peak is the most FLOP/s that a product reached on so many threads of this machine.
+// Peak is the highest FLOP/s that a product reached with a number of threads on this machine.
 type Peak struct {
 	Threads int       `json:"threads"`
 	CPU     string    `json:"cpu"`
@@ -25,7 +25,7 @@ type Peak struct {
 	At      time.Time `json:"measured"`
 }
 
-// MeasurePeak multiplies two matrices a few times, a fraction of a second.
+// MeasurePeak multiplies two matrices a few times; it takes a fraction of a second.
 func MeasurePeak(threads int) (p Peak, err error) {
 	spec := gemm.Forward(PeakSize, PeakSize, PeakSize, false)
 	product, err := gemm.New(spec)
@@ -35,7 +35,7 @@ func MeasurePeak(threads int) (p Peak, err error) {
 	operand := func() []float32 {
 		v := make([]float32, PeakSize*PeakSize)
 		for i := range v {
-			v[i] = float32(i%7) / 8 // pages that were never written would be read too fast
+			v[i] = float32(i%7) / 8 // reads of pages that were never written would be too fast
 		}
 		return v
 	}
@@ -54,7 +54,7 @@ func MeasurePeak(threads int) (p Peak, err error) {
 		PerS: 2 * PeakSize * PeakSize * PeakSize / best.Seconds()}, nil
 }
 
-// KeepPeak stores a measured peak in place of an older one of as many threads.
+// KeepPeak stores a measured peak in place of an older one with as many threads.
 func KeepPeak(p Peak) (path string, err error) {
 	return keep(func(k *keptMachine) {
 		if k.Peaks == nil {
@@ -64,8 +64,7 @@ func KeepPeak(p Peak) (path string, err error) {
 	})
 }
 
-// KeptPeak is what was measured on so many threads of this machine; false: nothing that
-// still holds.
+// KeptPeak returns the stored peak for a number of threads; false if no valid one is stored.
 func KeptPeak(threads int) (p Peak, ok bool) {
 	path, err := Path()
 	if err != nil {

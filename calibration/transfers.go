@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
-// transferTime is how long a transfer of one size is repeated.
+// transferTime is how long the transfer of each size is repeated.
 const transferTime = 20 * time.Millisecond
 
 // timedTransfers measures copies between device and host memory, collectives,
@@ -47,8 +47,8 @@ func timedTransfers(ctx context.Context, threads int, o Options, s *cost.Samples
 	return err
 }
 
-// together runs what runs has, each in a goroutine of its own and each in step
-// with itself alone, times times, and returns the s that one takes.
+// together runs each function in its own goroutine, times times in sequence, without
+// synchronizing them. It returns the mean time of one call in s.
 func together(runs []func() error, times int) (float64, error) {
 	errs := make([]error, len(runs))
 	var wg sync.WaitGroup
@@ -66,7 +66,7 @@ func together(runs []func() error, times int) (float64, error) {
 	return time.Since(start).Seconds() / float64(times), errors.Join(errs...)
 }
 
-// steady is together's mean, for as many times as take transferTime.
+// steady is the mean of together, repeated for about transferTime.
 func steady(runs []func() error) (float64, error) {
 	once, err := together(runs, 2) // touches the memory
 	if err != nil {
@@ -76,7 +76,7 @@ func steady(runs []func() error) (float64, error) {
 	return together(runs, times)
 }
 
-// arenaOf returns touched memory of a context.
+// arenaOf allocates an arena and writes to it, so that its pages exist.
 func arenaOf(c *cpu.Context, space graph.Space, bytes int64) (device.Arena, error) {
 	a, err := c.Alloc(space, bytes)
 	if err != nil {
@@ -89,8 +89,8 @@ func arenaOf(c *cpu.Context, space graph.Space, bytes int64) (device.Arena, erro
 	return a, err
 }
 
-// round calls the kernels in turn: what one touches is not in the nearest cache
-// when it comes again.
+// round returns a function that calls the kernels in turn, so that the data of one has left the
+// L1 cache when it runs again.
 func round(kernels []device.Kernel) func() error {
 	i := 0
 	return func() error {
@@ -100,7 +100,7 @@ func round(kernels []device.Kernel) func() error {
 	}
 }
 
-// copySpan is the memory that copies go through.
+// copySpan is the size of the memory that copies cycle through, in bytes.
 const copySpan = 16 << 20
 
 func timedCopies(threads int, s *cost.Samples) (err error) {
@@ -156,8 +156,8 @@ func timedCopies(threads int, s *cost.Samples) (err error) {
 	return nil
 }
 
-// timedCollectives times collectives of so many ranks. A rank's share of the
-// cores' time is what it works.
+// timedCollectives times collectives of a number of ranks. It counts as work a rank's share of
+// the cores' time.
 func timedCollectives(threads, ranks int, s *cost.Samples) (err error) {
 	const span = 8 << 20
 	world, err := inproc.New([]graph.Axis{{Name: "data", Size: ranks}}, inproc.Options{})
@@ -208,8 +208,8 @@ func timedCollectives(threads, ranks int, s *cost.Samples) (err error) {
 				}
 				runs[r] = round(kernels)
 			}
-			// All ranks must run it equally often, so the number of times can't be
-			// left to each.
+			// All ranks must run the collective equally often, so ranks can't choose the number
+			// of repeats.
 			t, err := steady(runs)
 			if err != nil {
 				return err
@@ -226,7 +226,7 @@ func timedCollectives(threads, ranks int, s *cost.Samples) (err error) {
 	return nil
 }
 
-// diskRanks at a time keep the disk busy.
+// diskRanks is how many concurrent ranks keep the disk busy.
 const diskRanks = 3
 
 func timedDisk(dir string, s *cost.Samples) (err error) {
@@ -238,7 +238,7 @@ func timedDisk(dir string, s *cost.Samples) (err error) {
 	}
 	tuning, err := store.LoadTuning(dir)
 	if err != nil {
-		tuning = store.Tuning{} // damaged: training goes with the defaults as well
+		tuning = store.Tuning{} // a damaged tuning: training then uses the defaults too
 	}
 	folder, err := store.Open(filepath.Join(dir, "tier"), store.Options{Block: tuning.Block, Depth: tuning.Depth})
 	if err != nil {
@@ -261,7 +261,7 @@ func timedDisk(dir string, s *cost.Samples) (err error) {
 		if files[r], err = folder.Create(r, span, 0); err != nil {
 			return err
 		}
-		// The first writes to preallocated space are slower than all later ones.
+		// Writes to newly allocated blocks are slower than all later ones.
 		if err := files[r].Store(mem[r*span:][:span], 0).Run(); err != nil {
 			return err
 		}
@@ -271,7 +271,7 @@ func timedDisk(dir string, s *cost.Samples) (err error) {
 			runs := make([]func() error, diskRanks)
 			for r := range runs {
 				var list []device.Transfer
-				// Places in a plan are multiples of 64 bytes.
+				// Offsets in a plan are multiples of 64 bytes.
 				for at := int64(64); at+bytes <= span; at += bytes {
 					if m := mem[int64(r)*span+at:][:bytes]; class == cost.CopyClass(graph.Disk, graph.Host) {
 						list = append(list, files[r].Load(m, at))

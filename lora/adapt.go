@@ -9,14 +9,13 @@ import (
 	"github.com/spillway-ml/spillway/internal/nearest"
 )
 
-// Suffixes of the names of an adapter's two parameters, behind the name of its layer.
+// Suffixes that name an adapter's two parameters, after the name of its layer.
 const (
 	SuffixA = ".lora_A.weight" // (r, K)
 	SuffixB = ".lora_B.weight" // (N, r)
 )
 
-// Layer is the name of the layer of a weight: "h.0.attn.c_attn" of
-// "h.0.attn.c_attn.weight".
+// Layer returns the layer's name of a weight: "h.0.attn.c_attn" for "h.0.attn.c_attn.weight".
 func Layer(weight string) string { return strings.TrimSuffix(weight, ".weight") }
 
 // IsAdapter says whether a parameter's name is that of an adapter.
@@ -72,19 +71,19 @@ func Adapt(p *graph.Program, o Options) (*graph.Program, error) {
 	return q, nil
 }
 
-// adapter rewrites one program.
+// adapter holds the state of one Adapt.
 type adapter struct {
 	p       *graph.Program
 	o       Options
 	w       *graph.Editor
-	weights map[graph.BufID]int    // parameter by its value
-	made    map[int][2]graph.BufID // A and B by the parameter that they go with
+	weights map[graph.BufID]int    // parameter index by its value's buffer
+	made    map[int][2]graph.BufID // A and B by the index of the base parameter
 	names   []string               // of weights that may have adapters
-	matched []bool                 // by target
-	site    int64                  // of the last dropout
+	matched []bool                 // by target, whether it matched a weight
+	site    int64                  // of the last dropout; a site identifies a dropout's random numbers
 }
 
-// sites finds the last site of the program's own dropouts.
+// sites finds the highest dropout site that the program uses.
 func (a *adapter) sites(ph *graph.Phase) {
 	for i := range ph.Ops {
 		if d, ok := ph.Ops[i].Attr.(graph.DropoutAttr); ok {
@@ -146,7 +145,7 @@ func (a *adapter) wants(w *graph.Param) (yes bool) {
 	return yes
 }
 
-// parameters adds A and B for parameter k, whose weight is (N,K) with trans, else (K,N).
+// parameters adds A and B for parameter k, whose weight is (N,K) if trans, otherwise (K,N).
 func (a *adapter) parameters(k int, trans bool) [2]graph.BufID {
 	w := a.p.Params[k]
 	in, out := w.Shape[0], w.Shape[1]
@@ -192,7 +191,7 @@ func (a *adapter) value(name string, shape []int64) graph.BufID {
 	return a.p.AddBuffer(graph.Buffer{Name: name, DType: graph.F32, Shape: append([]int64(nil), shape...), Class: graph.Activations, Life: graph.LifePhase, Unit: -1})
 }
 
-// after adds an operation behind operation i, named after it.
+// after inserts an operation after operation i, named after it.
 func (a *adapter) after(i int, kind graph.Kind, suffix string, in []graph.BufID, out graph.Out, attr any) {
 	of := &a.w.Base[i].Op
 	op := graph.NewOp(kind, of.Name+"."+suffix, in, []graph.Out{out}, attr)
@@ -203,7 +202,7 @@ func (a *adapter) after(i int, kind graph.Kind, suffix string, in []graph.BufID,
 	a.w.After(i, op)
 }
 
-// noMatch refuses a target that names no weight of a product.
+// noMatch is the error for a target that names no weight of a linear product.
 func (a *adapter) noMatch(target string) error {
 	for i := range a.p.Params {
 		if ok, _ := graph.MatchName(target, a.p.Params[i].Name); ok {

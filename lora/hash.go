@@ -10,14 +10,14 @@ import (
 	"slices"
 )
 
-// BaseHash tells the model that adapters belong to from others: the SHA-256 of a line
-// "NAME SHA256" for each parameter, in the byte order of their names, where a parameter's
-// is of its values in f32, little-endian, before they are rounded to what rests.
+// BaseHash identifies the model that adapters belong to. It is the SHA-256 of a line "NAME
+// SHA256" for each parameter, in the byte order of names. A parameter's hash is of its values
+// as little-endian f32, before they are rounded to the stored type.
 type BaseHash struct {
 	of map[string]hash.Hash
 }
 
-// Add takes the next values of a parameter.
+// Add hashes the next values of a parameter.
 func (b *BaseHash) Add(name string, v []float32) {
 	if b.of == nil {
 		b.of = map[string]hash.Hash{}
@@ -39,7 +39,7 @@ func (b *BaseHash) Add(name string, v []float32) {
 	}
 }
 
-// Sum is the hash of what was added, in hexadecimal digits.
+// Sum is the hash of all added parameters, in hexadecimal digits.
 func (b *BaseHash) Sum() string {
 	all := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(b.of)) {

@@ -2,12 +2,12 @@ package lora
 
 import "fmt"
 
-// Product is Alpha/Rank · B·A of one adapter, or its transpose, by element.
+// Product computes elements of Alpha/Rank · B·A of one adapter, or of its transpose.
 type Product struct {
 	left, right []float32 // (rows, r) and (r, cols)
 	r, cols     int
 	factor      float64
-	sums        []float64 // of a row
+	sums        []float64 // accumulators of one row
 }
 
 // NewProduct takes A (r,K) and B (N,r), row-major. The product is (N,K), or (K,N) where
@@ -25,7 +25,7 @@ func NewProduct(o Options, a, b []float32, transposed bool) (*Product, error) {
 	return p, nil
 }
 
-// transpose returns x (rows, …) as (…, rows).
+// transpose returns the transpose of x, whose first dimension is rows.
 func transpose(x []float32, rows int) []float32 {
 	cols := len(x) / rows
 	t := make([]float32, len(x))

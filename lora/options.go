@@ -16,11 +16,11 @@ import (
 type Options struct {
 	Rank    int      // r, the inner dimension of an adapter; 0: no adapters
 	Alpha   float64  // the adapter's product is scaled by Alpha/Rank
-	Targets []string // patterns of names of weights, as in graph.MatchName; none: all of the repeated blocks
+	Targets []string // patterns of weight names, as in graph.MatchName; none: all products in repeated blocks
 	Dropout float64  // of the adapter's input, in training
 }
 
-// maxRank bounds the rank: more is a typing error.
+// maxRank bounds the rank: a larger one must be a typing error.
 const maxRank = 1 << 16
 
 // Active says whether there are adapters.
@@ -47,7 +47,7 @@ func (o Options) Validate() error {
 	return nil
 }
 
-// String is the form that Parse reads; "" for none.
+// String formats o as Parse reads it; "" if there are no adapters.
 func (o Options) String() string {
 	if !o.Active() {
 		return ""
@@ -63,9 +63,9 @@ func (o Options) String() string {
 	return s
 }
 
-// Parse reads "r=16,alpha=32,targets=*.attn.*,*.mlp.*,dropout=0", in any order. All but r may
-// be left out: alpha is twice r then. What has no name belongs to the targets. "" and "none"
-// are no adapters.
+// Parse reads "r=16,alpha=32,targets=*.attn.*,*.mlp.*,dropout=0", in any order. All but r are
+// optional; the default of alpha is twice r. Items without a key are further targets. "" and
+// "none" mean no adapters.
 func Parse(s string) (o Options, err error) {
 	if s == "" || strings.EqualFold(s, "none") {
 		return o, nil

@@ -15,11 +15,11 @@ const (
 	prefix      = "base_model.model." // of the names of its tensors
 )
 
-// PEFT is what an adapter's folder says of it.
+// PEFT is the content of an adapter's adapter_config.json.
 type PEFT struct {
 	Options
-	// Base is the folder of the model that it belongs to, Hash that model's (BaseHash); ""
-	// where an adapter does not say.
+	// Base is the folder of the adapter's base model, and Hash that model's BaseHash; "" if the
+	// file does not give it.
 	Base, Hash string
 }
 
@@ -37,7 +37,7 @@ type peftConfig struct {
 	FanInFanOut   bool            `json:"fan_in_fan_out"`
 	InferenceMode bool            `json:"inference_mode"`
 
-	// What changes the result and is not built.
+	// Keys that change the result and are not supported.
 	RSLoRA    bool               `json:"use_rslora"`
 	DoRA      bool               `json:"use_dora"`
 	LoRABias  bool               `json:"lora_bias,omitempty"`
@@ -47,8 +47,8 @@ type peftConfig struct {
 	Replicate json.RawMessage    `json:"layer_replication,omitempty"`
 }
 
-// Marshal writes adapter_config.json of an adapter on these layers, named as Hugging Face's
-// modules. transposed says that the model's weights are (in, out).
+// Marshal returns the adapter_config.json of an adapter on these layers, which have Hugging
+// Face's module names. transposed says that the model's weights are (in, out).
 func (p *PEFT) Marshal(layers []string, transposed bool) ([]byte, error) {
 	targets, err := json.Marshal(layers)
 	if err != nil {
@@ -60,9 +60,9 @@ func (p *PEFT) Marshal(layers []string, transposed bool) ([]byte, error) {
 	return append(text, '\n'), err
 }
 
-// ParsePEFT reads adapter_config.json beside tensors of these names. The targets are the
-// weights that the tensors belong to, with {0-N} for the numbers of neighbouring layers.
-// What changes the result and is not built is refused by its key.
+// ParsePEFT reads adapter_config.json; tensors are the names in the adapter's file. The targets
+// are the weights of these tensors, with {0-N} for consecutive layer numbers. Unsupported keys
+// that change the result are errors that name the key.
 func ParsePEFT(text []byte, tensors []string) (*PEFT, error) {
 	c := peftConfig{R: 8, Alpha: 8, Bias: "none"} // PEFT's defaults
 	if err := json.Unmarshal(text, &c); err != nil {
@@ -102,9 +102,9 @@ func ParsePEFT(text []byte, tensors []string) (*PEFT, error) {
 	return p, nil
 }
 
-// targets are patterns of the weights that the tensors of an adapter belong to.
+// targets returns patterns for the weights that an adapter's tensors belong to.
 func targets(tensors []string) ([]string, error) {
-	of := map[[2]string][]int{} // numbers by what stands before and after
+	of := map[[2]string][]int{} // layer numbers by the name's parts before and after the number
 	var list []string
 	for _, name := range tensors {
 		layer, ok := strings.CutSuffix(ParamName(name), SuffixA)
@@ -139,12 +139,12 @@ func targets(tensors []string) ([]string, error) {
 	return list, nil
 }
 
-// ParamName is the name in a program of a tensor of an adapter's file: without PEFT's
-// prefix, and that of Hugging Face's GPT-2.
+// ParamName returns the program's parameter name for a tensor in an adapter's file: without
+// PEFT's prefix and the prefix of Hugging Face's GPT-2.
 func ParamName(tensor string) string {
 	return strings.TrimPrefix(strings.TrimPrefix(tensor, prefix), "transformer.")
 }
 
-// TensorName is the name that PEFT gives a parameter; within is the prefix of Hugging
-// Face's module in which the program's names stand, "transformer." of GPT-2.
+// TensorName returns PEFT's name for a parameter. within is the prefix of the Hugging Face
+// module that contains the program's names, "transformer." for GPT-2.
 func TensorName(param, within string) string { return prefix + within + param }

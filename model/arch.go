@@ -5,22 +5,22 @@ import "slices"
 // Family names an architecture.
 type Family string
 
-// Arch is an architecture: the keys of its config.json, the names of its tensors, its
-// forward program and the published models of it are in one file of this package. A
-// new one is that file, a row of archs, and the fields of Config that no other has.
+// Arch is an architecture. Its config.json keys, tensor names, forward program and published
+// models are in one file of this package. A new architecture needs such a file, a row of archs,
+// and its own fields in Config.
 type Arch struct {
 	Family     Family
-	Types      []string // the values of config.json's model_type that are of it
-	Classifier bool     // its samples have one target, and it has no tokens and no config.json
-	Dropout    bool     // its training has dropout
-	CPUOnly    string   // why no GPU runs it, though it can be planned for one; "": one does
+	Types      []string // the values of model_type in config.json
+	Classifier bool     // samples have one target; there are no tokens and no config.json
+	Dropout    bool     // it supports dropout in training
+	CPUOnly    string   // why it can be planned for a GPU but not run there; "": it can
 	Presets    []Preset
 
-	defaults func(*Config)                            // fills in zeros
-	check    func(Config) error                       // what is wrong with its sizes
+	defaults func(*Config)                            // fills in the defaults of zero fields
+	check    func(Config) error                       // checks its sizes
 	forward  func(*writer)                            // writes the program
 	read     func(o *object, modelType string) Config // from config.json
-	write    func(Config, *orderedMap)                // to config.json, without the keys that all have
+	write    func(Config, *orderedMap)                // to config.json, without the keys common to all architectures
 }
 
 var archs = []*Arch{&gpt2Arch, &llamaArch, &gemma2Arch, &mlpArch, &cnnArch}

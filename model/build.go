@@ -9,11 +9,11 @@ import (
 // Kind is what a program is for.
 type Kind uint8
 
-// Kinds of programs. Only Train has dropout. Generate takes one row, of which Key[KeyRow] is
-// given its Logits. Next takes one token of each row, at its Positions, and gives the Logits
-// after it, with keys and values of up to seq earlier tokens that are kept: of row b in slot
-// b. Prompt computes a stretch of one row, at its Positions, and keeps its keys and values in
-// slot Key[KeySlot] for Next; it has no Logits.
+// Kinds of programs; only Train has dropout. Generate takes one row and returns the logits
+// after position Key[KeyRow]. Next takes one token of each row, at its Positions, and returns
+// the logits after it; it uses cached keys and values of up to seq earlier tokens, for row b in
+// slot b. Prompt computes consecutive tokens of one row, at their Positions, and caches their
+// keys and values in slot Key[KeySlot] for Next; it has no logits.
 const (
 	Train Kind = iota
 	Eval
@@ -53,8 +53,8 @@ func Build(c Config, kind Kind, batch, seq int) (*graph.Program, error) {
 	return p, nil
 }
 
-// Write is Build that writes onto a builder, beside what a program of one's own has
-// there. What is wrong with the program is the builder's error.
+// Write is Build onto a given builder, for a program that adds operations of its own. Errors in
+// the program are reported by the builder.
 func Write(b *graph.Builder, c Config, kind Kind, batch, seq int) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -91,22 +91,22 @@ func Write(b *graph.Builder, c Config, kind Kind, batch, seq int) error {
 	return nil
 }
 
-// Starts is the input that says of each token at which token of the row its document begins,
-// where rows hold several (Config.Documents).
+// Starts is the name of the input that gives, for each token, the index in its row of its
+// document's first token. It exists if rows hold several documents (Config.Documents).
 const Starts = "starts"
 
-// writer is a Builder that knows the model it writes.
+// writer is a Builder that knows the model that it writes.
 type writer struct {
 	*graph.Builder
 	c           Config
 	kind        Kind
-	batch, seq  int64 // rows, and tokens of one
-	slots, kept int64 // of Prompt and Next: rows whose keys and values are kept, and positions of one
+	batch, seq  int64 // rows, and tokens per row
+	slots, kept int64 // for Prompt and Next: number of cached rows, and positions per row
 }
 
 func (w *writer) normal() graph.Init { return graph.Normal(w.c.InitStd) }
 
-// dropout is the identity but in training.
+// dropout applies dropout in Train programs and is the identity in others.
 func (w *writer) dropout(name string, x graph.Value, p float64) graph.Value {
 	if w.kind != Train || p == 0 {
 		return x
@@ -114,11 +114,11 @@ func (w *writer) dropout(name string, x graph.Value, p float64) graph.Value {
 	return w.Dropout(name, x, p, w.batch, graph.InPlace)
 }
 
-// head ends a language model: the loss, or logits, or nothing. table is the (V,C)
+// head ends a language model with the loss, the logits or nothing, by kind. table is the (V,C)
 // matrix.
 func (w *writer) head(x, table graph.Value) { w.cappedHead(x, table, 0) }
 
-// cappedHead is head with logits after a soft cap, unless that is 0.
+// cappedHead is head with a soft cap on the logits; 0 means no cap.
 func (w *writer) cappedHead(x, table graph.Value, limit float64) {
 	if w.kind < Generate {
 		if limit == 0 {

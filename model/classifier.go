@@ -82,7 +82,7 @@ func (w *writer) cnn() {
 	w.classify(len(c.Hidden), w.Reshape("flat", x, w.batch, n/w.batch))
 }
 
-// classify ends a classifier with layer i.
+// classify ends a classifier with the linear layer i and the loss.
 func (w *writer) classify(i int, x graph.Value) {
 	w.CrossEntropy("loss", w.dense(i, x, int64(w.c.Classes)), w.Targets(w.batch, 1))
 }
@@ -95,7 +95,7 @@ func (w *writer) dense(i int, x graph.Value, out int64) graph.Value {
 	return w.Linear(name, x, weight, w.Param(name+".bias", graph.Zeros, out), graph.LinearAttr{TransW: true})
 }
 
-// last returns the last dimension of x; 1 where an earlier call failed.
+// last returns the last dimension of x; 1 if an earlier call failed.
 func (w *writer) last(x graph.Value) int64 {
 	s := w.Shape(x)
 	if len(s) == 0 {

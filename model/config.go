@@ -1,6 +1,6 @@
 // Package model has the architectures: GPT-2, the Llama family, Gemma 2 and two classifiers. It
-// reads their config.json and writes them as forward programs. It is pure: shapes come
-// in as a Config or a text, and nothing is allocated.
+// reads their config.json and writes their forward programs. It does no I/O: its input is a
+// Config or a text, and it allocates no tensors.
 package model
 
 import (
@@ -30,9 +30,9 @@ type Config struct {
 
 	// Llama.
 	QKVBias, OutBias, MLPBias bool    // Qwen2 has QKVBias
-	NormHeads                 bool    // queries and keys are normed head by head before they turn, with one weight for all heads (Qwen3)
-	NormQK                    bool    // … all heads together (OLMo 2)
-	PostNorm                  bool    // attention and MLP are normed after, before they are added, not before (OLMo 2)
+	NormHeads                 bool    // queries and keys are normed per head before rotary positions, with one weight for all heads (Qwen3)
+	NormQK                    bool    // the same over all heads together (OLMo 2)
+	PostNorm                  bool    // norms follow attention and MLP, before the residual addition, and do not precede them (OLMo 2)
 	RopeTheta                 float64 // 0: 10000
 	RopeScaling               *RopeScaling
 	Gemma2Config
@@ -45,8 +45,8 @@ type Config struct {
 	// here never holds the matrix of probabilities.
 	EmbdDropout, ResidDropout, AttnDropout float64
 
-	// Dropouts lists the dropout keys of a config.json that are not 0, for a person: they
-	// are no part of the model here.
+	// Dropouts lists the non-zero dropout keys of a config.json, for a note: the model ignores
+	// them.
 	Dropouts string
 
 	// Classifiers.
@@ -83,7 +83,7 @@ func orFloat(v *float64, d float64) {
 	}
 }
 
-// withDefaults fills in the meaning of zeros.
+// withDefaults replaces zero fields with their defaults.
 func (c Config) withDefaults() Config {
 	orFloat(&c.InitStd, 0.02)
 	if a := c.Arch(); a != nil {
@@ -96,7 +96,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Validate names the first field that makes no model.
+// Validate returns an error that names the first invalid field.
 func (c Config) Validate() error {
 	c = c.withDefaults()
 	a := c.Arch()

@@ -16,10 +16,10 @@ import (
 // 1 + weight, embeddings times √width, and a tied head.
 const Gemma2 Family = "gemma2"
 
-// Gemma2Config is what a Gemma 2 has beside the fields that it shares with Llama.
+// Gemma2Config has the fields that Gemma 2 needs in addition to those shared with Llama.
 type Gemma2Config struct {
 	AttnCap, LogitCap float64 // soft caps of attention's scores and of the final logits; 0: none
-	Window            int     // tokens that a row of layers 0, 2, 4 … sees, itself the last
+	Window            int     // tokens that a token attends to in layers 0, 2, 4 …, including itself
 	QueryScalar       float64 // attention's scale is 1/√QueryScalar; 0: HeadDim
 }
 
@@ -144,7 +144,7 @@ func readGemma2(o *object, _ string) Config {
 	return c
 }
 
-// capOr is a soft cap: null is none, and def where the key is absent.
+// capOr reads a soft cap: null means none, and a missing key means def.
 func (o *object) capOr(key string, def float64) float64 {
 	if o.has(key) {
 		def = 0

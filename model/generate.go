@@ -2,24 +2,24 @@ package model
 
 import "github.com/spillway-ml/spillway/graph"
 
-// What differs between a forward over whole rows and one that goes on from keys
-// and values that are kept.
+// Functions that differ between a forward over whole rows and one that continues from cached
+// keys and values.
 
-// promptRows is how many rows of a prompt are computed at a time: enough that reading the
-// weights costs little, few enough that a short prompt, or what a chat adds, does not wait
-// for rows that it does not have.
+// promptRows is how many tokens of a prompt are computed at a time. That is enough to make
+// reading the weights cheap, and few enough that a short prompt or chat turn does not compute
+// many unused ones.
 const promptRows = 64
 
-// PromptRows is how many rows a Prompt of so many positions computes at a time.
+// PromptRows is how many tokens a Prompt program for seq positions computes at a time.
 func PromptRows(seq int) int { return min(seq, promptRows) }
 
-// caches says that keys and values are kept.
+// caches says that the program caches keys and values.
 func (w *writer) caches() bool { return w.kind == Prompt || w.kind == Next }
 
-// places are the positions of the rows.
+// places returns the positions of the tokens.
 func (w *writer) places() graph.Value { return w.Positions(w.batch, w.seq) }
 
-// positions adds the table of positions (P,C) to x (N,C).
+// positions adds the position table (P,C) to x (N,C).
 func (w *writer) positions(name string, x, table graph.Value) graph.Value {
 	if w.caches() {
 		return w.Add(name, x, w.Embed(name+".rows", w.places(), table))
@@ -27,7 +27,7 @@ func (w *writer) positions(name string, x, table graph.Value) graph.Value {
 	return w.AddPos(name, x, table, w.seq, graph.InPlace)
 }
 
-// turn gives x (N, heads·D) its rotary positions.
+// turn applies rotary positions to x (N, heads·D).
 func (w *writer) turn(name string, x graph.Value, heads int) graph.Value {
 	if w.caches() {
 		return w.RopeAt(name, x, w.places(), w.rope(heads), graph.InPlace)
@@ -35,7 +35,7 @@ func (w *writer) turn(name string, x graph.Value, heads int) graph.Value {
 	return w.Rope(name, x, w.rope(heads), graph.InPlace)
 }
 
-// attend is attention; with k and v none, q is all three side by side.
+// attend is attention. If k and v are empty, q holds queries, keys and values side by side.
 func (w *writer) attend(name string, q, k, v graph.Value, a graph.AttentionAttr) graph.Value {
 	if w.caches() {
 		width := a.KVHeads * a.HeadDim

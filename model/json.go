@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// ConfigFile is the name of a model's shape in its folder, as Hugging Face has it.
+// ConfigFile is the name of Hugging Face's file with a model's shape, in the model's folder.
 const ConfigFile = "config.json"
 
 // Parse reads the text of a config.json. Each architecture has its keys, which have
@@ -106,8 +106,8 @@ func Marshal(c Config, torchDtype string, ids map[string]any) ([]byte, error) {
 	return data, nil
 }
 
-// SameModel says that two Configs of config.json describe the same model: all fields
-// but Dropouts, and what RopeScaling points to.
+// SameModel says that two Configs of config.json describe the same model: it compares all
+// fields except Dropouts, and the contents of RopeScaling.
 func (c Config) SameModel(d Config) bool {
 	c.Dropouts, d.Dropouts = "", ""
 	return reflect.DeepEqual(c, d)

@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Largest values taken: several times the largest published models', so that
-// a product of any three of them cannot overflow an int64.
+// Largest accepted values: several times those of published models, and small enough that a
+// product of any three cannot overflow an int64.
 const (
 	mostLayers    = 10_000
 	mostHeads     = 1 << 16
@@ -61,7 +61,7 @@ func (o *object) failf(format string, args ...any) {
 	}
 }
 
-// has says that the key is there, even if null.
+// has says that the key exists, even if it is null.
 func (o *object) has(key string) bool { _, ok := o.keys[key]; return ok }
 
 // raw gives the text of a key's value, or nil if it is absent or null.
@@ -74,8 +74,8 @@ func (o *object) raw(key string) json.RawMessage {
 	return v
 }
 
-// missing reports a required key, naming a near key of the file where one
-// has the same letters in another case.
+// missing reports a missing required key. If the file has the key in another letter case, the
+// error names that.
 func (o *object) missing(key string) {
 	names := make([]string, 0, len(o.keys))
 	for k := range o.keys {
@@ -105,7 +105,7 @@ func (o *object) requiredInt(key string, limit int64) int {
 	return o.int(key, 0, limit)
 }
 
-// int reads an integer from 1 to limit. The default may be outside of that.
+// int reads an integer from 1 to limit. The default may be outside that range.
 func (o *object) int(key string, def int, limit int64) int {
 	v := o.raw(key)
 	if v == nil {
@@ -155,7 +155,7 @@ func (o *object) bool(key string, def bool) bool {
 	}
 }
 
-// mustBe refuses a switch whose other setting is not built.
+// mustBe refuses a switch whose value is not supported.
 func (o *object) mustBe(key string, def, want bool, why string) {
 	if got := o.bool(key, def); o.err == nil && got != want {
 		o.failf("%s is %v: %s; it must be %v", key, got, why, want)

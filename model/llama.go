@@ -29,7 +29,7 @@ var llamaArch = Arch{
 	read: readLlama, write: writeLlama, forward: (*writer).llama,
 }
 
-// checkRotary wants heads that rotary positions can turn.
+// checkRotary checks that heads have an even width, which rotary positions need.
 func (c Config) checkRotary() error {
 	if c.HeadDim%2 != 0 {
 		return fmt.Errorf("model: HeadDim is %d, want an even number: rotary positions turn pairs", c.HeadDim)
@@ -206,9 +206,9 @@ func readLlama(o *object, modelType string) Config {
 	return c
 }
 
-// readHeads reads how the width is cut into heads. An absent num_key_value_heads is
-// kvDefault, a null one key-value head for each query head. headDim is head_dim's
-// default; 0: width/heads.
+// readHeads reads how the width is divided into heads. If num_key_value_heads is absent it is
+// kvDefault; if it is null each query head has its own. headDim is the default of head_dim; 0
+// means width/heads.
 func (c *Config) readHeads(o *object, kvDefault, headDim int) {
 	if o.has("num_key_value_heads") {
 		kvDefault = c.Heads
@@ -327,7 +327,7 @@ func writeLlama(c Config, m *orderedMap) {
 	}
 }
 
-// writeRotary writes the sizes of a model with rotary positions and RMS norm.
+// writeRotary writes to config.json the sizes of a model with rotary positions and RMS norm.
 func (c Config) writeRotary(m *orderedMap) {
 	m.add("hidden_size", c.Width)
 	m.add("intermediate_size", c.FFN)
@@ -428,7 +428,7 @@ func qwen25(name string, s shape) Preset {
 	return p
 }
 
-// qwen3's heads are 128 wide whatever the width.
+// qwen3 is a preset whose heads are 128 wide whatever its width.
 func qwen3(name string, s shape) Preset {
 	p := llama(name, srcQwen3, s, strings.Replace(name, "qwen-", "qwen", 1))
 	p.Config.HeadDim, p.Config.NormHeads = 128, true

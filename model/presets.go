@@ -16,8 +16,7 @@ type Preset struct {
 	Source  string // where the shape was published
 }
 
-// Presets gives every preset, in the order of families and sizes. The caller may
-// change what it gets.
+// Presets returns every preset, by family and size. The caller may change the slice.
 func Presets() (all []Preset) {
 	for _, a := range archs {
 		for _, p := range a.Presets {
@@ -36,8 +35,8 @@ func (p Preset) clone() Preset {
 	return p
 }
 
-// LookupPreset finds a preset by its name or an alias, in any case; an underscore
-// counts as a hyphen. The error of an unknown name gives the nearest ones.
+// LookupPreset finds a preset by its name or an alias, in any case; an underscore counts as a
+// hyphen. The error for an unknown name lists the nearest ones.
 func LookupPreset(name string) (Preset, error) {
 	key := strings.ReplaceAll(strings.ToLower(strings.TrimSpace(name)), "_", "-")
 	for _, a := range archs {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// unsupported are keys that change what a model computes and are not built, with
-// the values (as JSON) that change nothing. A key that is absent or null is fine.
+// unsupported lists keys that change a model's result and are not supported, with the values
+// (as JSON) that change nothing. An absent or null key is accepted.
 var unsupported = []struct {
 	keys    []string
 	neutral []string
@@ -33,11 +33,11 @@ var unsupported = []struct {
 	{[]string{"text_config"}, nil, "a model of text within another is not read; give the config.json of the text model"},
 }
 
-// refuse names the first key that changes the result and is not built.
+// refuse reports the first unsupported key that changes the result.
 func (o *object) refuse() {
 	for _, u := range unsupported {
 		for _, key := range u.keys {
-			if o.read[key] { // the architecture has it
+			if o.read[key] { // the architecture supports it
 				continue
 			}
 			v := o.raw(key)

@@ -12,7 +12,7 @@ import (
 
 func isPower(n int) bool { return n > 0 && n&(n-1) == 0 }
 
-// checkCollectives refuses an algorithm that the job's hosts don't allow.
+// checkCollectives refuses an algorithm that does not suit the job's hosts.
 func (s *Setup) checkCollectives(ranks int) error {
 	if s.Collectives != algo.Hierarchical || isPower(s.PerHost) && ranks%s.PerHost == 0 {
 		return nil
@@ -24,8 +24,8 @@ func (s *Setup) checkCollectives(ranks int) error {
 	return fmt.Errorf("Config.Collectives %s: needs hosts with a power of two of neighbouring ranks each, without which its sums would have another order; here are %s; leave it out", s.Collectives, has)
 }
 
-// wrap makes a rank's groups go by the algorithm that was asked for. Where peers reach
-// each other's memory the transport's own way moves each byte once: auto takes it.
+// wrap makes a rank's groups use the configured algorithm. With auto, if ranks can access each
+// other's memory, the transport's own algorithm is used, since it moves each byte once.
 func (c *cpuPlatform) wrap(rank int, opt cpu.Options, groups map[int]comm.Group) error {
 	o := algo.Options{Algorithm: c.setup.Collectives}
 	if o.Algorithm == "" {
@@ -60,8 +60,8 @@ func (c *cpuPlatform) wrap(rank int, opt cpu.Options, groups map[int]comm.Group)
 	return nil
 }
 
-// perHost is how many neighbours share a host, of a group of size ranks that are stride
-// apart: a power of two that divides size, 1 where they share none so.
+// perHost is how many members of a group share a host, for size ranks with the given stride. It
+// is a power of two that divides size, or 1.
 func perHost(ranks, stride, size int) int {
 	if ranks == 0 || ranks%stride != 0 {
 		return 1

@@ -1,5 +1,5 @@
-// Package platform is what a run takes from its device: contexts, kernels and groups of
-// ranks. It has the CPU's; package platform/gpu has that of NVIDIA GPUs.
+// Package platform is the interface between a run and its device: contexts, kernels and groups
+// of ranks. It implements the CPU; package platform/gpu implements NVIDIA GPUs.
 package platform
 
 import (
@@ -20,91 +20,93 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// MaxLocalRanks bounds the ranks of one process: each has a thread, streams
-// and an arena of its own, and every pair of them a record in the group.
+// MaxLocalRanks bounds the ranks of one process: each has its own thread, streams and arena,
+// and every pair of ranks has a record in the group.
 const MaxLocalRanks = 1024
 
 // Platform is what a run takes from its device: contexts, kernels, groups.
 // Everything else is the same on every device.
 type Platform interface {
-	// GPU is the preset of the GPU that each of the run's is like; nil on the CPU.
+	// GPU is the preset that describes each of the run's GPUs; nil on the CPU.
 	GPU() *gpus.GPU
 	// Cards is how many GPUs there are for the ranks.
 	Cards() int
 	// Limits is what only the device knows of its memory.
 	Limits() Limits
-	// Refused says of a refusal where its cap comes from.
+	// Refused adds to a refused plan's error where its cap comes from.
 	Refused(err error) error
-	// InMachine lists the spaces whose arenas lie in the machine's own memory.
+	// InMachine lists the memory spaces whose arenas lie in the machine's main memory.
 	InMachine() []graph.Space
-	// Measure learns from a plan that fits what the device takes beside the ranks'
-	// arenas: Limits are then those that were measured.
+	// Measure finds, for a plan that fits, how much memory the device takes outside the ranks'
+	// arenas. Limits then returns the measured values.
 	Measure(p *plan.Plan) error
-	// Start makes what the ranks share, once the plan is there.
+	// Start creates what the ranks share, after planning.
 	Start(s Setup) error
-	// Rank gives a rank's context and its groups by mesh axis, −1 for all ranks. It
-	// is called on the rank's goroutine.
+	// Rank returns a rank's context and its groups by mesh axis, −1 for all ranks. It is called
+	// on the rank's goroutine.
 	Rank(i int) (device.Context, map[int]comm.Group, error)
-	// Library binds operations to the context that Rank has given a rank.
+	// Library binds operations to the context that Rank returned for a rank.
 	Library(rank int) kernels.Library
 	// About describes the device in a line, "" for nothing to say.
 	About() string
-	// Close ends what the ranks share, once they are closed.
+	// Close releases what the ranks share, after they are closed.
 	Close() error
 }
 
-// Meeter is a Platform whose ranks may meet those of other processes in Rank.
+// Meeter is a Platform whose Rank may wait for ranks of other processes.
 type Meeter interface {
-	// Meets tells whether they do, once it is started.
+	// Meets tells whether Rank waits for other processes; it is valid after Start.
 	Meets() bool
-	// Abort ends the job: ranks that wait for others get err.
+	// Abort ends the job: waiting ranks get err.
 	Abort(err error)
 }
 
-// Options are what a platform is opened with.
+// Options configure a platform when it is opened.
 type Options struct {
 	Device string // cpu or cuda, in any case
 	World  World
-	// DeviceMemory is the cap that was asked for, bytes a rank; 0: none.
+	// DeviceMemory is the configured cap, in bytes per rank; 0: none.
 	DeviceMemory int64
-	// Outside is what a rank is said to need of each space outside its arena; 0:
-	// the device says.
+	// Outside is a rank's configured memory need outside its arena, in bytes by space; 0: the
+	// device's own value.
 	Outside [graph.NumSpaces]int64
 	Timeout time.Duration // of any collective
 	Poison  bool
-	// CheckWrites watches kernels' writes. For tests, on the CPU.
+	// CheckWrites checks where kernels write. For tests, on the CPU.
 	CheckWrites   bool
 	RequirePinned bool
 	Warn          func(string)
-	// PortableBF16 gives bf16 products on the CPU the same bits on every CPU.
+	// PortableBF16 makes bf16 products on the CPU give the same bits on every CPU.
 	PortableBF16 bool
 	// Graphs says that a step's operations are launched as CUDA graphs, which take memory of
 	// the device.
 	Graphs bool
-	// Transport joins the ranks of several processes, each with its own part of
-	// the world; nil: all ranks are in this process.
+	// Transport connects the ranks of several processes, each of which runs its own part; nil:
+	// all ranks are in this process.
 	Transport Transport
-	// Local is this process's place among those of its host: its GPU has that number.
+	// Local is this process's number among those on its host, which is also the number of its
+	// GPU.
 	Local int
 }
 
-// Transport is how CPU ranks of several processes meet; ranks on GPUs meet by it too, and then
-// exchange over NCCL.
+// Transport connects CPU ranks of several processes. Ranks on GPUs also find each other through
+// it, and then communicate over NCCL.
 type Transport interface {
 	// Join makes this process the one that runs the given ranks of a mesh.
 	Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (Joined, error)
 }
 
-// TransportMemory is a Transport that takes memory of a process outside its ranks'
-// arenas and what their sums land in, in bytes, of so many processes with so many ranks.
+// TransportMemory is a Transport that takes memory outside a process's arenas and sum buffers,
+// in bytes, given the numbers of processes and of ranks per process.
 type TransportMemory interface {
 	OutsideBytes(processes, each int) int64
 }
 
-// Joined is a process's part of a job over processes.
+// Joined is one process's connection to a job over processes.
 type Joined interface {
 	Groups(rank int) (map[int]comm.Group, error)
-	// Map makes the memory of a rank's arenas (see cpu.Options); nil: any will do.
+	// Map allocates the memory of a rank's arenas (see cpu.Options); nil: ordinary memory will
+	// do.
 	Map(rank int) func(space graph.Space, bytes int64) ([]byte, func() error, error)
 	OnError(func(error))
 	Close() error
@@ -112,7 +114,7 @@ type Joined interface {
 
 // Limits are a rank's part of a device's memory, in bytes.
 type Limits struct {
-	DeviceMemory int64 // the least of what was asked for and what is free; 0: no cap
+	DeviceMemory int64 // the smaller of the configured cap and the free memory; 0: no cap
 	Outside      [graph.NumSpaces]int64
 }
 
@@ -120,19 +122,19 @@ type Limits struct {
 type Setup struct {
 	Plan *plan.Plan
 	Pool *pool.Pool
-	// Disk makes a rank's file of the disk tier; nil: there is none.
+	// Disk creates a rank's file of the disk tier; nil: there is no disk tier.
 	Disk func(rank int, bytes int64, initial byte) (device.Disk, error)
-	// Failed is told the error that ends a job over processes; nil: nobody is.
+	// Failed is called with the error that ends a job over processes; nil: not called.
 	Failed func(error)
-	// Collectives is the algorithm of collectives, "": auto; PerHost how many neighbouring
-	// ranks each host has, 0: nobody knows.
+	// Collectives is the algorithm of collectives, "": auto. PerHost is how many consecutive
+	// ranks each host has; 0: unknown.
 	Collectives algo.Name
 	PerHost     int
-	// Fastest is what auto chooses by where ranks send messages.
+	// Fastest is the table from which auto chooses if ranks send messages.
 	Fastest algo.Table
 }
 
-// NewCPU is the CPU device.
+// NewCPU opens the CPU device.
 func NewCPU(o Options) (Platform, error) {
 	if err := o.World.Check(); err != nil {
 		return nil, err
@@ -225,9 +227,8 @@ func (c *cpuPlatform) Rank(i int) (device.Context, map[int]comm.Group, error) {
 	return cpu.New(i, opt), groups, nil
 }
 
-// usesHostTier tells whether a plan keeps more in host memory than what every
-// run has there, inputs and the staging of its states: only then is locking
-// worth a warning where it is refused.
+// usesHostTier tells whether a plan keeps more in host memory than inputs and the staging of
+// states, which every run has there. Only then does unlocked memory deserve a warning.
 func usesHostTier(p *plan.Plan) bool {
 	if p.Layout.Spaces[graph.Disk].Peak > 0 {
 		return true

@@ -5,13 +5,13 @@ import (
 	"slices"
 )
 
-// World is the ranks of a job and those of them that this process runs.
+// World is the number of ranks of a job and the ranks that this process runs.
 type World struct {
 	Size  int   // ranks of the job
 	Local []int // this process's ranks, ascending
 }
 
-// OneProcess is a world whose ranks are all here.
+// OneProcess is a world whose ranks are all in this process.
 func OneProcess(size int) World {
 	w := World{Size: size, Local: make([]int, size)}
 	for i := range w.Local {
@@ -20,7 +20,7 @@ func OneProcess(size int) World {
 	return w
 }
 
-// Names lists neighbouring ranks for a message: "rank 3", "ranks 2 to 3".
+// Names lists consecutive ranks for a message: "rank 3", "ranks 2 to 3".
 func Names(ranks []int) string {
 	if len(ranks) == 1 {
 		return fmt.Sprintf("rank %d", ranks[0])
@@ -28,8 +28,8 @@ func Names(ranks []int) string {
 	return fmt.Sprintf("ranks %d to %d", ranks[0], ranks[len(ranks)-1])
 }
 
-// Check tells what is wrong with a world: a process runs at least one rank, each
-// is in the world, and they ascend.
+// Check reports an invalid world: a process must run at least one rank, each must be in the
+// world, and they must ascend.
 func (w World) Check() error {
 	if w.Size < 1 || len(w.Local) == 0 {
 		return fmt.Errorf("world of %d rank(s), %d of them in this process: at least one is needed", w.Size, len(w.Local))

@@ -15,28 +15,28 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Line is a line of a file: its record without Ranges, which are read again where they are
-// needed.
+// Line is a parsed line of a receipt. It lacks Ranges, which are read again when needed.
 type Line struct {
 	Record
 	Hash     string
 	at, size int64
 }
 
-// Chain is a receipt's lines, each held against the one before.
+// Chain is a receipt's lines, each verified against the line before.
 type Chain struct {
 	Lines []Line
-	// Torn is what is wrong with the last line where the others are whole: it was cut off
-	// and never counted, or is a *Broken.
+	// Torn is the problem with the last line if all others are valid: it was cut off and does
+	// not count, or it is a *Broken.
 	Torn error
 	f    filesys.File
 }
 
-// Broken is a line that does not follow from the one before, or says what no run writes.
+// Broken is the error for a line that does not follow from the one before or has invalid
+// contents.
 type Broken struct {
 	Path string
 	Line int // from 1
-	// Step is that of the line before; 0: none.
+	// Step is the step of the line before; 0: none.
 	Step int
 	Why  error
 }
@@ -47,13 +47,13 @@ func (e *Broken) Error() string {
 
 func (e *Broken) Unwrap() error { return e.Why }
 
-// start is how every receipt begins.
+// start is the beginning of every receipt.
 var start = []byte(`{"prev":"","step":`)
 
-// errForeign is of a file that is none of ours.
+// errForeign is the error for an existing file that is not a receipt.
 var errForeign = errors.New("it is there already and holds no receipt")
 
-// open opens a file in its folder, which is made with create.
+// open opens a file in its folder; os.O_CREATE in flag also makes the folder.
 func open(o filesys.Opener, path string, flag int) (in filesys.Folder, f filesys.File, err error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -84,8 +84,7 @@ func open(o filesys.Opener, path string, flag int) (in filesys.Folder, f filesys
 	return in, f, nil
 }
 
-// Holds tells whether there is a receipt at a path. A file that is something else is an
-// error.
+// Holds tells whether there is a receipt at a path. Any other existing file is an error.
 func Holds(o filesys.Opener, path string) (bool, error) {
 	in, f, err := open(o, path, os.O_RDONLY)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -105,10 +104,10 @@ func Holds(o filesys.Opener, path string) (bool, error) {
 	return n > 0, errors.Join(err, f.Close(), in.Close())
 }
 
-// errCut is of a line without an end.
+// errCut is the error for a last line without a newline.
 var errCut = errors.New("the last line was cut off as it was written: it never counted")
 
-// Read opens a receipt and follows its chain. The error is a *Broken where that breaks
+// Read opens a receipt and verifies its chain. The error is a *Broken if the chain breaks
 // before the last line.
 func Read(o filesys.Opener, path string) (*Chain, error) {
 	in, f, err := open(o, path, os.O_RDONLY)
@@ -125,7 +124,7 @@ func Read(o filesys.Opener, path string) (*Chain, error) {
 // Close closes the file.
 func (c *Chain) Close() error { return c.f.Close() }
 
-// follow reads the lines.
+// follow reads and verifies the lines.
 func (c *Chain) follow() error {
 	st, err := c.f.Stat()
 	if err != nil {
@@ -159,8 +158,8 @@ func (c *Chain) follow() error {
 	}
 }
 
-// read takes a line's text, which follows a line of that hash and step. run is the newest
-// Run.
+// read parses a line's text and verifies it against the hash prev and the step at of the line
+// before. run is the newest Run.
 func (l *Line) read(text []byte, run **Run, prev string, at int) error {
 	if err := json.Unmarshal(text, &l.Record); err != nil {
 		return err
@@ -178,7 +177,7 @@ func (l *Line) read(text []byte, run **Run, prev string, at int) error {
 	return l.check(*run, at)
 }
 
-// step is that of the last line; 0: there is none.
+// step is the last line's step; 0 if there is no line.
 func (c *Chain) step() int {
 	if len(c.Lines) == 0 {
 		return 0
@@ -186,7 +185,7 @@ func (c *Chain) step() int {
 	return c.Lines[len(c.Lines)-1].Step
 }
 
-// Ranges are the hashes of a line's ranges, by tensor.
+// Ranges returns the hashes of line n's ranges, by tensor.
 func (c *Chain) Ranges(n int) ([][]byte, error) {
 	text := make([]byte, c.Lines[n].size)
 	if _, err := c.f.ReadAt(text, c.Lines[n].at); err != nil {
@@ -200,7 +199,7 @@ func (c *Chain) Ranges(n int) ([][]byte, error) {
 	return r.Ranges, err
 }
 
-// Run is what the steps of a line depend on, or those after it.
+// Run returns the Run in force at line n: what its steps, or those after it, depend on.
 func (c *Chain) Run(n int) *Run {
 	for c.Lines[n].Run == nil {
 		n--
@@ -208,12 +207,12 @@ func (c *Chain) Run(n int) *Run {
 	return c.Lines[n].Run
 }
 
-// Has tells whether a line has the hash.
+// Has tells whether a line of the chain has the hash.
 func (c *Chain) Has(hash string) bool {
 	return slices.ContainsFunc(c.Lines, func(l Line) bool { return l.Hash == hash })
 }
 
-// Head is the hash of the last line: it stands for the whole chain.
+// Head is the hash of the last line, which depends on the whole chain.
 func (c *Chain) Head() string {
 	if len(c.Lines) == 0 {
 		return ""
@@ -224,15 +223,15 @@ func (c *Chain) Head() string {
 // Log is a receipt that a run writes. Its methods are for one goroutine.
 type Log struct {
 	*Chain
-	// Cut are the lines behind those of a resume, which the next Append removes.
+	// Cut are the lines after the step resumed from; the next Append removes them.
 	Cut []Line
 	in  filesys.Folder
 	end int64
 }
 
-// Continue opens a receipt for a run that has done so many steps, and makes it where there
-// is none. Later lines, and one that was cut off, are another attempt's: left is what was
-// removed, nil for nothing. With step 0 all are.
+// Continue opens a receipt for a run after step steps, and creates it if there is none. Later
+// lines and a cut-off last line belong to an earlier attempt: left describes the removed ones,
+// nil if there are none. With step 0 all lines are removed.
 func Continue(o filesys.Opener, path string, step int) (l *Log, left *Left, err error) {
 	in, f, err := open(o, path, os.O_RDWR|os.O_CREATE)
 	if err != nil {
@@ -268,8 +267,8 @@ func Continue(o filesys.Opener, path string, step int) (l *Log, left *Left, err 
 // Close makes all lines durable and closes the file.
 func (l *Log) Close() error { return errors.Join(l.f.Sync(), l.f.Close(), l.in.Close()) }
 
-// Append writes a line behind the others. With sync it is durable once Append returns, and
-// so are all before it.
+// Append writes a line at the end. With sync this line and all before it are durable when
+// Append returns.
 func (l *Log) Append(r Record, sync bool) error {
 	r.Prev = l.Head()
 	text, err := json.Marshal(r)
@@ -278,7 +277,7 @@ func (l *Log) Append(r Record, sync bool) error {
 	}
 	text = append(text, '\n')
 	line := Line{Record: r, Hash: HashOf(text), at: l.end, size: int64(len(text))}
-	if err = l.f.Truncate(l.end); err == nil { // what another attempt, or a write that failed, has left
+	if err = l.f.Truncate(l.end); err == nil { // removes lines of an earlier attempt, or of a failed write
 		_, err = l.f.WriteAt(text, l.end)
 	}
 	if err == nil && sync {

@@ -6,16 +6,17 @@ import (
 	"strings"
 )
 
-// ErrDiffers is of what is not as a receipt says, and of receipts whose chain breaks.
+// ErrDiffers is the kind of errors about a run that differs from its receipt, and about a
+// receipt whose chain breaks.
 var ErrDiffers = errors.New("the run is not as its receipt says")
 
-// Is puts a broken chain among what differs.
+// Is makes a *Broken an ErrDiffers.
 func (e *Broken) Is(target error) bool { return target == ErrDiffers }
 
-// Difference is where steps that are run again first are not as recorded.
+// Difference is the first place where repeated steps differ from the record.
 type Difference struct {
-	Step  int    // the first step with a difference; of states that after which they were recorded
-	What  string // of that step, or of the start; "": the states alone
+	Step  int    // the first step with a difference; for states, the step after which they were recorded
+	What  string // what differs in that step, or at the start; "": only the states
 	State *Place // nil: the states are equal
 	After int    // the step after which State differs
 }
@@ -31,11 +32,12 @@ func (d *Difference) String() string {
 	return strings.Join(parts, "; ")
 }
 
-// Otherwise is what of a run's start is not as recorded.
+// Otherwise is a property of a run's start that differs from the record.
 type Otherwise struct{ What, Here, Recorded string }
 
-// SameStart says what of a run is not as recorded, nil for nothing, but for the fields of
-// Config: paths lead to what has hashes, and others have FieldsDiffer.
+// SameStart returns a property of a run that differs from the record, nil if none does. Fields
+// of Config are not compared: paths are covered by content hashes, and FieldsDiffer compares
+// the others.
 func (r *Run) SameStart(recorded *Run) *Otherwise {
 	for _, c := range []struct {
 		what      string
@@ -52,7 +54,8 @@ func (r *Run) SameStart(recorded *Run) *Otherwise {
 	return nil
 }
 
-// FieldsDiffer names a field of Config that is not as recorded, but for paths; "": none.
+// FieldsDiffer names a field of Config, other than paths, that differs from the record; "" if
+// none does.
 func (r *Run) FieldsDiffer(recorded *Run) (field, got, want string) {
 	for name, text := range recorded.Config {
 		if !IsPath(name) && string(r.Config[name]) != string(text) && (field == "" || name < field) {
@@ -67,8 +70,7 @@ func (r *Run) FieldsDiffer(recorded *Run) (field, got, want string) {
 	return field, got, want
 }
 
-// IsPath tells whether a field of Config says where something lies, whose content has a
-// hash.
+// IsPath tells whether a field of Config is a path whose contents are recorded as a hash.
 func IsPath(field string) bool {
 	switch field {
 	case "Model", "Data", "DataGlob", "Init", "Tokenizer", "Template", "TextField":

@@ -8,45 +8,46 @@ import (
 	"math"
 )
 
-// Format is the version of what this package writes.
+// Format is the version of the format that this package writes.
 const Format = 1
 
-// Record is a line: a start or a resume of the run, or some steps, with the states after it.
+// Record is one line: a start or resume of the run, or some steps, with the states after it.
 type Record struct {
-	Prev string `json:"prev"` // SHA-256 of the line before; "": the first
+	Prev string `json:"prev"` // SHA-256 of the line before; "" in the first line
 	Step int    `json:"step"` // steps done
-	// Run is what the results of the steps after this line depend on: a start or a resume.
+	// Run, in the line of a start or a resume, is what the results of the following steps
+	// depend on.
 	Run *Run `json:"run,omitempty"`
-	// Steps are those since the line before.
+	// Steps are the steps since the line before.
 	Steps  []Step `json:"steps,omitempty"`
-	Sample int64  `json:"sample"` // rows of the data that were seen
-	// Skipped is how many steps so far had no update, LossScale the scale of the next step
-	// and the updates since it moved, of fp16 alone.
+	Sample int64  `json:"sample"` // rows of the data seen so far
+	// Skipped is the number of steps so far without an update. LossScale, in fp16 only, is the
+	// scale of the next step and the number of updates since it changed.
 	Skipped   int         `json:"skipped,omitempty"`
 	LossScale *[2]float64 `json:"loss_scale,omitempty"`
 	Saved     bool        `json:"saved,omitempty"` // a checkpoint follows
-	Root      string      `json:"root"`            // of the states
-	Ranges    [][]byte    `json:"ranges"`          // by tensor of the newest Run, the hashes of its ranges
+	Root      string      `json:"root"`            // root hash of the states
+	Ranges    [][]byte    `json:"ranges"`          // by tensor of the newest Run, the hashes of the tensor's ranges
 }
 
-// Run is all that the results of a run depend on, without what is only where and how they
-// are computed.
+// Run is everything that the results of a run depend on. It leaves out where and how they are
+// computed.
 type Run struct {
 	Format   int    `json:"format"`
 	Spillway string `json:"spillway"` // the version that ran it
-	// Config are fields of the Config, by name. Of a reproducible run the ranks are not
-	// among them.
+	// Config has fields of the Config, by name. For a reproducible run the number of ranks is
+	// left out.
 	Config map[string]json.RawMessage `json:"config"`
-	// Own names what the program brought along: its model and optimizer.
+	// Own names the model and optimizer that the program itself provided.
 	Own        []string       `json:"own,omitempty"`
 	Model      map[string]any `json:"model,omitempty"`
 	Program    string         `json:"program"` // SHA-256 of the forward of a micro-batch, before it is sharded
 	Data       Data           `json:"data"`
-	Epochs     int            `json:"epochs"`     // the version by which shuffled epochs are drawn
-	Arithmetic string         `json:"arithmetic"` // what decides the last bits beside the Config
+	Epochs     int            `json:"epochs"`     // the version by which epochs are shuffled, see data.Epochs
+	Arithmetic string         `json:"arithmetic"` // what affects the last bits in addition to the Config
 	Every      int            `json:"every"`      // steps between lines
 	Tensors    []Tensor       `json:"tensors"`
-	Left       *Left          `json:"left,omitempty"` // of a resume: lines that were removed
+	Left       *Left          `json:"left,omitempty"` // in a resume: the lines that were removed
 }
 
 // Data is the fingerprint of the data.
@@ -59,27 +60,28 @@ func (d Data) String() string {
 	return fmt.Sprintf("%d tokens of SHA-256 %.16s…", d.Tokens, d.SHA256)
 }
 
-// Left says what a resume removed: steps after the checkpoint, which are run again.
+// Left describes what a resume removed: lines for steps after the checkpoint, which are run
+// again.
 type Left struct {
-	Step int    `json:"step"` // of the last line
+	Step int    `json:"step"` // step of the last removed line
 	Hash string `json:"hash"` // of that line
 }
 
 // Step is a step of the run.
 type Step struct {
 	Data     string  `json:"data"`    // SHA-256 over the hashes of its rows
-	Targets  int64   `json:"targets"` // that were counted
+	Targets  int64   `json:"targets"` // number of counted targets
 	LR       float64 `json:"lr"`
 	Loss     string  `json:"loss"`      // its bits: see Bits32
 	GradNorm string  `json:"grad_norm"` // see Bits64
 	Skipped  bool    `json:"skipped,omitempty"`
 }
 
-// notFinite is in place of the bits of values that are not finite: which of them it is
-// depends on the order of sums.
+// notFinite replaces the bits of non-finite values: which non-finite value results depends on
+// the order of sums.
 const notFinite = "not finite"
 
-// Bits32 are those of a loss.
+// Bits32 formats the bits of a loss.
 func Bits32(v float32) string {
 	if math.IsNaN(float64(v)) || math.IsInf(float64(v), 0) {
 		return notFinite
@@ -87,7 +89,7 @@ func Bits32(v float32) string {
 	return fmt.Sprintf("%08x", math.Float32bits(v))
 }
 
-// Bits64 are those of a norm.
+// Bits64 formats the bits of a norm.
 func Bits64(v float64) string {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return notFinite
@@ -95,7 +97,7 @@ func Bits64(v float64) string {
 	return fmt.Sprintf("%016x", math.Float64bits(v))
 }
 
-// Differs says what of a step is not as recorded; "" for nothing.
+// Differs says what in a step differs from the record; "" if nothing does.
 func (s *Step) Differs(recorded *Step) string {
 	shown := func(what string, got, want any) string { return fmt.Sprintf("%s %v, recorded %v", what, got, want) }
 	switch {
@@ -115,14 +117,14 @@ func (s *Step) Differs(recorded *Step) string {
 	return ""
 }
 
-// HashOf is the hash by which the next line names one.
+// HashOf is the hash of a line, which the next line records as Prev.
 func HashOf(line []byte) string {
 	sum := sha256.Sum256(line)
 	return hex.EncodeToString(sum[:])
 }
 
-// check sees that a line that follows others can be what a run wrote: run is the newest
-// Run, nil before the first, and at the step of the line before.
+// check verifies that a line that follows others can come from a run. run is the newest Run,
+// nil before the first, and at is the step of the line before.
 func (r *Record) check(run *Run, at int) error {
 	switch {
 	case run == nil:

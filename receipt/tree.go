@@ -1,10 +1,10 @@
-// Package receipt is the hash chain of a run: what its lines say, the file that they are
-// in, and the tree of hashes over states.
+// Package receipt is the hash chain of a run: the contents of its lines, the file, and the hash
+// tree over the states.
 //
-// The tree does not depend on ranks. A block is 256 elements of a state of a tensor, as
-// they rest; no shard cuts one. A range is 256 blocks: 65,536 elements. Its hash is that of
-// its blocks' hashes, so that ranks which share a range exchange hashes alone. The root is
-// the hash of all ranges of all states with their names.
+// The tree does not depend on the number of ranks. A block is 256 stored elements of one state
+// of a tensor; shards never split a block. A range is 256 blocks: 65,536 elements. A range's
+// hash is the hash of its blocks' hashes, so ranks that share a range exchange only hashes. The
+// root is the hash of all ranges of all states with their names.
 package receipt
 
 import (
@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// BlockElems is the elements of a block.
+	// BlockElems is the number of elements in a block.
 	BlockElems = 256
-	// RangeBlocks is the blocks of a range.
+	// RangeBlocks is the number of blocks in a range.
 	RangeBlocks = 256
-	// RangeElems is the elements of a range.
+	// RangeElems is the number of elements in a range.
 	RangeElems = BlockElems * RangeBlocks
-	// Size is the bytes of a hash.
+	// Size is the size of a hash in bytes.
 	Size = sha256.Size
 )
 
-// Tensor is a state of a tensor.
+// Tensor identifies one state of a tensor.
 type Tensor struct {
 	Name  string `json:"name"`
 	State string `json:"state"`
@@ -34,10 +34,10 @@ type Tensor struct {
 	Elems int64  `json:"elements"`
 }
 
-// Ranges is the number of ranges.
+// Ranges is the number of ranges of the state.
 func (t *Tensor) Ranges() int64 { return (t.Elems + RangeElems - 1) / RangeElems }
 
-// Blocks is the number of blocks.
+// Blocks is the number of blocks of the state.
 func (t *Tensor) Blocks() int64 { return (t.Elems + BlockElems - 1) / BlockElems }
 
 func (t *Tensor) String() string { return fmt.Sprintf("%s of %q", t.State, t.Name) }
@@ -65,10 +65,10 @@ func AppendBlocks(to, data []byte, block int64, scales []byte) []byte {
 	return to
 }
 
-// Range is the hash of a range, from those of its blocks.
+// Range is the hash of a range, from the hashes of its blocks.
 func Range(blocks []byte) [Size]byte { return sha256.Sum256(blocks) }
 
-// Root is the hash of states, of which ranges has the hashes of each one's ranges.
+// Root is the root hash of states; ranges has, for each, the hashes of its ranges.
 func Root(tensors []Tensor, ranges [][]byte) string {
 	h := sha256.New()
 	for i := range tensors {
@@ -79,11 +79,11 @@ func Root(tensors []Tensor, ranges [][]byte) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Place is a range of a state, and how many others differ beside it.
+// Place is the first differing range of a state, and the number of other differing ranges.
 type Place struct {
 	Tensor
 	From, To int64 // elements
-	More     int64 // ranges
+	More     int64 // other ranges that differ
 }
 
 func (p *Place) String() string {
@@ -94,13 +94,13 @@ func (p *Place) String() string {
 	return s
 }
 
-// Hashed are states with the hashes of their ranges.
+// Hashed is a list of states with the hashes of their ranges.
 type Hashed struct {
 	Tensors []Tensor
 	Ranges  [][]byte
 }
 
-// Differ is the first range that differs of the states that both have, nil where none does.
+// Differ returns the first differing range among states that both have; nil if none differs.
 func Differ(a, b Hashed) (first *Place) {
 	other := map[Tensor][]byte{}
 	for i, t := range b.Tensors {

@@ -10,23 +10,23 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// card is one GPU and the ranks that it has.
+// card is one GPU and the ranks that run on it.
 type card struct {
 	gpu    driver.Device
-	ranks  []int          // of this process, neighbours
-	host   *thread.Thread // with the GPU's context current
+	ranks  []int          // ranks of this process, consecutive
+	host   *thread.Thread // the thread on which the GPU's context is current
 	handle driver.Context
 	lib    Kernels
 
-	used      int64 // bytes in use when nothing of this process was there; −1: not known
+	used      int64 // bytes in use before this process used the GPU; −1: unknown
 	available int64 // bytes that this process may take, its context included
-	others    int64 // bytes that others use; −1: not known
-	outside   int64 // bytes of a rank's part that are no arena's
+	others    int64 // bytes that other processes use; −1: unknown
+	outside   int64 // bytes of a rank's part outside its arena
 }
 
-// deal gives the ranks of a process their GPUs: each its own where there are as many,
-// else neighbouring ones share, as many on each. GPUs must be of one kind, so that which
-// rank is where changes no bit.
+// deal assigns GPUs to the ranks of a process: one each if there are as many, otherwise equally
+// many consecutive ranks share each. All GPUs must be of one kind, so that the assignment does
+// not change the bits.
 func deal(ranks []int, list []driver.Device) ([]*card, error) {
 	n := min(len(ranks), len(list))
 	each := len(ranks) / n
@@ -46,7 +46,7 @@ func deal(ranks []int, list []driver.Device) ([]*card, error) {
 	return cards, nil
 }
 
-// kind describes what decides about the bits that a GPU computes.
+// kind describes the properties of a GPU that affect the bits of results.
 func kind(d *driver.Device) string {
 	return fmt.Sprintf("%s (compute capability %d.%d, %d multiprocessors)", d.Name, d.Major, d.Minor, d.SMs)
 }
@@ -67,8 +67,8 @@ func (k *card) retain(parts *Parts, api driver.API) (err error) {
 	return api.SetCurrent(handle)
 }
 
-// measure finds what memory there is, where a context is thought to take so much. What it
-// does take is measured where NVML tells what was in use before.
+// measure finds how much memory is available if a context takes outside bytes. If NVML told
+// what was in use before, the context's real size is measured instead.
 func (k *card) measure(api driver.API, outside int64) error {
 	free, total, err := api.MemInfo()
 	if err != nil {
@@ -95,8 +95,8 @@ func (k *card) close(api driver.API) (err error) {
 	return err
 }
 
-// link lets the GPUs reach each other's memory, so that copies between them take the
-// shortest way.
+// link enables access between the GPUs' memories, so that copies between them take the shortest
+// path.
 func (c *cudaPlatform) link() error {
 	for _, from := range c.cards {
 		for _, to := range c.cards {
@@ -110,7 +110,7 @@ func (c *cudaPlatform) link() error {
 				}
 				if !ok && err == nil {
 					c.apart = [2]int{from.gpu.Ordinal, to.gpu.Ordinal}
-					c.preset.NVLink = 0 // the slowest pair is what a collective waits for
+					c.preset.NVLink = 0 // a collective is as slow as its slowest pair
 				}
 				return err
 			})
@@ -122,7 +122,7 @@ func (c *cudaPlatform) link() error {
 	return nil
 }
 
-// About describes the GPUs: where they are several, by the one with the least room.
+// About describes the GPUs; of several, the one with the least memory available.
 func (c *cudaPlatform) About() string {
 	k := c.tight
 	which, of := fmt.Sprintf("GPU %d, %s", k.gpu.Ordinal, kind(&k.gpu)), ""

@@ -14,19 +14,18 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// shower is a Joined whose watchdog is shown where ranks are in operations that another
-// transport runs.
+// shower is a Joined whose watchdog can also watch ranks' operations on another transport.
 type shower interface {
 	Show(rank, slot int, p watch.Progress)
 }
 
-// control is what ranks on GPUs of several processes have beside NCCL: the transport of
-// their processes, on the host.
+// control connects ranks on GPUs of several processes in addition to NCCL: it uses their
+// processes' transport on the host.
 type control struct {
 	shower
 	joined platform.Joined
-	group  comm.Group          // all ranks, as the first of this process's has it
-	ranks  map[int]*controlled // this process's
+	group  comm.Group          // all ranks, from the first rank of this process
+	ranks  map[int]*controlled // ranks of this process
 }
 
 // controlled is one rank.
@@ -54,7 +53,7 @@ func newControl(joined platform.Joined, local []int) (*control, error) {
 	return c, nil
 }
 
-// Gather gives every rank what each has said.
+// Gather exchanges one message per rank: every rank gets those of all.
 func (c *control) Gather(rank int, own []byte) (said [][]byte, err error) {
 	ctx := cpu.New(rank, cpu.Options{Map: c.joined.Map(rank)})
 	defer func() { err = errors.Join(err, ctx.Close()) }()
@@ -90,7 +89,8 @@ func (c *control) Gather(rank int, own []byte) (said [][]byte, err error) {
 	return said, nil
 }
 
-// Show counts on from the host's own calls.
+// Show reports a rank's progress to the watchdog; its numbering continues after the host
+// transport's own calls.
 func (c *control) Show(rank, slot int, p watch.Progress) {
 	if slot == 0 {
 		p.Call += c.ranks[rank].calls.Load()
@@ -98,7 +98,7 @@ func (c *control) Show(rank, slot int, p watch.Progress) {
 	c.shower.Show(rank, slot, p)
 }
 
-// Abort ends the job, Err is what has ended it, and OnError tells.
+// Abort ends the job, Err returns the error that ended it, and OnError sets its callback.
 func (c *control) Abort(err error)       { c.group.Abort(err) }
 func (c *control) Err() error            { return c.group.Err() }
 func (c *control) OnError(f func(error)) { c.group.OnError(f) }

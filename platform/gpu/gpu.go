@@ -1,5 +1,5 @@
-// Package gpu is the platform of this process's NVIDIA GPUs: a rank each, or neighbouring
-// ranks on one; in a job over processes with NCCL between them.
+// Package gpu is the platform for this process's NVIDIA GPUs. Each rank has one, or consecutive
+// ranks share one; in a job over processes NCCL connects them.
 package gpu
 
 import (
@@ -28,43 +28,42 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// Kernels is the kernels of a GPU, which its ranks share.
+// Kernels are the kernels of a GPU, shared by its ranks.
 type Kernels interface {
 	kernels.Library
-	// Sum adds buffers of the ranks.
+	// Sum returns the operation that adds the ranks' buffers.
 	Sum(dtype graph.DType, order graph.SumOrder) (peers.Sum, error)
 	Close() error
 }
 
-// Parts is where the driver, the kernels and what NVML says come from.
+// Parts are the sources of the driver, the kernels, NCCL and NVML's values.
 type Parts struct {
 	Driver  func() (driver.API, error)
 	Kernels func(o platform.Options, api driver.API, dev driver.Device, host kernels.Library) (Kernels, error)
-	// NCCL opens the library between processes.
+	// NCCL opens the library that connects processes.
 	NCCL func() (nccl.API, error)
-	// Used is the bytes that all processes together use of a GPU's memory.
+	// Used is the bytes of a GPU's memory that all processes use.
 	Used func(uuid [16]byte) (int64, error)
 }
 
-// DoubleCUDA has doubles take the place of the machine's driver, kernels, NCCL and NVML in
-// all that this process runs. Only tests call it: of whole commands, which they start as
-// processes.
+// DoubleCUDA replaces the machine's driver, kernels, NCCL and NVML with test doubles in this
+// whole process. Only tests of commands, which run as processes, call it.
 func DoubleCUDA(parts Parts) { realCUDA = parts }
 
-// realCUDA is the machine's own.
+// realCUDA are the machine's own parts.
 var realCUDA = Parts{Driver: driver.Open, Kernels: openLibrary, NCCL: libnccl.Open, Used: gpus.Used}
 
-// tf32Override is the variable by which NVIDIA's libraries take TF32 for products that
-// ask for fp32: the numbers would be others than the plan's, the CPU's and PyTorch's.
+// tf32Override is the variable that makes NVIDIA's libraries use TF32 for fp32 products. The
+// results would differ from those of the plan, the CPU and PyTorch.
 const tf32Override = "NVIDIA_TF32_OVERRIDE"
 
-// GuessedOutside is what kernels and cuBLASLt take of device memory beside the
-// context when operations run: code of modules, handles, threads' local memory. It was 10 to
-// 13 MB on an H200 (benchmarks/cuda), and stands where a plan is only looked at: see Measure.
+// GuessedOutside is the device memory, in bytes, that kernels and cuBLASLt take beside the
+// context when operations run: module code, handles and threads' local memory. It was 10 to 13
+// MB on an H200 (benchmarks/cuda). Plans that are not run use this estimate: see Measure.
 const GuessedOutside = 16 << 20
 
-// cudaPlatform is this process's GPUs: one that all ranks share, or a block of neighbouring
-// ranks each; in a job over processes one for each of its ranks.
+// cudaPlatform is this process's GPUs: one shared by all ranks, or one for each block of
+// consecutive ranks; in a job over processes one for each rank.
 type cudaPlatform struct {
 	o       platform.Options
 	parts   Parts
@@ -73,10 +72,10 @@ type cudaPlatform struct {
 	cards   []*card
 	of      map[int]*card // by rank
 	preset  gpus.GPU
-	apart   [2]int // two GPUs that do not reach each other's memory; equal: all do
+	apart   [2]int // two GPUs that can't access each other's memory; equal if all can
 
 	limits platform.Limits
-	tight  *card // which has the least room
+	tight  *card // the card with the least available memory
 
 	opt   cuda.Options
 	world *peers.World
@@ -84,8 +83,8 @@ type cudaPlatform struct {
 	cpu   lateKernels // of the cards' libraries
 }
 
-// New opens the GPUs that the driver shows. parts takes the place of the machine's
-// driver, kernels and NVML in tests; nil: the machine's.
+// New opens the GPUs that the driver shows. parts replaces the machine's driver, kernels and
+// NVML in tests; nil uses the machine's.
 func New(o platform.Options, parts *Parts) (_ platform.Platform, err error) {
 	if err := o.World.Check(); err != nil {
 		return nil, err
@@ -136,8 +135,8 @@ func New(o platform.Options, parts *Parts) (_ platform.Platform, err error) {
 	return c, nil
 }
 
-// open makes each GPU's context current on a thread, lets the GPUs reach each other's
-// memory and finds what there is of it.
+// open makes each GPU's context current on its thread, enables access between GPUs and measures
+// the available memory.
 func (c *cudaPlatform) open() error {
 	c.preset = gpus.Product(c.cards[0].gpu.Name, c.cards[0].gpu.Memory)
 	for _, k := range c.cards {
@@ -160,8 +159,8 @@ func (c *cudaPlatform) open() error {
 	return nil
 }
 
-// limit derives what a rank may take from what the GPUs have, where a rank takes scratch
-// bytes for what other GPUs send. All ranks have one plan: it is the tightest GPU's.
+// limit computes a rank's limits from the GPUs' memory; a rank takes scratch bytes for data
+// from other GPUs. All ranks have the same plan, so the GPU with the least memory decides.
 func (c *cudaPlatform) limit(scratch int64) {
 	room := func(k *card) int64 {
 		each := max(k.available/int64(len(k.ranks)), 1)
@@ -197,11 +196,10 @@ func (c *cudaPlatform) GPU() *gpus.GPU          { return &c.preset }
 func (c *cudaPlatform) Cards() int              { return c.visible }
 func (c *cudaPlatform) Limits() platform.Limits { return c.limits }
 
-// InMachine is host memory alone: page-locked, it must be there whole.
+// InMachine is host memory only: it is page-locked, so all of it must fit into physical memory.
 func (c *cudaPlatform) InMachine() []graph.Space { return []graph.Space{graph.Host} }
 
-// Refused says which of the two caps it was: the one that was asked for, or what
-// is really free.
+// Refused adds to a refusal which cap applied: the configured one, or the free memory.
 func (c *cudaPlatform) Refused(err error) error {
 	var r *plan.DoesNotFit
 	if !errors.As(err, &r) || r.Space != graph.Device {
@@ -224,7 +222,7 @@ func (c *cudaPlatform) Refused(err error) error {
 	return fmt.Errorf("%w; %s", err, text)
 }
 
-// gpusOf lists the GPU of each rank, by ordinal; nil where all share one, or NCCL is between
+// gpusOf lists the GPU of each rank, by ordinal; nil if all share one, or if NCCL connects
 // them.
 func (c *cudaPlatform) gpusOf() (list []int) {
 	if len(c.cards) == 1 || c.nccl != nil {
@@ -287,8 +285,7 @@ func (c *cudaPlatform) Close() error {
 	return errors.Join(errs...)
 }
 
-// compiledKernels is the kernels that NVRTC compiles and the products of
-// cuBLASLt.
+// compiledKernels are the kernels compiled by NVRTC and the products of cuBLASLt.
 type compiledKernels struct {
 	*kernelscuda.Library
 	products blas.Library
@@ -310,8 +307,8 @@ func openLibrary(o platform.Options, api driver.API, dev driver.Device, host ker
 	return NewKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: products, Host: host})
 }
 
-// Compiler compiles kernels for a driver of a version, such as 12040: this build's embedded
-// ones where it has them, else and for all others NVRTC.
+// Compiler compiles kernels for a driver version, such as 12040. It uses this build's embedded
+// kernels if it has them, and NVRTC for all others.
 func Compiler(version int, warn func(string)) (kernelscuda.Compiler, error) {
 	open := func() (kernelscuda.Compiler, error) { return nvrtc.Open(nvrtc.Options{Driver: version, Warn: warn}) }
 	if !images.There() {
@@ -329,10 +326,10 @@ func NewKernels(o kernelscuda.Options) (Kernels, error) {
 	return &compiledKernels{lib, o.Products}, nil
 }
 
-// Sum adds buffers of the ranks.
+// Sum returns the operation that adds the ranks' buffers.
 func (k *compiledKernels) Sum(dtype graph.DType, order graph.SumOrder) (peers.Sum, error) {
 	return k.RankSum(dtype, order)
 }
 
-// Close ends the kernels and the products.
+// Close releases the kernels and the products.
 func (k *compiledKernels) Close() error { return errors.Join(k.Library.Close(), k.products.Close()) }

@@ -26,24 +26,25 @@ func (c *cudaPlatform) openKernels(k *card) (err error) {
 	return err
 }
 
-// rehearser is a library that can make the device take what it needs for a program.
+// rehearser is a library that can load a program's operations in advance, so that the device
+// memory which they need is measurable.
 type rehearser interface {
 	Rehearse(r kernelscuda.Rehearsal, s driver.Stream) (inGraphs int64, err error)
 }
 
-var _ rehearser = (*compiledKernels)(nil) // else nothing would be measured
+var _ rehearser = (*compiledKernels)(nil) // otherwise nothing would be measured
 
-// arenaUnit is what the driver gives out device memory in: an arena may take so much
-// less a byte beyond its size.
+// arenaUnit is the granularity of the driver's device memory, in bytes: an arena may take up to
+// arenaUnit − 1 bytes more than its size.
 const arenaUnit = 2 << 20
 
-// mappedPeer is what a rank sets aside for the page tables by which its GPU reaches another
-// one's memory, which grow when that gets its arenas: 8 or 16 bytes for each page of 2 MiB.
+// mappedPeer is the memory, in bytes, that a rank reserves for page tables that map another
+// GPU's memory. They grow with that GPU's arenas: 8 or 16 bytes for each page of 2 MiB.
 const mappedPeer = arenaUnit
 
-// Measure has all that a plan runs loaded and run once on each GPU while there is no arena,
-// and then reads what the GPU has left: outside is measured, and an arena of the rest can
-// be had. Where the caller said what is outside, that stands.
+// Measure loads and runs each operation of a plan once on each GPU before there are arenas.
+// Then it reads the GPU's free memory: the rest, outside the arenas, is thus measured, and the
+// arenas fit. A value that the caller gave for Outside is kept.
 func (c *cudaPlatform) Measure(p *plan.Plan) error {
 	for _, k := range c.cards {
 		err := k.do(func() error { return c.measure(k, p) })
@@ -88,8 +89,8 @@ func (c *cudaPlatform) rehearse(k *card, lib rehearser, p *plan.Plan) (inGraphs 
 	for _, rank := range k.ranks {
 		r.Coords = append(r.Coords, comm.Coord(p.Program.Mesh, rank))
 	}
-	// As many streams as the ranks will have, with that of their copies from other GPUs: the
-	// driver keeps memory for each.
+	// Create as many streams as the ranks will have, including those for copies from other
+	// GPUs: the driver keeps memory for each.
 	var streams []driver.Stream
 	for range len(r.Coords) * (int(graph.NumStreams) + 1) {
 		var s driver.Stream

@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// ncclPart is what the platform of a process's GPUs has of a job over processes: a GPU for
-// each of its ranks, NCCL between all ranks, and the processes' own transport beside it.
+// ncclPart is the state for a job over processes: a GPU for each rank of this process, NCCL
+// between all ranks, and the processes' own transport beside it.
 type ncclPart struct {
 	api    nccl.API
 	joined platform.Joined // nil: not started
@@ -24,8 +24,9 @@ type ncclPart struct {
 	need   int64 // bytes of the rank's arena
 }
 
-// seen is the GPUs of a process's ranks, so many, in a job over processes: by its place among
-// those of its host, or all that its launcher lets it see, where they are as many.
+// seen returns the GPUs for a process's ranks in a job over processes. If the launcher shows it
+// exactly as many GPUs as it has ranks, it uses these; otherwise those at its place among its
+// host's processes.
 func seen(local, ranks int, list []driver.Device) ([]driver.Device, error) {
 	if len(list) == ranks {
 		return list, nil
@@ -55,8 +56,8 @@ func (c *cudaPlatform) openNCCL() error {
 	return nil
 }
 
-// outsideOfNCCL is what a rank takes of its GPU beside its arena where it meets those of other
-// processes: scratch, and an estimate of the library's own. Start measures that.
+// outsideOfNCCL estimates the GPU memory outside its arena, in bytes, that a rank needs to
+// communicate with other processes: scratch, and NCCL's own memory. Start measures the latter.
 func (c *cudaPlatform) outsideOfNCCL() int64 {
 	if c.nccl == nil {
 		return 0
@@ -64,7 +65,7 @@ func (c *cudaPlatform) outsideOfNCCL() int64 {
 	return nccl.ScratchBytes(c.o.World.Size) + nccl.LibraryBytes(c.o.World.Size)
 }
 
-// start joins the processes, and makes this one's part of NCCL's world.
+// start joins the job's processes and creates this process's part of NCCL's world.
 func (n *ncclPart) start(o *platform.Options, s *platform.Setup, sum func(int, graph.DType, graph.SumOrder) (nccl.Sum, error)) (err error) {
 	n.need = s.Plan.Layout.Spaces[graph.Device].Peak
 	mesh := s.Plan.Program.Mesh
@@ -79,7 +80,7 @@ func (n *ncclPart) start(o *platform.Options, s *platform.Setup, sum func(int, g
 	with := nccl.Options{API: n.api, Sum: sum, Timeout: o.Timeout, Failed: o.Warn}
 	if alone, ok := joined.(*nccl.HostWorld); ok { // NCCL is all that the processes have
 		n.beside = alone
-		if o.World.Size > 1 { // the last rank that is left has nothing to send
+		if o.World.Size > 1 { // a rank that is the only one left has nothing to send
 			with.World, err = alone.Communicator()
 		}
 		if err != nil {
@@ -101,7 +102,7 @@ func (c *cudaPlatform) Meets() bool { return c.nccl != nil }
 // Abort ends the job of several processes.
 func (c *cudaPlatform) Abort(err error) { c.nccl.beside.Abort(err) }
 
-// groups makes the rank's, and refuses to go on where NCCL has taken what the plan counts on.
+// groups creates a rank's groups. It is an error if NCCL left too little memory for the plan.
 func (n *ncclPart) groups(ctx *cuda.Context) (map[int]comm.Group, error) {
 	groups, err := n.world.Groups(ctx)
 	if err != nil {
@@ -123,7 +124,7 @@ func (n *ncclPart) close() error {
 	return n.joined.Close()
 }
 
-// about tells of the library in a few words.
+// about describes the NCCL library in a few words.
 func (n *ncclPart) about() string {
 	if n == nil {
 		return ""
@@ -135,7 +136,7 @@ func (n *ncclPart) about() string {
 	return "; NCCL " + nccl.VersionText(v) + " between processes"
 }
 
-// ncclSum gives NCCL's world the sums of the kernels of a rank's GPU.
+// ncclSum returns the sum kernels of a rank's GPU, for NCCL's world.
 func (c *cudaPlatform) ncclSum(rank int, dtype graph.DType, order graph.SumOrder) (nccl.Sum, error) {
 	s, err := c.of[rank].lib.Sum(dtype, order)
 	if err != nil {
@@ -147,10 +148,10 @@ func (c *cudaPlatform) ncclSum(rank int, dtype graph.DType, order graph.SumOrder
 	return s, nil
 }
 
-// StartNCCL makes this process rank of world processes with a GPU each that have nothing but
-// NCCL to meet by: the address in NCCL_COMM_ID. local is its place among those of its host.
-// shrinks says, of all of them the same, that those that are left of a job can go on: see
-// nccl.Host. parts takes the place of the machine's libraries, nil for none.
+// StartNCCL makes this process a rank of world processes with one GPU each, which meet only
+// through NCCL at the address in NCCL_COMM_ID. local is its number among its host's processes.
+// shrinks, the same in all processes, allows the remaining ranks of a job to continue: see
+// nccl.Host. parts replaces the machine's libraries; nil uses those.
 func StartNCCL(rank, world, local int, shrinks bool, parts *Parts) (*nccl.Host, error) {
 	if parts == nil {
 		parts = &realCUDA
@@ -176,10 +177,10 @@ func StartNCCL(rank, world, local int, shrinks bool, parts *Parts) (*nccl.Host, 
 	return nccl.StartHost(api, gpu, list[0], rank, world, shrinks)
 }
 
-// OverNCCL is the transport of processes that StartNCCL has made.
+// OverNCCL is the transport of processes started by StartNCCL.
 type OverNCCL struct{ Host *nccl.Host }
 
-// Join makes this process's rank one of the mesh's.
+// Join makes this process's rank a rank of the mesh.
 func (o OverNCCL) Join(mesh []graph.Axis, _ []int, timeout time.Duration, warn func(string)) (platform.Joined, error) {
 	w, err := o.Host.Join(mesh, timeout, warn)
 	if err != nil {

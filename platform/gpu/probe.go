@@ -9,19 +9,19 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// probeBytes is what the probe sends from each GPU to each.
+// probeBytes is how many bytes the probe sends between each two GPUs.
 const probeBytes = 64 << 10
 
-// probed is what a GPU has for the probe.
+// probed is the memory of one GPU for the probe.
 type probed struct {
-	at     driver.Address // what it sends; behind it, what it gets
+	at     driver.Address // data to send, followed by room for received data
 	stream driver.Stream
 	filled driver.Event
 }
 
-// probe sends something between every two GPUs and looks at what arrives. There are
-// machines on which it is something else, and no call says so: an IOMMU that comes between
-// two cards on PCIe.
+// probe sends data between every two GPUs and compares what arrives. On some machines it
+// arrives changed without an error, because an IOMMU intercepts traffic between two cards on
+// PCIe.
 func (c *cudaPlatform) probe() (err error) {
 	if len(c.cards) < 2 {
 		return nil
@@ -45,7 +45,7 @@ func (c *cudaPlatform) probe() (err error) {
 	return err
 }
 
-// word is what fills the memory that a GPU sends.
+// word is the i-th word of the data that a GPU sends.
 func word(i int) uint32 { return 0x5ca1ab1e + uint32(i)*0x01010101 }
 
 func (p *probed) open(api driver.API, value uint32) (err error) {
@@ -74,7 +74,7 @@ func (p *probed) close(api driver.API) (err error) {
 	return err
 }
 
-// send copies what GPU i of the cards sends to GPU j, on whose thread it is called.
+// send copies GPU i's data to GPU j; it must be called on j's thread.
 func (c *cudaPlatform) send(ends []probed, i, j int) error {
 	from, to := c.cards[i], c.cards[j]
 	p, _, err := c.api.HostAlloc(probeBytes)
