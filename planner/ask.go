@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/search"
 )
 
@@ -17,7 +16,7 @@ type Question struct {
 	// for. Otherwise it is the last.
 	Easier bool
 	// At is the job and its hardware at a value, from 0.
-	At func(i int) (config.Config, Hardware, error)
+	At func(i int) (Request, Hardware)
 	// Fixed and Rows are Fit's.
 	Fixed Fixed
 	Rows  int
@@ -119,11 +118,8 @@ func (a *asking) bracket(ctx context.Context) (low, high int, err error) {
 
 // feasible says whether a value may fit, by bounds.
 func (a *asking) feasible(ctx context.Context, i int) (bool, error) {
-	cfg, hw, err := a.q.At(i)
-	if err != nil {
-		return false, err
-	}
-	r, err := Request{Config: cfg}.free(a.q.Fixed, a.q.Rows, hw)
+	at, hw := a.q.At(i)
+	r, err := at.free(a.q.Fixed, a.q.Rows, hw)
 	if err != nil {
 		return false, err
 	}
@@ -137,15 +133,12 @@ func (a *asking) feasible(ctx context.Context, i int) (bool, error) {
 
 // fit is what a search finds at a value.
 func (a *asking) fit(ctx context.Context, i int) (*Fitted, *NothingFits, error) {
-	cfg, hw, err := a.q.At(i)
-	if err != nil {
-		return nil, nil, err
-	}
+	at, hw := a.q.At(i)
 	if hw.Effort == 0 {
 		hw.Effort = AskEffort
 	}
 	a.known[i] = true
-	best, err := Fit(ctx, cfg, a.q.Fixed, a.q.Rows, hw)
+	best, err := at.Fit(ctx, a.q.Fixed, a.q.Rows, hw)
 	var none *NothingFits
 	if errors.As(err, &none) {
 		return nil, none, nil

@@ -138,8 +138,10 @@ func (f *Flags) topicOf(fs *pflag.FlagSet, c *spillway.Config) (*topic, error) {
 			return nil, fmt.Errorf("--ask %s with --%s: the flag says what is asked for; leave one of them out", topics[k].name, flag)
 		}
 	}
-	if fs.Changed("dump") {
-		return nil, fmt.Errorf("--ask %s with --dump: ask first, then dump the answer's plan", topics[k].name)
+	for _, flag := range []string{"dump", "emit"} {
+		if fs.Changed(flag) {
+			return nil, fmt.Errorf("--ask %s with --%s: ask first, then give --%s with the flags of the answer", topics[k].name, flag, flag)
+		}
 	}
 	if f.hostMemory = c.HostMemory; topics[k].name == "model" {
 		c.Model = bySize()[0].Name
@@ -172,9 +174,9 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c spillway.Config, fixed
 	if err != nil {
 		return c, nil, err
 	}
-	at := func(i int) (spillway.Config, spillway.Hardware, error) {
+	at := func(i int) (planner.Request, spillway.Hardware) {
 		one, own := f.askedAt(c, t, values[i])
-		return one, own.Hardware(&one), nil
+		return own.request(one), own.Hardware(&one)
 	}
 	f.progress.Says("looking for the " + t.what + " …")
 	a, err := planner.Ask(ctx, planner.Question{Count: len(values), Easier: t.easier, At: at, Fixed: fixed, Rows: rows})
@@ -192,9 +194,9 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c spillway.Config, fixed
 	if t.name == "gpus" || t.name == "seq" {
 		out.first = t.what + " that fit: " + value
 	}
-	out.lines = []string{fmt.Sprintf("%s a step and %s by prediction", f.seconds(a.Best.Step.Seconds), f.speed(a.Best.TokensPerSecond()))}
-	if text := f.budgetText(a.Best.Forecast); text != "" {
-		out.lines = append(out.lines, text)
+	out.lines = append(out.lines, fmt.Sprintf("%s a step and %s by prediction", f.seconds(a.Best.Step.Seconds), f.speed(a.Best.TokensPerSecond())))
+	if budget := f.budgetText(a.Best.Forecast); budget != "" {
+		out.lines = append(out.lines, budget)
 	}
 	if a.Neighbour < 0 {
 		out.lines = append(out.lines, fmt.Sprintf("%s is the last value there is", value))

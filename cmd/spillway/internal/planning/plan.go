@@ -136,7 +136,6 @@ data and no GPU.`,
 			return runPlan(cmd.Context(), c, &f, best, out)
 		}
 		if l.Fit {
-			var err error
 			f.progress.Says("searching for the fastest configuration that fits …")
 			best, err = f.request(c).Fit(cmd.Context(), options.FixedBy(fs), l.GlobalBatch, f.Hardware(&c))
 			var none *spillway.NothingFits
