@@ -119,7 +119,7 @@ func limit(args []value.Value, at int) ([]value.Value, int, error) {
 // isSpace is Python's str.isspace for one character; unicode.IsSpace lacks four of these.
 func isSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1C && r <= 0x1F }
 
-// stringMethod calls a method of str; each case is one method.
+// stringMethod calls a method of str. A table: each case is one method.
 func stringMethod(s, name string, args []value.Value) (v value.Value, err error) {
 	none := func(t func(string) string) (value.Value, error) {
 		if _, err := texts(args, 0, 0); err != nil {
