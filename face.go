@@ -7,13 +7,13 @@ import (
 	"github.com/spillway-ml/spillway/train"
 )
 
-// Config is everything that a training run is told. Default returns the values
+// Config is the configuration of a training run. Default returns the values
 // that the command line starts from; the zero value is not valid.
 //
 //	type Config struct {
 //		// Model is a preset's name or a folder with a Hugging Face config.json.
 //		Model string
-//		// Own is what the program brings along: a model, data, an optimizer, a schedule.
+//		// Own is what the program itself provides: a model, data, an optimizer, a schedule.
 //		Own Own
 //		// Init is "random" or a folder with model.safetensors (or its sharded index).
 //		Init string
@@ -28,29 +28,30 @@ import (
 //		Tokenizer string
 //		// TextField is the field of JSON lines (*.jsonl) or Parquet that holds their text.
 //		TextField string
-//		Chat      // what is done with data that are conversations
+//		Chat      // how data that are conversations are used
 //		// Order is "sequential", "shuffled", or "" for sequential on files and
 //		// shuffled on folders.
 //		Order string
 //
 //		Steps int // optimizer steps
-//		// Epochs, where it is not 0, is how often the run goes through the data: Steps follow from
-//		// it, the last of which may begin another epoch.
+//		// Epochs, if not 0, is how often the run goes through the data. Steps is then computed from
+//		// it; the last step may begin another epoch.
 //		Epochs int
 //		Batch  int // rows of a micro-batch of one rank
 //		Seq    int // tokens of a row; 0: the smaller of 256 and the model's positions
-//		Accum  int // micro-batches a step
-//		// AccumOrder is "micro" (or ""): a step's micro-batches run one after the other; or
-//		// "layer": each block runs all of them before the next block is touched, so that it
-//		// is read and gathered once forward and once backward whatever Accum is, for their
-//		// activations' memory. The bits are those of stages 0 and 1 in micro order, but
-//		// for parameters that several blocks use (see plan.Plan.OwnSums).
+//		Accum  int // micro-batches per step
+//		// AccumOrder is "micro" (or ""), which runs a step's micro-batches one after the other, or
+//		// "layer", which runs all of them through each block before the next block. In layer order
+//		// a block is read and gathered once in the forward and once in the backward, whatever Accum
+//		// is, but the activations of all micro-batches need memory. The bits are those of stages 0
+//		// and 1 in micro order, except for parameters that several blocks use (see
+//		// plan.Plan.OwnSums).
 //		AccumOrder string
 //
 //		Optimizer   string  // one of zero.OptimizerNames: adamw, sgd, …
 //		LR          float64 // peak learning rate
 //		LRSchedule  string  // constant, linear, cosine, inverse-sqrt
-//		LRScale     string  // none, sqrt, linear: LR times (√ of) the step's rows over LRBaseBatch
+//		LRScale     string  // none, sqrt, linear: multiplies LR by 1, √x or x, where x is a step's rows over LRBaseBatch
 //		LRBaseBatch int     // rows at which LR holds unscaled
 //		Warmup      int     // steps of linear warm-up
 //		MinLR       float64 // floor of the decaying schedules
@@ -61,12 +62,12 @@ import (
 //		// Trust is the trust coefficient η of LARS and LARC (zero.Rule.Trust): a parameter's
 //		// rate is η times its norm over its gradient's.
 //		Trust float64
-//		// AdaptAll has LAMB, LARS and LARC adapt the rate of parameters without weight
-//		// decay (biases, norms) too, as their papers are written. A bias that starts at
-//		// zero then hardly moves under LAMB, and takes the whole rate under LARS.
+//		// AdaptAll makes LAMB, LARS and LARC adapt the rate of parameters without weight decay
+//		// (biases, norms) too, as in their papers. A bias that starts at zero then hardly moves
+//		// under LAMB, and gets the unscaled rate under LARS.
 //		AdaptAll bool
-//		// Nesterov has rules with momentum look ahead: the step is the gradient plus Beta1
-//		// times the new momentum. SGD, LARS and LARC, with Beta1 above 0.
+//		// Nesterov makes momentum look ahead: the step is the gradient plus Beta1 times the new
+//		// momentum. It applies to SGD, LARS and LARC, with Beta1 above 0.
 //		Nesterov bool
 //		Clip     float64 // largest global gradient norm; 0: off
 //
@@ -76,100 +77,99 @@ import (
 //		// LoRA adds low-rank adapters to the products whose weights its Targets name. The
 //		// adapters are trained; the model's own parameters are frozen. The zero value is none.
 //		LoRA lora.Options
-//		// Base is the type in which the frozen parameters of LoRA rest: "" (that of Precision),
-//		// "fp32", "bf16" or "int8": codes and a scale for each 256 of them. Where it is another
-//		// than Precision's, a block's parameters are converted when the block is used.
+//		// Base is the type in which LoRA's frozen parameters are stored: "" (that of Precision),
+//		// "fp32", "bf16" or "int8", which has codes and one scale per 256 of them. If it differs
+//		// from Precision's type, a block's parameters are converted when the block is used.
 //		Base     string
 //		Threads  int // computing threads of the process, shared by its ranks; 0: all cores
 //		Prefetch int // units gathered ahead of use; more hides communication and costs memory
-//		// Overlap is "on" (or ""): collectives run beside computation; or "off": they take turns,
-//		// which is slower, has the same bits, and shows what the overlap gives. CPU ranks only.
+//		// Overlap is "on" (or ""), which runs collectives and computation concurrently, or "off",
+//		// which runs them in turn. Off is slower, has the same bits, and shows what overlap gains.
+//		// CPU ranks only.
 //		Overlap string
 //
-//		// Inference is a run that only evaluates (EvalData, all of it) or generates
-//		// (Generate): it needs no Data, trains nothing, and plans no gradients and no
-//		// optimizer.
+//		// Inference makes the run only evaluate (EvalData, all of it) or generate (Generate). It
+//		// needs no Data, and plans no gradients and no optimizer.
 //		Inference bool
 //
 //		EvalData  string // held-out data, as Data; "" turns evaluation off
 //		EvalEvery int    // steps between evaluations; 0: at the end only
 //		EvalSteps int    // batches of an evaluation
 //
-//		Device       string // cpu, or cuda: the GPUs that the driver shows, a rank each or neighbours on one
+//		Device       string // cpu, or cuda: the GPUs that the driver shows, one per rank or shared by consecutive ranks
 //		Ranks        int    // world size
-//		DeviceMemory int64  // bytes of device memory a rank; 0: no cap
-//		HostMemory   int64  // bytes of host memory a rank; 0: no cap
+//		DeviceMemory int64  // bytes of device memory per rank; 0: no cap
+//		HostMemory   int64  // bytes of host memory per rank; 0: no cap
 //		Disk         string // folder of the disk tier
-//		DiskMemory   int64  // bytes of it a rank; 0: no cap
-//		// DiskTuning is what was measured of that folder's filesystem (spillway doctor), of
-//		// which the tier takes its block and queue depth; zero: the defaults.
+//		DiskMemory   int64  // bytes of the disk tier per rank; 0: no cap
+//		// DiskTuning is the block size and queue depth of the disk tier, as measured on the file
+//		// system of Disk (spillway doctor); zero: the defaults.
 //		DiskTuning DiskTuning
-//		// DiskCache is host memory in bytes a rank that holds what would otherwise be
-//		// read from disk, outside the plan and inside HostMemory; 0: none. A step goes
-//		// round all that is on disk, so a cache of a tenth of it saves up to a tenth of
-//		// the reads.
+//		// DiskCache is a cache in host memory for the disk tier, in bytes per rank; 0: none. It is
+//		// outside the plan but counts within HostMemory. Each step reads all that is on disk once,
+//		// so a cache of a tenth of it saves up to a tenth of the reads.
 //		DiskCache int64
-//		// FrozenCache keeps what a frozen beginning of the model (Freeze) hands on, by
-//		// sample, so that later epochs skip its forward: the same bits. It is outside
-//		// the arenas and counts against the tier's cap.
+//		// FrozenCache caches the outputs of the model's frozen first layers (Freeze), by sample, so
+//		// that later epochs skip their forward. The bits stay the same. The cache is outside the
+//		// arenas and counts against its tier's cap.
 //		FrozenCache FrozenCache
-//		// RequirePinned refuses to run where host memory can't be locked. Otherwise
-//		// the run goes on with unlocked memory, and Warn says so.
+//		// RequirePinned refuses to run if host memory can't be locked. Otherwise the run continues
+//		// with unlocked memory, and Warn says so.
 //		RequirePinned bool
-//		// CUDAGraphs is whether a step's operations are launched as CUDA graphs on GPUs, which take
-//		// less of the host's time and, counted in the plan, a little device memory: "auto" (or "")
-//		// for runs of operations of the compute stream that no event divides, unless Trace or
-//		// Measure times each operation; "off" never. The numbers are the same bits.
+//		// CUDAGraphs says whether a step's operations are launched as CUDA graphs on GPUs. Graphs
+//		// take less host time and a little device memory, which is in the plan; the bits are the
+//		// same. "auto" (or "") uses them for sequences of compute-stream operations without events
+//		// in between, unless Trace or Measure times each operation; "off" never does.
 //		CUDAGraphs string
-//		// Planned is shown the plan of a run that is accepted, before any of its memory is
-//		// allocated; nil: nobody.
+//		// Planned is called with the plan of an accepted run before any of its memory is allocated;
+//		// nil: not called.
 //		Planned func(*plan.Plan)
-//		// Warn is told what a person should know about the machine, one line a call;
-//		// nil drops it.
+//		// Warn is called with notes about the machine for the user, one line per call; nil drops
+//		// them.
 //		Warn func(string)
 //
-//		// Outside is what a rank's device needs of each memory space outside its arena,
-//		// in bytes (a GPU's context and libraries). The plan adds what the process
-//		// itself needs of host memory; both count against the caps.
+//		// Outside is a rank's memory need outside its arena, in bytes by memory space (a GPU's
+//		// context and libraries). The plan adds the host memory that the process itself needs; both
+//		// count against the caps.
 //		Outside [graph.NumSpaces]int64
 //		// LocalRanks is how many ranks share a process; 0: all.
 //		LocalRanks int
-//		// Target describes the device's kernels and alignment to the passes; its zero
-//		// value stands for what Device names. Plans for a GPU set it.
+//		// Target describes the device's kernels and alignment to the passes; the zero value means
+//		// that of Device. Plans for a GPU set it.
 //		Target graph.Target
-//		// Precision is "fp32" (or ""), "bf16" or "fp16". ShardSize shards over groups
-//		// of this many neighbouring ranks and replicates over the groups (HSDP); 0
-//		// shards over all. Both can be planned; New refuses what cannot run yet.
+//		// Precision is "fp32" (or ""), "bf16" or "fp16". ShardSize shards over groups of this many
+//		// consecutive ranks and replicates over the groups (HSDP); 0 shards over all. Both can be
+//		// planned; New refuses combinations that cannot run yet.
 //		Precision string
 //		ShardSize int
 //		// Collectives is the algorithm of all-gathers, reduce-scatters and all-reduces of CPU
-//		// ranks, a comm/algo.Name; "": auto. All but ring keep the bits.
+//		// ranks, a comm/algo.Name; "" means auto. All algorithms but ring give the same bits.
 //		Collectives string
-//		// PerHost is how many neighbouring ranks each host has, where every one has as many;
-//		// 0: not known. The run finds it out.
+//		// PerHost is how many consecutive ranks each host has, if all hosts have the same number;
+//		// 0: unknown. The run fills it in.
 //		PerHost int
-//		// Reduce is what gradients of a 16-bit precision travel and rest in: "same"
-//		// (or "") or "fp32".
+//		// Reduce is the type in which gradients of a 16-bit precision are communicated and stored:
+//		// "same" (or ""), that of Precision, or "fp32".
 //		Reduce string
-//		// LossScale multiplies the loss before the backward of fp16, so that small
-//		// gradients do not become zero: "dynamic" (or "") starts at 65536. It doubles, up to
-//		// 2^126, after 2,000 updates in a row without an overflow. A step whose gradients
-//		// overflow is skipped, and halves it, down to 1. A number stays.
+//		// LossScale multiplies the loss before the backward of fp16, so that small gradients do not
+//		// become zero. "dynamic" (or "") starts at 65536 and doubles, up to 2^126, after 2,000
+//		// updates in a row without an overflow. A step whose gradients overflow is skipped and
+//		// halves the scale, down to 1. A number is a constant scale.
 //		LossScale string
-//		// LossScaleHysteresis is the overflows in a row after which a dynamic loss scale is
-//		// halved; 1 (or 0) halves at once. The steps are skipped in any case. A larger number
-//		// keeps the scale through a single outlier, and wastes steps where the scale is too
-//		// large. A clean step starts the count anew, so that rare outliers never lower the
-//		// scale. (Megatron-LM's count survives clean steps until the scale has grown.)
+//		// LossScaleHysteresis is the number of overflows in a row after which a dynamic loss scale
+//		// is halved; 1 (or 0) halves at once. Overflowing steps are always skipped. A larger number
+//		// keeps the scale through a single outlier, but wastes steps if the scale is too large. A
+//		// clean step resets the count, so rare outliers never lower the scale. (Megatron-LM's count
+//		// survives clean steps until the scale has grown.)
 //		LossScaleHysteresis int
-//		// Int8 lists what is in 8 bits: "optimizer", AdamW's moments, in blocks of 256
-//		// elements of the dynamic map; and as int8 codes with a scale each: "gather",
-//		// parameters between ranks, and "reduce", gradients between ranks, in blocks of 256;
-//		// "activations", those that only products and gradients of activations read in the
-//		// backward, by row; "matmul", both factors of forward products and of gradients of
-//		// inputs, by row and column. gather and matmul need a 16-bit Precision. Bits stay
-//		// the same at every stage; halves of what they stand for are saved, and precision
-//		// is lost (docs/decisions/precision.md).
+//		// Int8 lists what is stored or computed in 8 bits. "optimizer" is AdamW's moments, in
+//		// blocks of 256 elements with the dynamic map. The others use int8 codes with scales:
+//		// "gather", parameters sent between ranks, and "reduce", gradients sent between ranks, both
+//		// in blocks of 256; "activations", those that the backward reads only in products and
+//		// activations' gradients, by row; "matmul", both factors of forward products and of
+//		// gradients of inputs, by row and column. gather and matmul need a 16-bit Precision. Bits
+//		// stay the same at every stage. Each replaces 16-bit data at half the size and loses
+//		// precision (docs/decisions/precision.md).
 //		Int8 []string
 //		// Epilogues lists what 16-bit products on a GPU do besides multiplying, of what changes
 //		// bits: "dgelu" takes GELU's derivative before the product is rounded, "bgrad" sums a bias's
@@ -182,73 +182,75 @@ import (
 //		// with Precision bf16, parameters without a master, 6 bytes a parameter for 14. It
 //		// goes with StochasticRounding, without which small updates would be lost.
 //		OptimizerDType string
-//		// StochasticRounding rounds what rests in bf16 so that its mean over many updates is
-//		// exact: by the seed, the parameter's name, element and the update's number, so at
-//		// every stage the same.
+//		// StochasticRounding rounds values stored in bf16 so that their mean over many updates is
+//		// exact. The random bits depend on the seed, the parameter's name, the element and the
+//		// update's number, so they are the same at every stage.
 //		StochasticRounding bool
-//		// BF16Rounding is how sums of bf16 products round on the CPU: "native" (or ""), as its
-//		// instructions for them do (AMX, AVX-512), or "portable", as float32 does: the same bits
-//		// on every CPU.
+//		// BF16Rounding is how sums of bf16 products round on the CPU. "native" (or "") rounds as
+//		// the CPU's bf16 instructions do (AMX, AVX-512). "portable" rounds as float32 does, with
+//		// the same bits on every CPU.
 //		BF16Rounding string
-//		// Recompute drops activations and computes them again in the backward: none,
-//		// selective, full, policies by unit or buffers by name (see package recompute),
-//		// or auto: as few buffers as the cap on device memory asks for, those first that
-//		// save the most bytes for a second. Less memory, more computing, the same bits.
+//		// Recompute drops activations and computes them again in the backward: none, selective,
+//		// full, policies by unit or buffers by name (see package recompute), or auto. auto drops as
+//		// few buffers as the cap on device memory requires, first those that save the most bytes
+//		// per second of recomputation. It takes less memory and more computing, and gives the same
+//		// bits.
 //		Recompute string
 //		// Allow lists precisions that a search may choose beside Precision.
 //		Allow []string
 //
-//		// Offload says which classes rest in host memory or on disk:
-//		// "optimizer=host|disk,parameters=…,gradients=…,activations=…", each with a
-//		// share or names (see offload.Parse); "" none. Less device memory, more copies,
-//		// the same bits.
+//		// Offload says which classes are stored in host memory or on disk:
+//		// "optimizer=host|disk,parameters=…,gradients=…,activations=…", each with a share or names
+//		// (see offload.Parse); "" means none. It takes less device memory and more copies, and
+//		// gives the same bits.
 //		Offload string
 //
-//		// OnNonFinite is what a step whose loss or gradient norm is not finite does:
-//		// "stop" (or "") ends the run with a *Diverged; "skip" leaves its update out, on
-//		// all ranks, and stops at the tenth in a row.
+//		// OnNonFinite says what happens at a step whose loss or gradient norm is not finite. "stop"
+//		// (or "") ends the run with a *Diverged; "skip" skips its update on all ranks, and stops at
+//		// the tenth such step in a row.
 //		OnNonFinite string
 //
 //		Zero int // ZeRO stage
-//		// Reproducible makes the bits those of the step's micro-batches of Batch rows, at any
-//		// number of ranks and at every stage: gradients and losses are added from left to right
-//		// over them, and an evaluation takes EvalSteps times as many.
+//		// Reproducible makes the bits depend only on the step's micro-batches of Batch rows, not on
+//		// the number of ranks or the stage: gradients and losses are added over the micro-batches
+//		// from left to right. An evaluation then takes EvalSteps times as many micro-batches as a
+//		// step.
 //		Reproducible bool
-//		// GlobalBatch is the rows of a step over all ranks, from which Accum follows
-//		// (FollowGlobalBatch); 0: Accum is as given. With Reproducible the ranks need not divide
-//		// it: each has a share of its micro-batches, and padding fills the last one.
+//		// GlobalBatch is the number of rows of a step over all ranks, from which Accum is computed
+//		// (FollowGlobalBatch); 0: Accum is used as given. With Reproducible the ranks need not
+//		// divide it: each rank gets a share of its micro-batches, and padding fills the last one.
 //		GlobalBatch int
-//		// BatchSchedule is the rows of a step over all ranks by step, in the place of GlobalBatch,
-//		// which becomes its largest; nil: every step has as many.
+//		// BatchSchedule is the number of rows of a step over all ranks, by step. It replaces
+//		// GlobalBatch, which becomes its largest value; nil: all steps have the same number.
 //		BatchSchedule BatchSchedule
-//		// RankShares are the micro-batches of each rank in a step, 1 or more, for ranks that
-//		// are not equally fast (Reproducible); nil: shares that differ by at most one.
+//		// RankShares are the numbers of micro-batches of each rank in a step, at least 1, for ranks
+//		// of different speeds (Reproducible); nil: shares that differ by at most one.
 //		RankShares []int
 //
 //		Checkpoint string // folder; "" writes none
-//		// CheckpointMark, where it is not empty, marks this run's checkpoints as ones
-//		// that a later run of the same mark may replace: it starts in a folder that
-//		// holds no others, and removes them once its own first one is complete.
+//		// CheckpointMark, if not empty, marks this run's checkpoints as replaceable by a later run
+//		// with the same mark. Such a run may start in a folder whose checkpoints all have the mark,
+//		// and removes them once its own first one is complete.
 //		CheckpointMark string
 //
 //		SaveEvery int // steps between checkpoints; 0: at the end only
-//		// AsyncSave is whether a save stalls the steps only for a copy of the states to host
-//		// memory and is written while they go on: "auto" (or "") where each rank's cap and
-//		// the machine have room for the copy beside the plan, "on" (it is part of what has to
-//		// fit), or "off".
+//		// AsyncSave says whether a save stalls training only while the states are copied to host
+//		// memory, and is written during the next steps. "auto" (or "") does so if each rank's cap
+//		// and the machine have room for the copy beside the plan; "on" makes the copy part of the
+//		// plan; "off" never does.
 //		AsyncSave string
 //		Keep      int  // confirmed checkpoints of this run kept, beside the newest; 0: all
 //		Resume    bool // continue from the newest whole checkpoint, or start where there is none
-//		// AcceptChanges lets a resumed run go on with other data, another seed or another
-//		// order than the checkpoint's run had.
+//		// AcceptChanges lets a resumed run continue with other data, another seed or another order
+//		// than the checkpoint's run had.
 //		AcceptChanges bool
 //
 //		Timeout  time.Duration // of any collective
 //		Metrics  string        // JSON lines file; "" writes none
 //		Receipts               // the run's hash chain
 //		Trace    string        // Chrome trace file; "" writes none
-//		// PeakFlops is the most FLOP/s that the devices of this process were measured to reach, of
-//		// which StepResult.FlopsShare and a trace's operations are shares; 0: not known.
+//		// PeakFlops is the highest measured FLOP/s of this process's devices; StepResult.FlopsShare
+//		// and a trace's operations are shares of it. 0: unknown.
 //		PeakFlops float64
 //		// TensorBoard is a folder for event files, MetricsAddr HOST:PORT of a page for
 //		// Prometheus; "": none. The command writes and serves them.
@@ -343,20 +345,20 @@ import (
 //	Timeout 1m0s
 type Config = config.Config
 
-// Own is what a program brings along, as values, in place of what a Config
-// names. Each is optional. Operations come with the model or the rule that
-// uses them (graph.Define).
+// Own has what a program itself provides, as Go values, in place of names in
+// a Config. Each is optional. Operations of its own come with the model or the
+// rule that uses them (graph.Define).
 //
 //	type Own struct {
-//		// Model is in place of Config.Model.
+//		// Model replaces Config.Model.
 //		Model *Model
-//		// Data is in place of Config.Data, Eval of Config.EvalData. With Config.Order "" they
-//		// are read in their order.
+//		// Data replaces Config.Data, and Eval Config.EvalData. With Config.Order "" they are read
+//		// sequentially.
 //		Data, Eval sample.Samples
-//		// Rule is in place of Config.Optimizer. Its constants are Beta1, Beta2, Eps,
-//		// WeightDecay and Trust.
+//		// Rule replaces Config.Optimizer. Its constants are Beta1, Beta2, Eps, WeightDecay and
+//		// Trust.
 //		Rule *zero.Rule
-//		// Schedule is the learning rate of a step, from 0, in place of LR, LRSchedule,
+//		// Schedule returns the learning rate of a step, from 0. It replaces LR, LRSchedule,
 //		// LRScale, Warmup and MinLR.
 //		Schedule func(step int) float64
 //	}

@@ -30,8 +30,8 @@ type trained struct {
 	change     func(*config.Config)
 }
 
-// The models that a calibration trains with the default rule: between them they have every kind of
-// operation of both families, each in several sizes.
+// calibrationModels are the models that a calibration trains with AdamW. Together they have every
+// kind of operation of both model families, each in several sizes.
 var calibrationModels = []trained{
 	{`{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":192,"vocab_size":512,"n_positions":512}`, 2, 64, nil},
 	{`{"model_type":"gpt2","n_layer":1,"n_head":8,"n_embd":512,"vocab_size":4096,"n_positions":512}`, 2, 128, nil},
@@ -41,8 +41,8 @@ var calibrationModels = []trained{
 	{`{"model_type":"llama","hidden_size":128,"intermediate_size":352,"num_hidden_layers":1,"num_attention_heads":2,"vocab_size":1024,"max_position_embeddings":512}`, 2, 64, nil},
 }
 
-// models returns what a calibration trains: calibrationModels, and for each operation of
-// an update rule one with that rule.
+// models returns the models to train: calibrationModels, and for each other update rule's
+// operations one model with that rule.
 func models() []trained {
 	list := slices.Clone(calibrationModels)
 	seen := zero.Optimizer{Name: config.Default().Optimizer}.Operations()
@@ -58,8 +58,8 @@ func models() []trained {
 
 const smallModel = `{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":256,"vocab_size":512,"n_positions":128}`
 
-// Runs of several ranks, as many as there are threads and one more, that show what ranks
-// lose by waiting for each other.
+// calibrationRanks are runs of several ranks, as many as there are threads and one more; they
+// show the time that ranks lose by waiting for each other.
 var calibrationRanks = []struct {
 	config     string
 	batch, seq int
@@ -71,18 +71,17 @@ var calibrationRanks = []struct {
 	{`{"model_type":"llama","hidden_size":256,"intermediate_size":704,"num_hidden_layers":3,"num_attention_heads":4,"vocab_size":1024,"max_position_embeddings":512}`, 2, 128, 3, ""},
 }
 
-// calibrationSteps of each model are run; the first touches its memory for the
-// first time and does not count. Times are means, not medians: on a machine that
-// does other work too, a step meets all of it.
+// calibrationSteps is how many steps each model runs. The first step touches its memory for the
+// first time and is not counted. Times are means, not medians: on a machine that does other work
+// too, a step includes all its delays.
 const calibrationSteps = 7
 
 // Options say what Measure measures.
 type Options struct {
 	Threads int    // computing threads; 0: all
 	Disk    string // the folder of the disk tier; "": a temporary one
-	// BesideDisk is called before the disk is measured, and what it returns after it:
-	// a program gives its process there what it gives it beside a run that uses the
-	// disk tier. nil: nothing.
+	// BesideDisk is called before the disk is measured, and the function that it returns after.
+	// A program can set up its process there as for a run with a disk tier. nil: no call.
 	BesideDisk func() (after func())
 }
 
