@@ -223,13 +223,6 @@ func layersText(from, to int) string {
 	return fmt.Sprintf("{%d-%d}", from, to)
 }
 
-// find returns the index of a move; −1: there is none.
-func (set *moveSet) find(kind moveKind, like *move, class graph.Class, space graph.Space) int {
-	return slices.IndexFunc(set.moves, func(m move) bool {
-		return m.kind == kind && m.before == like.before && m.after == like.after && m.class == class && m.space == space
-	})
-}
-
 // layers are those that have the move's buffers in a model of n layers.
 func (m *move) layers(n int) int {
 	if m.alone {
