@@ -72,7 +72,7 @@ func (o Options) validateShares(p *graph.Program) error {
 	case !o.Reproducible:
 		return fmt.Errorf("fsdp: uneven shares %v: only reproducible sums leave out ranks without a micro-batch", o.Shares)
 	case len(o.Shares) != p.WorldSize() || slices.Min(o.Shares) < 1 || slices.Max(o.Shares) != o.Accum:
-		return fmt.Errorf("fsdp: shares %v of %d ranks and %d rounds: each rank needs one, of 1 micro-batch or more, and the largest has as many as there are rounds", o.Shares, p.WorldSize(), o.Accum)
+		return fmt.Errorf("fsdp: shares %v of %d ranks and %d rounds: each rank needs a share of at least 1 micro-batch, and the largest share must be the number of rounds", o.Shares, p.WorldSize(), o.Accum)
 	}
 	return nil
 }

@@ -211,8 +211,8 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 		before, seen := r.stays[root]
 		r.stays[root] = alone && (before || !seen) // must hold in every form of the step
 	}
-	// To bound their number on the device, a unit's gradients are made only after the update
-	// of the unit Ahead + 1 before it.
+	// A unit's gradients are made only after the update of the unit Ahead + 1 before it, which
+	// bounds how many units' gradients the device holds.
 	var list []*group
 	for _, g := range groups {
 		if r.stays[r.root(g.grad)] {

@@ -73,7 +73,7 @@ var (
 				return nil
 			}
 			if _, ok := p.ScalarsOf(op); !ok {
-				return fmt.Errorf("%s reads none of the %d sets of scalars, or parts of two", op.Name, len(p.Scalars))
+				return fmt.Errorf("%s must read one of the %d sets of scalars, all of it from the same set", op.Name, len(p.Scalars))
 			}
 			return nil
 		})

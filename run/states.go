@@ -46,7 +46,7 @@ type Extent struct {
 	Holders  []int // ranks of the world, ascending
 }
 
-// place is a segment of a parameter in its unit.
+// place says where a segment of a parameter lies in its unit.
 type place struct {
 	unit int
 	seg  graph.Segment

@@ -232,8 +232,9 @@ func shorter(a, b short) int {
 	return cmp.Or(compareOrders(a.roomy, b.roomy), cmp.Compare(a.words, b.words))
 }
 
-// plainest is, of the plans of best's precision, rows and order that take at most worthWords
-// of its time, one that leaves room on the device, with the shortest flags.
+// plainest is, of the plans of best's precision and rows that take at most worthWords of its
+// time, one that leaves room on the device, with the shortest flags. They have best's order, or
+// micro order, since layer order gives a tied head's sums bits of their own.
 func (s *searcher) plainest(best *Forecast, at *point, all []*point) (*Forecast, *point) {
 	bound := worthWords / best.TokensPerSecond()
 	now := s.short(at, best.Plan.Layout.Spaces[graph.Device].Peak+best.Plan.Config.Outside[graph.Device])
@@ -242,7 +243,7 @@ func (s *searcher) plainest(best *Forecast, at *point, all []*point) (*Forecast,
 	}
 	var list []short
 	for _, p := range all {
-		same := p.precision == at.precision && p.batch == at.batch && p.accum == at.accum && p.base.layers == at.base.layers
+		same := p.precision == at.precision && p.batch == at.batch && p.accum == at.accum && (p.base.layers == at.base.layers || at.base.layers)
 		if c := s.short(p, p.device); same && shorter(c, now) < 0 && p.perToken <= bound {
 			list = append(list, c)
 		}
@@ -269,7 +270,13 @@ func (s *searcher) withRoom(at *point) *point {
 }
 
 // words is how long the flags are in which plans differ.
-func (s *Spec) words() int { return len(s.Recompute.String()) + len(s.Offload.String()) }
+func (s *Spec) words() int {
+	n := len(s.Recompute.String()) + len(s.Offload.String())
+	if s.LayerOrder {
+		n += len("--accum-order layer")
+	}
+	return n
+}
 
 // tiers are the places that buffers may leave the device for.
 func (s *Spec) tiers() []graph.Space {

@@ -187,7 +187,7 @@ func (s *Spec) Passes() (plan.Spec, error) { return s.passes(0) }
 // passes is what package plan takes for a model of so many layers, 0 for its own.
 func (s *Spec) passes(layers int) (plan.Spec, error) {
 	if s.Auto {
-		return plan.Spec{}, errors.New("search: what is computed again has not been chosen")
+		return plan.Spec{}, errors.New("search: recompute auto has not been resolved into a list of activations yet")
 	}
 	at, err := s.Job.At(Shape{s.Batch, s.Seq, layers, s.Precision})
 	if err != nil {

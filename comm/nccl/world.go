@@ -208,7 +208,7 @@ func (r *rank) join() error {
 	}
 	var id ID
 	if n := copy(id[:], all[0].ID); n != IDBytes && r.w.o.World == 0 {
-		return fmt.Errorf("rank 0 has sent %d bytes to meet by, want %d", n, IDBytes)
+		return fmt.Errorf("rank 0 has sent an NCCL identifier of %d bytes, want %d", n, IDBytes)
 	}
 	api := r.ctx.Driver()
 	before, _, err := api.MemInfo()

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
+
+func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
 
 // The network reads held-out images that a linear classifier of the same training does not,
 // and four ranks that share its states have the losses of four that copy them.

@@ -122,7 +122,7 @@ func (b *bound) load(t testing.TB, c inputs) {
 func contents(p *graph.Program, seed uint64) inputs {
 	rng := rand.New(rand.NewPCG(seed, 40))
 	c := inputs{
-		map[graph.BufID][]float32{}, map[graph.BufID][]int32{}, map[graph.BufID][]float64{p.Loss: {0}}, map[graph.BufID][]int64{},
+		map[graph.BufID][]float32{}, map[graph.BufID][]int32{}, map[graph.BufID][]float64{p.Loss: make([]float64, p.Buf(p.Loss).Elems())}, map[graph.BufID][]int64{},
 	}
 	floats := func(id graph.BufID, std, mean float64) {
 		v := make([]float32, p.Buf(id).Elems())

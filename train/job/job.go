@@ -293,7 +293,7 @@ func (j *Job) enter(r rollcall.Roll) (err error) {
 		folders = filesys.System
 	}
 	if j.Roll, err = r.Enter(folders, j.Folder()); err != nil {
-		return fmt.Errorf("Config.Checkpoint: this process does not find the leader's folder, in which those that are left meet: give one that all hosts share (%w)", err)
+		return fmt.Errorf("Config.Checkpoint: this process cannot find the leader's folder, where the surviving ranks meet after a loss: give a folder that all hosts share (%w)", err)
 	}
 	return nil
 }

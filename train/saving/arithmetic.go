@@ -31,7 +31,8 @@ const bf16Products = "CPU, bf16 products by "
 // otherArithmetic is the line about a checkpoint whose run goes on with other last bits
 // than it would have had on the machine that wrote it; "" where it doesn't, or where
 // that can't be known. Another rule for bf16 products is refused unless
-// Config.AcceptChanges. A change of Config.Precision is told as one.
+// Config.AcceptChanges. A change of Config.Precision is not told here: it has a line of
+// its own.
 func otherArithmetic(name string, was Record, now string, c *config.Config) (string, error) {
 	if was.Arithmetic == "" || was.Arithmetic == now || was.Settings["precision"] != strings.ToLower(c.PrecisionName()) {
 		return "", nil

@@ -221,7 +221,7 @@ func BackwardWorkspace16(s Shape) int {
 	return min(s.backwardTasks(), maxSlots) * s.backwardSlot16()
 }
 
-// levelNow is level.Current, but for tests that compare levels.
+// levelNow is level.Current. Tests that compare SIMD levels replace it.
 var levelNow = level.Current
 
 func or(v, otherwise int) int {

@@ -219,8 +219,8 @@ func (m *Q8Map) Dequantize(x []float32, codes []byte, scale float32) {
 	}
 }
 
-// q8Tiny tells whether a factor is so small that a table's products with it would lose
-// what is left of them, and numbers their sign.
+// q8Tiny tells whether a block's factor is so small that products of a table's values with it
+// round to zero or lose bits.
 func q8Tiny(factor float32) bool { return factor > 0 && factor < 0x1p-96 }
 
 // decayed reads the first len(x) numbers of a block times a factor, the block's scale

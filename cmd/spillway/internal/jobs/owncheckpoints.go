@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// OwnCheckpoints tells the checkpoints of a job from those that its folder held before it: a
-// job that begins anew goes on from none of those, though it may have to begin again.
+// OwnCheckpoints tells the checkpoints that a job has written from those that its folder held
+// before. A job without --resume never continues from the older ones, also when it is restarted.
 type OwnCheckpoints struct {
 	Folder string
 	before map[string]bool // by name and id; none where the job was to go on from them

@@ -77,6 +77,9 @@ Status 0: all that was run again is equal; 2: something differs, or the chain br
 	for name := range again {
 		f := all.Lookup(name)
 		f.Usage = usage(name, f.Usage)
+		if name == "ranks" {
+			f.DefValue = "the run's, or 1 where it was --reproducible"
+		}
 		fs.AddFlag(f)
 	}
 	fs.StringVar(&v.Receipt, "receipt", "", "the receipt's `FILE` (default: the one that the newest checkpoint names)")
@@ -117,7 +120,7 @@ func usage(name, trains string) string {
 	case "model", "init", "data", "tokenizer", "template":
 		return "where the run's --" + name + " lies now: `PATH` (default: where it lay)"
 	case "ranks":
-		return "ranks that run the steps again; another number than the run's needs its --reproducible (default: the run's, or 1)"
+		return "ranks that run the steps again; another number than the run's needs a run with --reproducible"
 	case "zero":
 		return "ZeRO stage: 0, 1, 2 or 3 (default: 3, or the run's where stages have other bits)"
 	}
