@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/train/saving"
 )
@@ -70,7 +71,7 @@ func TestEpiloguesAreValidated(t *testing.T) {
 	t.Parallel()
 	for want, change := range map[string]func(*request){
 		`Config.Epilogues "relu": use default, none, all, or some of dgelu, bgrad, gelu`: func(c *request) { c.Epilogues = []string{"relu"} },
-		"Config.Epilogues none beside others":                                            func(c *request) { c.Epilogues = []string{"dgelu", "none"} },
+		"Config.Epilogues none with other names: default, none and all must be the only": func(c *request) { c.Epilogues = []string{"dgelu", "none"} },
 		"dgelu with Config.Device cpu: only a GPU's":                                     func(c *request) { c.Device = "cpu" },
 		"all with Config.Device cpu: only a GPU's":                                       func(c *request) { c.Device, c.Epilogues = "cpu", []string{"all"} },
 		"dgelu with Config.Precision fp32: only 16-bit":                                  func(c *request) { c.Precision = "fp32" },
@@ -100,7 +101,9 @@ func TestEpiloguesAreOnRecord(t *testing.T) {
 		{onGPU(), ""}, {onGPU("default"), ""}, {onGPU("dgelu"), ""}, {onGPU("none"), "none"}, {onGPU("BGRAD", "dgelu"), "dgelu,bgrad"}, {onGPU("all"), "dgelu,bgrad,gelu"}, {onGPU("bgrad"), "bgrad"}, {tiny("gpt2"), ""},
 	} {
 		require.Equal(t, c.want, saving.Settings(&c.of.Config)["epilogues"], c.of.Epilogues)
-		notes := strings.Join((&planner.Forecast{Config: c.of.Config}).Notes(), "\n")
+		f, err := planner.Predict(t.Context(), c.of.Config, cost.CPU(1, 1))
+		require.NoError(t, err)
+		notes := strings.Join(f.Notes(), "\n")
 		require.Equal(t, c.want != "", strings.Contains(notes, "Config.Epilogues "+c.want), notes)
 	}
 	require.Equal(t, "dgelu", (&planner.Forecast{Config: onGPU().Config}).Epilogues())
@@ -111,9 +114,8 @@ func TestEpiloguesAreOnRecord(t *testing.T) {
 	for model, says := range map[string]bool{"gpt2": false, "llama-tied": true} { // SiLU
 		c := onGPU("gelu")
 		c.Model, c.Init = tiny(model).Model, ""
-		p, _, err := c.build(t.Context())
+		f, err := planner.Predict(t.Context(), c.Config, cost.CPU(1, 1))
 		require.NoError(t, err)
-		f := &planner.Forecast{Config: c.Config, Plan: p}
 		require.Equal(t, says, slices.Contains(f.Notes(), "Config.Epilogues gelu: no product of this run has it, and nothing changes by it"), f.Notes())
 	}
 	was, now := onGPU(), onGPU("none")

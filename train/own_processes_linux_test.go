@@ -108,7 +108,7 @@ func TestOwnModelOverLaunchedProcesses(t *testing.T) {
 
 	end, _, errs = launched("other")
 	require.NotZero(t, end.Status)
-	require.Contains(t, errs, `Job.Own.Model is "another" here`)
+	require.Contains(t, errs, `Job.Own.Model is "another" in this process`)
 }
 
 // encoder is a model of units "enc" and "dec", of which neither is repeated.
