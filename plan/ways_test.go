@@ -76,6 +76,6 @@ func TestRulesReadTheirScalars(t *testing.T) {
 		// A rule with the rate of one set and the coefficient of another is refused.
 		mixed := p.Clone()
 		mixed.Scalars[0].Hyper = mixed.AddBuffer(*mixed.Buf(mixed.Scalars[0].Hyper))
-		require.ErrorContains(t, hold(mixed, has(scalars)), "reads none of the 1 sets of scalars")
+		require.ErrorContains(t, hold(mixed, has(scalars)), "must read one of the 1 sets of scalars")
 	}
 }
