@@ -107,9 +107,9 @@ func EvenShares(leaves, ranks int) []int {
 }
 
 // Present lists the ranks that have a micro-batch when an operation of the phase runs, in
-// order; nil: all ranks.
+// order; nil: all ranks, as in an update.
 func (s *Section) Present(ph *Phase, op *Op) []int {
-	if ph.Kind != MicroPhase || s.Shares == nil {
+	if ph.Kind != MicroPhase || s.Shares == nil || op.Pass == Update {
 		return nil
 	}
 	return PresentIn(s.Shares, ph.Round+op.Micro)

@@ -141,7 +141,7 @@ func (f *Forecast) Parameters() int64 {
 	return n
 }
 
-// AccumOrder says in words what --accum-order layer changes in this plan; "" in micro order.
+// AccumOrder says in words what layer order changes in this plan; "" in micro order.
 func (f *Forecast) AccumOrder() string {
 	c := &f.Config
 	if !c.InLayers() {

@@ -251,6 +251,15 @@ func (s *States) WriteScalar(param int, name string, v float32) error {
 // ChunkElems is the number of elements that move at a time: the staging buffer's size.
 const ChunkElems = checkpoint.ChunkElems
 
+// NewChunk returns a staging buffer for a program's parameters.
+func NewChunk(p *graph.Program) []float32 {
+	var most int64
+	for i := range p.Params {
+		most = max(most, p.Params[i].Elems())
+	}
+	return make([]float32, min(ChunkElems, most))
+}
+
 // Stream reads a whole flat state of a parameter in chunks.
 func (s *States) Stream(param int, name string, chunk []float32, sink func(start int64, v []float32) error) error {
 	n := s.p.Params[param].Elems()
@@ -279,7 +288,7 @@ func (s *States) ByName() []int {
 
 // Hash feeds all parameters, fp32 little-endian, in name order into h.
 func (s *States) Hash(h hash.Hash) error {
-	chunk := make([]float32, ChunkElems)
+	chunk := NewChunk(s.p)
 	for _, i := range s.ByName() {
 		err := s.Stream(i, "value", chunk, func(_ int64, v []float32) error {
 			_, err := h.Write(Float32Bytes(v))

@@ -269,11 +269,14 @@ func (s *searcher) withRoom(at *point) *point {
 	return f.fill(at.how, false)
 }
 
-// words is how long the flags are in which plans differ.
+// layerOrderWords is how much longer a command with layer order is, in characters.
+const layerOrderWords = 19
+
+// words is how long the options are in which plans differ, in characters.
 func (s *Spec) words() int {
 	n := len(s.Recompute.String()) + len(s.Offload.String())
 	if s.LayerOrder {
-		n += len("--accum-order layer")
+		n += layerOrderWords
 	}
 	return n
 }

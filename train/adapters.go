@@ -106,7 +106,7 @@ func (t *Trainer) loadAdapterTensors(ctx context.Context, path string) (err erro
 			index[name] = i
 		}
 	}
-	chunk := make([]float32, run.ChunkElems)
+	chunk := run.NewChunk(t.plan.Program)
 	for _, f := range r.Tensors() {
 		name := lora.ParamName(f.Name)
 		i, ok := index[name]

@@ -220,7 +220,7 @@ func (t *Trainer) nameParameter(e *Diverged, unit int) (bool, error) {
 
 // nameState describes a parameter's state in e if it is not finite.
 func (t *Trainer) nameState(e *Diverged, param int, state string) (bool, error) {
-	chunk := make([]float32, run.ChunkElems)
+	chunk := run.NewChunk(t.plan.Program)
 	found := false
 	err := t.states.Stream(param, state, chunk, func(start int64, v []float32) error {
 		var odd checkpoint.NonFinite

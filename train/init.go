@@ -90,7 +90,7 @@ func (t *Trainer) randomize(ctx context.Context) error {
 // the seed, the parameter's name and the element, so it is the same at every world size and
 // stage.
 func (t *Trainer) draw(ctx context.Context, want func(param int) bool) error {
-	chunk := make([]float32, run.ChunkElems)
+	chunk := run.NewChunk(t.plan.Program)
 	draw := &drawing{}
 	for i := range t.plan.Program.Params {
 		if !want(i) {
@@ -274,7 +274,7 @@ func (t *Trainer) drawMissing(ctx context.Context, names []string) error {
 
 // loadTensors reads the parameters; names are their names in r.
 func (t *Trainer) loadTensors(ctx context.Context, r checkpoint.Tensors, names []string) error {
-	chunk := make([]float32, run.ChunkElems)
+	chunk := run.NewChunk(t.plan.Program)
 	for i := range t.plan.Program.Params {
 		if err := ctx.Err(); err != nil {
 			return err

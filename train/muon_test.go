@@ -163,3 +163,16 @@ func TestMuonIsRefusedByName(t *testing.T) {
 		require.ErrorContains(t, err, "muon")
 	}
 }
+
+// A rank without a micro-batch in the last round still gives the updates of its matrices, which
+// begin there where states rest on the host.
+func TestMuonOverUnevenShares(t *testing.T) {
+	t.Parallel()
+	c := tiny("gpt2")
+	c.Steps, c.Batch, c.Seq, c.Threads, c.GlobalBatch, c.Optimizer = 2, 1, 8, 1, 7, "muon"
+	want := curveOf(t, c, 1, nil)
+	for _, stage := range []int{2, 3} {
+		c.Zero, c.Offload = stage, "optimizer=host"
+		require.Equal(t, want, curveOf(t, c, 3, []int{2, 4, 1}), "stage %d", stage)
+	}
+}

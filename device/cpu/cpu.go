@@ -162,6 +162,9 @@ func (c *Context) mapArena(space graph.Space, bytes int64) (mapping, func() erro
 		}
 		return mapping{data: data, size: bytes}, unmap, err
 	}
+	if c.opts.Poison && !(space == graph.Host && (c.opts.Pin || c.opts.RequirePinned)) {
+		return reuse(bytes)
+	}
 	m, err := mapMemory(bytes)
 	return m, m.unmap, err
 }
