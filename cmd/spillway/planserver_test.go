@@ -25,7 +25,8 @@ var clusters = []string{
 	"--gpu b200-192 --nodes 64 --gpus-per-node 8",
 }
 
-// No recommendation and no way out takes more host memory than the servers have: four
+// No recommendation and no way out takes more host memory than the servers have, or than the
+// --node-memory that it asks for: four
 // presets on a cluster each, and three layers that are too much for any plan there. With
 // SPILLWAY_LONG=all each preset on each cluster, which takes an hour.
 func TestRecommendationsStayWithinTheirServers(t *testing.T) {
@@ -43,7 +44,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 		c["hidden_size"], c["intermediate_size"], c["num_attention_heads"], c["num_key_value_heads"] = 12288, 40960, 96, 8
 		c["num_hidden_layers"], c["vocab_size"], c["max_position_embeddings"] = 3, 32000, 4096
 	}), clusters[0]})
-	fitted, ways, hosts := 0, 0, 0
+	fitted, ways, larger, hosts := 0, 0, 0, 0
 	for _, job := range jobs {
 		seq := 4096
 		if m, err := model.LookupPreset(job[0]); err == nil {
@@ -54,18 +55,22 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 		card, err := gpus.Lookup(strings.Fields(job[1])[1])
 		require.NoError(t, err)
 		per := int64(c.LocalRanks)
-		within := func(what string, f *spillway.Forecast) {
+		within := func(what string, f *spillway.Forecast, memory int64) {
 			host := per * (f.Plan.Layout.Spaces[graph.Host].Peak + f.Plan.Config.Outside[graph.Host])
 			if f.Plan.Layout.Spaces[graph.Host].Peak > 1<<30 {
 				hosts++
 			}
-			require.LessOrEqual(t, host, per*gpus.ForRanks(card.Server().Memory), "%v: %s", args, what)
+			require.LessOrEqual(t, host, memory, "%v: %s", args, what)
+		}
+		usual := per * gpus.ForRanks(card.Server().Memory)
+		assumed := func(what string, f *spillway.Forecast) {
+			within(what, f, usual)
 			require.Zero(t, f.Plan.Config.Capacity[graph.Host], "%v: %s: an assumed cap is none of the plan's", args, what)
 		}
 		best, err := spillway.Fit(t.Context(), c, spillway.Fixed{}, 0, hw)
 		if err == nil {
 			fitted++
-			within(cli.FlagText(best.Choices), best.Forecast)
+			assumed(cli.FlagText(best.Choices), best.Forecast)
 			if card.Rates.BF16 > 0 {
 				require.Contains(t, cli.FlagText(best.Choices), "--precision bf16", args)
 			}
@@ -77,15 +82,24 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 		require.NoError(t, err, args)
 		list, _ := spillway.WaysOut(t.Context(), asked, hw)
 		for _, way := range list {
-			more := strings.Contains(cli.FlagText(way.Changes), "--node-memory")
-			if way.Cost != "a larger GPU" && !more { // in servers of their own
+			what := cli.FlagText(way.Changes)
+			_, given, more := strings.Cut(what, "--node-memory ")
+			switch {
+			case more:
+				memory, err := cli.ParseSize(strings.Fields(given)[0])
+				require.NoError(t, err, what)
+				require.Greater(t, memory, usual, what)
+				within(what, way.Forecast, memory)
+				larger++
+			case way.Cost != "a larger GPU": // in servers of its own
 				ways++
-				within(cli.FlagText(way.Changes), way.Forecast)
+				assumed(what, way.Forecast)
 			}
 		}
 	}
 	require.GreaterOrEqual(t, fitted, 2)
 	require.Positive(t, ways)
+	require.Positive(t, larger, "some of them ask for larger servers")
 	require.Positive(t, hosts, "some of them use the host")
 }
 
