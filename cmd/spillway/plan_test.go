@@ -310,7 +310,11 @@ func TestPlanPage(t *testing.T) {
 	require.Equal(t, cli.ExitDoesNotFit, r.status)
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	for _, want := range []string{"Plan of gpt2", "Does not fit", "device memory over step, recommended", "device memory over step, as requested", "host memory over step, recommended", "The peak of device memory explained", "What would make it fit", "A step, predicted, by stage"} {
+	for _, want := range []string{
+		"Plan of gpt2", "Does not fit", "device memory over step, recommended", "device memory over step, as requested",
+		"host memory over step, recommended", "The peak of device memory explained", "What would make it fit",
+		"A step, predicted, by stage",
+	} {
 		require.Contains(t, string(text), want)
 	}
 	requirePage(t, path, 200_000)

@@ -35,7 +35,9 @@ var flagGroups = []flagGroup{
 	{"Memory", []string{"host-memory", "node-memory", "disk", "recompute", "offload", "prefetch", "overlap", "disk-cache", "frozen-cache", "require-pinned", "allow"}},
 	{"Precision and sums", []string{"precision", "bf16-rounding", "base", "reduce", "int8", "epilogues", "loss-scale", "loss-scale-hysteresis", "stochastic-rounding", "optimizer-dtype", "reproducible"}},
 	{"Ranks and devices", []string{"device", "cuda-graphs", "threads", "ranks-per-process", "shard-size", "transport", "collectives", "timeout", "min-ranks"}},
-	{"Checkpoints and files", []string{"save-every", "async-save", "keep", "export", "merge", "format", "accept-changes", "receipt", "receipt-every", "segments", "trace", "tensorboard", "metrics-addr", "config", "from", "emit", "html", "svg", "dump"}},
+	{"Checkpoints and files", []string{"save-every", "async-save", "keep", "export", "merge", "format",
+		"accept-changes", "receipt", "receipt-every", "segments", "trace", "tensorboard", "metrics-addr",
+		"config", "from", "emit", "html", "svg", "dump"}},
 }
 
 // GroupFlags sets the usage of root and of every command below it.

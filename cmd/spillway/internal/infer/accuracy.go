@@ -83,7 +83,9 @@ type Compared struct {
 }
 
 func (a *Accuracy) String() string {
-	return fmt.Sprintf("accuracy %.1f %% (%d of %d answers; 95 %% interval %.1f to %.1f %%); %d of them end at an end token", 100*a.Share, a.Correct, a.Pairs, 100*a.Between[0], 100*a.Between[1], a.Ended)
+	return fmt.Sprintf("accuracy %.1f %% (%d of %d answers; 95 %% interval %.1f to %.1f %%); "+
+		"%d of them end at an end token",
+		100*a.Share, a.Correct, a.Pairs, 100*a.Between[0], 100*a.Between[1], a.Ended)
 }
 
 // wilson is the interval of a share of n with 95 % confidence (Wilson 1927).

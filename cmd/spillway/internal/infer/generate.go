@@ -138,7 +138,8 @@ func (g *generation) prepare(c *spillway.Config, m *planner.Model) error {
 			return err
 		}
 		if trained > 0 && trained < c.Seq {
-			g.note = fmt.Sprintf("the model was trained on rows of %d tokens: beyond them a token looks back at that many, which are computed again for it; --seq %d looks back at all", trained, c.Seq)
+			g.note = fmt.Sprintf("the model was trained on rows of %d tokens: beyond them a token "+
+				"looks back at that many, which are computed again for it; --seq %d looks back at all", trained, c.Seq)
 			c.Seq = trained
 		}
 	}

@@ -272,7 +272,11 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	fs.Float64Var(&c.Trust, "trust", d.Trust, "trust coefficient of "+english.WordSeries(zero.NamesReading(zero.Trust), "and")+": a parameter's rate is this times its norm over its gradient's")
 	fs.BoolVar(&c.AdaptAll, "adapt-all", false, english.WordSeries(zero.NamesReading(zero.AdaptAll), "and")+" adapt parameters without weight decay too, as the papers are written; by default those keep the rate (with --trust: the rate times that)")
 	fs.Float64Var(&c.LR, "lr", d.LR, "learning rate")
-	fs.StringVar(&c.LRSchedule, "lr-schedule", d.LRSchedule, "how the learning rate changes: constant, linear, cosine or inverse-sqrt. With N steps, w of them --warmup, x = (s-w)/(N-1-w) at step s (from 0), and min for --min-lr: linear is lr + (min-lr)x, cosine is min + (lr-min)(1+cos πx)/2, inverse-sqrt is max(min, lr·√(w/(s+1))). Linear and cosine reach min at the last step; Hugging Face's schedules reach it one step later")
+	fs.StringVar(&c.LRSchedule, "lr-schedule", d.LRSchedule,
+		"how the learning rate changes: constant, linear, cosine or inverse-sqrt. With N steps, w of them --warmup, "+
+			"x = (s-w)/(N-1-w) at step s (from 0), and min for --min-lr: linear is lr + (min-lr)x, "+
+			"cosine is min + (lr-min)(1+cos πx)/2, inverse-sqrt is max(min, lr·√(w/(s+1))). "+
+			"Linear and cosine reach min at the last step; Hugging Face's schedules reach it one step later")
 	fs.StringVar(&c.LRScale, "lr-scale", d.LRScale, "scale --lr by the rows of the step over --lr-base-batch, 256 if it is not given: none, sqrt or linear")
 	fs.IntVar(&c.LRBaseBatch, "lr-base-batch", d.LRBaseBatch, "rows of a step at which --lr-scale leaves --lr as it is")
 	fs.IntVar(&c.Warmup, "warmup", d.Warmup, "steps w of linear warm-up: step s = 0 … w-1 has lr(s+1)/w, the first lr/w; Hugging Face's has lr·s/w, so its first step moves nothing and ours is one step ahead")
@@ -319,7 +323,10 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	fs.StringVar(&c.CUDAGraphs, "cuda-graphs", "auto", "launch runs of a step's operations on a GPU as CUDA graphs: auto (but for those that --trace times) or off")
 	fs.BoolVar(&l.Fit, "fit", false, "choose what was not given: the fastest that fits")
 	fs.Var(cli.List(&c.Allow, "PRECISION"), "allow", "precisions that --fit may choose beside --precision, separated by commas: bf16, fp16")
-	fs.IntVar(&l.GlobalBatch, "global-batch", 0, fmt.Sprintf("`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (without --batch a micro-batch has %d rows, or the largest smaller number that divides a rank's rows; with --accum it is a rank's rows divided by that; with --reproducible always %[1]d; --fit chooses)", d.Batch))
+	fs.IntVar(&l.GlobalBatch, "global-batch", 0, fmt.Sprintf(
+		"`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (without --batch a micro-batch "+
+			"has %d rows, or the largest smaller number that divides a rank's rows; with --accum it is a rank's rows "+
+			"divided by that; with --reproducible always %[1]d; --fit chooses)", d.Batch))
 	fs.Var(batchScheduleFlag{&c.BatchSchedule}, "batch-schedule", "STEP:ROWS, separated by commas: rows of a step over all ranks from a step on, in the place of --global-batch, as in 0:32,500:64,2000:128: 32 rows until 500 steps are done, and so on; --lr-scale scales --lr with them")
 	fs.Var(cli.Counts(&c.RankShares), "rank-shares", "micro-batches of each rank in a step, for ranks that are not equally fast; needs --reproducible (default: even, shares that differ by at most one)")
 	fs.StringVar(&c.OnNonFinite, "on-nonfinite", d.OnNonFinite, "what a step with a non-finite loss or gradient does: stop (status 3, the tensor named) or skip (its update is left out; the tenth in a row stops)")

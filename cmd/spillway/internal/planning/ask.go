@@ -75,13 +75,16 @@ func sizes(*spillway.Config) (list []int64) {
 
 var topics = []topic{
 	{"gpus", "ranks", "fewest GPUs", func(*spillway.Config) []int64 { return upTo(mostAsked, 1) }, true,
-		func(c *spillway.Config, v int64) { c.Ranks = int(v) }, []string{"ranks", "nodes", "gpus-per-node", "shard-size", "global-batch", "rank-shares", "batch-schedule"}, false},
+		func(c *spillway.Config, v int64) { c.Ranks = int(v) },
+		[]string{"ranks", "nodes", "gpus-per-node", "shard-size", "global-batch", "rank-shares", "batch-schedule"}, false},
 	{"model", "model", "largest preset", presets, false, func(c *spillway.Config, v int64) { c.Model = bySize()[v].Name }, []string{"model"}, false},
 	{"batch", "batch", "largest micro-batch", func(*spillway.Config) []int64 { return upTo(mostAsked, 1) }, false,
 		func(c *spillway.Config, v int64) { c.Batch = int(v) }, []string{"batch", "global-batch", "batch-schedule"}, false},
 	{"seq", "seq", "longest rows", nil, false, func(c *spillway.Config, v int64) { c.Seq = int(v) }, []string{"seq"}, false},
-	{"device-memory", "device-memory", "least device memory", sizes, true, func(c *spillway.Config, v int64) { c.DeviceMemory = v }, []string{"device-memory"}, true},
-	{"host-memory", "host-memory", "least host memory", sizes, true, func(c *spillway.Config, v int64) { c.HostMemory = v }, []string{"host-memory", "node-memory"}, true},
+	{"device-memory", "device-memory", "least device memory", sizes, true,
+		func(c *spillway.Config, v int64) { c.DeviceMemory = v }, []string{"device-memory"}, true},
+	{"host-memory", "host-memory", "least host memory", sizes, true,
+		func(c *spillway.Config, v int64) { c.HostMemory = v }, []string{"host-memory", "node-memory"}, true},
 }
 
 // bySize are the presets of language models, the smallest first.
@@ -169,7 +172,9 @@ func (f *Flags) askedAt(c spillway.Config, t *topic, v int64) (spillway.Config, 
 }
 
 // answerTo answers --ask, and gives the configuration and the plan that it comes to.
-func (f *Flags) answerTo(ctx context.Context, t *topic, c spillway.Config, fixed spillway.Fixed, rows int) (spillway.Config, *spillway.Fitted, error) {
+func (f *Flags) answerTo(ctx context.Context, t *topic, c spillway.Config, fixed spillway.Fixed, rows int) (
+	spillway.Config, *spillway.Fitted, error,
+) {
 	values, err := t.all(&c)
 	if err != nil {
 		return c, nil, err
@@ -189,7 +194,8 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c spillway.Config, fixed
 	c, own := f.askedAt(c, t, values[a.Value])
 	f.nodeSize = own.nodeSize
 	value := t.text(values[a.Value])
-	out := &Answer{Ask: t.name, Value: t.value(values[a.Value]), Plan: f.stageJSON(a.Best.Forecast), Flags: fmt.Sprintf("--%s %s %s", t.flag, value, cli.FlagText(a.Best.Choices))}
+	out := &Answer{Ask: t.name, Value: t.value(values[a.Value]), Plan: f.stageJSON(a.Best.Forecast),
+		Flags: fmt.Sprintf("--%s %s %s", t.flag, value, cli.FlagText(a.Best.Choices))}
 	out.first = fmt.Sprintf("%s that fits: %s", t.what, value)
 	if t.name == "gpus" || t.name == "seq" {
 		out.first = t.what + " that fit: " + value

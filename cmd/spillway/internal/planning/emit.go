@@ -46,7 +46,9 @@ var (
 	//go:embed jobset.yaml.tmpl
 	jobSetText string
 
-	jobTemplates = template.Must(template.Must(template.New(slurm).Funcs(template.FuncMap{"quote": quoted, "shell": shellLines}).Parse(slurmText)).New(jobSet).Parse(jobSetText))
+	jobTemplates = template.Must(template.Must(
+		template.New(slurm).Funcs(template.FuncMap{"quote": quoted, "shell": shellLines}).Parse(slurmText),
+	).New(jobSet).Parse(jobSetText))
 )
 
 // quoted is a string of YAML.
