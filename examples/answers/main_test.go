@@ -66,7 +66,7 @@ func TestTheTutorial(t *testing.T) {
 		return string(out)
 	}
 	run("go", "build", "-ldflags=-w", "-o", spillway, "../../cmd/spillway")
-	made := long.Or(amounts{stories: 400, steps: 10, pairs: 150, questions: 10}, standard)
+	made := long.Or(amounts{stories: 400, steps: 10, pairs: 200, questions: 10}, standard)
 	require.NoError(t, build(t.Context(), world, made))
 	run(spillway, "finetune", filepath.Join(world, "base"), filepath.Join(world, "pairs.jsonl"), "--checkpoint", filepath.Join(world, "tuned"))
 	for seed := range long.Or(1, 5) {
