@@ -245,7 +245,7 @@ func (p *percent) Set(s string) error {
 	return nil
 }
 
-// Train binds the contract's table of flags to c.
+// Train binds the contract's table of flags to c. A table: an entry for each flag.
 func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	d := spillway.Default()
 	*c = d
