@@ -12,14 +12,13 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// mostFaster is how much faster a plan with less memory may be. Of 20,000 pairs of 200
-// caps, 4 are more than 1 % apart.
-const mostFaster = 1.03
+// mostFaster is how much faster a plan with less memory may be. The search misses this in the
+// long form: one layer on a GPU and two others are further apart.
+const mostFaster = 1.01
 
 // Less memory never gives a plan that is much faster: over random caps, 200 when long.On, on
-// both memories, some of them without one on the host. The searches share what they
-// measured. Then it goes
-// over micro-batches, GPUs and a model that is planned at few layers too.
+// both memories, some of them without one on the host. The searches share what they measured.
+// Then it goes over micro-batches, GPUs and a model that is planned at few layers too.
 func TestLessMemoryIsNeverFaster(t *testing.T) {
 	card, err := gpus.Lookup("a100-40")
 	require.NoError(t, err)
