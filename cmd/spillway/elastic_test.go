@@ -5,6 +5,7 @@ package main
 import (
 	"math/rand/v2"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"testing"
@@ -52,6 +53,28 @@ func TestElasticJobOutlivesItsRanks(t *testing.T) {
 		} else {
 			require.NotContains(t, p.errs.String(), "going on with 4 rank")
 		}
+	}
+}
+
+// A launched finetune, whose steps follow from its epochs, goes on where a rank is lost, in the bits of one process.
+func TestLaunchedFinetuneOutlivesARank(t *testing.T) {
+	t.Parallel()
+	job := []string{"finetune", testdata + "/gpt2", testdata + "/text.txt", "--seq", "16", "--lora", "r=2", "--epochs", "2",
+		"--reproducible", "--batch", "1", "--global-batch", "4", "--save-every", "4", "--checkpoint"}
+	p := start(t, append(job, filepath.Join(t.TempDir(), "one"))...)
+	require.Zero(t, p.end(t), p.errs.String())
+	want := shaOf(t, p.out.String())
+	for _, flags := range [][]string{{"--restarts", "1"}, {"--min-ranks", "1"}} {
+		ck := filepath.Join(t.TempDir(), "ck")
+		p := start(t, slices.Concat([]string{"launch", "-n", "2"}, flags, []string{"--"}, job, []string{ck})...)
+		pids := ranksOf(t, p, 2)
+		waitFor(t, "checkpoint", func() bool { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) > 0 })
+		require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
+		require.Zero(t, p.end(t), p.errs.String())
+		require.Contains(t, p.errs.String(), map[string]string{
+			"--restarts": "starting again from the checkpoint of step ", "--min-ranks": "going on with 1 rank from the checkpoint of step ",
+		}[flags[0]])
+		require.Equal(t, want, shaOf(t, p.out.String()), p.errs.String())
 	}
 }
 
