@@ -176,11 +176,13 @@ func TestALaterSignalAbortsUnderMPI(t *testing.T) {
 	}
 }
 
-// A job whose ranks die without progress waits longer each time, and is not started for ever.
+// A job whose ranks die without progress waits longer each time, and is not started for ever. Each
+// attempt goes on in the receipt of the one before.
 func TestRestartsEndWithoutProgress(t *testing.T) {
 	t.Parallel()
-	ck := filepath.Join(t.TempDir(), "ck")
-	p := start(t, append([]string{"launch", "-n", "2", "--restarts", "9", "--"}, tinyWith("--steps", "1000000", "--checkpoint", ck)...)...)
+	dir := t.TempDir()
+	p := start(t, append([]string{"launch", "-n", "2", "--restarts", "9", "--"}, tinyWith("--steps", "1000000",
+		"--checkpoint", filepath.Join(dir, "ck"), "--receipt", filepath.Join(dir, "receipt.jsonl"))...)...)
 	for attempt := 1; attempt <= launching.IdleRestarts; attempt++ {
 		waitFor(t, "attempt", func() bool { return strings.Count(p.errs.String(), "step 1/") == attempt })
 		require.NoError(t, syscall.Kill(ranksOf(t, p, 2)[1], syscall.SIGKILL))

@@ -105,10 +105,17 @@ func (o OwnCheckpoints) Grew(before []string) bool {
 
 // Resuming are the arguments of train with which the job goes on.
 func (o OwnCheckpoints) Resuming(args []string) []string {
-	if _, found := o.Newest(); !found || slices.Contains(args, "--resume") {
+	if !o.resumes() || slices.Contains(args, "--resume") {
 		return args
 	}
 	return append(slices.Clone(args), "--resume")
+}
+
+// resumes tells whether the job resumes what its folder has, in all of its files. In a folder
+// that had no checkpoints it does so also before it has saved one, and goes on in its receipt.
+func (o OwnCheckpoints) resumes() bool {
+	_, found := o.Newest()
+	return found || len(o.before) == 0
 }
 
 // From says where a job goes on that has lost a rank.

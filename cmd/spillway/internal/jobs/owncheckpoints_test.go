@@ -12,6 +12,7 @@ import (
 func TestAJobGoesOnFromItsOwnCheckpoints(t *testing.T) {
 	dir := t.TempDir()
 	add := func(name string) { require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o700)) }
+	require.Equal(t, []string{"train", "--resume"}, CheckpointsOf(dir, false).Resuming([]string{"train"}), "no other run's")
 	add("step-00000400")
 	anew, on := CheckpointsOf(dir, false), CheckpointsOf(dir, true)
 	args := []string{"train", "--steps", "9"}

@@ -156,8 +156,7 @@ func (s *survivors) where(rank int) string {
 // was asked for, what rests on the device moves outward, which keeps the bits.
 func (s *survivors) again(ctx context.Context, c spillway.Config) (spillway.Config, error) {
 	c = c.Over(s.p.Job)
-	_, begun := s.saved.Newest()
-	c.Resume = c.Resume || begun
+	c.Resume = c.Resume || s.saved.resumes()
 	if c.RankShares = nil; len(c.BatchSchedule) > 0 {
 		c.GlobalBatch = 0 // the schedule says the rows of each step
 	} else if !c.Reproducible {
