@@ -66,21 +66,34 @@ func (q request) followReceipt() (path, note string, err error) {
 	if err != nil {
 		return "", "", fmt.Errorf("Config.Checkpoint %s: %w", q.Checkpoint, err)
 	}
-	var was saving.Record
+	named, until, newest := "", 0, 0 // the last receipt, the last step in it, and the last step
 	for _, e := range slices.Backward(entries) {
-		if e.Err == nil && json.Unmarshal(e.Manifest.Run, &was) == nil {
+		var was saving.Record
+		if e.Err != nil || json.Unmarshal(e.Manifest.Run, &was) != nil {
+			continue
+		}
+		newest = max(newest, e.Step)
+		if named, until = was.ReceiptPath(q.Checkpoint), e.Step; named != "" {
 			break
 		}
 	}
-	named := was.ReceiptPath(q.Checkpoint)
+	gap := ""
+	if until < newest {
+		gap = fmt.Sprintf(", steps %d to %d in none", until+1, newest)
+	}
 	switch {
 	case named == "":
 		return given, "", nil
 	case given != "":
 		if holds, err := receipt.Holds(q.opener(), given); err == nil && !holds {
-			note = fmt.Sprintf("receipt: steps until here are in %s, and those from here on in %s: verify checks each by its own Config.Receipt", named, given)
+			note = fmt.Sprintf("receipt: steps until %d are in %s%s, and those from here on in %s: "+
+				"verify checks each by its own Config.Receipt", until, named, gap, given)
 		}
 		return given, note, nil
+	case gap != "":
+		q.Warnf("the run had a receipt until step %d, %.80q: steps from here on are in none; "+
+			"give Config.Receipt, that file or a new one", until, named)
+		return "", "", nil
 	}
 	if strings.EqualFold(q.Device, "cuda") {
 		q.Warnf("the run has a receipt, %.80q, and on Config.Device cuda it can't go on: steps from here on are in none", named)

@@ -221,10 +221,13 @@ func (w *verifying) scan() error {
 		}
 		w.saved[e.Step] = e.Name // of copies the last
 		var was saving.Record
-		if e.Err == nil && json.Unmarshal(e.Manifest.Run, &was) == nil && was.Receipt != "" {
-			found = was.ReceiptPath(w.Checkpoint)
+		if e.Err != nil || json.Unmarshal(e.Manifest.Run, &was) != nil {
+			continue
 		}
 		w.records[e.Step] = was
+		if was.Receipt != "" {
+			found = was.ReceiptPath(w.Checkpoint)
+		}
 	}
 	if w.Receipt == "" {
 		w.Receipt = found
@@ -250,8 +253,10 @@ func (w *verifying) segments() {
 	}
 	// beside are steps of the run that this receipt does not have.
 	beside := func(from, to, line int) {
-		if from < to {
-			w.all = append(w.all, Segment{From: from, To: to, first: line, last: line, Missing: w.elsewhere(from, to)})
+		for from < to {
+			until, why := w.elsewhere(from, to)
+			w.all = append(w.all, Segment{From: from, To: until, first: line, last: line, Missing: why})
+			from = until
 		}
 	}
 	beside(0, lines[0].Step, 0)
@@ -277,18 +282,27 @@ func (w *verifying) segments() {
 	}
 }
 
-// elsewhere says why steps are not in this receipt.
-func (w *verifying) elsewhere(from, to int) string {
-	for _, step := range slices.Sorted(maps.Keys(w.records)) {
-		was := w.records[step]
-		if path := was.ReceiptPath(w.Checkpoint); from < step && step <= to && path != "" && !w.inThis(was) {
-			return fmt.Sprintf("they are in the receipt %.80q; give it by Config.Receipt", path)
-		}
-	}
+// elsewhere says why steps are not in this receipt, and until which step that is so.
+func (w *verifying) elsewhere(from, to int) (until int, why string) {
+	none := "the run had no receipt then"
 	if from == 0 {
-		return "this receipt begins after them"
+		none = "this receipt begins after them"
 	}
-	return "the run had no receipt then"
+	until, why = from, none
+	for _, step := range slices.Sorted(maps.Keys(w.records)) {
+		if step <= from || step > to {
+			continue
+		}
+		was, says := w.records[step], none
+		if path := was.ReceiptPath(w.Checkpoint); path != "" && !w.inThis(was) {
+			says = fmt.Sprintf("they are in the receipt %.80q; give it by Config.Receipt", path)
+		}
+		if until > from && says != why {
+			return until, why
+		}
+		until, why = step, says
+	}
+	return to, why
 }
 
 // run runs the chosen segments, those of one start or resume by one Trainer.

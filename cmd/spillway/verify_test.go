@@ -100,7 +100,7 @@ func TestAResumeFollowsItsReceipt(t *testing.T) {
 	require.NoError(t, err)
 
 	got = train("5", "--global-batch", "8", "--resume", "--receipt", other)
-	require.Contains(t, got.stderr, "steps until here are in "+receipt)
+	require.Contains(t, got.stderr, "steps until 4 are in "+receipt+", and those from here on in "+other)
 	verify(0, "steps 1 to 4: not run again: they are in the receipt")
 	verify(0, "run again and equal: 1 of 5 steps (20.0 %)")
 	verify(0, "run again and equal: 4 of 5 steps (80.0 %)", "--receipt", receipt)
@@ -131,6 +131,35 @@ func TestAResumeFollowsItsReceipt(t *testing.T) {
 	small[len(small)/2] ^= 1
 	require.NoError(t, os.WriteFile(path, small, 0o644))
 	verify(2, "tokenizer.json has CRC-32C", "--receipt", receipt)
+}
+
+// Steps that are in no receipt are told of at each resume behind them, and are in neither of the
+// receipts beside them.
+func TestStepsBetweenReceipts(t *testing.T) {
+	dir := t.TempDir()
+	run, first, second := filepath.Join(dir, "run"), filepath.Join(dir, "1.jsonl"), filepath.Join(dir, "2.jsonl")
+	train := func(steps, want string, args ...string) {
+		t.Helper()
+		got := command(tinyWith(append([]string{"--steps", steps, "--checkpoint", run, "--keep", "0"}, args...)...)...)
+		require.Zero(t, got.status, got.stderr)
+		require.Contains(t, got.stderr, want)
+	}
+	train("2", "", "--receipt", first)
+	require.NoError(t, os.Rename(first, first+".moved"))
+	train("3", "is not there, and steps from here on are in none", "--resume")
+	require.NoError(t, os.Rename(first+".moved", first))
+	train("4", "warning: the run had a receipt until step 2, ", "--resume")
+	train("5", "steps until 2 are in "+first+", steps 3 to 4 in none, and those from here on in "+second,
+		"--resume", "--receipt", second)
+	for receipt, want := range map[string]string{
+		first:  "step 5: not run again: they are in the receipt \"" + second,
+		second: "steps 1 to 2: not run again: they are in the receipt \"" + first,
+	} {
+		got := command("verify", run, "--receipt", receipt)
+		require.Zero(t, got.status, got.stderr)
+		require.Contains(t, got.stdout, want)
+		require.Contains(t, got.stdout, "steps 3 to 4: not run again: the run had no receipt then")
+	}
 }
 
 // What can't be verified here is no difference, and the error names what was given.
