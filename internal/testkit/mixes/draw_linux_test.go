@@ -22,6 +22,7 @@ type mix struct {
 	model        string
 	rows         int // of the data; 0: all
 	steps        int
+	epochs       int // in place of steps, which follow; 0: --steps
 	accum, ranks int
 	batch, step  int    // rows of a micro-batch and of a step
 	schedule     string // --batch-schedule, whose largest is step; "": every step has as many
@@ -45,7 +46,8 @@ type way struct {
 
 // features are what is counted.
 var features = []string{"bf16", "fp16", "reduce fp32", "int8 optimizer", "int8 gather", "int8 reduce", "int8 activations", "int8 matmul",
-	"layer order", "reproducible", "uneven shares", "padding", "hsdp", "stochastic rounding", "frozen cache", "lora", "int8 base", "bf16 base", "packing", "resume", "resume at other ranks", "transport", "elastic", "batch schedule", "receipt"}
+	"layer order", "reproducible", "uneven shares", "padding", "hsdp", "stochastic rounding", "frozen cache", "lora", "int8 base", "bf16 base", "packing", "resume", "resume at other ranks", "transport", "elastic", "batch schedule", "epochs",
+	"receipt", "adagrad", "sgd", "lamb", "lars", "larc", "novograd", "muon", "nesterov"}
 
 // draw makes a mix of a seed. Half of the features that go with those drawn before are
 // in it, so that every pair that may meet does.
@@ -87,7 +89,11 @@ func draw(seed uint64) *mix {
 		m.flags = append(m.flags, "--int8", strings.Join(int8, ","))
 	}
 	if !adamw {
-		m.flags = append(m.flags, "--optimizer", pick("sgd", "lamb", "lars", "larc", "novograd", "muon"))
+		name := pick("adagrad", "sgd", "lamb", "lars", "larc", "novograd", "muon")
+		add(name, "--optimizer", name)
+		if slices.Contains([]string{"sgd", "lars", "larc"}, name) && half() {
+			add("nesterov", "--nesterov")
+		}
 	}
 	m.reproducible = half()
 	m.ranks = []int{1, 2, 3, 4}[r.IntN(4)]
@@ -141,8 +147,50 @@ func draw(seed uint64) *mix {
 		}
 		m.schedule = fmt.Sprintf([]string{"0:%d,1:%d", "0:%[2]d,1:%[1]d,2:%[2]d", "0:%[2]d,2:%[1]d"}[r.IntN(3)], min(least, m.step), m.step)
 	}
+	if r.IntN(3) == 0 {
+		m.features["epochs"] = true
+		m.count(2 + r.IntN(2))
+	}
 	m.features["receipt"] = half()
 	return m
+}
+
+// count gives the run a length in epochs, of which it takes at least as many steps as before.
+// Where the data has no number of rows yet, it gets that of so many epochs.
+func (m *mix) count(epochs int) {
+	total := 0
+	for s := range m.steps {
+		total += m.rowsOf(s)
+	}
+	if m.rows > 0 {
+		epochs = (total + m.rows - 1) / m.rows
+	} else {
+		m.rows = (total + epochs - 1) / epochs
+	}
+	m.epochs = epochs
+	for ; total < epochs*m.rows; m.steps++ {
+		total += m.rowsOf(m.steps)
+	}
+}
+
+// rowsOf is the rows of a step.
+func (m *mix) rowsOf(step int) int {
+	rows := m.step
+	for entry := range strings.SplitSeq(m.schedule, ",") {
+		var from, n int
+		if k, _ := fmt.Sscanf(entry, "%d:%d", &from, &n); k == 2 && from <= step {
+			rows = n
+		}
+	}
+	return rows
+}
+
+// length are the flags of the run's.
+func (m *mix) length() []string {
+	if m.epochs > 0 {
+		return []string{"--epochs", strconv.Itoa(m.epochs)}
+	}
+	return []string{"--steps", strconv.Itoa(m.steps)}
 }
 
 // ways draws the two ways.
@@ -184,6 +232,7 @@ func (m *mix) ways(r *rand.Rand) {
 		m.features["resume"] = true
 		if m.reproducible {
 			w.after = reproducibleRanks[r.IntN(len(reproducibleRanks))]
+			m.features["uneven shares"] = m.features["uneven shares"] || leaves%w.after > 0
 		}
 		if w.after != w.ranks {
 			m.features["resume at other ranks"] = true
@@ -215,5 +264,6 @@ func shares(r *rand.Rand, ranks int) string {
 }
 
 func (m *mix) String() string {
-	return fmt.Sprintf("%s=%d: %s, %d ranks × %d: %s; rows %s; %+v beside %+v", seedVariable, m.seed, m.model, m.ranks, m.accum, strings.Join(m.flags, " "), cmp.Or(m.schedule, strconv.Itoa(m.step)), m.second, m.first)
+	return fmt.Sprintf("%s=%d: %s, %d ranks × %d: %s; rows %s; %s; %+v beside %+v", seedVariable, m.seed, m.model, m.ranks, m.accum,
+		strings.Join(m.flags, " "), cmp.Or(m.schedule, strconv.Itoa(m.step)), strings.Join(m.length(), " "), m.second, m.first)
 }
