@@ -251,7 +251,8 @@ func (s *States) WriteScalar(param int, name string, v float32) error {
 // ChunkElems is the number of elements that move at a time: the staging buffer's size.
 const ChunkElems = checkpoint.ChunkElems
 
-// NewChunk returns a staging buffer for a program's parameters.
+// NewChunk returns a staging buffer for a program's parameters: ChunkElems elements, or as many as
+// the largest parameter has if that is fewer.
 func NewChunk(p *graph.Program) []float32 {
 	var most int64
 	for i := range p.Params {

@@ -56,7 +56,8 @@ func TestElasticJobOutlivesItsRanks(t *testing.T) {
 	}
 }
 
-// A launched finetune, whose steps follow from its epochs, goes on where a rank is lost, in the bits of one process.
+// A launched finetune, whose steps follow from its epochs, goes on where a rank is lost, in the bits
+// of one process.
 func TestLaunchedFinetuneOutlivesARank(t *testing.T) {
 	t.Parallel()
 	job := []string{"finetune", testdata + "/gpt2", testdata + "/text.txt", "--seq", "16", "--lora", "r=2", "--epochs", "2",

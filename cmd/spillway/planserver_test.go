@@ -26,9 +26,8 @@ var clusters = []string{
 }
 
 // No recommendation and no way out takes more host memory than the servers have, or than the
-// --node-memory that it asks for: four
-// presets on a cluster each, and three layers that are too much for any plan there. With
-// SPILLWAY_LONG=all each preset on each cluster, which takes an hour.
+// --node-memory that it asks for: four presets on a cluster each, and three layers that are too
+// much for any plan there. With SPILLWAY_LONG=all each preset on each cluster, which takes an hour.
 func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 	t.Parallel()
 	jobs := long.Sample(1, 2, [][2]string{{"gpt2-xl", clusters[0]}, {"llama-2-7b", clusters[1]}, {"llama-3-8b", clusters[3]}, {"gpt3-13b", clusters[5]}})

@@ -141,9 +141,6 @@ func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 			}
 		}
 		a.unmap, a.mem = unmap, m.data
-		if c.opts.Poison {
-			poison(a.mem)
-		}
 		if k := c.opts.Checker; k != nil {
 			k.watch(a)
 		}
@@ -154,19 +151,25 @@ func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 }
 
 // mapArena allocates the memory of an arena and returns the function that frees it.
-func (c *Context) mapArena(space graph.Space, bytes int64) (mapping, func() error, error) {
-	if c.opts.Map != nil {
-		data, unmap, err := c.opts.Map(space, bytes)
-		if err == nil && int64(len(data)) != bytes {
-			err = fmt.Errorf("the mapping has %d bytes", len(data))
+func (c *Context) mapArena(space graph.Space, bytes int64) (m mapping, unmap func() error, err error) {
+	pinned := space == graph.Host && (c.opts.Pin || c.opts.RequirePinned)
+	switch {
+	case c.opts.Map != nil:
+		m.size = bytes
+		m.data, unmap, err = c.opts.Map(space, bytes)
+		if err == nil && int64(len(m.data)) != bytes {
+			err = fmt.Errorf("the mapping has %d bytes", len(m.data))
 		}
-		return mapping{data: data, size: bytes}, unmap, err
-	}
-	if c.opts.Poison && !(space == graph.Host && (c.opts.Pin || c.opts.RequirePinned)) {
+	case c.opts.Poison && !pinned && bytes <= mostReused:
 		return reuse(bytes)
+	default:
+		m, err = mapMemory(bytes)
+		unmap = m.unmap
 	}
-	m, err := mapMemory(bytes)
-	return m, m.unmap, err
+	if err == nil && c.opts.Poison {
+		poison(m.data)
+	}
+	return m, unmap, err
 }
 
 // NewEvent returns an event that was never recorded.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -350,6 +351,31 @@ func TestOverrunHitsTheGuardPage(t *testing.T) {
 	s := stream(t, c, graph.Compute)
 	require.NoError(t, s.Launch(do("overrun", func() { *beyond(b, len(b)) = 1 })))
 	require.ErrorContains(t, s.Sync(), `operation "overrun": broken invariant: the kernel panicked at `)
+}
+
+// Arenas that are reused tell of writes before them, and after their context was closed.
+func TestReusedArenasTellOfStrayWrites(t *testing.T) {
+	const size = 3*reuseStep + 8 // of no other test
+	arena := func() (*Context, []byte) {
+		c := New(0, Options{Poison: true})
+		b, err := Bytes(alloc(t, c, graph.Device, size))
+		require.NoError(t, err)
+		require.True(t, poisoned(b))
+		return c, b
+	}
+	before := func(b []byte) *byte { return (*byte)(unsafe.Add(unsafe.Pointer(&b[0]), -1)) }
+	c, b := arena()
+	b[0], b[size-1] = 1, 1
+	require.NoError(t, c.Close())
+	c, again := arena()
+	require.Same(t, &b[0], &again[0])
+	require.NoError(t, c.Close())
+	b[7] = 1
+	_, err := New(0, Options{Poison: true}).Alloc(graph.Device, size)
+	require.ErrorContains(t, err, "memory of a closed context was written")
+	c, b = arena()
+	*before(b) = 1
+	require.ErrorContains(t, c.Close(), "memory before the arena was written")
 }
 
 func TestAbortReleasesWaits(t *testing.T) {

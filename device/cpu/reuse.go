@@ -1,51 +1,63 @@
 package cpu
 
 import (
+	"bytes"
+	"errors"
 	"os"
 	"sync"
 )
 
-// reused keeps the mappings of closed contexts with Options.Poison, by length: tests open
-// thousands of small arenas, and to touch new pages takes most of the time for that on a virtual
-// machine. An arena lies at the end of its mapping, before the unreadable page.
-var reused = struct {
+// free keeps the mappings of closed contexts with Options.Poison, by length: tests open
+// thousands of small arenas, and on a virtual machine the first touch of their pages takes most
+// of the time for that. A free mapping is all poison.
+var free = struct {
 	sync.Mutex
-	free map[int64][]mapping
-}{free: map[int64][]mapping{}}
+	of map[int64][]mapping
+}{of: map[int64][]mapping{}}
 
-// Reused arenas have at most mostReused bytes; lengths are multiples of reuseStep.
+// Arenas of at most mostReused bytes are reused, in mappings whose lengths are multiples of
+// reuseStep.
 const (
 	mostReused = 4 << 20
 	reuseStep  = 256 << 10
 )
 
-// reuse maps an arena, or takes a mapping that is free. Its bytes are arbitrary.
-func reuse(bytes int64) (mapping, func() error, error) {
-	if bytes > mostReused {
-		m, err := mapMemory(bytes)
-		return m, m.unmap, err
+// reuse maps a poisoned arena of at most mostReused bytes at the end of a mapping, before the
+// unreadable page. A write before the arena is an error of unmap, and a write after unmap one of
+// the next reuse, for which the mapping is gone.
+func reuse(size int64) (m mapping, unmap func() error, err error) {
+	length := (size + reuseStep - 1) / reuseStep * reuseStep
+	free.Lock()
+	list := free.of[length]
+	if n := len(list); n > 0 {
+		m, free.of[length] = list[n-1], list[:n-1]
 	}
-	length := (bytes + reuseStep - 1) / reuseStep * reuseStep
-	reused.Lock()
-	defer reused.Unlock()
-	var m mapping
-	if list := reused.free[length]; len(list) > 0 {
-		m, reused.free[length] = list[len(list)-1], list[:len(list)-1]
-	} else {
-		var err error
+	free.Unlock()
+	switch {
+	case m.data == nil:
 		if m, err = mapMemory(length); err != nil {
 			return m, nil, err
 		}
+		poison(m.data)
+	case !poisoned(m.data):
+		return m, nil, errors.New("memory of a closed context was written")
 	}
-	giveBack := func() error {
-		reused.Lock()
-		defer reused.Unlock()
-		reused.free[length] = append(reused.free[length], m)
+	whole, page := m, int64(os.Getpagesize())
+	start := length - (size+page-1)/page*page
+	m.data, m.size = whole.data[start:][:size:size], size
+	return m, func() error {
+		if !poisoned(whole.data[:start]) {
+			return errors.New("memory before the arena was written")
+		}
+		poison(whole.data[start:])
+		free.Lock()
+		defer free.Unlock()
+		free.of[length] = append(free.of[length], whole)
 		return nil
-	}
-	page := int64(os.Getpagesize())
-	start := length - (bytes+page-1)/page*page
-	part := m
-	part.data, part.size = m.data[start:][:bytes:bytes], bytes
-	return part, giveBack, nil
+	}, nil
+}
+
+// poisoned says whether all bytes are poison.
+func poisoned(b []byte) bool {
+	return len(b) == 0 || b[0] == poisonByte && bytes.Equal(b[1:], b[:len(b)-1])
 }
