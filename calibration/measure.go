@@ -19,7 +19,6 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
-	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/train"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -41,10 +40,20 @@ var calibrationModels = []trained{
 	{`{"model_type":"llama","hidden_size":128,"intermediate_size":352,"num_hidden_layers":1,"num_attention_heads":2,"vocab_size":1024,"max_position_embeddings":512}`, 2, 64, nil},
 }
 
-// models returns the models to train: calibrationModels, and for each other update rule's
-// operations one model with that rule.
+// models returns the models to train: calibrationModels, two of them in 16 and 8 bits too, and for
+// each other update rule's operations one model with that rule.
 func models() []trained {
 	list := slices.Clone(calibrationModels)
+	for _, m := range []trained{calibrationModels[1], calibrationModels[3]} {
+		for _, in := range []func(*config.Config){
+			func(c *config.Config) { c.Precision = "bf16" },
+			func(c *config.Config) { c.Precision = "fp16" },
+			func(c *config.Config) { c.Precision, c.Int8 = "bf16", []string{"matmul"} },
+		} {
+			m.change = in
+			list = append(list, m)
+		}
+	}
 	seen := zero.Optimizer{Name: config.Default().Optimizer}.Operations()
 	for _, name := range zero.OptimizerNames() {
 		ops := zero.Optimizer{Name: name}.Operations()
@@ -58,17 +67,17 @@ func models() []trained {
 
 const smallModel = `{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":256,"vocab_size":512,"n_positions":128}`
 
-// calibrationRanks are runs of several ranks, as many as there are threads and one more; they
-// show the time that ranks lose by waiting for each other.
+// calibrationRanks are runs of as many ranks as there are threads, and of twice as many; they show
+// the time that ranks lose by waiting for each other. The models are so small that it is much of a
+// step: what changes in the machine's speed meanwhile hardly counts.
 var calibrationRanks = []struct {
 	config     string
 	batch, seq int
 	zero       int
-	offload    string
 }{
-	{`{"model_type":"gpt2","n_layer":3,"n_head":4,"n_embd":256,"vocab_size":1024,"n_positions":512}`, 2, 128, 0, ""},
-	{`{"model_type":"gpt2","n_layer":3,"n_head":4,"n_embd":256,"vocab_size":1024,"n_positions":512}`, 2, 128, 2, ""},
-	{`{"model_type":"llama","hidden_size":256,"intermediate_size":704,"num_hidden_layers":3,"num_attention_heads":4,"vocab_size":1024,"max_position_embeddings":512}`, 2, 128, 3, ""},
+	{`{"model_type":"gpt2","n_layer":3,"n_head":2,"n_embd":64,"vocab_size":512,"n_positions":64}`, 1, 64, 0},
+	{`{"model_type":"gpt2","n_layer":3,"n_head":2,"n_embd":64,"vocab_size":512,"n_positions":64}`, 1, 64, 2},
+	{`{"model_type":"llama","hidden_size":64,"intermediate_size":176,"num_hidden_layers":3,"num_attention_heads":2,"vocab_size":512,"max_position_embeddings":64}`, 1, 64, 3},
 }
 
 // calibrationSteps is how many steps each model runs. The first step touches its memory for the
@@ -132,48 +141,67 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 	}
 	c := cost.Fit(threads, samples)
 	c.Start, c.Gap, c.Handoff = meanLeads(lead)
-	var one, more float64
 	if threads > 1 {
-		one, err = crowding(ctx, cfg, c, dir, min(threads, maxCalibrationRanks))
+		c.Wait, err = waiting(ctx, cfg, c, dir, min(threads, maxCalibrationRanks))
 	}
 	if err == nil {
-		more, err = crowding(ctx, cfg, c, dir, min(threads+1, maxCalibrationRanks))
+		c.Crowded, err = waiting(ctx, cfg, c, dir, min(2*threads, maxCalibrationRanks))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("calibrate: %w", err)
 	}
-	c.Paired, c.Crowd = one, max(1, more)
 	return c, nil
 }
 
-// crowding returns how many times as long the step of so many ranks takes as what is
-// predicted without knowing it: the mean over calibrationRanks.
-func crowding(ctx context.Context, cfg config.Config, c *cost.Calibration, dir string, ranks int) (float64, error) {
-	sum := 0.0
-	for i, m := range calibrationRanks {
+// waiting returns what so many ranks lose by waiting for each other, in s a collective: with it the
+// steps of calibrationRanks take as long by prediction as they took, together.
+func waiting(ctx context.Context, cfg config.Config, c *cost.Calibration, dir string, ranks int) (float64, error) {
+	m := c.Machine(ranks)
+	m.Wait = 0
+	var programs []*graph.Program
+	measured := 0.0
+	for i, of := range calibrationRanks {
 		one := cfg
 		one.Model = filepath.Join(dir, fmt.Sprint("r", i))
-		one.Batch, one.Seq, one.Zero, one.Offload, one.Steps = m.batch, m.seq, m.zero, m.offload, calibrationSteps
-		one.Ranks = ranks
-		if err := calibrationModel(one.Model, m.config); err != nil {
-			return 0, err
-		}
-		f, err := planner.Predict(ctx, one, c.Machine(one.Ranks))
-		if err != nil {
+		one.Batch, one.Seq, one.Zero, one.Steps, one.Ranks = of.batch, of.seq, of.zero, waitSteps, ranks
+		if err := calibrationModel(one.Model, of.config); err != nil {
 			return 0, err
 		}
 		t, err := train.New(ctx, one)
 		if err != nil {
 			return 0, err
 		}
+		programs = append(programs, t.Plan().Program)
 		var walls []float64
 		if err := errors.Join(t.Run(ctx, func(r train.StepResult) error { walls = append(walls, r.Seconds); return nil }), t.Close()); err != nil {
 			return 0, err
 		}
-		sum += mean(walls[1:]) / f.Step.Seconds
+		measured += mean(walls[1:])
 	}
-	return sum / float64(len(calibrationRanks)), nil
+	// Computation hides a part of each wait, so the first estimates are too short.
+	for range waitEstimates {
+		predicted, collectives := 0.0, 0
+		for _, p := range programs {
+			run, err := cost.Simulate(p, "step", m)
+			if err != nil {
+				return 0, err
+			}
+			predicted += run.Seconds
+			for i := range run.Trace.Steps {
+				if cost.IsCollective(run.Trace.Op(i)) {
+					collectives++
+				}
+			}
+		}
+		m.Wait = max(0, m.Wait+(measured-predicted)/float64(collectives))
+	}
+	return m.Wait, nil
 }
+
+const (
+	waitSteps     = 30
+	waitEstimates = 8
+)
 
 const maxCalibrationRanks = 17
 

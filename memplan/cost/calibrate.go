@@ -6,8 +6,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Class is a set of operations that have rates of their own: those of a kind,
-// or the copies between two spaces.
+// Class is a set of operations that have rates of their own: those of a kind, products and
+// attention by the type of their operands, or the copies between two spaces.
 type Class string
 
 // CopyClass is the class of copies from one space to another.
@@ -20,7 +20,18 @@ func ClassOf(p *graph.Program, op *graph.Op) Class {
 	if op.Kind == graph.Copy {
 		return CopyClass(p.Buf(op.In[0]).Space, p.Buf(op.Out[0].Buf).Space)
 	}
-	return Class(op.Kind)
+	class := Class(op.Kind)
+	if !IsProduct(op) {
+		return class
+	}
+	d := p.Buf(op.In[0]).DType
+	if a, ok := op.Attr.(graph.LinearAttr); ok && a.Int8 {
+		d = graph.I8
+	}
+	if d == graph.F32 {
+		return class
+	}
+	return class + " " + Class(d.String())
 }
 
 // Size is what the time of an operation grows with.
@@ -91,11 +102,8 @@ type Calibration struct {
 	Start   float64 `json:"start"`
 	Gap     float64 `json:"gap"`
 	Handoff float64 `json:"handoff"`
-	// How many times as long measured operations take where ranks wait for each other:
-	// Paired if each rank has a processor core, 0 where that was not measured; Crowd if
-	// there are more ranks than cores.
-	Paired float64 `json:"paired,omitempty"`
-	Crowd  float64 `json:"crowd"`
+	Wait    float64 `json:"wait"`
+	Crowded float64 `json:"crowded"` // in place of Wait, if there are more ranks than processor cores
 }
 
 // Fit finds the rates that are closest to the samples. A class without samples
@@ -213,10 +221,10 @@ func (c *Calibration) Machine(ranks int) *Machine {
 	m.Measured = c.Rates
 	m.Start, m.Gap, m.Handoff = c.Start, c.Gap, c.Handoff
 	switch {
-	case ranks > 1 && ranks <= c.Threads && c.Paired > 0:
-		m.Crowd = c.Paired
+	case ranks > c.Threads:
+		m.Wait = c.Crowded
 	case ranks > 1:
-		m.Crowd = c.Crowd
+		m.Wait = c.Wait
 	}
 	return m
 }

@@ -12,7 +12,14 @@ var (
 	attention = []graph.Kind{graph.Attention, graph.AttentionGrad, graph.AttentionCached}
 )
 
-var collectives = []graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll}
+// IsCollective says whether all ranks of a group meet in an operation.
+func IsCollective(op *graph.Op) bool {
+	switch op.Kind {
+	case graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:
+		return true
+	}
+	return false
+}
 
 // IsProduct says whether an operation's speed is compared with the peak of matrix products.
 func IsProduct(op *graph.Op) bool {

@@ -57,9 +57,9 @@ type Machine struct {
 	// measured operation takes beside its rates, and Handoff what it takes longer
 	// where it waits for one of another stream; s.
 	Start, Gap, Handoff float64
-	// Crowd, where it is not 0, is how many times as long measured operations take
-	// because ranks wait for each other.
-	Crowd float64
+	// Wait is what a measured collective takes beside its rates because ranks wait for each
+	// other; s.
+	Wait float64
 }
 
 // Validate refuses rates that are not positive numbers where one is needed, and no
@@ -116,8 +116,8 @@ func (m *Machine) Op(p *graph.Program, op *graph.Op) Work {
 	}
 	if r, ok := m.Measured[ClassOf(p, op)]; ok {
 		w := r.work(SizeOf(p, op)).later(m.Gap)
-		if m.Crowd > 0 {
-			w.Alone, w.Core = w.Alone*m.Crowd, w.Core*m.Crowd
+		if IsCollective(op) {
+			w = w.later(m.Wait)
 		}
 		if m.Cores == 0 {
 			w.Core, w.Disk = 0, 0
@@ -145,7 +145,7 @@ func (m *Machine) Op(p *graph.Program, op *graph.Op) Work {
 func (m *Machine) roofline(p *graph.Program, op *graph.Op) float64 {
 	flops, bytes := graph.Cost(p, op)
 	switch {
-	case slices.Contains(collectives, op.Kind):
+	case IsCollective(op):
 		return m.collective(p, op)
 	case op.Kind == graph.Copy:
 		return m.copy(p, op)

@@ -89,7 +89,7 @@ func (r *report) page() *page.Page {
 		doc.Tables = append(doc.Tables, r.compared.table())
 	}
 	for i := range r.tables {
-		title, cells := r.tables[i].cells(r.rows())
+		title, cells := r.tables[i].cells(r.ran()) // the remarks say why others are missing
 		doc.Tables = append(doc.Tables, page.Table{Title: title, Note: r.tables[i].note, Mark: -1, Head: cells[0], Rows: cells[1:]})
 	}
 	return doc

@@ -33,6 +33,8 @@ type stepLine struct {
 	Missing     string   `json:"missing"`        // why the program can't do what is asked
 	Resident    int64    `json:"resident_bytes"` // the most of a rank beyond what it had before the model
 	By          string   `json:"by"`             // the program and its version
+	SystemShare float64  `json:"system_share"`   // of the processor time of a rank of the peer after the first step
+	PageFaults  int64    `json:"page_faults"`    // of a rank of the peer, a step
 }
 
 // outcome is one run of a program.

@@ -213,6 +213,13 @@ const (
 	agreeBF16 = 2e-2
 )
 
+// muchSystem is the share of the peer's processor time in the system that is told of. keptMemory are
+// glibc's settings with which it gives no memory back (mallopt(3)).
+const (
+	muchSystem = 0.2
+	keptMemory = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=34359738368"
+)
+
 // peerNotes compare the peer's rows with the stages that they are like, and refuse losses
 // that are not the same job's.
 func (s *session) peerNotes() (notes []string, err error) {
@@ -234,6 +241,9 @@ func (s *session) peerNotes() (notes []string, err error) {
 		apart := agreement(like, &j.Row)
 		notes = append(notes, fmt.Sprintf("%s against %s: %s is %.2f × as fast, with %.2f × its resident memory a rank; losses differ by at most %.1g (relative).",
 			like.Name, j.Name, like.Name, j.StepSecondsMedian/like.StepSecondsMedian, float64(like.ResidentBytes)/float64(max(j.ResidentBytes, 1)), apart))
+		if j.SystemShare > muchSystem {
+			notes = append(notes, fmt.Sprintf("%s spent %.0f %% of its processor time in the system, at %d page faults a step: its C library gives freed memory back, and gets it again. %s in the environment makes it keep it, for more memory.", j.Name, 100*j.SystemShare, j.PageFaults, keptMemory))
+		}
 		if apart > limit {
 			err = errors.Join(err, fmt.Errorf("%s has other losses than %s: they differ by up to %.2g, want at most %g", j.Name, like.Name, apart, limit))
 		}

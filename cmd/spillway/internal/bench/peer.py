@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 import sys
 import time
 
@@ -175,12 +176,17 @@ def work(rank, job):
             optimizer.step()
             dist.all_reduce(total)
             mean = float(total) / job["targets"][step]
+            if step == 0:  # its memory is new
+                used = resource.getrusage(resource.RUSAGE_SELF)
             if rank == 0:
                 tell(step=step + 1, loss=mean, seconds=time.perf_counter() - began, data_wait_s=waited)
     most = torch.tensor([torch.cuda.max_memory_allocated() if cuda else memory("VmHWM") - base], device=job["device"])
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
     if rank == 0:
-        tell(event="done", resident_bytes=int(most), by="PyTorch " + torch.__version__)
+        now = resource.getrusage(resource.RUSAGE_SELF)
+        system, own = now.ru_stime - used.ru_stime, now.ru_utime - used.ru_utime
+        faults = (now.ru_minflt - used.ru_minflt) // max(1, len(job["lr"]) - 1)
+        tell(event="done", resident_bytes=int(most), system_share=system / max(system + own, 1e-9), page_faults=faults, by="PyTorch " + torch.__version__)
     dist.destroy_process_group()
 
 

@@ -55,6 +55,9 @@ type Row struct {
 	Losses []float64 `json:"losses"` // of every step of a round
 	SHA256 string    `json:"params_sha256,omitempty"`
 
+	SystemShare float64 `json:"system_share,omitempty"` // of the peer's processor time, after the first step
+	PageFaults  int64   `json:"page_faults,omitempty"`  // of the peer, a step
+
 	*Scaling // of bench scale; nil: a stage's row
 }
 
@@ -111,6 +114,7 @@ func (r *Row) finish(last outcome, warmup int) {
 	}
 	r.DataWait, r.Exposed, r.SHA256 = quantile(waits, 0.5), quantile(exposed, 0.5), last.done.SHA256
 	r.FlopsShare, r.HiddenShare = medianOrNil(shares), medianOrNil(hidden)
+	r.SystemShare, r.PageFaults = last.done.SystemShare, last.done.PageFaults
 }
 
 func medianOrNil(v []float64) *float64 {
