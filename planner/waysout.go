@@ -15,9 +15,12 @@ import (
 // Hardware is what a plan's time is predicted on.
 type Hardware = search.Hardware
 
-// DefaultEffort is how many plans a search evaluates at most where the Hardware has no
-// Effort.
-const DefaultEffort = search.DefaultEffort
+// Budget is how many plans the searches of one command evaluate together.
+type Budget = search.Budget
+
+// NewBudget allows so many plans; 0: as many as take about 5 s of a processor, by the size of
+// the first job.
+func NewBudget(plans int) *Budget { return search.NewBudget(plans) }
 
 // LargerDevice is a device that a plan could move to.
 type LargerDevice = search.LargerDevice
