@@ -3,6 +3,7 @@ package search
 import (
 	"errors"
 	"math"
+	"math/bits"
 	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -298,6 +299,12 @@ const (
 	belowPart = 4  // of what effort is left
 )
 
+// rowUnder is the largest cap of the row that is under one.
+func rowUnder(limit int64) int64 {
+	step := max(1, int64(1)<<bits.Len64(uint64(limit-1))/2/capRow)
+	return (limit - 1) / step * step
+}
+
 // below searches at lower caps on the device, the largest first, and keeps what it finds. A plan
 // that moves more than the cap asks for may take less time, since much runs beside what the
 // device does.
@@ -306,16 +313,15 @@ func (h *hunt) below() {
 	if limit == 0 || math.IsInf(h.best, 1) {
 		return
 	}
-	row := math.Ceil(math.Log2(float64(limit)) * capRow)
-	for k := 1.0; k <= capRow && !h.spent(); k++ {
-		h.spec.Capacity[graph.Device] = int64(math.Exp2((row - k) / capRow))
-		lower := &hunt{searcher: h.searcher, bases: h.bases, tries: map[base]*try{}, best: math.Inf(1)}
-		lower.walk()
-		lower.refine(firstTried)
-		lower.widen()
+	for lower := rowUnder(limit); lower > limit/2 && !h.spent(); lower = rowUnder(lower) {
+		h.spec.Capacity[graph.Device] = lower
+		under := &hunt{searcher: h.searcher, bases: h.bases, tries: map[base]*try{}, best: math.Inf(1)}
+		under.walk()
+		under.refine(firstTried)
+		under.widen()
 		h.spec.Capacity[graph.Device] = limit
 		for _, b := range h.bases {
-			if t := lower.tries[b]; t != nil && t.best != nil && h.at(b) != nil {
+			if t := under.tries[b]; t != nil && t.best != nil && h.at(b) != nil {
 				h.keep(h.tries[b], t.best)
 			}
 		}

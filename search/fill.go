@@ -172,7 +172,7 @@ func (f *filler) spread(r recipe, steps int, host float64) mix {
 		if takes := mv.takes; takes > 0 && share*takes > host {
 			there = math.Floor(max(0, host)/takes*n) / n
 		}
-		host -= there * mv.takes
+		host -= float64(there * mv.takes)
 		x[it.host] = there
 		if it.state && it.disk >= 0 {
 			x[it.disk] = share - there
@@ -185,7 +185,7 @@ func (f *filler) spread(r recipe, steps int, host float64) mix {
 // the host has room.
 func (f *filler) frees(x mix) (bytes float64) {
 	for i, share := range x {
-		bytes += share * f.set.moves[i].bytes
+		bytes += float64(share * f.set.moves[i].bytes)
 	}
 	return bytes
 }
@@ -198,13 +198,13 @@ func (f *filler) estimate(x mix) float64 {
 		mv := &f.set.moves[i]
 		switch mv.kind {
 		case parkMove:
-			parked[mv.space] += share * mv.bytes
+			parked[mv.space] += float64(share * mv.bytes)
 		default:
-			seconds += share * mv.seconds
+			seconds += float64(share * mv.seconds)
 		}
 	}
 	for sp, bytes := range parked {
-		seconds += max(0, bytes-f.slack[sp]) * f.link[sp]
+		seconds += float64(max(0, bytes-f.slack[sp]) * f.link[sp])
 	}
 	return seconds
 }

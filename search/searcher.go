@@ -175,7 +175,7 @@ func (s *searcher) measure(p *point) *measured {
 		if all.err != nil {
 			return all
 		}
-		sum.seconds += p.x[i] * (all.seconds - none.seconds)
+		sum.seconds += float64(p.x[i] * (all.seconds - none.seconds))
 		sum.rests += int64(p.x[i] * float64(all.rests-none.rests))
 		for sp := range sum.need {
 			sum.need[sp] += int64(p.x[i] * float64(all.need[sp]-none.need[sp]))
@@ -257,7 +257,7 @@ func (s *searcher) extrapolate(p *point) *measured {
 		}
 	}
 	more := float64(s.layers-foldedLayers[1]) / float64(foldedLayers[1]-foldedLayers[0])
-	line := func(a, b float64) float64 { return b + more*(b-a) }
+	line := func(a, b float64) float64 { return b + float64(more*(b-a)) }
 	m := &measured{seconds: line(at[0].seconds, at[1].seconds), forward: line(at[0].forward, at[1].forward)}
 	m.rests = int64(line(float64(at[0].rests), float64(at[1].rests)))
 	m.atOnce = at[1].atOnce // more layers have the same operations
