@@ -71,7 +71,7 @@ func (e *NothingFits) WithWays(ctx context.Context, cfg config.Config, hw Hardwa
 	if err != nil || asked.Fits {
 		return e
 	}
-	ways, no := WaysOut(ctx, asked, hw)
+	ways, no := WaysOut(ctx, asked, quick(hw))
 	if len(ways) == 0 {
 		return e
 	}

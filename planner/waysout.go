@@ -22,6 +22,15 @@ type Budget = search.Budget
 // the first job.
 func NewBudget(plans int) *Budget { return search.NewBudget(plans) }
 
+// quick is hardware with less effort, where nothing is said: a refusal shows a few ways out, and
+// somebody waits for it.
+func quick(hw Hardware) Hardware {
+	if hw.Effort == 0 && hw.Budget == nil {
+		hw.Effort = 160
+	}
+	return hw
+}
+
 // LargerDevice is a device that a plan could move to.
 type LargerDevice = search.LargerDevice
 
@@ -158,7 +167,7 @@ func (r *Resolved) Fits(ctx context.Context, p *plan.Plan, hw Hardware) error {
 		return errors.Join(err, simErr)
 	}
 	asked.found.Chosen = r.Chosen // it was asked for so
-	ways, no := WaysOut(ctx, asked, hw)
+	ways, no := WaysOut(ctx, asked, quick(hw))
 	if err := ctx.Err(); err != nil {
 		return err
 	}
