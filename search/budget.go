@@ -42,7 +42,7 @@ func (b *Budget) take(leave int) bool {
 // operations, and effortOps of them about 5 s of a processor, those of wholePlans made whole among
 // them.
 const (
-	leastEffort, mostEffort = 60, 3000
+	leastEffort, mostEffort = 60, 1000
 	effortOps, wholePlans   = 400_000, 12
 )
 
@@ -60,16 +60,22 @@ func (s *searcher) size() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	n := 0
-	for _, ph := range f.Plan.Program.SectionOf(graph.SectionStep, graph.FormWhole).Phases {
-		n += len(ph.Ops)
-	}
-	whole := wholePlans
+	n, whole := f.ops(), wholePlans
 	if s.folded {
 		both := foldedLayers[0] + foldedLayers[1]
 		n, whole = n*both/layers, whole*s.layers/both
 	}
-	return min(mostEffort, max(leastEffort, effortOps/n-whole)), nil
+	return min(mostEffort, max(leastEffort, effortOps/max(n, 1)-whole)), nil
+}
+
+// ops are the operations of a step's program.
+func (f *Forecast) ops() (n int) {
+	if sec := f.Plan.Program.SectionOf(graph.SectionStep, graph.FormWhole); sec != nil {
+		for _, ph := range sec.Phases {
+			n += len(ph.Ops)
+		}
+	}
+	return n
 }
 
 // allow gives a search a budget, of its own where the hardware has none.

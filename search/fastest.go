@@ -82,8 +82,28 @@ func (s *searcher) fastest(bases []base) (best *Forecast, at *point, all []*poin
 	h.widen()
 	s.limit = limit
 	h.below()
+	h.tell()
 	best, at, err = h.confirm()
 	return best, at, h.found, err
+}
+
+// tell plans what comes nearest to the caps of bases that no move makes fit, to tell of it where
+// nothing fits.
+func (h *hunt) tell() {
+	var near *try
+	for _, b := range h.bases {
+		t := h.tries[b]
+		if t != nil && !t.hopeless {
+			return
+		}
+		if t != nil && (near == nil || h.worst(t.plain.expected) < h.worst(near.plain.expected)) {
+			near = t
+		}
+	}
+	if near != nil {
+		f := &filler{searcher: h.searcher, base: near.plain.base, set: near.plain.set, items: near.plain.set.items(), from: near.plain.expected}
+		f.fits()
+	}
 }
 
 // coordinates give what bases differ in.
@@ -176,8 +196,6 @@ func (h *hunt) at(b base) *try {
 	t.excess = h.worst(from)
 	switch {
 	case h.hopeless(from):
-		f := &filler{searcher: h.searcher, base: b, set: set, items: set.items(), from: from}
-		f.fits() // to tell of
 		t.excess, t.hopeless = math.Inf(1), true
 		return t
 	case plain.perToken*(1-mostSaved) >= h.best:
@@ -411,6 +429,9 @@ func (h *hunt) confirm() (best *Forecast, at *point, err error) {
 			if time := 1 / f.TokensPerSecond(); time < least {
 				best, at, least = f, p, time
 			}
+			if p.isLarge() {
+				break
+			}
 			if mg, ok := h.unused(p, f); ok {
 				h.refill(p, mg)
 			}
@@ -426,6 +447,11 @@ func (h *hunt) confirm() (best *Forecast, at *point, err error) {
 	}
 	return best, at, err
 }
+
+// largePlan is the operations of a program that is made whole once only: it takes seconds.
+const largePlan = 20_000
+
+func (p *point) isLarge() bool { return p.expected.ops > largePlan }
 
 // next is the fastest that is not done, takes less than least and is expected to fit.
 func (h *hunt) next(done map[string]bool, least float64) *point {

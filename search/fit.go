@@ -255,7 +255,7 @@ func (s *searcher) plainest(best *Forecast, at *point, all []*point) (*Forecast,
 	}
 	slices.SortStableFunc(list, shorter)
 	for _, c := range list[:min(len(list), mostPlainer)] {
-		if !s.take(0) {
+		if at.isLarge() || !s.take(0) {
 			break
 		}
 		f, err := predict(s.ctx, c.spec, s.machine, 0, early)

@@ -103,6 +103,7 @@ type measured struct {
 	need             [graph.NumSpaces]int64 // with what is outside the arenas
 	rests            int64                  // bytes that live all the run, of all spaces, with what is outside the arenas
 	atOnce           int64                  // of bases without any move: bytes of device memory that one operation needs, with what is outside the arena
+	ops              int                    // of a step
 	err              error
 }
 
@@ -177,6 +178,7 @@ func (s *searcher) measure(p *point) *measured {
 		}
 		sum.seconds += float64(p.x[i] * (all.seconds - none.seconds))
 		sum.rests += int64(p.x[i] * float64(all.rests-none.rests))
+		sum.ops = max(sum.ops, all.ops)
 		for sp := range sum.need {
 			sum.need[sp] += int64(p.x[i] * float64(all.need[sp]-none.need[sp]))
 		}
@@ -236,7 +238,7 @@ func (s *searcher) at(c Spec, layers int, plain bool) *measured {
 	if err != nil {
 		return &measured{err: err}
 	}
-	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward]}
+	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward], ops: f.ops()}
 	for sp := range m.need {
 		use, outside := &f.Plan.Layout.Spaces[sp], f.Plan.Config.Outside[sp]
 		m.need[sp] = use.LowerBound + outside
@@ -260,6 +262,7 @@ func (s *searcher) extrapolate(p *point) *measured {
 	line := func(a, b float64) float64 { return b + float64(more*(b-a)) }
 	m := &measured{seconds: line(at[0].seconds, at[1].seconds), forward: line(at[0].forward, at[1].forward)}
 	m.rests = int64(line(float64(at[0].rests), float64(at[1].rests)))
+	m.ops = int(line(float64(at[0].ops), float64(at[1].ops)))
 	m.atOnce = at[1].atOnce // more layers have the same operations
 	for sp := range m.need {
 		m.need[sp] = int64(line(float64(at[0].need[sp]), float64(at[1].need[sp])))
