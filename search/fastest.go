@@ -60,13 +60,13 @@ func (s *searcher) spent() bool {
 // fastest plans whole the fastest of the bases that fits, with what was found beside it,
 // the fastest first. The error is why the last was refused, where none fits.
 //
-// A point is a base and a mix of moves. Bases are searched one coordinate after the
-// other: the stage, the micro-batch, the order, the prefetch distance, the precision. At a base, recipes say
-// what leaves the device in which order; a recipe is filled until it fits (see
-// filler.fill), so that classes are split over device, host and disk as the caps ask
-// for. The anchors that take the least by estimate are filled first. At the best bases
-// what differs in one item from the best is filled next, until nothing is faster. What
-// effort is left goes into more recipes, and into the same at lower caps.
+// A point is a base and a mix of moves. Bases are searched one coordinate after the other: the
+// stage, the micro-batch, the order, the prefetch distance, the precision. At a base, recipes
+// say what leaves the device in which order; a recipe is filled until it fits (see filler.fill),
+// so that classes are split over device, host and disk as the caps ask for. The anchors that
+// take the least by estimate are filled first. At the best bases what differs in one item from
+// the best is filled next, until nothing is faster. What effort is left goes into more recipes,
+// and into the same at lower caps.
 func (s *searcher) fastest(bases []base) (best *Forecast, at *point, all []*point, err error) {
 	s.limit, s.kept = s.tried+s.effort, min(wholeEffort, s.effort/wholePart)
 	h := &hunt{searcher: s, bases: bases, tries: map[base]*try{}, best: math.Inf(1)}
