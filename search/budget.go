@@ -90,7 +90,7 @@ func (s *searcher) allow(hw *Hardware) error {
 			return err
 		}
 		s.budget.total = n
-		s.take(0) // of the size
+		s.budget.take(0) // of the size
 	}
 	if left := s.budget.left(); s.effort == 0 || s.effort > left {
 		s.effort = left
