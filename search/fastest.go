@@ -41,6 +41,7 @@ type try struct {
 	best     *point  // nil: nothing fits
 	excess   float64 // where nothing fits, by how much of a cap
 	hopeless bool
+	slower   float64 // time of plans made whole over what was extended from few layers; at least 1
 	seen     map[string]bool
 }
 
@@ -186,7 +187,7 @@ func (h *hunt) at(b base) *try {
 	if from.err != nil {
 		return nil
 	}
-	t := &try{plain: h.expect(plain, from), seen: map[string]bool{}}
+	t := &try{plain: h.expect(plain, from), slower: 1, seen: map[string]bool{}}
 	h.tries[b] = t
 	if _, fits := h.over(from, margins{}); fits {
 		h.keep(t, plain)
@@ -426,9 +427,11 @@ func (h *hunt) confirm() (best *Forecast, at *point, err error) {
 		}
 		var refused *plan.DoesNotFit
 		if fail == nil {
-			if time := 1 / f.TokensPerSecond(); time < least {
+			time := 1 / f.TokensPerSecond()
+			if time < least {
 				best, at, least = f, p, time
 			}
+			h.tries[p.base].slower = max(h.tries[p.base].slower, time/p.perToken)
 			if p.isLarge() {
 				break
 			}
@@ -454,22 +457,25 @@ const largePlan = 20_000
 func (p *point) isLarge() bool { return p.expected.ops > largePlan }
 
 // next is the fastest that is not done, takes less than least and is expected to fit.
-func (h *hunt) next(done map[string]bool, least float64) *point {
+func (h *hunt) next(done map[string]bool, least float64) (first *point) {
 	slices.SortStableFunc(h.found, comparePoints)
+	least *= 1 - 1e-12
 	for _, p := range h.found {
-		if p.perToken >= least*(1-1e-12) {
-			return nil
+		t := h.tries[p.base]
+		time := p.perToken * t.slower
+		if time >= least {
+			continue
 		}
 		var mg margins
-		if t := h.tries[p.base]; t.filler != nil {
+		if t.filler != nil {
 			mg = t.mg
 		}
 		c := h.whole(p)
 		if _, fits := h.over(p.expected, mg); fits && !done[keyOf(&c)] {
-			return p
+			first, least = p, time
 		}
 	}
-	return nil
+	return first
 }
 
 // refill fills a point's recipe within other margins.
@@ -539,7 +545,7 @@ func (p *point) kind() kind {
 func (s *searcher) fewestDrops(b base, set *moveSet, from *measured) (f *Forecast, at *point, some bool) {
 	s.exact = true
 	h := &hunt{searcher: s, tries: map[base]*try{}, best: math.Inf(1)}
-	t := &try{filler: s.newFiller(b, set, from), seen: map[string]bool{}}
+	t := &try{filler: s.newFiller(b, set, from), slower: 1, seen: map[string]bool{}}
 	h.tries[b] = t
 	if p := t.filler.fill(t.sorted(t.lean()[0]), true); p != nil {
 		h.keep(t, p)
