@@ -34,7 +34,7 @@ type Answer struct {
 
 // AskEffort is the effort of each of the searches that an answer takes, where the
 // Hardware has none: an answer says that something fits, and need not be the fastest.
-const AskEffort = 60
+const AskEffort = 100
 
 // Ask answers a question. What is not fixed is free, as in Fit, and the answer is what
 // Fit finds: the value is confirmed by a plan that fits, its neighbour by a search that
@@ -140,7 +140,7 @@ func (a *asking) fit(ctx context.Context, i int) (*Fitted, *NothingFits, error) 
 	a.known[i] = true
 	best, err := at.Fit(ctx, a.q.Fixed, a.q.Rows, hw)
 	var none *NothingFits
-	if errors.As(err, &none) {
+	if errors.As(err, &none) && (hw.Budget == nil || !none.Spent) {
 		return nil, none, nil
 	}
 	return best, nil, err

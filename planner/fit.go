@@ -35,13 +35,19 @@ type NothingFits struct {
 	// Machine is what a rank's device and host memory come out of together, where that
 	// bound them; "": it did not.
 	Machine string
+	// Spent says that the Hardware's Budget ended the search.
+	Spent bool
 }
 
 func (e *NothingFits) Error() string {
-	if e.Smallest == nil {
-		return fmt.Sprintf("no configuration of %d could be planned", e.Tried)
+	spent := ""
+	if e.Spent {
+		spent = "; the search ended there, and a larger Hardware.Effort lets it go on"
 	}
-	text := fmt.Sprintf("nothing of %d configurations fits (%s); the nearest, %s, %s", e.Tried, e.What, e.Choices, Shortfall(e.Smallest))
+	if e.Smallest == nil {
+		return fmt.Sprintf("no configuration of %d could be planned", e.Tried) + spent
+	}
+	text := fmt.Sprintf("nothing of %d configurations fits (%s); the nearest, %s, %s", e.Tried, e.What, e.Choices, Shortfall(e.Smallest)) + spent
 	if caches := smallerCaches(&e.Smallest.Config, e.Smallest.Plan); caches != "" {
 		text += "; it fits with " + caches
 	}
@@ -65,7 +71,7 @@ func (e *NothingFits) WithWays(ctx context.Context, cfg config.Config, hw Hardwa
 	if err != nil || asked.Fits {
 		return e
 	}
-	ways, no := WaysOut(ctx, asked, hw)
+	ways, no := WaysOut(ctx, asked, quick(hw))
 	if len(ways) == 0 {
 		return e
 	}
@@ -140,7 +146,7 @@ func (q Request) Fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*
 	found, err := search.Fit(ctx, r.spec, r.given, r.allowed, r.rows, hw)
 	var none *search.NothingFits
 	if errors.As(err, &none) {
-		e := &NothingFits{Tried: none.Tried, Smallest: r.forecast(none.Smallest), What: none.What, HostShare: none.HostShare}
+		e := &NothingFits{Tried: none.Tried, Smallest: r.forecast(none.Smallest), What: none.What, HostShare: none.HostShare, Spent: none.Spent}
 		if none.Smallest != nil {
 			e.Choices = choices(&none.Smallest.Spec, none.Batches, none.Precisions)
 		}

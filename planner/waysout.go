@@ -15,9 +15,21 @@ import (
 // Hardware is what a plan's time is predicted on.
 type Hardware = search.Hardware
 
-// DefaultEffort is how many plans a search evaluates at most where the Hardware has no
-// Effort.
-const DefaultEffort = search.DefaultEffort
+// Budget is how many plans the searches of one command evaluate together.
+type Budget = search.Budget
+
+// NewBudget allows so many plans; 0: as many as take about 5 s of a processor, by the size of
+// the first job.
+func NewBudget(plans int) *Budget { return search.NewBudget(plans) }
+
+// quick is hardware with less effort, where nothing is said: a refusal shows a few ways out, and
+// somebody waits for it.
+func quick(hw Hardware) Hardware {
+	if hw.Effort == 0 && hw.Budget == nil {
+		hw.Effort = 160
+	}
+	return hw
+}
 
 // LargerDevice is a device that a plan could move to.
 type LargerDevice = search.LargerDevice
@@ -155,7 +167,7 @@ func (r *Resolved) Fits(ctx context.Context, p *plan.Plan, hw Hardware) error {
 		return errors.Join(err, simErr)
 	}
 	asked.found.Chosen = r.Chosen // it was asked for so
-	ways, no := WaysOut(ctx, asked, hw)
+	ways, no := WaysOut(ctx, asked, quick(hw))
 	if err := ctx.Err(); err != nil {
 		return err
 	}

@@ -3,21 +3,20 @@ package search
 import (
 	"errors"
 	"math"
+	"math/bits"
 	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// DefaultEffort is how many plans a search may evaluate where nothing is said.
-const DefaultEffort = 160
-
 // Parts of a search. None depends on the processors, so that its outcome doesn't.
 const (
 	atOnceTried = 4  // recipes that are filled beside each other
 	firstTried  = 8  // anchors that are filled at a base
 	mostPlans   = 4  // plans made whole until one fits
-	wholeEffort = 10 // of the effort, kept for plans made whole
+	wholePart   = 5  // of the effort, kept for plans made whole and for what they ask for
+	wholeEffort = 40 // is the most of that
 	againEffort = 20 // for a base whose plan needed more than was expected
 	fewBases    = 4  // are all looked at
 )
@@ -37,39 +36,75 @@ type hunt struct {
 
 // try is what was found at a base.
 type try struct {
-	*filler
-	plain  float64 // time a token without any move
-	best   *point  // nil: nothing fits
-	excess float64 // where nothing fits, by how much of a cap
-	seen   map[string]bool
+	*filler          // nil: no recipe was filled yet
+	plain    *point  // without any move
+	best     *point  // nil: nothing fits
+	excess   float64 // where nothing fits, by how much of a cap
+	hopeless bool
+	slower   float64 // time of plans made whole over what was extended from few layers; at least 1
+	seen     map[string]bool
+}
+
+// filler makes mixes at a base.
+func (h *hunt) filler(t *try) *filler {
+	if t.filler == nil {
+		t.filler = h.newFiller(t.plain.base, t.plain.set, t.plain.expected)
+	}
+	return t.filler
 }
 
 // spent says that the effort is used up.
-func (s *searcher) spent() bool { return s.tried >= s.limit-wholeEffort || s.ctx.Err() != nil }
+func (s *searcher) spent() bool {
+	return s.tried >= s.limit-s.kept || s.budget.refused || s.ctx.Err() != nil
+}
 
 // fastest plans whole the fastest of the bases that fits, with what was found beside it,
 // the fastest first. The error is why the last was refused, where none fits.
 //
-// A point is a base and a mix of moves. Bases are searched one coordinate after the
-// other: the stage, the micro-batch, the order, the prefetch distance, the precision. At a base, recipes say
-// what leaves the device in which order; a recipe is filled until it fits (see
-// filler.fill), so that classes are split over device, host and disk as the caps ask
-// for. The anchors that take the least by estimate are filled first. At the best base
-// what differs in one item from the best is filled next, until nothing is faster or the
-// effort is spent.
+// A point is a base and a mix of moves. Bases are searched one coordinate after the other: the
+// stage, the micro-batch, the order, the prefetch distance, the precision. At a base, recipes
+// say what leaves the device in which order; a recipe is filled until it fits (see filler.fill),
+// so that classes are split over device, host and disk as the caps ask for. The anchors that
+// take the least by estimate are filled first. At the best bases what differs in one item from
+// the best is filled next, until nothing is faster. What effort is left goes into more recipes,
+// and into the same at lower caps.
 func (s *searcher) fastest(bases []base) (best *Forecast, at *point, all []*point, err error) {
-	s.limit = s.tried + s.effort
+	s.limit, s.kept = s.tried+s.effort, min(wholeEffort, s.effort/wholePart)
 	h := &hunt{searcher: s, bases: bases, tries: map[base]*try{}, best: math.Inf(1)}
 	h.walk()
-	h.refine()
+	h.refine(firstTried)
 	for _, b := range bases { // with what effort is left
 		if !h.spent() {
 			h.at(b)
 		}
 	}
-	h.refine()
+	limit := s.limit
+	s.limit -= max(0, limit-s.tried) / belowPart
+	h.widen()
+	s.limit = limit
+	h.below()
+	h.tell()
 	best, at, err = h.confirm()
 	return best, at, h.found, err
+}
+
+// tell plans what comes nearest to the caps of bases that no move makes fit, to tell of it where
+// nothing fits.
+func (h *hunt) tell() {
+	var near *try
+	for _, b := range h.bases {
+		t := h.tries[b]
+		if t != nil && !t.hopeless {
+			return
+		}
+		if t != nil && (near == nil || h.worst(t.plain.expected) < h.worst(near.plain.expected)) {
+			near = t
+		}
+	}
+	if near != nil {
+		f := &filler{searcher: h.searcher, base: near.plain.base, set: near.plain.set, items: near.plain.set.items(), from: near.plain.expected}
+		f.fits()
+	}
 }
 
 // coordinates give what bases differ in.
@@ -152,58 +187,29 @@ func (h *hunt) at(b base) *try {
 	if from.err != nil {
 		return nil
 	}
-	t := &try{plain: h.perToken(plain, from.seconds), seen: map[string]bool{}}
+	t := &try{plain: h.expect(plain, from), slower: 1, seen: map[string]bool{}}
 	h.tries[b] = t
-	_, fits := h.over(from, margins{})
-	if fits {
-		h.keep(t, h.expect(plain, from))
-	} else {
-		h.refused(plain, from)
-		t.excess = h.worst(from)
-	}
-	if !fits && h.hopeless(from) {
-		f := &filler{searcher: h.searcher, base: b, set: set, items: set.items(), from: from}
-		f.fits() // to tell of
-		t.excess = math.Inf(1)
+	if _, fits := h.over(from, margins{}); fits {
+		h.keep(t, plain)
 		return t
 	}
-	if fits {
+	h.refused(plain, from)
+	t.excess = h.worst(from)
+	switch {
+	case h.hopeless(from):
+		t.excess, t.hopeless = math.Inf(1), true
 		return t
-	}
-	if t.plain*(1-mostSaved) >= h.best {
+	case plain.perToken*(1-mostSaved) >= h.best:
 		t.excess = math.Inf(1) // it cannot win
 		return t
 	}
-	t.filler = h.newFiller(b, set, from)
-	lean := t.filler.fits()
-	if lean == nil {
+	lean := h.filler(t).fits()
+	if lean == nil || h.budget.refused {
 		return t
 	}
 	h.keep(t, lean)
-	list := t.varied(t.candidates(t.anchors()))
-	h.fill(t, list, firstTried)
+	h.fill(t, t.varied(t.fresh(lean, t.anchors())), firstTried)
 	return t
-}
-
-// saving looks at classes that save time where they leave: their update runs beside what
-// the device does.
-func (h *hunt) saving(t *try) {
-	if !t.best.set.canOffload {
-		return
-	}
-	f := h.newFiller(t.best.base, t.best.set, t.best.expected)
-	for i, it := range f.items {
-		if !it.state || it.host < 0 || f.set.moves[it.host].seconds >= 0 {
-			continue
-		}
-		x := make(mix, len(f.set.moves))
-		x[it.host] = 1
-		p := &point{base: f.base, set: f.set, x: x, how: recipe{{i, away}}}
-		m := h.measure(p)
-		if _, fits := h.over(m, margins{}); fits {
-			h.keep(t, h.expect(p, m))
-		}
-	}
 }
 
 // keep notes what fits.
@@ -215,51 +221,185 @@ func (h *hunt) keep(t *try, p *point) {
 	h.best = min(h.best, p.perToken)
 }
 
-// fill fills the first of a list of recipes, so many, and says whether one is faster than
-// what was known of the base. What is far slower by estimate is left out.
-func (h *hunt) fill(t *try, list []guessed, most int) (faster bool) {
-	list = slices.DeleteFunc(slices.Clone(list), func(g guessed) bool {
-		return t.seen[g.key()] || t.best != nil && h.perToken(t.best, g.seconds) > t.best.perToken*farSlower
-	})
+// fresh are the candidates of recipes that were not filled yet, and are not far slower by estimate
+// than a point.
+func (t *try) fresh(from *point, recipes []recipe) []guessed {
+	bound := t.estimate(from.x) * farSlower
+	return slices.DeleteFunc(t.candidates(recipes), func(g guessed) bool { return t.seen[g.key()] || g.seconds > bound })
+}
+
+// fill fills the first of a list of recipes, so many, and keeps what fits.
+func (h *hunt) fill(t *try, list []guessed, most int) (found []*point) {
 	for list = list[:min(len(list), most)]; len(list) > 0 && !h.spent(); {
 		n := min(atOnceTried, len(list))
 		points := make([]*point, n)
+		nearest, excess := h.smallest, h.excess
 		plan.Parallel(n, func(i int) { points[i] = t.filler.fill(list[i].recipe, false) })
+		if h.budget.refused { // which of them it was depends on the processors
+			h.smallest, h.excess = nearest, excess
+			break
+		}
 		for i, p := range points {
 			t.seen[list[i].key()] = true
-			if p == nil {
-				continue
+			if p != nil {
+				h.keep(t, p)
+				found = append(found, p)
 			}
-			was := t.best
-			h.keep(t, p)
-			faster = faster || was == nil || p.perToken < was.perToken*(1-worthARound)
 		}
 		list = list[n:]
 	}
-	return faster
+	return found
 }
 
 const (
-	farSlower   = 1.1   // an estimate that far over what was found is not looked at
+	farSlower   = 1.1   // a recipe or base that far over another is not looked at
 	worthARound = 0.001 // of the time: less is no reason to go on
 )
 
-// refine looks at the neighbours of the best points, of the two best bases.
-func (h *hunt) refine() {
-	var list []*try
-	for _, b := range h.bases {
-		if t := h.tries[b]; t != nil && t.best != nil {
-			list = append(list, t)
+// refine looks at the neighbours of the best points, the fastest base first: so many, of which
+// none is faster.
+func (h *hunt) refine(most int) {
+	for done := map[*point]bool{}; !h.spent(); {
+		t := h.leading(done, farSlower)
+		if t == nil {
+			return
+		}
+		h.climb(t, t.best, most)
+		done[t.best] = true
+	}
+}
+
+// widen goes on from everything off the device at each base, with the best recipe of one base at
+// those beside it, and with all anchors of the bases that are near the best. In small models one
+// change after the other ends at points that are slower by a fifth.
+func (h *hunt) widen() {
+	for done := map[*point]bool{}; !h.spent(); {
+		t := h.leading(done, math.Inf(1))
+		if t == nil {
+			break
+		}
+		done[t.best] = true
+		if lean := h.filler(t).fits(); lean != nil && !h.spent() {
+			lean.how = lean.how.wholly()
+			h.climb(t, lean, math.MaxInt)
+			done[t.best] = true
 		}
 	}
-	slices.SortStableFunc(list, func(a, b *try) int { return comparePoints(a.best, b.best) })
-	for _, t := range list[:min(len(list), 2)] {
-		if t.filler == nil {
-			h.saving(t)
+	h.settle()
+	for done := map[*point]bool{}; !h.spent(); {
+		t := h.leading(done, farSlower)
+		if t == nil {
+			break
+		}
+		h.fill(t, t.fresh(t.best, h.filler(t).anchors()), math.MaxInt)
+		h.climb(t, t.best, math.MaxInt)
+		done[t.best] = true
+	}
+	h.settle()
+}
+
+// settle climbs from the best of the bases that are near the best, and carries it to others, until
+// nothing is faster.
+func (h *hunt) settle() {
+	for done := map[*point]bool{}; !h.spent(); {
+		t := h.leading(done, farSlower)
+		if t == nil {
+			return
+		}
+		h.climb(t, t.best, math.MaxInt)
+		done[t.best] = true
+		h.carry(t)
+	}
+}
+
+// Searches go on at caps of one row, whatever the cap is.
+const (
+	capRow    = 32 // caps for a factor of 2
+	belowPart = 4  // of what effort is left
+)
+
+// rowUnder is the largest cap of the row that is under one.
+func rowUnder(limit int64) int64 {
+	step := max(1, int64(1)<<bits.Len64(uint64(limit-1))/2/capRow)
+	return (limit - 1) / step * step
+}
+
+// below searches at lower caps on the device, the largest first, and keeps what it finds. A plan
+// that moves more than the cap asks for may take less time, since much runs beside what the
+// device does.
+func (h *hunt) below() {
+	limit := h.spec.Capacity[graph.Device]
+	if limit == 0 || math.IsInf(h.best, 1) {
+		return
+	}
+	for lower := rowUnder(limit); lower > limit/2 && !h.spent(); lower = rowUnder(lower) {
+		h.spec.Capacity[graph.Device] = lower
+		under := &hunt{searcher: h.searcher, bases: h.bases, tries: map[base]*try{}, best: math.Inf(1)}
+		under.walk()
+		under.refine(firstTried)
+		under.widen()
+		h.spec.Capacity[graph.Device] = limit
+		for _, b := range h.bases {
+			if t := under.tries[b]; t != nil && t.best != nil && h.at(b) != nil {
+				h.keep(h.tries[b], t.best)
+			}
+		}
+	}
+	h.refine(math.MaxInt)
+}
+
+// climb looks at the neighbours of a point at a base, so many, and goes on from the first that
+// is faster.
+func (h *hunt) climb(t *try, from *point, most int) {
+	f := h.filler(t)
+	for more := true; more && !h.spent(); {
+		list := t.fresh(from, f.near(from.how))
+		list = list[:min(len(list), most)]
+		for more = false; len(list) > 0 && !more && !h.spent(); list = list[min(len(list), firstTried):] {
+			for _, p := range h.fill(t, list, firstTried) {
+				if p.perToken < from.perToken*(1-worthARound) {
+					from, more = p, true
+				}
+			}
+		}
+	}
+}
+
+// leading is the base with the fastest point that is not done; nil: none is within so many times
+// the best.
+func (h *hunt) leading(done map[*point]bool, within float64) (first *try) {
+	for _, b := range h.bases {
+		t := h.tries[b]
+		if t == nil || t.best == nil || done[t.best] || t.best.perToken > h.best*within {
 			continue
 		}
-		for more := true; more && !h.spent(); {
-			more = h.fill(t, t.candidates(t.near(t.best.how)), firstTried)
+		if first == nil || comparePoints(t.best, first.best) < 0 {
+			first = t
+		}
+	}
+	return first
+}
+
+// carry fills the best recipe of a base at those that differ from it in one coordinate.
+func (h *hunt) carry(from *try) {
+	for k := range coordinates {
+		for _, b := range h.bases {
+			if b == from.plain.base || !h.differIn(k, from.plain.base, b) || h.spent() {
+				continue
+			}
+			t := h.at(b)
+			if t == nil || t.hopeless {
+				continue
+			}
+			f := h.filler(t)
+			var r recipe
+			for _, c := range from.best.how {
+				c.item = slices.IndexFunc(f.items, func(it item) bool { return it.name == from.items[c.item].name })
+				if c.item >= 0 {
+					r = append(r, c)
+				}
+			}
+			h.fill(t, f.candidates([]recipe{r}), 1)
 		}
 	}
 }
@@ -270,23 +410,30 @@ func (h *hunt) refine() {
 func (h *hunt) confirm() (best *Forecast, at *point, err error) {
 	done := map[string]bool{}
 	least := math.Inf(1) // of best
+	h.kept, h.budget.refused = min(h.kept, mostPlans), false
 	for plans := 0; plans < mostPlans || best == nil && plans < 3*mostPlans; {
 		p := h.next(done, least)
 		if p == nil {
 			break
 		}
 		c := h.whole(p)
-		done[keyOf(&c)] = true
+		if done[keyOf(&c)] = true; !h.take(0) {
+			break
+		}
 		plans++
-		h.tried++
 		f, fail := predict(h.ctx, c, h.machine, 0, early)
 		if fail == nil {
 			fail = f.Plan.Fit()
 		}
 		var refused *plan.DoesNotFit
 		if fail == nil {
-			if time := 1 / f.TokensPerSecond(); time < least {
+			time := 1 / f.TokensPerSecond()
+			if time < least {
 				best, at, least = f, p, time
+			}
+			h.tries[p.base].slower = max(h.tries[p.base].slower, time/p.perToken)
+			if p.isLarge() {
+				break
 			}
 			if mg, ok := h.unused(p, f); ok {
 				h.refill(p, mg)
@@ -304,23 +451,31 @@ func (h *hunt) confirm() (best *Forecast, at *point, err error) {
 	return best, at, err
 }
 
+// largePlan is the operations of a program that is made whole once only: it takes seconds.
+const largePlan = 20_000
+
+func (p *point) isLarge() bool { return p.expected.ops > largePlan }
+
 // next is the fastest that is not done, takes less than least and is expected to fit.
-func (h *hunt) next(done map[string]bool, least float64) *point {
+func (h *hunt) next(done map[string]bool, least float64) (first *point) {
 	slices.SortStableFunc(h.found, comparePoints)
+	least *= 1 - 1e-12
 	for _, p := range h.found {
-		if p.perToken >= least*(1-1e-12) {
-			return nil
+		t := h.tries[p.base]
+		time := p.perToken * t.slower
+		if time >= least {
+			continue
 		}
 		var mg margins
-		if t := h.tries[p.base]; t.filler != nil {
+		if t.filler != nil {
 			mg = t.mg
 		}
 		c := h.whole(p)
 		if _, fits := h.over(p.expected, mg); fits && !done[keyOf(&c)] {
-			return p
+			first, least = p, time
 		}
 	}
-	return nil
+	return first
 }
 
 // refill fills a point's recipe within other margins.
@@ -349,7 +504,7 @@ func (h *hunt) shrink(p *point, refused *plan.DoesNotFit) {
 	h.refill(p, t.mg)
 	if first && !h.exact {
 		t.best, t.seen = nil, map[string]bool{}
-		h.limit = h.tried + wholeEffort + againEffort
+		h.limit = h.tried + h.kept + againEffort
 		h.fill(t, t.candidates(t.anchors()), firstTried)
 	}
 }
@@ -390,7 +545,7 @@ func (p *point) kind() kind {
 func (s *searcher) fewestDrops(b base, set *moveSet, from *measured) (f *Forecast, at *point, some bool) {
 	s.exact = true
 	h := &hunt{searcher: s, tries: map[base]*try{}, best: math.Inf(1)}
-	t := &try{filler: s.newFiller(b, set, from), seen: map[string]bool{}}
+	t := &try{filler: s.newFiller(b, set, from), slower: 1, seen: map[string]bool{}}
 	h.tries[b] = t
 	if p := t.filler.fill(t.sorted(t.lean()[0]), true); p != nil {
 		h.keep(t, p)

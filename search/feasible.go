@@ -26,6 +26,11 @@ func Feasible(ctx context.Context, s Spec, given Given, rows int, hw Hardware) (
 		spaces = s.tiers()
 	}
 	w := newSearcher(ctx, s, hw.Machine(s.Ranks), drop, spaces)
+	if hw.Budget != nil {
+		if err := w.allow(&hw); err != nil {
+			return false, err
+		}
+	}
 	b := d.smallest()
 	set, err := w.moves(b)
 	if err != nil {

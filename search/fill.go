@@ -14,6 +14,7 @@ import (
 // item is one kind of activation or one class of units' states, with the moves that
 // there are for it; −1: none.
 type item struct {
+	name             string
 	drop, host, disk int
 	class            graph.Class
 	state            bool    // it is a class
@@ -34,7 +35,7 @@ func (set *moveSet) items() (list []item) {
 		if !ok {
 			at = len(list)
 			index[key] = at
-			list = append(list, item{-1, -1, -1, mv.class, mv.kind == placeMove, mv.bytes})
+			list = append(list, item{key, -1, -1, -1, mv.class, mv.kind == placeMove, mv.bytes})
 		}
 		switch it := &list[at]; {
 		case mv.kind == dropMove:
@@ -76,13 +77,17 @@ const (
 	toDisk            // to disk
 )
 
-// choice is an item, by its number, and what becomes of it.
+// choice is an item, by its number, and what becomes of it. A part, in sixteenths, leaves
+// whatever the cap asks for: the update of what is on the host runs beside what the device
+// does, so that a step may take less with it. 0: as much of it leaves as the cap asks for.
 type choice struct {
 	item int
 	how  way
+	part int
 }
 
-// recipe lists what leaves the device, in that order, as much as the cap asks for.
+// recipe lists what leaves the device, in that order: first the parts, then as much as the
+// cap asks for.
 type recipe []choice
 
 // stepsOf is in how many parts an item is moved: layers, or percent of a class.
@@ -91,6 +96,15 @@ func (it *item) stepsOf(set *moveSet, layers int) int {
 		return 100
 	}
 	return set.moves[max(it.drop, it.host, it.disk)].layers(layers)
+}
+
+// stepsOf is how many steps a choice takes at most.
+func (f *filler) stepsOf(c choice) int {
+	n := f.items[c.item].stepsOf(f.set, f.layers)
+	if c.part > 0 {
+		n = max(1, n*c.part/16)
+	}
+	return n
 }
 
 // filler makes mixes of recipes at a base.
@@ -117,12 +131,15 @@ func (s *searcher) newFiller(b base, set *moveSet, from *measured) *filler {
 	return f
 }
 
-// steps is how far a recipe goes.
-func (f *filler) steps(r recipe) (n int) {
+// steps is how far a recipe goes at least, and at most.
+func (f *filler) steps(r recipe) (least, most int) {
 	for _, c := range r {
-		n += f.items[c.item].stepsOf(f.set, f.layers)
+		most += f.stepsOf(c)
+		if c.part > 0 {
+			least = most
+		}
 	}
-	return n
+	return least, most
 }
 
 // spread makes the first steps of a recipe, with so many bytes of host memory for what
@@ -132,8 +149,8 @@ func (f *filler) spread(r recipe, steps int, host float64) mix {
 	leaves := make([]float64, len(f.items))
 	for _, c := range r {
 		it := &f.items[c.item]
-		n := it.stepsOf(f.set, f.layers)
-		share := float64(min(n, steps)) / float64(n)
+		n := f.stepsOf(c)
+		share := float64(min(n, steps)) / float64(it.stepsOf(f.set, f.layers))
 		steps = max(0, steps-n)
 		switch {
 		case share == 0:
@@ -155,7 +172,7 @@ func (f *filler) spread(r recipe, steps int, host float64) mix {
 		if takes := mv.takes; takes > 0 && share*takes > host {
 			there = math.Floor(max(0, host)/takes*n) / n
 		}
-		host -= there * mv.takes
+		host -= float64(there * mv.takes)
 		x[it.host] = there
 		if it.state && it.disk >= 0 {
 			x[it.disk] = share - there
@@ -168,7 +185,7 @@ func (f *filler) spread(r recipe, steps int, host float64) mix {
 // the host has room.
 func (f *filler) frees(x mix) (bytes float64) {
 	for i, share := range x {
-		bytes += share * f.set.moves[i].bytes
+		bytes += float64(share * f.set.moves[i].bytes)
 	}
 	return bytes
 }
@@ -181,13 +198,13 @@ func (f *filler) estimate(x mix) float64 {
 		mv := &f.set.moves[i]
 		switch mv.kind {
 		case parkMove:
-			parked[mv.space] += share * mv.bytes
+			parked[mv.space] += float64(share * mv.bytes)
 		default:
-			seconds += share * mv.seconds
+			seconds += float64(share * mv.seconds)
 		}
 	}
 	for sp, bytes := range parked {
-		seconds += max(0, bytes-f.slack[sp]) * f.link[sp]
+		seconds += float64(max(0, bytes-f.slack[sp]) * f.link[sp])
 	}
 	return seconds
 }
@@ -201,13 +218,17 @@ func (f *filler) hostRoom() float64 {
 	return float64(room - f.from.need[graph.Host])
 }
 
+// nearlyFits is the part of what must leave that the parts of a recipe free by estimate, where they
+// are looked at.
+const nearlyFits = 0.85
+
 // guess is the least number of steps that fits by estimate, and its mix; false: none does.
 func (f *filler) guess(r recipe) (int, mix, bool) {
 	by, _ := f.over(f.from, f.mg)
 	over, host := float64(by[graph.Device]), f.hostRoom()
-	lo, hi := 0, f.steps(r)
+	lo, hi := f.steps(r)
 	x := f.spread(r, hi, host)
-	if f.frees(x) < over {
+	if frees := f.frees(x); frees < over && lo < hi || frees < nearlyFits*over {
 		return hi, x, false
 	}
 	for lo < hi {
@@ -229,7 +250,8 @@ const (
 // fill makes as little of a recipe as fits; exact: to a step, otherwise nearly. nil: it
 // does not fit.
 func (f *filler) fill(r recipe, exact bool) (best *point) {
-	low, high := -1, f.steps(r)+1 // too little; enough
+	low, high := f.steps(r)
+	low, high = low-1, high+1 // too little; enough
 	host := f.hostRoom()
 	at, _, _ := f.guess(r)
 	grown := 0
@@ -255,7 +277,7 @@ func (f *filler) fill(r recipe, exact bool) (best *point) {
 		switch device := by[graph.Device]; {
 		case fits:
 			high, best = at, f.expect(p, m)
-			if !exact && (at == 0 || -device <= int64(closeTo*float64(f.room(graph.Device, f.mg)))) {
+			if !exact && (at == low+1 || -device <= int64(closeTo*float64(f.room(graph.Device, f.mg)))) {
 				return best
 			}
 			step = -f.toward(r, at, host, float64(-device))
@@ -281,7 +303,7 @@ func (f *filler) spills(x mix) bool {
 // toward is how many steps further, or back, free so many bytes by estimate.
 func (f *filler) toward(r recipe, at int, host, bytes float64) (n int) {
 	now := f.frees(f.spread(r, at, host))
-	if top := f.steps(r); bytes > 0 {
+	if _, top := f.steps(r); bytes > 0 {
 		for at+n < top && f.frees(f.spread(r, at+n, host))-now < bytes {
 			n++
 		}
@@ -297,11 +319,11 @@ func (f *filler) lean() (list []recipe) {
 		for i, it := range f.items {
 			switch {
 			case it.drop >= 0:
-				r = append(r, choice{i, again})
+				r = append(r, choice{item: i, how: again})
 			case it.state && (state == away && it.host >= 0 || it.disk >= 0):
-				r = append(r, choice{i, state})
+				r = append(r, choice{item: i, how: state})
 			case it.host >= 0:
-				r = append(r, choice{i, away})
+				r = append(r, choice{item: i, how: away})
 			}
 		}
 		if len(list) == 0 || !slices.Equal(r, list[0]) {
@@ -317,7 +339,8 @@ func (f *filler) fits() *point {
 	for _, r := range f.lean() {
 		host := f.hostRoom()
 		for range 4 {
-			p := &point{base: f.base, set: f.set, x: f.spread(r, f.steps(r), host), how: r}
+			_, all := f.steps(r)
+			p := &point{base: f.base, set: f.set, x: f.spread(r, all, host), how: r}
 			m := f.measure(p)
 			if m.err != nil {
 				break
@@ -338,37 +361,37 @@ func (f *filler) fits() *point {
 
 // acts are ways to deal with activations, which recipes begin or end with.
 func (f *filler) acts() (list []recipe) {
-	var drops, parks, mixed, free recipe
+	var drops, parks, mixed, free, all recipe
 	left := f.slack[graph.Host]
 	for i, it := range f.items {
 		if it.state {
 			continue
 		}
-		c := choice{i, again}
+		c := choice{item: i, how: again}
 		if it.drop < 0 {
 			c.how = away
 		}
-		if it.drop >= 0 {
+		if all = append(all, c); it.drop >= 0 {
 			drops = append(drops, c)
 		}
 		if it.host < 0 {
 			mixed, free = append(mixed, c), append(free, c)
 			continue
 		}
-		parks = append(parks, choice{i, away})
+		parks = append(parks, choice{item: i, how: away})
 		if f.set.dropRatio(it) > f.link[graph.Host] {
-			mixed = append(mixed, choice{i, away})
+			mixed = append(mixed, choice{item: i, how: away})
 		} else {
 			mixed = append(mixed, c)
 		}
 		if it.bytes <= left {
 			left -= it.bytes
-			free = append(free, choice{i, away})
+			free = append(free, choice{item: i, how: away})
 		} else if it.drop >= 0 {
 			free = append(free, c)
 		}
 	}
-	return []recipe{nil, drops, free, mixed, parks}
+	return []recipe{nil, drops, free, mixed, parks, all}
 }
 
 // states are ways to deal with the classes, what leaves first at the front.
@@ -389,11 +412,11 @@ func (f *filler) states() (list []recipe) {
 		var host, disk, split recipe
 		for k, c := range order {
 			i := at[c]
-			host, disk = append(host, choice{i, away}), append(disk, choice{i, toDisk})
+			host, disk = append(host, choice{item: i, how: away}), append(disk, choice{item: i, how: toDisk})
 			if k == 0 || c == graph.Optimizer {
-				split = append(split, choice{i, toDisk})
+				split = append(split, choice{item: i, how: toDisk})
 			} else {
-				split = append(split, choice{i, away})
+				split = append(split, choice{item: i, how: away})
 			}
 		}
 		list = append(list, host)
@@ -449,14 +472,20 @@ func (f *filler) varied(list []guessed) []guessed {
 }
 
 // anchors are recipes of every way to deal with activations and classes, in the order of
-// seconds for a byte, and with either first.
+// seconds for a byte, and with either first, and of parts of a class with either.
 func (f *filler) anchors() (list []recipe) {
 	for _, acts := range f.acts() {
 		for _, states := range f.states() {
 			both := slices.Concat(acts, states)
 			list = append(list, f.sorted(both))
 			if len(acts) > 0 {
-				list = append(list, slices.Concat(f.sorted(acts), states), slices.Concat(states, f.sorted(acts)))
+				acts := f.sorted(acts)
+				list = append(list, slices.Concat(acts, states), slices.Concat(states, acts))
+			}
+		}
+		for _, c := range f.parts() {
+			if f.items[c.item].state {
+				list = append(list, slices.Concat(recipe{c}, f.sorted(acts)))
 			}
 		}
 	}
@@ -493,30 +522,6 @@ func (f *filler) sorted(r recipe) recipe {
 	r = slices.Clone(r)
 	slices.SortStableFunc(r, func(a, b choice) int { return cmp.Compare(f.ratio(a), f.ratio(b)) })
 	return r
-}
-
-// near are recipes that differ from one in one item: that it stays, or leaves in another
-// way, first or last or where it was.
-func (f *filler) near(r recipe) (list []recipe) {
-	for i := range f.items {
-		it := &f.items[i]
-		at := slices.IndexFunc(r, func(c choice) bool { return c.item == i })
-		rest := slices.DeleteFunc(slices.Clone(r), func(c choice) bool { return c.item == i })
-		if at >= 0 {
-			list = append(list, rest)
-		}
-		for how := again; how <= toDisk; how++ {
-			if how == again && it.drop < 0 || how == away && it.host < 0 || how == toDisk && it.disk < 0 {
-				continue
-			}
-			c := choice{i, how}
-			if at >= 0 && r[at].how != how {
-				list = append(list, slices.Insert(slices.Clone(rest), at, c))
-			}
-			list = append(list, slices.Insert(slices.Clone(rest), 0, c), append(slices.Clone(rest), c))
-		}
-	}
-	return slices.DeleteFunc(list, func(o recipe) bool { return slices.Equal(o, r) })
 }
 
 // linkTo returns the seconds that the link to a space takes for a byte of each pass of

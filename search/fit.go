@@ -59,6 +59,8 @@ type NothingFits struct {
 	What                string // what was allowed to change
 	// HostShare is the cap on host memory where it was assumed; 0: it was not.
 	HostShare int64
+	// Spent says that the Budget ended the search.
+	Spent bool
 }
 
 func (e *NothingFits) Error() string {
@@ -173,11 +175,14 @@ func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision
 		spaces = s.tiers()
 	}
 	w := newSearcher(ctx, s, hw.Machine(s.Ranks), drop, spaces)
-	w.effort = hw.effort()
+	if err := w.allow(&hw); err != nil {
+		return nil, err
+	}
 	layers := 0
 	if w.folded {
 		layers = foldedLayers[0]
 	}
+	w.take(0)
 	if _, err := predict(ctx, w.spec, w.machine, layers, bounds); err != nil { // what is wrong with all of them
 		return nil, err
 	}
@@ -190,7 +195,7 @@ func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision
 		if err != nil && !errors.As(err, &refused) {
 			return nil, err
 		}
-		e := &NothingFits{Tried: w.tried, Smallest: w.nearest(), What: d.what(drop, spaces), Batches: rows > 0, Precisions: d.saysPrecision()}
+		e := &NothingFits{Tried: w.tried, Smallest: w.nearest(), What: d.what(drop, spaces), Batches: rows > 0, Precisions: d.saysPrecision(), Spent: w.budget.refused}
 		if assumed {
 			e.HostShare = s.Capacity[graph.Host]
 		}
@@ -250,7 +255,9 @@ func (s *searcher) plainest(best *Forecast, at *point, all []*point) (*Forecast,
 	}
 	slices.SortStableFunc(list, shorter)
 	for _, c := range list[:min(len(list), mostPlainer)] {
-		s.tried++
+		if at.isLarge() || !s.take(0) {
+			break
+		}
 		f, err := predict(s.ctx, c.spec, s.machine, 0, early)
 		if err == nil && f.Plan.Fit() == nil && 1/f.TokensPerSecond() <= bound {
 			return f, c.point
@@ -411,15 +418,15 @@ type Hardware struct {
 	HostShare int64
 	// Variants are jobs with other numbers that need less memory.
 	Variants []Variant
-	// Effort is how many plans a search may evaluate; 0: DefaultEffort. The outcome depends
-	// on it, and on no clock.
+	// Budget is what searches evaluate together; nil: each has its own, of Effort plans.
+	Budget *Budget
+	// Effort is how many plans one search may evaluate; 0: all that Budget has left, or as many
+	// as take about 5 s of a processor. The outcome depends on it, and on no clock.
 	Effort int
 	// Prefer is the precision that Fit takes where none was given: one that the
 	// device has units for, as bf16. fp32: that of the Spec.
 	Prefer precision.Precision
 }
-
-func (hw *Hardware) effort() int { return cmp.Or(hw.Effort, DefaultEffort) }
 
 // prefer gives a configuration the hardware's precision where none was given, and says
 // whether it did.

@@ -166,7 +166,7 @@ func groupsOf(p *graph.Program, list []recompute.Candidate, m *cost.Machine, acc
 		if len(c.Ops) > 0 {
 			g.seconds = 0
 			for i := range c.Ops {
-				g.seconds += busy(m, m.Op(p, &c.Ops[i])) * float64(accum)
+				g.seconds += float64(busy(m, m.Op(p, &c.Ops[i])) * float64(accum))
 			}
 		}
 		groups = append(groups, g)
@@ -235,10 +235,12 @@ func (m *move) layers(n int) int {
 }
 
 // layersOf is how many of n layers a share is.
-func layersOf(share float64, n int) int { return min(n, int(math.Ceil(share*float64(n)-1e-9))) }
+func layersOf(share float64, n int) int {
+	return min(n, int(math.Ceil(float64(share*float64(n))-1e-9)))
+}
 
 // percentOf is a share in whole percent.
-func percentOf(share float64) int { return int(math.Ceil(share*100 - 1e-9)) }
+func percentOf(share float64) int { return int(math.Ceil(float64(share*100) - 1e-9)) }
 
 // options are what a mix comes to for a model of n layers.
 func (set *moveSet) options(x mix, n int) (again recompute.Options, away offload.Options) {

@@ -3,7 +3,9 @@ package search
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 
@@ -20,7 +22,7 @@ import (
 // each. What is chosen is then planned whole.
 const foldedFrom = 16
 
-var foldedLayers = [2]int{5, 9}
+var foldedLayers = [2]int{4, 7}
 
 // foldedSlack is how much over a cap an extrapolated plan may be and still be
 // planned whole: placement and the ends of the model are not quite linear.
@@ -33,15 +35,17 @@ type searcher struct {
 	machine *cost.Machine
 	layers  int  // of the model
 	folded  bool // few of them are planned
-	effort  int  // plans that may be evaluated
+	effort  int  // plans that one search may evaluate, of budget
 	limit   int  // of tried
+	kept    int  // of limit, for plans made whole
+	budget  *Budget
 	exact   bool // recipes are filled to a step
 
 	drop   bool          // whether activations may be dropped by choice
 	spaces []graph.Space // tiers that may be used by choice
 
 	mu       sync.Mutex
-	memo     map[string]*measured
+	memo     map[string]*look
 	sets     map[string]*moveSet
 	tried    int
 	smallest *point // of the least excess over the caps, where nothing fitted
@@ -99,6 +103,7 @@ type measured struct {
 	need             [graph.NumSpaces]int64 // with what is outside the arenas
 	rests            int64                  // bytes that live all the run, of all spaces, with what is outside the arenas
 	atOnce           int64                  // of bases without any move: bytes of device memory that one operation needs, with what is outside the arena
+	ops              int                    // of a step
 	err              error
 }
 
@@ -110,8 +115,8 @@ func newSearcher(ctx context.Context, s Spec, m *cost.Machine, drop bool, spaces
 	if s.Plans == nil {
 		s.Plans = &plan.Shared{}
 	}
-	return &searcher{ctx: ctx, spec: s, machine: m, layers: s.Layers, folded: s.Layers > foldedFrom && !s.Frozen && !named, effort: DefaultEffort,
-		drop: drop, spaces: spaces, memo: map[string]*measured{}, sets: map[string]*moveSet{}}
+	return &searcher{ctx: ctx, spec: s, machine: m, layers: s.Layers, folded: s.Layers > foldedFrom && !s.Frozen && !named, effort: math.MaxInt / 2, budget: NewBudget(math.MaxInt),
+		drop: drop, spaces: spaces, memo: map[string]*look{}, sets: map[string]*moveSet{}}
 }
 
 // namesBuffers says whether units or buffers are computed again by name.
@@ -171,8 +176,9 @@ func (s *searcher) measure(p *point) *measured {
 		if all.err != nil {
 			return all
 		}
-		sum.seconds += p.x[i] * (all.seconds - none.seconds)
+		sum.seconds += float64(p.x[i] * (all.seconds - none.seconds))
 		sum.rests += int64(p.x[i] * float64(all.rests-none.rests))
+		sum.ops = max(sum.ops, all.ops)
 		for sp := range sum.need {
 			sum.need[sp] += int64(p.x[i] * float64(all.need[sp]-none.need[sp]))
 		}
@@ -180,28 +186,49 @@ func (s *searcher) measure(p *point) *measured {
 	return &sum
 }
 
+// look is a configuration that is planned once.
+type look struct {
+	once    sync.Once
+	counted bool // in tried
+	*measured
+}
+
+// errSpent says that a plan was not evaluated.
+var errSpent = errors.New("search: as many plans as were allowed have been evaluated")
+
+// take counts a plan, and leaves so many of what is allowed.
+func (s *searcher) take(leave int) bool {
+	if !s.budget.take(leave) {
+		return false
+	}
+	s.tried++
+	return true
+}
+
 // measured is measure of a point as it is.
 func (s *searcher) measured(p *point) *measured {
 	c := s.whole(p)
 	key := keyOf(&c)
 	s.mu.Lock()
-	m, ok := s.memo[key]
+	l := s.memo[key]
+	if l == nil {
+		l = &look{}
+		s.memo[key] = l
+	}
+	if !l.counted && !s.take(s.kept) {
+		s.mu.Unlock()
+		return &measured{err: errSpent}
+	}
+	l.counted = true
 	s.mu.Unlock()
-	if ok {
-		return m
-	}
-	if s.folded {
-		m = s.extrapolate(p)
-	} else {
-		m = s.at(c, 0, p.isPlain())
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.memo[key] == nil {
-		s.tried++
-		s.memo[key] = m
-	}
-	return s.memo[key]
+	l.once.Do(func() {
+		if s.folded {
+			l.measured = s.extrapolate(p)
+		} else {
+			l.measured = s.at(c, 0, p.isPlain())
+		}
+	})
+	return l.measured
 }
 
 // at plans a configuration for a model of so many layers, 0 for its own; plain: it is a
@@ -211,7 +238,7 @@ func (s *searcher) at(c Spec, layers int, plain bool) *measured {
 	if err != nil {
 		return &measured{err: err}
 	}
-	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward]}
+	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward], ops: f.ops()}
 	for sp := range m.need {
 		use, outside := &f.Plan.Layout.Spaces[sp], f.Plan.Config.Outside[sp]
 		m.need[sp] = use.LowerBound + outside
@@ -232,9 +259,10 @@ func (s *searcher) extrapolate(p *point) *measured {
 		}
 	}
 	more := float64(s.layers-foldedLayers[1]) / float64(foldedLayers[1]-foldedLayers[0])
-	line := func(a, b float64) float64 { return b + more*(b-a) }
+	line := func(a, b float64) float64 { return b + float64(more*(b-a)) }
 	m := &measured{seconds: line(at[0].seconds, at[1].seconds), forward: line(at[0].forward, at[1].forward)}
 	m.rests = int64(line(float64(at[0].rests), float64(at[1].rests)))
+	m.ops = int(line(float64(at[0].ops), float64(at[1].ops)))
 	m.atOnce = at[1].atOnce // more layers have the same operations
 	for sp := range m.need {
 		m.need[sp] = int64(line(float64(at[0].need[sp]), float64(at[1].need[sp])))
@@ -442,7 +470,7 @@ func (s *searcher) priced(b base, set *moveSet, from *measured) *moveSet {
 // nearest plans the point that came nearest to the caps whole, for what to say
 // where nothing fits.
 func (s *searcher) nearest() *Forecast {
-	if s.smallest == nil {
+	if s.smallest == nil || !s.take(0) {
 		return nil
 	}
 	f, err := predict(s.ctx, s.whole(s.smallest), s.machine, 0, whole)

@@ -56,6 +56,7 @@ type wayFinder struct {
 	perToken float64 // s of a token of a rank, as asked
 	ways     []Way
 	main     *searcher // same ranks, same device
+	budget   *Budget   // of all searches; main has a half of it
 	tried    int
 	assumed  bool // the cap on host memory is the hardware's share
 }
@@ -78,7 +79,10 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	typed.Auto = asked.Chosen != nil
 	w := &wayFinder{ctx: ctx, spec: spec, typed: typed, hw: hw, perToken: float64(spec.Ranks) / asked.TokensPerSecond(), assumed: assumed}
 	w.main = newSearcher(w.ctx, spec, hw.Machine(spec.Ranks), true, spec.tiers())
-	w.main.effort = hw.effort()
+	if err := w.main.allow(&hw); err != nil {
+		return nil, &NoWay{}
+	}
+	w.budget, w.main.effort = w.main.budget, w.main.effort/2
 	w.spec.Plans = w.main.spec.Plans
 	w.singles()
 	w.combined()
@@ -100,12 +104,20 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	return nil, no
 }
 
+// searcher looks at another configuration.
+func (w *wayFinder) searcher(c Spec, m *cost.Machine, drop bool, spaces []graph.Space) *searcher {
+	s := newSearcher(w.ctx, c, m, drop, spaces)
+	s.budget, s.effort = w.budget, w.budget.left()/besideEffort
+	return s
+}
+
 // add plans a changed configuration whole and keeps it as a way where it fits.
 func (w *wayFinder) add(c Spec, m *cost.Machine, order int, costs string, device string) bool {
 	list := changes(&w.typed, &c, w.hw.NodeSize, device)
-	if len(list) == 0 || w.has(list) {
+	if len(list) == 0 || w.has(list) || !w.budget.take(0) {
 		return false
 	}
+	w.tried++
 	f, err := predict(w.ctx, c, m, 0, early)
 	if err != nil || !f.Fits() || w.idleDisk(f) {
 		return false
@@ -139,7 +151,7 @@ func (s *Spec) asPoint() point {
 // singles tries one change at a time. Of one kind, the fastest that fits by its
 // lower bound is planned whole.
 func (w *wayFinder) singles() {
-	s := newSearcher(w.ctx, w.spec, w.main.machine, false, nil)
+	s := w.searcher(w.spec, w.main.machine, false, nil)
 	defer func() {
 		w.tried += s.tried
 		if n := s.smallest; n != nil && (w.main.smallest == nil || s.excess < w.main.excess) {
@@ -153,6 +165,9 @@ func (w *wayFinder) singles() {
 		all = append(all, k...)
 	}
 	plan.Parallel(len(all), func(i int) { s.bound(all[i]) })
+	if w.budget.refused { // which of them it was depends on the processors
+		return
+	}
 	var best []*point
 	for _, k := range kinds {
 		k = slices.DeleteFunc(slices.Clone(k), func(p *point) bool { return p.perToken == 0 })
@@ -201,7 +216,7 @@ func (w *wayFinder) moreShards(m *cost.Machine) {
 		}
 		c := w.spec
 		c.ShardSize = n
-		if fitsQuickly(w.ctx, c, m) && w.add(c, m, sameJob, "", "") {
+		if w.fitsQuickly(c, m) && w.add(c, m, sameJob, "", "") {
 			return
 		}
 	}
@@ -277,10 +292,11 @@ func (w *wayFinder) changesOfOne(from point) (kinds [][]*point) {
 }
 
 // fitsQuickly says whether a configuration fits by its lower bounds.
-func fitsQuickly(ctx context.Context, c Spec, m *cost.Machine) bool {
-	s := newSearcher(ctx, c, m, false, nil)
+func (w *wayFinder) fitsQuickly(c Spec, m *cost.Machine) bool {
+	s := w.searcher(c, m, false, nil)
 	p := c.asPoint()
 	got := s.measure(&p)
+	w.tried += s.tried
 	_, ok := s.over(got, margins{})
 	return got.err == nil && ok
 }
@@ -354,7 +370,7 @@ func (w *wayFinder) combined() {
 	if n := w.spec.ShardSize; n > 0 && n < w.spec.Ranks {
 		c := w.spec
 		c.ShardSize = c.Ranks
-		list = []*searcher{newSearcher(w.ctx, c, w.main.machine, true, w.main.spaces), w.main}
+		list = []*searcher{w.searcher(c, w.main.machine, true, w.main.spaces), w.main}
 	}
 	for _, s := range list {
 		found := try(s, false) || w.spec.Batch > 1 && try(s, true)
@@ -366,7 +382,7 @@ func (w *wayFinder) combined() {
 			if last := &w.ways[len(w.ways)-1]; len(w.ways) < mostWays && last.Forecast.Spec.Offload.String() != w.spec.Offload.String() {
 				c := s.spec
 				c.Offload = offload.Options{}
-				t := newSearcher(w.ctx, c, s.machine, true, nil)
+				t := w.searcher(c, s.machine, true, nil)
 				try(t, false)
 				w.tried += t.tried
 			}
@@ -469,7 +485,7 @@ func (w *wayFinder) beyondNames() (names []string) {
 func (w *wayFinder) beyond() {
 	for _, a := range w.alternatives() {
 		alone := 0
-		for alone < len(a.specs) && !fitsQuickly(w.ctx, a.specs[alone], a.machine(alone)) {
+		for alone < len(a.specs) && !w.fitsQuickly(a.specs[alone], a.machine(alone)) {
 			alone++
 		}
 		if alone < len(a.specs) && w.add(a.specs[alone], a.machine(alone), a.order, a.costs, a.device(alone)) {
@@ -500,7 +516,7 @@ func (w *wayFinder) beyond() {
 	}
 }
 
-// besideEffort is what part of the effort goes into each change beyond the job.
+// besideEffort is what part of what is left goes into each search beside the first.
 const besideEffort = 4
 
 // beside returns the search of everything that keeps the job, beside a change.
@@ -510,9 +526,7 @@ func (w *wayFinder) beside(c Spec, m *cost.Machine) (*searcher, []base) {
 	if c.Ranks > 1 {
 		d.zeros = []int{3}
 	}
-	s := newSearcher(w.ctx, c, m, true, c.tiers())
-	s.effort = w.hw.effort() / besideEffort
-	return s, d.bases()
+	return w.searcher(c, m, true, c.tiers()), d.bases()
 }
 
 // feasible says whether the smallest configurations that it knows fit by their

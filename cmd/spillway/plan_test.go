@@ -211,6 +211,33 @@ func TestPlanReportNamesWhatMatters(t *testing.T) {
 	require.True(t, json.Valid(text))
 }
 
+// Ways out that change the results are a list of their own, in text, page and JSON.
+func TestWaysOutThatChangeResultsStandApart(t *testing.T) {
+	dir := t.TempDir()
+	doc, page := filepath.Join(dir, "plan.json"), filepath.Join(dir, "plan.html")
+	args := []string{"plan", "--model", "gpt2-xl", "--gpu", "v100-16", "--precision", "fp32", "--offload", "none", "--host-memory", "1GiB", "--json", doc, "--html", page}
+	r := command(args...)
+	require.Equal(t, cli.ExitDoesNotFit, r.status, r.stderr)
+	const heading = "What would make it fit and changes the results"
+	_, after, ok := strings.Cut(r.stdout, heading)
+	require.True(t, ok, r.stdout)
+	require.Contains(t, after, "costs other numbers")
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(text), heading)
+	text, err = os.ReadFile(doc)
+	require.NoError(t, err)
+	var got planning.Doc
+	require.NoError(t, json.Unmarshal(text, &got))
+	require.NotEmpty(t, got.Changing)
+	for _, way := range got.Changing {
+		require.True(t, way.ChangesResults)
+	}
+	for _, way := range got.Ways {
+		require.False(t, way.ChangesResults)
+	}
+}
+
 // words splits a line as a shell does: values in single quotes are one word.
 func words(line string) (list []string) {
 	for i, part := range strings.Split(line, "'") {

@@ -52,7 +52,7 @@ func TestAPlanReadsBack(t *testing.T) {
 		require.NotContains(t, strings.Join(doc.Command, " "), "--json")
 		require.LessOrEqual(t, doc.TokensPerSecond.Low, doc.TokensPerSecond.Predicted)
 		require.Positive(t, doc.ProcessBytes)
-		require.Equal(t, doc.Recommended == nil && !doc.Requested.Fits && len(doc.Ways) == 0, doc.Run == "", line)
+		require.Equal(t, doc.Recommended == nil && !doc.Requested.Fits && len(doc.Ways)+len(doc.Changing) == 0, doc.Run == "", line)
 	}
 }
 

@@ -25,7 +25,7 @@ type Page struct {
 	Spaces   []SpaceChart // side by side where there is room
 	Peak     []Table      // the peak explained
 	Advice   *Advice      // what to run; nil: nothing that fits is known
-	Ways     *Table       // what would make it fit; nil where it does, or nothing would
+	Ways     []Table      // what would make it fit; none where it does, or nothing would
 	NoWay    string       // where nothing makes it fit: what was tried
 	Lines    []string     // remarks
 	Made     string       // the command that makes this page, to be run again; "": not told

@@ -76,7 +76,7 @@ func TestPageStandsAlone(t *testing.T) {
 		Tables: []Table{{Title: "stages", Head: []string{"ZeRO", "peak"}, Rows: [][]string{{"0", "3.00 MiB"}, {"1", "2.00 MiB"}}, Mark: 1}},
 		Peak:   []Table{{Title: "by stage", Head: []string{"ZeRO", "0", "1"}, Rows: [][]string{{"peak", "3.00 MiB", "2.00 MiB"}, {"at", "head", "tail"}}, Mark: -1, MarkColumn: 2}},
 		Advice: &Advice{Flags: "--zero <3>", Lines: []string{"1.00 s a step"}}, NoWay: "Nothing <helps>",
-		Ways: &Table{Title: "ways", Head: []string{"step", "costs"}, Above: []string{"--zero 3"}, Rows: [][]string{{"1.00 s", "a disk"}}, Mark: -1}}
+		Ways: []Table{{Title: "ways", Head: []string{"step", "costs"}, Above: []string{"--zero 3"}, Rows: [][]string{{"1.00 s", "a disk"}}, Mark: -1}}}
 	var out stdbytes.Buffer
 	require.NoError(t, page.HTML(&out))
 	text := out.String()

@@ -150,7 +150,7 @@ func (f *Flags) topicOf(fs *pflag.FlagSet, c *spillway.Config) (*topic, error) {
 		c.Model = bySize()[0].Name
 	}
 	if !fs.Changed("effort") {
-		f.effort = planner.AskEffort
+		f.effort, f.eachAlone = planner.AskEffort, true
 	}
 	return &topics[k], nil
 }

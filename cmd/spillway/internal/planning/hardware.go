@@ -148,14 +148,14 @@ func (f *Flags) measured(m *cost.Machine, ranks int) {
 func (f *Flags) Hardware(c *spillway.Config) spillway.Hardware {
 	if f.gpuFound == nil {
 		hw := f.CPU
-		hw.Effort = f.effort
+		hw.Budget = f.plans
 		return hw
 	}
 	g, node := *f.gpuFound, f.nodeSize
 	if !f.countInNodes {
 		node = gpus.NodeGPUs // more ranks than asked for fill nodes too
 	}
-	hw := spillway.Hardware{Effort: f.effort, HalfPrecision: g.Rates.BF16 > 0 || g.Rates.FP16 > 0, HostShare: f.hostShare(g), Machine: func(ranks int) *cost.Machine {
+	hw := spillway.Hardware{Budget: f.plans, HalfPrecision: g.Rates.BF16 > 0 || g.Rates.FP16 > 0, HostShare: f.hostShare(g), Machine: func(ranks int) *cost.Machine {
 		m := g.Machine(min(node, ranks))
 		f.measured(m, min(node, ranks))
 		return m

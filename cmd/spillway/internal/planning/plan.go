@@ -53,8 +53,10 @@ type Flags struct {
 	seqGiven             bool
 	openRows             int // rows of a step where --batch was left open; 0: it was not
 	accumGiven           bool
-	tokens, price        float64       // of a whole run; 0: not asked
-	effort               int           // plans that a search may evaluate
+	tokens, price        float64 // of a whole run; 0: not asked
+	effort               int     // plans that may be evaluated; 0: by the job's size
+	eachAlone            bool    // effort is of each search, not of all
+	plans                *planner.Budget
 	progress             *cli.Progress // says what takes seconds
 	ask                  string
 	answer               *Answer // to --ask; nil: it was not given
@@ -178,7 +180,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.StringVar(&f.transport, "transport", cluster.InProc, "how CPU ranks meet, for the predicted time: inproc, shm or mpi, as bench comm has measured it")
 	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
 	fs.StringVar(&f.ask, "ask", "", "ask for the fewest gpus, the largest model (preset), batch or seq, or the least device-memory or host-memory that fits, and show that the next value does not; what is not given is chosen, as with --fit")
-	fs.IntVar(&f.effort, "effort", planner.DefaultEffort, "a search evaluates at most `N` plans; more may find a faster one")
+	fs.IntVar(&f.effort, "effort", 0, "evaluate at most `N` plans in all; more may find a faster one (default: what takes about 5 s of a processor, at most 1000)")
 	fs.Float64Var(&f.tokens, "tokens", 0, "`N` tokens to train on, as in 100e9: says how many days and GPU-hours the recommended plan takes")
 	fs.Float64Var(&f.price, "price", 0, "`MONEY` for a GPU-hour: says what --tokens cost")
 	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
@@ -196,8 +198,11 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *spillway.Config) error {
 			return fmt.Errorf("--%s %d: at least 1 is needed", n.flag, n.v)
 		}
 	}
-	if f.effort < 1 {
+	if fs.Changed("effort") && f.effort < 1 {
 		return fmt.Errorf("--effort %d: at least 1 plan is needed", f.effort)
+	}
+	if !f.eachAlone {
+		f.plans = planner.NewBudget(f.effort)
 	}
 	if err := f.checkBudget(); err != nil {
 		return err

@@ -57,9 +57,10 @@ func (r *planReport) page(columns int) ([]byte, error) {
 		doc.Tables = append(doc.Tables, ref.table())
 	}
 	doc.Advice = r.advice(a)
-	if len(r.ways) > 0 {
-		doc.Ways = r.waysTable()
-	} else if !r.asked.Fits {
+	for _, list := range r.wayLists() {
+		doc.Ways = append(doc.Ways, r.waysTable(list))
+	}
+	if len(r.ways) == 0 && !r.asked.Fits {
 		doc.NoWay = cli.Flagged(r.noWay.String())
 	}
 	var out bytes.Buffer
@@ -276,10 +277,10 @@ func (r *planReport) peakTable(s graph.Space) page.Table {
 	return t
 }
 
-func (r *planReport) waysTable() *page.Table {
-	t := &page.Table{Title: "What would make it fit", Note: "The cheapest first; each was planned, and fits.", Mark: -1,
+func (r *planReport) waysTable(list wayList) page.Table {
+	t := page.Table{Title: list.title, Note: "The cheapest first; each was planned, and fits.", Mark: -1,
 		Head: []string{"device memory", "step", "time of a token", "sent by a rank", "costs"}}
-	for _, way := range r.ways {
+	for _, way := range list.ways {
 		t.Above = append(t.Above, cli.FlagText(way.Changes))
 		t.Rows = append(t.Rows, []string{plan.Bytes(way.Forecast.Plan.Layout.Spaces[graph.Device].Peak), r.flags.seconds(way.Forecast.Step.Seconds),
 			fmt.Sprintf("%.2f ×", way.Slowdown), plan.Bytes(way.Forecast.Plan.CommBytes), way.Cost})

@@ -31,12 +31,14 @@ type (
 		Explanation planWhy          `json:"explanation"`
 		Recommended *planRecommended `json:"recommended"`      // null: nothing fits
 		Answer      *Answer          `json:"answer,omitempty"` // with --ask
-		Effort      int              `json:"effort"`           // plans that a search could evaluate
+		Effort      int              `json:"effort"`           // plans that could be evaluated
 		// Run is the command of the verdict; "" where nothing fits.
 		Run string `json:"run"`
-		// Ways make fit what does not, the cheapest first; NoWay says what was tried where none does.
-		Ways  []planWay `json:"ways"`
-		NoWay string    `json:"no_way,omitempty"`
+		// Ways make fit what does not, the cheapest first, and Changing those that change the results;
+		// NoWay says what was tried where none does.
+		Ways     []planWay `json:"ways"`
+		Changing []planWay `json:"ways_changing_results"`
+		NoWay    string    `json:"no_way,omitempty"`
 		// TokensPerSecond and ProcessBytes are the recommended plan's; the requested one's where none is
 		// recommended.
 		TokensPerSecond Speed `json:"tokens_per_second"`
@@ -167,7 +169,7 @@ func (r *planReport) json() ([]byte, error) {
 	f, asked, best := r.flags, r.asked, r.best
 	c := asked.Config
 	doc := Doc{Version: Version, Command: f.question(), Model: planModel{c.Model, asked.Parameters()}, Nodes: f.servers(&c), Ranks: c.Ranks, Batch: c.Batch, Accum: c.Accum, Seq: c.Seq,
-		Precision: strings.ToLower(c.PrecisionName()), Requested: f.stageJSON(asked), Ways: []planWay{}, Machine: f.machine, Effort: f.effort, Answer: f.answer}
+		Precision: strings.ToLower(c.PrecisionName()), Requested: f.stageJSON(asked), Ways: []planWay{}, Changing: []planWay{}, Machine: f.machine, Effort: f.effort, Answer: f.answer}
 	if f.gpuFound != nil {
 		doc.GPU = f.gpuFound.Name
 	}
@@ -192,8 +194,17 @@ func (r *planReport) json() ([]byte, error) {
 	if a, _ := r.answer(); a != nil {
 		doc.Run, _ = f.command(&a.plan.Config, a.changes)
 	}
-	for _, way := range r.ways {
-		doc.Ways = append(doc.Ways, planWay{cli.FlagText(way.Changes), changesResults(way), way.Cost, way.Slowdown, cli.Flagged(way.Note), f.stageJSON(way.Forecast)})
+	if f.plans != nil {
+		doc.Effort = f.plans.Total()
+	}
+	for _, list := range r.wayLists() {
+		to := &doc.Ways
+		if list.changes {
+			to = &doc.Changing
+		}
+		for _, way := range list.ways {
+			*to = append(*to, planWay{cli.FlagText(way.Changes), list.changes, way.Cost, way.Slowdown, cli.Flagged(way.Note), f.stageJSON(way.Forecast)})
+		}
 	}
 	if r.noWay != nil {
 		doc.NoWay = cli.Flagged(r.noWay.String())

@@ -430,14 +430,38 @@ func (r *planReport) waysOut(w io.Writer) {
 		cli.Wrap(w, "", "", cli.Flagged(r.noWay.String()))
 		return
 	}
-	fmt.Fprintln(w, "What would make it fit, the cheapest first (each was planned and fits)")
-	for _, way := range r.ways {
-		cli.WrapFlags(w, "  ", "    ", cli.FlagText(way.Changes))
-		cli.Wrap(w, "      ", "        ", r.wayText(way))
-		if way.Note != "" {
-			cli.Wrap(w, "      ", "        ", "auto: "+cli.Flagged(way.Note))
+	for _, list := range r.wayLists() {
+		fmt.Fprintf(w, "%s, the cheapest first (each was planned and fits)\n", list.title)
+		for _, way := range list.ways {
+			cli.WrapFlags(w, "  ", "    ", cli.FlagText(way.Changes))
+			cli.Wrap(w, "      ", "        ", r.wayText(way))
+			if way.Note != "" {
+				cli.Wrap(w, "      ", "        ", "auto: "+cli.Flagged(way.Note))
+			}
 		}
 	}
+}
+
+// wayList is ways out of one kind. changes: they change the results.
+type wayList struct {
+	title   string
+	changes bool
+	ways    []spillway.Way
+}
+
+// wayLists are the ways out that keep the results, and those that change them.
+func (r *planReport) wayLists() (lists []wayList) {
+	for _, l := range []wayList{{title: "What would make it fit"}, {title: "What would make it fit and changes the results", changes: true}} {
+		for _, way := range r.ways {
+			if changesResults(way) == l.changes {
+				l.ways = append(l.ways, way)
+			}
+		}
+		if len(l.ways) > 0 {
+			lists = append(lists, l)
+		}
+	}
+	return lists
 }
 
 // wayText is what a way out costs.

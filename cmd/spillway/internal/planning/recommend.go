@@ -110,9 +110,21 @@ func (r *planReport) recommended() *recommendation {
 }
 
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan
-// of thousands of layers takes memory of its own.
+// of thousands of layers takes memory of its own. On one rank all are the same.
 func (f *Flags) forecastStages(ctx context.Context, c spillway.Config, hw spillway.Hardware) ([]*spillway.Forecast, error) {
 	stages := make([]*spillway.Forecast, 4)
+	if c.Ranks == 1 {
+		one, err := f.request(c).Predict(ctx, hw.Machine(1))
+		if err != nil {
+			return nil, err
+		}
+		for z := range stages {
+			at := *one
+			at.Config.Zero, stages[z] = z, &at
+		}
+		stages[c.Zero] = one
+		return stages, nil
+	}
 	errs := make([]error, 4)
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 2)

@@ -1,0 +1,99 @@
+package search
+
+import (
+	"sync"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// Budget is how many plans searches may evaluate together: the first ones, the rest is refused.
+// The outcome of a search depends on it, and on no clock. Searches that share one run one after
+// the other. The zero value takes its number from the first job.
+type Budget struct {
+	mu          sync.Mutex
+	total, used int
+	refused     bool // a plan was
+}
+
+// NewBudget allows so many plans; 0: as many as take about 5 s of a processor, by the size of the first job.
+func NewBudget(plans int) *Budget { return &Budget{total: plans} }
+
+// Total is how many plans may be evaluated; 0: no search was started yet.
+func (b *Budget) Total() int { return b.total }
+
+// Used is how many were.
+func (b *Budget) Used() int { return b.used }
+
+func (b *Budget) left() int { return b.total - b.used }
+
+// take takes one plan and leaves so many; false: it is refused.
+func (b *Budget) take(leave int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.used+leave >= b.total {
+		b.refused = true
+		return false
+	}
+	b.used++
+	return true
+}
+
+// A search evaluates at most mostEffort plans where nothing is said. A plan takes time for each of its
+// operations, and effortOps of them about 5 s of a processor, those of wholePlans made whole among
+// them.
+const (
+	leastEffort, mostEffort = 60, 1000
+	effortOps, wholePlans   = 400_000, 12
+)
+
+// size is how many plans a search may evaluate by default: fewer of larger ones, whose classes' copies
+// are many operations.
+func (s *searcher) size() (int, error) {
+	c, layers := s.spec, 0
+	if s.folded {
+		layers = foldedLayers[0]
+	}
+	if len(s.spaces) > 0 {
+		c.Offload = resting([]graph.Class{graph.Optimizer}, graph.Host)
+	}
+	f, err := predict(s.ctx, c, s.machine, layers, bounds)
+	if err != nil {
+		return 0, err
+	}
+	n, whole := f.ops(), wholePlans
+	if s.folded {
+		both := foldedLayers[0] + foldedLayers[1]
+		n, whole = n*both/layers, whole*s.layers/both
+	}
+	return min(mostEffort, max(leastEffort, effortOps/max(n, 1)-whole)), nil
+}
+
+// ops are the operations of a step's program.
+func (f *Forecast) ops() (n int) {
+	if sec := f.Plan.Program.SectionOf(graph.SectionStep, graph.FormWhole); sec != nil {
+		for _, ph := range sec.Phases {
+			n += len(ph.Ops)
+		}
+	}
+	return n
+}
+
+// allow gives a search a budget, of its own where the hardware has none.
+func (s *searcher) allow(hw *Hardware) error {
+	s.budget, s.effort = hw.Budget, hw.Effort
+	if s.budget == nil {
+		s.budget = &Budget{total: hw.Effort}
+	}
+	if s.budget.total == 0 {
+		n, err := s.size()
+		if err != nil {
+			return err
+		}
+		s.budget.total = n
+		s.budget.take(0) // of the size
+	}
+	if left := s.budget.left(); s.effort == 0 || s.effort > left {
+		s.effort = left
+	}
+	return nil
+}
