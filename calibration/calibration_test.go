@@ -27,7 +27,9 @@ func TestCalibrationCoversTheGrid(t *testing.T) {
 	}
 	cal, err := Measure(context.Background(), Options{Threads: 2, Disk: t.TempDir()})
 	require.NoError(t, err)
-	require.GreaterOrEqual(t, cal.Wait, 0.0)
+	for _, class := range []cost.Class{"linear bf16", "linear f16", "linear i8", "linear_dw bf16", "attention_grad f16", "head_loss_grad bf16"} {
+		require.Contains(t, cal.Rates, class)
+	}
 	require.Positive(t, cal.Start)
 	dir := t.TempDir()
 	for _, p := range grid.Points() {
@@ -50,6 +52,37 @@ func TestCalibrationCoversTheGrid(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The wait of a collective is found from the steps that it makes longer.
+func TestWaitIsFound(t *testing.T) {
+	c := config.Default()
+	m := grid.Small[0]
+	var err error
+	c.Model, err = m.Write(t.TempDir())
+	require.NoError(t, err)
+	c.Ranks, c.Zero, c.Batch, c.Seq = 2, 3, m.Batch, m.Seq
+	machine := cost.CPU(2, 2)
+	machine.Measured = map[cost.Class]cost.Rates{}
+	for _, kind := range []cost.Class{"all_gather", "reduce_scatter", "all_reduce"} {
+		rate := cost.Rate{PerOp: 1e-6}
+		machine.Measured[kind] = cost.Rates{Alone: rate, Core: rate}
+	}
+	f, err := planner.Predict(t.Context(), c, machine)
+	require.NoError(t, err)
+	programs := []*graph.Program{f.Plan.Program}
+	for _, wait := range []float64{0, 1e-4, 5e-3} {
+		waits := *machine
+		waits.Wait = wait
+		run, err := cost.Simulate(programs[0], "step", &waits)
+		require.NoError(t, err)
+		got, err := waitOf(programs, machine, run.Seconds)
+		require.NoError(t, err)
+		require.InDelta(t, wait, got, wait/20)
+	}
+	got, err := waitOf(programs, machine, f.Step.Seconds/2)
+	require.NoError(t, err)
+	require.Zero(t, got)
 }
 
 func TestKept(t *testing.T) {

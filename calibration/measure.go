@@ -77,7 +77,8 @@ var calibrationRanks = []struct {
 }{
 	{`{"model_type":"gpt2","n_layer":3,"n_head":2,"n_embd":64,"vocab_size":512,"n_positions":64}`, 1, 64, 0},
 	{`{"model_type":"gpt2","n_layer":3,"n_head":2,"n_embd":64,"vocab_size":512,"n_positions":64}`, 1, 64, 2},
-	{`{"model_type":"llama","hidden_size":64,"intermediate_size":176,"num_hidden_layers":3,"num_attention_heads":2,"vocab_size":512,"max_position_embeddings":64}`, 1, 64, 3},
+	{`{"model_type":"llama","hidden_size":64,"intermediate_size":176,"num_hidden_layers":3,"num_attention_heads":2,
+	"vocab_size":512,"max_position_embeddings":64}`, 1, 64, 3},
 }
 
 // calibrationSteps is how many steps each model runs. The first step touches its memory for the
@@ -156,8 +157,6 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 // waiting returns what so many ranks lose by waiting for each other, in s a collective: with it the
 // steps of calibrationRanks take as long by prediction as they took, together.
 func waiting(ctx context.Context, cfg config.Config, c *cost.Calibration, dir string, ranks int) (float64, error) {
-	m := c.Machine(ranks)
-	m.Wait = 0
 	var programs []*graph.Program
 	measured := 0.0
 	for i, of := range calibrationRanks {
@@ -178,11 +177,19 @@ func waiting(ctx context.Context, cfg config.Config, c *cost.Calibration, dir st
 		}
 		measured += mean(walls[1:])
 	}
+	return waitOf(programs, c.Machine(ranks), measured)
+}
+
+// waitOf returns the wait of a collective, in s, with which the steps of programs take so long
+// together by prediction; 0 if they take longer without any.
+func waitOf(programs []*graph.Program, machine *cost.Machine, seconds float64) (float64, error) {
+	m := *machine
+	m.Wait = 0
 	// Computation hides a part of each wait, so the first estimates are too short.
 	for range waitEstimates {
 		predicted, collectives := 0.0, 0
 		for _, p := range programs {
-			run, err := cost.Simulate(p, "step", m)
+			run, err := cost.Simulate(p, "step", &m)
 			if err != nil {
 				return 0, err
 			}
@@ -193,7 +200,7 @@ func waiting(ctx context.Context, cfg config.Config, c *cost.Calibration, dir st
 				}
 			}
 		}
-		m.Wait = max(0, m.Wait+(measured-predicted)/float64(collectives))
+		m.Wait = max(0, m.Wait+(seconds-predicted)/float64(collectives))
 	}
 	return m.Wait, nil
 }

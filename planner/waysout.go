@@ -22,11 +22,15 @@ type Budget = search.Budget
 // the first job.
 func NewBudget(plans int) *Budget { return search.NewBudget(plans) }
 
+// refusalEffort is the effort of the ways out that a refusal shows, some tenths of a second for small
+// models.
+const refusalEffort = 160
+
 // quick is hardware with less effort, where nothing is said: a refusal shows a few ways out, and
 // somebody waits for it.
 func quick(hw Hardware) Hardware {
 	if hw.Effort == 0 && hw.Budget == nil {
-		hw.Effort = 160
+		hw.Effort = refusalEffort
 	}
 	return hw
 }

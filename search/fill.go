@@ -77,7 +77,10 @@ const (
 	toDisk            // to disk
 )
 
-// choice is an item, by its number, and what becomes of it. A part, in sixteenths, leaves
+// wholeItem is the part of a choice that is all of its item: parts are in sixteenths.
+const wholeItem = 16
+
+// choice is an item, by its number, and what becomes of it. A part leaves
 // whatever the cap asks for: the update of what is on the host runs beside what the device
 // does, so that a step may take less with it. 0: as much of it leaves as the cap asks for.
 type choice struct {
@@ -102,7 +105,7 @@ func (it *item) stepsOf(set *moveSet, layers int) int {
 func (f *filler) stepsOf(c choice) int {
 	n := f.items[c.item].stepsOf(f.set, f.layers)
 	if c.part > 0 {
-		n = max(1, n*c.part/16)
+		n = max(1, n*c.part/wholeItem)
 	}
 	return n
 }

@@ -41,7 +41,7 @@ func (f *filler) instead(r recipe) (list []recipe) {
 			continue
 		}
 		for _, o := range f.parts() {
-			if o.item != c.item && o.part == 16 {
+			if o.item != c.item && o.part == wholeItem {
 				rest := slices.DeleteFunc(slices.Clone(r), func(x choice) bool { return x.item == c.item || x.item == o.item })
 				list = append(list, slices.Insert(rest, 0, o))
 			}
@@ -54,7 +54,7 @@ func (f *filler) instead(r recipe) (list []recipe) {
 func (r recipe) wholly() recipe {
 	r = slices.Clone(r)
 	for i := range r {
-		r[i].part = 16
+		r[i].part = wholeItem
 	}
 	return r
 }
@@ -62,7 +62,7 @@ func (r recipe) wholly() recipe {
 // parts are quarters of all items.
 func (f *filler) parts() (list recipe) {
 	for i, it := range f.items {
-		for part := 4; part <= 16; part += 4 {
+		for part := wholeItem / 4; part <= wholeItem; part += wholeItem / 4 {
 			if it.host >= 0 {
 				list = append(list, choice{i, away, part})
 			}
@@ -78,7 +78,7 @@ func (f *filler) parts() (list recipe) {
 func nearParts(r recipe) (list recipe) {
 	for _, c := range r {
 		for _, by := range []int{-2, -1, 1, 2} {
-			if part := c.part + by; c.part > 0 && part > 0 && part <= 16 {
+			if part := c.part + by; c.part > 0 && part > 0 && part <= wholeItem {
 				list = append(list, choice{c.item, c.how, part})
 			}
 		}

@@ -128,13 +128,13 @@ func (m *Machine) Op(p *graph.Program, op *graph.Op) Work {
 	if m.Cores == 0 {
 		return w
 	}
-	switch op.Kind {
-	case graph.Copy:
+	switch {
+	case op.Kind == graph.Copy:
 		w.Core = w.Alone // by the stream's own thread
 		if p.Buf(op.In[0]).Space == graph.Disk || p.Buf(op.Out[0].Buf).Space == graph.Disk {
 			w.Core, w.Disk = w.Alone/4, w.Alone // checksums
 		}
-	case graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:
+	case IsCollective(op):
 		w.Core = w.Alone
 	default:
 		w.Core = w.Alone * float64(m.Cores)

@@ -213,11 +213,11 @@ const (
 	agreeBF16 = 2e-2
 )
 
-// muchSystem is the share of the peer's processor time in the system that is told of. keptMemory are
-// glibc's settings with which it gives no memory back (mallopt(3)).
+// Above the share muchSystem of the peer's processor time in the system, a note says so. keptMemory
+// are glibc's settings with which it gives no memory back (mallopt(3)).
 const (
 	muchSystem = 0.2
-	keptMemory = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=34359738368"
+	keptMemory = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=34359738368 MALLOC_TOP_PAD_=268435456"
 )
 
 // peerNotes compare the peer's rows with the stages that they are like, and refuse losses
@@ -242,7 +242,9 @@ func (s *session) peerNotes() (notes []string, err error) {
 		notes = append(notes, fmt.Sprintf("%s against %s: %s is %.2f × as fast, with %.2f × its resident memory a rank; losses differ by at most %.1g (relative).",
 			like.Name, j.Name, like.Name, j.StepSecondsMedian/like.StepSecondsMedian, float64(like.ResidentBytes)/float64(max(j.ResidentBytes, 1)), apart))
 		if j.SystemShare > muchSystem {
-			notes = append(notes, fmt.Sprintf("%s spent %.0f %% of its processor time in the system, at %d page faults a step: its C library gives freed memory back, and gets it again. %s in the environment makes it keep it, for more memory.", j.Name, 100*j.SystemShare, j.PageFaults, keptMemory))
+			notes = append(notes, fmt.Sprintf("%s spent %.0f %% of its processor time in the system, at %d page faults a step. "+
+				"Where its C library gives freed memory back and gets it again, %s in the environment make it keep it.",
+				j.Name, 100*j.SystemShare, j.PageFaults, keptMemory))
 		}
 		if apart > limit {
 			err = errors.Join(err, fmt.Errorf("%s has other losses than %s: they differ by up to %.2g, want at most %g", j.Name, like.Name, apart, limit))

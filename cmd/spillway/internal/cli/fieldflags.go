@@ -12,7 +12,8 @@ import (
 // otherNames are the flags that are not named as their fields are.
 var otherNames = map[string]string{
 	"Config.LocalRanks": "ranks-per-process", "Config.LoRA": "lora", "Config.OnNonFinite": "on-nonfinite", "Config.OptimizerDType": "optimizer-dtype",
-	"Config.TensorBoard": "tensorboard", "Hardware.Device": "gpu", "Hardware.Effort": "effort", "Hardware.HostShare": "node-memory", "Hardware.Nodes": "nodes",
+	"Config.TensorBoard": "tensorboard", "Hardware.Device": "gpu", "Hardware.Effort": "effort",
+	"Hardware.HostShare": "node-memory", "Hardware.Nodes": "nodes",
 	"Hardware.PerNode": "gpus-per-node", "Job.Outlives": "min-ranks", "Job.Transport": "transport", "Options.TextField": "text-field",
 	"Sampling.Temperature": "temperature", "Sampling.TopK": "top-k", "Sampling.TopP": "top-p",
 }

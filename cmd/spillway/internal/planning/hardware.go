@@ -155,11 +155,12 @@ func (f *Flags) Hardware(c *spillway.Config) spillway.Hardware {
 	if !f.countInNodes {
 		node = gpus.NodeGPUs // more ranks than asked for fill nodes too
 	}
-	hw := spillway.Hardware{Budget: f.plans, HalfPrecision: g.Rates.BF16 > 0 || g.Rates.FP16 > 0, HostShare: f.hostShare(g), Machine: func(ranks int) *cost.Machine {
+	hw := spillway.Hardware{Budget: f.plans, HalfPrecision: g.Rates.BF16 > 0 || g.Rates.FP16 > 0, HostShare: f.hostShare(g)}
+	hw.Machine = func(ranks int) *cost.Machine {
 		m := g.Machine(min(node, ranks))
 		f.measured(m, min(node, ranks))
 		return m
-	}}
+	}
 	if c.DeviceMemory == g.Memory-g.Used { // a cap of one's own stays
 		for _, o := range gpus.List() {
 			if amd := o.Arch == gpus.CDNA3; o.Memory > g.Memory && amd == (g.Arch == gpus.CDNA3) {

@@ -180,7 +180,8 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.StringVar(&f.transport, "transport", cluster.InProc, "how CPU ranks meet, for the predicted time: inproc, shm or mpi, as bench comm has measured it")
 	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
 	fs.StringVar(&f.ask, "ask", "", "ask for the fewest gpus, the largest model (preset), batch or seq, or the least device-memory or host-memory that fits, and show that the next value does not; what is not given is chosen, as with --fit")
-	fs.IntVar(&f.effort, "effort", 0, "evaluate at most `N` plans in all; more may find a faster one (default: what takes about 5 s of a processor, at most 1000)")
+	fs.IntVar(&f.effort, "effort", 0,
+		"evaluate at most `N` plans in all; more may find a faster one (default: what takes about 5 s of a processor, at most 1000)")
 	fs.Float64Var(&f.tokens, "tokens", 0, "`N` tokens to train on, as in 100e9: says how many days and GPU-hours the recommended plan takes")
 	fs.Float64Var(&f.price, "price", 0, "`MONEY` for a GPU-hour: says what --tokens cost")
 	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")

@@ -169,7 +169,8 @@ func (r *planReport) json() ([]byte, error) {
 	f, asked, best := r.flags, r.asked, r.best
 	c := asked.Config
 	doc := Doc{Version: Version, Command: f.question(), Model: planModel{c.Model, asked.Parameters()}, Nodes: f.servers(&c), Ranks: c.Ranks, Batch: c.Batch, Accum: c.Accum, Seq: c.Seq,
-		Precision: strings.ToLower(c.PrecisionName()), Requested: f.stageJSON(asked), Ways: []planWay{}, Changing: []planWay{}, Machine: f.machine, Effort: f.effort, Answer: f.answer}
+		Precision: strings.ToLower(c.PrecisionName()), Requested: f.stageJSON(asked),
+		Ways: []planWay{}, Changing: []planWay{}, Machine: f.machine, Effort: f.effort, Answer: f.answer}
 	if f.gpuFound != nil {
 		doc.GPU = f.gpuFound.Name
 	}
@@ -203,7 +204,8 @@ func (r *planReport) json() ([]byte, error) {
 			to = &doc.Changing
 		}
 		for _, way := range list.ways {
-			*to = append(*to, planWay{cli.FlagText(way.Changes), list.changes, way.Cost, way.Slowdown, cli.Flagged(way.Note), f.stageJSON(way.Forecast)})
+			*to = append(*to, planWay{cli.FlagText(way.Changes), list.changes, way.Cost, way.Slowdown, cli.Flagged(way.Note),
+				f.stageJSON(way.Forecast)})
 		}
 	}
 	if r.noWay != nil {
