@@ -69,6 +69,7 @@ func cached[E float32 | uint16](b *binding, give func(f *attn.Forward[float32], 
 		f.B = 1
 	}
 	pool, name, width := b.pool, b.Op.Name, full.KV*full.D
+	c := &appended[E]{from: [2][]E{h.k, h.v}, to: make([][2][]E, full.B), rows: full.Tq, width: width, ld: h.ldkv}
 	return func() error {
 		first := key[graph.KeySlot]
 		if first < 0 || first > int64(slots-full.B) {
@@ -81,15 +82,28 @@ func cached[E float32 | uint16](b *binding, give func(f *attn.Forward[float32], 
 			}
 			slot := (int(first) + i) * full.Tk * width
 			k, v := keys[slot:slot+full.Tk*width], values[slot:slot+full.Tk*width]
-			for n := range full.Tq {
-				at, row := (start+n)*width, (i*full.Tq+n)*h.ldkv
-				copy(k[at:at+width], h.k[row:])
-				copy(v[at:at+width], h.v[row:])
-			}
 			e.Of[i].Tk = start + full.Tq
 			row := i * full.Tq
+			c.to[i] = [2][]E{k[start*width : e.Of[i].Tk*width], v[start*width : e.Of[i].Tk*width]}
 			give(&e.Of[i], h.q[row*h.ldq:], k, v, y[row*full.H*full.D:(row+full.Tq)*full.H*full.D])
 		}
+		pool.Run(full.B, c)
 		return e.Run(pool)
+	}
+}
+
+// appended copies the new rows of keys and values of each sequence behind those in its slot.
+type appended[E float32 | uint16] struct {
+	from            [2][]E   // (sequences·rows, ld)
+	to              [][2][]E // by sequence, (rows, width)
+	rows, width, ld int
+}
+
+// RunIndex copies those of a sequence; for the pool.
+func (a *appended[E]) RunIndex(sequence int) {
+	for i, to := range a.to[sequence] {
+		for n := range a.rows {
+			copy(to[n*a.width:(n+1)*a.width], a.from[i][(sequence*a.rows+n)*a.ld:])
+		}
 	}
 }

@@ -160,9 +160,12 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 	n := f.queryBlock()
 	c := newCarver(scratch)
 	q, acc, l, m := c.take(n*dp), c.take(n*dp), c.take(n*16), c.take(n)
-	kt, v := c.take(KeyTile*dp), c.take(KeyTile*dp)
+	kt, tile := c.take(KeyTile*dp), c.take(KeyTile*dp)
+	once := to-from <= 4 && d == dp && f.v.half == nil // one block of queries: v is read once
 	scores, alpha, sub := c.take(KeyTile*KeyTile), c.take(KeyTile), c.take(KeyTile)
 	var pre ahead
+	var v fptr
+	var vRow int // bytes
 
 	// Scratch row r holds position base+r; the queries are rows [lo, hi).
 	base := (from + f.offset()) / KeyTile * KeyTile
@@ -176,9 +179,14 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 	keys := f.visible(to - 1)
 	for j0 := see.begin(base); j0 < keys; j0 += KeyTile {
 		w := min(KeyTile, f.Tk-j0)
-		packTile(&f.k, b, g, d, j0, w, v, dp)
-		transposeAVX(&transposeArgs{in: v, out: kt, inRow: 4 * dp, columns: dp})
-		packTile(&f.v, b, g, d, j0, w, v, dp)
+		packTile(&f.k, b, g, d, j0, w, tile, dp)
+		transposeAVX(&transposeArgs{in: tile, out: kt, inRow: 4 * dp, columns: dp})
+		if end := f.v.at(b, j0+roundUp(w, 4)-1, g, d) + d; once && end <= len(f.v.data) { // blocks read 4 rows
+			v, vRow = unsafe.SliceData(f.v.row(b, j0, g, d)), 4*f.v.ld
+		} else {
+			v, vRow = tile, 4*dp
+			packTile(&f.v, b, g, d, j0, w, tile, dp)
+		}
 		pre.add(&f.k, b, j0+KeyTile, g, d, keys)
 		pre.add(&f.v, b, j0+KeyTile, g, d, keys)
 		for i0 := 0; i0 < hi; i0 += KeyTile {
@@ -210,7 +218,7 @@ func forwardBlock(f *Forward[float32], b, h, from, to int, scratch []float32) {
 
 			p0, p1 := r0&^3, roundUp(r1, 4)
 			pv := productArgs{a: at(scores, p0*KeyTile), aRow: rowBytes, aK: 4, aBlock: 4 * rowBytes,
-				b: v, bK: 4 * dp, c: at(acc, (i0+p0)*dp), cRow: 4 * dp, alpha: at(alpha, p0),
+				b: v, bK: vRow, c: at(acc, (i0+p0)*dp), cRow: 4 * dp, alpha: at(alpha, p0),
 				blocks: (p1 - p0) / 4, k: w, head: 3, init: 2}
 			if diagonal {
 				pv.k, pv.kStep, pv.tail = p0+1, 4, 1

@@ -442,7 +442,7 @@ func (p *Product) strip(s area, c unsafe.Pointer, ldc, from, to int) {
 	t := tile{ldb: 4 * nr, ldc: ldc, step: 4 * p.depth * mr, mask: 1<<(s.j1-s.j0) - 1}
 	a := unsafe.Add(p.packA, 4*p.depth*(s.i0-p.m0))
 	b := unsafe.Add(p.packB, 4*p.depth*(s.j0-p.n0))
-	packs := p.cut.onTheWay && p.newB && s.i0 == p.m0
+	packs := p.cut.onTheWay && p.fusedB() && s.i0 == p.m0
 	if packs && s.j1-s.j0 < nr {
 		p.kernels.copy(b, unsafe.Add(p.b, p.k0*p.ldb+4*s.j0), 4*nr, p.ldb, p.depth, s.j1-s.j0, nr)
 		packs = false

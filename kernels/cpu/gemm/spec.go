@@ -165,6 +165,9 @@ const (
 	// Up to directRows rows, B is read where it lies if its rows are rows of
 	// the product: a packed copy would be read too few times.
 	directRows = 28
+	// Up to fewRows rows, tiles have all of them, so that each packs its own columns of B
+	// and no other waits for them; fewTiles of them are enough.
+	fewRows, fewTiles = 8 * 14, 16
 	// A product, or a tile, of fewer multiplications is not cut: handing half
 	// of it to another thread costs more than it saves.
 	serialWork = 1 << 19
@@ -228,7 +231,7 @@ type blocking struct {
 	tileRows, tileCols int
 	serial             bool
 	inOrder            bool // one thread computes the tiles, one by one
-	onTheWay           bool // the kernel packs B while it computes the first row of tiles
+	onTheWay           bool // the kernel packs B while it computes, where a tile packs it
 }
 
 func (s *Spec) blocking(k *kernels, alone bool) blocking {
@@ -238,8 +241,12 @@ func (s *Spec) blocking(k *kernels, alone bool) blocking {
 	b.cols = min(b.cols, even(s.N, ceil(s.N, max(b.cols, 1)), k.tileCols))
 	b.depth = min(b.units, even(b.units, ceil(b.units, chunkDepth), KC))
 	b.inOrder = alone && !b.serial
-	b.onTheWay = b.inOrder && k.packsOnTheWay() && !s.TransB && !b.direct && s.M >= k.mr
+	b.onTheWay = k.packsOnTheWay() && !s.TransB && !b.direct && s.M >= k.mr
 	tileRows, tileCols, enough := k.tileRows, k.tileCols, enoughTiles
+	few := !alone && !k.tiles() && !s.TransB && s.M <= fewRows
+	if few {
+		enough = fewTiles
+	}
 	if alone && !k.tiles() {
 		enough = 1
 		if k.form == formF32 && k.level == level.AVX512 {
@@ -253,6 +260,8 @@ func (s *Spec) blocking(k *kernels, alone bool) blocking {
 			return b
 		}
 		switch moreRows, moreCols := b.tileRows > k.mr, b.tileCols > k.nr; {
+		case few && moreCols:
+			gridCols *= 2
 		case k.tiles() && b.tileRows > 2*k.mr: // a sliver of A is read by all columns of a tile
 			gridRows *= 2
 		case moreRows && (b.tileRows >= b.tileCols || !moreCols):
