@@ -138,7 +138,7 @@ func (s *session) addPeer(ctx context.Context, args []string, dir string) error 
 // write makes the files of a job: the parameters' first values, and the samples of all steps.
 func (j *peerJob) write(ctx context.Context, c spillway.Config, dir string) (err error) {
 	j.Device, c.Device = strings.ToLower(c.Device), "cpu"
-	c.DeviceMemory, c.Precision = 0, "fp32" // of what is only read
+	c.DeviceMemory, c.HostMemory, c.Precision = 0, 0, "fp32" // of what is only read
 	t, err := spillway.New(ctx, c)
 	if err != nil {
 		return err

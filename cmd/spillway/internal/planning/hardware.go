@@ -102,6 +102,15 @@ func (f *Flags) cpuRates(ctx context.Context, c *spillway.Config) (cal *cost.Cal
 	return cal, "as calibrated just now, kept in " + path, nil
 }
 
+// onlyCalibrate is --calibrate without a job to plan.
+func (f *Flags) onlyCalibrate(ctx context.Context, c *spillway.Config, out io.Writer) error {
+	_, rates, err := f.cpuRates(ctx, c)
+	if err == nil {
+		_, err = fmt.Fprintf(out, "this machine's CPU %s\n", rates)
+	}
+	return err
+}
+
 // detect finds this machine's GPU, the one with the least free memory where there are several,
 // and takes what doctor has measured beside it.
 func (f *Flags) detect(disk string) error {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -92,6 +93,8 @@ data and no GPU.`,
 			return listModels(out)
 		case f.listGPUs:
 			return listGPUs(out)
+		case f.calibrate && !slices.ContainsFunc([]string{"model", "config", "from", "ask", "gpu"}, fs.Changed):
+			return f.onlyCalibrate(cmd.Context(), &c, out)
 		}
 		if f.from != "" {
 			if err := f.readFrom(fs, f.from); err != nil {
