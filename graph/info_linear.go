@@ -36,7 +36,7 @@ var linearKinds = []*Info{
 	},
 	{
 		Kind:       AddPos,
-		Doc:        "y[n] = x[n] + pos[n mod Seq], with starts (N) pos[n mod Seq − starts[n]]; x (N,C), pos (P,C) with P ≥ Seq, y (N,C), which may be in place of x.",
+		Doc:        "y[n] = x[n] + pos[n mod Seq], with starts (N) pos[n mod Seq − starts[n]]; x (N,C), pos (P,C) with P ≥ Seq, or for Seq 1 (C), y (N,C), which may be in place of x.",
 		Derivative: "dx = dy; dpos[t] = Σ over rows n at t of dy[n], zero from Seq on",
 		In:         []Operand{in("x", "(N,C)"), in("pos", "(P,C)"), startsIn()},
 		Out:        []Operand{out("y", "(N,C)").over("x")},
@@ -231,7 +231,7 @@ func (c *checker) gradW() {
 // positions checks x (N,C) against a position table (P,C).
 func (c *checker) positions(x, pos ref) {
 	seq := c.op.Attr.(PosAttr).Seq
-	if !c.rank(pos, 2) {
+	if (seq != 1 || len(pos.buf.Shape) != 1) && !c.rank(pos, 2) {
 		return
 	}
 	c.rank2(x)

@@ -275,7 +275,7 @@ func bindHeadSlice(b *binding) func() error {
 }
 
 func bindHeadLSE(b *binding) func() error {
-	targets := in[int32](b, 1)
-	return b.run(&vec.HeadLSE[float32]{N: len(targets), Each: int(attr[graph.SliceAttr](b).Each), Stats: in[float32](b, 0), Targets: targets,
+	a, targets := attr[graph.SliceAttr](b), in[int32](b, 1)
+	return b.run(&vec.HeadLSE[float32]{N: len(targets), Each: int(a.Each), Total: int(a.Total), Stats: in[float32](b, 0), Targets: targets,
 		LSE: out[float32](b, 1), Loss: out[float64](b, 0)})
 }

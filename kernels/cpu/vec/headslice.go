@@ -70,8 +70,9 @@ func within(target int32, first, v int) int32 {
 // Rows with the target -1 add nothing.
 type HeadLSE[T num.Float] struct {
 	N, Each int
+	Total   int     // classes of all slices
 	Stats   []T     // (slices, N, 3)
-	Targets []int32 // (N): -1, or a class that a slice has
+	Targets []int32 // (N): -1 or in [0, Total)
 	LSE     []T     // (N)
 	Loss    []float64
 }
@@ -85,7 +86,7 @@ func (k *HeadLSE[T]) Run(p *pool.Pool) error {
 	c.size2("Stats", "(slices·N, 3)", len(k.Stats), slices*k.N, headStatistics)
 	c.size1("LSE", "N", len(k.LSE), k.N)
 	c.size1("Loss", "1", len(k.Loss), 1)
-	c.targets(k.Targets, k.N, slices*k.Each)
+	c.targets(k.Targets, k.N, min(k.Total, slices*k.Each))
 	if c.err != nil {
 		return c.err
 	}
