@@ -343,6 +343,10 @@ type ShardAttr struct {
 	Len  int64
 
 	Part, Start int64 // Part 0: Len, all that a rank holds
+
+	// Once is 1 + a mesh axis along which ranks hold the same: of a sum over it only the first
+	// rank's elements count. 0: all ranks' count.
+	Once int
 }
 
 // From returns the first element in the unit's flat parameter, on the rank with

@@ -152,7 +152,7 @@ func (p *Program) checkSplit(q *Param) error {
 		return fmt.Errorf("is slice %d of parameter %d of %d, want one that is split in the same way", s.Slice, s.Of, len(p.Tensors()))
 	}
 	for _, st := range append([]State{p.Units[q.Unit].Value, p.Units[q.Unit].Compute}, p.Units[q.Unit].States...) {
-		if p.Units[q.Unit].FlatLen > 0 && st.Axis == s.Axis {
+		if p.Units[q.Unit].FlatLen > 0 && st.Axis >= 0 && st.Axis == s.Axis {
 			return fmt.Errorf("is split along mesh axis %d, along which state %s of unit %s is in shards, want another axis", s.Axis, st.Name, p.Units[q.Unit].Name)
 		}
 	}

@@ -1,6 +1,9 @@
 package graph
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // DType is the element type of a buffer.
 type DType uint8
@@ -159,6 +162,24 @@ func (p Placement) String() string { return name(placementNames[:], int(p), "pla
 type Axis struct {
 	Name string
 	Size int
+}
+
+// TensorAxis is the name of the axis along which ranks share the computation of a layer. Ranks
+// along it have the same data, and the same whole parameters.
+const TensorAxis = "tensor"
+
+// AxisOf returns the index of the mesh axis with a name, −1 if there is none.
+func (p *Program) AxisOf(name string) int {
+	return slices.IndexFunc(p.Mesh, func(a Axis) bool { return a.Name == name })
+}
+
+// DataRanks returns the number of ranks that have data of their own.
+func (p *Program) DataRanks() int {
+	n := p.WorldSize()
+	if a := p.AxisOf(TensorAxis); a >= 0 {
+		n /= p.Mesh[a].Size
+	}
+	return n
 }
 
 // View places a buffer inside another one: bytes
