@@ -42,7 +42,7 @@ func (t *tensor) head(op graph.Op) error {
 		t.add(forward, graph.HeadStats, sliceName(op.Name+"/stats", k), []graph.BufID{x, t.part(w, k), targets}, graph.Out{Buf: to}, attr(k))
 	}
 	if t.o.Axis >= 0 {
-		t.add(forward, graph.AllGather, op.Name+"/all_gather", []graph.BufID{own}, graph.Out{Buf: all}, graph.GroupAttr{Axis: t.o.Axis})
+		t.add(forward, graph.AllGather, op.Name+"/stats/all_gather", []graph.BufID{own}, graph.Out{Buf: all}, graph.GroupAttr{Axis: t.o.Axis})
 	}
 	lse := buffer("lse", nil, rows)
 	t.add(forward, graph.HeadLSE, op.Name, []graph.BufID{all, targets}, loss, attr(0))

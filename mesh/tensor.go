@@ -445,7 +445,7 @@ func (t *tensor) whole(id graph.BufID) {
 		}
 	}
 	if t.o.Axis >= 0 {
-		t.add(s.op, graph.AllReduce, name+"/all_reduce", nil, graph.Out{Buf: s.addends[0], Mode: graph.ReadWrite}, graph.GroupAttr{Axis: t.o.Axis})
+		t.add(s.op, graph.AllReduce, name+"/sum", nil, graph.Out{Buf: s.addends[0], Mode: graph.ReadWrite}, graph.GroupAttr{Axis: t.o.Axis})
 	}
 	if !s.besides {
 		return
