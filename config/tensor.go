@@ -1,17 +1,15 @@
 package config
 
 import (
-	"fmt"
 	"strings"
 
 	"github.com/spillway-ml/spillway/comm/algorithm"
-	"github.com/spillway-ml/spillway/internal/nearest"
 	"github.com/spillway-ml/spillway/zero"
 )
 
 // DataRanks is the number of ranks that have data of their own: all, but for those that share the
-// computation of layers with another one.
-func (c *Config) DataRanks() int { return c.Ranks / max(c.Tensor, 1) }
+// computation of layers with another one. It is 1 where Ranks is not known yet.
+func (c *Config) DataRanks() int { return max(c.Ranks/max(c.Tensor, 1), 1) }
 
 // Slices is the number of slices into which layers are cut; 0: they are not.
 func (c *Config) Slices() int {
@@ -44,8 +42,6 @@ func validTensor(c *Config) error {
 			what = "Tensor"
 		}
 		return Refuse("Config.%s %d: the order of sums is a binary tree over slices; give a power of two up to %d", what, slices, mostSlices)
-	case c.Ranks%ranks != 0:
-		return Refuse("Config.Tensor %d with Config.Ranks %d: groups of ranks share layers; use %s", ranks, c.Ranks, nearest.Divisors(c.Ranks, ranks))
 	}
 	field := "Tensor"
 	if ranks == 1 {
@@ -73,7 +69,6 @@ var besideTensor = []func(c *Config) string{
 	whereGiven("Int8", func(c *Config) bool { return len(c.Int8) > 0 }),
 	whereGiven("Precision fp16", func(c *Config) bool { return strings.EqualFold(c.PrecisionName(), "fp16") }),
 	whereGiven("OptimizerDType bf16", (*Config).BF16States),
-	whereGiven("StochasticRounding", func(c *Config) bool { return c.StochasticRounding }),
 	func(c *Config) string {
 		o := c.UpdateRule()
 		if _, perParam := o.StateNames(); len(perParam) > 0 || o.Splits() || o.Reads(zero.Trust) || o.Reads(zero.AdaptAll) {
@@ -81,16 +76,9 @@ var besideTensor = []func(c *Config) string{
 		}
 		return ""
 	},
-	whereGiven("ShardSize", func(c *Config) bool { return c.ShardSize > 0 && c.ShardSize < c.DataRanks() }),
+	whereGiven("ShardSize", func(c *Config) bool { return c.ShardSize > 0 }),
 	whereGiven("RankShares", func(c *Config) bool { return c.RankShares != nil }),
 	whereGiven("BatchSchedule", func(c *Config) bool { return len(c.BatchSchedule) > 0 }),
-	func(c *Config) string {
-		if n := c.DataRanks(); c.Reproducible && c.GlobalBatch%(n*c.Batch) != 0 {
-			return fmt.Sprintf("GlobalBatch %d, which %d ranks do not share evenly,", c.GlobalBatch, n)
-		}
-		return ""
-	},
-	whereGiven("AccumOrder layer", (*Config).AsksLayers),
 	whereGiven("FrozenCache", func(c *Config) bool { return c.FrozenCache.Bytes != 0 }),
 	whereGiven("Receipt", func(c *Config) bool { return c.Receipt != "" }),
 	whereGiven("Collectives ring", func(c *Config) bool { return c.Algorithm() == algorithm.Ring }),

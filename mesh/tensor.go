@@ -42,18 +42,18 @@ func Tensor(p *graph.Program, o Options) (*graph.Program, error) {
 		t.per = o.Slices / t.p.Mesh[o.Axis].Size
 	}
 	if err := t.layouts(); err != nil {
-		return nil, fmt.Errorf("tensor: %w", err)
+		return nil, err
 	}
 	t.params()
 	for i := range t.p.Sections {
 		for j := range t.p.Sections[i].Phases {
 			if err := t.phase(&t.p.Sections[i].Phases[j]); err != nil {
-				return nil, fmt.Errorf("tensor: %s: %w", t.p.Sections[i].Name, err)
+				return nil, fmt.Errorf("section %s: %w", t.p.Sections[i].Name, err)
 			}
 		}
 	}
 	if l := t.p.Logits; l != graph.NoBuf && t.isColumns(l) {
-		return nil, fmt.Errorf("tensor: the logits of a generation would be cut by tokens; plan it without slices")
+		return nil, fmt.Errorf("the logits of a generation would be cut by tokens; plan it without slices")
 	}
 	return t.p, nil
 }

@@ -18,11 +18,13 @@ func (c Config) validateMesh() error {
 	case c.Reduce32 && c.Precision == precision.FP32:
 		return fmt.Errorf("reduce: fp32 gradients travel in fp32 already; leave it out, or compute in bf16 or fp16")
 	case c.Tensor < 0 || c.Tensor > 1 && c.Ranks%c.Tensor != 0:
-		return fmt.Errorf("Config.Tensor: %d ranks do not split into groups of %d; use %s", c.Ranks, c.Tensor, nearest.Divisors(c.Ranks, c.Tensor))
+		return fmt.Errorf("Config.Tensor %d with Config.Ranks %d: ranks do not split into groups of that size; use %s", c.Tensor, c.Ranks, nearest.Divisors(c.Ranks, c.Tensor))
 	case c.Slices < 0 || c.Slices&(c.Slices-1) != 0 || c.Slices == 1 || c.Slices%max(c.Tensor, 1) != 0 || c.Tensor > 1 && c.Slices == 0:
 		return fmt.Errorf("Config.Slices: %d slices on %d ranks; want a power of two from 2 that the ranks divide", c.Slices, max(c.Tensor, 1))
-	case c.Slices > 0 && c.ShardSize > 0 && c.ShardSize < c.DataRanks():
-		return fmt.Errorf("Config.ShardSize %d of %d ranks with Config.Slices: not built; shard over all of them", c.ShardSize, c.DataRanks())
+	case c.Slices > 0 && c.ShardSize > 0:
+		return fmt.Errorf("Config.ShardSize %d with slices of layers (Config.Tensor): not built; leave one of them out", c.ShardSize)
+	case c.Slices > 0 && c.Shares != nil:
+		return fmt.Errorf("Config.GlobalBatch with slices of layers (Config.Tensor): uneven shares %v of ranks are not built; give rows that %d ranks share evenly", c.Shares, c.DataRanks())
 	case c.ShardSize < 0:
 		return fmt.Errorf("shard size: %d is negative; 0 shards over all ranks", c.ShardSize)
 	case c.ShardSize > 0 && (c.ShardSize > c.DataRanks() || c.DataRanks()%c.ShardSize != 0):
@@ -73,7 +75,11 @@ func cutTensors(p *graph.Program, s *Spec) (*graph.Program, error) {
 	}
 	q := *p
 	q.Mesh = s.mesh()
-	return mesh.Tensor(&q, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices})
+	cut, err := mesh.Tensor(&q, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices})
+	if err != nil {
+		return nil, fmt.Errorf("Config.Tensor %d: %w; give fewer slices, or leave it out", max(s.Tensor, 1), err)
+	}
+	return cut, nil
 }
 
 func (c Config) shardOptions() fsdp.Options {

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/plan"
 )
 
 // tensorSlices is the number of slices of the runs below.
@@ -118,6 +120,15 @@ func tensorRanks(t *testing.T, seed uint64) {
 			got := run(v)
 			require.Equal(t, want.losses, got.losses, describe(v))
 			require.Equal(t, want.sha, got.sha, describe(v))
+		}
+		if half.reference == 0 {
+			v = at(r.IntN(4))
+			v.AccumOrder = "layer"
+			used := false
+			got := runPlanned(t, v, func(p *plan.Plan) { used = len(p.UsedTwice) > 0 })
+			if !used { // a parameter used twice has sums of its own
+				require.Equal(t, want.sha, got.sha, describe(v))
+			}
 		}
 		v = at(half.stages[r.IntN(len(half.stages))])
 		v.Checkpoint, v.SaveEvery, v.Keep = scratch(t), 1, 0
