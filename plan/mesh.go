@@ -20,7 +20,7 @@ func (c Config) validateMesh() error {
 	case c.Tensor < 0 || c.Tensor > 1 && c.Ranks%c.Tensor != 0:
 		return fmt.Errorf("Config.Tensor %d with Config.Ranks %d: ranks do not split into groups of that size; use %s", c.Tensor, c.Ranks, nearest.Divisors(c.Ranks, c.Tensor))
 	case c.Slices < 0 || c.Slices&(c.Slices-1) != 0 || c.Slices == 1 || c.Slices%max(c.Tensor, 1) != 0 || c.Tensor > 1 && c.Slices == 0:
-		return fmt.Errorf("Config.Slices: %d slices on %d ranks; want a power of two from 2 that the ranks divide", c.Slices, max(c.Tensor, 1))
+		return fmt.Errorf("Config.TensorSlices %d with Config.Tensor %d: want a power of two from 2 that the ranks divide", c.Slices, max(c.Tensor, 1))
 	case c.Slices > 0 && c.ShardSize > 0:
 		return fmt.Errorf("Config.ShardSize %d with slices of layers (Config.Tensor): not built; leave one of them out", c.ShardSize)
 	case c.Slices > 0 && c.Shares != nil:

@@ -85,20 +85,16 @@ func Settings(c *config.Config) map[string]string {
 	if c.UpdateRule().Reads(zero.Trust) {
 		s["trust"] = number(c.Trust)
 	}
-	if c.AdaptAll {
-		s["adapt-all"] = "true"
-	}
-	if c.Nesterov {
-		s["nesterov"] = "true"
+	for name, on := range map[string]bool{"adapt-all": c.AdaptAll, "nesterov": c.Nesterov, "reproducible": c.Reproducible} {
+		if on {
+			s[name] = "true"
+		}
 	}
 	if c.PortableBF16() {
 		s["bf16-rounding"] = "portable"
 	}
 	if c.Reduce32() {
 		s["reduce"] = "fp32"
-	}
-	if c.Reproducible {
-		s["reproducible"] = "true"
 	}
 	if rows := c.StepRows(); len(c.BatchSchedule) > 0 {
 		s["batch-schedule"] = c.BatchSchedule.String()
