@@ -142,6 +142,14 @@ import (
 //		// planned; New refuses combinations that cannot run yet.
 //		Precision string
 //		ShardSize int
+//		// Tensor is the number of neighbouring ranks that share the computation of every layer and
+//		// have the same data; 0 or 1: none. A rank then has a part of each matrix and of what is
+//		// computed with it, and all ranks exchange sums in every layer.
+//		Tensor int
+//		// TensorSlices is the number of slices, a power of two, into which a layer is cut; 0: as many
+//		// as Tensor. Sums over slices have a fixed order, so every Tensor that divides TensorSlices
+//		// gives the same bits, 1 included. More slices than ranks make smaller products.
+//		TensorSlices int
 //		// Collectives is the algorithm of all-gathers, reduce-scatters and all-reduces of CPU
 //		// ranks, a comm/algo.Name; "" means auto. All algorithms but ring give the same bits.
 //		Collectives string
@@ -272,6 +280,7 @@ import (
 //	func (c *Config) BaseType() fsdp.Base
 //	func (cfg *Config) Common() *Shared
 //	func (c *Config) ComputeThreads() int
+//	func (c *Config) DataRanks() int
 //	func (c *Config) DeviceTarget() graph.Target
 //	func (c *Config) EpilogueSet() (set graph.Epilogues)
 //	func (c *Config) EpiloguesChosen() string
@@ -303,6 +312,7 @@ import (
 //	func (c *Config) Shares() []int
 //	func (cfg Config) Sharing() Config
 //	func (cfg *Config) SkipsNonFinite() bool
+//	func (c *Config) Slices() int
 //	func (c *Config) StepRows() int
 //	func (c *Config) StepShapes() (list []graph.StepShape)
 //	func (c *Config) Uneven(accumGiven bool, format string, args ...any) error

@@ -137,7 +137,7 @@ func (c Config) At(step int) Config {
 // of the busiest rank.
 func (c Config) having(rows int) Config {
 	c.GlobalBatch = rows
-	c.Accum = (c.leaves() + c.Ranks - 1) / c.Ranks
+	c.Accum = (c.leaves() + c.DataRanks() - 1) / c.DataRanks()
 	return c
 }
 

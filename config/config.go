@@ -155,6 +155,14 @@ type Config struct {
 	// planned; New refuses combinations that cannot run yet.
 	Precision string
 	ShardSize int
+	// Tensor is the number of neighbouring ranks that share the computation of every layer and
+	// have the same data; 0 or 1: none. A rank then has a part of each matrix and of what is
+	// computed with it, and all ranks exchange sums in every layer.
+	Tensor int
+	// TensorSlices is the number of slices, a power of two, into which a layer is cut; 0: as many
+	// as Tensor. Sums over slices have a fixed order, so every Tensor that divides TensorSlices
+	// gives the same bits, 1 included. More slices than ranks make smaller products.
+	TensorSlices int
 	// Collectives is the algorithm of all-gathers, reduce-scatters and all-reduces of CPU
 	// ranks, a comm/algo.Name; "" means auto. All algorithms but ring give the same bits.
 	Collectives string
@@ -463,7 +471,7 @@ func (c *Config) validate() error {
 		atLeast("EvalSteps", c.EvalSteps, 1, "batch"), atLeast("SaveEvery", c.SaveEvery, 0, "step"), atLeast("Keep", c.Keep, 0, "checkpoint"), atLeast("ReceiptEvery", c.ReceiptEvery, 0, "step"),
 		atLeast("LRBaseBatch", c.LRBaseBatch, 1, "row"),
 		oneOf("LRSchedule", c.LRSchedule, lrSchedules), oneOf("LRScale", c.LRScale, lrScales), oneOf("Order", c.Order, orders), oneOf("AccumOrder", c.AccumOrder, accumOrders),
-		oneOf("Precision", c.Precision, precisions), oneOf("BF16Rounding", c.BF16Rounding, bf16Roundings), validRounding(c), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), validLoRA(c), validBase(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
+		oneOf("Precision", c.Precision, precisions), oneOf("BF16Rounding", c.BF16Rounding, bf16Roundings), validRounding(c), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), validLoRA(c), validBase(c), atLeast("ShardSize", c.ShardSize, 0, "rank"), validTensor(c),
 		oneOf("Optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("Device", c.Device, devices),
 		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves), oneOf("CUDAGraphs", c.CUDAGraphs, cudaGraphs), oneOf("Overlap", c.Overlap, overlaps),
 		validCollectives(c), c.validateSchedule(),

@@ -25,7 +25,7 @@ func (c Config) FollowGlobalBatch(accumGiven bool) (Config, error) {
 		return c, err
 	}
 	leaves := c.leaves()
-	accum := (leaves + c.Ranks - 1) / c.Ranks
+	accum := (leaves + c.DataRanks() - 1) / c.DataRanks()
 	if c.RankShares != nil {
 		accum = slices.Max(c.RankShares)
 	}
@@ -33,7 +33,7 @@ func (c Config) FollowGlobalBatch(accumGiven bool) (Config, error) {
 		if c.RankShares != nil {
 			return c, Refuse("Config.RankShares %v with Config.Accum %d: the largest share is %d micro-batches; leave one of them out", c.RankShares, c.Accum, accum)
 		}
-		return c, Refuse("Config.GlobalBatch %d with Config.Accum %d: %d ranks of Config.Batch %d take %d micro-batches each; leave one of them out", c.GlobalBatch, c.Accum, c.Ranks, c.Batch, accum)
+		return c, Refuse("Config.GlobalBatch %d with Config.Accum %d: %d ranks of Config.Batch %d take %d micro-batches each; leave one of them out", c.GlobalBatch, c.Accum, c.DataRanks(), c.Batch, accum)
 	}
 	c.Accum = accum
 	return c, nil
@@ -48,15 +48,15 @@ func (c *Config) refuseRows(accumGiven bool) error {
 	if len(c.BatchSchedule) > 0 {
 		what = fmt.Sprintf("Config.BatchSchedule %.80s: a step of %d rows", c.BatchSchedule, c.GlobalBatch)
 	}
-	switch rows := c.GlobalBatch / c.Ranks; {
-	case c.Reproducible && leaves < c.Ranks:
+	switch rows := c.GlobalBatch / c.DataRanks(); {
+	case c.Reproducible && leaves < c.DataRanks():
 		return c.tooFew(what, leaves)
-	case c.Reproducible, c.GlobalBatch%(c.Batch*c.Ranks) == 0:
+	case c.Reproducible, c.GlobalBatch%(c.Batch*c.DataRanks()) == 0:
 		return nil
 	case c.GlobalBatch%c.Batch == 0:
-		return c.Uneven(accumGiven, "%s is %d micro-batches of Config.Batch %d, which %d ranks do not divide; %s ranks do", what, leaves, c.Batch, c.Ranks, nearest.Divisors(leaves, c.Ranks))
-	case c.GlobalBatch%c.Ranks != 0:
-		return c.Uneven(accumGiven, "%s is neither a multiple of Config.Batch %d rows nor of %d ranks; %s ranks divide it", what, c.Batch, c.Ranks, nearest.Divisors(c.GlobalBatch, c.Ranks))
+		return c.Uneven(accumGiven, "%s is %d micro-batches of Config.Batch %d, which %d ranks do not divide; %s ranks do", what, leaves, c.Batch, c.DataRanks(), nearest.Divisors(leaves, c.DataRanks()))
+	case c.GlobalBatch%c.DataRanks() != 0:
+		return c.Uneven(accumGiven, "%s is neither a multiple of Config.Batch %d rows nor of %d ranks; %s ranks divide it", what, c.Batch, c.DataRanks(), nearest.Divisors(c.GlobalBatch, c.DataRanks()))
 	default:
 		return c.Uneven(accumGiven, "%s is no multiple of Config.Batch %d rows; micro-batches of %s rows are possible", what, c.Batch, nearest.Divisors(rows, c.Batch))
 	}
@@ -69,7 +69,7 @@ func (c *Config) tooFew(what string, leaves int) error {
 	if batch := c.batchForAll(); batch > 0 {
 		how, instead = fmt.Sprintf("; or give Config.Batch %d", batch), []string{fmt.Sprintf("Batch=%d", batch)}
 	}
-	err := Refuse("%s is %d micro-batches of Config.Batch %d, and each of %d ranks needs one; at most %d ranks have one%s", what, leaves, c.Batch, c.Ranks, leaves, how)
+	err := Refuse("%s is %d micro-batches of Config.Batch %d, and each of %d ranks needs one; at most %d ranks have one%s", what, leaves, c.Batch, c.DataRanks(), leaves, how)
 	var refused *FieldError
 	if errors.As(err, &refused) {
 		refused.Instead = instead
@@ -84,10 +84,10 @@ func (c *Config) batchForAll() int {
 	if all := c.BatchSchedule.Distinct(); len(all) > 0 {
 		rows = all[len(all)-1]
 	}
-	if rows < c.Ranks || c.RankShares != nil {
+	if rows < c.DataRanks() || c.RankShares != nil {
 		return 0
 	}
-	return min(c.Batch, (rows-1)/max(c.Ranks-1, 1))
+	return min(c.Batch, (rows-1)/max(c.DataRanks()-1, 1))
 }
 
 // Uneven is the error for rows of a step that the ranks do not divide. If no other field
@@ -100,9 +100,9 @@ func (c *Config) Uneven(accumGiven bool, format string, args ...any) error {
 		field = "BatchSchedule"
 		shared = shared.having(all[len(all)-1])
 	}
-	batch, few := c.batchForAll(), shared.Leaves() < c.Ranks
-	inTheWay := accumGiven || c.ShardSize > 0 && c.ShardSize < c.Ranks || c.Algorithm() == algorithm.Ring || c.AsksLayers()
-	if inTheWay || batch == 0 || few && c.GlobalBatch%c.Ranks == 0 {
+	batch, few := c.batchForAll(), shared.Leaves() < c.DataRanks()
+	inTheWay := accumGiven || c.ShardSize > 0 && c.ShardSize < c.DataRanks() || c.Algorithm() == algorithm.Ring || c.AsksLayers()
+	if inTheWay || batch == 0 || few && c.GlobalBatch%c.DataRanks() == 0 {
 		return &FieldError{Field: field, err: err}
 	}
 	instead, with := []string{"Reproducible"}, ""
@@ -121,8 +121,8 @@ func (c *Config) validateShares() error {
 		return nil
 	case !c.Reproducible:
 		return Refuse("Config.RankShares needs Config.Reproducible: other sums over ranks have no uneven shares")
-	case len(s) != c.Ranks:
-		return Refuse("Config.RankShares %v: %d shares for %d ranks; give one for each", s, len(s), c.Ranks)
+	case len(s) != c.DataRanks():
+		return Refuse("Config.RankShares %v: %d shares for %d ranks; give one for each", s, len(s), c.DataRanks())
 	case slices.Min(s) < 1 || int64(slices.Max(s)) > largest["Accum"]:
 		return Refuse("Config.RankShares %v: each rank has 1 to %d micro-batches", s, largest["Accum"])
 	}
@@ -149,13 +149,13 @@ func (c *Config) leaves() int {
 	case c.GlobalBatch > 0:
 		return c.GlobalBatch / c.Batch
 	}
-	return c.Ranks * c.Accum
+	return c.DataRanks() * c.Accum
 }
 
 // Leaves is the number of micro-batches of a step over all ranks.
 func (c *Config) Leaves() int {
 	if !c.Reproducible {
-		return c.Ranks * c.Accum
+		return c.DataRanks() * c.Accum
 	}
 	return c.leaves()
 }
@@ -171,13 +171,13 @@ func (c *Config) StepRows() int {
 // Shares are the numbers of micro-batches of each rank in a step; nil: each has Accum.
 func (c *Config) Shares() []int {
 	leaves := c.Leaves()
-	if leaves == c.Ranks*c.Accum {
+	if leaves == c.DataRanks()*c.Accum {
 		return nil
 	}
 	if c.RankShares != nil {
 		return c.RankShares
 	}
-	return graph.EvenShares(leaves, c.Ranks)
+	return graph.EvenShares(leaves, c.DataRanks())
 }
 
 // EvalAccum is the number of micro-steps of an evaluation batch: with Reproducible that of a

@@ -28,13 +28,11 @@ func Flatten(p *graph.Program, shards int, exchanged bool) (*graph.Program, erro
 	}
 	q := p.Clone()
 	splitFrozen(q)
+	splitShared(q)
 	members := make([][]int, len(q.Units))
 	for i, prm := range q.Params {
 		if prm.Unit < 0 || prm.Unit >= len(q.Units) {
 			return nil, fmt.Errorf("fsdp: parameter %q belongs to unit %d of %d", prm.Name, prm.Unit, len(q.Units))
-		}
-		if s := prm.Split; s != nil {
-			return nil, fmt.Errorf("fsdp: parameter %q is split over mesh axis %d; flat parameters are of whole ones: the gradient norm goes over one axis", prm.Name, s.Axis)
 		}
 		members[prm.Unit] = append(members[prm.Unit], i)
 	}
@@ -43,7 +41,7 @@ func Flatten(p *graph.Program, shards int, exchanged bool) (*graph.Program, erro
 		unit.Segments = nil
 		var at, used int64
 		for _, i := range members[u] {
-			n := q.Params[i].Elems()
+			n := q.LocalElems(&q.Params[i])
 			unit.Segments = append(unit.Segments, graph.Segment{Param: i, Len: n, Flat: at})
 			at = roundUp(at+n, blockElems)
 			used += n
@@ -127,6 +125,13 @@ func splitFrozen(p *graph.Program) {
 			p.Units[p.Params[i].Unit].Frozen = true
 		}
 	}
+}
+
+// splitShared moves the parameters that all ranks of the tensor axis have alike out of units in
+// which others are cut over them, into units "<unit>.whole": the squares of their gradients count
+// once, on the first rank of that axis.
+func splitShared(p *graph.Program) {
+	splitUnits(p, ".whole", func(i int) (moves, stays bool) { return p.Params[i].Split == nil, p.Params[i].Split != nil })
 }
 
 // splitRules moves parameters whose rule is the optimizer's second one, of units that have

@@ -24,12 +24,21 @@ func (s *sharder) observeLoss(ph *graph.Phase, first, last bool) {
 	if !last {
 		return
 	}
-	if p.WorldSize() > 1 {
-		w.Append(newOp(graph.AllReduce, "loss/all_reduce", graph.Comm, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss, Mode: graph.ReadWrite}}, graph.GroupAttr{Axis: -1}))
+	if p.DataRanks() > 1 {
+		w.Append(newOp(graph.AllReduce, "loss/all_reduce", graph.Comm, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss, Mode: graph.ReadWrite}}, s.dataRanks()))
 	}
 	if host := p.Port(graph.PortLoss); host != graph.NoBuf {
 		w.Append(graph.NewCopy("loss/out", p.Loss, host, graph.CopyOut, graph.Forward, -1))
 	}
+}
+
+// dataRanks is the group of ranks whose losses are of different data. Ranks of the tensor axis
+// have the same loss.
+func (s *sharder) dataRanks() graph.GroupAttr {
+	if s.p.AxisOf(graph.TensorAxis) >= 0 {
+		return s.group()
+	}
+	return graph.GroupAttr{Axis: -1}
 }
 
 // leafLosses has the buffers of a loss that is summed leaf by leaf, one micro-batch on one rank
@@ -45,12 +54,12 @@ type leafLosses struct {
 func (s *sharder) splitLoss() {
 	p := s.p
 	s.losses = leafLosses{graph.NoBuf, graph.NoBuf, graph.NoBuf}
-	if p.Loss == graph.NoBuf || !s.o.leaves(p.WorldSize()) {
+	if p.Loss == graph.NoBuf || !s.o.leaves(p.DataRanks()) {
 		return
 	}
 	// The ranks' losses are in one buffer with the sum, and as long-lived: the operations that
 	// finish the loss may run before their place (the gate of package exec).
-	b, w := *p.Buf(p.Loss), int64(p.WorldSize())
+	b, w := *p.Buf(p.Loss), int64(p.DataRanks())
 	if w == 1 {
 		w = 0 // one rank needs no buffer for the ranks' losses
 	}
@@ -101,7 +110,7 @@ func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
 		}
 		if l.ranks != graph.NoBuf {
 			from = l.ranks
-			add(newOp(graph.AllGather, "loss/all_gather", graph.Comm, graph.Forward, -1, []graph.BufID{l.leaf}, []graph.Out{{Buf: l.ranks}}, graph.GroupAttr{Axis: -1}))
+			add(newOp(graph.AllGather, "loss/all_gather", graph.Comm, graph.Forward, -1, []graph.BufID{l.leaf}, []graph.Out{{Buf: l.ranks}}, s.dataRanks()))
 		}
 		add(newOp(graph.SumParts, "loss/add_leaves", graph.Comm, graph.Forward, -1, []graph.BufID{from}, []graph.Out{{Buf: l.sum, Mode: graph.Accum}}, graph.SumPartsAttr{Order: graph.SumSequential}))
 	}

@@ -34,10 +34,10 @@ func (o Options) Validate(p *graph.Program) error {
 	if o.Axis < 0 || o.Axis >= len(p.Mesh) {
 		return fmt.Errorf("fsdp: shard axis %d of a mesh of %d axes", o.Axis, len(p.Mesh))
 	}
-	if len(p.Mesh) > 2 {
-		return fmt.Errorf("fsdp: a mesh of %d axes; one to shard over and one of replicas are the most", len(p.Mesh))
+	if _, err := o.replicas(p); err != nil {
+		return err
 	}
-	if replicas := p.WorldSize() / p.Mesh[o.Axis].Size; o.Reproducible && replicas > 1 {
+	if replicas := p.DataRanks() / p.Mesh[o.Axis].Size; o.Reproducible && replicas > 1 {
 		return fmt.Errorf("fsdp: reproducible sums over shards of %d ranks in %d replicas: the order of the sum would depend on the mesh; shard over all ranks", p.Mesh[o.Axis].Size, replicas)
 	}
 	if o.Accum < 1 {
@@ -65,14 +65,29 @@ func (o Options) Validate(p *graph.Program) error {
 	return o.Optimizer.Validate()
 }
 
+// replicas returns the mesh axis along which ranks hold replicas; −1 for none.
+func (o Options) replicas(p *graph.Program) (axis int, err error) {
+	axis = -1
+	for i, a := range p.Mesh {
+		switch {
+		case i == o.Axis || a.Name == graph.TensorAxis:
+		case axis >= 0:
+			return -1, fmt.Errorf("fsdp: a mesh of %d axes; one to shard over and one of replicas are the most", len(p.Mesh))
+		default:
+			axis = i
+		}
+	}
+	return axis, nil
+}
+
 // validateShares returns an error if the shares do not fit the ranks and rounds.
 func (o Options) validateShares(p *graph.Program) error {
 	switch {
 	case o.Shares == nil:
 	case !o.Reproducible:
 		return fmt.Errorf("fsdp: uneven shares %v: only reproducible sums leave out ranks without a micro-batch", o.Shares)
-	case len(o.Shares) != p.WorldSize() || slices.Min(o.Shares) < 1 || slices.Max(o.Shares) != o.Accum:
-		return fmt.Errorf("fsdp: shares %v of %d ranks and %d rounds: each rank needs a share of at least 1 micro-batch, and the largest share must be the number of rounds", o.Shares, p.WorldSize(), o.Accum)
+	case len(o.Shares) != p.DataRanks() || slices.Min(o.Shares) < 1 || slices.Max(o.Shares) != o.Accum:
+		return fmt.Errorf("fsdp: shares %v of %d ranks and %d rounds: each rank needs a share of at least 1 micro-batch, and the largest share must be the number of rounds", o.Shares, p.DataRanks(), o.Accum)
 	}
 	return nil
 }
@@ -122,9 +137,9 @@ func Shard(p *graph.Program, o Options) (*graph.Program, error) {
 		o.Stage = zero.Replicate
 	}
 	s := &sharder{p: q, o: o, ranks: ranks, replicas: 1, replicate: -1, units: make([]unitBufs, len(q.Units)), squares: graph.NoBuf}
-	if len(q.Mesh) == 2 {
-		if s.replicas = q.Mesh[1-o.Axis].Size; s.replicas > 1 {
-			s.replicate = 1 - o.Axis
+	if axis, _ := o.replicas(q); axis >= 0 {
+		if s.replicas = q.Mesh[axis].Size; s.replicas > 1 {
+			s.replicate = axis
 		}
 	}
 	if o.Noise && o.leaves(ranks) {
@@ -181,7 +196,7 @@ type sharder struct {
 	squares graph.BufID // exact sum of the squares of this rank's parts of the leaves; NoBuf if not summed
 
 	replicas  int // along the other axis, 1 where there is none
-	replicate int // that axis; −1 where nothing is replicated
+	replicate int // that axis; −1 where nothing is replicated, as along a tensor axis
 }
 
 // stage returns the stage of a unit: a unit that stays whole is laid out as at stage 0.

@@ -285,7 +285,7 @@ func (b *Builder) Logits(v Value) {
 // parameter counts once).
 func (p *Program) ParamElems() int64 {
 	var n int64
-	for i := range p.Params {
+	for i := range p.Tensors() {
 		n += p.Params[i].Elems()
 	}
 	return n

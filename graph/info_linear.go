@@ -4,12 +4,14 @@ package graph
 var linearKinds = []*Info{
 	{
 		Kind:       Embed,
-		Doc:        "y[n] = table[tokens[n]]; tokens i32 (N), table (V,C), y (N,C).",
+		Doc:        "y[n] = table[tokens[n]]; tokens i32 (N), table (V,C), y (N,C). With SliceAttr table has a slice of the vocabulary, and y[n] = 0 for tokens of other slices.",
 		Derivative: "dtable[v] = Σ over n with tokens[n]=v of dy[n], in increasing n",
 		In:         []Operand{in("tokens", "(N)").typ(isI32), in("table", "(V,C)")},
 		Out:        []Operand{out("y", "(N,C)")},
-		Saves:      []string{"tokens"},
+		Attr:       SliceAttr{}, attrOptional: true,
+		Saves: []string{"tokens"},
 		check: func(c *checker) {
+			c.slice(c.in(1))
 			tokens, table, y := c.in(0), c.in(1), c.out(0)
 			if c.rank(table, 2) {
 				c.matrix(y, tokens.elems(), table.cols(), "a row per token, as wide as table")
@@ -19,10 +21,12 @@ var linearKinds = []*Info{
 	},
 	{
 		Kind: EmbedGrad,
-		Doc:  "dtable[v] = Σ over n with tokens[n]=v of dy[n]; tokens i32 (N), dy (N,C), dtable (V,C).",
+		Doc:  "dtable[v] = Σ over n with tokens[n]=v of dy[n]; tokens i32 (N), dy (N,C), dtable (V,C). With SliceAttr v counts from the slice's first token.",
 		In:   []Operand{in("tokens", "(N)").typ(isI32), in("dy", "(N,C)")},
 		Out:  []Operand{grad("dtable", "(V,C)")},
+		Attr: SliceAttr{}, attrOptional: true,
 		check: func(c *checker) {
+			c.slice(c.out(0))
 			tokens, dy, dtable := c.in(0), c.in(1), c.out(0)
 			c.matrix(dy, tokens.elems(), dtable.cols(), "a row per token, as wide as dtable")
 			c.rank(dtable, 2)
@@ -32,7 +36,7 @@ var linearKinds = []*Info{
 	},
 	{
 		Kind:       AddPos,
-		Doc:        "y[n] = x[n] + pos[n mod Seq], with starts (N) pos[n mod Seq − starts[n]]; x (N,C), pos (P,C) with P ≥ Seq, y (N,C), which may be in place of x.",
+		Doc:        "y[n] = x[n] + pos[n mod Seq], with starts (N) pos[n mod Seq − starts[n]]; x (N,C), pos (P,C) with P ≥ Seq, or for Seq 1 (C), y (N,C), which may be in place of x.",
 		Derivative: "dx = dy; dpos[t] = Σ over rows n at t of dy[n], zero from Seq on",
 		In:         []Operand{in("x", "(N,C)"), in("pos", "(P,C)"), startsIn()},
 		Out:        []Operand{out("y", "(N,C)").over("x")},
@@ -189,6 +193,28 @@ var linearKinds = []*Info{
 	},
 }
 
+// slice checks an optional SliceAttr, of a vocabulary whose slices have the rows of table.
+func (c *checker) slice(table ref) {
+	a, ok := c.op.Attr.(SliceAttr)
+	if !ok || c.err != nil {
+		return
+	}
+	ranks := int64(1)
+	if a.Axis < -1 || a.Axis >= len(c.p.Mesh) {
+		c.failf("a slice along mesh axis %d, want −1 to %d", a.Axis, len(c.p.Mesh)-1)
+		return
+	} else if a.Axis >= 0 {
+		ranks = int64(c.p.Mesh[a.Axis].Size)
+	}
+	c.within("the elements of a slice", a.Each, maxElems)
+	if c.err == nil && (a.Index < 0 || a.Index >= a.PerRank || (ranks*a.PerRank-1)*a.Each >= a.Total || ranks*a.PerRank*a.Each < a.Total) {
+		c.failf("slice %d of %d on each of %d ranks, each of %d elements of %d: want slices that cover all of them, and none empty", a.Index, a.PerRank, ranks, a.Each, a.Total)
+	}
+	if c.err == nil && table.ok() && table.buf.Shape[0] != a.Each {
+		c.bad(table, "dimension 0", table.buf.Shape[0], a.Each, " (the elements of a slice)")
+	}
+}
+
 // gradW checks the operands of a weight's gradient: x, dy → dw.
 func (c *checker) gradW() {
 	x, dy, dw := c.in(0), c.in(1), c.out(0)
@@ -205,7 +231,7 @@ func (c *checker) gradW() {
 // positions checks x (N,C) against a position table (P,C).
 func (c *checker) positions(x, pos ref) {
 	seq := c.op.Attr.(PosAttr).Seq
-	if !c.rank(pos, 2) {
+	if (seq != 1 || len(pos.buf.Shape) != 1) && !c.rank(pos, 2) {
 		return
 	}
 	c.rank2(x)
@@ -285,7 +311,7 @@ func (c *checker) noAct(a LinearAttr) {
 }
 
 func deriveEmbed(d *differ) {
-	d.into(1, "dw", EmbedGrad, nil, d.in(0), d.dy(0))
+	d.into(1, "dw", EmbedGrad, d.op.Attr, d.in(0), d.dy(0))
 }
 
 func deriveAddPos(d *differ) {

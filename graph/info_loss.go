@@ -87,6 +87,65 @@ var lossKinds = []*Info{
 		cudaWork: Target.headLossCUDAWork,
 	},
 	{
+		Kind: HeadStats,
+		Doc: "Statistics of the logits x·wᵀ of one slice of the vocabulary, of which the rows of w are: by row the largest logit, Σ exp(logit − largest) " +
+			"and the logit of the target, 0 where it is in another slice or −1. x (N,C), w (Each,C), targets i32 (N), stats (N,HeadStatistics).",
+		In:   []Operand{in("x", "(N,C)"), in("w", "(Each,C)"), in("targets", "(N)").typ(isI32)},
+		Out:  []Operand{out("stats", "(N,HeadStatistics)").typ(isF32)},
+		Attr: SliceAttr{},
+		check: func(c *checker) {
+			c.headSlice()
+			c.matrix(c.out(0), c.in(0).rows(), HeadStatistics, "a row of statistics per row of x")
+		},
+		flops: func(c *checker) int64 { return c.headFlops(1) },
+		work:  Target.headLossWork,
+	},
+	{
+		Kind: HeadLSE,
+		Doc: "Combines the statistics of all slices of a vocabulary, one slice after the other: lse = log Σ exp(logits), loss += Σ over rows with targets[n] ≠ −1 of " +
+			"lse[n] − the target's logit. stats (S·N,HeadStatistics), targets i32 (N), loss f64 (1), lse (N).",
+		In:   []Operand{in("stats", "(S·N,HeadStatistics)").typ(isF32), in("targets", "(N)").typ(isI32)},
+		Out:  []Operand{acc("loss", "(1)").typ(isF64).mode(modeA), out("lse", "(N)").typ(isF32)},
+		Attr: SliceAttr{},
+		check: func(c *checker) {
+			n, a := c.in(1).elems(), c.op.Attr.(SliceAttr)
+			c.slice(ref{})
+			c.divides("the number of targets", n, c.in(0), "the number of rows", c.in(0).rows())
+			if c.err == nil && (c.in(0).rows()/n-1)*a.Each >= a.Total {
+				c.failf("operand stats (%s) has %d slices of %d, more than %d elements have", c.in(0).buf.Name, c.in(0).rows()/n, a.Each, a.Total)
+			}
+			c.matrix(c.in(0), c.in(0).rows(), HeadStatistics, "statistics of a row")
+			c.vector(c.out(0), 1, "a scalar")
+			c.vector(c.out(1), n, "the rows")
+		},
+		flops: func(c *checker) int64 { return (expFlops + 2) * c.in(0).rows() },
+	},
+	{
+		Kind: HeadSliceGrad,
+		Doc: "The gradients of one slice of the vocabulary: with g = (exp(x·wᵀ − lse) − onehot)·InvCount·LossScale, 0 in rows with target −1, dx = g·w, dw = gᵀ·x. " +
+			"x, dx (N,C), w, dw (Each,C), targets i32 (N), lse (N), hyper f64 (NumHyper). Absent gradients are not computed; rows of dw that no token has are 0.",
+		In:   []Operand{in("x", "(N,C)"), in("w", "(Each,C)"), in("targets", "(N)").typ(isI32), in("lse", "(N)").typ(isF32), in("hyper", "(NumHyper)").typ(isF64)},
+		Out:  []Operand{out("dx", "(N,C)").opt(), grad("dw", "(Each,C)").opt()},
+		Attr: SliceAttr{},
+		check: func(c *checker) {
+			c.headSlice()
+			c.vector(c.in(3), c.in(0).rows(), "the rows of x")
+			c.vector(c.in(4), NumHyper, "the Hyper slots")
+			c.same(c.out(0), c.in(0))
+			c.same(c.out(1), c.in(1))
+		},
+		flops: func(c *checker) int64 {
+			products := int64(1)
+			for i := range 2 {
+				if c.out(i).ok() {
+					products++
+				}
+			}
+			return c.headFlops(products)
+		},
+		work: Target.headLossWork,
+	},
+	{
 		Kind: SelectRow,
 		Doc:  "y = x[key[KeyRow]]; x (N,C), key i64 (NumKey), y (1,C). For generation: it has no derivative.",
 		In:   []Operand{in("x", "(N,C)"), in("key", "(NumKey)").typ(isI64)},
@@ -113,6 +172,35 @@ func (c *checker) head(x, w, targets, loss ref) {
 	c.vector(targets, x.rows(), "a target per row of x")
 	c.vector(loss, 1, "a scalar")
 	c.cap(HeadCap(c.op), true)
+}
+
+// headSlice checks x, w and targets of a head's slice.
+func (c *checker) headSlice() {
+	x, w := c.in(0), c.in(1)
+	c.rank2(x)
+	if c.rank(w, 2) && w.cols() != x.cols() {
+		c.bad(w, "dimension 1", w.cols(), x.cols(), " (the width of x)")
+	}
+	c.slice(w)
+	c.vector(c.in(2), x.rows(), "a target per row of x")
+}
+
+// HeadGradients returns the gradients that an operation of the head computes, NoBuf for none.
+func HeadGradients(op *Op) (dx, dw BufID) {
+	at := 1 // behind the loss
+	switch op.Kind {
+	case HeadStats:
+		return NoBuf, NoBuf
+	case HeadSliceGrad:
+		at = 0
+	}
+	of := func(i int) BufID {
+		if i < len(op.Out) {
+			return op.Out[i].Buf
+		}
+		return NoBuf
+	}
+	return of(at), of(at + 1)
 }
 
 // HeadCap returns the soft cap of the logits of a HeadLoss or HeadLossGrad; 0 for none.

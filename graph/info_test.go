@@ -164,7 +164,30 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	parts := graph.QuantAttr{Block: graph.QuantBlock, Parts: 3, Order: graph.SumSequential}
 	add(graph.DequantizeSum, parts, ids(buf("parts", graph.U8, parts.Bytes(256))), graph.Out{Buf: part, Mode: graph.Accum})
 	add("novograd", update, ids(part, norms, coef, hyper), rw(value), rw(moment), rw(each))
+	vocabulary := graph.SliceAttr{Axis: 0, PerRank: 2, Index: 1, Each: 4, Total: 23}
+	x, w, targets, lse := buf("x", graph.F32, 7, 5), buf("w", graph.F32, 4, 5), buf("targets", graph.I32, 7), buf("lse", graph.F32, 7)
+	add(graph.HeadStats, vocabulary, ids(x, w, targets), graph.Out{Buf: buf("stats", graph.F32, 7, graph.HeadStatistics)})
+	add(graph.HeadLSE, vocabulary, ids(buf("all", graph.F32, 6*7, graph.HeadStatistics), targets), graph.Out{Buf: buf("loss", graph.F64, 1), Mode: graph.Accum}, graph.Out{Buf: lse})
+	add(graph.HeadSliceGrad, vocabulary, ids(x, w, targets, lse, hyper), graph.Out{Buf: buf("dx", graph.F32, 7, 5)}, graph.Out{Buf: buf("dw", graph.F32, 4, 5)})
 	return all
+}
+
+// A vocabulary's slices cover it, over all ranks, and none is empty.
+func TestSlicesOfAVocabulary(t *testing.T) {
+	s := samples(t)[graph.HeadStats][0]
+	for _, a := range []graph.SliceAttr{
+		{Axis: 0, PerRank: 2, Index: 2, Each: 4, Total: 23}, {Axis: 0, PerRank: 2, Each: 4, Total: 25},
+		{Axis: 0, PerRank: 2, Each: 4, Total: 20}, {Axis: -1, PerRank: 2, Each: 4, Total: 23},
+	} {
+		s.op.Attr = a
+		require.ErrorContains(t, graph.Check(s.p, &s.op), "want slices that cover all of them, and none empty")
+	}
+	embed := graph.Op{Kind: graph.Embed, Name: "embed", Attr: graph.SliceAttr{Axis: 0, PerRank: 2, Each: 4, Total: 23}, In: []graph.BufID{s.op.In[2], s.op.In[1]}, Out: []graph.Out{{Buf: s.op.In[0]}}}
+	require.NoError(t, graph.Check(s.p, &embed))
+	embed.Attr = graph.SliceAttr{Axis: 0, PerRank: 2, Each: 5, Total: 26}
+	require.ErrorContains(t, graph.Check(s.p, &embed), "dimension 0 is 4, want 5 (the elements of a slice)")
+	s.op.Attr = graph.SliceAttr{Axis: 1, PerRank: 2, Each: 4, Total: 23}
+	require.ErrorContains(t, graph.Check(s.p, &s.op), "a slice along mesh axis 1, want −1 to 0")
 }
 
 // free are dimensions that an operation alone does not determine.

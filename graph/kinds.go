@@ -15,9 +15,10 @@ type Kind string
 
 // Forward operations and their gradients.
 const (
-	// tokens i32 (N), table (V,C) → y (N,C)
+	// tokens i32 (N), table (V,C) → y (N,C). With SliceAttr the table is a slice of the vocabulary: rows of
+	// other tokens are 0.
 	Embed Kind = "embed"
-	// tokens i32 (N), dy (N,C) → dtable w/a (V,C)
+	// tokens i32 (N), dy (N,C) → dtable w/a (V,C). With SliceAttr it skips tokens of other slices.
 	EmbedGrad Kind = "embed_grad"
 
 	// starts, where it is given: row n's document begins starts[n] rows behind the first of its
@@ -119,6 +120,15 @@ const (
 	// x, w, targets, hyper f64 → loss f64 (1) accum, [dx (N,C)], [dw w/a (V,C)]: loss and gradients in one sweep over chunks.
 	HeadLossGrad Kind = "head_loss_grad"
 
+	// The loss of a head whose vocabulary is cut into slices (SliceAttr), w (Each,C) of each:
+	// x, w, targets i32 (N) → stats (N,HeadStatistics) of one slice: the largest logit, Σ exp(logit − largest), the
+	// target's logit or 0.
+	HeadStats Kind = "head_stats"
+	// stats (S·N,HeadStatistics) of all slices in order, targets i32 (N) → loss f64 (1) accum, lse (N).
+	HeadLSE Kind = "head_lse"
+	// x, w, targets, lse, hyper f64 → [dx (N,C)], [dw w/a (Each,C)]: one slice's addend of dx, and its gradient.
+	HeadSliceGrad Kind = "head_slice_grad"
+
 	// x (N,C), key i64 → y (1,C): row KeyRow.
 	SelectRow Kind = "select_row"
 	// x (N, Heads·HeadDim), positions i32 (N) → y: rope of each row at its position. RopeAttr. In place allowed.
@@ -209,6 +219,28 @@ type NormAttr struct {
 // CapAttr bounds logits softly: Cap·tanh(x/Cap). Of a head's loss, which may have no
 // attribute, it is of the logits before the softmax.
 type CapAttr struct{ Cap float64 }
+
+// HeadStatistics is the number of statistics of a row that HeadStats computes.
+const HeadStatistics = 3
+
+// SliceAttr is a slice of a dimension of Total elements that is cut into slices of Each
+// elements; the last slice has what is left, at least one. On the rank with index i along mesh
+// axis Axis it is slice i·PerRank + Index. Axis −1: the same slice on every rank.
+type SliceAttr struct {
+	Axis           int
+	PerRank, Index int64
+	Each, Total    int64
+}
+
+// Range returns the slice's elements [from, to) on the rank with the given index along each mesh
+// axis.
+func (a SliceAttr) Range(coord []int) (from, to int64) {
+	n := a.Index
+	if a.Axis >= 0 {
+		n += int64(coord[a.Axis]) * a.PerRank
+	}
+	return min(n*a.Each, a.Total), min((n+1)*a.Each, a.Total)
+}
 
 // ActKind names an elementwise activation.
 type ActKind string
@@ -311,6 +343,10 @@ type ShardAttr struct {
 	Len  int64
 
 	Part, Start int64 // Part 0: Len, all that a rank holds
+
+	// Once is 1 + a mesh axis along which ranks hold the same: of a sum over it only the first
+	// rank's elements count. 0: all ranks' count.
+	Once int
 }
 
 // From returns the first element in the unit's flat parameter, on the rank with

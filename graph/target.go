@@ -116,6 +116,8 @@ func (t Target) Lacks(op *Op) string {
 		return "rows of several documents"
 	}
 	switch a := op.Attr.(type) {
+	case SliceAttr:
+		return "slices of a vocabulary"
 	case CapAttr:
 		if a.Cap != 0 {
 			return "a soft cap of logits"
@@ -194,16 +196,17 @@ func (t Target) headLossWork(p *Program, op *Op) int64 {
 	n, c := matrixOf(p, op.In[0])
 	v, _ := matrixOf(p, op.In[1])
 	rows := min(n, t.HeadRows)
-	if len(op.Out) > 2 && op.Out[2].Buf != NoBuf && half(p, op.Out[2].Buf) && n <= t.HeadRows+c {
+	dx, dw := HeadGradients(op)
+	if dw != NoBuf && half(p, dw) && n <= t.HeadRows+c {
 		rows = n // the logits of all rows take no more than a chunk's and the f32 sum of dw
 	}
 	in16, sum := half(p, op.In[0]), int64(0)
 	product := t.product(rows, v, c, true, in16, false)
-	if len(op.Out) > 1 && op.Out[1].Buf != NoBuf {
+	if dx != NoBuf {
 		product = max(product, t.product(rows, c, v, false, in16, in16))
 	}
-	if len(op.Out) > 2 && op.Out[2].Buf != NoBuf {
-		out16 := half(p, op.Out[2].Buf)
+	if dw != NoBuf {
+		out16 := half(p, dw)
 		if out16 && n > rows { // dw is summed over chunks in f32
 			out16, sum = false, t.align(4*v*c)
 		}

@@ -296,7 +296,11 @@ func (f *formatter) param(i int) {
 	f.flag("decay", q.Decay)
 	f.flag("frozen", q.Frozen)
 	if s := q.Split; s != nil {
-		f.key("split", strconv.Itoa(s.Dim)+":"+strconv.Itoa(s.Axis))
+		v := strconv.Itoa(s.Dim) + ":" + strconv.Itoa(s.Axis)
+		if s.Slices > 0 {
+			v += fmt.Sprintf(":%d:%d:%d:%d", s.Slices, s.Slice, s.Groups, s.Of)
+		}
+		f.key("split", v)
 	}
 	if q.Value != NoBuf {
 		f.key("value", f.buf(q.Value))

@@ -333,13 +333,7 @@ func (ps *textParser) param(a *args) error {
 		case "frozen":
 			q.Frozen = true
 		case "split":
-			dim, axis, ok := strings.Cut(value, ":")
-			d, err := strconv.Atoi(dim)
-			x, err2 := strconv.Atoi(axis)
-			if !ok || err != nil || err2 != nil {
-				a.fail(fmt.Errorf("split %q is not a dimension and a mesh axis, as in 0:1", clip(value)))
-			}
-			q.Split = &Split{d, x}
+			q.Split = a.split(value)
 		case "value":
 			q.Value = a.buf(value)
 		case "grad":
@@ -351,6 +345,25 @@ func (ps *textParser) param(a *args) error {
 	})
 	ps.p.Params = append(ps.p.Params, q)
 	return err
+}
+
+// split reads a Split: dimension and mesh axis, and where slices are more than ranks their number,
+// which it is, groups, and the parameter.
+func (a *args) split(value string) *Split {
+	s := &Split{}
+	fields := []*int{&s.Dim, &s.Axis, &s.Slices, &s.Slice, &s.Groups, &s.Of}
+	words := strings.Split(value, ":")
+	ok := len(words) == 2 || len(words) == len(fields)
+	for i, w := range words {
+		n, err := strconv.Atoi(w)
+		if ok = ok && err == nil; ok {
+			*fields[i] = n
+		}
+	}
+	if !ok {
+		a.fail(fmt.Errorf("split %q is not a dimension and a mesh axis, as in 0:1, or with slices as in 0:1:4:0:1:0", clip(value)))
+	}
+	return s
 }
 
 func (ps *textParser) buffer(a *args) error {

@@ -105,12 +105,15 @@ func drawText(t *rapid.T) *Program {
 	for range small(0, 3) {
 		var split *Split
 		if flag() {
-			split = &Split{small(-1, 3), small(-1, 2)}
+			split = &Split{Dim: small(-1, 3), Axis: small(-1, 2)}
+			if flag() {
+				split.Slices, split.Slice, split.Groups, split.Of = small(1, 9), small(0, 3), small(0, 3), small(0, 9)
+			}
 		}
 		p.Params = append(p.Params, Param{Split: split, Name: nm(), Shape: ints(), Init: InitKind(small(0, 5)), Std: float(), Unit: small(-1, 2), Decay: flag(), Frozen: flag(), Value: buf(), Grad: buf()})
 	}
-	attrs := []any{nil, PosAttr{num()}, LinearAttr{flag(), ActKind(nm()), flag()}, FillAttr{float()}, GroupAttr{Axis: small(-1, 2), Order: SumOrder(small(0, 3))},
-		UpdateAttr{Shard: ShardAttr{small(0, 2), small(-1, 2), num(), num(), num()}, Beta1: float(), Nesterov: flag()}}
+	attrs := []any{nil, PosAttr{num()}, LinearAttr{flag(), ActKind(nm()), flag()}, FillAttr{float()}, SliceAttr{small(-1, 2), num(), num(), num(), num()}, GroupAttr{Axis: small(-1, 2), Order: SumOrder(small(0, 3))},
+		UpdateAttr{Shard: ShardAttr{small(0, 2), small(-1, 2), num(), num(), num(), small(0, 3)}, Beta1: float(), Nesterov: flag()}}
 	for range small(0, 2) {
 		s := Section{Name: nm(), Kind: SectionKind(small(0, 12)), Form: Form(small(0, 3))}
 		for range small(0, 2) {

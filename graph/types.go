@@ -1,6 +1,9 @@
 package graph
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // DType is the element type of a buffer.
 type DType uint8
@@ -161,6 +164,24 @@ type Axis struct {
 	Size int
 }
 
+// TensorAxis is the name of the axis along which ranks share the computation of a layer. Ranks
+// along it have the same data, and the same whole parameters.
+const TensorAxis = "tensor"
+
+// AxisOf returns the index of the mesh axis with a name, −1 if there is none.
+func (p *Program) AxisOf(name string) int {
+	return slices.IndexFunc(p.Mesh, func(a Axis) bool { return a.Name == name })
+}
+
+// DataRanks returns the number of ranks that have data of their own.
+func (p *Program) DataRanks() int {
+	n := p.WorldSize()
+	if a := p.AxisOf(TensorAxis); a >= 0 {
+		n /= p.Mesh[a].Size
+	}
+	return n
+}
+
 // View places a buffer inside another one: bytes
 // [Offset + rank·RankStride, + Bytes()) of Base, where rank is the index along
 // mesh axis Axis. A view of a view is allowed.
@@ -291,15 +312,6 @@ type Param struct {
 	Grad  BufID // the whole gradient; NoBuf for frozen parameters and before differentiation
 }
 
-// Split divides a parameter, and with it what is computed of it, over the ranks of a
-// mesh axis: rank i has the i-th of equal ranges of one dimension. It is beside the flat
-// shards in which a unit's states rest, which are of what is left to a rank, along
-// another axis.
-type Split struct {
-	Dim  int // of Param.Shape
-	Axis int // of the mesh
-}
-
 // Elems returns the number of elements, of the whole tensor.
 func (p *Param) Elems() int64 {
 	n := int64(1)
@@ -307,45 +319,6 @@ func (p *Param) Elems() int64 {
 		n *= d
 	}
 	return n
-}
-
-// LocalShape returns the shape of what a rank has of a parameter.
-func (p *Program) LocalShape(q *Param) []int64 {
-	shape := append([]int64(nil), q.Shape...)
-	if s := q.Split; s != nil {
-		shape[s.Dim] /= int64(p.Mesh[s.Axis].Size)
-	}
-	return shape
-}
-
-// LocalElems returns the number of elements that a rank has of a parameter.
-func (p *Program) LocalElems(q *Param) int64 {
-	n := q.Elems()
-	if s := q.Split; s != nil {
-		n /= int64(p.Mesh[s.Axis].Size)
-	}
-	return n
-}
-
-// checkSplit holds a parameter's division against its shape and the mesh.
-func (p *Program) checkSplit(q *Param) error {
-	s := q.Split
-	switch {
-	case s == nil:
-		return nil
-	case s.Axis < 0 || s.Axis >= len(p.Mesh):
-		return fmt.Errorf("is split along mesh axis %d, want 0 to %d", s.Axis, len(p.Mesh)-1)
-	case s.Dim < 0 || s.Dim >= len(q.Shape):
-		return fmt.Errorf("is split in dimension %d, want one of the %d of %v", s.Dim, len(q.Shape), q.Shape)
-	case q.Shape[s.Dim]%int64(p.Mesh[s.Axis].Size) != 0:
-		return fmt.Errorf("is split in dimension %d of %v over %d ranks, want equal parts", s.Dim, q.Shape, p.Mesh[s.Axis].Size)
-	}
-	for _, st := range append([]State{p.Units[q.Unit].Value, p.Units[q.Unit].Compute}, p.Units[q.Unit].States...) {
-		if p.Units[q.Unit].FlatLen > 0 && st.Axis == s.Axis {
-			return fmt.Errorf("is split along mesh axis %d, along which state %s of unit %s is in shards, want another axis", s.Axis, st.Name, p.Units[q.Unit].Name)
-		}
-	}
-	return nil
 }
 
 // Segment is a range of one parameter inside a unit's flat parameter. Start and

@@ -34,6 +34,7 @@ func (b *Binding) Spans(a graph.ShardAttr) (spans []Span, trainable []bool, err 
 	if from%BlockElems != 0 {
 		return nil, nil, fmt.Errorf("the shard starts at element %d of unit %s, want a multiple of %d", from, p.Units[a.Unit].Name, BlockElems)
 	}
+	elsewhere := a.Once > 0 && a.Once <= len(b.Coord) && b.Coord[a.Once-1] > 0
 	number := map[int]int{}
 	for i, s := range p.Units[a.Unit].Segments {
 		if s.Param < 0 || s.Param >= len(p.Params) {
@@ -51,7 +52,7 @@ func (b *Binding) Spans(a graph.ShardAttr) (spans []Span, trainable []bool, err 
 			trainable = append(trainable, !param.Frozen)
 		}
 		lo, hi := max(s.Flat, from), min(s.Flat+s.Len, from+a.Len)
-		if lo < hi && !param.Frozen {
+		if lo < hi && !param.Frozen && !elsewhere {
 			spans = append(spans, Span{Param: j, Lo: int(lo - from), Hi: int(hi - from), Decay: param.Decay, First: s.Start + lo - s.Flat, ID: s.Param})
 		}
 	}
@@ -82,7 +83,7 @@ func (b *Binding) WholeParams(unit int) error {
 		held[s.Param] += s.Len
 	}
 	for i, n := range held {
-		if i >= 0 && i < len(p.Params) && n != p.Params[i].Elems() {
+		if i >= 0 && i < len(p.Params) && n != p.LocalElems(&p.Params[i]) {
 			return fmt.Errorf("unit %s holds %d of the %d elements of %s; norms by parameter need all of them in one unit",
 				p.Units[unit].Name, n, p.Params[i].Elems(), p.Params[i].Name)
 		}

@@ -128,14 +128,14 @@ func (c *coherence) collect() {
 }
 
 // stillUsed says whether a stretch of a unit and chunk continues at an operation that uses the
-// units and chunks in used. The two units of a partly frozen block do not end each other's
-// stretches.
+// units and chunks in used. Several units of a block (of which some parameters are frozen, or cut
+// over ranks) do not end each other's stretches; chunks of a unit end that of the unit.
 func (c *coherence) stillUsed(key [2]int, used map[[2]int][]graph.BufID) bool {
 	if used[key] != nil {
 		return true
 	}
 	for other := range used {
-		if key[1] < 0 && other[1] < 0 && c.r.p.SameBlock(key[0], other[0]) {
+		if key[1] < 0 && (other[1] < 0 || key[0] != other[0]) && c.r.p.SameBlock(key[0], other[0]) {
 			return true
 		}
 	}

@@ -154,8 +154,10 @@ func (r *rewriter) onHost(op *graph.Op) bool {
 	switch {
 	case isRule(op):
 		return r.hostUnits[op.Unit]
-	case op.Kind == graph.Fill, op.Kind == graph.Scale:
+	case op.Kind == graph.Fill:
 		return away(op.Out[0].Buf)
+	case op.Kind == graph.Scale: // of the backward's own values on the device, the flat gradient has them there too
+		return away(op.Out[0].Buf) && r.p.Buf(r.root(op.In[0])).Class != graph.Activations
 	case op.Kind == graph.SqSum:
 		return op.Pass == graph.Update && away(op.In[0])
 	}

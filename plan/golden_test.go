@@ -67,6 +67,8 @@ func passDiff(t *testing.T, d *datadriven.TestData, name string) string {
 	number("accum", &cfg.Accum)
 	number("prefetch", &cfg.Prefetch)
 	number("shard", &cfg.ShardSize)
+	number("tensor", &cfg.Tensor)
+	number("slices", &cfg.Slices)
 	cfg.LayerOrder = text("order") == "layer"
 	number("zero", &stage)
 	cfg.Stage = zero.Stage(stage)

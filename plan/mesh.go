@@ -2,10 +2,12 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/nearest"
+	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/precision"
 )
 
@@ -15,37 +17,80 @@ func (c Config) validateMesh() error {
 		return fmt.Errorf("precision: %v does not exist; use fp32, bf16 or fp16", c.Precision)
 	case c.Reduce32 && c.Precision == precision.FP32:
 		return fmt.Errorf("reduce: fp32 gradients travel in fp32 already; leave it out, or compute in bf16 or fp16")
+	case c.Tensor < 0 || c.Tensor > 1 && c.Ranks%c.Tensor != 0:
+		return fmt.Errorf("Config.Tensor %d with Config.Ranks %d: ranks do not split into groups of that size; use %s", c.Tensor, c.Ranks, nearest.Divisors(c.Ranks, c.Tensor))
+	case c.Slices < 0 || c.Slices&(c.Slices-1) != 0 || c.Slices == 1 || c.Slices%max(c.Tensor, 1) != 0 || c.Tensor > 1 && c.Slices == 0:
+		return fmt.Errorf("Config.TensorSlices %d with Config.Tensor %d: want a power of two from 2 that the ranks divide", c.Slices, max(c.Tensor, 1))
+	case c.Slices > 0 && c.ShardSize > 0:
+		return fmt.Errorf("Config.ShardSize %d with slices of layers (Config.Tensor): not built; leave one of them out", c.ShardSize)
+	case c.Slices > 0 && c.Shares != nil:
+		return fmt.Errorf("Config.GlobalBatch with slices of layers (Config.Tensor): uneven shares %v of ranks are not built; give rows that %d ranks share evenly", c.Shares, c.DataRanks())
 	case c.ShardSize < 0:
 		return fmt.Errorf("shard size: %d is negative; 0 shards over all ranks", c.ShardSize)
-	case c.ShardSize > 0 && (c.ShardSize > c.Ranks || c.Ranks%c.ShardSize != 0):
-		return fmt.Errorf("Config.ShardSize: %d ranks do not split into groups of %d; use %s", c.Ranks, c.ShardSize, nearest.Divisors(c.Ranks, c.ShardSize))
+	case c.ShardSize > 0 && (c.ShardSize > c.DataRanks() || c.DataRanks()%c.ShardSize != 0):
+		return fmt.Errorf("Config.ShardSize: %d ranks do not split into groups of %d; use %s", c.DataRanks(), c.ShardSize, nearest.Divisors(c.DataRanks(), c.ShardSize))
 	case c.Shares != nil && !c.Reproducible:
 		return fmt.Errorf("shares %v of ranks need Config.Reproducible", c.Shares)
-	case c.Reproducible && c.ShardSize > 0 && c.ShardSize < c.Ranks:
+	case c.Reproducible && c.ShardSize > 0 && c.ShardSize < c.DataRanks():
 		return fmt.Errorf("Config.Reproducible with Config.ShardSize %d of %d ranks: sums within groups of ranks and then over the groups have another order at each number of ranks; shard over all of them", c.ShardSize, c.Ranks)
 	}
 	return nil
 }
 
-// mesh returns one axis of all ranks or, with a shard size, an axis of replicas and one of
-// shards.
-func (c Config) mesh() []graph.Axis {
+// DataRanks returns the number of ranks that have data of their own.
+func (c Config) DataRanks() int { return c.Ranks / max(c.Tensor, 1) }
+
+// shardSize returns the number of ranks along the axis of shards.
+func (c Config) shardSize() int {
 	if c.ShardSize == 0 {
-		return []graph.Axis{{Name: "shard", Size: c.Ranks}}
+		return c.DataRanks()
 	}
-	return []graph.Axis{{Name: "replicate", Size: c.Ranks / c.ShardSize}, {Name: "shard", Size: c.ShardSize}}
+	return c.ShardSize
+}
+
+// mesh returns an axis of shards. With a shard size an axis of replicas comes before it, with
+// tensor parallelism that of its ranks behind it, so that these are neighbours.
+func (c Config) mesh() (axes []graph.Axis) {
+	if c.ShardSize > 0 {
+		axes = []graph.Axis{{Name: "replicate", Size: c.DataRanks() / c.ShardSize}}
+	}
+	axes = append(axes, graph.Axis{Name: shardAxis, Size: c.shardSize()})
+	if c.Tensor > 1 {
+		axes = append(axes, graph.Axis{Name: graph.TensorAxis, Size: c.Tensor})
+	}
+	return axes
+}
+
+const shardAxis = "shard"
+
+// axis returns the index of a mesh axis, −1 if there is none.
+func (c Config) axis(name string) int {
+	return slices.IndexFunc(c.mesh(), func(a graph.Axis) bool { return a.Name == name })
+}
+
+// cutTensors divides the computation over the ranks of the tensor axis.
+func cutTensors(p *graph.Program, s *Spec) (*graph.Program, error) {
+	if s.Slices == 0 {
+		return p, nil
+	}
+	q := *p
+	q.Mesh = s.mesh()
+	cut, err := mesh.Tensor(&q, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices})
+	if err != nil {
+		return nil, fmt.Errorf("Config.Tensor %d: %w; give fewer slices, or leave it out", max(s.Tensor, 1), err)
+	}
+	return cut, nil
 }
 
 func (c Config) shardOptions() fsdp.Options {
-	return fsdp.Options{Stage: c.Stage, Axis: len(c.mesh()) - 1, Accum: c.Accum, Shares: c.Shares, Shapes: c.Shapes, InLayers: c.inLayers(), Reproducible: c.Reproducible, Noise: c.Noise,
+	return fsdp.Options{Stage: c.Stage, Axis: c.axis(shardAxis), Accum: c.Accum, Shares: c.Shares, Shapes: c.Shapes, InLayers: c.inLayers(), Reproducible: c.Reproducible, Noise: c.Noise,
 		Prefetch: c.Prefetch, Optimizer: c.Optimizer, Clip: c.Clip, Reduce32: c.Reduce32,
 		Int8Gather: c.Int8Gather, Int8Reduce: c.Int8Reduce, Base: c.Base}
 }
 
 // noise says whether the squares of a step's leaves are summed, for the gradient noise scale.
-func (c Config) noise() bool { return c.Noise && c.Reproducible && c.Accum*c.Ranks > 1 }
+func (c Config) noise() bool { return c.Noise && c.Reproducible && c.Accum*c.DataRanks() > 1 }
 
 func (c Config) castOptions() precision.Options {
-	m := c.mesh()
-	return precision.Options{Precision: c.Precision, Grads32: fsdp.Grads32(c.shardOptions(), m[len(m)-1].Size)}
+	return precision.Options{Precision: c.Precision, Grads32: fsdp.Grads32(c.shardOptions(), c.shardSize())}
 }

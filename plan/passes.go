@@ -39,6 +39,7 @@ var passes = []pass{
 	{"lora", func(p *graph.Program, s *Spec) (*graph.Program, error) { return adapt(p, s.Config) }, has(forward, wholeParams), nil, true, false},
 	{"differentiate", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return graph.Differentiate(p) }, has(forward), has(gradients), true, false},
 	{"merge", func(p *graph.Program, s *Spec) (*graph.Program, error) { return merge(p, s) }, has(forward), has(train), true, false},
+	{"tensor", cutTensors, has(train, wholeParams, gradients), has(train, gradients), true, false},
 	{"cast", func(p *graph.Program, s *Spec) (*graph.Program, error) { return precision.Cast(p, s.castOptions()) }, has(train, wholeParams, gradients), has(gradients), true, false},
 	{"skip", skipNonFinite, has(train), has(train), true, false},
 	{"fuse", fuse, has(train), has(train), true, false},
@@ -47,8 +48,8 @@ var passes = []pass{
 	{"prefix", cachePrefix, has(train), has(train), false, false}, // its copies get their events in "schedule"
 	{"inputs", stageInputs, has(train), has(train, hostPorts), false, true},
 	{"layers", layers, has(train, hostPorts), has(train), false, false},
-	{"mesh", onMesh, has(wholeParams), has(mesh), false, false},
-	{"shard", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Shard(p, s.shardOptions()) }, has(train, gradients, hostPorts, mesh), has(step, flatParams, ways, scalars), false, false},
+	{"mesh", onMesh, has(wholeParams), has(onAxes), false, false},
+	{"shard", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Shard(p, s.shardOptions()) }, has(train, gradients, hostPorts, onAxes), has(step, flatParams, ways, scalars), false, false},
 	{"accumulate", func(p *graph.Program, _ *Spec) (*graph.Program, error) { return fsdp.Accumulate(p) }, has(step, flatParams, ways), nil, false, true},
 	{"reduce", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Reduce(p, s.Prefetch) }, has(step, ways), has(reduced), false, true},
 	{"unshard", func(p *graph.Program, s *Spec) (*graph.Program, error) {
@@ -71,6 +72,11 @@ var passOrder = []constraint{
 	{"differentiate", "merge", "evaluation and generation have no backward"},
 	{"differentiate", "fuse", "what a fused operation must also write depends on what backward reads"},
 	{"differentiate", "cast", "gradients are defined in fp32; the cast follows the values of forward and backward alike"},
+	{"merge", "tensor", "every section uses the slices of the parameters"},
+	{"tensor", "cast", "sums over slices have the type of what they add"},
+	{"tensor", "fuse", "a product whose inputs are cut has its activation behind the sum"},
+	{"tensor", "recompute", "what a slice computes again it computes from its own values"},
+	{"tensor", "shard", "flat parameters are of what a rank computes with"},
 	{"merge", "cast", "every section computes with the 16-bit parameters"},
 	{"cast", "fuse", "what fuses depends on the types"},
 	{"cast", "skip", "what scales the loss skips already"},
@@ -259,8 +265,19 @@ func skipNonFinite(p *graph.Program, s *Spec) (*graph.Program, error) {
 }
 
 // onMesh sets the program's mesh. The result shares everything else with p, so that later
-// passes must clone it before they change anything.
+// passes must clone it before they change anything. With slices the mesh is there, and the
+// collectives of slices join all others on their stream: until now passes saw their order with
+// computation, without events.
 func onMesh(p *graph.Program, s *Spec) (*graph.Program, error) {
+	if s.Slices > 0 {
+		q := p.Clone()
+		return q, eachOp(q, func(op *graph.Op) error {
+			if _, is := op.Attr.(graph.GroupAttr); is {
+				op.Stream = graph.Comm
+			}
+			return nil
+		})
+	}
 	q := *p
 	q.Mesh = s.mesh()
 	return &q, nil

@@ -73,6 +73,10 @@ type Config struct {
 	// then Ranks/ShardSize replicas by ShardSize shards, and neighbouring ranks form a shard
 	// group. 0: all ranks share one copy.
 	ShardSize int
+	// Tensor is the number of ranks that share the computation of each layer (package mesh):
+	// neighbouring ranks. The other ranks share the data. 0 or 1: none. Slices is the number of
+	// slices, at least 2, in whose order their sums are; 0: no slices.
+	Tensor, Slices int
 
 	// Capacity caps each memory space of a rank, in bytes; 0: no cap.
 	Capacity [graph.NumSpaces]int64

@@ -108,7 +108,7 @@ var (
 		}
 		return nil
 	}}
-	mesh = property{"on a mesh", func(p *graph.Program) error {
+	onAxes = property{"on a mesh", func(p *graph.Program) error {
 		if len(p.Mesh) == 0 {
 			return errors.New("it has no axis")
 		}

@@ -38,7 +38,10 @@ var stemEnds = [...]struct {
 	late   func(c *Config)
 }{
 	{"recompute", 8, func(c *Config) {
-		c.Ranks, c.ShardSize, c.Accum, c.LayerOrder, c.Recompute, c.CachePrefix, c.Rows = 0, 0, 0, false, recompute.Options{}, false, 0
+		if c.Slices == 0 { // else the mesh is there before
+			c.Ranks, c.ShardSize = 0, 0
+		}
+		c.Accum, c.LayerOrder, c.Recompute, c.CachePrefix, c.Rows = 0, false, recompute.Options{}, false, 0
 		afterMesh(c)
 	}},
 	{"mesh", 2, afterMesh},

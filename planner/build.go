@@ -31,7 +31,7 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 		Precision: conf.Precision, Recompute: conf.Recompute, Auto: c.RecomputeAuto(), Offload: conf.Offload, Disk: c.Disk != "",
 		Capacity: conf.Capacity, Outside: conf.Outside, Layers: p.Shape.Layers, Frozen: len(c.Freeze) > 0 || c.LoRA.Active(),
 	}
-	if rows := c.StepRows(); rows != c.Ranks*c.Accum*c.Batch {
+	if rows := c.StepRows(); rows != c.DataRanks()*c.Accum*c.Batch {
 		s.Rows = rows
 	}
 	s.Offload.Chunk = 0
@@ -140,7 +140,7 @@ func (cfg *Request) passes() (conf plan.Config, err error) {
 		Recompute: again, Offload: away, Freeze: freeze, LoRA: cfg.LoRA, Base: cfg.BaseType(), Optimizer: cfg.UpdateRule(), Clip: cfg.Clip, Target: cfg.DeviceTarget(),
 		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
 		SkipNonFinite: cfg.SkipsNonFinite(), Noise: cfg.Reproducible && !cfg.Inference && !strings.EqualFold(cfg.Device, "cuda") && cfg.DeviceTarget().Name == graph.CPUTarget().Name,
-		Precision: prec, Reduce32: cfg.Reduce32(), ShardSize: cfg.ShardSize,
+		Precision: prec, Reduce32: cfg.Reduce32(), ShardSize: cfg.ShardSize, Tensor: cfg.Tensor, Slices: cfg.Slices(),
 		Int8Gather: cfg.In8Bits("gather"), Int8Reduce: cfg.In8Bits("reduce"),
 		Int8:        precision.Int8{Activations: cfg.In8Bits("activations"), Matmul: cfg.In8Bits("matmul")},
 		Epilogues:   cfg.EpilogueSet(),

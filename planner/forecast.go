@@ -135,7 +135,7 @@ func (f *Forecast) Shape() model.Config { return f.of.Shape }
 // Parameters counts the model's parameters, a tied one once.
 func (f *Forecast) Parameters() int64 {
 	var n int64
-	for i := range f.Plan.Program.Params {
+	for i := range f.Plan.Program.Tensors() {
 		n += f.Plan.Program.Params[i].Elems()
 	}
 	return n

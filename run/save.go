@@ -62,7 +62,7 @@ func (s *States) shares() ([][]piece, error) {
 			bytes[to] += p.Bytes()
 		}
 	}
-	for i := range s.p.Params {
+	for i := range s.p.Tensors() {
 		for _, st := range s.Names(i) {
 			at := checkpoint.Extent{State: Saved(st.Name), Tensor: s.p.Params[i].Name}
 			if st.PerParam {
@@ -120,7 +120,7 @@ func (s *States) cut(e Extent, at checkpoint.Extent, give func(...piece)) error 
 
 // Tensors describes every parameter and its states, for a checkpoint's manifest.
 func (s *States) Tensors() []checkpoint.Tensor {
-	list := make([]checkpoint.Tensor, len(s.p.Params))
+	list := make([]checkpoint.Tensor, len(s.p.Tensors()))
 	for i := range list {
 		list[i] = checkpoint.Tensor{Name: s.p.Params[i].Name, Shape: s.p.Params[i].Shape}
 		for _, st := range s.Names(i) {
@@ -397,7 +397,7 @@ func (rs *Ranks) load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	}
 	s := NewStates(rs.plan.Program, platform.OneProcess(rs.World.Size), local)
 	params := map[string]int{}
-	for i := range s.p.Params {
+	for i := range s.p.Tensors() {
 		params[s.p.Params[i].Name] = i
 	}
 	wants, scalars, err := s.wants(held)
@@ -425,7 +425,7 @@ func (rs *Ranks) load(ctx context.Context, from *checkpoint.Checkpoint) error {
 // one number a parameter.
 func (s *States) wants(held map[string]checkpoint.Tensor) (list []checkpoint.Want, scalars map[string]bool, err error) {
 	scalars = map[string]bool{}
-	for i := range s.p.Params {
+	for i := range s.p.Tensors() {
 		name := s.p.Params[i].Name
 		for _, st := range s.Names(i) {
 			w := checkpoint.Want{State: Saved(st.Name), Tensor: name, N: 1}

@@ -20,9 +20,9 @@ type States struct {
 	p     *graph.Program
 	world platform.World
 	local map[int]Holder // by rank: the ranks that this process reaches
-	along [][][]int      // by mesh axis and index along it: the ranks at that index, ascending
 	all   []int
-	where [][]place // by parameter, in element order
+	ranks map[place2][]int // by index along two mesh axes: the ranks there, ascending
+	where [][]place        // by parameter, in element order
 
 	scales map[graph.BufID]graph.BufID // by state in 8 bits: its scales
 }
@@ -46,6 +46,9 @@ type Extent struct {
 	Holders  []int // ranks of the world, ascending
 }
 
+// place2 is an index along each of two mesh axes; −1 and −1: any.
+type place2 struct{ axis, index, cutAxis, cutIndex int }
+
 // place says where a segment of a parameter lies in its unit.
 type place struct {
 	unit int
@@ -67,11 +70,14 @@ func NewStates(p *graph.Program, w platform.World, local map[int]Holder) *States
 	for i := range s.all {
 		s.all[i] = i
 	}
-	for axis, a := range p.Mesh {
-		s.along = append(s.along, make([][]int, a.Size))
-		for i := range w.Size {
-			k := comm.Coord(p.Mesh, i)[axis]
-			s.along[axis][k] = append(s.along[axis][k], i)
+	s.ranks = map[place2][]int{}
+	for i := range w.Size {
+		at := append(comm.Coord(p.Mesh, i), -1) // the last is of axis −1
+		for a := -1; a < len(p.Mesh); a++ {
+			for b := -1; b < len(p.Mesh); b++ {
+				key := place2{a, at[(a+len(at))%len(at)], b, at[(b+len(at))%len(at)]}
+				s.ranks[key] = append(s.ranks[key], i)
+			}
 		}
 	}
 	for u := range p.Units {
@@ -106,32 +112,40 @@ func (s *States) Names(param int) []graph.State {
 // Extents calls visit for each run of elements [start, start+n) of a parameter's flat state, in
 // order. It alone determines which ranks hold which elements.
 func (s *States) Extents(param int, name string, start, n int64, visit func(Extent) error) error {
-	for _, w := range s.where[param] {
-		lo, hi := max(start, w.seg.Start), min(start+n, w.seg.Start+w.seg.Len)
-		if lo >= hi {
-			continue
+	return s.p.Runs(param, start, n, func(r graph.Run) error {
+		cut := -1
+		if r.Rank >= 0 {
+			cut = s.p.Params[param].Split.Axis
 		}
-		st, err := s.find(w.unit, name)
-		if err != nil {
-			return err
-		}
-		for lo < hi {
-			flat := w.seg.Flat + lo - w.seg.Start
-			dt := s.p.Buf(st.Buf).DType
-			e := Extent{Buf: st.Buf, DType: dt, Off: flat * dt.Size(), From: lo - start, To: hi - start, Holders: s.all}
-			if st.Axis >= 0 {
-				shard := flat / st.Len
-				e.To = min(e.To, e.From+(shard+1)*st.Len-flat)
-				e.Holders = s.along[st.Axis][shard]
-				e.Off = (flat - shard*st.Len) * dt.Size()
+		for _, w := range s.where[r.Param] {
+			lo, hi := max(r.From, w.seg.Start), min(r.From+r.Len, w.seg.Start+w.seg.Len)
+			if lo >= hi {
+				continue
 			}
-			if err := visit(e); err != nil {
+			st, err := s.find(w.unit, name)
+			if err != nil {
 				return err
 			}
-			lo = start + e.To
+			to := r.At - start - r.From // from the slice's elements to those of the range
+			for lo < hi {
+				flat := w.seg.Flat + lo - w.seg.Start
+				dt := s.p.Buf(st.Buf).DType
+				e := Extent{Buf: st.Buf, DType: dt, Off: flat * dt.Size(), From: lo + to, To: hi + to}
+				shard := -1
+				if st.Axis >= 0 {
+					shard = int(flat / st.Len)
+					e.To = min(e.To, e.From+int64(shard+1)*st.Len-flat)
+					e.Off = (flat - int64(shard)*st.Len) * dt.Size()
+				}
+				e.Holders = s.ranks[place2{st.Axis, shard, cut, r.Rank}]
+				if err := visit(e); err != nil {
+					return err
+				}
+				lo = e.To - to
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // reader returns the first holder that this process can reach.
@@ -255,7 +269,7 @@ const ChunkElems = checkpoint.ChunkElems
 // the largest parameter has if that is fewer.
 func NewChunk(p *graph.Program) []float32 {
 	var most int64
-	for i := range p.Params {
+	for i := range p.Tensors() {
 		most = max(most, p.Params[i].Elems())
 	}
 	return make([]float32, min(ChunkElems, most))
@@ -279,7 +293,7 @@ func (s *States) Stream(param int, name string, chunk []float32, sink func(start
 
 // ByName returns the parameters' indices in the byte order of their names.
 func (s *States) ByName() []int {
-	order := make([]int, len(s.p.Params))
+	order := make([]int, len(s.p.Tensors()))
 	for i := range order {
 		order[i] = i
 	}

@@ -97,7 +97,7 @@ func (f *Forecast) Fits() bool { return f.Plan.Fit() == nil }
 // TokensPerSecond is the predicted speed of all ranks together.
 func (f *Forecast) TokensPerSecond() float64 {
 	s := &f.Spec
-	rows := float64(s.Ranks) * float64(s.Batch) * float64(s.Accum)
+	rows := float64(f.Plan.Config.DataRanks()) * float64(s.Batch) * float64(s.Accum)
 	if s.Rows > 0 {
 		rows = float64(s.Rows)
 	}

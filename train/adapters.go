@@ -34,7 +34,7 @@ func (t *Trainer) noteAdapters() {
 		return
 	}
 	matrices, trained, all := 0, int64(0), int64(0)
-	for i := range t.plan.Program.Params {
+	for i := range t.plan.Program.Tensors() {
 		prm := &t.plan.Program.Params[i]
 		all += prm.Elems()
 		if !prm.Frozen {
@@ -101,7 +101,7 @@ func (t *Trainer) loadAdapterTensors(ctx context.Context, path string) (err erro
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
 	index := map[string]int{}
-	for i := range t.plan.Program.Params {
+	for i := range t.plan.Program.Tensors() {
 		if name := t.plan.Program.Params[i].Name; lora.IsAdapter(name) {
 			index[name] = i
 		}

@@ -157,11 +157,11 @@ func (t *Trainer) open(ctx context.Context, field, path string, held bool) (*bat
 	}
 	b := &batches{source: buf, buffer: buf, all: true, steps: c.EvalSteps}
 	if c.Inference && buf.Len() > 1 {
-		rows := int64(c.Batch) * int64(c.Ranks)
+		rows := int64(c.Batch) * int64(c.DataRanks())
 		rows *= (data.WholeRows(buf, c.Seq) + rows - 1) / rows
 		b.source, b.all = data.Whole(buf, c.Seq, rows), false
 		b.scratch = [2][]int32{make([]int32, c.Batch*c.Seq), make([]int32, c.Batch*c.Seq)}
-		b.steps = int(rows / int64(c.Batch) / int64(c.Ranks))
+		b.steps = int(rows / int64(c.Batch) / int64(c.DataRanks()))
 	}
 	b.sampler, err = data.NewSampler(b.source, c.sampling(order, field))
 	if err != nil {
@@ -279,7 +279,7 @@ func (t *Trainer) openSamples(field string, s data.Samples) (*batches, error) {
 		order = data.Shuffled
 	}
 	if c.Inference && rows > 0 {
-		all := int64(c.Batch) * int64(c.Ranks)
+		all := int64(c.Batch) * int64(c.DataRanks())
 		if rows%all != 0 && shape.Targets == 0 {
 			return nil, fmt.Errorf("%s: %d samples are no multiple of %d rows (Batch × Ranks), and a model without targets can't leave rows out", field, rows, all)
 		}
@@ -299,7 +299,7 @@ func heldOut(field string) bool { return field == evalField || field == evalData
 // sampling is how the run reads the data of a field. Evaluation batches are as large as those
 // of the largest step.
 func (c *resolved) sampling(order data.Order, field string) data.SamplerConfig {
-	s := data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Ranks: c.Ranks, Vocab: c.Shape.Vocab, StepRows: dealt(&c.Config)}
+	s := data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Ranks: c.DataRanks(), Vocab: c.Shape.Vocab, StepRows: dealt(&c.Config)}
 	if heldOut(field) {
 		s.Accum = c.EvalAccum()
 		return s

@@ -201,7 +201,7 @@ func (t *Trainer) name(e *Diverged, at *stepAt) error {
 // nameParameter finds the first non-finite parameter, of a unit if that is not −1. The update
 // of the step before made it so.
 func (t *Trainer) nameParameter(e *Diverged, unit int) (bool, error) {
-	for i := range t.plan.Program.Params {
+	for i := range t.plan.Program.Tensors() {
 		if unit >= 0 && t.plan.Program.Params[i].Unit != unit {
 			continue
 		}
@@ -279,7 +279,7 @@ func (t *Trainer) nameFromStates(e *Diverged, rules []*graph.Op) error {
 			continue
 		}
 		done[op.Unit] = true
-		for i := range t.plan.Program.Params {
+		for i := range t.plan.Program.Tensors() {
 			if t.plan.Program.Params[i].Unit != op.Unit {
 				continue
 			}

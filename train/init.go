@@ -92,7 +92,7 @@ func (t *Trainer) randomize(ctx context.Context) error {
 func (t *Trainer) draw(ctx context.Context, want func(param int) bool) error {
 	chunk := run.NewChunk(t.plan.Program)
 	draw := &drawing{}
-	for i := range t.plan.Program.Params {
+	for i := range t.plan.Program.Tensors() {
 		if !want(i) {
 			continue
 		}
@@ -275,7 +275,7 @@ func (t *Trainer) drawMissing(ctx context.Context, names []string) error {
 // loadTensors reads the parameters; names are their names in r.
 func (t *Trainer) loadTensors(ctx context.Context, r checkpoint.Tensors, names []string) error {
 	chunk := run.NewChunk(t.plan.Program)
-	for i := range t.plan.Program.Params {
+	for i := range t.plan.Program.Tensors() {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -330,7 +330,7 @@ func (t *Trainer) loadCheckpoint(ctx context.Context, saved *checkpoint.Checkpoi
 // match finds each parameter's name in the file and compares shapes. A file must hold all
 // adapters of the run or none; if none, their names stay empty.
 func (t *Trainer) match(r checkpoint.Tensors) ([]string, error) {
-	names := make([]string, len(t.plan.Program.Params))
+	names := make([]string, len(t.plan.Program.Tensors()))
 	given := slices.ContainsFunc(r.Tensors(), func(f safetensors.Tensor) bool { return lora.IsAdapter(f.Name) })
 	if given && !t.cfg.LoRA.Active() {
 		return nil, errors.New("it holds adapters, and the run has no Config.LoRA; give that of the run that wrote it, or merge them into the model first")

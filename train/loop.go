@@ -150,7 +150,7 @@ func (t *Trainer) goOn(err error) error {
 
 // unsound turns a save's error about a non-finite state into the run's Diverged error.
 func (t *Trainer) unsound(found *checkpoint.NonFinite) error {
-	for i := range t.plan.Program.Params {
+	for i := range t.plan.Program.Tensors() {
 		if t.plan.Program.Params[i].Name != found.Tensor {
 			continue
 		}
@@ -192,7 +192,7 @@ func (t *Trainer) checkFinite() error {
 	if err := t.flush(); err != nil {
 		return err
 	}
-	for i := range t.plan.Program.Params {
+	for i := range t.plan.Program.Tensors() {
 		if t.plan.Program.Params[i].Frozen {
 			continue
 		}

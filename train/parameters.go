@@ -9,7 +9,7 @@ import (
 
 // Parameters lists the names of the model's parameters, in the model's order.
 func (t *Trainer) Parameters() (names []string) {
-	for i := range t.plan.Program.Params {
+	for i := range t.plan.Program.Tensors() {
 		names = append(names, t.plan.Program.Params[i].Name)
 	}
 	return names

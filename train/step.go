@@ -215,7 +215,7 @@ func microsOfPhase(p *graph.Program) int {
 // fill gives a rank the inputs of a step's micro-batch, which is number slot of those
 // that the phase goes through. A rank without one needs none.
 func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro, slot int) error {
-	if micro >= b.sampler.Share(step, r.Index) {
+	if micro >= b.sampler.Share(step, t.dataRank(r)) {
 		return nil
 	}
 	at := t.micro[r.Slot]
@@ -228,23 +228,27 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 		at.Inputs = append(at.Inputs, v)
 	}
 	began := time.Now()
-	err := b.fill(step, micro, r.Index, at)
+	err := b.fill(step, micro, t.dataRank(r), at)
 	t.read[r.Slot] += time.Since(began)
 	if err != nil {
 		return err
 	}
 	if b == t.train {
-		t.receipt.filled(b.sampler, step, micro, r.Index, at, t.cfg.Batch)
+		t.receipt.filled(b.sampler, step, micro, t.dataRank(r), at, t.cfg.Batch)
 	}
 	var key [graph.NumKey]int64
 	key[graph.KeySeed] = t.cfg.Seed
 	key[graph.KeyStep] = int64(step)
-	key[graph.KeySample] = b.sampler.GlobalSample(step, micro, r.Index, 0)
+	key[graph.KeySample] = b.sampler.GlobalSample(step, micro, t.dataRank(r), 0)
 	ports := &t.inputs[slot]
 	return errors.Join(
 		fillHost(r.Exec.HostI32, ports[graph.PortTokens], at.Tokens), fillHost(r.Exec.HostI32, ports[graph.PortTargets], at.Targets),
 		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, ports[graph.PortKey], key[:]))
 }
+
+// dataRank returns which of the ranks with data of their own a rank is. Neighbouring ranks that
+// share the computation of layers have the same data.
+func (t *Trainer) dataRank(r *run.Rank) int { return r.Index / max(t.cfg.Tensor, 1) }
 
 // fillHost copies v to the start of a host buffer, where the program has it.
 func fillHost[T any](host func(graph.BufID) ([]T, error), buf graph.BufID, v []T) error {

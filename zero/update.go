@@ -23,10 +23,15 @@ type Target struct {
 // counted returns the part of the gradient whose squares this rank adds to a norm that is then
 // summed over the ranks of an axis. If every rank has the whole gradient, that is all of it on the
 // first rank, and on the others a range beyond the unit's end, which is empty.
-func (t *Target) counted(axis int) graph.ShardAttr {
+//
+// Of a unit that all ranks of a tensor axis have alike, only the first rank's squares count.
+func (t *Target) counted(p *graph.Program, axis int) graph.ShardAttr {
 	a := t.Shard
 	if a.Axis < 0 {
 		a.Axis = axis
+	}
+	if tensor := p.AxisOf(graph.TensorAxis); tensor >= 0 && p.Params[p.Units[t.Unit].Segments[0].Param].Split == nil {
+		a.Once = 1 + tensor
 	}
 	return a
 }
@@ -36,7 +41,7 @@ func (t *Target) counted(axis int) graph.ShardAttr {
 //
 //	start          norm ← 0
 //	sum/u          norm += exact Σ g² of the unit
-//	norm           norm summed over the ranks if gradients are sharded; coef ← min(1, clip/norm);
+//	norm           norm summed over the ranks if gradients are sharded, or parameters cut; coef ← min(1, clip/norm);
 //	               with p.Scaler: the flag that skips the step, and the next loss scale
 //	rule/u         [per-parameter norms, summed over the ranks]  rule  [After]
 //
@@ -59,10 +64,11 @@ func (o Optimizer) Section(p *graph.Program, targets []Target, clip float64) gra
 	}
 	for i := range targets {
 		t := &targets[i]
-		e.Op(graph.SqSum, t.Name+"/grad_sq", t.Unit, []graph.BufID{t.Grad}, []graph.Out{{Buf: acc, Mode: graph.Accum}}, t.counted(axis))
+		e.Op(graph.SqSum, t.Name+"/grad_sq", t.Unit, []graph.BufID{t.Grad}, []graph.Out{{Buf: acc, Mode: graph.Accum}}, t.counted(p, axis))
 		part(graph.UpdateSum, "sum/"+t.Name)
 	}
 	e.allReduce("grad_norm/all_reduce", acc, axis, -1)
+	e.allReduce("grad_norm/all_reduce_tensor", acc, p.AxisOf(graph.TensorAxis), -1)
 	e.Op(graph.ClipCoef, "clip_coef", -1, []graph.BufID{acc, p.Hyper}, []graph.Out{{Buf: e.Coef}, {Buf: p.GradNorm}}, graph.ClipAttr{Max: clip})
 	if sc := p.Scaler; sc != nil {
 		e.skip = sc.Overflow

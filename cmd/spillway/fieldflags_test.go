@@ -51,7 +51,7 @@ func TestFieldsOfFlags(t *testing.T) {
 	var l options.Later
 	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
 	options.Train(fs, &c, &l)
-	seen := map[string]bool{"Config.ShardSize": true, "Config.LocalRanks": true, "Config.GlobalBatch": true} // train's own, and by way of later
+	seen := map[string]bool{"Config.ShardSize": true, "Config.Tensor": true, "Config.TensorSlices": true, "Config.LocalRanks": true, "Config.GlobalBatch": true} // train's own, and by way of later
 	fs.VisitAll(func(f *pflag.Flag) {
 		fields := changedBy(t, f.Name)
 		if len(fields) == 0 {

@@ -27,35 +27,36 @@ const table = `
 	model     < graph internal/nearest
 	precision < graph
 	recompute < graph internal/nearest
+	mesh      < graph
 	lora      < graph internal/nearest
 	zero      < graph
 	fsdp      < graph zero
 	offload   < graph internal/nearest internal/decimal
 	offload/store < graph device internal/crash internal/regular internal/aside internal/filesys internal/userdir
 	memplan   < graph
-	plan      < graph model precision recompute zero fsdp offload memplan internal/nearest internal/decimal lora
-	config    < graph model precision recompute zero fsdp offload memplan plan comm/algorithm data/sample internal/nearest internal/decimal lora
-	search    < graph model precision recompute zero fsdp offload memplan plan internal/nearest internal/decimal lora
+	plan      < graph mesh model precision recompute zero fsdp offload memplan internal/nearest internal/decimal lora
+	config    < graph model precision recompute zero fsdp offload memplan plan comm/algorithm data/sample internal/nearest internal/decimal lora mesh
+	search    < graph model precision recompute zero fsdp offload memplan plan internal/nearest internal/decimal lora mesh
 	device    < graph internal/crash internal/dl internal/thread internal/userdir
 	kernels   < graph device internal/crash internal/dl internal/thread internal/owned internal/regular internal/aside internal/userdir
 	comm      < graph device kernels internal/crash internal/dl internal/thread internal/userdir
-	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/dl internal/thread internal/regular internal/decimal internal/owned internal/userdir lora
-	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan lora
+	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/dl internal/thread internal/regular internal/decimal internal/owned internal/userdir lora mesh
+	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan lora mesh
 	data      < internal
-	tensors   < checkpoint graph plan device internal model precision recompute zero fsdp offload memplan lora
+	tensors   < checkpoint graph plan device internal model precision recompute zero fsdp offload memplan lora mesh
 	cluster   <
 	launch    < graph device kernels comm cluster internal/crash internal/dl internal/thread internal/userdir
-	platform  < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal lora
+	platform  < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal lora mesh
 	receipt   < internal
-	run       < receipt platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal lora
-	calibration < receipt planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal lora
-	planner   < receipt config graph model precision recompute zero fsdp offload memplan plan search comm checkpoint exec run data platform device kernels internal lora
-	train     < receipt planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal lora
+	run       < receipt platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data internal lora mesh
+	calibration < receipt planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute search exec checkpoint data run train internal lora mesh
+	planner   < receipt config graph model precision recompute zero fsdp offload memplan plan search comm checkpoint exec run data platform device kernels internal lora mesh
+	train     < receipt planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal lora mesh
 `
 
 // pure packages touch no device, file or network: what they import beside the
 // module is checked too.
-var pure = []string{"graph", "model", "precision", "recompute", "lora", "zero", "fsdp", "offload", "memplan", "plan", "config", "comm/algorithm", "data/sample", "search", "cluster", "comm/watch"}
+var pure = []string{"graph", "model", "precision", "recompute", "mesh", "lora", "zero", "fsdp", "offload", "memplan", "plan", "config", "comm/algorithm", "data/sample", "search", "cluster", "comm/watch"}
 
 var impure = []string{"os", "net", "syscall", "os/exec", "golang.org/x/sys", "unsafe"}
 

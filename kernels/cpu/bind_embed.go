@@ -11,27 +11,49 @@ import (
 
 func bindEmbed(b *binding) func() error {
 	v, c := b.inShape(1)
+	first, total := b.slice()
 	tokens := in[int32](b, 0)
 	if b.asIn(1) != vec.NoHalf {
-		return b.run(&vec.Embed[uint16]{N: len(tokens), V: v, C: c, Tokens: tokens, Table: in[uint16](b, 1), Y: out[uint16](b, 0)})
+		return b.run(&vec.Embed[uint16]{N: len(tokens), V: v, C: c, Tokens: tokens, Table: in[uint16](b, 1), Y: out[uint16](b, 0), First: first, Total: total})
 	}
 	return b.run(&vec.Embed[float32]{
-		N: len(tokens), V: v, C: c, Tokens: tokens, Table: in[float32](b, 1), Y: out[float32](b, 0),
+		N: len(tokens), V: v, C: c, Tokens: tokens, Table: in[float32](b, 1), Y: out[float32](b, 0), First: first, Total: total,
 	})
+}
+
+// slice returns the first element of the operation's slice on this rank, and the elements of all
+// slices; 0 without one.
+func (b *binding) slice() (first, total int) {
+	a, ok := b.Op.Attr.(graph.SliceAttr)
+	if !ok || !b.sliceFits(a) {
+		return 0, 0
+	}
+	from, _ := a.Range(b.Coord)
+	return int(from), int(a.Total)
+}
+
+// sliceFits refuses a slice along an axis that the rank has no coordinate of.
+func (b *binding) sliceFits(a graph.SliceAttr) bool {
+	if a.Axis >= len(b.Coord) {
+		b.failf("its slice lies along mesh axis %d, the rank has %d coordinates", a.Axis, len(b.Coord))
+		return false
+	}
+	return true
 }
 
 func bindEmbedGrad(b *binding) func() error {
 	v, c := b.outShape(0)
+	first, total := b.slice()
 	tokens := in[int32](b, 0)
 	if as := b.asIn(1); as != vec.NoHalf {
 		work := slab(b.work(workspace(b.Program, b.Op)))
 		return b.run(&vec.HalfEmbedGrad{
 			As: as, N: len(tokens), V: v, C: c, Tokens: tokens, DY: in[uint16](b, 1), DTable: b.sum(0),
-			Order: take[int64](&work, int64(len(tokens))),
+			Order: take[int64](&work, int64(len(tokens))), First: first, Total: total,
 		})
 	}
 	return b.run(&vec.EmbedGrad[float32]{
-		N: len(tokens), V: v, C: c, Tokens: tokens, DY: in[float32](b, 1), DTable: out[float32](b, 0), Accumulate: b.accum(0),
+		N: len(tokens), V: v, C: c, Tokens: tokens, DY: in[float32](b, 1), DTable: out[float32](b, 0), Accumulate: b.accum(0), First: first, Total: total,
 	})
 }
 

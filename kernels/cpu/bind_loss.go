@@ -53,6 +53,9 @@ func lossScale(hyper []float64) float32 {
 // neither result depends on the size of a chunk. (Except that AVX-512's dot products of
 // bf16 have blocks of 512 rows, of which a chunk of 256 is half; headRowsOf depends on the
 // shape alone.)
+//
+// Of one slice of the vocabulary (graph.HeadStats, graph.HeadSliceGrad) a chunk's logits are
+// those of the slice, and its statistics or gradient take the place of the loss.
 type headLoss struct {
 	chunks []headChunk
 	w      matrix    // (V, C)
@@ -61,6 +64,7 @@ type headLoss struct {
 	work   []byte
 
 	before, after vec.Kernel // of a sum in workspace: begins with the old value, is rounded; or nil
+	tail          matrix     // rows of dw that no token of the slice has
 }
 
 // matrix is a float32 operand, or a 16-bit one.
@@ -105,9 +109,11 @@ func outMatrix(b *binding, i int) matrix {
 }
 
 type headChunk struct {
-	x, dx   matrix // (rows, C); dx absent if not wanted
-	logits  matrix // their gradient, as the products read it
-	loss    vec.CrossEntropy[float32]
+	x, dx   matrix    // (rows, C); dx absent if not wanted
+	sums    []float32 // (rows, V): the logits
+	logits  matrix    // their gradient, as the products read it
+	middle  vec.Kernel
+	scale   *float32 // of the gradient; nil: none
 	forward *gemm.Product
 	gradX   *gemm.Product
 	gradW   *gemm.Product
@@ -121,13 +127,13 @@ func (h *headLoss) run(p *pool.Pool) error {
 	}
 	for i := range h.chunks {
 		c := &h.chunks[i]
-		if err := c.forward.RunBytes(p, c.x.bytes(), h.w.bytes(), gemm.Bytes(c.loss.Logits), nil, h.work); err != nil {
+		if err := c.forward.RunBytes(p, c.x.bytes(), h.w.bytes(), gemm.Bytes(c.sums), nil, h.work); err != nil {
 			return err
 		}
-		if h.hyper != nil {
-			c.loss.Scale = lossScale(h.hyper)
+		if h.hyper != nil && c.scale != nil {
+			*c.scale = lossScale(h.hyper)
 		}
-		if err := c.loss.Run(p); err != nil {
+		if err := c.middle.Run(p); err != nil {
 			return err
 		}
 		if c.dx.there() {
@@ -141,6 +147,8 @@ func (h *headLoss) run(p *pool.Pool) error {
 			}
 		}
 	}
+	clear(h.tail.f32)
+	clear(h.tail.u16)
 	if h.after != nil {
 		return h.after.Run(p)
 	}
@@ -171,28 +179,41 @@ func headSum(dw graph.DType, chunks bool) (gemm.Type, bool) {
 	return gemmTypes[dw], false
 }
 
-func bindHeadLoss(b *binding) func() error {
+// headWork is scratch for the rows of a chunk of logits.
+type headWork struct {
+	logits, lse []float32
+	rowLoss     []float64
+}
+
+// head returns the products of a head with v tokens, over chunks of rows. The gradients dx and
+// dw, if the operation has them, are outputs at and at+1. middle returns the kernel between a
+// chunk's products, for rows [r0, r1), and where its factor goes.
+func (b *binding) head(v int, gradients bool, at int, middle func(r0, r1 int, w headWork) (vec.Kernel, *float32)) func() error {
 	n, c := b.inShape(0)
-	v, _ := b.inShape(1)
-	x, targets, loss := inMatrix(b, 0), in[int32](b, 2), out[float64](b, 0)
-	h := &headLoss{w: inMatrix(b, 1)}
-	t, dwType := gemmTypes[b.Program.Buf(b.Op.In[0]).DType], gemm.F32
+	all, _ := b.inShape(1)
+	h := &headLoss{w: inMatrix(b, 1).rows(0, v, c)}
+	x, t, dwType := inMatrix(b, 0), gemmTypes[b.Program.Buf(b.Op.In[0]).DType], gemm.F32
 	var dx matrix
-	if b.Op.Kind == graph.HeadLossGrad {
-		h.hyper, dx, h.dw = in[float64](b, 3), outMatrix(b, 1), outMatrix(b, 2)
+	accumulates := false
+	if gradients {
+		h.hyper, dx, h.dw = in[float64](b, len(b.Op.In)-1), outMatrix(b, at), outMatrix(b, at+1)
+		accumulates = b.accum(at + 1)
+		if h.dw.there() && v < all {
+			if !accumulates { // else they are 0 already
+				h.tail = h.dw.rows(v, all, c)
+			}
+			h.dw = h.dw.rows(0, v, c)
+		}
 	}
 	// Frozen weights over a frozen body: the loss is all there is to compute.
 	grads := dx.there() || h.dw.there()
 	work := slab(b.work(workspace(b.Program, b.Op)))
 	rows := headRowsOf(b.Program, b.Op)
-	logits := take[float32](&work, int64(rows)*int64(v))
-	lse := take[float32](&work, int64(rows))
-	rowLoss := take[float64](&work, int64(rows))
-	accumulates := b.accum(2)
+	w := headWork{logits: take[float32](&work, int64(rows)*int64(v)), lse: take[float32](&work, int64(rows)), rowLoss: take[float64](&work, int64(rows))}
 	if h.dw.there() {
 		var inWork bool
-		if dwType, inWork = headSum(b.Program.Buf(b.Op.Out[2].Buf).DType, n > rows); inWork {
-			sum, as, dw := take[float32](&work, int64(v)*int64(c)), b.asOut(2), h.dw.u16
+		if dwType, inWork = headSum(b.Program.Buf(b.Op.Out[at+1].Buf).DType, n > rows); inWork {
+			sum, as, dw := take[float32](&work, int64(v)*int64(c)), b.asOut(at+1), h.dw.u16
 			h.dw, h.after = matrix{f32: sum}, &vec.Narrow{To: as, Src: sum, Dst: dw}
 			if accumulates {
 				h.before = &vec.Widen{From: as, Src: dw, Dst: sum}
@@ -200,26 +221,61 @@ func bindHeadLoss(b *binding) func() error {
 		}
 	}
 	h.work = work
-	if b.err != nil {
-		return nil
-	}
-	for r0 := 0; r0 < n; r0 += rows {
+	for r0 := 0; r0 < n && b.err == nil; r0 += rows {
 		r1 := min(r0+rows, n)
 		m := r1 - r0
-		chunk := headChunk{x: x.rows(r0, r1, c), dx: dx.rows(r0, r1, c), loss: vec.CrossEntropy[float32]{
-			N: m, V: v, Logits: logits[:m*v], Targets: targets[r0:r1], LSE: lse[:m], Loss: loss, Cap: float32(graph.HeadCap(b.Op)),
-		}}
+		chunk := headChunk{x: x.rows(r0, r1, c), dx: dx.rows(r0, r1, c), sums: w.logits[:m*v]}
+		chunk.middle, chunk.scale = middle(r0, r1, headWork{chunk.sums, w.lse[:m], w.rowLoss[:m]})
 		if grads {
-			chunk.loss.DLogits, chunk.loss.RowLoss = chunk.loss.Logits, rowLoss[:m]
-			chunk.loss.LowAs, chunk.logits = b.asIn(0), matrix{f32: chunk.loss.Logits}
+			chunk.logits = matrix{f32: chunk.sums}
 		}
 		forward, gradX, gradW := headSpecs(m, c, v, t, dwType, r0 > 0 || accumulates)
 		chunk.forward, chunk.gradX, chunk.gradW = b.matmul(forward, nil), b.matmul(gradX, nil), b.matmul(gradW, nil)
-		if b.err != nil {
-			return nil
-		}
 		h.chunks = append(h.chunks, chunk)
 	}
 	pool := b.pool
 	return func() error { return h.run(pool) }
+}
+
+func bindHeadLoss(b *binding) func() error {
+	v, _ := b.inShape(1)
+	targets, loss := in[int32](b, 2), out[float64](b, 0)
+	grads := b.Op.Kind == graph.HeadLossGrad
+	some := grads && (b.hasOut(1) || b.hasOut(2))
+	return b.head(v, grads, 1, func(r0, r1 int, w headWork) (vec.Kernel, *float32) {
+		k := &vec.CrossEntropy[float32]{N: r1 - r0, V: v, Logits: w.logits, Targets: targets[r0:r1], LSE: w.lse, Loss: loss, Cap: float32(graph.HeadCap(b.Op))}
+		if some {
+			k.DLogits, k.RowLoss, k.LowAs = k.Logits, w.rowLoss, b.asIn(0)
+		}
+		return k, &k.Scale
+	})
+}
+
+// bindHeadSlice binds the statistics or the gradients of one slice of the vocabulary.
+func bindHeadSlice(b *binding) func() error {
+	a := attr[graph.SliceAttr](b)
+	targets := in[int32](b, 2)
+	if b.err != nil || !b.sliceFits(a) {
+		return nil
+	}
+	from, to := a.Range(b.Coord)
+	first, v := int(from), int(to-from)
+	if b.Op.Kind == graph.HeadStats {
+		stats := out[float32](b, 0)
+		return b.head(v, false, 0, func(r0, r1 int, w headWork) (vec.Kernel, *float32) {
+			return &vec.HeadStats[float32]{N: r1 - r0, V: v, First: first, Logits: w.logits, Targets: targets[r0:r1],
+				Stats: stats[r0*graph.HeadStatistics : r1*graph.HeadStatistics]}, nil
+		})
+	}
+	lse := in[float32](b, 3)
+	return b.head(v, true, 0, func(r0, r1 int, w headWork) (vec.Kernel, *float32) {
+		k := &vec.HeadSliceGrad[float32]{N: r1 - r0, V: v, First: first, Logits: w.logits, Targets: targets[r0:r1], LSE: lse[r0:r1], LowAs: b.asIn(0)}
+		return k, &k.Scale
+	})
+}
+
+func bindHeadLSE(b *binding) func() error {
+	a, targets := attr[graph.SliceAttr](b), in[int32](b, 1)
+	return b.run(&vec.HeadLSE[float32]{N: len(targets), Each: int(a.Each), Total: int(a.Total), Stats: in[float32](b, 0), Targets: targets,
+		LSE: out[float32](b, 1), Loss: out[float64](b, 0)})
 }

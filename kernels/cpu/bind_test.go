@@ -54,7 +54,7 @@ func optionsOf(dt graph.DType) optest.Options {
 
 // products are the kinds whose bf16 sums are what the CPU's instructions make of
 // them, where it has such.
-var products = []graph.Kind{graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad}
+var products = []graph.Kind{graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad, graph.HeadStats, graph.HeadSliceGrad}
 
 func exactly(dt graph.DType, kind graph.Kind) bool {
 	return dt != graph.BF16 || !slices.Contains(products, kind) || gemm.Widened(gemm.BF16)

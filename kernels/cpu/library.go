@@ -144,6 +144,9 @@ var binders = map[graph.Kind]binder{
 	graph.CrossEntropyGrad: bindCrossEntropyGrad,
 	graph.HeadLoss:         bindHeadLoss,
 	graph.HeadLossGrad:     bindHeadLoss,
+	graph.HeadStats:        bindHeadSlice,
+	graph.HeadLSE:          bindHeadLSE,
+	graph.HeadSliceGrad:    bindHeadSlice,
 
 	graph.Quantize:      bindQuantize,
 	graph.Dequantize:    bindDequantize,

@@ -325,6 +325,7 @@ func TestRunRefuses(t *testing.T) {
 		{graph.Embed, "Tokens[0] is -1", func(o *operation) { set(o, o.Op().In[0], 0, int32(-1)) }},
 		{graph.CrossEntropy, "Targets[0] is 1000000", func(o *operation) { set(o, o.Op().In[1], 0, int32(1e6)) }},
 		{graph.HeadLoss, "Targets[0] is -2", func(o *operation) { set(o, o.Op().In[2], 0, int32(-2)) }},
+		{graph.HeadLSE, "Targets[0] is 1000000", func(o *operation) { set(o, o.Op().In[1], 0, int32(1e6)) }},
 		{graph.SelectRow, "row is -1", func(o *operation) { set(o, o.Op().In[1], graph.KeyRow, int64(-1)) }},
 		{graph.RopeAt, "the position of row 0 is -1", func(o *operation) { set(o, o.Op().In[1], 0, int32(-1)) }},
 		{graph.AttentionCached, "row 0 of sequence 0 is at position 1000000", func(o *operation) { set(o, o.Op().In[len(o.Op().In)-2], 0, int32(1e6)) }},

@@ -19,7 +19,7 @@ func headRowsOf(p *graph.Program, op *graph.Op) int {
 	x := p.Buf(op.In[0])
 	c := int(x.Shape[len(x.Shape)-1])
 	n := int(x.Elems()) / c
-	if hasOut(op, 2) && halves[p.Buf(op.Out[2].Buf).DType] != vec.NoHalf && n <= headRows+c {
+	if _, dw := graph.HeadGradients(op); dw != graph.NoBuf && halves[p.Buf(dw).DType] != vec.NoHalf && n <= headRows+c {
 		return n
 	}
 	return min(n, headRows)
@@ -73,23 +73,24 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 	case graph.NewtonSchulz:
 		r, c := shape(op.In[0])
 		return newtonSchulzWork(r, c)
-	case graph.HeadLoss, graph.HeadLossGrad:
+	case graph.HeadLoss, graph.HeadLossGrad, graph.HeadStats, graph.HeadSliceGrad:
 		n, c := shape(op.In[0])
 		v, _ := shape(op.In[1])
 		rows := headRowsOf(p, op)
 		t, dw, sum := gemmTypes[p.Buf(op.In[0]).DType], gemm.F32, int64(0)
-		if hasOut(op, 2) {
+		dxBuf, dwBuf := graph.HeadGradients(op)
+		if dwBuf != graph.NoBuf {
 			var inWork bool
-			if dw, inWork = headSum(p.Buf(op.Out[2].Buf).DType, n > rows); inWork {
+			if dw, inWork = headSum(p.Buf(dwBuf).DType, n > rows); inWork {
 				sum = aligned(4 * int64(v) * int64(c))
 			}
 		}
 		forward, gradX, gradW := headSpecs(rows, c, v, t, dw, false)
 		product := gemm.Workspace(forward) // a last, smaller chunk needs no more
-		if hasOut(op, 1) {
+		if dxBuf != graph.NoBuf {
 			product = max(product, gemm.Workspace(gradX))
 		}
-		if hasOut(op, 2) {
+		if dwBuf != graph.NoBuf {
 			product = max(product, gemm.Workspace(gradW))
 		}
 		return aligned(4*int64(rows)*int64(v)) + aligned(4*int64(rows)) + aligned(8*int64(rows)) + sum + aligned(product)

@@ -8,7 +8,7 @@ import (
 
 // Kinds whose time is spent on multiply-adds: matrix products, the head included, and attention.
 var (
-	products  = []graph.Kind{graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad, graph.NewtonSchulz}
+	products  = []graph.Kind{graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad, graph.HeadStats, graph.HeadSliceGrad, graph.NewtonSchulz}
 	attention = []graph.Kind{graph.Attention, graph.AttentionGrad, graph.AttentionCached}
 )
 

@@ -60,7 +60,7 @@ func Settings(c *config.Config) map[string]string {
 	slices.Sort(freeze)
 	s := map[string]string{
 		"seed": strconv.FormatInt(c.Seed, 10), "order": strings.ToLower(order), "seq": strconv.Itoa(c.Seq), "tokenizer": c.Tokenizer,
-		"batch": strconv.Itoa(c.Batch), "accum": strconv.Itoa(c.Accum), "ranks": strconv.Itoa(c.Ranks),
+		"batch": strconv.Itoa(c.Batch), "accum": strconv.Itoa(c.Accum), "ranks": strconv.Itoa(c.DataRanks()),
 		"lr": number(c.LR), "lr-schedule": strings.ToLower(c.LRSchedule), "lr-scale": strings.ToLower(c.LRScale),
 		"weight-decay": number(c.WeightDecay), "beta1": number(c.Beta1), "beta2": number(c.Beta2), "eps": number(c.Eps),
 		"clip": number(c.Clip), "dropout": number(c.Dropout), "freeze": strings.Join(freeze, ","),
@@ -85,11 +85,10 @@ func Settings(c *config.Config) map[string]string {
 	if c.UpdateRule().Reads(zero.Trust) {
 		s["trust"] = number(c.Trust)
 	}
-	if c.AdaptAll {
-		s["adapt-all"] = "true"
-	}
-	if c.Nesterov {
-		s["nesterov"] = "true"
+	for name, on := range map[string]bool{"adapt-all": c.AdaptAll, "nesterov": c.Nesterov, "reproducible": c.Reproducible} {
+		if on {
+			s[name] = "true"
+		}
 	}
 	if c.PortableBF16() {
 		s["bf16-rounding"] = "portable"
@@ -97,13 +96,10 @@ func Settings(c *config.Config) map[string]string {
 	if c.Reduce32() {
 		s["reduce"] = "fp32"
 	}
-	if c.Reproducible {
-		s["reproducible"] = "true"
-	}
 	if rows := c.StepRows(); len(c.BatchSchedule) > 0 {
 		s["batch-schedule"] = c.BatchSchedule.String()
 		delete(s, "accum")
-	} else if rows != c.Ranks*c.Accum*c.Batch {
+	} else if rows != c.DataRanks()*c.Accum*c.Batch {
 		s["global-batch"] = strconv.Itoa(rows)
 	}
 	if c.AsksLayers() && c.Accum > 1 {
@@ -111,6 +107,9 @@ func Settings(c *config.Config) map[string]string {
 	}
 	if c.ShardSize != 0 && c.ShardSize != c.Ranks {
 		s["shard-size"] = strconv.Itoa(c.ShardSize)
+	}
+	if n := c.Slices(); n > 0 {
+		s["tensor-slices"] = strconv.Itoa(n)
 	}
 	if c.Algorithm() == algo.Ring {
 		s["collectives"] = string(algo.Ring)
@@ -147,7 +146,7 @@ var settingFields = map[string]string{
 	"loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR", "lr-base-batch": "LRBaseBatch",
 	"lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "nesterov": "Nesterov", "on-nonfinite": "OnNonFinite",
 	"optimizer-dtype": "OptimizerDType", "order": "Order", "precision": "Precision", "ranks": "Ranks",
-	"reduce": "Reduce", "bf16-rounding": "BF16Rounding", "reproducible": "Reproducible", "seed": "Seed", "seq": "Seq", "shard-size": "ShardSize",
+	"reduce": "Reduce", "bf16-rounding": "BF16Rounding", "reproducible": "Reproducible", "seed": "Seed", "seq": "Seq", "shard-size": "ShardSize", "tensor-slices": "TensorSlices",
 	"steps": "Steps", "tokenizer": "Tokenizer", "trust": "Trust", "warmup": "Warmup",
 	"weight-decay": "WeightDecay",
 }
@@ -197,7 +196,7 @@ func Changed(old, now map[string]string) (names, lines []string) {
 // Record describes the run for a checkpoint after s.at.Step steps.
 func (s *Saver) Record() ([]byte, error) {
 	print, trained := s.print, 0
-	for i := range s.plan.Program.Params {
+	for i := range s.plan.Program.Tensors() {
 		if !s.plan.Program.Params[i].Frozen {
 			trained++
 		}

@@ -214,7 +214,7 @@ func (s *Saver) restore(ctx context.Context, c *checkpoint.Checkpoint) error {
 		return fmt.Errorf("resume: %w", err)
 	}
 	p := s.plan.Program
-	for i := range p.Params {
+	for i := range p.Tensors() {
 		name := p.Params[i].Name
 		tensor := held[name]
 		var present, absent string // a state's name that is there, and one that is not

@@ -66,6 +66,9 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.CrossEntropyGrad: crossEntropyGrad[T],
 		graph.HeadLoss:         headLoss[T],
 		graph.HeadLossGrad:     headLoss[T],
+		graph.HeadStats:        headSlice[T],
+		graph.HeadLSE:          headLSE[T],
+		graph.HeadSliceGrad:    headSlice[T],
 
 		graph.Quantize:      quantize[T],
 		graph.Dequantize:    dequantize[T],
@@ -107,12 +110,16 @@ func attr[A any, T num.Float](c *call[T]) A {
 
 func embed[T num.Float](c *call[T]) {
 	tokens, table := c.inI32(0), c.in(1)
-	c.run(&vec.Embed[T]{N: len(tokens), V: table.rows, C: table.cols, Tokens: tokens, Table: table.v, Y: c.out(0).v})
+	k := &vec.Embed[T]{N: len(tokens), V: table.rows, C: table.cols, Tokens: tokens, Table: table.v, Y: c.out(0).v}
+	k.First, _, k.Total = c.slice()
+	c.run(k)
 }
 
 func embedGrad[T num.Float](c *call[T]) {
 	tokens, d := c.inI32(0), c.out(0)
-	c.run(&vec.EmbedGrad[T]{N: len(tokens), V: d.rows, C: d.cols, Tokens: tokens, DY: c.in(1).v, DTable: d.v, Accumulate: c.accum(0)})
+	k := &vec.EmbedGrad[T]{N: len(tokens), V: d.rows, C: d.cols, Tokens: tokens, DY: c.in(1).v, DTable: d.v, Accumulate: c.accum(0)}
+	k.First, _, k.Total = c.slice()
+	c.run(k)
 }
 
 func addPos[T num.Float](c *call[T]) {

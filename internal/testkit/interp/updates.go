@@ -26,6 +26,9 @@ func (c *call[T]) shard(a graph.ShardAttr, f func(i int, e element)) {
 		from = a.From(int64(c.w.ranks[c.rank].coord[a.Axis]))
 	}
 	index := params(p, a.Unit)
+	if a.Once > 0 && c.w.ranks[c.rank].coord[a.Once-1] > 0 {
+		return
+	}
 	for i := range a.Len {
 		for _, s := range p.Units[a.Unit].Segments {
 			if at := from + i - s.Flat; at >= 0 && at < s.Len && !p.Params[s.Param].Frozen {

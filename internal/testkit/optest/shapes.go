@@ -75,11 +75,11 @@ func anyAct(r *rand.Rand) graph.ActKind { return actKinds[r.IntN(len(actKinds))]
 var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.Embed: func(r *rand.Rand) spec {
 		n, v, c := upTo(r, 40), upTo(r, 20), upTo(r, 200)
-		return spec{in: of(dims{n}, dims{v, c}), out: of(dims{n, c}), classes: int(v)}
+		return sometimesSliced(r, v, spec{in: of(dims{n}, dims{v, c}), out: of(dims{n, c}), classes: int(v)})
 	},
 	graph.EmbedGrad: func(r *rand.Rand) spec {
 		n, v, c := upTo(r, 40), upTo(r, 20), packed(r, upTo(r, 200))
-		return spec{in: of(dims{n}, dims{n, c}), out: of(dims{v, c}), classes: int(v)}
+		return sometimesSliced(r, v, spec{in: of(dims{n}, dims{n, c}), out: of(dims{v, c}), classes: int(v)})
 	},
 	graph.AddPos: func(r *rand.Rand) spec {
 		b, s, p, c := upTo(r, 4), upTo(r, 9), r.Int64N(4), upTo(r, 70)
@@ -201,6 +201,14 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	// Rows on both sides of a chunk and of two.
 	graph.HeadLoss:     func(r *rand.Rand) spec { return headShapes(r, false, 700, 40, 20) },
 	graph.HeadLossGrad: func(r *rand.Rand) spec { return headShapes(r, true, 700, 40, 20) },
+	graph.HeadStats:    func(r *rand.Rand) spec { return headSliceShapes(r, false, 700, 40, 20) },
+	graph.HeadLSE: func(r *rand.Rand) spec {
+		s, n := spec{}, upTo(r, 50)
+		slices := sliced(r, 1+upTo(r, 9), &s)
+		s.in, s.out = of(dims{slices * n, graph.HeadStatistics}, dims{n}), of(dims{1}, dims{n})
+		return s
+	},
+	graph.HeadSliceGrad: func(r *rand.Rand) spec { return headSliceShapes(r, true, 700, 40, 20) },
 
 	graph.SqSum: func(r *rand.Rand) spec {
 		s, a := units(r)
@@ -239,6 +247,8 @@ var bigShapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.AttentionGrad:   func(r *rand.Rand) spec { return attentionShapes(r, true, 3000) },
 	graph.HeadLoss:        func(r *rand.Rand) spec { return headShapes(r, false, 3000, 50000, 3000) },
 	graph.HeadLossGrad:    func(r *rand.Rand) spec { return headShapes(r, true, 3000, 50000, 3000) },
+	graph.HeadStats:       func(r *rand.Rand) spec { return headSliceShapes(r, false, 3000, 50000, 3000) },
+	graph.HeadSliceGrad:   func(r *rand.Rand) spec { return headSliceShapes(r, true, 3000, 50000, 3000) },
 	graph.Sum:             func(r *rand.Rand) spec { return spec{in: of(dims{upTo(r, 1<<20)}), out: of(dims{1})} },
 }
 
@@ -396,6 +406,34 @@ func headShapes(r *rand.Rand, grad bool, rows, vocab, width int64) spec {
 	}
 	if grad {
 		s.in, s.out = append(s.in, dims{graph.NumHyper}), append(s.out, x, dims{v, c})
+	}
+	return s
+}
+
+// sliced draws a vocabulary cut into slices of each tokens, one of which the operation has. It
+// returns the number of slices.
+func sliced(r *rand.Rand, each int64, s *spec) int64 {
+	slices := upTo(r, 5)
+	a := graph.SliceAttr{Axis: -1, PerRank: slices, Index: r.Int64N(slices), Each: each, Total: slices*each - r.Int64N(each)}
+	s.attr, s.classes = a, int(a.Total)
+	return slices
+}
+
+// sometimesSliced cuts the vocabulary of every second embedding into slices of v tokens.
+func sometimesSliced(r *rand.Rand, v int64, s spec) spec {
+	if r.IntN(2) == 0 {
+		sliced(r, v, &s)
+	}
+	return s
+}
+
+func headSliceShapes(r *rand.Rand, grad bool, rows, vocab, width int64) spec {
+	n, v, c := some(r, rows), upTo(r, vocab), some(r, width)
+	x := lead(r, n, c)
+	s := spec{in: of(x, dims{v, c}, dims{n}), out: of(dims{n, graph.HeadStatistics})}
+	sliced(r, v, &s)
+	if grad {
+		s.in, s.out = append(s.in, dims{n}, dims{graph.NumHyper}), of(x, dims{v, c})
 	}
 	return s
 }

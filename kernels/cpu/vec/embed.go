@@ -8,12 +8,14 @@ import (
 // Element is what kernels that only copy take: floats, or 16 bits as they are.
 type Element interface{ num.Float | uint16 }
 
-// Embed is Y[n] = Table[Tokens[n]].
+// Embed is Y[n] = Table[Tokens[n]]. With Total the table has the V tokens from First on, of
+// Total; rows of others are 0.
 type Embed[T Element] struct {
-	N, V, C int
-	Tokens  []int32 // (N), in [0, V)
-	Table   []T     // (V, C)
-	Y       []T     // (N, C)
+	N, V, C      int
+	Tokens       []int32 // (N), in [0, V), or with Total in [0, Total)
+	Table        []T     // (V, C)
+	Y            []T     // (N, C)
+	First, Total int
 }
 
 // Run copies the rows.
@@ -24,7 +26,7 @@ func (k *Embed[T]) Run(p *pool.Pool) error {
 	c.dim("C", k.C)
 	c.size2("Table", "(V, C)", len(k.Table), k.V, k.C)
 	c.size2("Y", "(N, C)", len(k.Y), k.N, k.C)
-	c.tokens(k.Tokens, k.N, k.V)
+	c.tokens(k.Tokens, k.N, max(k.V, k.Total))
 	if c.err == nil {
 		run(p, tasks(k.N, rowGrain(k.C)), k)
 	}
@@ -49,20 +51,26 @@ func (c *check) tokens(t []int32, n, v int) {
 func (k *Embed[T]) RunIndex(i int) {
 	lo, hi := piece(i, rowGrain(k.C), k.N)
 	for n := lo; n < hi; n++ {
-		t := int(k.Tokens[n])
-		copy(k.Y[n*k.C:(n+1)*k.C], k.Table[t*k.C:(t+1)*k.C])
+		t, y := int(k.Tokens[n])-k.First, k.Y[n*k.C:(n+1)*k.C]
+		if t < 0 || t >= k.V {
+			clear(y)
+			continue
+		}
+		copy(y, k.Table[t*k.C:(t+1)*k.C])
 	}
 }
 
 // EmbedGrad is DTable[v] = Σ DY[n] over the rows n whose token is v, in
 // increasing order from 0 or, with Accumulate, from the old value. Tasks own
-// columns, so that no two write the same element.
+// columns, so that no two write the same element. With Total the table has the V tokens from
+// First on, of Total; rows of others are skipped.
 type EmbedGrad[T num.Float] struct {
-	N, V, C    int
-	Tokens     []int32 // (N), in [0, V)
-	DY         []T     // (N, C)
-	DTable     []T     // (V, C)
-	Accumulate bool
+	N, V, C      int
+	Tokens       []int32 // (N), in [0, V), or with Total in [0, Total)
+	DY           []T     // (N, C)
+	DTable       []T     // (V, C)
+	Accumulate   bool
+	First, Total int
 
 	zero Fill[T]
 }
@@ -75,7 +83,7 @@ func (k *EmbedGrad[T]) Run(p *pool.Pool) error {
 	c.dim("C", k.C)
 	c.size2("DTable", "(V, C)", len(k.DTable), k.V, k.C)
 	c.size2("DY", "(N, C)", len(k.DY), k.N, k.C)
-	c.tokens(k.Tokens, k.N, k.V)
+	c.tokens(k.Tokens, k.N, max(k.V, k.Total))
 	if c.err != nil {
 		return c.err
 	}
@@ -96,8 +104,12 @@ const embedGrain = 128
 // RunIndex is a pool.Task's; call Run.
 func (k *EmbedGrad[T]) RunIndex(i int) {
 	lo, hi := piece(i, embedGrain, k.C)
-	for n, t := range k.Tokens {
-		d := k.DTable[int(t)*k.C:][lo:hi]
+	for n, token := range k.Tokens {
+		t := int(token) - k.First
+		if t < 0 || t >= k.V {
+			continue
+		}
+		d := k.DTable[t*k.C:][lo:hi]
 		binary(opAdd, d, d, k.DY[n*k.C+lo:n*k.C+hi], false)
 	}
 }

@@ -10,11 +10,12 @@ import (
 // of the table is summed in float32 over all its tokens and rounded once. Tasks
 // own columns, so that no two write the same element.
 type HalfEmbedGrad struct {
-	As      Half
-	N, V, C int
-	Tokens  []int32  // (N), in [0, V)
-	DY      []uint16 // (N, C)
-	DTable  HalfSum  // (V, C)
+	As           Half
+	N, V, C      int
+	Tokens       []int32  // (N), in [0, V), or with Total in [0, Total)
+	DY           []uint16 // (N, C)
+	DTable       HalfSum  // (V, C)
+	First, Total int      // see EmbedGrad
 	// Order is workspace (N): the rows by token, and of a token in their order.
 	Order []int64
 
@@ -32,7 +33,7 @@ func (k *HalfEmbedGrad) Run(p *pool.Pool) error {
 	c.size2("DTable", "(V, C)", max(len(k.DTable.To), len(k.DTable.To32)), k.V, k.C)
 	c.size2("DY", "(N, C)", len(k.DY), k.N, k.C)
 	c.size1("Order", "N", len(k.Order), k.N)
-	c.tokens(k.Tokens, k.N, k.V)
+	c.tokens(k.Tokens, k.N, max(k.V, k.Total))
 	if c.err != nil {
 		return c.err
 	}
@@ -67,7 +68,11 @@ func (k *HalfEmbedGrad) RunIndex(i int) {
 	row := s.buf[embedGrain:][:hi-lo]
 	for at := 0; at < len(k.Order); {
 		token := int(k.Order[at] >> 32)
-		begin := token*k.C + lo
+		if token < k.First || token >= k.First+k.V {
+			at++
+			continue
+		}
+		begin := (token-k.First)*k.C + lo
 		sum := k.DTable.begin(k.As, s.buf[:hi-lo], begin)
 		for ; at < len(k.Order) && int(k.Order[at]>>32) == token; at++ {
 			n := int(k.Order[at] & (1<<32 - 1))

@@ -116,7 +116,7 @@ func parameters(c model.Config) int64 {
 		if err != nil {
 			return 0
 		}
-		for i := range p.Params {
+		for i := range p.Tensors() {
 			n += p.Params[i].Elems()
 		}
 		return n

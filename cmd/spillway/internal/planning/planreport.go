@@ -73,6 +73,9 @@ func (r *planReport) heading(w io.Writer) {
 	if c.ShardSize > 0 && c.ShardSize < c.Ranks {
 		fmt.Fprintf(w, ", sharded over %d and replicated %d times", c.ShardSize, c.Ranks/c.ShardSize)
 	}
+	if c.Tensor > 1 {
+		fmt.Fprintf(w, ", every layer shared by %d", c.Tensor)
+	}
 	fmt.Fprintf(w, "\nmicro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.StepRows())*int64(c.Seq)))
 	if len(c.BatchSchedule) > 0 {
 		cli.Wrap(w, "", "  ", "batch schedule: "+scheduleText(c.BatchSchedule)+"; memory, what is sent and the speed are those of the largest")

@@ -290,7 +290,7 @@ func planningText(c *spillway.Config) string {
 func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 	c, p := t.Config(), t.Plan()
 	var params int64
-	for i := range p.Program.Params {
+	for i := range p.Program.Tensors() {
 		params += p.Program.Params[i].Elems()
 	}
 	if isDemo {
@@ -367,7 +367,7 @@ func lost(t *spillway.Trainer, reached int) (text string) {
 
 // trains says whether any parameter is trainable.
 func trains(p *plan.Plan) bool {
-	for i := range p.Program.Params {
+	for i := range p.Program.Tensors() {
 		if !p.Program.Params[i].Frozen {
 			return true
 		}

@@ -1,0 +1,100 @@
+package config
+
+import (
+	"strings"
+
+	"github.com/spillway-ml/spillway/comm/algorithm"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// DataRanks is the number of ranks that have data of their own: all, but for those that share the
+// computation of layers with another one. It is 1 where Ranks is not known yet.
+func (c *Config) DataRanks() int { return max(c.Ranks/max(c.Tensor, 1), 1) }
+
+// Slices is the number of slices into which layers are cut; 0: they are not.
+func (c *Config) Slices() int {
+	n := c.TensorSlices
+	if n == 0 {
+		n = c.Tensor
+	}
+	if n < 2 {
+		return 0
+	}
+	return n
+}
+
+// validTensor checks the numbers of ranks and slices of tensor parallelism, and refuses what is
+// not built beside it.
+func validTensor(c *Config) error {
+	slices, ranks := c.Slices(), max(c.Tensor, 1)
+	switch {
+	case c.Tensor < 0 || int64(c.Tensor) > largest["Ranks"]:
+		return Refuse("Config.Tensor %d: 1 to %d ranks are possible", c.Tensor, largest["Ranks"])
+	case c.TensorSlices < 0 || c.TensorSlices > mostSlices:
+		return Refuse("Config.TensorSlices %d: 1 to %d slices are possible", c.TensorSlices, mostSlices)
+	case slices == 0 && c.TensorSlices == 1 && ranks > 1, slices%ranks != 0:
+		return Refuse("Config.TensorSlices %d with Config.Tensor %d: each rank has as many slices; give a multiple of %d", c.TensorSlices, ranks, ranks)
+	case slices == 0:
+		return nil
+	case slices > mostSlices || slices&(slices-1) != 0:
+		what := "TensorSlices"
+		if c.TensorSlices == 0 {
+			what = "Tensor"
+		}
+		return Refuse("Config.%s %d: the order of sums is a binary tree over slices; give a power of two up to %d", what, slices, mostSlices)
+	}
+	field := "Tensor"
+	if ranks == 1 {
+		field = "TensorSlices"
+	}
+	for _, given := range besideTensor {
+		if what := given(c); what != "" {
+			return Refuse("Config.%s with Config.%s: not built; leave one of them out", what, field)
+		}
+	}
+	return nil
+}
+
+// mostSlices bounds TensorSlices: a row of statistics of each is on every rank.
+const mostSlices = 256
+
+// besideTensor has what is refused with tensor parallelism: each returns the field, "" if it is
+// not given.
+var besideTensor = []func(c *Config) string{
+	whereGiven("Own.Model", func(c *Config) bool { return c.Own.Model != nil }),
+	whereGiven("Own.Rule", func(c *Config) bool { return c.Own.Rule != nil }),
+	whereGiven("Inference", func(c *Config) bool { return c.Inference }),
+	whereGiven("Generate", func(c *Config) bool { return c.Generate }),
+	whereGiven("LoRA", func(c *Config) bool { return c.LoRA.Active() }),
+	whereGiven("Int8", func(c *Config) bool { return len(c.Int8) > 0 }),
+	whereGiven("Precision fp16", func(c *Config) bool { return strings.EqualFold(c.PrecisionName(), "fp16") }),
+	whereGiven("OptimizerDType bf16", (*Config).BF16States),
+	func(c *Config) string {
+		o := c.UpdateRule()
+		if _, perParam := o.StateNames(); len(perParam) > 0 || o.Splits() || o.Reads(zero.Trust) || o.Reads(zero.AdaptAll) {
+			return "Optimizer " + o.Name // it takes norms of whole matrices, or the matrices
+		}
+		return ""
+	},
+	whereGiven("ShardSize", func(c *Config) bool { return c.ShardSize > 0 }),
+	whereGiven("RankShares", func(c *Config) bool { return c.RankShares != nil }),
+	whereGiven("BatchSchedule", func(c *Config) bool { return len(c.BatchSchedule) > 0 }),
+	whereGiven("FrozenCache", func(c *Config) bool { return c.FrozenCache.Bytes != 0 }),
+	whereGiven("Receipt", func(c *Config) bool { return c.Receipt != "" }),
+	whereGiven("Collectives ring", func(c *Config) bool { return c.Algorithm() == algorithm.Ring }),
+	func(c *Config) string {
+		if c.TensorSlices > max(c.Tensor, 1) && !strings.EqualFold(c.PrecisionName(), "fp32") {
+			return "Precision " + c.Precision // a rank's sum of several slices would be rounded once more
+		}
+		return ""
+	},
+}
+
+func whereGiven(field string, given func(c *Config) bool) func(c *Config) string {
+	return func(c *Config) string {
+		if given(c) {
+			return field
+		}
+		return ""
+	}
+}

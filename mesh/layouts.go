@@ -1,0 +1,239 @@
+package mesh
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// vocabulary returns the attribute of an operation on each slice of a table.
+func (t *tensor) vocabulary(table graph.BufID) func(k int) any {
+	q := &t.p.Params[t.cut[table].param]
+	each := t.p.LocalShape(q)[0]
+	return func(k int) any {
+		return graph.SliceAttr{Axis: t.o.Axis, PerRank: int64(t.per), Index: int64(k), Each: each, Total: q.Shape[0]}
+	}
+}
+
+// head rewrites the loss of a head, and its gradients, for a table that is cut by tokens:
+//
+//	stats.s = head_stats(x, w.s) ─ all_gather → stats ─ head_lse → loss, lse ─ head_slice_grad → dx.s, dw.s
+func (t *tensor) head(op graph.Op) error {
+	if graph.HeadCap(&op) != 0 {
+		return fmt.Errorf("a soft cap of logits has no form for slices")
+	}
+	x, w, targets, loss := op.In[0], op.In[1], op.In[2], op.Out[0]
+	t.whole(x)
+	attr, rows := t.vocabulary(w), t.p.Buf(targets).Elems()
+	buffer := func(what string, view *graph.View, shape ...int64) graph.BufID {
+		return t.p.AddBuffer(graph.Buffer{Name: t.unique(op.Name + "/" + what), DType: graph.F32, Shape: shape, Class: graph.Activations, Unit: op.Unit, View: view})
+	}
+	const width = graph.HeadStatistics
+	all := buffer("stats", nil, int64(t.o.Slices)*rows, width)
+	own, slice := all, rows*width*graph.F32.Size()
+	if t.o.Axis >= 0 {
+		own = buffer("stats/own", &graph.View{Base: all, RankStride: int64(t.per) * slice, Axis: t.o.Axis}, int64(t.per)*rows, width)
+	}
+	forward := op
+	forward.Pass = graph.Forward
+	for k := range t.per {
+		to := buffer("stats/slice", &graph.View{Base: own, Offset: int64(k) * slice}, rows, width)
+		t.add(forward, graph.HeadStats, sliceName(op.Name+"/stats", k), []graph.BufID{x, t.part(w, k), targets}, graph.Out{Buf: to}, attr(k))
+	}
+	if t.o.Axis >= 0 {
+		t.add(forward, graph.AllGather, op.Name+"/stats/all_gather", []graph.BufID{own}, graph.Out{Buf: all}, graph.GroupAttr{Axis: t.o.Axis})
+	}
+	lse := buffer("lse", nil, rows)
+	t.add(forward, graph.HeadLSE, op.Name, []graph.BufID{all, targets}, loss, attr(0))
+	last := &t.ops[len(t.ops)-1]
+	last.Out = append(last.Out, graph.Out{Buf: lse})
+	if dx, dw := graph.HeadGradients(&op); op.Kind == graph.HeadLoss || dx == graph.NoBuf && dw == graph.NoBuf {
+		return nil
+	}
+	grad := op
+	grad.Kind, grad.Name = graph.HeadSliceGrad, op.Name+"/grad"
+	grad.In, grad.Out = []graph.BufID{x, w, targets, lse, op.In[3]}, op.Out[1:]
+	return t.each(grad, attr, addends, 0)
+}
+
+// layouts decides how parameters are cut, by the forward operations of the section that trains,
+// or of the first one.
+func (t *tensor) layouts() error {
+	sec := t.p.SectionOf(graph.SectionTrain, graph.FormWhole)
+	if sec == nil {
+		sec = &t.p.Sections[0]
+	}
+	f := &flow{t: t, writes: map[graph.BufID][]*graph.Op{}, reads: map[graph.BufID][]*graph.Op{}, params: map[graph.BufID]int{}}
+	for i := range t.p.Params {
+		f.params[t.p.Params[i].Value] = i
+	}
+	var ops []*graph.Op
+	for i := range sec.Phases[0].Ops {
+		op := &sec.Phases[0].Ops[i]
+		head := op.Kind == graph.HeadLossGrad
+		if op.Pass != graph.Forward && !head {
+			continue
+		}
+		ops = append(ops, op)
+		for _, id := range op.In {
+			if id != graph.NoBuf {
+				f.reads[t.root(id)] = append(f.reads[t.root(id)], op)
+			}
+		}
+		for _, o := range op.Out {
+			if o.Buf != graph.NoBuf && !head {
+				f.writes[t.root(o.Buf)] = append(f.writes[t.root(o.Buf)], op)
+			}
+		}
+	}
+	for _, op := range ops {
+		var err error
+		switch op.Kind {
+		case graph.Embed, graph.HeadLoss, graph.HeadLossGrad:
+			err = f.cut(op.In[1], 0, 1)
+		case graph.Linear:
+			if t.cut[op.In[1]] == nil {
+				err = f.group(op)
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("%s (%s) cannot be cut into %d slices: %w", op.Name, op.Kind, t.o.Slices, err)
+		}
+	}
+	return nil
+}
+
+// flow is the data flow of a forward program.
+type flow struct {
+	t             *tensor
+	writes, reads map[graph.BufID][]*graph.Op // by root
+	params        map[graph.BufID]int
+}
+
+// cut notes the layout of a parameter, with its gradient's.
+func (f *flow) cut(value graph.BufID, dim, groups int) error {
+	i, ok := f.params[value]
+	if !ok {
+		return fmt.Errorf("%s is no parameter", f.t.p.Buf(value).Name)
+	}
+	l, q := &layout{i, dim, groups}, &f.t.p.Params[i]
+	if have := f.t.cut[value]; have != nil && *have != *l {
+		return fmt.Errorf("%s is used in two ways", q.Name)
+	}
+	n, s := q.Shape[dim]/int64(groups), int64(f.t.o.Slices)
+	if n%s != 0 && (len(q.Shape) < 2 || dim > 0 || (s-1)*((n+s-1)/s) >= n) {
+		return fmt.Errorf("dimension %d of %s %v has %d elements, which as many slices do not divide", dim, q.Name, q.Shape, n)
+	}
+	f.t.cut[value] = l
+	if q.Grad != graph.NoBuf {
+		f.t.cut[q.Grad] = l
+	}
+	return nil
+}
+
+// group cuts a product's outputs, the products beside it, and the inputs of those behind.
+func (f *flow) group(first *graph.Op) error {
+	in, packed := map[graph.BufID]bool{}, map[graph.BufID]int{}
+	var before, behind []*graph.Op
+	work := []graph.BufID{f.t.root(first.Out[0].Buf)}
+	for len(work) > 0 {
+		root := work[0]
+		if work = work[1:]; in[root] {
+			continue
+		}
+		in[root] = true
+		for _, op := range f.writes[root] {
+			if _, weight := f.params[root]; op.Kind == graph.Linear && !weight {
+				before = append(before, op)
+				continue
+			}
+			more, err := f.through(op, packed)
+			if err != nil {
+				return err
+			}
+			work = append(work, more...)
+		}
+		for _, op := range f.reads[root] {
+			if op.Kind == graph.Linear {
+				behind = append(behind, op)
+				continue
+			}
+			more, err := f.through(op, packed)
+			if err != nil {
+				return err
+			}
+			work = append(work, more...)
+		}
+	}
+	for _, op := range behind {
+		if slices.Contains(before, op) {
+			return fmt.Errorf("%s would be cut by inputs and outputs", op.Name)
+		}
+		if err := f.cut(op.In[1], side(op, false), 1); err != nil {
+			return err
+		}
+	}
+	if len(behind) == 0 {
+		return fmt.Errorf("no product follows it, through operations on single elements or heads, whose inputs could be cut")
+	}
+	for _, op := range before {
+		groups := max(packed[f.t.root(op.Out[0].Buf)], 1)
+		if err := f.cut(op.In[1], side(op, true), groups); err != nil {
+			return err
+		}
+		if len(op.In) > 2 && op.In[2] != graph.NoBuf {
+			if err := f.cut(op.In[2], 0, groups); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// side is the dimension of a product's weight that its outputs or inputs are.
+func side(op *graph.Op, outputs bool) int {
+	if op.Attr.(graph.LinearAttr).TransW == outputs {
+		return 0
+	}
+	return 1
+}
+
+// through returns the activations of an operation between two products, if it works on each
+// slice by itself.
+func (f *flow) through(op *graph.Op, packed map[graph.BufID]int) (roots []graph.BufID, err error) {
+	s := int64(f.t.o.Slices)
+	if local[op.Kind] == nil {
+		return nil, fmt.Errorf("its result goes through %s (%s), which works on neither single elements nor heads", op.Name, op.Kind)
+	}
+	switch a := op.Attr.(type) {
+	case graph.AttentionAttr:
+		if a.Heads%s != 0 || a.KVHeads%s != 0 {
+			return nil, fmt.Errorf("%s has %d heads and %d of keys and values, which as many slices do not divide", op.Name, a.Heads, a.KVHeads)
+		}
+		if a.Packed {
+			if a.Heads != a.KVHeads {
+				return nil, fmt.Errorf("%s packs %d heads beside %d of keys and values, which are no equal groups", op.Name, a.Heads, a.KVHeads)
+			}
+			packed[f.t.root(op.In[0])] = 3
+		}
+	case graph.NormAttr:
+		x := f.t.p.Buf(op.In[0])
+		whole := f.t.p.Buf(f.t.root(op.In[0])).Shape
+		width, head := whole[len(whole)-1], x.Shape[len(x.Shape)-1]
+		if width%(head*s) != 0 {
+			return nil, fmt.Errorf("its result goes through %s (%s), whose rows of %d of %d elements are of several slices", op.Name, op.Kind, head, width)
+		}
+	}
+	for _, id := range op.In {
+		if _, weight := f.params[id]; id != graph.NoBuf && !weight && f.t.p.Buf(id).Class == graph.Activations {
+			roots = append(roots, f.t.root(id))
+		}
+	}
+	for _, o := range op.Out {
+		if o.Buf != graph.NoBuf {
+			roots = append(roots, f.t.root(o.Buf))
+		}
+	}
+	return roots, nil
+}

@@ -1,0 +1,41 @@
+package plan
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/zero"
+)
+
+// Models of both families whose heads, widths and vocabulary (padded) four slices divide.
+var cutModels = map[string]model.Config{
+	"gpt2":  {Family: model.GPT2, Layers: 2, Width: 32, Heads: 4, Vocab: 61, Positions: 16, TiedHead: true},
+	"llama": {Family: model.Llama, Layers: 2, Width: 32, FFN: 48, Heads: 8, KVHeads: 4, HeadDim: 4, Vocab: 70, Positions: 16, NormEps: 1e-5, RopeTheta: 1e4},
+	"qwen3": {Family: model.Llama, Layers: 1, Width: 32, FFN: 48, Heads: 4, KVHeads: 4, HeadDim: 8, Vocab: 64, Positions: 16, NormEps: 1e-5, RopeTheta: 1e4, NormHeads: true, TiedHead: true},
+}
+
+func TestPlansOfSlices(t *testing.T) {
+	for name, m := range cutModels {
+		fwd := forwardOf(t, m, 1, 8, true)
+		fwd.Generate = nil
+		for _, tensor := range []int{1, 2, 4} {
+			for _, slices := range []int{2, 4} {
+				if slices%tensor > 0 {
+					continue
+				}
+				for _, stage := range []zero.Stage{zero.Replicate, 3} {
+					for _, prec := range []precision.Precision{precision.FP32, precision.BF16} {
+						what := fmt.Sprintf("%s, %d slices over %d ranks, stage %d, %v", name, slices, tensor, stage, prec)
+						_, err := Build(fwd, Config{Ranks: 2 * tensor, Tensor: tensor, Slices: slices, Stage: stage, Accum: 2, Prefetch: 1, Clip: 1, Optimizer: adamW, Target: graph.CPUTarget(), Precision: prec, Verify: true})
+						require.NoError(t, err, what)
+					}
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package train
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/plan"
+)
+
+// tensorSlices is the number of slices of the runs below.
+const tensorSlices = 4
+
+// cutModel replaces the shape of a random model by one that slices divide. The vocabulary need
+// not: the last slice has fewer tokens.
+func cutModel(t testing.TB, r *rand.Rand, c *request) {
+	heads := tensorSlices * (1 + r.IntN(2))
+	width := heads * 2 * (1 + r.IntN(4))
+	kv := heads
+	if r.IntN(2) == 0 {
+		kv = tensorSlices
+	}
+	vocab, positions := tensorSlices*4+r.IntN(200), 2+r.IntN(40)
+	shape := map[string]any{"model_type": "gpt2", "n_layer": 1 + r.IntN(3), "n_head": heads, "n_embd": width, "vocab_size": vocab, "n_positions": positions,
+		"n_inner": tensorSlices * (1 + r.IntN(2*width)), "tie_word_embeddings": r.IntN(2) == 0}
+	if c.Dropout == 0 && r.IntN(2) == 0 {
+		shape = map[string]any{"model_type": []string{"llama", "qwen2", "qwen3"}[r.IntN(3)], "num_hidden_layers": 1 + r.IntN(3), "num_attention_heads": heads, "num_key_value_heads": kv,
+			"hidden_size": width, "head_dim": 2 * (1 + r.IntN(9)), "intermediate_size": tensorSlices * (1 + r.IntN(2*width)), "vocab_size": vocab,
+			"max_position_embeddings": positions, "tie_word_embeddings": r.IntN(2) == 0}
+	}
+	text, err := json.Marshal(shape)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(c.Model, "config.json"), text, 0o644))
+	tokens := make([]byte, 2*(positions+1+r.IntN(2000)))
+	for i := 0; i < len(tokens); i += 2 {
+		tokens[i] = byte(r.IntN(min(vocab, 256)))
+	}
+	require.NoError(t, os.WriteFile(c.Data, tokens, 0o644))
+	c.Seq = 1 + r.IntN(positions)
+}
+
+// tensorCase draws what a run computes.
+func tensorCase(t testing.TB, seed uint64, dir string) request {
+	r := rand.New(rand.NewPCG(seed, 3))
+	c := randomModel(t, r, dir)
+	cutModel(t, r, &c)
+	c.Seed, c.Steps, c.poison = int64(r.Uint64()>>1), 2, true
+	c.Batch, c.Accum, c.Ranks = 1+r.IntN(3), 1+r.IntN(3), 1+r.IntN(2)
+	c.Order = []string{"sequential", "shuffled"}[r.IntN(2)]
+	c.Optimizer = []string{"adamw", "adamw", "sgd", "adagrad"}[r.IntN(4)]
+	if r.IntN(2) == 0 {
+		c.Clip = 0.1 + r.Float64()
+	}
+	if r.IntN(3) == 0 {
+		p, err := c.planned().Plan(t.Context())
+		require.NoError(t, err)
+		for range 1 + r.IntN(4) {
+			c.Freeze = append(c.Freeze, p.Program.Params[r.IntN(len(p.Program.Params))].Name)
+		}
+	}
+	return c
+}
+
+// A run whose layers are cut has the bits of the same slices on one rank of each group, at every
+// stage, placement and recomputation, also where it is saved at one number of ranks and goes on
+// at another; and the losses of a run that is not cut, to rounding. SPILLWAY_TEST_CASES asks for
+// more cases than the usual few.
+func TestTensorRanksGiveTheSameBits(t *testing.T) {
+	first, cases := seedOf(t)
+	for k := range cases {
+		seed := first + uint64(k)
+		t.Run("", func(t *testing.T) { tensorRanks(t, seed) })
+		if t.Failed() {
+			t.Fatalf("repeat with %s=%d", seedVariable, seed)
+		}
+	}
+}
+
+func tensorRanks(t *testing.T, seed uint64) {
+	t.Logf("%s=%d", seedVariable, seed)
+	c := tensorCase(t, seed, t.TempDir())
+	r := rand.New(rand.NewPCG(seed, 4))
+	describe := func(v request) string { return fmt.Sprintf("%s=%d: %+v", seedVariable, seed, v) }
+	run := func(v request) outcome {
+		before := runtime.GOMAXPROCS(1 + r.IntN(3))
+		defer runtime.GOMAXPROCS(before)
+		return runOf(t, v)
+	}
+	whole := run(c)
+	for _, half := range []struct {
+		reference    int
+		reproducible bool
+		stages       []int
+	}{{0, false, []int{0, 1}}, {2, false, []int{2, 3}}, {2, true, []int{0, 1, 2, 3}}} {
+		v := c
+		v.Zero, v.Prefetch, v.Reproducible, v.TensorSlices = half.reference, 1, half.reproducible, tensorSlices
+		want := run(v)
+		for i := range want.losses {
+			require.InEpsilon(t, whole.losses[i], want.losses[i], 1e-5, describe(v))
+		}
+		at := func(zero int) request {
+			v := c
+			v.Zero, v.Reproducible, v.TensorSlices = zero, half.reproducible, tensorSlices
+			if half.reproducible {
+				v.Ranks = oneOfDivisors(r, c.Ranks*c.Accum)
+				v.Accum = c.Ranks * c.Accum / v.Ranks
+			}
+			v.Tensor = []int{1, 2, 4}[r.IntN(3)]
+			v.Ranks *= v.Tensor
+			return variant(t, r, v)
+		}
+		for _, zero := range half.stages {
+			v := at(zero)
+			got := run(v)
+			require.Equal(t, want.losses, got.losses, describe(v))
+			require.Equal(t, want.sha, got.sha, describe(v))
+		}
+		if half.reference == 0 {
+			v = at(r.IntN(4))
+			if v.AccumOrder = "layer"; v.DeviceMemory > 0 { // a cap of micro order
+				v.DeviceMemory, v.Recompute = 0, "full"
+			}
+			used := false
+			got := runPlanned(t, v, func(p *plan.Plan) { used = len(p.UsedTwice) > 0 })
+			if !used { // a parameter used twice has sums of its own
+				require.Equal(t, want.sha, got.sha, describe(v))
+			}
+		}
+		v = at(half.stages[r.IntN(len(half.stages))])
+		v.Checkpoint, v.SaveEvery, v.Keep = scratch(t), 1, 0
+		require.Equal(t, want.sha, run(v).sha, describe(v))
+		require.NoError(t, os.RemoveAll(filepath.Join(v.Checkpoint, "step-00000002")))
+		folder := v.Checkpoint
+		v = at(half.stages[r.IntN(len(half.stages))])
+		v.Checkpoint, v.Resume = folder, true
+		got := run(v)
+		require.Equal(t, want.losses[1:], got.losses, describe(v))
+		require.Equal(t, want.sha, got.sha, describe(v))
+	}
+}
+
+// In bf16 a rank has one slice. Losses are those of a run that is not cut, to bf16's rounding.
+func TestTensorRanksInBF16(t *testing.T) {
+	first, cases := seedOf(t)
+	for k := range cases {
+		seed := first + uint64(k)
+		t.Logf("%s=%d", seedVariable, seed)
+		c := tensorCase(t, seed, t.TempDir())
+		r := rand.New(rand.NewPCG(seed, 5))
+		c.Precision, c.Accum = "bf16", 1
+		whole := runOf(t, c)
+		c.Tensor = []int{2, 4}[r.IntN(2)]
+		c.Ranks *= c.Tensor
+		want := runOf(t, c)
+		for i := range want.losses {
+			require.InEpsilon(t, whole.losses[i], want.losses[i], 1e-2, "%s=%d: %+v", seedVariable, seed, c)
+		}
+		for zero := range 4 {
+			v := c
+			v.Zero = zero
+			v = variant(t, r, v)
+			got := runOf(t, v)
+			require.Equal(t, want.losses, got.losses, "%s=%d: %+v", seedVariable, seed, v)
+			require.Equal(t, want.sha, got.sha, "%s=%d: %+v", seedVariable, seed, v)
+		}
+	}
+}
