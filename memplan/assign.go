@@ -65,12 +65,11 @@ func Assign(p *graph.Program, opt Options) (*Layout, error) {
 	if err != nil {
 		return nil, err
 	}
-	a, err := analyse(p)
+	a, err := analyse(p, align)
 	if err != nil {
 		return nil, fmt.Errorf("memplan.Assign: %w", err)
 	}
 	l := &Layout{Offset: make([]int64, len(p.Buffers)), Align: align}
-	a.align = alignments(p, align)
 	for i := range l.Offset {
 		l.Offset[i] = -1
 	}
@@ -143,7 +142,7 @@ func alignments(p *graph.Program, least int64) []int64 {
 // is the lower bound. It takes a fraction of Assign's time.
 func Bounds(p *graph.Program) ([graph.NumSpaces]SpaceUse, error) {
 	var uses [graph.NumSpaces]SpaceUse
-	a, err := analyseOnly(p, false)
+	a, err := analyse(p, 0)
 	if err != nil {
 		return uses, fmt.Errorf("memplan.Bounds: %w", err)
 	}
@@ -164,6 +163,7 @@ type analysis struct {
 	spaces        [graph.NumSpaces]timeline
 	sections      []section
 	bound         [graph.NumSpaces]bound
+	floor         [graph.NumSpaces]int64 // like bound, with alignment and without resident buffers
 	work          [graph.NumSpaces]int64 // pairs of buffers that place has compared
 	classPeak     [graph.NumSpaces][graph.NumClasses]int64
 }
@@ -178,10 +178,9 @@ type timeline struct {
 	phase     []int32 // the only phase that uses it, numbered from 1 over all sections; 0: several do
 }
 
-func analyse(p *graph.Program) (*analysis, error) { return analyseOnly(p, true) }
-
-// analyseOnly finds live ranges and bounds and, with clashes, which buffers overlap in time.
-func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
+// analyse finds live ranges and bounds and, unless align is 0, which buffers overlap in time.
+// align is the least alignment of a buffer.
+func analyse(p *graph.Program, align int64) (*analysis, error) {
 	regions, err := graph.NewRegions(p)
 	if err != nil {
 		return nil, err
@@ -215,12 +214,12 @@ func analyseOnly(p *graph.Program, clashes bool) (*analysis, error) {
 			sp.ids = append(sp.ids, graph.BufID(id))
 		}
 	}
-	if !clashes {
-		a.findBounds()
+	a.findBounds()
+	if align == 0 {
 		return a, nil
 	}
+	a.align = alignments(p, align)
 	a.findOverlaps(index)
-	a.findBounds()
 	for sp := range graph.NumSpaces {
 		a.findCliques(sp, index)
 	}

@@ -18,7 +18,7 @@ const (
 // orders may run at the same time, but an order of single steps counts the operands of only
 // one of them. Any set of buffers that all overlap each other in time must have separate
 // bytes. So findCliques adds, to all buffers that are live at a maximum, further buffers that
-// overlap all of them and each other, the largest first.
+// overlap all of them and each other, the largest first. It also sets the space's floor.
 func (a *analysis) findCliques(sp graph.Space, index []int32) {
 	tl := &a.spaces[sp]
 	if len(tl.ids) == 0 {
@@ -42,6 +42,7 @@ func (a *analysis) findCliques(sp graph.Space, index []int32) {
 			added = append(added, i)
 			total += a.p.Buf(tl.ids[i]).Bytes()
 		}
+		a.floor[sp] = max(a.floor[sp], a.aligned(tl, append(members, added...)))
 		if total > most {
 			most, best, at = total, added, pt
 		}
@@ -64,6 +65,23 @@ func (a *analysis) findCliques(sp graph.Space, index []int32) {
 	for c, bytes := range classes {
 		a.classPeak[sp][c] = max(a.classPeak[sp][c], bytes)
 	}
+}
+
+// aligned returns the least extent of buffers that all have separate bytes. Each offset is a
+// multiple of the buffer's alignment, so all but the highest buffer end in padding, unless their
+// size is a multiple too.
+func (a *analysis) aligned(tl *timeline, members []int32) (extent int64) {
+	least := a.align[tl.ids[members[0]]]
+	for _, i := range members {
+		least = min(least, a.align[tl.ids[i]])
+	}
+	most := int64(0) // the largest padding: the highest buffer needs none
+	for _, i := range members {
+		n := a.p.Buf(tl.ids[i]).Bytes()
+		extent += alignUp(n, least)
+		most = max(most, alignUp(n, least)-n)
+	}
+	return extent - most
 }
 
 // besideAll returns, in ascending order, the buffers that overlap every member in time and are

@@ -12,9 +12,8 @@ import (
 
 // placers returns a placer for each space of a program that has buffers to place.
 func placers(t require.TestingT, p *graph.Program, align int64) (list []*placer) {
-	a, err := analyse(p)
+	a, err := analyse(p, align)
 	require.NoError(t, err)
-	a.align = alignments(p, align)
 	for sp := range graph.NumSpaces {
 		if pl := a.placer(sp, a.bound[sp].bytes-a.residentBytes[sp], nil); pl != nil {
 			list = append(list, pl)

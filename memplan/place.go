@@ -31,7 +31,8 @@ func (a *analysis) placer(sp graph.Space, bound int64, stop func() error) *place
 	if n == 0 {
 		return nil
 	}
-	pl := &placer{tl: tl, stop: stop, align: make([]int64, n), size: make([]int64, n), high: make([]bool, n), bound: bound, ceiling: bound + bound/nearBound, extent: -1}
+	pl := &placer{tl: tl, stop: stop, align: make([]int64, n), size: make([]int64, n), high: make([]bool, n),
+		bound: bound, floor: a.floor[sp], ceiling: bound + bound/nearBound, extent: -1}
 	steps := slices.Max(tl.last)
 	for i, id := range tl.ids {
 		pl.size[i], pl.align[i] = a.p.Buf(id).Bytes(), a.align[id]
@@ -163,8 +164,8 @@ func (pl *placer) take(off []int64, extent int64) {
 }
 
 // Limits of the search, in pairs of buffers compared: counted work, unlike time, gives the same
-// plan on every machine. The search is over when the extent exceeds the bound by at most one
-// part in nearBound, and for every unitWork of work by a thousandth more; maxWork ends it in
+// plan on every machine. The search is over when no extent can be lower, or when it exceeds the
+// bound by at most one part in nearBound, and for every unitWork of work by a thousandth more; maxWork ends it in
 // any case.
 const (
 	nearBound     = 2000
@@ -178,7 +179,8 @@ const (
 
 // content says whether the search is over.
 func (pl *placer) content() bool {
-	return float64(pl.extent-pl.bound) <= float64(pl.bound)/nearBound+float64(pl.bound)/1000*float64(pl.work/unitWork)
+	return pl.extent <= pl.floor ||
+		float64(pl.extent-pl.bound) <= float64(pl.bound)/nearBound+float64(pl.bound)/1000*float64(pl.work/unitWork)
 }
 
 // fit says which of the free places a buffer gets.
@@ -212,6 +214,7 @@ type placer struct {
 	// The best placement so far and its extent, and the lower bound of any extent.
 	best          []int64
 	extent, bound int64
+	floor         int64 // see analysis
 	work          int64 // pairs of buffers compared so far
 	stop          func() error
 	stopped       error // the error of stop; later placements are invalid

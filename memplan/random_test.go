@@ -147,15 +147,17 @@ func TestRandom(t *testing.T) {
 	t.Logf("in %d programs a wait ordered nothing but the reuse of bytes", removed)
 }
 
-// TestBoundIsTrue compares the bound with the best of all assignments, on
+// TestBoundIsTrue compares the bound and the floor with the best of all assignments, on
 // programs of a few buffers: every order of placing each at its lowest place,
 // which contains an optimal one.
 func TestBoundIsTrue(t *testing.T) {
+	padded := 0
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawProgram(t)
-		l, err := Assign(p, Options{Align: 1})
+		align := int64(1) << rapid.IntRange(0, 9).Draw(t, "align")
+		l, err := Assign(p, Options{Align: align})
 		require.NoError(t, err)
-		a, err := analyse(p)
+		a, err := analyse(p, align)
 		require.NoError(t, err)
 		tl := &a.spaces[graph.Device]
 		n := len(tl.ids)
@@ -165,7 +167,7 @@ func TestBoundIsTrue(t *testing.T) {
 		best := int64(-1)
 		pl := &placer{tl: tl}
 		for _, id := range tl.ids {
-			pl.size, pl.align = append(pl.size, p.Buf(id).Bytes()), append(pl.align, 1)
+			pl.size, pl.align = append(pl.size, p.Buf(id).Bytes()), append(pl.align, align)
 		}
 		rank := make([]int32, 0, n)
 		var try func()
@@ -185,8 +187,14 @@ func TestBoundIsTrue(t *testing.T) {
 			}
 		}
 		try()
+		floor := a.floor[graph.Device]
+		require.LessOrEqual(t, floor, max(best, 0))
+		if floor == best && floor > a.bound[graph.Device].bytes-a.residentBytes[graph.Device] {
+			padded++
+		}
 		best += a.residentBytes[graph.Device]
 		require.LessOrEqual(t, l.Spaces[graph.Device].LowerBound, best)
 		require.LessOrEqual(t, best, l.Spaces[graph.Device].Peak)
 	})
+	require.NotZero(t, padded, "alignment raised no floor to the best extent")
 }

@@ -32,7 +32,7 @@ func clashesPairByPair(a *analysis) map[[2]graph.BufID]bool {
 }
 
 func requireSweep(t require.TestingT, p *graph.Program) {
-	a, err := analyse(p)
+	a, err := analyse(p, DefaultAlign)
 	require.NoError(t, err)
 	got := map[[2]graph.BufID]bool{}
 	for s := range a.spaces {

@@ -134,11 +134,17 @@ func (p *process) end(t *testing.T) int {
 	return p.ProcessState.ExitCode()
 }
 
-// waitFor polls for what the process is going to write.
+// waitFor polls for what the process is going to write. Where a look takes long, such as one
+// over all processes of the machine, it rests the longer: the process needs the processor.
 func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(300 * time.Second); !done(); time.Sleep(2 * time.Millisecond) {
-		require.True(t, time.Now().Before(deadline), "no %s in time", what)
+	for deadline := time.Now().Add(300 * time.Second); ; {
+		began := time.Now()
+		if done() {
+			return
+		}
+		require.True(t, began.Before(deadline), "no %s in time", what)
+		time.Sleep(max(2*time.Millisecond, min(4*time.Since(began), 50*time.Millisecond)))
 	}
 }
 

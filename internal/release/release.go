@@ -6,14 +6,11 @@ import "runtime/debug"
 // Releases set these: -ldflags "-X PACKAGE.version=v1.2.3 -X PACKAGE.commit=0123456789ab", where PACKAGE is this one.
 var version, commit string
 
-// Text is the version and the commit of this build, as far as it knows them.
-func Text() string {
-	v, at := version, commit
+// Commit returns the commit of this build, "" if it is not known, and whether the build
+// has changes since it.
+func Commit() (at string, changed bool) {
+	at = commit
 	if info, ok := debug.ReadBuildInfo(); ok {
-		if v == "" && info.Main.Version != "(devel)" {
-			v = info.Main.Version
-		}
-		changed := false
 		for _, s := range info.Settings {
 			switch s.Key {
 			case "vcs.revision":
@@ -22,9 +19,19 @@ func Text() string {
 				changed = s.Value == "true"
 			}
 		}
-		if at != "" && changed {
-			at += " with changes"
-		}
+	}
+	return at, changed
+}
+
+// Text is the version and the commit of this build, as far as it knows them.
+func Text() string {
+	v := version
+	if info, ok := debug.ReadBuildInfo(); ok && v == "" && info.Main.Version != "(devel)" {
+		v = info.Main.Version
+	}
+	at, changed := Commit()
+	if at != "" && changed {
+		at += " with changes"
 	}
 	if v == "" {
 		v = "development version"

@@ -6,12 +6,12 @@ import (
 	"bytes"
 	"cmp"
 	"crypto/sha256"
+	"debug/elf"
 	"encoding/gob"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -21,6 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/hostmem"
+	"github.com/spillway-ml/spillway/internal/release"
 	"github.com/spillway-ml/spillway/internal/rollcall"
 	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
 	"github.com/spillway-ml/spillway/offload/store"
@@ -234,33 +235,45 @@ func (j *Job) free(dir string) int64 {
 	return store.Free(dir)
 }
 
-// buildID identifies a build of the program: by its version control state, or without one by
-// the hash of its executable.
+// buildID identifies a build of the program: by its commit if it has no changes, otherwise by
+// the build ID that Go's linker wrote, and without one by the hash of the executable. The hash
+// takes longer than all else that a process does to join a job.
 var buildID = sync.OnceValue(func() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
-		revision, modified := "", ""
-		for _, s := range info.Settings {
-			switch s.Key {
-			case "vcs.revision":
-				revision = s.Value
-			case "vcs.modified":
-				modified = s.Value
-			}
-		}
-		if revision != "" && modified == "false" {
-			return revision
-		}
+	if at, changed := release.Commit(); at != "" && !changed {
+		return at
 	}
 	path, err := os.Executable()
-	if err == nil {
-		var content []byte
-		if content, err = os.ReadFile(path); err == nil {
-			sum := sha256.Sum256(content)
-			return hex.EncodeToString(sum[:8])
+	if err != nil {
+		return "unknown (" + err.Error() + ")"
+	}
+	content := linkerID(path)
+	if content == nil {
+		if content, err = os.ReadFile(path); err != nil {
+			return "unknown (" + err.Error() + ")"
 		}
 	}
-	return "unknown (" + err.Error() + ")"
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:8])
 })
+
+// linkerID returns the build ID in an ELF file, which is the same only for the same sources,
+// compiler and flags; nil if there is none.
+func linkerID(path string) []byte {
+	f, err := elf.Open(path)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	note := f.Section(".note.go.buildid")
+	if note == nil {
+		return nil
+	}
+	id, err := note.Data()
+	if err != nil {
+		return nil
+	}
+	return id
+}
 
 // ProgramHash identifies a plan: the program and the placement of its buffers.
 func ProgramHash(p *plan.Plan) string {
