@@ -88,13 +88,8 @@ data and no GPU.`,
 		out := cmd.OutOrStdout()
 		f.progress = cli.NewProgress(cmd.ErrOrStderr())
 		defer f.progress.End()
-		switch {
-		case f.listModels:
-			return listModels(out)
-		case f.listGPUs:
-			return listGPUs(out)
-		case f.calibrate && !slices.ContainsFunc([]string{"model", "config", "from", "ask", "gpu"}, fs.Changed):
-			return f.onlyCalibrate(cmd.Context(), &c, out)
+		if done, err := f.withoutJob(cmd, &c); done {
+			return err
 		}
 		if f.from != "" {
 			if err := f.readFrom(fs, f.from); err != nil {
@@ -156,6 +151,19 @@ data and no GPU.`,
 		return runPlan(cmd.Context(), c, &f, best, out)
 	}
 	return cmd
+}
+
+// withoutJob does what needs no job: the lists, and --calibrate alone.
+func (f *Flags) withoutJob(cmd *cobra.Command, c *spillway.Config) (done bool, err error) {
+	switch out := cmd.OutOrStdout(); {
+	case f.listModels:
+		return true, listModels(out)
+	case f.listGPUs:
+		return true, listGPUs(out)
+	case f.calibrate && !slices.ContainsFunc([]string{"model", "config", "from", "ask", "gpu"}, cmd.Flags().Changed):
+		return true, f.onlyCalibrate(cmd.Context(), c, out)
+	}
+	return false, nil
 }
 
 // keep notes which flags were given, on the command line or in its file.
