@@ -207,7 +207,7 @@ func TestFitKnowsTheSumsOfAReproducibleRun(t *testing.T) {
 	c.DeviceMemory, c.Reproducible = peak(false), true
 	_, err := c.planned().Plan(t.Context())
 	require.ErrorContains(t, err, "does not fit")
-	best, err := c.planned().Fit(t.Context(), planner.Fixed{}, 0, planner.CPUHardware(1))
+	best, err := c.planned().Fit(t.Context(), planner.Fixed{}, 0, briefly(1))
 	require.NoError(t, err)
 	require.True(t, best.Forecast.Config.Reproducible)
 	require.LessOrEqual(t, best.Forecast.Plan.Layout.Spaces[graph.Device].Peak, c.DeviceMemory)

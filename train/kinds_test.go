@@ -22,7 +22,7 @@ func TestKindsOfErrors(t *testing.T) {
 	c.DeviceMemory = 1
 	_, small := c.start(context.Background())
 	_, planned := c.planned().Plan(t.Context())
-	_, fitted := c.planned().Fit(t.Context(), planner.Fixed{}, 0, planner.CPUHardware(1))
+	_, fitted := c.planned().Fit(t.Context(), planner.Fixed{}, 0, briefly(1))
 	for _, e := range []struct{ err, kind error }{
 		{refused, ErrConfig}, {small, ErrDoesNotFit}, {planned, ErrDoesNotFit}, {fitted, ErrDoesNotFit},
 		{&MachineTooSmall{Ranks: 1}, ErrDoesNotFit}, {&Diverged{Step: 1}, ErrDiverged}, {&platform.MissingDevice{Device: "cuda", Err: errors.New("none")}, ErrNoDevice},

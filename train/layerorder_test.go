@@ -178,7 +178,7 @@ func TestFitTakesLayerOrder(t *testing.T) {
 	c.poison, c.AccumOrder, c.Accum = false, config.MicroOrder, 8
 	c.Offload, c.Disk = "optimizer=disk,parameters=disk", t.TempDir()
 	fit := func(c request, order bool) *planner.Fitted {
-		f, err := c.planned().Fit(t.Context(), planner.Fixed{Zero: true, Offload: true, Recompute: true, Prefetch: true, AccumOrder: order}, 0, planner.CPUHardware(2))
+		f, err := c.planned().Fit(t.Context(), planner.Fixed{Zero: true, Offload: true, Recompute: true, Prefetch: true, AccumOrder: order}, 0, briefly(2))
 		require.NoError(t, err)
 		return f
 	}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // asMember is main of a process that a test has launched; nil: this is none.
@@ -19,4 +20,12 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+}
+
+// briefly is a CPU whose searches end early: a test of what a run does with a placement needs
+// one that fits, not the fastest.
+func briefly(threads int) planner.Hardware {
+	hw := planner.CPUHardware(threads)
+	hw.Effort = 100
+	return hw
 }

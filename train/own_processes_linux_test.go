@@ -143,7 +143,7 @@ func TestFitOfAnOwnModel(t *testing.T) {
 	capped.DeviceMemory = p.Layout.Spaces[graph.Device].Peak * 2 / 3
 	_, err = capped.planned().Plan(t.Context())
 	require.ErrorIs(t, err, ErrDoesNotFit)
-	best, err := capped.planned().Fit(t.Context(), planner.Fixed{Zero: true}, 0, planner.CPUHardware(2))
+	best, err := capped.planned().Fit(t.Context(), planner.Fixed{Zero: true}, 0, briefly(2))
 	require.NoError(t, err)
 	require.True(t, best.Fits)
 	require.NotEmpty(t, best.Config.Offload+best.Config.Recompute)

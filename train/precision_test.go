@@ -576,7 +576,7 @@ func TestInt8IsValidated(t *testing.T) {
 	}
 	c := tiny("gpt2")
 	c.Precision, c.Int8 = "bf16", []string{"gather", "activations"}
-	fitted, err := c.planned().Fit(t.Context(), planner.Fixed{Zero: true, Prefetch: true, Batch: true, Accum: true, AccumOrder: true, Precision: true, Recompute: true, Offload: true}, 0, planner.CPUHardware(1))
+	fitted, err := c.planned().Fit(t.Context(), planner.Fixed{Zero: true, Prefetch: true, Batch: true, Accum: true, AccumOrder: true, Precision: true, Recompute: true, Offload: true}, 0, briefly(1))
 	require.NoError(t, err)
 	require.Equal(t, c.Int8, fitted.Forecast.Config.Int8)
 

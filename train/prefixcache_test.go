@@ -187,7 +187,7 @@ func TestFrozenCacheOverACap(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.Equal(t, tier == graph.Host, strings.Contains(err.Error(), "the peak is at "), "disk has no arena: %v", err)
 
-		_, err = c.planned().Fit(t.Context(), planner.Fixed{}, 0, planner.CPUHardware(1))
+		_, err = c.planned().Fit(t.Context(), planner.Fixed{}, 0, briefly(1))
 		require.ErrorAs(t, err, &refused)
 		if tier == graph.Disk {
 			require.ErrorContains(t, err, want)

@@ -197,7 +197,7 @@ func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	c := tiny("gpt2")
 	c.Zero, c.Ranks, c.Batch, c.Seq = 3, 2, 8, 32
 	here := func(c request) (*planner.Fitted, int64) {
-		f, err := FitHere(t.Context(), c.Config, given, 0, planner.CPUHardware(1))
+		f, err := FitHere(t.Context(), c.Config, given, 0, briefly(1))
 		require.NoError(t, err)
 		return f, planner.InMemory(f.Plan, []graph.Space{graph.Device, graph.Host})
 	}
@@ -210,7 +210,7 @@ func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	require.LessOrEqual(t, tight.Caps[graph.Device]+tight.Caps[graph.Host], share)
 	require.Contains(t, tight.Reasons[len(tight.Reasons)-1], "of host small for 1 rank; the fastest without that limit takes ")
 
-	_, err := FitHere(t.Context(), hears(t, c, run.Hello{Memory: 1 << 20}).Config, given, 0, planner.CPUHardware(1))
+	_, err := FitHere(t.Context(), hears(t, c, run.Hello{Memory: 1 << 20}).Config, given, 0, briefly(1))
 	var none *planner.NothingFits
 	require.ErrorAs(t, err, &none)
 	require.ErrorContains(t, err, "device and host memory come out of one, 1.00 MiB of host small for 1 rank")

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 )
 
@@ -50,7 +51,7 @@ func TestSameBitsOnOtherCPUsOfPlans(t *testing.T) {
 	} {
 		first := ""
 		for machine, command := range machines {
-			args := append(command[1:len(command):len(command)], append(strings.Fields(line), "--json", "-")...)
+			args := append(command[1:len(command):len(command)], append(strings.Fields(line), "--json", "-", "--effort", long.Or("60", "1000"))...)
 			args = slices.Insert(args, len(command)-1, "plan")
 			got, err := exec.CommandContext(t.Context(), command[0], args...).Output()
 			var refused *exec.ExitError

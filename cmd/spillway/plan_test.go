@@ -23,9 +23,11 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
+// planned returns the status and the document of a plan, which looks for ways out only briefly
+// unless the arguments have an effort.
 func planned(t *testing.T, args ...string) (int, planning.Doc) {
 	t.Helper()
-	r := command(append([]string{"plan", "--json", "-"}, args...)...)
+	r := command(append([]string{"plan", "--json", "-", "--effort", "40"}, args...)...)
 	var doc planning.Doc
 	dec := json.NewDecoder(strings.NewReader(r.stdout))
 	dec.DisallowUnknownFields()
