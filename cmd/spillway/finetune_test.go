@@ -107,6 +107,9 @@ func TestFinetuneAgain(t *testing.T) {
 			require.Contains(t, got.stderr, give)
 		}
 	}
+	got = run("finetune", base, data, "--checkpoint", "tuned", "--resume")
+	require.Equal(t, 1, got.status)
+	require.Contains(t, got.stderr, "this run has r=16,alpha=32, whose adapters are others; give --lora 'r=4,alpha=4,targets=*.attn.*', or begin anew")
 	got = run("finetune", "tuned", data, "--full", "--checkpoint", "full")
 	require.Equal(t, 1, got.status)
 	commands := regexp.MustCompile(`(?m)^  spillway (.*)$`).FindAllStringSubmatch(got.stderr, -1)
