@@ -89,7 +89,7 @@ type conversation struct {
 func (c *chat) encode(record []byte) (out conversation, err error) {
 	messages, said, vars, err := c.messages(record)
 	if err == nil && !slices.ContainsFunc(said, Message.answers) {
-		err = fmt.Errorf("the conversation has no answer: a message of role %s (its roles are %s); rename the role of its answers, or remove the record", answerRole, rolesOf(said))
+		err = fmt.Errorf("the conversation has no answer: a message of role %s (its roles are %s; known are system, user, assistant and others that the template names); rename the role of its answers, or remove the record", answerRole, rolesOf(said))
 	}
 	if err != nil {
 		return out, err

@@ -222,7 +222,7 @@ func TestConversationErrors(t *testing.T) {
 	_, err = openChat(t, put(t, "a.jsonl", nil), nil)
 	require.ErrorContains(t, err, "a.jsonl holds no record: it is empty")
 	_, err = openChat(t, put(t, "a.jsonl", []byte(`{"messages": [{"role": "user", "content": "q"}, {"role": "bot", "content": "a"}]}`)), nil)
-	require.ErrorContains(t, err, `a message of role assistant (its roles are "user", "bot")`)
+	require.ErrorContains(t, err, `a message of role assistant (its roles are "user", "bot"; known are system, user, assistant and others that the template names)`)
 }
 
 // A byte order mark before the first record is no part of it.

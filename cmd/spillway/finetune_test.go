@@ -119,6 +119,15 @@ func TestFinetuneAgain(t *testing.T) {
 	got = run(append(strings.Fields(commands[1][1]), "--checkpoint", "full")...)
 	require.Zero(t, got.status, got.stderr)
 
+	got = command("ckpt", "export", "tuned", "--to", "adapter", "--format", "peft")
+	require.Zero(t, got.status, got.stderr)
+	got = run("finetune", "adapter", data, "--checkpoint", "third")
+	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, got.stderr, "goes on with the adapters that the model's folder holds (--lora r=4,alpha=4,")
+	got = run("finetune", "adapter", data, "--full", "--checkpoint", "full")
+	require.Equal(t, 1, got.status)
+	require.Contains(t, got.stderr, "train the model beneath them:\n  spillway finetune "+base+" "+data+" --full")
+
 	got = run("train", "--model", "tuned-merged", "--init", "tuned", "--data", data, "--lora", "r=4,alpha=4,targets=*.attn.*", "--checkpoint", "none")
 	require.Equal(t, 1, got.status)
 	require.Contains(t, got.stderr, "--model tuned-merged has other weights than the model of the adapters in --init tuned")
@@ -174,7 +183,7 @@ func TestRefusedBeforeTheSearch(t *testing.T) {
 		{[]string{"empty.jsonl"}, "empty.jsonl holds no record: it is empty"},
 		{[]string{"list.jsonl"}, "list.jsonl: its first record is not a JSON object"},
 		{[]string{"bad.jsonl", "--template", "good.jinja"}, "bad.jsonl:2: the record is not a JSON object: unexpected end of JSON input; correct the line, or remove it"},
-		{[]string{"bot.jsonl", "--template", "good.jinja"}, `a message of role assistant (its roles are "user", "bot"); rename`},
+		{[]string{"bot.jsonl", "--template", "good.jinja"}, `a message of role assistant (its roles are "user", "bot"; known are system, user, assistant and others that the template names); rename`},
 		{[]string{"none.jsonl", "--template", "good.jinja"}, "none.jsonl:1: the conversation is empty: messages has none; remove the record"},
 		{[]string{"long.jsonl", "--template", "good.jinja"}, "1 conversation, 1 cut to 64 tokens, 1 dropped without room for an answer: 0 tokens, 0 targets; give --seq above 64"},
 		{[]string{"two.jsonl", "--template", "good.jinja", "--eval-split", "5%"}, "--eval-split 5% holds none of them out; give more conversations, a larger --eval-split, or --eval-data"},

@@ -157,7 +157,11 @@ func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, ful
 func wholeOf(folder, data string, checkpoint bool) error {
 	const what = "finetune %s --full: it holds adapters, which are trained with the model frozen; leave --full out to train these on, or "
 	if !checkpoint {
-		return fmt.Errorf(what+"name the adapters' base model", cli.Cut(folder))
+		a, err := planner.OpenAdapter(folder)
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf(what+"train the model beneath them:\n  spillway %s", cli.Cut(folder), planner.Shell([]string{"finetune", a.Base, data, "--full"}))
 	}
 	merged := filepath.Clean(folder) + "-merged"
 	return fmt.Errorf(what+"merge them into the model first:\n  spillway %s\n  spillway %s", cli.Cut(folder),
