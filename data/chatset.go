@@ -7,6 +7,8 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash"
+
+	"github.com/dustin/go-humanize/english"
 )
 
 // ChatOptions says how OpenConversations makes rows.
@@ -70,7 +72,7 @@ func OpenConversations(ctx context.Context, root string, o Options, c ChatOption
 		return fail(err)
 	}
 	if len(out.targets) == 0 {
-		return fail(fmt.Errorf("%s: no conversation is left: %s", root, out.Summary()))
+		return fail(fmt.Errorf("%s: no conversation is left: %s; %s", root, out.Summary(), out.remedy()))
 	}
 	if out.buffer, err = out.values.finish(); err != nil {
 		return fail(err)
@@ -198,23 +200,38 @@ func (c *Conversations) Fingerprint() Fingerprint {
 	return Fingerprint{c.tokens, hex.EncodeToString(sum[:])}
 }
 
+// remedy says what to do where no conversation is left.
+func (c *Conversations) remedy() string {
+	switch s := c.o.Split; {
+	case s.Seen == 0:
+		return "give records"
+	case s.Taken == 0 && s.Held:
+		return fmt.Sprintf("Config.EvalSplit %g%% holds none of them out; give more conversations, a larger Config.EvalSplit, or Config.EvalData", 100*s.Share)
+	case s.Taken == 0:
+		return fmt.Sprintf("Config.EvalSplit %g%% holds all of them out; give more conversations, a smaller Config.EvalSplit, or Config.EvalData", 100*s.Share)
+	case c.long > 0:
+		return fmt.Sprintf("give Config.Seq above %d, up to the model's positions, or shorter prompts", c.o.Seq)
+	}
+	return "give conversations with answers that are not empty"
+}
+
 // Summary reports in one line what was read.
 func (c *Conversations) Summary() string {
-	what := fmt.Sprintf("%d conversations", c.o.Split.Seen)
+	what := english.Plural(c.o.Split.Seen, "conversation", "")
 	if c.o.Split.Share > 0 {
-		what = fmt.Sprintf("%d of %d conversations", c.o.Split.Taken, c.o.Split.Seen)
+		what = fmt.Sprintf("%d of %s", c.o.Split.Taken, what)
 	}
 	long := fmt.Sprintf("%d cut to %d tokens", c.long, c.o.Seq)
 	if c.o.Drop {
 		long = fmt.Sprintf("%d dropped that are over %d tokens", c.long, c.o.Seq)
 	}
-	text := fmt.Sprintf("%s, %s, %d dropped without room for an answer: %d tokens, %d targets", what, long, c.empty, c.tokens, c.counted)
+	text := fmt.Sprintf("%s, %s, %d dropped without room for an answer: %s, %s", what, long, c.empty, english.Plural(int(c.tokens), "token", ""), english.Plural(int(c.counted), "target", ""))
 	if n := len(c.rows) - 1; n > 0 {
 		packed := ""
 		if c.o.Starts != "" {
 			packed = "packed "
 		}
-		text += fmt.Sprintf(" in %d %srows of %d (%.0f %% full)", n, packed, c.o.Seq, 100*float64(c.tokens)/float64(n)/float64(c.o.Seq))
+		text += fmt.Sprintf(" in %s of %d (%.0f %% full)", english.Plural(n, packed+"row", ""), c.o.Seq, 100*float64(c.tokens)/float64(n)/float64(c.o.Seq))
 	}
 	return text
 }

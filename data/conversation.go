@@ -89,7 +89,7 @@ type conversation struct {
 func (c *chat) encode(record []byte) (out conversation, err error) {
 	messages, said, vars, err := c.messages(record)
 	if err == nil && !slices.ContainsFunc(said, Message.answers) {
-		err = errors.New("the conversation has no answer: a message of role assistant")
+		err = fmt.Errorf("the conversation has no answer: a message of role %s (its roles are %s; known are system, user, assistant and others that the template names); rename the role of its answers, or remove the record", answerRole, rolesOf(said))
 	}
 	if err != nil {
 		return out, err
@@ -121,12 +121,23 @@ func (c *chat) encode(record []byte) (out conversation, err error) {
 	return out, nil
 }
 
+// rolesOf lists the roles of messages, each once.
+func rolesOf(said []Message) string {
+	var roles []string
+	for _, m := range said {
+		if role := fmt.Sprintf("%.20q", m.Role); !slices.Contains(roles, role) {
+			roles = append(roles, role)
+		}
+	}
+	return strings.Join(roles[:min(len(roles), 5)], ", ")
+}
+
 // messages reads a record in the data's format. It returns the messages as the template takes
 // them and as []Message.
 func (c *chat) messages(record []byte) (messages []any, said []Message, vars map[string]any, err error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(record, &fields); err != nil {
-		return nil, nil, nil, fmt.Errorf("the record is not a JSON object: %w", err)
+		return nil, nil, nil, fmt.Errorf("the record is not a JSON object: %w; correct the line, or remove it", err)
 	}
 	if f := formOf(fields); f != c.form {
 		return nil, nil, nil, fmt.Errorf("the record has no %v, which the first record has", c.form)
@@ -183,7 +194,7 @@ func (c *chat) messages(record []byte) (messages []any, said []Message, vars map
 		messages, said = append(messages, v), append(said, one)
 	}
 	if len(messages) == 0 {
-		return nil, nil, nil, errors.New("the conversation is empty")
+		return nil, nil, nil, errors.New("the conversation is empty: messages has none; remove the record")
 	}
 	return messages, said, vars, nil
 }
@@ -217,7 +228,7 @@ func pair(fields map[string]json.RawMessage, f form) (json.RawMessage, error) {
 		prompt += "\n\n" + parts[1]
 	}
 	if strings.TrimSpace(prompt) == "" {
-		return nil, fmt.Errorf("the conversation is empty: field %q holds nothing", names[0])
+		return nil, fmt.Errorf("the conversation is empty: field %q holds nothing; fill it, or remove the record", names[0])
 	}
 	return json.Marshal([]Message{{"user", prompt}, {answerRole, parts[2]}})
 }

@@ -218,6 +218,28 @@ func TestConversationErrors(t *testing.T) {
 	require.EqualValues(t, 1, c.Len())
 	_, err = openChat(t, long, func(o *ChatOptions) { o.Seq = 4 })
 	require.ErrorContains(t, err, "no conversation is left")
+	require.ErrorContains(t, err, "give Config.Seq above 4,")
+	_, err = openChat(t, put(t, "a.jsonl", nil), nil)
+	require.ErrorContains(t, err, "a.jsonl holds no record: it is empty")
+	_, err = openChat(t, put(t, "a.jsonl", []byte(`{"messages": [{"role": "user", "content": "q"}, {"role": "bot", "content": "a"}]}`)), nil)
+	require.ErrorContains(t, err, `a message of role assistant (its roles are "user", "bot"; known are system, user, assistant and others that the template names)`)
+}
+
+// A byte order mark before the first record is no part of it.
+func TestByteOrderMark(t *testing.T) {
+	const records = `{"prompt": "q", "response": "a", "text": "t"}` + "\n" + `{"prompt": "r", "response": "b", "text": "u"}`
+	path := put(t, "a.jsonl", []byte("\uFEFF"+records))
+	is, err := IsConversations(path, Options{})
+	require.NoError(t, err)
+	require.True(t, is)
+	marked, err := openChat(t, path, nil)
+	require.NoError(t, err)
+	plain, err := openChat(t, put(t, "b.jsonl", []byte(records)), nil)
+	require.NoError(t, err)
+	require.Equal(t, plain.Fingerprint(), marked.Fingerprint())
+	text, err := OpenText(context.Background(), path, Options{TextField: "text"})
+	require.NoError(t, err)
+	require.EqualValues(t, 2, text.Len())
 }
 
 // Held-out conversations are the others, by the seed.

@@ -150,6 +150,9 @@ const (
 	batchBytes = 256 << 10 // bytes of text in records that are tokenized together
 )
 
+// byteOrderMark is U+FEFF in UTF-8, with which some programs begin a file.
+var byteOrderMark = []byte("\uFEFF")
+
 // lines reads the text of the records of a JSON lines file.
 func (d *documents) lines(file int, r io.Reader, skip int64) error {
 	at := skip
@@ -169,6 +172,9 @@ func (d *documents) lines(file int, r io.Reader, skip int64) error {
 		}
 		end := err != nil
 		at += int64(len(text))
+		if line == 1 && skip == 0 {
+			text = bytes.TrimPrefix(text, byteOrderMark)
+		}
 		if text = bytes.TrimSpace(text); len(text) > 0 {
 			doc, err := d.field(text)
 			if err != nil {

@@ -155,12 +155,16 @@ func IsConversations(path string, o Options) (bool, error) {
 // first record.
 func noText(path string, fields map[string]json.RawMessage) error {
 	names := slices.Sorted(maps.Keys(fields))
-	text := "none"
-	if len(names) > 0 {
-		text = strings.Join(names, ", ")
+	const forms = "conversations have messages, prompt and response, or instruction and output"
+	switch {
+	case fields == nil:
+		return fmt.Errorf("%s holds no record: it is empty; give records, one JSON object a line, as in {\"prompt\": \"…\", \"response\": \"…\"}", path)
+	case len(names) == 0:
+		return fmt.Errorf("%s: its first record is not a JSON object with fields; write one object a line; %s", path, forms)
 	}
+	text := strings.Join(names, ", ")
 	if len(text) > 200 {
 		text = text[:200] + "…"
 	}
-	return fmt.Errorf("%s holds records with the fields %s: name the field with the text, as in Options.TextField text; conversations have messages, prompt and response, or instruction and output", path, bytes.ToValidUTF8([]byte(text), []byte("…")))
+	return fmt.Errorf("%s holds records with the fields %s: name the field with the text, as in Options.TextField text; %s", path, bytes.ToValidUTF8([]byte(text), []byte("…")), forms)
 }

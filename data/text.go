@@ -51,7 +51,7 @@ func OpenText(ctx context.Context, root string, o Options) (*Buffer, error) {
 		if !s.Held {
 			what = "all are held out"
 		}
-		return nil, fmt.Errorf("open text: of the documents in %s (files, or records), %d, %s by share %g and seed %d; give more documents, another share, or held-out data of its own", root, s.Seen, what, s.Share, s.Seed)
+		return nil, fmt.Errorf("open text: of the documents in %s (files, or records), %d, %s by share %g and seed %d; give more documents, another share (Config.EvalSplit), or held-out data of its own (Config.EvalData)", root, s.Seen, what, s.Share, s.Seed)
 	case b.n == 0:
 		return nil, fmt.Errorf("open text: %w", c.empty(root, o.Glob))
 	}

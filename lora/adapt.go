@@ -3,6 +3,8 @@ package lora
 import (
 	"fmt"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -207,8 +209,38 @@ func (a *adapter) noMatch(target string) error {
 	for i := range a.p.Params {
 		if ok, _ := graph.MatchName(target, a.p.Params[i].Name); ok {
 			return fmt.Errorf("lora: target %q names %s, which no linear product uses; adapters are for linear products: %s",
-				target, a.p.Params[i].Name, strings.Join(nearest.Patterns(target, a.names, 3), ", "))
+				target, a.p.Params[i].Name, strings.Join(a.nearest(target), ", "))
 		}
 	}
-	return fmt.Errorf("lora: no weight of a linear product matches target %q; the nearest are %s", target, strings.Join(nearest.Patterns(target, a.names, 3), ", "))
+	return fmt.Errorf("lora: no weight of a linear product matches target %q; the nearest are %s", target, strings.Join(a.nearest(target), ", "))
+}
+
+// nearest returns targets that match weights, nearest first. For a target that leaves out where
+// the weights are, these are *.NAME.* of a part of their names.
+func (a *adapter) nearest(target string) []string {
+	const most = 3
+	if !strings.HasPrefix(target, "*") {
+		return nearest.Patterns(target, a.names, most)
+	}
+	asked := strings.Trim(target, "*.")
+	var entries [][]string
+	seen := map[string]bool{}
+	for _, name := range a.names {
+		parts := strings.Split(Layer(name), ".")
+		at := slices.IndexFunc(parts, func(part string) bool { _, err := strconv.Atoi(part); return err == nil })
+		for _, part := range parts[at+1:] { // behind the layer's number
+			if pattern := "*." + part + ".*"; at >= 0 && !seen[pattern] {
+				seen[pattern] = true
+				entry := []string{pattern}
+				if strings.Contains(part, asked) {
+					entry = append(entry, target)
+				}
+				entries = append(entries, entry)
+			}
+		}
+	}
+	if entries == nil {
+		return nearest.Patterns(target, a.names, most)
+	}
+	return nearest.Names(target, entries, most)
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
 )
 
 func TestParse(t *testing.T) {
@@ -39,5 +41,28 @@ func TestParse(t *testing.T) {
 	} {
 		_, err := Parse(text)
 		require.ErrorContains(t, err, said, text)
+	}
+}
+
+// Targets that match nothing lead to such that do.
+func TestNearestTargets(t *testing.T) {
+	var names []string
+	for _, l := range []string{"self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.down_proj"} {
+		names = append(names, "model.layers.0."+l+".weight", "model.layers.1."+l+".weight")
+	}
+	a := &adapter{names: names}
+	for target, want := range map[string]string{"*.attn.*": "*.self_attn.*", "*.q_porj.*": "*.q_proj.*", "*gate*": "*.gate_proj.*", "model.layers.1.slef_attn.*": "model.layers.1.self_attn.*"} {
+		got := a.nearest(target)
+		require.Equal(t, want, got[0], target)
+		for _, pattern := range got {
+			matched := 0
+			for _, name := range names {
+				if ok, _ := graph.MatchName(pattern, name); ok {
+					matched++
+				}
+			}
+			require.NotZero(t, matched, pattern)
+			require.True(t, matched < len(names) || target[0] != '*', "%s selects everything", pattern)
+		}
 	}
 }

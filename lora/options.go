@@ -90,7 +90,7 @@ func Parse(s string) (o Options, err error) {
 		case "targets":
 			o.Targets = append(o.Targets, value)
 		default:
-			return Options{}, fmt.Errorf("%.80q is not known; write r=16, or r=16,alpha=32,targets=*.attn.*,*.mlp.*", part)
+			return Options{}, fmt.Errorf("%.80q is not known; write r=16, or r=16,alpha=32,targets=*.mlp.*", part)
 		}
 		if err != nil {
 			return Options{}, fmt.Errorf("%s is %.80q; it must be a number", key, value)

@@ -111,8 +111,15 @@ func (m *Model) settings() (map[string]string, error) {
 	return was.Settings, nil
 }
 
-// adapters are those that the run of the open checkpoint had.
-func (m *Model) adapters() (o lora.Options, err error) {
+// Adapters are those of the run that wrote the open checkpoint, or of an adapter's folder.
+func (m *Model) Adapters() (o lora.Options, err error) {
+	if m.saved == nil {
+		a, err := OpenAdapter(m.Path)
+		if a == nil || err != nil {
+			return o, err
+		}
+		return a.Options, nil
+	}
 	was, err := m.settings()
 	if err != nil {
 		return o, err

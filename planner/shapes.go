@@ -57,14 +57,7 @@ func (q *Request) modelAdapters() (o lora.Options, err error) {
 		}
 		defer func() { err = errors.Join(err, m.Close()) }()
 	}
-	if m.saved == nil {
-		a, err := OpenAdapter(m.Path)
-		if a == nil || err != nil {
-			return o, err
-		}
-		return a.Options, nil
-	}
-	return m.adapters()
+	return m.Adapters()
 }
 
 // SampleShape is what a sample is to the plan's program.

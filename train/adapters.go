@@ -2,11 +2,12 @@ package train
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/dustin/go-humanize"
 
@@ -60,20 +61,118 @@ func (t *Trainer) noteBase(path string) {
 	}
 }
 
-// baseOf takes over the base recorded in a checkpoint with adapters. Its own copy of the base's
-// values may be rounded.
-func (t *Trainer) baseOf(saved *checkpoint.Checkpoint) {
-	var was saving.Record
-	if json.Unmarshal(saved.Manifest.Run, &was) == nil && was.Base != nil {
-		t.at.Base = *was.Base
+// give is the remedy for a run with other adapters than those that it loads.
+func give(was lora.Options) string {
+	return "give Config.LoRA " + planner.Shell([]string{was.String()})
+}
+
+// sameScale is sameAdapters without the tensors: it compares rank and scale.
+func sameScale(now, was lora.Options, merge string) error {
+	switch {
+	case !now.Active():
+		return config.RefuseField("LoRA", "it holds adapters, and the run has no Config.LoRA; %s%s", give(was), merge)
+	case now.Rank != was.Rank || now.Alpha != was.Alpha:
+		return config.RefuseField("LoRA", "its adapters have r %d and alpha %g, and Config.LoRA has r %d and alpha %g, with which they compute something else; %s%s",
+			was.Rank, was.Alpha, now.Rank, now.Alpha, give(was), merge)
 	}
+	return nil
+}
+
+// sameAdapters refuses to load adapters into a run that would compute something else with
+// them: with another rank or scale, or beside other products. was are the options of the run
+// that trained them, r holds their tensors, and merge is a further remedy.
+func (t *Trainer) sameAdapters(was lora.Options, r checkpoint.Tensors, merge string) error {
+	if err := sameScale(t.cfg.LoRA, was, merge); err != nil {
+		return err
+	}
+	give := give(was) + merge
+	holds := map[string]bool{}
+	for _, f := range r.Tensors() {
+		if layer, ok := strings.CutSuffix(lora.ParamName(f.Name), lora.SuffixA); ok {
+			holds[layer] = true
+		}
+	}
+	for i := range t.plan.Program.Params {
+		layer, ok := strings.CutSuffix(t.plan.Program.Params[i].Name, lora.SuffixA)
+		if ok && !holds[layer] {
+			return config.RefuseField("LoRA", "it has no adapter of %s, which Config.LoRA names; %s", layer, give)
+		}
+		delete(holds, layer)
+	}
+	for _, layer := range slices.Sorted(maps.Keys(holds)) {
+		return config.RefuseField("LoRA", "its adapter of %s is not among those of Config.LoRA, which leaves out %d of its adapters; %s", layer, len(holds), give)
+	}
+	return nil
+}
+
+// sameBase refuses a Config.Model with weights of another model than that which the loaded
+// adapters were trained beside: nothing would be loaded of them.
+func (t *Trainer) sameBase(ctx context.Context) (err error) {
+	of, init := t.cfg.Model, t.cfg.Init
+	if t.at.Base.SHA256 == "" || t.cfg.Own.Model != nil || !isFolder(of) || filepath.Clean(of) == filepath.Clean(init) {
+		return nil
+	}
+	m, err := planner.OpenModel(ctx, of, safetensors.FileName)
+	if err != nil {
+		return fmt.Errorf("Config.Model %s: %w", of, err)
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	var base saving.Base
+	var r checkpoint.Tensors
+	if saved := m.Saved(); saved != nil {
+		if _, base, err = saving.AdaptersOf(saved); err == nil && base.SHA256 == "" {
+			r, err = saved.State(checkpoint.ModelState)
+		}
+	} else if path := safetensors.WeightsOf(of); path != "" {
+		r, err = safetensors.Open(path)
+	}
+	if err == nil && r != nil {
+		base.SHA256, err = t.hashBase(ctx, r)
+		err = errors.Join(err, r.Close())
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("Config.Model %s: %w", of, err)
+	case base.SHA256 == "" || base.SHA256 == t.at.Base.SHA256: // the first is a shape alone
+		return nil
+	}
+	return config.RefuseField("Model", "Config.Model %s has other weights than the model of the adapters in Config.Init %s (hash %.16s…, not %.16s…); give Config.Model %s, whose own are loaded",
+		of, init, base.SHA256, t.at.Base.SHA256, init)
+}
+
+// hashBase is the lora.BaseHash of the model in r.
+func (t *Trainer) hashBase(ctx context.Context, r checkpoint.Tensors) (string, error) {
+	h, chunk := &lora.BaseHash{}, run.NewChunk(t.plan.Program)
+	for i := range t.plan.Program.Params {
+		prm := &t.plan.Program.Params[i]
+		if lora.IsAdapter(prm.Name) {
+			continue
+		}
+		found, ok := tensorOf(r, prm.Name)
+		if !ok {
+			return "", fmt.Errorf("tensor %q is missing", prm.Name)
+		}
+		for at, n := int64(0), found.Elements(); at < n; {
+			v := chunk[:min(int64(len(chunk)), n-at)]
+			if err := errors.Join(ctx.Err(), r.ReadFloat32(found.Name, at, v)); err != nil {
+				return "", err
+			}
+			h.Add(prm.Name, v)
+			at += int64(len(v))
+		}
+	}
+	return h.Sum(), nil
 }
 
 // loadAdapter loads an adapter's folder: the base model that it names, and the adapter.
-func (t *Trainer) loadAdapter(ctx context.Context, field string, a *planner.Adapter) error {
-	has := t.cfg.LoRA
-	if has.Rank != a.Rank || has.Alpha != a.Alpha {
-		return config.RefuseField("LoRA", "%s %s is an adapter with r %d and alpha %g, and Config.LoRA is %q; give the same", field, a.Folder, a.Rank, a.Alpha, has.String())
+func (t *Trainer) loadAdapter(ctx context.Context, field string, a *planner.Adapter) (err error) {
+	r, err := safetensors.Open(filepath.Join(a.Folder, lora.WeightsFile))
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", field, a.Folder, err)
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	if err := t.sameAdapters(a.Options, r, ""); err != nil {
+		return fmt.Errorf("%s %s: %w", field, a.Folder, err)
 	}
 	t.base = &lora.BaseHash{}
 	if err := t.loadFrom(ctx, field, a.Base, safetensors.FileName); err != nil {
@@ -87,19 +186,14 @@ func (t *Trainer) loadAdapter(ctx context.Context, field string, a *planner.Adap
 	if a.Hash == "" {
 		t.notes = append(t.notes, fmt.Sprintf("%s names no hash of its base: that %s is its model is not checked", filepath.Join(a.Folder, lora.ConfigFile), a.Base))
 	}
-	if err := t.loadAdapterTensors(ctx, filepath.Join(a.Folder, lora.WeightsFile)); err != nil {
+	if err := t.loadAdapterTensors(ctx, r); err != nil {
 		return fmt.Errorf("%s %s: %w", field, a.Folder, err)
 	}
 	return nil
 }
 
 // loadAdapterTensors loads the run's adapters from a file that has only these.
-func (t *Trainer) loadAdapterTensors(ctx context.Context, path string) (err error) {
-	r, err := safetensors.Open(path)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, r.Close()) }()
+func (t *Trainer) loadAdapterTensors(ctx context.Context, r *safetensors.Reader) error {
 	index := map[string]int{}
 	for i := range t.plan.Program.Tensors() {
 		if name := t.plan.Program.Params[i].Name; lora.IsAdapter(name) {

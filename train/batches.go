@@ -115,12 +115,9 @@ func (t *Trainer) countSteps() {
 	t.notes = append(t.notes, fmt.Sprintf("%s of %s, %s: %s", english.Plural(c.Epochs, "epoch", ""), english.Plural(int(s.Windows()), "row", ""), each, english.Plural(steps, "step", "")))
 }
 
-// open opens tokens or text; held selects the held-out documents.
-func (t *Trainer) open(ctx context.Context, field, path string, held bool) (*batches, error) {
+// readText opens the files of tokens or text; held selects the held-out documents.
+func (t *Trainer) readText(ctx context.Context, field, path string, held bool) (*data.Buffer, data.Options, error) {
 	c := t.cfg
-	if s := planner.SampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 && !c.Packs() {
-		return nil, fmt.Errorf("%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", field, path, c.ModelName())
-	}
 	glob := c.DataGlob
 	if field == evalDataField {
 		glob = c.EvalGlob
@@ -131,7 +128,20 @@ func (t *Trainer) open(ctx context.Context, field, path string, held bool) (*bat
 	}
 	buf, err := data.Open(ctx, path, o)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", field, err)
+		return nil, o, fmt.Errorf("%s: %w", field, err)
+	}
+	return buf, o, nil
+}
+
+// open opens tokens or text; held selects the held-out documents.
+func (t *Trainer) open(ctx context.Context, field, path string, held bool) (*batches, error) {
+	c := t.cfg
+	if s := planner.SampleShape(t.plan.Program, c.Batch); s.Tokens != c.Seq || s.Targets != c.Seq || len(s.Inputs) > 0 && !c.Packs() {
+		return nil, fmt.Errorf("%s %.80q: model %.80q takes more than tokens and the next ones, which are all that files have; it needs data of its own (Config.Own)", field, path, c.ModelName())
+	}
+	buf, o, err := t.readText(ctx, field, path, held)
+	if err != nil {
+		return nil, err
 	}
 	if o.Split != nil {
 		what := "for training"
@@ -199,11 +209,11 @@ func (t *Trainer) conversations() (bool, error) {
 		case d.field == trainField:
 			chat = is && !c.Inference && c.Own.Data == nil
 		case c.Inference && c.Template != "" && d.path != "" && !is:
-			return false, config.Refuse("Config.Template with %s %s: it holds no conversations (JSON lines or Parquet with messages, prompt and response, or instruction and output); leave it out", d.field, d.path)
+			return false, noConversations("Template", d.field, d.path)
 		}
 	}
 	if given := c.Given(); !chat && given != "" && !c.Inference {
-		return false, config.Refuse("Config.%s with Config.Data %s: it holds no conversations (JSON lines or Parquet with messages, prompt and response, or instruction and output); leave it out", given, c.Data)
+		return false, noConversations(given, trainField, c.Data)
 	}
 	if chat && c.Order == "" {
 		t.cfg = t.cfg.with(t.cfg.Tokenizer, data.Shuffled.String(), c.Steps)
@@ -211,11 +221,21 @@ func (t *Trainer) conversations() (bool, error) {
 	return chat, nil
 }
 
-// openChat opens conversations; held selects the held-out ones.
-func (t *Trainer) openChat(ctx context.Context, field, path, glob string, held bool) (*batches, error) {
+// noConversations refuses a field of Config that is for conversations, with other data.
+func noConversations(given, field, path string) error {
+	if path != "" {
+		if err := data.Readable(path); err != nil {
+			return fmt.Errorf("%s: %w", field, err)
+		}
+	}
+	return config.Refuse("Config.%s with %s %s: it holds no conversations (JSON lines or Parquet with messages, prompt and response, or instruction and output); leave it out", given, field, path)
+}
+
+// readChat reads conversations and the template that was given; held selects the held-out ones.
+func (t *Trainer) readChat(ctx context.Context, field, path, glob string, held bool) (*data.Conversations, string, error) {
 	c := t.cfg
 	if c.Own.Model != nil {
-		return nil, config.Refuse("%s %.80q with Config.Own.Model: conversations are for language models with a config.json; give Config.Own.Data", field, path)
+		return nil, "", config.Refuse("%s %.80q with Config.Own.Model: conversations are for language models with a config.json; give Config.Own.Data", field, path)
 	}
 	o := data.ChatOptions{All: c.CountsAll(), Seq: c.Seq, Drop: c.DropsLong(), Vocab: c.Shape.Vocab}
 	if c.Packs() {
@@ -226,11 +246,20 @@ func (t *Trainer) openChat(ctx context.Context, field, path, glob string, held b
 	}
 	var err error
 	if o.Template, err = readTemplate(&c.Config); err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	conv, err := data.OpenConversations(ctx, path, data.Options{Tokenizer: t.tokenizer, Glob: glob, Threads: c.ComputeThreads()}, o)
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", field, err)
+		return nil, "", fmt.Errorf("%s: %w", field, err)
+	}
+	return conv, o.Template, nil
+}
+
+// openChat opens conversations; held selects the held-out ones.
+func (t *Trainer) openChat(ctx context.Context, field, path, glob string, held bool) (*batches, error) {
+	conv, template, err := t.readChat(ctx, field, path, glob, held)
+	if err != nil {
+		return nil, err
 	}
 	what := field + " " + path
 	if held {
@@ -245,7 +274,7 @@ func (t *Trainer) openChat(ctx context.Context, field, path, glob string, held b
 	if err != nil {
 		return nil, errors.Join(err, conv.Close())
 	}
-	b.chat, b.template = conv, o.Template
+	b.chat, b.template = conv, template
 	return b, nil
 }
 

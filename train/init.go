@@ -66,6 +66,11 @@ func (t *Trainer) firstValues(ctx context.Context) error {
 	if err := t.load(ctx, t.cfg.Init); err != nil {
 		return err
 	}
+	if t.cfg.LoRA.Active() && !t.cfg.Inference {
+		if err := t.sameBase(ctx); err != nil {
+			return err
+		}
+	}
 	t.noteBase(t.cfg.Init)
 	return nil
 }
@@ -211,6 +216,9 @@ func (t *Trainer) loadModel(ctx context.Context, field, path string) error {
 		return fmt.Errorf("%s %s: %w", field, path, err)
 	}
 	defer r.Close()
+	if holdsAdapters(r) {
+		return fmt.Errorf("%s %s: it holds adapters, and these weights do not say how they are scaled; give the whole checkpoint's folder, or merge them into the model first", field, path)
+	}
 	names, err := t.match(r)
 	if err == nil {
 		err = t.loadTensors(ctx, r, names)
@@ -233,12 +241,21 @@ func (t *Trainer) loadSaved(ctx context.Context, saved *checkpoint.Checkpoint) e
 			return err
 		}
 	}
-	t.baseOf(saved)
 	r, err := saved.State(checkpoint.ModelState)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
+	if holdsAdapters(r) {
+		was, base, err := saving.AdaptersOf(saved)
+		if err == nil {
+			err = t.sameAdapters(was, r, merging(saved.Folder))
+		}
+		if err != nil {
+			return err
+		}
+		t.at.Base = base // the checkpoint's own copy of its values may be rounded
+	}
 	names, err := t.match(r)
 	if err == nil {
 		err = t.loadCheckpoint(ctx, saved, names)
@@ -327,30 +344,41 @@ func (t *Trainer) loadCheckpoint(ctx context.Context, saved *checkpoint.Checkpoi
 	return t.drawMissing(ctx, names)
 }
 
-// match finds each parameter's name in the file and compares shapes. A file must hold all
-// adapters of the run or none; if none, their names stay empty.
+// merging is the way to train all of a checkpoint with adapters; the command says how.
+func merging(folder string) string {
+	return ", or merge the adapters first of " + planner.Shell([]string{folder})
+}
+
+// holdsAdapters says whether there are adapters among the tensors.
+func holdsAdapters(r checkpoint.Tensors) bool {
+	return slices.ContainsFunc(r.Tensors(), func(f safetensors.Tensor) bool { return lora.IsAdapter(f.Name) })
+}
+
+// tensorOf finds a parameter by its name, or by what other files call it.
+func tensorOf(r checkpoint.Tensors, param string) (found safetensors.Tensor, ok bool) {
+	for _, name := range []string{param, "transformer." + param, strings.TrimPrefix(param, "model.")} {
+		if found, ok = r.Tensor(name); ok {
+			break
+		}
+	}
+	return found, ok
+}
+
+// match finds each parameter's name in the file and compares shapes. If the file has no
+// adapters, the names of the run's stay empty.
 func (t *Trainer) match(r checkpoint.Tensors) ([]string, error) {
 	names := make([]string, len(t.plan.Program.Tensors()))
-	given := slices.ContainsFunc(r.Tensors(), func(f safetensors.Tensor) bool { return lora.IsAdapter(f.Name) })
-	if given && !t.cfg.LoRA.Active() {
-		return nil, errors.New("it holds adapters, and the run has no Config.LoRA; give that of the run that wrote it, or merge them into the model first")
-	}
+	given := holdsAdapters(r)
 	for i := range names {
 		prm := &t.plan.Program.Params[i]
-		var found safetensors.Tensor
-		ok := false
-		for _, name := range []string{prm.Name, "transformer." + prm.Name, strings.TrimPrefix(prm.Name, "model.")} {
-			if found, ok = r.Tensor(name); ok {
-				names[i] = name
-				break
-			}
-		}
+		found, ok := tensorOf(r, prm.Name)
 		if !ok && !given && lora.IsAdapter(prm.Name) {
 			continue
 		}
 		if !ok {
 			return nil, fmt.Errorf("tensor %q is missing", prm.Name)
 		}
+		names[i] = found.Name
 		if !slices.Equal(found.Shape, prm.Shape) {
 			return nil, fmt.Errorf("tensor %q has shape %v; the model needs %v", names[i], found.Shape, prm.Shape)
 		}

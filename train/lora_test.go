@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/lora"
 )
 
@@ -310,6 +312,16 @@ func TestLoRACheckpointsCompute(t *testing.T) {
 	next.LoRA = lora.Options{}
 	_, err = next.start(context.Background())
 	require.ErrorContains(t, err, "it holds adapters, and the run has no Config.LoRA")
+
+	// Weights without the checkpoint's record do not say the scale.
+	path, name := filepath.Join(t.TempDir(), safetensors.FileName), "h.0.attn.c_attn"+lora.SuffixB
+	w, err := safetensors.Create(path, []safetensors.Tensor{{Name: name, DType: safetensors.F32, Shape: []int64{96, 4}}}, nil)
+	require.NoError(t, err)
+	require.NoError(t, w.WriteFloat32(name, 0, make([]float32, 96*4)))
+	require.NoError(t, w.Commit())
+	next.LoRA, next.Model, next.Init = c.LoRA, c.Model, path
+	_, err = next.start(context.Background())
+	require.ErrorContains(t, err, "these weights do not say how they are scaled; give the whole checkpoint's folder")
 }
 
 // Without targets the linear products of the repeated blocks have adapters: not the head,

@@ -168,7 +168,7 @@ func TestAdaptersGoOnTraining(t *testing.T) {
 	require.Equal(t, hash(first), hash(second))
 	next.LoRA.Rank, next.Checkpoint = 4, ""
 	_, err = next.start(context.Background())
-	require.ErrorContains(t, err, "is an adapter with r 2 and alpha 16")
+	require.ErrorContains(t, err, "its adapters have r 2 and alpha 16, and Config.LoRA has r 4 and alpha 16")
 }
 
 func TestExportedRefuses(t *testing.T) {

@@ -2,14 +2,23 @@ package train
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
 
 	"github.com/dustin/go-humanize/english"
 
 	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 // MachineTooSmall is the error for a run whose ranks together plan more memory than the machine
@@ -49,6 +58,137 @@ func (t *Trainer) openOutputs(ctx context.Context) error {
 	if c.Trace != "" {
 		if err := canWriteAside(c.Trace); err != nil {
 			return fmt.Errorf("Config.Trace: %w", err)
+		}
+	}
+	return nil
+}
+
+// Preflight refuses, before a search for a run's configuration, what New would refuse after it:
+// the folder of checkpoints, adapters of Config.Init with another scale, the tokenizer, the
+// template and the data. Of data above smallData it reads the first record alone.
+func Preflight(ctx context.Context, c config.Config) error {
+	if err := saving.Look(&c, filesys.System); err != nil {
+		return err
+	}
+	if err := canMake(c.Checkpoint); err != nil {
+		return err
+	}
+	if err := sameInit(ctx, &c); err != nil {
+		return err
+	}
+	if c.Own.Model != nil || c.Own.Data != nil {
+		return nil
+	}
+	r, err := request{Config: c}.resolve()
+	if err != nil {
+		return err
+	}
+	t := &Trainer{cfg: r}
+	return t.lookAtData(ctx)
+}
+
+// canMake refuses a folder of checkpoints that cannot be written, or made.
+func canMake(folder string) error {
+	if folder == "" {
+		return nil
+	}
+	at := folder // or the lowest folder above it that is there
+	for _, err := os.Stat(at); err != nil; _, err = os.Stat(at) {
+		above, name := filesys.Above(at)
+		if name == "" {
+			return nil // whoever opens it says what is wrong
+		}
+		at = above
+	}
+	f, err := os.CreateTemp(at, ".spillway-probe-")
+	if err == nil {
+		err = errors.Join(f.Close(), os.Remove(f.Name()))
+	}
+	if why := (*fs.PathError)(nil); errors.As(err, &why) {
+		return config.Refuse("Config.Checkpoint %s: folder %s can't be written: %w; give a folder that can", folder, at, why.Err)
+	}
+	return err
+}
+
+// sameInit refuses adapters in Config.Init of another rank or scale than the run's.
+func sameInit(ctx context.Context, c *config.Config) (err error) {
+	if c.Init == "" || c.Resume || strings.EqualFold(c.Init, "random") {
+		return nil
+	}
+	m, err := planner.OpenModel(ctx, c.Init, model.ConfigFile)
+	if err != nil {
+		return fmt.Errorf("Config.Init %s: %w", c.Init, err)
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	was, err := m.Adapters()
+	if err == nil && was.Active() {
+		merge := ""
+		if m.Saved() != nil {
+			merge = merging(m.Path)
+		}
+		err = sameScale(c.LoRA, was, merge)
+	}
+	if err != nil {
+		return fmt.Errorf("Config.Init %s: %w", c.Init, err)
+	}
+	return nil
+}
+
+// smallData bounds the data that Preflight reads as a whole, in bytes: it tokenizes them in
+// about a second.
+const smallData = 8 << 20
+
+// lookAtData is openData before the run is planned.
+func (t *Trainer) lookAtData(ctx context.Context) error {
+	chat, err := t.conversations()
+	if err != nil {
+		return err
+	}
+	c := t.cfg
+	if t.tokenizer, err = openTokenizer(&c.Config, nil, c.Shape.Vocab); err != nil {
+		return err
+	}
+	evalChat, err := data.IsConversations(c.EvalData, data.Options{TextField: c.TextField, Glob: c.EvalGlob})
+	if err != nil {
+		return fmt.Errorf("%s: %w", evalDataField, err)
+	}
+	if chat || evalChat {
+		template, err := readTemplate(&c.Config)
+		if err == nil {
+			_, err = data.NewDialog(t.tokenizer, template)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, d := range []struct {
+		field, path, glob  string
+		chat, held, wanted bool
+	}{
+		{trainField, c.Data, c.DataGlob, chat, false, true},
+		{trainField, c.Data, c.DataGlob, chat, true, c.EvalSplit > 0},
+		{evalDataField, c.EvalData, c.EvalGlob, evalChat, false, true},
+	} {
+		if d.path == "" || !d.wanted {
+			continue
+		}
+		if err := data.Readable(d.path); err != nil {
+			return fmt.Errorf("%s: %w", d.field, err)
+		}
+		if data.Size(d.path, data.Options{Glob: d.glob, TextField: c.TextField}) > smallData {
+			continue
+		}
+		var opened io.Closer
+		if d.chat {
+			opened, _, err = t.readChat(ctx, d.field, d.path, d.glob, d.held)
+		} else {
+			opened, _, err = t.readText(ctx, d.field, d.path, d.held)
+		}
+		if err == nil {
+			err = opened.Close()
+		}
+		if err != nil {
+			return err
 		}
 	}
 	return nil

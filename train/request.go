@@ -63,6 +63,15 @@ func (q request) build(ctx context.Context) (*plan.Plan, *resolved, error) {
 	return p, &resolved{r, q.hooks}, nil
 }
 
+// resolve resolves a request without planning it.
+func (q request) resolve() (*resolved, error) {
+	r, err := q.planned().Resolve()
+	if err != nil {
+		return nil, err
+	}
+	return &resolved{r, q.hooks}, nil
+}
+
 // with is the same request with what is known once the data are open: their tokenizer and
 // order, and the number of steps in the configured epochs.
 func (r *resolved) with(tokenizer, order string, steps int) *resolved {

@@ -77,7 +77,7 @@ func OpenPrompts(cfg config.Config, m *planner.Model, chat bool) (*Prompts, erro
 // byteChat is the tokenizer of bytes for conversations with a model of so many tokens.
 func byteChat(what string, vocab int) (string, error) {
 	if n := data.ByteChat().VocabSize(); vocab < n {
-		return "", config.Refuse("%s: a model of %d tokens has no end token for conversations in bytes; a vocabulary of at least %d is needed", what, vocab, n)
+		return "", config.Refuse("%s: a model of %d tokens has no end token for conversations in bytes; give the file of its own tokenizer as Config.Tokenizer, or a model with a vocabulary of at least %d", what, vocab, n)
 	}
 	return data.ByteChatName, nil
 }
@@ -89,7 +89,7 @@ func readTemplate(c *config.Config) (string, error) {
 	}
 	text, err := regular.ReadFile(c.Template, maxTemplate)
 	if err != nil {
-		return "", fmt.Errorf("Config.Template: %w", err)
+		return "", fmt.Errorf("Config.Template: %w; give a file with a chat template in Jinja, or leave it out for the model's own", err)
 	}
 	return string(text), nil
 }

@@ -154,7 +154,7 @@ func TestAnswersRefused(t *testing.T) {
 	}{
 		{"chat needs 1 argument, the model (got 0)", []string{"chat"}},
 		{"--model none: no such folder", []string{"chat", "none"}},
-		{"has no end token for conversations in bytes", []string{"chat", gpt2}},
+		{"has no end token for conversations in bytes; give the file of its own tokenizer as --tokenizer, or", []string{"chat", gpt2}},
 		{"--tokens 0", []string{"chat", gpt2, "--tokens", "0"}},
 		{"--temperature -1", []string{"chat", gpt2, "--temperature", "-1"}},
 		{"--prompt with --prompts", []string{"generate", "--model", gpt2, "--prompt", "x", "--prompts", text}},

@@ -40,6 +40,17 @@ type place struct {
 	ordinal int // index in tensors
 }
 
+// WeightsOf is the path of a model folder's weights, or of their index; "" of one without.
+func WeightsOf(folder string) string {
+	for _, name := range []string{FileName, IndexName} {
+		path := filepath.Join(folder, name)
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return ""
+}
+
 // Open opens a .safetensors file, a sharded index (a name ending in .json), or
 // the model.safetensors or index of a model folder. Every header is read and
 // checked; no tensor is. Errors name the file and the tensor.
@@ -49,14 +60,11 @@ func Open(path string) (*Reader, error) {
 		return nil, fmt.Errorf("open weights: %w", err)
 	}
 	if st.IsDir() {
-		single, index := filepath.Join(path, FileName), filepath.Join(path, IndexName)
-		if _, err := os.Stat(single); err == nil {
-			path = single
-		} else if _, err := os.Stat(index); err == nil {
-			path = index
-		} else {
+		found := WeightsOf(path)
+		if found == "" {
 			return nil, fmt.Errorf("open weights: folder %s holds neither %s nor %s", path, FileName, IndexName)
 		}
+		path = found
 	}
 	r := &Reader{path: path, places: map[string]place{}}
 	if strings.HasSuffix(path, ".json") {

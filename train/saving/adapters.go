@@ -2,6 +2,7 @@ package saving
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,10 +19,29 @@ const (
 	FormatPEFT = "peft" // adapters alone, in the layout of Hugging Face's PEFT
 )
 
+// ErrAdapters is of a checkpoint whose model can't be exported as it is.
+var ErrAdapters = errors.New("has adapters, which a model's folder cannot hold")
+
 // Base is the model that adapters belong to: its folder, and its lora.BaseHash.
 type Base struct {
 	Path   string `json:"path,omitempty"` // "": its values were drawn
 	SHA256 string `json:"sha256"`
+}
+
+// AdaptersOf returns the adapters of the run that wrote a checkpoint, and the model that they
+// belong to; zero values of a run without adapters.
+func AdaptersOf(c *checkpoint.Checkpoint) (o lora.Options, base Base, err error) {
+	var was Record
+	if err = json.Unmarshal(c.Manifest.Run, &was); err == nil {
+		o, err = lora.Parse(was.Settings["lora"])
+	}
+	if err != nil {
+		return o, base, fmt.Errorf("%w: %s: %w", checkpoint.ErrDamaged, c.Folder, err)
+	}
+	if was.Base != nil {
+		base = *was.Base
+	}
+	return o, base, nil
 }
 
 // ExportedModel is what is exported of a checkpoint as a model's folder, its adapters, if it
@@ -36,13 +56,9 @@ func ExportedModel(c *checkpoint.Checkpoint) (checkpoint.Exporting, error) {
 // products to the weights of a model's folder: without it a checkpoint with adapters has
 // the other format alone.
 func Exported(c *checkpoint.Checkpoint, format string, merge bool, shardBytes int64) (x checkpoint.Exporting, err error) {
-	var was Record
-	if err := json.Unmarshal(c.Manifest.Run, &was); err != nil {
-		return x, fmt.Errorf("%w: %s: %w", checkpoint.ErrDamaged, c.Folder, err)
-	}
-	o, err := lora.Parse(was.Settings["lora"])
+	o, base, err := AdaptersOf(c)
 	if err != nil {
-		return x, fmt.Errorf("%w: %s: %w", checkpoint.ErrDamaged, c.Folder, err)
+		return x, err
 	}
 	switch peft := format == FormatPEFT; {
 	case format != FormatHF && !peft:
@@ -52,7 +68,7 @@ func Exported(c *checkpoint.Checkpoint, format string, merge bool, shardBytes in
 	case !o.Active() && (peft || merge):
 		return x, fmt.Errorf("%s has no adapters; export it as it is", c.Folder)
 	case o.Active() && !peft && !merge:
-		return x, fmt.Errorf("%s has adapters; merge them into the model, or give format %s for the adapters alone", c.Folder, FormatPEFT)
+		return x, fmt.Errorf("%s %w; merge them into its weights, or take format %s", c.Folder, ErrAdapters, FormatPEFT)
 	}
 	text, err := c.Read(model.ConfigFile)
 	if err != nil {
@@ -74,9 +90,7 @@ func Exported(c *checkpoint.Checkpoint, format string, merge bool, shardBytes in
 			}
 		}
 		p := lora.PEFT{Options: o}
-		if was.Base != nil {
-			p.Base, p.Hash = was.Base.Path, was.Base.SHA256
-		}
+		p.Base, p.Hash = base.Path, base.SHA256
 		text, err := p.Marshal(layers, view.gpt2)
 		x.Blobs = []checkpoint.Blob{{Name: lora.ConfigFile, Data: text}}
 		return x, err

@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/run"
 )
 
@@ -134,8 +135,12 @@ func (s *Saver) sameRun(saved *checkpoint.Checkpoint) (was Record, err error) {
 			folder, was.Optimizer, want, was.Optimizer, folder)
 	}
 	if now := s.cfg.LoRA.String(); was.Settings["lora"] != now {
-		return was, config.RefuseField("LoRA", "resume: %s was written with Config.LoRA %s, this run has %s, whose adapters are others; give what it had, or begin anew in another Config.Checkpoint",
-			folder, orNone(was.Settings["lora"]), orNone(now))
+		give := "leave Config.LoRA out"
+		if of := was.Settings["lora"]; of != "" {
+			give = "give Config.LoRA " + planner.Shell([]string{of})
+		}
+		return was, config.RefuseField("LoRA", "resume: %s was written with Config.LoRA %s, this run has %s, whose adapters are others; %s, or begin anew in another Config.Checkpoint",
+			folder, orNone(was.Settings["lora"]), orNone(now), give)
 	}
 	if was.Model != s.ownName() {
 		return was, fmt.Errorf("resume: the checkpoint %s holds model %s, not %s", folder, orPublished(was.Model), orPublished(s.ownName()))

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 
 	"github.com/spillway-ml/spillway/checkpoint"
@@ -148,6 +149,9 @@ func refuseUsed(c *config.Config, d checkpoint.Dir) error {
 func Open(r Run) (*Saver, error) {
 	c := r.Config
 	store, err := checkpoint.Open(c.Checkpoint, checkpoint.Options{Keep: c.Keep, Mark: c.CheckpointMark, Folders: r.Folders})
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, config.Refuse("Config.Checkpoint %s: %w; give a folder that can be written", c.Checkpoint, err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("Config.Checkpoint %s: %w", c.Checkpoint, err)
 	}

@@ -49,6 +49,9 @@ func ExportCommand() *cobra.Command {
 		folder, err := exportModel(cmd.Context(), args[0], to, cmd.ErrOrStderr(), func(c *checkpoint.Checkpoint) (checkpoint.Exporting, error) {
 			return saving.Exported(c, format, merge, shard)
 		})
+		if errors.Is(err, saving.ErrAdapters) {
+			return fmt.Errorf("ckpt export: %.80q %w; give --merge to add them to its weights, or --format %s for the adapters alone", args[0], saving.ErrAdapters, saving.FormatPEFT)
+		}
 		if err != nil {
 			return err
 		}

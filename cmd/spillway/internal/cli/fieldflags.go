@@ -46,6 +46,9 @@ var ofAFlag = regexp.MustCompile(`^(warning: )?plan: (freeze|lora|recompute|offl
 // passAfterFlag is the pass's name behind the flag that says it.
 var passAfterFlag = regexp.MustCompile(`^(--(?:recompute|offload) \S+): (?:recompute|offload): `)
 
+// mergeFirst is the library's remedy that a command carries out, and the checkpoint's folder.
+var mergeFirst = regexp.MustCompile(`merge the adapters first of ('[^']*'|\S+)`)
+
 // withoutModel is what the library says where a model is missing; the command has a list.
 const withoutModel = "--model is missing: give a preset's name"
 
@@ -60,6 +63,7 @@ func Flagged(text string) string {
 	})
 	text = ofAFlag.ReplaceAllString(text, "$1--$2: ")
 	text = passAfterFlag.ReplaceAllString(text, "$1: ")
+	text = mergeFirst.ReplaceAllString(text, "merge the adapters first: spillway ckpt export $1 --merge --to DIR")
 	return strings.Replace(text, withoutModel, withoutModel+" (spillway plan --list-models; spillway-demo is small enough for any machine)", 1)
 }
 

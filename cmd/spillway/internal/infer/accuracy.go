@@ -46,8 +46,17 @@ func (a *accuracy) prepare(c *spillway.Config, m *planner.Model) error {
 	if clipped {
 		a.how.Tokens = 2*answer + 16
 	}
+	least := len(longest.Prompt) + 1
+	if !clipped {
+		least += a.how.Tokens - 1
+	}
+	fits := least <= p.Positions // otherwise no other --seq helps
+	if c.Seq > 0 && c.Seq < least && fits {
+		return fmt.Errorf("--accuracy: %s: its prompt has %d tokens, and with the answer it takes at least %d, above --seq %d; give --seq %d, or leave it out (the model has %d positions)",
+			longest.Place, len(longest.Prompt), least, c.Seq, min(len(longest.Prompt)+a.how.Tokens, p.Positions), p.Positions)
+	}
 	most := p.Positions
-	if c.Seq > 0 {
+	if c.Seq > 0 && fits {
 		most = min(most, c.Seq)
 	}
 	if a.how.Tokens, err = room(most, longest, a.how.Tokens, clipped); err != nil {

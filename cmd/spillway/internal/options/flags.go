@@ -290,7 +290,7 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 	fs.Float64Var(&c.Dropout, "dropout", d.Dropout, "dropout rate")
 	fs.Int64Var(&c.Seed, "seed", d.Seed, "seed of weights, data order and dropout")
 	fs.Var(cli.List(&c.Freeze, "PATTERN"), "freeze", "parameters that are not trained: patterns, separated by commas, as in h.{0-3}.*")
-	fs.Var(loraFlag{&c.LoRA}, "lora", "train low-rank adapters of rank r in the model's place, as in r=16, or r=16,alpha=32,targets=*.attn.*,dropout=0: beside each product whose weight a target names (without targets: all of the blocks'), scaled by alpha/r (without alpha: by 2; default: none)")
+	fs.Var(loraFlag{&c.LoRA}, "lora", "train low-rank adapters of rank r in the model's place, as in r=16, or r=16,alpha=32,targets=*.mlp.*,dropout=0: beside each product whose weight a target names (without targets: all of the blocks'), scaled by alpha/r (without alpha: by 2; default: none)")
 	fs.StringVar(&c.Base, "base", "", "what the frozen parameters of --lora rest in: fp32, bf16 or int8 (default: --precision's)")
 	fs.IntVar(&c.Threads, "threads", d.Threads, "computing threads, shared by the ranks (default: all cores)")
 	fs.IntVar(&c.Prefetch, "prefetch", d.Prefetch, "units gathered ahead of their use")

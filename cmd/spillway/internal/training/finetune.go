@@ -8,7 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -59,7 +61,7 @@ as train's --data. Any flag of train overrides a value.`
 	cmd.Example = "  spillway finetune ./SmolLM2-135M pairs.jsonl"
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) != 2 {
-			return jobs.RefuseTogether(fmt.Errorf("finetune takes a model's folder and a data path, as in spillway finetune ./model pairs.jsonl (got %d arguments)", len(args)))
+			return jobs.RefuseTogether(fmt.Errorf("finetune takes a model's folder and a data path, as in spillway finetune ./model pairs.jsonl (got %s)", english.Plural(len(args), "argument", "")))
 		}
 		return nil
 	}
@@ -95,6 +97,7 @@ func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, ful
 	if full && fs.Changed("lora") {
 		return nil, errors.New("--full with --lora: all parameters are trained, or adapters beside them; leave one out")
 	}
+	full = full || fs.Changed("lora") && fs.Lookup("lora").Value.String() == ""
 	if st, err := os.Stat(folder); err != nil || !st.IsDir() {
 		return nil, fmt.Errorf("finetune %s: no such folder; give one with config.json and model.safetensors, or a checkpoint (a preset has no weights)", cli.Cut(folder))
 	}
@@ -110,9 +113,14 @@ func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, ful
 	if err != nil {
 		return nil, err
 	}
+	given := folder
 	folder = m.Path // of checkpoints the newest, whose tokenizer and template it takes
-	if err := m.Close(); err != nil {
+	own, err := m.Adapters()
+	if err = errors.Join(err, m.Close()); err != nil {
 		return nil, err
+	}
+	if full && own.Active() {
+		return nil, wholeOf(given, data, m.Saved() != nil)
 	}
 	rate, most := adapterRate, mostAdapter
 	if full {
@@ -125,7 +133,11 @@ func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, ful
 		{"weight-decay", "0"}, {"clip", "1"}, {"seq", strconv.Itoa(min(1024, shape.Positions))}, {"fit", "true"},
 		{"checkpoint", "./" + filepath.Base(absolute) + "-finetuned"},
 	}
-	if !full {
+	tell := telling{width: shape.Width, full: full, rate: !fs.Changed("lr"), own: own.Active() && !fs.Changed("lora")}
+	switch {
+	case tell.own:
+		chosen = append(chosen, [2]string{"lora", own.String()})
+	case !full:
 		chosen = append(chosen, [2]string{"lora", "r=16"})
 	}
 	if !fs.Changed("steps") {
@@ -138,33 +150,89 @@ func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, ful
 			}
 		}
 	}
-	return func(w io.Writer) { tellFinetuning(w, fs, shape.Width, full) }, nil
+	return func(w io.Writer) { tell.lines(w, fs) }, nil
 }
 
-// tellFinetuning says in four lines what is trained and why, and the command that does it.
-func tellFinetuning(w io.Writer, fs *pflag.FlagSet, width int, full bool) {
+// wholeOf refuses to train all parameters of a folder with adapters, and says how it goes.
+func wholeOf(folder, data string, checkpoint bool) error {
+	const what = "finetune %s --full: it holds adapters, which are trained with the model frozen; leave --full out to train these on, or "
+	if !checkpoint {
+		a, err := planner.OpenAdapter(folder)
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf(what+"train the model beneath them:\n  spillway %s", cli.Cut(folder), planner.Shell([]string{"finetune", a.Base, data, "--full"}))
+	}
+	merged := filepath.Clean(folder) + "-merged"
+	return fmt.Errorf(what+"merge them into the model first:\n  spillway %s\n  spillway %s", cli.Cut(folder),
+		planner.Shell([]string{"ckpt", "export", folder, "--merge", "--to", merged}), planner.Shell([]string{"finetune", merged, data, "--full"}))
+}
+
+// telling is what finetune chose, beside the flags that it set.
+type telling struct {
+	width int  // of the model
+	full  bool // all parameters are trained
+	own   bool // the adapters are those of the model's checkpoint
+	rate  bool // the learning rate is by the model's width
+}
+
+// lines says in four lines what is trained and why, and the command that does it.
+func (t telling) lines(w io.Writer, fs *pflag.FlagSet) {
 	value := func(name string) string { return fs.Lookup(name).Value.String() }
 	what := fmt.Sprintf("trains adapters (--lora %s) beside the blocks' products: few parameters, and the model stays as it is; --full trains all", value("lora"))
-	if full {
+	switch {
+	case t.full:
 		what = "trains all parameters, with memory for gradients and moments of each (--full); without it adapters alone"
+	case t.own:
+		what = fmt.Sprintf("goes on with the adapters that the model's folder holds (--lora %s): another rank, alpha or other targets would change what they compute", value("lora"))
 	}
-	length := "for " + value("epochs") + " epochs"
+	rate := "at a rate of " + value("lr")
+	if value("lr-schedule") == "constant" {
+		rate += ", which stays"
+	} else {
+		rate += ", falling by --lr-schedule " + value("lr-schedule")
+	}
+	if n := value("warmup"); n != "0" {
+		rate += " after " + counted(n, "step") + " of warm-up"
+	}
+	if t.rate {
+		rate += fmt.Sprintf(": narrow models take larger ones, and this one's width is %d", t.width)
+	}
+	length := "for " + counted(value("epochs"), "epoch")
 	if fs.Changed("steps") {
-		length = "for " + value("steps") + " steps"
+		length = "for " + counted(value("steps"), "step")
 	}
-	if value("epochs") == "1" {
-		length = "for 1 epoch"
+	rows, counts := "which share rows", "the answers alone count (--loss-on all counts everything)"
+	if p := value("packing"); strings.EqualFold(p, "off") || p == "" && strings.EqualFold(value("device"), "cuda") {
+		rows = "one a row"
 	}
-	lines := []string{
-		what,
-		fmt.Sprintf("at a rate of %s, falling by --lr-schedule %s after %s steps of warm-up: narrow models take larger ones, and this one's width is %d", value("lr"), value("lr-schedule"), value("warmup"), width),
-		fmt.Sprintf("%s, in rows of %s tokens; of conversations, which share rows, the answers alone count (--loss-on all counts everything)", length, value("seq")),
-		fmt.Sprintf("--fit chooses where its states rest, and checkpoints go to %s", cli.OnOneLine(value("checkpoint"))),
+	if strings.EqualFold(value("loss-on"), "all") {
+		counts = "every token counts (--loss-on answers counts the answers alone)"
 	}
-	for _, line := range lines {
+	rest := "--fit chooses where its states rest"
+	if value("fit") == "false" {
+		rest = "its states rest where --zero and --offload put them (--fit would choose)"
+	}
+	kept := "checkpoints go to " + cli.OnOneLine(value("checkpoint"))
+	if c := value("checkpoint"); c == "" || c == "none" {
+		kept = "no checkpoint is written (--checkpoint none)"
+	}
+	for _, line := range []string{
+		what, rate,
+		fmt.Sprintf("%s, in rows of %s; of conversations, %s, %s", length, counted(value("seq"), "token"), rows, counts),
+		rest + ", and " + kept,
+	} {
 		fmt.Fprintln(w, line)
 	}
 	fmt.Fprintf(w, "the same: spillway %s\n", planner.Shell(trainArgs(fs)))
+}
+
+// counted is a flag's number of things.
+func counted(n, thing string) string {
+	if n == "1" {
+		return n + " " + thing
+	}
+	return n + " " + thing + "s"
 }
 
 // trainArgs are the arguments of train with the flags that are set.

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 
@@ -29,6 +28,7 @@ import (
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
+	trainer "github.com/spillway-ml/spillway/train"
 )
 
 // Command is train.
@@ -108,6 +108,9 @@ Any flag overrides a value of the demo.`,
 			return err
 		}
 		if l.Fit {
+			if err := trainer.Preflight(cmd.Context(), c); err != nil {
+				return err
+			}
 			if err := fit(cmd, &c, p.Transport, l.GlobalBatch); err != nil {
 				return err
 			}
@@ -435,6 +438,5 @@ func hasWeights(name string) bool {
 	if m.Saved() != nil {
 		return m.Close() == nil
 	}
-	_, err = os.Stat(filepath.Join(name, safetensors.FileName))
-	return err == nil
+	return safetensors.WeightsOf(name) != ""
 }
