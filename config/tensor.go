@@ -67,7 +67,6 @@ var besideTensor = []func(c *Config) string{
 	whereGiven("Generate", func(c *Config) bool { return c.Generate }),
 	whereGiven("LoRA", func(c *Config) bool { return c.LoRA.Active() }),
 	whereGiven("Int8", func(c *Config) bool { return len(c.Int8) > 0 }),
-	whereGiven("Precision fp16", func(c *Config) bool { return strings.EqualFold(c.PrecisionName(), "fp16") }),
 	whereGiven("OptimizerDType bf16", (*Config).BF16States),
 	func(c *Config) string {
 		o := c.UpdateRule()
@@ -76,9 +75,7 @@ var besideTensor = []func(c *Config) string{
 		}
 		return ""
 	},
-	whereGiven("ShardSize", func(c *Config) bool { return c.ShardSize > 0 }),
 	whereGiven("RankShares", func(c *Config) bool { return c.RankShares != nil }),
-	whereGiven("BatchSchedule", func(c *Config) bool { return len(c.BatchSchedule) > 0 }),
 	whereGiven("FrozenCache", func(c *Config) bool { return c.FrozenCache.Bytes != 0 }),
 	whereGiven("Receipt", func(c *Config) bool { return c.Receipt != "" }),
 	whereGiven("Collectives ring", func(c *Config) bool { return c.Algorithm() == algorithm.Ring }),
