@@ -65,7 +65,8 @@ var besideTensor = []func(c *Config) string{
 	whereGiven("Own.Rule", func(c *Config) bool { return c.Own.Rule != nil }),
 	whereGiven("Inference", func(c *Config) bool { return c.Inference }),
 	whereGiven("Generate", func(c *Config) bool { return c.Generate }),
-	whereGiven("LoRA", func(c *Config) bool { return c.LoRA.Active() }),
+	whereGiven("LoRA dropout", func(c *Config) bool { return c.LoRA.Dropout > 0 }),           // its random numbers go by whole rows
+	whereGiven("Base int8", func(c *Config) bool { return c.BaseType().String() == "int8" }), // slices would part blocks
 	whereGiven("Int8", func(c *Config) bool { return len(c.Int8) > 0 }),
 	whereGiven("OptimizerDType bf16", (*Config).BF16States),
 	func(c *Config) string {

@@ -15,7 +15,8 @@ func TestBesideTensor(t *testing.T) {
 	for want, change := range map[string]func(c *Config){
 		"Config.Inference":                           func(c *Config) { c.Inference = true },
 		"Config.Generate":                            func(c *Config) { c.Generate = true },
-		"Config.LoRA":                                func(c *Config) { c.LoRA = lora.Options{Rank: 2, Alpha: 1, Targets: []string{"*"}} },
+		"Config.LoRA dropout":                        func(c *Config) { c.LoRA = lora.Options{Rank: 2, Alpha: 1, Dropout: 0.1} },
+		"Config.Base int8":                           func(c *Config) { c.LoRA, c.Base = lora.Options{Rank: 2, Alpha: 1}, "int8" },
 		"Config.Int8":                                func(c *Config) { c.Int8 = []string{"optimizer"} },
 		"Config.OptimizerDType bf16":                 func(c *Config) { c.Precision, c.OptimizerDType, c.StochasticRounding = "bf16", "bf16", true },
 		"Config.Optimizer muon":                      func(c *Config) { c.Optimizer = "muon" },
@@ -46,13 +47,13 @@ func TestBesideTensor(t *testing.T) {
 }
 
 // Every optimizer that works on single elements goes with tensor parallelism, and so do types of
-// 16 bits and replicas.
+// 16 bits, replicas and adapters.
 func TestWithTensor(t *testing.T) {
 	for _, name := range []string{"adamw", "sgd", "adagrad"} {
 		for _, precision := range []string{"fp32", "bf16", "fp16"} {
 			c := Default()
 			c.Model, c.Ranks, c.Tensor, c.Optimizer, c.Precision = "gpt2", 8, 2, name, precision
-			c.ShardSize = 2
+			c.ShardSize, c.LoRA = 2, lora.Options{Rank: 2, Alpha: 1}
 			require.NoError(t, c.Validate())
 			require.Equal(t, 2, c.Slices())
 			require.Equal(t, 4, c.DataRanks())

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -61,7 +62,10 @@ func tensorCase(t testing.TB, seed uint64, dir string) request {
 	if r.IntN(2) == 0 {
 		c.Clip = 0.1 + r.Float64()
 	}
-	if r.IntN(3) == 0 {
+	if c.Dropout == 0 && r.IntN(3) == 0 {
+		c.LoRA = lora.Options{Rank: 1 + r.IntN(5), Alpha: 4, Targets: [][]string{nil, {"*attn*"}, {"*_proj.weight"}}[r.IntN(3)]}
+		c.Base = []string{"", "", "bf16"}[r.IntN(3)]
+	} else if r.IntN(3) == 0 {
 		p, err := c.planned().Plan(t.Context())
 		require.NoError(t, err)
 		for range 1 + r.IntN(4) {
@@ -162,7 +166,7 @@ func TestTensorRanksIn16Bits(t *testing.T) {
 		c := tensorCase(t, seed, t.TempDir())
 		r := rand.New(rand.NewPCG(seed, 5))
 		if c.Precision, c.Accum = "bf16", 1; seed%2 == 0 {
-			c.Precision, c.LossScale = "fp16", "128" // a dynamic one may skip the first steps
+			c.Precision, c.Base, c.LossScale = "fp16", "", "128" // a dynamic one may skip the first steps
 		}
 		whole := runOf(t, c)
 		c.Tensor = []int{2, 4}[r.IntN(2)]
