@@ -78,7 +78,6 @@ var besideTensor = []func(c *Config) string{
 	},
 	whereGiven("RankShares", func(c *Config) bool { return c.RankShares != nil }),
 	whereGiven("FrozenCache", func(c *Config) bool { return c.FrozenCache.Bytes != 0 }),
-	whereGiven("Receipt", func(c *Config) bool { return c.Receipt != "" }),
 	whereGiven("Collectives ring", func(c *Config) bool { return c.Algorithm() == algorithm.Ring }),
 	func(c *Config) string {
 		if c.TensorSlices > max(c.Tensor, 1) && !strings.EqualFold(c.PrecisionName(), "fp32") {

@@ -26,7 +26,6 @@ func TestBesideTensor(t *testing.T) {
 		"Config.Optimizer novograd":                  func(c *Config) { c.Optimizer = "novograd" },
 		"Config.Own.Rule":                            func(c *Config) { c.Own.Rule = &zero.Rule{Name: "own", Emit: func(*zero.Emitter, *zero.Target) {}} },
 		"Config.FrozenCache":                         func(c *Config) { c.Freeze, c.FrozenCache = []string{"wte.weight"}, FrozenCache{graph.Host, 1 << 20} },
-		"Config.Receipt":                             func(c *Config) { c.Receipt = "receipt" },
 		"Config.Collectives ring":                    func(c *Config) { c.Collectives = "ring" },
 		"Config.RankShares":                          func(c *Config) { c.Reproducible, c.RankShares = true, []int{1, 2, 1, 1, 2, 1, 1, 1} },
 		"Config.Precision bf16 with Config.Tensor":   func(c *Config) { c.Precision, c.TensorSlices = "bf16", 8 },

@@ -206,3 +206,40 @@ func TestTensorRanksSkipTogether(t *testing.T) {
 	require.True(t, want[0].Skipped)
 	require.False(t, want[len(want)-1].Skipped)
 }
+
+// A run in slices has one receipt, whatever the number of ranks that share layers, and its steps
+// are run again over another. In 16 bits that number is the slices'.
+func TestReceiptsOfSlices(t *testing.T) {
+	first, cases := seedOf(t)
+	for k := range cases {
+		seed := first + uint64(k)
+		t.Logf("%s=%d", seedVariable, seed)
+		c := tensorCase(t, seed, t.TempDir())
+		r := rand.New(rand.NewPCG(seed, 6))
+		c.poison, c.Zero, c.TensorSlices = false, r.IntN(4), tensorSlices
+		if c.Reproducible = r.IntN(2) == 0; c.Reproducible {
+			c.ShardSize = 0
+		}
+		tensor := []int{1, 2, 4}
+		if r.IntN(3) == 0 {
+			c.Precision, tensor = "bf16", tensor[2:]
+		}
+		c = kept(c, r)
+		at := func(every int) request {
+			v := c
+			v.Tensor, v.SaveEvery = tensor[r.IntN(len(tensor))], every
+			v.Ranks *= v.Tensor
+			return v
+		}
+		want := withReceipt(t, at(0))
+		for range tensor {
+			v := at(0)
+			require.Equal(t, string(want), string(withReceipt(t, v)), "%+v", v)
+		}
+		v := in(at(c.SaveEvery), scratch(t))
+		runOf(t, v)
+		again := at(0)
+		again.ReceiptEvery = 0
+		verified(t, v, variant(t, r, again))
+	}
+}

@@ -37,6 +37,7 @@ func drawTensor(seed uint64) *mix {
 	if r.IntN(3) == 0 {
 		m.flags = append(m.flags, "--lora", fmt.Sprintf("r=%d,alpha=8,targets=%s", 1+r.IntN(8), pick("*.1.*", "*.1.*attn*", "*.1.*mlp*")))
 	}
+	m.features["receipt"] = half()
 	tensor := func() int { return 1 + r.IntN(tensorSlices) }
 	m.flags = append(m.flags, "--tensor-slices", strconv.Itoa(tensorSlices))
 	if r.IntN(3) == 0 {
