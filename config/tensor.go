@@ -65,9 +65,9 @@ var besideTensor = []func(c *Config) string{
 	whereGiven("Own.Rule", func(c *Config) bool { return c.Own.Rule != nil }),
 	whereGiven("Inference", func(c *Config) bool { return c.Inference }),
 	whereGiven("Generate", func(c *Config) bool { return c.Generate }),
-	whereGiven("LoRA", func(c *Config) bool { return c.LoRA.Active() }),
+	whereGiven("LoRA dropout", func(c *Config) bool { return c.LoRA.Dropout > 0 }),           // its random numbers go by whole rows
+	whereGiven("Base int8", func(c *Config) bool { return c.BaseType().String() == "int8" }), // slices would part blocks
 	whereGiven("Int8", func(c *Config) bool { return len(c.Int8) > 0 }),
-	whereGiven("Precision fp16", func(c *Config) bool { return strings.EqualFold(c.PrecisionName(), "fp16") }),
 	whereGiven("OptimizerDType bf16", (*Config).BF16States),
 	func(c *Config) string {
 		o := c.UpdateRule()
@@ -76,11 +76,8 @@ var besideTensor = []func(c *Config) string{
 		}
 		return ""
 	},
-	whereGiven("ShardSize", func(c *Config) bool { return c.ShardSize > 0 }),
 	whereGiven("RankShares", func(c *Config) bool { return c.RankShares != nil }),
-	whereGiven("BatchSchedule", func(c *Config) bool { return len(c.BatchSchedule) > 0 }),
 	whereGiven("FrozenCache", func(c *Config) bool { return c.FrozenCache.Bytes != 0 }),
-	whereGiven("Receipt", func(c *Config) bool { return c.Receipt != "" }),
 	whereGiven("Collectives ring", func(c *Config) bool { return c.Algorithm() == algorithm.Ring }),
 	func(c *Config) string {
 		if c.TensorSlices > max(c.Tensor, 1) && !strings.EqualFold(c.PrecisionName(), "fp32") {

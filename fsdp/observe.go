@@ -24,21 +24,35 @@ func (s *sharder) observeLoss(ph *graph.Phase, first, last bool) {
 	if !last {
 		return
 	}
-	if p.DataRanks() > 1 {
-		w.Append(newOp(graph.AllReduce, "loss/all_reduce", graph.Comm, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss, Mode: graph.ReadWrite}}, s.dataRanks()))
+	for i, group := range s.dataRanks() {
+		name := "loss/all_reduce"
+		if i > 0 {
+			name += "_replicas"
+		}
+		w.Append(newOp(graph.AllReduce, name, graph.Comm, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss, Mode: graph.ReadWrite}}, group))
 	}
 	if host := p.Port(graph.PortLoss); host != graph.NoBuf {
 		w.Append(graph.NewCopy("loss/out", p.Loss, host, graph.CopyOut, graph.Forward, -1))
 	}
 }
 
-// dataRanks is the group of ranks whose losses are of different data. Ranks of the tensor axis
-// have the same loss.
-func (s *sharder) dataRanks() graph.GroupAttr {
-	if s.p.AxisOf(graph.TensorAxis) >= 0 {
-		return s.group()
+// dataRanks has the groups over which losses of different data are summed, one after the other.
+// Ranks of the tensor axis have the same loss. Where layers are cut the order of the sum does not
+// depend on whether there is that axis.
+func (s *sharder) dataRanks() (groups []graph.GroupAttr) {
+	cut := slices.ContainsFunc(s.p.Params, func(q graph.Param) bool { return q.Split != nil })
+	switch {
+	case s.p.DataRanks() == 1:
+		return nil
+	case !cut:
+		return []graph.GroupAttr{{Axis: -1}}
+	case s.ranks > 1:
+		groups = append(groups, s.group())
 	}
-	return graph.GroupAttr{Axis: -1}
+	if s.replicas > 1 {
+		groups = append(groups, graph.GroupAttr{Axis: s.replicate})
+	}
+	return groups
 }
 
 // leafLosses has the buffers of a loss that is summed leaf by leaf, one micro-batch on one rank
@@ -110,7 +124,7 @@ func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
 		}
 		if l.ranks != graph.NoBuf {
 			from = l.ranks
-			add(newOp(graph.AllGather, "loss/all_gather", graph.Comm, graph.Forward, -1, []graph.BufID{l.leaf}, []graph.Out{{Buf: l.ranks}}, s.dataRanks()))
+			add(newOp(graph.AllGather, "loss/all_gather", graph.Comm, graph.Forward, -1, []graph.BufID{l.leaf}, []graph.Out{{Buf: l.ranks}}, s.dataRanks()[0]))
 		}
 		add(newOp(graph.SumParts, "loss/add_leaves", graph.Comm, graph.Forward, -1, []graph.BufID{from}, []graph.Out{{Buf: l.sum, Mode: graph.Accum}}, graph.SumPartsAttr{Order: graph.SumSequential}))
 	}

@@ -90,6 +90,20 @@ func (p *Program) Runs(param int, start, n int64, visit func(Run) error) error {
 	return nil
 }
 
+// Slices returns, for each slice of a parameter in order, a run of all its elements, whose At is
+// 0. A parameter that is not split is one run.
+func (p *Program) Slices(param int) (list []Run) {
+	_ = p.Runs(param, 0, p.Params[param].Elems(), func(r Run) error {
+		at := slices.IndexFunc(list, func(s Run) bool { return s.Rank == r.Rank && s.Param == r.Param })
+		if at < 0 {
+			at, list = len(list), append(list, Run{Rank: r.Rank, Param: r.Param})
+		}
+		list[at].Len += r.Len
+		return nil
+	})
+	return list
+}
+
 // slice returns the index into Params of one of a rank's slices of a parameter.
 func (p *Program) slice(param, local int) int {
 	for i := len(p.Tensors()); i < len(p.Params); i++ {

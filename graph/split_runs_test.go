@@ -45,6 +45,17 @@ func TestRunsOfSlices(t *testing.T) {
 		}
 		require.Len(t, p.Tensors(), 1)
 		all := p.Params[0].Elems()
+		list, total, perRank := p.Slices(0), int64(0), c.split.Slices/c.ranks
+		require.Len(t, list, c.split.Slices)
+		for k, s := range list {
+			rank := k / perRank
+			if c.ranks == 1 {
+				rank = -1
+			}
+			require.Equal(t, Run{Rank: rank, Param: k % perRank, Len: s.Len}, s)
+			total += s.Len
+		}
+		require.Equal(t, all, total, "a slice has the elements of a parameter alone")
 		for _, cut := range []int64{all, 1, 5} { // reading in pieces finds the same places
 			seen, next := map[[3]int64]int64{}, int64(0)
 			for at := int64(0); at < all; at += cut {

@@ -93,7 +93,7 @@ func (t *tensor) layouts() error {
 		case graph.Embed, graph.HeadLoss, graph.HeadLossGrad:
 			err = f.cut(op.In[1], 0, 1)
 		case graph.Linear:
-			if t.cut[op.In[1]] == nil {
+			if t.cut[op.In[1]] == nil && !f.beside(op) {
 				err = f.group(op)
 			}
 		}
@@ -178,7 +178,7 @@ func (f *flow) group(first *graph.Op) error {
 		return fmt.Errorf("no product follows it, through operations on single elements or heads, whose inputs could be cut")
 	}
 	for _, op := range before {
-		groups := max(packed[f.t.root(op.Out[0].Buf)], 1)
+		groups := f.groups(op, packed)
 		if err := f.cut(op.In[1], side(op, true), groups); err != nil {
 			return err
 		}
@@ -189,6 +189,40 @@ func (f *flow) group(first *graph.Op) error {
 		}
 	}
 	return nil
+}
+
+// groups returns the number of equal groups of a product's outputs: those of what they are added
+// to as well.
+func (f *flow) groups(op *graph.Op, packed map[graph.BufID]int) int {
+	root := f.t.root(op.Out[0].Buf)
+	n := max(packed[root], 1)
+	for _, r := range f.reads[root] {
+		if r.Kind == graph.Add {
+			n = max(n, packed[f.t.root(r.Out[0].Buf)])
+		}
+	}
+	return n
+}
+
+// beside says whether a product is one of a pair beside a product that is cut, as a low-rank
+// adapter is, and has the side of that pair that stays whole: its result goes into products only
+// that are cut by outputs, or is added to that of a product that is cut by inputs.
+func (f *flow) beside(op *graph.Op) bool {
+	isCut := func(op *graph.Op, outputs bool) bool {
+		l := f.t.cut[op.In[1]]
+		return l != nil && l.dim == side(op, outputs)
+	}
+	root := f.t.root(op.Out[0].Buf)
+	readers := slices.DeleteFunc(slices.Clone(f.reads[root]), func(r *graph.Op) bool { return r.Kind == graph.Scale && f.t.root(r.Out[0].Buf) == root })
+	into := func(r *graph.Op) bool { return r.Kind == graph.Linear && isCut(r, true) }
+	to := func(r *graph.Op) bool {
+		return r.Kind == graph.Add && slices.ContainsFunc(f.writes[f.t.root(r.Out[0].Buf)], func(w *graph.Op) bool { return w.Kind == graph.Linear && isCut(w, false) })
+	}
+	return len(readers) > 0 && (!slices.ContainsFunc(readers, not(into)) || !slices.ContainsFunc(readers, not(to)))
+}
+
+func not(is func(*graph.Op) bool) func(*graph.Op) bool {
+	return func(op *graph.Op) bool { return !is(op) }
 }
 
 // side is the dimension of a product's weight that its outputs or inputs are.

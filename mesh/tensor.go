@@ -52,6 +52,9 @@ func Tensor(p *graph.Program, o Options) (*graph.Program, error) {
 			}
 		}
 	}
+	for id := range graph.BufID(len(t.p.Buffers)) {
+		t.part(id, 0) // a view that no operation uses is to fit what it is of
+	}
 	if l := t.p.Logits; l != graph.NoBuf && t.isColumns(l) {
 		return nil, fmt.Errorf("the logits of a generation would be cut by tokens; plan it without slices")
 	}

@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -9,6 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/interp"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/model"
 )
 
@@ -20,12 +22,30 @@ var models = map[string]model.Config{
 }
 
 // differentiated returns the training program of a micro-batch of 2 rows of 5 tokens.
-func differentiated(t testing.TB, c model.Config) *graph.Program {
+func differentiated(t testing.TB, c model.Config, adapters ...string) *graph.Program {
 	p, err := model.Build(c, model.Train, 2, 5)
 	require.NoError(t, err)
+	if len(adapters) > 0 {
+		p, err = lora.Adapt(p, lora.Options{Rank: 3, Alpha: 6, Targets: adapters})
+		require.NoError(t, err)
+	}
 	p, err = graph.Differentiate(p)
 	require.NoError(t, err)
 	return p
+}
+
+// eachProgram calls visit with every model, as it is and with adapters.
+func eachProgram(t testing.TB, visit func(name string, p *graph.Program, vocab int)) {
+	for name, c := range models {
+		visit(name, differentiated(t, c), c.Vocab)
+		targets := [][]string{{"*attn*", "*mlp*"}, {"*[qv]_proj.weight"}, {"*.[od]*_proj.weight"}}
+		if c.Family == model.GPT2 {
+			targets = [][]string{{"*attn*", "*mlp*"}, {"*c_attn.weight"}, {"*.c_proj.weight"}}
+		}
+		for _, targets := range targets {
+			visit(fmt.Sprint(name, " with adapters of ", targets), differentiated(t, c, targets...), c.Vocab)
+		}
+	}
 }
 
 // cut returns the program in slices over ranks.
@@ -98,6 +118,9 @@ func ran[T num.Float](t *testing.T, p *graph.Program, vocab int) (loss float64, 
 	require.NoError(t, w.Run(p.Sections[0].Name))
 	for i := range p.Tensors() {
 		whole := make([]T, p.Params[i].Elems())
+		if grads = append(grads, whole); p.Params[i].Grad == graph.NoBuf {
+			continue // frozen, all 0
+		}
 		each(i, func(run graph.Run, rank int) {
 			v := value(run, rank, func(q *graph.Param) graph.BufID { return q.Grad })
 			if run.Rank < 0 && rank > 0 {
@@ -105,7 +128,6 @@ func ran[T num.Float](t *testing.T, p *graph.Program, vocab int) (loss float64, 
 			}
 			copy(whole[run.At:], v)
 		})
-		grads = append(grads, whole)
 	}
 	for rank := range w.Ranks() {
 		l, err := w.F64(rank, p.Loss)
@@ -120,30 +142,28 @@ func ran[T num.Float](t *testing.T, p *graph.Program, vocab int) (loss float64, 
 
 // A program in slices has the loss and gradients of the whole one, to the rounding of doubles.
 func TestSlicesHaveTheGradients(t *testing.T) {
-	for name, c := range models {
-		p := differentiated(t, c)
-		wantLoss, want := ran[float64](t, p, c.Vocab)
+	eachProgram(t, func(name string, p *graph.Program, vocab int) {
+		wantLoss, want := ran[float64](t, p, vocab)
 		for _, n := range [][2]int{{1, 2}, {1, 4}, {2, 2}, {2, 4}, {4, 4}} {
-			loss, got := ran[float64](t, cut(t, p, n[0], n[1]), c.Vocab)
+			loss, got := ran[float64](t, cut(t, p, n[0], n[1]), vocab)
 			require.InEpsilon(t, wantLoss, loss, 1e-12, "%s, %d slices over %d ranks", name, n[1], n[0])
 			for i := range want {
 				require.InDeltaSlice(t, want[i], got[i], 1e-12, "%s, %d slices over %d ranks: %s", name, n[1], n[0], p.Params[i].Name)
 			}
 		}
-	}
+	})
 }
 
 // The bits of a program in slices do not depend on the ranks over which they lie.
 func TestSlicesHaveTheSameBitsOnAnyRanks(t *testing.T) {
-	for name, c := range models {
-		p := differentiated(t, c)
-		wantLoss, want := ran[float32](t, cut(t, p, 1, 4), c.Vocab)
+	eachProgram(t, func(name string, p *graph.Program, vocab int) {
+		wantLoss, want := ran[float32](t, cut(t, p, 1, 4), vocab)
 		for _, ranks := range []int{2, 4} {
-			loss, got := ran[float32](t, cut(t, p, ranks, 4), c.Vocab)
+			loss, got := ran[float32](t, cut(t, p, ranks, 4), vocab)
 			require.Equal(t, wantLoss, loss, "%s over %d ranks", name, ranks)
 			require.Equal(t, want, got, "%s over %d ranks", name, ranks)
 		}
-	}
+	})
 }
 
 // Megatron-LM (Shoeybi et al. 2019, section 3) sums twice forward and twice backward in a layer,

@@ -21,10 +21,7 @@ func OffloadChunk(p *graph.Program, c Config) int64 {
 	}
 	shards := int64(1)
 	if c.Stage.ShardsStates() {
-		shards = int64(c.Ranks)
-		if c.ShardSize > 0 {
-			shards = int64(c.ShardSize)
-		}
+		shards = int64(c.shardSize())
 	}
 	const multiple = 1024 // offload.Options.Chunk's
 	chunk := (slices.Max(units)/shards/chunksOfUnit + multiple - 1) / multiple * multiple

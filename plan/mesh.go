@@ -21,10 +21,12 @@ func (c Config) validateMesh() error {
 		return fmt.Errorf("Config.Tensor %d with Config.Ranks %d: ranks do not split into groups of that size; use %s", c.Tensor, c.Ranks, nearest.Divisors(c.Ranks, c.Tensor))
 	case c.Slices < 0 || c.Slices&(c.Slices-1) != 0 || c.Slices == 1 || c.Slices%max(c.Tensor, 1) != 0 || c.Tensor > 1 && c.Slices == 0:
 		return fmt.Errorf("Config.TensorSlices %d with Config.Tensor %d: want a power of two from 2 that the ranks divide", c.Slices, max(c.Tensor, 1))
-	case c.Slices > 0 && c.ShardSize > 0:
-		return fmt.Errorf("Config.ShardSize %d with slices of layers (Config.Tensor): not built; leave one of them out", c.ShardSize)
-	case c.Slices > 0 && c.Shares != nil:
-		return fmt.Errorf("Config.GlobalBatch with slices of layers (Config.Tensor): uneven shares %v of ranks are not built; give rows that %d ranks share evenly", c.Shares, c.DataRanks())
+	case c.Slices > 0 && c.uneven() != nil:
+		field := "Config.GlobalBatch"
+		if len(c.Shapes) > 0 {
+			field = "Config.BatchSchedule"
+		}
+		return fmt.Errorf("%s with slices of layers (Config.Tensor): uneven shares %v of ranks are not built; give rows that %d ranks share evenly", field, c.uneven(), c.DataRanks())
 	case c.ShardSize < 0:
 		return fmt.Errorf("shard size: %d is negative; 0 shards over all ranks", c.ShardSize)
 	case c.ShardSize > 0 && (c.ShardSize > c.DataRanks() || c.DataRanks()%c.ShardSize != 0):
@@ -35,6 +37,16 @@ func (c Config) validateMesh() error {
 		return fmt.Errorf("Config.Reproducible with Config.ShardSize %d of %d ranks: sums within groups of ranks and then over the groups have another order at each number of ranks; shard over all of them", c.ShardSize, c.Ranks)
 	}
 	return nil
+}
+
+// uneven returns the shares of a step that ranks share unevenly; nil: there is none.
+func (c Config) uneven() []int {
+	for _, s := range c.Shapes {
+		if s.Shares != nil {
+			return s.Shares
+		}
+	}
+	return c.Shares
 }
 
 // DataRanks returns the number of ranks that have data of their own.

@@ -180,9 +180,6 @@ func (q Request) free(fixed Fixed, rows int, hw Hardware) (*freed, error) {
 			return nil, err
 		}
 	}
-	if rows > 0 && q.Slices() > 0 {
-		return nil, config.Refuse("Config.GlobalBatch with Config.Tensor and a search: not built; give Config.Batch and Config.Accum")
-	}
 	p, err := q.resolve()
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -57,4 +58,29 @@ func TestFitRefusesWhatNothingFits(t *testing.T) {
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 	require.Equal(t, graph.Device, refused.Space)
+}
+
+// Of ranks that share layers a group has the rows of one, and shards are over groups.
+func TestFitOfTensorRanks(t *testing.T) {
+	t.Parallel()
+	c := fitConfig(t)
+	c.Ranks, c.Tensor = 8, 2
+	got, err := c.Fit(t.Context(), Fixed{}, 12, CPUHardware(2))
+	require.NoError(t, err)
+	require.Equal(t, 12, got.Config.DataRanks()*got.Config.Batch*got.Config.Accum)
+	_, err = c.Fit(t.Context(), Fixed{}, 26, CPUHardware(2))
+	require.ErrorContains(t, err, "Config.GlobalBatch 26 is not a multiple of 4 ranks")
+	require.ErrorContains(t, err, "24 and 28")
+
+	c.ShardSize, c.DeviceMemory = 1, 20<<20
+	asked, err := c.Predict(t.Context(), cost.CPU(2, 1))
+	require.NoError(t, err)
+	require.False(t, asked.Fits)
+	ways, _ := WaysOut(t.Context(), asked, CPUHardware(2))
+	sizes := map[int]bool{}
+	for _, w := range ways {
+		require.NoError(t, w.Forecast.Config.Validate())
+		sizes[w.Forecast.Config.ShardSize] = true
+	}
+	require.Equal(t, true, sizes[2] || sizes[4], "%v", sizes)
 }

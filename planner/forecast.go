@@ -76,7 +76,7 @@ func (r *Resolved) with(s *search.Spec) config.Config {
 	c := r.Request
 	c.Ranks, c.ShardSize, c.Zero, c.Batch, c.Seq, c.Accum, c.Prefetch = s.Ranks, s.ShardSize, s.Stage, s.Batch, s.Seq, s.Accum, s.Prefetch
 	if c.GlobalBatch > 0 && s.Rows == 0 {
-		c.GlobalBatch = s.Ranks * s.Batch * s.Accum
+		c.GlobalBatch = c.DataRanks() * s.Batch * s.Accum
 	}
 	if s.LayerOrder != c.AsksLayers() {
 		c.AccumOrder = orderName(s.LayerOrder)

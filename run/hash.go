@@ -38,8 +38,9 @@ type hashing struct {
 }
 
 // hashing divides the blocks of every state among the ranks that hold them. Each block goes to one
-// rank, the holder with the fewest bytes so far. Tensors are in the byte order of their names. The
-// result depends only on the program and the world.
+// rank, the holder with the fewest bytes so far. Tensors are in the byte order of their names. Each
+// slice of one that is cut is a tensor: its blocks are on one rank, whatever the number of ranks.
+// The result depends only on the program and the world.
 func (s *States) hashing() (*hashing, error) {
 	h := &hashing{shares: make([][]hashed, s.world.Size)}
 	bytes := make([]int64, s.world.Size)
@@ -56,24 +57,30 @@ func (s *States) hashing() (*hashing, error) {
 	for _, i := range s.ByName() {
 		for _, st := range s.Names(i) {
 			t := receipt.Tensor{Name: s.p.Params[i].Name, State: Saved(st.Name), DType: graph.F32.String(), Elems: 1}
-			n := len(h.tensors)
 			if st.PerParam {
 				buf, off, err := s.perParam(i, st.Name)
 				if err != nil {
 					return nil, err
 				}
-				give(s.all, hashed{tensor: n, blocks: 1, elems: 1, dtype: graph.F32, buf: buf, scales: graph.NoBuf, off: off, whole: true})
+				give(s.all, hashed{tensor: len(h.tensors), blocks: 1, elems: 1, dtype: graph.F32, buf: buf, scales: graph.NoBuf, off: off, whole: true})
 				h.tensors = append(h.tensors, t)
 				continue
 			}
-			t.Elems, t.DType = s.p.Params[i].Elems(), s.p.Buf(st.Buf).DType.String()
-			err := s.Extents(i, st.Name, 0, t.Elems, func(e Extent) error {
-				return s.blocks(e, &t, n, func(x hashed) { give(e.Holders, x) })
-			})
-			if err != nil {
-				return nil, err
+			t.DType = s.p.Buf(st.Buf).DType.String()
+			all := s.p.Slices(i)
+			for k, slice := range all {
+				one, n := t, len(h.tensors)
+				if one.Elems = slice.Len; len(all) > 1 {
+					one.Name = fmt.Sprintf("%s/slice.%d", t.Name, k)
+				}
+				err := s.extents(slice, st.Name, 0, func(e Extent) error {
+					return s.blocks(e, &one, n, func(x hashed) { give(e.Holders, x) })
+				})
+				if err != nil {
+					return nil, err
+				}
+				h.tensors = append(h.tensors, one)
 			}
-			h.tensors = append(h.tensors, t)
 		}
 	}
 	return h, nil

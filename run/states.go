@@ -112,40 +112,43 @@ func (s *States) Names(param int) []graph.State {
 // Extents calls visit for each run of elements [start, start+n) of a parameter's flat state, in
 // order. It alone determines which ranks hold which elements.
 func (s *States) Extents(param int, name string, start, n int64, visit func(Extent) error) error {
-	return s.p.Runs(param, start, n, func(r graph.Run) error {
-		cut := -1
-		if r.Rank >= 0 {
-			cut = s.p.Params[param].Split.Axis
+	return s.p.Runs(param, start, n, func(r graph.Run) error { return s.extents(r, name, start, visit) })
+}
+
+// extents is Extents for a run of elements in one slice; start is the first of the range.
+func (s *States) extents(r graph.Run, name string, start int64, visit func(Extent) error) error {
+	cut := -1
+	if r.Rank >= 0 {
+		cut = s.p.Params[r.Param].Split.Axis
+	}
+	for _, w := range s.where[r.Param] {
+		lo, hi := max(r.From, w.seg.Start), min(r.From+r.Len, w.seg.Start+w.seg.Len)
+		if lo >= hi {
+			continue
 		}
-		for _, w := range s.where[r.Param] {
-			lo, hi := max(r.From, w.seg.Start), min(r.From+r.Len, w.seg.Start+w.seg.Len)
-			if lo >= hi {
-				continue
+		st, err := s.find(w.unit, name)
+		if err != nil {
+			return err
+		}
+		to := r.At - start - r.From // from the slice's elements to those of the range
+		for lo < hi {
+			flat := w.seg.Flat + lo - w.seg.Start
+			dt := s.p.Buf(st.Buf).DType
+			e := Extent{Buf: st.Buf, DType: dt, Off: flat * dt.Size(), From: lo + to, To: hi + to}
+			shard := -1
+			if st.Axis >= 0 {
+				shard = int(flat / st.Len)
+				e.To = min(e.To, e.From+int64(shard+1)*st.Len-flat)
+				e.Off = (flat - int64(shard)*st.Len) * dt.Size()
 			}
-			st, err := s.find(w.unit, name)
-			if err != nil {
+			e.Holders = s.ranks[place2{st.Axis, shard, cut, r.Rank}]
+			if err := visit(e); err != nil {
 				return err
 			}
-			to := r.At - start - r.From // from the slice's elements to those of the range
-			for lo < hi {
-				flat := w.seg.Flat + lo - w.seg.Start
-				dt := s.p.Buf(st.Buf).DType
-				e := Extent{Buf: st.Buf, DType: dt, Off: flat * dt.Size(), From: lo + to, To: hi + to}
-				shard := -1
-				if st.Axis >= 0 {
-					shard = int(flat / st.Len)
-					e.To = min(e.To, e.From+int64(shard+1)*st.Len-flat)
-					e.Off = (flat - int64(shard)*st.Len) * dt.Size()
-				}
-				e.Holders = s.ranks[place2{st.Axis, shard, cut, r.Rank}]
-				if err := visit(e); err != nil {
-					return err
-				}
-				lo = e.To - to
-			}
+			lo = e.To - to
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // reader returns the first holder that this process can reach.

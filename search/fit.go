@@ -345,8 +345,8 @@ func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) 
 
 func newFitDomain(s *Spec, given Given, allowed []precision.Precision, globalBatch int) (fitDomain, error) {
 	d := fitDomain{zeros: []int{3, 2, 1, 0}, prefetches: []int{1, 0, 2}, batches: [][2]int{{s.Batch, s.Accum}}, precisions: []precision.Precision{s.Precision},
-		orders: s.freeOrders(given.LayerOrder), sharded: s.Ranks > 1, moves: !given.Offload || s.Offload.Active()}
-	if given.Stage || s.Ranks == 1 {
+		orders: s.freeOrders(given.LayerOrder), sharded: s.dataRanks() > 1, moves: !given.Offload || s.Offload.Active()}
+	if given.Stage || s.dataRanks() == 1 {
 		d.zeros = []int{s.Stage} // every stage is the same on one rank
 	}
 	if given.Prefetch {
@@ -360,10 +360,11 @@ func newFitDomain(s *Spec, given Given, allowed []precision.Precision, globalBat
 	if globalBatch == 0 {
 		return d, nil
 	}
-	if globalBatch%s.Ranks != 0 {
-		return d, &RowsError{Rows: globalBatch, Ranks: s.Ranks}
+	ranks := s.dataRanks()
+	if globalBatch%ranks != 0 {
+		return d, &RowsError{Rows: globalBatch, Ranks: ranks}
 	}
-	rows := globalBatch / s.Ranks
+	rows := globalBatch / ranks
 	d.rows, d.batches = rows, nil
 	for b := rows; b >= 1; b-- { // the largest micro-batch first
 		if rows%b != 0 || (given.Batch || given.SameBatch) && b != s.Batch || given.Accum && rows/b != s.Accum {
@@ -372,7 +373,7 @@ func newFitDomain(s *Spec, given Given, allowed []precision.Precision, globalBat
 		d.batches = append(d.batches, [2]int{b, rows / b})
 	}
 	if len(d.batches) == 0 {
-		return d, &RowsError{Rows: globalBatch, Ranks: s.Ranks, Batch: s.Batch, Accum: s.Accum}
+		return d, &RowsError{Rows: globalBatch, Ranks: ranks, Batch: s.Batch, Accum: s.Accum}
 	}
 	s.Batch, s.Accum = d.batches[len(d.batches)-1][0], d.batches[len(d.batches)-1][1]
 	return d, nil

@@ -272,7 +272,7 @@ func (s *searcher) extrapolate(p *point) *measured {
 }
 
 func (s *searcher) perToken(p *point, seconds float64) float64 {
-	return seconds / (float64(s.spec.Ranks) * float64(p.batch) * float64(p.accum) * float64(s.spec.Seq))
+	return seconds / (float64(s.spec.dataRanks()) * float64(p.batch) * float64(p.accum) * float64(s.spec.Seq))
 }
 
 // margins are taken off the caps, in bytes, where plans came out over their lower

@@ -44,6 +44,7 @@ type Spec struct {
 	Plans *plan.Shared // what plans have in common; nil: a search makes its own
 
 	Ranks, ShardSize int
+	Tensor           int // neighbouring ranks that have the same data, as the Job plans them; 0: 1
 	Stage            int // of ZeRO
 	Batch, Seq       int // as Shape's
 	Accum            int
@@ -77,6 +78,9 @@ type Spec struct {
 	OrderChosen bool
 }
 
+// dataRanks is the number of ranks with data of their own.
+func (s *Spec) dataRanks() int { return s.Ranks / max(s.Tensor, 1) }
+
 // inLayers says whether each block runs all micro-batches before the next one.
 func (s *Spec) inLayers() bool { return s.Accum > 1 && s.LayerOrder }
 
@@ -97,7 +101,7 @@ func (f *Forecast) Fits() bool { return f.Plan.Fit() == nil }
 // TokensPerSecond is the predicted speed of all ranks together.
 func (f *Forecast) TokensPerSecond() float64 {
 	s := &f.Spec
-	rows := float64(f.Plan.Config.DataRanks()) * float64(s.Batch) * float64(s.Accum)
+	rows := float64(s.dataRanks()) * float64(s.Batch) * float64(s.Accum)
 	if s.Rows > 0 {
 		rows = float64(s.Rows)
 	}

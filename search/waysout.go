@@ -210,8 +210,8 @@ func (w *wayFinder) moreShards(m *cost.Machine) {
 	if w.spec.ShardSize == 0 || len(w.ways) >= mostWays {
 		return
 	}
-	for n := w.spec.ShardSize + 1; n <= w.spec.Ranks; n++ {
-		if w.spec.Ranks%n != 0 || n%w.spec.ShardSize != 0 {
+	for n := w.spec.ShardSize + 1; n <= w.spec.dataRanks(); n++ {
+		if w.spec.dataRanks()%n != 0 || n%w.spec.ShardSize != 0 {
 			continue
 		}
 		c := w.spec
@@ -257,7 +257,7 @@ func (w *wayFinder) changesOfOne(from point) (kinds [][]*point) {
 		return &p
 	}
 	var list []*point
-	for z := w.spec.Stage + 1; z <= 3 && w.spec.Ranks > 1; z++ {
+	for z := w.spec.Stage + 1; z <= 3 && w.spec.dataRanks() > 1; z++ {
 		list = append(list, change(func(p *point) { p.zero = z }))
 	}
 	kind(list...)
@@ -308,11 +308,11 @@ func (s *Spec) moveTo(ranks int) bool {
 		return ranks == s.Ranks
 	}
 	if s.Rows > 0 {
-		leaves := (s.Rows + s.Batch - 1) / s.Batch
-		if leaves < ranks || !slices.Equal(s.Shares, graph.EvenShares(leaves, s.Ranks)) {
+		leaves, data := (s.Rows+s.Batch-1)/s.Batch, ranks/max(s.Tensor, 1)
+		if leaves < data || !slices.Equal(s.Shares, graph.EvenShares(leaves, s.dataRanks())) {
 			return false
 		}
-		s.Accum, s.Shares = (leaves+ranks-1)/ranks, graph.EvenShares(leaves, ranks)
+		s.Accum, s.Shares = (leaves+data-1)/data, graph.EvenShares(leaves, data)
 	}
 	s.Ranks = ranks
 	return true
@@ -333,9 +333,9 @@ func (s *Spec) splits() (list [][2]int) {
 func (w *wayFinder) domain(split bool) fitDomain {
 	c := &w.spec
 	d := fitDomain{prefetches: []int{c.Prefetch}, batches: [][2]int{{c.Batch, c.Accum}}, precisions: []precision.Precision{c.Precision},
-		orders: c.freeOrders(false), sharded: c.Ranks > 1, moves: true}
+		orders: c.freeOrders(false), sharded: c.dataRanks() > 1, moves: true}
 	for z := 3; z >= c.Stage; z-- {
-		if z == c.Stage || c.Ranks > 1 {
+		if z == c.Stage || c.dataRanks() > 1 {
 			d.zeros = append(d.zeros, z)
 		}
 	}
@@ -367,9 +367,9 @@ func (w *wayFinder) combined() {
 		return true
 	}
 	list := []*searcher{w.main}
-	if n := w.spec.ShardSize; n > 0 && n < w.spec.Ranks {
+	if n := w.spec.ShardSize; n > 0 && n < w.spec.dataRanks() {
 		c := w.spec
-		c.ShardSize = c.Ranks
+		c.ShardSize = c.dataRanks()
 		list = []*searcher{w.searcher(c, w.main.machine, true, w.main.spaces), w.main}
 	}
 	for _, s := range list {
@@ -437,7 +437,7 @@ func (w *wayFinder) alternatives() (list []alternative) {
 			break
 		}
 		if c.ShardSize > 0 {
-			c.ShardSize = ranks // a larger shard is what more ranks are for
+			c.ShardSize = c.dataRanks() // a larger shard is what more ranks are for
 		}
 		a.specs = append(a.specs, c)
 	}
@@ -523,7 +523,7 @@ const besideEffort = 4
 func (w *wayFinder) beside(c Spec, m *cost.Machine) (*searcher, []base) {
 	d := w.domain(true)
 	d.precisions, d.orders = []precision.Precision{c.Precision}, []bool{c.inLayers()}
-	if c.Ranks > 1 {
+	if c.dataRanks() > 1 {
 		d.zeros = []int{3}
 	}
 	return w.searcher(c, m, true, c.tiers()), d.bases()

@@ -387,10 +387,18 @@ func resultFields(c *config.Config) (map[string]json.RawMessage, error) {
 	if d.Algorithm() != algo.Ring {
 		leave["Collectives"] = true
 	}
+	if n := d.Slices(); n == 0 {
+		leave["Tensor"], leave["TensorSlices"] = true, true
+	} else if d.TensorSlices = n; strings.EqualFold(d.PrecisionName(), "fp32") {
+		d.Ranks, leave["Tensor"] = d.DataRanks(), true // any number of ranks gives the bits of the slices
+	}
 	switch {
 	case d.Reproducible:
 		d.GlobalBatch = c.StepRows()
-		leave["Ranks"], leave["Accum"], leave["RankShares"], leave["Zero"] = true, true, true, true
+		leave["Accum"], leave["RankShares"], leave["Zero"] = true, true, true
+		if leave["Ranks"] = leave["Tensor"]; !leave["Tensor"] {
+			d.Ranks = d.Tensor // one group, by which any number of ranks is known
+		}
 	case d.ShardSize > 0:
 	case d.Accum == 1 || d.InLayers():
 		leave["Zero"] = true

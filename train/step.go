@@ -233,7 +233,7 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 	if err != nil {
 		return err
 	}
-	if b == t.train {
+	if b == t.train && r.Index%max(t.cfg.Tensor, 1) == 0 {
 		t.receipt.filled(b.sampler, step, micro, t.dataRank(r), at, t.cfg.Batch)
 	}
 	var key [graph.NumKey]int64

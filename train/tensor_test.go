@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -52,12 +53,19 @@ func tensorCase(t testing.TB, seed uint64, dir string) request {
 	cutModel(t, r, &c)
 	c.Seed, c.Steps, c.poison = int64(r.Uint64()>>1), 2, true
 	c.Batch, c.Accum, c.Ranks = 1+r.IntN(3), 1+r.IntN(3), 1+r.IntN(2)
+	if r.IntN(3) == 0 { // replicas of shards
+		c.ShardSize = c.Ranks
+		c.Ranks *= 2
+	}
 	c.Order = []string{"sequential", "shuffled"}[r.IntN(2)]
 	c.Optimizer = []string{"adamw", "adamw", "sgd", "adagrad"}[r.IntN(4)]
 	if r.IntN(2) == 0 {
 		c.Clip = 0.1 + r.Float64()
 	}
-	if r.IntN(3) == 0 {
+	if c.Dropout == 0 && r.IntN(3) == 0 {
+		c.LoRA = lora.Options{Rank: 1 + r.IntN(5), Alpha: 4, Targets: [][]string{nil, {"*attn*"}, {"*_proj.weight"}}[r.IntN(3)]}
+		c.Base = []string{"", "", "bf16"}[r.IntN(3)]
+	} else if r.IntN(3) == 0 {
 		p, err := c.planned().Plan(t.Context())
 		require.NoError(t, err)
 		for range 1 + r.IntN(4) {
@@ -98,6 +106,9 @@ func tensorRanks(t *testing.T, seed uint64) {
 		reproducible bool
 		stages       []int
 	}{{0, false, []int{0, 1}}, {2, false, []int{2, 3}}, {2, true, []int{0, 1, 2, 3}}} {
+		if half.reproducible { // sums over replicas are not
+			c.ShardSize = 0
+		}
 		v := c
 		v.Zero, v.Prefetch, v.Reproducible, v.TensorSlices = half.reference, 1, half.reproducible, tensorSlices
 		want := run(v)
@@ -145,15 +156,18 @@ func tensorRanks(t *testing.T, seed uint64) {
 	}
 }
 
-// In bf16 a rank has one slice. Losses are those of a run that is not cut, to bf16's rounding.
-func TestTensorRanksInBF16(t *testing.T) {
+// In 16 bits a rank has one slice. Losses are those of a run that is not cut, to the type's
+// rounding.
+func TestTensorRanksIn16Bits(t *testing.T) {
 	first, cases := seedOf(t)
 	for k := range cases {
 		seed := first + uint64(k)
 		t.Logf("%s=%d", seedVariable, seed)
 		c := tensorCase(t, seed, t.TempDir())
 		r := rand.New(rand.NewPCG(seed, 5))
-		c.Precision, c.Accum = "bf16", 1
+		if c.Precision, c.Accum = "bf16", 1; seed%2 == 0 {
+			c.Precision, c.Base, c.LossScale = "fp16", "", "128" // a dynamic one may skip the first steps
+		}
 		whole := runOf(t, c)
 		c.Tensor = []int{2, 4}[r.IntN(2)]
 		c.Ranks *= c.Tensor
@@ -169,5 +183,63 @@ func TestTensorRanksInBF16(t *testing.T) {
 			require.Equal(t, want.losses, got.losses, "%s=%d: %+v", seedVariable, seed, v)
 			require.Equal(t, want.sha, got.sha, "%s=%d: %+v", seedVariable, seed, v)
 		}
+	}
+}
+
+// An overflow makes all ranks skip a step, also those that share layers with the one that has it.
+func TestTensorRanksSkipTogether(t *testing.T) {
+	var want []StepResult
+	for zero := range 4 {
+		c := tiny("gpt2")
+		c.Ranks, c.Tensor, c.Steps, c.Precision, c.Zero = 4, 2, 12, "fp16", zero
+		tr := trainerAt(t, c, 1<<26)
+		var got []StepResult
+		require.NoError(t, tr.Run(t.Context(), func(r StepResult) error {
+			got = append(got, StepResult{Step: r.Step, Loss: r.Loss, LossScale: r.LossScale, Skipped: r.Skipped})
+			return nil
+		}))
+		if want == nil {
+			want = got
+		}
+		require.Equal(t, want, got, "stage %d", zero)
+	}
+	require.True(t, want[0].Skipped)
+	require.False(t, want[len(want)-1].Skipped)
+}
+
+// A run in slices has one receipt, whatever the number of ranks that share layers, and its steps
+// are run again over another. In 16 bits that number is the slices'.
+func TestReceiptsOfSlices(t *testing.T) {
+	first, cases := seedOf(t)
+	for k := range cases {
+		seed := first + uint64(k)
+		t.Logf("%s=%d", seedVariable, seed)
+		c := tensorCase(t, seed, t.TempDir())
+		r := rand.New(rand.NewPCG(seed, 6))
+		c.poison, c.Zero, c.TensorSlices = false, r.IntN(4), tensorSlices
+		if c.Reproducible = r.IntN(2) == 0; c.Reproducible {
+			c.ShardSize = 0
+		}
+		tensor := []int{1, 2, 4}
+		if r.IntN(3) == 0 {
+			c.Precision, tensor = "bf16", tensor[2:]
+		}
+		c = kept(c, r)
+		at := func(every int) request {
+			v := c
+			v.Tensor, v.SaveEvery = tensor[r.IntN(len(tensor))], every
+			v.Ranks *= v.Tensor
+			return v
+		}
+		want := withReceipt(t, at(0))
+		for range tensor {
+			v := at(0)
+			require.Equal(t, string(want), string(withReceipt(t, v)), "%+v", v)
+		}
+		v := in(at(c.SaveEvery), scratch(t))
+		runOf(t, v)
+		again := at(0)
+		again.ReceiptEvery = 0
+		verified(t, v, variant(t, r, again))
 	}
 }

@@ -446,7 +446,7 @@ func refuseOtherBits(was, now *config.Config) error {
 	}
 	field, got, want := (&receipt.Run{Config: after}).FieldsDiffer(&receipt.Run{Config: before})
 	switch {
-	case field == "" && now.Reproducible && now.Ranks > now.LeastLeaves():
+	case field == "" && now.Reproducible && now.DataRanks() > now.LeastLeaves():
 		return config.Refuse("Config.Ranks %d: the run has steps of %d micro-batches, and each rank needs one; give at most that many", now.Ranks, now.LeastLeaves())
 	case field == "":
 		return nil

@@ -29,7 +29,7 @@ import (
 func placed(v request) func(*config.Config) {
 	return func(c *config.Config) {
 		c.Model, c.Data = v.Model, v.Data
-		c.Ranks, c.Zero, c.Threads, c.Prefetch = v.Ranks, v.Zero, v.Threads, v.Prefetch
+		c.Ranks, c.Tensor, c.Zero, c.Threads, c.Prefetch = v.Ranks, v.Tensor, v.Zero, v.Threads, v.Prefetch
 		c.Recompute, c.Offload, c.Disk, c.DeviceMemory = v.Recompute, v.Offload, v.Disk, v.DeviceMemory
 	}
 }

@@ -105,7 +105,7 @@ func Settings(c *config.Config) map[string]string {
 	if c.AsksLayers() && c.Accum > 1 {
 		s["accum-order"] = config.LayerOrder
 	}
-	if c.ShardSize != 0 && c.ShardSize != c.Ranks {
+	if c.ShardSize != 0 && c.ShardSize != c.DataRanks() {
 		s["shard-size"] = strconv.Itoa(c.ShardSize)
 	}
 	if n := c.Slices(); n > 0 {

@@ -1,8 +1,10 @@
 package mixes_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 
@@ -32,10 +34,14 @@ func drawTensor(seed uint64) *mix {
 		m.features["packing"] = true
 		m.flags = append(m.flags, "--packing", "on", "--loss-on", pick("answers", "all"), "--long", pick("cut", "drop"))
 	}
+	if r.IntN(3) == 0 {
+		m.flags = append(m.flags, "--lora", fmt.Sprintf("r=%d,alpha=8,targets=%s", 1+r.IntN(8), pick("*.1.*", "*.1.*attn*", "*.1.*mlp*")))
+	}
+	m.features["receipt"] = half()
 	tensor := func() int { return 1 + r.IntN(tensorSlices) }
 	m.flags = append(m.flags, "--tensor-slices", strconv.Itoa(tensorSlices))
 	if r.IntN(3) == 0 {
-		m.flags = append(m.flags, "--precision", "bf16")
+		m.flags = append(m.flags, "--precision", pick("bf16", "fp16"))
 		tensor = func() int { return tensorSlices } // a rank has one slice
 	}
 	data := []int{1, 2, 3, 4}[r.IntN(4)]
@@ -43,6 +49,8 @@ func drawTensor(seed uint64) *mix {
 	m.step = data * m.accum * m.batch
 	if m.reproducible = half(); m.reproducible {
 		m.flags = append(m.flags, "--reproducible")
+	} else if data%2 == 0 && half() {
+		m.flags = append(m.flags, "--shard-size", strconv.Itoa(data/2))
 	}
 	stages := []int{0, 1, 2, 3}
 	if m.accum > 1 && !m.reproducible {
@@ -63,6 +71,9 @@ func drawTensor(seed uint64) *mix {
 	for _, one := range []*way{&m.first, &w} {
 		n := tensor()
 		one.flags, one.ranks = append(one.flags, "--tensor", strconv.Itoa(n)), one.ranks*n
+	}
+	if !slices.Contains(w.flags, "layer") && m.accum > 1 && half() {
+		m.schedule = fmt.Sprintf("0:%d,1:%d", data*m.batch, m.step)
 	}
 	if half() {
 		w.resumeAt, w.after = 1+r.IntN(m.steps-1), w.ranks

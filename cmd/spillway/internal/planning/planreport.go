@@ -70,8 +70,8 @@ func (r *planReport) heading(w io.Writer) {
 	case f.gpuFound != nil && c.Ranks > f.nodeSize:
 		fmt.Fprintf(w, " (taken as nodes of %d)", f.nodeSize)
 	}
-	if c.ShardSize > 0 && c.ShardSize < c.Ranks {
-		fmt.Fprintf(w, ", sharded over %d and replicated %d times", c.ShardSize, c.Ranks/c.ShardSize)
+	if c.ShardSize > 0 && c.ShardSize < c.DataRanks() {
+		fmt.Fprintf(w, ", sharded over %d and replicated %d times", c.ShardSize, c.DataRanks()/c.ShardSize)
 	}
 	if c.Tensor > 1 {
 		fmt.Fprintf(w, ", every layer shared by %d", c.Tensor)

@@ -145,10 +145,11 @@ func (f *Flags) forecastStages(ctx context.Context, c spillway.Config, hw spillw
 }
 
 // textbookStates is the paper's model states of the requested plan, for
-// comparison: 2 + 2 + 12 bytes a parameter in mixed precision, 4 + 4 + 8 in fp32.
+// comparison: 2 + 2 + 12 bytes a parameter in mixed precision, 4 + 4 + 8 in fp32. Ranks that share
+// layers share the parameters.
 func textbookStates(f *spillway.Forecast) float64 {
-	n := float64(f.Parameters())
-	ranks := f.Config.Ranks
+	n := float64(f.Parameters()) / float64(max(f.Config.Tensor, 1))
+	ranks := f.Config.DataRanks()
 	if f.Config.ShardSize > 0 {
 		ranks = f.Config.ShardSize
 	}
