@@ -35,7 +35,7 @@ func TestTrainsOnConversations(t *testing.T) {
 	c := chatRun(t, 50)
 	c.EvalSplit, c.EvalSteps = 0.2, 1
 	notes := strings.Join(ended(t, c), "\n")
-	require.Regexp(t, `Config.Data \S+: \d+ of 50 conversations, 0 cut to 40 tokens, 0 dropped without room for an answer: \d+ tokens, \d+ targets in \d+ packed rows of 40`, notes)
+	require.Regexp(t, `Config.Data \S+: \d+ of 50 conversations, 0 cut to 40 tokens, 0 dropped without room for an answer: [\d,]+ tokens, [\d,]+ targets in \d+ packed rows of 40`, notes)
 	require.Regexp(t, `held out: \d+ of 50 conversations`, notes)
 	saved := newestOf(t, c.Checkpoint).Folder
 	text, err := os.ReadFile(filepath.Join(c.Checkpoint, filepath.Base(saved), "tokenizer_config.json"))

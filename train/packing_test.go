@@ -107,6 +107,29 @@ func TestPackingGivesTheSameBits(t *testing.T) {
 	}
 }
 
+// A packed row takes memory in proportion to its length: no mask over pairs of positions.
+func TestPackedRowsTakeLinearMemory(t *testing.T) {
+	t.Parallel()
+	peak := func(seq int) (bytes int64) {
+		c := packedRun(t, "llama")
+		path := filepath.Join(c.Model, "config.json")
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(path, []byte(strings.Replace(string(text), `: 160`, `: 4096`, 1)), 0o644))
+		c.Seq, c.Batch = seq, 1
+		tr, err := c.start(context.Background())
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tr.Close()) }()
+		for _, use := range tr.plan.Layout.Spaces {
+			bytes += use.Peak
+		}
+		return bytes
+	}
+	one, four := peak(1024), peak(4096)
+	require.Greater(t, four, 2*one)
+	require.Less(t, four, 4*one)
+}
+
 // What frozen layers hand on of packed rows is cached.
 func TestPackedRowsOfFrozenLayersAreCached(t *testing.T) {
 	t.Parallel()

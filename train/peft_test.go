@@ -185,7 +185,7 @@ func TestExportedRefuses(t *testing.T) {
 	}
 	with, without := of(func(*request) {}), of(func(c *request) { c.LoRA = lora.Options{} })
 	for said, call := range map[string]func() error{
-		"has adapters; merge them":   func() error { _, err := saving.Exported(with, "hf", false, 1); return err },
+		"has adapters, which a model's folder cannot hold; merge them": func() error { _, err := saving.Exported(with, "hf", false, 1); return err },
 		"merging leaves none":        func() error { _, err := saving.Exported(with, "peft", true, 1); return err },
 		`format "gguf" is not known`: func() error { _, err := saving.Exported(with, "gguf", false, 1); return err },
 		"has no adapters":            func() error { _, err := saving.Exported(without, "peft", false, 1); return err },
