@@ -33,7 +33,8 @@ func (c Config) FollowGlobalBatch(accumGiven bool) (Config, error) {
 		if c.RankShares != nil {
 			return c, Refuse("Config.RankShares %v with Config.Accum %d: the largest share is %d micro-batches; leave one of them out", c.RankShares, c.Accum, accum)
 		}
-		return c, Refuse("Config.GlobalBatch %d with Config.Accum %d: %d ranks of Config.Batch %d take %d micro-batches each; leave one of them out", c.GlobalBatch, c.Accum, c.DataRanks(), c.Batch, accum)
+		return c, Refuse("Config.GlobalBatch %d with Config.Accum %d: %d ranks of Config.Batch %d take %d micro-batches each; leave one of them out",
+			c.GlobalBatch, c.Accum, c.DataRanks(), c.Batch, accum)
 	}
 	c.Accum = accum
 	return c, nil

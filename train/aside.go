@@ -26,7 +26,12 @@ func canWriteAside(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".spillway-probe-")
+	return canWriteIn(filepath.Dir(path))
+}
+
+// canWriteIn checks that files can be created in a folder.
+func canWriteIn(folder string) error {
+	f, err := os.CreateTemp(folder, ".spillway-probe-")
 	if err != nil {
 		return err
 	}

@@ -182,16 +182,19 @@ func seedOf(t *testing.T) (first uint64, cases int) {
 	return rand.Uint64() >> 1, cases
 }
 
-func TestMetamorphic(t *testing.T) {
+// overSeeds runs a test for each seed until one fails, and says how to repeat that.
+func overSeeds(t *testing.T, one func(t *testing.T, seed uint64)) {
 	first, cases := seedOf(t)
 	for k := range cases {
 		seed := first + uint64(k)
-		t.Run("", func(t *testing.T) { metamorphic(t, seed) })
+		t.Run("", func(t *testing.T) { one(t, seed) })
 		if t.Failed() {
 			t.Fatalf("repeat with %s=%d", seedVariable, seed)
 		}
 	}
 }
+
+func TestMetamorphic(t *testing.T) { overSeeds(t, metamorphic) }
 
 func metamorphic(t *testing.T, seed uint64) {
 	t.Logf("%s=%d", seedVariable, seed)

@@ -100,10 +100,7 @@ func canMake(folder string) error {
 		}
 		at = above
 	}
-	f, err := os.CreateTemp(at, ".spillway-probe-")
-	if err == nil {
-		err = errors.Join(f.Close(), os.Remove(f.Name()))
-	}
+	err := canWriteIn(at)
 	if why := (*fs.PathError)(nil); errors.As(err, &why) {
 		return config.Refuse("Config.Checkpoint %s: folder %s can't be written: %w; give a folder that can", folder, at, why.Err)
 	}

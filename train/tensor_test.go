@@ -79,16 +79,7 @@ func tensorCase(t testing.TB, seed uint64, dir string) request {
 // stage, placement and recomputation, also where it is saved at one number of ranks and goes on
 // at another; and the losses of a run that is not cut, to rounding. SPILLWAY_TEST_CASES asks for
 // more cases than the usual few.
-func TestTensorRanksGiveTheSameBits(t *testing.T) {
-	first, cases := seedOf(t)
-	for k := range cases {
-		seed := first + uint64(k)
-		t.Run("", func(t *testing.T) { tensorRanks(t, seed) })
-		if t.Failed() {
-			t.Fatalf("repeat with %s=%d", seedVariable, seed)
-		}
-	}
-}
+func TestTensorRanksGiveTheSameBits(t *testing.T) { overSeeds(t, tensorRanks) }
 
 func tensorRanks(t *testing.T, seed uint64) {
 	t.Logf("%s=%d", seedVariable, seed)

@@ -111,6 +111,8 @@ func TestReportIsAsWideAsATerminal(t *testing.T) {
 		"--model gpt2 --ranks 2 --accum 2 --offload optimizer=host --fit",
 		"--model " + testdata + "/gpt2 --device-memory 10KB",
 		"--model llama-3-8b --gpu a100-40 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 2048 --batch 4",
+		"--model llama-3-8b --gpu h100-80 --nodes 1 --gpus-per-node 8 --seq 4096 --batch 1 --tensor 4 --effort 20",
+		"--model llama-3-8b --gpu h100-80 --nodes 2 --gpus-per-node 8 --seq 4096 --batch 1 --shard-size 8 --effort 20",
 	} {
 		for _, l := range strings.Split(command(append([]string{"plan"}, strings.Fields(line)...)...).stdout, "\n") {
 			words := strings.Fields(l)

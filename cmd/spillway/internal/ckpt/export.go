@@ -50,7 +50,8 @@ func ExportCommand() *cobra.Command {
 			return saving.Exported(c, format, merge, shard)
 		})
 		if errors.Is(err, saving.ErrAdapters) {
-			return fmt.Errorf("ckpt export: %.80q %w; give --merge to add them to its weights, or --format %s for the adapters alone", args[0], saving.ErrAdapters, saving.FormatPEFT)
+			return fmt.Errorf("ckpt export: %.80q %w; give --merge to add them to its weights, "+
+				"or --format %s for the adapters alone", args[0], saving.ErrAdapters, saving.FormatPEFT)
 		}
 		if err != nil {
 			return err

@@ -52,7 +52,8 @@ func (a *accuracy) prepare(c *spillway.Config, m *planner.Model) error {
 	}
 	fits := least <= p.Positions // otherwise no other --seq helps
 	if c.Seq > 0 && c.Seq < least && fits {
-		return fmt.Errorf("--accuracy: %s: its prompt has %d tokens, and with the answer it takes at least %d, above --seq %d; give --seq %d, or leave it out (the model has %d positions)",
+		return fmt.Errorf("--accuracy: %s: its prompt has %d tokens, and with the answer it takes at least %d, "+
+			"above --seq %d; give --seq %d, or leave it out (the model has %d positions)",
 			longest.Place, len(longest.Prompt), least, c.Seq, min(len(longest.Prompt)+a.how.Tokens, p.Positions), p.Positions)
 	}
 	most := p.Positions

@@ -70,7 +70,8 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 	case fs.Changed("ranks-per-process"):
 		return nil, errors.New("--min-ranks with --ranks-per-process: a job that loses ranks has a process for each; leave one of them out")
 	case number("tensor") > 1:
-		return nil, errors.New("--min-ranks with --tensor: a job that loses a rank of a group that shares layers is not built; leave one of them out")
+		return nil, errors.New("--min-ranks with --tensor: going on without a rank of a group that shares layers is not built; " +
+			"leave one of them out")
 	case f.minRanks > o.Ranks:
 		return nil, fmt.Errorf("--min-ranks %d is over the %d of -n", f.minRanks, o.Ranks)
 	case f.maxRanks > o.Ranks:

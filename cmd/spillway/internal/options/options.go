@@ -89,8 +89,10 @@ func JobFlags(fs *pflag.FlagSet, c *spillway.Config) (transport *string) {
 
 // TensorFlags binds the flags of tensor parallelism.
 func TensorFlags(fs *pflag.FlagSet, c *spillway.Config) {
-	fs.IntVar(&c.Tensor, "tensor", 1, "share every layer over groups of `T` neighbouring ranks, which have the same data (tensor parallelism; CPU ranks)")
-	fs.IntVar(&c.TensorSlices, "tensor-slices", 0, "cut layers into `S` slices, a power of two; every --tensor that divides it gives the same bits (default: --tensor)")
+	fs.IntVar(&c.Tensor, "tensor", 1,
+		"share every layer over groups of `T` neighbouring ranks, which have the same data (tensor parallelism; CPU ranks)")
+	fs.IntVar(&c.TensorSlices, "tensor-slices", 0,
+		"cut layers into `S` slices, a power of two; every --tensor that divides it gives the same bits (default: --tensor)")
 }
 
 // TrainSet is a set of train's flags that no command has: for who reads some of them.

@@ -63,20 +63,21 @@ func (r *planReport) print(w io.Writer) error {
 
 func (r *planReport) heading(w io.Writer) {
 	c := r.asked.Config
-	fmt.Fprintf(w, "%s: %s parameters, %s; %s", c.Model, grouped(r.asked.Parameters()), strings.ToLower(c.Precision), english.Plural(c.Ranks, "rank", ""))
+	text := fmt.Sprintf("%s: %s parameters, %s; %s", c.Model, grouped(r.asked.Parameters()), strings.ToLower(c.Precision), english.Plural(c.Ranks, "rank", ""))
 	switch f := r.flags; {
 	case f.countInNodes:
-		fmt.Fprintf(w, " (%s of %d)", english.Plural(f.nodes, "node", ""), f.gpusPerNode)
+		text += fmt.Sprintf(" (%s of %d)", english.Plural(f.nodes, "node", ""), f.gpusPerNode)
 	case f.gpuFound != nil && c.Ranks > f.nodeSize:
-		fmt.Fprintf(w, " (taken as nodes of %d)", f.nodeSize)
+		text += fmt.Sprintf(" (taken as nodes of %d)", f.nodeSize)
 	}
 	if c.ShardSize > 0 && c.ShardSize < c.DataRanks() {
-		fmt.Fprintf(w, ", sharded over %d and replicated %d times", c.ShardSize, c.DataRanks()/c.ShardSize)
+		text += fmt.Sprintf(", sharded over %d and replicated %d times", c.ShardSize, c.DataRanks()/c.ShardSize)
 	}
 	if c.Tensor > 1 {
-		fmt.Fprintf(w, ", every layer shared by %d", c.Tensor)
+		text += fmt.Sprintf(", every layer shared by %d", c.Tensor)
 	}
-	fmt.Fprintf(w, "\nmicro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.StepRows())*int64(c.Seq)))
+	cli.Wrap(w, "", "  ", text)
+	fmt.Fprintf(w, "micro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.StepRows())*int64(c.Seq)))
 	if len(c.BatchSchedule) > 0 {
 		cli.Wrap(w, "", "  ", "batch schedule: "+scheduleText(c.BatchSchedule)+"; memory, what is sent and the speed are those of the largest")
 	}

@@ -61,7 +61,8 @@ as train's --data. Any flag of train overrides a value.`
 	cmd.Example = "  spillway finetune ./SmolLM2-135M pairs.jsonl"
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) != 2 {
-			return jobs.RefuseTogether(fmt.Errorf("finetune takes a model's folder and a data path, as in spillway finetune ./model pairs.jsonl (got %s)", english.Plural(len(args), "argument", "")))
+			return jobs.RefuseTogether(fmt.Errorf("finetune takes a model's folder and a data path, "+
+				"as in spillway finetune ./model pairs.jsonl (got %s)", english.Plural(len(args), "argument", "")))
 		}
 		return nil
 	}
@@ -161,7 +162,8 @@ func wholeOf(folder, data string, checkpoint bool) error {
 		if err != nil {
 			return err
 		}
-		return fmt.Errorf(what+"train the model beneath them:\n  spillway %s", cli.Cut(folder), planner.Shell([]string{"finetune", a.Base, data, "--full"}))
+		return fmt.Errorf(what+"train the model beneath them:\n  spillway %s", cli.Cut(folder),
+			planner.Shell([]string{"finetune", a.Base, data, "--full"}))
 	}
 	merged := filepath.Clean(folder) + "-merged"
 	return fmt.Errorf(what+"merge them into the model first:\n  spillway %s\n  spillway %s", cli.Cut(folder),
@@ -184,7 +186,8 @@ func (t telling) lines(w io.Writer, fs *pflag.FlagSet) {
 	case t.full:
 		what = "trains all parameters, with memory for gradients and moments of each (--full); without it adapters alone"
 	case t.own:
-		what = fmt.Sprintf("goes on with the adapters that the model's folder holds (--lora %s): another rank, alpha or other targets would change what they compute", value("lora"))
+		what = fmt.Sprintf("goes on with the adapters that the model's folder holds (--lora %s): "+
+			"another rank, alpha or other targets would change what they compute", value("lora"))
 	}
 	rate := "at a rate of " + value("lr")
 	if value("lr-schedule") == "constant" {
@@ -229,10 +232,8 @@ func (t telling) lines(w io.Writer, fs *pflag.FlagSet) {
 
 // counted is a flag's number of things.
 func counted(n, thing string) string {
-	if n == "1" {
-		return n + " " + thing
-	}
-	return n + " " + thing + "s"
+	number, _ := strconv.Atoi(n) // the flag is an int
+	return english.Plural(number, thing, "")
 }
 
 // trainArgs are the arguments of train with the flags that are set.
