@@ -163,6 +163,13 @@ type Config struct {
 	// as Tensor. Sums over slices have a fixed order, so every Tensor that divides TensorSlices
 	// gives the same bits, 1 included. More slices than ranks make smaller products.
 	TensorSlices int
+	// Pipeline is the number of stages over which the layers are divided; 0 or 1: one. Each stage
+	// has as many ranks, and sends what the next one needs. PipelineSchedule is the order in which
+	// stages take the micro-batches of a step (Accum), "1f1b" (or "") or "gpipe". Stages has the
+	// layers of each stage, as in
+	// "0-5,6-11"; "": divided by predicted FLOPs.
+	Pipeline                 int
+	PipelineSchedule, Stages string
 	// Collectives is the algorithm of all-gathers, reduce-scatters and all-reduces of CPU
 	// ranks, a comm/algo.Name; "" means auto. All algorithms but ring give the same bits.
 	Collectives string
@@ -472,7 +479,7 @@ func (c *Config) validate() error {
 		atLeast("LRBaseBatch", c.LRBaseBatch, 1, "row"),
 		oneOf("LRSchedule", c.LRSchedule, lrSchedules), oneOf("LRScale", c.LRScale, lrScales), oneOf("Order", c.Order, orders), oneOf("AccumOrder", c.AccumOrder, accumOrders),
 		oneOf("Precision", c.Precision, precisions), oneOf("BF16Rounding", c.BF16Rounding, bf16Roundings), validRounding(c), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), validLoRA(c), validBase(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
-		validTensor(c),
+		validTensor(c), validPipeline(c),
 		oneOf("Optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("Device", c.Device, devices),
 		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves), oneOf("CUDAGraphs", c.CUDAGraphs, cudaGraphs), oneOf("Overlap", c.Overlap, overlaps),
 		validCollectives(c), c.validateSchedule(),

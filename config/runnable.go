@@ -13,6 +13,9 @@ func (cfg *Config) Runnable() error {
 	if cfg.Slices() > 0 {
 		return Refuse("Config.Tensor with Config.Device cuda: no GPU has run it yet; leave it out, or give Config.Device cpu")
 	}
+	if cfg.Pipelined() {
+		return Refuse("Config.Pipeline with Config.Device cuda: no GPU has run it yet; leave it out, or give Config.Device cpu")
+	}
 	if cfg.LoRA.Active() {
 		return Refuse("Config.LoRA with Config.Device cuda: no GPU has run it yet; leave it out, or give Config.Device cpu")
 	}

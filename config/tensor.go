@@ -8,8 +8,9 @@ import (
 )
 
 // DataRanks is the number of ranks that have data of their own: all, but for those that share the
-// computation of layers with another one. It is 1 where Ranks is not known yet.
-func (c *Config) DataRanks() int { return max(c.Ranks/max(c.Tensor, 1), 1) }
+// computation of layers with another one, or have other layers. It is 1 where Ranks is not known
+// yet.
+func (c *Config) DataRanks() int { return max(c.Ranks/max(c.Tensor, 1)/max(c.Pipeline, 1), 1) }
 
 // Slices is the number of slices into which layers are cut; 0: they are not.
 func (c *Config) Slices() int {

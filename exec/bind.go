@@ -194,6 +194,8 @@ func (e *Executor) bind(o *operation) (kernels.Binding, error) {
 		return b, nil
 	}
 	switch op.Kind {
+	case graph.Send, graph.Recv:
+		o.kernel, err = e.bindPeer(o, b)
 	case graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:
 		o.kernel, err = e.bindTransfer(o, b)
 	default:
@@ -241,6 +243,25 @@ func (e *Executor) join(ph *phase, bound []kernels.Binding) error {
 		return true
 	})
 	return wrong
+}
+
+// bindPeer binds one end of a message between two ranks of a mesh axis.
+func (e *Executor) bindPeer(o *operation, b kernels.Binding) (device.Kernel, error) {
+	a, ok := o.op.Attr.(graph.PeerAttr)
+	if !ok {
+		return nil, fmt.Errorf("%s: attribute %T, want graph.PeerAttr", o.op.Kind, o.op.Attr)
+	}
+	g := e.cfg.Groups[a.Axis]
+	if g == nil {
+		return nil, fmt.Errorf("%s: no group for mesh axis %d", o.op.Kind, a.Axis)
+	}
+	if o.op.Kind == graph.Send && len(b.In) == 1 {
+		return g.Send(o.label(), b.In[0], e.cfg.Program.Buf(o.op.In[0]).DType, a.To)
+	}
+	if len(b.Out) != 1 {
+		return nil, fmt.Errorf("%s has %d inputs and %d outputs, want one operand", o.op.Kind, len(b.In), len(b.Out))
+	}
+	return g.Recv(o.label(), b.Out[0], e.cfg.Program.Buf(o.op.Out[0].Buf).DType, a.From)
 }
 
 // bindTransfer binds a copy or a collective.

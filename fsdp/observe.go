@@ -31,6 +31,7 @@ func (s *sharder) observeLoss(ph *graph.Phase, first, last bool) {
 		}
 		w.Append(newOp(graph.AllReduce, name, graph.Comm, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss, Mode: graph.ReadWrite}}, group))
 	}
+	s.overStages(w, p.Loss)
 	if host := p.Port(graph.PortLoss); host != graph.NoBuf {
 		w.Append(graph.NewCopy("loss/out", p.Loss, host, graph.CopyOut, graph.Forward, -1))
 	}
@@ -38,13 +39,14 @@ func (s *sharder) observeLoss(ph *graph.Phase, first, last bool) {
 
 // dataRanks has the groups over which losses of different data are summed, one after the other.
 // Ranks of the tensor axis have the same loss. Where layers are cut the order of the sum does not
-// depend on whether there is that axis.
+// depend on whether there is that axis. Of a pipeline only the last stage adds to the loss
+// (overStages).
 func (s *sharder) dataRanks() (groups []graph.GroupAttr) {
 	cut := slices.ContainsFunc(s.p.Params, func(q graph.Param) bool { return q.Split != nil })
 	switch {
 	case s.p.DataRanks() == 1:
 		return nil
-	case !cut:
+	case !cut && s.p.AxisOf(graph.PipelineAxis) < 0:
 		return []graph.GroupAttr{{Axis: -1}}
 	case s.ranks > 1:
 		groups = append(groups, s.group())
@@ -53,6 +55,13 @@ func (s *sharder) dataRanks() (groups []graph.GroupAttr) {
 		groups = append(groups, graph.GroupAttr{Axis: s.replicate})
 	}
 	return groups
+}
+
+// overStages gives the loss to all stages of a pipeline: those before the last have 0.
+func (s *sharder) overStages(w *graph.Editor, loss graph.BufID) {
+	if axis := s.p.AxisOf(graph.PipelineAxis); axis >= 0 {
+		w.Append(newOp(graph.AllReduce, "loss/all_reduce_stages", graph.Comm, graph.Forward, -1, nil, []graph.Out{{Buf: loss, Mode: graph.ReadWrite}}, graph.GroupAttr{Axis: axis}))
+	}
 }
 
 // leafLosses has the buffers of a loss that is summed leaf by leaf, one micro-batch on one rank
@@ -128,6 +137,9 @@ func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
 		}
 		add(newOp(graph.SumParts, "loss/add_leaves", graph.Comm, graph.Forward, -1, []graph.BufID{from}, []graph.Out{{Buf: l.sum, Mode: graph.Accum}}, graph.SumPartsAttr{Order: graph.SumSequential}))
 	}
+	if last {
+		s.overStages(w, l.sum)
+	}
 	if host := s.p.Port(graph.PortLoss); last && host != graph.NoBuf {
 		w.Append(graph.NewCopy("loss/out", l.sum, host, graph.CopyOut, graph.Forward, -1))
 	}
@@ -189,14 +201,16 @@ func (s *sharder) forwardSection(sec *graph.Section) graph.Section {
 		}
 		return out
 	}
-	one := func(name string, op graph.Op) graph.Phase {
+	one := func(name string, ops func(w *graph.Editor)) graph.Phase {
 		ph := graph.Phase{Name: name, Repeat: 1}
 		w := graph.NewEditor(&ph)
-		w.Append(op)
+		ops(w)
 		w.Commit()
 		return ph
 	}
-	zero := one("zero", newOp(graph.Fill, "loss/sum/zero", graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: s.losses.sum}}, graph.FillAttr{}))
+	zero := one("zero", func(w *graph.Editor) {
+		w.Append(newOp(graph.Fill, "loss/sum/zero", graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: s.losses.sum}}, graph.FillAttr{}))
+	})
 	out.Phases, out.Shares = []graph.Phase{zero}, s.o.Shares
 	for name, round := range runs(s.o.Shares, sec.Phases[0].Name, 0, s.o.Accum) {
 		micro := sec.Phases[0]
@@ -205,7 +219,10 @@ func (s *sharder) forwardSection(sec *graph.Section) graph.Section {
 		out.Phases = append(out.Phases, micro)
 	}
 	if host := s.p.Port(graph.PortLoss); host != graph.NoBuf {
-		out.Phases = append(out.Phases, one("out", graph.NewCopy("loss/out", s.losses.sum, host, graph.CopyOut, graph.Forward, -1)))
+		out.Phases = append(out.Phases, one("out", func(w *graph.Editor) {
+			s.overStages(w, s.losses.sum)
+			w.Append(graph.NewCopy("loss/out", s.losses.sum, host, graph.CopyOut, graph.Forward, -1))
+		}))
 	}
 	return out
 }

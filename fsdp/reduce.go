@@ -1,6 +1,7 @@
 package fsdp
 
 import (
+	"slices"
 	"sort"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -18,21 +19,63 @@ func Reduce(p *graph.Program, prefetch int) (*graph.Program, error) {
 	q := p.Clone()
 	eachMicroStep(q, func(ph *graph.Phase) {
 		r := &reducer{p: q, w: graph.NewEditor(ph), first: ph.First, last: ph.Last, micros: ph.MicroBatches()}
-		spans := gradSpans(q, r.w)
-		var done []*graph.Node
-		for _, g := range spans {
-			if n := r.unit(g); n != nil {
-				done = append(done, n)
+		all := gradSpans(q, r.w)
+		for stage := range q.Stages() {
+			var spans []gradSpan
+			var done []*graph.Node
+			for _, g := range all {
+				if q.Units[g.unit].Stage != stage {
+					continue
+				}
+				spans = append(spans, g)
+				if n := r.unit(g); n != nil {
+					done = append(done, n)
+				}
+			}
+			for i := range done {
+				if next := i + 1 + prefetch; next < len(spans) {
+					r.w.Throttle(done[i], r.w.Base[spans[next].first])
+				}
 			}
 		}
-		for i := range done {
-			if next := i + 1 + prefetch; next < len(spans) {
-				r.w.Throttle(done[i], r.w.Base[spans[next].first])
-			}
+		if ph.Last {
+			tie(q, r.w)
 		}
 		r.w.Commit()
 	})
 	return q, nil
+}
+
+// tie adds the sums of gradients of a parameter that two stages of a pipeline have, once each has
+// its own: on both the same two addends.
+//
+//	first stage   grad/embed ─ send ─ recv → other ─ add to grad/embed
+//	last stage    grad/embed/stage.3 ─ recv → other ─ send ─ add
+func tie(p *graph.Program, w *graph.Editor) {
+	for i := range p.Params {
+		copied := &p.Params[i]
+		if copied.TiedTo == 0 || p.Units[copied.Unit].Grad == nil || p.Units[copied.Unit].Segments[0].Param != i {
+			continue
+		}
+		ends := [2]int{p.Params[copied.TiedTo-1].Unit, copied.Unit}
+		for k, u := range ends {
+			name, sum := p.Units[u].Name, p.Units[u].Grad.Update
+			stage, other := p.Units[u].Stage, p.Units[ends[1-k]].Stage
+			b := p.Buf(sum)
+			theirs := p.AddBuffer(graph.Buffer{Name: "tied/" + name, DType: b.DType, Shape: slices.Clone(b.Shape), Class: graph.Communication, Life: graph.LifePhase, Unit: u})
+			peer := func(from, to int) graph.PeerAttr {
+				return graph.PeerAttr{Axis: p.AxisOf(graph.PipelineAxis), From: from, To: to}
+			}
+			send := newOp(graph.Send, name+"/tied/send", graph.Comm, graph.Backward, u, []graph.BufID{sum}, nil, peer(stage, other))
+			recv := newOp(graph.Recv, name+"/tied/recv", graph.Comm, graph.Backward, u, nil, []graph.Out{{Buf: theirs}}, peer(other, stage))
+			if k == 1 { // one sends while the other receives
+				send, recv = recv, send
+			}
+			w.Append(send)
+			w.Append(recv)
+			w.Append(newOp(graph.Scale, name+"/tied/add", graph.Comm, graph.Backward, u, []graph.BufID{theirs}, []graph.Out{{Buf: sum, Mode: graph.Accum}}, graph.ScaleAttr{Factor: 1}))
+		}
+	}
 }
 
 // reducer reduces the gradients of one micro-step.

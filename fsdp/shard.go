@@ -70,7 +70,7 @@ func (o Options) replicas(p *graph.Program) (axis int, err error) {
 	axis = -1
 	for i, a := range p.Mesh {
 		switch {
-		case i == o.Axis || a.Name == graph.TensorAxis:
+		case i == o.Axis || a.Name == graph.TensorAxis || a.Name == graph.PipelineAxis:
 		case axis >= 0:
 			return -1, fmt.Errorf("fsdp: a mesh of %d axes; one to shard over and one of replicas are the most", len(p.Mesh))
 		default:

@@ -50,6 +50,20 @@ var movingKinds = []*Info{
 		Attr:  GroupAttr{},
 		check: func(c *checker) { c.exchange(c.in(0), c.out(0)) },
 	},
+	{
+		Kind:  Send,
+		Doc:   "x goes to the rank with index To along the mesh axis, whose Recv from this one takes it; any type.",
+		In:    []Operand{{Name: "x", Shape: "(…)"}},
+		Attr:  PeerAttr{},
+		check: func(c *checker) { c.peers() },
+	},
+	{
+		Kind:  Recv,
+		Doc:   "x = what the rank with index From along the mesh axis sends next to this one; any type.",
+		Out:   []Operand{{Name: "x", Shape: "(…)", Modes: modeW}},
+		Attr:  PeerAttr{},
+		check: func(c *checker) { c.peers() },
+	},
 	{Kind: Join, Doc: "Does nothing: its waits and its event join the streams."},
 	{
 		Kind: Copy,
@@ -153,6 +167,18 @@ func (c *checker) group() int64 {
 		return 1
 	}
 	return int64(c.p.Mesh[axis].Size)
+}
+
+// peers checks the two ranks of a Send or Recv.
+func (c *checker) peers() {
+	a := c.op.Attr.(PeerAttr)
+	if a.Axis < 0 || a.Axis >= len(c.p.Mesh) {
+		c.failf("mesh axis is %d, want 0 to %d", a.Axis, len(c.p.Mesh)-1)
+		return
+	}
+	if n := c.p.Mesh[a.Axis].Size; min(a.From, a.To) < 0 || max(a.From, a.To) >= n || a.From == a.To {
+		c.failf("goes from rank %d to rank %d of an axis of %d, want two different ones", a.From, a.To, n)
+	}
 }
 
 func (c *checker) collective(shard, full ref) {

@@ -145,6 +145,8 @@ const (
 	ReduceScatter Kind = "reduce_scatter" // full (W·S) → shard (S) w/a; may be the rank's view of full. GroupAttr
 	AllReduce     Kind = "all_reduce"     // → buf rw, in place. GroupAttr
 	AllToAll      Kind = "all_to_all"     // send (W·S) → recv (W·S): part i of rank j's send is part j of rank i's recv. GroupAttr
+	Send          Kind = "send"           // x: to another rank of the group, whose next Recv takes it. PeerAttr
+	Recv          Kind = "recv"           // → x. PeerAttr
 )
 
 // Memory operations, and Join, which does nothing: its waits and its event join
@@ -327,6 +329,10 @@ type GroupAttr struct {
 	Axis  int
 	Order SumOrder
 }
+
+// PeerAttr is the mesh axis of a Send or Recv, and the indices along it of the rank that
+// sends and of the one that receives.
+type PeerAttr struct{ Axis, From, To int }
 
 // SumPartsAttr is the order in which parts are added.
 type SumPartsAttr struct{ Order SumOrder }

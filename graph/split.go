@@ -107,17 +107,18 @@ func (p *Program) Slices(param int) (list []Run) {
 // slice returns the index into Params of one of a rank's slices of a parameter.
 func (p *Program) slice(param, local int) int {
 	for i := len(p.Tensors()); i < len(p.Params); i++ {
-		if s := p.Params[i].Split; s.Of == param && s.Slice == local {
+		if s := p.Params[i].Split; s != nil && p.Params[i].TiedTo == 0 && s.Of == param && s.Slice == local {
 			return i
 		}
 	}
 	panic(fmt.Sprintf("graph: parameter %s has no slice %d", p.Params[param].Name, local))
 }
 
-// Tensors returns the parameters of the model: Params without further slices of a rank.
+// Tensors returns the parameters of the model: Params without further slices of a rank and
+// without what another stage of a pipeline has too.
 func (p *Program) Tensors() []Param {
 	n := len(p.Params)
-	for n > 0 && p.Params[n-1].Split != nil && p.Params[n-1].Split.Slice > 0 {
+	for n > 0 && (p.Params[n-1].TiedTo > 0 || p.Params[n-1].Split != nil && p.Params[n-1].Split.Slice > 0) {
 		n--
 	}
 	return p.Params[:n]

@@ -228,6 +228,7 @@ func (f *formatter) unit(i int) {
 	if u.Block != (Block{}) {
 		f.key("block", quoteName(u.Block.Template)+":"+strconv.Itoa(u.Block.Index))
 	}
+	f.num("stage", int64(u.Stage), 0)
 	f.end()
 	for _, s := range u.Segments {
 		f.indent()
@@ -295,6 +296,7 @@ func (f *formatter) param(i int) {
 	f.unitOf(q.Unit)
 	f.flag("decay", q.Decay)
 	f.flag("frozen", q.Frozen)
+	f.num("tied-to", int64(q.TiedTo), 0)
 	if s := q.Split; s != nil {
 		v := strconv.Itoa(s.Dim) + ":" + strconv.Itoa(s.Axis)
 		if s.Slices > 0 {

@@ -170,6 +170,8 @@ func (ps *textParser) unit(a *args) error {
 			u.Frozen = true
 		case "block":
 			u.Block = a.block(value)
+		case "stage":
+			u.Stage = int(a.int(value, 32))
 		default:
 			return false
 		}
@@ -332,6 +334,8 @@ func (ps *textParser) param(a *args) error {
 			q.Decay = true
 		case "frozen":
 			q.Frozen = true
+		case "tied-to":
+			q.TiedTo = int(a.int(value, 32))
 		case "split":
 			q.Split = a.split(value)
 		case "value":

@@ -168,6 +168,10 @@ type Axis struct {
 // along it have the same data, and the same whole parameters.
 const TensorAxis = "tensor"
 
+// PipelineAxis is the name of the axis of pipeline stages: the rank with index i along it runs
+// the blocks of stage i (Unit.Stage).
+const PipelineAxis = "pipeline"
+
 // AxisOf returns the index of the mesh axis with a name, −1 if there is none.
 func (p *Program) AxisOf(name string) int {
 	return slices.IndexFunc(p.Mesh, func(a Axis) bool { return a.Name == name })
@@ -176,8 +180,10 @@ func (p *Program) AxisOf(name string) int {
 // DataRanks returns the number of ranks that have data of their own.
 func (p *Program) DataRanks() int {
 	n := p.WorldSize()
-	if a := p.AxisOf(TensorAxis); a >= 0 {
-		n /= p.Mesh[a].Size
+	for _, a := range p.Mesh {
+		if a.Name == TensorAxis || a.Name == PipelineAxis {
+			n /= a.Size
+		}
 	}
 	return n
 }
@@ -307,6 +313,9 @@ type Param struct {
 	Unit   int  // index into Program.Units
 	Decay  bool // weight decay applies
 	Frozen bool
+	// TiedTo is 1 + the index of the parameter whose value this is too, on another stage of the
+	// pipeline; 0: it is a parameter of its own. Such copies come after all others.
+	TiedTo int
 
 	Value BufID // the whole value, in the compute dtype; after sharding a view or NoBuf
 	Grad  BufID // the whole gradient; NoBuf for frozen parameters and before differentiation
@@ -337,6 +346,7 @@ type Unit struct {
 	FlatLen  int64 // padded length in elements; set by the sharding rewrite
 	Frozen   bool
 	Block    Block // what it is a part of: of a partly frozen block there are two units
+	Stage    int   // of the pipeline: index along PipelineAxis of the ranks that have it
 
 	// Where the unit's states rest between steps; set by the sharding rewrite.
 	// Value is the (master) parameters, Compute what the model computes with (Value
@@ -365,7 +375,9 @@ type State struct {
 
 // Program is a whole run's operations over its buffers. It is the same on every
 // rank (SPMD): what differs by rank is only the rank's index, which views with a
-// RankStride and collectives use. Rewrites take a Program and return a new one.
+// RankStride and collectives use. Of a pipeline a rank runs the operations of its
+// stage's units, and those of no unit (Role). Rewrites take a Program and return a
+// new one.
 type Program struct {
 	Mesh     []Axis
 	Buffers  []Buffer

@@ -456,14 +456,19 @@ func (v *verifier) collectives() error {
 	stream := map[int]StreamID{}
 	name := map[int]string{}
 	return v.each(func(op *Op) error {
-		g, ok := op.Attr.(GroupAttr)
-		if !ok {
+		var axis int
+		switch a := op.Attr.(type) {
+		case GroupAttr:
+			axis = a.Axis
+		case PeerAttr:
+			axis = a.Axis
+		default:
 			return nil
 		}
-		if s, ok := stream[g.Axis]; ok && s != op.Stream {
-			return fmt.Errorf("is a collective on stream %v, and %s of the same group (mesh axis %d) on stream %v; ranks could meet them in different orders", op.Stream, name[g.Axis], g.Axis, s)
+		if s, ok := stream[axis]; ok && s != op.Stream {
+			return fmt.Errorf("is a collective on stream %v, and %s of the same group (mesh axis %d) on stream %v; ranks could meet them in different orders", op.Stream, name[axis], axis, s)
 		}
-		stream[g.Axis], name[g.Axis] = op.Stream, op.Name
+		stream[axis], name[axis] = op.Stream, op.Name
 		return nil
 	})
 }

@@ -2,9 +2,11 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/mesh"
 )
 
 // layerOrder replaces the one micro-batch of each section of kind "train" by all k
@@ -27,6 +29,11 @@ import (
 // gradient instead of adding to it, and fsdp.Accumulate adds the leaf directly after it. That
 // is impossible for a unit whose gradient comes from several blocks, which is an error.
 func layerOrder(p *graph.Program, k int, afresh bool) (*graph.Program, error) {
+	return manyMicros(p, k, afresh, nil)
+}
+
+// manyMicros is layerOrder or, with the turns of a pipeline's stages, the order of those.
+func manyMicros(p *graph.Program, k int, afresh bool, turns []mesh.Turn) (*graph.Program, error) {
 	q := p.Clone()
 	r := &layering{p: q, afresh: afresh, own: make([]bool, len(q.Buffers)), twins: make([][]graph.BufID, k)}
 	for id := range q.Buffers {
@@ -46,6 +53,10 @@ func layerOrder(p *graph.Program, k int, afresh bool) (*graph.Program, error) {
 		ph := sec.Micro()
 		if ph == nil {
 			return nil, fmt.Errorf("section %q has %d phases, want the one of a micro-batch", sec.Name, len(sec.Phases))
+		}
+		if turns != nil {
+			ph.Ops = r.staged(ph.Ops, turns)
+			continue
 		}
 		if name := r.unitOfSeveral(ph.Ops); afresh && name != "" {
 			return nil, fmt.Errorf("Config.AccumOrder layer with Config.Reproducible: %s is used by several blocks, as with a tied head, so layer order cannot add its gradient micro-batch by micro-batch; leave one of them out", name)
@@ -170,6 +181,63 @@ func (r *layering) layers(ops []graph.Op, k int) []graph.Op {
 	return out
 }
 
+// staged returns the operations of all micro-batches in the turns of a pipeline's stages. Where
+// a stage goes from a backward to a forward, it receives what the forward needs before it sends
+// what the backward has made: the stage before does these in the same order, and would otherwise
+// wait for this one while this one waits for it.
+func (r *layering) staged(ops []graph.Op, turns []mesh.Turn) (out []graph.Op) {
+	visits := map[mesh.Turn][]graph.Op{} // of micro-batch 0
+	now := mesh.Turn{Stage: -1}
+	var common []graph.Op
+	for i := range ops {
+		if ops[i].Unit < 0 {
+			common = append(common, ops[i])
+			continue
+		}
+		at := mesh.Turn{Stage: r.p.Units[ops[i].Unit].Stage, Forward: ops[i].Pass == graph.Forward}
+		visits[at] = append(append(visits[at], common...), ops[i])
+		now, common = at, nil
+	}
+	visits[now] = append(visits[now], common...)
+	of := func(t mesh.Turn) []graph.Op { t.Micro = 0; return visits[t] }
+	received := map[mesh.Turn]bool{}
+	emit := func(list []graph.Op, m int) {
+		for _, op := range graph.CloneOps(list) {
+			if m == 0 || !r.once(&op) {
+				out = append(out, r.of(op, m))
+			}
+		}
+	}
+	for i, t := range turns {
+		list := of(t)
+		recvs := leading(list, graph.Recv)
+		if received[t] {
+			list = list[recvs:]
+		}
+		sends := len(list)
+		for sends > 0 && list[sends-1].Kind == graph.Send {
+			sends--
+		}
+		emit(list[:sends], t.Micro)
+		if next := slices.IndexFunc(turns[i+1:], func(n mesh.Turn) bool { return n.Stage == t.Stage }); next >= 0 && !t.Forward {
+			if n := turns[i+1+next]; n.Forward {
+				emit(of(n)[:leading(of(n), graph.Recv)], n.Micro)
+				received[n] = true
+			}
+		}
+		emit(list[sends:], t.Micro)
+	}
+	return out
+}
+
+// leading counts the operations of a kind at the start of a list.
+func leading(ops []graph.Op, kind graph.Kind) (n int) {
+	for n < len(ops) && ops[n].Kind == kind {
+		n++
+	}
+	return n
+}
+
 // endOfBlock returns the end of the run of operations, starting at first, that belong to one
 // block's forward, or to its backward and recomputation.
 func endOfBlock(p *graph.Program, ops []graph.Op, first int) int {
@@ -261,7 +329,7 @@ func sharedByBlocks(p *graph.Program) (names []string) {
 
 // usedTwice returns sharedByBlocks of the program to train, in layer order; nil otherwise.
 func usedTwice(fwd Forward, cfg Config) ([]string, error) {
-	if !cfg.inLayers() {
+	if !cfg.inLayers() || cfg.Pipeline > 1 {
 		return nil, nil
 	}
 	trained, err := freeze(fwd.Train, cfg.Freeze)
@@ -276,14 +344,18 @@ func usedTwice(fwd Forward, cfg Config) ([]string, error) {
 
 // layers is the pass "layers".
 func layers(p *graph.Program, s *Spec) (*graph.Program, error) {
-	if !s.inLayers() {
+	switch {
+	case !s.inLayers():
 		return p, nil
+	case s.Pipeline > 1:
+		return manyMicros(p, s.Accum, s.Reproducible, s.Schedule.Turns(s.Pipeline, s.Accum))
 	}
 	return layerOrder(p, s.Accum, s.Reproducible)
 }
 
-// inLayers says whether the plan is in layer order, with several micro-batches in a phase.
-func (c Config) inLayers() bool { return c.LayerOrder && c.Accum > 1 }
+// inLayers says whether several micro-batches are in a phase: in layer order, or in the turns of
+// a pipeline's stages.
+func (c Config) inLayers() bool { return (c.LayerOrder || c.Pipeline > 1) && c.Accum > 1 }
 
 // OwnSums says in words which gradients of a plan in layer order have other bits than in
 // stages 0 and 1 in micro order; "" if none has.

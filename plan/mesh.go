@@ -21,7 +21,11 @@ func (c Config) validateMesh() error {
 		return fmt.Errorf("Config.Tensor %d with Config.Ranks %d: ranks do not split into groups of that size; use %s", c.Tensor, c.Ranks, nearest.Divisors(c.Ranks, c.Tensor))
 	case c.Slices < 0 || c.Slices&(c.Slices-1) != 0 || c.Slices == 1 || c.Slices%max(c.Tensor, 1) != 0 || c.Tensor > 1 && c.Slices == 0:
 		return fmt.Errorf("Config.TensorSlices %d with Config.Tensor %d: want a power of two from 2 that the ranks divide", c.Slices, max(c.Tensor, 1))
-	case c.Slices > 0 && c.uneven() != nil:
+	case c.Pipeline < 0 || c.Pipeline > 1 && (c.Ranks%(c.Pipeline*max(c.Tensor, 1)) != 0 || c.Stages != nil && len(c.Stages) != c.Pipeline):
+		return fmt.Errorf("Config.Pipeline %d with Config.Ranks %d and stages that begin at layers %v: each stage has as many ranks and a first layer", c.Pipeline, c.Ranks, c.Stages)
+	case c.Pipeline > 1 && (c.Stage.ShardsGrads() || c.LayerOrder || c.CachePrefix || c.Noise || len(c.Shapes) > 1):
+		return fmt.Errorf("Config.Pipeline with Config.Zero %d, Config.AccumOrder layer %v, Config.FrozenCache %v, Config.NoiseScale %v or Config.BatchSchedule %v: not built beside it", c.Stage, c.LayerOrder, c.CachePrefix, c.Noise, len(c.Shapes) > 1)
+	case (c.Slices > 0 || c.Pipeline > 1) && c.uneven() != nil:
 		field := "Config.GlobalBatch"
 		if len(c.Shapes) > 0 {
 			field = "Config.BatchSchedule"
@@ -50,7 +54,7 @@ func (c Config) uneven() []int {
 }
 
 // DataRanks returns the number of ranks that have data of their own.
-func (c Config) DataRanks() int { return c.Ranks / max(c.Tensor, 1) }
+func (c Config) DataRanks() int { return c.Ranks / max(c.Tensor, 1) / max(c.Pipeline, 1) }
 
 // shardSize returns the number of ranks along the axis of shards.
 func (c Config) shardSize() int {
@@ -61,10 +65,14 @@ func (c Config) shardSize() int {
 }
 
 // mesh returns an axis of shards. With a shard size an axis of replicas comes before it, with
-// tensor parallelism that of its ranks behind it, so that these are neighbours.
+// tensor parallelism that of its ranks behind it, so that these are neighbours. The stages of a
+// pipeline come before all others: what they send is the least, and may cross between servers.
 func (c Config) mesh() (axes []graph.Axis) {
+	if c.Pipeline > 1 {
+		axes = append(axes, graph.Axis{Name: graph.PipelineAxis, Size: c.Pipeline})
+	}
 	if c.ShardSize > 0 {
-		axes = []graph.Axis{{Name: "replicate", Size: c.DataRanks() / c.ShardSize}}
+		axes = append(axes, graph.Axis{Name: "replicate", Size: c.DataRanks() / c.ShardSize})
 	}
 	axes = append(axes, graph.Axis{Name: shardAxis, Size: c.shardSize()})
 	if c.Tensor > 1 {
@@ -90,6 +98,20 @@ func cutTensors(p *graph.Program, s *Spec) (*graph.Program, error) {
 	cut, err := mesh.Tensor(&q, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices})
 	if err != nil {
 		return nil, fmt.Errorf("Config.Tensor %d: %w; give fewer slices, or leave it out", max(s.Tensor, 1), err)
+	}
+	return cut, nil
+}
+
+// intoStages divides the blocks over the stages of a pipeline.
+func intoStages(p *graph.Program, s *Spec) (*graph.Program, error) {
+	if s.Pipeline < 2 {
+		return p, nil
+	}
+	q := *p
+	q.Mesh = s.mesh()
+	cut, err := mesh.Pipeline(&q, s.axis(graph.PipelineAxis), s.Stages)
+	if err != nil {
+		return nil, fmt.Errorf("Config.Pipeline %d: %w; leave it out", s.Pipeline, err)
 	}
 	return cut, nil
 }

@@ -47,6 +47,7 @@ var passes = []pass{
 	{"recompute", func(p *graph.Program, s *Spec) (*graph.Program, error) { return recompute.Rewrite(p, s.Recompute) }, has(train, gradients), has(train, savedInt8), true, false},
 	{"prefix", cachePrefix, has(train), has(train), false, false}, // its copies get their events in "schedule"
 	{"inputs", stageInputs, has(train), has(train, hostPorts), false, true},
+	{"pipeline", intoStages, has(train, hostPorts), has(train, hostPorts), false, false},
 	{"layers", layers, has(train, hostPorts), has(train), false, false},
 	{"mesh", onMesh, has(wholeParams), has(onAxes), false, false},
 	{"shard", func(p *graph.Program, s *Spec) (*graph.Program, error) { return fsdp.Shard(p, s.shardOptions()) }, has(train, gradients, hostPorts, onAxes), has(step, flatParams, ways, scalars), false, false},
@@ -99,6 +100,10 @@ var passOrder = []constraint{
 	{"prefix", "shard", "each form has its own all-gathers"},
 	{"inputs", "schedule", "the copies in are ordered with everything else"},
 	{"inputs", "shard", "a micro-step copies its inputs: they are there before it is repeated"},
+	{"recompute", "pipeline", "what a stage makes again it makes from its own values"},
+	{"inputs", "pipeline", "each stage copies the inputs that it reads"},
+	{"pipeline", "layers", "the order of micro-batches is that of the stages"},
+	{"pipeline", "shard", "flat parameters are of one stage"},
 	{"recompute", "layers", "what a block makes again goes with each of its backward passes"},
 	{"prefix", "layers", "each form of the step has all micro-batches"},
 	{"inputs", "layers", "each micro-batch has its own twins in host memory"},

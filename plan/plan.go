@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
@@ -77,6 +78,11 @@ type Config struct {
 	// neighbouring ranks. The other ranks share the data. 0 or 1: none. Slices is the number of
 	// slices, at least 2, in whose order their sums are; 0: no slices.
 	Tensor, Slices int
+	// Pipeline is the number of stages over which the blocks are divided (package mesh); 0 or 1:
+	// one. Stages has the first layer of each, Schedule the order of their micro-batches.
+	Pipeline int
+	Stages   []int
+	Schedule mesh.Schedule
 
 	// Capacity caps each memory space of a rank, in bytes; 0: no cap.
 	Capacity [graph.NumSpaces]int64
@@ -158,10 +164,11 @@ func (c Config) Validate() error {
 // Plan is the program of a run and the exact memory that it takes.
 type Plan struct {
 	Config  Config
-	Program *graph.Program
-	Layout  *memplan.Layout
+	Program *graph.Program  // of all ranks
+	Roles   []Role          // what the ranks of each stage of a pipeline run
+	Layout  *memplan.Layout // of each space the SpaceUse of the role that needs most of it
 
-	// CommBytes is the bytes that a rank sends in a step, ring-equivalent: for a gather, a
+	// CommBytes is the bytes that a rank (of a pipeline the one that sends most) sends in a step, ring-equivalent: for a gather, a
 	// scatter or an exchange the padded buffer · (N−1)/N, twice that for an all-reduce. It
 	// does not count scalars and exact accumulators.
 	CommBytes int64
@@ -311,6 +318,8 @@ func OpCommBytes(p *graph.Program, op *graph.Op) int64 {
 		whole = p.Buf(op.In[0])
 	case graph.AllReduce:
 		whole, times = p.Buf(op.Out[0].Buf), 2
+	case graph.Send:
+		return p.Buf(op.In[0]).Bytes()
 	default:
 		return 0
 	}

@@ -2,13 +2,11 @@ package plan
 
 import (
 	"errors"
-	"fmt"
 	"reflect"
 	"slices"
 	"sync"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
 )
@@ -91,52 +89,51 @@ func stemKey(k int, s *Spec) (Config, precision.Options) {
 
 // Build is the function Build.
 func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
-	if err := cfg.Validate(); err != nil {
+	cfg, err := cfg.ready(fwd)
+	if err != nil {
 		return nil, err
 	}
 	if known := sh.known(fwd, cfg); known != nil {
 		return known, nil
 	}
-	p, err := sh.rewrite(Spec{cfg, fwd}, "")
+	spec, until := Spec{cfg, fwd}, ""
+	if spec.stages() > 1 {
+		until = "schedule" // which each role has for itself
+	}
+	p, err := sh.rewrite(spec, until)
 	if err == nil {
 		err = cfg.goOn()
 	}
 	if err != nil {
 		return nil, err
 	}
-	made := &Plan{Config: cfg, Program: p, CommBytes: CommBytes(p)}
+	made := &Plan{Config: cfg, Program: p}
 	made.Config.Stop = nil // the plan outlives the caller of Build
+	if made.Roles, err = spec.roles(p); err != nil {
+		return nil, err
+	}
+	for i := range made.Roles {
+		r := &made.Roles[i]
+		r.CommBytes = CommBytes(r.Program)
+		made.CommBytes = max(made.CommBytes, r.CommBytes)
+	}
 	if made.UsedTwice, err = usedTwice(fwd, cfg); err != nil {
 		return nil, err
 	}
-	if cfg.Early {
-		if err := cannotFit(p, cfg); err != nil {
-			return nil, err
-		}
+	if err := made.place(cfg); err != nil {
+		return nil, err
 	}
-	if cfg.BoundsOnly {
-		bounds, err := memplan.Bounds(p)
-		if err != nil {
-			return nil, fmt.Errorf("plan: memory: %w", err)
-		}
-		made.Layout = &memplan.Layout{Spaces: bounds}
-		return made, nil
+	if !cfg.BoundsOnly {
+		sh.remember(fwd, made)
 	}
-	if made.Layout, err = memplan.Assign(p, memplan.Options{Align: cfg.Target.Align, Stop: cfg.goOn}); err != nil {
-		var left *stopped
-		if errors.As(err, &left) {
-			return nil, left
-		}
-		return nil, fmt.Errorf("plan: memory: %w", err)
-	}
-	sh.remember(fwd, made)
 	return made, nil
 }
 
 // Candidates lists the activations that the forward keeps for the backward, which a search
 // may recompute or offload instead. It also returns the program whose buffers they name.
 func (sh *Shared) Candidates(fwd Forward, cfg Config) (*graph.Program, []recompute.Candidate, error) {
-	if err := cfg.Validate(); err != nil {
+	cfg, err := cfg.ready(fwd)
+	if err != nil {
 		return nil, nil, err
 	}
 	p, err := sh.rewrite(Spec{cfg, fwd}, "recompute")
@@ -150,7 +147,8 @@ func (sh *Shared) Candidates(fwd Forward, cfg Config) (*graph.Program, []recompu
 // Recomputed returns the program of a micro-batch with the recomputation that cfg chooses. It
 // is for one rank, before work is divided over ranks, and has no events and no copies.
 func (sh *Shared) Recomputed(fwd Forward, cfg Config) (*graph.Program, error) {
-	if err := cfg.Validate(); err != nil {
+	cfg, err := cfg.ready(fwd)
+	if err != nil {
 		return nil, err
 	}
 	return sh.rewrite(Spec{cfg, fwd}, "prefix")

@@ -27,7 +27,7 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 	}
 	s := search.Spec{
 		Job: p, Plans: &p.shared.Shared,
-		Ranks: c.Ranks, ShardSize: c.ShardSize, Tensor: c.Tensor, Stage: c.Zero, Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, Shares: c.Shares(), Shapes: c.StepShapes(), LayerOrder: c.AsksLayers(), Prefetch: c.Prefetch,
+		Ranks: c.Ranks, ShardSize: c.ShardSize, Tensor: c.Tensor, Pipeline: c.Pipeline, Stage: c.Zero, Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, Shares: c.Shares(), Shapes: c.StepShapes(), LayerOrder: c.AsksLayers(), Prefetch: c.Prefetch,
 		Precision: conf.Precision, Recompute: conf.Recompute, Auto: c.RecomputeAuto(), Offload: conf.Offload, Disk: c.Disk != "",
 		Capacity: conf.Capacity, Outside: conf.Outside, Layers: p.Shape.Layers, Frozen: len(c.Freeze) > 0 || c.LoRA.Active(),
 	}
@@ -127,6 +127,10 @@ func (cfg *Request) passes() (conf plan.Config, err error) {
 	if err != nil {
 		return conf, err
 	}
+	stages, err := cfg.FirstLayers()
+	if err != nil {
+		return conf, err
+	}
 	freeze := cfg.Freeze
 	if cfg.Inference {
 		freeze = []string{"*"}
@@ -139,8 +143,9 @@ func (cfg *Request) passes() (conf plan.Config, err error) {
 		Ranks: cfg.Ranks, Stage: zero.Stage(cfg.Zero), Accum: cfg.Accum, Shares: cfg.Shares(), Shapes: cfg.StepShapes(), LayerOrder: cfg.InLayers(), Reproducible: cfg.Reproducible, Prefetch: cfg.Prefetch, Serial: cfg.Serial(),
 		Recompute: again, Offload: away, Freeze: freeze, LoRA: cfg.LoRA, Base: cfg.BaseType(), Optimizer: cfg.UpdateRule(), Clip: cfg.Clip, Target: cfg.DeviceTarget(),
 		Capacity:      [graph.NumSpaces]int64{graph.Device: cfg.DeviceMemory, graph.Host: cfg.HostMemory, graph.Disk: cfg.DiskMemory},
-		SkipNonFinite: cfg.SkipsNonFinite(), Noise: cfg.Reproducible && !cfg.Inference && !strings.EqualFold(cfg.Device, "cuda") && cfg.DeviceTarget().Name == graph.CPUTarget().Name,
+		SkipNonFinite: cfg.SkipsNonFinite(), Noise: cfg.Reproducible && !cfg.Pipelined() && !cfg.Inference && !strings.EqualFold(cfg.Device, "cuda") && cfg.DeviceTarget().Name == graph.CPUTarget().Name,
 		Precision: prec, Reduce32: cfg.Reduce32(), ShardSize: cfg.ShardSize, Tensor: cfg.Tensor, Slices: cfg.Slices(),
+		Pipeline: cfg.Pipeline, Stages: stages, Schedule: cfg.TurnsOfStages(),
 		Int8Gather: cfg.In8Bits("gather"), Int8Reduce: cfg.In8Bits("reduce"),
 		Int8:        precision.Int8{Activations: cfg.In8Bits("activations"), Matmul: cfg.In8Bits("matmul")},
 		Epilogues:   cfg.EpilogueSet(),

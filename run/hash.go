@@ -58,11 +58,11 @@ func (s *States) hashing() (*hashing, error) {
 		for _, st := range s.Names(i) {
 			t := receipt.Tensor{Name: s.p.Params[i].Name, State: Saved(st.Name), DType: graph.F32.String(), Elems: 1}
 			if st.PerParam {
-				buf, off, err := s.perParam(i, st.Name)
+				buf, off, holders, err := s.perParam(i, st.Name)
 				if err != nil {
 					return nil, err
 				}
-				give(s.all, hashed{tensor: len(h.tensors), blocks: 1, elems: 1, dtype: graph.F32, buf: buf, scales: graph.NoBuf, off: off, whole: true})
+				give(holders, hashed{tensor: len(h.tensors), blocks: 1, elems: 1, dtype: graph.F32, buf: buf, scales: graph.NoBuf, off: off, whole: true})
 				h.tensors = append(h.tensors, t)
 				continue
 			}

@@ -20,6 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/platform"
 )
@@ -57,6 +58,7 @@ type Rank struct {
 	Index, Slot int
 	Exec        Executor
 
+	layout *memplan.Layout
 	image checkpoint.Image // copy of the states that is saved while training continues
 }
 
@@ -108,7 +110,7 @@ func Open(o RankOptions) (*Ranks, error) {
 		if channels[link] == nil {
 			channels[link] = newChannel(link)
 		}
-		r.Exec = channels[link].remote(r.Index, o.Plan.Program)
+		r.Exec, r.layout = channels[link].remote(r.Index, o.Plan.Of(r.Index).Program), o.Plan.Of(r.Index).Layout
 	}
 	return rs, nil
 }
@@ -183,14 +185,19 @@ func (r *Rank) open(o *RankOptions) (err error) {
 	if o.Wrap != nil {
 		ctx = o.Wrap(r.Index, ctx)
 	}
-	e, err := exec.New(exec.Config{Program: o.Plan.Program, Layout: o.Plan.Layout, Context: ctx, Library: o.Platform.Library(r.Index), Groups: groups,
+	role := o.Plan.Of(r.Index)
+	e, err := exec.New(exec.Config{Program: role.Program, Layout: role.Layout, Context: ctx, Library: o.Platform.Library(r.Index), Groups: groups,
 		Coord: coord, Trace: o.Trace, Meter: o.Meter, Poison: o.Poison, Graphs: o.Graphs, Warn: o.Warn})
 	if err != nil {
 		return err
 	}
-	r.Exec = e
+	r.Exec, r.layout = e, role.Layout
 	return nil
 }
+
+// Has says whether the rank has a buffer: of a pipeline each stage has those that it uses. A view
+// is asked for by its root.
+func (r *Rank) Has(root graph.BufID) bool { return r.layout.Offset[root] >= 0 }
 
 // Write copies data to a buffer of the rank, at byte offset off.
 func (r *Rank) Write(buf graph.BufID, off int64, data []byte) error {
@@ -360,7 +367,7 @@ func (rs *Ranks) Memory() (touched, planned [graph.NumSpaces][]int64) {
 	for sp := range graph.NumSpaces {
 		for _, r := range rs.list {
 			touched[sp] = append(touched[sp], r.Exec.Touched(sp))
-			planned[sp] = append(planned[sp], rs.plan.Layout.Spaces[sp].Peak)
+			planned[sp] = append(planned[sp], rs.plan.Of(r.Index).Layout.Spaces[sp].Peak)
 		}
 	}
 	return touched, planned

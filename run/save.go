@@ -66,12 +66,12 @@ func (s *States) shares() ([][]piece, error) {
 		for _, st := range s.Names(i) {
 			at := checkpoint.Extent{State: Saved(st.Name), Tensor: s.p.Params[i].Name}
 			if st.PerParam {
-				buf, off, err := s.perParam(i, st.Name)
+				buf, off, holders, err := s.perParam(i, st.Name)
 				if err != nil {
 					return nil, err
 				}
 				at.N, at.DType = 1, safetensors.F32
-				give(s.all, piece{at, buf, off})
+				give(holders, piece{at, buf, off})
 				continue
 			}
 			err := s.Extents(i, st.Name, 0, s.p.Params[i].Elems(), func(e Extent) error {
@@ -437,14 +437,15 @@ func (s *States) wants(held map[string]checkpoint.Tensor) (list []checkpoint.Wan
 				list = append(list, w)
 				continue
 			}
-			err := s.Extents(i, st.Name, 0, s.p.Params[i].Elems(), func(e Extent) error {
+			n := s.p.Params[i].Elems()
+			want := func(e Extent) error {
 				if slices.ContainsFunc(e.Holders, func(r int) bool { return s.local[r] != nil }) {
 					w.Start, w.N = e.From, e.To-e.From
 					list = append(list, w)
 				}
 				return nil
-			})
-			if err != nil {
+			}
+			if err := cmp.Or(s.Extents(i, st.Name, 0, n, want), s.copies(i, st.Name, 0, n, want)); err != nil {
 				return nil, nil, err
 			}
 		}

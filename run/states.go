@@ -20,8 +20,8 @@ type States struct {
 	p     *graph.Program
 	world platform.World
 	local map[int]Holder // by rank: the ranks that this process reaches
-	all   []int
-	ranks map[place2][]int // by index along two mesh axes: the ranks there, ascending
+	ranks map[place3][]int // by index along mesh axes: the ranks there, ascending
+	tied  map[int][]int    // by parameter: those of other stages that have its value too
 	where [][]place        // by parameter, in element order
 
 	scales map[graph.BufID]graph.BufID // by state in 8 bits: its scales
@@ -46,8 +46,8 @@ type Extent struct {
 	Holders  []int // ranks of the world, ascending
 }
 
-// place2 is an index along each of two mesh axes; −1 and −1: any.
-type place2 struct{ axis, index, cutAxis, cutIndex int }
+// place3 is a stage of the pipeline and an index along each of two mesh axes; −1 and −1: any.
+type place3 struct{ stage, axis, index, cutAxis, cutIndex int }
 
 // place says where a segment of a parameter lies in its unit.
 type place struct {
@@ -66,16 +66,21 @@ func (rs *Ranks) States() *States {
 
 // NewStates returns the States of p in a world; local has the ranks that this process can reach.
 func NewStates(p *graph.Program, w platform.World, local map[int]Holder) *States {
-	s := &States{p: p, world: w, local: local, where: make([][]place, len(p.Params)), all: make([]int, w.Size), scales: p.Scales()}
-	for i := range s.all {
-		s.all[i] = i
+	s := &States{p: p, world: w, local: local, where: make([][]place, len(p.Params)), scales: p.Scales(), ranks: map[place3][]int{}, tied: map[int][]int{}}
+	for i := range p.Params {
+		if of := p.Params[i].TiedTo; of > 0 {
+			s.tied[of-1] = append(s.tied[of-1], i)
+		}
 	}
-	s.ranks = map[place2][]int{}
 	for i := range w.Size {
 		at := append(comm.Coord(p.Mesh, i), -1) // the last is of axis −1
+		stage := 0
+		if a := p.AxisOf(graph.PipelineAxis); a >= 0 {
+			stage = at[a]
+		}
 		for a := -1; a < len(p.Mesh); a++ {
 			for b := -1; b < len(p.Mesh); b++ {
-				key := place2{a, at[(a+len(at))%len(at)], b, at[(b+len(at))%len(at)]}
+				key := place3{stage, a, at[(a+len(at))%len(at)], b, at[(b+len(at))%len(at)]}
 				s.ranks[key] = append(s.ranks[key], i)
 			}
 		}
@@ -115,6 +120,23 @@ func (s *States) Extents(param int, name string, start, n int64, visit func(Exte
 	return s.p.Runs(param, start, n, func(r graph.Run) error { return s.extents(r, name, start, visit) })
 }
 
+// copies is Extents for what other stages of a pipeline have of the same elements.
+func (s *States) copies(param int, name string, start, n int64, visit func(Extent) error) error {
+	if len(s.tied) == 0 {
+		return nil
+	}
+	return s.p.Runs(param, start, n, func(r graph.Run) error {
+		for _, i := range s.tied[r.Param] {
+			of := r
+			of.Param = i
+			if err := s.extents(of, name, start, visit); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // extents is Extents for a run of elements in one slice; start is the first of the range.
 func (s *States) extents(r graph.Run, name string, start int64, visit func(Extent) error) error {
 	cut := -1
@@ -141,7 +163,7 @@ func (s *States) extents(r graph.Run, name string, start int64, visit func(Exten
 				e.To = min(e.To, e.From+int64(shard+1)*st.Len-flat)
 				e.Off = (flat - int64(shard)*st.Len) * dt.Size()
 			}
-			e.Holders = s.ranks[place2{st.Axis, shard, cut, r.Rank}]
+			e.Holders = s.ranks[place3{s.p.Units[w.unit].Stage, st.Axis, shard, cut, r.Rank}]
 			if err := visit(e); err != nil {
 				return err
 			}
@@ -176,7 +198,7 @@ func (s *States) find(unit int, name string) (graph.State, error) {
 // rounded to nearest even. A state of 8 bits must be written in whole blocks. Writing what was
 // read restores the same bytes.
 func (s *States) Write(param int, name string, start int64, v []float32) error {
-	return s.Extents(param, name, start, int64(len(v)), func(e Extent) error {
+	write := func(e Extent) error {
 		if e.DType == graph.U8 {
 			return s.quantize(name, start, e, v)
 		}
@@ -186,7 +208,11 @@ func (s *States) Write(param int, name string, start int64, v []float32) error {
 			return s.writeTo(e.Holders, e.Buf, e.Off, halfBytes(low))
 		}
 		return s.writeTo(e.Holders, e.Buf, e.Off, Float32Bytes(v[e.From:e.To]))
-	})
+	}
+	if err := s.Extents(param, name, start, int64(len(v)), write); err != nil {
+		return err
+	}
+	return s.copies(param, name, start, int64(len(v)), write)
 }
 
 var halves = map[graph.DType]vec.Half{graph.BF16: vec.BF16, graph.F16: vec.F16}
@@ -235,12 +261,12 @@ func (s *States) Read(param int, name string, start int64, v []float32) error {
 }
 
 // perParam returns the buffer, byte offset and index of a parameter's element
-// in a PerParam state.
-func (s *States) perParam(param int, name string) (graph.BufID, int64, error) {
+// in a PerParam state, and the ranks that have it.
+func (s *States) perParam(param int, name string) (graph.BufID, int64, []int, error) {
 	w := s.where[param][0]
 	st, err := s.find(w.unit, name)
 	if err != nil {
-		return graph.NoBuf, 0, err
+		return graph.NoBuf, 0, nil, err
 	}
 	index, seen := int64(0), map[int]bool{}
 	for _, seg := range s.p.Units[w.unit].Segments {
@@ -252,17 +278,22 @@ func (s *States) perParam(param int, name string) (graph.BufID, int64, error) {
 			index++
 		}
 	}
-	return st.Buf, index * 4, nil
+	return st.Buf, index * 4, s.ranks[place3{s.p.Units[w.unit].Stage, -1, -1, -1, -1}], nil
 }
 
 // WriteScalar sets a parameter's element of a PerParam state on every rank of this
 // process.
 func (s *States) WriteScalar(param int, name string, v float32) error {
-	buf, off, err := s.perParam(param, name)
-	if err != nil {
-		return err
+	for _, q := range append([]int{param}, s.tied[param]...) {
+		buf, off, holders, err := s.perParam(q, name)
+		if err == nil {
+			err = s.writeTo(holders, buf, off, Float32Bytes([]float32{v}))
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return s.writeTo(s.all, buf, off, Float32Bytes([]float32{v}))
+	return nil
 }
 
 // ChunkElems is the number of elements that move at a time: the staging buffer's size.

@@ -102,7 +102,7 @@ type worker struct {
 func (l *Link) Serve(rs *Ranks) error {
 	var list []*worker
 	for _, r := range rs.list {
-		list = append(list, &worker{link: l, rank: r, of: rs, p: rs.plan.Program, work: make(chan request, 16)})
+		list = append(list, &worker{link: l, rank: r, of: rs, p: rs.plan.Of(r.Index).Program, work: make(chan request, 16)})
 	}
 	if err := l.send(opened{}); err != nil {
 		return err

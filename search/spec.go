@@ -45,6 +45,7 @@ type Spec struct {
 
 	Ranks, ShardSize int
 	Tensor           int // neighbouring ranks that have the same data, as the Job plans them; 0: 1
+	Pipeline         int // stages of layers, as the Job plans them; 0: 1
 	Stage            int // of ZeRO
 	Batch, Seq       int // as Shape's
 	Accum            int
@@ -79,7 +80,7 @@ type Spec struct {
 }
 
 // dataRanks is the number of ranks with data of their own.
-func (s *Spec) dataRanks() int { return s.Ranks / max(s.Tensor, 1) }
+func (s *Spec) dataRanks() int { return s.Ranks / max(s.Tensor, 1) / max(s.Pipeline, 1) }
 
 // inLayers says whether each block runs all micro-batches before the next one.
 func (s *Spec) inLayers() bool { return s.Accum > 1 && s.LayerOrder }

@@ -308,7 +308,7 @@ func (s *Spec) moveTo(ranks int) bool {
 		return ranks == s.Ranks
 	}
 	if s.Rows > 0 {
-		leaves, data := (s.Rows+s.Batch-1)/s.Batch, ranks/max(s.Tensor, 1)
+		leaves, data := (s.Rows+s.Batch-1)/s.Batch, ranks/max(s.Tensor, 1)/max(s.Pipeline, 1)
 		if leaves < data || !slices.Equal(s.Shares, graph.EvenShares(leaves, s.dataRanks())) {
 			return false
 		}

@@ -337,7 +337,7 @@ func (d *decoder) run(form graph.Form, tokens, positions []int32, slots map[int]
 				clear(dst)
 				copy(dst, v)
 			}
-			return fillHost(r.Exec.HostI64, t.ports[graph.PortKey], key[:])
+			return fillHost(r, r.Exec.HostI64, t.ports[graph.PortKey], key[:])
 		})
 	})
 	if err != nil {

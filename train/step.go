@@ -242,17 +242,19 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 	key[graph.KeySample] = b.sampler.GlobalSample(step, micro, t.dataRank(r), 0)
 	ports := &t.inputs[slot]
 	return errors.Join(
-		fillHost(r.Exec.HostI32, ports[graph.PortTokens], at.Tokens), fillHost(r.Exec.HostI32, ports[graph.PortTargets], at.Targets),
-		fillHost(r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r.Exec.HostI64, ports[graph.PortKey], key[:]))
+		fillHost(r, r.Exec.HostI32, ports[graph.PortTokens], at.Tokens), fillHost(r, r.Exec.HostI32, ports[graph.PortTargets], at.Targets),
+		fillHost(r, r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r, r.Exec.HostI64, ports[graph.PortKey], key[:]))
 }
 
 // dataRank returns which of the ranks with data of their own a rank is. Neighbouring ranks that
-// share the computation of layers have the same data.
-func (t *Trainer) dataRank(r *run.Rank) int { return r.Index / max(t.cfg.Tensor, 1) }
+// share the computation of layers have the same data, and so have the stages of a pipeline.
+func (t *Trainer) dataRank(r *run.Rank) int {
+	return r.Index / max(t.cfg.Tensor, 1) % t.cfg.DataRanks()
+}
 
-// fillHost copies v to the start of a host buffer, where the program has it.
-func fillHost[T any](host func(graph.BufID) ([]T, error), buf graph.BufID, v []T) error {
-	if buf == graph.NoBuf {
+// fillHost copies v to the start of a host buffer, where the rank has it.
+func fillHost[T any](r *run.Rank, host func(graph.BufID) ([]T, error), buf graph.BufID, v []T) error {
+	if buf == graph.NoBuf || !r.Has(buf) {
 		return nil
 	}
 	dst, err := host(buf)

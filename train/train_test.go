@@ -38,8 +38,8 @@ type outcome struct {
 func requireTouched(t testing.TB, tr *Trainer, r StepResult) {
 	t.Helper()
 	for sp := range graph.NumSpaces {
-		planned := tr.Plan().Layout.Spaces[sp]
 		for rank, peak := range r.Peak[sp] {
+			planned := tr.Plan().Of(rank).Layout.Spaces[sp]
 			require.Equal(t, planned.Peak, r.Planned[sp][rank])
 			if shares := tr.cfg.Shares(); tr.cfg.InLayers() && shares != nil && shares[rank] < tr.cfg.Accum {
 				require.LessOrEqual(t, peak, planned.Peak, "%s of rank %d, step %d", sp, rank, r.Step)
@@ -69,7 +69,11 @@ func runPlanned(t testing.TB, c request, show func(*plan.Plan)) outcome {
 	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
 		o.losses = append(o.losses, r.Loss)
 		requireTouched(t, tr, r)
-		require.Equal(t, tr.Plan().CommBytes*int64(c.Ranks), r.CommBytes, "planned = sent bytes")
+		var sent int64
+		for rank := range c.Ranks {
+			sent += tr.Plan().Of(rank).CommBytes
+		}
+		require.Equal(t, sent, r.CommBytes, "planned = sent bytes")
 		return nil
 	}))
 	o.sha, err = tr.ParamsSHA256()

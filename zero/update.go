@@ -41,7 +41,8 @@ func (t *Target) counted(p *graph.Program, axis int) graph.ShardAttr {
 //
 //	start          norm ← 0
 //	sum/u          norm += exact Σ g² of the unit
-//	norm           norm summed over the ranks if gradients are sharded, or parameters cut; coef ← min(1, clip/norm);
+//	norm           norm summed over the ranks if gradients are sharded, or parameters cut, and over
+//	               the stages of a pipeline; coef ← min(1, clip/norm);
 //	               with p.Scaler: the flag that skips the step, and the next loss scale
 //	rule/u         [per-parameter norms, summed over the ranks]  rule  [After]
 //
@@ -64,11 +65,15 @@ func (o Optimizer) Section(p *graph.Program, targets []Target, clip float64) gra
 	}
 	for i := range targets {
 		t := &targets[i]
+		if p.Params[p.Units[t.Unit].Segments[0].Param].TiedTo > 0 {
+			continue // counts on the stage that has the parameter itself
+		}
 		e.Op(graph.SqSum, t.Name+"/grad_sq", t.Unit, []graph.BufID{t.Grad}, []graph.Out{{Buf: acc, Mode: graph.Accum}}, t.counted(p, axis))
 		part(graph.UpdateSum, "sum/"+t.Name)
 	}
 	e.allReduce("grad_norm/all_reduce", acc, axis, -1)
 	e.allReduce("grad_norm/all_reduce_tensor", acc, p.AxisOf(graph.TensorAxis), -1)
+	e.allReduce("grad_norm/all_reduce_stages", acc, p.AxisOf(graph.PipelineAxis), -1)
 	e.Op(graph.ClipCoef, "clip_coef", -1, []graph.BufID{acc, p.Hyper}, []graph.Out{{Buf: e.Coef}, {Buf: p.GradNorm}}, graph.ClipAttr{Max: clip})
 	if sc := p.Scaler; sc != nil {
 		e.skip = sc.Overflow

@@ -1,0 +1,113 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/mesh"
+)
+
+// Role is what the ranks of one stage of a pipeline run, and where its buffers lie. Without a
+// pipeline there is one, the plan's program. Buffers have the same IDs in all roles: one that a
+// role does not use has no place in its layout.
+type Role struct {
+	Program   *graph.Program
+	Layout    *memplan.Layout
+	CommBytes int64 // bytes that a rank sends in a step (Plan.CommBytes)
+}
+
+// stages returns the number of roles.
+func (c Config) stages() int { return max(c.Pipeline, 1) }
+
+// ready validates the configuration and divides layers over its stages.
+func (c Config) ready(fwd Forward) (Config, error) {
+	err := c.Validate()
+	if err != nil || c.Pipeline < 2 || c.Stages != nil {
+		return c, err
+	}
+	if c.Stages, err = mesh.Divide(fwd.Train, c.Pipeline); err != nil {
+		return c, fmt.Errorf("plan: Config.Pipeline: %w", err)
+	}
+	return c, nil
+}
+
+// Of returns the role of a rank. The pipeline's axis is the first of the mesh.
+func (p *Plan) Of(rank int) *Role {
+	return &p.Roles[rank/max(p.Config.Ranks/len(p.Roles), 1)]
+}
+
+// roles schedules the operations of each role. The program has no events yet where there are
+// several, and is the only role otherwise.
+func (s *Spec) roles(p *graph.Program) ([]Role, error) {
+	if s.stages() == 1 {
+		return []Role{{Program: p}}, nil
+	}
+	own := *s
+	own.Observe = nil
+	roles := make([]Role, s.stages())
+	for stage := range roles {
+		q, err := rewrite(own, sizeStaging(p.Role(stage)), "schedule", "")
+		if err != nil {
+			return nil, fmt.Errorf("stage %d: %w", stage, err)
+		}
+		roles[stage].Program = q
+		if s.Observe != nil {
+			if err := s.Observe(fmt.Sprintf("schedule-stage-%d", stage), q); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return roles, nil
+}
+
+// place lays out the buffers of every role, and notes in the plan's Layout those of each space's
+// largest.
+func (p *Plan) place(cfg Config) error {
+	for i := range p.Roles {
+		r := &p.Roles[i]
+		if cfg.Early {
+			if err := cannotFit(r.Program, cfg); err != nil {
+				return err
+			}
+		}
+		var err error
+		if r.Layout, err = layout(r.Program, cfg); err != nil {
+			return err
+		}
+	}
+	most := *p.Roles[0].Layout
+	for i := range p.Roles[1:] {
+		l := p.Roles[1+i].Layout
+		for s := range l.Spaces {
+			if l.Spaces[s].Peak > most.Spaces[s].Peak {
+				if most.Spaces[s] = l.Spaces[s]; graph.Space(s) == graph.Device {
+					most.Offset = l.Offset
+				}
+			}
+		}
+	}
+	p.Layout = &most
+	return nil
+}
+
+// layout lays out the buffers of a program, or only bounds what they take.
+func layout(p *graph.Program, cfg Config) (*memplan.Layout, error) {
+	if cfg.BoundsOnly {
+		bounds, err := memplan.Bounds(p)
+		if err != nil {
+			return nil, fmt.Errorf("plan: memory: %w", err)
+		}
+		return &memplan.Layout{Spaces: bounds}, nil
+	}
+	l, err := memplan.Assign(p, memplan.Options{Align: cfg.Target.Align, Stop: cfg.goOn})
+	if err != nil {
+		var left *stopped
+		if errors.As(err, &left) {
+			return nil, left
+		}
+		return nil, fmt.Errorf("plan: memory: %w", err)
+	}
+	return l, nil
+}
