@@ -130,6 +130,8 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	add(graph.AllGather, graph.GroupAttr{Axis: 0}, ids(part), graph.Out{Buf: whole})
 	add(graph.ReduceScatter, graph.GroupAttr{Axis: -1}, ids(whole), graph.Out{Buf: part, Mode: graph.Accum})
 	add(graph.AllReduce, graph.GroupAttr{Axis: 0}, nil, rw(whole))
+	add(graph.Send, graph.PeerAttr{From: 0, To: 1}, ids(whole))
+	add(graph.Recv, graph.PeerAttr{From: 1, To: 0}, nil, graph.Out{Buf: whole})
 	add(graph.AllToAll, graph.GroupAttr{Axis: 0}, ids(whole), graph.Out{Buf: buf("recv", graph.F32, 768)})
 	add(graph.Join, nil, nil)
 	add(graph.LinearAct, graph.LinearAttr{Act: graph.ActGELUTanh}, ids(buf("x", graph.F32, 3, 5), buf("w", graph.F32, 5, 4), buf("bias", graph.F32, 4)),
@@ -198,7 +200,7 @@ var free = map[string]bool{
 	"bias_grad dy 0": true, "select_row x 0": true, // rows
 	"sum x *":       true, // any shape
 	"sum_grad dx *": true, "fill dst *": true,
-	"all_reduce buf *": true, "clip_coef acc *": true, "sqsum acc *": true, "overflow_check acc *": true, // a limb more is another accumulator
+	"all_reduce buf *": true, "send x *": true, "recv x *": true, "clip_coef acc *": true, "sqsum acc *": true, "overflow_check acc *": true, // a limb more is another accumulator
 }
 
 func TestCheckNamesEveryWrongDimension(t *testing.T) {
@@ -260,7 +262,7 @@ func mutate(t *testing.T, s sample, id graph.BufID, operand string, set func(op 
 		b.Shape[d] = 0
 		require.ErrorContains(t, check(b), fmt.Sprintf("operand %s (changed): dimension %d is 0", operand, d))
 	}
-	if k := s.op.Kind; k != graph.Copy && k != graph.Fill && operand != "q" {
+	if k := s.op.Kind; k != graph.Copy && k != graph.Fill && k != graph.Send && k != graph.Recv && operand != "q" {
 		b := buf
 		b.DType = graph.U8
 		switch {

@@ -122,9 +122,26 @@ func (c *coherence) collect() {
 		root := graph.BufID(id)
 		if _, ours := r.member[root]; involved[root] && !ours {
 			list := c.uses[root]
-			c.single = append(c.single, &stretch{unit: r.p.Buf(root).Unit, slot: -1, first: list[0], last: list[len(list)-1], roots: []graph.BufID{root}})
+			c.single = append(c.single, &stretch{unit: c.owner(root, list), slot: -1, first: list[0], last: list[len(list)-1], roots: []graph.BufID{root}})
 		}
 	}
+}
+
+// owner returns the unit of copies of a root that is in no class that moves. In a pipeline those
+// of a root without a unit are of the stage whose operations alone use it.
+func (c *coherence) owner(root graph.BufID, uses []int) int {
+	p := c.r.p
+	unit := p.Buf(root).Unit
+	if unit >= 0 || p.Stages() == 1 {
+		return unit
+	}
+	unit = c.w.Base[uses[0]].Op.Unit
+	for _, i := range uses {
+		if u := c.w.Base[i].Op.Unit; u < 0 || p.Units[u].Stage != p.Units[unit].Stage {
+			return -1
+		}
+	}
+	return unit
 }
 
 // stillUsed says whether a stretch of a unit and chunk continues at an operation that uses the

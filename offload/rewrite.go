@@ -156,8 +156,9 @@ func (r *rewriter) onHost(op *graph.Op) bool {
 		return r.hostUnits[op.Unit]
 	case op.Kind == graph.Fill:
 		return away(op.Out[0].Buf)
-	case op.Kind == graph.Scale: // of the backward's own values on the device, the flat gradient has them there too
-		return away(op.Out[0].Buf) && r.p.Buf(r.root(op.In[0])).Class != graph.Activations
+	case op.Kind == graph.Scale: // of what is on the device alone, the flat gradient is there too
+		from := r.p.Buf(r.root(op.In[0])).Class
+		return away(op.Out[0].Buf) && from != graph.Activations && from != graph.Communication
 	case op.Kind == graph.SqSum:
 		return op.Pass == graph.Update && away(op.In[0])
 	}

@@ -24,6 +24,9 @@ import (
 // where Options.Gradients puts them). The rules are skipped until a step has left gradients.
 // Section "flush" runs the remaining updates, before states are read or written.
 //
+// So it is in a pipeline: beside the backward a stage would update before the loss of the step,
+// which may end it, is known on all stages.
+//
 // In both cases a gradient's squares are summed where it is reduced. The bits do not change: the
 // sums are exact, and the rules read the same values.
 //
@@ -57,7 +60,7 @@ type deferral struct {
 
 // placeIn places the phases of the update in one form of the step.
 func (r *rewriter) placeIn(sec *graph.Section, parts []graph.Phase, d *deferral) {
-	needsNorm := r.p.Scaler != nil
+	needsNorm := r.p.Scaler != nil || r.p.Stages() > 1
 	for i := range parts {
 		for k := range parts[i].Ops {
 			if op := &parts[i].Ops[k]; op.Kind == graph.ClipCoef {
@@ -71,7 +74,7 @@ func (r *rewriter) placeIn(sec *graph.Section, parts []graph.Phase, d *deferral)
 	of := func(unit int) *group {
 		g := groups[unit]
 		if g == nil {
-			g = &group{unit: unit, at: -1, reduced: -1}
+			g = &group{unit: unit, grad: r.p.Units[unit].Grad.Update, at: -1, reduced: -1}
 			groups[unit] = g
 			order = append(order, g)
 		}
@@ -83,11 +86,10 @@ func (r *rewriter) placeIn(sec *graph.Section, parts []graph.Phase, d *deferral)
 		away := onHost && len(ops) > 0 && r.hostUnits[ops[0].Unit]
 		switch kind := parts[i].Kind; {
 		case kind == graph.UpdateSum && away:
-			g := of(ops[0].Unit)
 			for k := range ops {
 				ops[k].Pass = graph.Backward
 			}
-			g.sums, g.grad = ops, ops[0].In[0]
+			of(ops[0].Unit).sums = ops
 		case kind == graph.UpdateRule && away:
 			of(ops[0].Unit).rule = ops
 		case kind == graph.UpdateStart && onHost:

@@ -132,8 +132,7 @@ func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 // Candidates lists the activations that the forward keeps for the backward, which a search
 // may recompute or offload instead. It also returns the program whose buffers they name.
 func (sh *Shared) Candidates(fwd Forward, cfg Config) (*graph.Program, []recompute.Candidate, error) {
-	cfg, err := cfg.ready(fwd)
-	if err != nil {
+	if err := cfg.Validate(); err != nil {
 		return nil, nil, err
 	}
 	p, err := sh.rewrite(Spec{cfg, fwd}, "recompute")
@@ -147,8 +146,7 @@ func (sh *Shared) Candidates(fwd Forward, cfg Config) (*graph.Program, []recompu
 // Recomputed returns the program of a micro-batch with the recomputation that cfg chooses. It
 // is for one rank, before work is divided over ranks, and has no events and no copies.
 func (sh *Shared) Recomputed(fwd Forward, cfg Config) (*graph.Program, error) {
-	cfg, err := cfg.ready(fwd)
-	if err != nil {
+	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
 	return sh.rewrite(Spec{cfg, fwd}, "prefix")

@@ -59,7 +59,7 @@ type Rank struct {
 	Exec        Executor
 
 	layout *memplan.Layout
-	image checkpoint.Image // copy of the states that is saved while training continues
+	image  checkpoint.Image // copy of the states that is saved while training continues
 }
 
 // RankOptions are the arguments of Open.

@@ -19,7 +19,7 @@ import (
 type States struct {
 	p     *graph.Program
 	world platform.World
-	local map[int]Holder // by rank: the ranks that this process reaches
+	local map[int]Holder   // by rank: the ranks that this process reaches
 	ranks map[place3][]int // by index along mesh axes: the ranks there, ascending
 	tied  map[int][]int    // by parameter: those of other stages that have its value too
 	where [][]place        // by parameter, in element order

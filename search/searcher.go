@@ -115,7 +115,7 @@ func newSearcher(ctx context.Context, s Spec, m *cost.Machine, drop bool, spaces
 	if s.Plans == nil {
 		s.Plans = &plan.Shared{}
 	}
-	return &searcher{ctx: ctx, spec: s, machine: m, layers: s.Layers, folded: s.Layers > foldedFrom && !s.Frozen && !named,
+	return &searcher{ctx: ctx, spec: s, machine: m, layers: s.Layers, folded: s.Layers > foldedFrom && s.Pipeline < 2 && !s.Frozen && !named,
 		effort: math.MaxInt / 2, budget: NewBudget(math.MaxInt),
 		drop: drop, spaces: spaces, memo: map[string]*look{}, sets: map[string]*moveSet{}}
 }

@@ -3,6 +3,7 @@ package train
 import (
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"testing"
@@ -66,5 +67,83 @@ func TestPipelinesGiveTheSameBits(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// pipelineCase draws what a run computes.
+func pipelineCase(t testing.TB, seed uint64) (c request, tied bool) {
+	r := rand.New(rand.NewPCG(seed, 7))
+	tied = r.IntN(2) == 0
+	c = deep(t, []string{"gpt2", "llama", "qwen3"}[r.IntN(3)], tied)
+	c.Seed, c.Steps, c.Batch, c.Accum, c.Ranks = int64(r.Uint64()>>1), 2, 1+r.IntN(2), 1+r.IntN(5), 1+r.IntN(2)
+	if c.Clip = 0; r.IntN(2) == 0 {
+		c.Clip = 0.1 + r.Float64()
+	}
+	if r.IntN(3) == 0 && c.Reproducible {
+		c.ShardSize = c.Ranks
+		c.Ranks *= 2
+	}
+	c.Order = []string{"sequential", "shuffled"}[r.IntN(2)]
+	c.Optimizer = []string{"adamw", "adamw", "sgd", "adagrad", "lamb"}[r.IntN(5)]
+	return c, tied
+}
+
+// piped is a run of c over some stages, at another stage of ZeRO and with other places.
+func piped(t testing.TB, r *rand.Rand, c request) request {
+	c.Pipeline, c.PipelineSchedule = []int{2, 3, 4}[r.IntN(3)], []string{"1f1b", "gpipe"}[r.IntN(2)]
+	if c.Reproducible {
+		all := c.Ranks * c.Accum
+		c.Ranks = oneOfDivisors(r, all)
+		c.Accum = all / c.Ranks
+	}
+	c.Ranks *= c.Pipeline
+	c.Zero = r.IntN(2)
+	return variant(t, r, c)
+}
+
+// A pipeline has the same bits at both of its stages of ZeRO, any schedule, placement and
+// recomputation, also where it is saved at one number of stages and goes on at another; of an
+// untied model those of one stage. SPILLWAY_TEST_CASES asks for more cases than the usual few.
+func TestMixedPipelinesGiveTheSameBits(t *testing.T) { overSeeds(t, mixedPipelines) }
+
+func mixedPipelines(t *testing.T, seed uint64) {
+	t.Logf("%s=%d", seedVariable, seed)
+	c, tied := pipelineCase(t, seed)
+	r := rand.New(rand.NewPCG(seed, 8))
+	describe := func(v request) string { return fmt.Sprintf("%s=%d: %+v", seedVariable, seed, v) }
+	for _, reproducible := range []bool{false, true} {
+		if c.Reproducible, c.Zero = reproducible, 0; reproducible {
+			c.ShardSize = 0
+		}
+		want := runOf(t, c)
+		if tied {
+			whole := want
+			v := c
+			v.Pipeline = 2
+			v.Ranks *= 2
+			want = runOf(t, v)
+			for i := range whole.losses {
+				require.InEpsilon(t, whole.losses[i], want.losses[i], 1e-5, describe(v))
+			}
+		}
+		for range 2 {
+			v := piped(t, r, c)
+			got := runOf(t, v)
+			require.Equal(t, want.losses, got.losses, describe(v))
+			require.Equal(t, want.sha, got.sha, describe(v))
+		}
+		v := piped(t, r, c)
+		v.Checkpoint, v.SaveEvery, v.Keep = scratch(t), 1, 0
+		require.Equal(t, want.sha, runOf(t, v).sha, describe(v))
+		require.NoError(t, os.RemoveAll(filepath.Join(v.Checkpoint, "step-00000002")))
+		folder := v.Checkpoint
+		v = piped(t, r, c)
+		if !tied && r.IntN(2) == 0 {
+			v = c
+		}
+		v.Checkpoint, v.Resume = folder, true
+		got := runOf(t, v)
+		require.Equal(t, want.losses[1:], got.losses, describe(v))
+		require.Equal(t, want.sha, got.sha, describe(v))
 	}
 }

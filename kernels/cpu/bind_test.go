@@ -96,7 +96,7 @@ func launch(t testing.TB, ctx *devcpu.Context, k device.Kernel) error {
 }
 
 // unbound are the kinds that the executor binds itself.
-var unbound = []graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll, graph.Copy, graph.Join}
+var unbound = []graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll, graph.Send, graph.Recv, graph.Copy, graph.Join}
 
 // kinds are the kind table's, and those of the update rules with kernels here.
 func kinds() []graph.Kind {
