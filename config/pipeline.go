@@ -17,13 +17,12 @@ func (c *Config) TurnsOfStages() mesh.Schedule {
 	return s
 }
 
-// FirstLayers returns the first layer of each stage that Stages names; nil: none are given.
-func (c *Config) FirstLayers() ([]int, error) {
+// FirstLayers returns the first layer of each stage that Stages names, and how many layers all
+// have; nil: none are given.
+func (c *Config) FirstLayers() (first []int, next int, err error) {
 	if c.Stages == "" {
-		return nil, nil
+		return nil, 0, nil
 	}
-	var first []int
-	next := 0
 	for _, text := range strings.Split(c.Stages, ",") {
 		from, to, several := strings.Cut(strings.TrimSpace(text), "-")
 		if !several {
@@ -32,14 +31,14 @@ func (c *Config) FirstLayers() ([]int, error) {
 		a, err := strconv.Atoi(from)
 		b, err2 := strconv.Atoi(to)
 		if err != nil || err2 != nil || a != next || b < a {
-			return nil, Refuse("Config.Stages %.80q: stage %d is %.40q; give each stage its layers in turn, as in 0-5,6-11", c.Stages, len(first), text)
+			return nil, 0, Refuse("Config.Stages %.80q: stage %d is %.40q; give each stage its layers in turn, as in 0-5,6-11", c.Stages, len(first), text)
 		}
 		first, next = append(first, a), b+1
 	}
 	if len(first) != c.Pipeline {
-		return nil, Refuse("Config.Stages %.80q has %d stages, and Config.Pipeline is %d; give one range of layers for each stage", c.Stages, len(first), c.Pipeline)
+		return nil, 0, Refuse("Config.Stages %.80q has %d stages, and Config.Pipeline is %d; give one range of layers for each stage", c.Stages, len(first), c.Pipeline)
 	}
-	return first, nil
+	return first, next, nil
 }
 
 // validPipeline checks the division into stages, and refuses what is not built beside it.
@@ -66,7 +65,7 @@ func validPipeline(c *Config) error {
 			return Refuse("Config.%s with Config.Pipeline: not built; leave one of them out", what)
 		}
 	}
-	_, err := c.FirstLayers()
+	_, _, err := c.FirstLayers()
 	return err
 }
 

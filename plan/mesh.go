@@ -21,8 +21,10 @@ func (c Config) validateMesh() error {
 		return fmt.Errorf("Config.Tensor %d with Config.Ranks %d: ranks do not split into groups of that size; use %s", c.Tensor, c.Ranks, nearest.Divisors(c.Ranks, c.Tensor))
 	case c.Slices < 0 || c.Slices&(c.Slices-1) != 0 || c.Slices == 1 || c.Slices%max(c.Tensor, 1) != 0 || c.Tensor > 1 && c.Slices == 0:
 		return fmt.Errorf("Config.TensorSlices %d with Config.Tensor %d: want a power of two from 2 that the ranks divide", c.Slices, max(c.Tensor, 1))
-	case c.Pipeline < 0 || c.Pipeline > 1 && (c.Ranks%(c.Pipeline*max(c.Tensor, 1)) != 0 || c.Stages != nil && len(c.Stages) != c.Pipeline):
-		return fmt.Errorf("Config.Pipeline %d with Config.Ranks %d and stages that begin at layers %v: each stage has as many ranks and a first layer", c.Pipeline, c.Ranks, c.Stages)
+	case c.Pipeline < 0 || c.Pipeline > 1 && c.Ranks%(c.Pipeline*max(c.Tensor, 1)) != 0:
+		return fmt.Errorf("Config.Pipeline %d with Config.Ranks %d: each stage has as many ranks; use %s stages", c.Pipeline, c.Ranks, nearest.Divisors(max(c.Ranks/max(c.Tensor, 1), 1), max(c.Pipeline, 1)))
+	case c.Pipeline > 1 && c.Stages != nil && len(c.Stages) != c.Pipeline:
+		return fmt.Errorf("Config.Pipeline %d with stages that begin at layers %v: each has a first layer", c.Pipeline, c.Stages)
 	case c.Pipeline > 1 && (c.Stage.ShardsGrads() || c.LayerOrder || c.CachePrefix || c.Noise || len(c.Shapes) > 1):
 		return fmt.Errorf("Config.Pipeline with Config.Zero %d, Config.AccumOrder layer %v, Config.FrozenCache %v, Config.NoiseScale %v or Config.BatchSchedule %v: not built beside it", c.Stage, c.LayerOrder, c.CachePrefix, c.Noise, len(c.Shapes) > 1)
 	case (c.Slices > 0 || c.Pipeline > 1) && c.uneven() != nil:

@@ -85,6 +85,9 @@ func (p planner) forward(c *Request, layers int) (fwd plan.Forward, err error) {
 	if layers > 0 {
 		m.Layers = layers
 	}
+	if _, n, _ := c.FirstLayers(); n > 0 && n != p.Shape.Layers {
+		return fwd, config.Refuse("Config.Stages %.80q: it has layers 0 to %d, and the model has %d", c.Stages, n-1, p.Shape.Layers)
+	}
 	if err := m.Validate(); err != nil {
 		return fwd, fmt.Errorf("Config.Model %s: %w", c.Model, err)
 	}
@@ -127,7 +130,7 @@ func (cfg *Request) passes() (conf plan.Config, err error) {
 	if err != nil {
 		return conf, err
 	}
-	stages, err := cfg.FirstLayers()
+	stages, _, err := cfg.FirstLayers()
 	if err != nil {
 		return conf, err
 	}

@@ -34,7 +34,7 @@ var flagGroups = []flagGroup{
 	{"Optimizer", []string{"optimizer", "lr-schedule", "warmup", "min-lr", "lr-scale", "lr-base-batch", "weight-decay", "beta1", "nesterov", "beta2", "eps", "clip", "accum", "global-batch", "batch-schedule", "rank-shares", "accum-order", "dropout", "freeze", "lora", "seed", "on-nonfinite", "trust", "adapt-all"}},
 	{"Memory", []string{"host-memory", "node-memory", "disk", "recompute", "offload", "prefetch", "overlap", "disk-cache", "frozen-cache", "require-pinned", "allow"}},
 	{"Precision and sums", []string{"precision", "bf16-rounding", "base", "reduce", "int8", "epilogues", "loss-scale", "loss-scale-hysteresis", "stochastic-rounding", "optimizer-dtype", "reproducible"}},
-	{"Ranks and devices", []string{"device", "cuda-graphs", "threads", "ranks-per-process", "shard-size", "tensor", "tensor-slices",
+	{"Ranks and devices", []string{"device", "cuda-graphs", "threads", "ranks-per-process", "shard-size", "tensor", "tensor-slices", "pipeline", "pipeline-schedule", "stages",
 		"transport", "collectives", "timeout", "min-ranks"}},
 	{"Checkpoints and files", []string{"save-every", "async-save", "keep", "export", "merge", "format",
 		"accept-changes", "receipt", "receipt-every", "segments", "trace", "tensorboard", "metrics-addr",

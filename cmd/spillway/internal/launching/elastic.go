@@ -72,6 +72,8 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 	case number("tensor") > 1:
 		return nil, errors.New("--min-ranks with --tensor: going on without a rank of a group that shares layers is not built; " +
 			"leave one of them out")
+	case number("pipeline") > 1:
+		return nil, errors.New("--min-ranks with --pipeline: going on without a rank of a stage is not built; leave one of them out")
 	case f.minRanks > o.Ranks:
 		return nil, fmt.Errorf("--min-ranks %d is over the %d of -n", f.minRanks, o.Ranks)
 	case f.maxRanks > o.Ranks:

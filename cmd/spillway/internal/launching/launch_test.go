@@ -32,6 +32,7 @@ func TestElasticRefusals(t *testing.T) {
 		{"3 2", "train --model gpt2 --data d --checkpoint c", "--max-ranks 2 is under --min-ranks 3"},
 		{"1 0", "train --model gpt2 --data d --checkpoint c --ranks-per-process 2", "--min-ranks with --ranks-per-process"},
 		{"1 0", "train --model gpt2 --data d --checkpoint c --tensor 2", "--min-ranks with --tensor"},
+		{"1 0", "train --model gpt2 --data d --checkpoint c --pipeline 2", "--min-ranks with --pipeline"},
 		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 0", "--batch 0: at least 1"},
 		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 5 --global-batch 24", "Config.GlobalBatch 24 is no multiple of Config.Batch 5 rows"},
 		{"1 0", "train --model gpt2 --data d --checkpoint c --batch 4 --global-batch 24", "Config.GlobalBatch 24 is 6 micro-batches of Config.Batch 4, which 4 ranks do not divide; 3 or 6 ranks do"},

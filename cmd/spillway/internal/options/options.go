@@ -80,19 +80,24 @@ func refuseEpochs(fs *pflag.FlagSet) error {
 // JobFlags binds the flags about a job's processes, and returns --transport's value.
 func JobFlags(fs *pflag.FlagSet, c *spillway.Config) (transport *string) {
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; in bf16 and fp16 with last bits of its own; default: shard over all)")
-	TensorFlags(fs, c)
+	MeshFlags(fs, c)
 	fs.IntVar(&c.LocalRanks, "ranks-per-process", 0, "ranks that each process runs; --ranks is then all of them, and may be left out (default: 1 in a job over processes)")
 	transport = fs.String("transport", cluster.Auto, "how ranks meet: auto, inproc (one process), shm (spillway launch), mpi (mpirun) or nccl (--device cuda over processes)")
 	fs.Int("min-ranks", 0, "where processes are lost go on with those that are left, down to `M`: for jobs over NCCL alone (NCCL_COMM_ID), from --checkpoint; NCCL 2.27 or later (others: launch --min-ranks)")
 	return transport
 }
 
-// TensorFlags binds the flags of tensor parallelism.
-func TensorFlags(fs *pflag.FlagSet, c *spillway.Config) {
+// MeshFlags binds the flags of tensor and pipeline parallelism.
+func MeshFlags(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.IntVar(&c.Tensor, "tensor", 1,
 		"share every layer over groups of `T` neighbouring ranks, which have the same data (tensor parallelism; CPU ranks)")
 	fs.IntVar(&c.TensorSlices, "tensor-slices", 0,
 		"cut layers into `S` slices, a power of two; every --tensor that divides it gives the same bits (default: --tensor)")
+	fs.IntVar(&c.Pipeline, "pipeline", 1,
+		"divide the layers over `P` stages, each with as many of the ranks, which take the --accum micro-batches in turn (pipeline parallelism; CPU ranks, --zero 0 or 1)")
+	fs.StringVar(&c.PipelineSchedule, "pipeline-schedule", "1f1b",
+		"order of the micro-batches in a pipeline: 1f1b, which keeps the activations of at most --pipeline of them on a stage, or gpipe, all forwards and then all backwards")
+	fs.StringVar(&c.Stages, "stages", "", "layers of each stage of a pipeline in turn, as in 0-5,6-11 (default: divided by predicted FLOPs)")
 }
 
 // TrainSet is a set of train's flags that no command has: for who reads some of them.

@@ -74,7 +74,7 @@ func sizes(*spillway.Config) (list []int64) {
 }
 
 var topics = []topic{
-	{"gpus", "ranks", "fewest GPUs", func(c *spillway.Config) []int64 { return upTo(mostAsked, int64(max(c.Tensor, 1))) }, true,
+	{"gpus", "ranks", "fewest GPUs", func(c *spillway.Config) []int64 { return upTo(mostAsked, int64(max(c.Tensor, 1)*max(c.Pipeline, 1))) }, true,
 		func(c *spillway.Config, v int64) { c.Ranks = int(v) },
 		[]string{"ranks", "nodes", "gpus-per-node", "shard-size", "global-batch", "rank-shares", "batch-schedule"}, false},
 	{"model", "model", "largest preset", presets, false, func(c *spillway.Config, v int64) { c.Model = bySize()[v].Name }, []string{"model"}, false},
@@ -150,7 +150,7 @@ func (f *Flags) topicOf(fs *pflag.FlagSet, c *spillway.Config) (*topic, error) {
 	case "model":
 		c.Model = bySize()[0].Name
 	case "gpus":
-		c.Ranks = max(c.Tensor, 1)
+		c.Ranks = max(c.Tensor, 1) * max(c.Pipeline, 1)
 	}
 	if !fs.Changed("effort") {
 		f.effort, f.eachAlone = planner.AskEffort, true

@@ -180,7 +180,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.StringVar(&f.gpu, "gpu", "", "plan for GPU `NAME` (--list-gpus), or detect for this machine's own")
 	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
 	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
-	options.TensorFlags(fs, c)
+	options.MeshFlags(fs, c)
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; in bf16 and fp16 with last bits of its own; default: shard over all)")
 	fs.Var(cli.Size(&f.nodeMemory), "node-memory", "memory of a server, which its ranks share (default with --gpu: that of a usual one, within which recommendations stay)")
 	fs.StringVar(&f.from, "from", "", "ask again what the plan in `FILE` answers, which --json has written, on the machine that it was planned for; other flags win over its own")

@@ -76,6 +76,9 @@ func (r *planReport) heading(w io.Writer) {
 	if c.Tensor > 1 {
 		text += fmt.Sprintf(", every layer shared by %d", c.Tensor)
 	}
+	if c.Pipelined() {
+		text += fmt.Sprintf(", in %d stages (%s)", c.Pipeline, c.TurnsOfStages())
+	}
 	cli.Wrap(w, "", "  ", text)
 	fmt.Fprintf(w, "micro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.StepRows())*int64(c.Seq)))
 	if len(c.BatchSchedule) > 0 {
