@@ -69,6 +69,8 @@ func passDiff(t *testing.T, d *datadriven.TestData, name string) string {
 	number("shard", &cfg.ShardSize)
 	number("tensor", &cfg.Tensor)
 	number("slices", &cfg.Slices)
+	number("pipeline", &cfg.Pipeline)
+	m.TiedHead = m.TiedHead || d.HasArg("tied")
 	cfg.LayerOrder = text("order") == "layer"
 	number("zero", &stage)
 	cfg.Stage = zero.Stage(stage)

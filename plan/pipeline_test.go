@@ -7,9 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/model"
-	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
@@ -58,5 +58,72 @@ func TestPlansOfPipelines(t *testing.T) {
 			}
 		}
 	}
-	_ = offload.Options{}
+}
+
+// even is a model whose stages take as long as each other: the head of two tokens takes next to
+// nothing beside a layer.
+func even(layers int) model.Config {
+	return model.Config{Family: model.Llama, Layers: layers, Width: 64, FFN: 256, Heads: 4, KVHeads: 4, HeadDim: 16, Vocab: 2, Positions: 16, NormEps: 1e-5, RopeTheta: 1e4}
+}
+
+// products is a machine on which only products take time.
+func products() *cost.Machine {
+	free := cost.Link{Bandwidth: 1e18}
+	return &cost.Machine{Name: "test", Matrix: map[graph.DType]float64{graph.F32: 1e9}, Vector: 1e18, Memory: 1e18, AttentionShare: 1e9, Intra: free, Inter: free}
+}
+
+// With P equal stages and M micro-batches (P−1)/(M+P−1) of a step is the bubble: GPipe (Huang et
+// al. 2019, section 2.3) and 1F1B (Narayanan et al. 2021, section 2.2) alike. No number of stages
+// and micro-batches makes them wait for each other for ever.
+func TestBubblesOfPipelines(t *testing.T) {
+	const layers = 8
+	fwd := forwardOf(t, even(layers), 1, 16, true)
+	fwd.Generate, fwd.Eval = nil, nil
+	for schedule := range mesh.NumSchedules {
+		for pipeline := 2; pipeline <= layers; pipeline++ {
+			for _, accum := range []int{1, 2, 3, 4, 7, 12} {
+				c := staged(2, accum, schedule)
+				c.Ranks, c.Pipeline, c.Stages, c.BoundsOnly, c.Verify = pipeline, pipeline, nil, true, false
+				p, err := Build(fwd, c)
+				require.NoError(t, err)
+				runs, err := cost.SimulateStages(p.Programs(), "step", products())
+				require.NoError(t, err, "%d stages, %d micro-batches, %v", pipeline, accum, schedule)
+				if layers%pipeline != 0 {
+					continue
+				}
+				for s, r := range runs {
+					want := float64(pipeline-1) / float64(accum+pipeline-1)
+					require.InDelta(t, want, r.Exposed/r.Seconds, 0.01, "stage %d of %d, %d micro-batches, %v", s, pipeline, accum, schedule)
+				}
+			}
+		}
+	}
+}
+
+// GPipe keeps the activations of all micro-batches for the backward, 1F1B on stage s of P those of
+// at most P−s (Narayanan et al. 2021, section 2.2).
+func TestActivationsOfPipelines(t *testing.T) {
+	const stages = 4
+	fwd := forwardOf(t, even(stages), 1, 16, true)
+	fwd.Generate, fwd.Eval = nil, nil
+	peak := func(schedule mesh.Schedule, accum, stage int) int64 {
+		c := staged(stages, accum, schedule)
+		c.Verify = false
+		p, err := Build(fwd, c)
+		require.NoError(t, err)
+		return p.Roles[stage].Layout.Spaces[graph.Device].ClassPeak[graph.Activations]
+	}
+	for s := 1; s < stages-1; s++ { // without embedding and head
+		kept := peak(mesh.GPipe, 9, s) - peak(mesh.GPipe, 8, s) // of a micro-batch
+		require.Positive(t, kept)
+		require.Equal(t, 3*kept, peak(mesh.GPipe, 12, s)-peak(mesh.GPipe, 9, s))
+		for _, accum := range []int{1, 2, 3, 4, 8, 12} {
+			inFlight := min(stages-s, accum)
+			want := peak(mesh.GPipe, inFlight, s)
+			if accum > inFlight { // what the next forward needs comes before the gradient of its input is sent
+				want += 16 * 64 * graph.F32.Size()
+			}
+			require.Equal(t, want, peak(mesh.OneForwardOneBackward, accum, s), "stage %d, %d micro-batches", s, accum)
+		}
+	}
 }

@@ -38,6 +38,25 @@ func (p *Plan) Of(rank int) *Role {
 	return &p.Roles[rank/max(p.Config.Ranks/len(p.Roles), 1)]
 }
 
+// Largest returns the role that needs the most device memory, of equal ones the first.
+func (p *Plan) Largest() *Role {
+	most := &p.Roles[0]
+	for i := range p.Roles {
+		if p.Roles[i].Layout.Spaces[graph.Device].Peak > most.Layout.Spaces[graph.Device].Peak {
+			most = &p.Roles[i]
+		}
+	}
+	return most
+}
+
+// Programs lists what each role runs.
+func (p *Plan) Programs() (list []*graph.Program) {
+	for i := range p.Roles {
+		list = append(list, p.Roles[i].Program)
+	}
+	return list
+}
+
 // roles schedules the operations of each role. The program has no events yet where there are
 // several, and is the only role otherwise.
 func (s *Spec) roles(p *graph.Program) ([]Role, error) {

@@ -18,7 +18,9 @@ import (
 type Forecast struct {
 	Config config.Config // with the model's defaults filled in
 	Plan   *plan.Plan
-	Step   *cost.Run // of section "step"
+	Step   *cost.Run // of section "step"; of a pipeline that of the stage that ends last
+	// Stages are the runs of a pipeline's stages.
+	Stages []*cost.Run
 	Fits   bool
 	// Auto says what recompute auto came to, for a person; "" where it was not asked for.
 	Auto string
@@ -64,7 +66,7 @@ func (r planner) forecast(f *search.Forecast) *Forecast {
 	if f == nil {
 		return nil
 	}
-	return &Forecast{Config: r.with(&f.Spec), Auto: AutoText(f.Chosen), Plan: f.Plan, Step: f.Step, Fits: f.Fits(), of: r, found: f}
+	return &Forecast{Config: r.with(&f.Spec), Auto: AutoText(f.Chosen), Plan: f.Plan, Step: f.Step, Stages: f.Stages, Fits: f.Fits(), of: r, found: f}
 }
 
 // newDisk is the folder of a disk tier that a way out asks for.

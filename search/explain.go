@@ -42,7 +42,7 @@ type ClassPlace struct {
 
 // Explain reads a plan's program, whose step takes so long.
 func Explain(pl *plan.Plan, step *cost.Run) Explanation {
-	p := pl.Program
+	p := pl.Largest().Program
 	e := Explanation{RecomputeSeconds: step.Pass[graph.Recompute]}
 	groups := map[string]*BufferGroup{}
 	add := func(list *[]string, kind, name string, b *graph.Buffer, space graph.Space) {
@@ -98,7 +98,7 @@ func Explain(pl *plan.Plan, step *cost.Run) Explanation {
 		return list
 	}
 	e.Recomputed, e.Parked = finish(again), finish(parked)
-	e.Placed = placed(p, pl.Layout.Offset)
+	e.Placed = placed(p, pl.Largest().Layout.Offset)
 	return e
 }
 

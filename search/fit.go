@@ -123,7 +123,7 @@ func (d *fitDomain) inOrders(accum, zero int) []bool {
 
 // freeOrders are the orders of micro-batches that may be chosen for a configuration.
 func (s *Spec) freeOrders(given bool) []bool {
-	if given || s.Shapes != nil {
+	if given || s.Shapes != nil || s.Pipeline > 1 {
 		return []bool{s.LayerOrder}
 	}
 	return []bool{false, true}
@@ -344,7 +344,7 @@ func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) 
 }
 
 func newFitDomain(s *Spec, given Given, allowed []precision.Precision, globalBatch int) (fitDomain, error) {
-	d := fitDomain{zeros: []int{3, 2, 1, 0}, prefetches: []int{1, 0, 2}, batches: [][2]int{{s.Batch, s.Accum}}, precisions: []precision.Precision{s.Precision},
+	d := fitDomain{zeros: []int{3, 2, 1, 0}[3-s.highest():], prefetches: []int{1, 0, 2}, batches: [][2]int{{s.Batch, s.Accum}}, precisions: []precision.Precision{s.Precision},
 		orders: s.freeOrders(given.LayerOrder), sharded: s.dataRanks() > 1, moves: !given.Offload || s.Offload.Active()}
 	if given.Stage || s.dataRanks() == 1 {
 		d.zeros = []int{s.Stage} // every stage is the same on one rank

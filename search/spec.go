@@ -5,8 +5,10 @@
 package search
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -82,6 +84,14 @@ type Spec struct {
 // dataRanks is the number of ranks with data of their own.
 func (s *Spec) dataRanks() int { return s.Ranks / max(s.Tensor, 1) / max(s.Pipeline, 1) }
 
+// highest is the highest stage of ZeRO: a pipeline shards neither parameters nor gradients.
+func (s *Spec) highest() int {
+	if s.Pipeline > 1 {
+		return 1
+	}
+	return 3
+}
+
 // inLayers says whether each block runs all micro-batches before the next one.
 func (s *Spec) inLayers() bool { return s.Accum > 1 && s.LayerOrder }
 
@@ -89,7 +99,9 @@ func (s *Spec) inLayers() bool { return s.Accum > 1 && s.LayerOrder }
 type Forecast struct {
 	Spec Spec // with Recompute as it was chosen
 	Plan *plan.Plan
-	Step *cost.Run // of section "step"
+	Step *cost.Run // of section "step"; of a pipeline that of the stage that ends last
+	// Stages are the runs of a pipeline's stages.
+	Stages []*cost.Run
 	// Chosen is what Spec.Auto came to; nil: it was not asked for.
 	Chosen *Chosen
 
@@ -155,11 +167,18 @@ func predict(ctx context.Context, s Spec, m *cost.Machine, layers int, to depth)
 	if err != nil {
 		return nil, err
 	}
-	run, err := cost.Simulate(p.Program, "step", m)
+	runs, err := cost.SimulateStages(p.Programs(), "step", m)
 	if err != nil {
 		return nil, err
 	}
-	return &Forecast{Spec: s, Plan: p, Step: run, Chosen: chosen, on: m}, nil
+	return &Forecast{Spec: s, Plan: p, Step: longest(runs), Stages: runs, Chosen: chosen, on: m}, nil
+}
+
+// longest is the run of the stage that ends last, of equal ones that which computes most.
+func longest(runs []*cost.Run) *cost.Run {
+	return slices.MaxFunc(runs, func(a, b *cost.Run) int {
+		return cmp.Or(cmp.Compare(a.Seconds, b.Seconds), cmp.Compare(a.Busy[graph.Compute], b.Busy[graph.Compute]))
+	})
 }
 
 // Plan plans a configuration whose Recompute is chosen.

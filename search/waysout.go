@@ -257,7 +257,7 @@ func (w *wayFinder) changesOfOne(from point) (kinds [][]*point) {
 		return &p
 	}
 	var list []*point
-	for z := w.spec.Stage + 1; z <= 3 && w.spec.dataRanks() > 1; z++ {
+	for z := w.spec.Stage + 1; z <= w.spec.highest() && w.spec.dataRanks() > 1; z++ {
 		list = append(list, change(func(p *point) { p.zero = z }))
 	}
 	kind(list...)
@@ -334,7 +334,7 @@ func (w *wayFinder) domain(split bool) fitDomain {
 	c := &w.spec
 	d := fitDomain{prefetches: []int{c.Prefetch}, batches: [][2]int{{c.Batch, c.Accum}}, precisions: []precision.Precision{c.Precision},
 		orders: c.freeOrders(false), sharded: c.dataRanks() > 1, moves: true}
-	for z := 3; z >= c.Stage; z-- {
+	for z := c.highest(); z >= c.Stage; z-- {
 		if z == c.Stage || c.dataRanks() > 1 {
 			d.zeros = append(d.zeros, z)
 		}
@@ -524,7 +524,7 @@ func (w *wayFinder) beside(c Spec, m *cost.Machine) (*searcher, []base) {
 	d := w.domain(true)
 	d.precisions, d.orders = []precision.Precision{c.Precision}, []bool{c.inLayers()}
 	if c.dataRanks() > 1 {
-		d.zeros = []int{3}
+		d.zeros = []int{c.highest()}
 	}
 	return w.searcher(c, m, true, c.tiers()), d.bases()
 }

@@ -134,7 +134,7 @@ func (m *Machine) Op(p *graph.Program, op *graph.Op) Work {
 		if p.Buf(op.In[0]).Space == graph.Disk || p.Buf(op.Out[0].Buf).Space == graph.Disk {
 			w.Core, w.Disk = w.Alone/4, w.Alone // checksums
 		}
-	case IsCollective(op):
+	case IsCollective(op), op.Kind == graph.Send, op.Kind == graph.Recv:
 		w.Core = w.Alone
 	default:
 		w.Core = w.Alone * float64(m.Cores)
@@ -147,6 +147,8 @@ func (m *Machine) roofline(p *graph.Program, op *graph.Op) float64 {
 	switch {
 	case IsCollective(op):
 		return m.collective(p, op)
+	case op.Kind == graph.Send || op.Kind == graph.Recv:
+		return m.message(p, op)
 	case op.Kind == graph.Copy:
 		return m.copy(p, op)
 	case slices.Contains(products, op.Kind):
@@ -231,6 +233,19 @@ func Sent(p *graph.Program, op *graph.Op) (int64, bool) {
 		n = int64(p.Mesh[axis].Size)
 	}
 	return passes * whole / n * (n - 1), true
+}
+
+// message is the time of a message between neighbours along a mesh axis.
+func (m *Machine) message(p *graph.Program, op *graph.Op) float64 {
+	link := m.Intra
+	if inNode, _ := m.group(p, op.Attr.(graph.PeerAttr).Axis); inNode == 1 {
+		link = m.Inter
+	}
+	_, bytes := graph.Cost(p, op)
+	if link.Bandwidth <= 0 {
+		return m.Launch + m.traffic(op, 2*bytes)
+	}
+	return m.Launch + link.Latency + max(float64(bytes)/link.Bandwidth, m.traffic(op, 2*bytes))
 }
 
 // collective is the time of a collective by the α-β model (Thakur, Rabenseifner

@@ -1,7 +1,6 @@
 package cost
 
 import (
-	"fmt"
 	"math"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -27,24 +26,11 @@ type Run struct {
 // the disk is shared in the same way. The shares are constant between two starts or ends of
 // operations.
 func Simulate(p *graph.Program, name string, m *Machine) (*Run, error) {
-	if err := m.Validate(); err != nil {
+	runs, err := SimulateStages([]*graph.Program{p}, name, m)
+	if err != nil {
 		return nil, err
 	}
-	sec := p.Section(name)
-	if sec == nil {
-		return nil, fmt.Errorf("cost: the program has no section %q", name)
-	}
-	regions, err := graph.NewRegions(p)
-	if err != nil {
-		return nil, fmt.Errorf("cost: %w", err)
-	}
-	t, err := graph.NewTrace(p, regions, sec)
-	if err != nil {
-		return nil, fmt.Errorf("cost: %w", err)
-	}
-	s := newSimulation(p, m, t)
-	s.run()
-	return s.result(sec), nil
+	return runs[0], nil
 }
 
 // simulation is the state of Simulate at one point in time.
@@ -59,6 +45,10 @@ type simulation struct {
 	done    []bool
 	started []float64
 	ended   []float64
+
+	joint *meetings // with the simulations of other stages
+	meets []meeting // by step; nil: there are no other stages
+	waits []bool    // by step: it is ready, and has come to its meeting
 }
 
 // active is the operation that a stream is running.
@@ -88,25 +78,6 @@ func newSimulation(p *graph.Program, m *Machine, t *graph.Trace) *simulation {
 	return s
 }
 
-func (s *simulation) run() {
-	for left := len(s.t.Steps); left > 0; {
-		for s.start() { // an operation that takes no time ends at once, so others may start
-			left -= s.finish(s.time)
-		}
-		if left == 0 {
-			return
-		}
-		s.share()
-		next := math.Inf(1)
-		for st := range s.now {
-			if a := &s.now[st]; a.step >= 0 {
-				next = min(next, a.until)
-			}
-		}
-		left -= s.finish(next)
-	}
-}
-
 // start starts all operations that can start, and says whether there were any.
 func (s *simulation) start() (any bool) {
 	for st := range s.now {
@@ -120,7 +91,7 @@ func (s *simulation) start() (any bool) {
 				ready = ready && s.done[j]
 			}
 		}
-		if !ready {
+		if !ready || !s.meet(i) {
 			continue
 		}
 		op := s.t.Op(i)

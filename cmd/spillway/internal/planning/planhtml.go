@@ -137,13 +137,14 @@ func (r *planReport) charts(a *answer, columns int) (list []page.SpaceChart, err
 // spaceCharts are the timelines of a space: of the step, and of the section that reaches the peak
 // where the step does not.
 func spaceCharts(p *spillway.Forecast, s graph.Space, columns int) (list []page.SpaceChart, err error) {
-	use := &p.Plan.Layout.Spaces[s]
+	role := p.Plan.Largest()
+	use := &role.Layout.Spaces[s]
 	sections := []string{"step"}
 	if at, _, ok := strings.Cut(use.PeakAt, "/"); ok && at != "step" {
 		sections = append(sections, at)
 	}
 	for _, name := range sections {
-		t, err := page.NewTimeline(p.Plan.Program, p.Plan.Layout, name, s, columns)
+		t, err := page.NewTimeline(role.Program, role.Layout, name, s, columns)
 		if err != nil {
 			return nil, err
 		}

@@ -284,6 +284,7 @@ func (r *planReport) steps(w io.Writer) {
 		return "no"
 	})
 	t.Flush()
+	r.roles(w)
 	if line := r.flags.elsewhere(r.asked); line != "" {
 		cli.Wrap(w, "", "  ", line)
 	}
@@ -300,6 +301,26 @@ func (r *planReport) steps(w io.Writer) {
 	fmt.Fprintln(w)
 	cli.Wrap(w, "", "  ", fmt.Sprintf("Model states by the ZeRO paper's formula (section 5) at stage %d: %s a rank", r.asked.Config.Zero, plan.Bytes(int64(textbookStates(r.asked)))))
 	fmt.Fprintln(w)
+}
+
+// roles tells about each stage of a pipeline.
+func (r *planReport) roles(w io.Writer) {
+	p := r.asked.Plan
+	if len(p.Roles) == 1 {
+		return
+	}
+	fmt.Fprintln(w, "\nStages of the pipeline")
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "stage\tlayers\tdevice\tsent by a rank\tcomputing\twaiting\t")
+	for i, run := range r.asked.Stages {
+		last := r.asked.Shape().Layers - 1
+		if i+1 < len(p.Config.Stages) {
+			last = p.Config.Stages[i+1] - 1
+		}
+		fmt.Fprintf(t, "%d\t%d-%d\t%s\t%s\t%s\t%.0f %%\t\n", i, p.Config.Stages[i], last, plan.Bytes(p.Roles[i].Layout.Spaces[graph.Device].Peak),
+			plan.Bytes(p.Roles[i].CommBytes), r.flags.seconds(run.Busy[graph.Compute]), 100*run.Exposed/run.Seconds)
+	}
+	t.Flush()
 }
 
 // stepRow is a line of the table of times.

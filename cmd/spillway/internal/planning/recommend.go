@@ -110,9 +110,14 @@ func (r *planReport) recommended() *recommendation {
 }
 
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan
-// of thousands of layers takes memory of its own. On one rank all are the same.
+// of thousands of layers takes memory of its own. On one rank all are the same. A pipeline has
+// stages 0 and 1.
 func (f *Flags) forecastStages(ctx context.Context, c spillway.Config, hw spillway.Hardware) ([]*spillway.Forecast, error) {
-	stages := make([]*spillway.Forecast, 4)
+	n := 4
+	if c.Pipelined() && c.Zero < 2 { // the others are refused beside it
+		n = 2
+	}
+	stages := make([]*spillway.Forecast, n)
 	if c.Ranks == 1 {
 		one, err := f.request(c).Predict(ctx, hw.Machine(1))
 		if err != nil {
@@ -125,7 +130,7 @@ func (f *Flags) forecastStages(ctx context.Context, c spillway.Config, hw spillw
 		stages[c.Zero] = one
 		return stages, nil
 	}
-	errs := make([]error, 4)
+	errs := make([]error, n)
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 2)
 	for z := range stages {
@@ -146,9 +151,9 @@ func (f *Flags) forecastStages(ctx context.Context, c spillway.Config, hw spillw
 
 // textbookStates is the paper's model states of the requested plan, for
 // comparison: 2 + 2 + 12 bytes a parameter in mixed precision, 4 + 4 + 8 in fp32. Ranks that share
-// layers share the parameters.
+// layers, or have other layers, share the parameters.
 func textbookStates(f *spillway.Forecast) float64 {
-	n := float64(f.Parameters()) / float64(max(f.Config.Tensor, 1))
+	n := float64(f.Parameters()) / float64(max(f.Config.Tensor, 1)*max(f.Config.Pipeline, 1))
 	ranks := f.Config.DataRanks()
 	if f.Config.ShardSize > 0 {
 		ranks = f.Config.ShardSize
