@@ -31,7 +31,7 @@ func (c *Config) FirstLayers() (first []int, next int, err error) {
 		a, err := strconv.Atoi(from)
 		b, err2 := strconv.Atoi(to)
 		if err != nil || err2 != nil || a != next || b < a {
-			return nil, 0, Refuse("Config.Stages %.80q: stage %d is %.40q; give each stage its layers in turn, as in 0-5,6-11", c.Stages, len(first), text)
+			return nil, 0, Refuse("Config.Stages %.80q: stage %d is %.40q; give each stage of Config.Pipeline its layers in turn, as in 0-5,6-11", c.Stages, len(first), text)
 		}
 		first, next = append(first, a), b+1
 	}

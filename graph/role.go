@@ -16,7 +16,8 @@ func (p *Program) runs(op *Op, stage int) bool {
 }
 
 // Role returns what the ranks of one stage of a pipeline run: the operations of the stage's
-// units and those of no unit, but for copies of inputs that the stage does not read. Buffers keep
+// units and those of no unit, but for copies of tokens, targets and keys that the stage does not
+// read. Buffers keep
 // their IDs. Those of other stages are used by nothing, and their units are empty. p must not
 // have its events yet.
 func (p *Program) Role(stage int) *Program {
@@ -36,7 +37,7 @@ func (p *Program) Role(stage int) *Program {
 	})
 	q.eachOps(func(ops []Op) []Op {
 		return slices.DeleteFunc(ops, func(op Op) bool {
-			if op.Unit >= 0 || op.Kind != Copy || !q.Buf(op.In[0]).Port.In() {
+			if op.Unit >= 0 || op.Kind != Copy || !q.Buf(op.In[0]).Port.In() || q.Buf(op.In[0]).Port == PortInput {
 				return false
 			}
 			root, _ := q.Resolve(op.Out[0].Buf, nil)

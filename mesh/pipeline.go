@@ -86,11 +86,6 @@ func layers(p *graph.Program) (n int) {
 
 func (c *pipeline) check() error {
 	n := layers(c.p)
-	for i := range c.p.Buffers {
-		if b := &c.p.Buffers[i]; b.IsFloatInput() {
-			return fmt.Errorf("input %s: a pipeline takes tokens alone", b.Name)
-		}
-	}
 	for i, f := range c.first {
 		if i == 0 && f != 0 || i > 0 && f <= c.first[i-1] || f >= n {
 			return fmt.Errorf("stages that begin at layers %v of %d: each needs a layer of its own", c.first, n)
