@@ -147,3 +147,77 @@ func mixedPipelines(t *testing.T, seed uint64) {
 		require.Equal(t, want.sha, got.sha, describe(v))
 	}
 }
+
+// A tied table's gradient counts once in the norm, which every rank has; in 16 bits too all
+// schedules and both stages of ZeRO have one result, and an overflow is skipped on all stages.
+func TestPipelinesInOtherTypes(t *testing.T) {
+	for _, tied := range []bool{false, true} {
+		for _, precision := range []string{"fp32", "bf16", "fp16"} {
+			c := deep(t, "gpt2", tied)
+			c.Zero, c.Accum, c.Precision, c.Optimizer, c.LR = 0, 3, precision, "sgd", 0.01
+			results := func(c request) (losses []float32, norms []float64, skipped int) {
+				tr, err := c.start(t.Context())
+				require.NoError(t, err)
+				defer func() { require.NoError(t, tr.Close()) }()
+				require.NoError(t, tr.Run(t.Context(), func(r StepResult) error {
+					losses, norms, skipped = append(losses, r.Loss), append(norms, r.GradNorm), r.SkippedAll
+					return nil
+				}))
+				return losses, norms, skipped
+			}
+			losses, norms, skipped := results(c)
+			epsilon := map[string]float64{"fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}[precision]
+			var first []float32
+			for _, at := range []struct {
+				pipeline, ranks, zero int
+				schedule              string
+			}{{2, 2, 0, "gpipe"}, {4, 4, 0, "1f1b"}, {2, 2, 1, "1f1b"}} {
+				v := c
+				v.Pipeline, v.Ranks, v.Zero, v.PipelineSchedule = at.pipeline, at.ranks, at.zero, at.schedule
+				got, gotNorms, gotSkipped := results(v)
+				require.Equal(t, skipped, gotSkipped, "%s %+v", precision, at)
+				for i := range norms {
+					if skipped == 0 {
+						require.InEpsilon(t, norms[i], gotNorms[i], epsilon, "%s %+v", precision, at)
+					}
+					require.InEpsilon(t, losses[i], got[i], epsilon, "%s %+v", precision, at)
+				}
+				if !tied {
+					require.Equal(t, losses, got, "%s %+v", precision, at)
+				}
+				if first == nil {
+					first = got
+				}
+				require.Equal(t, first, got, "%s %+v", precision, at)
+			}
+		}
+	}
+}
+
+// An evaluation goes through all stages, and has the loss of one.
+func TestPipelinesEvaluate(t *testing.T) {
+	for _, reproducible := range []bool{false, true} {
+		var want []float32
+		for _, pipeline := range []int{1, 2, 4} {
+			c := deep(t, "llama", false)
+			c.Zero, c.Accum, c.Reproducible, c.EvalData, c.EvalEvery, c.EvalSteps = 1, 2, reproducible, c.Data, 1, 3
+			c.Pipeline, c.Ranks, c.poison = pipeline, pipeline, false
+			tr, err := c.start(t.Context())
+			require.NoError(t, err)
+			var got []float32
+			for range 3 {
+				_, err := tr.Step(t.Context())
+				require.NoError(t, err)
+				r, err := tr.Evaluate(t.Context())
+				require.NoError(t, err)
+				got = append(got, r.Loss)
+			}
+			require.NoError(t, tr.Close())
+			if want == nil {
+				want = got
+			}
+			require.NotEmpty(t, got)
+			require.Equal(t, want, got, "%d stages", pipeline)
+		}
+	}
+}

@@ -46,6 +46,8 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.SumGrad:        sumGrad[T],
 		graph.Fill:           fillKind[T],
 		graph.Copy:           copyKind[T],
+		graph.Send:           send[T],
+		graph.Recv:           recv[T],
 		graph.Cast:           castKind[T],
 		graph.SumParts:       sumParts[T],
 		graph.SelectRow:      selectRow[T],
@@ -330,6 +332,22 @@ func copyKind[T num.Float](c *call[T]) {
 	default:
 		c.note(fmt.Errorf("no interpretation of %v buffers", dt))
 	}
+}
+
+// send and recv pass messages on between the ends of a program of all stages, on one rank.
+func send[T num.Float](c *call[T]) {
+	a := c.op.Attr.(graph.PeerAttr)
+	c.w.sent[a] = append(c.w.sent[a], append([]T(nil), c.in(0).v...))
+}
+
+func recv[T num.Float](c *call[T]) {
+	a := c.op.Attr.(graph.PeerAttr)
+	if len(c.w.sent[a]) == 0 {
+		c.note(fmt.Errorf("stage %d has sent nothing to stage %d", a.From, a.To))
+		return
+	}
+	copy(c.out(0).v, c.w.sent[a][0])
+	c.w.sent[a] = c.w.sent[a][1:]
 }
 
 func selectRow[T num.Float](c *call[T]) {

@@ -26,6 +26,8 @@ type World[T num.Float] struct {
 	ranks []rank[T]
 	pool  *pool.Pool
 	kinds map[graph.Kind]func(*call[T])
+
+	sent map[graph.PeerAttr][][]T // messages that nobody has received, the first first
 }
 
 type rank[T num.Float] struct {
@@ -44,7 +46,7 @@ type storage[T num.Float] struct {
 
 // New returns the zero memory of every rank of p.
 func New[T num.Float](p *graph.Program) *World[T] {
-	w := &World[T]{prog: p, pool: pool.New(1), kinds: table[T]()}
+	w := &World[T]{prog: p, pool: pool.New(1), kinds: table[T](), sent: map[graph.PeerAttr][][]T{}}
 	for r := range p.WorldSize() {
 		coord := make([]int, len(p.Mesh))
 		for a := len(p.Mesh) - 1; a >= 0; a-- {
