@@ -150,6 +150,13 @@ import (
 //		// as Tensor. Sums over slices have a fixed order, so every Tensor that divides TensorSlices
 //		// gives the same bits, 1 included. More slices than ranks make smaller products.
 //		TensorSlices int
+//		// Pipeline is the number of stages over which the layers are divided; 0 or 1: one. Each stage
+//		// has as many ranks, and sends what the next one needs. PipelineSchedule is the order in which
+//		// stages take the micro-batches of a step (Accum), "1f1b" (or "") or "gpipe". Stages has the
+//		// layers of each stage, as in
+//		// "0-5,6-11"; "": divided by predicted FLOPs.
+//		Pipeline                 int
+//		PipelineSchedule, Stages string
 //		// Collectives is the algorithm of all-gathers, reduce-scatters and all-reduces of CPU
 //		// ranks, a comm/algo.Name; "" means auto. All algorithms but ring give the same bits.
 //		Collectives string
@@ -286,6 +293,7 @@ import (
 //	func (c *Config) EpiloguesChosen() string
 //	func (c *Config) EvalAccum() int
 //	func (c *Config) Evaluates() bool
+//	func (c *Config) FirstLayers() (first []int, next int, err error)
 //	func (c *Config) FirstLossScale() (scale float64, dynamic bool, err error)
 //	func (c Config) FollowGlobalBatch(accumGiven bool) (Config, error)
 //	func (c *Config) IdleNotes() (notes []string)
@@ -297,6 +305,7 @@ import (
 //	func (c *Config) Leaves() int
 //	func (c *Config) ModelName() string
 //	func (c Config) Over(p Processes) Config
+//	func (c *Config) Pipelined() bool
 //	func (c *Config) PortableBF16() bool
 //	func (c *Config) PrecisionName() string
 //	func (c *Config) Processes() Processes
@@ -315,6 +324,7 @@ import (
 //	func (c *Config) Slices() int
 //	func (c *Config) StepRows() int
 //	func (c *Config) StepShapes() (list []graph.StepShape)
+//	func (c *Config) TurnsOfStages() mesh.Schedule
 //	func (c *Config) Uneven(accumGiven bool, format string, args ...any) error
 //	func (c *Config) UpdateRule() zero.Optimizer
 //	func (c *Config) Validate() error
