@@ -163,7 +163,7 @@ func (p *Program) checkSplit(q *Param) error {
 		return fmt.Errorf("is split in dimension %d of %v into %d slices of %d groups, want equal parts, or of dimension 0 as a whole none that is empty", s.Dim, q.Shape, slices, max(s.Groups, 1))
 	case slices%ranks != 0 || s.Slice < 0 || s.Slice >= slices/ranks:
 		return fmt.Errorf("is slice %d of %d on each of %d ranks, want as many slices on each rank", s.Slice, slices, ranks)
-	case s.Of < 0 || s.Of >= len(p.Tensors()) || s.Slice > 0 && !p.Params[s.Of].sliced(q):
+	case s.Of < 0 || s.Of >= len(p.Tensors()) || s.Slice > 0 && q.TiedTo == 0 && !p.Params[s.Of].sliced(q):
 		return fmt.Errorf("is slice %d of parameter %d of %d, want one that is split in the same way", s.Slice, s.Of, len(p.Tensors()))
 	}
 	for _, st := range append([]State{p.Units[q.Unit].Value, p.Units[q.Unit].Compute}, p.Units[q.Unit].States...) {
@@ -172,6 +172,12 @@ func (p *Program) checkSplit(q *Param) error {
 		}
 	}
 	return nil
+}
+
+// tied says whether a parameter may be a copy of another one on another stage.
+func (q *Param) tied(of *Param) bool {
+	same := q.Split == nil && of.Split == nil || q.Split != nil && of.Split != nil && *q.Split == *of.Split
+	return same && of.TiedTo == 0 && slices.Equal(q.Shape, of.Shape) && q.Unit != of.Unit
 }
 
 // sliced says whether another slice is of the same parameter.

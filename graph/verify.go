@@ -201,6 +201,9 @@ func (v *verifier) params(ref func(what string, id BufID) error) error {
 		if q.Unit < 0 || q.Unit >= len(p.Units) {
 			return fmt.Errorf("parameter %s: belongs to unit %d, want one of the program's %d", q.Name, q.Unit, len(p.Units))
 		}
+		if q.TiedTo < 0 || q.TiedTo > i || q.TiedTo > 0 && !q.tied(&p.Params[q.TiedTo-1]) {
+			return fmt.Errorf("parameter %s: is tied to parameter %d, want one before it with the same shape and slices, in another unit", q.Name, q.TiedTo-1)
+		}
 		if err := p.checkSplit(q); err != nil {
 			return fmt.Errorf("parameter %s: %w", q.Name, err)
 		}

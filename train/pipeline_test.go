@@ -79,12 +79,15 @@ func pipelineCase(t testing.TB, seed uint64) (c request, tied bool) {
 	if c.Clip = 0; r.IntN(2) == 0 {
 		c.Clip = 0.1 + r.Float64()
 	}
-	if r.IntN(3) == 0 && c.Reproducible {
+	if r.IntN(3) == 0 {
 		c.ShardSize = c.Ranks
 		c.Ranks *= 2
 	}
 	c.Order = []string{"sequential", "shuffled"}[r.IntN(2)]
 	c.Optimizer = []string{"adamw", "adamw", "sgd", "adagrad", "lamb"}[r.IntN(5)]
+	if c.Optimizer != "lamb" && r.IntN(2) == 0 {
+		c.TensorSlices = 2
+	}
 	return c, tied
 }
 
@@ -97,6 +100,10 @@ func piped(t testing.TB, r *rand.Rand, c request) request {
 		c.Accum = all / c.Ranks
 	}
 	c.Ranks *= c.Pipeline
+	if c.TensorSlices > 0 && c.Ranks <= 4 {
+		c.Tensor = 1 + r.IntN(2)
+		c.Ranks *= c.Tensor
+	}
 	c.Zero = r.IntN(2)
 	return variant(t, r, c)
 }
