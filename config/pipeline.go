@@ -76,8 +76,6 @@ var besidePipeline = []func(c *Config) string{
 	whereGiven("Own.Rule", func(c *Config) bool { return c.Own.Rule != nil }),
 	whereGiven("Inference", func(c *Config) bool { return c.Inference }),
 	whereGiven("Generate", func(c *Config) bool { return c.Generate }),
-	whereGiven("LoRA", func(c *Config) bool { return c.LoRA.Active() }),
-	whereGiven("Freeze", func(c *Config) bool { return len(c.Freeze) > 0 }), // a stage may have no backward
 	whereGiven("AccumOrder layer", (*Config).AsksLayers),
 	whereGiven("Int8", func(c *Config) bool { return len(c.Int8) > 0 }),
 	whereGiven("RankShares", func(c *Config) bool { return c.RankShares != nil }),

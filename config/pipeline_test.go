@@ -6,7 +6,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -17,12 +16,10 @@ func TestBesidePipeline(t *testing.T) {
 		"Config.Zero 3":               func(c *Config) { c.Zero = 3 },
 		"Config.Inference":            func(c *Config) { c.Inference = true },
 		"Config.Generate":             func(c *Config) { c.Generate = true },
-		"Config.LoRA":                 func(c *Config) { c.LoRA = lora.Options{Rank: 2, Alpha: 1} },
-		"Config.Freeze":               func(c *Config) { c.Freeze = []string{"wte.weight"} },
 		"Config.AccumOrder layer":     func(c *Config) { c.AccumOrder = "layer" },
 		"Config.Int8":                 func(c *Config) { c.Int8 = []string{"optimizer"} },
 		"Config.Own.Rule":             func(c *Config) { c.Own.Rule = &zero.Rule{Name: "own", Emit: func(*zero.Emitter, *zero.Target) {}} },
-		"Config.FrozenCache":          func(c *Config) { c.FrozenCache = FrozenCache{graph.Host, 1 << 20} },
+		"Config.FrozenCache":          func(c *Config) { c.Freeze, c.FrozenCache = []string{"wte.weight"}, FrozenCache{graph.Host, 1 << 20} },
 		"Config.Collectives ring":     func(c *Config) { c.Collectives = "ring" },
 		"Config.RankShares":           func(c *Config) { c.Reproducible, c.RankShares = true, []int{1, 2} },
 		"Config.BatchSchedule":        func(c *Config) { c.BatchSchedule = BatchSchedule{{0, 8}, {2, 16}} },

@@ -1,6 +1,7 @@
 package mesh
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -72,18 +73,6 @@ type visit struct {
 	recvs, ops, sends []graph.Op
 }
 
-func (c *pipeline) last() int { return len(c.first) - 1 }
-
-// layers returns the number of a program's blocks that repeat.
-func layers(p *graph.Program) (n int) {
-	for u := range p.Units {
-		if b := p.Units[u].Block; b.Repeats() {
-			n = max(n, b.Index+1)
-		}
-	}
-	return n
-}
-
 func (c *pipeline) check() error {
 	n := layers(c.p)
 	for i, f := range c.first {
@@ -118,7 +107,7 @@ func (c *pipeline) visits(ops []graph.Op) (list []visit, err error) {
 		case op.Unit < 0 && !c.inside(&op):
 			common = append(common, op)
 			continue
-		case behind && stage == c.last(), !behind && stage == 0:
+		case behind && stage == len(c.first)-1, !behind && stage == 0:
 		default:
 			return nil, fmt.Errorf("%s (%s) of no layer stands between two layers", op.Name, op.Kind)
 		}
@@ -203,7 +192,21 @@ func (c *pipeline) units(visits [][]visit) error {
 			}
 		}
 	}
-	return c.owned(visits)
+	return cmp.Or(c.trained(), c.owned(visits))
+}
+
+// trained refuses a stage that trains nothing: it would have a part of the update without a use.
+func (c *pipeline) trained() error {
+	trains := make([]bool, len(c.first))
+	for i := range c.p.Params {
+		if q := &c.p.Params[i]; q.Grad != graph.NoBuf {
+			trains[c.p.Units[q.Unit].Stage] = true
+		}
+	}
+	if i := slices.Index(trains, false); i >= 0 && slices.Contains(trains, true) {
+		return fmt.Errorf("stage %d trains nothing: give each stage (Config.Stages) a layer with parameters that are trained", i)
+	}
+	return nil
 }
 
 // tie gives stage s a parameter that an earlier stage has too.

@@ -75,7 +75,6 @@ func alone(p *graph.Program) *graph.Program {
 	return q
 }
 
-
 // Each stage's operations touch only what is on the stage, and what crosses is the residual
 // stream forward and its gradient backward, once between neighbours (Huang et al. 2019).
 func TestRolesAreApart(t *testing.T) {
@@ -122,7 +121,21 @@ func TestStagesThatCannotBe(t *testing.T) {
 		_, err := Pipeline(q, 0, c.first)
 		require.ErrorContains(t, err, c.want)
 	}
-	_, err := Divide(p, 5)
+	m := deep["llama"]
+	q, err := model.Build(m, model.Train, 2, 5)
+	require.NoError(t, err)
+	for _, pattern := range []string{"model.layers.{0-1}.*", "model.embed_tokens.*"} {
+		_, err = graph.Freeze(q, pattern)
+		require.NoError(t, err)
+	}
+	q, err = graph.Differentiate(q)
+	require.NoError(t, err)
+	q.Mesh = []graph.Axis{{Name: graph.PipelineAxis, Size: 2}}
+	_, err = Pipeline(q, 0, []int{0, 2})
+	require.ErrorContains(t, err, "stage 0 trains nothing")
+	_, err = Pipeline(q, 0, []int{0, 3})
+	require.NoError(t, err)
+	_, err = Divide(p, 5)
 	require.ErrorContains(t, err, "give at most 4")
 }
 

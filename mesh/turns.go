@@ -84,6 +84,16 @@ func (s Schedule) Turns(stages, micros int) (list []Turn) {
 	return list
 }
 
+// layers returns the number of a program's blocks that repeat.
+func layers(p *graph.Program) (n int) {
+	for u := range p.Units {
+		if b := p.Units[u].Block; b.Repeats() {
+			n = max(n, b.Index+1)
+		}
+	}
+	return n
+}
+
 // Divide returns the first layer of each of so many stages of a forward program, such that the
 // stage with the most floating-point operations has as few as possible. What comes before and
 // behind all layers counts on the first and the last. Of equal divisions it is the one whose

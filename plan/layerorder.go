@@ -40,7 +40,9 @@ func manyMicros(p *graph.Program, k int, afresh bool, turns []mesh.Turn) (*graph
 		_, r.own[id] = q.MicroOf(graph.BufID(id))
 	}
 	if ph := q.SectionOf(graph.SectionTrain, graph.FormWhole).Micro(); ph != nil {
-		if most := maxLayeredOps / max(1, len(ph.Ops)); k > most {
+		if most := maxLayeredOps / max(1, len(ph.Ops)); k > most && turns != nil {
+			return nil, fmt.Errorf("Config.Pipeline with Config.Accum %d: a step would have %d operations, and at most %d can be planned; use Config.Accum %d or less", k, k*len(ph.Ops), maxLayeredOps, most)
+		} else if k > most {
 			return nil, fmt.Errorf("Config.AccumOrder layer with Config.Accum %d: a step would have %d operations, and at most %d can be planned; use Config.Accum %d or less, or Config.AccumOrder micro", k, k*len(ph.Ops), maxLayeredOps, most)
 		}
 	}
