@@ -354,7 +354,9 @@ func (x *crossing) send(visits []visit, root graph.BufID, latest, by int, op *gr
 	attr := graph.PeerAttr{Axis: x.axis, From: from.stage, To: to.stage}
 	one := func(kind graph.Kind, v *visit, in []graph.BufID, out []graph.Out) graph.Op {
 		o := graph.NewOp(kind, fmt.Sprintf("%s/%s.%d.%d", x.p.Buf(root).Name, kind, from.stage, to.stage), in, out, attr)
-		o.Stream, o.Unit, o.Pass = graph.Comm, unitOf(v), passOf(v)
+		if o.Stream, o.Unit = graph.Comm, unitOf(v); !v.forward {
+			o.Pass = graph.Backward
+		}
 		return o
 	}
 	from.sends = append(from.sends, one(graph.Send, from, []graph.BufID{x.twin(root, from.stage)}, nil))
@@ -365,13 +367,6 @@ func (x *crossing) send(visits []visit, root graph.BufID, latest, by int, op *gr
 // unitOf is the unit of a visit's first operation that has one.
 func unitOf(v *visit) int {
 	return v.ops[slices.IndexFunc(v.ops, func(op graph.Op) bool { return op.Unit >= 0 })].Unit
-}
-
-func passOf(v *visit) graph.Pass {
-	if v.forward {
-		return graph.Forward
-	}
-	return graph.Backward
 }
 
 // twin returns a stage's own buffer for one that crosses, or for a view of it.
