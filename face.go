@@ -153,8 +153,7 @@ import (
 //		// Pipeline is the number of stages over which the layers are divided; 0 or 1: one. Each stage
 //		// has as many ranks, and sends what the next one needs. PipelineSchedule is the order in which
 //		// stages take the micro-batches of a step (Accum), "1f1b" (or "") or "gpipe". Stages has the
-//		// layers of each stage, as in
-//		// "0-5,6-11"; "": divided by predicted FLOPs.
+//		// layers of each stage, as in "0-5,6-11"; "": divided by predicted FLOPs.
 //		Pipeline                 int
 //		PipelineSchedule, Stages string
 //		// Collectives is the algorithm of all-gathers, reduce-scatters and all-reduces of CPU
