@@ -190,8 +190,7 @@ func stepsHere(ctx context.Context, c config.Config) (float64, error) {
 }
 
 // Waiting returns what collectives between ranks of a job take beside their rates, on a machine
-// with all else measured. steps runs a job of so many ranks, and returns the mean time of a step,
-// in s.
+// with all else measured. steps runs a job of so many ranks, and returns the time of a step, in s.
 func Waiting(ctx context.Context, machine *cost.Machine, ranks int, steps func(context.Context, config.Config) (float64, error)) (wait cost.Rate, err error) {
 	dir, err := os.MkdirTemp("", "spillway-calibrate-")
 	if err != nil {

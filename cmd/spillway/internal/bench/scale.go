@@ -276,11 +276,14 @@ func (s *session) processes(ctx context.Context, n int) (*cost.Machine, error) {
 	machine.Wait, err = calibration.Waiting(ctx, machine, n, func(ctx context.Context, c spillway.Config) (float64, error) {
 		o, err := runProgram(ctx, append(slices.Clone(launched), "train", "--checkpoint=none", "--metrics=/dev/stdout", "--threads=1", "--model="+c.Model, "--data="+c.Data,
 			fmt.Sprintf("--batch=%d", c.Batch), fmt.Sprintf("--seq=%d", c.Seq), fmt.Sprintf("--zero=%d", c.Zero), fmt.Sprintf("--steps=%d", c.Steps)), nil, func(stepLine) {})
-		sum := 0.0
-		for _, l := range o.steps[min(1, len(o.steps)):] {
-			sum += l.Seconds
+		if err != nil {
+			return 0, err
 		}
-		return sum / float64(len(o.steps)-1), err
+		var walls []float64
+		for _, l := range o.steps[1:] {
+			walls = append(walls, l.Seconds)
+		}
+		return quantile(walls, 0.5), nil
 	})
 	return machine, err
 }
