@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/ckpt"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/doctor"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/here"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/infer"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/launching"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
@@ -45,7 +46,7 @@ func rootCommand() *cobra.Command {
 	root.SetVersionTemplate("spillway {{.Version}}\n")
 	root.SetFlagErrorFunc(cli.FlagError)
 	cli.GroupFlags(root)
-	root.AddCommand(training.Command(), training.FinetuneCommand(), launching.Command(), planning.Command(), bench.Command(), doctor.Command(), tokens.Command(), infer.GenerateCommand(), infer.ChatCommand(), infer.EvalCommand(), ckpt.Command(), verifying.Command(), cli.VersionCommand())
+	root.AddCommand(training.Command(), training.FinetuneCommand(), launching.Command(), planning.Command(here.Machine{}, nil), bench.Command(), doctor.Command(), tokens.Command(), infer.GenerateCommand(), infer.ChatCommand(), infer.EvalCommand(), ckpt.Command(), verifying.Command(), cli.VersionCommand())
 	cli.RefuseUnknownTopics(root)
 	cli.CompleteValues(root)
 	cli.DecimalNumbers(root)
