@@ -12,7 +12,8 @@ import (
 
 // predicts are the packages whose floating-point results stand in a plan's document, which has the
 // same bytes on every CPU.
-var predicts = []string{"memplan/cost", "search", "planner", "cmd/spillway/internal/planning"}
+var predicts = []string{"comm/algo", "comm/algorithm", "graph", "internal/published", "memplan", "memplan/cost",
+	"mesh", "model", "offload", "plan", "planner", "precision", "recompute", "search", "cmd/spillway/internal/planning"}
 
 var (
 	fused    = regexp.MustCompile(`(?m)^.*\((\S+\.go:\d+)\)\tFN?M(?:ADD|SUB)[DS]\t`)
