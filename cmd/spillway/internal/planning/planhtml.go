@@ -47,7 +47,7 @@ func (r *planReport) writePage() error {
 func (r *planReport) page(columns int) ([]byte, error) {
 	var head bytes.Buffer
 	r.heading(&head)
-	lines := strings.Split(strings.TrimSpace(head.String()), "\n")
+	lines := strings.Split(strings.ReplaceAll(strings.TrimSpace(head.String()), "\n  ", " "), "\n") // a wrapped one is one
 	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "), Fits: r.asked.Fits, Verdict: r.fit(),
 		Made: planner.Shell(append([]string{"spillway"}, r.flags.asked()...)),
 		By:   fmt.Sprintf("spillway %s, on %s", cli.VersionText(), time.Now().UTC().Format(time.DateOnly))}
