@@ -199,10 +199,10 @@ func (s *site) json(t *testing.T) {
 		"--model gpt2-xl --gpu v100-32 --nodes 2 --gpus-per-node 8 --precision fp16 --tokens 1e11 --price 2.5 --effort 20",
 		"--model llama-3-8b --gpu rtx-4090 --disk /nvme:2TB --effort 20",
 		"--model llama-3-8b --gpu h100-80 --ranks 8 --precision bf16 --seq 8192 --batch 1 --fit --effort 20",
-		"--model qwen-3-0.6b --gpu mi300x-192 --ranks 2 --ask seq --effort 20",
+		"--model gpt2-xl --gpu mi300x-192 --ask gpus --effort 60",
 		"--model gpt2-medium --gpu a100-40 --ranks 16 --global-batch 512 --fit --effort 20",
 		"--model gpt2 --ranks 4 --threads 8 --transport shm --device-memory 1GiB --effort 20",
-		"--model smollm-2-135m --gpu t4-16 --ranks 4 --tensor 2 --accum 4 --recompute selective --optimizer muon --effort 20",
+		"--model qwen-3-0.6b --gpu t4-16 --ranks 4 --tensor 2 --accum 4 --recompute selective --effort 10",
 	} {
 		line := "plan " + question + " --json -"
 		status, got, stderr := s.ask(p, line)
