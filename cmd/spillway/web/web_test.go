@@ -175,7 +175,7 @@ func looks(t *testing.T, p *browser.Page, line string) {
 func (s *site) form(t *testing.T) {
 	p := browser.Open(t)
 	p.Go(s.URL + "/some/folder/#" + url.PathEscape("plan --model llama-3-70b --gpu h100-80 --ranks 64 --effort 1000"))
-	p.Until("worker")
+	p.Until("typeof worker == 'object' && worker")
 	p.Text(`(() => {
 		const f = document.forms[0];
 		for (const e of f.elements) if (e.name) e.value = "";
