@@ -124,8 +124,8 @@ func TestBrowser(t *testing.T) {
 func (s *site) answers(t *testing.T) {
 	p := browser.Open(t)
 	for _, line := range []string{
-		"plan --model gpt2-xl --gpu rtx-4090 --ranks 4 --precision bf16 --effort 40",
-		"plan --model llama-3-70b --gpu rtx-4090 --fit --effort 10", // impossible
+		"plan --model gpt2-xl --gpu rtx-4090 --ranks 4 --precision bf16 --effort 10",
+		"plan --model llama-3-70b --gpu rtx-4090 --fit --effort 4", // impossible
 		"plan --model gpt2 --gpx rtx-4090",
 		"plan --model gpt2 --gpu rtx-9",
 		"plan --list-gpus",
@@ -195,13 +195,13 @@ func (s *site) form(t *testing.T) {
 func (s *site) json(t *testing.T) {
 	p := browser.Open(t)
 	for _, question := range []string{
-		"--model gpt2 --gpu rtx-4090 --ranks 4 --fit --effort 40",
-		"--model gpt2-xl --gpu v100-32 --nodes 2 --gpus-per-node 8 --precision fp16 --tokens 1e11 --price 2.5 --effort 20",
-		"--model llama-3-8b --gpu rtx-4090 --disk /nvme:2TB --effort 20",
-		"--model llama-3-8b --gpu h100-80 --ranks 8 --precision bf16 --seq 8192 --batch 1 --fit --effort 20",
-		"--model gpt2-xl --gpu mi300x-192 --ask gpus --effort 60",
+		"--model gpt2 --gpu rtx-4090 --ranks 4 --fit --effort 30",
+		"--model gpt2-xl --gpu v100-32 --nodes 2 --gpus-per-node 8 --precision fp16 --tokens 1e11 --price 2.5 --effort 10",
+		"--model llama-3-8b --gpu rtx-4090 --disk /nvme:2TB --effort 6",
+		"--model llama-3-8b --gpu h100-80 --ranks 8 --precision bf16 --seq 8192 --batch 1 --fit --effort 10",
+		"--model gpt2-xl --gpu mi300x-192 --ask gpus --effort 40",
 		"--model gpt2-medium --gpu a100-40 --ranks 16 --global-batch 512 --fit --effort 20",
-		"--model gpt2 --ranks 4 --threads 8 --transport shm --device-memory 1GiB --effort 20",
+		"--model gpt2 --ranks 4 --threads 8 --transport shm --device-memory 1GiB --effort 10",
 		"--model qwen-3-0.6b --gpu t4-16 --ranks 4 --tensor 2 --accum 4 --recompute selective --effort 10",
 	} {
 		line := "plan " + question + " --json -"
