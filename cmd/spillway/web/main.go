@@ -90,7 +90,8 @@ func compile() ([]byte, error) {
 	}
 	defer os.RemoveAll(dir)
 	file := filepath.Join(dir, "planner.wasm")
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", file, "github.com/spillway-ml/spillway/cmd/spillway/web")
+	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", file,
+		"github.com/spillway-ml/spillway/cmd/spillway/web")
 	cmd.Env = append(os.Environ(), "GOOS=js", "GOARCH=wasm")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("compile the planner: %w\n%s", err, out)
@@ -124,7 +125,12 @@ func indexPage(planner []byte) ([]byte, error) {
 		Version                  string // of the planner's bytes, so that no cache mixes two builds
 		MB                       string
 		By                       string
-	}{Optimizers: zero.OptimizerNames(), Version: fmt.Sprintf("%x", sha256.Sum256(planner))[:12], MB: fmt.Sprintf("%.1f", float64(len(planner))/1e6), By: cli.VersionText()}
+	}{
+		Optimizers: zero.OptimizerNames(),
+		Version:    fmt.Sprintf("%x", sha256.Sum256(planner))[:12],
+		MB:         fmt.Sprintf("%.1f", float64(len(planner))/1e6),
+		By:         cli.VersionText(),
+	}
 	data.By, _, _ = strings.Cut(data.By, ",")
 	for _, p := range model.Presets() {
 		data.Models = append(data.Models, p.Name)

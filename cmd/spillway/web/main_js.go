@@ -38,7 +38,8 @@ func main() {
 		status = cli.Execute(context.Background(), root(&page), words, &stdout, &stderr)
 	}
 	if post.Truthy() {
-		post.Invoke(map[string]any{"kind": "answer", "status": status, "stdout": stdout.String(), "stderr": stderr.String(), "page": page})
+		post.Invoke(map[string]any{"kind": "answer", "status": status,
+			"stdout": stdout.String(), "stderr": stderr.String(), "page": page})
 	} else {
 		_, _ = stdout.WriteTo(os.Stdout)
 		_, _ = stderr.WriteTo(os.Stderr)

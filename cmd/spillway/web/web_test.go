@@ -51,7 +51,8 @@ func TestCommandLines(t *testing.T) {
 }
 
 func TestFormShowsItsFlags(t *testing.T) {
-	values, rest := fill([]string{"--fit", "--model=gpt2", "--ranks", "2", "--node-memory", "1GB", "--ranks", "3", "--gpu"}, []string{"model", "ranks", "gpu", "seq"})
+	words := []string{"--fit", "--model=gpt2", "--ranks", "2", "--node-memory", "1GB", "--ranks", "3", "--gpu"}
+	values, rest := fill(words, []string{"model", "ranks", "gpu", "seq"})
 	require.Equal(t, map[string]string{"model": "gpt2", "ranks": "3", "gpu": ""}, values)
 	require.Equal(t, []string{"--fit", "--node-memory", "1GB"}, rest)
 }
@@ -59,7 +60,8 @@ func TestFormShowsItsFlags(t *testing.T) {
 func TestThePageIsComplete(t *testing.T) {
 	index, err := indexPage([]byte("planner"))
 	require.NoError(t, err)
-	for _, want := range []string{"<option>gpt2</option>", "<option>rtx-4090</option>", "<option>adamw</option>", "prefers-color-scheme: dark"} {
+	for _, want := range []string{"<option>gpt2</option>", "<option>rtx-4090</option>", "<option>adamw</option>",
+		"prefers-color-scheme: dark"} {
 		require.Contains(t, string(index), want)
 	}
 	require.NotRegexp(t, `(?i)https?://|src=|@import|<link [^>]*href="[^d]`, string(index), "it loads its own files only")
@@ -70,8 +72,10 @@ func native(t *testing.T, args string) (status int, stdout, stderr string) {
 	words, err := command(args)
 	require.NoError(t, err)
 	var out, errs bytes.Buffer
-	status = cli.Execute(t.Context(), cli.Root("", planning.Command(here.Machine{}, nil), cli.VersionCommand()), words, &out, &errs)
-	return status, out.String(), strings.TrimSpace(regexp.MustCompile(`(?m)^.* … [0-9.]+ s\n`).ReplaceAllString(errs.String(), ""))
+	root := cli.Root("", planning.Command(here.Machine{}, nil), cli.VersionCommand())
+	status = cli.Execute(t.Context(), root, words, &out, &errs)
+	progress := regexp.MustCompile(`(?m)^.* … [0-9.]+ s\n`)
+	return status, out.String(), strings.TrimSpace(progress.ReplaceAllString(errs.String(), ""))
 }
 
 // site serves a built folder, without telling types or encodings, and says what was asked of it.
@@ -134,7 +138,8 @@ func (s *site) answers(t *testing.T) {
 		wantStatus, wantOut, wantErr := native(t, line)
 		require.Equal(t, []any{wantStatus, wantOut, wantErr}, []any{status, stdout, stderr}, line)
 		require.Equal(t, stderr == "", p.Text("document.querySelector('#error').hidden") == "true")
-		require.Equal(t, stdout != "" && !strings.Contains(line, "--list"), p.Text("document.querySelector('iframe').hidden") == "false", line)
+		hasPage := stdout != "" && !strings.Contains(line, "--list")
+		require.Equal(t, hasPage, p.Text("document.querySelector('iframe').hidden") == "false", line)
 		looks(t, p, line)
 	}
 	for line, want := range map[string]string{
@@ -149,7 +154,8 @@ func (s *site) answers(t *testing.T) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	require.Equal(t, map[string]bool{"/": true, "/planner.wasm.gz": true, "/worker.js": true, "/wasm_exec.js": true}, s.asked)
+	own := map[string]bool{"/": true, "/planner.wasm.gz": true, "/worker.js": true, "/wasm_exec.js": true}
+	require.Equal(t, own, s.asked)
 }
 
 // looks holds the shown answer to widths of telephones and screens.
@@ -160,12 +166,14 @@ func looks(t *testing.T, p *browser.Page, line string) {
 		for _, scheme := range []string{"light", "dark"} {
 			p.Show(width, scheme)
 			p.Text(still)
-			require.Equal(t, "true", p.Text("document.documentElement.scrollWidth <= innerWidth"), "%s at %d scrolls sideways", line, width)
+			inside := p.Text("document.documentElement.scrollWidth <= innerWidth")
+			require.Equal(t, "true", inside, "%s at %d scrolls sideways", line, width)
 			require.Equal(t, "true", p.Text(`(() => {
 				const f = document.querySelector("iframe"), d = f.contentDocument.documentElement;
 				return f.hidden || d.scrollWidth <= f.clientWidth && d.offsetHeight <= f.clientHeight;
 			})()`), "%s at %d: the plan is cut", line, width)
-			colours[scheme] = p.Text("getComputedStyle(document.body).backgroundColor + getComputedStyle(document.querySelector('iframe').contentDocument.body).backgroundColor")
+			colours[scheme] = p.Text(`[document, document.querySelector("iframe").contentDocument].map(
+				d => getComputedStyle(d.body).backgroundColor).join()`)
 		}
 	}
 	require.NotEqual(t, colours["light"], colours["dark"])
@@ -186,7 +194,8 @@ func (s *site) form(t *testing.T) {
 	_, stdout, _ := answered(p)
 	_, want, _ := native(t, "--model gpt2 --gpu rtx-4090 --disk '/a b:2TB' --effort 5 --zero 1")
 	require.Equal(t, want, stdout)
-	require.Equal(t, "gpt2|rtx-4090|/a b:2TB|--effort 5 --zero 1", p.Text("(f => [f.model, f.gpu, f.disk, f.rest].map(e => e.value).join('|'))(document.forms[0])"))
+	require.Equal(t, "gpt2|rtx-4090|/a b:2TB|--effort 5 --zero 1",
+		p.Text("(f => [f.model, f.gpu, f.disk, f.rest].map(e => e.value).join('|'))(document.forms[0])"))
 	p.Text("history.back()")
 	p.Until("document.forms[0].model.value == 'llama-3-70b'")
 }

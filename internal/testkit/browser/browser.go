@@ -47,7 +47,8 @@ func Open(t testing.TB) *Page {
 	require.NoError(t, err)
 	out, fromIt, err := os.Pipe()
 	require.NoError(t, err)
-	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--user-data-dir="+t.TempDir(), "about:blank")
+	cmd := exec.Command(path, "--headless", "--no-sandbox", "--disable-gpu",
+		"--remote-debugging-pipe", "--user-data-dir="+t.TempDir(), "about:blank")
 	cmd.ExtraFiles = []*os.File{toIt, fromIt} // descriptors 3 and 4
 	require.NoError(t, cmd.Start())
 	toIt.Close()
@@ -127,8 +128,10 @@ func (p *Page) Go(address string) {
 // Show sets the width of the window and the scheme of colours, light or dark.
 func (p *Page) Show(width int, scheme string) {
 	p.t.Helper()
-	p.call("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false}, nil)
-	p.call("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]any{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
+	p.call("Emulation.setDeviceMetricsOverride", map[string]any{
+		"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": false}, nil)
+	p.call("Emulation.setEmulatedMedia", map[string]any{
+		"features": []map[string]any{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
 }
 
 // Text is the text that an expression of JavaScript has as value, or its promise.
@@ -146,5 +149,6 @@ func (p *Page) Text(expression string) string {
 // Until waits until an expression is true.
 func (p *Page) Until(expression string) {
 	p.t.Helper()
-	require.Eventually(p.t, func() bool { return p.Text("!!("+expression+")") == "true" }, patience, 50*time.Millisecond, expression)
+	holds := func() bool { return p.Text("!!("+expression+")") == "true" }
+	require.Eventually(p.t, holds, patience, 50*time.Millisecond, expression)
 }

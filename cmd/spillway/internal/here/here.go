@@ -39,7 +39,8 @@ func (Machine) Calibrate(ctx context.Context, c *spillway.Config) (*cost.Calibra
 }
 
 func measureCPU(ctx context.Context, c *spillway.Config) (*cost.Calibration, error) {
-	cal, err := calibration.Measure(ctx, calibration.Options{Threads: c.ComputeThreads(), Disk: c.Disk, BesideDisk: host.DiskProcs.BesideDisk})
+	cal, err := calibration.Measure(ctx, calibration.Options{
+		Threads: c.ComputeThreads(), Disk: c.Disk, BesideDisk: host.DiskProcs.BesideDisk})
 	return cal, cli.Fault(err)
 }
 
@@ -54,7 +55,8 @@ func Calibrate(ctx context.Context, c *spillway.Config) error {
 }
 
 // FitTo makes c the fastest that fits.
-func FitTo(ctx context.Context, c *spillway.Config, onDevice spillway.Config, fixed spillway.Fixed, rows int, hw spillway.Hardware, out io.Writer) error {
+func FitTo(ctx context.Context, c *spillway.Config, onDevice spillway.Config, fixed spillway.Fixed, rows int,
+	hw spillway.Hardware, out io.Writer) error {
 	progress := cli.NewProgress(out)
 	defer progress.End()
 	progress.Says("searching for the fastest configuration that fits …")
