@@ -3,13 +3,14 @@ package host
 
 import (
 	"context"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
 	"runtime/debug"
 	"sync"
 
-	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -116,9 +117,9 @@ func MakeRoom() (planned func(*plan.Plan), undo func()) {
 	}
 }
 
-// NewTrainer is spillway.New in a process that is made ready for it. closeAll closes
-// the trainer.
-func NewTrainer(ctx context.Context, c spillway.Config, start func(context.Context, spillway.Config) (*spillway.Trainer, error)) (t *spillway.Trainer, closeAll func() error, err error) {
+// NewTrainer is start, which makes a trainer, in a process that is made ready for it. closeAll
+// closes the trainer.
+func NewTrainer[T io.Closer](ctx context.Context, c config.Config, start func(context.Context, config.Config) (T, error)) (t T, closeAll func() error, err error) {
 	c.Threads = c.ComputeThreads() // before the runtime has more processors than that
 	planned, undo := MakeRoom()
 	told := c.Planned
@@ -130,7 +131,7 @@ func NewTrainer(ctx context.Context, c spillway.Config, start func(context.Conte
 	}
 	if t, err = start(ctx, c); err != nil {
 		undo()
-		return nil, nil, err
+		return t, nil, err
 	}
 	return t, func() error {
 		defer undo()

@@ -6,17 +6,18 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/published"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // capHost makes a rank's cap on host memory of --node-memory, unless
 // --host-memory is less.
-func (f *Flags) capHost(c *spillway.Config) {
+func (f *Flags) capHost(c *config.Config) {
 	if f.nodeMemory == 0 {
 		return
 	}
@@ -35,18 +36,18 @@ func (f *Flags) hostShare(g gpus.GPU) int64 {
 }
 
 // ranksAServer is how many ranks share a server's memory.
-func (f *Flags) ranksAServer(c *spillway.Config) int64 {
+func (f *Flags) ranksAServer(c *config.Config) int64 {
 	return int64(max(1, min(f.nodeSize, c.Ranks)))
 }
 
 // onServer is what the ranks of a server take of a space together.
-func (f *Flags) onServer(p *spillway.Forecast, s graph.Space) int64 {
+func (f *Flags) onServer(p *planner.Forecast, s graph.Space) int64 {
 	return f.ranksAServer(&p.Config) * (p.Plan.Layout.Spaces[s].Peak + p.Plan.Config.Outside[s])
 }
 
 // serverNote says what the servers have, and how that is known; "" where nothing
 // is.
-func (f *Flags) serverNote(asked *spillway.Forecast) string {
+func (f *Flags) serverNote(asked *planner.Forecast) string {
 	n := f.ranksAServer(&asked.Config)
 	switch {
 	case f.nodeMemory > 0:
@@ -140,7 +141,7 @@ func roughSeconds(v float64) string {
 
 // elsewhere says what the same job is known to need in other software, which is
 // not what fits here; "" where nothing is known of a GPU.
-func (f *Flags) elsewhere(asked *spillway.Forecast) string {
+func (f *Flags) elsewhere(asked *planner.Forecast) string {
 	if f.gpuFound == nil {
 		return ""
 	}
@@ -171,7 +172,7 @@ func scaled(m published.Memory, bytes int64) string {
 }
 
 // precisionNotes say what the precision of the request means on the GPU.
-func (f *Flags) precisionNotes(c *spillway.Config) (lines []string) {
+func (f *Flags) precisionNotes(c *config.Config) (lines []string) {
 	g := f.gpuFound
 	if g == nil {
 		return nil
@@ -197,4 +198,4 @@ func (f *Flags) precisionNotes(c *spillway.Config) (lines []string) {
 const longest = 8192
 
 // positions returns the rows' length that a model is usually trained with.
-func positions(p *spillway.Forecast) int { return min(p.Shape().Positions, longest) }
+func positions(p *planner.Forecast) int { return min(p.Shape().Positions, longest) }
