@@ -91,7 +91,7 @@ func (f *Flags) checkEmit(fs *pflag.FlagSet, c *config.Config) error {
 	case f.gpuFound == nil:
 		f.transport, c.LocalRanks = cluster.SHM, 1
 	}
-	return nil
+	return f.settleProcesses(c)
 }
 
 // job is what the templates are filled with.

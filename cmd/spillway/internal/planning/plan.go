@@ -47,6 +47,7 @@ type Flags struct {
 	CPU                  planner.Hardware // without --gpu
 	Rates                string           // where its rates are from
 	transport            string           // how its ranks meet
+	perProcess           int              // ranks of a process; 0: not given
 	chosen               bool             // --fit has chosen the configuration
 	hopeless             bool             // --fit has found nothing that fits
 	nodeMemory           int64            // bytes of a server's memory, as given; 0: not
@@ -196,6 +197,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 	fs.StringVar(&f.dump, "dump", "", "write the program after each pass, and what the pass changed, into the new folder `DIR`")
 	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
 	fs.StringVar(&f.transport, "transport", cluster.InProc, "how CPU ranks meet, for the predicted time: inproc, shm or mpi, as bench comm has measured it")
+	fs.IntVar(&f.perProcess, "ranks-per-process", 0, "CPU ranks that each process runs, for its memory (default: all of them, and 1 with --transport shm or mpi)")
 	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
 	fs.StringVar(&f.ask, "ask", "", "ask for the fewest gpus, the largest model (preset), batch or seq, or the least device-memory or host-memory that fits, and show that the next value does not; what is not given is chosen, as with --fit")
 	fs.IntVar(&f.effort, "effort", 0,
@@ -249,6 +251,9 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
 		f.nodeSize = c.Ranks // the CPU's ranks are on one machine
 	}
 	f.capHost(c)
+	if err := f.settleProcesses(c); err != nil {
+		return err
+	}
 	if f.gpu == "" {
 		switch {
 		case fs.Changed("gpu"):

@@ -6,7 +6,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/relay"
+	"github.com/spillway-ml/spillway/comm/mpi"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
@@ -38,6 +41,55 @@ func (f *Flags) hostShare(g gpus.GPU) int64 {
 // ranksAServer is how many ranks share a server's memory.
 func (f *Flags) ranksAServer(c *config.Config) int64 {
 	return int64(max(1, min(f.nodeSize, c.Ranks)))
+}
+
+// settleProcesses tells c of the processes that its CPU ranks will run in.
+func (f *Flags) settleProcesses(c *config.Config) error {
+	if f.perProcess < 0 {
+		return fmt.Errorf("--ranks-per-process %d: at least 1 rank is needed", f.perProcess)
+	}
+	if f.gpu != "" {
+		if f.perProcess > 0 {
+			return fmt.Errorf("--ranks-per-process %d with --gpu %.80s: it is for CPU ranks; a GPU's rank is planned with a process of its own", f.perProcess, f.gpu)
+		}
+		return nil
+	}
+	if strings.EqualFold(f.transport, cluster.InProc) {
+		if f.perProcess > 0 && f.perProcess != c.Ranks {
+			return fmt.Errorf("--ranks-per-process %d with --ranks %d: one process runs all ranks; give --transport shm or mpi for several", f.perProcess, c.Ranks)
+		}
+		return nil
+	}
+	each := max(f.perProcess, 1)
+	if c.Ranks%each != 0 {
+		return fmt.Errorf("--ranks-per-process %d with --ranks %d: processes have equal numbers of ranks", each, c.Ranks)
+	}
+	c.LocalRanks = each
+	if !f.countInNodes {
+		f.nodeSize = c.Ranks
+	}
+	*c = c.Within(processes{f.transport, c.Ranks / each})
+	return nil
+}
+
+// processes are those of a planned job.
+type processes struct {
+	transport string
+	count     int
+}
+
+func (p processes) Count() int { return p.count }
+
+func (processes) Seat(int) {}
+
+// Memory is not known: where they will run is another machine.
+func (processes) Memory(ranks int) config.HostMemory { return config.HostMemory{Ranks: ranks} }
+
+func (p processes) Outside(each int) (bytes int64, copies bool) {
+	if !strings.EqualFold(p.transport, cluster.MPI) {
+		return 0, false
+	}
+	return mpi.OutsideBytes(p.count, each) + relay.Bytes, true
 }
 
 // onServer is what the ranks of a server take of a space together.

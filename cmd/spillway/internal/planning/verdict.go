@@ -197,11 +197,11 @@ func (f *Flags) command(c *config.Config, changes []string) (text string, refuse
 		args = cli.WithFlags(args, []string{"--ranks", ""}) // srun says how many
 		return fmt.Sprintf("srun --nodes=%d --ntasks-per-node=%d spillway ", nodes, f.nodeSize) + planner.Shell(args[:len(args)-2]), nil
 	case f.gpuFound == nil && c.Ranks > 1 && strings.EqualFold(f.transport, cluster.SHM):
-		env = cluster.Env{Source: cluster.Launch, World: c.Ranks}
+		env = cluster.Env{Source: cluster.Launch, World: c.Ranks / max(c.LocalRanks, 1)}
 	case f.gpuFound == nil && c.Ranks > 1 && strings.EqualFold(f.transport, cluster.MPI):
-		env = cluster.Env{Source: cluster.OpenMPI, World: c.Ranks}
+		env = cluster.Env{Source: cluster.OpenMPI, World: c.Ranks / max(c.LocalRanks, 1)}
 	}
-	return cli.WholeCommand(env, c.Ranks, 1, args, nil), nil
+	return cli.WholeCommand(env, c.Ranks, max(c.LocalRanks, 1), args, nil), nil
 }
 
 // servers is how many servers the ranks are on.
