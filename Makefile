@@ -49,6 +49,12 @@ campaigns: faults
 faults:
 	go run ./internal/testkit/faults
 
+.PHONY: web
+# web builds the planner for browsers, a folder that any host of static files can serve.
+# It prints the sizes and fails above 10 MB.
+web:
+	go run ./cmd/spillway/web -out build/web
+
 .PHONY: release
 # release builds the archives of a release with their checksums: see .ci/release.
 release:

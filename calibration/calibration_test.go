@@ -71,18 +71,24 @@ func TestWaitIsFound(t *testing.T) {
 	f, err := planner.Predict(t.Context(), c, machine)
 	require.NoError(t, err)
 	programs := []*graph.Program{f.Plan.Program}
-	for _, wait := range []float64{0, 1e-4, 5e-3} {
-		waits := *machine
-		waits.Wait = wait
+	for _, wait := range []cost.Rate{{}, {PerOp: 1e-4}, {PerOp: 5e-3}, {PerOp: 1e-4, PerByte: 1e-8}} {
+		waits, found := *machine, *machine
+		waits.Wait, found.Wait.PerOp = wait, wait.PerOp
 		run, err := cost.Simulate(programs[0], "step", &waits)
 		require.NoError(t, err)
-		got, err := waitOf(programs, machine, run.Seconds)
-		require.NoError(t, err)
-		require.InDelta(t, wait, got, wait/20)
+		part := waitParts[0]
+		if wait.PerByte > 0 {
+			part = waitParts[1]
+		} else {
+			found.Wait.PerOp = 0
+		}
+		require.NoError(t, addWait(programs, &found, part, run.Seconds))
+		require.InDelta(t, wait.PerOp, found.Wait.PerOp, wait.PerOp/20)
+		require.InDelta(t, wait.PerByte, found.Wait.PerByte, wait.PerByte/20)
 	}
-	got, err := waitOf(programs, machine, f.Step.Seconds/2)
-	require.NoError(t, err)
-	require.Zero(t, got)
+	found := *machine
+	require.NoError(t, addWait(programs, &found, waitParts[0], f.Step.Seconds/2))
+	require.Zero(t, found.Wait)
 }
 
 func TestKept(t *testing.T) {

@@ -29,7 +29,7 @@ func KeepLinks(l *cost.Links) (path string, err error) {
 // returns hw unchanged and "".
 func Over(hw planner.Hardware, transport string, ranks int) (_ planner.Hardware, note string) {
 	links, note := Links(transport, ranks)
-	return With(hw, links, transport), note
+	return planner.Over(hw, links, transport), note
 }
 
 // Links are the collectives that were measured over a transport and are not old, and a few
@@ -47,16 +47,6 @@ func Links(transport string, ranks int) (fresh []cost.Links, note string) {
 	}
 	at := slices.IndexFunc(fresh, func(o cost.Links) bool { return o.Ranks == l.Ranks })
 	return fresh, fmt.Sprintf("collectives as measured over %s between %d ranks, %s", transport, l.Ranks, when[at].Format(time.DateOnly))
-}
-
-// With is hw with collectives as measured over a transport; none: hw as it is.
-func With(hw planner.Hardware, links []cost.Links, transport string) planner.Hardware {
-	if cost.NearestLinks(links, transport, 1) == nil {
-		return hw
-	}
-	machine := hw.Machine
-	hw.Machine = func(ranks int) *cost.Machine { return cost.NearestLinks(links, transport, ranks).On(machine(ranks)) }
-	return hw
 }
 
 // Fastest returns the fastest measured algorithms of collectives over a transport between so

@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/train"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -67,18 +68,26 @@ func models() []trained {
 
 const smallModel = `{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":256,"vocab_size":512,"n_positions":128}`
 
-// calibrationRanks are runs of as many ranks as there are threads, and of twice as many; they show
-// the time that ranks lose by waiting for each other. The models are so small that it is much of a
-// step: what changes in the machine's speed meanwhile hardly counts.
-var calibrationRanks = []struct {
-	config     string
-	batch, seq int
-	zero       int
-}{
-	{`{"model_type":"gpt2","n_layer":3,"n_head":2,"n_embd":64,"vocab_size":512,"n_positions":64}`, 1, 64, 0},
-	{`{"model_type":"gpt2","n_layer":3,"n_head":2,"n_embd":64,"vocab_size":512,"n_positions":64}`, 1, 64, 2},
-	{`{"model_type":"llama","hidden_size":64,"intermediate_size":176,"num_hidden_layers":3,"num_attention_heads":2,
-	"vocab_size":512,"max_position_embeddings":64}`, 1, 64, 3},
+// calibrationRanks are runs of as many ranks as there are threads, and of twice as many. They show
+// what collectives take beside their rates: the first ones have models so small that it is time
+// for each collective, since ranks wait for each other; the others show the time for each byte
+// of buffers that are in no cache, or in another core's.
+var calibrationRanks = [2][]trainedBy{
+	{
+		{`{"model_type":"gpt2","n_layer":3,"n_head":2,"n_embd":64,"vocab_size":512,"n_positions":64}`, 0},
+		{`{"model_type":"gpt2","n_layer":3,"n_head":2,"n_embd":64,"vocab_size":512,"n_positions":64}`, 2},
+		{`{"model_type":"llama","hidden_size":64,"intermediate_size":176,"num_hidden_layers":3,"num_attention_heads":2,
+		"vocab_size":512,"max_position_embeddings":64}`, 3},
+	},
+	{
+		{`{"model_type":"gpt2","n_layer":3,"n_head":4,"n_embd":256,"vocab_size":512,"n_positions":64}`, 1},
+		{`{"model_type":"gpt2","n_layer":3,"n_head":4,"n_embd":256,"vocab_size":512,"n_positions":64}`, 3},
+	},
+}
+
+type trainedBy struct {
+	config string
+	zero   int
 }
 
 // calibrationSteps is how many steps each model runs. The first step touches its memory for the
@@ -88,8 +97,12 @@ const calibrationSteps = 7
 
 // Options say what Measure measures.
 type Options struct {
-	Threads int    // computing threads; 0: all
-	Disk    string // the folder of the disk tier; "": a temporary one
+	Threads int // computing threads; 0: all
+	// Ranks, where it is not 0, are runs of Threads threads at a time, each with a core of its own:
+	// the calibration is that of a job of so many processes. What its ranks lose by waiting is not
+	// measured here (see Waiting). 0: as many as there are threads.
+	Ranks int
+	Disk  string // the folder of the disk tier; "": a temporary one
 	// BesideDisk is called before the disk is measured, and the function that it returns after.
 	// A program can set up its process there as for a run with a disk tier. nil: no call.
 	BesideDisk func() (after func())
@@ -108,6 +121,7 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 	cfg := config.Default()
 	cfg.Threads = o.Threads
 	threads := cfg.ComputeThreads()
+	together := cmp.Or(o.Ranks, threads)
 	cfg.Data = filepath.Join(dir, "tokens.bin")
 	if err := calibrationTokens(cfg.Data); err != nil {
 		return nil, fmt.Errorf("calibrate: %w", err)
@@ -129,8 +143,8 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 			return nil, fmt.Errorf("calibrate: %w", err)
 		}
 		core := alone
-		if threads > 1 {
-			if core, err = timedTogether(ctx, one, threads); err != nil {
+		if together > 1 {
+			if core, err = timedTogether(ctx, one, together); err != nil {
 				return nil, fmt.Errorf("calibrate: %w", err)
 			}
 		}
@@ -140,13 +154,21 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 	if err := timedTransfers(ctx, threads, o, &samples); err != nil {
 		return nil, fmt.Errorf("calibrate: %w", err)
 	}
-	c := cost.Fit(threads, samples)
+	c := cost.Fit(together, samples)
 	c.Start, c.Gap, c.Handoff = meanLeads(lead)
+	if o.Ranks > 0 {
+		return c, nil
+	}
+	wait := func(ranks int) (cost.Rate, error) {
+		ranks = min(ranks, maxCalibrationRanks)
+		cfg.Ranks = ranks
+		return waiting(ctx, cfg, c.Machine(ranks), dir, stepsHere)
+	}
 	if threads > 1 {
-		c.Wait, err = waiting(ctx, cfg, c, dir, min(threads, maxCalibrationRanks))
+		c.Wait, err = wait(threads)
 	}
 	if err == nil {
-		c.Crowded, err = waiting(ctx, cfg, c, dir, min(2*threads, maxCalibrationRanks))
+		c.Crowded, err = wait(2 * threads)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("calibrate: %w", err)
@@ -154,55 +176,97 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 	return c, nil
 }
 
-// waiting returns what so many ranks lose by waiting for each other, in s a collective: with it the
-// steps of calibrationRanks take as long by prediction as they took, together.
-func waiting(ctx context.Context, cfg config.Config, c *cost.Calibration, dir string, ranks int) (float64, error) {
-	var programs []*graph.Program
-	measured := 0.0
-	for i, of := range calibrationRanks {
-		one := cfg
-		one.Model = filepath.Join(dir, fmt.Sprint("r", i))
-		one.Batch, one.Seq, one.Zero, one.Steps, one.Ranks = of.batch, of.seq, of.zero, waitSteps, ranks
-		if err := calibrationModel(one.Model, of.config); err != nil {
-			return 0, err
-		}
-		t, err := train.New(ctx, one)
-		if err != nil {
-			return 0, err
-		}
-		programs = append(programs, t.Plan().Program)
-		var walls []float64
-		if err := errors.Join(t.Run(ctx, func(r train.StepResult) error { walls = append(walls, r.Seconds); return nil }), t.Close()); err != nil {
-			return 0, err
-		}
-		measured += mean(walls[1:])
+// stepsHere trains in this process, and returns the mean time of a step, in s.
+func stepsHere(ctx context.Context, c config.Config) (float64, error) {
+	t, err := train.New(ctx, c)
+	if err != nil {
+		return 0, err
 	}
-	return waitOf(programs, c.Machine(ranks), measured)
+	var walls []float64
+	if err := errors.Join(t.Run(ctx, func(r train.StepResult) error { walls = append(walls, r.Seconds); return nil }), t.Close()); err != nil {
+		return 0, err
+	}
+	return mean(walls[1:]), nil
 }
 
-// waitOf returns the wait of a collective, in s, with which the steps of programs take so long
-// together by prediction; 0 if they take longer without any.
-func waitOf(programs []*graph.Program, machine *cost.Machine, seconds float64) (float64, error) {
+// Waiting returns what collectives between ranks of a job take beside their rates, on a machine
+// with all else measured. steps runs a job of so many ranks, and returns the time of a step, in s.
+func Waiting(ctx context.Context, machine *cost.Machine, ranks int, steps func(context.Context, config.Config) (float64, error)) (wait cost.Rate, err error) {
+	dir, err := os.MkdirTemp("", "spillway-calibrate-")
+	if err != nil {
+		return wait, fmt.Errorf("calibrate: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	cfg := config.Default()
+	cfg.Data, cfg.Ranks, cfg.Threads = filepath.Join(dir, "tokens.bin"), ranks, 1
+	if err := calibrationTokens(cfg.Data); err != nil {
+		return wait, fmt.Errorf("calibrate: %w", err)
+	}
+	if wait, err = waiting(ctx, cfg, machine, dir, steps); err != nil {
+		return wait, fmt.Errorf("calibrate: %w", err)
+	}
+	return wait, nil
+}
+
+// waiting returns the rate with which the steps of each list of calibrationRanks take as long by
+// prediction as they took, together.
+func waiting(ctx context.Context, cfg config.Config, machine *cost.Machine, dir string, steps func(context.Context, config.Config) (float64, error)) (wait cost.Rate, err error) {
 	m := *machine
-	m.Wait = 0
+	m.Wait = wait
+	for k, list := range calibrationRanks {
+		var programs []*graph.Program
+		measured := 0.0
+		for i, of := range list {
+			one := cfg
+			one.Model = filepath.Join(dir, fmt.Sprint("r", k, i))
+			one.Batch, one.Seq, one.Zero, one.Steps = 1, 64, of.zero, waitSteps
+			if err := calibrationModel(one.Model, of.config); err != nil {
+				return wait, err
+			}
+			f, err := planner.Predict(ctx, one, machine)
+			if err != nil {
+				return wait, err
+			}
+			programs = append(programs, f.Plan.Program)
+			took, err := steps(ctx, one)
+			if err != nil {
+				return wait, err
+			}
+			measured += took
+		}
+		if err := addWait(programs, &m, waitParts[k], measured); err != nil {
+			return wait, err
+		}
+	}
+	return m.Wait, nil
+}
+
+// waitParts are what each list of calibrationRanks shows.
+var waitParts = [2]cost.Rate{{PerOp: 1}, {PerByte: 1}}
+
+// addWait adds to a machine's Wait so many times a part that the steps of programs take so long
+// together by prediction; nothing if they take longer without any.
+func addWait(programs []*graph.Program, m *cost.Machine, part cost.Rate, seconds float64) error {
+	from, times := m.Wait, 0.0
 	// Computation hides a part of each wait, so the first estimates are too short.
 	for range waitEstimates {
-		predicted, collectives := 0.0, 0
+		predicted, parts := 0.0, 0.0
 		for _, p := range programs {
-			run, err := cost.Simulate(p, "step", &m)
+			run, err := cost.Simulate(p, "step", m)
 			if err != nil {
-				return 0, err
+				return err
 			}
 			predicted += run.Seconds
 			for i := range run.Trace.Steps {
-				if cost.IsCollective(run.Trace.Op(i)) {
-					collectives++
+				if op := run.Trace.Op(i); cost.IsCollective(op) {
+					parts += part.Of(cost.SizeOf(p, op))
 				}
 			}
 		}
-		m.Wait = max(0, m.Wait+(seconds-predicted)/float64(collectives))
+		times = max(0, times+(seconds-predicted)/parts)
+		m.Wait = cost.Rate{PerOp: from.PerOp + times*part.PerOp, PerByte: from.PerByte + times*part.PerByte}
 	}
-	return m.Wait, nil
+	return nil
 }
 
 const (

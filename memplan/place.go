@@ -180,7 +180,7 @@ const (
 // content says whether the search is over.
 func (pl *placer) content() bool {
 	return pl.extent <= pl.floor ||
-		float64(pl.extent-pl.bound) <= float64(pl.bound)/nearBound+float64(pl.bound)/1000*float64(pl.work/unitWork)
+		float64(pl.extent-pl.bound) <= float64(pl.bound)/nearBound+float64(float64(pl.bound)/1000*float64(pl.work/unitWork))
 }
 
 // fit says which of the free places a buffer gets.

@@ -144,7 +144,7 @@ func (o Options) placeUnits(c graph.Class, bytes []int64) []graph.Space {
 		}
 		at := 0
 		for k := len(parts); k > 0; k-- {
-			if n <= left[k]+rounding*float64(total) {
+			if n <= left[k]+float64(rounding*float64(total)) {
 				at = k
 				break
 			}

@@ -106,7 +106,7 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 func TestFitUsesTheTiers(t *testing.T) {
 	t.Parallel()
 	c := demo(t)
-	c.DeviceMemory, c.HostMemory = 24<<20, 60<<20
+	c.DeviceMemory, c.HostMemory = 24<<20, 79<<20
 	_, err := c.Fit(t.Context(), Fixed{}, 0, CPUHardware(2))
 	var none *NothingFits
 	require.ErrorAs(t, err, &none)
@@ -174,14 +174,14 @@ func TestNoWayOut(t *testing.T) {
 func TestWaysOutOfTheHostsCap(t *testing.T) {
 	t.Parallel()
 	c := demo(t)
-	c.Offload, c.HostMemory = "optimizer=host,activations=host", 46<<20
+	c.Offload, c.HostMemory = "optimizer=host,activations=host", 61<<20
 	asked, err := c.Predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.False(t, asked.Fits)
 	ways, _ := WaysOut(t.Context(), asked, CPUHardware(2))
 	require.NotEmpty(t, ways)
 	require.Equal(t, Settings{{"Config.Offload", "none"}}, ways[0].Changes)
-	c.DeviceMemory, c.HostMemory, c.Disk = 34<<20, 59<<20, t.TempDir()
+	c.DeviceMemory, c.HostMemory, c.Disk = 26<<20, 78<<20, t.TempDir()
 	c.Recompute = "full"
 	asked, err = c.Predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)

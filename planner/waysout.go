@@ -8,12 +8,23 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/search"
 )
 
 // Hardware is what a plan's time is predicted on.
 type Hardware = search.Hardware
+
+// Over is hw with collectives as they were measured over a transport; none: hw as it is.
+func Over(hw Hardware, links []cost.Links, transport string) Hardware {
+	if cost.NearestLinks(links, transport, 1) == nil {
+		return hw
+	}
+	machine := hw.Machine
+	hw.Machine = func(ranks int) *cost.Machine { return cost.NearestLinks(links, transport, ranks).On(machine(ranks)) }
+	return hw
+}
 
 // Budget is how many plans the searches of one command evaluate together.
 type Budget = search.Budget

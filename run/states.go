@@ -33,6 +33,9 @@ type Holder interface {
 	Read(buf graph.BufID, off int64, data []byte) error
 }
 
+// ErrDiverged is the kind of the errors of a run whose loss, gradient norm or update is not finite.
+var ErrDiverged = errors.New("the run diverged")
+
 // ErrRemote is the error for a range of a state that only other processes hold.
 var ErrRemote = errors.New("held by another process")
 

@@ -8,6 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/platform"
+	"github.com/spillway-ml/spillway/run"
 )
 
 // Kinds of errors, for errors.Is. They stay the same when messages change.
@@ -21,7 +22,7 @@ var (
 	// machine lacks.
 	ErrNoDevice = platform.ErrNoDevice
 	// ErrDiverged is the kind of runs whose loss, gradient norm or update is not finite.
-	ErrDiverged = errors.New("the run diverged")
+	ErrDiverged = run.ErrDiverged
 	// ErrDamaged is the kind of errors about a checkpoint that exists but is incomplete or
 	// corrupt.
 	ErrDamaged = checkpoint.ErrDamaged

@@ -95,7 +95,7 @@ func table(rows []published.Row) {
 	}
 	fmt.Fprintln(w, "| stack\t| card\t| rows\t| n\t| mean ratio\t| least to most\t| median error\t| after its stack's mean\t| within the range\t|")
 	fmt.Fprintln(w, "| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t|")
-	for _, g := range published.GroupsOf(rows, gpus.Generation) {
+	for _, g := range groupsOf(rows, gpus.Generation) {
 		fmt.Fprintf(w, "| %s (%s)\t| %s\t| %s\t| %d\t| %.2f\t| %.2f to %.2f\t| %s\t| %s\t| %d of %d\t|\n", g.Stack, strings.Join(g.Projects, ", "), g.Card, role[g.Calibration],
 			g.N, g.Mean, g.Least, g.Most, percent(g.Error), percent(g.Scaled), g.Within, g.N)
 	}

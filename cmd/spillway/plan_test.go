@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -347,7 +348,8 @@ func TestPlanPage(t *testing.T) {
 		require.Contains(t, string(text), want)
 	}
 	requirePage(t, path, 200_000)
-	made := regexp.MustCompile(`<code>spillway (plan [^<]*)</code>`).FindSubmatch(text)
+	unspanned := regexp.MustCompile(`</?span[^>]*>`).ReplaceAll(text, nil) // flags are not broken
+	made := regexp.MustCompile(`<code>spillway (plan [^<]*)</code>`).FindSubmatch(unspanned)
 	require.NotNil(t, made)
 	require.NoError(t, os.Remove(path))
 	require.Equal(t, cli.ExitDoesNotFit, command(words(string(made[1]))...).status)
@@ -451,5 +453,42 @@ func TestPlanOfABatchSchedule(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, json.Unmarshal(text, &doc))
 		require.InEpsilon(t, doc.Requested.StepSeconds, want, 1e-9, rows)
+	}
+}
+
+// A plan over shm or mpi counts what each process takes, and its command starts as many.
+func TestPlanCountsProcesses(t *testing.T) {
+	args := []string{"--model", testdata + "/gpt2", "--ranks", "4", "--batch", "1", "--seq", "16", "--effort", "1"}
+	_, one := planned(t, args...)
+	outside := func(more ...string) (ranks, process int64, run string) {
+		_, d := planned(t, slices.Concat(args, more)...)
+		require.Equal(t, one.Requested.Device.PeakBytes, d.Requested.Device.PeakBytes)
+		return 4 * d.Requested.Host.OutsideBytes, d.ProcessBytes, d.Run
+	}
+	all := 4 * one.Requested.Host.OutsideBytes
+	most := int64(0)
+	for each, start := range map[string]string{"1": "spillway launch -n 4 -- train ", "2": "spillway launch -n 2 -- train "} {
+		ranks, process, run := outside("--transport", "shm", "--ranks-per-process", each)
+		n, err := strconv.Atoi(each)
+		require.NoError(t, err)
+		require.Contains(t, run, start)
+		require.Greater(t, ranks, all+int64(4/n-1)*30<<20, "each process has code and a heap")
+		require.Greater(t, process*int64(4/n), one.ProcessBytes)
+		most = max(most, ranks)
+	}
+	shm, _, _ := outside("--transport", "shm")
+	require.Equal(t, most, shm, "a rank each by default")
+	mpi, _, run := outside("--transport", "mpi")
+	require.Contains(t, run, "mpirun -np 4 spillway train ")
+	require.Greater(t, mpi, shm+4*10<<20, "the library and its messages")
+	for _, c := range [][]string{
+		{"--ranks-per-process", "2", "one process runs all ranks; give --transport shm or mpi for several"},
+		{"--ranks-per-process", "3", "--transport", "shm", "--ranks-per-process 3 with --ranks 4"},
+		{"--ranks-per-process", "-1", "at least 1 rank is needed"},
+		{"--ranks-per-process", "1", "--gpu", "v100-16", "it is for CPU ranks"},
+	} {
+		r := command(slices.Concat([]string{"plan"}, args, c[:len(c)-1])...)
+		require.Equal(t, cli.ExitBadInput, r.status)
+		require.Contains(t, r.stderr, c[len(c)-1])
 	}
 }

@@ -2,15 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"syscall"
 	"time"
-
-	"github.com/spf13/cobra"
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/internal/crash"
@@ -74,14 +71,4 @@ func die(errs *cli.Outlet, what string) {
 	errs.LeaveLine()
 	fmt.Fprintf(errs, "spillway: internal error, please report it: %s\n", what)
 	os.Exit(cli.ExitFault)
-}
-
-// statusWithout is the exit status of a command that did all it was asked for, but
-// whose standard output was lost. A reader that left has had enough; for a run what
-// counts is its checkpoint; what else a command prints is what was asked for.
-func statusWithout(cmd *cobra.Command, lost error) int {
-	if errors.Is(lost, syscall.EPIPE) || cli.GoesOn(cmd) {
-		return cli.ExitDone
-	}
-	return cli.ExitBadInput
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/here"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/training"
@@ -33,7 +34,7 @@ func asPlanned(t *testing.T, args []string) (spillway.Config, spillway.Hardware)
 	require.NoError(t, fs.Parse(args), args)
 	require.NoError(t, f.Settle(fs, &c), args)
 	require.NoError(t, c.Validate(), args)
-	f.CPU, f.Rates = planning.KnownHardware(c.ComputeThreads())
+	f.CPU, f.Rates = planning.KnownHardware(here.Machine{}, c.ComputeThreads())
 	return c, f.Hardware(&c)
 }
 

@@ -23,7 +23,7 @@ func (l Link) Seconds(a Name, op comm.Op, ranks, perHost int, bytes int64) (floa
 	perByte := l.PerByte.Seconds() / (1 << 20)
 	if a == Direct {
 		w := float64(ranks)
-		one := (w-1)*l.Latency.Seconds() + float64(bytes)*(w-1)/w*perByte
+		one := float64((w-1)*l.Latency.Seconds()) + float64(float64(bytes)*(w-1)/w*perByte)
 		if op == comm.AllReduce {
 			one *= 2
 		}
@@ -47,7 +47,7 @@ func (l Link) Seconds(a Name, op comm.Op, ranks, perHost int, bytes int64) (floa
 					}
 				}
 			}
-			longest = max(longest, float64(len(from))*l.Latency.Seconds()+float64(got)*perByte)
+			longest = max(longest, float64(float64(len(from))*l.Latency.Seconds())+float64(float64(got)*perByte))
 		}
 		sum += longest
 	}

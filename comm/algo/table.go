@@ -35,8 +35,9 @@ func (t Table) Best(op comm.Op, ranks, perHost int, bytes int64) (best Name) {
 		if c.Op != op || t.Ranks != ranks || !slices.Contains(OneBracketing, c.Algorithm) || c.Algorithm == Hierarchical && perHost < 2 {
 			continue
 		}
-		if d := math.Abs(math.Log(float64(max(c.Bytes, 1)) / float64(max(bytes, 1)))); d < least {
-			best, least = c.Algorithm, d
+		a, b := float64(max(c.Bytes, 1)), float64(max(bytes, 1))
+		if ratio := max(a, b) / min(a, b); ratio < least {
+			best, least = c.Algorithm, ratio
 		}
 	}
 	return best

@@ -128,8 +128,6 @@ func (p *Process) Close() error {
 	return &UnendedError{Rank: p.engine.rank, Why: *why}
 }
 
-// pieceBytes is the longest piece of a stream's message.
-const pieceBytes = 256 << 10
 
 // stream is a bidirectional byte stream to another process. It sends pieces, each preceded by
 // its length; an empty piece marks the end.

@@ -34,7 +34,6 @@ const (
 
 	beatEvery   = 100 * time.Millisecond
 	silentAfter = 1200 * time.Millisecond
-	beatBytes   = 4 << 10 // size of a heartbeat message for each rank that it reports on
 )
 
 // maxEach is the largest number of ranks of a process: every pair of ranks of two processes
@@ -123,17 +122,6 @@ func (p *Process) Join(mesh []graph.Axis, each int, o Options) (*World, error) {
 	}()
 	return w, nil
 }
-
-// OutsideBytes returns the memory in bytes that one of so many processes needs in addition
-// to its ranks' arenas and scratch: for the MPI library, heartbeats and streams.
-func OutsideBytes(processes, each int) int64 {
-	return libraryBytes + int64(processes)*2*(beatBytes*int64(each)+pieceBytes)
-}
-
-// libraryBytes is the memory that Open MPI or MPICH uses in each of two processes. It was
-// measured as the resident memory of a small training run beyond that of the same run over
-// shared memory.
-const libraryBytes = 10 << 20
 
 // reports returns initial reports of a process's ranks, in state s.
 func (w *World) reports(s watch.State) []watch.Report {

@@ -159,10 +159,19 @@ func TestOnlyTestsImportTheTestkit(t *testing.T) {
 	require.Greater(t, looked, 50)
 }
 
-// The configuration compiles where there are no devices, files and processes.
-func TestConfigCompilesForTheBrowser(t *testing.T) {
-	cmd := exec.Command("go", "build", module+"/config")
-	cmd.Env = append(os.Environ(), "GOOS=js", "GOARCH=wasm")
+// The command plan compiles where there are no devices, files and processes, without what trains.
+func TestPlanCompilesForTheBrowser(t *testing.T) {
+	env := append(os.Environ(), "GOOS=js", "GOARCH=wasm")
+	cmd := exec.Command("go", "list", "-deps", module+"/cmd/spillway/web")
+	cmd.Env = env
+	deps, err := cmd.Output()
+	require.NoError(t, err)
+	require.Contains(t, string(deps), module+"/cmd/spillway/internal/planning\n")
+	for _, name := range []string{"train", "calibration", "launch", "cmd/spillway/internal/here"} {
+		require.NotContains(t, string(deps), module+"/"+name+"\n")
+	}
+	cmd = exec.Command("go", "build", module+"/cmd/spillway/internal/planning")
+	cmd.Env = env
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 }

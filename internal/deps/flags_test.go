@@ -21,7 +21,7 @@ var aFlag = regexp.MustCompile(`(^|[^-\w])--[a-z%]`)
 var withFlags = []string{"cmd", "benchmarks", "examples", "internal/testkit/gpucheck"}
 
 // ofOthers call other programs, whose options they write.
-var ofOthers = []string{"kernels/cuda/nvrtc", "internal/testkit/shim"}
+var ofOthers = []string{"kernels/cuda/nvrtc", "internal/testkit/browser", "internal/testkit/shim"}
 
 // Flags are the command's: what a package below it says, and what its documentation
 // says, names fields.

@@ -102,8 +102,8 @@ type Calibration struct {
 	Start   float64 `json:"start"`
 	Gap     float64 `json:"gap"`
 	Handoff float64 `json:"handoff"`
-	Wait    float64 `json:"wait"`
-	Crowded float64 `json:"crowded"` // in place of Wait, if there are more ranks than processor cores
+	Wait    Rate    `json:"wait"`
+	Crowded Rate    `json:"crowded"` // in place of Wait, if there are more ranks than processor cores
 }
 
 // Fit finds the rates that are closest to the samples. A class without samples

@@ -97,15 +97,15 @@ func TestTimesBetweenOperations(t *testing.T) {
 		Class(graph.Linear):                 always(1, 1, 0),
 	}
 	m := shared(64, 1, rates)
-	m.Start, m.Gap, m.Handoff, m.Wait = 10, 0.5, 0.25, 2
+	m.Start, m.Gap, m.Handoff, m.Wait.PerOp = 10, 0.5, 0.25, 2
 	r, err := Simulate(two(t, 1), "step", m)
 	require.NoError(t, err)
 	// The copy and the activation side by side, then the product, which waits.
 	require.InDelta(t, 10+1.5+(1.5+0.25), r.Seconds, 1e-9)
 
-	c := &Calibration{Threads: 2, Wait: 1.1, Crowded: 1.5}
+	c := &Calibration{Threads: 2, Wait: Rate{PerOp: 1.1}, Crowded: Rate{PerOp: 1.5}}
 	require.Zero(t, c.Machine(1).Wait, "nobody to wait for")
-	require.Equal(t, 1.1, c.Machine(2).Wait, "a core each")
-	require.Equal(t, 1.5, c.Machine(3).Wait)
+	require.Equal(t, 1.1, c.Machine(2).Wait.PerOp, "a core each")
+	require.Equal(t, 1.5, c.Machine(3).Wait.PerOp)
 	require.Equal(t, 3, c.Machine(3).Sharers)
 }

@@ -58,8 +58,8 @@ type Machine struct {
 	// where it waits for one of another stream; s.
 	Start, Gap, Handoff float64
 	// Wait is what a measured collective takes beside its rates because ranks wait for each
-	// other; s.
-	Wait float64
+	// other, and because what it reads and writes is in no cache.
+	Wait Rate
 }
 
 // Validate refuses rates that are not positive numbers where one is needed, and no
@@ -115,9 +115,10 @@ func (m *Machine) Op(p *graph.Program, op *graph.Op) Work {
 		return Work{}
 	}
 	if r, ok := m.Measured[ClassOf(p, op)]; ok {
-		w := r.work(SizeOf(p, op)).later(m.Gap)
+		size := SizeOf(p, op)
+		w := r.work(size).later(m.Gap)
 		if IsCollective(op) {
-			w = w.later(m.Wait)
+			w = w.later(m.Wait.Of(size))
 		}
 		if m.Cores == 0 {
 			w.Core, w.Disk = 0, 0

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -16,9 +17,11 @@ import (
 	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/host"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/memplan/cost"
 	page "github.com/spillway-ml/spillway/memplan/report"
 	"github.com/spillway-ml/spillway/planner"
 )
@@ -60,8 +63,9 @@ func scaleCommand() *cobra.Command {
 		Long: `Train with 1, 2, … up to --ranks processes of one rank and one thread each, bound to
 processors: strong scaling has the same rows of a step at every number, weak scaling as many
 for each rank. Every number runs twice, the second time with --overlap off, where collectives
-and computation take turns. Predictions are written before the runs. Where there are more
-ranks than processors rows are marked, and have none.
+and computation take turns. This CPU is measured before the runs, with other models, and
+predictions are written. Where there are more ranks than processors rows are marked, and have
+none.
 
 Behind them are up to 16,384 ranks of a GPU by name, on the cost model alone: simulated.`,
 		Args: cli.NoArguments,
@@ -71,6 +75,7 @@ Behind them are up to 16,384 ranks of a GPU by name, on the cost model alone: si
 	b.out.flags(fs)
 	fs.Lookup("svg").Usage = "write the chart of step times to `FILE`"
 	roundFlags(fs, &b.rounds, &b.warmup, &b.calibrate)
+	fs.Lookup("calibrate").Usage = "first measure this CPU for predicted times, some 10 s for each number of processes; false: as it was measured before"
 	fs.Var(cli.List(&b.modes, "MODE"), "mode", "strong, weak, or both, separated by commas (default: both)")
 	fs.StringVar(&b.gpu, "gpu", "h100-80", "the card of the simulated ranks (plan --list-gpus), or none")
 	fs.Lookup("ranks").Usage = "the most ranks; the fewer ones divide it"
@@ -133,23 +138,35 @@ func without(args []string, flags ...string) []string {
 func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 	ctx, s := cmd.Context(), &session{progress: cmd.ErrOrStderr(), rounds: b.rounds, warmup: b.warmup}
 	args = append(without(args, "ranks", "threads"), "--threads=1")
-	if err := s.prepare(ctx, without(args, "threads"), b.calibrate); err != nil {
+	if err := s.prepare(ctx, without(args, "threads"), false); err != nil {
 		return err
 	}
 	first, err := configOf(args)
 	if err != nil {
 		return err
 	}
-	for _, mode := range b.modes {
-		for n := 1; n <= b.ranks; n++ {
-			if b.ranks%n != 0 {
-				continue
+	var counts []int // of ranks
+	for n := 1; n <= b.ranks; n++ {
+		if b.ranks%n == 0 {
+			counts = append(counts, n)
+		}
+	}
+	machines := map[int]*cost.Machine{}
+	for _, n := range counts {
+		if b.calibrate && n <= runtime.GOMAXPROCS(0) {
+			fmt.Fprintf(s.progress, "measuring this CPU for predicted times of %s …\n", english.Plural(n, "process", ""))
+			if machines[n], err = s.processes(ctx, n); err != nil {
+				return err
 			}
+		}
+	}
+	for _, mode := range b.modes {
+		for _, n := range counts {
 			for _, overlap := range []string{"on", "off"} {
 				if n == 1 && overlap == "off" { // it has no collectives
 					continue
 				}
-				if err := b.add(ctx, s, args, &first, mode, n, overlap); err != nil {
+				if err := b.add(ctx, s, args, &first, mode, n, overlap, machines[n]); err != nil {
 					return err
 				}
 			}
@@ -185,8 +202,9 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 	return b.out.write(cmd, &report{title: "Scaling", what: what, session: s, tables: scaleTables, charts: scaleCharts, made: b.made, notes: slices.DeleteFunc(notes, func(n string) bool { return n == "" })})
 }
 
-// add has a number of ranks measured.
-func (b *scaleBench) add(ctx context.Context, s *session, args []string, first *spillway.Config, mode string, n int, overlap string) error {
+// add has a number of ranks measured. machine is this one for their predicted time; nil: as it is
+// known.
+func (b *scaleBench) add(ctx context.Context, s *session, args []string, first *spillway.Config, mode string, n int, overlap string, machine *cost.Machine) error {
 	if mode == strong {
 		args = append(without(args, "accum"), fmt.Sprintf("--batch=%d", first.Batch), fmt.Sprintf("--global-batch=%d", first.Batch*b.ranks*first.Accum))
 	}
@@ -200,9 +218,11 @@ func (b *scaleBench) add(ctx context.Context, s *session, args []string, first *
 		name += ", no overlap"
 	}
 	cores := runtime.GOMAXPROCS(0)
-	all := c // the prediction is from what was measured with all threads
-	all.Threads = 0
-	f, rates, err := s.forecast(ctx, all, n)
+	rates := "measured just before, for each number of processes"
+	if machine == nil {
+		machine, rates = known(c, n)
+	}
+	f, err := planner.Predict(ctx, c, machine)
 	if err != nil {
 		return fmt.Errorf("%s: %w", name, err)
 	}
@@ -222,15 +242,50 @@ func (b *scaleBench) add(ctx context.Context, s *session, args []string, first *
 	return nil
 }
 
-// forecast predicts a run of processes with one thread each, bound to processors: what was
-// measured of this machine, on as many of its cores.
-func (s *session) forecast(ctx context.Context, c spillway.Config, n int) (*spillway.Forecast, string, error) {
+// known is what is known of this machine for so many processes of one thread each: what was
+// measured with all threads, on as many of its cores.
+func known(c spillway.Config, n int) (machine *cost.Machine, rates string) {
+	c.Threads = 0
 	hw, _, rates := calibration.Hardware(c.ComputeThreads())
 	hw, over := calibration.Over(hw, cluster.SHM, n)
 	m := *hw.Machine(n)
 	m.Cores, m.Sharers = n, n
-	f, err := planner.Predict(ctx, c, &m)
-	return f, cmp.Or(rates, "rates of a typical core") + "; " + cmp.Or(over, "collectives as in one process"), err
+	return &m, cmp.Or(rates, "rates of a typical core") + "; " + cmp.Or(over, "collectives as in one process")
+}
+
+// processes measures this machine as so many processes find it that have one thread and one core
+// each: computation, collectives over shared memory, and what processes lose by waiting for each
+// other, with other models than those that are to be predicted.
+func (s *session) processes(ctx context.Context, n int) (*cost.Machine, error) {
+	c, err := calibration.Measure(ctx, calibration.Options{Threads: 1, Ranks: n, BesideDisk: host.DiskProcs.BesideDisk})
+	if err != nil {
+		return nil, cli.Fault(err)
+	}
+	machine := c.Machine(n)
+	if n == 1 {
+		return machine, nil
+	}
+	launched := []string{s.self, "launch", "-n", fmt.Sprint(n), "--"}
+	if _, err := runProgram(ctx, append(slices.Clone(launched), "bench", "comm", "--max-bytes=16MiB"), nil, nil); err != nil {
+		return nil, err
+	}
+	links, _ := calibration.Links(cluster.SHM, n)
+	if l := cost.NearestLinks(links, cluster.SHM, n); l != nil {
+		machine = l.On(machine)
+	}
+	machine.Wait, err = calibration.Waiting(ctx, machine, n, func(ctx context.Context, c spillway.Config) (float64, error) {
+		o, err := runProgram(ctx, append(slices.Clone(launched), "train", "--checkpoint=none", "--metrics=/dev/stdout", "--threads=1", "--model="+c.Model, "--data="+c.Data,
+			fmt.Sprintf("--batch=%d", c.Batch), fmt.Sprintf("--seq=%d", c.Seq), fmt.Sprintf("--zero=%d", c.Zero), fmt.Sprintf("--steps=%d", c.Steps)), nil, func(stepLine) {})
+		if err != nil {
+			return 0, err
+		}
+		var walls []float64
+		for _, l := range o.steps[1:] {
+			walls = append(walls, l.Seconds)
+		}
+		return quantile(walls, 0.5), nil
+	})
+	return machine, err
 }
 
 // The simulated numbers of ranks, and the model where none was given.

@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/here"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/host"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 	"github.com/spillway-ml/spillway/graph"
@@ -57,7 +58,7 @@ func (s *session) prepare(ctx context.Context, args []string, calibrate bool) (e
 	threads := c.ComputeThreads()
 	if kept, _ := calibration.Kept(threads); kept == nil && calibrate && !strings.EqualFold(c.Device, "cuda") {
 		fmt.Fprintln(s.progress, "measuring this CPU for predicted times, once …")
-		if err := planning.Calibrate(ctx, &c); err != nil {
+		if err := here.Calibrate(ctx, &c); err != nil {
 			return err
 		}
 	}
@@ -113,7 +114,7 @@ func predict(ctx context.Context, c spillway.Config, transport string) (f *spill
 	}
 	rates = "the GPU's rates"
 	if !strings.EqualFold(c.Device, "cuda") {
-		if hw, rates, err = planning.OfRun(&c, transport); err != nil {
+		if hw, rates, err = planning.OfRun(here.Machine{}, &c, transport); err != nil {
 			return nil, "", err
 		}
 	}

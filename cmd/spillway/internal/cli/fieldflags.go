@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/planner"
 )
 
@@ -77,10 +76,10 @@ func FlaggedAll(lines []string) []string {
 }
 
 // Reasons are a plan's reasons as the command says them.
-func Reasons(f *spillway.Forecast) []string { return FlaggedAll(planner.Reasons(f)) }
+func Reasons(f *planner.Forecast) []string { return FlaggedAll(planner.Reasons(f)) }
 
 // ArgsOf are settings as words of a command line.
-func ArgsOf(settings spillway.Settings) (args []string) {
+func ArgsOf(settings planner.Settings) (args []string) {
 	for _, s := range settings {
 		args = append(args, "--"+FlagOf(s.Field))
 		if s.Value != "true" { // a switch
@@ -91,4 +90,4 @@ func ArgsOf(settings spillway.Settings) (args []string) {
 }
 
 // FlagText is settings as a person types them.
-func FlagText(settings spillway.Settings) string { return planner.Shell(ArgsOf(settings)) }
+func FlagText(settings planner.Settings) string { return planner.Shell(ArgsOf(settings)) }

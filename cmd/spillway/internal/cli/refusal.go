@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/planner"
 )
 
@@ -23,14 +23,14 @@ func PrintError(w io.Writer, err error, args []string, cmd *cobra.Command) {
 	if errors.Is(err, context.Canceled) && !errors.As(err, &said) {
 		err = Interrupted("interrupted") // in a search
 	}
-	var refused *spillway.Refusal
+	var refused *planner.Refusal
 	env, wrong := cluster.Read(os.Getenv)
 	if wrong != nil {
 		env = cluster.Env{World: 1}
 	}
 	if !errors.As(err, &refused) {
 		fmt.Fprintln(w, "spillway:", Visible(tame(Flagged(err.Error()), slices.Concat(args, setValues(cmd)))))
-		var field *spillway.FieldError
+		var field *config.FieldError
 		if errors.As(err, &field) && len(field.Instead) > 0 {
 			args, flags := slices.Clone(args), []string(nil)
 			for _, set := range field.Instead {

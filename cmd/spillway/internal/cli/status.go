@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/device"
@@ -14,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/platform"
 	"github.com/spillway-ml/spillway/receipt"
 	ranks "github.com/spillway-ml/spillway/run"
 )
@@ -39,11 +39,10 @@ func ExitStatus(err error) int {
 	var fault *faultError
 	var disk *store.Error
 	var unpinned *cpu.PinError
-	var missing *spillway.MissingDevice
+	var missing *platform.MissingDevice
 	var call *driver.Error
 	var status StatusError
 	var remote *ranks.RemoteError
-	var diverged *spillway.Diverged
 	switch {
 	case err == nil:
 		return ExitDone
@@ -53,11 +52,11 @@ func ExitStatus(err error) int {
 		return ExitInterrupted
 	case errors.As(err, &missing):
 		return ExitBadInput
-	case errors.As(err, &refused), errors.Is(err, spillway.ErrDoesNotFit), errors.Is(err, checkpoint.ErrDamaged), errors.Is(err, receipt.ErrDiffers), errors.As(err, &remote) && remote.DoesNotFit():
+	case errors.As(err, &refused), errors.Is(err, plan.ErrDoesNotFit), errors.Is(err, checkpoint.ErrDamaged), errors.Is(err, receipt.ErrDiffers), errors.As(err, &remote) && remote.DoesNotFit():
 		return ExitDoesNotFit
 	case errors.As(err, &remote) && remote.Fault(), errors.Is(err, comm.ErrLost):
 		return ExitFault
-	case errors.As(err, &op), errors.As(err, &fault), errors.As(err, &disk), errors.As(err, &unpinned), errors.As(err, &call), errors.As(err, &diverged), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
+	case errors.As(err, &op), errors.As(err, &fault), errors.As(err, &disk), errors.As(err, &unpinned), errors.As(err, &call), errors.Is(err, ranks.ErrDiverged), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
 		return ExitFault
 	}
 	return ExitBadInput

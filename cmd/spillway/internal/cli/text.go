@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/spillway-ml/spillway"
 )
 
 // Terminal is how many columns a line of text takes at most.
@@ -84,7 +82,7 @@ func LossText(loss float32, bytes bool) string {
 }
 
 // TokensAreBytes says whether a token of the run's data at path is a byte of text.
-func TokensAreBytes(t *spillway.Trainer, path string) bool {
+func TokensAreBytes(t interface{ ByteTokens() bool }, path string) bool {
 	return t.ByteTokens() && !strings.HasSuffix(path, ".bin")
 }
 

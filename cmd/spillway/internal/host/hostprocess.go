@@ -3,13 +3,14 @@ package host
 
 import (
 	"context"
+	"io"
 	"os"
 	"os/exec"
 	"runtime"
 	"runtime/debug"
 	"sync"
 
-	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -60,7 +61,12 @@ type planningHeap struct {
 	was   int
 }
 
-const planningPercent = 400 // as of debug.SetGCPercent
+// Garbage on the heap in percent of what lives, as of debug.SetGCPercent. A run's heap is beside its
+// arenas, and little is allocated during a step.
+const (
+	planningPercent = 400
+	runningPercent  = 25
+)
 
 var PlanHeap planningHeap
 
@@ -85,17 +91,25 @@ func (h *planningHeap) Acquire() (release func()) {
 
 // MakeRoom gives this process what a planned run needs of it: processors beside the
 // disk tier, and the memory that planning left on the heap, which would stay resident
-// beside the arenas, that nothing has touched so far. undo takes the processors back.
+// beside the arenas, that nothing has touched so far. From then on little garbage is left on the
+// heap, unless GOGC is set. undo takes the processors back, and leaves the heap to its old rule.
 func MakeRoom() (planned func(*plan.Plan), undo func()) {
-	onDisk := false
+	onDisk, percent := false, 0
 	planned = func(p *plan.Plan) {
 		if p.Layout.Spaces[graph.Disk].Peak > 0 || p.Config.Outside[graph.Disk] > 0 {
 			onDisk = true
 			DiskProcs.acquire()
 		}
 		debug.FreeOSMemory()
+		if os.Getenv("GOGC") == "" && percent == 0 {
+			percent = debug.SetGCPercent(runningPercent)
+		}
 	}
 	return planned, func() {
+		if percent > 0 {
+			debug.SetGCPercent(percent)
+			percent = 0
+		}
 		if onDisk {
 			onDisk = false
 			DiskProcs.release()
@@ -103,9 +117,9 @@ func MakeRoom() (planned func(*plan.Plan), undo func()) {
 	}
 }
 
-// NewTrainer is spillway.New in a process that is made ready for it. closeAll closes
-// the trainer.
-func NewTrainer(ctx context.Context, c spillway.Config, start func(context.Context, spillway.Config) (*spillway.Trainer, error)) (t *spillway.Trainer, closeAll func() error, err error) {
+// NewTrainer is start, which makes a trainer, in a process that is made ready for it. closeAll
+// closes the trainer.
+func NewTrainer[T io.Closer](ctx context.Context, c config.Config, start func(context.Context, config.Config) (T, error)) (t T, closeAll func() error, err error) {
 	c.Threads = c.ComputeThreads() // before the runtime has more processors than that
 	planned, undo := MakeRoom()
 	told := c.Planned
@@ -117,7 +131,7 @@ func NewTrainer(ctx context.Context, c spillway.Config, start func(context.Conte
 	}
 	if t, err = start(ctx, c); err != nil {
 		undo()
-		return nil, nil, err
+		return t, nil, err
 	}
 	return t, func() error {
 		defer undo()

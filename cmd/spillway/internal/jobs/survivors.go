@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/here"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
-	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 	"github.com/spillway-ml/spillway/internal/nearest"
 	"github.com/spillway-ml/spillway/internal/rollcall"
 	"github.com/spillway-ml/spillway/launch"
@@ -180,7 +180,7 @@ func (s *survivors) again(ctx context.Context, c spillway.Config) (spillway.Conf
 	fmt.Fprintln(s.out, "spillway: as it was asked for the job does not fit over fewer ranks: going on with --fit")
 	fixed := options.FixedBy(s.flags)
 	fixed.Batch, fixed.Accum, fixed.Precision, fixed.AccumOrder = true, true, true, true
-	return c, planning.FitTo(ctx, &c, onDevice, fixed, 0, hw, s.out)
+	return c, here.FitTo(ctx, &c, onDevice, fixed, 0, hw, s.out)
 }
 
 // rejoin makes this process one of those that go on.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/config"
 )
 
 // demoValues are the flags of the run that `spillway train` does by itself.
@@ -55,7 +55,7 @@ const DemoMark = "demo"
 const DemoTemperature = 0.5
 
 // PrepareDemo finds the text.
-func PrepareDemo(c *spillway.Config) error {
+func PrepareDemo(c *config.Config) error {
 	root, err := Goroot()
 	if err != nil {
 		return err

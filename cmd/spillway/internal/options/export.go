@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/config"
 )
 
 // Within tells whether path lies in the folder dir, or would.
@@ -51,7 +51,7 @@ func empty(flag, to string) error {
 
 // refuseExport refuses train's --export before there is a run: without checkpoints, in
 // their folder, or where the run writes something else.
-func (l *Later) refuseExport(c *spillway.Config) error {
+func (l *Later) refuseExport(c *config.Config) error {
 	switch {
 	case l.Export == "":
 		return nil

@@ -10,7 +10,6 @@ import (
 	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/pflag"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/lora"
@@ -36,7 +35,7 @@ func (f loraFlag) String() string {
 }
 
 // frozenCacheFlag is none, host:SIZE or disk:SIZE.
-type frozenCacheFlag struct{ to *spillway.FrozenCache }
+type frozenCacheFlag struct{ to *config.FrozenCache }
 
 func (f frozenCacheFlag) Set(s string) (err error) {
 	*f.to, err = config.ParseFrozenCache(s, cli.ParseSize)
@@ -157,7 +156,7 @@ func (l *Later) Refuse() error {
 }
 
 // refuseAllow refuses precisions to choose from where nothing chooses.
-func (l *Later) refuseAllow(c *spillway.Config) error {
+func (l *Later) refuseAllow(c *config.Config) error {
 	if len(c.Allow) > 0 && !l.Fit {
 		return fmt.Errorf("--allow %s is for --fit, which may choose a precision; give --fit, or --precision %[2]s", strings.Join(c.Allow, ","), c.Allow[0])
 	}
@@ -167,7 +166,7 @@ func (l *Later) refuseAllow(c *spillway.Config) error {
 // Follow makes the accumulation follow --global-batch, once the number of ranks is
 // known, or --rank-shares, and the micro-batch, where it is left open. --fit splits it by
 // itself, unless --reproducible keeps the micro-batch.
-func (l *Later) Follow(fs *pflag.FlagSet, c *spillway.Config, tell io.Writer) error {
+func (l *Later) Follow(fs *pflag.FlagSet, c *config.Config, tell io.Writer) error {
 	schedule := len(c.BatchSchedule) > 0
 	if l.Fit && !c.Reproducible && !schedule || l.GlobalBatch == 0 && c.RankShares == nil && !schedule {
 		return nil
@@ -191,7 +190,7 @@ func (l *Later) Follow(fs *pflag.FlagSet, c *spillway.Config, tell io.Writer) er
 // microBatch is the micro-batch of each rows of a rank: what a given accumulation leaves,
 // or else the largest that divides them and is not over the default. Of a reproducible run
 // it is not open: its rows are the leaf of the sums, at every number of ranks.
-func microBatch(each int, c spillway.Config, accumGiven bool) int {
+func microBatch(each int, c config.Config, accumGiven bool) int {
 	if accumGiven {
 		if c.Accum > 0 && each%c.Accum == 0 {
 			return each / c.Accum
@@ -215,7 +214,7 @@ func (l *Later) OpenRows(fs *pflag.FlagSet) int {
 }
 
 // TuneDisk lets the disk tier work as doctor measured its filesystem.
-func TuneDisk(c *spillway.Config, stderr io.Writer) {
+func TuneDisk(c *config.Config, stderr io.Writer) {
 	if c.Disk == "" {
 		return
 	}
@@ -246,8 +245,8 @@ func (p *percent) Set(s string) error {
 }
 
 // Train binds the contract's table of flags to c. A table: an entry for each flag.
-func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
-	d := spillway.Default()
+func Train(fs *pflag.FlagSet, c *config.Config, l *Later) {
+	d := config.Default()
 	*c = d
 	fs.String("config", "", "YAML `FILE` with the flags' names as keys; a flag wins")
 	fs.StringVar(&c.Model, "model", "", "preset `NAME` or folder with a Hugging Face config.json")
@@ -342,7 +341,7 @@ func Train(fs *pflag.FlagSet, c *spillway.Config, l *Later) {
 }
 
 // outputFlags binds the files and the page that a run writes beside its checkpoints.
-func outputFlags(fs *pflag.FlagSet, c *spillway.Config) {
+func outputFlags(fs *pflag.FlagSet, c *config.Config) {
 	fs.StringVar(&c.Metrics, "metrics", "", "JSON lines `FILE`")
 	fs.StringVar(&c.Receipt, "receipt", "", "`FILE` for a hash chain of the run, which spillway verify checks: what results depend on, samples, rates, losses, and a hash of all states")
 	fs.IntVar(&c.ReceiptEvery, "receipt-every", 0, "steps between lines of --receipt, beside those of checkpoints (default: --save-every, or 100)")

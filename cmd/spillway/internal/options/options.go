@@ -10,9 +10,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // ListenAddress is what --metrics-addr means: a port alone, and a missing host, are
@@ -78,7 +79,7 @@ func refuseEpochs(fs *pflag.FlagSet) error {
 }
 
 // JobFlags binds the flags about a job's processes, and returns --transport's value.
-func JobFlags(fs *pflag.FlagSet, c *spillway.Config) (transport *string) {
+func JobFlags(fs *pflag.FlagSet, c *config.Config) (transport *string) {
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; in bf16 and fp16 with last bits of its own; default: shard over all)")
 	MeshFlags(fs, c)
 	fs.IntVar(&c.LocalRanks, "ranks-per-process", 0, "ranks that each process runs; --ranks is then all of them, and may be left out (default: 1 in a job over processes)")
@@ -88,7 +89,7 @@ func JobFlags(fs *pflag.FlagSet, c *spillway.Config) (transport *string) {
 }
 
 // MeshFlags binds the flags of tensor and pipeline parallelism.
-func MeshFlags(fs *pflag.FlagSet, c *spillway.Config) {
+func MeshFlags(fs *pflag.FlagSet, c *config.Config) {
 	fs.IntVar(&c.Tensor, "tensor", 1,
 		"share every layer over groups of `T` neighbouring ranks, which have the same data (tensor parallelism; CPU ranks)")
 	fs.IntVar(&c.TensorSlices, "tensor-slices", 0,
@@ -103,7 +104,7 @@ func MeshFlags(fs *pflag.FlagSet, c *spillway.Config) {
 // TrainSet is a set of train's flags that no command has: for who reads some of them.
 func TrainSet() *pflag.FlagSet {
 	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
-	var c spillway.Config
+	var c config.Config
 	Train(fs, &c, &Later{})
 	JobFlags(fs, &c)
 	return fs
@@ -124,14 +125,14 @@ func Meeting(fs *pflag.FlagSet, path string) (transport, device string, err erro
 }
 
 // FixedBy are the choices that a command line has made, which --fit leaves as they are.
-func FixedBy(fs *pflag.FlagSet) spillway.Fixed {
-	return spillway.Fixed{Zero: fs.Changed("zero"), Prefetch: fs.Changed("prefetch"), Batch: fs.Changed("batch"), Accum: fs.Changed("accum"),
+func FixedBy(fs *pflag.FlagSet) planner.Fixed {
+	return planner.Fixed{Zero: fs.Changed("zero"), Prefetch: fs.Changed("prefetch"), Batch: fs.Changed("batch"), Accum: fs.Changed("accum"),
 		AccumOrder: fs.Changed("accum-order"), Precision: fs.Changed("precision"), Recompute: fs.Changed("recompute"), Offload: fs.Changed("offload")}
 }
 
 // Settle applies the config file or the demo's values below the flags, and
 // refuses what is not built.
-func Settle(fs *pflag.FlagSet, c *spillway.Config, l *Later) (isDemo bool, err error) {
+func Settle(fs *pflag.FlagSet, c *config.Config, l *Later) (isDemo bool, err error) {
 	isDemo = !fs.Changed("model") && !fs.Changed("data") && !fs.Changed("config")
 	demoGlob := isDemo && !fs.Changed("data-glob")
 	defer func() {

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
@@ -42,9 +42,9 @@ type topic struct {
 	name, flag string // --ask's value, and the flag that sets a value
 	what       string // as "fewest GPUs"
 	// values are in the order of planner.Question.
-	values func(c *spillway.Config) []int64
+	values func(c *config.Config) []int64
 	easier bool // later values need less
-	set    func(c *spillway.Config, v int64)
+	set    func(c *config.Config, v int64)
 	clash  []string // flags that say it already
 	bytes  bool
 }
@@ -63,7 +63,7 @@ func upTo(n, step int64) (list []int64) {
 }
 
 // sizes are amounts of memory that lie 1 to 2 % apart, in whole MiB from 1 MiB to 4 TiB.
-func sizes(*spillway.Config) (list []int64) {
+func sizes(*config.Config) (list []int64) {
 	for v, step := int64(1), int64(1); v <= 4<<20; v += step {
 		if v >= 128*step {
 			step *= 2
@@ -74,17 +74,17 @@ func sizes(*spillway.Config) (list []int64) {
 }
 
 var topics = []topic{
-	{"gpus", "ranks", "fewest GPUs", func(c *spillway.Config) []int64 { return upTo(mostAsked, int64(max(c.Tensor, 1)*max(c.Pipeline, 1))) }, true,
-		func(c *spillway.Config, v int64) { c.Ranks = int(v) },
+	{"gpus", "ranks", "fewest GPUs", func(c *config.Config) []int64 { return upTo(mostAsked, int64(max(c.Tensor, 1)*max(c.Pipeline, 1))) }, true,
+		func(c *config.Config, v int64) { c.Ranks = int(v) },
 		[]string{"ranks", "nodes", "gpus-per-node", "shard-size", "global-batch", "rank-shares", "batch-schedule"}, false},
-	{"model", "model", "largest preset", presets, false, func(c *spillway.Config, v int64) { c.Model = bySize()[v].Name }, []string{"model"}, false},
-	{"batch", "batch", "largest micro-batch", func(*spillway.Config) []int64 { return upTo(mostAsked, 1) }, false,
-		func(c *spillway.Config, v int64) { c.Batch = int(v) }, []string{"batch", "global-batch", "batch-schedule"}, false},
-	{"seq", "seq", "longest rows", nil, false, func(c *spillway.Config, v int64) { c.Seq = int(v) }, []string{"seq"}, false},
+	{"model", "model", "largest preset", presets, false, func(c *config.Config, v int64) { c.Model = bySize()[v].Name }, []string{"model"}, false},
+	{"batch", "batch", "largest micro-batch", func(*config.Config) []int64 { return upTo(mostAsked, 1) }, false,
+		func(c *config.Config, v int64) { c.Batch = int(v) }, []string{"batch", "global-batch", "batch-schedule"}, false},
+	{"seq", "seq", "longest rows", nil, false, func(c *config.Config, v int64) { c.Seq = int(v) }, []string{"seq"}, false},
 	{"device-memory", "device-memory", "least device memory", sizes, true,
-		func(c *spillway.Config, v int64) { c.DeviceMemory = v }, []string{"device-memory"}, true},
+		func(c *config.Config, v int64) { c.DeviceMemory = v }, []string{"device-memory"}, true},
 	{"host-memory", "host-memory", "least host memory", sizes, true,
-		func(c *spillway.Config, v int64) { c.HostMemory = v }, []string{"host-memory", "node-memory"}, true},
+		func(c *config.Config, v int64) { c.HostMemory = v }, []string{"host-memory", "node-memory"}, true},
 }
 
 // bySize are the presets of language models, the smallest first.
@@ -99,7 +99,7 @@ func bySize() []model.Preset {
 }
 
 // presets are those with room for the rows of a configuration, by their number in bySize.
-func presets(c *spillway.Config) (list []int64) {
+func presets(c *config.Config) (list []int64) {
 	for i, p := range bySize() {
 		if p.Config.Positions >= c.Seq {
 			list = append(list, int64(i))
@@ -128,7 +128,7 @@ func parameters(c model.Config) int64 {
 
 // topicOf finds what --ask asks for, and refuses flags that say it already. It is called
 // before Settle.
-func (f *Flags) topicOf(fs *pflag.FlagSet, c *spillway.Config) (*topic, error) {
+func (f *Flags) topicOf(fs *pflag.FlagSet, c *config.Config) (*topic, error) {
 	if !fs.Changed("ask") {
 		return nil, nil
 	}
@@ -159,7 +159,7 @@ func (f *Flags) topicOf(fs *pflag.FlagSet, c *spillway.Config) (*topic, error) {
 }
 
 // askedAt is the configuration of a value, and the flags as if it had been given.
-func (f *Flags) askedAt(c spillway.Config, t *topic, v int64) (spillway.Config, *Flags) {
+func (f *Flags) askedAt(c config.Config, t *topic, v int64) (config.Config, *Flags) {
 	own := *f
 	t.set(&c, v)
 	if t.name == "gpus" {
@@ -175,14 +175,14 @@ func (f *Flags) askedAt(c spillway.Config, t *topic, v int64) (spillway.Config, 
 }
 
 // answerTo answers --ask, and gives the configuration and the plan that it comes to.
-func (f *Flags) answerTo(ctx context.Context, t *topic, c spillway.Config, fixed spillway.Fixed, rows int) (
-	spillway.Config, *spillway.Fitted, error,
+func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed planner.Fixed, rows int) (
+	config.Config, *planner.Fitted, error,
 ) {
 	values, err := t.all(&c)
 	if err != nil {
 		return c, nil, err
 	}
-	at := func(i int) (planner.Request, spillway.Hardware) {
+	at := func(i int) (planner.Request, planner.Hardware) {
 		one, own := f.askedAt(c, t, values[i])
 		return own.request(one), own.Hardware(&one)
 	}
@@ -231,7 +231,7 @@ func (f *Flags) shortfall(none *planner.NothingFits) string {
 }
 
 // all are the values that may be asked for of a configuration.
-func (t *topic) all(c *spillway.Config) ([]int64, error) {
+func (t *topic) all(c *config.Config) ([]int64, error) {
 	if t.values != nil {
 		return t.values(c), nil
 	}

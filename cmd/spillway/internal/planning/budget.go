@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // Budget is what training on so many tokens takes by prediction. Low and high are of the range
@@ -31,7 +31,7 @@ func (f *Flags) checkBudget() error {
 }
 
 // budget is nil without --tokens.
-func (f *Flags) budget(p *spillway.Forecast) *Budget {
+func (f *Flags) budget(p *planner.Forecast) *Budget {
 	if f.tokens == 0 {
 		return nil
 	}
@@ -51,7 +51,7 @@ func (f *Flags) budget(p *spillway.Forecast) *Budget {
 }
 
 // budgetText is the budget as a line; "" without --tokens.
-func (f *Flags) budgetText(p *spillway.Forecast) string {
+func (f *Flags) budgetText(p *planner.Forecast) string {
 	b := f.budget(p)
 	if b == nil {
 		return ""

@@ -14,10 +14,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
@@ -63,7 +63,7 @@ func shellLines(args []string) string {
 }
 
 // checkEmit refuses a job that cannot be written.
-func (f *Flags) checkEmit(fs *pflag.FlagSet, c *spillway.Config) error {
+func (f *Flags) checkEmit(fs *pflag.FlagSet, c *config.Config) error {
 	if f.emit == "" {
 		return nil
 	}
@@ -91,7 +91,7 @@ func (f *Flags) checkEmit(fs *pflag.FlagSet, c *spillway.Config) error {
 	case f.gpuFound == nil:
 		f.transport, c.LocalRanks = cluster.SHM, 1
 	}
-	return nil
+	return f.settleProcesses(c)
 }
 
 // job is what the templates are filled with.
@@ -128,7 +128,7 @@ func (r *planReport) writeJob(w io.Writer, a *answer) error {
 
 // serverMiB is the memory that a server's ranks may use: the plan's, and an eighth and 64 MiB
 // more for what it does not count, such as buffers of MPI and a launcher.
-func (f *Flags) serverMiB(p *spillway.Forecast) int64 {
+func (f *Flags) serverMiB(p *planner.Forecast) int64 {
 	spaces := []graph.Space{graph.Device, graph.Host}
 	if f.gpuFound != nil {
 		spaces = spaces[1:]
@@ -138,7 +138,7 @@ func (f *Flags) serverMiB(p *spillway.Forecast) int64 {
 }
 
 // jobArgs are train's arguments in a job: it saves, and goes on from what it has saved.
-func (f *Flags) jobArgs(args []string, p *spillway.Forecast, j *job) []string {
+func (f *Flags) jobArgs(args []string, p *planner.Forecast, j *job) []string {
 	set, c := options.TrainSet(), &p.Config
 	_ = set.Parse(args[1:]) // they were parsed before
 	add := func(name, value string) { args = cli.WithFlags(args, []string{"--" + name, value}) }
@@ -208,7 +208,7 @@ func (f *Flags) mount(set *pflag.FlagSet, add func(name, value string)) {
 }
 
 // timeLimit is a quarter and half an hour more than the steps should take at most, in Slurm's form.
-func (f *Flags) timeLimit(p *spillway.Forecast, steps int, unknown bool) string {
+func (f *Flags) timeLimit(p *planner.Forecast, steps int, unknown bool) string {
 	hours := int64(jobHours)
 	if !unknown {
 		high := 1.0

@@ -11,10 +11,9 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/spillway-ml/spillway"
-	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/regular"
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -135,7 +134,7 @@ func setAll(fs *pflag.FlagSet, words []string, given map[string]bool) error {
 }
 
 // lookAround takes what the plan needs of this machine, unless a document has said it.
-func (f *Flags) lookAround(ctx context.Context, fs *pflag.FlagSet, c *spillway.Config, stderr io.Writer) error {
+func (f *Flags) lookAround(ctx context.Context, fs *pflag.FlagSet, c *config.Config, stderr io.Writer) error {
 	m := &f.machine
 	switch {
 	case f.gpuFound != nil && f.calibrate:
@@ -166,6 +165,9 @@ func (f *Flags) lookAround(ctx context.Context, fs *pflag.FlagSet, c *spillway.C
 		return nil
 	}
 	if m.CPU == nil {
+		if f.here == nil && !fs.Changed("threads") {
+			return errors.New("--gpu is missing, and a browser does not tell what it runs on; give --gpu NAME (plan --list-gpus), or --threads N for a CPU of typical cores")
+		}
 		if err := checkLinks(f.transport); err != nil {
 			return err
 		}
@@ -174,7 +176,7 @@ func (f *Flags) lookAround(ctx context.Context, fs *pflag.FlagSet, c *spillway.C
 		if err != nil {
 			return err
 		}
-		links, note := measuredLinks(strings.ToLower(f.transport), c.Ranks)
+		links, note := measuredLinks(f.here, strings.ToLower(f.transport), c.Ranks)
 		if note != "" {
 			rates += "; " + note
 		}
@@ -186,12 +188,12 @@ func (f *Flags) lookAround(ctx context.Context, fs *pflag.FlagSet, c *spillway.C
 }
 
 // hardware is the CPU over a transport.
-func (m *CPU) hardware(transport string) spillway.Hardware {
-	hw := spillway.CPUHardware(m.Threads)
+func (m *CPU) hardware(transport string) planner.Hardware {
+	hw := planner.CPUHardware(m.Threads)
 	if m.Calibration != nil {
 		hw.Machine = m.Calibration.Machine
 	}
-	return calibration.With(hw, m.Links, transport)
+	return planner.Over(hw, m.Links, transport)
 }
 
 // keepModel keeps the config.json of a model that is a folder, where there is one; a preset's is

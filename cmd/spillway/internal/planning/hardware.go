@@ -3,18 +3,12 @@ package planning
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"text/tabwriter"
 
-	"github.com/spillway-ml/spillway"
-	"github.com/spillway-ml/spillway/calibration"
-	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
-	"github.com/spillway-ml/spillway/cmd/spillway/internal/host"
-	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/model"
@@ -24,86 +18,8 @@ import (
 	"github.com/spillway-ml/spillway/precision"
 )
 
-// gpuSources are who tells of the machine's GPUs.
-type gpuSources struct {
-	nvml   func() ([]gpus.GPU, error) // all of them
-	driver func() (driver.API, error) // those that this process may use
-	used   func(uuid [16]byte) (int64, error)
-	hidden bool // some may be hidden from this process
-}
-
-// detectGPUs asks NVML for the machine's GPUs, and where that can't be, or would tell of
-// GPUs that are hidden from this process, the driver, which does not tell without a context
-// what is in use.
-func detectGPUs(ask gpuSources) ([]gpus.GPU, error) {
-	found, err := ask.nvml()
-	if err == nil && !ask.hidden {
-		return found, nil
-	}
-	all := found
-	api, driverErr := ask.driver()
-	if driverErr != nil && err == nil {
-		return all, nil
-	}
-	if driverErr != nil {
-		return nil, fmt.Errorf("%w (%w)", err, driverErr)
-	}
-	list, driverErr := api.Devices()
-	if driverErr != nil {
-		return nil, driverErr
-	}
-	found = nil
-	for _, d := range list {
-		g := gpus.Product(d.Name, d.Memory)
-		if used, err := ask.used(d.UUID); err == nil {
-			g.Used = used
-		}
-		found = append(found, g)
-	}
-	switch {
-	case len(found) == 0 && err == nil:
-		return nil, errors.New("CUDA_VISIBLE_DEVICES hides this machine's GPUs; name one instead")
-	case len(found) == 0:
-		return nil, err
-	}
-	return found, nil
-}
-
-func measureCPU(ctx context.Context, c *spillway.Config) (*cost.Calibration, error) {
-	cal, err := calibration.Measure(ctx, calibration.Options{Threads: c.ComputeThreads(), Disk: c.Disk, BesideDisk: host.DiskProcs.BesideDisk})
-	return cal, cli.Fault(err)
-}
-
-// Calibrate measures this machine and keeps the result for later plans and runs.
-func Calibrate(ctx context.Context, c *spillway.Config) error {
-	cal, err := measureCPU(ctx, c)
-	if err != nil {
-		return err
-	}
-	_, err = calibration.Keep(cal)
-	return err
-}
-
-// cpuRates are the rates of this machine's CPU: what was kept of it or, with --calibrate, what
-// is measured now and kept for later plans.
-func (f *Flags) cpuRates(ctx context.Context, c *spillway.Config) (cal *cost.Calibration, rates string, err error) {
-	if !f.calibrate {
-		cal, rates = known(c.ComputeThreads())
-		return cal, rates, nil
-	}
-	f.progress.Says("measuring this machine's CPU …")
-	if cal, err = measureCPU(ctx, c); err != nil {
-		return nil, "", err
-	}
-	path, err := calibration.Keep(cal)
-	if err != nil {
-		return cal, "as calibrated just now; " + err.Error(), nil
-	}
-	return cal, "as calibrated just now, kept in " + path, nil
-}
-
 // onlyCalibrate is --calibrate without a job to plan.
-func (f *Flags) onlyCalibrate(ctx context.Context, c *spillway.Config, out io.Writer) error {
+func (f *Flags) onlyCalibrate(ctx context.Context, c *config.Config, out io.Writer) error {
 	_, rates, err := f.cpuRates(ctx, c)
 	if err == nil {
 		_, err = fmt.Fprintf(out, "this machine's CPU %s\n", rates)
@@ -111,28 +27,10 @@ func (f *Flags) onlyCalibrate(ctx context.Context, c *spillway.Config, out io.Wr
 	return err
 }
 
-// detect finds this machine's GPU, the one with the least free memory where there are several,
-// and takes what doctor has measured beside it.
-func (f *Flags) detect(disk string) error {
-	found, err := detectGPUs(gpuSources{gpus.Detect, driver.Open, gpus.Used, os.Getenv("CUDA_VISIBLE_DEVICES") != ""})
-	if err != nil {
-		return err
-	}
-	g := found[0]
-	for _, other := range found[1:] {
-		if other.Memory-other.Used < g.Memory-g.Used { // what fits the smallest fits all
-			g = other
-		}
-	}
-	f.machine.GPU = &g
-	f.readMeasurements(disk)
-	return nil
-}
-
 // readMeasurements takes what doctor has measured of this machine, for a plan of
 // its own GPUs.
 func (f *Flags) readMeasurements(disk string) {
-	f.machine.Host = calibration.MemoryBandwidth()
+	f.machine.Host = f.here.MemoryBandwidth()
 	if disk == "" {
 		return
 	}
@@ -154,7 +52,7 @@ func (f *Flags) measured(m *cost.Machine, ranks int) {
 }
 
 // Hardware is what the time is predicted on.
-func (f *Flags) Hardware(c *spillway.Config) spillway.Hardware {
+func (f *Flags) Hardware(c *config.Config) planner.Hardware {
 	if f.gpuFound == nil {
 		hw := f.CPU
 		hw.Budget = f.plans
@@ -164,7 +62,7 @@ func (f *Flags) Hardware(c *spillway.Config) spillway.Hardware {
 	if !f.countInNodes {
 		node = gpus.NodeGPUs // more ranks than asked for fill nodes too
 	}
-	hw := spillway.Hardware{Budget: f.plans, HalfPrecision: g.Rates.BF16 > 0 || g.Rates.FP16 > 0, HostShare: f.hostShare(g)}
+	hw := planner.Hardware{Budget: f.plans, HalfPrecision: g.Rates.BF16 > 0 || g.Rates.FP16 > 0, HostShare: f.hostShare(g)}
 	hw.Machine = func(ranks int) *cost.Machine {
 		m := g.Machine(min(node, ranks))
 		f.measured(m, min(node, ranks))

@@ -15,11 +15,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/host"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/plan"
@@ -28,6 +28,8 @@ import (
 
 // Flags are the flags of `spillway plan` beside train's.
 type Flags struct {
+	here                 Here               // nil: none
+	page                 func([]byte) error // takes the page of --html beside its file; nil: nothing does
 	gpu                  string
 	nodes, gpusPerNode   int
 	jsonPath, htmlPath   string
@@ -39,17 +41,18 @@ type Flags struct {
 	reference            string
 	calibrate            bool
 	from, emit           string
-	machine              Machine           // what the plan takes of a machine
-	read, diskHere       bool              // it is from a document; but for what is known of --disk
-	opened               *planner.Model    // the model of that document; nil: --model names it
-	CPU                  spillway.Hardware // without --gpu
-	Rates                string            // where its rates are from
-	transport            string            // how its ranks meet
-	chosen               bool              // --fit has chosen the configuration
-	hopeless             bool              // --fit has found nothing that fits
-	nodeMemory           int64             // bytes of a server's memory, as given; 0: not
-	server               *gpus.Server      // what stands in for it, with --gpu
-	given                []setFlag         // the command's flags, by name
+	machine              Machine          // what the plan takes of a machine
+	read, diskHere       bool             // it is from a document; but for what is known of --disk
+	opened               *planner.Model   // the model of that document; nil: --model names it
+	CPU                  planner.Hardware // without --gpu
+	Rates                string           // where its rates are from
+	transport            string           // how its ranks meet
+	perProcess           int              // ranks of a process; 0: not given
+	chosen               bool             // --fit has chosen the configuration
+	hopeless             bool             // --fit has found nothing that fits
+	nodeMemory           int64            // bytes of a server's memory, as given; 0: not
+	server               *gpus.Server     // what stands in for it, with --gpu
+	given                []setFlag        // the command's flags, by name
 	precisionGiven       bool
 	seqGiven             bool
 	openRows             int // rows of a step where --batch was left open; 0: it was not
@@ -64,11 +67,12 @@ type Flags struct {
 	hostMemory           int64   // --host-memory, without what --node-memory caps
 }
 
-// Command is plan.
-func Command() *cobra.Command {
-	var c spillway.Config
+// Command is plan on the machine here, nil for none. page, if not nil, takes each plan's page, as
+// --html writes it.
+func Command(here Here, page func([]byte) error) *cobra.Command {
+	var c config.Config
 	var l options.Later
-	var f Flags
+	f := Flags{here: here, page: page}
 	cmd := &cobra.Command{
 		Use:   "plan",
 		Short: "What a run needs of each memory and how long a step takes, exactly and before it starts",
@@ -88,6 +92,9 @@ data and no GPU.`,
 		out := cmd.OutOrStdout()
 		f.progress = cli.NewProgress(cmd.ErrOrStderr())
 		defer f.progress.End()
+		if err := f.refuseMachine(fs); err != nil {
+			return err
+		}
 		if done, err := f.withoutJob(cmd, &c); done {
 			return err
 		}
@@ -126,7 +133,7 @@ data and no GPU.`,
 			return err
 		}
 		c = c.Sharing()
-		var best *spillway.Fitted
+		var best *planner.Fitted
 		if question != nil {
 			if c, best, err = f.answerTo(cmd.Context(), question, c, options.FixedBy(fs), l.GlobalBatch); err != nil {
 				return err
@@ -138,7 +145,7 @@ data and no GPU.`,
 		if l.Fit {
 			f.progress.Says("searching for the fastest configuration that fits …")
 			best, err = f.request(c).Fit(cmd.Context(), options.FixedBy(fs), l.GlobalBatch, f.Hardware(&c))
-			var none *spillway.NothingFits
+			var none *planner.NothingFits
 			switch {
 			case errors.As(err, &none):
 				return f.nothingFits(cmd.Context(), c, none, l.GlobalBatch, out)
@@ -154,7 +161,7 @@ data and no GPU.`,
 }
 
 // withoutJob does what needs no job: the lists, and --calibrate alone.
-func (f *Flags) withoutJob(cmd *cobra.Command, c *spillway.Config) (done bool, err error) {
+func (f *Flags) withoutJob(cmd *cobra.Command, c *config.Config) (done bool, err error) {
 	switch out := cmd.OutOrStdout(); {
 	case f.listModels:
 		return true, listModels(out)
@@ -176,7 +183,7 @@ func (f *Flags) keep(fs *pflag.FlagSet) {
 }
 
 // Bind makes the flags that train does not have.
-func (f *Flags) Bind(fs *pflag.FlagSet, c *spillway.Config) {
+func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 	fs.StringVar(&f.gpu, "gpu", "", "plan for GPU `NAME` (--list-gpus), or detect for this machine's own")
 	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
 	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
@@ -190,6 +197,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *spillway.Config) {
 	fs.StringVar(&f.dump, "dump", "", "write the program after each pass, and what the pass changed, into the new folder `DIR`")
 	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
 	fs.StringVar(&f.transport, "transport", cluster.InProc, "how CPU ranks meet, for the predicted time: inproc, shm or mpi, as bench comm has measured it")
+	fs.IntVar(&f.perProcess, "ranks-per-process", 0, "CPU ranks that each process runs, for its memory (default: all of them, and 1 with --transport shm or mpi)")
 	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
 	fs.StringVar(&f.ask, "ask", "", "ask for the fewest gpus, the largest model (preset), batch or seq, or the least device-memory or host-memory that fits, and show that the next value does not; what is not given is chosen, as with --fit")
 	fs.IntVar(&f.effort, "effort", 0,
@@ -202,7 +210,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *spillway.Config) {
 
 // Settle turns the flags of the hardware into ranks, caps and what is outside
 // the arena.
-func (f *Flags) Settle(fs *pflag.FlagSet, c *spillway.Config) error {
+func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
 	for _, n := range []struct {
 		flag string
 		v    int
@@ -243,6 +251,9 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *spillway.Config) error {
 		f.nodeSize = c.Ranks // the CPU's ranks are on one machine
 	}
 	f.capHost(c)
+	if err := f.settleProcesses(c); err != nil {
+		return err
+	}
 	if f.gpu == "" {
 		switch {
 		case fs.Changed("gpu"):
@@ -253,18 +264,17 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *spillway.Config) error {
 		return nil
 	}
 	var g gpus.GPU
+	var err error
 	if strings.EqualFold(f.gpu, "detect") {
 		if f.machine.GPU == nil {
-			if err := f.detect(c.Disk); err != nil {
+			if f.machine.GPU, err = f.here.GPU(); err != nil {
 				return fmt.Errorf("--gpu detect: %w", err)
 			}
+			f.readMeasurements(c.Disk)
 		}
 		g = *f.machine.GPU
-	} else {
-		var err error
-		if g, err = gpus.Lookup(f.gpu); err != nil {
-			return fmt.Errorf("--gpu: %w (all: spillway plan --list-gpus)", err)
-		}
+	} else if g, err = gpus.Lookup(f.gpu); err != nil {
+		return fmt.Errorf("--gpu: %w (all: spillway plan --list-gpus)", err)
 	}
 	f.gpuFound = &g
 	if server := g.Server(); f.nodeMemory == 0 {
@@ -280,7 +290,7 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *spillway.Config) error {
 }
 
 // request is a configuration as the planner takes it.
-func (f *Flags) request(c spillway.Config) planner.Request {
+func (f *Flags) request(c config.Config) planner.Request {
 	return planner.Request{Config: c, Opened: f.opened}
 }
 
@@ -321,7 +331,7 @@ func (f *Flags) outputs() error {
 // nothingFits tells about the configuration as requested, and refuses it with
 // what the search has found. Of a global batch, the request is the split that
 // came nearest.
-func (f *Flags) nothingFits(ctx context.Context, c spillway.Config, none *spillway.NothingFits, globalBatch int, out io.Writer) error {
+func (f *Flags) nothingFits(ctx context.Context, c config.Config, none *planner.NothingFits, globalBatch int, out io.Writer) error {
 	if globalBatch > 0 && none.Smallest != nil {
 		c.Batch, c.Accum = none.Smallest.Config.Batch, none.Smallest.Config.Accum
 	}
@@ -334,7 +344,7 @@ func (f *Flags) nothingFits(ctx context.Context, c spillway.Config, none *spillw
 }
 
 // runPlan plans all four stages, tells about them, and refuses what does not fit.
-func runPlan(ctx context.Context, c spillway.Config, f *Flags, best *spillway.Fitted, stdout io.Writer) error {
+func runPlan(ctx context.Context, c config.Config, f *Flags, best *planner.Fitted, stdout io.Writer) error {
 	hw := f.Hardware(&c)
 	f.progress.Says("planning …")
 	stages, err := f.forecastStages(ctx, c, hw)
@@ -355,7 +365,7 @@ func runPlan(ctx context.Context, c spillway.Config, f *Flags, best *spillway.Fi
 	text := f.jsonPath != "-" && f.emit == ""
 	if !asked.Fits {
 		f.progress.Says("it does not fit; searching for what would make it fit …")
-		r.ways, r.noWay = spillway.WaysOut(ctx, asked, hw)
+		r.ways, r.noWay = planner.WaysOut(ctx, asked, hw)
 	}
 	if !chosen {
 		r.recommend(ctx, c, hw)
@@ -390,14 +400,8 @@ func runPlan(ctx context.Context, c spillway.Config, f *Flags, best *spillway.Fi
 			return fmt.Errorf("--json: %w", err)
 		}
 	}
-	if f.htmlPath != "" {
-		page, err := r.html()
-		if err == nil {
-			err = cli.WriteNew(f.htmlPath, page)
-		}
-		if err != nil {
-			return fmt.Errorf("--html: %w", err)
-		}
+	if err := r.writePage(); err != nil {
+		return fmt.Errorf("--html: %w", err)
 	}
 	return asked.Plan.Fit()
 }

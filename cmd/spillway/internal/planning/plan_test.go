@@ -12,6 +12,11 @@ import (
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
+// hostOnly is a machine of which the memory's bandwidth was measured.
+type hostOnly struct{ Here }
+
+func (hostOnly) MemoryBandwidth() float64 { return calibration.MemoryBandwidth() }
+
 // A plan of this machine's own GPUs takes its host's speeds as doctor measured
 // them, each rank of the node its share.
 func TestDetectTakesMeasuredHost(t *testing.T) {
@@ -21,7 +26,7 @@ func TestDetectTakesMeasuredHost(t *testing.T) {
 	ownworld.Config(t, t.TempDir())
 	disk := t.TempDir()
 	m := cost.Machine{HostMemory: 1, DiskRead: 2, DiskWrite: 3}
-	var f Flags
+	f := Flags{here: hostOnly{}}
 	f.readMeasurements(disk)
 	f.measured(&m, 4)
 	require.Equal(t, cost.Machine{HostMemory: 1, DiskRead: 2, DiskWrite: 3}, m, "nothing was measured")

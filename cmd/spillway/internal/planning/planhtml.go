@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/graph"
 	page "github.com/spillway-ml/spillway/memplan/report"
@@ -29,10 +28,26 @@ func (r *planReport) html() (text []byte, err error) {
 	}
 }
 
+// writePage gives the page to those who want one.
+func (r *planReport) writePage() error {
+	f := r.flags
+	if f.htmlPath == "" && f.page == nil {
+		return nil
+	}
+	text, err := r.html()
+	if err == nil && f.htmlPath != "" {
+		err = cli.WriteNew(f.htmlPath, text)
+	}
+	if err == nil && f.page != nil {
+		err = f.page(text)
+	}
+	return err
+}
+
 func (r *planReport) page(columns int) ([]byte, error) {
 	var head bytes.Buffer
 	r.heading(&head)
-	lines := strings.Split(strings.TrimSpace(head.String()), "\n")
+	lines := strings.Split(strings.ReplaceAll(strings.TrimSpace(head.String()), "\n  ", " "), "\n") // a wrapped one is one
 	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "), Fits: r.asked.Fits, Verdict: r.fit(),
 		Made: planner.Shell(append([]string{"spillway"}, r.flags.asked()...)),
 		By:   fmt.Sprintf("spillway %s, on %s", cli.VersionText(), time.Now().UTC().Format(time.DateOnly))}
@@ -69,7 +84,7 @@ func (r *planReport) page(columns int) ([]byte, error) {
 }
 
 // compared are the plans that a page shows side by side, the answer first, and their names.
-func (r *planReport) compared(a *answer) (plans []*spillway.Forecast, names []string) {
+func (r *planReport) compared(a *answer) (plans []*planner.Forecast, names []string) {
 	if a != nil && a.changes != nil {
 		plans, names = append(plans, a.plan), append(names, "recommended")
 	}
@@ -136,7 +151,7 @@ func (r *planReport) charts(a *answer, columns int) (list []page.SpaceChart, err
 
 // spaceCharts are the timelines of a space: of the step, and of the section that reaches the peak
 // where the step does not.
-func spaceCharts(p *spillway.Forecast, s graph.Space, columns int) (list []page.SpaceChart, err error) {
+func spaceCharts(p *planner.Forecast, s graph.Space, columns int) (list []page.SpaceChart, err error) {
 	role := p.Plan.Largest()
 	use := &role.Layout.Spaces[s]
 	sections := []string{"step"}
@@ -166,7 +181,7 @@ func spaceCharts(p *spillway.Forecast, s graph.Space, columns int) (list []page.
 // stageChart draws the device memory of the answer, and of the request at each stage, beside the cap.
 func (r *planReport) stageChart(a *answer) *page.Bars {
 	chart := &page.Bars{Title: "Device memory of a rank at its peak", Series: page.Classes()}
-	add := func(name string, f *spillway.Forecast) {
+	add := func(name string, f *planner.Forecast) {
 		limit := f.Plan.Config.Capacity[graph.Device]
 		if limit > 0 {
 			limit -= f.Plan.Config.Outside[graph.Device]
@@ -215,7 +230,7 @@ func (r *planReport) byStage(title string) page.Table {
 	return t
 }
 
-func (r *planReport) addRow(t *page.Table, name string, cell func(*spillway.Forecast) string) {
+func (r *planReport) addRow(t *page.Table, name string, cell func(*planner.Forecast) string) {
 	row := []string{name}
 	for _, f := range r.shown() {
 		row = append(row, cell(f))
@@ -229,20 +244,20 @@ func (r *planReport) spaceTable(s graph.Space) page.Table {
 		t.Note = "Outside the arena: " + r.outsideNote(s) + "."
 	}
 	for c := range graph.NumClasses {
-		if !slices.ContainsFunc(r.shown(), func(f *spillway.Forecast) bool { return f.Plan.Layout.Spaces[s].ByClass[c] > 0 }) {
+		if !slices.ContainsFunc(r.shown(), func(f *planner.Forecast) bool { return f.Plan.Layout.Spaces[s].ByClass[c] > 0 }) {
 			continue
 		}
-		r.addRow(&t, c.String(), func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c]) })
+		r.addRow(&t, c.String(), func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c]) })
 	}
-	r.addRow(&t, "peak", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].Peak) })
-	r.addRow(&t, "outside", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Config.Outside[s]) })
+	r.addRow(&t, "peak", func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].Peak) })
+	r.addRow(&t, "outside", func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Config.Outside[s]) })
 	if n := r.flags.ranksAServer(&r.asked.Config); s == graph.Host && n > 1 {
-		r.addRow(&t, fmt.Sprintf("%d, a server", n), func(f *spillway.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
+		r.addRow(&t, fmt.Sprintf("%d, a server", n), func(f *planner.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
 		if note := r.flags.serverNote(r.asked); note != "" {
 			t.Note = strings.TrimSpace(t.Note + " " + strings.ToUpper(note[:1]) + note[1:] + ".")
 		}
 	}
-	r.addRow(&t, "fits", func(f *spillway.Forecast) string {
+	r.addRow(&t, "fits", func(f *planner.Forecast) string {
 		use, cfg := &f.Plan.Layout.Spaces[s], &f.Plan.Config
 		if limit := cfg.Capacity[s]; limit > 0 && use.Peak+cfg.Outside[s] > limit {
 			return "no, " + plan.Bytes(use.Peak+cfg.Outside[s]-limit) + " over"
@@ -254,14 +269,14 @@ func (r *planReport) spaceTable(s graph.Space) page.Table {
 
 func (r *planReport) stepTable() page.Table {
 	t := r.byStage("A step, predicted, by stage")
-	r.addRow(&t, "sent by a rank", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.CommBytes) })
+	r.addRow(&t, "sent by a rank", func(f *planner.Forecast) string { return plan.Bytes(f.Plan.CommBytes) })
 	for _, row := range r.stepRows() {
 		r.addRow(&t, row.name, row.cell)
 	}
 	if within := r.flags.timeRange(); within != nil {
 		t.Note = "From the GPU's rates: " + within.Text() + ", and times are that range. " + r.flags.elsewhere(r.asked)
 	}
-	r.addRow(&t, "device memory is highest at", func(f *spillway.Forecast) string { return f.Plan.Layout.Spaces[graph.Device].PeakAt })
+	r.addRow(&t, "device memory is highest at", func(f *planner.Forecast) string { return f.Plan.Layout.Spaces[graph.Device].PeakAt })
 	return t
 }
 

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"strings"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/planner"
@@ -147,8 +146,8 @@ type (
 )
 
 // why explains a plan.
-func why(f *spillway.Forecast) planWhy {
-	e := spillway.Explain(f)
+func why(f *planner.Forecast) planWhy {
+	e := planner.Explain(f)
 	recompute := f.Config.Recompute
 	if recompute == "" {
 		recompute = "none"
@@ -216,9 +215,9 @@ func (r *planReport) json() ([]byte, error) {
 }
 
 // changesResults says whether a way out computes other numbers than the request.
-func changesResults(way spillway.Way) bool { return way.Cost == "other numbers" }
+func changesResults(way planner.Way) bool { return way.Cost == "other numbers" }
 
-func (f *Flags) speedJSON(p *spillway.Forecast) Speed {
+func (f *Flags) speedJSON(p *planner.Forecast) Speed {
 	s := Speed{Predicted: p.TokensPerSecond()}
 	s.Low, s.High = s.Predicted, s.Predicted
 	if t := f.timeRange(); t != nil {
@@ -228,7 +227,7 @@ func (f *Flags) speedJSON(p *spillway.Forecast) Speed {
 }
 
 // process is what the ranks of a process take of the machine's own memory together.
-func (f *Flags) process(p *spillway.Forecast) int64 {
+func (f *Flags) process(p *planner.Forecast) int64 {
 	ranks, spaces := p.Config.Ranks, []graph.Space{graph.Device, graph.Host}
 	if n := p.Config.LocalRanks; n > 0 {
 		ranks = min(n, ranks)
@@ -239,7 +238,7 @@ func (f *Flags) process(p *spillway.Forecast) int64 {
 	return int64(ranks) * planner.InMemory(p.Plan, spaces)
 }
 
-func (f *Flags) stageJSON(p *spillway.Forecast) planStage {
+func (f *Flags) stageJSON(p *planner.Forecast) planStage {
 	var batches []planBatch
 	for _, b := range p.StepTimes() {
 		batches = append(batches, planBatch{b.Rows, b.Accum, b.Step.Seconds})
@@ -249,7 +248,7 @@ func (f *Flags) stageJSON(p *spillway.Forecast) planStage {
 		Device: spaceJSON(p, graph.Device), Host: spaceJSON(p, graph.Host), Disk: spaceJSON(p, graph.Disk)}
 }
 
-func spaceJSON(f *spillway.Forecast, s graph.Space) Space {
+func spaceJSON(f *planner.Forecast, s graph.Space) Space {
 	use := &f.Plan.Layout.Spaces[s]
 	v := Space{PeakBytes: use.Peak, PeakAt: use.PeakAt, OutsideBytes: f.Plan.Config.Outside[s], ByClass: map[string]int64{}, ClassPeakBytes: map[string]int64{}}
 	if limit := f.Plan.Config.Capacity[s]; limit > 0 {

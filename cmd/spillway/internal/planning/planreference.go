@@ -6,7 +6,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/config"
 	page "github.com/spillway-ml/spillway/memplan/report"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -59,7 +59,7 @@ func (r *planReport) reference() (*referenceSection, error) {
 	return s, nil
 }
 
-func recomputeOf(c spillway.Config) string {
+func recomputeOf(c config.Config) string {
 	if c.Recompute == "" {
 		return "none"
 	}

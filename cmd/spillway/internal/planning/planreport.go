@@ -13,7 +13,6 @@ import (
 
 	"github.com/dustin/go-humanize/english"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
@@ -24,12 +23,12 @@ import (
 // planReport is what a person is told.
 type planReport struct {
 	flags  *Flags
-	stages []*spillway.Forecast
-	asked  *spillway.Forecast
-	ways   []spillway.Way
+	stages []*planner.Forecast
+	asked  *planner.Forecast
+	ways   []planner.Way
 	order  *planner.OrderCost // nil without --reproducible
-	best   *spillway.Fitted   // nil without --fit
-	noWay  *spillway.NoWay    // where there are no ways
+	best   *planner.Fitted    // nil without --fit
+	noWay  *planner.NoWay     // where there are no ways
 }
 
 func (r *planReport) print(w io.Writer) error {
@@ -141,9 +140,9 @@ func (r *planReport) defaultsNote() []string {
 }
 
 // shown are the stages that tables have columns for: on one rank all are the same.
-func (r *planReport) shown() []*spillway.Forecast {
+func (r *planReport) shown() []*planner.Forecast {
 	if r.asked.Config.Ranks == 1 {
-		return []*spillway.Forecast{r.asked}
+		return []*planner.Forecast{r.asked}
 	}
 	return r.stages
 }
@@ -157,7 +156,7 @@ type stageTable struct {
 
 func (r *planReport) stageTable(w io.Writer) stageTable {
 	t := stageTable{tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight), r}
-	t.row("ZeRO", func(f *spillway.Forecast) string {
+	t.row("ZeRO", func(f *planner.Forecast) string {
 		if f == r.asked {
 			return fmt.Sprintf("→ %d", f.Config.Zero)
 		}
@@ -166,7 +165,7 @@ func (r *planReport) stageTable(w io.Writer) stageTable {
 	return t
 }
 
-func (t stageTable) row(name string, cell func(*spillway.Forecast) string) {
+func (t stageTable) row(name string, cell func(*planner.Forecast) string) {
 	fmt.Fprintf(t, "%-14s\t", name)
 	for _, f := range t.r.shown() {
 		fmt.Fprintf(t, "%s\t", cell(f))
@@ -200,15 +199,15 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 	t := r.stageTable(w)
 	for c := range graph.NumClasses {
 		if used[c] {
-			t.row(c.String(), func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c]) })
+			t.row(c.String(), func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c]) })
 		}
 	}
-	t.row("peak", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].Peak) })
+	t.row("peak", func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].Peak) })
 	if outside {
-		t.row("outside", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.Config.Outside[s]) })
+		t.row("outside", func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Config.Outside[s]) })
 	}
 	if s == graph.Host && (r.asked.Config.Checkpoint != "" || r.asked.Plan.Config.Staging > 0) {
-		t.row("saves", func(f *spillway.Forecast) string {
+		t.row("saves", func(f *planner.Forecast) string {
 			if n := f.Plan.Config.Staging; n > 0 {
 				return plan.Bytes(n) + ", beside"
 			}
@@ -216,19 +215,19 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 		})
 	}
 	if s == graph.Host && r.flags.ranksAServer(&r.asked.Config) > 1 {
-		t.row(fmt.Sprintf("%d, a server", r.flags.ranksAServer(&r.asked.Config)), func(f *spillway.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
+		t.row(fmt.Sprintf("%d, a server", r.flags.ranksAServer(&r.asked.Config)), func(f *planner.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
 	}
 	if limit > 0 {
-		free := func(f *spillway.Forecast) int64 {
+		free := func(f *planner.Forecast) int64 {
 			return limit - f.Plan.Layout.Spaces[s].Peak - f.Plan.Config.Outside[s]
 		}
-		t.row("fits", func(f *spillway.Forecast) string {
+		t.row("fits", func(f *planner.Forecast) string {
 			if free(f) < 0 {
 				return "no"
 			}
 			return "yes"
 		})
-		t.row("free", func(f *spillway.Forecast) string {
+		t.row("free", func(f *planner.Forecast) string {
 			if n := free(f); n < 0 {
 				return "−" + plan.Bytes(-n)
 			}
@@ -268,16 +267,16 @@ func (r *planReport) steps(w io.Writer) {
 		cli.Wrap(w, "", "  ", fmt.Sprintf("A step, predicted (CPU: %s)", r.flags.Rates))
 	}
 	t := r.stageTable(w)
-	t.row("sent by a rank", func(f *spillway.Forecast) string { return plan.Bytes(f.Plan.CommBytes) })
+	t.row("sent by a rank", func(f *planner.Forecast) string { return plan.Bytes(f.Plan.CommBytes) })
 	for _, row := range r.stepRows() {
 		t.row(row.name, row.cell)
 	}
 	for k, b := range r.asked.StepTimes() {
 		if k > 0 {
-			t.row(fmt.Sprintf("of %d rows", b.Rows), func(f *spillway.Forecast) string { return r.flags.seconds(f.StepTimes()[k].Step.Seconds) })
+			t.row(fmt.Sprintf("of %d rows", b.Rows), func(f *planner.Forecast) string { return r.flags.seconds(f.StepTimes()[k].Step.Seconds) })
 		}
 	}
-	t.row("fits", func(f *spillway.Forecast) string {
+	t.row("fits", func(f *planner.Forecast) string {
 		if f.Fits {
 			return "yes"
 		}
@@ -326,7 +325,7 @@ func (r *planReport) roles(w io.Writer) {
 // stepRow is a line of the table of times.
 type stepRow struct {
 	name string
-	cell func(*spillway.Forecast) string
+	cell func(*planner.Forecast) string
 }
 
 // stepRows are the times of a stage: on a GPU as a range, with what of it is
@@ -335,19 +334,19 @@ func (r *planReport) stepRows() []stepRow {
 	f := r.flags
 	if f.timeRange() == nil {
 		return []stepRow{
-			{"time", func(p *spillway.Forecast) string { return seconds(p.Step.Seconds) }},
-			{"computing", func(p *spillway.Forecast) string { return seconds(p.Step.Seconds - p.Step.Exposed) }},
-			{"waiting", func(p *spillway.Forecast) string { return seconds(p.Step.Exposed) }},
-			{"tokens/s", func(p *spillway.Forecast) string { return cli.Count(p.TokensPerSecond()) }},
+			{"time", func(p *planner.Forecast) string { return seconds(p.Step.Seconds) }},
+			{"computing", func(p *planner.Forecast) string { return seconds(p.Step.Seconds - p.Step.Exposed) }},
+			{"waiting", func(p *planner.Forecast) string { return seconds(p.Step.Exposed) }},
+			{"tokens/s", func(p *planner.Forecast) string { return cli.Count(p.TokensPerSecond()) }},
 		}
 	}
 	return []stepRow{
-		{"time", func(p *spillway.Forecast) string { return f.seconds(p.Step.Seconds) }},
-		{"computing", func(p *spillway.Forecast) string {
+		{"time", func(p *planner.Forecast) string { return f.seconds(p.Step.Seconds) }},
+		{"computing", func(p *planner.Forecast) string {
 			return fmt.Sprintf("%.0f %%", 100*(1-p.Step.Exposed/p.Step.Seconds))
 		}},
-		{"waiting", func(p *spillway.Forecast) string { return fmt.Sprintf("%.0f %%", 100*p.Step.Exposed/p.Step.Seconds) }},
-		{"tokens/s", func(p *spillway.Forecast) string {
+		{"waiting", func(p *planner.Forecast) string { return fmt.Sprintf("%.0f %%", 100*p.Step.Exposed/p.Step.Seconds) }},
+		{"tokens/s", func(p *planner.Forecast) string {
 			return strings.TrimSuffix(f.speed(p.TokensPerSecond()), " tokens/s")
 		}},
 	}
@@ -474,7 +473,7 @@ func (r *planReport) waysOut(w io.Writer) {
 type wayList struct {
 	title   string
 	changes bool
-	ways    []spillway.Way
+	ways    []planner.Way
 }
 
 // wayLists are the ways out that keep the results, and those that change them.
@@ -493,7 +492,7 @@ func (r *planReport) wayLists() (lists []wayList) {
 }
 
 // wayText is what a way out costs.
-func (r *planReport) wayText(way spillway.Way) string {
+func (r *planReport) wayText(way planner.Way) string {
 	var parts []string
 	for s := range graph.NumSpaces {
 		asked, use := r.asked.Plan.Layout.Spaces[s].Peak, way.Forecast.Plan.Layout.Spaces[s].Peak

@@ -6,17 +6,21 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/relay"
+	"github.com/spillway-ml/spillway/comm/mpi"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/published"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
 )
 
 // capHost makes a rank's cap on host memory of --node-memory, unless
 // --host-memory is less.
-func (f *Flags) capHost(c *spillway.Config) {
+func (f *Flags) capHost(c *config.Config) {
 	if f.nodeMemory == 0 {
 		return
 	}
@@ -35,18 +39,67 @@ func (f *Flags) hostShare(g gpus.GPU) int64 {
 }
 
 // ranksAServer is how many ranks share a server's memory.
-func (f *Flags) ranksAServer(c *spillway.Config) int64 {
+func (f *Flags) ranksAServer(c *config.Config) int64 {
 	return int64(max(1, min(f.nodeSize, c.Ranks)))
 }
 
+// settleProcesses tells c of the processes that its CPU ranks will run in.
+func (f *Flags) settleProcesses(c *config.Config) error {
+	if f.perProcess < 0 {
+		return fmt.Errorf("--ranks-per-process %d: at least 1 rank is needed", f.perProcess)
+	}
+	if f.gpu != "" {
+		if f.perProcess > 0 {
+			return fmt.Errorf("--ranks-per-process %d with --gpu %.80s: it is for CPU ranks; a GPU's rank is planned with a process of its own", f.perProcess, f.gpu)
+		}
+		return nil
+	}
+	if strings.EqualFold(f.transport, cluster.InProc) {
+		if f.perProcess > 0 && f.perProcess != c.Ranks {
+			return fmt.Errorf("--ranks-per-process %d with --ranks %d: one process runs all ranks; give --transport shm or mpi for several", f.perProcess, c.Ranks)
+		}
+		return nil
+	}
+	each := max(f.perProcess, 1)
+	if c.Ranks%each != 0 {
+		return fmt.Errorf("--ranks-per-process %d with --ranks %d: processes have equal numbers of ranks", each, c.Ranks)
+	}
+	c.LocalRanks = each
+	if !f.countInNodes {
+		f.nodeSize = c.Ranks
+	}
+	*c = c.Within(processes{f.transport, c.Ranks / each})
+	return nil
+}
+
+// processes are those of a planned job.
+type processes struct {
+	transport string
+	count     int
+}
+
+func (p processes) Count() int { return p.count }
+
+func (processes) Seat(int) {}
+
+// Memory is not known: where they will run is another machine.
+func (processes) Memory(ranks int) config.HostMemory { return config.HostMemory{Ranks: ranks} }
+
+func (p processes) Outside(each int) (bytes int64, copies bool) {
+	if !strings.EqualFold(p.transport, cluster.MPI) {
+		return 0, false
+	}
+	return mpi.OutsideBytes(p.count, each) + relay.Bytes, true
+}
+
 // onServer is what the ranks of a server take of a space together.
-func (f *Flags) onServer(p *spillway.Forecast, s graph.Space) int64 {
+func (f *Flags) onServer(p *planner.Forecast, s graph.Space) int64 {
 	return f.ranksAServer(&p.Config) * (p.Plan.Layout.Spaces[s].Peak + p.Plan.Config.Outside[s])
 }
 
 // serverNote says what the servers have, and how that is known; "" where nothing
 // is.
-func (f *Flags) serverNote(asked *spillway.Forecast) string {
+func (f *Flags) serverNote(asked *planner.Forecast) string {
 	n := f.ranksAServer(&asked.Config)
 	switch {
 	case f.nodeMemory > 0:
@@ -140,7 +193,7 @@ func roughSeconds(v float64) string {
 
 // elsewhere says what the same job is known to need in other software, which is
 // not what fits here; "" where nothing is known of a GPU.
-func (f *Flags) elsewhere(asked *spillway.Forecast) string {
+func (f *Flags) elsewhere(asked *planner.Forecast) string {
 	if f.gpuFound == nil {
 		return ""
 	}
@@ -171,7 +224,7 @@ func scaled(m published.Memory, bytes int64) string {
 }
 
 // precisionNotes say what the precision of the request means on the GPU.
-func (f *Flags) precisionNotes(c *spillway.Config) (lines []string) {
+func (f *Flags) precisionNotes(c *config.Config) (lines []string) {
 	g := f.gpuFound
 	if g == nil {
 		return nil
@@ -197,4 +250,4 @@ func (f *Flags) precisionNotes(c *spillway.Config) (lines []string) {
 const longest = 8192
 
 // positions returns the rows' length that a model is usually trained with.
-func positions(p *spillway.Forecast) int { return min(p.Shape().Positions, longest) }
+func positions(p *planner.Forecast) int { return min(p.Shape().Positions, longest) }

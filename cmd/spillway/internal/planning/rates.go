@@ -1,34 +1,75 @@
 package planning
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strings"
 
-	"github.com/spillway-ml/spillway"
-	"github.com/spillway-ml/spillway/calibration"
+	"github.com/spf13/pflag"
+
 	"github.com/spillway-ml/spillway/cluster"
-	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/planner"
 )
+
+// Here is the machine that plans, for plans of its own hardware. Where nothing can be measured, as
+// in a browser, it is nil, and those are refused.
+type Here interface {
+	// Kept returns what is kept of the CPU with so many threads, with words for a person that
+	// say when it was measured or why it is not used; "" where nothing is kept.
+	Kept(threads int) (*cost.Calibration, string)
+	// Calibrate measures the CPU and keeps the result. The words say where.
+	Calibrate(ctx context.Context, c *config.Config) (*cost.Calibration, string, error)
+	// Links returns the kept collectives over a transport, and in words those nearest to ranks.
+	Links(transport string, ranks int) ([]cost.Links, string)
+	// GPU finds the GPU with the least free memory.
+	GPU() (*gpus.GPU, error)
+	// MemoryBandwidth is the kept one in bytes/s; 0: none.
+	MemoryBandwidth() float64
+}
+
+// refuseMachine refuses flags that measure, read or write where there is no machine.
+func (f *Flags) refuseMachine(fs *pflag.FlagSet) error {
+	if f.here != nil {
+		return nil
+	}
+	if strings.EqualFold(f.gpu, "detect") {
+		return errors.New("--gpu detect: a browser does not tell which GPU it has; give --gpu NAME (plan --list-gpus)")
+	}
+	if f.calibrate {
+		return errors.New("--calibrate: a browser cannot measure its machine; give --gpu NAME, or --threads N for a CPU of typical cores")
+	}
+	for _, name := range []string{"config", "from", "html", "json", "dump"} {
+		if file := fs.Lookup(name).Value.String(); file != "" && file != "-" {
+			return fmt.Errorf("--%s %.80q: a browser has no files; leave it out, or use spillway plan on a computer", name, file)
+		}
+	}
+	return nil
+}
+
+// typicalRates are those of a CPU that was not measured, for a person.
+const typicalRates = "rates of a typical server core; spillway plan --calibrate measures this machine"
 
 // KnownHardware is this machine's CPU with so many threads, as it was calibrated or
 // with typical rates, and where those are from, for a person.
-func KnownHardware(threads int) (hw spillway.Hardware, rates string) {
-	cal, rates := known(threads)
+func KnownHardware(here Here, threads int) (hw planner.Hardware, rates string) {
+	cal, rates := known(here, threads)
 	return (&CPU{Threads: threads, Calibration: cal}).hardware(cluster.InProc), rates
 }
 
 // known is what was kept of this machine's CPU; nil: nothing, and typical rates are taken.
-func known(threads int) (cal *cost.Calibration, rates string) {
-	cal, note := calibration.Kept(threads)
+func known(here Here, threads int) (cal *cost.Calibration, rates string) {
+	if here == nil {
+		return nil, typicalRates
+	}
+	cal, note := here.Kept(threads)
 	if cal != nil {
 		return cal, note
 	}
-	rates = "rates of a typical server core; spillway plan --calibrate measures this machine"
+	rates = typicalRates
 	if note != "" {
 		rates += "; " + note
 	}
@@ -51,46 +92,38 @@ func checkLinks(transport string) error {
 
 // measuredLinks are the collectives over a transport as bench comm has measured them, for so
 // many ranks, and a note for a person: "" where none is needed.
-func measuredLinks(transport string, ranks int) ([]cost.Links, string) {
-	links, note := calibration.Links(transport, ranks)
+func measuredLinks(here Here, transport string, ranks int) (links []cost.Links, note string) {
+	if here != nil {
+		links, note = here.Links(transport, ranks)
+	}
 	if note == "" && transport != cluster.InProc && ranks > 1 {
 		note = "collectives as in one process, until " + measuresLinks[transport] + " has measured them"
 	}
 	return links, note
 }
 
-// FitTo makes c the fastest that fits.
-func FitTo(ctx context.Context, c *spillway.Config, onDevice spillway.Config, fixed spillway.Fixed, rows int, hw spillway.Hardware, out io.Writer) error {
-	progress := cli.NewProgress(out)
-	defer progress.End()
-	progress.Says("searching for the fastest configuration that fits …")
-	best, err := spillway.FitHere(ctx, onDevice, fixed, rows, hw)
-	var none *spillway.NothingFits
-	switch {
-	case errors.As(err, &none):
-		progress.Says("nothing fits; searching for what would …")
-		ways := none.WithWays(ctx, onDevice, hw)
-		return cmp.Or(ctx.Err(), ways) // what was found is not all there is
-	case err != nil:
-		return err
-	}
-	progress.End()
-	printFitted(out, best)
-	takeFitted(c, best)
-	return nil
-}
-
 // OfRun is this machine for the ranks of a run that meet over a transport, and in words where
 // its rates are from.
-func OfRun(c *spillway.Config, transport string) (hw spillway.Hardware, rates string, err error) {
+func OfRun(here Here, c *config.Config, transport string) (hw planner.Hardware, rates string, err error) {
 	if err := checkLinks(transport); err != nil {
 		return hw, "", err
 	}
 	transport = strings.ToLower(transport)
-	hw, rates = KnownHardware(c.ComputeThreads())
-	links, note := measuredLinks(transport, c.Ranks)
+	hw, rates = KnownHardware(here, c.ComputeThreads())
+	links, note := measuredLinks(here, transport, c.Ranks)
 	if note != "" {
 		rates += "; " + note
 	}
-	return calibration.With(hw, links, transport), rates, nil
+	return planner.Over(hw, links, transport), rates, nil
+}
+
+// cpuRates are the rates of this machine's CPU: what was kept of it or, with --calibrate, what
+// is measured now and kept for later plans.
+func (f *Flags) cpuRates(ctx context.Context, c *config.Config) (cal *cost.Calibration, rates string, err error) {
+	if f.calibrate {
+		f.progress.Says("measuring this machine's CPU …")
+		return f.here.Calibrate(ctx, c)
+	}
+	cal, rates = known(f.here, c.ComputeThreads())
+	return cal, rates, nil
 }

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/precision"
@@ -18,7 +18,7 @@ import (
 )
 
 // takeFitted sets what the search chose.
-func takeFitted(c *spillway.Config, best *spillway.Fitted) {
+func takeFitted(c *config.Config, best *planner.Fitted) {
 	b := best.Forecast.Config
 	c.Zero, c.Batch, c.Accum, c.AccumOrder, c.Prefetch, c.Recompute, c.Offload, c.Precision = b.Zero, b.Batch, b.Accum, b.AccumOrder, b.Prefetch, b.Recompute, b.Offload, b.Precision
 	if best.Caps[graph.Device] > 0 {
@@ -42,7 +42,7 @@ func (rec *recommendation) all() []string {
 }
 
 // fittedText says what the search chose, and why.
-func (f *Flags) fittedText(best *spillway.Fitted) *recommendation {
+func (f *Flags) fittedText(best *planner.Fitted) *recommendation {
 	return &recommendation{flags: cli.FlagText(best.Choices), budget: f.budgetText(best.Forecast), lines: cli.FlaggedAll(best.Reasons),
 		took: fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s", best.Tried, f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond()))}
 }
@@ -54,15 +54,18 @@ func (rec *recommendation) print(w io.Writer) {
 	}
 }
 
-// printFitted prints what the search chose, and why.
-func printFitted(w io.Writer, best *spillway.Fitted) { (&Flags{}).fittedText(best).print(w) }
+// Take prints what the search chose, and why, and sets it.
+func Take(w io.Writer, c *config.Config, best *planner.Fitted) {
+	(&Flags{}).fittedText(best).print(w)
+	takeFitted(c, best)
+}
 
 // recommend looks for the fastest configuration of the same rows of a step, ranks and
 // layout, and of the same micro-batch, unless --global-batch leaves that open. Where what
 // was asked for does not fit, the ways out have searched what is left open of the same
 // precision and micro-batch already.
-func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillway.Hardware) {
-	given := spillway.Fixed{Precision: r.flags.precisionGiven, Accum: r.flags.accumGiven}
+func (r *planReport) recommend(ctx context.Context, c config.Config, hw planner.Hardware) {
+	given := planner.Fixed{Precision: r.flags.precisionGiven, Accum: r.flags.accumGiven}
 	free := c
 	free.Recompute, free.Offload, free.GlobalBatch = "none", "", 0
 	if r.asked.Fits || hw.Prefer != precision.FP32 || r.flags.openRows > 0 {
@@ -76,7 +79,7 @@ func (r *planReport) recommend(ctx context.Context, c spillway.Config, hw spillw
 	if !r.asked.Fits {
 		for _, way := range r.ways {
 			if way.Cost == "" && (r.best == nil || way.Forecast.TokensPerSecond() > r.best.TokensPerSecond()) {
-				r.best = &spillway.Fitted{Forecast: way.Forecast, Choices: way.Changes, Reasons: planner.Reasons(way.Forecast)}
+				r.best = &planner.Fitted{Forecast: way.Forecast, Choices: way.Changes, Reasons: planner.Reasons(way.Forecast)}
 				if why := planner.OtherBits(&c, &way.Forecast.Config); why != "" {
 					r.best.Reasons = append(r.best.Reasons, why)
 				}
@@ -112,12 +115,12 @@ func (r *planReport) recommended() *recommendation {
 // forecastStages plans a configuration at stages 0 to 3, two at a time: a plan
 // of thousands of layers takes memory of its own. On one rank all are the same. A pipeline has
 // stages 0 and 1.
-func (f *Flags) forecastStages(ctx context.Context, c spillway.Config, hw spillway.Hardware) ([]*spillway.Forecast, error) {
+func (f *Flags) forecastStages(ctx context.Context, c config.Config, hw planner.Hardware) ([]*planner.Forecast, error) {
 	n := 4
 	if c.Pipelined() && c.Zero < 2 { // the others are refused beside it
 		n = 2
 	}
-	stages := make([]*spillway.Forecast, n)
+	stages := make([]*planner.Forecast, n)
 	if c.Ranks == 1 {
 		one, err := f.request(c).Predict(ctx, hw.Machine(1))
 		if err != nil {
@@ -152,7 +155,7 @@ func (f *Flags) forecastStages(ctx context.Context, c spillway.Config, hw spillw
 // textbookStates is the paper's model states of the requested plan, for
 // comparison: 2 + 2 + 12 bytes a parameter in mixed precision, 4 + 4 + 8 in fp32. Ranks that share
 // layers, or have other layers, share the parameters.
-func textbookStates(f *spillway.Forecast) float64 {
+func textbookStates(f *planner.Forecast) float64 {
 	n := float64(f.Parameters()) / float64(max(f.Config.Tensor, 1)*max(f.Config.Pipeline, 1))
 	ranks := f.Config.DataRanks()
 	if f.Config.ShardSize > 0 {

@@ -11,10 +11,10 @@ import (
 
 	"github.com/dustin/go-humanize/english"
 
-	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/plan"
@@ -26,7 +26,7 @@ const verdictLines = 15
 
 // answer is the configuration that a person is told to run.
 type answer struct {
-	plan    *spillway.Forecast
+	plan    *planner.Forecast
 	changes []string // "--name", "value", in place of the request's; nil: it is the request
 }
 
@@ -58,7 +58,7 @@ func (r *planReport) answer() (a *answer, says string) {
 const sameSpeed = 1.005
 
 // where names the devices of a plan.
-func (f *Flags) where(c *spillway.Config) string {
+func (f *Flags) where(c *config.Config) string {
 	if f.gpuFound == nil {
 		return english.Plural(c.Ranks, "CPU rank", "")
 	}
@@ -92,7 +92,7 @@ func (r *planReport) verdict(w io.Writer) {
 
 // figures prints memory, time and speed of the answer and, where they differ, the request.
 func (r *planReport) figures(w io.Writer, a *answer) {
-	plans, head := []*spillway.Forecast{r.asked}, []string{"as requested"}
+	plans, head := []*planner.Forecast{r.asked}, []string{"as requested"}
 	if a != nil {
 		plans[0] = a.plan
 		if head[0] = "recommended"; a.changes != nil && !r.flags.chosen {
@@ -100,7 +100,7 @@ func (r *planReport) figures(w io.Writer, a *answer) {
 		}
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	row := func(name string, cell func(*spillway.Forecast) string) {
+	row := func(name string, cell func(*planner.Forecast) string) {
 		line := "  " + name
 		for _, p := range plans {
 			line += "\t" + cell(p)
@@ -120,25 +120,25 @@ func (r *planReport) figures(w io.Writer, a *answer) {
 }
 
 // figureRows are the lines of the verdict's table, and of the page's.
-func (r *planReport) figureRows(plans []*spillway.Forecast) (rows []stepRow) {
+func (r *planReport) figureRows(plans []*planner.Forecast) (rows []stepRow) {
 	for s := range graph.NumSpaces {
 		used := s != graph.Disk
 		for _, p := range plans {
 			used = used || p.Plan.Layout.Spaces[s].Peak > 0
 		}
 		if used {
-			rows = append(rows, stepRow{s.String() + " memory", func(p *spillway.Forecast) string { return r.flags.filled(p, s) }})
+			rows = append(rows, stepRow{s.String() + " memory", func(p *planner.Forecast) string { return r.flags.filled(p, s) }})
 		}
 	}
 	return append(rows,
-		stepRow{"step", func(p *spillway.Forecast) string { return r.flags.seconds(p.Step.Seconds) }},
-		stepRow{"tokens/s", func(p *spillway.Forecast) string {
+		stepRow{"step", func(p *planner.Forecast) string { return r.flags.seconds(p.Step.Seconds) }},
+		stepRow{"tokens/s", func(p *planner.Forecast) string {
 			return strings.TrimSuffix(r.flags.speed(p.TokensPerSecond()), " tokens/s")
 		}})
 }
 
 // filled is what a rank takes of a space, of how much.
-func (f *Flags) filled(p *spillway.Forecast, s graph.Space) string {
+func (f *Flags) filled(p *planner.Forecast, s graph.Space) string {
 	text, limit := plan.Bytes(p.Plan.Layout.Spaces[s].Peak+p.Plan.Config.Outside[s]), p.Plan.Config.Capacity[s]
 	if limit == 0 && s == graph.Host && f.gpuFound != nil {
 		limit = f.hostShare(*f.gpuFound) // as assumed of its server
@@ -186,7 +186,7 @@ func (f *Flags) question() []string {
 
 // command is what runs a configuration: train, or the plan again where train refuses it, and why
 // it does.
-func (f *Flags) command(c *spillway.Config, changes []string) (text string, refused error) {
+func (f *Flags) command(c *config.Config, changes []string) (text string, refused error) {
 	if refused = f.runnable(*c); refused != nil {
 		return "spillway " + planner.Shell(cli.WithFlags(f.question(), changes)), refused
 	}
@@ -197,21 +197,21 @@ func (f *Flags) command(c *spillway.Config, changes []string) (text string, refu
 		args = cli.WithFlags(args, []string{"--ranks", ""}) // srun says how many
 		return fmt.Sprintf("srun --nodes=%d --ntasks-per-node=%d spillway ", nodes, f.nodeSize) + planner.Shell(args[:len(args)-2]), nil
 	case f.gpuFound == nil && c.Ranks > 1 && strings.EqualFold(f.transport, cluster.SHM):
-		env = cluster.Env{Source: cluster.Launch, World: c.Ranks}
+		env = cluster.Env{Source: cluster.Launch, World: c.Ranks / max(c.LocalRanks, 1)}
 	case f.gpuFound == nil && c.Ranks > 1 && strings.EqualFold(f.transport, cluster.MPI):
-		env = cluster.Env{Source: cluster.OpenMPI, World: c.Ranks}
+		env = cluster.Env{Source: cluster.OpenMPI, World: c.Ranks / max(c.LocalRanks, 1)}
 	}
-	return cli.WholeCommand(env, c.Ranks, 1, args, nil), nil
+	return cli.WholeCommand(env, c.Ranks, max(c.LocalRanks, 1), args, nil), nil
 }
 
 // servers is how many servers the ranks are on.
-func (f *Flags) servers(c *spillway.Config) int {
+func (f *Flags) servers(c *config.Config) int {
 	n := max(1, f.nodeSize)
 	return (c.Ranks + n - 1) / n
 }
 
 // runnable says why train does not run a configuration on the planned device; nil: it does.
-func (f *Flags) runnable(c spillway.Config) error {
+func (f *Flags) runnable(c config.Config) error {
 	if f.gpuFound == nil {
 		return nil
 	}
@@ -237,7 +237,7 @@ func trainable(changes []string) (out []string) {
 }
 
 // trainArgs are the request's flags as train takes them, with data where they name none.
-func (f *Flags) trainArgs(c *spillway.Config, data string) []string {
+func (f *Flags) trainArgs(c *config.Config, data string) []string {
 	known := options.TrainSet()
 	args := []string{"train"}
 	for _, g := range f.given {

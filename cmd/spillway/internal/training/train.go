@@ -19,6 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/ckpt"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/here"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/host"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/jobs"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
@@ -130,11 +131,11 @@ func fit(cmd *cobra.Command, c *spillway.Config, transport string, rows int) err
 	}
 	var rates string
 	if !strings.EqualFold(c.Device, "cuda") {
-		if hw, rates, err = planning.OfRun(c, transport); err != nil {
+		if hw, rates, err = planning.OfRun(here.Machine{}, c, transport); err != nil {
 			return err
 		}
 	}
-	if err := planning.FitTo(cmd.Context(), c, onDevice, options.FixedBy(cmd.Flags()), rows, hw, cmd.ErrOrStderr()); err != nil {
+	if err := here.FitTo(cmd.Context(), c, onDevice, options.FixedBy(cmd.Flags()), rows, hw, cmd.ErrOrStderr()); err != nil {
 		return err
 	}
 	if rates != "" {

@@ -1,4 +1,4 @@
-package planning
+package here
 
 import (
 	"errors"

@@ -1,0 +1,69 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"io"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Root is the command spillway with commands below it.
+func Root(short string, commands ...*cobra.Command) *cobra.Command {
+	root := &cobra.Command{
+		Use:           "spillway",
+		Short:         short,
+		Args:          NoArguments,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.Version = VersionText()
+	root.SetVersionTemplate("spillway {{.Version}}\n")
+	root.SetFlagErrorFunc(FlagError)
+	GroupFlags(root)
+	root.AddCommand(commands...)
+	RefuseUnknownTopics(root)
+	CompleteValues(root)
+	DecimalNumbers(root)
+	NamedPaths(root)
+	return root
+}
+
+// Execute executes a command line of root and returns the exit status. Errors go to stderr, one
+// line first.
+func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	root.SetArgs(args)
+	NameShells(root)
+	if err := RefuseUnknownBeforeHelp(root, args); err != nil {
+		PrintError(stderr, err, args, root)
+		return ExitBadInput
+	}
+	cmd, err := root.ExecuteContextC(ctx)
+	lost := LostOutput(stdout)
+	if o, ok := stdout.(*Outlet); ok && errors.Is(lost, syscall.EPIPE) && GoesOn(cmd) {
+		o.Warn()
+	}
+	if lost != nil && (err == nil || errors.Is(err, lost)) {
+		return statusWithout(cmd, lost)
+	}
+	var silent *SilentError
+	var status StatusError
+	if err != nil && !errors.As(err, &silent) && !errors.As(err, &status) {
+		PrintError(stderr, err, args, cmd)
+	}
+	return ExitStatus(err)
+}
+
+// statusWithout is the exit status of a command that did all it was asked for, but
+// whose standard output was lost. A reader that left has had enough; for a run what
+// counts is its checkpoint; what else a command prints is what was asked for.
+func statusWithout(cmd *cobra.Command, lost error) int {
+	if errors.Is(lost, syscall.EPIPE) || GoesOn(cmd) {
+		return ExitDone
+	}
+	return ExitBadInput
+}

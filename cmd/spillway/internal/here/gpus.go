@@ -1,0 +1,70 @@
+package here
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/spillway-ml/spillway/device/cuda/driver"
+	"github.com/spillway-ml/spillway/internal/gpus"
+)
+
+// gpuSources are who tells of the machine's GPUs.
+type gpuSources struct {
+	nvml   func() ([]gpus.GPU, error) // all of them
+	driver func() (driver.API, error) // those that this process may use
+	used   func(uuid [16]byte) (int64, error)
+	hidden bool // some may be hidden from this process
+}
+
+// detectGPUs asks NVML for the machine's GPUs, and where that can't be, or would tell of
+// GPUs that are hidden from this process, the driver, which does not tell without a context
+// what is in use.
+func detectGPUs(ask gpuSources) ([]gpus.GPU, error) {
+	found, err := ask.nvml()
+	if err == nil && !ask.hidden {
+		return found, nil
+	}
+	all := found
+	api, driverErr := ask.driver()
+	if driverErr != nil && err == nil {
+		return all, nil
+	}
+	if driverErr != nil {
+		return nil, fmt.Errorf("%w (%w)", err, driverErr)
+	}
+	list, driverErr := api.Devices()
+	if driverErr != nil {
+		return nil, driverErr
+	}
+	found = nil
+	for _, d := range list {
+		g := gpus.Product(d.Name, d.Memory)
+		if used, err := ask.used(d.UUID); err == nil {
+			g.Used = used
+		}
+		found = append(found, g)
+	}
+	switch {
+	case len(found) == 0 && err == nil:
+		return nil, errors.New("CUDA_VISIBLE_DEVICES hides this machine's GPUs; name one instead")
+	case len(found) == 0:
+		return nil, err
+	}
+	return found, nil
+}
+
+// GPU finds this machine's GPU, the one with the least free memory where there are several.
+func (Machine) GPU() (*gpus.GPU, error) {
+	found, err := detectGPUs(gpuSources{gpus.Detect, driver.Open, gpus.Used, os.Getenv("CUDA_VISIBLE_DEVICES") != ""})
+	if err != nil {
+		return nil, err
+	}
+	g := found[0]
+	for _, other := range found[1:] {
+		if other.Memory-other.Used < g.Memory-g.Used { // what fits the smallest fits all
+			g = other
+		}
+	}
+	return &g, nil
+}
