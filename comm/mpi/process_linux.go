@@ -128,7 +128,6 @@ func (p *Process) Close() error {
 	return &UnendedError{Rank: p.engine.rank, Why: *why}
 }
 
-
 // stream is a bidirectional byte stream to another process. It sends pieces, each preceded by
 // its length; an empty piece marks the end.
 type stream struct {
