@@ -69,9 +69,9 @@ func models() []trained {
 const smallModel = `{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":256,"vocab_size":512,"n_positions":128}`
 
 // calibrationRanks are runs of as many ranks as there are threads, and of twice as many. They show
-// what collectives take beside their rates: the first ones have models so small that it is time
-// for each collective, since ranks wait for each other; the others show the time for each byte
-// of buffers that are in no cache, or in another core's.
+// what collectives take beside their rates. Models of the first list are so small that most of it
+// is a time for each collective, in which ranks wait for each other. Those of the second list show
+// the time for each byte: what is sent is in no cache, or in that of another core.
 var calibrationRanks = [2][]trainedBy{
 	{
 		{`{"model_type":"gpt2","n_layer":3,"n_head":2,"n_embd":64,"vocab_size":512,"n_positions":64}`, 0},
@@ -189,9 +189,12 @@ func stepsHere(ctx context.Context, c config.Config) (float64, error) {
 	return mean(walls[1:]), nil
 }
 
+// Steps runs a job and returns the time of a step, in s.
+type Steps func(context.Context, config.Config) (float64, error)
+
 // Waiting returns what collectives between ranks of a job take beside their rates, on a machine
-// with all else measured. steps runs a job of so many ranks, and returns the time of a step, in s.
-func Waiting(ctx context.Context, machine *cost.Machine, ranks int, steps func(context.Context, config.Config) (float64, error)) (wait cost.Rate, err error) {
+// with all else measured. steps is called with small jobs of so many ranks.
+func Waiting(ctx context.Context, machine *cost.Machine, ranks int, steps Steps) (wait cost.Rate, err error) {
 	dir, err := os.MkdirTemp("", "spillway-calibrate-")
 	if err != nil {
 		return wait, fmt.Errorf("calibrate: %w", err)
@@ -210,7 +213,7 @@ func Waiting(ctx context.Context, machine *cost.Machine, ranks int, steps func(c
 
 // waiting returns the rate with which the steps of each list of calibrationRanks take as long by
 // prediction as they took, together.
-func waiting(ctx context.Context, cfg config.Config, machine *cost.Machine, dir string, steps func(context.Context, config.Config) (float64, error)) (wait cost.Rate, err error) {
+func waiting(ctx context.Context, cfg config.Config, machine *cost.Machine, dir string, steps Steps) (wait cost.Rate, err error) {
 	m := *machine
 	m.Wait = wait
 	for k, list := range calibrationRanks {

@@ -75,7 +75,8 @@ Behind them are up to 16,384 ranks of a GPU by name, on the cost model alone: si
 	b.out.flags(fs)
 	fs.Lookup("svg").Usage = "write the chart of step times to `FILE`"
 	roundFlags(fs, &b.rounds, &b.warmup, &b.calibrate)
-	fs.Lookup("calibrate").Usage = "first measure this CPU for predicted times, some 10 s for each number of processes; false: as it was measured before"
+	fs.Lookup("calibrate").Usage = "first measure this CPU for predicted times, " +
+		"some 10 s for each number of processes; false: as it was measured before"
 	fs.Var(cli.List(&b.modes, "MODE"), "mode", "strong, weak, or both, separated by commas (default: both)")
 	fs.StringVar(&b.gpu, "gpu", "h100-80", "the card of the simulated ranks (plan --list-gpus), or none")
 	fs.Lookup("ranks").Usage = "the most ranks; the fewer ones divide it"
@@ -266,7 +267,7 @@ func (s *session) processes(ctx context.Context, n int) (*cost.Machine, error) {
 		return machine, nil
 	}
 	launched := []string{s.self, "launch", "-n", fmt.Sprint(n), "--"}
-	if _, err := runProgram(ctx, append(slices.Clone(launched), "bench", "comm", "--max-bytes=16MiB"), nil, nil); err != nil {
+	if _, err := runProgram(ctx, slices.Concat(launched, []string{"bench", "comm", "--max-bytes=16MiB"}), nil, nil); err != nil {
 		return nil, err
 	}
 	links, _ := calibration.Links(cluster.SHM, n)
@@ -274,8 +275,11 @@ func (s *session) processes(ctx context.Context, n int) (*cost.Machine, error) {
 		machine = l.On(machine)
 	}
 	machine.Wait, err = calibration.Waiting(ctx, machine, n, func(ctx context.Context, c spillway.Config) (float64, error) {
-		o, err := runProgram(ctx, append(slices.Clone(launched), "train", "--checkpoint=none", "--metrics=/dev/stdout", "--threads=1", "--model="+c.Model, "--data="+c.Data,
-			fmt.Sprintf("--batch=%d", c.Batch), fmt.Sprintf("--seq=%d", c.Seq), fmt.Sprintf("--zero=%d", c.Zero), fmt.Sprintf("--steps=%d", c.Steps)), nil, func(stepLine) {})
+		args := []string{"train", "--checkpoint=none", "--metrics=/dev/stdout", "--threads=1", "--model=" + c.Model, "--data=" + c.Data}
+		for flag, n := range map[string]int{"batch": c.Batch, "seq": c.Seq, "zero": c.Zero, "steps": c.Steps} {
+			args = append(args, fmt.Sprintf("--%s=%d", flag, n))
+		}
+		o, err := runProgram(ctx, slices.Concat(launched, args), nil, func(stepLine) {})
 		if err != nil {
 			return 0, err
 		}

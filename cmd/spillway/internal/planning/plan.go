@@ -197,7 +197,8 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 	fs.StringVar(&f.dump, "dump", "", "write the program after each pass, and what the pass changed, into the new folder `DIR`")
 	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the predicted time, and keep the result for later plans (without --gpu)")
 	fs.StringVar(&f.transport, "transport", cluster.InProc, "how CPU ranks meet, for the predicted time: inproc, shm or mpi, as bench comm has measured it")
-	fs.IntVar(&f.perProcess, "ranks-per-process", 0, "CPU ranks that each process runs, for its memory (default: all of them, and 1 with --transport shm or mpi)")
+	fs.IntVar(&f.perProcess, "ranks-per-process", 0,
+		"CPU ranks that each process runs, for its memory (default: all of them, and 1 with --transport shm or mpi)")
 	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
 	fs.StringVar(&f.ask, "ask", "", "ask for the fewest gpus, the largest model (preset), batch or seq, or the least device-memory or host-memory that fits, and show that the next value does not; what is not given is chosen, as with --fit")
 	fs.IntVar(&f.effort, "effort", 0,
