@@ -17,9 +17,8 @@ func (p *Program) runs(op *Op, stage int) bool {
 
 // Role returns what the ranks of one stage of a pipeline run: the operations of the stage's
 // units and those of no unit, but for copies of tokens, targets and keys that the stage does not
-// read. Buffers keep
-// their IDs. Those of other stages are used by nothing, and their units are empty. p must not
-// have its events yet.
+// read. Buffers keep their IDs. Those of other stages are used by nothing, and their units are
+// empty. p must not have its events yet.
 func (p *Program) Role(stage int) *Program {
 	q := p.Clone()
 	read := make([]bool, len(q.Buffers))
