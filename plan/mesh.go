@@ -99,7 +99,11 @@ func cutTensors(p *graph.Program, s *Spec) (*graph.Program, error) {
 	q.Mesh = s.mesh()
 	cut, err := mesh.Tensor(&q, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices})
 	if err != nil {
-		return nil, fmt.Errorf("Config.Tensor %d: %w; give fewer slices, or leave it out", max(s.Tensor, 1), err)
+		field, n := "Tensor", s.Tensor
+		if n < 2 {
+			field, n = "TensorSlices", s.Slices
+		}
+		return nil, fmt.Errorf("Config.%s %d: %w; give fewer slices, or leave it out", field, n, err)
 	}
 	return cut, nil
 }

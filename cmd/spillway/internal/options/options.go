@@ -101,6 +101,13 @@ func MeshFlags(fs *pflag.FlagSet, c *config.Config) {
 	fs.StringVar(&c.Stages, "stages", "", "layers of each stage of a pipeline in turn, as in 0-5,6-11 (default: divided by predicted FLOPs)")
 }
 
+// FollowPipeline makes a ZeRO stage that is left open one that a pipeline has.
+func FollowPipeline(fs *pflag.FlagSet, c *config.Config) {
+	if c.Pipelined() && !fs.Changed("zero") {
+		c.Zero = 1
+	}
+}
+
 // TrainSet is a set of train's flags that no command has: for who reads some of them.
 func TrainSet() *pflag.FlagSet {
 	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
@@ -156,5 +163,6 @@ func Settle(fs *pflag.FlagSet, c *config.Config, l *Later) (isDemo bool, err err
 	if err := cmp.Or(RefuseUnderOne(fs), l.Refuse()); err != nil {
 		return isDemo, err
 	}
+	FollowPipeline(fs, c)
 	return isDemo, cmp.Or(refuseEpochs(fs), c.Validate(), checkAddress(c.MetricsAddr), cli.RefuseOverwriting(fs), l.refuseExport(c), l.refuseAllow(c))
 }

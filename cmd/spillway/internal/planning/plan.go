@@ -111,6 +111,7 @@ data and no GPU.`,
 			return err
 		}
 		f.keep(fs)
+		options.FollowPipeline(fs, &c)
 		question, err := f.topicOf(fs, &c)
 		if err != nil {
 			return err

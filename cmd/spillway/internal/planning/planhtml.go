@@ -64,6 +64,13 @@ func (r *planReport) page(columns int) ([]byte, error) {
 		return nil, err
 	}
 	doc.Tables = append(doc.Tables, r.stepTable())
+	if list := r.pipeline(); len(list) > 0 {
+		t := page.Table{Title: "Stages of the pipeline", Mark: -1, Head: roleHead}
+		for _, role := range list {
+			t.Rows = append(t.Rows, r.roleRow(role))
+		}
+		doc.Tables = append(doc.Tables, t)
+	}
 	ref, err := r.reference()
 	if err != nil {
 		return nil, err

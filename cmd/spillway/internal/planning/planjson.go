@@ -25,6 +25,7 @@ type (
 		Precision string      `json:"precision"`
 		Requested planStage   `json:"requested"`
 		Stages    []planStage `json:"stages"`
+		Pipeline  []planRole  `json:"pipeline,omitempty"` // the requested plan's stages of --pipeline
 		// Explanation says what of the requested plan is made twice or moved, in
 		// names that --recompute and --offload take.
 		Explanation planWhy          `json:"explanation"`
@@ -129,6 +130,16 @@ type (
 		Batches      []planBatch `json:"batches,omitempty"`
 		StagingBytes int64       `json:"staging_bytes,omitempty"` // of host.outside_bytes, for saves beside the steps; none: they are synchronous
 	}
+	// planRole is a stage of a pipeline: its layers, and what a rank of it has and does in a step.
+	planRole struct {
+		Stage            int     `json:"stage"`
+		FirstLayer       int     `json:"first_layer"`
+		LastLayer        int     `json:"last_layer"`
+		DeviceBytes      int64   `json:"device_bytes"` // the arena's, at its peak
+		CommBytesPerStep int64   `json:"comm_bytes_per_step"`
+		ComputingSeconds float64 `json:"computing_seconds"`
+		WaitingShare     float64 `json:"waiting_share"` // of the step, for copies, communication and other stages
+	}
 	planBatch struct {
 		Rows        int     `json:"rows"`
 		Accum       int     `json:"accum"`
@@ -176,6 +187,7 @@ func (r *planReport) json() ([]byte, error) {
 	for _, s := range r.stages {
 		doc.Stages = append(doc.Stages, f.stageJSON(s))
 	}
+	doc.Pipeline = r.pipeline()
 	n := f.ranksAServer(&c)
 	doc.Server = Server{Ranks: n, HostBytes: f.onServer(asked, graph.Host), Memory: f.nodeMemory}
 	if f.server != nil {

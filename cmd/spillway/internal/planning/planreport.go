@@ -304,22 +304,41 @@ func (r *planReport) steps(w io.Writer) {
 
 // roles tells about each stage of a pipeline.
 func (r *planReport) roles(w io.Writer) {
-	p := r.asked.Plan
-	if len(p.Roles) == 1 {
+	list := r.pipeline()
+	if len(list) == 0 {
 		return
 	}
 	fmt.Fprintln(w, "\nStages of the pipeline")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "stage\tlayers\tdevice\tsent by a rank\tcomputing\twaiting\t")
+	fmt.Fprintln(t, strings.Join(roleHead, "\t")+"\t")
+	for _, role := range list {
+		fmt.Fprintln(t, strings.Join(r.roleRow(role), "\t")+"\t")
+	}
+	t.Flush()
+}
+
+var roleHead = []string{"stage", "layers", "device", "sent by a rank", "computing", "waiting"}
+
+func (r *planReport) roleRow(p planRole) []string {
+	return []string{fmt.Sprint(p.Stage), fmt.Sprintf("%d-%d", p.FirstLayer, p.LastLayer), plan.Bytes(p.DeviceBytes),
+		plan.Bytes(p.CommBytesPerStep), r.flags.seconds(p.ComputingSeconds), fmt.Sprintf("%.0f %%", 100*p.WaitingShare)}
+}
+
+// pipeline lists the stages of the requested plan's pipeline; none: it has no pipeline.
+func (r *planReport) pipeline() (list []planRole) {
+	p := r.asked.Plan
+	if len(p.Roles) == 1 {
+		return nil
+	}
 	for i, run := range r.asked.Stages {
 		last := r.asked.Shape().Layers - 1
 		if i+1 < len(p.Config.Stages) {
 			last = p.Config.Stages[i+1] - 1
 		}
-		fmt.Fprintf(t, "%d\t%d-%d\t%s\t%s\t%s\t%.0f %%\t\n", i, p.Config.Stages[i], last, plan.Bytes(p.Roles[i].Layout.Spaces[graph.Device].Peak),
-			plan.Bytes(p.Roles[i].CommBytes), r.flags.seconds(run.Busy[graph.Compute]), 100*run.Exposed/run.Seconds)
+		list = append(list, planRole{i, p.Config.Stages[i], last, p.Roles[i].Layout.Spaces[graph.Device].Peak, p.Roles[i].CommBytes,
+			run.Busy[graph.Compute], run.Exposed / run.Seconds})
 	}
-	t.Flush()
+	return list
 }
 
 // stepRow is a line of the table of times.
