@@ -12,6 +12,8 @@ import (
 )
 
 func (c Config) validateMesh() error {
+	each := max(c.Pipeline, 1) * max(c.Tensor, 1)
+	whole := (c.Ranks + each - 1) / each * each // ranks of as many stages
 	switch {
 	case c.Precision < precision.FP32 || c.Precision > precision.FP16:
 		return fmt.Errorf("precision: %v does not exist; use fp32, bf16 or fp16", c.Precision)
@@ -21,18 +23,23 @@ func (c Config) validateMesh() error {
 		return fmt.Errorf("Config.Tensor %d with Config.Ranks %d: ranks do not split into groups of that size; use %s", c.Tensor, c.Ranks, nearest.Divisors(c.Ranks, c.Tensor))
 	case c.Slices < 0 || c.Slices&(c.Slices-1) != 0 || c.Slices == 1 || c.Slices%max(c.Tensor, 1) != 0 || c.Tensor > 1 && c.Slices == 0:
 		return fmt.Errorf("Config.TensorSlices %d with Config.Tensor %d: want a power of two from 2 that the ranks divide", c.Slices, max(c.Tensor, 1))
-	case c.Pipeline < 0 || c.Pipeline > 1 && c.Ranks%(c.Pipeline*max(c.Tensor, 1)) != 0:
-		return fmt.Errorf("Config.Pipeline %d with Config.Ranks %d: each stage has as many ranks; use %s stages", c.Pipeline, c.Ranks, nearest.Divisors(max(c.Ranks/max(c.Tensor, 1), 1), max(c.Pipeline, 1)))
+	case c.Pipeline < 0 || c.Pipeline > 1 && c.Ranks%each != 0:
+		return fmt.Errorf("Config.Pipeline %d with Config.Ranks %d: each stage needs as many ranks; give Config.Ranks %d", c.Pipeline, c.Ranks, whole)
 	case c.Pipeline > 1 && c.Stages != nil && len(c.Stages) != c.Pipeline:
 		return fmt.Errorf("Config.Pipeline %d with stages that begin at layers %v: each has a first layer", c.Pipeline, c.Stages)
-	case c.Pipeline > 1 && (c.Stage.ShardsGrads() || c.LayerOrder || c.CachePrefix || c.Noise || len(c.Shapes) > 1):
-		return fmt.Errorf("Config.Pipeline with Config.Zero %d, Config.AccumOrder layer %v, Config.FrozenCache %v, Config.NoiseScale %v or Config.BatchSchedule %v: not built beside it", c.Stage, c.LayerOrder, c.CachePrefix, c.Noise, len(c.Shapes) > 1)
+	case c.Pipeline > 1 && c.Stage.ShardsGrads():
+		return fmt.Errorf("Config.Pipeline with Config.Zero %d: not built; give stage 0 or 1", c.Stage)
+	case c.Pipeline > 1 && (c.LayerOrder || c.CachePrefix || c.Noise || len(c.Shapes) > 1):
+		return fmt.Errorf("Config.Pipeline beside layer order %v, a cache of frozen layers %v, the gradient noise scale %v or steps of %d sizes: not built", c.LayerOrder, c.CachePrefix, c.Noise, max(len(c.Shapes), 1))
 	case (c.Slices > 0 || c.Pipeline > 1) && c.uneven() != nil:
-		field := "Config.GlobalBatch"
+		field, beside := "GlobalBatch", "Tensor"
 		if len(c.Shapes) > 0 {
-			field = "Config.BatchSchedule"
+			field = "BatchSchedule"
 		}
-		return fmt.Errorf("%s with slices of layers (Config.Tensor): uneven shares %v of ranks are not built; give rows that %d ranks share evenly", field, c.uneven(), c.DataRanks())
+		if c.Pipeline > 1 {
+			beside = "Pipeline"
+		}
+		return fmt.Errorf("Config.%s with Config.%s: uneven shares %v of ranks are not built; give rows that %d ranks share evenly", field, beside, c.uneven(), c.DataRanks())
 	case c.ShardSize < 0:
 		return fmt.Errorf("shard size: %d is negative; 0 shards over all ranks", c.ShardSize)
 	case c.ShardSize > 0 && (c.ShardSize > c.DataRanks() || c.DataRanks()%c.ShardSize != 0):

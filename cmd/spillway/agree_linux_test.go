@@ -182,8 +182,9 @@ func TestEveryFlagIsCompared(t *testing.T) {
 		"eval-every": "--eval-data=" + testdata + "/text.bin", "loss-scale": "--precision=fp16", "loss-scale-hysteresis": "--precision=fp16",
 		"min-lr": "--lr-schedule=cosine --lr=9", "reduce": "--precision=bf16", "optimizer-dtype": "--stochastic-rounding --precision=bf16",
 		"stochastic-rounding": "--precision=bf16 --optimizer-dtype=bf16", "bf16-rounding": "--precision=bf16", "receipt-every": "--receipt=r",
+		"pipeline": "--ranks=14 --zero=1", "pipeline-schedule": "--ranks=2 --pipeline=2 --zero=1", "stages": "--ranks=2 --pipeline=2 --zero=1",
 	}
-	values := []string{"portable", "7", "2", "true", "cuda", "fp32", "spillway-demo", "0.5", "7s", "7%", "2,1", "0:4,2:8", "all", "drop", "bf16", "7MiB", "host:7MiB", "none", "full", "lamb", "linear", "shuffled", "layer", "optimizer", "optimizer=host", "skip", "tree", "on", "off", "shm", "r=4,alpha=2,targets=*", "elsewhere",
+	values := []string{"portable", "7", "2", "true", "cuda", "fp32", "spillway-demo", "0.5", "gpipe", "0-0,1-1", "7s", "7%", "2,1", "0:4,2:8", "all", "drop", "bf16", "7MiB", "host:7MiB", "none", "full", "lamb", "linear", "shuffled", "layer", "optimizer", "optimizer=host", "skip", "tree", "on", "off", "shm", "r=4,alpha=2,targets=*", "elsewhere",
 		testdata + "/text.txt", testdata + "/gpt2"}
 	for _, name := range []string{"template", "tokenizer", "data"} { // by content, not by path
 		one, err := terms("--" + name + "=" + testdata + "/text.txt")
