@@ -21,7 +21,7 @@ import (
 func TestElasticJobOutlivesItsRanks(t *testing.T) {
 	t.Parallel()
 	// Long enough for launch, which looks for checkpoints every 50 ms, to take in new ranks at one.
-	reproducible := tinyWith("--reproducible", "--global-batch", "8", "--steps", "160", "--seq", "8", "--clip", "1")
+	reproducible := tinyWith("--reproducible", "--global-batch", "8", "--steps", "96", "--seq", "8", "--clip", "1")
 	p := start(t, reproducible...)
 	require.Zero(t, p.end(t), p.errs.String())
 	want := shaOf(t, p.out.String())
@@ -102,7 +102,7 @@ func TestElasticJobMovesOutwardToFit(t *testing.T) {
 		return doc.Requested.Device.PeakBytes
 	}
 	require.Greater(t, peak("1"), peak("2"))
-	job := append([]string{"train", "--data", testdata + "/text.bin", "--steps", "120"}, shape...) // long enough to lose a rank in
+	job := append([]string{"train", "--data", testdata + "/text.bin", "--steps", "30"}, shape...)
 	p := start(t, job...)
 	require.Zero(t, p.end(t), p.errs.String())
 	want := shaOf(t, p.out.String())
