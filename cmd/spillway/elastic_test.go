@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -21,24 +20,27 @@ import (
 // one rank.
 func TestElasticJobOutlivesItsRanks(t *testing.T) {
 	t.Parallel()
-	// Long enough for launch, which looks for checkpoints every 50 ms, to see one while it
-	// still runs, also where it has to wait for a core.
-	reproducible := tinyWith("--reproducible", "--global-batch", "8", "--steps", "160", "--seq", "8", "--clip", "1")
+	// Long enough for launch, which looks for checkpoints every 50 ms, to take in new ranks at one.
+	reproducible := tinyWith("--reproducible", "--global-batch", "8", "--steps", "96", "--seq", "8", "--clip", "1")
 	p := start(t, reproducible...)
 	require.Zero(t, p.end(t), p.errs.String())
 	want := shaOf(t, p.out.String())
 	r := rand.New(rand.NewPCG(16, 22))
 	for i, flags := range [][]string{{"--restarts", "0", "--min-ranks", "3"}, {"--restarts", "20", "--min-ranks", "1"}, {"--restarts", "1", "--min-ranks", "2", "--max-ranks", "3"}}[:long.Or(2, 3)] {
 		ck := filepath.Join(t.TempDir(), "ck")
-		saved := func() int { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) }
+		newest := func() string { // the first 4 steps after another are in none
+			steps, _ := filepath.Glob(filepath.Join(ck, "step-*")) // its pattern is well formed
+			return slices.Max(append(steps, ""))
+		}
 		p := start(t, append(append([]string{"launch", "-n", "4"}, append(flags, "--")...), append(reproducible, "--checkpoint", ck, "--save-every", "4")...)...)
-		for kills, before := 0, 0; kills < min(i+1, 2); kills++ {
-			waitFor(t, "checkpoint", func() bool { return saved() > before || gone(p.Process.Pid) })
-			before = saved()
-			waitFor(t, "rank", func() bool {
-				pids := childrenOf(p.Process.Pid)
-				return gone(p.Process.Pid) || len(pids) > 0 && syscall.Kill(pids[r.IntN(len(pids))], syscall.SIGKILL) == nil
-			})
+		for kills, before := 0, ""; kills < min(i+1, 2); kills, before = kills+1, newest() {
+			drawn := r.IntN(4)
+			killAfter(t, p, "checkpoint", func() int {
+				if pids := childrenOf(p.Process.Pid); len(pids) > 0 {
+					return pids[drawn%len(pids)]
+				}
+				return 0
+			}, func() bool { return newest() > before })
 		}
 		require.Zero(t, p.end(t), p.errs.String())
 		require.Equal(t, want, shaOf(t, p.out.String()), p.errs.String())
@@ -69,8 +71,7 @@ func TestLaunchedFinetuneOutlivesARank(t *testing.T) {
 		ck := filepath.Join(t.TempDir(), "ck")
 		p := start(t, slices.Concat([]string{"launch", "-n", "2"}, flags, []string{"--"}, job, []string{ck})...)
 		pids := ranksOf(t, p, 2)
-		waitFor(t, "checkpoint", func() bool { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) > 0 })
-		require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
+		killAfter(t, p, "checkpoint", func() int { return pids[1] }, hasCheckpoint(ck))
 		require.Zero(t, p.end(t), p.errs.String())
 		require.Contains(t, p.errs.String(), map[string]string{
 			"--restarts": "starting again from the checkpoint of step ", "--min-ranks": "going on with 1 rank from the checkpoint of step ",
@@ -101,15 +102,14 @@ func TestElasticJobMovesOutwardToFit(t *testing.T) {
 		return doc.Requested.Device.PeakBytes
 	}
 	require.Greater(t, peak("1"), peak("2"))
-	job := append([]string{"train", "--data", testdata + "/text.bin", "--steps", "120"}, shape...) // long enough to lose a rank in
+	job := append([]string{"train", "--data", testdata + "/text.bin", "--steps", "30"}, shape...)
 	p := start(t, job...)
 	require.Zero(t, p.end(t), p.errs.String())
 	want := shaOf(t, p.out.String())
 	ck := filepath.Join(t.TempDir(), "ck")
 	p = start(t, append([]string{"launch", "-n", "2", "--min-ranks", "1", "--"}, append(job, "--checkpoint", ck, "--save-every", "10", "--device-memory", strconv.FormatInt(peak("2"), 10))...)...)
 	pids := ranksOf(t, p, 2)
-	waitFor(t, "checkpoint", func() bool { m, _ := filepath.Glob(filepath.Join(ck, "step-*")); return len(m) > 0 })
-	require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
+	killAfter(t, p, "checkpoint", func() int { return pids[1] }, hasCheckpoint(ck))
 	require.Zero(t, p.end(t), p.errs.String())
 	require.Contains(t, p.errs.String(), "going on with --fit")
 	require.Equal(t, want, shaOf(t, p.out.String()))

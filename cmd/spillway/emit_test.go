@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -26,18 +27,40 @@ var keptJobs = map[string]string{
 	"jobset.yaml":             "--emit jobset --model gpt2 --nodes 1 --gpus-per-node 8 --reproducible --batch 1 --global-batch 48 --threads 16 --steps 10000",
 }
 
+var plannedJobs sync.Map
+
+// plannedJob is what plan writes for a job of keptJobs, and its document. It plans each once.
+func plannedJob(t *testing.T, name string) (string, planning.Doc) {
+	t.Helper()
+	type planned struct {
+		job string
+		doc planning.Doc
+	}
+	once, _ := plannedJobs.LoadOrStore(name, sync.OnceValue(func() (p planned) {
+		file := filepath.Join(t.TempDir(), "plan.json")
+		r := command(append([]string{"plan", "--json", file}, strings.Fields(keptJobs[name])...)...)
+		require.Equal(t, cli.ExitDone, r.status, r.stderr)
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(text, &p.doc))
+		p.job = r.stdout
+		return p
+	}))
+	p := once.(func() planned)()
+	return p.job, p.doc
+}
+
 // The jobs in examples/cluster are what plan writes. `-update` rewrites them.
 func TestEmittedJobs(t *testing.T) {
-	for name, line := range keptJobs {
-		r := command(append([]string{"plan"}, strings.Fields(line)...)...)
-		require.Equal(t, cli.ExitDone, r.status, r.stderr)
+	for name := range keptJobs {
+		job, _ := plannedJob(t, name)
 		path := filepath.Join("..", "..", "examples", "cluster", name)
 		if *update {
-			require.NoError(t, os.WriteFile(path, []byte(r.stdout), 0o644))
+			require.NoError(t, os.WriteFile(path, []byte(job), 0o644))
 		}
 		want, err := os.ReadFile(path)
 		require.NoError(t, err)
-		require.Equal(t, string(want), r.stdout, "%s is not what plan writes: rewrite it with -update", name)
+		require.Equal(t, string(want), job, "%s is not what plan writes: rewrite it with -update", name)
 	}
 }
 
@@ -65,22 +88,26 @@ func TestEmittedSlurm(t *testing.T) {
 		t.Skip("no bash")
 	}
 	require.NoError(t, err)
+	kept, _ := plannedJob(t, "planned-slurm.sh")
+	jobs := []string{kept}
 	for _, line := range []string{
-		keptJobs["planned-slurm.sh"],
 		"--emit SLURM --model gpt2 --nodes 3 --gpus-per-node 4 --reproducible --batch 1 --global-batch 48",
 		"--emit slurm --model " + testdata + "/gpt2 --nodes 1 --gpus-per-node 2 --seq 16 --checkpoint 'my runs' --save-every 5 --epochs 2 --offload activations=host:h.{0-0}.mlp.act --recompute none",
 	} {
 		args := append([]string{"plan"}, words(line)...)
 		r := command(args...)
 		require.Equal(t, cli.ExitDone, r.status, r.stderr)
+		jobs = append(jobs, r.stdout)
+	}
+	for _, job := range jobs {
 		check := exec.Command(bash, "-n")
-		check.Stdin = strings.NewReader(r.stdout)
+		check.Stdin = strings.NewReader(job)
 		said, err := check.CombinedOutput()
 		require.NoError(t, err, "%s", said)
-		for _, m := range regexp.MustCompile(`(?m)^#SBATCH --([a-z-]+)`).FindAllStringSubmatch(r.stdout, -1) {
+		for _, m := range regexp.MustCompile(`(?m)^#SBATCH --([a-z-]+)`).FindAllStringSubmatch(job, -1) {
 			require.Contains(t, sbatchOptions, m[1])
 		}
-		_, srun, ok := strings.Cut(strings.ReplaceAll(r.stdout, " \\\n", ""), "\nsrun ")
+		_, srun, ok := strings.Cut(strings.ReplaceAll(job, " \\\n", ""), "\nsrun ")
 		require.True(t, ok)
 		srun, _, _ = strings.Cut(srun, "\n")
 		_, train, ok := strings.Cut(srun, " spillway train ")
@@ -97,27 +124,22 @@ func TestEmittedSlurm(t *testing.T) {
 // steps are those of --tokens, and its time is more than theirs.
 func TestEmittedMemoryAndTime(t *testing.T) {
 	for name, ranks := range map[string]int64{"planned-slurm.sh": 8, "planned-jobset-gpu.yaml": 1, "jobset.yaml": 8} {
-		file := filepath.Join(t.TempDir(), "plan.json")
-		r := command(append([]string{"plan", "--json", file}, strings.Fields(keptJobs[name])...)...)
-		var doc planning.Doc
-		text, err := os.ReadFile(file)
-		require.NoError(t, err)
-		require.NoError(t, json.Unmarshal(text, &doc))
+		job, doc := plannedJob(t, name)
 		plan := ranks * doc.ProcessBytes
-		mib, err := strconv.ParseInt(number(t, r.stdout, `(?:--mem=|limits: {memory: )(\d+)M`), 10, 64)
+		mib, err := strconv.ParseInt(number(t, job, `(?:--mem=|limits: {memory: )(\d+)M`), 10, 64)
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, mib<<20, plan+plan/8)
 		require.LessOrEqual(t, mib<<20, plan+plan/8+65<<20)
 		if name != "planned-slurm.sh" {
 			continue
 		}
-		require.Equal(t, "8", number(t, r.stdout, `#SBATCH --gpus-per-node=(\d+)`))
+		require.Equal(t, "8", number(t, job, `#SBATCH --gpus-per-node=(\d+)`))
 		tokens := 1e9
-		steps, err := strconv.ParseFloat(number(t, r.stdout, `--steps (\d+)`), 64)
+		steps, err := strconv.ParseFloat(number(t, job, `--steps (\d+)`), 64)
 		require.NoError(t, err)
 		require.InDelta(t, tokens/float64(doc.Ranks*doc.Batch*doc.Accum*doc.Seq), steps, 1)
 		var days, hours float64
-		_, err = fmt.Sscanf(number(t, r.stdout, `#SBATCH --time=(\S+)`), "%f-%f:00:00", &days, &hours)
+		_, err = fmt.Sscanf(number(t, job, `#SBATCH --time=(\S+)`), "%f-%f:00:00", &days, &hours)
 		require.NoError(t, err)
 		require.Greater(t, days+hours/24, 1.2*doc.Budget.Days[1])
 		require.Less(t, days+hours/24, 1.25*doc.Budget.Days[1]+2./24)

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -175,11 +176,60 @@ func ranksOf(t *testing.T, p *process, n int) (pids []int) {
 }
 
 func gone(pid int) bool {
+	return !inState(pid, func(state byte) bool { return state != 'Z' && state != 'X' })
+}
+
+// inState says whether a thread of a process is in such a state: a letter of proc(5).
+func inState(pid int, such func(state byte) bool) bool {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid)) // its pattern is well formed
-	return !slices.ContainsFunc(threads, func(path string) bool {
+	return slices.ContainsFunc(threads, func(path string) bool {
 		text, err := os.ReadFile(path)
-		return err == nil && !strings.Contains(string(text), ") Z ") && !strings.Contains(string(text), ") X ")
+		_, state, found := strings.Cut(string(text), ") ")
+		return err == nil && found && such(state[0])
 	})
+}
+
+// killAfter kills a process of a job as soon as an event is there, and returns its number. Until
+// then the process runs in slices of 2 ms and is stopped while the test looks, so that a short
+// run does not end before the signal comes, however loaded the machine is: the others wait for it
+// in their next collective operation. victim may name another process, or none (0), at each look.
+func killAfter(t *testing.T, job *process, event string, victim func() int, happened func() bool) int {
+	t.Helper()
+	for deadline := time.Now().Add(300 * time.Second); ; time.Sleep(2 * time.Millisecond) {
+		require.True(t, time.Now().Before(deadline), "no %s in time", event)
+		pid := victim()
+		if pid == 0 || !stop(t, pid) {
+			require.False(t, gone(job.Process.Pid), "the job ended before the event %q: %s", event, &job.errs)
+			continue
+		}
+		if happened() {
+			require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+			return pid
+		}
+		require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
+	}
+}
+
+// stop stops a process and waits until none of its threads runs: false where it has ended.
+func stop(t *testing.T, pid int) bool {
+	t.Helper()
+	if syscall.Kill(pid, syscall.SIGSTOP) != nil {
+		return false
+	}
+	ended := false
+	waitFor(t, "stopped process", func() bool {
+		ended = gone(pid)
+		return ended || !inState(pid, func(state byte) bool { return !strings.ContainsRune("TtZX", rune(state)) })
+	})
+	return !ended
+}
+
+// hasCheckpoint says whether a folder has a checkpoint.
+func hasCheckpoint(folder string) func() bool {
+	return func() bool {
+		steps, _ := filepath.Glob(filepath.Join(folder, "step-*")) // its pattern is well formed
+		return len(steps) > 0
+	}
 }
 
 // A demo that loses a rank before it has saved anything begins again, whatever an earlier one
@@ -196,8 +246,7 @@ func TestLaunchStartsTheDemoAgain(t *testing.T) {
 
 	p := startIn(t, work, "launch", "-n", "2", "--restarts", "1", "--", "train", "--data-glob", "doc.go", "--seq", "16", "--batch", "1", "--accum", "1")
 	pids := ranksOf(t, p, 2)
-	waitFor(t, "first step", func() bool { return strings.Contains(p.errs.String(), "step 1/") })
-	require.NoError(t, syscall.Kill(pids[1], syscall.SIGKILL))
+	killAfter(t, p, "first step", func() int { return pids[1] }, func() bool { return strings.Contains(p.errs.String(), "step 1/") })
 	waitFor(t, "second start", func() bool { return strings.Count(p.errs.String(), "step 1/") == 2 || gone(p.Process.Pid) })
 	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, cli.ExitInterrupted, p.end(t), p.errs.String())

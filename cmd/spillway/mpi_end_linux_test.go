@@ -109,8 +109,8 @@ func TestARunThatIsDoneIsOver(t *testing.T) {
 			how    string
 			who    int
 			status string // its own; another's is 0
-		}{{"hang", 0, "0"}, {"hang", 1, "0"}, {"late", 1, "0"}, {"fail", 1, "0"}, {"die", 1, "137"}} {
-			if !long.On() && i%2 != k { // each case at one launcher, hang at both
+		}{{"hang", 0, "0"}, {"fail", 1, "0"}, {"late", 1, "0"}, {"die", 1, "137"}, {"hang", 1, "0"}} {
+			if !long.On() && (i%2 != k || i == 4) { // each case at one launcher
 				continue
 			}
 			t.Run(fmt.Sprint(launcher, "/", c.how, "/", c.who), func(t *testing.T) {

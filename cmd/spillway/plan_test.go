@@ -203,7 +203,7 @@ func TestPlanLists(t *testing.T) {
 func TestPlanReportNamesWhatMatters(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "sub", "plan.json")
-	r := command("plan", "--model", "gpt2", "--ranks", "4", "--device-memory", "900MiB", "--json", path)
+	r := command("plan", "--model", "gpt2", "--ranks", "4", "--device-memory", "900MiB", "--effort", "60", "--json", path)
 	require.Equal(t, cli.ExitDoesNotFit, r.status)
 	for _, want := range []string{"gpt2", "124,439,808", "Device memory", "Host memory", "activations", "unsharded", "Largest buffers", "What would make it fit", "--recompute"} {
 		require.Contains(t, r.stdout, want)
@@ -306,7 +306,7 @@ func TestWaysOutFit(t *testing.T) {
 
 // The outcome of the search does not depend on which plan was ready first.
 func TestWaysOutAreDeterministic(t *testing.T) {
-	args := []string{"plan", "--model", "spillway-ledger", "--ranks", "4", "--zero", "1", "--device-memory", "30MiB"}
+	args := []string{"plan", "--model", "spillway-ledger", "--ranks", "4", "--zero", "1", "--device-memory", "30MiB", "--effort", "100"}
 	first := command(args...)
 	require.Equal(t, cli.ExitDoesNotFit, first.status)
 	require.Equal(t, first, command(args...))
@@ -336,7 +336,7 @@ func TestTrainRefusesWhatOnlyPlans(t *testing.T) {
 
 func TestPlanPage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "new", "plan.html")
-	r := command("plan", "--model", "gpt2", "--ranks", "4", "--device-memory", "900MiB", "--html", path)
+	r := command("plan", "--model", "gpt2", "--ranks", "4", "--device-memory", "900MiB", "--effort", "60", "--html", path)
 	require.Equal(t, cli.ExitDoesNotFit, r.status)
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
@@ -367,18 +367,18 @@ func TestTrainFit(t *testing.T) {
 	r := command(append([]string{"train", "--data", testdata + "/text.bin", "--steps", "1", "--fit", "--device-memory", limit}, shape...)...)
 	require.Equal(t, cli.ExitDone, r.status, r.stderr)
 	require.Contains(t, r.stderr, "recommended: --zero")
-	r = command(append([]string{"plan", "--fit", "--device-memory", limit}, shape...)...)
+	r = command(append([]string{"plan", "--fit", "--effort", "60", "--device-memory", limit}, shape...)...)
 	require.Equal(t, cli.ExitDone, r.status, r.stderr)
 	require.Regexp(t, `fits; the fastest by prediction of \d+ configurations planned: spillway train --batch 1 `, unwrapped(r.stdout))
-	require.Equal(t, cli.ExitBadInput, command(append([]string{"plan", "--global-batch", "7"}, shape...)...).status)
-	require.Equal(t, cli.ExitDone, command(append([]string{"plan", "--global-batch", "8"}, shape...)...).status)
+	require.Equal(t, cli.ExitBadInput, command(append([]string{"plan", "--effort", "10", "--global-batch", "7"}, shape...)...).status)
+	require.Equal(t, cli.ExitDone, command(append([]string{"plan", "--effort", "10", "--global-batch", "8"}, shape...)...).status)
 }
 
 // Where predicted times come from is told, and what is measured once is used by
 // later plans.
 func TestPlanTellsItsRates(t *testing.T) {
 	ownworld.Config(t, t.TempDir())
-	args := []string{"plan", "--model", "gpt2", "--threads", "2"}
+	args := []string{"plan", "--model", "gpt2", "--threads", "2", "--effort", "20"}
 	r := command(args...)
 	require.Contains(t, r.stdout, "A step, predicted (CPU: rates of a typical server core; spillway plan\n  --calibrate measures this machine)\n")
 	gpu := unwrapped(command(append(args, "--gpu", "h100-80")...).stdout)
@@ -392,7 +392,7 @@ func TestPlanTellsItsRates(t *testing.T) {
 	require.Regexp(t, `A step, predicted \(CPU: as calibrated on \S+,\s+\d{4}-\d\d-\d\d\)`, command(args...).stdout)
 	_, after := planned(t, args[1:]...)
 	require.Greater(t, after.Requested.StepSeconds, 2*before.Requested.StepSeconds)
-	require.Contains(t, unwrapped(command("plan", "--model", "gpt2", "--threads", "3").stdout), "is stale: it is for 2 threads, not for 3")
+	require.Contains(t, unwrapped(command("plan", "--model", "gpt2", "--threads", "3", "--effort", "20").stdout), "is stale: it is for 2 threads, not for 3")
 	r = command(append(args, "--calibrate", "--gpu", "h100-80")...)
 	require.Equal(t, cli.ExitBadInput, r.status)
 	require.Contains(t, r.stderr, "--calibrate measures this machine's CPU, and --gpu plans for a GPU")
@@ -412,7 +412,7 @@ func TestPlanCalibrates(t *testing.T) {
 // A plan with a batch schedule says what each of its batches takes.
 func TestPlanOfABatchSchedule(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plan.json")
-	line := []string{"plan", "--model", testdata + "/gpt2", "--ranks", "2", "--batch", "1", "--seq", "16", "--json", path}
+	line := []string{"plan", "--model", testdata + "/gpt2", "--ranks", "2", "--batch", "1", "--seq", "16", "--effort", "20", "--json", path}
 	got := command(append(line, "--batch-schedule", "0:4,50:64,70:2", "--tokens", "1e5")...)
 	require.Zero(t, got.status, got.stderr)
 	require.Contains(t, strings.Join(strings.Fields(got.stdout), " "), "batch schedule: 4 rows from step 0 on, 64 rows from step 50 on, 2 rows from step 70")
