@@ -32,14 +32,14 @@ func (c Config) validateMesh() error {
 	case c.Pipeline > 1 && (c.LayerOrder || c.CachePrefix || c.Noise || len(c.Shapes) > 1):
 		return fmt.Errorf("Config.Pipeline beside layer order %v, a cache of frozen layers %v, the gradient noise scale %v or steps of %d sizes: not built", c.LayerOrder, c.CachePrefix, c.Noise, max(len(c.Shapes), 1))
 	case (c.Slices > 0 || c.Pipeline > 1) && c.uneven() != nil:
-		field, beside := "GlobalBatch", "Tensor"
+		field, beside := "Config.GlobalBatch", "Config.Tensor"
 		if len(c.Shapes) > 0 {
-			field = "BatchSchedule"
+			field = "Config.BatchSchedule"
 		}
 		if c.Pipeline > 1 {
-			beside = "Pipeline"
+			beside = "Config.Pipeline"
 		}
-		return fmt.Errorf("Config.%s with Config.%s: uneven shares %v of ranks are not built; give rows that %d ranks share evenly", field, beside, c.uneven(), c.DataRanks())
+		return fmt.Errorf("%s with %s: uneven shares %v of ranks are not built; give rows that %d ranks share evenly", field, beside, c.uneven(), c.DataRanks())
 	case c.ShardSize < 0:
 		return fmt.Errorf("shard size: %d is negative; 0 shards over all ranks", c.ShardSize)
 	case c.ShardSize > 0 && (c.ShardSize > c.DataRanks() || c.DataRanks()%c.ShardSize != 0):
@@ -106,11 +106,11 @@ func cutTensors(p *graph.Program, s *Spec) (*graph.Program, error) {
 	q.Mesh = s.mesh()
 	cut, err := mesh.Tensor(&q, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices})
 	if err != nil {
-		field, n := "Tensor", s.Tensor
+		field, n := "Config.Tensor", s.Tensor
 		if n < 2 {
-			field, n = "TensorSlices", s.Slices
+			field, n = "Config.TensorSlices", s.Slices
 		}
-		return nil, fmt.Errorf("Config.%s %d: %w; give fewer slices, or leave it out", field, n, err)
+		return nil, fmt.Errorf("%s %d: %w; give fewer slices, or leave it out", field, n, err)
 	}
 	return cut, nil
 }

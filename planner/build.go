@@ -94,7 +94,7 @@ func (p planner) forward(c *Request, layers int) (fwd plan.Forward, err error) {
 	m.EmbdDropout, m.ResidDropout = c.Dropout, c.Dropout
 	m.Documents = c.Packs()
 	if !m.Arch().Dropout && c.Dropout > 0 {
-		return fwd, config.Refuse("Config.Dropout %g with model_type %s: the architecture has no dropout; leave it out", c.Dropout, m.Family)
+		return fwd, config.Refuse("Config.Dropout %g with Config.Model %s: model_type %s has no dropout; leave it out", c.Dropout, c.Model, m.Family)
 	}
 	if fwd.Train, err = p.shared.Model(m, model.Train, c.Batch, c.Seq); err != nil {
 		return fwd, err

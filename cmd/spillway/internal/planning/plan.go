@@ -111,7 +111,6 @@ data and no GPU.`,
 			return err
 		}
 		f.keep(fs)
-		options.FollowPipeline(fs, &c)
 		question, err := f.topicOf(fs, &c)
 		if err != nil {
 			return err
@@ -213,6 +212,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 // Settle turns the flags of the hardware into ranks, caps and what is outside
 // the arena.
 func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
+	options.FollowPipeline(fs, c)
 	for _, n := range []struct {
 		flag string
 		v    int
