@@ -36,6 +36,9 @@ func TestBaseGivesTheSameBits(t *testing.T) {
 		c.Ranks, c.Accum, c.Reproducible, c.Zero = 1, 6, true, 0
 		want := runOf(t, c)
 		for zero := range 4 {
+			if !long.On() && zero%2 == k%2 { // half of them for each type
+				continue
+			}
 			v := c
 			v.Zero, v.Disk = zero, scratch(t)
 			v.Ranks = []int{2, 3, 6, 3}[(zero+k)%4]

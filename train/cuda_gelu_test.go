@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/train/saving"
 )
@@ -98,7 +99,10 @@ func TestCUDAGELUEpilogueGivesTheSameBits(t *testing.T) {
 			for s := range want.losses {
 				require.InEpsilon(t, other.losses[s], want.losses[s], 5e-3)
 			}
-			for _, placement := range append([]string{""}, placements...) {
+			for i, placement := range append([]string{""}, placements...) {
+				if !long.On() && i%2 != p { // half of them with each precision
+					continue
+				}
 				one := c
 				one.Zero, one.Prefetch, one.Offload, one.Disk = turn%4, turn/len(recomputes)%3, placement, t.TempDir()
 				one.Recompute = recomputes[turn%len(recomputes)]

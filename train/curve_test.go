@@ -94,10 +94,7 @@ func curveOf(t testing.TB, c request, ranks int, shares []int) (o curve) {
 func TestOneCurveAtAnyNumberOfRanks(t *testing.T) {
 	t.Parallel()
 	seed, _ := seedOf(t)
-	draws := 2
-	if long.On() {
-		draws = 12
-	}
+	draws := long.Or(1, 12)
 	for f, feature := range curveFeatures {
 		t.Run(feature.name, func(t *testing.T) {
 			r := rand.New(rand.NewPCG(seed, uint64(f)))

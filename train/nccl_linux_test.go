@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm/nccl"
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/internal/testkit/nccltest"
 	"github.com/spillway-ml/spillway/platform/gpu"
 	"github.com/spillway-ml/spillway/run"
@@ -69,6 +70,9 @@ func TestNCCLGivesTheSameBits(t *testing.T) {
 		{2, 2, func(c *request) { c.Zero, c.ShardSize, c.Clip = 3, 2, 1 }},
 		{2, 3, func(c *request) { c.Zero, c.Accum, c.Reproducible = 2, 2, true }},
 	} {
+		if !long.On() && (turn == 1 || turn == 2 || turn == 6) { // each stage has another case
+			continue
+		}
 		cfg := tiny("gpt2")
 		cfg.Batch, cfg.Seq, cfg.Steps, cfg.Dropout = 1, 16, 2, 0.1
 		c.change(&cfg)

@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/safetensors"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 )
@@ -45,9 +46,11 @@ func TestResumeContinuesBitForBit(t *testing.T) {
 	cases := map[string]func(*request){}
 	for z := range 4 {
 		cases[fmt.Sprintf("stage %d", z)] = func(c *request) { c.Zero, c.Ranks = z, 3 }
-		cases[fmt.Sprintf("stage %d, accumulation", z)] = func(c *request) { c.Zero, c.Ranks, c.Accum = z, 2, 3 }
+		if z%2 == 1 || long.On() {
+			cases[fmt.Sprintf("stage %d, accumulation", z)] = func(c *request) { c.Zero, c.Ranks, c.Accum = z, 2, 3 }
+		}
 	}
-	for _, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd", "muon"} {
+	for _, name := range long.Or([]string{"sgd", "novograd", "muon"}, []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd", "muon"}) {
 		cases[name] = func(c *request) { c.Optimizer, c.Ranks = name, 2 }
 	}
 	cases["shuffled"] = func(c *request) { c.Order, c.Ranks = "shuffled", 2 }

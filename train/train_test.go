@@ -19,7 +19,7 @@ import (
 
 // tiny returns a run on the reference folder's checkpoint of the given name.
 func tiny(model string) request {
-	c := request{Config: config.Default()}
+	c := request{Config: config.Default().Sharing()} // the runs of a test have plans in common
 	c.Model, c.Init, c.Data, c.Order = "../testdata/"+model, "../testdata/"+model, "../testdata/text.bin", "sequential"
 	c.Batch, c.Seq, c.Steps = 2, 40, 20
 	c.poison = true

@@ -51,7 +51,7 @@ func TestBenchCommHasARowAnAlgorithm(t *testing.T) {
 func TestBenchCommKeepsLinksForPlan(t *testing.T) {
 	config := t.TempDir()
 	ownworld.Config(t, config)
-	asked := []string{"plan", "--model", testdata + "/gpt2", "--ranks", "2", "--batch", "1", "--seq", "16"}
+	asked := []string{"plan", "--model", testdata + "/gpt2", "--ranks", "2", "--batch", "1", "--seq", "16", "--effort", "20"}
 	words := func(args ...string) string {
 		got := command(append(asked, args...)...)
 		require.Zero(t, got.status, got.stderr)

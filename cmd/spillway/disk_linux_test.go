@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -117,10 +116,10 @@ func TestKilledWhileTheDiskIsInUse(t *testing.T) {
 	var empty unix.Statfs_t
 	require.NoError(t, unix.Statfs(disk, &empty))
 	p := start(t, onDisk(100_000, disk, checkpoint, "--save-every", "5")...)
-	require.Eventually(t, func() bool {
+	waitFor(t, "checkpoint", func() bool {
 		list, err := os.ReadDir(checkpoint)
 		return err == nil && len(list) > 1
-	}, 30*time.Second, 5*time.Millisecond)
+	})
 	require.NoError(t, p.Process.Signal(syscall.SIGKILL))
 	p.end(t)
 	var after unix.Statfs_t

@@ -284,7 +284,7 @@ func TestWaysOutFit(t *testing.T) {
 	}
 	for _, line := range grid {
 		args := strings.Fields(line)
-		r := command(append([]string{"plan"}, args...)...)
+		r := command(append([]string{"plan", "--effort", "100"}, args...)...)
 		require.Equal(t, cli.ExitDoesNotFit, r.status, "%s: %s", line, r.stderr)
 		_, after, ok := strings.Cut(r.stdout, "What would make it fit")
 		require.True(t, ok, "%s has no way out:\n%s", line, r.stdout)
@@ -320,7 +320,7 @@ func TestPlanOfATrillion(t *testing.T) {
 	require.Equal(t, cli.ExitDone, status)
 	require.Equal(t, 1024, doc.Ranks)
 	require.InEpsilon(t, 1.008e12, doc.Model.Parameters, 0.001)
-	p := start(t, append([]string{"plan", "--shard-size", "8"}, all...)...)
+	p := start(t, append([]string{"plan", "--effort", "40", "--shard-size", "8"}, all...)...)
 	require.Equal(t, cli.ExitDoesNotFit, p.end(t), p.errs.String())
 	narrow(t, p.out.String())
 	require.Contains(t, p.out.String(), "--shard-size ")
@@ -406,6 +406,9 @@ func TestPlanCalibrates(t *testing.T) {
 	require.Regexp(t, `^this machine's CPU as calibrated just now, kept in .*\n$`, command("plan", "--calibrate", "--threads", "1").stdout)
 	args := []string{"plan", "--model", testdata + "/gpt2", "--threads", "1"}
 	require.Contains(t, unwrapped(command(args...).stdout), "A step, predicted (CPU: as calibrated on ")
+	if !long.On() {
+		return // a second measurement
+	}
 	require.Contains(t, unwrapped(command(append(args, "--calibrate")...).stdout), "A step, predicted (CPU: as calibrated just now, kept in ")
 }
 

@@ -34,7 +34,7 @@ func readBack(t *testing.T, between func(), args ...string) planning.Doc {
 
 // A document asks its own question again, and the answer has the same bytes.
 func TestAPlanReadsBack(t *testing.T) {
-	tiny := "--model " + testdata + "/gpt2 --batch 1 --seq 16 "
+	tiny := "--model " + testdata + "/gpt2 --batch 1 --seq 16 --effort 20 "
 	config := writeFile(t, "c.yaml", "ranks: 4\nfreeze: [wpe.*, h.0.*]\nreproducible: true\nglobal-batch: 8\n")
 	for _, line := range []string{
 		tiny,
@@ -44,7 +44,7 @@ func TestAPlanReadsBack(t *testing.T) {
 		tiny + "--ranks 4 --zero 0 --device-memory 400KiB --transport shm --overlap=off",
 		tiny + "--device-memory 10KB",
 		tiny + "--lora r=2,alpha=4,targets=h.*.attn.*,dropout=0.1 --optimizer-dtype fp32 --offload optimizer=host:50%",
-		"--model gpt2 --gpu h100-80 --nodes 2 --gpus-per-node 2 --precision bf16 --node-memory 1TB --tokens 1e9 --price 2.5 --disk d:1GiB",
+		"--model gpt2 --gpu h100-80 --nodes 2 --gpus-per-node 2 --precision bf16 --node-memory 1TB --tokens 1e9 --price 2.5 --disk d:1GiB --effort 20",
 	} {
 		doc := readBack(t, func() {}, strings.Fields(line)...)
 		require.Equal(t, planning.Version, doc.Version)

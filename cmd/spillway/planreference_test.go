@@ -15,7 +15,7 @@ import (
 // Megatron's formula is printed beside what the program keeps, for the sizes of
 // the paper's 22B model (table 3: a micro-batch of 4).
 func TestReferenceOfMegatron(t *testing.T) {
-	args := strings.Fields("plan --model megatron-22b --batch 4 --seq 2048 --precision bf16 --ranks 8 --zero 3")
+	args := strings.Fields("plan --effort 20 --model megatron-22b --batch 4 --seq 2048 --precision bf16 --ranks 8 --zero 3")
 	r := command(args...)
 	require.Zero(t, r.status, r.stderr)
 	require.NotContains(t, r.stdout, "Megatron's formula")
@@ -41,7 +41,7 @@ func TestTheReportIsNarrow(t *testing.T) {
 		"--model gpt2-xl --ranks 4 --batch 8 --seq 1024 --gpu rtx-4090 --reference megatron",
 		"--model llama-3.2-1b --nodes 128 --gpus-per-node 8 --batch 1 --precision bf16 --recompute full --gpu h100-80 --offload optimizer=host",
 	} {
-		narrow(t, command(append([]string{"plan"}, strings.Fields(line)...)...).stdout)
+		narrow(t, command(append([]string{"plan", "--effort", "20"}, strings.Fields(line)...)...).stdout)
 	}
 }
 

@@ -49,7 +49,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 		if m, err := model.LookupPreset(job[0]); err == nil {
 			seq = min(m.Config.Positions, seq)
 		}
-		args := strings.Fields(fmt.Sprintf("--model %s %s --batch 1 --seq %d", job[0], job[1], seq))
+		args := strings.Fields(fmt.Sprintf("--effort 150 --model %s %s --batch 1 --seq %d", job[0], job[1], seq))
 		c, hw := asPlanned(t, args)
 		card, err := gpus.Lookup(strings.Fields(job[1])[1])
 		require.NoError(t, err)
@@ -104,7 +104,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 
 // --tokens and --price are the recommended plan's time, by GPU and in money.
 func TestBudget(t *testing.T) {
-	args := strings.Fields("plan --model gpt2 --gpu h100-80 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 1024 --batch 8 --tokens 100e9 --price 2.5 --json -")
+	args := strings.Fields("plan --effort 20 --model gpt2 --gpu h100-80 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 1024 --batch 8 --tokens 100e9 --price 2.5 --json -")
 	r := command(args...)
 	require.Zero(t, r.status, r.stderr)
 	var doc planning.Doc
@@ -124,7 +124,7 @@ func TestBudget(t *testing.T) {
 // --node-memory is a cap on what the ranks of a server take together, and takes
 // the place of the usual server's memory.
 func TestNodeMemory(t *testing.T) {
-	base := strings.Fields("plan --model gpt2 --offload optimizer=host --json -")
+	base := strings.Fields("plan --effort 20 --model gpt2 --offload optimizer=host --json -")
 	type doc struct {
 		Requested struct {
 			Fits bool
@@ -165,22 +165,22 @@ func TestNodeMemory(t *testing.T) {
 
 // bf16 where the card has it, said; where it has not, that is said too.
 func TestPrecisionOfRecommendations(t *testing.T) {
-	text := unwrapped(command(strings.Fields("plan --model gpt2 --gpu a100-80")...).stdout)
+	text := unwrapped(command(strings.Fields("plan --effort 60 --model gpt2 --gpu a100-80")...).stdout)
 	require.Regexp(t, `spillway train .* --zero 3 --precision bf16 `, strings.ReplaceAll(text, `\ `, ""))
 	require.Contains(t, text, "in bf16, for whose products the device has units (16 × the rate of fp32)")
 	require.Contains(t, text, "as requested means the defaults here: fp32 and rows of 256 tokens; as such models are trained: --precision bf16 --seq 1024")
 	require.Contains(t, text, "The job fits here, with Spillway's plan. PyTorch FSDP took ")
-	text = unwrapped(command(strings.Fields("plan --model gpt2 --gpu a100-80 --precision fp32 --seq 1024")...).stdout)
+	text = unwrapped(command(strings.Fields("plan --effort 60 --model gpt2 --gpu a100-80 --precision fp32 --seq 1024")...).stdout)
 	require.NotContains(t, text, "bf16", "what was asked for stays")
 	require.NotContains(t, text, "as requested means")
 	for _, precision := range []string{"", " --precision bf16"} {
-		text = unwrapped(command(strings.Fields("plan --model gpt2 --gpu v100-32" + precision)...).stdout)
+		text = unwrapped(command(strings.Fields("plan --effort 60 --model gpt2 --gpu v100-32" + precision)...).stdout)
 		require.Contains(t, text, "v100-32 has no units for bf16", precision)
 		require.NotContains(t, text, "planned only")
 	}
-	text = unwrapped(command(strings.Fields("plan --model gpt2 --gpu a100-80 --precision bf16 --int8 matmul")...).stdout)
+	text = unwrapped(command(strings.Fields("plan --effort 60 --model gpt2 --gpu a100-80 --precision bf16 --int8 matmul")...).stdout)
 	require.Contains(t, text, "--int8 is planned only: train refuses it with --device cuda")
-	text = unwrapped(command(strings.Fields("plan --model gpt2 --gpu a100-80 --precision bf16 --optimizer-dtype bf16 --stochastic-rounding")...).stdout)
+	text = unwrapped(command(strings.Fields("plan --effort 60 --model gpt2 --gpu a100-80 --precision bf16 --optimizer-dtype bf16 --stochastic-rounding")...).stdout)
 	require.Contains(t, text, "--optimizer-dtype bf16 is planned only: train refuses it")
 }
 

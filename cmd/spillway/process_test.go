@@ -34,7 +34,7 @@ var built = sync.OnceValues(func() (string, error) {
 	}
 	buildFolder = dir
 	path := filepath.Join(dir, "spillway")
-	if out, err := exec.Command("go", "build", "-o", path, ".").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-ldflags=-w", "-o", path, ".").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
 	return path, nil

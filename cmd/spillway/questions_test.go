@@ -37,7 +37,7 @@ func TestQuestions(t *testing.T) {
 		}
 		require.NoError(t, os.WriteFile(path, []byte(page), 0o644))
 	}
-	for _, b := range long.Sample(20, 3, blocks) {
+	for _, b := range long.Sample(20, 2, blocks) {
 		require.Equal(t, b.answer, answerOf(t, b.command), "docs/questions.md: %s", b.command)
 	}
 }

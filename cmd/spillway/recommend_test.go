@@ -40,7 +40,7 @@ func TestRecommendedFlagsReproduceIt(t *testing.T) {
 		_, again := planned(t, append(slices.Clone(args), words(flags)...)...)
 		require.Equal(t, doc.Recommended.Plan, again.Requested, "%s with %s", line, flags)
 		if i%3 == 0 { // one search more
-			if text := command(append([]string{"plan"}, args...)...).stdout; !strings.Contains(text, "fits as requested, and nothing found is faster") {
+			if text := command(append([]string{"plan", "--effort", "40"}, args...)...).stdout; !strings.Contains(text, "fits as requested, and nothing found is faster") {
 				require.Contains(t, strings.ReplaceAll(text, " \\\n    --", " --"), flags, line)
 			}
 		}
@@ -111,10 +111,10 @@ func TestReportIsAsWideAsATerminal(t *testing.T) {
 		"--model gpt2 --ranks 2 --accum 2 --offload optimizer=host --fit",
 		"--model " + testdata + "/gpt2 --device-memory 10KB",
 		"--model llama-3-8b --gpu a100-40 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 2048 --batch 4",
-		"--model llama-3-8b --gpu h100-80 --nodes 1 --gpus-per-node 8 --seq 4096 --batch 1 --tensor 4 --effort 20",
-		"--model llama-3-8b --gpu h100-80 --nodes 2 --gpus-per-node 8 --seq 4096 --batch 1 --shard-size 8 --effort 20",
+		"--model llama-3-8b --gpu h100-80 --nodes 1 --gpus-per-node 8 --seq 4096 --batch 1 --tensor 4",
+		"--model llama-3-8b --gpu h100-80 --nodes 2 --gpus-per-node 8 --seq 4096 --batch 1 --shard-size 8",
 	} {
-		for _, l := range strings.Split(command(append([]string{"plan"}, strings.Fields(line)...)...).stdout, "\n") {
+		for _, l := range strings.Split(command(append([]string{"plan", "--effort", "20"}, strings.Fields(line)...)...).stdout, "\n") {
 			words := strings.Fields(l)
 			if len(words) < 2 || len(words) < 4 && strings.HasPrefix(words[0], "--") { // --flag value \
 				continue
@@ -164,7 +164,7 @@ func TestPlanOutputsAreTriedFirst(t *testing.T) {
 // A suggestion that adds a disk puts something there.
 func TestSuggestedDiskIsUsed(t *testing.T) {
 	t.Parallel()
-	c, hw := asPlanned(t, strings.Fields("--model gpt2 --ranks 2 --zero 1 --batch 1 --device-memory 700MiB --host-memory 700MiB"))
+	c, hw := asPlanned(t, strings.Fields("--effort 100 --model gpt2 --ranks 2 --zero 1 --batch 1 --device-memory 700MiB --host-memory 700MiB"))
 	asked, err := spillway.Predict(t.Context(), c, hw.Machine(c.Ranks))
 	require.NoError(t, err)
 	ways, _ := spillway.WaysOut(t.Context(), asked, hw)
@@ -189,7 +189,7 @@ func TestOtherBitsAreTold(t *testing.T) {
 		{[]string{"--accum", "2", "--reproducible"}, false},
 		{[]string{"--accum", "2", "--zero", "1"}, false}, // what was asked for is no surprise
 	} {
-		r := command(slices.Concat([]string{"plan"}, args, c.more)...)
+		r := command(slices.Concat([]string{"plan", "--effort", "60"}, args, c.more)...)
 		require.Equal(t, cli.ExitDone, r.status, r.stderr)
 		require.Regexp(t, "--zero [01] ", r.stdout)
 		require.Equal(t, c.want, strings.Contains(unwrapped(r.stdout), told), r.stdout)

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
 // What can't be meant is refused in one line that says what would be right.
@@ -78,8 +79,11 @@ func TestDiskFoldersThatCannotBe(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	for _, dir := range []string{"/proc/nope", filepath.Join(file, "sub"), file, filepath.Join(t.TempDir(), strings.Repeat("x", 300))} {
+	for i, dir := range []string{"/proc/nope", filepath.Join(file, "sub"), file, filepath.Join(t.TempDir(), strings.Repeat("x", 300))} {
 		for _, args := range [][]string{tinyWith("--disk", dir), tinyWith("--disk", dir, "--offload", "optimizer=disk"), {"doctor", "--disk", dir}} {
+			if args[0] == "doctor" && i > 0 && !long.On() { // which measures the machine first
+				continue
+			}
 			got := command(args...)
 			require.Equal(t, cli.ExitBadInput, got.status, got.stderr)
 			shown, _, _ := strings.Cut(dir, "xxxxx") // a long value is cut

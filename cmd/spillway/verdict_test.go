@@ -39,7 +39,7 @@ func TestThePlanBeginsWithItsVerdict(t *testing.T) {
 		{tiny + "--gpu h100-80 --precision bf16 --int8 matmul", "planned only: --int8 with --device cuda", `^spillway plan `},
 		{"--model llama-3-8b --gpu a100-40 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 2048 --batch 4 --tokens 1e9 --price 2", `on 8 × a100-40 does not fit as requested \(.* of device memory over the cap\); this fits:`, `^spillway train `},
 	} {
-		r := command(append([]string{"plan"}, strings.Fields(c.args)...)...)
+		r := command(append([]string{"plan", "--effort", "60"}, strings.Fields(c.args)...)...)
 		verdict, line := verdictOf(t, r.stdout)
 		require.Regexp(t, c.says, unwrapped(verdict), c.args)
 		require.Regexp(t, c.command, line, c.args)
@@ -53,7 +53,7 @@ func TestThePlanBeginsWithItsVerdict(t *testing.T) {
 // The command of a verdict runs as it is, given its data.
 func TestTheCommandOfAVerdictRuns(t *testing.T) {
 	for _, more := range []string{"", "--recompute full --zero 1 --accum 2", "--fit --global-batch 4", "--device-memory 700KiB --zero 0"} {
-		args := append(strings.Fields("plan --model "+testdata+"/gpt2 --batch 1 --seq 16 --ranks 2 --steps 1 --data "+testdata+"/text.bin"), strings.Fields(more)...)
+		args := append(strings.Fields("plan --effort 40 --model "+testdata+"/gpt2 --batch 1 --seq 16 --ranks 2 --steps 1 --data "+testdata+"/text.bin"), strings.Fields(more)...)
 		_, line := verdictOf(t, command(args...).stdout)
 		require.True(t, strings.HasPrefix(line, "spillway train "), line)
 		got := command(words(line)[1:]...)

@@ -53,7 +53,7 @@ func TestWaysOutOverPresets(t *testing.T) {
 	}
 	tried, none := 0, 0
 	for _, line := range lines {
-		args := strings.Fields(line)
+		args := append([]string{"--effort", "100"}, strings.Fields(line)...)
 		c, hw := asPlanned(t, args)
 		asked, err := spillway.Predict(t.Context(), c, hw.Machine(c.Ranks))
 		require.NoError(t, err, args)

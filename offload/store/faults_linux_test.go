@@ -174,7 +174,7 @@ func TestKilledWhileWriting(t *testing.T) {
 		require.NoFileExists(t, stale)
 	}
 	// The space is free again: the next start has the whole disk.
-	require.Eventually(t, func() bool { return freeBytes(t, dir) == before }, 5*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return freeBytes(t, dir) == before }, time.Minute, 10*time.Millisecond)
 	f := open(t, dir, small())
 	create(t, f, 2<<20-64<<10, 0)
 	require.FileExists(t, other)

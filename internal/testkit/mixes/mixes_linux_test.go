@@ -37,7 +37,7 @@ const (
 	seedVariable = "SPILLWAY_TEST_SEED"
 	// Comparisons of the default run and of SPILLWAY_LONG, and how often each feature
 	// must be in one of the latter's.
-	few, many, often = 8, 1000, 20
+	few, many, often = 4, 1000, 20
 )
 
 // transports are how ranks in processes of their own meet.
@@ -52,7 +52,7 @@ var command = sync.OnceValues(func() (path string, err error) {
 		return "", err
 	}
 	path = filepath.Join(folder, "spillway")
-	if out, err := exec.Command("go", "build", "-o", path, "../../../cmd/spillway").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-ldflags=-w", "-o", path, "../../../cmd/spillway").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
 	return path, nil

@@ -71,7 +71,7 @@ var command = sync.OnceValues(func() (path string, err error) {
 		return "", err
 	}
 	path = filepath.Join(folder, "spillway")
-	if out, err := exec.Command("go", "build", "-o", path, "../../../cmd/spillway").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-ldflags=-w", "-o", path, "../../../cmd/spillway").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
 	return path, nil

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
@@ -392,7 +393,7 @@ func TestSameBitsAtEveryLevelAndThreadCount(t *testing.T) {
 	defer p3.Close()
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			for seed := range uint64(40) {
+			for seed := range long.Or(uint64(16), 40) {
 				one := func(l level.Level, p *pool.Pool) []any {
 					defer useLevel(l)()
 					g := newGen(t, seed, seed%2 == 1)
