@@ -78,7 +78,7 @@ func (h *planningHeap) Acquire() (release func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.users++; h.users == 1 {
-		h.was = debug.SetGCPercent(planningPercent)
+		h.was = collectAt(planningPercent)
 	}
 	return func() {
 		h.mu.Lock()
@@ -87,6 +87,15 @@ func (h *planningHeap) Acquire() (release func()) {
 			debug.SetGCPercent(h.was)
 		}
 	}
+}
+
+// collectAt sets the percent, but in a process that has asked for more garbage than planning leaves,
+// such as a test's: there it stays.
+func collectAt(percent int) (was int) {
+	if was = debug.SetGCPercent(percent); was > planningPercent {
+		debug.SetGCPercent(was)
+	}
+	return was
 }
 
 // MakeRoom gives this process what a planned run needs of it: processors beside the
@@ -100,9 +109,11 @@ func MakeRoom() (planned func(*plan.Plan), undo func()) {
 			onDisk = true
 			DiskProcs.acquire()
 		}
-		debug.FreeOSMemory()
 		if os.Getenv("GOGC") == "" && percent == 0 {
-			percent = debug.SetGCPercent(runningPercent)
+			percent = collectAt(runningPercent)
+		}
+		if percent <= planningPercent {
+			debug.FreeOSMemory()
 		}
 	}
 	return planned, func() {
