@@ -190,23 +190,24 @@ func inState(pid int, such func(state byte) bool) bool {
 }
 
 // killAfter kills a process of a job as soon as an event is there, and returns its number. Until
-// then the process runs in slices of 2 ms and is stopped while the test looks, so that a short
-// run does not end before the signal comes, however loaded the machine is: the others wait for it
-// in their next collective operation. victim may name another process, or none (0), at each look.
+// then the process runs in slices of 2 to 20 ms and is stopped while the test looks, so that a
+// short run does not end before the signal comes, however loaded the machine is: the others wait
+// for it in their next collective operation. A slice takes as long as the look before it, which
+// grows with the load. victim may name another process, or none (0), at each look.
 func killAfter(t *testing.T, job *process, event string, victim func() int, happened func() bool) int {
 	t.Helper()
-	for deadline := time.Now().Add(300 * time.Second); ; time.Sleep(2 * time.Millisecond) {
-		require.True(t, time.Now().Before(deadline), "no %s in time", event)
-		pid := victim()
-		if pid == 0 || !stop(t, pid) {
+	for deadline := time.Now().Add(300 * time.Second); ; {
+		began := time.Now()
+		require.True(t, began.Before(deadline), "no %s in time", event)
+		if pid := victim(); pid == 0 || !stop(t, pid) {
 			require.False(t, gone(job.Process.Pid), "the job ended before the event %q: %s", event, &job.errs)
-			continue
-		}
-		if happened() {
+		} else if happened() {
 			require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
 			return pid
+		} else {
+			require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
 		}
-		require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
+		time.Sleep(min(max(time.Since(began), 2*time.Millisecond), 20*time.Millisecond))
 	}
 }
 
@@ -216,12 +217,11 @@ func stop(t *testing.T, pid int) bool {
 	if syscall.Kill(pid, syscall.SIGSTOP) != nil {
 		return false
 	}
-	ended := false
-	waitFor(t, "stopped process", func() bool {
-		ended = gone(pid)
-		return ended || !inState(pid, func(state byte) bool { return !strings.ContainsRune("TtZX", rune(state)) })
-	})
-	return !ended
+	for deadline := time.Now().Add(300 * time.Second); inState(pid, func(state byte) bool { return !strings.ContainsRune("TtZX", rune(state)) }); {
+		require.True(t, time.Now().Before(deadline), "process %d does not stop", pid)
+		time.Sleep(100 * time.Microsecond)
+	}
+	return !gone(pid)
 }
 
 // hasCheckpoint says whether a folder has a checkpoint.
