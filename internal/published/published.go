@@ -17,23 +17,28 @@ import (
 // Row is a published run: a job in this project's terms and its speed. Source says where each
 // value was read.
 type Row struct {
-	Calibration bool   // used to compute the ranges; otherwise held out, to test them
-	Stack       string // the software
+	Calibration bool   // used to compute ranges and calibrations; otherwise held out, to test them
+	Stack       string // the software: one of Stacks
 	Project     string // the project that published it
 	Card        string // as gpus.Lookup takes it
-	Model       string // preset; the nearest one if the project trained another model
-	Ranks, Node int    // GPUs, and GPUs per server
-	Shard       int    // GPUs that share a copy of the states; 0: all
-	Seq, Batch  int
-	Accum, Zero int
-	Recompute   string
-	Offload     string
-	Reduce      string
-	TokensPerS  float64 // tokens per second and GPU
-	Device      float64 // peak bytes in use on a GPU; 0: not published
-	Host        float64 // bytes of a server's host memory in use; 0: not published
-	Source      string
-	Here        Prediction
+	// Model is a preset, the nearest one if the project trained another model; or
+	// gpt2:LAYERS:WIDTH:HEADS:VOCABULARY, or
+	// llama:LAYERS:WIDTH:HEADS:KV HEADS:FFN WIDTH:VOCABULARY.
+	Model            string
+	Ranks, Node      int // GPUs, and GPUs per server
+	Shard            int // GPUs that share a copy of the states; 0: all
+	Tensor, Pipeline int // ranks of a tensor-parallel group and stages of a pipeline; 0: 1
+	Seq, Batch       int
+	Accum, Zero      int
+	Recompute        string
+	Offload          string
+	Reduce           string
+	Network          float64 // a GPU's share of the network in Gbit/s; 0: the card's preset
+	TokensPerS       float64 // tokens per second and GPU
+	Device           float64 // peak bytes in use on a GPU; 0: not published
+	Host             float64 // bytes of a server's host memory in use; 0: not published
+	Source           string
+	Here             Prediction
 }
 
 // Prediction is this project's prediction for the same job in bf16 (made by
@@ -54,7 +59,11 @@ var rowsCSV string
 //go:embed predicted.csv
 var predictedCSV string
 
-var columns = []string{"role", "stack", "project", "card", "model", "ranks", "gpus_per_node", "shard_size", "seq", "batch", "accum", "zero", "recompute", "offload", "reduce", "tokens_per_s_per_gpu", "device_bytes", "host_bytes_per_server", "source"}
+// Columns are the columns of rows.csv.
+var Columns = []string{
+	"role", "stack", "project", "card", "model", "ranks", "gpus_per_node", "shard_size", "tensor", "pipeline", "seq", "batch", "accum", "zero",
+	"recompute", "offload", "reduce", "network_gbit", "tokens_per_s_per_gpu", "device_bytes", "host_bytes_per_server", "source",
+}
 
 // Rows returns all published runs, in the order of the files. The caller must not change them.
 var Rows = sync.OnceValue(func() []Row {
@@ -72,36 +81,17 @@ var Rows = sync.OnceValue(func() []Row {
 // Parse reads the records of rows.csv, heading included, and the predictions, one Prediction a
 // line in the same order.
 func Parse(records [][]string, predicted string) (list []Row, err error) {
-	if len(records) == 0 || !slices.Equal(records[0], columns) {
-		return nil, fmt.Errorf("published: the columns have to be %s", strings.Join(columns, ", "))
+	if len(records) == 0 || !slices.Equal(records[0], Columns) {
+		return nil, fmt.Errorf("published: the columns have to be %s", strings.Join(Columns, ", "))
 	}
 	lines := strings.Split(strings.TrimSpace(predicted), "\n")
 	if len(lines) != len(records)-1 {
 		return nil, fmt.Errorf("published: %d rows and %d predictions; benchmarks/published makes them anew", len(records)-1, len(lines))
 	}
 	for i, rec := range records[1:] {
-		r := Row{Calibration: rec[0] == "calibration", Stack: rec[1], Project: rec[2], Card: rec[3], Model: rec[4], Recompute: rec[12], Offload: rec[13], Reduce: rec[14], Source: rec[18]}
-		if !r.Calibration && rec[0] != "held-out" {
-			return nil, fmt.Errorf("published: line %d: the role %q is neither calibration nor held-out", i+2, rec[0])
-		}
-		for c, to := range map[int]*int{5: &r.Ranks, 6: &r.Node, 7: &r.Shard, 8: &r.Seq, 9: &r.Batch, 10: &r.Accum, 11: &r.Zero} {
-			if rec[c] == "" && c == 7 {
-				continue
-			}
-			if *to, err = strconv.Atoi(rec[c]); err != nil {
-				return nil, fmt.Errorf("published: line %d: %s %q is not a number", i+2, columns[c], rec[c])
-			}
-		}
-		if r.TokensPerS, err = strconv.ParseFloat(rec[15], 64); err != nil || !(r.TokensPerS > 0) {
-			return nil, fmt.Errorf("published: line %d: %q tokens a second", i+2, rec[15])
-		}
-		for c, to := range map[int]*float64{16: &r.Device, 17: &r.Host} {
-			if rec[c] == "" {
-				continue
-			}
-			if *to, err = strconv.ParseFloat(rec[c], 64); err != nil || !(*to > 0) {
-				return nil, fmt.Errorf("published: line %d: %s %q is not a size", i+2, columns[c], rec[c])
-			}
+		r, err := parseRow(rec)
+		if err != nil {
+			return nil, fmt.Errorf("published: line %d: %w", i+2, err)
 		}
 		if n, err := fmt.Sscan(lines[i], &r.Here.TokensPerS, &r.Here.Device, &r.Here.Host); err != nil || n != 3 || !(r.Here.TokensPerS > 0) {
 			return nil, fmt.Errorf("published: prediction %d is %q", i+1, lines[i])
@@ -109,6 +99,43 @@ func Parse(records [][]string, predicted string) (list []Row, err error) {
 		list = append(list, r)
 	}
 	return list, nil
+}
+
+func parseRow(rec []string) (r Row, err error) {
+	of := map[string]string{}
+	for c, name := range Columns {
+		of[name] = rec[c]
+	}
+	r = Row{
+		Calibration: of["role"] == "calibration", Stack: of["stack"], Project: of["project"], Card: of["card"], Model: of["model"],
+		Recompute: of["recompute"], Offload: of["offload"], Reduce: of["reduce"], Source: of["source"],
+	}
+	if !r.Calibration && of["role"] != "held-out" {
+		return r, fmt.Errorf("the role %q is neither calibration nor held-out", of["role"])
+	}
+	for name, to := range map[string]*int{
+		"ranks": &r.Ranks, "gpus_per_node": &r.Node, "shard_size": &r.Shard, "tensor": &r.Tensor, "pipeline": &r.Pipeline,
+		"seq": &r.Seq, "batch": &r.Batch, "accum": &r.Accum, "zero": &r.Zero,
+	} {
+		if of[name] == "" && (name == "shard_size" || name == "tensor" || name == "pipeline") {
+			continue
+		}
+		if *to, err = strconv.Atoi(of[name]); err != nil {
+			return r, fmt.Errorf("%s %q is not a number", name, of[name])
+		}
+	}
+	if r.TokensPerS, err = strconv.ParseFloat(of["tokens_per_s_per_gpu"], 64); err != nil || !(r.TokensPerS > 0) {
+		return r, fmt.Errorf("%q tokens a second", of["tokens_per_s_per_gpu"])
+	}
+	for name, to := range map[string]*float64{"network_gbit": &r.Network, "device_bytes": &r.Device, "host_bytes_per_server": &r.Host} {
+		if of[name] == "" {
+			continue
+		}
+		if *to, err = strconv.ParseFloat(of[name], 64); err != nil || !(*to > 0) {
+			return r, fmt.Errorf("%s %q is not a positive number", name, of[name])
+		}
+	}
+	return r, nil
 }
 
 // Range is the range of published over predicted times: published runs took Low to High times
@@ -165,7 +192,7 @@ func RangeIn(rows []Row, card string, generation func(card string) string) Range
 	return Range{Low: 1, High: 1}
 }
 
-// Memory is the ratio of a stack's published memory use to this project's plan for the same
+// Memory is the ratio of some stacks' published memory use to this project's plan for the same
 // job, smallest to largest, over n runs; n is 0 if none is known.
 type Memory struct {
 	Low, High float64
@@ -185,20 +212,20 @@ func (m Memory) Text() string {
 }
 
 // DeviceMemory is the ratio for a GPU's memory, HostMemory that for a server's.
-func DeviceMemory(stack string) Memory {
-	return memory(stack, func(r *Row) (there, here float64) { return r.Device, r.Here.Device })
+func DeviceMemory(stacks ...string) Memory {
+	return memory(stacks, func(r *Row) (there, here float64) { return r.Device, r.Here.Device })
 }
 
 // HostMemory: see DeviceMemory.
-func HostMemory(stack string) Memory {
-	return memory(stack, func(r *Row) (there, here float64) { return r.Host, r.Here.Host })
+func HostMemory(stacks ...string) Memory {
+	return memory(stacks, func(r *Row) (there, here float64) { return r.Host, r.Here.Host })
 }
 
-func memory(stack string, of func(*Row) (there, here float64)) (m Memory) {
+func memory(stacks []string, of func(*Row) (there, here float64)) (m Memory) {
 	rows := Rows()
 	for i := range rows {
 		there, here := of(&rows[i])
-		if rows[i].Stack != stack || there == 0 {
+		if !slices.Contains(stacks, rows[i].Stack) || there == 0 {
 			continue
 		}
 		ratio := there / here
@@ -211,8 +238,16 @@ func memory(stack string, of func(*Row) (there, here float64)) (m Memory) {
 	return m
 }
 
-// Names of the stacks.
+// Names of the stacks, as the planner's flag takes them.
 const (
-	FSDP      = "PyTorch FSDP"
-	DeepSpeed = "DeepSpeed and DDP"
+	Torch     = "torch"         // PyTorch FSDP, eager
+	Compiled  = "torch-compile" // PyTorch FSDP with torch.compile
+	DeepSpeed = "deepspeed"     // DeepSpeed and DDP
+	Megatron  = "megatron"      // Megatron-LM and NeMo
+	MaxText   = "maxtext"       // MaxText and Pax: JAX on GPUs
+	InternEvo = "internevo"
+	LLMQ      = "llmq"
 )
+
+// Stacks are the stacks that rows exist of.
+var Stacks = []string{Torch, Compiled, DeepSpeed, Megatron, MaxText, InternEvo, LLMQ}

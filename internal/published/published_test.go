@@ -18,6 +18,7 @@ func TestRowsAreWhole(t *testing.T) {
 		_, err := gpus.Lookup(r.Card)
 		require.NoError(t, err, "row %d", i+1)
 		require.NotEmpty(t, r.Source, "row %d", i+1)
+		require.Contains(t, Stacks, r.Stack, "row %d", i+1)
 		require.Zero(t, r.Ranks%r.Node, "row %d: whole servers", i+1)
 		require.True(t, r.Ratio() > 0.5 && r.Ratio() < 2.5, "row %d: %.2f: a slip of the pen, or of the planner", i+1, r.Ratio())
 		if r.Calibration {
@@ -73,8 +74,8 @@ func TestParseRefuses(t *testing.T) {
 		{good, "x", `prediction 1 is "x"`},
 		{change(0, "both"), "1 1 1", `line 2: the role "both"`},
 		{change(5, ""), "1 1 1", `line 2: ranks "" is not a number`},
-		{change(15, "0"), "1 1 1", `line 2: "0" tokens a second`},
-		{change(16, "-1"), "1 1 1", `line 2: device_bytes "-1" is not a size`},
+		{change(18, "0"), "1 1 1", `line 2: "0" tokens a second`},
+		{change(19, "-1"), "1 1 1", `line 2: device_bytes "-1" is not a positive number`},
 		{good, "1 1", `prediction 1 is "1 1"`},
 	} {
 		_, err := Parse(c.records, c.predicted)
@@ -85,7 +86,7 @@ func TestParseRefuses(t *testing.T) {
 }
 
 func TestPublishedMemory(t *testing.T) {
-	device, host := DeviceMemory(FSDP), HostMemory(DeepSpeed)
+	device, host := DeviceMemory(Torch, Compiled), HostMemory(DeepSpeed)
 	require.GreaterOrEqual(t, device.N, 4)
 	require.True(t, 1 < device.Low && device.Low <= device.High && device.High < 2, "%+v", device)
 	require.Positive(t, host.N)

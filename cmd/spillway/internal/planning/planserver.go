@@ -202,7 +202,7 @@ func (f *Flags) elsewhere(asked *planner.Forecast) string {
 		here = "fits here"
 	}
 	device := asked.Plan.Layout.Spaces[graph.Device].Peak + asked.Plan.Config.Outside[graph.Device]
-	fsdp := published.DeviceMemory(published.FSDP)
+	fsdp := published.DeviceMemory(published.Torch, published.Compiled)
 	text := fmt.Sprintf("The job %s, with Spillway's plan. PyTorch FSDP took %s; by that the job needs %s of a GPU there", here, fsdp.Text(), scaled(fsdp, device))
 	switch capacity := asked.Plan.Config.Capacity[graph.Device]; {
 	case float64(device)*fsdp.Low > float64(capacity):
