@@ -37,7 +37,7 @@ func run() error {
 	if draw(records) {
 		return write(records)
 	}
-	rows, err := published.Parse(records, strings.Repeat("1 1 1\n", len(records)-1))
+	rows, err := published.Parse(records, strings.Repeat("1 1 1 1 0 0\n", len(records)-1))
 	if err != nil {
 		return err
 	}
@@ -108,23 +108,29 @@ func predict(r *published.Row, models string) (here published.Prediction, err er
 	use := func(sp graph.Space) float64 {
 		return float64(f.Plan.Layout.Spaces[sp].Peak + f.Plan.Config.Outside[sp])
 	}
-	return published.Prediction{TokensPerS: f.TokensPerSecond() / float64(r.Ranks), Device: use(graph.Device), Host: use(graph.Host) * float64(min(r.Node, r.Ranks))}, nil
+	return published.Prediction{
+		TokensPerS: f.TokensPerSecond() / float64(r.Ranks), Device: use(graph.Device), Host: use(graph.Host) * float64(min(r.Node, r.Ranks)),
+		Parts: published.PartsOf(f.Step.Seconds, f.Step.Exposed, f.Step.Products, f.Step.Attention),
+	}, nil
 }
 
 func table(rows []published.Row) {
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 1, ' ', 0)
-	role := map[bool]string{true: "calibration", false: "held out"}
 	percent := func(v float64) string {
 		if v != v {
 			return "–"
 		}
 		return strconv.FormatFloat(100*v, 'f', 0, 64) + " %"
 	}
-	fmt.Fprintln(w, "| stack\t| card\t| rows\t| n\t| mean ratio\t| least to most\t| median error\t| after its stack's mean\t| within the range\t|")
+	fmt.Fprintln(w, "| stack\t| card\t| calibration\t| held out\t| ratios\t| median error\t| calibrated: median\t| p90\t| in the 80 % interval\t|")
 	fmt.Fprintln(w, "| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t| ---\t|")
 	for _, g := range groupsOf(rows, gpus.Generation) {
-		fmt.Fprintf(w, "| %s (%s)\t| %s\t| %s\t| %d\t| %.2f\t| %.2f to %.2f\t| %s\t| %s\t| %d of %d\t|\n", g.Stack, strings.Join(g.Projects, ", "), g.Card, role[g.Calibration],
-			g.N, g.Mean, g.Least, g.Most, percent(g.Error), percent(g.Scaled), g.Within, g.N)
+		card := g.Card
+		if card == "" {
+			card = "all"
+		}
+		fmt.Fprintf(w, "| %s\t| %s\t| %d\t| %d\t| %.2f to %.2f\t| %s\t| %s\t| %s\t| %d (%s)\t|\n", g.Stack, card, g.Calibration, g.Held,
+			g.Least, g.Most, percent(g.Raw), percent(g.Median), percent(g.P90), g.Within, percent(float64(g.Within)/float64(g.Held)))
 	}
 	_ = w.Flush()
 	fmt.Println()

@@ -42,11 +42,24 @@ type Row struct {
 }
 
 // Prediction is this project's prediction for the same job in bf16 (made by
-// benchmarks/published): tokens per second and GPU, and bytes counted as in the published run.
-type Prediction struct{ TokensPerS, Device, Host float64 }
+// benchmarks/published): tokens per second and GPU, bytes counted as in the published run, and
+// what the time consists of.
+type Prediction struct {
+	TokensPerS, Device, Host float64
+	Parts
+}
+
+// Parts are the shares of a predicted step's time in matrix products, attention and other
+// computation; the rest is waiting.
+type Parts struct{ Products, Attention, Other float64 }
+
+// PartsOf are the parts of a step's seconds, of which the compute stream waits exposed.
+func PartsOf(seconds, exposed, products, attention float64) Parts {
+	return Parts{Products: products / seconds, Attention: attention / seconds, Other: (seconds - exposed - products - attention) / seconds}
+}
 
 func (p Prediction) String() string {
-	return fmt.Sprintf("%.4g %.0f %.0f", p.TokensPerS, p.Device, p.Host)
+	return fmt.Sprintf("%.4g %.0f %.0f %.4f %.4f %.4f", p.TokensPerS, p.Device, p.Host, p.Products, p.Attention, p.Other)
 }
 
 // Ratio is the published time over the predicted one: above 1, the prediction
@@ -93,7 +106,7 @@ func Parse(records [][]string, predicted string) (list []Row, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("published: line %d: %w", i+2, err)
 		}
-		if n, err := fmt.Sscan(lines[i], &r.Here.TokensPerS, &r.Here.Device, &r.Here.Host); err != nil || n != 3 || !(r.Here.TokensPerS > 0) {
+		if n, err := fmt.Sscan(lines[i], &r.Here.TokensPerS, &r.Here.Device, &r.Here.Host, &r.Here.Products, &r.Here.Attention, &r.Here.Other); err != nil || n != 6 || !(r.Here.TokensPerS > 0) {
 			return nil, fmt.Errorf("published: prediction %d is %q", i+1, lines[i])
 		}
 		list = append(list, r)
@@ -147,10 +160,17 @@ type Range struct {
 	// Elsewhere says that no row is of the card or its generation; the range is then over all
 	// cards.
 	Elsewhere bool
+	// Middle is the time of a calibrated stack over the predicted one; 0: the range is of
+	// several stacks.
+	Middle float64
+	says   string // replaces the words of Text
 }
 
 // Text is the range in words, with the runs that it comes from.
 func (r Range) Text() string {
+	if r.says != "" {
+		return r.says
+	}
 	on := "published runs"
 	if r.Elsewhere {
 		on = "no published run of this generation is known; published runs on others"

@@ -69,19 +69,19 @@ func TestParseRefuses(t *testing.T) {
 		predicted string
 		want      string
 	}{
-		{good[1:], "1 1 1", "the columns have to be role, stack"},
-		{good, "1 1 1\n1 1 1", "1 rows and 2 predictions"},
+		{good[1:], "1 1 1 1 0 0", "the columns have to be role, stack"},
+		{good, "1 1 1 1 0 0\n1 1 1 1 0 0", "1 rows and 2 predictions"},
 		{good, "x", `prediction 1 is "x"`},
-		{change(0, "both"), "1 1 1", `line 2: the role "both"`},
-		{change(5, ""), "1 1 1", `line 2: ranks "" is not a number`},
-		{change(18, "0"), "1 1 1", `line 2: "0" tokens a second`},
-		{change(19, "-1"), "1 1 1", `line 2: device_bytes "-1" is not a positive number`},
+		{change(0, "both"), "1 1 1 1 0 0", `line 2: the role "both"`},
+		{change(5, ""), "1 1 1 1 0 0", `line 2: ranks "" is not a number`},
+		{change(18, "0"), "1 1 1 1 0 0", `line 2: "0" tokens a second`},
+		{change(19, "-1"), "1 1 1 1 0 0", `line 2: device_bytes "-1" is not a positive number`},
 		{good, "1 1", `prediction 1 is "1 1"`},
 	} {
 		_, err := Parse(c.records, c.predicted)
 		require.ErrorContains(t, err, c.want)
 	}
-	_, err = Parse(good, "1 1 1")
+	_, err = Parse(good, "1 1 1 1 0 0")
 	require.NoError(t, err)
 }
 

@@ -115,28 +115,51 @@ func (f *Flags) serverNote(asked *planner.Forecast) string {
 	return text
 }
 
-// timeRange is what published runs on the GPU say of a predicted time; nil
-// without --gpu.
-func (f *Flags) timeRange() *published.Range {
-	if f.gpuFound == nil {
+// timeRange is what published runs on the GPU say of a plan's predicted time, those of --stack
+// if it is given; nil without --gpu.
+func (f *Flags) timeRange(p *planner.Forecast) *published.Range {
+	var r published.Range
+	switch {
+	case f.gpuFound == nil:
 		return nil
+	case f.fit != nil:
+		r = f.fit.Range(published.PartsOf(p.Step.Seconds, p.Step.Exposed, p.Step.Products, p.Step.Attention))
+	default:
+		r = published.RangeOf(f.gpuFound.Name, gpus.Generation)
 	}
-	r := published.RangeOf(f.gpuFound.Name, gpus.Generation)
 	return &r
 }
 
-// seconds writes a predicted time: on a GPU as the range that it is worth.
-func (f *Flags) seconds(v float64) string {
-	r := f.timeRange()
+// ownStack is the --stack that calibrates nothing.
+const ownStack = "spillway"
+
+// checkStack takes the calibration that --stack names.
+func (f *Flags) checkStack() error {
+	switch {
+	case f.stack == "" || f.stack == ownStack && f.gpuFound != nil:
+		return nil
+	case f.gpuFound == nil:
+		return fmt.Errorf("--stack %.40s is for predicted times on GPUs; give --gpu NAME too, or leave --stack out", f.stack)
+	}
+	f.fit = published.FitOf(f.stack, f.gpuFound.Name, gpus.Generation)
+	if f.fit == nil {
+		return fmt.Errorf("--stack %.40q: no published run of it is known; give %s or %s", f.stack, strings.Join(published.Stacks, ", "), ownStack)
+	}
+	return nil
+}
+
+// seconds writes a predicted time of a plan: on a GPU as the range that it is worth.
+func (f *Flags) seconds(p *planner.Forecast, v float64) string {
+	r := f.timeRange(p)
 	if r == nil {
 		return seconds(v)
 	}
 	return between(roughSeconds(r.Low*v), roughSeconds(r.High*v))
 }
 
-// speed writes predicted tokens a second in the same way.
-func (f *Flags) speed(v float64) string {
-	r := f.timeRange()
+// speed writes a plan's predicted tokens a second in the same way.
+func (f *Flags) speed(p *planner.Forecast) string {
+	v, r := p.TokensPerSecond(), f.timeRange(p)
 	if r == nil {
 		return cli.Count(v) + " tokens/s"
 	}
