@@ -29,8 +29,8 @@ type group struct {
 	Least, Most, Raw float64
 	// Median and P90 are of |published over calibrated time − 1|, of held-out rows.
 	Median, P90 float64
-	// Within counts held-out rows in the 80 % interval of their calibration, InRange those in their
-	// card's range over all stacks.
+	// Within counts held-out rows in the 80 % interval of their calibration, InRange those in the
+	// range over all stacks of their card.
 	Within, InRange int
 }
 
@@ -73,11 +73,11 @@ func groupOf(rows []published.Row, stack, card string, generation func(card stri
 		if fits[r.Card] == nil {
 			fits[r.Card] = published.FitIn(rows, stack, r.Card, generation)
 		}
-		in := fits[r.Card].Range(r.Here.Parts)
+		in := published.RangeOf([]*published.Fit{fits[r.Card]}, r.Here.Parts)
 		if in.Low <= ratio && ratio <= in.High {
 			g.Within++
 		}
-		if all := published.RangeIn(rows, r.Card, generation); all.Low <= ratio && ratio <= all.High {
+		if all := published.RangeOf(published.FitsIn(rows, r.Card, generation), r.Here.Parts); all.Low <= ratio && ratio <= all.High {
 			g.InRange++
 		}
 		raw, fitted = append(raw, math.Abs(ratio-1)), append(fitted, math.Abs(ratio/in.Middle-1))

@@ -142,8 +142,4 @@ func table(rows []published.Row) {
 			fmt.Printf("%s, %s on %d × %s: host memory of a server %.0f GB published, %.0f here\n", r.Project, r.Model, r.Ranks, r.Card, r.Host/1e9, r.Here.Host/1e9)
 		}
 	}
-	fmt.Println()
-	for _, card := range []string{"a100-40", "a100-80", "h100-80", "h200-141", "rtx-4090", "v100-32"} {
-		fmt.Printf("%s: %s\n", card, published.RangeIn(rows, card, gpus.Generation).Text())
-	}
 }

@@ -7,7 +7,6 @@ import (
 	_ "embed"
 	"encoding/csv"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -149,67 +148,6 @@ func parseRow(rec []string) (r Row, err error) {
 		}
 	}
 	return r, nil
-}
-
-// Range is the range of published over predicted times: published runs took Low to High times
-// as long as this project predicts.
-type Range struct {
-	Low, High float64
-	Rows      int      // the number of rows behind the range
-	Stacks    []string // software of those rows, in name order
-	// Elsewhere says that no row is of the card or its generation; the range is then over all
-	// cards.
-	Elsewhere bool
-	// Middle is the time of a calibrated stack over the predicted one; 0: the range is of
-	// several stacks.
-	Middle float64
-	says   string // replaces the words of Text
-}
-
-// Text is the range in words, with the runs that it comes from.
-func (r Range) Text() string {
-	if r.says != "" {
-		return r.says
-	}
-	on := "published runs"
-	if r.Elsewhere {
-		on = "no published run of this generation is known; published runs on others"
-	}
-	return fmt.Sprintf("%s (%d, of %s) took %.2f to %.2f times as long as predicted", on, r.Rows, strings.Join(r.Stacks, ", "), r.Low, r.High)
-}
-
-// RangeOf returns a card's range, from the smallest to the largest ratio of its calibration
-// rows, rounded outwards to two digits. A card without rows gets those of its generation.
-func RangeOf(card string, generation func(card string) string) Range {
-	return RangeIn(Rows(), card, generation)
-}
-
-// RangeIn is RangeOf for the given rows.
-func RangeIn(rows []Row, card string, generation func(card string) string) Range {
-	same := func(r *Row) bool { return r.Card == card }
-	akin := func(r *Row) bool { return generation(r.Card) == generation(card) }
-	all := func(*Row) bool { return true }
-	for i, of := range []func(*Row) bool{same, akin, all} {
-		out := Range{Elsewhere: i == 2, Low: math.Inf(1)}
-		for k := range rows {
-			r := &rows[k]
-			if !r.Calibration || !of(r) {
-				continue
-			}
-			out.Rows++
-			out.Low, out.High = min(out.Low, r.Ratio()), max(out.High, r.Ratio())
-			if !slices.Contains(out.Stacks, r.Stack) {
-				out.Stacks = append(out.Stacks, r.Stack)
-			}
-		}
-		if out.Rows == 0 {
-			continue
-		}
-		out.Low, out.High = math.Floor(100*out.Low)/100, math.Ceil(100*out.High)/100
-		slices.Sort(out.Stacks)
-		return out
-	}
-	return Range{Low: 1, High: 1}
 }
 
 // Memory is the ratio of some stacks' published memory use to this project's plan for the same

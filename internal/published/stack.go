@@ -48,23 +48,54 @@ func FitOf(stack, card string, generation func(card string) string) *Fit {
 
 // FitIn is FitOf for the given rows.
 func FitIn(rows []Row, stack, card string, generation func(card string) string) *Fit {
-	same := func(r *Row) bool { return r.Card == card }
-	akin := func(r *Row) bool { return generation(r.Card) == generation(card) }
-	all := func(*Row) bool { return true }
-	for i, of := range []func(*Row) bool{same, akin, all} {
-		var chosen []*Row
-		for k := range rows {
-			if r := &rows[k]; r.Calibration && r.Stack == stack && of(r) {
-				chosen = append(chosen, r)
-			}
-		}
-		if len(chosen) >= 2 {
-			f := fit(chosen)
-			f.Stack, f.Elsewhere = stack, i == 2
+	for rung := range rungs {
+		if f := fitOn(rows, rung, stack, card, generation); f != nil {
 			return f
 		}
 	}
 	return nil
+}
+
+// FitsOf fits every stack with rows of the card; where there is none, every stack with rows of
+// its generation, or else every stack.
+func FitsOf(card string, generation func(card string) string) []*Fit {
+	return FitsIn(Rows(), card, generation)
+}
+
+// FitsIn is FitsOf for the given rows.
+func FitsIn(rows []Row, card string, generation func(card string) string) (fits []*Fit) {
+	for rung := range rungs {
+		for _, stack := range Stacks {
+			if f := fitOn(rows, rung, stack, card, generation); f != nil {
+				fits = append(fits, f)
+			}
+		}
+		if fits != nil {
+			return fits
+		}
+	}
+	return nil
+}
+
+// rungs are a card's own rows, those of its generation, and all.
+const rungs = 3
+
+// fitOn fits a stack's calibration rows of one rung; nil: there are fewer than two.
+func fitOn(rows []Row, rung int, stack, card string, generation func(card string) string) *Fit {
+	var chosen []*Row
+	for k := range rows {
+		r := &rows[k]
+		of := rung == 2 || r.Card == card || rung == 1 && generation(r.Card) == generation(card)
+		if r.Calibration && r.Stack == stack && of {
+			chosen = append(chosen, r)
+		}
+	}
+	if len(chosen) < 2 {
+		return nil
+	}
+	f := fit(chosen)
+	f.Stack, f.Elsewhere = stack, rung == 2
+	return f
 }
 
 // fit is the least-squares fit of the relative errors, with its interval.
@@ -137,14 +168,52 @@ func factors(rows []*Row) (of [4]float64) {
 	return of
 }
 
-// Range is the fit for a plan of the given parts, with its 80 % interval.
-func (f *Fit) Range(p Parts) Range {
-	s := f.Scale(p)
-	r := Range{Low: s * f.Low, High: s * f.High, Middle: s, Rows: f.Rows, Stacks: []string{f.Stack}, Elsewhere: f.Elsewhere}
-	on := strings.Join(f.Cards, ", ")
-	if f.Elsewhere {
-		on += "; too few are known of this generation"
+// Range is what published runs say of a predicted time: they take Low to High times as long.
+type Range struct {
+	Low, High float64
+	// Middle is the calibrated time of one stack over the predicted one; 0: the range is of
+	// several stacks.
+	Middle    float64
+	Rows      int      // behind the range
+	Stacks    []string // of those rows
+	Cards     []string // of those rows, in name order
+	Elsewhere bool     // as in Fit
+}
+
+// RangeOf is the range of all fits for a plan of the given parts: the least to the most of their
+// 80 % intervals, which of several stacks are rounded outwards to two digits.
+func RangeOf(fits []*Fit, p Parts) Range {
+	r := Range{Low: 1, High: 1}
+	for i, f := range fits {
+		s := f.Scale(p)
+		if i == 0 {
+			r.Low, r.High, r.Middle, r.Elsewhere = s*f.Low, s*f.High, s, f.Elsewhere
+		}
+		r.Low, r.High = min(r.Low, s*f.Low), max(r.High, s*f.High)
+		r.Rows += f.Rows
+		r.Stacks, r.Cards = append(r.Stacks, f.Stack), append(r.Cards, f.Cards...)
 	}
-	r.says = fmt.Sprintf("calibrated to %d published runs of %s (on %s), which makes it %.2f times the rates' prediction; 80 %% of such runs are expected at %.2f to %.2f times", f.Rows, f.Stack, on, s, r.Low, r.High)
+	slices.Sort(r.Cards)
+	r.Cards = slices.Compact(r.Cards)
+	if len(fits) > 1 {
+		r.Middle, r.Low, r.High = 0, float64(int(100*r.Low))/100, float64(int(100*r.High)+1)/100
+	}
 	return r
+}
+
+// Text is the range in words, with the runs that it comes from.
+func (r Range) Text() string {
+	if r.Middle > 0 {
+		on := strings.Join(r.Cards, ", ")
+		if r.Elsewhere {
+			on += "; too few are known of this generation"
+		}
+		return fmt.Sprintf("calibrated to %d published runs of %s (on %s), which makes it %.2f times the rates' prediction; 80 %% of such runs are expected at %.2f to %.2f times",
+			r.Rows, r.Stacks[0], on, r.Middle, r.Low, r.High)
+	}
+	on := "published runs"
+	if r.Elsewhere {
+		on = "no published run of this generation is known; published runs on others"
+	}
+	return fmt.Sprintf("%s (%d, of %s) took %.2f to %.2f times as long as predicted", on, r.Rows, strings.Join(r.Stacks, ", "), r.Low, r.High)
 }

@@ -22,16 +22,16 @@ func TestFitFindsFactors(t *testing.T) {
 	require.False(t, f.Elsewhere)
 	for i := range rows[30:] {
 		r := &rows[30+i]
-		in := f.Range(r.Here.Parts)
-		require.InEpsilon(t, r.Ratio(), in.Middle, 0.02)
+		in := RangeOf([]*Fit{f}, r.Here.Parts)
+		require.InEpsilon(t, r.Ratio(), in.Middle, 0.03)
 		require.True(t, 0.95*r.Ratio() < in.Low && in.Low < in.High && in.High < 1.05*r.Ratio(), "%v", in)
 	}
-	require.Contains(t, f.Range(rows[0].Here.Parts).Text(), "30 published runs of torch (on h100-80)")
+	require.Contains(t, RangeOf([]*Fit{f}, rows[0].Here.Parts).Text(), "30 published runs of torch (on h100-80)")
 	// A card without rows takes those of its generation, others those of all cards.
 	require.False(t, FitIn(rows, Torch, "h200-141", gpus.Generation).Elsewhere)
 	volta := FitIn(rows, Torch, "v100-32", gpus.Generation)
 	require.True(t, volta.Elsewhere)
-	require.Contains(t, volta.Range(Parts{Products: 1}).Text(), "(on h100-80; too few are known of this generation)")
+	require.Contains(t, RangeOf([]*Fit{volta}, Parts{Products: 1}).Text(), "(on h100-80; too few are known of this generation)")
 	require.Nil(t, FitIn(rows, Megatron, "h100-80", gpus.Generation))
 	// Held-out rows have no part in it.
 	for i := range rows[30:] {
@@ -53,7 +53,7 @@ func TestEveryStackIsFitted(t *testing.T) {
 		for _, g := range gpus.List() {
 			f := FitOf(stack, g.Name, gpus.Generation)
 			require.NotNil(t, f, "%s on %s", stack, g.Name)
-			in := f.Range(Parts{Products: 0.8, Attention: 0.1, Other: 0.05})
+			in := RangeOf([]*Fit{f}, Parts{Products: 0.8, Attention: 0.1, Other: 0.05})
 			require.True(t, 0.5 < in.Low && in.Low <= in.Middle && in.Middle <= in.High && in.High < 3, "%s on %s: %v", stack, g.Name, in)
 		}
 	}

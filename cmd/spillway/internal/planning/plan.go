@@ -38,9 +38,9 @@ type Flags struct {
 	listModels, listGPUs bool
 	gpuFound             *gpus.GPU // what --gpu names
 	stack                string
-	fit                  *published.Fit // of --stack; nil: it calibrates nothing
-	nodeSize             int            // GPUs of a server
-	countInNodes         bool           // ranks were given as nodes
+	fits                 []*published.Fit // of --stack, or of all stacks
+	nodeSize             int              // GPUs of a server
+	countInNodes         bool             // ranks were given as nodes
 	reference            string
 	calibrate            bool
 	from, emit           string

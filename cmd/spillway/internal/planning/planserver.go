@@ -118,32 +118,31 @@ func (f *Flags) serverNote(asked *planner.Forecast) string {
 // timeRange is what published runs on the GPU say of a plan's predicted time, those of --stack
 // if it is given; nil without --gpu.
 func (f *Flags) timeRange(p *planner.Forecast) *published.Range {
-	var r published.Range
-	switch {
-	case f.gpuFound == nil:
+	if f.gpuFound == nil {
 		return nil
-	case f.fit != nil:
-		r = f.fit.Range(published.PartsOf(p.Step.Seconds, p.Step.Exposed, p.Step.Products, p.Step.Attention))
-	default:
-		r = published.RangeOf(f.gpuFound.Name, gpus.Generation)
 	}
+	r := published.RangeOf(f.fits, published.PartsOf(p.Step.Seconds, p.Step.Exposed, p.Step.Products, p.Step.Attention))
 	return &r
 }
 
 // ownStack is the --stack that calibrates nothing.
 const ownStack = "spillway"
 
-// checkStack takes the calibration that --stack names.
+// checkStack takes the calibrations of the GPU: of --stack, or of all stacks.
 func (f *Flags) checkStack() error {
 	switch {
-	case f.stack == "" || f.stack == ownStack && f.gpuFound != nil:
-		return nil
-	case f.gpuFound == nil:
+	case f.gpuFound == nil && f.stack != "":
 		return fmt.Errorf("--stack %.40s is for predicted times on GPUs; give --gpu NAME too, or leave --stack out", f.stack)
-	}
-	f.fit = published.FitOf(f.stack, f.gpuFound.Name, gpus.Generation)
-	if f.fit == nil {
-		return fmt.Errorf("--stack %.40q: no published run of it is known; give %s or %s", f.stack, strings.Join(published.Stacks, ", "), ownStack)
+	case f.gpuFound == nil:
+	case f.stack == "" || f.stack == ownStack:
+		f.stack = ""
+		f.fits = published.FitsOf(f.gpuFound.Name, gpus.Generation)
+	default:
+		fit := published.FitOf(f.stack, f.gpuFound.Name, gpus.Generation)
+		if fit == nil {
+			return fmt.Errorf("--stack %.40q: no published run of it is known; give %s or %s", f.stack, strings.Join(published.Stacks, ", "), ownStack)
+		}
+		f.fits = []*published.Fit{fit}
 	}
 	return nil
 }
