@@ -121,8 +121,7 @@ data and no GPU.`,
 		}
 		if err := cmp.Or(f.validateReference(), f.Settle(fs, &c)); err != nil {
 			return err
-		}
-		if err := f.checkEmit(fs, &c); err != nil {
+		} else if err := f.checkEmit(fs, &c); err != nil {
 			return err
 		}
 		l.Fit = l.Fit || f.emit != ""
