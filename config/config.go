@@ -522,6 +522,8 @@ func (c *Config) validateMemory() error {
 			return Refuse("Config.FrozenCache: %s tier of %d bytes; host or disk with a positive size is possible", f.Tier, f.Bytes)
 		case len(c.Freeze) == 0 && !c.LoRA.Active():
 			return Refuse("Config.FrozenCache needs Config.Freeze or Config.LoRA: the parameters that are not trained")
+		case c.Dropout > 0:
+			return Refuse("Config.FrozenCache %s with Config.Dropout %g: dropout has another mask each time; leave one of them out", f, c.Dropout)
 		case f.Tier == graph.Disk && c.Disk == "":
 			return Refuse("Config.FrozenCache %s needs Config.Disk: the folder of the disk tier", f)
 		}

@@ -7,8 +7,11 @@ import (
 	"github.com/spillway-ml/spillway/internal/published"
 )
 
-// quantile interpolates linearly between the sorted values.
+// quantile interpolates linearly between the sorted values; NaN if there are none.
 func quantile(v []float64, q float64) float64 {
+	if len(v) == 0 {
+		return math.NaN()
+	}
 	s := slices.Sorted(slices.Values(v))
 	at := q * float64(len(s)-1)
 	lo := int(at)
@@ -18,64 +21,67 @@ func quantile(v []float64, q float64) float64 {
 	return s[lo] + (at-float64(lo))*(s[lo+1]-s[lo])
 }
 
-// group is the rows of one stack on one card in one role.
+// group is the rows of one stack on one card, or on all cards (Card is "").
 type group struct {
-	Stack, Card string
-	Calibration bool
-	Projects    []string
-	N           int
-	Mean        float64 // geometric mean of the ratios
-	Least, Most float64 // ratios
-	// Error is the median of |ratio − 1|. Scaled is the same after dividing by the mean ratio of
-	// the calibration rows of that stack and card; NaN if there are none.
-	Error, Scaled float64
-	Within        int // rows whose published time lies in the card's range
+	Stack, Card       string
+	Calibration, Held int
+	// Least and Most are the ratios of all rows; Raw is the median of |ratio − 1| of held-out ones.
+	Least, Most, Raw float64
+	// Median and P90 are of |published over calibrated time − 1|, of held-out rows.
+	Median, P90 float64
+	// Within counts held-out rows in the 80 % interval of their calibration, InRange those in the
+	// range over all stacks of their card.
+	Within, InRange int
 }
 
-// groupsOf compares predictions and published runs by group, in the order of the rows.
+// groupsOf compares predictions and published runs by stack and card, and by stack where it has
+// several cards.
 func groupsOf(rows []published.Row, generation func(card string) string) (list []group) {
-	type key struct {
-		stack, card string
-		calibration bool
-	}
-	of := map[key][]*published.Row{}
-	var order []key
-	for i := range rows {
-		r := &rows[i]
-		k := key{r.Stack, r.Card, r.Calibration}
-		if of[k] == nil {
-			order = append(order, k)
-		}
-		of[k] = append(of[k], r)
-	}
-	mean := func(list []*published.Row) float64 {
-		sum := 0.0
-		for _, r := range list {
-			sum += math.Log(r.Ratio())
-		}
-		return math.Exp(sum / float64(len(list)))
-	}
-	for _, k := range order {
-		g := group{Stack: k.stack, Card: k.card, Calibration: k.calibration, N: len(of[k]), Mean: mean(of[k]), Least: math.Inf(1), Scaled: math.NaN()}
-		within := published.RangeIn(rows, k.card, generation)
-		scale := mean(of[key{k.stack, k.card, true}])
-		var off, scaled []float64
-		for _, r := range of[k] {
-			ratio := r.Ratio()
-			g.Least, g.Most = min(g.Least, ratio), max(g.Most, ratio)
-			off, scaled = append(off, math.Abs(ratio-1)), append(scaled, math.Abs(ratio/scale-1))
-			if within.Low <= ratio && ratio <= within.High {
-				g.Within++
-			}
-			if !slices.Contains(g.Projects, r.Project) {
-				g.Projects = append(g.Projects, r.Project)
+	for _, stack := range published.Stacks {
+		var cards []string
+		for i := range rows {
+			if r := &rows[i]; r.Stack == stack && !slices.Contains(cards, r.Card) {
+				cards = append(cards, r.Card)
 			}
 		}
-		g.Error = quantile(off, 0.5)
-		if !math.IsNaN(scale) {
-			g.Scaled = quantile(scaled, 0.5)
+		if len(cards) > 1 {
+			cards = append(cards, "")
 		}
-		list = append(list, g)
+		for _, card := range cards {
+			list = append(list, groupOf(rows, stack, card, generation))
+		}
 	}
 	return list
+}
+
+func groupOf(rows []published.Row, stack, card string, generation func(card string) string) group {
+	g := group{Stack: stack, Card: card, Least: math.Inf(1)}
+	var raw, fitted []float64
+	fits := map[string]*published.Fit{}
+	for i := range rows {
+		r := &rows[i]
+		if r.Stack != stack || card != "" && r.Card != card {
+			continue
+		}
+		ratio := r.Ratio()
+		g.Least, g.Most = min(g.Least, ratio), max(g.Most, ratio)
+		if r.Calibration {
+			g.Calibration++
+			continue
+		}
+		g.Held++
+		if fits[r.Card] == nil {
+			fits[r.Card] = published.FitIn(rows, stack, r.Card, generation)
+		}
+		in := published.RangeOf([]*published.Fit{fits[r.Card]}, r.Here.Parts)
+		if in.Low <= ratio && ratio <= in.High {
+			g.Within++
+		}
+		if all := published.RangeOf(published.FitsIn(rows, r.Card, generation), r.Here.Parts); all.Low <= ratio && ratio <= all.High {
+			g.InRange++
+		}
+		raw, fitted = append(raw, math.Abs(ratio-1)), append(fitted, math.Abs(ratio/in.Middle-1))
+	}
+	g.Raw, g.Median, g.P90 = quantile(raw, 0.5), quantile(fitted, 0.5), quantile(fitted, 0.9)
+	return g
 }

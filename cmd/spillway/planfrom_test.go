@@ -45,6 +45,7 @@ func TestAPlanReadsBack(t *testing.T) {
 		tiny + "--device-memory 10KB",
 		tiny + "--lora r=2,alpha=4,targets=h.*.attn.*,dropout=0.1 --optimizer-dtype fp32 --offload optimizer=host:50%",
 		"--model gpt2 --gpu h100-80 --nodes 2 --gpus-per-node 2 --precision bf16 --node-memory 1TB --tokens 1e9 --price 2.5 --disk d:1GiB --effort 20",
+		"--model gpt2 --gpu h100-80 --nodes 1 --gpus-per-node 2 --precision bf16 --stack megatron --effort 5",
 	} {
 		doc := readBack(t, func() {}, strings.Fields(line)...)
 		require.Equal(t, planning.Version, doc.Version)

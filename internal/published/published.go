@@ -7,7 +7,6 @@ import (
 	_ "embed"
 	"encoding/csv"
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,31 +16,49 @@ import (
 // Row is a published run: a job in this project's terms and its speed. Source says where each
 // value was read.
 type Row struct {
-	Calibration bool   // used to compute the ranges; otherwise held out, to test them
-	Stack       string // the software
+	Calibration bool   // used to compute ranges and calibrations; otherwise held out, to test them
+	Stack       string // the software: one of Stacks
 	Project     string // the project that published it
 	Card        string // as gpus.Lookup takes it
-	Model       string // preset; the nearest one if the project trained another model
-	Ranks, Node int    // GPUs, and GPUs per server
-	Shard       int    // GPUs that share a copy of the states; 0: all
-	Seq, Batch  int
-	Accum, Zero int
-	Recompute   string
-	Offload     string
-	Reduce      string
-	TokensPerS  float64 // tokens per second and GPU
-	Device      float64 // peak bytes in use on a GPU; 0: not published
-	Host        float64 // bytes of a server's host memory in use; 0: not published
-	Source      string
-	Here        Prediction
+	// Model is a preset, the nearest one if the project trained another model; or
+	// gpt2:LAYERS:WIDTH:HEADS:VOCABULARY, or
+	// llama:LAYERS:WIDTH:HEADS:KV HEADS:FFN WIDTH:VOCABULARY.
+	Model            string
+	Ranks, Node      int // GPUs, and GPUs per server
+	Shard            int // GPUs that share a copy of the states; 0: all
+	Tensor, Pipeline int // ranks of a tensor-parallel group and stages of a pipeline; 0: 1
+	Seq, Batch       int
+	Accum, Zero      int
+	Recompute        string
+	Offload          string
+	Reduce           string
+	Network          float64 // a GPU's share of the network in Gbit/s; 0: the card's preset
+	TokensPerS       float64 // tokens per second and GPU
+	Device           float64 // peak bytes in use on a GPU; 0: not published
+	Host             float64 // bytes of a server's host memory in use; 0: not published
+	Source           string
+	Here             Prediction
 }
 
 // Prediction is this project's prediction for the same job in bf16 (made by
-// benchmarks/published): tokens per second and GPU, and bytes counted as in the published run.
-type Prediction struct{ TokensPerS, Device, Host float64 }
+// benchmarks/published): tokens per second and GPU, bytes counted as in the published run, and
+// what the time consists of.
+type Prediction struct {
+	TokensPerS, Device, Host float64
+	Parts
+}
+
+// Parts are the shares of a predicted step's time in matrix products, attention and other
+// computation; the rest is waiting.
+type Parts struct{ Products, Attention, Other float64 }
+
+// PartsOf are the parts of a step's seconds, of which the compute stream waits exposed.
+func PartsOf(seconds, exposed, products, attention float64) Parts {
+	return Parts{Products: products / seconds, Attention: attention / seconds, Other: (seconds - exposed - products - attention) / seconds}
+}
 
 func (p Prediction) String() string {
-	return fmt.Sprintf("%.4g %.0f %.0f", p.TokensPerS, p.Device, p.Host)
+	return fmt.Sprintf("%.4g %.0f %.0f %.4f %.4f %.4f", p.TokensPerS, p.Device, p.Host, p.Products, p.Attention, p.Other)
 }
 
 // Ratio is the published time over the predicted one: above 1, the prediction
@@ -54,7 +71,11 @@ var rowsCSV string
 //go:embed predicted.csv
 var predictedCSV string
 
-var columns = []string{"role", "stack", "project", "card", "model", "ranks", "gpus_per_node", "shard_size", "seq", "batch", "accum", "zero", "recompute", "offload", "reduce", "tokens_per_s_per_gpu", "device_bytes", "host_bytes_per_server", "source"}
+// Columns are the columns of rows.csv.
+var Columns = []string{
+	"role", "stack", "project", "card", "model", "ranks", "gpus_per_node", "shard_size", "tensor", "pipeline", "seq", "batch", "accum", "zero",
+	"recompute", "offload", "reduce", "network_gbit", "tokens_per_s_per_gpu", "device_bytes", "host_bytes_per_server", "source",
+}
 
 // Rows returns all published runs, in the order of the files. The caller must not change them.
 var Rows = sync.OnceValue(func() []Row {
@@ -72,38 +93,19 @@ var Rows = sync.OnceValue(func() []Row {
 // Parse reads the records of rows.csv, heading included, and the predictions, one Prediction a
 // line in the same order.
 func Parse(records [][]string, predicted string) (list []Row, err error) {
-	if len(records) == 0 || !slices.Equal(records[0], columns) {
-		return nil, fmt.Errorf("published: the columns have to be %s", strings.Join(columns, ", "))
+	if len(records) == 0 || !slices.Equal(records[0], Columns) {
+		return nil, fmt.Errorf("published: the columns have to be %s", strings.Join(Columns, ", "))
 	}
 	lines := strings.Split(strings.TrimSpace(predicted), "\n")
 	if len(lines) != len(records)-1 {
 		return nil, fmt.Errorf("published: %d rows and %d predictions; benchmarks/published makes them anew", len(records)-1, len(lines))
 	}
 	for i, rec := range records[1:] {
-		r := Row{Calibration: rec[0] == "calibration", Stack: rec[1], Project: rec[2], Card: rec[3], Model: rec[4], Recompute: rec[12], Offload: rec[13], Reduce: rec[14], Source: rec[18]}
-		if !r.Calibration && rec[0] != "held-out" {
-			return nil, fmt.Errorf("published: line %d: the role %q is neither calibration nor held-out", i+2, rec[0])
+		r, err := parseRow(rec)
+		if err != nil {
+			return nil, fmt.Errorf("published: line %d: %w", i+2, err)
 		}
-		for c, to := range map[int]*int{5: &r.Ranks, 6: &r.Node, 7: &r.Shard, 8: &r.Seq, 9: &r.Batch, 10: &r.Accum, 11: &r.Zero} {
-			if rec[c] == "" && c == 7 {
-				continue
-			}
-			if *to, err = strconv.Atoi(rec[c]); err != nil {
-				return nil, fmt.Errorf("published: line %d: %s %q is not a number", i+2, columns[c], rec[c])
-			}
-		}
-		if r.TokensPerS, err = strconv.ParseFloat(rec[15], 64); err != nil || !(r.TokensPerS > 0) {
-			return nil, fmt.Errorf("published: line %d: %q tokens a second", i+2, rec[15])
-		}
-		for c, to := range map[int]*float64{16: &r.Device, 17: &r.Host} {
-			if rec[c] == "" {
-				continue
-			}
-			if *to, err = strconv.ParseFloat(rec[c], 64); err != nil || !(*to > 0) {
-				return nil, fmt.Errorf("published: line %d: %s %q is not a size", i+2, columns[c], rec[c])
-			}
-		}
-		if n, err := fmt.Sscan(lines[i], &r.Here.TokensPerS, &r.Here.Device, &r.Here.Host); err != nil || n != 3 || !(r.Here.TokensPerS > 0) {
+		if n, err := fmt.Sscan(lines[i], &r.Here.TokensPerS, &r.Here.Device, &r.Here.Host, &r.Here.Products, &r.Here.Attention, &r.Here.Other); err != nil || n != 6 || !(r.Here.TokensPerS > 0) {
 			return nil, fmt.Errorf("published: prediction %d is %q", i+1, lines[i])
 		}
 		list = append(list, r)
@@ -111,61 +113,44 @@ func Parse(records [][]string, predicted string) (list []Row, err error) {
 	return list, nil
 }
 
-// Range is the range of published over predicted times: published runs took Low to High times
-// as long as this project predicts.
-type Range struct {
-	Low, High float64
-	Rows      int      // the number of rows behind the range
-	Stacks    []string // software of those rows, in name order
-	// Elsewhere says that no row is of the card or its generation; the range is then over all
-	// cards.
-	Elsewhere bool
-}
-
-// Text is the range in words, with the runs that it comes from.
-func (r Range) Text() string {
-	on := "published runs"
-	if r.Elsewhere {
-		on = "no published run of this generation is known; published runs on others"
+func parseRow(rec []string) (r Row, err error) {
+	of := map[string]string{}
+	for c, name := range Columns {
+		of[name] = rec[c]
 	}
-	return fmt.Sprintf("%s (%d, of %s) took %.2f to %.2f times as long as predicted", on, r.Rows, strings.Join(r.Stacks, ", "), r.Low, r.High)
-}
-
-// RangeOf returns a card's range, from the smallest to the largest ratio of its calibration
-// rows, rounded outwards to two digits. A card without rows gets those of its generation.
-func RangeOf(card string, generation func(card string) string) Range {
-	return RangeIn(Rows(), card, generation)
-}
-
-// RangeIn is RangeOf for the given rows.
-func RangeIn(rows []Row, card string, generation func(card string) string) Range {
-	same := func(r *Row) bool { return r.Card == card }
-	akin := func(r *Row) bool { return generation(r.Card) == generation(card) }
-	all := func(*Row) bool { return true }
-	for i, of := range []func(*Row) bool{same, akin, all} {
-		out := Range{Elsewhere: i == 2, Low: math.Inf(1)}
-		for k := range rows {
-			r := &rows[k]
-			if !r.Calibration || !of(r) {
-				continue
-			}
-			out.Rows++
-			out.Low, out.High = min(out.Low, r.Ratio()), max(out.High, r.Ratio())
-			if !slices.Contains(out.Stacks, r.Stack) {
-				out.Stacks = append(out.Stacks, r.Stack)
-			}
-		}
-		if out.Rows == 0 {
+	r = Row{
+		Calibration: of["role"] == "calibration", Stack: of["stack"], Project: of["project"], Card: of["card"], Model: of["model"],
+		Recompute: of["recompute"], Offload: of["offload"], Reduce: of["reduce"], Source: of["source"],
+	}
+	if !r.Calibration && of["role"] != "held-out" {
+		return r, fmt.Errorf("the role %q is neither calibration nor held-out", of["role"])
+	}
+	for name, to := range map[string]*int{
+		"ranks": &r.Ranks, "gpus_per_node": &r.Node, "shard_size": &r.Shard, "tensor": &r.Tensor, "pipeline": &r.Pipeline,
+		"seq": &r.Seq, "batch": &r.Batch, "accum": &r.Accum, "zero": &r.Zero,
+	} {
+		if of[name] == "" && (name == "shard_size" || name == "tensor" || name == "pipeline") {
 			continue
 		}
-		out.Low, out.High = math.Floor(100*out.Low)/100, math.Ceil(100*out.High)/100
-		slices.Sort(out.Stacks)
-		return out
+		if *to, err = strconv.Atoi(of[name]); err != nil {
+			return r, fmt.Errorf("%s %q is not a number", name, of[name])
+		}
 	}
-	return Range{Low: 1, High: 1}
+	if r.TokensPerS, err = strconv.ParseFloat(of["tokens_per_s_per_gpu"], 64); err != nil || !(r.TokensPerS > 0) {
+		return r, fmt.Errorf("%q tokens a second", of["tokens_per_s_per_gpu"])
+	}
+	for name, to := range map[string]*float64{"network_gbit": &r.Network, "device_bytes": &r.Device, "host_bytes_per_server": &r.Host} {
+		if of[name] == "" {
+			continue
+		}
+		if *to, err = strconv.ParseFloat(of[name], 64); err != nil || !(*to > 0) {
+			return r, fmt.Errorf("%s %q is not a positive number", name, of[name])
+		}
+	}
+	return r, nil
 }
 
-// Memory is the ratio of a stack's published memory use to this project's plan for the same
+// Memory is the ratio of some stacks' published memory use to this project's plan for the same
 // job, smallest to largest, over n runs; n is 0 if none is known.
 type Memory struct {
 	Low, High float64
@@ -185,20 +170,20 @@ func (m Memory) Text() string {
 }
 
 // DeviceMemory is the ratio for a GPU's memory, HostMemory that for a server's.
-func DeviceMemory(stack string) Memory {
-	return memory(stack, func(r *Row) (there, here float64) { return r.Device, r.Here.Device })
+func DeviceMemory(stacks ...string) Memory {
+	return memory(stacks, func(r *Row) (there, here float64) { return r.Device, r.Here.Device })
 }
 
 // HostMemory: see DeviceMemory.
-func HostMemory(stack string) Memory {
-	return memory(stack, func(r *Row) (there, here float64) { return r.Host, r.Here.Host })
+func HostMemory(stacks ...string) Memory {
+	return memory(stacks, func(r *Row) (there, here float64) { return r.Host, r.Here.Host })
 }
 
-func memory(stack string, of func(*Row) (there, here float64)) (m Memory) {
+func memory(stacks []string, of func(*Row) (there, here float64)) (m Memory) {
 	rows := Rows()
 	for i := range rows {
 		there, here := of(&rows[i])
-		if rows[i].Stack != stack || there == 0 {
+		if !slices.Contains(stacks, rows[i].Stack) || there == 0 {
 			continue
 		}
 		ratio := there / here
@@ -211,8 +196,16 @@ func memory(stack string, of func(*Row) (there, here float64)) (m Memory) {
 	return m
 }
 
-// Names of the stacks.
+// Names of the stacks, as the planner's flag takes them.
 const (
-	FSDP      = "PyTorch FSDP"
-	DeepSpeed = "DeepSpeed and DDP"
+	Torch     = "torch"         // PyTorch FSDP, eager
+	Compiled  = "torch-compile" // PyTorch FSDP with torch.compile
+	DeepSpeed = "deepspeed"     // DeepSpeed and DDP
+	Megatron  = "megatron"      // Megatron-LM and NeMo
+	MaxText   = "maxtext"       // MaxText and Pax: JAX on GPUs
+	InternEvo = "internevo"
+	LLMQ      = "llmq"
 )
+
+// Stacks are the stacks that rows exist of.
+var Stacks = []string{Torch, Compiled, DeepSpeed, Megatron, MaxText, InternEvo, LLMQ}

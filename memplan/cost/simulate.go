@@ -2,6 +2,7 @@ package cost
 
 import (
 	"math"
+	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -15,6 +16,9 @@ type Run struct {
 	Busy    [graph.NumStreams]float64 // s in which each stream is busy, all repetitions counted
 	Pass    map[graph.Pass]float64    // s of computation by pass, all repetitions counted
 	Exposed float64                   // s of Seconds in which the compute stream is idle
+	// Products and Attention are s of the compute stream in matrix products and in attention,
+	// all repetitions counted.
+	Products, Attention float64
 }
 
 // Simulate runs section name of p on m. An operation starts when the one before it on its
@@ -213,6 +217,13 @@ func (s *simulation) result(sec *graph.Section) *Run {
 		r.Busy[op.Stream] += float64(times * d)
 		if op.Stream == graph.Compute || op.Stream == graph.HostWork {
 			r.Pass[op.Pass] += float64(times * d)
+		}
+		switch {
+		case op.Stream != graph.Compute:
+		case slices.Contains(products, op.Kind):
+			r.Products += float64(times * d)
+		case slices.Contains(attention, op.Kind):
+			r.Attention += float64(times * d)
 		}
 	}
 	settle()

@@ -203,7 +203,7 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 	if t.name == "gpus" || t.name == "seq" {
 		out.first = t.what + " that fit: " + value
 	}
-	out.lines = append(out.lines, fmt.Sprintf("%s a step and %s by prediction", f.seconds(a.Best.Step.Seconds), f.speed(a.Best.TokensPerSecond())))
+	out.lines = append(out.lines, fmt.Sprintf("%s a step and %s by prediction", f.seconds(a.Best.Forecast, a.Best.Step.Seconds), f.speed(a.Best.Forecast)))
 	if budget := f.budgetText(a.Best.Forecast); budget != "" {
 		out.lines = append(out.lines, budget)
 	}

@@ -37,7 +37,7 @@ func (f *Flags) budget(p *planner.Forecast) *Budget {
 	}
 	b := &Budget{Tokens: f.tokens}
 	times := [2]float64{1, 1}
-	if r := f.timeRange(); r != nil {
+	if r := f.timeRange(p); r != nil {
 		times = [2]float64{r.Low, r.High}
 	}
 	for i, by := range times {

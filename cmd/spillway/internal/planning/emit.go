@@ -119,7 +119,7 @@ func (r *planReport) writeJob(w io.Writer, a *answer) error {
 	}
 	var about strings.Builder
 	cli.Wrap(&about, "", "", fmt.Sprintf("%s on %s, as spillway plan has planned it: a rank takes %s of device memory and %s of host memory, a step %s, %s.", c.Model, f.where(c),
-		f.filled(a.plan, graph.Device), plan.Bytes(a.plan.Plan.Layout.Spaces[graph.Host].Peak+a.plan.Plan.Config.Outside[graph.Host]), f.seconds(a.plan.Step.Seconds), f.speed(a.plan.TokensPerSecond())))
+		f.filled(a.plan, graph.Device), plan.Bytes(a.plan.Plan.Layout.Spaces[graph.Host].Peak+a.plan.Plan.Config.Outside[graph.Host]), f.seconds(a.plan, a.plan.Step.Seconds), f.speed(a.plan)))
 	j.About = strings.Split(strings.TrimSpace(about.String()), "\n")
 	args := cli.WithFlags(f.trainArgs(c, jobData), trainable(a.changes))
 	j.Args = f.jobArgs(args, a.plan, &j)
@@ -212,7 +212,7 @@ func (f *Flags) timeLimit(p *planner.Forecast, steps int, unknown bool) string {
 	hours := int64(jobHours)
 	if !unknown {
 		high := 1.0
-		if t := f.timeRange(); t != nil {
+		if t := f.timeRange(p); t != nil {
 			high = t.High
 		}
 		s := float64(1.25*high*p.Step.Seconds*float64(steps)) + (30 * time.Minute).Seconds()

@@ -22,6 +22,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/internal/published"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
 )
@@ -36,8 +37,10 @@ type Flags struct {
 	dump                 string
 	listModels, listGPUs bool
 	gpuFound             *gpus.GPU // what --gpu names
-	nodeSize             int       // GPUs of a server
-	countInNodes         bool      // ranks were given as nodes
+	stack                string
+	fits                 []*published.Fit // of --stack, or of all stacks
+	nodeSize             int              // GPUs of a server
+	countInNodes         bool             // ranks were given as nodes
 	reference            string
 	calibrate            bool
 	from, emit           string
@@ -117,8 +120,7 @@ data and no GPU.`,
 		}
 		if err := cmp.Or(f.validateReference(), f.Settle(fs, &c)); err != nil {
 			return err
-		}
-		if err := f.checkEmit(fs, &c); err != nil {
+		} else if err := f.checkEmit(fs, &c); err != nil {
 			return err
 		}
 		l.Fit = l.Fit || f.emit != ""
@@ -185,6 +187,7 @@ func (f *Flags) keep(fs *pflag.FlagSet) {
 // Bind makes the flags that train does not have.
 func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 	fs.StringVar(&f.gpu, "gpu", "", "plan for GPU `NAME` (--list-gpus), or detect for this machine's own")
+	fs.StringVar(&f.stack, "stack", "", "predict the time of `SOFTWARE`: "+strings.Join(published.Stacks, ", ")+", calibrated to its published runs, with their 80 % interval; or "+ownStack+", not calibrated, with the range of all (with --gpu; default \""+ownStack+"\")")
 	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
 	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
 	options.MeshFlags(fs, c)
@@ -263,7 +266,7 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
 		case strings.EqualFold(c.Device, "cuda"):
 			return errors.New("--device cuda: say which GPU to plan for: --gpu NAME (--list-gpus lists them) or --gpu detect")
 		}
-		return nil
+		return f.checkStack()
 	}
 	var g gpus.GPU
 	var err error
@@ -288,7 +291,7 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
 	c.Outside[graph.Device], c.Outside[graph.Host] = g.OutsideBytes(), gpus.HostOutsideBytes
 	c.LocalRanks = f.nodeSize
 	c.Target = graph.CUDATarget()
-	return nil
+	return f.checkStack()
 }
 
 // request is a configuration as the planner takes it.

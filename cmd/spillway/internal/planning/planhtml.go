@@ -280,7 +280,7 @@ func (r *planReport) stepTable() page.Table {
 	for _, row := range r.stepRows() {
 		r.addRow(&t, row.name, row.cell)
 	}
-	if within := r.flags.timeRange(); within != nil {
+	if within := r.flags.timeRange(r.asked); within != nil {
 		t.Note = "From the GPU's rates: " + within.Text() + ", and times are that range. " + r.flags.elsewhere(r.asked)
 	}
 	r.addRow(&t, "device memory is highest at", func(f *planner.Forecast) string { return f.Plan.Layout.Spaces[graph.Device].PeakAt })
@@ -305,7 +305,7 @@ func (r *planReport) waysTable(list wayList) page.Table {
 		Head: []string{"device memory", "step", "time of a token", "sent by a rank", "costs"}}
 	for _, way := range list.ways {
 		t.Above = append(t.Above, cli.FlagText(way.Changes))
-		t.Rows = append(t.Rows, []string{plan.Bytes(way.Forecast.Plan.Layout.Spaces[graph.Device].Peak), r.flags.seconds(way.Forecast.Step.Seconds),
+		t.Rows = append(t.Rows, []string{plan.Bytes(way.Forecast.Plan.Layout.Spaces[graph.Device].Peak), r.flags.seconds(way.Forecast, way.Forecast.Step.Seconds),
 			fmt.Sprintf("%.2f ×", way.Slowdown), plan.Bytes(way.Forecast.Plan.CommBytes), way.Cost})
 	}
 	return t

@@ -82,6 +82,10 @@ type (
 		High float64 `json:"high"`
 		Rows int     `json:"published_runs"`
 		Text string  `json:"text"`
+		// Stack is that of --stack, Scale its calibrated time over step_seconds, within the 80 %
+		// interval low to high; without --stack the range is over all stacks.
+		Stack string  `json:"stack,omitempty"`
+		Scale float64 `json:"scale,omitempty"`
 	}
 	planWhy struct {
 		Recompute        string                `json:"recompute"`
@@ -193,8 +197,8 @@ func (r *planReport) json() ([]byte, error) {
 	if f.server != nil {
 		doc.Server.Memory, doc.Server.Source = n*f.server.Memory, f.server.Source
 	}
-	if t := f.timeRange(); t != nil {
-		doc.Time = &Time{t.Low, t.High, t.Rows, t.Text()}
+	if t := f.timeRange(asked); t != nil {
+		doc.Time = &Time{t.Low, t.High, t.Rows, t.Text(), f.stack, t.Middle}
 	}
 	doc.Explanation, doc.Epilogues = why(asked), asked.Epilogues()
 	answered := asked
@@ -232,8 +236,11 @@ func changesResults(way planner.Way) bool { return way.Cost == "other numbers" }
 func (f *Flags) speedJSON(p *planner.Forecast) Speed {
 	s := Speed{Predicted: p.TokensPerSecond()}
 	s.Low, s.High = s.Predicted, s.Predicted
-	if t := f.timeRange(); t != nil {
+	if t := f.timeRange(p); t != nil {
 		s.Low, s.High = s.Predicted/t.High, s.Predicted/t.Low
+		if t.Middle > 0 {
+			s.Predicted /= t.Middle
+		}
 	}
 	return s
 }

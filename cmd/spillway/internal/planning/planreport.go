@@ -257,7 +257,7 @@ func (r *planReport) outsideNote(s graph.Space) string {
 
 // steps tells of each stage what a rank sends, the time, and where the peak is.
 func (r *planReport) steps(w io.Writer) {
-	within := r.flags.timeRange()
+	within := r.flags.timeRange(r.asked)
 	switch {
 	case within != nil:
 		cli.Wrap(w, "", "  ", "A step, predicted from the GPU's rates: "+within.Text()+", and times are that range")
@@ -273,7 +273,7 @@ func (r *planReport) steps(w io.Writer) {
 	}
 	for k, b := range r.asked.StepTimes() {
 		if k > 0 {
-			t.row(fmt.Sprintf("of %d rows", b.Rows), func(f *planner.Forecast) string { return r.flags.seconds(f.StepTimes()[k].Step.Seconds) })
+			t.row(fmt.Sprintf("of %d rows", b.Rows), func(f *planner.Forecast) string { return r.flags.seconds(f, f.StepTimes()[k].Step.Seconds) })
 		}
 	}
 	t.row("fits", func(f *planner.Forecast) string {
@@ -321,7 +321,7 @@ var roleHead = []string{"stage", "layers", "device", "sent by a rank", "computin
 
 func (r *planReport) roleRow(p planRole) []string {
 	return []string{fmt.Sprint(p.Stage), fmt.Sprintf("%d-%d", p.FirstLayer, p.LastLayer), plan.Bytes(p.DeviceBytes),
-		plan.Bytes(p.CommBytesPerStep), r.flags.seconds(p.ComputingSeconds), fmt.Sprintf("%.0f %%", 100*p.WaitingShare)}
+		plan.Bytes(p.CommBytesPerStep), r.flags.seconds(r.asked, p.ComputingSeconds), fmt.Sprintf("%.0f %%", 100*p.WaitingShare)}
 }
 
 // pipeline lists the stages of the requested plan's pipeline; none: it has no pipeline.
@@ -351,7 +351,7 @@ type stepRow struct {
 // computing.
 func (r *planReport) stepRows() []stepRow {
 	f := r.flags
-	if f.timeRange() == nil {
+	if f.gpuFound == nil {
 		return []stepRow{
 			{"time", func(p *planner.Forecast) string { return seconds(p.Step.Seconds) }},
 			{"computing", func(p *planner.Forecast) string { return seconds(p.Step.Seconds - p.Step.Exposed) }},
@@ -360,13 +360,13 @@ func (r *planReport) stepRows() []stepRow {
 		}
 	}
 	return []stepRow{
-		{"time", func(p *planner.Forecast) string { return f.seconds(p.Step.Seconds) }},
+		{"time", func(p *planner.Forecast) string { return f.seconds(p, p.Step.Seconds) }},
 		{"computing", func(p *planner.Forecast) string {
 			return fmt.Sprintf("%.0f %%", 100*(1-p.Step.Exposed/p.Step.Seconds))
 		}},
 		{"waiting", func(p *planner.Forecast) string { return fmt.Sprintf("%.0f %%", 100*p.Step.Exposed/p.Step.Seconds) }},
 		{"tokens/s", func(p *planner.Forecast) string {
-			return strings.TrimSuffix(f.speed(p.TokensPerSecond()), " tokens/s")
+			return strings.TrimSuffix(f.speed(p), " tokens/s")
 		}},
 	}
 }
@@ -524,7 +524,7 @@ func (r *planReport) wayText(way planner.Way) string {
 			parts = append(parts, fmt.Sprintf("%s %s (%s%s)", s, plan.Bytes(use), sign, plan.Bytes(by)))
 		}
 	}
-	parts = append(parts, fmt.Sprintf("step %s, %.2f × the time a token of a rank", r.flags.seconds(way.Forecast.Step.Seconds), way.Slowdown), "sends "+plan.Bytes(way.Forecast.Plan.CommBytes))
+	parts = append(parts, fmt.Sprintf("step %s, %.2f × the time a token of a rank", r.flags.seconds(way.Forecast, way.Forecast.Step.Seconds), way.Slowdown), "sends "+plan.Bytes(way.Forecast.Plan.CommBytes))
 	if way.Cost != "" {
 		parts = append(parts, "costs "+way.Cost)
 	}

@@ -115,28 +115,50 @@ func (f *Flags) serverNote(asked *planner.Forecast) string {
 	return text
 }
 
-// timeRange is what published runs on the GPU say of a predicted time; nil
-// without --gpu.
-func (f *Flags) timeRange() *published.Range {
+// timeRange is what published runs on the GPU say of a plan's predicted time, those of --stack
+// if it is given; nil without --gpu.
+func (f *Flags) timeRange(p *planner.Forecast) *published.Range {
 	if f.gpuFound == nil {
 		return nil
 	}
-	r := published.RangeOf(f.gpuFound.Name, gpus.Generation)
+	r := published.RangeOf(f.fits, published.PartsOf(p.Step.Seconds, p.Step.Exposed, p.Step.Products, p.Step.Attention))
 	return &r
 }
 
-// seconds writes a predicted time: on a GPU as the range that it is worth.
-func (f *Flags) seconds(v float64) string {
-	r := f.timeRange()
+// ownStack is the --stack that calibrates nothing.
+const ownStack = "spillway"
+
+// checkStack takes the calibrations of the GPU: of --stack, or of all stacks.
+func (f *Flags) checkStack() error {
+	switch {
+	case f.gpuFound == nil && f.stack != "":
+		return fmt.Errorf("--stack %.40s is for predicted times on GPUs; give --gpu NAME too, or leave --stack out", f.stack)
+	case f.gpuFound == nil:
+	case f.stack == "" || f.stack == ownStack:
+		f.stack = ""
+		f.fits = published.FitsOf(f.gpuFound.Name, gpus.Generation)
+	default:
+		fit := published.FitOf(f.stack, f.gpuFound.Name, gpus.Generation)
+		if fit == nil {
+			return fmt.Errorf("--stack %.40q: no published run of it is known; give %s or %s", f.stack, strings.Join(published.Stacks, ", "), ownStack)
+		}
+		f.fits = []*published.Fit{fit}
+	}
+	return nil
+}
+
+// seconds writes a predicted time of a plan: on a GPU as the range that it is worth.
+func (f *Flags) seconds(p *planner.Forecast, v float64) string {
+	r := f.timeRange(p)
 	if r == nil {
 		return seconds(v)
 	}
 	return between(roughSeconds(r.Low*v), roughSeconds(r.High*v))
 }
 
-// speed writes predicted tokens a second in the same way.
-func (f *Flags) speed(v float64) string {
-	r := f.timeRange()
+// speed writes a plan's predicted tokens a second in the same way.
+func (f *Flags) speed(p *planner.Forecast) string {
+	v, r := p.TokensPerSecond(), f.timeRange(p)
 	if r == nil {
 		return cli.Count(v) + " tokens/s"
 	}
@@ -202,7 +224,7 @@ func (f *Flags) elsewhere(asked *planner.Forecast) string {
 		here = "fits here"
 	}
 	device := asked.Plan.Layout.Spaces[graph.Device].Peak + asked.Plan.Config.Outside[graph.Device]
-	fsdp := published.DeviceMemory(published.FSDP)
+	fsdp := published.DeviceMemory(published.Torch, published.Compiled)
 	text := fmt.Sprintf("The job %s, with Spillway's plan. PyTorch FSDP took %s; by that the job needs %s of a GPU there", here, fsdp.Text(), scaled(fsdp, device))
 	switch capacity := asked.Plan.Config.Capacity[graph.Device]; {
 	case float64(device)*fsdp.Low > float64(capacity):

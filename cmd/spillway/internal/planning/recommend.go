@@ -44,7 +44,7 @@ func (rec *recommendation) all() []string {
 // fittedText says what the search chose, and why.
 func (f *Flags) fittedText(best *planner.Fitted) *recommendation {
 	return &recommendation{flags: cli.FlagText(best.Choices), budget: f.budgetText(best.Forecast), lines: cli.FlaggedAll(best.Reasons),
-		took: fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s", best.Tried, f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond()))}
+		took: fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s", best.Tried, f.seconds(best.Forecast, best.Step.Seconds), f.speed(best.Forecast))}
 }
 
 func (rec *recommendation) print(w io.Writer) {
@@ -99,15 +99,15 @@ func (r *planReport) recommended() *recommendation {
 		return r.flags.fittedText(best)
 	}
 	f := r.flags
-	took := fmt.Sprintf("%s a step and %s predicted", f.seconds(best.Step.Seconds), f.speed(best.TokensPerSecond()))
+	took := fmt.Sprintf("%s a step and %s predicted", f.seconds(best.Forecast, best.Step.Seconds), f.speed(best.Forecast))
 	switch ratio := best.TokensPerSecond() / asked.TokensPerSecond(); {
 	case asked.Fits && ratio < sameSpeed:
-		return &recommendation{words: fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.seconds(asked.Step.Seconds), f.speed(asked.TokensPerSecond())),
+		return &recommendation{words: fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.seconds(asked, asked.Step.Seconds), f.speed(asked)),
 			budget: f.budgetText(asked), lines: cli.Reasons(asked)[:1]}
 	case asked.Fits:
-		took += fmt.Sprintf(", against %s as requested (%.2f × as fast)", f.seconds(asked.Step.Seconds), ratio)
+		took += fmt.Sprintf(", against %s as requested (%.2f × as fast)", f.seconds(asked, asked.Step.Seconds), ratio)
 	default:
-		took += fmt.Sprintf("; as requested it does not fit, and would take %s", f.seconds(asked.Step.Seconds))
+		took += fmt.Sprintf("; as requested it does not fit, and would take %s", f.seconds(asked, asked.Step.Seconds))
 	}
 	return &recommendation{flags: cli.FlagText(best.Choices), took: took, budget: f.budgetText(best.Forecast), lines: cli.FlaggedAll(best.Reasons)}
 }

@@ -131,9 +131,9 @@ func (r *planReport) figureRows(plans []*planner.Forecast) (rows []stepRow) {
 		}
 	}
 	return append(rows,
-		stepRow{"step", func(p *planner.Forecast) string { return r.flags.seconds(p.Step.Seconds) }},
+		stepRow{"step", func(p *planner.Forecast) string { return r.flags.seconds(p, p.Step.Seconds) }},
 		stepRow{"tokens/s", func(p *planner.Forecast) string {
-			return strings.TrimSuffix(r.flags.speed(p.TokensPerSecond()), " tokens/s")
+			return strings.TrimSuffix(r.flags.speed(p), " tokens/s")
 		}})
 }
 
