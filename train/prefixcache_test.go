@@ -147,7 +147,7 @@ func TestFrozenCacheRefusals(t *testing.T) {
 
 	for want, change := range map[string]func(*request){
 		"Config.FrozenCache needs Config.Freeze": func(c *request) { c.Freeze = nil },
-		"with Config.Dropout 0.1: dropout has":    func(c *request) { c.Dropout = 0.1 },
+		"with Config.Dropout 0.1: dropout has":   func(c *request) { c.Dropout = 0.1 },
 		"is trained":                             func(c *request) { c.Freeze = []string{"*h.1.*"} },
 		"needs Config.Disk":                      func(c *request) { c.FrozenCache.Tier = graph.Disk },
 		"no room for one row":                    func(c *request) { c.FrozenCache.Bytes = 100 },
