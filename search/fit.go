@@ -299,6 +299,17 @@ func (s *Spec) tiers() []graph.Space {
 // mostRunnersUp are told of what fits too.
 const mostRunnersUp = 3
 
+// overCaps says whether an estimate is over a cap: a search of few layers also looks at what is a
+// little over one, which it then has to plan whole.
+func (s *searcher) overCaps(m *measured) bool {
+	for sp, limit := range s.spec.Capacity {
+		if limit > 0 && m.need[sp] > limit {
+			return true
+		}
+	}
+	return false
+}
+
 // fitted says what was found, and what else fits.
 func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) *Fitted {
 	out := &Fitted{Forecast: best, Tried: s.tried, Batches: d.rows > 0, Precisions: d.saysPrecision()}
@@ -309,6 +320,9 @@ func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) 
 	seen, kinds := map[string]bool{keyOf(&best.Spec): true}, map[kind]bool{at.kind(): true}
 	speed := 1 / best.TokensPerSecond()
 	for _, p := range all {
+		if s.overCaps(p.expected) {
+			continue
+		}
 		c := s.whole(p)
 		key := keyOf(&c)
 		k := p.kind()

@@ -154,6 +154,9 @@ func TestSearchAgainstAGrid(t *testing.T) {
 					return math.Inf(1), "nothing", none.Tried
 				}
 				require.NoError(t, got.Plan.Fit())
+				for _, u := range got.RunnersUp {
+					require.LessOrEqual(t, u.Device, s.Capacity[graph.Device], "it is said to fit too")
+				}
 				return 1 / got.TokensPerSecond(), keyOf(&got.Spec), got.Tried
 			}
 			time, flags, tried := fit(j.spec)
