@@ -47,7 +47,7 @@ type (
 		Epilogues string `json:"epilogues,omitempty"`
 		// Server is what the ranks of a server take together.
 		Server Server `json:"server"`
-		// Time says how step_seconds is known, with --gpu.
+		// Time says how the step_seconds behind tokens_per_second is known, with --gpu.
 		Time *Time `json:"time,omitempty"`
 		// Budget is the recommended plan's, with --tokens; the requested one's where none is recommended.
 		Budget *Budget `json:"budget,omitempty"`
@@ -197,14 +197,14 @@ func (r *planReport) json() ([]byte, error) {
 	if f.server != nil {
 		doc.Server.Memory, doc.Server.Source = n*f.server.Memory, f.server.Source
 	}
-	if t := f.timeRange(asked); t != nil {
-		doc.Time = &Time{t.Low, t.High, t.Rows, t.Text(), f.stack, t.Middle}
-	}
 	doc.Explanation, doc.Epilogues = why(asked), asked.Epilogues()
 	answered := asked
 	if best != nil {
 		answered = best.Forecast
 		doc.Recommended = &planRecommended{cli.FlagText(best.Choices), best.Config.PrecisionName() != c.PrecisionName(), cli.FlaggedAll(best.Reasons), f.stageJSON(answered)}
+	}
+	if t := f.timeRange(answered); t != nil {
+		doc.Time = &Time{t.Low, t.High, t.Rows, t.Text(), f.stack, t.Middle}
 	}
 	doc.Budget, doc.TokensPerSecond, doc.ProcessBytes = f.budget(answered), f.speedJSON(answered), f.process(answered)
 	if a, _ := r.answer(); a != nil {

@@ -2,7 +2,6 @@ package planning
 
 import (
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 
@@ -162,16 +161,15 @@ func (f *Flags) speed(p *planner.Forecast) string {
 	if r == nil {
 		return cli.Count(v) + " tokens/s"
 	}
-	return between(roughCount(v/r.High), roughCount(v/r.Low)) + " tokens/s"
+	low, high := rough(v/r.High), rough(v/r.Low)
+	if high < 1e6 {
+		return between(grouped(int64(low)), grouped(int64(high))) + " tokens/s"
+	}
+	return between(millions(low), millions(high)) + " M tokens/s"
 }
 
-// roughCount is a number with two digits, which stays short: a table has four.
-func roughCount(v float64) string {
-	if v = rough(v); v >= 1e6 {
-		return strconv.FormatFloat(math.Round(v/1e4)/100, 'f', -1, 64) + " million"
-	}
-	return grouped(int64(v))
-}
+// millions is a number in millions, which stays short: a table has four.
+func millions(v float64) string { return strconv.FormatFloat(rough(v/1e6), 'f', -1, 64) }
 
 // between joins the ends of a range, of one unit once.
 func between(low, high string) string {
