@@ -126,8 +126,8 @@ func quantile(sorted []float64, q float64) float64 {
 	return sorted[i] + float64((at-float64(i))*(sorted[i+1]-sorted[i]))
 }
 
-// factors are Fit.Of. With x the predicted seconds of a part per published second, they
-// minimize the sum over rows of (1 − Σ factor·x)², and ridge times the squared distances from the
+// factors are Fit.Of, none below 0. With x the predicted seconds of a part per published second,
+// they minimize the sum over rows of (1 − Σ factor·x)², and ridge times the squared distances from the
 // median ratio.
 func factors(rows []*Row) (of [4]float64) {
 	var ratios []float64
@@ -149,7 +149,23 @@ func factors(rows []*Row) (of [4]float64) {
 		a[i][i] += ridge
 		a[i][4] += float64(ridge * median)
 	}
-	// Gauss: the matrix is positive definite, so no pivots are needed.
+	// No part takes less than no time: the lowest factor below 0 is 0 instead.
+	for {
+		of = solve(a)
+		k := slices.Index(of[:], slices.Min(of[:]))
+		if of[k] >= 0 {
+			return of
+		}
+		for i := range a {
+			a[i][k], a[k][i] = 0, 0
+		}
+		a[k][k], a[k][4] = 1, 0
+	}
+}
+
+// solve returns the x with a·x = the last column, by elimination: the matrix is positive definite,
+// so it needs no pivots.
+func solve(a [4][5]float64) (x [4]float64) {
 	for i := range a {
 		for k := i + 1; k < 4; k++ {
 			by := a[k][i] / a[i][i]
@@ -161,11 +177,11 @@ func factors(rows []*Row) (of [4]float64) {
 	for i := 3; i >= 0; i-- {
 		v := a[i][4]
 		for j := i + 1; j < 4; j++ {
-			v -= float64(a[i][j] * of[j])
+			v -= float64(a[i][j] * x[j])
 		}
-		of[i] = v / a[i][i]
+		x[i] = v / a[i][i]
 	}
-	return of
+	return x
 }
 
 // Range is what published runs say of a predicted time: they take Low to High times as long.

@@ -1,6 +1,7 @@
 package published
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -53,6 +54,7 @@ func TestEveryStackIsFitted(t *testing.T) {
 		for _, g := range gpus.List() {
 			f := FitOf(stack, g.Name, gpus.Generation)
 			require.NotNil(t, f, "%s on %s", stack, g.Name)
+			require.GreaterOrEqual(t, slices.Min(f.Of[:]), 0.0, "%s on %s: no part takes less than no time: %v", stack, g.Name, f.Of)
 			in := RangeOf([]*Fit{f}, Parts{Products: 0.8, Attention: 0.1, Other: 0.05})
 			require.True(t, 0.5 < in.Low && in.Low <= in.Middle && in.Middle <= in.High && in.High < 3, "%s on %s: %v", stack, g.Name, in)
 		}
