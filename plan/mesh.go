@@ -30,7 +30,8 @@ func (c Config) validateMesh() error {
 	case c.Pipeline > 1 && c.Stage.ShardsGrads():
 		return fmt.Errorf("Config.Pipeline with Config.Zero %d: not built; give stage 0 or 1", c.Stage)
 	case c.Pipeline > 1 && (c.LayerOrder || c.CachePrefix || c.Noise || len(c.Shapes) > 1):
-		return fmt.Errorf("Config.Pipeline beside layer order %v, a cache of frozen layers %v, the gradient noise scale %v or steps of %d sizes: not built", c.LayerOrder, c.CachePrefix, c.Noise, max(len(c.Shapes), 1))
+		return fmt.Errorf("Config.Pipeline beside layer order %v, a cache of frozen layers %v, "+
+			"the gradient noise scale %v or steps of %d sizes: not built", c.LayerOrder, c.CachePrefix, c.Noise, max(len(c.Shapes), 1))
 	case (c.Slices > 0 || c.Pipeline > 1) && c.uneven() != nil:
 		field, beside := "Config.GlobalBatch", "Config.Tensor"
 		if len(c.Shapes) > 0 {

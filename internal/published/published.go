@@ -105,7 +105,9 @@ func Parse(records [][]string, predicted string) (list []Row, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("published: line %d: %w", i+2, err)
 		}
-		if n, err := fmt.Sscan(lines[i], &r.Here.TokensPerS, &r.Here.Device, &r.Here.Host, &r.Here.Products, &r.Here.Attention, &r.Here.Other); err != nil || n != 6 || !(r.Here.TokensPerS > 0) {
+		h := &r.Here
+		n, err := fmt.Sscan(lines[i], &h.TokensPerS, &h.Device, &h.Host, &h.Products, &h.Attention, &h.Other)
+		if err != nil || n != 6 || !(h.TokensPerS > 0) {
 			return nil, fmt.Errorf("published: prediction %d is %q", i+1, lines[i])
 		}
 		list = append(list, r)

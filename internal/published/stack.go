@@ -224,7 +224,8 @@ func (r Range) Text() string {
 		if r.Elsewhere {
 			on += "; too few are known of this generation"
 		}
-		return fmt.Sprintf("calibrated to %d published runs of %s (on %s), which makes it %.2f times the rates' prediction; 80 %% of such runs are expected at %.2f to %.2f times",
+		return fmt.Sprintf("calibrated to %d published runs of %s (on %s), which makes it %.2f times the rates' prediction; "+
+			"80 %% of such runs are expected at %.2f to %.2f times",
 			r.Rows, r.Stacks[0], on, r.Middle, r.Low, r.High)
 	}
 	on := "published runs"

@@ -120,7 +120,8 @@ data and no GPU.`,
 		}
 		if err := cmp.Or(f.validateReference(), f.Settle(fs, &c)); err != nil {
 			return err
-		} else if err := f.checkEmit(fs, &c); err != nil {
+		}
+		if err := f.checkEmit(fs, &c); err != nil {
 			return err
 		}
 		l.Fit = l.Fit || f.emit != ""
@@ -187,7 +188,9 @@ func (f *Flags) keep(fs *pflag.FlagSet) {
 // Bind makes the flags that train does not have.
 func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 	fs.StringVar(&f.gpu, "gpu", "", "plan for GPU `NAME` (--list-gpus), or detect for this machine's own")
-	fs.StringVar(&f.stack, "stack", "", "predict the time of `SOFTWARE`: "+strings.Join(published.Stacks, ", ")+", calibrated to its published runs, with their 80 % interval; or "+ownStack+", not calibrated, with the range of all (with --gpu; default \""+ownStack+"\")")
+	fs.StringVar(&f.stack, "stack", "",
+		"predict the time of `SOFTWARE`: "+strings.Join(published.Stacks, ", ")+", calibrated to its published runs, "+
+			"with their 80 % interval; or "+ownStack+", not calibrated, with the range of all (with --gpu; default \""+ownStack+"\")")
 	fs.IntVar(&f.nodes, "nodes", 1, "servers; ranks are --nodes times --gpus-per-node")
 	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
 	options.MeshFlags(fs, c)

@@ -305,8 +305,9 @@ func (r *planReport) waysTable(list wayList) page.Table {
 		Head: []string{"device memory", "step", "time of a token", "sent by a rank", "costs"}}
 	for _, way := range list.ways {
 		t.Above = append(t.Above, cli.FlagText(way.Changes))
-		t.Rows = append(t.Rows, []string{plan.Bytes(way.Forecast.Plan.Layout.Spaces[graph.Device].Peak), r.flags.seconds(way.Forecast, way.Forecast.Step.Seconds),
-			fmt.Sprintf("%.2f ×", way.Slowdown), plan.Bytes(way.Forecast.Plan.CommBytes), way.Cost})
+		p := way.Forecast
+		t.Rows = append(t.Rows, []string{plan.Bytes(p.Plan.Layout.Spaces[graph.Device].Peak), r.flags.step(p),
+			fmt.Sprintf("%.2f ×", way.Slowdown), plan.Bytes(p.Plan.CommBytes), way.Cost})
 	}
 	return t
 }

@@ -360,7 +360,7 @@ func (r *planReport) stepRows() []stepRow {
 		}
 	}
 	return []stepRow{
-		{"time", func(p *planner.Forecast) string { return f.seconds(p, p.Step.Seconds) }},
+		{"time", func(p *planner.Forecast) string { return f.step(p) }},
 		{"computing", func(p *planner.Forecast) string {
 			return fmt.Sprintf("%.0f %%", 100*(1-p.Step.Exposed/p.Step.Seconds))
 		}},
@@ -524,7 +524,9 @@ func (r *planReport) wayText(way planner.Way) string {
 			parts = append(parts, fmt.Sprintf("%s %s (%s%s)", s, plan.Bytes(use), sign, plan.Bytes(by)))
 		}
 	}
-	parts = append(parts, fmt.Sprintf("step %s, %.2f × the time a token of a rank", r.flags.seconds(way.Forecast, way.Forecast.Step.Seconds), way.Slowdown), "sends "+plan.Bytes(way.Forecast.Plan.CommBytes))
+	parts = append(parts,
+		fmt.Sprintf("step %s, %.2f × the time a token of a rank", r.flags.step(way.Forecast), way.Slowdown),
+		"sends "+plan.Bytes(way.Forecast.Plan.CommBytes))
 	if way.Cost != "" {
 		parts = append(parts, "costs "+way.Cost)
 	}

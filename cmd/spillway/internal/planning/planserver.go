@@ -139,7 +139,8 @@ func (f *Flags) checkStack() error {
 	default:
 		fit := published.FitOf(f.stack, f.gpuFound.Name, gpus.Generation)
 		if fit == nil {
-			return fmt.Errorf("--stack %.40q: no published run of it is known; give %s or %s", f.stack, strings.Join(published.Stacks, ", "), ownStack)
+			return fmt.Errorf("--stack %.40q: no published run of it is known; give %s or %s",
+				f.stack, strings.Join(published.Stacks, ", "), ownStack)
 		}
 		f.fits = []*published.Fit{fit}
 	}
@@ -154,6 +155,9 @@ func (f *Flags) seconds(p *planner.Forecast, v float64) string {
 	}
 	return between(roughSeconds(r.Low*v), roughSeconds(r.High*v))
 }
+
+// step writes a plan's predicted time of a step.
+func (f *Flags) step(p *planner.Forecast) string { return f.seconds(p, p.Step.Seconds) }
 
 // speed writes a plan's predicted tokens a second in the same way.
 func (f *Flags) speed(p *planner.Forecast) string {

@@ -102,12 +102,13 @@ func (r *planReport) recommended() *recommendation {
 	took := fmt.Sprintf("%s a step and %s predicted", f.seconds(best.Forecast, best.Step.Seconds), f.speed(best.Forecast))
 	switch ratio := best.TokensPerSecond() / asked.TokensPerSecond(); {
 	case asked.Fits && ratio < sameSpeed:
-		return &recommendation{words: fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.seconds(asked, asked.Step.Seconds), f.speed(asked)),
+		words := fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.step(asked), f.speed(asked))
+		return &recommendation{words: words,
 			budget: f.budgetText(asked), lines: cli.Reasons(asked)[:1]}
 	case asked.Fits:
-		took += fmt.Sprintf(", against %s as requested (%.2f × as fast)", f.seconds(asked, asked.Step.Seconds), ratio)
+		took += fmt.Sprintf(", against %s as requested (%.2f × as fast)", f.step(asked), ratio)
 	default:
-		took += fmt.Sprintf("; as requested it does not fit, and would take %s", f.seconds(asked, asked.Step.Seconds))
+		took += fmt.Sprintf("; as requested it does not fit, and would take %s", f.step(asked))
 	}
 	return &recommendation{flags: cli.FlagText(best.Choices), took: took, budget: f.budgetText(best.Forecast), lines: cli.FlaggedAll(best.Reasons)}
 }

@@ -131,7 +131,7 @@ func (r *planReport) figureRows(plans []*planner.Forecast) (rows []stepRow) {
 		}
 	}
 	return append(rows,
-		stepRow{"step", func(p *planner.Forecast) string { return r.flags.seconds(p, p.Step.Seconds) }},
+		stepRow{"step", func(p *planner.Forecast) string { return r.flags.step(p) }},
 		stepRow{"tokens/s", func(p *planner.Forecast) string {
 			return strings.TrimSuffix(r.flags.speed(p), " tokens/s")
 		}})
