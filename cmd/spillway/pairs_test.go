@@ -226,7 +226,7 @@ var refusalLine = regexp.MustCompile(`(?m)^spillway: .*$`)
 func (c choice) names(refusal string) bool {
 	return slices.ContainsFunc(append([]string{c.flag + "="}, c.needs...), func(text string) bool {
 		name, _, _ := strings.Cut(text, "=")
-		return regexp.MustCompile(`--` + name + `\b`).MatchString(refusal)
+		return regexp.MustCompile(`--` + name + `([^-\w]|$)`).MatchString(refusal)
 	})
 }
 
