@@ -1,6 +1,8 @@
 package published
 
 import (
+	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -41,11 +43,30 @@ func TestFitFindsFactors(t *testing.T) {
 	require.Equal(t, f, FitIn(rows, Torch, "h100-80", gpus.Generation))
 }
 
-func TestQuantile(t *testing.T) {
-	require.Equal(t, 7.0, quantile([]float64{7}, 0.9))
-	nine := []float64{1, 2, 3, 4, 5, 6, 7, 8, 9}
-	require.Equal(t, []float64{1, 5, 9}, []float64{quantile(nine, 0.1), quantile(nine, 0.5), quantile(nine, 0.9)})
-	require.Equal(t, []float64{1, 2}, []float64{quantile(nine[:2], 0.1), quantile(nine[:2], 0.9)})
+// Of drawn values a further one is within the interval of the others in eight of ten draws, however
+// few they are. Interpolation between the outermost of them errs by up to 0.02.
+func TestInterval(t *testing.T) {
+	low, high := interval([]float64{1, 2, 3, 4, 5, 6, 7, 8, 9})
+	require.Equal(t, []float64{1, 9}, []float64{low, high})
+	low, high = interval([]float64{0.9, 1, 1.1})
+	require.InDelta(t, 1+1.886*0.1*math.Sqrt(4./3), high, 1e-9)
+	require.InDelta(t, 1, low*high, 1e-9)
+	r := rand.New(rand.NewPCG(35, 1))
+	for n := 2; n < 20; n++ {
+		within, draws := 0, 20_000
+		for range draws {
+			values := make([]float64, n)
+			for i := range values {
+				values[i] = 1 + 0.02*r.NormFloat64()
+			}
+			slices.Sort(values)
+			low, high := interval(values)
+			if v := 1 + 0.02*r.NormFloat64(); low <= v && v <= high {
+				within++
+			}
+		}
+		require.InDelta(t, 0.8, float64(within)/float64(draws), 0.025, "%d values", n)
+	}
 }
 
 // Every stack that can be named has a calibration on every card.

@@ -48,8 +48,11 @@ func TestCollectives(t *testing.T) {
 	require.InDelta(t, 2*(3*0.5+750./100), collective(t, graph.AllReduce, flat(4), -1, 1000, 8), 1e-9)
 	require.Zero(t, collective(t, graph.AllGather, flat(1), 0, 1000, 8))
 	// 4 nodes of 2: every node takes in 3/4 of 1,600 bytes through two ports of 10 B/s;
-	// two levels of the tree over 4 nodes, one hop inside.
-	require.InDelta(t, 0.5+2*2+1200./20, collective(t, graph.AllGather, flat(8), 0, 1600, 2), 1e-9)
+	// a part goes round 7 hops, of which 3 cross; a sum goes up a tree of two levels over
+	// the nodes, with one hop inside, and down again.
+	require.InDelta(t, 4*0.5+3*2+1200./20, collective(t, graph.AllGather, flat(8), 0, 1600, 2), 1e-9)
+	require.InDelta(t, 4*0.5+3*2+1200./20, collective(t, graph.ReduceScatter, flat(8), 0, 1600, 2), 1e-9)
+	require.InDelta(t, 2*(0.5+2*2+1200./20), collective(t, graph.AllReduce, flat(8), 0, 1600, 2), 1e-9)
 	// On a mesh of 4 replicas × 2 shards, shards are neighbours in a node and
 	// replicas are all in different ones, each with its own port.
 	mesh := []graph.Axis{{Name: "replicas", Size: 4}, {Name: "shard", Size: 2}}

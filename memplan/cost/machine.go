@@ -251,10 +251,11 @@ func (m *Machine) message(p *graph.Program, op *graph.Op) float64 {
 
 // collective is the time of a collective by the α-β model (Thakur, Rabenseifner
 // and Gropp, "Optimization of Collective Communication Operations in MPICH",
-// 2005). Within a node it is a ring. Over several nodes it is pipelined: every
-// rank's part crosses the network at the rank's share of it while the node's own
-// links spread it, so the slower of both counts; latencies are those of a ring in
-// the node and a tree over the nodes, or of an exchange one for each pair.
+// 2005). Over several nodes it is pipelined: every rank's part crosses the network at
+// the rank's share of it while the node's own links spread it, so the slower of both
+// counts. Latencies are those that NCCL 2.19 counts (src/graph/tuning.cc): of a gather or
+// scatter a ring over all ranks, of an all-reduce a ring in the node and a tree over the
+// nodes; of an exchange one for each pair.
 func (m *Machine) collective(p *graph.Program, op *graph.Op) float64 {
 	total, _ := Sent(p, op)
 	passes := 1.0
@@ -267,17 +268,18 @@ func (m *Machine) collective(p *graph.Program, op *graph.Op) float64 {
 	if n <= 1 {
 		return 0
 	}
-	latency, beta := 0.0, 0.0
+	within, across := (inNode-1)*nodes, nodes-1
+	switch op.Kind {
+	case graph.AllReduce:
+		within, across = inNode-1, bits.Len(uint(nodes-1))
+	case graph.AllToAll:
+		within, across = inNode-1, (nodes-1)*inNode
+	}
+	latency, beta := float64(float64(within)*m.Intra.Latency)+float64(float64(across)*m.Inter.Latency), 0.0
 	if inNode > 1 {
-		latency += float64(float64(inNode-1) * m.Intra.Latency)
 		beta = 1 / m.Intra.Bandwidth
 	}
 	if nodes > 1 {
-		hops := bits.Len(uint(nodes - 1))
-		if op.Kind == graph.AllToAll { // a message to each rank elsewhere
-			hops = (nodes - 1) * inNode
-		}
-		latency += float64(float64(hops) * m.Inter.Latency)
 		// What crosses the network, as a share of what a rank sends. Of a gather or a
 		// sum the node's ranks of the group each carry their part; an exchange has
 		// nothing in common to carry.
