@@ -78,6 +78,8 @@ var toldAlone = []pair{
 		"changes nothing: parameters are gathered at Config.Zero 3 alone, and nothing rests off the device"},
 	{"Config.ShardSize %v", func(c *Config) any { return c.ShardSize }, 0, func(c *Config) bool { return c.Zero > 0 },
 		"changes nothing: at Config.Zero 0 nothing is sharded"},
+	{"Config.PipelineSchedule %v", func(c *Config) any { return c.PipelineSchedule }, standard.PipelineSchedule, (*Config).Pipelined,
+		"changes nothing: without Config.Pipeline there is one stage"},
 	{"Config.AccumOrder", func(c *Config) any { return c.AsksLayers() }, false, func(c *Config) bool { return c.Accum > 1 },
 		"layer changes nothing: a step has one micro-batch (Config.Accum 1)"},
 	{"Config.Overlap", func(c *Config) any { return c.Serial() }, false, func(c *Config) bool { return c.Ranks > 1 },

@@ -53,6 +53,10 @@ func validTensor(c *Config) error {
 			return Refuse("Config.%s with Config.%s: not built; leave one of them out", what, field)
 		}
 	}
+	if slices > ranks && !strings.EqualFold(c.PrecisionName(), "fp32") {
+		return Refuse("Config.Precision %s with Config.TensorSlices %d and Config.Tensor %d: a rank's sum of several slices would be rounded once more; give Config.Tensor %d, as many as slices, or fp32",
+			c.Precision, slices, ranks, slices)
+	}
 	return nil
 }
 
@@ -80,12 +84,6 @@ var besideTensor = []func(c *Config) string{
 	whereGiven("RankShares", func(c *Config) bool { return c.RankShares != nil }),
 	whereGiven("FrozenCache", func(c *Config) bool { return c.FrozenCache.Bytes != 0 }),
 	whereGiven("Collectives ring", func(c *Config) bool { return c.Algorithm() == algorithm.Ring }),
-	func(c *Config) string {
-		if c.TensorSlices > max(c.Tensor, 1) && !strings.EqualFold(c.PrecisionName(), "fp32") {
-			return "Precision " + c.Precision // a rank's sum of several slices would be rounded once more
-		}
-		return ""
-	},
 }
 
 func whereGiven(field string, given func(c *Config) bool) func(c *Config) string {

@@ -12,19 +12,15 @@ import (
 )
 
 func (c Config) validateMesh() error {
-	each := max(c.Pipeline, 1) * max(c.Tensor, 1)
-	whole := (c.Ranks + each - 1) / each * each // ranks of as many stages
 	switch {
 	case c.Precision < precision.FP32 || c.Precision > precision.FP16:
 		return fmt.Errorf("precision: %v does not exist; use fp32, bf16 or fp16", c.Precision)
 	case c.Reduce32 && c.Precision == precision.FP32:
 		return fmt.Errorf("reduce: fp32 gradients travel in fp32 already; leave it out, or compute in bf16 or fp16")
-	case c.Tensor < 0 || c.Tensor > 1 && c.Ranks%c.Tensor != 0:
-		return fmt.Errorf("Config.Tensor %d with Config.Ranks %d: ranks do not split into groups of that size; use %s", c.Tensor, c.Ranks, nearest.Divisors(c.Ranks, c.Tensor))
+	case c.Tensor < 0 || c.Pipeline < 0 || c.Ranks%(max(c.Tensor, 1)*max(c.Pipeline, 1)) != 0:
+		return c.unequalGroups()
 	case c.Slices < 0 || c.Slices&(c.Slices-1) != 0 || c.Slices == 1 || c.Slices%max(c.Tensor, 1) != 0 || c.Tensor > 1 && c.Slices == 0:
 		return fmt.Errorf("Config.TensorSlices %d with Config.Tensor %d: want a power of two from 2 that the ranks divide", c.Slices, max(c.Tensor, 1))
-	case c.Pipeline < 0 || c.Pipeline > 1 && c.Ranks%each != 0:
-		return fmt.Errorf("Config.Pipeline %d with Config.Ranks %d: each stage needs as many ranks; give Config.Ranks %d", c.Pipeline, c.Ranks, whole)
 	case c.Pipeline > 1 && c.Stages != nil && len(c.Stages) != c.Pipeline:
 		return fmt.Errorf("Config.Pipeline %d with stages that begin at layers %v: each has a first layer", c.Pipeline, c.Stages)
 	case c.Pipeline > 1 && c.Stage.ShardsGrads():
@@ -51,6 +47,25 @@ func (c Config) validateMesh() error {
 		return fmt.Errorf("Config.Reproducible with Config.ShardSize %d of %d ranks: sums within groups of ranks and then over the groups have another order at each number of ranks; shard over all of them", c.ShardSize, c.Ranks)
 	}
 	return nil
+}
+
+// unequalGroups says that ranks do not divide into tensor groups and stages. It names no field to
+// change: the number of ranks is that of processes or GPUs in a job.
+func (c Config) unequalGroups() error {
+	each, given := 1, ""
+	for _, f := range []struct {
+		name string
+		n    int
+	}{{"Tensor", c.Tensor}, {"Pipeline", c.Pipeline}} {
+		if f.n < 0 || f.n > 1 {
+			each *= f.n
+			given += fmt.Sprintf("Config.%s %d with ", f.name, f.n)
+		}
+	}
+	if each < 0 {
+		return fmt.Errorf("%sConfig.Ranks %d: negative", given, c.Ranks)
+	}
+	return fmt.Errorf("%sConfig.Ranks %d: the number of ranks has to be a multiple of %d", given, c.Ranks, each)
 }
 
 // uneven returns the shares of a step that ranks share unevenly; nil: there is none.

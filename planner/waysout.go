@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/dustin/go-humanize/english"
+
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
@@ -103,7 +105,7 @@ type NoWay struct {
 }
 
 func (n *NoWay) String() string {
-	text := fmt.Sprintf("Nothing of %d configurations tried makes it fit.", n.Tried)
+	text := fmt.Sprintf("Nothing of %s tried makes it fit.", english.Plural(n.Tried, "configuration", ""))
 	if n.Nearest != nil {
 		text += fmt.Sprintf(" The nearest, %s, %s.", n.Choices, Shortfall(n.Nearest))
 	}

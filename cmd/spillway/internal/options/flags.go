@@ -303,7 +303,7 @@ func Train(fs *pflag.FlagSet, c *config.Config, l *Later) {
 	fs.Var(cli.Size(&c.DeviceMemory), "device-memory", "cap on a rank's device memory")
 	fs.Var(cli.Size(&c.HostMemory), "host-memory", "cap on a rank's host memory")
 	fs.Var(Disk(&c.Disk, &c.DiskMemory), "disk", "folder of the disk tier, and a cap on a rank's use of it")
-	fs.IntVar(&c.Zero, "zero", d.Zero, "ZeRO stage: 0, 1, 2 or 3; with --pipeline 0 or 1, and 1 where it is not given")
+	fs.IntVar(&c.Zero, "zero", d.Zero, "ZeRO stage: 0, 1, 2 or 3; a pipeline has 0 and 1 only, and 1 where it is not given")
 	fs.BoolVar(&c.Reproducible, "reproducible", false, "the same bits at every stage and, of the same --batch and global batch, at every number of ranks: sums go over the micro-batches of a step from left to right")
 	fs.StringVar(&c.Precision, "precision", d.Precision, "fp32, bf16 or fp16")
 	fs.StringVar(&c.BF16Rounding, "bf16-rounding", d.BF16Rounding, "rule by which sums of bf16 products round on the CPU: native, that of its instructions for them, or portable, the same bits on every CPU")

@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 )
@@ -29,6 +30,7 @@ type Answer struct {
 	Neighbour *Neighbour `json:"neighbour"`
 	first     string
 	lines     []string
+	given     []string // the value's flag
 }
 
 // Neighbour is a value that does not fit, with the plan of it that came nearest.
@@ -98,14 +100,41 @@ func bySize() []model.Preset {
 	return list
 }
 
-// presets are those with room for the rows of a configuration, by their number in bySize.
+// presets are those with room for the rows of a configuration, and whose layers its mesh divides,
+// by their number in bySize.
 func presets(c *config.Config) (list []int64) {
 	for i, p := range bySize() {
-		if p.Config.Positions >= c.Seq {
+		if p.Config.Positions >= c.Seq && divides(c, p.Config) {
 			list = append(list, int64(i))
 		}
 	}
 	return list
+}
+
+// divides says whether tensor and pipeline ranks can divide a model.
+func divides(c *config.Config, m model.Config) bool {
+	if m.Layers < c.Pipeline {
+		return false
+	}
+	if c.Slices() == 0 {
+		return true
+	}
+	m.Layers = 1
+	p, err := model.Build(m, model.Train, 1, 8)
+	if err == nil {
+		_, err = mesh.Tensor(p, mesh.Options{Axis: -1, Slices: c.Slices()})
+	}
+	return err == nil
+}
+
+// undivided names the presets with room for a configuration's rows that its mesh does not divide.
+func undivided(c *config.Config) (names []string) {
+	for _, p := range bySize() {
+		if p.Config.Positions >= c.Seq && !divides(c, p.Config) {
+			names = append(names, p.Name)
+		}
+	}
+	return names
 }
 
 // parameters counts a preset's, whose layers are alike.
@@ -199,6 +228,7 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 	value := t.text(values[a.Value])
 	out := &Answer{Ask: t.name, Value: t.value(values[a.Value]), Plan: f.stageJSON(a.Best.Forecast),
 		Flags: fmt.Sprintf("--%s %s %s", t.flag, value, cli.FlagText(a.Best.Choices))}
+	out.given = []string{"--" + t.flag, value}
 	out.first = fmt.Sprintf("%s that fits: %s", t.what, value)
 	if t.name == "gpus" || t.name == "seq" {
 		out.first = t.what + " that fit: " + value
@@ -217,6 +247,9 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 			out.Neighbour.Plan = &st
 		}
 		out.lines = append(out.lines, fmt.Sprintf("%s does not fit: %s", t.text(v), f.shortfall(a.None)))
+	}
+	if names := undivided(&c); t.name == "model" && len(names) > 0 {
+		out.lines = append(out.lines, "left out, since tensor and pipeline ranks cannot divide them: "+strings.Join(names, ", "))
 	}
 	f.answer = out
 	return c, a.Best, nil

@@ -188,7 +188,12 @@ func (f *Flags) question() []string {
 // it does.
 func (f *Flags) command(c *config.Config, changes []string) (text string, refused error) {
 	if refused = f.runnable(*c); refused != nil {
-		return "spillway " + planner.Shell(cli.WithFlags(f.question(), changes)), refused
+		again := *f
+		if f.answer != nil {
+			again.given = slices.DeleteFunc(slices.Clone(f.given), func(g setFlag) bool { return g.name == "ask" })
+			changes = append(slices.Clone(f.answer.given), changes...)
+		}
+		return "spillway " + planner.Shell(cli.WithFlags(again.question(), changes)), refused
 	}
 	env := cluster.Env{World: 1}
 	args := cli.WithFlags(f.trainArgs(c, "DATA"), trainable(changes))
@@ -210,7 +215,8 @@ func (f *Flags) servers(c *config.Config) int {
 	return (c.Ranks + n - 1) / n
 }
 
-// runnable says why train does not run a configuration on the planned device; nil: it does.
+// runnable says why train does not run a configuration on the planned device; nil: it does. What
+// train says to do about it is left out: the question is about that device.
 func (f *Flags) runnable(c config.Config) error {
 	if f.gpuFound == nil {
 		return nil
@@ -219,7 +225,12 @@ func (f *Flags) runnable(c config.Config) error {
 		return errors.New("--device cuda runs on NVIDIA's GPUs alone")
 	}
 	c.Device = "cuda"
-	return cmp.Or(c.Runnable(), planner.Runnable(&c), c.Validate())
+	err := cmp.Or(c.Runnable(), planner.Runnable(&c), c.Validate())
+	if err == nil {
+		return nil
+	}
+	why, _, _ := strings.Cut(err.Error(), "; ")
+	return errors.New(why)
 }
 
 // trainable are the changes that train has flags for.
