@@ -119,7 +119,8 @@ func Divide(p *graph.Program, stages int, workOf func(op *graph.Op) float64) ([]
 	for i := range n {
 		work[i+1] += work[i]
 	}
-	most, _ := divide(stages, n, func(_, i, j int) float64 { return work[j] - work[i] }, func(a, b float64) float64 { return max(a, b) })
+	largest := func(a, b float64) float64 { return max(a, b) }
+	most, _ := divide(stages, n, func(_, i, j int) float64 { return work[j] - work[i] }, largest)
 	_, first := divide(stages, n, func(stage, i, j int) float64 {
 		w := work[j] - work[i]
 		switch {
