@@ -19,7 +19,7 @@ import (
 
 // calibrationFormat is the version of the measurements; it changes whenever a calibration
 // measures something else.
-const calibrationFormat = 3
+const calibrationFormat = 4
 
 // calibrationAge is the age after which a stored calibration is no longer used.
 const calibrationAge = 90 * 24 * time.Hour

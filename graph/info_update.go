@@ -126,8 +126,8 @@ var updateKinds = []*Info{
 	},
 	{
 		Kind: NewtonSchulz,
-		Doc: "y = Factor·X, where X begins as x/(‖x‖ + 1e-7) and NewtonSchulzSteps times becomes a·X + (b·G + c·G²)·X with G = X·Xᵀ " +
-			"(of more rows than columns a·X + X·(b·G + c·G²) with G = Xᵀ·X): singular values come near 1. x, y (R,C). y is 0 where the rank is not Owner.",
+		Doc: "y = Factor·X, where X begins as x·(1/(‖x‖ + 1e-7)) and NewtonSchulzSteps times becomes (a·I + b·G + c·G²)·X with G = X·Xᵀ " +
+			"(of more rows than columns X·(a·I + b·G + c·G²) with G = Xᵀ·X): singular values come near 1. x, y (R,C). y is 0 where the rank is not Owner.",
 		In:   []Operand{in("x", "(R,C)").typ(isF32)},
 		Out:  []Operand{{Name: "y", Shape: "(R,C)", Types: isF32, Modes: modeW}},
 		Attr: NewtonSchulzAttr{},
@@ -164,20 +164,21 @@ const MuonMomentum = 0.95
 // NewtonSchulzCoefficients: see NewtonSchulzSteps.
 var NewtonSchulzCoefficients = [3]float64{3.4445, -4.7750, 2.0315}
 
-// NewtonSchulzFlops counts the operations of the products for a matrix (R,C): the mean over
-// the ranks, which have a matrix each, is this by their number.
+// NewtonSchulzFlops counts the operations of the products for a matrix (R,C), of the two
+// symmetric ones half: the mean over the ranks, which have a matrix each, is this by their
+// number.
 func NewtonSchulzFlops(rows, cols int64) int64 {
 	k, n := min(rows, cols), max(rows, cols)
-	return NewtonSchulzSteps * (4*k*k*n + 2*k*k*k)
+	return NewtonSchulzSteps * (k*(k+1)*n + k*(k+1)*k + 2*k*k*n)
 }
 
-// newtonSchulzWork is G, G², another X, sums of squares by piece, and the packed factors of
-// the largest product.
+// newtonSchulzWork is G, G², another X, a row of zeros, and the packed factors of the largest
+// product.
 func (t Target) newtonSchulzWork(p *Program, op *Op) int64 {
 	r, c := matrixOf(p, op.In[0])
 	k := min(r, c)
 	product := max(t.product(k, k, max(r, c), r <= c, false, false), t.product(k, k, k, false, false, false), t.product(r, c, k, false, false, false))
-	return t.newtonSchulzCUDAWork(p, op) + t.align(8*NewtonSchulzPieces(r*c)) + product
+	return t.newtonSchulzCUDAWork(p, op) + t.align(4*c) + product
 }
 
 func (t Target) newtonSchulzCUDAWork(p *Program, op *Op) int64 {
@@ -185,13 +186,6 @@ func (t Target) newtonSchulzCUDAWork(p *Program, op *Op) int64 {
 	k := min(r, c)
 	return 2*t.align(4*k*k) + t.align(4*r*c)
 }
-
-// NewtonSchulzPiece is the elements whose squares are one sum in f64. The sums of pieces are
-// added in order.
-const NewtonSchulzPiece = 1 << 14
-
-// NewtonSchulzPieces is how many pieces n elements have.
-func NewtonSchulzPieces(n int64) int64 { return (n + NewtonSchulzPiece - 1) / NewtonSchulzPiece }
 
 // shard checks a unit and mesh axis, and returns the unit's distinct parameters.
 func (c *checker) shard(a ShardAttr) int64 {

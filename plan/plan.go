@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/precision"
@@ -83,6 +84,10 @@ type Config struct {
 	Pipeline int
 	Stages   []int
 	Schedule mesh.Schedule
+	// Dividing has the rates by whose times layers are divided over stages, where Stages is nil.
+	// All ranks of a job and its plans must have the same, so they are never measured ones. nil: a
+	// typical CPU core's.
+	Dividing *cost.Machine
 
 	// Capacity caps each memory space of a rank, in bytes; 0: no cap.
 	Capacity [graph.NumSpaces]int64

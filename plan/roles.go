@@ -6,6 +6,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/mesh"
 )
 
@@ -21,13 +22,25 @@ type Role struct {
 // stages returns the number of roles.
 func (c Config) stages() int { return max(c.Pipeline, 1) }
 
-// ready validates the configuration and divides layers over its stages.
-func (c Config) ready(fwd Forward) (Config, error) {
+// ready validates the configuration and divides layers over its stages by the predicted time of
+// their operations, forward and backward.
+func (sh *Shared) ready(fwd Forward, c Config) (Config, error) {
 	err := c.Validate()
 	if err != nil || c.Pipeline < 2 || c.Stages != nil {
 		return c, err
 	}
-	if c.Stages, err = mesh.Divide(fwd.Train, c.Pipeline); err != nil {
+	s := Spec{c, fwd}
+	s.Observe = nil
+	p, err := sh.rewrite(s, "prefix")
+	if err != nil {
+		return c, err
+	}
+	m := c.Dividing
+	if m == nil {
+		m = cost.CPU(1, 1)
+	}
+	c.Stages, err = mesh.Divide(p, c.Pipeline, func(op *graph.Op) float64 { return m.Op(p, op).Alone })
+	if err != nil {
 		return c, fmt.Errorf("plan: Config.Pipeline: %w", err)
 	}
 	return c, nil

@@ -40,6 +40,7 @@ var stemEnds = [...]struct {
 			c.Ranks, c.ShardSize = 0, 0
 		}
 		c.Accum, c.LayerOrder, c.Recompute, c.CachePrefix, c.Rows = 0, false, recompute.Options{}, false, 0
+		c.Stages = nil
 		afterMesh(c)
 	}},
 	{"mesh", 2, afterMesh},
@@ -62,6 +63,7 @@ func afterMesh(c *Config) {
 func limits(c *Config) {
 	var none Config
 	c.Capacity, c.Outside, c.Early, c.BoundsOnly, c.Verify, c.Observe, c.Stop = none.Capacity, none.Outside, false, false, false, nil, nil
+	c.Dividing = nil
 }
 
 // keptPlans is the number of plans that are kept: one for each of the four stages.
@@ -89,7 +91,7 @@ func stemKey(k int, s *Spec) (Config, precision.Options) {
 
 // Build is the function Build.
 func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
-	cfg, err := cfg.ready(fwd)
+	cfg, err := sh.ready(fwd, cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -25,6 +25,14 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 	if err != nil {
 		return search.Spec{}, err
 	}
+	if on := machine; c.Pipelined() {
+		if on == nil {
+			on = PlannedHardware(c).Machine(c.Ranks)
+		}
+		if on.Cores == 0 { // a card's rates are data; a CPU's may have been measured
+			p.dividing = on
+		}
+	}
 	s := search.Spec{
 		Job: p, Plans: &p.shared.Shared,
 		Ranks: c.Ranks, ShardSize: c.ShardSize, Tensor: c.Tensor, Pipeline: c.Pipeline, Stage: c.Zero, Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, Shares: c.Shares(), Shapes: c.StepShapes(), LayerOrder: c.AsksLayers(), Prefetch: c.Prefetch,
@@ -66,6 +74,7 @@ func (p planner) At(sh search.Shape) (at plan.Spec, err error) {
 		return at, err
 	}
 	at.Config, err = q.passes()
+	at.Config.Dividing = p.dividing
 	return at, err
 }
 

@@ -10,7 +10,7 @@ import (
 
 // Logical is the model's forward program of a micro-batch, before every pass.
 func (r *Resolved) Logical() (*graph.Program, error) {
-	fwd, err := planner{r, r.Common()}.forward(&r.Request, 0)
+	fwd, err := planner{Resolved: r, shared: r.Common()}.forward(&r.Request, 0)
 	return fwd.Train, err
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/search"
 )
@@ -45,7 +46,8 @@ type Resolved struct {
 // is there, so that a Trainer keeps the Resolved alone.
 type planner struct {
 	*Resolved
-	shared *config.Shared
+	shared   *config.Shared
+	dividing *cost.Machine // plan.Config.Dividing
 }
 
 // Resolve validates a request and reads what it names.
@@ -95,7 +97,7 @@ func (q Request) resolve() (planner, error) {
 	q.LoRA.Targets = slices.Clone(q.LoRA.Targets)
 	q.RankShares, q.BatchSchedule = slices.Clone(q.RankShares), slices.Clone(q.BatchSchedule)
 	q.Freeze, q.Int8, q.Epilogues, q.Allow = slices.Clone(q.Freeze), slices.Clone(q.Int8), slices.Clone(q.Epilogues), slices.Clone(q.Allow)
-	return planner{&Resolved{Request: q, Shape: h}, common}, nil
+	return planner{Resolved: &Resolved{Request: q, Shape: h}, shared: common}, nil
 }
 
 // decidePacking decides whether rows hold several documents: conversations on a CPU do,
@@ -126,7 +128,7 @@ func (q *Request) decidePacking() error {
 func (p planner) choosing(chosen *search.Chosen) planner {
 	r := *p.Resolved
 	r.Recompute, r.Chosen = chosen.Recompute.String(), chosen
-	return planner{&r, p.shared}
+	return planner{Resolved: &r, shared: p.shared, dividing: p.dividing}
 }
 
 // beside is the same on a device that is known to take so many bytes outside the arenas.

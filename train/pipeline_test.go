@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -136,6 +137,30 @@ func placedStages(r *rand.Rand, c request) request {
 	}
 	c.Zero = r.IntN(2)
 	return c
+}
+
+// A tied model that goes on with a pipeline, or without the one it had, is told of the other sum.
+func TestResumeTellsHowTheTiedTableIsSummed(t *testing.T) {
+	for _, tied := range []bool{true, false} {
+		for _, stages := range [][2]int{{1, 2}, {2, 1}, {2, 4}} {
+			at := func(pipeline, steps int) request {
+				c := deep(t, "gpt2", tied)
+				c.Zero, c.Steps, c.Pipeline, c.Ranks = 0, steps, pipeline, pipeline
+				return c
+			}
+			first := at(stages[0], 2)
+			first.Checkpoint = scratch(t)
+			ended(t, first)
+			on := at(stages[1], 3)
+			on.Checkpoint, on.Resume, on.Data, on.Model = first.Checkpoint, true, first.Data, first.Model
+			notes := strings.Join(ended(t, on), "\n")
+			if tied && min(stages[0], stages[1]) == 1 {
+				require.Contains(t, notes, "the gradient of the tied table is summed", "%v", stages)
+			} else {
+				require.NotContains(t, notes, "tied table", "%v, tied %v", stages, tied)
+			}
+		}
+	}
 }
 
 // A pipeline has the same bits at both of its stages of ZeRO, any schedule, placement and

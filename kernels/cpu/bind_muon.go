@@ -2,50 +2,61 @@ package cpu
 
 import (
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/kernels"
+	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// bySpan prepares work on the elements of each span, a piece at a time.
-func bySpan(spans []kernels.Span, each func(s kernels.Span, lo, hi int)) []pieces {
-	var list []pieces
-	for _, s := range spans {
-		list = append(list, pieces{s.Hi - s.Lo, func(lo, hi int) { each(s, s.Lo+lo, s.Lo+hi) }})
+// muonPiece is the elements of a task: its two f32 arrays fit the first-level cache.
+const muonPiece = 1 << 11
+
+// muonMomentum is the elementwise part of Muon before the matrices are whole.
+type muonMomentum struct {
+	g    gradient // of the span
+	m, d []float32
+	coef []float32
+}
+
+func (k *muonMomentum) run(p *pool.Pool) { p.Run((len(k.m)+muonPiece-1)/muonPiece, k) }
+
+func (k *muonMomentum) RunIndex(i int) {
+	lo := i * muonPiece
+	hi := min(lo+muonPiece, len(k.m))
+	d, m := k.d[lo:hi], k.m[lo:hi]
+	if k.g.half.X != nil {
+		vec.WidenRow(k.g.half.As, d, k.g.half.X[lo:hi])
+		vec.ScaleRow(d, d, k.coef[0], false)
+	} else {
+		vec.ScaleRow(d, k.g.f32[lo:hi], k.coef[0], false)
 	}
-	return list
+	vec.ScaleRow(m, m, graph.MuonMomentum, false)
+	vec.AddRow(m, m, d)
+	vec.ScaleRow(d, m, graph.MuonMomentum, true)
 }
 
 func bindMuonMomentum(b *binding) func() error {
 	u := b.update()
 	g := b.gradient(0)
-	u.coef = in[float32](b, 1)
+	coef := in[float32](b, 1)
 	m, d := out[float32](b, 0), out[float32](b, 1)
 	if b.err != nil {
 		return nil
 	}
-	work := bySpan(u.spans, func(s kernels.Span, lo, hi int) {
-		x, coef := d[lo:hi], u.coef[0]
-		if g.half.X != nil {
-			vec.WidenRow(g.half.As, x, g.half.X[lo:hi])
-		} else {
-			copy(x, g.f32[lo:hi])
-		}
-		for i, v := range x {
-			// The conversions keep compilers from fusing, which would change bits.
-			h, k := float32(coef*v), lo+i
-			m[k] = float32(graph.MuonMomentum*m[k]) + h
-			x[i] = float32(graph.MuonMomentum*m[k]) + h
-		}
-	})
+	var parts []muonMomentum
+	for _, s := range u.spans {
+		k := muonMomentum{m: m[s.Lo:s.Hi], d: d[s.Lo:s.Hi], coef: coef}
+		k.g.f32, k.g.half = g.part(s)
+		parts = append(parts, k)
+	}
 	pool := b.pool
 	return func() error {
-		for i := range work {
-			work[i].run(pool)
+		for i := range parts {
+			parts[i].run(pool)
 		}
 		return nil
 	}
 }
 
+// bindMuonApply is SGD's step along the update.
 func bindMuonApply(b *binding) func() error {
 	u := b.update()
 	d := in[float32](b, 0)
@@ -55,16 +66,17 @@ func bindMuonApply(b *binding) func() error {
 	if b.err != nil {
 		return nil
 	}
-	work := bySpan(u.spans, func(s kernels.Span, lo, hi int) {
-		lr, decay := float32(u.lr()), float32(u.decay(s))
-		for i := lo; i < hi; i++ {
-			p[i] -= float32(lr * (d[i] + float32(decay*p[i])))
-		}
-	})
+	var parts []vec.Momentum
+	for _, s := range u.spans {
+		parts = append(parts, vec.Momentum{P: p[s.Lo:s.Hi], G: d[s.Lo:s.Hi], GradScale: 1, Rate: 1, Decay: u.decay(s)})
+	}
 	pool := b.pool
 	return func() error {
-		for i := range work {
-			work[i].run(pool)
+		for i := range parts {
+			parts[i].Step = u.lr()
+			if err := parts[i].Run(pool); err != nil {
+				return err
+			}
 		}
 		return runCopies(copies, pool)
 	}

@@ -35,6 +35,9 @@ type Record struct {
 	Arithmetic string `json:"arithmetic,omitempty"`
 	// Receipt is the path of the run's receipt from the folder of checkpoints; "": none.
 	Receipt string `json:"receipt,omitempty"`
+	// TiedByStage says that the first and the last stage of a pipeline each summed the gradient of
+	// a tied table: bits are others than where one rank does.
+	TiedByStage bool `json:"tied_by_stage,omitempty"`
 	// ReceiptHead is the hash of the receipt's last line; "": not recorded.
 	ReceiptHead string `json:"receipt_head,omitempty"`
 }
@@ -203,6 +206,7 @@ func (s *Saver) Record() ([]byte, error) {
 	}
 	r := Record{Optimizer: s.cfg.UpdateRule().Name, Model: s.ownName(), Samples: s.data.Sampler().Tell(s.at.Step), Epochs: s.data.Sampler().EpochsVersion(), Data: &print, Settings: Settings(&s.cfg.Config), Trained: trained,
 		Skipped: s.at.Skipped, Noise: s.at.Noise, Arithmetic: s.arithmetic, Receipt: receiptFrom(&s.cfg.Config), ReceiptHead: s.at.Receipt}
+	r.TiedByStage = s.tiedByStage()
 	if s.cfg.LoRA.Active() {
 		r.Base = &s.at.Base
 	}
@@ -210,6 +214,11 @@ func (s *Saver) Record() ([]byte, error) {
 		r.LossScale = &s.at.Scale
 	}
 	return json.Marshal(r)
+}
+
+// tiedByStage: see Record.TiedByStage.
+func (s *Saver) tiedByStage() bool {
+	return slices.ContainsFunc(s.plan.Program.Params, func(q graph.Param) bool { return q.TiedTo != 0 && !q.Frozen })
 }
 
 // rowsUntil is the batch schedule of the first steps of a run with such settings; nil: they
@@ -320,6 +329,10 @@ func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 	}
 	for _, line := range lines {
 		s.note("changed since %s: %s", c.Name, line)
+	}
+	if by := s.tiedByStage(); by != was.TiedByStage {
+		how := map[bool]string{false: "in one place", true: "by stage"}
+		s.note("changed since %s: the gradient of the tied table is summed %s → %s (Config.Pipeline), so the last bits are others than in a run that goes on as it was", c.Name, how[was.TiedByStage], how[by])
 	}
 	line, err := otherArithmetic(c.Name, was, s.arithmetic, &s.cfg.Config)
 	if line != "" {

@@ -1,9 +1,8 @@
 package interp
 
 import (
-	"math"
-
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
@@ -17,39 +16,43 @@ func newtonSchulz[T num.Float](c *call[T]) {
 		clear(y.v)
 		return
 	}
-	squares := 0.0
-	for lo := 0; lo < len(x.v); lo += graph.NewtonSchulzPiece {
-		s := 0.0
-		for _, v := range x.v[lo:min(lo+graph.NewtonSchulzPiece, len(x.v))] {
-			s += float64(v) * float64(v)
+	squares := exact.Accumulator(make([]int64, exact.Limbs))
+	for lo := 0; lo < len(x.v); lo += 256 {
+		var lanes [16]float64
+		for i, v := range x.v[lo:min(lo+256, len(x.v))] {
+			lanes[i%16] += float64(float64(v) * float64(v))
 		}
-		squares += s
+		addLanes(squares, &lanes)
 	}
 	k := min(x.rows, x.cols)
 	now, next, gram, square := make([]T, len(x.v)), make([]T, len(x.v)), make([]T, k*k), make([]T, k*k)
+	inverse := T(1 / (root(squares) + 1e-7))
 	for i, v := range x.v {
-		now[i] = T(float64(v) / (math.Sqrt(squares) + 1e-7))
+		now[i] = T(inverse * v)
 	}
 	by := graph.NewtonSchulzCoefficients
-	for range graph.NewtonSchulzSteps {
+	for step := range graph.NewtonSchulzSteps {
 		tall := x.rows > x.cols
 		c.product(k, k, max(x.rows, x.cols), now, now, gram, nil, tall, !tall, false)
 		c.product(k, k, k, gram, gram, square, nil, false, false, false)
 		for i, g := range gram {
-			square[i] = T(T(by[1])*g) + T(T(by[2])*square[i])
-		}
-		for i, v := range now {
-			next[i] = T(by[0]) * v
+			square[i] = T(T(by[2])*square[i]) + T(T(by[1])*g)
+			if i%k == i/k {
+				square[i] += T(by[0])
+			}
+			if step == graph.NewtonSchulzSteps-1 {
+				square[i] = T(T(a.Factor) * square[i])
+			}
 		}
 		if tall {
-			c.product(x.rows, x.cols, k, now, square, next, nil, false, false, true)
+			c.product(x.rows, x.cols, k, now, square, next, nil, false, false, false)
 		} else {
-			c.product(x.rows, x.cols, k, square, now, next, nil, false, false, true)
+			c.product(x.rows, x.cols, k, square, now, next, nil, false, false, false)
 		}
 		now, next = next, now
 	}
 	for i, v := range now {
-		y.v[i] = T(T(a.Factor)*v) + 0
+		y.v[i] = v + 0
 	}
 }
 
@@ -71,7 +74,7 @@ func muonApply[T num.Float](c *call[T]) {
 		return
 	}
 	c.shard(a.Shard, func(i int, e element) {
-		p.v[i] -= T(T(hyper[graph.HyperLR]) * (u.v[i] + T(T(decayOf(a, e))*p.v[i])))
+		p.v[i] = num.Fma(-T(hyper[graph.HyperLR]), num.Fma(T(decayOf(a, e)), p.v[i], u.v[i]), p.v[i])
 	})
 	c.low(a.Shard, p.v, 1)
 }

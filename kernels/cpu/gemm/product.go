@@ -11,7 +11,8 @@ import (
 // Epilogue finishes tiles of C. Tile is called once for each element of C,
 // after its sum and bias, while the tile is in cache: rows [r0,r1), columns
 // [c0,c1). Calls come from several goroutines at once for different tiles, in
-// any order; how C is cut into tiles is not defined.
+// any order; how C is cut into tiles is not defined. Of a symmetric product, tiles above the
+// diagonal are left out (Spec.Symmetric).
 type Epilogue interface{ Tile(r0, r1, c0, c1 int) }
 
 // Product multiplies matrices of one shape. Its calls allocate nothing. It
@@ -41,10 +42,12 @@ type Product struct {
 	gridCols       int
 	packer         packTask
 	computer       computeTask
+	mirror         mirrorTask
 }
 
 type packTask struct{ p *Product }
 type computeTask struct{ p *Product }
+type mirrorTask struct{ p *Product }
 
 // New returns a Product of that shape.
 func New(s Spec) (*Product, error) {
@@ -68,7 +71,7 @@ func (p *Product) reset(s Spec, k kernels) {
 	*p = Product{Epilogue: p.Epilogue, spec: s, mem: s.stored(), kernels: k}
 	p.cuts = [2]blocking{s.blocking(&k, false), s.blocking(&k, true)}
 	p.lda, p.ldb, p.ldc = p.mem[0].ld*s.In.size(), p.mem[1].ld*s.In.size(), p.mem[2].ld*s.Out.size()
-	p.packer.p, p.computer.p = p, p
+	p.packer.p, p.computer.p, p.mirror.p = p, p, p
 }
 
 // Spec returns the shape.
@@ -158,6 +161,9 @@ func (p *Product) execute(pl *pool.Pool, a, b, c, bias []byte, biasSize int, wor
 		p.offsets = unsafe.Add(p.packB, p.cut.b)
 		p.sums = unsafe.Add(p.offsets, p.cut.offsets)
 		p.run(pl)
+	}
+	if p.spec.Symmetric {
+		pl.Run(ceil(p.spec.N, mirrorCols), &p.mirror)
 	}
 	p.a, p.b, p.c, p.bias, p.packA, p.packB, p.offsets, p.sums = nil, nil, nil, nil, nil, nil, nil, nil
 	return nil
@@ -327,6 +333,12 @@ func (p *Product) tile(i int) {
 	}
 	x := area{i0: p.m0 + ti*p.cut.tileRows, j0: p.n0 + tj*p.cut.tileCols}
 	x.i1, x.j1 = min(x.i0+p.cut.tileRows, p.m1), min(x.j0+p.cut.tileCols, p.n1)
+	if p.spec.Symmetric {
+		if x.j0 >= x.i1 {
+			return
+		}
+		x.j1 = min(x.j1, x.j0+ceil(x.i1-x.j0, p.kernels.nr)*p.kernels.nr)
+	}
 	if rows, cols := p.rowTiles(x); rows > 0 {
 		p.part(area{x.i0, x.i0 + rows, x.j0 + cols, x.j1})
 		p.part(area{x.i0 + rows, x.i1, x.j0, x.j1})
@@ -353,7 +365,10 @@ func (p *Product) part(x area) {
 		for k := 0; k < p.depth; k += step {
 			for j := x.j0; j < x.j1; j += p.kernels.nr {
 				s := area{x.i0, x.i1, j, min(j+p.kernels.nr, x.j1)}
-				p.strip(s, unsafe.Add(c, 4*(j-x.j0)), p.ldc, k, min(k+step, p.depth))
+				if p.spec.Symmetric && j > s.i0 { // the first sliver of rows that reaches the diagonal
+					s.i0 += (j - s.i0) / p.kernels.mr * p.kernels.mr
+				}
+				p.strip(s, unsafe.Add(c, (s.i0-x.i0)*p.ldc+4*(j-x.j0)), p.ldc, k, min(k+step, p.depth))
 			}
 		}
 	case p.cut.depth == p.cut.units:
@@ -442,8 +457,8 @@ func (p *Product) strip(s area, c unsafe.Pointer, ldc, from, to int) {
 	t := tile{ldb: 4 * nr, ldc: ldc, step: 4 * p.depth * mr, mask: 1<<(s.j1-s.j0) - 1}
 	a := unsafe.Add(p.packA, 4*p.depth*(s.i0-p.m0))
 	b := unsafe.Add(p.packB, 4*p.depth*(s.j0-p.n0))
-	packs := p.cut.onTheWay && p.fusedB() && s.i0 == p.m0
-	if packs && s.j1-s.j0 < nr {
+	packs := p.cut.onTheWay && p.fusedB() && p.first(s)
+	if packs && (s.j1-s.j0 < nr || whole == 0) {
 		p.kernels.copy(b, unsafe.Add(p.b, p.k0*p.ldb+4*s.j0), 4*nr, p.ldb, p.depth, s.j1-s.j0, nr)
 		packs = false
 	}
@@ -483,6 +498,32 @@ func (p *Product) strip(s area, c unsafe.Pointer, ldc, from, to int) {
 		}
 		done += p.slivers(&t, done, whole-done, mr)
 		p.slivers(&t, done, min(rest, 1), rest)
+	}
+}
+
+// first says that the strip is the first to be computed of its columns.
+func (p *Product) first(s area) bool {
+	if p.spec.Symmetric { // one chunk: the strip that reaches the diagonal
+		return s.i0 <= s.j0
+	}
+	return s.i0 == p.m0
+}
+
+// mirrorCols is the columns of C that one task of the mirror fills above the diagonal.
+const mirrorCols = 32
+
+// RunIndex copies what lies below the diagonal to above it, for some columns.
+func (t *mirrorTask) RunIndex(i int) {
+	p, j0 := t.p, i*mirrorCols
+	cols := min(mirrorCols, p.spec.N-j0)
+	at := func(row, col int) unsafe.Pointer { return unsafe.Add(p.c, row*p.ldc+4*col) }
+	if j0 > 0 {
+		p.kernels.transpose(at(0, j0), at(j0, 0), p.ldc, p.ldc, cols, j0, cols)
+	}
+	for row := j0; row < j0+cols; row++ {
+		for col := row + 1; col < j0+cols; col++ {
+			*f32at(at(row, col), 0) = *f32at(at(col, row), 0)
+		}
 	}
 }
 

@@ -134,6 +134,53 @@ func TestProductEqualsReference(t *testing.T) {
 	}
 }
 
+// A symmetric product has the bits of the whole one, also where an epilogue changes what it
+// computes, in every element.
+func TestSymmetricEqualsWhole(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 1))
+	sizes := []int{1, 2, 13, 14, 28, 29, 33, 100, 168, 257, 300, 333}
+	for range 40 {
+		sizes = append(sizes, 1+r.IntN(400))
+	}
+	for i, n := range append(sizes, chunkCols+70, chunkRows+40) {
+		depth := 1 + r.IntN(300)
+		switch {
+		case n > 400:
+			depth = 3
+		case i%8 == 5:
+			depth += chunkDepth
+		}
+		for form := range 3 {
+			s := Spec{M: n, N: n, K: depth, TransA: form == 1, TransB: form == 0, LdC: n + r.IntN(3)}
+			if form == 2 && n <= 400 {
+				s.K = n
+			}
+			a := fill(r, make([]float32, s.M*s.K))
+			if s.TransA == s.TransB { // a symmetric matrix by itself
+				if s.K != n {
+					continue
+				}
+				for j := range n {
+					for k := range j {
+						a[k*n+j] = a[j*n+k]
+					}
+				}
+			}
+			o := operands{a: a, b: a, c: fill(r, make([]float32, n*s.LdC))}
+			want := append([]float32(nil), o.c...)
+			require.NoError(t, Reference(s, o.a, o.b, want, nil, nil))
+			s.Symmetric = true
+			for j, l := range levels() {
+				requireSameBits(t, want, run(t, s, l, []*pool.Pool{onePool, twoPool, threePool}[(i+j)%3], o), l, s)
+			}
+		}
+	}
+	for _, s := range []Spec{{M: 2, N: 3, K: 1}, {M: 2, N: 2, K: 1, Accumulate: true}, {M: 2, N: 2, K: 1, In: BF16}} {
+		s.Symmetric = true
+		require.ErrorContains(t, s.Validate(), "symmetric")
+	}
+}
+
 // An operand that is not a number, infinite or zero reaches exactly the
 // elements that it is a factor of: nothing is skipped, nothing else is touched.
 func TestNaNAndInfPropagate(t *testing.T) {

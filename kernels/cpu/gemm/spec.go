@@ -27,6 +27,12 @@ type Spec struct {
 	// Accumulate adds the product to C instead of replacing it.
 	Accumulate bool
 
+	// Symmetric says that A·B, of float32, equals its own transpose bit for bit: B is Aᵀ, or A and
+	// B are one symmetric matrix. Elements above the diagonal are copied from below instead of
+	// computed. C is replaced (Accumulate off); an Epilogue keeps it symmetric, and sees
+	// undefined elements above the diagonal, which are replaced by the copy.
+	Symmetric bool
+
 	// In is the type of A and B, Out that of C. Float inputs have any float
 	// output, int8 inputs have I32; S8 also BF16 or F16, whose elements are scaled
 	// (Product.RunScaled).
@@ -138,6 +144,9 @@ func (s *Spec) Validate() error {
 			return fmt.Errorf("gemm: %s is %d; a dimension is at least 0", d.name, d.n)
 		}
 	}
+	if s.Symmetric && (s.M != s.N || s.Accumulate || s.In != F32 || s.Out != F32) {
+		return fmt.Errorf("gemm: a symmetric product of %d rows and %d columns, %v to %v, Accumulate %v: it is square, replaces C and is of f32", s.M, s.N, s.In, s.Out, s.Accumulate)
+	}
 	for _, m := range s.stored() {
 		if m.ld < m.cols {
 			return fmt.Errorf("gemm: %s is %d; %s is stored in rows of %d elements, so it is at least that (or 0)", m.ldName, m.ld, m.name, m.cols)
@@ -242,6 +251,9 @@ func (s *Spec) blocking(k *kernels, alone bool) blocking {
 	b.depth = min(b.units, even(b.units, ceil(b.units, chunkDepth), KC))
 	b.inOrder = alone && !b.serial
 	b.onTheWay = k.packsOnTheWay() && !s.TransB && !b.direct && s.M >= k.mr
+	if s.Symmetric && (b.rows < s.M || b.cols < s.N) { // a chunk's columns may begin below its rows
+		b.onTheWay = false
+	}
 	tileRows, tileCols, enough := k.tileRows, k.tileCols, enoughTiles
 	few := !alone && !k.tiles() && !s.TransB && s.M <= fewRows
 	if few {

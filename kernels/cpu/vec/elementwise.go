@@ -98,6 +98,12 @@ func (k *Scale[T]) RunIndex(i int) {
 	scale(k.Y[lo:hi], k.X[lo:hi], k.Factor, k.Accumulate)
 }
 
+// ScaleRow is Scale of a part of a task.
+func ScaleRow(y, x []float32, factor float32, accumulate bool) { scale(y, x, factor, accumulate) }
+
+// AddRow is y = a + b, of a part of a task.
+func AddRow(y, a, b []float32) { binary(opAdd, y, a, b, false) }
+
 // Fill is Y = Value, or Y += Value, for every element.
 type Fill[T num.Float] struct {
 	Y          []T

@@ -98,7 +98,7 @@ func MeshFlags(fs *pflag.FlagSet, c *config.Config) {
 		"divide the layers over `P` stages, each with as many of the ranks, which take the --accum micro-batches in turn (pipeline parallelism; CPU ranks, --zero 0 or 1)")
 	fs.StringVar(&c.PipelineSchedule, "pipeline-schedule", "1f1b",
 		"order of the micro-batches in a pipeline: 1f1b, which keeps the activations of at most --pipeline of them on a stage, or gpipe, all forwards and then all backwards")
-	fs.StringVar(&c.Stages, "stages", "", "layers of each stage of a pipeline in turn, as in 0-5,6-11 (default: divided by predicted FLOPs)")
+	fs.StringVar(&c.Stages, "stages", "", "layers of each stage of a pipeline in turn, as in 0-5,6-11 (default: divided by predicted time)")
 }
 
 // FollowPipeline makes a ZeRO stage that is left open one that a pipeline has.
