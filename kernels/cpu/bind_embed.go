@@ -31,9 +31,9 @@ func (b *binding) slice() (first, total int) {
 	return b.first(a), int(a.Total)
 }
 
-// first returns the first element of a slice on this rank.
+// first returns the first element of a slice on this rank, 0 of the whole.
 func (b *binding) first(a graph.SliceAttr) int {
-	if !b.sliceFits(a) {
+	if a == (graph.SliceAttr{}) || !b.sliceFits(a) {
 		return 0
 	}
 	from, _ := a.Range(b.Coord)
