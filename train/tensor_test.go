@@ -53,6 +53,9 @@ func tensorCase(t testing.TB, seed uint64, dir string) request {
 	cutModel(t, r, &c)
 	c.Seed, c.Steps, c.poison = int64(r.Uint64()>>1), 2, true
 	c.Batch, c.Accum, c.Ranks = 1+r.IntN(3), 1+r.IntN(3), 1+r.IntN(2)
+	if c.Seq > tensorSlices && r.IntN(3) > 0 { // the slices divide the rows
+		c.Seq -= c.Seq % tensorSlices
+	}
 	if r.IntN(3) == 0 { // replicas of shards
 		c.ShardSize = c.Ranks
 		c.Ranks *= 2
