@@ -12,15 +12,17 @@ import (
 // of a micro-batch are cut into as many slices as the layers, and a rank has its slices in one
 // buffer:
 //
-//		x ──────────── fc → act → proj → all_reduce y ───── norm      becomes
-//		x → all_gather fc → act → proj → reduce_scatter y → norm of a rank's rows
+//	x → fc → act → proj → all_reduce y → norm                    becomes
+//	x → all_gather → fc → act → proj → reduce_scatter y → norm   where x, y and norm are a rank's rows
 //
-//	  - The sum of addends along the axis leaves each rank its rows, added in the same order.
-//	  - What works on each row by itself runs on the rank's rows.
-//	  - Everything else reads all rows. They are gathered before it, once forward and once backward,
-//	    so that what the backward needs of the forward is a rank's rows.
-//	  - A sum over rows is the gradient of a whole parameter. Each slice of rows has an addend, and
-//	    these add up as Tensor's do, so that the bits are the same on any number of ranks.
+// Four rules give the program:
+//
+//   - The sum of addends along the axis leaves each rank its rows, added in the same order.
+//   - What works on each row by itself runs on the rank's rows.
+//   - Everything else reads all rows. They are gathered before it, once forward and once backward,
+//     so that what the backward needs of the forward is a rank's rows.
+//   - A sum over rows is the gradient of a whole parameter. Each slice of rows has an addend, and
+//     these add up as Tensor's do, so that the bits are the same on any number of ranks.
 //
 // A phase whose rows the slices do not divide stays as it is. p must be Tensor's result.
 func Sequence(p *graph.Program, o Options) (*graph.Program, error) {
