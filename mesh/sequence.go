@@ -172,7 +172,7 @@ func (s *sequence) operation(op graph.Op) error {
 				op.In[i] = s.view(id, "rows", []int64{n}, 0, n)
 			}
 		}
-		op.Attr = part(op.Attr, s.p.Buf(op.In[0]), graph.SliceAttr{Axis: s.o.Axis, PerRank: 1, Each: s.total / s.ranks(), Total: s.total})
+		op.Attr = s.part(&op, 1, 0)
 	default:
 		for i, id := range op.In {
 			if all, summing := s.partial[id]; summing {
@@ -220,7 +220,8 @@ func (s *sequence) gather(with graph.Op, id graph.BufID) graph.BufID {
 	}
 	all := s.all(s.gathered, id, "/all")
 	s.p.Buf(all).Unit = with.Unit
-	s.add(with, graph.AllGather, s.p.Buf(id).Name+"/all_gather", []graph.BufID{id}, graph.Out{Buf: all}, graph.GroupAttr{Axis: s.o.Axis})
+	name, group := s.p.Buf(id).Name+"/all_gather", graph.GroupAttr{Axis: s.o.Axis}
+	s.add(with, graph.AllGather, name, []graph.BufID{id}, graph.Out{Buf: all}, group)
 	return all
 }
 
@@ -230,7 +231,6 @@ func (s *sequence) sumRows(op graph.Op) error {
 	if s.o.Axis >= 0 && !s.works(&op) {
 		return fmt.Errorf("it sums rows that no rank has a part of")
 	}
-	each := s.total / int64(s.o.Slices)
 	for _, id := range op.In {
 		if id != graph.NoBuf && (s.p.Buf(id).Class == graph.Activations || s.p.Buf(id).IsFloatInput()) {
 			s.slices(id)
@@ -241,9 +241,7 @@ func (s *sequence) sumRows(op graph.Op) error {
 			s.slices(o.Buf)
 		}
 	}
-	return s.each(op, func(k int) any {
-		return part(op.Attr, s.p.Buf(op.In[0]), graph.SliceAttr{Axis: s.o.Axis, PerRank: int64(s.per), Index: int64(k), Each: each, Total: s.total})
-	}, whole, -1)
+	return s.each(op, func(k int) any { return s.part(&op, s.per, k) }, whole, -1)
 }
 
 // slices makes the rank's slices of a buffer's rows views, of what it has of them or of all.
@@ -271,24 +269,28 @@ func (s *sequence) slices(id graph.BufID) {
 // view returns a view of elements of a buffer.
 func (s *sequence) view(id graph.BufID, name string, shape []int64, from, stride int64) graph.BufID {
 	b := *s.p.Buf(id)
-	b.View = &graph.View{Base: id, Offset: from * b.DType.Size(), RankStride: stride * b.DType.Size(), Axis: max(s.o.Axis, 0)}
+	size := b.DType.Size()
+	b.View = &graph.View{Base: id, Offset: from * size, RankStride: stride * size, Axis: max(s.o.Axis, 0)}
 	b.Name, b.Shape = s.unique(b.Name+"/"+name), shape
 	return s.p.AddBuffer(b)
 }
 
-// part returns an operation's attribute for a part of the rows of x.
-func part(attr any, x *graph.Buffer, rows graph.SliceAttr) any {
-	switch a := attr.(type) {
+// part returns an operation's attribute for the k-th of perRank equal parts of a rank's rows.
+func (s *sequence) part(op *graph.Op, perRank, k int) any {
+	rows := graph.SliceAttr{Axis: s.o.Axis, PerRank: int64(perRank), Index: int64(k), Total: s.total}
+	rows.Each = s.total / s.ranks() / rows.PerRank
+	switch a := op.Attr.(type) {
 	case graph.PosAttr:
 		if a.Seq > 1 {
 			a.Rows = rows
 		}
 		return a
 	case graph.DropoutAttr:
+		x := s.p.Buf(op.In[0])
 		width := x.Elems() / x.Shape[0]
 		rows.Each, rows.Total = rows.Each*width, rows.Total*width
 		a.Part = rows
 		return a
 	}
-	return attr
+	return op.Attr
 }

@@ -54,7 +54,8 @@ func TestDividedRowsHaveTheGradients(t *testing.T) {
 			loss, got := ran[float64](t, byRows(t, p, n[0], n[1]), vocab)
 			require.InEpsilon(t, wantLoss, loss, 1e-12, "%s, %d slices over %d ranks", name, n[1], n[0])
 			for i := range want {
-				require.InDeltaSlice(t, want[i], got[i], 1e-12, "%s, %d slices over %d ranks: %s", name, n[1], n[0], p.Params[i].Name)
+				what := fmt.Sprintf("%s, %d slices over %d ranks: %s", name, n[1], n[0], p.Params[i].Name)
+				require.InDeltaSlice(t, want[i], got[i], 1e-12, what)
 			}
 		}
 	})
@@ -107,11 +108,11 @@ func TestTrafficOfDividedRows(t *testing.T) {
 					count[op.Kind][op.Pass]++
 				}
 			}
-			n := c.Layers
-			require.Equal(t, 2*n+1, count[graph.ReduceScatter][graph.Forward], "%s: a layer's two, and the embedding's", what)
-			require.Equal(t, 2*n+1, count[graph.ReduceScatter][graph.Backward], "%s: a layer's two, and the head's", what)
-			require.Equal(t, 2*n+1, count[graph.AllGather][graph.Forward], "%s: a layer's two, and the head's", what)
-			require.Equal(t, 4*n+1, count[graph.AllGather][graph.Backward], "%s: a layer's two and two again, and the embedding's", what)
+			n, scattered, gathered := c.Layers, count[graph.ReduceScatter], count[graph.AllGather]
+			require.Equal(t, 2*n+1, scattered[graph.Forward], "%s: a layer's two, and the embedding's", what)
+			require.Equal(t, 2*n+1, scattered[graph.Backward], "%s: a layer's two, and the head's", what)
+			require.Equal(t, 2*n+1, gathered[graph.Forward], "%s: a layer's two, and the head's", what)
+			require.Equal(t, 4*n+1, gathered[graph.Backward], "%s: a layer's four, and the embedding's", what)
 		}
 	}
 }

@@ -33,6 +33,16 @@ func saved(p *graph.Program, unit string) (n int64) {
 	return n
 }
 
+// cutOver returns the program of a micro-batch in slices, before its rows are divided.
+func cutOver(t *testing.T, m model.Config, b, s, tensor int, prec precision.Precision) (Spec, *graph.Program) {
+	spec := Spec{Config: Config{
+		Ranks: tensor, Tensor: tensor, Slices: tensor, Accum: 1, Optimizer: adamW, Target: graph.CPUTarget(), Precision: prec,
+	}, Forward: forwardOf(t, m, b, s, false)}
+	cut, err := rewrite(spec, spec.Forward.Train, "", "sequence")
+	require.NoError(t, err)
+	return spec, cut
+}
+
 // Korthikanti et al. 2022, sections 4.2.1 and 4.2.2: with s tokens of width h and b rows, in 16 bits, a
 // layer keeps s·b·h·(10 + 24/t) bytes under tensor parallelism alone, and s·b·h·34/t with the rows
 // divided too. Beside these they keep attention's scores, 5·a·s²·b/t, which is computed again here
@@ -40,11 +50,10 @@ func saved(p *graph.Program, unit string) (n int64) {
 // replace here: so 8 and 32. Statistics of the two norms, 16·s·b, are beneath their notice.
 func TestSavedActivationsOfALayer(t *testing.T) {
 	const b, s, h, a = 2, 64, 32, 8
-	m := model.Config{Family: model.GPT2, Layers: 3, Width: h, Heads: a, Vocab: 64, Positions: s, EmbdDropout: 0.1, ResidDropout: 0.1}
+	m := model.Config{Family: model.GPT2, Layers: 3, Width: h, Heads: a, Vocab: 64, Positions: s, EmbdDropout: 0.1}
+	m.ResidDropout = 0.1
 	for _, tensor := range []int{2, 4, 8} {
-		spec := Spec{Config: Config{Ranks: tensor, Tensor: tensor, Slices: tensor, Accum: 1, Optimizer: adamW, Target: graph.CPUTarget(), Precision: precision.BF16}, Forward: forwardOf(t, m, b, s, false)}
-		cut, err := rewrite(spec, spec.Forward.Train, "", "sequence")
-		require.NoError(t, err)
+		spec, cut := cutOver(t, m, b, s, tensor, precision.BF16)
 		of := func(from string) int64 {
 			p, err := rewrite(spec, cut, from, "fuse")
 			require.NoError(t, err)
@@ -61,11 +70,10 @@ func TestSavedActivationsOfALayer(t *testing.T) {
 // the gradients of their weights: a quarter more (Korthikanti et al. 2022, section 4.2.2).
 func TestTrafficOfALayer(t *testing.T) {
 	const b, s, h = 2, 16, 32
-	m := model.Config{Family: model.Llama, Layers: 3, Width: h, FFN: 48, Heads: 8, KVHeads: 8, HeadDim: 4, Vocab: 64, Positions: s, NormEps: 1e-5, RopeTheta: 1e4}
+	m := cutModels["llama"]
+	m.Layers, m.KVHeads = 3, 8
 	for _, tensor := range []int{2, 4, 8} {
-		spec := Spec{Config: Config{Ranks: tensor, Tensor: tensor, Slices: tensor, Accum: 1, Optimizer: adamW, Target: graph.CPUTarget()}, Forward: forwardOf(t, m, b, s, false)}
-		cut, err := rewrite(spec, spec.Forward.Train, "", "sequence")
-		require.NoError(t, err)
+		spec, cut := cutOver(t, m, b, s, tensor, precision.FP32)
 		divided, err := rewrite(spec, cut, "sequence", "cast")
 		require.NoError(t, err)
 		for p, want := range map[*graph.Program][2]int{cut: {4, 4}, divided: {4, 6}} {
@@ -97,7 +105,10 @@ func TestTrafficOfALayer(t *testing.T) {
 func TestStagesSendARanksRows(t *testing.T) {
 	const b, s, h, tensor = 2, 16, 32, 4
 	m := model.Config{Family: model.GPT2, Layers: 4, Width: h, Heads: 8, Vocab: 64, Positions: s, TiedHead: true}
-	p, err := Build(forwardOf(t, m, b, s, false), Config{Ranks: 2 * tensor, Tensor: tensor, Slices: tensor, Pipeline: 2, Stages: []int{0, 2}, Stage: 1, Accum: 2, Optimizer: adamW, Target: graph.CPUTarget(), Verify: true})
+	p, err := Build(forwardOf(t, m, b, s, false), Config{
+		Ranks: 2 * tensor, Tensor: tensor, Slices: tensor, Pipeline: 2, Stages: []int{0, 2}, Stage: 1, Accum: 2,
+		Optimizer: adamW, Target: graph.CPUTarget(), Verify: true,
+	})
 	require.NoError(t, err)
 	sent := 0
 	require.NoError(t, eachOp(p.Program, func(op *graph.Op) error {
