@@ -101,22 +101,46 @@ func TestTrafficOfALayer(t *testing.T) {
 	}
 }
 
+// In 16 bits a gradient in f32 that ranks have summed is widened behind its sum, by its own unit: a
+// stage's gradients are the stage's, and a unit's are reduced when its backward is done.
+func TestSumsAreWidenedInTheirUnit(t *testing.T) {
+	m := cutModels["qwen3"]
+	spec, cut := cutOver(t, m, 2, 16, 4, precision.BF16)
+	spec.Accum = 2 // in f32
+	p, err := rewrite(spec, cut, "sequence", "skip")
+	require.NoError(t, err)
+	units := map[graph.BufID]int{}
+	for i := range p.Params {
+		units[p.Params[i].Grad] = p.Params[i].Unit
+	}
+	widened := 0
+	for _, op := range p.SectionOf(graph.SectionTrain, graph.FormWhole).Phases[0].Ops {
+		if unit, is := units[op.Out[0].Buf]; is && op.Kind == graph.Cast {
+			require.Equal(t, unit, op.Unit, op.Name)
+			widened++
+		}
+	}
+	require.Equal(t, 4*m.Layers+1, widened, "four norms in each layer, and the last one")
+}
+
 // What stages of a pipeline send is a rank's rows.
 func TestStagesSendARanksRows(t *testing.T) {
 	const b, s, h, tensor = 2, 16, 32, 4
 	m := model.Config{Family: model.GPT2, Layers: 4, Width: h, Heads: 8, Vocab: 64, Positions: s, TiedHead: true}
-	p, err := Build(forwardOf(t, m, b, s, false), Config{
-		Ranks: 2 * tensor, Tensor: tensor, Slices: tensor, Pipeline: 2, Stages: []int{0, 2}, Stage: 1, Accum: 2,
-		Optimizer: adamW, Target: graph.CPUTarget(), Verify: true,
-	})
-	require.NoError(t, err)
-	sent := 0
-	require.NoError(t, eachOp(p.Program, func(op *graph.Op) error {
-		if op.Kind == graph.Send && p.Program.Buf(op.In[0]).Class == graph.Activations {
-			require.EqualValues(t, b*s*h/tensor, p.Program.Buf(op.In[0]).Elems(), op.Name)
-			sent++
-		}
-		return nil
-	}))
-	require.Equal(t, 2*2, sent, "forward and backward, of two micro-batches")
+	for _, prec := range []precision.Precision{precision.FP32, precision.BF16} {
+		p, err := Build(forwardOf(t, m, b, s, false), Config{
+			Ranks: 2 * tensor, Tensor: tensor, Slices: tensor, Pipeline: 2, Stages: []int{0, 2}, Stage: 1, Accum: 2,
+			Optimizer: adamW, Target: graph.CPUTarget(), Precision: prec, Verify: true,
+		})
+		require.NoError(t, err)
+		sent := 0
+		require.NoError(t, eachOp(p.Program, func(op *graph.Op) error {
+			if op.Kind == graph.Send && p.Program.Buf(op.In[0]).Class == graph.Activations {
+				require.EqualValues(t, b*s*h/tensor, p.Program.Buf(op.In[0]).Elems(), op.Name)
+				sent++
+			}
+			return nil
+		}))
+		require.Equal(t, 2*2, sent, "forward and backward, of two micro-batches")
+	}
 }
