@@ -214,7 +214,7 @@ func (c *caster) twin(root graph.BufID) graph.BufID {
 		b.Name += "." + b.DType.String()
 		b.Shape, b.Global, b.Place = slices.Clone(b.Shape), slices.Clone(b.Global), slices.Clone(b.Place)
 		b.Life = graph.LifePhase
-		if b.Class == graph.Inputs {
+		if b.Class == graph.Inputs || b.Class == graph.Gradients { // micro-batches add up in the root
 			b.Class = graph.Activations
 		}
 		id = c.p.AddBuffer(b)
