@@ -13,7 +13,7 @@ func (b *Builder) Embed(name string, tokens, table Value) Value {
 
 // AddPos adds row n mod seq of pos (P,C) to row n of x (N,C).
 func (b *Builder) AddPos(name string, x, pos Value, seq int64, opts ...Option) Value {
-	return b.add(name, AddPos, PosAttr{seq}, b.inDocuments(opd("x", x), opd("pos", pos)), []result{b.like(x)}, opts)
+	return b.add(name, AddPos, PosAttr{Seq: seq}, b.inDocuments(opd("x", x), opd("pos", pos)), []result{b.like(x)}, opts)
 }
 
 // Documents declares that each row of the batch holds several documents, for the operations

@@ -132,7 +132,7 @@ var elementKinds = []*Info{
 		Kind: Dropout,
 		Doc: "y = x·mask/(1−P) (Srivastava et al. 2014). The mask is counter-based: a function of the run's seed, the step, Site, the " +
 			"global sample index and the element's index within the sample, never of the rank. x, y the same shape, " +
-			"rows of Elems elements a sample; y may be in place of x.",
+			"rows of Elems elements a sample, or with Part a part of them; y may be in place of x.",
 		Derivative: "the same dropout (same Site) of dy",
 		In:         []Operand{in("x", "(…)"), in("key", "(NumKey)").typ(isI64)},
 		Out:        []Operand{out("y", "(…)").over("x")},
@@ -142,7 +142,7 @@ var elementKinds = []*Info{
 			x, a := c.in(0), c.op.Attr.(DropoutAttr)
 			c.vector(c.in(1), NumKey, "the Key slots")
 			c.same(c.out(0), x)
-			c.divides("Elems", a.Elems, x, "the number of elements", x.elems())
+			c.groups("Elems", a.Elems, x, "the number of elements", x.elems(), a.Part)
 			if c.err == nil && !(a.P >= 0 && a.P < 1) {
 				c.failf("P is %g, want a probability in [0, 1)", a.P)
 			}

@@ -196,7 +196,31 @@ var linearKinds = []*Info{
 // slice checks an optional SliceAttr, of a vocabulary whose slices have the rows of table.
 func (c *checker) slice(table ref) {
 	a, ok := c.op.Attr.(SliceAttr)
-	if !ok || c.err != nil {
+	if !ok {
+		return
+	}
+	c.sliceOf(a)
+	if c.err == nil && table.ok() && table.buf.Shape[0] != a.Each {
+		c.bad(table, "dimension 0", table.buf.Shape[0], a.Each, " (the elements of a slice)")
+	}
+}
+
+// groups checks that n divides the whole of which x has elems, all of it or one of equal parts.
+func (c *checker) groups(what string, n int64, x ref, of string, elems int64, part SliceAttr) {
+	if part == (SliceAttr{}) {
+		c.divides(what, n, x, of, elems)
+		return
+	}
+	c.sliceOf(part)
+	if c.err == nil && (part.Each != elems || part.Total%elems != 0) {
+		c.failf("operand %s (%s, shape %v): %s is %d, want a part of %d of %d", x.name, x.buf.Name, x.buf.Shape, of, elems, part.Each, part.Total)
+	}
+	c.divides(what, n, x, of+" of the whole", part.Total)
+}
+
+// sliceOf checks a slice by itself.
+func (c *checker) sliceOf(a SliceAttr) {
+	if c.err != nil {
 		return
 	}
 	ranks := int64(1)
@@ -209,9 +233,6 @@ func (c *checker) slice(table ref) {
 	c.within("the elements of a slice", a.Each, maxElems)
 	if c.err == nil && (a.Index < 0 || a.Index >= a.PerRank || (ranks*a.PerRank-1)*a.Each >= a.Total || ranks*a.PerRank*a.Each < a.Total) {
 		c.failf("slice %d of %d on each of %d ranks, each of %d elements of %d: want slices that cover all of them, and none empty", a.Index, a.PerRank, ranks, a.Each, a.Total)
-	}
-	if c.err == nil && table.ok() && table.buf.Shape[0] != a.Each {
-		c.bad(table, "dimension 0", table.buf.Shape[0], a.Each, " (the elements of a slice)")
 	}
 }
 
@@ -230,12 +251,13 @@ func (c *checker) gradW() {
 
 // positions checks x (N,C) against a position table (P,C).
 func (c *checker) positions(x, pos ref) {
-	seq := c.op.Attr.(PosAttr).Seq
+	a := c.op.Attr.(PosAttr)
+	seq := a.Seq
 	if (seq != 1 || len(pos.buf.Shape) != 1) && !c.rank(pos, 2) {
 		return
 	}
 	c.rank2(x)
-	c.divides("Seq", seq, x, "the number of rows", x.rows())
+	c.groups("Seq", seq, x, "the number of rows", x.rows(), a.Rows)
 	if c.err == nil && pos.rows() < seq {
 		c.failf("operand %s (%s, shape %v): dimension 0 is %d, want at least %d (Seq)", pos.name, pos.buf.Name, pos.buf.Shape, pos.rows(), seq)
 	}

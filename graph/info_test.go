@@ -192,6 +192,31 @@ func TestSlicesOfAVocabulary(t *testing.T) {
 	require.ErrorContains(t, graph.Check(s.p, &s.op), "a slice along mesh axis 1, want −1 to 0")
 }
 
+// A part of the rows is one of equal parts, which have whole samples together.
+func TestPartsOfRows(t *testing.T) {
+	s := samples(t)[graph.Dropout][0]
+	n, of := s.p.Buf(s.op.In[0]).Elems(), s.op.Attr.(graph.DropoutAttr)
+	for _, c := range []struct {
+		part  graph.SliceAttr
+		elems int64
+		want  string
+	}{
+		{graph.SliceAttr{Axis: -1, PerRank: 3, Index: 2, Each: n, Total: 3 * n}, 3 * n, ""},
+		{graph.SliceAttr{Axis: -1, PerRank: 3, Index: 2, Each: n, Total: 3*n - 1}, 1, "want a part of"},
+		{graph.SliceAttr{Axis: -1, PerRank: 3, Index: 2, Each: n + 1, Total: 3*n + 3}, 1, "want a part of"},
+		{graph.SliceAttr{Axis: -1, PerRank: 3, Index: 3, Each: n, Total: 3 * n}, 1, "want slices that cover all"},
+		{graph.SliceAttr{Axis: -1, PerRank: 3, Index: 2, Each: n, Total: 3 * n}, 2 * n, "of the whole"},
+	} {
+		of.Part, of.Elems = c.part, c.elems
+		s.op.Attr = of
+		if err := graph.Check(s.p, &s.op); c.want == "" {
+			require.NoError(t, err)
+		} else {
+			require.ErrorContains(t, err, c.want)
+		}
+	}
+}
+
 // free are dimensions that an operation alone does not determine.
 var free = map[string]bool{
 	"embed table 0": true, "embed_grad dtable 0": true, // vocabulary

@@ -24,7 +24,7 @@ const (
 	// starts, where it is given: row n's document begins starts[n] rows behind the first of its
 	// Seq, and its position counts from there. So rows hold several documents.
 
-	// x (N,C), pos (P,C), [starts (N)] → y (N,C): y[n] = x[n] + pos[n mod Seq]. PosAttr. In place allowed.
+	// x (N,C), pos (P,C), [starts (N)] → y (N,C): y[n] = x[n] + pos[n mod Seq]. PosAttr, whose Rows give n its place. In place allowed.
 	AddPos Kind = "add_pos"
 	// dy (N,C), [starts (N)] → dpos w/a (P,C); rows from Seq to P get zero. PosAttr.
 	AddPosGrad Kind = "add_pos_grad"
@@ -194,8 +194,12 @@ const (
 	NewtonSchulz Kind = "newtonschulz"
 )
 
-// PosAttr: rows repeat every Seq.
-type PosAttr struct{ Seq int64 }
+// PosAttr: rows repeat every Seq. Rows says which rows of the whole the operation's are, where it
+// has a part of them: position 0 is that of the whole's first row.
+type PosAttr struct {
+	Seq  int64
+	Rows SliceAttr
+}
 
 // LinearAttr describes a matrix product.
 type LinearAttr struct {
@@ -227,7 +231,8 @@ const HeadStatistics = 3
 
 // SliceAttr is a slice of a dimension of Total elements that is cut into slices of Each
 // elements; the last slice has what is left, at least one. On the rank with index i along mesh
-// axis Axis it is slice i·PerRank + Index. Axis −1: the same slice on every rank.
+// axis Axis it is slice i·PerRank + Index. Axis −1: the same slice on every rank. In another
+// attribute the zero value is the whole.
 type SliceAttr struct {
 	Axis           int
 	PerRank, Index int64
@@ -238,7 +243,7 @@ type SliceAttr struct {
 // axis.
 func (a SliceAttr) Range(coord []int) (from, to int64) {
 	n := a.Index
-	if a.Axis >= 0 {
+	if a.Axis >= 0 && a.PerRank > 0 {
 		n += int64(coord[a.Axis]) * a.PerRank
 	}
 	return min(n*a.Each, a.Total), min((n+1)*a.Each, a.Total)
@@ -279,11 +284,13 @@ type AttentionAttr struct {
 }
 
 // DropoutAttr: Site tells apart the dropouts of one model; Elems is the number
-// of elements of one sample (row of the batch).
+// of elements of one sample (row of the batch). Part says which elements of the whole the
+// operation's are, where it has a part of them: the key's sample is the whole's first.
 type DropoutAttr struct {
 	P     float64
 	Site  int64
 	Elems int64
+	Part  SliceAttr
 }
 
 // ScaleAttr is a constant factor.

@@ -118,6 +118,14 @@ func (t Target) Lacks(op *Op) string {
 	switch a := op.Attr.(type) {
 	case SliceAttr:
 		return "slices of a vocabulary"
+	case PosAttr:
+		if a.Rows != (SliceAttr{}) {
+			return "positions of a part of the rows"
+		}
+	case DropoutAttr:
+		if a.Part != (SliceAttr{}) {
+			return "dropout of a part of the rows"
+		}
 	case CapAttr:
 		if a.Cap != 0 {
 			return "a soft cap of logits"

@@ -112,7 +112,7 @@ func drawText(t *rapid.T) *Program {
 		}
 		p.Params = append(p.Params, Param{Split: split, Name: nm(), Shape: ints(), Init: InitKind(small(0, 5)), Std: float(), Unit: small(-1, 2), Decay: flag(), Frozen: flag(), Value: buf(), Grad: buf()})
 	}
-	attrs := []any{nil, PosAttr{num()}, LinearAttr{flag(), ActKind(nm()), flag()}, FillAttr{float()}, SliceAttr{small(-1, 2), num(), num(), num(), num()}, GroupAttr{Axis: small(-1, 2), Order: SumOrder(small(0, 3))},
+	attrs := []any{nil, PosAttr{Seq: num(), Rows: SliceAttr{small(-1, 2), num(), num(), num(), num()}}, LinearAttr{flag(), ActKind(nm()), flag()}, FillAttr{float()}, SliceAttr{small(-1, 2), num(), num(), num(), num()}, GroupAttr{Axis: small(-1, 2), Order: SumOrder(small(0, 3))},
 		UpdateAttr{Shard: ShardAttr{small(0, 2), small(-1, 2), num(), num(), num(), small(0, 3)}, Beta1: float(), Nesterov: flag()}}
 	for range small(0, 2) {
 		s := Section{Name: nm(), Kind: SectionKind(small(0, 12)), Form: Form(small(0, 3))}

@@ -37,17 +37,14 @@ type Options struct {
 // operations on single elements or heads, other products only. An error names a product for
 // which that does not hold. p must be differentiated, and have its mesh.
 func Tensor(p *graph.Program, o Options) (*graph.Program, error) {
-	t := &tensor{p: p.Clone(), o: o, per: o.Slices, cut: map[graph.BufID]*layout{}, columns: map[graph.BufID]*columnar{}, parts: map[graph.BufID][]graph.BufID{}}
-	if o.Axis >= 0 {
-		t.per = o.Slices / t.p.Mesh[o.Axis].Size
-	}
+	t := newTensor(p, o)
 	if err := t.layouts(); err != nil {
 		return nil, err
 	}
 	t.params()
 	for i := range t.p.Sections {
 		for j := range t.p.Sections[i].Phases {
-			if err := t.phase(&t.p.Sections[i].Phases[j]); err != nil {
+			if err := t.phase(&t.p.Sections[i].Phases[j], t.operation); err != nil {
 				return nil, fmt.Errorf("section %s: %w", t.p.Sections[i].Name, err)
 			}
 		}
@@ -59,6 +56,17 @@ func Tensor(p *graph.Program, o Options) (*graph.Program, error) {
 		return nil, fmt.Errorf("the logits of a generation would be cut by tokens; plan it without slices")
 	}
 	return t.p, nil
+}
+
+func newTensor(p *graph.Program, o Options) *tensor {
+	t := &tensor{
+		p: p.Clone(), o: o, per: o.Slices, cut: map[graph.BufID]*layout{},
+		columns: map[graph.BufID]*columnar{}, parts: map[graph.BufID][]graph.BufID{},
+	}
+	if o.Axis >= 0 {
+		t.per = o.Slices / t.p.Mesh[o.Axis].Size
+	}
+	return t
 }
 
 // tensor rewrites one program.
@@ -74,36 +82,12 @@ type tensor struct {
 	ops     []graph.Op                    // of the phase so far
 }
 
-// layout says how a parameter is cut.
-type layout struct{ param, dim, groups int }
-
 // sum is a value of which each slice has an addend.
 type sum struct {
 	id      graph.BufID   // the buffer that is to have it
 	addends []graph.BufID // by slice of the rank
 	besides bool          // id has a whole value already, to which the sum is added
 	op      graph.Op      // whose results they are
-}
-
-// local has the operations that work on each element, or each head, by itself, with their
-// attributes for one of s slices.
-var local = map[graph.Kind]func(attr any, s int64) any{
-	graph.Activation: same, graph.ActivationGrad: same, graph.SwiGLU: same, graph.SwiGLUGrad: same, graph.SoftCap: same, graph.SoftCapGrad: same,
-	graph.Add: same, graph.Mul: same, graph.Scale: same, graph.RMSNorm: same, graph.RMSNormGrad: same,
-	graph.Rope: func(attr any, s int64) any {
-		a := attr.(graph.RopeAttr)
-		a.Heads /= s
-		return a
-	},
-	graph.Attention: heads, graph.AttentionGrad: heads,
-}
-
-func same(attr any, _ int64) any { return attr }
-
-func heads(attr any, s int64) any {
-	a := attr.(graph.AttentionAttr)
-	a.Heads, a.KVHeads = a.Heads/s, a.KVHeads/s
-	return a
 }
 
 func (t *tensor) root(id graph.BufID) graph.BufID {
@@ -113,119 +97,11 @@ func (t *tensor) root(id graph.BufID) graph.BufID {
 
 func (t *tensor) isColumns(id graph.BufID) bool { return t.columns[t.root(id)] != nil }
 
-// params makes each slice of the cut parameters a parameter.
-func (t *tensor) params() {
-	for i := range t.p.Tensors() {
-		l := t.cut[t.p.Params[i].Value]
-		if l == nil {
-			continue
-		}
-		t.p.Params[i].Split = &graph.Split{Dim: l.dim, Axis: t.o.Axis, Slices: t.o.Slices, Groups: l.groups, Of: i}
-		shape := t.p.LocalShape(&t.p.Params[i])
-		for k := range t.per {
-			q := t.p.Params[i]
-			split := *q.Split
-			split.Slice, q.Split = k, &split
-			for _, id := range []*graph.BufID{&q.Value, &q.Grad} {
-				if *id != graph.NoBuf {
-					t.parts[*id] = append(t.parts[*id], t.slice(*id, k, shape))
-					*id = t.parts[*id][k]
-				}
-			}
-			if k > 0 {
-				q.Name = sliceName(q.Name, k)
-				t.p.Params = append(t.p.Params, q)
-			}
-		}
-	}
-}
-
-func sliceName(name string, k int) string {
-	if k == 0 {
-		return name
-	}
-	return fmt.Sprintf("%s/slice.%d", name, k)
-}
-
-// slice returns the buffer of a rank's k-th slice: the buffer itself for the first.
-func (t *tensor) slice(id graph.BufID, k int, shape []int64) graph.BufID {
-	if k == 0 {
-		t.p.Buf(id).Shape = slices.Clone(shape)
-		return id
-	}
-	b := *t.p.Buf(id)
-	b.Name, b.Shape = sliceName(b.Name, k), slices.Clone(shape)
-	if v := b.View; v != nil {
-		b.View = &graph.View{Base: t.parts[v.Base][k], Offset: v.Offset}
-	}
-	return t.p.AddBuffer(b)
-}
-
-// part returns a rank's k-th slice of a buffer: the buffer itself where it is whole.
-func (t *tensor) part(id graph.BufID, k int) graph.BufID {
-	if id == graph.NoBuf {
-		return id
-	}
-	if list := t.parts[id]; list != nil {
-		return list[k]
-	}
-	if !t.isColumns(id) {
-		return id
-	}
-	if b := t.p.Buf(id); b.View != nil {
-		t.part(b.View.Base, 0)
-	}
-	shape, dim := slices.Clone(t.p.Buf(id).Shape), 0
-	if !t.byRows(id) {
-		dim = len(shape) - 1
-	}
-	shape[dim] /= int64(t.o.Slices)
-	var list []graph.BufID
-	for k := range t.per {
-		list = append(list, t.slice(id, k, shape))
-	}
-	t.parts[id] = list
-	return list[k]
-}
-
-// columnar is how an activation is cut: in its last dimension, or by rows where these are heads.
-type columnar struct {
-	rows bool
-	last int64 // its last dimension before
-}
-
-// byRows says whether a buffer that is cut is cut in its first dimension. A view in which heads
-// are rows, of a buffer in which they are columns, is cut in the other one.
-func (t *tensor) byRows(id graph.BufID) bool {
-	c, shape := t.columns[t.root(id)], t.p.Buf(id).Shape
-	if t.root(id) == id || shape[len(shape)-1] == c.last {
-		return c.rows
-	}
-	return !c.rows
-}
-
-// cutColumns notes that a result of an operation is cut, as its first input that is.
-func (t *tensor) cutColumns(op graph.Op, id graph.BufID) {
-	root := t.root(id)
-	if t.columns[root] != nil {
-		return
-	}
-	last := func(id graph.BufID) int64 { s := t.p.Buf(id).Shape; return s[len(s)-1] }
-	c := &columnar{last: last(root)}
-	for _, in := range op.In {
-		if in != graph.NoBuf && t.isColumns(in) {
-			c.rows = local[op.Kind] != nil && t.byRows(in) && last(in) == last(id)
-			break
-		}
-	}
-	t.columns[root] = c
-}
-
-// phase rewrites the operations of a phase.
-func (t *tensor) phase(ph *graph.Phase) error {
+// phase rewrites the operations of a phase, each by itself.
+func (t *tensor) phase(ph *graph.Phase, operation func(graph.Op) error) error {
 	t.sums, t.names, t.ops = map[graph.BufID]*sum{}, map[string]int{}, nil
 	for i := range ph.Ops {
-		if err := t.operation(ph.Ops[i]); err != nil {
+		if err := operation(ph.Ops[i]); err != nil {
 			return fmt.Errorf("%s (%s): %w", ph.Ops[i].Name, ph.Ops[i].Kind, err)
 		}
 	}

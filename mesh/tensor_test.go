@@ -23,7 +23,11 @@ var models = map[string]model.Config{
 
 // differentiated returns the training program of a micro-batch of 2 rows of 5 tokens.
 func differentiated(t testing.TB, c model.Config, adapters ...string) *graph.Program {
-	p, err := model.Build(c, model.Train, 2, 5)
+	return differentiatedOf(t, c, 2, 5, adapters...)
+}
+
+func differentiatedOf(t testing.TB, c model.Config, batch, seq int, adapters ...string) *graph.Program {
+	p, err := model.Build(c, model.Train, batch, seq)
 	require.NoError(t, err)
 	if len(adapters) > 0 {
 		p, err = lora.Adapt(p, lora.Options{Rank: 3, Alpha: 6, Targets: adapters})
@@ -97,7 +101,8 @@ func ran[T num.Float](t *testing.T, p *graph.Program, vocab int) (loss float64, 
 			copy(value(run, rank, func(q *graph.Param) graph.BufID { return q.Value }), whole[run.At:])
 		})
 	}
-	tokens, targets := make([]int32, 10), make([]int32, 10)
+	n := p.Buf(p.Tokens).Elems()
+	tokens, targets := make([]int32, n), make([]int32, n)
 	for i := range tokens {
 		tokens[i], targets[i] = rng.Int32N(int32(vocab)), rng.Int32N(int32(vocab))
 	}
@@ -110,7 +115,21 @@ func ran[T num.Float](t *testing.T, p *graph.Program, vocab int) (loss float64, 
 		}
 		h, err := w.F64(rank, p.Hyper)
 		require.NoError(t, err)
-		h[graph.HyperInvCount], h[graph.HyperLossScale] = 1.0/9, 1
+		h[graph.HyperInvCount], h[graph.HyperLossScale] = 1/float64(n-1), 1
+		if p.Key != graph.NoBuf {
+			k, err := w.I64(rank, p.Key)
+			require.NoError(t, err)
+			k[graph.KeySeed], k[graph.KeySample] = 5, 2
+		}
+		if s := p.Find(model.Starts); s != graph.NoBuf { // two documents a row
+			starts, err := w.Floats(rank, s)
+			require.NoError(t, err)
+			for i := range starts {
+				if t := int64(i) % p.Buf(s).Shape[1]; t > 0 {
+					starts[i] = 1
+				}
+			}
+		}
 		l, err := w.F64(rank, p.Loss)
 		require.NoError(t, err)
 		l[0] = 0

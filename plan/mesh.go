@@ -131,6 +131,14 @@ func cutTensors(p *graph.Program, s *Spec) (*graph.Program, error) {
 	return cut, nil
 }
 
+// cutRows divides by rows what the layers' slices leave whole.
+func cutRows(p *graph.Program, s *Spec) (*graph.Program, error) {
+	if s.Slices == 0 {
+		return p, nil
+	}
+	return mesh.Sequence(p, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices})
+}
+
 // intoStages divides the blocks over the stages of a pipeline.
 func intoStages(p *graph.Program, s *Spec) (*graph.Program, error) {
 	if s.Pipeline < 2 {

@@ -139,8 +139,7 @@ func (c *caster) phase(ph *graph.Phase) {
 		names[ph.Ops[i].Name] = true
 	}
 	w := graph.NewEditor(ph)
-	cast := func(at int, root graph.BufID, toTwin bool) {
-		near := &w.Base[min(at, len(w.Base)-1)].Op
+	cast := func(near *graph.Op, root graph.BufID, toTwin bool) graph.Op {
 		from, to := c.twin(root), root
 		if toTwin {
 			from, to = to, from
@@ -152,7 +151,7 @@ func (c *caster) phase(ph *graph.Phase) {
 		names[name] = true
 		op := graph.NewOp(graph.Cast, name, []graph.BufID{from}, []graph.Out{{Buf: to}}, nil)
 		op.Stream, op.Pass, op.Unit, op.Micro = near.Stream, near.Pass, near.Unit, near.Micro
-		w.Before(at, op)
+		return op
 	}
 	for i, n := range w.Base {
 		list, _ := operands(&n.Op) // classify has checked the error
@@ -165,23 +164,27 @@ func (c *caster) phase(ph *graph.Phase) {
 			s := of(root)
 			if wantTwin {
 				if o.reads && !s.twin {
-					cast(i, root, true)
+					w.Before(i, cast(&n.Op, root, true))
 					s.twin = true
 				}
 				*o.buf = c.twinOf(*o.buf, root)
 			} else if o.reads && !s.root {
-				cast(i, root, false)
+				w.Before(i, cast(&n.Op, root, false))
 				s.root = true
 			}
 			if o.writes {
 				*s = copies{root: !wantTwin, twin: wantTwin}
+			}
+			if o.writes && wantTwin && c.p.Buf(root).Class == graph.Gradients { // its unit reduces it next
+				w.After(i, cast(&n.Op, root, false))
+				s.root = true
 			}
 		}
 	}
 	for _, root := range touched {
 		lasts := c.p.Buf(root).Life != graph.LifePhase || c.p.Logits != graph.NoBuf && root == c.root[c.p.Logits]
 		if lasts && !state[root].root {
-			cast(len(w.Base), root, false)
+			w.Append(cast(&w.Base[len(w.Base)-1].Op, root, false))
 		}
 	}
 	w.Commit()
@@ -211,7 +214,7 @@ func (c *caster) twin(root graph.BufID) graph.BufID {
 		b.Name += "." + b.DType.String()
 		b.Shape, b.Global, b.Place = slices.Clone(b.Shape), slices.Clone(b.Global), slices.Clone(b.Place)
 		b.Life = graph.LifePhase
-		if b.Class == graph.Inputs {
+		if b.Class == graph.Inputs || b.Class == graph.Gradients { // micro-batches add up in the root
 			b.Class = graph.Activations
 		}
 		id = c.p.AddBuffer(b)

@@ -25,11 +25,19 @@ func bindEmbed(b *binding) func() error {
 // slices; 0 without one.
 func (b *binding) slice() (first, total int) {
 	a, ok := b.Op.Attr.(graph.SliceAttr)
-	if !ok || !b.sliceFits(a) {
+	if !ok {
 		return 0, 0
 	}
+	return b.first(a), int(a.Total)
+}
+
+// first returns the first element of a slice on this rank, 0 of the whole.
+func (b *binding) first(a graph.SliceAttr) int {
+	if a == (graph.SliceAttr{}) || !b.sliceFits(a) {
+		return 0
+	}
 	from, _ := a.Range(b.Coord)
-	return int(from), int(a.Total)
+	return int(from)
 }
 
 // sliceFits refuses a slice along an axis that the rank has no coordinate of.
@@ -59,22 +67,26 @@ func bindEmbedGrad(b *binding) func() error {
 
 func bindAddPos(b *binding) func() error {
 	n, c := b.inShape(0)
+	a := attr[graph.PosAttr](b)
+	first := b.first(a.Rows)
 	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(vec.HalfAddPos(as, c, int(attr[graph.PosAttr](b).Seq), in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), in[float32](b, 2)))
+		return b.run(vec.HalfAddPos(as, c, first, int(a.Seq), in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), in[float32](b, 2)))
 	}
 	return b.run(&vec.AddPos[float32]{
-		N: n, C: c, Seq: int(attr[graph.PosAttr](b).Seq), Starts: in[float32](b, 2),
+		N: n, C: c, Seq: int(a.Seq), First: first, Starts: in[float32](b, 2),
 		X: in[float32](b, 0), Pos: in[float32](b, 1), Y: out[float32](b, 0),
 	})
 }
 
 func bindAddPosGrad(b *binding) func() error {
 	n, c := b.inShape(0)
+	a := attr[graph.PosAttr](b)
+	first := b.first(a.Rows)
 	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(&vec.HalfAddPosGrad{As: as, C: c, Seq: int(attr[graph.PosAttr](b).Seq), Starts: in[float32](b, 1), DY: in[uint16](b, 0), DPos: b.sum(0)})
+		return b.run(&vec.HalfAddPosGrad{As: as, C: c, Seq: int(a.Seq), First: first, Starts: in[float32](b, 1), DY: in[uint16](b, 0), DPos: b.sum(0)})
 	}
 	return b.run(&vec.AddPosGrad[float32]{
-		N: n, C: c, Seq: int(attr[graph.PosAttr](b).Seq), Starts: in[float32](b, 1),
+		N: n, C: c, Seq: int(a.Seq), First: first, Starts: in[float32](b, 1),
 		DY: in[float32](b, 0), DPos: out[float32](b, 0), Accumulate: b.accum(0),
 	})
 }
@@ -122,17 +134,18 @@ func bindRope(b *binding) func() error {
 // bindDropout numbers samples by the Key buffer: see DropoutSample.
 func bindDropout(b *binding) func() error {
 	a := attr[graph.DropoutAttr](b)
+	first := b.first(a.Part)
 	key := in[int64](b, 1)
 	pool := b.pool
 	if as := b.asIn(0); as != vec.NoHalf {
-		k := &vec.HalfDropout{As: as, X: in[uint16](b, 0), Y: out[uint16](b, 0), Elems: int(a.Elems), P: a.P, Site: uint32(a.Site)}
+		k := &vec.HalfDropout{As: as, X: in[uint16](b, 0), Y: out[uint16](b, 0), Elems: int(a.Elems), First: first, P: a.P, Site: uint32(a.Site)}
 		return func() error {
 			k.Seed, k.Sample = uint64(key[graph.KeySeed]), DropoutSample(key)
 			return k.Run(pool)
 		}
 	}
 	k := &vec.Dropout[float32]{
-		X: in[float32](b, 0), Y: out[float32](b, 0), Elems: int(a.Elems), P: a.P, Site: uint32(a.Site),
+		X: in[float32](b, 0), Y: out[float32](b, 0), Elems: int(a.Elems), First: first, P: a.P, Site: uint32(a.Site),
 	}
 	return func() error {
 		k.Seed, k.Sample = uint64(key[graph.KeySeed]), DropoutSample(key)

@@ -17,6 +17,12 @@ func (c *call[T]) slice() (first, end, total int) {
 	return int(from), int(to), int(a.Total)
 }
 
+// first returns the first element of a slice on the rank.
+func (c *call[T]) first(a graph.SliceAttr) int {
+	from, _ := a.Range(c.w.ranks[c.rank].coord)
+	return int(from)
+}
+
 // headSlice is the definition of HeadStats and HeadSliceGrad, all rows at once.
 func headSlice[T num.Float](c *call[T]) {
 	x, w, targets := c.in(0), c.in(1), c.inI32(2)

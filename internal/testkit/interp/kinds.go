@@ -126,15 +126,22 @@ func embedGrad[T num.Float](c *call[T]) {
 
 func addPos[T num.Float](c *call[T]) {
 	x, pos, starts, y := c.in(0), c.in(1), c.in(2).v, c.out(0)
-	seq := int(attr[graph.PosAttr](c).Seq)
+	seq, first := c.positions()
 	for i := range y.v {
-		y.v[i] = x.v[i] + pos.v[position(i/x.cols, seq, starts)*x.cols+i%x.cols]
+		y.v[i] = x.v[i] + pos.v[position(i/x.cols, first, seq, starts)*x.cols+i%x.cols]
 	}
 }
 
-// position is that of row n among its seq rows, counted from where its document starts.
-func position[T num.Float](n, seq int, starts []T) int {
-	t := n % seq
+// positions returns the rows of a sample, and which of the whole the first row is.
+func (c *call[T]) positions() (seq, first int) {
+	a := attr[graph.PosAttr](c)
+	return int(a.Seq), c.first(a.Rows)
+}
+
+// position is that of row n, from row first on, among its seq rows, counted from where its document
+// starts.
+func position[T num.Float](n, first, seq int, starts []T) int {
+	t := (first + n) % seq
 	if starts != nil {
 		t -= int(starts[n])
 	}
@@ -143,12 +150,12 @@ func position[T num.Float](n, seq int, starts []T) int {
 
 func addPosGrad[T num.Float](c *call[T]) {
 	dy, starts, d := c.in(0), c.in(1).v, c.out(0)
-	seq := int(attr[graph.PosAttr](c).Seq)
+	seq, first := c.positions()
 	if !c.accum(0) {
 		clear(d.v)
 	}
 	for i, v := range dy.v {
-		d.v[position(i/dy.cols, seq, starts)*dy.cols+i%dy.cols] += v
+		d.v[position(i/dy.cols, first, seq, starts)*dy.cols+i%dy.cols] += v
 	}
 }
 
@@ -431,7 +438,7 @@ func dropout[T num.Float](c *call[T]) {
 		return
 	}
 	c.run(&vec.Dropout[T]{
-		X: x.v, Y: y.v, Elems: int(a.Elems), P: a.P, Site: uint32(a.Site), Seed: uint64(key[graph.KeySeed]),
+		X: x.v, Y: y.v, Elems: int(a.Elems), First: c.first(a.Part), P: a.P, Site: uint32(a.Site), Seed: uint64(key[graph.KeySeed]),
 		Sample: uint64(key[graph.KeyStep])<<40 + uint64(key[graph.KeySample]),
 	})
 }

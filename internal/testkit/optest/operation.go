@@ -203,7 +203,8 @@ func (o *Operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 			}
 		}
 		if d.Name == startsName {
-			documents(v, seqOf(s.attr), rng)
+			seq, from := seqOf(s.attr)
+			documents(v, seq, from, rng)
 		} else if !s.finite && s.unit == nil && d.Name != "coef" && rng.IntN(8) == 0 {
 			v[rng.IntN(len(v))] = float32(math.Inf(1 - 2*rng.IntN(2)))
 		}
@@ -254,12 +255,12 @@ func (o *Operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 // startsName is the operand that says where documents start.
 const startsName = "starts"
 
-// documents writes where documents of drawn lengths start, in rows of seq.
-func documents(starts []float32, seq int64, rng *rand.Rand) {
+// documents writes where documents of drawn lengths start, in rows of seq, from row from on.
+func documents(starts []float32, seq, from int64, rng *rand.Rand) {
 	most := 1 + rng.IntN(2*int(seq))
 	first, left := 0, 0
 	for i := range starts {
-		t := i % int(seq)
+		t := (int(from) + i) % int(seq)
 		if t == 0 || left == 0 {
 			first, left = t, 1+rng.IntN(most)
 		}
@@ -268,17 +269,18 @@ func documents(starts []float32, seq int64, rng *rand.Rand) {
 	}
 }
 
-// seqOf is the rows of a sample.
-func seqOf(attr any) int64 {
+// seqOf is the rows of a sample, and which of the whole's rows the operation's first one is.
+func seqOf(attr any) (seq, from int64) {
 	switch a := attr.(type) {
 	case graph.PosAttr:
-		return a.Seq
+		from, _ = a.Rows.Range(nil)
+		return a.Seq, from
 	case graph.RopeAttr:
-		return a.Seq
+		return a.Seq, 0
 	case graph.AttentionAttr:
-		return a.Seq
+		return a.Seq, 0
 	}
-	return 1
+	return 1, 0
 }
 
 // quantScales writes the scales of quantised values, of any part's length.

@@ -83,12 +83,14 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	},
 	graph.AddPos: func(r *rand.Rand) spec {
 		b, s, p, c := upTo(r, 4), upTo(r, 9), r.Int64N(4), upTo(r, 70)
+		rows := sometimesPart(r, b*s, s)
 		x := lead(r, b*s, c)
-		return spec{attr: graph.PosAttr{Seq: s}, in: of(x, dims{s + p, c}, dims{b * s}), out: of(x)}
+		return spec{attr: graph.PosAttr{Seq: s, Rows: rows}, in: of(x, dims{s + p, c}, dims{b * s}), out: of(x)}
 	},
 	graph.AddPosGrad: func(r *rand.Rand) spec {
 		b, s, p, c := upTo(r, 4), upTo(r, 9), r.Int64N(4), upTo(r, 70)
-		return spec{attr: graph.PosAttr{Seq: s}, in: of(lead(r, b*s, c), dims{b * s}), out: of(dims{s + p, c})}
+		rows := sometimesPart(r, b*s, s)
+		return spec{attr: graph.PosAttr{Seq: s, Rows: rows}, in: of(lead(r, b*s, c), dims{b * s}), out: of(dims{s + p, c})}
 	},
 	graph.Linear:        func(r *rand.Rand) spec { return linearShapes(r, graph.Linear, 70) },
 	graph.LinearAct:     func(r *rand.Rand) spec { return linearShapes(r, graph.LinearAct, 70) },
@@ -165,7 +167,7 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 		b, n := upTo(r, 4), upTo(r, 300)
 		x := dims{b, n}
 		return spec{
-			attr: graph.DropoutAttr{P: r.Float64() * 0.9, Site: r.Int64N(100), Elems: n},
+			attr: graph.DropoutAttr{P: r.Float64() * 0.9, Site: r.Int64N(100), Elems: n, Part: sometimesPart(r, b*n, n)},
 			in:   of(x, dims{graph.NumKey}), out: of(x), classes: 1,
 		}
 	},
@@ -425,6 +427,15 @@ func sometimesSliced(r *rand.Rand, v int64, s spec) spec {
 		sliced(r, v, &s)
 	}
 	return s
+}
+
+// sometimesPart makes n elements, every second time, one of equal parts of a whole of groups of size.
+func sometimesPart(r *rand.Rand, n, size int64) graph.SliceAttr {
+	if r.IntN(2) == 0 {
+		return graph.SliceAttr{}
+	}
+	parts := size * upTo(r, 3) // so many times n is a multiple of size
+	return graph.SliceAttr{Axis: -1, PerRank: parts, Index: r.Int64N(parts), Each: n, Total: parts * n}
 }
 
 func headSliceShapes(r *rand.Rand, grad bool, rows, vocab, width int64) spec {

@@ -16,12 +16,13 @@ import (
 // counter (e/64·16 + e mod 16, site, sample low, sample high) and the key (seed
 // low, seed high); an element is kept if its word is at least P·2^32.
 type Dropout[T num.Float] struct {
-	X, Y   []T     // whole samples, Elems elements each
+	X, Y   []T     // of consecutive samples, Elems elements each
 	Elems  int     // elements of one sample, at most 2^34
+	First  int     // where X begins, counted from the first element of Sample
 	P      float64 // in [0, 1)
 	Seed   uint64
 	Site   uint32 // tells apart the dropouts of a model
-	Sample uint64 // global index of X's first sample; the next ones follow
+	Sample uint64 // global index of a sample; the next ones follow
 
 	rounds roundKeys
 }
@@ -29,36 +30,52 @@ type Dropout[T num.Float] struct {
 // Run computes the dropout.
 func (k *Dropout[T]) Run(p *pool.Pool) error {
 	c := check{op: "dropout"}
-	c.dropout(k.Elems, k.P, len(k.X), len(k.Y))
+	c.dropout(k.First, k.Elems, k.P, len(k.X), len(k.Y))
 	if c.err == nil {
 		k.rounds.schedule(uint32(k.Seed), uint32(k.Seed>>32))
-		run(p, len(k.X)/k.Elems*tasks(k.Elems, grain), k)
+		run(p, dropTasks(k.First, len(k.X), k.Elems), k)
 	}
 	return c.err
 }
 
+// dropTasks returns the number of tasks for n elements from first on, of samples of elems each.
+func dropTasks(first, n, elems int) int {
+	return (tasks(first+n, elems) - first/elems) * tasks(elems, grain)
+}
+
+// dropPiece returns what the i-th task has: elements [lo, hi) of a sample, which begins at element
+// begin of the n. There may be none.
+func dropPiece(i, first, n, elems int) (sample uint64, begin, lo, hi int) {
+	per := tasks(elems, grain)
+	s := first/elems + i/per
+	begin = s*elems - first
+	lo, hi = piece(i%per, grain, elems)
+	return uint64(s), begin, max(lo, -begin), min(hi, n-begin)
+}
+
 // dropout checks a dropout of x elements into y.
-func (c *check) dropout(elems int, p float64, x, y int) {
+func (c *check) dropout(first, elems int, p float64, x, y int) {
 	if elems < 1 || elems > 1<<34 {
 		c.fail("Elems is %d, want from 1 to 2^34", elems)
 	}
 	if !(p >= 0 && p < 1) {
 		c.fail("P is %g, want in [0, 1)", p)
 	}
-	c.size1("Y", "that of X", y, x)
-	if c.err == nil && x%elems != 0 {
-		c.fail("X has %d elements, want whole samples of Elems = %d", x, elems)
+	if first < 0 {
+		c.fail("First is %d, want at least 0", first)
 	}
+	c.size1("Y", "that of X", y, x)
 }
 
 // RunIndex is a pool.Task's; call Run.
 func (k *Dropout[T]) RunIndex(i int) {
-	per := tasks(k.Elems, grain)
-	s := i / per
-	lo, hi := piece(i%per, grain, k.Elems)
-	base, sample := s*k.Elems, k.Sample+uint64(s)
-	counter := [4]uint32{uint32(lo / 4), k.Site, uint32(sample), uint32(sample >> 32)}
-	drop(k.Y[base+lo:base+hi], k.X[base+lo:base+hi], counter, &k.rounds, uint32(math.Ldexp(k.P, 32)), T(1/(1-k.P)))
+	sample, begin, lo, hi := dropPiece(i, k.First, len(k.X), k.Elems)
+	if lo >= hi {
+		return
+	}
+	sample += k.Sample
+	counter := [4]uint32{uint32(lo / 64 * 16), k.Site, uint32(sample), uint32(sample >> 32)}
+	drop(k.Y[begin+lo:begin+hi], k.X[begin+lo:begin+hi], lo%64, counter, &k.rounds, uint32(math.Ldexp(k.P, 32)), T(1/(1-k.P)))
 }
 
 // roundKeys are the keys of Philox's rounds; the first is the key itself.
@@ -73,21 +90,31 @@ func (r *roundKeys) schedule(k0, k1 uint32) {
 }
 
 // drop zeroes the elements whose random word is below the threshold and scales
-// the others. The counter is that of the first element, a multiple of 64.
-func drop[T num.Float](y, x []T, counter [4]uint32, keys *roundKeys, threshold uint32, scale T) {
-	done := 0
+// the others. The counter is that of a block of 64 elements, of which x begins
+// with the one at index skip.
+func drop[T num.Float](y, x []T, skip int, counter [4]uint32, keys *roundKeys, threshold uint32, scale T) {
+	if skip > 0 {
+		n := min(64-skip, len(x))
+		dropBlocks(y[:n], x[:n], skip, counter, keys[0], threshold, scale)
+		y, x, counter[0] = y[n:], x[n:], counter[0]+16
+	}
 	if n := len(x) &^ 63; fast[T](n) {
 		simd.drop(ptr(y), ptr(x), n, &keys[0][0], counter[0], counter[1], counter[2], counter[3], threshold, float32(scale))
-		done = n
+		y, x, counter[0] = y[n:], x[n:], counter[0]+uint32(n/4)
 	}
-	for o := done; o < len(x); o += 64 {
-		for l := range min(16, len(x)-o) {
+	dropBlocks(y, x, 0, counter, keys[0], threshold, scale)
+}
+
+// dropBlocks is drop in plain Go.
+func dropBlocks[T num.Float](y, x []T, skip int, counter [4]uint32, key [2]uint32, threshold uint32, scale T) {
+	for o := 0; o < skip+len(x); o += 64 {
+		for l := range min(16, skip+len(x)-o) {
 			c := counter
 			c[0] += uint32(o/4 + l)
-			for j, w := range num.Philox(c, keys[0]) {
-				e := o + 16*j + l
+			for j, w := range num.Philox(c, key) {
+				e := o + 16*j + l - skip
 				switch {
-				case e >= len(x):
+				case e < 0 || e >= len(x):
 				case w >= threshold:
 					y[e] = T(x[e] * scale)
 				default:

@@ -64,7 +64,7 @@ func TestRefusals(t *testing.T) {
 		{&RopeTable[float32]{Seq: 1, D: 2, Table: f(2)}, "rope table: Theta is 0, want above 0"},
 		{&RopeTable[float32]{Seq: 1, D: 2, Table: f(2), Theta: 1, Factor: 8}, "rope table: scaling has Factor 8"},
 		{&Rope[float32]{N: 1, Heads: 2, D: 2, Seq: 1, X: f(4), Y: f(3), Table: f(2)}, "rope: Y has 3 elements, want (N, Heads, D, 1) = (1, 2, 2, 1)"},
-		{&Dropout[float32]{X: f(4), Y: f(4), Elems: 3}, "dropout: X has 4 elements, want whole samples of Elems = 3"},
+		{&Dropout[float32]{X: f(4), Y: f(4), Elems: 3, First: -1}, "dropout: First is -1, want at least 0"},
 		{&Dropout[float32]{X: f(4), Y: f(4), Elems: 4, P: 1}, "dropout: P is 1, want in [0, 1)"},
 		{&Dropout[float32]{X: f(4), Y: f(4), Elems: 4, P: math.NaN()}, "dropout: P is NaN"},
 		{&Dropout[float32]{X: f(4), Y: f(4)}, "dropout: Elems is 0"},

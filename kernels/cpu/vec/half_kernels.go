@@ -229,7 +229,7 @@ func HalfRope(as Half, heads, d, seq int, inverse bool, x, y []uint16, table, st
 	w, h := heads*d, d/2
 	return rows16("rope", as, w, [3][]uint16{x}, y, false, func(t *tile) {
 		for n := t.lo; n < t.hi; n++ {
-			at := position(n, seq, starts) * d
+			at := position(n, 0, seq, starts) * d
 			cos, sin := table[at:at+h], table[at+h:at+d]
 			for o := (n - t.lo) * w; o < (n-t.lo+1)*w; o += d {
 				in, out := t.in[0], t.out[0]
@@ -240,12 +240,12 @@ func HalfRope(as Half, heads, d, seq int, inverse bool, x, y []uint16, table, st
 }
 
 // HalfAddPos is AddPos of rows of c 16-bit elements.
-func HalfAddPos(as Half, c, seq int, x, pos, y []uint16, starts []float32) *HalfRows {
+func HalfAddPos(as Half, c, first, seq int, x, pos, y []uint16, starts []float32) *HalfRows {
 	return rows16("add positions", as, c, [3][]uint16{x}, y, false, func(t *tile) {
 		p := borrow(c)
 		defer p.giveBack()
 		for n := t.lo; n < t.hi; n++ {
-			o, at := (n-t.lo)*c, position(n, seq, starts)*c
+			o, at := (n-t.lo)*c, position(n, first, seq, starts)*c
 			widen(as, p.buf[:c], pos[at:at+c])
 			binary(opAdd, t.out[0][o:o+c], t.in[0][o:o+c], p.buf[:c], false)
 		}
@@ -256,6 +256,7 @@ func HalfAddPos(as Half, c, seq int, x, pos, y []uint16, starts []float32) *Half
 type HalfAddPosGrad struct {
 	As     Half
 	C, Seq int
+	First  int       // as AddPos's
 	Starts []float32 // as AddPos's
 	DY     []uint16  // (N, C)
 	DPos   HalfSum   // (P, C), P >= Seq
@@ -293,7 +294,7 @@ func (k *HalfAddPosGrad) RunIndex(i int) {
 		}
 		sum := k.DPos.begin(k.As, s.buf[:k.C], t*k.C)
 		rows := len(k.DY) / k.C
-		for n := nextAt(0, t, k.Seq, rows, k.Starts); t < k.Seq && n < rows; n = nextAt(n+1, t, k.Seq, rows, k.Starts) {
+		for n := nextAt(0, t, k.First, k.Seq, rows, k.Starts); t < k.Seq && n < rows; n = nextAt(n+1, t, k.First, k.Seq, rows, k.Starts) {
 			widen(k.As, row, k.DY[n*k.C:(n+1)*k.C])
 			binary(opAdd, sum, sum, row, false)
 		}
@@ -327,9 +328,10 @@ func (s *HalfSum) end(as Half, sum []float32, at int) {
 // HalfDropout is Dropout of 16-bit elements.
 type HalfDropout struct {
 	As   Half
-	X, Y []uint16 // whole samples, Elems elements each; Y may be X
+	X, Y []uint16 // of consecutive samples, Elems elements each; Y may be X
 
 	Elems  int
+	First  int // as Dropout's
 	P      float64
 	Seed   uint64
 	Site   uint32
@@ -342,28 +344,30 @@ type HalfDropout struct {
 func (k *HalfDropout) Run(p *pool.Pool) error {
 	c := check{op: "dropout"}
 	c.half("As", k.As)
-	c.dropout(k.Elems, k.P, len(k.X), len(k.Y))
+	c.dropout(k.First, k.Elems, k.P, len(k.X), len(k.Y))
 	if c.err == nil {
 		k.rounds.schedule(uint32(k.Seed), uint32(k.Seed>>32))
-		run(p, len(k.X)/k.Elems*tasks(k.Elems, grain), k)
+		run(p, dropTasks(k.First, len(k.X), k.Elems), k)
 	}
 	return c.err
 }
 
 // RunIndex is a pool.Task's; call Run.
 func (k *HalfDropout) RunIndex(i int) {
-	per := tasks(k.Elems, grain)
-	base, sample := i/per*k.Elems, k.Sample+uint64(i/per)
+	sample, begin, lo, hi := dropPiece(i, k.First, len(k.X), k.Elems)
+	sample += k.Sample
 	s := borrow(halfBlock)
 	defer s.giveBack()
-	lo, hi := piece(i%per, grain, k.Elems)
-	for ; lo < hi; lo += halfBlock { // a multiple of 64, as drop wants
-		a, b := base+lo, base+min(lo+halfBlock, hi)
+	for lo < hi {
+		skip := lo % 64
+		to := min(lo-skip+halfBlock, hi) // a multiple of 64, if not the end
+		a, b := begin+lo, begin+to
 		x := s.buf[:b-a]
 		widen(k.As, x, k.X[a:b])
-		counter := [4]uint32{uint32(lo / 4), k.Site, uint32(sample), uint32(sample >> 32)}
-		drop(x, x, counter, &k.rounds, uint32(math.Ldexp(k.P, 32)), float32(1/(1-k.P)))
+		counter := [4]uint32{uint32(lo / 64 * 16), k.Site, uint32(sample), uint32(sample >> 32)}
+		drop(x, x, skip, counter, &k.rounds, uint32(math.Ldexp(k.P, 32)), float32(1/(1-k.P)))
 		narrow(k.As, k.Y[a:b], x)
+		lo = to
 	}
 }
 

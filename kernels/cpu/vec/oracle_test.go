@@ -3,6 +3,7 @@ package vec
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -372,6 +373,64 @@ func TestEmbeddings(t *testing.T) {
 	k.Accumulate = true
 	require.NoError(t, k.Run(nil))
 	require.Equal(t, []float32{6, 8, 14, 16, 12, 16}, d)
+}
+
+// Operations on parts of the rows give what they give on all of them, wherever the parts begin: a
+// dropout in any element, positions in any row of a sequence.
+func TestPartsOfRows(t *testing.T) {
+	rng := rand.New(rand.NewPCG(11, 12))
+	for range 200 {
+		samples, seq, cols := 1+rng.IntN(3), 1+rng.IntN(9), 1+rng.IntN(90)
+		n := samples * seq
+		x, starts := make([]float32, n*cols), make([]float32, n)
+		for i := range x {
+			x[i] = float32(rng.NormFloat64())
+		}
+		for i, doc := 0, 0; i < n; i++ { // documents of some rows
+			if i%seq == 0 || rng.IntN(3) == 0 {
+				doc = i % seq
+			}
+			starts[i] = float32(doc)
+		}
+		if rng.IntN(2) == 0 {
+			starts = nil
+		}
+		part := func(lo, hi int) []float32 { return starts[min(lo, len(starts)):min(hi, len(starts))] }
+		pos := slices.Clone(x[:seq*cols])
+		drop, add := make([]float32, len(x)), make([]float32, len(x))
+		grad, each := make([]float32, seq*cols), make([]float32, seq*cols)
+		dropped := func(y []float32, lo, hi int) {
+			k := Dropout[float32]{X: x[lo:hi], Y: y[lo:hi], Elems: seq * cols, First: lo, P: 0.3, Seed: 4, Site: 2, Sample: 7}
+			require.NoError(t, k.Run(nil))
+		}
+		added := func(y []float32, lo, hi int) {
+			k := AddPos[float32]{N: hi - lo, C: cols, Seq: seq, First: lo, Starts: part(lo, hi), X: x[lo*cols : hi*cols], Pos: pos, Y: y[lo*cols : hi*cols]}
+			require.NoError(t, k.Run(nil))
+		}
+		summed := func(d []float32, lo, hi int) {
+			k := AddPosGrad[float32]{N: hi - lo, C: cols, Seq: seq, First: lo, Starts: part(lo, hi), DY: x[lo*cols : hi*cols], DPos: d, Accumulate: true}
+			require.NoError(t, k.Run(nil))
+		}
+		dropped(drop, 0, len(x))
+		added(add, 0, n)
+		summed(grad, 0, n)
+		got := make([]float32, len(x))
+		for lo := 0; lo < len(x); {
+			hi := lo + 1 + rng.IntN(len(x)-lo)
+			dropped(got, lo, hi)
+			lo = hi
+		}
+		require.Equal(t, drop, got)
+		clear(got)
+		for lo := 0; lo < n; {
+			hi := lo + 1 + rng.IntN(n-lo)
+			added(got, lo, hi)
+			summed(each, lo, hi)
+			lo = hi
+		}
+		require.Equal(t, add, got)
+		require.Equal(t, grad, each, "sums go on in the order of rows")
+	}
 }
 
 func TestAddPositions(t *testing.T) {

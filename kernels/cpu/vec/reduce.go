@@ -190,10 +190,10 @@ func (k *ColumnSum[T]) RunIndex(i int) {
 	colSum(k.Y[lo:hi], k.X, k.N, k.C, lo, k.Accumulate)
 }
 
-// position is that of row n in its document: n mod seq, less where the document starts
-// among the seq rows if there are starts.
-func position[T num.Float](n, seq int, starts []T) int {
-	t := n % seq
+// position is that of row n of those from row first on, in its document: (first + n) mod seq, less
+// where the document starts among the seq rows if there are starts.
+func position[T num.Float](n, first, seq int, starts []T) int {
+	t := (first + n) % seq
 	if len(starts) > 0 {
 		t -= startOf(starts[n], t)
 	}
@@ -208,19 +208,20 @@ func startOf[T num.Float](start T, t int) int {
 	return min(int(start), t)
 }
 
-// nextAt is the first row from n on, of rows rows, whose position is t; rows if there is none.
-func nextAt[T num.Float](n, t, seq, rows int, starts []T) int {
+// nextAt is the first row from n on, of rows rows from row first on, whose position is t; rows if
+// there is none.
+func nextAt[T num.Float](n, t, first, seq, rows int, starts []T) int {
 	if len(starts) == 0 {
-		return min(n+(t-n%seq+seq)%seq, rows)
+		return min(n+(t-(first+n)%seq+seq)%seq, rows)
 	}
-	for first := n - n%seq; first < rows; first += seq {
-		of := starts[first:min(first+seq, rows)]
-		for i := max(n-first, t); i < len(of); {
-			switch s := startOf(of[i], i); {
-			case i-s == t:
-				return first + i
-			case i-s < t:
-				i = s + t
+	for begin := n - (first+n)%seq; begin < rows; begin += seq {
+		of := starts[:min(begin+seq, rows)]
+		for i := max(n, begin+t); i < len(of); {
+			switch s := startOf(of[i], i-begin); {
+			case i-begin-s == t:
+				return i
+			case i-begin-s < t:
+				i = begin + s + t
 			default: // on to the next document
 				i += 1 + sort.Search(len(of)-i-1, func(k int) bool { return of[i+1+k] > of[i] }) + t
 			}
@@ -232,6 +233,7 @@ func nextAt[T num.Float](n, t, seq, rows int, starts []T) int {
 // AddPos is Y[n] = X[n] + Pos[t] for every row, t its position. Y may be X.
 type AddPos[T num.Float] struct {
 	N, C, Seq int
+	First     int // of the N rows, in the whole whose row 0 has position 0
 	Starts    []T // (N): where in its Seq rows a row's document starts; nil: at 0
 	X         []T // (N, C)
 	Pos       []T // (P, C), P >= Seq
@@ -272,7 +274,7 @@ func (c *check) atLeastRows(name string, got, seq, cols int) {
 func (k *AddPos[T]) RunIndex(i int) {
 	lo, hi := piece(i, rowGrain(k.C), k.N)
 	for n := lo; n < hi; n++ {
-		a, b, t := n*k.C, (n+1)*k.C, position(n, k.Seq, k.Starts)
+		a, b, t := n*k.C, (n+1)*k.C, position(n, k.First, k.Seq, k.Starts)
 		binary(opAdd, k.Y[a:b], k.X[a:b], k.Pos[t*k.C:(t+1)*k.C], false)
 	}
 }
@@ -282,6 +284,7 @@ func (k *AddPos[T]) RunIndex(i int) {
 // become 0 (stay, with Accumulate).
 type AddPosGrad[T num.Float] struct {
 	N, C, Seq  int
+	First      int // as AddPos's
 	Starts     []T // as AddPos's
 	DY         []T // (N, C)
 	DPos       []T // (P, C), P >= Seq
@@ -311,7 +314,7 @@ func (k *AddPosGrad[T]) RunIndex(i int) {
 	}
 	for t := lo; t < min(hi, k.Seq); t++ {
 		d := k.DPos[t*k.C : (t+1)*k.C]
-		for n := nextAt(0, t, k.Seq, k.N, k.Starts); n < k.N; n = nextAt(n+1, t, k.Seq, k.N, k.Starts) {
+		for n := nextAt(0, t, k.First, k.Seq, k.N, k.Starts); n < k.N; n = nextAt(n+1, t, k.First, k.Seq, k.N, k.Starts) {
 			binary(opAdd, d, d, k.DY[n*k.C:(n+1)*k.C], false)
 		}
 	}

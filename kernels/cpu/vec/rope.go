@@ -126,7 +126,7 @@ func (k *Rope[T]) RunIndex(i int) {
 	w, h := k.Heads*k.D, k.D/2
 	lo, hi := piece(i, rowGrain(w), k.N)
 	for n := lo; n < hi; n++ {
-		t := position(n, k.Seq, k.Starts)
+		t := position(n, 0, k.Seq, k.Starts)
 		cos, sin := k.Table[t*k.D:t*k.D+h], k.Table[t*k.D+h:(t+1)*k.D]
 		for o := n * w; o < (n+1)*w; o += k.D {
 			rotate(k.Y[o:o+h], k.Y[o+h:o+k.D], k.X[o:o+h], k.X[o+h:o+k.D], cos, sin, k.Inverse)

@@ -1,0 +1,118 @@
+package mesh
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// byRows returns the program in slices over ranks, with its rows divided.
+func byRows(t testing.TB, p *graph.Program, ranks, slices int) *graph.Program {
+	o := Options{Axis: -1, Slices: slices}
+	if ranks > 1 {
+		o.Axis = 0
+	}
+	q := cut(t, p, ranks, slices)
+	before := graph.Format(q)
+	r, err := Sequence(q, o)
+	require.NoError(t, err)
+	require.NoError(t, graph.VerifyStructure(r))
+	require.Equal(t, before, graph.Format(q), "it leaves its input alone")
+	return r
+}
+
+// eachDivided calls visit with programs of several numbers of rows, with dropout, documents and
+// adapters. Four slices divide each number of rows: they are whole sequences, parts of one, or end
+// within one.
+func eachDivided(t testing.TB, visit func(name string, p *graph.Program, vocab int)) {
+	for name, c := range models {
+		for _, rows := range [][2]int{{1, 4}, {2, 4}, {2, 6}, {4, 3}} {
+			c := c
+			c.ResidDropout = 0.3
+			adapters := []string{"*attn*", "*mlp*"}
+			if c.EmbdDropout = 0; name == "gpt2" {
+				c.EmbdDropout = 0.2
+			}
+			what := fmt.Sprintf("%s, %d rows of %d tokens", name, rows[0], rows[1])
+			visit(what+" with dropout", differentiatedOf(t, c, rows[0], rows[1]), c.Vocab)
+			c.ResidDropout, c.EmbdDropout, c.Documents = 0, 0, true
+			visit(what+" of documents", differentiatedOf(t, c, rows[0], rows[1]), c.Vocab)
+			visit(what+" of documents with adapters", differentiatedOf(t, c, rows[0], rows[1], adapters...), c.Vocab)
+		}
+	}
+}
+
+// A program whose rows are divided has the loss and gradients of the whole one, to the rounding of
+// doubles.
+func TestDividedRowsHaveTheGradients(t *testing.T) {
+	eachDivided(t, func(name string, p *graph.Program, vocab int) {
+		wantLoss, want := ran[float64](t, p, vocab)
+		for _, n := range [][2]int{{1, 4}, {2, 2}, {2, 4}, {4, 4}} {
+			loss, got := ran[float64](t, byRows(t, p, n[0], n[1]), vocab)
+			require.InEpsilon(t, wantLoss, loss, 1e-12, "%s, %d slices over %d ranks", name, n[1], n[0])
+			for i := range want {
+				what := fmt.Sprintf("%s, %d slices over %d ranks: %s", name, n[1], n[0], p.Params[i].Name)
+				require.InDeltaSlice(t, want[i], got[i], 1e-12, what)
+			}
+		}
+	})
+}
+
+// Its bits do not depend on the ranks.
+func TestDividedRowsHaveTheSameBitsOnAnyRanks(t *testing.T) {
+	eachDivided(t, func(name string, p *graph.Program, vocab int) {
+		wantLoss, want := ran[float32](t, byRows(t, p, 1, 4), vocab)
+		for _, ranks := range []int{2, 4} {
+			loss, got := ran[float32](t, byRows(t, p, ranks, 4), vocab)
+			require.Equal(t, wantLoss, loss, "%s over %d ranks", name, ranks)
+			require.Equal(t, want, got, "%s over %d ranks", name, ranks)
+		}
+	})
+}
+
+// Rows that the slices do not divide stay whole.
+func TestRowsThatSlicesDoNotDivide(t *testing.T) {
+	for _, c := range models {
+		for _, ranks := range []int{1, 2, 4} {
+			p := cut(t, differentiated(t, c), ranks, 4)
+			o := Options{Axis: min(ranks-2, 0), Slices: 4}
+			q, err := Sequence(p, o)
+			require.NoError(t, err)
+			require.Equal(t, graph.Format(p), graph.Format(q), "10 rows in 4 slices")
+		}
+	}
+}
+
+// Korthikanti et al. 2022, section 4.2.2: a layer gathers twice and scatters twice, forward and
+// backward, where tensor parallelism alone has two all-reduces, which each send as much as one of
+// both; and the backward gathers the inputs of the products whose outputs are cut once more.
+func TestTrafficOfDividedRows(t *testing.T) {
+	for name, c := range models {
+		c.NormHeads = false // whose gradients are sums too
+		for _, ranks := range []int{2, 4} {
+			what := fmt.Sprintf("%s over %d ranks", name, ranks)
+			p := byRows(t, differentiatedOf(t, c, 2, 4), ranks, 4)
+			whole := int64(8 * c.Width)
+			count := map[graph.Kind]map[graph.Pass]int{graph.AllGather: {}, graph.ReduceScatter: {}}
+			for _, op := range p.Sections[0].Phases[0].Ops {
+				switch {
+				case op.Kind == graph.AllReduce:
+					require.NotEqual(t, whole, p.Buf(op.Out[0].Buf).Elems(), "%s: %s", what, op.Name)
+				case op.Kind == graph.AllGather && p.Buf(op.Out[0].Buf).Elems() == whole:
+					count[op.Kind][op.Pass]++
+				case op.Kind == graph.ReduceScatter:
+					require.Equal(t, whole, p.Buf(op.In[0]).Elems(), "%s: %s", what, op.Name)
+					count[op.Kind][op.Pass]++
+				}
+			}
+			n, scattered, gathered := c.Layers, count[graph.ReduceScatter], count[graph.AllGather]
+			require.Equal(t, 2*n+1, scattered[graph.Forward], "%s: a layer's two, and the embedding's", what)
+			require.Equal(t, 2*n+1, scattered[graph.Backward], "%s: a layer's two, and the head's", what)
+			require.Equal(t, 2*n+1, gathered[graph.Forward], "%s: a layer's two, and the head's", what)
+			require.Equal(t, 4*n+1, gathered[graph.Backward], "%s: a layer's four, and the embedding's", what)
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/precision"
+)
+
+// saved returns the bytes of a unit's activations that its forward writes and a backward reads.
+func saved(p *graph.Program, unit string) (n int64) {
+	forward, backward := map[graph.BufID]bool{}, map[graph.BufID]bool{}
+	for _, op := range p.SectionOf(graph.SectionTrain, graph.FormWhole).Phases[0].Ops {
+		graph.Effects(&op, func(e graph.Effect) {
+			root, _ := p.Resolve(e.Buf, nil)
+			switch b := p.Buf(root); {
+			case b.Class != graph.Activations || b.Life != graph.LifePhase || b.Unit < 0 || p.Units[b.Unit].Name != unit:
+			case op.Pass == graph.Forward && e.Write:
+				forward[root] = true
+			case op.Pass == graph.Backward && e.Read && forward[root]:
+				backward[root] = true
+			}
+		})
+	}
+	for root := range backward {
+		n += p.Buf(root).Bytes()
+	}
+	return n
+}
+
+// cutOver returns the program of a micro-batch in slices, before its rows are divided.
+func cutOver(t *testing.T, m model.Config, b, s, tensor int, prec precision.Precision) (Spec, *graph.Program) {
+	spec := Spec{Config: Config{
+		Ranks: tensor, Tensor: tensor, Slices: tensor, Accum: 1, Optimizer: adamW, Target: graph.CPUTarget(), Precision: prec,
+	}, Forward: forwardOf(t, m, b, s, false)}
+	cut, err := rewrite(spec, spec.Forward.Train, "", "sequence")
+	require.NoError(t, err)
+	return spec, cut
+}
+
+// Korthikanti et al. 2022, sections 4.2.1 and 4.2.2: with s tokens of width h and b rows, in 16 bits, a
+// layer keeps s·b·h·(10 + 24/t) bytes under tensor parallelism alone, and s·b·h·34/t with the rows
+// divided too. Beside these they keep attention's scores, 5·a·s²·b/t, which is computed again here
+// and leaves its logarithm, 4·a·s·b/t. They count two dropout masks, s·b·h each, that counters
+// replace here: so 8 and 32. Statistics of the two norms, 16·s·b, are beneath their notice.
+func TestSavedActivationsOfALayer(t *testing.T) {
+	const b, s, h, a = 2, 64, 32, 8
+	m := model.Config{Family: model.GPT2, Layers: 3, Width: h, Heads: a, Vocab: 64, Positions: s, EmbdDropout: 0.1}
+	m.ResidDropout = 0.1
+	for _, tensor := range []int{2, 4, 8} {
+		spec, cut := cutOver(t, m, b, s, tensor, precision.BF16)
+		of := func(from string) int64 {
+			p, err := rewrite(spec, cut, from, "fuse")
+			require.NoError(t, err)
+			return saved(p, "h.1")
+		}
+		n, parts := int64(b*s*h), int64(tensor)
+		require.Equal(t, n*8+n*24/parts+4*a*s*b/parts+16*s*b, of("cast"), "%d ranks, rows whole", tensor)
+		require.Equal(t, n*32/parts+4*a*s*b/parts+16*s*b/parts, of("sequence"), "%d ranks, rows divided", tensor)
+	}
+}
+
+// The layer's rows go over the axis as often as before: an all_gather and a reduce_scatter are an
+// all_reduce, N·C·(T−1)/T elements each. The backward gathers the inputs of two products again, for
+// the gradients of their weights: a quarter more (Korthikanti et al. 2022, section 4.2.2).
+func TestTrafficOfALayer(t *testing.T) {
+	const b, s, h = 2, 16, 32
+	m := cutModels["llama"]
+	m.Layers, m.KVHeads = 3, 8
+	for _, tensor := range []int{2, 4, 8} {
+		spec, cut := cutOver(t, m, b, s, tensor, precision.FP32)
+		divided, err := rewrite(spec, cut, "sequence", "cast")
+		require.NoError(t, err)
+		for p, want := range map[*graph.Program][2]int{cut: {4, 4}, divided: {4, 6}} {
+			var sent [2]int64 // elements a rank sends forward and backward
+			for _, op := range p.SectionOf(graph.SectionTrain, graph.FormWhole).Phases[0].Ops {
+				kind := slices.Index([]graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce}, op.Kind)
+				if kind < 0 || op.Unit < 0 || p.Units[op.Unit].Name != "h.1" {
+					continue
+				}
+				n := p.Buf(op.Out[0].Buf).Elems()
+				switch op.Kind {
+				case graph.ReduceScatter:
+					n = p.Buf(op.In[0]).Elems()
+				case graph.AllReduce:
+					if n == h { // of a norm's weight
+						continue
+					}
+					n *= 2
+				}
+				sent[op.Pass] += n * int64(tensor-1) / int64(tensor)
+			}
+			each := int64(b * s * h * (tensor - 1) / tensor)
+			require.Equal(t, [2]int64{int64(want[0]) * each, int64(want[1]) * each}, sent, fmt.Sprint(tensor, " ranks"))
+		}
+	}
+}
+
+// In 16 bits a gradient in f32 that ranks have summed is widened behind its sum, by its own unit: a
+// stage's gradients are the stage's, and a unit's are reduced when its backward is done.
+func TestSumsAreWidenedInTheirUnit(t *testing.T) {
+	m := cutModels["qwen3"]
+	spec, cut := cutOver(t, m, 2, 16, 4, precision.BF16)
+	spec.Accum = 2 // in f32
+	p, err := rewrite(spec, cut, "sequence", "skip")
+	require.NoError(t, err)
+	units := map[graph.BufID]int{}
+	for i := range p.Params {
+		units[p.Params[i].Grad] = p.Params[i].Unit
+	}
+	widened := 0
+	for _, op := range p.SectionOf(graph.SectionTrain, graph.FormWhole).Phases[0].Ops {
+		if unit, is := units[op.Out[0].Buf]; is && op.Kind == graph.Cast {
+			require.Equal(t, unit, op.Unit, op.Name)
+			widened++
+		}
+	}
+	require.Equal(t, 4*m.Layers+1, widened, "four norms in each layer, and the last one")
+}
+
+// What stages of a pipeline send is a rank's rows.
+func TestStagesSendARanksRows(t *testing.T) {
+	const b, s, h, tensor = 2, 16, 32, 4
+	m := model.Config{Family: model.GPT2, Layers: 4, Width: h, Heads: 8, Vocab: 64, Positions: s, TiedHead: true}
+	for _, prec := range []precision.Precision{precision.FP32, precision.BF16} {
+		p, err := Build(forwardOf(t, m, b, s, false), Config{
+			Ranks: 2 * tensor, Tensor: tensor, Slices: tensor, Pipeline: 2, Stages: []int{0, 2}, Stage: 1, Accum: 2,
+			Optimizer: adamW, Target: graph.CPUTarget(), Precision: prec, Verify: true,
+		})
+		require.NoError(t, err)
+		sent := 0
+		require.NoError(t, eachOp(p.Program, func(op *graph.Op) error {
+			if op.Kind == graph.Send && p.Program.Buf(op.In[0]).Class == graph.Activations {
+				require.EqualValues(t, b*s*h/tensor, p.Program.Buf(op.In[0]).Elems(), op.Name)
+				sent++
+			}
+			return nil
+		}))
+		require.Equal(t, 2*2, sent, "forward and backward, of two micro-batches")
+	}
+}
