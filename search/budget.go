@@ -13,6 +13,7 @@ type Budget struct {
 	mu          sync.Mutex
 	total, used int
 	refused     bool // a plan was
+	kept        int  // of what is left, for a search that follows
 }
 
 // NewBudget allows so many plans; 0: as many as take about 5 s of a processor, by the size of the first job.
@@ -24,13 +25,13 @@ func (b *Budget) Total() int { return b.total }
 // Used is how many were.
 func (b *Budget) Used() int { return b.used }
 
-func (b *Budget) left() int { return b.total - b.used }
+func (b *Budget) left() int { return b.total - b.used - b.kept }
 
 // take takes one plan and leaves so many; false: it is refused.
 func (b *Budget) take(leave int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.used+leave >= b.total {
+	if leave >= b.left() {
 		b.refused = true
 		return false
 	}
@@ -43,7 +44,7 @@ func (b *Budget) take(leave int) bool {
 // them.
 const (
 	leastEffort, mostEffort = 60, 1000
-	effortOps, wholePlans   = 400_000, 12
+	effortOps, wholePlans   = 360_000, 12
 )
 
 // size is how many plans a search may evaluate by default: fewer of larger ones, whose classes' copies

@@ -102,7 +102,8 @@ func (h *hunt) tell() {
 		}
 	}
 	if near != nil {
-		f := &filler{searcher: h.searcher, base: near.plain.base, set: near.plain.set, items: near.plain.set.items(), from: near.plain.expected}
+		f := &filler{searcher: h.searcher, base: near.plain.base, set: near.plain.set, items: near.plain.set.items(), from: near.plain.expected,
+			known: newLessons(near.plain.set)}
 		f.fits()
 	}
 }
@@ -234,11 +235,22 @@ func (h *hunt) fill(t *try, list []guessed, most int) (found []*point) {
 		n := min(atOnceTried, len(list))
 		points := make([]*point, n)
 		nearest, excess := h.smallest, h.excess
-		plan.Parallel(n, func(i int) { points[i] = t.filler.fill(list[i].recipe, false) })
+		fillers := slices.Repeat([]filler{*t.filler}, n)
+		plan.Parallel(n, func(i int) {
+			if t.best != nil {
+				fillers[i].bound = t.best.expected.seconds * slowFill
+			}
+			points[i] = fillers[i].fill(list[i].recipe, false)
+		})
 		if h.budget.refused { // which of them it was depends on the processors
 			h.smallest, h.excess = nearest, excess
 			break
 		}
+		var plans []seen
+		for _, f := range fillers {
+			plans = append(plans, f.plans...)
+		}
+		t.learn(plans)
 		for i, p := range points {
 			t.seen[list[i].key()] = true
 			if p != nil {
@@ -252,6 +264,7 @@ func (h *hunt) fill(t *try, list []guessed, most int) (found []*point) {
 }
 
 const (
+	slowFill    = 1.05  // a plan that far over the best of its base is filled no further
 	farSlower   = 1.1   // a recipe or base that far over another is not looked at
 	worthARound = 0.001 // of the time: less is no reason to go on
 )
@@ -281,7 +294,7 @@ func (h *hunt) widen() {
 		done[t.best] = true
 		if lean := h.filler(t).fits(); lean != nil && !h.spent() {
 			lean.how = lean.how.wholly()
-			h.climb(t, lean, math.MaxInt)
+			h.climb(t, lean, firstTried)
 			done[t.best] = true
 		}
 	}

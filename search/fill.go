@@ -118,6 +118,9 @@ type filler struct {
 	items []item
 	from  *measured
 	mg    margins
+	known *lessons
+	plans []seen                   // that it measured
+	bound float64                  // s of a step: what takes longer is not filled further; 0: none
 	slack [graph.NumSpaces]float64 // bytes that pass to a space beside the forward in a pass
 	link  [graph.NumSpaces]float64 // seconds a byte to a space and back, of a step
 }
@@ -126,6 +129,10 @@ func (s *searcher) newFiller(b base, set *moveSet, from *measured) *filler {
 	f := &filler{searcher: s, base: b, set: set, from: from}
 	if set.canOffload {
 		f.set = s.priced(b, set, from)
+	}
+	if f.known = s.lessons[b]; f.known == nil {
+		f.known = newLessons(f.set)
+		s.lessons[b] = f.known
 	}
 	f.items = f.set.items()
 	for _, sp := range []graph.Space{graph.Host, graph.Disk} {
@@ -193,8 +200,18 @@ func (f *filler) frees(x mix) (bytes float64) {
 	return bytes
 }
 
-// estimate is the time of a step with a mix, by the moves' own.
-func (f *filler) estimate(x mix) float64 {
+// estimate is the time of a step with a mix, corrected by lessons.
+func (f *filler) estimate(x mix) float64 { return f.corrected(x, f.known.correct(x)) }
+
+func (f *filler) corrected(x mix, off offBy) float64 {
+	return float64(f.seconds(x) * max(leastOfEstimate, 1+off.time))
+}
+
+// leastOfEstimate is the least part that a correction leaves of an estimate.
+const leastOfEstimate = 0.1
+
+// seconds is the time of a step with a mix, by the moves' own.
+func (f *filler) seconds(x mix) float64 {
 	seconds := f.from.seconds
 	var parked [graph.NumSpaces]float64
 	for i, share := range x {
@@ -225,23 +242,30 @@ func (f *filler) hostRoom() float64 {
 // are looked at.
 const nearlyFits = 0.85
 
-// guess is the least number of steps that fits by estimate, and its mix; false: none does.
-func (f *filler) guess(r recipe) (int, mix, bool) {
+// guess is the least number of steps that fits by estimate, its mix and its time; false: none does.
+func (f *filler) guess(r recipe) (int, mix, float64, bool) {
 	by, _ := f.over(f.from, f.mg)
 	over, host := float64(by[graph.Device]), f.hostRoom()
-	lo, hi := f.steps(r)
-	x := f.spread(r, hi, host)
-	if frees := f.frees(x); frees < over && lo < hi || frees < nearlyFits*over {
-		return hi, x, false
+	least, most := f.steps(r)
+	x := f.spread(r, most, host)
+	off := f.known.correct(x)
+	if frees := f.frees(x) + off.freed; frees < over && least < most || frees < nearlyFits*over {
+		return most, x, f.corrected(x, off), false
 	}
-	for lo < hi {
-		if mid := (lo + hi) / 2; f.frees(f.spread(r, mid, host)) >= over {
-			hi = mid
-		} else {
-			lo = mid + 1
+	at := most
+	for range 2 { // the second time by the lessons near what the first gives
+		lo := least
+		for at = most; lo < at; {
+			if mid := (lo + at) / 2; f.frees(f.spread(r, mid, host))+off.freed >= over {
+				at = mid
+			} else {
+				lo = mid + 1
+			}
 		}
+		x = f.spread(r, at, host)
+		off = f.known.correct(x)
 	}
-	return hi, f.spread(r, hi, host), true
+	return at, x, f.corrected(x, off), true
 }
 
 // Plans that a recipe is looked at with: until it is within closeTo of the caps, or all.
@@ -256,7 +280,7 @@ func (f *filler) fill(r recipe, exact bool) (best *point) {
 	low, high := f.steps(r)
 	low, high = low-1, high+1 // too little; enough
 	host := f.hostRoom()
-	at, _, _ := f.guess(r)
+	at, _, _, _ := f.guess(r)
 	grown := 0
 	for look := 0; high-low > 1 && (exact || look < mostFills) && f.ctx.Err() == nil; look++ {
 		p := &point{base: f.base, set: f.set, x: f.spread(r, at, host), how: r}
@@ -264,7 +288,14 @@ func (f *filler) fill(r recipe, exact bool) (best *point) {
 		if m.err != nil {
 			return best
 		}
+		f.plans = append(f.plans, seen{p.x, m})
 		by, fits := f.over(m, f.mg)
+		if f.bound > 0 && m.seconds > f.bound {
+			if fits {
+				best = f.expect(p, m)
+			}
+			return best
+		}
 		if over := by[graph.Host]; over > 0 && by[graph.Device] <= 0 && look < mostFills-1 && !math.IsInf(host, 1) {
 			f.refused(p, m)
 			host -= float64(over) // more than was reckoned with
@@ -348,6 +379,7 @@ func (f *filler) fits() *point {
 			if m.err != nil {
 				break
 			}
+			f.learn([]seen{{p.x, m}})
 			by, fits := f.over(m, f.mg)
 			if fits {
 				return f.expect(p, m)
@@ -443,10 +475,10 @@ type guessed struct {
 func (f *filler) candidates(from []recipe) (list []guessed) {
 	seen := map[string]bool{}
 	for _, r := range from {
-		_, x, ok := f.guess(r)
+		_, x, seconds, ok := f.guess(r)
 		if key := fmt.Sprint(x); ok && !seen[key] {
 			seen[key] = true
-			list = append(list, guessed{r, f.estimate(x)})
+			list = append(list, guessed{r, seconds})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b guessed) int { return cmp.Compare(a.seconds, b.seconds) })

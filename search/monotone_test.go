@@ -76,7 +76,7 @@ func lessIsNeverFaster(t *testing.T, c Spec, hw Hardware, global int) {
 		for _, l := range s.memo {
 			l.counted = false // as if nothing were known yet
 		}
-		s.budget = NewBudget(s.effort)
+		s.budget, s.lessons = NewBudget(s.effort), map[base]*lessons{}
 		if best, _, _, _ := s.fastest(d.bases()); best != nil {
 			require.NoError(t, best.Plan.Fit())
 			o.seconds, o.flags = 1/best.TokensPerSecond(), keyOf(&best.Spec)

@@ -47,6 +47,7 @@ type searcher struct {
 	mu       sync.Mutex
 	memo     map[string]*look
 	sets     map[string]*moveSet
+	lessons  map[base]*lessons // do not depend on the caps
 	tried    int
 	smallest *point // of the least excess over the caps, where nothing fitted
 	excess   float64
@@ -117,7 +118,7 @@ func newSearcher(ctx context.Context, s Spec, m *cost.Machine, drop bool, spaces
 	}
 	return &searcher{ctx: ctx, spec: s, machine: m, layers: s.Layers, folded: s.Layers > foldedFrom && s.Pipeline < 2 && !s.Frozen && !named,
 		effort: math.MaxInt / 2, budget: NewBudget(math.MaxInt),
-		drop: drop, spaces: spaces, memo: map[string]*look{}, sets: map[string]*moveSet{}}
+		drop: drop, spaces: spaces, memo: map[string]*look{}, sets: map[string]*moveSet{}, lessons: map[base]*lessons{}}
 }
 
 // namesBuffers says whether units or buffers are computed again by name.

@@ -82,7 +82,12 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	if err := w.main.allow(&hw); err != nil {
 		return nil, &NoWay{}
 	}
-	w.budget, w.main.effort = w.main.budget, w.main.effort/2
+	w.budget = w.main.budget
+	if s := spec; hw.Budget != nil && hw.prefer(&s, Given{}) { // whose Fit follows
+		w.budget.kept = w.budget.left() / preferredEffort
+		defer func() { w.budget.kept = 0 }()
+	}
+	w.main.effort = min(w.main.effort, w.budget.left()) / 2
 	w.spec.Plans = w.main.spec.Plans
 	w.singles()
 	w.combined()
@@ -515,6 +520,9 @@ func (w *wayFinder) beyond() {
 		}
 	}
 }
+
+// preferredEffort is what part of what is left is kept for the search of the preferred precision.
+const preferredEffort = 4
 
 // besideEffort is what part of what is left goes into each search beside the first.
 const besideEffort = 4

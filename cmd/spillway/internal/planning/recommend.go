@@ -73,19 +73,29 @@ func (r *planReport) recommend(ctx context.Context, c config.Config, hw planner.
 		best, err := r.flags.request(free).Fit(ctx, given, r.flags.openRows, hw)
 		if err == nil {
 			r.best = best
-			return
 		}
 	}
-	if !r.asked.Fits {
-		for _, way := range r.ways {
-			if way.Cost == "" && (r.best == nil || way.Forecast.TokensPerSecond() > r.best.TokensPerSecond()) {
-				r.best = &planner.Fitted{Forecast: way.Forecast, Choices: way.Changes, Reasons: planner.Reasons(way.Forecast)}
-				if why := planner.OtherBits(&c, &way.Forecast.Config); why != "" {
-					r.best.Reasons = append(r.best.Reasons, why)
-				}
-			}
+	if way := faster(r.best, r.ways); way != nil {
+		r.best = &planner.Fitted{Forecast: way.Forecast, Choices: way.Changes, Reasons: planner.Reasons(way.Forecast)}
+		if why := planner.OtherBits(&c, &way.Forecast.Config); why != "" {
+			r.best.Reasons = append(r.best.Reasons, why)
 		}
 	}
+}
+
+// faster is the fastest of the ways out that cost nothing; nil: none is faster than what a search found,
+// which may be nil.
+func faster(found *planner.Fitted, ways []planner.Way) (best *planner.Way) {
+	least := 0.0 // tokens a second
+	if found != nil {
+		least = found.TokensPerSecond()
+	}
+	for i := range ways {
+		if speed := ways[i].Forecast.TokensPerSecond(); ways[i].Cost == "" && speed > least {
+			best, least = &ways[i], speed
+		}
+	}
+	return best
 }
 
 // recommended sets the recommended configuration beside the requested one; nil:

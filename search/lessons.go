@@ -1,0 +1,168 @@
+package search
+
+import (
+	"math"
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+)
+
+// lessons correct the estimates of a base's mixes by what its plans differed by from theirs: kernel
+// ridge regression. The kernel of two mixes is the weighted Jaccard similarity of what they move
+// (features.overlap), which is positive definite.
+type lessons struct {
+	weight []float64 // bytes that each move frees, at least 1
+	of     []lesson
+	lower  [][]float64 // the Cholesky factor of the lessons' kernel matrix, by row
+	solved []offBy     // that matrix's inverse times what the lessons are off by
+}
+
+const (
+	mostLessons = 128  // of a base
+	lessonNoise = 0.01 // on the diagonal: mixes that are nearly equal have nearly equal lessons
+)
+
+// seen is a mix that was planned.
+type seen struct {
+	x mix
+	m *measured
+}
+
+// offBy is what a plan has over its estimate.
+type offBy struct {
+	freed float64 // bytes of device memory
+	time  float64 // part of the estimated time of a step
+}
+
+type lesson struct {
+	features
+	offBy
+}
+
+// features are the moves that a mix makes, in order, with the bytes of each, and their sum.
+type features struct {
+	moves []int
+	bytes []float64
+	sum   float64
+}
+
+func newLessons(set *moveSet) *lessons {
+	l := &lessons{}
+	for i := range set.moves {
+		l.weight = append(l.weight, max(1, set.moves[i].bytes))
+	}
+	return l
+}
+
+func (l *lessons) features(x mix) (f features) {
+	for i, share := range x {
+		if share > 0 {
+			b := float64(share * l.weight[i])
+			f.moves, f.bytes, f.sum = append(f.moves, i), append(f.bytes, b), f.sum+b
+		}
+	}
+	return f
+}
+
+func (f *features) equal(g *features) bool {
+	return slices.Equal(f.moves, g.moves) && slices.Equal(f.bytes, g.bytes)
+}
+
+// overlap is the bytes that two mixes both move, of those that either moves.
+func (f *features) overlap(g *features) float64 {
+	both := 0.0
+	for i, k := 0, 0; i < len(f.moves) && k < len(g.moves); {
+		switch a, b := f.moves[i], g.moves[k]; {
+		case a < b:
+			i++
+		case a > b:
+			k++
+		default:
+			both += min(f.bytes[i], g.bytes[k])
+			i, k = i+1, k+1
+		}
+	}
+	if either := f.sum + g.sum - both; either > 0 {
+		return both / either
+	}
+	return 1 // neither moves anything
+}
+
+// learn corrects later estimates of the filler's base by plans.
+func (f *filler) learn(plans []seen) {
+	l, before := f.known, len(f.known.of)
+	for _, p := range plans {
+		at := l.features(p.x)
+		if slices.ContainsFunc(l.of, func(o lesson) bool { return o.equal(&at) }) {
+			continue
+		}
+		freed := float64(f.from.need[graph.Device] - p.m.need[graph.Device])
+		l.of = append(l.of, lesson{at, offBy{freed - f.frees(p.x), p.m.seconds/f.seconds(p.x) - 1}})
+	}
+	if len(l.of) == before {
+		return
+	}
+	if over := len(l.of) - mostLessons; over > 0 { // a quarter at once: the factor is made again
+		l.of, l.lower = slices.Delete(l.of, 0, over+mostLessons/4), nil
+	}
+	l.factor()
+	l.solve()
+}
+
+// factor makes the rows of the Cholesky factor that are not there yet.
+func (l *lessons) factor() {
+	for i := len(l.lower); i < len(l.of); i++ {
+		row := make([]float64, i+1)
+		l.lower = append(l.lower, row)
+		for k := range row {
+			v := l.of[i].overlap(&l.of[k].features)
+			for j, c := range l.lower[k][:k] {
+				v -= float64(row[j] * c)
+			}
+			if k < i {
+				row[k] = v / l.lower[k][k]
+			} else {
+				row[k] = math.Sqrt(v + lessonNoise)
+			}
+		}
+	}
+}
+
+// solve substitutes forward and back.
+func (l *lessons) solve() {
+	n := len(l.of)
+	y := make([]offBy, n)
+	for i := range n {
+		y[i] = l.of[i].offBy
+		for k, c := range l.lower[i][:i] {
+			y[i].less(c, y[k])
+		}
+		y[i].by(l.lower[i][i])
+	}
+	for i := n - 1; i >= 0; i-- {
+		for k := i + 1; k < n; k++ {
+			y[i].less(l.lower[k][i], y[k])
+		}
+		y[i].by(l.lower[i][i])
+	}
+	l.solved = y
+}
+
+func (o *offBy) less(c float64, p offBy) {
+	o.freed -= float64(c * p.freed)
+	o.time -= float64(c * p.time)
+}
+
+func (o *offBy) by(c float64) { o.freed, o.time = o.freed/c, o.time/c }
+
+// correct is what the estimates of a mix are expected to be off by.
+func (l *lessons) correct(x mix) (off offBy) {
+	if len(l.of) == 0 {
+		return off
+	}
+	at := l.features(x)
+	for i := range l.of {
+		off.less(-at.overlap(&l.of[i].features), l.solved[i])
+	}
+	return off
+}
