@@ -6,6 +6,7 @@ import (
 
 	"github.com/dustin/go-humanize/english"
 
+	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -78,7 +79,7 @@ var toldAlone = []pair{
 		"changes nothing: parameters are gathered at Config.Zero 3 alone, and nothing rests off the device"},
 	{"Config.ShardSize %v", func(c *Config) any { return c.ShardSize }, 0, func(c *Config) bool { return c.Zero > 0 },
 		"changes nothing: at Config.Zero 0 nothing is sharded"},
-	{"Config.PipelineSchedule %v", func(c *Config) any { return c.PipelineSchedule }, standard.PipelineSchedule, (*Config).Pipelined,
+	{"Config.PipelineSchedule %v", func(c *Config) any { return c.TurnsOfStages() }, mesh.OneForwardOneBackward, (*Config).Pipelined,
 		"changes nothing: without Config.Pipeline there is one stage"},
 	{"Config.AccumOrder", func(c *Config) any { return c.AsksLayers() }, false, func(c *Config) bool { return c.Accum > 1 },
 		"layer changes nothing: a step has one micro-batch (Config.Accum 1)"},

@@ -102,6 +102,7 @@ type NoWay struct {
 	Choices Settings  // its own
 	Tried   int       // configurations planned
 	Beyond  []string  // what else was tried
+	Spent   bool      // the effort was used up before all was tried
 }
 
 func (n *NoWay) String() string {
@@ -109,7 +110,10 @@ func (n *NoWay) String() string {
 	if n.Nearest != nil {
 		text += fmt.Sprintf(" The nearest, %s, %s.", n.Choices, Shortfall(n.Nearest))
 	}
-	if len(n.Beyond) > 0 {
+	switch {
+	case n.Spent:
+		text += " That was all the effort that the search was given: with more it may find something."
+	case len(n.Beyond) > 0:
 		text += " Tried in vain beside it: " + strings.Join(n.Beyond, ", ") + "."
 	}
 	return text
@@ -125,7 +129,7 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	hw.Variants = asked.of.variants()
 	found, none := search.WaysOut(ctx, asked.found, hw)
 	if none != nil {
-		no := &NoWay{Nearest: asked.of.forecast(none.Nearest), Tried: none.Tried, Beyond: none.Beyond}
+		no := &NoWay{Nearest: asked.of.forecast(none.Nearest), Tried: none.Tried, Beyond: none.Beyond, Spent: none.Spent}
 		if none.Nearest != nil {
 			no.Choices = choices(&none.Nearest.Spec, none.Batches, false)
 		}

@@ -42,6 +42,7 @@ type NoWay struct {
 	Batches bool
 	Tried   int      // configurations planned
 	Beyond  []string // what else was tried
+	Spent   bool     // the effort was used up before all was tried
 }
 
 // mostWays are printed of the changes that keep the job as it is.
@@ -105,7 +106,7 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	if no.Nearest != nil {
 		no.Batches = no.Nearest.Spec.Batch != spec.Batch
 	}
-	no.Beyond = w.beyondNames()
+	no.Beyond, no.Spent = w.beyondNames(), w.budget.refused
 	return nil, no
 }
 

@@ -596,7 +596,7 @@ func (t *Trainer) otherSettings(was saving.Record) string {
 	names, lines := saving.Changed(was.Settings, saving.Settings(&t.cfg.Config))
 	for i, name := range names {
 		switch name {
-		case "ranks", "accum", "accum-order", "global-batch", "collectives", "tokenizer", "order", "bf16-rounding":
+		case "ranks", "tensor", "pipeline", "accum", "accum-order", "global-batch", "collectives", "tokenizer", "order", "bf16-rounding":
 			continue // where they decide bits they are compared with the receipt's Config
 		}
 		return lines[i]

@@ -261,7 +261,7 @@ func TestBenchScale(t *testing.T) {
 	require.Equal(t, over, rows[len(rows)-1].Ranks)
 	require.False(t, rows[len(rows)-1].Overlap)
 	require.Contains(t, got.stderr, "Predicted before the runs: strong 1 ")
-	require.Contains(t, got.stdout, "Predicted against measured: median ")
+	require.Contains(t, got.stdout, "Predicted against measured step, of ")
 
 	rows, _ = benchRows(t, scale("--ranks", "1", "--mode", "weak", "--gpu", "rtx-4090")...)
 	require.Len(t, rows, 11)

@@ -382,7 +382,7 @@ func TestPlanTellsItsRates(t *testing.T) {
 	r := command(args...)
 	require.Contains(t, r.stdout, "A step, predicted (CPU: rates of a typical server core; spillway plan\n  --calibrate measures this machine)\n")
 	gpu := unwrapped(command(append(args, "--gpu", "h100-80")...).stdout)
-	require.Regexp(t, `A step, predicted from the GPU's rates: published runs \(\d+, of torch, torch-compile, megatron, maxtext, llmq\) took \d\.\d\d to 1\.\d\d times as long as predicted`, gpu)
+	require.Regexp(t, `A step, predicted from the GPU's rates: published runs \(\d+, of torch, megatron, maxtext, llmq\) took \d\.\d\d to 1\.\d\d times as long as predicted`, gpu)
 	require.Regexp(t, `time [\d.]+–[\d.]+ (µs|ms|s) computing`, gpu, "ranges of two digits, not four digits")
 	_, before := planned(t, args[1:]...)
 

@@ -63,7 +63,8 @@ func FitsOf(card string, generation func(card string) string) []*Fit {
 	return FitsIn(Rows(), card, generation)
 }
 
-// FitsIn is FitsOf for the given rows.
+// FitsIn is FitsOf for the given rows. Stacks with two rows are left out where others have more: an
+// interval of so few says little of the stack.
 func FitsIn(rows []Row, card string, generation func(card string) string) (fits []*Fit) {
 	for rung := range rungs {
 		for _, stack := range Stacks {
@@ -71,12 +72,18 @@ func FitsIn(rows []Row, card string, generation func(card string) string) (fits 
 				fits = append(fits, f)
 			}
 		}
+		if few := func(f *Fit) bool { return f.Rows < 3 }; slices.ContainsFunc(fits, func(f *Fit) bool { return !few(f) }) {
+			fits = slices.DeleteFunc(fits, few)
+		}
 		if fits != nil {
 			return fits
 		}
 	}
 	return nil
 }
+
+// enough rows are those whose least and most hold a further one with probability 0.8.
+const enough = 9
 
 // rungs are a card's own rows, those of its generation, and all.
 const rungs = 3
@@ -120,7 +127,7 @@ func fit(rows []*Row) *Fit {
 // ones. Below nine values even the least and the most hold it more rarely, (n−1)/(n+1); it is
 // Student's prediction interval there, by the same factor below the mean as above it.
 func interval(sorted []float64) (low, high float64) {
-	if n := float64(len(sorted)); len(sorted)-2 < len(student) {
+	if n := float64(len(sorted)); len(sorted) < enough {
 		mean, squares := 0.0, 0.0
 		for _, v := range sorted {
 			mean += v / n
@@ -135,7 +142,7 @@ func interval(sorted []float64) (low, high float64) {
 }
 
 // student has the 90 % quantiles of Student's distribution for 1 to 7 degrees of freedom.
-var student = [...]float64{3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415}
+var student = [enough - 2]float64{3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415}
 
 // quantile of a new value among nine and more that are sorted: the q-th of n + 1 places, between
 // two of them by their distances.

@@ -63,7 +63,7 @@ func Settings(c *config.Config) map[string]string {
 	slices.Sort(freeze)
 	s := map[string]string{
 		"seed": strconv.FormatInt(c.Seed, 10), "order": strings.ToLower(order), "seq": strconv.Itoa(c.Seq), "tokenizer": c.Tokenizer,
-		"batch": strconv.Itoa(c.Batch), "accum": strconv.Itoa(c.Accum), "ranks": strconv.Itoa(c.DataRanks()),
+		"batch": strconv.Itoa(c.Batch), "accum": strconv.Itoa(c.Accum), "ranks": strconv.Itoa(c.Ranks),
 		"lr": number(c.LR), "lr-schedule": strings.ToLower(c.LRSchedule), "lr-scale": strings.ToLower(c.LRScale),
 		"weight-decay": number(c.WeightDecay), "beta1": number(c.Beta1), "beta2": number(c.Beta2), "eps": number(c.Eps),
 		"clip": number(c.Clip), "dropout": number(c.Dropout), "freeze": strings.Join(freeze, ","),
@@ -111,8 +111,10 @@ func Settings(c *config.Config) map[string]string {
 	if c.ShardSize != 0 && c.ShardSize != c.DataRanks() {
 		s["shard-size"] = strconv.Itoa(c.ShardSize)
 	}
-	if n := c.Slices(); n > 0 {
-		s["tensor-slices"] = strconv.Itoa(n)
+	for name, n := range map[string]int{"tensor": c.Tensor, "tensor-slices": c.Slices(), "pipeline": c.Pipeline} {
+		if n > 1 {
+			s[name] = strconv.Itoa(n)
+		}
 	}
 	if c.Algorithm() == algo.Ring {
 		s["collectives"] = string(algo.Ring)
@@ -148,8 +150,8 @@ var settingFields = map[string]string{
 	"freeze": "Freeze", "global-batch": "GlobalBatch", "int8": "Int8", "lora": "LoRA", "loss-scale": "LossScale",
 	"loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR", "lr-base-batch": "LRBaseBatch",
 	"lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "nesterov": "Nesterov", "on-nonfinite": "OnNonFinite",
-	"optimizer-dtype": "OptimizerDType", "order": "Order", "precision": "Precision", "ranks": "Ranks",
-	"reduce": "Reduce", "bf16-rounding": "BF16Rounding", "reproducible": "Reproducible", "seed": "Seed", "seq": "Seq", "shard-size": "ShardSize", "tensor-slices": "TensorSlices",
+	"optimizer-dtype": "OptimizerDType", "order": "Order", "pipeline": "Pipeline", "precision": "Precision", "ranks": "Ranks",
+	"reduce": "Reduce", "bf16-rounding": "BF16Rounding", "reproducible": "Reproducible", "seed": "Seed", "seq": "Seq", "shard-size": "ShardSize", "tensor": "Tensor", "tensor-slices": "TensorSlices",
 	"steps": "Steps", "tokenizer": "Tokenizer", "trust": "Trust", "warmup": "Warmup",
 	"weight-decay": "WeightDecay",
 }
@@ -230,11 +232,11 @@ func rowsUntil(settings map[string]string, steps int) config.BatchSchedule {
 	}
 	rows, err := strconv.Atoi(settings["global-batch"])
 	if err != nil {
-		rows = 1
-		for _, name := range []string{"batch", "accum", "ranks"} {
+		number := func(name string) int {
 			n, _ := strconv.Atoi(settings[name])
-			rows *= n
+			return n
 		}
+		rows = number("batch") * number("accum") * number("ranks") / max(number("tensor"), 1) / max(number("pipeline"), 1)
 	}
 	return config.BatchSchedule{{Step: 0, Rows: rows}}.Until(steps)
 }

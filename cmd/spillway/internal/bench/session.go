@@ -157,7 +157,8 @@ func newRow(name, vary string, f *spillway.Forecast) Row {
 func (s *session) measure(ctx context.Context) error {
 	leave := cli.Shelter() // until the running process has ended
 	defer leave()
-	live, began, done := cli.NewLiveLine(s.progress), time.Now(), 0
+	says, began, done := cli.NewProgress(s.progress), time.Now(), 0
+	defer says.End()
 	total := 0
 	for _, j := range s.jobs {
 		if j.runs() {
@@ -165,9 +166,6 @@ func (s *session) measure(ctx context.Context) error {
 		}
 	}
 	for round := range s.rounds {
-		if live == nil {
-			fmt.Fprintf(s.progress, "round %d of %d …\n", round+1, s.rounds)
-		}
 		order := slices.Clone(s.jobs)
 		if round%2 == 1 {
 			slices.Reverse(order)
@@ -176,15 +174,12 @@ func (s *session) measure(ctx context.Context) error {
 			if !j.runs() {
 				continue
 			}
+			left := ""
+			if done > 0 {
+				left = fmt.Sprintf(", about %v left", (time.Since(began) / time.Duration(done) * time.Duration(total-done)).Round(time.Second))
+			}
 			show := func(l stepLine) {
-				if live == nil {
-					return
-				}
-				left := ""
-				if done > 0 {
-					left = fmt.Sprintf("about %v left", (time.Since(began) / time.Duration(done) * time.Duration(total-done)).Round(time.Second))
-				}
-				live.Show([]string{fmt.Sprintf("round %d of %d", round+1, s.rounds), cli.Gauge(int64(done), int64(total)), j.Name, fmt.Sprintf("step %d", l.Step), left}, false)
+				says.Says(fmt.Sprintf("round %d of %d, %s, after step %d%s …", round+1, s.rounds, j.Name, l.Step, left))
 			}
 			show(stepLine{})
 			if err := s.runOnce(ctx, j, show); err != nil {
@@ -195,9 +190,6 @@ func (s *session) measure(ctx context.Context) error {
 			}
 			done++
 		}
-	}
-	if live != nil {
-		live.End()
 	}
 	for _, j := range s.jobs {
 		if j.runs() {
