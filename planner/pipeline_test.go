@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/model"
@@ -62,7 +63,7 @@ func TestLayersAreDividedByTime(t *testing.T) {
 	shorter := 0
 	for _, name := range []string{"gpt2", "llama-3.2-1b", "qwen-2.5-0.5b"} {
 		for _, stages := range []int{2, 4, 8} {
-			if testing.Short() && stages > 2 {
+			if !long.On() && stages > 2 {
 				continue
 			}
 			for _, on := range []struct {

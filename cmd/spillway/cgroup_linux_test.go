@@ -19,13 +19,20 @@ import (
 // memoryGroup makes a control group of so many bytes of memory, of version 1 or 2, and returns its
 // folder; it skips where this process may not.
 func memoryGroup(t *testing.T, bytes int64) string {
-	for root, limit := range map[string]string{"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"} {
-		folder := filepath.Join(root, fmt.Sprintf("spillway-test-%d", os.Getpid()))
+	for _, limit := range []string{"/sys/fs/cgroup/memory/%s/memory.limit_in_bytes", "/sys/fs/cgroup/%s/memory.max"} {
+		limit = fmt.Sprintf(limit, fmt.Sprintf("spillway-test-%d", os.Getpid()))
+		folder := filepath.Dir(limit)
 		if os.Mkdir(folder, 0o755) != nil {
 			continue
 		}
 		t.Cleanup(func() { require.NoError(t, os.Remove(folder)) })
-		if os.WriteFile(filepath.Join(folder, limit), []byte(strconv.FormatInt(bytes, 10)), 0) == nil {
+		f, err := os.OpenFile(limit, os.O_WRONLY, 0) // the kernel has made it, where it can be
+		if err != nil {
+			continue
+		}
+		_, err = f.WriteString(strconv.FormatInt(bytes, 10))
+		require.NoError(t, f.Close())
+		if err == nil {
 			return folder
 		}
 	}

@@ -1,7 +1,7 @@
 #!/bin/bash
 # llama-3-8b on 16 × h100-80, as spillway plan has planned it: a rank takes 29.08
-# GiB of 79.65 GiB of device memory and 346.65 MiB of host memory, a step 330–580
-# ms, 110,000–200,000 tokens/s.
+# GiB of 79.65 GiB of device memory and 346.65 MiB of host memory, a step 320–580
+# ms, 110,000–210,000 tokens/s.
 # Check the paths: all hosts see the same data, model and checkpoint folder. A cluster may ask for
 # --partition and --account too.
 #SBATCH --job-name=spillway
