@@ -4,7 +4,10 @@ package graph
 // of what the planning of a deep model allocates: short slices therefore share one
 // allocation (slab), with room for more buffers. If p was given up by Yield, Clone does not
 // copy but returns p's parts.
-func (p *Program) Clone() *Program {
+func (p *Program) Clone() *Program { return p.clone(len(p.Buffers) / 2) }
+
+// clone is Clone with room for so many more buffers.
+func (p *Program) clone(room int) *Program {
 	q := *p
 	q.sole = true
 	if p.spare {
@@ -16,7 +19,7 @@ func (p *Program) Clone() *Program {
 		s := *p.Scaler
 		q.Scaler = &s
 	}
-	q.Buffers = cloneBuffers(p.Buffers)
+	q.Buffers = cloneBuffers(p.Buffers, room)
 	q.Scalars = append([]Scalars(nil), p.Scalars...)
 	q.Params = append([]Param(nil), p.Params...)
 	var dims slab[int64]
@@ -71,8 +74,8 @@ func (p *Program) TakeBack() {
 // Keep marks p as shared by several users: Yield then does nothing.
 func (p *Program) Keep() { p.sole, p.spare = false, false }
 
-func cloneBuffers(bufs []Buffer) []Buffer {
-	out := append(make([]Buffer, 0, len(bufs)+len(bufs)/2), bufs...)
+func cloneBuffers(bufs []Buffer, room int) []Buffer {
+	out := append(make([]Buffer, 0, len(bufs)+room), bufs...)
 	var dims slab[int64]
 	var places slab[Placement]
 	views := 0

@@ -177,7 +177,7 @@ func TestVerifyOrder(t *testing.T) {
 		for i := range v.filled {
 			v.filled[i] = true // contents are another matter
 		}
-		roots := make([]rootUse, len(p.Buffers))
+		roots := &rootUses{at: make([]int32, len(p.Buffers))}
 		var failed error
 		for i := range tr.Steps {
 			if failed = v.step(tr, roots, i); failed != nil {

@@ -20,46 +20,66 @@ func (p *Program) runs(op *Op, stage int) bool {
 // read. Buffers keep their IDs. Those of other stages are used by nothing, and their units are
 // empty. p must not have its events yet.
 func (p *Program) Role(stage int) *Program {
-	q := p.Clone()
-	read := make([]bool, len(q.Buffers))
-	q.eachOps(func(ops []Op) []Op {
-		ops = slices.DeleteFunc(ops, func(op Op) bool { return !p.runs(&op, stage) })
+	own := *p // only what the stage runs is cloned: the program has the operations of all stages
+	own.spare = false
+	own.Sections, own.Units = slices.Clone(p.Sections), slices.Clone(p.Units)
+	for i := range own.Sections {
+		own.Sections[i].Phases = slices.Clone(own.Sections[i].Phases)
+	}
+	read := make([]bool, len(p.Buffers))
+	own.eachOps(func(ops []Op) []Op {
+		n := 0
 		for i := range ops {
+			if p.runs(&ops[i], stage) {
+				n++
+			}
+		}
+		list := make([]Op, 0, n)
+		for i := range ops {
+			if !p.runs(&ops[i], stage) {
+				continue
+			}
+			list = append(list, ops[i])
 			Effects(&ops[i], func(e Effect) {
 				if e.Read {
-					root, _ := q.Resolve(e.Buf, nil)
+					root, _ := p.Resolve(e.Buf, nil)
 					read[root] = true
 				}
 			})
 		}
-		return ops
+		return list
 	})
-	q.eachOps(func(ops []Op) []Op {
+	var unread []BufID
+	own.eachOps(func(ops []Op) []Op {
 		return slices.DeleteFunc(ops, func(op Op) bool {
-			if op.Unit >= 0 || op.Kind != Copy || !q.Buf(op.In[0]).Port.In() || q.Buf(op.In[0]).Port == PortInput {
+			if op.Unit >= 0 || op.Kind != Copy || !p.Buf(op.In[0]).Port.In() || p.Buf(op.In[0]).Port == PortInput {
 				return false
 			}
-			root, _ := q.Resolve(op.Out[0].Buf, nil)
+			root, _ := p.Resolve(op.Out[0].Buf, nil)
 			if !read[root] {
-				q.Buf(op.In[0]).Port = NoPort
+				unread = append(unread, op.In[0])
 			}
 			return !read[root]
 		})
 	})
-	for i := range q.Sections {
-		for j := range q.Sections[i].Phases {
-			ph := &q.Sections[i].Phases[j]
-			names := map[string]bool{}
+	for i := range own.Sections {
+		for j := range own.Sections[i].Phases {
+			ph := &own.Sections[i].Phases[j]
+			names := make(map[string]bool, len(ph.Ops))
 			for k := range ph.Ops {
 				names[ph.Ops[k].Name] = true
 			}
-			ph.Throttles = slices.DeleteFunc(ph.Throttles, func(t Throttle) bool { return !names[t.Before] || !names[t.After] })
+			ph.Throttles = slices.DeleteFunc(slices.Clone(ph.Throttles), func(t Throttle) bool { return !names[t.Before] || !names[t.After] })
 		}
 	}
-	for u := range q.Units {
-		if was := q.Units[u]; was.Stage != stage {
-			q.Units[u] = Unit{Name: was.Name, Frozen: was.Frozen, Block: was.Block, Stage: was.Stage}
+	for u := range own.Units {
+		if was := own.Units[u]; was.Stage != stage {
+			own.Units[u] = Unit{Name: was.Name, Frozen: was.Frozen, Block: was.Block, Stage: was.Stage}
 		}
+	}
+	q := own.clone(0)
+	for _, id := range unread {
+		q.Buf(id).Port = NoPort
 	}
 	return q
 }

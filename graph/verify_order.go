@@ -24,7 +24,24 @@ type rootUse struct {
 	last    int32    // the last step that wrote, −1 none
 }
 
+// rootUses has the root buffers that a section uses. In a role of a pipeline these are few of
+// the program's.
+type rootUses struct {
+	at   []int32 // by buffer: 1 + its index in list; 0: not used yet
+	list []rootUse
+}
+
+// of returns what is known of a root buffer. The pointer holds until the next call.
+func (u *rootUses) of(root BufID) *rootUse {
+	if u.at[root] == 0 {
+		u.list = append(u.list, rootUse{last: -1})
+		u.at[root] = int32(len(u.list))
+	}
+	return &u.list[u.at[root]-1]
+}
+
 func (v *verifier) sections() error {
+	roots := rootUses{at: make([]int32, len(v.p.Buffers))}
 	for i := range v.p.Sections {
 		t, err := NewTrace(v.p, v.regions, &v.p.Sections[i])
 		if err != nil {
@@ -34,12 +51,10 @@ func (v *verifier) sections() error {
 			w := t.unrecorded[0]
 			return fmt.Errorf("%s: waits for event %d, which no operation of the section records before it", t.Label(w.step), w.event)
 		}
-		roots := make([]rootUse, len(v.p.Buffers))
-		for i := range roots {
-			roots[i].last = -1
-		}
+		clear(roots.at)
+		roots.list = nil
 		for i := range t.Steps {
-			if err := v.step(t, roots, i); err != nil {
+			if err := v.step(t, &roots, i); err != nil {
 				return err
 			}
 		}
@@ -47,17 +62,17 @@ func (v *verifier) sections() error {
 	return nil
 }
 
-func (v *verifier) step(t *Trace, roots []rootUse, i int) error {
+func (v *verifier) step(t *Trace, roots *rootUses, i int) error {
 	op := t.Op(i)
 	var err error
 	Effects(op, func(e Effect) {
 		if err == nil && e.Read {
-			err = v.contents(t, &roots[v.regions.Of[e.Buf].Root], i, e)
+			err = v.contents(t, roots.of(v.regions.Of[e.Buf].Root), i, e)
 		}
 	})
 	Effects(op, func(e Effect) {
 		if err == nil {
-			err = v.ordered(t, &roots[v.regions.Of[e.Buf].Root], i, e)
+			err = v.ordered(t, roots.of(v.regions.Of[e.Buf].Root), i, e)
 		}
 	})
 	if err != nil {
@@ -65,7 +80,7 @@ func (v *verifier) step(t *Trace, roots []rootUse, i int) error {
 	}
 	Effects(op, func(e Effect) {
 		g := v.regions.Of[e.Buf]
-		r := &roots[g.Root]
+		r := roots.of(g.Root)
 		r.add(v.regions, touch{int32(i), op.Stream, e.Write, e.Buf, g})
 		if e.Write && v.p.Buf(g.Root).Life != LifeRun {
 			if r.written == nil {

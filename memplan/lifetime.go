@@ -56,23 +56,6 @@ func (s *section) lastStep(r int32) int {
 	return int(s.ranges[r].Steps[len(s.ranges[r].Steps)-1])
 }
 
-// before says whether all uses of range x happen before all uses of range y.
-func (s *section) before(x, y int32) bool {
-	last, known := &s.last[x], &s.known[y]
-	for st := range last {
-		if last[st] > known[st] {
-			return false
-		}
-	}
-	return true
-}
-
-func usesAny(op *graph.Op) bool {
-	any := false
-	graph.Effects(op, func(graph.Effect) { any = true })
-	return any
-}
-
 // orders returns program order and, if there are several streams, orders that run one of them
 // as early or as late as the events allow, since a stream that runs ahead holds more memory.
 func orders(t *graph.Trace) []order {

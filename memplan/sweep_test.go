@@ -74,3 +74,14 @@ func TestMirror(t *testing.T) {
 		}
 	}
 }
+
+// before says whether all uses of range x happen before all uses of range y.
+func (s *section) before(x, y int32) bool {
+	last, known := &s.last[x], &s.known[y]
+	for st := range last {
+		if last[st] > known[st] {
+			return false
+		}
+	}
+	return true
+}

@@ -217,13 +217,14 @@ func (s *Spec) verify(p *graph.Program, ps *pass, same bool) error {
 	if s.BoundsOnly && !s.Verify {
 		return nil
 	}
-	if !same {
-		if err := graph.VerifyStructure(p); err != nil {
-			return err
-		}
-	}
-	if ps.ordered && (s.Verify || ps == &passes[len(passes)-1]) {
+	ordered := ps.ordered && (s.Verify || ps == &passes[len(passes)-1])
+	switch {
+	case ordered && !same:
+		return graph.Verify(p)
+	case ordered:
 		return graph.VerifyOrder(p)
+	case !same:
+		return graph.VerifyStructure(p)
 	}
 	return nil
 }

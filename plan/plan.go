@@ -186,15 +186,6 @@ type Plan struct {
 // capacities only if Config.Early is set; Plan.Fit compares it in any case.
 func Build(fwd Forward, cfg Config) (*Plan, error) { return (*Shared)(nil).Build(fwd, cfg) }
 
-// cannotFit returns a *DoesNotFit if the lower bound of a space exceeds its capacity.
-func cannotFit(p *graph.Program, cfg Config) error {
-	bounds, err := memplan.Bounds(p)
-	if err != nil {
-		return fmt.Errorf("plan: memory: %w", err)
-	}
-	return overBound(bounds, cfg)
-}
-
 // overBound returns a *DoesNotFit for the first space whose lower bound exceeds its capacity.
 func overBound(bounds [graph.NumSpaces]memplan.SpaceUse, cfg Config) error {
 	for s := range graph.NumSpaces {

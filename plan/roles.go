@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -70,23 +71,29 @@ func (p *Plan) Programs() (list []*graph.Program) {
 	return list
 }
 
-// roles schedules the operations of each role. The program has no events yet where there are
-// several, and is the only role otherwise.
+// roles schedules the operations of each role, and bounds what it needs where that decides. The
+// program has no events yet where there are several, and is the only role otherwise.
 func (s *Spec) roles(p *graph.Program) ([]Role, error) {
-	if s.stages() == 1 {
-		return []Role{{Program: p}}, nil
-	}
-	own := *s
-	own.Observe = nil
-	roles := make([]Role, s.stages())
-	for stage := range roles {
-		q, err := rewrite(own, sizeStaging(p.Role(stage)), "schedule", "")
-		if err != nil {
-			return nil, fmt.Errorf("stage %d: %w", stage, err)
+	roles, errs := make([]Role, s.stages()), make([]error, s.stages())
+	switch {
+	case len(roles) == 1:
+		roles[0].Program = p
+		return roles, roles[0].bound(s.Config)
+	case s.Early || s.BoundsOnly: // later stages need no program if one does not fit
+		for stage := range roles {
+			if err := s.role(p, stage, &roles[stage]); err != nil {
+				return nil, err
+			}
 		}
-		roles[stage].Program = q
+	default:
+		Parallel(len(roles), func(stage int) { errs[stage] = s.role(p, stage, &roles[stage]) })
+		if err := cmp.Or(errs...); err != nil {
+			return nil, err
+		}
+	}
+	for stage := range roles {
 		if s.Observe != nil {
-			if err := s.Observe(fmt.Sprintf("schedule-stage-%d", stage), q); err != nil {
+			if err := s.Observe(fmt.Sprintf("schedule-stage-%d", stage), roles[stage].Program); err != nil {
 				return nil, err
 			}
 		}
@@ -94,20 +101,48 @@ func (s *Spec) roles(p *graph.Program) ([]Role, error) {
 	return roles, nil
 }
 
-// place lays out the buffers of every role, and notes in the plan's Layout those of each space's
-// largest.
+// role schedules what a stage of p runs.
+func (s *Spec) role(p *graph.Program, stage int, r *Role) (err error) {
+	own := *s
+	own.Observe = nil
+	q := p.Role(stage)
+	q.Yield()
+	if r.Program, err = rewrite(own, sizeStaging(q), "schedule", ""); err != nil {
+		return fmt.Errorf("stage %d: %w", stage, err)
+	}
+	return r.bound(s.Config)
+}
+
+// bound returns a *DoesNotFit if Config.Early is set and the role's lower bound exceeds a
+// capacity. With BoundsOnly the bound is the layout.
+func (r *Role) bound(cfg Config) error {
+	if !cfg.Early && !cfg.BoundsOnly {
+		return nil
+	}
+	bounds, err := memplan.Bounds(r.Program)
+	if err != nil {
+		return fmt.Errorf("plan: memory: %w", err)
+	}
+	if cfg.BoundsOnly {
+		r.Layout = &memplan.Layout{Spaces: bounds}
+	}
+	if cfg.Early {
+		return overBound(bounds, cfg)
+	}
+	return nil
+}
+
+// place lays out the buffers of every role that has no layout yet, and notes in the plan's Layout
+// those of each space's largest.
 func (p *Plan) place(cfg Config) error {
-	for i := range p.Roles {
-		r := &p.Roles[i]
-		if cfg.Early {
-			if err := cannotFit(r.Program, cfg); err != nil {
-				return err
-			}
+	errs := make([]error, len(p.Roles))
+	Parallel(len(p.Roles), func(i int) {
+		if r := &p.Roles[i]; r.Layout == nil {
+			r.Layout, errs[i] = layout(r.Program, cfg)
 		}
-		var err error
-		if r.Layout, err = layout(r.Program, cfg); err != nil {
-			return err
-		}
+	})
+	if err := cmp.Or(errs...); err != nil {
+		return err
 	}
 	most := *p.Roles[0].Layout
 	for i := range p.Roles[1:] {
@@ -124,15 +159,8 @@ func (p *Plan) place(cfg Config) error {
 	return nil
 }
 
-// layout lays out the buffers of a program, or only bounds what they take.
+// layout lays out the buffers of a program.
 func layout(p *graph.Program, cfg Config) (*memplan.Layout, error) {
-	if cfg.BoundsOnly {
-		bounds, err := memplan.Bounds(p)
-		if err != nil {
-			return nil, fmt.Errorf("plan: memory: %w", err)
-		}
-		return &memplan.Layout{Spaces: bounds}, nil
-	}
 	l, err := memplan.Assign(p, memplan.Options{Align: cfg.Target.Align, Stop: cfg.goOn})
 	if err != nil {
 		var left *stopped
