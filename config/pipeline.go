@@ -33,12 +33,14 @@ func (c *Config) FirstLayers() (first []int, next int, err error) {
 		a, err := strconv.Atoi(from)
 		b, err2 := strconv.Atoi(to)
 		if err != nil || err2 != nil || a != next || b < a {
-			return nil, 0, Refuse("Config.Stages %.80q: stage %d is %.40q, and has to begin at layer %d; give each stage of Config.Pipeline its layers in turn, as in 0-5,6-11", c.Stages, len(first), text, next)
+			return nil, 0, Refuse("Config.Stages %.80q: stage %d is %.40q, and has to begin at layer %d; "+
+				"give each stage of Config.Pipeline its layers in turn, as in 0-5,6-11", c.Stages, len(first), text, next)
 		}
 		first, next = append(first, a), b+1
 	}
 	if len(first) != c.Pipeline {
-		return nil, 0, Refuse("Config.Stages %.80q has %s, and Config.Pipeline is %d; give one range of layers for each stage", c.Stages, english.Plural(len(first), "range", ""), c.Pipeline)
+		return nil, 0, Refuse("Config.Stages %.80q has %s, and Config.Pipeline is %d; give one range of layers for each stage",
+			c.Stages, english.Plural(len(first), "range", ""), c.Pipeline)
 	}
 	return first, next, nil
 }

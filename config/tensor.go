@@ -54,7 +54,8 @@ func validTensor(c *Config) error {
 		}
 	}
 	if slices > ranks && !strings.EqualFold(c.PrecisionName(), "fp32") {
-		return Refuse("Config.Precision %s with Config.TensorSlices %d and Config.Tensor %d: a rank's sum of several slices would be rounded once more; give Config.Tensor %d, as many as slices, or fp32",
+		return Refuse("Config.Precision %s with Config.TensorSlices %d and Config.Tensor %d: "+
+			"a rank's sum of several slices would be rounded once more; give Config.Tensor %d, as many as slices, or fp32",
 			c.Precision, slices, ranks, slices)
 	}
 	return nil

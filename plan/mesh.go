@@ -17,7 +17,9 @@ func (c Config) validateMesh() error {
 		return fmt.Errorf("precision: %v does not exist; use fp32, bf16 or fp16", c.Precision)
 	case c.Reduce32 && c.Precision == precision.FP32:
 		return fmt.Errorf("reduce: fp32 gradients travel in fp32 already; leave it out, or compute in bf16 or fp16")
-	case c.Tensor < 0 || c.Pipeline < 0 || c.Ranks%(max(c.Tensor, 1)*max(c.Pipeline, 1)) != 0:
+	case c.Tensor < 0 || c.Pipeline < 0:
+		return fmt.Errorf("Config.Tensor %d, Config.Pipeline %d: negative", c.Tensor, c.Pipeline)
+	case c.Ranks%(max(c.Tensor, 1)*max(c.Pipeline, 1)) != 0:
 		return c.unequalGroups()
 	case c.Slices < 0 || c.Slices&(c.Slices-1) != 0 || c.Slices == 1 || c.Slices%max(c.Tensor, 1) != 0 || c.Tensor > 1 && c.Slices == 0:
 		return fmt.Errorf("Config.TensorSlices %d with Config.Tensor %d: want a power of two from 2 that the ranks divide", c.Slices, max(c.Tensor, 1))
@@ -52,20 +54,14 @@ func (c Config) validateMesh() error {
 // unequalGroups says that ranks do not divide into tensor groups and stages. It names no field to
 // change: the number of ranks is that of processes or GPUs in a job.
 func (c Config) unequalGroups() error {
-	each, given := 1, ""
-	for _, f := range []struct {
-		name string
-		n    int
-	}{{"Tensor", c.Tensor}, {"Pipeline", c.Pipeline}} {
-		if f.n < 0 || f.n > 1 {
-			each *= f.n
-			given += fmt.Sprintf("Config.%s %d with ", f.name, f.n)
-		}
+	each, given := max(c.Tensor, 1)*max(c.Pipeline, 1), fmt.Sprintf("Config.Tensor %d", c.Tensor)
+	switch {
+	case c.Tensor < 2:
+		given = fmt.Sprintf("Config.Pipeline %d", c.Pipeline)
+	case c.Pipeline > 1:
+		given += fmt.Sprintf(" and Config.Pipeline %d", c.Pipeline)
 	}
-	if each < 0 {
-		return fmt.Errorf("%sConfig.Ranks %d: negative", given, c.Ranks)
-	}
-	return fmt.Errorf("%sConfig.Ranks %d: the number of ranks has to be a multiple of %d", given, c.Ranks, each)
+	return fmt.Errorf("%s with Config.Ranks %d: the number of ranks has to be a multiple of %d", given, c.Ranks, each)
 }
 
 // uneven returns the shares of a step that ranks share unevenly; nil: there is none.

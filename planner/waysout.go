@@ -112,7 +112,7 @@ func (n *NoWay) String() string {
 	}
 	switch {
 	case n.Spent:
-		text += " That was all the effort that the search was given: with more it may find something."
+		text += " The effort was used up."
 	case len(n.Beyond) > 0:
 		text += " Tried in vain beside it: " + strings.Join(n.Beyond, ", ") + "."
 	}

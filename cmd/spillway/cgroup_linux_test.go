@@ -17,43 +17,43 @@ import (
 )
 
 // memoryGroup makes a control group of so many bytes of memory, of version 1 or 2, and returns its
-// folder; it skips where this process may not.
+// folder; "": this process may not.
 func memoryGroup(t *testing.T, bytes int64) string {
-	for _, limit := range []string{"/sys/fs/cgroup/memory/%s/memory.limit_in_bytes", "/sys/fs/cgroup/%s/memory.max"} {
-		limit = fmt.Sprintf(limit, fmt.Sprintf("spillway-test-%d", os.Getpid()))
-		folder := filepath.Dir(limit)
-		if os.Mkdir(folder, 0o755) != nil {
-			continue
-		}
-		t.Cleanup(func() { require.NoError(t, os.Remove(folder)) })
-		f, err := os.OpenFile(limit, os.O_WRONLY, 0) // the kernel has made it, where it can be
+	for root, limit := range map[string]string{"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"} {
+		folder, err := os.MkdirTemp(root, "spillway-test-")
 		if err != nil {
 			continue
 		}
-		_, err = f.WriteString(strconv.FormatInt(bytes, 10))
-		require.NoError(t, f.Close())
-		if err == nil {
-			return folder
+		if f, err := os.OpenFile(filepath.Join(folder, limit), os.O_WRONLY, 0); err == nil { // the kernel has made it
+			_, err = f.WriteString(strconv.FormatInt(bytes, 10))
+			require.NoError(t, f.Close())
+			if err == nil {
+				return folder
+			}
 		}
+		require.NoError(t, os.Remove(folder))
 	}
-	t.Skip("no control group of memory can be made here")
 	return ""
 }
 
-// within runs a command line in a control group of so many bytes, whole pages.
+// within runs a command line in a control group of so many bytes, whole pages. It skips the test
+// where there can be none.
 func within(t *testing.T, bytes int64, args ...string) (status int, said string) {
+	t.Helper()
 	binary, err := built()
 	require.NoError(t, err)
-	t.Run("", func(t *testing.T) { // the group goes with it
-		group := memoryGroup(t, (bytes+4095)/4096*4096)
-		out, err := exec.Command("/bin/sh", append([]string{"-c", `echo $$ > "$0" && exec "$@"`, filepath.Join(group, "cgroup.procs"), binary}, args...)...).CombinedOutput()
-		if exit := new(exec.ExitError); err != nil {
-			require.ErrorAs(t, err, &exit)
-			status = exit.ExitCode()
-		}
-		said = string(out)
-	})
-	return status, said
+	group := memoryGroup(t, (bytes+4095)/4096*4096)
+	if group == "" {
+		t.Skip("no control group of memory can be made here")
+	}
+	defer func() { require.NoError(t, os.Remove(group)) }()
+	shell := []string{"-c", `echo $$ > "$0" && exec "$@"`, filepath.Join(group, "cgroup.procs"), binary}
+	p := exec.Command("/bin/sh", append(shell, args...)...)
+	out, err := p.CombinedOutput()
+	if exit := new(exec.ExitError); err != nil {
+		require.ErrorAs(t, err, &exit)
+	}
+	return p.ProcessState.ExitCode(), string(out)
 }
 
 // A run, of one process or launched, ends well in a control group of the memory that its plan says,

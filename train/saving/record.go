@@ -151,8 +151,8 @@ var settingFields = map[string]string{
 	"loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR", "lr-base-batch": "LRBaseBatch",
 	"lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "nesterov": "Nesterov", "on-nonfinite": "OnNonFinite",
 	"optimizer-dtype": "OptimizerDType", "order": "Order", "pipeline": "Pipeline", "precision": "Precision", "ranks": "Ranks",
-	"reduce": "Reduce", "bf16-rounding": "BF16Rounding", "reproducible": "Reproducible", "seed": "Seed", "seq": "Seq", "shard-size": "ShardSize", "tensor": "Tensor", "tensor-slices": "TensorSlices",
-	"steps": "Steps", "tokenizer": "Tokenizer", "trust": "Trust", "warmup": "Warmup",
+	"reduce": "Reduce", "bf16-rounding": "BF16Rounding", "reproducible": "Reproducible", "seed": "Seed", "seq": "Seq",
+	"shard-size": "ShardSize", "tensor": "Tensor", "tensor-slices": "TensorSlices", "steps": "Steps", "tokenizer": "Tokenizer", "trust": "Trust", "warmup": "Warmup",
 	"weight-decay": "WeightDecay",
 }
 
@@ -232,11 +232,11 @@ func rowsUntil(settings map[string]string, steps int) config.BatchSchedule {
 	}
 	rows, err := strconv.Atoi(settings["global-batch"])
 	if err != nil {
-		number := func(name string) int {
+		of := func(name string) int {
 			n, _ := strconv.Atoi(settings[name])
 			return n
 		}
-		rows = number("batch") * number("accum") * number("ranks") / max(number("tensor"), 1) / max(number("pipeline"), 1)
+		rows = of("batch") * of("accum") * of("ranks") / max(of("tensor"), 1) / max(of("pipeline"), 1)
 	}
 	return config.BatchSchedule{{Step: 0, Rows: rows}}.Until(steps)
 }
@@ -334,7 +334,8 @@ func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 	}
 	if by := s.tiedByStage(); by != was.TiedByStage {
 		how := map[bool]string{false: "in one place", true: "by stage"}
-		s.note("changed since %s: the gradient of the tied table is summed %s → %s (Config.Pipeline), so the last bits are others than in a run that goes on as it was", c.Name, how[was.TiedByStage], how[by])
+		s.note("changed since %s: the gradient of the tied table is summed %s → %s (Config.Pipeline), "+
+			"so the last bits are others than in a run that goes on as it was", c.Name, how[was.TiedByStage], how[by])
 	}
 	line, err := otherArithmetic(c.Name, was, s.arithmetic, &s.cfg.Config)
 	if line != "" {

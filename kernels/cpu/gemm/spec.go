@@ -145,7 +145,8 @@ func (s *Spec) Validate() error {
 		}
 	}
 	if s.Symmetric && (s.M != s.N || s.Accumulate || s.In != F32 || s.Out != F32) {
-		return fmt.Errorf("gemm: a symmetric product of %d rows and %d columns, %v to %v, Accumulate %v: it is square, replaces C and is of f32", s.M, s.N, s.In, s.Out, s.Accumulate)
+		return fmt.Errorf("gemm: a symmetric product of %d rows and %d columns, %v to %v, Accumulate %v: it is square, replaces C and is of f32",
+			s.M, s.N, s.In, s.Out, s.Accumulate)
 	}
 	for _, m := range s.stored() {
 		if m.ld < m.cols {

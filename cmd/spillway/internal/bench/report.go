@@ -114,7 +114,8 @@ func writeJSON(stdout io.Writer, path string, rows any) error {
 // heading says what ran, on what, and what counts.
 func (r *report) heading() []string {
 	m := r.machine
-	counted := fmt.Sprintf("%s of %d steps in turn; the first %d of a round are warm-up and do not count", english.Plural(r.rounds, "round", ""), r.steps(), r.warmup)
+	counted := fmt.Sprintf("%s of %d steps in turn; the first %d of a round are warm-up and do not count",
+		english.Plural(r.rounds, "round", ""), r.steps(), r.warmup)
 	return []string{r.what, counted,
 		fmt.Sprintf("%s, %d threads, %s; peak %.0f GFLOP/s: the fastest of a few fp32 products of 1,024 rows and columns", cmp.Or(m.CPU, "unknown processor"), m.Cores, m.SIMD, m.Peak/1e9)}
 }

@@ -374,7 +374,8 @@ func (s *session) accuracy() string {
 	if len(off) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("Predicted against measured step, of %s: off by %s in the median, by %s at worst.", english.Plural(len(off), "row", ""), percent(quantile(off, 0.5)), percent(slices.Max(off)))
+	return fmt.Sprintf("Predicted against measured step, of %s: off by %s in the median, by %s at worst.",
+		english.Plural(len(off), "row", ""), percent(quantile(off, 0.5)), percent(slices.Max(off)))
 }
 
 // scaleTables are the tables of bench scale.

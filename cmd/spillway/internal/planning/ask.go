@@ -248,8 +248,10 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 		}
 		out.lines = append(out.lines, fmt.Sprintf("%s does not fit: %s", t.text(v), f.shortfall(a.None)))
 	}
-	if names := undivided(&c); t.name == "model" && len(names) > 0 {
-		out.lines = append(out.lines, "left out, since tensor and pipeline ranks cannot divide them: "+strings.Join(names, ", "))
+	if t.name == "model" {
+		if names := undivided(&c); len(names) > 0 {
+			out.lines = append(out.lines, "left out, since tensor and pipeline ranks cannot divide them: "+strings.Join(names, ", "))
+		}
 	}
 	f.answer = out
 	return c, a.Best, nil

@@ -83,7 +83,7 @@ func (r *planReport) page(columns int) ([]byte, error) {
 		doc.Ways = append(doc.Ways, r.waysTable(list))
 	}
 	if len(r.ways) == 0 && !r.asked.Fits {
-		doc.NoWay = cli.Flagged(r.noWay.String())
+		doc.NoWay = r.nothing()
 	}
 	var out bytes.Buffer
 	err = doc.HTML(&out)

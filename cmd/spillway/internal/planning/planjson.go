@@ -224,7 +224,7 @@ func (r *planReport) json() ([]byte, error) {
 		}
 	}
 	if r.noWay != nil {
-		doc.NoWay = cli.Flagged(r.noWay.String())
+		doc.NoWay = r.nothing()
 	}
 	text, err := json.MarshalIndent(doc, "", "  ")
 	return append(text, '\n'), err

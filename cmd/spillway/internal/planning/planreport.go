@@ -468,12 +468,21 @@ func shapeText(shape []int64, d graph.DType) string {
 	return d.String() + "(" + strings.Join(parts, ", ") + ")"
 }
 
+// nothing says that no way out was found.
+func (r *planReport) nothing() string {
+	text := cli.Flagged(r.noWay.String())
+	if r.noWay.Spent {
+		text += " A larger --effort looks further."
+	}
+	return text
+}
+
 func (r *planReport) waysOut(w io.Writer) {
 	if r.asked.Fits {
 		return
 	}
 	if len(r.ways) == 0 {
-		cli.Wrap(w, "", "", cli.Flagged(r.noWay.String()))
+		cli.Wrap(w, "", "", r.nothing())
 		return
 	}
 	for _, list := range r.wayLists() {
