@@ -51,6 +51,9 @@ func Start([]Family, int, int, time.Duration) (*Process, error) { return nil, er
 // About returns "".
 func (*Process) About() string { return "" }
 
+// Failed returns false.
+func (*Process) Failed() bool { return false }
+
 // Close does nothing.
 func (*Process) Close() error { return nil }
 

@@ -92,6 +92,9 @@ func (p *Process) grace() time.Duration {
 	return closeGrace
 }
 
+// Failed tells whether the job has ended with an error.
+func (p *Process) Failed() bool { return p.failed.Load() }
+
 // leave makes Close skip MPI_Finalize, for the reason why.
 func (p *Process) leave(why string) { p.unclean.CompareAndSwap(nil, &why) }
 

@@ -218,9 +218,13 @@ func (p *Place) streams() (conns []io.ReadWriteCloser) {
 }
 
 // End ends the process's part of the job, which came to err. A library that does not come
-// to its end takes nothing from work that is done.
+// to its end takes nothing from work that is done. Of a job that failed, every process over MPI
+// has said why; one that rank 0 has still told to end does not end as if all were well.
 func (p *Place) End(err error) error {
 	closed := p.Close()
+	if m, ok := p.Job.Transport.(messages); ok && err == nil && m.process.Failed() {
+		return &cli.SilentError{Err: cli.Fault(errors.New("the job failed"))}
+	}
 	var unended *mpi.UnendedError
 	if !errors.As(closed, &unended) {
 		return errors.Join(err, closed)
