@@ -42,7 +42,8 @@ type ClassPlace struct {
 
 // Explain reads a plan's program, whose step takes so long.
 func Explain(pl *plan.Plan, step *cost.Run) Explanation {
-	p := pl.Largest().Program
+	role := pl.Largest(graph.Device)
+	p := role.Program
 	e := Explanation{RecomputeSeconds: step.Pass[graph.Recompute]}
 	groups := map[string]*BufferGroup{}
 	add := func(list *[]string, kind, name string, b *graph.Buffer, space graph.Space) {
@@ -98,7 +99,7 @@ func Explain(pl *plan.Plan, step *cost.Run) Explanation {
 		return list
 	}
 	e.Recomputed, e.Parked = finish(again), finish(parked)
-	e.Placed = placed(p, pl.Largest().Layout.Offset)
+	e.Placed = placed(p, role.Layout.Offset)
 	return e
 }
 
