@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/search"
 )
 
 // pipelined is a job of a pipeline whose stages have a device each.
@@ -90,4 +91,18 @@ func TestLayersAreDividedByTime(t *testing.T) {
 		}
 	}
 	require.Positive(t, shorter)
+}
+
+// What is computed again is listed for the layers of all stages.
+func TestAllStagesAreExplained(t *testing.T) {
+	q := pipelined("gpt2", 2, "fp32")
+	q.Recompute = "full"
+	f, err := q.Predict(t.Context(), cost.CPU(2, 2))
+	require.NoError(t, err)
+	groups := search.Explain(f.Plan, f.Step).Recomputed
+	require.NotEmpty(t, groups)
+	for _, g := range groups {
+		require.Contains(t, g.Buffers, "h.{0-11}.")
+		require.Equal(t, 12, g.Count)
+	}
 }
