@@ -64,7 +64,7 @@ func (c Config) unequalGroups() error {
 	return fmt.Errorf("%s with Config.Ranks %d: the number of ranks has to be a multiple of %d", given, c.Ranks, each)
 }
 
-// uneven returns the shares of a step that ranks share unevenly; nil: there is none.
+// uneven returns the ranks' shares of a step's micro-batches where these differ; nil: all are equal.
 func (c Config) uneven() []int {
 	for _, s := range c.Shapes {
 		if s.Shares != nil {

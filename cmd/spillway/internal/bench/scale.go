@@ -78,7 +78,7 @@ Behind them are up to 16,384 ranks of a GPU by name, on the cost model alone: si
 	fs.Lookup("calibrate").Usage = "first measure this CPU for predicted times, " +
 		"some 10 s for each number of processes; false: as it was measured before"
 	fs.Var(cli.List(&b.modes, "MODE"), "mode", "strong, weak, or both, separated by commas (default: both)")
-	fs.StringVar(&b.gpu, "gpu", "h100-80", "the card of the simulated ranks (plan --list-gpus), or none")
+	fs.StringVar(&b.gpu, "gpu", "h100-80", "the card of the simulated ranks (plan --list-gpus); none: simulate no ranks")
 	fs.Lookup("ranks").Usage = "the most ranks; the fewer ones divide it"
 	fs.Lookup("ranks").DefValue = "the processors"
 	list := slices.DeleteFunc(slices.Clone(ofOneRun), func(f refusedFlag) bool { return f.flag == "zero" })
