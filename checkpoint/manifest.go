@@ -239,7 +239,7 @@ func (m *Manifest) check() error {
 			return fmt.Errorf("%w: it gives %s %d bytes", ErrDamaged, f.Name, f.Bytes)
 		}
 		if f.Header < 0 || f.Header > f.Bytes {
-			return fmt.Errorf("%w: it gives %s a header of %d bytes of %d", ErrDamaged, f.Name, f.Header, f.Bytes)
+			return fmt.Errorf("%w: it says that the header of %s has %d of the file's %d bytes", ErrDamaged, f.Name, f.Header, f.Bytes)
 		}
 		seen[f.Name] = true
 	}

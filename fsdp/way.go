@@ -126,7 +126,8 @@ func (s *sharder) resident(u int, what string, dtype graph.DType, parted bool) g
 	return s.p.AddBuffer(s.shardBuffer(what+"/"+s.p.Units[u].Name, dtype, graph.Gradients, graph.LifeStep, u, parted))
 }
 
-// leafWay completes the Gradient of a unit whose gradients are summed leaf by leaf.
+// leafWay completes the Gradient of a unit whose micro-batches' gradients are added one by one, in
+// the step's order, so that the sum does not depend on which rank computed which.
 func (s *sharder) leafWay(u int, g *graph.Gradient) {
 	p := s.p
 	g.Order, g.Each, g.Int8 = graph.SumSequential, true, s.o.Int8Reduce

@@ -130,7 +130,7 @@ func (d *differ) intoOver(j int, suffix string, dy BufID, kind Kind, attr any, i
 	d.contribute(d.slot(j, true, d.overDy(j, dy)), suffix, kind, attr, ins)
 }
 
-// writeOver is intoOver for a kind that cannot accumulate.
+// writeOver is intoOver for an operation that overwrites its output and cannot add to it.
 func (d *differ) writeOver(j int, suffix string, dy BufID, kind Kind, attr any, ins ...BufID) {
 	d.contribute(d.slot(j, false, d.overDy(j, dy)), suffix, kind, attr, ins)
 }

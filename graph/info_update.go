@@ -33,8 +33,8 @@ func StateOut(name string) Operand {
 	return Operand{Name: name, Shape: "(Len)", Types: isF32, Modes: modeRW, Per: 1}
 }
 
-// NarrowOut is a state that may rest in bf16, or in 8 bits with ScalesOut; 8 bits of the
-// parameters are not allowed.
+// NarrowOut is a state that may be kept in bf16 and, with eightBits, in 8 bits beside ScalesOut.
+// Parameters pass false.
 func NarrowOut(name string, eightBits bool) Operand {
 	if eightBits {
 		return StateOut(name).typ([]DType{F32, U8, BF16})

@@ -202,7 +202,7 @@ func writeCounters(line string, t int64) (string, error) {
 			return "", fmt.Errorf("<%s> is not a counter of numbers up to 10^18", counter)
 		}
 		if step != 0 && t > (math.MaxInt64-first)/max(step, -step) || first+step*t < 0 {
-			return "", fmt.Errorf("<%s> counts out of range in repetition %d", counter, t)
+			return "", fmt.Errorf("<%s>: in repetition %d the counter is below 0 or above 2^63 − 1", counter, t)
 		}
 		b.WriteString(strconv.FormatInt(first+step*t, 10))
 		line = after

@@ -158,7 +158,7 @@ type bound struct {
 	beside              []graph.BufID // buffers of concurrent steps that findCliques added
 }
 
-// findBounds sums live bytes by space and class at every step of every order.
+// findBounds sums live bytes by space and class at every step of a section, in each of its orders.
 func (a *analysis) findBounds() {
 	var resident sums
 	add := func(s *sums, id graph.BufID, sign int64) {

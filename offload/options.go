@@ -72,7 +72,7 @@ func (o Options) Validate() error {
 	}
 	switch {
 	case o.Ahead < 0:
-		return fmt.Errorf("offload: %d stretches ahead; 0 or more are needed", o.Ahead)
+		return fmt.Errorf("offload: copies begin %d stretches ahead of their use; 0 or more are needed", o.Ahead)
 	case o.Chunk < 0 || o.Chunk%1024 != 0:
 		return fmt.Errorf("offload: chunks of %d elements; a multiple of 1024 is needed", o.Chunk)
 	case !(o.DeviceShare >= 0 && o.DeviceShare <= 1):

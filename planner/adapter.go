@@ -49,7 +49,7 @@ func OpenAdapter(folder string) (a *Adapter, err error) {
 			return a, nil
 		}
 	}
-	return nil, fmt.Errorf("%s: base_model_name_or_path is %.80q, which is no folder here; nothing is downloaded: write the folder of the base model there",
+	return nil, fmt.Errorf("%s: base_model_name_or_path is %.80q, which is no folder here, and nothing is downloaded: set it to the path of the base model's folder",
 		filepath.Join(folder, lora.ConfigFile), a.Base)
 }
 

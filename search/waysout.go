@@ -538,8 +538,8 @@ func (w *wayFinder) beside(c Spec, m *cost.Machine) (*searcher, []base) {
 	return w.searcher(c, m, true, c.tiers()), d.bases()
 }
 
-// feasible says whether the smallest configurations that it knows fit by their
-// lower bounds.
+// feasible says whether the smallest configuration that the search can make of c, with all
+// recomputed and moved off the device, fits by the lower bound of its memory.
 func (w *wayFinder) feasible(c Spec, m *cost.Machine) bool {
 	s, bases := w.beside(c, m)
 	b := bases[len(bases)-1] // the smallest micro-batch, without prefetch

@@ -40,8 +40,8 @@ type Trainer struct {
 	job   *job.Job  // nil: this process alone
 	plan  *plan.Plan
 	ports [graph.NumPorts]graph.BufID // of the plan's program
-	// inputs are the ports of each micro-batch of a run of a step's phase: one, or in
-	// layer order all.
+	// inputs are the ports that the host fills before a phase of the step runs, an entry for each
+	// micro-batch that the phase computes: one, or in layer order all of the step.
 	inputs [][graph.NumPorts]graph.BufID
 	floats [][]graph.BufID // beside them, the float inputs
 

@@ -218,13 +218,9 @@ func (p *Place) streams() (conns []io.ReadWriteCloser) {
 }
 
 // End ends the process's part of the job, which came to err. A library that does not come
-// to its end takes nothing from work that is done. Of a job that failed, every process over MPI
-// has said why; one that rank 0 has still told to end does not end as if all were well.
+// to its end takes nothing from work that is done.
 func (p *Place) End(err error) error {
 	closed := p.Close()
-	if m, ok := p.Job.Transport.(messages); ok && err == nil && m.process.Failed() {
-		return &cli.SilentError{Err: cli.Fault(errors.New("the job failed"))}
-	}
 	var unended *mpi.UnendedError
 	if !errors.As(closed, &unended) {
 		return errors.Join(err, closed)
@@ -285,7 +281,14 @@ func (p *Place) Work(ask *Asked, refused error) (err error) {
 	}
 	p.Job.Refused = refused
 	defer cli.Shelter()() // rank 0 decides when it ends
-	defer func() { err = p.End(err) }()
+	defer func() {
+		// Of a job over MPI that failed, every process has said why. One that rank 0 has still told
+		// to end does not end as if all were well.
+		if m, ok := p.Job.Transport.(messages); ok && err == nil && m.process.Failed() {
+			err = &cli.SilentError{Err: cli.Fault(errors.New("the job failed"))}
+		}
+		err = p.End(err)
+	}()
 	runtime.GOMAXPROCS(ask.C.Threads + spareProcs)
 	for again := true; again && err == nil; {
 		again, err = p.lend()

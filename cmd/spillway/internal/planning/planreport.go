@@ -504,7 +504,7 @@ type wayList struct {
 	ways    []planner.Way
 }
 
-// wayLists are the ways out that keep the results, and those that change them.
+// wayLists are what would make a run fit: changes that keep its losses, and changes that alter them.
 func (r *planReport) wayLists() (lists []wayList) {
 	for _, l := range []wayList{{title: "What would make it fit"}, {title: "What would make it fit and changes the results", changes: true}} {
 		for _, way := range r.ways {

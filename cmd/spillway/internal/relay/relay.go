@@ -21,7 +21,7 @@ const Bytes = 4 << 20
 
 const (
 	lookEvery = 50 * time.Millisecond
-	// ending is how much later than its SIGKILL a proxy may end.
+	// ending is how much later than the SIGKILL that it sends a proxy may end itself.
 	ending = time.Second
 )
 
