@@ -116,7 +116,7 @@ func cutTensors(p *graph.Program, s *Spec) (*graph.Program, error) {
 	}
 	q := *p
 	q.Mesh = s.mesh()
-	cut, err := mesh.Tensor(&q, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices})
+	cut, err := mesh.Tensor(&q, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices, Rows: true})
 	if err != nil {
 		field, n := "Config.Tensor", s.Tensor
 		if n < 2 {
@@ -125,14 +125,6 @@ func cutTensors(p *graph.Program, s *Spec) (*graph.Program, error) {
 		return nil, fmt.Errorf("%s %d: %w; give fewer slices, or leave it out", field, n, err)
 	}
 	return cut, nil
-}
-
-// cutRows divides by rows what the layers' slices leave whole.
-func cutRows(p *graph.Program, s *Spec) (*graph.Program, error) {
-	if s.Slices == 0 {
-		return p, nil
-	}
-	return mesh.Sequence(p, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices})
 }
 
 // intoStages divides the blocks over the stages of a pipeline.
