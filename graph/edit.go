@@ -168,17 +168,29 @@ func Sweep(p *Program) *Program {
 	if unused == 0 {
 		return p
 	}
-	q := p.Clone()
-	to := make([]BufID, len(q.Buffers))
-	kept := q.Buffers[:0]
-	for id := range q.Buffers {
+	q, _ := p.keeping(used, (len(p.Buffers)-unused)/2)
+	return q
+}
+
+// keeping returns a clone that has only the buffers that are used, with room for so many more,
+// and the new ID of each buffer, NoBuf for one that it has not.
+func (p *Program) keeping(used []bool, room int) (*Program, []BufID) {
+	to, n := make([]BufID, len(p.Buffers)), 0
+	for id := range to {
 		to[id] = NoBuf
 		if used[id] {
-			to[id] = BufID(len(kept))
-			kept = append(kept, q.Buffers[id])
+			to[id] = BufID(n)
+			n++
 		}
 	}
-	q.Buffers = kept
+	few := *p
+	few.Buffers = make([]Buffer, 0, n+room)
+	for id := range p.Buffers {
+		if used[id] {
+			few.Buffers = append(few.Buffers, p.Buffers[id])
+		}
+	}
+	q := few.clone(room)
 	for id := range q.Buffers {
 		if v := q.Buffers[id].View; v != nil {
 			v.Base = to[v.Base]
@@ -192,7 +204,7 @@ func Sweep(p *Program) *Program {
 			*id = to[*id]
 		}
 	})
-	return q
+	return q, to
 }
 
 // Unused counts the buffers that Sweep would remove.

@@ -17,12 +17,12 @@ func (p *Program) runs(op *Op, stage int) bool {
 
 // Role returns what the ranks of one stage of a pipeline run: the operations of the stage's
 // units and those of no unit, but for copies of tokens, targets and keys that the stage does not
-// read. Buffers keep their IDs. Those of other stages are used by nothing, and their units are
-// empty. p must not have its events yet.
-func (p *Program) Role(stage int) *Program {
+// read. Units of other stages are empty, and their parameters have no buffers. ids has the role's
+// ID of each of p's buffers, NoBuf for one that it does not use. p must not have its events yet.
+func (p *Program) Role(stage int) (q *Program, ids []BufID) {
 	own := *p // only what the stage runs is cloned: the program has the operations of all stages
 	own.spare = false
-	own.Sections, own.Units = slices.Clone(p.Sections), slices.Clone(p.Units)
+	own.Sections, own.Units, own.Params = slices.Clone(p.Sections), slices.Clone(p.Units), slices.Clone(p.Params)
 	for i := range own.Sections {
 		own.Sections[i].Phases = slices.Clone(own.Sections[i].Phases)
 	}
@@ -77,11 +77,16 @@ func (p *Program) Role(stage int) *Program {
 			own.Units[u] = Unit{Name: was.Name, Frozen: was.Frozen, Block: was.Block, Stage: was.Stage}
 		}
 	}
-	q := own.clone(0)
-	for _, id := range unread {
-		q.Buf(id).Port = NoPort
+	for i := range own.Params {
+		if prm := &own.Params[i]; p.Units[prm.Unit].Stage != stage {
+			prm.Value, prm.Grad = NoBuf, NoBuf
+		}
 	}
-	return q
+	used, _ := own.used()
+	for _, id := range unread {
+		used[id] = false
+	}
+	return own.keeping(used, 0)
 }
 
 // eachOps replaces the operations of each phase.

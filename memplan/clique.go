@@ -128,7 +128,9 @@ func (a *analysis) highPoints(sp graph.Space) (list []bound) {
 			}
 		}
 	}
-	slices.SortStableFunc(list, func(x, y bound) int { return cmp.Compare(y.bytes, x.bytes) })
+	slices.SortFunc(list, func(x, y bound) int {
+		return cmp.Or(cmp.Compare(y.bytes, x.bytes), cmp.Compare(x.section, y.section), cmp.Compare(x.order, y.order), cmp.Compare(x.pos, y.pos))
+	})
 	return list[:min(len(list), cliquePoints)]
 }
 

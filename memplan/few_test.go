@@ -31,11 +31,14 @@ func requireFewIsMany(t require.TestingT, p *graph.Program, align int64, shuffle
 		pl.prepare()
 		other.prepare()
 		try := func(rank []int32, how fit) {
-			off, extent := pl.runFew(rank, how)
-			want, wantExtent := other.runMany(rank, how)
-			require.Equal(t, want, off)
-			require.Equal(t, wantExtent, extent)
-			require.Equal(t, other.work, pl.work)
+			for _, narrow := range []int{fewLive, 0} { // 0: all that have buffers beside them are wide
+				other.tl.narrow = narrow
+				off, extent := pl.runFew(rank, how)
+				want, wantExtent := other.runMany(rank, how)
+				require.Equal(t, want, off)
+				require.Equal(t, wantExtent, extent)
+				require.Equal(t, other.work, pl.work)
+			}
 		}
 		rank := make([]int32, len(pl.size))
 		for i := range rank {

@@ -17,6 +17,8 @@ type overlaps struct {
 	at   []int32
 	// By buffer: the lowest and highest step of its ranges, −1 if it has none.
 	first, last []int64
+	several     bool // some buffer has several ranges
+	narrow      int  // the most buffers beside one that is not wide
 	// By buffer: the buffers that share no step with it but overlap it in time because no
 	// event orders them. Ascending.
 	beside [][]int32
@@ -47,7 +49,7 @@ const mostPhases = 64
 // phases except the first.
 func newOverlaps(n int, ranges []ofBuffer, beside [][]int32, cuts []int64) *overlaps {
 	o := &overlaps{at: make([]int32, n+1), first: make([]int64, n), last: make([]int64, n), beside: beside,
-		in: make([]uint64, n), split: make([]uint64, n)}
+		in: make([]uint64, n), split: make([]uint64, n), narrow: fewLive}
 	slices.SortFunc(ranges, func(x, y ofBuffer) int {
 		return cmp.Or(cmp.Compare(x.buf, y.buf), cmp.Compare(x.from, y.from), cmp.Compare(x.to, y.to))
 	})
@@ -64,6 +66,7 @@ func newOverlaps(n int, ranges []ofBuffer, beside [][]int32, cuts []int64) *over
 			o.span = append(o.span, ranges[k].steps)
 		}
 		o.at[i+1] = int32(len(o.span))
+		o.several = o.several || o.at[i+1]-o.at[i] > 1
 		o.first[i], o.last[i] = -1, -1
 		if own := o.of(int32(i)); len(own) > 0 {
 			o.first[i], o.last[i] = own[0].from, own[len(own)-1].to
@@ -103,6 +106,9 @@ func (o *overlaps) byPhase(i int, own []steps, cuts []int64) {
 
 // phase returns the lowest and highest step of buffer i in phase e, in which it has ranges.
 func (o *overlaps) phase(i int32, e int) steps { return o.within[int(i)*o.phases+e] }
+
+// life returns the lowest and highest step of buffer i.
+func (o *overlaps) life(i int32) steps { return steps{o.first[i], o.last[i]} }
 
 // of returns the ranges of buffer i.
 func (o *overlaps) of(i int32) []steps { return o.span[o.at[i]:o.at[i+1]] }
@@ -215,15 +221,25 @@ func (s *stabber) drop(k int) {
 	}
 }
 
+// wide says whether so many buffers overlap buffer i without sharing a step that runMany keeps
+// them apart for it: a micro-batch's tokens in a pipeline may be copied at any time before their
+// use, so their buffer overlaps all that the micro-batches before have used.
+func (o *overlaps) wide(i int32) bool { return len(o.beside[i]) > o.narrow }
+
 // lastOverlap returns for each buffer the last position in rank of a buffer that overlaps it in
-// time, −1 for none. After that position no search needs the buffer's place.
-func (o *overlaps) lastOverlap(rank []int32) []int32 {
-	last := make([]int32, len(rank))
+// time and is not wide, −1 for none, and the last position of a wide one. After both no search
+// needs the buffer's place.
+func (o *overlaps) lastOverlap(rank []int32) (last []int32, wide int) {
+	last, wide = make([]int32, len(rank)), -1
 	for i := range last {
 		last[i] = -1
 	}
 	s := o.stabber()
 	for k, i := range slices.Backward(rank) {
+		if o.wide(i) {
+			wide = max(wide, k)
+			continue
+		}
 		for _, r := range o.of(i) {
 			s.each(r, func(at int) {
 				if j := s.span[at].buf; j != i {
@@ -236,7 +252,7 @@ func (o *overlaps) lastOverlap(rank []int32) []int32 {
 			last[j] = max(last[j], int32(k))
 		}
 	}
-	return last
+	return last, wide
 }
 
 // partners calls visit with every buffer that overlaps buffer i in time; with some of them more

@@ -320,7 +320,7 @@ func (pl *placer) runMany(rank []int32, how fit) (off []int64, extent int64) {
 	for k, i := range rank {
 		pl.order[i] = int32(k)
 	}
-	last := pl.tl.lastOverlap(rank)
+	last, wide := pl.tl.lastOverlap(rank)
 	gone := newLeaving(last, pl.order)
 	var among []*placedGroup
 	for k, i := range rank {
@@ -336,6 +336,11 @@ func (pl *placer) runMany(rank []int32, how fit) (off []int64, extent int64) {
 		} else {
 			among = append(among, &pl.placed[0])
 		}
+		if pl.tl.wide(i) {
+			for at, g := range among {
+				among[at] = g.whole()
+			}
+		}
 		pl.seeker.start(i, pl.size[i])
 		at := pl.find(pl.align[i], among, pl.where(i, how))
 		off[i] = at
@@ -343,6 +348,9 @@ func (pl *placer) runMany(rank []int32, how fit) (off []int64, extent int64) {
 		own.add(at, int32(k))
 		if last[i] > int32(k) {
 			own.insert(i, span{at, at + pl.size[i]}, pl.tl.overlaps)
+		}
+		if wide > k {
+			own.every.insert(i, span{at, at + pl.size[i]}, pl.tl.overlaps)
 		}
 		for j := range gone.after(k) {
 			pl.placed[pl.group[j]].remove(j, off[j], pl.tl.overlaps)

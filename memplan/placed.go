@@ -18,6 +18,8 @@ type placedGroup struct {
 	pieces []piece
 	live   int
 	at     cursor // position of find
+	// every has all buffers placed in its pieces, for wide buffers; nil in itself.
+	every *placedGroup
 }
 
 // placed is a buffer's offset and its position in the order of placing.
@@ -34,6 +36,7 @@ type span struct{ lo, hi int64 }
 type piece struct {
 	span []span
 	buf  []int32 // by index into span: the buffer
+	life []steps // and its lowest and highest step
 	hi   int64   // the highest end
 	gap  int64   // the largest number of free bytes between two of them
 	in   uint64  // set of phases in which at least one of them has ranges
@@ -50,12 +53,13 @@ type bounds struct{ earliestFirst, latestFirst, earliestLast, latestLast int64 }
 const pieceSize = 64
 
 func newPiece(spans []span, bufs []int32, o *overlaps) piece {
-	c := piece{span: spans, buf: bufs, bounds: make([]bounds, o.phases)}
+	c := piece{span: spans, buf: bufs, life: make([]steps, len(bufs)), bounds: make([]bounds, o.phases)}
 	for e := range c.bounds {
 		c.bounds[e] = bounds{math.MaxInt64, math.MinInt64, math.MaxInt64, math.MinInt64}
 	}
 	c.measure()
-	for _, i := range bufs {
+	for k, i := range bufs {
+		c.life[k] = o.life(i)
 		c.bound(i, o)
 	}
 	return c
@@ -87,7 +91,13 @@ func (c *piece) bound(i int32, o *overlaps) {
 }
 
 func (g *placedGroup) clear(ranked bool) {
-	*g = placedGroup{all: g.all[:0], ranked: ranked, pieces: g.pieces[:0]}
+	*g = placedGroup{all: g.all[:0], ranked: ranked, pieces: g.pieces[:0], every: &placedGroup{}}
+}
+
+// whole returns the group with all buffers placed in its pieces.
+func (g *placedGroup) whole() *placedGroup {
+	g.every.n, g.every.all = g.n, g.all
+	return g.every
 }
 
 // add counts a buffer at offset lo, which is at position k of the order of placing.
@@ -112,7 +122,7 @@ func (g *placedGroup) insert(i int32, s span, o *overlaps) {
 		n = len(g.pieces[at].span)
 	}
 	c := &g.pieces[at]
-	c.span, c.buf = slices.Insert(c.span, n, s), slices.Insert(c.buf, n, i)
+	c.span, c.buf, c.life = slices.Insert(c.span, n, s), slices.Insert(c.buf, n, i), slices.Insert(c.life, n, o.life(i))
 	if len(c.span) <= pieceSize {
 		c.measure()
 		c.bound(i, o)
@@ -134,7 +144,7 @@ func (g *placedGroup) remove(i int32, lo int64, o *overlaps) {
 	}
 	g.live--
 	c := &g.pieces[at]
-	c.span, c.buf = slices.Delete(c.span, n, n+1), slices.Delete(c.buf, n, n+1)
+	c.span, c.buf, c.life = slices.Delete(c.span, n, n+1), slices.Delete(c.buf, n, n+1), slices.Delete(c.life, n, n+1)
 	switch {
 	case len(c.span) == 0:
 		g.pieces = slices.Delete(g.pieces, at, at+1)
@@ -161,6 +171,7 @@ type seeker struct {
 	size  int64
 	rows  bitRows  // overlaps.rows, if there are at most mostRows buffers
 	row   []uint64 // the buffer's row; nil without rows
+	life  steps    // its lowest and highest step
 	marks marks    // the buffers of overlaps.beside
 	// The phases that it or a buffer beside it is in, and the lowest and highest step of these
 	// in each phase. findReach computes them on first use.
@@ -169,12 +180,13 @@ type seeker struct {
 	reach [mostPhases]steps
 }
 
-// mostRows is the largest number of buffers for which rows are made: they take 32 MiB then.
+// mostRows is the largest number of buffers for which rows are made, in 32 MiB, if some buffer has
+// several ranges. Otherwise runMany does without: comparing lives is as fast.
 const mostRows = 1 << 14
 
 func newSeeker(o *overlaps) *seeker {
 	q := &seeker{o: o, marks: newMarks(len(o.first))}
-	if len(o.first) <= mostRows {
+	if n := len(o.first); n <= fewBuffers || n <= mostRows && o.several {
 		q.rows = o.rows()
 	}
 	return q
@@ -196,7 +208,7 @@ func (m *marks) set(list []int32) {
 func newMarks(n int) marks { return marks{of: make([]int32, n)} }
 
 func (q *seeker) start(i int32, size int64) {
-	q.buf, q.size, q.found = i, size, false
+	q.buf, q.size, q.life, q.found = i, size, q.o.life(i), false
 	if q.rows.words > 0 {
 		q.row = q.rows.row(i)
 	} else {
@@ -235,8 +247,12 @@ func (q *seeker) first(c *piece, from int) int {
 		}
 		return len(c.buf)
 	}
-	for k, j := range c.buf[from:] {
-		if q.marks.of[j] == q.marks.now || q.o.share(q.buf, j) {
+	alone := len(q.o.beside[q.buf]) == 0
+	for k, l := range c.life[from:] {
+		apart := l.from > q.life.to || l.to < q.life.from
+		switch {
+		case apart && alone:
+		case !apart && (!q.o.several || q.o.share(q.buf, c.buf[from+k])), !alone && q.marks.of[c.buf[from+k]] == q.marks.now:
 			return from + k
 		}
 	}
@@ -257,12 +273,8 @@ func (q *seeker) passes(c *piece) bool {
 	return true
 }
 
-// blocked says whether certainly all buffers of the piece overlap the seeker's in time, and no
-// gap between them is large enough for it.
-func (q *seeker) blocked(c *piece) bool {
-	if c.gap >= q.size {
-		return false
-	}
+// meetsAll says whether certainly all buffers of the piece overlap the seeker's in time.
+func (q *seeker) meetsAll(c *piece) bool {
 	for one := q.o.in[q.buf] &^ q.o.split[q.buf] & c.in; one != 0; one &= one - 1 {
 		e := bits.TrailingZeros64(one)
 		if b, s := &c.bounds[e], q.o.phase(q.buf, e); b.latestFirst <= s.to && b.earliestLast >= s.from {
@@ -273,9 +285,10 @@ func (q *seeker) blocked(c *piece) bool {
 }
 
 // cursor is the position of a search in a group: at a buffer, or at a whole piece that blocks
-// the seeker's buffer like one large buffer.
+// the seeker's buffer like one large buffer, because no gap of it is large enough.
 type cursor struct {
 	piece, span int
+	all         bool // all buffers of the piece overlap the seeker's in time
 	whole       bool
 	lo, hi      int64 // bytes of the buffer or piece
 }
@@ -290,10 +303,13 @@ func (g *placedGroup) begin(q *seeker) {
 
 // next moves the cursor to the next buffer that overlaps q's in time.
 func (g *placedGroup) next(q *seeker) {
-	if g.at.whole {
+	c := &g.pieces[g.at.piece]
+	switch g.at.span++; {
+	case g.at.whole:
 		g.at = cursor{piece: g.at.piece + 1}
-	} else {
-		g.at.span++
+	case g.at.all && g.at.span < len(c.span):
+		g.at.lo, g.at.hi = c.span[g.at.span].lo, c.span[g.at.span].hi
+		return
 	}
 	g.seek(q)
 }
@@ -306,8 +322,11 @@ func (g *placedGroup) seek(q *seeker) {
 			if q.passes(c) {
 				continue
 			}
-			if q.blocked(c) {
-				g.at.whole, g.at.lo, g.at.hi = true, c.span[0].lo, c.hi
+			if q.meetsAll(c) {
+				g.at.all, g.at.lo, g.at.hi = true, c.span[0].lo, c.span[0].hi
+				if c.gap < q.size {
+					g.at.whole, g.at.hi = true, c.hi
+				}
 				return
 			}
 		}

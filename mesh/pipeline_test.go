@@ -84,14 +84,21 @@ func TestRolesAreApart(t *testing.T) {
 			written := map[graph.BufID]int{}
 			sent := 0
 			for stage := range first {
-				for _, op := range q.Role(stage).Sections[0].Phases[0].Ops {
+				role, ids := q.Role(stage)
+				whole := make([]graph.BufID, len(role.Buffers)) // by ID in the role: that in q
+				for id, own := range ids {
+					if own != graph.NoBuf {
+						whole[own] = graph.BufID(id)
+					}
+				}
+				for _, op := range role.Sections[0].Phases[0].Ops {
 					what := fmt.Sprintf("%s in stages %v: %s", name, first, op.Name)
 					if op.Kind == graph.Send {
-						require.Equal(t, int64(10*m.Width), q.Buf(op.In[0]).Elems(), what)
+						require.Equal(t, int64(10*m.Width), role.Buf(op.In[0]).Elems(), what)
 						sent++
 					}
 					graph.Effects(&op, func(e graph.Effect) {
-						root, _ := q.Resolve(e.Buf, nil)
+						root, _ := q.Resolve(whole[e.Buf], nil)
 						if e.Write && root != q.Loss {
 							was, ok := written[root]
 							require.True(t, !ok || was == stage, what)

@@ -169,9 +169,11 @@ func (c Config) Validate() error {
 // Plan is the program of a run and the exact memory that it takes.
 type Plan struct {
 	Config  Config
-	Program *graph.Program  // of all ranks
-	Roles   []Role          // what the ranks of each stage of a pipeline run
-	Layout  *memplan.Layout // of each space the SpaceUse of the role that needs most of it
+	Program *graph.Program // of all ranks
+	Roles   []Role         // what the ranks of each stage of a pipeline run
+	// Layout has of each space the SpaceUse of the role that needs most of it (Largest), and the
+	// offsets of the role that needs most device memory.
+	Layout *memplan.Layout
 
 	// CommBytes is the bytes that a rank (of a pipeline the one that sends most) sends in a step, ring-equivalent: for a gather, a
 	// scatter or an exchange the padded buffer · (N−1)/N, twice that for an all-reduce. It

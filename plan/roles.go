@@ -11,12 +11,25 @@ import (
 )
 
 // Role is what the ranks of one stage of a pipeline run, and where its buffers lie. Without a
-// pipeline there is one, the plan's program. Buffers have the same IDs in all roles: one that a
-// role does not use has no place in its layout.
+// pipeline there is one, the plan's program.
 type Role struct {
 	Program   *graph.Program
 	Layout    *memplan.Layout
 	CommBytes int64 // bytes that a rank sends in a step (Plan.CommBytes)
+
+	ids []graph.BufID // see Own; nil: the plan's
+}
+
+// Own returns the ID in the role's program of a buffer of the plan's program, NoBuf if the role
+// does not use it.
+func (r *Role) Own(id graph.BufID) graph.BufID {
+	switch {
+	case r.ids == nil:
+		return id
+	case id < 0 || int(id) >= len(r.ids):
+		return graph.NoBuf
+	}
+	return r.ids[id]
 }
 
 // stages returns the number of roles.
@@ -51,11 +64,11 @@ func (p *Plan) Of(rank int) *Role {
 	return &p.Roles[rank/max(p.Config.Ranks/len(p.Roles), 1)]
 }
 
-// Largest returns the role that needs the most device memory, of equal ones the first.
-func (p *Plan) Largest() *Role {
+// Largest returns the role that needs the most of a memory space, of equal ones the first.
+func (p *Plan) Largest(s graph.Space) *Role {
 	most := &p.Roles[0]
 	for i := range p.Roles {
-		if p.Roles[i].Layout.Spaces[graph.Device].Peak > most.Layout.Spaces[graph.Device].Peak {
+		if p.Roles[i].Layout.Spaces[s].Peak > most.Layout.Spaces[s].Peak {
 			most = &p.Roles[i]
 		}
 	}
@@ -104,7 +117,8 @@ func (s *Spec) roles(p *graph.Program) ([]Role, error) {
 func (s *Spec) role(p *graph.Program, stage int, r *Role) (err error) {
 	own := *s
 	own.Observe = nil
-	q := p.Role(stage)
+	q, ids := p.Role(stage)
+	r.ids = ids
 	q.Yield()
 	if r.Program, err = rewrite(own, sizeStaging(q), "schedule", ""); err != nil {
 		return fmt.Errorf("stage %d: %w", stage, err)
@@ -131,8 +145,7 @@ func (r *Role) bound(cfg Config) error {
 	return nil
 }
 
-// place lays out the buffers of every role that has no layout yet, and notes in the plan's Layout
-// those of each space's largest.
+// place lays out the buffers of every role that has no layout yet, and sets the plan's Layout.
 func (p *Plan) place(cfg Config) error {
 	errs := make([]error, len(p.Roles))
 	Parallel(len(p.Roles), func(i int) {
@@ -143,16 +156,9 @@ func (p *Plan) place(cfg Config) error {
 	if err := cmp.Or(errs...); err != nil {
 		return err
 	}
-	most := *p.Roles[0].Layout
-	for i := range p.Roles[1:] {
-		l := p.Roles[1+i].Layout
-		for s := range l.Spaces {
-			if l.Spaces[s].Peak > most.Spaces[s].Peak {
-				if most.Spaces[s] = l.Spaces[s]; graph.Space(s) == graph.Device {
-					most.Offset = l.Offset
-				}
-			}
-		}
+	most := *p.Largest(graph.Device).Layout
+	for s := range graph.NumSpaces {
+		most.Spaces[s] = p.Largest(s).Layout.Spaces[s]
 	}
 	p.Layout = &most
 	return nil

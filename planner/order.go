@@ -33,7 +33,7 @@ func (f *Forecast) OrderCost(ctx context.Context, machine *cost.Machine) (*Order
 	if err != nil {
 		return nil, fmt.Errorf("without Config.Reproducible: %w", err)
 	}
-	p := f.Plan.Largest().Program
+	p := f.Plan.Largest(graph.Device).Program
 	o := &OrderCost{Leaves: f.Config.Leaves(), Sent: f.Plan.CommBytes, Before: other.Plan.CommBytes,
 		Seconds: f.Step.Seconds - other.Step.Seconds}
 	if machine.Cores > 0 && !c.In8Bits("reduce") { // quantised leaves have a buffer in the arena

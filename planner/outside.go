@@ -42,7 +42,7 @@ func processRanks(c *config.Config) int {
 func outside(c *config.Config, p *plan.Plan) [graph.NumSpaces]int64 {
 	all := p.Config.Outside
 	ranks := int64(processRanks(c))
-	ops, used := programSize(p.Largest().Program)
+	ops, used := programSize(p.Largest(graph.Device).Program)
 	process := processOutside + ranks*(rankOutside+ops*boundOutside)
 	if used[graph.HostWork] {
 		process += ranks * hostWorkOutside

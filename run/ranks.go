@@ -20,7 +20,6 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/internal/filesys"
-	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/platform"
 )
@@ -58,8 +57,8 @@ type Rank struct {
 	Index, Slot int
 	Exec        Executor
 
-	layout *memplan.Layout
-	image  checkpoint.Image // copy of the states that is saved while training continues
+	role  *plan.Role
+	image checkpoint.Image // copy of the states that is saved while training continues
 }
 
 // RankOptions are the arguments of Open.
@@ -110,7 +109,8 @@ func Open(o RankOptions) (*Ranks, error) {
 		if channels[link] == nil {
 			channels[link] = newChannel(link)
 		}
-		r.Exec, r.layout = channels[link].remote(r.Index, o.Plan.Of(r.Index).Program), o.Plan.Of(r.Index).Layout
+		r.role = o.Plan.Of(r.Index)
+		r.Exec = channels[link].remote(r.Index, r.role)
 	}
 	return rs, nil
 }
@@ -185,19 +185,22 @@ func (r *Rank) open(o *RankOptions) (err error) {
 	if o.Wrap != nil {
 		ctx = o.Wrap(r.Index, ctx)
 	}
-	role := o.Plan.Of(r.Index)
-	e, err := exec.New(exec.Config{Program: role.Program, Layout: role.Layout, Context: ctx, Library: o.Platform.Library(r.Index), Groups: groups,
+	r.role = o.Plan.Of(r.Index)
+	e, err := exec.New(exec.Config{Program: r.role.Program, Layout: r.role.Layout, Context: ctx, Library: o.Platform.Library(r.Index), Groups: groups,
 		Coord: coord, Trace: o.Trace, Meter: o.Meter, Poison: o.Poison, Graphs: o.Graphs, Warn: o.Warn})
 	if err != nil {
 		return err
 	}
-	r.Exec, r.layout = e, role.Layout
+	r.Exec = ofRole{e, r.role}
 	return nil
 }
 
 // Has says whether the rank has a buffer: of a pipeline each stage has those that it uses. A view
 // is asked for by its root.
-func (r *Rank) Has(root graph.BufID) bool { return r.layout.Offset[root] >= 0 }
+func (r *Rank) Has(root graph.BufID) bool {
+	own := r.role.Own(root)
+	return own != graph.NoBuf && r.role.Layout.Offset[own] >= 0
+}
 
 // Write copies data to a buffer of the rank, at byte offset off.
 func (r *Rank) Write(buf graph.BufID, off int64, data []byte) error {

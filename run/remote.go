@@ -13,10 +13,11 @@ import (
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/plan"
 )
 
-// Executor drives one rank's part of the program, in this process (exec.Executor)
-// or in another.
+// Executor drives one rank's part of the program, in this process (ofRole) or in another (remote).
+// Buffers are those of the plan's program.
 type Executor interface {
 	SetStep(step int64, repeats int)
 	RunSection(name string, before func(phase *graph.Phase, repeat int) error) error
@@ -64,7 +65,7 @@ type waiter struct {
 type remote struct {
 	*channel
 	rank, slot int // in the world, and among the ranks of its process
-	p          *graph.Program
+	role       *plan.Role
 	step       int64
 	repeats    int
 	host       map[graph.BufID]*hostCopy
@@ -84,10 +85,10 @@ func newChannel(link *Link) *channel {
 }
 
 // remote returns the remote of the channel's next rank.
-func (c *channel) remote(rank int, p *graph.Program) *remote {
+func (c *channel) remote(rank int, role *plan.Role) *remote {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := &remote{channel: c, rank: rank, slot: c.open, p: p, host: map[graph.BufID]*hostCopy{}}
+	r := &remote{channel: c, rank: rank, slot: c.open, role: role, host: map[graph.BufID]*hostCopy{}}
 	c.open++
 	return r
 }
@@ -232,7 +233,7 @@ func (r *remote) FindNonFinite(name string, before func(*graph.Phase, int) error
 		return nil, err
 	}
 	f := m.Found.nonFinite()
-	s := r.p.Section(name)
+	s := r.role.Program.Section(name)
 	if s == nil || m.Found.InPhase < 0 || m.Found.InPhase >= len(s.Phases) || m.Found.OfOp < 0 || m.Found.OfOp >= len(s.Phases[m.Found.InPhase].Ops) {
 		return nil, fmt.Errorf("rank %d names operation %d of phase %d of section %q, which has none", r.rank, m.Found.OfOp, m.Found.InPhase, name)
 	}
@@ -257,7 +258,7 @@ func (r *remote) section(v verb, name string, before func(*graph.Phase, int) err
 		case m.Gate:
 			next.Pass, err = pass(m.Norm)
 		case m.Phase != "":
-			err = before(phaseOf(r.p, name, m.Phase), m.Repeat)
+			err = before(phaseOf(r.role.Program, name, m.Phase), m.Repeat)
 		case m.Stopped:
 			return m, exec.ErrAbandoned
 		default:
@@ -329,7 +330,7 @@ func (r *remote) Scalar(buf graph.BufID) (float64, error) {
 
 // isInput says whether only the host writes a buffer, so that the rank has what was sent last.
 func (r *remote) isInput(buf graph.BufID) bool {
-	switch r.p.Buf(buf).Port {
+	switch r.role.Program.Buf(r.role.Own(buf)).Port {
 	case graph.PortTokens, graph.PortTargets, graph.PortPositions, graph.PortInput, graph.PortHyper, graph.PortKey:
 		return true
 	}
@@ -338,7 +339,7 @@ func (r *remote) isInput(buf graph.BufID) bool {
 
 // HostBytes returns the local copy of a buffer in the rank's host memory.
 func (r *remote) HostBytes(buf graph.BufID) ([]byte, error) {
-	if buf < 0 || int(buf) >= len(r.p.Buffers) {
+	if own := r.role.Own(buf); own < 0 || int(own) >= len(r.role.Program.Buffers) {
 		return nil, fmt.Errorf("rank %d: host view of buffer %d: the program lacks it", r.rank, buf)
 	}
 	b := r.host[buf]

@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/plan"
 )
 
 // Why a stream has ended is told to who calls, and once: the remotes' Close has
@@ -25,8 +26,8 @@ func TestAStreamsEndIsToldOnce(t *testing.T) {
 		t.Cleanup(func() { _ = there.Close() })
 		link := NewLink(2, here)
 		c := newChannel(link)
-		p := &graph.Program{}
-		return link, []*remote{c.remote(2, p), c.remote(3, p)}
+		role := &plan.Role{Program: &graph.Program{}}
+		return link, []*remote{c.remote(2, role), c.remote(3, role)}
 	}
 	why := errors.New("the job has ended")
 

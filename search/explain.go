@@ -42,7 +42,7 @@ type ClassPlace struct {
 
 // Explain reads a plan's program, whose step takes so long.
 func Explain(pl *plan.Plan, step *cost.Run) Explanation {
-	p := pl.Largest().Program
+	p := pl.Program // of all stages
 	e := Explanation{RecomputeSeconds: step.Pass[graph.Recompute]}
 	groups := map[string]*BufferGroup{}
 	add := func(list *[]string, kind, name string, b *graph.Buffer, space graph.Space) {
@@ -98,7 +98,8 @@ func Explain(pl *plan.Plan, step *cost.Run) Explanation {
 		return list
 	}
 	e.Recomputed, e.Parked = finish(again), finish(parked)
-	e.Placed = placed(p, pl.Largest().Layout.Offset)
+	role := pl.Largest(graph.Device)
+	e.Placed = placed(role.Program, role.Layout.Offset)
 	return e
 }
 

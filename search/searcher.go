@@ -247,7 +247,7 @@ func (s *searcher) at(c Spec, layers int, plain bool) *measured {
 		m.rests += use.Resident + outside
 	}
 	if plain {
-		m.atOnce = atOnce(f.Plan.Largest().Program) + f.Plan.Config.Outside[graph.Device]
+		m.atOnce = atOnce(f.Plan.Largest(graph.Device).Program) + f.Plan.Config.Outside[graph.Device]
 	}
 	return m
 }

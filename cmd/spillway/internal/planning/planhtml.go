@@ -159,7 +159,7 @@ func (r *planReport) charts(a *answer, columns int) (list []page.SpaceChart, err
 // spaceCharts are the timelines of a space: of the step, and of the section that reaches the peak
 // where the step does not.
 func spaceCharts(p *planner.Forecast, s graph.Space, columns int) (list []page.SpaceChart, err error) {
-	role := p.Plan.Largest()
+	role := p.Plan.Largest(graph.Device)
 	use := &role.Layout.Spaces[s]
 	sections := []string{"step"}
 	if at, _, ok := strings.Cut(use.PeakAt, "/"); ok && at != "step" {

@@ -395,8 +395,9 @@ func (e *aliveRow) each() string {
 func aliveRows(p *plan.Plan, s graph.Space) []*aliveRow {
 	rows := map[string]*aliveRow{}
 	var list []*aliveRow
-	for _, id := range p.Layout.Spaces[s].Live {
-		b := p.Program.Buf(id)
+	role := p.Largest(s)
+	for _, id := range role.Layout.Spaces[s].Live {
+		b := role.Program.Buf(id)
 		key := fmt.Sprint(digits.ReplaceAllString(b.Name, "*"), b.Class, b.Bytes())
 		e := rows[key]
 		if e == nil {
