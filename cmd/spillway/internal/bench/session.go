@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,6 +32,7 @@ type session struct {
 	self           string // this program
 	base           int64  // resident bytes of a process of this program before it plans anything
 	machine        Machine
+	yard           *yardstick // beside each run; nil: none
 	jobs           []*job
 }
 
@@ -182,7 +184,7 @@ func (s *session) measure(ctx context.Context) error {
 				says.Says(fmt.Sprintf("round %d of %d, %s, after step %d%s …", round+1, s.rounds, j.Name, l.Step, left))
 			}
 			show(stepLine{})
-			if err := s.runOnce(ctx, j, show); err != nil {
+			if err := s.beside(ctx, j, func() error { return s.runOnce(ctx, j, show) }); err != nil {
 				if errors.Is(err, context.Canceled) {
 					return cli.Interrupted(fmt.Sprintf("interrupted in round %d, in %s", round+1, j.Name))
 				}
@@ -198,6 +200,20 @@ func (s *session) measure(ctx context.Context) error {
 		j.Row.Machine, j.Row.Warmup = s.machine, s.warmup
 	}
 	return nil
+}
+
+// beside runs a round of a job, and the yardstick before and after it.
+func (s *session) beside(ctx context.Context, j *job, run func() error) error {
+	if s.yard == nil || s.yard.then[j.Ranks] == 0 {
+		return run()
+	}
+	before, err := s.yard.read(ctx, j.Ranks)
+	if err = cmp.Or(err, run()); err != nil {
+		return err
+	}
+	after, err := s.yard.read(ctx, j.Ranks)
+	j.Speed = append(j.Speed, 2*s.yard.then[j.Ranks]/(before+after))
+	return err
 }
 
 // runOnce runs a configuration once. One that turns out not to fit is missing from then on.
