@@ -270,44 +270,30 @@ func known(c spillway.Config, n int) (machine *cost.Machine, rates string) {
 // each: computation, collectives over shared memory, and what processes lose by waiting for each
 // other, with other models than those that are to be predicted.
 func (s *session) processes(ctx context.Context, n int) (machine *cost.Machine, err error) {
-	steps := []func() error{
-		func() error {
-			c, err := calibration.Measure(ctx, calibration.Options{Threads: 1, Ranks: n, BesideDisk: host.DiskProcs.BesideDisk})
-			if err == nil {
-				machine = c.Machine(n)
-			}
-			return cli.Fault(err)
-		},
-		func() error {
-			if n == 1 {
-				return nil
-			}
-			if _, err := runProgram(ctx, s.launched(n, "bench", "comm", "--max-bytes=16MiB"), nil, nil); err != nil {
-				return err
-			}
-			links, _ := calibration.Links(cluster.SHM, n)
-			if l := cost.NearestLinks(links, cluster.SHM, n); l != nil {
-				machine = l.On(machine)
-			}
-			return nil
-		},
-		func() (err error) {
-			if n > 1 {
-				machine.Wait, err = calibration.Waiting(ctx, machine, n, s.stepOf)
-			}
-			return err
-		},
-	}
-	var yards []float64
-	for _, step := range steps {
-		yard, err := s.yard.read(ctx, n)
-		if err = cmp.Or(err, step()); err != nil {
-			return nil, err
+	s.yard.then[n], err = s.yard.beside(ctx, n, func() error {
+		c, err := calibration.Measure(ctx, calibration.Options{Threads: 1, Ranks: n, BesideDisk: host.DiskProcs.BesideDisk})
+		if err == nil {
+			machine = c.Machine(n)
 		}
-		yards = append(yards, yard)
+		return cli.Fault(err)
+	})
+	if err != nil || n == 1 {
+		return machine, err
 	}
-	yard, err := s.yard.read(ctx, n)
-	s.yard.then[n] = quantile(append(yards, yard), 0.5)
+	if _, err := runProgram(ctx, s.launched(n, "bench", "comm", "--max-bytes=16MiB"), nil, nil); err != nil {
+		return nil, err
+	}
+	links, _ := calibration.Links(cluster.SHM, n)
+	if l := cost.NearestLinks(links, cluster.SHM, n); l != nil {
+		machine = l.On(machine)
+	}
+	machine.Wait, err = calibration.Waiting(ctx, machine, n, func(ctx context.Context, c spillway.Config) (seconds float64, err error) {
+		yard, err := s.yard.beside(ctx, n, func() (err error) {
+			seconds, err = s.stepOf(ctx, c)
+			return err
+		})
+		return seconds * s.yard.then[n] / yard, err
+	})
 	return machine, err
 }
 
@@ -338,7 +324,7 @@ func (s *session) stepOf(ctx context.Context, c spillway.Config) (float64, error
 type yardstick struct {
 	s    *session
 	dir  string
-	then map[int]float64 // by ranks: its step while the machine was measured for predictions, in s
+	then map[int]float64 // by ranks: its step when the machine was measured for predictions, in s
 }
 
 func newYardstick(s *session) (*yardstick, error) {
@@ -346,13 +332,18 @@ func newYardstick(s *session) (*yardstick, error) {
 	return &yardstick{s, dir, map[int]float64{}}, err
 }
 
-// read returns the time of its step now, in s.
-func (y *yardstick) read(ctx context.Context, ranks int) (float64, error) {
+// beside runs something, and returns the mean time of the yardstick's step before and after it, in s.
+func (y *yardstick) beside(ctx context.Context, ranks int, run func() error) (seconds float64, err error) {
 	c, err := calibration.Yardstick(y.dir, ranks)
 	if err != nil {
 		return 0, err
 	}
-	return y.s.stepOf(ctx, c)
+	before, err := y.s.stepOf(ctx, c)
+	if err = cmp.Or(err, run()); err != nil {
+		return 0, err
+	}
+	after, err := y.s.stepOf(ctx, c)
+	return (before + after) / 2, err
 }
 
 // The simulated numbers of ranks, and the model where none was given.

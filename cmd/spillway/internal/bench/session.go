@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -184,7 +183,7 @@ func (s *session) measure(ctx context.Context) error {
 				says.Says(fmt.Sprintf("round %d of %d, %s, after step %d%s …", round+1, s.rounds, j.Name, l.Step, left))
 			}
 			show(stepLine{})
-			if err := s.beside(ctx, j, func() error { return s.runOnce(ctx, j, show) }); err != nil {
+			if err := s.round(ctx, j, show); err != nil {
 				if errors.Is(err, context.Canceled) {
 					return cli.Interrupted(fmt.Sprintf("interrupted in round %d, in %s", round+1, j.Name))
 				}
@@ -202,17 +201,13 @@ func (s *session) measure(ctx context.Context) error {
 	return nil
 }
 
-// beside runs a round of a job, and the yardstick before and after it.
-func (s *session) beside(ctx context.Context, j *job, run func() error) error {
+// round runs a job once, with the yardstick beside it where there is one.
+func (s *session) round(ctx context.Context, j *job, show func(stepLine)) error {
 	if s.yard == nil || s.yard.then[j.Ranks] == 0 {
-		return run()
+		return s.runOnce(ctx, j, show)
 	}
-	before, err := s.yard.read(ctx, j.Ranks)
-	if err = cmp.Or(err, run()); err != nil {
-		return err
-	}
-	after, err := s.yard.read(ctx, j.Ranks)
-	j.Speed = append(j.Speed, 2*s.yard.then[j.Ranks]/(before+after))
+	yard, err := s.yard.beside(ctx, j.Ranks, func() error { return s.runOnce(ctx, j, show) })
+	j.Speed = append(j.Speed, s.yard.then[j.Ranks]/yard)
 	return err
 }
 
