@@ -245,7 +245,7 @@ func waiting(ctx context.Context, cfg config.Config, machine *cost.Machine, dir 
 }
 
 // Yardstick writes a small model and tokens into a folder, and returns a job over so many ranks of
-// one thread each that trains it. How long its steps take shows how fast the machine is at a time.
+// one thread each that trains it: its steps show how fast the machine is at a time.
 func Yardstick(dir string, ranks int) (config.Config, error) {
 	of, c := calibrationRanks[1][0], config.Default()
 	c.Model, c.Data, c.Ranks, c.Threads = filepath.Join(dir, "yardstick"), filepath.Join(dir, "tokens.bin"), ranks, 1

@@ -37,8 +37,8 @@ type Scaling struct {
 	Oversubscribed bool     `json:"oversubscribed"`
 	Simulated      bool     `json:"simulated"` // on the cost model alone
 
-	// Speed is the machine's beside each round, against that when it was measured for predictions,
-	// by the yardstick; AtSpeed is the median of the steps' times × it.
+	// Speed is the machine's beside each round, against the one that predictions are for, by the
+	// yardstick; AtSpeed is the median of the steps' times × it.
 	Speed   []float64 `json:"machine_speed,omitempty"`
 	AtSpeed *float64  `json:"seconds_at_speed,omitempty"`
 }
@@ -160,7 +160,7 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 	}
 	machines := map[int]*cost.Machine{}
 	if b.calibrate {
-		if s.yard, err = newYardstick(s); err != nil {
+		if s.yard, err = newYardstick(); err != nil {
 			return err
 		}
 		defer os.RemoveAll(s.yard.dir)
@@ -168,6 +168,9 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 			if n <= runtime.GOMAXPROCS(0) {
 				fmt.Fprintf(s.progress, "measuring this CPU for predicted times of %s …\n", english.Plural(n, "process", ""))
 				if machines[n], err = s.processes(ctx, n); err != nil {
+					return err
+				}
+				if err := s.yard.predict(ctx, n, machines[n]); err != nil {
 					return err
 				}
 			}
@@ -269,16 +272,14 @@ func known(c spillway.Config, n int) (machine *cost.Machine, rates string) {
 // processes measures this machine as so many processes find it that have one thread and one core
 // each: computation, collectives over shared memory, and what processes lose by waiting for each
 // other, with other models than those that are to be predicted.
-func (s *session) processes(ctx context.Context, n int) (machine *cost.Machine, err error) {
-	s.yard.then[n], err = s.yard.beside(ctx, n, func() error {
-		c, err := calibration.Measure(ctx, calibration.Options{Threads: 1, Ranks: n, BesideDisk: host.DiskProcs.BesideDisk})
-		if err == nil {
-			machine = c.Machine(n)
-		}
-		return cli.Fault(err)
-	})
-	if err != nil || n == 1 {
-		return machine, err
+func (s *session) processes(ctx context.Context, n int) (*cost.Machine, error) {
+	c, err := calibration.Measure(ctx, calibration.Options{Threads: 1, Ranks: n, BesideDisk: host.DiskProcs.BesideDisk})
+	if err != nil {
+		return nil, cli.Fault(err)
+	}
+	machine := c.Machine(n)
+	if n == 1 {
+		return machine, nil
 	}
 	if _, err := runProgram(ctx, s.launched(n, "bench", "comm", "--max-bytes=16MiB"), nil, nil); err != nil {
 		return nil, err
@@ -287,13 +288,7 @@ func (s *session) processes(ctx context.Context, n int) (machine *cost.Machine, 
 	if l := cost.NearestLinks(links, cluster.SHM, n); l != nil {
 		machine = l.On(machine)
 	}
-	machine.Wait, err = calibration.Waiting(ctx, machine, n, func(ctx context.Context, c spillway.Config) (seconds float64, err error) {
-		yard, err := s.yard.beside(ctx, n, func() (err error) {
-			seconds, err = s.stepOf(ctx, c)
-			return err
-		})
-		return seconds * s.yard.then[n] / yard, err
-	})
+	machine.Wait, err = calibration.Waiting(ctx, machine, n, s.stepOf)
 	return machine, err
 }
 
@@ -319,31 +314,44 @@ func (s *session) stepOf(ctx context.Context, c spillway.Config) (float64, error
 	return quantile(walls, 0.5), nil
 }
 
-// yardstick is a small job by which the machine is measured beside each row: a machine that is
-// shared, or changes its clock, is faster in one minute than in the next.
+// yardstick is a small job with a predicted time of its own. It runs beside each row, since a
+// machine that is shared, or changes its clock, is faster in one minute than in the next.
 type yardstick struct {
-	s    *session
-	dir  string
-	then map[int]float64 // by ranks: its step when the machine was measured for predictions, in s
+	dir       string
+	predicted map[int]float64 // by ranks: the time of its step, in s
 }
 
-func newYardstick(s *session) (*yardstick, error) {
+func newYardstick() (*yardstick, error) {
 	dir, err := os.MkdirTemp("", "spillway-yardstick-")
-	return &yardstick{s, dir, map[int]float64{}}, err
+	return &yardstick{dir, map[int]float64{}}, err
 }
 
-// beside runs something, and returns the mean time of the yardstick's step before and after it, in s.
-func (y *yardstick) beside(ctx context.Context, ranks int, run func() error) (seconds float64, err error) {
+// predict predicts its step on so many ranks of a machine.
+func (y *yardstick) predict(ctx context.Context, ranks int, machine *cost.Machine) error {
+	c, err := calibration.Yardstick(y.dir, ranks)
+	if err != nil {
+		return err
+	}
+	f, err := planner.Predict(ctx, c, machine)
+	if err == nil {
+		y.predicted[ranks] = f.Step.Seconds
+	}
+	return err
+}
+
+// beside runs something, and returns the machine's speed before and after it: 1 where the
+// yardstick takes as long as predicted, 2 where it takes half of that.
+func (y *yardstick) beside(ctx context.Context, s *session, ranks int, run func() error) (speed float64, err error) {
 	c, err := calibration.Yardstick(y.dir, ranks)
 	if err != nil {
 		return 0, err
 	}
-	before, err := y.s.stepOf(ctx, c)
+	before, err := s.stepOf(ctx, c)
 	if err = cmp.Or(err, run()); err != nil {
 		return 0, err
 	}
-	after, err := y.s.stepOf(ctx, c)
-	return (before + after) / 2, err
+	after, err := s.stepOf(ctx, c)
+	return 2 * y.predicted[ranks] / (before + after), err
 }
 
 // The simulated numbers of ranks, and the model where none was given.
@@ -432,7 +440,7 @@ func (s *session) accuracy() string {
 	for _, by := range []struct {
 		what string
 		of   func(*Row) *float64
-	}{{"measured step", func(r *Row) *float64 { return r.Seconds }}, {"step at the machine's speed then", func(r *Row) *float64 { return r.AtSpeed }}} {
+	}{{"measured step", func(r *Row) *float64 { return r.Seconds }}, {"step at the predicted speed", func(r *Row) *float64 { return r.AtSpeed }}} {
 		var off []float64
 		for _, r := range s.rows() {
 			if t := by.of(r); r.Predicted != nil && !r.Simulated && t != nil {
@@ -467,7 +475,7 @@ var scaleTables = []table{
 			}
 			return ""
 		}}},
-		"Pred.: predicted. Effic.: against the fewest ranks. Strong: the same rows of a step at every number of ranks; weak: as many for each rank. Over: more ranks than processors, and no prediction. Sim: on the cost model alone. At speed: the measured step at the speed that the machine had when it was measured for predictions, by a yardstick, the step of another model, before and after each round."},
+		"Pred.: predicted. Effic.: against the fewest ranks. Strong: the same rows of a step at every number of ranks; weak: as many for each rank. Over: more ranks than processors, and no prediction. Sim: on the cost model alone. At speed: the measured step at the machine's predicted speed: times the predicted over the measured step of another model, the yardstick, which runs before and after each round."},
 }
 
 func whereMeasured(r *Row, v float64) string {

@@ -203,11 +203,11 @@ func (s *session) measure(ctx context.Context) error {
 
 // round runs a job once, with the yardstick beside it where there is one.
 func (s *session) round(ctx context.Context, j *job, show func(stepLine)) error {
-	if s.yard == nil || s.yard.then[j.Ranks] == 0 {
+	if s.yard == nil || s.yard.predicted[j.Ranks] == 0 {
 		return s.runOnce(ctx, j, show)
 	}
-	yard, err := s.yard.beside(ctx, j.Ranks, func() error { return s.runOnce(ctx, j, show) })
-	j.Speed = append(j.Speed, s.yard.then[j.Ranks]/yard)
+	speed, err := s.yard.beside(ctx, s, j.Ranks, func() error { return s.runOnce(ctx, j, show) })
+	j.Speed = append(j.Speed, speed)
 	return err
 }
 
