@@ -244,6 +244,18 @@ func waiting(ctx context.Context, cfg config.Config, machine *cost.Machine, dir 
 	return m.Wait, nil
 }
 
+// Yardstick writes a small model and tokens into a folder, and returns a job over so many ranks of
+// one thread each that trains it: its steps show how fast the machine is at a time.
+func Yardstick(dir string, ranks int) (config.Config, error) {
+	of, c := calibrationRanks[1][0], config.Default()
+	c.Model, c.Data, c.Ranks, c.Threads = filepath.Join(dir, "yardstick"), filepath.Join(dir, "tokens.bin"), ranks, 1
+	c.Batch, c.Seq, c.Zero, c.Steps = 1, 64, of.zero, waitSteps
+	if err := errors.Join(calibrationModel(c.Model, of.config), calibrationTokens(c.Data)); err != nil {
+		return c, fmt.Errorf("calibrate: %w", err)
+	}
+	return c, nil
+}
+
 // waitParts are what each list of calibrationRanks shows.
 var waitParts = [2]cost.Rate{{PerOp: 1}, {PerByte: 1}}
 

@@ -9,7 +9,8 @@ import (
 
 // expendable returns those of owner's checkpoints that Config.Keep does not cover, of
 // entries in ascending order: all that are older than the newest keep confirmed
-// ones, and unconfirmed ones older than the newest confirmed. keep 0 keeps all.
+// ones (an update followed them), and unconfirmed ones older than the newest
+// confirmed. keep 0 keeps all.
 //
 // Checkpoints that the run left behind when it resumed from an older one do not count as
 // confirmed. They are ahead of the run's present steps; counting them would remove the ones

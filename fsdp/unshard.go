@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// stretch is a run of a phase's operations, as base indices, that use a block's parameters, until
-// another block's are used. Its units are gathered together, in the order of their first use.
+// stretch is a run of a phase's operations that use one block's parameters: from the first one to
+// the last before another block's are used, by their indices before this pass. Its units are gathered together, in the order of their first use.
 type stretch struct {
 	units       []int
 	first, last int

@@ -20,6 +20,16 @@ type Block struct {
 // Repeats says whether the block is one of several layers of the same template.
 func (b Block) Repeats() bool { return b.Template != "" && b.Index >= 0 }
 
+// Layers returns the number of blocks that repeat.
+func (p *Program) Layers() (n int) {
+	for u := range p.Units {
+		if b := p.Units[u].Block; b.Repeats() {
+			n = max(n, b.Index+1)
+		}
+	}
+	return n
+}
+
 // Cut splits the name of one of the block's buffers, operations or parameters around the
 // block's index: for block 3, "h.3.mlp.act" gives "h." and ".mlp.act". ok is false if the
 // name does not contain the index between dots, or if the block does not repeat.

@@ -287,14 +287,14 @@ func (p *Program) references(visit func(*BufID)) {
 		for j := range p.Sections[i].Phases {
 			ops := p.Sections[i].Phases[j].Ops
 			for k := range ops {
-				ops[k].buffers(visit)
+				ops[k].Buffers(visit)
 			}
 		}
 	}
 }
 
-// buffers calls visit for every buffer ID in the operation.
-func (o *Op) buffers(visit func(*BufID)) {
+// Buffers calls visit for every buffer ID in the operation, NoBuf included.
+func (o *Op) Buffers(visit func(*BufID)) {
 	for a := range o.In {
 		visit(&o.In[a])
 	}

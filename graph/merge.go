@@ -148,7 +148,7 @@ func (m *merger) section(kind SectionKind) error {
 		ops := CloneOps(sec.Phases[i].Ops)
 		for k := range ops {
 			o := &ops[k]
-			o.buffers(here)
+			o.Buffers(here)
 			if o.Unit < 0 {
 				continue
 			}

@@ -137,8 +137,8 @@ func (p *Program) Idle(s *Section, ph *Phase, op *Op, rank int) bool {
 }
 
 // ofMicroBatch says whether an operation belongs to the micro-batch alone: it touches the
-// micro-batch's own buffers or gradient, and no other rank takes part in it. Copies of inputs
-// are not counted, because they include the step's scalars.
+// micro-batch's own buffers or gradient, and no other rank takes part in it. A copy of inputs
+// does not belong to it, because it includes the step's scalars.
 func (p *Program) ofMicroBatch(op *Op) bool {
 	if _, together := op.Attr.(GroupAttr); together || op.Pass == Update {
 		return false

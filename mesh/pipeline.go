@@ -26,82 +26,82 @@ import (
 //
 // p must be differentiated, have its mesh, and be of one micro-batch.
 func Pipeline(p *graph.Program, axis int, first []int) (*graph.Program, error) {
-	c := &pipeline{p: p.Clone(), axis: axis, first: first}
-	if err := c.check(); err != nil {
+	c := &pipeline{
+		rewriter: rewriter{p.Clone()}, axis: axis, first: first, latest: map[graph.BufID]int{},
+		have: map[at]int{}, twins: map[at]graph.BufID{}, home: map[graph.BufID]int{},
+	}
+	for i, n := 0, p.Layers(); i < len(first); i++ {
+		if i == 0 && first[i] != 0 || i > 0 && first[i] <= first[i-1] || first[i] >= n {
+			return nil, fmt.Errorf("stages that begin at layers %v of %d: each needs a layer of its own", first, n)
+		}
+	}
+	if slices.ContainsFunc(p.Sections, func(s graph.Section) bool { return s.Micro() == nil }) {
+		return nil, fmt.Errorf("a section has several phases, want one")
+	}
+	if err := c.phases(c.visit); err != nil {
 		return nil, err
 	}
-	visits := make([][]visit, len(c.p.Sections))
-	for i := range c.p.Sections {
-		sec := &c.p.Sections[i]
-		ph := sec.Micro()
-		if ph == nil {
-			return nil, fmt.Errorf("section %q has %d phases, want one", sec.Name, len(sec.Phases))
-		}
-		var err error
-		if visits[i], err = c.visits(ph.Ops); err != nil {
-			return nil, fmt.Errorf("section %s: %w", sec.Name, err)
-		}
-	}
-	if err := c.units(visits); err != nil {
+	if err := c.units(); err != nil {
 		return nil, err
 	}
-	for i := range visits {
-		x := &crossing{pipeline: c, latest: map[graph.BufID]int{}, have: map[at]int{}, twins: map[at]graph.BufID{}, home: map[graph.BufID]int{}}
-		if err := x.connect(visits[i]); err != nil {
-			return nil, fmt.Errorf("section %s: %w", c.p.Sections[i].Name, err)
+	for i := range c.visits {
+		if err := c.connect(i); err != nil {
+			return nil, err
 		}
-		ph := &c.p.Sections[i].Phases[0]
-		ph.Ops = nil
-		for _, v := range visits[i] {
-			ph.Ops = append(append(append(ph.Ops, v.recvs...), v.ops...), v.sends...)
-		}
+	}
+	for _, v := range c.visits {
+		v.phase.Ops = slices.Concat(v.phase.Ops, v.recvs, v.ops, v.sends)
 	}
 	return c.p, nil
 }
 
 type pipeline struct {
-	p     *graph.Program
-	axis  int
-	first []int
+	rewriter
+	axis   int
+	first  []int
+	visits []visit
+
+	latest map[graph.BufID]int // by root: 1 + the visit that wrote it last
+	have   map[at]int          // the same of what a stage has of a root
+	twins  map[at]graph.BufID  // the stage's own buffer or view
+	home   map[graph.BufID]int // by root: the first stage that uses it, which keeps the buffer itself
+}
+
+// at is a buffer on a stage.
+type at struct {
+	id    graph.BufID
+	stage int
 }
 
 // visit is what a micro-batch runs on a stage in one direction. Operations of no unit, such as
 // copies of inputs, go with those behind them; every stage runs them.
 type visit struct {
+	phase             *graph.Phase
 	stage             int
 	forward           bool
 	recvs, ops, sends []graph.Op
 }
 
-func (c *pipeline) check() error {
-	n := layers(c.p)
-	for i, f := range c.first {
-		if i == 0 && f != 0 || i > 0 && f <= c.first[i-1] || f >= n {
-			return fmt.Errorf("stages that begin at layers %v of %d: each needs a layer of its own", c.first, n)
-		}
-	}
-	return nil
+// unit is that of the first operation that has one.
+func (v *visit) unit() int {
+	return v.ops[slices.IndexFunc(v.ops, func(op graph.Op) bool { return op.Unit >= 0 })].Unit
 }
 
 // stageOf returns the stage of a layer.
 func (c *pipeline) stageOf(layer int) int {
-	i, found := slices.BinarySearch(c.first, layer)
-	if !found {
-		i--
-	}
-	return i
+	next, _ := slices.BinarySearch(c.first, layer+1)
+	return next - 1
 }
 
-// visits finds the stage of each operation. What belongs to no block that repeats is of the first
-// stage before all blocks and behind the backward of the first one, and of the last stage between
-// the last block's forward and backward.
-func (c *pipeline) visits(ops []graph.Op) (list []visit, err error) {
-	stage, behind := 0, false
+// visit takes the operations of a phase, and finds the stage of each. What belongs to no block that
+// repeats is of the first stage before all blocks and behind the backward of the first one, and of
+// the last stage between the last block's forward and backward.
+func (c *pipeline) visit(ph *graph.Phase) error {
+	stage, behind, list := 0, false, []visit(nil)
 	var common []graph.Op
-	for i := range ops {
-		op := ops[i]
-		b := c.p.BlockOf(op.Unit)
-		switch forward := op.Pass == graph.Forward; {
+	for _, op := range ph.Ops {
+		forward := op.Pass == graph.Forward
+		switch b := c.p.BlockOf(op.Unit); {
 		case b.Repeats():
 			stage, behind = c.stageOf(b.Index), forward
 		case op.Unit < 0 && !c.inside(&op):
@@ -109,35 +109,30 @@ func (c *pipeline) visits(ops []graph.Op) (list []visit, err error) {
 			continue
 		case behind && stage == len(c.first)-1, !behind && stage == 0:
 		default:
-			return nil, fmt.Errorf("%s (%s) of no layer stands between two layers", op.Name, op.Kind)
+			return fmt.Errorf("%s (%s) of no layer stands between two layers", op.Name, op.Kind)
 		}
-		n := len(list) - 1
-		if n < 0 || list[n].stage != stage || list[n].forward != (op.Pass == graph.Forward) {
-			if slices.ContainsFunc(list, func(v visit) bool { return v.stage == stage && v.forward == (op.Pass == graph.Forward) }) {
-				return nil, fmt.Errorf("%s (%s) comes back to stage %d", op.Name, op.Kind, stage)
-			}
-			list, n = append(list, visit{stage: stage, forward: op.Pass == graph.Forward}), n+1
+		at := slices.IndexFunc(list, func(v visit) bool { return v.stage == stage && v.forward == forward })
+		if at < 0 {
+			at, list = len(list), append(list, visit{phase: ph, stage: stage, forward: forward})
+		} else if at < len(list)-1 {
+			return fmt.Errorf("%s (%s) comes back to stage %d", op.Name, op.Kind, stage)
 		}
-		list[n].ops = append(append(list[n].ops, common...), op)
+		list[at].ops = append(append(list[at].ops, common...), op)
 		common = nil
 	}
 	if len(list) == 0 {
-		return nil, fmt.Errorf("no operation belongs to a layer")
+		return fmt.Errorf("no operation belongs to a layer")
 	}
-	n := len(list) - 1
-	list[n].ops = append(list[n].ops, common...)
-	return list, nil
+	last := &list[len(list)-1]
+	last.ops = append(last.ops, common...)
+	c.visits, ph.Ops = append(c.visits, list...), nil
+	return nil
 }
 
 // inside says whether an operation touches what a micro-batch computes.
 func (c *pipeline) inside(op *graph.Op) (yes bool) {
 	graph.Effects(op, func(e graph.Effect) { yes = yes || c.crosses(c.root(e.Buf)) })
 	return yes
-}
-
-func (c *pipeline) root(id graph.BufID) graph.BufID {
-	r, _ := c.p.Resolve(id, nil)
-	return r
 }
 
 // crosses says whether a root buffer has values that may go from stage to stage.
@@ -147,7 +142,7 @@ func (c *pipeline) crosses(root graph.BufID) bool {
 }
 
 // units gives every unit its stage, and parameters that several stages use to each of them.
-func (c *pipeline) units(visits [][]visit) error {
+func (c *pipeline) units() error {
 	params := map[graph.BufID]int{} // by root of a value and of a gradient
 	for i := range c.p.Params {
 		for _, id := range []graph.BufID{c.p.Params[i].Value, c.p.Params[i].Grad} {
@@ -157,16 +152,14 @@ func (c *pipeline) units(visits [][]visit) error {
 		}
 	}
 	uses := make([][]int, len(c.p.Params)) // by parameter: the stages that use it, ascending
-	for _, list := range visits {
-		for _, v := range list {
-			for i := range v.ops {
-				graph.Effects(&v.ops[i], func(e graph.Effect) {
-					if q, ok := params[c.root(e.Buf)]; ok && !slices.Contains(uses[q], v.stage) {
-						uses[q] = append(uses[q], v.stage)
-						slices.Sort(uses[q])
-					}
-				})
-			}
+	for _, v := range c.visits {
+		for i := range v.ops {
+			graph.Effects(&v.ops[i], func(e graph.Effect) {
+				if q, ok := params[c.root(e.Buf)]; ok && !slices.Contains(uses[q], v.stage) {
+					uses[q] = append(uses[q], v.stage)
+					slices.Sort(uses[q])
+				}
+			})
 		}
 	}
 	for u := range c.p.Units {
@@ -176,23 +169,24 @@ func (c *pipeline) units(visits [][]visit) error {
 	}
 	for q, stages := range uses {
 		prm := &c.p.Params[q]
-		switch unit := &c.p.Units[prm.Unit]; {
+		unit := &c.p.Units[prm.Unit]
+		switch {
 		case len(stages) == 0: // only what is not planned uses it
+			continue
 		case unit.Block.Repeats() && (len(stages) > 1 || stages[0] != unit.Stage):
 			return fmt.Errorf("parameter %s of stage %d is used by stages %v", prm.Name, unit.Stage, stages)
-		case len(stages) == 1:
-			unit.Stage = stages[0]
-		default:
-			if slices.ContainsFunc(c.p.Params, func(o graph.Param) bool { return o.Unit == prm.Unit && o.Name != prm.Name && o.Split == nil }) {
-				return fmt.Errorf("parameter %s is used by stages %v, and its unit %s has others too", prm.Name, stages, unit.Name)
-			}
-			unit.Stage = stages[0]
-			for _, s := range stages[1:] {
-				c.tie(q, s, visits)
-			}
+		case len(stages) > 1 && slices.ContainsFunc(c.p.Params, func(o graph.Param) bool {
+			return o.Unit == prm.Unit && o.Name != prm.Name && o.Split == nil
+		}):
+			return fmt.Errorf("parameter %s is used by stages %v, and its unit %s has others too",
+				prm.Name, stages, unit.Name)
+		}
+		unit.Stage = stages[0]
+		for _, s := range stages[1:] {
+			c.tie(q, s)
 		}
 	}
-	return cmp.Or(c.trained(), c.owned(visits))
+	return cmp.Or(c.trained(), c.owned())
 }
 
 // trained refuses a stage that trains nothing: it would have a part of the update without a use.
@@ -204,194 +198,203 @@ func (c *pipeline) trained() error {
 		}
 	}
 	if i := slices.Index(trains, false); i >= 0 && slices.Contains(trains, true) {
-		return fmt.Errorf("stage %d trains nothing: give each stage (Config.Stages) a layer with parameters that are trained", i)
+		return fmt.Errorf("stage %d trains nothing: give each stage (Config.Stages) a layer with parameters "+
+			"that are trained", i)
 	}
 	return nil
 }
 
 // tie gives stage s a parameter that an earlier stage has too.
-func (c *pipeline) tie(param, s int, visits [][]visit) {
-	q := c.p.Params[param]
-	of, name := q.Unit, fmt.Sprintf("%s/stage.%d", c.p.Units[q.Unit].Name, s)
+func (c *pipeline) tie(param, s int) {
+	q, of := c.p.Params[param], c.p.Params[param].Unit
+	name := staged(c.p.Units[of].Name, s)
 	q.Unit = slices.IndexFunc(c.p.Units, func(u graph.Unit) bool { return u.Name == name })
 	if q.Unit < 0 {
 		q.Unit = len(c.p.Units)
 		c.p.Units = append(c.p.Units, graph.Unit{Name: name, Block: graph.Block{Template: name, Index: -1}, Stage: s})
 	}
-	q.Name, q.TiedTo = fmt.Sprintf("%s/stage.%d", q.Name, s), param+1
+	q.Name, q.TiedTo = staged(q.Name, s), param+1
 	to := map[graph.BufID]graph.BufID{}
 	for _, id := range []*graph.BufID{&q.Value, &q.Grad} {
 		if *id != graph.NoBuf {
-			b := *c.p.Buf(*id)
-			b.Name, b.Unit = fmt.Sprintf("%s/stage.%d", b.Name, s), q.Unit
-			b.Shape = slices.Clone(b.Shape)
-			to[*id] = c.p.AddBuffer(b)
+			b := c.p.Buf(*id)
+			to[*id] = c.like(*id, staged(b.Name, s), b.View, b.Shape...)
 			*id = to[*id]
+			c.p.Buf(*id).Unit = q.Unit
 		}
 	}
 	c.p.Params = append(c.p.Params, q)
-	grads := []graph.BufID{c.p.Params[param].Grad, q.Grad}
-	for i := range visits {
-		written := map[graph.BufID]bool{}
-		for j := range visits[i] {
-			v := &visits[i][j]
-			for k := range v.ops {
-				op := &v.ops[k]
-				if v.stage == s {
-					if op.Unit == of {
-						op.Unit = q.Unit
-					}
-					replace(op, func(id graph.BufID) graph.BufID {
-						if own, ok := to[id]; ok {
-							return own
-						}
-						return id
-					})
+	grad, begun := c.p.Params[param].Grad, map[graph.BufID]*graph.Phase{}
+	for _, v := range c.visits {
+		for i := range v.ops {
+			op := &v.ops[i]
+			if v.stage == s {
+				if op.Unit == of {
+					op.Unit = q.Unit
 				}
-				for o := range op.Out { // each stage's sum starts with its own first addend
-					if out := &op.Out[o]; slices.Contains(grads, out.Buf) && out.Buf != graph.NoBuf && !written[out.Buf] {
-						out.Mode, written[out.Buf] = graph.Write, true
+				op.Buffers(func(id *graph.BufID) {
+					if own, ok := to[*id]; ok {
+						*id = own
 					}
+				})
+			}
+			for o := range op.Out { // each stage's sum starts with its own first addend
+				out := &op.Out[o]
+				if id := out.Buf; id != graph.NoBuf && (id == grad || id == q.Grad) && begun[id] != v.phase {
+					out.Mode, begun[id] = graph.Write, v.phase
 				}
 			}
 		}
 	}
 }
+
+// staged is the name of what a stage has of its own.
+func staged(name string, stage int) string { return fmt.Sprintf("%s/stage.%d", name, stage) }
 
 // owned gives operations of no unit on a stage the unit of those before or behind them, and
 // checks that all others have one of their stage.
-func (c *pipeline) owned(visits [][]visit) error {
-	for i := range visits {
-		for j := range visits[i] {
-			v := &visits[i][j]
-			unit := unitOf(v)
-			for k := range v.ops {
-				switch op := &v.ops[k]; {
-				case op.Unit >= 0 && c.p.Units[op.Unit].Stage != v.stage:
-					return fmt.Errorf("%s (%s) runs on stage %d, and its unit %s is of stage %d", op.Name, op.Kind, v.stage, c.p.Units[op.Unit].Name, c.p.Units[op.Unit].Stage)
-				case op.Unit >= 0:
-					unit = op.Unit
-				case c.inside(op):
-					op.Unit = unit
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// replace replaces an operation's operands.
-func replace(op *graph.Op, by func(graph.BufID) graph.BufID) {
-	one := func(id *graph.BufID) {
-		if *id != graph.NoBuf {
-			*id = by(*id)
-		}
-	}
-	for i := range op.In {
-		one(&op.In[i])
-	}
-	for i := range op.Out {
-		one(&op.Out[i].Buf)
-	}
-	one(&op.Work)
-	one(&op.Skip)
-}
-
-// at is a buffer on a stage.
-type at struct {
-	id    graph.BufID
-	stage int
-}
-
-// crossing connects the visits of a section.
-type crossing struct {
-	*pipeline
-	latest map[graph.BufID]int // by root: the visit that wrote it last
-	have   map[at]int          // 1 + the visit whose result a stage has of a root
-	twins  map[at]graph.BufID  // the stage's own buffer or view
-	home   map[graph.BufID]int // by root: the first stage that uses it, which keeps the buffer itself
-}
-
-// connect sends what a stage reads and another one has written, and gives each stage buffers of
-// its own.
-func (x *crossing) connect(visits []visit) (err error) {
-	for i := range visits {
-		v := &visits[i]
+func (c *pipeline) owned() error {
+	for i := range c.visits {
+		v := &c.visits[i]
+		unit := v.unit()
 		for k := range v.ops {
 			op := &v.ops[k]
-			if op.Unit < 0 {
+			if op.Unit < 0 && !c.inside(op) {
 				continue
+			} else if op.Unit < 0 {
+				op.Unit = unit
 			}
-			graph.Effects(op, func(e graph.Effect) {
-				root := x.root(e.Buf)
-				if !x.crosses(root) || err != nil {
-					return
-				}
-				if latest, known := x.latest[root]; known && x.have[at{root, v.stage}] != latest+1 && !(e.Fresh && !e.Read && e.Buf == root) {
-					err = x.send(visits, root, latest, i, op)
-				}
-				if e.Write {
-					x.latest[root] = i
-				}
-				x.have[at{root, v.stage}] = x.latest[root] + 1
-			})
-			if err != nil {
-				return err
+			unit = op.Unit
+			if u := &c.p.Units[unit]; u.Stage != v.stage {
+				return fmt.Errorf("%s (%s) runs on stage %d, and its unit %s is of stage %d",
+					op.Name, op.Kind, v.stage, u.Name, u.Stage)
 			}
-			replace(op, func(id graph.BufID) graph.BufID { return x.twin(id, v.stage) })
 		}
 	}
 	return nil
 }
 
-// send adds the operations that bring a version of a buffer to the stage of a visit, in which op
-// needs it.
-func (x *crossing) send(visits []visit, root graph.BufID, latest, by int, op *graph.Op) error {
-	from, to := &visits[latest], &visits[by]
-	if d := from.stage - to.stage; d*d != 1 {
-		return fmt.Errorf("%s (%s) of stage %d reads %s of stage %d, which is no neighbour", op.Name, op.Kind, to.stage, x.p.Buf(root).Name, from.stage)
+// connect sends what a visit reads and another stage has written, and gives its stage buffers of
+// its own.
+func (c *pipeline) connect(i int) (err error) {
+	v := &c.visits[i]
+	for k := range v.ops {
+		op := &v.ops[k]
+		if op.Unit < 0 {
+			continue
+		}
+		graph.Effects(op, func(e graph.Effect) {
+			root := c.root(e.Buf)
+			if !c.crosses(root) {
+				return
+			}
+			here := at{root, v.stage}
+			if n := c.latest[root]; n > 0 && n != c.have[here] && !(e.Fresh && e.Buf == root) {
+				err = cmp.Or(err, c.send(root, &c.visits[n-1], v, op))
+			}
+			if e.Write {
+				c.latest[root] = i + 1
+			}
+			c.have[here] = c.latest[root]
+		})
+		op.Buffers(func(id *graph.BufID) { *id = c.twin(*id, v.stage) })
 	}
-	attr := graph.PeerAttr{Axis: x.axis, From: from.stage, To: to.stage}
+	return err
+}
+
+// send adds the operations that bring a version of a buffer from one visit's stage to another's, in
+// which op needs it.
+func (c *pipeline) send(root graph.BufID, from, to *visit, op *graph.Op) error {
+	name := c.p.Buf(root).Name
+	if d := from.stage - to.stage; d*d != 1 {
+		return fmt.Errorf("%s (%s) of stage %d reads %s of stage %d, which is no neighbour",
+			op.Name, op.Kind, to.stage, name, from.stage)
+	}
 	one := func(kind graph.Kind, v *visit, in []graph.BufID, out []graph.Out) graph.Op {
-		o := graph.NewOp(kind, fmt.Sprintf("%s/%s.%d.%d", x.p.Buf(root).Name, kind, from.stage, to.stage), in, out, attr)
-		if o.Stream, o.Unit = graph.Comm, unitOf(v); !v.forward {
+		o := graph.NewOp(kind, fmt.Sprintf("%s/%s.%d.%d", name, kind, from.stage, to.stage), in, out,
+			graph.PeerAttr{Axis: c.axis, From: from.stage, To: to.stage})
+		if o.Stream, o.Unit = graph.Comm, v.unit(); !v.forward {
 			o.Pass = graph.Backward
 		}
 		return o
 	}
-	from.sends = append(from.sends, one(graph.Send, from, []graph.BufID{x.twin(root, from.stage)}, nil))
-	to.recvs = append(to.recvs, one(graph.Recv, to, nil, []graph.Out{{Buf: x.twin(root, to.stage)}}))
+	from.sends = append(from.sends, one(graph.Send, from, []graph.BufID{c.twin(root, from.stage)}, nil))
+	to.recvs = append(to.recvs, one(graph.Recv, to, nil, []graph.Out{{Buf: c.twin(root, to.stage)}}))
 	return nil
 }
 
-// unitOf is the unit of a visit's first operation that has one.
-func unitOf(v *visit) int {
-	return v.ops[slices.IndexFunc(v.ops, func(op graph.Op) bool { return op.Unit >= 0 })].Unit
-}
-
 // twin returns a stage's own buffer for one that crosses, or for a view of it.
-func (x *crossing) twin(id graph.BufID, stage int) graph.BufID {
-	root := x.root(id)
-	if !x.crosses(root) {
+func (c *pipeline) twin(id graph.BufID, stage int) graph.BufID {
+	if id == graph.NoBuf || !c.crosses(c.root(id)) {
 		return id
 	}
-	if _, known := x.home[root]; !known {
-		x.home[root] = stage
+	root := c.root(id)
+	if _, known := c.home[root]; !known {
+		c.home[root] = stage
 	}
-	if x.home[root] == stage {
+	switch own, ok := c.twins[at{id, stage}]; {
+	case c.home[root] == stage:
 		return id
-	}
-	if own, ok := x.twins[at{id, stage}]; ok {
+	case ok:
 		return own
 	}
-	b := *x.p.Buf(id)
-	b.Name, b.Shape = fmt.Sprintf("%s/stage.%d", b.Name, stage), slices.Clone(b.Shape)
+	b := *c.p.Buf(id)
 	if b.View != nil {
-		v := *b.View
-		v.Base = x.twin(v.Base, stage)
-		b.View = &v
+		view := *b.View
+		view.Base = c.twin(view.Base, stage)
+		b.View = &view
 	}
-	own := x.p.AddBuffer(b)
-	x.twins[at{id, stage}] = own
+	own := c.like(id, staged(b.Name, stage), b.View, b.Shape...)
+	c.twins[at{id, stage}] = own
 	return own
+}
+
+// Schedule is the order in which the stages of a pipeline take micro-batches.
+type Schedule uint8
+
+// Schedules. The bubble of both, with equal stages, is (P−1)/(M+P−1) of a step for P stages and
+// M micro-batches. GPipe keeps the activations of all M, OneForwardOneBackward those of at most
+// P−s on stage s (Narayanan et al. 2021, section 2.2).
+const (
+	OneForwardOneBackward Schedule = iota // after P−1−s forwards on stage s one backward follows each forward
+	GPipe                                 // all forwards, then all backwards
+	NumSchedules
+)
+
+var scheduleNames = [NumSchedules]string{"1f1b", "gpipe"}
+
+func (s Schedule) String() string { return scheduleNames[s] }
+
+// ParseSchedule is the reverse of String.
+func ParseSchedule(name string) (Schedule, error) {
+	if s := slices.Index(scheduleNames[:], name); s >= 0 {
+		return Schedule(s), nil
+	}
+	return 0, fmt.Errorf("%q is no schedule of a pipeline; use 1f1b or gpipe", name)
+}
+
+// Turn is one micro-batch's forward or backward on a stage.
+type Turn struct {
+	Stage, Micro int
+	Forward      bool
+}
+
+// Turns lists the turns of all stages such that each comes behind what it needs: a forward
+// behind the stage before, a backward behind the stage after.
+func (s Schedule) Turns(stages, micros int) (list []Turn) {
+	forwards, backwards := make([]int, stages), make([]int, stages) // done on each stage
+	for len(list) < 2*stages*micros {
+		for i := range stages {
+			f, b := forwards[i], backwards[i]
+			switch forward := f < micros && (s == GPipe || f-b < stages-i); {
+			case forward && (i == 0 || forwards[i-1] > f):
+				list = append(list, Turn{i, f, true})
+				forwards[i]++
+			case !forward && b < micros && (i == stages-1 || backwards[i+1] > b):
+				list = append(list, Turn{i, b, false})
+				backwards[i]++
+			}
+		}
+	}
+	return list
 }

@@ -142,31 +142,6 @@ func TestStagesThatCannotBe(t *testing.T) {
 	require.ErrorContains(t, err, "stage 0 trains nothing")
 	_, err = Pipeline(q, 0, []int{0, 3})
 	require.NoError(t, err)
-	_, err = Divide(p, 5, flopsOf(p))
-	require.ErrorContains(t, err, "give at most 4")
-}
-
-func flopsOf(p *graph.Program) func(op *graph.Op) float64 {
-	return func(op *graph.Op) float64 {
-		flops, _ := graph.Cost(p, op)
-		return float64(flops)
-	}
-}
-
-// Layers are divided such that the largest stage has the least work; a large head counts as some.
-func TestDivide(t *testing.T) {
-	m := deep["llama"]
-	m.Layers = 8
-	for vocab, want := range map[int][]int{2: {0, 2, 4, 6}, 4000: {0, 2, 4, 7}} {
-		m.Vocab = vocab
-		p, err := model.Build(m, model.Train, 2, 5)
-		require.NoError(t, err)
-		p, err = graph.Differentiate(p)
-		require.NoError(t, err)
-		first, err := Divide(p, 4, flopsOf(p))
-		require.NoError(t, err)
-		require.Equal(t, want, first, "vocabulary %d", vocab)
-	}
 }
 
 // A forward comes behind the same micro-batch's on the stage before, a backward behind that on the

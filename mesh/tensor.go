@@ -9,8 +9,9 @@ import (
 
 // Options of the tensor rewrite.
 type Options struct {
-	Axis   int // mesh axis of the ranks; −1: one rank has all slices
-	Slices int // a power of two, at least 2, that the axis's size divides
+	Axis   int  // mesh axis of the ranks; −1: one rank has all slices
+	Slices int  // a power of two, at least 2, that the axis's size divides
+	Rows   bool // also divide by rows what the slices leave whole
 }
 
 // Tensor divides a program of whole parameters over the ranks of an axis (Shoeybi et al. 2019,
@@ -36,129 +37,86 @@ type Options struct {
 // Which weights are cut follows from the data flow: products whose results reach, through
 // operations on single elements or heads, other products only. An error names a product for
 // which that does not hold. p must be differentiated, and have its mesh.
+//
+// Options.Rows divides by rows what is whole: norms and the residual stream (Korthikanti et al.
+// 2022, Reducing Activation Recomputation in Large Transformer Models, section 4.2.2). The rows of
+// a micro-batch are cut into as many slices as the layers, and a rank has its slices in one buffer:
+//
+//	x → fc → act → proj → all_reduce y → norm                    becomes
+//	x → all_gather → fc → act → proj → reduce_scatter y → norm   where x, y and norm are a rank's rows
+//
+// Four rules give the program:
+//
+//   - The sum of addends along the axis leaves each rank its rows, added in the same order.
+//   - What works on each row by itself runs on the rank's rows.
+//   - Everything else reads all rows. They are gathered before it, once forward and once backward,
+//     so that what the backward needs of the forward is a rank's rows.
+//   - A sum over rows is the gradient of a whole parameter. Each slice of rows has an addend, and
+//     these add up as all sums over slices do, so that the bits are the same on any number of ranks.
+//
+// A phase whose rows the slices do not divide keeps them whole.
 func Tensor(p *graph.Program, o Options) (*graph.Program, error) {
-	t := newTensor(p, o)
+	t := &tensor{values: newValues(p.Clone(), o)}
 	if err := t.layouts(); err != nil {
 		return nil, err
 	}
 	t.params()
-	for i := range t.p.Sections {
-		for j := range t.p.Sections[i].Phases {
-			if err := t.phase(&t.p.Sections[i].Phases[j], t.operation); err != nil {
-				return nil, fmt.Errorf("section %s: %w", t.p.Sections[i].Name, err)
-			}
-		}
+	if err := t.phases(func(ph *graph.Phase) error { return t.phase(ph, t.operation) }); err != nil {
+		return nil, err
 	}
 	for id := range graph.BufID(len(t.p.Buffers)) {
 		t.part(id, 0) // a view that no operation uses is to fit what it is of
 	}
-	if l := t.p.Logits; l != graph.NoBuf && t.isColumns(l) {
+	if t.isColumns(t.p.Logits) {
 		return nil, fmt.Errorf("the logits of a generation would be cut by tokens; plan it without slices")
 	}
-	return t.p, nil
-}
-
-func newTensor(p *graph.Program, o Options) *tensor {
-	t := &tensor{
-		p: p.Clone(), o: o, per: o.Slices, cut: map[graph.BufID]*layout{},
-		columns: map[graph.BufID]*columnar{}, parts: map[graph.BufID][]graph.BufID{},
+	if !o.Rows {
+		return t.p, nil
 	}
-	if o.Axis >= 0 {
-		t.per = o.Slices / t.p.Mesh[o.Axis].Size
-	}
-	return t
+	clear(t.columns)
+	clear(t.parts) // the slices have operations of their own now
+	return t.p, t.phases(t.divide)
 }
 
 // tensor rewrites one program.
 type tensor struct {
-	p       *graph.Program
-	o       Options
-	per     int                           // slices of a rank
-	cut     map[graph.BufID]*layout       // by value and gradient of a parameter that is cut
-	columns map[graph.BufID]*columnar     // by root of an activation that is cut
-	parts   map[graph.BufID][]graph.BufID // by buffer of a cut parameter or activation: the slices'
-	sums    map[graph.BufID]*sum          // by root: addends in the current phase that are not summed yet
-	names   map[string]int                // of the phase's new operations
-	ops     []graph.Op                    // of the phase so far
+	*values
+
+	// Of the current phase: by divided buffer where all rows are, while ranks have addends of it,
+	// and while operations of a unit read it.
+	partial, gathered map[graph.BufID]graph.BufID
+	unit              int
 }
 
-// sum is a value of which each slice has an addend.
-type sum struct {
-	id      graph.BufID   // the buffer that is to have it
-	addends []graph.BufID // by slice of the rank
-	besides bool          // id has a whole value already, to which the sum is added
-	op      graph.Op      // whose results they are
-}
-
-func (t *tensor) root(id graph.BufID) graph.BufID {
-	r, _ := t.p.Resolve(id, nil)
-	return r
-}
-
-func (t *tensor) isColumns(id graph.BufID) bool { return t.columns[t.root(id)] != nil }
-
-// phase rewrites the operations of a phase, each by itself.
-func (t *tensor) phase(ph *graph.Phase, operation func(graph.Op) error) error {
-	t.sums, t.names, t.ops = map[graph.BufID]*sum{}, map[string]int{}, nil
-	for i := range ph.Ops {
-		if err := operation(ph.Ops[i]); err != nil {
-			return fmt.Errorf("%s (%s): %w", ph.Ops[i].Name, ph.Ops[i].Kind, err)
-		}
-	}
-	for _, root := range slices.Sorted(func(yield func(graph.BufID) bool) {
-		for root := range t.sums {
-			if !yield(root) {
-				return
-			}
-		}
-	}) {
-		t.whole(root)
-	}
-	ph.Ops = t.ops
-	return nil
-}
-
+// operation repeats for each slice what works with slices.
 func (t *tensor) operation(op graph.Op) error {
-	param := func(id graph.BufID) *layout {
-		if id == graph.NoBuf {
-			return nil
-		}
-		return t.cut[id]
-	}
-	weight := graph.NoBuf
+	weight, table := graph.NoBuf, graph.NoBuf
 	switch op.Kind {
 	case graph.Linear, graph.LinearGradX:
 		weight = op.In[1]
 	case graph.LinearGradW:
 		weight = op.Out[0].Buf
-	case graph.HeadLoss, graph.HeadLossGrad:
-		if param(op.In[1]) != nil {
-			return t.head(op)
-		}
-	case graph.Embed:
-		if param(op.In[1]) != nil {
-			return t.each(op, t.vocabulary(op.In[1]), addends, 0)
-		}
+	case graph.Embed, graph.HeadLoss, graph.HeadLossGrad:
+		table = op.In[1]
 	case graph.EmbedGrad:
-		if param(op.Out[0].Buf) != nil {
-			t.whole(op.In[1])
-			return t.each(op, t.vocabulary(op.Out[0].Buf), whole, 0)
-		}
+		table = op.Out[0].Buf
 	}
-	if l := param(weight); l != nil {
-		outputs := l.dim == 1
-		if op.Attr.(graph.LinearAttr).TransW {
-			outputs = l.dim == 0
-		}
-		return t.product(op, outputs)
+	switch l := t.cut[weight]; {
+	case l != nil:
+		return t.product(op, l.dim == side(&op, true))
+	case t.cut[table] == nil:
+	case op.Kind == graph.HeadLoss || op.Kind == graph.HeadLossGrad:
+		return t.head(op)
+	default:
+		return t.each(op, addends, t.vocabulary(table))
 	}
 	for _, id := range op.In {
-		if param(id) != nil {
+		if t.cut[id] != nil {
 			return fmt.Errorf("it reads %s, which is cut into slices, and has no form for them", t.p.Buf(id).Name)
 		}
 	}
-	attr := local[op.Kind]
-	if !slices.ContainsFunc(op.In, func(id graph.BufID) bool { return id != graph.NoBuf && t.isColumns(id) }) {
+	switch {
+	case !slices.ContainsFunc(op.In, t.isColumns):
 		for _, id := range op.In {
 			t.whole(id)
 		}
@@ -167,190 +125,245 @@ func (t *tensor) operation(op graph.Op) error {
 		}
 		t.ops = append(t.ops, op)
 		return nil
-	}
-	switch {
-	case op.Kind == graph.BiasGrad:
-		attr = same
-	case attr == nil:
+	case !slices.Contains(local, op.Kind):
 		return fmt.Errorf("it has no form for slices")
 	}
-	return t.each(op, func(int) any { return attr(op.Attr, int64(t.o.Slices)) }, columns, -1)
+	op.Attr = localAttr(op.Attr, int64(t.o.Slices))
+	return t.each(op, columns, nil)
 }
-
-// result says what the slices' results are.
-type result uint8
-
-const (
-	whole   result = iota // of a cut parameter: as they are
-	columns               // cut like the inputs
-	addends               // of a sum
-)
 
 // product rewrites a linear or one of its gradients. outputs says that the weight is cut by
 // outputs, so that y and dy are cut; else x and dx are.
 func (t *tensor) product(op graph.Op, outputs bool) error {
-	attr := func(int) any { return op.Attr }
-	cut := map[graph.Kind][]bool{graph.Linear: {!outputs}, graph.LinearGradX: {outputs}, graph.LinearGradW: {!outputs, outputs}}[op.Kind]
-	for i, want := range cut { // activations before the weight
+	cut := []bool{outputs != (op.Kind == graph.Linear)} // of the inputs before the weight
+	if op.Kind == graph.LinearGradW {
+		cut = []bool{!outputs, outputs}
+	}
+	for i, want := range cut {
 		if t.isColumns(op.In[i]) != want {
-			return fmt.Errorf("its operand %s is cut by columns: %v, which its weight does not go with", t.p.Buf(op.In[i]).Name, !want)
+			return fmt.Errorf("its operand %s is cut by columns: %v, which its weight does not go with",
+				t.p.Buf(op.In[i]).Name, !want)
 		}
 	}
-	switch {
-	case op.Kind == graph.LinearGradW:
-		return t.each(op, attr, whole, 0)
-	case (op.Kind == graph.Linear) == outputs:
-		return t.each(op, attr, columns, 0)
+	if (op.Kind == graph.Linear) == outputs {
+		return t.each(op, columns, nil)
 	}
-	bias := graph.NoBuf
+	y, bias := op.Out[0].Buf, graph.NoBuf
 	if op.Kind == graph.Linear && len(op.In) > 2 {
-		bias = op.In[2]
-		op.In = append(slices.Clone(op.In[:2]), graph.NoBuf)
+		bias, op.In = op.In[2], append(slices.Clone(op.In[:2]), graph.NoBuf)
 	}
-	if err := t.each(op, attr, addends, 0); err != nil || bias == graph.NoBuf {
+	if err := t.each(op, addends, nil); err != nil || bias == graph.NoBuf {
 		return err
 	}
-	y := op.Out[0].Buf
 	t.whole(y)
-	t.add(op, graph.AddPos, op.Name+"/bias", []graph.BufID{y, bias}, graph.Out{Buf: y, Mode: graph.ReadWrite}, graph.PosAttr{Seq: 1})
+	to := graph.Out{Buf: y, Mode: graph.ReadWrite}
+	t.add(op, graph.AddPos, op.Name+"/bias", []graph.BufID{y, bias}, to, graph.PosAttr{Seq: 1})
 	return nil
 }
 
-// each repeats an operation for every slice of the rank. Output `to` is what as says; with −1 all
-// outputs are cut, but for the gradients of whole parameters, which are sums.
-func (t *tensor) each(op graph.Op, attr func(k int) any, as result, to int) error {
-	for _, id := range op.In {
-		t.whole(id)
+// vocabulary returns the attribute of an operation on each slice of a table.
+func (t *tensor) vocabulary(table graph.BufID) func(k int) any {
+	q := &t.p.Params[t.cut[table].param]
+	each := t.p.LocalShape(q)[0]
+	return func(k int) any {
+		return graph.SliceAttr{Axis: t.o.Axis, PerRank: int64(t.per), Index: int64(k), Each: each, Total: q.Shape[0]}
 	}
-	outs := make([][]graph.Out, len(op.Out))
-	for i, o := range op.Out {
-		kind := whole
-		switch {
-		case o.Buf == graph.NoBuf || t.cut[o.Buf] != nil:
-		case to < 0 && t.isGradient(o.Buf):
-			kind = addends
-		case i == to || to < 0:
-			kind = as
-		}
-		for k := range t.per {
-			switch kind {
-			case columns:
-				if t.cutColumns(op, o.Buf); k == 0 && t.sums[t.root(o.Buf)] != nil {
-					return fmt.Errorf("its result %s is a sum over slices before", t.p.Buf(o.Buf).Name)
-				}
-			case addends:
-				if k == 0 && o.Mode == graph.Write && t.sums[t.root(o.Buf)] != nil {
-					return fmt.Errorf("its result %s is written over a sum over slices that nothing read", t.p.Buf(o.Buf).Name)
-				}
-				outs[i] = append(outs[i], t.addend(op, o, k))
-				continue
-			}
-			outs[i] = append(outs[i], graph.Out{Buf: t.part(o.Buf, k), Mode: o.Mode})
-		}
+}
+
+// head rewrites the loss of a head, and its gradients, for a table that is cut by tokens:
+//
+//	stats.s = head_stats(x, w.s) ─ all_gather → stats ─ head_lse → loss, lse ─ head_slice_grad → dx.s, dw.s
+func (t *tensor) head(op graph.Op) error {
+	if graph.HeadCap(&op) != 0 {
+		return fmt.Errorf("a soft cap of logits has no form for slices")
 	}
+	x, w, targets := op.In[0], op.In[1], op.In[2]
+	t.whole(x)
+	attr, rows := t.vocabulary(w), t.p.Buf(targets).Elems()
+	buffer := func(what string, view *graph.View, shape ...int64) graph.BufID {
+		return t.p.AddBuffer(graph.Buffer{Name: t.unique(op.Name + "/" + what), DType: graph.F32, Shape: shape,
+			Class: graph.Activations, Unit: op.Unit, View: view})
+	}
+	const width = graph.HeadStatistics
+	all := buffer("stats", nil, int64(t.o.Slices)*rows, width)
+	own, slice := all, rows*width*graph.F32.Size()
+	if t.o.Axis >= 0 {
+		at := &graph.View{Base: all, RankStride: int64(t.per) * slice, Axis: t.o.Axis}
+		own = buffer("stats/own", at, int64(t.per)*rows, width)
+	}
+	forward := op
+	forward.Pass = graph.Forward
 	for k := range t.per {
-		one := op
-		one.Name, one.Attr = sliceName(op.Name, k), attr(k)
-		one.In, one.Out = make([]graph.BufID, len(op.In)), make([]graph.Out, len(op.Out))
-		for i, id := range op.In {
-			one.In[i] = t.part(id, k)
-		}
-		for i := range op.Out {
-			one.Out[i] = outs[i][k]
-		}
-		t.ops = append(t.ops, one)
-	}
-	for _, o := range op.Out { // other operations only accumulate into a parameter's gradient
-		if to < 0 && o.Buf != graph.NoBuf && t.isGradient(o.Buf) {
-			t.whole(o.Buf)
-		}
-	}
-	return nil
-}
-
-// isGradient says whether a buffer is the gradient of a whole parameter.
-func (t *tensor) isGradient(id graph.BufID) bool {
-	b := t.p.Buf(t.root(id))
-	return b.Class == graph.Gradients && t.cut[id] == nil
-}
-
-// addend returns the output for slice k's addend of a result.
-func (t *tensor) addend(op graph.Op, o graph.Out, k int) graph.Out {
-	root := t.root(o.Buf)
-	s := t.sums[root]
-	if s == nil {
-		s = &sum{id: o.Buf, besides: o.Mode != graph.Write || t.isGradient(o.Buf), op: op}
-		t.sums[root] = s
-	}
-	if k < len(s.addends) {
-		return graph.Out{Buf: t.like(s.addends[k], o.Buf), Mode: o.Mode}
-	}
-	id := o.Buf
-	if k > 0 || s.besides {
-		b := *t.p.Buf(root)
-		b.Name, b.Class, b.Life = t.unique(b.Name+"/addend"), graph.Activations, graph.LifePhase
-		b.Shape = slices.Clone(t.p.Buf(o.Buf).Shape)
-		id = t.p.AddBuffer(b)
-	}
-	s.addends = append(s.addends, id)
-	return graph.Out{Buf: id}
-}
-
-// like returns a buffer in the shape of another with as many elements.
-func (t *tensor) like(id, shape graph.BufID) graph.BufID {
-	b := *t.p.Buf(id)
-	if slices.Equal(b.Shape, t.p.Buf(shape).Shape) {
-		return id
-	}
-	b.Name, b.Shape, b.View = t.unique(b.Name+"/as"), slices.Clone(t.p.Buf(shape).Shape), &graph.View{Base: id}
-	return t.p.AddBuffer(b)
-}
-
-// whole sums what slices have of a buffer's value, if they have addends of it.
-func (t *tensor) whole(id graph.BufID) {
-	if id == graph.NoBuf {
-		return
-	}
-	root := t.root(id)
-	s := t.sums[root]
-	if s == nil {
-		return
-	}
-	delete(t.sums, root)
-	name := t.p.Buf(s.id).Name
-	for step := 1; step < len(s.addends); step *= 2 {
-		for k := 0; k+step < len(s.addends); k += 2 * step {
-			t.add(s.op, graph.Add, fmt.Sprintf("%s/sum.%d-%d", name, k, k+2*step-1), []graph.BufID{s.addends[k], s.addends[k+step]}, graph.Out{Buf: s.addends[k], Mode: graph.ReadWrite}, nil)
-		}
+		to := graph.Out{Buf: buffer("stats/slice", &graph.View{Base: own, Offset: int64(k) * slice}, rows, width)}
+		in := []graph.BufID{x, t.part(w, k), targets}
+		t.add(forward, graph.HeadStats, sliceName(op.Name+"/stats", k), in, to, attr(k))
 	}
 	if t.o.Axis >= 0 {
-		t.add(s.op, graph.AllReduce, name+"/sum", nil, graph.Out{Buf: s.addends[0], Mode: graph.ReadWrite}, graph.GroupAttr{Axis: t.o.Axis})
+		t.add(forward, graph.AllGather, op.Name+"/stats/all_gather", []graph.BufID{own}, graph.Out{Buf: all},
+			graph.GroupAttr{Axis: t.o.Axis})
 	}
-	if !s.besides {
-		return
+	lse := buffer("lse", nil, rows)
+	t.add(forward, graph.HeadLSE, op.Name, []graph.BufID{all, targets}, op.Out[0], attr(0))
+	last := &t.ops[len(t.ops)-1]
+	last.Out = append(last.Out, graph.Out{Buf: lse})
+	if dx, dw := graph.HeadGradients(&op); op.Kind == graph.HeadLoss || dx == graph.NoBuf && dw == graph.NoBuf {
+		return nil
 	}
-	// The first gradient of a parameter in a micro-step is written, others accumulate.
-	mode := graph.Accum
-	for _, o := range s.op.Out {
-		if o.Buf == s.id {
-			mode = o.Mode
+	grad := op
+	grad.Kind, grad.Name = graph.HeadSliceGrad, op.Name+"/grad"
+	grad.In, grad.Out = []graph.BufID{x, w, targets, lse, op.In[3]}, op.Out[1:]
+	return t.each(grad, addends, attr)
+}
+
+// byRow has the operations that work on each row by itself, but for the gradients of parameters,
+// which are sums over rows. Products are here for weights that are whole, as one of an adapter's.
+var byRow = []graph.Kind{
+	graph.Add, graph.Mul, graph.Scale, graph.Dropout, graph.AddPos, graph.AddPosGrad, graph.BiasGrad,
+	graph.LayerNorm, graph.LayerNormGrad, graph.RMSNorm, graph.RMSNormGrad,
+	graph.Linear, graph.LinearGradX, graph.LinearGradW,
+}
+
+// divide divides the rows of a phase.
+func (t *tensor) divide(ph *graph.Phase) error {
+	t.total = 0
+	for i := range ph.Ops { // the rows of activations are tokens
+		if op := &ph.Ops[i]; op.Kind == graph.Embed {
+			t.total = t.p.Buf(op.In[0]).Elems()
+			break
 		}
 	}
-	t.add(s.op, graph.Scale, name+"/add", []graph.BufID{s.addends[0]}, graph.Out{Buf: s.id, Mode: mode}, graph.ScaleAttr{Factor: 1})
-}
-
-// add appends an operation that goes with another one.
-func (t *tensor) add(with graph.Op, kind graph.Kind, name string, in []graph.BufID, out graph.Out, attr any) {
-	op := graph.NewOp(kind, t.unique(name), in, []graph.Out{out}, attr)
-	op.Pass, op.Unit, op.Micro, op.Source = with.Pass, with.Unit, with.Micro, with.Name
-	t.ops = append(t.ops, op)
-}
-
-// unique returns a name that no other new operation or buffer of the phase has.
-func (t *tensor) unique(name string) string {
-	t.names[name]++
-	if n := t.names[name]; n > 1 {
-		return fmt.Sprintf("%s.%d", name, n)
+	if t.total == 0 || t.total%int64(t.o.Slices) != 0 {
+		return nil
 	}
-	return name
+	t.partial, t.gathered = map[graph.BufID]graph.BufID{}, map[graph.BufID]graph.BufID{}
+	return t.phase(ph, t.rowOperation)
+}
+
+// onRows says whether an operation works on each row of what is divided by itself.
+func (t *tensor) onRows(op *graph.Op) bool {
+	isCut := func(id graph.BufID) bool { return t.cut[id] != nil }
+	summing := func(id graph.BufID) bool { return t.partial[id] != 0 }
+	divided := func(id graph.BufID) bool { return t.rows[id] }
+	return slices.Contains(byRow, op.Kind) && slices.ContainsFunc(op.In, divided) &&
+		!slices.ContainsFunc(op.In, summing) && !slices.ContainsFunc(op.In, isCut) &&
+		!slices.ContainsFunc(op.Out, func(o graph.Out) bool { return isCut(o.Buf) })
+}
+
+// rowOperation rewrites an operation of a program in slices for the rank's rows.
+func (t *tensor) rowOperation(op graph.Op) error {
+	if op.Unit != t.unit {
+		t.unit = op.Unit
+		clear(t.gathered)
+	}
+	op.In, op.Out = slices.Clone(op.In), slices.Clone(op.Out)
+	rows, sums := t.onRows(&op), false
+	for _, o := range op.Out {
+		switch {
+		case o.Buf == graph.NoBuf:
+		case t.isGradient(o.Buf):
+			sums = sums || slices.Contains(byRow, op.Kind) && op.Kind != graph.Scale // which adds a sum over slices
+		case rows && t.p.Buf(o.Buf).Class == graph.Activations:
+			if err := t.divideRows(o.Buf); err != nil {
+				return err
+			}
+		}
+	}
+	switch y := op.Out[0].Buf; {
+	case sums && !rows && t.o.Axis >= 0:
+		return fmt.Errorf("it sums rows that no rank has a part of")
+	case sums:
+		return t.sumRows(op)
+	case op.Kind == graph.AllReduce && t.partial[y] != 0:
+		op.Kind, op.In, op.Out[0].Mode = graph.ReduceScatter, []graph.BufID{t.partial[y]}, graph.Write
+		delete(t.partial, y)
+	case rows:
+		for i, id := range op.In {
+			if id != graph.NoBuf && t.p.Buf(id).IsFloatInput() { // where documents start
+				n := t.total / t.ranks()
+				op.In[i] = t.view(id, "rows", []int64{n}, 0, n)
+			}
+		}
+		op.Attr = t.rowAttr(&op, 1, 0)
+	default:
+		if err := t.onAll(&op); err != nil {
+			return err
+		}
+	}
+	for _, o := range op.Out {
+		delete(t.gathered, o.Buf)
+	}
+	t.ops = append(t.ops, op)
+	return nil
+}
+
+// onAll gives an operation all rows of its operands, and of addends of a sum.
+func (t *tensor) onAll(op *graph.Op) error {
+	for i, id := range op.In {
+		if all, summing := t.partial[id]; summing {
+			op.In[i] = all
+		} else if t.rows[id] {
+			op.In[i] = t.gather(*op, id)
+		}
+	}
+	for i, o := range op.Out {
+		switch _, summing := t.partial[o.Buf]; {
+		case summing || t.summed[o.Buf] && o.Mode == graph.Write:
+			if err := t.divideRows(o.Buf); err != nil {
+				return err
+			}
+			op.Out[i].Buf = t.allRows(t.partial, o.Buf, "/partial")
+		case t.rows[o.Buf]:
+			return fmt.Errorf("its result %s is divided by rows, and its operands are not", t.p.Buf(o.Buf).Name)
+		}
+	}
+	return nil
+}
+
+// gather returns a buffer with all rows of a divided one, for the operation and those of its unit
+// that come next.
+func (t *tensor) gather(with graph.Op, id graph.BufID) graph.BufID {
+	if all, ok := t.gathered[id]; ok {
+		return all
+	}
+	all := t.allRows(t.gathered, id, "/all")
+	t.p.Buf(all).Unit = with.Unit
+	name, group := t.p.Buf(id).Name+"/all_gather", graph.GroupAttr{Axis: t.o.Axis}
+	t.add(with, graph.AllGather, name, []graph.BufID{id}, graph.Out{Buf: all}, group)
+	return all
+}
+
+// sumRows repeats an operation for every slice of a rank's rows. What it adds over rows are addends
+// of the parameters' gradients.
+func (t *tensor) sumRows(op graph.Op) error {
+	for _, id := range op.In {
+		if id != graph.NoBuf && (t.p.Buf(id).Class == graph.Activations || t.p.Buf(id).IsFloatInput()) {
+			t.cutRows(id)
+		}
+	}
+	for _, o := range op.Out {
+		if delete(t.gathered, o.Buf); o.Buf != graph.NoBuf && !t.isGradient(o.Buf) {
+			t.cutRows(o.Buf)
+		}
+	}
+	return t.each(op, asIs, func(k int) any { return t.rowAttr(&op, t.per, k) })
+}
+
+// rowAttr returns an operation's attribute for the k-th of perRank equal parts of a rank's rows.
+func (t *tensor) rowAttr(op *graph.Op, perRank, k int) any {
+	rows := graph.SliceAttr{Axis: t.o.Axis, PerRank: int64(perRank), Index: int64(k), Total: t.total}
+	rows.Each = t.total / t.ranks() / rows.PerRank
+	switch a := op.Attr.(type) {
+	case graph.PosAttr:
+		if a.Seq > 1 {
+			a.Rows = rows
+		}
+		return a
+	case graph.DropoutAttr:
+		x := t.p.Buf(op.In[0])
+		width := x.Elems() / x.Shape[0]
+		rows.Each, rows.Total = rows.Each*width, rows.Total*width
+		a.Part = rows
+		return a
+	}
+	return op.Attr
 }

@@ -52,17 +52,23 @@ func eachProgram(t testing.TB, visit func(name string, p *graph.Program, vocab i
 	}
 }
 
-// cut returns the program in slices over ranks.
+// cut returns the program in slices over ranks, with its rows whole.
 func cut(t testing.TB, p *graph.Program, ranks, slices int) *graph.Program {
-	o := Options{Axis: -1, Slices: slices}
+	return tensorOf(t, p, ranks, Options{Slices: slices})
+}
+
+// tensorOf returns the program in slices over ranks.
+func tensorOf(t testing.TB, p *graph.Program, ranks int, o Options) *graph.Program {
 	q := p.Clone()
-	if ranks > 1 {
+	if o.Axis = -1; ranks > 1 {
 		q.Mesh, o.Axis = []graph.Axis{{Name: graph.TensorAxis, Size: ranks}}, 0
 	}
-	q, err := Tensor(q, o)
+	before := graph.Format(q)
+	r, err := Tensor(q, o)
 	require.NoError(t, err)
-	require.NoError(t, graph.VerifyStructure(q))
-	return q
+	require.NoError(t, graph.VerifyStructure(r))
+	require.Equal(t, before, graph.Format(q), "it leaves its input alone")
+	return r
 }
 
 // ran runs one micro-batch with the same logical values, and returns the loss and each

@@ -266,25 +266,19 @@ func (r *layering) of(op graph.Op, m int) graph.Op {
 		return op
 	}
 	op.Name, op.Micro = graph.MicroName(op.Name, m), m
-	in := func(id graph.BufID) graph.BufID {
-		if id == graph.NoBuf {
-			return id
-		}
-		return r.twins[m][id]
-	}
-	for a, id := range op.In {
-		op.In[a] = in(id)
-	}
 	for a, o := range op.Out {
-		if o.Buf == graph.NoBuf {
+		if o.Buf == graph.NoBuf || r.afresh || o.Mode != graph.Write {
 			continue
 		}
-		if root, _ := r.p.Resolve(o.Buf, nil); !r.afresh && o.Mode == graph.Write && r.p.Buf(root).Class == graph.Gradients {
+		if root, _ := r.p.Resolve(o.Buf, nil); r.p.Buf(root).Class == graph.Gradients {
 			op.Out[a].Mode = graph.Accum
 		}
-		op.Out[a].Buf = in(o.Buf)
 	}
-	op.Work, op.Skip = in(op.Work), in(op.Skip)
+	op.Buffers(func(id *graph.BufID) {
+		if *id != graph.NoBuf {
+			*id = r.twins[m][*id]
+		}
+	})
 	return op
 }
 

@@ -64,7 +64,7 @@ func (c Config) unequalGroups() error {
 	return fmt.Errorf("%s with Config.Ranks %d: the number of ranks has to be a multiple of %d", given, c.Ranks, each)
 }
 
-// uneven returns the shares of a step that ranks share unevenly; nil: there is none.
+// uneven returns the ranks' shares of a step's micro-batches where these differ; nil: all are equal.
 func (c Config) uneven() []int {
 	for _, s := range c.Shapes {
 		if s.Shares != nil {
@@ -116,7 +116,7 @@ func cutTensors(p *graph.Program, s *Spec) (*graph.Program, error) {
 	}
 	q := *p
 	q.Mesh = s.mesh()
-	cut, err := mesh.Tensor(&q, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices})
+	cut, err := mesh.Tensor(&q, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices, Rows: true})
 	if err != nil {
 		field, n := "Config.Tensor", s.Tensor
 		if n < 2 {
@@ -125,14 +125,6 @@ func cutTensors(p *graph.Program, s *Spec) (*graph.Program, error) {
 		return nil, fmt.Errorf("%s %d: %w; give fewer slices, or leave it out", field, n, err)
 	}
 	return cut, nil
-}
-
-// cutRows divides by rows what the layers' slices leave whole.
-func cutRows(p *graph.Program, s *Spec) (*graph.Program, error) {
-	if s.Slices == 0 {
-		return p, nil
-	}
-	return mesh.Sequence(p, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices})
 }
 
 // intoStages divides the blocks over the stages of a pipeline.

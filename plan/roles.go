@@ -8,7 +8,6 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/memplan/cost"
-	"github.com/spillway-ml/spillway/mesh"
 )
 
 // Role is what the ranks of one stage of a pipeline run, and where its buffers lie. Without a
@@ -53,7 +52,7 @@ func (sh *Shared) ready(fwd Forward, c Config) (Config, error) {
 	if m == nil {
 		m = cost.CPU(1, 1)
 	}
-	c.Stages, err = mesh.Divide(p, c.Pipeline, func(op *graph.Op) float64 { return m.Op(p, op).Alone })
+	c.Stages, err = Divide(p, c.Pipeline, func(op *graph.Op) float64 { return m.Op(p, op).Alone })
 	if err != nil {
 		return c, fmt.Errorf("plan: Config.Pipeline: %w", err)
 	}

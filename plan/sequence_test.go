@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/precision"
 )
@@ -33,14 +34,17 @@ func saved(p *graph.Program, unit string) (n int64) {
 	return n
 }
 
-// cutOver returns the program of a micro-batch in slices, before its rows are divided.
-func cutOver(t *testing.T, m model.Config, b, s, tensor int, prec precision.Precision) (Spec, *graph.Program) {
+// cutOver returns the program of a micro-batch in slices, with its rows whole or divided.
+func cutOver(t *testing.T, m model.Config, b, s, tensor int, prec precision.Precision, rows bool) (Spec, *graph.Program) {
 	spec := Spec{Config: Config{
 		Ranks: tensor, Tensor: tensor, Slices: tensor, Accum: 1, Optimizer: adamW, Target: graph.CPUTarget(), Precision: prec,
 	}, Forward: forwardOf(t, m, b, s, false)}
-	cut, err := rewrite(spec, spec.Forward.Train, "", "sequence")
+	p, err := rewrite(spec, spec.Forward.Train, "", "tensor")
 	require.NoError(t, err)
-	return spec, cut
+	p.Mesh = spec.mesh()
+	p, err = mesh.Tensor(p, mesh.Options{Axis: spec.axis(graph.TensorAxis), Slices: tensor, Rows: rows})
+	require.NoError(t, err)
+	return spec, p
 }
 
 // Korthikanti et al. 2022, sections 4.2.1 and 4.2.2: with s tokens of width h and b rows, in 16 bits, a
@@ -53,15 +57,15 @@ func TestSavedActivationsOfALayer(t *testing.T) {
 	m := model.Config{Family: model.GPT2, Layers: 3, Width: h, Heads: a, Vocab: 64, Positions: s, EmbdDropout: 0.1}
 	m.ResidDropout = 0.1
 	for _, tensor := range []int{2, 4, 8} {
-		spec, cut := cutOver(t, m, b, s, tensor, precision.BF16)
-		of := func(from string) int64 {
-			p, err := rewrite(spec, cut, from, "fuse")
+		of := func(rows bool) int64 {
+			spec, p := cutOver(t, m, b, s, tensor, precision.BF16, rows)
+			p, err := rewrite(spec, p, "cast", "fuse")
 			require.NoError(t, err)
 			return saved(p, "h.1")
 		}
 		n, parts := int64(b*s*h), int64(tensor)
-		require.Equal(t, n*8+n*24/parts+4*a*s*b/parts+16*s*b, of("cast"), "%d ranks, rows whole", tensor)
-		require.Equal(t, n*32/parts+4*a*s*b/parts+16*s*b/parts, of("sequence"), "%d ranks, rows divided", tensor)
+		require.Equal(t, n*8+n*24/parts+4*a*s*b/parts+16*s*b, of(false), "%d ranks, rows whole", tensor)
+		require.Equal(t, n*32/parts+4*a*s*b/parts+16*s*b/parts, of(true), "%d ranks, rows divided", tensor)
 	}
 }
 
@@ -73,9 +77,8 @@ func TestTrafficOfALayer(t *testing.T) {
 	m := cutModels["llama"]
 	m.Layers, m.KVHeads = 3, 8
 	for _, tensor := range []int{2, 4, 8} {
-		spec, cut := cutOver(t, m, b, s, tensor, precision.FP32)
-		divided, err := rewrite(spec, cut, "sequence", "cast")
-		require.NoError(t, err)
+		_, cut := cutOver(t, m, b, s, tensor, precision.FP32, false)
+		_, divided := cutOver(t, m, b, s, tensor, precision.FP32, true)
 		for p, want := range map[*graph.Program][2]int{cut: {4, 4}, divided: {4, 6}} {
 			var sent [2]int64 // elements a rank sends forward and backward
 			for _, op := range p.SectionOf(graph.SectionTrain, graph.FormWhole).Phases[0].Ops {
@@ -105,9 +108,9 @@ func TestTrafficOfALayer(t *testing.T) {
 // stage's gradients are the stage's, and a unit's are reduced when its backward is done.
 func TestSumsAreWidenedInTheirUnit(t *testing.T) {
 	m := cutModels["qwen3"]
-	spec, cut := cutOver(t, m, 2, 16, 4, precision.BF16)
+	spec, p := cutOver(t, m, 2, 16, 4, precision.BF16, true)
 	spec.Accum = 2 // in f32
-	p, err := rewrite(spec, cut, "sequence", "skip")
+	p, err := rewrite(spec, p, "cast", "skip")
 	require.NoError(t, err)
 	units := map[graph.BufID]int{}
 	for i := range p.Params {

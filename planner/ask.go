@@ -116,7 +116,7 @@ func (a *asking) bracket(ctx context.Context) (low, high int, err error) {
 	return low, high, nil
 }
 
-// feasible says whether a value may fit, by bounds.
+// feasible says whether the i-th value that the question tries may fit, by lower bounds of memory.
 func (a *asking) feasible(ctx context.Context, i int) (bool, error) {
 	at, hw := a.q.At(i)
 	r, err := at.free(a.q.Fixed, a.q.Rows, hw)

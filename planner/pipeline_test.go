@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/memplan/cost"
-	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/search"
 )
 
@@ -35,7 +35,7 @@ func byFlops(t *testing.T, q Request) string {
 	require.NoError(t, err)
 	p, err := model.Build(r.Shape, model.Train, r.Batch, r.Seq)
 	require.NoError(t, err)
-	first, err := mesh.Divide(p, q.Pipeline, func(op *graph.Op) float64 {
+	first, err := plan.Divide(p, q.Pipeline, func(op *graph.Op) float64 {
 		flops, _ := graph.Cost(p, op)
 		return float64(flops)
 	})

@@ -463,7 +463,8 @@ func (hw *Hardware) assumed(s *Spec) bool {
 	return true
 }
 
-// without takes an assumed cap out of what was planned with it.
+// without removes the cap on host memory from a forecast, where nobody gave that cap and the search
+// assumed it.
 func without(assumed bool, f *Forecast) *Forecast {
 	if assumed && f != nil {
 		f.Spec.Capacity[graph.Host], f.Plan.Config.Capacity[graph.Host] = 0, 0

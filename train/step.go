@@ -52,7 +52,7 @@ func (l *leaving) before(micro int) bool {
 	return l.why != nil && micro >= l.at
 }
 
-// inputsOrLeave is inputsOf, and abandons the step where that is asked for.
+// inputsOrLeave is inputsOf, and abandons the step at a micro-batch before which at.leaving says to.
 func (t *Trainer) inputsOrLeave(r *run.Rank, at *stepAt, micro *int) func(*graph.Phase, int) error {
 	inputs := t.inputsOf(r, at, micro)
 	return func(ph *graph.Phase, repeat int) error {

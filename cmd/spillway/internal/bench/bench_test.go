@@ -32,3 +32,16 @@ func TestTuningNamesWhatChangesThePeer(t *testing.T) {
 	require.Equal(t, []string{"MALLOC_ARENA_MAX=1", "OMP_NUM_THREADS=2", "OPENBLAS_CORETYPE=Haswell"},
 		tuning([]string{"HOME=/root", "OPENBLAS_CORETYPE=Haswell", "COMP=1", "OMP_NUM_THREADS=2", "MALLOC_ARENA_MAX=1"}))
 }
+
+// On a machine that runs at half its speed in one round of two, steps at its whole speed are
+// those of the other round.
+func TestStepsAtThePredictedSpeed(t *testing.T) {
+	predicted := 1.0
+	r := Row{Ranks: 1, Predicted: &predicted, Rounds: [][]float64{{1.1, 1.1}, {2.2, 2.2}}, StepSecondsMedian: 1.65,
+		Scaling: &Scaling{Mode: weak, Speed: []float64{1, 0.5}}}
+	s := &session{jobs: []*job{{Row: r}}}
+	s.efficiencies()
+	require.InDelta(t, 1.1, *s.jobs[0].AtSpeed, 1e-12)
+	require.Equal(t, "Predicted against measured step, of 1 row: off by 65.0 % in the median, by 65.0 % at worst. "+
+		"Predicted against step at the predicted speed, of 1 row: off by 10.0 % in the median, by 10.0 % at worst.", s.accuracy())
+}

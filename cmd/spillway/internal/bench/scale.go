@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"strings"
@@ -35,6 +36,11 @@ type Scaling struct {
 	Efficiency     *float64 `json:"efficiency"` // against the fewest ranks of the mode
 	Oversubscribed bool     `json:"oversubscribed"`
 	Simulated      bool     `json:"simulated"` // on the cost model alone
+
+	// Speed is the machine's beside each round, against the one that predictions are for, by the
+	// yardstick; AtSpeed is the median of the steps' times × it.
+	Speed   []float64 `json:"machine_speed,omitempty"`
+	AtSpeed *float64  `json:"seconds_at_speed,omitempty"`
 }
 
 const (
@@ -78,7 +84,7 @@ Behind them are up to 16,384 ranks of a GPU by name, on the cost model alone: si
 	fs.Lookup("calibrate").Usage = "first measure this CPU for predicted times, " +
 		"some 10 s for each number of processes; false: as it was measured before"
 	fs.Var(cli.List(&b.modes, "MODE"), "mode", "strong, weak, or both, separated by commas (default: both)")
-	fs.StringVar(&b.gpu, "gpu", "h100-80", "the card of the simulated ranks (plan --list-gpus), or none")
+	fs.StringVar(&b.gpu, "gpu", "h100-80", "the card of the simulated ranks (plan --list-gpus); none: simulate no ranks")
 	fs.Lookup("ranks").Usage = "the most ranks; the fewer ones divide it"
 	fs.Lookup("ranks").DefValue = "the processors"
 	list := slices.DeleteFunc(slices.Clone(ofOneRun), func(f refusedFlag) bool { return f.flag == "zero" })
@@ -153,11 +159,20 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 		}
 	}
 	machines := map[int]*cost.Machine{}
-	for _, n := range counts {
-		if b.calibrate && n <= runtime.GOMAXPROCS(0) {
-			fmt.Fprintf(s.progress, "measuring this CPU for predicted times of %s …\n", english.Plural(n, "process", ""))
-			if machines[n], err = s.processes(ctx, n); err != nil {
-				return err
+	if b.calibrate {
+		if s.yard, err = newYardstick(); err != nil {
+			return err
+		}
+		defer os.RemoveAll(s.yard.dir)
+		for _, n := range counts {
+			if n <= runtime.GOMAXPROCS(0) {
+				fmt.Fprintf(s.progress, "measuring this CPU for predicted times of %s …\n", english.Plural(n, "process", ""))
+				if machines[n], err = s.processes(ctx, n); err != nil {
+					return err
+				}
+				if err := s.yard.predict(ctx, n, machines[n]); err != nil {
+					return err
+				}
 			}
 		}
 	}
@@ -266,30 +281,77 @@ func (s *session) processes(ctx context.Context, n int) (*cost.Machine, error) {
 	if n == 1 {
 		return machine, nil
 	}
-	launched := []string{s.self, "launch", "-n", fmt.Sprint(n), "--"}
-	if _, err := runProgram(ctx, slices.Concat(launched, []string{"bench", "comm", "--max-bytes=16MiB"}), nil, nil); err != nil {
+	if _, err := runProgram(ctx, s.launched(n, "bench", "comm", "--max-bytes=16MiB"), nil, nil); err != nil {
 		return nil, err
 	}
 	links, _ := calibration.Links(cluster.SHM, n)
 	if l := cost.NearestLinks(links, cluster.SHM, n); l != nil {
 		machine = l.On(machine)
 	}
-	machine.Wait, err = calibration.Waiting(ctx, machine, n, func(ctx context.Context, c spillway.Config) (float64, error) {
-		args := []string{"train", "--checkpoint=none", "--metrics=/dev/stdout", "--threads=1", "--model=" + c.Model, "--data=" + c.Data}
-		for flag, n := range map[string]int{"batch": c.Batch, "seq": c.Seq, "zero": c.Zero, "steps": c.Steps} {
-			args = append(args, fmt.Sprintf("--%s=%d", flag, n))
-		}
-		o, err := runProgram(ctx, slices.Concat(launched, args), nil, func(stepLine) {})
-		if err != nil {
-			return 0, err
-		}
-		var walls []float64
-		for _, l := range o.steps[1:] {
-			walls = append(walls, l.Seconds)
-		}
-		return quantile(walls, 0.5), nil
-	})
+	machine.Wait, err = calibration.Waiting(ctx, machine, n, s.stepOf)
 	return machine, err
+}
+
+// launched is a command over so many processes of one rank each.
+func (s *session) launched(n int, command ...string) []string {
+	return append([]string{s.self, "launch", "-n", fmt.Sprint(n), "--"}, command...)
+}
+
+// stepOf runs a job of calibration, and returns the median time of its steps, in s.
+func (s *session) stepOf(ctx context.Context, c spillway.Config) (float64, error) {
+	args := s.launched(c.Ranks, "train", "--checkpoint=none", "--metrics=/dev/stdout", "--threads=1", "--model="+c.Model, "--data="+c.Data)
+	for flag, n := range map[string]int{"batch": c.Batch, "seq": c.Seq, "zero": c.Zero, "steps": c.Steps} {
+		args = append(args, fmt.Sprintf("--%s=%d", flag, n))
+	}
+	o, err := runProgram(ctx, args, nil, func(stepLine) {})
+	if err != nil {
+		return 0, err
+	}
+	var walls []float64
+	for _, l := range o.steps[1:] {
+		walls = append(walls, l.Seconds)
+	}
+	return quantile(walls, 0.5), nil
+}
+
+// yardstick is a small job with a predicted time of its own. It runs beside each row, since a
+// machine that is shared, or changes its clock, is faster in one minute than in the next.
+type yardstick struct {
+	dir       string
+	predicted map[int]float64 // by ranks: the time of its step, in s
+}
+
+func newYardstick() (*yardstick, error) {
+	dir, err := os.MkdirTemp("", "spillway-yardstick-")
+	return &yardstick{dir, map[int]float64{}}, err
+}
+
+// predict predicts its step on so many ranks of a machine.
+func (y *yardstick) predict(ctx context.Context, ranks int, machine *cost.Machine) error {
+	c, err := calibration.Yardstick(y.dir, ranks)
+	if err != nil {
+		return err
+	}
+	f, err := planner.Predict(ctx, c, machine)
+	if err == nil {
+		y.predicted[ranks] = f.Step.Seconds
+	}
+	return err
+}
+
+// beside runs something, and returns the machine's speed before and after it: 1 where the
+// yardstick takes as long as predicted, 2 where it takes half of that.
+func (y *yardstick) beside(ctx context.Context, s *session, ranks int, run func() error) (speed float64, err error) {
+	c, err := calibration.Yardstick(y.dir, ranks)
+	if err != nil {
+		return 0, err
+	}
+	before, err := s.stepOf(ctx, c)
+	if err = cmp.Or(err, run()); err != nil {
+		return 0, err
+	}
+	after, err := s.stepOf(ctx, c)
+	return 2 * y.predicted[ranks] / (before + after), err
 }
 
 // The simulated numbers of ranks, and the model where none was given.
@@ -351,6 +413,15 @@ func (s *session) efficiencies() {
 		if !r.Simulated {
 			r.Seconds = &r.StepSecondsMedian
 		}
+		if len(r.Speed) > 0 {
+			var at []float64
+			for round, speed := range r.Speed {
+				for _, t := range r.Rounds[round] {
+					at = append(at, t*speed)
+				}
+			}
+			r.AtSpeed = medianOrNil(at)
+		}
 		key := fmt.Sprint(r.Mode, r.Simulated)
 		if base[key] == nil {
 			base[key] = r
@@ -365,17 +436,23 @@ func (s *session) efficiencies() {
 
 // accuracy says how far the predictions were from the clock.
 func (s *session) accuracy() string {
-	var off []float64
-	for _, r := range s.rows() {
-		if r.Predicted != nil && r.Seconds != nil {
-			off = append(off, max(*r.Predicted / *r.Seconds, *r.Seconds / *r.Predicted)-1)
+	text := ""
+	for _, by := range []struct {
+		what string
+		of   func(*Row) *float64
+	}{{"measured step", func(r *Row) *float64 { return r.Seconds }}, {"step at the predicted speed", func(r *Row) *float64 { return r.AtSpeed }}} {
+		var off []float64
+		for _, r := range s.rows() {
+			if t := by.of(r); r.Predicted != nil && !r.Simulated && t != nil {
+				off = append(off, max(*r.Predicted / *t, *t / *r.Predicted)-1)
+			}
+		}
+		if len(off) > 0 {
+			text += fmt.Sprintf("Predicted against %s, of %s: off by %s in the median, by %s at worst. ",
+				by.what, english.Plural(len(off), "row", ""), percent(quantile(off, 0.5)), percent(slices.Max(off)))
 		}
 	}
-	if len(off) == 0 {
-		return ""
-	}
-	return fmt.Sprintf("Predicted against measured step, of %s: off by %s in the median, by %s at worst.",
-		english.Plural(len(off), "row", ""), percent(quantile(off, 0.5)), percent(slices.Max(off)))
+	return strings.TrimSuffix(text, " ")
 }
 
 // scaleTables are the tables of bench scale.
@@ -384,9 +461,10 @@ var scaleTables = []table{
 		{"step s", func(r *Row, _ float64) string { return optional(r.Seconds, digits) }},
 		{"p10", func(r *Row, _ float64) string { return whereMeasured(r, r.P10) }},
 		{"p90", func(r *Row, _ float64) string { return whereMeasured(r, r.P90) }},
-		{"predicted", func(r *Row, _ float64) string { return optional(r.Predicted, digits) }},
+		{"pred.", func(r *Row, _ float64) string { return optional(r.Predicted, digits) }},
+		{"at speed", func(r *Row, _ float64) string { return optional(r.AtSpeed, digits) }},
 		{"tokens/s", func(r *Row, _ float64) string { return fmt.Sprintf("%.0f", r.TokensPerS) }},
-		{"efficiency", func(r *Row, _ float64) string { return optional(r.Efficiency, percent) }},
+		{"effic.", func(r *Row, _ float64) string { return optional(r.Efficiency, percent) }},
 		{"hidden", func(r *Row, _ float64) string { return optional(r.HiddenShare, percent) }},
 		{"", func(r *Row, _ float64) string {
 			switch {
@@ -397,7 +475,7 @@ var scaleTables = []table{
 			}
 			return ""
 		}}},
-		"Strong: the same rows of a step at every number of ranks; weak: as many for each rank. Over: more ranks than processors, and no prediction. Sim: on the cost model alone."},
+		"Pred.: predicted. Effic.: against the fewest ranks. Strong: the same rows of a step at every number of ranks; weak: as many for each rank. Over: more ranks than processors, and no prediction. Sim: on the cost model alone. At speed: the measured step at the machine's predicted speed: times the predicted over the measured step of another model, the yardstick, which runs before and after each round."},
 }
 
 func whereMeasured(r *Row, v float64) string {

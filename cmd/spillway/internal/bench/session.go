@@ -31,6 +31,7 @@ type session struct {
 	self           string // this program
 	base           int64  // resident bytes of a process of this program before it plans anything
 	machine        Machine
+	yard           *yardstick // beside each run; nil: none
 	jobs           []*job
 }
 
@@ -182,7 +183,7 @@ func (s *session) measure(ctx context.Context) error {
 				says.Says(fmt.Sprintf("round %d of %d, %s, after step %d%s …", round+1, s.rounds, j.Name, l.Step, left))
 			}
 			show(stepLine{})
-			if err := s.runOnce(ctx, j, show); err != nil {
+			if err := s.round(ctx, j, show); err != nil {
 				if errors.Is(err, context.Canceled) {
 					return cli.Interrupted(fmt.Sprintf("interrupted in round %d, in %s", round+1, j.Name))
 				}
@@ -198,6 +199,16 @@ func (s *session) measure(ctx context.Context) error {
 		j.Row.Machine, j.Row.Warmup = s.machine, s.warmup
 	}
 	return nil
+}
+
+// round runs a job once, with the yardstick beside it where there is one.
+func (s *session) round(ctx context.Context, j *job, show func(stepLine)) error {
+	if s.yard == nil || s.yard.predicted[j.Ranks] == 0 {
+		return s.runOnce(ctx, j, show)
+	}
+	speed, err := s.yard.beside(ctx, s, j.Ranks, func() error { return s.runOnce(ctx, j, show) })
+	j.Speed = append(j.Speed, speed)
+	return err
 }
 
 // runOnce runs a configuration once. One that turns out not to fit is missing from then on.
