@@ -106,8 +106,8 @@ func (d Dir) look(read func(entries []Entry, open held) (done bool, err error)) 
 
 // Each opens the checkpoint that path names (alone), or all checkpoints of a checkpoint folder
 // in Scan's order. do gets each with all its files open, or nil if it can't be opened; its
-// Entry says why. A checkpoint that a run removes meanwhile is left out. marks are those of the
-// checkpoint folder.
+// Entry says why. A checkpoint that a run removes meanwhile is left out. marks say which of the
+// folder's checkpoints are confirmed, or diverged.
 func Each(o filesys.Opener, path string, do func(Entry, *Checkpoint) error) (marks Marks, alone bool, err error) {
 	dir := path
 	e, alone := Stat(path)

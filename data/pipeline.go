@@ -123,7 +123,7 @@ func tokenize(ctx context.Context, c *corpus, o Options, to sink, from position,
 	return ctx.Err()
 }
 
-// converse tokenizes the conversations of a piece.
+// converse tokenizes the conversations of the job's part of the files.
 func (j *job) converse(c *chat, e *entry) error {
 	for _, p := range j.parts {
 		one, err := c.encode(p.text)

@@ -124,8 +124,8 @@ var movingKinds = []*Info{
 // squaresOut receives the exact squares of the values that a sequential sum adds.
 var squaresOut = Operand{Name: "squares", Shape: "(Limbs)", Types: isI64, Modes: modeA, Optional: true}
 
-// squares checks the operand of squares, if there is one: the sum must be sequential and over
-// flat elements, the length of the flat parameter of the operation's unit.
+// squares checks the output that collects the gradients' squares, if there is one. The reduction must
+// add sequentially, and its buffer must have as many elements as the unit's flat parameter.
 func (c *checker) squares(flat int64, order SumOrder) {
 	u := c.op.Unit
 	switch {

@@ -55,7 +55,7 @@ func (a *analysis) findCliques(sp graph.Space, index []int32) {
 		at.beside = append(at.beside, tl.ids[i])
 	}
 	a.bound[sp] = at
-	// Class peaks at this point also include the added buffers.
+	// The bytes by class here include at.beside, the buffers of steps that may run at the same time.
 	var classes [graph.NumClasses]int64
 	for _, id := range append(a.liveAt(sp, at), at.beside...) {
 		b := a.p.Buf(id)

@@ -23,7 +23,7 @@ type list struct {
 	at  int
 }
 
-// runFew does what run does, for at most fewBuffers buffers.
+// runFew is run for problems of at most fewBuffers buffers, for which it is faster.
 func (pl *placer) runFew(rank []int32, how fit) (off []int64, extent int64) {
 	for g := range pl.lists {
 		pl.lists[g].all = pl.lists[g].all[:0]

@@ -43,7 +43,7 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 		s.Rows = rows
 	}
 	s.Offload.Chunk = 0
-	// What auto comes to on a CPU must not depend on what was measured of this one.
+	// What auto chooses on a CPU must not depend on how fast this machine was measured to be.
 	if machine != nil && machine.Cores > 0 {
 		s.AutoOn = search.CPUHardware(c.ComputeThreads()).Machine
 	}

@@ -42,8 +42,8 @@ type Resolved struct {
 	Chosen *search.Chosen // what Recompute "auto" came to; nil: not asked for, or not yet
 }
 
-// planner plans what is resolved. What its plans have in common is held as long as it
-// is there, so that a Trainer keeps the Resolved alone.
+// planner makes plans of a Resolved. It also holds what its plans share, which is large, so a Trainer
+// keeps the Resolved and drops the planner.
 type planner struct {
 	*Resolved
 	shared   *config.Shared

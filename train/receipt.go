@@ -372,7 +372,7 @@ var notResults = strings.Fields(`Own Chat Receipts Epochs Threads Prefetch Infer
 	Checkpoint CheckpointMark SaveEvery AsyncSave Keep Resume AcceptChanges Timeout Metrics Receipt ReceiptEvery Trace TensorBoard
 	MetricsAddr Measure PeakFlops Generate Allow`)
 
-// isResult tells whether a field of Config is in a receipt.
+// isResult tells whether results depend on a field of Config, so that a receipt records it.
 func isResult(f reflect.StructField) bool {
 	return f.IsExported() && !slices.Contains(notResults, f.Name)
 }

@@ -34,8 +34,8 @@ type Optimizer struct {
 	LossScale graph.LossScaleAttr
 	// Int8 keeps the states of a rule with Rule.Narrow in 8 bits (graph.State).
 	Int8 bool
-	// BF16 keeps its parameters, without a master, and states in bf16, rounded
-	// stochastically.
+	// BF16 keeps states and parameters in bf16, rounded stochastically, and no fp32
+	// master of them.
 	BF16 bool
 }
 

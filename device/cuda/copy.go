@@ -98,7 +98,8 @@ type hostCopy struct {
 
 func (k *hostCopy) Run() error { copy(k.dst, k.src); return nil }
 
-// diskKernel moves bytes from or to disk memory; its stream waits for it.
+// diskKernel moves bytes from or to the disk tier. The host does it, and the stream waits until it is
+// done.
 type diskKernel struct {
 	movement
 	transfer device.Transfer

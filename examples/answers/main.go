@@ -49,7 +49,7 @@ func main() {
 	flag.IntVar(&a.stories, "stories", a.stories, "stories to train the base model on")
 	flag.IntVar(&a.steps, "steps", a.steps, "steps of the base model")
 	flag.IntVar(&a.pairs, "pairs", a.pairs, "prompts with responses")
-	flag.IntVar(&a.questions, "questions", a.questions, "prompts that are in no story and no pair")
+	flag.IntVar(&a.questions, "questions", a.questions, "how many prompts to write that are in no story and no pair")
 	flag.Uint64Var(&a.seed, "seed", a.seed, "seed of the questions")
 	flag.Parse()
 	folder := "world"

@@ -360,7 +360,7 @@ func (f *File) verify(buf []byte, lo int64) error {
 	return nil
 }
 
-// save writes the whole granules of buf, which start at lo.
+// save writes buf, which has whole granules, to offset lo of the file.
 func (f *File) save(w *worker, buf []byte, lo int64) error {
 	first, last := lo/f.granule, (lo+int64(len(buf))-1)/f.granule
 	if f.lengths != nil {

@@ -56,8 +56,8 @@ func readTunings() (tuningFile, string, error) {
 	return f, path, nil
 }
 
-// LoadTuning returns the measurement for the filesystem of a folder, or the zero Tuning. Values
-// that Options would reject count as not measured.
+// LoadTuning returns the measurement for the filesystem of a folder. It is the zero Tuning where
+// there is none, or where Options would reject one of its values.
 func LoadTuning(dir string) (Tuning, error) {
 	f, _, err := readTunings()
 	if err != nil {

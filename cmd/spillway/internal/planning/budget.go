@@ -30,7 +30,7 @@ func (f *Flags) checkBudget() error {
 	return nil
 }
 
-// budget is nil without --tokens.
+// budget is what training on --tokens tokens takes, in time and money; nil without --tokens.
 func (f *Flags) budget(p *planner.Forecast) *Budget {
 	if f.tokens == 0 {
 		return nil

@@ -205,7 +205,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 	fs.StringVar(&f.transport, "transport", cluster.InProc, "how CPU ranks meet, for the predicted time: inproc, shm or mpi, as bench comm has measured it")
 	fs.IntVar(&f.perProcess, "ranks-per-process", 0,
 		"CPU ranks that each process runs, for its memory (default: all of them, and 1 with --transport shm or mpi)")
-	fs.StringVar(&f.reference, "reference", "none", "set a formula of the literature beside the plan's activations: none or megatron")
+	fs.StringVar(&f.reference, "reference", "none", "print a formula of the literature beside the plan's activations: none or megatron")
 	fs.StringVar(&f.ask, "ask", "", "ask for the fewest gpus, the largest model (preset), batch or seq, or the least device-memory or host-memory that fits, and show that the next value does not; what is not given is chosen, as with --fit")
 	fs.IntVar(&f.effort, "effort", 0,
 		"evaluate at most `N` plans in all; more may find a faster one (default: what takes about 5 s of a processor, at most 1000)")

@@ -29,8 +29,8 @@ func takeFitted(c *config.Config, best *planner.Fitted) {
 	}
 }
 
-// recommendation is what a person is told to run: flags, to be copied, or words in their
-// place, what it takes, and lines about it.
+// recommendation is what a person is told to run: flags to be copied, or a sentence where there are
+// none; the memory and time that it takes; and lines about it.
 type recommendation struct {
 	flags, words, took, budget string
 	lines                      []string
