@@ -88,9 +88,11 @@ func (g *Gradient) check(p *Program, u *Unit) error {
 	case g.Sent != NoBuf && of(g.Sent).DType != g.Wire:
 		return fmt.Errorf("its gradient travels in %s of %v, want %v", p.bufName(g.Sent), of(g.Sent).DType, g.Wire)
 	case g.Leaves() && (!g.Each || g.Replicas >= 0 || g.Sent != NoBuf || g.Part != NoBuf || of(g.Home).DType != F32):
-		return fmt.Errorf("its gradient is a sum of leaves, one for each micro-batch, in %s of %v: want f32, every micro-step reduced right into it, no copy in which it travels and no replicas", p.bufName(g.Home), of(g.Home).DType)
+		return fmt.Errorf("its gradient is a sum of leaves, one for each micro-batch, in %s of %v: want f32, "+
+			"every micro-step reduced right into it, no copy in which it travels and no replicas", p.bufName(g.Home), of(g.Home).DType)
 	case g.Squares != NoBuf && (!g.Leaves() || of(g.Squares).DType != I64):
-		return fmt.Errorf("the squares of its gradient's sum of leaves go to %s of %v: want an accumulator of i64, and a gradient that is a sum of leaves", p.bufName(g.Squares), of(g.Squares).DType)
+		return fmt.Errorf("the squares of its gradient's sum of leaves go to %s of %v: want an accumulator of i64, "+
+			"and a gradient that is a sum of leaves", p.bufName(g.Squares), of(g.Squares).DType)
 	case g.Part != NoBuf && of(g.Part).Elems() != of(g.Home).Elems():
 		return fmt.Errorf("a part %s of its gradient has %d elements, want the %d of %s", p.bufName(g.Part), of(g.Part).Elems(), of(g.Home).Elems(), p.bufName(g.Home))
 	}

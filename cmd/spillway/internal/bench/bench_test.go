@@ -1,7 +1,9 @@
 package bench
 
 import (
+	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
@@ -44,4 +46,24 @@ func TestStepsAtThePredictedSpeed(t *testing.T) {
 	require.InDelta(t, 1.1, *s.jobs[0].AtSpeed, 1e-12)
 	require.Equal(t, "Predicted against measured step, of 1 row: off by 65.0 % in the median, by 65.0 % at worst. "+
 		"Predicted against step at the predicted speed, of 1 row: off by 10.0 % in the median, by 10.0 % at worst.", s.accuracy())
+}
+
+// Whatever names and numbers are in a table, it fits a terminal, and no column is lost.
+func TestTablesFitATerminal(t *testing.T) {
+	v := 12345.6789
+	long := &Row{Name: "16384 × rtx-pro-6000, no overlap", PlannedBytes: 1 << 40, ResidentBytes: 1 << 40, TokensPerS: 133303546,
+		StepSecondsMedian: v, P10: v, P90: v, Predicted: &v, FlopsShare: &v, HiddenShare: &v, LossLast: v,
+		ByClass: map[string]int64{"activations": 1 << 40}, Scaling: &Scaling{Seconds: &v, Efficiency: &v, AtSpeed: &v, Oversubscribed: true}}
+	for _, list := range [][]table{zeroTables, scaleTables} {
+		for _, tab := range list {
+			var out strings.Builder
+			tab.print(&out, []*Row{long, {Name: "short", Missing: "did not fit", Scaling: &Scaling{}}})
+			for line := range strings.Lines(out.String()) {
+				require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), terminal, line)
+			}
+			for _, c := range tab.columns {
+				require.Contains(t, out.String(), c.head)
+			}
+		}
+	}
 }

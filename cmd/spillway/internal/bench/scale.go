@@ -37,8 +37,8 @@ type Scaling struct {
 	Oversubscribed bool     `json:"oversubscribed"`
 	Simulated      bool     `json:"simulated"` // on the cost model alone
 
-	// Speed is the machine's beside each round, against the one that predictions are for, by the
-	// yardstick; AtSpeed is the median of the steps' times × it.
+	// Speed is the machine's beside each round, by the yardstick: 2 where it is twice as fast as
+	// predictions have it. AtSpeed is the median of the steps' times × Speed.
 	Speed   []float64 `json:"machine_speed,omitempty"`
 	AtSpeed *float64  `json:"seconds_at_speed,omitempty"`
 }
@@ -160,17 +160,19 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 	}
 	machines := map[int]*cost.Machine{}
 	if b.calibrate {
-		if s.yard, err = newYardstick(); err != nil {
-			return err
+		dir, err := os.MkdirTemp("", "spillway-yardstick-")
+		if err != nil {
+			return fmt.Errorf("bench: %w", err)
 		}
-		defer os.RemoveAll(s.yard.dir)
+		defer os.RemoveAll(dir)
+		s.yard = yardsticks{}
 		for _, n := range counts {
 			if n <= runtime.GOMAXPROCS(0) {
 				fmt.Fprintf(s.progress, "measuring this CPU for predicted times of %s …\n", english.Plural(n, "process", ""))
 				if machines[n], err = s.processes(ctx, n); err != nil {
 					return err
 				}
-				if err := s.yard.predict(ctx, n, machines[n]); err != nil {
+				if s.yard[n], err = newYardstick(ctx, dir, n, machines[n]); err != nil {
 					return err
 				}
 			}
@@ -292,68 +294,6 @@ func (s *session) processes(ctx context.Context, n int) (*cost.Machine, error) {
 	return machine, err
 }
 
-// launched is a command over so many processes of one rank each.
-func (s *session) launched(n int, command ...string) []string {
-	return append([]string{s.self, "launch", "-n", fmt.Sprint(n), "--"}, command...)
-}
-
-// stepOf runs a job of calibration, and returns the median time of its steps, in s.
-func (s *session) stepOf(ctx context.Context, c spillway.Config) (float64, error) {
-	args := s.launched(c.Ranks, "train", "--checkpoint=none", "--metrics=/dev/stdout", "--threads=1", "--model="+c.Model, "--data="+c.Data)
-	for flag, n := range map[string]int{"batch": c.Batch, "seq": c.Seq, "zero": c.Zero, "steps": c.Steps} {
-		args = append(args, fmt.Sprintf("--%s=%d", flag, n))
-	}
-	o, err := runProgram(ctx, args, nil, func(stepLine) {})
-	if err != nil {
-		return 0, err
-	}
-	var walls []float64
-	for _, l := range o.steps[1:] {
-		walls = append(walls, l.Seconds)
-	}
-	return quantile(walls, 0.5), nil
-}
-
-// yardstick is a small job with a predicted time of its own. It runs beside each row, since a
-// machine that is shared, or changes its clock, is faster in one minute than in the next.
-type yardstick struct {
-	dir       string
-	predicted map[int]float64 // by ranks: the time of its step, in s
-}
-
-func newYardstick() (*yardstick, error) {
-	dir, err := os.MkdirTemp("", "spillway-yardstick-")
-	return &yardstick{dir, map[int]float64{}}, err
-}
-
-// predict predicts its step on so many ranks of a machine.
-func (y *yardstick) predict(ctx context.Context, ranks int, machine *cost.Machine) error {
-	c, err := calibration.Yardstick(y.dir, ranks)
-	if err != nil {
-		return err
-	}
-	f, err := planner.Predict(ctx, c, machine)
-	if err == nil {
-		y.predicted[ranks] = f.Step.Seconds
-	}
-	return err
-}
-
-// beside runs something, and returns the machine's speed before and after it: 1 where the
-// yardstick takes as long as predicted, 2 where it takes half of that.
-func (y *yardstick) beside(ctx context.Context, s *session, ranks int, run func() error) (speed float64, err error) {
-	c, err := calibration.Yardstick(y.dir, ranks)
-	if err != nil {
-		return 0, err
-	}
-	before, err := s.stepOf(ctx, c)
-	if err = cmp.Or(err, run()); err != nil {
-		return 0, err
-	}
-	after, err := s.stepOf(ctx, c)
-	return 2 * y.predicted[ranks] / (before + after), err
-}
-
 // The simulated numbers of ranks, and the model where none was given.
 var simulatedRanks = []int{8, 64, 512, 4096, 16384}
 
@@ -413,15 +353,7 @@ func (s *session) efficiencies() {
 		if !r.Simulated {
 			r.Seconds = &r.StepSecondsMedian
 		}
-		if len(r.Speed) > 0 {
-			var at []float64
-			for round, speed := range r.Speed {
-				for _, t := range r.Rounds[round] {
-					at = append(at, t*speed)
-				}
-			}
-			r.AtSpeed = medianOrNil(at)
-		}
+		r.atSpeed()
 		key := fmt.Sprint(r.Mode, r.Simulated)
 		if base[key] == nil {
 			base[key] = r
@@ -443,7 +375,7 @@ func (s *session) accuracy() string {
 	}{{"measured step", func(r *Row) *float64 { return r.Seconds }}, {"step at the predicted speed", func(r *Row) *float64 { return r.AtSpeed }}} {
 		var off []float64
 		for _, r := range s.rows() {
-			if t := by.of(r); r.Predicted != nil && !r.Simulated && t != nil {
+			if t := by.of(r); r.Predicted != nil && t != nil {
 				off = append(off, max(*r.Predicted / *t, *t / *r.Predicted)-1)
 			}
 		}
@@ -461,10 +393,10 @@ var scaleTables = []table{
 		{"step s", func(r *Row, _ float64) string { return optional(r.Seconds, digits) }},
 		{"p10", func(r *Row, _ float64) string { return whereMeasured(r, r.P10) }},
 		{"p90", func(r *Row, _ float64) string { return whereMeasured(r, r.P90) }},
-		{"pred.", func(r *Row, _ float64) string { return optional(r.Predicted, digits) }},
+		{"predicted", func(r *Row, _ float64) string { return optional(r.Predicted, digits) }},
 		{"at speed", func(r *Row, _ float64) string { return optional(r.AtSpeed, digits) }},
 		{"tokens/s", func(r *Row, _ float64) string { return fmt.Sprintf("%.0f", r.TokensPerS) }},
-		{"effic.", func(r *Row, _ float64) string { return optional(r.Efficiency, percent) }},
+		{"efficiency", func(r *Row, _ float64) string { return optional(r.Efficiency, percent) }},
 		{"hidden", func(r *Row, _ float64) string { return optional(r.HiddenShare, percent) }},
 		{"", func(r *Row, _ float64) string {
 			switch {
@@ -475,7 +407,10 @@ var scaleTables = []table{
 			}
 			return ""
 		}}},
-		"Pred.: predicted. Effic.: against the fewest ranks. Strong: the same rows of a step at every number of ranks; weak: as many for each rank. Over: more ranks than processors, and no prediction. Sim: on the cost model alone. At speed: the measured step at the machine's predicted speed: times the predicted over the measured step of another model, the yardstick, which runs before and after each round."},
+		"Strong: the same rows of a step at every number of ranks; weak: as many for each rank. " +
+			"At speed: the measured step times the machine's speed, which is the predicted over the measured step " +
+			"of another model, the yardstick, before and after each round. " +
+			"Over: more ranks than processors, and no prediction. Sim: on the cost model alone."},
 }
 
 func whereMeasured(r *Row, v float64) string {

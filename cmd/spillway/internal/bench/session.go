@@ -31,7 +31,7 @@ type session struct {
 	self           string // this program
 	base           int64  // resident bytes of a process of this program before it plans anything
 	machine        Machine
-	yard           *yardstick // beside each run; nil: none
+	yard           yardsticks // beside each run; nil: none
 	jobs           []*job
 }
 
@@ -199,16 +199,6 @@ func (s *session) measure(ctx context.Context) error {
 		j.Row.Machine, j.Row.Warmup = s.machine, s.warmup
 	}
 	return nil
-}
-
-// round runs a job once, with the yardstick beside it where there is one.
-func (s *session) round(ctx context.Context, j *job, show func(stepLine)) error {
-	if s.yard == nil || s.yard.predicted[j.Ranks] == 0 {
-		return s.runOnce(ctx, j, show)
-	}
-	speed, err := s.yard.beside(ctx, s, j.Ranks, func() error { return s.runOnce(ctx, j, show) })
-	j.Speed = append(j.Speed, speed)
-	return err
 }
 
 // runOnce runs a configuration once. One that turns out not to fit is missing from then on.

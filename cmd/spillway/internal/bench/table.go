@@ -144,7 +144,8 @@ func (t *table) cells(rows []*Row) (title string, cells [][]string) {
 	return title, cells
 }
 
-// print writes a table of at most 80 columns.
+// print writes a table of at most terminal columns. Columns that do not fit come below, behind the
+// names of the rows.
 func (t *table) print(w io.Writer, rows []*Row) {
 	title, cells := t.cells(rows)
 	fmt.Fprintln(w, title)
@@ -154,24 +155,30 @@ func (t *table) print(w io.Writer, rows []*Row) {
 			widths[i] = max(widths[i], utf8.RuneCountInString(text))
 		}
 	}
-	sum := 0
-	for _, n := range widths {
-		sum += n
-	}
-	gap := strings.Repeat(" ", max(1, min(2, (80-sum)/max(len(widths)-1, 1))))
-	for _, line := range cells {
-		for i, text := range line {
-			pad := strings.Repeat(" ", widths[i]-utf8.RuneCountInString(text))
-			if i == 0 {
-				fmt.Fprint(w, text, pad)
-			} else {
-				fmt.Fprint(w, gap, pad, text)
-			}
+	for from := 1; from < len(widths); {
+		to, sum := from+1, widths[0]+1+widths[from]
+		for to < len(widths) && sum+1+widths[to] <= terminal {
+			sum += 1 + widths[to]
+			to++
 		}
-		fmt.Fprintln(w)
+		if from > 1 {
+			fmt.Fprintln(w)
+		}
+		gap := strings.Repeat(" ", max(1, min(2, (terminal-sum)/(to-from)+1)))
+		for _, line := range cells {
+			text := line[0] + strings.Repeat(" ", widths[0]-utf8.RuneCountInString(line[0]))
+			for i := from; i < to; i++ {
+				text += gap + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(line[i])) + line[i]
+			}
+			fmt.Fprintln(w, strings.TrimRight(text, " "))
+		}
+		from = to
 	}
 	if t.note != "" {
 		cli.Wrap(w, "", "", t.note)
 	}
 	fmt.Fprintln(w)
 }
+
+// terminal is how many columns a terminal has at least.
+const terminal = 80

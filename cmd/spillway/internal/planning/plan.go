@@ -195,7 +195,8 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 	fs.IntVar(&f.gpusPerNode, "gpus-per-node", 1, "GPUs of a server")
 	options.MeshFlags(fs, c)
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; in bf16 and fp16 with last bits of its own; default: shard over all)")
-	fs.Var(cli.Size(&f.nodeMemory), "node-memory", "memory of a server, which its ranks share (default with --gpu: that of a usual server; only recommendations are held to it)")
+	fs.Var(cli.Size(&f.nodeMemory), "node-memory", "memory of a server, which its ranks share "+
+		"(default with --gpu: that of a usual server; only recommendations are held to it)")
 	fs.StringVar(&f.from, "from", "", "ask again what the plan in `FILE` answers, which --json has written, on the machine that it was planned for; other flags win over its own")
 	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
 	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
