@@ -18,8 +18,8 @@ import (
 // The control segment. Every field that another process reads while it changes
 // is atomic; the layout is that of these structs, whose version is in magic.
 const (
-	magic      = 0x5350_4c57_0004 // "SPLW", version 4
-	maxSlots   = 4                // groups of a rank: the world and up to three mesh axes
+	magic      = 0x5350_4c57_0005 // "SPLW", version 5
+	maxSlots   = 5                // groups of a rank: the world and the axes replicate, shard, tensor and pipeline
 	maxRegions = 8                // arenas of a rank
 	records    = 64               // operations that the flight recorder keeps
 	maxRanks   = 256

@@ -481,9 +481,9 @@ func TestRanksOfOneProcess(t *testing.T) {
 	j, err := shm.Create(1)
 	require.NoError(t, err)
 	w, err := j.Join(nil, []int{0, 1}, shm.Options{})
-	require.EqualError(t, err, "shm: a mesh of 1 ranks and 0 axes, want the job's 2 ranks and at most 3 axes")
+	require.EqualError(t, err, "shm: a mesh of 1 ranks and 0 axes, want the job's 2 ranks and at most 4 axes")
 	require.Nil(t, w)
-	mesh := []graph.Axis{{Name: "data", Size: 2}}
+	mesh := []graph.Axis{{Name: "pipeline", Size: 1}, {Name: "tensor", Size: 2}, {Name: "replicate", Size: 1}, {Name: "shard", Size: 1}}
 	w, err = j.Join(mesh, []int{0, 1}, shm.Options{})
 	require.NoError(t, err)
 	_, err = j.Join(mesh, []int{0, 1}, shm.Options{})

@@ -36,8 +36,8 @@ func drawPipeline(seed uint64) *mix {
 	if m.model == "llama-untied" && r.IntN(3) == 0 && r.IntN(2) == 0 {
 		tensor = 2
 		m.flags = append(m.flags, "--tensor", "2")
-		if m.flags[7] == "lamb" {
-			m.flags[7] = "adamw"
+		if m.flags[5] == "lamb" {
+			m.flags[5] = "adamw"
 		}
 	}
 	data := []int{1, 2}[r.IntN(2)]
