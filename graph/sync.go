@@ -15,8 +15,8 @@ type Order struct{ Before, After int }
 //
 // It assumes that everything before the phase has finished.
 func Synchronize(p *Program, ops []Op, orders []Order) {
-	s := synchronizer{p: p, ops: ops, accesses: map[BufID][]access{}, clock: make([]vclock, len(ops))}
-	after := map[int][]int{}
+	s := synchronizer{p: p, ops: ops, accesses: make([][]access, len(p.Buffers)), clock: make([]vclock, len(ops))}
+	after := make([][]int, len(ops))
 	for _, o := range orders {
 		after[o.After] = append(after[o.After], o.Before)
 	}
@@ -38,7 +38,7 @@ type access struct {
 type synchronizer struct {
 	p        *Program
 	ops      []Op
-	accesses map[BufID][]access // by root buffer, in program order
+	accesses [][]access // by root buffer, in program order
 	stream   [NumStreams]vclock
 	started  [NumStreams]bool
 	clock    []vclock
@@ -101,8 +101,10 @@ func (s *synchronizer) touch(i int, conflict func(int)) {
 				conflict(a.op)
 			}
 			// An access that this write covers is ordered before it: whoever comes
-			// after this write comes after that access too.
-			if !(write && lo <= a.lo && a.hi <= hi && a.op != i) {
+			// after this write comes after that access too. A read replaces earlier
+			// reads of its stream in the same way.
+			replaces := write || !a.write && s.ops[a.op].Stream == op.Stream
+			if !(replaces && lo <= a.lo && a.hi <= hi && a.op != i) {
 				keep = append(keep, a)
 			}
 		}

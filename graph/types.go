@@ -495,6 +495,9 @@ func (p *Program) Section(name string) *Section {
 
 // AddBuffer appends b and returns its ID.
 func (p *Program) AddBuffer(b Buffer) BufID {
+	if len(p.Buffers) == cap(p.Buffers) { // append would copy a large program's many times
+		p.Buffers = slices.Grow(p.Buffers, len(p.Buffers)+1)
+	}
 	p.Buffers = append(p.Buffers, b)
 	return BufID(len(p.Buffers) - 1)
 }
