@@ -61,14 +61,21 @@ func (o Options) align() (int64, error) {
 // The time depends on the number of operations and buffers, not on their sizes. Assign fails
 // on malformed operands and views; otherwise it assumes that p passes graph.Verify.
 func Assign(p *graph.Program, opt Options) (*Layout, error) {
+	a, err := Analyse(p)
+	if err != nil {
+		return nil, fmt.Errorf("memplan.Assign: %w", err)
+	}
+	return a.Assign(opt)
+}
+
+// Assign is the function Assign. It may be called once.
+func (a *Analysis) Assign(opt Options) (*Layout, error) {
 	align, err := opt.align()
 	if err != nil {
 		return nil, err
 	}
-	a, err := analyse(p, align)
-	if err != nil {
-		return nil, fmt.Errorf("memplan.Assign: %w", err)
-	}
+	p := a.p
+	a.overlap(align)
 	l := &Layout{Offset: make([]int64, len(p.Buffers)), Align: align}
 	for i := range l.Offset {
 		l.Offset[i] = -1
@@ -78,7 +85,7 @@ func Assign(p *graph.Program, opt Options) (*Layout, error) {
 		peak := int64(0)
 		for _, id := range a.resident[sp] {
 			l.Offset[id] = alignUp(base, a.align[id])
-			peak = l.Offset[id] + p.Buf(id).Bytes()
+			peak = l.Offset[id] + a.size[id]
 			base = alignUp(peak, align)
 		}
 		for _, id := range a.spaces[sp].ids {
@@ -140,27 +147,33 @@ func alignments(p *graph.Program, least int64) []int64 {
 
 // Bounds returns the SpaceUse of each space as Assign does, but without placing buffers: Peak
 // is the lower bound. It takes a fraction of Assign's time.
-func Bounds(p *graph.Program) ([graph.NumSpaces]SpaceUse, error) {
-	var uses [graph.NumSpaces]SpaceUse
-	a, err := analyse(p, 0)
+func Bounds(p *graph.Program) (uses [graph.NumSpaces]SpaceUse, err error) {
+	a, err := Analyse(p)
 	if err != nil {
 		return uses, fmt.Errorf("memplan.Bounds: %w", err)
 	}
+	return a.Bounds(), nil
+}
+
+// Bounds is the function Bounds. Assign may raise the lower bounds later.
+func (a *Analysis) Bounds() (uses [graph.NumSpaces]SpaceUse) {
 	for sp := range graph.NumSpaces {
 		uses[sp] = a.report(sp, a.bound[sp].bytes)
 	}
-	return uses, nil
+	return uses
 }
 
 func alignUp(n, align int64) int64 { return (n + align - 1) &^ (align - 1) }
 
-// analysis is what placement and the report need to know about a program.
-type analysis struct {
+// Analysis has the live ranges of a program's buffers and the lower bounds of its peaks.
+type Analysis struct {
 	p             *graph.Program
+	size          []int64                        // bytes, by BufID
 	align         []int64                        // by BufID
 	resident      [graph.NumSpaces][]graph.BufID // used LifeRun buffers
 	residentBytes [graph.NumSpaces]int64
 	spaces        [graph.NumSpaces]timeline
+	index         []int32 // by BufID: index into its space's timeline
 	sections      []section
 	bound         [graph.NumSpaces]bound
 	floor         [graph.NumSpaces]int64 // like bound, with alignment and without resident buffers
@@ -178,14 +191,13 @@ type timeline struct {
 	phase     []int32 // the only phase that uses it, numbered from 1 over all sections; 0: several do
 }
 
-// analyse finds live ranges and bounds and, unless align is 0, which buffers overlap in time.
-// align is the least alignment of a buffer.
-func analyse(p *graph.Program, align int64) (*analysis, error) {
+// Analyse finds live ranges and bounds. It fails where Assign does.
+func Analyse(p *graph.Program) (*Analysis, error) {
 	regions, err := graph.NewRegions(p)
 	if err != nil {
 		return nil, err
 	}
-	a := &analysis{p: p}
+	a := &Analysis{p: p, size: make([]int64, len(p.Buffers)), index: make([]int32, len(p.Buffers))}
 	used := make([]bool, len(p.Buffers))
 	for i := range p.Sections {
 		t, err := graph.NewTrace(p, regions, &p.Sections[i])
@@ -200,34 +212,35 @@ func analyse(p *graph.Program, align int64) (*analysis, error) {
 	for _, id := range p.HostBuffers() {
 		used[regions.Of[id].Root] = true
 	}
-	index := make([]int32, len(p.Buffers)) // by BufID: index into its space's timeline
 	for id := range p.Buffers {
 		b := &p.Buffers[id]
+		a.size[id] = b.Bytes()
 		sp := &a.spaces[b.Space]
 		switch {
 		case !used[id]:
 		case b.Life == graph.LifeRun:
 			a.resident[b.Space] = append(a.resident[b.Space], graph.BufID(id))
-			a.residentBytes[b.Space] += b.Bytes()
+			a.residentBytes[b.Space] += a.size[id]
 		default:
-			index[id] = int32(len(sp.ids))
+			a.index[id] = int32(len(sp.ids))
 			sp.ids = append(sp.ids, graph.BufID(id))
 		}
 	}
 	a.findBounds()
-	if align == 0 {
-		return a, nil
-	}
-	a.align = alignments(p, align)
-	a.findOverlaps(index)
-	for sp := range graph.NumSpaces {
-		a.findCliques(sp, index)
-	}
 	return a, nil
 }
 
+// overlap finds which buffers overlap in time. align is the least alignment of a buffer.
+func (a *Analysis) overlap(align int64) {
+	a.align = alignments(a.p, align)
+	a.findOverlaps()
+	for sp := range graph.NumSpaces {
+		a.findCliques(sp)
+	}
+}
+
 // findOverlaps fills the timelines of all spaces.
-func (a *analysis) findOverlaps(index []int32) {
+func (a *Analysis) findOverlaps() {
 	var ranges [graph.NumSpaces][]ofBuffer
 	var beside [graph.NumSpaces][][]int32
 	for s := range a.spaces {
@@ -247,10 +260,10 @@ func (a *analysis) findOverlaps(index []int32) {
 				cuts = append(cuts, base+int64(k))
 			}
 		}
-		sec.sweep(base, &ranges, &beside, index)
+		sec.sweep(base, &ranges, &beside, a.index)
 		turn := sec.turn()
 		for i, r := range sec.ranges {
-			sp, k := &a.spaces[a.p.Buf(r.Buf).Space], index[r.Buf]
+			sp, k := &a.spaces[a.p.Buf(r.Buf).Space], a.index[r.Buf]
 			fresh := !met[r.Buf]
 			if fresh {
 				met[r.Buf] = true
@@ -279,7 +292,7 @@ func (a *analysis) findOverlaps(index []int32) {
 // report fills in the SpaceUse of one space. Bytes that are live at the peak are counted by
 // class. All other bytes of the extent (holes, alignment) and each buffer's own padding count
 // as class padding.
-func (a *analysis) report(sp graph.Space, peak int64) SpaceUse {
+func (a *Analysis) report(sp graph.Space, peak int64) SpaceUse {
 	b := a.bound[sp]
 	u := SpaceUse{Peak: peak, LowerBound: b.bytes, Resident: a.residentBytes[sp], ClassPeak: a.classPeak[sp]}
 	if peak == 0 {
@@ -292,7 +305,7 @@ func (a *analysis) report(sp graph.Space, peak int64) SpaceUse {
 		u.Live = append(a.liveAt(sp, b), b.beside...)
 	}
 	slices.SortStableFunc(u.Live, func(x, y graph.BufID) int {
-		if c := cmp.Compare(a.p.Buf(y).Bytes(), a.p.Buf(x).Bytes()); c != 0 {
+		if c := cmp.Compare(a.size[y], a.size[x]); c != 0 {
 			return c
 		}
 		return cmp.Compare(x, y)
@@ -300,8 +313,8 @@ func (a *analysis) report(sp graph.Space, peak int64) SpaceUse {
 	rest := peak
 	for _, id := range u.Live {
 		buf := a.p.Buf(id)
-		u.ByClass[buf.Class] += buf.Bytes() - buf.Pad
-		rest -= buf.Bytes() - buf.Pad
+		u.ByClass[buf.Class] += a.size[id] - buf.Pad
+		rest -= a.size[id] - buf.Pad
 	}
 	u.ByClass[graph.Padding] += rest
 	u.ClassPeak[graph.Padding] = max(u.ClassPeak[graph.Padding], u.ByClass[graph.Padding])

@@ -62,8 +62,9 @@ func TestWorkDoesNotDependOnTheWidth(t *testing.T) {
 	var want count
 	for i, width := range []int64{1024, 4096, 16384} {
 		p := transformer(48, width, 1024, 50304, 8, 1, 2, true)
-		a, err := analyse(p, DefaultAlign)
+		a, err := Analyse(p)
 		require.NoError(t, err)
+		a.overlap(DefaultAlign)
 		got := count{buffers: len(p.Buffers)}
 		for s := range a.sections {
 			got.steps += len(a.sections[s].trace.Steps)

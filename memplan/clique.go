@@ -19,7 +19,7 @@ const (
 // one of them. Any set of buffers that all overlap each other in time must have separate
 // bytes. So findCliques adds, to all buffers that are live at a maximum, further buffers that
 // overlap all of them and each other, the largest first. It also sets the space's floor.
-func (a *analysis) findCliques(sp graph.Space, index []int32) {
+func (a *Analysis) findCliques(sp graph.Space) {
 	tl := &a.spaces[sp]
 	if len(tl.ids) == 0 {
 		return
@@ -30,9 +30,9 @@ func (a *analysis) findCliques(sp graph.Space, index []int32) {
 	stab := tl.stabber()
 	is := newMarks(len(tl.ids))
 	for _, pt := range a.highPoints(sp) {
-		members := a.aliveAt(sp, pt, index)
+		members := a.aliveAt(sp, pt)
 		rest := tl.besideAll(members, stab, &is)
-		slices.SortStableFunc(rest, func(x, y int32) int { return cmp.Compare(a.p.Buf(tl.ids[y]).Bytes(), a.p.Buf(tl.ids[x]).Bytes()) })
+		slices.SortStableFunc(rest, func(x, y int32) int { return cmp.Compare(a.size[tl.ids[y]], a.size[tl.ids[x]]) })
 		total := pt.bytes
 		var added []int32
 		for _, i := range rest {
@@ -40,7 +40,7 @@ func (a *analysis) findCliques(sp graph.Space, index []int32) {
 				continue
 			}
 			added = append(added, i)
-			total += a.p.Buf(tl.ids[i]).Bytes()
+			total += a.size[tl.ids[i]]
 		}
 		a.floor[sp] = max(a.floor[sp], a.aligned(tl, append(members, added...)))
 		if total > most {
@@ -59,7 +59,7 @@ func (a *analysis) findCliques(sp graph.Space, index []int32) {
 	var classes [graph.NumClasses]int64
 	for _, id := range append(a.liveAt(sp, at), at.beside...) {
 		b := a.p.Buf(id)
-		classes[b.Class] += b.Bytes() - b.Pad
+		classes[b.Class] += a.size[id] - b.Pad
 		classes[graph.Padding] += b.Pad
 	}
 	for c, bytes := range classes {
@@ -70,14 +70,14 @@ func (a *analysis) findCliques(sp graph.Space, index []int32) {
 // aligned returns the least extent of buffers that all have separate bytes. Each offset is a
 // multiple of the buffer's alignment, so all but the highest buffer end in padding, unless their
 // size is a multiple too.
-func (a *analysis) aligned(tl *timeline, members []int32) (extent int64) {
+func (a *Analysis) aligned(tl *timeline, members []int32) (extent int64) {
 	least := a.align[tl.ids[members[0]]]
 	for _, i := range members {
 		least = min(least, a.align[tl.ids[i]])
 	}
 	most := int64(0) // the largest padding: the highest buffer needs none
 	for _, i := range members {
-		n := a.p.Buf(tl.ids[i]).Bytes()
+		n := a.size[tl.ids[i]]
 		extent += alignUp(n, least)
 		most = max(most, alignUp(n, least)-n)
 	}
@@ -105,49 +105,57 @@ func (o *overlaps) besideAll(members []int32, stab *stabber, is *marks) (list []
 
 // highPoints returns the local maxima of live bytes in a space, resident buffers included, the
 // highest first.
-func (a *analysis) highPoints(sp graph.Space) (list []bound) {
+func (a *Analysis) highPoints(sp graph.Space) (list []bound) {
+	highest := func() []bound {
+		slices.SortFunc(list, func(x, y bound) int {
+			return cmp.Or(cmp.Compare(y.bytes, x.bytes), cmp.Compare(x.section, y.section),
+				cmp.Compare(x.order, y.order), cmp.Compare(x.pos, y.pos))
+		})
+		return list[:min(len(list), cliquePoints)]
+	}
 	least := int64(cliqueShare * float64(a.bound[sp].bytes))
 	for si := range a.sections {
 		sec := &a.sections[si]
 		n := len(sec.trace.Steps)
 		for oi := range sec.orders {
 			delta := make([]int64, n+1)
-			sec.eachLife(oi, func(id graph.BufID, from, to int32) {
-				if b := a.p.Buf(id); b.Space == sp {
-					delta[from] += b.Bytes()
-					delta[to+1] -= b.Bytes()
+			for _, l := range sec.lives(oi) {
+				if a.p.Buf(l.buf).Space == sp {
+					delta[l.from] += a.size[l.buf]
+					delta[l.to+1] -= a.size[l.buf]
 				}
-			})
+			}
 			now, last := a.residentBytes[sp], int64(-1)
 			for pos := range n {
 				now += delta[pos]
 				if now >= least && now > last && now >= now+delta[pos+1] && now > a.residentBytes[sp] {
 					list = append(list, bound{bytes: now, section: si, order: oi, pos: pos})
+					if len(list) == 16*cliquePoints { // lower points cannot be among the highest
+						list = highest()
+						least = list[len(list)-1].bytes
+					}
 				}
 				last = now
 			}
 		}
 	}
-	slices.SortFunc(list, func(x, y bound) int {
-		return cmp.Or(cmp.Compare(y.bytes, x.bytes), cmp.Compare(x.section, y.section), cmp.Compare(x.order, y.order), cmp.Compare(x.pos, y.pos))
-	})
-	return list[:min(len(list), cliquePoints)]
+	return highest()
 }
 
 // liveAt returns the buffers that are live at a point, resident ones included.
-func (a *analysis) liveAt(sp graph.Space, pt bound) (ids []graph.BufID) {
+func (a *Analysis) liveAt(sp graph.Space, pt bound) (ids []graph.BufID) {
 	ids = slices.Clone(a.resident[sp])
-	a.sections[pt.section].eachLife(pt.order, func(id graph.BufID, from, to int32) {
-		if a.p.Buf(id).Space == sp && int(from) <= pt.pos && pt.pos <= int(to) {
-			ids = append(ids, id)
+	for _, l := range a.sections[pt.section].lives(pt.order) {
+		if int(l.from) <= pt.pos && pt.pos <= int(l.to) && a.p.Buf(l.buf).Space == sp {
+			ids = append(ids, l.buf)
 		}
-	})
+	}
 	return ids
 }
 
-func (a *analysis) aliveAt(sp graph.Space, pt bound, index []int32) (items []int32) {
+func (a *Analysis) aliveAt(sp graph.Space, pt bound) (items []int32) {
 	for _, id := range a.liveAt(sp, pt)[len(a.resident[sp]):] {
-		items = append(items, index[id])
+		items = append(items, a.index[id])
 	}
 	return items
 }

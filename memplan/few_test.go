@@ -12,8 +12,9 @@ import (
 
 // placers returns a placer for each space of a program that has buffers to place.
 func placers(t require.TestingT, p *graph.Program, align int64) (list []*placer) {
-	a, err := analyse(p, align)
+	a, err := Analyse(p)
 	require.NoError(t, err)
+	a.overlap(align)
 	for sp := range graph.NumSpaces {
 		if pl := a.placer(sp, a.bound[sp].bytes-a.residentBytes[sp], nil); pl != nil {
 			list = append(list, pl)

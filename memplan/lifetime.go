@@ -18,8 +18,9 @@ type section struct {
 
 // order is a sequence in which the streams may run the steps one at a time.
 type order struct {
-	step []int   // by position
-	pos  []int32 // by step
+	step  []int   // by position
+	pos   []int32 // by step
+	lives []lived // see section.lives
 }
 
 func newSection(p *graph.Program, t *graph.Trace) section {
@@ -60,94 +61,129 @@ func (s *section) lastStep(r int32) int {
 // as early or as late as the events allow, since a stream that runs ahead holds more memory.
 func orders(t *graph.Trace) []order {
 	n := len(t.Steps)
+	program := order{step: make([]int, n), pos: make([]int32, n)}
 	var queue [graph.NumStreams][]int32
 	var streams []graph.StreamID
 	for i := range n {
+		program.step[i], program.pos[i] = i, int32(i)
 		st := t.Op(i).Stream
 		if len(queue[st]) == 0 {
 			streams = append(streams, st)
 		}
 		queue[st] = append(queue[st], int32(i))
 	}
-	// run returns the order that always takes next, of the streams' next steps that can start,
-	// the one of the lowest rank; ties go to the first in program order.
-	run := func(rank func(graph.StreamID) int) order {
-		o := order{step: make([]int, 0, n), pos: make([]int32, n)}
-		var head [graph.NumStreams]int
-		var done [graph.NumStreams]int32
-		for st := range done {
-			done[st] = -1
-		}
-		for len(o.step) < n {
-			best, bestRank := -1, 0
-			for _, st := range streams {
-				if head[st] == len(queue[st]) {
-					continue
-				}
-				i := int(queue[st][head[st]])
-				free := true
-				for u := range done {
-					free = free && int32(t.Known(i, graph.StreamID(u))) <= done[u]
-				}
-				if r := rank(st); free && (best < 0 || r < bestRank || r == bestRank && i < best) {
-					best, bestRank = i, r
-				}
-			}
-			st := t.Op(best).Stream
-			o.pos[best] = int32(len(o.step))
-			o.step = append(o.step, best)
-			done[st] = int32(best)
-			head[st]++
-		}
-		return o
-	}
-	list := []order{run(func(graph.StreamID) int { return 0 })}
+	list := []order{program}
 	if len(streams) == 1 {
 		return list
 	}
 	for _, first := range streams {
-		for _, r := range []int{-1, 1} {
-			list = append(list, run(func(st graph.StreamID) int {
-				if st == first {
-					return r
-				}
-				return 0
-			}))
-		}
+		list = append(list, biased(t, &queue, first, -1), biased(t, &queue, first, 1))
 	}
 	return list
 }
 
-// eachLife calls visit for each live range with the positions of its first and last use in the
-// given order. Ranges of one buffer that overlap in that order are joined.
-func (s *section) eachLife(o int, visit func(id graph.BufID, from, to int32)) {
-	pos := s.orders[o].pos
-	var lives [][2]int32
-	for i := 0; i < len(s.ranges); {
-		id := s.ranges[i].Buf
-		lives = lives[:0]
-		for ; i < len(s.ranges) && s.ranges[i].Buf == id; i++ {
-			from, to := int32(len(pos)), int32(-1)
-			for _, step := range s.ranges[i].Steps {
-				from, to = min(from, pos[step]), max(to, pos[step])
-			}
-			if s.ranges[i].Kept {
-				to = int32(len(pos)) - 1
-			}
-			lives = append(lives, [2]int32{from, to})
+// biased returns an order that runs one stream as early (rank −1) or as late (1) as the events
+// allow. Of the streams' next steps that can start it takes that of the lowest rank, which is 0 for
+// other streams; of equal ones the first in program order. queue has the steps by stream.
+func biased(t *graph.Trace, queue *[graph.NumStreams][]int32, one graph.StreamID, rank int) order {
+	n := len(t.Steps)
+	o := order{step: make([]int, 0, n), pos: make([]int32, n)}
+	var head [graph.NumStreams]int
+	// By stream: its last step so far, and a stream for which its next step waits; −1: none.
+	var done, waits [graph.NumStreams]int32
+	// wait sets waits of a stream. Streams below u are known to be far enough.
+	wait := func(st, u int) {
+		waits[st] = -1
+		if head[st] == len(queue[st]) {
+			return
 		}
-		slices.SortFunc(lives, func(a, b [2]int32) int { return int(a[0] - b[0]) })
-		cur := lives[0]
-		for _, l := range lives[1:] {
-			if l[0] <= cur[1] {
-				cur[1] = max(cur[1], l[1])
+		for i := int(queue[st][head[st]]); u < len(done); u++ {
+			if int32(t.Known(i, graph.StreamID(u))) > done[u] {
+				waits[st] = int32(u)
+				return
+			}
+		}
+	}
+	for st := range done {
+		done[st] = -1
+	}
+	for st := range waits {
+		wait(st, 0)
+	}
+	for len(o.step) < n {
+		at, best, bestRank := 0, -1, 0
+		for st, q := range queue {
+			if head[st] == len(q) || waits[st] >= 0 {
 				continue
 			}
-			visit(id, cur[0], cur[1])
-			cur = l
+			i, r := int(q[head[st]]), 0
+			if st == int(one) {
+				r = rank
+			}
+			if best < 0 || r < bestRank || r == bestRank && i < best {
+				at, best, bestRank = st, i, r
+			}
 		}
-		visit(id, cur[0], cur[1])
+		o.pos[best] = int32(len(o.step))
+		o.step = append(o.step, best)
+		done[at] = int32(best)
+		head[at]++
+		wait(at, 0)
+		for st := range waits {
+			if int(waits[st]) == at {
+				wait(st, at)
+			}
+		}
 	}
+	return o
+}
+
+// lived is a buffer's life in an order: the positions of its first and last use.
+type lived struct {
+	buf      graph.BufID
+	from, to int32
+}
+
+// lives returns all lives in order o, by buffer.
+func (s *section) lives(o int) []lived {
+	if s.orders[o].lives == nil {
+		s.orders[o].lives = s.appendLives(nil, o)
+	}
+	return s.orders[o].lives
+}
+
+// appendLives appends the live ranges in order o to a list. Ranges of one buffer that overlap in
+// that order are joined.
+func (s *section) appendLives(list []lived, o int) []lived {
+	pos := s.orders[o].pos
+	for i := 0; i < len(s.ranges); {
+		id, first := s.ranges[i].Buf, len(list)
+		for ; i < len(s.ranges) && s.ranges[i].Buf == id; i++ {
+			l := lived{id, int32(len(pos)), -1}
+			for _, step := range s.ranges[i].Steps {
+				l.from, l.to = min(l.from, pos[step]), max(l.to, pos[step])
+			}
+			if s.ranges[i].Kept {
+				l.to = int32(len(pos)) - 1
+			}
+			list = append(list, l)
+		}
+		if len(list) == first+1 {
+			continue
+		}
+		slices.SortFunc(list[first:], func(a, b lived) int { return int(a.from - b.from) })
+		last := first
+		for _, l := range list[first+1:] {
+			if l.from <= list[last].to {
+				list[last].to = max(list[last].to, l.to)
+				continue
+			}
+			last++
+			list[last] = l
+		}
+		list = list[:last+1]
+	}
+	return list
 }
 
 // bound is the largest sum of live bytes of a space, and the position in an order of a section
@@ -159,75 +195,76 @@ type bound struct {
 }
 
 // findBounds sums live bytes by space and class at every step of a section, in each of its orders.
-func (a *analysis) findBounds() {
+func (a *Analysis) findBounds() {
 	var resident sums
-	add := func(s *sums, id graph.BufID, sign int64) {
-		b := a.p.Buf(id)
-		s[b.Space][b.Class] += sign * (b.Bytes() - b.Pad)
-		s[b.Space][graph.Padding] += sign * b.Pad
-	}
 	for _, ids := range a.resident {
 		for _, id := range ids {
-			add(&resident, id, 1)
+			resident.add(a, id, 1)
 		}
 	}
 	a.classPeak = resident
 	for sp := range a.bound { // the bound of a program that runs nothing
 		a.bound[sp] = bound{bytes: a.residentBytes[sp], section: -1}
 	}
-	var lives []life
-	var begin []int32 // by step: index in lives of the last that starts there; −1: none
-	var end []int32   // by step: index in lives of the last that ends there
+	var lives []lived
+	var next [][2]int32 // by life: the next that starts, and that ends, at the same step; −1: none
+	var begin []int32   // by step: the last life that starts there; −1: none
+	var end []int32     // by step: the last life that ends there
 	for si := range a.sections {
 		sec := &a.sections[si]
 		n := len(sec.trace.Steps)
 		for len(begin) < n {
 			begin, end = append(begin, -1), append(end, -1)
 		}
+		for sp := range a.bound {
+			if n > 0 && a.bound[sp].section < 0 {
+				a.bound[sp].section = si
+			}
+		}
 		for oi := range sec.orders {
 			for i := range n {
 				begin[i], end[i] = -1, -1
 			}
-			lives = lives[:0]
-			sec.eachLife(oi, func(id graph.BufID, from, to int32) {
-				lives = append(lives, life{id, begin[from], end[to]})
-				begin[from], end[to] = int32(len(lives)-1), int32(len(lives)-1)
-			})
-			now := resident
+			lives, next = sec.appendLives(lives[:0], oi), next[:0]
+			for k, l := range lives {
+				next = append(next, [2]int32{begin[l.from], end[l.to]})
+				begin[l.from], end[l.to] = int32(k), int32(k)
+			}
+			now, total := resident, a.residentBytes
 			for pos := range n {
-				for k := begin[pos]; k >= 0; k = lives[k].began {
-					add(&now, lives[k].buf, 1)
+				for k := begin[pos]; k >= 0; k = next[k][0] {
+					now.add(a, lives[k].buf, 1)
+					a.raise(&now, &total, lives[k].buf, bound{section: si, order: oi, pos: pos})
 				}
-				if pos == 0 || begin[pos] >= 0 { // otherwise the sum has not grown
-					a.raise(&now, si, oi, pos)
-				}
-				for k := end[pos]; k >= 0; k = lives[k].ended {
-					add(&now, lives[k].buf, -1)
+				for k := end[pos]; k >= 0; k = next[k][1] {
+					now.add(a, lives[k].buf, -1)
+					total[a.p.Buf(lives[k].buf).Space] -= a.size[lives[k].buf]
 				}
 			}
 		}
 	}
 }
 
-// life is a buffer's life between two steps, an element of the lists by first and last step.
-type life struct {
-	buf          graph.BufID
-	began, ended int32 // the next in each list; −1: none
-}
-
 // sums are live bytes by space and class.
 type sums [graph.NumSpaces][graph.NumClasses]int64
 
-// raise raises the peaks to the live bytes at a position, if these are higher.
-func (a *analysis) raise(now *sums, section, order, pos int) {
-	for sp := range now {
-		total := int64(0)
-		for c, bytes := range now[sp] {
-			total += bytes
-			a.classPeak[sp][c] = max(a.classPeak[sp][c], bytes)
-		}
-		if total > a.bound[sp].bytes || a.bound[sp].section < 0 {
-			a.bound[sp] = bound{bytes: total, section: section, order: order, pos: pos}
-		}
+func (s *sums) add(a *Analysis, id graph.BufID, sign int64) {
+	b := a.p.Buf(id)
+	s[b.Space][b.Class] += sign * (a.size[id] - b.Pad)
+	s[b.Space][graph.Padding] += sign * b.Pad
+}
+
+// raise adds a buffer, which is in now, to the total of its space, and raises the peaks to the live
+// bytes, if these are higher.
+func (a *Analysis) raise(now *sums, total *[graph.NumSpaces]int64, id graph.BufID, at bound) {
+	b := a.p.Buf(id)
+	peak := &a.classPeak[b.Space]
+	for _, c := range [...]graph.Class{b.Class, graph.Padding} {
+		peak[c] = max(peak[c], now[b.Space][c])
+	}
+	total[b.Space] += a.size[id]
+	if total[b.Space] > a.bound[b.Space].bytes {
+		at.bytes = total[b.Space]
+		a.bound[b.Space] = at
 	}
 }

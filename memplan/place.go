@@ -11,7 +11,7 @@ import (
 // place finds offsets for the buffers of one space that are not LifeRun. It returns them by
 // index into the space's ids, and their extent. bound is the lower bound of the extent; a
 // search that reaches it stops. stop (Options.Stop) may be nil.
-func (a *analysis) place(sp graph.Space, bound int64, stop func() error) (off []int64, extent int64, err error) {
+func (a *Analysis) place(sp graph.Space, bound int64, stop func() error) (off []int64, extent int64, err error) {
 	pl := a.placer(sp, bound, stop)
 	if pl == nil {
 		return nil, 0, nil
@@ -25,7 +25,7 @@ func (a *analysis) place(sp graph.Space, bound int64, stop func() error) (off []
 }
 
 // placer returns the placer of a space, nil if there is nothing to place.
-func (a *analysis) placer(sp graph.Space, bound int64, stop func() error) *placer {
+func (a *Analysis) placer(sp graph.Space, bound int64, stop func() error) *placer {
 	tl := &a.spaces[sp]
 	n := len(tl.ids)
 	if n == 0 {
@@ -35,7 +35,7 @@ func (a *analysis) placer(sp graph.Space, bound int64, stop func() error) *place
 		bound: bound, floor: a.floor[sp], ceiling: bound + bound/nearBound, extent: -1}
 	steps := slices.Max(tl.last)
 	for i, id := range tl.ids {
-		pl.size[i], pl.align[i] = a.p.Buf(id).Bytes(), a.align[id]
+		pl.size[i], pl.align[i] = a.size[id], a.align[id]
 		tl.kept[i] = tl.kept[i] || pl.duration(int32(i)) > steps/16
 		pl.high[i] = tl.kept[i] && tl.late[i]
 	}
@@ -214,7 +214,7 @@ type placer struct {
 	// The best placement so far and its extent, and the lower bound of any extent.
 	best          []int64
 	extent, bound int64
-	floor         int64 // see analysis
+	floor         int64 // see Analysis
 	work          int64 // pairs of buffers compared so far
 	stop          func() error
 	stopped       error // the error of stop; later placements are invalid

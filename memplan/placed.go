@@ -53,7 +53,7 @@ type bounds struct{ earliestFirst, latestFirst, earliestLast, latestLast int64 }
 const pieceSize = 64
 
 func newPiece(spans []span, bufs []int32, o *overlaps) piece {
-	c := piece{span: spans, buf: bufs, life: make([]steps, len(bufs)), bounds: make([]bounds, o.phases)}
+	c := piece{span: spans, buf: bufs, life: make([]steps, len(bufs), pieceSize+1), bounds: make([]bounds, o.phases)}
 	for e := range c.bounds {
 		c.bounds[e] = bounds{math.MaxInt64, math.MinInt64, math.MaxInt64, math.MinInt64}
 	}

@@ -157,8 +157,9 @@ func TestBoundIsTrue(t *testing.T) {
 		align := int64(1) << rapid.IntRange(0, 9).Draw(t, "align")
 		l, err := Assign(p, Options{Align: align})
 		require.NoError(t, err)
-		a, err := analyse(p, align)
+		a, err := Analyse(p)
 		require.NoError(t, err)
+		a.overlap(align)
 		tl := &a.spaces[graph.Device]
 		n := len(tl.ids)
 		if n > 7 {

@@ -12,7 +12,7 @@ import (
 
 // clashesPairByPair is the definition of what overlaps: any two live ranges of
 // different buffers of a space, neither of which is over before the other starts.
-func clashesPairByPair(a *analysis) map[[2]graph.BufID]bool {
+func clashesPairByPair(a *Analysis) map[[2]graph.BufID]bool {
 	pairs := map[[2]graph.BufID]bool{}
 	for i := range a.sections {
 		s := &a.sections[i]
@@ -32,8 +32,9 @@ func clashesPairByPair(a *analysis) map[[2]graph.BufID]bool {
 }
 
 func requireSweep(t require.TestingT, p *graph.Program) {
-	a, err := analyse(p, DefaultAlign)
+	a, err := Analyse(p)
 	require.NoError(t, err)
+	a.overlap(DefaultAlign)
 	got := map[[2]graph.BufID]bool{}
 	for s := range a.spaces {
 		sp := &a.spaces[s]

@@ -47,11 +47,12 @@ type simulation struct {
 	now     [graph.NumStreams]active
 	time    float64
 	done    []bool
+	behind  [graph.NumStreams]int // a step that the stream's next waits for; it may be done by now
 	started []float64
 	ended   []float64
 
 	joint *meetings // with the simulations of other stages
-	meets []meeting // by step; nil: there are no other stages
+	meets []int     // by step: the number of its meeting; nil: there are no other stages
 	waits []bool    // by step: it is ready, and has come to its meeting
 }
 
@@ -73,7 +74,7 @@ func newSimulation(p *graph.Program, m *Machine, t *graph.Trace) *simulation {
 	}
 	for st := range s.queue {
 		s.queue[st] = make([]int, 0, count[st])
-		s.now[st].step = -1
+		s.now[st].step, s.behind[st] = -1, -1
 	}
 	for i := range t.Steps {
 		st := t.Op(i).Stream
@@ -85,17 +86,18 @@ func newSimulation(p *graph.Program, m *Machine, t *graph.Trace) *simulation {
 // start starts all operations that can start, and says whether there were any.
 func (s *simulation) start() (any bool) {
 	for st := range s.now {
-		if s.now[st].step >= 0 || len(s.queue[st]) == 0 {
+		if s.now[st].step >= 0 || len(s.queue[st]) == 0 || s.behind[st] >= 0 && !s.done[s.behind[st]] {
 			continue
 		}
 		i := s.queue[st][0]
-		ready := true
+		s.behind[st] = -1
 		for u := range graph.NumStreams {
-			if j := s.t.Known(i, u); j >= 0 {
-				ready = ready && s.done[j]
+			if j := s.t.Known(i, u); j >= 0 && !s.done[j] {
+				s.behind[st] = j
+				break
 			}
 		}
-		if !ready || !s.meet(i) {
+		if s.behind[st] >= 0 || !s.meet(i) {
 			continue
 		}
 		op := s.t.Op(i)

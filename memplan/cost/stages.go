@@ -12,7 +12,7 @@ import (
 // message, and the collectives along the axis of stages, start together. An error says that the
 // stages wait for each other for ever.
 func SimulateStages(stages []*graph.Program, name string, m *Machine) ([]*Run, error) {
-	j := &meetings{needs: map[meeting]int{}, came: map[meeting]int{}}
+	j := &meetings{number: map[meeting]int{}}
 	all := make([]*simulation, len(stages))
 	left := 0
 	for i, p := range stages {
@@ -21,7 +21,7 @@ func SimulateStages(stages []*graph.Program, name string, m *Machine) ([]*Run, e
 			return nil, err
 		}
 		if len(stages) > 1 {
-			s.meets, s.waits = j.of(p, s.t, i), make([]bool, len(s.t.Steps))
+			s.meets, s.waits = j.of(p, s.t), make([]bool, len(s.t.Steps))
 		}
 		s.joint = j
 		all[i], left = s, left+len(s.t.Steps)
@@ -82,17 +82,21 @@ func simulate(p *graph.Program, name string, m *Machine) (*simulation, error) {
 }
 
 // meeting is what several stages take part in: the n-th message from one to another, or the n-th
-// collective of all (from and to −1). n is from 1; the zero value is none.
+// collective of all (from and to −1), n from 1.
 type meeting struct{ from, to, n int }
 
-// meetings says how many stages a meeting needs, and how many have come.
-type meetings struct{ needs, came map[meeting]int }
+// meetings numbers meetings, and says how many stages each needs and how many have come.
+type meetings struct {
+	number      map[meeting]int
+	needs, came []int
+}
 
-// of lists the meetings of a stage's steps.
-func (j *meetings) of(p *graph.Program, t *graph.Trace, stage int) []meeting {
-	list, count := make([]meeting, len(t.Steps)), map[[2]int]int{}
+// of lists the numbers of a stage's steps' meetings, −1 for none.
+func (j *meetings) of(p *graph.Program, t *graph.Trace) []int {
+	list, count := make([]int, len(t.Steps)), map[[2]int]int{}
 	axis := p.AxisOf(graph.PipelineAxis)
 	for i := range t.Steps {
+		list[i] = -1
 		ends := [2]int{-1, -1}
 		switch a := t.Op(i).Attr.(type) {
 		case graph.PeerAttr:
@@ -105,21 +109,28 @@ func (j *meetings) of(p *graph.Program, t *graph.Trace, stage int) []meeting {
 			continue
 		}
 		count[ends]++
-		list[i] = meeting{ends[0], ends[1], count[ends]}
-		j.needs[list[i]]++
+		m := meeting{ends[0], ends[1], count[ends]}
+		n, ok := j.number[m]
+		if !ok {
+			n = len(j.needs)
+			j.number[m] = n
+			j.needs, j.came = append(j.needs, 0), append(j.came, 0)
+		}
+		j.needs[n]++
+		list[i] = n
 	}
 	return list
 }
 
 // meet says whether step i may start as far as other stages are concerned.
 func (s *simulation) meet(i int) bool {
-	if s.meets == nil || s.meets[i] == (meeting{}) {
+	if s.meets == nil || s.meets[i] < 0 {
 		return true
 	}
-	m := s.meets[i]
+	n := s.meets[i]
 	if !s.waits[i] {
 		s.waits[i] = true
-		s.joint.came[m]++
+		s.joint.came[n]++
 	}
-	return s.joint.came[m] == s.joint.needs[m]
+	return s.joint.came[n] == s.joint.needs[n]
 }
