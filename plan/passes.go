@@ -191,7 +191,7 @@ func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, erro
 		q.TakeBack()
 		same := q == p && i > 0 // the pass changed nothing, and p was verified before
 		p = q
-		if err := s.verify(p, ps, same); err != nil {
+		if err := s.verify(p, i, same); err != nil {
 			return nil, fmt.Errorf("plan: after %s: %w", ps.name, err)
 		}
 		if s.Observe != nil {
@@ -203,17 +203,21 @@ func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, erro
 	return p, nil
 }
 
-// verify checks a program after a pass. With BoundsOnly it checks only the properties: a
-// search uses that to see what could fit, and plans again what it chooses. same says that the
-// pass changed nothing, so that the structure was verified before.
-func (s *Spec) verify(p *graph.Program, ps *pass, same bool) error {
-	if err := hold(p, ps.gives); err != nil {
+// verify checks a program after pass i. Without Verify it checks the structure after each pass
+// whose result several plans share (stemEnds), since what a user's own operations do wrong shows
+// there, and the rest once, after the last pass; with Early only if the plan may fit (Role.bound).
+// With BoundsOnly it then checks only the properties: a search uses that to see what could fit, and
+// plans again what it chooses. same says that the pass changed nothing, so that the structure was
+// verified before.
+func (s *Spec) verify(p *graph.Program, i int, same bool) error {
+	if err := hold(p, passes[i].gives); err != nil {
 		return err
 	}
-	if s.BoundsOnly && !s.Verify {
+	last := i == len(passes)-1
+	if !s.Verify && (s.BoundsOnly || (s.Early || !last) && i >= passIndex("mesh")) {
 		return nil
 	}
-	ordered := ps.ordered && (s.Verify || ps == &passes[len(passes)-1])
+	ordered := passes[i].ordered && (s.Verify || last)
 	switch {
 	case ordered && !same:
 		return graph.Verify(p)

@@ -107,8 +107,8 @@ type Config struct {
 	// bound as the peak.
 	BoundsOnly bool
 	// Verify also checks the order of operations after every pass that leaves a complete one
-	// (tests always do). Without it the structure is checked after every pass, and the order
-	// only after the last.
+	// (tests always do). Without it the structure is checked after the passes before the mesh,
+	// and both after the last pass.
 	Verify bool
 	// Observe, if not nil, is called with the model's program and the program after each
 	// pass. It must not change them. Its error ends the planning.

@@ -17,7 +17,8 @@ type Role struct {
 	Layout    *memplan.Layout
 	CommBytes int64 // bytes that a rank sends in a step (Plan.CommBytes)
 
-	ids []graph.BufID // see Own; nil: the plan's
+	ids      []graph.BufID     // see Own; nil: the plan's
+	analysis *memplan.Analysis // until it has a layout; nil: not made yet
 }
 
 // Own returns the ID in the role's program of a buffer of the plan's program, NoBuf if the role
@@ -132,17 +133,21 @@ func (r *Role) bound(cfg Config) error {
 	if !cfg.Early && !cfg.BoundsOnly {
 		return nil
 	}
-	bounds, err := memplan.Bounds(r.Program)
-	if err != nil {
+	var err error
+	if r.analysis, err = memplan.Analyse(r.Program); err != nil {
 		return fmt.Errorf("plan: memory: %w", err)
 	}
+	bounds := r.analysis.Bounds()
 	if cfg.BoundsOnly {
-		r.Layout = &memplan.Layout{Spaces: bounds}
+		r.Layout, r.analysis = &memplan.Layout{Spaces: bounds}, nil
 	}
 	if cfg.Early {
-		return overBound(bounds, cfg)
+		err = overBound(bounds, cfg)
 	}
-	return nil
+	if err == nil && cfg.Early && !cfg.BoundsOnly {
+		err = graph.Verify(r.Program)
+	}
+	return err
 }
 
 // place lays out the buffers of every role that has no layout yet, and sets the plan's Layout.
@@ -150,7 +155,7 @@ func (p *Plan) place(cfg Config) error {
 	errs := make([]error, len(p.Roles))
 	Parallel(len(p.Roles), func(i int) {
 		if r := &p.Roles[i]; r.Layout == nil {
-			r.Layout, errs[i] = layout(r.Program, cfg)
+			errs[i] = r.place(cfg)
 		}
 	})
 	if err := cmp.Or(errs...); err != nil {
@@ -164,15 +169,18 @@ func (p *Plan) place(cfg Config) error {
 	return nil
 }
 
-// layout lays out the buffers of a program.
-func layout(p *graph.Program, cfg Config) (*memplan.Layout, error) {
-	l, err := memplan.Assign(p, memplan.Options{Align: cfg.Target.Align, Stop: cfg.goOn})
-	if err != nil {
-		var left *stopped
-		if errors.As(err, &left) {
-			return nil, left
-		}
-		return nil, fmt.Errorf("plan: memory: %w", err)
+// place lays out the buffers of a role.
+func (r *Role) place(cfg Config) (err error) {
+	a := r.analysis
+	if r.analysis = nil; a == nil {
+		a, err = memplan.Analyse(r.Program)
 	}
-	return l, nil
+	if err == nil {
+		r.Layout, err = a.Assign(memplan.Options{Align: cfg.Target.Align, Stop: cfg.goOn})
+	}
+	var left *stopped
+	if err != nil && !errors.As(err, &left) {
+		err = fmt.Errorf("plan: memory: %w", err)
+	}
+	return err
 }
