@@ -40,12 +40,12 @@ type coherence struct {
 	r      *rewriter
 	w      *weave
 	sec    string
-	phases []graph.Phase           // of the section, before the rewrite
-	index  []map[graph.BufID][]int // by phase and root: the operations that use it
+	phases []graph.Phase // of the section, before the rewrite
+	index  [][][]int     // by phase and root: the operations that use it
 	phase  int
 
 	home   []graph.Space // by operation: the space that it runs in
-	uses   map[graph.BufID][]int
+	uses   [][]int       // by root
 	byKind [numKinds][]*stretch
 	single []*stretch
 	turns  map[graph.BufID]int // by root: stretches so far
@@ -67,7 +67,7 @@ func effects(op *graph.Op, root func(graph.BufID) graph.BufID, visit func(root g
 // collect decides where each operation runs and finds the stretches.
 func (c *coherence) collect() {
 	r := c.r
-	involved := map[graph.BufID]bool{}
+	involved := make([]bool, len(r.p.Buffers))
 	c.uses, c.turns, c.wrote = c.index[c.phase], map[graph.BufID]int{}, map[graph.BufID]bool{}
 	for _, n := range c.w.Base {
 		op := &n.Op
@@ -88,10 +88,13 @@ func (c *coherence) collect() {
 	for k := range numKinds {
 		open := map[[2]int]*stretch{}
 		for i, n := range c.w.Base {
-			used := map[[2]int][]graph.BufID{}
+			var used map[[2]int][]graph.BufID
 			effects(&n.Op, r.root, func(root graph.BufID, e graph.Effect) {
-				m, ok := r.member[root]
+				m, ok := r.member(root)
 				if key := [2]int{m.unit, c.slot[i]}; ok && m.kind == k && involved[root] && !slices.Contains(used[key], root) {
+					if used == nil {
+						used = map[[2]int][]graph.BufID{}
+					}
 					used[key] = append(used[key], root)
 				}
 			})
@@ -120,7 +123,7 @@ func (c *coherence) collect() {
 	}
 	for id := range r.p.Buffers {
 		root := graph.BufID(id)
-		if _, ours := r.member[root]; involved[root] && !ours {
+		if _, ours := r.member(root); involved[root] && !ours {
 			list := c.uses[root]
 			c.single = append(c.single, &stretch{unit: c.owner(root, list), slot: -1, first: list[0], last: list[len(list)-1], roots: []graph.BufID{root}})
 		}
@@ -326,29 +329,34 @@ func (c *coherence) replaces(root graph.BufID, ops []int) bool {
 	for _, i := range ops {
 		op := &c.w.Base[i].Op
 		effects(op, r.root, func(id graph.BufID, e graph.Effect) {
-			if _, lo, hi := graph.Span(r.p, e.Buf); id == root && (e.Read || e.Write && !e.Fresh) && !written.covers(lo, hi) {
-				ok = false
+			if id == root && (e.Read || e.Write && !e.Fresh) {
+				_, lo, hi := graph.Span(r.p, e.Buf)
+				ok = ok && written.covers(lo, hi)
 			}
 		})
+		if !ok {
+			return false
+		}
 		effects(op, r.root, func(id graph.BufID, e graph.Effect) {
 			if x := r.place(e.Buf); id == root && e.Fresh && x.stride == 0 {
 				written.add(x.off, x.off+x.size)
 			}
 		})
 	}
-	if !ok {
-		return false
-	}
 	for j := range c.phases {
 		for _, k := range c.index[j][root] {
 			effects(&c.phases[j].Ops[k], r.root, func(id graph.BufID, e graph.Effect) {
-				if _, lo, hi := graph.Span(r.p, e.Buf); id == root && r.p.Buf(e.Buf).View != nil && !written.covers(lo, hi) {
-					ok = false
+				if id == root && r.p.Buf(e.Buf).View != nil {
+					_, lo, hi := graph.Span(r.p, e.Buf)
+					ok = ok && written.covers(lo, hi)
 				}
 			})
+			if !ok {
+				return false
+			}
 		}
 	}
-	return ok
+	return true
 }
 
 // redirect replaces the root by its mirror in an operation's operands.

@@ -19,6 +19,7 @@ type passage struct {
 	used  [graph.NumSpaces]bool        // spaces other than home in which operations use it
 	span  extent                       // the bytes of the root that the stretch copies
 	turn  int                          // the stretch's number among the root's
+	held  [graph.NumSpaces]graph.BufID // by space: the buffer that holds the part; NoBuf: not known yet
 
 	at    int           // index before which fetches may be placed; −1: where they are needed
 	after []*graph.Node // nodes that fetches must wait for
@@ -34,12 +35,11 @@ type passage struct {
 // fetches may be placed (−1: where they are needed), after what they must wait for.
 func (c *coherence) root(reg *stretch, root graph.BufID, at int, after []*graph.Node) {
 	r := c.r
-	g := &passage{c: c, reg: reg, root: root, home: r.p.Buf(root).Space, at: at, after: after, last: -1}
-	for _, i := range c.uses[root] {
-		if reg.first <= i && i <= reg.last {
-			g.ops = append(g.ops, i)
-		}
-	}
+	uses := c.uses[root]
+	from, _ := slices.BinarySearch(uses, reg.first)
+	to, _ := slices.BinarySearch(uses, reg.last+1)
+	g := &passage{c: c, reg: reg, root: root, home: r.p.Buf(root).Space, ops: uses[from:to],
+		at: at, after: after, last: -1, held: [graph.NumSpaces]graph.BufID{graph.NoBuf, graph.NoBuf, graph.NoBuf}}
 	g.parts, g.used = c.parts(root, g.ops, g.home)
 	if g.used == [graph.NumSpaces]bool{} {
 		c.note(root, g.ops, r.place(root))
@@ -84,7 +84,10 @@ func (g *passage) where(s graph.Space) graph.BufID {
 	if s == g.home {
 		return g.parts[g.home]
 	}
-	return g.c.r.mirror(mirrorKey{g.root, s, g.c.sec, g.turn, g.parts[s]})
+	if g.held[s] == graph.NoBuf {
+		g.held[s] = g.c.r.mirror(mirrorKey{g.root, s, g.c.sec, g.turn, g.parts[s]})
+	}
+	return g.held[s]
 }
 
 // operation runs the protocol for one operation: if it reads, the contents are brought to its

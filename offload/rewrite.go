@@ -22,7 +22,7 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 		return nil, err
 	}
 	q := p.Clone()
-	r := &rewriter{p: q, o: o, member: map[graph.BufID]member{}, hostUnits: map[int]bool{},
+	r := &rewriter{p: q, o: o, located: make([]located, 0, 2*len(q.Buffers)), hostUnits: map[int]bool{},
 		mirrors: map[mirrorKey]graph.BufID{}, views: map[viewKey]graph.BufID{}, parked: map[graph.BufID]*parking{}, pieces: map[pieceKey]graph.BufID{}, stays: map[graph.BufID]bool{}}
 	if !o.Active() {
 		r.placeUpdate()
@@ -37,8 +37,10 @@ func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
 	r.settle()
 	var elems int64
 	largest := make([]int64, len(q.Units))
-	for id, m := range r.member {
-		largest[m.unit] = max(largest[m.unit], q.Buf(id).Elems())
+	for id, m := range r.members {
+		if m.kind < numKinds {
+			largest[m.unit] = max(largest[m.unit], q.Buffers[id].Elems())
+		}
 	}
 	for _, n := range largest {
 		elems += n
@@ -60,7 +62,7 @@ const (
 	numKinds
 )
 
-// member says to which unit a flat buffer belongs, and its kind.
+// member says to which unit a flat buffer belongs, and its kind; numKinds: it is none.
 type member struct {
 	kind kind
 	unit int
@@ -69,7 +71,8 @@ type member struct {
 type rewriter struct {
 	p         *graph.Program
 	o         Options
-	member    map[graph.BufID]member  // by root buffer, for those of units
+	located   []located               // by buffer
+	members   []member                // by root buffer
 	homes     [numKinds][]graph.Space // by unit
 	hostUnits map[int]bool            // units that are updated on the host
 	stays     map[graph.BufID]bool    // gradients that stay on the device: see settleGrads
@@ -80,27 +83,62 @@ type rewriter struct {
 	chunk     int64 // elements
 }
 
-func (r *rewriter) root(id graph.BufID) graph.BufID {
-	root, _ := r.p.Resolve(id, nil)
-	return root
+// located is where a buffer lies: its root, and its bytes there.
+type located struct {
+	root graph.BufID
+	extent
+}
+
+// locate returns where a buffer lies. It resolves the views of each buffer once.
+func (r *rewriter) locate(id graph.BufID) *located {
+	for k := len(r.located); k < len(r.p.Buffers); k++ {
+		l := located{graph.BufID(k), extent{size: r.p.Buffers[k].Bytes()}}
+		for v := r.p.Buf(l.root).View; v != nil; v = r.p.Buf(l.root).View {
+			l.off += v.Offset
+			if v.RankStride != 0 {
+				l.stride += v.RankStride
+				l.axis = v.Axis
+			}
+			l.root = v.Base
+		}
+		r.located = append(r.located, l)
+	}
+	return &r.located[id]
+}
+
+func (r *rewriter) root(id graph.BufID) graph.BufID { return r.locate(id).root }
+
+func (r *rewriter) place(id graph.BufID) extent { return r.locate(id).extent }
+
+// member returns the unit and kind of a root buffer; false if it is no unit's flat buffer.
+func (r *rewriter) member(root graph.BufID) (m member, ours bool) {
+	if int(root) < len(r.members) {
+		m = r.members[root]
+		ours = m.kind < numKinds
+	}
+	return m, ours
 }
 
 // classify finds the resident buffers of every unit: the parameters with which the model
 // computes, the gradients kept until the update (graph.Gradient), and the update's states.
 func (r *rewriter) classify() {
+	r.members = make([]member, len(r.p.Buffers))
+	for id := range r.members {
+		r.members[id].kind = numKinds
+	}
 	for u := range r.p.Units {
 		unit := &r.p.Units[u]
 		if unit.FlatLen == 0 {
 			continue
 		}
 		for _, s := range append([]graph.State{unit.Value}, unit.States...) {
-			r.member[r.root(s.Buf)] = member{states, u} // for Value: the master, if there is one
+			r.members[r.root(s.Buf)] = member{states, u} // for Value: the master, if there is one
 		}
-		r.member[r.root(unit.Compute.Buf)] = member{values, u}
+		r.members[r.root(unit.Compute.Buf)] = member{values, u}
 		if g := unit.Grad; g != nil {
 			for _, id := range []graph.BufID{g.Home, g.Sent, g.Update} {
 				if id != graph.NoBuf && r.p.Buf(id).Life != graph.LifePhase { // else it is reduced at once
-					r.member[r.root(id)] = member{grads, u}
+					r.members[r.root(id)] = member{grads, u}
 				}
 			}
 		}
@@ -114,8 +152,10 @@ func (r *rewriter) chooseHomes() {
 	for k := range bytes {
 		bytes[k] = make([]int64, len(r.p.Units))
 	}
-	for id, m := range r.member {
-		bytes[m.kind][m.unit] += r.p.Buf(id).Bytes()
+	for id, m := range r.members {
+		if m.kind < numKinds {
+			bytes[m.kind][m.unit] += r.p.Buffers[id].Bytes()
+		}
 	}
 	for k, class := range [numKinds]graph.Class{values: graph.Parameters, grads: graph.Gradients, states: graph.Optimizer} {
 		r.homes[k] = r.o.placeUnits(class, bytes[k])
@@ -131,7 +171,7 @@ func (r *rewriter) chooseHomes() {
 func (r *rewriter) settle() {
 	for id := range r.p.Buffers {
 		root := r.root(graph.BufID(id))
-		m, ours := r.member[root]
+		m, ours := r.member(root)
 		if !ours || r.stays[root] {
 			continue
 		}
@@ -148,7 +188,7 @@ func isRule(op *graph.Op) bool { _, ok := op.Attr.(graph.UpdateAttr); return ok 
 func (r *rewriter) onHost(op *graph.Op) bool {
 	away := func(id graph.BufID) bool {
 		root := r.root(id)
-		_, ours := r.member[root]
+		_, ours := r.member(root)
 		return ours && r.p.Buf(root).Space != graph.Device
 	}
 	switch {
@@ -171,9 +211,9 @@ func (r *rewriter) section(sec *graph.Section) {
 		slots[j] = r.split(&sec.Phases[j])
 	}
 	before := append([]graph.Phase(nil), sec.Phases...) // the phases before any insertion
-	index := make([]map[graph.BufID][]int, len(before))
+	index := make([][][]int, len(before))
 	for j := range before {
-		index[j] = map[graph.BufID][]int{}
+		index[j] = make([][]int, len(r.p.Buffers))
 		for i := range before[j].Ops {
 			effects(&before[j].Ops[i], r.root, func(root graph.BufID, e graph.Effect) {
 				if list := index[j][root]; len(list) == 0 || list[len(list)-1] != i {
@@ -245,7 +285,7 @@ func (r *rewriter) mirror(key mirrorKey) graph.BufID {
 	src := *r.p.Buf(key.part)
 	root := r.p.Buf(key.root)
 	src.View, src.Space, src.Life, src.Class = nil, key.space, graph.LifePhase, graph.Communication
-	m, ours := r.member[key.root]
+	m, ours := r.member(key.root)
 	if ours && key.space == graph.Device && m.kind != states && r.place(key.part).stride == 0 && root.Elems() == r.p.Units[m.unit].FlatLen {
 		src.Class = graph.Unsharded
 	}
@@ -296,19 +336,6 @@ func (r *rewriter) in(id, mirror, part graph.BufID) graph.BufID {
 type extent struct {
 	off, size, stride int64
 	axis              int
-}
-
-func (r *rewriter) place(id graph.BufID) extent {
-	e := extent{size: r.p.Buf(id).Bytes()}
-	for v := r.p.Buf(id).View; v != nil; v = r.p.Buf(id).View {
-		e.off += v.Offset
-		if v.RankStride != 0 {
-			e.stride += v.RankStride
-			e.axis = v.Axis
-		}
-		id = v.Base
-	}
-	return e
 }
 
 func sameShape(a, b []int64) bool {

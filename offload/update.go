@@ -128,7 +128,7 @@ func (r *rewriter) touches(ops []graph.Op, groups []*group, visit func(g *group,
 	for _, g := range groups {
 		for i := range g.rule {
 			effects(&g.rule[i], r.root, func(root graph.BufID, _ graph.Effect) {
-				if m, ok := r.member[root]; ok && m.unit == g.unit {
+				if m, ok := r.member(root); ok && m.unit == g.unit {
 					users[root] = use{g, root == r.root(g.grad)}
 				}
 			})
@@ -189,7 +189,7 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 	for i := range ph.Ops {
 		firsts[i] = graph.NoBuf
 		effects(&ph.Ops[i], r.root, func(root graph.BufID, e graph.Effect) {
-			if m, ok := r.member[root]; !ok || m.kind != grads {
+			if m, ok := r.member(root); !ok || m.kind != grads {
 				return
 			}
 			if _, ok := starts[root]; !ok {
@@ -203,7 +203,7 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 	for _, g := range groups {
 		root := r.root(g.grad)
 		first, ok := starts[root]
-		if !ok || r.member[root].kind != grads || r.homes[grads][g.unit] == graph.Device {
+		if !ok || r.members[root].kind != grads || r.homes[grads][g.unit] == graph.Device {
 			continue
 		}
 		alone := true
