@@ -2,6 +2,7 @@ package search
 
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -254,13 +255,16 @@ func (f *filler) guess(r recipe) (int, mix, float64, bool) {
 	}
 	at := most
 	for range 2 { // the second time by the lessons near what the first gives
-		lo := least
+		before, lo := at, least
 		for at = most; lo < at; {
 			if mid := (lo + at) / 2; f.frees(f.spread(r, mid, host))+off.freed >= over {
 				at = mid
 			} else {
 				lo = mid + 1
 			}
+		}
+		if at == before {
+			break
 		}
 		x = f.spread(r, at, host)
 		off = f.known.correct(x)
@@ -463,7 +467,22 @@ func (f *filler) states() (list []recipe) {
 }
 
 // key tells recipes apart.
-func (r recipe) key() string { return fmt.Sprint([]choice(r)) }
+func (r recipe) key() string {
+	b := make([]byte, 0, 4*len(r))
+	for _, c := range r {
+		b = append(b, byte(c.item), byte(c.item>>8), byte(c.how), byte(c.part))
+	}
+	return string(b)
+}
+
+// key tells mixes apart.
+func (x mix) key() string {
+	b := make([]byte, 0, 8*len(x))
+	for _, share := range x {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(share))
+	}
+	return string(b)
+}
 
 // guessed is a recipe with what it comes to by estimate.
 type guessed struct {
@@ -476,7 +495,10 @@ func (f *filler) candidates(from []recipe) (list []guessed) {
 	seen := map[string]bool{}
 	for _, r := range from {
 		_, x, seconds, ok := f.guess(r)
-		if key := fmt.Sprint(x); ok && !seen[key] {
+		if !ok {
+			continue
+		}
+		if key := x.key(); !seen[key] {
 			seen[key] = true
 			list = append(list, guessed{r, seconds})
 		}

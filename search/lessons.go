@@ -39,7 +39,7 @@ type lesson struct {
 	offBy
 }
 
-// features are the moves that a mix makes, in order, with the bytes of each, and their sum.
+// features are the moves that a mix makes, in order, the bytes of each by move, and their sum.
 type features struct {
 	moves []int
 	bytes []float64
@@ -54,33 +54,22 @@ func newLessons(set *moveSet) *lessons {
 	return l
 }
 
-func (l *lessons) features(x mix) (f features) {
+func (l *lessons) features(x mix) features {
+	f := features{moves: make([]int, 0, len(x)), bytes: make([]float64, len(x))}
 	for i, share := range x {
 		if share > 0 {
-			b := float64(share * l.weight[i])
-			f.moves, f.bytes, f.sum = append(f.moves, i), append(f.bytes, b), f.sum+b
+			f.bytes[i] = float64(share * l.weight[i])
+			f.moves, f.sum = append(f.moves, i), f.sum+f.bytes[i]
 		}
 	}
 	return f
 }
 
-func (f *features) equal(g *features) bool {
-	return slices.Equal(f.moves, g.moves) && slices.Equal(f.bytes, g.bytes)
-}
-
 // overlap is the bytes that two mixes both move, of those that either moves.
 func (f *features) overlap(g *features) float64 {
 	both := 0.0
-	for i, k := 0, 0; i < len(f.moves) && k < len(g.moves); {
-		switch a, b := f.moves[i], g.moves[k]; {
-		case a < b:
-			i++
-		case a > b:
-			k++
-		default:
-			both += min(f.bytes[i], g.bytes[k])
-			i, k = i+1, k+1
-		}
+	for _, i := range f.moves {
+		both += min(f.bytes[i], g.bytes[i])
 	}
 	if either := f.sum + g.sum - both; either > 0 {
 		return both / either
@@ -93,7 +82,7 @@ func (f *filler) learn(plans []seen) {
 	l, before := f.known, len(f.known.of)
 	for _, p := range plans {
 		at := l.features(p.x)
-		if slices.ContainsFunc(l.of, func(o lesson) bool { return o.equal(&at) }) {
+		if slices.ContainsFunc(l.of, func(o lesson) bool { return slices.Equal(o.bytes, at.bytes) }) {
 			continue
 		}
 		freed := float64(f.from.need[graph.Device] - p.m.need[graph.Device])
