@@ -293,7 +293,7 @@ func Train(fs *pflag.FlagSet, c *config.Config, l *Later) {
 	fs.StringVar(&c.Base, "base", "", "what the frozen parameters of --lora rest in: fp32, bf16 or int8 (default: --precision's)")
 	fs.IntVar(&c.Threads, "threads", d.Threads, "computing threads, shared by the ranks (default: all cores)")
 	fs.IntVar(&c.Prefetch, "prefetch", d.Prefetch, "units gathered ahead of their use")
-	fs.StringVar(&c.Overlap, "overlap", "on", "on: collectives run beside computation; off: they take turns, with the same bits (CPU ranks)")
+	fs.StringVar(&c.Overlap, "overlap", "on", "on: collectives run beside computation; off: the two take turns; both give the same bits (CPU ranks)")
 	fs.StringVar(&c.EvalData, "eval-data", "", "held-out data `PATH`")
 	fs.IntVar(&c.EvalEvery, "eval-every", 0, "steps between evaluations (default: at the end only)")
 	fs.IntVar(&c.EvalSteps, "eval-steps", d.EvalSteps, "batches of an evaluation")
