@@ -41,8 +41,8 @@ var calibrationModels = []trained{
 	{`{"model_type":"llama","hidden_size":128,"intermediate_size":352,"num_hidden_layers":1,"num_attention_heads":2,"vocab_size":1024,"max_position_embeddings":512}`, 2, 64, nil},
 }
 
-// models returns the models to train: calibrationModels, two of them in 16 and 8 bits too, and for
-// each other update rule's operations one model with that rule.
+// models returns the models to train: calibrationModels, two of them in 16 and 8 bits too, and one
+// for each other update rule with operations that no rule before it has.
 func models() []trained {
 	list := slices.Clone(calibrationModels)
 	for _, m := range []trained{calibrationModels[1], calibrationModels[3]} {

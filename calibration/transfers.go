@@ -208,8 +208,8 @@ func timedCollectives(threads, ranks int, s *cost.Samples) (err error) {
 				}
 				runs[r] = round(kernels)
 			}
-			// All ranks must run the collective equally often, so ranks can't choose the number
-			// of repeats.
+			// All ranks must run the collective equally often, so steady chooses one number of
+			// repeats for all.
 			t, err := steady(runs)
 			if err != nil {
 				return err

@@ -49,7 +49,7 @@ func Accumulate(p *graph.Program) (*graph.Program, error) {
 	return q, nil
 }
 
-// eachMicroStep calls visit for the micro-step phases of every form of the step.
+// eachMicroStep calls visit for the micro-step phases of every step section.
 func eachMicroStep(p *graph.Program, visit func(ph *graph.Phase)) {
 	for i := range p.Sections {
 		if p.Sections[i].Kind != graph.SectionStep {

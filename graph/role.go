@@ -16,8 +16,8 @@ func (p *Program) runs(op *Op, stage int) bool {
 }
 
 // Role returns what the ranks of one stage of a pipeline run: the operations of the stage's
-// units and those of no unit, but for copies of tokens, targets and keys that the stage does not
-// read. Units of other stages are empty, and their parameters have no buffers. ids has the role's
+// units and those of no unit, but for copies (of tokens, targets, keys and flags) that the stage does
+// not read. Units of other stages are empty, and their parameters have no buffers. ids has the role's
 // ID of each of p's buffers, NoBuf for one that it does not use. p must not have its events yet.
 func (p *Program) Role(stage int) (q *Program, ids []BufID) {
 	own := *p // only what the stage runs is cloned: the program has the operations of all stages
@@ -52,14 +52,17 @@ func (p *Program) Role(stage int) (q *Program, ids []BufID) {
 	var unread []BufID
 	own.eachOps(func(ops []Op) []Op {
 		return slices.DeleteFunc(ops, func(op Op) bool {
-			if op.Unit >= 0 || op.Kind != Copy || !p.Buf(op.In[0]).Port.In() || p.Buf(op.In[0]).Port == PortInput {
+			if op.Unit >= 0 || op.Kind != Copy || p.Buf(op.In[0]).Port == PortInput {
 				return false
 			}
 			root, _ := p.Resolve(op.Out[0].Buf, nil)
-			if !read[root] {
+			if read[root] || p.Buf(root).Port != NoPort || p.Buf(root).Life == LifeRun {
+				return false
+			}
+			if p.Buf(op.In[0]).Port.In() {
 				unread = append(unread, op.In[0])
 			}
-			return !read[root]
+			return true
 		})
 	})
 	for i := range own.Sections {

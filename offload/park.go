@@ -184,9 +184,9 @@ func readsFirst(r *rewriter, op *graph.Op, root graph.BufID) bool {
 	return reads
 }
 
-// stretches numbers the phase's operations: runs by runs of compute operations of one unit, and
-// of by runs of one unit and micro-batch. An operation of another stream belongs to the run
-// before it. ends has the first and last compute operation of each run in of.
+// stretches numbers the phase's operations: runs by stretches of compute operations of one unit,
+// of by those of one unit and micro-batch. An operation of another stream has the number before
+// it. ends has the first and last compute operation of each number in of.
 func stretches(w *weave) (of, runs []int, ends [][2]int) {
 	unit, micro, run := -2, 0, 0
 	for i, n := range w.Base {

@@ -173,8 +173,8 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) 
 			w.After(g.at, op)
 		}
 	}
+	r.settleGrads(ph, groups) // by the indices that the groups have, before the insertions
 	w.Commit()
-	r.settleGrads(ph, groups)
 }
 
 // settleGrads keeps on the device the gradients that are updated in the same micro-step that

@@ -16,7 +16,7 @@ func (c Config) validateMesh() error {
 	case c.Precision < precision.FP32 || c.Precision > precision.FP16:
 		return fmt.Errorf("precision: %v does not exist; use fp32, bf16 or fp16", c.Precision)
 	case c.Reduce32 && c.Precision == precision.FP32:
-		return fmt.Errorf("reduce: fp32 gradients travel in fp32 already; leave it out, or compute in bf16 or fp16")
+		return fmt.Errorf("reduce fp32: in fp32 gradients travel in fp32 already; leave it out, or compute in bf16 or fp16")
 	case c.Tensor < 0 || c.Pipeline < 0:
 		return fmt.Errorf("Config.Tensor %d, Config.Pipeline %d: negative", c.Tensor, c.Pipeline)
 	case c.Ranks%(max(c.Tensor, 1)*max(c.Pipeline, 1)) != 0:

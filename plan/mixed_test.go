@@ -88,7 +88,7 @@ func TestMeshAndPrecisionAreValidated(t *testing.T) {
 		"Size: 6 ranks do not split into groups of 4; use 3 or 6": func(c *Config) { c.ShardSize = 4 },
 		"Size: 6 ranks do not split into groups of 7; use 6":      func(c *Config) { c.ShardSize = 7 },
 		"size: -1 is negative":                                    func(c *Config) { c.ShardSize = -1 },
-		"fp32 gradients travel in fp32 already":                   func(c *Config) { c.Reduce32, c.Precision = true, precision.FP32 },
+		"in fp32 gradients travel in fp32 already":                func(c *Config) { c.Reduce32, c.Precision = true, precision.FP32 },
 		"precision(7) does not exist":                             func(c *Config) { c.Precision = 7 },
 	} {
 		c := mixed(6, zero.PartitionParams)

@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
 	"github.com/spillway-ml/spillway/zero"
@@ -60,6 +61,38 @@ func TestPlansOfPipelines(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// A stage has no copy that none of its own operations reads, also where only other stages update on
+// the host.
+func TestStagesCopyWhatTheyRead(t *testing.T) {
+	fwd := forwardOf(t, deepModels["llama"], 1, 8, false)
+	c := staged(2, 2, mesh.OneForwardOneBackward)
+	var err error
+	c.Offload, err = offload.Parse("optimizer=host:30%")
+	require.NoError(t, err)
+	p, err := Build(fwd, c)
+	require.NoError(t, err)
+	for stage, role := range p.Roles {
+		q := role.Program
+		read, copied := map[graph.BufID]bool{}, map[graph.BufID]string{}
+		for i := range q.Sections {
+			for _, ph := range q.Sections[i].Phases {
+				for k := range ph.Ops {
+					graph.Effects(&ph.Ops[k], func(e graph.Effect) {
+						root, _ := q.Resolve(e.Buf, nil)
+						read[root] = read[root] || e.Read
+						if b := q.Buf(root); e.Write && ph.Ops[k].Kind == graph.Copy && b.Port == graph.NoPort && b.Life != graph.LifeRun {
+							copied[root] = ph.Ops[k].Name
+						}
+					})
+				}
+			}
+		}
+		for id, name := range copied {
+			require.True(t, read[id], "stage %d: %s", stage, name)
 		}
 	}
 }

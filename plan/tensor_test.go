@@ -8,6 +8,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -38,4 +39,17 @@ func TestPlansOfSlices(t *testing.T) {
 			}
 		}
 	}
+}
+
+// In layer order the gradient of a layer's slices may be reduced before that of its whole parameters is
+// updated on the host: the update is then not what the reduction waits for.
+func TestEarlyUpdatesOfSlices(t *testing.T) {
+	fwd := forwardOf(t, cutModels["llama"], 1, 8, false)
+	cfg := Config{Ranks: 4, Tensor: 2, Slices: 4, Stage: 2, Accum: 3, LayerOrder: true, Optimizer: adamW, Target: graph.CPUTarget(), Verify: true,
+		Freeze: []string{"*.post_attention_layernorm.weight"}}
+	var err error
+	cfg.Offload, err = offload.Parse("optimizer=host,gradients=host")
+	require.NoError(t, err)
+	_, err = Build(fwd, cfg)
+	require.NoError(t, err)
 }

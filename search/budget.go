@@ -22,7 +22,7 @@ func NewBudget(plans int) *Budget { return &Budget{total: plans} }
 // Total is how many plans may be evaluated; 0: no search was started yet.
 func (b *Budget) Total() int { return b.total }
 
-// Used is how many were.
+// Used is how many plans were evaluated.
 func (b *Budget) Used() int { return b.used }
 
 func (b *Budget) left() int { return b.total - b.used - b.kept }

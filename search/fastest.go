@@ -417,9 +417,9 @@ func (h *hunt) carry(from *try) {
 	}
 }
 
-// confirm plans points whole, the fastest first, and returns the fastest that
-// fits. Where one is over after all, its base is searched again with as much less room;
-// where one was extended from few layers and leaves room, its recipe is filled again.
+// confirm plans points whole, the fastest first, and returns the fastest that fits. If one
+// exceeds its caps, its base is searched again with that much less room; if one was extended
+// from few layers and leaves room, its recipe is filled again.
 func (h *hunt) confirm() (best *Forecast, at *point, err error) {
 	done := map[string]bool{}
 	least := math.Inf(1) // of best

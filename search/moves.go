@@ -130,9 +130,8 @@ type group struct {
 	alone               bool // one buffer, of a block that stands alone
 }
 
-// groupsOf puts the candidates of a program together by kind. Those of blocks that
-// stand alone are kinds of their own where they are most of what there is: beside many
-// layers they are not worth a choice.
+// groupsOf puts the candidates of a program together by kind. Those of blocks that stand alone are
+// left out unless they have most of the bytes: beside many layers they are not worth a choice.
 func groupsOf(p *graph.Program, list []recompute.Candidate, m *cost.Machine, accum int) (groups []group) {
 	buffer := map[graph.BufID]int{} // group of the first layer's
 	var alone, repeated int64

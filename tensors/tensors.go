@@ -112,7 +112,7 @@ func Load(ctx context.Context, path string) (map[string]*tensor.Dense, error) {
 		}
 		n := t.Elements()
 		if n > math.MaxInt/4 {
-			return nil, fmt.Errorf("read weights %s: tensor %q has %d elements", path, t.Name, n)
+			return nil, fmt.Errorf("read weights %s: tensor %q has %d elements, too many for memory", path, t.Name, n)
 		}
 		values := make([]float32, n)
 		if err := r.ReadFloat32(t.Name, 0, values); err != nil {

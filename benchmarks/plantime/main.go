@@ -148,8 +148,7 @@ func (o options) calibrate(ctx context.Context) (*cost.Calibration, error) {
 	return calibration.Measure(ctx, calibration.Options{Disk: o.disk})
 }
 
-// predict adds what two calibrations, before and after the measurement, expect on
-// average.
+// predict adds the mean of what two calibrations, before and after the measurement, predict.
 func (p *point) predict(before, after *cost.Calibration) error {
 	r := &p.results[len(p.results)-1]
 	for _, cal := range []*cost.Calibration{before, after} {

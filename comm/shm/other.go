@@ -56,10 +56,10 @@ func (*Job) Files() []*os.File { return nil }
 // Join refuses.
 func (*Job) Join([]graph.Axis, []int, Options) (*World, error) { return nil, errSystem }
 
-// Flight tells nothing.
+// Flight is empty: there are no jobs in shared memory here.
 func (*Job) Flight(int) string { return "" }
 
-// Failure tells nothing.
+// Failure is empty, as Flight is.
 func (*Job) Failure() string { return "" }
 
 // Close does nothing.

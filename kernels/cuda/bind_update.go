@@ -66,7 +66,7 @@ func (b *binding) perSpans(name string, spans []kernels.Span, chunk int, decay f
 	}
 }
 
-// spans calls kernels.Binding.Spans for the rank's shard of the unit.
+// spans is kernels.Binding.Spans, whose error fails the binding.
 func (b *binding) spans(a graph.ShardAttr) ([]kernels.Span, []bool) {
 	spans, trainable, err := b.Spans(a)
 	if err != nil {

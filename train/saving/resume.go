@@ -199,7 +199,7 @@ func (s *Saver) expect(c checkpoint.Entry) error {
 	known := append([]string{checkpoint.ModelState}, append(flat, perParam...)...)
 	for _, name := range c.Manifest.States() {
 		if !slices.Contains(known, name) {
-			return fmt.Errorf("%w: %s holds %s, which Config.Optimizer %s does not have", checkpoint.ErrDamaged, c.Folder, name, was.Optimizer)
+			return fmt.Errorf("%w: %s holds %s, which its own optimizer %s does not have", checkpoint.ErrDamaged, c.Folder, name, was.Optimizer)
 		}
 	}
 	for _, name := range known {

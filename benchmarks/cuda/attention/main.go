@@ -82,8 +82,9 @@ func (c *cache) touch(key any, bytes int, written, fresh bool) {
 	}
 }
 
-// run has so many blocks at once take a step a time where their turn has come: it returns
-// the bytes of a layer and the share of the blocks' time in which they wait.
+// run works through the tiles with slots blocks, each a step at a time where its turn has come,
+// on a cache of room bytes. It returns the bytes of a layer that are moved again, and the share
+// of the blocks' time in which they wait.
 func run(order []tile, room int) (again int, waits float64) {
 	type query struct{ head, at int }
 	type sum struct{ head, at int }

@@ -245,7 +245,7 @@ func (e *estimator) add(op *graph.Op) error {
 	return e.enqueue(gpu, string(op.Kind), float64(flops))
 }
 
-// both adds two operations that run as one.
+// both adds two operations that run as one kernel.
 func (e *estimator) both(first, second *graph.Op) error {
 	k, err := e.lib.Join(e.binding(first), e.binding(second))
 	if err != nil {

@@ -66,7 +66,7 @@ var (
 	_ device.Timed    = (*stream)(nil)
 )
 
-// Wrap returns ctx with faults.
+// Wrap returns ctx with the faults of plan.
 func Wrap(ctx device.Context, plan Plan) *Context {
 	return &Context{Context: ctx, plan: plan, release: make(chan struct{})}
 }

@@ -344,7 +344,7 @@ func shrinks(version int) error {
 func excluding(rank, size int, without []int) error {
 	if len(without) == 0 || !slices.IsSorted(without) || without[0] < 0 || without[len(without)-1] >= size || slices.Contains(without, rank) ||
 		len(slices.Compact(slices.Clone(without))) != len(without) {
-		return fmt.Errorf("rank %d of %d goes on without %v", rank, size, without)
+		return fmt.Errorf("rank %d of %d cannot exclude %v", rank, size, without)
 	}
 	return nil
 }

@@ -202,10 +202,10 @@ func (c *ownCheck) derivative(seed uint64) error {
 		params[i] = was
 		numeric := (side[0] - side[1]) / (2 * h)
 		if d := math.Abs(numeric - along); !(d <= 1e-5*(1+norm*math.Sqrt(float64(len(g))))+1e-7*math.Abs(base)) {
-			return fmt.Errorf("derivative by %s: %g along a direction, %g by differences", c.def.In[i].Name, along, numeric)
+			return fmt.Errorf("gradient of %s: %g along a direction, %g by differences", c.def.In[i].Name, along, numeric)
 		}
 		if !(off <= 1e-4*(1+norm)) {
-			return fmt.Errorf("derivative by %s: the kernel's is off the reference's by %g", c.def.In[i].Name, off)
+			return fmt.Errorf("gradient of %s: the kernel's is off the reference's by %g", c.def.In[i].Name, off)
 		}
 	}
 	return nil

@@ -34,7 +34,8 @@ func (e *Each[T]) Run(p *pool.Pool) error {
 		f := &e.Of[i]
 		f.Work = e.Work
 		if same := e.Of[0].Shape; f.B != 1 || f.Tq != same.Tq || f.D != same.D || f.Causal != same.Causal {
-			return fmt.Errorf("attention: forward %d of several has B = %d, Tq = %d and D = %d, must have B = 1, and Tq = %d and D = %d as the first", i, f.B, f.Tq, f.D, same.Tq, same.D)
+			return fmt.Errorf("attention: forward %d of several has B = %d, Tq = %d, D = %d, causal %v; want B = 1 and, as the first, Tq = %d, D = %d, causal %v",
+				i, f.B, f.Tq, f.D, f.Causal, same.Tq, same.D, same.Causal)
 		}
 		if err := f.check(); err != nil {
 			return err

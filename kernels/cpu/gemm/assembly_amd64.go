@@ -10,8 +10,8 @@ import "unsafe"
 //go:noescape
 func transposeAVX512(dst, src unsafe.Pointer, dstStride, srcStride, rows, depth, mask int)
 
-// copyAVX512 copies depth rows of up to 32 elements: lanes of load are read,
-// the others are zeros, lanes of store are written.
+// copyAVX512 copies depth rows of up to 32 elements. load and store are masks, a bit for a
+// lane: lanes in load are read, the others are zeros, and lanes in store are written.
 //
 //go:noescape
 func copyAVX512(dst, src unsafe.Pointer, dstStride, srcStride, depth, load, store int)
@@ -69,15 +69,13 @@ func copy6U8AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 func copy16U8AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 
 // interleave16AVX512 joins the elements of 2 consecutive source rows in units
-// of 32 bits, up to 32 columns: lanes of load are read, the others are zeros,
-// lanes of store are written.
+// of 32 bits, up to 32 columns, by masks as copyAVX512.
 //
 //go:noescape
 func interleave16AVX512(dst, src unsafe.Pointer, dstStride, srcStride, units, load, store int)
 
 // interleave8AVX512 joins the elements of 4 consecutive source rows in units
-// of 32 bits, up to 32 columns: lanes of load are read, the others are zeros,
-// lanes of store are written.
+// of 32 bits, up to 32 columns, by masks as copyAVX512.
 //
 //go:noescape
 func interleave8AVX512(dst, src unsafe.Pointer, dstStride, srcStride, units, load, store int)

@@ -162,7 +162,7 @@ func float32s(x []float64) []float32 {
 
 func f32at(p unsafe.Pointer, bytes int) *float32 { return (*float32)(unsafe.Add(p, bytes)) }
 
-// microPortable computes 1 or 2 rows of 8 columns a sliver.
+// microPortable computes 8 columns of 1 or 2 rows of each sliver of A.
 func microPortable(t *tile, rows int) {
 	for s := range t.n {
 		for r := range rows {

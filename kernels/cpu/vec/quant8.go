@@ -140,7 +140,7 @@ func (t *q8Table) magnitude(code int) float32 {
 	return stands(code, &t.slope, &t.start)
 }
 
-// stands is what a code without its sign stands for, by the tables of decades.
+// stands is the value of a code without its sign, by the tables of decades.
 func stands(code int, slope, start *[8]float32) float32 {
 	n := float32(code + 1)
 	k := math.Float32bits(n) >> 23 & 7

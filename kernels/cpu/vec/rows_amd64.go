@@ -2,32 +2,32 @@
 
 package vec
 
-// rowSumAVX512 returns Σx in 16 lanes.
+// rowSumAVX512 returns Σx, added up in 16 lanes.
 //
 //go:noescape
 func rowSumAVX512(x *float32, n int) float32
 
-// rowSumAVX2 returns Σx in 16 lanes.
+// rowSumAVX2 returns Σx, added up in 16 lanes.
 //
 //go:noescape
 func rowSumAVX2(x *float32, n int) float32
 
-// rowSqDiffAVX512 returns Σ(x-mean)² in 16 lanes.
+// rowSqDiffAVX512 returns Σ(x-mean)², added up in 16 lanes.
 //
 //go:noescape
 func rowSqDiffAVX512(x *float32, n int, mean float32) float32
 
-// rowSqDiffAVX2 returns Σ(x-mean)² in 16 lanes.
+// rowSqDiffAVX2 returns Σ(x-mean)², added up in 16 lanes.
 //
 //go:noescape
 func rowSqDiffAVX2(x *float32, n int, mean float32) float32
 
-// rowDotAVX512 returns Σx·y in 16 lanes.
+// rowDotAVX512 returns Σx·y, added up in 16 lanes.
 //
 //go:noescape
 func rowDotAVX512(x *float32, y *float32, n int) float32
 
-// rowDotAVX2 returns Σx·y in 16 lanes.
+// rowDotAVX2 returns Σx·y, added up in 16 lanes.
 //
 //go:noescape
 func rowDotAVX2(x *float32, y *float32, n int) float32
@@ -42,22 +42,22 @@ func rowMaxAVX512(x *float32, n int) float32
 //go:noescape
 func rowMaxAVX2(x *float32, n int) float32
 
-// rowExpSumAVX512 returns Σexp(x-m) in 16 lanes.
+// rowExpSumAVX512 returns Σexp(x-m), added up in 16 lanes.
 //
 //go:noescape
 func rowExpSumAVX512(x *float32, n int, m float32) float32
 
-// rowExpSumAVX2 returns Σexp(x-m) in 16 lanes.
+// rowExpSumAVX2 returns Σexp(x-m), added up in 16 lanes.
 //
 //go:noescape
 func rowExpSumAVX2(x *float32, n int, m float32) float32
 
-// rowExpStoreAVX512 sets y = exp(x-m) and returns Σy in 16 lanes.
+// rowExpStoreAVX512 sets y = exp(x-m) and returns Σy, added up in 16 lanes.
 //
 //go:noescape
 func rowExpStoreAVX512(y *float32, x *float32, n int, m float32) float32
 
-// rowExpStoreAVX2 sets y = exp(x-m) and returns Σy in 16 lanes.
+// rowExpStoreAVX2 sets y = exp(x-m) and returns Σy, added up in 16 lanes.
 //
 //go:noescape
 func rowExpStoreAVX2(y *float32, x *float32, n int, m float32) float32
@@ -102,12 +102,12 @@ func normApplyAVX512(y *float32, x *float32, gamma *float32, beta *float32, n in
 //go:noescape
 func normApplyAVX2(y *float32, x *float32, gamma *float32, beta *float32, n int, mean float32, rstd float32)
 
-// normGradSumsAVX512 returns Σg and Σg·h with g = dy·gamma, h = (x-mean)·rstd, in 16 lanes.
+// normGradSumsAVX512 returns Σg and Σg·h with g = dy·gamma, h = (x-mean)·rstd, added up in 16 lanes.
 //
 //go:noescape
 func normGradSumsAVX512(dy *float32, x *float32, gamma *float32, n int, mean float32, rstd float32) (s1 float32, s2 float32)
 
-// normGradSumsAVX2 returns Σg and Σg·h with g = dy·gamma, h = (x-mean)·rstd, in 16 lanes.
+// normGradSumsAVX2 returns Σg and Σg·h with g = dy·gamma, h = (x-mean)·rstd, added up in 16 lanes.
 //
 //go:noescape
 func normGradSumsAVX2(dy *float32, x *float32, gamma *float32, n int, mean float32, rstd float32) (s1 float32, s2 float32)
@@ -142,12 +142,12 @@ func rmsApplyAVX512(y *float32, x *float32, gamma *float32, n int, rstd float32)
 //go:noescape
 func rmsApplyAVX2(y *float32, x *float32, gamma *float32, n int, rstd float32)
 
-// rmsGradSumAVX512 returns Σg·h with g = dy·gamma, h = x·rstd, in 16 lanes.
+// rmsGradSumAVX512 returns Σg·h with g = dy·gamma, h = x·rstd, added up in 16 lanes.
 //
 //go:noescape
 func rmsGradSumAVX512(dy *float32, x *float32, gamma *float32, n int, rstd float32) float32
 
-// rmsGradSumAVX2 returns Σg·h with g = dy·gamma, h = x·rstd, in 16 lanes.
+// rmsGradSumAVX2 returns Σg·h with g = dy·gamma, h = x·rstd, added up in 16 lanes.
 //
 //go:noescape
 func rmsGradSumAVX2(dy *float32, x *float32, gamma *float32, n int, rstd float32) float32

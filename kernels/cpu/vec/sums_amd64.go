@@ -242,22 +242,22 @@ func sumTreeManyAccAVX512(dst *float32, srcs *[]float32, r int, off int, n int)
 //go:noescape
 func sumTreeManyAccAVX2(dst *float32, srcs *[]float32, r int, off int, n int)
 
-// blockSumAVX512 returns the float64 sum of 256 elements in 16 lanes.
+// blockSumAVX512 returns the float64 sum of 256 elements, added up in 16 lanes.
 //
 //go:noescape
 func blockSumAVX512(x *float32) float64
 
-// blockSumAVX2 returns the float64 sum of 256 elements in 16 lanes.
+// blockSumAVX2 returns the float64 sum of 256 elements, added up in 16 lanes.
 //
 //go:noescape
 func blockSumAVX2(x *float32) float64
 
-// blockSqSumAVX512 returns the float64 sum of squares of 256 elements in 16 lanes.
+// blockSqSumAVX512 returns the float64 sum of squares of 256 elements, added up in 16 lanes.
 //
 //go:noescape
 func blockSqSumAVX512(x *float32) float64
 
-// blockSqSumAVX2 returns the float64 sum of squares of 256 elements in 16 lanes.
+// blockSqSumAVX2 returns the float64 sum of squares of 256 elements, added up in 16 lanes.
 //
 //go:noescape
 func blockSqSumAVX2(x *float32) float64

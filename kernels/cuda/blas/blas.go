@@ -137,11 +137,11 @@ func (p Product) Validate(at Places) error {
 	}
 	switch {
 	case p.Bias && p.Accumulate:
-		return errors.New("product: a bias and what is there cannot both be added")
+		return errors.New("product: Bias and Accumulate cannot both be set")
 	case p.DGELU && (p.Bias || p.Accumulate):
-		return errors.New("product: a derivative is of the product alone, without a bias and what is there")
+		return errors.New("product: DGELU goes with neither Bias nor Accumulate")
 	case p.GELU && (p.DGELU || p.Accumulate):
-		return errors.New("product: GELU is of the product and a bias, without its derivative and what is there")
+		return errors.New("product: GELU goes with neither DGELU nor Accumulate")
 	case (p.GELU || p.DGELU) && (c == graph.F32 || p.N%AuxLd != 0):
 		return fmt.Errorf("product: %s over rows of %d elements of %v; want bf16 or f16, and a multiple of %d", p.epilogue(), p.N, c, AuxLd)
 	case p.Sums > SumsB:

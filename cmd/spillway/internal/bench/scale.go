@@ -220,8 +220,8 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 	return b.out.write(cmd, &report{title: "Scaling", what: what, session: s, tables: scaleTables, charts: scaleCharts, made: b.made, notes: slices.DeleteFunc(notes, func(n string) bool { return n == "" })})
 }
 
-// add has a number of ranks measured. machine is this one for their predicted time; nil: as it is
-// known.
+// add puts a job of n ranks on the session's list. machine is this one, for the job's predicted
+// time; nil: what is known of it.
 func (b *scaleBench) add(ctx context.Context, s *session, args []string, first *spillway.Config, mode string, n int, overlap string, machine *cost.Machine) error {
 	if mode == strong {
 		args = append(without(args, "accum"), fmt.Sprintf("--batch=%d", first.Batch), fmt.Sprintf("--global-batch=%d", first.Batch*b.ranks*first.Accum))

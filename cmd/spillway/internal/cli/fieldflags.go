@@ -38,8 +38,8 @@ func FlagOf(field string) string {
 // is not.
 var NamedField = regexp.MustCompile(`(^|[\s(])((?:Config|Sampling|Hardware|Job|Options)\.[A-Z]\w*)`)
 
-// ofAFlag is what the planner puts before what it refuses of a pattern, whose pass has the
-// flag's name.
+// ofAFlag matches how the planner begins when it refuses a pattern: with the pass's name, which
+// is also the flag's.
 var ofAFlag = regexp.MustCompile(`^(warning: )?plan: (freeze|lora|recompute|offload): `)
 
 // passAfterFlag is the pass's name behind the flag that says it.

@@ -66,7 +66,7 @@ positions is refused.`,
 	fs.StringVar(&g.prompt, "prompt", "", "the `TEXT` to continue, - for standard input")
 	fs.StringVar(&g.file, "prompts", "", "a `FILE` of prompts, each to be continued by itself")
 	fs.BoolVar(&g.chat, "chat", false, "a prompt is a message, which the model answers")
-	fs.StringVar(&g.system, "system", "", "with --chat, the `TEXT` of a system message before it")
+	fs.StringVar(&g.system, "system", "", "with --chat, the `TEXT` of a system message before each prompt")
 	fs.IntVar(&g.how.Tokens, "tokens", 100, "tokens to generate for a prompt, at most")
 	fs.IntVar(&g.c.Seq, "seq", 0, "tokens that are looked back at (default: all, up to the --seq of the checkpoint's run)")
 	fs.IntVar(&g.rows, "batch", 0, fmt.Sprintf("prompts continued at once (default: all, up to %d)", mostRows))

@@ -197,7 +197,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 	fs.IntVar(&c.ShardSize, "shard-size", 0, "shard over groups of `N` ranks and replicate over the groups (HSDP; in bf16 and fp16 with last bits of its own; default: shard over all)")
 	fs.Var(cli.Size(&f.nodeMemory), "node-memory", "memory of a server, which its ranks share "+
 		"(default with --gpu: that of a usual server; only recommendations are held to it)")
-	fs.StringVar(&f.from, "from", "", "ask again what the plan in `FILE` answers, which --json has written, on the machine that it was planned for; other flags win over its own")
+	fs.StringVar(&f.from, "from", "", "plan again as for the plan in `FILE`, which --json has written, for the same machine; flags given now override its own")
 	fs.StringVar(&f.jsonPath, "json", "", "write the plan as JSON to `FILE`, - for stdout")
 	fs.StringVar(&f.htmlPath, "html", "", "write the plan as a page with memory timelines to `FILE`")
 	fs.StringVar(&f.emit, "emit", "", "write the job of the plan to standard output in place of the report, slurm or jobset (Kubernetes), with its memory as request and limit; what is not given is chosen, as with --fit")

@@ -230,7 +230,7 @@ func (t telling) lines(w io.Writer, fs *pflag.FlagSet) {
 	fmt.Fprintf(w, "the same: spillway %s\n", planner.Shell(trainArgs(fs)))
 }
 
-// counted is a flag's number of things.
+// counted returns a flag's value n with what it counts: "3 steps".
 func counted(n, thing string) string {
 	number, _ := strconv.Atoi(n) // the flag is an int
 	return english.Plural(number, thing, "")

@@ -32,7 +32,7 @@ const interleaveAhead = 8
 // that column.
 func interleave512(name string, g int) {
 	TEXT(name, NOSPLIT, "func(dst, src *byte, dstStride, srcStride, units, load, store int)")
-	Doc(name + " joins the elements of consecutive source rows in units of 32 bits, up to 32 columns. Lanes of load are read, the others are zeros, lanes of store are written. Strides are in bytes.")
+	Doc(name + " joins the elements of consecutive source rows in units of 32 bits, up to 32 columns. load and store are masks: lanes in load are read, the others are zeros, and lanes in store are written. Strides are in bytes.")
 	dst, src, ds, ss, units, mask, ahead := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX, reg.RAX, reg.R10
 	Load(Param("dst"), dst)
 	Load(Param("src"), src)

@@ -262,7 +262,7 @@ const copyAhead = 16
 // copy512 moves rows of up to 32 elements into a sliver.
 func copy512() {
 	TEXT("copyAVX512", NOSPLIT, "func(dst, src *byte, dstStride, srcStride, depth, load, store int)")
-	Doc("copyAVX512 copies depth rows of up to 32 elements: lanes of load are read, the others are zeros, lanes of store are written. Strides are in bytes.")
+	Doc("copyAVX512 copies depth rows of up to 32 elements. load and store are masks: lanes in load are read, the others are zeros, and lanes in store are written. Strides are in bytes.")
 	dst, src, ds, ss, depth, mask, ahead := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX, reg.RAX, reg.R10
 	Load(Param("dst"), dst)
 	Load(Param("src"), src)

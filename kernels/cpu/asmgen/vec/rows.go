@@ -13,13 +13,13 @@ func fmt2(format string, args ...any) string { return fmt.Sprintf(format, args..
 // rows are the kernels along one row of n elements, n at least 1.
 // In one piece: a table of kernels, as long as it has entries.
 func rows() {
-	kernel("rowSum", "rowSum", "func(x *float32, n int) float32", "returns Σx in 16 lanes.", func(g *vlib.Gen) {
+	kernel("rowSum", "rowSum", "func(x *float32, n int) float32", "returns Σx, added up in 16 lanes.", func(g *vlib.Gen) {
 		x, n := g.Ptr("x"), g.Ptr("n")
 		a := g.Zero()
 		g.Loop(n, func() { g.AddTo(a, g.Src(g.At(x))) })
 		finish(g, a)
 	})
-	kernel("rowSqDiff", "rowSqDiff", "func(x *float32, n int, mean float32) float32", "returns Σ(x-mean)² in 16 lanes.", func(g *vlib.Gen) {
+	kernel("rowSqDiff", "rowSqDiff", "func(x *float32, n int, mean float32) float32", "returns Σ(x-mean)², added up in 16 lanes.", func(g *vlib.Gen) {
 		x, n, mean := g.Ptr("x"), g.Ptr("n"), g.Param("mean")
 		a := g.Zero()
 		g.Loop(n, func() {
@@ -29,7 +29,7 @@ func rows() {
 		})
 		finish(g, a)
 	})
-	kernel("rowDot", "rowDot", "func(x, y *float32, n int) float32", "returns Σx·y in 16 lanes.", func(g *vlib.Gen) {
+	kernel("rowDot", "rowDot", "func(x, y *float32, n int) float32", "returns Σx·y, added up in 16 lanes.", func(g *vlib.Gen) {
 		x, y, n := g.Ptr("x"), g.Ptr("y"), g.Ptr("n")
 		a := g.Zero()
 		g.Loop(n, func() { g.Fma231(a, g.Load(g.At(x)), g.Src(g.At(y))) })
@@ -47,7 +47,7 @@ func rows() {
 		g.Result(0, r)
 		g.Return()
 	})
-	kernel("rowExpSum", "rowExpSum", "func(x *float32, n int, m float32) float32", "returns Σexp(x-m) in 16 lanes.", func(g *vlib.Gen) {
+	kernel("rowExpSum", "rowExpSum", "func(x *float32, n int, m float32) float32", "returns Σexp(x-m), added up in 16 lanes.", func(g *vlib.Gen) {
 		x, n, m := g.Ptr("x"), g.Ptr("n"), g.Param("m")
 		g.Hold(vlib.ExpConstants...)
 		a := g.Zero()
@@ -58,7 +58,7 @@ func rows() {
 		})
 		finish(g, a)
 	})
-	kernel("rowExpStore", "rowExpStore", "func(y, x *float32, n int, m float32) float32", "sets y = exp(x-m) and returns Σy in 16 lanes.", func(g *vlib.Gen) {
+	kernel("rowExpStore", "rowExpStore", "func(y, x *float32, n int, m float32) float32", "sets y = exp(x-m) and returns Σy, added up in 16 lanes.", func(g *vlib.Gen) {
 		y, x, n, m := g.Ptr("y"), g.Ptr("x"), g.Ptr("n"), g.Param("m")
 		g.Hold(vlib.ExpConstants...)
 		a := g.Zero()
@@ -103,7 +103,7 @@ func rows() {
 		g.Return()
 	})
 	kernel("normGradSums", "normGradSums", "func(dy, x, gamma *float32, n int, mean, rstd float32) (s1, s2 float32)",
-		"returns Σg and Σg·h with g = dy·gamma, h = (x-mean)·rstd, in 16 lanes.", func(g *vlib.Gen) {
+		"returns Σg and Σg·h with g = dy·gamma, h = (x-mean)·rstd, added up in 16 lanes.", func(g *vlib.Gen) {
 			dy, x, gamma, n := g.Ptr("dy"), g.Ptr("x"), g.Ptr("gamma"), g.Ptr("n")
 			mean, rstd := g.Param("mean"), g.Param("rstd")
 			a, b := g.Zero(), g.Zero()
@@ -146,7 +146,7 @@ func rows() {
 		g.Return()
 	})
 	kernel("rmsGradSum", "rmsGradSum", "func(dy, x, gamma *float32, n int, rstd float32) float32",
-		"returns Σg·h with g = dy·gamma, h = x·rstd, in 16 lanes.", func(g *vlib.Gen) {
+		"returns Σg·h with g = dy·gamma, h = x·rstd, added up in 16 lanes.", func(g *vlib.Gen) {
 			dy, x, gamma, n, rstd := g.Ptr("dy"), g.Ptr("x"), g.Ptr("gamma"), g.Ptr("n"), g.Param("rstd")
 			a := g.Zero()
 			g.Loop(n, func() {

@@ -36,10 +36,10 @@ func sums() {
 			"is dst = the tree sum of r slices, up to 2^16, from element off on (Acc: +=) for n elements, a multiple of 64.",
 			func(g *vlib.Gen) { treeMany(g, i == 1) })
 	}
-	kernel("blockSum", "blockSum", "func(x *float32) float64", "returns the float64 sum of 256 elements in 16 lanes.", func(g *vlib.Gen) {
+	kernel("blockSum", "blockSum", "func(x *float32) float64", "returns the float64 sum of 256 elements, added up in 16 lanes.", func(g *vlib.Gen) {
 		block(g, false)
 	})
-	kernel("blockSqSum", "blockSqSum", "func(x *float32) float64", "returns the float64 sum of squares of 256 elements in 16 lanes.", func(g *vlib.Gen) {
+	kernel("blockSqSum", "blockSqSum", "func(x *float32) float64", "returns the float64 sum of squares of 256 elements, added up in 16 lanes.", func(g *vlib.Gen) {
 		block(g, true)
 	})
 }
