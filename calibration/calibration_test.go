@@ -25,7 +25,7 @@ func TestCalibrationCoversTheGrid(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures for seconds")
 	}
-	cal, err := Measure(context.Background(), Options{Threads: 2, Disk: t.TempDir()})
+	cal, err := Measure(context.Background(), Options{Threads: 2, Disk: t.TempDir(), steps: 2})
 	require.NoError(t, err)
 	for _, class := range []cost.Class{"linear bf16", "linear f16", "linear i8", "linear_dw bf16", "attention_grad f16", "head_loss_grad bf16"} {
 		require.Contains(t, cal.Rates, class)

@@ -106,6 +106,8 @@ type Options struct {
 	// BesideDisk is called before the disk is measured, and the function that it returns after.
 	// A program can set up its process there as for a run with a disk tier. nil: no call.
 	BesideDisk func() (after func())
+
+	steps int // of each model, in a test; 0: calibrationSteps
 }
 
 // Measure measures this machine's CPU device: it trains small models for a few steps,
@@ -131,7 +133,7 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 	for i, m := range models() {
 		one := cfg
 		one.Model = filepath.Join(dir, fmt.Sprint("m", i))
-		one.Batch, one.Seq, one.Zero, one.Steps = m.batch, m.seq, 0, calibrationSteps
+		one.Batch, one.Seq, one.Zero, one.Steps = m.batch, m.seq, 0, cmp.Or(o.steps, calibrationSteps)
 		if m.change != nil {
 			m.change(&one)
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/model"
@@ -43,6 +44,9 @@ func TestPlansOfPipelines(t *testing.T) {
 							for _, reproducible := range []bool{false, true} {
 								for _, rc := range []string{"none", "full"} {
 									what := fmt.Sprintf("%s, %d stages, %v, ZeRO %d, accum %d, %v, reproducible %v, recompute %s", name, pipeline, schedule, stage, accum, prec, reproducible, rc)
+									if !long.Keep(what, 3) {
+										continue
+									}
 									c := staged(pipeline, accum, schedule)
 									c.Stage, c.Precision, c.Reproducible = stage, prec, reproducible
 									var err error

@@ -174,8 +174,9 @@ func mpirunProgram(t *testing.T, launcher string, n int, program ...string) *pro
 	require.NoError(t, err)
 	line := []string{"-np", strconv.Itoa(n)}
 	if launcher == "mpirun.openmpi" {
-		// It kills ranks 1 s after it has told them to end: on a busy machine they need longer.
-		line = append(line, "--oversubscribe", "--mca", "odls_base_sigkill_timeout", "60")
+		// Where a rank or the launcher is to end, it waits this long, tells the ranks to end, and waits
+		// as long again, whether or not they have ended. After its 1 s busy ranks were killed.
+		line = append(line, "--oversubscribe", "--mca", "odls_base_sigkill_timeout", "10")
 		if os.Geteuid() == 0 {
 			line = append(line, "--allow-run-as-root")
 		}

@@ -6,7 +6,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -50,7 +49,8 @@ func init() {
 			if limit, err := time.ParseDuration(os.Getenv(lookLimitEnv)); err == nil {
 				lookLimit = limit
 			}
-			main() // ends the process
+			testLimit = 10 * time.Second // only the hang takes it
+			main()                       // ends the process
 			return 1, true
 		case slices.Contains(os.Args, "-test.list=."):
 			fmt.Println(strings.Join(planted, "\n"))
@@ -256,22 +256,16 @@ func TestBundleOnTheDouble(t *testing.T) {
 	if _, err := exec.LookPath("cc"); err != nil {
 		t.Skip("needs a C compiler")
 	}
-	self, err := os.Executable()
-	require.NoError(t, err)
-	dir, out := t.TempDir(), t.TempDir()
+	t.Parallel()
+	dir := bundleOf(t)
+	out := filepath.Join(dir, "results")
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "tests"), 0o755))
-	require.NoError(t, os.Symlink(self, filepath.Join(dir, "tests", "kernels_cuda.test")))
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "spillway"), []byte("#!/bin/sh\necho no GPU to train on >&2\nexit 3\n"), 0o755))
-	t.Setenv(plantedEnv, "1")
-	old := testLimit
-	testLimit = 15 * time.Second // only the hang takes it
-	defer func() { testLimit = old }()
-	b := &bundle{self: self, dir: dir, out: out, device: "cuda", torchIs: make(chan torchFound, 1), python: filepath.Join(dir, "none"),
-		meet: func(add func(name, format string, args ...any)) error { add("GPU 0", "Double"); return nil }}
-	b.gpu = &gpu{name: "Double", memory: 1 << 30}
-	code, err := check(context.Background(), b, "contact,tests,wall")
-	require.NoError(t, err)
-	require.Equal(t, 1, code)
+	require.NoError(t, os.Symlink("../gpucheck", filepath.Join(dir, "tests", "kernels_cuda.test")))
+	cmd, said := runSh(t, dir, "-only", "contact,tests,wall", "-budget", "5m")
+	cmd.Env = append(os.Environ(), plantedEnv+"=1")
+	var exit *exec.ExitError
+	require.ErrorAs(t, cmd.Run(), &exit, "%s", said)
+	require.Equal(t, 1, exit.ExitCode(), "%s", said)
 
 	var d document
 	text, err := os.ReadFile(filepath.Join(out, "results.json"))

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"io"
 	"os"
@@ -42,6 +43,16 @@ func bundleOf(t *testing.T) string {
 	return dir
 }
 
+// runSh is the bundle's script, which ends with the test, and what it says.
+func runSh(t *testing.T, dir string, flags ...string) (*exec.Cmd, *strings.Builder) {
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	t.Cleanup(cancel)
+	var said strings.Builder
+	cmd := exec.CommandContext(ctx, "sh", append([]string{"run.sh", "-python", "/none"}, flags...)...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, &said, &said
+	return cmd, &said
+}
+
 // What may go wrong on a card nobody sees beforehand: each time the bundle ends by itself, and
 // one archive among at most 8 files has everything up to then.
 func TestRehearsals(t *testing.T) {
@@ -76,14 +87,9 @@ func TestRehearsals(t *testing.T) {
 				text, err := exec.Command(cc, "-shared", "-fPIC", "-o", filepath.Join(libs, "libcuda.so.1"), "testdata/libcuda.c").CombinedOutput()
 				require.NoError(t, err, "%s", text)
 			}
-			cmd := exec.Command("sh", "run.sh", "-only", c.only, "-budget", c.budget.String(), "-python", "/none")
-			cmd.Dir = dir
+			cmd, said := runSh(t, dir, "-only", c.only, "-budget", c.budget.String())
 			cmd.Env = append(os.Environ(), plantedEnv+"="+c.mode, lookLimitEnv+"="+c.look.String(), "SPILLWAY_CUDA_LIBS="+libs, "TMPDIR="+temp)
-			var said strings.Builder
-			cmd.Stdout, cmd.Stderr = &said, &said
 			require.NoError(t, cmd.Start())
-			late := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
-			t.Cleanup(func() { late.Stop(); _ = cmd.Process.Kill() }) // where it failed; gone else
 			if c.term {
 				began, log := time.Now(), filepath.Join(temp, "gpucheck-*", "logs", "contact.txt")
 				require.Eventually(t, func() bool {
@@ -95,8 +101,8 @@ func TestRehearsals(t *testing.T) {
 				require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 			}
 			var exit *exec.ExitError
-			require.ErrorAs(t, cmd.Wait(), &exit, "%s", said.String())
-			require.Equal(t, 1, exit.ExitCode(), "%s", said.String())
+			require.ErrorAs(t, cmd.Wait(), &exit, "%s", said)
+			require.Equal(t, 1, exit.ExitCode(), "%s", said)
 
 			out := filepath.Join(dir, "results")
 			written, err := os.ReadDir(out)
