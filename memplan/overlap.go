@@ -221,9 +221,9 @@ func (s *stabber) drop(k int) {
 	}
 }
 
-// wide says whether so many buffers overlap buffer i without sharing a step that runMany keeps
-// them apart for it: a micro-batch's tokens in a pipeline may be copied at any time before their
-// use, so their buffer overlaps all that the micro-batches before have used.
+// wide says whether so many buffers overlap buffer i without sharing a step with it that runMany
+// looks for its place among all buffers. In a pipeline a micro-batch's tokens may be copied at any
+// time before their use, so their buffer overlaps all that earlier micro-batches used.
 func (o *overlaps) wide(i int32) bool { return len(o.beside[i]) > o.narrow }
 
 // lastOverlap returns for each buffer the last position in rank of a buffer that overlaps it in

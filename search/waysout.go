@@ -307,8 +307,8 @@ func (w *wayFinder) fitsQuickly(c Spec, m *cost.Machine) bool {
 	return got.err == nil && ok
 }
 
-// moveTo gives the job to so many ranks; false: its micro-batches are too few, their
-// shares are as given, or steps have several numbers of them.
+// moveTo gives the job to so many ranks; false if it has too few micro-batches, their shares are
+// given, or their number differs between steps.
 func (s *Spec) moveTo(ranks int) bool {
 	if s.Shapes != nil {
 		return ranks == s.Ranks

@@ -210,9 +210,8 @@ func (t *Trainer) refused(err error) error {
 	return errors.Join(err, t.Close())
 }
 
-// fit resolves and plans the run and refuses what does not fit: on a device that can say
-// what it takes beside the arenas only once it has a plan, again where that is more than
-// was thought and the plan has no room for it.
+// fit resolves and plans the run and refuses what does not fit. Some devices say only once they
+// have a plan what they take beside the arenas: if the plan has no room for that, fit plans again.
 func (t *Trainer) fit(ctx context.Context, q request) error {
 	for {
 		if err := t.fitOnce(ctx, q); err != nil {

@@ -116,8 +116,8 @@ func (c *campaign) soak(ctx context.Context) error {
 	return wrong
 }
 
-// grown tells how many files were open, and of a process that has more of them in the end, or
-// more memory.
+// grown prints how many files were open. It fails if more are open at the end than in the first
+// minute, or if memory ever rose by more than mostGrowth.
 func grown(name string, base, worst use, first, final []int) error {
 	if len(first) == 0 || len(final) == 0 {
 		return nil

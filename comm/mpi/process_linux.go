@@ -22,10 +22,10 @@ type Process struct {
 	streams sync.WaitGroup
 }
 
-// Start opens the first installed library of the families in order, or the file that the
-// environment variable LibraryVar names, and initializes MPI. MPI's rank and size must equal
-// rank and world, those of the launcher. timeout is Options.Timeout; MPI_Init waits for every
-// process and may take initTimes as long.
+// Start opens the file that the environment variable LibraryVar names or, if it is not set, the
+// first installed library of the families in order, and initializes MPI. MPI's rank and size must
+// be the launcher's rank and world. timeout is Options.Timeout; MPI_Init, which waits for all
+// processes, may take initTimes that.
 func Start(order []Family, rank, world int, timeout time.Duration) (*Process, error) {
 	own, err := signalsBefore()
 	if err = errors.Join(err, patience()); err != nil {

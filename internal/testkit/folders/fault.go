@@ -16,8 +16,8 @@ import (
 // Trouble is what happens to an operation of a Fault.
 type Trouble int
 
-// The kinds of trouble. Full and Short happen to operations that need room, Short to
-// writes alone: at the first one from Fault.At on.
+// The kinds of trouble. Full happens to one operation, the first from Fault.At on that needs
+// room; Short to the first write.
 const (
 	Broken Trouble = iota // it fails with EIO and does nothing
 	Full                  // it fails with ENOSPC and does nothing

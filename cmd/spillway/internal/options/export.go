@@ -30,8 +30,8 @@ func Within(path, dir string) (bool, error) {
 	}
 }
 
-// Exportable refuses a folder to write a model of from's to, which a flag names, that is
-// not new or empty, or lies in from.
+// Exportable refuses to, a folder that a flag names for a model made from folder from, unless it
+// is new or empty and outside from.
 func Exportable(flag, to, from string) error {
 	if inside, err := Within(to, from); err != nil || inside {
 		return cmp.Or(err, fmt.Errorf("--%s %.80q lies in %.80q; give a folder elsewhere", flag, to, from))

@@ -43,7 +43,7 @@ type Neighbour struct {
 type topic struct {
 	name, flag string // --ask's value, and the flag that sets a value
 	what       string // as "fewest GPUs"
-	// values are in the order of planner.Question.
+	// values are those to try, in the order of the memory that they need.
 	values func(c *config.Config) []int64
 	easier bool // later values need less
 	set    func(c *config.Config, v int64)
