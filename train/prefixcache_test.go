@@ -150,7 +150,7 @@ func TestFrozenCacheRefusals(t *testing.T) {
 		"with Config.Dropout 0.1: dropout has":   func(c *request) { c.Dropout = 0.1 },
 		"is trained":                             func(c *request) { c.Freeze = []string{"*h.1.*"} },
 		"needs Config.Disk":                      func(c *request) { c.FrozenCache.Tier = graph.Disk },
-		"no room for one row":                    func(c *request) { c.FrozenCache.Bytes = 100 },
+		"cannot hold one row":                    func(c *request) { c.FrozenCache.Bytes = 100 },
 		"outside its arena":                      func(c *request) { c.HostMemory = 1 << 20 },
 	} {
 		c := frozenRun(t, "gpt2", 8, 40)
