@@ -35,8 +35,10 @@ var demoValues = map[string]string{
 func ApplyDemo(fs *pflag.FlagSet) error {
 	given := map[string]bool{}
 	fs.Visit(func(f *pflag.Flag) { given[f.Name] = true })
+	nowhere := given["checkpoint"] && fs.Lookup("checkpoint").Value.String() == ""
 	for name, value := range demoValues {
-		if !given[name] && !(name == "steps" && given["epochs"]) {
+		other := name == "steps" && given["epochs"] || name == "zero" && given["pipeline"] || name == "keep" && nowhere
+		if !given[name] && !other {
 			if err := fs.Set(name, value); err != nil {
 				return fmt.Errorf("demo: %w", err)
 			}

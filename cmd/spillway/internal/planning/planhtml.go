@@ -113,7 +113,7 @@ func (r *planReport) advice(a *answer) *page.Advice {
 	}
 	if rec := r.recommended(); rec != nil {
 		out.Words, out.Lines = rec.words, append(out.Lines, rec.all()...)
-	} else {
+	} else if len(r.ways) > 0 { // none: the budget was used up
 		out.Title = "What fits, for " + r.ways[0].Cost
 	}
 	plans, names := r.compared(a)

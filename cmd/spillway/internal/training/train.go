@@ -148,7 +148,7 @@ func fit(cmd *cobra.Command, c *spillway.Config, transport string, rows int) err
 // has done.
 func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later, done func(step int), stdout, stderr io.Writer) (err error) {
 	if isDemo {
-		c.Generate = true
+		c.Generate = c.Tensor <= 1 && c.Pipeline <= 1 // the sample, which tensor ranks and stages do not make
 		if err := options.PrepareDemo(&c); err != nil {
 			return err
 		}
@@ -407,7 +407,7 @@ func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []floa
 		fmt.Fprintf(w, "skipped: the updates of %d of %d steps, whose gradients were not finite\n", n, t.Done())
 	}
 	fmt.Fprintf(w, "parameters' SHA-256: %s\n", sum)
-	if isDemo {
+	if isDemo && c.Generate {
 		const prompt = "func "
 		text, err := t.Generate(ctx, prompt, 300, spillway.Sampling{Temperature: options.DemoTemperature, TopK: 40, Seed: uint64(c.Seed)})
 		switch {
