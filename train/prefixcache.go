@@ -49,7 +49,8 @@ func (t *Trainer) openPrefixCache() error {
 	windows := t.train.sampler.Windows()
 	pc := &prefixCache{row: row, slots: min(c.FrozenCache.Bytes*int64(c.Ranks)/row, windows+1), slotOf: make([]int32, windows+1)}
 	if pc.slots == 0 {
-		return config.Refuse("Config.FrozenCache %s: %s for each of %s cannot hold one row of %s", c.FrozenCache, plan.Bytes(c.FrozenCache.Bytes), english.Plural(c.Ranks, "rank", ""), plan.Bytes(row))
+		return config.Refuse("Config.FrozenCache %s: %s for each of %s cannot hold one row of %s",
+			c.FrozenCache, plan.Bytes(c.FrozenCache.Bytes), english.Plural(c.Ranks, "rank", ""), plan.Bytes(row))
 	}
 	if pc.slots < windows && c.Warn != nil {
 		c.Warn(fmt.Sprintf("Config.FrozenCache holds %d of the data's %d rows; a step skips the frozen layers only where all its rows are there (%s would hold them all)",

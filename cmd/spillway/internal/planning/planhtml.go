@@ -111,9 +111,12 @@ func (r *planReport) advice(a *answer) *page.Advice {
 	if out.Command, refused = r.flags.command(&a.plan.Config, a.changes); refused != nil {
 		out.Lines = []string{"planned only: " + cli.Flagged(refused.Error())}
 	}
-	if rec := r.recommended(); rec != nil {
+	switch rec := r.recommended(); {
+	case rec != nil:
 		out.Words, out.Lines = rec.words, append(out.Lines, rec.all()...)
-	} else if len(r.ways) > 0 { // none: the budget was used up
+	case r.asked.Fits:
+		out.Title = "As requested"
+	default:
 		out.Title = "What fits, for " + r.ways[0].Cost
 	}
 	plans, names := r.compared(a)

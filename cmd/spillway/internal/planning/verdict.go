@@ -41,7 +41,9 @@ func (r *planReport) answer() (a *answer, says string) {
 	switch {
 	case r.flags.chosen:
 		return &answer{best.Forecast, cli.ArgsOf(best.Choices)}, fmt.Sprintf("fits; the fastest by prediction of %d configurations planned:", best.Tried)
-	case asked.Fits && (best == nil || best.TokensPerSecond() < sameSpeed*asked.TokensPerSecond()):
+	case asked.Fits && best == nil: // the effort was used up
+		return &answer{asked, nil}, "fits as requested; nothing else was planned:"
+	case asked.Fits && best.TokensPerSecond() < sameSpeed*asked.TokensPerSecond():
 		return &answer{asked, nil}, "fits as requested, and nothing found is faster:"
 	case asked.Fits:
 		return &answer{best.Forecast, cli.ArgsOf(best.Choices)}, fmt.Sprintf("fits as requested; this is %.2f × as fast:", best.TokensPerSecond()/asked.TokensPerSecond())
