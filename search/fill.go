@@ -466,7 +466,7 @@ func (f *filler) states() (list []recipe) {
 	return list
 }
 
-// key tells recipes apart.
+// key tells recipes apart: there are fewer than 65,536 items, and a part is at most wholeItem.
 func (r recipe) key() string {
 	b := make([]byte, 0, 4*len(r))
 	for _, c := range r {
