@@ -1,6 +1,14 @@
 package main
 
-import "github.com/spillway-ml/spillway/cmd/spillway/internal/clitest"
+import (
+	"os"
+	"testing"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/clitest"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
+)
+
+func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
 
 var (
 	tinyRun   = clitest.TinyRun

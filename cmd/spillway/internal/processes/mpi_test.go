@@ -107,7 +107,7 @@ func TestASignalEndsAWaitForMPI(t *testing.T) {
 	}
 	dir := t.TempDir()
 	library, waits := filepath.Join(dir, "libmpi_abi.so"), filepath.Join(dir, "waits")
-	out, err := exec.Command("gcc", "-shared", "-fPIC", "-include", "fcntl.h", fmt.Sprintf("-DINIT=close(creat(%q, 0600)); for (;;) pause()", waits), "-o", library, "../../comm/mpi/testdata/stub.c").CombinedOutput()
+	out, err := exec.Command("gcc", "-shared", "-fPIC", "-include", "fcntl.h", fmt.Sprintf("-DINIT=close(creat(%q, 0600)); for (;;) pause()", waits), "-o", library, "../../../../comm/mpi/testdata/stub.c").CombinedOutput()
 	require.NoError(t, err, string(out))
 	binary, err := built()
 	require.NoError(t, err)
