@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -159,6 +160,24 @@ func TestBenchZeroSaysWhatIsMissing(t *testing.T) {
 
 // PyTorch, where python3 has it, trains the same model on the same tokens: its losses agree.
 // What it can't do is a row that says why.
+// What ran before an interrupt is shown; a benchmark without data ends before it measures the machine.
+func TestBenchKeepsWhatWasMeasured(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "rows.json")
+	p := start(t, benched("--rounds", "100000", "--json", file)...)
+	later := regexp.MustCompile(`round ([2-9]|\d\d+) of`) // lines of progress are some time apart
+	waitFor(t, "a second round", func() bool { return later.MatchString(p.errs.String()) })
+	require.NoError(t, p.Process.Signal(os.Interrupt))
+	require.Equal(t, cli.ExitInterrupted, p.end(t))
+	require.Regexp(t, `The command was interrupted in round [0-9]+, in ZeRO-[0-3]: what ran until then is counted\.`, strings.Join(strings.Fields(p.out.String()), " "))
+	require.Contains(t, p.out.String(), "Time of a step")
+	require.FileExists(t, file)
+
+	got := command("bench", "scale", "--model", testdata+"/gpt2")
+	require.Equal(t, cli.ExitBadInput, got.status)
+	require.Contains(t, got.stderr, "spillway: --data is missing: give a token file")
+	require.NotContains(t, got.stderr, "measuring")
+}
+
 func TestBenchZeroBesidePyTorch(t *testing.T) {
 	rows, got := benchRows(t, benched("--rounds", "1", "--accum", "2", "--peer", "torch")...)
 	require.Len(t, rows, 8)
