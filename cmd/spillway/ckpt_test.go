@@ -86,7 +86,7 @@ func TestCkptInspect(t *testing.T) {
 	got := command("ckpt", "inspect", dir)
 	require.Zero(t, got.status, got.stderr)
 	require.Regexp(t, `step-00000001 .* confirmed\n`, got.stdout)
-	require.Regexp(t, `step-00000002 .* not confirmed yet\n`, got.stdout)
+	require.Regexp(t, `step-00000002 .* not confirmed yet \(no update followed it\)\n`, got.stdout)
 	require.Contains(t, got.stdout, "optimizer adamw, 2 samples seen of data of ")
 	require.Contains(t, got.stdout, `--lr "0.001"`)
 	require.Contains(t, got.stdout, clitest.RankFile)
