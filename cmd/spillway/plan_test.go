@@ -149,7 +149,7 @@ func TestPlanBadInput(t *testing.T) {
 		{"--model gpt2 --ranks -3", []string{"--ranks -3", "at least 1"}},
 		{"--model gpt2 --gpus-per-node -8", []string{"--gpus-per-node -8", "at least 1"}},
 		{"--model gpt2 --nodes 3 --ranks 4", []string{"--ranks 4", "which is 3"}},
-		{"--model gpt2 --ranks 8 --shard-size 16", []string{"groups of 16", "use 8"}},
+		{"--model gpt2 --ranks 8 --shard-size 16", []string{"16 does not divide 8", "use 8"}},
 		{"--model gpt2 --ranks 8 --shard-size -2", []string{"--shard-size -2", "at least 1"}},
 		{"--model gpt2 --device-memory -5GiB", []string{"--device-memory", `"-5GiB"`, "GiB"}},
 		{"--model gpt2 --host-memory -1", []string{"--host-memory", `"-1"`}},
