@@ -35,6 +35,9 @@ func Refuse(format string, args ...any) error {
 	return &FieldError{Field: strings.TrimSuffix(strings.TrimPrefix(first, "Config."), ":"), err: err}
 }
 
+// ErrNoData refuses to train on nothing.
+var ErrNoData = Refuse("Config.Data is missing: give a token file (*.bin), a text file, or a folder of text files")
+
 // RefuseField is Refuse for a sentence that does not begin with the field.
 func RefuseField(field, format string, args ...any) error {
 	return &FieldError{Field: field, err: fmt.Errorf(format, args...)}

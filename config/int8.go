@@ -22,9 +22,10 @@ func validInt8(c *Config) error {
 			return Refuse("Config.Int8 %.80q: use %s", s, strings.Join(Int8Switches, ", "))
 		}
 	}
+	narrow := strings.Join(zero.NarrowNames(), " or ")
 	switch {
 	case c.In8Bits("optimizer") && !c.UpdateRule().Narrow():
-		return Refuse("Config.Int8 optimizer with Config.Optimizer %.80s: only %s's moments have an 8-bit form", c.UpdateRule().Name, strings.Join(zero.NarrowNames(), "'s and "))
+		return Refuse("Config.Int8 optimizer with Config.Optimizer %.80s: only the moments of %s have an 8-bit form; leave it out, or give Config.Optimizer %s", c.UpdateRule().Name, narrow, narrow)
 	case c.In8Bits("gather") && strings.EqualFold(c.PrecisionName(), "fp32"):
 		return Refuse("Config.Int8 gather with Config.Precision fp32: what is gathered would be all there is of the parameters; give Config.Precision bf16 or fp16, which keep fp32 masters")
 	case c.In8Bits("matmul") && strings.EqualFold(c.PrecisionName(), "fp32"):
@@ -40,17 +41,19 @@ func (c *Config) BF16States() bool { return strings.EqualFold(c.OptimizerDType, 
 // validStates refuses unknown types of optimizer states, and combinations that are not
 // possible.
 func validStates(c *Config) error {
-	bf16 := c.BF16States()
+	bf16, narrow := c.BF16States(), strings.Join(zero.NarrowNames(), " or ")
 	switch {
 	case c.OptimizerDType != "" && !bf16 && !strings.EqualFold(c.OptimizerDType, "fp32"):
 		return Refuse("Config.OptimizerDType %.80q: use fp32 or bf16", c.OptimizerDType)
+	case bf16 && !c.UpdateRule().Narrow():
+		return Refuse("Config.OptimizerDType bf16 with Config.Optimizer %.80s: only %s has that form; leave it out, or give Config.Optimizer %s", c.UpdateRule().Name, narrow, narrow)
+	case c.StochasticRounding && !c.UpdateRule().Narrow():
+		return Refuse("Config.StochasticRounding with Config.Optimizer %.80s: it is for Config.OptimizerDType bf16, which only %s has; leave it out, or give Config.Optimizer %s", c.UpdateRule().Name, narrow, narrow)
 	case !bf16 && c.StochasticRounding:
 		return Refuse("Config.StochasticRounding without Config.OptimizerDType bf16: fp32 states lose nothing that it would keep; give both or neither")
 	case !bf16:
 	case !c.StochasticRounding:
 		return Refuse("Config.OptimizerDType bf16 without Config.StochasticRounding: rounded to nearest, updates below a parameter's last place are lost; give both")
-	case !c.UpdateRule().Narrow():
-		return Refuse("Config.OptimizerDType bf16 with Config.Optimizer %.80s: only %s has that form", c.UpdateRule().Name, strings.Join(zero.NarrowNames(), " and "))
 	case !strings.EqualFold(c.PrecisionName(), "bf16"):
 		return Refuse("Config.OptimizerDType bf16 with Config.Precision %.80s: parameters without a master rest in bf16; give Config.Precision bf16", c.PrecisionName())
 	case c.In8Bits("optimizer"):

@@ -10,10 +10,12 @@ func (cfg *Config) Runnable() error {
 	if cfg.Receipt != "" {
 		return Refuse("Config.Receipt with Config.Device cuda: no GPU has run it yet; leave it out, or give Config.Device cpu")
 	}
-	if cfg.Slices() > 0 {
-		return Refuse("Config.Tensor with Config.Device cuda: no GPU has run it yet; leave it out, or give Config.Device cpu")
-	}
-	if cfg.Pipelined() {
+	switch tensor := "Config." + cfg.slicedBy(); {
+	case cfg.Slices() > 0 && cfg.Pipelined():
+		return Refuse("%s and Config.Pipeline with Config.Device cuda: no GPU has run them yet; leave them out, or give Config.Device cpu", tensor)
+	case cfg.Slices() > 0:
+		return Refuse("%s with Config.Device cuda: no GPU has run it yet; leave it out, or give Config.Device cpu", tensor)
+	case cfg.Pipelined():
 		return Refuse("Config.Pipeline with Config.Device cuda: no GPU has run it yet; leave it out, or give Config.Device cpu")
 	}
 	if cfg.LoRA.Active() {

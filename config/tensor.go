@@ -24,6 +24,14 @@ func (c *Config) Slices() int {
 	return n
 }
 
+// slicedBy is the field that cuts layers.
+func (c *Config) slicedBy() string {
+	if c.Tensor < 2 {
+		return "TensorSlices"
+	}
+	return "Tensor"
+}
+
 // validTensor checks the numbers of ranks and slices of tensor parallelism, and refuses what is
 // not built beside it.
 func validTensor(c *Config) error {
@@ -42,15 +50,11 @@ func validTensor(c *Config) error {
 		if c.TensorSlices == 0 {
 			what = "Tensor"
 		}
-		return Refuse("Config.%s %d: the order of sums is a binary tree over slices; give a power of two up to %d", what, slices, mostSlices)
-	}
-	field := "Tensor"
-	if ranks == 1 {
-		field = "TensorSlices"
+		return Refuse("Config.%s %d: the parts of a layer are added in a binary tree; give a power of two up to %d", what, slices, mostSlices)
 	}
 	for _, given := range besideTensor {
 		if what := given(c); what != "" {
-			return Refuse("Config.%s with Config.%s: not built; leave one of them out", what, field)
+			return Refuse("Config.%s with Config.%s: not built; leave one of them out", what, c.slicedBy())
 		}
 	}
 	if slices > ranks && !strings.EqualFold(c.PrecisionName(), "fp32") {

@@ -100,7 +100,12 @@ func (v *values) layouts() error {
 	for _, op := range ops {
 		var err error
 		switch op.Kind {
-		case graph.Embed, graph.HeadLoss, graph.HeadLossGrad:
+		case graph.HeadLoss, graph.HeadLossGrad:
+			if graph.HeadCap(op) != 0 {
+				return fmt.Errorf("a soft cap of logits cannot be divided")
+			}
+			err = f.divide(op.In[1], 0, 1)
+		case graph.Embed:
 			err = f.divide(op.In[1], 0, 1)
 		case graph.Linear:
 			if v.cut[op.In[1]] == nil && !f.beside(op) {
@@ -108,7 +113,7 @@ func (v *values) layouts() error {
 			}
 		}
 		if err != nil {
-			return fmt.Errorf("%s (%s) cannot be cut into %d slices: %w", op.Name, op.Kind, v.o.Slices, err)
+			return fmt.Errorf("%s cannot be divided by %d: %w", op.Name, v.o.Slices, err)
 		}
 	}
 	return nil
@@ -126,8 +131,7 @@ func (f *flow) divide(value graph.BufID, dim, groups int) error {
 	}
 	n, s := q.Shape[dim]/int64(groups), int64(f.o.Slices)
 	if n%s != 0 && (len(q.Shape) < 2 || dim > 0 || (s-1)*((n+s-1)/s) >= n) {
-		return fmt.Errorf("dimension %d of %s %v has %d elements, which as many slices do not divide",
-			dim, q.Name, q.Shape, n)
+		return fmt.Errorf("dimension %d of %s %v has %d elements", dim, q.Name, q.Shape, n)
 	}
 	if f.cut[value] = l; q.Grad != graph.NoBuf {
 		f.cut[q.Grad] = l
@@ -244,8 +248,7 @@ func (f *flow) through(op *graph.Op) (roots []graph.BufID, err error) {
 	switch a := op.Attr.(type) {
 	case graph.AttentionAttr:
 		if a.Heads%s != 0 || a.KVHeads%s != 0 {
-			return nil, fmt.Errorf("%s has %d heads and %d of keys and values, which as many slices do not divide",
-				op.Name, a.Heads, a.KVHeads)
+			return nil, fmt.Errorf("%s has %d heads and %d of keys and values", op.Name, a.Heads, a.KVHeads)
 		}
 		if a.Packed && a.Heads != a.KVHeads {
 			return nil, fmt.Errorf("%s packs %d heads beside %d of keys and values, which are no equal groups",
@@ -257,8 +260,7 @@ func (f *flow) through(op *graph.Op) (roots []graph.BufID, err error) {
 		x, whole := f.p.Buf(op.In[0]).Shape, f.p.Buf(f.root(op.In[0])).Shape
 		width, head := whole[len(whole)-1], x[len(x)-1]
 		if width%(head*s) != 0 {
-			return nil, fmt.Errorf("its result goes through %s (%s), whose rows of %d of %d elements are of several slices",
-				op.Name, op.Kind, head, width)
+			return nil, fmt.Errorf("its result goes through %s (%s), whose rows of %d elements are of several heads", op.Name, op.Kind, head)
 		}
 	}
 	graph.Effects(op, func(e graph.Effect) {

@@ -174,9 +174,6 @@ func (t *tensor) vocabulary(table graph.BufID) func(k int) any {
 //
 //	stats.s = head_stats(x, w.s) ─ all_gather → stats ─ head_lse → loss, lse ─ head_slice_grad → dx.s, dw.s
 func (t *tensor) head(op graph.Op) error {
-	if graph.HeadCap(&op) != 0 {
-		return fmt.Errorf("a soft cap of logits has no form for slices")
-	}
 	x, w, targets := op.In[0], op.In[1], op.In[2]
 	t.whole(x)
 	attr, rows := t.vocabulary(w), t.p.Buf(targets).Elems()

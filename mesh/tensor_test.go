@@ -221,10 +221,10 @@ func TestProductsThatCannotBeCut(t *testing.T) {
 		model model.Config
 		want  string
 	}{
-		{model.Config{Family: model.GPT2, Layers: 1, Width: 18, Heads: 3, Vocab: 20, Positions: 6}, "h.0.attn.c_attn (linear) cannot be cut into 2 slices: h.0.attn has 3 heads"},
+		{model.Config{Family: model.GPT2, Layers: 1, Width: 18, Heads: 3, Vocab: 20, Positions: 6}, "h.0.attn.c_attn cannot be divided by 2: h.0.attn has 3 heads"},
 		{model.Config{Family: model.GPT2, Layers: 1, Width: 16, Heads: 4, FFN: 7, Vocab: 20, Positions: 6}, "dimension 1 of h.0.mlp.c_fc.weight [16 7] has 7 elements"},
 		{model.Config{Family: model.Llama, Layers: 1, Width: 16, FFN: 8, Heads: 4, KVHeads: 1, HeadDim: 4, Vocab: 20, Positions: 6, NormEps: 1e-5, RopeTheta: 1e4}, "4 heads and 1 of keys and values"},
-		{model.Config{Family: model.Llama, Layers: 1, Width: 16, FFN: 8, Heads: 4, KVHeads: 4, HeadDim: 4, Vocab: 20, Positions: 6, NormEps: 1e-5, RopeTheta: 1e4, NormQK: true, PostNorm: true}, "whose rows of 16 of 16 elements are of several slices"},
+		{model.Config{Family: model.Llama, Layers: 1, Width: 16, FFN: 8, Heads: 4, KVHeads: 4, HeadDim: 4, Vocab: 20, Positions: 6, NormEps: 1e-5, RopeTheta: 1e4, NormQK: true, PostNorm: true}, "whose rows of 16 elements are of several heads"},
 	} {
 		_, err := Tensor(differentiated(t, c.model), Options{Axis: -1, Slices: 2})
 		require.ErrorContains(t, err, c.want)
@@ -234,5 +234,5 @@ func TestProductsThatCannotBeCut(t *testing.T) {
 	p, err = graph.Differentiate(p)
 	require.NoError(t, err)
 	_, err = Tensor(p, Options{Axis: -1, Slices: 2})
-	require.ErrorContains(t, err, "cannot be cut into 2 slices: its result goes through loss (cross_entropy)")
+	require.ErrorContains(t, err, "cannot be divided by 2: its result goes through loss (cross_entropy)")
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 
+	"github.com/dustin/go-humanize/english"
+
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -16,7 +18,7 @@ import (
 func Divide(p *graph.Program, stages int, workOf func(op *graph.Op) float64) ([]int, error) {
 	n := p.Layers()
 	if n < stages {
-		return nil, fmt.Errorf("%d stages of %d layers: each needs a layer of its own; give at most %d", stages, n, n)
+		return nil, fmt.Errorf("%d stages of %s: each needs a layer of its own; give at most %s", stages, english.Plural(n, "layer", ""), english.Plural(n, "stage", ""))
 	}
 	work := make([]float64, n+1) // work[i]: of all layers before i
 	layer := 0

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/dustin/go-humanize/english"
+
 	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/nearest"
@@ -41,8 +43,8 @@ func (c Config) validateMesh() error {
 		return fmt.Errorf("%s with %s: uneven shares %v of ranks are not built; give rows that %d ranks share evenly", field, beside, c.uneven(), c.DataRanks())
 	case c.ShardSize < 0:
 		return fmt.Errorf("shard size: %d is negative; 0 shards over all ranks", c.ShardSize)
-	case c.ShardSize > 0 && (c.ShardSize > c.DataRanks() || c.DataRanks()%c.ShardSize != 0):
-		return fmt.Errorf("Config.ShardSize: %d ranks do not split into groups of %d; use %s", c.DataRanks(), c.ShardSize, nearest.Divisors(c.DataRanks(), c.ShardSize))
+	case c.ShardSize > 0 && c.DataRanks()%c.ShardSize != 0:
+		return c.unequalShards()
 	case c.Shares != nil && !c.Reproducible:
 		return fmt.Errorf("shares %v of ranks need Config.Reproducible", c.Shares)
 	case c.Reproducible && c.ShardSize > 0 && c.ShardSize < c.DataRanks():
@@ -54,14 +56,30 @@ func (c Config) validateMesh() error {
 // unequalGroups says that ranks do not divide into tensor groups and stages. It names no field to
 // change: the number of ranks is that of processes or GPUs in a job.
 func (c Config) unequalGroups() error {
-	each, given := max(c.Tensor, 1)*max(c.Pipeline, 1), fmt.Sprintf("Config.Tensor %d", c.Tensor)
-	switch {
-	case c.Tensor < 2:
-		given = fmt.Sprintf("Config.Pipeline %d", c.Pipeline)
-	case c.Pipeline > 1:
-		given += fmt.Sprintf(" and Config.Pipeline %d", c.Pipeline)
-	}
+	each, given := max(c.Tensor, 1)*max(c.Pipeline, 1), english.WordSeries(c.given(), "and")
 	return fmt.Errorf("%s with Config.Ranks %d: the number of ranks has to be a multiple of %d", given, c.Ranks, each)
+}
+
+// unequalShards says that the ranks with the same layers do not divide into groups of ShardSize.
+func (c Config) unequalShards() error {
+	n, beside := c.DataRanks(), english.WordSeries(append(c.given(), fmt.Sprintf("Config.Ranks %d", c.Ranks)), "and")
+	instead := "leave it out"
+	if n > 1 {
+		instead = "use " + nearest.Divisors(n, c.ShardSize)
+	}
+	return fmt.Errorf("Config.ShardSize %d with %s: states are sharded over %s, and %d does not divide %d; %s",
+		c.ShardSize, beside, english.Plural(n, "rank", ""), c.ShardSize, n, instead)
+}
+
+// given lists the fields that take ranks from the data.
+func (c Config) given() (list []string) {
+	if c.Tensor > 1 {
+		list = append(list, fmt.Sprintf("Config.Tensor %d", c.Tensor))
+	}
+	if c.Pipeline > 1 {
+		list = append(list, fmt.Sprintf("Config.Pipeline %d", c.Pipeline))
+	}
+	return list
 }
 
 // uneven returns the ranks' shares of a step's micro-batches where these differ; nil: all are equal.
@@ -118,13 +136,26 @@ func cutTensors(p *graph.Program, s *Spec) (*graph.Program, error) {
 	q.Mesh = s.mesh()
 	cut, err := mesh.Tensor(&q, mesh.Options{Axis: s.axis(graph.TensorAxis), Slices: s.Slices, Rows: true})
 	if err != nil {
-		field, n := "Config.Tensor", s.Tensor
-		if n < 2 {
-			field, n = "Config.TensorSlices", s.Slices
-		}
-		return nil, fmt.Errorf("%s %d: %w; give fewer slices, or leave it out", field, n, err)
+		return nil, s.uncut(&q, err)
 	}
 	return cut, nil
+}
+
+// uncut says why a program has no such slices, and how many it can have.
+func (c Config) uncut(p *graph.Program, why error) error {
+	field, all := "Config.Tensor", "Config.Tensor"
+	if c.Slices != c.Tensor {
+		field, all = "Config.TensorSlices", "Config.TensorSlices"
+		if c.Tensor > 1 {
+			all = "Config.Tensor and " + all
+		}
+	}
+	for n := c.Slices / 2; n > 1; n /= 2 {
+		if _, err := mesh.Tensor(p, mesh.Options{Axis: -1, Slices: n}); err == nil {
+			return fmt.Errorf("%s %d: %w; at most %d is possible", field, c.Slices, why, n)
+		}
+	}
+	return fmt.Errorf("%s %d: %w; no number is possible with this model; leave %s out", field, c.Slices, why, all)
 }
 
 // intoStages divides the blocks over the stages of a pipeline.

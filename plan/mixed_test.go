@@ -85,11 +85,14 @@ func TestMixedPrecisionPlans(t *testing.T) {
 func TestMeshAndPrecisionAreValidated(t *testing.T) {
 	fwd := forwardOf(t, smallMLP, 2, 1, false)
 	for want, change := range map[string]func(*Config){
-		"Size: 6 ranks do not split into groups of 4; use 3 or 6": func(c *Config) { c.ShardSize = 4 },
-		"Size: 6 ranks do not split into groups of 7; use 6":      func(c *Config) { c.ShardSize = 7 },
-		"size: -1 is negative":                                    func(c *Config) { c.ShardSize = -1 },
-		"in fp32 gradients travel in fp32 already":                func(c *Config) { c.Reduce32, c.Precision = true, precision.FP32 },
-		"precision(7) does not exist":                             func(c *Config) { c.Precision = 7 },
+		"Config.ShardSize 4 with Config.Ranks 6: states are sharded over 6 ranks, and 4 does not divide 6; use 3 or 6": func(c *Config) { c.ShardSize = 4 },
+		"and 7 does not divide 6; use 6": func(c *Config) { c.ShardSize = 7 },
+		"Config.ShardSize 2 with Config.Tensor 2, Config.Pipeline 3 and Config.Ranks 6: states are sharded over 1 rank, and 2 does not divide 1; leave it out": func(c *Config) {
+			c.Stage, c.Tensor, c.Slices, c.Pipeline, c.ShardSize = 1, 2, 2, 3, 2
+		},
+		"size: -1 is negative":                     func(c *Config) { c.ShardSize = -1 },
+		"in fp32 gradients travel in fp32 already": func(c *Config) { c.Reduce32, c.Precision = true, precision.FP32 },
+		"precision(7) does not exist":              func(c *Config) { c.Precision = 7 },
 	} {
 		c := mixed(6, zero.PartitionParams)
 		change(&c)

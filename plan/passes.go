@@ -229,14 +229,19 @@ func (s *Spec) verify(p *graph.Program, i int, same bool) error {
 	return nil
 }
 
-// passError adds the name of the failed pass to an error that may have it already.
+// passError adds the name of the failed pass to an error that may have it already, or that names a
+// field.
 type passError struct {
 	pass string
 	err  error
 }
 
 func (e *passError) Error() string {
-	return "plan: " + e.pass + ": " + strings.TrimPrefix(e.err.Error(), e.pass+": ")
+	text := e.err.Error()
+	if strings.HasPrefix(text, "Config.") {
+		return text
+	}
+	return "plan: " + e.pass + ": " + strings.TrimPrefix(text, e.pass+": ")
 }
 func (e *passError) Unwrap() error { return e.err }
 

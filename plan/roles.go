@@ -55,7 +55,7 @@ func (sh *Shared) ready(fwd Forward, c Config) (Config, error) {
 	}
 	c.Stages, err = Divide(p, c.Pipeline, func(op *graph.Op) float64 { return m.Op(p, op).Alone })
 	if err != nil {
-		return c, fmt.Errorf("plan: Config.Pipeline: %w", err)
+		return c, fmt.Errorf("Config.Pipeline %d with Config.Ranks %d: %w, and ranks that they divide", c.Pipeline, c.Ranks, err)
 	}
 	return c, nil
 }

@@ -63,7 +63,7 @@ func (t *Trainer) openData(ctx context.Context) error {
 			return err
 		}
 	case c.Data == "":
-		return config.Refuse("Config.Data is missing: give a token file (*.bin), a text file, or a folder of text files")
+		return config.ErrNoData
 	default:
 		if t.train, err = t.open(ctx, trainField, c.Data, false); err != nil {
 			return err

@@ -136,7 +136,7 @@ func TestShardSizeIsValidated(t *testing.T) {
 	c := onMesh([2]int{2, 3})
 	c.ShardSize = 4
 	_, err := c.planned().Plan(t.Context())
-	require.ErrorContains(t, err, "Config.ShardSize: 6 ranks do not split into groups of 4; use 3 or 6")
+	require.ErrorContains(t, err, "Config.ShardSize 4 with Config.Ranks 6: states are sharded over 6 ranks, and 4 does not divide 6; use 3 or 6")
 	for _, p := range []string{"bf16", "fp16"} {
 		c.ShardSize, c.Precision = 3, p
 		_, err = c.planned().Plan(t.Context())

@@ -107,6 +107,7 @@ func TestResumeTellsWhatChanged(t *testing.T) {
 	require.Equal(t, []string{
 		at + "Config.Beta2: 0.95 → 0.5", at + "Config.Dropout: 0 → 0.1", at + "Config.LR: 0.001 → 0.25", at + "Config.LRSchedule: constant → cosine",
 		at + "Config.Ranks: 2 → 1", at + "Config.Steps: not in use → 4", at + "Config.WeightDecay: 0.1 → 0",
+		at + "rows of a step: 4 → 2, and so the results; Config.GlobalBatch 4 keeps them",
 	}, ended(t, c))
 	c.Steps, c.Zero, c.Threads, c.Recompute, c.Prefetch, c.LRSchedule = 6, 1, 1, "full", 0, "constant"
 	require.Len(t, ended(t, c), 2, "memory's flags are no change")

@@ -179,7 +179,7 @@ func (o Optimizer) Validate() error {
 	case o.BF16 && !o.Narrow():
 		return fmt.Errorf("optimizer: states in bf16 are %s's, not %s's", strings.Join(NarrowNames(), "'s and "), o.Name)
 	case o.Nesterov && !o.Reads(Nesterov):
-		return fmt.Errorf("optimizer: Nesterov's form is one of momentum, which %s does not have; use %s", o.Name, strings.Join(NamesReading(Nesterov), ", "))
+		return fmt.Errorf("optimizer: %s has no choice of Nesterov's form; use %s", o.Name, strings.Join(NamesReading(Nesterov), ", "))
 	case o.Nesterov && o.Beta1 == 0:
 		return errors.New("optimizer: Nesterov's form needs momentum (got beta1 0)")
 	case !(o.Trust >= 0):

@@ -11,11 +11,10 @@ import (
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/ckpt"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/clitest"
 )
 
-// rankFile is the file of the only rank.
-const rankFile = "rank-00000-of-00001.safetensors"
-
+// clitest.RankFile is the file of the only rank.
 func TestCkptVerify(t *testing.T) {
 	dir := saved(t)
 	one, two := filepath.Join(dir, "step-00000001"), filepath.Join(dir, "step-00000002")
@@ -87,10 +86,10 @@ func TestCkptInspect(t *testing.T) {
 	got := command("ckpt", "inspect", dir)
 	require.Zero(t, got.status, got.stderr)
 	require.Regexp(t, `step-00000001 .* confirmed\n`, got.stdout)
-	require.Regexp(t, `step-00000002 .* not confirmed yet\n`, got.stdout)
+	require.Regexp(t, `step-00000002 .* not confirmed yet \(no update followed it\)\n`, got.stdout)
 	require.Contains(t, got.stdout, "optimizer adamw, 2 samples seen of data of ")
 	require.Contains(t, got.stdout, `--lr "0.001"`)
-	require.Contains(t, got.stdout, rankFile)
+	require.Contains(t, got.stdout, clitest.RankFile)
 	require.Regexp(t, `exp_avg_sq +28 `, got.stdout)
 
 	require.NoError(t, os.Truncate(filepath.Join(dir, "step-00000001", "manifest.json"), 3))
@@ -151,7 +150,7 @@ func TestCkptExport(t *testing.T) {
 		require.Equal(t, cli.ExitBadInput, got.status, inside)
 	}
 	empty := t.TempDir()
-	require.NoError(t, os.Truncate(filepath.Join(dir, "step-00000002", rankFile), 8))
+	require.NoError(t, os.Truncate(filepath.Join(dir, "step-00000002", clitest.RankFile), 8))
 	got = command("ckpt", "export", dir, "--to", empty)
 	require.Zero(t, got.status, got.stderr)
 	require.Contains(t, got.stderr, "step-00000002 is passed over")
@@ -191,7 +190,7 @@ func TestCkptReshard(t *testing.T) {
 	require.Zero(t, got.status, got.stderr)
 	last := filepath.Join(dir, "step-00000002")
 	require.Contains(t, got.stdout, last+": 3 rank files")
-	require.NoFileExists(t, filepath.Join(last, rankFile))
+	require.NoFileExists(t, filepath.Join(last, clitest.RankFile))
 	require.FileExists(t, filepath.Join(last, "rank-00002-of-00003.safetensors"))
 	require.Zero(t, command("ckpt", "verify", dir).status)
 	require.Regexp(t, `exp_avg_sq +28 `, command("ckpt", "inspect", dir).stdout)

@@ -14,16 +14,17 @@ import (
 	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/doctor"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/root"
 )
 
 func TestDoctorTellsTheMachine(t *testing.T) {
 	var out, errs bytes.Buffer
-	require.Zero(t, run(context.Background(), []string{"doctor"}, &out, &errs), errs.String())
+	require.Zero(t, root.Run(context.Background(), []string{"doctor"}, &out, &errs), errs.String())
 	for _, line := range []string{"cpu ", "memory ", "locking ", "gpu ", "library ", "disk       not measured (give --disk DIR)"} {
 		require.Contains(t, "\n"+out.String(), "\n"+line)
 	}
 	out.Reset()
-	require.Zero(t, run(context.Background(), []string{"doctor", "--json", "-"}, &out, &errs), errs.String())
+	require.Zero(t, root.Run(context.Background(), []string{"doctor", "--json", "-"}, &out, &errs), errs.String())
 	var d doctor.Diagnosis
 	require.NoError(t, json.Unmarshal(out.Bytes(), &d))
 	require.Equal(t, runtime.GOMAXPROCS(0), d.CPU.Cores)
@@ -46,7 +47,7 @@ func TestDoctorRefusesBadFolders(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	var out, errs bytes.Buffer
-	require.Equal(t, cli.ExitBadInput, run(context.Background(), []string{"doctor", "--disk", file}, &out, &errs))
+	require.Equal(t, cli.ExitBadInput, root.Run(context.Background(), []string{"doctor", "--disk", file}, &out, &errs))
 	require.Equal(t, "spillway: --disk "+file+": disk tier: "+file+" is not a folder\n", errs.String())
-	require.Equal(t, cli.ExitBadInput, run(context.Background(), []string{"doctor", "now"}, &out, &errs))
+	require.Equal(t, cli.ExitBadInput, root.Run(context.Background(), []string{"doctor", "now"}, &out, &errs))
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/root"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/internal/testkit/blastest"
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
@@ -79,7 +80,7 @@ func TestEmbeddedKernelsTrainWithoutNVRTC(t *testing.T) {
 	})
 	require.Empty(t, os.Getenv("SPILLWAY_CUDA_LIBS"))
 	var out, errs bytes.Buffer
-	require.Zero(t, run(t.Context(), tinyWith("--device", "cuda", "--seq", "8"), &out, &errs), errs.String())
+	require.Zero(t, root.Run(t.Context(), tinyWith("--device", "cuda", "--seq", "8"), &out, &errs), errs.String())
 	require.Equal(t, 1, loaded)
 	require.NoError(t, d.Close())
 }

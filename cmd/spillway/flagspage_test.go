@@ -10,6 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/root"
 )
 
 var update = flag.Bool("update", false, "rewrite docs/flags.md")
@@ -27,7 +29,7 @@ func TestFlagsPage(t *testing.T) {
 			walk(sub)
 		}
 	}
-	walk(rootCommand())
+	walk(root.Command())
 	path := filepath.Join("..", "..", "docs", "flags.md")
 	if *update {
 		require.NoError(t, os.WriteFile(path, page.Bytes(), 0o644))

@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/bench"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/ckpt"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/root"
 )
 
 func TestVersion(t *testing.T) {
@@ -105,7 +106,7 @@ func TestHelpIsAsWideAsATerminal(t *testing.T) {
 			}
 		}
 	}
-	visit(rootCommand(), nil)
+	visit(root.Command(), nil)
 	require.Greater(t, visited, 12)
 	require.Contains(t, command("bench", "comm", "--help").stdout, "(default 256MiB)")
 	require.Contains(t, command("ckpt", "export", "--help").stdout, "(default 5GB)")

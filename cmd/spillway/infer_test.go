@@ -15,6 +15,7 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/clitest"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/infer"
 )
 
@@ -119,7 +120,7 @@ func TestInferenceTakesTheNewestWholeOne(t *testing.T) {
 	newest := filepath.Join(dir, "step-00000002")
 	m, err := checkpoint.ReadManifest(newest)
 	require.NoError(t, err)
-	damaged := filepath.Join(newest, rankFile)
+	damaged := filepath.Join(newest, clitest.RankFile)
 	weights, err := os.ReadFile(damaged)
 	require.NoError(t, err)
 	weights[m.Files[0].Header] ^= 1 // the first extent is a parameter's

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"encoding/binary"
-	"encoding/json"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,52 +15,6 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 )
-
-const testdata = "../../testdata"
-
-// tinyRun is a run of two steps on the reference checkpoint.
-var tinyRun = []string{"train", "--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--steps", "2", "--batch", "1", "--seq", "16"}
-
-// result is what a command line left.
-type result struct {
-	status         int
-	stdout, stderr string
-}
-
-// progressLine is what a plan or a search says every 1.5 s, on a busy machine more often.
-var progressLine = regexp.MustCompile(`(?m)^.* … \d+\.\d s\n`)
-
-// command runs a command line in this process; a panic fails the test. What it says of its
-// progress depends on the machine and is left out.
-func command(args ...string) result {
-	var out, errs bytes.Buffer
-	status := run(context.Background(), args, &out, &errs)
-	return result{status, out.String(), progressLine.ReplaceAllString(errs.String(), "")}
-}
-
-func tinyWith(args ...string) []string { return append(append([]string(nil), tinyRun...), args...) }
-
-// edited copies a model folder with one change of its config.json.
-func edited(t *testing.T, from string, change func(map[string]any)) string {
-	t.Helper()
-	text, err := os.ReadFile(filepath.Join(testdata, from, "config.json"))
-	require.NoError(t, err)
-	var c map[string]any
-	require.NoError(t, json.Unmarshal(text, &c))
-	change(c)
-	text, err = json.Marshal(c)
-	require.NoError(t, err)
-	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), text, 0o644))
-	return dir
-}
-
-func writeFile(t *testing.T, name, text string) string {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), name)
-	require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
-	return path
-}
 
 // Every bad input ends in one clear line that names the culprit, with the
 // contracted status.

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/root"
 	"github.com/spillway-ml/spillway/internal/testkit/pages"
 )
 
@@ -38,7 +39,7 @@ var (
 // Whatever a page names is there: its flags, in blocks and in running text, its
 // commands and the packages that it runs. (internal/readme runs the commands.)
 func TestPagesNameWhatIsThere(t *testing.T) {
-	root := rootCommand()
+	root := root.Command()
 	flags := map[string]bool{"--help": true, "--version": true}
 	commands := map[string]bool{"completion": true, "help": true}
 	var walk func(c *cobra.Command)

@@ -193,6 +193,9 @@ func Changed(old, now map[string]string) (names, lines []string) {
 		if f, ok := settingFields[name]; ok {
 			field = "Config." + f
 		}
+		if name == "tensor-slices" { // also those of Config.Tensor alone
+			field = "slices of a layer, which decide the last bits"
+		}
 		lines = append(lines, fmt.Sprintf("%s: %s → %s", field, show(old, name), show(now, name)))
 	}
 	return names, lines
@@ -253,6 +256,20 @@ func (s *Saver) refuseOtherRows(c checkpoint.Choice, was, now map[string]string)
 		return nil
 	}
 	return config.RefuseField("AcceptChanges", "resume: the %d steps of %s had the rows of Config.BatchSchedule %.80s, and this run's would have had those of %.80s; give what they had, or Config.AcceptChanges to go on all the same", done, c.Name, had, has)
+}
+
+// otherRows says that a step has other rows than it had, where these were not asked for; "": it has not.
+func (s *Saver) otherRows(was, now map[string]string) string {
+	c := &s.cfg.Config
+	had, has := rowsUntil(was, 1), rowsUntil(now, 1)
+	if c.GlobalBatch > 0 || was["batch-schedule"] != now["batch-schedule"] || had[0].Rows == has[0].Rows {
+		return ""
+	}
+	text := fmt.Sprintf("rows of a step: %d → %d, and so the results", had[0].Rows, has[0].Rows)
+	if had[0].Rows%(c.Batch*c.DataRanks()) == 0 {
+		text += fmt.Sprintf("; Config.GlobalBatch %d keeps them", had[0].Rows)
+	}
+	return text
 }
 
 // receiptFrom is the path of the receipt from the folder of checkpoints, or as it is where
@@ -330,6 +347,9 @@ func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 		return fmt.Errorf("resume: %w", err)
 	}
 	for _, line := range lines {
+		s.note("changed since %s: %s", c.Name, line)
+	}
+	if line := s.otherRows(had, now); line != "" {
 		s.note("changed since %s: %s", c.Name, line)
 	}
 	if by := s.tiedByStage(); by != was.TiedByStage {

@@ -88,7 +88,7 @@ func (o *outputs) write(cmd *cobra.Command, r *report) error {
 			return fmt.Errorf("--svg: %w", err)
 		}
 	}
-	return writeJSON(cmd.OutOrStdout(), o.json, r.rows())
+	return cmp.Or(writeJSON(cmd.OutOrStdout(), o.json, r.rows()), r.stopped)
 }
 
 // writeJSON writes rows to a file or, for -, to stdout.
@@ -146,6 +146,9 @@ func (r *report) remarks() (lines []string) {
 		if row.Missing != "" {
 			lines = append(lines, row.Name+" is missing: "+row.Missing)
 		}
+	}
+	if r.stopped != nil {
+		lines = append(lines, fmt.Sprintf("The command was %v: what ran until then is counted.", r.stopped))
 	}
 	lines = append(lines, sameBits(r.rows())...)
 	lines = append(lines, r.notes...)

@@ -33,6 +33,7 @@ type session struct {
 	machine        Machine
 	yard           yardsticks // beside each run; nil: none
 	jobs           []*job
+	stopped        error // by a signal, after each job had run
 }
 
 // job is a configuration that is measured.
@@ -154,8 +155,27 @@ func newRow(name, vary string, f *spillway.Forecast) Row {
 	return r
 }
 
-// measure runs all configurations, round after round, every other round backwards.
+// measure runs all configurations. One that is interrupted after each of them has run once sets
+// stopped, and the rows have what was measured.
 func (s *session) measure(ctx context.Context) error {
+	err := s.runRounds(ctx)
+	if errors.Is(err, context.Canceled) && !slices.ContainsFunc(s.jobs, func(j *job) bool { return j.runs() && len(j.Rounds) == 0 }) {
+		s.stopped, err = err, nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, j := range s.jobs {
+		if j.runs() {
+			j.finish(j.last, s.warmup)
+		}
+		j.Row.Machine, j.Row.Warmup = s.machine, s.warmup
+	}
+	return nil
+}
+
+// runRounds runs round after round, every other one backwards.
+func (s *session) runRounds(ctx context.Context) error {
 	leave := cli.Shelter() // until the running process has ended
 	defer leave()
 	says, began, done := cli.NewProgress(s.progress), time.Now(), 0
@@ -183,20 +203,15 @@ func (s *session) measure(ctx context.Context) error {
 				says.Says(fmt.Sprintf("round %d of %d, %s, after step %d%s …", round+1, s.rounds, j.Name, l.Step, left))
 			}
 			show(stepLine{})
-			if err := s.round(ctx, j, show); err != nil {
-				if errors.Is(err, context.Canceled) {
-					return cli.Interrupted(fmt.Sprintf("interrupted in round %d, in %s", round+1, j.Name))
-				}
+			err := s.round(ctx, j, show)
+			if errors.Is(err, context.Canceled) {
+				return cli.Interrupted(fmt.Sprintf("interrupted in round %d, in %s", round+1, j.Name))
+			}
+			if err != nil {
 				return fmt.Errorf("%s: %w", j.Name, err)
 			}
 			done++
 		}
-	}
-	for _, j := range s.jobs {
-		if j.runs() {
-			j.finish(j.last, s.warmup)
-		}
-		j.Row.Machine, j.Row.Warmup = s.machine, s.warmup
 	}
 	return nil
 }

@@ -54,7 +54,9 @@ func (s *session) round(ctx context.Context, j *job, show func(stepLine)) error 
 		return s.runOnce(ctx, j, show)
 	}
 	speed, err := y.beside(ctx, s, func() error { return s.runOnce(ctx, j, show) })
-	j.Speed = append(j.Speed, speed)
+	if err == nil {
+		j.Speed = append(j.Speed, speed)
+	}
 	return err
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/config"
 )
 
 // zeroBench is what bench zero was asked for.
@@ -141,6 +142,9 @@ func trainArgs(fs *pflag.FlagSet, c *spillway.Config, l *options.Later, refuse f
 	}
 	if wrong != nil {
 		return nil, wrong
+	}
+	if c.Data == "" && !isDemo {
+		return nil, config.ErrNoData
 	}
 	fs.Visit(func(f *pflag.Flag) {
 		switch {

@@ -284,7 +284,7 @@ func (v *Inspected) state() string {
 	case v.Confirmed:
 		return "confirmed"
 	}
-	return "not confirmed yet"
+	return "not confirmed yet (no update followed it)"
 }
 
 // printRecord tells the newest checkpoint's run and files.

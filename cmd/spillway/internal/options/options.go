@@ -52,6 +52,9 @@ func RefuseUnderOne(fs *pflag.FlagSet) error {
 		{"seq", "token", "the smaller of 256 and the model's positions"},
 		{"global-batch", "row", "--batch and --accum as they are"},
 		{"epochs", "epoch", "--steps"},
+		{"shard-size", "rank", "all ranks"},
+		{"tensor", "rank", "whole layers"},
+		{"pipeline", "stage", "one stage"},
 	} {
 		if n, err := fs.GetInt(f.flag); err == nil && fs.Changed(f.flag) && n < 1 {
 			return fmt.Errorf("--%s %d: at least 1 %s is needed; leave it out for %s", f.flag, n, f.what, f.without)
@@ -91,7 +94,7 @@ func JobFlags(fs *pflag.FlagSet, c *config.Config) (transport *string) {
 // MeshFlags binds the flags of tensor and pipeline parallelism.
 func MeshFlags(fs *pflag.FlagSet, c *config.Config) {
 	fs.IntVar(&c.Tensor, "tensor", 1,
-		"share every layer over groups of `T` neighbouring ranks, which have the same data (tensor parallelism; CPU ranks)")
+		"share every layer over groups of `T` neighbouring ranks, a power of two, which have the same data (tensor parallelism; CPU ranks)")
 	fs.IntVar(&c.TensorSlices, "tensor-slices", 0,
 		"cut layers into `S` slices, a power of two; every --tensor that divides it gives the same bits (default: --tensor)")
 	fs.IntVar(&c.Pipeline, "pipeline", 1,

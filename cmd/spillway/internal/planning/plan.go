@@ -252,9 +252,6 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
 	if f.countInNodes {
 		f.nodeSize = f.gpusPerNode
 	}
-	if fs.Changed("shard-size") && c.ShardSize < 1 {
-		return fmt.Errorf("--shard-size %d: at least 1 rank is needed; leave it out to shard over all", c.ShardSize)
-	}
 	f.precisionGiven, f.seqGiven, f.accumGiven = fs.Changed("precision"), fs.Changed("seq"), fs.Changed("accum")
 	if f.gpu == "" && !f.countInNodes {
 		f.nodeSize = c.Ranks // the CPU's ranks are on one machine
@@ -337,16 +334,19 @@ func (f *Flags) outputs() error {
 	return nil
 }
 
-// nothingFits tells about the configuration as requested, and refuses it with
-// what the search has found. Of a global batch, the request is the split that
-// came nearest.
+// nothingFits tells about the configuration as requested, and refuses it with what the search has
+// found. The request is the answer where it fits and the effort was used up before another one was
+// planned. Of a global batch, the request is the split that came nearest.
 func (f *Flags) nothingFits(ctx context.Context, c config.Config, none *planner.NothingFits, globalBatch int, out io.Writer) error {
 	if globalBatch > 0 && none.Smallest != nil {
 		c.Batch, c.Accum = none.Smallest.Config.Batch, none.Smallest.Config.Accum
 	}
 	f.hopeless = true
 	var refused *plan.DoesNotFit
-	if err := runPlan(ctx, c, f, nil, out); err != nil && !errors.As(err, &refused) {
+	switch err := runPlan(ctx, c, f, nil, out); {
+	case err == nil && none.Smallest == nil:
+		return nil
+	case err != nil && !errors.As(err, &refused):
 		return err
 	}
 	return none

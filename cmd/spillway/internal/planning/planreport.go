@@ -475,7 +475,15 @@ func (r *planReport) nothing() string {
 	if r.noWay.Spent {
 		text += " A larger --effort looks further."
 	}
+	if r.onMesh() {
+		text += " All had the same --tensor and --pipeline."
+	}
 	return text
+}
+
+// onMesh says whether layers are divided over ranks.
+func (r *planReport) onMesh() bool {
+	return r.asked.Config.Tensor > 1 || r.asked.Config.Pipelined()
 }
 
 func (r *planReport) waysOut(w io.Writer) {
@@ -506,8 +514,13 @@ type wayList struct {
 }
 
 // wayLists are what would make a run fit: changes that keep its losses, and changes that alter them.
+// All keep the mesh.
 func (r *planReport) wayLists() (lists []wayList) {
-	for _, l := range []wayList{{title: "What would make it fit"}, {title: "What would make it fit and changes the results", changes: true}} {
+	title := "What would make it fit"
+	if r.onMesh() {
+		title += " on the same --tensor and --pipeline"
+	}
+	for _, l := range []wayList{{title: title}, {title: title + " and changes the results", changes: true}} {
 		for _, way := range r.ways {
 			if changesResults(way) == l.changes {
 				l.ways = append(l.ways, way)

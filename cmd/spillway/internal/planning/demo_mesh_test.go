@@ -1,0 +1,31 @@
+package planning_test
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The demo's own values give way to flags that they do not go with: over tensor ranks and stages it
+// makes no sample, and stages have ZeRO 1.
+func TestDemoOverAMesh(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, flags := range [][]string{{"--tensor", "2"}, {"--pipeline", "2"}} {
+		r := command(append([]string{"train", "--steps", "1", "--checkpoint", "none"}, flags...)...)
+		require.Zero(t, r.status, r.stderr)
+		require.NotContains(t, r.stdout, "sample, continuing")
+	}
+}
+
+// A page is written also where the effort was used up before anything else was tried.
+func TestPageOfAPlanWithoutEffort(t *testing.T) {
+	page := filepath.Join(t.TempDir(), "plan.html")
+	r := command("plan", "--model", "spillway-demo", "--ranks", "2", "--effort", "1", "--html", page)
+	require.Zero(t, r.status, r.stderr)
+	require.Contains(t, r.stdout, "fits as requested; nothing else was planned")
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.NotContains(t, string(text), ">Recommended<")
+}

@@ -1,0 +1,222 @@
+package planning_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
+	"github.com/spillway-ml/spillway/model"
+)
+
+// clusters are servers as people have them, for recommendations over the presets.
+var clusters = []string{
+	"--gpu rtx-4090 --nodes 1 --gpus-per-node 1", "--gpu rtx-3090 --nodes 1 --gpus-per-node 4", "--gpu v100-32 --nodes 1 --gpus-per-node 8",
+	"--gpu a100-40 --nodes 2 --gpus-per-node 8", "--gpu a100-80 --nodes 8 --gpus-per-node 8", "--gpu l40s --nodes 1 --gpus-per-node 8",
+	"--gpu h100-80 --nodes 1 --gpus-per-node 8", "--gpu h100-80 --nodes 16 --gpus-per-node 8", "--gpu h200-141 --nodes 1 --gpus-per-node 1",
+	"--gpu b200-192 --nodes 64 --gpus-per-node 8",
+}
+
+// No recommendation and no way out takes more host memory than the servers have, or than the
+// --node-memory that it asks for: four presets on a cluster each, and three layers that are too
+// much for any plan there. With SPILLWAY_LONG=all each preset on each cluster, which takes an hour.
+func TestRecommendationsStayWithinTheirServers(t *testing.T) {
+	t.Parallel()
+	jobs := long.Sample(1, 2, [][2]string{{"gpt2-xl", clusters[0]}, {"llama-2-7b", clusters[1]}, {"llama-3-8b", clusters[3]}, {"gpt3-13b", clusters[5]}})
+	if long.All() {
+		jobs = nil
+		for _, m := range model.Presets() {
+			for _, cluster := range clusters {
+				jobs = append(jobs, [2]string{m.Name, cluster})
+			}
+		}
+	}
+	jobs = append(jobs, [2]string{edited(t, "llama-tied", func(c map[string]any) {
+		c["hidden_size"], c["intermediate_size"], c["num_attention_heads"], c["num_key_value_heads"] = 12288, 40960, 96, 8
+		c["num_hidden_layers"], c["vocab_size"], c["max_position_embeddings"] = 3, 32000, 4096
+	}), clusters[0]})
+	fitted, ways, larger, hosts := 0, 0, 0, 0
+	for _, job := range jobs {
+		seq := 4096
+		if m, err := model.LookupPreset(job[0]); err == nil {
+			seq = min(m.Config.Positions, seq)
+		}
+		args := strings.Fields(fmt.Sprintf("--effort 150 --model %s %s --batch 1 --seq %d", job[0], job[1], seq))
+		c, hw := asPlanned(t, args)
+		card, err := gpus.Lookup(strings.Fields(job[1])[1])
+		require.NoError(t, err)
+		per := int64(c.LocalRanks)
+		within := func(what string, f *spillway.Forecast, memory int64) {
+			host := per * (f.Plan.Layout.Spaces[graph.Host].Peak + f.Plan.Config.Outside[graph.Host])
+			if f.Plan.Layout.Spaces[graph.Host].Peak > 1<<30 {
+				hosts++
+			}
+			require.LessOrEqual(t, host, memory, "%v: %s", args, what)
+		}
+		usual := per * gpus.ForRanks(card.Server().Memory)
+		assumed := func(what string, f *spillway.Forecast) {
+			within(what, f, usual)
+			require.Zero(t, f.Plan.Config.Capacity[graph.Host], "%v: %s: an assumed cap is none of the plan's", args, what)
+		}
+		best, err := spillway.Fit(t.Context(), c, spillway.Fixed{}, 0, hw)
+		if err == nil {
+			fitted++
+			assumed(cli.FlagText(best.Choices), best.Forecast)
+			if card.Rates.BF16 > 0 {
+				require.Contains(t, cli.FlagText(best.Choices), "--precision bf16", args)
+			}
+			continue
+		}
+		var none *spillway.NothingFits
+		require.ErrorAs(t, err, &none, args)
+		asked, err := spillway.Predict(t.Context(), c, hw.Machine(c.Ranks))
+		require.NoError(t, err, args)
+		list, _ := spillway.WaysOut(t.Context(), asked, hw)
+		for _, way := range list {
+			what := cli.FlagText(way.Changes)
+			_, given, more := strings.Cut(what, "--node-memory ")
+			switch {
+			case more:
+				memory, err := cli.ParseSize(strings.Fields(given)[0])
+				require.NoError(t, err, what)
+				require.Greater(t, memory, usual, what)
+				within(what, way.Forecast, memory)
+				larger++
+			case way.Cost != "a larger GPU": // in servers of its own
+				ways++
+				assumed(what, way.Forecast)
+			}
+		}
+	}
+	require.GreaterOrEqual(t, fitted, 2)
+	require.Positive(t, ways)
+	require.Positive(t, larger, "some of them ask for larger servers")
+	require.Positive(t, hosts, "some of them use the host")
+}
+
+// --tokens and --price are the recommended plan's time, by GPU and in money.
+func TestBudget(t *testing.T) {
+	args := strings.Fields("plan --effort 20 --model gpt2 --gpu h100-80 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 1024 --batch 8 --tokens 100e9 --price 2.5 --json -")
+	r := command(args...)
+	require.Zero(t, r.status, r.stderr)
+	var doc planning.Doc
+	require.NoError(t, json.Unmarshal([]byte(r.stdout), &doc))
+	step := doc.Recommended.Plan.StepSeconds * doc.Time.Low
+	days := 100e9 / (8 * 8 * 1024) * step / 86400
+	require.InEpsilon(t, days, doc.Budget.Days[0], 1e-9)
+	require.InEpsilon(t, days*24*8, doc.Budget.RankHours[0], 1e-9)
+	require.InEpsilon(t, days*24*8*2.5, doc.Budget.Cost[0], 1e-9)
+	require.Greater(t, doc.Budget.Days[1], doc.Budget.Days[0])
+	text := unwrapped(command(args[:len(args)-2]...).stdout)
+	require.Regexp(t, `100 billion tokens take [\d.,]+–[\d.,]+ days and [\d,]+–[\d,]+ GPU-hours, which cost [\d,]+–[\d,]+ at --price 2.5`, text)
+	require.Contains(t, command("plan", "--model", "gpt2", "--price", "2").stderr, "give --tokens too")
+	require.Contains(t, command("plan", "--model", "gpt2", "--tokens", "-1").stderr, "--tokens -1")
+}
+
+// --node-memory is a cap on what the ranks of a server take together, and takes
+// the place of the usual server's memory.
+func TestNodeMemory(t *testing.T) {
+	base := strings.Fields("plan --effort 20 --model gpt2 --offload optimizer=host --json -")
+	type doc struct {
+		Requested struct {
+			Fits bool
+			Host struct {
+				CapacityBytes *int64 `json:"capacity_bytes"`
+				PeakBytes     int64  `json:"peak_bytes"`
+				OutsideBytes  int64  `json:"outside_bytes"`
+			}
+		}
+		Server planning.Server
+		Time   *planning.Time
+	}
+	read := func(more string) (d doc) {
+		r := command(append(base, strings.Fields(more)...)...)
+		require.Contains(t, []int{cli.ExitDone, cli.ExitDoesNotFit}, r.status, r.stderr)
+		require.NoError(t, json.Unmarshal([]byte(r.stdout), &d))
+		require.Equal(t, d.Server.Ranks*(d.Requested.Host.PeakBytes+d.Requested.Host.OutsideBytes), d.Server.HostBytes)
+		return d
+	}
+	d := read("--ranks 4 --node-memory 4GB")
+	require.Equal(t, int64(1e9), *d.Requested.Host.CapacityBytes)
+	require.Equal(t, int64(4e9), d.Server.Memory)
+	require.True(t, d.Requested.Fits)
+	require.Nil(t, d.Time)
+	require.False(t, read("--ranks 4 --node-memory 1GB").Requested.Fits)
+	d = read("--ranks 4 --node-memory 4GB --host-memory 500MB")
+	require.Equal(t, int64(500e6), *d.Requested.Host.CapacityBytes, "the smaller cap")
+	d = read("--gpu h100-80 --nodes 2 --gpus-per-node 4 --node-memory 64GB")
+	require.Equal(t, int64(16e9), *d.Requested.Host.CapacityBytes)
+	require.Equal(t, int64(4), d.Server.Ranks)
+	require.Empty(t, d.Server.Source)
+	d = read("--gpu h100-80 --nodes 2 --gpus-per-node 4")
+	require.Nil(t, d.Requested.Host.CapacityBytes, "what is usual caps only what is recommended")
+	require.Equal(t, int64(4*256e9), d.Server.Memory)
+	require.Contains(t, d.Server.Source, "DGX H100")
+	require.Less(t, d.Time.Low, d.Time.High)
+}
+
+// bf16 where the card has it, said; where it has not, that is said too.
+func TestPrecisionOfRecommendations(t *testing.T) {
+	text := unwrapped(command(strings.Fields("plan --effort 60 --model gpt2 --gpu a100-80")...).stdout)
+	require.Regexp(t, `spillway train .* --zero 3 --precision bf16 `, strings.ReplaceAll(text, `\ `, ""))
+	require.Contains(t, text, "in bf16, for whose products the device has units (16 × the rate of fp32)")
+	require.Contains(t, text, "as requested means the defaults here: fp32 and rows of 256 tokens; as such models are trained: --precision bf16 --seq 1024")
+	require.Contains(t, text, "The job fits here, with Spillway's plan. PyTorch FSDP took ")
+	text = unwrapped(command(strings.Fields("plan --effort 60 --model gpt2 --gpu a100-80 --precision fp32 --seq 1024")...).stdout)
+	require.NotContains(t, text, "bf16", "what was asked for stays")
+	require.NotContains(t, text, "as requested means")
+	for _, precision := range []string{"", " --precision bf16"} {
+		text = unwrapped(command(strings.Fields("plan --effort 60 --model gpt2 --gpu v100-32" + precision)...).stdout)
+		require.Contains(t, text, "v100-32 has no units for bf16", precision)
+		require.NotContains(t, text, "planned only")
+	}
+	text = unwrapped(command(strings.Fields("plan --effort 60 --model gpt2 --gpu a100-80 --precision bf16 --int8 matmul")...).stdout)
+	require.Contains(t, text, "--int8 is planned only: train refuses it with --device cuda")
+	text = unwrapped(command(strings.Fields("plan --effort 60 --model gpt2 --gpu a100-80 --precision bf16 --optimizer-dtype bf16 --stochastic-rounding")...).stdout)
+	require.Contains(t, text, "--optimizer-dtype bf16 is planned only: train refuses it")
+}
+
+// A search tells no less than a refusal: where it is not free to change what
+// would help, the error says what would.
+func TestFitTellsWhatARefusalTells(t *testing.T) {
+	args := []string{"train", "--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--batch", "8", "--seq", "40", "--steps", "1", "--device-memory", "1200KiB"}
+	plain, fit := command(args...), command(append(args, "--fit")...)
+	require.Equal(t, cli.ExitDoesNotFit, plain.status)
+	require.Equal(t, cli.ExitDoesNotFit, fit.status)
+	require.Contains(t, plain.stderr, "--batch 1 --accum 8")
+	require.Contains(t, fit.stderr, "nothing of ")
+	require.Contains(t, fit.stderr, "--batch 1 --accum 8")
+}
+
+// --stack predicts by one stack's published runs: text, JSON and what is read back say so.
+func TestPlanOfAStack(t *testing.T) {
+	args := strings.Fields("plan --model gpt2 --gpu h100-80 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 1024 --batch 8 --effort 5 --json -")
+	of := func(stack ...string) (doc planning.Doc) {
+		r := command(append(append([]string{}, args...), stack...)...)
+		require.Zero(t, r.status, r.stderr)
+		require.NoError(t, json.Unmarshal([]byte(r.stdout), &doc))
+		return doc
+	}
+	all, own, torch := of(), of("--stack", "spillway"), of("--stack", "torch")
+	require.Equal(t, all.Time, own.Time)
+	require.Empty(t, all.Time.Stack)
+	require.Zero(t, all.Time.Scale)
+	require.Equal(t, "torch", torch.Time.Stack)
+	require.True(t, torch.Time.Low < torch.Time.Scale && torch.Time.Scale < torch.Time.High, "%+v", torch.Time)
+	require.Less(t, torch.Time.High/torch.Time.Low, all.Time.High/all.Time.Low, "one stack's interval is narrower")
+	require.InEpsilon(t, all.TokensPerSecond.Predicted/torch.Time.Scale, torch.TokensPerSecond.Predicted, 1e-9)
+	require.True(t, torch.TokensPerSecond.Low < torch.TokensPerSecond.Predicted && torch.TokensPerSecond.Predicted < torch.TokensPerSecond.High)
+	require.Contains(t, torch.Time.Text, "published runs of torch (on h100-80)")
+	require.Contains(t, of("--stack", "internevo").Time.Text, "(on a100-80; too few are known of this generation)")
+
+	require.Contains(t, command("plan", "--model", "gpt2", "--stack", "torch").stderr, "--stack torch is for predicted times on GPUs; give --gpu NAME too")
+	require.Contains(t, command("plan", "--model", "gpt2", "--gpu", "h100", "--stack", "jax").stderr, `--stack "jax": no published run of it is known; give torch,`)
+}

@@ -1,0 +1,70 @@
+package planning_test
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+)
+
+// verdictOf is the text before the first empty line, and the command in it.
+func verdictOf(t *testing.T, text string) (verdict, line string) {
+	t.Helper()
+	verdict, _, ok := strings.Cut(text, "\n\n")
+	require.True(t, ok, text)
+	require.LessOrEqual(t, strings.Count(verdict, "\n")+1, 15, verdict)
+	m := regexp.MustCompile(`(?m)^  ((?:spillway|srun|mpirun) .*)$`).FindStringSubmatch(strings.ReplaceAll(verdict, " \\\n    ", " "))
+	if m == nil {
+		return verdict, ""
+	}
+	return verdict, m[1]
+}
+
+// A plan begins with its answer: whether it fits, a command, memory, time and speed.
+func TestThePlanBeginsWithItsVerdict(t *testing.T) {
+	tiny := "--model " + testdata + "/gpt2 --batch 1 --seq 16 "
+	for _, c := range []struct{ args, says, command string }{
+		{tiny, "on 1 CPU rank fits as requested, and nothing found is faster:", `^spillway train --batch 1 --model \S+ --seq 16 --data DATA$`},
+		{tiny + "--ranks 2 --recompute full --offload optimizer=host", `on 2 CPU ranks fits as requested; this is [\d.]+ × as fast:`, `^spillway train .*--ranks 2 .*--recompute none --offload none$`},
+		{tiny + "--ranks 2 --transport shm", "", `^spillway launch -n 2 -- train --batch 1 `},
+		{tiny + "--ranks 2 --transport mpi", "", `^mpirun -np 2 spillway train --batch 1 `},
+		{tiny + "--ranks 4 --zero 0 --device-memory 400KiB", "does not fit as requested", `^spillway train .*--device-memory 409600`},
+		{tiny + "--device-memory 10KB", "does not fit as requested .* nothing tried makes it fit", `^$`},
+		{tiny + "--gpu h100-80 --nodes 2 --gpus-per-node 2", "on 4 × h100-80 fits", `^srun --nodes=2 --ntasks-per-node=2 spillway train .*--device cuda`},
+		{tiny + "--gpu h100-80 --nodes 1 --gpus-per-node 2 --node-memory 64GB", "on 2 × h100-80 fits", `^spillway train .*--ranks 2 --device cuda --host-memory 32000000000 --data DATA`},
+		{tiny + "--gpu mi300x", `fits.*: planned only: --device cuda runs on NVIDIA's GPUs alone`, `^spillway plan .*--gpu mi300x`},
+		{tiny + "--gpu h100-80 --precision bf16 --int8 matmul", "planned only: --int8 with --device cuda", `^spillway plan `},
+		{"--model llama-3-8b --gpu a100-40 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 2048 --batch 4 --tokens 1e9 --price 2", `on 8 × a100-40 does not fit as requested \(.* of device memory over the cap\); this fits:`, `^spillway train `},
+	} {
+		r := command(append([]string{"plan", "--effort", "60"}, strings.Fields(c.args)...)...)
+		verdict, line := verdictOf(t, r.stdout)
+		require.Regexp(t, c.says, unwrapped(verdict), c.args)
+		require.Regexp(t, c.command, line, c.args)
+		for _, row := range []string{"device memory ", "host memory ", "step ", "tokens/s "} {
+			require.Contains(t, verdict, "\n  "+row, c.args)
+		}
+		require.Equal(t, strings.Contains(c.args, "--price"), strings.Contains(verdict, "which cost"), c.args)
+	}
+}
+
+// The command of a verdict runs as it is, given its data.
+func TestTheCommandOfAVerdictRuns(t *testing.T) {
+	for _, more := range []string{"", "--recompute full --zero 1 --accum 2", "--fit --global-batch 4", "--device-memory 700KiB --zero 0"} {
+		args := append(strings.Fields("plan --effort 40 --model "+testdata+"/gpt2 --batch 1 --seq 16 --ranks 2 --steps 1 --data "+testdata+"/text.bin"), strings.Fields(more)...)
+		_, line := verdictOf(t, command(args...).stdout)
+		require.True(t, strings.HasPrefix(line, "spillway train "), line)
+		got := command(words(line)[1:]...)
+		require.Equal(t, cli.ExitDone, got.status, "%s\n%s", line, got.stderr)
+	}
+}
+
+// On one rank all stages are the same, and tables have one column.
+func TestOneRankHasOneColumn(t *testing.T) {
+	text := command("plan", "--model", testdata+"/gpt2").stdout
+	require.Regexp(t, `(?m)^  ZeRO +→ 3$`, text)
+	text = command("plan", "--model", testdata+"/gpt2", "--ranks", "2").stdout
+	require.Regexp(t, `(?m)^  ZeRO +0 +1 +2 +→ 3$`, text)
+}
