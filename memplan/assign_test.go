@@ -86,33 +86,6 @@ func TestBars(t *testing.T) {
 	})
 }
 
-// touched returns, by memory space, the end (offset + 1) of the highest byte that the
-// program's operations and the host touch when every section runs, on the rank with index
-// coord[a] along each mesh axis a. It is less than Peak if no operand of that rank covers the
-// end of the topmost buffer.
-func touched(p *graph.Program, l *memplan.Layout, coord []int) [graph.NumSpaces]int64 {
-	var top [graph.NumSpaces]int64
-	reach := func(id graph.BufID) {
-		root, off := p.Resolve(id, coord)
-		space := p.Buf(root).Space
-		top[space] = max(top[space], l.Offset[root]+off+p.Buf(id).Bytes())
-	}
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			ph := &p.Sections[i].Phases[j]
-			for k := range ph.Ops {
-				if ph.Repeat > 0 {
-					graph.Effects(&ph.Ops[k], func(e graph.Effect) { reach(e.Buf) })
-				}
-			}
-		}
-	}
-	for _, id := range p.HostBuffers() {
-		reach(id)
-	}
-	return top
-}
-
 // TestTouched: the arena of a training step is used to its last byte on every
 // rank, and a rank's own part does not count as the whole.
 func TestTouched(t *testing.T) {
@@ -120,7 +93,7 @@ func TestTouched(t *testing.T) {
 	l, err := memplan.Assign(p, memplan.Options{})
 	require.NoError(t, err)
 	for rank := range 3 {
-		require.Equal(t, l.Spaces[graph.Device].Peak, touched(p, l, []int{rank})[graph.Device])
+		require.Equal(t, l.Spaces[graph.Device].Peak, memplan.Touched(p, l, []int{rank})[graph.Device])
 	}
 	p = parse(t, `
 mesh data=3
@@ -134,7 +107,7 @@ phase main ×1
 	require.NoError(t, err)
 	require.EqualValues(t, 768, l.Spaces[graph.Device].Peak)
 	for rank, want := range []int64{256, 512, 768} {
-		require.Equal(t, want, touched(p, l, []int{rank})[graph.Device])
+		require.Equal(t, want, memplan.Touched(p, l, []int{rank})[graph.Device])
 	}
 }
 
