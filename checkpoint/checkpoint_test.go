@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
@@ -324,22 +325,22 @@ func TestWhatIsReplacedComesLast(t *testing.T) {
 
 func TestOneProcessAtATime(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ck")
-	require.NoError(t, Held(dir))
+	require.NoError(t, heldAt(dir))
 	s := open(t, dir, Options{})
 	var busy *Busy
 	_, err := Open(dir, Options{})
 	require.ErrorAs(t, err, &busy)
 	require.ErrorContains(t, err, fmt.Sprintf("process %d on ", os.Getpid()))
-	require.ErrorAs(t, Held(dir), &busy)
+	require.ErrorAs(t, heldAt(dir), &busy)
 	save(t, s, 1)
 	require.NoError(t, s.Close())
-	require.NoError(t, Held(dir))
+	require.NoError(t, heldAt(dir))
 	require.NoError(t, open(t, dir, Options{}).Close())
 
 	require.NoError(t, os.WriteFile(filepath.Join(dir, lockName), []byte("process 1 on \x1b[31mx\n"), 0o644)) // a killed holder's
 	s = open(t, dir, Options{})
 	require.NoError(t, os.WriteFile(filepath.Join(dir, lockName), []byte("process 1 on \x1b[31mx\n"), 0o644))
-	require.ErrorContains(t, Held(dir), "process 1 on ?[31mx")
+	require.ErrorContains(t, heldAt(dir), "process 1 on ?[31mx")
 	require.NoError(t, s.Close())
 }
 
@@ -358,7 +359,7 @@ func TestTheFolderIsRemoved(t *testing.T) {
 	save(t, s, 1)
 	require.NoError(t, os.RemoveAll(dir))
 	save(t, s, 2)
-	require.Error(t, Held(dir), "and locked again")
+	require.Error(t, heldAt(dir), "and locked again")
 	require.NoError(t, s.Confirm())
 	require.NoError(t, s.Close())
 	c, err := Choose(background, dir, nil)
@@ -610,4 +611,12 @@ func TestTheNextRunRemovesWhatWasToGo(t *testing.T) {
 	require.NoError(t, s.Confirm())
 	require.Equal(t, []string{Name(3, 1), Name(4, 1)}, names(t, dir))
 	require.NoError(t, s.Close())
+}
+
+func heldAt(dir string) error {
+	d, err := OpenDir(filesys.System, dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Held(), d.Close())
 }

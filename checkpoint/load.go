@@ -53,15 +53,6 @@ func (c *Checkpoint) Load(ctx context.Context, wants []Want, how Loading) error 
 	return l.load(ctx, wants)
 }
 
-// Load is Checkpoint.Load of the checkpoint that a path names.
-func Load(ctx context.Context, folder string, wants []Want, how Loading) error {
-	c, err := OpenCheckpoint(folder)
-	if err != nil {
-		return err
-	}
-	return errors.Join(c.Load(ctx, wants, how), c.Close())
-}
-
 // Contents describes the tensors of a checkpoint of any version, by name.
 func (c *Checkpoint) Contents() (map[string]Tensor, error) {
 	m := c.Manifest

@@ -179,15 +179,6 @@ func (s *Store) release(f filesys.File) error {
 	return f.Close()
 }
 
-// Held is Dir.Held of the folder at a path.
-func Held(dir string) error {
-	d, err := OpenDir(filesys.System, dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Held(), d.Close())
-}
-
 // Held returns a *Busy if a process has the folder open for writing. It changes nothing.
 func (d Dir) Held() error {
 	if d.f == nil {

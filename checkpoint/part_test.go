@@ -131,7 +131,7 @@ func TestLoadWhatRanksWrote(t *testing.T) {
 				seen[Want{w.State, w.Tensor, w.Start + k, 1}] = true
 			}
 		}
-		err = Load(background, folder, wants, Loading{Sink: func(state, tensor string, start int64, v []float32) error {
+		err = loadAt(background, folder, wants, Loading{Sink: func(state, tensor string, start int64, v []float32) error {
 			for i, x := range v {
 				k := Want{state, tensor, start + int64(i), 1}
 				if !seen[k] || x != value(state, tensor, start+int64(i)) {
@@ -173,15 +173,15 @@ func TestLargeParts(t *testing.T) {
 	}
 	count := int64(0)
 	how := Loading{Sink: func(_, _ string, _ int64, v []float32) error { count += int64(len(v)); return nil }}
-	err = Load(background, folder, wants, how)
+	err = loadAt(background, folder, wants, how)
 	require.ErrorIs(t, err, ErrDamaged)
 	require.ErrorContains(t, err, path)
 	flip(t, path, -5)
 	count = 0
-	require.NoError(t, Load(background, folder, wants, how))
+	require.NoError(t, loadAt(background, folder, wants, how))
 	require.Equal(t, 2*(lengths[0]+lengths[1]+lengths[2]), count)
-	require.ErrorIs(t, Load(background, folder, []Want{{"model", "t00", 0, 6}}, how), ErrDamaged)
-	require.ErrorIs(t, Load(background, folder, []Want{{"model", "other", 0, 1}}, how), ErrDamaged)
+	require.ErrorIs(t, loadAt(background, folder, []Want{{"model", "t00", 0, 6}}, how), ErrDamaged)
+	require.ErrorIs(t, loadAt(background, folder, []Want{{"model", "other", 0, 1}}, how), ErrDamaged)
 }
 
 // States in 16 and in 8 bits: values, and those that are not finite.
@@ -213,14 +213,14 @@ func TestNarrowStates(t *testing.T) {
 	require.NoError(t, err)
 	var got []float32
 	how := Loading{Sink: func(_, _ string, _ int64, v []float32) error { got = append(got, v...); return nil }}
-	require.ErrorContains(t, Load(background, folder, []Want{{"exp_avg", "w", 0, n}}, how), "in 8 bits")
+	require.ErrorContains(t, loadAt(background, folder, []Want{{"exp_avg", "w", 0, n}}, how), "in 8 bits")
 	how.Dequantize = func(_ string, dst []float32, codes []byte, scale float32) error {
 		for i, c := range codes {
 			dst[i] = float32(c) * scale
 		}
 		return nil
 	}
-	require.NoError(t, Load(background, folder, []Want{{"exp_avg", "w", 256, n - 256}, {"model", "w", 7, 2}}, how))
+	require.NoError(t, loadAt(background, folder, []Want{{"exp_avg", "w", 256, n - 256}, {"model", "w", 7, 2}}, how))
 	require.Len(t, got, n-256+2)
 	require.Equal(t, float32(1), got[1])
 	require.Equal(t, float32((n-1)%256), got[n-257])
@@ -286,7 +286,7 @@ func TestVersion2(t *testing.T) {
 	want := make([]float32, tensor.Elements())
 	require.NoError(t, w.ReadFloat32(tensor.Name, 0, want))
 	require.NoError(t, w.Close())
-	require.NoError(t, Load(background, dir, []Want{{"model", tensor.Name, 0, tensor.Elements()}}, Loading{Sink: func(_, _ string, start int64, v []float32) error {
+	require.NoError(t, loadAt(background, dir, []Want{{"model", tensor.Name, 0, tensor.Elements()}}, Loading{Sink: func(_, _ string, start int64, v []float32) error {
 		require.Equal(t, want[start:start+int64(len(v))], v)
 		return nil
 	}}))
@@ -376,3 +376,11 @@ type closing struct {
 type readable = Tensors
 
 func (o closing) Close() error { return errors.Join(o.readable.Close(), o.c.Close()) }
+
+func loadAt(ctx context.Context, folder string, wants []Want, how Loading) error {
+	c, err := OpenCheckpoint(folder)
+	if err != nil {
+		return err
+	}
+	return errors.Join(c.Load(ctx, wants, how), c.Close())
+}

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/internal/testkit/layouts"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/zero"
@@ -69,7 +69,7 @@ func operations(p *graph.Program) string {
 // bars draws the device's buffers in section "step".
 func bars(t *testing.T, p *plan.Plan) string {
 	var all bytes.Buffer
-	require.NoError(t, memplan.Bars(p.Program, p.Layout, &all))
+	require.NoError(t, layouts.Bars(p.Program, p.Layout, &all))
 	var out strings.Builder
 	keep, space := false, false
 	for _, line := range strings.SplitAfter(all.String(), "\n") {

@@ -1,4 +1,4 @@
-package memplan
+package memplan_test
 
 import (
 	"fmt"
@@ -10,7 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/layouts"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
+	"github.com/spillway-ml/spillway/memplan"
 )
 
 // TestTransformers holds the extent against the lower bound on programs of the
@@ -36,9 +38,9 @@ func TestTransformers(t *testing.T) {
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {
-			p := transformer(c.layers, c.width, 1024, 50304, c.ranks, c.prefetch, c.micros, c.recompute)
+			p := memplan.Transformer(c.layers, c.width, 1024, 50304, c.ranks, c.prefetch, c.micros, c.recompute)
 			start := time.Now()
-			l, err := Assign(p, Options{})
+			l, err := memplan.Assign(p, memplan.Options{})
 			took := time.Since(start)
 			require.NoError(t, err)
 			ops := 0
@@ -47,47 +49,9 @@ func TestTransformers(t *testing.T) {
 			}
 			u := l.Spaces[graph.Device]
 			t.Logf("%d operations, %d buffers: %v, peak %.4f of the bound, at %s", ops, len(p.Buffers), took, float64(u.Peak)/float64(u.LowerBound), u.PeakAt)
-			require.NoError(t, Check(p, l))
+			require.NoError(t, layouts.Check(p, l))
 			require.LessOrEqual(t, float64(u.Peak), 1.02*float64(u.LowerBound))
 		})
-	}
-}
-
-// TestWorkDoesNotDependOnTheWidth counts what planning does, of which seconds
-// are made: steps, buffers, live ranges, and pairs of buffers looked at while
-// they are placed. A model 16 times as wide has the same program; which ranking
-// of its buffers wins may differ, and the count is bounded whatever it is.
-func TestWorkDoesNotDependOnTheWidth(t *testing.T) {
-	type count struct{ steps, buffers, ranges, clashes int }
-	var want count
-	for i, width := range []int64{1024, 4096, 16384} {
-		p := transformer(48, width, 1024, 50304, 8, 1, 2, true)
-		a, err := Analyse(p)
-		require.NoError(t, err)
-		a.overlap(DefaultAlign)
-		got := count{buffers: len(p.Buffers)}
-		for s := range a.sections {
-			got.steps += len(a.sections[s].trace.Steps)
-			got.ranges += len(a.sections[s].ranges)
-		}
-		sp := &a.spaces[graph.Device]
-		for i := range sp.ids {
-			for j := range i {
-				if sp.between(int32(i), int32(j)) {
-					got.clashes++
-				}
-			}
-		}
-		if i == 0 {
-			want = got
-		}
-		require.Equal(t, want, got, "width %d", width)
-		_, _, err = a.place(graph.Device, a.bound[graph.Device].bytes-a.residentBytes[graph.Device], nil)
-		require.NoError(t, err)
-		work := a.work[graph.Device]
-		require.Positive(t, work)
-		t.Logf("width %d: %+v, %d pairs", width, got, work)
-		require.Less(t, work, int64(1.2*maxWork))
 	}
 }
 
@@ -98,11 +62,11 @@ func TestBars(t *testing.T) {
 		d.ScanArgs(t, "align", &align)
 		p, err := graph.Parse("spillway program v1\n" + d.Input + "\n")
 		require.NoError(t, err)
-		l, err := Assign(p, Options{Align: align})
+		l, err := memplan.Assign(p, memplan.Options{Align: align})
 		require.NoError(t, err)
-		require.NoError(t, Check(p, l))
+		require.NoError(t, layouts.Check(p, l))
 		var b strings.Builder
-		require.NoError(t, Bars(p, l, &b))
+		require.NoError(t, layouts.Bars(p, l, &b))
 		for sp, u := range l.Spaces {
 			if u.Peak == 0 {
 				continue
@@ -125,11 +89,11 @@ func TestBars(t *testing.T) {
 // TestTouched: the arena of a training step is used to its last byte on every
 // rank, and a rank's own part does not count as the whole.
 func TestTouched(t *testing.T) {
-	p := transformer(2, 64, 32, 512, 3, 1, 2, false)
-	l, err := Assign(p, Options{})
+	p := memplan.Transformer(2, 64, 32, 512, 3, 1, 2, false)
+	l, err := memplan.Assign(p, memplan.Options{})
 	require.NoError(t, err)
 	for rank := range 3 {
-		require.Equal(t, l.Spaces[graph.Device].Peak, Touched(p, l, []int{rank})[graph.Device])
+		require.Equal(t, l.Spaces[graph.Device].Peak, memplan.Touched(p, l, []int{rank})[graph.Device])
 	}
 	p = parse(t, `
 mesh data=3
@@ -139,19 +103,19 @@ section step
 phase main ×1
   own: fill -> own {}
 `)
-	l, err = Assign(p, Options{})
+	l, err = memplan.Assign(p, memplan.Options{})
 	require.NoError(t, err)
 	require.EqualValues(t, 768, l.Spaces[graph.Device].Peak)
 	for rank, want := range []int64{256, 512, 768} {
-		require.Equal(t, want, Touched(p, l, []int{rank})[graph.Device])
+		require.Equal(t, want, memplan.Touched(p, l, []int{rank})[graph.Device])
 	}
 }
 
 // TestSizeOnly: twice the width is the same plan with every size twice as
 // large, where alignment does not come in.
 func TestSizeOnly(t *testing.T) {
-	read := func(elems int) *Layout {
-		l, err := Assign(parse(t, strings.ReplaceAll(`
+	read := func(elems int) *memplan.Layout {
+		l, err := memplan.Assign(parse(t, strings.ReplaceAll(`
 buffer a f32 [N] device activations phase
 buffer b f32 [N] device activations phase
 buffer c f32 [N,3] device activations phase
@@ -163,7 +127,7 @@ phase main ×1
   c: fill -> c {}
   d: fill -> d {}
   a2: copy b -> a
-`, "N", fmt.Sprint(elems))), Options{})
+`, "N", fmt.Sprint(elems))), memplan.Options{})
 		require.NoError(t, err)
 		return l
 	}
@@ -184,23 +148,23 @@ func TestAssignRefuses(t *testing.T) {
 		{strings.Replace(good, "{}", "{} wait=1", 1), "waits for event 1, want one of 1 to 0"},
 	} {
 		p := parse(t, c.text)
-		_, err := Assign(p, Options{})
+		_, err := memplan.Assign(p, memplan.Options{})
 		require.ErrorContains(t, err, c.err)
 	}
-	_, err := Assign(parse(t, good), Options{Align: 48})
+	_, err := memplan.Assign(parse(t, good), memplan.Options{Align: 48})
 	require.ErrorContains(t, err, "memplan.Assign: alignment 48 is not a power of two")
-	_, err = Assign(parse(t, good), Options{Align: -64})
+	_, err = memplan.Assign(parse(t, good), memplan.Options{Align: -64})
 	require.Error(t, err)
-	l, err := Assign(parse(t, ""), Options{})
+	l, err := memplan.Assign(parse(t, ""), memplan.Options{})
 	require.NoError(t, err)
 	require.Empty(t, l.Offset)
 	require.Zero(t, l.Spaces)
 
 	p := parse(t, good)
-	l, err = Assign(p, Options{})
+	l, err = memplan.Assign(p, memplan.Options{})
 	require.NoError(t, err)
-	require.ErrorContains(t, Bars(parse(t, ""), l, &strings.Builder{}), "1 offsets, want one for each of the program's 0 buffers")
+	require.ErrorContains(t, layouts.Bars(parse(t, ""), l, &strings.Builder{}), "1 offsets, want one for each of the program's 0 buffers")
 	p.Sections[0].Phases[0].Ops[0].Out[0].Buf = 9
-	require.ErrorContains(t, Check(p, l), "step/main/a uses buffer 9")
-	require.Error(t, Bars(p, l, &strings.Builder{}))
+	require.ErrorContains(t, layouts.Check(p, l), "step/main/a uses buffer 9")
+	require.Error(t, layouts.Bars(p, l, &strings.Builder{}))
 }

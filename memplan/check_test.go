@@ -1,12 +1,15 @@
-package memplan
+package memplan_test
 
 import (
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/layouts"
+	"github.com/spillway-ml/spillway/memplan"
 )
 
 func parse(t *testing.T, text string) *graph.Program {
@@ -15,7 +18,7 @@ func parse(t *testing.T, text string) *graph.Program {
 	return p
 }
 
-func cloneLayout(l *Layout) *Layout {
+func cloneLayout(l *memplan.Layout) *memplan.Layout {
 	m := *l
 	m.Offset = slices.Clone(l.Offset)
 	return &m
@@ -39,39 +42,39 @@ phase main ×1
   end: copy z -> y
 `)
 	require.NoError(t, graph.Verify(p))
-	good, err := Assign(p, Options{})
+	good, err := memplan.Assign(p, memplan.Options{})
 	require.NoError(t, err)
-	require.NoError(t, Check(p, good))
+	require.NoError(t, layouts.Check(p, good))
 	w, x, y, low, z := 0, 1, 2, 3, 4
 	dev := graph.Device
 	require.Equal(t, good.Offset[x], good.Offset[z], "x and z share their place")
 	for _, c := range []struct {
 		name  string
-		spoil func(l *Layout)
+		spoil func(l *memplan.Layout)
 		err   string
 	}{
-		{"overlap", func(l *Layout) { l.Offset[x] = l.Offset[y] }, `x is in use from step/main/x to step/main/y, and y at step/main/y, with nothing that keeps them apart`},
-		{"overlap in part", func(l *Layout) { l.Offset[x] += 256 }, `with nothing that keeps them apart`},
-		{"overlap with a state", func(l *Layout) { l.Offset[w] = l.Offset[z] }, `overlap, and one of them lives all the time`},
-		{"alignment", func(l *Layout) { l.Offset[x] += 64 }, `x has offset`},
-		{"no place", func(l *Layout) { l.Offset[x] = -1 }, `x has offset -1, but it is used`},
-		{"place of a view", func(l *Layout) { l.Offset[low] = 0 }, `y.low has offset 0, want -1`},
-		{"above the peak", func(l *Layout) { l.Offset[y] += 1 << 20 }, `y ends at byte`},
-		{"peak too high", func(l *Layout) { l.Spaces[dev].Peak++; l.Spaces[dev].ByClass[graph.Padding]++ }, `bytes of padding at the peak`},
-		{"peak that nothing reaches", func(l *Layout) {
+		{"overlap", func(l *memplan.Layout) { l.Offset[x] = l.Offset[y] }, `x is in use from step/main/x to step/main/y, and y at step/main/y, with nothing that keeps them apart`},
+		{"overlap in part", func(l *memplan.Layout) { l.Offset[x] += 256 }, `with nothing that keeps them apart`},
+		{"overlap with a state", func(l *memplan.Layout) { l.Offset[w] = l.Offset[z] }, `overlap, and one of them lives all the time`},
+		{"alignment", func(l *memplan.Layout) { l.Offset[x] += 64 }, `x has offset`},
+		{"no place", func(l *memplan.Layout) { l.Offset[x] = -1 }, `x has offset -1, but it is used`},
+		{"place of a view", func(l *memplan.Layout) { l.Offset[low] = 0 }, `y.low has offset 0, want -1`},
+		{"above the peak", func(l *memplan.Layout) { l.Offset[y] += 1 << 20 }, `y ends at byte`},
+		{"peak too high", func(l *memplan.Layout) { l.Spaces[dev].Peak++; l.Spaces[dev].ByClass[graph.Padding]++ }, `bytes of padding at the peak`},
+		{"peak that nothing reaches", func(l *memplan.Layout) {
 			l.Spaces[dev].Peak++
 			l.Spaces[dev].ByClass[graph.Padding]++
 			l.Spaces[dev].ClassPeak[graph.Padding]++
 		}, `the peak is 1281, but the highest buffer ends at byte 1280`},
-		{"classes", func(l *Layout) { l.Spaces[dev].ByClass[graph.Activations] -= 4 }, `the classes sum to 1276 at the peak of 1280`},
-		{"bound", func(l *Layout) { l.Spaces[dev].LowerBound = 1281 }, `the lower bound 1281 is above the peak 1280`},
-		{"length", func(l *Layout) { l.Offset = l.Offset[1:] }, `the layout has 4 offsets, want one for each of the program's 5 buffers`},
-		{"alignment of the layout", func(l *Layout) { l.Align = 3 }, `alignment 3 is not a power of two`},
+		{"classes", func(l *memplan.Layout) { l.Spaces[dev].ByClass[graph.Activations] -= 4 }, `the classes sum to 1276 at the peak of 1280`},
+		{"bound", func(l *memplan.Layout) { l.Spaces[dev].LowerBound = 1281 }, `the lower bound 1281 is above the peak 1280`},
+		{"length", func(l *memplan.Layout) { l.Offset = l.Offset[1:] }, `the layout has 4 offsets, want one for each of the program's 5 buffers`},
+		{"alignment of the layout", func(l *memplan.Layout) { l.Align = 3 }, `alignment 3 is not a power of two`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			l := cloneLayout(good)
 			c.spoil(l)
-			require.ErrorContains(t, Check(p, l), c.err)
+			require.ErrorContains(t, layouts.Check(p, l), c.err)
 		})
 	}
 }
@@ -90,14 +93,14 @@ phase main ×1
   out: copy a -> host @copy-out wait=1 record=2
   b: fill -> b {} wait=2
 `)
-	l, err := Assign(p, Options{})
+	l, err := memplan.Assign(p, memplan.Options{})
 	require.NoError(t, err)
 	require.Equal(t, l.Offset[0], l.Offset[1])
-	require.NoError(t, Check(p, l))
+	require.NoError(t, layouts.Check(p, l))
 	q := p.Clone()
 	q.Sections[0].Phases[0].Ops[2].Wait = nil
 	require.NoError(t, graph.Verify(q))
-	require.ErrorContains(t, Check(q, l), "a is in use from step/main/a to step/main/out, and b at step/main/b, with nothing that keeps them apart")
+	require.ErrorContains(t, layouts.Check(q, l), "a is in use from step/main/a to step/main/out, and b at step/main/b, with nothing that keeps them apart")
 
 	// Use after release: a is read once more when b has its place.
 	q = p.Clone()
@@ -105,16 +108,16 @@ phase main ×1
 	op.Name, op.Wait = "late", nil
 	q.Sections[0].Phases[0].Ops = append(q.Sections[0].Phases[0].Ops, op)
 	require.NoError(t, graph.Verify(q))
-	require.ErrorContains(t, Check(q, l), "nothing that keeps them apart")
+	require.ErrorContains(t, layouts.Check(q, l), "nothing that keeps them apart")
 }
 
 // TestMutateTransformer breaks the plan of a training step in many single ways.
 func TestMutateTransformer(t *testing.T) {
-	p := transformer(2, 64, 32, 512, 2, 1, 3, false)
+	p := memplan.Transformer(2, 64, 32, 512, 2, 1, 3, false)
 	require.NoError(t, graph.Verify(plainKinds(p)))
-	l, err := Assign(p, Options{})
+	l, err := memplan.Assign(p, memplan.Options{})
 	require.NoError(t, err)
-	require.NoError(t, Check(p, l))
+	require.NoError(t, layouts.Check(p, l))
 
 	// Any two buffers alive at the peak, one moved onto the other.
 	for _, x := range l.Spaces[graph.Device].Live {
@@ -125,7 +128,7 @@ func TestMutateTransformer(t *testing.T) {
 			}
 			m := cloneLayout(l)
 			m.Offset[x] = l.Offset[y]
-			require.Error(t, Check(p, m), "%s on %s", p.Buf(x).Name, p.Buf(y).Name)
+			require.Error(t, layouts.Check(p, m), "%s on %s", p.Buf(x).Name, p.Buf(y).Name)
 		}
 	}
 	// Each wait removed: the data need it, or the places, or it was not needed for
@@ -133,11 +136,11 @@ func TestMutateTransformer(t *testing.T) {
 	data, places, spare := 0, 0, 0
 	for k := range waits(p) {
 		q := p.Clone()
-		require.True(t, removeWait(q, k))
+		require.True(t, memplan.RemoveWait(q, k))
 		switch {
 		case graph.Verify(plainKinds(q)) != nil:
 			data++
-		case Check(q, l) != nil:
+		case layouts.Check(q, l) != nil:
 			places++
 		default:
 			spare++
@@ -202,4 +205,52 @@ func plainKinds(p *graph.Program) *graph.Program {
 		}
 	}
 	return q
+}
+
+// TestRandom: what Verify accepts, Assign plans and Check agrees with; the plan
+// lies between the bound and having no reuse at all, and is the same each time.
+func TestRandom(t *testing.T) {
+	shared, removed := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		p := memplan.DrawProgram(t)
+		align := int64(1) << rapid.IntRange(0, 9).Draw(t, "align")
+		l, err := memplan.Assign(p, memplan.Options{Align: align})
+		require.NoError(t, err)
+		require.NoError(t, layouts.Check(p, l))
+		again, err := memplan.Assign(p, memplan.Options{Align: align})
+		require.NoError(t, err)
+		require.Equal(t, l, again)
+		for sp, u := range l.Spaces {
+			require.GreaterOrEqual(t, u.Peak, u.LowerBound)
+			all, live := int64(0), int64(0)
+			for id, off := range l.Offset {
+				if off >= 0 && p.Buffers[id].Space == graph.Space(sp) {
+					all += (p.Buffers[id].Bytes() + align - 1) / align * align
+				}
+			}
+			require.LessOrEqual(t, u.Peak, all)
+			for _, id := range u.Live {
+				live += p.Buf(id).Bytes()
+			}
+			require.Equal(t, u.LowerBound, live)
+			if u.Peak < all-align {
+				shared++
+			}
+		}
+		// Without one of its waits, the layout is refused or the program is unsound,
+		// or the wait was not needed.
+		q := p.Clone()
+		if !memplan.RemoveWait(q, rapid.IntRange(0, 200).Draw(t, "wait")) || graph.Verify(q) != nil {
+			return
+		}
+		m, err := memplan.Assign(q, memplan.Options{Align: align})
+		require.NoError(t, err)
+		require.NoError(t, layouts.Check(q, m))
+		if layouts.Check(q, l) != nil {
+			removed++
+			require.NotEqual(t, l, m)
+		}
+	})
+	require.NotZero(t, shared, "no two buffers shared bytes")
+	t.Logf("in %d programs a wait ordered nothing but the reuse of bytes", removed)
 }

@@ -57,10 +57,10 @@ func requireFewIsMany(t require.TestingT, p *graph.Program, align int64, shuffle
 
 func TestFewIsMany(t *testing.T) {
 	backward := func(rank []int32) { slices.Reverse(rank) }
-	requireFewIsMany(t, transformer(9, 64, 32, 100, 4, 1, 2, true), DefaultAlign, backward)
-	requireFewIsMany(t, transformer(40, 64, 32, 100, 3, 2, 1, false), 1, backward)
+	requireFewIsMany(t, Transformer(9, 64, 32, 100, 4, 1, 2, true), DefaultAlign, backward)
+	requireFewIsMany(t, Transformer(40, 64, 32, 100, 3, 2, 1, false), 1, backward)
 	rapid.Check(t, func(t *rapid.T) {
-		requireFewIsMany(t, drawProgram(t), int64(1)<<rapid.IntRange(0, 9).Draw(t, "align"), func(rank []int32) {
+		requireFewIsMany(t, DrawProgram(t), int64(1)<<rapid.IntRange(0, 9).Draw(t, "align"), func(rank []int32) {
 			copy(rank, rapid.Permutation(rank).Draw(t, "order"))
 		})
 	})

@@ -11,11 +11,11 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// drawProgram returns a random program that Verify accepts: a few phases over
+// DrawProgram returns a random program that Verify accepts: a few phases over
 // several streams, with collectives, views, workspaces and all lifetimes. Events
 // come from graph.Synchronize and barriers; then some are taken away, where
 // Verify lets them.
-func drawProgram(t *rapid.T) *graph.Program {
+func DrawProgram(t *rapid.T) *graph.Program {
 	s := newSynth(rapid.IntRange(1, 3).Draw(t, "ranks"))
 	p := s.p
 	ranks := int64(p.Mesh[0].Size)
@@ -70,15 +70,15 @@ func drawProgram(t *rapid.T) *graph.Program {
 	require.NoError(t, graph.Verify(p))
 	for range pick("removals", 0, 4) {
 		q := p.Clone()
-		if removeWait(q, pick("wait", 0, 200)) && graph.Verify(q) == nil {
+		if RemoveWait(q, pick("wait", 0, 200)) && graph.Verify(q) == nil {
 			p = q
 		}
 	}
 	return p
 }
 
-// removeWait takes one of the program's waits away, the k-th in a circle.
-func removeWait(p *graph.Program, k int) bool {
+// RemoveWait takes one of the program's waits away, the k-th in a circle.
+func RemoveWait(p *graph.Program, k int) bool {
 	var at []*[]graph.EventID
 	var index []int
 	for i := range p.Sections {
@@ -99,61 +99,13 @@ func removeWait(p *graph.Program, k int) bool {
 	return true
 }
 
-// TestRandom: what Verify accepts, Assign plans and Check agrees with; the plan
-// lies between the bound and having no reuse at all, and is the same each time.
-func TestRandom(t *testing.T) {
-	shared, removed := 0, 0
-	rapid.Check(t, func(t *rapid.T) {
-		p := drawProgram(t)
-		align := int64(1) << rapid.IntRange(0, 9).Draw(t, "align")
-		l, err := Assign(p, Options{Align: align})
-		require.NoError(t, err)
-		require.NoError(t, Check(p, l))
-		again, err := Assign(p, Options{Align: align})
-		require.NoError(t, err)
-		require.Equal(t, l, again)
-		for sp, u := range l.Spaces {
-			require.GreaterOrEqual(t, u.Peak, u.LowerBound)
-			all, live := int64(0), int64(0)
-			for id, off := range l.Offset {
-				if off >= 0 && p.Buffers[id].Space == graph.Space(sp) {
-					all += alignUp(p.Buffers[id].Bytes(), align)
-				}
-			}
-			require.LessOrEqual(t, u.Peak, all)
-			for _, id := range u.Live {
-				live += p.Buf(id).Bytes()
-			}
-			require.Equal(t, u.LowerBound, live)
-			if u.Peak < all-align {
-				shared++
-			}
-		}
-		// Without one of its waits, the layout is refused or the program is unsound,
-		// or the wait was not needed.
-		q := p.Clone()
-		if !removeWait(q, rapid.IntRange(0, 200).Draw(t, "wait")) || graph.Verify(q) != nil {
-			return
-		}
-		m, err := Assign(q, Options{Align: align})
-		require.NoError(t, err)
-		require.NoError(t, Check(q, m))
-		if Check(q, l) != nil {
-			removed++
-			require.NotEqual(t, l, m)
-		}
-	})
-	require.NotZero(t, shared, "no two buffers shared bytes")
-	t.Logf("in %d programs a wait ordered nothing but the reuse of bytes", removed)
-}
-
 // TestBoundIsTrue compares the bound and the floor with the best of all assignments, on
 // programs of a few buffers: every order of placing each at its lowest place,
 // which contains an optimal one.
 func TestBoundIsTrue(t *testing.T) {
 	padded := 0
 	rapid.Check(t, func(t *rapid.T) {
-		p := drawProgram(t)
+		p := DrawProgram(t)
 		align := int64(1) << rapid.IntRange(0, 9).Draw(t, "align")
 		l, err := Assign(p, Options{Align: align})
 		require.NoError(t, err)

@@ -5,11 +5,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
 )
 
 // Wherever Assign is told to stop it does no more, and returns what it was told.
 func TestAssignStops(t *testing.T) {
-	p := transformer(24, 64, 128, 512, 4, 1, 2, false)
+	p := Transformer(24, 64, 128, 512, 4, 1, 2, false)
 	enough := errors.New("enough")
 	asked, until := 0, 1<<30
 	stop := func() error {
@@ -30,5 +32,43 @@ func TestAssignStops(t *testing.T) {
 		_, err := Assign(p, Options{Stop: stop})
 		require.ErrorIs(t, err, enough)
 		require.Equal(t, until+1, asked, "nobody is asked again")
+	}
+}
+
+// TestWorkDoesNotDependOnTheWidth counts what planning does, of which seconds
+// are made: steps, buffers, live ranges, and pairs of buffers looked at while
+// they are placed. A model 16 times as wide has the same program; which ranking
+// of its buffers wins may differ, and the count is bounded whatever it is.
+func TestWorkDoesNotDependOnTheWidth(t *testing.T) {
+	type count struct{ steps, buffers, ranges, clashes int }
+	var want count
+	for i, width := range []int64{1024, 4096, 16384} {
+		p := Transformer(48, width, 1024, 50304, 8, 1, 2, true)
+		a, err := Analyse(p)
+		require.NoError(t, err)
+		a.overlap(DefaultAlign)
+		got := count{buffers: len(p.Buffers)}
+		for s := range a.sections {
+			got.steps += len(a.sections[s].trace.Steps)
+			got.ranges += len(a.sections[s].ranges)
+		}
+		sp := &a.spaces[graph.Device]
+		for i := range sp.ids {
+			for j := range i {
+				if sp.between(int32(i), int32(j)) {
+					got.clashes++
+				}
+			}
+		}
+		if i == 0 {
+			want = got
+		}
+		require.Equal(t, want, got, "width %d", width)
+		_, _, err = a.place(graph.Device, a.bound[graph.Device].bytes-a.residentBytes[graph.Device], nil)
+		require.NoError(t, err)
+		work := a.work[graph.Device]
+		require.Positive(t, work)
+		t.Logf("width %d: %+v, %d pairs", width, got, work)
+		require.Less(t, work, int64(1.2*maxWork))
 	}
 }

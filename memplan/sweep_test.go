@@ -50,9 +50,9 @@ func requireSweep(t require.TestingT, p *graph.Program) {
 }
 
 func TestSweepFindsWhatOverlaps(t *testing.T) {
-	requireSweep(t, transformer(9, 64, 32, 100, 4, 1, 2, true))
-	requireSweep(t, transformer(9, 64, 32, 100, 3, 2, 1, false))
-	rapid.Check(t, func(t *rapid.T) { requireSweep(t, drawProgram(t)) })
+	requireSweep(t, Transformer(9, 64, 32, 100, 4, 1, 2, true))
+	requireSweep(t, Transformer(9, 64, 32, 100, 3, 2, 1, false))
+	rapid.Check(t, func(t *rapid.T) { requireSweep(t, DrawProgram(t)) })
 }
 func TestMirror(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))

@@ -70,11 +70,11 @@ func ins(ids ...graph.BufID) []graph.BufID {
 	return ids
 }
 
-// transformer is a step of a GPT-like model at ZeRO stage 3: per layer one
+// Transformer is a step of a GPT-like model at ZeRO stage 3: per layer one
 // unit, gathered before its forward and again before its backward, prefetch
 // units ahead; activations kept unless recompute is set; gradients scattered as
 // each unit's backward ends; micros micro-steps, then an update.
-func transformer(layers int, width, rows, vocab int64, ranks, prefetch, micros int, recompute bool) *graph.Program {
+func Transformer(layers int, width, rows, vocab int64, ranks, prefetch, micros int, recompute bool) *graph.Program {
 	s := newSynth(ranks)
 	run, step, phase := graph.LifeRun, graph.LifeStep, graph.LifePhase
 	unitBytes := func(u int) int64 {

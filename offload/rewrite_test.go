@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/layouts"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/offload"
@@ -49,7 +50,7 @@ func rewrite(t *testing.T, p *graph.Program, o offload.Options) *graph.Program {
 	require.NoError(t, graph.Verify(q))
 	l, err := memplan.Assign(q, memplan.Options{})
 	require.NoError(t, err)
-	require.NoError(t, memplan.Check(q, l))
+	require.NoError(t, layouts.Check(q, l))
 	return q
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/layouts"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
-	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
@@ -74,7 +74,7 @@ func TestMixedPrecisionPlans(t *testing.T) {
 		what := fmt.Sprintf("%s %v stage %d mesh %v accum %d %s reduce32 %v reproducible %v", models[m].Family, c.Precision, c.Stage, mesh, c.Accum, c.Optimizer.Name, c.Reduce32, c.Reproducible)
 		p, err := Build(forwards[m], c)
 		require.NoError(t, err, what)
-		require.NoError(t, memplan.Check(p.Program, p.Layout), what)
+		require.NoError(t, layouts.Check(p.Program, p.Layout), what)
 		back, err := graph.Parse(graph.Format(p.Program), zero.Operations()...)
 		require.NoError(t, err, what)
 		require.Equal(t, p.Hash(), graph.Hash(back), what)

@@ -11,6 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/grid"
+	"github.com/spillway-ml/spillway/internal/testkit/layouts"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -60,7 +61,7 @@ func TestTheGrid(t *testing.T) {
 // that disk transfers use.
 func layoutHolds(t testing.TB, p grid.Point, built *plan.Plan) {
 	t.Helper()
-	require.NoError(t, memplan.Check(built.Program, built.Layout), p)
+	require.NoError(t, layouts.Check(built.Program, built.Layout), p)
 	for sp, use := range built.Layout.Spaces {
 		align := built.Layout.Align
 		if p.Tier() == "disk" && graph.Space(sp) != graph.Device {

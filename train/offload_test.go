@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/layouts"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
-	"github.com/spillway-ml/spillway/memplan"
 )
 
 // Promise 1: recomputation changes no bit.
@@ -221,7 +221,7 @@ func TestOffloadOfPlannedPrograms(t *testing.T) {
 			}
 			p, err := c.planned().Plan(t.Context())
 			require.NoError(t, err, "%s, %s", precision, placement)
-			require.NoError(t, memplan.Check(p.Program, p.Layout), "%s, %s", precision, placement)
+			require.NoError(t, layouts.Check(p.Program, p.Layout), "%s, %s", precision, placement)
 		}
 	}
 }

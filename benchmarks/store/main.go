@@ -203,11 +203,16 @@ func (s *states) load(folder string) error {
 			wants = append(wants, checkpoint.Want{State: k, Tensor: t.Name, N: tensorElems})
 		}
 	}
-	return checkpoint.Load(context.Background(), folder, wants, checkpoint.Loading{Sink: func(state, tensor string, start int64, v []float32) error {
+	c, err := checkpoint.OpenCheckpoint(folder)
+	if err != nil {
+		return err
+	}
+	err = c.Load(context.Background(), wants, checkpoint.Loading{Sink: func(state, tensor string, start int64, v []float32) error {
 		i, _ := slices.BinarySearch(s.names, tensor)
 		copy(s.into[state][i][start:], v)
 		return nil
 	}})
+	return errors.Join(err, c.Close())
 }
 
 // loaded compares what came back.

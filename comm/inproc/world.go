@@ -8,12 +8,8 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/meet"
-	"github.com/spillway-ml/spillway/comm/world"
 	"github.com/spillway-ml/spillway/graph"
 )
-
-// DefaultTimeout is how long an operation waits for its peers.
-const DefaultTimeout = world.DefaultTimeout
 
 // Options of a World.
 type Options struct {

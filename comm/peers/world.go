@@ -12,14 +12,10 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/meet"
-	"github.com/spillway-ml/spillway/comm/world"
 	"github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
 )
-
-// DefaultTimeout is how long an operation waits for its peers.
-const DefaultTimeout = world.DefaultTimeout
 
 // Sum adds buffers of the ranks in the order of comm.Adder, or from left to right. Package
 // kernels/cuda implements it.

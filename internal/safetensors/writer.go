@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"math"
 	"os"
@@ -28,9 +27,6 @@ type Writer struct {
 	written map[string][]span // sorted, disjoint, not touching
 	err     error             // the first failed write: Commit repeats it
 	done    bool
-	crc     uint32 // CRC-32C of the bytes before next
-	next    int64
-	size    int64
 }
 
 // target is the file that a Writer writes to.
@@ -76,8 +72,6 @@ type opened struct{ Opened }
 
 func (f opened) finish() error { return errors.Join(f.Sync(), f.Close()) }
 func (f opened) discard()      { _ = f.Close() } // it goes with its folder
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // span is elements [begin, end).
 type span struct{ begin, end int64 }
@@ -145,15 +139,15 @@ func create(path string, tensors []Tensor, metadata map[string]string, open func
 	if err != nil {
 		return nil, fmt.Errorf("write weights %s: %w", path, err)
 	}
-	w := &Writer{path: path, f: f, entries: map[string]*entry{}, written: map[string][]span{}, size: int64(len(header)) + at}
+	w := &Writer{path: path, f: f, entries: map[string]*entry{}, written: map[string][]span{}}
 	for i := range entries {
 		entries[i].begin += int64(len(header))
 		entries[i].end += int64(len(header))
 		w.entries[entries[i].Name] = &entries[i]
 	}
-	err = w.put(header, 0)
+	_, err = w.f.WriteAt(header, 0)
 	if err == nil {
-		err = f.Truncate(w.size)
+		err = f.Truncate(int64(len(header)) + at)
 	}
 	if err != nil {
 		w.Abort()
@@ -176,29 +170,6 @@ func (w *Writer) Tensors() []Tensor {
 		out[i] = list[i].Tensor
 	}
 	return out
-}
-
-// put writes bytes; if they follow the last ones it adds them to the checksum.
-func (w *Writer) put(b []byte, at int64) error {
-	w.mu.Lock()
-	if at == w.next {
-		w.crc = crc32.Update(w.crc, castagnoli, b)
-		w.next += int64(len(b))
-	}
-	w.mu.Unlock()
-	_, err := w.f.WriteAt(b, at)
-	return err
-}
-
-// Sum returns, after Commit, the file's size in bytes and the CRC-32C of its contents. Elements
-// must have been written in the order of Tensors.
-func (w *Writer) Sum() (size int64, crc uint32, err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.next != w.size {
-		return 0, 0, fmt.Errorf("checksum of %s: its elements were not written in the file's order", w.path)
-	}
-	return w.size, w.crc, nil
 }
 
 // WriteFloat32 writes elements [start, start+len(src)) of a tensor, rounded to
@@ -264,7 +235,8 @@ var chunks = sync.Pool{New: func() any { return new([1 << 16]byte) }}
 
 func (w *Writer) writeAt(e *entry, start int64, src []float32) error {
 	if e.DType == F32 && nativeLittle {
-		return w.put(bytesOf(src), e.begin+4*start)
+		_, err := w.f.WriteAt(bytesOf(src), e.begin+4*start)
+		return err
 	}
 	buf := chunks.Get().(*[1 << 16]byte)
 	defer chunks.Put(buf)
@@ -279,7 +251,7 @@ func (w *Writer) writeAt(e *entry, start int64, src []float32) error {
 				binary.LittleEndian.PutUint16(buf[2*i:], toBF16(x))
 			}
 		}
-		if err := w.put(buf[:n*int(size)], at); err != nil {
+		if _, err := w.f.WriteAt(buf[:n*int(size)], at); err != nil {
 			return err
 		}
 		at += int64(n) * size

@@ -385,7 +385,7 @@ func TestRefusals(t *testing.T) {
 		require.EqualError(t, err, c.err)
 		require.Zero(t, Workspace(c.s))
 		require.EqualError(t, Reference[float64](c.s, nil, nil, nil, nil, nil), c.err)
-		require.EqualError(t, ReferenceBytes(c.s, nil, nil, nil, nil), c.err)
+		require.EqualError(t, referenceBytes(c.s, nil, nil, nil, nil), c.err)
 	}
 	s := Spec{M: 2, N: 3, K: 4, LdA: 6}
 	p, err := New(s)

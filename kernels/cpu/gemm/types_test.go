@@ -77,7 +77,7 @@ func runTyped(t testing.TB, s Spec, k kernels, pl *pool.Pool, o typedOperands) [
 // want is the definition's result.
 func want(t testing.TB, s Spec, o typedOperands) []byte {
 	c := append([]byte(nil), o.c...)
-	require.NoError(t, ReferenceBytes(s, o.a, o.b, c, o.bias))
+	require.NoError(t, referenceBytes(s, o.a, o.b, c, o.bias))
 	return c
 }
 

@@ -12,8 +12,8 @@ import (
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
+	"github.com/spillway-ml/spillway/internal/testkit/shim"
 	"github.com/spillway-ml/spillway/kernels/cuda"
-	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 )
 
 // Every source is embedded for every architecture, as it is now; PTX assembles for cards of
@@ -47,11 +47,11 @@ func TestImagesAreTheSources(t *testing.T) {
 			require.NoError(t, err, "%s", out)
 			assembled, err := os.ReadFile(filepath.Join(dir, "k.cubin"))
 			require.NoError(t, err)
-			is, err := nvrtc.ParameterBytes(assembled)
+			is, err := shim.CubinParameters(assembled)
 			require.NoError(t, err)
 			cubin, err := New(12040, nil).Compile(name, text, driver.Device{Major: major})
 			require.NoError(t, err)
-			want, err := nvrtc.ParameterBytes(cubin)
+			want, err := shim.CubinParameters(cubin)
 			require.NoError(t, err)
 			require.Equal(t, want, is)
 		}

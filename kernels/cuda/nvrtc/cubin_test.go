@@ -28,7 +28,7 @@ func TestParametersAreTheCubins(t *testing.T) {
 		require.NoError(t, err)
 		cubin, err := c.Compile(name, source, ampere)
 		require.NoError(t, err)
-		sizes, err := nvrtc.ParameterBytes(cubin)
+		sizes, err := shim.CubinParameters(cubin)
 		require.NoError(t, err)
 		image, err := host.Compile(name, source, driver.Device{})
 		require.NoError(t, err)
@@ -40,6 +40,6 @@ func TestParametersAreTheCubins(t *testing.T) {
 			require.Equal(t, want, n, "%s: %s", name, kernel)
 		}
 	}
-	_, err = nvrtc.ParameterBytes([]byte("no ELF file"))
+	_, err = shim.CubinParameters([]byte("no ELF file"))
 	require.ErrorContains(t, err, "cubin")
 }

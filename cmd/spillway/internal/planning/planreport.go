@@ -495,7 +495,7 @@ func (r *planReport) waysOut(w io.Writer) {
 		return
 	}
 	for _, list := range r.wayLists() {
-		fmt.Fprintf(w, "%s, the cheapest first (each was planned and fits)\n", list.title)
+		cli.Wrap(w, "", "  ", list.title+", the cheapest first (each was planned and fits)")
 		for _, way := range list.ways {
 			cli.WrapFlags(w, "  ", "    ", cli.FlagText(way.Changes))
 			cli.Wrap(w, "      ", "        ", r.wayText(way))

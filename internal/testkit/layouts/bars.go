@@ -1,4 +1,4 @@
-package memplan
+package layouts
 
 import (
 	"bufio"
@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
 )
 
 // barColumns is the largest number of columns; in longer sections several steps share one.
@@ -28,14 +29,14 @@ const barColumns = 120
 //	         0      512  parameters   w        |RR
 //	       512     1024  activations  x        WR.
 //
-// It fails where Assign fails, if the layout belongs to another program, and if out fails.
-func Bars(p *graph.Program, l *Layout, out io.Writer) error {
+// It fails where memplan.Assign fails, if the layout belongs to another program, and if out fails.
+func Bars(p *graph.Program, l *memplan.Layout, out io.Writer) error {
 	if len(l.Offset) != len(p.Buffers) {
-		return fmt.Errorf("memplan.Bars: the layout has %d offsets, want one for each of the program's %d buffers", len(l.Offset), len(p.Buffers))
+		return fmt.Errorf("layouts.Bars: the layout has %d offsets, want one for each of the program's %d buffers", len(l.Offset), len(p.Buffers))
 	}
 	regions, err := graph.NewRegions(p)
 	if err != nil {
-		return fmt.Errorf("memplan.Bars: %w", err)
+		return fmt.Errorf("layouts.Bars: %w", err)
 	}
 	w := bufio.NewWriter(out)
 	for sp, use := range l.Spaces {
@@ -45,14 +46,14 @@ func Bars(p *graph.Program, l *Layout, out io.Writer) error {
 		fmt.Fprintf(w, "%v  peak %d, bound %d at %s\n", graph.Space(sp), use.Peak, use.LowerBound, use.PeakAt)
 		for i := range p.Sections {
 			if err := sectionBars(w, p, l, regions, graph.Space(sp), &p.Sections[i]); err != nil {
-				return fmt.Errorf("memplan.Bars: %w", err)
+				return fmt.Errorf("layouts.Bars: %w", err)
 			}
 		}
 	}
 	return w.Flush()
 }
 
-func sectionBars(w io.Writer, p *graph.Program, l *Layout, regions *graph.Regions, sp graph.Space, s *graph.Section) error {
+func sectionBars(w io.Writer, p *graph.Program, l *memplan.Layout, regions *graph.Regions, sp graph.Space, s *graph.Section) error {
 	t, err := graph.NewTrace(p, regions, s)
 	if err != nil {
 		return err

@@ -1,13 +1,15 @@
-package memplan
+// Package layouts checks and draws the layouts of package memplan.
+package layouts
 
 import (
 	"fmt"
 	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
 )
 
-// Check returns an error if l is not a valid plan of p. It shares no code with Assign. It runs
+// Check returns an error if l is not a valid plan of p. It shares no code with memplan.Assign. It runs
 // every section separately, follows each byte of each buffer from its writer to its readers on
 // individual ranks, and derives happens-before from reachability.
 //
@@ -17,16 +19,16 @@ import (
 // or r happens before v. Check looks at all ranks if there are at most 8, and otherwise at
 // the first two and the last of each mesh axis.
 //
-// Its memory is an eighth of a byte for each pair of a section's operations, so it is for tests
-// and for plans of a few ten thousand operations.
-func Check(p *graph.Program, l *Layout) error {
+// Its memory is an eighth of a byte for each pair of a section's operations, so programs have at most
+// a few ten thousand operations.
+func Check(p *graph.Program, l *memplan.Layout) error {
 	if err := check(p, l); err != nil {
-		return fmt.Errorf("memplan.Check: %w", err)
+		return fmt.Errorf("layouts.Check: %w", err)
 	}
 	return nil
 }
 
-func check(p *graph.Program, l *Layout) error {
+func check(p *graph.Program, l *memplan.Layout) error {
 	if len(l.Offset) != len(p.Buffers) {
 		return fmt.Errorf("the layout has %d offsets, want one for each of the program's %d buffers", len(l.Offset), len(p.Buffers))
 	}
@@ -132,7 +134,7 @@ func checkIDs(p *graph.Program) error {
 
 // checkPlaces checks each buffer's offset and, for each space, that Peak is the highest end of
 // a buffer, that ByClass sums to Peak, and that LowerBound is at most Peak.
-func checkPlaces(p *graph.Program, l *Layout, used []bool) error {
+func checkPlaces(p *graph.Program, l *memplan.Layout, used []bool) error {
 	var extent [graph.NumSpaces]int64
 	for id, off := range l.Offset {
 		b := p.Buf(graph.BufID(id))

@@ -1,4 +1,6 @@
-package nvrtc
+//go:build unix
+
+package shim
 
 import (
 	"bytes"
@@ -19,9 +21,9 @@ const (
 	elfHeader = 64 // bytes
 )
 
-// ParameterBytes returns for each kernel of a cubin the total size of its parameters in
+// CubinParameters returns for each kernel of a cubin the total size of its parameters in
 // bytes, which a launch's packed arguments must match.
-func ParameterBytes(cubin []byte) (map[string]int, error) {
+func CubinParameters(cubin []byte) (map[string]int, error) {
 	if len(cubin) < elfHeader {
 		return nil, fmt.Errorf("cubin: %d bytes are less than a header", len(cubin))
 	}
