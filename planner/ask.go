@@ -145,3 +145,9 @@ func (a *asking) fit(ctx context.Context, i int) (*Fitted, *NothingFits, error) 
 	}
 	return best, nil, err
 }
+
+// UsedUp says whether a question ended since its Budget did.
+func UsedUp(err error) bool {
+	var none *NothingFits
+	return errors.Is(err, search.ErrSpent) || errors.As(err, &none) && none.Spent
+}

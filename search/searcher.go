@@ -195,8 +195,8 @@ type look struct {
 	*measured
 }
 
-// errSpent says that a plan was not evaluated.
-var errSpent = errors.New("search: as many plans as were allowed have been evaluated")
+// ErrSpent says that a plan was not evaluated, since the Budget is used up.
+var ErrSpent = errors.New("search: as many plans as were allowed have been evaluated")
 
 // take counts a plan, and leaves so many of what is allowed.
 func (s *searcher) take(leave int) bool {
@@ -219,7 +219,7 @@ func (s *searcher) measured(p *point) *measured {
 	}
 	if !l.counted && !s.take(s.kept) {
 		s.mu.Unlock()
-		return &measured{err: errSpent}
+		return &measured{err: ErrSpent}
 	}
 	l.counted = true
 	s.mu.Unlock()

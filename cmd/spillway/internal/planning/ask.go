@@ -217,7 +217,10 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 	}
 	f.progress.Says("looking for the " + t.what + " …")
 	a, err := planner.Ask(ctx, planner.Question{Count: len(values), Easier: t.easier, At: at, Fixed: fixed, Rows: rows})
-	if err != nil {
+	switch {
+	case planner.UsedUp(err):
+		return c, nil, fmt.Errorf("--effort %d: as many plans do not answer --ask %s; give more, or leave it out", f.effort, t.name)
+	case err != nil:
 		return c, nil, err
 	}
 	if a.Value < 0 {
