@@ -35,6 +35,13 @@ func TestTuningNamesWhatChangesThePeer(t *testing.T) {
 		tuning([]string{"HOME=/root", "OPENBLAS_CORETYPE=Haswell", "COMP=1", "OMP_NUM_THREADS=2", "MALLOC_ARENA_MAX=1"}))
 }
 
+// Rows of other jobs say nothing about what changed.
+func TestCompareOfOtherJobs(t *testing.T) {
+	old, now := &Row{Name: "ZeRO-0", Model: "gpt2", Ranks: 2}, &Row{Name: "ZeRO-0", Model: "gpt2", Ranks: 4}
+	require.Equal(t, "Compared with a.json: no row is of the same job.", compare("a.json", []*Row{old}, []*Row{now}).lines()[0])
+	require.Equal(t, "Compared with a.json: nothing changed beyond noise.", compare("a.json", []*Row{old}, []*Row{old}).lines()[0])
+}
+
 // On a machine that runs at half its speed in one round of two, steps at its whole speed are
 // those of the other round.
 func TestStepsAtThePredictedSpeed(t *testing.T) {

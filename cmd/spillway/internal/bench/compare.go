@@ -15,8 +15,8 @@ import (
 // readRows reads what --json wrote.
 func readRows(path string) (rows []*Row, err error) {
 	text, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(text, &rows)
+	if err == nil && json.Unmarshal(text, &rows) != nil {
+		rows = nil
 	}
 	if err == nil && (len(rows) == 0 || slices.ContainsFunc(rows, func(r *Row) bool { return r == nil || r.Version != rowVersion })) {
 		err = fmt.Errorf("want rows of version %d, as --json of this version writes them", rowVersion)
@@ -133,10 +133,13 @@ func (c *compared) row(o, n *Row) {
 // lines tell a person what changed.
 func (c *compared) lines() (lines []string) {
 	head := fmt.Sprintf("Compared with %s: ", c.with)
-	if len(c.changes) == 0 {
-		lines = append(lines, head+"nothing changed beyond noise.")
-	} else {
+	switch {
+	case len(c.changes) > 0:
 		lines = append(lines, head+fmt.Sprintf("%d changes beyond noise, %d rows without one.", len(c.changes), c.same))
+	case c.same > 0:
+		lines = append(lines, head+"nothing changed beyond noise.")
+	default:
+		lines = append(lines, head+"no row is of the same job.")
 	}
 	for _, d := range c.changes {
 		lines = append(lines, fmt.Sprintf("  %s, %s: %s, was %s %s", d.row, d.what, d.now, d.old, d.change))

@@ -74,7 +74,7 @@ func peerCan(c *spillway.Config, m *model.Config) error {
 		is   bool
 		what string
 	}{
-		{m.Family != "gpt2", "models of model_type gpt2; " + c.Model + " is of " + string(m.Family)},
+		{m.Family != "gpt2", "GPT-2 models, as --model gpt2, and " + c.Model + " is of " + string(m.Family)},
 		{!strings.EqualFold(c.Optimizer, "adamw"), "AdamW"},
 		{c.Dropout > 0, "no dropout, whose random numbers are its own"},
 		{len(c.Freeze) > 0 || c.LoRA.Rank > 0, "training all parameters"},
@@ -105,7 +105,9 @@ func (s *session) addPeer(ctx context.Context, args []string, dir string) error 
 	if noPython != nil && can == nil {
 		can = errors.New("there is no python3 in PATH")
 	}
-	if can == nil {
+	if can != nil {
+		fmt.Fprintf(s.progress, "PyTorch's rows will be missing: %v\n", can)
+	} else {
 		if err := spec.write(ctx, c, dir); err != nil {
 			return fmt.Errorf("--peer torch: %w", err)
 		}

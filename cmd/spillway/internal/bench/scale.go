@@ -56,6 +56,7 @@ type scaleBench struct {
 	modes          []string
 	ranks          int
 	gpu            string
+	demo           bool     // no model was given
 	made           []string // the command
 }
 
@@ -73,7 +74,8 @@ and computation take turns. This CPU is measured before the runs, with other mod
 predictions are written. Where there are more ranks than processors rows are marked, and have
 none.
 
-Behind them are up to 16,384 ranks of a GPU by name, on the cost model alone: simulated.`,
+Behind them are up to 16,384 ranks of a GPU by name, on the cost model alone: simulated, with
+llama-3-8b where no model is given.`,
 		Args: cli.NoArguments,
 	}
 	fs := cmd.Flags()
@@ -94,7 +96,7 @@ Behind them are up to 16,384 ranks of a GPU by name, on the cost model alone: si
 		fs.Lookup(f.flag).Hidden = true
 	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		b.made, b.ranks = given(cmd), runtime.GOMAXPROCS(0)
+		b.made, b.ranks, b.demo = given(cmd), runtime.GOMAXPROCS(0), !fs.Changed("model") && !fs.Changed("config")
 		if fs.Changed("ranks") {
 			b.ranks = c.Ranks
 		}
@@ -192,7 +194,7 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 	}
 	model := first.Model
 	if !strings.EqualFold(b.gpu, "none") {
-		if model, err = b.simulate(ctx, s, args, cmd.Flags().Changed("model")); err != nil {
+		if model, err = b.simulate(ctx, s, args, b.demo); err != nil {
 			return err
 		}
 	}
@@ -303,12 +305,12 @@ const (
 )
 
 // simulate adds weak scaling over GPUs, on the cost model. It returns the model's name.
-func (b *scaleBench) simulate(ctx context.Context, s *session, args []string, given bool) (string, error) {
+func (b *scaleBench) simulate(ctx context.Context, s *session, args []string, demo bool) (string, error) {
 	g, err := gpus.Lookup(b.gpu)
 	if err != nil {
 		return "", err
 	}
-	if !given {
+	if demo {
 		args = append(without(args, "model", "seq", "batch", "device-memory"), "--model="+simulatedModel, "--seq=4096", "--batch=1", "--precision=bf16", "--recompute=selective", "--tokenizer=bytes")
 	}
 	c, err := configOf(args)
