@@ -31,7 +31,7 @@ func otherMachines(t *testing.T) map[string][]string {
 	}
 	if qemu := os.Getenv(arm64Variable); qemu != "" {
 		other := filepath.Join(t.TempDir(), "spillway")
-		build := exec.CommandContext(t.Context(), "go", "build", "-tags", "static", "-o", other, ".")
+		build := exec.CommandContext(t.Context(), "go", "build", "-tags", "static", "-o", other, "github.com/spillway-ml/spillway/cmd/spillway")
 		build.Env = append(os.Environ(), "GOARCH=arm64", "CGO_ENABLED=0")
 		said, err := build.CombinedOutput()
 		require.NoError(t, err, string(said))
