@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -82,7 +83,7 @@ func TestBarsOfAnyValues(t *testing.T) {
 			for class := range bytes {
 				bytes[class] = rapid.Int64Range(0, 1<<uint(rapid.IntRange(0, 50).Draw(t, "bits"))).Draw(t, "bytes")
 			}
-			c.Bars = append(c.Bars, MemoryBar(fmt.Sprintf("<ZeRO-%d & \"more\">", i), bytes, capacity))
+			c.Bars = append(c.Bars, MemoryBar(fmt.Sprintf("<ZeRO-%d & \"more\">%s", i, strings.Repeat("=", rapid.IntRange(0, 60).Draw(t, "name"))), bytes, capacity))
 		}
 		c.Mark = "cap"
 		rects, texts := drawn(t, &c)
@@ -116,6 +117,7 @@ func TestBarsOfAnyValues(t *testing.T) {
 			}
 			for _, v := range texts[:i] { // the names stand left, the values right
 				require.False(t, w.y == v.y && w.x == v.x, "%v covers %v", w, v)
+				require.False(t, strings.HasPrefix(v.text, "<ZeRO-") && w.y == v.y && utf8.RuneCountInString(v.text+w.text) > barColumns, "%v reaches %v", v, w)
 			}
 		}
 		require.Equal(t, len(c.Bars), names)
