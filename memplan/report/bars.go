@@ -185,7 +185,7 @@ func cut(s string, n int) string {
 	return string([]rune(s)[:n-1]) + "…"
 }
 
-// wrapped splits a text into lines of at most n characters, if no word is longer.
+// wrapped splits a text into lines of at most n characters. A longer word is cut.
 func wrapped(s string, n int) (lines []string) {
 	line := ""
 	for _, word := range strings.Fields(s) {
@@ -195,7 +195,7 @@ func wrapped(s string, n int) (lines []string) {
 		if line != "" {
 			line += " "
 		}
-		line += word
+		line += cut(word, n)
 	}
 	if line != "" {
 		lines = append(lines, line)

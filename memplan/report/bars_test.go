@@ -129,14 +129,15 @@ func TestBarsShowEveryClassAndTheCap(t *testing.T) {
 	for class := range classes {
 		classes[class] = 1 << 20
 	}
-	c := Bars{Title: "memory", Note: "a note", Series: Classes(), Mark: "cap", Bars: []Bar{MemoryBar("one", classes, 20<<20)}}
+	c := Bars{Title: "memory", Note: "a note of /a/" + strings.Repeat("long", 20), Series: Classes(), Mark: "cap", Bars: []Bar{MemoryBar("one", classes, 20<<20)}}
 	var out stdbytes.Buffer
 	require.NoError(t, c.SVG(&out))
 	for class := range graph.NumClasses {
 		require.Contains(t, out.String(), "one, "+class.String()+": 1.00 MiB")
 	}
 	require.Contains(t, out.String(), "9.00 MiB · cap 20.00 MiB")
-	require.Contains(t, out.String(), "a note")
+	require.Contains(t, out.String(), ">a note of<")
+	require.Contains(t, out.String(), "longlo…<")
 	require.Zero(t, MemoryBar("one", classes, 1<<40).Mark, "it would make the bars narrow")
 	require.ErrorContains(t, (&Bars{}).SVG(&out), "no bars")
 }

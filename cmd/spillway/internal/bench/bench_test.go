@@ -130,7 +130,7 @@ func TestInterruptInTheFirstRound(t *testing.T) {
 	var rows []map[string]any
 	require.NoError(t, json.Unmarshal(text, &rows))
 	require.Equal(t, 2.0, rows[0]["step_seconds_median"])
-	require.Equal(t, "it had not run yet", rows[1]["missing"])
+	require.Equal(t, "its first run had not ended", rows[1]["missing"])
 	for _, key := range []string{"device_peak_bytes", "step_seconds_median", "tokens_per_s", "comm_bytes_per_step", "loss_last", "resident_peak_bytes", "data_wait_seconds"} {
 		require.NotNil(t, rows[0][key], key)
 		value, is := rows[1][key]

@@ -163,7 +163,7 @@ func (s *session) measure(ctx context.Context) error {
 		s.stopped, err = err, nil
 		for _, j := range s.jobs {
 			if j.runs() && len(j.Rounds) == 0 {
-				j.Missing = "it had not run yet"
+				j.Missing = "its first run had not ended"
 			}
 		}
 	}
