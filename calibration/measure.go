@@ -107,6 +107,10 @@ type Options struct {
 	// A program can set up its process there as for a run with a disk tier. nil: no call.
 	BesideDisk func() (after func())
 
+	// Passes is how often everything is measured, one pass after the other; the rates are those of
+	// all passes, since a shared machine is faster in one minute than in the next. 0: once.
+	Passes int
+
 	steps int // of each model, in a test; 0: calibrationSteps
 }
 
@@ -128,33 +132,23 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 	if err := calibrationTokens(cfg.Data); err != nil {
 		return nil, fmt.Errorf("calibrate: %w", err)
 	}
+	jobs, err := modelJobs(cfg, dir, o.steps)
+	if err != nil {
+		return nil, fmt.Errorf("calibrate: %w", err)
+	}
 	var samples cost.Samples
 	var lead []leads
-	for i, m := range models() {
-		one := cfg
-		one.Model = filepath.Join(dir, fmt.Sprint("m", i))
-		one.Batch, one.Seq, one.Zero, one.Steps = m.batch, m.seq, 0, cmp.Or(o.steps, calibrationSteps)
-		if m.change != nil {
-			m.change(&one)
-		}
-		if err := calibrationModel(one.Model, m.config); err != nil {
-			return nil, fmt.Errorf("calibrate: %w", err)
-		}
-		alone, l, err := timedSteps(ctx, one)
-		if err != nil {
-			return nil, fmt.Errorf("calibrate: %w", err)
-		}
-		core := alone
-		if together > 1 {
-			if core, err = timedTogether(ctx, one, together); err != nil {
+	for range max(1, o.Passes) {
+		for _, one := range jobs {
+			l, err := timedModel(ctx, one, together, &samples)
+			if err != nil {
 				return nil, fmt.Errorf("calibrate: %w", err)
 			}
+			lead = append(lead, l)
 		}
-		samples.Alone, samples.Core = append(samples.Alone, alone...), append(samples.Core, core...)
-		lead = append(lead, l)
-	}
-	if err := timedTransfers(ctx, threads, o, &samples); err != nil {
-		return nil, fmt.Errorf("calibrate: %w", err)
+		if err := timedTransfers(ctx, threads, o, &samples); err != nil {
+			return nil, fmt.Errorf("calibrate: %w", err)
+		}
 	}
 	c := cost.Fit(together, samples)
 	c.Start, c.Gap, c.Handoff = meanLeads(lead)
@@ -176,6 +170,40 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 		return nil, fmt.Errorf("calibrate: %w", err)
 	}
 	return c, nil
+}
+
+// modelJobs writes the models into dir, and returns the jobs that train them for so many steps,
+// 0: calibrationSteps.
+func modelJobs(cfg config.Config, dir string, steps int) (jobs []config.Config, err error) {
+	for i, m := range models() {
+		one := cfg
+		one.Model = filepath.Join(dir, fmt.Sprint("m", i))
+		one.Batch, one.Seq, one.Zero, one.Steps = m.batch, m.seq, 0, cmp.Or(steps, calibrationSteps)
+		if m.change != nil {
+			m.change(&one)
+		}
+		if err := calibrationModel(one.Model, m.config); err != nil {
+			return nil, err
+		}
+		jobs = append(jobs, one)
+	}
+	return jobs, nil
+}
+
+// timedModel adds the operations of a job, alone and so many at a time.
+func timedModel(ctx context.Context, c config.Config, together int, s *cost.Samples) (leads, error) {
+	alone, l, err := timedSteps(ctx, c)
+	if err != nil {
+		return l, err
+	}
+	core := alone
+	if together > 1 {
+		if core, err = timedTogether(ctx, c, together); err != nil {
+			return l, err
+		}
+	}
+	s.Alone, s.Core = append(s.Alone, alone...), append(s.Core, core...)
+	return l, nil
 }
 
 // stepsHere trains in this process, and returns the mean time of a step, in s.

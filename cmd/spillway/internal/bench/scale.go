@@ -83,8 +83,9 @@ llama-3-8b where no model is given.`,
 	b.out.flags(fs)
 	fs.Lookup("svg").Usage = "write the chart of step times to `FILE`"
 	roundFlags(fs, &b.rounds, &b.warmup, &b.calibrate)
+	b.rounds, fs.Lookup("rounds").DefValue = scaleRounds, fmt.Sprint(scaleRounds)
 	fs.Lookup("calibrate").Usage = "first measure this CPU for predicted times, " +
-		"some 10 s for each number of processes; false: as it was measured before"
+		"some 30 s for each number of processes; false: as it was measured before"
 	fs.Var(cli.List(&b.modes, "MODE"), "mode", "strong, weak, or both, separated by commas (default: both)")
 	fs.StringVar(&b.gpu, "gpu", "h100-80", "the card of the simulated ranks (plan --list-gpus); none: simulate no ranks")
 	fs.Lookup("ranks").Usage = "the most ranks; the fewer ones divide it"
@@ -291,11 +292,18 @@ func known(c spillway.Config, n int) (machine *cost.Machine, rates string) {
 	return &m, cmp.Or(rates, "rates of a typical core") + "; " + cmp.Or(over, "collectives as in one process")
 }
 
+// scalePasses is how often the machine is measured for each number of processes. Of single passes
+// minutes apart, on a shared machine with nothing else running, predictions of GPT-2 differ by 15 %.
+const scalePasses = 4
+
+// scaleRounds keeps the default run under three minutes on two cores.
+const scaleRounds = 4
+
 // processes measures this machine as so many processes find it that have one thread and one core
 // each: computation, collectives over shared memory, and what processes lose by waiting for each
 // other, with other models than those that are to be predicted.
 func (s *session) processes(ctx context.Context, n int) (*cost.Machine, error) {
-	c, err := calibration.Measure(ctx, calibration.Options{Threads: 1, Ranks: n, BesideDisk: host.DiskProcs.BesideDisk})
+	c, err := calibration.Measure(ctx, calibration.Options{Threads: 1, Ranks: n, Passes: scalePasses, BesideDisk: host.DiskProcs.BesideDisk})
 	if err != nil {
 		return nil, cli.Fault(err)
 	}
