@@ -236,15 +236,22 @@ func (s *searcher) measured(p *point) *measured {
 // at plans a configuration for a model of so many layers, 0 for its own; plain: it is a
 // base without any move.
 func (s *searcher) at(c Spec, layers int, plain bool) *measured {
+	all := c.Accum
+	c.Accum = c.micros()
 	f, err := predict(s.ctx, c, s.machine, layers, bounds)
 	if err != nil {
 		return &measured{err: err}
 	}
-	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward], ops: f.ops()}
+	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward], ops: f.ops(-1)}
 	for sp := range m.need {
 		use, outside := &f.Plan.Layout.Spaces[sp], f.Plan.Config.Outside[sp]
 		m.need[sp] = use.LowerBound + outside
 		m.rests += use.Resident + outside
+	}
+	if more := all - c.Accum; more > 0 {
+		m.seconds += float64(float64(more) * f.period())
+		m.forward *= float64(all) / float64(c.Accum)
+		m.ops += more * f.ops(1)
 	}
 	if plain {
 		m.atOnce = atOnce(f.Plan.Largest(graph.Device).Program) + f.Plan.Config.Outside[graph.Device]
