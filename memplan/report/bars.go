@@ -69,7 +69,7 @@ const (
 	barHeight               = 14
 	legendColumns           = 3
 	legendPitch             = 18
-	nameColumns, noteColums = 38, 62
+	barColumns, noteColumns = 56, 62 // characters of a bar's name and value, and of a line of the note
 )
 
 // styleOfFile sets the colours of a standalone SVG, light or dark as the reader prefers. In an
@@ -92,7 +92,7 @@ func (c *Bars) inline() template.HTML { return template.HTML(c.draw(false)) }
 
 func (c *Bars) draw(file bool) string {
 	var b strings.Builder
-	used, note := c.used(), wrapped(c.Note, noteColums)
+	used, note := c.used(), wrapped(c.Note, noteColumns)
 	legend := len(used)
 	if c.Mark != "" {
 		legend++
@@ -114,7 +114,7 @@ func (c *Bars) draw(file bool) string {
 		if bar.Mark > 0 {
 			value += fmt.Sprintf(" · %s %s", c.Mark, c.text(bar.Mark))
 		}
-		fmt.Fprintf(&b, `<text x="4" y="%d">%s</text><text x="%d" y="%d" text-anchor="end">%s</text>`, y+12, escaped(cut(bar.Name, nameColumns)), barsW-4, y+12, escaped(value))
+		fmt.Fprintf(&b, `<text x="4" y="%d">%s</text><text x="%d" y="%d" text-anchor="end">%s</text>`, y+12, escaped(cut(bar.Name, barColumns-utf8.RuneCountInString(value))), barsW-4, y+12, escaped(value))
 		fmt.Fprintf(&b, `<rect x="4" y="%d" width="%d" height="%d" class="rest" opacity="0.35"/>`, y+17, barsW-8, barHeight)
 		sum := 0.0
 		for k, v := range bar.Values {
@@ -185,7 +185,7 @@ func cut(s string, n int) string {
 	return string([]rune(s)[:n-1]) + "…"
 }
 
-// wrapped splits a text into lines of at most n characters, if no word is longer.
+// wrapped splits a text into lines of at most n characters. A longer word is cut.
 func wrapped(s string, n int) (lines []string) {
 	line := ""
 	for _, word := range strings.Fields(s) {
@@ -195,7 +195,7 @@ func wrapped(s string, n int) (lines []string) {
 		if line != "" {
 			line += " "
 		}
-		line += word
+		line += cut(word, n)
 	}
 	if line != "" {
 		lines = append(lines, line)

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -82,7 +83,7 @@ func TestBarsOfAnyValues(t *testing.T) {
 			for class := range bytes {
 				bytes[class] = rapid.Int64Range(0, 1<<uint(rapid.IntRange(0, 50).Draw(t, "bits"))).Draw(t, "bytes")
 			}
-			c.Bars = append(c.Bars, MemoryBar(fmt.Sprintf("<ZeRO-%d & \"more\">", i), bytes, capacity))
+			c.Bars = append(c.Bars, MemoryBar(fmt.Sprintf("<ZeRO-%d & \"more\">%s", i, strings.Repeat("=", rapid.IntRange(0, 60).Draw(t, "name"))), bytes, capacity))
 		}
 		c.Mark = "cap"
 		rects, texts := drawn(t, &c)
@@ -116,6 +117,7 @@ func TestBarsOfAnyValues(t *testing.T) {
 			}
 			for _, v := range texts[:i] { // the names stand left, the values right
 				require.False(t, w.y == v.y && w.x == v.x, "%v covers %v", w, v)
+				require.False(t, strings.HasPrefix(v.text, "<ZeRO-") && w.y == v.y && utf8.RuneCountInString(v.text+w.text) > barColumns, "%v reaches %v", v, w)
 			}
 		}
 		require.Equal(t, len(c.Bars), names)
@@ -127,14 +129,15 @@ func TestBarsShowEveryClassAndTheCap(t *testing.T) {
 	for class := range classes {
 		classes[class] = 1 << 20
 	}
-	c := Bars{Title: "memory", Note: "a note", Series: Classes(), Mark: "cap", Bars: []Bar{MemoryBar("one", classes, 20<<20)}}
+	c := Bars{Title: "memory", Note: "a note of /a/" + strings.Repeat("long", 20), Series: Classes(), Mark: "cap", Bars: []Bar{MemoryBar("one", classes, 20<<20)}}
 	var out stdbytes.Buffer
 	require.NoError(t, c.SVG(&out))
 	for class := range graph.NumClasses {
 		require.Contains(t, out.String(), "one, "+class.String()+": 1.00 MiB")
 	}
 	require.Contains(t, out.String(), "9.00 MiB · cap 20.00 MiB")
-	require.Contains(t, out.String(), "a note")
+	require.Contains(t, out.String(), ">a note of<")
+	require.Contains(t, out.String(), "longlo…<")
 	require.Zero(t, MemoryBar("one", classes, 1<<40).Mark, "it would make the bars narrow")
 	require.ErrorContains(t, (&Bars{}).SVG(&out), "no bars")
 }

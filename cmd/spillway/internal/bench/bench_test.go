@@ -1,6 +1,12 @@
 package bench
 
 import (
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -61,16 +67,74 @@ func TestTablesFitATerminal(t *testing.T) {
 	long := &Row{Name: "16384 × rtx-pro-6000, no overlap", PlannedBytes: 1 << 40, ResidentBytes: 1 << 40, TokensPerS: 133303546,
 		StepSecondsMedian: v, P10: v, P90: v, Predicted: &v, FlopsShare: &v, HiddenShare: &v, LossLast: v,
 		ByClass: map[string]int64{"activations": 1 << 40}, Scaling: &Scaling{Seconds: &v, Efficiency: &v, AtSpeed: &v, Oversubscribed: true}}
+	longer := *long
+	longer.Name = "offload=activations=host:" + strings.Repeat("h.{0-3}.mlp.act|", 5)
 	for _, list := range [][]table{zeroTables, scaleTables} {
 		for _, tab := range list {
 			var out strings.Builder
-			tab.print(&out, []*Row{long, {Name: "short", Missing: "did not fit", Scaling: &Scaling{}}})
+			tab.print(&out, []*Row{long, &longer, {Name: "short", Missing: "did not fit", Scaling: &Scaling{}}})
 			for line := range strings.Lines(out.String()) {
 				require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), terminal, line)
 			}
 			for _, c := range tab.columns {
 				require.Contains(t, out.String(), c.head)
 			}
+			lines := strings.Split(out.String(), "\n")
+			at := slices.Index(lines, longer.Name[:terminal])
+			require.Equal(t, longer.Name[terminal:], lines[at+1])
+			blank := strings.Repeat(" ", utf8.RuneCountInString(long.Name))
+			require.Equal(t, strings.Replace(lines[at-1], long.Name, blank, 1), lines[at+2], "numbers stand below each other")
 		}
 	}
+}
+
+// Rows of another command are no rows to compare with.
+func TestCompareRefusesRowsOfTheOtherCommand(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "scale.json")
+	row := Row{Version: rowVersion, Name: "weak 1", Scaling: &Scaling{Mode: weak}}
+	require.NoError(t, writeJSON(nil, path, []*Row{&row}))
+	_, err := readRows(path, false)
+	require.ErrorContains(t, err, `scale.json": it has rows of bench scale; give a file that bench zero --json wrote`)
+	_, err = readRows(path, true)
+	require.NoError(t, err)
+	row.Scaling = nil
+	require.NoError(t, writeJSON(nil, path, []*Row{&row}))
+	_, err = readRows(path, true)
+	require.ErrorContains(t, err, "it has rows of bench zero; give a file that bench scale --json wrote")
+}
+
+func TestSharesAboveThePeakAreExplained(t *testing.T) {
+	half, over := 0.5, 1.04
+	s := &session{jobs: []*job{{Row: Row{Name: "ZeRO-0", Precision: "fp32", FlopsShare: &half}}, {Row: Row{Name: "precision=bf16", Precision: "bf16", FlopsShare: &half}}}}
+	require.Empty(t, s.overPeak())
+	s.jobs[1].FlopsShare = &over
+	require.Equal(t, "Over 100 % of peak: precision=bf16. The peak is of fp32 products, and 16-bit ones can be faster.", s.overPeak())
+	s.jobs[0].FlopsShare = &over
+	require.Equal(t, "Over 100 % of peak: ZeRO-0, precision=bf16. The peak was measured too low, as when other programs run. "+
+		"Run again when nothing else runs.", s.overPeak())
+}
+
+// After an interrupt in the first round, rows that have not run are missing, with null for what
+// would have been measured.
+func TestInterruptInTheFirstRound(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	one := func() *job { return &job{Row: Row{Ranks: 1, PlannedBytes: 7}, argv: []string{os.Args[0]}} } // which is not started
+	s := &session{progress: io.Discard, rounds: 1, jobs: []*job{one(), one()}}
+	require.ErrorIs(t, s.measure(ctx), context.Canceled, "nothing was measured")
+	s.jobs[0].Rounds = [][]float64{{2}}
+	require.NoError(t, s.measure(ctx))
+	require.ErrorIs(t, s.stopped, context.Canceled)
+	text, err := json.Marshal(s.rows())
+	require.NoError(t, err)
+	var rows []map[string]any
+	require.NoError(t, json.Unmarshal(text, &rows))
+	require.Equal(t, 2.0, rows[0]["step_seconds_median"])
+	require.Equal(t, "its first run had not ended", rows[1]["missing"])
+	for _, key := range []string{"device_peak_bytes", "step_seconds_median", "tokens_per_s", "comm_bytes_per_step", "loss_last", "resident_peak_bytes", "data_wait_seconds"} {
+		require.NotNil(t, rows[0][key], key)
+		value, is := rows[1][key]
+		require.True(t, is && value == nil, key)
+	}
+	require.Equal(t, 7.0, rows[1]["device_planned_bytes"], "the plan is known")
 }

@@ -8,18 +8,24 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/dustin/go-humanize/english"
+
 	page "github.com/spillway-ml/spillway/memplan/report"
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// readRows reads what --json wrote.
-func readRows(path string) (rows []*Row, err error) {
+// readRows reads what --json of bench scale, or of bench zero, wrote.
+func readRows(path string, ofScale bool) (rows []*Row, err error) {
 	text, err := os.ReadFile(path)
 	if err == nil && json.Unmarshal(text, &rows) != nil {
 		rows = nil
 	}
 	if err == nil && (len(rows) == 0 || slices.ContainsFunc(rows, func(r *Row) bool { return r == nil || r.Version != rowVersion })) {
 		err = fmt.Errorf("want rows of version %d, as --json of this version writes them", rowVersion)
+	}
+	names := map[bool]string{false: "bench zero", true: "bench scale"}
+	if err == nil && (rows[0].Scaling != nil) != ofScale {
+		err = fmt.Errorf("it has rows of %s; give a file that %s --json wrote", names[!ofScale], names[ofScale])
 	}
 	if err != nil {
 		return nil, fmt.Errorf("--compare %.80q: %w", path, err)
@@ -90,8 +96,8 @@ func (c *compared) row(o, n *Row) {
 		ranks, batch, seq, accum int
 	}
 	if was, is := (job{o.Model, o.Precision, o.Ranks, o.Batch, o.Seq, o.Accum}), (job{n.Model, n.Precision, n.Ranks, n.Batch, n.Seq, n.Accum}); was != is {
-		c.notes = append(c.notes, fmt.Sprintf("%s is another job: %s with %d ranks of %d × %d tokens before.",
-			n.Name, o.Model, o.Ranks, o.Batch, o.Seq))
+		c.notes = append(c.notes, fmt.Sprintf("%s is another job: %s with %s of %d × %d tokens before.",
+			n.Name, o.Model, english.Plural(o.Ranks, "rank", ""), o.Batch, o.Seq))
 		return
 	}
 	before := len(c.changes)

@@ -18,7 +18,10 @@ import (
 )
 
 // outputs are where results go.
-type outputs struct{ json, svg, html, compare string }
+type outputs struct {
+	json, svg, html, compare string
+	old                      []*Row // of compare; nil: none
+}
 
 func (o *outputs) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.json, "json", "", "write the rows as JSON to `FILE`, - for stdout")
@@ -27,13 +30,14 @@ func (o *outputs) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.compare, "compare", "", "tell what changed beyond noise since an earlier --json `FILE`")
 }
 
-// check refuses, before the runs, names that no viewer takes for what is in them, and rows
-// that can't be compared with.
-func (o *outputs) check() (err error) {
+// check refuses, before the runs, files that can't be written, names that no viewer takes for
+// what is in them, and rows that can't be compared with. It reads these: --json may replace them.
+func (o *outputs) check(ofScale bool) (err error) {
 	if o.compare != "" {
-		_, err = readRows(o.compare)
+		o.old, err = readRows(o.compare, ofScale)
 	}
-	return cmp.Or(named("svg", o.svg, "chart is an SVG"), named("html", o.html, "page is HTML"), err)
+	return cmp.Or(named("svg", o.svg, "chart is an SVG"), named("html", o.html, "page is HTML"), err,
+		cli.CheckOutput("json", o.json), cli.CheckOutput("svg", o.svg), cli.CheckOutput("html", o.html))
 }
 
 func named(flag, path, what string) error {
@@ -57,12 +61,8 @@ type report struct {
 
 // write prints the tables and writes the files that were asked for.
 func (o *outputs) write(cmd *cobra.Command, r *report) error {
-	if o.compare != "" {
-		old, err := readRows(o.compare)
-		if err != nil {
-			return err
-		}
-		r.compared = compare(o.compare, old, r.rows())
+	if o.old != nil {
+		r.compared = compare(o.compare, o.old, r.rows())
 		r.notes = append(r.notes, r.compared.lines()...)
 	}
 	if o.json != "-" {
@@ -114,8 +114,8 @@ func writeJSON(stdout io.Writer, path string, rows any) error {
 // heading says what ran, on what, and what counts.
 func (r *report) heading() []string {
 	m := r.machine
-	counted := fmt.Sprintf("%s of %d steps in turn; the first %d of a round are warm-up and do not count",
-		english.Plural(r.rounds, "round", ""), r.steps(), r.warmup)
+	counted := fmt.Sprintf("%s of %d steps in turn, not counting %s of each round",
+		english.Plural(r.rounds, "round", ""), r.steps(), english.Plural(r.warmup, "warm-up step", ""))
 	return []string{r.what, counted,
 		fmt.Sprintf("%s, %d threads, %s; peak %.0f GFLOP/s: the fastest of a few fp32 products of 1,024 rows and columns", cmp.Or(m.CPU, "unknown processor"), m.Cores, m.SIMD, m.Peak/1e9)}
 }

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"encoding/json"
 	"math"
 	"slices"
 )
@@ -8,8 +9,8 @@ import (
 // rowVersion changes where a key of a row changes its meaning.
 const rowVersion = 1
 
-// Row is what was measured of one configuration. In --json it is complete by itself. Bytes
-// are of a rank, the largest; times are in seconds.
+// Row is what was measured of one configuration. In --json it is complete by itself, with null for
+// what was not measured. Bytes are of a rank, the largest; times are in seconds.
 type Row struct {
 	Version int `json:"version"`
 	// The first six after it are contracted, for each stage.
@@ -59,6 +60,31 @@ type Row struct {
 	PageFaults  int64   `json:"page_faults,omitempty"`  // of the peer, a step
 
 	*Scaling // of bench scale; nil: a stage's row
+}
+
+// MarshalJSON writes null for what was not measured.
+func (r *Row) MarshalJSON() ([]byte, error) {
+	type row Row
+	if r.StepSecondsMedian > 0 {
+		return json.Marshal((*row)(r))
+	}
+	var perS *float64 // a simulated row has them
+	if r.TokensPerS > 0 {
+		perS = &r.TokensPerS
+	}
+	return json.Marshal(struct { // its keys hide those of row
+		*row
+		DevicePeakBytes   *int     `json:"device_peak_bytes"`
+		StepSecondsMedian *int     `json:"step_seconds_median"`
+		TokensPerS        *float64 `json:"tokens_per_s"`
+		CommBytesPerStep  *int     `json:"comm_bytes_per_step"`
+		LossLast          *int     `json:"loss_last"`
+		ResidentBytes     *int     `json:"resident_peak_bytes"`
+		P10               *int     `json:"step_seconds_p10"`
+		P90               *int     `json:"step_seconds_p90"`
+		Exposed           *int     `json:"comm_exposed_seconds"`
+		DataWait          *int     `json:"data_wait_seconds"`
+	}{row: (*row)(r), TokensPerS: perS})
 }
 
 // Machine is what the rows were measured on.

@@ -90,7 +90,7 @@ llama-3-8b where no model is given.`,
 	fs.Lookup("ranks").Usage = "the most ranks; the fewer ones divide it"
 	fs.Lookup("ranks").DefValue = "the processors"
 	list := slices.DeleteFunc(slices.Clone(ofOneRun), func(f refusedFlag) bool { return f.flag == "zero" })
-	list = append(list, refusedFlag{"global-batch", "; strong scaling has --batch rows for each of the most ranks"}, refusedFlag{"rank-shares", "; leave it out"},
+	list = append(list, refusedFlag{"global-batch", "; strong scaling has --batch rows for each of the most ranks"}, refusedFlag{"batch-schedule", "; leave it out"}, refusedFlag{"rank-shares", "; leave it out"},
 		refusedFlag{"overlap", " with and without; leave it out"})
 	for _, f := range list {
 		fs.Lookup(f.flag).Hidden = true
@@ -103,7 +103,7 @@ llama-3-8b where no model is given.`,
 		args, err := trainArgs(fs, &c, &l, func(fs *pflag.FlagSet) error {
 			return refuseOfOneRun(fs, "bench scale runs several numbers of ranks", list)
 		})
-		if err := cmp.Or(err, b.check(&c), checkRounds(b.rounds, b.warmup, &c), b.out.check()); err != nil {
+		if err := cmp.Or(err, b.check(&c), checkRounds(b.rounds, b.warmup, &c), b.out.check(true)); err != nil {
 			return err
 		}
 		return b.run(cmd, args)
@@ -115,8 +115,9 @@ func (b *scaleBench) check(c *spillway.Config) error {
 	if len(b.modes) == 0 {
 		b.modes = []string{strong, weak}
 	}
-	for _, m := range b.modes {
-		if m != strong && m != weak {
+	for i, m := range b.modes {
+		b.modes[i] = strings.ToLower(m)
+		if !slices.Contains([]string{strong, weak}, b.modes[i]) {
 			return fmt.Errorf("--mode %.80q: want strong, weak, or both", m)
 		}
 	}
@@ -136,6 +137,15 @@ func (b *scaleBench) check(c *spillway.Config) error {
 	return err
 }
 
+// with are arguments with some flags in the place of their own.
+func with(args []string, flags ...string) []string {
+	for _, f := range flags {
+		name, _, _ := strings.Cut(strings.TrimPrefix(f, "--"), "=")
+		args = append(without(args, name), f)
+	}
+	return args
+}
+
 // without are arguments but those of some flags.
 func without(args []string, flags ...string) []string {
 	return slices.DeleteFunc(slices.Clone(args), func(a string) bool {
@@ -146,7 +156,7 @@ func without(args []string, flags ...string) []string {
 
 func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 	ctx, s := cmd.Context(), &session{progress: cmd.ErrOrStderr(), rounds: b.rounds, warmup: b.warmup}
-	args = append(without(args, "ranks", "threads"), "--threads=1")
+	args = with(without(args, "ranks"), "--threads=1")
 	if err := s.prepare(ctx, without(args, "threads"), false); err != nil {
 		return err
 	}
@@ -206,7 +216,15 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 	}
 	cli.Wrap(cmd.ErrOrStderr(), "", "  ", strings.TrimSuffix(predictions, ";"))
 	if b.out.json != "" && b.out.json != "-" {
-		if err := writeJSON(nil, b.out.json, s.rows()); err != nil {
+		var before []Row
+		for _, j := range s.jobs {
+			r := j.Row
+			if r.Machine = s.machine; j.runs() {
+				r.Missing = "it has not run yet"
+			}
+			before = append(before, r)
+		}
+		if err := writeJSON(nil, b.out.json, before); err != nil {
 			return err
 		}
 	}
@@ -226,10 +244,10 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 // time; nil: what is known of it.
 func (b *scaleBench) add(ctx context.Context, s *session, args []string, first *spillway.Config, mode string, n int, overlap string, machine *cost.Machine) error {
 	if mode == strong {
-		args = append(without(args, "accum"), fmt.Sprintf("--batch=%d", first.Batch), fmt.Sprintf("--global-batch=%d", first.Batch*b.ranks*first.Accum))
+		args = with(without(args, "accum"), fmt.Sprintf("--batch=%d", first.Batch), fmt.Sprintf("--global-batch=%d", first.Batch*b.ranks*first.Accum))
 	}
-	args = append(slices.Clone(args), "--overlap="+overlap)
-	c, err := configOf(append(slices.Clone(args), fmt.Sprintf("--ranks=%d", n)))
+	args = with(args, "--overlap="+overlap)
+	c, err := configOf(with(args, fmt.Sprintf("--ranks=%d", n)))
 	if err != nil {
 		return err
 	}
@@ -311,7 +329,7 @@ func (b *scaleBench) simulate(ctx context.Context, s *session, args []string, de
 		return "", err
 	}
 	if demo {
-		args = append(without(args, "model", "seq", "batch", "device-memory"), "--model="+simulatedModel, "--seq=4096", "--batch=1", "--precision=bf16", "--recompute=selective", "--tokenizer=bytes")
+		args = with(without(args, "device-memory"), "--model="+simulatedModel, "--seq=4096", "--batch=1", "--precision=bf16", "--recompute=selective", "--tokenizer=bytes")
 	}
 	c, err := configOf(args)
 	if err != nil {

@@ -33,7 +33,7 @@ type session struct {
 	machine        Machine
 	yard           yardsticks // beside each run; nil: none
 	jobs           []*job
-	stopped        error // by a signal, after each job had run
+	stopped        error // by a signal, after a job had run
 }
 
 // job is a configuration that is measured.
@@ -155,12 +155,17 @@ func newRow(name, vary string, f *spillway.Forecast) Row {
 	return r
 }
 
-// measure runs all configurations. One that is interrupted after each of them has run once sets
-// stopped, and the rows have what was measured.
+// measure runs all configurations. One that is interrupted after the first run sets stopped, and the
+// rows have what was measured, or are missing.
 func (s *session) measure(ctx context.Context) error {
 	err := s.runRounds(ctx)
-	if errors.Is(err, context.Canceled) && !slices.ContainsFunc(s.jobs, func(j *job) bool { return j.runs() && len(j.Rounds) == 0 }) {
+	if errors.Is(err, context.Canceled) && slices.ContainsFunc(s.jobs, func(j *job) bool { return len(j.Rounds) > 0 }) {
 		s.stopped, err = err, nil
+		for _, j := range s.jobs {
+			if j.runs() && len(j.Rounds) == 0 {
+				j.Missing = "its first run had not ended"
+			}
+		}
 	}
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -145,14 +146,16 @@ func (t *table) cells(rows []*Row) (title string, cells [][]string) {
 }
 
 // print writes a table of at most terminal columns. Columns that do not fit come below, behind the
-// names of the rows.
+// names of the rows. A name longer than longName has lines above its row.
 func (t *table) print(w io.Writer, rows []*Row) {
 	title, cells := t.cells(rows)
 	fmt.Fprintln(w, title)
 	widths := make([]int, len(cells[0]))
 	for _, line := range cells {
 		for i, text := range line {
-			widths[i] = max(widths[i], utf8.RuneCountInString(text))
+			if n := utf8.RuneCountInString(text); i > 0 || n <= longName {
+				widths[i] = max(widths[i], n)
+			}
 		}
 	}
 	for from := 1; from < len(widths); {
@@ -166,7 +169,14 @@ func (t *table) print(w io.Writer, rows []*Row) {
 		}
 		gap := strings.Repeat(" ", max(1, min(2, (terminal-sum)/(to-from)+1)))
 		for _, line := range cells {
-			text := line[0] + strings.Repeat(" ", widths[0]-utf8.RuneCountInString(line[0]))
+			name := line[0]
+			if utf8.RuneCountInString(name) > longName {
+				for part := range slices.Chunk([]rune(name), terminal) {
+					fmt.Fprintln(w, string(part))
+				}
+				name = ""
+			}
+			text := name + strings.Repeat(" ", widths[0]-utf8.RuneCountInString(name))
 			for i := from; i < to; i++ {
 				text += gap + strings.Repeat(" ", widths[i]-utf8.RuneCountInString(line[i])) + line[i]
 			}
@@ -180,5 +190,5 @@ func (t *table) print(w io.Writer, rows []*Row) {
 	fmt.Fprintln(w)
 }
 
-// terminal is how many columns a terminal has at least.
-const terminal = 80
+// terminal is how many columns a terminal has at least, longName how many a name has beside its row.
+const terminal, longName = cli.Terminal, 34

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
 // change is a row beside the stages: stage 3 with other flags.
@@ -62,7 +63,9 @@ func varied(list []string, c *spillway.Config) (changes []change, err error) {
 			if w.args != nil {
 				args = w.args(c, v)
 			}
-			changes = append(changes, change{w.name + "=" + v, args})
+			if ch := (change{w.name + "=" + v, args}); !slices.Contains(changes, ch) {
+				changes = append(changes, ch)
+			}
 		}
 	}
 	return changes, nil
@@ -85,12 +88,14 @@ func (s *session) addVaried(ctx context.Context, args, list []string) error {
 		if strings.HasPrefix(ch.args, "--ranks=") { // the rows of a step stay, so the accumulation follows
 			base = without(args, "accum", "rank-shares")
 		}
-		err := s.add(ctx, ch.name, ch.name, append(slices.Clone(base), strings.Fields(ch.args)...))
+		err := s.add(ctx, ch.name, ch.name, with(base, strings.Fields(ch.args)...))
 		switch {
 		case errors.Is(err, context.Canceled):
 			return err
 		case err != nil:
-			s.jobs = append(s.jobs, &job{Row: Row{Version: rowVersion, Zero: 3, Name: ch.name, Vary: ch.name, Ranks: c.Ranks, Missing: err.Error()}})
+			why := cli.Flagged(cli.PlainFlagError(err).Error())
+			cli.Wrap(s.progress, "", "  ", ch.name+" will be missing: "+why)
+			s.jobs = append(s.jobs, &job{Row: Row{Version: rowVersion, Zero: 3, Name: ch.name, Vary: ch.name, Ranks: c.Ranks, Missing: why}})
 		case ch.name == "accum-order=layer" && c.Accum == 1:
 			s.jobs[len(s.jobs)-1].Missing = "with one micro-batch a step there is no order; give --accum"
 		default:

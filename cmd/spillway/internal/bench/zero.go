@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/data"
 )
 
 // zeroBench is what bench zero was asked for.
@@ -65,7 +66,7 @@ of a round do not count.`,
 		if unknown == nil && b.peer != "" && !strings.EqualFold(b.peer, "torch") {
 			unknown = fmt.Errorf("--peer %.80q: want torch", b.peer)
 		}
-		if err := cmp.Or(err, checkRounds(b.rounds, b.warmup, &c), unknown, b.out.check()); err != nil {
+		if err := cmp.Or(err, checkRounds(b.rounds, b.warmup, &c), unknown, b.out.check(false)); err != nil {
 			return err
 		}
 		return b.run(cmd, args)
@@ -107,6 +108,9 @@ var ofOneRun = []refusedFlag{
 	{"tensorboard", " and writes no curves; leave it out (--json has a row a stage)"},
 	{"trace", " and traces none of them; leave it out (train has it)"},
 	{"checkpoint", " and keeps none of them; leave it out"},
+	{"async-save", " and keeps none of them; leave it out"},
+	{"accept-changes", ", each from its first step; leave it out"},
+	{"allow", " in one precision; leave it out"},
 	{"export", " and keeps none of them; leave it out"},
 	{"resume", ", each from its first step; leave it out"},
 	{"save-every", " and keeps none of them; leave it out"},
@@ -146,6 +150,11 @@ func trainArgs(fs *pflag.FlagSet, c *spillway.Config, l *options.Later, refuse f
 	}
 	if c.Data == "" && !isDemo {
 		return nil, config.ErrNoData
+	}
+	if !isDemo {
+		if err := data.Readable(c.Data); err != nil {
+			return nil, fmt.Errorf("--data: %w", err)
+		}
 	}
 	fs.Visit(func(f *pflag.Flag) {
 		switch {
@@ -210,6 +219,9 @@ func (b *zeroBench) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	notes, apart := s.peerNotes()
+	if over := s.overPeak(); over != "" {
+		notes = append(notes, over)
+	}
 	c, err := configOf(args)
 	if err != nil {
 		return err
@@ -227,11 +239,29 @@ func given(cmd *cobra.Command) (words []string) {
 	return words
 }
 
+// overPeak says why shares of the peak are above 100 %; "": none is.
+func (s *session) overPeak() string {
+	var over []string
+	why := "The peak is of fp32 products, and 16-bit ones can be faster."
+	for _, r := range s.rows() {
+		if r.FlopsShare != nil && *r.FlopsShare > 1 {
+			over = append(over, r.Name)
+			if r.Precision == "fp32" {
+				why = "The peak was measured too low, as when other programs run. Run again when nothing else runs."
+			}
+		}
+	}
+	if len(over) == 0 {
+		return ""
+	}
+	return "Over 100 % of peak: " + strings.Join(over, ", ") + ". " + why
+}
+
 // sameBits says which rows that ran ended with the same bits: every loss, and the
 // parameters.
 func sameBits(rows []*Row) (lines []string) {
 	key := func(r *Row) string { return fmt.Sprint(r.Losses, r.SHA256) }
-	groups, order := map[string][]string{}, []string{}
+	groups, order, between := map[string][]string{}, []string{}, ", "
 	for _, r := range rows {
 		if r.Missing != "" || r.SHA256 == "" {
 			continue
@@ -240,10 +270,13 @@ func sameBits(rows []*Row) (lines []string) {
 			order = append(order, key(r))
 		}
 		groups[key(r)] = append(groups[key(r)], r.Name)
+		if strings.Contains(r.Name, ",") {
+			between = "; "
+		}
 	}
 	for _, k := range order {
 		if len(groups[k]) > 1 {
-			lines = append(lines, "The same bits, every loss and the parameters' SHA-256: "+strings.Join(groups[k], ", ")+".")
+			lines = append(lines, "The same bits, every loss and the parameters' SHA-256: "+strings.Join(groups[k], between)+".")
 		} else {
 			lines = append(lines, groups[k][0]+" has bits of its own.")
 		}

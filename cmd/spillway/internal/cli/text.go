@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -59,6 +60,29 @@ func WriteNew(path string, data []byte) error {
 		return err
 	}
 	return os.WriteFile(path, data, 0o644)
+}
+
+// CheckOutput refuses the file of a flag that can't be written; "" and - for stdout are none. What
+// it holds stays, and a new one is not there afterwards.
+func CheckOutput(flag, path string) error {
+	if path == "" || path == "-" {
+		return nil
+	}
+	_, old := os.Stat(path)
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		var file *os.File
+		if file, err = os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644); err == nil {
+			err = file.Close()
+		}
+	}
+	if err == nil && errors.Is(old, os.ErrNotExist) {
+		err = os.Remove(path)
+	}
+	if err != nil {
+		return fmt.Errorf("--%s: %w", flag, err)
+	}
+	return nil
 }
 
 // Count writes tokens a second; below ten not in whole ones, which may be none.

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -310,29 +308,7 @@ func (f *Flags) outputs() error {
 	if f.htmlPath == "-" {
 		return errors.New("--html -: the page goes to a file, not to stdout; give its name")
 	}
-	for _, o := range []struct{ flag, path string }{{"json", f.jsonPath}, {"html", f.htmlPath}} {
-		if o.path == "" || o.path == "-" {
-			continue
-		}
-		_, err := os.Stat(o.path)
-		isNew := errors.Is(err, os.ErrNotExist)
-		if err := os.MkdirAll(filepath.Dir(o.path), 0o755); err != nil {
-			return fmt.Errorf("--%s: %w", o.flag, err)
-		}
-		file, err := os.OpenFile(o.path, os.O_CREATE|os.O_WRONLY, 0o644)
-		if err == nil {
-			err = file.Close()
-		}
-		if err != nil {
-			return fmt.Errorf("--%s: %w", o.flag, err)
-		}
-		if isNew {
-			if err := os.Remove(o.path); err != nil {
-				return fmt.Errorf("--%s: %w", o.flag, err)
-			}
-		}
-	}
-	return nil
+	return cmp.Or(cli.CheckOutput("json", f.jsonPath), cli.CheckOutput("html", f.htmlPath))
 }
 
 // nothingFits tells about the configuration as requested, and refuses it with what the search has

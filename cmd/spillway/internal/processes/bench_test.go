@@ -92,12 +92,14 @@ func TestBenchZeroMeasuresEveryStage(t *testing.T) {
 // a row that says why; rows of as many rows a step have the same losses where they promise to.
 func TestBenchZeroVaries(t *testing.T) {
 	old := filepath.Join(t.TempDir(), "old.json")
-	rows, got := benchRows(t, benched("--rounds", "1", "--reproducible", "--vary", "offload,recompute=full,precision,ranks,accum-order,offload=optimizer=disk")...)
+	rows, got := benchRows(t, benched("--rounds", "1", "--reproducible", "--vary", "offload,recompute=full,precision,ranks,accum-order,offload=optimizer=disk,recompute=full,recompute=blue")...)
 	byName := map[string]bench.Row{}
 	for _, r := range rows {
 		byName[r.Name] = r
 	}
-	require.Len(t, rows, 4+8)
+	require.Len(t, rows, 4+9)
+	require.Contains(t, byName["recompute=blue"].Missing, "--recompute blue: ")
+	require.Contains(t, got.stderr, "recompute=blue will be missing: --recompute blue: policy ")
 	for _, same := range []string{"offload=optimizer=host", "recompute=full", "ranks=1"} {
 		require.Empty(t, byName[same].Missing)
 		require.Equal(t, rows[3].Losses, byName[same].Losses, same)
@@ -144,10 +146,12 @@ func TestBenchZeroSaysWhatIsMissing(t *testing.T) {
 	require.Empty(t, rows[3].Missing)
 	require.Contains(t, got.stdout, "ZeRO-0 is missing: does not fit")
 	for args, want := range map[string]string{
-		"--svg chart.png":  "give a name that ends in .svg",
-		"--rounds 0":       "--rounds 0: at least 1 is needed",
-		"--warmup-steps 3": "--warmup-steps 3 of --steps 3: at least one step has to count",
-		"--trace t.json":   "--trace: bench zero runs every stage",
+		"--svg chart.png":            "give a name that ends in .svg",
+		"--rounds 0":                 "--rounds 0: at least 1 is needed",
+		"--warmup-steps 3":           "--warmup-steps 3 of --steps 3: at least one step has to count",
+		"--trace t.json":             "--trace: bench zero runs every stage",
+		"--json /":                   "--json: open /: is a directory",
+		"--html /dev/null/page.html": "--html: mkdir /dev/null: not a directory",
 	} {
 		got := command(benched(strings.Fields(args)...)...)
 		require.Equal(t, cli.ExitBadInput, got.status, args)
@@ -155,7 +159,7 @@ func TestBenchZeroSaysWhatIsMissing(t *testing.T) {
 	}
 	p := start(t, benched("--data", "no-such-file")...)
 	require.Equal(t, cli.ExitBadInput, p.end(t))
-	require.Contains(t, p.errs.String(), "spillway: ZeRO-0: --data")
+	require.Contains(t, p.errs.String(), "spillway: --data: open data: no-such-file does not exist")
 }
 
 // PyTorch, where python3 has it, trains the same model on the same tokens: its losses agree.
@@ -218,6 +222,14 @@ func TestBenchScale(t *testing.T) {
 		require.InDelta(t, *rows[0].Seconds / *r.Seconds / float64(r.Ranks), *r.Efficiency, 1e-9)
 		require.Equal(t, r.Ranks > runtime.GOMAXPROCS(0), r.Oversubscribed)
 		require.Equal(t, r.Oversubscribed, r.Predicted == nil)
+	}
+	for _, r := range rows {
+		names := map[string]bool{}
+		for _, word := range r.Command {
+			name, _, _ := strings.Cut(word, "=")
+			require.False(t, names[name], "%s comes twice: %s", name, r.Command)
+			names[name] = true
+		}
 	}
 	require.Equal(t, over, rows[len(rows)-1].Ranks)
 	require.False(t, rows[len(rows)-1].Overlap)
