@@ -54,15 +54,22 @@ const pieceSize = 64
 
 func newPiece(spans []span, bufs []int32, o *overlaps) piece {
 	c := piece{span: spans, buf: bufs, life: make([]steps, len(bufs), pieceSize+1), bounds: make([]bounds, o.phases)}
+	for k, i := range bufs {
+		c.life[k] = o.life(i)
+	}
+	c.summarize(o)
+	return c
+}
+
+func (c *piece) summarize(o *overlaps) {
+	c.in = 0
 	for e := range c.bounds {
 		c.bounds[e] = bounds{math.MaxInt64, math.MinInt64, math.MaxInt64, math.MinInt64}
 	}
 	c.measure()
-	for k, i := range bufs {
-		c.life[k] = o.life(i)
+	for _, i := range c.buf {
 		c.bound(i, o)
 	}
-	return c
 }
 
 func (c *piece) measure() {
@@ -145,14 +152,11 @@ func (g *placedGroup) remove(i int32, lo int64, o *overlaps) {
 	g.live--
 	c := &g.pieces[at]
 	c.span, c.buf, c.life = slices.Delete(c.span, n, n+1), slices.Delete(c.buf, n, n+1), slices.Delete(c.life, n, n+1)
-	switch {
-	case len(c.span) == 0:
+	if len(c.span) == 0 {
 		g.pieces = slices.Delete(g.pieces, at, at+1)
-	case g.live > fewLive:
-		*c = newPiece(c.span, c.buf, o)
-	default: // its summary is at worst too wide, which is allowed
-		c.measure()
+		return
 	}
+	c.summarize(o)
 }
 
 // find returns the piece and index of the first buffer with an offset of at least lo.
@@ -247,13 +251,12 @@ func (q *seeker) first(c *piece, from int) int {
 		}
 		return len(c.buf)
 	}
-	alone := len(q.o.beside[q.buf]) == 0
-	for k, l := range c.life[from:] {
-		apart := l.from > q.life.to || l.to < q.life.from
-		switch {
-		case apart && alone:
-		case !apart && (!q.o.several || q.o.share(q.buf, c.buf[from+k])), !alone && q.marks.of[c.buf[from+k]] == q.marks.now:
-			return from + k
+	alone, several, life := len(q.o.beside[q.buf]) == 0, q.o.several, q.life
+	for k := from; k < len(c.life); k++ {
+		l := &c.life[k]
+		if l.from <= life.to && l.to >= life.from && (!several || q.o.share(q.buf, c.buf[k])) ||
+			!alone && q.marks.of[c.buf[k]] == q.marks.now {
+			return k
 		}
 	}
 	return len(c.buf)

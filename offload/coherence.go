@@ -68,6 +68,7 @@ func effects(op *graph.Op, root func(graph.BufID) graph.BufID, visit func(root g
 func (c *coherence) collect() {
 	r := c.r
 	involved := make([]bool, len(r.p.Buffers))
+	var kinds [numKinds]bool // of which something is involved
 	c.uses, c.turns, c.wrote = c.index[c.phase], map[graph.BufID]int{}, map[graph.BufID]bool{}
 	for _, n := range c.w.Base {
 		op := &n.Op
@@ -78,14 +79,20 @@ func (c *coherence) collect() {
 		}
 		c.home = append(c.home, space)
 		effects(op, r.root, func(root graph.BufID, e graph.Effect) {
-			if op.Kind != graph.Copy && r.p.Buf(root).Space != space {
+			if op.Kind != graph.Copy && !involved[root] && r.p.Buf(root).Space != space {
 				involved[root] = true
+				if m, ours := r.member(root); ours {
+					kinds[m.kind] = true
+				}
 			}
 		})
 	}
 	// A unit's buffers of one kind form one stretch. It is enough if one of them is offloaded
 	// or used in another space; the others then have nothing to copy.
 	for k := range numKinds {
+		if !kinds[k] {
+			continue
+		}
 		open := map[[2]int]*stretch{}
 		for i, n := range c.w.Base {
 			var used map[[2]int][]graph.BufID

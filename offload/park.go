@@ -53,21 +53,19 @@ type idle struct {
 }
 
 // parkable finds the activations that may leave the device, ordered by first use, and their uses.
-func (r *rewriter) parkable(w *weave) (roots []graph.BufID, uses map[graph.BufID][]int) {
-	uses = map[graph.BufID][]int{}
-	leaves := map[graph.BufID]bool{}
+func (r *rewriter) parkable(w *weave) (roots []graph.BufID, uses [][]int) {
+	uses = make([][]int, len(r.p.Buffers)) // by root
+	known, leaves := make([]bool, len(uses)), make([]bool, len(uses))
 	for i, n := range w.Base {
 		effects(&n.Op, r.root, func(root graph.BufID, e graph.Effect) {
 			b := r.p.Buf(root)
 			if b.Class != graph.Activations || b.Life != graph.LifePhase || b.Space != graph.Device {
 				return
 			}
-			parks, known := leaves[root]
-			if !known {
-				parks = r.o.parkSpace(b.PlainName()) != graph.Device
-				leaves[root] = parks
+			if !known[root] {
+				known[root], leaves[root] = true, r.o.parkSpace(b.PlainName()) != graph.Device
 			}
-			if !parks {
+			if !leaves[root] {
 				return
 			}
 			list := uses[root]

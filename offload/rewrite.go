@@ -211,17 +211,7 @@ func (r *rewriter) section(sec *graph.Section) {
 		slots[j] = r.split(&sec.Phases[j])
 	}
 	before := append([]graph.Phase(nil), sec.Phases...) // the phases before any insertion
-	index := make([][][]int, len(before))
-	for j := range before {
-		index[j] = make([][]int, len(r.p.Buffers))
-		for i := range before[j].Ops {
-			effects(&before[j].Ops[i], r.root, func(root graph.BufID, e graph.Effect) {
-				if list := index[j][root]; len(list) == 0 || list[len(list)-1] != i {
-					index[j][root] = append(list, i)
-				}
-			})
-		}
-	}
+	index := r.usesAway(before)
 	for j := range sec.Phases {
 		ph := &sec.Phases[j]
 		w := newWeave(ph)
@@ -237,6 +227,34 @@ func (r *rewriter) section(sec *graph.Section) {
 		}
 		w.commit(min(r.o.Ahead, 1) + 1)
 	}
+}
+
+// usesAway lists, by phase and root, the operations that use a buffer which is not on the device, or which
+// an operation on the host uses: no other needs copies.
+func (r *rewriter) usesAway(phases []graph.Phase) [][][]int {
+	away := make([]bool, len(r.p.Buffers))
+	for id := range away {
+		away[id] = r.p.Buffers[id].Space != graph.Device
+	}
+	for j := range phases {
+		for i := range phases[j].Ops {
+			if op := &phases[j].Ops[i]; r.onHost(op) {
+				effects(op, r.root, func(root graph.BufID, _ graph.Effect) { away[root] = true })
+			}
+		}
+	}
+	index := make([][][]int, len(phases))
+	for j := range phases {
+		index[j] = make([][]int, len(away))
+		for i := range phases[j].Ops {
+			effects(&phases[j].Ops[i], r.root, func(root graph.BufID, _ graph.Effect) {
+				if list := index[j][root]; away[root] && (len(list) == 0 || list[len(list)-1] != i) {
+					index[j][root] = append(list, i)
+				}
+			})
+		}
+	}
+	return index
 }
 
 // transfer returns a copy between two neighbouring spaces, on the stream for its direction.

@@ -197,8 +197,8 @@ var (
 // sums them over each axis that the unit's Gradient names.
 func isReduced(p *graph.Program, ph *graph.Phase) error {
 	over := make([]map[int]bool, len(p.Units))
-	exchanged := map[int]int{} // by unit: mesh axis of an all_to_all whose parts are then added
-	written := map[graph.BufID]bool{}
+	exchanged := map[int]int{}              // by unit: mesh axis of an all_to_all whose parts are then added
+	written := make([]bool, len(p.Buffers)) // by root
 	for i := range ph.Ops {
 		op := &ph.Ops[i]
 		for _, o := range op.Out {

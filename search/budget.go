@@ -51,6 +51,7 @@ const (
 // are many operations.
 func (s *searcher) size() (int, error) {
 	c, layers := s.spec, 0
+	c.Accum = c.micros()
 	if s.folded {
 		layers = foldedLayers[0]
 	}
@@ -61,7 +62,7 @@ func (s *searcher) size() (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	n, whole := f.ops(), wholePlans
+	n, whole := f.ops(-1), wholePlans*s.spec.Accum/c.Accum
 	if s.folded {
 		both := foldedLayers[0] + foldedLayers[1]
 		n, whole = n*both/layers, whole*s.layers/both
@@ -69,11 +70,15 @@ func (s *searcher) size() (int, error) {
 	return min(mostEffort, max(leastEffort, effortOps/max(n, 1)-whole)), nil
 }
 
-// ops are the operations of a step's program.
-func (f *Forecast) ops() (n int) {
+// ops are the operations of a step's program, or those of one of its micro-batches; −1: of all.
+func (f *Forecast) ops(micro int) (n int) {
 	if sec := f.Plan.Program.SectionOf(graph.SectionStep, graph.FormWhole); sec != nil {
 		for _, ph := range sec.Phases {
-			n += len(ph.Ops)
+			for i := range ph.Ops {
+				if micro < 0 || ph.Ops[i].Micro == micro {
+					n++
+				}
+			}
 		}
 	}
 	return n

@@ -183,8 +183,8 @@ func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision
 		layers = foldedLayers[0]
 	}
 	w.take(0)
-	if _, err := predict(ctx, w.spec, w.machine, layers, bounds); err != nil { // what is wrong with all of them
-		return nil, err
+	if m := w.at(w.spec, layers, false); m.err != nil { // what is wrong with all of them
+		return nil, m.err
 	}
 	best, at, all, err := w.fastest(d.bases())
 	if err := ctx.Err(); err != nil {

@@ -15,6 +15,7 @@ type job struct {
 	build  func(Shape) (*graph.Program, error)
 	layers int
 	target graph.Target // zero: of the CPU
+	stages int          // of a pipeline
 
 	mu    sync.Mutex
 	built map[Shape]*graph.Program // by its fp32 shape
@@ -34,7 +35,7 @@ func (j *job) At(sh Shape) (at plan.Spec, err error) {
 		}
 	}
 	at.Forward.Train = j.built[key]
-	at.Config = plan.Config{Precision: sh.Precision, Optimizer: zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1}, Target: j.target}
+	at.Config = plan.Config{Precision: sh.Precision, Optimizer: zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1}, Target: j.target, Pipeline: j.stages}
 	if j.target == (graph.Target{}) {
 		at.Target = graph.CPUTarget()
 	}
@@ -56,7 +57,7 @@ func (j *job) Outside(p *plan.Plan) [graph.NumSpaces]int64 {
 
 // spec is the job at stage 3 of so many ranks.
 func (j *job) spec(ranks, batch, seq int) Spec {
-	return Spec{Job: j, Ranks: ranks, Stage: 3, Batch: batch, Seq: seq, Accum: 1, Prefetch: 1, Layers: j.layers}
+	return Spec{Job: j, Ranks: ranks, Pipeline: j.stages, Stage: 3, Batch: batch, Seq: seq, Accum: 1, Prefetch: 1, Layers: j.layers}
 }
 
 // gpt2 has a vocabulary of 256 and 256 positions.

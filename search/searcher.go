@@ -178,14 +178,32 @@ func (s *searcher) measure(p *point) *measured {
 		if all.err != nil {
 			return all
 		}
-		sum.seconds += float64(p.x[i] * (all.seconds - none.seconds))
-		sum.rests += int64(p.x[i] * float64(all.rests-none.rests))
+		share := s.shareOf(p, i)
+		sum.seconds += float64(share * (all.seconds - none.seconds))
+		sum.rests += int64(share * float64(all.rests-none.rests))
 		sum.ops = max(sum.ops, all.ops)
 		for sp := range sum.need {
-			sum.need[sp] += int64(p.x[i] * float64(all.need[sp]-none.need[sp]))
+			sum.need[sp] += int64(share * float64(all.need[sp]-none.need[sp]))
 		}
 	}
 	return &sum
+}
+
+// shareOf is how much of a move a point makes, which makes a part of it. A layer's buffers of a class that
+// is split over host and disk are in one of both, on the host if the shares split them.
+func (s *searcher) shareOf(p *point, i int) float64 {
+	mv, n := &p.set.moves[i], float64(s.layers)
+	for k := range p.set.moves {
+		o := &p.set.moves[k]
+		if k == i || mv.kind != placeMove || o.kind != placeMove || o.class != mv.class || p.x[k] == 0 {
+			continue
+		}
+		if mv.space == graph.Host {
+			return math.Ceil(float64(p.x[i]*n)-1e-9) / n
+		}
+		return math.Floor(float64(p.x[i]*n)+1e-9) / n
+	}
+	return p.x[i]
 }
 
 // look is a configuration that is planned once.
@@ -236,15 +254,22 @@ func (s *searcher) measured(p *point) *measured {
 // at plans a configuration for a model of so many layers, 0 for its own; plain: it is a
 // base without any move.
 func (s *searcher) at(c Spec, layers int, plain bool) *measured {
+	all := c.Accum
+	c.Accum = c.micros()
 	f, err := predict(s.ctx, c, s.machine, layers, bounds)
 	if err != nil {
 		return &measured{err: err}
 	}
-	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward], ops: f.ops()}
+	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward], ops: f.ops(-1)}
 	for sp := range m.need {
 		use, outside := &f.Plan.Layout.Spaces[sp], f.Plan.Config.Outside[sp]
 		m.need[sp] = use.LowerBound + outside
 		m.rests += use.Resident + outside
+	}
+	if more := all - c.Accum; more > 0 {
+		m.seconds += float64(float64(more) * f.period())
+		m.forward *= float64(all) / float64(c.Accum)
+		m.ops += more * f.ops(1)
 	}
 	if plain {
 		m.atOnce = atOnce(f.Plan.Largest(graph.Device).Program) + f.Plan.Config.Outside[graph.Device]

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/precision"
@@ -46,10 +47,11 @@ type Spec struct {
 	Plans *plan.Shared // what plans have in common; nil: a search makes its own
 
 	Ranks, ShardSize int
-	Tensor           int // neighbouring ranks that have the same data, as the Job plans them; 0: 1
-	Pipeline         int // stages of layers, as the Job plans them; 0: 1
-	Stage            int // of ZeRO
-	Batch, Seq       int // as Shape's
+	Tensor           int           // neighbouring ranks that have the same data, as the Job plans them; 0: 1
+	Pipeline         int           // stages of layers, as the Job plans them; 0: 1
+	Schedule         mesh.Schedule // of the Pipeline, as the Job plans it
+	Stage            int           // of ZeRO
+	Batch, Seq       int           // as Shape's
 	Accum            int
 	// Shares are the micro-batches of each rank in a step; nil: Accum. Rows are those of a
 	// step; 0: all that Accum, Batch and Ranks give.

@@ -208,7 +208,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 	fs.StringVar(&f.ask, "ask", "", "ask for the fewest gpus, the largest model (preset), batch or seq, or the least device-memory or host-memory that fits, and show that the next value does not; what is not given is chosen, as with --fit")
 	fs.IntVar(&f.effort, "effort", 0,
 		"evaluate at most `N` plans in all; more may find a faster one (default: what takes about 5 s of a processor, at most "+
-			"1000 and at least 60, which with --pipeline take up to 20 s and more)")
+			"1000 and at least 60, which with --pipeline take up to 15 s and more)")
 	fs.Float64Var(&f.tokens, "tokens", 0, "`N` tokens to train on, as in 100e9: says how many days and GPU-hours the recommended plan takes")
 	fs.Float64Var(&f.price, "price", 0, "`MONEY` for a GPU-hour: says what --tokens cost")
 	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")

@@ -1,0 +1,32 @@
+package search
+
+import (
+	"slices"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/mesh"
+)
+
+// micros is how many of a step's micro-batches a search plans: in a pipeline that alternates forwards
+// and backwards one more than it has stages. A stage keeps the activations of no more than that many,
+// and each further one takes a period, so that memory and time of all follow.
+func (s *Spec) micros() int {
+	if s.Pipeline < 2 || s.Schedule != mesh.OneForwardOneBackward {
+		return s.Accum
+	}
+	return min(s.Accum, s.Pipeline+1)
+}
+
+// period is how much longer a step takes with each micro-batch beyond micros, in seconds: the last stage
+// begins with micro-batch Pipeline after the first stage has ended with micro-batch 0.
+func (f *Forecast) period() float64 {
+	run := f.Stages[len(f.Stages)-1]
+	begin := func(micro int) float64 {
+		i := slices.IndexFunc(run.Trace.Steps, func(st graph.Step) bool {
+			op := &run.Trace.Section.Phases[st.Phase].Ops[st.Op]
+			return op.Micro == micro && op.Unit >= 0 && op.Stream == graph.Compute
+		})
+		return run.Start[i]
+	}
+	return begin(f.Spec.Pipeline) - begin(f.Spec.Pipeline-1)
+}

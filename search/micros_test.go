@@ -1,0 +1,44 @@
+package search
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan/cost"
+	"github.com/spillway-ml/spillway/precision"
+	"github.com/spillway-ml/spillway/recompute"
+)
+
+// Planned with one micro-batch more than stages and extended, a pipeline's device memory is that of all
+// micro-batches but for their inputs, and so is the time of a step.
+func TestMicroBatchesOfAPipelineAreAlike(t *testing.T) {
+	for _, stages := range []int{2, 4} {
+		for _, change := range []func(*Spec){
+			func(*Spec) {},
+			func(c *Spec) { c.Recompute, c.Precision = policyOf(recompute.Full), precision.BF16 },
+			func(c *Spec) {
+				c.Offload = resting([]graph.Class{graph.Optimizer, graph.Gradients, graph.Activations}, graph.Host)
+			},
+		} {
+			j := gpt2(8, 128)
+			j.stages = stages
+			c := j.spec(2*stages, 2, 128)
+			c.Stage, c.Accum = 1, 4*stages
+			change(&c)
+			m := cost.CPU(2, 2*stages)
+			m.Cores, m.Sharers = 0, 0 // a host for each rank
+			m.ToHost, m.ToDevice = m.Memory/10, m.Memory/10
+			require.Equal(t, stages+1, c.micros())
+			got := newSearcher(t.Context(), c, m, false, nil).at(c, 0, false)
+			require.NoError(t, got.err)
+			whole, err := predict(t.Context(), c, m, 0, bounds)
+			require.NoError(t, err)
+			require.InEpsilon(t, whole.Step.Seconds, got.seconds, 0.002)
+			require.InEpsilon(t, whole.Step.Pass[graph.Forward], got.forward, 0.002)
+			require.InEpsilon(t, whole.Plan.Layout.Spaces[graph.Device].LowerBound, got.need[graph.Device], 0.002)
+			require.InEpsilon(t, whole.ops(-1), got.ops, 0.05) // only to tell large programs
+		}
+	}
+}
