@@ -40,7 +40,7 @@ type Advice struct {
 	Lines                        []string
 }
 
-// Table has a heading and rows of text; numbers are set to the right.
+// Table has a heading and rows of text; numbers are set to the right, but for names: cells without a heading.
 type Table struct {
 	Title string
 	Note  string
