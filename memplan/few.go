@@ -1,32 +1,41 @@
 package memplan
 
-import (
-	"cmp"
-	"slices"
-)
+import "slices"
 
 // fewBuffers is the largest number of buffers that are placed by runFew. For so few, keeping a
 // placedGroup up to date costs more than it saves: runFew searches a plain list of all placed
 // buffers by offset.
 const fewBuffers = 1 << 12
 
-// lying is a placed buffer and its byte range.
-type lying struct {
-	span
-	buf int32
+// list holds the byte ranges of placed buffers by offset; of those with the same offset the latest
+// is first. at is the position of findFew in it. seek reads hi and buf only, most of buf.
+type list struct {
+	lo, hi []int64
+	buf    []int32
+	at     int
 }
 
-// list holds placed buffers by offset; of those with the same offset the latest is first. at is
-// the position of findFew in it.
-type list struct {
-	all []lying
-	at  int
+func (l *list) clear() { l.lo, l.hi, l.buf = l.lo[:0], l.hi[:0], l.buf[:0] }
+
+func (l *list) insert(i int32, lo, hi int64) {
+	n, _ := slices.BinarySearch(l.lo, lo)
+	l.lo, l.hi, l.buf = slices.Insert(l.lo, n, lo), slices.Insert(l.hi, n, hi), slices.Insert(l.buf, n, i)
+}
+
+// trail is what a run leaves for the next one, whose ranking has the same first positions.
+type trail struct {
+	off  []int64 // by buffer
+	work []int64 // by position: what placing its buffer added to placer.work
+	same int     // the first positions that have not changed since
 }
 
 // runFew is run for problems of at most fewBuffers buffers, for which it is faster.
-func (pl *placer) runFew(rank []int32, how fit) (off []int64, extent int64) {
+func (pl *placer) runFew(rank []int32, how fit, last *trail) (off []int64, extent int64) {
 	for g := range pl.lists {
-		pl.lists[g].all = pl.lists[g].all[:0]
+		pl.lists[g].clear()
+	}
+	if last.work == nil {
+		last.work = make([]int64, len(rank))
 	}
 	off = make([]int64, len(rank))
 	among := make([]*list, 0, len(pl.lists))
@@ -35,6 +44,14 @@ func (pl *placer) runFew(rank []int32, how fit) (off []int64, extent int64) {
 			return off, extent
 		}
 		own := &pl.lists[pl.group[i]]
+		if k < last.same {
+			off[i] = last.off[i]
+			pl.work += last.work[k]
+			extent = max(extent, off[i]+pl.size[i])
+			own.insert(i, off[i], off[i]+pl.size[i])
+			continue
+		}
+		before := pl.work
 		among = append(among[:0], own)
 		switch {
 		case pl.group[i] != 0:
@@ -45,13 +62,13 @@ func (pl *placer) runFew(rank []int32, how fit) (off []int64, extent int64) {
 			}
 		}
 		// Leave out empty lists; a program of one phase has many.
-		among = slices.DeleteFunc(among, func(l *list) bool { return len(l.all) == 0 })
+		among = slices.DeleteFunc(among, func(l *list) bool { return len(l.buf) == 0 })
 		at := pl.findFew(i, among, pl.where(i, how))
-		off[i] = at
+		off[i], last.work[k] = at, pl.work-before
 		extent = max(extent, at+pl.size[i])
-		n, _ := slices.BinarySearchFunc(own.all, at, func(x lying, lo int64) int { return cmp.Compare(x.lo, lo) })
-		own.all = slices.Insert(own.all, n, lying{span{at, at + pl.size[i]}, i})
+		own.insert(i, at, at+pl.size[i])
 	}
+	last.off, last.same = off, len(rank)
 	return off, extent
 }
 
@@ -67,19 +84,19 @@ func (pl *placer) findFew(i int32, among []*list, where fit) int64 {
 	for {
 		var low *list // the list whose next overlapping buffer has the lowest offset
 		for _, l := range among {
-			if l.at < len(l.all) && (low == nil || l.all[l.at].lo < low.all[low.at].lo) {
+			if l.at < len(l.lo) && (low == nil || l.lo[l.at] < low.lo[low.at]) {
 				low = l
 			}
 		}
 		if low == nil {
 			break
 		}
-		next := low.all[low.at].span
+		next := span{low.lo[low.at], low.hi[low.at]}
 		switch room := next.lo - free; {
 		case room < size:
 		case where == lowest:
 			for _, l := range among {
-				pl.work += int64(min(l.at+1, len(l.all)))
+				pl.work += int64(min(l.at+1, len(l.buf)))
 			}
 			return free
 		case where == highest:
@@ -97,7 +114,7 @@ func (pl *placer) findFew(i int32, among []*list, where fit) int64 {
 		low.seek(row, free)
 	}
 	for _, l := range among {
-		pl.work += int64(len(l.all))
+		pl.work += int64(len(l.buf))
 	}
 	if top := (pl.ceiling - size) &^ (align - 1); where == highest && top >= free {
 		return top
@@ -111,9 +128,10 @@ func (pl *placer) findFew(i int32, among []*list, where fit) int64 {
 // seek advances to the next buffer that is in row (the set of buffers that overlap in time) and
 // ends above free. Buffers that end at free or below cannot change the result.
 func (l *list) seek(row []uint64, free int64) {
-	k := l.at
-	for ; k < len(l.all); k++ {
-		if x := &l.all[k]; x.hi > free && row[x.buf>>6]>>(x.buf&63)&1 == 1 {
+	k, buf := l.at, l.buf
+	hi := l.hi[:len(buf)]
+	for ; k < len(buf); k++ {
+		if i := uint32(buf[k]); row[i>>6]>>(i&63)&1 == 1 && hi[k] > free {
 			break
 		}
 	}

@@ -31,10 +31,10 @@ func requireFewIsMany(t require.TestingT, p *graph.Program, align int64, shuffle
 		other := many[k]
 		pl.prepare()
 		other.prepare()
-		try := func(rank []int32, how fit) {
+		try := func(rank []int32, how fit, last *trail) {
 			for _, narrow := range []int{fewLive, 0} { // 0: all that have buffers beside them are wide
 				other.tl.narrow = narrow
-				off, extent := pl.runFew(rank, how)
+				off, extent := pl.runFew(rank, how, last)
 				want, wantExtent := other.runMany(rank, how)
 				require.Equal(t, want, off)
 				require.Equal(t, wantExtent, extent)
@@ -47,10 +47,14 @@ func requireFewIsMany(t require.TestingT, p *graph.Program, align int64, shuffle
 		}
 		for _, by := range pl.rankings() {
 			by.sort(rank)
-			try(rank, by.fit)
+			var last trail
+			try(rank, by.fit, &last) // the second time all of it is repeated
 			shuffled := slices.Clone(rank)
+			shuffle(shuffled[len(rank)/2:])
+			last.same = len(rank) / 2
+			try(shuffled, by.fit, &last)
 			shuffle(shuffled)
-			try(shuffled, by.fit)
+			try(shuffled, by.fit, &trail{})
 		}
 	}
 }

@@ -110,6 +110,7 @@ type start struct {
 	rank   []int32
 	fit    fit
 	extent int64
+	last   trail
 }
 
 // tries places the buffers by each ranking. done says that the search is over; otherwise
@@ -121,12 +122,13 @@ func (pl *placer) tries() (starts []start, done bool) {
 	}
 	for _, by := range pl.rankings() {
 		by.sort(rank)
-		off, extent := pl.run(rank, by.fit)
+		var last trail
+		off, extent := pl.run(rank, by.fit, &last)
 		pl.take(off, extent)
 		if pl.stopped != nil || pl.content() {
 			return nil, true
 		}
-		starts = append(starts, start{slices.Clone(rank), by.fit, extent})
+		starts = append(starts, start{slices.Clone(rank), by.fit, extent, last})
 	}
 	return starts, false
 }
@@ -139,8 +141,9 @@ func (pl *placer) squeak(starts []start) {
 	pushes := [...][]float64{lowest: {0.5, 0.75, 0, 0.875, 0.25}, tightest: {0.5, 0.75, 0, 0.875, 0.25}, fromBothEnds: {0.97, 0.9, 0.8, 0.95, 0.5}}
 	slices.SortStableFunc(starts, func(x, y start) int { return cmp.Compare(x.extent, y.extent) })
 	for round := range squeakyRounds {
-		for _, s := range starts[:squeakyStarts] {
-			off, extent := pl.run(s.rank, s.fit)
+		for n := range starts[:squeakyStarts] {
+			s := &starts[n]
+			off, extent := pl.run(s.rank, s.fit, &s.last)
 			pl.take(off, extent)
 			if pl.stopped != nil || pl.content() || pl.work > maxWork {
 				return
@@ -150,6 +153,7 @@ func (pl *placer) squeak(starts []start) {
 					to := int(float64(k) * pushes[s.fit][round/3%len(pushes[s.fit])])
 					copy(s.rank[to+1:k+1], s.rank[to:k])
 					s.rank[to] = i
+					s.last.same = min(s.last.same, to)
 				}
 			}
 		}
@@ -272,11 +276,11 @@ func (tl *timeline) groups() (group []int32, n int) {
 	return group, n
 }
 
-// run places the buffers in the given order.
-func (pl *placer) run(rank []int32, how fit) (off []int64, extent int64) {
+// run places the buffers in the given order. last is of the last run of this ranking.
+func (pl *placer) run(rank []int32, how fit, last *trail) (off []int64, extent int64) {
 	pl.prepare()
 	if len(rank) <= fewBuffers {
-		return pl.runFew(rank, how)
+		return pl.runFew(rank, how, last)
 	}
 	return pl.runMany(rank, how)
 }

@@ -126,7 +126,7 @@ func TestBoundIsTrue(t *testing.T) {
 		var try func()
 		try = func() {
 			if len(rank) == n {
-				if _, extent := pl.run(rank, lowest); best < 0 || extent < best {
+				if _, extent := pl.run(rank, lowest, &trail{}); best < 0 || extent < best {
 					best = extent
 				}
 				return
