@@ -12,11 +12,11 @@ func (s *kernels) copyLanes(dst, src unsafe.Pointer, ds, ss, depth, load, store 
 	copyPortable(dst, src, ds, ss, depth, load, store)
 }
 
-func (s *kernels) micro(t *tile, rows int) {
+func (s *kernels) micro(t *tile) {
 	if s.form == formPairs {
-		pairsPortable(t, rows)
+		pairsPortable(t)
 	} else {
-		microPortable(t, rows)
+		microPortable(t)
 	}
 }
 

@@ -532,9 +532,9 @@ func (t *mirrorTask) RunIndex(i int) {
 func (p *Product) slivers(t *tile, first, n, rows int) int {
 	if n > 0 {
 		part := *t
-		part.n = n
+		part.n, part.rows = n, rows
 		part.a, part.c = unsafe.Add(t.a, first*t.step), unsafe.Add(t.c, first*p.kernels.mr*t.ldc)
-		p.kernels.micro(&part, rows)
+		p.kernels.micro(&part)
 	}
 	return n
 }

@@ -9,16 +9,12 @@ import (
 )
 
 func bf16AVX512() {
-	for mr := 1; mr <= mr512; mr++ {
-		micro512(mr, bf16, false)
-	}
+	kernels512(bf16)
 	interleave512("interleave16AVX512", 2)
 }
 
 func int8AVX512() {
-	for mr := 1; mr <= mr512; mr++ {
-		micro512(mr, int8, false)
-	}
+	kernels512(int8)
 	interleave512("interleave8AVX512", 4)
 	flip512()
 	offset512()

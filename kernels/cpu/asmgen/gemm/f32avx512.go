@@ -17,11 +17,23 @@ const (
 	nr512 = 32
 )
 
-func f32AVX512() {
-	for mr := 1; mr <= mr512; mr++ {
-		micro512(mr, f32, false)
+// sizes512 are the rows of the kernels. One row fewer is computed by the next larger
+// kernel, which does not write the last: lanes of A past its rows are copies or zeros.
+// Fewer than four rows would take as long as four, by the latency of their sums.
+var sizes512 = []int{4, 6, 8, 10, 12, mr512}
+
+// kernels512 generates a unit's kernels.
+func kernels512(u unit) {
+	least := 1
+	for _, mr := range sizes512 {
+		micro512(mr, least, u, false)
+		least = mr + 1
 	}
-	micro512(mr512, f32, true)
+}
+
+func f32AVX512() {
+	kernels512(f32)
+	micro512(mr512, mr512, f32, true)
 	transpose512()
 	copy512()
 }
@@ -40,17 +52,17 @@ var (
 	int8 = unit{"int8", "four bytes of consecutive k, unsigned in A and signed in B", func(b, a, acc reg.VecPhysical) { VPDPBUSD(b, a, acc) }, VPADDD}
 )
 
-// micro512 generates the kernel of a unit. One that packs reads B where it lies
-// and writes its sliver on the way: the copy's loads and stores run beside the
-// products.
+// micro512 generates the kernel of a unit for least to mr rows; fewer than mr are of one
+// sliver. One that packs reads B where it lies and writes its sliver on the way: the
+// copy's loads and stores run beside the products.
 // In one piece: one kernel, in the order of its instructions.
-func micro512(mr int, u unit, packs bool) {
+func micro512(mr, least int, u unit, packs bool) {
 	name, and := fmt.Sprintf("%sx%dAVX512", u.name, mr), ""
 	if packs {
 		name, and = fmt.Sprintf("%sx%dPackAVX512", u.name, mr), fmt.Sprintf(", %d of which it also writes to t.to", nr512)
 	}
 	TEXT(name, NOSPLIT, "func(t *byte)")
-	Doc(fmt.Sprintf("%s multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B%s. A unit is %s.", name, mr, nr512, and, u.holds))
+	Doc(fmt.Sprintf("%s multiplies t.n slivers of %d to %d rows of A by a sliver of up to %d columns of B%s. A unit is %s.", name, least, mr, nr512, and, u.holds))
 	t, a, b, c := reg.RDI, reg.RSI, reg.R8, reg.RDX
 	count, ldb, ldc, n, bp, row, ap, next, to := reg.RCX, reg.R9, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX, reg.R15, reg.R10
 	acc := func(i, v int) reg.VecPhysical { return zmm[2*i+v] }
@@ -100,14 +112,23 @@ func micro512(mr int, u unit, packs bool) {
 			u.dot(bv[1], bc[i%2], acc(i, 1))
 		}
 	}
-	// Two steps a round: with four, on an Intel core, the kernel does 2 % less.
+	// Two steps a round: with four, on an Intel core, the kernel does 2 % less. An odd
+	// depth begins with the second.
 	MOVQ(at(t, tileK), count)
+	INCQ(count)
 	SHRQ(operand.Imm(1), count)
-	JZ(operand.LabelRef("rest"))
+	JC(operand.LabelRef("two"))
+	SUBQ(ldb, bp)
+	SUBQ(operand.Imm(4*mr512), a)
+	if packs {
+		SUBQ(operand.Imm(4*nr512), to)
+	}
+	JMP(operand.LabelRef("second"))
 	Label("two")
 	PREFETCHT1(at(next, 0))
 	ADDQ(at(t, tileAhead), next)
 	step(0, at(bp, 0), at(bp, 64))
+	Label("second")
 	step(1, idx(bp, ldb, 1, 0), idx(bp, ldb, 1, 64))
 	ADDQ(operand.Imm(2*4*mr512), a)
 	if packs {
@@ -116,25 +137,20 @@ func micro512(mr int, u unit, packs bool) {
 	LEAQ(idx(bp, ldb, 2, 0), bp)
 	DECQ(count)
 	JNZ(operand.LabelRef("two"))
-	Label("rest")
-	MOVQ(at(t, tileK), count)
-	ANDQ(operand.Imm(1), count)
-	JZ(operand.LabelRef("write"))
-	step(0, at(bp, 0), at(bp, 64))
 
-	Label("write")
-	rows := func(f func(i int)) {
+	rows := func(then string, f func(i int)) {
 		MOVQ(c, row)
 		for i := range mr {
 			f(i)
 			if i < mr-1 {
+				endOf(i+1, least, t, then)
 				ADDQ(ldc, row)
 			}
 		}
 	}
 	CMPQ(at(t, tileAdd), operand.Imm(0))
 	JE(operand.LabelRef("bias"))
-	rows(func(i int) {
+	rows("bias", func(i int) {
 		for v := range 2 {
 			VMOVUPS_Z(at(row, 64*v), km[v], bc[v])
 			u.add(acc(i, v), bc[v], acc(i, v))
@@ -151,17 +167,27 @@ func micro512(mr int, u unit, packs bool) {
 		}
 	}
 	Label("store")
-	rows(func(i int) {
+	rows("next", func(i int) {
 		for v := range 2 {
 			VMOVUPS(acc(i, v), km[v], at(row, 64*v))
 		}
 	})
+	Label("next")
 	LEAQ(idx(row, ldc, 1, 0), c)
 	ADDQ(at(t, tileStep), ap)
 	DECQ(n)
 	JNZ(operand.LabelRef("sliver"))
 	VZEROUPPER()
 	RET()
+}
+
+// endOf leaves for a label where the tile has no more rows than these, which are checked
+// from least on.
+func endOf(rows, least int, t reg.GPPhysical, label string) {
+	if rows >= least {
+		CMPQ(at(t, tileRows), operand.Imm(uint64(rows)))
+		JE(operand.LabelRef(label))
+	}
 }
 
 // transpose512 moves rows of a source into columns of a sliver, 16×16 elements
