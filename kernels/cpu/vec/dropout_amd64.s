@@ -2,22 +2,14 @@
 
 #include "textflag.h"
 
-DATA lane<>+0(SB)/4, $0x00000000
-DATA lane<>+4(SB)/4, $0x00000001
-DATA lane<>+8(SB)/4, $0x00000002
-DATA lane<>+12(SB)/4, $0x00000003
-DATA lane<>+16(SB)/4, $0x00000004
-DATA lane<>+20(SB)/4, $0x00000005
-DATA lane<>+24(SB)/4, $0x00000006
-DATA lane<>+28(SB)/4, $0x00000007
-DATA lane<>+32(SB)/4, $0x00000008
-DATA lane<>+36(SB)/4, $0x00000009
-DATA lane<>+40(SB)/4, $0x0000000a
-DATA lane<>+44(SB)/4, $0x0000000b
-DATA lane<>+48(SB)/4, $0x0000000c
-DATA lane<>+52(SB)/4, $0x0000000d
-DATA lane<>+56(SB)/4, $0x0000000e
-DATA lane<>+60(SB)/4, $0x0000000f
+DATA lane<>+0(SB)/8, $0x0000000100000000
+DATA lane<>+8(SB)/8, $0x0000000300000002
+DATA lane<>+16(SB)/8, $0x0000000500000004
+DATA lane<>+24(SB)/8, $0x0000000700000006
+DATA lane<>+32(SB)/8, $0x0000000900000008
+DATA lane<>+40(SB)/8, $0x0000000b0000000a
+DATA lane<>+48(SB)/8, $0x0000000d0000000c
+DATA lane<>+56(SB)/8, $0x0000000f0000000e
 GLOBL lane<>(SB), RODATA|NOPTR, $64
 
 // func dropAVX512(y *float32, x *float32, n int, keys *uint32, c0 uint32, c1 uint32, c2 uint32, c3 uint32, threshold uint32, scale float32)
@@ -253,24 +245,16 @@ done2:
 	VZEROUPPER
 	RET
 
-DATA wd2511f53<>+0(SB)/4, $0xd2511f53
-DATA wd2511f53<>+4(SB)/4, $0xd2511f53
-DATA wd2511f53<>+8(SB)/4, $0xd2511f53
-DATA wd2511f53<>+12(SB)/4, $0xd2511f53
-DATA wd2511f53<>+16(SB)/4, $0xd2511f53
-DATA wd2511f53<>+20(SB)/4, $0xd2511f53
-DATA wd2511f53<>+24(SB)/4, $0xd2511f53
-DATA wd2511f53<>+28(SB)/4, $0xd2511f53
+DATA wd2511f53<>+0(SB)/8, $0xd2511f53d2511f53
+DATA wd2511f53<>+8(SB)/8, $0xd2511f53d2511f53
+DATA wd2511f53<>+16(SB)/8, $0xd2511f53d2511f53
+DATA wd2511f53<>+24(SB)/8, $0xd2511f53d2511f53
 GLOBL wd2511f53<>(SB), RODATA|NOPTR, $32
 
-DATA wcd9e8d57<>+0(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+4(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+8(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+12(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+16(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+20(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+24(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+28(SB)/4, $0xcd9e8d57
+DATA wcd9e8d57<>+0(SB)/8, $0xcd9e8d57cd9e8d57
+DATA wcd9e8d57<>+8(SB)/8, $0xcd9e8d57cd9e8d57
+DATA wcd9e8d57<>+16(SB)/8, $0xcd9e8d57cd9e8d57
+DATA wcd9e8d57<>+24(SB)/8, $0xcd9e8d57cd9e8d57
 GLOBL wcd9e8d57<>(SB), RODATA|NOPTR, $32
 
 // func dropAVX2(y *float32, x *float32, n int, keys *uint32, c0 uint32, c1 uint32, c2 uint32, c3 uint32, threshold uint32, scale float32)

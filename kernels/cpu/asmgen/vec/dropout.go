@@ -13,9 +13,7 @@ import (
 // of which word j serves elements 16j to 16j+15.
 func dropout() {
 	iota := GLOBL("lane", RODATA|NOPTR)
-	for i := range 16 {
-		DATA(4*i, operand.U32(i))
-	}
+	vlib.Words(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 	kernel("drop", "drop", "func(y, x *float32, n int, keys *uint32, c0, c1, c2, c3, threshold uint32, scale float32)",
 		"is y = x·scale where kept, else 0, for n elements, a multiple of 64.", func(g *vlib.Gen) {
 			y, x, n, k := g.Ptr("y"), g.Ptr("x"), g.Ptr("n"), g.Ptr("keys")

@@ -293,9 +293,7 @@ func (w *q8Writer) share(o *q8Writer) {
 	w.one, w.order = w.g.RWord(1)[0], ZMM()
 	if q8Order.Symbol.Name == "" {
 		q8Order = GLOBL("q8order", RODATA|NOPTR)
-		for i := range vlib.Lanes {
-			DATA(4*i, operand.U32(i%4*4+i/4))
-		}
+		vlib.Words(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)
 	}
 	VMOVDQU32(q8Order, w.order)
 }

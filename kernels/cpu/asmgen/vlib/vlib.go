@@ -12,6 +12,7 @@ package vlib
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
@@ -167,12 +168,30 @@ func word(w uint32) operand.Mem {
 	m, ok := constants[w]
 	if !ok {
 		m = GLOBL(fmt.Sprintf("w%08x", w), RODATA|NOPTR)
-		for i := range 8 {
-			DATA(4*i, operand.U32(w))
-		}
+		Words(slices.Repeat([]uint32{w}, 8)...)
 		constants[w] = m
 	}
 	return m
+}
+
+// Words are the content of the data section's last symbol, an even number of them.
+func Words(w ...uint32) {
+	for i := 0; i < len(w); i += 2 {
+		DATA(4*i, operand.U64(uint64(w[i])|uint64(w[i+1])<<32))
+	}
+}
+
+// OddHighWords are two vectors' 16-bit words 1, 3, …, by their number: the high ones.
+func OddHighWords() (w []uint32) {
+	for i := range uint32(Lanes) {
+		w = append(w, 4*i+1|(4*i+3)<<16)
+	}
+	return w
+}
+
+// LaneWords are 16 words of ones and 16 of zeros.
+func LaneWords() []uint32 {
+	return append(slices.Repeat([]uint32{0xffffffff}, Lanes), make([]uint32, Lanes)...)
 }
 
 // C returns a constant in every lane: a register if it is held, else memory.
@@ -289,13 +308,7 @@ func (g *Gen) MaskFor(n reg.GPVirtual) *Mask {
 	}
 	if laneTable == nil {
 		m := GLOBL("lanes", RODATA|NOPTR)
-		for i := range 2 * Lanes {
-			w := operand.U32(0)
-			if i < Lanes {
-				w = 0xffffffff
-			}
-			DATA(4*i, w)
-		}
+		Words(LaneWords()...)
 		laneTable = &m
 	}
 	at, neg := GP64(), GP64()
@@ -321,17 +334,26 @@ func (g *Gen) InTail() bool { return g.mask != nil }
 // elements and a run of one array after the other: line by line, with many arrays
 // at equal offsets of their pages, the memory's rows would change all the time.
 func (g *Gen) Fetch(bases ...reg.GPVirtual) {
+	g.FetchEach(func(fetch func(base reg.GPVirtual)) {
+		for _, b := range bases {
+			fetch(b)
+		}
+	})
+}
+
+// FetchEach is Fetch for the arrays that each gives to fetch.
+func (g *Gen) FetchEach(each func(fetch func(base reg.GPVirtual))) {
 	const run, ahead = 256, 512 // elements
 	skip := g.Label("near")
 	TESTQ(operand.U32(run-1), g.index)
 	JNZ(operand.LabelRef(skip))
-	for _, b := range bases {
+	each(func(base reg.GPVirtual) {
 		for line := range run / Lanes {
-			m := operand.Mem(g.At(b))
+			m := operand.Mem(g.At(base))
 			m.Disp += 4*ahead + 64*line
 			PREFETCHT0(m)
 		}
-	}
+	})
 	Label(skip)
 }
 
