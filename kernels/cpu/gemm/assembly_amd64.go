@@ -155,12 +155,6 @@ func f32x6AVX512(t *tile)
 func f32x8AVX512(t *tile)
 
 //go:noescape
-func f32x10AVX512(t *tile)
-
-//go:noescape
-func f32x12AVX512(t *tile)
-
-//go:noescape
 func f32x14AVX512(t *tile)
 
 // f32x14PackAVX512 is f32x14AVX512 for a sliver of B that lies in its matrix; it
@@ -179,12 +173,6 @@ func bf16x6AVX512(t *tile)
 func bf16x8AVX512(t *tile)
 
 //go:noescape
-func bf16x10AVX512(t *tile)
-
-//go:noescape
-func bf16x12AVX512(t *tile)
-
-//go:noescape
 func bf16x14AVX512(t *tile)
 
 //go:noescape
@@ -195,12 +183,6 @@ func int8x6AVX512(t *tile)
 
 //go:noescape
 func int8x8AVX512(t *tile)
-
-//go:noescape
-func int8x10AVX512(t *tile)
-
-//go:noescape
-func int8x12AVX512(t *tile)
 
 //go:noescape
 func int8x14AVX512(t *tile)

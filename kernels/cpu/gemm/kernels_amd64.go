@@ -69,6 +69,13 @@ func (s *kernels) narrowRows(t Type, dst, src unsafe.Pointer, ds, ss, rows, cols
 // micro computes t.rows rows of each sliver of t.
 func (s *kernels) micro(t *tile) {
 	switch {
+	case s.level == level.AVX512 && 8 < t.rows && t.rows <= 12: // no kernel of AVX-512 has so many
+		first, rest := *t, *t
+		first.rows = (t.rows - 3) &^ 1
+		rest.rows = t.rows - first.rows
+		rest.a, rest.c = unsafe.Add(t.a, 4*first.rows), unsafe.Add(t.c, first.rows*t.ldc)
+		s.micro(&first)
+		s.micro(&rest)
 	case s.level == level.Portable && s.form == formPairs:
 		pairsPortable(t)
 	case s.level == level.Portable:
@@ -92,12 +99,8 @@ func (s *kernels) microPack(t *tile) { f32x14PackAVX512(t) }
 
 func microAVX512(t *tile) {
 	switch {
-	case t.rows > 12:
-		f32x14AVX512(t)
-	case t.rows > 10:
-		f32x12AVX512(t)
 	case t.rows > 8:
-		f32x10AVX512(t)
+		f32x14AVX512(t)
 	case t.rows > 6:
 		f32x8AVX512(t)
 	case t.rows > 4:
@@ -109,12 +112,8 @@ func microAVX512(t *tile) {
 
 func bf16AVX512(t *tile) {
 	switch {
-	case t.rows > 12:
-		bf16x14AVX512(t)
-	case t.rows > 10:
-		bf16x12AVX512(t)
 	case t.rows > 8:
-		bf16x10AVX512(t)
+		bf16x14AVX512(t)
 	case t.rows > 6:
 		bf16x8AVX512(t)
 	case t.rows > 4:
@@ -126,12 +125,8 @@ func bf16AVX512(t *tile) {
 
 func int8AVX512(t *tile) {
 	switch {
-	case t.rows > 12:
-		int8x14AVX512(t)
-	case t.rows > 10:
-		int8x12AVX512(t)
 	case t.rows > 8:
-		int8x10AVX512(t)
+		int8x14AVX512(t)
 	case t.rows > 6:
 		int8x8AVX512(t)
 	case t.rows > 4:

@@ -19,15 +19,16 @@ const (
 
 // sizes512 are the rows of the kernels. One row fewer is computed by the next larger
 // kernel, which does not write the last: lanes of A past its rows are copies or zeros.
-// Fewer than four rows would take as long as four, by the latency of their sums.
-var sizes512 = []int{4, 6, 8, 10, 12, mr512}
+// Fewer than four rows would take as long as four, by the latency of their sums. 9 to 12
+// rows are two kernels' work.
+var sizes512 = []int{4, 6, 8, mr512}
 
 // kernels512 generates a unit's kernels.
 func kernels512(u unit) {
 	least := 1
 	for _, mr := range sizes512 {
 		micro512(mr, least, u, false)
-		least = mr + 1
+		least = min(mr+1, mr512-1)
 	}
 }
 
@@ -204,78 +205,65 @@ func transpose512() {
 	Load(Param("depth"), depth)
 	Load(Param("mask"), tmp)
 	KMOVW(reg.R11L, reg.K1)
-	block := func(tail bool) {
-		MOVQ(src, row)
-		Load(Param("rows"), left)
-		MOVQ(ss, step)
-		XORQ(tmp, tmp)
-		SUBQ(operand.Imm(1), left)
-		CMOVQLE(tmp, step)
-		for i := range 16 {
-			if tail {
-				VMOVUPS_Z(at(row, 0), reg.K2, zmm[i])
-			} else {
-				VMOVUPS(at(row, 0), zmm[i])
-				PREFETCHT0(at(row, 256))
-			}
-			if i < 15 {
-				ADDQ(step, row)
-				SUBQ(operand.Imm(1), left)
-				CMOVQLE(tmp, step)
-			}
-		}
-		t := zmm[16:]
-		for i := 0; i < 16; i += 2 {
-			VUNPCKLPS(zmm[i+1], zmm[i], t[i])
-			VUNPCKHPS(zmm[i+1], zmm[i], t[i+1])
-		}
-		for i := 0; i < 16; i += 4 {
-			VUNPCKLPD(t[i+2], t[i], zmm[i])
-			VUNPCKHPD(t[i+2], t[i], zmm[i+1])
-			VUNPCKLPD(t[i+3], t[i+1], zmm[i+2])
-			VUNPCKHPD(t[i+3], t[i+1], zmm[i+3])
-		}
-		// zmm[4g+j] holds, in 128-bit part q, column 4q+j of rows 4g … 4g+3.
-		for j := range 4 {
-			VSHUFF32X4(operand.Imm(0x88), zmm[4+j], zmm[j], t[j])
-			VSHUFF32X4(operand.Imm(0xdd), zmm[4+j], zmm[j], t[4+j])
-			VSHUFF32X4(operand.Imm(0x88), zmm[12+j], zmm[8+j], t[8+j])
-			VSHUFF32X4(operand.Imm(0xdd), zmm[12+j], zmm[8+j], t[12+j])
-		}
-		for j := range 4 {
-			VSHUFF32X4(operand.Imm(0x88), t[8+j], t[j], zmm[j])
-			VSHUFF32X4(operand.Imm(0x88), t[12+j], t[4+j], zmm[4+j])
-			VSHUFF32X4(operand.Imm(0xdd), t[8+j], t[j], zmm[8+j])
-			VSHUFF32X4(operand.Imm(0xdd), t[12+j], t[4+j], zmm[12+j])
-		}
-	}
-	SUBQ(operand.Imm(16), depth)
-	JL(operand.LabelRef("tail"))
-	Label("full")
-	block(false)
-	for k := range 16 {
-		VMOVUPS(zmm[k], reg.K1, at(dst, 0))
-		ADDQ(ds, dst)
-	}
-	ADDQ(operand.Imm(64), src)
-	SUBQ(operand.Imm(16), depth)
-	JGE(operand.LabelRef("full"))
-	Label("tail")
-	ADDQ(operand.Imm(16), depth)
+	MOVL(operand.U32(1<<16-1), reg.R11L)
+	KMOVW(reg.R11L, reg.K2)
+	TESTQ(depth, depth)
 	JZ(operand.LabelRef("done"))
+	Label("block")
+	CMPQ(depth, operand.Imm(16))
+	JGE(operand.LabelRef("load"))
 	MOVL(operand.U32(1), reg.R11L)
 	SHLQ(reg.CL, tmp)
 	DECQ(tmp)
 	KMOVW(reg.R11L, reg.K2)
-	block(true)
-	for k := range 15 {
-		VMOVUPS(zmm[k], reg.K1, at(dst, 0))
-		if k < 14 {
-			ADDQ(ds, dst)
-			DECQ(depth)
-			JZ(operand.LabelRef("done"))
+	Label("load")
+	MOVQ(src, row)
+	Load(Param("rows"), left)
+	MOVQ(ss, step)
+	XORQ(tmp, tmp)
+	SUBQ(operand.Imm(1), left)
+	CMOVQLE(tmp, step)
+	for i := range 16 {
+		VMOVUPS_Z(at(row, 0), reg.K2, zmm[i])
+		PREFETCHT0(at(row, 256))
+		if i < 15 {
+			ADDQ(step, row)
+			SUBQ(operand.Imm(1), left)
+			CMOVQLE(tmp, step)
 		}
 	}
+	t := zmm[16:]
+	for i := 0; i < 16; i += 2 {
+		VUNPCKLPS(zmm[i+1], zmm[i], t[i])
+		VUNPCKHPS(zmm[i+1], zmm[i], t[i+1])
+	}
+	for i := 0; i < 16; i += 4 {
+		VUNPCKLPD(t[i+2], t[i], zmm[i])
+		VUNPCKHPD(t[i+2], t[i], zmm[i+1])
+		VUNPCKLPD(t[i+3], t[i+1], zmm[i+2])
+		VUNPCKHPD(t[i+3], t[i+1], zmm[i+3])
+	}
+	// zmm[4g+j] holds, in 128-bit part q, column 4q+j of rows 4g … 4g+3.
+	for j := range 4 {
+		VSHUFF32X4(operand.Imm(0x88), zmm[4+j], zmm[j], t[j])
+		VSHUFF32X4(operand.Imm(0xdd), zmm[4+j], zmm[j], t[4+j])
+		VSHUFF32X4(operand.Imm(0x88), zmm[12+j], zmm[8+j], t[8+j])
+		VSHUFF32X4(operand.Imm(0xdd), zmm[12+j], zmm[8+j], t[12+j])
+	}
+	for j := range 4 {
+		VSHUFF32X4(operand.Imm(0x88), t[8+j], t[j], zmm[j])
+		VSHUFF32X4(operand.Imm(0x88), t[12+j], t[4+j], zmm[4+j])
+		VSHUFF32X4(operand.Imm(0xdd), t[8+j], t[j], zmm[8+j])
+		VSHUFF32X4(operand.Imm(0xdd), t[12+j], t[4+j], zmm[12+j])
+	}
+	for k := range 16 {
+		VMOVUPS(zmm[k], reg.K1, at(dst, 0))
+		ADDQ(ds, dst)
+		DECQ(depth)
+		JZ(operand.LabelRef("done"))
+	}
+	ADDQ(operand.Imm(64), src)
+	JMP(operand.LabelRef("block"))
 	Label("done")
 	VZEROUPPER()
 	RET()

@@ -37,13 +37,26 @@ func dropout() {
 					for i := 1; i < 4; i++ {
 						VBROADCASTSS(g.ParamMem(fmt2("c%d", i)), c[i])
 					}
-					for round := range 10 {
+					const rounds, atOnce = 10, 2
+					word, left, again := GP64(), GP64(), g.Label("rounds")
+					MOVQ(k, word)
+					MOVQ(operand.U32(rounds/atOnce), left)
+					Label(again)
+					was := c
+					for round := range atOnce {
 						h0, l0 := mul32(g, c[0], m0[half], odd)
 						h1, l1 := mul32(g, c[2], m1[half], odd)
-						c[0] = xor3(g, h1, c[1], operand.Mem{Base: k, Disp: 8 * round})
-						c[2] = xor3(g, h0, c[3], operand.Mem{Base: k, Disp: 8*round + 4})
+						c[0] = xor3(g, h1, c[1], operand.Mem{Base: word, Disp: 8 * round})
+						c[2] = xor3(g, h0, c[3], operand.Mem{Base: word, Disp: 8*round + 4})
 						c[1], c[3] = l1, l0
 					}
+					for i, w := range c {
+						VMOVAPS(w, was[i])
+					}
+					c = was
+					ADDQ(operand.Imm(8*atOnce), word)
+					DECQ(left)
+					JNZ(operand.LabelRef(again))
 					for j, w := range c {
 						at := g.At(x, j)
 						at.Disp += 32 * half

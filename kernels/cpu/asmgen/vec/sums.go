@@ -57,7 +57,7 @@ func fewSources(g *vlib.Gen, r int, sum func(g *vlib.Gen, p []reg.GPVirtual, dst
 			done := g.Label("fetched")
 			JCS(operand.LabelRef(done))
 			MOVQ(operand.Mem{Base: next}, base)
-			LEAQ(operand.Mem{Base: base, Index: off, Scale: 4}, base)
+			LEAQ(operand.Mem{Base: base, Index: g.Ptr("off"), Scale: 4}, base)
 			ADDQ(operand.Imm(24), next)
 			JMP(operand.LabelRef(again))
 			Label(done)

@@ -348,11 +348,16 @@ func (g *Gen) FetchEach(each func(fetch func(base reg.GPVirtual))) {
 	TESTQ(operand.U32(run-1), g.index)
 	JNZ(operand.LabelRef(skip))
 	each(func(base reg.GPVirtual) {
-		for line := range run / Lanes {
-			m := operand.Mem(g.At(base))
-			m.Disp += 4*ahead + 64*line
-			PREFETCHT0(m)
+		const lines = 4 // a turn
+		at, turn := GP64(), g.Label("lines")
+		MOVQ(g.index, at)
+		Label(turn)
+		for line := range lines {
+			PREFETCHT0(operand.Mem{Base: base, Index: at, Scale: 4, Disp: 4*ahead + 64*line})
 		}
+		ADDQ(operand.Imm(lines*Lanes), at)
+		TESTQ(operand.U32(run-1), at)
+		JNZ(operand.LabelRef(turn))
 	})
 	Label(skip)
 }
