@@ -141,18 +141,48 @@ func narrowF16AVX512(dst, src unsafe.Pointer, dstStride, srcStride, rows, mask i
 //go:noescape
 func narrowF16AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows int)
 
-// The micro-kernels multiply t.n slivers of t.rows, at most so many, rows of A by a
+// The micro-kernels multiply t.n slivers of at most so many rows of A by a
 // sliver of at most nr columns of B. Their units are float32 (f32), two bf16
 // (bf16), four bytes, unsigned in A and signed in B (int8), two int16 (pair).
+
+//go:noescape
+func f32x1AVX512(t *tile)
+
+//go:noescape
+func f32x2AVX512(t *tile)
+
+//go:noescape
+func f32x3AVX512(t *tile)
 
 //go:noescape
 func f32x4AVX512(t *tile)
 
 //go:noescape
+func f32x5AVX512(t *tile)
+
+//go:noescape
 func f32x6AVX512(t *tile)
 
 //go:noescape
+func f32x7AVX512(t *tile)
+
+//go:noescape
 func f32x8AVX512(t *tile)
+
+//go:noescape
+func f32x9AVX512(t *tile)
+
+//go:noescape
+func f32x10AVX512(t *tile)
+
+//go:noescape
+func f32x11AVX512(t *tile)
+
+//go:noescape
+func f32x12AVX512(t *tile)
+
+//go:noescape
+func f32x13AVX512(t *tile)
 
 //go:noescape
 func f32x14AVX512(t *tile)
@@ -164,43 +194,121 @@ func f32x14AVX512(t *tile)
 func f32x14PackAVX512(t *tile)
 
 //go:noescape
+func bf16x1AVX512(t *tile)
+
+//go:noescape
+func bf16x2AVX512(t *tile)
+
+//go:noescape
+func bf16x3AVX512(t *tile)
+
+//go:noescape
 func bf16x4AVX512(t *tile)
+
+//go:noescape
+func bf16x5AVX512(t *tile)
 
 //go:noescape
 func bf16x6AVX512(t *tile)
 
 //go:noescape
+func bf16x7AVX512(t *tile)
+
+//go:noescape
 func bf16x8AVX512(t *tile)
+
+//go:noescape
+func bf16x9AVX512(t *tile)
+
+//go:noescape
+func bf16x10AVX512(t *tile)
+
+//go:noescape
+func bf16x11AVX512(t *tile)
+
+//go:noescape
+func bf16x12AVX512(t *tile)
+
+//go:noescape
+func bf16x13AVX512(t *tile)
 
 //go:noescape
 func bf16x14AVX512(t *tile)
 
 //go:noescape
+func int8x1AVX512(t *tile)
+
+//go:noescape
+func int8x2AVX512(t *tile)
+
+//go:noescape
+func int8x3AVX512(t *tile)
+
+//go:noescape
 func int8x4AVX512(t *tile)
+
+//go:noescape
+func int8x5AVX512(t *tile)
 
 //go:noescape
 func int8x6AVX512(t *tile)
 
 //go:noescape
+func int8x7AVX512(t *tile)
+
+//go:noescape
 func int8x8AVX512(t *tile)
+
+//go:noescape
+func int8x9AVX512(t *tile)
+
+//go:noescape
+func int8x10AVX512(t *tile)
+
+//go:noescape
+func int8x11AVX512(t *tile)
+
+//go:noescape
+func int8x12AVX512(t *tile)
+
+//go:noescape
+func int8x13AVX512(t *tile)
 
 //go:noescape
 func int8x14AVX512(t *tile)
 
 //go:noescape
+func f32x1AVX2(t *tile)
+
+//go:noescape
 func f32x2AVX2(t *tile)
+
+//go:noescape
+func f32x3AVX2(t *tile)
 
 //go:noescape
 func f32x4AVX2(t *tile)
 
 //go:noescape
+func f32x5AVX2(t *tile)
+
+//go:noescape
 func f32x6AVX2(t *tile)
+
+//go:noescape
+func pairx1AVX2(t *tile)
 
 //go:noescape
 func pairx2AVX2(t *tile)
 
 //go:noescape
+func pairx3AVX2(t *tile)
+
+//go:noescape
 func pairx4AVX2(t *tile)
+
+//go:noescape
+func pairx5AVX2(t *tile)
 
 //go:noescape
 func pairx6AVX2(t *tile)

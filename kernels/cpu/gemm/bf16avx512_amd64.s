@@ -2,6 +2,330 @@
 
 #include "textflag.h"
 
+// func bf16x1AVX512(t *byte)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·bf16x1AVX512(SB), NOSPLIT, $0-8
+	MOVQ  t+0(FP), DI
+	MOVQ  (DI), BX
+	MOVQ  8(DI), R8
+	MOVQ  16(DI), DX
+	MOVQ  48(DI), R9
+	MOVQ  56(DI), R11
+	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
+	MOVQ  72(DI), AX
+	KMOVW AX, K1
+	SHRQ  $0x10, AX
+	KMOVW AX, K2
+
+sliver:
+	MOVQ       DX, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	MOVQ       BX, SI
+	MOVQ       R8, R13
+	MOVQ       32(DI), CX
+	INCQ       CX
+	SHRQ       $0x01, CX
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
+
+two:
+	PREFETCHT1   (R15)
+	ADDQ         240(DI), R15
+	VMOVUPS      (R13), Z28
+	VMOVUPS      64(R13), Z29
+	VBROADCASTSS (SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+
+second:
+	VMOVUPS      (R13)(R9*1), Z28
+	VMOVUPS      64(R13)(R9*1), Z29
+	VBROADCASTSS 56(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
+	DECQ         CX
+	JNZ          two
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+
+bias:
+	MOVQ      24(DI), AX
+	TESTQ     AX, AX
+	JZ        store
+	VMOVUPS.Z (AX), K1, Z28
+	VADDPS    Z28, Z0, Z0
+	VMOVUPS.Z 64(AX), K2, Z29
+	VADDPS    Z29, Z1, Z1
+
+store:
+	MOVQ    DX, AX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
+	VZEROUPPER
+	RET
+
+// func bf16x2AVX512(t *byte)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·bf16x2AVX512(SB), NOSPLIT, $0-8
+	MOVQ  t+0(FP), DI
+	MOVQ  (DI), BX
+	MOVQ  8(DI), R8
+	MOVQ  16(DI), DX
+	MOVQ  48(DI), R9
+	MOVQ  56(DI), R11
+	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
+	MOVQ  72(DI), AX
+	KMOVW AX, K1
+	SHRQ  $0x10, AX
+	KMOVW AX, K2
+
+sliver:
+	MOVQ       DX, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	MOVQ       BX, SI
+	MOVQ       R8, R13
+	MOVQ       32(DI), CX
+	INCQ       CX
+	SHRQ       $0x01, CX
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
+
+two:
+	PREFETCHT1   (R15)
+	ADDQ         240(DI), R15
+	VMOVUPS      (R13), Z28
+	VMOVUPS      64(R13), Z29
+	VBROADCASTSS (SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 4(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+
+second:
+	VMOVUPS      (R13)(R9*1), Z28
+	VMOVUPS      64(R13)(R9*1), Z29
+	VBROADCASTSS 56(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 60(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
+	DECQ         CX
+	JNZ          two
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+
+bias:
+	MOVQ      24(DI), AX
+	TESTQ     AX, AX
+	JZ        store
+	VMOVUPS.Z (AX), K1, Z28
+	VADDPS    Z28, Z0, Z0
+	VADDPS    Z28, Z2, Z2
+	VMOVUPS.Z 64(AX), K2, Z29
+	VADDPS    Z29, Z1, Z1
+	VADDPS    Z29, Z3, Z3
+
+store:
+	MOVQ    DX, AX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z2, K1, (AX)
+	VMOVUPS Z3, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
+	VZEROUPPER
+	RET
+
+// func bf16x3AVX512(t *byte)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·bf16x3AVX512(SB), NOSPLIT, $0-8
+	MOVQ  t+0(FP), DI
+	MOVQ  (DI), BX
+	MOVQ  8(DI), R8
+	MOVQ  16(DI), DX
+	MOVQ  48(DI), R9
+	MOVQ  56(DI), R11
+	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
+	MOVQ  72(DI), AX
+	KMOVW AX, K1
+	SHRQ  $0x10, AX
+	KMOVW AX, K2
+
+sliver:
+	MOVQ       DX, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	MOVQ       BX, SI
+	MOVQ       R8, R13
+	MOVQ       32(DI), CX
+	INCQ       CX
+	SHRQ       $0x01, CX
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
+
+two:
+	PREFETCHT1   (R15)
+	ADDQ         240(DI), R15
+	VMOVUPS      (R13), Z28
+	VMOVUPS      64(R13), Z29
+	VBROADCASTSS (SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 4(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 8(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+
+second:
+	VMOVUPS      (R13)(R9*1), Z28
+	VMOVUPS      64(R13)(R9*1), Z29
+	VBROADCASTSS 56(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 60(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 64(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
+	DECQ         CX
+	JNZ          two
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+
+bias:
+	MOVQ      24(DI), AX
+	TESTQ     AX, AX
+	JZ        store
+	VMOVUPS.Z (AX), K1, Z28
+	VADDPS    Z28, Z0, Z0
+	VADDPS    Z28, Z2, Z2
+	VADDPS    Z28, Z4, Z4
+	VMOVUPS.Z 64(AX), K2, Z29
+	VADDPS    Z29, Z1, Z1
+	VADDPS    Z29, Z3, Z3
+	VADDPS    Z29, Z5, Z5
+
+store:
+	MOVQ    DX, AX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z2, K1, (AX)
+	VMOVUPS Z3, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z4, K1, (AX)
+	VMOVUPS Z5, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
+	VZEROUPPER
+	RET
+
 // func bf16x4AVX512(t *byte)
 // Requires: AVX, AVX512F, MMX+
 TEXT ·bf16x4AVX512(SB), NOSPLIT, $0-8
@@ -109,22 +433,16 @@ second:
 	VADDPS       Z0, Z30, Z0
 	VMOVUPS.Z    64(AX), K2, Z31
 	VADDPS       Z1, Z31, Z1
-	CMPQ         256(DI), $0x01
-	JE           bias
 	ADDQ         R11, AX
 	VMOVUPS.Z    (AX), K1, Z30
 	VADDPS       Z2, Z30, Z2
 	VMOVUPS.Z    64(AX), K2, Z31
 	VADDPS       Z3, Z31, Z3
-	CMPQ         256(DI), $0x02
-	JE           bias
 	ADDQ         R11, AX
 	VMOVUPS.Z    (AX), K1, Z30
 	VADDPS       Z4, Z30, Z4
 	VMOVUPS.Z    64(AX), K2, Z31
 	VADDPS       Z5, Z31, Z5
-	CMPQ         256(DI), $0x03
-	JE           bias
 	ADDQ         R11, AX
 	VMOVUPS.Z    (AX), K1, Z30
 	VADDPS       Z6, Z30, Z6
@@ -150,27 +468,202 @@ store:
 	MOVQ    DX, AX
 	VMOVUPS Z0, K1, (AX)
 	VMOVUPS Z1, K2, 64(AX)
-	CMPQ    256(DI), $0x01
-	JE      next
 	ADDQ    R11, AX
 	VMOVUPS Z2, K1, (AX)
 	VMOVUPS Z3, K2, 64(AX)
-	CMPQ    256(DI), $0x02
-	JE      next
 	ADDQ    R11, AX
 	VMOVUPS Z4, K1, (AX)
 	VMOVUPS Z5, K2, 64(AX)
-	CMPQ    256(DI), $0x03
-	JE      next
 	ADDQ    R11, AX
 	VMOVUPS Z6, K1, (AX)
 	VMOVUPS Z7, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
+	VZEROUPPER
+	RET
 
-next:
-	LEAQ (AX)(R11*1), DX
-	ADDQ 64(DI), BX
-	DECQ R12
-	JNZ  sliver
+// func bf16x5AVX512(t *byte)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·bf16x5AVX512(SB), NOSPLIT, $0-8
+	MOVQ  t+0(FP), DI
+	MOVQ  (DI), BX
+	MOVQ  8(DI), R8
+	MOVQ  16(DI), DX
+	MOVQ  48(DI), R9
+	MOVQ  56(DI), R11
+	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
+	MOVQ  72(DI), AX
+	KMOVW AX, K1
+	SHRQ  $0x10, AX
+	KMOVW AX, K2
+
+sliver:
+	MOVQ       DX, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	MOVQ       BX, SI
+	MOVQ       R8, R13
+	MOVQ       32(DI), CX
+	INCQ       CX
+	SHRQ       $0x01, CX
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
+
+two:
+	PREFETCHT1   (R15)
+	ADDQ         240(DI), R15
+	VMOVUPS      (R13), Z28
+	VMOVUPS      64(R13), Z29
+	VBROADCASTSS (SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 4(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 8(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 12(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 16(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+
+second:
+	VMOVUPS      (R13)(R9*1), Z28
+	VMOVUPS      64(R13)(R9*1), Z29
+	VBROADCASTSS 56(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 60(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 64(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 68(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 72(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
+	DECQ         CX
+	JNZ          two
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+
+bias:
+	MOVQ      24(DI), AX
+	TESTQ     AX, AX
+	JZ        store
+	VMOVUPS.Z (AX), K1, Z28
+	VADDPS    Z28, Z0, Z0
+	VADDPS    Z28, Z2, Z2
+	VADDPS    Z28, Z4, Z4
+	VADDPS    Z28, Z6, Z6
+	VADDPS    Z28, Z8, Z8
+	VMOVUPS.Z 64(AX), K2, Z29
+	VADDPS    Z29, Z1, Z1
+	VADDPS    Z29, Z3, Z3
+	VADDPS    Z29, Z5, Z5
+	VADDPS    Z29, Z7, Z7
+	VADDPS    Z29, Z9, Z9
+
+store:
+	MOVQ    DX, AX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z2, K1, (AX)
+	VMOVUPS Z3, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z4, K1, (AX)
+	VMOVUPS Z5, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z6, K1, (AX)
+	VMOVUPS Z7, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z8, K1, (AX)
+	VMOVUPS Z9, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
 	VZEROUPPER
 	RET
 
@@ -331,8 +824,6 @@ second:
 	VADDPS       Z8, Z30, Z8
 	VMOVUPS.Z    64(AX), K2, Z31
 	VADDPS       Z9, Z31, Z9
-	CMPQ         256(DI), $0x05
-	JE           bias
 	ADDQ         R11, AX
 	VMOVUPS.Z    (AX), K1, Z30
 	VADDPS       Z10, Z30, Z10
@@ -374,17 +865,246 @@ store:
 	ADDQ    R11, AX
 	VMOVUPS Z8, K1, (AX)
 	VMOVUPS Z9, K2, 64(AX)
-	CMPQ    256(DI), $0x05
-	JE      next
 	ADDQ    R11, AX
 	VMOVUPS Z10, K1, (AX)
 	VMOVUPS Z11, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
+	VZEROUPPER
+	RET
 
-next:
-	LEAQ (AX)(R11*1), DX
-	ADDQ 64(DI), BX
-	DECQ R12
-	JNZ  sliver
+// func bf16x7AVX512(t *byte)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·bf16x7AVX512(SB), NOSPLIT, $0-8
+	MOVQ  t+0(FP), DI
+	MOVQ  (DI), BX
+	MOVQ  8(DI), R8
+	MOVQ  16(DI), DX
+	MOVQ  48(DI), R9
+	MOVQ  56(DI), R11
+	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
+	MOVQ  72(DI), AX
+	KMOVW AX, K1
+	SHRQ  $0x10, AX
+	KMOVW AX, K2
+
+sliver:
+	MOVQ       DX, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	MOVQ       BX, SI
+	MOVQ       R8, R13
+	MOVQ       32(DI), CX
+	INCQ       CX
+	SHRQ       $0x01, CX
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
+
+two:
+	PREFETCHT1   (R15)
+	ADDQ         240(DI), R15
+	VMOVUPS      (R13), Z28
+	VMOVUPS      64(R13), Z29
+	VBROADCASTSS (SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 4(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 8(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 12(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 16(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	VBROADCASTSS 20(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xd452
+	LONG         $0x40061262
+	WORD         $0xdd52
+	VBROADCASTSS 24(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xe452
+	LONG         $0x400e1262
+	WORD         $0xed52
+
+second:
+	VMOVUPS      (R13)(R9*1), Z28
+	VMOVUPS      64(R13)(R9*1), Z29
+	VBROADCASTSS 56(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 60(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 64(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 68(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 72(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	VBROADCASTSS 76(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xd452
+	LONG         $0x40061262
+	WORD         $0xdd52
+	VBROADCASTSS 80(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xe452
+	LONG         $0x400e1262
+	WORD         $0xed52
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
+	DECQ         CX
+	JNZ          two
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+
+bias:
+	MOVQ      24(DI), AX
+	TESTQ     AX, AX
+	JZ        store
+	VMOVUPS.Z (AX), K1, Z28
+	VADDPS    Z28, Z0, Z0
+	VADDPS    Z28, Z2, Z2
+	VADDPS    Z28, Z4, Z4
+	VADDPS    Z28, Z6, Z6
+	VADDPS    Z28, Z8, Z8
+	VADDPS    Z28, Z10, Z10
+	VADDPS    Z28, Z12, Z12
+	VMOVUPS.Z 64(AX), K2, Z29
+	VADDPS    Z29, Z1, Z1
+	VADDPS    Z29, Z3, Z3
+	VADDPS    Z29, Z5, Z5
+	VADDPS    Z29, Z7, Z7
+	VADDPS    Z29, Z9, Z9
+	VADDPS    Z29, Z11, Z11
+	VADDPS    Z29, Z13, Z13
+
+store:
+	MOVQ    DX, AX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z2, K1, (AX)
+	VMOVUPS Z3, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z4, K1, (AX)
+	VMOVUPS Z5, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z6, K1, (AX)
+	VMOVUPS Z7, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z8, K1, (AX)
+	VMOVUPS Z9, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z10, K1, (AX)
+	VMOVUPS Z11, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z12, K1, (AX)
+	VMOVUPS Z13, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
 	VZEROUPPER
 	RET
 
@@ -585,8 +1305,6 @@ second:
 	VADDPS       Z12, Z30, Z12
 	VMOVUPS.Z    64(AX), K2, Z31
 	VADDPS       Z13, Z31, Z13
-	CMPQ         256(DI), $0x07
-	JE           bias
 	ADDQ         R11, AX
 	VMOVUPS.Z    (AX), K1, Z30
 	VADDPS       Z14, Z30, Z14
@@ -638,17 +1356,1678 @@ store:
 	ADDQ    R11, AX
 	VMOVUPS Z12, K1, (AX)
 	VMOVUPS Z13, K2, 64(AX)
-	CMPQ    256(DI), $0x07
-	JE      next
 	ADDQ    R11, AX
 	VMOVUPS Z14, K1, (AX)
 	VMOVUPS Z15, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
+	VZEROUPPER
+	RET
 
-next:
-	LEAQ (AX)(R11*1), DX
-	ADDQ 64(DI), BX
-	DECQ R12
-	JNZ  sliver
+// func bf16x9AVX512(t *byte)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·bf16x9AVX512(SB), NOSPLIT, $0-8
+	MOVQ  t+0(FP), DI
+	MOVQ  (DI), BX
+	MOVQ  8(DI), R8
+	MOVQ  16(DI), DX
+	MOVQ  48(DI), R9
+	MOVQ  56(DI), R11
+	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
+	MOVQ  72(DI), AX
+	KMOVW AX, K1
+	SHRQ  $0x10, AX
+	KMOVW AX, K2
+
+sliver:
+	MOVQ       DX, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	MOVQ       BX, SI
+	MOVQ       R8, R13
+	MOVQ       32(DI), CX
+	INCQ       CX
+	SHRQ       $0x01, CX
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
+
+two:
+	PREFETCHT1   (R15)
+	ADDQ         240(DI), R15
+	VMOVUPS      (R13), Z28
+	VMOVUPS      64(R13), Z29
+	VBROADCASTSS (SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 4(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 8(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 12(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 16(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	VBROADCASTSS 20(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xd452
+	LONG         $0x40061262
+	WORD         $0xdd52
+	VBROADCASTSS 24(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xe452
+	LONG         $0x400e1262
+	WORD         $0xed52
+	VBROADCASTSS 28(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xf452
+	LONG         $0x40061262
+	WORD         $0xfd52
+	VBROADCASTSS 32(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xc452
+	LONG         $0x400e8262
+	WORD         $0xcd52
+
+second:
+	VMOVUPS      (R13)(R9*1), Z28
+	VMOVUPS      64(R13)(R9*1), Z29
+	VBROADCASTSS 56(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 60(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 64(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 68(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 72(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	VBROADCASTSS 76(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xd452
+	LONG         $0x40061262
+	WORD         $0xdd52
+	VBROADCASTSS 80(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xe452
+	LONG         $0x400e1262
+	WORD         $0xed52
+	VBROADCASTSS 84(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xf452
+	LONG         $0x40061262
+	WORD         $0xfd52
+	VBROADCASTSS 88(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xc452
+	LONG         $0x400e8262
+	WORD         $0xcd52
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
+	DECQ         CX
+	JNZ          two
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z14, Z30, Z14
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z15, Z31, Z15
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z16, Z30, Z16
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z17, Z31, Z17
+
+bias:
+	MOVQ      24(DI), AX
+	TESTQ     AX, AX
+	JZ        store
+	VMOVUPS.Z (AX), K1, Z28
+	VADDPS    Z28, Z0, Z0
+	VADDPS    Z28, Z2, Z2
+	VADDPS    Z28, Z4, Z4
+	VADDPS    Z28, Z6, Z6
+	VADDPS    Z28, Z8, Z8
+	VADDPS    Z28, Z10, Z10
+	VADDPS    Z28, Z12, Z12
+	VADDPS    Z28, Z14, Z14
+	VADDPS    Z28, Z16, Z16
+	VMOVUPS.Z 64(AX), K2, Z29
+	VADDPS    Z29, Z1, Z1
+	VADDPS    Z29, Z3, Z3
+	VADDPS    Z29, Z5, Z5
+	VADDPS    Z29, Z7, Z7
+	VADDPS    Z29, Z9, Z9
+	VADDPS    Z29, Z11, Z11
+	VADDPS    Z29, Z13, Z13
+	VADDPS    Z29, Z15, Z15
+	VADDPS    Z29, Z17, Z17
+
+store:
+	MOVQ    DX, AX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z2, K1, (AX)
+	VMOVUPS Z3, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z4, K1, (AX)
+	VMOVUPS Z5, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z6, K1, (AX)
+	VMOVUPS Z7, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z8, K1, (AX)
+	VMOVUPS Z9, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z10, K1, (AX)
+	VMOVUPS Z11, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z12, K1, (AX)
+	VMOVUPS Z13, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z14, K1, (AX)
+	VMOVUPS Z15, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z16, K1, (AX)
+	VMOVUPS Z17, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
+	VZEROUPPER
+	RET
+
+// func bf16x10AVX512(t *byte)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·bf16x10AVX512(SB), NOSPLIT, $0-8
+	MOVQ  t+0(FP), DI
+	MOVQ  (DI), BX
+	MOVQ  8(DI), R8
+	MOVQ  16(DI), DX
+	MOVQ  48(DI), R9
+	MOVQ  56(DI), R11
+	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
+	MOVQ  72(DI), AX
+	KMOVW AX, K1
+	SHRQ  $0x10, AX
+	KMOVW AX, K2
+
+sliver:
+	MOVQ       DX, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	MOVQ       BX, SI
+	MOVQ       R8, R13
+	MOVQ       32(DI), CX
+	INCQ       CX
+	SHRQ       $0x01, CX
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
+
+two:
+	PREFETCHT1   (R15)
+	ADDQ         240(DI), R15
+	VMOVUPS      (R13), Z28
+	VMOVUPS      64(R13), Z29
+	VBROADCASTSS (SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 4(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 8(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 12(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 16(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	VBROADCASTSS 20(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xd452
+	LONG         $0x40061262
+	WORD         $0xdd52
+	VBROADCASTSS 24(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xe452
+	LONG         $0x400e1262
+	WORD         $0xed52
+	VBROADCASTSS 28(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xf452
+	LONG         $0x40061262
+	WORD         $0xfd52
+	VBROADCASTSS 32(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xc452
+	LONG         $0x400e8262
+	WORD         $0xcd52
+	VBROADCASTSS 36(SI), Z31
+	LONG         $0x40068262
+	WORD         $0xd452
+	LONG         $0x40068262
+	WORD         $0xdd52
+
+second:
+	VMOVUPS      (R13)(R9*1), Z28
+	VMOVUPS      64(R13)(R9*1), Z29
+	VBROADCASTSS 56(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 60(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 64(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 68(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 72(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	VBROADCASTSS 76(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xd452
+	LONG         $0x40061262
+	WORD         $0xdd52
+	VBROADCASTSS 80(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xe452
+	LONG         $0x400e1262
+	WORD         $0xed52
+	VBROADCASTSS 84(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xf452
+	LONG         $0x40061262
+	WORD         $0xfd52
+	VBROADCASTSS 88(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xc452
+	LONG         $0x400e8262
+	WORD         $0xcd52
+	VBROADCASTSS 92(SI), Z31
+	LONG         $0x40068262
+	WORD         $0xd452
+	LONG         $0x40068262
+	WORD         $0xdd52
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
+	DECQ         CX
+	JNZ          two
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z14, Z30, Z14
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z15, Z31, Z15
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z16, Z30, Z16
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z17, Z31, Z17
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z18, Z30, Z18
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z19, Z31, Z19
+
+bias:
+	MOVQ      24(DI), AX
+	TESTQ     AX, AX
+	JZ        store
+	VMOVUPS.Z (AX), K1, Z28
+	VADDPS    Z28, Z0, Z0
+	VADDPS    Z28, Z2, Z2
+	VADDPS    Z28, Z4, Z4
+	VADDPS    Z28, Z6, Z6
+	VADDPS    Z28, Z8, Z8
+	VADDPS    Z28, Z10, Z10
+	VADDPS    Z28, Z12, Z12
+	VADDPS    Z28, Z14, Z14
+	VADDPS    Z28, Z16, Z16
+	VADDPS    Z28, Z18, Z18
+	VMOVUPS.Z 64(AX), K2, Z29
+	VADDPS    Z29, Z1, Z1
+	VADDPS    Z29, Z3, Z3
+	VADDPS    Z29, Z5, Z5
+	VADDPS    Z29, Z7, Z7
+	VADDPS    Z29, Z9, Z9
+	VADDPS    Z29, Z11, Z11
+	VADDPS    Z29, Z13, Z13
+	VADDPS    Z29, Z15, Z15
+	VADDPS    Z29, Z17, Z17
+	VADDPS    Z29, Z19, Z19
+
+store:
+	MOVQ    DX, AX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z2, K1, (AX)
+	VMOVUPS Z3, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z4, K1, (AX)
+	VMOVUPS Z5, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z6, K1, (AX)
+	VMOVUPS Z7, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z8, K1, (AX)
+	VMOVUPS Z9, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z10, K1, (AX)
+	VMOVUPS Z11, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z12, K1, (AX)
+	VMOVUPS Z13, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z14, K1, (AX)
+	VMOVUPS Z15, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z16, K1, (AX)
+	VMOVUPS Z17, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z18, K1, (AX)
+	VMOVUPS Z19, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
+	VZEROUPPER
+	RET
+
+// func bf16x11AVX512(t *byte)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·bf16x11AVX512(SB), NOSPLIT, $0-8
+	MOVQ  t+0(FP), DI
+	MOVQ  (DI), BX
+	MOVQ  8(DI), R8
+	MOVQ  16(DI), DX
+	MOVQ  48(DI), R9
+	MOVQ  56(DI), R11
+	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
+	MOVQ  72(DI), AX
+	KMOVW AX, K1
+	SHRQ  $0x10, AX
+	KMOVW AX, K2
+
+sliver:
+	MOVQ       DX, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	MOVQ       BX, SI
+	MOVQ       R8, R13
+	MOVQ       32(DI), CX
+	INCQ       CX
+	SHRQ       $0x01, CX
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
+
+two:
+	PREFETCHT1   (R15)
+	ADDQ         240(DI), R15
+	VMOVUPS      (R13), Z28
+	VMOVUPS      64(R13), Z29
+	VBROADCASTSS (SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 4(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 8(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 12(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 16(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	VBROADCASTSS 20(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xd452
+	LONG         $0x40061262
+	WORD         $0xdd52
+	VBROADCASTSS 24(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xe452
+	LONG         $0x400e1262
+	WORD         $0xed52
+	VBROADCASTSS 28(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xf452
+	LONG         $0x40061262
+	WORD         $0xfd52
+	VBROADCASTSS 32(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xc452
+	LONG         $0x400e8262
+	WORD         $0xcd52
+	VBROADCASTSS 36(SI), Z31
+	LONG         $0x40068262
+	WORD         $0xd452
+	LONG         $0x40068262
+	WORD         $0xdd52
+	VBROADCASTSS 40(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xe452
+	LONG         $0x400e8262
+	WORD         $0xed52
+
+second:
+	VMOVUPS      (R13)(R9*1), Z28
+	VMOVUPS      64(R13)(R9*1), Z29
+	VBROADCASTSS 56(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 60(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 64(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 68(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 72(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	VBROADCASTSS 76(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xd452
+	LONG         $0x40061262
+	WORD         $0xdd52
+	VBROADCASTSS 80(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xe452
+	LONG         $0x400e1262
+	WORD         $0xed52
+	VBROADCASTSS 84(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xf452
+	LONG         $0x40061262
+	WORD         $0xfd52
+	VBROADCASTSS 88(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xc452
+	LONG         $0x400e8262
+	WORD         $0xcd52
+	VBROADCASTSS 92(SI), Z31
+	LONG         $0x40068262
+	WORD         $0xd452
+	LONG         $0x40068262
+	WORD         $0xdd52
+	VBROADCASTSS 96(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xe452
+	LONG         $0x400e8262
+	WORD         $0xed52
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
+	DECQ         CX
+	JNZ          two
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z14, Z30, Z14
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z15, Z31, Z15
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z16, Z30, Z16
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z17, Z31, Z17
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z18, Z30, Z18
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z19, Z31, Z19
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z20, Z30, Z20
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z21, Z31, Z21
+
+bias:
+	MOVQ      24(DI), AX
+	TESTQ     AX, AX
+	JZ        store
+	VMOVUPS.Z (AX), K1, Z28
+	VADDPS    Z28, Z0, Z0
+	VADDPS    Z28, Z2, Z2
+	VADDPS    Z28, Z4, Z4
+	VADDPS    Z28, Z6, Z6
+	VADDPS    Z28, Z8, Z8
+	VADDPS    Z28, Z10, Z10
+	VADDPS    Z28, Z12, Z12
+	VADDPS    Z28, Z14, Z14
+	VADDPS    Z28, Z16, Z16
+	VADDPS    Z28, Z18, Z18
+	VADDPS    Z28, Z20, Z20
+	VMOVUPS.Z 64(AX), K2, Z29
+	VADDPS    Z29, Z1, Z1
+	VADDPS    Z29, Z3, Z3
+	VADDPS    Z29, Z5, Z5
+	VADDPS    Z29, Z7, Z7
+	VADDPS    Z29, Z9, Z9
+	VADDPS    Z29, Z11, Z11
+	VADDPS    Z29, Z13, Z13
+	VADDPS    Z29, Z15, Z15
+	VADDPS    Z29, Z17, Z17
+	VADDPS    Z29, Z19, Z19
+	VADDPS    Z29, Z21, Z21
+
+store:
+	MOVQ    DX, AX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z2, K1, (AX)
+	VMOVUPS Z3, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z4, K1, (AX)
+	VMOVUPS Z5, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z6, K1, (AX)
+	VMOVUPS Z7, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z8, K1, (AX)
+	VMOVUPS Z9, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z10, K1, (AX)
+	VMOVUPS Z11, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z12, K1, (AX)
+	VMOVUPS Z13, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z14, K1, (AX)
+	VMOVUPS Z15, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z16, K1, (AX)
+	VMOVUPS Z17, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z18, K1, (AX)
+	VMOVUPS Z19, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z20, K1, (AX)
+	VMOVUPS Z21, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
+	VZEROUPPER
+	RET
+
+// func bf16x12AVX512(t *byte)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·bf16x12AVX512(SB), NOSPLIT, $0-8
+	MOVQ  t+0(FP), DI
+	MOVQ  (DI), BX
+	MOVQ  8(DI), R8
+	MOVQ  16(DI), DX
+	MOVQ  48(DI), R9
+	MOVQ  56(DI), R11
+	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
+	MOVQ  72(DI), AX
+	KMOVW AX, K1
+	SHRQ  $0x10, AX
+	KMOVW AX, K2
+
+sliver:
+	MOVQ       DX, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z22, Z22, Z22
+	VPXORD     Z23, Z23, Z23
+	MOVQ       BX, SI
+	MOVQ       R8, R13
+	MOVQ       32(DI), CX
+	INCQ       CX
+	SHRQ       $0x01, CX
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
+
+two:
+	PREFETCHT1   (R15)
+	ADDQ         240(DI), R15
+	VMOVUPS      (R13), Z28
+	VMOVUPS      64(R13), Z29
+	VBROADCASTSS (SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 4(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 8(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 12(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 16(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	VBROADCASTSS 20(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xd452
+	LONG         $0x40061262
+	WORD         $0xdd52
+	VBROADCASTSS 24(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xe452
+	LONG         $0x400e1262
+	WORD         $0xed52
+	VBROADCASTSS 28(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xf452
+	LONG         $0x40061262
+	WORD         $0xfd52
+	VBROADCASTSS 32(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xc452
+	LONG         $0x400e8262
+	WORD         $0xcd52
+	VBROADCASTSS 36(SI), Z31
+	LONG         $0x40068262
+	WORD         $0xd452
+	LONG         $0x40068262
+	WORD         $0xdd52
+	VBROADCASTSS 40(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xe452
+	LONG         $0x400e8262
+	WORD         $0xed52
+	VBROADCASTSS 44(SI), Z31
+	LONG         $0x40068262
+	WORD         $0xf452
+	LONG         $0x40068262
+	WORD         $0xfd52
+
+second:
+	VMOVUPS      (R13)(R9*1), Z28
+	VMOVUPS      64(R13)(R9*1), Z29
+	VBROADCASTSS 56(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 60(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 64(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 68(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 72(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	VBROADCASTSS 76(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xd452
+	LONG         $0x40061262
+	WORD         $0xdd52
+	VBROADCASTSS 80(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xe452
+	LONG         $0x400e1262
+	WORD         $0xed52
+	VBROADCASTSS 84(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xf452
+	LONG         $0x40061262
+	WORD         $0xfd52
+	VBROADCASTSS 88(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xc452
+	LONG         $0x400e8262
+	WORD         $0xcd52
+	VBROADCASTSS 92(SI), Z31
+	LONG         $0x40068262
+	WORD         $0xd452
+	LONG         $0x40068262
+	WORD         $0xdd52
+	VBROADCASTSS 96(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xe452
+	LONG         $0x400e8262
+	WORD         $0xed52
+	VBROADCASTSS 100(SI), Z31
+	LONG         $0x40068262
+	WORD         $0xf452
+	LONG         $0x40068262
+	WORD         $0xfd52
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
+	DECQ         CX
+	JNZ          two
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z14, Z30, Z14
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z15, Z31, Z15
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z16, Z30, Z16
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z17, Z31, Z17
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z18, Z30, Z18
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z19, Z31, Z19
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z20, Z30, Z20
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z21, Z31, Z21
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z22, Z30, Z22
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z23, Z31, Z23
+
+bias:
+	MOVQ      24(DI), AX
+	TESTQ     AX, AX
+	JZ        store
+	VMOVUPS.Z (AX), K1, Z28
+	VADDPS    Z28, Z0, Z0
+	VADDPS    Z28, Z2, Z2
+	VADDPS    Z28, Z4, Z4
+	VADDPS    Z28, Z6, Z6
+	VADDPS    Z28, Z8, Z8
+	VADDPS    Z28, Z10, Z10
+	VADDPS    Z28, Z12, Z12
+	VADDPS    Z28, Z14, Z14
+	VADDPS    Z28, Z16, Z16
+	VADDPS    Z28, Z18, Z18
+	VADDPS    Z28, Z20, Z20
+	VADDPS    Z28, Z22, Z22
+	VMOVUPS.Z 64(AX), K2, Z29
+	VADDPS    Z29, Z1, Z1
+	VADDPS    Z29, Z3, Z3
+	VADDPS    Z29, Z5, Z5
+	VADDPS    Z29, Z7, Z7
+	VADDPS    Z29, Z9, Z9
+	VADDPS    Z29, Z11, Z11
+	VADDPS    Z29, Z13, Z13
+	VADDPS    Z29, Z15, Z15
+	VADDPS    Z29, Z17, Z17
+	VADDPS    Z29, Z19, Z19
+	VADDPS    Z29, Z21, Z21
+	VADDPS    Z29, Z23, Z23
+
+store:
+	MOVQ    DX, AX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z2, K1, (AX)
+	VMOVUPS Z3, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z4, K1, (AX)
+	VMOVUPS Z5, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z6, K1, (AX)
+	VMOVUPS Z7, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z8, K1, (AX)
+	VMOVUPS Z9, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z10, K1, (AX)
+	VMOVUPS Z11, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z12, K1, (AX)
+	VMOVUPS Z13, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z14, K1, (AX)
+	VMOVUPS Z15, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z16, K1, (AX)
+	VMOVUPS Z17, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z18, K1, (AX)
+	VMOVUPS Z19, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z20, K1, (AX)
+	VMOVUPS Z21, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z22, K1, (AX)
+	VMOVUPS Z23, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
+	VZEROUPPER
+	RET
+
+// func bf16x13AVX512(t *byte)
+// Requires: AVX, AVX512F, MMX+
+TEXT ·bf16x13AVX512(SB), NOSPLIT, $0-8
+	MOVQ  t+0(FP), DI
+	MOVQ  (DI), BX
+	MOVQ  8(DI), R8
+	MOVQ  16(DI), DX
+	MOVQ  48(DI), R9
+	MOVQ  56(DI), R11
+	MOVQ  40(DI), R12
+	MOVQ  88(DI), R15
+	MOVQ  72(DI), AX
+	KMOVW AX, K1
+	SHRQ  $0x10, AX
+	KMOVW AX, K2
+
+sliver:
+	MOVQ       DX, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z22, Z22, Z22
+	VPXORD     Z23, Z23, Z23
+	ADDQ       R11, AX
+	PREFETCHT0 (AX)
+	PREFETCHT0 64(AX)
+	VPXORD     Z24, Z24, Z24
+	VPXORD     Z25, Z25, Z25
+	MOVQ       BX, SI
+	MOVQ       R8, R13
+	MOVQ       32(DI), CX
+	INCQ       CX
+	SHRQ       $0x01, CX
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
+
+two:
+	PREFETCHT1   (R15)
+	ADDQ         240(DI), R15
+	VMOVUPS      (R13), Z28
+	VMOVUPS      64(R13), Z29
+	VBROADCASTSS (SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 4(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 8(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 12(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 16(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	VBROADCASTSS 20(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xd452
+	LONG         $0x40061262
+	WORD         $0xdd52
+	VBROADCASTSS 24(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xe452
+	LONG         $0x400e1262
+	WORD         $0xed52
+	VBROADCASTSS 28(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xf452
+	LONG         $0x40061262
+	WORD         $0xfd52
+	VBROADCASTSS 32(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xc452
+	LONG         $0x400e8262
+	WORD         $0xcd52
+	VBROADCASTSS 36(SI), Z31
+	LONG         $0x40068262
+	WORD         $0xd452
+	LONG         $0x40068262
+	WORD         $0xdd52
+	VBROADCASTSS 40(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xe452
+	LONG         $0x400e8262
+	WORD         $0xed52
+	VBROADCASTSS 44(SI), Z31
+	LONG         $0x40068262
+	WORD         $0xf452
+	LONG         $0x40068262
+	WORD         $0xfd52
+	VBROADCASTSS 48(SI), Z30
+	LONG         $0x400e0262
+	WORD         $0xc452
+	LONG         $0x400e0262
+	WORD         $0xcd52
+
+second:
+	VMOVUPS      (R13)(R9*1), Z28
+	VMOVUPS      64(R13)(R9*1), Z29
+	VBROADCASTSS 56(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xc452
+	LONG         $0x400e9262
+	WORD         $0xcd52
+	VBROADCASTSS 60(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xd452
+	LONG         $0x40069262
+	WORD         $0xdd52
+	VBROADCASTSS 64(SI), Z30
+	LONG         $0x400e9262
+	WORD         $0xe452
+	LONG         $0x400e9262
+	WORD         $0xed52
+	VBROADCASTSS 68(SI), Z31
+	LONG         $0x40069262
+	WORD         $0xf452
+	LONG         $0x40069262
+	WORD         $0xfd52
+	VBROADCASTSS 72(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xc452
+	LONG         $0x400e1262
+	WORD         $0xcd52
+	VBROADCASTSS 76(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xd452
+	LONG         $0x40061262
+	WORD         $0xdd52
+	VBROADCASTSS 80(SI), Z30
+	LONG         $0x400e1262
+	WORD         $0xe452
+	LONG         $0x400e1262
+	WORD         $0xed52
+	VBROADCASTSS 84(SI), Z31
+	LONG         $0x40061262
+	WORD         $0xf452
+	LONG         $0x40061262
+	WORD         $0xfd52
+	VBROADCASTSS 88(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xc452
+	LONG         $0x400e8262
+	WORD         $0xcd52
+	VBROADCASTSS 92(SI), Z31
+	LONG         $0x40068262
+	WORD         $0xd452
+	LONG         $0x40068262
+	WORD         $0xdd52
+	VBROADCASTSS 96(SI), Z30
+	LONG         $0x400e8262
+	WORD         $0xe452
+	LONG         $0x400e8262
+	WORD         $0xed52
+	VBROADCASTSS 100(SI), Z31
+	LONG         $0x40068262
+	WORD         $0xf452
+	LONG         $0x40068262
+	WORD         $0xfd52
+	VBROADCASTSS 104(SI), Z30
+	LONG         $0x400e0262
+	WORD         $0xc452
+	LONG         $0x400e0262
+	WORD         $0xcd52
+	ADDQ         $0x70, SI
+	LEAQ         (R13)(R9*2), R13
+	DECQ         CX
+	JNZ          two
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z14, Z30, Z14
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z15, Z31, Z15
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z16, Z30, Z16
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z17, Z31, Z17
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z18, Z30, Z18
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z19, Z31, Z19
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z20, Z30, Z20
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z21, Z31, Z21
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z22, Z30, Z22
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z23, Z31, Z23
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z24, Z30, Z24
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z25, Z31, Z25
+
+bias:
+	MOVQ      24(DI), AX
+	TESTQ     AX, AX
+	JZ        store
+	VMOVUPS.Z (AX), K1, Z28
+	VADDPS    Z28, Z0, Z0
+	VADDPS    Z28, Z2, Z2
+	VADDPS    Z28, Z4, Z4
+	VADDPS    Z28, Z6, Z6
+	VADDPS    Z28, Z8, Z8
+	VADDPS    Z28, Z10, Z10
+	VADDPS    Z28, Z12, Z12
+	VADDPS    Z28, Z14, Z14
+	VADDPS    Z28, Z16, Z16
+	VADDPS    Z28, Z18, Z18
+	VADDPS    Z28, Z20, Z20
+	VADDPS    Z28, Z22, Z22
+	VADDPS    Z28, Z24, Z24
+	VMOVUPS.Z 64(AX), K2, Z29
+	VADDPS    Z29, Z1, Z1
+	VADDPS    Z29, Z3, Z3
+	VADDPS    Z29, Z5, Z5
+	VADDPS    Z29, Z7, Z7
+	VADDPS    Z29, Z9, Z9
+	VADDPS    Z29, Z11, Z11
+	VADDPS    Z29, Z13, Z13
+	VADDPS    Z29, Z15, Z15
+	VADDPS    Z29, Z17, Z17
+	VADDPS    Z29, Z19, Z19
+	VADDPS    Z29, Z21, Z21
+	VADDPS    Z29, Z23, Z23
+	VADDPS    Z29, Z25, Z25
+
+store:
+	MOVQ    DX, AX
+	VMOVUPS Z0, K1, (AX)
+	VMOVUPS Z1, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z2, K1, (AX)
+	VMOVUPS Z3, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z4, K1, (AX)
+	VMOVUPS Z5, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z6, K1, (AX)
+	VMOVUPS Z7, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z8, K1, (AX)
+	VMOVUPS Z9, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z10, K1, (AX)
+	VMOVUPS Z11, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z12, K1, (AX)
+	VMOVUPS Z13, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z14, K1, (AX)
+	VMOVUPS Z15, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z16, K1, (AX)
+	VMOVUPS Z17, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z18, K1, (AX)
+	VMOVUPS Z19, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z20, K1, (AX)
+	VMOVUPS Z21, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z22, K1, (AX)
+	VMOVUPS Z23, K2, 64(AX)
+	ADDQ    R11, AX
+	VMOVUPS Z24, K1, (AX)
+	VMOVUPS Z25, K2, 64(AX)
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
 	VZEROUPPER
 	RET
 
@@ -949,36 +3328,26 @@ second:
 	VADDPS       Z16, Z30, Z16
 	VMOVUPS.Z    64(AX), K2, Z31
 	VADDPS       Z17, Z31, Z17
-	CMPQ         256(DI), $0x09
-	JE           bias
 	ADDQ         R11, AX
 	VMOVUPS.Z    (AX), K1, Z30
 	VADDPS       Z18, Z30, Z18
 	VMOVUPS.Z    64(AX), K2, Z31
 	VADDPS       Z19, Z31, Z19
-	CMPQ         256(DI), $0x0a
-	JE           bias
 	ADDQ         R11, AX
 	VMOVUPS.Z    (AX), K1, Z30
 	VADDPS       Z20, Z30, Z20
 	VMOVUPS.Z    64(AX), K2, Z31
 	VADDPS       Z21, Z31, Z21
-	CMPQ         256(DI), $0x0b
-	JE           bias
 	ADDQ         R11, AX
 	VMOVUPS.Z    (AX), K1, Z30
 	VADDPS       Z22, Z30, Z22
 	VMOVUPS.Z    64(AX), K2, Z31
 	VADDPS       Z23, Z31, Z23
-	CMPQ         256(DI), $0x0c
-	JE           bias
 	ADDQ         R11, AX
 	VMOVUPS.Z    (AX), K1, Z30
 	VADDPS       Z24, Z30, Z24
 	VMOVUPS.Z    64(AX), K2, Z31
 	VADDPS       Z25, Z31, Z25
-	CMPQ         256(DI), $0x0d
-	JE           bias
 	ADDQ         R11, AX
 	VMOVUPS.Z    (AX), K1, Z30
 	VADDPS       Z26, Z30, Z26
@@ -1048,37 +3417,25 @@ store:
 	ADDQ    R11, AX
 	VMOVUPS Z16, K1, (AX)
 	VMOVUPS Z17, K2, 64(AX)
-	CMPQ    256(DI), $0x09
-	JE      next
 	ADDQ    R11, AX
 	VMOVUPS Z18, K1, (AX)
 	VMOVUPS Z19, K2, 64(AX)
-	CMPQ    256(DI), $0x0a
-	JE      next
 	ADDQ    R11, AX
 	VMOVUPS Z20, K1, (AX)
 	VMOVUPS Z21, K2, 64(AX)
-	CMPQ    256(DI), $0x0b
-	JE      next
 	ADDQ    R11, AX
 	VMOVUPS Z22, K1, (AX)
 	VMOVUPS Z23, K2, 64(AX)
-	CMPQ    256(DI), $0x0c
-	JE      next
 	ADDQ    R11, AX
 	VMOVUPS Z24, K1, (AX)
 	VMOVUPS Z25, K2, 64(AX)
-	CMPQ    256(DI), $0x0d
-	JE      next
 	ADDQ    R11, AX
 	VMOVUPS Z26, K1, (AX)
 	VMOVUPS Z27, K2, 64(AX)
-
-next:
-	LEAQ (AX)(R11*1), DX
-	ADDQ 64(DI), BX
-	DECQ R12
-	JNZ  sliver
+	LEAQ    (AX)(R11*1), DX
+	ADDQ    64(DI), BX
+	DECQ    R12
+	JNZ     sliver
 	VZEROUPPER
 	RET
 

@@ -36,8 +36,6 @@ type tile struct {
 	// bytes apart; where the one that packs B writes it.
 	ahead int
 	to    unsafe.Pointer
-
-	rows int // of each sliver of A: mr, or fewer of one sliver; not of tile registers
 }
 
 // configure sets the shapes of the tile registers: C in 0 … 3, row by row, A in

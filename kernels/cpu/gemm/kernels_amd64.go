@@ -66,30 +66,23 @@ func (s *kernels) narrowRows(t Type, dst, src unsafe.Pointer, ds, ss, rows, cols
 	return true
 }
 
-// micro computes t.rows rows of each sliver of t.
-func (s *kernels) micro(t *tile) {
+// micro computes rows rows of each sliver of t.
+func (s *kernels) micro(t *tile, rows int) {
 	switch {
-	case s.level == level.AVX512 && 8 < t.rows && t.rows <= 12: // no kernel of AVX-512 has so many
-		first, rest := *t, *t
-		first.rows = (t.rows - 3) &^ 1
-		rest.rows = t.rows - first.rows
-		rest.a, rest.c = unsafe.Add(t.a, 4*first.rows), unsafe.Add(t.c, first.rows*t.ldc)
-		s.micro(&first)
-		s.micro(&rest)
 	case s.level == level.Portable && s.form == formPairs:
-		pairsPortable(t)
+		pairsPortable(t, rows)
 	case s.level == level.Portable:
-		microPortable(t)
+		microPortable(t, rows)
 	case s.form == formPairs:
-		pairsAVX2(t)
+		pairsAVX2(t, rows)
 	case s.level == level.AVX2:
-		microAVX2(t)
+		microAVX2(t, rows)
 	case s.form == formBF16:
-		bf16AVX512(t)
+		bf16AVX512(t, rows)
 	case s.form == formBytes || s.form == formFlipped:
-		int8AVX512(t)
+		int8AVX512(t, rows)
 	default:
-		microAVX512(t)
+		microAVX512(t, rows)
 	}
 }
 
@@ -97,64 +90,136 @@ func (s *kernels) micro(t *tile) {
 // it also writes, packed, to t.to.
 func (s *kernels) microPack(t *tile) { f32x14PackAVX512(t) }
 
-func microAVX512(t *tile) {
-	switch {
-	case t.rows > 8:
+func microAVX512(t *tile, rows int) {
+	switch rows {
+	case 14:
 		f32x14AVX512(t)
-	case t.rows > 6:
+	case 13:
+		f32x13AVX512(t)
+	case 12:
+		f32x12AVX512(t)
+	case 11:
+		f32x11AVX512(t)
+	case 10:
+		f32x10AVX512(t)
+	case 9:
+		f32x9AVX512(t)
+	case 8:
 		f32x8AVX512(t)
-	case t.rows > 4:
+	case 7:
+		f32x7AVX512(t)
+	case 6:
 		f32x6AVX512(t)
-	default:
+	case 5:
+		f32x5AVX512(t)
+	case 4:
 		f32x4AVX512(t)
+	case 3:
+		f32x3AVX512(t)
+	case 2:
+		f32x2AVX512(t)
+	case 1:
+		f32x1AVX512(t)
 	}
 }
 
-func bf16AVX512(t *tile) {
-	switch {
-	case t.rows > 8:
+func bf16AVX512(t *tile, rows int) {
+	switch rows {
+	case 14:
 		bf16x14AVX512(t)
-	case t.rows > 6:
+	case 13:
+		bf16x13AVX512(t)
+	case 12:
+		bf16x12AVX512(t)
+	case 11:
+		bf16x11AVX512(t)
+	case 10:
+		bf16x10AVX512(t)
+	case 9:
+		bf16x9AVX512(t)
+	case 8:
 		bf16x8AVX512(t)
-	case t.rows > 4:
+	case 7:
+		bf16x7AVX512(t)
+	case 6:
 		bf16x6AVX512(t)
-	default:
+	case 5:
+		bf16x5AVX512(t)
+	case 4:
 		bf16x4AVX512(t)
+	case 3:
+		bf16x3AVX512(t)
+	case 2:
+		bf16x2AVX512(t)
+	case 1:
+		bf16x1AVX512(t)
 	}
 }
 
-func int8AVX512(t *tile) {
-	switch {
-	case t.rows > 8:
+func int8AVX512(t *tile, rows int) {
+	switch rows {
+	case 14:
 		int8x14AVX512(t)
-	case t.rows > 6:
+	case 13:
+		int8x13AVX512(t)
+	case 12:
+		int8x12AVX512(t)
+	case 11:
+		int8x11AVX512(t)
+	case 10:
+		int8x10AVX512(t)
+	case 9:
+		int8x9AVX512(t)
+	case 8:
 		int8x8AVX512(t)
-	case t.rows > 4:
+	case 7:
+		int8x7AVX512(t)
+	case 6:
 		int8x6AVX512(t)
-	default:
+	case 5:
+		int8x5AVX512(t)
+	case 4:
 		int8x4AVX512(t)
+	case 3:
+		int8x3AVX512(t)
+	case 2:
+		int8x2AVX512(t)
+	case 1:
+		int8x1AVX512(t)
 	}
 }
 
-func microAVX2(t *tile) {
-	switch {
-	case t.rows > 4:
+func microAVX2(t *tile, rows int) {
+	switch rows {
+	case 6:
 		f32x6AVX2(t)
-	case t.rows > 2:
+	case 5:
+		f32x5AVX2(t)
+	case 4:
 		f32x4AVX2(t)
-	default:
+	case 3:
+		f32x3AVX2(t)
+	case 2:
 		f32x2AVX2(t)
+	case 1:
+		f32x1AVX2(t)
 	}
 }
 
-func pairsAVX2(t *tile) {
-	switch {
-	case t.rows > 4:
+func pairsAVX2(t *tile, rows int) {
+	switch rows {
+	case 6:
 		pairx6AVX2(t)
-	case t.rows > 2:
+	case 5:
+		pairx5AVX2(t)
+	case 4:
 		pairx4AVX2(t)
-	default:
+	case 3:
+		pairx3AVX2(t)
+	case 2:
 		pairx2AVX2(t)
+	case 1:
+		pairx1AVX2(t)
 	}
 }
 

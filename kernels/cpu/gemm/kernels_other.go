@@ -12,11 +12,11 @@ func (s *kernels) copyLanes(dst, src unsafe.Pointer, ds, ss, depth, load, store 
 	copyPortable(dst, src, ds, ss, depth, load, store)
 }
 
-func (s *kernels) micro(t *tile) {
+func (s *kernels) micro(t *tile, rows int) {
 	if s.form == formPairs {
-		pairsPortable(t)
+		pairsPortable(t, rows)
 	} else {
-		microPortable(t)
+		microPortable(t, rows)
 	}
 }
 

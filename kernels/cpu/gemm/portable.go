@@ -65,9 +65,9 @@ func Reference[T num.Float](s Spec, a, b, c, bias []T, e Epilogue) error {
 func f32at(p unsafe.Pointer, bytes int) *float32 { return (*float32)(unsafe.Add(p, bytes)) }
 
 // microPortable computes 8 columns of 1 or 2 rows of each sliver of A.
-func microPortable(t *tile) {
+func microPortable(t *tile, rows int) {
 	for s := range t.n {
-		for r := range t.rows {
+		for r := range rows {
 			var acc [8]float32
 			a := unsafe.Add(t.a, s*t.step+4*r)
 			for k := range t.k {
@@ -83,7 +83,7 @@ func microPortable(t *tile) {
 					}
 				}
 			}
-			c := unsafe.Add(t.c, (s*t.rows+r)*t.ldc)
+			c := unsafe.Add(t.c, (s*rows+r)*t.ldc)
 			for j := range acc {
 				if t.mask>>j&1 == 0 {
 					break
@@ -101,9 +101,9 @@ func microPortable(t *tile) {
 }
 
 // pairsPortable is microPortable for units of two int16.
-func pairsPortable(t *tile) {
+func pairsPortable(t *tile, rows int) {
 	for s := range t.n {
-		for r := range t.rows {
+		for r := range rows {
 			var acc [8]int32
 			a := unsafe.Add(t.a, s*t.step+4*r)
 			for k := range t.k {
@@ -113,7 +113,7 @@ func pairsPortable(t *tile) {
 					acc[j] += int32(x[0])*int32(y[0]) + int32(x[1])*int32(y[1])
 				}
 			}
-			c := unsafe.Add(t.c, (s*t.rows+r)*t.ldc)
+			c := unsafe.Add(t.c, (s*rows+r)*t.ldc)
 			for j := range acc {
 				if t.mask>>j&1 == 0 {
 					break

@@ -529,9 +529,9 @@ func (t *mirrorTask) RunIndex(i int) {
 func (p *Product) slivers(t *tile, first, n, rows int) int {
 	if n > 0 {
 		part := *t
-		part.n, part.rows = n, rows
+		part.n = n
 		part.a, part.c = unsafe.Add(t.a, first*t.step), unsafe.Add(t.c, first*p.kernels.mr*t.ldc)
-		p.kernels.micro(&part)
+		p.kernels.micro(&part, rows)
 	}
 	return n
 }

@@ -62,9 +62,9 @@ type table struct {
 	axpy          func(y, x *float32, n int, f float32)
 	momentum      [3]func(p, d, b *float32, n int, s *float32) // none, plain, Nesterov
 
-	sumTree     [9]func(dst *float32, srcs *[]float32, off, n, acc int) // by number of sources, 2 to 8
-	sumLeaves   [5]func(dst *float32, srcs *[]float32, off, n, acc int) // by number of sources, 1 to 4
-	sumTreeMany func(dst *float32, srcs *[]float32, r, off, n, acc int) // n a multiple of 64
+	sumTree     [9][2]func(dst *float32, srcs *[]float32, off, n int) // by number of sources, 2 to 8
+	sumLeaves   [5][2]func(dst *float32, srcs *[]float32, off, n int) // by number of sources, 1 to 4
+	sumTreeMany [2]func(dst *float32, srcs *[]float32, r, off, n int) // n a multiple of 64
 	blockSum    func(x *float32) float64
 	blockSqSum  func(x *float32) float64
 

@@ -176,7 +176,7 @@ func sumLeaves(dst []float32, srcs [][]float32, lo int, acc bool) {
 		r := min(len(srcs), len(simd.sumLeaves)-1)
 		n := groups[float32](len(dst))
 		if n > 0 {
-			simd.sumLeaves[r](&dst[0], &srcs[0], lo, n, index(acc))
+			simd.sumLeaves[r][index(acc)](&dst[0], &srcs[0], lo, n)
 		}
 		for j := n; j < len(dst); j++ {
 			dst[j] = leavesAt(srcs[:r], lo+j, dst[j], acc)

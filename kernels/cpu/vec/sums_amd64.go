@@ -2,125 +2,245 @@
 
 package vec
 
-// sumLeaves1AVX512 is dst = 1 slices added from left to right, element off and up, beginning with the first, or, if acc is not 0, with dst, for n elements, a multiple of 16.
+// sumLeaves1AVX512 is dst = 1 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
 //
 //go:noescape
-func sumLeaves1AVX512(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves1AVX512(dst *float32, srcs *[]float32, off int, n int)
 
-// sumLeaves1AVX2 is dst = 1 slices added from left to right, element off and up, beginning with the first, or, if acc is not 0, with dst, for n elements, a multiple of 16.
+// sumLeaves1AVX2 is dst = 1 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
 //
 //go:noescape
-func sumLeaves1AVX2(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves1AVX2(dst *float32, srcs *[]float32, off int, n int)
 
-// sumLeaves2AVX512 is dst = 2 slices added from left to right, element off and up, beginning with the first, or, if acc is not 0, with dst, for n elements, a multiple of 16.
+// sumLeaves1AccAVX512 is dst = 1 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
 //
 //go:noescape
-func sumLeaves2AVX512(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves1AccAVX512(dst *float32, srcs *[]float32, off int, n int)
 
-// sumLeaves2AVX2 is dst = 2 slices added from left to right, element off and up, beginning with the first, or, if acc is not 0, with dst, for n elements, a multiple of 16.
+// sumLeaves1AccAVX2 is dst = 1 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
 //
 //go:noescape
-func sumLeaves2AVX2(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves1AccAVX2(dst *float32, srcs *[]float32, off int, n int)
 
-// sumLeaves3AVX512 is dst = 3 slices added from left to right, element off and up, beginning with the first, or, if acc is not 0, with dst, for n elements, a multiple of 16.
+// sumLeaves2AVX512 is dst = 2 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
 //
 //go:noescape
-func sumLeaves3AVX512(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves2AVX512(dst *float32, srcs *[]float32, off int, n int)
 
-// sumLeaves3AVX2 is dst = 3 slices added from left to right, element off and up, beginning with the first, or, if acc is not 0, with dst, for n elements, a multiple of 16.
+// sumLeaves2AVX2 is dst = 2 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
 //
 //go:noescape
-func sumLeaves3AVX2(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves2AVX2(dst *float32, srcs *[]float32, off int, n int)
 
-// sumLeaves4AVX512 is dst = 4 slices added from left to right, element off and up, beginning with the first, or, if acc is not 0, with dst, for n elements, a multiple of 16.
+// sumLeaves2AccAVX512 is dst = 2 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
 //
 //go:noescape
-func sumLeaves4AVX512(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves2AccAVX512(dst *float32, srcs *[]float32, off int, n int)
 
-// sumLeaves4AVX2 is dst = 4 slices added from left to right, element off and up, beginning with the first, or, if acc is not 0, with dst, for n elements, a multiple of 16.
+// sumLeaves2AccAVX2 is dst = 2 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
 //
 //go:noescape
-func sumLeaves4AVX2(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves2AccAVX2(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree2AVX512 is dst = the tree sum of 2 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumLeaves3AVX512 is dst = 3 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree2AVX512(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves3AVX512(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree2AVX2 is dst = the tree sum of 2 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumLeaves3AVX2 is dst = 3 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree2AVX2(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves3AVX2(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree3AVX512 is dst = the tree sum of 3 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumLeaves3AccAVX512 is dst = 3 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree3AVX512(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves3AccAVX512(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree3AVX2 is dst = the tree sum of 3 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumLeaves3AccAVX2 is dst = 3 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree3AVX2(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves3AccAVX2(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree4AVX512 is dst = the tree sum of 4 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumLeaves4AVX512 is dst = 4 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree4AVX512(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves4AVX512(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree4AVX2 is dst = the tree sum of 4 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumLeaves4AVX2 is dst = 4 slices added from left to right, element off and up, beginning with the first for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree4AVX2(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves4AVX2(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree5AVX512 is dst = the tree sum of 5 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumLeaves4AccAVX512 is dst = 4 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree5AVX512(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves4AccAVX512(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree5AVX2 is dst = the tree sum of 5 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumLeaves4AccAVX2 is dst = 4 slices added from left to right, element off and up, beginning with dst for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree5AVX2(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumLeaves4AccAVX2(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree6AVX512 is dst = the tree sum of 6 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumTree2AVX512 is dst = the tree sum of 2 slices from element off on (Acc: +=) for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree6AVX512(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumTree2AVX512(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree6AVX2 is dst = the tree sum of 6 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumTree2AVX2 is dst = the tree sum of 2 slices from element off on (Acc: +=) for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree6AVX2(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumTree2AVX2(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree7AVX512 is dst = the tree sum of 7 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumTree2AccAVX512 is dst = the tree sum of 2 slices from element off on (Acc: +=) for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree7AVX512(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumTree2AccAVX512(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree7AVX2 is dst = the tree sum of 7 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumTree2AccAVX2 is dst = the tree sum of 2 slices from element off on (Acc: +=) for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree7AVX2(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumTree2AccAVX2(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree8AVX512 is dst = the tree sum of 8 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumTree3AVX512 is dst = the tree sum of 3 slices from element off on (Acc: +=) for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree8AVX512(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumTree3AVX512(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTree8AVX2 is dst = the tree sum of 8 slices from element off on, or += if acc is not 0, for n elements, a multiple of 16.
+// sumTree3AVX2 is dst = the tree sum of 3 slices from element off on (Acc: +=) for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTree8AVX2(dst *float32, srcs *[]float32, off int, n int, acc int)
+func sumTree3AVX2(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTreeManyAVX512 is dst = the tree sum of r slices, up to 2^16, from element off on, or += if acc is not 0, for n elements, a multiple of 64.
+// sumTree3AccAVX512 is dst = the tree sum of 3 slices from element off on (Acc: +=) for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTreeManyAVX512(dst *float32, srcs *[]float32, r int, off int, n int, acc int)
+func sumTree3AccAVX512(dst *float32, srcs *[]float32, off int, n int)
 
-// sumTreeManyAVX2 is dst = the tree sum of r slices, up to 2^16, from element off on, or += if acc is not 0, for n elements, a multiple of 64.
+// sumTree3AccAVX2 is dst = the tree sum of 3 slices from element off on (Acc: +=) for n elements, a multiple of 16.
 //
 //go:noescape
-func sumTreeManyAVX2(dst *float32, srcs *[]float32, r int, off int, n int, acc int)
+func sumTree3AccAVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree4AVX512 is dst = the tree sum of 4 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree4AVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree4AVX2 is dst = the tree sum of 4 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree4AVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree4AccAVX512 is dst = the tree sum of 4 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree4AccAVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree4AccAVX2 is dst = the tree sum of 4 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree4AccAVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree5AVX512 is dst = the tree sum of 5 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree5AVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree5AVX2 is dst = the tree sum of 5 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree5AVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree5AccAVX512 is dst = the tree sum of 5 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree5AccAVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree5AccAVX2 is dst = the tree sum of 5 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree5AccAVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree6AVX512 is dst = the tree sum of 6 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree6AVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree6AVX2 is dst = the tree sum of 6 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree6AVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree6AccAVX512 is dst = the tree sum of 6 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree6AccAVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree6AccAVX2 is dst = the tree sum of 6 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree6AccAVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree7AVX512 is dst = the tree sum of 7 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree7AVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree7AVX2 is dst = the tree sum of 7 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree7AVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree7AccAVX512 is dst = the tree sum of 7 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree7AccAVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree7AccAVX2 is dst = the tree sum of 7 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree7AccAVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree8AVX512 is dst = the tree sum of 8 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree8AVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree8AVX2 is dst = the tree sum of 8 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree8AVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree8AccAVX512 is dst = the tree sum of 8 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree8AccAVX512(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTree8AccAVX2 is dst = the tree sum of 8 slices from element off on (Acc: +=) for n elements, a multiple of 16.
+//
+//go:noescape
+func sumTree8AccAVX2(dst *float32, srcs *[]float32, off int, n int)
+
+// sumTreeManyAVX512 is dst = the tree sum of r slices, up to 2^16, from element off on (Acc: +=) for n elements, a multiple of 64.
+//
+//go:noescape
+func sumTreeManyAVX512(dst *float32, srcs *[]float32, r int, off int, n int)
+
+// sumTreeManyAVX2 is dst = the tree sum of r slices, up to 2^16, from element off on (Acc: +=) for n elements, a multiple of 64.
+//
+//go:noescape
+func sumTreeManyAVX2(dst *float32, srcs *[]float32, r int, off int, n int)
+
+// sumTreeManyAccAVX512 is dst = the tree sum of r slices, up to 2^16, from element off on (Acc: +=) for n elements, a multiple of 64.
+//
+//go:noescape
+func sumTreeManyAccAVX512(dst *float32, srcs *[]float32, r int, off int, n int)
+
+// sumTreeManyAccAVX2 is dst = the tree sum of r slices, up to 2^16, from element off on (Acc: +=) for n elements, a multiple of 64.
+//
+//go:noescape
+func sumTreeManyAccAVX2(dst *float32, srcs *[]float32, r int, off int, n int)
 
 // blockSumAVX512 returns the float64 sum of 256 elements, added up in 16 lanes.
 //

@@ -56,11 +56,11 @@ func sumTree(dst []float32, srcs [][]float32, lo int, acc bool) {
 	case r == 1:
 	case r < len(simd.sumTree):
 		if n = groups[float32](len(dst)); n > 0 {
-			simd.sumTree[r](&dst[0], &srcs[0], lo, n, index(acc))
+			simd.sumTree[r][index(acc)](&dst[0], &srcs[0], lo, n)
 		}
 	default:
 		if n = len(dst) &^ 63; fast[float32](n) {
-			simd.sumTreeMany(&dst[0], &srcs[0], r, lo, n, index(acc))
+			simd.sumTreeMany[index(acc)](&dst[0], &srcs[0], r, lo, n)
 		} else {
 			n = 0
 		}

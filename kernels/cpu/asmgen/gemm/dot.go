@@ -9,12 +9,16 @@ import (
 )
 
 func bf16AVX512() {
-	kernels512(bf16)
+	for mr := 1; mr <= mr512; mr++ {
+		micro512(mr, bf16, false)
+	}
 	interleave512("interleave16AVX512", 2)
 }
 
 func int8AVX512() {
-	kernels512(int8)
+	for mr := 1; mr <= mr512; mr++ {
+		micro512(mr, int8, false)
+	}
 	interleave512("interleave8AVX512", 4)
 	flip512()
 	offset512()

@@ -18,10 +18,11 @@ const (
 
 func f32AVX2() {
 	laneTable = laneMasks()
-	for _, pairs := range []bool{false, true} {
-		for mr := 2; mr <= mr256; mr += 2 { // see sizes512
-			micro256(mr, mr-1, pairs)
-		}
+	for mr := 1; mr <= mr256; mr++ {
+		micro256(mr, false)
+	}
+	for mr := 1; mr <= mr256; mr++ {
+		micro256(mr, true)
 	}
 }
 
@@ -46,10 +47,9 @@ func loadMask(count, tmp reg.GPPhysical, m0, m1 reg.VecPhysical) {
 	VMOVUPS(at(tmp, 32), m1)
 }
 
-// micro256 generates the kernel of float32, or of units of two int16, for least to mr
-// rows; fewer than mr are of one sliver.
+// micro256 generates the kernel of float32, or of units of two int16.
 // In one piece: one kernel, in the order of its instructions.
-func micro256(mr, least int, pairs bool) {
+func micro256(mr int, pairs bool) {
 	name, holds := fmt.Sprintf("f32x%dAVX2", mr), "a float32"
 	add := VADDPS
 	if pairs {
@@ -57,7 +57,7 @@ func micro256(mr, least int, pairs bool) {
 		add = VPADDD
 	}
 	TEXT(name, NOSPLIT, "func(t *byte)")
-	Doc(fmt.Sprintf("%s multiplies t.n slivers of %d to %d rows of A by a sliver of up to %d columns of B. A unit is %s.", name, least, mr, nr256, holds))
+	Doc(fmt.Sprintf("%s multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B. A unit is %s.", name, mr, nr256, holds))
 	t, a, b, c := reg.RDI, reg.RSI, reg.R8, reg.RDX
 	count, ldb, ldb3, ldc, n, bp, row, ap, next := reg.RCX, reg.R9, reg.R10, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX, reg.R15
 	acc := func(i, v int) reg.VecPhysical { return ymm[2*i+v] }
@@ -104,50 +104,37 @@ func micro256(mr, least int, pairs bool) {
 			VFMADD231PS(bv[1], bc[i%2], acc(i, 1))
 		}
 	}
-	// Four steps a round; the first begins later where the depth is no multiple of four.
 	MOVQ(at(t, tileK), count)
-	ADDQ(operand.Imm(3), count)
-	MOVQ(count, row)
 	SHRQ(operand.Imm(2), count)
-	ANDQ(operand.Imm(3), row)
-	CMPQ(row, operand.Imm(2))
-	JA(operand.LabelRef("four"))
-	JE(operand.LabelRef("skip1"))
-	CMPQ(row, operand.Imm(0))
-	JNE(operand.LabelRef("skip2"))
-	SUBQ(ldb3, bp)
-	SUBQ(operand.Imm(3*4*mr256), a)
-	JMP(operand.LabelRef("step3"))
-	Label("skip1")
-	SUBQ(ldb, bp)
-	SUBQ(operand.Imm(4*mr256), a)
-	JMP(operand.LabelRef("step1"))
-	Label("skip2")
-	SUBQ(ldb, bp)
-	SUBQ(ldb, bp)
-	SUBQ(operand.Imm(2*4*mr256), a)
-	JMP(operand.LabelRef("step2"))
+	JZ(operand.LabelRef("rest"))
 	Label("four")
 	PREFETCHT1(at(next, 0))
 	ADDQ(operand.Imm(64), next)
 	step(0, at(bp, 0), at(bp, 32))
-	Label("step1")
 	step(1, idx(bp, ldb, 1, 0), idx(bp, ldb, 1, 32))
-	Label("step2")
 	step(2, idx(bp, ldb, 2, 0), idx(bp, ldb, 2, 32))
-	Label("step3")
 	step(3, idx(bp, ldb3, 1, 0), idx(bp, ldb3, 1, 32))
 	ADDQ(operand.Imm(4*4*mr256), a)
 	LEAQ(idx(bp, ldb, 4, 0), bp)
 	DECQ(count)
 	JNZ(operand.LabelRef("four"))
+	Label("rest")
+	MOVQ(at(t, tileK), count)
+	ANDQ(operand.Imm(3), count)
+	JZ(operand.LabelRef("write"))
+	Label("one")
+	step(0, at(bp, 0), at(bp, 32))
+	ADDQ(operand.Imm(4*mr256), a)
+	ADDQ(ldb, bp)
+	DECQ(count)
+	JNZ(operand.LabelRef("one"))
 
-	rows := func(then string, f func(i int)) {
+	Label("write")
+	rows := func(f func(i int)) {
 		MOVQ(c, row)
 		for i := range mr {
 			f(i)
 			if i < mr-1 {
-				endOf(i+1, least, t, then)
 				ADDQ(ldc, row)
 			}
 		}
@@ -158,7 +145,7 @@ func micro256(mr, least int, pairs bool) {
 	JNE(operand.LabelRef("edge"))
 	CMPQ(at(t, tileAdd), operand.Imm(0))
 	JE(operand.LabelRef("bias0"))
-	rows("bias0", func(i int) {
+	rows(func(i int) {
 		for v := range 2 {
 			add(at(row, 32*v), acc(i, v), acc(i, v))
 		}
@@ -174,7 +161,7 @@ func micro256(mr, least int, pairs bool) {
 		}
 	}
 	Label("store0")
-	rows("next", func(i int) {
+	rows(func(i int) {
 		for v := range 2 {
 			VMOVUPS(acc(i, v), at(row, 32*v))
 		}
@@ -184,7 +171,7 @@ func micro256(mr, least int, pairs bool) {
 	loadMask(count, row, bv[0], bv[1])
 	CMPQ(at(t, tileAdd), operand.Imm(0))
 	JE(operand.LabelRef("bias"))
-	rows("bias", func(i int) {
+	rows(func(i int) {
 		for v := range 2 {
 			VMASKMOVPS(at(row, 32*v), bv[v], bc[v])
 			add(acc(i, v), bc[v], acc(i, v))
@@ -201,7 +188,7 @@ func micro256(mr, least int, pairs bool) {
 		}
 	}
 	Label("store")
-	rows("next", func(i int) {
+	rows(func(i int) {
 		for v := range 2 {
 			VMASKMOVPS(acc(i, v), bv[v], at(row, 32*v))
 		}

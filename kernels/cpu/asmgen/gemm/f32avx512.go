@@ -17,24 +17,11 @@ const (
 	nr512 = 32
 )
 
-// sizes512 are the rows of the kernels. One row fewer is computed by the next larger
-// kernel, which does not write the last: lanes of A past its rows are copies or zeros.
-// Fewer than four rows would take as long as four, by the latency of their sums. 9 to 12
-// rows are two kernels' work.
-var sizes512 = []int{4, 6, 8, mr512}
-
-// kernels512 generates a unit's kernels.
-func kernels512(u unit) {
-	least := 1
-	for _, mr := range sizes512 {
-		micro512(mr, least, u, false)
-		least = min(mr+1, mr512-1)
-	}
-}
-
 func f32AVX512() {
-	kernels512(f32)
-	micro512(mr512, mr512, f32, true)
+	for mr := 1; mr <= mr512; mr++ {
+		micro512(mr, f32, false)
+	}
+	micro512(mr512, f32, true)
 	transpose512()
 	copy512()
 }
@@ -53,17 +40,18 @@ var (
 	int8 = unit{"int8", "four bytes of consecutive k, unsigned in A and signed in B", func(b, a, acc reg.VecPhysical) { VPDPBUSD(b, a, acc) }, VPADDD}
 )
 
-// micro512 generates the kernel of a unit for least to mr rows; fewer than mr are of one
-// sliver. One that packs reads B where it lies and writes its sliver on the way: the
-// copy's loads and stores run beside the products.
+// micro512 generates the kernel of a unit. One that packs reads B where it lies
+// and writes its sliver on the way: the copy's loads and stores run beside the
+// products.
 // In one piece: one kernel, in the order of its instructions.
-func micro512(mr, least int, u unit, packs bool) {
+func micro512(mr int, u unit, packs bool) {
 	name, and := fmt.Sprintf("%sx%dAVX512", u.name, mr), ""
 	if packs {
 		name, and = fmt.Sprintf("%sx%dPackAVX512", u.name, mr), fmt.Sprintf(", %d of which it also writes to t.to", nr512)
 	}
 	TEXT(name, NOSPLIT, "func(t *byte)")
-	Doc(fmt.Sprintf("%s multiplies t.n slivers of %d to %d rows of A by a sliver of up to %d columns of B%s. A unit is %s.", name, least, mr, nr512, and, u.holds))
+	Doc(fmt.Sprintf("%s multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B%s. A unit is %s.",
+		name, mr, nr512, and, u.holds))
 	t, a, b, c := reg.RDI, reg.RSI, reg.R8, reg.RDX
 	count, ldb, ldc, n, bp, row, ap, next, to := reg.RCX, reg.R9, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX, reg.R15, reg.R10
 	acc := func(i, v int) reg.VecPhysical { return zmm[2*i+v] }
@@ -139,19 +127,18 @@ func micro512(mr, least int, u unit, packs bool) {
 	DECQ(count)
 	JNZ(operand.LabelRef("two"))
 
-	rows := func(then string, f func(i int)) {
+	rows := func(f func(i int)) {
 		MOVQ(c, row)
 		for i := range mr {
 			f(i)
 			if i < mr-1 {
-				endOf(i+1, least, t, then)
 				ADDQ(ldc, row)
 			}
 		}
 	}
 	CMPQ(at(t, tileAdd), operand.Imm(0))
 	JE(operand.LabelRef("bias"))
-	rows("bias", func(i int) {
+	rows(func(i int) {
 		for v := range 2 {
 			VMOVUPS_Z(at(row, 64*v), km[v], bc[v])
 			u.add(acc(i, v), bc[v], acc(i, v))
@@ -168,27 +155,17 @@ func micro512(mr, least int, u unit, packs bool) {
 		}
 	}
 	Label("store")
-	rows("next", func(i int) {
+	rows(func(i int) {
 		for v := range 2 {
 			VMOVUPS(acc(i, v), km[v], at(row, 64*v))
 		}
 	})
-	Label("next")
 	LEAQ(idx(row, ldc, 1, 0), c)
 	ADDQ(at(t, tileStep), ap)
 	DECQ(n)
 	JNZ(operand.LabelRef("sliver"))
 	VZEROUPPER()
 	RET()
-}
-
-// endOf leaves for a label where the tile has no more rows than these, which are checked
-// from least on.
-func endOf(rows, least int, t reg.GPPhysical, label string) {
-	if rows >= least {
-		CMPQ(at(t, tileRows), operand.Imm(uint64(rows)))
-		JE(operand.LabelRef(label))
-	}
 }
 
 // transpose512 moves rows of a source into columns of a sliver, 16×16 elements

@@ -115,7 +115,7 @@ var highWords *operand.Mem
 func narrowConstants() {
 	if highWords == nil {
 		order := GLOBL("highwords", RODATA|NOPTR)
-		vlib.Words(vlib.OddHighWords()...)
+		vlib.Words(vlib.HighWords()...)
 		highWords = &order
 	}
 	for i, c := range []uint32{0x7fff, 1, 0x400000, 1 << 16} {

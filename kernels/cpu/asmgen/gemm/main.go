@@ -66,8 +66,6 @@ const (
 
 	tileAhead = 240 // AVX-512: bytes from one line that is brought nearer to the next
 	tileTo    = 248 // AVX-512: where the kernel that packs writes B's sliver
-
-	tileRows = 256 // rows of each sliver of A; not AMX
 )
 
 func at(base reg.Register, disp int) operand.Mem { return operand.Mem{Base: base, Disp: disp} }

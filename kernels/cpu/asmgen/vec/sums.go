@@ -15,18 +15,27 @@ import (
 const maxLeaves = 8
 
 func sums() {
-	const sig = "func(dst *float32, srcs *[]float32, off, n, acc int)"
 	for r := 1; r <= maxLeaves/2; r++ {
-		doc := fmt2("is dst = %d slices added from left to right, element off and up, beginning with the first, or, if acc is not 0, with dst,", r)
-		kernel(fmt2("sumLeaves[%d]", r), fmt2("sumLeaves%d", r), sig, doc+full, func(g *vlib.Gen) { fewSources(g, r, leavesOf) })
+		leavesOf(r)
 	}
 	for r := 2; r <= maxLeaves; r++ {
-		doc := fmt2("is dst = the tree sum of %d slices from element off on, or += if acc is not 0,", r)
-		kernel(fmt2("sumTree[%d]", r), fmt2("sumTree%d", r), sig, doc+full, func(g *vlib.Gen) { fewSources(g, r, addTree) })
+		variants(fmt2("sumTree[%d]", r), fmt2("sumTree%d", r), "func(dst *float32, srcs *[]float32, off, n int)",
+			fmt2("is dst = the tree sum of %d slices from element off on (Acc: +=)", r)+full, "dst", func(g *vlib.Gen, put func(vlib.Vec)) {
+				dst, p, n := sources(g, r)
+				g.LoopBlocks(n, 16, func() {
+					g.Fetch(append(p, dst)...)
+					put(treeOf(g, p))
+				})
+				g.Return()
+			})
 	}
-	entries["sumTreeMany"] = "sumTreeMany"
-	vlib.BothWithFrame("sumTreeMany", "func(dst *float32, srcs *[]float32, r, off, n, acc int)",
-		"is dst = the tree sum of r slices, up to 2^16, from element off on, or += if acc is not 0, for n elements, a multiple of 64.", treeMany)
+	for i, suffix := range []string{"", "Acc"} {
+		name := "sumTreeMany" + suffix
+		entries[fmt2("sumTreeMany[%d]", i)] = name
+		vlib.BothWithFrame(name, "func(dst *float32, srcs *[]float32, r, off, n int)",
+			"is dst = the tree sum of r slices, up to 2^16, from element off on (Acc: +=) for n elements, a multiple of 64.",
+			func(g *vlib.Gen) { treeMany(g, i == 1) })
+	}
 	kernel("blockSum", "blockSum", "func(x *float32) float64", "returns the float64 sum of 256 elements, added up in 16 lanes.", func(g *vlib.Gen) {
 		block(g, false)
 	})
@@ -35,74 +44,45 @@ func sums() {
 	})
 }
 
-// fewSources sums r slices: sum returns the sum of the current elements of p, and of dst
-// if the argument acc is not 0.
-func fewSources(g *vlib.Gen, r int, sum func(g *vlib.Gen, p []reg.GPVirtual, dst reg.GPVirtual) vlib.Vec) {
-	dst, srcs, off, n := g.Ptr("dst"), g.Ptr("srcs"), g.Ptr("off"), g.Ptr("n")
-	var p []reg.GPVirtual
-	for i := range r {
-		p = append(p, source(srcs, off, i))
+// sources loads the arguments of a sum of r slices: where they begin, and the elements.
+func sources(g *vlib.Gen, r int) (dst reg.GPVirtual, p []reg.GPVirtual, n reg.GPVirtual) {
+	dst = g.Ptr("dst")
+	srcs, off, n := g.Ptr("srcs"), g.Ptr("off"), g.Ptr("n")
+	for i := range r { // the first word of a slice is its address
+		q := GP64()
+		MOVQ(operand.Mem{Base: srcs, Disp: 24 * i}, q)
+		LEAQ(operand.Mem{Base: q, Index: off, Scale: 4}, q)
+		p = append(p, q)
 	}
-	g.LoopBlocks(n, 16, func() {
-		g.FetchEach(func(fetch func(base reg.GPVirtual)) {
-			next, left := GP64(), GP64()
-			Load(Param("srcs"), next)
-			MOVQ(operand.U32(uint32(r)), left)
-			again := g.Label("source")
-			base := GP64()
-			MOVQ(dst, base)
-			Label(again)
-			fetch(base)
-			SUBQ(operand.Imm(1), left)
-			done := g.Label("fetched")
-			JCS(operand.LabelRef(done))
-			MOVQ(operand.Mem{Base: next}, base)
-			LEAQ(operand.Mem{Base: base, Index: g.Ptr("off"), Scale: 4}, base)
-			ADDQ(operand.Imm(24), next)
-			JMP(operand.LabelRef(again))
-			Label(done)
-		})
-		g.Store(sum(g, p, dst), g.At(dst))
-	})
-	g.Return()
+	return dst, p, n
 }
 
-// source returns the address of element off of slice i.
-func source(srcs, off reg.GPVirtual, i int) reg.GPVirtual {
-	p := GP64()
-	MOVQ(operand.Mem{Base: srcs, Disp: 24 * i}, p) // the first word of a slice is its address
-	LEAQ(operand.Mem{Base: p, Index: off, Scale: 4}, p)
-	return p
-}
-
-// unlessAcc jumps to label if the argument acc is 0.
-func unlessAcc(g *vlib.Gen, label string) {
-	CMPQ(g.ParamMem("acc"), operand.Imm(0))
-	JEQ(operand.LabelRef(label))
-}
-
-// leavesOf returns the sum from left to right. It stays in a register, so that dst is
-// read and written once however many slices there are.
-func leavesOf(g *vlib.Gen, p []reg.GPVirtual, dst reg.GPVirtual) vlib.Vec {
-	sum, add := g.Load(g.At(p[0])), g.Label("add")
-	unlessAcc(g, add)
-	for i, d := range g.Load(g.At(dst)) {
-		VADDPS(sum[i], d, sum[i])
+// leavesOf makes the sum of r slices from left to right. The sum stays in a register,
+// so that dst is read and written once whatever r is.
+func leavesOf(r int) {
+	for i, suffix := range []string{"", "Acc"} {
+		begin := "the first"
+		if i == 1 {
+			begin = "dst"
+		}
+		kernel(fmt2("sumLeaves[%d]", r)+fmt2("[%d]", i), fmt2("sumLeaves%d", r)+suffix, "func(dst *float32, srcs *[]float32, off, n int)",
+			fmt2("is dst = %d slices added from left to right, element off and up, beginning with ", r)+begin+full, func(g *vlib.Gen) {
+				dst, p, n := sources(g, r)
+				g.LoopBlocks(n, 16, func() {
+					g.Fetch(append(p, dst)...)
+					from, rest := dst, p
+					if i == 0 {
+						from, rest = p[0], p[1:]
+					}
+					sum := g.Load(g.At(from))
+					for _, q := range rest {
+						g.AddTo(sum, g.At(q))
+					}
+					g.Store(sum, g.At(dst))
+				})
+				g.Return()
+			})
 	}
-	Label(add)
-	for _, q := range p[1:] {
-		g.AddTo(sum, g.At(q))
-	}
-	return sum
-}
-
-// addTree returns the tree sum, added to dst.
-func addTree(g *vlib.Gen, p []reg.GPVirtual, dst reg.GPVirtual) vlib.Vec {
-	sum, store := treeOf(g, p), g.Label("store")
-	unlessAcc(g, store)
-	g.AddTo(sum, g.At(dst))
-	Label(store)
-	return sum
 }
 
 // treeOf returns the tree sum of the current elements of p.
@@ -123,7 +103,7 @@ func treeOf(g *vlib.Gen, p []reg.GPVirtual) vlib.Vec {
 // treeMany keeps the sums of complete subtrees of a block of 64 elements on the
 // stack, as a binary counter: after leaf i, counted from 1, as many subtrees of
 // equal size are joined as i has trailing zeros.
-func treeMany(g *vlib.Gen) {
+func treeMany(g *vlib.Gen, acc bool) {
 	const vecs, bytes, depth = 4, 256, 17
 	dst, srcs, r, off, n := g.Ptr("dst"), g.Ptr("srcs"), g.Ptr("r"), g.Ptr("off"), g.Ptr("n")
 	frame := AllocLocal(bytes * depth)
@@ -175,13 +155,10 @@ func treeMany(g *vlib.Gen) {
 		}
 		JMP(operand.LabelRef(rest))
 		Label(done)
-		store := g.Label("store")
-		unlessAcc(g, store)
 		for u, w := range v {
-			g.AddTo(w, g.At(dst, u))
-		}
-		Label(store)
-		for u, w := range v {
+			if acc {
+				g.AddTo(w, g.At(dst, u))
+			}
 			g.Store(w, g.At(dst, u))
 		}
 	})
@@ -209,11 +186,7 @@ func block(g *vlib.Gen, square bool) {
 		}
 		acc = append(acc, a)
 	}
-	const groups = 8 // of 16 elements, a round
-	rounds, again := GP64(), g.Label("round")
-	MOVQ(operand.U32(elements/vlib.Lanes/groups), rounds)
-	Label(again)
-	for group := range groups {
+	for group := range elements / vlib.Lanes {
 		PREFETCHT0(operand.Mem{Base: x, Disp: 4*vlib.Lanes*group + 3072})
 		for i, a := range acc {
 			v := newReg()
@@ -225,9 +198,6 @@ func block(g *vlib.Gen, square bool) {
 			}
 		}
 	}
-	ADDQ(operand.U32(4*vlib.Lanes*groups), x)
-	DECQ(rounds)
-	JNZ(operand.LabelRef(again))
 	// Lanes l and l+8, l+4, l+2, l+1.
 	y := YMM()
 	if g.AVX512 {

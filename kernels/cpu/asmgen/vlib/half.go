@@ -51,7 +51,7 @@ type BF16Rounder struct{ half, one, quiet, lowest, order reg.VecVirtual }
 func (g *Gen) NewBF16Rounder() *BF16Rounder {
 	if highWords.Symbol.Name == "" {
 		highWords = GLOBL("highwords", RODATA|NOPTR)
-		Words(OddHighWords()...)
+		Words(HighWords()...)
 	}
 	r := &BF16Rounder{half: g.RWord(0x7fff)[0], one: g.RWord(1)[0], quiet: g.RWord(0x400000)[0], lowest: g.RWord(1 << 16)[0], order: ZMM()}
 	VMOVDQU32(highWords, r.order)

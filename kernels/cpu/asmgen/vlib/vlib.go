@@ -181,8 +181,9 @@ func Words(w ...uint32) {
 	}
 }
 
-// OddHighWords are two vectors' 16-bit words 1, 3, …, by their number: the high ones.
-func OddHighWords() (w []uint32) {
+// HighWords are the numbers 1, 3, …, 63: of the 64 16-bit words of two AVX-512 registers
+// of float32, those that are an element's high half.
+func HighWords() (w []uint32) {
 	for i := range uint32(Lanes) {
 		w = append(w, 4*i+1|(4*i+3)<<16)
 	}
@@ -334,31 +335,17 @@ func (g *Gen) InTail() bool { return g.mask != nil }
 // elements and a run of one array after the other: line by line, with many arrays
 // at equal offsets of their pages, the memory's rows would change all the time.
 func (g *Gen) Fetch(bases ...reg.GPVirtual) {
-	g.FetchEach(func(fetch func(base reg.GPVirtual)) {
-		for _, b := range bases {
-			fetch(b)
-		}
-	})
-}
-
-// FetchEach is Fetch for the arrays that each gives to fetch.
-func (g *Gen) FetchEach(each func(fetch func(base reg.GPVirtual))) {
 	const run, ahead = 256, 512 // elements
 	skip := g.Label("near")
 	TESTQ(operand.U32(run-1), g.index)
 	JNZ(operand.LabelRef(skip))
-	each(func(base reg.GPVirtual) {
-		const lines = 4 // a turn
-		at, turn := GP64(), g.Label("lines")
-		MOVQ(g.index, at)
-		Label(turn)
-		for line := range lines {
-			PREFETCHT0(operand.Mem{Base: base, Index: at, Scale: 4, Disp: 4*ahead + 64*line})
+	for _, b := range bases {
+		for line := range run / Lanes {
+			m := operand.Mem(g.At(b))
+			m.Disp += 4*ahead + 64*line
+			PREFETCHT0(m)
 		}
-		ADDQ(operand.Imm(lines*Lanes), at)
-		TESTQ(operand.U32(run-1), at)
-		JNZ(operand.LabelRef(turn))
-	})
+	}
 	Label(skip)
 }
 
