@@ -18,6 +18,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/filesys"
@@ -60,9 +61,9 @@ type Trainer struct {
 	receipt  *receipts // nil: none
 	follows  bool      // the receipt is the one that a checkpoint names
 
-	tokenizer data.Tokenizer // nil: the run reads no text
-	decoder   *decoder       // of Decode; nil: not used so far
-	notes     []string       // what a person should know before the first step
+	tokenizer token.Tokenizer // nil: the run reads no text
+	decoder   *decoder        // of Decode; nil: not used so far
+	notes     []string        // what a person should know before the first step
 	train     *batches
 	eval      *batches
 
