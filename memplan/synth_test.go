@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 )
 
 // synth builds programs for tests: the memory traffic of a training step, with
@@ -14,7 +15,7 @@ type synth struct {
 }
 
 func newSynth(ranks int) *synth {
-	p, err := graph.Parse(fmt.Sprintf("spillway program v1\nmesh data=%d\n", ranks))
+	p, err := progtext.Parse(fmt.Sprintf("spillway program v1\nmesh data=%d\n", ranks))
 	if err != nil {
 		panic(err)
 	}
