@@ -46,10 +46,9 @@ func TestHelpersOfTestsAreListed(t *testing.T) {
 // forPrograms are exported names that nothing in the module but tests uses, and why they
 // stay.
 var forPrograms = map[string]string{
-	"TextbookVolume": "the ZeRO paper's own number, beside a plan's",
-	"MarshalJSON":    "encoding/json calls it",
-	"NewIn":          "tests put folders that fail, or record, under a run's checkpoints",
-	"DoubleCUDA":     "tests of whole commands, in processes of their own",
+	"MarshalJSON": "encoding/json calls it",
+	"NewIn":       "tests put folders that fail, or record, under a run's checkpoints",
+	"DoubleCUDA":  "tests of whole commands, in processes of their own",
 }
 
 // heldToUse are the packages whose exported names are held to forPrograms.
