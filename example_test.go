@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
-	"github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/train/receipts"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -537,7 +537,7 @@ func ExampleVerifyReceipt() {
 func ExampleVerification() {
 	// The last segments of a run, on another machine.
 	v := spillway.Verification{Checkpoint: "run1", Change: func(c *spillway.Config) { c.Data, c.Offload = "tokens.bin", "optimizer=host" }}
-	v.Choose = func(can []train.Segment) []train.Segment { return can[max(0, len(can)-2):] }
+	v.Choose = func(can []receipts.Segment) []receipts.Segment { return can[max(0, len(can)-2):] }
 	_, err := spillway.VerifyReceipt(ctx, v)
 	if errors.Is(err, spillway.ErrDiffers) {
 		log.Println(err)

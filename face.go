@@ -413,7 +413,7 @@ type Own = config.Own
 //	func (t *Trainer) Parameters() (names []string)
 //	func (t *Trainer) ParamsSHA256() (string, error)
 //	func (t *Trainer) Plan() *plan.Plan
-//	func (t *Trainer) Receipt() *ReceiptWritten
+//	func (t *Trainer) Receipt() *receipts.Written
 //	func (t *Trainer) RecomputeAuto() string
 //	func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error
 //	func (t *Trainer) Sample(step, micro, rank int) (tokens, targets []int32, err error)

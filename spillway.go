@@ -45,6 +45,7 @@ import (
 	"github.com/spillway-ml/spillway/receipt"
 	"github.com/spillway-ml/spillway/train"
 	"github.com/spillway-ml/spillway/train/job"
+	"github.com/spillway-ml/spillway/train/receipts"
 )
 
 // What a run is told, and what it tells.
@@ -58,7 +59,7 @@ type (
 	// Job is this process's part of a run over several processes.
 	Job = job.Job
 	// Verification is a receipt that is held against the run.
-	Verification = train.Verification
+	Verification = receipts.Verification
 	// MetricsWriter appends a run's steps to a file of JSON lines.
 	MetricsWriter = train.MetricsWriter
 )
@@ -178,7 +179,7 @@ func Work(ctx context.Context, j *Job, warn func(string)) (began bool, err error
 
 // VerifyReceipt follows the chain of a run's receipt, and runs chosen segments again. The
 // error is ErrDiffers where something is not as recorded; what was found comes with it.
-func VerifyReceipt(ctx context.Context, v Verification) (*train.Verified, error) {
+func VerifyReceipt(ctx context.Context, v Verification) (*receipts.Verified, error) {
 	return train.VerifyReceipt(ctx, v)
 }
 

@@ -17,7 +17,6 @@ import (
 
 // Tensors gives one state's tensors as whole tensors, whichever files hold their extents.
 type Tensors interface {
-	Path() string
 	Tensors() []safetensors.Tensor
 	Tensor(name string) (safetensors.Tensor, bool)
 	// ReadFloat32 fills dst with elements [start, start+len(dst)) of a tensor.
@@ -241,8 +240,6 @@ type stateView struct {
 // State returns one state's tensors. They share the checkpoint's files; closing the result does
 // not close those.
 func (s *States) State(name string) Tensors { return &stateView{States: s, state: name} }
-
-func (v *stateView) Path() string { return v.folder }
 
 // Tensors lists the tensors in the manifest's order.
 func (v *stateView) Tensors() (list []safetensors.Tensor) {

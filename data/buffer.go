@@ -137,3 +137,8 @@ func firstBeyond(packed []byte, width int64, vocab uint32) (int64, uint32) {
 	}
 	return -1, 0
 }
+
+// scanBytes is how much of a token file is checked against the vocabulary when
+// it is opened; Sampler checks the rest as it is read. Reading a GiB takes
+// under a second.
+const scanBytes = 1 << 30

@@ -143,7 +143,7 @@ func (c *Conversations) add(one *conversation) error {
 	return c.values.spill(spillBytes)
 }
 
-// A sink has methods for plain text too. Conversations come by add, and these are never called with any.
+// A sink has methods for plain text too, which are not called for conversations.
 func (c *Conversations) count() int64                 { return int64(c.o.Split.Seen) }
 func (c *Conversations) append([]int32, string) error { return nil }
 func (c *Conversations) appendBytes([]byte) error     { return nil }

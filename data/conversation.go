@@ -6,67 +6,74 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"unicode/utf8"
 
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/internal/jinja"
 )
 
 // chat turns conversations into tokens. It may be used by several goroutines.
 type chat struct {
 	form     form
-	tok      marker
+	mark     func(text string, marks []int) (tokens []int32, at []int) // see token.Marking
 	template *jinja.Template
 	vars     map[string]any // bos_token, eos_token, …
 	all      bool           // every token counts in the loss, not only those of answers
 }
 
-// marker is a Tokenizer that also finds the tokens that hold given bytes of a text.
-type marker interface {
-	Tokenizer
-	// encodeMarked is Encode that also returns, for each of the ascending byte offsets in
-	// marks, the index of the token that holds that byte.
-	encodeMarked(text string, marks []int) (tokens []int32, at []int)
-}
-
-// ByteChat is Bytes with an end token, 256, and a chat template: for each message <|user|> or
-// another role, then the content, and after an answer the end token.
-var ByteChat = sync.OnceValue(func() Tokenizer {
-	text, err := tokenizerText(byteVocab(), nil, []any{addedToken(256, byteEnd)}, false)
-	if err != nil {
-		panic(err)
-	}
-	t, err := parseTokenizer(text, nil)
-	if err != nil {
-		panic(err)
-	}
-	t.name = ByteChatName
-	t.specials.Template = `{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}`
-	t.specials.Names = map[string]string{"eos_token": byteEnd}
-	return t
-})
+// form is how a record's fields hold a conversation.
+type form uint8
 
 const (
-	// ByteChatName is the name by which OpenTokenizer knows ByteChat.
-	ByteChatName = "bytes-chat"
-	byteEnd      = "<|endoftext|>"
+	noForm form = iota
+	messagesForm
+	responseForm    // prompt, response
+	instructionForm // instruction, input (optional), output
 )
 
+func (f form) String() string {
+	return [...]string{"none", "messages", "prompt and response", "instruction, input and output"}[f]
+}
+
+// formOf returns the form of a record, judged by its field names.
+func formOf(record map[string]json.RawMessage) form {
+	has := func(names ...string) bool {
+		return !slices.ContainsFunc(names, func(n string) bool { return !given(record, n) })
+	}
+	switch {
+	case has("messages"):
+		return messagesForm
+	case has("prompt", "response"):
+		return responseForm
+	case has("instruction", "output"):
+		return instructionForm
+	}
+	return noForm
+}
+
+// given says whether an object has a key whose value is not null.
+func given(o map[string]json.RawMessage, key string) bool {
+	return len(o[key]) > 0 && string(o[key]) != "null"
+}
+
+// Message is one message of a conversation.
+type Message struct {
+	Role    string `json:"role"` // user, assistant, system or another role that the template knows
+	Content string `json:"content"`
+}
+
 // newChat prepares a template: a Jinja source, or "" for the tokenizer's own.
-func newChat(tok Tokenizer, template string, all bool) (*chat, error) {
-	m, ok := tok.(marker)
-	if !ok {
-		return nil, fmt.Errorf("tokenizer %s cannot be used for conversations, only those that Spillway reads", tok.Name())
+func newChat(tok token.Tokenizer, template string, all bool) (*chat, error) {
+	mark, err := token.Marking(tok)
+	if err != nil {
+		return nil, err
 	}
-	if t, ok := tok.(*bpeTokenizer); ok && len(t.split) > 1 && slices.ContainsFunc(t.split, func(s splitter) bool { return s.prefixSpace }) {
-		return nil, fmt.Errorf("tokenizer %s puts spaces inside a text (add_prefix_space behind another pre_tokenizer), so answers cannot be found among its tokens", tok.Name())
-	}
-	s := SpecialsOf(tok)
+	s := token.SpecialsOf(tok)
 	if template == "" {
 		template = s.Template
 	}
 	if template == "" {
-		return nil, fmt.Errorf("the model has no chat template (chat_template in %s, or %s), which conversations need; give one as Config.Template", tokenizerConfig, chatTemplateFile)
+		return nil, errors.New("the model has no chat template (chat_template in tokenizer_config.json, or chat_template.jinja), which conversations need; give one as Config.Template")
 	}
 	t, err := jinja.Compile(template)
 	if err != nil {
@@ -76,7 +83,7 @@ func newChat(tok Tokenizer, template string, all bool) (*chat, error) {
 	for key, text := range s.Names {
 		vars[key] = text
 	}
-	return &chat{tok: m, template: t, vars: vars, all: all}, nil
+	return &chat{mark: mark, template: t, vars: vars, all: all}, nil
 }
 
 // conversation holds a conversation's tokens and which of them count as targets.
@@ -106,7 +113,7 @@ func (c *chat) encode(record []byte) (out conversation, err error) {
 		}
 	}
 	var at []int
-	out.tokens, at = c.tok.encodeMarked(text, marks)
+	out.tokens, at = c.mark(text, marks)
 	out.counted = make([]bool, len(out.tokens))
 	for i := 0; i < len(at); i += 2 {
 		for k := at[i]; k <= at[i+1] && k < len(out.counted); k++ {

@@ -14,6 +14,7 @@ import (
 	"github.com/parquet-go/parquet-go"
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/internal/jinja"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
@@ -74,46 +75,25 @@ func chatOf(t *testing.T, template string) *chat {
 	require.NoError(t, err)
 	compiled, err := jinja.Compile(string(source))
 	require.NoError(t, err)
-	tok := load(t, bytesAnd(t, "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<think>"))
-	return &chat{form: messagesForm, tok: tok, template: compiled, vars: map[string]any{"tools": nil, "bos_token": "<s>", "eos_token": "</s>"}}
+	tok, err := token.Parse("bytes", bytesAnd(t, "<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<think>"), nil)
+	require.NoError(t, err)
+	mark, err := token.Marking(tok)
+	require.NoError(t, err)
+	return &chat{form: messagesForm, mark: mark, template: compiled, vars: map[string]any{"tools": nil, "bos_token": "<s>", "eos_token": "</s>"}}
 }
 
 // bytesAnd is a tokenizer.json of bytes, by their values, and special tokens.
-func bytesAnd(t testing.TB, special ...string) json.RawMessage {
+func bytesAnd(t testing.TB, special ...string) []byte {
+	text, err := token.HuggingFace(token.Bytes())
+	require.NoError(t, err)
+	var file map[string]any
+	require.NoError(t, json.Unmarshal(text, &file))
 	var added []any
 	for i, s := range special {
-		added = append(added, addedToken(int32(256+i), s))
+		added = append(added, map[string]any{"id": 256 + i, "content": s, "special": true})
 	}
-	text, err := tokenizerText(byteVocab(), nil, added, false)
-	require.NoError(t, err)
-	return text
-}
-
-// The token found for a byte holds it, with each kind of tokenizer.
-func TestMarkedTokens(t *testing.T) {
-	text := "<s>Hello,  world's 123 日本語\n\n naïve</s>  end 🎉."
-	for _, name := range []string{"gpt2", "llama3", "qwen2", "gpt4o", "llama2", "mistral", "metaspace"} {
-		tok, err := LoadTokenizer("testdata/tokenizer-" + name + ".json")
-		require.NoError(t, err)
-		m := tok.(marker)
-		var marks []int
-		for i := range text {
-			marks = append(marks, i)
-		}
-		tokens, at := m.encodeMarked(text, marks)
-		require.Equal(t, tok.Encode(text), tokens)
-		require.Len(t, at, len(marks), name)
-		for i, mark := range marks {
-			if i > 0 {
-				require.LessOrEqual(t, at[i-1], at[i])
-			}
-			token := tok.Decode(tokens[at[i] : at[i]+1])
-			// The space that SentencePiece puts before a text belongs to its first byte.
-			if c := text[mark]; c > ' ' && c < 0x80 && !strings.ContainsRune(token, rune(c)) && (m.(*bpeTokenizer).meta == nil || token != " ") {
-				t.Fatalf("%s: byte %d %q is not in token %q", name, mark, c, token)
-			}
-		}
-	}
+	file["added_tokens"] = added
+	return marshal(t, file)
 }
 
 func openChat(t *testing.T, path string, change func(*ChatOptions)) (*Conversations, error) {
@@ -121,7 +101,7 @@ func openChat(t *testing.T, path string, change func(*ChatOptions)) (*Conversati
 	if change != nil {
 		change(&c)
 	}
-	out, err := OpenConversations(context.Background(), path, Options{Tokenizer: ByteChat()}, c)
+	out, err := OpenConversations(context.Background(), path, Options{Tokenizer: token.ByteChat()}, c)
 	if err == nil {
 		t.Cleanup(func() { require.NoError(t, out.Close()) })
 	}
@@ -141,7 +121,7 @@ func row(t *testing.T, c *Conversations, i int64) (string, string) {
 		}
 	}
 	require.Len(t, targets, c.CountTargets(i))
-	return strings.TrimRight(ByteChat().Decode(r.Tokens), "\x00"), ByteChat().Decode(targets)
+	return strings.TrimRight(token.ByteChat().Decode(r.Tokens), "\x00"), token.ByteChat().Decode(targets)
 }
 
 // Each form of record, from JSON lines and Parquet, gives the documented bytes.
@@ -205,7 +185,7 @@ func TestConversationErrors(t *testing.T) {
 	}
 	_, err := openChat(t, put(t, "a.jsonl", []byte(`{"prompt": " ", "response": "a"}`)), nil)
 	require.ErrorContains(t, err, "a.jsonl:1: the conversation is empty")
-	_, err = OpenConversations(context.Background(), put(t, "a.jsonl", []byte(good)), Options{Tokenizer: GPT2()}, ChatOptions{Seq: 10, Vocab: 50257})
+	_, err = OpenConversations(context.Background(), put(t, "a.jsonl", []byte(good)), Options{Tokenizer: token.GPT2()}, ChatOptions{Seq: 10, Vocab: 50257})
 	require.ErrorContains(t, err, "no chat template")
 
 	long := put(t, "a.jsonl", []byte(`{"prompt": "`+strings.Repeat("q", 40)+`", "response": "a"}`+"\n"+`{"prompt": "q", "response": "`+strings.Repeat("a", 40)+`"}`+"\n"+`{"prompt": "q", "response": "a"}`))

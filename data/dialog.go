@@ -8,20 +8,15 @@ import (
 	"os"
 	"strings"
 
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/internal/jinja"
 )
-
-// Message is one message of a conversation.
-type Message struct {
-	Role    string `json:"role"` // user, assistant, system or another role that the template knows
-	Content string `json:"content"`
-}
 
 // Dialog turns conversations into prompts. It may be used by several goroutines.
 type Dialog struct{ c *chat }
 
 // NewDialog prepares a chat template: a Jinja source, or "" for the tokenizer's own.
-func NewDialog(tok Tokenizer, template string) (*Dialog, error) {
+func NewDialog(tok token.Tokenizer, template string) (*Dialog, error) {
 	c, err := newChat(tok, template, false)
 	if err != nil {
 		return nil, err
@@ -51,7 +46,7 @@ func (d *Dialog) prompt(messages []any, vars map[string]any) ([]int32, error) {
 	if err != nil {
 		return nil, err
 	}
-	tokens, _ := d.c.tok.encodeMarked(text, nil)
+	tokens, _ := d.c.mark(text, nil)
 	return tokens, nil
 }
 
@@ -69,7 +64,7 @@ type Question struct {
 // Parquet. A record is a conversation, whose last answer becomes the Answer, or has a field
 // "prompt". With d, plain texts become user messages. Without d, the model continues the texts,
 // and conversations are refused.
-func ReadQuestions(path string, tok Tokenizer, d *Dialog) (list []Question, err error) {
+func ReadQuestions(path string, tok token.Tokenizer, d *Dialog) (list []Question, err error) {
 	add := func(q Question, err error) error {
 		if err == nil && len(q.Prompt) == 0 {
 			err = errors.New("the prompt is empty")
@@ -103,17 +98,17 @@ func ReadQuestions(path string, tok Tokenizer, d *Dialog) (list []Question, err 
 	return list, err
 }
 
-func textQuestion(text string, tok Tokenizer, d *Dialog) (q Question, err error) {
+func textQuestion(text string, tok token.Tokenizer, d *Dialog) (q Question, err error) {
 	q.Text = text
 	if d == nil {
-		q.Prompt = Prompt(tok, text)
+		q.Prompt = token.Prompt(tok, text)
 		return q, nil
 	}
 	q.Prompt, err = d.Prompt([]Message{{"user", text}})
 	return q, err
 }
 
-func recordQuestion(record []byte, tok Tokenizer, d *Dialog) (q Question, err error) {
+func recordQuestion(record []byte, tok token.Tokenizer, d *Dialog) (q Question, err error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(record, &fields); err != nil {
 		return q, fmt.Errorf("the record is not a JSON object: %w", err)

@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/data/token"
 )
 
 // Prompts of a file are those of its lines or records, as texts or as messages.
@@ -15,10 +17,10 @@ func TestReadQuestions(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
 		return path
 	}
-	tok := ByteChat()
+	tok := token.ByteChat()
 	d, err := NewDialog(tok, "")
 	require.NoError(t, err)
-	tokens := func(text string) []int32 { return Bytes().Encode(text) }
+	tokens := func(text string) []int32 { return token.Bytes().Encode(text) }
 
 	path := write("a.txt", "one\n\n  two words \n")
 	got, err := ReadQuestions(path, tok, nil)
@@ -61,6 +63,6 @@ func TestReadQuestions(t *testing.T) {
 	require.ErrorContains(t, err, "begins with an answer")
 	_, err = ReadQuestions(filepath.Join(t.TempDir(), "none"), tok, d)
 	require.ErrorContains(t, err, "none")
-	_, err = NewDialog(Bytes(), "")
+	_, err = NewDialog(token.Bytes(), "")
 	require.Error(t, err)
 }

@@ -9,6 +9,8 @@ import (
 	"io"
 	"slices"
 	"unicode/utf8"
+
+	"github.com/spillway-ml/spillway/data/token"
 )
 
 // piece is a run of one file's text that is tokenized as a unit.
@@ -40,7 +42,7 @@ type position struct {
 type documents struct {
 	c      *corpus
 	o      Options
-	cutter cutter // nil: a file is tokenized in one piece
+	cutter token.Cutter // nil: a file is tokenized in one piece
 	give   func(*piece) error
 	read   []byte // text of the current file that is not in a piece yet
 	first  bool   // records are given one by one
@@ -90,9 +92,9 @@ func (d *documents) place(text []byte, checked, tried int, end bool) int {
 	case d.cutter == nil:
 		return 0
 	}
-	cut := d.cutter.cut(text[:stretch], min(tried, stretch))
+	cut := d.cutter.Cut(text[:stretch], min(tried, stretch))
 	if cut == 0 && stretch == longStretch {
-		cut = d.cutter.within(text[:stretch])
+		cut = d.cutter.Within(text[:stretch])
 	}
 	if cut == 0 && end {
 		cut = len(text)
@@ -258,4 +260,52 @@ func (d *documents) field(line []byte) ([]byte, error) {
 		return nil, nil // null: no document
 	}
 	return []byte(*text), nil
+}
+
+// readBytes is how many bytes of text are read, and about how many are tokenized, at a time.
+const readBytes = 1 << 20
+
+type textError struct {
+	what   string
+	offset int64
+}
+
+func (e *textError) Error() string {
+	return fmt.Sprintf("%s at offset %d; text is UTF-8 without NUL", e.what, e.offset)
+}
+
+func withOffset(e *textError, at int64) error {
+	return &textError{e.what, at + e.offset}
+}
+
+// checkText moves *checked over valid characters: to the end of text, or up to
+// a character that more text may complete.
+func checkText(text []byte, checked *int, end bool) *textError {
+	rest := text[*checked:]
+	whole := len(rest)
+	if !end {
+		for i := 1; i < utf8.UTFMax && i <= len(rest); i++ {
+			if b := rest[len(rest)-i]; utf8.RuneStart(b) {
+				if !utf8.FullRune(rest[len(rest)-i:]) {
+					whole = len(rest) - i
+				}
+				break
+			}
+		}
+	}
+	if i := slices.Index(rest[:whole], 0); i >= 0 {
+		return &textError{"a NUL byte", int64(*checked + i)}
+	}
+	if !utf8.Valid(rest[:whole]) {
+		i := 0
+		for {
+			r, n := utf8.DecodeRune(rest[i:whole])
+			if r == utf8.RuneError && n <= 1 {
+				return &textError{fmt.Sprintf("byte %#02x is not UTF-8", rest[i]), int64(*checked + i)}
+			}
+			i += n
+		}
+	}
+	*checked += whole
+	return nil
 }

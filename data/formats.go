@@ -291,3 +291,14 @@ func (c *corpus) empty(root, glob string) error {
 	}
 	return fmt.Errorf("%s", text)
 }
+
+// isRecords says that a file of this kind holds records.
+func (k kind) isRecords() bool { return k == jsonLines || k == parquetFile }
+
+// place names a record in errors.
+func (e *entry) place(record int) string {
+	if e.kind == parquetFile {
+		return fmt.Sprintf("%s, row %d", e.path, record)
+	}
+	return fmt.Sprintf("%s:%d", e.path, record)
+}

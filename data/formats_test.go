@@ -14,6 +14,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
@@ -43,7 +44,7 @@ func TestFormats(t *testing.T) {
 		"plain.txt": "Hello", "a.txt.gz": gzipped(t, "Hello"), "a.txt.zst": zstded(t, "Hello"), "noext": "Hello", "A.GZ": gzipped(t, "Hello"),
 		"a.jsonl": records, "a.jsonl.gz": gzipped(t, records), "a.jsonl.zst": zstded(t, records), "a.ndjson": records,
 	})
-	o := Options{Tokenizer: GPT2(), TextField: "text"}
+	o := Options{Tokenizer: token.GPT2(), TextField: "text"}
 	for _, name := range []string{"plain.txt", "a.txt.gz", "a.txt.zst", "noext", "A.GZ"} {
 		b, err := Open(context.Background(), filepath.Join(dir, name), o)
 		require.Equal(t, want[:1], all(t, b, err), name)
@@ -71,10 +72,10 @@ func TestOtherFormats(t *testing.T) {
 		require.ErrorContains(t, err, filepath.Join(dir, name))
 	}
 	b, err := Open(context.Background(), dir, Options{})
-	require.Equal(t, "text", Bytes().Decode(all(t, b, err)))
+	require.Equal(t, "text", token.Bytes().Decode(all(t, b, err)))
 	require.Equal(t, "1 .html, 1 .htm, 1 .json, 1 .jsonl (no Options.TextField), 1 .arrow, 2 .bin, 2 not UTF-8 text", sortedParts(b.LeftOut()))
 	b, err = Open(context.Background(), dir, Options{TextField: "text"})
-	require.Equal(t, "Hello world\ntext", Bytes().Decode(all(t, b, err)))
+	require.Equal(t, "Hello world\ntext", token.Bytes().Decode(all(t, b, err)))
 	require.NotContains(t, b.LeftOut(), "jsonl")
 	_, err = Open(context.Background(), folder(t, map[string]string{"a.json": "[]"}), Options{})
 	require.ErrorContains(t, err, "left out: 1 .json")
@@ -133,7 +134,7 @@ func corpusForTests(t *testing.T) string {
 // A token file has the tokens of OpenText, at any number of threads.
 func TestTokenize(t *testing.T) {
 	dir := corpusForTests(t)
-	for _, tok := range []Tokenizer{GPT2(), Bytes(), wideTokenizer{}} {
+	for _, tok := range []token.Tokenizer{token.GPT2(), token.Bytes(), wideTokenizer{token.Bytes()}} {
 		o := Options{Tokenizer: tok, TextField: "text"}
 		b, err := OpenText(context.Background(), dir, o)
 		want := all(t, b, err)
@@ -158,7 +159,7 @@ func TestTokenize(t *testing.T) {
 // Interrupted at any piece, the same call goes on and writes the same file.
 func TestTokenizeGoesOn(t *testing.T) {
 	dir := corpusForTests(t)
-	o := Options{Tokenizer: GPT2(), TextField: "text"}
+	o := Options{Tokenizer: token.GPT2(), TextField: "text"}
 	whole := filepath.Join(t.TempDir(), "w.bin")
 	_, err := Tokenize(context.Background(), whole, []string{dir}, o, nil)
 	require.NoError(t, err)

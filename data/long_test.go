@@ -1,26 +1,13 @@
 package data
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
-)
 
-// A word of many megabytes is merged in parts: the memory of merges is bounded, and the
-// text comes back.
-func TestALongWordIsMergedInParts(t *testing.T) {
-	tok := GPT2().(*bpeTokenizer)
-	word := strings.Repeat("gattaca", (2*longPiece+3)/7) + "é" + strings.Repeat("é", longPiece/2)
-	tokens := tok.Encode(word)
-	require.True(t, tok.Decode(tokens) == word)
-	s := &scratch{cache: map[string][]int32{}}
-	require.True(t, slices.Equal(tokens, tok.appendText(nil, word, 0, s)))
-	require.LessOrEqual(t, cap(s.symbols), 2*longPiece)
-	require.LessOrEqual(t, cap(s.queue), 4*longPiece)
-	require.True(t, slices.Equal(tokens[:10], tok.Encode(word[:longPiece])[:10]))
-}
+	"github.com/spillway-ml/spillway/data/token"
+)
 
 // Text without a place to cut is cut all the same, where what follows the last place says
 // so: whoever goes on from a place cuts in the same ones.
@@ -32,9 +19,9 @@ func TestALongStretchIsCut(t *testing.T) {
 	text := "a few words " + strings.Repeat("a", longStretch+longStretch/2) + " and " + lines + strings.Repeat("é", longStretch)
 	path := put(t, "a.txt", []byte(text))
 	cuts := func(from int64) (ends []int64) {
-		c, err := listCorpus([]string{path}, Options{Tokenizer: GPT2()})
+		c, err := listCorpus([]string{path}, Options{Tokenizer: token.GPT2()})
 		require.NoError(t, err)
-		d := &documents{c: c, o: Options{}, cutter: GPT2().(cutter), give: func(p *piece) error {
+		d := &documents{c: c, o: Options{}, cutter: token.GPT2().(token.Cutter), give: func(p *piece) error {
 			require.LessOrEqual(t, len(p.parts[0].text), longStretch)
 			ends = append(ends, p.end)
 			return nil

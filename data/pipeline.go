@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+
+	"github.com/spillway-ml/spillway/data/token"
 )
 
 // sink receives the tokens of a corpus, in order.
@@ -45,11 +47,11 @@ func tokenize(ctx context.Context, c *corpus, o Options, to sink, from position,
 
 	tok := o.Tokenizer
 	encodeMore := tok.Encode
-	if m, ok := tok.(continuer); ok {
-		encodeMore = m.encodeMore
+	cutter, _ := tok.(token.Cutter)
+	if cutter != nil {
+		encodeMore = cutter.EncodeMore
 	}
-	_, isBytes := tok.(byteTokenizer)
-	isBytes = isBytes && (o.Vocab == 0 || o.Vocab >= 256)
+	isBytes := tok == token.Bytes() && (o.Vocab == 0 || o.Vocab >= 256)
 	for range workers {
 		wg.Go(func() {
 			for j := range work {
@@ -71,8 +73,7 @@ func tokenize(ctx context.Context, c *corpus, o Options, to sink, from position,
 	wg.Go(func() {
 		defer close(ordered)
 		defer close(work)
-		d := &documents{c: c, o: o}
-		d.cutter, _ = tok.(cutter)
+		d := &documents{c: c, o: o, cutter: cutter}
 		taken := true // the current document is in the selected part of the Split
 		d.give = func(p *piece) error {
 			if o.Split != nil {
@@ -135,6 +136,9 @@ func (j *job) converse(c *chat, e *entry) error {
 	return nil
 }
 
+// chatSink takes conversations; no other method of it is called.
+type chatSink interface{ add(one *conversation) error }
+
 // collector puts the jobs' tokens into the sink, with the end-of-text token between documents.
 type collector struct {
 	c     *corpus
@@ -156,7 +160,7 @@ func (s *collector) take(j *job) (position, error) {
 		return position{j.file + 1, 0, s.start}, s.sink.rollBack(s.start)
 	}
 	for i := range j.chats {
-		if err := s.sink.(*Conversations).add(&j.chats[i]); err != nil {
+		if err := s.sink.(chatSink).add(&j.chats[i]); err != nil {
 			return next, err
 		}
 	}

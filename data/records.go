@@ -5,100 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
-
-	"github.com/parquet-go/parquet-go"
 )
 
 // Records are JSON objects, one a line of JSON lines or one a row of a Parquet file.
-
-// isRecords says that a file of this kind holds records.
-func (k kind) isRecords() bool { return k == jsonLines || k == parquetFile }
-
-// place names a record in errors.
-func (e *entry) place(record int) string {
-	if e.kind == parquetFile {
-		return fmt.Sprintf("%s, row %d", e.path, record)
-	}
-	return fmt.Sprintf("%s:%d", e.path, record)
-}
-
-// eachRow calls give with each row of a Parquet file, encoded as JSON.
-func (e *entry) eachRow(give func(row int, record []byte) error) (err error) {
-	defer func() {
-		if p := recover(); p != nil { // parquet-go panics on some damaged files
-			err = fmt.Errorf("%s is damaged: %v", e.path, p)
-		}
-	}()
-	f, err := e.open()
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	at, ok := f.(io.ReaderAt)
-	if !ok {
-		return fmt.Errorf("%s is compressed as a whole, which Parquet files are not; decompress it first", e.path)
-	}
-	file, err := parquet.OpenFile(at, e.size)
-	if err != nil {
-		return fmt.Errorf("%s is not a Parquet file: %w", e.path, err)
-	}
-	r := parquet.NewGenericReader[any](file, file.Schema())
-	defer r.Close()
-	rows := make([]any, 64)
-	for row := 1; ; {
-		n, err := r.Read(rows)
-		for _, v := range rows[:n] {
-			record, err := json.Marshal(v)
-			if err != nil {
-				return fmt.Errorf("%s: %w", e.place(row), err)
-			}
-			if err := give(row, record); err != nil {
-				return err
-			}
-			row++
-		}
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return fmt.Errorf("read %s: %w", e.path, err)
-		}
-	}
-}
-
-// form is how a record's fields hold a conversation.
-type form uint8
-
-const (
-	noForm form = iota
-	messagesForm
-	responseForm    // prompt, response
-	instructionForm // instruction, input (optional), output
-)
-
-func (f form) String() string {
-	return [...]string{"none", "messages", "prompt and response", "instruction, input and output"}[f]
-}
-
-// formOf returns the form of a record, judged by its field names.
-func formOf(record map[string]json.RawMessage) form {
-	has := func(names ...string) bool {
-		return !slices.ContainsFunc(names, func(n string) bool { return !given(record, n) })
-	}
-	switch {
-	case has("messages"):
-		return messagesForm
-	case has("prompt", "response"):
-		return responseForm
-	case has("instruction", "output"):
-		return instructionForm
-	}
-	return noForm
-}
 
 var errEnough = errors.New("enough")
 

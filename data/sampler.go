@@ -449,3 +449,15 @@ func (s *Sampler) beyond(what string, index int64, t int32, low int) error {
 	}
 	return fmt.Errorf("sample data: %s %d%s is %d, beyond the vocabulary of %d; it must be %d to %d", what, index, name, t, s.c.Vocab, low, s.c.Vocab-1)
 }
+
+// Counted counts the counted targets of a step.
+type Counted struct {
+	All     int64
+	Squares float64 // sum of the squares of each micro-batch's count
+}
+
+// Add adds a micro-batch of n counted targets.
+func (c *Counted) Add(n int64) {
+	c.All += n
+	c.Squares += float64(n) * float64(n)
+}

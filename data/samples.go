@@ -144,18 +144,6 @@ func orAny(n int) int {
 	return n
 }
 
-// Counted counts the counted targets of a step.
-type Counted struct {
-	All     int64
-	Squares float64 // sum of the squares of each micro-batch's count
-}
-
-// Add adds a micro-batch of n counted targets.
-func (c *Counted) Add(n int64) {
-	c.All += n
-	c.Squares += float64(n) * float64(n)
-}
-
 // CountTargets returns the counted targets of a step.
 func (r *SampleReader) CountTargets(step int) (sum Counted, err error) {
 	counter, counts := r.samples.(TargetCounter)

@@ -5,18 +5,14 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"unicode/utf8"
+
+	"github.com/spillway-ml/spillway/data/token"
 )
 
-const (
-	// readBytes is how many bytes of text are read, and about how many are tokenized, at a
-	// time.
-	readBytes = 1 << 20
-	// spillBytes is how many bytes of tokens stay in memory; beyond, they go to
-	// a temporary file without a name, so that a corpus does not count against
-	// the memory that the plan promises.
-	spillBytes = 4 << 20
-)
+// spillBytes is how many bytes of tokens stay in memory; beyond, they go to
+// a temporary file without a name, so that a corpus does not count against
+// the memory that the plan promises.
+const spillBytes = 4 << 20
 
 // OpenText tokenizes a file of text or of JSON lines, or those of a folder in name
 // order (by the names along the path, folders in place, recursively), one after
@@ -34,7 +30,7 @@ const (
 // temporary file that vanishes with the process.
 func OpenText(ctx context.Context, root string, o Options) (*Buffer, error) {
 	if o.Tokenizer == nil {
-		o.Tokenizer = Bytes()
+		o.Tokenizer = token.Bytes()
 	}
 	c, err := listCorpus([]string{root}, o)
 	if err != nil {
@@ -65,7 +61,7 @@ func OpenText(ctx context.Context, root string, o Options) (*Buffer, error) {
 // builder packs tokens.
 type builder struct {
 	name    string
-	tok     Tokenizer
+	tok     token.Tokenizer
 	vocab   int
 	width   int
 	n       int64 // tokens so far
@@ -86,51 +82,6 @@ func newBuilder(name string, o Options) *builder {
 		b.width = 2
 	}
 	return b
-}
-
-type textError struct {
-	what   string
-	offset int64
-}
-
-func (e *textError) Error() string {
-	return fmt.Sprintf("%s at offset %d; text is UTF-8 without NUL", e.what, e.offset)
-}
-
-func withOffset(e *textError, at int64) error {
-	return &textError{e.what, at + e.offset}
-}
-
-// checkText moves *checked over valid characters: to the end of text, or up to
-// a character that more text may complete.
-func checkText(text []byte, checked *int, end bool) *textError {
-	rest := text[*checked:]
-	whole := len(rest)
-	if !end {
-		for i := 1; i < utf8.UTFMax && i <= len(rest); i++ {
-			if b := rest[len(rest)-i]; utf8.RuneStart(b) {
-				if !utf8.FullRune(rest[len(rest)-i:]) {
-					whole = len(rest) - i
-				}
-				break
-			}
-		}
-	}
-	if i := slices.Index(rest[:whole], 0); i >= 0 {
-		return &textError{"a NUL byte", int64(*checked + i)}
-	}
-	if !utf8.Valid(rest[:whole]) {
-		i := 0
-		for {
-			r, n := utf8.DecodeRune(rest[i:whole])
-			if r == utf8.RuneError && n <= 1 {
-				return &textError{fmt.Sprintf("byte %#02x is not UTF-8", rest[i]), int64(*checked + i)}
-			}
-			i += n
-		}
-	}
-	*checked += whole
-	return nil
 }
 
 // writeError adds to err where the tokens could not be written.

@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/data/token"
 )
 
 // folder makes files, by path, in a folder of the test.
@@ -35,7 +37,7 @@ func all(t testing.TB, b *Buffer, err error) []int32 {
 func text(t testing.TB, path string, o Options) string {
 	t.Helper()
 	b, err := Open(context.Background(), path, o)
-	return Bytes().Decode(all(t, b, err))
+	return token.Bytes().Decode(all(t, b, err))
 }
 
 func TestFolderInNameOrder(t *testing.T) {
@@ -115,15 +117,15 @@ func TestUnreadable(t *testing.T) {
 // Between files comes EOT where there is one; files passed over leave nothing.
 func TestEndOfText(t *testing.T) {
 	dir := folder(t, map[string]string{"1": "Hello", "2": "", "3": "x\x00", "4": " world", "5": "\xff"})
-	b, err := Open(context.Background(), dir, Options{Tokenizer: GPT2()})
+	b, err := Open(context.Background(), dir, Options{Tokenizer: token.GPT2()})
 	require.Equal(t, []int32{15496, 50256, 995}, all(t, b, err))
-	b, err = Open(context.Background(), filepath.Join(dir, "1"), Options{Tokenizer: GPT2()})
+	b, err = Open(context.Background(), filepath.Join(dir, "1"), Options{Tokenizer: token.GPT2()})
 	require.Equal(t, []int32{15496}, all(t, b, err))
 }
 
 func TestBeyondTheModelsVocabulary(t *testing.T) {
 	path := put(t, "a.txt", []byte("Hi Hello"))
-	_, err := Open(context.Background(), path, Options{Tokenizer: GPT2(), Vocab: 10000})
+	_, err := Open(context.Background(), path, Options{Tokenizer: token.GPT2(), Vocab: 10000})
 	require.ErrorContains(t, err, "token 0 of "+path)
 	require.ErrorContains(t, err, "is 17250, beyond the model's vocabulary of 10000")
 	require.ErrorContains(t, err, "gpt2 has 50257")
@@ -149,16 +151,16 @@ func TestStreamedTextIsTheWhole(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, b.data, "in a file")
 	require.Equal(t, int64(1), b.width)
-	require.True(t, strings.Join(parts, "") == Bytes().Decode(all(t, b, err)))
+	require.True(t, strings.Join(parts, "") == token.Bytes().Decode(all(t, b, err)))
 
 	var want []int32
 	for i, p := range parts {
 		if i > 0 {
-			want = append(want, GPT2().EOT())
+			want = append(want, token.GPT2().EOT())
 		}
-		want = append(want, GPT2().Encode(p)...)
+		want = append(want, token.GPT2().Encode(p)...)
 	}
-	b, err = Open(context.Background(), dir, Options{Tokenizer: GPT2()})
+	b, err = Open(context.Background(), dir, Options{Tokenizer: token.GPT2()})
 	require.True(t, slices.Equal(want, all(t, b, err)))
 }
 
@@ -167,7 +169,7 @@ func TestSpill(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
 	name := put(t, "a.txt", nil)
-	for width, tok := range map[int]Tokenizer{1: Bytes(), 2: GPT2(), 4: wideTokenizer{}} {
+	for width, tok := range map[int]token.Tokenizer{1: token.Bytes(), 2: token.GPT2(), 4: wideTokenizer{token.Bytes()}} {
 		b := newBuilder(name, Options{Tokenizer: tok})
 		require.Equal(t, width, b.width)
 		var want []int32
@@ -201,12 +203,12 @@ func TestSpill(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, left)
 	t.Setenv("TMPDIR", filepath.Join(tmp, "none"))
-	b := newBuilder(name, Options{Tokenizer: Bytes()})
+	b := newBuilder(name, Options{Tokenizer: token.Bytes()})
 	require.NoError(t, b.append(make([]int32, 10), name))
 	require.ErrorContains(t, b.spill(1), "TMPDIR")
 }
 
-type wideTokenizer struct{ byteTokenizer }
+type wideTokenizer struct{ token.Tokenizer }
 
 func (wideTokenizer) VocabSize() int { return 100_000 }
 
@@ -216,7 +218,7 @@ func (wrongTokenizer) Encode(string) []int32 { return []int32{100_000} }
 
 // A tokenizer of the caller's that breaks its word is found out.
 func TestWrongTokenizer(t *testing.T) {
-	_, err := Open(context.Background(), put(t, "a.txt", []byte("a")), Options{Tokenizer: wrongTokenizer{}})
+	_, err := Open(context.Background(), put(t, "a.txt", []byte("a")), Options{Tokenizer: wrongTokenizer{wideTokenizer{token.Bytes()}}})
 	require.ErrorContains(t, err, "gave token 100000")
 }
 

@@ -20,11 +20,6 @@ const (
 	versionLlama = 7
 )
 
-// scanBytes is how much of a token file is checked against the vocabulary when
-// it is opened; Sampler checks the rest as it is read. Reading a GiB takes
-// under a second.
-const scanBytes = 1 << 30
-
 // layout is what a token file's length and header say about its tokens.
 type layout struct {
 	offset int64 // byte of the first token

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/internal/aside"
 )
 
@@ -57,7 +58,7 @@ type journal struct {
 // with others is refused.
 func Tokenize(ctx context.Context, out string, paths []string, o Options, tell func(Progress)) (Tokenized, error) {
 	if o.Tokenizer == nil {
-		o.Tokenizer = Bytes()
+		o.Tokenizer = token.Bytes()
 	}
 	c, err := listCorpus(paths, o)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/fault"
+	"github.com/spillway-ml/spillway/internal/testkit/layouts"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/offload/store"
 )
@@ -33,7 +34,7 @@ func TestDiskBuffers(t *testing.T) {
 			{Kind: graph.Copy, Name: "fetch", Stream: graph.CopyIn, In: []graph.BufID{a}, Out: []graph.Out{{Buf: host}}, Work: graph.NoBuf, Skip: graph.NoBuf, Unit: -1, Record: 1},
 			{Kind: graph.Copy, Name: "park", Stream: graph.CopyOut, In: []graph.BufID{host}, Out: []graph.Out{{Buf: b}}, Work: graph.NoBuf, Skip: graph.NoBuf, Unit: -1, Wait: []graph.EventID{1}},
 		}}}}}
-		layout, err := memplan.Assign(p, memplan.Options{Align: 64})
+		layout, err := layouts.Assign(p, memplan.Options{Align: 64})
 		require.NoError(t, err)
 		folder, err := store.Open(t.TempDir(), store.Options{Block: 16 << 10, Depth: 3})
 		require.NoError(t, err)

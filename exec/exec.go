@@ -299,21 +299,6 @@ func (e *Executor) section(name string) (*section, error) {
 	return nil, fmt.Errorf("exec: rank %d: the program has no section %q", e.rank, name)
 }
 
-// RunPhase enqueues a phase once and returns without waiting for it.
-func (e *Executor) RunPhase(sectionName, phaseName string) error {
-	s, err := e.section(sectionName)
-	if err != nil {
-		return err
-	}
-	for i := range s.phases {
-		if s.phases[i].graph.Name == phaseName {
-			e.current.Store(s)
-			return e.enqueue(s.phases[i].ops)
-		}
-	}
-	return fmt.Errorf("exec: rank %d: section %s has no phase %q", e.rank, sectionName, phaseName)
-}
-
 func (e *Executor) enqueue(ops []operation) error {
 	for i := range ops {
 		o := &ops[i]

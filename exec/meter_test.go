@@ -1,6 +1,7 @@
 package exec
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -37,4 +38,19 @@ func TestOverlapInstantByInstant(t *testing.T) {
 		}
 		require.EqualValues(t, both, common(talk, union(work)))
 	})
+}
+
+// RunPhase enqueues a phase once and returns without waiting for it.
+func (e *Executor) RunPhase(sectionName, phaseName string) error {
+	s, err := e.section(sectionName)
+	if err != nil {
+		return err
+	}
+	for i := range s.phases {
+		if s.phases[i].graph.Name == phaseName {
+			e.current.Store(s)
+			return e.enqueue(s.phases[i].ops)
+		}
+	}
+	return fmt.Errorf("exec: rank %d: section %s has no phase %q", e.rank, sectionName, phaseName)
 }

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 )
 
 // Every kind takes all of its compute operands in 16 bits, or in f32, and no
@@ -137,7 +138,7 @@ func TestScalerInText(t *testing.T) {
 	q.Scaler = &graph.Scaler{}
 	q.Scaler.State = q.AddBuffer(graph.Buffer{Name: "s", DType: graph.F64, Shape: []int64{graph.NumScale}, Life: graph.LifeRun, Unit: -1})
 	q.Scaler.Overflow = q.AddBuffer(graph.Buffer{Name: "o", DType: graph.I32, Shape: []int64{1}, Unit: -1})
-	back, err := graph.Parse(graph.Format(q))
+	back, err := progtext.Parse(graph.Format(q))
 	require.NoError(t, err)
 	require.Equal(t, *q.Scaler, *back.Scaler)
 	require.NoError(t, graph.Verify(back))

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 )
 
 // twoMicroBatches is a phase that goes through two micro-batches: each has its tokens
@@ -108,7 +109,7 @@ func TestScalars(t *testing.T) {
 	hyper, coef, skip := add(graph.F64, graph.NumHyper), add(graph.F32, 1), add(graph.I32, 1)
 	p.Scalars = []graph.Scalars{{Hyper: hyper, Coef: coef, Skip: graph.NoBuf}, {Hyper: hyper, Coef: coef, Skip: skip}}
 	require.NoError(t, graph.VerifyStructure(p))
-	q, err := graph.Parse(graph.Format(p))
+	q, err := progtext.Parse(graph.Format(p))
 	require.NoError(t, err)
 	require.Equal(t, p.Scalars, q.Scalars)
 	c := p.Clone()

@@ -85,7 +85,7 @@ var operandTypes = []DType{F32, BF16, F16, F64, I64, I32}
 func Define(d Definition) (*Operation, error) {
 	d.In, d.Out = slices.Clone(d.In), slices.Clone(d.Out)
 	if err := d.check(); err != nil {
-		return nil, fmt.Errorf("graph: define operation %q: %w", clip(string(d.Kind)), err)
+		return nil, fmt.Errorf("graph: define operation %.60q: %w", d.Kind, err)
 	}
 	o := &Operation{def: d}
 	o.info = o.table()

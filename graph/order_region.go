@@ -71,12 +71,6 @@ func NewRegions(p *Program) (*Regions, error) {
 	return r, nil
 }
 
-// Span returns the range of the root's bytes that id covers over all ranks.
-func (r *Regions) Span(id BufID) (root BufID, lo, hi int64) {
-	g := r.Of[id]
-	return g.Root, g.Lo, g.Hi + r.spread[g.Frame]
-}
-
 func (p *Program) bufName(id BufID) string {
 	if id < 0 || int(id) >= len(p.Buffers) {
 		return fmt.Sprintf("#%d", id)

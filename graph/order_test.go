@@ -258,35 +258,3 @@ func TestLiveRanges(t *testing.T) {
 	})
 	require.NotZero(t, split, "no buffer drawn was free in between")
 }
-
-// TestGatherTwice is the case that live ranges are there for: a rank's part is
-// copied in, gathered and used, twice, with nothing between.
-func TestGatherTwice(t *testing.T) {
-	p, err := Parse(textHeader + `
-mesh data=4
-buffer own f32 [8] device inputs run
-buffer full f32 [32] device unsharded step
-buffer part f32 [8] device unsharded step view=full stride=32
-buffer y f32 [32] device activations step
-section step
-phase fwd ×1
-  in: copy own -> part
-  gather: all_gather part -> full {}
-  use: copy full -> y
-phase bwd ×1
-  in: copy own -> part
-  gather: all_gather part -> full {}
-  use: add y full -> ~y
-`)
-	require.NoError(t, err)
-	require.NoError(t, Verify(p))
-	regions, err := NewRegions(p)
-	require.NoError(t, err)
-	tr, err := NewTrace(p, regions, &p.Sections[0])
-	require.NoError(t, err)
-	require.Equal(t, []LiveRange{
-		{Buf: 1, Steps: []int32{0, 1, 2}},
-		{Buf: 1, Steps: []int32{3, 4, 5}},
-		{Buf: 3, Steps: []int32{2, 5}},
-	}, tr.LiveRanges())
-}

@@ -29,11 +29,11 @@ const (
 
 // ports is the table of ports. A port that is not typed takes any DType.
 var ports = [NumPorts]struct {
-	name    string
-	in, out bool // while a section runs
-	each    bool // there is one for each micro-batch of a phase (Buffer.Micro)
-	typed   bool
-	dtype   DType
+	name  string
+	in    bool // the host fills it before a section runs
+	each  bool // there is one for each micro-batch of a phase (Buffer.Micro)
+	typed bool
+	dtype DType
 }{
 	NoPort:        {name: "none"},
 	PortTokens:    {name: "tokens", in: true, each: true, typed: true, dtype: I32},
@@ -42,12 +42,12 @@ var ports = [NumPorts]struct {
 	PortHyper:     {name: "hyper", in: true, typed: true, dtype: F64},
 	PortKey:       {name: "key", in: true, each: true, typed: true, dtype: I64},
 	PortInput:     {name: "input", in: true, each: true, typed: true, dtype: F32},
-	PortPrefix:    {name: "prefix", in: true, out: true, each: true},
-	PortLoss:      {name: "loss", out: true, typed: true, dtype: F64},
-	PortGradNorm:  {name: "grad-norm", out: true, typed: true, dtype: F64},
-	PortScale:     {name: "loss-scale", out: true, typed: true, dtype: F64},
-	PortOverflow:  {name: "overflow", out: true, typed: true, dtype: I32},
-	PortSquares:   {name: "squares", out: true, typed: true, dtype: I64},
+	PortPrefix:    {name: "prefix", in: true, each: true},
+	PortLoss:      {name: "loss", typed: true, dtype: F64},
+	PortGradNorm:  {name: "grad-norm", typed: true, dtype: F64},
+	PortScale:     {name: "loss-scale", typed: true, dtype: F64},
+	PortOverflow:  {name: "overflow", typed: true, dtype: I32},
+	PortSquares:   {name: "squares", typed: true, dtype: I64},
 	PortStaging:   {name: "staging"},
 }
 
@@ -62,9 +62,6 @@ func (p Port) String() string { return name(portNames[:], int(p), "port") }
 
 // In says whether the host fills the buffer before each run of a phase.
 func (p Port) In() bool { return p < NumPorts && ports[p].in }
-
-// Out says whether the host reads the buffer when a section has ended.
-func (p Port) Out() bool { return p < NumPorts && ports[p].out }
 
 // EachMicro says whether each micro-batch of a phase has its own buffer for the port.
 func (p Port) EachMicro() bool { return p < NumPorts && ports[p].each }

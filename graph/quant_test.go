@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -61,7 +62,7 @@ func TestQuantisedBuffers(t *testing.T) {
 	require.ErrorContains(t, err, "want i8 or u8")
 
 	// The text form keeps the tie, and what sweeps buffers keeps both sides of it.
-	q, err := graph.Parse(graph.Format(p), zero.Operations()...)
+	q, err := progtext.Parse(graph.Format(p), zero.Operations()...)
 	require.NoError(t, err)
 	require.Equal(t, graph.Format(p), graph.Format(q))
 	require.Contains(t, graph.Format(p), "scale-of=m/values block=256")

@@ -42,13 +42,12 @@ import (
 //	    h.<0+1>.fc: linear x<0+2> …
 //	}
 //
-// Folding is the last step of formatting and is undone first in parsing, so it loses no
-// information.
+// Folding is the last step of formatting and loses no information.
 
 const textHeader = "spillway program v1"
 
-// Format returns the program's text form. Parse restores the same program, except that it
-// does not distinguish nil and empty lists.
+// Format returns the program's text form. Programs that differ in more than nil and empty lists
+// have different texts.
 func Format(p *Program) string {
 	var b strings.Builder
 	b.WriteString(textHeader + "\n")
@@ -438,18 +437,8 @@ func attrType(op *Op) reflect.Type {
 	return nil
 }
 
-// attrNamed returns the attribute type of the given name, nil for none.
-func attrNamed(name string) reflect.Type {
-	for _, in := range kindTable {
-		if in.Attr != nil && reflect.TypeOf(in.Attr).Name() == name {
-			return reflect.TypeOf(in.Attr)
-		}
-	}
-	return nil
-}
-
 // formatAttr prints the nonzero fields of attr, in order, and its type if that is not the
-// kind's. A type that no kind has cannot be parsed.
+// kind's.
 func formatAttr(op *Op, attr any) string {
 	v := reflect.ValueOf(attr)
 	head := ""

@@ -7,13 +7,8 @@ import (
 	"strings"
 )
 
-// Limits of folding: the longest group of lines, and the largest text after unfolding.
-const (
-	maxFoldGroup  = 1024
-	maxTextLines  = 1 << 18
-	maxTextBytes  = 1 << 28
-	maxLineGrowth = 20 // bytes of a counter's value
-)
+// maxFoldGroup is the longest group of lines that folds.
+const maxFoldGroup = 1024
 
 // foldIndent is written before a folded line and is not part of it.
 const foldIndent = "  "
@@ -122,89 +117,4 @@ func follows(all []numberedLine, i, g, t int) bool {
 		}
 	}
 	return true
-}
-
-// unfold calls visit for every line of text with its line number, where text's first line has
-// number first. Folded lines are expanded. It stops at the first error.
-func unfold(text string, first int, visit func(number int, line string) error) error {
-	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
-	total, bytes := 0, 0
-	emit := func(number int, line string) error {
-		total, bytes = total+1, bytes+len(line)
-		if total > maxTextLines || bytes > maxTextBytes {
-			return fmt.Errorf("line %d: the text unfolds to more than %d lines or %d bytes", number, maxTextLines, maxTextBytes)
-		}
-		return visit(number, line)
-	}
-	for i := 0; i < len(lines); i++ {
-		count, ok := strings.CutPrefix(lines[i], "×")
-		if !ok {
-			if err := emit(i+first, lines[i]); err != nil {
-				return err
-			}
-			continue
-		}
-		n, err := strconv.Atoi(strings.TrimSuffix(count, " {"))
-		if err != nil || !strings.HasSuffix(count, " {") || n < 1 {
-			return fmt.Errorf("line %d: %q, want ×N { with N at least 1", i+first, lines[i])
-		}
-		end := i + 1
-		for end < len(lines) && lines[end] != "}" {
-			end++
-		}
-		if end == len(lines) {
-			return fmt.Errorf("line %d: no } closes this group", i+first)
-		}
-		if group := end - i - 1; group > 0 && n > (maxTextLines-total)/group {
-			return fmt.Errorf("line %d: the text unfolds to more than %d lines", i+first, maxTextLines)
-		}
-		for t := range n {
-			for j := i + 1; j < end; j++ {
-				line, err := writeCounters(strings.TrimPrefix(lines[j], foldIndent), int64(t))
-				if err != nil {
-					return fmt.Errorf("line %d: %w", j+first, err)
-				}
-				if err := emit(j+first, line); err != nil {
-					return err
-				}
-			}
-			if end == i+1 {
-				break
-			}
-		}
-		i = end
-	}
-	return nil
-}
-
-// writeCounters returns a folded line with its counters replaced by their values in
-// repetition t.
-func writeCounters(line string, t int64) (string, error) {
-	if !strings.Contains(line, "<") {
-		return line, nil
-	}
-	var b strings.Builder
-	b.Grow(len(line) + maxLineGrowth)
-	for {
-		text, rest, ok := strings.Cut(line, "<")
-		b.WriteString(text)
-		if !ok {
-			return b.String(), nil
-		}
-		counter, after, ok := strings.Cut(rest, ">")
-		sign := strings.LastIndexAny(counter, "+-")
-		if !ok || sign < 1 {
-			return "", fmt.Errorf("%q is not a counter, want <first+step> or <first-step>", "<"+counter)
-		}
-		first, err1 := strconv.ParseInt(counter[:sign], 10, 64)
-		step, err2 := strconv.ParseInt(counter[sign:], 10, 64)
-		if err1 != nil || err2 != nil || first < 0 || first > 1e18 || step < -1e18 || step > 1e18 {
-			return "", fmt.Errorf("<%s> is not a counter of numbers up to 10^18", counter)
-		}
-		if step != 0 && t > (math.MaxInt64-first)/max(step, -step) || first+step*t < 0 {
-			return "", fmt.Errorf("<%s>: in repetition %d the counter is below 0 or above 2^63 − 1", counter, t)
-		}
-		b.WriteString(strconv.FormatInt(first+step*t, 10))
-		line = after
-	}
 }

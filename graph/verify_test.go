@@ -1,16 +1,19 @@
-package graph
+package graph_test
 
 import (
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 )
 
 // sound is a program with a little of everything: an in-place gather, streams,
 // a loop that accumulates and feeds its next repetition's copy in, padding, host
 // twins, a skip flag, a workspace.
-const sound = textHeader + `
+const sound = progtext.Header + `
 mesh data=4
 events 6
 role tokens tokens
@@ -151,9 +154,9 @@ func TestVerify(t *testing.T) {
 		{"repetition", []string{"phase micro", "phase micro ×-1"}, `step/micro: runs -1 times, want 0 or more`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p, err := Parse(edit(t, c.edits...))
+			p, err := progtext.Parse(edit(t, c.edits...))
 			require.NoError(t, err)
-			err = Verify(p)
+			err = graph.Verify(p)
 			if c.err == "" {
 				require.NoError(t, err)
 				return

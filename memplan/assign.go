@@ -59,16 +59,7 @@ func (o Options) align() (int64, error) {
 // A phase that runs 0 times uses nothing.
 //
 // The time depends on the number of operations and buffers, not on their sizes. Assign fails
-// on malformed operands and views; otherwise it assumes that p passes graph.Verify.
-func Assign(p *graph.Program, opt Options) (*Layout, error) {
-	a, err := Analyse(p)
-	if err != nil {
-		return nil, fmt.Errorf("memplan.Assign: %w", err)
-	}
-	return a.Assign(opt)
-}
-
-// Assign is the function Assign. It may be called once.
+// on a malformed alignment; the program must pass graph.Verify. Assign may be called once.
 func (a *Analysis) Assign(opt Options) (*Layout, error) {
 	align, err := opt.align()
 	if err != nil {
@@ -146,16 +137,7 @@ func alignments(p *graph.Program, least int64) []int64 {
 }
 
 // Bounds returns the SpaceUse of each space as Assign does, but without placing buffers: Peak
-// is the lower bound. It takes a fraction of Assign's time.
-func Bounds(p *graph.Program) (uses [graph.NumSpaces]SpaceUse, err error) {
-	a, err := Analyse(p)
-	if err != nil {
-		return uses, fmt.Errorf("memplan.Bounds: %w", err)
-	}
-	return a.Bounds(), nil
-}
-
-// Bounds is the function Bounds. Assign may raise the lower bounds later.
+// is the lower bound, which Assign may raise later. It takes a fraction of Assign's time.
 func (a *Analysis) Bounds() (uses [graph.NumSpaces]SpaceUse) {
 	for sp := range graph.NumSpaces {
 		uses[sp] = a.report(sp, a.bound[sp].bytes)

@@ -12,6 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/layouts"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
+	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 	"github.com/spillway-ml/spillway/memplan"
 )
 
@@ -60,7 +61,7 @@ func TestBars(t *testing.T) {
 	datadriven.RunTest(t, "testdata/bars", func(t *testing.T, d *datadriven.TestData) string {
 		var align int64
 		d.ScanArgs(t, "align", &align)
-		p, err := graph.Parse("spillway program v1\n" + d.Input + "\n")
+		p, err := progtext.Parse(progtext.Header + "\n" + d.Input + "\n")
 		require.NoError(t, err)
 		l, err := memplan.Assign(p, memplan.Options{Align: align})
 		require.NoError(t, err)

@@ -9,11 +9,12 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/layouts"
+	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 	"github.com/spillway-ml/spillway/memplan"
 )
 
 func parse(t *testing.T, text string) *graph.Program {
-	p, err := graph.Parse("spillway program v1\n" + text)
+	p, err := progtext.Parse(progtext.Header + "\n" + text)
 	require.NoError(t, err)
 	return p
 }

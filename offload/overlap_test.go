@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/layouts"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/offload"
 )
@@ -97,10 +98,10 @@ func TestUpdateBesideTheNextForward(t *testing.T) {
 // memory; on the device gradients live no longer than without the overlap.
 func TestPendingGradientsLieOnTheHost(t *testing.T) {
 	for _, ranks := range []int{1, 2} {
-		plain, err := memplan.Assign(rewrite(t, sharded(t, 4, ranks, fsdp.Options{Stage: 2, Clip: 1}), offload.Options{}), memplan.Options{})
+		plain, err := layouts.Assign(rewrite(t, sharded(t, 4, ranks, fsdp.Options{Stage: 2, Clip: 1}), offload.Options{}), memplan.Options{})
 		require.NoError(t, err)
 		q := rewrite(t, sharded(t, 4, ranks, fsdp.Options{Stage: 2, Clip: 1}), offload.Options{Optimizer: graph.Host, Ahead: 1})
-		l, err := memplan.Assign(q, memplan.Options{})
+		l, err := layouts.Assign(q, memplan.Options{})
 		require.NoError(t, err)
 		var shards int64
 		for _, u := range q.Units {
@@ -146,7 +147,7 @@ func TestTwoBounceBuffers(t *testing.T) {
 				require.False(t, before(t, q, fetches[k-1], loads[k]), "load %d runs beside the fetch before it", k)
 			}
 		}
-		l, err := memplan.Assign(q, memplan.Options{})
+		l, err := layouts.Assign(q, memplan.Options{})
 		require.NoError(t, err)
 		require.LessOrEqual(t, l.Spaces[graph.Host].Peak, (2*int64(buffers)+1)*4*4096, "so many a direction, and what odd last pieces cost")
 	}

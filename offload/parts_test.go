@@ -63,11 +63,11 @@ func TestParkByName(t *testing.T) {
 		}
 	}
 	require.Equal(t, map[string]graph.Space{"h.0.mlp.act@host": graph.Host, "h.1.mlp.act@host": graph.Host, "h.0.attn@host": graph.Host, "h.2.mlp.act@disk": graph.Disk}, got)
-	all, err := memplan.Bounds(rewrite(t, p, parse(t, "activations=host")))
+	all, err := memplan.Analyse(rewrite(t, p, parse(t, "activations=host")))
 	require.NoError(t, err)
-	both, err := memplan.Bounds(rewrite(t, p, parse(t, "activations=disk:h.0.attn+host")))
+	both, err := memplan.Analyse(rewrite(t, p, parse(t, "activations=disk:h.0.attn+host")))
 	require.NoError(t, err)
-	require.Less(t, both[graph.Host].ByClass[graph.Activations], all[graph.Host].ByClass[graph.Activations])
+	require.Less(t, both.Bounds()[graph.Host].ByClass[graph.Activations], all.Bounds()[graph.Host].ByClass[graph.Activations])
 	_, err = offload.Rewrite(p, parse(t, "activations=host:h.9.mlp.act"))
 	require.ErrorContains(t, err, `no activation matches "h.9.mlp.act"; the nearest are h.0.mlp.act, `)
 }

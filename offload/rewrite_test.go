@@ -48,7 +48,7 @@ func rewrite(t *testing.T, p *graph.Program, o offload.Options) *graph.Program {
 	q, err = graph.Schedule(q)
 	require.NoError(t, err)
 	require.NoError(t, graph.Verify(q))
-	l, err := memplan.Assign(q, memplan.Options{})
+	l, err := layouts.Assign(q, memplan.Options{})
 	require.NoError(t, err)
 	require.NoError(t, layouts.Check(q, l))
 	return q
@@ -178,7 +178,7 @@ func TestActivationsAreParkedAndFetchedInReverse(t *testing.T) {
 // The device's peak of activations no longer grows with the layers.
 func TestParkedActivationsFreeTheDevice(t *testing.T) {
 	peak := func(layers int, o offload.Options) (device, host int64) {
-		l, err := memplan.Assign(rewrite(t, sharded(t, layers, 1, fsdp.Options{}), o), memplan.Options{})
+		l, err := layouts.Assign(rewrite(t, sharded(t, layers, 1, fsdp.Options{}), o), memplan.Options{})
 		require.NoError(t, err)
 		return l.Spaces[graph.Device].ClassPeak[graph.Activations], l.Spaces[graph.Host].ClassPeak[graph.Activations]
 	}
@@ -221,7 +221,7 @@ func TestDeviceShare(t *testing.T) {
 func TestChunksBoundHostMemory(t *testing.T) {
 	for _, chunk := range []int64{4096, 8192} {
 		o := offload.Options{Optimizer: graph.Disk, Parameters: graph.Disk, Gradients: graph.Disk, Ahead: 1, Chunk: chunk}
-		l, err := memplan.Assign(rewrite(t, sharded(t, 2, 1, fsdp.Options{}), o), memplan.Options{})
+		l, err := layouts.Assign(rewrite(t, sharded(t, 2, 1, fsdp.Options{}), o), memplan.Options{})
 		require.NoError(t, err)
 		// Two chunks of value, gradient and two moments, and two bounce buffers a
 		// direction between disk and device.

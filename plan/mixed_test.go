@@ -10,6 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/layouts"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
+	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
@@ -75,7 +76,7 @@ func TestMixedPrecisionPlans(t *testing.T) {
 		p, err := Build(forwards[m], c)
 		require.NoError(t, err, what)
 		require.NoError(t, layouts.Check(p.Program, p.Layout), what)
-		back, err := graph.Parse(graph.Format(p.Program), zero.Operations()...)
+		back, err := progtext.Parse(graph.Format(p.Program), zero.Operations()...)
 		require.NoError(t, err, what)
 		require.Equal(t, p.Hash(), graph.Hash(back), what)
 		require.Equal(t, c.Precision == precision.FP16, p.Program.Scaler != nil)

@@ -10,7 +10,7 @@ import (
 	"strconv"
 
 	"github.com/spillway-ml/spillway/checkpoint"
-	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/model"
@@ -150,16 +150,16 @@ func (m *Model) TrainedSeq() (int, error) {
 // tokenizer is the path of the model's own.
 func (m *Model) tokenizer() string { return filepath.Join(m.Path, TokenizerFile) }
 
-// OpenTokenizer is data.OpenTokenizer, but that it reads an open checkpoint's own.
-func (m *Model) OpenTokenizer(path string) (data.Tokenizer, error) {
+// OpenTokenizer is token.Open, but that it reads an open checkpoint's own.
+func (m *Model) OpenTokenizer(path string) (token.Tokenizer, error) {
 	if m == nil || m.saved == nil || path != m.tokenizer() {
-		return data.OpenTokenizer(path)
+		return token.Open(path)
 	}
 	text, err := m.saved.Read(TokenizerFile)
 	if err != nil {
 		return nil, err
 	}
-	return data.ParseTokenizer(path, text, func(name string) ([]byte, error) {
+	return token.Parse(path, text, func(name string) ([]byte, error) {
 		if !m.has(name) {
 			return nil, fs.ErrNotExist
 		}

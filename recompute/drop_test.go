@@ -61,7 +61,7 @@ func TestCandidates(t *testing.T) {
 	for _, p := range []*graph.Program{differentiated(t, gpt2(4)), unrounded(t, differentiated(t, gpt2(4))), differentiated(t, llama(4))} {
 		list, err := recompute.Candidates(p)
 		require.NoError(t, err)
-		before, err := memplan.Bounds(rewrite(t, p, "none"))
+		before, err := memplan.Analyse(rewrite(t, p, "none"))
 		require.NoError(t, err)
 		dropped := 0
 		for _, c := range list {
@@ -81,9 +81,9 @@ func TestCandidates(t *testing.T) {
 				want = append(want, op.Kind)
 			}
 			require.Equal(t, want, kinds, c.Name)
-			after, err := memplan.Bounds(q)
+			after, err := memplan.Analyse(q)
 			require.NoError(t, err)
-			require.LessOrEqual(t, after[graph.Device].ClassPeak[graph.Activations], before[graph.Device].ClassPeak[graph.Activations]-c.Bytes, c.Name)
+			require.LessOrEqual(t, after.Bounds()[graph.Device].ClassPeak[graph.Activations], before.Bounds()[graph.Device].ClassPeak[graph.Activations]-c.Bytes, c.Name)
 		}
 		require.GreaterOrEqual(t, dropped, 6)
 	}

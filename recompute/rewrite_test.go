@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/layouts"
 	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/recompute"
@@ -148,7 +149,7 @@ func TestPeakFallsWithThePolicy(t *testing.T) {
 		p := differentiated(t, c)
 		last := int64(1) << 62
 		for _, policy := range []string{"none", "selective", "full"} {
-			l, err := memplan.Assign(rewrite(t, p, policy), memplan.Options{})
+			l, err := layouts.Assign(rewrite(t, p, policy), memplan.Options{})
 			require.NoError(t, err)
 			require.Less(t, l.Spaces[graph.Device].Peak, last, policy)
 			last = l.Spaces[graph.Device].Peak
@@ -159,7 +160,7 @@ func TestPeakFallsWithThePolicy(t *testing.T) {
 // Under full each further layer keeps its input alone: batch · tokens · width.
 func TestFullKeepsOneInputALayer(t *testing.T) {
 	peak := func(layers int) int64 {
-		l, err := memplan.Assign(rewrite(t, differentiated(t, gpt2(layers)), "full"), memplan.Options{Align: 4})
+		l, err := layouts.Assign(rewrite(t, differentiated(t, gpt2(layers)), "full"), memplan.Options{Align: 4})
 		require.NoError(t, err)
 		return l.Spaces[graph.Device].ClassPeak[graph.Activations]
 	}

@@ -4,8 +4,9 @@ import (
 	"context"
 	"testing"
 
-	"github.com/spillway-ml/spillway/graph"
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/graph"
 )
 
 // peakOf is the peak of device memory of a plan without a cap.

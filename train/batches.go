@@ -10,6 +10,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 )
@@ -50,7 +51,7 @@ func (t *Trainer) openData(ctx context.Context) error {
 		return err
 	}
 	if t.tokenizer != nil {
-		t.notes = append(t.notes, data.SpecialsOf(t.tokenizer).Notes...)
+		t.notes = append(t.notes, token.SpecialsOf(t.tokenizer).Notes...)
 	}
 	switch {
 	case c.Inference:
@@ -196,7 +197,7 @@ func (t *Trainer) conversations() (bool, error) {
 			if err != nil {
 				return false, fmt.Errorf("Config.Tokenizer: %w", err)
 			}
-			bytes = tok.Name() == data.Bytes().Name()
+			bytes = tok.Name() == token.Bytes().Name()
 		}
 		if is && bytes {
 			name, err := byteChat(d.field+" "+d.path, c.Shape.Vocab)

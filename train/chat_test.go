@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 )
 
 // chatRun trains a small model of 257 tokens on conversations in bytes.
@@ -59,9 +59,9 @@ func TestTemplateGoesWithTheCheckpoint(t *testing.T) {
 	require.NoError(t, os.WriteFile(c.Template, []byte(text), 0o644))
 	ended(t, c)
 	saved := filepath.Join(c.Checkpoint, filepath.Base(newestOf(t, c.Checkpoint).Folder))
-	tok, err := data.OpenTokenizer(filepath.Join(saved, "tokenizer.json"))
+	tok, err := token.Open(filepath.Join(saved, "tokenizer.json"))
 	require.NoError(t, err)
-	require.Equal(t, text, data.SpecialsOf(tok).Template)
+	require.Equal(t, text, token.SpecialsOf(tok).Template)
 	require.NoError(t, os.Remove(c.Template))
 	c.Model, c.Init, c.Tokenizer, c.Template, c.Checkpoint = saved, saved, "", "", ""
 	c.EvalData, c.Data, c.Inference = c.Data, "", true

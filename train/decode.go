@@ -10,7 +10,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/run"
@@ -89,7 +89,7 @@ func (t *Trainer) Decode(ctx context.Context, prompts [][]int32, how Decoding, t
 	if t.decoder == nil || !t.cfg.Inference { // training steps may have changed the weights
 		t.decoder = newDecoder(t)
 	}
-	d := decoding{decoder: t.decoder, how: how, ends: data.SpecialsOf(t.tokenizer).Ends, rows: make([]*answer, len(t.decoder.kept)), text: text, done: done}
+	d := decoding{decoder: t.decoder, how: how, ends: token.SpecialsOf(t.tokenizer).Ends, rows: make([]*answer, len(t.decoder.kept)), text: text, done: done}
 	for next := 0; ; {
 		busy := false
 		for slot := range d.rows {

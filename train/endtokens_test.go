@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/planner"
 )
 
@@ -19,7 +19,7 @@ import (
 // tokens, and the files beside it that name the ends.
 func withEnds(t *testing.T, dir string, special string, files map[string]any) string {
 	t.Helper()
-	text, err := data.HuggingFace(data.Bytes())
+	text, err := token.HuggingFace(token.Bytes())
 	require.NoError(t, err)
 	var m map[string]any
 	require.NoError(t, json.Unmarshal(text, &m))
@@ -113,7 +113,7 @@ func TestCheckpointKeepsSpecials(t *testing.T) {
 	defer m.Close()
 	tok, err := m.OpenTokenizer(filepath.Join(m.Path, planner.TokenizerFile))
 	require.NoError(t, err)
-	require.Equal(t, []int32{126, 124}, data.SpecialsOf(tok).Ends)
+	require.Equal(t, []int32{126, 124}, token.SpecialsOf(tok).Ends)
 
 	require.NoError(t, os.WriteFile(c.Data, []byte(strings.Repeat("an end is here~ ", 20)), 0o644))
 	c.Checkpoint = scratch(t)

@@ -4,8 +4,9 @@ import (
 	"encoding/json"
 	"testing"
 
-	"github.com/spillway-ml/spillway/train/saving"
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/train/saving"
 )
 
 // A checkpoint says by which version its run draws epochs. A run resumed from one that

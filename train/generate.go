@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 )
 
 // Sampling says how the next token is drawn.
@@ -54,7 +54,7 @@ func (t *Trainer) GenerateTo(ctx context.Context, prompt string, n int, how Samp
 	if t.tokenizer == nil {
 		return 0, errNoGeneration
 	}
-	return t.Decode(ctx, [][]int32{data.Prompt(t.tokenizer, prompt)}, Decoding{Sampling: how, Tokens: n},
+	return t.Decode(ctx, [][]int32{token.Prompt(t.tokenizer, prompt)}, Decoding{Sampling: how, Tokens: n},
 		func(_ int, text string) error { return emit(text) }, nil)
 }
 

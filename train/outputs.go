@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/internal/outputs"
+	"github.com/spillway-ml/spillway/train/receipts"
 )
 
 // refuseOverwriting refuses an output path that is an input of the run, a file of its
@@ -17,7 +18,7 @@ func refuseOverwriting(c *request) error {
 	if err := refuseForeign(c.Metrics); err != nil {
 		return err
 	}
-	if err := refuseOldReceipt(c); err != nil {
+	if err := receipts.RefuseOld(&c.Config, c.opener()); err != nil {
 		return err
 	}
 	out := []outputs.Path{{Name: "Config.Metrics", Path: c.Metrics}, {Name: "Config.Trace", Path: c.Trace}, {Name: "Config.Receipt", Path: c.Receipt}}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"strings"
 
 	"github.com/dustin/go-humanize/english"
 
@@ -15,9 +14,9 @@ import (
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/filesys"
-	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
+	"github.com/spillway-ml/spillway/train/initial"
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
@@ -73,7 +72,7 @@ func Preflight(ctx context.Context, c config.Config) error {
 	if err := canMake(c.Checkpoint); err != nil {
 		return err
 	}
-	if err := sameInit(ctx, &c); err != nil {
+	if err := initial.Same(ctx, &c); err != nil {
 		return err
 	}
 	if c.Own.Model != nil || c.Own.Data != nil {
@@ -105,30 +104,6 @@ func canMake(folder string) error {
 		return config.Refuse("Config.Checkpoint %s: folder %s can't be written: %w; give a folder that can", folder, at, why.Err)
 	}
 	return err
-}
-
-// sameInit refuses adapters in Config.Init of another rank or scale than the run's.
-func sameInit(ctx context.Context, c *config.Config) (err error) {
-	if c.Init == "" || c.Resume || strings.EqualFold(c.Init, "random") {
-		return nil
-	}
-	m, err := planner.OpenModel(ctx, c.Init, model.ConfigFile)
-	if err != nil {
-		return fmt.Errorf("Config.Init %s: %w", c.Init, err)
-	}
-	defer func() { err = errors.Join(err, m.Close()) }()
-	was, err := m.Adapters()
-	if err == nil && was.Active() {
-		merge := ""
-		if m.Saved() != nil {
-			merge = merging(m.Path)
-		}
-		err = sameScale(c.LoRA, was, merge)
-	}
-	if err != nil {
-		return fmt.Errorf("Config.Init %s: %w", c.Init, err)
-	}
-	return nil
 }
 
 // smallData bounds the data that Preflight reads as a whole, in bytes: it tokenizes them in

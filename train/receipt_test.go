@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/receipt"
+	"github.com/spillway-ml/spillway/train/receipts"
 )
 
 // withReceipt runs c with a receipt and returns that.
@@ -80,7 +81,7 @@ func TestAResumedRunGoesOnInItsReceipt(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.WriteString(`{"prev":"`)
 	require.NoError(t, errors.Join(err, f.Close()))
-	cut, err := VerifyReceipt(context.Background(), Verification{Checkpoint: c.Checkpoint, Change: placed(c)})
+	cut, err := VerifyReceipt(context.Background(), receipts.Verification{Checkpoint: c.Checkpoint, Change: placed(c)})
 	require.NoError(t, err)
 	require.Contains(t, cut.Cut, "cut off")
 
@@ -91,7 +92,7 @@ func TestAResumedRunGoesOnInItsReceipt(t *testing.T) {
 	require.Equal(t, &receipt.Left{Step: 6, Hash: receipt.HashOf(lineOf(t, last))}, lines[3].Run.Left)
 	require.Equal(t, lines[2].Root, lines[3].Root)
 	var missing []string
-	got, err := VerifyReceipt(context.Background(), Verification{Checkpoint: c.Checkpoint, Change: placed(c), Tell: func(s Segment) {
+	got, err := VerifyReceipt(context.Background(), receipts.Verification{Checkpoint: c.Checkpoint, Change: placed(c), Tell: func(s receipts.Segment) {
 		if s.Missing != "" {
 			missing = append(missing, s.Missing)
 		}
@@ -103,7 +104,7 @@ func TestAResumedRunGoesOnInItsReceipt(t *testing.T) {
 	c.Receipt, c.Steps = filepath.Join(scratch(t), "later"), 10
 	ended(t, c)
 	require.Equal(t, []int{-8, 10}, stepsOf(t, c.Receipt))
-	got, err = VerifyReceipt(context.Background(), Verification{Checkpoint: c.Checkpoint, Change: placed(c)})
+	got, err = VerifyReceipt(context.Background(), receipts.Verification{Checkpoint: c.Checkpoint, Change: placed(c)})
 	require.NoError(t, err)
 	require.Equal(t, c.Receipt, got.Receipt, "the newest checkpoint names it")
 	require.Equal(t, 2, got.Checked)
@@ -154,7 +155,7 @@ func TestAReceiptThatCannotBeWritten(t *testing.T) {
 	c.Warn = func(text string) { warned = append(warned, text) }
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
-	require.NoError(t, tr.receipt.log.Chain.Close())
+	require.NoError(t, tr.receipt.Log.Chain.Close())
 	err = tr.Run(context.Background(), nil)
 	require.ErrorContains(t, err, "Config.Receipt: ")
 	require.Equal(t, 4, tr.Done())

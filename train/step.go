@@ -234,7 +234,7 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 		return err
 	}
 	if b == t.train && r.Index%max(t.cfg.Tensor, 1) == 0 {
-		t.receipt.filled(b.sampler, step, micro, t.dataRank(r), at, t.cfg.Batch)
+		t.receipt.Filled(b.sampler, step, micro, t.dataRank(r), at, t.cfg.Batch)
 	}
 	var key [graph.NumKey]int64
 	key[graph.KeySeed] = t.cfg.Seed

@@ -6,13 +6,14 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/internal/regular"
 	"github.com/spillway-ml/spillway/planner"
 )
 
 // openTokenizer opens the run's tokenizer, which must be one that the model can
 // have been made for; nil where neither text is read nor one was named.
-func openTokenizer(c *config.Config, m *planner.Model, vocab int) (data.Tokenizer, error) {
+func openTokenizer(c *config.Config, m *planner.Model, vocab int) (token.Tokenizer, error) {
 	if c.Tokenizer == "" {
 		if !c.ReadsText() {
 			return nil, nil
@@ -42,7 +43,7 @@ func openTokenizer(c *config.Config, m *planner.Model, vocab int) (data.Tokenize
 
 // Prompts is what makes prompts for an open model.
 type Prompts struct {
-	Tokenizer data.Tokenizer
+	Tokenizer token.Tokenizer
 	Name      string       // Config.Tokenizer, by which it was opened
 	Dialog    *data.Dialog // nil: the prompts are no messages
 	Positions int          // of the model
@@ -61,11 +62,11 @@ func OpenPrompts(cfg config.Config, m *planner.Model, chat bool) (*Prompts, erro
 	if p.Tokenizer, err = openTokenizer(&cfg, m, h.Vocab); err != nil || !chat {
 		return p, err
 	}
-	if p.Tokenizer != nil && p.Tokenizer.Name() == data.Bytes().Name() { // also a saved model's, which has no template
+	if p.Tokenizer != nil && p.Tokenizer.Name() == token.Bytes().Name() { // also a saved model's, which has no template
 		if p.Name, err = byteChat("Config.Model "+cfg.ModelName(), h.Vocab); err != nil {
 			return nil, err
 		}
-		p.Tokenizer = data.ByteChat()
+		p.Tokenizer = token.ByteChat()
 	}
 	template, err := readTemplate(&cfg)
 	if err == nil {
@@ -76,10 +77,10 @@ func OpenPrompts(cfg config.Config, m *planner.Model, chat bool) (*Prompts, erro
 
 // byteChat is the tokenizer of bytes for conversations with a model of so many tokens.
 func byteChat(what string, vocab int) (string, error) {
-	if n := data.ByteChat().VocabSize(); vocab < n {
+	if n := token.ByteChat().VocabSize(); vocab < n {
 		return "", config.Refuse("%s: a model of %d tokens has no end token for conversations in bytes; give the file of its own tokenizer as Config.Tokenizer, or a model with a vocabulary of at least %d", what, vocab, n)
 	}
-	return data.ByteChatName, nil
+	return token.ByteChatName, nil
 }
 
 // readTemplate reads Config.Template; "" where it is not given.

@@ -18,18 +18,20 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
-	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
+	"github.com/spillway-ml/spillway/receipt"
 	"github.com/spillway-ml/spillway/run"
 	"github.com/spillway-ml/spillway/train/job"
+	"github.com/spillway-ml/spillway/train/receipts"
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
@@ -52,17 +54,16 @@ type Trainer struct {
 	read     []time.Duration     // likewise: how long it read samples in this step
 	flops    map[stepKey]float64 // of the ranks' products
 	states   *run.States
-	disk     *store.Folder  // nil: none
-	saver    *saving.Saver  // open for this run; nil: no checkpoints
-	prefix   *prefixCache   // of frozen layers' outputs; nil: none
-	base     *lora.BaseHash // of what the adapters belong to, while it is loaded; nil: not wanted
+	disk     *store.Folder // nil: none
+	saver    *saving.Saver // open for this run; nil: no checkpoints
+	prefix   *prefixCache  // of frozen layers' outputs; nil: none
 	trace    *exec.Trace
-	receipt  *receipts // nil: none
-	follows  bool      // the receipt is the one that a checkpoint names
+	receipt  *receipts.Lines // nil: none
+	follows  bool            // the receipt is the one that a checkpoint names
 
-	tokenizer data.Tokenizer // nil: the run reads no text
-	decoder   *decoder       // of Decode; nil: not used so far
-	notes     []string       // what a person should know before the first step
+	tokenizer token.Tokenizer // nil: the run reads no text
+	decoder   *decoder        // of Decode; nil: not used so far
+	notes     []string        // what a person should know before the first step
 	train     *batches
 	eval      *batches
 
@@ -166,7 +167,7 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 	if q.Checkpoint == "" && strings.EqualFold(q.AsyncSave, config.AsyncOn) { // a plan may ask what it takes
 		return nil, config.Refuse("Config.AsyncSave on needs Config.Checkpoint: the folder to save to")
 	}
-	path, note, err := q.followReceipt()
+	path, note, err := receipts.Follow(&q.Config, q.opener())
 	follows := path != q.Receipt
 	q.Receipt = path
 	if err := cmp.Or(err, refuseOverwriting(&q), saving.Look(&q.Config, q.opener())); err != nil {
@@ -230,7 +231,7 @@ func (t *Trainer) fit(ctx context.Context, q request) error {
 		q.Outside = t.platform.Limits().Outside // more is outside than the plan left: each round leaves more
 	}
 	if !q.Inference {
-		t.noteAdapters()
+		t.notes = append(t.notes, t.adapterNotes()...)
 		t.notes = append(t.notes, t.cfg.IdleNotes()...)
 		t.notes = append(t.notes, fileNotes(&t.cfg.Config)...)
 		t.notes = append(t.notes, planner.DropoutNote(t.cfg.Shape.Dropouts, &t.cfg.Config)...)
@@ -361,7 +362,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, t.fail(s, err)
 	}
 	clear(t.read)
-	t.receipt.begin(t.train.sampler, s)
+	t.receipt.Begin(t.train.sampler, s)
 	if err = t.runStep(&at); err != nil {
 		t.fatal = err // names the rank and the step already
 		return StepResult{}, err
@@ -415,7 +416,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	res.TokensPerS = float64(res.Rows*t.cfg.Seq) / res.Seconds
 	res.Peak, res.Planned = t.ranks.Memory()
 	res.Classes = t.ranks.Classes()
-	t.receipt.ended(&res, targets)
+	t.receipt.Ended(receipt.Step{Targets: targets, LR: res.LR, Loss: receipt.Bits32(res.Loss), GradNorm: receipt.Bits64(res.GradNorm), Skipped: res.Skipped})
 	return res, nil
 }
 
@@ -488,7 +489,7 @@ func (t *Trainer) Close() error {
 		t.saver.Close()
 		t.saver = nil
 	}
-	errs = append(errs, t.receipt.close())
+	errs = append(errs, t.receipt.Close())
 	return errors.Join(errs...)
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/receipt"
 	"github.com/spillway-ml/spillway/run"
+	"github.com/spillway-ml/spillway/train/receipts"
 )
 
 // placed has v's way to compute, for Verification.Change.
@@ -70,10 +71,10 @@ func honestCase(t testing.TB, seed uint64, dir string) (c, again request) {
 
 func verified(t testing.TB, c, again request) int {
 	t.Helper()
-	got, err := VerifyReceipt(context.Background(), Verification{Checkpoint: c.Checkpoint, Change: placed(again)})
+	got, err := VerifyReceipt(context.Background(), receipts.Verification{Checkpoint: c.Checkpoint, Change: placed(again)})
 	if errors.Is(err, ErrDoesNotFit) && again.DeviceMemory > 0 { // the cap was drawn of another plan
 		again.DeviceMemory, again.Recompute = 0, "full"
-		got, err = VerifyReceipt(context.Background(), Verification{Checkpoint: c.Checkpoint, Change: placed(again)})
+		got, err = VerifyReceipt(context.Background(), receipts.Verification{Checkpoint: c.Checkpoint, Change: placed(again)})
 	}
 	require.NoError(t, err, "%+v\nagain %+v", c.Config, again.Config)
 	require.Equal(t, c.Steps, got.Checked)
@@ -148,13 +149,13 @@ func (f *forger) trained(at func(tr *Trainer, step int)) {
 }
 
 // verify runs all segments of the run again, elsewhere.
-func (f *forger) verify() (*Verified, error) {
+func (f *forger) verify() (*receipts.Verified, error) {
 	again := f.c
 	if f.c.Reproducible {
 		again.Ranks = 1 + f.r.IntN(f.c.Ranks)
 	}
 	again.Zero = f.r.IntN(4)
-	return VerifyReceipt(context.Background(), Verification{Checkpoint: f.c.Checkpoint, Receipt: f.c.Receipt, Change: placed(again)})
+	return VerifyReceipt(context.Background(), receipts.Verification{Checkpoint: f.c.Checkpoint, Receipt: f.c.Receipt, Change: placed(again)})
 }
 
 // found is the first difference that verifying finds.
@@ -256,7 +257,7 @@ func (f *forger) sample() {
 		if at == step {
 			swap.on = false
 			if lie {
-				tr.receipt.steps[len(tr.receipt.steps)-1].Data = f.stepOf(step).Data
+				tr.receipt.Steps[len(tr.receipt.Steps)-1].Data = f.stepOf(step).Data
 			}
 		}
 	})
@@ -282,7 +283,7 @@ func (f *forger) rate() {
 		if at == step {
 			tr.cfg = was
 			if lie {
-				tr.receipt.steps[len(tr.receipt.steps)-1].LR = f.stepOf(step).LR
+				tr.receipt.Steps[len(tr.receipt.Steps)-1].LR = f.stepOf(step).LR
 			}
 		}
 	})
@@ -311,15 +312,15 @@ func (f *forger) rewrite() {
 	records := clone(f.T, f.honest)
 	n := 1 + f.r.IntN(len(records)-1) // the first is a start
 	rec := &records[n]
-	var expect func(*Verified, error)
-	at := func(words string) func(*Verified, error) {
-		return func(v *Verified, err error) {
+	var expect func(*receipts.Verified, error)
+	at := func(words string) func(*receipts.Verified, error) {
+		return func(v *receipts.Verified, err error) {
 			require.ErrorIs(f, err, receipt.ErrDiffers)
 			require.ErrorContains(f, err, words)
 		}
 	}
-	broken := func(line int) func(*Verified, error) {
-		return func(_ *Verified, err error) {
+	broken := func(line int) func(*receipts.Verified, error) {
+		return func(_ *receipts.Verified, err error) {
 			var b *receipt.Broken
 			require.ErrorAs(f, err, &b)
 			require.Equal(f, line, b.Line)

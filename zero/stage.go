@@ -50,14 +50,3 @@ func (s Stage) ModelStateBytes(params, ranks, weight, grad, states float64) floa
 	}
 	return w + g + k
 }
-
-// TextbookVolume is the paper's formula (section 7) for the elements that a rank sends in a step:
-// 2Ψ for stages 0 to 2 (all-reduce, or reduce-scatter and all-gather), 3Ψ for stage 3, each times
-// (N−1)/N for N ranks, where Ψ is the number of parameters.
-func (s Stage) TextbookVolume(params, ranks float64) float64 {
-	n := 2.0
-	if s.ShardsParams() {
-		n = 3
-	}
-	return n * params * (ranks - 1) / ranks
-}

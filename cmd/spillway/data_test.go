@@ -97,7 +97,7 @@ func TestTokenizerOfTheModel(t *testing.T) {
 	require.Contains(t, got.stderr, "400 tokens")
 	require.Equal(t, 0, run("--model", words, "--tokenizer", "bytes").status)
 
-	own, err := os.ReadFile("../../data/testdata/tokenizer-gpt2.json")
+	own, err := os.ReadFile("../../data/token/testdata/tokenizer-gpt2.json")
 	require.NoError(t, err)
 	words = edited(t, "gpt2", func(c map[string]any) { c["vocab_size"] = 720 })
 	require.NoError(t, os.WriteFile(filepath.Join(words, "tokenizer.json"), own, 0o644))

@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/algotest"
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 	"github.com/spillway-ml/spillway/internal/testkit/nccltest"
 )
@@ -89,8 +90,9 @@ func newControl(size, slots int) *control {
 
 // watch has the watchdog look from here on.
 func (c *control) watch(timeout time.Duration, groups []watch.Group) {
-	m := watch.New(watch.Config{World: c.size, Groups: groups, Interval: 10 * time.Millisecond, Silent: time.Hour, Timeout: timeout})
-	go watch.Run(m, c.stop, func(to []watch.Report) {
+	const interval = 10 * time.Millisecond
+	m := watch.New(watch.Config{World: c.size, Groups: groups, Interval: interval, Silent: time.Hour, Timeout: timeout})
+	go algotest.Watch(m, c.size, interval, c.stop, func(to []watch.Report) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		for i := range to {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/watch"
+	"github.com/spillway-ml/spillway/internal/testkit/algotest"
 )
 
 const (
@@ -159,7 +160,7 @@ func run(world int, ops []comm.Op, f fault) (out outcome) {
 	}
 	over := make(chan struct{})
 	watcher.Go(func() {
-		watch.Run(m, over, func(reports []watch.Report) {
+		algotest.Watch(m, world, interval, over, func(reports []watch.Report) {
 			j.mu.Lock()
 			defer j.mu.Unlock()
 			for i, r := range j.reports {

@@ -43,6 +43,7 @@ const table = `
 	exec      < graph device kernels comm plan memplan offload model zero fsdp precision recompute internal/nearest internal/crash internal/dl internal/thread internal/regular internal/decimal internal/owned internal/userdir lora mesh
 	checkpoint < graph plan device internal model precision recompute zero fsdp offload memplan lora mesh
 	data      < internal
+	data/token < internal
 	tensors   < checkpoint graph plan device internal model precision recompute zero fsdp offload memplan lora mesh
 	cluster   <
 	launch    < graph device kernels comm cluster internal/crash internal/dl internal/thread internal/userdir

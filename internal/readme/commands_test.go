@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 )
 
 // root is the repository.
@@ -207,7 +207,7 @@ func newRunner(t *testing.T) *runner {
 	config, err := json.Marshal(map[string]any{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 50257, "n_positions": 128})
 	require.NoError(t, err)
 	write("tiny/config.json", config)
-	tokenizer, err := data.HuggingFace(data.GPT2())
+	tokenizer, err := token.HuggingFace(token.GPT2())
 	require.NoError(t, err)
 	write("tiny/tokenizer.json", tokenizer)
 	return r

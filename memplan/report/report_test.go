@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/layouts"
 	"github.com/spillway-ml/spillway/memplan"
 )
 
@@ -30,7 +31,7 @@ func chain(t *testing.T, n int) (*graph.Program, *memplan.Layout) {
 		at = next
 	}
 	p.Sections = []graph.Section{{Name: "step", Phases: []graph.Phase{{Name: "micro", Repeat: 3, Ops: ops}}}}
-	l, err := memplan.Assign(p, memplan.Options{Align: 4})
+	l, err := layouts.Assign(p, memplan.Options{Align: 4})
 	require.NoError(t, err)
 	return p, l
 }

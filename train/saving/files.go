@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/checkpoint"
-	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/internal/regular"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
@@ -46,11 +46,11 @@ func (s *Saver) modelFiles() ([]checkpoint.Blob, error) {
 	if spec == "" {
 		spec = planner.ModelTokenizer(&s.cfg.Config, nil, s.cfg.Shape.Vocab)
 	}
-	var specials data.Specials
+	var specials token.Specials
 	if spec != "" {
-		tok, err := data.OpenTokenizer(spec)
+		tok, err := token.Open(spec)
 		if err == nil {
-			specials = data.SpecialsOf(tok)
+			specials = token.SpecialsOf(tok)
 			files, err = tokenizerFiles(spec, tok, s.cfg.Shape.Positions, s.data.Template())
 		}
 		if err != nil {
@@ -70,11 +70,11 @@ func (s *Saver) modelFiles() ([]checkpoint.Blob, error) {
 
 // tokenizerFiles are a tokenizer's files: copies of those that it came from, or
 // what a built-in one comes to. A template takes the place of its chat template.
-func tokenizerFiles(spec string, tok data.Tokenizer, positions int, template string) (files []checkpoint.Blob, err error) {
+func tokenizerFiles(spec string, tok token.Tokenizer, positions int, template string) (files []checkpoint.Blob, err error) {
 	have := map[string][]byte{}
 	switch strings.ToLower(spec) {
-	case "bytes", "gpt2", data.ByteChatName:
-		if have[planner.TokenizerFile], err = data.HuggingFace(tok); err != nil {
+	case "bytes", "gpt2", token.ByteChatName:
+		if have[planner.TokenizerFile], err = token.HuggingFace(tok); err != nil {
 			return nil, err
 		}
 	default:
@@ -97,7 +97,7 @@ func tokenizerFiles(spec string, tok data.Tokenizer, positions int, template str
 	}
 	config := map[string]any{"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": positions, "clean_up_tokenization_spaces": false}
 	generation := map[string]any{"max_length": positions}
-	specials := data.SpecialsOf(tok)
+	specials := token.SpecialsOf(tok)
 	for key, text := range specials.Names {
 		config[key] = text
 	}

@@ -88,9 +88,6 @@ func (p *paper) Function(m driver.Module, name string) (driver.Function, error) 
 	p.functions = append(p.functions, function{p.modules[m-1], name})
 	return driver.Function(len(p.functions)), nil
 }
-func (p *paper) FunctionInfo(driver.Function) (driver.FunctionInfo, error) {
-	return driver.FunctionInfo{MaxThreads: 1024}, nil
-}
 func (p *paper) AllowShared(driver.Function, int) error { return nil }
 
 func (p *paper) HostAlloc(bytes int64) (unsafe.Pointer, driver.Address, error) {

@@ -42,14 +42,6 @@ type Device struct {
 	StreamMemOps bool // WriteValue and WaitValue are supported
 }
 
-// FunctionInfo holds the resources of a compiled kernel.
-type FunctionInfo struct {
-	Registers  int // registers of a thread
-	LocalBytes int // local memory of a thread in bytes (spills and indexed arrays)
-	Shared     int // bytes of static shared memory of a block
-	MaxThreads int // most threads of a block
-}
-
 // API is the driver. Its calls act on the context that is current on the calling thread. The
 // caller must have locked the goroutine to its thread.
 type API interface {
@@ -108,7 +100,6 @@ type API interface {
 	LoadModule(image []byte) (Module, error)
 	UnloadModule(m Module) error
 	Function(m Module, name string) (Function, error)
-	FunctionInfo(f Function) (FunctionInfo, error)
 	// AllowShared sets the largest dynamic shared memory, in bytes, of launches of f.
 	AllowShared(f Function, bytes int) error
 	// Launch runs f with packed parameters in C's layout: each at a multiple of its size.

@@ -22,7 +22,7 @@ type functions struct {
 	cuStreamCreate, cuStreamDestroy, cuStreamSynchronize, cuStreamWaitEvent, cuStreamWriteValue32, cuStreamWaitValue32 uintptr
 	cuEventCreate, cuEventDestroy, cuEventRecord, cuEventQuery, cuEventElapsedTime                                     uintptr
 	cuMemcpyHtoDAsync, cuMemcpyDtoHAsync, cuMemcpyDtoDAsync, cuMemsetD32Async, cuMemsetD8Async                         uintptr
-	cuModuleLoadDataEx, cuModuleUnload, cuModuleGetFunction, cuFuncGetAttribute, cuFuncSetAttribute, cuLaunchKernel    uintptr
+	cuModuleLoadDataEx, cuModuleUnload, cuModuleGetFunction, cuFuncSetAttribute, cuLaunchKernel                        uintptr
 	cuStreamBeginCapture, cuStreamEndCapture, cuGraphInstantiate, cuGraphLaunch, cuGraphDestroy, cuGraphExecDestroy    uintptr
 }
 
@@ -45,7 +45,7 @@ func (f *functions) symbols() map[string]*uintptr {
 		"cuMemcpyHtoDAsync_v2": &f.cuMemcpyHtoDAsync, "cuMemcpyDtoHAsync_v2": &f.cuMemcpyDtoHAsync, "cuMemcpyDtoDAsync_v2": &f.cuMemcpyDtoDAsync,
 		"cuMemsetD32Async": &f.cuMemsetD32Async, "cuMemsetD8Async": &f.cuMemsetD8Async,
 		"cuModuleLoadDataEx": &f.cuModuleLoadDataEx, "cuModuleUnload": &f.cuModuleUnload, "cuModuleGetFunction": &f.cuModuleGetFunction,
-		"cuFuncGetAttribute": &f.cuFuncGetAttribute, "cuFuncSetAttribute": &f.cuFuncSetAttribute, "cuLaunchKernel": &f.cuLaunchKernel,
+		"cuFuncSetAttribute": &f.cuFuncSetAttribute, "cuLaunchKernel": &f.cuLaunchKernel,
 		"cuStreamBeginCapture_v2": &f.cuStreamBeginCapture, "cuStreamEndCapture": &f.cuStreamEndCapture, "cuGraphInstantiateWithFlags": &f.cuGraphInstantiate,
 		"cuGraphLaunch": &f.cuGraphLaunch, "cuGraphDestroy": &f.cuGraphDestroy, "cuGraphExecDestroy": &f.cuGraphExecDestroy,
 	}
@@ -72,10 +72,6 @@ const (
 	waitValueGreaterEqual = 0 // compares the int32 difference, so values may wrap
 	captureThreadLocal    = 1 // calls that a capture forbids are allowed on other threads
 
-	functionMaxThreads    = 0
-	functionShared        = 1
-	functionLocal         = 3
-	functionRegisters     = 4
 	functionDynamicShared = 8
 
 	imageAlign = 8 // alignment of an ELF64 header
@@ -448,22 +444,6 @@ func (l *libcuda) Function(m Module, name string) (Function, error) {
 		return 0, fmt.Errorf("%s: %w", name, err)
 	}
 	return f, nil
-}
-
-func (l *libcuda) FunctionInfo(f Function) (FunctionInfo, error) {
-	var i FunctionInfo
-	for _, a := range []struct {
-		number int
-		to     *int
-	}{{functionMaxThreads, &i.MaxThreads}, {functionShared, &i.Shared}, {functionLocal, &i.LocalBytes}, {functionRegisters, &i.Registers}} {
-		var v int32
-		r := dl.Call(l.cuFuncGetAttribute, uintptr(unsafe.Pointer(&v)), uintptr(a.number), uintptr(f))
-		if err := l.check("cuFuncGetAttribute", r); err != nil {
-			return i, err
-		}
-		*a.to = int(v)
-	}
-	return i, nil
 }
 
 func (l *libcuda) AllowShared(f Function, bytes int) error {

@@ -128,19 +128,6 @@ func (d *Driver) Function(m driver.Module, name string) (driver.Function, error)
 	return f, nil
 }
 
-// FunctionInfo says what holds for every function of the double.
-func (d *Driver) FunctionInfo(f driver.Function) (driver.FunctionInfo, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if err := d.enter("cuFuncGetAttribute"); err != nil {
-		return driver.FunctionInfo{}, err
-	}
-	if d.functions[f] == nil {
-		return driver.FunctionInfo{}, failure("cuFuncGetAttribute", 400, "no such function")
-	}
-	return driver.FunctionInfo{Registers: 32, MaxThreads: maxThreads}, nil
-}
-
 // AllowShared raises what a launch may ask for.
 func (d *Driver) AllowShared(f driver.Function, bytes int) error {
 	d.mu.Lock()

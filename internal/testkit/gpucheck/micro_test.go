@@ -41,10 +41,6 @@ func (d *distinct) Function(m driver.Module, name string) (driver.Function, erro
 	return driver.Function(len(d.real)), err
 }
 
-func (d *distinct) FunctionInfo(f driver.Function) (driver.FunctionInfo, error) {
-	return d.oneKernel.FunctionInfo(d.real[f-1])
-}
-
 func (d *distinct) AllowShared(f driver.Function, n int) error {
 	return d.oneKernel.AllowShared(d.real[f-1], n)
 }

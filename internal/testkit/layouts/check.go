@@ -365,3 +365,12 @@ func (r *checkRun) clash(p *graph.Program, x, y graph.BufID) error {
 	}
 	return nil
 }
+
+// Assign analyses and places a program.
+func Assign(p *graph.Program, o memplan.Options) (*memplan.Layout, error) {
+	a, err := memplan.Analyse(p)
+	if err != nil {
+		return nil, err
+	}
+	return a.Assign(o)
+}

@@ -33,19 +33,6 @@ func uniforms(seed, stream, counter uint64) (u1, u2 float64) {
 	return float64(a>>11+1) * (1.0 / (1 << 53)), float64(b>>11) * (1.0 / (1 << 53))
 }
 
-// Normal returns the index-th standard normal number of a stream: Box and
-// Muller's transform (1958) of Philox's bits. It is a pure function with the same
-// bits on every machine, so a parameter's initial value depends on the seed, the
-// parameter (stream: a hash of its name) and the element's index, never on how
-// the parameter is sharded.
-func Normal(seed, stream, index uint64) float64 {
-	a, b := normalPair(seed, stream, index/2)
-	if index%2 == 0 {
-		return a
-	}
-	return b
-}
-
 // normalPair returns numbers 2i and 2i+1 of a stream.
 func normalPair(seed, stream, i uint64) (a, b float64) {
 	u1, u2 := uniforms(seed, stream, i)
@@ -54,7 +41,10 @@ func normalPair(seed, stream, i uint64) (a, b float64) {
 	return float64(r * c), float64(r * s)
 }
 
-// FillNormal sets dst[i] to std times the (first+i)-th number of the stream.
+// FillNormal sets dst[i] to std times the (first+i)-th standard normal number of a stream: Box
+// and Muller's transform (1958) of Philox's bits. A number is a pure function of its index with the
+// same bits on every machine, so a parameter's initial value depends on the seed, the parameter
+// (stream: a hash of its name) and the element's index, never on how the parameter is sharded.
 func FillNormal(dst []float32, std float64, seed, stream, first uint64) {
 	for i := 0; i < len(dst); {
 		n := first + uint64(i)

@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/planner"
 	trainer "github.com/spillway-ml/spillway/train"
 )
@@ -161,7 +162,7 @@ func (g *generation) read(p *trainer.Prompts) ([]data.Question, error) {
 	}
 	q := data.Question{Text: g.prompt, Place: "--prompt"}
 	if !g.chat {
-		q.Prompt = data.Prompt(p.Tokenizer, g.prompt)
+		q.Prompt = token.Prompt(p.Tokenizer, g.prompt)
 		return []data.Question{q}, nil
 	}
 	var messages []data.Message

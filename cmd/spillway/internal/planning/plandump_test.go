@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -26,7 +27,7 @@ func TestPlanDump(t *testing.T) {
 	for _, path := range list {
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
-		p, err := graph.Parse(string(text), zero.Operations()...)
+		p, err := progtext.Parse(string(text), zero.Operations()...)
 		require.NoError(t, err, path)
 		require.Equal(t, string(text), graph.Format(p), path)
 		if before != "" {
@@ -36,7 +37,7 @@ func TestPlanDump(t *testing.T) {
 		}
 		before = string(text)
 	}
-	last, err := graph.Parse(before, zero.Operations()...)
+	last, err := progtext.Parse(before, zero.Operations()...)
 	require.NoError(t, err)
 	require.NoError(t, graph.Verify(last))
 

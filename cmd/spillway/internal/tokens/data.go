@@ -21,6 +21,7 @@ import (
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/data"
+	"github.com/spillway-ml/spillway/data/token"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -76,7 +77,7 @@ Interrupted, it goes on where it was when the same command is given again.`,
 			return fmt.Errorf("--out %q is there already; give another name, or --replace", out)
 		}
 		var err error
-		if o.Tokenizer, err = data.OpenTokenizer(tokenizer); err != nil {
+		if o.Tokenizer, err = token.Open(tokenizer); err != nil {
 			return fmt.Errorf("--tokenizer: %w", err)
 		}
 		return tokenize(cmd.Context(), out, paths, o, cmd.OutOrStdout(), cmd.ErrOrStderr())
@@ -121,7 +122,7 @@ func tokenize(ctx context.Context, out string, paths []string, o data.Options, s
 }
 
 // warnOfEnd warns of a token file in which the tokenizer's end token never occurs.
-func warnOfEnd(path string, tok data.Tokenizer, stderr io.Writer) error {
+func warnOfEnd(path string, tok token.Tokenizer, stderr io.Writer) error {
 	end := tok.EOT()
 	if end < 0 {
 		return nil
@@ -159,10 +160,10 @@ func inspectCommand() *cobra.Command {
 	cmd.Flags().IntVar(&first, "tokens", 32, "show so many of the first tokens")
 	cmd.Flags().StringVar(&jsonPath, "json", "", "write it as JSON to `FILE`, - for stdout")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		var tok data.Tokenizer
+		var tok token.Tokenizer
 		var err error
 		if tokenizer != "" {
-			if tok, err = data.OpenTokenizer(tokenizer); err != nil {
+			if tok, err = token.Open(tokenizer); err != nil {
 				return fmt.Errorf("--tokenizer: %w", err)
 			}
 		}
@@ -264,7 +265,7 @@ func inspectTokens(ctx context.Context, path string, first int) (*TokenStats, er
 	return s, nil
 }
 
-func (s *TokenStats) print(w io.Writer, path string, tok data.Tokenizer) error {
+func (s *TokenStats) print(w io.Writer, path string, tok token.Tokenizer) error {
 	form := fmt.Sprintf("raw, %d bytes a token", s.Width)
 	if s.Header {
 		form = fmt.Sprintf("llm.c's header, %d bytes a token", s.Width)

@@ -20,7 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/train"
+	"github.com/spillway-ml/spillway/train/receipts"
 )
 
 // again are train's flags that say where and how steps run again, and where what they read
@@ -128,7 +128,7 @@ func usage(name, trains string) string {
 }
 
 // parseSegments reads --segments.
-func parseSegments(text string) (func([]train.Segment) []train.Segment, error) {
+func parseSegments(text string) (func([]receipts.Segment) []receipts.Segment, error) {
 	if strings.EqualFold(text, "all") {
 		return nil, nil
 	}
@@ -136,10 +136,10 @@ func parseSegments(text string) (func([]train.Segment) []train.Segment, error) {
 		if n < 1 {
 			return nil, fmt.Errorf("--segments %d: at least 1 is needed", n)
 		}
-		return func(can []train.Segment) []train.Segment {
+		return func(can []receipts.Segment) []receipts.Segment {
 			drawn := rand.Perm(len(can))[:min(n, len(can))]
 			slices.Sort(drawn)
-			var list []train.Segment
+			var list []receipts.Segment
 			for _, i := range drawn {
 				list = append(list, can[i])
 			}
@@ -156,7 +156,7 @@ func parseSegments(text string) (func([]train.Segment) []train.Segment, error) {
 		}
 		want = append(want, [2]int{from, to})
 	}
-	return func(can []train.Segment) (list []train.Segment) {
+	return func(can []receipts.Segment) (list []receipts.Segment) {
 		for _, s := range can {
 			if slices.ContainsFunc(want, func(w [2]int) bool { return w[0] <= s.To && min(s.From+1, s.To) <= w[1] }) {
 				list = append(list, s)
@@ -168,7 +168,7 @@ func parseSegments(text string) (func([]train.Segment) []train.Segment, error) {
 
 // verify prints each segment, and what came of all.
 func verify(ctx context.Context, v spillway.Verification, w io.Writer) error {
-	v.Tell = func(s train.Segment) { fmt.Fprintln(w, segmentText(s)) }
+	v.Tell = func(s receipts.Segment) { fmt.Fprintln(w, segmentText(s)) }
 	got, err := spillway.VerifyReceipt(ctx, v)
 	if got == nil || got.Segments == nil || errors.Is(err, config.ErrRefused) {
 		return err
@@ -198,7 +198,7 @@ func stepsText(from, to int) string {
 }
 
 // segmentText is a segment in a line.
-func segmentText(s train.Segment) string {
+func segmentText(s receipts.Segment) string {
 	what := stepsText(s.From, s.To)
 	start := "the run's first values"
 	if s.Start != "" {

@@ -1,4 +1,4 @@
-package data
+package token
 
 import (
 	"encoding/json"
@@ -51,7 +51,7 @@ func sameTokens(t testing.TB, want, got []int32, text string) {
 }
 
 func TestBytes(t *testing.T) {
-	tok, err := OpenTokenizer("Bytes")
+	tok, err := Open("Bytes")
 	require.NoError(t, err)
 	require.Equal(t, []int32{0, 255, 65}, tok.Encode("\x00\xffA"))
 	require.Equal(t, "\x00\xffA\uFFFD\uFFFD", tok.Decode([]int32{0, 255, 65, 256, -1}))
@@ -60,7 +60,7 @@ func TestBytes(t *testing.T) {
 }
 
 func TestGPT2KnownTokens(t *testing.T) {
-	tok, err := OpenTokenizer("GPT2")
+	tok, err := Open("GPT2")
 	require.NoError(t, err)
 	require.Equal(t, 50257, tok.VocabSize())
 	require.Equal(t, int32(50256), tok.EOT())
@@ -126,7 +126,7 @@ func TestAgreesWithHuggingFace(t *testing.T) {
 	}
 	require.Len(t, want, 9)
 	for file, tokens := range want {
-		tok, err := OpenTokenizer(filepath.Join("testdata", file))
+		tok, err := Open(filepath.Join("testdata", file))
 		require.NoError(t, err)
 		require.Len(t, tokens, len(texts))
 		for i, text := range texts {
@@ -167,12 +167,12 @@ func TestScannersAgreeWithPatterns(t *testing.T) {
 	}
 }
 
-// A text cut where cut says gives the tokens of the whole.
+// A text cut where Cut says gives the tokens of the whole.
 func TestCutsChangeNothing(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 10))
 	toks := []Tokenizer{Bytes(), GPT2()}
 	for _, name := range []string{"llama3", "qwen2", "gpt4o", "gpt2", "digits", "mistral", "overspace", "metaspace", "llama2"} {
-		tok, err := LoadTokenizer("testdata/tokenizer-" + name + ".json")
+		tok, err := Load("testdata/tokenizer-" + name + ".json")
 		require.NoError(t, err)
 		toks = append(toks, tok)
 	}
@@ -181,16 +181,12 @@ func TestCutsChangeNothing(t *testing.T) {
 		text := randomText(rng, 40)
 		for i, tok := range toks {
 			want := tok.Encode(text)
-			at := tok.(cutter).cut([]byte(text), 0)
+			at := tok.(Cutter).Cut([]byte(text), 0)
 			if at == 0 {
 				continue
 			}
 			cuts[tok.Name()]++
-			more := tok.Encode
-			if c, ok := tok.(continuer); ok {
-				more = c.encodeMore
-			}
-			require.True(t, slices.Equal(want, append(tok.Encode(text[:at]), more(text[at:])...)), "%d %q | %q", i, text[:at], text[at:])
+			require.True(t, slices.Equal(want, append(tok.Encode(text[:at]), tok.(Cutter).EncodeMore(text[at:])...)), "%d %q | %q", i, text[:at], text[at:])
 		}
 	}
 	// llama3 has a token that strips what follows it, qwen2 too, gpt2 one that
@@ -290,7 +286,7 @@ func TestTokenizerErrors(t *testing.T) {
 		m := small()
 		tc.change(m)
 		path := put(t, "tokenizer.json", marshal(t, m))
-		_, err := OpenTokenizer(path)
+		_, err := Open(path)
 		require.ErrorContains(t, err, tc.want, name)
 		require.ErrorContains(t, err, path, name)
 		require.NotContains(t, err.Error(), "\n", name)
@@ -304,7 +300,7 @@ func TestTokenizerErrors(t *testing.T) {
 		put(t, "t.json", []byte("{}")):    "no model",
 		put(t, "t.json", []byte(`{"a":`)): "early",
 	} {
-		_, err := OpenTokenizer(spec)
+		_, err := Open(spec)
 		require.ErrorContains(t, err, want)
 	}
 }
@@ -336,10 +332,10 @@ func TestSentencePieceFile(t *testing.T) {
 		var m map[string]any
 		require.NoError(t, json.Unmarshal(text, &m))
 		change(m)
-		_, err := parseTokenizer(marshal(t, m), nil)
+		_, err := parse(marshal(t, m), nil)
 		require.ErrorContains(t, err, want)
 	}
-	tok, err := parseTokenizer(text, nil)
+	tok, err := parse(text, nil)
 	require.NoError(t, err)
 	for _, s := range []string{"the lazy dog", " 日本語\n\ttwo  three", "🎉"} {
 		require.Equal(t, " "+s, tok.Decode(tok.Encode(s)), "the space put before a text stays, so that decoded parts concatenate")
@@ -378,7 +374,7 @@ func FuzzTokenizerFile(f *testing.F) {
 	require.NoError(f, err)
 	f.Add(pieces, "Hello  'S 123 <s>é\n")
 	f.Fuzz(func(t *testing.T, file []byte, text string) {
-		tok, err := parseTokenizer(file, nil)
+		tok, err := parse(file, nil)
 		if err != nil {
 			require.NotContains(t, err.Error(), "\n")
 			return
@@ -424,4 +420,46 @@ func BenchmarkGPT2(b *testing.B) {
 			c.Encode(s)
 		}
 	})
+}
+
+// The token found for a byte holds it, with each kind of tokenizer.
+func TestMarkedTokens(t *testing.T) {
+	text := "<s>Hello,  world's 123 日本語\n\n naïve</s>  end 🎉."
+	for _, name := range []string{"gpt2", "llama3", "qwen2", "gpt4o", "llama2", "mistral", "metaspace"} {
+		tok, err := Load("testdata/tokenizer-" + name + ".json")
+		require.NoError(t, err)
+		encode, err := Marking(tok)
+		require.NoError(t, err)
+		var marks []int
+		for i := range text {
+			marks = append(marks, i)
+		}
+		tokens, at := encode(text, marks)
+		require.Equal(t, tok.Encode(text), tokens)
+		require.Len(t, at, len(marks), name)
+		for i, mark := range marks {
+			if i > 0 {
+				require.LessOrEqual(t, at[i-1], at[i])
+			}
+			one := tok.Decode(tokens[at[i] : at[i]+1])
+			// The space that SentencePiece puts before a text belongs to its first byte.
+			if c := text[mark]; c > ' ' && c < 0x80 && !strings.ContainsRune(one, rune(c)) && (tok.(*bpeTokenizer).meta == nil || one != " ") {
+				t.Fatalf("%s: byte %d %q is not in token %q", name, mark, c, one)
+			}
+		}
+	}
+}
+
+// A word of many megabytes is merged in parts: the memory of merges is bounded, and the
+// text comes back.
+func TestALongWordIsMergedInParts(t *testing.T) {
+	tok := GPT2().(*bpeTokenizer)
+	word := strings.Repeat("gattaca", (2*longPiece+3)/7) + "é" + strings.Repeat("é", longPiece/2)
+	tokens := tok.Encode(word)
+	require.True(t, tok.Decode(tokens) == word)
+	s := &scratch{cache: map[string][]int32{}}
+	require.True(t, slices.Equal(tokens, tok.appendText(nil, word, 0, s)))
+	require.LessOrEqual(t, cap(s.symbols), 2*longPiece)
+	require.LessOrEqual(t, cap(s.queue), 4*longPiece)
+	require.True(t, slices.Equal(tokens[:10], tok.Encode(word[:longPiece])[:10]))
 }

@@ -1,4 +1,4 @@
-package data
+package token
 
 import (
 	"os"
@@ -17,7 +17,7 @@ func TestHuggingFace(t *testing.T) {
 		require.NoError(t, err)
 		path := filepath.Join(t.TempDir(), "tokenizer.json")
 		require.NoError(t, os.WriteFile(path, file, 0o644))
-		back, err := LoadTokenizer(path)
+		back, err := Load(path)
 		require.NoError(t, err)
 		require.Equal(t, tok.Encode(text), back.Encode(text))
 		require.Equal(t, tok.VocabSize(), back.VocabSize())
@@ -28,10 +28,10 @@ func TestHuggingFace(t *testing.T) {
 	file, err := HuggingFace(Bytes())
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(path, file, 0o644))
-	back, err := LoadTokenizer(path)
+	back, err := Load(path)
 	require.NoError(t, err)
 	require.Equal(t, Bytes(), back, "the bytes' own tokenizer takes what is not UTF-8 too")
-	own, err := LoadTokenizer("testdata/tokenizer-gpt2.json")
+	own, err := Load("testdata/tokenizer-gpt2.json")
 	require.NoError(t, err)
 	_, err = HuggingFace(own)
 	require.ErrorContains(t, err, "copy that")

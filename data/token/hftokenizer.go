@@ -1,4 +1,4 @@
-package data
+package token
 
 import (
 	"bytes"
@@ -23,7 +23,7 @@ const (
 	maxTokens = 1 << 22
 )
 
-// LoadTokenizer reads a Hugging Face tokenizer.json whose model is a BPE: on bytes,
+// Load reads a Hugging Face tokenizer.json whose model is a BPE: on bytes,
 // such as GPT-2's, Llama 3's and Qwen 2's (pre-tokenizers ByteLevel, Digits and
 // Split by their patterns, normalizer none or NFC, ignore_merges), or on characters
 // with byte_fallback, as Llama 2's and Mistral's come from SentencePiece
@@ -38,7 +38,7 @@ const (
 // The files beside a tokenizer.json name its special tokens (see Specials). Without
 // them EOT is the special token called <|endoftext|>, <|end_of_text|>, </s>, <eos>
 // or <|eot_id|>, the first that exists.
-func LoadTokenizer(path string) (Tokenizer, error) {
+func Load(path string) (Tokenizer, error) {
 	st, err := os.Stat(path)
 	if err != nil {
 		return nil, fmt.Errorf("open tokenizer: %w", err)
@@ -50,14 +50,14 @@ func LoadTokenizer(path string) (Tokenizer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open tokenizer: %w", err)
 	}
-	return ParseTokenizer(path, text, readBeside(path))
+	return Parse(path, text, readBeside(path))
 }
 
-// ParseTokenizer is LoadTokenizer for the text of a file; path names it in errors. read returns
+// Parse is Load for the text of a file; path names it in errors. read returns
 // the contents of a file in the same folder, or fails with fs.ErrNotExist. A nil read means
 // there are no other files.
-func ParseTokenizer(path string, text []byte, read func(name string) ([]byte, error)) (Tokenizer, error) {
-	t, err := parseTokenizer(text, read)
+func Parse(path string, text []byte, read func(name string) ([]byte, error)) (Tokenizer, error) {
+	t, err := parse(text, read)
 	if err != nil {
 		return nil, fmt.Errorf("open tokenizer %s: %w", path, err)
 	}
@@ -67,53 +67,8 @@ func ParseTokenizer(path string, text []byte, read func(name string) ([]byte, er
 	return t, nil
 }
 
-// hfStage is a normalizer, pre-tokenizer or decoder.
-type hfStage struct {
-	Type           string     `json:"type"`
-	AddPrefixSpace *bool      `json:"add_prefix_space"` // ByteLevel, Metaspace of before 2024: default true
-	UseRegex       *bool      `json:"use_regex"`        // ByteLevel: default true
-	Individual     bool       `json:"individual_digits"`
-	PreTokenizers  []*hfStage `json:"pretokenizers"`
-	Normalizers    []*hfStage `json:"normalizers"`
-	Pattern        *struct {
-		Regex  *string
-		String *string
-	} `json:"pattern"`
-	Behavior      string     `json:"behavior"`
-	Invert        bool       `json:"invert"`
-	Prepend       string     `json:"prepend"`        // Prepend
-	Content       string     `json:"content"`        // Replace, Strip
-	Replacement   string     `json:"replacement"`    // Metaspace
-	PrependScheme string     `json:"prepend_scheme"` // Metaspace
-	Split         *bool      `json:"split"`          // Metaspace: default true
-	Decoders      []*hfStage `json:"decoders"`
-	Start         int        `json:"start"` // Strip
-	Stop          int        `json:"stop"`  // Strip
-}
-
-type hfModel struct {
-	Type         string           `json:"type"`
-	Dropout      *float64         `json:"dropout"`
-	Prefix       *string          `json:"continuing_subword_prefix"`
-	Suffix       *string          `json:"end_of_word_suffix"`
-	ByteFallback bool             `json:"byte_fallback"`
-	IgnoreMerges bool             `json:"ignore_merges"`
-	Vocab        json.RawMessage  `json:"vocab"`
-	Merges       *json.RawMessage `json:"merges"`
-}
-
-type hfAdded struct {
-	ID         *int64  `json:"id"`
-	Content    *string `json:"content"`
-	SingleWord bool    `json:"single_word"`
-	LStrip     bool    `json:"lstrip"`
-	RStrip     bool    `json:"rstrip"`
-	Normalized *bool   `json:"normalized"` // default: not special
-	Special    bool    `json:"special"`
-}
-
-// parseTokenizer reads the text of a tokenizer.json.
-func parseTokenizer(text []byte, read func(name string) ([]byte, error)) (*bpeTokenizer, error) {
+// parse reads the text of a tokenizer.json.
+func parse(text []byte, read func(name string) ([]byte, error)) (*bpeTokenizer, error) {
 	var file struct {
 		AddedTokens  []hfAdded `json:"added_tokens"`
 		Normalizer   *hfStage  `json:"normalizer"`

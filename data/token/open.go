@@ -1,9 +1,82 @@
-package data
+package token
 
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
+	"sync"
+
+	"github.com/tiktoken-go/tokenizer/codec"
+)
+
+// Open opens a tokenizer by name (bytes or gpt2, in any case) or by the path of a
+// Hugging Face tokenizer.json (see Load).
+func Open(spec string) (Tokenizer, error) {
+	switch strings.ToLower(spec) {
+	case "bytes":
+		return Bytes(), nil
+	case "gpt2":
+		return GPT2(), nil
+	case ByteChatName:
+		return ByteChat(), nil
+	case "":
+		return nil, fmt.Errorf("open tokenizer: the name is empty; it must be bytes, gpt2 or a tokenizer.json")
+	}
+	if _, err := os.Stat(spec); os.IsNotExist(err) {
+		return nil, fmt.Errorf("open tokenizer: %q is neither bytes nor gpt2, and there is no such file; it must be bytes, gpt2 or a tokenizer.json", spec)
+	}
+	return Load(spec)
+}
+
+// gpt2EOT is <|endoftext|>. Encode treats that spelling as plain text, so it never returns the
+// token.
+const gpt2EOT = 50256
+
+// GPT2 is GPT-2's byte-level BPE of 50,257 tokens (Radford et al. 2019). The vocabulary is
+// embedded in tiktoken-go. The encoder is this package's, since tiktoken-go's takes time
+// quadratic in a word's length.
+var GPT2 = sync.OnceValue(func() Tokenizer {
+	ranked := codec.NewR50kBase()
+	tokens := make([]string, gpt2EOT+1)
+	for i := range tokens[:gpt2EOT] {
+		text, err := ranked.Decode([]uint{uint(i)})
+		if err != nil {
+			panic(fmt.Sprintf("tiktoken-go's r50k_base lacks token %d: %v", i, err))
+		}
+		tokens[i] = text
+	}
+	model, err := bpeFromRanks(tokens[:gpt2EOT])
+	if err != nil {
+		panic(fmt.Sprintf("tiktoken-go's r50k_base: %v", err))
+	}
+	model.tokens = append(model.tokens, "<|endoftext|>")
+	return &bpeTokenizer{name: "gpt2", model: model, split: []splitter{{first: splitGPT2}}, eot: gpt2EOT, cuttable: true,
+		specials: Specials{BOS: gpt2EOT, Pad: -1, Ends: []int32{gpt2EOT}, Names: map[string]string{"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}}}
+})
+
+// ByteChat is Bytes with an end token, 256, and a chat template: for each message <|user|> or
+// another role, then the content, and after an answer the end token.
+var ByteChat = sync.OnceValue(func() Tokenizer {
+	text, err := tokenizerText(byteVocab(), nil, []any{addedToken(256, byteEnd)}, false)
+	if err != nil {
+		panic(err)
+	}
+	t, err := parse(text, nil)
+	if err != nil {
+		panic(err)
+	}
+	t.name = ByteChatName
+	t.specials.Template = `{% for message in messages %}{{ '<|' + message.role + '|>' + message.content }}{% if message.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}`
+	t.specials.Names = map[string]string{"eos_token": byteEnd}
+	return t
+})
+
+const (
+	// ByteChatName is the name by which Open knows ByteChat.
+	ByteChatName = "bytes-chat"
+	byteEnd      = "<|endoftext|>"
 )
 
 // HuggingFace returns the text of a tokenizer.json equivalent to a built-in tokenizer: Bytes,
@@ -82,18 +155,4 @@ func tokenizerText(vocab map[string]int, merges [][2]string, added []any, words 
 		"model": map[string]any{"type": "BPE", "dropout": nil, "unk_token": nil, "continuing_subword_prefix": nil, "end_of_word_suffix": nil,
 			"fuse_unk": false, "byte_fallback": false, "ignore_merges": false, "vocab": vocab, "merges": merges},
 	})
-}
-
-// isBytes says that the tokens are exactly the 256 bytes.
-func (t *bpeTokenizer) isBytes() bool {
-	m := t.model
-	if len(m.tokens) != 256 || len(m.merges) > 0 || t.raw != nil || t.normed != nil || len(t.normalize) > 0 || t.meta != nil || t.before != nil {
-		return false
-	}
-	for b, id := range m.byteToken {
-		if int(id) != b {
-			return false
-		}
-	}
-	return true
 }

@@ -1,4 +1,4 @@
-package data
+package token
 
 import (
 	"errors"
@@ -6,38 +6,7 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
-
-	"golang.org/x/text/unicode/norm"
 )
-
-// spaceMark is how SentencePiece spells a space in its tokens.
-const spaceMark = "▁"
-
-// normalizer is one normalization step: NFC, a text put before the input, or a text replaced by
-// another.
-type normalizer struct {
-	nfc      bool
-	prepend  string
-	from, to string
-}
-
-// normalized runs the normalizers over non-empty text. continues says that text follows a cut,
-// so that nothing is put before it.
-func (t *bpeTokenizer) normalized(text string, continues bool) string {
-	for _, n := range t.normalize {
-		switch {
-		case n.nfc:
-			text = norm.NFC.String(text)
-		case n.prepend != "":
-			if !continues {
-				text = n.prepend + text
-			}
-		default:
-			text = strings.ReplaceAll(text, n.from, n.to)
-		}
-	}
-	return text
-}
 
 // addNormalizer accepts NFC, Prepend and Replace of a space. This package does not implement
 // others.
@@ -68,55 +37,6 @@ func (t *bpeTokenizer) addNormalizer(s *hfStage) error {
 		return fmt.Errorf("normalizer %.80q is not supported; it must be null, NFC, or Prepend and Replace of spaces", s.Type)
 	}
 	return nil
-}
-
-// metaspace is what a SentencePiece-style BPE has in place of patterns: spaces are
-// the character ▁, and merges may go over them.
-type metaspace struct {
-	model *bpe
-	// here says that the Metaspace pre-tokenizer, not a normalizer, turns spaces into ▁. scheme
-	// says where it also puts a ▁ before text that lacks one: always (before a text and after
-	// each added token), first (before a text) or never.
-	here   bool
-	scheme string
-	// split says that every ▁ starts a piece. Without it whole texts are merged. joined are the
-	// characters that some token has directly before a ▁; after any other character a token
-	// always ends there, so a piece may too.
-	split  bool
-	joined map[rune]bool
-}
-
-// apply prepares a section of a text for merging. first says that it starts the text, continues
-// that it follows a cut.
-func (m *metaspace) apply(text string, first, continues bool) string {
-	if !m.here {
-		return text
-	}
-	text = strings.ReplaceAll(text, " ", spaceMark)
-	if (m.scheme == "always" && !continues || m.scheme == "first" && first) && !strings.HasPrefix(text, spaceMark) {
-		text = spaceMark + text
-	}
-	return text
-}
-
-// apart says that no token has r right before a ▁.
-func (m *metaspace) apart(r rune) bool {
-	if _, ok := m.model.chars[r]; !ok {
-		r = '>' // of the last byte's token, <0xNN>
-	}
-	return m.split || !m.joined[r]
-}
-
-// first returns the length of the first piece.
-func (m *metaspace) first(text string) int {
-	var before rune
-	for i, r := range text {
-		if i > 0 && r == '▁' && (m.split || before != '▁' && m.apart(before)) {
-			return i
-		}
-		before = r
-	}
-	return len(text)
 }
 
 // addSentencePiece makes t a SentencePiece-style BPE: it sets its characters, its handling of

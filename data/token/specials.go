@@ -1,4 +1,4 @@
-package data
+package token
 
 import (
 	"bytes"
@@ -27,22 +27,6 @@ const (
 	defaultChatFormat = "default" // of a list of named templates
 )
 
-// Specials are the special tokens of a tokenizer and the chat template, as the files
-// beside its tokenizer.json name them.
-type Specials struct {
-	BOS, Pad int32 // -1: none
-	// Ends are the tokens at which generation stops. The first ends a document.
-	Ends []int32
-	// Names holds the text of each named token: bos_token, eos_token, pad_token, …
-	Names map[string]string
-	// Template is the Jinja source of the chat template; "" if there is none.
-	Template string
-	// IDs are the raw bos_token_id, eos_token_id and pad_token_id of config.json.
-	IDs map[string]json.RawMessage
-	// Notes are contradictions between the files, a sentence each.
-	Notes []string
-}
-
 // idKeys are the keys of config.json and generation_config.json that hold token ids.
 var idKeys = []string{"bos_token_id", "eos_token_id", "pad_token_id"}
 
@@ -56,29 +40,6 @@ func SpecialsOf(tok Tokenizer) Specials {
 		s.Ends = []int32{eot}
 	}
 	return s
-}
-
-// ModelIDs are bos_token_id, eos_token_id and pad_token_id for an exported config.json:
-// the original values, otherwise those of the named tokens.
-func (s *Specials) ModelIDs() map[string]any {
-	out := map[string]any{}
-	if s.BOS >= 0 {
-		out["bos_token_id"] = s.BOS
-	}
-	if s.Pad >= 0 {
-		out["pad_token_id"] = s.Pad
-	}
-	switch len(s.Ends) {
-	case 0:
-	case 1:
-		out["eos_token_id"] = s.Ends[0]
-	default:
-		out["eos_token_id"] = s.Ends
-	}
-	for key, value := range s.IDs {
-		out[key] = value
-	}
-	return out
 }
 
 // readBeside returns a function that reads the small files of path's folder. The files

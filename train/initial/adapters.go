@@ -1,20 +1,20 @@
-package train
+package initial
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"github.com/dustin/go-humanize"
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/lora"
+	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/run"
 	"github.com/spillway-ml/spillway/train/saving"
@@ -22,41 +22,23 @@ import (
 
 // first writes initial values of a parameter. Those of a base parameter also go into the base's
 // hash.
-func (t *Trainer) first(param int, at int64, v []float32) error {
-	if name := t.plan.Program.Params[param].Name; t.base != nil && !lora.IsAdapter(name) {
-		t.base.Add(name, v)
+func (w *writer) first(param int, at int64, v []float32) error {
+	if name := w.Plan.Program.Params[param].Name; w.base != nil && !lora.IsAdapter(name) {
+		w.base.Add(name, v)
 	}
-	return t.states.Write(param, "value", at, v)
-}
-
-// noteAdapters adds a note that says which adapters are trained.
-func (t *Trainer) noteAdapters() {
-	if !t.cfg.LoRA.Active() {
-		return
-	}
-	matrices, trained, all := 0, int64(0), int64(0)
-	for i := range t.plan.Program.Tensors() {
-		prm := &t.plan.Program.Params[i]
-		all += prm.Elems()
-		if !prm.Frozen {
-			trained += prm.Elems()
-			matrices++
-		}
-	}
-	t.notes = append(t.notes, fmt.Sprintf("lora: r %d, alpha %g, %d matrices, %s trained parameters of %s",
-		t.cfg.LoRA.Rank, t.cfg.LoRA.Alpha, matrices/2, humanize.Comma(trained), humanize.Comma(all)))
+	return w.States.Write(param, "value", at, v)
 }
 
 // noteBase records which model the run's adapters belong to, for its checkpoints.
-func (t *Trainer) noteBase(path string) {
-	if t.base == nil || t.at.Base.SHA256 != "" {
+func (w *writer) noteBase(path string) {
+	if w.base == nil || w.Base.SHA256 != "" {
 		return
 	}
-	t.at.Base = saving.Base{SHA256: t.base.Sum()}
+	*w.Base = saving.Base{SHA256: w.base.Sum()}
 	if path != "" {
-		t.at.Base.Path = path
+		w.Base.Path = path
 		if abs, err := filepath.Abs(path); err == nil {
-			t.at.Base.Path = abs
+			w.Base.Path = abs
 		}
 	}
 }
@@ -81,8 +63,8 @@ func sameScale(now, was lora.Options, merge string) error {
 // sameAdapters refuses to load adapters into a run that would compute something else with
 // them: with another rank or scale, or beside other products. was are the options of the run
 // that trained them, r holds their tensors, and merge is a further remedy.
-func (t *Trainer) sameAdapters(was lora.Options, r checkpoint.Tensors, merge string) error {
-	if err := sameScale(t.cfg.LoRA, was, merge); err != nil {
+func (w *writer) sameAdapters(was lora.Options, r checkpoint.Tensors, merge string) error {
+	if err := sameScale(w.Config.LoRA, was, merge); err != nil {
 		return err
 	}
 	give := give(was) + merge
@@ -92,8 +74,8 @@ func (t *Trainer) sameAdapters(was lora.Options, r checkpoint.Tensors, merge str
 			holds[layer] = true
 		}
 	}
-	for i := range t.plan.Program.Params {
-		layer, ok := strings.CutSuffix(t.plan.Program.Params[i].Name, lora.SuffixA)
+	for i := range w.Plan.Program.Params {
+		layer, ok := strings.CutSuffix(w.Plan.Program.Params[i].Name, lora.SuffixA)
 		if ok && !holds[layer] {
 			return config.RefuseField("LoRA", "it has no adapter of %s, which Config.LoRA names; %s", layer, give)
 		}
@@ -107,9 +89,9 @@ func (t *Trainer) sameAdapters(was lora.Options, r checkpoint.Tensors, merge str
 
 // sameBase refuses a Config.Model with weights of another model than that which the loaded
 // adapters were trained beside: nothing would be loaded of them.
-func (t *Trainer) sameBase(ctx context.Context) (err error) {
-	of, init := t.cfg.Model, t.cfg.Init
-	if t.at.Base.SHA256 == "" || t.cfg.Own.Model != nil || !isFolder(of) || filepath.Clean(of) == filepath.Clean(init) {
+func (w *writer) sameBase(ctx context.Context) (err error) {
+	of, init := w.Config.Model, w.Config.Init
+	if w.Base.SHA256 == "" || w.Config.Own.Model != nil || !isFolder(of) || filepath.Clean(of) == filepath.Clean(init) {
 		return nil
 	}
 	m, err := planner.OpenModel(ctx, of, safetensors.FileName)
@@ -127,24 +109,24 @@ func (t *Trainer) sameBase(ctx context.Context) (err error) {
 		r, err = safetensors.Open(path)
 	}
 	if err == nil && r != nil {
-		base.SHA256, err = t.hashBase(ctx, r)
+		base.SHA256, err = w.hashBase(ctx, r)
 		err = errors.Join(err, r.Close())
 	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("Config.Model %s: %w", of, err)
-	case base.SHA256 == "" || base.SHA256 == t.at.Base.SHA256: // the first is a shape alone
+	case base.SHA256 == "" || base.SHA256 == w.Base.SHA256: // the first is a shape alone
 		return nil
 	}
 	return config.RefuseField("Model", "Config.Model %s has other weights than the model of the adapters in Config.Init %s (hash %.16s…, not %.16s…); give Config.Model %s, whose own are loaded",
-		of, init, base.SHA256, t.at.Base.SHA256, init)
+		of, init, base.SHA256, w.Base.SHA256, init)
 }
 
 // hashBase is the lora.BaseHash of the model in r.
-func (t *Trainer) hashBase(ctx context.Context, r checkpoint.Tensors) (string, error) {
-	h, chunk := &lora.BaseHash{}, run.NewChunk(t.plan.Program)
-	for i := range t.plan.Program.Params {
-		prm := &t.plan.Program.Params[i]
+func (w *writer) hashBase(ctx context.Context, r checkpoint.Tensors) (string, error) {
+	h, chunk := &lora.BaseHash{}, run.NewChunk(w.Plan.Program)
+	for i := range w.Plan.Program.Params {
+		prm := &w.Plan.Program.Params[i]
 		if lora.IsAdapter(prm.Name) {
 			continue
 		}
@@ -165,42 +147,42 @@ func (t *Trainer) hashBase(ctx context.Context, r checkpoint.Tensors) (string, e
 }
 
 // loadAdapter loads an adapter's folder: the base model that it names, and the adapter.
-func (t *Trainer) loadAdapter(ctx context.Context, field string, a *planner.Adapter) (err error) {
+func (w *writer) loadAdapter(ctx context.Context, field string, a *planner.Adapter) (err error) {
 	r, err := safetensors.Open(filepath.Join(a.Folder, lora.WeightsFile))
 	if err != nil {
 		return fmt.Errorf("%s %s: %w", field, a.Folder, err)
 	}
 	defer func() { err = errors.Join(err, r.Close()) }()
-	if err := t.sameAdapters(a.Options, r, ""); err != nil {
+	if err := w.sameAdapters(a.Options, r, ""); err != nil {
 		return fmt.Errorf("%s %s: %w", field, a.Folder, err)
 	}
-	t.base = &lora.BaseHash{}
-	if err := t.loadFrom(ctx, field, a.Base, safetensors.FileName); err != nil {
+	w.base = &lora.BaseHash{}
+	if err := w.loadFrom(ctx, field, a.Base, safetensors.FileName); err != nil {
 		return err
 	}
-	t.noteBase(a.Base)
-	if got := t.at.Base.SHA256; a.Hash != "" && a.Hash != got {
+	w.noteBase(a.Base)
+	if got := w.Base.SHA256; a.Hash != "" && a.Hash != got {
 		return fmt.Errorf("%s %s: the adapter belongs to another model than %s: its base has the hash %.16s…, this model has %.16s…; name its own model in %s",
 			field, a.Folder, a.Base, a.Hash, got, filepath.Join(a.Folder, lora.ConfigFile))
 	}
 	if a.Hash == "" {
-		t.notes = append(t.notes, fmt.Sprintf("%s names no hash of its base: that %s is its model is not checked", filepath.Join(a.Folder, lora.ConfigFile), a.Base))
+		w.notes = append(w.notes, fmt.Sprintf("%s names no hash of its base: that %s is its model is not checked", filepath.Join(a.Folder, lora.ConfigFile), a.Base))
 	}
-	if err := t.loadAdapterTensors(ctx, r); err != nil {
+	if err := w.loadAdapterTensors(ctx, r); err != nil {
 		return fmt.Errorf("%s %s: %w", field, a.Folder, err)
 	}
 	return nil
 }
 
 // loadAdapterTensors loads the run's adapters from a file that has only these.
-func (t *Trainer) loadAdapterTensors(ctx context.Context, r *safetensors.Reader) error {
+func (w *writer) loadAdapterTensors(ctx context.Context, r *safetensors.Reader) error {
 	index := map[string]int{}
-	for i := range t.plan.Program.Tensors() {
-		if name := t.plan.Program.Params[i].Name; lora.IsAdapter(name) {
+	for i := range w.Plan.Program.Tensors() {
+		if name := w.Plan.Program.Params[i].Name; lora.IsAdapter(name) {
 			index[name] = i
 		}
 	}
-	chunk := run.NewChunk(t.plan.Program)
+	chunk := run.NewChunk(w.Plan.Program)
 	for _, f := range r.Tensors() {
 		name := lora.ParamName(f.Name)
 		i, ok := index[name]
@@ -208,11 +190,11 @@ func (t *Trainer) loadAdapterTensors(ctx context.Context, r *safetensors.Reader)
 			return fmt.Errorf("tensor %q is of no product of the model that Config.LoRA names", f.Name)
 		}
 		delete(index, name)
-		if want := t.plan.Program.Params[i].Shape; !slices.Equal(f.Shape, want) {
+		if want := w.Plan.Program.Params[i].Shape; !slices.Equal(f.Shape, want) {
 			return fmt.Errorf("tensor %q has shape %v; the model needs %v", f.Name, f.Shape, want)
 		}
 		odd := checkpoint.NonFinite{Tensor: f.Name, Of: f.Elements()}
-		if err := errors.Join(ctx.Err(), t.loadTensor(r, f.Name, i, chunk, odd.Look)); err != nil {
+		if err := errors.Join(ctx.Err(), w.loadTensor(r, f.Name, i, chunk, odd.Look)); err != nil {
 			return err
 		}
 		if odd.Count > 0 {
@@ -221,6 +203,35 @@ func (t *Trainer) loadAdapterTensors(ctx context.Context, r *safetensors.Reader)
 	}
 	for name := range index {
 		return fmt.Errorf("tensor %q is missing", lora.TensorName(name, ""))
+	}
+	return nil
+}
+
+func isFolder(path string) bool {
+	st, err := os.Stat(path)
+	return err == nil && st.IsDir()
+}
+
+// Same refuses adapters in Config.Init of another rank or scale than the run's.
+func Same(ctx context.Context, c *config.Config) (err error) {
+	if c.Init == "" || c.Resume || strings.EqualFold(c.Init, "random") {
+		return nil
+	}
+	m, err := planner.OpenModel(ctx, c.Init, model.ConfigFile)
+	if err != nil {
+		return fmt.Errorf("Config.Init %s: %w", c.Init, err)
+	}
+	defer func() { err = errors.Join(err, m.Close()) }()
+	was, err := m.Adapters()
+	if err == nil && was.Active() {
+		merge := ""
+		if m.Saved() != nil {
+			merge = merging(m.Path)
+		}
+		err = sameScale(c.LoRA, was, merge)
+	}
+	if err != nil {
+		return fmt.Errorf("Config.Init %s: %w", c.Init, err)
 	}
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"os"
 	"slices"
 
+	"github.com/dustin/go-humanize"
+
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 )
@@ -28,4 +30,22 @@ func fileNotes(c *config.Config) (notes []string) {
 func isFolder(path string) bool {
 	st, err := os.Stat(path)
 	return err == nil && st.IsDir()
+}
+
+// adapterNotes returns a note that says which adapters are trained, or none.
+func (t *Trainer) adapterNotes() []string {
+	if !t.cfg.LoRA.Active() {
+		return nil
+	}
+	matrices, trained, all := 0, int64(0), int64(0)
+	for i := range t.plan.Program.Tensors() {
+		prm := &t.plan.Program.Params[i]
+		all += prm.Elems()
+		if !prm.Frozen {
+			trained += prm.Elems()
+			matrices++
+		}
+	}
+	return []string{fmt.Sprintf("lora: r %d, alpha %g, %d matrices, %s trained parameters of %s",
+		t.cfg.LoRA.Rank, t.cfg.LoRA.Alpha, matrices/2, humanize.Comma(trained), humanize.Comma(all))}
 }

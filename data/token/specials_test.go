@@ -1,4 +1,4 @@
-package data
+package token
 
 import (
 	"encoding/json"
@@ -89,7 +89,7 @@ func TestSpecialsOfFamilies(t *testing.T) {
 			256, 257, []int32{257, 258, 259}, nil},
 	} {
 		t.Run(c.family, func(t *testing.T) {
-			tok, err := OpenTokenizer(modelFolder(t, map[string]any{tokenizerFile: toyTokenizer(t, c.tokens...), tokenizerConfig: c.tokenizer, generationConfig: c.generation, modelConfig: c.modelOf}))
+			tok, err := Open(modelFolder(t, map[string]any{tokenizerFile: toyTokenizer(t, c.tokens...), tokenizerConfig: c.tokenizer, generationConfig: c.generation, modelConfig: c.modelOf}))
 			require.NoError(t, err)
 			s := SpecialsOf(tok)
 			require.Empty(t, s.Notes)
@@ -125,7 +125,7 @@ func TestEndTokenFromEachFile(t *testing.T) {
 		for name, v := range c.files {
 			files[name] = v
 		}
-		tok, err := OpenTokenizer(modelFolder(t, files))
+		tok, err := Open(modelFolder(t, files))
 		require.NoError(t, err)
 		require.Equal(t, c.ends, SpecialsOf(tok).Ends, name)
 		require.Empty(t, SpecialsOf(tok).Notes, name)
@@ -160,7 +160,7 @@ func TestSpecialsConflicts(t *testing.T) {
 		for name, v := range c.files {
 			files[name] = v
 		}
-		tok, err := OpenTokenizer(modelFolder(t, files))
+		tok, err := Open(modelFolder(t, files))
 		require.NoError(t, err)
 		require.Equal(t, []string{want}, SpecialsOf(tok).Notes)
 		require.Equal(t, c.ends, SpecialsOf(tok).Ends, want)
@@ -174,7 +174,7 @@ func TestSpecialsConflicts(t *testing.T) {
 		`added token "x" has id 99999999; it must be 0 to 4194303`: {tokenizerConfig: object{"added_tokens_decoder": object{"99999999": object{"content": "x"}}}},
 	} {
 		files[tokenizerFile] = toy
-		_, err := OpenTokenizer(modelFolder(t, files))
+		_, err := Open(modelFolder(t, files))
 		require.ErrorContains(t, err, want)
 	}
 }
@@ -183,10 +183,10 @@ func TestSpecialsConflicts(t *testing.T) {
 // tokens changes the tokenizer's name.
 func TestAddedTokensDecoder(t *testing.T) {
 	toy := toyTokenizer(t, "<|endoftext|>")
-	plain, err := OpenTokenizer(modelFolder(t, map[string]any{tokenizerFile: toy, tokenizerConfig: object{"eos_token": "<|endoftext|>"}}))
+	plain, err := Open(modelFolder(t, map[string]any{tokenizerFile: toy, tokenizerConfig: object{"eos_token": "<|endoftext|>"}}))
 	require.NoError(t, err)
 	require.Equal(t, load(t, toy).Name(), plain.Name())
-	tok, err := OpenTokenizer(modelFolder(t, map[string]any{tokenizerFile: toy, tokenizerConfig: object{"eos_token": "<|im_end|>",
+	tok, err := Open(modelFolder(t, map[string]any{tokenizerFile: toy, tokenizerConfig: object{"eos_token": "<|im_end|>",
 		"added_tokens_decoder": object{"256": object{"content": "<|endoftext|>", "special": true}, "257": object{"content": "<|im_end|>", "special": true}}}}))
 	require.NoError(t, err)
 	require.Equal(t, []int32{64, 257}, tok.Encode("a<|im_end|>"))
@@ -204,7 +204,7 @@ func TestChatTemplateOfFiles(t *testing.T) {
 		"":  {tokenizerConfig: object{"chat_template": nil}},
 	} {
 		files[tokenizerFile] = toyTokenizer(t, "</s>")
-		tok, err := OpenTokenizer(modelFolder(t, files))
+		tok, err := Open(modelFolder(t, files))
 		require.NoError(t, err)
 		require.Equal(t, want, SpecialsOf(tok).Template)
 	}
@@ -216,7 +216,7 @@ func FuzzSpecials(f *testing.F) {
 	f.Add([]byte(`{"eos_token": {"content": "<|end|>"}, "add_bos_token": true, "tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": {"258": {"content": "<x>"}}, "chat_template": [{"name": "default", "template": "x"}]}`),
 		[]byte(`{"eos_token_id": [256, 257], "pad_token_id": -1, "bos_token_id": 3}`))
 	f.Fuzz(func(t *testing.T, config, ids []byte) {
-		tok, err := ParseTokenizer("t", text, func(name string) ([]byte, error) {
+		tok, err := Parse("t", text, func(name string) ([]byte, error) {
 			switch name {
 			case tokenizerConfig, specialTokensMap:
 				return config, nil
