@@ -50,8 +50,8 @@ func TestStochasticRoundingKeepsTheMean(t *testing.T) {
 		}
 		for u := 1; u <= updates; u++ {
 			for lo := 0; lo < n; lo += cut {
-				k := vec.AdamW16{P: p[lo : lo+cut], M: m[lo : lo+cut], V: v[lo : lo+cut], G: g[lo : lo+cut], GradScale: 1, LR: 1.0 / 4096, Beta1: 0.9, Beta2: 0.9,
-					BC1: 1 - math.Pow(0.9, float64(u)), BC2: 1 - math.Pow(0.9, float64(u)), Seed: 3, Stream: num.Stream("w"), Update: uint64(u), First: int64(lo)}
+				k := vec.AdamW16{P: p[lo : lo+cut], M: m[lo : lo+cut], V: v[lo : lo+cut], G: g[lo : lo+cut], AdamStep: vec.AdamStep{GradScale: 1, LR: 1.0 / 4096, Beta1: 0.9, Beta2: 0.9,
+					BC1: 1 - math.Pow(0.9, float64(u)), BC2: 1 - math.Pow(0.9, float64(u))}, Seed: 3, Stream: num.Stream("w"), Update: uint64(u), First: int64(lo)}
 				require.NoError(t, k.Run(nil))
 			}
 		}

@@ -6,7 +6,6 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
-	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
@@ -71,15 +70,6 @@ func (b *binding) copies(spans []kernels.Span, p []float32, i int) []vec.Narrow 
 		list = append(list, vec.Narrow{To: as, Src: p[s.Lo:s.Hi], Dst: low[s.Lo:s.Hi]})
 	}
 	return list
-}
-
-func runCopies(copies []vec.Narrow, p *pool.Pool) error {
-	for i := range copies {
-		if err := copies[i].Run(p); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 func bindOverflowCheck(b *binding) func() error {

@@ -60,25 +60,14 @@ func bindSwiGLUGrad(b *binding) func() error {
 	})
 }
 
-func bindAdd(b *binding) func() error {
-	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(vec.HalfAdd(as, in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), b.accum(0)))
-	}
-	return b.run(&vec.Add[float32]{A: in[float32](b, 0), B: in[float32](b, 1), Y: out[float32](b, 0), Accumulate: b.accum(0)})
-}
+var ops = map[graph.Kind]vec.Op{graph.Add: vec.Add, graph.Sub: vec.Sub, graph.Mul: vec.Mul}
 
-func bindSub(b *binding) func() error {
+func bindBinary(b *binding) func() error {
+	op := ops[b.Op.Kind]
 	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(vec.HalfSub(as, in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), b.accum(0)))
+		return b.run(vec.HalfBinary(op, as, in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), b.accum(0)))
 	}
-	return b.run(&vec.Sub[float32]{A: in[float32](b, 0), B: in[float32](b, 1), Y: out[float32](b, 0), Accumulate: b.accum(0)})
-}
-
-func bindMul(b *binding) func() error {
-	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(vec.HalfMul(as, in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), b.accum(0)))
-	}
-	return b.run(&vec.Mul[float32]{A: in[float32](b, 0), B: in[float32](b, 1), Y: out[float32](b, 0), Accumulate: b.accum(0)})
+	return b.run(&vec.Binary[float32]{Op: op, A: in[float32](b, 0), B: in[float32](b, 1), Y: out[float32](b, 0), Accumulate: b.accum(0)})
 }
 
 func bindScale(b *binding) func() error {

@@ -134,18 +134,9 @@ func bindRope(b *binding) func() error {
 // bindDropout numbers samples by the Key buffer: see DropoutSample.
 func bindDropout(b *binding) func() error {
 	a := attr[graph.DropoutAttr](b)
-	first := b.first(a.Part)
-	key := in[int64](b, 1)
-	pool := b.pool
-	if as := b.asIn(0); as != vec.NoHalf {
-		k := &vec.HalfDropout{As: as, X: in[uint16](b, 0), Y: out[uint16](b, 0), Elems: int(a.Elems), First: first, P: a.P, Site: uint32(a.Site)}
-		return func() error {
-			k.Seed, k.Sample = uint64(key[graph.KeySeed]), DropoutSample(key)
-			return k.Run(pool)
-		}
-	}
+	key, x, y, pool := in[int64](b, 1), inMatrix(b, 0), outMatrix(b, 0), b.pool
 	k := &vec.Dropout[float32]{
-		X: in[float32](b, 0), Y: out[float32](b, 0), Elems: int(a.Elems), First: first, P: a.P, Site: uint32(a.Site),
+		X: x.f32, Y: y.f32, As: b.asIn(0), X16: x.u16, Y16: y.u16, Elems: int(a.Elems), First: b.first(a.Part), P: a.P, Site: uint32(a.Site),
 	}
 	return func() error {
 		k.Seed, k.Sample = uint64(key[graph.KeySeed]), DropoutSample(key)
@@ -182,16 +173,10 @@ func selectRow[T any](b *binding, x, y []T) func() error {
 }
 
 func bindSum(b *binding) func() error {
-	work := slab(b.work(workspace(b.Program, b.Op)))
-	if as := b.asIn(0); as != vec.NoHalf {
-		x := in[uint16](b, 0)
-		return b.run(&vec.HalfTotal{
-			As: as, X: x, Y: out[float64](b, 0), Work: take[float64](&work, int64(vec.SumWork(len(x)))), Accumulate: b.accum(0),
-		})
-	}
-	x := in[float32](b, 0)
+	work, x := slab(b.work(workspace(b.Program, b.Op))), b.gradient(0)
+	n := max(len(x.f32), len(x.half.X))
 	return b.run(&vec.Sum[float32]{
-		X: x, Y: out[float64](b, 0), Work: take[float64](&work, int64(vec.SumWork(len(x)))), Accumulate: b.accum(0),
+		X: x.f32, X16: x.half, Y: out[float64](b, 0), Work: take[float64](&work, int64(vec.SumWork(n))), Accumulate: b.accum(0),
 	})
 }
 

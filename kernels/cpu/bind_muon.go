@@ -72,12 +72,6 @@ func bindMuonApply(b *binding) func() error {
 	}
 	pool := b.pool
 	return func() error {
-		for i := range parts {
-			parts[i].Step = u.lr()
-			if err := parts[i].Run(pool); err != nil {
-				return err
-			}
-		}
-		return runCopies(copies, pool)
+		return runUpdate(parts, copies, pool, func(_ int, k *vec.Momentum) { k.Step = u.lr() })
 	}
 }

@@ -40,16 +40,35 @@ func bindSqSum(b *binding) func() error {
 		sums = append(sums, k)
 	}
 	pool := b.pool
-	return func() error { return runSums(sums, pool) }
+	return func() error { return runEach(sums, pool, nil) }
 }
 
-func runSums(sums []vec.SqSum, p *pool.Pool) error {
-	for i := range sums {
-		if err := sums[i].Run(p); err != nil {
+// kernelOf is a pointer to a kernel.
+type kernelOf[K any] interface {
+	*K
+	runner
+}
+
+// runEach runs kernels in turn. set, which may be nil, gives one what changes by step.
+func runEach[K any, P kernelOf[K]](list []K, p *pool.Pool, set func(i int, k P)) error {
+	for i := range list {
+		k := P(&list[i])
+		if set != nil {
+			set(i, k)
+		}
+		if err := k.Run(p); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// runUpdate is runEach of an update's kernels, and then of the copies of what they wrote.
+func runUpdate[K any, P kernelOf[K]](list []K, copies []vec.Narrow, p *pool.Pool, set func(i int, k P)) error {
+	if err := runEach(list, p, set); err != nil {
+		return err
+	}
+	return runEach(copies, p, nil)
 }
 
 // gradient is the operand that a float32 gradient, or one in the compute type,
@@ -99,6 +118,10 @@ func (b *binding) normsLen(norms []int64, params int) {
 
 // norm is the root of an exact sum of squares.
 func norm(acc []int64) float64 { return math.Sqrt(exact.Accumulator(acc).Float64()) }
+
+func paramNorm(norms []int64, param, which int) float64 {
+	return norm(accumulator(norms, param, which))
+}
 
 func bindClipCoef(b *binding) func() error {
 	limit := attr[graph.ClipAttr](b).Max
@@ -170,15 +193,7 @@ func bindAdamW(b *binding) func() error {
 		parts = append(parts, k)
 	}
 	pool := b.pool
-	return func() error {
-		for i := range parts {
-			u.setMoments(&parts[i].Moments)
-			if err := parts[i].Run(pool); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
+	return func() error { return runEach(parts, pool, func(_ int, k *vec.AdamW) { u.set(&k.AdamStep) }) }
 }
 
 // bindAdamW8 is bindAdamW with 8-bit moments. Spans must begin at multiples of vec.Q8Block.
@@ -197,7 +212,7 @@ func bindAdamW8(b *binding, u update, g gradient) func() error {
 		}
 		lo, hi := s.Lo/vec.Q8Block, (s.Hi+vec.Q8Block-1)/vec.Q8Block
 		k := vec.AdamW8{P: p[s.Lo:s.Hi], M: m[s.Lo:s.Hi], V: v[s.Lo:s.Hi], MScale: ms[lo:hi], VScale: vs[lo:hi],
-			Beta1: u.attr.Beta1, Beta2: u.attr.Beta2, Eps: u.attr.Eps, Decay: u.decay(s)}
+			AdamStep: u.step(s)}
 		k.G, k.G16 = g.part(s)
 		if low != nil {
 			k.Low, k.LowAs = low[s.Lo:s.Hi], as
@@ -205,17 +220,7 @@ func bindAdamW8(b *binding, u update, g gradient) func() error {
 		parts = append(parts, k)
 	}
 	pool := b.pool
-	return func() error {
-		for i := range parts {
-			k := &parts[i]
-			k.GradScale, k.LR = u.coef[0], u.lr()
-			k.BC1, k.BC2 = u.hyper[graph.HyperBC1], u.hyper[graph.HyperBC2]
-			if err := k.Run(pool); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
+	return func() error { return runEach(parts, pool, func(_ int, k *vec.AdamW8) { u.set(&k.AdamStep) }) }
 }
 
 // bindAdamW16 is bindAdamW with everything in bf16.
@@ -227,38 +232,34 @@ func bindAdamW16(b *binding, u update, g gradient) func() error {
 	var parts []vec.AdamW16
 	for _, s := range u.spans {
 		k := vec.AdamW16{P: p[s.Lo:s.Hi], M: m[s.Lo:s.Hi], V: v[s.Lo:s.Hi], Stream: num.Stream(b.Program.Params[s.ID].Name), First: s.First,
-			Beta1: u.attr.Beta1, Beta2: u.attr.Beta2, Eps: u.attr.Eps, Decay: u.decay(s)}
+			AdamStep: u.step(s)}
 		k.G, k.G16 = g.part(s)
 		parts = append(parts, k)
 	}
 	pool := b.pool
 	return func() error {
-		for i := range parts {
-			k := &parts[i]
-			k.GradScale, k.LR = u.coef[0], u.lr()
-			k.BC1, k.BC2 = u.hyper[graph.HyperBC1], u.hyper[graph.HyperBC2]
+		return runEach(parts, pool, func(_ int, k *vec.AdamW16) {
+			u.set(&k.AdamStep)
 			k.Seed, k.Update = uint64(u.hyper[graph.HyperSeed]), uint64(u.hyper[graph.HyperUpdate])
-			if err := k.Run(pool); err != nil {
-				return err
-			}
-		}
-		return nil
+		})
 	}
 }
 
 func (u *update) moments(s kernels.Span, p []float32, g gradient, m, v []float32) vec.Moments {
-	k := vec.Moments{
-		P: p[s.Lo:s.Hi], M: m[s.Lo:s.Hi], V: v[s.Lo:s.Hi],
-		Beta1: u.attr.Beta1, Beta2: u.attr.Beta2, Eps: u.attr.Eps, Decay: u.decay(s),
-	}
+	k := vec.Moments{P: p[s.Lo:s.Hi], M: m[s.Lo:s.Hi], V: v[s.Lo:s.Hi], AdamStep: u.step(s)}
 	k.G, k.G16 = g.part(s)
 	return k
 }
 
-// setMoments copies the values that change by step (such as the learning rate) to m.
-func (u *update) setMoments(m *vec.Moments) {
-	m.GradScale, m.LR = u.coef[0], u.lr()
-	m.BC1, m.BC2 = u.hyper[graph.HyperBC1], u.hyper[graph.HyperBC2]
+// step has the factors of a span's update but for those that set gives.
+func (u *update) step(s kernels.Span) vec.AdamStep {
+	return vec.AdamStep{Beta1: u.attr.Beta1, Beta2: u.attr.Beta2, Eps: u.attr.Eps, Decay: u.decay(s)}
+}
+
+// set copies the values that change by step (such as the learning rate) to k.
+func (u *update) set(k *vec.AdamStep) {
+	k.GradScale, k.LR = u.coef[0], u.lr()
+	k.BC1, k.BC2 = u.hyper[graph.HyperBC1], u.hyper[graph.HyperBC2]
 }
 
 func bindSGD(b *binding) func() error {
@@ -276,14 +277,9 @@ func bindSGD(b *binding) func() error {
 	}
 	pool := b.pool
 	return func() error {
-		for i := range parts {
-			k := &parts[i]
+		return runUpdate(parts, copies, pool, func(_ int, k *vec.Momentum) {
 			k.GradScale, k.Rate, k.Step = float64(u.coef[0]), 1, u.lr()
-			if err := k.Run(pool); err != nil {
-				return err
-			}
-		}
-		return runCopies(copies, pool)
+		})
 	}
 }
 
@@ -318,13 +314,10 @@ func bindLAMBDirection(b *binding) func() error {
 	sums := normSums(kernels.Adapted(u.attr, u.spans), p, g, norms)
 	pool := b.pool
 	return func() error {
-		for i := range parts {
-			u.setMoments(&parts[i].Moments)
-			if err := parts[i].Run(pool); err != nil {
-				return err
-			}
+		if err := runEach(parts, pool, func(_ int, k *vec.LAMBDirection) { u.set(&k.AdamStep) }); err != nil {
+			return err
 		}
-		return runSums(sums, pool)
+		return runEach(sums, pool, nil)
 	}
 }
 
@@ -338,7 +331,7 @@ func bindParamNorms(b *binding) func() error {
 	}
 	sums := normSums(kernels.Adapted(u.attr, u.spans), p, g, norms)
 	pool := b.pool
-	return func() error { return runSums(sums, pool) }
+	return func() error { return runEach(sums, pool, nil) }
 }
 
 func bindLAMBApply(b *binding) func() error {
@@ -362,15 +355,10 @@ func bindLAMBApply(b *binding) func() error {
 	}
 	pool := b.pool
 	return func() error {
-		for i, s := range u.spans {
-			k := &parts[i]
+		return runUpdate(parts, copies, pool, func(i int, k *vec.LAMBApply) {
 			k.LR = u.lr()
-			k.Ratio = vec.LAMBRatio(norm(accumulator(norms, s.Param, 0)), norm(accumulator(norms, s.Param, 1)))
-			if err := k.Run(pool); err != nil {
-				return err
-			}
-		}
-		return runCopies(copies, pool)
+			k.Ratio = vec.LAMBRatio(paramNorm(norms, u.spans[i].Param, 0), paramNorm(norms, u.spans[i].Param, 1))
+		})
 	}
 }
 
@@ -391,20 +379,16 @@ func bindLARSApply(b *binding) func() error {
 	pool := b.pool
 	return func() error {
 		lr, coef := u.lr(), float64(u.coef[0])
-		for i, s := range u.spans {
-			k := &parts[i]
-			normP, normG := norm(accumulator(norms, s.Param, 0)), float64(norm(accumulator(norms, s.Param, 1))*coef)
+		return runUpdate(parts, copies, pool, func(i int, k *vec.Momentum) {
+			param := u.spans[i].Param
+			normP, normG := paramNorm(norms, param, 0), float64(paramNorm(norms, param, 1)*coef)
 			k.GradScale = coef
 			if u.attr.Clip {
 				k.Rate, k.Step = vec.LARCRatio(normP, normG, k.Decay, u.attr.Trust, lr), lr
 			} else {
 				k.Rate, k.Step = lr*vec.LARSRatio(normP, normG, k.Decay, u.attr.Trust, u.attr.Unadapted()), 1
 			}
-			if err := k.Run(pool); err != nil {
-				return err
-			}
-		}
-		return runCopies(copies, pool)
+		})
 	}
 }
 
@@ -429,18 +413,13 @@ func bindNovoGrad(b *binding) func() error {
 		coef := float64(u.coef[0])
 		for j, on := range u.trainable {
 			if on {
-				n := float64(norm(accumulator(norms, j, 1)) * coef)
+				n := float64(paramNorm(norms, j, 1) * coef)
 				v[j] = float32(vec.NovoGradMoment(float64(v[j]), float64(n*n), u.attr.Beta2, v[j] == 0))
 			}
 		}
-		for i, s := range u.spans {
-			k := &parts[i]
-			k.GradScale = coef / (math.Sqrt(float64(v[s.Param])) + u.attr.Eps)
+		return runUpdate(parts, copies, pool, func(i int, k *vec.Momentum) {
+			k.GradScale = coef / (math.Sqrt(float64(v[u.spans[i].Param])) + u.attr.Eps)
 			k.Rate, k.Step = 1, u.lr()
-			if err := k.Run(pool); err != nil {
-				return err
-			}
-		}
-		return runCopies(copies, pool)
+		})
 	}
 }

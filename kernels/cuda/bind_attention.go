@@ -7,13 +7,6 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-func init() {
-	register(map[graph.Kind]binder{
-		graph.Attention:     bindAttention,
-		graph.AttentionGrad: bindAttentionGrad,
-	})
-}
-
 // attentionTile is the tile size that attention.cuh uses for heads of at most width
 // elements: queries and keys per tile, in the forward (queries, keys) and in the backward
 // (gradQueries, gradKeys).

@@ -7,51 +7,24 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-func init() {
-	register(map[graph.Kind]binder{
-		graph.Add:   func(b *binding) { b.binary("add") },
-		graph.Sub:   func(b *binding) { b.binary("sub") },
-		graph.Mul:   func(b *binding) { b.binary("mul") },
-		graph.Scale: bindScale,
-
-		graph.SumGrad: bindSumGrad,
-		graph.Sum:     bindSum,
-		graph.Fill:    bindFill,
-		graph.Cast:    bindCast,
-
-		graph.SumParts: bindSumParts,
-
-		graph.Dropout: bindDropout,
-
-		graph.Activation:     bindActivation,
-		graph.ActivationGrad: bindActivationGrad,
-		graph.SwiGLU:         bindSwiGLU,
-		graph.SwiGLUGrad:     bindSwiGLUGrad,
-	})
-}
-
 const elementwise = "elementwise.cu"
 
 // perThread is the number of elements that a thread of an elementwise kernel processes at
 // a time: 16 bytes.
 func perThread(buf *graph.Buffer) int64 { return 16 / buf.DType.Size() }
 
-func (b *binding) binary(name string) {
+// elementwise adds the launch of a kernel over the elements of output 0. Its parameters are the
+// operands, the number of elements, where the kernel can accumulate whether it does, and scalars.
+func (b *binding) elementwise(name string, accumulates bool, scalars ...float32) {
 	y := b.outBuf(0)
-	b.over(elementwise, name+"_"+b.float(y), y.Elems(), perThread(y),
-		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.out(0)).Int64(y.Elems()).Int32(b.accum(0)))
-}
-
-func bindScale(b *binding) {
-	y := b.outBuf(0)
-	b.over(elementwise, "scale_"+b.float(y), y.Elems(), perThread(y),
-		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(y.Elems()).Int32(b.accum(0)).Float32(float32(attr[graph.ScaleAttr](b).Factor)))
-}
-
-func bindSumGrad(b *binding) {
-	dx := b.outBuf(0)
-	b.over(elementwise, "sum_grad_"+b.float(dx), dx.Elems(), perThread(dx),
-		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(dx.Elems()).Int32(b.accum(0)))
+	args := b.operands().Int64(y.Elems())
+	if accumulates {
+		args.Int32(b.accum(0))
+	}
+	for _, v := range scalars {
+		args.Float32(v)
+	}
+	b.over(elementwise, name+"_"+b.float(y), y.Elems(), perThread(y), args)
 }
 
 // sumPiece is the number of elements of a partial sum: PIECE of sum.cu.
@@ -63,30 +36,6 @@ func bindSum(b *binding) {
 	work := b.work(8 * pieces)
 	b.rows("sum.cu", "sum_pieces_"+b.float(x), pieces, threads, 0, b.args().Pointer(b.in(0)).Pointer(work).Int64(x.Elems()))
 	b.rows("sum.cu", "sum_total", 1, threads, 0, b.args().Pointer(work).Pointer(b.out(0)).Int64(pieces).Int32(b.accum(0)))
-}
-
-func bindActivation(b *binding) {
-	y := b.outBuf(0)
-	b.over(elementwise, "act_"+string(attr[graph.ActAttr](b).Act)+"_"+b.float(y), y.Elems(), perThread(y),
-		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(y.Elems()))
-}
-
-func bindActivationGrad(b *binding) {
-	dx := b.outBuf(0)
-	b.over(elementwise, "act_grad_"+string(attr[graph.ActAttr](b).Act)+"_"+b.float(dx), dx.Elems(), perThread(dx),
-		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.out(0)).Int64(dx.Elems()).Int32(b.accum(0)))
-}
-
-func bindSwiGLU(b *binding) {
-	y := b.outBuf(0)
-	b.over(elementwise, "swiglu_"+b.float(y), y.Elems(), perThread(y),
-		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.out(0)).Int64(y.Elems()))
-}
-
-func bindSwiGLUGrad(b *binding) {
-	d := b.outBuf(0)
-	b.over(elementwise, "swiglu_grad_"+b.float(d), d.Elems(), perThread(d),
-		b.args().Pointer(b.in(0)).Pointer(b.in(1)).Pointer(b.in(2)).Pointer(b.out(0)).Pointer(b.out(1)).Int64(d.Elems()))
 }
 
 // bindFill converts the value as kernels/cpu does.
@@ -140,16 +89,13 @@ func bindSumParts(b *binding) {
 		b.failf("no sum of parts of %v", parts.DType)
 		return
 	}
-	sequential := int32(0)
-	if attr[graph.SumPartsAttr](b).Order == graph.SumSequential {
-		sequential = 1
-	}
+	sequential := attr[graph.SumPartsAttr](b).Order == graph.SumSequential
 	n, count := sum.Elems(), parts.Elems()/sum.Elems()
 	shared := treeLevel(parts.DType) * treeLevels(count)
-	if sequential != 0 {
+	if sequential {
 		shared = 0
 	}
-	b.blocks("sum.cu", "sum_parts_"+name, n, perThread(parts), treeThreads, shared, b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(n).Int64(count).Int32(sequential).Int32(b.accum(0)))
+	b.blocks("sum.cu", "sum_parts_"+name, n, perThread(parts), treeThreads, shared, b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(n).Int64(count).Int32(flag(sequential)).Int32(b.accum(0)))
 }
 
 // maxDropout is the largest number of elements of a sample whose dropout counters still

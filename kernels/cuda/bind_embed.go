@@ -7,17 +7,6 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-func init() {
-	register(map[graph.Kind]binder{
-		graph.Embed:      bindEmbed,
-		graph.EmbedGrad:  bindEmbedGrad,
-		graph.AddPos:     bindAddPos,
-		graph.AddPosGrad: bindAddPosGrad,
-		graph.SelectRow:  bindSelectRow,
-		graph.Rope:       bindRope,
-	})
-}
-
 const embedding = "embed.cu"
 
 func bindEmbed(b *binding) {
@@ -77,14 +66,10 @@ func bindRope(b *binding) {
 	table := b.work(4 * a.Seq * a.HeadDim)
 	b.overRows(embedding, "rope_table", a.Seq, a.HeadDim/2, 1, b.args().Pointer(table).Int64(a.Seq).Int64(a.HeadDim).
 		Float64(a.Theta).Float64(a.ScaleFactor).Float64(a.LowFreq).Float64(a.HighFreq).Float64(float64(a.OriginalPositions)))
-	inverse := int32(0)
-	if a.Inverse {
-		inverse = 1
-	}
 	if a.Heads*a.HeadDim > 1<<31 {
 		b.failf("rows have %d elements, the kernel takes %d at most", a.Heads*a.HeadDim, int64(1)<<31)
 		return
 	}
 	b.overRows(embedding, "rope_"+b.float(b.outBuf(0)), n, a.Heads*a.HeadDim/2, perThread(b.outBuf(0)),
-		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Pointer(table).Int64(n).Int64(a.Heads).Int64(a.HeadDim).Int64(a.Seq).Int32(inverse))
+		b.args().Pointer(b.in(0)).Pointer(b.out(0)).Pointer(table).Int64(n).Int64(a.Heads).Int64(a.HeadDim).Int64(a.Seq).Int32(flag(a.Inverse)))
 }

@@ -8,18 +8,6 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 
-func init() {
-	register(map[graph.Kind]binder{
-		graph.Linear:        bindLinear,
-		graph.LinearAct:     bindLinearAct,
-		graph.LinearGradX:   bindLinearGrad,
-		graph.LinearGradAct: bindLinearGradAct,
-		graph.LinearGradW:   bindLinearGrad,
-		graph.LinearGradWB:  bindLinearGradWB,
-		graph.BiasGrad:      bindBiasGrad,
-	})
-}
-
 const linear = "linear.cu"
 
 // cut holds the tile and chunk sizes of this package's kernels. The planner computes the

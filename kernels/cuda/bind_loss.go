@@ -8,17 +8,6 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 
-func init() {
-	register(map[graph.Kind]binder{
-		graph.Softmax:          bindSoftmax,
-		graph.SoftmaxGrad:      bindSoftmaxGrad,
-		graph.CrossEntropy:     bindCrossEntropy,
-		graph.CrossEntropyGrad: bindCrossEntropyGrad,
-		graph.HeadLoss:         bindHeadLoss,
-		graph.HeadLossGrad:     bindHeadLoss,
-	})
-}
-
 const loss = "loss.cu"
 
 // mostRowThreads is the largest number of threads of one row in loss.cu: ROW_THREADS.

@@ -9,15 +9,6 @@ import (
 	"github.com/spillway-ml/spillway/kernels"
 )
 
-func init() {
-	register(map[graph.Kind]binder{
-		graph.LayerNorm:     bindLayerNorm,
-		graph.LayerNormGrad: func(b *binding) { b.normGrad(b.in(3), b.in(4), b.out(2), b.accum(2)) },
-		graph.RMSNorm:       bindRMSNorm,
-		graph.RMSNormGrad:   func(b *binding) { b.normGrad(0, b.in(3), 0, 0) },
-	})
-}
-
 const norm = "norm.cu"
 
 // normHeld is the largest number of 16-byte packs of a row that a thread keeps in
@@ -37,19 +28,9 @@ func (b *binding) normThreads(t graph.DType, cols int64) int64 {
 	return roundUp((cols+normHeld*pack-1)/(normHeld*pack), 32)
 }
 
-func bindLayerNorm(b *binding) { b.norm("layernorm_", b.args().Pointer(b.in(0))) }
-
-func bindRMSNorm(b *binding) { b.norm("rmsnorm_", b.args().Pointer(b.in(0))) }
-
-// norm adds the launch of a norm's kernel. args already holds the addresses of the input.
+// norm adds the launch of a norm's kernel. args already holds the addresses of the operands.
 func (b *binding) norm(kernel string, args *driver.Args) {
 	n, c := matrix(b.outBuf(0))
-	for i := 1; i < len(b.Op.In); i++ { // gamma and beta
-		args.Pointer(b.in(i))
-	}
-	for i := range b.Op.Out { // y and the statistics
-		args.Pointer(b.out(i))
-	}
 	b.rows(norm, kernel+b.float(b.outBuf(0)), n, b.normThreads(b.outBuf(0).DType, c), 0,
 		args.Int32(int32(c)).Float32(float32(attr[graph.NormAttr](b).Eps)))
 }
@@ -71,7 +52,7 @@ func (l *Library) Join(first, second kernels.Binding) (device.Kernel, error) {
 	}
 	b := &binding{Binding: second, lib: l, kernel: &kernel{}}
 	added := &binding{Binding: first, lib: l, kernel: b.kernel}
-	b.norm(name, b.args().Pointer(added.in(0)).Pointer(added.in(1)).Pointer(added.out(0)))
+	b.norm(name, b.operandsFrom(1, b.args().Pointer(added.in(0)).Pointer(added.in(1)).Pointer(added.out(0))))
 	if err := cmp.Or(b.err, added.err); err != nil {
 		return nil, err
 	}

@@ -7,22 +7,6 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 )
 
-func init() {
-	register(map[graph.Kind]binder{
-		graph.SqSum:           bindSqSum,
-		graph.ClipCoef:        bindClipCoef,
-		graph.OverflowCheck:   bindOverflowCheck,
-		graph.LossScaleUpdate: bindLossScaleUpdate,
-		"adamw":               bindAdamW,
-		"sgd":                 func(b *binding) { bindMomentum(b, ruleSGD) },
-		"lamb_dir":            bindLAMBDirection,
-		"lamb_apply":          bindLAMBApply,
-		graph.ParamNorms:      bindParamNorms,
-		"lars_apply":          func(b *binding) { bindMomentum(b, ruleLARS) },
-		"novograd":            bindNovoGrad,
-	})
-}
-
 const updates = "update.cu"
 
 // Constants of update.cu: elements per block of an update and of a norm, and the most
@@ -227,16 +211,12 @@ func bindMomentum(b *binding, rule int32) {
 
 func (b *binding) momentum(a graph.UpdateAttr, spans []kernels.Span, rule int32, norms, coef, hyper, second driver.Address, lowOut int) {
 	low, lowType := b.low(lowOut)
-	nesterov := int32(0)
-	if a.Nesterov {
-		nesterov = 1
-	}
 	b.perSpans("momentum", spans, updateChunk, a.Decay,
 		func(k *driver.Args) {
 			k.Pointer(b.in(0)).Pointer(norms).Pointer(coef).Pointer(hyper).Pointer(b.out(0)).Pointer(b.out(1)).Pointer(second).Pointer(low)
 		},
 		func(k *driver.Args) {
-			k.Float64(a.Beta1).Float64(a.Eps).Float64(a.Trust).Float64(a.Unadapted()).Int32(rule).Int32(nesterov).Int32(b.floatType(b.inBuf(0))).Int32(lowType)
+			k.Float64(a.Beta1).Float64(a.Eps).Float64(a.Trust).Float64(a.Unadapted()).Int32(rule).Int32(flag(a.Nesterov)).Int32(b.floatType(b.inBuf(0))).Int32(lowType)
 		})
 }
 

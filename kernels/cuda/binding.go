@@ -111,10 +111,7 @@ func (b *binding) hasOut(i int) bool {
 
 // accum says whether an output is added to, as the int32 that kernels take.
 func (b *binding) accum(i int) int32 {
-	if b.hasOut(i) && b.Op.Out[i].Mode == graph.Accum {
-		return 1
-	}
-	return 0
+	return flag(b.hasOut(i) && b.Op.Out[i].Mode == graph.Accum)
 }
 
 // inBuf and outBuf describe an operand that is there.
@@ -179,6 +176,20 @@ func attr[A any](b *binding) A {
 // args starts a kernel's parameter list. The first parameter of every kernel is the
 // address of the predicate; the kernel does nothing if the predicate exists and is not 0.
 func (b *binding) args() *driver.Args { return new(driver.Args).Pointer(b.skip) }
+
+// operands is args with the addresses of all inputs and outputs.
+func (b *binding) operands() *driver.Args { return b.operandsFrom(0, b.args()) }
+
+// operandsFrom adds the addresses of inputs first and up, and of all outputs.
+func (b *binding) operandsFrom(first int, args *driver.Args) *driver.Args {
+	for i := first; i < len(b.Op.In); i++ {
+		args.Pointer(b.in(i))
+	}
+	for i := range b.Op.Out {
+		args.Pointer(b.out(i))
+	}
+	return args
+}
 
 // launch adds the launch of kernel name in a source file, over grid blocks of block
 // threads with shared bytes of dynamic shared memory.

@@ -88,18 +88,8 @@ func (r *RankSum) Enqueue(api driver.API, s driver.Stream, dsts, srcs []driver.A
 	a := &r.args
 	copy(a.src[:], srcs)
 	copy(a.dst[:], dsts)
-	a.n, a.ranks, a.outs, a.accumulate = n, int32(len(srcs)), int32(len(dsts)), 0
-	if accumulate {
-		a.accumulate = 1
-	}
-	a.aligned = 1
-	for _, list := range [][]driver.Address{srcs, dsts} {
-		for _, at := range list {
-			if at%16 != 0 {
-				a.aligned = 0
-			}
-		}
-	}
+	a.n, a.ranks, a.outs, a.accumulate = n, int32(len(srcs)), int32(len(dsts)), flag(accumulate)
+	a.aligned = flag(aligned(16, srcs...) && aligned(16, dsts...))
 	const block = treeThreads
 	grid := driver.Dim{X: uint32(min((n+block*r.per-1)/(block*r.per), r.blocks)), Y: 1, Z: 1}
 	err := api.Launch(r.f, grid, driver.Dim{X: block, Y: 1, Z: 1}, r.shared*treeLevels(int64(len(srcs))), s, unsafe.Pointer(a), a.size())

@@ -5,14 +5,13 @@
 // allocates nothing. The CPU's library binds operations on host memory; they run in order with
 // the device work of their stream.
 //
-// A file bind_*.go holds the binders of a group of kinds, and adds them to the
-// table in its init function; src/ has a source of the same name for each.
+// A file bind_*.go holds the binders of a group of kinds; src/ has a source of the same name
+// for each.
 package cuda
 
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"unsafe"
 
@@ -77,11 +76,70 @@ func (l *Library) Close() error {
 // binding has an error, the launches are invalid.
 type binder func(b *binding)
 
-// binders has an entry for every kind but collectives and copies. Each file bind_*.go adds
-// its own in init.
-var binders = map[graph.Kind]binder{}
+// binders has an entry for every kind but collectives and copies.
+var binders = map[graph.Kind]binder{
+	graph.Embed:      bindEmbed,
+	graph.EmbedGrad:  bindEmbedGrad,
+	graph.AddPos:     bindAddPos,
+	graph.AddPosGrad: bindAddPosGrad,
+	graph.SelectRow:  bindSelectRow,
+	graph.Rope:       bindRope,
 
-func register(m map[graph.Kind]binder) { maps.Copy(binders, m) }
+	graph.Linear:        bindLinear,
+	graph.LinearAct:     bindLinearAct,
+	graph.LinearGradX:   bindLinearGrad,
+	graph.LinearGradAct: bindLinearGradAct,
+	graph.LinearGradW:   bindLinearGrad,
+	graph.LinearGradWB:  bindLinearGradWB,
+	graph.BiasGrad:      bindBiasGrad,
+
+	graph.LayerNorm:     func(b *binding) { b.norm("layernorm_", b.operands()) },
+	graph.LayerNormGrad: func(b *binding) { b.normGrad(b.in(3), b.in(4), b.out(2), b.accum(2)) },
+	graph.RMSNorm:       func(b *binding) { b.norm("rmsnorm_", b.operands()) },
+	graph.RMSNormGrad:   func(b *binding) { b.normGrad(0, b.in(3), 0, 0) },
+
+	graph.Softmax:          bindSoftmax,
+	graph.SoftmaxGrad:      bindSoftmaxGrad,
+	graph.CrossEntropy:     bindCrossEntropy,
+	graph.CrossEntropyGrad: bindCrossEntropyGrad,
+	graph.HeadLoss:         bindHeadLoss,
+	graph.HeadLossGrad:     bindHeadLoss,
+
+	graph.Add:            func(b *binding) { b.elementwise("add", true) },
+	graph.Sub:            func(b *binding) { b.elementwise("sub", true) },
+	graph.Mul:            func(b *binding) { b.elementwise("mul", true) },
+	graph.Scale:          func(b *binding) { b.elementwise("scale", true, float32(attr[graph.ScaleAttr](b).Factor)) },
+	graph.SumGrad:        func(b *binding) { b.elementwise("sum_grad", true) },
+	graph.Activation:     func(b *binding) { b.elementwise("act_"+string(attr[graph.ActAttr](b).Act), false) },
+	graph.ActivationGrad: func(b *binding) { b.elementwise("act_grad_"+string(attr[graph.ActAttr](b).Act), true) },
+	graph.SwiGLU:         func(b *binding) { b.elementwise("swiglu", false) },
+	graph.SwiGLUGrad:     func(b *binding) { b.elementwise("swiglu_grad", false) },
+	graph.Sum:            bindSum,
+	graph.Fill:           bindFill,
+	graph.Cast:           bindCast,
+	graph.SumParts:       bindSumParts,
+	graph.Dropout:        bindDropout,
+
+	graph.Attention:     bindAttention,
+	graph.AttentionGrad: bindAttentionGrad,
+
+	graph.Im2Col:      func(b *binding) { b.conv("im2col", b.inBuf(0), false) },
+	graph.Col2Im:      func(b *binding) { b.conv("col2im", b.outBuf(0), true) },
+	graph.MaxPool:     func(b *binding) { b.conv("maxpool", b.inBuf(0), false) },
+	graph.MaxPoolGrad: func(b *binding) { b.conv("maxpool_grad", b.inBuf(1), true) },
+
+	graph.SqSum:           bindSqSum,
+	graph.ClipCoef:        bindClipCoef,
+	graph.OverflowCheck:   bindOverflowCheck,
+	graph.LossScaleUpdate: bindLossScaleUpdate,
+	"adamw":               bindAdamW,
+	"sgd":                 func(b *binding) { bindMomentum(b, ruleSGD) },
+	"lamb_dir":            bindLAMBDirection,
+	"lamb_apply":          bindLAMBApply,
+	graph.ParamNorms:      bindParamNorms,
+	"lars_apply":          func(b *binding) { bindMomentum(b, ruleLARS) },
+	"novograd":            bindNovoGrad,
+}
 
 // Bind prepares an operation. It returns an error that names the operation and the operand
 // if the kind has no kernel (the executor runs collectives and copies itself), if graph.Check

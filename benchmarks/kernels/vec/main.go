@@ -67,8 +67,8 @@ func (b *buffers) next() []float32 {
 
 func benches(n int) []kernel {
 	moments := func(b *buffers) vec.Moments {
-		return vec.Moments{P: b.next(), G: b.next(), M: b.next(), V: b.next(), GradScale: 1, LR: 1e-6,
-			Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 1, BC2: 1}
+		return vec.Moments{P: b.next(), G: b.next(), M: b.next(), V: b.next(), AdamStep: vec.AdamStep{GradScale: 1, LR: 1e-6,
+			Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 1, BC2: 1}}
 	}
 	tree := func(r int) kernel {
 		return kernel{fmt.Sprintf("sum of %d buffers", r), 4 * (r + 1) * n, func(b *buffers) runner {
@@ -90,7 +90,7 @@ func benches(n int) []kernel {
 		}},
 		{"square norm", 4 * n, func(b *buffers) runner { return &vec.SqSum{X: b.next(), Acc: make([]int64, exact.Limbs)} }},
 		tree(2), tree(4), tree(8),
-		{"add", 12 * n, func(b *buffers) runner { return &vec.Add[float32]{A: b.next(), B: b.next(), Y: b.next()} }},
+		{"add", 12 * n, func(b *buffers) runner { return &vec.Binary[float32]{A: b.next(), B: b.next(), Y: b.next()} }},
 		{"gelu", 8 * n, func(b *buffers) runner { return &vec.Activation[float32]{X: b.next(), Y: b.next()} }},
 		{"layernorm", 8 * n, func(b *buffers) runner {
 			const c = 1024

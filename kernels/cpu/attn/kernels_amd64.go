@@ -80,51 +80,12 @@ type dotsArgs struct {
 	columns    int // a multiple of 16
 }
 
-//go:noescape
-func productAVX512W1(args *productArgs)
-
-//go:noescape
-func productAVX512W2(args *productArgs)
-
-//go:noescape
-func productAVX512W3(args *productArgs)
-
-//go:noescape
-func productAVX512W4(args *productArgs)
-
-//go:noescape
-func productAVX2(args *productArgs)
-
-//go:noescape
-func softmaxAVX512(args *softmaxArgs)
-
-//go:noescape
-func softmaxAVX2(args *softmaxArgs)
-
-//go:noescape
-func scoreGradAVX512(args *scoreGradArgs)
-
-//go:noescape
-func scoreGradAVX2(args *scoreGradArgs)
-
-//go:noescape
-func transposeAVX(args *transposeArgs)
-
 type copyArgs struct {
 	in, out       fptr
 	inRow, outRow int // bytes
 	rows          int
 	columns       int // a multiple of 16
 }
-
-//go:noescape
-func copyAVX(args *copyArgs)
-
-//go:noescape
-func finishAVX(args *finishArgs)
-
-//go:noescape
-func dotsAVX(args *dotsArgs)
 
 // product does a tile product of columns (a multiple of 16) at a level.
 func product(l level.Level, args productArgs, columns int) {

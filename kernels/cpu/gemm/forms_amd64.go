@@ -171,40 +171,13 @@ func (p *Product) tileStrip(s area, c unsafe.Pointer, ldc int) {
 
 // microTiles computes up to 32 rows of each sliver of t, up to 32 columns.
 func (s *kernels) microTiles(t *tile, rows, cols int) {
-	switch size := [2]bool{rows > 16, cols > 16}; s.in {
+	switch s.in {
 	case BF16:
-		switch size {
-		case [2]bool{true, true}:
-			bf16x32x32AMX(t)
-		case [2]bool{true, false}:
-			bf16x32x16AMX(t)
-		case [2]bool{false, true}:
-			bf16x16x32AMX(t)
-		default:
-			bf16x16x16AMX(t)
-		}
+		bf16AMX(t, rows, cols)
 	case S8:
-		switch size {
-		case [2]bool{true, true}:
-			s8x32x32AMX(t)
-		case [2]bool{true, false}:
-			s8x32x16AMX(t)
-		case [2]bool{false, true}:
-			s8x16x32AMX(t)
-		default:
-			s8x16x16AMX(t)
-		}
+		s8AMX(t, rows, cols)
 	case U8S8:
-		switch size {
-		case [2]bool{true, true}:
-			u8x32x32AMX(t)
-		case [2]bool{true, false}:
-			u8x32x16AMX(t)
-		case [2]bool{false, true}:
-			u8x16x32AMX(t)
-		default:
-			u8x16x16AMX(t)
-		}
+		u8AMX(t, rows, cols)
 	}
 }
 

@@ -98,42 +98,11 @@ func (u packing) copyEdge(width int, dst, src unsafe.Pointer, ss, rows, bytes, g
 	u.copy(width, dst, unsafe.Pointer(&raw), 0, ld, ceil(rows, group), 1)
 }
 
-func (u packing) transposeBlocks(dst, src unsafe.Pointer, ds, ss, rows, blocks, lanes int) {
-	switch u {
-	case packF32:
-		transposeF32AVX2(dst, src, ds, ss, rows, blocks, lanes)
-	case packBF16:
-		transposeBF16AVX2(dst, src, ds, ss, rows, blocks, lanes)
-	case packF16:
-		transposeF16AVX2(dst, src, ds, ss, rows, blocks, lanes)
-	case packS8:
-		transposeS8AVX2(dst, src, ds, ss, rows, blocks, lanes)
-	case packU8:
-		transposeU8AVX2(dst, src, ds, ss, rows, blocks, lanes)
-	}
-}
-
+// copy packs slivers of width units of k-major rows; see copy6F32AVX2.
 func (u packing) copy(width int, dst, src unsafe.Pointer, step, ss, rows, slivers int) {
-	switch narrow := width == 6; {
-	case u == packF32 && narrow:
-		copy6F32AVX2(dst, src, step, ss, rows, slivers)
-	case u == packF32:
-		copy16F32AVX2(dst, src, step, ss, rows, slivers)
-	case u == packBF16 && narrow:
-		copy6BF16AVX2(dst, src, step, ss, rows, slivers)
-	case u == packBF16:
-		copy16BF16AVX2(dst, src, step, ss, rows, slivers)
-	case u == packF16 && narrow:
-		copy6F16AVX2(dst, src, step, ss, rows, slivers)
-	case u == packF16:
-		copy16F16AVX2(dst, src, step, ss, rows, slivers)
-	case u == packS8 && narrow:
-		copy6S8AVX2(dst, src, step, ss, rows, slivers)
-	case u == packS8:
-		copy16S8AVX2(dst, src, step, ss, rows, slivers)
-	case narrow:
-		copy6U8AVX2(dst, src, step, ss, rows, slivers)
-	default:
-		copy16U8AVX2(dst, src, step, ss, rows, slivers)
+	if width == 6 {
+		u.copy6(dst, src, step, ss, rows, slivers)
+	} else {
+		u.copy16(dst, src, step, ss, rows, slivers)
 	}
 }

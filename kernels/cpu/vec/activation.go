@@ -30,10 +30,7 @@ func (k *Activation[T]) Run(p *pool.Pool) error {
 		c.fail("Act is %d, want one of the activations, below %d", k.Act, numActs)
 	}
 	c.size1("Y", "that of X", len(k.Y), len(k.X))
-	if c.err == nil {
-		run(p, tasks(len(k.X), grain), k)
-	}
-	return c.err
+	return c.run(p, tasks(len(k.X), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -57,10 +54,7 @@ func (k *ActivationGrad[T]) Run(p *pool.Pool) error {
 	}
 	c.size1("DY", "that of X", len(k.DY), len(k.X))
 	c.size1("DX", "that of X", len(k.DX), len(k.X))
-	if c.err == nil {
-		run(p, tasks(len(k.X), grain), k)
-	}
-	return c.err
+	return c.run(p, tasks(len(k.X), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -78,10 +72,7 @@ func (k *SwiGLU[T]) Run(p *pool.Pool) error {
 	c := check{op: "swiglu"}
 	c.size1("Up", "that of Gate", len(k.Up), len(k.Gate))
 	c.size1("Y", "that of Gate", len(k.Y), len(k.Gate))
-	if c.err == nil {
-		run(p, tasks(len(k.Gate), grain), k)
-	}
-	return c.err
+	return c.run(p, tasks(len(k.Gate), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -104,10 +95,7 @@ func (k *SwiGLUGrad[T]) Run(p *pool.Pool) error {
 	c.size1("DY", "that of Gate", len(k.DY), n)
 	c.size1("DGate", "that of Gate", len(k.DGate), n)
 	c.size1("DUp", "that of Gate", len(k.DUp), n)
-	if c.err == nil {
-		run(p, tasks(n, grain), k)
-	}
-	return c.err
+	return c.run(p, tasks(n, grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.

@@ -11,15 +11,10 @@ import (
 // place are not lost in the mean. The random bits are those of num.Rounding for the
 // parameter's element First+i.
 type AdamW16 struct {
-	P, M, V      []uint16
-	G            []float32
-	G16          Half16 // the gradient, if G is nil
-	GradScale    float32
-	LR           float64
-	Beta1, Beta2 float64
-	Eps          float64
-	Decay        float64
-	BC1, BC2     float64
+	P, M, V []uint16
+	G       []float32
+	G16     Half16 // the gradient, if G is nil
+	AdamStep
 
 	Seed, Stream, Update uint64
 	First                int64 // even
@@ -33,18 +28,12 @@ func (k *AdamW16) Run(p *pool.Pool) error {
 	c.gradient("G", k.G, &k.G16, len(k.P))
 	c.size1("M", "that of P", len(k.M), len(k.P))
 	c.size1("V", "that of P", len(k.V), len(k.P))
-	if !(k.BC1 > 0 && k.BC2 > 0) {
-		c.fail("bias corrections BC1 = %g, BC2 = %g, want above 0", k.BC1, k.BC2)
-	}
+	k.AdamStep.check(&c)
 	if k.First < 0 || k.First%2 != 0 {
 		c.fail("First is %d, want an even number", k.First)
 	}
-	if c.err != nil {
-		return c.err
-	}
-	k.s = adamFactors(k.GradScale, k.LR, k.Decay, k.Beta1, k.Beta2, k.Eps, k.BC1, k.BC2)
-	run(p, tasks(len(k.P), grain), k)
-	return nil
+	k.s = k.factors()
+	return c.run(p, tasks(len(k.P), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.

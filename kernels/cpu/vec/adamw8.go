@@ -12,19 +12,14 @@ import (
 // of P's elements, M of the signed map, V of the unsigned one; MScale and VScale have
 // a scale for each 256 of them. P begins at a block.
 type AdamW8 struct {
-	P, G         []float32
-	G16          Half16 // the gradient, if G is nil
-	M, V         []byte
-	MScale       []float32
-	VScale       []float32
-	GradScale    float32
-	LR           float64
-	Beta1, Beta2 float64
-	Eps          float64
-	Decay        float64
-	BC1, BC2     float64
-	Low          []uint16 // nil, or as long as P
-	LowAs        Half
+	P, G   []float32
+	G16    Half16 // the gradient, if G is nil
+	M, V   []byte
+	MScale []float32
+	VScale []float32
+	AdamStep
+	Low   []uint16 // nil, or as long as P
+	LowAs Half
 
 	s adamScalars
 }
@@ -37,19 +32,13 @@ func (k *AdamW8) Run(p *pool.Pool) error {
 	c.size1("V", "that of P", len(k.V), len(k.P))
 	c.size1("MScale", "the blocks of P", len(k.MScale), Q8Blocks(len(k.P)))
 	c.size1("VScale", "the blocks of P", len(k.VScale), Q8Blocks(len(k.P)))
-	if !(k.BC1 > 0 && k.BC2 > 0) {
-		c.fail("bias corrections BC1 = %g, BC2 = %g, want above 0", k.BC1, k.BC2)
-	}
+	k.AdamStep.check(&c)
 	if k.Low != nil {
 		c.half("LowAs", k.LowAs)
 		c.size1("Low", "that of P", len(k.Low), len(k.P))
 	}
-	if c.err != nil {
-		return c.err
-	}
-	k.s = adamFactors(k.GradScale, k.LR, k.Decay, k.Beta1, k.Beta2, k.Eps, k.BC1, k.BC2)
-	run(p, tasks(len(k.P), grain), k)
-	return nil
+	k.s = k.factors()
+	return c.run(p, tasks(len(k.P), grain), k)
 }
 
 // adam8Scalars are what the assembly reads for a block, in its order, and what it

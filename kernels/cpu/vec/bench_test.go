@@ -31,9 +31,9 @@ type benchCase struct {
 func benchCases() []benchCase {
 	const nc, nf = benchN * benchC, benchN * benchF
 	return []benchCase{
-		{"Add", 12 * nc, func(f func(int) []float32) runner { return &Add[float32]{A: f(nc), B: f(nc), Y: f(nc)} }},
+		{"Add", 12 * nc, func(f func(int) []float32) runner { return &Binary[float32]{Op: Add, A: f(nc), B: f(nc), Y: f(nc)} }},
 		{"AddLarge", 12 * (8 << 20), func(f func(int) []float32) runner {
-			return &Add[float32]{A: f(8 << 20), B: f(8 << 20), Y: f(8 << 20)}
+			return &Binary[float32]{Op: Add, A: f(8 << 20), B: f(8 << 20), Y: f(8 << 20)}
 		}},
 		{"LayerNorm", 8 * nc, func(f func(int) []float32) runner {
 			return &LayerNorm[float32]{N: benchN, C: benchC, X: f(nc), Gamma: f(benchC), Beta: f(benchC), Eps: 1e-5, Y: f(nc), Mean: f(benchN), Rstd: f(benchN)}
@@ -81,17 +81,17 @@ func benchCases() []benchCase {
 		}},
 		{"AdamW", 28 * (8 << 20), func(f func(int) []float32) runner {
 			const n = 8 << 20
-			return &AdamW{Moments: Moments{P: f(n), G: f(n), M: f(n), V: f(n), GradScale: 1, LR: 1e-6, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 1, BC2: 1}}
+			return &AdamW{Moments: Moments{P: f(n), G: f(n), M: f(n), V: f(n), AdamStep: AdamStep{GradScale: 1, LR: 1e-6, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 1, BC2: 1}}}
 		}},
 		{"AdamWBF16", 30 * (8 << 20), func(f func(int) []float32) runner {
 			const n = 8 << 20
-			return &AdamW{Moments: Moments{P: f(n), G: f(n), M: f(n), V: f(n), GradScale: 1, LR: 1e-6, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 1, BC2: 1},
+			return &AdamW{Moments: Moments{P: f(n), G: f(n), M: f(n), V: f(n), AdamStep: AdamStep{GradScale: 1, LR: 1e-6, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 1, BC2: 1}},
 				Low: make([]uint16, n), LowAs: BF16}
 		}},
 		{"AdamW8", 16 * (8 << 20), func(f func(int) []float32) runner {
 			const n = 8 << 20
 			k := &AdamW8{P: f(n), G: f(n), M: make([]byte, n), V: make([]byte, n), MScale: f(n / Q8Block), VScale: f(n / Q8Block),
-				GradScale: 1, LR: 1e-6, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 1, BC2: 1}
+				AdamStep: AdamStep{GradScale: 1, LR: 1e-6, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 1, BC2: 1}}
 			for i := range k.M {
 				k.M[i], k.V[i] = byte(i), byte(i>>1)
 			}

@@ -36,7 +36,7 @@ func flip(g *gen) bool { return g.IntN(2) == 0 }
 var cases = []kcase{
 	{"Add", func(g *gen) (runner, []any) {
 		n := g.dim(40000)
-		k := &Add[float32]{A: g.floats(n), B: g.floats(n), Y: g.floats(n), Accumulate: flip(g)}
+		k := &Binary[float32]{Op: Add, A: g.floats(n), B: g.floats(n), Y: g.floats(n), Accumulate: flip(g)}
 		if flip(g) {
 			k.Y = k.A
 		}
@@ -44,7 +44,7 @@ var cases = []kcase{
 	}},
 	{"Sub", func(g *gen) (runner, []any) {
 		n := g.dim(20000)
-		k := &Sub[float32]{A: g.floats(n), B: g.floats(n), Y: g.floats(n), Accumulate: flip(g)}
+		k := &Binary[float32]{Op: Sub, A: g.floats(n), B: g.floats(n), Y: g.floats(n), Accumulate: flip(g)}
 		if flip(g) {
 			k.Y = k.B
 		}
@@ -52,7 +52,7 @@ var cases = []kcase{
 	}},
 	{"Mul", func(g *gen) (runner, []any) {
 		n := g.dim(20000)
-		k := &Mul[float32]{A: g.floats(n), B: g.floats(n), Y: g.floats(n), Accumulate: flip(g)}
+		k := &Binary[float32]{Op: Mul, A: g.floats(n), B: g.floats(n), Y: g.floats(n), Accumulate: flip(g)}
 		return k, out(k.Y)
 	}},
 	{"Scale", func(g *gen) (runner, []any) {
@@ -335,8 +335,8 @@ func randomWindow(g *gen) Window {
 
 func randomMoments(g *gen) Moments {
 	n := g.dim(40000)
-	return Moments{P: g.floats(n), G: g.floats(n), M: g.floats(n), V: g.positive(n), GradScale: 0.7, LR: 1e-3,
-		Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 0.19, BC2: 0.0975}
+	return Moments{P: g.floats(n), G: g.floats(n), M: g.floats(n), V: g.positive(n), AdamStep: AdamStep{GradScale: 0.7, LR: 1e-3,
+		Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 0.19, BC2: 0.0975}}
 }
 
 // levels are those that this CPU can run, the oracle first.

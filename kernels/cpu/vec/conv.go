@@ -53,10 +53,7 @@ func (k *Im2Col[T]) Run(p *pool.Pool) error {
 	}
 	c.size4("X", "(B, H, W, C)", len(k.X), k.B, k.H, k.W, k.C)
 	c.size4("Cols", "(B, OutH, OutW, KH·KW·C)", len(k.Cols), k.B, k.OutH(), k.OutW(), k.KH*k.KW*k.C)
-	if c.err == nil {
-		run(p, k.B*k.OutH(), k)
-	}
-	return c.err
+	return c.run(p, k.B*k.OutH(), k)
 }
 
 // RunIndex is a pool.Task's; call Run. It computes one row of output positions.
@@ -99,10 +96,7 @@ func (k *Col2Im[T]) Run(p *pool.Pool) error {
 	}
 	c.size4("DX", "(B, H, W, C)", len(k.DX), k.B, k.H, k.W, k.C)
 	c.size4("DCols", "(B, OutH, OutW, KH·KW·C)", len(k.DCols), k.B, k.OutH(), k.OutW(), k.KH*k.KW*k.C)
-	if c.err == nil {
-		run(p, k.B*k.H, k)
-	}
-	return c.err
+	return c.run(p, k.B*k.H, k)
 }
 
 // RunIndex is a pool.Task's; call Run. It computes one row of pixels.
@@ -122,7 +116,7 @@ func (k *Col2Im[T]) RunIndex(i int) {
 			for kw := range k.KW {
 				if x, ok := origin(w+k.Pad-kw, k.Stride, ow); ok {
 					s := ((((b*oh+y)*ow+x)*k.KH+kh)*k.KW + kw) * k.C
-					binary(opAdd, d, d, k.DCols[s:s+k.C], false)
+					binary(Add, d, d, k.DCols[s:s+k.C], false)
 				}
 			}
 		}
@@ -162,10 +156,7 @@ func (k *MaxPool[T]) Run(p *pool.Pool) error {
 	}
 	c.size4("X", "(B, H, W, C)", len(k.X), k.B, k.H, k.W, k.C)
 	c.size4("Y", "(B, OutH, OutW, C)", len(k.Y), k.B, k.OutH(), k.OutW(), k.C)
-	if c.err == nil {
-		run(p, k.B*k.OutH(), k)
-	}
-	return c.err
+	return c.run(p, k.B*k.OutH(), k)
 }
 
 // RunIndex is a pool.Task's; call Run. It computes one row of output positions.
@@ -236,10 +227,7 @@ func (k *MaxPoolGrad[T]) Run(p *pool.Pool) error {
 	c.size4("X", "(B, H, W, C)", len(k.X), k.B, k.H, k.W, k.C)
 	c.size4("DX", "(B, H, W, C)", len(k.DX), k.B, k.H, k.W, k.C)
 	c.size4("DY", "(B, OutH, OutW, C)", len(k.DY), k.B, k.OutH(), k.OutW(), k.C)
-	if c.err == nil {
-		run(p, k.B, k)
-	}
-	return c.err
+	return c.run(p, k.B, k)
 }
 
 // RunIndex is a pool.Task's; call Run. It computes one image.

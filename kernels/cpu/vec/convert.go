@@ -29,10 +29,7 @@ func (k *Narrow) Run(p *pool.Pool) error {
 	c := check{op: "narrow"}
 	c.half("To", k.To)
 	c.size1("Dst", "that of Src", len(k.Dst), len(k.Src))
-	if c.err == nil {
-		run(p, tasks(len(k.Src), grain), k)
-	}
-	return c.err
+	return c.run(p, tasks(len(k.Src), grain), k)
 }
 
 // half refuses what is not a 16-bit format.
@@ -60,10 +57,7 @@ func (k *Widen) Run(p *pool.Pool) error {
 	c := check{op: "widen"}
 	c.half("From", k.From)
 	c.size1("Dst", "that of Src", len(k.Dst), len(k.Src))
-	if c.err == nil {
-		run(p, tasks(len(k.Src), grain), k)
-	}
-	return c.err
+	return c.run(p, tasks(len(k.Src), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.

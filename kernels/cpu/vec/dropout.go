@@ -16,7 +16,10 @@ import (
 // counter (e/64·16 + e mod 16, site, sample low, sample high) and the key (seed
 // low, seed high); an element is kept if its word is at least P·2^32.
 type Dropout[T num.Float] struct {
-	X, Y   []T     // of consecutive samples, Elems elements each
+	X, Y   []T  // of consecutive samples, Elems elements each
+	As     Half // the type of 16-bit elements, which are given as X16 and Y16; else NoHalf
+	X16    []uint16
+	Y16    []uint16
 	Elems  int     // elements of one sample, at most 2^34
 	First  int     // where X begins, counted from the first element of Sample
 	P      float64 // in [0, 1)
@@ -30,13 +33,28 @@ type Dropout[T num.Float] struct {
 // Run computes the dropout.
 func (k *Dropout[T]) Run(p *pool.Pool) error {
 	c := check{op: "dropout"}
-	c.dropout(k.First, k.Elems, k.P, len(k.X), len(k.Y))
+	if k.Elems < 1 || k.Elems > 1<<34 {
+		c.fail("Elems is %d, want from 1 to 2^34", k.Elems)
+	}
+	if !(k.P >= 0 && k.P < 1) {
+		c.fail("P is %g, want in [0, 1)", k.P)
+	}
+	if k.First < 0 {
+		c.fail("First is %d, want at least 0", k.First)
+	}
+	c.size1("Y", "that of X", len(k.Y)+len(k.Y16), k.len())
+	if k.As != NoHalf {
+		c.half("As", k.As)
+	}
 	if c.err == nil {
 		k.rounds.schedule(uint32(k.Seed), uint32(k.Seed>>32))
-		run(p, dropTasks(k.First, len(k.X), k.Elems), k)
+		run(p, dropTasks(k.First, k.len(), k.Elems), k)
 	}
 	return c.err
 }
+
+// len is the number of elements.
+func (k *Dropout[T]) len() int { return max(len(k.X), len(k.X16)) }
 
 // dropTasks returns the number of tasks for n elements from first on, of samples of elems each.
 func dropTasks(first, n, elems int) int {
@@ -53,29 +71,32 @@ func dropPiece(i, first, n, elems int) (sample uint64, begin, lo, hi int) {
 	return uint64(s), begin, max(lo, -begin), min(hi, n-begin)
 }
 
-// dropout checks a dropout of x elements into y.
-func (c *check) dropout(first, elems int, p float64, x, y int) {
-	if elems < 1 || elems > 1<<34 {
-		c.fail("Elems is %d, want from 1 to 2^34", elems)
-	}
-	if !(p >= 0 && p < 1) {
-		c.fail("P is %g, want in [0, 1)", p)
-	}
-	if first < 0 {
-		c.fail("First is %d, want at least 0", first)
-	}
-	c.size1("Y", "that of X", y, x)
-}
-
 // RunIndex is a pool.Task's; call Run.
 func (k *Dropout[T]) RunIndex(i int) {
-	sample, begin, lo, hi := dropPiece(i, k.First, len(k.X), k.Elems)
+	sample, begin, lo, hi := dropPiece(i, k.First, k.len(), k.Elems)
 	if lo >= hi {
 		return
 	}
 	sample += k.Sample
+	threshold := uint32(math.Ldexp(k.P, 32))
 	counter := [4]uint32{uint32(lo / 64 * 16), k.Site, uint32(sample), uint32(sample >> 32)}
-	drop(k.Y[begin+lo:begin+hi], k.X[begin+lo:begin+hi], lo%64, counter, &k.rounds, uint32(math.Ldexp(k.P, 32)), T(1/(1-k.P)))
+	if k.As == NoHalf {
+		drop(k.Y[begin+lo:begin+hi], k.X[begin+lo:begin+hi], lo%64, counter, &k.rounds, threshold, T(1/(1-k.P)))
+		return
+	}
+	s := borrow(halfBlock)
+	defer s.giveBack()
+	for lo < hi {
+		skip := lo % 64
+		to := min(lo-skip+halfBlock, hi) // a multiple of 64, if not the end
+		a, b := begin+lo, begin+to
+		x := s.buf[:b-a]
+		widen(k.As, x, k.X16[a:b])
+		counter[0] = uint32(lo / 64 * 16)
+		drop(x, x, skip, counter, &k.rounds, threshold, float32(1/(1-k.P)))
+		narrow(k.As, k.Y16[a:b], x)
+		lo = to
+	}
 }
 
 // roundKeys are the keys of Philox's rounds; the first is the key itself.

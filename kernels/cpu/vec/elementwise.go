@@ -5,73 +5,37 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// Add is Y = A + B, or Y += A + B. Y may be A or B.
-type Add[T num.Float] struct {
+// Op is an operation of Binary.
+type Op int
+
+// Operations.
+const (
+	Add Op = iota
+	Sub
+	Mul
+)
+
+var opNames = [...]string{"add", "sub", "mul"}
+
+// Binary is Y = A op B, element by element, or Y += that. Y may be A or B.
+type Binary[T num.Float] struct {
+	Op         Op
 	A, B, Y    []T
 	Accumulate bool
 }
 
-// Run computes the sum.
-func (k *Add[T]) Run(p *pool.Pool) error {
-	c := check{op: "add"}
+// Run computes.
+func (k *Binary[T]) Run(p *pool.Pool) error {
+	c := check{op: opNames[k.Op]}
 	c.size1("B", "that of A", len(k.B), len(k.A))
 	c.size1("Y", "that of A", len(k.Y), len(k.A))
-	if c.err == nil {
-		run(p, tasks(len(k.A), grain), k)
-	}
-	return c.err
+	return c.run(p, tasks(len(k.A), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
-func (k *Add[T]) RunIndex(i int) {
+func (k *Binary[T]) RunIndex(i int) {
 	lo, hi := piece(i, grain, len(k.A))
-	binary(opAdd, k.Y[lo:hi], k.A[lo:hi], k.B[lo:hi], k.Accumulate)
-}
-
-// Sub is Y = A - B, or Y += A - B. Y may be A or B.
-type Sub[T num.Float] struct {
-	A, B, Y    []T
-	Accumulate bool
-}
-
-// Run computes the difference.
-func (k *Sub[T]) Run(p *pool.Pool) error {
-	c := check{op: "sub"}
-	c.size1("B", "that of A", len(k.B), len(k.A))
-	c.size1("Y", "that of A", len(k.Y), len(k.A))
-	if c.err == nil {
-		run(p, tasks(len(k.A), grain), k)
-	}
-	return c.err
-}
-
-// RunIndex is a pool.Task's; call Run.
-func (k *Sub[T]) RunIndex(i int) {
-	lo, hi := piece(i, grain, len(k.A))
-	binary(opSub, k.Y[lo:hi], k.A[lo:hi], k.B[lo:hi], k.Accumulate)
-}
-
-// Mul is the elementwise product Y = A·B, or Y += A·B. Y may be A or B.
-type Mul[T num.Float] struct {
-	A, B, Y    []T
-	Accumulate bool
-}
-
-// Run computes the product.
-func (k *Mul[T]) Run(p *pool.Pool) error {
-	c := check{op: "mul"}
-	c.size1("B", "that of A", len(k.B), len(k.A))
-	c.size1("Y", "that of A", len(k.Y), len(k.A))
-	if c.err == nil {
-		run(p, tasks(len(k.A), grain), k)
-	}
-	return c.err
-}
-
-// RunIndex is a pool.Task's; call Run.
-func (k *Mul[T]) RunIndex(i int) {
-	lo, hi := piece(i, grain, len(k.A))
-	binary(opMul, k.Y[lo:hi], k.A[lo:hi], k.B[lo:hi], k.Accumulate)
+	binary(k.Op, k.Y[lo:hi], k.A[lo:hi], k.B[lo:hi], k.Accumulate)
 }
 
 // Scale is Y = Factor·X, or Y += Factor·X with the product rounded first. Y may
@@ -86,10 +50,7 @@ type Scale[T num.Float] struct {
 func (k *Scale[T]) Run(p *pool.Pool) error {
 	c := check{op: "scale"}
 	c.size1("Y", "that of X", len(k.Y), len(k.X))
-	if c.err == nil {
-		run(p, tasks(len(k.X), grain), k)
-	}
-	return c.err
+	return c.run(p, tasks(len(k.X), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -102,7 +63,7 @@ func (k *Scale[T]) RunIndex(i int) {
 func ScaleRow(y, x []float32, factor float32, accumulate bool) { scale(y, x, factor, accumulate) }
 
 // AddRow is y = a + b, of a part of a task.
-func AddRow(y, a, b []float32) { binary(opAdd, y, a, b, false) }
+func AddRow(y, a, b []float32) { binary(Add, y, a, b, false) }
 
 // Fill is Y = Value, or Y += Value, for every element.
 type Fill[T num.Float] struct {
@@ -123,27 +84,21 @@ func (k *Fill[T]) RunIndex(i int) {
 	fill(k.Y[lo:hi], k.Value, k.Accumulate)
 }
 
-const (
-	opAdd = iota
-	opSub
-	opMul
-)
-
-func binary[T num.Float](op int, y, a, b []T, acc bool) {
+func binary[T num.Float](op Op, y, a, b []T, acc bool) {
 	if m := groups[T](len(y)); m > 0 {
 		simd.binary[op][index(acc)](ptr(y), ptr(a), ptr(b), m)
 		y, a, b = y[m:], a[m:], b[m:]
 	}
 	switch op {
-	case opAdd:
+	case Add:
 		for i := range y {
 			set(&y[i], a[i]+b[i], acc)
 		}
-	case opSub:
+	case Sub:
 		for i := range y {
 			set(&y[i], a[i]-b[i], acc)
 		}
-	case opMul:
+	case Mul:
 		for i := range y {
 			set(&y[i], T(a[i]*b[i]), acc)
 		}

@@ -27,10 +27,7 @@ func (k *Embed[T]) Run(p *pool.Pool) error {
 	c.size2("Table", "(V, C)", len(k.Table), k.V, k.C)
 	c.size2("Y", "(N, C)", len(k.Y), k.N, k.C)
 	c.tokens(k.Tokens, k.N, max(k.V, k.Total))
-	if c.err == nil {
-		run(p, tasks(k.N, rowGrain(k.C)), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.N, rowGrain(k.C)), k)
 }
 
 // tokens refuses tokens outside [0, v).
@@ -110,6 +107,6 @@ func (k *EmbedGrad[T]) RunIndex(i int) {
 			continue
 		}
 		d := k.DTable[t*k.C:][lo:hi]
-		binary(opAdd, d, d, k.DY[n*k.C+lo:n*k.C+hi], false)
+		binary(Add, d, d, k.DY[n*k.C+lo:n*k.C+hi], false)
 	}
 }

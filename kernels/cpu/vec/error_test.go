@@ -14,7 +14,7 @@ import (
 func TestRefusals(t *testing.T) {
 	f := func(n int) []float32 { return make([]float32, n) }
 	win := Window{B: 1, H: 3, W: 3, C: 2, KH: 2, KW: 2, Stride: 1}
-	m := Moments{P: f(4), G: f(4), M: f(4), V: f(4), BC1: 1, BC2: 1}
+	m := Moments{P: f(4), G: f(4), M: f(4), V: f(4), AdamStep: AdamStep{BC1: 1, BC2: 1}}
 	short := m
 	short.V = f(3)
 	zero := m
@@ -23,10 +23,10 @@ func TestRefusals(t *testing.T) {
 		k    runner
 		want string
 	}{
-		{&Add[float32]{A: f(4), B: f(3), Y: f(4)}, "add: B has 3 elements, want that of A = 4"},
-		{&Add[float32]{A: f(4), B: f(4), Y: f(5)}, "add: Y has 5 elements, want that of A = 4"},
-		{&Sub[float32]{A: f(4), B: f(4), Y: f(3)}, "sub: Y has 3"},
-		{&Mul[float32]{A: f(4), B: f(4), Y: f(3)}, "mul: Y has 3"},
+		{&Binary[float32]{Op: Add, A: f(4), B: f(3), Y: f(4)}, "add: B has 3 elements, want that of A = 4"},
+		{&Binary[float32]{Op: Add, A: f(4), B: f(4), Y: f(5)}, "add: Y has 5 elements, want that of A = 4"},
+		{&Binary[float32]{Op: Sub, A: f(4), B: f(4), Y: f(3)}, "sub: Y has 3"},
+		{&Binary[float32]{Op: Mul, A: f(4), B: f(4), Y: f(3)}, "mul: Y has 3"},
 		{&Scale[float32]{X: f(4), Y: f(3)}, "scale: Y has 3"},
 		{&Activation[float32]{Act: 9}, "activation: Act is 9, want one of the activations, below 4"},
 		{&Activation[float32]{X: f(2), Y: f(1)}, "activation: Y has 1"},

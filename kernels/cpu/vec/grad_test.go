@@ -161,11 +161,11 @@ func grads(r *rand.Rand) []gradCase {
 		const n = 9
 		a, b, y := f(n), f(n), z(n)
 		cs = append(cs, gradCase{"mul", [][]float64{a, b}, y,
-			func() { must(&Mul[float64]{A: a, B: b, Y: y}) },
+			func() { must(&Binary[float64]{Op: Mul, A: a, B: b, Y: y}) },
 			func(dy []float64) [][]float64 {
 				da, db := z(n), z(n)
-				must(&Mul[float64]{A: dy, B: b, Y: da})
-				must(&Mul[float64]{A: dy, B: a, Y: db})
+				must(&Binary[float64]{Op: Mul, A: dy, B: b, Y: da})
+				must(&Binary[float64]{Op: Mul, A: dy, B: a, Y: db})
 				return [][]float64{da, db}
 			}})
 		s := z(1)
@@ -218,9 +218,15 @@ func TestAccumulateAddsTheWrittenValue(t *testing.T) {
 	x, dy, g := randoms[float32](r, n*c), randoms[float32](r, n*c), randoms[float32](r, c)
 	mean, rstd := randoms[float32](r, n), randoms[float32](r, n)
 	for _, make := range []func(d []float32, acc bool) runner{
-		func(d []float32, acc bool) runner { return &Add[float32]{A: x, B: dy, Y: d, Accumulate: acc} },
-		func(d []float32, acc bool) runner { return &Sub[float32]{A: x, B: dy, Y: d, Accumulate: acc} },
-		func(d []float32, acc bool) runner { return &Mul[float32]{A: x, B: dy, Y: d, Accumulate: acc} },
+		func(d []float32, acc bool) runner {
+			return &Binary[float32]{Op: Add, A: x, B: dy, Y: d, Accumulate: acc}
+		},
+		func(d []float32, acc bool) runner {
+			return &Binary[float32]{Op: Sub, A: x, B: dy, Y: d, Accumulate: acc}
+		},
+		func(d []float32, acc bool) runner {
+			return &Binary[float32]{Op: Mul, A: x, B: dy, Y: d, Accumulate: acc}
+		},
 		func(d []float32, acc bool) runner { return &Scale[float32]{X: x, Y: d, Factor: 0.3, Accumulate: acc} },
 		func(d []float32, acc bool) runner { return &Fill[float32]{Y: d, Value: 0.3, Accumulate: acc} },
 		func(d []float32, acc bool) runner {

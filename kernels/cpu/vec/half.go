@@ -107,10 +107,7 @@ func (k *HalfRows) Run(p *pool.Pool) error {
 			c.size1("a row's operand", "C", len(v), k.c)
 		}
 	}
-	if c.err == nil {
-		run(p, tasks(k.n, rowGrain(k.c)), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.n, rowGrain(k.c)), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -192,10 +189,7 @@ func (k *HalfColumns) Run(p *pool.Pool) error {
 		}
 	}
 	c.size1("the output", "C", max(len(k.out), len(k.out32)), k.c)
-	if c.err == nil {
-		run(p, tasks(k.c, halfColumns), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.c, halfColumns), k)
 }
 
 // RunIndex is a pool.Task's; call Run.

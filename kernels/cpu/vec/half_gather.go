@@ -77,7 +77,7 @@ func (k *HalfEmbedGrad) RunIndex(i int) {
 		for ; at < len(k.Order) && int(k.Order[at]>>32) == token; at++ {
 			n := int(k.Order[at] & (1<<32 - 1))
 			widen(k.As, row, k.DY[n*k.C+lo:n*k.C+hi])
-			binary(opAdd, sum, sum, row, false)
+			binary(Add, sum, sum, row, false)
 		}
 		k.DTable.end(k.As, sum, begin)
 	}
@@ -102,10 +102,7 @@ func (k *HalfCol2Im) Run(p *pool.Pool) error {
 	}
 	c.size4("DX", "(B, H, W, C)", len(k.DX), k.B, k.H, k.W, k.C)
 	c.size4("DCols", "(B, OutH, OutW, KH·KW·C)", len(k.DCols), k.B, k.OutH(), k.OutW(), k.KH*k.KW*k.C)
-	if c.err == nil {
-		run(p, k.B*k.H, k)
-	}
-	return c.err
+	return c.run(p, k.B*k.H, k)
 }
 
 // RunIndex is a pool.Task's; call Run. It computes one row of pixels.
@@ -130,7 +127,7 @@ func (k *HalfCol2Im) RunIndex(i int) {
 				if x, ok := origin(w+k.Pad-kw, k.Stride, ow); ok {
 					from := ((((b*oh+y)*ow+x)*k.KH+kh)*k.KW + kw) * k.C
 					widen(k.As, add, k.DCols[from:from+k.C])
-					binary(opAdd, d, d, add, false)
+					binary(Add, d, d, add, false)
 				}
 			}
 		}
@@ -156,10 +153,7 @@ func (k *HalfMaxPool) Run(p *pool.Pool) error {
 	}
 	c.size4("X", "(B, H, W, C)", len(k.X), k.B, k.H, k.W, k.C)
 	c.size4("Y", "(B, OutH, OutW, C)", len(k.Y), k.B, k.OutH(), k.OutW(), k.C)
-	if c.err == nil {
-		run(p, k.B, k)
-	}
-	return c.err
+	return c.run(p, k.B, k)
 }
 
 // RunIndex is a pool.Task's; call Run. It computes one image.
@@ -196,10 +190,7 @@ func (k *HalfMaxPoolGrad) Run(p *pool.Pool) error {
 	c.size4("X", "(B, H, W, C)", len(k.X), k.B, k.H, k.W, k.C)
 	c.size4("DX", "(B, H, W, C)", len(k.DX), k.B, k.H, k.W, k.C)
 	c.size4("DY", "(B, OutH, OutW, C)", len(k.DY), k.B, k.OutH(), k.OutW(), k.C)
-	if c.err == nil {
-		run(p, k.B, k)
-	}
-	return c.err
+	return c.run(p, k.B, k)
 }
 
 // RunIndex is a pool.Task's; call Run. It computes one image.

@@ -1,8 +1,6 @@
 package vec
 
 import (
-	"math"
-
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
@@ -56,23 +54,11 @@ func HalfSwiGLUGrad(as Half, dy, gate, up, dgate, dup []uint16) *HalfRows {
 	return k
 }
 
-// HalfAdd, HalfSub and HalfMul are Add, Sub and Mul of 16-bit operands.
-func HalfAdd(as Half, a, b, y []uint16, accumulate bool) *HalfRows {
-	return binary16("add", opAdd, as, a, b, y, accumulate)
-}
-
-// HalfSub is y = a - b: see HalfAdd.
-func HalfSub(as Half, a, b, y []uint16, accumulate bool) *HalfRows {
-	return binary16("sub", opSub, as, a, b, y, accumulate)
-}
-
-// HalfMul is y = a·b: see HalfAdd.
-func HalfMul(as Half, a, b, y []uint16, accumulate bool) *HalfRows {
-	return binary16("mul", opMul, as, a, b, y, accumulate)
-}
-
-func binary16(name string, op int, as Half, a, b, y []uint16, acc bool) *HalfRows {
-	return elementwise16(name, as, [3][]uint16{a, b}, y, acc, func(t *tile) { binary(op, t.out[0], t.in[0], t.in[1], acc) })
+// HalfBinary is Binary of 16-bit operands.
+func HalfBinary(op Op, as Half, a, b, y []uint16, accumulate bool) *HalfRows {
+	return elementwise16(opNames[op], as, [3][]uint16{a, b}, y, accumulate, func(t *tile) {
+		binary(op, t.out[0], t.in[0], t.in[1], accumulate)
+	})
 }
 
 // HalfScale is Scale of 16-bit operands.
@@ -247,7 +233,7 @@ func HalfAddPos(as Half, c, first, seq int, x, pos, y []uint16, starts []float32
 		for n := t.lo; n < t.hi; n++ {
 			o, at := (n-t.lo)*c, position(n, first, seq, starts)*c
 			widen(as, p.buf[:c], pos[at:at+c])
-			binary(opAdd, t.out[0][o:o+c], t.in[0][o:o+c], p.buf[:c], false)
+			binary(Add, t.out[0][o:o+c], t.in[0][o:o+c], p.buf[:c], false)
 		}
 	})
 }
@@ -296,7 +282,7 @@ func (k *HalfAddPosGrad) RunIndex(i int) {
 		rows := len(k.DY) / k.C
 		for n := nextAt(0, t, k.First, k.Seq, rows, k.Starts); t < k.Seq && n < rows; n = nextAt(n+1, t, k.First, k.Seq, rows, k.Starts) {
 			widen(k.As, row, k.DY[n*k.C:(n+1)*k.C])
-			binary(opAdd, sum, sum, row, false)
+			binary(Add, sum, sum, row, false)
 		}
 		k.DPos.end(k.As, sum, t*k.C)
 	}
@@ -323,99 +309,4 @@ func (s *HalfSum) end(as Half, sum []float32, at int) {
 	if s.To != nil {
 		narrow(as, s.To[at:at+len(sum)], sum)
 	}
-}
-
-// HalfDropout is Dropout of 16-bit elements.
-type HalfDropout struct {
-	As   Half
-	X, Y []uint16 // of consecutive samples, Elems elements each; Y may be X
-
-	Elems  int
-	First  int // as Dropout's
-	P      float64
-	Seed   uint64
-	Site   uint32
-	Sample uint64
-
-	rounds roundKeys
-}
-
-// Run computes the dropout.
-func (k *HalfDropout) Run(p *pool.Pool) error {
-	c := check{op: "dropout"}
-	c.half("As", k.As)
-	c.dropout(k.First, k.Elems, k.P, len(k.X), len(k.Y))
-	if c.err == nil {
-		k.rounds.schedule(uint32(k.Seed), uint32(k.Seed>>32))
-		run(p, dropTasks(k.First, len(k.X), k.Elems), k)
-	}
-	return c.err
-}
-
-// RunIndex is a pool.Task's; call Run.
-func (k *HalfDropout) RunIndex(i int) {
-	sample, begin, lo, hi := dropPiece(i, k.First, len(k.X), k.Elems)
-	sample += k.Sample
-	s := borrow(halfBlock)
-	defer s.giveBack()
-	for lo < hi {
-		skip := lo % 64
-		to := min(lo-skip+halfBlock, hi) // a multiple of 64, if not the end
-		a, b := begin+lo, begin+to
-		x := s.buf[:b-a]
-		widen(k.As, x, k.X[a:b])
-		counter := [4]uint32{uint32(lo / 64 * 16), k.Site, uint32(sample), uint32(sample >> 32)}
-		drop(x, x, skip, counter, &k.rounds, uint32(math.Ldexp(k.P, 32)), float32(1/(1-k.P)))
-		narrow(k.As, k.Y[a:b], x)
-		lo = to
-	}
-}
-
-// HalfTotal is Sum of 16-bit elements.
-type HalfTotal struct {
-	As         Half
-	X          []uint16
-	Y          []float64 // (1)
-	Work       []float64 // (SumWork(len(X)))
-	Accumulate bool
-}
-
-// Run computes the sum.
-func (k *HalfTotal) Run(p *pool.Pool) error {
-	c := check{op: "sum"}
-	c.half("As", k.As)
-	c.size1("Y", "1", len(k.Y), 1)
-	c.size1("Work", "SumWork(len(X))", len(k.Work), SumWork(len(k.X)))
-	if c.err != nil {
-		return c.err
-	}
-	run(p, len(k.Work), k)
-	k.Y[0] = total(k.Work, k.Y[0], k.Accumulate)
-	return nil
-}
-
-// RunIndex is a pool.Task's; call Run.
-func (k *HalfTotal) RunIndex(i int) {
-	s := borrow(block)
-	defer s.giveBack()
-	lo, hi := piece(i, sumGrain, len(k.X))
-	var t treeSum
-	for ; lo < hi; lo += block {
-		x := s.buf[:min(block, hi-lo)]
-		widen(k.As, x, k.X[lo:lo+len(x)])
-		t.push(blockSum(x))
-	}
-	k.Work[i] = t.sum()
-}
-
-// total adds the sums of tasks by the tree.
-func total(work []float64, old float64, accumulate bool) float64 {
-	var t treeSum
-	for _, s := range work {
-		t.push(s)
-	}
-	if accumulate {
-		return t.sum() + old
-	}
-	return t.sum()
 }

@@ -27,10 +27,7 @@ func (k *HeadStats[T]) Run(p *pool.Pool) error {
 	c.size2("Logits", "(N, V)", len(k.Logits), k.N, k.V)
 	c.size1("Targets", "N", len(k.Targets), k.N)
 	c.size2("Stats", "(N, 3)", len(k.Stats), k.N, headStatistics)
-	if c.err == nil {
-		run(p, tasks(k.N, rowGrain(k.V)), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.N, rowGrain(k.V)), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -143,10 +140,7 @@ func (k *HeadSliceGrad[T]) Run(p *pool.Pool) error {
 	c.size2("Logits", "(N, V)", len(k.Logits), k.N, k.V)
 	c.size1("LSE", "N", len(k.LSE), k.N)
 	c.size1("Targets", "N", len(k.Targets), k.N)
-	if c.err == nil {
-		run(p, tasks(k.N, rowGrain(k.V)), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.N, rowGrain(k.V)), k)
 }
 
 // RunIndex is a pool.Task's; call Run.

@@ -320,7 +320,7 @@ func (k *Dequantize8) inOrder(sum []float32, lo, hi int, rest []float32, acc exa
 		if k.Squares != nil {
 			addSquares(acc, x)
 		}
-		binary(opAdd, sum, sum, x, false)
+		binary(Add, sum, sum, x, false)
 	}
 	if k.Y == nil {
 		narrow(k.As, k.Y16[lo:hi], sum)

@@ -31,10 +31,7 @@ func (k *LayerNorm[T]) Run(p *pool.Pool) error {
 	c.size2("Y", "(N, C)", len(k.Y), k.N, k.C)
 	c.size1("Mean", "N", len(k.Mean), k.N)
 	c.size1("Rstd", "N", len(k.Rstd), k.N)
-	if c.err == nil {
-		run(p, tasks(k.N, rowGrain(k.C)), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.N, rowGrain(k.C)), k)
 }
 
 // RunIndex is a pool.Task's; call Run.

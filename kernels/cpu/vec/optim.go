@@ -20,9 +20,13 @@ type Half16 struct {
 	As Half
 }
 
-// widened calls f for blocks [lo, hi) of elements [from, to) and their float32
-// values.
-func (h *Half16) widened(from, to int, f func(lo, hi int, x []float32)) {
+// widened calls f for elements [from, to) of plain, or, where there are 16-bit ones in their
+// place, for blocks [lo, hi) of them and their float32 values.
+func (h *Half16) widened(plain []float32, from, to int, f func(lo, hi int, x []float32)) {
+	if h.X == nil {
+		f(from, to, plain[from:to])
+		return
+	}
 	s := borrow(halfBlock)
 	defer s.giveBack()
 	for lo := from; lo < to; lo += halfBlock {
@@ -42,10 +46,8 @@ func (c *check) gradient(name string, g []float32, half *Half16, n int) {
 	c.size1(name+"16", "that of P", len(half.X), n)
 }
 
-// Moments are the arguments that Adam's kin share.
-type Moments struct {
-	P, G, M, V   []float32 // parameter, gradient, first and second moment
-	G16          Half16    // the gradient, if G is nil; of AdamW alone
+// AdamStep has the factors of a step of Adam and its kin.
+type AdamStep struct {
 	GradScale    float32
 	LR           float64
 	Beta1, Beta2 float64
@@ -54,14 +56,25 @@ type Moments struct {
 	BC1, BC2     float64 // bias corrections 1 - Beta1^t and 1 - Beta2^t
 }
 
+func (k *AdamStep) check(c *check) {
+	if !(k.BC1 > 0 && k.BC2 > 0) {
+		c.fail("bias corrections BC1 = %g, BC2 = %g, want above 0", k.BC1, k.BC2)
+	}
+}
+
+// Moments are the arguments that AdamW and LAMBDirection share.
+type Moments struct {
+	P, G, M, V []float32 // parameter, gradient, first and second moment
+	G16        Half16    // the gradient, if G is nil; of AdamW alone
+	AdamStep
+}
+
 func (k *Moments) check(c *check) {
 	n := len(k.P)
 	c.gradient("G", k.G, &k.G16, n)
 	c.size1("M", "that of P", len(k.M), n)
 	c.size1("V", "that of P", len(k.V), n)
-	if !(k.BC1 > 0 && k.BC2 > 0) {
-		c.fail("bias corrections BC1 = %g, BC2 = %g, want above 0", k.BC1, k.BC2)
-	}
+	k.AdamStep.check(c)
 }
 
 // AdamW is Adam with decoupled weight decay (Kingma and Ba, 2015; Loshchilov and
@@ -86,16 +99,16 @@ type adamScalars struct {
 	gradScale, keep, beta1, rest1, beta2, rest2, root2, eps, step float32
 }
 
-// adamFactors are the same whatever the moments rest in.
-func adamFactors(gradScale float32, lr, decay, beta1, beta2, eps, bc1, bc2 float64) adamScalars {
+// factors are the same whatever the moments rest in.
+func (k *AdamStep) factors() adamScalars {
 	return adamScalars{
-		gradScale: gradScale,
-		keep:      float32(1 - float64(lr*decay)),
-		beta1:     float32(beta1), rest1: float32(1 - beta1),
-		beta2: float32(beta2), rest2: float32(1 - beta2),
-		root2: float32(1 / math.Sqrt(bc2)),
-		eps:   float32(eps),
-		step:  float32(lr / bc1),
+		gradScale: k.GradScale,
+		keep:      float32(1 - float64(k.LR*k.Decay)),
+		beta1:     float32(k.Beta1), rest1: float32(1 - k.Beta1),
+		beta2: float32(k.Beta2), rest2: float32(1 - k.Beta2),
+		root2: float32(1 / math.Sqrt(k.BC2)),
+		eps:   float32(k.Eps),
+		step:  float32(k.LR / k.BC1),
 	}
 }
 
@@ -107,22 +120,14 @@ func (k *AdamW) Run(p *pool.Pool) error {
 		c.half("LowAs", k.LowAs)
 		c.size1("Low", "that of P", len(k.Low), len(k.P))
 	}
-	if c.err != nil {
-		return c.err
-	}
-	k.s = adamFactors(k.GradScale, k.LR, k.Decay, k.Beta1, k.Beta2, k.Eps, k.BC1, k.BC2)
-	run(p, tasks(len(k.P), grain), k)
-	return nil
+	k.s = k.factors()
+	return c.run(p, tasks(len(k.P), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
 func (k *AdamW) RunIndex(i int) {
 	lo, hi := piece(i, grain, len(k.P))
-	if k.G16.X == nil {
-		k.block(lo, hi, k.G[lo:hi])
-		return
-	}
-	k.G16.widened(lo, hi, k.block)
+	k.G16.widened(k.G, lo, hi, k.block)
 }
 
 func (k *AdamW) block(lo, hi int, g []float32) {
@@ -178,20 +183,9 @@ func (k *LAMBDirection) Run(p *pool.Pool) error {
 	if k.G16.X != nil {
 		c.fail("G16 is set; the direction replaces a float32 gradient")
 	}
-	if c.err != nil {
-		return c.err
-	}
-	k.s = adamScalars{
-		gradScale: k.GradScale,
-		beta1:     float32(k.Beta1), rest1: float32(1 - k.Beta1),
-		beta2: float32(k.Beta2), rest2: float32(1 - k.Beta2),
-		root2: float32(1 / math.Sqrt(k.BC2)),
-		eps:   float32(k.Eps),
-		step:  float32(1 / k.BC1),
-		keep:  float32(k.Decay),
-	}
-	run(p, tasks(len(k.P), grain), k)
-	return nil
+	k.s = k.factors()
+	k.s.step, k.s.keep = float32(1/k.BC1), float32(k.Decay)
+	return c.run(p, tasks(len(k.P), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -233,22 +227,14 @@ func LAMBRatio(normP, normU float64) float64 {
 func (k *LAMBApply) Run(p *pool.Pool) error {
 	c := check{op: "lamb apply"}
 	c.gradient("U", k.U, &k.U16, len(k.P))
-	if c.err != nil {
-		return c.err
-	}
 	k.step = float32(k.LR * k.Ratio)
-	run(p, tasks(len(k.P), grain), k)
-	return nil
+	return c.run(p, tasks(len(k.P), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
 func (k *LAMBApply) RunIndex(i int) {
 	lo, hi := piece(i, grain, len(k.P))
-	if k.U16.X == nil {
-		k.block(lo, hi, k.U[lo:hi])
-		return
-	}
-	k.U16.widened(lo, hi, k.block)
+	k.U16.widened(k.U, lo, hi, k.block)
 }
 
 func (k *LAMBApply) block(lo, hi int, u []float32) { axpy(k.P[lo:hi], u, -k.step) }
@@ -331,22 +317,14 @@ func (k *Momentum) Run(p *pool.Pool) error {
 	} else if k.Momentum != 0 {
 		c.fail("B is nil and Momentum is %g, want a buffer or 0", k.Momentum)
 	}
-	if c.err != nil {
-		return c.err
-	}
 	k.s = momentumScalars{float32(k.GradScale), float32(k.Decay), float32(k.Rate), float32(k.Momentum), float32(k.Step)}
-	run(p, tasks(len(k.P), grain), k)
-	return nil
+	return c.run(p, tasks(len(k.P), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
 func (k *Momentum) RunIndex(i int) {
 	lo, hi := piece(i, grain, len(k.P))
-	if k.G16.X == nil {
-		k.block(lo, hi, k.G[lo:hi])
-		return
-	}
-	k.G16.widened(lo, hi, k.block)
+	k.G16.widened(k.G, lo, hi, k.block)
 }
 
 func (k *Momentum) block(lo, hi int, g []float32) {

@@ -456,7 +456,7 @@ func TestOptimizers(t *testing.T) {
 	low := make([]uint16, n)
 	for step := 1; step <= 5; step++ {
 		bc1, bc2 := 1-math.Pow(b1, float64(step)), 1-math.Pow(b2, float64(step))
-		k := AdamW{Moments: Moments{P: p, G: g, M: m, V: v, GradScale: clip, LR: lr, Beta1: b1, Beta2: b2, Eps: eps, Decay: wd, BC1: bc1, BC2: bc2}, Low: low, LowAs: F16}
+		k := AdamW{Moments: Moments{P: p, G: g, M: m, V: v, AdamStep: AdamStep{GradScale: clip, LR: lr, Beta1: b1, Beta2: b2, Eps: eps, Decay: wd, BC1: bc1, BC2: bc2}}, Low: low, LowAs: F16}
 		require.NoError(t, k.Run(nil))
 		for i := range n {
 			gi := float64(g[i]) * clip
@@ -475,7 +475,7 @@ func TestOptimizers(t *testing.T) {
 
 	u := append([]float32(nil), g...)
 	p0, m0, v0 := wide(p), wide(m), wide(v)
-	k := LAMBDirection{Moments: Moments{P: p, G: u, M: m, V: v, GradScale: clip, Beta1: b1, Beta2: b2, Eps: eps, Decay: wd, BC1: 0.3, BC2: 0.2}}
+	k := LAMBDirection{Moments: Moments{P: p, G: u, M: m, V: v, AdamStep: AdamStep{GradScale: clip, Beta1: b1, Beta2: b2, Eps: eps, Decay: wd, BC1: 0.3, BC2: 0.2}}}
 	require.NoError(t, k.Run(nil))
 	want := make([]float64, n)
 	for i := range n {

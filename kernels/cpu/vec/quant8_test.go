@@ -222,7 +222,7 @@ func adamw8Bytes(t *testing.T, low, g16 Half) []byte {
 	r := rand.New(rand.NewPCG(11, 12))
 	blocks := Q8Blocks(n)
 	k := AdamW8{P: normals(r, n, false), M: make([]byte, n), V: make([]byte, n), MScale: make([]float32, blocks), VScale: make([]float32, blocks),
-		GradScale: 0.5, LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 0.3, BC2: 0.1}
+		AdamStep: AdamStep{GradScale: 0.5, LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 0.3, BC2: 0.1}}
 	if low != NoHalf {
 		k.Low, k.LowAs = make([]uint16, n), low
 	}
@@ -322,8 +322,8 @@ func TestAdamW8FollowsAdamW(t *testing.T) {
 		for i := range g {
 			g[i] += 5e-4 // a drift, as of training
 		}
-		one := AdamW8{GradScale: 0.5, LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1,
-			BC1: 1 - math.Pow(0.9, float64(s)), BC2: 1 - math.Pow(0.95, float64(s))}
+		one := AdamW8{AdamStep: AdamStep{GradScale: 0.5, LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1,
+			BC1: 1 - math.Pow(0.9, float64(s)), BC2: 1 - math.Pow(0.95, float64(s))}}
 		whole := one
 		whole.P, whole.G, whole.M, whole.V, whole.MScale, whole.VScale, whole.Low, whole.LowAs = p, g, m, v, ms, vs, low, BF16
 		require.NoError(t, whole.Run(pl))
@@ -355,8 +355,8 @@ func TestAdamW8FollowsAdamW(t *testing.T) {
 	back := make([]float32, n)
 	WidenRow(BF16, back, low)
 	require.Greater(t, snr(f64s(p), f64s(back)), 40.0)
-	require.Error(t, (&AdamW8{P: p, G: p, M: m[1:], V: v, MScale: ms, VScale: vs, BC1: 1, BC2: 1}).Run(nil))
-	require.Error(t, (&AdamW8{P: p, G: p, M: m, V: v, MScale: ms, VScale: vs[1:], BC1: 1, BC2: 1}).Run(nil))
+	require.Error(t, (&AdamW8{P: p, G: p, M: m[1:], V: v, MScale: ms, VScale: vs, AdamStep: AdamStep{BC1: 1, BC2: 1}}).Run(nil))
+	require.Error(t, (&AdamW8{P: p, G: p, M: m, V: v, MScale: ms, VScale: vs[1:], AdamStep: AdamStep{BC1: 1, BC2: 1}}).Run(nil))
 }
 
 func differing(a, b []byte) (n int) {

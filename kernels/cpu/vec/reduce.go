@@ -26,6 +26,7 @@ func SumWork(n int) int { return tasks(n, sumGrain) }
 // of two below its length.
 type Sum[T num.Float] struct {
 	X          []T
+	X16        Half16    // the elements, if X is nil
 	Y          []float64 // (1)
 	Work       []float64 // (SumWork(len(X)))
 	Accumulate bool
@@ -35,23 +36,42 @@ type Sum[T num.Float] struct {
 func (k *Sum[T]) Run(p *pool.Pool) error {
 	c := check{op: "sum"}
 	c.size1("Y", "1", len(k.Y), 1)
-	c.size1("Work", "SumWork(len(X))", len(k.Work), SumWork(len(k.X)))
+	c.size1("Work", "SumWork(len(X))", len(k.Work), SumWork(max(len(k.X), len(k.X16.X))))
+	if k.X16.X != nil {
+		c.half("X16.As", k.X16.As)
+	}
 	if c.err != nil {
 		return c.err
 	}
 	run(p, len(k.Work), k)
-	k.Y[0] = total(k.Work, k.Y[0], k.Accumulate)
+	var t treeSum
+	for _, s := range k.Work {
+		t.push(s)
+	}
+	if k.Accumulate {
+		k.Y[0] = t.sum() + k.Y[0]
+	} else {
+		k.Y[0] = t.sum()
+	}
 	return nil
 }
 
 // RunIndex is a pool.Task's; call Run.
 func (k *Sum[T]) RunIndex(i int) {
-	lo, hi := piece(i, sumGrain, len(k.X))
+	lo, hi := piece(i, sumGrain, max(len(k.X), len(k.X16.X)))
 	var t treeSum
-	for ; lo < hi; lo += block {
-		t.push(blockSum(k.X[lo:min(lo+block, hi)]))
+	if k.X16.X == nil {
+		pushBlocks(&t, k.X[lo:hi])
+	} else {
+		k.X16.widened(nil, lo, hi, func(_, _ int, x []float32) { pushBlocks(&t, x) })
 	}
 	k.Work[i] = t.sum()
+}
+
+func pushBlocks[T num.Float](t *treeSum, x []T) {
+	for lo := 0; lo < len(x); lo += block {
+		t.push(blockSum(x[lo:min(lo+block, len(x))]))
+	}
 }
 
 // treeSum adds a sequence by the tree that splits at the largest power of two
@@ -127,10 +147,7 @@ func (k *SqSum) Run(p *pool.Pool) error {
 	if k.X16.X != nil {
 		c.half("X16.As", k.X16.As)
 	}
-	if c.err == nil {
-		run(p, tasks(max(len(k.X), len(k.X16.X)), sumGrain), k)
-	}
-	return c.err
+	return c.run(p, tasks(max(len(k.X), len(k.X16.X)), sumGrain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -138,11 +155,7 @@ func (k *SqSum) RunIndex(i int) {
 	lo, hi := piece(i, sumGrain, max(len(k.X), len(k.X16.X)))
 	var limbs [exact.Limbs]int64
 	acc := exact.Accumulator(limbs[:])
-	if k.X16.X == nil {
-		addSquares(acc, k.X[lo:hi])
-	} else { // blocks of whole sums
-		k.X16.widened(lo, hi, func(_, _ int, x []float32) { addSquares(acc, x) })
-	}
+	k.X16.widened(k.X, lo, hi, func(_, _ int, x []float32) { addSquares(acc, x) }) // blocks of whole sums
 	giveTo(k.Acc, acc)
 }
 
@@ -178,10 +191,7 @@ func (k *ColumnSum[T]) Run(p *pool.Pool) error {
 	c.dim("C", k.C)
 	c.size2("X", "(N, C)", len(k.X), k.N, k.C)
 	c.size1("Y", "C", len(k.Y), k.C)
-	if c.err == nil {
-		run(p, tasks(k.C, colGrain), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.C, colGrain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -250,10 +260,7 @@ func (k *AddPos[T]) Run(p *pool.Pool) error {
 	c.size2("Y", "(N, C)", len(k.Y), k.N, k.C)
 	c.atLeastRows("Pos", len(k.Pos), k.Seq, k.C)
 	c.starts(len(k.Starts), k.N)
-	if c.err == nil {
-		run(p, tasks(k.N, rowGrain(k.C)), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.N, rowGrain(k.C)), k)
 }
 
 // starts refuses another number of starts than rows, unless there are none.
@@ -275,7 +282,7 @@ func (k *AddPos[T]) RunIndex(i int) {
 	lo, hi := piece(i, rowGrain(k.C), k.N)
 	for n := lo; n < hi; n++ {
 		a, b, t := n*k.C, (n+1)*k.C, position(n, k.First, k.Seq, k.Starts)
-		binary(opAdd, k.Y[a:b], k.X[a:b], k.Pos[t*k.C:(t+1)*k.C], false)
+		binary(Add, k.Y[a:b], k.X[a:b], k.Pos[t*k.C:(t+1)*k.C], false)
 	}
 }
 
@@ -315,7 +322,7 @@ func (k *AddPosGrad[T]) RunIndex(i int) {
 	for t := lo; t < min(hi, k.Seq); t++ {
 		d := k.DPos[t*k.C : (t+1)*k.C]
 		for n := nextAt(0, t, k.First, k.Seq, k.N, k.Starts); n < k.N; n = nextAt(n+1, t, k.First, k.Seq, k.N, k.Starts) {
-			binary(opAdd, d, d, k.DY[n*k.C:(n+1)*k.C], false)
+			binary(Add, d, d, k.DY[n*k.C:(n+1)*k.C], false)
 		}
 	}
 }

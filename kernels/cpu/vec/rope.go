@@ -39,10 +39,7 @@ func (k *RopeTable[T]) Run(p *pool.Pool) error {
 		c.fail("scaling has Factor %g, LowFreq %g, HighFreq %g, Original %g; want Factor at least 1, 0 < LowFreq < HighFreq, Original above 0",
 			k.Factor, k.LowFreq, k.HighFreq, k.Original)
 	}
-	if c.err == nil {
-		run(p, tasks(k.Seq, ropeGrain), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.Seq, ropeGrain), k)
 }
 
 // even refuses a width that has no halves.
@@ -115,10 +112,7 @@ func (k *Rope[T]) Run(p *pool.Pool) error {
 	c.size4("Y", "(N, Heads, D, 1)", len(k.Y), k.N, k.Heads, k.D, 1)
 	c.size2("Table", "(Seq, D)", len(k.Table), k.Seq, k.D)
 	c.starts(len(k.Starts), k.N)
-	if c.err == nil {
-		run(p, tasks(k.N, rowGrain(k.Heads*k.D)), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.N, rowGrain(k.Heads*k.D)), k)
 }
 
 // RunIndex is a pool.Task's; call Run.

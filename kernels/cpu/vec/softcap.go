@@ -16,10 +16,7 @@ type SoftCap[T num.Float] struct {
 func (k *SoftCap[T]) Run(p *pool.Pool) error {
 	c := check{op: "softcap"}
 	c.size1("Y", "that of X", len(k.Y), len(k.X))
-	if c.err == nil {
-		run(p, tasks(len(k.X), grain), k)
-	}
-	return c.err
+	return c.run(p, tasks(len(k.X), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -40,10 +37,7 @@ func (k *SoftCapGrad[T]) Run(p *pool.Pool) error {
 	c := check{op: "softcap gradient"}
 	c.size1("DY", "that of Y", len(k.DY), len(k.Y))
 	c.size1("DX", "that of Y", len(k.DX), len(k.Y))
-	if c.err == nil {
-		run(p, tasks(len(k.Y), grain), k)
-	}
-	return c.err
+	return c.run(p, tasks(len(k.Y), grain), k)
 }
 
 // RunIndex is a pool.Task's; call Run.

@@ -21,10 +21,7 @@ func (k *Softmax[T]) Run(p *pool.Pool) error {
 	c.dim("C", k.C)
 	c.size2("X", "(N, C)", len(k.X), k.N, k.C)
 	c.size2("Y", "(N, C)", len(k.Y), k.N, k.C)
-	if c.err == nil {
-		run(p, tasks(k.N, rowGrain(k.C)), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.N, rowGrain(k.C)), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -56,10 +53,7 @@ func (k *SoftmaxGrad[T]) Run(p *pool.Pool) error {
 	c.size2("DY", "(N, C)", len(k.DY), k.N, k.C)
 	c.size2("Y", "(N, C)", len(k.Y), k.N, k.C)
 	c.size2("DX", "(N, C)", len(k.DX), k.N, k.C)
-	if c.err == nil {
-		run(p, tasks(k.N, rowGrain(k.C)), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.N, rowGrain(k.C)), k)
 }
 
 // RunIndex is a pool.Task's; call Run.
@@ -222,10 +216,7 @@ func (k *CrossEntropyGrad[T]) Run(p *pool.Pool) error {
 	c.size1("LSE", "N", len(k.LSE), k.N)
 	c.size2("DLogits", "(N, V)", len(k.DLogits), k.N, k.V)
 	c.targets(k.Targets, k.N, k.V)
-	if c.err == nil {
-		run(p, tasks(k.N, rowGrain(k.V)), k)
-	}
-	return c.err
+	return c.run(p, tasks(k.N, rowGrain(k.V)), k)
 }
 
 // RunIndex is a pool.Task's; call Run.

@@ -204,7 +204,7 @@ func (k *SumParts) add(r, at int, x []float32) {
 		copy(y, x)
 		return
 	}
-	binary(opAdd, y, y, x, false)
+	binary(Add, y, y, x, false)
 }
 
 // wide is RunIndex of 16-bit parts: one after the other through a block of scratch,

@@ -31,10 +31,7 @@ func (k *SumTree) Run(p *pool.Pool) error {
 			c.fail("Srcs[%d] has %d elements, want that of Dst = %d", i, len(s), len(k.Dst))
 		}
 	}
-	if c.err == nil {
-		run(p, tasks(len(k.Dst), grain), k)
-	}
-	return c.err
+	return c.run(p, tasks(len(k.Dst), grain), k)
 }
 
 func (c *check) sources(n int) {

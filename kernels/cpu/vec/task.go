@@ -41,6 +41,14 @@ type check struct {
 	err error
 }
 
+// run computes n tasks on p, unless something is wrong.
+func (c *check) run(p *pool.Pool, n int, t pool.Task) error {
+	if c.err == nil {
+		run(p, n, t)
+	}
+	return c.err
+}
+
 // fail records an error that starts with the kernel's name.
 func (c *check) fail(format string, args ...any) {
 	if c.err == nil {

@@ -31,7 +31,7 @@ func main() {
 	copyRows()
 	finish()
 	dots()
-	Generate()
+	vlib.Finish("attn")
 }
 
 // vec is a width of vector registers.
@@ -58,10 +58,16 @@ func idx(base, index reg.Register, scale uint8, disp int) Mem {
 }
 
 // begin starts a kernel and leaves its argument struct's address in BX.
-func begin(name, doc string) {
-	TEXT(name, NOSPLIT, "func(args *byte)")
-	Doc(doc)
+func begin(name, args, doc string) {
+	vlib.Text(name, "args *"+args, doc)
 	Load(Param("args"), reg.RBX)
+}
+
+// fields loads the first fields of the argument struct.
+func fields(to ...reg.Register) {
+	for i, r := range to {
+		MOVQ(field(i), r)
+	}
 }
 
 func field(i int) Mem { return mem(reg.RBX, 8*i) }
@@ -235,7 +241,7 @@ func product(v *vec, w int) {
 	if v == zmm {
 		name += fmt.Sprint("W", w)
 	}
-	begin(name, fmt.Sprintf("%s computes blocks of 4 rows by %d floats of a tile product.", name, w*v.bytes/4))
+	begin(name, "productArgs", fmt.Sprintf("computes blocks of 4 rows by %d floats of a tile product.", w*v.bytes/4))
 	const rows = 4
 	acc := func(r, j int) reg.VecPhysical { return v.regs[r*w+j] }
 	bv := func(j int) reg.VecPhysical { return v.regs[rows*w+j] }

@@ -41,7 +41,7 @@ var opmasks = []reg.OpmaskPhysical{reg.K1, reg.K2, reg.K3, reg.K4}
 // In one piece: one kernel, in the order of its instructions.
 func softmax(v *vec) {
 	name := "softmax" + v.name
-	begin(name, name+" turns a tile of scores into probabilities; see softmaxArgs.")
+	begin(name, "softmaxArgs", "turns a tile of scores into probabilities; see softmaxArgs.")
 	per := v.bytes / 4 // floats of a vector
 	nv := tile / per   // vectors of a row
 	s, out := reg.RSI, reg.RDI
@@ -212,29 +212,14 @@ func softmax(v *vec) {
 	end()
 }
 
-// Fields of scoreGradArgs.
-const (
-	gScores = iota
-	gDp
-	gLse
-	gDelta
-	gRows
-	gVectors
-	gVectorsStep
-	gScale
-)
+const gScale = 7 // field of scoreGradArgs
 
 // scoreGrad turns a tile of scores into probabilities and one of dp into ds.
 func scoreGrad(v *vec) {
 	name := "scoreGrad" + v.name
-	begin(name, name+" turns scores into probabilities and dp into ds; see scoreGradArgs.")
+	begin(name, "scoreGradArgs", "turns scores into probabilities and dp into ds; see scoreGradArgs.")
 	s, dp, lse, delta, rows := reg.RSI, reg.RDI, reg.R8, reg.R9, reg.R10
-	for _, f := range []struct {
-		i int
-		r reg.Register
-	}{{gScores, s}, {gDp, dp}, {gLse, lse}, {gDelta, delta}, {gRows, rows}} {
-		MOVQ(field(f.i), f.r)
-	}
+	fields(s, dp, lse, delta, rows)
 	r := v.regs
 	konst := loadExp(v, 16)
 	scale := r[12]
@@ -269,23 +254,12 @@ func scoreGrad(v *vec) {
 	end()
 }
 
-// Fields of transposeArgs.
-const (
-	tIn = iota
-	tOut
-	tInRow
-	tColumns
-)
-
 // transpose writes the columns of 64 rows as rows of 64; columns come in
 // multiples of 8.
 func transpose() {
-	begin("transposeAVX", "transposeAVX writes the columns of 64 rows as rows of 64; see transposeArgs.")
+	begin("transposeAVX", "transposeArgs", "writes the columns of 64 rows as rows of 64; see transposeArgs.")
 	in, out, ld, cols := reg.RSI, reg.RDI, reg.R8, reg.R9
-	MOVQ(field(tIn), in)
-	MOVQ(field(tOut), out)
-	MOVQ(field(tInRow), ld)
-	MOVQ(field(tColumns), cols)
+	fields(in, out, ld, cols)
 	ld3, p, groups := reg.R10, reg.RAX, reg.R11
 	LEAQ(idx(ld, ld, 2, 0), ld3)
 	y := ymm.regs
@@ -333,26 +307,11 @@ func transpose() {
 	end()
 }
 
-// Fields of copyArgs.
-const (
-	cIn = iota
-	cOut
-	cInRow
-	cOutRow
-	cRows
-	cColumns
-)
-
 // copyRows copies rows; columns come in multiples of 16.
 func copyRows() {
-	begin("copyAVX", "copyAVX copies rows; see copyArgs.")
+	begin("copyAVX", "copyArgs", "copies rows; see copyArgs.")
 	in, out, inRow, outRow, rows, cols, n := reg.RSI, reg.RDI, reg.R8, reg.R9, reg.R10, reg.R11, reg.RAX
-	for _, f := range []struct {
-		i int
-		r reg.Register
-	}{{cIn, in}, {cOut, out}, {cInRow, inRow}, {cOutRow, outRow}, {cRows, rows}, {cColumns, cols}} {
-		MOVQ(field(f.i), f.r)
-	}
+	fields(in, out, inRow, outRow, rows, cols)
 	Label("row")
 	XORQ(n, n)
 	Label("columns")
@@ -381,24 +340,11 @@ func tree16(lo, hi, loX, hiX reg.VecPhysical) {
 	VADDPS(hiX, loX, loX)
 }
 
-// Fields of finishArgs.
-const (
-	fAcc = iota
-	fL
-	fSums
-	fRows
-	fColumns
-)
-
 // finish divides the rows of accumulators by the sums of their lanes.
 func finish() {
-	begin("finishAVX", "finishAVX divides accumulated rows by their sums; see finishArgs.")
+	begin("finishAVX", "finishArgs", "divides accumulated rows by their sums; see finishArgs.")
 	acc, l, sums, rows, cols, n := reg.RSI, reg.RDI, reg.R8, reg.R9, reg.R10, reg.R11
-	MOVQ(field(fAcc), acc)
-	MOVQ(field(fL), l)
-	MOVQ(field(fSums), sums)
-	MOVQ(field(fRows), rows)
-	MOVQ(field(fColumns), cols)
+	fields(acc, l, sums, rows, cols)
 	Label("row")
 	VMOVUPS(mem(l, 0), reg.Y0)
 	VMOVUPS(mem(l, 32), reg.Y1)
@@ -422,28 +368,12 @@ func finish() {
 	end()
 }
 
-// Fields of dotsArgs.
-const (
-	dX = iota
-	dY
-	dOut
-	dXRow
-	dYRow
-	dRows
-	dColumns
-)
-
 // dots is the 16-lane dot product of rows of x and y; columns come in
 // multiples of 16.
 func dots() {
-	begin("dotsAVX", "dotsAVX is the 16-lane dot product of rows; see dotsArgs.")
+	begin("dotsAVX", "dotsArgs", "is the 16-lane dot product of rows; see dotsArgs.")
 	x, y, out, xRow, yRow, rows, cols, n := reg.RSI, reg.RDI, reg.R8, reg.R9, reg.R10, reg.R11, reg.R12, reg.RAX
-	for _, f := range []struct {
-		i int
-		r reg.Register
-	}{{dX, x}, {dY, y}, {dOut, out}, {dXRow, xRow}, {dYRow, yRow}, {dRows, rows}, {dColumns, cols}} {
-		MOVQ(field(f.i), f.r)
-	}
+	fields(x, y, out, xRow, yRow, rows, cols)
 	Label("row")
 	VXORPS(reg.Y0, reg.Y0, reg.Y0)
 	VXORPS(reg.Y1, reg.Y1, reg.Y1)

@@ -6,6 +6,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/asmgen/vlib"
 )
 
 // The AMX kernels keep up to 2×2 tiles of C, 32×32 elements. A tile of A is 16
@@ -18,11 +20,15 @@ func amx() {
 		name string
 		op   [2]int
 	}{{"bf16", tdpbf16ps}, {"s8", tdpbssd}, {"u8", tdpbusd}} {
+		var cases [][2]string
 		for rows := 1; rows <= 2; rows++ {
 			for cols := 1; cols <= 2; cols++ {
-				microAMX(fmt.Sprintf("%sx%dx%dAMX", k.name, 16*rows, 16*cols), k.op, rows, cols)
+				name := fmt.Sprintf("%sx%dx%dAMX", k.name, 16*rows, 16*cols)
+				microAMX(name, k.op, rows, cols)
+				cases = append(cases, [2]string{fmt.Sprintf("[2]bool{%v, %v}", rows == 2, cols == 2), name})
 			}
 		}
+		vlib.Choose(k.name+"AMX(t *tile, rows, cols int)", "[2]bool{rows > 16, cols > 16}", "t", cases)
 	}
 	rowAMX("bf16RowAMX", tdpbf16ps, rowNarrow)
 	rowAMX("bf16RowF32AMX", tdpbf16ps, rowStore)
@@ -32,8 +38,8 @@ func amx() {
 }
 
 func microAMX(name string, op [2]int, rows, cols int) {
-	TEXT(name, NOSPLIT, "func(t *byte)")
-	Doc(fmt.Sprintf("%s multiplies t.n slivers of up to %d rows of A by a sliver of up to %d columns of B, t.times blocks of K one after the other.", name, 16*rows, 16*cols))
+	vlib.Text(name, "t *tile", fmt.Sprintf("multiplies t.n slivers of up to %d rows of A by a sliver of up to %d "+
+		"columns of B, t.times blocks of K one after the other.", 16*rows, 16*cols))
 	// Machine numbers for tileMem.
 	const dx, si, di, r9, r10, r11, r13, r14 = 2, 6, 7, 9, 10, 11, 13, 14
 	// Tiles: C 0 … 3 by 2·row+column, A 4 and 5, B 6 and 7.
@@ -140,14 +146,10 @@ func nextDepth(t, bp, count, next reg.GPPhysical) {
 
 // bias512 adds a row vector to rows of up to 32 columns.
 func bias512() {
-	TEXT("biasAVX512", NOSPLIT, "func(c, bias *byte, ldc, rows, mask int)")
-	Doc("biasAVX512 adds a vector of up to 32 float32 to each of rows rows; ldc is in bytes.")
+	vlib.Text("biasAVX512", "c, bias unsafe.Pointer, ldc, rows, mask int",
+		"adds a vector of up to 32 float32 to each of rows rows; ldc is in bytes.")
 	c, b, ldc, rows := reg.RDI, reg.RSI, reg.R8, reg.RCX
-	Load(Param("c"), c)
-	Load(Param("bias"), b)
-	Load(Param("ldc"), ldc)
-	Load(Param("rows"), rows)
-	Load(Param("mask"), reg.RAX)
+	params("c bias ldc rows mask", c, b, ldc, rows, reg.RAX)
 	KMOVW(reg.EAX, reg.K1)
 	SHRQ(operand.Imm(16), reg.RAX)
 	KMOVW(reg.EAX, reg.K2)
@@ -169,16 +171,10 @@ func bias512() {
 
 // scale512 makes int32 sums of up to 32 columns float32 elements.
 func scale512() {
-	TEXT("scaleAVX512", NOSPLIT, "func(c, cols, bias, rowScales *byte, ldc, rows, mask int)")
-	Doc("scaleAVX512 makes each int32 c of rows rows, up to 32 columns, float32(c)·row scale·column scale + bias; ldc is in bytes.")
+	vlib.Text("scaleAVX512", "c, cols, bias, rowScales unsafe.Pointer, ldc, rows, mask int",
+		"makes each int32 c of rows rows, up to 32 columns, float32(c)·row scale·column scale + bias; ldc is in bytes.")
 	c, cols, b, scales, ldc, rows := reg.RDI, reg.RSI, reg.RDX, reg.R9, reg.R8, reg.RCX
-	Load(Param("c"), c)
-	Load(Param("cols"), cols)
-	Load(Param("bias"), b)
-	Load(Param("rowScales"), scales)
-	Load(Param("ldc"), ldc)
-	Load(Param("rows"), rows)
-	Load(Param("mask"), reg.RAX)
+	params("c cols bias rowScales ldc rows mask", c, cols, b, scales, ldc, rows, reg.RAX)
 	KMOVW(reg.EAX, reg.K1)
 	SHRQ(operand.Imm(16), reg.RAX)
 	KMOVW(reg.EAX, reg.K2)

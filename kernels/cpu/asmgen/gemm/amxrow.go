@@ -4,6 +4,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/asmgen/vlib"
 )
 
 // What becomes of a tile's sums behind its last block of K.
@@ -20,8 +22,8 @@ const (
 // computed. B, of which a tile uses each byte once, is read past the first-level cache,
 // which then keeps A for the next sliver.
 func rowAMX(name string, op [2]int, end int) {
-	TEXT(name, NOSPLIT, "func(t *byte)")
-	Doc(name + " multiplies a sliver of 32 rows of A by t.n slivers of 32 columns of B.")
+	vlib.Text(name, "t *tile",
+		"multiplies a sliver of 32 rows of A by t.n slivers of 32 columns of B.")
 	// Machine numbers for tileMem.
 	const dx, di, r9, r11, r14 = 2, 7, 9, 11, 14
 	t, ap, b, c, ldb, aRow, ldo, n := reg.RDI, reg.RBX, reg.R8, reg.RDX, reg.R9, reg.R10, reg.R11, reg.R12

@@ -6,12 +6,15 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/asmgen/vlib"
 )
 
 func bf16AVX512() {
 	for mr := 1; mr <= mr512; mr++ {
 		micro512(mr, bf16, false)
 	}
+	byRows("bf16AVX512", "bf16x%dAVX512", mr512)
 	interleave512("interleave16AVX512", 2)
 }
 
@@ -19,6 +22,7 @@ func int8AVX512() {
 	for mr := 1; mr <= mr512; mr++ {
 		micro512(mr, int8, false)
 	}
+	byRows("int8AVX512", "int8x%dAVX512", mr512)
 	interleave512("interleave8AVX512", 4)
 	flip512()
 	offset512()
@@ -31,14 +35,10 @@ const interleaveAhead = 8
 // interleave512 packs rows of k: unit u of column c holds rows g·u … g·u+g−1 of
 // that column.
 func interleave512(name string, g int) {
-	TEXT(name, NOSPLIT, "func(dst, src *byte, dstStride, srcStride, units, load, store int)")
-	Doc(name + " joins the elements of consecutive source rows in units of 32 bits, up to 32 columns. load and store are masks: lanes in load are read, the others are zeros, and lanes in store are written. Strides are in bytes.")
+	vlib.Text(name, "dst, src unsafe.Pointer, dstStride, srcStride, units, load, store int",
+		"joins the elements of consecutive source rows in units of 32 bits, up to 32 columns"+byMasks)
 	dst, src, ds, ss, units, mask, ahead := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX, reg.RAX, reg.R10
-	Load(Param("dst"), dst)
-	Load(Param("src"), src)
-	Load(Param("dstStride"), ds)
-	Load(Param("srcStride"), ss)
-	Load(Param("units"), units)
+	params("dst src dstStride srcStride units", dst, src, ds, ss, units)
 	MOVQ(ss, ahead)
 	SHLQ(operand.Imm(uint64(bits.TrailingZeros(uint(interleaveAhead*g)))), ahead)
 	ADDQ(src, ahead)
@@ -97,11 +97,10 @@ func interleave512(name string, g int) {
 
 // flip512 makes signed bytes unsigned by adding 128 to each.
 func flip512() {
-	TEXT("flipAVX512", NOSPLIT, "func(p *byte, words int)")
-	Doc("flipAVX512 adds 128 to each byte of words 32-bit words.")
+	vlib.Text("flipAVX512", "p unsafe.Pointer, words int",
+		"adds 128 to each byte of words 32-bit words.")
 	p, n := reg.RDI, reg.RCX
-	Load(Param("p"), p)
-	Load(Param("words"), n)
+	params("p words", p, n)
 	MOVL(operand.U32(0x80808080), reg.EAX)
 	VPBROADCASTD(reg.EAX, zmm[1])
 	SUBQ(operand.Imm(16), n)
@@ -129,12 +128,10 @@ func flip512() {
 
 // offset512 computes what the flip of A added to each column of the product.
 func offset512() {
-	TEXT("offsetAVX512", NOSPLIT, "func(dst, b *byte, units int)")
-	Doc("offsetAVX512 writes -128 times the sums of the columns of a sliver of B to 32 int32.")
+	vlib.Text("offsetAVX512", "dst, b unsafe.Pointer, units int",
+		"writes -128 times the sums of the columns of a sliver of B to 32 int32.")
 	dst, b, n := reg.RDI, reg.RSI, reg.RCX
-	Load(Param("dst"), dst)
-	Load(Param("b"), b)
-	Load(Param("units"), n)
+	params("dst b units", dst, b, n)
 	MOVL(operand.U32(0x01010101), reg.EAX)
 	VPBROADCASTD(reg.EAX, zmm[2])
 	VPXORD(zmm[0], zmm[0], zmm[0])

@@ -24,6 +24,8 @@ func f32AVX2() {
 	for mr := 1; mr <= mr256; mr++ {
 		micro256(mr, true)
 	}
+	byRows("microAVX2", "f32x%dAVX2", mr256)
+	byRows("pairsAVX2", "pairx%dAVX2", mr256)
 }
 
 // laneMasks is a table of 16 words of ones followed by 16 of zeros: read at
@@ -56,8 +58,8 @@ func micro256(mr int, pairs bool) {
 		name, holds = fmt.Sprintf("pairx%dAVX2", mr), "two int16 of consecutive k"
 		add = VPADDD
 	}
-	TEXT(name, NOSPLIT, "func(t *byte)")
-	Doc(fmt.Sprintf("%s multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B. A unit is %s.", name, mr, nr256, holds))
+	vlib.Text(name, "t *tile", fmt.Sprintf("multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B. "+
+		"A unit is %s.", mr, nr256, holds))
 	t, a, b, c := reg.RDI, reg.RSI, reg.R8, reg.RDX
 	count, ldb, ldb3, ldc, n, bp, row, ap, next := reg.RCX, reg.R9, reg.R10, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX, reg.R15
 	acc := func(i, v int) reg.VecPhysical { return ymm[2*i+v] }

@@ -7,6 +7,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/asmgen/vlib"
 )
 
 // The AVX-512 kernel keeps 14×32 elements of C in 28 registers, B in two and
@@ -22,6 +24,7 @@ func f32AVX512() {
 		micro512(mr, f32, false)
 	}
 	micro512(mr512, f32, true)
+	byRows("microAVX512", "f32x%dAVX512", mr512)
 	transpose512()
 	copy512()
 }
@@ -49,9 +52,8 @@ func micro512(mr int, u unit, packs bool) {
 	if packs {
 		name, and = fmt.Sprintf("%sx%dPackAVX512", u.name, mr), fmt.Sprintf(", %d of which it also writes to t.to", nr512)
 	}
-	TEXT(name, NOSPLIT, "func(t *byte)")
-	Doc(fmt.Sprintf("%s multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B%s. A unit is %s.",
-		name, mr, nr512, and, u.holds))
+	vlib.Text(name, "t *tile", fmt.Sprintf("multiplies t.n slivers of %d rows of A by a sliver of up to %d columns of B%s. "+
+		"A unit is %s.", mr, nr512, and, u.holds))
 	t, a, b, c := reg.RDI, reg.RSI, reg.R8, reg.RDX
 	count, ldb, ldc, n, bp, row, ap, next, to := reg.RCX, reg.R9, reg.R11, reg.R12, reg.R13, reg.RAX, reg.RBX, reg.R15, reg.R10
 	acc := func(i, v int) reg.VecPhysical { return zmm[2*i+v] }
@@ -171,16 +173,12 @@ func micro512(mr int, u unit, packs bool) {
 // transpose512 moves rows of a source into columns of a sliver, 16×16 elements
 // at a time. Lanes of rows that do not exist repeat the last one.
 func transpose512() {
-	TEXT("transposeAVX512", NOSPLIT, "func(dst, src *byte, dstStride, srcStride, rows, depth, mask int)")
-	Doc("transposeAVX512 writes element k of each of up to 16 source rows to dst+k*dstStride, in the lanes of mask. Strides are in bytes.")
+	vlib.Text("transposeAVX512", "dst, src unsafe.Pointer, dstStride, srcStride, rows, depth, mask int",
+		"writes element k of each of up to 16 source rows to dst+k*dstStride, in the lanes of mask. Lanes of missing rows "+
+			"repeat the last. Strides are in bytes.")
 	dst, src, ds, ss, depth := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX
 	row, left, step, tmp := reg.RAX, reg.RDX, reg.R10, reg.R11
-	Load(Param("dst"), dst)
-	Load(Param("src"), src)
-	Load(Param("dstStride"), ds)
-	Load(Param("srcStride"), ss)
-	Load(Param("depth"), depth)
-	Load(Param("mask"), tmp)
+	params("dst src dstStride srcStride depth mask", dst, src, ds, ss, depth, tmp)
 	KMOVW(reg.R11L, reg.K1)
 	MOVL(operand.U32(1<<16-1), reg.R11L)
 	KMOVW(reg.R11L, reg.K2)
@@ -252,14 +250,10 @@ const copyAhead = 16
 
 // copy512 moves rows of up to 32 elements into a sliver.
 func copy512() {
-	TEXT("copyAVX512", NOSPLIT, "func(dst, src *byte, dstStride, srcStride, depth, load, store int)")
-	Doc("copyAVX512 copies depth rows of up to 32 elements. load and store are masks: lanes in load are read, the others are zeros, and lanes in store are written. Strides are in bytes.")
+	vlib.Text("copyAVX512", "dst, src unsafe.Pointer, dstStride, srcStride, depth, load, store int",
+		"copies depth rows of up to 32 elements"+byMasks)
 	dst, src, ds, ss, depth, mask, ahead := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX, reg.RAX, reg.R10
-	Load(Param("dst"), dst)
-	Load(Param("src"), src)
-	Load(Param("dstStride"), ds)
-	Load(Param("srcStride"), ss)
-	Load(Param("depth"), depth)
+	params("dst src dstStride srcStride depth", dst, src, ds, ss, depth)
 	MOVQ(ss, ahead)
 	SHLQ(operand.Imm(uint64(bits.TrailingZeros(copyAhead))), ahead)
 	ADDQ(src, ahead)

@@ -16,11 +16,8 @@ func half(wide bool) {
 		suffix, lanes, r = "AVX512", 16, zmm
 	}
 	loop := func(name, doc string, srcBytes, dstBytes int, setup, body func()) {
-		TEXT(name+suffix, NOSPLIT, "func(dst, src *byte, vectors int)")
-		Doc(name + suffix + " " + doc)
-		Load(Param("dst"), reg.RDI)
-		Load(Param("src"), reg.RSI)
-		Load(Param("vectors"), reg.RCX)
+		vlib.Text(name+suffix, "dst, src unsafe.Pointer, vectors int", doc)
+		params("dst src vectors", reg.RDI, reg.RSI, reg.RCX)
 		setup()
 		TESTQ(reg.RCX, reg.RCX)
 		JZ(operand.LabelRef("done"))
@@ -78,12 +75,9 @@ func half(wide bool) {
 // narrow256 rounds rows of 16 float32 to 16 bits, to nearest even; NaNs become quiet.
 // round writes ymm0 as half v of a row.
 func narrow256(name string, setup func(), round func(v int)) {
-	TEXT(name+"AVX2", NOSPLIT, "func(dst, src *byte, dstStride, srcStride, rows int)")
-	Load(Param("dst"), reg.RDI)
-	Load(Param("src"), reg.RSI)
-	Load(Param("dstStride"), reg.R8)
-	Load(Param("srcStride"), reg.R9)
-	Load(Param("rows"), reg.RCX)
+	vlib.Text(name+"AVX2", "dst, src unsafe.Pointer, dstStride, srcStride, rows int",
+		"rounds rows of 16 float32 to 16 bits. Strides are in bytes.")
+	params("dst src dstStride srcStride rows", reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX)
 	setup()
 	Label("row")
 	for v := range 2 {
@@ -144,12 +138,9 @@ const unordered = 3 // the predicate of VCMPPS
 // narrow512 rounds rows of up to 32 float32 to 16 bits: round makes zmm0 and zmm1 one
 // register of them, in zmm0.
 func narrow512(name string, setup, round func()) {
-	TEXT(name+"AVX512", NOSPLIT, "func(dst, src *byte, dstStride, srcStride, rows, mask int)")
-	Load(Param("dst"), reg.RDI)
-	Load(Param("src"), reg.RSI)
-	Load(Param("dstStride"), reg.R8)
-	Load(Param("srcStride"), reg.R9)
-	Load(Param("rows"), reg.RCX)
+	vlib.Text(name+"AVX512", "dst, src unsafe.Pointer, dstStride, srcStride, rows, mask int",
+		"rounds rows of up to 32 float32, the lanes of mask, to 16 bits. Strides are in bytes.")
+	params("dst src dstStride srcStride rows", reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX)
 	setup()
 	Load(Param("mask"), reg.RAX)
 	KMOVW(reg.EAX, reg.K1)

@@ -7,10 +7,14 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/asmgen/vlib"
 )
 
 var sets = map[string]func(){
@@ -33,7 +37,27 @@ func main() {
 		os.Exit(1)
 	}
 	gen()
-	Generate()
+	vlib.Finish("gemm")
+}
+
+// params loads parameters of the function, whose names are separated by spaces.
+func params(names string, to ...reg.Register) {
+	for i, name := range strings.Fields(names) {
+		Load(Param(name), to[i])
+	}
+}
+
+// byMasks ends the description of functions with masks.
+const byMasks = ". load and store are masks: lanes in load are read, the others are zeros, and lanes in store are written. " +
+	"Strides are in bytes."
+
+// byRows writes function, which calls the micro-kernel for a number of rows.
+func byRows(function, format string, most int) {
+	var cases [][2]string
+	for rows := 1; rows <= most; rows++ {
+		cases = append(cases, [2]string{strconv.Itoa(rows), fmt.Sprintf(format, rows)})
+	}
+	vlib.Choose(function+"(t *tile, rows int)", "rows", "t", cases)
 }
 
 // Offsets of the fields of type tile in package gemm, in bytes.

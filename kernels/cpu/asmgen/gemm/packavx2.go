@@ -2,10 +2,13 @@ package main
 
 import (
 	"fmt"
+	"strings"
 
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/asmgen/vlib"
 )
 
 // unit256 is what AVX2's packing makes units of 32 bits of: a float32, a 16-bit float
@@ -34,6 +37,21 @@ func packAVX2() {
 		copy256(u, mr256)
 		copy256(u, nr256)
 	}
+	byUnit("transposeBlocks", "transpose", "dst, src, ds, ss, rows, blocks, lanes")
+	for _, width := range []int{mr256, nr256} {
+		name := fmt.Sprint("copy", width)
+		byUnit(name, name, "dst, src, step, ss, rows, slivers")
+	}
+}
+
+// byUnit writes a method of type packing that calls the function for its units.
+func byUnit(method, function, params string) {
+	var cases [][2]string
+	for _, u := range units256 {
+		cases = append(cases, [2]string{"pack" + u.name, function + u.name + "AVX2"})
+	}
+	declared := strings.Replace(params, "src,", "src unsafe.Pointer,", 1)
+	vlib.Choose("(u packing) "+method+"("+declared+" int)", "u", params, cases)
 }
 
 // storeSix writes the first six lanes of a register, which it destroys. A masked store
@@ -48,16 +66,12 @@ func storeSix(r reg.VecPhysical, to operand.Mem) {
 
 func transpose256(u unit256) {
 	name := "transpose" + u.name + "AVX2"
-	TEXT(name, NOSPLIT, "func(dst, src *byte, dstStride, srcStride, rows, blocks, lanes int)")
-	Doc(name + " writes unit k of each of up to 8 source rows to dst+k*dstStride, for blocks of 8 units, in 6 or 8 lanes. Strides are in bytes.")
+	vlib.Text(name, "dst, src unsafe.Pointer, dstStride, srcStride, rows, blocks, lanes int",
+		"writes unit k of each of up to 8 source rows to dst+k*dstStride, for blocks of 8 units, in 6 or 8 lanes. Lanes of "+
+			"missing rows repeat the last. Strides are in bytes.")
 	dst, src, ds, ss, blocks, lanes := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX, reg.R12
 	row, left, step, zero := reg.RAX, reg.RDX, reg.R10, reg.R11
-	Load(Param("dst"), dst)
-	Load(Param("src"), src)
-	Load(Param("dstStride"), ds)
-	Load(Param("srcStride"), ss)
-	Load(Param("blocks"), blocks)
-	Load(Param("lanes"), lanes)
+	params("dst src dstStride srcStride blocks lanes", dst, src, ds, ss, blocks, lanes)
 	XORQ(zero, zero)
 	Label("block")
 	MOVQ(src, row)
@@ -109,15 +123,11 @@ func transpose256(u unit256) {
 // copy256 generates the packing where stored rows are k.
 func copy256(u unit256, width int) {
 	name := fmt.Sprintf("copy%d%sAVX2", width, u.name)
-	TEXT(name, NOSPLIT, "func(dst, src *byte, dstStep, srcStride, rows, slivers int)")
-	Doc(fmt.Sprintf("%s writes rows of %d units of each sliver, which begin dstStep bytes apart, one after the other. srcStride is the bytes between stored rows.", name, width))
+	vlib.Text(name, "dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int", fmt.Sprintf("writes rows of %d units of "+
+		"each sliver, which begin dstStep bytes apart, one after the other. srcStride is the bytes between stored rows.", width))
 	dst, src, ds, ss, slivers := reg.RDI, reg.RSI, reg.R8, reg.R9, reg.RCX
 	to, from, rows, ahead := reg.RAX, reg.RDX, reg.R10, reg.R11
-	Load(Param("dst"), dst)
-	Load(Param("src"), src)
-	Load(Param("dstStep"), ds)
-	Load(Param("srcStride"), ss)
-	Load(Param("slivers"), slivers)
+	params("dst src dstStep srcStride slivers", dst, src, ds, ss, slivers)
 	const rowsAtOnce = 16 // of package gemm: a line of each of the next rows is brought nearer
 	lane := u.bytes       // bytes between columns as stored
 	if u.pairs {
