@@ -193,8 +193,7 @@ func (d Dir) choose(entries []Entry, newest held, marks Marks, verify func(*Chec
 			err = errors.Join(err, marked.Close())
 		}
 	}()
-	for i := len(entries) - 1; i >= 0; i-- {
-		e := entries[i]
+	for _, e := range slices.Backward(entries) {
 		why := e.Err
 		var open *Checkpoint
 		if why == nil {

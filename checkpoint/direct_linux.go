@@ -17,7 +17,7 @@ func createPart(in filesys.Folder, name string, direct bool) (filesys.File, bool
 		f, err := in.OpenFile(name, flags|filesys.Direct, 0o666)
 		if err == nil {
 			if tooCoarse(f) {
-				return f, false, setDirect(f, false)
+				return f, false, throughCache(f)
 			}
 			return f, true, nil
 		}
@@ -55,13 +55,11 @@ func tooCoarse(f filesys.File) bool {
 	return st.Dio_offset_align > alignment || st.Dio_mem_align > alignment || st.Dio_offset_align == 0
 }
 
-func setDirect(f filesys.File, on bool) error {
+// throughCache ends direct I/O on f.
+func throughCache(f filesys.File) error {
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err == nil {
-		if flags &^= filesys.Direct; on {
-			flags |= filesys.Direct
-		}
-		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags)
+		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags&^filesys.Direct)
 	}
 	return err
 }

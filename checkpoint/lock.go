@@ -106,7 +106,11 @@ func (s *Store) claim(f filesys.File) (ours bool, err error) {
 	}
 	host, _ := os.Hostname() // "" where it has no name
 	text := fmt.Sprintf("process %d on %s since %s\n%s\n", os.Getpid(), host, time.Now().UTC().Format(time.RFC3339), s.token)
-	return true, errors.Join(f.Truncate(0), writeAt(f, text))
+	err = f.Truncate(0)
+	if err == nil {
+		_, err = f.WriteAt([]byte(text), 0)
+	}
+	return true, err
 }
 
 // Token is the random text in this store's lock file. Other processes of the run compare it to
@@ -145,11 +149,6 @@ type Joined struct {
 
 // Writing opens the folder of a Pending by its name.
 func (j Joined) Writing(name string) (filesys.Folder, error) { return j.writing(name, j.user) }
-
-func writeAt(f filesys.File, text string) error {
-	_, err := f.WriteAt([]byte(text), 0)
-	return err
-}
 
 // holder reads who holds the lock.
 func holder(f filesys.File) string {

@@ -64,19 +64,23 @@ func (d Dir) Open(name string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open checkpoint: %w", err)
 	}
+	return openIn(f, name, func() bool { return d.gone(name, f) },
+		fmt.Errorf("open checkpoint %s: it was removed meanwhile: %w", f.Path(), fs.ErrNotExist))
+}
+
+// openIn opens a checkpoint in f, which it closes after an error. removed is the error if the
+// checkpoint can't be opened whole because it is gone.
+func openIn(f filesys.Folder, name string, gone func() bool, removed error) (*Checkpoint, error) {
 	c, err := openCheckpoint(f, name)
-	if (err != nil || c.lacks()) && d.gone(name, f) {
-		if err == nil {
-			err = c.Close()
-		} else {
-			err = errors.Join(err, f.Close())
-		}
-		return nil, errors.Join(err, fmt.Errorf("open checkpoint %s: it was removed meanwhile: %w", f.Path(), fs.ErrNotExist))
+	switch {
+	case err == nil && (!c.lacks() || !gone()):
+		return c, nil
+	case err == nil:
+		return nil, errors.Join(removed, c.Close())
+	case gone():
+		err = removed
 	}
-	if err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	return c, nil
+	return nil, errors.Join(err, f.Close())
 }
 
 // lacks tells whether a listed file was missing.
@@ -117,20 +121,7 @@ func openPath(o filesys.Opener, path string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	c, err := openCheckpoint(f, filepath.Base(abs))
-	if err == nil && !c.lacks() {
-		return c, nil
-	}
-	gone := renamed(o, path, f)
-	switch {
-	case gone && c != nil:
-		return nil, errors.Join(removed(path), c.Close())
-	case gone:
-		return nil, errors.Join(removed(path), f.Close())
-	case err != nil:
-		return nil, errors.Join(err, f.Close())
-	}
-	return c, nil
+	return openIn(f, filepath.Base(abs), func() bool { return renamed(o, path, f) }, removed(path))
 }
 
 // removed is the error for a checkpoint that was removed from its path.

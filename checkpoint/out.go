@@ -43,29 +43,27 @@ func openOut(in filesys.Folder, name string, l safetensors.Layout) (*out, error)
 	if err := f.Allocate(l.Size); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
-	return &out{f: f, size: l.Size, direct: direct, blocks: make(chan block)}, nil
+	o := &out{f: f, size: l.Size, direct: direct, blocks: make(chan block)}
+	for range depth {
+		o.done.Go(o.write)
+	}
+	return o, nil
 }
 
-// start starts the goroutines that write blocks.
-func (o *out) start() {
-	for range depth {
-		o.done.Add(1)
-		go func() {
-			defer crash.Guard()
-			defer o.done.Done()
-			for b := range o.blocks {
-				n := b.n
-				if o.direct {
-					n = min(roundUp(n), int64(len(b.b)))
-				}
-				if o.failed() == nil {
-					o.fail(o.put(b.b[:n], b.at))
-				}
-				if b.free != nil {
-					b.free <- b.b
-				}
-			}
-		}()
+// write writes blocks until there are no more.
+func (o *out) write() {
+	defer crash.Guard()
+	for b := range o.blocks {
+		n := b.n
+		if o.direct {
+			n = min(roundUp(n), int64(len(b.b)))
+		}
+		if o.failed() == nil {
+			o.fail(o.put(b.b[:n], b.at))
+		}
+		if b.free != nil {
+			b.free <- b.b
+		}
 	}
 }
 

@@ -267,8 +267,7 @@ func partError(in filesys.Folder, p *Part, err error) error {
 		return nil
 	}
 	path := filepath.Join(in.Path(), p.fileName())
-	var named *fs.PathError
-	if errors.As(err, &named) && named.Path == path { // it says what was done to which file
+	if named, ok := errors.AsType[*fs.PathError](err); ok && named.Path == path { // it says what was done to which file
 		return err
 	}
 	return fmt.Errorf("write %s: %w", path, err)
@@ -291,7 +290,6 @@ func writePart(ctx context.Context, in filesys.Folder, p *Part) (File, error) {
 	if err != nil {
 		return File{}, errors.Join(err, unmapMemory(memory))
 	}
-	o.start()
 	each := int(max(roundUp((room+depth-1)/depth), alignment))
 	free := make(chan []byte, depth)
 	for rest := memory; len(rest) > 0; {
@@ -299,13 +297,17 @@ func writePart(ctx context.Context, in filesys.Folder, p *Part) (File, error) {
 		free <- rest[:n:n]
 		rest = rest[n:]
 	}
-	err = w.stream(ctx, o, free)
+	f, err := w.finish(o, w.stream(ctx, o, free))
+	return f, errors.Join(err, unmapMemory(memory))
+}
+
+// finish ends the part's file after all blocks were queued, or an error.
+func (w *partFile) finish(o *out, err error) (f File, _ error) {
 	err = errors.Join(err, o.wait())
-	var f File
 	if err == nil {
 		f, err = w.end()
 	}
-	return f, errors.Join(o.finish(w.header, err), unmapMemory(memory))
+	return f, o.finish(w.header, err)
 }
 
 // stream fills buffers and queues them for the file's writers, which return them to free.
@@ -381,7 +383,6 @@ func (m *Image) write(ctx context.Context, in filesys.Folder, w *partFile) (f Fi
 	if err != nil {
 		return File{}, err
 	}
-	o.start()
 	for lo := int64(0); lo < w.data() && err == nil; {
 		n := min(imageBytes, w.data()-lo)
 		b := m.memory[lo:min(lo+imageBytes, int64(len(m.memory)))]
@@ -393,11 +394,7 @@ func (m *Image) write(ctx context.Context, in filesys.Folder, w *partFile) (f Fi
 		}
 		lo += n
 	}
-	err = errors.Join(err, o.wait())
-	if err == nil {
-		f, err = w.end()
-	}
-	return f, o.finish(w.header, err)
+	return w.finish(o, err)
 }
 
 // Close releases the memory. No Write may be running.

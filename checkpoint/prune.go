@@ -3,6 +3,7 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
@@ -31,13 +32,13 @@ func expendable(entries []Entry, m *Marks, owner string, keep int) []Entry {
 	}
 	var gone []Entry
 	kept := 0
-	for i := len(own) - 1; i >= 0; i-- {
+	for _, e := range slices.Backward(own) {
 		switch {
-		case kept > 0 && kept < keep && counts(own[i]):
+		case kept > 0 && kept < keep && counts(e):
 			kept++
 		case kept > 0:
-			gone = append(gone, own[i])
-		case counts(own[i]):
+			gone = append(gone, e)
+		case counts(e):
 			kept = 1
 		}
 	}

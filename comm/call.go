@@ -99,16 +99,19 @@ func (c *Caller) AllGather(label string, shard, full device.Ptr, dtype graph.DTy
 
 // ReduceScatter binds a sum of the rank's part over the ranks.
 func (c *Caller) ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool, from ...int) (device.Kernel, error) {
-	return c.bind(label, cmp.Or(CheckScatter(full, shard, dtype, c.Index, c.Ranks, order, accumulate), CheckFrom(from, c.Ranks, order)),
-		Call{From: from, Sig: Signature{Op: ReduceScatter, Bytes: full.Len, DType: dtype, Order: order, Accumulate: accumulate}, In: full, Out: shard})
+	return c.scatter(label, full, shard, Signature{DType: dtype, Order: order, Accumulate: accumulate}, Squares{}, from)
 }
 
 // ReduceLeaves binds a sum of the rank's part over the ranks, from left to right, and the
 // sum of the squares of its addends.
 func (c *Caller) ReduceLeaves(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool, squares Squares, from ...int) (device.Kernel, error) {
-	order := graph.SumSequential
-	return c.bind(label, cmp.Or(CheckScatter(full, shard, dtype, c.Index, c.Ranks, order, accumulate), CheckFrom(from, c.Ranks, order)),
-		Call{From: from, Sig: Signature{Op: ReduceScatter, Bytes: full.Len, DType: dtype, Order: order, Accumulate: accumulate}, In: full, Out: shard, Squares: squares})
+	return c.scatter(label, full, shard, Signature{DType: dtype, Order: graph.SumSequential, Accumulate: accumulate}, squares, from)
+}
+
+func (c *Caller) scatter(label string, full, shard device.Ptr, sig Signature, squares Squares, from []int) (device.Kernel, error) {
+	sig.Op, sig.Bytes = ReduceScatter, full.Len
+	return c.bind(label, cmp.Or(CheckScatter(full, shard, sig.DType, c.Index, c.Ranks, sig.Order, sig.Accumulate), CheckFrom(from, c.Ranks, sig.Order)),
+		Call{From: from, Sig: sig, In: full, Out: shard, Squares: squares})
 }
 
 // AllReduce binds a sum in place.

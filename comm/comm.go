@@ -238,21 +238,13 @@ func Members(mesh []graph.Axis, rank, axis int) []int {
 	return list
 }
 
-// CanSum tells whether reductions add elements of dtype.
-func CanSum(dtype graph.DType) bool {
-	switch dtype {
-	case graph.F32, graph.F64, graph.I64, graph.BF16, graph.F16:
-		return true
-	}
-	return false
-}
-
 // CheckSum returns an error unless reductions add elements of dtype.
 func CheckSum(dtype graph.DType) error {
-	if !CanSum(dtype) {
-		return fmt.Errorf("no sum of %s, want f32, f64, i64, bf16 or f16", dtype)
+	switch dtype {
+	case graph.F32, graph.F64, graph.I64, graph.BF16, graph.F16:
+		return nil
 	}
-	return nil
+	return fmt.Errorf("no sum of %s, want f32, f64, i64, bf16 or f16", dtype)
 }
 
 // CheckOrder returns an error unless an all-reduce supports the order. Every transport must

@@ -8,6 +8,7 @@ package algo
 
 import (
 	"fmt"
+	"math/bits"
 	"slices"
 
 	"github.com/spillway-ml/spillway/comm"
@@ -195,14 +196,8 @@ func ascending(n int) []int {
 	return list
 }
 
-// below returns the largest power of two less than n, for n of at least 2.
-func below(n int) int {
-	p := 1
-	for 2*p < n {
-		p *= 2
-	}
-	return p
-}
+// powerIn returns the largest power of two that is at most n, for n of at least 1.
+func powerIn(n int) int { return 1 << (bits.Len(uint(n)) - 1) }
 
 // up visits the tree of comm.Adder over ranks [lo, lo+n) bottom up. At each node, rank to
 // adds the sum of the subtree whose first rank is from, in the given round. up returns the
@@ -211,7 +206,7 @@ func (s *schedule) up(lo, n int, visit func(round, to, from int)) int {
 	if n == 1 {
 		return 0
 	}
-	p := below(n)
+	p := powerIn(n - 1)
 	round := max(s.up(lo, p, visit), s.up(lo+p, n-p, visit))
 	visit(round, lo, lo+p)
 	return round + 1
@@ -224,12 +219,9 @@ func (s *schedule) halve(round int, ranks []int, all span) map[int]span {
 	var blocks []map[int]span
 	next := round
 	for rest := ranks; len(rest) > 0; {
-		p := 1
-		for 2*p <= len(rest) {
-			p *= 2
-		}
+		p := powerIn(len(rest))
 		blocks = append(blocks, s.halveBlock(round, rest[:p], all))
-		next = max(next, round+log2(p))
+		next = max(next, round+bits.Len(uint(p))-1)
 		rest = rest[p:]
 	}
 	// The tree's sum of the blocks is first + (second + (third …)), so start with the last.
@@ -242,13 +234,6 @@ func (s *schedule) halve(round int, ranks []int, all span) map[int]span {
 		next++
 	}
 	return blocks[0]
-}
-
-func log2(p int) (n int) {
-	for ; p > 1; p /= 2 {
-		n++
-	}
-	return n
 }
 
 // halveBlock is halve for a power of two of ranks. Neighbours exchange first, because the
@@ -362,18 +347,13 @@ func join(a, b []span) (list []span) {
 	return list
 }
 
-// double gives each of ranks all parts of the result that any of them has. The largest
-// power of two of ranks exchange by recursive doubling. Before that they fetch the parts of
-// the remaining ranks, which fetch everything at the end.
-func (s *schedule) double(ranks []int) { s.doubleAll([][]int{ranks}) }
-
-// doubleAll runs double in several groups of equal size, in the same rounds.
-func (s *schedule) doubleAll(groups [][]int) {
+// double gives each rank of a group all parts of the result that any of them has, in several
+// groups of equal size in the same rounds. The largest power of two of a group's ranks exchange by
+// recursive doubling. Before that they fetch the parts of the remaining ranks, which fetch
+// everything at the end.
+func (s *schedule) double(groups ...[]int) {
 	size := len(groups[0])
-	p := 1
-	for 2*p <= size {
-		p *= 2
-	}
+	p := powerIn(size)
 	step := func(pairs func(ranks []int) [][2]int) { // to, from
 		round := len(s.rounds)
 		after := slices.Clone(s.have)
@@ -415,8 +395,8 @@ func (s *schedule) spreadHosts(perHost int) {
 		across[r%perHost] = append(across[r%perHost], r)
 		within[r/perHost] = append(within[r/perHost], r)
 	}
-	s.doubleAll(across)
-	s.doubleAll(within)
+	s.double(across...)
+	s.double(within...)
 }
 
 // spreadRing spreads the result around the ring: in each round a rank passes on the part

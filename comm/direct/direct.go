@@ -3,6 +3,7 @@
 package direct
 
 import (
+	"cmp"
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/comm"
@@ -55,7 +56,7 @@ func New(c comm.Call, rank, size int) (*Mover, Operands, error) {
 	case comm.AllGather:
 		m.move = gather
 	case comm.ReduceScatter, comm.AllReduce:
-		m.move, err = newReducer(c, rank, size)
+		m.move, err = newReducer(c, size)
 	case comm.Broadcast:
 		m.move = spread
 	case comm.AllToAll:
@@ -120,15 +121,6 @@ func receive(m *Mover) (read, written int64) {
 	return n, n
 }
 
-// reducer sums over ranks. Each rank adds one part of the buffers: its shard of
-// a reduce-scatter, which it keeps; or its share of an all-reduce, whose sum it
-// stores into the buffers of all ranks. No other rank reads or writes that part,
-// so both work in place.
-type reducer[T word] struct {
-	parts [][]T
-	adder adder[T]
-}
-
 // word is an element that a sum reads: a number, or the bits of a 16-bit float.
 type word interface{ comm.Number | uint16 }
 
@@ -164,8 +156,6 @@ func (a *simdAdder) SumAll(bufs [][]float32) {
 // sum once.
 type halfAdder struct{ k vec.HalfSumTree }
 
-func newHalfAdder(as vec.Half) *halfAdder { return &halfAdder{vec.HalfSumTree{As: as}} }
-
 // Sum is like simdAdder.Sum.
 func (a *halfAdder) Sum(dst []uint16, srcs [][]uint16, accumulate bool) {
 	a.k.Dst, a.k.Srcs, a.k.Accumulate, a.k.All = dst, srcs, accumulate, false
@@ -182,50 +172,68 @@ func (a *halfAdder) SumAll(bufs [][]uint16) {
 	}
 }
 
-func newReducer(c comm.Call, rank, size int) (func(*Mover) (int64, int64), error) {
-	if c.Sig.Order == graph.SumSequential {
-		return newLeafAdder(c, size)
-	}
-	switch c.Sig.DType {
-	case graph.F32:
-		return makeReducer[float32](c, size, &simdAdder{})
-	case graph.F64:
-		return makeReducer[float64](c, size, comm.NewAdder[float64](size))
-	case graph.I64:
-		return makeReducer[int64](c, size, comm.NewAdder[int64](size))
-	case graph.BF16:
-		return makeReducer[uint16](c, size, newHalfAdder(vec.BF16))
-	case graph.F16:
-		return makeReducer[uint16](c, size, newHalfAdder(vec.F16))
-	}
-	return nil, comm.CheckSum(c.Sig.DType)
+// reducer sums over ranks. Each rank adds one part of the buffers: its shard of
+// a reduce-scatter, which it keeps; or its share of an all-reduce, whose sum it
+// stores into the buffers of all ranks. No other rank reads or writes that part,
+// so both work in place.
+type reducer struct {
+	adder *Adder
+	parts [][]byte // scratch, by rank
 }
 
-func makeReducer[T word](c comm.Call, size int, a adder[T]) (func(*Mover) (int64, int64), error) {
-	for _, p := range []device.Ptr{c.In, c.Out} {
-		if p.Arena == nil {
-			continue
-		}
-		if _, err := cpu.Slice[T](p); err != nil {
-			return nil, err
-		}
+func newReducer(c comm.Call, size int) (func(*Mover) (int64, int64), error) {
+	a, err := NewAdder(c.Sig.DType, c.Sig.Order, size)
+	if err != nil {
+		return nil, err
 	}
-	r := &reducer[T]{parts: make([][]T, size), adder: a}
+	sum := c.Sig.DType
+	if c.Sig.Order == graph.SumSequential {
+		sum = graph.F32
+	}
+	if err := cmp.Or(checkElements(c.In, c.Sig.DType), checkElements(c.Out, sum), a.Square(c.Squares)); err != nil {
+		return nil, err
+	}
+	r := &reducer{adder: a, parts: make([][]byte, size)}
 	if c.Sig.Op == comm.ReduceScatter {
 		return r.scatter, nil
 	}
 	return r.all, nil
 }
 
+// checkElements returns an error unless the CPU can access an operand as elements of dtype.
+func checkElements(p device.Ptr, dtype graph.DType) (err error) {
+	if p.Arena == nil {
+		return nil
+	}
+	switch dtype {
+	case graph.F32:
+		_, err = cpu.Slice[float32](p)
+	case graph.F64:
+		_, err = cpu.Slice[float64](p)
+	case graph.I64:
+		_, err = cpu.Slice[int64](p)
+	default:
+		_, err = cpu.Slice[uint16](p)
+	}
+	return err
+}
+
 // Adder sums buffers of a dtype in comm.Adder's order. It is for one goroutine.
 type Adder struct {
 	sum     func(dst []byte, srcs [][]byte, accumulate bool)
-	squares *vec.Squares // accumulates the squares of a sequential sum's addends; nil: none
+	sumAll  func(bufs [][]byte) // not of a sequential sum
+	squares *vec.Squares        // accumulates the squares of a sequential sum's addends; nil: none
 }
 
-// Square makes sequential sums also accumulate the squares of their addends.
+// Square makes sequential sums also accumulate the squares of their addends, if s says where.
 func (a *Adder) Square(s comm.Squares) (err error) {
-	*a.squares, err = squaresOf(s)
+	if s.Acc.Arena == nil {
+		return nil
+	}
+	for _, span := range s.Spans {
+		a.squares.Spans = append(a.squares.Spans, vec.Range{Lo: span[0], Hi: span[1]})
+	}
+	a.squares.Acc, err = cpu.Slice[int64](s.Acc)
 	return err
 }
 
@@ -247,32 +255,38 @@ func NewAdder(dtype graph.DType, order graph.SumOrder, size int) (*Adder, error)
 			return nil, err
 		}
 		k.k.Squares = &vec.Squares{}
-		return &Adder{k.sum, k.k.Squares}, nil
+		return &Adder{sum: k.sum, squares: k.k.Squares}, nil
 	}
 	switch dtype {
 	case graph.F32:
-		return bytesAdder[float32](&simdAdder{}), nil
+		return bytesAdder(&simdAdder{}, size), nil
 	case graph.F64:
-		return bytesAdder[float64](comm.NewAdder[float64](size)), nil
+		return bytesAdder(comm.NewAdder[float64](size), size), nil
 	case graph.I64:
-		return bytesAdder[int64](comm.NewAdder[int64](size)), nil
+		return bytesAdder(comm.NewAdder[int64](size), size), nil
 	case graph.BF16:
-		return bytesAdder[uint16](newHalfAdder(vec.BF16)), nil
+		return bytesAdder(&halfAdder{vec.HalfSumTree{As: vec.BF16}}, size), nil
 	case graph.F16:
-		return bytesAdder[uint16](newHalfAdder(vec.F16)), nil
+		return bytesAdder(&halfAdder{vec.HalfSumTree{As: vec.F16}}, size), nil
 	}
 	return nil, comm.CheckSum(dtype)
 }
 
-func bytesAdder[T word](a adder[T]) *Adder {
-	var parts [][]T
-	return &Adder{sum: func(dst []byte, srcs [][]byte, accumulate bool) {
+func bytesAdder[T word](a adder[T], size int) *Adder {
+	parts := make([][]T, 0, size)
+	of := func(bufs [][]byte) [][]T {
 		parts = parts[:0]
-		for _, s := range srcs {
-			parts = append(parts, elements[T](s))
+		for _, b := range bufs {
+			parts = append(parts, elements[T](b))
 		}
-		a.Sum(elements[T](dst), parts, accumulate)
-	}}
+		return parts
+	}
+	return &Adder{
+		sum: func(dst []byte, srcs [][]byte, accumulate bool) {
+			a.Sum(elements[T](dst), of(srcs), accumulate)
+		},
+		sumAll: func(bufs [][]byte) { a.SumAll(of(bufs)) },
+	}
 }
 
 // Sum writes the sum of srcs to dst, or adds it to dst. All have the same number of
@@ -293,35 +307,34 @@ func elements[T word](b []byte) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), len(b)/int(unsafe.Sizeof(zero)))
 }
 
-func (r *reducer[T]) scatter(m *Mover) (read, written int64) {
+func (r *reducer) scatter(m *Mover) (read, written int64) {
 	w := len(m.Peers)
 	if w == 1 && m.call.InPlace {
 		return 0, 0
 	}
-	shard := elements[T](m.Peers[m.rank].Out)
+	part := int(m.call.Sig.Bytes) / w // the sum is longer if 16-bit elements have an f32 one
 	for j := range r.parts {
-		r.parts[j] = elements[T](m.Peers[j].In)[m.rank*len(shard) : (m.rank+1)*len(shard)]
+		r.parts[j] = m.Peers[j].In[m.rank*part:][:part]
 	}
-	r.adder.Sum(shard, r.parts, m.call.Sig.Accumulate)
-	part := int64(len(m.Peers[m.rank].Out))
-	read, written = part*int64(w), part
+	sum := m.Peers[m.rank].Out
+	r.adder.Sum(sum, comm.Addends(&m.call, r.parts), m.call.Sig.Accumulate)
+	read, written = int64(part*w), int64(len(sum))
 	if m.call.Sig.Accumulate {
-		read += part
+		read += written
 	}
 	return read, written
 }
 
-func (r *reducer[T]) all(m *Mover) (read, written int64) {
-	w := int64(len(m.Peers))
-	if w == 1 {
+func (r *reducer) all(m *Mover) (read, written int64) {
+	w, size := int64(len(m.Peers)), m.call.Sig.DType.Size()
+	from, to := comm.Share(int64(len(m.Peers[m.rank].Out))/size, int64(m.rank), w)
+	if w == 1 || from == to {
 		return 0, 0
 	}
-	size := m.call.Sig.DType.Size()
-	from, to := comm.Share(int64(len(m.Peers[m.rank].Out))/size, int64(m.rank), w)
 	for j := range r.parts {
-		r.parts[j] = elements[T](m.Peers[j].Out)[from:to]
+		r.parts[j] = m.Peers[j].Out[from*size : to*size]
 	}
-	r.adder.SumAll(r.parts)
+	r.adder.sumAll(r.parts)
 	part := (to - from) * size
 	return part * w, part * w
 }

@@ -4,6 +4,7 @@
 package inproc
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
@@ -32,22 +33,22 @@ func New(mesh []graph.Axis, o Options) (*World, error) {
 
 // Group returns rank's membership along a mesh axis, −1 for all ranks.
 func (w *World) Group(rank, axis int) (comm.Group, error) {
-	m, err := meet.At(w.World, rank, axis)
+	all, err := w.Members(rank)
 	if err != nil {
 		return nil, err
 	}
-	return m, nil
+	if axis < -1 || axis >= len(all)-1 {
+		return nil, fmt.Errorf("inproc: mesh axis %d of %d axes", axis, len(all)-1)
+	}
+	return all[axis+1], nil
 }
 
 // Groups returns all of rank's memberships by mesh axis, −1 for all ranks.
 func (w *World) Groups(rank int) (map[int]comm.Group, error) {
-	all, err := meet.AllAt(w.World, rank)
-	if err != nil {
-		return nil, err
+	all, err := w.Members(rank)
+	groups := map[int]comm.Group{}
+	for slot, m := range all {
+		groups[slot-1] = m
 	}
-	groups := make(map[int]comm.Group, len(all))
-	for axis, m := range all {
-		groups[axis] = m
-	}
-	return groups, nil
+	return groups, err
 }

@@ -28,21 +28,19 @@ func TestMembersAlongAMesh(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 6, w.Size())
 	for rank := range 6 {
-		all, err := meet.AllAt(w, rank)
+		all, err := w.Members(rank)
 		require.NoError(t, err)
 		require.Len(t, all, 3)
-		require.Equal(t, rank, all[-1].Rank())
+		require.Equal(t, rank, all[0].Rank())
 		for axis, i := range comm.Coord(mesh, rank) {
-			require.Equal(t, i, all[axis].Rank())
-			require.Equal(t, mesh[axis].Size, all[axis].Size())
-			require.Equal(t, rank, all[axis].GlobalRank())
+			require.Equal(t, i, all[axis+1].Rank())
+			require.Equal(t, mesh[axis].Size, all[axis+1].Size())
+			require.Equal(t, rank, all[axis+1].GlobalRank())
 		}
 		require.Equal(t, world.DefaultTimeout, all[0].Timeout())
 	}
-	_, err = meet.At(w, 6, -1)
+	_, err = w.Members(6)
 	require.EqualError(t, err, "bare: rank 6 of 6 ranks")
-	_, err = meet.At(w, 0, 2)
-	require.EqualError(t, err, "bare: mesh axis 2 of 2 axes")
 	_, err = meet.New("bare", []graph.Axis{{Name: "a"}}, 0, join)
 	require.EqualError(t, err, "bare: mesh axis 0 (a) has size 0, want at least 1")
 }
@@ -53,9 +51,9 @@ func TestASecondMeetingNamesWhoIsMissing(t *testing.T) {
 	require.NoError(t, err)
 	var ops [2]*kernel
 	for r := range ops {
-		m, err := meet.At(w, r, -1)
+		members, err := w.Members(r)
 		require.NoError(t, err)
-		k, err := m.Barrier("b")
+		k, err := members[0].Barrier("b")
 		require.NoError(t, err)
 		ops[r] = k.(*kernel)
 		ops[r].Begin()

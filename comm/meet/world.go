@@ -4,6 +4,7 @@
 package meet
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -31,10 +32,7 @@ type World struct {
 // transport. timeout is how long a rank waits for another to arrive (DefaultTimeout if not
 // positive). join returns the transport's part of each member.
 func New(transport string, mesh []graph.Axis, timeout time.Duration, join func(*Member) Binder) (*World, error) {
-	w := &World{transport: transport, timeout: timeout}
-	if w.timeout <= 0 {
-		w.timeout = world.DefaultTimeout
-	}
+	w := &World{transport: transport, timeout: cmp.Or(max(timeout, 0), world.DefaultTimeout)}
 	size, groups, err := world.Groups(transport, mesh)
 	if err != nil {
 		return nil, err
@@ -72,28 +70,16 @@ func (w *World) add(of watch.Group, join func(*Member) Binder) {
 	}
 }
 
-// At returns a rank's membership along a mesh axis, −1 for all ranks.
-func At(w *World, rank, axis int) (*Member, error) {
+// Members returns a rank's memberships: of all ranks, then along each mesh axis.
+func (w *World) Members(rank int) ([]*Member, error) {
 	if rank < 0 || rank >= w.size {
 		return nil, fmt.Errorf("%s: rank %d of %d ranks", w.transport, rank, w.size)
 	}
-	if axis < -1 || axis >= len(w.members)-1 {
-		return nil, fmt.Errorf("%s: mesh axis %d of %d axes", w.transport, axis, len(w.members)-1)
+	list := make([]*Member, len(w.members))
+	for slot := range list {
+		list[slot] = w.members[slot][rank]
 	}
-	return w.members[axis+1][rank], nil
-}
-
-// AllAt returns all of a rank's memberships by mesh axis, −1 for all ranks.
-func AllAt(w *World, rank int) (map[int]*Member, error) {
-	all := make(map[int]*Member, len(w.members))
-	for axis := -1; axis < len(w.members)-1; axis++ {
-		m, err := At(w, rank, axis)
-		if err != nil {
-			return nil, err
-		}
-		all[axis] = m
-	}
-	return all, nil
+	return list, nil
 }
 
 // Where sets a function that returns where a rank runs ("GPU 3"); errors that name a rank

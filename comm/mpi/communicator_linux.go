@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/internal/dl"
 )
 
@@ -12,6 +13,7 @@ import (
 // Creating one blocks the engine, and with it heartbeats and streams. To keep that short, the
 // processes first synchronize by messages, which the end of the job can interrupt.
 func (w *World) makeCommunicators() {
+	defer crash.Guard()
 	fail := func(err error) {
 		_ = w.fail(fmt.Errorf("%w: rank %d: groups of the mesh: %w", comm.ErrLost, w.first, err))
 	}
@@ -26,7 +28,7 @@ func (w *World) makeCommunicators() {
 			list = append(list, transfer{peer: p, tag: tagJoin, mem: mem[p : p+1]}, transfer{send: true, peer: p, tag: tagJoin, mem: mem[w.engine.rank:][:1]})
 		}
 	}
-	if err := w.exchangeQuietly(list); err != nil {
+	if err := w.wait(w.engine.begin(list, true)); err != nil { // no operation waits for them yet
 		if w.Err() == nil {
 			fail(err)
 		}
@@ -56,10 +58,6 @@ func (w *World) split(m *member) error {
 	m.group = uintptr(made)
 	return err
 }
-
-// exchangeQuietly is exchange for messages that no operation waits for yet, so that the
-// engine polls them less often.
-func (w *World) exchangeQuietly(list []transfer) error { return w.wait(w.engine.begin(list, true)) }
 
 // awaitGroups waits until the groups have their communicators. It returns the job's error
 // if the job ends first.

@@ -62,7 +62,7 @@ func open(order []Family, named string) (*lib, error) {
 		return nil, fmt.Errorf("mpi: %w", err)
 	}
 	if named != "" {
-		h, err := dlopen(named)
+		h, err := dl.Open(named, dl.Now|dl.Global)
 		if err != nil {
 			return nil, fmt.Errorf("mpi: %s=%.80q: %w", LibraryVar, named, err)
 		}
@@ -77,17 +77,13 @@ func open(order []Family, named string) (*lib, error) {
 	var tried []string
 	for _, f := range order {
 		for _, file := range families[f].files {
-			if h, err := dlopen(file); err == nil {
+			if h, err := dl.Open(file, dl.Now|dl.Global); err == nil {
 				return newLib(families[f], file, h)
 			}
 			tried = append(tried, file)
 		}
 	}
 	return nil, fmt.Errorf("mpi: none of %s can be opened; install the library that the launcher belongs to, or name its file in %s", strings.Join(tried, ", "), LibraryVar)
-}
-
-func dlopen(file string) (uintptr, error) {
-	return dl.Open(file, dl.Now|dl.Global)
 }
 
 func newLib(f family, path string, handle uintptr) (*lib, error) {
@@ -103,24 +99,19 @@ const LibraryVar = "SPILLWAY_MPI"
 
 func (l *lib) bind(handle uintptr) error {
 	l.handle = handle
-	for name, to := range map[string]*uintptr{
+	symbols := map[string]*uintptr{
 		"MPI_Init_thread": &l.fn.initThread, "MPI_Finalize": &l.fn.finalize, "MPI_Abort": &l.fn.abort, "MPI_Comm_size": &l.fn.size,
 		"MPI_Comm_rank": &l.fn.rank, "MPI_Comm_set_errhandler": &l.fn.setErrhandler, "MPI_Isend": &l.fn.isend, "MPI_Issend": &l.fn.issend,
 		"MPI_Irecv": &l.fn.irecv, "MPI_Testall": &l.fn.testall, "MPI_Error_string": &l.fn.errorString, "MPI_Get_library_version": &l.fn.version,
 		"MPI_Comm_split": &l.fn.split, "MPI_Iallgather": &l.fn.iallgather, "MPI_Iallgatherv": &l.fn.iallgatherv, "MPI_Ialltoall": &l.fn.ialltoall,
 		"MPI_Ialltoallv": &l.fn.ialltoallv, "MPI_Type_contiguous": &l.fn.typeContiguous, "MPI_Type_create_resized": &l.fn.typeResized,
 		"MPI_Type_commit": &l.fn.typeCommit, "MPI_Type_free": &l.fn.typeFree,
-	} {
-		var err error
-		if *to, err = dl.Symbol(handle, name); err != nil {
-			return err
-		}
 	}
-	if !l.symbols {
-		return nil
+	if l.symbols {
+		symbols["ompi_mpi_comm_world"], symbols["ompi_mpi_byte"] = &l.world, &l.byteType
+		symbols["ompi_mpi_errors_return"], symbols["ompi_request_null"] = &l.errorsReturn, &l.null
 	}
-	for name, to := range map[string]*uintptr{"ompi_mpi_comm_world": &l.world, "ompi_mpi_byte": &l.byteType,
-		"ompi_mpi_errors_return": &l.errorsReturn, "ompi_request_null": &l.null} {
+	for name, to := range symbols {
 		var err error
 		if *to, err = dl.Symbol(handle, name); err != nil {
 			return err

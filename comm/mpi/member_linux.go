@@ -117,10 +117,8 @@ func (m *member) bind(c comm.Call) (device.Kernel, error) {
 		if k.adder, err = direct.NewAdder(c.Sig.DType, c.Sig.Order, m.Ranks); err != nil {
 			return nil, err
 		}
-		if c.Squares.Acc.Arena != nil {
-			if err := k.adder.Square(c.Squares); err != nil {
-				return nil, err
-			}
+		if err := k.adder.Square(c.Squares); err != nil {
+			return nil, err
 		}
 		size := c.Sig.DType.Size()
 		for _, p := range c.Touches() {
@@ -204,8 +202,8 @@ func (k *kernel) meetAndMove() (read, written int64, err error) {
 	if err := w.run(&exchange{list: slices.Clone(k.list)}); err != nil {
 		return 0, 0, w.failed(k, err)
 	}
-	if !k.agree() {
-		return 0, 0, k.mismatch()
+	if i := k.differs(); i >= 0 {
+		return 0, 0, k.mismatch(i)
 	}
 	w.show(k, watch.Moving)
 	if read, written, err = k.move(); err != nil {
@@ -232,27 +230,22 @@ func (k *kernel) addHeaders() {
 	}
 }
 
-// agree tells whether the headers of all ranks equal this rank's header.
-func (k *kernel) agree() bool {
+// differs returns the index of the first rank whose header differs from this rank's; −1: none.
+func (k *kernel) differs() int {
 	for i := range k.ranks {
 		if k.meets(i) && string(k.header(i)) != string(k.ownHeader()) {
-			return false
+			return i
 		}
 	}
-	return true
+	return -1
 }
 
-// mismatch fails the job with an error that names the first rank whose header differs.
-func (k *kernel) mismatch() error {
+// mismatch fails the job with an error that names rank index i, whose header differs.
+func (k *kernel) mismatch(i int) error {
 	m := k.m
-	for i, r := range k.ranks {
-		if k.meets(i) && string(k.header(i)) != string(k.ownHeader()) {
-			call, sig := readHeader(k.header(i))
-			return m.world.fail(fmt.Errorf("%w in the %s group: rank %d runs %s (%q, call %d), rank %d runs %s (call %d)", comm.ErrMismatch, m.Name,
-				m.World, k.Sig, k.Name, m.calls, r, sig, call))
-		}
-	}
-	return nil
+	call, sig := readHeader(k.header(i))
+	return m.world.fail(fmt.Errorf("%w in the %s group: rank %d runs %s (%q, call %d), rank %d runs %s (call %d)", comm.ErrMismatch, m.Name,
+		m.World, k.Sig, k.Name, m.calls, k.ranks[i], sig, call))
 }
 
 // meets tells whether the rank exchanges headers with the rank of index i.
@@ -406,11 +399,11 @@ func (k *kernel) moveShort() (read, written int64, err error) {
 	k.addAll(recv, send)
 	err = k.m.world.run(&exchange{list: k.list, first: first, check: func() bool {
 		k.m.world.show(k, watch.Moving)
-		return k.agree()
+		return k.differs() < 0
 	}})
 	switch {
 	case errors.Is(err, errRefused):
-		return 0, 0, k.mismatch()
+		return 0, 0, k.mismatch(k.differs())
 	case err != nil:
 		return 0, 0, k.m.world.failed(k, err)
 	}
@@ -458,22 +451,20 @@ func (k *kernel) allReduce() (read, written int64, err error) {
 
 // smallReduce is an all-reduce in which every rank receives all buffers and adds them.
 func (k *kernel) smallReduce(collective bool) error {
+	var err error
 	if collective {
-		if err := k.gatherAll(k.out); err != nil {
-			return err
+		err = k.gatherAll(k.out)
+	} else {
+		for i := range k.srcs {
+			k.srcs[i] = k.m.scratch[i*chunkBytes:][:len(k.out)]
 		}
+		copy(k.srcs[k.at], k.out)
+		err = k.all(func(i int) []byte { return k.srcs[i] }, func(int) []byte { return k.out })
+	}
+	if err == nil {
 		k.adder.Sum(k.out, k.srcs, false)
-		return nil
 	}
-	for i := range k.srcs {
-		k.srcs[i] = k.m.scratch[i*chunkBytes:][:len(k.out)]
-	}
-	copy(k.srcs[k.at], k.out)
-	if err := k.all(func(i int) []byte { return k.srcs[i] }, func(int) []byte { return k.out }); err != nil {
-		return err
-	}
-	k.adder.Sum(k.out, k.srcs, false)
-	return nil
+	return err
 }
 
 // reduceShares sums the rank's share of a buffer over the ranks and sends it to all ranks.

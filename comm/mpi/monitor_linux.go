@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/comm/watch"
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // letter is the buffer of a heartbeat message to or from a peer.
@@ -21,6 +22,7 @@ type letter struct {
 
 // monitor sends heartbeats, receives those of the other processes, and watches all ranks.
 func (w *World) monitor() {
+	defer crash.Guard()
 	defer close(w.stopped)
 	m := watch.New(watch.Config{World: w.size, Groups: w.groups, Interval: beatEvery, Silent: silentAfter, Timeout: w.timeout, Where: w.where})
 	out, in, err := w.letters()
@@ -93,14 +95,12 @@ func (w *World) letters() (out, in []*letter, err error) {
 		if r == w.engine.rank {
 			continue
 		}
-		var a, b []byte
-		if a, err = offHeap(beatBytes * w.each); err != nil {
+		size := beatBytes * w.each
+		both, err := offHeap(2 * size)
+		if err != nil {
 			return nil, nil, err
 		}
-		if b, err = offHeap(beatBytes * w.each); err != nil {
-			return nil, nil, err
-		}
-		out, in = append(out, &letter{peer: r, memory: a}), append(in, &letter{peer: r, memory: b})
+		out, in = append(out, &letter{peer: r, memory: both[:size]}), append(in, &letter{peer: r, memory: both[size:]})
 	}
 	return out, in, nil
 }

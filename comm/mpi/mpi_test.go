@@ -514,7 +514,7 @@ func TestFailuresAreNamed(t *testing.T) {
 func TestALibraryOfAnotherLauncherIsRefused(t *testing.T) {
 	for launcher, other := range map[string]string{"mpirun.openmpi": "libmpich.so.12", "mpirun.mpich": "libmpi.so.40"} {
 		t.Run(launcher, func(t *testing.T) {
-			if _, err := dlopen(other); err != nil && os.Getenv("SPILLWAY_TEST_MPI") == "" {
+			if _, err := dl.Open(other, dl.Now|dl.Global); err != nil && os.Getenv("SPILLWAY_TEST_MPI") == "" {
 				t.Skipf("%s is not installed", other)
 			}
 			out, err := mpirun(t, launcher, 2, "bits", LibraryVar+"="+other)

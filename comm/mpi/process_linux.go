@@ -1,6 +1,7 @@
 package mpi
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -35,10 +36,7 @@ func Start(order []Family, rank, world int, timeout time.Duration) (*Process, er
 	if err != nil {
 		return nil, err
 	}
-	if timeout <= 0 {
-		timeout = defaultTimeout
-	}
-	e, err := startInTime(l, rank, world, initTimes*timeout)
+	e, err := startInTime(l, rank, world, initTimes*cmp.Or(max(timeout, 0), defaultTimeout))
 	if err = errors.Join(err, own.keep()); err != nil {
 		return nil, err
 	}
@@ -149,14 +147,12 @@ type stream struct {
 // Stream returns the stream to another rank's process. Each pair of processes has one
 // stream.
 func (p *Process) Stream(peer int) (io.ReadWriteCloser, error) {
-	out, err := offHeap(pieceBytes + 4)
+	const size = pieceBytes + 4
+	both, err := offHeap(2 * size)
 	if err != nil {
 		return nil, err
 	}
-	into, err := offHeap(pieceBytes + 4)
-	if err != nil {
-		return nil, err
-	}
+	out, into := both[:size], both[size:]
 	r, w := io.Pipe()
 	s := &stream{p: p, peer: peer, in: r, out: out, lost: make(chan struct{})}
 	p.streams.Go(func() {

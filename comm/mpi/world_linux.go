@@ -1,6 +1,7 @@
 package mpi
 
 import (
+	"cmp"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -15,7 +16,6 @@ import (
 	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/comm/world"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Options of a World.
@@ -83,11 +83,8 @@ func (p *Process) Join(mesh []graph.Axis, each int, o Options) (*World, error) {
 		return nil, fmt.Errorf("mpi: %d ranks in a process, want 1 to %d: start more processes", each, maxEach)
 	}
 	w := &World{process: p, engine: p.engine, each: each, first: p.engine.rank * each, size: p.engine.world * each,
-		timeout: o.Timeout, warn: o.Warn, flights: make([]flight, each), over: make(chan struct{}), stop: make(chan struct{}), stopped: make(chan struct{}),
+		timeout: cmp.Or(max(o.Timeout, 0), defaultTimeout), warn: o.Warn, flights: make([]flight, each), over: make(chan struct{}), stop: make(chan struct{}), stopped: make(chan struct{}),
 		grouped: make(chan struct{}), peers: make([]beat, p.engine.world)}
-	if w.timeout <= 0 {
-		w.timeout = defaultTimeout
-	}
 	if w.warn == nil {
 		w.warn = func(string) {}
 	}
@@ -108,18 +105,12 @@ func (p *Process) Join(mesh []graph.Axis, each int, o Options) (*World, error) {
 	for i := range w.peers {
 		w.peers[i].Reports = w.reports(watch.Absent)
 	}
-	go func() {
-		defer crash.Guard()
-		w.monitor()
-	}()
+	go w.monitor()
 	if each > 1 || o.Messages || w.size == 1 {
 		close(w.grouped)
 		return w, nil
 	}
-	go func() {
-		defer crash.Guard()
-		w.makeCommunicators()
-	}()
+	go w.makeCommunicators()
 	return w, nil
 }
 

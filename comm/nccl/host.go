@@ -155,11 +155,7 @@ func (h *Host) of(rank, world int) {
 	h.reports, h.where, h.gone = make([]watch.Report, world), make([]string, world), make([]bool, world)
 	h.streams, h.said, h.come, h.has = map[int]*hostStream{}, make([][]byte, world), make([]uint64, world), make([]uint64, world)
 	h.seq, h.whole, h.all = 0, 0, nil
-	h.heard = make([]time.Time, world)
-	now := time.Now()
-	for i := range h.heard {
-		h.heard[i] = now
-	}
+	h.heard = make([]time.Time, world) // met sets it
 }
 
 // open creates the communicators and allocates memory, on the host's thread.

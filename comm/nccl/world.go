@@ -1,6 +1,8 @@
 package nccl
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -108,9 +110,7 @@ func New(mesh []graph.Axis, o Options) (*World, error) {
 	if o.API == nil || o.Control == nil || o.Sum == nil {
 		return nil, errors.New("nccl: want a library, a control and sums")
 	}
-	if o.Timeout <= 0 {
-		o.Timeout = 60 * time.Second
-	}
+	o.Timeout = cmp.Or(max(o.Timeout, 0), world.DefaultTimeout)
 	w := &World{o: o}
 	var err error
 	if w.size, w.groups, err = world.Groups("nccl", mesh); err != nil {
@@ -257,7 +257,8 @@ func (r *rank) greet() ([]hello, error) {
 	}
 	all := make([]hello, len(said))
 	for i, b := range said {
-		if err := json.Unmarshal(trimZeros(b), &all[i]); err != nil {
+		text, _, _ := bytes.Cut(b, []byte{0}) // zeros fill the block
+		if err := json.Unmarshal(text, &all[i]); err != nil {
 			return nil, fmt.Errorf("what rank %d says of itself: %w", i, err)
 		}
 	}
@@ -265,13 +266,6 @@ func (r *rank) greet() ([]hello, error) {
 		return nil, fmt.Errorf("%d ranks said who they are, want %d", len(all), r.w.size)
 	}
 	return all, compatible(all)
-}
-
-func trimZeros(b []byte) []byte {
-	if i := slices.Index(b, 0); i >= 0 {
-		return b[:i]
-	}
-	return b
 }
 
 // compatible returns an error if the ranks cannot share one communicator.

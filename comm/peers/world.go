@@ -81,7 +81,7 @@ func New(mesh []graph.Axis, o Options) (*World, error) {
 // leave runs after a rank's streams have ended and before its memory is freed. It waits until
 // the peers' streams no longer read that memory. They may still do so after a collective that
 // failed; a complete collective leaves no reads behind.
-func (w *World) leave(all map[int]*meet.Member, rank int, ctx *cuda.Context, deadline time.Time) error {
+func (w *World) leave(all []*meet.Member, rank int, ctx *cuda.Context, deadline time.Time) error {
 	own := &w.ends[rank]
 	own.mu.Lock()
 	own.done = true
@@ -89,9 +89,9 @@ func (w *World) leave(all map[int]*meet.Member, rank int, ctx *cuda.Context, dea
 	if soon := time.Now().Add(leaveGrace); soon.Before(deadline) {
 		deadline = soon
 	}
-	for axis := -1; axis < len(all)-1; axis++ {
-		for i := range all[axis].Size() {
-			p := all[axis].Own(i).(*member)
+	for _, of := range all {
+		for i := range of.Size() {
+			p := of.Own(i).(*member)
 			if r := p.GlobalRank(); p.done != 0 && !w.passed(r, p.done, ctx.Driver(), deadline) {
 				return fmt.Errorf("%s still reads its memory", w.Names([]int{r}))
 			}
@@ -133,7 +133,7 @@ func (w *World) far(a, b int) bool { return w.o.GPU != nil && w.o.GPU[a] != w.o.
 // called.
 func (w *World) Groups(ctx *cuda.Context) (map[int]comm.Group, error) {
 	rank := ctx.Rank()
-	all, err := meet.AllAt(w.World, rank)
+	all, err := w.Members(rank)
 	if err != nil {
 		return nil, err
 	}
@@ -144,8 +144,8 @@ func (w *World) Groups(ctx *cuda.Context) (map[int]comm.Group, error) {
 	}
 	ctx.BeforeFree(func(deadline time.Time) error { return w.leave(all, rank, ctx, deadline) })
 	groups := make(map[int]comm.Group, len(all))
-	for axis := -1; axis < len(all)-1; axis++ {
-		m := all[axis].Own(all[axis].Rank()).(*member)
+	for slot, of := range all {
+		m := of.Own(of.Rank()).(*member)
 		if m.ctx != nil {
 			return nil, fmt.Errorf("peers: rank %d has its groups already", rank)
 		}
@@ -159,7 +159,7 @@ func (w *World) Groups(ctx *cuda.Context) (map[int]comm.Group, error) {
 		if err := m.watch(); err != nil {
 			return nil, fmt.Errorf("peers: %w", err)
 		}
-		groups[axis] = m.Member
+		groups[slot-1] = m.Member
 	}
 	return groups, nil
 }

@@ -7,10 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/comm/watch"
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // monitor updates the heartbeats of this process's ranks and watches all ranks.
 func (w *World) monitor() {
+	defer crash.Guard()
 	defer close(w.stopped)
 	m := watch.New(watch.Config{World: w.job.world, Groups: w.groups, Interval: beatEvery, Silent: silentAfter, Timeout: w.timeout,
 		Where: w.job.Where})

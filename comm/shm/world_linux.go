@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -14,7 +15,6 @@ import (
 	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/comm/world"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Options of a World.
@@ -61,11 +61,8 @@ type ownRegion struct {
 // Join makes this process run the given ranks of a mesh; an empty mesh has one rank. It starts
 // the process's heartbeat.
 func (j *Job) Join(mesh []graph.Axis, ranks []int, o Options) (*World, error) {
-	w := &World{job: j, local: slices.Clone(ranks), timeout: o.Timeout, warn: o.Warn,
+	w := &World{job: j, local: slices.Clone(ranks), timeout: cmp.Or(max(o.Timeout, 0), world.DefaultTimeout), warn: o.Warn,
 		stop: make(chan struct{}), stopped: make(chan struct{})}
-	if w.timeout <= 0 {
-		w.timeout = world.DefaultTimeout
-	}
 	if w.warn == nil {
 		w.warn = func(string) {}
 	}
@@ -109,10 +106,7 @@ func (j *Job) Join(mesh []graph.Axis, ranks []int, o Options) (*World, error) {
 	for r := range w.regions {
 		w.regions[r] = make([]atomic.Pointer[mapped], maxRegions)
 	}
-	go func() {
-		defer crash.Guard()
-		w.monitor()
-	}()
+	go w.monitor()
 	return w, nil
 }
 

@@ -162,8 +162,8 @@ func checkTiling(entries []entry, dataBytes int64) error {
 }
 
 // encodeHeader returns the file's first bytes, padded with spaces so that the data starts at a
-// multiple of 8.
-func encodeHeader(entries []entry, metadata map[string]string) ([]byte, error) {
+// multiple of align.
+func encodeHeader(entries []entry, metadata map[string]string, align int) ([]byte, error) {
 	out := append(make([]byte, 8), '{')
 	add := func(key string, value any) error {
 		k, err := json.Marshal(key)
@@ -196,7 +196,7 @@ func encodeHeader(entries []entry, metadata map[string]string) ([]byte, error) {
 		}
 	}
 	out = append(out, '}')
-	for len(out)%8 != 0 {
+	for len(out)%align != 0 {
 		out = append(out, ' ')
 	}
 	if len(out)-8 > maxHeaderBytes {
@@ -235,14 +235,10 @@ func NewLayout(tensors []Tensor, metadata map[string]string, align int) (Layout,
 		l.Begin = append(l.Begin, at)
 		at += n
 	}
-	header, err := encodeHeader(entries, metadata)
+	header, err := encodeHeader(entries, metadata, align)
 	if err != nil {
 		return l, nil, err
 	}
-	for len(header)%align != 0 {
-		header = append(header, ' ')
-	}
-	binary.LittleEndian.PutUint64(header, uint64(len(header)-8))
 	l.Data = int64(len(header))
 	for i := range l.Begin {
 		l.Begin[i] += l.Data

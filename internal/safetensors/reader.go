@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -142,14 +143,9 @@ func (r *Reader) add(path string, f source, size int64, wanted map[string]bool) 
 		r.tensors = append(r.tensors, e.Tensor)
 	}
 	if found < len(wanted) {
-		var missing []string
-		for name := range wanted {
-			if _, ok := r.places[name]; !ok {
-				missing = append(missing, name)
-			}
-		}
-		slices.Sort(missing)
-		return fmt.Errorf("open weights %s: the index %s says that it holds tensor %q, but it does not", path, r.path, missing[0])
+		names := slices.Sorted(maps.Keys(wanted))
+		missing := slices.IndexFunc(names, func(name string) bool { _, ok := r.places[name]; return !ok })
+		return fmt.Errorf("open weights %s: the index %s says that it holds tensor %q, but it does not", path, r.path, names[missing])
 	}
 	return nil
 }
@@ -186,12 +182,7 @@ func (r *Reader) openIndex(path string) error {
 		}
 		byFile[file][tensor] = true
 	}
-	files := make([]string, 0, len(byFile))
-	for file := range byFile {
-		files = append(files, file)
-	}
-	slices.Sort(files)
-	for _, file := range files {
+	for _, file := range slices.Sorted(maps.Keys(byFile)) {
 		shard := filepath.Join(filepath.Dir(path), file)
 		if err := r.openFile(shard, byFile[file]); err != nil {
 			if errors.Is(err, os.ErrNotExist) {

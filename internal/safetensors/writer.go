@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -19,9 +20,10 @@ import (
 // any order and from several goroutines; Commit gives the file its name. Until then there is
 // only a temporary file beside it, so a killed writer leaves the old file unchanged.
 type Writer struct {
-	path    string
-	f       target
-	entries map[string]*entry
+	path   string
+	f      target
+	layout Layout
+	index  map[string]int // of a tensor in layout
 
 	mu      sync.Mutex
 	written map[string][]span // sorted, disjoint, not touching
@@ -96,10 +98,9 @@ func create(path string, tensors []Tensor, metadata map[string]string, open func
 	if metadata == nil {
 		metadata = map[string]string{"format": "pt"}
 	}
-	entries := make([]entry, 0, len(tensors))
+	list := make([]Tensor, 0, len(tensors))
 	seen := map[string]bool{}
 	for _, t := range tensors {
-		t = t.clone()
 		switch {
 		case t.Name == metadataKey:
 			return nil, fmt.Errorf("write weights %s: no tensor may be called %s", path, metadataKey)
@@ -110,28 +111,13 @@ func create(path string, tensors []Tensor, metadata map[string]string, open func
 		case len(t.Shape) > maxDims:
 			return nil, fmt.Errorf("write weights %s: tensor %q has %d dimensions; at most %d are taken", path, t.Name, len(t.Shape), maxDims)
 		}
-		if _, err := t.byteSize(); err != nil {
-			return nil, fmt.Errorf("write weights %s: tensor %q: %w", path, t.Name, err)
-		}
 		seen[t.Name] = true
-		entries = append(entries, entry{Tensor: t})
+		list = append(list, t.clone())
 	}
-	slices.SortFunc(entries, func(a, b entry) int {
+	slices.SortFunc(list, func(a, b Tensor) int {
 		return cmp.Or(cmp.Compare(sizes[b.DType], sizes[a.DType]), cmp.Compare(a.Name, b.Name))
 	})
-	var at int64
-	for i := range entries {
-		n, err := entries[i].byteSize()
-		if err != nil {
-			return nil, err
-		}
-		if at+n < at {
-			return nil, fmt.Errorf("write weights %s: the tensors are over 2^63 bytes", path)
-		}
-		entries[i].begin, entries[i].end = at, at+n
-		at += n
-	}
-	header, err := encodeHeader(entries, metadata)
+	layout, header, err := NewLayout(list, metadata, 8)
 	if err != nil {
 		return nil, fmt.Errorf("write weights %s: %w", path, err)
 	}
@@ -139,15 +125,13 @@ func create(path string, tensors []Tensor, metadata map[string]string, open func
 	if err != nil {
 		return nil, fmt.Errorf("write weights %s: %w", path, err)
 	}
-	w := &Writer{path: path, f: f, entries: map[string]*entry{}, written: map[string][]span{}}
-	for i := range entries {
-		entries[i].begin += int64(len(header))
-		entries[i].end += int64(len(header))
-		w.entries[entries[i].Name] = &entries[i]
+	w := &Writer{path: path, f: f, layout: layout, index: map[string]int{}, written: map[string][]span{}}
+	for i, t := range list {
+		w.index[t.Name] = i
 	}
 	_, err = w.f.WriteAt(header, 0)
 	if err == nil {
-		err = f.Truncate(int64(len(header)) + at)
+		err = f.Truncate(layout.Size)
 	}
 	if err != nil {
 		w.Abort()
@@ -157,29 +141,17 @@ func create(path string, tensors []Tensor, metadata map[string]string, open func
 }
 
 // Tensors lists the tensors in the order of the file.
-func (w *Writer) Tensors() []Tensor {
-	list := make([]entry, 0, len(w.entries))
-	for _, e := range w.entries {
-		list = append(list, *e)
-	}
-	slices.SortFunc(list, func(a, b entry) int {
-		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end), cmp.Compare(a.Name, b.Name))
-	})
-	out := make([]Tensor, len(list))
-	for i := range list {
-		out[i] = list[i].Tensor
-	}
-	return out
-}
+func (w *Writer) Tensors() []Tensor { return slices.Clone(w.layout.Tensors) }
 
 // WriteFloat32 writes elements [start, start+len(src)) of a tensor, rounded to
 // nearest even if it is BF16. An element may be written once.
 func (w *Writer) WriteFloat32(name string, start int64, src []float32) error {
-	e, ok := w.entries[name]
+	i, ok := w.index[name]
 	if !ok {
 		return fmt.Errorf("write weights %s: tensor %q was not declared", w.path, name)
 	}
-	n := e.Elements()
+	t := w.layout.Tensors[i]
+	n := t.Elements()
 	if start < 0 || start > n || int64(len(src)) > n-start {
 		return fmt.Errorf("write weights %s: tensor %q has %d elements; %d from %d are outside of it", w.path, name, n, len(src), start)
 	}
@@ -189,7 +161,7 @@ func (w *Writer) WriteFloat32(name string, start int64, src []float32) error {
 	if err := w.claim(name, span{start, start + int64(len(src))}); err != nil {
 		return err
 	}
-	if err := w.writeAt(e, start, src); err != nil {
+	if err := w.writeAt(t.DType, w.layout.Begin[i]+sizes[t.DType]*start, src); err != nil {
 		err = fmt.Errorf("write weights %s: tensor %q: %w", w.path, name, err)
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -207,45 +179,37 @@ func (w *Writer) claim(name string, s span) error {
 		return fmt.Errorf("write weights %s: tensor %q: the file is already finished", w.path, name)
 	}
 	spans := w.written[name]
-	i, _ := slices.BinarySearchFunc(spans, s.begin, func(a span, begin int64) int { return cmp.Compare(a.end, begin) })
-	// spans[i] is the first that ends at or after s begins.
-	if i < len(spans) && spans[i].begin < s.end && spans[i].end > s.begin {
+	// spans[i] is the first that ends after s begins.
+	i, _ := slices.BinarySearchFunc(spans, s.begin+1, func(a span, end int64) int { return cmp.Compare(a.end, end) })
+	if i < len(spans) && spans[i].begin < s.end {
 		return fmt.Errorf("write weights %s: tensor %q: elements %d to %d were already written", w.path, name, max(s.begin, spans[i].begin), min(s.end, spans[i].end))
 	}
-	if i < len(spans) && spans[i].end == s.begin {
-		if i+1 < len(spans) && spans[i+1].begin < s.end {
-			return fmt.Errorf("write weights %s: tensor %q: elements %d to %d were already written", w.path, name, spans[i+1].begin, min(s.end, spans[i+1].end))
-		}
-		spans[i].end = s.end
-		if i+1 < len(spans) && spans[i+1].begin == s.end {
-			spans[i].end = spans[i+1].end
-			spans = slices.Delete(spans, i+1, i+2)
-		}
-	} else if i < len(spans) && spans[i].begin == s.end {
-		spans[i].begin = s.begin
-	} else {
-		spans = slices.Insert(spans, i, s)
+	from, to := i, i // s takes the place of those that it touches
+	if i > 0 && spans[i-1].end == s.begin {
+		from, s.begin = i-1, spans[i-1].begin
 	}
-	w.written[name] = spans
+	if i < len(spans) && spans[i].begin == s.end {
+		to, s.end = i+1, spans[i].end
+	}
+	w.written[name] = slices.Replace(spans, from, to, s)
 	return nil
 }
 
 // chunks holds the rounded bytes of BF16 writes.
 var chunks = sync.Pool{New: func() any { return new([1 << 16]byte) }}
 
-func (w *Writer) writeAt(e *entry, start int64, src []float32) error {
-	if e.DType == F32 && nativeLittle {
-		_, err := w.f.WriteAt(bytesOf(src), e.begin+4*start)
+func (w *Writer) writeAt(dtype DType, at int64, src []float32) error {
+	if dtype == F32 && nativeLittle {
+		_, err := w.f.WriteAt(bytesOf(src), at)
 		return err
 	}
 	buf := chunks.Get().(*[1 << 16]byte)
 	defer chunks.Put(buf)
-	size := sizes[e.DType]
-	at := e.begin + size*start
+	size := sizes[dtype]
 	for len(src) > 0 {
 		n := min(len(src), len(buf)/int(size))
 		for i, x := range src[:n] {
-			if e.DType == F32 {
+			if dtype == F32 {
 				binary.LittleEndian.PutUint32(buf[4*i:], math.Float32bits(x))
 			} else {
 				binary.LittleEndian.PutUint16(buf[2*i:], toBF16(x))
@@ -282,29 +246,18 @@ func (w *Writer) Commit() error {
 
 // firstGap reports the first element, by name and index, that was not written.
 func (w *Writer) firstGap() error {
-	names := make([]string, 0, len(w.entries))
-	for name := range w.entries {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		n := w.entries[name].Elements()
-		spans := w.written[name]
-		if n == 0 || len(spans) == 1 && spans[0] == (span{0, n}) {
-			continue
+	for _, name := range slices.Sorted(maps.Keys(w.index)) {
+		n := w.layout.Tensors[w.index[name]].Elements()
+		gap, spans := span{0, n}, w.written[name]
+		if len(spans) > 0 && spans[0].begin == 0 {
+			gap.begin, spans = spans[0].end, spans[1:]
 		}
-		var gap span
-		switch {
-		case len(spans) == 0:
-			gap = span{0, n}
-		case spans[0].begin > 0:
-			gap = span{0, spans[0].begin}
-		case len(spans) > 1:
-			gap = span{spans[0].end, spans[1].begin}
-		default:
-			gap = span{spans[0].end, n}
+		if len(spans) > 0 {
+			gap.end = spans[0].begin
 		}
-		return fmt.Errorf("write weights %s: tensor %q: elements %d to %d of %d were not written", w.path, name, gap.begin, gap.end, n)
+		if gap.begin < gap.end {
+			return fmt.Errorf("write weights %s: tensor %q: elements %d to %d of %d were not written", w.path, name, gap.begin, gap.end, n)
+		}
 	}
 	return nil
 }

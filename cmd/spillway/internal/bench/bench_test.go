@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
 // 1,000 elements over 4 ranks: a part of 750 travels, in the bytes of what it is.
@@ -92,13 +93,13 @@ func TestTablesFitATerminal(t *testing.T) {
 func TestCompareRefusesRowsOfTheOtherCommand(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "scale.json")
 	row := Row{Version: rowVersion, Name: "weak 1", Scaling: &Scaling{Mode: weak}}
-	require.NoError(t, writeJSON(nil, path, []*Row{&row}))
+	require.NoError(t, cli.WriteJSON(nil, path, []*Row{&row}))
 	_, err := readRows(path, false)
 	require.ErrorContains(t, err, `scale.json": it has rows of bench scale; give a file that bench zero --json wrote`)
 	_, err = readRows(path, true)
 	require.NoError(t, err)
 	row.Scaling = nil
-	require.NoError(t, writeJSON(nil, path, []*Row{&row}))
+	require.NoError(t, cli.WriteJSON(nil, path, []*Row{&row}))
 	_, err = readRows(path, true)
 	require.ErrorContains(t, err, "it has rows of bench zero; give a file that bench scale --json wrote")
 }

@@ -103,22 +103,6 @@ func (m *meter) peer(w *benchWorld, op comm.Op, bytes int64) (float64, error) {
 		return 0, err
 	}
 	count := runsOf(bytes)
-	var took []time.Duration
-	for i := range batches + 1 {
-		if err := m.launch(m.g.Barrier("begin")); err != nil {
-			return 0, err
-		}
-		if err := m.s.Sync(); err != nil {
-			return 0, err
-		}
-		d, err := w.peer.Run(op, send, recv, count)
-		if err != nil {
-			return 0, err
-		}
-		if i > 0 {
-			took = append(took, d)
-		}
-	}
-	slices.Sort(took)
-	return took[len(took)/2].Seconds() / float64(count), nil
+	took, err := m.times(func() (time.Duration, error) { return w.peer.Run(op, send, recv, count) })
+	return took.Seconds() / float64(count), err
 }

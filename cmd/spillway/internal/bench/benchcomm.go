@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -358,8 +357,8 @@ func (m *meter) launch(k device.Kernel, err error) error {
 // batches is how often a run of operations is timed.
 const batches = 5
 
-// times returns the median time of f, which every rank begins at once.
-func (m *meter) times(f func() error) (time.Duration, error) {
+// times returns the median of what f says that it took. Every rank begins it at once.
+func (m *meter) times(f func() (time.Duration, error)) (time.Duration, error) {
 	var took []time.Duration
 	for i := range batches + 1 {
 		if err := m.launch(m.g.Barrier("begin")); err != nil {
@@ -368,12 +367,12 @@ func (m *meter) times(f func() error) (time.Duration, error) {
 		if err := m.s.Sync(); err != nil {
 			return 0, err
 		}
-		began := time.Now()
-		if err := f(); err != nil {
+		d, err := f()
+		if err != nil {
 			return 0, err
 		}
 		if i > 0 { // the first one maps and warms
-			took = append(took, time.Since(began))
+			took = append(took, d)
 		}
 	}
 	slices.Sort(took)
@@ -385,9 +384,10 @@ func (m *meter) times(f func() error) (time.Duration, error) {
 func (m *meter) copies(mem []float32, size int) (float64, error) {
 	half := len(mem) / 2
 	n := min(half, 16<<20)
-	took, err := m.times(func() error {
+	took, err := m.times(func() (time.Duration, error) {
+		began := time.Now()
 		copy(mem[half:half+n], mem[:n])
-		return nil
+		return time.Since(began), nil
 	})
 	return float64(8*n*size) / took.Seconds(), err
 }
@@ -415,13 +415,15 @@ func (m *meter) time(g comm.Group, op comm.Op, bytes int64) (row CommRow, err er
 	}
 	count := runsOf(bytes) // the same on every rank
 	before := m.g.Stats()
-	took, err := m.times(func() error {
+	took, err := m.times(func() (time.Duration, error) {
+		began := time.Now()
 		for range count {
 			if err := m.s.Launch(k); err != nil {
-				return err
+				return 0, err
 			}
 		}
-		return m.s.Sync()
+		err := m.s.Sync()
+		return time.Since(began), err
 	})
 	if err != nil {
 		return row, err
@@ -434,22 +436,8 @@ func (m *meter) time(g comm.Group, op comm.Op, bytes int64) (row CommRow, err er
 
 // report writes the rows, as JSON where it was asked for, and as a table.
 func (b *commBench) report(out io.Writer, rows []CommRow) error {
-	if b.json != "" {
-		text, err := json.MarshalIndent(rows, "", "  ")
-		if err != nil {
-			return err
-		}
-		text = append(text, '\n')
-		if b.json == "-" {
-			_, err := out.Write(text)
-			return err
-		}
-		if err := cli.WriteNew(b.json, text); err != nil {
-			return fmt.Errorf("--json: %w", err)
-		}
-	}
-	if len(rows) == 0 {
-		return nil
+	if err := cli.WriteJSON(out, b.json, rows); err != nil || b.json == "-" || len(rows) == 0 {
+		return err
 	}
 	fmt.Fprintf(out, "%s, %d ranks; all copy at once at %.1f GB/s (read and written)\n", rows[0].Transport, rows[0].Ranks, rows[0].CopyPerS/1e9)
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)

@@ -72,7 +72,9 @@ func linkSamples(rows []CommRow) (samples []cost.Sample) {
 		}
 		samples = append(samples, cost.Sample{Class: cost.Class(k.op), Size: cost.Size{Bytes: float64(sent)}, Seconds: r.Seconds})
 	}
-	sortSamples(samples)
+	slices.SortFunc(samples, func(a, b cost.Sample) int { // what is fitted does not depend on the map's order
+		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Size.Bytes, b.Size.Bytes))
+	})
 	return samples
 }
 
@@ -103,11 +105,4 @@ func fastestOf(rows []CommRow) (t algo.Table) {
 	}
 	slices.SortFunc(t.Choices, func(a, b algo.Choice) int { return cmp.Or(cmp.Compare(a.Op, b.Op), cmp.Compare(a.Bytes, b.Bytes)) })
 	return t
-}
-
-// sortSamples makes what is fitted to them independent of a map's order.
-func sortSamples(list []cost.Sample) {
-	slices.SortFunc(list, func(a, b cost.Sample) int {
-		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Size.Bytes, b.Size.Bytes))
-	})
 }

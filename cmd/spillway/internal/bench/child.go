@@ -85,17 +85,13 @@ func runProgram(ctx context.Context, argv, env []string, each func(stepLine)) (o
 		each(line)
 	}
 	err = errors.Join(lines.Err(), cmd.Wait())
-	if err == nil {
-		return o, nil
-	}
-	if ctx.Err() != nil {
+	if err != nil && ctx.Err() != nil {
 		return o, ctx.Err()
 	}
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) {
-		return o, err
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		err = &failed{exit.ExitCode(), lastWords(words.String())}
 	}
-	return o, &failed{exit.ExitCode(), lastWords(words.String())}
+	return o, err
 }
 
 // lastWords is the error line of a program: Spillway's own, or else the last line.

@@ -3,7 +3,6 @@ package bench
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -88,27 +87,7 @@ func (o *outputs) write(cmd *cobra.Command, r *report) error {
 			return fmt.Errorf("--svg: %w", err)
 		}
 	}
-	return cmp.Or(writeJSON(cmd.OutOrStdout(), o.json, r.rows()), r.stopped)
-}
-
-// writeJSON writes rows to a file or, for -, to stdout.
-func writeJSON(stdout io.Writer, path string, rows any) error {
-	if path == "" {
-		return nil
-	}
-	text, err := json.MarshalIndent(rows, "", "  ")
-	if err != nil {
-		return err
-	}
-	text = append(text, '\n')
-	if path == "-" {
-		_, err = stdout.Write(text)
-		return err
-	}
-	if err := cli.WriteNew(path, text); err != nil {
-		return fmt.Errorf("--json: %w", err)
-	}
-	return nil
+	return cmp.Or(cli.WriteJSON(cmd.OutOrStdout(), o.json, r.rows()), r.stopped)
 }
 
 // heading says what ran, on what, and what counts.

@@ -98,9 +98,6 @@ type Machine struct {
 	Version string  `json:"spillway"`
 }
 
-// timed are all counted steps.
-func (r *Row) timed() []float64 { return slices.Concat(r.Rounds...) }
-
 // take adds a round's run.
 func (r *Row) take(o outcome, warmup int) {
 	var seconds []float64
@@ -112,7 +109,7 @@ func (r *Row) take(o outcome, warmup int) {
 
 // finish fills what follows from the rounds; last is the newest run.
 func (r *Row) finish(last outcome, warmup int) {
-	all := r.timed()
+	all := slices.Concat(r.Rounds...)
 	r.StepSecondsMedian, r.P10, r.P90 = quantile(all, 0.5), quantile(all, 0.1), quantile(all, 0.9)
 	r.TokensPerS = float64(r.Ranks*r.Batch*r.Accum*r.Seq) / r.StepSecondsMedian
 	r.Losses = nil

@@ -179,7 +179,7 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 			return fmt.Errorf("bench: %w", err)
 		}
 		defer os.RemoveAll(dir)
-		s.yard = yardsticks{}
+		s.yard = map[int]*yardstick{}
 		for _, n := range counts {
 			if n <= runtime.GOMAXPROCS(0) {
 				fmt.Fprintf(s.progress, "measuring this CPU for predicted times of %s …\n", english.Plural(n, "process", ""))
@@ -226,7 +226,7 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 			}
 			before = append(before, r)
 		}
-		if err := writeJSON(nil, b.out.json, before); err != nil {
+		if err := cli.WriteJSON(nil, b.out.json, before); err != nil {
 			return err
 		}
 	}

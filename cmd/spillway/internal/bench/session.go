@@ -31,7 +31,7 @@ type session struct {
 	self           string // this program
 	base           int64  // resident bytes of a process of this program before it plans anything
 	machine        Machine
-	yard           yardsticks // beside each run; nil: none
+	yard           map[int]*yardstick // beside each run, by number of ranks; nil: none
 	jobs           []*job
 	stopped        error // by a signal, after a job had run
 }
@@ -224,8 +224,7 @@ func (s *session) runRounds(ctx context.Context) error {
 // runOnce runs a configuration once. One that turns out not to fit is missing from then on.
 func (s *session) runOnce(ctx context.Context, j *job, show func(stepLine)) error {
 	o, err := runProgram(ctx, j.argv, j.env, show)
-	var end *failed
-	if errors.As(err, &end) {
+	if end, ok := errors.AsType[*failed](err); ok {
 		if end.status == cli.ExitDoesNotFit || j.Vary != "" && end.status == cli.ExitBadInput {
 			j.Missing = end.text
 			return nil
@@ -233,7 +232,6 @@ func (s *session) runOnce(ctx context.Context, j *job, show func(stepLine)) erro
 		if end.status == cli.ExitFault {
 			return cli.Fault(err)
 		}
-		return err
 	}
 	if err != nil {
 		return err

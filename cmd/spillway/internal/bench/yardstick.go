@@ -17,9 +17,6 @@ type yardstick struct {
 	seconds float64 // of a step, predicted
 }
 
-// yardsticks are by number of ranks.
-type yardsticks map[int]*yardstick
-
 // newYardstick predicts the yardstick of so many ranks on a machine. dir gets its model and data.
 func newYardstick(ctx context.Context, dir string, ranks int, machine *cost.Machine) (*yardstick, error) {
 	c, err := calibration.Yardstick(dir, ranks)
@@ -33,31 +30,26 @@ func newYardstick(ctx context.Context, dir string, ranks int, machine *cost.Mach
 	return &yardstick{c, f.Step.Seconds}, nil
 }
 
-// beside runs something, and returns the machine's speed before and after it: 1 where the
-// yardstick takes as long as predicted, 2 where it takes half of that.
-func (y *yardstick) beside(ctx context.Context, s *session, run func() error) (speed float64, err error) {
-	before, err := s.stepOf(ctx, y.job)
-	if err == nil {
-		err = run()
-	}
-	if err != nil {
-		return 0, err
-	}
-	after, err := s.stepOf(ctx, y.job)
-	return 2 * y.seconds / (before + after), err
-}
-
-// round runs a job once, with the yardstick beside it where there is one.
+// round runs a job once, with the yardstick before and after it where there is one. The machine's
+// speed is 1 where the yardstick takes as long as predicted, 2 where it takes half of that.
 func (s *session) round(ctx context.Context, j *job, show func(stepLine)) error {
 	y := s.yard[j.Ranks]
 	if y == nil {
 		return s.runOnce(ctx, j, show)
 	}
-	speed, err := y.beside(ctx, s, func() error { return s.runOnce(ctx, j, show) })
-	if err == nil {
-		j.Speed = append(j.Speed, speed)
+	before, err := s.stepOf(ctx, y.job)
+	if err != nil {
+		return err
 	}
-	return err
+	if err := s.runOnce(ctx, j, show); err != nil {
+		return err
+	}
+	after, err := s.stepOf(ctx, y.job)
+	if err != nil {
+		return err
+	}
+	j.Speed = append(j.Speed, 2*y.seconds/(before+after))
+	return nil
 }
 
 // atSpeed sets AtSpeed.

@@ -231,19 +231,12 @@ func inspect(e checkpoint.Entry, c *checkpoint.Checkpoint) Inspected {
 }
 
 func writeInspected(stdout io.Writer, path, dir string, list []Inspected) error {
-	text, err := json.MarshalIndent(map[string]any{"checkpoints": list}, "", "  ")
-	if err != nil {
-		return err
+	if path != "-" {
+		if inside, err := options.Within(path, dir); err != nil || inside {
+			return cmp.Or(err, fmt.Errorf("--json %.80q lies in %.80q, which is inspected; write to another place", path, dir))
+		}
 	}
-	text = append(text, '\n')
-	if path == "-" {
-		_, err = stdout.Write(text)
-		return err
-	}
-	if inside, err := options.Within(path, dir); err != nil || inside {
-		return cmp.Or(err, fmt.Errorf("--json %.80q lies in %.80q, which is inspected; write to another place", path, dir))
-	}
-	return cli.WriteNew(path, text)
+	return cli.WriteJSON(stdout, path, map[string]any{"checkpoints": list})
 }
 
 func printInspected(w io.Writer, list []Inspected, marks checkpoint.Marks) error {
@@ -263,16 +256,9 @@ func printInspected(w io.Writer, list []Inspected, marks checkpoint.Marks) error
 		return err
 	}
 	for _, d := range marks.Divergences {
-		fmt.Fprintf(w, "an attempt became non-finite at step %d, from %s\n", d.Step, orNone(d.From))
+		fmt.Fprintf(w, "an attempt became non-finite at step %d, from %s\n", d.Step, cmp.Or(d.From, "its start"))
 	}
 	return printRecord(w, list[len(list)-1])
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "its start"
-	}
-	return s
 }
 
 func (v *Inspected) state() string {

@@ -46,11 +46,10 @@ func reshard(ctx context.Context, dir string, ranks int, stdout, stderr io.Write
 	for _, p := range passed {
 		fmt.Fprintln(stderr, "warning:", p)
 	}
+	if busy, ok := errors.AsType[*checkpoint.Busy](err); ok {
+		return fmt.Errorf("ckpt reshard: %w", busy)
+	}
 	if err != nil {
-		var busy *checkpoint.Busy
-		if errors.As(err, &busy) {
-			return fmt.Errorf("ckpt reshard: %w", busy)
-		}
 		return err
 	}
 	fmt.Fprintf(stdout, "%s: %s\n", folder, english.Plural(ranks, "rank file", ""))

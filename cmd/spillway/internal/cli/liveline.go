@@ -75,12 +75,12 @@ func (l *LiveLine) clear() {
 	l.shown = false
 }
 
-// End leaves the line as it stands and goes to the next.
+// End leaves the line as it stands and goes to the next. On no terminal there is none.
 func (l *LiveLine) End() {
-	if l.shown {
+	if l != nil && l.shown {
 		fmt.Fprintln(l.w)
+		l.shown = false
 	}
-	l.shown = false
 }
 
 // fitFields joins the fields that fit into so many columns, from the left; of the

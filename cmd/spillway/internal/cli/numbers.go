@@ -23,20 +23,24 @@ func (f numberFlag) Set(s string) error {
 // DecimalNumbers makes every flag of a number, of a command and of those below it,
 // a numberFlag.
 func DecimalNumbers(cmd *cobra.Command) {
-	for _, fs := range []*pflag.FlagSet{cmd.Flags(), cmd.PersistentFlags()} {
-		fs.VisitAll(func(f *pflag.Flag) {
-			if _, done := f.Value.(numberFlag); done {
-				return
-			}
-			switch f.Value.Type() {
-			case "float32", "float64":
-				f.Value = numberFlag{f.Value, decimal.CheckFloat}
-			case "int", "int32", "int64", "uint", "uint32", "uint64":
-				f.Value = numberFlag{f.Value, decimal.CheckInt}
-			}
-		})
-	}
+	eachFlag(cmd, func(f *pflag.Flag) {
+		if _, done := f.Value.(numberFlag); done {
+			return
+		}
+		switch f.Value.Type() {
+		case "float32", "float64":
+			f.Value = numberFlag{f.Value, decimal.CheckFloat}
+		case "int", "int32", "int64", "uint", "uint32", "uint64":
+			f.Value = numberFlag{f.Value, decimal.CheckInt}
+		}
+	})
+}
+
+// eachFlag calls f with every flag of a command and of those below it, some of them more than once.
+func eachFlag(cmd *cobra.Command, f func(*pflag.Flag)) {
+	cmd.Flags().VisitAll(f)
+	cmd.PersistentFlags().VisitAll(f)
 	for _, sub := range cmd.Commands() {
-		DecimalNumbers(sub)
+		eachFlag(sub, f)
 	}
 }

@@ -21,18 +21,13 @@ func (f pathFlag) Set(s string) error {
 // NamedPaths makes every flag whose help calls its value a file, folder or path a
 // pathFlag, of a command and of those below it.
 func NamedPaths(cmd *cobra.Command) {
-	for _, fs := range []*pflag.FlagSet{cmd.Flags(), cmd.PersistentFlags()} {
-		fs.VisitAll(func(f *pflag.Flag) {
-			if _, done := f.Value.(pathFlag); done || f.Value.Type() != "string" {
-				return
-			}
-			switch name, _ := pflag.UnquoteUsage(f); name {
-			case "FILE", "DIR", "PATH":
-				f.Value = pathFlag{f.Value}
-			}
-		})
-	}
-	for _, sub := range cmd.Commands() {
-		NamedPaths(sub)
-	}
+	eachFlag(cmd, func(f *pflag.Flag) {
+		if _, done := f.Value.(pathFlag); done || f.Value.Type() != "string" {
+			return
+		}
+		switch name, _ := pflag.UnquoteUsage(f); name {
+		case "FILE", "DIR", "PATH":
+			f.Value = pathFlag{f.Value}
+		}
+	})
 }

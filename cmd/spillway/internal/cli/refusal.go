@@ -19,19 +19,17 @@ import (
 // PrintError tells a person what ended a command: one line, and after a refusal
 // with ways out a whole command a line, to be copied.
 func PrintError(w io.Writer, err error, args []string, cmd *cobra.Command) {
-	var said Interrupted
-	if errors.Is(err, context.Canceled) && !errors.As(err, &said) {
+	if errors.Is(err, context.Canceled) && !is[Interrupted](err) {
 		err = Interrupted("interrupted") // in a search
 	}
-	var refused *planner.Refusal
 	env, wrong := cluster.Read(os.Getenv)
 	if wrong != nil {
 		env = cluster.Env{World: 1}
 	}
-	if !errors.As(err, &refused) {
+	refused, ok := errors.AsType[*planner.Refusal](err)
+	if !ok {
 		fmt.Fprintln(w, "spillway:", Visible(tame(Flagged(err.Error()), slices.Concat(args, setValues(cmd)))))
-		var field *config.FieldError
-		if errors.As(err, &field) && len(field.Instead) > 0 {
+		if field, ok := errors.AsType[*config.FieldError](err); ok && len(field.Instead) > 0 {
 			args, flags := slices.Clone(args), []string(nil)
 			for _, set := range field.Instead {
 				name, value, has := strings.Cut(set, "=")

@@ -50,9 +50,7 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, st
 	if lost != nil && (err == nil || errors.Is(err, lost)) {
 		return statusWithout(cmd, lost)
 	}
-	var silent *SilentError
-	var status StatusError
-	if err != nil && !errors.As(err, &silent) && !errors.As(err, &status) {
+	if err != nil && !is[*SilentError](err) && !is[StatusError](err) {
 		PrintError(stderr, err, args, cmd)
 	}
 	return ExitStatus(err)

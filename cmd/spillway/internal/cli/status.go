@@ -34,32 +34,30 @@ const (
 
 // ExitStatus is the contracted status of a process that ends with err.
 func ExitStatus(err error) int {
-	var refused *plan.DoesNotFit
-	var op *device.OpError
-	var fault *faultError
-	var disk *store.Error
-	var unpinned *cpu.PinError
-	var missing *platform.MissingDevice
-	var call *driver.Error
-	var status StatusError
-	var remote *ranks.RemoteError
+	status, told := errors.AsType[StatusError](err)
+	remote, isRemote := errors.AsType[*ranks.RemoteError](err)
 	switch {
 	case err == nil:
 		return ExitDone
-	case errors.As(err, &status):
+	case told:
 		return int(status)
 	case errors.Is(err, context.Canceled):
 		return ExitInterrupted
-	case errors.As(err, &missing):
+	case is[*platform.MissingDevice](err):
 		return ExitBadInput
-	case errors.As(err, &refused), errors.Is(err, plan.ErrDoesNotFit), errors.Is(err, checkpoint.ErrDamaged), errors.Is(err, receipt.ErrDiffers), errors.As(err, &remote) && remote.DoesNotFit():
+	case is[*plan.DoesNotFit](err), errors.Is(err, plan.ErrDoesNotFit), errors.Is(err, checkpoint.ErrDamaged), errors.Is(err, receipt.ErrDiffers), isRemote && remote.DoesNotFit():
 		return ExitDoesNotFit
-	case errors.As(err, &remote) && remote.Fault(), errors.Is(err, comm.ErrLost):
-		return ExitFault
-	case errors.As(err, &op), errors.As(err, &fault), errors.As(err, &disk), errors.As(err, &unpinned), errors.As(err, &call), errors.Is(err, ranks.ErrDiverged), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
+	case isRemote && remote.Fault(), errors.Is(err, comm.ErrLost),
+		is[*device.OpError](err), is[*faultError](err), is[*store.Error](err), is[*cpu.PinError](err), is[*driver.Error](err), errors.Is(err, ranks.ErrDiverged), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
 		return ExitFault
 	}
 	return ExitBadInput
+}
+
+// is tells whether an error of type E is in err.
+func is[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
 }
 
 // faultError marks what went wrong while running, as opposed to bad input.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -60,6 +61,26 @@ func WriteNew(path string, data []byte) error {
 		return err
 	}
 	return os.WriteFile(path, data, 0o644)
+}
+
+// WriteJSON writes a document to the file of --json, - for stdout; "" is none.
+func WriteJSON(stdout io.Writer, path string, doc any) error {
+	if path == "" {
+		return nil
+	}
+	text, err := json.MarshalIndent(doc, "", "  ")
+	if err != nil {
+		return err
+	}
+	text = append(text, '\n')
+	if path == "-" {
+		_, err = stdout.Write(text)
+		return err
+	}
+	if err := WriteNew(path, text); err != nil {
+		return fmt.Errorf("--json: %w", err)
+	}
+	return nil
 }
 
 // Keeps says whether what is written to a path stays there: not where it is stdout, a pipe or a device.

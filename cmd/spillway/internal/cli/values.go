@@ -68,7 +68,7 @@ func (f sizeFlag) Set(s string) error {
 func (f sizeFlag) Type() string { return "SIZE" }
 
 func (f sizeFlag) String() string {
-	if f.bytes == nil || *f.bytes == 0 {
+	if *f.bytes == 0 {
 		return ""
 	}
 	return fmt.Sprint(*f.bytes)
@@ -93,12 +93,7 @@ func (f listFlag) Set(s string) error {
 
 func (f listFlag) Type() string { return f.of }
 
-func (f listFlag) String() string {
-	if f.list == nil {
-		return ""
-	}
-	return strings.Join(*f.list, ",")
-}
+func (f listFlag) String() string { return strings.Join(*f.list, ",") }
 
 // CountsOf is the list of such a flag.
 func CountsOf(v pflag.Value) []int { return *v.(countsFlag).list }
@@ -124,9 +119,6 @@ func (f countsFlag) Set(s string) error {
 func (f countsFlag) Type() string { return "N,N,…" }
 
 func (f countsFlag) String() string {
-	if f.list == nil {
-		return ""
-	}
 	var parts []string
 	for _, n := range *f.list {
 		parts = append(parts, strconv.Itoa(n))

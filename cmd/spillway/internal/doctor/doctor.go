@@ -2,8 +2,8 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -121,22 +121,7 @@ filesystem.`,
 		if jsonPath != "-" {
 			d.print(cmd.OutOrStdout())
 		}
-		if jsonPath == "" {
-			return nil
-		}
-		text, err := json.MarshalIndent(d, "", "  ")
-		if err != nil {
-			return err
-		}
-		text = append(text, '\n')
-		if jsonPath == "-" {
-			_, err = cmd.OutOrStdout().Write(text)
-			return err
-		}
-		if err := cli.WriteNew(jsonPath, text); err != nil {
-			return fmt.Errorf("--json: %w", err)
-		}
-		return nil
+		return cli.WriteJSON(cmd.OutOrStdout(), jsonPath, d)
 	}
 	return cmd
 }
@@ -188,10 +173,8 @@ func copyBandwidth(long time.Duration) float64 {
 	var wg sync.WaitGroup
 	speeds := make([]float64, n)
 	for i := range n {
-		wg.Add(1)
-		go func() {
+		wg.Go(func() {
 			defer crash.Guard()
-			defer wg.Done()
 			from, to := make([]byte, size), make([]byte, size)
 			for j := range from {
 				from[j] = byte(j)
@@ -202,7 +185,7 @@ func copyBandwidth(long time.Duration) float64 {
 				moved += 2 * copy(to, from)
 			}
 			speeds[i] = float64(moved) / time.Since(start).Seconds()
-		}()
+		})
 	}
 	wg.Wait()
 	sum := 0.0
@@ -242,13 +225,7 @@ func (d *Diagnosis) print(w io.Writer) {
 	line := func(what, format string, args ...any) {
 		fmt.Fprintf(w, "%-10s %s\n", what, fmt.Sprintf(format, args...))
 	}
-	orElse := func(s, other string) string {
-		if s == "" {
-			return other
-		}
-		return s
-	}
-	line("cpu", "%s (%s), %d cores for this process, SIMD %s%s", orElse(d.CPU.Model, "unknown model"), d.CPU.Arch, d.CPU.Cores, d.CPU.Best,
+	line("cpu", "%s (%s), %d cores for this process, SIMD %s%s", cmp.Or(d.CPU.Model, "unknown model"), d.CPU.Arch, d.CPU.Cores, d.CPU.Best,
 		map[bool]string{true: "", false: ", limited to " + d.CPU.Current + " by SPILLWAY_SIMD"}[d.CPU.Best == d.CPU.Current])
 	line("", "%.0f GFLOP/s at a product of %d rows and columns of fp32, for model_flops_share of train --metrics", d.CPU.Peak/1e9, calibration.PeakSize)
 	size := "of unknown size"

@@ -1,9 +1,11 @@
 package here
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/internal/gpus"
@@ -25,10 +27,9 @@ func detectGPUs(ask gpuSources) ([]gpus.GPU, error) {
 	if err == nil && !ask.hidden {
 		return found, nil
 	}
-	all := found
 	api, driverErr := ask.driver()
 	if driverErr != nil && err == nil {
-		return all, nil
+		return found, nil
 	}
 	if driverErr != nil {
 		return nil, fmt.Errorf("%w (%w)", err, driverErr)
@@ -60,11 +61,8 @@ func (Machine) GPU() (*gpus.GPU, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := found[0]
-	for _, other := range found[1:] {
-		if other.Memory-other.Used < g.Memory-g.Used { // what fits the smallest fits all
-			g = other
-		}
-	}
+	g := slices.MinFunc(found, func(a, b gpus.GPU) int { // what fits the smallest fits all
+		return cmp.Compare(a.Memory-a.Used, b.Memory-b.Used)
+	})
 	return &g, nil
 }

@@ -29,12 +29,14 @@ const procsForDisk = 2
 
 var DiskProcs extraProcs
 
-func (e *extraProcs) acquire() {
+// BesideDisk gives the processors until after is called.
+func (e *extraProcs) BesideDisk() (after func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.users++; e.users == 1 {
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + procsForDisk)
 	}
+	return e.release
 }
 
 func (e *extraProcs) release() {
@@ -43,12 +45,6 @@ func (e *extraProcs) release() {
 	if e.users--; e.users == 0 {
 		runtime.GOMAXPROCS(max(1, runtime.GOMAXPROCS(0)-procsForDisk))
 	}
-}
-
-// BesideDisk is acquire, for who calls what it returns afterwards.
-func (e *extraProcs) BesideDisk() (after func()) {
-	e.acquire()
-	return e.release
 }
 
 // planningHeap lets the heap grow further before it is collected while something plans
@@ -107,7 +103,7 @@ func MakeRoom() (planned func(*plan.Plan), undo func()) {
 	planned = func(p *plan.Plan) {
 		if p.Layout.Spaces[graph.Disk].Peak > 0 || p.Config.Outside[graph.Disk] > 0 {
 			onDisk = true
-			DiskProcs.acquire()
+			DiskProcs.BesideDisk()
 		}
 		if os.Getenv("GOGC") == "" && percent == 0 {
 			percent = collectAt(runningPercent)

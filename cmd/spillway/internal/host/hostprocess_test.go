@@ -14,7 +14,7 @@ const testdata = "../../../../testdata"
 func TestProcessorsForTheDisk(t *testing.T) {
 	before := runtime.GOMAXPROCS(0)
 	var e extraProcs
-	e.acquire()
+	e.BesideDisk()
 	release := e.BesideDisk()
 	require.Equal(t, before+procsForDisk, runtime.GOMAXPROCS(0))
 	e.release()

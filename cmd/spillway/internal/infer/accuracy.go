@@ -137,9 +137,7 @@ func (a *accuracy) measure(ctx context.Context, t *spillway.Trainer, stderr io.W
 		}
 		return nil
 	})
-	if live != nil {
-		live.End()
-	}
+	live.End()
 	switch {
 	case errors.Is(err, context.Canceled):
 		return nil, cli.Interrupted(fmt.Sprintf("interrupted after %d of %d answers", ended, len(prompts)))

@@ -134,12 +134,6 @@ func (p *evalProgress) batch(done, of int, loss float64) {
 	}
 }
 
-func (p *evalProgress) finish() {
-	if p.live != nil {
-		p.live.End()
-	}
-}
-
 // reached says where a signal ended it.
 func (p *evalProgress) reached() string {
 	if p.done == 0 {
@@ -175,7 +169,7 @@ func evaluate(ctx context.Context, c spillway.Config, a *accuracy, jsonPath stri
 	}
 	p := newEvalProgress(stderr)
 	r, err := t.EvaluateTold(ctx, p.batch)
-	p.finish()
+	p.live.End()
 	if errors.Is(err, context.Canceled) {
 		return cli.Interrupted(p.reached())
 	}
@@ -199,8 +193,5 @@ func evaluate(ctx context.Context, c spillway.Config, a *accuracy, jsonPath stri
 			fmt.Fprintln(stdout, e.Accuracy)
 		}
 	}
-	if jsonPath == "" {
-		return nil
-	}
-	return writeJSON(jsonPath, stdout, e)
+	return cli.WriteJSON(stdout, jsonPath, e)
 }

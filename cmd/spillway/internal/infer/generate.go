@@ -262,10 +262,7 @@ func (g *generation) run(ctx context.Context, stdout, stderr io.Writer) (err err
 	if cli.IsTerminal(stderr) {
 		fmt.Fprintf(stderr, "%d tokens, %.1f a second\n", doc.Tokens, float64(doc.Tokens)/doc.Seconds)
 	}
-	if g.jsonPath == "" {
-		return nil
-	}
-	return writeJSON(g.jsonPath, stdout, doc)
+	return cli.WriteJSON(stdout, g.jsonPath, doc)
 }
 
 // streams are what Decode tells: the text of one prompt as it comes, or a line for each of a

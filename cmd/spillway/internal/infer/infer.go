@@ -2,15 +2,14 @@
 package infer
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -62,10 +61,8 @@ func templateFlag(fs *pflag.FlagSet, c *spillway.Config) {
 
 // refuseSampling refuses what no answer can be drawn by.
 func refuseSampling(how *trainer.Decoding) error {
-	for _, s := range how.Stop {
-		if s == "" {
-			return errors.New("--stop: the text is empty; leave it out")
-		}
+	if slices.Contains(how.Stop, "") {
+		return errors.New("--stop: the text is empty; leave it out")
 	}
 	return how.Sampling.Validate()
 }
@@ -140,22 +137,4 @@ func printable(w io.Writer) func(string) string {
 		return cli.Visible
 	}
 	return func(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
-}
-
-// writeJSON writes a document to the file of --json, - for stdout.
-func writeJSON(path string, stdout io.Writer, v any) error {
-	var doc bytes.Buffer
-	enc := json.NewEncoder(&doc)
-	enc.SetIndent("", "  ")
-	if err := enc.Encode(v); err != nil {
-		return err
-	}
-	if path == "-" {
-		_, err := stdout.Write(doc.Bytes())
-		return err
-	}
-	if err := cli.WriteNew(path, doc.Bytes()); err != nil {
-		return fmt.Errorf("--json: %w", err)
-	}
-	return nil
 }

@@ -1,6 +1,7 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -27,18 +28,10 @@ type Asked struct {
 
 // Settle reads the flags, with the config file, and refuses what can't be.
 func (a *Asked) Settle(p *Place) (err error) {
-	a.Demo, err = options.Settle(a.Fs, a.C, a.L)
-	for _, check := range []func() error{
-		func() error { return settleRanks(a.C, a.Ranks, a.Fs.Changed("ranks-per-process"), p) },
-		func() error { return p.refuseSurvivors(a.C) },
-		func() error { return p.accepts(a.C, a.Ranks) },
-	} {
-		if err != nil {
-			break
-		}
-		err = check()
+	if a.Demo, err = options.Settle(a.Fs, a.C, a.L); err != nil {
+		return err
 	}
-	return err
+	return cmp.Or(settleRanks(a.C, a.Ranks, a.Fs.Changed("ranks-per-process"), p), p.refuseSurvivors(a.C), p.accepts(a.C, a.Ranks))
 }
 
 // OwnFlags are the flags in which the processes of a job may differ: paths, each process's

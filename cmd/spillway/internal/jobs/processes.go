@@ -221,8 +221,8 @@ func (p *Place) streams() (conns []io.ReadWriteCloser) {
 // to its end takes nothing from work that is done.
 func (p *Place) End(err error) error {
 	closed := p.Close()
-	var unended *mpi.UnendedError
-	if !errors.As(closed, &unended) {
+	unended, ok := errors.AsType[*mpi.UnendedError](closed)
+	if !ok {
 		return errors.Join(err, closed)
 	}
 	if err == nil {

@@ -173,8 +173,7 @@ func (s *survivors) again(ctx context.Context, c spillway.Config) (spillway.Conf
 		return c, err
 	}
 	_, err = spillway.Build(ctx, onDevice)
-	var small *plan.DoesNotFit
-	if !errors.As(err, &small) {
+	if _, small := errors.AsType[*plan.DoesNotFit](err); !small {
 		return c, nil // what else is wrong the run finds
 	}
 	fmt.Fprintln(s.out, "spillway: as it was asked for the job does not fit over fewer ranks: going on with --fit")

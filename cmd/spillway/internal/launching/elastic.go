@@ -88,14 +88,11 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 	if e.step, err = c.FollowGlobalBatch(false); err != nil {
 		return nil, err
 	}
-	if f.maxRanks == 0 {
-		f.maxRanks = o.Ranks
-	}
 	if !c.Reproducible {
 		fmt.Fprintln(e.out, jobs.OtherBits)
 	}
 	e.tries = attemptsFrom(jobs.SavedBy(fs), o.Ranks+1) // ranks that are lost one after the other are no sign of a fault
-	e.team = launch.Team{Leaves: e.step.LeastLeaves(), Uneven: c.Reproducible, Min: f.minRanks, Max: f.maxRanks, Restarts: f.restarts, Processes: o.Ranks}
+	e.team = launch.Team{Leaves: e.step.LeastLeaves(), Uneven: c.Reproducible, Min: f.minRanks, Max: cmp.Or(f.maxRanks, o.Ranks), Restarts: f.restarts, Processes: o.Ranks}
 	return e, nil
 }
 
@@ -164,10 +161,7 @@ func (e *elastic) run(cmd *cobra.Command, signals <-chan os.Signal) error {
 // lose takes what a generation has lost, and says how the job goes on.
 func (e *elastic) lose(g generation) error {
 	e.team.Lose(max(1, g.end.LostRanks))
-	what := g.end.Lost
-	if what == "" {
-		what = g.end.Failure
-	}
+	what := cmp.Or(g.end.Lost, g.end.Failure)
 	sizes := e.team.Sizes()
 	if len(sizes) == 0 {
 		tellEnd(e.out, g.end)

@@ -17,22 +17,21 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// loraFlag is adapters, as lora.Parse reads them.
-type loraFlag struct{ to *lora.Options }
+// parsedFlag is a value that parse reads. kind is what help calls it.
+type parsedFlag[T fmt.Stringer] struct {
+	to    *T
+	kind  string
+	parse func(string) (T, error)
+}
 
-func (f loraFlag) Set(s string) (err error) {
-	*f.to, err = lora.Parse(s)
+func (f parsedFlag[T]) Set(s string) (err error) {
+	*f.to, err = f.parse(s)
 	return err
 }
 
-func (f loraFlag) Type() string { return "r=N,…" }
+func (f parsedFlag[T]) Type() string { return f.kind }
 
-func (f loraFlag) String() string {
-	if f.to == nil {
-		return ""
-	}
-	return f.to.String()
-}
+func (f parsedFlag[T]) String() string { return (*f.to).String() }
 
 // frozenCacheFlag is none, host:SIZE or disk:SIZE.
 type frozenCacheFlag struct{ to *config.FrozenCache }
@@ -45,24 +44,7 @@ func (f frozenCacheFlag) Set(s string) (err error) {
 func (f frozenCacheFlag) Type() string { return "TIER:SIZE" }
 
 func (f frozenCacheFlag) String() string {
-	if f.to == nil || f.to.Bytes == 0 {
-		return ""
-	}
-	return f.to.String()
-}
-
-// batchScheduleFlag is a list of STEP:ROWS as config.ParseBatchSchedule reads it.
-type batchScheduleFlag struct{ to *config.BatchSchedule }
-
-func (f batchScheduleFlag) Set(s string) (err error) {
-	*f.to, err = config.ParseBatchSchedule(s)
-	return err
-}
-
-func (f batchScheduleFlag) Type() string { return "LIST" }
-
-func (f batchScheduleFlag) String() string {
-	if f.to == nil {
+	if f.to.Bytes == 0 {
 		return ""
 	}
 	return f.to.String()
@@ -84,12 +66,7 @@ func (f checkpointFlag) Set(s string) error {
 
 func (f checkpointFlag) Type() string { return "string" }
 
-func (f checkpointFlag) String() string {
-	if f.dir == nil {
-		return ""
-	}
-	return *f.dir
-}
+func (f checkpointFlag) String() string { return *f.dir }
 
 // Disk is the flag of the disk tier's folder and of its cap, DIR[:SIZE].
 func Disk(dir *string, size *int64) pflag.Value { return diskFlag{dir, size} }
@@ -124,10 +101,7 @@ func (f diskFlag) Set(s string) error {
 func (f diskFlag) Type() string { return "DIR[:SIZE]" }
 
 func (f diskFlag) String() string {
-	if f.dir == nil || *f.dir == "" {
-		return ""
-	}
-	if *f.size > 0 {
+	if *f.dir != "" && *f.size > 0 {
 		return fmt.Sprintf("%s:%d", *f.dir, *f.size)
 	}
 	return *f.dir
@@ -289,7 +263,7 @@ func Train(fs *pflag.FlagSet, c *config.Config, l *Later) {
 	fs.Float64Var(&c.Dropout, "dropout", d.Dropout, "dropout rate")
 	fs.Int64Var(&c.Seed, "seed", d.Seed, "seed of weights, data order and dropout")
 	fs.Var(cli.List(&c.Freeze, "PATTERN"), "freeze", "parameters that are not trained: patterns, separated by commas, as in h.{0-3}.*")
-	fs.Var(loraFlag{&c.LoRA}, "lora", "train low-rank adapters of rank r in the model's place, as in r=16, or r=16,alpha=32,targets=*.mlp.*,dropout=0: beside each product whose weight a target names (without targets: all of the blocks'), scaled by alpha/r (without alpha: by 2; default: none)")
+	fs.Var(parsedFlag[lora.Options]{&c.LoRA, "r=N,…", lora.Parse}, "lora", "train low-rank adapters of rank r in the model's place, as in r=16, or r=16,alpha=32,targets=*.mlp.*,dropout=0: beside each product whose weight a target names (without targets: all of the blocks'), scaled by alpha/r (without alpha: by 2; default: none)")
 	fs.StringVar(&c.Base, "base", "", "what the frozen parameters of --lora rest in: fp32, bf16 or int8 (default: --precision's)")
 	fs.IntVar(&c.Threads, "threads", d.Threads, "computing threads, shared by the ranks (default: all cores)")
 	fs.IntVar(&c.Prefetch, "prefetch", d.Prefetch, "units gathered ahead of their use")
@@ -326,7 +300,7 @@ func Train(fs *pflag.FlagSet, c *config.Config, l *Later) {
 		"`ROWS` of a step over all ranks: --accum follows from it, --batch and --ranks (without --batch a micro-batch "+
 			"has %d rows, or the largest smaller number that divides a rank's rows; with --accum it is a rank's rows "+
 			"divided by that; with --reproducible always %[1]d; --fit chooses)", d.Batch))
-	fs.Var(batchScheduleFlag{&c.BatchSchedule}, "batch-schedule", "STEP:ROWS, separated by commas: rows of a step over all ranks from a step on, in the place of --global-batch, as in 0:32,500:64,2000:128: 32 rows until 500 steps are done, and so on; --lr-scale scales --lr with them")
+	fs.Var(parsedFlag[config.BatchSchedule]{&c.BatchSchedule, "LIST", config.ParseBatchSchedule}, "batch-schedule", "STEP:ROWS, separated by commas: rows of a step over all ranks from a step on, in the place of --global-batch, as in 0:32,500:64,2000:128: 32 rows until 500 steps are done, and so on; --lr-scale scales --lr with them")
 	fs.Var(cli.Counts(&c.RankShares), "rank-shares", "micro-batches of each rank in a step, for ranks that are not equally fast; needs --reproducible (default: even, shares that differ by at most one)")
 	fs.StringVar(&c.OnNonFinite, "on-nonfinite", d.OnNonFinite, "what a step with a non-finite loss or gradient does: stop (status 3, the tensor named) or skip (its update is left out; the tenth in a row stops)")
 	fs.Var(checkpointFlag{&c.Checkpoint, &l.Unkept}, "checkpoint", "`DIR` of checkpoints; none: keep nothing, without a warning (default: keep nothing)")

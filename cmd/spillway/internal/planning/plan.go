@@ -319,14 +319,11 @@ func (f *Flags) nothingFits(ctx context.Context, c config.Config, none *planner.
 		c.Batch, c.Accum = none.Smallest.Config.Batch, none.Smallest.Config.Accum
 	}
 	f.hopeless = true
-	var refused *plan.DoesNotFit
-	switch err := runPlan(ctx, c, f, nil, out); {
-	case err == nil && none.Smallest == nil:
-		return nil
-	case err != nil && !errors.As(err, &refused):
-		return err
+	err := runPlan(ctx, c, f, nil, out)
+	if _, refused := errors.AsType[*plan.DoesNotFit](err); refused || err == nil && none.Smallest != nil {
+		return none
 	}
-	return none
+	return err
 }
 
 // runPlan plans all four stages, tells about them, and refuses what does not fit.
@@ -374,16 +371,8 @@ func runPlan(ctx context.Context, c config.Config, f *Flags, best *planner.Fitte
 		}
 	}
 	if f.jsonPath != "" {
-		doc, err := r.json()
-		if err != nil {
+		if err := cli.WriteJSON(stdout, f.jsonPath, r.doc()); err != nil {
 			return err
-		}
-		if f.jsonPath == "-" {
-			if _, err := stdout.Write(doc); err != nil {
-				return err
-			}
-		} else if err := cli.WriteNew(f.jsonPath, doc); err != nil {
-			return fmt.Errorf("--json: %w", err)
 		}
 	}
 	if err := r.writePage(); err != nil {

@@ -1,6 +1,7 @@
 package planning
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,30 +42,19 @@ func dumpPasses(ctx context.Context, q planner.Request, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("--dump: %w", err)
 	}
-	var failed error
 	before, last, n := "", "", 0
-	write := func(name, text string) {
-		if failed == nil {
-			failed = os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644)
-		}
-	}
 	err := q.Passes(ctx, func(pass string, p *graph.Program) error {
-		name := fmt.Sprintf("%02d-%s", n, pass)
+		name := filepath.Join(dir, fmt.Sprintf("%02d-%s", n, pass))
 		text := graph.Format(p)
-		write(name+".txt", text)
-		n++
-		if last == "" {
-			before, last = text, pass
-			return failed
+		err := os.WriteFile(name+".txt", []byte(text), 0o644)
+		if err == nil && n > 0 {
+			var diff string
+			diff, err = difflib.GetUnifiedDiffString(difflib.UnifiedDiff{A: difflib.SplitLines(before), B: difflib.SplitLines(text),
+				FromFile: last, ToFile: pass, Context: dumpContext})
+			err = cmp.Or(err, os.WriteFile(name+".diff", []byte(diff), 0o644))
 		}
-		diff, err := difflib.GetUnifiedDiffString(difflib.UnifiedDiff{A: difflib.SplitLines(before), B: difflib.SplitLines(text),
-			FromFile: last, ToFile: pass, Context: dumpContext})
-		if err != nil && failed == nil {
-			failed = err
-		}
-		write(name+".diff", diff)
-		before, last = text, pass
-		return failed
+		before, last, n = text, pass, n+1
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("--dump: %w", err)

@@ -217,8 +217,7 @@ func (r *planReport) stageChart(a *answer) *page.Bars {
 
 // fit says whether the request fits, and by how much.
 func (r *planReport) fit() string {
-	var refused *plan.DoesNotFit
-	if errors.As(r.asked.Plan.Fit(), &refused) {
+	if refused, ok := errors.AsType[*plan.DoesNotFit](r.asked.Plan.Fit()); ok {
 		return fmt.Sprintf("Does not fit: %s of %s memory over the cap", plan.Bytes(refused.Peak+refused.Outside-refused.Capacity), refused.Space)
 	}
 	use, limit := r.asked.Plan.Layout.Spaces[graph.Device].Peak, r.asked.Plan.Config.Capacity[graph.Device]

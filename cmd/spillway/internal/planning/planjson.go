@@ -1,7 +1,7 @@
 package planning
 
 import (
-	"encoding/json"
+	"cmp"
 	"strings"
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
@@ -163,11 +163,7 @@ type (
 // why explains a plan.
 func why(f *planner.Forecast) planWhy {
 	e := planner.Explain(f)
-	recompute := f.Config.Recompute
-	if recompute == "" {
-		recompute = "none"
-	}
-	w := planWhy{Recompute: recompute, Auto: cli.Flagged(f.Auto), Offload: f.Config.Offload, Recomputed: append([]planner.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
+	w := planWhy{Recompute: cmp.Or(f.Config.Recompute, "none"), Auto: cli.Flagged(f.Auto), Offload: f.Config.Offload, Recomputed: append([]planner.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
 		Parked: []planParked{}, Placed: []planPlaced{}, Notes: cli.Reasons(f)}
 	for _, g := range e.Parked {
 		w.Parked = append(w.Parked, planParked{g, g.Space.String()})
@@ -178,8 +174,8 @@ func why(f *planner.Forecast) planWhy {
 	return w
 }
 
-// json is the report as a document.
-func (r *planReport) json() ([]byte, error) {
+// doc is the report as a document.
+func (r *planReport) doc() Doc {
 	f, asked, best := r.flags, r.asked, r.best
 	c := asked.Config
 	doc := Doc{Version: Version, Command: f.question(), Model: planModel{c.Model, asked.Parameters()}, Nodes: f.servers(&c), Ranks: c.Ranks, Batch: c.Batch, Accum: c.Accum, Seq: c.Seq,
@@ -226,12 +222,8 @@ func (r *planReport) json() ([]byte, error) {
 	if r.noWay != nil {
 		doc.NoWay = r.nothing()
 	}
-	text, err := json.MarshalIndent(doc, "", "  ")
-	return append(text, '\n'), err
+	return doc
 }
-
-// changesResults says whether a way out computes other numbers than the request.
-func changesResults(way planner.Way) bool { return way.Cost == "other numbers" }
 
 func (f *Flags) speedJSON(p *planner.Forecast) Speed {
 	s := Speed{Predicted: p.TokensPerSecond()}

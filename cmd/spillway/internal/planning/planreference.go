@@ -1,12 +1,13 @@
 package planning
 
 import (
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
-	"github.com/spillway-ml/spillway/config"
 	page "github.com/spillway-ml/spillway/memplan/report"
 	"github.com/spillway-ml/spillway/plan"
 )
@@ -22,10 +23,8 @@ type referenceSection struct {
 }
 
 func (f *Flags) validateReference() error {
-	for _, name := range references {
-		if strings.EqualFold(f.reference, name) {
-			return nil
-		}
+	if slices.ContainsFunc(references, func(name string) bool { return strings.EqualFold(f.reference, name) }) {
+		return nil
 	}
 	return fmt.Errorf("--reference %q is not known; use one of %s", f.reference, strings.Join(references, ", "))
 }
@@ -47,7 +46,7 @@ func (r *planReport) reference() (*referenceSection, error) {
 	}{
 		{"sbh(34 + 5as/h) a layer", m.All},
 		{"selective (section 5): 34sbh a layer", m.Selective},
-		{fmt.Sprintf("this plan: %s, --recompute %s", strings.ToLower(c.Precision), recomputeOf(c)), m.Ours},
+		{fmt.Sprintf("this plan: %s, --recompute %s", strings.ToLower(c.Precision), cmp.Or(c.Recompute, "none")), m.Ours},
 	} {
 		s.rows = append(s.rows, []string{row.name, plan.Bytes(row.bytes), fmt.Sprintf("%.1f", m.Values[i])})
 	}
@@ -57,13 +56,6 @@ func (r *planReport) reference() (*referenceSection, error) {
 		s.note += " The model's MLP is gated and narrower than the formula's."
 	}
 	return s, nil
-}
-
-func recomputeOf(c config.Config) string {
-	if c.Recompute == "" {
-		return "none"
-	}
-	return c.Recompute
 }
 
 func (s *referenceSection) print(w io.Writer) {

@@ -221,12 +221,7 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 		free := func(f *planner.Forecast) int64 {
 			return limit - f.Plan.Layout.Spaces[s].Peak - f.Plan.Config.Outside[s]
 		}
-		t.row("fits", func(f *planner.Forecast) string {
-			if free(f) < 0 {
-				return "no"
-			}
-			return "yes"
-		})
+		t.row("fits", func(f *planner.Forecast) string { return yesOrNo(free(f) >= 0) })
 		t.row("free", func(f *planner.Forecast) string {
 			if n := free(f); n < 0 {
 				return "−" + plan.Bytes(-n)
@@ -242,6 +237,13 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 		cli.Wrap(w, "  ", "    ", note)
 	}
 	fmt.Fprintln(w)
+}
+
+func yesOrNo(yes bool) string {
+	if yes {
+		return "yes"
+	}
+	return "no"
 }
 
 // outsideNote says what is outside the arena of a space, and how it is known.
@@ -276,12 +278,7 @@ func (r *planReport) steps(w io.Writer) {
 			t.row(fmt.Sprintf("of %d rows", b.Rows), func(f *planner.Forecast) string { return r.flags.seconds(f, f.StepTimes()[k].Step.Seconds) })
 		}
 	}
-	t.row("fits", func(f *planner.Forecast) string {
-		if f.Fits {
-			return "yes"
-		}
-		return "no"
-	})
+	t.row("fits", func(f *planner.Forecast) string { return yesOrNo(f.Fits) })
 	t.Flush()
 	r.roles(w)
 	if line := r.flags.elsewhere(r.asked); line != "" {
@@ -522,7 +519,7 @@ func (r *planReport) wayLists() (lists []wayList) {
 	}
 	for _, l := range []wayList{{title: title}, {title: title + " and changes the results", changes: true}} {
 		for _, way := range r.ways {
-			if changesResults(way) == l.changes {
+			if (way.Cost == "other numbers") == l.changes {
 				l.ways = append(l.ways, way)
 			}
 		}

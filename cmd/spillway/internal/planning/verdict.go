@@ -34,8 +34,7 @@ type answer struct {
 func (r *planReport) answer() (a *answer, says string) {
 	asked, best := r.asked, r.best
 	over := ""
-	var refused *plan.DoesNotFit
-	if errors.As(asked.Plan.Fit(), &refused) {
+	if refused, ok := errors.AsType[*plan.DoesNotFit](asked.Plan.Fit()); ok {
 		over = fmt.Sprintf("does not fit as requested (%s of %s memory over the cap)", plan.Bytes(refused.Peak+refused.Outside-refused.Capacity), refused.Space)
 	}
 	switch {
@@ -102,18 +101,15 @@ func (r *planReport) figures(w io.Writer, a *answer) {
 		}
 	}
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	row := func(name string, cell func(*planner.Forecast) string) {
-		line := "  " + name
-		for _, p := range plans {
-			line += "\t" + cell(p)
-		}
-		fmt.Fprintln(tw, line)
-	}
 	if len(plans) > 1 {
 		fmt.Fprintln(tw, "  \t"+strings.Join(head, "\t"))
 	}
-	for _, f := range r.figureRows(plans) {
-		row(f.name, f.cell)
+	for _, row := range r.figureRows(plans) {
+		fmt.Fprint(tw, "  ", row.name)
+		for _, p := range plans {
+			fmt.Fprint(tw, "\t", row.cell(p))
+		}
+		fmt.Fprintln(tw)
 	}
 	tw.Flush()
 	if line := r.flags.budgetText(plans[0]); line != "" {

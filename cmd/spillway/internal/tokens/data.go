@@ -4,7 +4,6 @@ package tokens
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -98,9 +97,7 @@ func tokenize(ctx context.Context, out string, paths []string, o data.Options, s
 			fmt.Fprintln(stderr, strings.Join(slices.Delete(fields, 1, 2), "  "))
 		}
 	})
-	if live != nil {
-		live.End()
-	}
+	live.End()
 	if errors.Is(err, context.Canceled) {
 		return cli.Interrupted(fmt.Sprintf("interrupted after %s tokens; the same command goes on there", humanize.Comma(res.Tokens)))
 	}
@@ -174,21 +171,15 @@ func inspectCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		if jsonPath != "" {
-			doc, err := json.MarshalIndent(s, "", "  ")
-			if err != nil {
-				return err
-			}
-			if jsonPath != "-" {
-				if same, err := sameFile(jsonPath, args[0]); err != nil || same {
-					return cmp.Or(err, fmt.Errorf("--json %s is the file that is inspected; write to another", jsonPath))
-				}
-				return cli.WriteNew(jsonPath, append(doc, '\n'))
-			}
-			_, err = cmd.OutOrStdout().Write(append(doc, '\n'))
-			return err
+		if jsonPath == "" {
+			return s.print(cmd.OutOrStdout(), args[0], tok)
 		}
-		return s.print(cmd.OutOrStdout(), args[0], tok)
+		if jsonPath != "-" {
+			if same, err := sameFile(jsonPath, args[0]); err != nil || same {
+				return cmp.Or(err, fmt.Errorf("--json %s is the file that is inspected; write to another", jsonPath))
+			}
+		}
+		return cli.WriteJSON(cmd.OutOrStdout(), jsonPath, s)
 	}
 	return cmd
 }

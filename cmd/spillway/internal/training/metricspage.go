@@ -73,10 +73,6 @@ func newMetricsPage(reg *prometheus.Registry, t *spillway.Trainer) *metricsPage 
 		*to = prometheus.NewCounter(prometheus.CounterOpts{Namespace: "spillway", Name: name, Help: help})
 		reg.MustRegister(*to)
 	}
-	gauges := func(to **prometheus.GaugeVec, name, help string, labels ...string) {
-		*to = prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "spillway", Name: name, Help: help}, labels)
-		reg.MustRegister(*to)
-	}
 	counters := func(to **prometheus.CounterVec, name, help string, labels ...string) {
 		*to = prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "spillway", Name: name, Help: help}, labels)
 		reg.MustRegister(*to)
@@ -96,29 +92,31 @@ func newMetricsPage(reg *prometheus.Registry, t *spillway.Trainer) *metricsPage 
 	counter(&p.sent, "comm_sent_bytes_total", "Bytes that all ranks sent, counted as a ring would send them.")
 	counter(&p.diskRead, "disk_read_bytes_total", "Bytes that all ranks read from the disk tier.")
 	counter(&p.diskWritten, "disk_written_bytes_total", "Bytes that all ranks wrote to the disk tier.")
-	gauges(&p.peak, "memory_peak_bytes", "Highest byte of a rank's memory that an operation has touched.", "rank", "space")
-	gauges(&p.classes, "memory_touched_class_bytes", "What has been touched of what the plan has alive at the peak, by class: by operations, and of the host's own buffers up to memory_peak_bytes. It is memory_planned_class_bytes once all of it is in use, and sums to memory_peak_bytes.", "rank", "space", "class")
+	p.peak = gauges(reg, "memory_peak_bytes", "Highest byte of a rank's memory that an operation has touched.", "rank", "space")
+	p.classes = gauges(reg, "memory_touched_class_bytes", "What has been touched of what the plan has alive at the peak, by class: by operations, and of the host's own buffers up to memory_peak_bytes. It is memory_planned_class_bytes once all of it is in use, and sums to memory_peak_bytes.", "rank", "space", "class")
 	counters(&p.commSeconds, "collective_seconds_total", "Time in a kind of collective, summed over ranks, waiting for peers among it.", "op")
 	counters(&p.commBytes, "collective_bytes_total", "Whole buffers of a kind of collective, summed over ranks.", "op")
 	counters(&p.commCalls, "collective_calls_total", "Runs of a kind of collective, summed over ranks.", "op")
-	gauges(&p.commRate, "collective_bytes_per_second", "Bytes over seconds of a kind of collective in the last step.", "op")
+	p.commRate = gauges(reg, "collective_bytes_per_second", "Bytes over seconds of a kind of collective in the last step.", "op")
 	p.planned(reg, t)
 	p.steps.Add(float64(t.Done()))
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return p
 }
 
+// gauges are a gauge for each set of labels.
+func gauges(reg *prometheus.Registry, name, help string, labels ...string) *prometheus.GaugeVec {
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "spillway", Name: name, Help: help}, labels)
+	reg.MustRegister(g)
+	return g
+}
+
 // planned tells what the plan has of each memory space: the peak that a rank may
 // touch, and, by class, what is alive at it and the class's own most.
 func (p *metricsPage) planned(reg *prometheus.Registry, t *spillway.Trainer) {
-	set := func(name, help string, labels ...string) *prometheus.GaugeVec {
-		g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "spillway", Name: name, Help: help}, labels)
-		reg.MustRegister(g)
-		return g
-	}
-	peak := set("memory_planned_bytes", "Planned peak of a rank's memory.", "space")
-	alive := set("memory_planned_class_bytes", "What the plan has alive at the peak, by class; they sum to the planned peak.", "space", "class")
-	most := set("memory_planned_class_peak_bytes", "The most that the plan has alive of a class at any time.", "space", "class")
+	peak := gauges(reg, "memory_planned_bytes", "Planned peak of a rank's memory.", "space")
+	alive := gauges(reg, "memory_planned_class_bytes", "What the plan has alive at the peak, by class; they sum to the planned peak.", "space", "class")
+	most := gauges(reg, "memory_planned_class_peak_bytes", "The most that the plan has alive of a class at any time.", "space", "class")
 	for sp := range graph.NumSpaces {
 		s := t.Plan().Layout.Spaces[sp]
 		if s.Peak == 0 {

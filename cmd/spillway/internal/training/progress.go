@@ -35,14 +35,7 @@ func newProgress(w io.Writer, done, steps int, bytes bool) *progress {
 
 // memory is the highest byte of a rank that was touched, and what is planned.
 func memory(r spillway.StepResult) string {
-	var peak, planned int64
-	for _, v := range r.Peak[graph.Device] {
-		peak = max(peak, v)
-	}
-	for _, v := range r.Planned[graph.Device] {
-		planned = max(planned, v)
-	}
-	return fmt.Sprintf("device %s of %s planned", plan.Bytes(peak), plan.Bytes(planned))
+	return fmt.Sprintf("device %s of %s planned", plan.Bytes(most(r.Peak[graph.Device])), plan.Bytes(most(r.Planned[graph.Device])))
 }
 
 func evalText(e *spillway.EvalResult, bytes bool) string {

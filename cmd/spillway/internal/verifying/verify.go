@@ -2,6 +2,7 @@
 package verifying
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -200,10 +201,7 @@ func stepsText(from, to int) string {
 // segmentText is a segment in a line.
 func segmentText(s receipts.Segment) string {
 	what := stepsText(s.From, s.To)
-	start := "the run's first values"
-	if s.Start != "" {
-		start = s.Start
-	}
+	start := cmp.Or(s.Start, "the run's first values")
 	if s.Steps() == 0 {
 		what = "the states of " + start
 	} else if s.Missing == "" {
