@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
 )
@@ -26,6 +27,8 @@ type Shared struct {
 	stems [len(stemEnds)][]*stem // the latest last
 	plans []*Plan
 	fwds  []Forward // of plans
+
+	placed memplan.Known
 }
 
 // stemEnds are the passes before which programs (stems) are kept. late resets the fields of a
@@ -122,7 +125,11 @@ func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 	if made.UsedTwice, err = usedTwice(fwd, cfg); err != nil {
 		return nil, err
 	}
-	if err := made.place(cfg); err != nil {
+	var placed *memplan.Known
+	if sh != nil {
+		placed = &sh.placed
+	}
+	if err := made.place(cfg, placed); err != nil {
 		return nil, err
 	}
 	if !cfg.BoundsOnly {
