@@ -16,6 +16,8 @@ type Options struct {
 	// Stop, if not nil, is called before the buffers of each space are placed and, while
 	// they are, every stopEvery buffers. Assign ends with its error.
 	Stop func() error
+	// Known, if not nil, is shared with other calls, for which the same buffers may have been placed.
+	Known *Known
 }
 
 // DefaultAlign is the alignment of buffers if Options.Align is 0.
@@ -82,7 +84,7 @@ func (a *Analysis) Assign(opt Options) (*Layout, error) {
 		for _, id := range a.spaces[sp].ids {
 			base = alignUp(base, a.align[id])
 		}
-		off, extent, err := a.place(sp, a.bound[sp].bytes-a.residentBytes[sp], opt.Stop)
+		off, extent, err := a.place(sp, a.bound[sp].bytes-a.residentBytes[sp], opt)
 		if err != nil {
 			return nil, err
 		}

@@ -10,12 +10,13 @@ import (
 
 // place finds offsets for the buffers of one space that are not LifeRun. It returns them by
 // index into the space's ids, and their extent. bound is the lower bound of the extent; a
-// search that reaches it stops. stop (Options.Stop) may be nil.
-func (a *Analysis) place(sp graph.Space, bound int64, stop func() error) (off []int64, extent int64, err error) {
-	pl := a.placer(sp, bound, stop)
+// search that reaches it stops.
+func (a *Analysis) place(sp graph.Space, bound int64, opt Options) (off []int64, extent int64, err error) {
+	pl := a.placer(sp, bound, opt.Stop)
 	if pl == nil {
 		return nil, 0, nil
 	}
+	pl.known = opt.Known
 	defer func() { a.work[sp] = pl.work }()
 	starts, done := pl.tries()
 	if !done {
@@ -220,6 +221,8 @@ type placer struct {
 	extent, bound int64
 	floor         int64 // see Analysis
 	work          int64 // pairs of buffers compared so far
+	known         *Known
+	digest        []byte // see lives; nil: not made yet
 	stop          func() error
 	stopped       error // the error of stop; later placements are invalid
 }
@@ -282,7 +285,7 @@ func (pl *placer) run(rank []int32, how fit, last *trail) (off []int64, extent i
 	if len(rank) <= fewBuffers {
 		return pl.runFew(rank, how, last)
 	}
-	return pl.runMany(rank, how)
+	return pl.known.run(pl, rank, how)
 }
 
 // prepare makes the data that all runs share.
@@ -425,7 +428,7 @@ func (pl *placer) find(align int64, among []*placedGroup, where fit) int64 {
 			break
 		}
 		free = max(free, alignUp(low.at.hi, align))
-		low.next(q)
+		low.next(q, free)
 	}
 	for _, g := range among {
 		pl.work += int64(g.n)

@@ -9,8 +9,8 @@ import (
 
 // placedGroup has the placed buffers of one group (see timeline.groups), by offset.
 type placedGroup struct {
-	n   int      // number of buffers placed
-	all []placed // by offset, of equal offsets the latest first; only if ranked
+	n   int     // number of buffers placed
+	all offsets // of all of them; only if ranked
 	// ranked says that the search needs the number of buffers below an offset.
 	ranked bool
 	// pieces has only buffers that a buffer still to be placed may overlap in time. For a deep
@@ -26,6 +26,50 @@ type placedGroup struct {
 type placed struct {
 	lo int64
 	at int32
+}
+
+// before orders by offset, of equal offsets the latest first.
+func (p placed) before(q placed) int { return cmp.Or(cmp.Compare(p.lo, q.lo), cmp.Compare(q.at, p.at)) }
+
+// offsets is a sorted list in parts of at most mostOffsets, so that little is moved to insert.
+type offsets [][]placed
+
+const mostOffsets = 256
+
+// find returns the part and the index in it where an element is or belongs.
+func (all offsets) find(p placed) (at, n int) {
+	at, _ = slices.BinarySearchFunc(all, p, func(part []placed, p placed) int { return part[len(part)-1].before(p) })
+	if at < len(all) {
+		n, _ = slices.BinarySearchFunc(all[at], p, placed.before)
+	}
+	return at, n
+}
+
+func (all *offsets) insert(p placed) {
+	at, n := all.find(p)
+	if at == len(*all) {
+		if at == 0 {
+			*all = append(*all, []placed{p})
+			return
+		}
+		at--
+		n = len((*all)[at])
+	}
+	part := slices.Insert((*all)[at], n, p)
+	if (*all)[at] = part; len(part) > mostOffsets {
+		const half = mostOffsets / 2
+		(*all)[at] = part[:half:half]
+		*all = slices.Insert(*all, at+1, part[half:])
+	}
+}
+
+// below counts the elements before one.
+func (all offsets) below(p placed) int64 {
+	at, n := all.find(p)
+	for _, part := range all[:at] {
+		n += len(part)
+	}
+	return int64(n)
 }
 
 // span is a range of bytes, [lo, hi).
@@ -98,7 +142,7 @@ func (c *piece) bound(i int32, o *overlaps) {
 }
 
 func (g *placedGroup) clear(ranked bool) {
-	*g = placedGroup{all: g.all[:0], ranked: ranked, pieces: g.pieces[:0], every: &placedGroup{}}
+	*g = placedGroup{ranked: ranked, pieces: g.pieces[:0], every: &placedGroup{}}
 }
 
 // whole returns the group with all buffers placed in its pieces.
@@ -111,8 +155,7 @@ func (g *placedGroup) whole() *placedGroup {
 func (g *placedGroup) add(lo int64, k int32) {
 	g.n++
 	if g.ranked {
-		n, _ := slices.BinarySearchFunc(g.all, lo, func(p placed, lo int64) int { return cmp.Compare(p.lo, lo) })
-		g.all = slices.Insert(g.all, n, placed{lo, k})
+		g.all.insert(placed{lo, k})
 	}
 }
 
@@ -241,11 +284,11 @@ func (q *seeker) widen(i int32) {
 }
 
 // first returns the index in a piece, at or after from, of the first buffer that overlaps the
-// seeker's in time; the number of buffers if there is none.
-func (q *seeker) first(c *piece, from int) int {
+// seeker's in time and ends above free; the number of buffers if there is none.
+func (q *seeker) first(c *piece, from int, free int64) int {
 	if row := q.row; row != nil {
 		for k, j := range c.buf[from:] {
-			if row[j>>6]>>(j&63)&1 == 1 {
+			if c.span[from+k].hi > free && row[j>>6]>>(j&63)&1 == 1 {
 				return from + k
 			}
 		}
@@ -253,6 +296,9 @@ func (q *seeker) first(c *piece, from int) int {
 	}
 	alone, several, life := len(q.o.beside[q.buf]) == 0, q.o.several, q.life
 	for k := from; k < len(c.life); k++ {
+		if c.span[k].hi <= free {
+			continue
+		}
 		l := &c.life[k]
 		if l.from <= life.to && l.to >= life.from && (!several || q.o.share(q.buf, c.buf[k])) ||
 			!alone && q.marks.of[c.buf[k]] == q.marks.now {
@@ -301,11 +347,12 @@ func (g *placedGroup) done() bool { return g.at.piece >= len(g.pieces) }
 // begin moves the cursor to the first buffer that overlaps q's in time.
 func (g *placedGroup) begin(q *seeker) {
 	g.at = cursor{}
-	g.seek(q)
+	g.seek(q, 0)
 }
 
-// next moves the cursor to the next buffer that overlaps q's in time.
-func (g *placedGroup) next(q *seeker) {
+// next moves the cursor to the next buffer that overlaps q's in time and ends above free: others
+// cannot change the result.
+func (g *placedGroup) next(q *seeker, free int64) {
 	c := &g.pieces[g.at.piece]
 	switch g.at.span++; {
 	case g.at.whole:
@@ -314,13 +361,16 @@ func (g *placedGroup) next(q *seeker) {
 		g.at.lo, g.at.hi = c.span[g.at.span].lo, c.span[g.at.span].hi
 		return
 	}
-	g.seek(q)
+	g.seek(q, free)
 }
 
-func (g *placedGroup) seek(q *seeker) {
+func (g *placedGroup) seek(q *seeker, free int64) {
 	skip := g.live > fewLive || q.row == nil
 	for ; g.at.piece < len(g.pieces); g.at = (cursor{piece: g.at.piece + 1}) {
 		c := &g.pieces[g.at.piece]
+		if c.hi <= free {
+			continue
+		}
 		if g.at.span == 0 && skip {
 			if q.passes(c) {
 				continue
@@ -333,7 +383,7 @@ func (g *placedGroup) seek(q *seeker) {
 				return
 			}
 		}
-		if k := q.first(c, g.at.span); k < len(c.span) {
+		if k := q.first(c, g.at.span, free); k < len(c.span) {
 			g.at.span, g.at.lo, g.at.hi = k, c.span[k].lo, c.span[k].hi
 			return
 		}
@@ -350,8 +400,5 @@ func (g *placedGroup) passed(order []int32) int64 {
 		return int64(g.n)
 	}
 	c := &g.pieces[g.at.piece]
-	n, _ := slices.BinarySearchFunc(g.all, placed{c.span[g.at.span].lo, order[c.buf[g.at.span]]}, func(p, want placed) int {
-		return cmp.Or(cmp.Compare(p.lo, want.lo), cmp.Compare(want.at, p.at))
-	})
-	return int64(n) + 1
+	return g.all.below(placed{c.span[g.at.span].lo, order[c.buf[g.at.span]]}) + 1
 }

@@ -64,7 +64,7 @@ func TestWorkDoesNotDependOnTheWidth(t *testing.T) {
 			want = got
 		}
 		require.Equal(t, want, got, "width %d", width)
-		_, _, err = a.place(graph.Device, a.bound[graph.Device].bytes-a.residentBytes[graph.Device], nil)
+		_, _, err = a.place(graph.Device, a.bound[graph.Device].bytes-a.residentBytes[graph.Device], Options{})
 		require.NoError(t, err)
 		work := a.work[graph.Device]
 		require.Positive(t, work)

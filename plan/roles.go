@@ -151,11 +151,11 @@ func (r *Role) bound(cfg Config) error {
 }
 
 // place lays out the buffers of every role that has no layout yet, and sets the plan's Layout.
-func (p *Plan) place(cfg Config) error {
+func (p *Plan) place(cfg Config, known *memplan.Known) error {
 	errs := make([]error, len(p.Roles))
 	Parallel(len(p.Roles), func(i int) {
 		if r := &p.Roles[i]; r.Layout == nil {
-			errs[i] = r.place(cfg)
+			errs[i] = r.place(cfg, known)
 		}
 	})
 	if err := cmp.Or(errs...); err != nil {
@@ -170,13 +170,13 @@ func (p *Plan) place(cfg Config) error {
 }
 
 // place lays out the buffers of a role.
-func (r *Role) place(cfg Config) (err error) {
+func (r *Role) place(cfg Config, known *memplan.Known) (err error) {
 	a := r.analysis
 	if r.analysis = nil; a == nil {
 		a, err = memplan.Analyse(r.Program)
 	}
 	if err == nil {
-		r.Layout, err = a.Assign(memplan.Options{Align: cfg.Target.Align, Stop: cfg.goOn})
+		r.Layout, err = a.Assign(memplan.Options{Align: cfg.Target.Align, Stop: cfg.goOn, Known: known})
 	}
 	var left *stopped
 	if err != nil && !errors.As(err, &left) {

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/memplan"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
 )
@@ -17,7 +18,8 @@ import (
 // A nil *Shared keeps nothing.
 //
 //	model ─ freeze … fuse ─┬─ recompute … inputs ─┬─ mesh, shard … schedule   stage 0
-//	                       │                      ├─ mesh, shard … schedule   stage 1
+//	                       │                      ├─ mesh, shard … unshard ─┬─ offload … schedule   stage 1
+//	                       │                      │                         └─ offload … schedule
 //	                       ├─ recompute … inputs ─┴─ …
 //
 // It is meant for one command or search: the programs stay in memory as long as it does.
@@ -26,10 +28,13 @@ type Shared struct {
 	stems [len(stemEnds)][]*stem // the latest last
 	plans []*Plan
 	fwds  []Forward // of plans
+
+	placed memplan.Known
 }
 
 // stemEnds are the passes before which programs (stems) are kept. late resets the fields of a
-// Config that no pass before that reads; fields that it does not reset are part of the key.
+// Config that no pass before that reads; fields that it does not reset are part of the key. The last is
+// for searches, of which many candidates differ in what is offloaded.
 var stemEnds = [...]struct {
 	before string
 	keep   int // programs kept at most
@@ -44,6 +49,11 @@ var stemEnds = [...]struct {
 		afterMesh(c)
 	}},
 	{"mesh", 2, afterMesh},
+	{"offload", 4, func(c *Config) {
+		var none Config
+		c.Offload = none.Offload
+		limits(c)
+	}},
 }
 
 // afterMesh resets the fields that decide how ranks share the work and how much memory they
@@ -122,7 +132,11 @@ func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 	if made.UsedTwice, err = usedTwice(fwd, cfg); err != nil {
 		return nil, err
 	}
-	if err := made.place(cfg); err != nil {
+	var placed *memplan.Known
+	if sh != nil {
+		placed = &sh.placed
+	}
+	if err := made.place(cfg, placed); err != nil {
 		return nil, err
 	}
 	if !cfg.BoundsOnly {
@@ -192,6 +206,9 @@ func (sh *Shared) rewrite(s Spec, until string) (*graph.Program, error) {
 		return rewrite(s, s.Forward.Train, "", until)
 	}
 	k := len(stemEnds) - 1
+	if !s.BoundsOnly {
+		k--
+	}
 	for k >= 0 && until != "" && passIndex(stemEnds[k].before) > passIndex(until) {
 		k--
 	}
