@@ -5,11 +5,14 @@ package ownworld
 import (
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
+	"strconv"
 	"testing"
 
 	"github.com/spillway-ml/spillway/internal/userdir"
@@ -48,6 +51,19 @@ func Run(m *testing.M) int {
 	}
 	defer leave()
 	return m.Run()
+}
+
+// ManyAtOnce has more tests run in parallel than there are processors, unless the command line
+// says how many. It is for packages whose parallel tests mostly wait. Call it before Run.
+func ManyAtOnce() {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if n := max(8, runtime.GOMAXPROCS(0)); !given {
+		if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+			panic(err) // testing has the flag
+		}
+	}
 }
 
 func enter() (leave func(), err error) {
