@@ -35,7 +35,8 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 	}
 	s := search.Spec{
 		Job: p, Plans: &p.shared.Shared,
-		Ranks: c.Ranks, ShardSize: c.ShardSize, Tensor: c.Tensor, Pipeline: c.Pipeline, Schedule: c.TurnsOfStages(), Stage: c.Zero, Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, Shares: c.Shares(), Shapes: c.StepShapes(), LayerOrder: c.AsksLayers(), Prefetch: c.Prefetch,
+		Ranks: c.Ranks, ShardSize: c.ShardSize, Tensor: c.Tensor, Pipeline: c.Pipeline, Schedule: c.TurnsOfStages(), Stage: c.Zero,
+		Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, Shares: c.Shares(), Shapes: c.StepShapes(), LayerOrder: c.AsksLayers(), Prefetch: c.Prefetch,
 		Precision: conf.Precision, Recompute: conf.Recompute, Auto: c.RecomputeAuto(), Offload: conf.Offload, Disk: c.Disk != "",
 		Capacity: conf.Capacity, Outside: conf.Outside, Layers: p.Shape.Layers, Frozen: len(c.Freeze) > 0 || c.LoRA.Active(),
 	}

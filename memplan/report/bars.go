@@ -114,7 +114,9 @@ func (c *Bars) draw(file bool) string {
 		if bar.Mark > 0 {
 			value += fmt.Sprintf(" · %s %s", c.Mark, c.text(bar.Mark))
 		}
-		fmt.Fprintf(&b, `<text x="4" y="%d">%s</text><text x="%d" y="%d" text-anchor="end">%s</text>`, y+12, escaped(cut(bar.Name, barColumns-utf8.RuneCountInString(value))), barsW-4, y+12, escaped(value))
+		name := cut(bar.Name, barColumns-utf8.RuneCountInString(value))
+		fmt.Fprintf(&b, `<text x="4" y="%d">%s</text><text x="%d" y="%d" text-anchor="end">%s</text>`,
+			y+12, escaped(name), barsW-4, y+12, escaped(value))
 		fmt.Fprintf(&b, `<rect x="4" y="%d" width="%d" height="%d" class="rest" opacity="0.35"/>`, y+17, barsW-8, barHeight)
 		sum := 0.0
 		for k, v := range bar.Values {

@@ -40,7 +40,8 @@ type Advice struct {
 	Lines                        []string
 }
 
-// Table has a heading and rows of text; numbers are set to the right, but for names: cells without a heading.
+// Table has a heading and rows of text. Numbers are set to the right, except in a column without a
+// heading, which holds names.
 type Table struct {
 	Title string
 	Note  string

@@ -74,7 +74,8 @@ func TestPageStandsAlone(t *testing.T) {
 	require.NoError(t, err)
 	page := Page{Title: "Plan of <model>", Verdict: "Fits", Fits: true, Spaces: []SpaceChart{{Timeline: tl, Capacity: 5000}},
 		Tables: []Table{{Title: "stages", Head: []string{"ZeRO", "peak"}, Rows: [][]string{{"0", "3.00 MiB"}, {"1", "2.00 MiB"}}, Mark: 1}},
-		Peak:   []Table{{Title: "by stage", Head: []string{"ZeRO", "0", "1"}, Rows: [][]string{{"peak", "3.00 MiB", "2.00 MiB"}, {"at", "head", "tail"}}, Mark: -1, MarkColumn: 2}},
+		Peak: []Table{{Title: "by stage", Head: []string{"ZeRO", "0", "1"}, Rows: [][]string{{"peak", "3.00 MiB", "2.00 MiB"}, {"at", "head", "tail"}}, Mark: -1, MarkColumn: 2},
+			{Title: "by name", Head: []string{"", "step"}, Rows: [][]string{{"8 × h100-80", "0.35"}}, Mark: -1}},
 		Advice: &Advice{Flags: "--zero <3>", Lines: []string{"1.00 s a step"}}, NoWay: "Nothing <helps>",
 		Ways: []Table{{Title: "ways", Head: []string{"step", "costs"}, Above: []string{"--zero 3"}, Rows: [][]string{{"1.00 s", "a disk"}}, Mark: -1}}}
 	var out stdbytes.Buffer
@@ -88,6 +89,7 @@ func TestPageStandsAlone(t *testing.T) {
 	require.Contains(t, text, `<tr class="mark"><td data-head="ZeRO" class="n">1</td>`)
 	require.Contains(t, text, `<td data-head="ZeRO">peak</td><td data-head="0" class="n">3.00 MiB</td><td data-head="1" class="n asked">2.00 MiB</td>`)
 	require.Contains(t, text, `<td data-head="ZeRO">at</td><td data-head="0" class="t">head</td><td data-head="1" class="t asked">tail</td>`)
+	require.Contains(t, text, `<td data-head="">8 × h100-80</td><td data-head="step" class="n">0.35</td>`)
 	require.Contains(t, text, `<th>ZeRO</th><th class="n">0</th>`)
 	require.Contains(t, text, `<code>--zero &lt;3&gt;</code>`)
 	require.Contains(t, text, `<li>1.00 s a step</li>`)

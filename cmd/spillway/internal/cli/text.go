@@ -62,10 +62,20 @@ func WriteNew(path string, data []byte) error {
 	return os.WriteFile(path, data, 0o644)
 }
 
-// CheckOutput refuses the file of a flag that can't be written; "" and - for stdout are none. What
-// it holds stays, and a new one is not there afterwards.
-func CheckOutput(flag, path string) error {
+// Keeps says whether what is written to a path stays there: not where it is stdout, a pipe or a device.
+func Keeps(path string) bool {
 	if path == "" || path == "-" {
+		return false
+	}
+	info, err := os.Stat(path)
+	return err != nil || info.IsDir() || info.Mode().IsRegular()
+}
+
+// CheckOutput refuses the file of a flag that can't be written; "" and - for stdout are none. What
+// it holds stays, and a new one is not there afterwards. Pipes and devices are left alone: whoever
+// reads a named pipe would take the check for its end.
+func CheckOutput(flag, path string) error {
+	if !Keeps(path) {
 		return nil
 	}
 	_, old := os.Stat(path)
