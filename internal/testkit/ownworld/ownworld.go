@@ -41,9 +41,7 @@ var goVars = []string{"GOENV", "GOPATH", "GOCACHE", "GOMODCACHE"}
 //
 //	func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
 func Run(m *testing.M) int {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
+	CollectLess()
 	leave, err := enter()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "a world for the tests:", err)
@@ -63,6 +61,13 @@ func ManyAtOnce() {
 		if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
 			panic(err) // testing has the flag
 		}
+	}
+}
+
+// CollectLess sets gcPercent. A test binary that becomes another program calls it in Run's place.
+func CollectLess() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
 	}
 }
 

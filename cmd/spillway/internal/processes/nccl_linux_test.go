@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/internal/testkit/nccltest"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 	"github.com/spillway-ml/spillway/internal/testkit/shim"
 	"github.com/spillway-ml/spillway/kernels"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
@@ -39,6 +40,7 @@ const foundByDoubles = 99
 // runOnDoubles is the command on doubles of the driver, of cuBLASLt and of NCCL, with the
 // GPU's own kernels compiled for the host.
 func runOnDoubles() int {
+	ownworld.CollectLess()
 	devices, err := strconv.Atoi(os.Getenv(doublesEnv))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
