@@ -52,17 +52,6 @@ func (o Options) Active() bool {
 	return o.Optimizer != graph.Device || o.Parameters != graph.Device || o.Gradients != graph.Device || o.Activations != graph.Device || len(o.Parts) > 0
 }
 
-// States says whether anything except activations is offloaded: updates, or their inputs, are
-// then divided into chunks.
-func (o Options) States() bool {
-	for _, p := range o.Parts {
-		if p.Class != graph.Activations {
-			return true
-		}
-	}
-	return o.Optimizer != graph.Device || o.Parameters != graph.Device || o.Gradients != graph.Device
-}
-
 // Validate returns an error if an option is out of range.
 func (o Options) Validate() error {
 	for _, s := range []graph.Space{o.Optimizer, o.Parameters, o.Gradients, o.Activations} {

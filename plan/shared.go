@@ -145,15 +145,6 @@ func (sh *Shared) Candidates(fwd Forward, cfg Config) (*graph.Program, []recompu
 	return p, list, err
 }
 
-// Recomputed returns the program of a micro-batch with the recomputation that cfg chooses. It
-// is for one rank, before work is divided over ranks, and has no events and no copies.
-func (sh *Shared) Recomputed(fwd Forward, cfg Config) (*graph.Program, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	return sh.rewrite(Spec{cfg, fwd}, "prefix")
-}
-
 // known returns a plan that was built for a configuration that differs at most in its caps. It
 // returns nil if there is none, or if the plan exceeds the caps and Early is set.
 func (sh *Shared) known(fwd Forward, cfg Config) *Plan {

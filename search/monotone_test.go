@@ -64,7 +64,7 @@ func lessIsNeverFaster(t *testing.T, c Spec, hw Hardware, global int) {
 	var all []outcome
 	var spent []int // plans evaluated
 	require.NoError(t, s.allow(&hw))
-	for i := range long.Or(40, 200) {
+	for i := range long.Or(24, 200) {
 		o := outcome{device: most/2 + rng.Int64N(most*3/5)}
 		if i%2 == 1 {
 			o.host = most/8 + rng.Int64N(most)

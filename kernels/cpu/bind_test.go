@@ -19,6 +19,7 @@ import (
 	devcpu "github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/internal/testkit/optest"
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
@@ -126,7 +127,7 @@ func TestEveryKindEqualsInterpreter(t *testing.T) {
 }
 
 func equalsInterpreter(t *testing.T, dt graph.DType, kind graph.Kind) {
-	for seed := range uint64(24) {
+	for seed := range long.Or[uint64](12, 24) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		opts := optionsOf(dt)
 		opts.Large = opts.Half && seed%4 == 3 // beyond the blocks that are widened at a time
@@ -302,7 +303,7 @@ func digest(t *testing.T) string {
 		if slices.Contains(unbound, kind) {
 			continue
 		}
-		for seed := range uint64(18) {
+		for seed := range long.Or[uint64](9, 18) {
 			dt := types[seed%3]
 			if dt == graph.BF16 && slices.Contains(products, kind) {
 				continue // rounds as the level's instructions do

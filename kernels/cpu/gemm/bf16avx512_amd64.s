@@ -27,8 +27,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -40,6 +44,8 @@ two:
 	WORD         $0xc452
 	LONG         $0x400e9262
 	WORD         $0xcd52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -51,27 +57,13 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
 
 bias:
 	MOVQ      24(DI), AX
@@ -123,8 +115,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -141,6 +137,8 @@ two:
 	WORD         $0xd452
 	LONG         $0x40069262
 	WORD         $0xdd52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -157,37 +155,18 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
 
 bias:
 	MOVQ      24(DI), AX
@@ -249,8 +228,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -272,6 +255,8 @@ two:
 	WORD         $0xe452
 	LONG         $0x400e9262
 	WORD         $0xed52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -293,47 +278,23 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 8(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z4, Z30, Z4
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z5, Z31, Z5
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
 
 bias:
 	MOVQ      24(DI), AX
@@ -405,8 +366,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -433,6 +398,8 @@ two:
 	WORD         $0xf452
 	LONG         $0x40069262
 	WORD         $0xfd52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -459,57 +426,28 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 8(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 12(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z4, Z30, Z4
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z5, Z31, Z5
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z6, Z30, Z6
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z7, Z31, Z7
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
 
 bias:
 	MOVQ      24(DI), AX
@@ -591,8 +529,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -624,6 +566,8 @@ two:
 	WORD         $0xc452
 	LONG         $0x400e1262
 	WORD         $0xcd52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -655,67 +599,33 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 8(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 12(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 16(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z4, Z30, Z4
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z5, Z31, Z5
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z6, Z30, Z6
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z7, Z31, Z7
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z8, Z30, Z8
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z9, Z31, Z9
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
 
 bias:
 	MOVQ      24(DI), AX
@@ -807,8 +717,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -845,6 +759,8 @@ two:
 	WORD         $0xd452
 	LONG         $0x40061262
 	WORD         $0xdd52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -881,77 +797,38 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 8(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 12(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 16(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 20(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z4, Z30, Z4
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z5, Z31, Z5
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z6, Z30, Z6
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z7, Z31, Z7
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z8, Z30, Z8
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z9, Z31, Z9
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z10, Z30, Z10
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z11, Z31, Z11
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
 
 bias:
 	MOVQ      24(DI), AX
@@ -1053,8 +930,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -1096,6 +977,8 @@ two:
 	WORD         $0xe452
 	LONG         $0x400e1262
 	WORD         $0xed52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -1137,87 +1020,43 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 8(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 12(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 16(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 20(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 24(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z4, Z30, Z4
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z5, Z31, Z5
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z6, Z30, Z6
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z7, Z31, Z7
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z8, Z30, Z8
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z9, Z31, Z9
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z10, Z30, Z10
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z11, Z31, Z11
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z12, Z30, Z12
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z13, Z31, Z13
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
 
 bias:
 	MOVQ      24(DI), AX
@@ -1329,8 +1168,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -1377,6 +1220,8 @@ two:
 	WORD         $0xf452
 	LONG         $0x40061262
 	WORD         $0xfd52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -1423,97 +1268,48 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 8(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 12(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 16(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 20(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 24(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 28(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z4, Z30, Z4
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z5, Z31, Z5
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z6, Z30, Z6
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z7, Z31, Z7
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z8, Z30, Z8
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z9, Z31, Z9
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z10, Z30, Z10
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z11, Z31, Z11
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z12, Z30, Z12
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z13, Z31, Z13
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z14, Z30, Z14
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z15, Z31, Z15
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z14, Z30, Z14
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z15, Z31, Z15
 
 bias:
 	MOVQ      24(DI), AX
@@ -1635,8 +1431,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -1688,6 +1488,8 @@ two:
 	WORD         $0xc452
 	LONG         $0x400e8262
 	WORD         $0xcd52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -1739,107 +1541,53 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 8(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 12(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 16(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 20(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 24(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 28(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 32(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z4, Z30, Z4
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z5, Z31, Z5
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z6, Z30, Z6
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z7, Z31, Z7
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z8, Z30, Z8
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z9, Z31, Z9
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z10, Z30, Z10
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z11, Z31, Z11
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z12, Z30, Z12
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z13, Z31, Z13
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z14, Z30, Z14
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z15, Z31, Z15
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z16, Z30, Z16
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z17, Z31, Z17
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z14, Z30, Z14
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z15, Z31, Z15
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z16, Z30, Z16
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z17, Z31, Z17
 
 bias:
 	MOVQ      24(DI), AX
@@ -1971,8 +1719,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -2029,6 +1781,8 @@ two:
 	WORD         $0xd452
 	LONG         $0x40068262
 	WORD         $0xdd52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -2085,117 +1839,58 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 8(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 12(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 16(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 20(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 24(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 28(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 32(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 36(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z4, Z30, Z4
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z5, Z31, Z5
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z6, Z30, Z6
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z7, Z31, Z7
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z8, Z30, Z8
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z9, Z31, Z9
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z10, Z30, Z10
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z11, Z31, Z11
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z12, Z30, Z12
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z13, Z31, Z13
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z14, Z30, Z14
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z15, Z31, Z15
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z16, Z30, Z16
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z17, Z31, Z17
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z18, Z30, Z18
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z19, Z31, Z19
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z14, Z30, Z14
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z15, Z31, Z15
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z16, Z30, Z16
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z17, Z31, Z17
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z18, Z30, Z18
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z19, Z31, Z19
 
 bias:
 	MOVQ      24(DI), AX
@@ -2337,8 +2032,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -2400,6 +2099,8 @@ two:
 	WORD         $0xe452
 	LONG         $0x400e8262
 	WORD         $0xed52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -2461,127 +2162,63 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 8(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 12(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 16(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 20(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 24(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 28(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 32(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 36(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VBROADCASTSS 40(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xe452
-	LONG         $0x400e8262
-	WORD         $0xed52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z4, Z30, Z4
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z5, Z31, Z5
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z6, Z30, Z6
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z7, Z31, Z7
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z8, Z30, Z8
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z9, Z31, Z9
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z10, Z30, Z10
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z11, Z31, Z11
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z12, Z30, Z12
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z13, Z31, Z13
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z14, Z30, Z14
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z15, Z31, Z15
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z16, Z30, Z16
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z17, Z31, Z17
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z18, Z30, Z18
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z19, Z31, Z19
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z20, Z30, Z20
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z21, Z31, Z21
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z14, Z30, Z14
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z15, Z31, Z15
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z16, Z30, Z16
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z17, Z31, Z17
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z18, Z30, Z18
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z19, Z31, Z19
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z20, Z30, Z20
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z21, Z31, Z21
 
 bias:
 	MOVQ      24(DI), AX
@@ -2733,8 +2370,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -2801,6 +2442,8 @@ two:
 	WORD         $0xf452
 	LONG         $0x40068262
 	WORD         $0xfd52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -2867,137 +2510,68 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 8(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 12(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 16(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 20(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 24(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 28(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 32(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 36(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VBROADCASTSS 40(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xe452
-	LONG         $0x400e8262
-	WORD         $0xed52
-	VBROADCASTSS 44(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xf452
-	LONG         $0x40068262
-	WORD         $0xfd52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z4, Z30, Z4
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z5, Z31, Z5
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z6, Z30, Z6
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z7, Z31, Z7
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z8, Z30, Z8
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z9, Z31, Z9
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z10, Z30, Z10
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z11, Z31, Z11
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z12, Z30, Z12
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z13, Z31, Z13
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z14, Z30, Z14
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z15, Z31, Z15
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z16, Z30, Z16
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z17, Z31, Z17
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z18, Z30, Z18
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z19, Z31, Z19
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z20, Z30, Z20
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z21, Z31, Z21
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z22, Z30, Z22
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z23, Z31, Z23
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z14, Z30, Z14
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z15, Z31, Z15
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z16, Z30, Z16
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z17, Z31, Z17
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z18, Z30, Z18
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z19, Z31, Z19
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z20, Z30, Z20
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z21, Z31, Z21
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z22, Z30, Z22
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z23, Z31, Z23
 
 bias:
 	MOVQ      24(DI), AX
@@ -3159,8 +2733,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -3232,6 +2810,8 @@ two:
 	WORD         $0xc452
 	LONG         $0x400e0262
 	WORD         $0xcd52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -3303,147 +2883,73 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 8(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 12(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 16(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 20(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 24(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 28(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 32(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 36(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VBROADCASTSS 40(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xe452
-	LONG         $0x400e8262
-	WORD         $0xed52
-	VBROADCASTSS 44(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xf452
-	LONG         $0x40068262
-	WORD         $0xfd52
-	VBROADCASTSS 48(SI), Z30
-	LONG         $0x400e0262
-	WORD         $0xc452
-	LONG         $0x400e0262
-	WORD         $0xcd52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z4, Z30, Z4
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z5, Z31, Z5
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z6, Z30, Z6
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z7, Z31, Z7
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z8, Z30, Z8
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z9, Z31, Z9
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z10, Z30, Z10
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z11, Z31, Z11
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z12, Z30, Z12
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z13, Z31, Z13
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z14, Z30, Z14
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z15, Z31, Z15
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z16, Z30, Z16
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z17, Z31, Z17
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z18, Z30, Z18
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z19, Z31, Z19
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z20, Z30, Z20
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z21, Z31, Z21
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z22, Z30, Z22
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z23, Z31, Z23
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z24, Z30, Z24
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z25, Z31, Z25
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z14, Z30, Z14
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z15, Z31, Z15
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z16, Z30, Z16
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z17, Z31, Z17
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z18, Z30, Z18
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z19, Z31, Z19
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z20, Z30, Z20
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z21, Z31, Z21
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z22, Z30, Z22
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z23, Z31, Z23
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z24, Z30, Z24
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z25, Z31, Z25
 
 bias:
 	MOVQ      24(DI), AX
@@ -3615,8 +3121,12 @@ sliver:
 	MOVQ       BX, SI
 	MOVQ       R8, R13
 	MOVQ       32(DI), CX
+	INCQ       CX
 	SHRQ       $0x01, CX
-	JZ         rest
+	JC         two
+	SUBQ       R9, R13
+	SUBQ       $0x38, SI
+	JMP        second
 
 two:
 	PREFETCHT1   (R15)
@@ -3693,6 +3203,8 @@ two:
 	WORD         $0xd452
 	LONG         $0x40060262
 	WORD         $0xdd52
+
+second:
 	VMOVUPS      (R13)(R9*1), Z28
 	VMOVUPS      64(R13)(R9*1), Z29
 	VBROADCASTSS 56(SI), Z30
@@ -3769,157 +3281,78 @@ two:
 	LEAQ         (R13)(R9*2), R13
 	DECQ         CX
 	JNZ          two
-
-rest:
-	MOVQ         32(DI), CX
-	ANDQ         $0x01, CX
-	JZ           write
-	VMOVUPS      (R13), Z28
-	VMOVUPS      64(R13), Z29
-	VBROADCASTSS (SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xc452
-	LONG         $0x400e9262
-	WORD         $0xcd52
-	VBROADCASTSS 4(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xd452
-	LONG         $0x40069262
-	WORD         $0xdd52
-	VBROADCASTSS 8(SI), Z30
-	LONG         $0x400e9262
-	WORD         $0xe452
-	LONG         $0x400e9262
-	WORD         $0xed52
-	VBROADCASTSS 12(SI), Z31
-	LONG         $0x40069262
-	WORD         $0xf452
-	LONG         $0x40069262
-	WORD         $0xfd52
-	VBROADCASTSS 16(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xc452
-	LONG         $0x400e1262
-	WORD         $0xcd52
-	VBROADCASTSS 20(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xd452
-	LONG         $0x40061262
-	WORD         $0xdd52
-	VBROADCASTSS 24(SI), Z30
-	LONG         $0x400e1262
-	WORD         $0xe452
-	LONG         $0x400e1262
-	WORD         $0xed52
-	VBROADCASTSS 28(SI), Z31
-	LONG         $0x40061262
-	WORD         $0xf452
-	LONG         $0x40061262
-	WORD         $0xfd52
-	VBROADCASTSS 32(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xc452
-	LONG         $0x400e8262
-	WORD         $0xcd52
-	VBROADCASTSS 36(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xd452
-	LONG         $0x40068262
-	WORD         $0xdd52
-	VBROADCASTSS 40(SI), Z30
-	LONG         $0x400e8262
-	WORD         $0xe452
-	LONG         $0x400e8262
-	WORD         $0xed52
-	VBROADCASTSS 44(SI), Z31
-	LONG         $0x40068262
-	WORD         $0xf452
-	LONG         $0x40068262
-	WORD         $0xfd52
-	VBROADCASTSS 48(SI), Z30
-	LONG         $0x400e0262
-	WORD         $0xc452
-	LONG         $0x400e0262
-	WORD         $0xcd52
-	VBROADCASTSS 52(SI), Z31
-	LONG         $0x40060262
-	WORD         $0xd452
-	LONG         $0x40060262
-	WORD         $0xdd52
-
-write:
-	CMPQ      80(DI), $0x00
-	JE        bias
-	MOVQ      DX, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z0, Z30, Z0
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z1, Z31, Z1
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z2, Z30, Z2
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z3, Z31, Z3
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z4, Z30, Z4
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z5, Z31, Z5
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z6, Z30, Z6
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z7, Z31, Z7
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z8, Z30, Z8
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z9, Z31, Z9
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z10, Z30, Z10
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z11, Z31, Z11
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z12, Z30, Z12
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z13, Z31, Z13
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z14, Z30, Z14
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z15, Z31, Z15
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z16, Z30, Z16
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z17, Z31, Z17
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z18, Z30, Z18
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z19, Z31, Z19
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z20, Z30, Z20
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z21, Z31, Z21
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z22, Z30, Z22
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z23, Z31, Z23
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z24, Z30, Z24
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z25, Z31, Z25
-	ADDQ      R11, AX
-	VMOVUPS.Z (AX), K1, Z30
-	VADDPS    Z26, Z30, Z26
-	VMOVUPS.Z 64(AX), K2, Z31
-	VADDPS    Z27, Z31, Z27
+	CMPQ         80(DI), $0x00
+	JE           bias
+	MOVQ         DX, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z0, Z30, Z0
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z1, Z31, Z1
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z2, Z30, Z2
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z3, Z31, Z3
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z4, Z30, Z4
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z5, Z31, Z5
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z6, Z30, Z6
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z7, Z31, Z7
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z8, Z30, Z8
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z9, Z31, Z9
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z10, Z30, Z10
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z11, Z31, Z11
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z12, Z30, Z12
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z13, Z31, Z13
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z14, Z30, Z14
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z15, Z31, Z15
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z16, Z30, Z16
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z17, Z31, Z17
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z18, Z30, Z18
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z19, Z31, Z19
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z20, Z30, Z20
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z21, Z31, Z21
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z22, Z30, Z22
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z23, Z31, Z23
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z24, Z30, Z24
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z25, Z31, Z25
+	ADDQ         R11, AX
+	VMOVUPS.Z    (AX), K1, Z30
+	VADDPS       Z26, Z30, Z26
+	VMOVUPS.Z    64(AX), K2, Z31
+	VADDPS       Z27, Z31, Z27
 
 bias:
 	MOVQ      24(DI), AX

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 )
 
@@ -18,7 +19,7 @@ func TestBlockingFitsTheWorkspace(t *testing.T) {
 	}
 	r := rand.New(rand.NewPCG(9, 9))
 	base := kernels{lanes: 16, group: 1, depth: 1, tileRows: 168, tileCols: 128}
-	for range 20000 {
+	for range long.Or(4000, 20000) {
 		s := Spec{M: size(r), N: size(r), K: size(r), TransA: r.IntN(2) == 0, TransB: r.IntN(2) == 0, In: Type(r.IntN(5)), Out: F32}
 		if s.In.integer() {
 			s.Out = I32

@@ -2,38 +2,22 @@
 
 #include "textflag.h"
 
-DATA laneMasks<>+0(SB)/4, $0xffffffff
-DATA laneMasks<>+4(SB)/4, $0xffffffff
-DATA laneMasks<>+8(SB)/4, $0xffffffff
-DATA laneMasks<>+12(SB)/4, $0xffffffff
-DATA laneMasks<>+16(SB)/4, $0xffffffff
-DATA laneMasks<>+20(SB)/4, $0xffffffff
-DATA laneMasks<>+24(SB)/4, $0xffffffff
-DATA laneMasks<>+28(SB)/4, $0xffffffff
-DATA laneMasks<>+32(SB)/4, $0xffffffff
-DATA laneMasks<>+36(SB)/4, $0xffffffff
-DATA laneMasks<>+40(SB)/4, $0xffffffff
-DATA laneMasks<>+44(SB)/4, $0xffffffff
-DATA laneMasks<>+48(SB)/4, $0xffffffff
-DATA laneMasks<>+52(SB)/4, $0xffffffff
-DATA laneMasks<>+56(SB)/4, $0xffffffff
-DATA laneMasks<>+60(SB)/4, $0xffffffff
-DATA laneMasks<>+64(SB)/4, $0x00000000
-DATA laneMasks<>+68(SB)/4, $0x00000000
-DATA laneMasks<>+72(SB)/4, $0x00000000
-DATA laneMasks<>+76(SB)/4, $0x00000000
-DATA laneMasks<>+80(SB)/4, $0x00000000
-DATA laneMasks<>+84(SB)/4, $0x00000000
-DATA laneMasks<>+88(SB)/4, $0x00000000
-DATA laneMasks<>+92(SB)/4, $0x00000000
-DATA laneMasks<>+96(SB)/4, $0x00000000
-DATA laneMasks<>+100(SB)/4, $0x00000000
-DATA laneMasks<>+104(SB)/4, $0x00000000
-DATA laneMasks<>+108(SB)/4, $0x00000000
-DATA laneMasks<>+112(SB)/4, $0x00000000
-DATA laneMasks<>+116(SB)/4, $0x00000000
-DATA laneMasks<>+120(SB)/4, $0x00000000
-DATA laneMasks<>+124(SB)/4, $0x00000000
+DATA laneMasks<>+0(SB)/8, $0xffffffffffffffff
+DATA laneMasks<>+8(SB)/8, $0xffffffffffffffff
+DATA laneMasks<>+16(SB)/8, $0xffffffffffffffff
+DATA laneMasks<>+24(SB)/8, $0xffffffffffffffff
+DATA laneMasks<>+32(SB)/8, $0xffffffffffffffff
+DATA laneMasks<>+40(SB)/8, $0xffffffffffffffff
+DATA laneMasks<>+48(SB)/8, $0xffffffffffffffff
+DATA laneMasks<>+56(SB)/8, $0xffffffffffffffff
+DATA laneMasks<>+64(SB)/8, $0x0000000000000000
+DATA laneMasks<>+72(SB)/8, $0x0000000000000000
+DATA laneMasks<>+80(SB)/8, $0x0000000000000000
+DATA laneMasks<>+88(SB)/8, $0x0000000000000000
+DATA laneMasks<>+96(SB)/8, $0x0000000000000000
+DATA laneMasks<>+104(SB)/8, $0x0000000000000000
+DATA laneMasks<>+112(SB)/8, $0x0000000000000000
+DATA laneMasks<>+120(SB)/8, $0x0000000000000000
 GLOBL laneMasks<>(SB), RODATA|NOPTR, $128
 
 // func f32x1AVX2(t *byte)

@@ -119,36 +119,12 @@ row:
 	VZEROUPPER
 	RET
 
-DATA highwords<>+0(SB)/2, $0x0001
-DATA highwords<>+2(SB)/2, $0x0003
-DATA highwords<>+4(SB)/2, $0x0005
-DATA highwords<>+6(SB)/2, $0x0007
-DATA highwords<>+8(SB)/2, $0x0009
-DATA highwords<>+10(SB)/2, $0x000b
-DATA highwords<>+12(SB)/2, $0x000d
-DATA highwords<>+14(SB)/2, $0x000f
-DATA highwords<>+16(SB)/2, $0x0011
-DATA highwords<>+18(SB)/2, $0x0013
-DATA highwords<>+20(SB)/2, $0x0015
-DATA highwords<>+22(SB)/2, $0x0017
-DATA highwords<>+24(SB)/2, $0x0019
-DATA highwords<>+26(SB)/2, $0x001b
-DATA highwords<>+28(SB)/2, $0x001d
-DATA highwords<>+30(SB)/2, $0x001f
-DATA highwords<>+32(SB)/2, $0x0021
-DATA highwords<>+34(SB)/2, $0x0023
-DATA highwords<>+36(SB)/2, $0x0025
-DATA highwords<>+38(SB)/2, $0x0027
-DATA highwords<>+40(SB)/2, $0x0029
-DATA highwords<>+42(SB)/2, $0x002b
-DATA highwords<>+44(SB)/2, $0x002d
-DATA highwords<>+46(SB)/2, $0x002f
-DATA highwords<>+48(SB)/2, $0x0031
-DATA highwords<>+50(SB)/2, $0x0033
-DATA highwords<>+52(SB)/2, $0x0035
-DATA highwords<>+54(SB)/2, $0x0037
-DATA highwords<>+56(SB)/2, $0x0039
-DATA highwords<>+58(SB)/2, $0x003b
-DATA highwords<>+60(SB)/2, $0x003d
-DATA highwords<>+62(SB)/2, $0x003f
+DATA highwords<>+0(SB)/8, $0x0007000500030001
+DATA highwords<>+8(SB)/8, $0x000f000d000b0009
+DATA highwords<>+16(SB)/8, $0x0017001500130011
+DATA highwords<>+24(SB)/8, $0x001f001d001b0019
+DATA highwords<>+32(SB)/8, $0x0027002500230021
+DATA highwords<>+40(SB)/8, $0x002f002d002b0029
+DATA highwords<>+48(SB)/8, $0x0037003500330031
+DATA highwords<>+56(SB)/8, $0x003f003d003b0039
 GLOBL highwords<>(SB), RODATA|NOPTR, $64

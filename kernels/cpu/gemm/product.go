@@ -74,9 +74,6 @@ func (p *Product) reset(s Spec, k kernels) {
 	p.packer.p, p.computer.p, p.mirror.p = p, p, p
 }
 
-// Spec returns the shape.
-func (p *Product) Spec() Spec { return p.spec }
-
 // Run is RunBytes for a product of float32 with a float32 result.
 func (p *Product) Run(pl *pool.Pool, a, b, c, bias []float32, work []byte) error {
 	if p.spec.In != F32 || p.spec.Out != F32 {

@@ -2,22 +2,14 @@
 
 #include "textflag.h"
 
-DATA lane<>+0(SB)/4, $0x00000000
-DATA lane<>+4(SB)/4, $0x00000001
-DATA lane<>+8(SB)/4, $0x00000002
-DATA lane<>+12(SB)/4, $0x00000003
-DATA lane<>+16(SB)/4, $0x00000004
-DATA lane<>+20(SB)/4, $0x00000005
-DATA lane<>+24(SB)/4, $0x00000006
-DATA lane<>+28(SB)/4, $0x00000007
-DATA lane<>+32(SB)/4, $0x00000008
-DATA lane<>+36(SB)/4, $0x00000009
-DATA lane<>+40(SB)/4, $0x0000000a
-DATA lane<>+44(SB)/4, $0x0000000b
-DATA lane<>+48(SB)/4, $0x0000000c
-DATA lane<>+52(SB)/4, $0x0000000d
-DATA lane<>+56(SB)/4, $0x0000000e
-DATA lane<>+60(SB)/4, $0x0000000f
+DATA lane<>+0(SB)/8, $0x0000000100000000
+DATA lane<>+8(SB)/8, $0x0000000300000002
+DATA lane<>+16(SB)/8, $0x0000000500000004
+DATA lane<>+24(SB)/8, $0x0000000700000006
+DATA lane<>+32(SB)/8, $0x0000000900000008
+DATA lane<>+40(SB)/8, $0x0000000b0000000a
+DATA lane<>+48(SB)/8, $0x0000000d0000000c
+DATA lane<>+56(SB)/8, $0x0000000f0000000e
 GLOBL lane<>(SB), RODATA|NOPTR, $64
 
 // func dropAVX512(y *float32, x *float32, n int, keys *uint32, c0 uint32, c1 uint32, c2 uint32, c3 uint32, threshold uint32, scale float32)
@@ -44,6 +36,10 @@ loop1:
 	VBROADCASTSS c1+36(FP), Z4
 	VBROADCASTSS c2+40(FP), Z5
 	VBROADCASTSS c3+44(FP), Z6
+	MOVQ         BX, R8
+	MOVQ         $0x00000005, R9
+
+rounds3:
 	VPMULUDQ     Z3, Z1, Z7
 	VPSRLQ       $0x20, Z3, Z3
 	VPMULUDQ     Z3, Z1, Z3
@@ -58,17 +54,17 @@ loop1:
 	VPSHUFD      $0xa0, Z5, Z10
 	VPBLENDMD    Z5, Z7, K1, Z7
 	VPBLENDMD    Z10, Z3, K1, Z10
-	VPXORD.BCST  (BX), Z7, Z3
+	VPXORD.BCST  (R8), Z7, Z3
 	VPXORD       Z4, Z3, Z3
-	VPXORD.BCST  4(BX), Z8, Z4
+	VPXORD.BCST  4(R8), Z8, Z4
 	VPXORD       Z6, Z4, Z4
 	VPMULUDQ     Z3, Z1, Z5
 	VPSRLQ       $0x20, Z3, Z3
 	VPMULUDQ     Z3, Z1, Z3
-	VPSHUFD      $0xf5, Z5, Z6
-	VPSHUFD      $0xa0, Z3, Z7
-	VPBLENDMD    Z3, Z6, K1, Z6
-	VPBLENDMD    Z7, Z5, K1, Z7
+	VPSHUFD      $0xf5, Z5, Z7
+	VPSHUFD      $0xa0, Z3, Z6
+	VPBLENDMD    Z3, Z7, K1, Z7
+	VPBLENDMD    Z6, Z5, K1, Z6
 	VPMULUDQ     Z4, Z2, Z3
 	VPSRLQ       $0x20, Z4, Z4
 	VPMULUDQ     Z4, Z2, Z4
@@ -76,172 +72,35 @@ loop1:
 	VPSHUFD      $0xa0, Z4, Z8
 	VPBLENDMD    Z4, Z5, K1, Z5
 	VPBLENDMD    Z8, Z3, K1, Z8
-	VPXORD.BCST  8(BX), Z5, Z3
+	VPXORD.BCST  8(R8), Z5, Z3
 	VPXORD       Z10, Z3, Z3
-	VPXORD.BCST  12(BX), Z6, Z4
-	VPXORD       Z9, Z4, Z4
-	VPMULUDQ     Z3, Z1, Z5
-	VPSRLQ       $0x20, Z3, Z3
-	VPMULUDQ     Z3, Z1, Z3
-	VPSHUFD      $0xf5, Z5, Z6
-	VPSHUFD      $0xa0, Z3, Z9
-	VPBLENDMD    Z3, Z6, K1, Z6
-	VPBLENDMD    Z9, Z5, K1, Z9
-	VPMULUDQ     Z4, Z2, Z3
-	VPSRLQ       $0x20, Z4, Z4
-	VPMULUDQ     Z4, Z2, Z4
-	VPSHUFD      $0xf5, Z3, Z5
-	VPSHUFD      $0xa0, Z4, Z10
-	VPBLENDMD    Z4, Z5, K1, Z5
-	VPBLENDMD    Z10, Z3, K1, Z10
-	VPXORD.BCST  16(BX), Z5, Z3
-	VPXORD       Z8, Z3, Z3
-	VPXORD.BCST  20(BX), Z6, Z4
-	VPXORD       Z7, Z4, Z4
-	VPMULUDQ     Z3, Z1, Z5
-	VPSRLQ       $0x20, Z3, Z3
-	VPMULUDQ     Z3, Z1, Z3
-	VPSHUFD      $0xf5, Z5, Z6
-	VPSHUFD      $0xa0, Z3, Z7
-	VPBLENDMD    Z3, Z6, K1, Z6
-	VPBLENDMD    Z7, Z5, K1, Z7
-	VPMULUDQ     Z4, Z2, Z3
-	VPSRLQ       $0x20, Z4, Z4
-	VPMULUDQ     Z4, Z2, Z4
-	VPSHUFD      $0xf5, Z3, Z5
-	VPSHUFD      $0xa0, Z4, Z8
-	VPBLENDMD    Z4, Z5, K1, Z5
-	VPBLENDMD    Z8, Z3, K1, Z8
-	VPXORD.BCST  24(BX), Z5, Z3
-	VPXORD       Z10, Z3, Z3
-	VPXORD.BCST  28(BX), Z6, Z4
-	VPXORD       Z9, Z4, Z4
-	VPMULUDQ     Z3, Z1, Z5
-	VPSRLQ       $0x20, Z3, Z3
-	VPMULUDQ     Z3, Z1, Z3
-	VPSHUFD      $0xf5, Z5, Z6
-	VPSHUFD      $0xa0, Z3, Z9
-	VPBLENDMD    Z3, Z6, K1, Z6
-	VPBLENDMD    Z9, Z5, K1, Z9
-	VPMULUDQ     Z4, Z2, Z3
-	VPSRLQ       $0x20, Z4, Z4
-	VPMULUDQ     Z4, Z2, Z4
-	VPSHUFD      $0xf5, Z3, Z5
-	VPSHUFD      $0xa0, Z4, Z10
-	VPBLENDMD    Z4, Z5, K1, Z5
-	VPBLENDMD    Z10, Z3, K1, Z10
-	VPXORD.BCST  32(BX), Z5, Z3
-	VPXORD       Z8, Z3, Z3
-	VPXORD.BCST  36(BX), Z6, Z4
-	VPXORD       Z7, Z4, Z4
-	VPMULUDQ     Z3, Z1, Z5
-	VPSRLQ       $0x20, Z3, Z3
-	VPMULUDQ     Z3, Z1, Z3
-	VPSHUFD      $0xf5, Z5, Z6
-	VPSHUFD      $0xa0, Z3, Z7
-	VPBLENDMD    Z3, Z6, K1, Z6
-	VPBLENDMD    Z7, Z5, K1, Z7
-	VPMULUDQ     Z4, Z2, Z3
-	VPSRLQ       $0x20, Z4, Z4
-	VPMULUDQ     Z4, Z2, Z4
-	VPSHUFD      $0xf5, Z3, Z5
-	VPSHUFD      $0xa0, Z4, Z8
-	VPBLENDMD    Z4, Z5, K1, Z5
-	VPBLENDMD    Z8, Z3, K1, Z8
-	VPXORD.BCST  40(BX), Z5, Z3
-	VPXORD       Z10, Z3, Z3
-	VPXORD.BCST  44(BX), Z6, Z4
-	VPXORD       Z9, Z4, Z4
-	VPMULUDQ     Z3, Z1, Z5
-	VPSRLQ       $0x20, Z3, Z3
-	VPMULUDQ     Z3, Z1, Z3
-	VPSHUFD      $0xf5, Z5, Z6
-	VPSHUFD      $0xa0, Z3, Z9
-	VPBLENDMD    Z3, Z6, K1, Z6
-	VPBLENDMD    Z9, Z5, K1, Z9
-	VPMULUDQ     Z4, Z2, Z3
-	VPSRLQ       $0x20, Z4, Z4
-	VPMULUDQ     Z4, Z2, Z4
-	VPSHUFD      $0xf5, Z3, Z5
-	VPSHUFD      $0xa0, Z4, Z10
-	VPBLENDMD    Z4, Z5, K1, Z5
-	VPBLENDMD    Z10, Z3, K1, Z10
-	VPXORD.BCST  48(BX), Z5, Z3
-	VPXORD       Z8, Z3, Z3
-	VPXORD.BCST  52(BX), Z6, Z4
-	VPXORD       Z7, Z4, Z4
-	VPMULUDQ     Z3, Z1, Z5
-	VPSRLQ       $0x20, Z3, Z3
-	VPMULUDQ     Z3, Z1, Z3
-	VPSHUFD      $0xf5, Z5, Z6
-	VPSHUFD      $0xa0, Z3, Z7
-	VPBLENDMD    Z3, Z6, K1, Z6
-	VPBLENDMD    Z7, Z5, K1, Z7
-	VPMULUDQ     Z4, Z2, Z3
-	VPSRLQ       $0x20, Z4, Z4
-	VPMULUDQ     Z4, Z2, Z4
-	VPSHUFD      $0xf5, Z3, Z5
-	VPSHUFD      $0xa0, Z4, Z8
-	VPBLENDMD    Z4, Z5, K1, Z5
-	VPBLENDMD    Z8, Z3, K1, Z8
-	VPXORD.BCST  56(BX), Z5, Z3
-	VPXORD       Z10, Z3, Z3
-	VPXORD.BCST  60(BX), Z6, Z4
-	VPXORD       Z9, Z4, Z4
-	VPMULUDQ     Z3, Z1, Z5
-	VPSRLQ       $0x20, Z3, Z3
-	VPMULUDQ     Z3, Z1, Z3
-	VPSHUFD      $0xf5, Z5, Z6
-	VPSHUFD      $0xa0, Z3, Z9
-	VPBLENDMD    Z3, Z6, K1, Z6
-	VPBLENDMD    Z9, Z5, K1, Z9
-	VPMULUDQ     Z4, Z2, Z3
-	VPSRLQ       $0x20, Z4, Z4
-	VPMULUDQ     Z4, Z2, Z4
-	VPSHUFD      $0xf5, Z3, Z5
-	VPSHUFD      $0xa0, Z4, Z10
-	VPBLENDMD    Z4, Z5, K1, Z5
-	VPBLENDMD    Z10, Z3, K1, Z10
-	VPXORD.BCST  64(BX), Z5, Z3
-	VPXORD       Z8, Z3, Z3
-	VPXORD.BCST  68(BX), Z6, Z4
-	VPXORD       Z7, Z4, Z4
-	VPMULUDQ     Z3, Z1, Z5
-	VPSRLQ       $0x20, Z3, Z3
-	VPMULUDQ     Z3, Z1, Z3
-	VPSHUFD      $0xf5, Z5, Z6
-	VPSHUFD      $0xa0, Z3, Z7
-	VPBLENDMD    Z3, Z6, K1, Z6
-	VPBLENDMD    Z7, Z5, K1, Z7
-	VPMULUDQ     Z4, Z2, Z3
-	VPSRLQ       $0x20, Z4, Z4
-	VPMULUDQ     Z4, Z2, Z4
-	VPSHUFD      $0xf5, Z3, Z5
-	VPSHUFD      $0xa0, Z4, Z8
-	VPBLENDMD    Z4, Z5, K1, Z5
-	VPBLENDMD    Z8, Z3, K1, Z8
-	VPXORD.BCST  72(BX), Z5, Z3
-	VPXORD       Z10, Z3, Z3
-	VPXORD.BCST  76(BX), Z6, Z4
-	VPXORD       Z9, Z4, Z4
-	VMULPS       (CX)(DI*4), Z0, Z5
-	VBROADCASTSS threshold+48(FP), Z6
-	VPCMPUD      $0x05, Z6, Z3, K2
-	VMOVAPS.Z    Z5, K2, Z5
-	VMOVUPS      Z5, (AX)(DI*4)
+	VPXORD.BCST  12(R8), Z7, Z5
+	VPXORD       Z9, Z5, Z5
+	VMOVAPS      Z3, Z3
+	VMOVAPS      Z8, Z4
+	VMOVAPS      Z5, Z5
+	VMOVAPS      Z6, Z6
+	ADDQ         $0x10, R8
+	DECQ         R9
+	JNZ          rounds3
+	VMULPS       (CX)(DI*4), Z0, Z7
+	VBROADCASTSS threshold+48(FP), Z8
+	VPCMPUD      $0x05, Z8, Z3, K2
+	VMOVAPS.Z    Z7, K2, Z7
+	VMOVUPS      Z7, (AX)(DI*4)
 	VMULPS       64(CX)(DI*4), Z0, Z3
-	VBROADCASTSS threshold+48(FP), Z5
-	VPCMPUD      $0x05, Z5, Z8, K2
+	VBROADCASTSS threshold+48(FP), Z7
+	VPCMPUD      $0x05, Z7, Z4, K2
 	VMOVAPS.Z    Z3, K2, Z3
 	VMOVUPS      Z3, 64(AX)(DI*4)
 	VMULPS       128(CX)(DI*4), Z0, Z3
-	VBROADCASTSS threshold+48(FP), Z5
-	VPCMPUD      $0x05, Z5, Z4, K2
+	VBROADCASTSS threshold+48(FP), Z4
+	VPCMPUD      $0x05, Z4, Z5, K2
 	VMOVAPS.Z    Z3, K2, Z3
 	VMOVUPS      Z3, 128(AX)(DI*4)
 	VMULPS       192(CX)(DI*4), Z0, Z3
 	VBROADCASTSS threshold+48(FP), Z4
-	VPCMPUD      $0x05, Z4, Z7, K2
+	VPCMPUD      $0x05, Z4, Z6, K2
 	VMOVAPS.Z    Z3, K2, Z3
 	VMOVUPS      Z3, 192(AX)(DI*4)
 	ADDL         $0x10, SI
@@ -253,24 +112,16 @@ done2:
 	VZEROUPPER
 	RET
 
-DATA wd2511f53<>+0(SB)/4, $0xd2511f53
-DATA wd2511f53<>+4(SB)/4, $0xd2511f53
-DATA wd2511f53<>+8(SB)/4, $0xd2511f53
-DATA wd2511f53<>+12(SB)/4, $0xd2511f53
-DATA wd2511f53<>+16(SB)/4, $0xd2511f53
-DATA wd2511f53<>+20(SB)/4, $0xd2511f53
-DATA wd2511f53<>+24(SB)/4, $0xd2511f53
-DATA wd2511f53<>+28(SB)/4, $0xd2511f53
+DATA wd2511f53<>+0(SB)/8, $0xd2511f53d2511f53
+DATA wd2511f53<>+8(SB)/8, $0xd2511f53d2511f53
+DATA wd2511f53<>+16(SB)/8, $0xd2511f53d2511f53
+DATA wd2511f53<>+24(SB)/8, $0xd2511f53d2511f53
 GLOBL wd2511f53<>(SB), RODATA|NOPTR, $32
 
-DATA wcd9e8d57<>+0(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+4(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+8(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+12(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+16(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+20(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+24(SB)/4, $0xcd9e8d57
-DATA wcd9e8d57<>+28(SB)/4, $0xcd9e8d57
+DATA wcd9e8d57<>+0(SB)/8, $0xcd9e8d57cd9e8d57
+DATA wcd9e8d57<>+8(SB)/8, $0xcd9e8d57cd9e8d57
+DATA wcd9e8d57<>+16(SB)/8, $0xcd9e8d57cd9e8d57
+DATA wcd9e8d57<>+24(SB)/8, $0xcd9e8d57cd9e8d57
 GLOBL wcd9e8d57<>(SB), RODATA|NOPTR, $32
 
 // func dropAVX2(y *float32, x *float32, n int, keys *uint32, c0 uint32, c1 uint32, c2 uint32, c3 uint32, threshold uint32, scale float32)
@@ -295,6 +146,10 @@ loop1:
 	VBROADCASTSS c1+36(FP), Y4
 	VBROADCASTSS c2+40(FP), Y5
 	VBROADCASTSS c3+44(FP), Y6
+	MOVQ         BX, R8
+	MOVQ         $0x00000005, R9
+
+rounds3:
 	VPMULUDQ     Y3, Y1, Y7
 	VPSRLQ       $0x20, Y3, Y3
 	VPMULUDQ     Y3, Y1, Y3
@@ -309,19 +164,19 @@ loop1:
 	VPSHUFD      $0xa0, Y5, Y10
 	VPBLENDD     $0xaa, Y5, Y7, Y7
 	VPBLENDD     $0xaa, Y10, Y3, Y10
-	VPBROADCASTD (BX), Y3
+	VPBROADCASTD (R8), Y3
 	VPXOR        Y7, Y3, Y3
 	VPXOR        Y4, Y3, Y3
-	VPBROADCASTD 4(BX), Y4
+	VPBROADCASTD 4(R8), Y4
 	VPXOR        Y8, Y4, Y4
 	VPXOR        Y6, Y4, Y4
 	VPMULUDQ     Y3, Y1, Y5
 	VPSRLQ       $0x20, Y3, Y3
 	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y7
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y7, Y5, Y7
+	VPSHUFD      $0xf5, Y5, Y7
+	VPSHUFD      $0xa0, Y3, Y6
+	VPBLENDD     $0xaa, Y3, Y7, Y7
+	VPBLENDD     $0xaa, Y6, Y5, Y6
 	VPMULUDQ     Y4, Y2, Y3
 	VPSRLQ       $0x20, Y4, Y4
 	VPMULUDQ     Y4, Y2, Y4
@@ -329,194 +184,41 @@ loop1:
 	VPSHUFD      $0xa0, Y4, Y8
 	VPBLENDD     $0xaa, Y4, Y5, Y5
 	VPBLENDD     $0xaa, Y8, Y3, Y8
-	VPBROADCASTD 8(BX), Y3
+	VPBROADCASTD 8(R8), Y3
 	VPXOR        Y5, Y3, Y3
 	VPXOR        Y10, Y3, Y3
-	VPBROADCASTD 12(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y9, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y9
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y9, Y5, Y9
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y10
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y10, Y3, Y10
-	VPBROADCASTD 16(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y8, Y3, Y3
-	VPBROADCASTD 20(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y7, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y7
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y7, Y5, Y7
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y8
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y8, Y3, Y8
-	VPBROADCASTD 24(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y10, Y3, Y3
-	VPBROADCASTD 28(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y9, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y9
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y9, Y5, Y9
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y10
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y10, Y3, Y10
-	VPBROADCASTD 32(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y8, Y3, Y3
-	VPBROADCASTD 36(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y7, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y7
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y7, Y5, Y7
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y8
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y8, Y3, Y8
-	VPBROADCASTD 40(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y10, Y3, Y3
-	VPBROADCASTD 44(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y9, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y9
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y9, Y5, Y9
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y10
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y10, Y3, Y10
-	VPBROADCASTD 48(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y8, Y3, Y3
-	VPBROADCASTD 52(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y7, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y7
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y7, Y5, Y7
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y8
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y8, Y3, Y8
-	VPBROADCASTD 56(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y10, Y3, Y3
-	VPBROADCASTD 60(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y9, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y9
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y9, Y5, Y9
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y10
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y10, Y3, Y10
-	VPBROADCASTD 64(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y8, Y3, Y3
-	VPBROADCASTD 68(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y7, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y7
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y7, Y5, Y7
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y8
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y8, Y3, Y8
-	VPBROADCASTD 72(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y10, Y3, Y3
-	VPBROADCASTD 76(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y9, Y4, Y4
-	VMULPS       (CX)(DI*4), Y0, Y5
-	VBROADCASTSS threshold+48(FP), Y6
-	VPMAXUD      Y3, Y6, Y6
-	VPCMPEQD     Y3, Y6, Y6
-	VANDPS       Y6, Y5, Y5
-	VMOVUPS      Y5, (AX)(DI*4)
+	VPBROADCASTD 12(R8), Y5
+	VPXOR        Y7, Y5, Y5
+	VPXOR        Y9, Y5, Y5
+	VMOVAPS      Y3, Y3
+	VMOVAPS      Y8, Y4
+	VMOVAPS      Y5, Y5
+	VMOVAPS      Y6, Y6
+	ADDQ         $0x10, R8
+	DECQ         R9
+	JNZ          rounds3
+	VMULPS       (CX)(DI*4), Y0, Y7
+	VBROADCASTSS threshold+48(FP), Y8
+	VPMAXUD      Y3, Y8, Y8
+	VPCMPEQD     Y3, Y8, Y8
+	VANDPS       Y8, Y7, Y7
+	VMOVUPS      Y7, (AX)(DI*4)
 	VMULPS       64(CX)(DI*4), Y0, Y3
-	VBROADCASTSS threshold+48(FP), Y5
-	VPMAXUD      Y8, Y5, Y5
-	VPCMPEQD     Y8, Y5, Y5
-	VANDPS       Y5, Y3, Y3
+	VBROADCASTSS threshold+48(FP), Y7
+	VPMAXUD      Y4, Y7, Y7
+	VPCMPEQD     Y4, Y7, Y7
+	VANDPS       Y7, Y3, Y3
 	VMOVUPS      Y3, 64(AX)(DI*4)
 	VMULPS       128(CX)(DI*4), Y0, Y3
-	VBROADCASTSS threshold+48(FP), Y5
-	VPMAXUD      Y4, Y5, Y5
-	VPCMPEQD     Y4, Y5, Y5
-	VANDPS       Y5, Y3, Y3
+	VBROADCASTSS threshold+48(FP), Y4
+	VPMAXUD      Y5, Y4, Y4
+	VPCMPEQD     Y5, Y4, Y4
+	VANDPS       Y4, Y3, Y3
 	VMOVUPS      Y3, 128(AX)(DI*4)
 	VMULPS       192(CX)(DI*4), Y0, Y3
 	VBROADCASTSS threshold+48(FP), Y4
-	VPMAXUD      Y7, Y4, Y4
-	VPCMPEQD     Y7, Y4, Y4
+	VPMAXUD      Y6, Y4, Y4
+	VPCMPEQD     Y6, Y4, Y4
 	VANDPS       Y4, Y3, Y3
 	VMOVUPS      Y3, 192(AX)(DI*4)
 	VMOVD        SI, X3
@@ -525,6 +227,10 @@ loop1:
 	VBROADCASTSS c1+36(FP), Y4
 	VBROADCASTSS c2+40(FP), Y5
 	VBROADCASTSS c3+44(FP), Y6
+	MOVQ         BX, R8
+	MOVQ         $0x00000005, R9
+
+rounds4:
 	VPMULUDQ     Y3, Y1, Y7
 	VPSRLQ       $0x20, Y3, Y3
 	VPMULUDQ     Y3, Y1, Y3
@@ -539,19 +245,19 @@ loop1:
 	VPSHUFD      $0xa0, Y5, Y10
 	VPBLENDD     $0xaa, Y5, Y7, Y7
 	VPBLENDD     $0xaa, Y10, Y3, Y10
-	VPBROADCASTD (BX), Y3
+	VPBROADCASTD (R8), Y3
 	VPXOR        Y7, Y3, Y3
 	VPXOR        Y4, Y3, Y3
-	VPBROADCASTD 4(BX), Y4
+	VPBROADCASTD 4(R8), Y4
 	VPXOR        Y8, Y4, Y4
 	VPXOR        Y6, Y4, Y4
 	VPMULUDQ     Y3, Y1, Y5
 	VPSRLQ       $0x20, Y3, Y3
 	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y7
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y7, Y5, Y7
+	VPSHUFD      $0xf5, Y5, Y7
+	VPSHUFD      $0xa0, Y3, Y6
+	VPBLENDD     $0xaa, Y3, Y7, Y7
+	VPBLENDD     $0xaa, Y6, Y5, Y6
 	VPMULUDQ     Y4, Y2, Y3
 	VPSRLQ       $0x20, Y4, Y4
 	VPMULUDQ     Y4, Y2, Y4
@@ -559,194 +265,41 @@ loop1:
 	VPSHUFD      $0xa0, Y4, Y8
 	VPBLENDD     $0xaa, Y4, Y5, Y5
 	VPBLENDD     $0xaa, Y8, Y3, Y8
-	VPBROADCASTD 8(BX), Y3
+	VPBROADCASTD 8(R8), Y3
 	VPXOR        Y5, Y3, Y3
 	VPXOR        Y10, Y3, Y3
-	VPBROADCASTD 12(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y9, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y9
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y9, Y5, Y9
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y10
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y10, Y3, Y10
-	VPBROADCASTD 16(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y8, Y3, Y3
-	VPBROADCASTD 20(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y7, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y7
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y7, Y5, Y7
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y8
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y8, Y3, Y8
-	VPBROADCASTD 24(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y10, Y3, Y3
-	VPBROADCASTD 28(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y9, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y9
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y9, Y5, Y9
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y10
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y10, Y3, Y10
-	VPBROADCASTD 32(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y8, Y3, Y3
-	VPBROADCASTD 36(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y7, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y7
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y7, Y5, Y7
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y8
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y8, Y3, Y8
-	VPBROADCASTD 40(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y10, Y3, Y3
-	VPBROADCASTD 44(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y9, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y9
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y9, Y5, Y9
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y10
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y10, Y3, Y10
-	VPBROADCASTD 48(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y8, Y3, Y3
-	VPBROADCASTD 52(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y7, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y7
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y7, Y5, Y7
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y8
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y8, Y3, Y8
-	VPBROADCASTD 56(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y10, Y3, Y3
-	VPBROADCASTD 60(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y9, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y9
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y9, Y5, Y9
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y10
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y10, Y3, Y10
-	VPBROADCASTD 64(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y8, Y3, Y3
-	VPBROADCASTD 68(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y7, Y4, Y4
-	VPMULUDQ     Y3, Y1, Y5
-	VPSRLQ       $0x20, Y3, Y3
-	VPMULUDQ     Y3, Y1, Y3
-	VPSHUFD      $0xf5, Y5, Y6
-	VPSHUFD      $0xa0, Y3, Y7
-	VPBLENDD     $0xaa, Y3, Y6, Y6
-	VPBLENDD     $0xaa, Y7, Y5, Y7
-	VPMULUDQ     Y4, Y2, Y3
-	VPSRLQ       $0x20, Y4, Y4
-	VPMULUDQ     Y4, Y2, Y4
-	VPSHUFD      $0xf5, Y3, Y5
-	VPSHUFD      $0xa0, Y4, Y8
-	VPBLENDD     $0xaa, Y4, Y5, Y5
-	VPBLENDD     $0xaa, Y8, Y3, Y8
-	VPBROADCASTD 72(BX), Y3
-	VPXOR        Y5, Y3, Y3
-	VPXOR        Y10, Y3, Y3
-	VPBROADCASTD 76(BX), Y4
-	VPXOR        Y6, Y4, Y4
-	VPXOR        Y9, Y4, Y4
-	VMULPS       32(CX)(DI*4), Y0, Y5
-	VBROADCASTSS threshold+48(FP), Y6
-	VPMAXUD      Y3, Y6, Y6
-	VPCMPEQD     Y3, Y6, Y6
-	VANDPS       Y6, Y5, Y5
-	VMOVUPS      Y5, 32(AX)(DI*4)
+	VPBROADCASTD 12(R8), Y5
+	VPXOR        Y7, Y5, Y5
+	VPXOR        Y9, Y5, Y5
+	VMOVAPS      Y3, Y3
+	VMOVAPS      Y8, Y4
+	VMOVAPS      Y5, Y5
+	VMOVAPS      Y6, Y6
+	ADDQ         $0x10, R8
+	DECQ         R9
+	JNZ          rounds4
+	VMULPS       32(CX)(DI*4), Y0, Y7
+	VBROADCASTSS threshold+48(FP), Y8
+	VPMAXUD      Y3, Y8, Y8
+	VPCMPEQD     Y3, Y8, Y8
+	VANDPS       Y8, Y7, Y7
+	VMOVUPS      Y7, 32(AX)(DI*4)
 	VMULPS       96(CX)(DI*4), Y0, Y3
-	VBROADCASTSS threshold+48(FP), Y5
-	VPMAXUD      Y8, Y5, Y5
-	VPCMPEQD     Y8, Y5, Y5
-	VANDPS       Y5, Y3, Y3
+	VBROADCASTSS threshold+48(FP), Y7
+	VPMAXUD      Y4, Y7, Y7
+	VPCMPEQD     Y4, Y7, Y7
+	VANDPS       Y7, Y3, Y3
 	VMOVUPS      Y3, 96(AX)(DI*4)
 	VMULPS       160(CX)(DI*4), Y0, Y3
-	VBROADCASTSS threshold+48(FP), Y5
-	VPMAXUD      Y4, Y5, Y5
-	VPCMPEQD     Y4, Y5, Y5
-	VANDPS       Y5, Y3, Y3
+	VBROADCASTSS threshold+48(FP), Y4
+	VPMAXUD      Y5, Y4, Y4
+	VPCMPEQD     Y5, Y4, Y4
+	VANDPS       Y4, Y3, Y3
 	VMOVUPS      Y3, 160(AX)(DI*4)
 	VMULPS       224(CX)(DI*4), Y0, Y3
 	VBROADCASTSS threshold+48(FP), Y4
-	VPMAXUD      Y7, Y4, Y4
-	VPCMPEQD     Y7, Y4, Y4
+	VPMAXUD      Y6, Y4, Y4
+	VPCMPEQD     Y6, Y4, Y4
 	VANDPS       Y4, Y3, Y3
 	VMOVUPS      Y3, 224(AX)(DI*4)
 	ADDL         $0x10, SI

@@ -33,14 +33,10 @@ done2:
 	VZEROUPPER
 	RET
 
-DATA w7fffffff<>+0(SB)/4, $0x7fffffff
-DATA w7fffffff<>+4(SB)/4, $0x7fffffff
-DATA w7fffffff<>+8(SB)/4, $0x7fffffff
-DATA w7fffffff<>+12(SB)/4, $0x7fffffff
-DATA w7fffffff<>+16(SB)/4, $0x7fffffff
-DATA w7fffffff<>+20(SB)/4, $0x7fffffff
-DATA w7fffffff<>+24(SB)/4, $0x7fffffff
-DATA w7fffffff<>+28(SB)/4, $0x7fffffff
+DATA w7fffffff<>+0(SB)/8, $0x7fffffff7fffffff
+DATA w7fffffff<>+8(SB)/8, $0x7fffffff7fffffff
+DATA w7fffffff<>+16(SB)/8, $0x7fffffff7fffffff
+DATA w7fffffff<>+24(SB)/8, $0x7fffffff7fffffff
 GLOBL w7fffffff<>(SB), RODATA|NOPTR, $32
 
 // func int8TopAVX2(x *float32, n int) float32
@@ -208,14 +204,10 @@ row1:
 	VZEROUPPER
 	RET
 
-DATA w7fff7fff<>+0(SB)/4, $0x7fff7fff
-DATA w7fff7fff<>+4(SB)/4, $0x7fff7fff
-DATA w7fff7fff<>+8(SB)/4, $0x7fff7fff
-DATA w7fff7fff<>+12(SB)/4, $0x7fff7fff
-DATA w7fff7fff<>+16(SB)/4, $0x7fff7fff
-DATA w7fff7fff<>+20(SB)/4, $0x7fff7fff
-DATA w7fff7fff<>+24(SB)/4, $0x7fff7fff
-DATA w7fff7fff<>+28(SB)/4, $0x7fff7fff
+DATA w7fff7fff<>+0(SB)/8, $0x7fff7fff7fff7fff
+DATA w7fff7fff<>+8(SB)/8, $0x7fff7fff7fff7fff
+DATA w7fff7fff<>+16(SB)/8, $0x7fff7fff7fff7fff
+DATA w7fff7fff<>+24(SB)/8, $0x7fff7fff7fff7fff
 GLOBL w7fff7fff<>(SB), RODATA|NOPTR, $32
 
 // func int8ColumnTopsAVX2(tops *uint16, x *uint16, rows int, stride int)

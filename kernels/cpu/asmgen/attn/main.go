@@ -7,10 +7,14 @@ package main
 
 import (
 	"fmt"
+	"math"
+	"slices"
 
 	. "github.com/mmcloughlin/avo/build"
 	. "github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/asmgen/vlib"
 )
 
 func main() {
@@ -73,21 +77,12 @@ var table = map[string]Mem{}
 
 func constants() {
 	at := GLOBL("consts", RODATA|NOPTR)
-	off := 0
-	f := func(name string, v float32) {
-		table[name] = at.Offset(off)
-		for range 8 {
-			DATA(off, F32(v))
-			off += 4
-		}
+	var words []uint32
+	u := func(name string, w uint32) {
+		table[name] = at.Offset(4 * len(words))
+		words = append(words, slices.Repeat([]uint32{w}, 8)...)
 	}
-	u := func(name string, v [8]uint32) {
-		table[name] = at.Offset(off)
-		for _, x := range v {
-			DATA(off, U32(x))
-			off += 4
-		}
-	}
+	f := func(name string, v float32) { u(name, math.Float32bits(v)) }
 	f("log2e", 1.44269504088896341)
 	f("-ln2hi", -0.693359375)
 	f("-ln2lo", 2.12194440e-4)
@@ -100,21 +95,16 @@ func constants() {
 	f("one", 1)
 	f("lo", -103.97)
 	f("hi", 88.72284)
-	all := func(x uint32) (v [8]uint32) {
-		for i := range v {
-			v[i] = x
-		}
-		return
-	}
-	u("+inf", all(0x7f800000))
-	u("-inf", all(0xff800000))
-	u("bias", all(127))
+	u("+inf", 0x7f800000)
+	u("-inf", 0xff800000)
+	u("bias", 127)
 	for range tile / 8 {
-		u("ones", all(0xffffffff))
+		u("ones", 0xffffffff)
 	}
 	for range tile / 8 {
-		u("zeros", all(0))
+		u("zeros", 0)
 	}
+	vlib.Words(words...)
 	table["visible"] = table["ones"].Offset(32)
 }
 

@@ -6,6 +6,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/asmgen/vlib"
 )
 
 // The AVX2 kernel keeps 6×16 elements of C in 12 of its 16 registers.
@@ -28,12 +30,7 @@ func f32AVX2() {
 // 4·(16−n) bytes it is a mask of the first n lanes.
 func laneMasks() operand.Mem {
 	m := GLOBL("laneMasks", RODATA|NOPTR)
-	for i := range 16 {
-		DATA(4*i, operand.U32(0xffffffff))
-	}
-	for i := 16; i < 32; i++ {
-		DATA(4*i, operand.U32(0))
-	}
+	vlib.Words(vlib.LaneWords()...)
 	return m
 }
 

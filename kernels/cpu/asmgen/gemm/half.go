@@ -4,6 +4,8 @@ import (
 	. "github.com/mmcloughlin/avo/build"
 	"github.com/mmcloughlin/avo/operand"
 	"github.com/mmcloughlin/avo/reg"
+
+	"github.com/spillway-ml/spillway/kernels/cpu/asmgen/vlib"
 )
 
 // half generates the conversions between float32 and the 16-bit floats, for
@@ -113,9 +115,7 @@ var highWords *operand.Mem
 func narrowConstants() {
 	if highWords == nil {
 		order := GLOBL("highwords", RODATA|NOPTR)
-		for i := range 32 {
-			DATA(2*i, operand.U16(2*i+1))
-		}
+		vlib.Words(vlib.HighWords()...)
 		highWords = &order
 	}
 	for i, c := range []uint32{0x7fff, 1, 0x400000, 1 << 16} {

@@ -13,9 +13,7 @@ import (
 // of which word j serves elements 16j to 16j+15.
 func dropout() {
 	iota := GLOBL("lane", RODATA|NOPTR)
-	for i := range 16 {
-		DATA(4*i, operand.U32(i))
-	}
+	vlib.Words(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 	kernel("drop", "drop", "func(y, x *float32, n int, keys *uint32, c0, c1, c2, c3, threshold uint32, scale float32)",
 		"is y = x·scale where kept, else 0, for n elements, a multiple of 64.", func(g *vlib.Gen) {
 			y, x, n, k := g.Ptr("y"), g.Ptr("x"), g.Ptr("n"), g.Ptr("keys")
@@ -39,13 +37,26 @@ func dropout() {
 					for i := 1; i < 4; i++ {
 						VBROADCASTSS(g.ParamMem(fmt2("c%d", i)), c[i])
 					}
-					for round := range 10 {
+					const rounds, atOnce = 10, 2
+					word, left, again := GP64(), GP64(), g.Label("rounds")
+					MOVQ(k, word)
+					MOVQ(operand.U32(rounds/atOnce), left)
+					Label(again)
+					was := c
+					for round := range atOnce {
 						h0, l0 := mul32(g, c[0], m0[half], odd)
 						h1, l1 := mul32(g, c[2], m1[half], odd)
-						c[0] = xor3(g, h1, c[1], operand.Mem{Base: k, Disp: 8 * round})
-						c[2] = xor3(g, h0, c[3], operand.Mem{Base: k, Disp: 8*round + 4})
+						c[0] = xor3(g, h1, c[1], operand.Mem{Base: word, Disp: 8 * round})
+						c[2] = xor3(g, h0, c[3], operand.Mem{Base: word, Disp: 8*round + 4})
 						c[1], c[3] = l1, l0
 					}
+					for i, w := range c {
+						VMOVAPS(w, was[i])
+					}
+					c = was
+					ADDQ(operand.Imm(8*atOnce), word)
+					DECQ(left)
+					JNZ(operand.LabelRef(again))
 					for j, w := range c {
 						at := g.At(x, j)
 						at.Disp += 32 * half

@@ -71,7 +71,11 @@ func quant8() {
 		kernel(fmt2("q8write[%d]", i), name, "func(codes *byte, x *float32, n int, inverse float32, t *float32)", "is Q8Map.code for n elements, a multiple of 64.", func(g *vlib.Gen) {
 			codes, x, n := g.Ptr("codes"), g.Ptr("x"), g.Ptr("n")
 			w := newWriter(g, g.Ptr("t"), g.Param("inverse"), i == 1)
-			g.LoopBlocks(n, 4*vlib.Lanes, func() { w.write(codes, x) })
+			if g.AVX512 {
+				g.LoopBlocks(n, packed, func() { w.write(codes, x) })
+			} else {
+				g.LoopFull(n, func() { w.write256(codes, x) })
+			}
 			g.Return()
 		})
 	}
@@ -293,9 +297,7 @@ func (w *q8Writer) share(o *q8Writer) {
 	w.one, w.order = w.g.RWord(1)[0], ZMM()
 	if q8Order.Symbol.Name == "" {
 		q8Order = GLOBL("q8order", RODATA|NOPTR)
-		for i := range vlib.Lanes {
-			DATA(4*i, operand.U32(i%4*4+i/4))
-		}
+		vlib.Words(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)
 	}
 	VMOVDQU32(q8Order, w.order)
 }
@@ -303,12 +305,6 @@ func (w *q8Writer) share(o *q8Writer) {
 // write writes the current 64 codes.
 func (w *q8Writer) write(codes, x reg.Register) {
 	g := w.g
-	if !g.AVX512 {
-		for u := range 4 {
-			w.write256(codes, x, u)
-		}
-		return
-	}
 	low := w.pair(g.At(x, 0), g.At(x, 1))
 	w.pack(low, w.pair(g.At(x, 2), g.At(x, 3)), g.Byte(codes, 0))
 }
@@ -357,10 +353,10 @@ func (w *q8Writer) write512(at vlib.Mem) reg.VecVirtual {
 	return c
 }
 
-// write256 writes the u-th 16 of the current codes, by the tables of segments.
-func (w *q8Writer) write256(codes, from reg.Register, u int) {
+// write256 writes the current 16 codes, by the tables of segments.
+func (w *q8Writer) write256(codes, from reg.Register) {
 	g := w.g
-	x := g.Load(g.At(from, u))
+	x := g.Load(g.At(from))
 	y := g.Mul(x, w.inverse)
 	for i := range y {
 		w.codes256(x[i], y[i])
@@ -370,7 +366,7 @@ func (w *q8Writer) write256(codes, from reg.Register, u int) {
 	high := XMM()
 	VEXTRACTI128(operand.Imm(1), y[0], high)
 	VPACKUSWB(high, y[0].AsX(), high)
-	VMOVDQU(high, g.Byte(codes, 2*u))
+	VMOVDQU(high, g.Byte(codes, 0))
 }
 
 // codes256 makes y, which is x over the scale, the codes.

@@ -51,9 +51,7 @@ type BF16Rounder struct{ half, one, quiet, lowest, order reg.VecVirtual }
 func (g *Gen) NewBF16Rounder() *BF16Rounder {
 	if highWords.Symbol.Name == "" {
 		highWords = GLOBL("highwords", RODATA|NOPTR)
-		for i := range 2 * Lanes {
-			DATA(2*i, operand.U16(2*i+1))
-		}
+		Words(HighWords()...)
 	}
 	r := &BF16Rounder{half: g.RWord(0x7fff)[0], one: g.RWord(1)[0], quiet: g.RWord(0x400000)[0], lowest: g.RWord(1 << 16)[0], order: ZMM()}
 	VMOVDQU32(highWords, r.order)

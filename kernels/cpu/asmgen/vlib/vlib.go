@@ -12,6 +12,7 @@ package vlib
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
@@ -167,12 +168,31 @@ func word(w uint32) operand.Mem {
 	m, ok := constants[w]
 	if !ok {
 		m = GLOBL(fmt.Sprintf("w%08x", w), RODATA|NOPTR)
-		for i := range 8 {
-			DATA(4*i, operand.U32(w))
-		}
+		Words(slices.Repeat([]uint32{w}, 8)...)
 		constants[w] = m
 	}
 	return m
+}
+
+// Words are the content of the data section's last symbol, an even number of them.
+func Words(w ...uint32) {
+	for i := 0; i < len(w); i += 2 {
+		DATA(4*i, operand.U64(uint64(w[i])|uint64(w[i+1])<<32))
+	}
+}
+
+// HighWords are the numbers 1, 3, …, 63: of the 64 16-bit words of two AVX-512 registers
+// of float32, those that are an element's high half.
+func HighWords() (w []uint32) {
+	for i := range uint32(Lanes) {
+		w = append(w, 4*i+1|(4*i+3)<<16)
+	}
+	return w
+}
+
+// LaneWords are 16 words of ones and 16 of zeros.
+func LaneWords() []uint32 {
+	return append(slices.Repeat([]uint32{0xffffffff}, Lanes), make([]uint32, Lanes)...)
 }
 
 // C returns a constant in every lane: a register if it is held, else memory.
@@ -289,13 +309,7 @@ func (g *Gen) MaskFor(n reg.GPVirtual) *Mask {
 	}
 	if laneTable == nil {
 		m := GLOBL("lanes", RODATA|NOPTR)
-		for i := range 2 * Lanes {
-			w := operand.U32(0)
-			if i < Lanes {
-				w = 0xffffffff
-			}
-			DATA(4*i, w)
-		}
+		Words(LaneWords()...)
 		laneTable = &m
 	}
 	at, neg := GP64(), GP64()
