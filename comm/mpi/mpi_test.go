@@ -35,6 +35,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/dl"
 	"github.com/spillway-ml/spillway/internal/testkit/algotest"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
 // A process of a job is this test binary again, started by an mpirun.
@@ -49,6 +50,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	ownworld.ManyAtOnce()
 	os.Exit(m.Run())
 }
 
@@ -482,6 +484,7 @@ func TestOverMPI(t *testing.T) {
 				continue
 			}
 			t.Run(fmt.Sprint(launcher, "/", j.part, "/", j.n), func(t *testing.T) {
+				t.Parallel()
 				out, err := mpirun(t, launcher, j.n, j.part)
 				require.NoError(t, err, out)
 			})
@@ -503,6 +506,7 @@ func TestFailuresAreNamed(t *testing.T) {
 				continue
 			}
 			t.Run(launcher+"/"+part, func(t *testing.T) {
+				t.Parallel()
 				out, err := mpirun(t, launcher, 2, part)
 				require.Error(t, err)
 				require.Regexp(t, want, out)
@@ -514,6 +518,7 @@ func TestFailuresAreNamed(t *testing.T) {
 func TestALibraryOfAnotherLauncherIsRefused(t *testing.T) {
 	for launcher, other := range map[string]string{"mpirun.openmpi": "libmpich.so.12", "mpirun.mpich": "libmpi.so.40"} {
 		t.Run(launcher, func(t *testing.T) {
+			t.Parallel()
 			if _, err := dl.Open(other, dl.Now|dl.Global); err != nil && os.Getenv("SPILLWAY_TEST_MPI") == "" {
 				t.Skipf("%s is not installed", other)
 			}

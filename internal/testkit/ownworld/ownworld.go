@@ -5,11 +5,14 @@ package ownworld
 import (
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
+	"strconv"
 	"testing"
 
 	"github.com/spillway-ml/spillway/internal/userdir"
@@ -38,9 +41,7 @@ var goVars = []string{"GOENV", "GOPATH", "GOCACHE", "GOMODCACHE"}
 //
 //	func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
 func Run(m *testing.M) int {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(gcPercent)
-	}
+	CollectLess()
 	leave, err := enter()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "a world for the tests:", err)
@@ -48,6 +49,26 @@ func Run(m *testing.M) int {
 	}
 	defer leave()
 	return m.Run()
+}
+
+// ManyAtOnce has more tests run in parallel than there are processors, unless the command line
+// says how many. It is for packages whose parallel tests mostly wait. Call it before Run.
+func ManyAtOnce() {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if n := max(8, runtime.GOMAXPROCS(0)); !given {
+		if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+			panic(err) // testing has the flag
+		}
+	}
+}
+
+// CollectLess sets gcPercent. A test binary that becomes another program calls it in Run's place.
+func CollectLess() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
 }
 
 func enter() (leave func(), err error) {

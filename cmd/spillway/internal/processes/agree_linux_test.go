@@ -162,6 +162,7 @@ func TestWhereRanksMayDiffer(t *testing.T) {
 // Each flag of train is compared, or on a list of those that may differ: another value makes
 // other terms.
 func TestEveryFlagIsCompared(t *testing.T) {
+	t.Parallel()
 	terms := func(flags ...string) (map[string]string, error) {
 		var c spillway.Config
 		a := &jobs.Asked{Fs: pflag.NewFlagSet("train", pflag.ContinueOnError), C: &c, L: &options.Later{}}

@@ -52,6 +52,7 @@ func benchRows(t *testing.T, args ...string) (rows []bench.Row, got result) {
 // Each stage runs in processes of its own, touches what was planned, sends what the paper
 // says and ends with the same bits; the table fits a terminal, and the chart says the same.
 func TestBenchZeroMeasuresEveryStage(t *testing.T) {
+	t.Parallel()
 	chart := filepath.Join(t.TempDir(), "new", "chart.svg")
 	file := filepath.Join(t.TempDir(), "page.html")
 	rows, got := benchRows(t, benched("--svg", chart, "--html", file)...)
@@ -91,6 +92,7 @@ func TestBenchZeroMeasuresEveryStage(t *testing.T) {
 // --vary runs stage 3 with one other setting at a time. What changes nothing, or is refused, is
 // a row that says why; rows of as many rows a step have the same losses where they promise to.
 func TestBenchZeroVaries(t *testing.T) {
+	t.Parallel()
 	old := filepath.Join(t.TempDir(), "old.json")
 	rows, got := benchRows(t, benched("--rounds", "1", "--reproducible", "--vary", "offload,recompute=full,precision,ranks,accum-order,offload=optimizer=disk,recompute=full,recompute=blue")...)
 	byName := map[string]bench.Row{}
@@ -141,6 +143,7 @@ func TestBenchZeroVaries(t *testing.T) {
 
 // A stage that does not fit is a row that says so; other flags are checked before the runs.
 func TestBenchZeroSaysWhatIsMissing(t *testing.T) {
+	t.Parallel()
 	rows, got := benchRows(t, benched("--device-memory", "700KiB", "--rounds", "1")...)
 	require.Contains(t, rows[0].Missing, "device memory")
 	require.Empty(t, rows[3].Missing)
@@ -166,6 +169,7 @@ func TestBenchZeroSaysWhatIsMissing(t *testing.T) {
 // What it can't do is a row that says why.
 // What ran before an interrupt is shown; a benchmark without data ends before it measures the machine.
 func TestBenchKeepsWhatWasMeasured(t *testing.T) {
+	t.Parallel()
 	file := filepath.Join(t.TempDir(), "rows.json")
 	p := start(t, benched("--rounds", "100000", "--json", file)...)
 	later := regexp.MustCompile(`round ([2-9]|\d\d+) of`) // lines of progress are some time apart
@@ -183,6 +187,7 @@ func TestBenchKeepsWhatWasMeasured(t *testing.T) {
 }
 
 func TestBenchZeroBesidePyTorch(t *testing.T) {
+	t.Parallel()
 	rows, got := benchRows(t, benched("--rounds", "1", "--accum", "2", "--peer", "torch")...)
 	require.Len(t, rows, 8)
 	for _, r := range rows[4:6] {

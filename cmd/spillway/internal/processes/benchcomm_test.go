@@ -127,6 +127,7 @@ func TestBenchCommRefusesMessagesWithoutMPI(t *testing.T) {
 
 // Over MPI the library's own collectives run beside ours.
 func TestBenchCommOverMPIHasAPeer(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

@@ -36,6 +36,7 @@ func capFlags(doc planning.Doc, disk string, space string, less int64) []string 
 // the same caps, to the byte; a byte less of any space is refused before it
 // starts. What was touched is what was planned, after each of them.
 func TestARunThatFitsAlsoResumes(t *testing.T) {
+	t.Parallel()
 	for i, offload := range []string{"", "optimizer=disk,parameters=host,gradients=disk,activations=host"} {
 		dir := t.TempDir()
 		disk, folder, metrics := filepath.Join(dir, "disk"), filepath.Join(dir, "checkpoint"), filepath.Join(dir, "m.jsonl")

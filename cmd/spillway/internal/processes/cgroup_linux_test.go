@@ -60,6 +60,7 @@ func within(t *testing.T, bytes int64, args ...string) (status int, said string)
 // and is refused in one of 0.95 times as much: it is not killed in either. SPILLWAY_LONG=1 draws 20
 // runs, SPILLWAY_LONG=all 100.
 func TestRunsWithinTheMemoryOfTheirPlan(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

@@ -82,6 +82,7 @@ func TestLaunchedFinetuneOutlivesARank(t *testing.T) {
 
 // A divergence is no lost rank: it ends the job, however many restarts are left.
 func TestElasticJobEndsAtADivergence(t *testing.T) {
+	t.Parallel()
 	for _, flags := range [][]string{{"--restarts", "3"}, {"--restarts", "3", "--min-ranks", "1"}} {
 		ck := filepath.Join(t.TempDir(), "ck")
 		p := start(t, append(append([]string{"launch", "-n", "2"}, append(flags, "--")...), tinyWith("--steps", "5", "--lr", "1e30", "--checkpoint", ck)...)...)

@@ -92,6 +92,7 @@ func TestLaunchGivesTheBitsOfOneProcess(t *testing.T) {
 }
 
 func TestLaunchRefuses(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		status int
 		want   string
@@ -257,6 +258,7 @@ func TestLaunchStartsTheDemoAgain(t *testing.T) {
 // Over processes a divergence is named as in one: the tensor, its operation, rank
 // and step.
 func TestLaunchNamesADivergence(t *testing.T) {
+	t.Parallel()
 	named := regexp.MustCompile(`step 2 is not finite .*first the .+ ".+", by operation .+ on rank [01], is .+; nothing computed from it was saved`)
 	diverging := tinyWith("--steps", "5", "--lr", "1e30", "--warmup", "0")
 	one := start(t, append(diverging, "--ranks", "2")...)

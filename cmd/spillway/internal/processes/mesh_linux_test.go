@@ -100,6 +100,7 @@ func (j *meshJob) run(t *testing.T, ranks int, transport string, args ...string)
 // have equal bits, in fp32 the losses of one rank to rounding, and of every rank's memory what the
 // plan says. SPILLWAY_LONG=1 draws 60 runs, SPILLWAY_LONG=all 400.
 func TestRunsOverTheMesh(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

@@ -176,7 +176,7 @@ func mpirunProgram(t *testing.T, launcher string, n int, program ...string) *pro
 	if launcher == "mpirun.openmpi" {
 		// Where a rank or the launcher is to end, it waits this long, tells the ranks to end, and waits
 		// as long again, whether or not they have ended. After its 1 s busy ranks were killed.
-		line = append(line, "--oversubscribe", "--mca", "odls_base_sigkill_timeout", "10")
+		line = append(line, "--oversubscribe", "--mca", "odls_base_sigkill_timeout", "5")
 		if os.Geteuid() == 0 {
 			line = append(line, "--allow-run-as-root")
 		}

@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/internal/testkit/nccltest"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 	"github.com/spillway-ml/spillway/internal/testkit/shim"
 	"github.com/spillway-ml/spillway/kernels"
 	kernelscuda "github.com/spillway-ml/spillway/kernels/cuda"
@@ -39,6 +40,7 @@ const foundByDoubles = 99
 // runOnDoubles is the command on doubles of the driver, of cuBLASLt and of NCCL, with the
 // GPU's own kernels compiled for the host.
 func runOnDoubles() int {
+	ownworld.CollectLess()
 	devices, err := strconv.Atoi(os.Getenv(doublesEnv))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -101,6 +103,7 @@ func startProgram(t *testing.T, env []string, program ...string) *process {
 // Ranks with a GPU each in several processes, with NCCL between them and the launcher's own
 // transport, or NCCL again, beside it: the bits of as many GPUs in one process.
 func TestNCCLBetweenProcesses(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	metrics := func(name string, under ...string) (string, []string) {
 		file := filepath.Join(dir, name+".jsonl")
@@ -139,6 +142,7 @@ func TestNCCLBetweenProcesses(t *testing.T) {
 
 // The same with two ranks in each process, sharded within a process and reduced across.
 func TestNCCLBetweenProcessesOfSeveralRanks(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	args := onGPUs(t, 4, tinyWith("--device", "cuda", "--seq", "8", "--steps", "1", "--shard-size", "2")...)
 	one, many := filepath.Join(dir, "one.jsonl"), filepath.Join(dir, "many.jsonl")

@@ -83,6 +83,7 @@ func inFolder(t *testing.T, dir string, args ...string) result {
 
 // The demo replaces its own checkpoints alone, once it has a whole new one.
 func TestTheDemoReplacesOnlyItsOwn(t *testing.T) {
+	t.Parallel()
 	work := t.TempDir()
 	demo := filepath.Join(work, "spillway-demo")
 	short := []string{"train", "--data-glob", "doc.go", "--seq", "16", "--accum", "1", "--steps"}

@@ -15,6 +15,7 @@ import (
 // that are open, never by a path: also in a job of two processes and by ckpt
 // reshard.
 func TestNothingIsChangedByPath(t *testing.T) {
+	t.Parallel()
 	if testing.Short() {
 		t.Skip("starts processes")
 	}

@@ -4,13 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -56,25 +54,12 @@ func TestMain(m *testing.M) {
 			signal.Notify(caught, s)
 		}
 	}
-	manyAtOnce()
+	ownworld.ManyAtOnce()
 	code := ownworld.Run(m)
 	if buildFolder != "" {
 		_ = os.RemoveAll(buildFolder)
 	}
 	os.Exit(code)
-}
-
-// manyAtOnce has more tests run in parallel than there are processors, unless the command line
-// says how many: most of those that do wait for a timeout, which takes no processor.
-func manyAtOnce() {
-	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if n := max(8, runtime.GOMAXPROCS(0)); !given {
-		if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
-			panic(err) // testing has the flag
-		}
-	}
 }
 
 // process is a started binary.
@@ -188,6 +173,7 @@ func newest(t *testing.T, dir string) (step int, folder string) {
 
 // Ctrl-C ends a run at a step's end with a checkpoint and status 130.
 func TestInterruptSavesAndExits130(t *testing.T) {
+	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		dir, metrics := t.TempDir(), filepath.Join(t.TempDir(), "m.jsonl")
 		p := start(t, tinyWith("--ranks", "2", "--checkpoint", dir, "--metrics", metrics, "--steps", "1000000")...)
@@ -248,6 +234,7 @@ func TestTimeoutExits3(t *testing.T) {
 
 // Ctrl-C before the first step ends the run as cleanly.
 func TestInterruptWhileInitializing(t *testing.T) {
+	t.Parallel()
 	p := start(t, "train", "--model", "gpt2", "--data", testdata+"/text.bin", "--steps", "1000000", "--batch", "1", "--seq", "8")
 	waitForSignals(t, p)
 	time.Sleep(300 * time.Millisecond) // in the middle, as a rule

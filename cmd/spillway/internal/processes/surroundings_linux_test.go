@@ -64,6 +64,7 @@ func TestFullOutputsEndNoRun(t *testing.T) {
 
 // Nobody who reads what a run tells, and no room for it, end no run.
 func TestNobodyReads(t *testing.T) {
+	t.Parallel()
 	for name, streams := range map[string]func() (stdout, stderr *os.File){
 		"full stdout": func() (*os.File, *os.File) { return full(t), nil },
 		"full stderr": func() (*os.File, *os.File) { return nil, full(t) },
@@ -207,6 +208,7 @@ func cpuTime(t *testing.T, pid int) (ticks int) {
 // A signal amid a step of a million micro-steps abandons it, in one process and in
 // several; the state of the step before is what --resume goes on from.
 func TestASignalAmidALongStep(t *testing.T) {
+	t.Parallel()
 	want := command(tinyWith("--ranks", "2")...)
 	require.Zero(t, want.status, want.stderr)
 	for name, with := range map[string]func(args ...string) []string{

@@ -122,7 +122,7 @@ func TestSurvivorsGoOn(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			ck := filepath.Join(dir, "ck")
-			line := outlived(t, c.rows, "--checkpoint", ck, "--save-every", "1", "--async-save", "off", "--timeout", "8s", "--min-ranks", strconv.Itoa(c.min))
+			line := outlived(t, c.rows, "--checkpoint", ck, "--save-every", "1", "--async-save", "off", "--timeout", "5s", "--min-ranks", strconv.Itoa(c.min))
 			ends := make([][]string, len(c.ends))
 			for i, how := range c.ends {
 				at := filepath.Join(ck, saved)
@@ -171,7 +171,7 @@ func TestSurvivorsGoOnTwice(t *testing.T) {
 	ck := filepath.Join(t.TempDir(), "ck")
 	dies := func(step string) []string { return []string{diesEnv + "=kill " + filepath.Join(ck, step)} }
 	list := torchrunEach(t, [][]string{{diesEnv + "=lives"}, dies("step-00000001"), dies("step-00000003")},
-		outlived(t, "6", "--checkpoint", ck, "--save-every", "1", "--async-save", "off", "--timeout", "8s", "--min-ranks", "1", "--metrics", filepath.Join(ck, "..", "m.jsonl"))...)
+		outlived(t, "6", "--checkpoint", ck, "--save-every", "1", "--async-save", "off", "--timeout", "5s", "--min-ranks", "1", "--metrics", filepath.Join(ck, "..", "m.jsonl"))...)
 	require.Zero(t, list[0].end(t), list[0].errs.String())
 	require.Equal(t, -1, list[1].end(t))
 	require.Equal(t, -1, list[2].end(t))

@@ -23,6 +23,7 @@ import (
 
 // A scrape is answered and its connection ends with it.
 func TestObserversAreNotKept(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	p := start(t, tinyWith("--steps", "1000000", "--metrics-addr", "0", "--checkpoint", filepath.Join(dir, "ck"))...)
 	var url string
@@ -85,6 +86,7 @@ series:
 // A run of two processes can be watched while it runs, and goes on when somebody
 // takes the folder of its curves away.
 func TestWatchingARun(t *testing.T) {
+	t.Parallel()
 	board := filepath.Join(t.TempDir(), "runs", "a")
 	p := start(t, launched(2, tinyWith("--steps", "1000000", "--metrics-addr", "127.0.0.1:0", "--tensorboard", board)...)...)
 	address := regexp.MustCompile(`metrics: (http://127\.0\.0\.1:\d+/metrics)`)
