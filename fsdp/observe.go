@@ -64,14 +64,6 @@ func (s *sharder) overStages(w *graph.Editor, loss graph.BufID) {
 	}
 }
 
-// leafLosses has the buffers of a loss that is summed leaf by leaf, one micro-batch on one rank
-// after another.
-type leafLosses struct {
-	leaf  graph.BufID // F64 (n), n as the model's loss has: this rank's of a micro-batch; NoBuf where losses go another way
-	ranks graph.BufID // F64 (n·W): all ranks', NoBuf of one rank
-	sum   graph.BufID // F64 (n): of the micro-batches so far, on every rank
-}
-
 // splitLoss makes the program's Loss the sum of the leaves, and gives the model another buffer
 // for the loss of one leaf.
 func (s *sharder) splitLoss() {

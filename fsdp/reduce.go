@@ -301,3 +301,33 @@ func ownPart(p *graph.Program, flat graph.BufID, unit, axis int) graph.BufID {
 	return p.AddBuffer(graph.Buffer{Name: f.Name + "/own", DType: f.DType, Shape: []int64{n}, Space: f.Space, Class: f.Class, Life: f.Life, Unit: unit,
 		View: &graph.View{Base: flat, RankStride: n * f.DType.Size(), Axis: axis}})
 }
+
+// eachMicroStep calls visit for the micro-step phases of every step section.
+func eachMicroStep(p *graph.Program, visit func(ph *graph.Phase)) {
+	for i := range p.Sections {
+		if p.Sections[i].Kind != graph.SectionStep {
+			continue
+		}
+		for j := range p.Sections[i].Phases {
+			if ph := &p.Sections[i].Phases[j]; ph.Kind == graph.MicroPhase {
+				visit(ph)
+			}
+		}
+	}
+}
+
+// leafSum is the output for leaves: the first leaf of a step is written, later ones are added.
+func leafSum(way *graph.Gradient, first bool) graph.Out {
+	if first {
+		return graph.Out{Buf: way.Home}
+	}
+	return graph.Out{Buf: way.Home, Mode: graph.Accum}
+}
+
+// squared returns the output that sums the leaves' squares; none if they are not summed.
+func squared(way *graph.Gradient) []graph.Out {
+	if way.Squares == graph.NoBuf {
+		return nil
+	}
+	return []graph.Out{{Buf: way.Squares, Mode: graph.Accum}}
+}

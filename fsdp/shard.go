@@ -92,91 +92,6 @@ func (o Options) validateShares(p *graph.Program) error {
 	return nil
 }
 
-// Shard lays out a program for the ranks of one mesh axis. p has a section "train" (one phase:
-// forward and backward of a micro-batch) and forward-only sections. The result has flat parameters
-// and states, whole or in shards, and a graph.Gradient for each trained unit. Its sections are
-// "init", "step" (its micro-steps) in every form that "train" has, the parts of "update", which a
-// later pass places (zero.Optimizer.Section), and the forward-only sections. Later passes add the
-// communication:
-//
-//	stage   after the last micro-step's backward of u      after the update of u
-//	        (Accumulate, Reduce)                           (here; stage 3: Unshard)
-//	0       all_reduce(grad/u)                             –
-//	1       reduce_scatter(grad/u) in place                all_gather(value/u) in place
-//	2       every micro-step: reduce_scatter → reduced/u   all_gather(value/u) in place
-//	3       as 2                                           –; all_gather before each stretch
-//
-// With Reproducible, sums go leaf by leaf at every stage (way.go), and an evaluation has as many
-// micro-batches as a step.
-//
-// Along a mesh's second axis ranks hold replicas (HSDP): the result of a shard group's reduction
-// is all-reduced over that axis once a step. Gathers and norms use only the shard axis.
-//
-// A unit with less than 256 elements a rank stays whole: every rank stores and updates it as at
-// stage 0, and it is never gathered. Its gradients are all-reduced as often as the stage reduces
-// other units' gradients, in the same order of summation.
-//
-// With one rank nothing is sharded: every stage equals stage 0 without collectives along the shard
-// axis.
-//
-// Parameters of 16 bits (package precision) get an f32 master in the shard. A section "refresh"
-// recomputes them from the master after the host has written it.
-func Shard(p *graph.Program, o Options) (*graph.Program, error) {
-	if err := o.Validate(p); err != nil {
-		return nil, err
-	}
-	if p.SectionOf(graph.SectionTrain, graph.FormWhole).Micro() == nil {
-		return nil, fmt.Errorf("fsdp: the program has no section \"train\" of one phase")
-	}
-	ranks := p.Mesh[o.Axis].Size
-	q, err := Flatten(splitRules(p, o.Optimizer), ranks, o.Int8Reduce || o.leaves(ranks))
-	if err != nil {
-		return nil, err
-	}
-	if ranks == 1 {
-		o.Stage = zero.Replicate
-	}
-	s := &sharder{p: q, o: o, ranks: ranks, replicas: 1, replicate: -1, units: make([]unitBufs, len(q.Units)), squares: graph.NoBuf}
-	if axis, _ := o.replicas(q); axis >= 0 {
-		if s.replicas = q.Mesh[axis].Size; s.replicas > 1 {
-			s.replicate = axis
-		}
-	}
-	if o.Noise && o.leaves(ranks) {
-		s.squares = q.AddBuffer(graph.Buffer{Name: "squares", DType: graph.I64, Shape: []int64{zero.ExactLimbs}, Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})
-	}
-	if err := s.allocate(); err != nil {
-		return nil, err
-	}
-	s.splitLoss()
-	s.sections()
-	return q, nil
-}
-
-// sections replaces the program's sections by those of a sharded run.
-func (s *sharder) sections() {
-	var sections []graph.Section
-	for _, sec := range []graph.Section{s.initSection(), s.refreshSection()} {
-		if len(sec.Phases[0].Ops) > 0 {
-			sections = append(sections, sec)
-		}
-	}
-	for i := range s.p.Sections {
-		sec := &s.p.Sections[i]
-		if sec.Kind == graph.SectionTrain {
-			sections = append(sections, s.stepSections(sec)...)
-			if sec.Form == graph.FormWhole {
-				if update := s.updateSection(); len(update.Phases) > 0 {
-					sections = append(sections, update)
-				}
-			}
-			continue
-		}
-		sections = append(sections, s.forwardSection(sec))
-	}
-	s.p.Sections = sections
-}
-
 type unitBufs struct {
 	value      graph.BufID // the whole value, as in the package's note
 	valueShard graph.BufID // the rank's own part of value
@@ -242,43 +157,6 @@ func newOp(kind graph.Kind, name string, stream graph.StreamID, pass graph.Pass,
 
 func (s *sharder) group() graph.GroupAttr { return graph.GroupAttr{Axis: s.o.Axis} }
 
-// stepSections expands a micro-batch into the sections of a step in the same form. Shapes that
-// differ only in how often a phase repeats share one section.
-func (s *sharder) stepSections(train *graph.Section) []graph.Section {
-	own := graph.Program{Sections: []graph.Section{s.stepSection(train, graph.StepShape{Rounds: s.o.Accum, Shares: s.o.Shares})}}
-	for _, shape := range s.o.Shapes {
-		if sec, _ := own.StepOf(train.Form, shape); sec == nil {
-			sec := s.stepSection(train, shape)
-			sec.Name += "-" + strconv.Itoa(len(own.Sections)+1)
-			own.Sections = append(own.Sections, sec)
-		}
-	}
-	return own.Sections
-}
-
-// stepSection expands a micro-batch into the phases of a step of one shape.
-func (s *sharder) stepSection(train *graph.Section, shape graph.StepShape) graph.Section {
-	sec := graph.NewSection(graph.SectionStep, train.Form)
-	sec.Shares = shape.Shares
-	phase := func(name string, round, repeat int, first, last bool) {
-		ph := graph.Phase{Name: name, Kind: graph.MicroPhase, First: first, Last: last, Repeat: repeat, Round: round, Ops: train.Phases[0].Ops}
-		s.observeLoss(&ph, first, last)
-		s.observeSquares(&ph, first, last)
-		sec.Phases = append(sec.Phases, ph)
-	}
-	k := shape.Rounds
-	if k == 1 || s.o.InLayers {
-		phase("only", 0, 1, true, true)
-		return sec
-	}
-	phase("first", 0, 1, true, false)
-	for name, round := range runs(shape.Shares, "middle", 1, k-1) {
-		phase(name, round.first, round.repeat, false, false)
-	}
-	phase("last", k-1, 1, false, true)
-	return sec
-}
-
 // rounds are consecutive rounds in which the same ranks have a micro-batch.
 type rounds struct{ first, repeat int }
 
@@ -303,41 +181,51 @@ func runs(shares []int, name string, from, to int) iter.Seq2[string, rounds] {
 	}
 }
 
-// updateSection returns the update of all trained units as a section of parts, which the pass
-// that decides where they run moves into the step. It is empty if nothing is trained.
-func (s *sharder) updateSection() graph.Section {
-	var targets []zero.Target
-	for u := range s.p.Units {
-		b := s.units[u]
-		way := s.p.Units[u].Grad
-		if way == nil {
+// validateInt8 returns an error if the options ask to quantise what cannot be quantised.
+func (o Options) validateInt8(p *graph.Program) error {
+	if o.Int8Gather && o.Optimizer.BF16 {
+		return fmt.Errorf("fsdp: a quantised gather needs masters, and states in bf16 have none")
+	}
+	for i := range p.Params {
+		q := &p.Params[i]
+		if o.Int8Gather && !q.Frozen && p.Buf(q.Value).DType == graph.F32 {
+			return fmt.Errorf("fsdp: parameter %q is f32, and a quantised gather needs a master beside what the model computes with", q.Name)
+		}
+	}
+	return nil
+}
+
+// leafLosses has the buffers of a loss that is summed leaf by leaf, one micro-batch on one rank
+// after another.
+type leafLosses struct {
+	leaf  graph.BufID // F64 (n), n as the model's loss has: this rank's of a micro-batch; NoBuf where losses go another way
+	ranks graph.BufID // F64 (n·W): all ranks', NoBuf of one rank
+	sum   graph.BufID // F64 (n): of the micro-batches so far, on every rank
+}
+
+// share returns how many of unit u's elements a rank holds, as the mean over ranks. It is rounded
+// up along the running sum over units, so that the units of a class add up to ⌈Ψ/N⌉, the ZeRO
+// formula for the whole model. If each were rounded up separately, the sum would be larger by up
+// to an element a unit.
+func (s *sharder) share(u int, class graph.Class) int64 {
+	var before int64
+	for v := range u {
+		// All units have parameters; only trained units have gradients and states.
+		if whole(&s.p.Units[v], s.ranks) {
 			continue
 		}
-		t := zero.Target{Unit: u, Name: s.p.Units[u].Name, Shard: s.part(u, s.stage(u).ShardsStates()), Grad: way.Update, Value: b.valueShard, States: b.states, Scales: b.scales, Low: graph.NoBuf}
-		if b.master != graph.NoBuf {
-			t.Value, t.Low = b.master, b.valueShard
+		if class == graph.Parameters || !s.p.Units[v].Frozen {
+			before += usedElems(&s.p.Units[v])
 		}
-		switch {
-		case s.stage(u).ShardsParams():
-		case s.o.Int8Gather:
-			t.After = s.wholeAgain(u)
-		case s.stage(u).ShardsStates():
-			t.After = []graph.Op{newOp(graph.AllGather, t.Name+"/all_gather", graph.Comm, graph.Update, u,
-				[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group())}
-		}
-		targets = append(targets, t)
 	}
-	if len(targets) == 0 {
-		return graph.Section{}
-	}
-	sec := s.o.Optimizer.Section(s.p, targets, s.o.Clip)
-	ph := graph.Phase{Name: "out", Kind: graph.UpdateOut, Repeat: 1}
-	w := graph.NewEditor(&ph)
-	if host := s.p.Port(graph.PortGradNorm); host != graph.NoBuf {
-		w.Append(graph.NewCopy("grad_norm/out", s.p.GradNorm, host, graph.CopyOut, graph.Update, -1))
-	}
-	s.observeScale(w)
-	w.Commit()
-	sec.Phases = append(sec.Phases, ph)
-	return sec
+	ceil := func(n int64) int64 { return (n + int64(s.ranks) - 1) / int64(s.ranks) }
+	return ceil(before+usedElems(&s.p.Units[u])) - ceil(before)
 }
+
+// own returns a view of the rank's own part of a whole flat buffer.
+func (s *sharder) own(flat graph.BufID, u int) graph.BufID {
+	return ownPart(s.p, flat, u, s.o.Axis)
+}
+
+// leaves says whether gradients are summed leaf by leaf. With a single leaf there is no sum.
+func (o Options) leaves(shards int) bool { return o.Reproducible && o.Accum*shards > 1 }

@@ -102,30 +102,6 @@ func (s *sharder) addState(name string, u int) (buf, scales graph.BufID, err err
 	return s.p.AddQuantized(b, graph.QuantBlock)
 }
 
-// share returns how many of unit u's elements a rank holds, as the mean over ranks. It is rounded
-// up along the running sum over units, so that the units of a class add up to ⌈Ψ/N⌉, the ZeRO
-// formula for the whole model. If each were rounded up separately, the sum would be larger by up
-// to an element a unit.
-func (s *sharder) share(u int, class graph.Class) int64 {
-	var before int64
-	for v := range u {
-		// All units have parameters; only trained units have gradients and states.
-		if whole(&s.p.Units[v], s.ranks) {
-			continue
-		}
-		if class == graph.Parameters || !s.p.Units[v].Frozen {
-			before += usedElems(&s.p.Units[v])
-		}
-	}
-	ceil := func(n int64) int64 { return (n + int64(s.ranks) - 1) / int64(s.ranks) }
-	return ceil(before+usedElems(&s.p.Units[u])) - ceil(before)
-}
-
-// own returns a view of the rank's own part of a whole flat buffer.
-func (s *sharder) own(flat graph.BufID, u int) graph.BufID {
-	return ownPart(s.p, flat, u, s.o.Axis)
-}
-
 // allocateMaster adds the f32 master of a unit's 16-bit parameters. The host initialises, loads
 // and saves it.
 func (s *sharder) allocateMaster(u int, b *unitBufs) {

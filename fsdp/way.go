@@ -50,9 +50,6 @@ func (o Options) each(shards int) bool {
 	return o.Accum > 1 && !o.InLayers && o.Stage.ShardsGrads()
 }
 
-// leaves says whether gradients are summed leaf by leaf. With a single leaf there is no sum.
-func (o Options) leaves(shards int) bool { return o.Reproducible && o.Accum*shards > 1 }
-
 // way makes the graph.Gradient of a unit and its buffers. whole is the buffer that the backward
 // writes.
 func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradient, error) {

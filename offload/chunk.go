@@ -102,11 +102,6 @@ func (r *rewriter) chunksOf(op *graph.Op) (parts []graph.Op) {
 	return parts
 }
 
-type pieceKey struct {
-	id       graph.BufID
-	at, size int64
-}
-
 // piece returns the view of elements [at, at+size) of a flat buffer.
 func (r *rewriter) piece(id graph.BufID, at, size int64) graph.BufID {
 	key := pieceKey{id, at, size}

@@ -2,6 +2,7 @@ package offload
 
 import (
 	"slices"
+	"sort"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -58,10 +59,6 @@ type coherence struct {
 type closing struct {
 	part extent
 	at   int
-}
-
-func effects(op *graph.Op, root func(graph.BufID) graph.BufID, visit func(root graph.BufID, e graph.Effect)) {
-	graph.Effects(op, func(e graph.Effect) { visit(root(e.Buf), e) })
 }
 
 // collect decides where each operation runs and finds the stretches.
@@ -405,4 +402,13 @@ func (s spans) covers(lo, hi int64) bool {
 		}
 	}
 	return false
+}
+
+func sortStretches(list []*stretch) {
+	sort.SliceStable(list, func(i, j int) bool {
+		if list[i].first != list[j].first {
+			return list[i].first < list[j].first
+		}
+		return list[i].unit < list[j].unit
+	})
 }

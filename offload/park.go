@@ -10,12 +10,6 @@ import (
 // pays: norm statistics stay on the device.
 const smallest = 1.0 / 32
 
-// parking has the buffers through which an activation is parked, and the one that later uses read.
-type parking struct {
-	stops   []graph.BufID // from the device to its place and back: [host] or [bounce out, disk, bounce in]
-	fetched graph.BufID
-}
-
 // park copies activations that stay unused for long to host memory (or through it to disk) after
 // the last use before that time, and back into a new buffer before the next use:
 //

@@ -2,55 +2,12 @@ package offload
 
 import (
 	"fmt"
-	"sort"
+	"slices"
+	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/nearest"
 )
-
-// Rewrite moves the classes that o names to host memory or disk. It inserts the copies that keep
-// every operation's operands in its own space, and places the update where it then runs
-// (update.go). The program must be sharded and not yet scheduled.
-//
-// A LifeRun buffer of a moved class gets its home in that space. Operations stay on the device,
-// except these, which run on the host: updates of units whose optimizer states are off the
-// device, sums of squares of gradients that are off the device (the norm is computed where the
-// gradient is), and fills of buffers that are off the device. With each operation's space fixed,
-// a copy protocol like that of a cache inserts the copies: see coherence.go. Activations are
-// parked: see park.go.
-func Rewrite(p *graph.Program, o Options) (*graph.Program, error) {
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
-	q := p.Clone()
-	r := &rewriter{p: q, o: o, located: make([]located, 0, 2*len(q.Buffers)), hostUnits: map[int]bool{},
-		mirrors: map[mirrorKey]graph.BufID{}, views: map[viewKey]graph.BufID{}, parked: map[graph.BufID]*parking{}, pieces: map[pieceKey]graph.BufID{}, stays: map[graph.BufID]bool{}}
-	if !o.Active() {
-		r.placeUpdate()
-		return q, nil
-	}
-	if err := r.checkNames(); err != nil {
-		return nil, err
-	}
-	r.classify()
-	r.chooseHomes()
-	r.placeUpdate()
-	r.settle()
-	var elems int64
-	largest := make([]int64, len(q.Units))
-	for id, m := range r.members {
-		if m.kind < numKinds {
-			largest[m.unit] = max(largest[m.unit], q.Buffers[id].Elems())
-		}
-	}
-	for _, n := range largest {
-		elems += n
-	}
-	r.chunk = o.chunk(elems)
-	for i := range q.Sections {
-		r.section(&q.Sections[i])
-	}
-	return q, nil
-}
 
 // kind is the kind of a unit's flat buffer: values, grads or states.
 type kind uint8
@@ -205,58 +162,6 @@ func (r *rewriter) onHost(op *graph.Op) bool {
 	return false
 }
 
-func (r *rewriter) section(sec *graph.Section) {
-	slots := make([][]int, len(sec.Phases))
-	for j := range sec.Phases {
-		slots[j] = r.split(&sec.Phases[j])
-	}
-	before := append([]graph.Phase(nil), sec.Phases...) // the phases before any insertion
-	index := r.usesAway(before)
-	for j := range sec.Phases {
-		ph := &sec.Phases[j]
-		w := newWeave(ph)
-		name := sec.Name
-		if sec.Kind == graph.SectionFlush {
-			name = graph.SectionStep.String() // the same updates as in the step use its mirrors
-		}
-		c := &coherence{r: r, w: w, sec: name, phases: before, index: index, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
-		c.collect()
-		c.run()
-		if r.o.parks() {
-			r.park(w)
-		}
-		w.commit(min(r.o.Ahead, 1) + 1)
-	}
-}
-
-// usesAway lists, by phase and root, the operations that use a buffer which is not on the device, or which
-// an operation on the host uses: no other needs copies.
-func (r *rewriter) usesAway(phases []graph.Phase) [][][]int {
-	away := make([]bool, len(r.p.Buffers))
-	for id := range away {
-		away[id] = r.p.Buffers[id].Space != graph.Device
-	}
-	for j := range phases {
-		for i := range phases[j].Ops {
-			if op := &phases[j].Ops[i]; r.onHost(op) {
-				effects(op, r.root, func(root graph.BufID, _ graph.Effect) { away[root] = true })
-			}
-		}
-	}
-	index := make([][][]int, len(phases))
-	for j := range phases {
-		index[j] = make([][]int, len(away))
-		for i := range phases[j].Ops {
-			effects(&phases[j].Ops[i], r.root, func(root graph.BufID, _ graph.Effect) {
-				if list := index[j][root]; away[root] && (len(list) == 0 || list[len(list)-1] != i) {
-					index[j][root] = append(list, i)
-				}
-			})
-		}
-	}
-	return index
-}
-
 // transfer returns a copy between two neighbouring spaces, on the stream for its direction.
 func (w *weave) transfer(p *graph.Program, what string, from, to graph.BufID, pass graph.Pass, unit int) graph.Op {
 	a, b := p.Buf(from).Space, p.Buf(to).Space
@@ -328,7 +233,7 @@ func (r *rewriter) mirror(key mirrorKey) graph.BufID {
 func (r *rewriter) in(id, mirror, part graph.BufID) graph.BufID {
 	at, from := r.place(id), r.place(part)
 	m, b := r.p.Buf(mirror), r.p.Buf(id)
-	if at == from && sameShape(m.Shape, b.Shape) && m.DType == b.DType {
+	if at == from && slices.Equal(m.Shape, b.Shape) && m.DType == b.DType {
 		return mirror
 	}
 	key := viewKey{id, mirror}
@@ -356,23 +261,43 @@ type extent struct {
 	axis              int
 }
 
-func sameShape(a, b []int64) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
+func effects(op *graph.Op, root func(graph.BufID) graph.BufID, visit func(root graph.BufID, e graph.Effect)) {
+	graph.Effects(op, func(e graph.Effect) { visit(root(e.Buf), e) })
 }
 
-func sortStretches(list []*stretch) {
-	sort.SliceStable(list, func(i, j int) bool {
-		if list[i].first != list[j].first {
-			return list[i].first < list[j].first
+type pieceKey struct {
+	id       graph.BufID
+	at, size int64
+}
+
+// parking has the buffers through which an activation is parked, and the one that later uses read.
+type parking struct {
+	stops   []graph.BufID // from the device to its place and back: [host] or [bounce out, disk, bounce in]
+	fetched graph.BufID
+}
+
+// checkNames returns an error if a pattern matches no activation of the program. It runs before
+// the program is changed.
+func (r *rewriter) checkNames() error {
+	for _, p := range r.o.parts(graph.Activations) {
+		for _, pattern := range p.Buffers {
+			found := false
+			var names []string
+			for id := range r.p.Buffers {
+				b := &r.p.Buffers[id]
+				if b.Class != graph.Activations || b.Life != graph.LifePhase || b.View != nil {
+					continue
+				}
+				if ok, _ := graph.MatchName(pattern, b.Name); ok {
+					found = true
+					break
+				}
+				names = append(names, b.Name)
+			}
+			if !found {
+				return fmt.Errorf("offload: no activation matches %.80q; the nearest are %s; spillway plan lists the largest by name", pattern, strings.Join(nearest.Patterns(pattern, names, 3), ", "))
+			}
 		}
-		return list[i].unit < list[j].unit
-	})
+	}
+	return nil
 }

@@ -323,21 +323,6 @@ func sharedByBlocks(p *graph.Program) (names []string) {
 	return names
 }
 
-// usedTwice returns sharedByBlocks of the program to train, in layer order; nil otherwise.
-func usedTwice(fwd Forward, cfg Config) ([]string, error) {
-	if !cfg.inLayers() || cfg.Pipeline > 1 {
-		return nil, nil
-	}
-	trained, err := freeze(fwd.Train, cfg.Freeze)
-	if err == nil {
-		trained, err = adapt(trained, cfg)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return sharedByBlocks(trained), nil
-}
-
 // layers is the pass "layers".
 func layers(p *graph.Program, s *Spec) (*graph.Program, error) {
 	switch {
@@ -348,10 +333,6 @@ func layers(p *graph.Program, s *Spec) (*graph.Program, error) {
 	}
 	return layerOrder(p, s.Accum, s.Reproducible)
 }
-
-// inLayers says whether several micro-batches are in a phase: in layer order, or in the turns of
-// a pipeline's stages.
-func (c Config) inLayers() bool { return (c.LayerOrder || c.Pipeline > 1) && c.Accum > 1 }
 
 // OwnSums says in words which gradients of a plan in layer order have other bits than in
 // stages 0 and 1 in micro order; "" if none has.

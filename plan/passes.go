@@ -13,12 +13,6 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// Spec is the input of the passes besides the program.
-type Spec struct {
-	Config
-	Forward Forward
-}
-
 // pass is one rewrite, a function from program to program. It does not change its input,
 // unless takesOver is set. needs and gives are properties that the program must have before
 // and after the pass. They are checked in every run, and the program's structure too.
@@ -366,4 +360,19 @@ func merge(p *graph.Program, s *Spec) (*graph.Program, error) {
 		}
 	}
 	return q, nil
+}
+
+// usedTwice returns sharedByBlocks of the program to train, in layer order; nil otherwise.
+func usedTwice(fwd Forward, cfg Config) ([]string, error) {
+	if !cfg.inLayers() || cfg.Pipeline > 1 {
+		return nil, nil
+	}
+	trained, err := freeze(fwd.Train, cfg.Freeze)
+	if err == nil {
+		trained, err = adapt(trained, cfg)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return sharedByBlocks(trained), nil
 }

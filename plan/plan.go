@@ -333,3 +333,39 @@ func OpCommBytes(p *graph.Program, op *graph.Op) int64 {
 
 // Hash returns the SHA-256 of the program's text form. All ranks of a job must have the same.
 func (p *Plan) Hash() string { return graph.Hash(p.Program) }
+
+// Spec is the input of the passes besides the program.
+type Spec struct {
+	Config
+	Forward Forward
+}
+
+// Role is what the ranks of one stage of a pipeline run, and where its buffers lie. Without a
+// pipeline there is one, the plan's program.
+type Role struct {
+	Program   *graph.Program
+	Layout    *memplan.Layout
+	CommBytes int64 // bytes that a rank sends in a step (Plan.CommBytes)
+
+	ids      []graph.BufID     // see Own; nil: the plan's
+	analysis *memplan.Analysis // until it has a layout; nil: not made yet
+}
+
+// Own returns the ID in the role's program of a buffer of the plan's program, NoBuf if the role
+// does not use it.
+func (r *Role) Own(id graph.BufID) graph.BufID {
+	switch {
+	case r.ids == nil:
+		return id
+	case id < 0 || int(id) >= len(r.ids):
+		return graph.NoBuf
+	}
+	return r.ids[id]
+}
+
+// stages returns the number of roles.
+func (c Config) stages() int { return max(c.Pipeline, 1) }
+
+// inLayers says whether several micro-batches are in a phase: in layer order, or in the turns of
+// a pipeline's stages.
+func (c Config) inLayers() bool { return (c.LayerOrder || c.Pipeline > 1) && c.Accum > 1 }

@@ -10,32 +10,6 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// Role is what the ranks of one stage of a pipeline run, and where its buffers lie. Without a
-// pipeline there is one, the plan's program.
-type Role struct {
-	Program   *graph.Program
-	Layout    *memplan.Layout
-	CommBytes int64 // bytes that a rank sends in a step (Plan.CommBytes)
-
-	ids      []graph.BufID     // see Own; nil: the plan's
-	analysis *memplan.Analysis // until it has a layout; nil: not made yet
-}
-
-// Own returns the ID in the role's program of a buffer of the plan's program, NoBuf if the role
-// does not use it.
-func (r *Role) Own(id graph.BufID) graph.BufID {
-	switch {
-	case r.ids == nil:
-		return id
-	case id < 0 || int(id) >= len(r.ids):
-		return graph.NoBuf
-	}
-	return r.ids[id]
-}
-
-// stages returns the number of roles.
-func (c Config) stages() int { return max(c.Pipeline, 1) }
-
 // ready validates the configuration and divides layers over its stages by the predicted time of
 // their operations, forward and backward.
 func (sh *Shared) ready(fwd Forward, c Config) (Config, error) {

@@ -234,3 +234,67 @@ func (f *Forecast) epilogueNotes() (notes []string) {
 	}
 	return notes
 }
+
+// AutoText says what "auto" chose, for a person; "" for nil.
+func AutoText(c *search.Chosen) string {
+	if c == nil {
+		return ""
+	}
+	switch c.Outcome {
+	case search.NoCap:
+		return "nothing is computed again: there is no cap on device memory (Config.DeviceMemory)"
+	case search.Nothing:
+		return fmt.Sprintf("nothing needs to be computed again: %s of the cap of %s", plan.Bytes(c.Need), plan.Bytes(c.Capacity))
+	case search.NotEnough:
+		return "everything is computed again, and that alone does not make it fit"
+	case search.Everything:
+		return "everything is computed again: with less it does not fit"
+	}
+	return fmt.Sprintf("%d of %d activations are computed again (%s), for %+.1f %% of the predicted step: Config.Recompute %s", c.Buffers, c.AllBuffers, plan.Bytes(c.Bytes),
+		100*(c.Slower-1), quote(c.Recompute.String()))
+}
+
+// Shortfall says what a plan that does not fit needs of every capped space, and
+// what is the most of it.
+func Shortfall(f *Forecast) string {
+	var parts []string
+	for sp := range graph.NumSpaces {
+		limit, use := f.Plan.Config.Capacity[sp], &f.Plan.Layout.Spaces[sp]
+		if limit == 0 {
+			continue
+		}
+		outside := ""
+		if n := f.Plan.Config.Outside[sp]; n > 0 {
+			outside = " and " + plan.Bytes(n) + " outside its arena"
+		}
+		text := fmt.Sprintf("needs %s of %s memory%s of the cap of %s", plan.Bytes(use.Peak), sp, outside, plan.Bytes(limit))
+		if use.Peak+f.Plan.Config.Outside[sp] > limit {
+			by := most(use.ByClass[:]) + " at " + use.PeakAt
+			if n := f.Plan.Config.Outside[sp]; n > use.Peak {
+				by = mostOutside(&f.Config, sp, n, f.Plan.Config.Staging)
+			}
+			text += fmt.Sprintf(" (bound by %s)", by)
+		}
+		parts = append(parts, text)
+	}
+	return strings.Join(parts, ", ")
+}
+
+// most names the class with the most bytes.
+func most(byClass []int64) string {
+	best := 0
+	for c, n := range byClass {
+		if n > byClass[best] {
+			best = c
+		}
+	}
+	return fmt.Sprintf("%s of %s", plan.Bytes(byClass[best]), graph.Class(best))
+}
+
+// quote writes a value as a shell takes it.
+func quote(v string) string {
+	if v == "" || strings.ContainsAny(v, "*?[{;&|<>() $`\"\\'\n\t#~!") {
+		return "'" + strings.ReplaceAll(v, "'", `'\''`) + "'"
+	}
+	return v
+}

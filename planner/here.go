@@ -8,17 +8,8 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/hostmem"
 	"github.com/spillway-ml/spillway/plan"
 )
-
-// MachineOf is the memory that a run's arenas come out of where it is scarcest.
-func MachineOf(c *config.Config) config.HostMemory {
-	if p := c.Processes(); p != nil {
-		return p.Memory(c.LocalRanks)
-	}
-	return config.HostMemory{Bytes: hostmem.Machine(), Ranks: c.Ranks}
-}
 
 // inMachine lists the spaces whose arenas lie in the machine's own memory.
 func inMachine(c *config.Config) []graph.Space {

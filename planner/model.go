@@ -3,11 +3,13 @@ package planner
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/data/token"
@@ -165,4 +167,56 @@ func (m *Model) OpenTokenizer(path string) (token.Tokenizer, error) {
 		}
 		return m.saved.Read(name)
 	})
+}
+
+// TokenizerFile is the name of a tokenizer beside a config.json.
+const TokenizerFile = "tokenizer.json"
+
+// ModelConfig reads the model's shape: from the folder name, if it holds a
+// config.json or checkpoints, or else from the preset of that name.
+func ModelConfig(name string) (model.Config, error) {
+	_, err := presetConfig(name)
+	if err != nil { // a preset is not taken for a folder of checkpoints of its name
+		m, err := OpenModel(context.Background(), name, model.ConfigFile)
+		if err != nil {
+			return model.Config{}, fmt.Errorf("Config.Model %s: %w", name, err)
+		}
+		if m.saved != nil {
+			h, err := m.Config()
+			return h, errors.Join(err, m.Close())
+		}
+		if a, err := OpenAdapter(name); err != nil {
+			return model.Config{}, fmt.Errorf("Config.Model %s: %w", name, err)
+		} else if a != nil {
+			return ModelConfig(a.Base)
+		}
+	}
+	_, err = os.Stat(filepath.Join(name, model.ConfigFile))
+	if isFolder(name) && (err == nil || strings.ContainsAny(name, `/\`)) {
+		c, err := ReadConfig(name)
+		if err != nil {
+			return c, fmt.Errorf("Config.Model %s: %w", name, err)
+		}
+		return c, nil
+	}
+	if strings.ContainsAny(name, `/\`) {
+		err := fmt.Errorf("Config.Model %s: no such folder", name)
+		if near := model.NearestPreset(name[strings.LastIndexAny(name, `/\`)+1:]); near != "" {
+			err = fmt.Errorf("%w; nothing is downloaded: give a folder with its config.json, or for a plan or training from scratch the nearest preset, %s", err, near)
+		}
+		return model.Config{}, err
+	}
+	c, err := presetConfig(name)
+	if err != nil && isFolder(name) {
+		return c, fmt.Errorf("Config.Model %s: the folder has no %s, and no checkpoint", name, model.ConfigFile)
+	}
+	return c, err
+}
+
+func presetConfig(name string) (model.Config, error) {
+	p, err := model.LookupPreset(name)
+	if err != nil {
+		return model.Config{}, fmt.Errorf("Config.Model: %w", err)
+	}
+	return p.Config, nil
 }

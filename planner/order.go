@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
@@ -74,33 +73,4 @@ func difference(n int64) string {
 		return "−" + plan.Bytes(-n)
 	}
 	return "+" + plan.Bytes(n)
-}
-
-// stagingBytes is the most of a rank's host memory, outside its arena, in which parts of
-// other ranks land while they are added, where no memory is shared: two chunks from each.
-func stagingBytes(p *graph.Program) (most int64) {
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			for k := range p.Sections[i].Phases[j].Ops {
-				op := &p.Sections[i].Phases[j].Ops[k]
-				id := graph.NoBuf
-				switch op.Kind {
-				case graph.ReduceScatter:
-					id = op.In[0]
-				case graph.AllReduce:
-					id = op.Out[0].Buf
-				default:
-					continue
-				}
-				n := int64(p.WorldSize())
-				if axis := op.Attr.(graph.GroupAttr).Axis; axis >= 0 {
-					n = int64(p.Mesh[axis].Size)
-				}
-				if n > 1 {
-					most = max(most, 2*min(n*comm.ChunkBytes, p.Buf(id).Bytes()))
-				}
-			}
-		}
-	}
-	return most
 }

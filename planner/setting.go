@@ -104,11 +104,3 @@ func Shell(args []string) string {
 	}
 	return strings.Join(words, " ")
 }
-
-// quote writes a value as a shell takes it.
-func quote(v string) string {
-	if v == "" || strings.ContainsAny(v, "*?[{;&|<>() $`\"\\'\n\t#~!") {
-		return "'" + strings.ReplaceAll(v, "'", `'\''`) + "'"
-	}
-	return v
-}

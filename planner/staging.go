@@ -7,6 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/hostmem"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
 )
@@ -54,4 +55,12 @@ func hostRoom(c *config.Config, p *plan.Plan) int64 {
 		room = min(room, machine.Share()-host)
 	}
 	return room
+}
+
+// MachineOf is the memory that a run's arenas come out of where it is scarcest.
+func MachineOf(c *config.Config) config.HostMemory {
+	if p := c.Processes(); p != nil {
+		return p.Memory(c.LocalRanks)
+	}
+	return config.HostMemory{Bytes: hostmem.Machine(), Ranks: c.Ranks}
 }

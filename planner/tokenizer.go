@@ -8,9 +8,6 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// TokenizerFile is the name of a tokenizer beside a config.json.
-const TokenizerFile = "tokenizer.json"
-
 // gpt2Vocab is the vocabulary of GPT-2's tokenizer.
 const gpt2Vocab = 50257
 

@@ -24,10 +24,6 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// stopGrace is how long ranks have to stop after the job was aborted. A rank in a kernel that never
-// returns does not stop and is abandoned.
-const stopGrace = 5 * time.Second
-
 // Ranks are the ranks that this process drives: its own, and on the leader those of other
 // processes. Its methods must be called from one goroutine.
 type Ranks struct {

@@ -434,3 +434,7 @@ func (r *remote) Close() error {
 	}
 	return errors.Join(err, r.closed())
 }
+
+// stopGrace is how long ranks have to stop after the job was aborted. A rank in a kernel that never
+// returns does not stop and is abandoned.
+const stopGrace = 5 * time.Second

@@ -17,24 +17,6 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// Saved returns a state's name in checkpoints: that of the parameters is "model".
-func Saved(state string) string {
-	if state == valueState {
-		return checkpoint.ModelState
-	}
-	return state
-}
-
-const valueState = "value"
-
-// loaded is the inverse of Saved.
-func loaded(state string) string {
-	if state == checkpoint.ModelState {
-		return valueState
-	}
-	return state
-}
-
 // piece is an extent of a checkpoint, and its place in the buffers of its rank.
 type piece struct {
 	checkpoint.Extent

@@ -1,51 +1,13 @@
 package bench
 
 import (
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
-	"github.com/spillway-ml/spillway/comm/algorithm"
 	"github.com/spillway-ml/spillway/device/cpu"
 )
-
-// parseAlgorithms reads the algorithms that bench comm measures.
-func parseAlgorithms(list string) (names []algo.Name, err error) {
-	if strings.EqualFold(list, "all") {
-		return algorithm.Names[1:], nil
-	}
-	for s := range strings.SplitSeq(list, ",") {
-		a, err := algorithm.Parse(strings.TrimSpace(s))
-		if err != nil {
-			return nil, fmt.Errorf("--collectives %w, or all", err)
-		}
-		if !slices.Contains(names, a) {
-			names = append(names, a)
-		}
-	}
-	return names, nil
-}
-
-var measured = []comm.Op{comm.AllReduce, comm.ReduceScatter, comm.AllGather, comm.Broadcast, comm.AllToAll}
-
-// parseOperation reads which operation bench comm measures; all for none.
-func parseOperation(name string) ([]comm.Op, error) {
-	if name == "" {
-		return measured, nil
-	}
-	op := comm.Op(strings.ToLower(name))
-	if !slices.Contains(measured, op) {
-		return nil, fmt.Errorf("--operation %.80q: want all_reduce, reduce_scatter, all_gather, broadcast or all_to_all", name)
-	}
-	return []comm.Op{op}, nil
-}
-
-// runsOf is how often a collective on so many bytes runs for one measurement: the same
-// on every rank.
-func runsOf(bytes int64) int { return int(min(max((16<<20)/max(bytes, 1), 1), 100)) }
 
 // all measures every collective on a buffer of some bytes, by every algorithm that it
 // has, beside the MPI library's own.

@@ -18,6 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/jobs"
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/algo"
+	"github.com/spillway-ml/spillway/comm/algorithm"
 	"github.com/spillway-ml/spillway/comm/inproc"
 	"github.com/spillway-ml/spillway/comm/mpi"
 	"github.com/spillway-ml/spillway/comm/shm"
@@ -234,24 +235,6 @@ func (b *commBench) join(p *jobs.Place) (w *benchWorld, err error) {
 	return w, err
 }
 
-// CommRow is a measurement.
-type CommRow struct {
-	Transport  string    `json:"transport"`
-	Ranks      int       `json:"ranks"`
-	Op         comm.Op   `json:"op"`
-	Algorithm  algo.Name `json:"algorithm"`
-	Bytes      int64     `json:"bytes"`            // of the whole buffer
-	Seconds    float64   `json:"seconds"`          // the median of several runs of one operation after the other
-	BytesPerS  float64   `json:"bytes_per_s"`      // Bytes over Seconds
-	Bound      float64   `json:"bound_seconds"`    // by memory, with all ranks on one host; 0: not known
-	CopyPerS   float64   `json:"copy_bytes_per_s"` // read and written, all ranks at once
-	Operations int       `json:"operations"`
-	Reckoned   float64   `json:"reckoned_seconds"`       // by algo.Cluster
-	Peer       float64   `json:"peer_seconds,omitempty"` // of the MPI library's own, in turn with it
-
-	perHost int // neighbours that share a host
-}
-
 const smallestBuffer = 1 << 10
 
 // run measures on every rank of this process at once, and returns the rows of the
@@ -460,3 +443,38 @@ func (b *commBench) report(out io.Writer, rows []CommRow) error {
 }
 
 func micros(seconds float64) string { return fmt.Sprintf("%.1f µs", seconds*1e6) }
+
+// parseAlgorithms reads the algorithms that bench comm measures.
+func parseAlgorithms(list string) (names []algo.Name, err error) {
+	if strings.EqualFold(list, "all") {
+		return algorithm.Names[1:], nil
+	}
+	for s := range strings.SplitSeq(list, ",") {
+		a, err := algorithm.Parse(strings.TrimSpace(s))
+		if err != nil {
+			return nil, fmt.Errorf("--collectives %w, or all", err)
+		}
+		if !slices.Contains(names, a) {
+			names = append(names, a)
+		}
+	}
+	return names, nil
+}
+
+// parseOperation reads which operation bench comm measures; all for none.
+func parseOperation(name string) ([]comm.Op, error) {
+	if name == "" {
+		return measured, nil
+	}
+	op := comm.Op(strings.ToLower(name))
+	if !slices.Contains(measured, op) {
+		return nil, fmt.Errorf("--operation %.80q: want all_reduce, reduce_scatter, all_gather, broadcast or all_to_all", name)
+	}
+	return []comm.Op{op}, nil
+}
+
+// runsOf is how often a collective on so many bytes runs for one measurement: the same
+// on every rank.
+func runsOf(bytes int64) int { return int(min(max((16<<20)/max(bytes, 1), 1), 100)) }
+
+var measured = []comm.Op{comm.AllReduce, comm.ReduceScatter, comm.AllGather, comm.Broadcast, comm.AllToAll}

@@ -133,3 +133,30 @@ func (r *report) remarks() (lines []string) {
 	lines = append(lines, r.notes...)
 	return append(lines, "Predicted times: "+r.machine.Rates+".")
 }
+
+// sameBits says which rows that ran ended with the same bits: every loss, and the
+// parameters.
+func sameBits(rows []*Row) (lines []string) {
+	key := func(r *Row) string { return fmt.Sprint(r.Losses, r.SHA256) }
+	groups, order, between := map[string][]string{}, []string{}, ", "
+	for _, r := range rows {
+		if r.Missing != "" || r.SHA256 == "" {
+			continue
+		}
+		if groups[key(r)] == nil {
+			order = append(order, key(r))
+		}
+		groups[key(r)] = append(groups[key(r)], r.Name)
+		if strings.Contains(r.Name, ",") {
+			between = "; "
+		}
+	}
+	for _, k := range order {
+		if len(groups[k]) > 1 {
+			lines = append(lines, "The same bits, every loss and the parameters' SHA-256: "+strings.Join(groups[k], between)+".")
+		} else {
+			lines = append(lines, groups[k][0]+" has bits of its own.")
+		}
+	}
+	return lines
+}

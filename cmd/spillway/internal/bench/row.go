@@ -4,6 +4,9 @@ import (
 	"encoding/json"
 	"math"
 	"slices"
+
+	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/algo"
 )
 
 // rowVersion changes where a key of a row changes its meaning.
@@ -158,4 +161,38 @@ func quantile(values []float64, q float64) float64 {
 	low := int(math.Floor(at))
 	high := min(low+1, len(s)-1)
 	return s[low] + (at-float64(low))*(s[high]-s[low])
+}
+
+// Scaling is what a row of bench scale has beside a stage's. The first six are contracted,
+// with ranks.
+type Scaling struct {
+	Mode           string   `json:"mode"` // strong: the rows of a step stay; weak: each rank has as many
+	Overlap        bool     `json:"overlap"`
+	Seconds        *float64 `json:"seconds"`    // of a step, the median; null: it did not run
+	Efficiency     *float64 `json:"efficiency"` // against the fewest ranks of the mode
+	Oversubscribed bool     `json:"oversubscribed"`
+	Simulated      bool     `json:"simulated"` // on the cost model alone
+
+	// Speed is the machine's beside each round, by the yardstick: 2 where it is twice as fast as
+	// predictions have it. AtSpeed is the median of the steps' times × Speed.
+	Speed   []float64 `json:"machine_speed,omitempty"`
+	AtSpeed *float64  `json:"seconds_at_speed,omitempty"`
+}
+
+// CommRow is a measurement.
+type CommRow struct {
+	Transport  string    `json:"transport"`
+	Ranks      int       `json:"ranks"`
+	Op         comm.Op   `json:"op"`
+	Algorithm  algo.Name `json:"algorithm"`
+	Bytes      int64     `json:"bytes"`            // of the whole buffer
+	Seconds    float64   `json:"seconds"`          // the median of several runs of one operation after the other
+	BytesPerS  float64   `json:"bytes_per_s"`      // Bytes over Seconds
+	Bound      float64   `json:"bound_seconds"`    // by memory, with all ranks on one host; 0: not known
+	CopyPerS   float64   `json:"copy_bytes_per_s"` // read and written, all ranks at once
+	Operations int       `json:"operations"`
+	Reckoned   float64   `json:"reckoned_seconds"`       // by algo.Cluster
+	Peer       float64   `json:"peer_seconds,omitempty"` // of the MPI library's own, in turn with it
+
+	perHost int // neighbours that share a host
 }

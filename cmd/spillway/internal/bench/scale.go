@@ -27,22 +27,6 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// Scaling is what a row of bench scale has beside a stage's. The first six are contracted,
-// with ranks.
-type Scaling struct {
-	Mode           string   `json:"mode"` // strong: the rows of a step stay; weak: each rank has as many
-	Overlap        bool     `json:"overlap"`
-	Seconds        *float64 `json:"seconds"`    // of a step, the median; null: it did not run
-	Efficiency     *float64 `json:"efficiency"` // against the fewest ranks of the mode
-	Oversubscribed bool     `json:"oversubscribed"`
-	Simulated      bool     `json:"simulated"` // on the cost model alone
-
-	// Speed is the machine's beside each round, by the yardstick: 2 where it is twice as fast as
-	// predictions have it. AtSpeed is the median of the steps' times × Speed.
-	Speed   []float64 `json:"machine_speed,omitempty"`
-	AtSpeed *float64  `json:"seconds_at_speed,omitempty"`
-}
-
 const (
 	strong = "strong"
 	weak   = "weak"
@@ -137,23 +121,6 @@ func (b *scaleBench) check(c *spillway.Config) error {
 		err = fmt.Errorf("--gpu: %w, or none (all: spillway plan --list-gpus)", err)
 	}
 	return err
-}
-
-// with are arguments with some flags in the place of their own.
-func with(args []string, flags ...string) []string {
-	for _, f := range flags {
-		name, _, _ := strings.Cut(strings.TrimPrefix(f, "--"), "=")
-		args = append(without(args, name), f)
-	}
-	return args
-}
-
-// without are arguments but those of some flags.
-func without(args []string, flags ...string) []string {
-	return slices.DeleteFunc(slices.Clone(args), func(a string) bool {
-		name, _, _ := strings.Cut(strings.TrimPrefix(a, "--"), "=")
-		return slices.Contains(flags, name)
-	})
 }
 
 func (b *scaleBench) run(cmd *cobra.Command, args []string) error {

@@ -10,12 +10,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spf13/pflag"
+
 	"github.com/spillway-ml/spillway"
 	"github.com/spillway-ml/spillway/calibration"
 	"github.com/spillway-ml/spillway/cluster"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/here"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/host"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
@@ -290,4 +293,35 @@ func textbook(c spillway.Config, flat int64) map[string]int64 {
 		return map[string]int64{all: in32, scatter: reduce * micro}
 	}
 	return map[string]int64{sum: 2 * reduce * micro}
+}
+
+// configOf reads train's flags as train would.
+func configOf(args []string) (c spillway.Config, err error) {
+	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
+	var l options.Later
+	options.Train(fs, &c, &l)
+	if err = fs.Parse(args); err != nil {
+		return c, err
+	}
+	if _, err = options.Settle(fs, &c, &l); err != nil {
+		return c, err
+	}
+	return c, l.Follow(fs, &c, io.Discard)
+}
+
+// with are arguments with some flags in the place of their own.
+func with(args []string, flags ...string) []string {
+	for _, f := range flags {
+		name, _, _ := strings.Cut(strings.TrimPrefix(f, "--"), "=")
+		args = append(without(args, name), f)
+	}
+	return args
+}
+
+// without are arguments but those of some flags.
+func without(args []string, flags ...string) []string {
+	return slices.DeleteFunc(slices.Clone(args), func(a string) bool {
+		name, _, _ := strings.Cut(strings.TrimPrefix(a, "--"), "=")
+		return slices.Contains(flags, name)
+	})
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -173,20 +172,6 @@ func trainArgs(fs *pflag.FlagSet, c *spillway.Config, l *options.Later, refuse f
 	return args, nil
 }
 
-// configOf reads train's flags as train would.
-func configOf(args []string) (c spillway.Config, err error) {
-	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
-	var l options.Later
-	options.Train(fs, &c, &l)
-	if err = fs.Parse(args); err != nil {
-		return c, err
-	}
-	if _, err = options.Settle(fs, &c, &l); err != nil {
-		return c, err
-	}
-	return c, l.Follow(fs, &c, io.Discard)
-}
-
 func (b *zeroBench) run(cmd *cobra.Command, args []string) error {
 	ctx, s := cmd.Context(), &session{progress: cmd.ErrOrStderr(), rounds: b.rounds, warmup: b.warmup}
 	if err := s.prepare(ctx, args, b.calibrate); err != nil {
@@ -255,31 +240,4 @@ func (s *session) overPeak() string {
 		return ""
 	}
 	return "Over 100 % of peak: " + strings.Join(over, ", ") + ". " + why
-}
-
-// sameBits says which rows that ran ended with the same bits: every loss, and the
-// parameters.
-func sameBits(rows []*Row) (lines []string) {
-	key := func(r *Row) string { return fmt.Sprint(r.Losses, r.SHA256) }
-	groups, order, between := map[string][]string{}, []string{}, ", "
-	for _, r := range rows {
-		if r.Missing != "" || r.SHA256 == "" {
-			continue
-		}
-		if groups[key(r)] == nil {
-			order = append(order, key(r))
-		}
-		groups[key(r)] = append(groups[key(r)], r.Name)
-		if strings.Contains(r.Name, ",") {
-			between = "; "
-		}
-	}
-	for _, k := range order {
-		if len(groups[k]) > 1 {
-			lines = append(lines, "The same bits, every loss and the parameters' SHA-256: "+strings.Join(groups[k], between)+".")
-		} else {
-			lines = append(lines, groups[k][0]+" has bits of its own.")
-		}
-	}
-	return lines
 }
