@@ -134,7 +134,7 @@ func bindRope(b *binding) func() error {
 // bindDropout numbers samples by the Key buffer: see DropoutSample.
 func bindDropout(b *binding) func() error {
 	a := attr[graph.DropoutAttr](b)
-	key, x, y, pool := in[int64](b, 1), inMatrix(b, 0), outMatrix(b, 0), b.pool
+	key, x, y, pool := in[int64](b, 1), b.inMatrix(0), b.outMatrix(0), b.pool
 	k := &vec.Dropout[float32]{
 		X: x.f32, Y: y.f32, As: b.asIn(0), X16: x.u16, Y16: y.u16, Elems: int(a.Elems), First: b.first(a.Part), P: a.P, Site: uint32(a.Site),
 	}
