@@ -60,7 +60,7 @@ func int8Workspace(s gemm.Spec) int64 {
 	return aligned(m*k) + aligned(k*n) + aligned(4*m) + aligned(4*n) + aligned(gemm.Workspace(s))
 }
 
-// int8Product is product16 with both factors quantised first: a by rows, w by columns
+// int8Product is product with both factors quantised first: a by rows, w by columns
 // of the product.
 func (b *binding) int8Product(s gemm.Spec, e gemm.Epilogue, a, w []uint16, c []byte, bias []uint16) func() error {
 	k := b.matmul(s, e)

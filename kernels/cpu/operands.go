@@ -91,7 +91,7 @@ type matrix struct {
 
 // inMatrix and outMatrix are operands that may be of either type.
 func (b *binding) inMatrix(i int) matrix {
-	if b.asIn(i) != vec.NoHalf {
+	if b.hasIn(i) && b.asIn(i) != vec.NoHalf {
 		return matrix{u16: in[uint16](b, i)}
 	}
 	return matrix{f32: in[float32](b, i)}
