@@ -38,7 +38,7 @@ func bindAttention(b *binding) func() error {
 		Q: h.q.f32, K: h.k.f32, V: h.v.f32, Y: y.f32, Q16: h.q.u16, K16: h.k.u16, V16: h.v.u16, Y16: y.u16,
 		Lse: out[float32](b, 1), LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, Starts: in[float32](b, h.operands),
 	}
-	work := slab(b.work(workspace(b.Program, b.Op)))
+	work := b.work()
 	f.Work = take[float32](&work, int64(attn.ForwardWorkspace(f.Shape)))
 	return b.run(f)
 }
@@ -59,7 +59,7 @@ func bindAttentionGrad(b *binding) func() error {
 	if f.As != vec.NoHalf {
 		size = attn.BackwardWorkspace16
 	}
-	work := slab(b.work(workspace(b.Program, b.Op)))
+	work := b.work()
 	f.Work = take[float32](&work, int64(size(f.Shape)))
 	return b.run(f)
 }

@@ -5,38 +5,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels/cpu/attn"
-	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
-
-// bindRopeAt is bindRope with a position for each row instead of consecutive positions.
-func bindRopeAt(b *binding) func() error {
-	a := attr[graph.RopeAttr](b)
-	positions := in[int32](b, 1)
-	work := slab(b.work(workspace(b.Program, b.Op)))
-	n, heads, d := int(a.Seq), int(a.Heads), int(a.HeadDim)
-	t := &vec.RopeTable[float32]{
-		Seq: n, At: positions, D: d, Theta: a.Theta, Table: take[float32](&work, a.Seq*a.HeadDim),
-		Factor: a.ScaleFactor, LowFreq: a.LowFreq, HighFreq: a.HighFreq, Original: float64(a.OriginalPositions),
-	}
-	var k runner
-	if as := b.asIn(0); as != vec.NoHalf {
-		k = vec.HalfRope(as, heads, d, n, a.Inverse, in[uint16](b, 0), out[uint16](b, 0), t.Table, nil)
-	} else {
-		k = &vec.Rope[float32]{N: n, Heads: heads, D: d, Seq: n, Inverse: a.Inverse, X: in[float32](b, 0), Y: out[float32](b, 0), Table: t.Table}
-	}
-	pool, name := b.pool, b.Op.Name
-	return func() error {
-		for n, at := range positions {
-			if at < 0 {
-				return fmt.Errorf("%s (%s): the position of row %d is %d, want at least 0", name, graph.RopeAt, n, at)
-			}
-		}
-		if err := t.Run(pool); err != nil {
-			return err
-		}
-		return k.Run(pool)
-	}
-}
 
 // cachedShape returns the shape of an operation's attention over full key/value caches, the
 // largest one.
@@ -54,7 +23,7 @@ func bindAttentionCached(b *binding) func() error {
 	positions, key := in[int32](b, h.operands), in[int64](b, h.operands+1)
 	y, keys, values := b.outMatrix(0), b.outMatrix(1), b.outMatrix(2)
 	full, slots := cachedShape(b.Program, b.Op), int(b.Program.Buf(b.Op.Out[1].Buf).Shape[0])
-	work := slab(b.work(workspace(b.Program, b.Op)))
+	work := b.work()
 	e := &attn.Each[float32]{Of: make([]attn.Forward[float32], full.B), Work: take[float32](&work, int64(attn.ForwardWorkspace(full)))}
 	for i := range e.Of {
 		f := &e.Of[i]

@@ -89,7 +89,7 @@ func bindLinearAct(b *binding) func() error {
 	}
 	s := linearSpec(b.Program, b.Op)
 	s.Out = gemm.F32
-	work := slab(b.work(workspace(b.Program, b.Op)))
+	work := b.work()
 	e := &activateSums{act: acts[a.Act], as: b.asIn(0), pre: out[uint16](b, 1), y: out[uint16](b, 0)}
 	e.sums = take[float32](&work, int64(len(e.y)))
 	_, e.n = b.outShape(0)
@@ -172,7 +172,7 @@ func (b *binding) product(s gemm.Spec, e gemm.Epilogue, a, w, c, bias matrix) fu
 		return b.int8Product(s, e, a.u16, w.u16, c.bytes(), bias.u16)
 	}
 	k := b.matmul(s, e)
-	work := b.work(workspace(b.Program, b.Op))
+	work := b.work()
 	pool := b.pool
 	if s.In != gemm.F32 {
 		return func() error { return k.RunHalf(pool, a.u16, w.u16, c.bytes(), bias.u16, work) }

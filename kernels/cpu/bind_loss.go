@@ -129,6 +129,24 @@ func headSpecs(rows, c, v int, t, dw gemm.Type, accumulate bool) (forward, gradX
 	return forward, gradX, gradW
 }
 
+// headRows is the number of rows in a chunk of the head's loss: one K-block of the matrix
+// product. More rows would need memory for more logits; fewer would change dw's bits.
+const headRows = gemm.KC
+
+// headRowsOf is the rows of a chunk of the head: all of them, where their logits take no
+// more than those of headRows rows and a float32 sum of a 16-bit dw would; then there is
+// no such sum, and the table is packed once. What packs the larger products
+// is not counted: 5 MB of GPT-2's 218 for 1,024 rows.
+func headRowsOf(p *graph.Program, op *graph.Op) int {
+	x := p.Buf(op.In[0])
+	c := int(x.Shape[len(x.Shape)-1])
+	n := int(x.Elems()) / c
+	if _, dw := graph.HeadGradients(op); dw != graph.NoBuf && halves[p.Buf(dw).DType] != vec.NoHalf && n <= headRows+c {
+		return n
+	}
+	return min(n, headRows)
+}
+
 // headSum is the type of dw's sum over rows, in chunks or not, and whether that is in
 // workspace.
 func headSum(dw graph.DType, chunks bool) (gemm.Type, bool) {
@@ -166,7 +184,7 @@ func (b *binding) head(v int, gradients bool, at int, middle func(r0, r1 int, w 
 	}
 	// Frozen weights over a frozen body: the loss is all there is to compute.
 	grads := dx.there() || h.dw.there()
-	work := slab(b.work(workspace(b.Program, b.Op)))
+	work := b.work()
 	rows := headRowsOf(b.Program, b.Op)
 	w := headWork{logits: take[float32](&work, int64(rows)*int64(v)), lse: take[float32](&work, int64(rows)), rowLoss: take[float64](&work, int64(rows))}
 	if h.dw.there() {

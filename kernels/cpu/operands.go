@@ -63,7 +63,7 @@ func (b *binding) outShape(i int) (rows, cols int) { return b.shape(b.Op.Out[i].
 
 // hasIn and hasOut say whether an optional operand is there.
 func (b *binding) hasIn(i int) bool  { return i < len(b.Op.In) && b.Op.In[i] != graph.NoBuf }
-func (b *binding) hasOut(i int) bool { return hasOut(b.Op, i) }
+func (b *binding) hasOut(i int) bool { return i < len(b.Op.Out) && b.Op.Out[i].Buf != graph.NoBuf }
 
 // accum says whether an output is added to.
 func (b *binding) accum(i int) bool { return b.hasOut(i) && b.Op.Out[i].Mode == graph.Accum }
@@ -192,8 +192,9 @@ func view[T devcpu.Element](b *binding, what string, p device.Ptr) []T {
 // line, and a vector of 512 bits.
 const workAlign = 64
 
-// work returns the operation's workspace, at least n bytes; nil for n = 0.
-func (b *binding) work(n int64) []byte {
+// work returns the operation's workspace, of the size that the planner gave it; nil if it has none.
+func (b *binding) work() slab {
+	n := graph.CPUTarget().Workspace(b.Program, b.Op)
 	if b.err != nil || n == 0 {
 		return nil
 	}
