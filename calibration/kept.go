@@ -102,16 +102,19 @@ func KeepMemoryBandwidth(v float64) (path string, err error) {
 }
 
 // MemoryBandwidth returns the stored bandwidth in bytes/s; 0 if none is stored.
-func MemoryBandwidth() float64 {
+func MemoryBandwidth() float64 { return kept().MemoryBandwidth }
+
+// kept has this machine's stored measurements; nothing if the file cannot be read.
+func kept() keptMachine {
 	path, err := Path()
 	if err != nil {
-		return 0
+		return keptMachine{}
 	}
 	f, err := readCalibrations(path)
 	if err != nil {
-		return 0
+		return keptMachine{}
 	}
-	return f.Machines[machineName()].MemoryBandwidth
+	return f.Machines[machineName()]
 }
 
 // keep changes this machine's entry in the file. Other machines' entries stay, since a home

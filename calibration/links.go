@@ -36,7 +36,7 @@ func Over(hw planner.Hardware, transport string, ranks int) (_ planner.Hardware,
 // words on those that are nearest to so many ranks; "" where there are none.
 func Links(transport string, ranks int) (fresh []cost.Links, note string) {
 	var when []time.Time
-	for _, l := range keptLinksHere() {
+	for _, l := range kept().Links {
 		if l.Transport == transport && time.Since(l.Measured) <= calibrationAge {
 			fresh, when = append(fresh, l.Links), append(when, l.Measured)
 		}
@@ -52,22 +52,10 @@ func Links(transport string, ranks int) (fresh []cost.Links, note string) {
 // Fastest returns the fastest measured algorithms of collectives over a transport between so
 // many ranks; none if no recent measurement is stored.
 func Fastest(transport string, ranks int) []cost.Fastest {
-	for _, l := range keptLinksHere() {
+	for _, l := range kept().Links {
 		if l.Transport == transport && l.Ranks == ranks && time.Since(l.Measured) <= calibrationAge {
 			return l.Links.Fastest
 		}
 	}
 	return nil
-}
-
-func keptLinksHere() []keptLinks {
-	path, err := Path()
-	if err != nil {
-		return nil
-	}
-	f, err := readCalibrations(path)
-	if err != nil {
-		return nil
-	}
-	return f.Machines[machineName()].Links
 }

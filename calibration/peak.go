@@ -66,14 +66,6 @@ func KeepPeak(p Peak) (path string, err error) {
 
 // KeptPeak returns the stored peak for a number of threads; false if no valid one is stored.
 func KeptPeak(threads int) (p Peak, ok bool) {
-	path, err := Path()
-	if err != nil {
-		return p, false
-	}
-	f, err := readCalibrations(path)
-	if err != nil {
-		return p, false
-	}
-	p, ok = f.Machines[machineName()].Peaks[threads]
+	p, ok = kept().Peaks[threads]
 	return p, ok && p.CPU == CPUModel() && p.SIMD == level.Current().String() && time.Since(p.At) < calibrationAge
 }

@@ -2,11 +2,8 @@ package cpu
 
 import (
 	"fmt"
-	"path/filepath"
-	"runtime"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -218,29 +215,12 @@ func (s *Stream) setNow(k Kernel) {
 	s.mu.Unlock()
 }
 
-// call runs a kernel and converts a panic, which means a broken invariant of the kernel, to an
-// error.
-func (s *Stream) call(k Kernel) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("broken invariant: the kernel panicked at %s: %v", panicSite(), r)
+// call runs a kernel.
+func (s *Stream) call(k Kernel) error {
+	return crash.Caught("kernel", func() error {
+		if c := s.ctx.opts.Checker; c != nil {
+			return c.run(k)
 		}
-	}()
-	if c := s.ctx.opts.Checker; c != nil {
-		return c.run(k)
-	}
-	return k.Run()
-}
-
-// panicSite returns the file and line of the innermost frame outside the
-// runtime, for a deferred function that has recovered.
-func panicSite() string {
-	var pcs [32]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs[:])])
-	for {
-		f, more := frames.Next()
-		if !strings.HasPrefix(f.Function, "runtime.") || !more {
-			return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
-		}
-	}
+		return k.Run()
+	})
 }

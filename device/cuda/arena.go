@@ -62,13 +62,8 @@ func (a *Arena) HostMemory() ([]byte, error) {
 // Close.
 func (a *Arena) Address() driver.Address { return a.at }
 
-// CPU implements Hosted: it returns the arena itself, which CPU kernels accept if it is in
-// host memory.
-func (a *Arena) CPU() device.Arena { return a }
-
 var (
 	_ Addressed      = (*Arena)(nil)
-	_ Hosted         = (*Arena)(nil)
 	_ cpu.HostMemory = (*Arena)(nil)
 )
 

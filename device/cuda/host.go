@@ -1,11 +1,8 @@
 package cuda
 
 import (
-	"fmt"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -159,7 +156,7 @@ func (h *hostWork) run(i hostItem) {
 		c.observer.HostAccess(h.agent(), i.kernel.Label(), reads, writes)
 	}
 	start := device.Now()
-	if err := guarded(i.kernel.Run); err != nil {
+	if err := crash.Caught("kernel", i.kernel.Run); err != nil {
 		c.fail(h.s.opError(i.kernel, err))
 		return
 	}
@@ -188,28 +185,4 @@ func (c *Context) accesses(k device.Kernel, reads, writes []driver.Range) (r, w 
 		return add(reads, a.Reads()), add(writes, a.Writes())
 	}
 	return reads, add(writes, k.Touches())
-}
-
-// guarded runs f and converts a panic, which means a broken invariant of a kernel, to an
-// error.
-func guarded(f func() error) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("broken invariant: the kernel panicked at %s: %v", panicSite(), r)
-		}
-	}()
-	return f()
-}
-
-// panicSite returns the file and line of the innermost frame outside the
-// runtime, for a deferred function that has recovered.
-func panicSite() string {
-	var pcs [32]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs[:])])
-	for {
-		f, more := frames.Next()
-		if !strings.HasPrefix(f.Function, "runtime.") || !more {
-			return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
-		}
-	}
 }

@@ -30,13 +30,6 @@ type Addressed interface {
 	Address() driver.Address
 }
 
-// Hosted is an arena in host memory, which CPU kernels can access as well.
-type Hosted interface {
-	device.Arena
-	// CPU is the same memory as an arena of device/cpu.
-	CPU() device.Arena
-}
-
 // Checked is a Kernel that can detect invalid data while it runs, such as a token outside the
 // vocabulary. The device calls Check when it learns that the kernel has run; Check returns the
 // error found.

@@ -9,6 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Stream is an in-order queue of device and host work. Events and device work are enqueued on
@@ -248,14 +249,9 @@ func (s *Stream) markProgress(launches uint64) error {
 	return s.ctx.api.WriteValue(s.handle, s.mark.at, uint32(launches))
 }
 
-// call calls k.Enqueue and converts a panic to an error.
-func (s *Stream) call(k Kernel) (err error) {
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("broken invariant: the launch panicked at %s: %v", panicSite(), r)
-		}
-	}()
-	return k.Enqueue(s.ctx.api, s.handle)
+// call calls k.Enqueue.
+func (s *Stream) call(k Kernel) error {
+	return crash.Caught("launch", func() error { return k.Enqueue(s.ctx.api, s.handle) })
 }
 
 func (s *Stream) touch(a *Arena, end int64) {

@@ -29,6 +29,16 @@ func Guard() {
 	panic(r)
 }
 
+// Caught runs f and makes a panic an error that says where what panicked: a broken invariant.
+func Caught(what string, f func() error) (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = fmt.Errorf("broken invariant: the %s panicked at %s: %v", what, site(), r)
+		}
+	}()
+	return f()
+}
+
 // site is the file and line of the innermost frame outside the runtime.
 func site() string {
 	var pcs [32]uintptr

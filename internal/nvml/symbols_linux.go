@@ -24,8 +24,8 @@ type library struct {
 	f    symbols
 }
 
-// OpenSymbols is Open without go-nvml. It also looks in the folders of CUDA's libraries.
-func OpenSymbols() (Library, error) {
+// Open opens the library and initialises it. It also looks in the folders of CUDA's libraries.
+func Open() (Library, error) {
 	lib, err := dynlib.Open("NVML", Names...)
 	var missing *dynlib.NotFound
 	if errors.As(err, &missing) && len(missing.Tried) == 0 {

@@ -12,88 +12,54 @@ func attnShape(a graph.AttentionAttr) attn.Shape {
 
 // heads holds the queries, keys and values: side by side in the rows of one buffer (packed), or
 // in three separate buffers.
-type heads[T any] struct {
-	q, k, v   []T
+type heads struct {
+	q, k, v   matrix
 	ldq, ldkv int // row strides in elements
 	operands  int // number of operands: 1 if packed, else 3
 }
 
-func attnHeads[T any](a graph.AttentionAttr, get func(i int) []T) heads[T] {
+func attnHeads(a graph.AttentionAttr, get func(i int) matrix) heads {
 	wq, wkv := int(a.Heads*a.HeadDim), int(a.KVHeads*a.HeadDim)
 	if !a.Packed {
-		return heads[T]{get(0), get(1), get(2), wq, wkv, 3}
+		return heads{get(0), get(1), get(2), wq, wkv, 3}
 	}
 	s := get(0)
-	if len(s) < wq+2*wkv {
-		return heads[T]{operands: 1}
+	if s.len() < wq+2*wkv {
+		return heads{operands: 1}
 	}
-	return heads[T]{s, s[wq:], s[wq+wkv:], wq + 2*wkv, wq + 2*wkv, 1}
-}
-
-func bindAttention16(b *binding, a graph.AttentionAttr) func() error {
-	h := attnHeads(a, func(i int) []uint16 { return in[uint16](b, i) })
-	f := &attn.Forward[float32]{
-		Shape: attnShape(a), Scale: float32(a.Scale), Cap: float32(a.Cap), As: b.asIn(0),
-		Q16: h.q, K16: h.k, V16: h.v, Y16: out[uint16](b, 0), Lse: out[float32](b, 1),
-		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, Starts: in[float32](b, h.operands),
-	}
-	work := slab(b.work(workspace(b.Program, b.Op)))
-	f.Work = take[float32](&work, int64(attn.ForwardWorkspace(f.Shape)))
-	pool := b.pool
-	return func() error { return f.Run(pool) }
-}
-
-func bindAttentionGrad16(b *binding, a graph.AttentionAttr) func() error {
-	h := attnHeads(a, func(i int) []uint16 { return in[uint16](b, i) })
-	d := attnHeads(a, func(i int) []uint16 { return out[uint16](b, i) })
-	n := h.operands
-	f := &attn.Backward[float32]{
-		Shape: attnShape(a), Scale: float32(a.Scale), Cap: float32(a.Cap), As: b.asIn(0),
-		Q16: h.q, K16: h.k, V16: h.v,
-		Y16: in[uint16](b, n), Lse: in[float32](b, n+1), Dy16: in[uint16](b, n+2),
-		Dq16: d.q, Dk16: d.k, Dv16: d.v,
-		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, LdDq: d.ldq, LdDk: d.ldkv, LdDv: d.ldkv, Starts: in[float32](b, n+3),
-	}
-	work := slab(b.work(workspace(b.Program, b.Op)))
-	f.Work = take[float32](&work, int64(attn.BackwardWorkspace16(f.Shape)))
-	pool := b.pool
-	return func() error { return f.Run(pool) }
+	return heads{s, s.from(wq), s.from(wq + wkv), wq + 2*wkv, wq + 2*wkv, 1}
 }
 
 func bindAttention(b *binding) func() error {
 	a := attr[graph.AttentionAttr](b)
-	if b.asIn(0) != vec.NoHalf {
-		return bindAttention16(b, a)
-	}
-	h := attnHeads(a, func(i int) []float32 { return in[float32](b, i) })
+	h, y := attnHeads(a, b.inMatrix), b.outMatrix(0)
 	f := &attn.Forward[float32]{
-		Shape: attnShape(a), Scale: float32(a.Scale), Cap: float32(a.Cap),
-		Q: h.q, K: h.k, V: h.v, Y: out[float32](b, 0), Lse: out[float32](b, 1),
-		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, Starts: in[float32](b, h.operands),
+		Shape: attnShape(a), Scale: float32(a.Scale), Cap: float32(a.Cap), As: b.asIn(0),
+		Q: h.q.f32, K: h.k.f32, V: h.v.f32, Y: y.f32, Q16: h.q.u16, K16: h.k.u16, V16: h.v.u16, Y16: y.u16,
+		Lse: out[float32](b, 1), LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, Starts: in[float32](b, h.operands),
 	}
-	work := slab(b.work(workspace(b.Program, b.Op)))
+	work := b.work()
 	f.Work = take[float32](&work, int64(attn.ForwardWorkspace(f.Shape)))
-	pool := b.pool
-	return func() error { return f.Run(pool) }
+	return b.run(f)
 }
 
 func bindAttentionGrad(b *binding) func() error {
 	a := attr[graph.AttentionAttr](b)
-	if b.asIn(0) != vec.NoHalf {
-		return bindAttentionGrad16(b, a)
-	}
-	h := attnHeads(a, func(i int) []float32 { return in[float32](b, i) })
-	d := attnHeads(a, func(i int) []float32 { return out[float32](b, i) })
+	h, d := attnHeads(a, b.inMatrix), attnHeads(a, b.outMatrix)
 	n := h.operands
+	y, dy := b.inMatrix(n), b.inMatrix(n+2)
 	f := &attn.Backward[float32]{
-		Shape: attnShape(a), Scale: float32(a.Scale), Cap: float32(a.Cap),
-		Q: h.q, K: h.k, V: h.v,
-		Y: in[float32](b, n), Lse: in[float32](b, n+1), Dy: in[float32](b, n+2),
-		Dq: d.q, Dk: d.k, Dv: d.v,
-		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, LdDq: d.ldq, LdDk: d.ldkv, LdDv: d.ldkv, Starts: in[float32](b, n+3),
+		Shape: attnShape(a), Scale: float32(a.Scale), Cap: float32(a.Cap), As: b.asIn(0),
+		Q: h.q.f32, K: h.k.f32, V: h.v.f32, Y: y.f32, Dy: dy.f32, Dq: d.q.f32, Dk: d.k.f32, Dv: d.v.f32,
+		Q16: h.q.u16, K16: h.k.u16, V16: h.v.u16, Y16: y.u16, Dy16: dy.u16, Dq16: d.q.u16, Dk16: d.k.u16, Dv16: d.v.u16,
+		Lse: in[float32](b, n+1), Starts: in[float32](b, n+3),
+		LdQ: h.ldq, LdK: h.ldkv, LdV: h.ldkv, LdDq: d.ldq, LdDk: d.ldkv, LdDv: d.ldkv,
 	}
-	work := slab(b.work(workspace(b.Program, b.Op)))
-	f.Work = take[float32](&work, int64(attn.BackwardWorkspace(f.Shape)))
-	pool := b.pool
-	return func() error { return f.Run(pool) }
+	size := attn.BackwardWorkspace
+	if f.As != vec.NoHalf {
+		size = attn.BackwardWorkspace16
+	}
+	work := b.work()
+	f.Work = take[float32](&work, int64(size(f.Shape)))
+	return b.run(f)
 }

@@ -23,30 +23,21 @@ func bindIm2Col(b *binding) func() error {
 }
 
 func bindCol2Im(b *binding) func() error {
-	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(&vec.HalfCol2Im{
-			Window: b.window(b.Op.Out[0].Buf), As: as, DCols: in[uint16](b, 0), DX: out[uint16](b, 0), Accumulate: b.accum(0),
-		})
-	}
+	d, dx := b.inMatrix(0), b.outMatrix(0)
 	return b.run(&vec.Col2Im[float32]{
-		Window: b.window(b.Op.Out[0].Buf), DCols: in[float32](b, 0), DX: out[float32](b, 0), Accumulate: b.accum(0),
+		Window: b.window(b.Op.Out[0].Buf), DCols: d.f32, DX: dx.f32, As: b.asIn(0), DCols16: d.u16, DX16: dx.u16, Accumulate: b.accum(0),
 	})
 }
 
 func bindMaxPool(b *binding) func() error {
-	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(&vec.HalfMaxPool{Window: b.window(b.Op.In[0]), As: as, X: in[uint16](b, 0), Y: out[uint16](b, 0)})
-	}
-	return b.run(&vec.MaxPool[float32]{Window: b.window(b.Op.In[0]), X: in[float32](b, 0), Y: out[float32](b, 0)})
+	x, y := b.inMatrix(0), b.outMatrix(0)
+	return b.run(&vec.MaxPool[float32]{Window: b.window(b.Op.In[0]), X: x.f32, Y: y.f32, As: b.asIn(0), X16: x.u16, Y16: y.u16})
 }
 
 func bindMaxPoolGrad(b *binding) func() error {
-	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(&vec.HalfMaxPoolGrad{
-			Window: b.window(b.Op.In[1]), As: as, DY: in[uint16](b, 0), X: in[uint16](b, 1), DX: out[uint16](b, 0), Accumulate: b.accum(0),
-		})
-	}
+	dy, x, dx := b.inMatrix(0), b.inMatrix(1), b.outMatrix(0)
 	return b.run(&vec.MaxPoolGrad[float32]{
-		Window: b.window(b.Op.In[1]), DY: in[float32](b, 0), X: in[float32](b, 1), DX: out[float32](b, 0), Accumulate: b.accum(0),
+		Window: b.window(b.Op.In[1]), DY: dy.f32, X: x.f32, DX: dx.f32, As: b.asIn(0), DY16: dy.u16, X16: x.u16, DX16: dx.u16,
+		Accumulate: b.accum(0),
 	})
 }

@@ -15,14 +15,14 @@ func bindActivation(b *binding) func() error {
 }
 
 func bindActivationGrad(b *binding) func() error {
+	return b.activationGrad(acts[attr[graph.ActAttr](b).Act], b.inMatrix(0), b.inMatrix(1), b.outMatrix(0), b.accum(0))
+}
+
+func (b *binding) activationGrad(act vec.Act, dy, x, dx matrix, accumulate bool) func() error {
 	if as := b.asIn(0); as != vec.NoHalf {
-		return b.run(vec.HalfActivationGrad(as, acts[attr[graph.ActAttr](b).Act],
-			in[uint16](b, 0), in[uint16](b, 1), out[uint16](b, 0), b.accum(0)))
+		return b.run(vec.HalfActivationGrad(as, act, dy.u16, x.u16, dx.u16, accumulate))
 	}
-	return b.run(&vec.ActivationGrad[float32]{
-		Act: acts[attr[graph.ActAttr](b).Act],
-		DY:  in[float32](b, 0), X: in[float32](b, 1), DX: out[float32](b, 0), Accumulate: b.accum(0),
-	})
+	return b.run(&vec.ActivationGrad[float32]{Act: act, DY: dy.f32, X: x.f32, DX: dx.f32, Accumulate: accumulate})
 }
 
 func bindSoftCap(b *binding) func() error {

@@ -54,7 +54,7 @@ func bindEmbedGrad(b *binding) func() error {
 	first, total := b.slice()
 	tokens := in[int32](b, 0)
 	if as := b.asIn(1); as != vec.NoHalf {
-		work := slab(b.work(workspace(b.Program, b.Op)))
+		work := b.work()
 		return b.run(&vec.HalfEmbedGrad{
 			As: as, N: len(tokens), V: v, C: c, Tokens: tokens, DY: in[uint16](b, 1), DTable: b.sum(0),
 			Order: take[int64](&work, int64(len(tokens))), First: first, Total: total,
@@ -102,28 +102,37 @@ func columnSums(b *binding, from, to int) func() error {
 	return b.run(&vec.ColumnSum[float32]{N: n, C: c, X: in[float32](b, from), Y: out[float32](b, to), Accumulate: b.accum(to)})
 }
 
-// bindRope makes the table of rotations in workspace at each run: it is small
-// beside x, and states of a run belong to the arena.
+// bindRope makes the table of rotations in workspace at each run: it is small beside x, and states
+// of a run belong to the arena. With RopeAt rows have positions of their own in place of
+// consecutive ones.
 func bindRope(b *binding) func() error {
 	a := attr[graph.RopeAttr](b)
 	n, _ := b.inShape(0)
-	work := slab(b.work(workspace(b.Program, b.Op)))
-	table := take[float32](&work, a.Seq*a.HeadDim)
+	var positions []int32
+	var starts []float32
+	if b.Op.Kind == graph.RopeAt {
+		positions = in[int32](b, 1)
+	} else {
+		starts = in[float32](b, 1)
+	}
+	work, x, y := b.work(), b.inMatrix(0), b.outMatrix(0)
 	t := &vec.RopeTable[float32]{
-		Seq: int(a.Seq), D: int(a.HeadDim), Theta: a.Theta, Table: table,
+		Seq: int(a.Seq), At: positions, D: int(a.HeadDim), Theta: a.Theta, Table: take[float32](&work, a.Seq*a.HeadDim),
 		Factor: a.ScaleFactor, LowFreq: a.LowFreq, HighFreq: a.HighFreq, Original: float64(a.OriginalPositions),
 	}
-	var k runner
-	if as := b.asIn(0); as != vec.NoHalf {
-		k = vec.HalfRope(as, int(a.Heads), int(a.HeadDim), int(a.Seq), a.Inverse, in[uint16](b, 0), out[uint16](b, 0), table, in[float32](b, 1))
-	} else {
-		k = &vec.Rope[float32]{
-			N: n, Heads: int(a.Heads), D: int(a.HeadDim), Seq: int(a.Seq), Inverse: a.Inverse,
-			X: in[float32](b, 0), Y: out[float32](b, 0), Table: table, Starts: in[float32](b, 1),
-		}
+	var k runner = &vec.Rope[float32]{
+		N: n, Heads: int(a.Heads), D: int(a.HeadDim), Seq: int(a.Seq), Inverse: a.Inverse, X: x.f32, Y: y.f32, Table: t.Table, Starts: starts,
 	}
-	pool := b.pool
+	if as := b.asIn(0); as != vec.NoHalf {
+		k = vec.HalfRope(as, int(a.Heads), int(a.HeadDim), int(a.Seq), a.Inverse, x.u16, y.u16, t.Table, starts)
+	}
+	pool, name := b.pool, b.Op.Name
 	return func() error {
+		for n, at := range positions {
+			if at < 0 {
+				return fmt.Errorf("%s (%s): the position of row %d is %d, want at least 0", name, graph.RopeAt, n, at)
+			}
+		}
 		if err := t.Run(pool); err != nil {
 			return err
 		}
@@ -134,7 +143,7 @@ func bindRope(b *binding) func() error {
 // bindDropout numbers samples by the Key buffer: see DropoutSample.
 func bindDropout(b *binding) func() error {
 	a := attr[graph.DropoutAttr](b)
-	key, x, y, pool := in[int64](b, 1), inMatrix(b, 0), outMatrix(b, 0), b.pool
+	key, x, y, pool := in[int64](b, 1), b.inMatrix(0), b.outMatrix(0), b.pool
 	k := &vec.Dropout[float32]{
 		X: x.f32, Y: y.f32, As: b.asIn(0), X16: x.u16, Y16: y.u16, Elems: int(a.Elems), First: b.first(a.Part), P: a.P, Site: uint32(a.Site),
 	}
@@ -173,7 +182,7 @@ func selectRow[T any](b *binding, x, y []T) func() error {
 }
 
 func bindSum(b *binding) func() error {
-	work, x := slab(b.work(workspace(b.Program, b.Op))), b.gradient(0)
+	work, x := b.work(), b.gradient(0)
 	n := max(len(x.f32), len(x.half.X))
 	return b.run(&vec.Sum[float32]{
 		X: x.f32, X16: x.half, Y: out[float64](b, 0), Work: take[float64](&work, int64(vec.SumWork(n))), Accumulate: b.accum(0),

@@ -44,34 +44,25 @@ var acts = map[graph.ActKind]vec.Act{
 	graph.ActReLU:     vec.ReLU,
 }
 
-// activate is the epilogue of a linear with an activation: y = act(x), both
-// (M, n).
+// activate is the epilogue of a linear with an activation: y = act(x), both (M, n). 16-bit x is
+// rounded already: y has the same bits whether x is kept, or y is made again from it.
 type activate struct {
 	act  vec.Act
-	x, y []float32
+	as   vec.Half
+	x, y matrix
 	n    int
 }
 
 // Tile applies the activation to rows [r0, r1) and columns [c0, c1).
 func (a *activate) Tile(r0, r1, c0, c1 int) {
+	if a.as != vec.NoHalf {
+		vec.ActivateTile16(a.as, a.act, a.x.u16, a.y.u16, a.n, r0, r1, c0, c1)
+		return
+	}
 	for r := r0; r < r1; r++ {
-		k := vec.Activation[float32]{Act: a.act, X: a.x[r*a.n+c0 : r*a.n+c1], Y: a.y[r*a.n+c0 : r*a.n+c1]}
+		k := vec.Activation[float32]{Act: a.act, X: a.x.f32[r*a.n+c0 : r*a.n+c1], Y: a.y.f32[r*a.n+c0 : r*a.n+c1]}
 		k.RunIndex(0)
 	}
-}
-
-// activate16 is activate of 16-bit elements. x is rounded already: y has the
-// same bits whether x is kept, or y is made again from it.
-type activate16 struct {
-	act  vec.Act
-	as   vec.Half
-	x, y []uint16
-	n    int
-}
-
-// Tile applies the activation to rows [r0, r1) and columns [c0, c1).
-func (a *activate16) Tile(r0, r1, c0, c1 int) {
-	vec.ActivateTile16(a.as, a.act, a.x, a.y, a.n, r0, r1, c0, c1)
 }
 
 // activateSums is the epilogue of a linear whose activation is of the unrounded sums:
@@ -98,7 +89,7 @@ func bindLinearAct(b *binding) func() error {
 	}
 	s := linearSpec(b.Program, b.Op)
 	s.Out = gemm.F32
-	work := slab(b.work(workspace(b.Program, b.Op)))
+	work := b.work()
 	e := &activateSums{act: acts[a.Act], as: b.asIn(0), pre: out[uint16](b, 1), y: out[uint16](b, 0)}
 	e.sums = take[float32](&work, int64(len(e.y)))
 	_, e.n = b.outShape(0)
@@ -109,53 +100,27 @@ func bindLinearAct(b *binding) func() error {
 
 func bindLinear(b *binding) func() error {
 	a := attr[graph.LinearAttr](b)
-	if b.asIn(0) != vec.NoHalf {
-		return bindLinear16(b, a)
-	}
-	x, w, bias := in[float32](b, 0), in[float32](b, 1), in[float32](b, 2)
-	y := out[float32](b, 0)
+	y := b.outMatrix(0)
 	var epilogue gemm.Epilogue
 	if a.Act != graph.ActNone {
-		e := &activate{act: acts[a.Act], x: y, y: y}
+		e := &activate{act: acts[a.Act], as: b.asIn(0), x: y, y: y}
 		_, e.n = b.outShape(0)
 		if b.hasOut(1) {
-			e.x = out[float32](b, 1)
+			e.x = b.outMatrix(1)
 			y = e.x
 		}
 		epilogue = e
 	}
-	return b.product(linearSpec(b.Program, b.Op), epilogue, x, w, y, bias)
-}
-
-func bindLinear16(b *binding, a graph.LinearAttr) func() error {
-	y := out[uint16](b, 0)
-	var epilogue gemm.Epilogue
-	if a.Act != graph.ActNone {
-		e := &activate16{act: acts[a.Act], as: b.asIn(0), x: y, y: y}
-		_, e.n = b.outShape(0)
-		if b.hasOut(1) {
-			e.x = out[uint16](b, 1)
-			y = e.x
-		}
-		epilogue = e
-	}
-	if a.Int8 {
-		return b.int8Product(linearSpec(b.Program, b.Op), epilogue, in[uint16](b, 0), in[uint16](b, 1), gemm.Bytes(y), in[uint16](b, 2))
-	}
-	return b.product16(linearSpec(b.Program, b.Op), epilogue, in[uint16](b, 0), in[uint16](b, 1), gemm.Bytes(y), in[uint16](b, 2))
+	return b.product(linearSpec(b.Program, b.Op), epilogue, b.inMatrix(0), b.inMatrix(1), y, b.inMatrix(2))
 }
 
 func bindLinearGrad(b *binding) func() error {
-	attr[graph.LinearAttr](b)
-	s := linearSpec(b.Program, b.Op)
-	if b.asIn(0) != vec.NoHalf {
-		return bindLinearGrad16(b, s)
-	}
-	first, second, c := in[float32](b, 0), in[float32](b, 1), out[float32](b, 0)
-	if ofWeight(b.Op) && b.Op.Attr.(graph.LinearAttr).TransW {
+	a := attr[graph.LinearAttr](b)
+	first, second := b.inMatrix(0), b.inMatrix(1)
+	if ofWeight(b.Op) && a.TransW {
 		first, second = second, first // dyᵀ·x
 	}
-	return b.product(s, nil, first, second, c, nil)
+	return b.product(linearSpec(b.Program, b.Op), nil, first, second, b.outMatrix(0), matrix{})
 }
 
 // ofWeight says that an operation is the gradient of a linear's weight.
@@ -178,34 +143,14 @@ func bindLinearGradWB(b *binding) func() error {
 // activation's derivative.
 func bindLinearGradAct(b *binding) func() error {
 	product, act := bindLinearGrad(b), acts[attr[graph.LinearAttr](b).Act]
-	var derivative func() error
-	if as := b.asIn(0); as != vec.NoHalf {
-		d := out[uint16](b, 0)
-		derivative = b.run(vec.HalfActivationGrad(as, act, d, in[uint16](b, 2), d, false))
-	} else {
-		d := out[float32](b, 0)
-		derivative = b.run(&vec.ActivationGrad[float32]{Act: act, DY: d, X: in[float32](b, 2), DX: d})
-	}
+	d := b.outMatrix(0)
+	derivative := b.activationGrad(act, d, b.inMatrix(2), d, false)
 	return func() error {
 		if err := product(); err != nil {
 			return err
 		}
 		return derivative()
 	}
-}
-
-func bindLinearGrad16(b *binding, s gemm.Spec) func() error {
-	first, second := in[uint16](b, 0), in[uint16](b, 1)
-	if ofWeight(b.Op) && b.Op.Attr.(graph.LinearAttr).TransW {
-		first, second = second, first
-	}
-	if s.In == gemm.S8 {
-		return b.int8Product(s, nil, first, second, gemm.Bytes(out[uint16](b, 0)), nil)
-	}
-	if b.asOut(0) == vec.NoHalf {
-		return b.product16(s, nil, first, second, gemm.Bytes(out[float32](b, 0)), nil)
-	}
-	return b.product16(s, nil, first, second, gemm.Bytes(out[uint16](b, 0)), nil)
 }
 
 // matmul is a product of that shape; of no meaning once the binding has an error.
@@ -220,18 +165,17 @@ func (b *binding) matmul(s gemm.Spec, e gemm.Epilogue) *gemm.Product {
 	return k
 }
 
-// product16 is product of 16-bit operands; c has the type that s says.
-func (b *binding) product16(s gemm.Spec, e gemm.Epilogue, a, w []uint16, c []byte, bias []uint16) func() error {
+// product prepares C = A·B, of 16-bit or float32 factors, with the operation's whole workspace.
+// c has the type that s says.
+func (b *binding) product(s gemm.Spec, e gemm.Epilogue, a, w, c, bias matrix) func() error {
+	if s.In == gemm.S8 {
+		return b.int8Product(s, e, a.u16, w.u16, c.bytes(), bias.u16)
+	}
 	k := b.matmul(s, e)
-	work := b.work(workspace(b.Program, b.Op))
+	work := b.work()
 	pool := b.pool
-	return func() error { return k.RunHalf(pool, a, w, c, bias, work) }
-}
-
-// product prepares C = A·B with the operation's whole workspace.
-func (b *binding) product(s gemm.Spec, e gemm.Epilogue, a, w, c, bias []float32) func() error {
-	k := b.matmul(s, e)
-	work := b.work(workspace(b.Program, b.Op))
-	pool := b.pool
-	return func() error { return k.Run(pool, a, w, c, bias, work) }
+	if s.In != gemm.F32 {
+		return func() error { return k.RunHalf(pool, a.u16, w.u16, c.bytes(), bias.u16, work) }
+	}
+	return func() error { return k.Run(pool, a.f32, w.f32, c.f32, bias.f32, work) }
 }

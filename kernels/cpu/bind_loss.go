@@ -67,47 +67,6 @@ type headLoss struct {
 	tail          matrix     // rows of dw that no token of the slice has
 }
 
-// matrix is a float32 operand, or a 16-bit one.
-type matrix struct {
-	f32 []float32
-	u16 []uint16
-}
-
-func (m matrix) there() bool { return m.f32 != nil || m.u16 != nil }
-
-// rows are rows [r0, r1) of width c.
-func (m matrix) rows(r0, r1, c int) matrix {
-	if m.u16 != nil {
-		return matrix{u16: m.u16[r0*c : r1*c]}
-	}
-	if m.f32 != nil {
-		return matrix{f32: m.f32[r0*c : r1*c]}
-	}
-	return m
-}
-
-func (m matrix) bytes() []byte {
-	if m.u16 != nil {
-		return gemm.Bytes(m.u16)
-	}
-	return gemm.Bytes(m.f32)
-}
-
-// inMatrix and outMatrix are operands that may be of either type.
-func inMatrix(b *binding, i int) matrix {
-	if b.asIn(i) != vec.NoHalf {
-		return matrix{u16: in[uint16](b, i)}
-	}
-	return matrix{f32: in[float32](b, i)}
-}
-
-func outMatrix(b *binding, i int) matrix {
-	if b.hasOut(i) && b.asOut(i) != vec.NoHalf {
-		return matrix{u16: out[uint16](b, i)}
-	}
-	return matrix{f32: out[float32](b, i)}
-}
-
 type headChunk struct {
 	x, dx   matrix    // (rows, C); dx absent if not wanted
 	sums    []float32 // (rows, V): the logits
@@ -170,6 +129,24 @@ func headSpecs(rows, c, v int, t, dw gemm.Type, accumulate bool) (forward, gradX
 	return forward, gradX, gradW
 }
 
+// headRows is the number of rows in a chunk of the head's loss: one K-block of the matrix
+// product. More rows would need memory for more logits; fewer would change dw's bits.
+const headRows = gemm.KC
+
+// headRowsOf is the rows of a chunk of the head: all of them, where their logits take no
+// more than those of headRows rows and a float32 sum of a 16-bit dw would; then there is
+// no such sum, and the table is packed once. What packs the larger products
+// is not counted: 5 MB of GPT-2's 218 for 1,024 rows.
+func headRowsOf(p *graph.Program, op *graph.Op) int {
+	x := p.Buf(op.In[0])
+	c := int(x.Shape[len(x.Shape)-1])
+	n := int(x.Elems()) / c
+	if _, dw := graph.HeadGradients(op); dw != graph.NoBuf && halves[p.Buf(dw).DType] != vec.NoHalf && n <= headRows+c {
+		return n
+	}
+	return min(n, headRows)
+}
+
 // headSum is the type of dw's sum over rows, in chunks or not, and whether that is in
 // workspace.
 func headSum(dw graph.DType, chunks bool) (gemm.Type, bool) {
@@ -191,12 +168,12 @@ type headWork struct {
 func (b *binding) head(v int, gradients bool, at int, middle func(r0, r1 int, w headWork) (vec.Kernel, *float32)) func() error {
 	n, c := b.inShape(0)
 	all, _ := b.inShape(1)
-	h := &headLoss{w: inMatrix(b, 1).rows(0, v, c)}
-	x, t, dwType := inMatrix(b, 0), gemmTypes[b.Program.Buf(b.Op.In[0]).DType], gemm.F32
+	h := &headLoss{w: b.inMatrix(1).rows(0, v, c)}
+	x, t, dwType := b.inMatrix(0), gemmTypes[b.Program.Buf(b.Op.In[0]).DType], gemm.F32
 	var dx matrix
 	accumulates := false
 	if gradients {
-		h.hyper, dx, h.dw = in[float64](b, len(b.Op.In)-1), outMatrix(b, at), outMatrix(b, at+1)
+		h.hyper, dx, h.dw = in[float64](b, len(b.Op.In)-1), b.outMatrix(at), b.outMatrix(at+1)
 		accumulates = b.accum(at + 1)
 		if h.dw.there() && v < all {
 			if !accumulates { // else they are 0 already
@@ -207,7 +184,7 @@ func (b *binding) head(v int, gradients bool, at int, middle func(r0, r1 int, w 
 	}
 	// Frozen weights over a frozen body: the loss is all there is to compute.
 	grads := dx.there() || h.dw.there()
-	work := slab(b.work(workspace(b.Program, b.Op)))
+	work := b.work()
 	rows := headRowsOf(b.Program, b.Op)
 	w := headWork{logits: take[float32](&work, int64(rows)*int64(v)), lse: take[float32](&work, int64(rows)), rowLoss: take[float64](&work, int64(rows))}
 	if h.dw.there() {

@@ -41,13 +41,6 @@ func newtonSchulzSpecs(rows, cols int) (gram, square, apply gemm.Spec) {
 	return gram, gemm.Spec{M: k, N: k, K: k, Symmetric: true}, gemm.Spec{M: rows, N: cols, K: k}
 }
 
-func newtonSchulzWork(rows, cols int) int64 {
-	gram, square, apply := newtonSchulzSpecs(rows, cols)
-	k, n := int64(min(rows, cols)), int64(rows)*int64(cols)
-	return 2*aligned(4*k*k) + aligned(4*n) + aligned(4*int64(cols)) +
-		aligned(max(gemm.Workspace(gram), gemm.Workspace(square), gemm.Workspace(apply)))
-}
-
 func bindNewtonSchulz(b *binding) func() error {
 	a := attr[graph.NewtonSchulzAttr](b)
 	rows, cols := b.inShape(0)
@@ -57,7 +50,7 @@ func bindNewtonSchulz(b *binding) func() error {
 	if b.err == nil && a.Axis >= len(b.Coord) {
 		b.failf("its owner lies along mesh axis %d, the rank has %d coordinates", a.Axis, len(b.Coord))
 	}
-	work := slab(b.work(workspace(b.Program, b.Op)))
+	work := b.work()
 	if b.err != nil {
 		return nil
 	}

@@ -52,7 +52,7 @@ func (b *binding) gain(c int) []float32 {
 	if !attr[graph.NormAttr](b).PlusOne {
 		return nil
 	}
-	work := slab(b.work(workspace(b.Program, b.Op)))
+	work := b.work()
 	return take[float32](&work, int64(c))
 }
 

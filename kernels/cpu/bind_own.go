@@ -12,7 +12,7 @@ import (
 func bindOwn(b *binding) func() error {
 	def := b.Op.Own.Definition()
 	call := kernels.OwnCall(&b.Binding)
-	all := slab(b.work(graph.CPUTarget().Workspace(b.Program, b.Op)))
+	all := b.work()
 	if def.Work != nil {
 		if n := def.Work(call.Attr, shapesOf(call.In), shapesOf(call.Out)); n > 0 {
 			call.Work = take[byte](&all, n)

@@ -53,18 +53,11 @@ func bindDequantize(b *binding) func() error {
 	return b.run(k)
 }
 
-// int8Workspace is the scratch of a product of int8: codes and scales of both factors,
-// and the product's own.
-func int8Workspace(s gemm.Spec) int64 {
-	m, n, k := int64(s.M), int64(s.N), int64(s.K)
-	return aligned(m*k) + aligned(k*n) + aligned(4*m) + aligned(4*n) + aligned(gemm.Workspace(s))
-}
-
-// int8Product is product16 with both factors quantised first: a by rows, w by columns
+// int8Product is product with both factors quantised first: a by rows, w by columns
 // of the product.
 func (b *binding) int8Product(s gemm.Spec, e gemm.Epilogue, a, w []uint16, c []byte, bias []uint16) func() error {
 	k := b.matmul(s, e)
-	work := slab(b.work(workspace(b.Program, b.Op)))
+	work := b.work()
 	if b.err != nil {
 		return nil
 	}

@@ -126,7 +126,7 @@ var binders = map[graph.Kind]binder{
 	graph.SumParts:       bindSumParts,
 	graph.SelectRow:      bindSelectRow,
 	graph.Rope:           bindRope,
-	graph.RopeAt:         bindRopeAt,
+	graph.RopeAt:         bindRope,
 	graph.Dropout:        bindDropout,
 	graph.SoftCap:        bindSoftCap,
 	graph.SoftCapGrad:    bindSoftCapGrad,

@@ -8,6 +8,7 @@ import (
 	devcpu "github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels"
+	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
@@ -62,7 +63,7 @@ func (b *binding) outShape(i int) (rows, cols int) { return b.shape(b.Op.Out[i].
 
 // hasIn and hasOut say whether an optional operand is there.
 func (b *binding) hasIn(i int) bool  { return i < len(b.Op.In) && b.Op.In[i] != graph.NoBuf }
-func (b *binding) hasOut(i int) bool { return hasOut(b.Op, i) }
+func (b *binding) hasOut(i int) bool { return i < len(b.Op.Out) && b.Op.Out[i].Buf != graph.NoBuf }
 
 // accum says whether an output is added to.
 func (b *binding) accum(i int) bool { return b.hasOut(i) && b.Op.Out[i].Mode == graph.Accum }
@@ -80,6 +81,59 @@ func out[T devcpu.Element](b *binding, i int) []T {
 		return nil
 	}
 	return view[T](b, fmt.Sprintf("output %d", i), b.Out[i])
+}
+
+// matrix is a float32 operand, or a 16-bit one.
+type matrix struct {
+	f32 []float32
+	u16 []uint16
+}
+
+// inMatrix and outMatrix are operands that may be of either type.
+func (b *binding) inMatrix(i int) matrix {
+	if b.hasIn(i) && b.asIn(i) != vec.NoHalf {
+		return matrix{u16: in[uint16](b, i)}
+	}
+	return matrix{f32: in[float32](b, i)}
+}
+
+func (b *binding) outMatrix(i int) matrix {
+	if b.hasOut(i) && b.asOut(i) != vec.NoHalf {
+		return matrix{u16: out[uint16](b, i)}
+	}
+	return matrix{f32: out[float32](b, i)}
+}
+
+func (m matrix) len() int    { return max(len(m.f32), len(m.u16)) }
+func (m matrix) there() bool { return m.f32 != nil || m.u16 != nil }
+
+// part is elements [lo, hi).
+func (m matrix) part(lo, hi int) matrix {
+	switch {
+	case m.u16 != nil:
+		return matrix{u16: m.u16[lo:hi]}
+	case m.f32 != nil:
+		return matrix{f32: m.f32[lo:hi]}
+	}
+	return m
+}
+
+func (m matrix) from(lo int) matrix { return m.part(lo, m.len()) }
+
+// rows are rows [r0, r1) of width c.
+func (m matrix) rows(r0, r1, c int) matrix { return m.part(r0*c, r1*c) }
+
+func (m matrix) bytes() []byte {
+	if m.u16 != nil {
+		return gemm.Bytes(m.u16)
+	}
+	return gemm.Bytes(m.f32)
+}
+
+// copy copies the elements of from, as many as m has, to m.
+func (m matrix) copy(from matrix) {
+	copy(m.f32, from.f32)
+	copy(m.u16, from.u16)
 }
 
 // asIn and asOut return the 16-bit types of operands, NoHalf for float32 operands.
@@ -138,8 +192,9 @@ func view[T devcpu.Element](b *binding, what string, p device.Ptr) []T {
 // line, and a vector of 512 bits.
 const workAlign = 64
 
-// work returns the operation's workspace, at least n bytes; nil for n = 0.
-func (b *binding) work(n int64) []byte {
+// work returns the operation's workspace, of the size that the planner gave it; nil if it has none.
+func (b *binding) work() slab {
+	n := graph.CPUTarget().Workspace(b.Program, b.Op)
 	if b.err != nil || n == 0 {
 		return nil
 	}

@@ -40,14 +40,13 @@ func (b *binding) onHost() bool {
 
 // bindHost binds an operation on host memory with the CPU's kernel library.
 func (b *binding) bindHost() (device.Kernel, error) {
-	kb := b.Binding
-	kb.In, kb.Out = b.hosted(b.In), b.hosted(b.Out)
-	rest := b.hosted([]device.Ptr{b.Work, b.Skip})
-	kb.Work, kb.Skip = rest[0], rest[1]
-	if b.err != nil {
-		return nil, b.err
+	for _, p := range b.kernel.touches {
+		if _, ok := p.Arena.(devcpu.HostMemory); !ok {
+			b.failf("host memory is a %T, which the CPU's kernels do not reach", p.Arena)
+			return nil, b.err
+		}
 	}
-	k, err := b.lib.o.Host.Bind(kb)
+	k, err := b.lib.o.Host.Bind(b.Binding)
 	if err != nil {
 		return nil, err
 	}
@@ -57,23 +56,6 @@ func (b *binding) bindHost() (device.Kernel, error) {
 		return nil, b.err
 	}
 	return &hostKernel{b.kernel.operands, run}, nil
-}
-
-func (b *binding) hosted(list []device.Ptr) []device.Ptr {
-	out := make([]device.Ptr, len(list))
-	for i, p := range list {
-		if p.Arena == nil {
-			continue
-		}
-		h, ok := p.Arena.(devcuda.Hosted)
-		if !ok {
-			b.failf("host memory is a %T, which the CPU's kernels do not reach", p.Arena)
-			return out
-		}
-		p.Arena = h.CPU()
-		out[i] = p
-	}
-	return out
 }
 
 // address returns the device address of an operand, 0 if it is absent.

@@ -139,7 +139,10 @@ type hosted struct {
 }
 
 func (h hosted) Address() driver.Address { return 0 }
-func (h hosted) CPU() device.Arena       { return h.Arena }
+
+func (h hosted) HostMemory() ([]byte, error) {
+	return devcpu.Bytes(device.Ptr{Arena: h.Arena, Len: h.Size()})
+}
 
 // TestHostMemoryIsTheCPUs: operations on host memory are the CPU's kernels.
 func TestHostMemoryIsTheCPUs(t *testing.T) {

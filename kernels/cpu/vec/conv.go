@@ -82,9 +82,11 @@ func (k *Im2Col[T]) RunIndex(i int) {
 // or, with Accumulate, from the old value.
 type Col2Im[T num.Float] struct {
 	Window
-	DCols      []T // (B·OutH·OutW, KH·KW·C)
-	DX         []T // (B, H, W, C)
-	Accumulate bool
+	DCols         []T // (B·OutH·OutW, KH·KW·C)
+	DX            []T // (B, H, W, C)
+	As            Half
+	DCols16, DX16 []uint16 // in place of DCols and DX
+	Accumulate    bool
 }
 
 // Run scatters.
@@ -94,13 +96,17 @@ func (k *Col2Im[T]) Run(p *pool.Pool) error {
 	if c.err != nil {
 		return c.err
 	}
-	c.size4("DX", "(B, H, W, C)", len(k.DX), k.B, k.H, k.W, k.C)
-	c.size4("DCols", "(B, OutH, OutW, KH·KW·C)", len(k.DCols), k.B, k.OutH(), k.OutW(), k.KH*k.KW*k.C)
+	c.size4("DX", "(B, H, W, C)", len(k.DX)+len(k.DX16), k.B, k.H, k.W, k.C)
+	c.size4("DCols", "(B, OutH, OutW, KH·KW·C)", len(k.DCols)+len(k.DCols16), k.B, k.OutH(), k.OutW(), k.KH*k.KW*k.C)
 	return c.run(p, k.B*k.H, k)
 }
 
 // RunIndex is a pool.Task's; call Run. It computes one row of pixels.
 func (k *Col2Im[T]) RunIndex(i int) {
+	if k.As != NoHalf {
+		k.half(i)
+		return
+	}
 	oh, ow := k.OutH(), k.OutW()
 	b, h := i/k.H, i%k.H
 	for w := range k.W {
@@ -123,6 +129,36 @@ func (k *Col2Im[T]) RunIndex(i int) {
 	}
 }
 
+// half is RunIndex of 16-bit elements.
+func (k *Col2Im[T]) half(i int) {
+	oh, ow := k.OutH(), k.OutW()
+	b, h := i/k.H, i%k.H
+	s := borrow(2 * k.C)
+	defer s.giveBack()
+	d, add := s.buf[:k.C], s.buf[k.C:2*k.C]
+	for w := range k.W {
+		to := k.DX16[(i*k.W+w)*k.C:][:k.C]
+		clear(d)
+		if k.Accumulate {
+			widen(k.As, d, to)
+		}
+		for kh := range k.KH {
+			y, ok := origin(h+k.Pad-kh, k.Stride, oh)
+			if !ok {
+				continue
+			}
+			for kw := range k.KW {
+				if x, ok := origin(w+k.Pad-kw, k.Stride, ow); ok {
+					from := ((((b*oh+y)*ow+x)*k.KH+kh)*k.KW + kw) * k.C
+					widen(k.As, add, k.DCols16[from:from+k.C])
+					binary(Add, d, d, add, false)
+				}
+			}
+		}
+		narrow(k.As, to, d)
+	}
+}
+
 // origin returns the window position that starts at padded coordinate v.
 func origin(v, stride, n int) (int, bool) {
 	if v < 0 || v%stride != 0 || v/stride >= n {
@@ -135,8 +171,10 @@ func origin(v, stride, n int) (int, bool) {
 // part. A NaN in a window makes its maximum NaN.
 type MaxPool[T num.Float] struct {
 	Window
-	X []T // (B, H, W, C)
-	Y []T // (B, OutH, OutW, C)
+	X        []T // (B, H, W, C)
+	Y        []T // (B, OutH, OutW, C)
+	As       Half
+	X16, Y16 []uint16 // in place of X and Y
 }
 
 // checkPool refuses windows that can lie in the padding alone.
@@ -154,13 +192,34 @@ func (k *MaxPool[T]) Run(p *pool.Pool) error {
 	if c.err != nil {
 		return c.err
 	}
-	c.size4("X", "(B, H, W, C)", len(k.X), k.B, k.H, k.W, k.C)
-	c.size4("Y", "(B, OutH, OutW, C)", len(k.Y), k.B, k.OutH(), k.OutW(), k.C)
+	c.size4("X", "(B, H, W, C)", len(k.X)+len(k.X16), k.B, k.H, k.W, k.C)
+	c.size4("Y", "(B, OutH, OutW, C)", len(k.Y)+len(k.Y16), k.B, k.OutH(), k.OutW(), k.C)
+	if k.As != NoHalf {
+		return c.run(p, k.B, k)
+	}
 	return c.run(p, k.B*k.OutH(), k)
 }
 
-// RunIndex is a pool.Task's; call Run. It computes one row of output positions.
+// RunIndex is a pool.Task's; call Run. It computes one row of output positions, of 16 bits one
+// image.
 func (k *MaxPool[T]) RunIndex(i int) {
+	if k.As == NoHalf {
+		k.row(i)
+		return
+	}
+	in, out := k.H*k.W*k.C, k.OutH()*k.OutW()*k.C
+	s := borrow(in + out)
+	defer s.giveBack()
+	one := MaxPool[float32]{Window: k.Window, X: s.buf[:in], Y: s.buf[in : in+out]}
+	widen(k.As, one.X, k.X16[i*in:(i+1)*in])
+	for y := range k.OutH() {
+		one.row(y)
+	}
+	narrow(k.As, k.Y16[i*out:(i+1)*out], one.Y)
+}
+
+// row computes a row of output positions.
+func (k *MaxPool[T]) row(i int) {
 	oh, ow := k.OutH(), k.OutW()
 	b, oy := i/oh, i%oh
 	for ox := range ow {
@@ -212,9 +271,11 @@ func argmax[T num.Float](w *Window, x []T, b, oy, ox, c int) int {
 // Accumulate, at the old value.
 type MaxPoolGrad[T num.Float] struct {
 	Window
-	DY         []T // (B, OutH, OutW, C)
-	X, DX      []T // (B, H, W, C)
-	Accumulate bool
+	DY              []T // (B, OutH, OutW, C)
+	X, DX           []T // (B, H, W, C)
+	As              Half
+	DY16, X16, DX16 []uint16 // in place of DY, X and DX
+	Accumulate      bool
 }
 
 // Run scatters.
@@ -224,14 +285,34 @@ func (k *MaxPoolGrad[T]) Run(p *pool.Pool) error {
 	if c.err != nil {
 		return c.err
 	}
-	c.size4("X", "(B, H, W, C)", len(k.X), k.B, k.H, k.W, k.C)
-	c.size4("DX", "(B, H, W, C)", len(k.DX), k.B, k.H, k.W, k.C)
-	c.size4("DY", "(B, OutH, OutW, C)", len(k.DY), k.B, k.OutH(), k.OutW(), k.C)
+	c.size4("X", "(B, H, W, C)", len(k.X)+len(k.X16), k.B, k.H, k.W, k.C)
+	c.size4("DX", "(B, H, W, C)", len(k.DX)+len(k.DX16), k.B, k.H, k.W, k.C)
+	c.size4("DY", "(B, OutH, OutW, C)", len(k.DY)+len(k.DY16), k.B, k.OutH(), k.OutW(), k.C)
 	return c.run(p, k.B, k)
 }
 
 // RunIndex is a pool.Task's; call Run. It computes one image.
 func (k *MaxPoolGrad[T]) RunIndex(b int) {
+	if k.As == NoHalf {
+		k.image(b)
+		return
+	}
+	in, out := k.H*k.W*k.C, k.OutH()*k.OutW()*k.C
+	s := borrow(2*in + out)
+	defer s.giveBack()
+	one := MaxPoolGrad[float32]{
+		Window: k.Window, X: s.buf[:in], DX: s.buf[in : 2*in], DY: s.buf[2*in : 2*in+out], Accumulate: k.Accumulate,
+	}
+	widen(k.As, one.X, k.X16[b*in:(b+1)*in])
+	widen(k.As, one.DY, k.DY16[b*out:(b+1)*out])
+	if k.Accumulate {
+		widen(k.As, one.DX, k.DX16[b*in:(b+1)*in])
+	}
+	one.image(0)
+	narrow(k.As, k.DX16[b*in:(b+1)*in], one.DX)
+}
+
+func (k *MaxPoolGrad[T]) image(b int) {
 	n, oh, ow := k.H*k.W*k.C, k.OutH(), k.OutW()
 	if !k.Accumulate {
 		clear(k.DX[b*n : (b+1)*n])

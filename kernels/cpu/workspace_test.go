@@ -7,27 +7,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// headRows is the number of rows in a chunk of the head's loss: one K-block of the matrix
-// product. More rows would need memory for more logits; fewer would change dw's bits.
-const headRows = gemm.KC
-
-// headRowsOf is the rows of a chunk of the head: all of them, where their logits take no
-// more than those of headRows rows and a float32 sum of a 16-bit dw would; then there is
-// no such sum, and the table is packed once. What packs the larger products
-// is not counted: 5 MB of GPT-2's 218 for 1,024 rows.
-func headRowsOf(p *graph.Program, op *graph.Op) int {
-	x := p.Buf(op.In[0])
-	c := int(x.Shape[len(x.Shape)-1])
-	n := int(x.Elems()) / c
-	if _, dw := graph.HeadGradients(op); dw != graph.NoBuf && halves[p.Buf(dw).DType] != vec.NoHalf && n <= headRows+c {
-		return n
-	}
-	return min(n, headRows)
-}
-
-// workspace is the scratch of an operation in bytes, by the kernels' own
-// account: a function of its shapes and attribute. graph.CPUTarget's Workspace
-// says the same without them. The operation must pass graph.Check.
+// workspace is the scratch of an operation in bytes, by the kernels' own account: the oracle of
+// graph.CPUTarget's Workspace, which knows no kernels.
 func workspace(p *graph.Program, op *graph.Op) int64 {
 	shape := func(id graph.BufID) (rows, cols int) {
 		b := p.Buf(id)
@@ -98,5 +79,16 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 	return 0
 }
 
-// hasOut says whether an optional output is there.
-func hasOut(op *graph.Op, i int) bool { return i < len(op.Out) && op.Out[i].Buf != graph.NoBuf }
+// int8Workspace is the scratch of a product of int8: codes and scales of both factors,
+// and the product's own.
+func int8Workspace(s gemm.Spec) int64 {
+	m, n, k := int64(s.M), int64(s.N), int64(s.K)
+	return aligned(m*k) + aligned(k*n) + aligned(4*m) + aligned(4*n) + aligned(gemm.Workspace(s))
+}
+
+func newtonSchulzWork(rows, cols int) int64 {
+	gram, square, apply := newtonSchulzSpecs(rows, cols)
+	k, n := int64(min(rows, cols)), int64(rows)*int64(cols)
+	return 2*aligned(4*k*k) + aligned(4*n) + aligned(4*int64(cols)) +
+		aligned(max(gemm.Workspace(gram), gemm.Workspace(square), gemm.Workspace(apply)))
+}
