@@ -249,8 +249,7 @@ func (e *Executor) describe(err error) error {
 	if step := e.step.Load(); step >= 0 {
 		at += fmt.Sprintf(", step %d", step)
 	}
-	var failed *device.OpError
-	if errors.As(err, &failed) && failed.Rank == e.rank {
+	if failed, ok := errors.AsType[*device.OpError](err); ok && failed.Rank == e.rank {
 		k, where := failed.Kernel, fmt.Sprintf("on stream %s", failed.Stream)
 		if failed.Where != "" {
 			where += " of " + failed.Where

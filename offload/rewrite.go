@@ -2,6 +2,7 @@ package offload
 
 import (
 	"fmt"
+	"slices"
 	"sort"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -328,7 +329,7 @@ func (r *rewriter) mirror(key mirrorKey) graph.BufID {
 func (r *rewriter) in(id, mirror, part graph.BufID) graph.BufID {
 	at, from := r.place(id), r.place(part)
 	m, b := r.p.Buf(mirror), r.p.Buf(id)
-	if at == from && sameShape(m.Shape, b.Shape) && m.DType == b.DType {
+	if at == from && slices.Equal(m.Shape, b.Shape) && m.DType == b.DType {
 		return mirror
 	}
 	key := viewKey{id, mirror}
@@ -354,18 +355,6 @@ func (r *rewriter) in(id, mirror, part graph.BufID) graph.BufID {
 type extent struct {
 	off, size, stride int64
 	axis              int
-}
-
-func sameShape(a, b []int64) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
 }
 
 func sortStretches(list []*stretch) {
