@@ -6,6 +6,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -180,12 +181,7 @@ func first(getenv func(string) string, names []string) (name, value string) {
 }
 
 func all(getenv func(string) string, names []string) bool {
-	for _, n := range names {
-		if getenv(n) == "" {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(names, func(n string) bool { return getenv(n) == "" })
 }
 
 func number(name, value string, least int) (int, error) {

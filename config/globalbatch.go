@@ -71,8 +71,7 @@ func (c *Config) tooFew(what string, leaves int) error {
 		how, instead = fmt.Sprintf("; or give Config.Batch %d", batch), []string{fmt.Sprintf("Batch=%d", batch)}
 	}
 	err := Refuse("%s is %d micro-batches of Config.Batch %d, and each of %d ranks needs one; at most %d ranks have one%s", what, leaves, c.Batch, c.DataRanks(), leaves, how)
-	var refused *FieldError
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*FieldError](err); ok {
 		refused.Instead = instead
 	}
 	return err

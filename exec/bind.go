@@ -50,14 +50,9 @@ func (e *Executor) bindAll() error {
 		root, _ := e.cfg.Program.Resolve(id, nil)
 		inputs[root] = true
 	}
-	for i := range e.sections {
-		for j := range e.sections[i].phases {
-			for k := range e.sections[i].phases[j].ops {
-				op := e.sections[i].phases[j].ops[k].op
-				reads[op.Stream] = reads[op.Stream] || e.usesHostInput(op, inputs)
-			}
-		}
-	}
+	e.eachOp(func(o *operation) {
+		reads[o.op.Stream] = reads[o.op.Stream] || e.usesHostInput(o.op, inputs)
+	})
 	for s, yes := range reads {
 		if yes {
 			e.readers = append(e.readers, e.streams[s])

@@ -249,8 +249,7 @@ func (e *Executor) describe(err error) error {
 	if step := e.step.Load(); step >= 0 {
 		at += fmt.Sprintf(", step %d", step)
 	}
-	var failed *device.OpError
-	if errors.As(err, &failed) && failed.Rank == e.rank {
+	if failed, ok := errors.AsType[*device.OpError](err); ok && failed.Rank == e.rank {
 		k, where := failed.Kernel, fmt.Sprintf("on stream %s", failed.Stream)
 		if failed.Where != "" {
 			where += " of " + failed.Where
@@ -346,20 +345,32 @@ func (e *Executor) RunSection(name string, before func(phase *graph.Phase, repea
 	if err != nil {
 		return err
 	}
+	_, err = e.run(s, before, nil)
+	return err
+}
+
+// run is RunSection, or with pass RunGated of a section that has a gate.
+func (e *Executor) run(s *section, before func(phase *graph.Phase, repeat int) error, pass func(norm bool) (bool, error)) (bool, error) {
 	e.current.Store(s)
 	for i := range s.phases {
 		ph := &s.phases[i]
 		for r := range e.times(ph) {
 			if err := e.prepare(ph, r, before); err != nil {
-				return err
+				return false, err
+			}
+			if pass != nil && i == s.gate.phase {
+				if ok, err := e.pass(s, pass); err != nil || !ok {
+					return false, err
+				}
+				continue
 			}
 			if err := e.enqueue(e.launches(ph)); err != nil {
-				return err
+				return false, err
 			}
 			ph.captured.warm = true
 		}
 	}
-	return e.Sync()
+	return true, e.Sync()
 }
 
 // prepare waits for the readers of the host's inputs and calls before: see RunSection.

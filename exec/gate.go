@@ -127,29 +127,7 @@ func (e *Executor) RunGated(name string, before func(phase *graph.Phase, repeat 
 	if err != nil {
 		return false, err
 	}
-	if s.gate.phase < 0 {
-		return true, e.RunSection(name, before)
-	}
-	e.current.Store(s)
-	for i := range s.phases {
-		ph := &s.phases[i]
-		for r := range e.times(ph) {
-			if err := e.prepare(ph, r, before); err != nil {
-				return false, err
-			}
-			if i != s.gate.phase {
-				if err := e.enqueue(e.launches(ph)); err != nil {
-					return false, err
-				}
-				ph.captured.warm = true
-				continue
-			}
-			if ok, err := e.pass(s, pass); err != nil || !ok {
-				return false, err
-			}
-		}
-	}
-	return true, e.Sync()
+	return e.run(s, before, pass) // without a gate pass is not called
 }
 
 // pass enqueues the phase that contains a section's gate: up to the gate, and the rest if the

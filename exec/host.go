@@ -41,28 +41,12 @@ func (e *Executor) HostBytes(id graph.BufID) ([]byte, error) {
 }
 
 func host[T float64 | float32 | int64 | int32](e *Executor, id graph.BufID, dtype graph.DType) ([]T, error) {
-	fail := func(err error) ([]T, error) {
-		return nil, fmt.Errorf("exec: rank %d: host view of buffer %d: %w", e.rank, id, err)
+	b, err := e.HostBytes(id)
+	if err != nil || len(b) == 0 {
+		return nil, err
 	}
-	if id == graph.NoBuf {
-		return fail(errors.New("the program lacks it"))
-	}
-	p, err := e.ptr(id)
-	if err != nil {
-		return fail(err)
-	}
-	if b := e.cfg.Program.Buf(id); b.DType != dtype {
-		return fail(fmt.Errorf("%q has dtype %s, want %s", b.Name, b.DType, dtype))
-	}
-	b, err := e.cfg.Context.HostBytes(p)
-	if err != nil {
-		return fail(err)
-	}
-	if p.Off%dtype.Size() != 0 {
-		return fail(fmt.Errorf("its offset %d is not a multiple of %d", p.Off, dtype.Size()))
-	}
-	if len(b) == 0 {
-		return nil, nil
+	if of := e.cfg.Program.Buf(id); of.DType != dtype {
+		return nil, fmt.Errorf("exec: rank %d: host view of buffer %d: %q has dtype %s, want %s", e.rank, id, of.Name, of.DType, dtype)
 	}
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), int64(len(b))/dtype.Size()), nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -151,12 +152,7 @@ func (e *Executor) computed(op *graph.Op, id graph.BufID, i int64) bool {
 	if attr, ok := op.Attr.(graph.GroupAttr); ok && n < u.FlatLen && attr.Axis >= 0 {
 		flat += int64(e.cfg.Coord[attr.Axis]) * n
 	}
-	for _, s := range u.Segments {
-		if flat >= s.Flat && flat < s.Flat+s.Len {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(u.Segments, func(s graph.Segment) bool { return flat >= s.Flat && flat < s.Flat+s.Len })
 }
 
 // scan returns the index and value of the first element of a floating-point operand that is NaN

@@ -42,27 +42,22 @@ func (e *Executor) transfer(verb string, id graph.BufID, off int64, data []byte,
 	if err := e.Sync(); err != nil {
 		return fail(err)
 	}
-	if p.Arena.Space() == graph.Host {
-		b, err := e.cfg.Context.HostBytes(p)
-		if err != nil {
+	var b []byte // the buffer, where the host can address it
+	reached := p.Arena.Space() == graph.Host
+	if reached {
+		if b, err = e.cfg.Context.HostBytes(p); err != nil {
 			return fail(err)
 		}
+	} else if m, ok := e.cfg.Context.(device.Reachable); ok {
+		b, reached = m.Reach(p)
+	}
+	if reached {
 		if read {
 			copy(data, b[off:])
 		} else {
 			copy(b[off:], data)
 		}
 		return nil
-	}
-	if m, ok := e.cfg.Context.(device.Reachable); ok {
-		if b, ok := m.Reach(p); ok {
-			if read {
-				copy(data, b[off:])
-			} else {
-				copy(b[off:], data)
-			}
-			return nil
-		}
 	}
 	staging, err := e.ptr(e.cfg.Program.Port(graph.PortStaging))
 	if err != nil {

@@ -114,18 +114,6 @@ type traceArgs struct {
 	Share   float64    `json:"peak_share,omitempty"`
 }
 
-type nameArg struct {
-	Name string `json:"name"`
-}
-
-type sortArg struct {
-	Index int `json:"sort_index"`
-}
-
-type droppedArg struct {
-	Operations int64 `json:"operations"`
-}
-
 // Events returns some of another rank's trace events, starting at index from, as JSON objects
 // separated by commas; no bytes at the end. next is the index after them.
 type Events func(from int64) (events []byte, next int64, err error)
@@ -219,12 +207,12 @@ func (k *track) events(i, n int64, first bool, shift time.Duration, peak float64
 	switch {
 	case i == 0:
 		list = append(list,
-			traceEvent{Name: "thread_name", Phase: "M", Rank: k.rank, Track: track, Args: nameArg{k.stream.String()}},
-			traceEvent{Name: "thread_sort_index", Phase: "M", Rank: k.rank, Track: track, Args: sortArg{track}})
+			traceEvent{Name: "thread_name", Phase: "M", Rank: k.rank, Track: track, Args: map[string]string{"name": k.stream.String()}},
+			traceEvent{Name: "thread_sort_index", Phase: "M", Rank: k.rank, Track: track, Args: map[string]int{"sort_index": track}})
 		if first {
 			list = append(list,
-				traceEvent{Name: "process_name", Phase: "M", Rank: k.rank, Args: nameArg{fmt.Sprintf("rank %d", k.rank)}},
-				traceEvent{Name: "process_sort_index", Phase: "M", Rank: k.rank, Args: sortArg{k.rank}})
+				traceEvent{Name: "process_name", Phase: "M", Rank: k.rank, Args: map[string]string{"name": fmt.Sprintf("rank %d", k.rank)}},
+				traceEvent{Name: "process_sort_index", Phase: "M", Rank: k.rank, Args: map[string]int{"sort_index": k.rank}})
 		}
 	case i < n-1:
 		s := k.spans[i-1]
@@ -237,7 +225,7 @@ func (k *track) events(i, n int64, first bool, shift time.Duration, peak float64
 	default:
 		if dropped := k.ran.Load() - int64(len(k.spans)); dropped > 0 {
 			at := micros(k.spans[len(k.spans)-1].end + shift)
-			list = append(list, traceEvent{Name: "the trace is full", Phase: "i", Rank: k.rank, Track: track, Start: &at, Args: droppedArg{dropped}})
+			list = append(list, traceEvent{Name: "the trace is full", Phase: "i", Rank: k.rank, Track: track, Start: &at, Args: map[string]int64{"operations": dropped}})
 		}
 	}
 	return list

@@ -396,12 +396,7 @@ func (s *spans) add(lo, hi int64) {
 }
 
 func (s spans) covers(lo, hi int64) bool {
-	for _, x := range s {
-		if x[0] <= lo && hi <= x[1] {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(s, func(x [2]int64) bool { return x[0] <= lo && hi <= x[1] })
 }
 
 func sortStretches(list []*stretch) {

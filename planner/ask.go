@@ -139,8 +139,7 @@ func (a *asking) fit(ctx context.Context, i int) (*Fitted, *NothingFits, error) 
 	}
 	a.known[i] = true
 	best, err := at.Fit(ctx, a.q.Fixed, a.q.Rows, hw)
-	var none *NothingFits
-	if errors.As(err, &none) && (hw.Budget == nil || !none.Spent) {
+	if none, ok := errors.AsType[*NothingFits](err); ok && (hw.Budget == nil || !none.Spent) {
 		return nil, none, nil
 	}
 	return best, nil, err

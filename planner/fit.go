@@ -106,8 +106,7 @@ func (q Request) Fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*
 		return nil, err
 	}
 	found, err := search.Fit(ctx, r.spec, r.given, r.allowed, r.rows, hw)
-	var none *search.NothingFits
-	if errors.As(err, &none) {
+	if none, ok := errors.AsType[*search.NothingFits](err); ok {
 		e := &NothingFits{Tried: none.Tried, Smallest: r.forecast(none.Smallest), What: none.What, HostShare: none.HostShare, Spent: none.Spent}
 		if none.Smallest != nil {
 			e.Choices = choices(&none.Smallest.Spec, none.Batches, none.Precisions)
@@ -166,8 +165,7 @@ func (q Request) free(fixed Fixed, rows int, hw Hardware) (*freed, error) {
 
 // refusal is a search's error, of rows with those that would do.
 func (r *freed) refusal(err error) error {
-	var odd *search.RowsError
-	if errors.As(err, &odd) {
+	if odd, ok := errors.AsType[*search.RowsError](err); ok {
 		return rowsText(odd, r.Config, r.given.Accum)
 	}
 	return err

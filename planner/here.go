@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,14 +46,12 @@ func (q Request) FitHere(ctx context.Context, fixed Fixed, rows int, hw Hardware
 			found.Reasons = append(found.Reasons, fmt.Sprintf("within %s; the fastest without that limit takes %s a rank there", machine, plan.Bytes(needs)))
 			return found, nil
 		}
-		var none *NothingFits
-		if !errors.As(err, &none) {
+		none, ok := errors.AsType[*NothingFits](err)
+		if !ok {
 			return nil, err
 		}
 		none.Machine = machine.String()
-		if first == nil {
-			first = none
-		}
+		first = cmp.Or[error](first, none)
 	}
 	return nil, first
 }

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -69,15 +70,7 @@ func (m *Model) Readable() bool {
 }
 
 func (m *Model) has(name string) bool {
-	if m.saved == nil {
-		return false
-	}
-	for _, f := range m.saved.Manifest.Files {
-		if f.Name == name {
-			return true
-		}
-	}
-	return false
+	return m.saved != nil && slices.ContainsFunc(m.saved.Manifest.Files, func(f checkpoint.File) bool { return f.Name == name })
 }
 
 // Config reads the model's shape.

@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -47,15 +48,8 @@ func choices(c *search.Spec, batches, precisions bool) (s Settings) {
 	}
 	s.add("Prefetch", c.Prefetch)
 	s.add("Recompute", c.Recompute)
-	s.add("Offload", orNone(c.Offload.String()))
+	s.add("Offload", cmp.Or(c.Offload.String(), "none"))
 	return s
-}
-
-func orNone(v string) string {
-	if v == "" {
-		return "none"
-	}
-	return v
 }
 
 // changeFields are the fields of changes.
@@ -82,7 +76,7 @@ func settingsOf(list []search.Change, local int) (s Settings) {
 		case search.Disk:
 			value = newDisk
 		case search.Offload:
-			value = orNone(c.Text)
+			value = cmp.Or(c.Text, "none")
 		}
 		field := changeFields[c.Field]
 		switch c.Field {

@@ -239,8 +239,7 @@ func Continue(o filesys.Opener, path string, step int) (l *Log, left *Left, err 
 	}
 	l = &Log{Chain: &Chain{f: f}, in: in}
 	err = l.follow()
-	var broken *Broken
-	if errors.As(err, &broken) && l.step() >= step { // a crash of the machine may leave anything behind the lines that were synced
+	if _, broken := errors.AsType[*Broken](err); broken && l.step() >= step { // a crash of the machine may leave anything behind the lines that were synced
 		err = nil
 	}
 	if err == nil {

@@ -48,12 +48,7 @@ func (r *rewriter) idle(v int) bool {
 	if len(r.drop) == 0 || val.keep || val.by < 0 {
 		return false
 	}
-	for _, i := range val.read {
-		if r.ops[i].Pass != graph.Forward {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(val.read, func(i int) bool { return r.ops[i].Pass != graph.Forward })
 }
 
 // checkDrops returns an error for a pattern that drops nothing. p is the program before the rewrite.

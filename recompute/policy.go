@@ -2,6 +2,7 @@ package recompute
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -40,15 +41,7 @@ type Options struct {
 
 // Active says whether any unit may recompute.
 func (o Options) Active() bool {
-	if len(o.Drop) > 0 {
-		return true
-	}
-	for _, r := range o.Rules {
-		if r.Policy != None {
-			return true
-		}
-	}
-	return false
+	return len(o.Drop) > 0 || slices.ContainsFunc(o.Rules, func(r Rule) bool { return r.Policy != None })
 }
 
 // Auto is the value of the flag that makes a search choose Options; Parse rejects it.

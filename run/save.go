@@ -167,20 +167,13 @@ func (rs *Ranks) together(f func(r *Rank) error) error {
 	errs := make([]error, len(rs.list))
 	var done sync.WaitGroup
 	for i, r := range rs.list {
-		done.Add(1)
-		go func() {
+		done.Go(func() {
 			defer crash.Guard()
-			defer done.Done()
 			errs[i] = f(r)
-		}()
+		})
 	}
 	done.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(errs...)
 }
 
 // Save writes every rank's part of a checkpoint, each in the rank's
@@ -330,12 +323,10 @@ func (rs *Ranks) Load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	errs := make([]error, len(others)+1)
 	var done sync.WaitGroup
 	for i, e := range others {
-		done.Add(1)
-		go func() {
+		done.Go(func() {
 			defer crash.Guard()
-			defer done.Done()
 			_, errs[i+1] = e.call(request{Verb: verbLoad, Name: from.Name})
-		}()
+		})
 	}
 	errs[0] = rs.load(ctx, from)
 	done.Wait()

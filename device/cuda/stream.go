@@ -97,8 +97,7 @@ func (s *Stream) opError(k device.Kernel, err error) error {
 // return an asynchronous error of earlier device work: such an error names the first operation
 // of the stream that is not known to have run.
 func (s *Stream) stop(k device.Kernel, doing string, err error) error {
-	var e *driver.Error
-	if errors.As(err, &e) && asynchronous(e.Code) {
+	if e, ok := errors.AsType[*driver.Error](err); ok && asynchronous(e.Code) {
 		if first := s.atHand(); first != nil {
 			k, doing = first, "this is the first operation of the stream that is not known to have run"
 			if _, ok := k.(*graphKernel); ok {

@@ -27,8 +27,7 @@ type library struct {
 // Open opens the library and initialises it. It also looks in the folders of CUDA's libraries.
 func Open() (Library, error) {
 	lib, err := dynlib.Open("NVML", Names...)
-	var missing *dynlib.NotFound
-	if errors.As(err, &missing) && len(missing.Tried) == 0 {
+	if missing, ok := errors.AsType[*dynlib.NotFound](err); ok && len(missing.Tried) == 0 {
 		return nil, ErrNoLibrary
 	}
 	if err != nil {

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"errors"
+	"slices"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
@@ -273,12 +274,7 @@ func (b *binding) columnSums(x driver.Address, xs *graph.Buffer, rows, cols int6
 
 // aligned says whether all addresses are multiples of n bytes.
 func aligned(n driver.Address, places ...driver.Address) bool {
-	for _, p := range places {
-		if p%n != 0 {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(places, func(p driver.Address) bool { return p%n != 0 })
 }
 
 // flag converts a bool to the int32 that kernels take.

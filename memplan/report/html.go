@@ -73,12 +73,7 @@ var page = template.Must(template.New("page").Funcs(template.FuncMap{
 	"prose":  prose,
 	// right says that a column holds numbers, which its heading follows.
 	"right": func(t Table, column int) bool {
-		for _, row := range t.Rows {
-			if column < len(row) && isNumber(row[column]) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(t.Rows, func(row []string) bool { return column < len(row) && isNumber(row[column]) })
 	},
 	"colour": func(c graph.Class) template.CSS { return template.CSS(colours[c]) },
 	"classes": func() []graph.Class {

@@ -36,12 +36,10 @@ func (c *Corrupt) Error() string {
 // cause removes the wrapper that package os adds to a system call's error, because Error already
 // names the operation, file and offset.
 func cause(err error) error {
-	var p *os.PathError
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*os.PathError](err); ok {
 		return p.Err
 	}
-	var s *os.SyscallError
-	if errors.As(err, &s) {
+	if s, ok := errors.AsType[*os.SyscallError](err); ok {
 		return s.Err
 	}
 	return err

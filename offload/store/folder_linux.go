@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -72,12 +73,7 @@ func openFile(in filesys.Folder, rank int, o Options) (opened, error) {
 }
 
 func isAny(err error, list ...error) bool {
-	for _, e := range list {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(list, func(e error) bool { return errors.Is(err, e) })
 }
 
 const stalePrefix, staleSuffix = ".spillway-", ".disk"

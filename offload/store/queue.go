@@ -55,15 +55,13 @@ func newQueue(o Options) (*queue, error) {
 				return nil, errors.Join(err, q.close())
 			}
 		}
-		q.workers.Add(1)
-		go q.work(w)
+		q.workers.Go(func() { q.work(w) })
 	}
 	return q, nil
 }
 
 func (q *queue) work(w *worker) {
 	defer crash.Guard()
-	defer q.workers.Done()
 	defer w.coder.close()
 	for {
 		select {

@@ -48,8 +48,7 @@ const mappedPeer = arenaUnit
 func (c *cudaPlatform) Measure(p *plan.Plan) error {
 	for _, k := range c.cards {
 		err := k.do(func() error { return c.measure(k, p) })
-		var missing *platform.MissingDevice
-		if errors.As(err, &missing) {
+		if _, missing := errors.AsType[*platform.MissingDevice](err); missing {
 			return err
 		}
 		if err != nil {

@@ -438,8 +438,7 @@ func (l *Lt) heuristics(p Product, pl *ltPlan) ([]heuristic, error) {
 	if e := free(); err == nil {
 		err = e
 	}
-	var status *driver.Error
-	if errors.As(err, &status) && status.Code == statusNotSupported {
+	if status, ok := errors.AsType[*driver.Error](err); ok && status.Code == statusNotSupported {
 		return nil, ErrUnsupported
 	}
 	if err != nil {
