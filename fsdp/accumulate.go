@@ -51,14 +51,9 @@ func Accumulate(p *graph.Program) (*graph.Program, error) {
 
 // eachMicroStep calls visit for the micro-step phases of every step section.
 func eachMicroStep(p *graph.Program, visit func(ph *graph.Phase)) {
-	for i := range p.Sections {
-		if p.Sections[i].Kind != graph.SectionStep {
-			continue
-		}
-		for j := range p.Sections[i].Phases {
-			if ph := &p.Sections[i].Phases[j]; ph.Kind == graph.MicroPhase {
-				visit(ph)
-			}
+	for sec, ph := range p.Phases() {
+		if sec.Kind == graph.SectionStep && ph.Kind == graph.MicroPhase {
+			visit(ph)
 		}
 	}
 }

@@ -317,14 +317,7 @@ func (s *sharder) updateSection() graph.Section {
 		if b.master != graph.NoBuf {
 			t.Value, t.Low = b.master, b.valueShard
 		}
-		switch {
-		case s.stage(u).ShardsParams():
-		case s.o.Int8Gather:
-			t.After = s.wholeAgain(u)
-		case s.stage(u).ShardsStates():
-			t.After = []graph.Op{newOp(graph.AllGather, t.Name+"/all_gather", graph.Comm, graph.Update, u,
-				[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group())}
-		}
+		t.After = s.wholeAgain(u)
 		targets = append(targets, t)
 	}
 	if len(targets) == 0 {
@@ -333,9 +326,7 @@ func (s *sharder) updateSection() graph.Section {
 	sec := s.o.Optimizer.Section(s.p, targets, s.o.Clip)
 	ph := graph.Phase{Name: "out", Kind: graph.UpdateOut, Repeat: 1}
 	w := graph.NewEditor(&ph)
-	if host := s.p.Port(graph.PortGradNorm); host != graph.NoBuf {
-		w.Append(graph.NewCopy("grad_norm/out", s.p.GradNorm, host, graph.CopyOut, graph.Update, -1))
-	}
+	s.toHost(w, "grad_norm/out", s.p.GradNorm, graph.PortGradNorm, graph.Update)
 	s.observeScale(w)
 	w.Commit()
 	sec.Phases = append(sec.Phases, ph)

@@ -172,15 +172,8 @@ func (s *sharder) refreshSection() graph.Section {
 		}
 		name := s.p.Units[u].Name
 		w.Append(newOp(graph.Cast, name+"/refresh", graph.Compute, graph.Update, u, []graph.BufID{b.master}, []graph.Out{{Buf: b.valueShard}}, nil))
-		switch {
-		case s.stage(u).ShardsParams():
-		case s.o.Int8Gather:
-			for _, op := range s.wholeAgain(u) {
-				w.Append(op)
-			}
-		case b.value != b.valueShard:
-			w.Append(newOp(graph.AllGather, name+"/all_gather", graph.Comm, graph.Update, u,
-				[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group()))
+		for _, op := range s.wholeAgain(u) {
+			w.Append(op)
 		}
 	}
 	w.Commit()
@@ -188,11 +181,20 @@ func (s *sharder) refreshSection() graph.Section {
 }
 
 // wholeAgain returns the operations that make the whole value of a unit from its ranks' shards,
-// quantised and dequantised.
+// quantised and dequantised with Int8Gather; none at stage 3, and if each rank has all of it.
 func (s *sharder) wholeAgain(u int) []graph.Op {
-	b, axis := &s.units[u], -1
-	if s.stage(u).ShardsStates() {
+	b, stage, axis := &s.units[u], s.stage(u), -1
+	if stage.ShardsStates() {
 		axis = s.o.Axis
 	}
-	return quantised{p: s.p, unit: u, pass: graph.Update}.gather("", b.valueShard, b.value, axis)
+	switch {
+	case stage.ShardsParams():
+		return nil
+	case s.o.Int8Gather:
+		return quantised{p: s.p, unit: u, pass: graph.Update}.gather("", b.valueShard, b.value, axis)
+	case axis < 0:
+		return nil
+	}
+	return []graph.Op{newOp(graph.AllGather, s.p.Units[u].Name+"/all_gather", graph.Comm, graph.Update, u,
+		[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group())}
 }

@@ -66,19 +66,17 @@ func (c *caster) classify() error {
 	for i := range c.root {
 		c.root[i], _ = p.Resolve(graph.BufID(i), nil)
 	}
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			for k := range p.Sections[i].Phases[j].Ops {
-				list, err := operands(&p.Sections[i].Phases[j].Ops[k])
-				if err != nil {
-					return err
-				}
-				for _, o := range list {
-					if o.strict() {
-						strict[c.root[*o.buf]] = true
-					} else if slices.Contains(o.sig.Types, graph.F32) {
-						flexible[c.root[*o.buf]] = true
-					}
+	for _, ph := range p.Phases() {
+		for k := range ph.Ops {
+			list, err := operands(&ph.Ops[k])
+			if err != nil {
+				return err
+			}
+			for _, o := range list {
+				if o.strict() {
+					strict[c.root[*o.buf]] = true
+				} else if slices.Contains(o.sig.Types, graph.F32) {
+					flexible[c.root[*o.buf]] = true
 				}
 			}
 		}
