@@ -29,20 +29,8 @@ type Options struct {
 	Base         Base    // type in which frozen units are stored
 }
 
-// Validate returns an error if an option is out of range or contradicts the program.
-func (o Options) Validate(p *graph.Program) error {
-	if o.Axis < 0 || o.Axis >= len(p.Mesh) {
-		return fmt.Errorf("fsdp: shard axis %d of a mesh of %d axes", o.Axis, len(p.Mesh))
-	}
-	if _, err := o.replicas(p); err != nil {
-		return err
-	}
-	if replicas := p.DataRanks() / p.Mesh[o.Axis].Size; o.Reproducible && replicas > 1 {
-		return fmt.Errorf("fsdp: reproducible sums over shards of %d ranks in %d replicas: the order of the sum would depend on the mesh; shard over all ranks", p.Mesh[o.Axis].Size, replicas)
-	}
-	if o.Accum < 1 {
-		return fmt.Errorf("fsdp: %d micro-steps a step; at least 1 is needed", o.Accum)
-	}
+// validate returns an error for what package plan does not check of its configuration.
+func (o Options) validate(p *graph.Program) error {
 	if err := o.validateShares(p); err != nil {
 		return err
 	}
@@ -56,37 +44,22 @@ func (o Options) Validate(p *graph.Program) error {
 			return fmt.Errorf("fsdp: steps of %d rounds beside those of %d, in layer order: %v; want at least 1, no more than the first, and micro order", shape.Rounds, o.Accum, o.InLayers)
 		}
 	}
-	if o.Prefetch < 0 {
-		return fmt.Errorf("fsdp: prefetch distance %d is negative", o.Prefetch)
-	}
-	if err := o.validateInt8(p); err != nil {
-		return err
-	}
-	return o.Optimizer.Validate()
+	return o.validateInt8(p)
 }
 
 // replicas returns the mesh axis along which ranks hold replicas; −1 for none.
-func (o Options) replicas(p *graph.Program) (axis int, err error) {
-	axis = -1
+func (o Options) replicas(p *graph.Program) int {
 	for i, a := range p.Mesh {
-		switch {
-		case i == o.Axis || a.Name == graph.TensorAxis || a.Name == graph.PipelineAxis:
-		case axis >= 0:
-			return -1, fmt.Errorf("fsdp: a mesh of %d axes; one to shard over and one of replicas are the most", len(p.Mesh))
-		default:
-			axis = i
+		if i != o.Axis && a.Name != graph.TensorAxis && a.Name != graph.PipelineAxis {
+			return i
 		}
 	}
-	return axis, nil
+	return -1
 }
 
 // validateShares returns an error if the shares do not fit the ranks and rounds.
 func (o Options) validateShares(p *graph.Program) error {
-	switch {
-	case o.Shares == nil:
-	case !o.Reproducible:
-		return fmt.Errorf("fsdp: uneven shares %v: only reproducible sums leave out ranks without a micro-batch", o.Shares)
-	case len(o.Shares) != p.DataRanks() || slices.Min(o.Shares) < 1 || slices.Max(o.Shares) != o.Accum:
+	if o.Shares != nil && (len(o.Shares) != p.DataRanks() || slices.Min(o.Shares) < 1 || slices.Max(o.Shares) != o.Accum) {
 		return fmt.Errorf("fsdp: shares %v of %d ranks and %d rounds: each rank needs a share of at least 1 micro-batch, and the largest share must be the number of rounds", o.Shares, p.DataRanks(), o.Accum)
 	}
 	return nil
@@ -122,22 +95,16 @@ func (o Options) validateShares(p *graph.Program) error {
 // Parameters of 16 bits (package precision) get an f32 master in the shard. A section "refresh"
 // recomputes them from the master after the host has written it.
 func Shard(p *graph.Program, o Options) (*graph.Program, error) {
-	if err := o.Validate(p); err != nil {
+	if err := o.validate(p); err != nil {
 		return nil, err
-	}
-	if p.SectionOf(graph.SectionTrain, graph.FormWhole).Micro() == nil {
-		return nil, fmt.Errorf("fsdp: the program has no section \"train\" of one phase")
 	}
 	ranks := p.Mesh[o.Axis].Size
-	q, err := Flatten(splitRules(p, o.Optimizer), ranks, o.Int8Reduce || o.leaves(ranks))
-	if err != nil {
-		return nil, err
-	}
+	q := flatten(splitRules(p, o.Optimizer), ranks, o.Int8Reduce || o.leaves(ranks))
 	if ranks == 1 {
 		o.Stage = zero.Replicate
 	}
 	s := &sharder{p: q, o: o, ranks: ranks, replicas: 1, replicate: -1, units: make([]unitBufs, len(q.Units)), squares: graph.NoBuf}
-	if axis, _ := o.replicas(q); axis >= 0 {
+	if axis := o.replicas(q); axis >= 0 {
 		if s.replicas = q.Mesh[axis].Size; s.replicas > 1 {
 			s.replicate = axis
 		}

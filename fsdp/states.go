@@ -44,7 +44,7 @@ func (s *sharder) allocateValue(u int) {
 		b.valueShard = s.p.AddBuffer(s.shardBuffer("shard/"+unit.Name, s.p.Buf(b.value).DType, graph.Parameters, graph.LifeRun, u, true))
 		unit.Value = graph.State{Name: "value", Buf: b.valueShard, Axis: s.o.Axis, Len: s.shardLen(u)}
 	case stage.ShardsStates():
-		b.valueShard = s.own(b.value, u)
+		b.valueShard = ownPart(s.p, b.value, u, s.o.Axis)
 	default:
 		b.valueShard = b.value
 	}
@@ -55,10 +55,7 @@ func (s *sharder) allocateValue(u int) {
 func (s *sharder) allocateTrained(u int, grad graph.BufID) error {
 	p, unit, b := s.p, &s.p.Units[u], &s.units[u]
 	dtype := p.Buf(b.value).DType
-	var err error
-	if unit.Grad, err = s.way(u, grad, dtype); err != nil {
-		return err
-	}
+	unit.Grad = s.way(u, grad, dtype)
 	if s.o.Optimizer.BF16 && dtype != graph.BF16 {
 		return fmt.Errorf("fsdp: unit %q is %v; states in bf16 go with parameters in bf16", unit.Name, dtype)
 	}
@@ -121,11 +118,6 @@ func (s *sharder) share(u int, class graph.Class) int64 {
 	return ceil(before+usedElems(&s.p.Units[u])) - ceil(before)
 }
 
-// own returns a view of the rank's own part of a whole flat buffer.
-func (s *sharder) own(flat graph.BufID, u int) graph.BufID {
-	return ownPart(s.p, flat, u, s.o.Axis)
-}
-
 // allocateMaster adds the f32 master of a unit's 16-bit parameters. The host initialises, loads
 // and saves it.
 func (s *sharder) allocateMaster(u int, b *unitBufs) {
@@ -163,21 +155,15 @@ func (s *sharder) initSection() graph.Section {
 // refreshSection recomputes the 16-bit parameters and their padding from the masters, after the
 // host has initialised or loaded these.
 func (s *sharder) refreshSection() graph.Section {
-	ph := graph.Phase{Name: "refresh", Repeat: 1}
-	w := graph.NewEditor(&ph)
-	for u := range s.units {
-		b := &s.units[u]
+	var ops []graph.Op
+	for u, b := range s.units {
 		if b.master == graph.NoBuf {
 			continue
 		}
-		name := s.p.Units[u].Name
-		w.Append(newOp(graph.Cast, name+"/refresh", graph.Compute, graph.Update, u, []graph.BufID{b.master}, []graph.Out{{Buf: b.valueShard}}, nil))
-		for _, op := range s.wholeAgain(u) {
-			w.Append(op)
-		}
+		ops = append(ops, newOp(graph.Cast, s.p.Units[u].Name+"/refresh", graph.Compute, graph.Update, u, []graph.BufID{b.master}, []graph.Out{{Buf: b.valueShard}}, nil))
+		ops = append(ops, s.wholeAgain(u)...)
 	}
-	w.Commit()
-	return graph.NewSection(graph.SectionRefresh, graph.FormWhole, ph)
+	return graph.NewSection(graph.SectionRefresh, graph.FormWhole, graph.Phase{Name: "refresh", Repeat: 1, Ops: ops})
 }
 
 // wholeAgain returns the operations that make the whole value of a unit from its ranks' shards,

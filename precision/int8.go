@@ -27,11 +27,7 @@ func Quantise(p *graph.Program, o Int8) (*graph.Program, error) {
 		}
 	}
 	if o.Activations {
-		ph := q.SectionOf(graph.SectionTrain, graph.FormWhole).Micro()
-		if ph == nil {
-			return nil, fmt.Errorf("precision: the program has no section \"train\" of one phase")
-		}
-		saveInt8(q, ph)
+		saveInt8(q, q.SectionOf(graph.SectionTrain, graph.FormWhole).Micro())
 	}
 	return q, nil
 }

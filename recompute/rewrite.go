@@ -31,9 +31,6 @@ func Rewrite(p *graph.Program, opt Options) (*graph.Program, error) {
 		return q, nil
 	}
 	train := q.SectionOf(graph.SectionTrain, graph.FormWhole)
-	if train.Micro() == nil {
-		return nil, fmt.Errorf("recompute: the program has no section \"train\" of one phase")
-	}
 	policies, units := make([]Policy, len(q.Units)), make([]string, len(q.Units))
 	for u := range q.Units {
 		units[u] = q.Units[u].Name
