@@ -49,6 +49,15 @@ func Accumulate(p *graph.Program) (*graph.Program, error) {
 	return q, nil
 }
 
+// eachMicroStep calls visit for the micro-step phases of every step section.
+func eachMicroStep(p *graph.Program, visit func(ph *graph.Phase)) {
+	for sec, ph := range p.Phases() {
+		if sec.Kind == graph.SectionStep && ph.Kind == graph.MicroPhase {
+			visit(ph)
+		}
+	}
+}
+
 // addPart adds the result of a reduction to the sum over micro-steps, or starts the sum with it.
 func addPart(p *graph.Program, unit int, from, home graph.BufID, first bool) graph.Op {
 	out := graph.Out{Buf: home, Mode: graph.Accum}
@@ -74,6 +83,22 @@ func addLeaf(p *graph.Program, unit, micro int, first bool) []graph.Op {
 		graph.SumPartsAttr{Order: way.Order})
 	op.Micro = micro
 	return []graph.Op{op}
+}
+
+// leafSum is the output for leaves: the first leaf of a step is written, later ones are added.
+func leafSum(way *graph.Gradient, first bool) graph.Out {
+	if first {
+		return graph.Out{Buf: way.Home}
+	}
+	return graph.Out{Buf: way.Home, Mode: graph.Accum}
+}
+
+// squared returns the output that sums the leaves' squares; none if they are not summed.
+func squared(way *graph.Gradient) []graph.Out {
+	if way.Squares == graph.NoBuf {
+		return nil
+	}
+	return []graph.Out{{Buf: way.Squares, Mode: graph.Accum}}
 }
 
 // adding changes the writes into the gradient buffer to accumulation.

@@ -1,7 +1,6 @@
 package fsdp
 
 import (
-	"fmt"
 	"math/bits"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -13,7 +12,7 @@ const blockElems = 256
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// Flatten lays the parameters of each unit out in a flat parameter that splits
+// flatten lays the parameters of each unit out in a flat parameter that splits
 // evenly over shards ranks, and makes Param.Value and Param.Grad views into
 // value/u and grad/u. Frozen parameters get units of their own, so that a unit
 // has gradients and states for all of its parameters or for none.
@@ -22,18 +21,12 @@ func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 // multiple of blockElems only. If exchanged is set, its gradients are exchanged in equal parts:
 // the length is then also a multiple of the odd part of the number of ranks, so that each rank
 // sends a whole number of bytes.
-func Flatten(p *graph.Program, shards int, exchanged bool) (*graph.Program, error) {
-	if shards < 1 {
-		return nil, fmt.Errorf("fsdp: flatten over %d ranks; at least 1 is needed", shards)
-	}
+func flatten(p *graph.Program, shards int, exchanged bool) *graph.Program {
 	q := p.Clone()
 	splitFrozen(q)
 	splitShared(q)
 	members := make([][]int, len(q.Units))
 	for i, prm := range q.Params {
-		if prm.Unit < 0 || prm.Unit >= len(q.Units) {
-			return nil, fmt.Errorf("fsdp: parameter %q belongs to unit %d of %d", prm.Name, prm.Unit, len(q.Units))
-		}
 		members[prm.Unit] = append(members[prm.Unit], i)
 	}
 	for u := range q.Units {
@@ -53,29 +46,23 @@ func Flatten(p *graph.Program, shards int, exchanged bool) (*graph.Program, erro
 		if unit.FlatLen == 0 {
 			continue
 		}
-		types, err := unitTypes(q, members[u])
-		if err != nil {
-			return nil, err
-		}
-		value := q.AddBuffer(flatBuffer("value/"+unit.Name, types.value, graph.Parameters, graph.LifeRun, u, unit.FlatLen, used))
+		first := &q.Params[members[u][0]] // the types of all parameters of the unit, and of their gradients
+		value := q.AddBuffer(flatBuffer("value/"+unit.Name, q.Buf(first.Value).DType, graph.Parameters, graph.LifeRun, u, unit.FlatLen, used))
 		unit.Value = graph.State{Name: "value", Buf: value, Axis: -1, Len: unit.FlatLen}
 		unit.Compute = unit.Value
 		grad := graph.NoBuf
 		if !unit.Frozen {
-			grad = q.AddBuffer(flatBuffer("grad/"+unit.Name, types.grad, graph.Gradients, graph.LifeStep, u, unit.FlatLen, used))
+			grad = q.AddBuffer(flatBuffer("grad/"+unit.Name, q.Buf(first.Grad).DType, graph.Gradients, graph.LifeStep, u, unit.FlatLen, used))
 		}
 		for _, s := range unit.Segments {
 			prm := &q.Params[s.Param]
 			intoFlat(q, prm.Value, value, s.Flat)
 			if prm.Grad != graph.NoBuf {
-				if grad == graph.NoBuf {
-					return nil, fmt.Errorf("fsdp: frozen parameter %q has a gradient", prm.Name)
-				}
 				intoFlat(q, prm.Grad, grad, s.Flat)
 			}
 		}
 	}
-	return q, nil
+	return q
 }
 
 // whole says whether a unit stays whole on every rank, because shards of whole blocks would leave
@@ -91,25 +78,6 @@ func whole(u *graph.Unit, shards int) bool {
 func flatBuffer(name string, dtype graph.DType, class graph.Class, life graph.Life, unit int, elems, used int64) graph.Buffer {
 	return graph.Buffer{Name: name, DType: dtype, Shape: []int64{elems}, Class: class, Life: life, Unit: unit,
 		Pad: (elems - used) * dtype.Size()}
-}
-
-// unitTypes returns the types of a unit's parameters and gradients. All parameters of a unit must
-// have the same, since each flat buffer has one type.
-func unitTypes(p *graph.Program, members []int) (t struct{ value, grad graph.DType }, err error) {
-	first := true
-	for _, i := range members {
-		prm := &p.Params[i]
-		value, grad := p.Buf(prm.Value).DType, t.grad
-		if prm.Grad != graph.NoBuf {
-			grad = p.Buf(prm.Grad).DType
-		}
-		if !first && (value != t.value || grad != t.grad) {
-			return t, fmt.Errorf("fsdp: parameter %q is %v with a gradient of %v, others of unit %q %v and %v; a unit has one type each",
-				prm.Name, value, grad, p.Units[prm.Unit].Name, t.value, t.grad)
-		}
-		t.value, t.grad, first = value, grad, false
-	}
-	return t, nil
 }
 
 func intoFlat(p *graph.Program, id, flat graph.BufID, elem int64) {

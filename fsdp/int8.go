@@ -1,6 +1,8 @@
 package fsdp
 
 import (
+	"fmt"
+
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -79,4 +81,18 @@ func (q quantised) reduce(whole graph.BufID, into graph.Out, axis int, order gra
 	sum := q.op(graph.DequantizeSum, "sum_grad", recv, into.Buf, into.Mode, attr)
 	sum.Out = append(sum.Out, squares...)
 	return append(ops, sum)
+}
+
+// validateInt8 returns an error if the options ask to quantise what cannot be quantised.
+func (o Options) validateInt8(p *graph.Program) error {
+	if o.Int8Gather && o.Optimizer.BF16 {
+		return fmt.Errorf("fsdp: a quantised gather needs masters, and states in bf16 have none")
+	}
+	for i := range p.Params {
+		q := &p.Params[i]
+		if o.Int8Gather && !q.Frozen && p.Buf(q.Value).DType == graph.F32 {
+			return fmt.Errorf("fsdp: parameter %q is f32, and a quantised gather needs a master beside what the model computes with", q.Name)
+		}
+	}
+	return nil
 }

@@ -19,7 +19,7 @@ func (s *sharder) observeLoss(ph *graph.Phase, first, last bool) {
 		return
 	}
 	if first {
-		w.Before(0, newOp(graph.Fill, "loss/zero", graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss}}, graph.FillAttr{}))
+		w.Before(0, zeroLoss("loss/zero", p.Loss))
 	}
 	if !last {
 		return
@@ -29,11 +29,25 @@ func (s *sharder) observeLoss(ph *graph.Phase, first, last bool) {
 		if i > 0 {
 			name += "_replicas"
 		}
-		w.Append(newOp(graph.AllReduce, name, graph.Comm, graph.Forward, -1, nil, []graph.Out{{Buf: p.Loss, Mode: graph.ReadWrite}}, group))
+		w.Append(allReduce(name, graph.Forward, p.Loss, group))
 	}
 	s.overStages(w, p.Loss)
-	if host := p.Port(graph.PortLoss); host != graph.NoBuf {
-		w.Append(graph.NewCopy("loss/out", p.Loss, host, graph.CopyOut, graph.Forward, -1))
+	s.toHost(w, "loss/out", p.Loss, graph.PortLoss, graph.Forward)
+}
+
+// zeroLoss, allReduce and toHost return or add operations of no unit.
+func zeroLoss(name string, id graph.BufID) graph.Op {
+	return newOp(graph.Fill, name, graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: id}}, graph.FillAttr{})
+}
+
+func allReduce(name string, pass graph.Pass, id graph.BufID, group graph.GroupAttr) graph.Op {
+	return newOp(graph.AllReduce, name, graph.Comm, pass, -1, nil, []graph.Out{{Buf: id, Mode: graph.ReadWrite}}, group)
+}
+
+// toHost adds a copy to a port, if the program has it.
+func (s *sharder) toHost(w *graph.Editor, name string, from graph.BufID, port graph.Port, pass graph.Pass) {
+	if host := s.p.Port(port); host != graph.NoBuf {
+		w.Append(graph.NewCopy(name, from, host, graph.CopyOut, pass, -1))
 	}
 }
 
@@ -60,8 +74,16 @@ func (s *sharder) dataRanks() (groups []graph.GroupAttr) {
 // overStages gives the loss to all stages of a pipeline: those before the last have 0.
 func (s *sharder) overStages(w *graph.Editor, loss graph.BufID) {
 	if axis := s.p.AxisOf(graph.PipelineAxis); axis >= 0 {
-		w.Append(newOp(graph.AllReduce, "loss/all_reduce_stages", graph.Comm, graph.Forward, -1, nil, []graph.Out{{Buf: loss, Mode: graph.ReadWrite}}, graph.GroupAttr{Axis: axis}))
+		w.Append(allReduce("loss/all_reduce_stages", graph.Forward, loss, graph.GroupAttr{Axis: axis}))
 	}
+}
+
+// leafLosses has the buffers of a loss that is summed leaf by leaf, one micro-batch on one rank
+// after another.
+type leafLosses struct {
+	leaf  graph.BufID // F64 (n), n as the model's loss has: this rank's of a micro-batch; NoBuf where losses go another way
+	ranks graph.BufID // F64 (n·W): all ranks', NoBuf of one rank
+	sum   graph.BufID // F64 (n): of the micro-batches so far, on every rank
 }
 
 // splitLoss makes the program's Loss the sum of the leaves, and gives the model another buffer
@@ -102,12 +124,9 @@ func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
 	if !writes(w, l.leaf) {
 		return
 	}
-	zero := func(name string, id graph.BufID) graph.Op {
-		return newOp(graph.Fill, name, graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: id}}, graph.FillAttr{})
-	}
-	w.Before(0, zero("loss/zero", l.leaf))
+	w.Before(0, zeroLoss("loss/zero", l.leaf))
 	if first {
-		w.Before(0, zero("loss/sum/zero", l.sum))
+		w.Before(0, zeroLoss("loss/sum/zero", l.sum))
 	}
 	for micro := range ph.MicroBatches() {
 		begin, end := lossOf(w, l.leaf, micro)
@@ -116,7 +135,7 @@ func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
 			return op
 		}
 		if micro > 0 {
-			w.Before(begin, of(zero("loss/zero", l.leaf)))
+			w.Before(begin, of(zeroLoss("loss/zero", l.leaf)))
 		}
 		from := l.leaf
 		add := func(op graph.Op) { w.After(end, of(op)) }
@@ -131,9 +150,7 @@ func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
 	}
 	if last {
 		s.overStages(w, l.sum)
-	}
-	if host := s.p.Port(graph.PortLoss); last && host != graph.NoBuf {
-		w.Append(graph.NewCopy("loss/out", l.sum, host, graph.CopyOut, graph.Forward, -1))
+		s.toHost(w, "loss/out", l.sum, graph.PortLoss, graph.Forward)
 	}
 }
 
@@ -153,11 +170,9 @@ func (s *sharder) observeSquares(ph *graph.Phase, first, last bool) {
 		return
 	}
 	if s.ranks > 1 {
-		w.Append(newOp(graph.AllReduce, "squares/all_reduce", graph.Comm, graph.Backward, -1, nil, []graph.Out{{Buf: s.squares, Mode: graph.ReadWrite}}, s.group()))
+		w.Append(allReduce("squares/all_reduce", graph.Backward, s.squares, s.group()))
 	}
-	if host := s.p.Port(graph.PortSquares); host != graph.NoBuf {
-		w.Append(graph.NewCopy("squares/out", s.squares, host, graph.CopyOut, graph.Backward, -1))
-	}
+	s.toHost(w, "squares/out", s.squares, graph.PortSquares, graph.Backward)
 }
 
 // lossOf returns the first and last operation that adds to the loss of a micro-batch.
@@ -200,9 +215,7 @@ func (s *sharder) forwardSection(sec *graph.Section) graph.Section {
 		w.Commit()
 		return ph
 	}
-	zero := one("zero", func(w *graph.Editor) {
-		w.Append(newOp(graph.Fill, "loss/sum/zero", graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: s.losses.sum}}, graph.FillAttr{}))
-	})
+	zero := one("zero", func(w *graph.Editor) { w.Append(zeroLoss("loss/sum/zero", s.losses.sum)) })
 	out.Phases, out.Shares = []graph.Phase{zero}, s.o.Shares
 	for name, round := range runs(s.o.Shares, sec.Phases[0].Name, 0, s.o.Accum) {
 		micro := sec.Phases[0]
@@ -210,10 +223,10 @@ func (s *sharder) forwardSection(sec *graph.Section) graph.Section {
 		s.observeLeaf(&micro, false, false)
 		out.Phases = append(out.Phases, micro)
 	}
-	if host := s.p.Port(graph.PortLoss); host != graph.NoBuf {
+	if s.p.Port(graph.PortLoss) != graph.NoBuf {
 		out.Phases = append(out.Phases, one("out", func(w *graph.Editor) {
 			s.overStages(w, s.losses.sum)
-			w.Append(graph.NewCopy("loss/out", s.losses.sum, host, graph.CopyOut, graph.Forward, -1))
+			s.toHost(w, "loss/out", s.losses.sum, graph.PortLoss, graph.Forward)
 		}))
 	}
 	return out
@@ -246,15 +259,8 @@ func (s *sharder) initScale() []graph.Op {
 
 // observeScale copies the loss scale and the flag of a skipped step to the host.
 func (s *sharder) observeScale(w *graph.Editor) {
-	c := s.p.Scaler
-	if c == nil {
-		return
+	if c := s.p.Scaler; c != nil {
+		s.toHost(w, "loss_scale/out", c.State, graph.PortScale, graph.Update)
+		s.toHost(w, "overflow/out", c.Overflow, graph.PortOverflow, graph.Update)
 	}
-	out := func(name string, from graph.BufID, port graph.Port) {
-		if to := s.p.Port(port); to != graph.NoBuf {
-			w.Append(graph.NewCopy(name, from, to, graph.CopyOut, graph.Update, -1))
-		}
-	}
-	out("loss_scale/out", c.State, graph.PortScale)
-	out("overflow/out", c.Overflow, graph.PortOverflow)
 }

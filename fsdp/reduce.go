@@ -1,8 +1,8 @@
 package fsdp
 
 import (
+	"cmp"
 	"slices"
-	"sort"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -124,13 +124,7 @@ func gradSpans(p *graph.Program, w *graph.Editor) []gradSpan {
 	for _, g := range at {
 		spans = append(spans, *g)
 	}
-	sort.Slice(spans, func(i, j int) bool {
-		a, b := spans[i], spans[j]
-		if a.last != b.last {
-			return a.last < b.last
-		}
-		return a.unit < b.unit
-	})
+	slices.SortFunc(spans, func(a, b gradSpan) int { return cmp.Or(a.last-b.last, a.unit-b.unit) })
 	return spans
 }
 
@@ -180,9 +174,7 @@ func (r *reducer) leaves(s gradSpan, g *graph.Gradient) (done *graph.Node) {
 	case g.Axis < 0: // Accumulate has added the leaf
 		return r.w.Base[r.writer(g.Home, s.last)]
 	case g.Int8:
-		for _, op := range (quantised{r.p, s.unit, graph.Backward, s.micro}).reduce(g.Whole, into, g.Axis, g.Order, squared(g)...) {
-			done = r.w.After(s.last, op)
-		}
+		done = r.quantised(s, s.last, g, g.Whole, into, squared(g)...)
 	default:
 		done = r.insert(s, s.last, graph.ReduceScatter, "reduce_scatter", g.Whole, into, group(g, g.Axis))
 		done.Op.Out = append(done.Op.Out, squared(g)...)
@@ -212,9 +204,7 @@ func (r *reducer) once(s gradSpan, g *graph.Gradient) *graph.Node {
 	if parts && !g.Parted && g.Replicas >= 0 {
 		own := ownPart(r.p, sum, s.unit, g.Axis)
 		if g.Int8 {
-			for _, op := range (quantised{r.p, s.unit, graph.Backward, s.micro}).reduce(sum, graph.Out{Buf: own}, g.Axis, g.Order) {
-				r.w.After(s.last, op)
-			}
+			r.quantised(s, s.last, g, sum, graph.Out{Buf: own})
 		} else {
 			r.insert(s, s.last, graph.ReduceScatter, "reduce_scatter", sum, graph.Out{Buf: own}, group(g, g.Axis))
 		}
@@ -250,11 +240,17 @@ func (r *reducer) exchange(s gradSpan, at int, g *graph.Gradient, whole graph.Bu
 	if !g.Parted {
 		into = graph.Out{Buf: ownPart(r.p, whole, s.unit, g.Axis)}
 	}
-	for _, op := range (quantised{r.p, s.unit, graph.Backward, s.micro}).reduce(whole, into, g.Axis, g.Order) {
-		last = r.w.After(at, op)
-	}
+	last = r.quantised(s, at, g, whole, into)
 	if !g.Parted {
 		last = r.insert(s, at, graph.AllGather, "grad_all_gather", into.Buf, graph.Out{Buf: whole}, graph.GroupAttr{Axis: g.Axis})
+	}
+	return last
+}
+
+// quantised adds the operations that sum the rank's part of a gradient in quantised form.
+func (r *reducer) quantised(s gradSpan, at int, g *graph.Gradient, whole graph.BufID, into graph.Out, squares ...graph.Out) (last *graph.Node) {
+	for _, op := range (quantised{r.p, s.unit, graph.Backward, s.micro}).reduce(whole, into, g.Axis, g.Order, squares...) {
+		last = r.w.After(at, op)
 	}
 	return last
 }
@@ -300,34 +296,4 @@ func ownPart(p *graph.Program, flat graph.BufID, unit, axis int) graph.BufID {
 	n := f.Elems() / int64(p.Mesh[axis].Size)
 	return p.AddBuffer(graph.Buffer{Name: f.Name + "/own", DType: f.DType, Shape: []int64{n}, Space: f.Space, Class: f.Class, Life: f.Life, Unit: unit,
 		View: &graph.View{Base: flat, RankStride: n * f.DType.Size(), Axis: axis}})
-}
-
-// eachMicroStep calls visit for the micro-step phases of every step section.
-func eachMicroStep(p *graph.Program, visit func(ph *graph.Phase)) {
-	for i := range p.Sections {
-		if p.Sections[i].Kind != graph.SectionStep {
-			continue
-		}
-		for j := range p.Sections[i].Phases {
-			if ph := &p.Sections[i].Phases[j]; ph.Kind == graph.MicroPhase {
-				visit(ph)
-			}
-		}
-	}
-}
-
-// leafSum is the output for leaves: the first leaf of a step is written, later ones are added.
-func leafSum(way *graph.Gradient, first bool) graph.Out {
-	if first {
-		return graph.Out{Buf: way.Home}
-	}
-	return graph.Out{Buf: way.Home, Mode: graph.Accum}
-}
-
-// squared returns the output that sums the leaves' squares; none if they are not summed.
-func squared(way *graph.Gradient) []graph.Out {
-	if way.Squares == graph.NoBuf {
-		return nil
-	}
-	return []graph.Out{{Buf: way.Squares, Mode: graph.Accum}}
 }

@@ -29,20 +29,8 @@ type Options struct {
 	Base         Base    // type in which frozen units are stored
 }
 
-// Validate returns an error if an option is out of range or contradicts the program.
-func (o Options) Validate(p *graph.Program) error {
-	if o.Axis < 0 || o.Axis >= len(p.Mesh) {
-		return fmt.Errorf("fsdp: shard axis %d of a mesh of %d axes", o.Axis, len(p.Mesh))
-	}
-	if _, err := o.replicas(p); err != nil {
-		return err
-	}
-	if replicas := p.DataRanks() / p.Mesh[o.Axis].Size; o.Reproducible && replicas > 1 {
-		return fmt.Errorf("fsdp: reproducible sums over shards of %d ranks in %d replicas: the order of the sum would depend on the mesh; shard over all ranks", p.Mesh[o.Axis].Size, replicas)
-	}
-	if o.Accum < 1 {
-		return fmt.Errorf("fsdp: %d micro-steps a step; at least 1 is needed", o.Accum)
-	}
+// validate returns an error for what package plan does not check of its configuration.
+func (o Options) validate(p *graph.Program) error {
 	if err := o.validateShares(p); err != nil {
 		return err
 	}
@@ -56,40 +44,104 @@ func (o Options) Validate(p *graph.Program) error {
 			return fmt.Errorf("fsdp: steps of %d rounds beside those of %d, in layer order: %v; want at least 1, no more than the first, and micro order", shape.Rounds, o.Accum, o.InLayers)
 		}
 	}
-	if o.Prefetch < 0 {
-		return fmt.Errorf("fsdp: prefetch distance %d is negative", o.Prefetch)
-	}
-	if err := o.validateInt8(p); err != nil {
-		return err
-	}
-	return o.Optimizer.Validate()
+	return o.validateInt8(p)
 }
 
 // replicas returns the mesh axis along which ranks hold replicas; −1 for none.
-func (o Options) replicas(p *graph.Program) (axis int, err error) {
-	axis = -1
+func (o Options) replicas(p *graph.Program) int {
 	for i, a := range p.Mesh {
-		switch {
-		case i == o.Axis || a.Name == graph.TensorAxis || a.Name == graph.PipelineAxis:
-		case axis >= 0:
-			return -1, fmt.Errorf("fsdp: a mesh of %d axes; one to shard over and one of replicas are the most", len(p.Mesh))
-		default:
-			axis = i
+		if i != o.Axis && a.Name != graph.TensorAxis && a.Name != graph.PipelineAxis {
+			return i
 		}
 	}
-	return axis, nil
+	return -1
 }
 
 // validateShares returns an error if the shares do not fit the ranks and rounds.
 func (o Options) validateShares(p *graph.Program) error {
-	switch {
-	case o.Shares == nil:
-	case !o.Reproducible:
-		return fmt.Errorf("fsdp: uneven shares %v: only reproducible sums leave out ranks without a micro-batch", o.Shares)
-	case len(o.Shares) != p.DataRanks() || slices.Min(o.Shares) < 1 || slices.Max(o.Shares) != o.Accum:
+	if o.Shares != nil && (len(o.Shares) != p.DataRanks() || slices.Min(o.Shares) < 1 || slices.Max(o.Shares) != o.Accum) {
 		return fmt.Errorf("fsdp: shares %v of %d ranks and %d rounds: each rank needs a share of at least 1 micro-batch, and the largest share must be the number of rounds", o.Shares, p.DataRanks(), o.Accum)
 	}
 	return nil
+}
+
+// Shard lays out a program for the ranks of one mesh axis. p has a section "train" (one phase:
+// forward and backward of a micro-batch) and forward-only sections. The result has flat parameters
+// and states, whole or in shards, and a graph.Gradient for each trained unit. Its sections are
+// "init", "step" (its micro-steps) in every form that "train" has, the parts of "update", which a
+// later pass places (zero.Optimizer.Section), and the forward-only sections. Later passes add the
+// communication:
+//
+//	stage   after the last micro-step's backward of u      after the update of u
+//	        (Accumulate, Reduce)                           (here; stage 3: Unshard)
+//	0       all_reduce(grad/u)                             –
+//	1       reduce_scatter(grad/u) in place                all_gather(value/u) in place
+//	2       every micro-step: reduce_scatter → reduced/u   all_gather(value/u) in place
+//	3       as 2                                           –; all_gather before each stretch
+//
+// With Reproducible, sums go leaf by leaf at every stage (way.go), and an evaluation has as many
+// micro-batches as a step.
+//
+// Along a mesh's second axis ranks hold replicas (HSDP): the result of a shard group's reduction
+// is all-reduced over that axis once a step. Gathers and norms use only the shard axis.
+//
+// A unit with less than 256 elements a rank stays whole: every rank stores and updates it as at
+// stage 0, and it is never gathered. Its gradients are all-reduced as often as the stage reduces
+// other units' gradients, in the same order of summation.
+//
+// With one rank nothing is sharded: every stage equals stage 0 without collectives along the shard
+// axis.
+//
+// Parameters of 16 bits (package precision) get an f32 master in the shard. A section "refresh"
+// recomputes them from the master after the host has written it.
+func Shard(p *graph.Program, o Options) (*graph.Program, error) {
+	if err := o.validate(p); err != nil {
+		return nil, err
+	}
+	ranks := p.Mesh[o.Axis].Size
+	q := flatten(splitRules(p, o.Optimizer), ranks, o.Int8Reduce || o.leaves(ranks))
+	if ranks == 1 {
+		o.Stage = zero.Replicate
+	}
+	s := &sharder{p: q, o: o, ranks: ranks, replicas: 1, replicate: -1, units: make([]unitBufs, len(q.Units)), squares: graph.NoBuf}
+	if axis := o.replicas(q); axis >= 0 {
+		if s.replicas = q.Mesh[axis].Size; s.replicas > 1 {
+			s.replicate = axis
+		}
+	}
+	if o.Noise && o.leaves(ranks) {
+		s.squares = q.AddBuffer(graph.Buffer{Name: "squares", DType: graph.I64, Shape: []int64{zero.ExactLimbs}, Class: graph.Workspace, Life: graph.LifeStep, Unit: -1})
+	}
+	if err := s.allocate(); err != nil {
+		return nil, err
+	}
+	s.splitLoss()
+	s.sections()
+	return q, nil
+}
+
+// sections replaces the program's sections by those of a sharded run.
+func (s *sharder) sections() {
+	var sections []graph.Section
+	for _, sec := range []graph.Section{s.initSection(), s.refreshSection()} {
+		if len(sec.Phases[0].Ops) > 0 {
+			sections = append(sections, sec)
+		}
+	}
+	for i := range s.p.Sections {
+		sec := &s.p.Sections[i]
+		if sec.Kind == graph.SectionTrain {
+			sections = append(sections, s.stepSections(sec)...)
+			if sec.Form == graph.FormWhole {
+				if update := s.updateSection(); len(update.Phases) > 0 {
+					sections = append(sections, update)
+				}
+			}
+			continue
+		}
+		sections = append(sections, s.forwardSection(sec))
+	}
+	s.p.Sections = sections
 }
 
 type unitBufs struct {
@@ -157,6 +209,43 @@ func newOp(kind graph.Kind, name string, stream graph.StreamID, pass graph.Pass,
 
 func (s *sharder) group() graph.GroupAttr { return graph.GroupAttr{Axis: s.o.Axis} }
 
+// stepSections expands a micro-batch into the sections of a step in the same form. Shapes that
+// differ only in how often a phase repeats share one section.
+func (s *sharder) stepSections(train *graph.Section) []graph.Section {
+	own := graph.Program{Sections: []graph.Section{s.stepSection(train, graph.StepShape{Rounds: s.o.Accum, Shares: s.o.Shares})}}
+	for _, shape := range s.o.Shapes {
+		if sec, _ := own.StepOf(train.Form, shape); sec == nil {
+			sec := s.stepSection(train, shape)
+			sec.Name += "-" + strconv.Itoa(len(own.Sections)+1)
+			own.Sections = append(own.Sections, sec)
+		}
+	}
+	return own.Sections
+}
+
+// stepSection expands a micro-batch into the phases of a step of one shape.
+func (s *sharder) stepSection(train *graph.Section, shape graph.StepShape) graph.Section {
+	sec := graph.NewSection(graph.SectionStep, train.Form)
+	sec.Shares = shape.Shares
+	phase := func(name string, round, repeat int, first, last bool) {
+		ph := graph.Phase{Name: name, Kind: graph.MicroPhase, First: first, Last: last, Repeat: repeat, Round: round, Ops: train.Phases[0].Ops}
+		s.observeLoss(&ph, first, last)
+		s.observeSquares(&ph, first, last)
+		sec.Phases = append(sec.Phases, ph)
+	}
+	k := shape.Rounds
+	if k == 1 || s.o.InLayers {
+		phase("only", 0, 1, true, true)
+		return sec
+	}
+	phase("first", 0, 1, true, false)
+	for name, round := range runs(shape.Shares, "middle", 1, k-1) {
+		phase(name, round.first, round.repeat, false, false)
+	}
+	phase("last", k-1, 1, false, true)
+	return sec
+}
+
 // rounds are consecutive rounds in which the same ranks have a micro-batch.
 type rounds struct{ first, repeat int }
 
@@ -181,51 +270,32 @@ func runs(shares []int, name string, from, to int) iter.Seq2[string, rounds] {
 	}
 }
 
-// validateInt8 returns an error if the options ask to quantise what cannot be quantised.
-func (o Options) validateInt8(p *graph.Program) error {
-	if o.Int8Gather && o.Optimizer.BF16 {
-		return fmt.Errorf("fsdp: a quantised gather needs masters, and states in bf16 have none")
-	}
-	for i := range p.Params {
-		q := &p.Params[i]
-		if o.Int8Gather && !q.Frozen && p.Buf(q.Value).DType == graph.F32 {
-			return fmt.Errorf("fsdp: parameter %q is f32, and a quantised gather needs a master beside what the model computes with", q.Name)
-		}
-	}
-	return nil
-}
-
-// leafLosses has the buffers of a loss that is summed leaf by leaf, one micro-batch on one rank
-// after another.
-type leafLosses struct {
-	leaf  graph.BufID // F64 (n), n as the model's loss has: this rank's of a micro-batch; NoBuf where losses go another way
-	ranks graph.BufID // F64 (n·W): all ranks', NoBuf of one rank
-	sum   graph.BufID // F64 (n): of the micro-batches so far, on every rank
-}
-
-// share returns how many of unit u's elements a rank holds, as the mean over ranks. It is rounded
-// up along the running sum over units, so that the units of a class add up to ⌈Ψ/N⌉, the ZeRO
-// formula for the whole model. If each were rounded up separately, the sum would be larger by up
-// to an element a unit.
-func (s *sharder) share(u int, class graph.Class) int64 {
-	var before int64
-	for v := range u {
-		// All units have parameters; only trained units have gradients and states.
-		if whole(&s.p.Units[v], s.ranks) {
+// updateSection returns the update of all trained units as a section of parts, which the pass
+// that decides where they run moves into the step. It is empty if nothing is trained.
+func (s *sharder) updateSection() graph.Section {
+	var targets []zero.Target
+	for u := range s.p.Units {
+		b := s.units[u]
+		way := s.p.Units[u].Grad
+		if way == nil {
 			continue
 		}
-		if class == graph.Parameters || !s.p.Units[v].Frozen {
-			before += usedElems(&s.p.Units[v])
+		t := zero.Target{Unit: u, Name: s.p.Units[u].Name, Shard: s.part(u, s.stage(u).ShardsStates()), Grad: way.Update, Value: b.valueShard, States: b.states, Scales: b.scales, Low: graph.NoBuf}
+		if b.master != graph.NoBuf {
+			t.Value, t.Low = b.master, b.valueShard
 		}
+		t.After = s.wholeAgain(u)
+		targets = append(targets, t)
 	}
-	ceil := func(n int64) int64 { return (n + int64(s.ranks) - 1) / int64(s.ranks) }
-	return ceil(before+usedElems(&s.p.Units[u])) - ceil(before)
+	if len(targets) == 0 {
+		return graph.Section{}
+	}
+	sec := s.o.Optimizer.Section(s.p, targets, s.o.Clip)
+	ph := graph.Phase{Name: "out", Kind: graph.UpdateOut, Repeat: 1}
+	w := graph.NewEditor(&ph)
+	s.toHost(w, "grad_norm/out", s.p.GradNorm, graph.PortGradNorm, graph.Update)
+	s.observeScale(w)
+	w.Commit()
+	sec.Phases = append(sec.Phases, ph)
+	return sec
 }
-
-// own returns a view of the rank's own part of a whole flat buffer.
-func (s *sharder) own(flat graph.BufID, u int) graph.BufID {
-	return ownPart(s.p, flat, u, s.o.Axis)
-}
-
-// leaves says whether gradients are summed leaf by leaf. With a single leaf there is no sum.
-func (o Options) leaves(shards int) bool { return o.Reproducible && o.Accum*shards > 1 }

@@ -44,7 +44,7 @@ func (s *sharder) allocateValue(u int) {
 		b.valueShard = s.p.AddBuffer(s.shardBuffer("shard/"+unit.Name, s.p.Buf(b.value).DType, graph.Parameters, graph.LifeRun, u, true))
 		unit.Value = graph.State{Name: "value", Buf: b.valueShard, Axis: s.o.Axis, Len: s.shardLen(u)}
 	case stage.ShardsStates():
-		b.valueShard = s.own(b.value, u)
+		b.valueShard = ownPart(s.p, b.value, u, s.o.Axis)
 	default:
 		b.valueShard = b.value
 	}
@@ -55,10 +55,7 @@ func (s *sharder) allocateValue(u int) {
 func (s *sharder) allocateTrained(u int, grad graph.BufID) error {
 	p, unit, b := s.p, &s.p.Units[u], &s.units[u]
 	dtype := p.Buf(b.value).DType
-	var err error
-	if unit.Grad, err = s.way(u, grad, dtype); err != nil {
-		return err
-	}
+	unit.Grad = s.way(u, grad, dtype)
 	if s.o.Optimizer.BF16 && dtype != graph.BF16 {
 		return fmt.Errorf("fsdp: unit %q is %v; states in bf16 go with parameters in bf16", unit.Name, dtype)
 	}
@@ -102,6 +99,25 @@ func (s *sharder) addState(name string, u int) (buf, scales graph.BufID, err err
 	return s.p.AddQuantized(b, graph.QuantBlock)
 }
 
+// share returns how many of unit u's elements a rank holds, as the mean over ranks. It is rounded
+// up along the running sum over units, so that the units of a class add up to ⌈Ψ/N⌉, the ZeRO
+// formula for the whole model. If each were rounded up separately, the sum would be larger by up
+// to an element a unit.
+func (s *sharder) share(u int, class graph.Class) int64 {
+	var before int64
+	for v := range u {
+		// All units have parameters; only trained units have gradients and states.
+		if whole(&s.p.Units[v], s.ranks) {
+			continue
+		}
+		if class == graph.Parameters || !s.p.Units[v].Frozen {
+			before += usedElems(&s.p.Units[v])
+		}
+	}
+	ceil := func(n int64) int64 { return (n + int64(s.ranks) - 1) / int64(s.ranks) }
+	return ceil(before+usedElems(&s.p.Units[u])) - ceil(before)
+}
+
 // allocateMaster adds the f32 master of a unit's 16-bit parameters. The host initialises, loads
 // and saves it.
 func (s *sharder) allocateMaster(u int, b *unitBufs) {
@@ -139,36 +155,32 @@ func (s *sharder) initSection() graph.Section {
 // refreshSection recomputes the 16-bit parameters and their padding from the masters, after the
 // host has initialised or loaded these.
 func (s *sharder) refreshSection() graph.Section {
-	ph := graph.Phase{Name: "refresh", Repeat: 1}
-	w := graph.NewEditor(&ph)
-	for u := range s.units {
-		b := &s.units[u]
+	var ops []graph.Op
+	for u, b := range s.units {
 		if b.master == graph.NoBuf {
 			continue
 		}
-		name := s.p.Units[u].Name
-		w.Append(newOp(graph.Cast, name+"/refresh", graph.Compute, graph.Update, u, []graph.BufID{b.master}, []graph.Out{{Buf: b.valueShard}}, nil))
-		switch {
-		case s.stage(u).ShardsParams():
-		case s.o.Int8Gather:
-			for _, op := range s.wholeAgain(u) {
-				w.Append(op)
-			}
-		case b.value != b.valueShard:
-			w.Append(newOp(graph.AllGather, name+"/all_gather", graph.Comm, graph.Update, u,
-				[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group()))
-		}
+		ops = append(ops, newOp(graph.Cast, s.p.Units[u].Name+"/refresh", graph.Compute, graph.Update, u, []graph.BufID{b.master}, []graph.Out{{Buf: b.valueShard}}, nil))
+		ops = append(ops, s.wholeAgain(u)...)
 	}
-	w.Commit()
-	return graph.NewSection(graph.SectionRefresh, graph.FormWhole, ph)
+	return graph.NewSection(graph.SectionRefresh, graph.FormWhole, graph.Phase{Name: "refresh", Repeat: 1, Ops: ops})
 }
 
 // wholeAgain returns the operations that make the whole value of a unit from its ranks' shards,
-// quantised and dequantised.
+// quantised and dequantised with Int8Gather; none at stage 3, and if each rank has all of it.
 func (s *sharder) wholeAgain(u int) []graph.Op {
-	b, axis := &s.units[u], -1
-	if s.stage(u).ShardsStates() {
+	b, stage, axis := &s.units[u], s.stage(u), -1
+	if stage.ShardsStates() {
 		axis = s.o.Axis
 	}
-	return quantised{p: s.p, unit: u, pass: graph.Update}.gather("", b.valueShard, b.value, axis)
+	switch {
+	case stage.ShardsParams():
+		return nil
+	case s.o.Int8Gather:
+		return quantised{p: s.p, unit: u, pass: graph.Update}.gather("", b.valueShard, b.value, axis)
+	case axis < 0:
+		return nil
+	}
+	return []graph.Op{newOp(graph.AllGather, s.p.Units[u].Name+"/all_gather", graph.Comm, graph.Update, u,
+		[]graph.BufID{b.valueShard}, []graph.Out{{Buf: b.value}}, s.group())}
 }

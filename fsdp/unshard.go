@@ -55,16 +55,13 @@ func Unshard(p *graph.Program, prefetch int, int8 bool) (*graph.Program, error) 
 	if len(g.owner) == 0 {
 		return q, nil
 	}
-	for i := range q.Sections {
-		sec := &q.Sections[i]
+	for sec, ph := range q.Phases() {
 		if sec.Kind == graph.SectionUpdate { // updates read shards only
 			continue
 		}
-		for j := range sec.Phases {
-			w := graph.NewEditor(&sec.Phases[j])
-			g.phase(w, gatherName(sec))
-			w.Commit()
-		}
+		w := graph.NewEditor(ph)
+		g.phase(w, gatherName(sec))
+		w.Commit()
 	}
 	return q, nil
 }

@@ -1,8 +1,6 @@
 package fsdp
 
 import (
-	"fmt"
-
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/zero"
 )
@@ -50,9 +48,12 @@ func (o Options) each(shards int) bool {
 	return o.Accum > 1 && !o.InLayers && o.Stage.ShardsGrads()
 }
 
+// leaves says whether gradients are summed leaf by leaf. With a single leaf there is no sum.
+func (o Options) leaves(shards int) bool { return o.Reproducible && o.Accum*shards > 1 }
+
 // way makes the graph.Gradient of a unit and its buffers. whole is the buffer that the backward
 // writes.
-func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradient, error) {
+func (s *sharder) way(u int, whole graph.BufID, value graph.DType) *graph.Gradient {
 	p, o, name, stage := s.p, s.o, s.p.Units[u].Name, s.stage(u)
 	none := graph.NoBuf
 	g := &graph.Gradient{Leaf: p.Buf(whole).DType, Wire: value, Order: graph.SumTree, Each: o.each(s.ranks), Axis: -1, Replicas: s.replicate,
@@ -63,45 +64,35 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 	if o.Reduce32 {
 		g.Wire = graph.F32
 	}
-	switch want := Grads32(o, s.ranks) || value == graph.F32; {
-	case want && g.Leaf != graph.F32:
-		return nil, fmt.Errorf("fsdp: unit %q: gradients are %v, want f32: they travel so, or micro-steps accumulate in them", name, g.Leaf)
-	case !want && g.Leaf != value:
-		return nil, fmt.Errorf("fsdp: unit %q: gradients are %v, want %v, in which they travel", name, g.Leaf, value)
-	}
 	if o.leaves(s.ranks) {
 		s.leafWay(u, g)
-		return g, nil
-	}
-	resident := func(what string, dtype graph.DType, parted bool) graph.BufID {
-		return s.resident(u, what, dtype, parted)
+		return g
 	}
 	part := func(of graph.BufID) graph.BufID {
 		if g.Parted {
-			return s.own(of, u)
+			return ownPart(s.p, of, u, s.o.Axis)
 		}
 		return of
 	}
 	used := usedElems(&p.Units[u])
 	switch low := g.Leaf != graph.F32; {
 	case low && g.Each: // accumulated in a separate f32 sum
-		g.Home = resident("accum", graph.F32, g.Parted)
+		g.Home = s.resident(u, "accum", graph.F32, g.Parted)
 		if g.Replicas >= 0 {
-			g.Sent = resident("wire", g.Wire, g.Parted)
+			g.Sent = s.resident(u, "wire", g.Wire, g.Parted)
 		}
 		g.Part = part(whole)
 	case g.Each && !g.Parted: // each is reduced in place and added to a separate sum
-		g.Home = resident("accum", g.Leaf, false)
+		g.Home = s.resident(u, "accum", g.Leaf, false)
 		g.Part = whole
 	case stage.ShardsGrads() && g.Wire != g.Leaf: // the f32 sum of all micro-batches is sent in 16 bits
-		g.Home = resident("reduced", g.Wire, true)
+		g.Home = s.resident(u, "reduced", g.Wire, true)
 		g.Sent = p.AddBuffer(flatBuffer("wire/"+name, g.Wire, graph.Unsharded, graph.LifePhase, u, p.Units[u].FlatLen, used))
 	case stage.ShardsGrads(): // each reduction writes, or adds, directly to Home
-		g.Home = resident("reduced", g.Leaf, true)
+		g.Home = s.resident(u, "reduced", g.Leaf, true)
 	case g.Wire != g.Leaf && o.Accum > 1 && s.ranks*s.replicas > 1:
 		g.Home = whole
-		b := flatBuffer("wire/"+name, g.Wire, graph.Gradients, graph.LifeStep, u, p.Units[u].FlatLen, used)
-		g.Sent = p.AddBuffer(b)
+		g.Sent = p.AddBuffer(flatBuffer("wire/"+name, g.Wire, graph.Gradients, graph.LifeStep, u, p.Units[u].FlatLen, used))
 	default:
 		g.Home = part(whole)
 	}
@@ -112,10 +103,10 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) (*graph.Gradi
 	if g.Sent != none && p.Buf(g.Sent).Life == graph.LifeStep {
 		g.Update = g.Sent
 		if g.Parted && p.Buf(g.Sent).Elems() == p.Units[u].FlatLen {
-			g.Update = s.own(g.Sent, u)
+			g.Update = ownPart(s.p, g.Sent, u, s.o.Axis)
 		}
 	}
-	return g, nil
+	return g
 }
 
 // resident adds a buffer of unit u that holds a sum of gradients until the update.
@@ -132,10 +123,7 @@ func (s *sharder) leafWay(u int, g *graph.Gradient) {
 	g.Squares = s.squares
 	g.Home = s.resident(u, "accum", graph.F32, g.Axis >= 0)
 	g.Update = g.Home
-	if g.Axis < 0 {
-		return
-	}
-	if !g.Parted {
+	if g.Axis >= 0 && !g.Parted {
 		g.Update = s.resident(u, "sum", graph.F32, false)
 	}
 }

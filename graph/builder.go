@@ -263,53 +263,74 @@ type result struct {
 	suffix string // of the buffer's name; "" for the first output, named as the operation
 	dtype  DType
 	shape  []int64
+	over   operandValue // operand that it changes in place; without a name: it has a new buffer
 }
 
 func y(shape ...int64) result { return result{shape: shape} }
 
+// op returns an operation of the current unit, without operands.
+func (b *Builder) op(kind Kind, name string, attr any) Op {
+	op := NewOp(kind, name, nil, nil, attr)
+	op.Unit = b.unit
+	return op
+}
+
+// free checks that an operation can have the name.
+func (b *Builder) free(kind Kind, name string) bool {
+	if b.err == nil && (name == "" || b.opNames[name]) {
+		b.failf("%s %q: an operation needs a name that no other has", kind, name)
+	}
+	return b.err == nil
+}
+
 // add appends an operation and returns its first output. Operands have names for error
 // messages. With InPlace the first output is the first operand's buffer.
 func (b *Builder) add(name string, kind Kind, attr any, ins []operandValue, results []result, opts []Option) Value {
-	if b.err != nil {
+	op := b.op(kind, name, attr)
+	if !b.free(kind, name) || !b.inputs(&op, ins) {
 		return Value{}
 	}
-	op := Op{Kind: kind, Name: name, Attr: attr, Work: NoBuf, Skip: NoBuf, Stream: Compute, Pass: Forward, Unit: b.unit}
-	if name == "" || b.opNames[name] {
-		b.failf("%s %q: an operation needs a name that no other has", kind, name)
+	if slices.Contains(opts, InPlace) {
+		results[0].over = ins[0]
+	}
+	if !b.outputs(&op, results) {
 		return Value{}
 	}
+	return b.append(op)
+}
+
+func (b *Builder) inputs(op *Op, ins []operandValue) bool {
 	for _, in := range ins {
 		id := NoBuf
 		if !(in.optional && in.v.None()) {
-			if id = b.use(name, in.name, in.v); b.err != nil {
-				return Value{}
-			}
+			id = b.use(op.Name, in.name, in.v)
 		}
 		op.In = append(op.In, id)
 	}
-	inPlace := slices.Contains(opts, InPlace)
-	for i, r := range results {
-		if i == 0 && inPlace {
-			op.Out = append(op.Out, Out{op.In[0], ReadWrite})
+	return b.err == nil
+}
+
+func (b *Builder) outputs(op *Op, results []result) bool {
+	for _, r := range results {
+		if r.over.name != "" {
+			id := b.use(op.Name, r.over.name, r.over.v)
+			if b.err != nil {
+				return false
+			}
+			if class := b.p.Buffers[b.root(id)].Class; class != Activations {
+				b.failf("%s: cannot be in place of %s, which is %v", op.Name, b.p.Buffers[id].Name, class)
+			}
+			op.Out = append(op.Out, Out{id, ReadWrite})
 			continue
 		}
-		bufName := name
+		name := op.Name
 		if r.suffix != "" {
-			bufName += "." + r.suffix
+			name += "." + r.suffix
 		}
-		v := b.buffer(Buffer{Name: bufName, DType: r.dtype, Shape: r.shape, Class: Activations, Life: LifePhase, Unit: b.unit})
-		if b.err != nil {
-			return Value{}
-		}
+		v := b.buffer(Buffer{Name: name, DType: r.dtype, Shape: r.shape, Class: Activations, Life: LifePhase, Unit: b.unit})
 		op.Out = append(op.Out, Out{v.Buf(), Write})
 	}
-	if inPlace {
-		if buf := &b.p.Buffers[op.In[0]]; b.p.Buffers[b.root(op.In[0])].Class != Activations {
-			b.failf("%s: cannot be in place of %s, which is %v", name, buf.Name, b.p.Buffers[b.root(op.In[0])].Class)
-			return Value{}
-		}
-	}
-	return b.append(op)
+	return b.err == nil
 }
 
 // append checks and appends op and returns its first output's value.

@@ -258,16 +258,12 @@ func (b *Builder) lossOp(name string, kind Kind, attr any, ins []BufID, outs ...
 	if b.err == nil {
 		b.p.Buffers[b.p.Loss].Shape[0] = 1 // of several losses none counts classes
 	}
-	if b.err == nil && (name == "" || b.opNames[name]) {
-		b.failf("%s %q: an operation needs a name that no other has", kind, name)
-	}
-	if b.err != nil {
+	if !b.free(kind, name) {
 		return Value{}
 	}
-	return b.append(Op{
-		Kind: kind, Name: name, Attr: attr, In: ins, Out: append([]Out{{loss.Buf(), Accum}}, outs...),
-		Work: NoBuf, Skip: NoBuf, Stream: Compute, Pass: Forward, Unit: b.unit,
-	})
+	op := b.op(kind, name, attr)
+	op.In, op.Out = ins, append([]Out{{loss.Buf(), Accum}}, outs...)
+	return b.append(op)
 }
 
 // Logits marks v (1,V) as the program's Logits, whose contents outlive the phase.

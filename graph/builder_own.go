@@ -4,76 +4,60 @@ package graph
 // returns a value for each output: the first is named as the operation, the others
 // "name.output".
 func (b *Builder) Apply(op *Operation, name string, attr any, ins ...Value) []Value {
-	outs := make([]Value, 1)
-	if op != nil {
-		outs = make([]Value, len(op.def.Out))
-	}
-	switch {
-	case b.err != nil:
-		return outs
-	case op == nil:
+	if op == nil {
 		b.failf("%s: operation is nil, want one made by Define", name)
-		return outs
-	case name == "" || b.opNames[name]:
-		b.failf("%s %q: an operation needs a name that no other has", op.def.Kind, name)
-		return outs
-	case len(ins) > len(op.def.In):
-		b.failf("%s (%s): has %d inputs, want at most %d", name, op.def.Kind, len(ins), len(op.def.In))
-		return outs
+		return make([]Value, 1)
 	}
-	o := Op{Kind: op.def.Kind, Own: op, Name: name, Attr: attr, Work: NoBuf, Skip: NoBuf, Stream: Compute, Pass: Forward, Unit: b.unit}
-	if err := b.sameOwn(op); err != nil {
-		b.failf("%s: %w", name, err)
-		return outs
-	}
-	for i, v := range ins {
-		id := NoBuf
-		if !(op.def.In[i].Optional && v.None()) {
-			if id = b.use(name, op.def.In[i].Name, v); b.err != nil {
-				return outs
-			}
+	outs, o := make([]Value, len(op.def.Out)), b.op(op.def.Kind, name, attr)
+	o.Own = op
+	if b.apply(&o, ins) {
+		for k := range outs {
+			outs[k] = b.valueOf(o.Out[k].Buf)
 		}
-		o.In = append(o.In, id)
-	}
-	if !b.attrAndInputs(&o) {
-		return outs
-	}
-	in, _ := operandShapes(b.p, &o)
-	for len(in) < len(op.def.In) {
-		in = append(in, nil)
-	}
-	if op.def.Shapes == nil {
-		b.failf("%s (%s): is an update rule's operation, which a model does not apply", name, op.def.Kind)
-		return outs
-	}
-	shapes, err := op.def.Shapes(attr, in)
-	if err == nil && len(shapes) != len(op.def.Out) {
-		b.failf("%s (%s): its Shapes returns %d shapes, want one for each of the %d outputs", name, op.def.Kind, len(shapes), len(op.def.Out))
-		return outs
-	}
-	if err != nil {
-		b.failf("%s (%s): %w", name, op.def.Kind, err)
-		return outs
-	}
-	for k, d := range op.def.Out {
-		bufName := name
-		if k > 0 {
-			bufName += "." + d.Name
-		}
-		v := b.buffer(Buffer{Name: bufName, DType: d.Types[0], Shape: shapes[k], Class: Activations, Life: LifePhase, Unit: b.unit})
-		if b.err != nil {
-			return outs
-		}
-		o.Out = append(o.Out, Out{v.Buf(), Write})
-	}
-	b.append(o)
-	if b.err != nil {
-		return outs
-	}
-	for k := range outs {
-		outs[k] = b.valueOf(o.Out[k].Buf)
 	}
 	return outs
+}
+
+func (b *Builder) apply(o *Op, ins []Value) bool {
+	d := &o.Own.def
+	if !b.free(d.Kind, o.Name) {
+		return false
+	}
+	if len(ins) > len(d.In) {
+		b.failf("%s (%s): has %d inputs, want at most %d", o.Name, d.Kind, len(ins), len(d.In))
+		return false
+	}
+	if err := b.sameOwn(o.Own); err != nil {
+		b.failf("%s: %w", o.Name, err)
+		return false
+	}
+	operands := make([]operandValue, len(ins))
+	for i, v := range ins {
+		operands[i] = operandValue{d.In[i].Name, v, d.In[i].Optional}
+	}
+	if !b.inputs(o, operands) || !b.attrAndInputs(o) {
+		return false
+	}
+	if d.Shapes == nil {
+		b.failf("%s (%s): is an update rule's operation, which a model does not apply", o.Name, d.Kind)
+		return false
+	}
+	shapes, err := d.outShapes(b.p, o)
+	if err != nil {
+		b.failf("%s (%s): %w", o.Name, d.Kind, err)
+		return false
+	}
+	results := make([]result, len(d.Out))
+	for k, out := range d.Out {
+		results[k] = result{dtype: out.Types[0], shape: shapes[k]}
+		if k > 0 {
+			results[k].suffix = out.Name
+		}
+	}
+	if b.outputs(o, results) {
+		b.append(*o)
+	}
+	return b.err == nil
 }
 
 // sameOwn returns an error if the program has a different operation with op's name.
@@ -92,11 +76,7 @@ func (b *Builder) attrAndInputs(o *Op) bool {
 	c := &checker{p: b.p, op: o, info: o.Own.info}
 	c.attribute()
 	for i := range o.Own.def.In {
-		id := NoBuf
-		if i < len(o.In) {
-			id = o.In[i]
-		}
-		c.operand(&o.Own.def.In[i], id)
+		c.operand(&o.Own.def.In[i], o.in(i))
 	}
 	if b.err == nil {
 		b.err = c.err

@@ -20,11 +20,7 @@ func (t *Tensor) Elems() int64 {
 	if t.Shape == nil {
 		return 0
 	}
-	n := int64(1)
-	for _, d := range t.Shape {
-		n *= d
-	}
-	return n
+	return elemsOf(t.Shape)
 }
 
 // Put writes v to element i of a float output, or adds v to it if Accum is set.

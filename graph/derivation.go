@@ -1,7 +1,5 @@
 package graph
 
-import "slices"
-
 // Derivation is the argument of Definition.Derive. Its methods add the operations that
 // compute the gradients of the inputs from those of the outputs.
 type Derivation struct{ d *differ }
@@ -34,17 +32,18 @@ func (v *Derivation) Grad(k int) BufID {
 // gradient is absent if it is optional, and scratch if not. If no gradient is needed, Apply
 // does nothing. The suffix makes the operation's name unique.
 func (v *Derivation) Apply(op *Operation, suffix string, attr any, ins []BufID, by ...int) {
-	v.apply(Op{Kind: op.def.Kind, Own: op, Attr: attr}, op.info, suffix, ins, by)
+	v.apply(Op{Kind: op.def.Kind, Own: op, Attr: attr}, suffix, ins, by)
 }
 
 // ApplyKind is Apply for an operation of the kind table.
 func (v *Derivation) ApplyKind(kind Kind, suffix string, attr any, ins []BufID, by ...int) {
-	info, ok := kindTable[kind]
-	if !ok {
-		v.d.failf("its derivative applies the unknown kind %q", kind)
-		return
+	v.apply(Op{Kind: kind, Attr: attr}, suffix, ins, by)
+}
+
+func (v *Derivation) apply(op Op, suffix string, ins []BufID, by []int) {
+	if g := v.d.gradients(op, by...); g != nil {
+		g.add(suffix, suffix+".", ins)
 	}
-	v.apply(Op{Kind: kind, Attr: attr}, info, suffix, ins, by)
 }
 
 // Pass uses the gradient of output k as the gradient of input i, which has as many elements.
@@ -56,35 +55,3 @@ func (v *Derivation) Pass(i, k int, suffix string) {
 
 // Failf ends the differentiation with an error that names the operation.
 func (v *Derivation) Failf(format string, args ...any) { v.d.failf(format, args...) }
-
-func (v *Derivation) apply(op Op, info *Info, suffix string, ins []BufID, by []int) {
-	d := v.d
-	_, sig := info.Operands(op.Attr)
-	if len(by) > len(sig) || d.err != nil {
-		d.failf("its derivative takes %d outputs of %s, which has %d", len(by), op.Kind, len(sig))
-		return
-	}
-	slots, wanted := make([]slot, len(by)), false
-	for k, i := range by {
-		if i < 0 || i >= len(d.op.In) {
-			d.failf("its derivative gives a gradient to input %d, want 0 to %d", i, len(d.op.In)-1)
-			return
-		}
-		slots[k] = d.slot(i, slices.Contains(sig[k].Modes, Accum), NoBuf)
-		wanted = wanted || !slots[k].none()
-	}
-	if !wanted {
-		return
-	}
-	outs := make([]Out, len(by))
-	for k, s := range slots {
-		outs[k] = s.out
-		if s.none() && !sig[k].Optional {
-			outs[k] = d.scratch(d.in(by[k]), "unused", NoBuf)
-		}
-	}
-	d.emitOp(op, suffix, ins, outs)
-	for k, s := range slots {
-		d.close(suffix+"."+sig[k].Name, s)
-	}
-}

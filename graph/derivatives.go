@@ -7,19 +7,9 @@ var derivatives = map[Kind]func(d *differ){
 		d.intoOver(0, "dx", d.dy(0), ActivationGrad, d.op.Attr, d.dy(0), d.in(0))
 	},
 	SwiGLU: func(d *differ) {
-		// The kernel writes both gradients; an unneeded one goes to scratch.
-		gate, up := d.openWrite(0), d.openWrite(1)
-		if gate.none() && up.none() {
-			return
+		if g := d.gradients(Op{Kind: SwiGLUGrad}, 0, 1); g != nil {
+			g.add("dx", "", []BufID{d.dy(0), d.in(0), d.in(1)})
 		}
-		for _, s := range []*slot{&gate, &up} {
-			if s.none() {
-				s.out = d.scratch(d.in(0), "unused", NoBuf)
-			}
-		}
-		d.emit("dx", SwiGLUGrad, nil, []BufID{d.dy(0), d.in(0), d.in(1)}, gate.out, up.out)
-		d.close("dgate", gate)
-		d.close("dup", up)
 	},
 	SoftCap: func(d *differ) {
 		d.intoOver(0, "dx", d.dy(0), SoftCapGrad, d.op.Attr, d.dy(0), d.out(0))
@@ -54,25 +44,14 @@ var derivatives = map[Kind]func(d *differ){
 	LinearAct: deriveLinear,
 
 	LayerNorm: func(d *differ) {
-		dx, dgamma, dbeta := d.open(0), d.open(1), d.open(2)
-		if dx.none() && dgamma.none() && dbeta.none() {
-			return
+		if g := d.gradients(Op{Kind: LayerNormGrad, Attr: d.op.Attr}, 0, 1, 2); g != nil {
+			g.add("dx", "", []BufID{d.dy(0), d.in(0), d.in(1), d.out(1), d.out(2)})
 		}
-		d.emit("dx", LayerNormGrad, d.op.Attr,
-			[]BufID{d.dy(0), d.in(0), d.in(1), d.out(1), d.out(2)}, dx.out, dgamma.out, dbeta.out)
-		d.close("dx", dx)
-		d.close("dgamma", dgamma)
-		d.close("dbeta", dbeta)
 	},
 	RMSNorm: func(d *differ) {
-		dx, dgamma := d.open(0), d.open(1)
-		if dx.none() && dgamma.none() {
-			return
+		if g := d.gradients(Op{Kind: RMSNormGrad, Attr: d.op.Attr}, 0, 1); g != nil {
+			g.add("dx", "", []BufID{d.dy(0), d.in(0), d.in(1), d.out(1)})
 		}
-		d.emit("dx", RMSNormGrad, d.op.Attr,
-			[]BufID{d.dy(0), d.in(0), d.in(1), d.out(1)}, dx.out, dgamma.out)
-		d.close("dx", dx)
-		d.close("dgamma", dgamma)
 	},
 
 	Attention: deriveAttention,

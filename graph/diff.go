@@ -282,19 +282,8 @@ func (d *differ) hold(v int, g BufID) {
 
 // Helpers of the derivative rules.
 
-func (d *differ) in(j int) BufID {
-	if j >= len(d.op.In) {
-		return NoBuf
-	}
-	return d.op.In[j]
-}
-
-func (d *differ) out(k int) BufID {
-	if k >= len(d.op.Out) {
-		return NoBuf
-	}
-	return d.op.Out[k].Buf
-}
+func (d *differ) in(j int) BufID  { return d.op.in(j) }
+func (d *differ) out(k int) BufID { return d.op.out(k) }
 
 // needs says whether input j wants a gradient.
 func (d *differ) needs(j int) bool {

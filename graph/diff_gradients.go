@@ -151,6 +151,58 @@ func (d *differ) overDy(j int, dy BufID) BufID {
 	return dy
 }
 
+// gradients are the outputs of an operation: output k is the gradient of input by[k].
+type gradients struct {
+	d     *differ
+	op    Op
+	sig   []Operand
+	by    []int
+	slots []slot
+}
+
+// gradients opens the slots of op's outputs. It returns nil if none of the gradients is needed.
+func (d *differ) gradients(op Op, by ...int) *gradients {
+	info, ok := op.Info()
+	if !ok {
+		d.failf("its derivative applies the unknown kind %q", op.Kind)
+		return nil
+	}
+	_, sig := info.Operands(op.Attr)
+	if len(by) > len(sig) || d.err != nil {
+		d.failf("its derivative takes %d outputs of %s, which has %d", len(by), op.Kind, len(sig))
+		return nil
+	}
+	g, wanted := &gradients{d, op, sig, by, make([]slot, len(by))}, false
+	for k, i := range by {
+		if i < 0 || i >= len(d.op.In) {
+			d.failf("its derivative gives a gradient to input %d, want 0 to %d", i, len(d.op.In)-1)
+			return nil
+		}
+		g.slots[k] = d.slot(i, slices.Contains(sig[k].Modes, Accum), NoBuf)
+		wanted = wanted || !g.slots[k].none()
+	}
+	if !wanted {
+		return nil
+	}
+	return g
+}
+
+// add adds the operation. The output of an unneeded gradient is absent if it is optional, and
+// scratch if not. prefix begins the names of operations that add an output to another gradient.
+func (g *gradients) add(suffix, prefix string, ins []BufID) {
+	outs := make([]Out, len(g.slots))
+	for k, s := range g.slots {
+		outs[k] = s.out
+		if s.none() && !g.sig[k].Optional {
+			outs[k] = g.d.scratch(g.d.in(g.by[k]), "unused", NoBuf)
+		}
+	}
+	g.d.emitOp(g.op, suffix, ins, outs)
+	for k, s := range g.slots {
+		g.d.close(prefix+g.sig[k].Name, s)
+	}
+}
+
 // identity contributes dy itself to input j. last says that the derivative rule does not
 // read dy again.
 func (d *differ) identity(j int, suffix string, dy BufID, last bool) {

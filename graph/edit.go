@@ -283,12 +283,9 @@ func (p *Program) references(visit func(*BufID)) {
 			visit(&u.States[k].Buf)
 		}
 	}
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			ops := p.Sections[i].Phases[j].Ops
-			for k := range ops {
-				ops[k].Buffers(visit)
-			}
+	for _, ph := range p.Phases() {
+		for k := range ph.Ops {
+			ph.Ops[k].Buffers(visit)
 		}
 	}
 }

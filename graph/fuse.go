@@ -21,10 +21,8 @@ import "slices"
 // later pass may compute y from a kept pre.
 func Fuse(p *Program, unrounded ...ActKind) *Program {
 	p = p.Clone()
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			fuse(p, &p.Sections[i].Phases[j], unrounded)
-		}
+	for _, ph := range p.Phases() {
+		fuse(p, ph, unrounded)
 	}
 	return p
 }
@@ -39,7 +37,10 @@ type use struct {
 func usesOf(p *Program, ph *Phase) map[BufID][]use {
 	uses := map[BufID][]use{}
 	for i := range ph.Ops {
-		eachBuf(p, &ph.Ops[i], func(root BufID, write bool) { uses[root] = append(uses[root], use{i, write}) })
+		Effects(&ph.Ops[i], func(e Effect) {
+			root, _ := p.Resolve(e.Buf, nil)
+			uses[root] = append(uses[root], use{i, e.Write})
+		})
 	}
 	return uses
 }
@@ -133,10 +134,8 @@ func activationOf(p *Program, ops []Op, i int, uses []use) (at int, kept bool) {
 // Run it after Fuse, which does not know LinearGradAct.
 func FuseGradients(p *Program, acts ...ActKind) *Program {
 	p = p.Clone()
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			fuseGradients(p, &p.Sections[i].Phases[j], acts)
-		}
+	for _, ph := range p.Phases() {
+		fuseGradients(p, ph, acts)
 	}
 	return p
 }
@@ -214,10 +213,8 @@ func derivativeOf(p *Program, ops []Op, i int, uses map[BufID][]use) int {
 // LinearGradWB.
 func FuseBiasGradients(p *Program) *Program {
 	p = p.Clone()
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			fuseBiasGradients(p, &p.Sections[i].Phases[j])
-		}
+	for _, ph := range p.Phases() {
+		fuseBiasGradients(p, ph)
 	}
 	return p
 }
@@ -259,22 +256,4 @@ func biasOf(p *Program, ops []Op, b, i int, uses map[BufID][]use) bool {
 	between := func(u use) bool { return u.op > b && u.op < i }
 	return !slices.ContainsFunc(uses[sum], between) &&
 		!slices.ContainsFunc(uses[dy], func(u use) bool { return u.write && between(u) })
-}
-
-// eachBuf calls f with the root of every buffer that op uses.
-func eachBuf(p *Program, op *Op, f func(root BufID, write bool)) {
-	one := func(id BufID, write bool) {
-		if id != NoBuf {
-			root, _ := p.Resolve(id, nil)
-			f(root, write)
-		}
-	}
-	for _, id := range op.In {
-		one(id, false)
-	}
-	one(op.Skip, false)
-	one(op.Work, true)
-	for _, o := range op.Out {
-		one(o.Buf, true)
-	}
 }

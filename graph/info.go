@@ -224,18 +224,10 @@ func (c *checker) operands() {
 		c.failf("has %d outputs, want at most %d", len(op.Out), len(c.outOps))
 	}
 	for i := range c.inOps {
-		id := NoBuf
-		if i < len(op.In) {
-			id = op.In[i]
-		}
-		c.operand(&c.inOps[i], id)
+		c.operand(&c.inOps[i], op.in(i))
 	}
-	for i := range c.outOps {
-		o := Out{Buf: NoBuf}
-		if i < len(op.Out) {
-			o = op.Out[i]
-		}
-		c.operand(&c.outOps[i], o.Buf)
+	for k := range c.outOps {
+		c.operand(&c.outOps[k], op.out(k))
 	}
 	if c.err != nil {
 		return
@@ -350,42 +342,27 @@ type ref struct {
 	buf  *Buffer
 }
 
-func (c *checker) in(i int) ref {
-	r := ref{name: c.inOps[i].Name}
-	if i < len(c.op.In) && c.op.In[i] != NoBuf {
-		r.buf = &c.p.Buffers[c.op.In[i]]
-	}
-	return r
-}
+func (c *checker) in(i int) ref  { return c.ref(c.inOps[i].Name, c.op.in(i)) }
+func (c *checker) out(k int) ref { return c.ref(c.outOps[k].Name, c.op.out(k)) }
 
-func (c *checker) out(i int) ref {
-	r := ref{name: c.outOps[i].Name}
-	if i < len(c.op.Out) && c.op.Out[i].Buf != NoBuf {
-		r.buf = &c.p.Buffers[c.op.Out[i].Buf]
+func (c *checker) ref(name string, id BufID) ref {
+	if id == NoBuf {
+		return ref{name: name}
 	}
-	return r
+	return ref{name, &c.p.Buffers[id]}
 }
 
 func (r ref) ok() bool { return r.buf != nil }
 
-// cols is the last dimension and rows the product of the others: an activation of any rank
-// is checked as a matrix.
-func (r ref) cols() int64 {
-	if r.buf == nil || len(r.buf.Shape) == 0 {
-		return 1
-	}
-	return r.buf.Shape[len(r.buf.Shape)-1]
-}
+// rows and cols are those of Buffer.matrix; 1 for an absent operand.
+func (r ref) rows() int64 { rows, _ := r.matrix(); return rows }
+func (r ref) cols() int64 { _, cols := r.matrix(); return cols }
 
-func (r ref) rows() int64 {
-	if r.buf == nil || len(r.buf.Shape) == 0 {
-		return 1
+func (r ref) matrix() (rows, cols int64) {
+	if r.buf == nil {
+		return 1, 1
 	}
-	n := int64(1)
-	for _, d := range r.buf.Shape[:len(r.buf.Shape)-1] {
-		n *= d
-	}
-	return n
+	return r.buf.matrix()
 }
 
 func (r ref) elems() int64 {

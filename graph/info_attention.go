@@ -1,5 +1,7 @@
 package graph
 
+import "slices"
+
 // Attention kernels that never hold the whole (Seq, Seq) matrix of scores.
 
 // packed has queries, keys and values side by side in one matrix.
@@ -119,35 +121,12 @@ func (a AttentionAttr) flops(products int64) int64 {
 }
 
 func deriveAttention(d *differ) {
-	a := d.op.Attr.(AttentionAttr)
-	n := 3
-	if a.Packed {
-		n = 1
+	by := []int{0, 1, 2}
+	if d.op.Attr.(AttentionAttr).Packed {
+		by = by[:1]
 	}
-	slots := make([]slot, n)
-	needed := false
-	for j := range slots {
-		slots[j] = d.openWrite(j)
-		needed = needed || !slots[j].none()
-	}
-	if !needed {
-		return
-	}
-	ins := append([]BufID(nil), d.op.In[:n]...)
-	ins = append(ins, d.out(0), d.out(1), d.dy(0))
-	ins = append(ins, d.op.In[n:]...)
-	outs := make([]Out, n)
-	for j := range slots {
-		outs[j] = slots[j].out
-		if slots[j].none() {
-			outs[j] = d.scratch(d.in(j), "unused", NoBuf)
-		}
-	}
-	d.emit("dx", AttentionGrad, a, ins, outs...)
-	for j, name := range []string{"dq", "dk", "dv"}[:n] {
-		if a.Packed {
-			name = "dqkv"
-		}
-		d.close(name, slots[j])
+	if g := d.gradients(Op{Kind: AttentionGrad, Attr: d.op.Attr}, by...); g != nil {
+		own := []BufID{d.out(0), d.out(1), d.dy(0)}
+		g.add("dx", "", slices.Concat(d.op.In[:len(by)], own, d.op.In[len(by):]))
 	}
 }

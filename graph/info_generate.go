@@ -86,21 +86,11 @@ func (b *Builder) RopeAt(name string, x, positions Value, attr RopeAttr, opts ..
 // holds queries, keys and values side by side.
 func (b *Builder) AttentionCached(name string, q, k, v, positions, keys, values Value, attr AttentionAttr) Value {
 	attr.Packed = k.None()
-	ins := []BufID{b.use(name, "q", q)}
+	ins := opds(opd("q", q))
 	if !attr.Packed {
-		ins = append(ins, b.use(name, "k", k), b.use(name, "v", v))
+		ins = append(ins, opd("k", k), opd("v", v))
 	}
-	ins = append(ins, b.use(name, "positions", positions), b.use(name, "key", b.key()))
-	caches := []BufID{b.use(name, "keys", keys), b.use(name, "values", values)}
-	if b.err != nil {
-		return Value{}
-	}
-	if b.opNames[name] {
-		b.failf("%s %q: an operation needs a name that no other has", AttentionCached, name)
-		return Value{}
-	}
-	out := b.buffer(Buffer{Name: name, DType: F32, Shape: b.withCols(q, attr.Heads*attr.HeadDim), Class: Activations, Life: LifePhase, Unit: b.unit})
-	op := NewOp(AttentionCached, name, ins, []Out{{out.Buf(), Write}, {caches[0], ReadWrite}, {caches[1], ReadWrite}}, attr)
-	op.Unit = b.unit
-	return b.append(op)
+	ins = append(ins, opd("positions", positions), opd("key", b.key()))
+	return b.add(name, AttentionCached, attr, ins,
+		[]result{y(b.withCols(q, attr.Heads*attr.HeadDim)...), {over: opd("keys", keys)}, {over: opd("values", values)}}, nil)
 }

@@ -55,8 +55,8 @@ var lossKinds = []*Info{
 		In:         []Operand{in("x", "(N,C)"), in("w", "(V,C)"), in("targets", "(N)").typ(isI32)},
 		Out:        []Operand{acc("loss", "(1)").typ(isF64).mode(modeA)},
 		Attr:       CapAttr{}, attrOptional: true,
-		check:    func(c *checker) { c.head(c.in(0), c.in(1), c.in(2), c.out(0)) },
-		flops:    func(c *checker) int64 { return c.headFlops(1) },
+		check:    (*checker).head,
+		flops:    (*checker).headFlops,
 		work:     Target.headLossWork,
 		cudaWork: Target.headLossCUDAWork,
 	},
@@ -69,20 +69,12 @@ var lossKinds = []*Info{
 			out("dx", "(N,C)").opt(), grad("dw", "(V,C)").opt()},
 		Attr: CapAttr{}, attrOptional: true,
 		check: func(c *checker) {
-			c.head(c.in(0), c.in(1), c.in(2), c.out(0))
+			c.head()
 			c.vector(c.in(3), NumHyper, "the Hyper slots")
 			c.same(c.out(1), c.in(0))
 			c.same(c.out(2), c.in(1))
 		},
-		flops: func(c *checker) int64 {
-			products := int64(1)
-			for i := 1; i <= 2; i++ {
-				if c.out(i).ok() {
-					products++
-				}
-			}
-			return c.headFlops(products)
-		},
+		flops:    (*checker).headFlops,
 		work:     Target.headLossWork,
 		cudaWork: Target.headLossCUDAWork,
 	},
@@ -94,10 +86,10 @@ var lossKinds = []*Info{
 		Out:  []Operand{out("stats", "(N,HeadStatistics)").typ(isF32)},
 		Attr: SliceAttr{},
 		check: func(c *checker) {
-			c.headSlice()
+			c.headIn()
 			c.matrix(c.out(0), c.in(0).rows(), HeadStatistics, "a row of statistics per row of x")
 		},
-		flops: func(c *checker) int64 { return c.headFlops(1) },
+		flops: (*checker).headFlops,
 		work:  Target.headLossWork,
 	},
 	{
@@ -128,22 +120,14 @@ var lossKinds = []*Info{
 		Out:  []Operand{out("dx", "(N,C)").opt(), grad("dw", "(Each,C)").opt()},
 		Attr: SliceAttr{},
 		check: func(c *checker) {
-			c.headSlice()
+			c.headIn()
 			c.vector(c.in(3), c.in(0).rows(), "the rows of x")
 			c.vector(c.in(4), NumHyper, "the Hyper slots")
 			c.same(c.out(0), c.in(0))
 			c.same(c.out(1), c.in(1))
 		},
-		flops: func(c *checker) int64 {
-			products := int64(1)
-			for i := range 2 {
-				if c.out(i).ok() {
-					products++
-				}
-			}
-			return c.headFlops(products)
-		},
-		work: Target.headLossWork,
+		flops: (*checker).headFlops,
+		work:  Target.headLossWork,
 	},
 	{
 		Kind: SelectRow,
@@ -164,18 +148,14 @@ func (c *checker) logits(logits, targets ref) {
 	c.vector(targets, logits.rows(), "a target per row of logits")
 }
 
-func (c *checker) head(x, w, targets, loss ref) {
-	c.rank2(x)
-	if c.rank(w, 2) && w.cols() != x.cols() {
-		c.bad(w, "dimension 1", w.cols(), x.cols(), " (the width of x)")
-	}
-	c.vector(targets, x.rows(), "a target per row of x")
-	c.vector(loss, 1, "a scalar")
+func (c *checker) head() {
+	c.headIn()
+	c.vector(c.out(0), 1, "a scalar")
 	c.cap(HeadCap(c.op), true)
 }
 
-// headSlice checks x, w and targets of a head's slice.
-func (c *checker) headSlice() {
+// headIn checks x, w and targets of a head, or of a slice of one.
+func (c *checker) headIn() {
 	x, w := c.in(0), c.in(1)
 	c.rank2(x)
 	if c.rank(w, 2) && w.cols() != x.cols() {
@@ -194,13 +174,7 @@ func HeadGradients(op *Op) (dx, dw BufID) {
 	case HeadSliceGrad:
 		at = 0
 	}
-	of := func(i int) BufID {
-		if i < len(op.Out) {
-			return op.Out[i].Buf
-		}
-		return NoBuf
-	}
-	return of(at), of(at + 1)
+	return op.out(at), op.out(at + 1)
 }
 
 // HeadCap returns the soft cap of the logits of a HeadLoss or HeadLossGrad; 0 for none.
@@ -209,8 +183,15 @@ func HeadCap(op *Op) float64 {
 	return a.Cap
 }
 
-func (c *checker) headFlops(products int64) int64 {
-	logits := c.in(0).rows() * c.in(1).rows()
+// headFlops counts the product for the logits, and one for each gradient.
+func (c *checker) headFlops() int64 {
+	products, logits := int64(1), c.in(0).rows()*c.in(1).rows()
+	dx, dw := HeadGradients(c.op)
+	for _, grad := range []BufID{dx, dw} {
+		if grad != NoBuf {
+			products++
+		}
+	}
 	return logits * (2*products*c.in(0).cols() + expFlops + 2)
 }
 

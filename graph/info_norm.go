@@ -13,16 +13,7 @@ var normKinds = []*Info{
 		Out:   []Operand{out("y", "(N,C)"), out("mean", "(N)").typ(isF32).stat(), out("rstd", "(N)").typ(isF32).stat()},
 		Attr:  NormAttr{},
 		Saves: []string{"x", "gamma", "mean", "rstd"},
-		check: func(c *checker) {
-			x := c.in(0)
-			c.rank2(x)
-			c.vector(c.in(1), x.cols(), "the width of x")
-			c.vector(c.in(2), x.cols(), "the width of x")
-			c.same(c.out(0), x)
-			c.vector(c.out(1), x.rows(), "the rows of x")
-			c.vector(c.out(2), x.rows(), "the rows of x")
-			c.eps()
-		},
+		check: (*checker).norm,
 		flops: func(c *checker) int64 { return 8 * c.in(0).elems() },
 	},
 	{
@@ -32,20 +23,8 @@ var normKinds = []*Info{
 		In:       []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("mean", "(N)").typ(isF32), in("rstd", "(N)").typ(isF32)},
 		Out:      []Operand{acc("dx", "(N,C)").opt(), grad("dgamma", "(C)").opt(), grad("dbeta", "(C)").opt()},
 		Attr:     NormAttr{},
-		check: func(c *checker) {
-			x := c.in(1)
-			c.rank2(x)
-			c.same(c.in(0), x)
-			c.vector(c.in(2), x.cols(), "the width of x")
-			c.vector(c.in(3), x.rows(), "the rows of x")
-			c.vector(c.in(4), x.rows(), "the rows of x")
-			c.same(c.out(0), x)
-			c.vector(c.out(1), x.cols(), "the width of x")
-			c.vector(c.out(2), x.cols(), "the width of x")
-			c.someOut()
-			c.eps()
-		},
-		flops: func(c *checker) int64 { return 14 * c.in(1).elems() },
+		check:    (*checker).normGrad,
+		flops:    func(c *checker) int64 { return 14 * c.in(1).elems() },
 	},
 	{
 		Kind:  RMSNorm,
@@ -57,16 +36,9 @@ var normKinds = []*Info{
 		Out:        []Operand{out("y", "(N,C)"), out("rstd", "(N)").typ(isF32).stat()},
 		Attr:       NormAttr{},
 		Saves:      []string{"x", "gamma", "rstd"},
-		check: func(c *checker) {
-			x := c.in(0)
-			c.rank2(x)
-			c.vector(c.in(1), x.cols(), "the width of x")
-			c.same(c.out(0), x)
-			c.vector(c.out(1), x.rows(), "the rows of x")
-			c.eps()
-		},
-		flops: func(c *checker) int64 { return 5 * c.in(0).elems() },
-		work:  Target.gainWork,
+		check:      (*checker).norm,
+		flops:      func(c *checker) int64 { return 5 * c.in(0).elems() },
+		work:       Target.gainWork,
 	},
 	{
 		Kind:     RMSNormGrad,
@@ -75,20 +47,45 @@ var normKinds = []*Info{
 		In:       []Operand{in("dy", "(N,C)"), in("x", "(N,C)"), in("gamma", "(C)"), in("rstd", "(N)").typ(isF32)},
 		Out:      []Operand{acc("dx", "(N,C)").opt(), grad("dgamma", "(C)").opt()},
 		Attr:     NormAttr{},
-		check: func(c *checker) {
-			x := c.in(1)
-			c.rank2(x)
-			c.same(c.in(0), x)
-			c.vector(c.in(2), x.cols(), "the width of x")
-			c.vector(c.in(3), x.rows(), "the rows of x")
-			c.same(c.out(0), x)
-			c.vector(c.out(1), x.cols(), "the width of x")
-			c.someOut()
-			c.eps()
-		},
-		flops: func(c *checker) int64 { return 10 * c.in(1).elems() },
-		work:  Target.gainWork,
+		check:    (*checker).normGrad,
+		flops:    func(c *checker) int64 { return 10 * c.in(1).elems() },
+		work:     Target.gainWork,
 	},
+}
+
+// norm checks x and parameters of its columns → y and statistics of its rows.
+func (c *checker) norm() {
+	x := c.in(0)
+	c.rank2(x)
+	for i := 1; i < len(c.inOps); i++ {
+		c.vector(c.in(i), x.cols(), "the width of x")
+	}
+	c.same(c.out(0), x)
+	for k := 1; k < len(c.outOps); k++ {
+		c.vector(c.out(k), x.rows(), "the rows of x")
+	}
+	c.eps()
+}
+
+// normGrad checks dy, x, gamma and the statistics → dx and the gradients of the parameters, of
+// which it wants at least one.
+func (c *checker) normGrad() {
+	x, some := c.in(1), c.out(0).ok()
+	c.rank2(x)
+	c.same(c.in(0), x)
+	c.vector(c.in(2), x.cols(), "the width of x")
+	for i := 3; i < len(c.inOps); i++ {
+		c.vector(c.in(i), x.rows(), "the rows of x")
+	}
+	c.same(c.out(0), x)
+	for k := 1; k < len(c.outOps); k++ {
+		c.vector(c.out(k), x.cols(), "the width of x")
+		some = some || c.out(k).ok()
+	}
+	if !some {
+		c.failf("has no outputs, want at least one of its gradients")
+	}
+	c.eps()
 }
 
 func (c *checker) eps() {
@@ -96,14 +93,4 @@ func (c *checker) eps() {
 	if c.err == nil && !(a.Eps >= 0 && a.Eps < 1) {
 		c.failf("Eps is %g, want a number in [0, 1)", a.Eps)
 	}
-}
-
-// someOut refuses a gradient operation that computes nothing.
-func (c *checker) someOut() {
-	for i := range c.outOps {
-		if c.out(i).ok() {
-			return
-		}
-	}
-	c.failf("has no outputs, want at least one of its gradients")
 }

@@ -175,14 +175,14 @@ func NewtonSchulzFlops(rows, cols int64) int64 {
 // newtonSchulzWork is G, G², another X, a row of zeros, and the packed factors of the largest
 // product.
 func (t Target) newtonSchulzWork(p *Program, op *Op) int64 {
-	r, c := matrixOf(p, op.In[0])
+	r, c := p.Buf(op.In[0]).matrix()
 	k := min(r, c)
 	product := max(t.product(k, k, max(r, c), r <= c, false, false), t.product(k, k, k, false, false, false), t.product(r, c, k, false, false, false))
 	return t.newtonSchulzCUDAWork(p, op) + t.align(4*c) + product
 }
 
 func (t Target) newtonSchulzCUDAWork(p *Program, op *Op) int64 {
-	r, c := matrixOf(p, op.In[0])
+	r, c := p.Buf(op.In[0]).matrix()
 	k := min(r, c)
 	return 2*t.align(4*k*k) + t.align(4*r*c)
 }

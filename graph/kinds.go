@@ -1,10 +1,7 @@
 package graph
 
-// Kind names an operation. Every kind has an entry in the kind table (see
-// Info), which fixes its operands, attributes, shapes, derivative and cost.
-//
-// Notation below: In → Out, [optional], (shape), dtype f32 unless said. N is
-// tokens (rows · T), C a width. "w/a" outputs may be written or accumulated.
+// Kind names an operation. Every kind has an entry in the kind table (Info): Doc says what it
+// computes, In and Out its operands with their shapes, where N is tokens (rows · T) and C a width.
 //
 // In mixed precision the values of an operation (Operand.Float: ComputeFloat)
 // are all bf16 or all f16 instead of f32; gradients of parameters (GradFloat)
@@ -15,152 +12,86 @@ type Kind string
 
 // Forward operations and their gradients.
 const (
-	// tokens i32 (N), table (V,C) → y (N,C). With SliceAttr the table is a slice of the vocabulary: rows of
-	// other tokens are 0.
-	Embed Kind = "embed"
-	// tokens i32 (N), dy (N,C) → dtable w/a (V,C). With SliceAttr it skips tokens of other slices.
+	Embed     Kind = "embed"
 	EmbedGrad Kind = "embed_grad"
 
-	// starts, where it is given: row n's document begins starts[n] rows behind the first of its
-	// Seq, and its position counts from there. So rows hold several documents.
-
-	// x (N,C), pos (P,C), [starts (N)] → y (N,C): y[n] = x[n] + pos[n mod Seq]. PosAttr, whose Rows give n its place. In place allowed.
-	AddPos Kind = "add_pos"
-	// dy (N,C), [starts (N)] → dpos w/a (P,C); rows from Seq to P get zero. PosAttr.
+	AddPos     Kind = "add_pos"
 	AddPosGrad Kind = "add_pos_grad"
 
-	// x (M,K), w (K,N) or TransW: (N,K), [bias (N)] → y (M,N), [pre (M,N)]. LinearAttr.
-	// With Act, y = act(x·w + bias) and pre, if asked for, is the argument of act.
-	Linear Kind = "linear"
-	// x (M,K), w (K,N) or TransW: (N,K), [bias (N)] → y (M,N), pre (M,N). LinearAttr (TransW, Act).
-	// As Linear with Act, but y is act of the sum before that is rounded to pre.
-	LinearAct Kind = "linear_act"
-	// dy (M,N), w → dx w/a (M,K). LinearAttr (TransW only).
-	LinearGradX Kind = "linear_dx"
-	// dy (M,N), w, pre (M,K) → dpre (M,K): the derivative of act at pre times dx, for w whose
-	// input was act(pre). LinearAttr (TransW, Act).
+	Linear        Kind = "linear"
+	LinearAct     Kind = "linear_act"
+	LinearGradX   Kind = "linear_dx"
 	LinearGradAct Kind = "linear_dact"
-	// x (M,K), dy (M,N) → dw w/a, shaped as w. LinearAttr (TransW only).
-	LinearGradW Kind = "linear_dw"
-	// x (M,K), dy (M,N) → dw w/a, shaped as w, db w/a (N): linear_dw and bias_grad of one dy.
-	// LinearAttr (TransW only).
-	LinearGradWB Kind = "linear_dwb"
-	// dy (M,N) → db w/a (N): column sums.
-	BiasGrad Kind = "bias_grad"
+	LinearGradW   Kind = "linear_dw"
+	LinearGradWB  Kind = "linear_dwb"
+	BiasGrad      Kind = "bias_grad"
 
-	// x (N,C), gamma (C), beta (C) → y (N,C), mean (N), rstd (N). NormAttr.
-	LayerNorm Kind = "layernorm"
-	// dy, x, gamma, mean, rstd → [dx w/a], [dgamma w/a], [dbeta w/a]. NormAttr.
+	LayerNorm     Kind = "layernorm"
 	LayerNormGrad Kind = "layernorm_grad"
+	RMSNorm       Kind = "rmsnorm"
+	RMSNormGrad   Kind = "rmsnorm_grad"
 
-	// x (N,C), gamma (C) → y (N,C), rstd (N). NormAttr.
-	RMSNorm Kind = "rmsnorm"
-	// dy, x, gamma, rstd → [dx w/a], [dgamma w/a]. NormAttr.
-	RMSNormGrad Kind = "rmsnorm_grad"
-
-	// x → y, elementwise. ActAttr.
-	Activation Kind = "act"
-	// dy, x → dx w/a, may be in place of dy. ActAttr.
+	Activation     Kind = "act"
 	ActivationGrad Kind = "act_grad"
+	SwiGLU         Kind = "swiglu"
+	SwiGLUGrad     Kind = "swiglu_grad"
+	SoftCap        Kind = "softcap"
+	SoftCapGrad    Kind = "softcap_grad"
+	Softmax        Kind = "softmax"
+	SoftmaxGrad    Kind = "softmax_grad"
+	Rope           Kind = "rope"    // its derivative is itself with Inverse set
+	Dropout        Kind = "dropout" // its derivative is itself on dy
 
-	// gate (N,F), up (N,F) → y = silu(gate)·up (N,F)
-	SwiGLU Kind = "swiglu"
-	// dy, gate, up → dgate, dup
-	SwiGLUGrad Kind = "swiglu_grad"
-
-	// x → y = Cap·tanh(x/Cap), elementwise: |y| < Cap. CapAttr. In place allowed.
-	SoftCap Kind = "softcap"
-	// dy, y → dx w/a, may be in place of dy. CapAttr.
-	SoftCapGrad Kind = "softcap_grad"
-
-	// x (N,C) → y (N,C): softmax over each row.
-	Softmax Kind = "softmax"
-	// dy, y → dx w/a
-	SoftmaxGrad Kind = "softmax_grad"
-
-	// x (N, Heads·HeadDim), [starts (N)] → y, rotary positions n mod Seq, half-split pairs. RopeAttr. In place allowed.
-	// Its derivative is itself with Inverse set.
-	Rope Kind = "rope"
-
-	// Packed: qkv (N, (Heads+2·KVHeads)·HeadDim); else q, k, v; [starts (N)] → y (N, Heads·HeadDim), lse (B·Heads·Seq). AttentionAttr.
-	Attention Kind = "attention"
-	// Packed: qkv, y, lse, dy, [starts (N)] → dqkv; else q, k, v, y, lse, dy, [starts (N)] → dq, dk, dv. AttentionAttr.
+	Attention     Kind = "attention"
 	AttentionGrad Kind = "attention_grad"
 
-	// x, key i64 → y: counter-based. DropoutAttr. In place allowed. Its derivative is itself on dy.
-	Dropout Kind = "dropout"
-
-	// Elementwise, same shapes. In place allowed on the first input.
-	Add Kind = "add" // a, b → a + b, w/a
-	Sub Kind = "sub" // a, b → a − b
-	Mul Kind = "mul" // a, b → a · b, w/a
-	// x → Factor·x, w/a. ScaleAttr.
-	Scale Kind = "scale"
-	// x → y f64 (1), w/a: sum over all elements.
-	Sum Kind = "sum"
-	// dy f64 (1) → dx w/a: dy broadcast.
+	// Elementwise, and sums.
+	Add     Kind = "add"
+	Sub     Kind = "sub"
+	Mul     Kind = "mul"
+	Scale   Kind = "scale"
+	Sum     Kind = "sum"
 	SumGrad Kind = "sum_grad"
 
-	// x (B,H,W,C) → cols (B·OH·OW, KH·KW·C). ConvAttr. A convolution is this and a linear.
-	Im2Col Kind = "im2col"
-	// dcols → dx w/a. ConvAttr.
-	Col2Im Kind = "col2im"
-	// x (B,H,W,C) → y (B,OH,OW,C). ConvAttr.
-	MaxPool Kind = "maxpool"
-	// dy, x → dx w/a. ConvAttr.
+	Im2Col      Kind = "im2col" // a convolution is this and a linear
+	Col2Im      Kind = "col2im"
+	MaxPool     Kind = "maxpool"
 	MaxPoolGrad Kind = "maxpool_grad"
 
-	// logits (N,V), targets i32 (N) → loss f64 (1) accum, lse (N). Target −1 is ignored.
-	CrossEntropy Kind = "cross_entropy"
-	// logits, targets, lse, hyper f64 → dlogits (N,V): (softmax − onehot)·InvCount·LossScale. May be in place of logits.
+	CrossEntropy     Kind = "cross_entropy"
 	CrossEntropyGrad Kind = "cross_entropy_grad"
+	HeadLoss         Kind = "head_loss"
+	HeadLossGrad     Kind = "head_loss_grad"
 
-	// x (N,C), w (V,C), targets i32 (N) → loss f64 (1) accum. Logits are held for a chunk of rows only.
-	HeadLoss Kind = "head_loss"
-	// x, w, targets, hyper f64 → loss f64 (1) accum, [dx (N,C)], [dw w/a (V,C)]: loss and gradients in one sweep over chunks.
-	HeadLossGrad Kind = "head_loss_grad"
-
-	// The loss of a head whose vocabulary is cut into slices (SliceAttr), w (Each,C) of each:
-	// x, w, targets i32 (N) → stats (N,HeadStatistics) of one slice: the largest logit, Σ exp(logit − largest), the
-	// target's logit or 0.
-	HeadStats Kind = "head_stats"
-	// stats (S·N,HeadStatistics) of all slices in order, targets i32 (N) → loss f64 (1) accum, lse (N).
-	HeadLSE Kind = "head_lse"
-	// x, w, targets, lse, hyper f64 → [dx (N,C)], [dw w/a (Each,C)]: one slice's addend of dx, and its gradient.
+	// The loss of a head whose vocabulary is cut into slices (SliceAttr).
+	HeadStats     Kind = "head_stats"
+	HeadLSE       Kind = "head_lse"
 	HeadSliceGrad Kind = "head_slice_grad"
 
-	// x (N,C), key i64 → y (1,C): row KeyRow.
-	SelectRow Kind = "select_row"
-	// x (N, Heads·HeadDim), positions i32 (N) → y: rope of each row at its position. RopeAttr. In place allowed.
-	RopeAt Kind = "rope_at"
-	// qkv or q, k, v of N = Batch·Seq rows, positions i32 (N), key i64 → y; keys rw, values rw
-	// (Slots, Capacity, KVHeads·HeadDim): attention of each sequence over what its slot holds of
-	// earlier positions, and these. AttentionAttr.
+	// Generation.
+	SelectRow       Kind = "select_row"
+	RopeAt          Kind = "rope_at"
 	AttentionCached Kind = "attention_cached"
 )
 
 // Collectives. Reductions add in the order over ranks that GroupAttr says.
 const (
-	AllGather     Kind = "all_gather"     // shard (S) → full (W·S); shard may be the rank's view of full. GroupAttr
-	ReduceScatter Kind = "reduce_scatter" // full (W·S) → shard (S) w/a; may be the rank's view of full. GroupAttr
-	AllReduce     Kind = "all_reduce"     // → buf rw, in place. GroupAttr
-	AllToAll      Kind = "all_to_all"     // send (W·S) → recv (W·S): part i of rank j's send is part j of rank i's recv. GroupAttr
-	Send          Kind = "send"           // x: to another rank of the group, whose next Recv takes it. PeerAttr
-	Recv          Kind = "recv"           // → x. PeerAttr
+	AllGather     Kind = "all_gather"
+	ReduceScatter Kind = "reduce_scatter"
+	AllReduce     Kind = "all_reduce"
+	AllToAll      Kind = "all_to_all"
+	Send          Kind = "send"
+	Recv          Kind = "recv"
 )
 
 // Memory operations, and Join, which does nothing: its waits and its event join
 // the streams.
 const (
-	Join Kind = "join"
-	Copy Kind = "copy" // src → dst, same bytes, any two spaces
-	Fill Kind = "fill" // → dst. FillAttr
-	// src → dst w/a: the same elements as another float type (f32, bf16, f16),
-	// rounded to nearest even; into an accumulated dst src is widened exactly.
-	Cast Kind = "cast"
-	// parts (W·S) → sum (S) w/a: W vectors that lie one after another, added element by
-	// element, as an all_to_all has left them. SumPartsAttr.
-	SumParts Kind = "sum_parts"
+	Join     Kind = "join"
+	Copy     Kind = "copy"
+	Fill     Kind = "fill"
+	Cast     Kind = "cast"      // into an accumulated dst, src is widened exactly
+	SumParts Kind = "sum_parts" // of vectors as an all_to_all has left them
 )
 
 // Quantised values. A u8 buffer holds parts one behind the other, each its int8 codes
@@ -169,29 +100,20 @@ const (
 // at least QuantFloor, and the scale a/127; where a value of a block is not finite its
 // scale is NaN. Rounded to 16 bits, values that are quantised again stay as they are.
 const (
-	Quantize   Kind = "quantize"   // x (Len) → q u8. QuantAttr
-	Dequantize Kind = "dequantize" // q u8 → x (Len): code·scale, part behind part. QuantAttr
-	// q u8 (Parts parts of Len) → x (Len) w/a: the sum over parts of code·scale, in f32 in
-	// the order SumTree, rounded once. QuantAttr
+	Quantize      Kind = "quantize"
+	Dequantize    Kind = "dequantize"
 	DequantizeSum Kind = "dequantize_sum"
 )
 
 // Updates. Flat buffers follow the unit's segments; ShardAttr says which part a rank holds.
 // g may be bf16 or f16. The operations of each rule are in its file of package zero.
 const (
-	// g → acc i64 (exact.Limbs) accum: exact sum of squares over the rank's segments. ShardAttr.
-	SqSum Kind = "sqsum"
-	// acc i64, hyper → coef f32 (1), norm f64 (1): coef = 1/LossScale · min(1, Clip/(norm+1e-6)), Clip 0: off. ClipAttr.
-	ClipCoef Kind = "clip_coef"
-	// acc i64 (exact.Limbs) → flag i32 (1): 1 where the sum of squares is not finite, else 0.
-	// acc is summed over the ranks, so all of them skip a step or none.
-	OverflowCheck Kind = "overflow_check"
-	// flag i32 (1) → state f64 (NumScale) rw: the next loss scale. LossScaleAttr.
+	SqSum           Kind = "sqsum"
+	ClipCoef        Kind = "clip_coef"
+	OverflowCheck   Kind = "overflow_check" // acc is summed over the ranks, so all of them skip a step or none
 	LossScaleUpdate Kind = "loss_scale_update"
-	// p, g → norms i64 (2·params·Limbs) accum: squares of p and g per segment's parameter. UpdateAttr.
-	ParamNorms Kind = "param_norms"
-	// NewtonSchulz makes a matrix nearly orthogonal. NewtonSchulzAttr.
-	NewtonSchulz Kind = "newtonschulz"
+	ParamNorms      Kind = "param_norms"
+	NewtonSchulz    Kind = "newtonschulz"
 )
 
 // PosAttr: rows repeat every Seq. Rows says which rows of the whole the operation's are, where it

@@ -211,17 +211,11 @@ func (d *Definition) scratch(t Target, p *Program, op *Op) int64 {
 
 // widened returns the bytes of scratch in which the CPU holds 16-bit operands as f32.
 func (d *Definition) widened(t Target, p *Program, op *Op) (n int64) {
-	one := func(id BufID) {
-		if id != NoBuf && half(p, id) {
-			n += t.align(4 * p.Buf(id).Elems())
+	Effects(op, func(e Effect) {
+		if half(p, e.Buf) {
+			n += t.align(4 * p.Buf(e.Buf).Elems())
 		}
-	}
-	for _, id := range op.In {
-		one(id)
-	}
-	for _, out := range op.Out {
-		one(out.Buf)
-	}
+	})
 	return n
 }
 
@@ -245,23 +239,28 @@ func operandShapes(p *Program, op *Op) (in, out [][]int64) {
 	return in, out
 }
 
+// outShapes returns what Shapes says of an operation's outputs.
+func (d *Definition) outShapes(p *Program, op *Op) ([][]int64, error) {
+	in, _ := operandShapes(p, op)
+	for len(in) < len(d.In) {
+		in = append(in, nil)
+	}
+	shapes, err := d.Shapes(op.Attr, in)
+	if err == nil && len(shapes) != len(d.Out) {
+		err = fmt.Errorf("its Shapes returns %d shapes, want one for each of the %d outputs", len(shapes), len(d.Out))
+	}
+	return shapes, err
+}
+
 // shapes checks the operands' shapes against Definition.Shapes.
 func (d *Definition) shapes(c *checker) {
 	if _, ok := c.op.Attr.(UpdateAttr); ok {
 		c.update()
 		return
 	}
-	in, _ := operandShapes(c.p, c.op)
-	for len(in) < len(d.In) {
-		in = append(in, nil)
-	}
-	want, err := d.Shapes(c.op.Attr, in)
-	switch {
-	case err != nil:
+	want, err := d.outShapes(c.p, c.op)
+	if err != nil {
 		c.failf("%w", err)
-		return
-	case len(want) != len(d.Out):
-		c.failf("its Shapes returns %d shapes, want one for each of the %d outputs", len(want), len(d.Out))
 		return
 	}
 	for k := range d.Out {

@@ -1,6 +1,9 @@
 package graph
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // The order of execution.
 //
@@ -298,19 +301,13 @@ func (t *Trace) LiveRanges() []LiveRange {
 			steps = append(steps, step)
 			hi = lo
 			if hi == 0 || live.empty() || phase && !t.sameOccurrence(int(list[hi-1].step), int(step)) {
-				r := LiveRange{Buf: BufID(root), Steps: make([]int32, len(steps)), Kept: kept}
-				kept = false
-				for i, s := range steps {
-					r.Steps[len(steps)-1-i] = s
-				}
-				ranges = append(ranges, r)
-				steps = steps[:0]
+				slices.Reverse(steps)
+				ranges = append(ranges, LiveRange{Buf: BufID(root), Steps: slices.Clone(steps), Kept: kept})
+				kept, steps = false, steps[:0]
 				live.clear()
 			}
 		}
-		for i, j := first, len(ranges)-1; i < j; i, j = i+1, j-1 {
-			ranges[i], ranges[j] = ranges[j], ranges[i]
-		}
+		slices.Reverse(ranges[first:])
 	}
 	return ranges
 }

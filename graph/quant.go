@@ -137,18 +137,10 @@ func (c *checker) scaled() {
 	}
 	var all []operand
 	for i := range c.inOps {
-		id := NoBuf
-		if i < len(c.op.In) {
-			id = c.op.In[i]
-		}
-		all = append(all, operand{&c.inOps[i], id})
+		all = append(all, operand{&c.inOps[i], c.op.in(i)})
 	}
-	for i := range c.outOps {
-		id := NoBuf
-		if i < len(c.op.Out) {
-			id = c.op.Out[i].Buf
-		}
-		all = append(all, operand{&c.outOps[i], id})
+	for k := range c.outOps {
+		all = append(all, operand{&c.outOps[k], c.op.out(k)})
 	}
 	for _, s := range all {
 		if s.o.ScaleOf == "" || c.err != nil {

@@ -27,31 +27,32 @@ func (p *Program) Role(stage int) (q *Program, ids []BufID) {
 		own.Sections[i].Phases = slices.Clone(own.Sections[i].Phases)
 	}
 	read := make([]bool, len(p.Buffers))
-	own.eachOps(func(ops []Op) []Op {
+	for _, ph := range own.Phases() {
 		n := 0
-		for i := range ops {
-			if p.runs(&ops[i], stage) {
+		for i := range ph.Ops {
+			if p.runs(&ph.Ops[i], stage) {
 				n++
 			}
 		}
 		list := make([]Op, 0, n)
-		for i := range ops {
-			if !p.runs(&ops[i], stage) {
+		for i := range ph.Ops {
+			op := &ph.Ops[i]
+			if !p.runs(op, stage) {
 				continue
 			}
-			list = append(list, ops[i])
-			Effects(&ops[i], func(e Effect) {
+			list = append(list, *op)
+			Effects(op, func(e Effect) {
 				if e.Read {
 					root, _ := p.Resolve(e.Buf, nil)
 					read[root] = true
 				}
 			})
 		}
-		return list
-	})
+		ph.Ops = list
+	}
 	var unread []BufID
-	own.eachOps(func(ops []Op) []Op {
-		return slices.DeleteFunc(ops, func(op Op) bool {
+	for _, ph := range own.Phases() {
+		ph.Ops = slices.DeleteFunc(ph.Ops, func(op Op) bool {
 			if op.Unit >= 0 || op.Kind != Copy || p.Buf(op.In[0]).Port == PortInput {
 				return false
 			}
@@ -64,16 +65,11 @@ func (p *Program) Role(stage int) (q *Program, ids []BufID) {
 			}
 			return true
 		})
-	})
-	for i := range own.Sections {
-		for j := range own.Sections[i].Phases {
-			ph := &own.Sections[i].Phases[j]
-			names := make(map[string]bool, len(ph.Ops))
-			for k := range ph.Ops {
-				names[ph.Ops[k].Name] = true
-			}
-			ph.Throttles = slices.DeleteFunc(slices.Clone(ph.Throttles), func(t Throttle) bool { return !names[t.Before] || !names[t.After] })
+		names := make(map[string]bool, len(ph.Ops))
+		for k := range ph.Ops {
+			names[ph.Ops[k].Name] = true
 		}
+		ph.Throttles = slices.DeleteFunc(slices.Clone(ph.Throttles), func(t Throttle) bool { return !names[t.Before] || !names[t.After] })
 	}
 	for u := range own.Units {
 		if was := own.Units[u]; was.Stage != stage {
@@ -90,14 +86,4 @@ func (p *Program) Role(stage int) (q *Program, ids []BufID) {
 		used[id] = false
 	}
 	return own.keeping(used, 0)
-}
-
-// eachOps replaces the operations of each phase.
-func (p *Program) eachOps(by func(ops []Op) []Op) {
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			ph := &p.Sections[i].Phases[j]
-			ph.Ops = by(ph.Ops)
-		}
-	}
 }

@@ -1,6 +1,9 @@
 package graph
 
-import "slices"
+import (
+	"iter"
+	"slices"
+)
 
 // SectionKind says what a section of the program does.
 type SectionKind uint8
@@ -102,6 +105,20 @@ func (s *Section) LastMicro() *Phase {
 	return nil
 }
 
+// Phases goes through the program's phases, each with its section.
+func (p *Program) Phases() iter.Seq2[*Section, *Phase] {
+	return func(yield func(*Section, *Phase) bool) {
+		for i := range p.Sections {
+			s := &p.Sections[i]
+			for j := range s.Phases {
+				if !yield(s, &s.Phases[j]) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // PhaseKind says what a phase of a section does.
 type PhaseKind uint8
 
@@ -126,11 +143,9 @@ func (k PhaseKind) String() string { return name(phaseKindNames[:], int(k), "pha
 
 // HasKind says whether the program has an operation of a kind.
 func (p *Program) HasKind(kind Kind) bool {
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			if slices.ContainsFunc(p.Sections[i].Phases[j].Ops, func(op Op) bool { return op.Kind == kind }) {
-				return true
-			}
+	for _, ph := range p.Phases() {
+		if slices.ContainsFunc(ph.Ops, func(op Op) bool { return op.Kind == kind }) {
+			return true
 		}
 	}
 	return false

@@ -63,10 +63,7 @@ func (p *Program) Runs(param int, start, n int64, visit func(Run) error) error {
 	if s == nil {
 		return visit(Run{Rank: -1, Param: param, At: start, From: start, Len: n})
 	}
-	inner := int64(1)
-	for _, d := range q.Shape[s.Dim+1:] {
-		inner *= d
-	}
+	inner := elemsOf(q.Shape[s.Dim+1:])
 	slices := int64(p.slicesOf(s))
 	group, part := s.extents(q.Shape[s.Dim], slices)
 	perRank := slices / int64(p.ranksOf(s))
@@ -135,13 +132,7 @@ func (p *Program) LocalShape(q *Param) []int64 {
 }
 
 // LocalElems returns the number of elements that a rank has of a parameter.
-func (p *Program) LocalElems(q *Param) int64 {
-	n := int64(1)
-	for _, d := range p.LocalShape(q) {
-		n *= d
-	}
-	return n
-}
+func (p *Program) LocalElems(q *Param) int64 { return elemsOf(p.LocalShape(q)) }
 
 // checkSplit holds a parameter's division against its shape and the mesh.
 func (p *Program) checkSplit(q *Param) error {

@@ -88,36 +88,25 @@ func (s *synchronizer) add(i int, before []int) {
 // that must finish before.
 func (s *synchronizer) touch(i int, conflict func(int)) {
 	op := &s.ops[i]
-	one := func(id BufID, write bool) {
-		if id == NoBuf {
-			return
-		}
-		root, lo, hi := Span(s.p, id)
+	Effects(op, func(e Effect) {
+		root, lo, hi := Span(s.p, e.Buf)
 		list := s.accesses[root]
 		keep := list[:0]
 		for _, a := range list {
 			overlap := a.lo < hi && lo < a.hi
-			if overlap && (write || a.write) && a.op != i {
+			if overlap && (e.Write || a.write) && a.op != i {
 				conflict(a.op)
 			}
 			// An access that this write covers is ordered before it: whoever comes
 			// after this write comes after that access too. A read replaces earlier
 			// reads of its stream in the same way.
-			replaces := write || !a.write && s.ops[a.op].Stream == op.Stream
+			replaces := e.Write || !a.write && s.ops[a.op].Stream == op.Stream
 			if !(replaces && lo <= a.lo && a.hi <= hi && a.op != i) {
 				keep = append(keep, a)
 			}
 		}
-		s.accesses[root] = append(keep, access{i, lo, hi, write})
-	}
-	for _, id := range op.In {
-		one(id, false)
-	}
-	one(op.Skip, false)
-	for _, o := range op.Out {
-		one(o.Buf, true)
-	}
-	one(op.Work, true)
+		s.accesses[root] = append(keep, access{i, lo, hi, e.Write})
+	})
 }
 
 // Span returns the root buffer of id and the byte range in it that any rank may

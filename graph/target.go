@@ -201,8 +201,8 @@ func (t Target) sumWork(p *Program, op *Op) int64 {
 }
 
 func (t Target) headLossWork(p *Program, op *Op) int64 {
-	n, c := matrixOf(p, op.In[0])
-	v, _ := matrixOf(p, op.In[1])
+	n, c := p.Buf(op.In[0]).matrix()
+	v, _ := p.Buf(op.In[1]).matrix()
 	rows := min(n, t.HeadRows)
 	dx, dw := HeadGradients(op)
 	if dw != NoBuf && half(p, dw) && n <= t.HeadRows+c {
@@ -234,15 +234,15 @@ func half(p *Program, id BufID) bool {
 // one of its gradients; transB: B is stored (n,k).
 func productOf(p *Program, op *Op) (m, n, k int64, transB bool) {
 	trans := op.Attr.(LinearAttr).TransW
-	m, in := matrixOf(p, op.In[0])
-	_, out := matrixOf(p, op.Out[0].Buf)
+	m, in := p.Buf(op.In[0]).matrix()
+	_, out := p.Buf(op.Out[0].Buf).matrix()
 	switch op.Kind {
 	case Linear, LinearAct: // x (m,in)
 		return m, out, in, trans
 	case LinearGradX, LinearGradAct: // dy (m,in) here
 		return m, out, in, !trans
 	}
-	_, out = matrixOf(p, op.In[1])
+	_, out = p.Buf(op.In[1]).matrix()
 	if trans {
 		in, out = out, in
 	}
@@ -290,19 +290,6 @@ func (t Target) int8Product(m, n, k int64) int64 {
 func (t Target) align(bytes int64) int64 { return roundUp(bytes, t.Align) }
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
-
-// matrixOf returns a buffer's leading dimensions multiplied, and its last one.
-func matrixOf(p *Program, id BufID) (rows, cols int64) {
-	b := &p.Buffers[id]
-	if len(b.Shape) == 0 {
-		return 1, 1
-	}
-	rows, cols = 1, b.Shape[len(b.Shape)-1]
-	for _, d := range b.Shape[:len(b.Shape)-1] {
-		rows *= d
-	}
-	return rows, cols
-}
 
 // AddWorkspace returns the program with a workspace for every operation that needs one on
 // the target: a new buffer in the operation's memory space, alive while it runs.

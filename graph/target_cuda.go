@@ -74,7 +74,7 @@ func (t Target) linearCUDAWork(p *Program, op *Op) int64 {
 }
 
 func (t Target) biasGradCUDAWork(p *Program, op *Op) int64 {
-	m, n := matrixOf(p, op.In[0])
+	m, n := p.Buf(op.In[0]).matrix()
 	return t.align(t.CUDA.ColumnWork(m, n))
 }
 
@@ -82,7 +82,7 @@ func (t Target) biasGradCUDAWork(p *Program, op *Op) int64 {
 // that its epilogue writes, if they are to be accumulated; or, if the sums are taken
 // separately, the product's and later in its place that of the column sums.
 func (t Target) gradWBCUDAWork(p *Program, op *Op) int64 {
-	m, n := matrixOf(p, op.In[1])
+	m, n := p.Buf(op.In[1]).matrix()
 	return max(t.linearCUDAWork(p, op)+t.align(4*n), t.align(t.CUDA.ColumnWork(m, n)))
 }
 
@@ -119,8 +119,8 @@ func (c *CUDAKernels) TensorAttentionWork(a AttentionAttr) (deltas, sums, turns 
 
 // normGradCUDAWork is the sums for gain and shift of all lanes, see NormLanes.
 func (t Target) normGradCUDAWork(p *Program, op *Op) int64 {
-	_, n := matrixOf(p, op.In[1])
-	if (len(op.Out) < 2 || op.Out[1].Buf == NoBuf) && (len(op.Out) < 3 || op.Out[2].Buf == NoBuf) {
+	_, n := p.Buf(op.In[1]).matrix()
+	if op.out(1) == NoBuf && op.out(2) == NoBuf {
 		return 0
 	}
 	return t.align(2 * 4 * t.CUDA.NormLanes * n)
@@ -128,22 +128,23 @@ func (t Target) normGradCUDAWork(p *Program, op *Op) int64 {
 
 // crossEntropyCUDAWork is the loss of every row, in f64.
 func (t Target) crossEntropyCUDAWork(p *Program, op *Op) int64 {
-	n, _ := matrixOf(p, op.In[0])
+	n, _ := p.Buf(op.In[0]).matrix()
 	return t.align(8 * n)
 }
 
 func (t Target) headLossCUDAWork(p *Program, op *Op) int64 {
 	c := &t.CUDA
-	n, width := matrixOf(p, op.In[0])
-	v, _ := matrixOf(p, op.In[1])
+	n, width := p.Buf(op.In[0]).matrix()
+	v, _ := p.Buf(op.In[1]).matrix()
 	rows := min(n, c.HeadChunk(v))
 	product, sums := c.ProductWork(rows, v, width), int64(0)
-	if len(op.Out) > 1 && op.Out[1].Buf != NoBuf {
+	dx, dw := op.out(1), op.out(2)
+	if dx != NoBuf {
 		product = max(product, c.ProductWork(rows, width, v))
 	}
-	if len(op.Out) > 2 && op.Out[2].Buf != NoBuf {
+	if dw != NoBuf {
 		product = max(product, c.ProductWork(v, width, rows))
-		if c.HeadSums(n, v, p.Buf(op.Out[2].Buf).DType) {
+		if c.HeadSums(n, v, p.Buf(dw).DType) {
 			sums = 4 * v * width
 		}
 	}

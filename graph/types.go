@@ -221,12 +221,24 @@ type Buffer struct {
 }
 
 // Elems returns the number of elements.
-func (b *Buffer) Elems() int64 {
+func (b *Buffer) Elems() int64 { return elemsOf(b.Shape) }
+
+func elemsOf(shape []int64) int64 {
 	n := int64(1)
-	for _, d := range b.Shape {
+	for _, d := range shape {
 		n *= d
 	}
 	return n
+}
+
+// matrix returns the leading dimensions multiplied, and the last one: activations may have any
+// number of dimensions.
+func (b *Buffer) matrix() (rows, cols int64) {
+	last := len(b.Shape) - 1
+	if last < 0 {
+		return 1, 1
+	}
+	return elemsOf(b.Shape[:last]), b.Shape[last]
 }
 
 // Bytes returns the size of the buffer in its space.
@@ -239,7 +251,7 @@ type Out struct {
 }
 
 // Op is one operation of the step program. Its Kind fixes the meaning and order
-// of In, Out and Attr (see the kind table in kinds.go). Optional operands that
+// of In, Out and Attr (see Info). Optional operands that
 // are absent are NoBuf.
 type Op struct {
 	Kind Kind
@@ -259,6 +271,21 @@ type Op struct {
 	Micro  int    // which of the phase's micro-batches it belongs to, from 0
 	Source string // name of the operation that this one was derived from
 	Skip   BufID  // I32 scalar: the operation does nothing while it is non-zero; NoBuf: always runs
+}
+
+// in and out return input i and output k; NoBuf for one that is absent or left off.
+func (o *Op) in(i int) BufID {
+	if i < len(o.In) {
+		return o.In[i]
+	}
+	return NoBuf
+}
+
+func (o *Op) out(k int) BufID {
+	if k < len(o.Out) {
+		return o.Out[k].Buf
+	}
+	return NoBuf
 }
 
 // Phase is a straight line of operations, run Repeat times in a row. Of a step's
@@ -322,13 +349,7 @@ type Param struct {
 }
 
 // Elems returns the number of elements, of the whole tensor.
-func (p *Param) Elems() int64 {
-	n := int64(1)
-	for _, d := range p.Shape {
-		n *= d
-	}
-	return n
-}
+func (p *Param) Elems() int64 { return elemsOf(p.Shape) }
 
 // Segment is a range of one parameter inside a unit's flat parameter. Start and
 // lengths are in elements; Flat is a multiple of 256, Start too.

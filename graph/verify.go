@@ -364,10 +364,7 @@ func (p *Program) checkGlobal(b *Buffer) error {
 	if len(b.Global) == 0 {
 		return nil
 	}
-	global, parts := int64(1), int64(1)
-	for _, d := range b.Global {
-		global *= d
-	}
+	global, parts := elemsOf(b.Global), int64(1)
 	for axis, place := range b.Place {
 		if place == Sharded {
 			parts *= int64(p.Mesh[axis].Size)
@@ -439,15 +436,12 @@ func (v *verifier) workspaceApart(op *Op) error {
 }
 
 func (v *verifier) each(check func(op *Op) error) error {
-	for i := range v.p.Sections {
-		s := &v.p.Sections[i]
-		for j := range s.Phases {
-			for k := range s.Phases[j].Ops {
-				op := &s.Phases[j].Ops[k]
-				if err := check(op); err != nil {
-					msg := strings.TrimPrefix(err.Error(), "graph: "+op.Name+" ")
-					return fmt.Errorf("%s/%s/%s: %s", s.Name, s.Phases[j].Name, op.Name, msg)
-				}
+	for s, ph := range v.p.Phases() {
+		for k := range ph.Ops {
+			op := &ph.Ops[k]
+			if err := check(op); err != nil {
+				msg := strings.TrimPrefix(err.Error(), "graph: "+op.Name+" ")
+				return fmt.Errorf("%s/%s/%s: %s", s.Name, ph.Name, op.Name, msg)
 			}
 		}
 	}

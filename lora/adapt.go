@@ -40,9 +40,6 @@ func IsAdapter(name string) bool {
 // a = √5), B at zero, so that the first step computes what the model does. Weights that
 // other kinds of operations use (embeddings, a head's loss) get none.
 func Adapt(p *graph.Program, o Options) (*graph.Program, error) {
-	if len(p.Sections) != 1 || p.Sections[0].Micro() == nil {
-		return nil, fmt.Errorf("lora: the program has %d sections; one with one phase is needed", len(p.Sections))
-	}
 	q := p.Clone()
 	if len(q.Params) > 0 {
 		if _, err := graph.Freeze(q, "*"); err != nil {

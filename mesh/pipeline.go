@@ -35,9 +35,6 @@ func Pipeline(p *graph.Program, axis int, first []int) (*graph.Program, error) {
 			return nil, fmt.Errorf("stages that begin at layers %v of %d: each needs a layer of its own", first, n)
 		}
 	}
-	if slices.ContainsFunc(p.Sections, func(s graph.Section) bool { return s.Micro() == nil }) {
-		return nil, fmt.Errorf("a section has several phases, want one")
-	}
 	if err := c.phases(c.visit); err != nil {
 		return nil, err
 	}

@@ -18,12 +18,9 @@ func (r rewriter) root(id graph.BufID) graph.BufID {
 
 // phases calls visit for every phase.
 func (r rewriter) phases(visit func(ph *graph.Phase) error) error {
-	for i := range r.p.Sections {
-		sec := &r.p.Sections[i]
-		for j := range sec.Phases {
-			if err := visit(&sec.Phases[j]); err != nil {
-				return fmt.Errorf("section %s: %w", sec.Name, err)
-			}
+	for sec, ph := range r.p.Phases() {
+		if err := visit(ph); err != nil {
+			return fmt.Errorf("section %s: %w", sec.Name, err)
 		}
 	}
 	return nil

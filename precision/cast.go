@@ -27,17 +27,9 @@ type operand struct {
 }
 
 // operands lists an operation's uses of buffers, with their signatures in the kind table.
-func operands(op *graph.Op) ([]operand, error) {
-	info, ok := op.Info()
-	if !ok {
-		return nil, fmt.Errorf("precision: operation %s is of the unknown kind %q", op.Name, op.Kind)
-	}
+func operands(op *graph.Op) (list []operand) {
+	info, _ := op.Info()
 	ins, outs := info.Operands(op.Attr)
-	if len(op.In) > len(ins) || len(op.Out) > len(outs) {
-		return nil, fmt.Errorf("precision: operation %s (%s) has %d inputs and %d outputs, want at most %d and %d",
-			op.Name, op.Kind, len(op.In), len(op.Out), len(ins), len(outs))
-	}
-	var list []operand
 	for i := range op.In {
 		if op.In[i] != graph.NoBuf {
 			list = append(list, operand{ins[i], &op.In[i], true, false})
@@ -48,7 +40,7 @@ func operands(op *graph.Op) ([]operand, error) {
 			list = append(list, operand{outs[i], &o.Buf, o.Mode != graph.Write, true})
 		}
 	}
-	return list, nil
+	return list
 }
 
 // strict says whether the operand must be f32 and cannot have 16 bits.
@@ -66,19 +58,13 @@ func (c *caster) classify() error {
 	for i := range c.root {
 		c.root[i], _ = p.Resolve(graph.BufID(i), nil)
 	}
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			for k := range p.Sections[i].Phases[j].Ops {
-				list, err := operands(&p.Sections[i].Phases[j].Ops[k])
-				if err != nil {
-					return err
-				}
-				for _, o := range list {
-					if o.strict() {
-						strict[c.root[*o.buf]] = true
-					} else if slices.Contains(o.sig.Types, graph.F32) {
-						flexible[c.root[*o.buf]] = true
-					}
+	for _, ph := range p.Phases() {
+		for k := range ph.Ops {
+			for _, o := range operands(&ph.Ops[k]) {
+				if o.strict() {
+					strict[c.root[*o.buf]] = true
+				} else if slices.Contains(o.sig.Types, graph.F32) {
+					flexible[c.root[*o.buf]] = true
 				}
 			}
 		}
@@ -91,9 +77,6 @@ func (c *caster) classify() error {
 	}
 	for i := range p.Params {
 		prm := &p.Params[i]
-		if prm.Value == graph.NoBuf {
-			return fmt.Errorf("precision: parameter %q has no value of its own; cast before sharding", prm.Name)
-		}
 		if v := c.root[prm.Value]; strict[v] && !flexible[v] {
 			return fmt.Errorf("precision: parameter %q is used in f32 alone; no kind that does so may have parameters", prm.Name)
 		}
@@ -154,8 +137,7 @@ func (c *caster) phase(ph *graph.Phase) {
 		return op
 	}
 	for i, n := range w.Base {
-		list, _ := operands(&n.Op) // classify has checked the error
-		for _, o := range list {
+		for _, o := range operands(&n.Op) {
 			root := c.root[*o.buf]
 			wantTwin := c.wantsTwin(&o, root)
 			if state[root] == nil && !wantTwin {

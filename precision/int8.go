@@ -27,11 +27,7 @@ func Quantise(p *graph.Program, o Int8) (*graph.Program, error) {
 		}
 	}
 	if o.Activations {
-		ph := q.SectionOf(graph.SectionTrain, graph.FormWhole).Micro()
-		if ph == nil {
-			return nil, fmt.Errorf("precision: the program has no section \"train\" of one phase")
-		}
-		saveInt8(q, ph)
+		saveInt8(q, q.SectionOf(graph.SectionTrain, graph.FormWhole).Micro())
 	}
 	return q, nil
 }
@@ -44,24 +40,22 @@ func Quantise(p *graph.Program, o Int8) (*graph.Program, error) {
 //
 // The gradients of weights do not change, nor does the head, whose operations are of other kinds.
 func products(p *graph.Program) error {
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			for k := range p.Sections[i].Phases[j].Ops {
-				op := &p.Sections[i].Phases[j].Ops[k]
-				if op.Kind != graph.Linear && op.Kind != graph.LinearGradX {
-					continue
-				}
-				x := p.Buf(op.In[0])
-				if x.DType == graph.F32 {
-					return fmt.Errorf("precision: product %s is of f32; int8 products stand for 16-bit ones", op.Name)
-				}
-				if n := x.Shape[len(x.Shape)-1]; n > graph.Int8Depth {
-					return fmt.Errorf("precision: product %s sums %d products of int8, whose sum fits 32 bits up to %d", op.Name, n, graph.Int8Depth)
-				}
-				a := op.Attr.(graph.LinearAttr)
-				a.Int8 = true
-				op.Attr = a
+	for _, ph := range p.Phases() {
+		for k := range ph.Ops {
+			op := &ph.Ops[k]
+			if op.Kind != graph.Linear && op.Kind != graph.LinearGradX {
+				continue
 			}
+			x := p.Buf(op.In[0])
+			if x.DType == graph.F32 {
+				return fmt.Errorf("precision: product %s is of f32; int8 products stand for 16-bit ones", op.Name)
+			}
+			if n := x.Shape[len(x.Shape)-1]; n > graph.Int8Depth {
+				return fmt.Errorf("precision: product %s sums %d products of int8, whose sum fits 32 bits up to %d", op.Name, n, graph.Int8Depth)
+			}
+			a := op.Attr.(graph.LinearAttr)
+			a.Int8 = true
+			op.Attr = a
 		}
 	}
 	return nil
@@ -189,29 +183,26 @@ func findSaved(p *graph.Program, w *graph.Editor) []saved {
 // CheckSaved checks that only products and gradients of activations read activations that were
 // saved in int8.
 func CheckSaved(p *graph.Program) error {
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			ops := p.Sections[i].Phases[j].Ops
-			read := map[graph.BufID]string{} // what holds dequantised activations, by root
-			for k := range ops {
-				op := &ops[k]
-				for a, id := range op.In {
-					if id == graph.NoBuf {
-						continue
-					}
-					root, _ := p.Resolve(id, nil)
-					if name, ok := read[root]; ok && !ReadsQuantised(op, a) {
-						return fmt.Errorf("%s (%s) reads %s, which was saved in int8", op.Name, op.Kind, name)
-					}
+	for _, ph := range p.Phases() {
+		read := map[graph.BufID]string{} // what holds dequantised activations, by root
+		for k := range ph.Ops {
+			op := &ph.Ops[k]
+			for a, id := range op.In {
+				if id == graph.NoBuf {
+					continue
 				}
-				for _, o := range op.Out {
-					if o.Buf == graph.NoBuf {
-						continue
-					}
-					root, _ := p.Resolve(o.Buf, nil)
-					if delete(read, root); op.Kind == graph.Dequantize && p.Buf(root).Class == graph.Activations {
-						read[root] = p.Buf(root).Name
-					}
+				root, _ := p.Resolve(id, nil)
+				if name, ok := read[root]; ok && !ReadsQuantised(op, a) {
+					return fmt.Errorf("%s (%s) reads %s, which was saved in int8", op.Name, op.Kind, name)
+				}
+			}
+			for _, o := range op.Out {
+				if o.Buf == graph.NoBuf {
+					continue
+				}
+				root, _ := p.Resolve(o.Buf, nil)
+				if delete(read, root); op.Kind == graph.Dequantize && p.Buf(root).Class == graph.Activations {
+					read[root] = p.Buf(root).Name
 				}
 			}
 		}

@@ -90,10 +90,8 @@ func Cast(p *graph.Program, o Options) (*graph.Program, error) {
 		return nil, err
 	}
 	c.convert()
-	for i := range c.p.Sections {
-		for j := range c.p.Sections[i].Phases {
-			c.phase(&c.p.Sections[i].Phases[j])
-		}
+	for _, ph := range c.p.Phases() {
+		c.phase(ph)
 	}
 	if o.Precision == FP16 {
 		c.p.Scaler = &graph.Scaler{}

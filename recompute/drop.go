@@ -2,6 +2,7 @@ package recompute
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -20,12 +21,7 @@ func (r *rewriter) markDropped() {
 		root := r.vals[v].root
 		yes, known := named[root]
 		if !known {
-			for _, pattern := range r.drop {
-				if ok, _ := graph.MatchName(pattern, r.p.Buf(root).Name); ok {
-					yes = true
-					break
-				}
-			}
+			yes = slices.ContainsFunc(r.drop, func(pattern string) bool { return matches(pattern, r.p.Buf(root).Name) })
 			named[root] = yes
 		}
 		return yes
@@ -54,14 +50,8 @@ func (r *rewriter) idle(v int) bool {
 // checkDrops returns an error for a pattern that drops nothing. p is the program before the rewrite.
 func (r *rewriter) checkDrops(p *graph.Program) error {
 	for _, pattern := range r.drop {
-		hit := false
-		for root := range r.made {
-			if ok, _ := graph.MatchName(pattern, r.p.Buf(root).Name); ok {
-				hit = true
-				break
-			}
-		}
-		if hit {
+		made := slices.Collect(maps.Keys(r.made))
+		if slices.ContainsFunc(made, func(root graph.BufID) bool { return matches(pattern, r.p.Buf(root).Name) }) {
 			continue
 		}
 		list, err := Candidates(p)
@@ -69,7 +59,6 @@ func (r *rewriter) checkDrops(p *graph.Program) error {
 			return err
 		}
 		var all, names []string
-		seen := map[string]bool{}
 		for _, c := range list {
 			if c.Ops == nil {
 				continue
@@ -79,8 +68,7 @@ func (r *rewriter) checkDrops(p *graph.Program) error {
 				name = before + "*" + after
 			}
 			all = append(all, c.Name)
-			if !seen[name] {
-				seen[name] = true
+			if !slices.Contains(names, name) {
 				names = append(names, name)
 			}
 		}
@@ -114,16 +102,7 @@ func Candidates(p *graph.Program) ([]Candidate, error) {
 	}
 	byRoot := map[graph.BufID]*Candidate{}
 	var order []graph.BufID
-	for i := 0; i < len(r.ops); {
-		if r.ops[i].Pass != graph.Backward {
-			i++
-			continue
-		}
-		s := stretch{i, i}
-		for s.last+1 < len(r.ops) && r.ops[s.last+1].Pass == graph.Backward && r.ops[s.last+1].Unit == r.ops[i].Unit {
-			s.last++
-		}
-		i = s.last + 1
+	for s := range r.stretches() {
 		done := map[int]bool{}
 		for k := s.first; k <= s.last; k++ {
 			for _, v := range r.ins[k] {

@@ -20,7 +20,7 @@ const (
 	Full
 )
 
-var policyNames = map[string]Policy{"none": None, "selective": Selective, "full": Full}
+var policyNames = []string{"none", "selective", "full"}
 
 // Rule sets the policy of the units whose name matches Unit (graph.MatchName).
 type Rule struct {
@@ -58,7 +58,7 @@ func Parse(s string) (Options, error) {
 	}
 	for _, part := range strings.Split(s, ";") {
 		name, patterns, by := strings.Cut(strings.TrimSpace(part), ":")
-		policy, ok := policyNames[strings.ToLower(name)]
+		policy := slices.Index(policyNames, strings.ToLower(name))
 		switch {
 		case strings.EqualFold(name, Auto):
 			return o, fmt.Errorf("recompute: auto stands alone: it chooses for every buffer")
@@ -74,7 +74,7 @@ func Parse(s string) (Options, error) {
 				o.Drop = append(o.Drop, buf)
 			}
 			continue
-		case !ok:
+		case policy < 0:
 			return o, fmt.Errorf("recompute: policy %.80q is not known; use none, selective, full or auto, or drop with the names of buffers", name)
 		case !by:
 			patterns = "*"
@@ -84,7 +84,7 @@ func Parse(s string) (Options, error) {
 			if err := graph.CheckPattern(unit); err != nil {
 				return o, fmt.Errorf("recompute: not a pattern of unit names in %.80q: %w", part, err)
 			}
-			o.Rules = append(o.Rules, Rule{policy, unit})
+			o.Rules = append(o.Rules, Rule{Policy(policy), unit})
 		}
 	}
 	return o, nil
@@ -116,19 +116,20 @@ func (o Options) String() string {
 
 // String returns a policy's name, which Parse reads.
 func (p Policy) String() string {
-	for name, q := range policyNames {
-		if p == q {
-			return name
-		}
-	}
-	return fmt.Sprintf("policy(%d)", uint8(p))
+	return policyNames[p]
 }
 
-func (o Options) policy(unit string) (Policy, int) {
-	for i, r := range o.Rules {
-		if ok, _ := graph.MatchName(r.Unit, unit); ok {
-			return r.Policy, i
+func (o Options) policy(unit string) Policy {
+	for _, r := range o.Rules {
+		if matches(r.Unit, unit) {
+			return r.Policy
 		}
 	}
-	return None, -1
+	return None
+}
+
+// matches is graph.MatchName of a pattern that Parse has checked.
+func matches(pattern, name string) bool {
+	ok, _ := graph.MatchName(pattern, name)
+	return ok
 }

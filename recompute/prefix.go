@@ -25,9 +25,6 @@ import (
 func CachePrefix(p *graph.Program, rows int64) (*graph.Program, error) {
 	q := p.Clone()
 	train := q.SectionOf(graph.SectionTrain, graph.FormWhole)
-	if train.Micro() == nil {
-		return nil, fmt.Errorf("cache of the frozen beginning: the program has no section \"train\" of one phase")
-	}
 	ops := train.Phases[0].Ops
 	n, err := frozenBeginning(q, ops)
 	if err != nil {

@@ -2,7 +2,9 @@ package recompute
 
 import (
 	"fmt"
+	"iter"
 	"slices"
+	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -29,55 +31,29 @@ func Rewrite(p *graph.Program, opt Options) (*graph.Program, error) {
 		return q, nil
 	}
 	train := q.SectionOf(graph.SectionTrain, graph.FormWhole)
-	if train.Micro() == nil {
-		return nil, fmt.Errorf("recompute: the program has no section \"train\" of one phase")
-	}
-	policies := make([]Policy, len(q.Units))
-	matched := make([]bool, len(opt.Rules))
+	policies, units := make([]Policy, len(q.Units)), make([]string, len(q.Units))
 	for u := range q.Units {
-		var rule int
-		if policies[u], rule = opt.policy(q.Units[u].Name); rule >= 0 {
-			matched[rule] = true
-		}
+		units[u] = q.Units[u].Name
+		policies[u] = opt.policy(units[u])
 	}
-	for i, ok := range matched {
-		if !ok && opt.Rules[i].Unit != "*" && !covered(q, opt.Rules[i].Unit) {
-			return nil, fmt.Errorf("recompute: no unit matches %.80q; units are %s", opt.Rules[i].Unit, unitNames(q))
+	for _, rule := range opt.Rules {
+		if rule.Unit != "*" && !slices.ContainsFunc(units, func(unit string) bool { return matches(rule.Unit, unit) }) {
+			return nil, fmt.Errorf("recompute: no unit matches %.80q; units are %s", rule.Unit, strings.Join(units, ", "))
 		}
 	}
 	r := &rewriter{p: q, ops: train.Phases[0].Ops, policy: policies, drop: opt.Drop, made: map[graph.BufID]bool{}}
 	r.number()
 	r.w = graph.NewEditor(&train.Phases[0])
-	r.run()
+	names := map[string]int{}
+	for s := range r.stretches() {
+		r.rewriteStretch(s, names)
+	}
 	r.w.Commit()
 	if err := r.checkDrops(p); err != nil {
 		return nil, err
 	}
 	dropOutputs(q, train.Phases[0].Ops)
 	return q, nil
-}
-
-// covered says whether a pattern that set no unit's policy does match a unit, whose policy an
-// earlier rule has set.
-func covered(p *graph.Program, pattern string) bool {
-	o := Options{Rules: []Rule{{Full, pattern}}}
-	for u := range p.Units {
-		if _, i := o.policy(p.Units[u].Name); i >= 0 {
-			return true
-		}
-	}
-	return false
-}
-
-func unitNames(p *graph.Program) string {
-	s := ""
-	for i := range p.Units {
-		if i > 0 {
-			s += ", "
-		}
-		s += p.Units[i].Name
-	}
-	return s
 }
 
 // value is the contents of a root buffer between two writes.
@@ -165,15 +141,12 @@ func (r *rewriter) number() {
 // keepLoss keeps the inputs and outputs of the operations that add to the loss.
 func (r *rewriter) keepLoss() {
 	for i := range r.ops {
-		loss := false
-		for _, o := range r.ops[i].Out {
-			loss = loss || o.Buf != graph.NoBuf && o.Buf == r.p.Loss
+		if r.p.Loss == graph.NoBuf || !slices.ContainsFunc(r.ops[i].Out, func(o graph.Out) bool { return o.Buf == r.p.Loss }) {
+			continue
 		}
-		if loss {
-			for _, v := range append(append([]int(nil), r.ins[i]...), r.outs[i]...) {
-				if v >= 0 {
-					r.vals[v].keep = true
-				}
+		for _, v := range slices.Concat(r.ins[i], r.outs[i]) {
+			if v >= 0 {
+				r.vals[v].keep = true
 			}
 		}
 	}
@@ -194,12 +167,11 @@ func (r *rewriter) keepAcross() {
 		}
 	}
 	for i := range r.ops {
-		any := false
-		for _, v := range r.outs[i] {
-			any = any || v >= 0 && r.vals[v].keep
+		if !slices.ContainsFunc(r.outs[i], func(v int) bool { return v >= 0 && r.vals[v].keep }) {
+			continue
 		}
 		for _, v := range r.outs[i] {
-			if v >= 0 && any {
+			if v >= 0 {
 				r.vals[v].keep = true
 			}
 		}
@@ -235,6 +207,24 @@ func (r *rewriter) activationOf(v int) (pre int, ok bool) {
 // stretch is a run of backward operations of one unit, [first, last].
 type stretch struct{ first, last int }
 
+// stretches goes through the stretches of the phase, in order.
+func (r *rewriter) stretches() iter.Seq[stretch] {
+	return func(yield func(stretch) bool) {
+		for i := 0; i < len(r.ops); i++ {
+			if r.ops[i].Pass != graph.Backward {
+				continue
+			}
+			first := i
+			for i+1 < len(r.ops) && r.ops[i+1].Pass == graph.Backward && r.ops[i+1].Unit == r.ops[first].Unit {
+				i++
+			}
+			if !yield(stretch{first, i}) {
+				return
+			}
+		}
+	}
+}
+
 // clone is an operation to repeat in a stretch: ops[op] or, with act, only the activation that is
 // fused into ops[op].
 type clone struct {
@@ -243,23 +233,6 @@ type clone struct {
 	ins     []int // values read
 	outs    []int // values made
 	emitted bool
-}
-
-// run inserts the clones.
-func (r *rewriter) run() {
-	names := map[string]int{}
-	for i := 0; i < len(r.ops); {
-		if r.ops[i].Pass != graph.Backward {
-			i++
-			continue
-		}
-		s := stretch{i, i}
-		for s.last+1 < len(r.ops) && r.ops[s.last+1].Pass == graph.Backward && r.ops[s.last+1].Unit == r.ops[i].Unit {
-			s.last++
-		}
-		r.rewriteStretch(s, names)
-		i = s.last + 1
-	}
 }
 
 // available says whether a value stays in its buffer until the end of a stretch.
@@ -437,10 +410,8 @@ func (e *emitter) emit(c *clone) {
 			if other == c || !e.use[other] || other.emitted {
 				continue
 			}
-			for _, v := range e.reads(other) {
-				if v == r.vals[o].prev {
-					e.emit(other)
-				}
+			if slices.Contains(e.reads(other), r.vals[o].prev) {
+				e.emit(other)
 			}
 		}
 	}
