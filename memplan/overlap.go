@@ -133,8 +133,18 @@ func (o *overlaps) shareSplit(i, j int32) bool {
 		a, b = b, a
 	}
 	for _, s := range a {
-		k, _ := slices.BinarySearchFunc(b, s.from, func(t steps, from int64) int { return cmp.Compare(t.to, from) })
-		if k < len(b) && b[k].from <= s.to {
+		k, end := 0, len(b)
+		for k < end { // slices.BinarySearchFunc would call a function for each range
+			if mid := (k + end) / 2; b[mid].to < s.from {
+				k = mid + 1
+			} else {
+				end = mid
+			}
+		}
+		if b = b[k:]; len(b) == 0 {
+			return false
+		}
+		if b[0].from <= s.to {
 			return true
 		}
 	}

@@ -183,7 +183,7 @@ func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision
 		layers = foldedLayers[0]
 	}
 	w.take(0)
-	if m := w.at(w.spec, layers, false); m.err != nil { // what is wrong with all of them
+	if m := w.at(w.spec, layers); m.err != nil { // what is wrong with all of them
 		return nil, m.err
 	}
 	best, at, all, err := w.fastest(d.bases())

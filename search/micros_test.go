@@ -31,7 +31,7 @@ func TestMicroBatchesOfAPipelineAreAlike(t *testing.T) {
 			m.Cores, m.Sharers = 0, 0 // a host for each rank
 			m.ToHost, m.ToDevice = m.Memory/10, m.Memory/10
 			require.Equal(t, stages+1, c.micros())
-			got := newSearcher(t.Context(), c, m, false, nil).at(c, 0, false)
+			got := newSearcher(t.Context(), c, m, false, nil).at(c, 0)
 			require.NoError(t, got.err)
 			whole, err := predict(t.Context(), c, m, 0, bounds)
 			require.NoError(t, err)

@@ -73,10 +73,8 @@ func lessIsNeverFaster(t *testing.T, c Spec, hw Hardware, global int) {
 			o.device = all[i-10-i%10].device
 		}
 		s.spec.Capacity[graph.Device], s.spec.Capacity[graph.Host] = o.device, o.host
-		for _, l := range s.memo {
-			l.counted = false // as if nothing were known yet
-		}
-		s.budget, s.lessons = NewBudget(s.effort), map[base]*lessons{}
+		// As if nothing were known yet.
+		s.budget, s.counted, s.lessons = NewBudget(s.effort), map[string]bool{}, map[base]*lessons{}
 		if best, _, _, _ := s.fastest(d.bases()); best != nil {
 			require.NoError(t, best.Plan.Fit())
 			o.seconds, o.flags = 1/best.TokensPerSecond(), keyOf(&best.Spec)
@@ -105,5 +103,5 @@ func lessIsNeverFaster(t *testing.T, c Spec, hw Hardware, global int) {
 	}
 	require.Greater(t, len(different), 12, "the caps make a difference")
 	t.Logf("worst %.4f, %d of %d pairs over that", worst, bad, len(all)*len(all)/2)
-	t.Logf("%d configurations chosen, %d caps with none, %d to %d plans a search, %d in all", len(different), none, spent[0], spent[len(spent)-1], len(s.memo))
+	t.Logf("%d configurations chosen, %d caps with none, %d to %d plans a search, %d in all", len(different), none, spent[0], spent[len(spent)-1], len(s.memo.looks))
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -44,8 +45,10 @@ type searcher struct {
 	drop   bool          // whether activations may be dropped by choice
 	spaces []graph.Space // tiers that may be used by choice
 
+	memo *memo // may be others' too
+
 	mu       sync.Mutex
-	memo     map[string]*look
+	counted  map[string]bool // of memo, by key: in tried
 	sets     map[string]*moveSet
 	lessons  map[base]*lessons // do not depend on the caps
 	tried    int
@@ -103,7 +106,7 @@ type measured struct {
 	seconds, forward float64                // of a step, and its forward's computing
 	need             [graph.NumSpaces]int64 // with what is outside the arenas
 	rests            int64                  // bytes that live all the run, of all spaces, with what is outside the arenas
-	atOnce           int64                  // of bases without any move: bytes of device memory that one operation needs, with what is outside the arena
+	atOnce           int64                  // bytes of device memory that one operation needs, with what is outside the arena
 	ops              int                    // of a step
 	err              error
 }
@@ -118,7 +121,7 @@ func newSearcher(ctx context.Context, s Spec, m *cost.Machine, drop bool, spaces
 	}
 	return &searcher{ctx: ctx, spec: s, machine: m, layers: s.Layers, folded: s.Layers > foldedFrom && s.Pipeline < 2 && !s.Frozen && !named,
 		effort: math.MaxInt / 2, budget: NewBudget(math.MaxInt),
-		drop: drop, spaces: spaces, memo: map[string]*look{}, sets: map[string]*moveSet{}, lessons: map[base]*lessons{}}
+		drop: drop, spaces: spaces, memo: &memo{looks: map[string]*look{}}, counted: map[string]bool{}, sets: map[string]*moveSet{}, lessons: map[base]*lessons{}}
 }
 
 // namesBuffers says whether units or buffers are computed again by name.
@@ -206,11 +209,40 @@ func (s *searcher) shareOf(p *point, i int) float64 {
 	return p.x[i]
 }
 
+// memo has what configurations of a job came to.
+type memo struct {
+	mu    sync.Mutex
+	looks map[string]*look // by keyOf
+}
+
 // look is a configuration that is planned once.
 type look struct {
-	once    sync.Once
-	counted bool // in tried
+	once sync.Once
 	*measured
+}
+
+func (m *memo) look(key string) *look {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.looks[key] == nil {
+		m.looks[key] = &look{}
+	}
+	return m.looks[key]
+}
+
+// share takes what another searcher measured, whose configurations differ from this one's in
+// nothing else than what a search decides, and in caps, of which lower bounds are independent.
+func (s *searcher) share(other *searcher) {
+	job := func(s *searcher) Spec {
+		c := s.spec
+		base{}.apply(&c, &Spec{})
+		c.Recompute, c.Offload, c.Auto, c.AutoOn = recompute.Options{}, offload.Options{}, false, nil
+		c.Capacity, c.Disk, c.variant, c.moreHost, c.Plans = [graph.NumSpaces]int64{}, false, nil, 0, nil
+		return c
+	}
+	if s.folded == other.folded && reflect.DeepEqual(s.machine, other.machine) && reflect.DeepEqual(job(s), job(other)) {
+		s.memo = other.memo
+	}
 }
 
 // ErrSpent says that a plan was not evaluated, since the Budget is used up.
@@ -230,30 +262,25 @@ func (s *searcher) measured(p *point) *measured {
 	c := s.whole(p)
 	key := keyOf(&c)
 	s.mu.Lock()
-	l := s.memo[key]
-	if l == nil {
-		l = &look{}
-		s.memo[key] = l
-	}
-	if !l.counted && !s.take(s.kept) {
+	if !s.counted[key] && !s.take(s.kept) {
 		s.mu.Unlock()
 		return &measured{err: ErrSpent}
 	}
-	l.counted = true
+	s.counted[key] = true
 	s.mu.Unlock()
+	l := s.memo.look(key)
 	l.once.Do(func() {
 		if s.folded {
 			l.measured = s.extrapolate(p)
 		} else {
-			l.measured = s.at(c, 0, p.isPlain())
+			l.measured = s.at(c, 0)
 		}
 	})
 	return l.measured
 }
 
-// at plans a configuration for a model of so many layers, 0 for its own; plain: it is a
-// base without any move.
-func (s *searcher) at(c Spec, layers int, plain bool) *measured {
+// at plans a configuration for a model of so many layers, 0 for its own.
+func (s *searcher) at(c Spec, layers int) *measured {
 	all := c.Accum
 	c.Accum = c.micros()
 	f, err := predict(s.ctx, c, s.machine, layers, bounds)
@@ -271,9 +298,7 @@ func (s *searcher) at(c Spec, layers int, plain bool) *measured {
 		m.forward *= float64(all) / float64(c.Accum)
 		m.ops += more * f.ops(1)
 	}
-	if plain {
-		m.atOnce = atOnce(f.Plan.Largest(graph.Device).Program) + f.Plan.Config.Outside[graph.Device]
-	}
+	m.atOnce = atOnce(f.Plan.Largest(graph.Device).Program) + f.Plan.Config.Outside[graph.Device]
 	return m
 }
 
@@ -281,7 +306,7 @@ func (s *searcher) at(c Spec, layers int, plain bool) *measured {
 func (s *searcher) extrapolate(p *point) *measured {
 	var at [2]*measured
 	for i, n := range foldedLayers {
-		if at[i] = s.at(s.config(p, n), n, p.isPlain()); at[i].err != nil {
+		if at[i] = s.at(s.config(p, n), n); at[i].err != nil {
 			return at[i]
 		}
 	}
@@ -465,11 +490,6 @@ func (s *searcher) moves(b base) (*moveSet, error) {
 // plain is a base without any move.
 func (s *searcher) plain(b base, set *moveSet) *point {
 	return &point{base: b, set: set, x: make(mix, len(set.moves))}
-}
-
-// isPlain says that a point is its base without any move.
-func (p *point) isPlain() bool {
-	return p.x != nil && !slices.ContainsFunc(p.x, func(share float64) bool { return share > 0 })
 }
 
 // priced returns the set with what each class's place takes and gives at a base.

@@ -45,8 +45,12 @@ type NoWay struct {
 	Spent   bool     // the effort was used up before all was tried
 }
 
-// mostWays are printed of the changes that keep the job as it is.
-const mostWays = 3
+// mostWays are printed of the changes that keep the job as it is. A single change that takes
+// slowWay times as long as another is none of them.
+const (
+	mostWays = 3
+	slowWay  = 1.5
+)
 
 // wayFinder looks for changes of a configuration.
 type wayFinder struct {
@@ -57,6 +61,7 @@ type wayFinder struct {
 	perToken float64 // s of a token of a rank, as asked
 	ways     []Way
 	main     *searcher // same ranks, same device
+	last     *searcher // the last beside it
 	budget   *Budget   // of all searches; main has a half of it
 	tried    int
 	assumed  bool // the cap on host memory is the hardware's share
@@ -114,6 +119,11 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 func (w *wayFinder) searcher(c Spec, m *cost.Machine, drop bool, spaces []graph.Space) *searcher {
 	s := newSearcher(w.ctx, c, m, drop, spaces)
 	s.budget, s.effort = w.budget, w.budget.left()/besideEffort
+	if w.last != nil {
+		s.share(w.last)
+	}
+	s.share(w.main)
+	w.last = s
 	return s
 }
 
@@ -185,6 +195,10 @@ func (w *wayFinder) singles() {
 	for _, p := range best {
 		c := s.whole(p)
 		list := changes(&w.typed, &c, 0, "")
+		slow := p.perToken * float64(c.Ranks) / w.perToken
+		if len(w.ways) > 0 && slow > slowWay*w.ways[0].Slowdown {
+			break
+		}
 		if len(list) > 0 && !done[list[0].Field] && len(w.ways) < mostWays-1 {
 			done[list[0].Field] = w.add(c, s.machine, sameJob, "", "")
 		}
