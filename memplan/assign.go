@@ -58,7 +58,8 @@ func (o Options) align() (int64, error) {
 //
 // A phase that runs 0 times uses nothing.
 //
-// The time depends on the number of operations and buffers, not on their sizes. Assign fails
+// The time depends on the number of operations and buffers, not on their sizes; only arenas of
+// less than maxWork bytes are searched for a shorter time. Assign fails
 // on malformed operands and views; otherwise it assumes that p passes graph.Verify.
 func Assign(p *graph.Program, opt Options) (*Layout, error) {
 	a, err := Analyse(p)
