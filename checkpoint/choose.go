@@ -100,7 +100,7 @@ func (d Dir) look(read func(entries []Entry, open held) (done bool, err error)) 
 		if time.Now().After(late) {
 			return fmt.Errorf("%s is busy: for %v a run has removed every checkpoint there before it could be opened; try again", d.f.Path(), patience)
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(time.Millisecond)
 	}
 }
 

@@ -60,7 +60,8 @@ func (o Options) align() (int64, error) {
 //
 // A phase that runs 0 times uses nothing.
 //
-// The time depends on the number of operations and buffers, not on their sizes. Assign fails
+// The time depends on the number of operations and buffers, not on their sizes; only arenas of
+// less than maxWork bytes are searched for a shorter time. Assign fails
 // on a malformed alignment; the program must pass graph.Verify. Assign may be called once.
 func (a *Analysis) Assign(opt Options) (*Layout, error) {
 	align, err := opt.align()

@@ -146,7 +146,7 @@ func (pl *placer) squeak(starts []start) {
 			s := &starts[n]
 			off, extent := pl.run(s.rank, s.fit, &s.last)
 			pl.take(off, extent)
-			if pl.stopped != nil || pl.content() || pl.work > maxWork {
+			if pl.stopped != nil || pl.content() || pl.work > min(maxWork, pl.bound) {
 				return
 			}
 			for k, i := range s.rank {
@@ -171,7 +171,7 @@ func (pl *placer) take(off []int64, extent int64) {
 // Limits of the search, in pairs of buffers compared: counted work, unlike time, gives the same
 // plan on every machine. The search is over when no extent can be lower, or when it exceeds the
 // bound by at most one part in nearBound, and for every unitWork of work by a thousandth more; maxWork ends it in
-// any case.
+// any case, and one pair for each byte of the bound: in a small arena there is little to save.
 const (
 	nearBound     = 2000
 	unitWork      = 20e6

@@ -9,4 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
-func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
+func TestMain(m *testing.M) {
+	ownworld.ManyAtOnce()
+	os.Exit(ownworld.Run(m))
+}

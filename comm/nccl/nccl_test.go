@@ -246,6 +246,7 @@ func TestManyRanks(t *testing.T) {
 
 // Calls that stay under way for a while are waited for.
 func TestInProgress(t *testing.T) {
+	t.Parallel()
 	j := begin(t, setting{mesh: []graph.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}}, arena: 64, fabric: nccltest.Options{Looks: 40, Takes: 3 << 20}})
 	for i, r := range j.ranks {
 		values[float32](j, r.ptr(0, 4))[0] = float32(i)
@@ -294,6 +295,7 @@ func TestAsynchronousError(t *testing.T) {
 
 // A rank that does not come is named by the watchdog; the others' kernels are aborted.
 func TestMissingRank(t *testing.T) {
+	t.Parallel()
 	flights := make(chan string, 3)
 	j := begin(t, setting{mesh: ranksOf(3), arena: 64, unseen: true, failed: func(flight string) { flights <- flight }})
 	j.run(2, func(_ int, r *rank) (device.Kernel, error) { return r.groups[-1].Barrier("before") })
@@ -561,6 +563,7 @@ func TestHostShrinks(t *testing.T) {
 // Those that are left must agree on who is lost, and one that is lost as they meet is waited
 // for no longer than any: both end with an error.
 func TestHostShrinksInVain(t *testing.T) {
+	t.Parallel()
 	d := drivertest.New(drivertest.Options{Devices: 3})
 	f := nccltest.New(d, nccltest.Options{Root: true})
 	list, err := d.Devices()

@@ -26,6 +26,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cpu"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/algotest"
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
 // A process of a job is this test binary again, told by its environment which
@@ -42,6 +43,7 @@ func TestMain(m *testing.M) {
 		fmt.Println("done")
 		os.Exit(0)
 	}
+	ownworld.ManyAtOnce()
 	os.Exit(m.Run())
 }
 
@@ -408,8 +410,10 @@ func TestAKilledProcessEndsTheJob(t *testing.T) {
 }
 
 func TestAStoppedProcessIsNamedAndEndsTheJob(t *testing.T) {
+	t.Parallel()
 	for victim := range 2 {
 		t.Run(fmt.Sprint(victim), func(t *testing.T) {
+			t.Parallel()
 			j := start(t, 2, "loop", 3*time.Second)
 			for r := range 2 {
 				require.Equal(t, "started", j.line(r))
@@ -433,6 +437,7 @@ func TestAStoppedProcessIsNamedAndEndsTheJob(t *testing.T) {
 }
 
 func TestAPauseOfTheWholeJobGoesOn(t *testing.T) {
+	t.Parallel()
 	j := start(t, 2, "pause", 1500*time.Millisecond)
 	for r := range 2 {
 		require.Equal(t, "started", j.line(r))
@@ -463,6 +468,7 @@ func TestAnAbortReachesEveryProcess(t *testing.T) {
 }
 
 func TestAWaitingRankUsesNoCore(t *testing.T) {
+	t.Parallel()
 	j := start(t, 3, "idle", time.Minute)
 	for r := range 3 {
 		out := j.rest(r)

@@ -173,7 +173,7 @@ func (d *Driver) work() {
 				continue
 			}
 			d.mu.Unlock()
-			time.Sleep(20 * time.Microsecond)
+			time.Sleep(time.Duration(min(idle-30, 1000)) * time.Microsecond) // longer where much was waited already
 			d.mu.Lock()
 		default:
 			d.cond.Wait()

@@ -49,8 +49,8 @@ func init() {
 			if limit, err := time.ParseDuration(os.Getenv(lookLimitEnv)); err == nil {
 				lookLimit = limit
 			}
-			testLimit = 10 * time.Second // only the hang takes it
-			main()                       // ends the process
+			testLimit = 5 * time.Second // only the hang takes it
+			main()                      // ends the process
 			return 1, true
 		case slices.Contains(os.Args, "-test.list=."):
 			fmt.Println(strings.Join(planted, "\n"))

@@ -105,7 +105,7 @@ func toolBundle(t *testing.T) *bundle {
 func TestSanitizers(t *testing.T) {
 	onPath(t, map[string]string{"compute-sanitizer": sanitizerStandIn})
 	old := sanitizerLimit
-	sanitizerLimit = 8 * time.Second // only the hang takes it
+	sanitizerLimit = 4 * time.Second // only the hang takes it
 	defer func() { sanitizerLimit = old }()
 	b, r := toolBundle(t), &result{}
 	runSanitizers(t.Context(), b, r)
