@@ -9,16 +9,6 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// BatchFrom is the number of rows of a step, over all ranks, from a step on.
-type BatchFrom struct {
-	Step int // steps done before the first step with these rows
-	Rows int
-}
-
-// BatchSchedule is the number of rows of a step by the number of steps done before it. The
-// first entry is for step 0; the entries' steps increase.
-type BatchSchedule []BatchFrom
-
 // maxStepRows bounds the rows of a step.
 const maxStepRows = 1 << 20
 
@@ -130,14 +120,6 @@ func (c Config) At(step int) Config {
 	if len(c.BatchSchedule) > 0 {
 		return c.having(c.BatchSchedule.Rows(step))
 	}
-	return c
-}
-
-// having is the configuration with GlobalBatch rows, and with Accum the number of micro-batches
-// of the busiest rank.
-func (c Config) having(rows int) Config {
-	c.GlobalBatch = rows
-	c.Accum = (c.leaves() + c.DataRanks() - 1) / c.DataRanks()
 	return c
 }
 

@@ -2,25 +2,6 @@ package config
 
 import "strings"
 
-// Chat says how conversations in Config.Data are used; EvalSplit applies to other text too.
-// Rows have Config.Seq tokens.
-type Chat struct {
-	// Template is a file with a Jinja template; "" is the model's chat_template.
-	Template string
-	// LossOn is "answers" (or ""), which counts only the assistant's answers in the loss, or
-	// "all", which counts every token.
-	LossOn string
-	// Long is "cut" (or ""), which cuts a conversation longer than Config.Seq at its end, or
-	// "drop", which leaves it out.
-	Long string
-	// Packing is "on", which packs as many conversations into a row as fit, each with its own
-	// positions and attention, or "off", one per row. "" is on for conversations on a CPU.
-	Packing string
-	// EvalSplit is the share, below 1, of the conversations or text documents (files, or
-	// records) that are held out for evaluation, drawn by Config.Seed; 0: none.
-	EvalSplit float64
-}
-
 // Values of Chat's fields.
 const (
 	LossOnAnswers = "answers"
@@ -76,3 +57,6 @@ func (c *Chat) Given() string {
 	}
 	return ""
 }
+
+// Evaluates says whether there is held-out data.
+func (c *Config) Evaluates() bool { return c.EvalData != "" || c.EvalSplit > 0 || c.Own.Eval != nil }

@@ -4,21 +4,18 @@
 package config
 
 import (
-	"cmp"
 	"fmt"
-	"math"
 	"runtime"
 	"strings"
 	"time"
 	"unicode"
 
 	"github.com/dustin/go-humanize/english"
+
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/lora"
-	"github.com/spillway-ml/spillway/offload"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/recompute"
-	"github.com/spillway-ml/spillway/zero"
 )
 
 // Config is the configuration of a training run. Default returns the values that the command
@@ -428,129 +425,6 @@ func oneOf(field, v string, names []string) error {
 	return Refuse("Config.%s %.80q is not known; use one of %s", field, v, strings.Join(known, ", "))
 }
 
-// Validate refuses values that no run could have, with an ErrConfig that names the problem. It
-// reads nothing outside the Config.
-func (c *Config) Validate() error {
-	if err := c.validate(); err != nil {
-		return OfKind(err, ErrRefused)
-	}
-	return nil
-}
-
-func (c *Config) validate() error {
-	atLeast := func(field string, v, least int, what string) error {
-		switch {
-		case v < least && least == 0:
-			return Refuse("Config.%s %d is negative; 0 or more %ss are possible", field, v, what)
-		case v < least:
-			return Refuse("Config.%s %d: at least %d %s is needed", field, v, least, what)
-		case int64(v) > largest[field] && largest[field] > 0:
-			return Refuse("Config.%s %d: at most %d is possible", field, v, largest[field])
-		}
-		return nil
-	}
-	finite := func(field string, v float64, least float64) error {
-		if !(v >= least) || math.IsInf(v, 0) {
-			return Refuse("Config.%s %g: a finite number of at least %g is needed", field, v, least)
-		}
-		return nil
-	}
-	fraction := func(field string, v float64) error {
-		if !(v >= 0 && v < 1) {
-			return Refuse("Config.%s %g: a number in [0, 1) is needed", field, v)
-		}
-		return nil
-	}
-	if err := c.Own.validate(c); err != nil {
-		return err
-	}
-	if c.Model == "" && c.Own.Model == nil {
-		return Refuse("Config.Model is missing: give a preset's name or a folder with a config.json")
-	}
-	if c.Seq < 0 {
-		return Refuse("Config.Seq %d: at least 1 token is needed; 0 is the smaller of 256 and the model's positions", c.Seq)
-	}
-	checks := []error{
-		atLeast("Steps", c.Steps, 1, "step"), atLeast("Epochs", c.Epochs, 0, "epoch"), atLeast("Batch", c.Batch, 1, "row"), atLeast("Seq", c.Seq, 0, "token"),
-		atLeast("Accum", c.Accum, 1, "micro-batch"), atLeast("Ranks", c.Ranks, 1, "rank"), atLeast("Warmup", c.Warmup, 0, "step"),
-		atLeast("Threads", c.Threads, 0, "thread"), atLeast("Prefetch", c.Prefetch, 0, "unit"), atLeast("EvalEvery", c.EvalEvery, 0, "step"),
-		atLeast("EvalSteps", c.EvalSteps, 1, "batch"), atLeast("SaveEvery", c.SaveEvery, 0, "step"), atLeast("Keep", c.Keep, 0, "checkpoint"), atLeast("ReceiptEvery", c.ReceiptEvery, 0, "step"),
-		atLeast("LRBaseBatch", c.LRBaseBatch, 1, "row"),
-		oneOf("LRSchedule", c.LRSchedule, lrSchedules), oneOf("LRScale", c.LRScale, lrScales), oneOf("Order", c.Order, orders), oneOf("AccumOrder", c.AccumOrder, accumOrders),
-		oneOf("Precision", c.Precision, precisions), oneOf("BF16Rounding", c.BF16Rounding, bf16Roundings), validRounding(c), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), validLoRA(c), validBase(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
-		validTensor(c), validPipeline(c),
-		oneOf("Optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("Device", c.Device, devices),
-		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves), oneOf("CUDAGraphs", c.CUDAGraphs, cudaGraphs), oneOf("Overlap", c.Overlap, overlaps),
-		validCollectives(c), c.validateSchedule(),
-		finite("LR", c.LR, 0), finite("MinLR", c.MinLR, 0), finite("WeightDecay", c.WeightDecay, 0), finite("Eps", c.Eps, 0), finite("Clip", c.Clip, 0), finite("Trust", c.Trust, 0),
-		fraction("Beta1", c.Beta1), fraction("Beta2", c.Beta2), fraction("Dropout", c.Dropout),
-	}
-	for _, err := range checks {
-		if err != nil {
-			return err
-		}
-	}
-	o := c.UpdateRule()
-	switch err := o.Validate(); {
-	case c.Trust == 0 && o.Reads(zero.Trust):
-		return Refuse("Config.Trust 0: %s would train nothing; a positive number is needed", o.Name)
-	case err != nil && c.Nesterov:
-		return Refuse("Config.Nesterov: %w", err)
-	case err != nil:
-		return Refuse("Config.Optimizer: %w", err)
-	}
-	return cmp.Or(c.validateMemory(), c.validateFiles())
-}
-
-// validateMemory checks the fields that decide where data is stored: stage, caps, caches,
-// recomputation and offload.
-func (c *Config) validateMemory() error {
-	if _, err := zero.ParseStage(c.Zero); err != nil {
-		return Refuse("Config.Zero %d: stages are 0, 1, 2 and 3", c.Zero)
-	}
-	for _, s := range []struct {
-		field string
-		v     int64
-	}{{"DeviceMemory", c.DeviceMemory}, {"HostMemory", c.HostMemory}, {"DiskCache", c.DiskCache}} {
-		if s.v < 0 {
-			return Refuse("Config.%s %d: a size is not negative", s.field, s.v)
-		}
-	}
-	if f := c.FrozenCache; f.Bytes != 0 {
-		switch {
-		case f.Bytes < 0 || f.Tier != graph.Host && f.Tier != graph.Disk:
-			return Refuse("Config.FrozenCache: %s tier of %d bytes; host or disk with a positive size is possible", f.Tier, f.Bytes)
-		case len(c.Freeze) == 0 && !c.LoRA.Active():
-			return Refuse("Config.FrozenCache needs Config.Freeze or Config.LoRA: the parameters that are not trained")
-		case c.Dropout > 0:
-			return Refuse("Config.FrozenCache %s with Config.Dropout %g: dropout has another mask each time; leave one of them out", f, c.Dropout)
-		case f.Tier == graph.Disk && c.Disk == "":
-			return Refuse("Config.FrozenCache %s needs Config.Disk: the folder of the disk tier", f)
-		}
-	}
-	if _, err := recompute.Parse(c.Recompute); err != nil && !c.RecomputeAuto() {
-		return Refuse("Config.Recompute %s: %w", asGiven(c.Recompute), err)
-	}
-	if _, err := offload.Parse(c.Offload); err != nil {
-		return Refuse("Config.Offload %s: %w", asGiven(c.Offload), err)
-	}
-	for _, p := range c.Allow {
-		if err := oneOf("Allow", p, precisions[1:]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// validateFiles checks what a run reads and writes beside its training data, and fields that
-// need another field.
-func (c *Config) validateFiles() error {
-	if c.Timeout <= 0 {
-		return Refuse("Config.Timeout %s: a positive duration is needed", c.Timeout)
-	}
-	return cmp.Or(c.Chat.validate(c), c.refuseIdle())
-}
-
 func (c *Config) RecomputeAuto() bool {
 	return strings.EqualFold(strings.TrimSpace(c.Recompute), recompute.Auto)
 }
@@ -587,18 +461,53 @@ func (c *Config) ComputeThreads() int {
 	return runtime.GOMAXPROCS(0)
 }
 
-// UpdateRule returns the update rule.
-func (c *Config) UpdateRule() zero.Optimizer {
-	name := strings.ToLower(c.Optimizer)
-	if c.Own.Rule != nil {
-		name = c.Own.Rule.Name
-	}
-	return zero.Optimizer{Name: name, Rule: c.Own.Rule, Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
-		Trust: c.Trust, AdaptAll: c.AdaptAll, Nesterov: c.Nesterov, LossScale: c.ScalePolicy(), Int8: c.In8Bits("optimizer"), BF16: c.BF16States()}
-}
-
 // ReadsText says whether the run converts text to tokens or tokens to text.
 func (c *Config) ReadsText() bool {
 	isText := func(path string) bool { return path != "" && !strings.HasSuffix(path, ".bin") }
 	return c.Generate || isText(c.Data) || isText(c.EvalData)
 }
+
+// Receipts configures the receipt, which is the hash chain of a run.
+type Receipts struct {
+	// Receipt is the receipt file; "" writes none. It records what the results depend on, and
+	// every ReceiptEvery steps the data, learning rates and losses since the last line, with a
+	// hash of all states. The chain is the same at every stage and, with Reproducible, at every
+	// number of ranks. With Resume, "" continues the receipt that the checkpoint names, if it
+	// names one.
+	Receipt string
+	// ReceiptEvery is the number of steps between lines; 0: SaveEvery, or 100 if that is 0 too.
+	// Each checkpoint also has a line.
+	ReceiptEvery int
+}
+
+// DynamicScale is the value of Config.LossScale for a scale that adapts to overflows.
+const DynamicScale = "dynamic"
+
+// Chat says how conversations in Config.Data are used; EvalSplit applies to other text too.
+// Rows have Config.Seq tokens.
+type Chat struct {
+	// Template is a file with a Jinja template; "" is the model's chat_template.
+	Template string
+	// LossOn is "answers" (or ""), which counts only the assistant's answers in the loss, or
+	// "all", which counts every token.
+	LossOn string
+	// Long is "cut" (or ""), which cuts a conversation longer than Config.Seq at its end, or
+	// "drop", which leaves it out.
+	Long string
+	// Packing is "on", which packs as many conversations into a row as fit, each with its own
+	// positions and attention, or "off", one per row. "" is on for conversations on a CPU.
+	Packing string
+	// EvalSplit is the share, below 1, of the conversations or text documents (files, or
+	// records) that are held out for evaluation, drawn by Config.Seed; 0: none.
+	EvalSplit float64
+}
+
+// BatchFrom is the number of rows of a step, over all ranks, from a step on.
+type BatchFrom struct {
+	Step int // steps done before the first step with these rows
+	Rows int
+}
+
+// BatchSchedule is the number of rows of a step by the number of steps done before it. The
+// first entry is for step 0; the entries' steps increase.
+type BatchSchedule []BatchFrom

@@ -189,3 +189,11 @@ func (c *Config) EvalAccum() int {
 	}
 	return 1
 }
+
+// having is the configuration with GlobalBatch rows, and with Accum the number of micro-batches
+// of the busiest rank.
+func (c Config) having(rows int) Config {
+	c.GlobalBatch = rows
+	c.Accum = (c.leaves() + c.DataRanks() - 1) / c.DataRanks()
+	return c
+}

@@ -63,3 +63,13 @@ func validStates(c *Config) error {
 	}
 	return nil
 }
+
+// UpdateRule returns the update rule.
+func (c *Config) UpdateRule() zero.Optimizer {
+	name := strings.ToLower(c.Optimizer)
+	if c.Own.Rule != nil {
+		name = c.Own.Rule.Name
+	}
+	return zero.Optimizer{Name: name, Rule: c.Own.Rule, Beta1: c.Beta1, Beta2: c.Beta2, Eps: c.Eps, Decay: c.WeightDecay,
+		Trust: c.Trust, AdaptAll: c.AdaptAll, Nesterov: c.Nesterov, LossScale: c.ScalePolicy(), Int8: c.In8Bits("optimizer"), BF16: c.BF16States()}
+}

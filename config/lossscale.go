@@ -7,9 +7,6 @@ import (
 	"github.com/spillway-ml/spillway/internal/decimal"
 )
 
-// DynamicScale is the value of Config.LossScale for a scale that adapts to overflows.
-const DynamicScale = "dynamic"
-
 // MaxScale is the largest loss scale. A gradient of 1 times the scale must be finite in fp32,
 // and so must the inverse of the scale.
 const MaxScale = 1 << 126

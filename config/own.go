@@ -8,7 +8,6 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/model"
-	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/zero"
 )
 
@@ -92,26 +91,12 @@ func (o *Own) validate(c *Config) error {
 	return nil
 }
 
-// Evaluates says whether there is held-out data.
-func (c *Config) Evaluates() bool { return c.EvalData != "" || c.EvalSplit > 0 || c.Own.Eval != nil }
-
 // ModelName is the name of the model in messages.
 func (c *Config) ModelName() string {
 	if c.Own.Model != nil {
 		return c.Own.Model.Name
 	}
 	return c.Model
-}
-
-// OwnForward builds the programs of the program's own model.
-func OwnForward(c *Config, sh *Shared) (fwd plan.Forward, err error) {
-	if fwd.Train, err = sh.Own(c.Own.Model, model.Train, c.Batch, c.Seq); err != nil {
-		return fwd, err
-	}
-	if c.Evaluates() {
-		fwd.Eval, err = sh.Own(c.Own.Model, model.Eval, c.Batch, c.Seq)
-	}
-	return fwd, err
 }
 
 // build writes the model's program of a kind and checks its inputs.

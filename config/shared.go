@@ -81,3 +81,14 @@ func (sh *Shared) forward(want modelKey) *forward {
 	sh.models = append(sh.models[max(0, len(sh.models)+1-keptModels):], f)
 	return f
 }
+
+// OwnForward builds the programs of the program's own model.
+func OwnForward(c *Config, sh *Shared) (fwd plan.Forward, err error) {
+	if fwd.Train, err = sh.Own(c.Own.Model, model.Train, c.Batch, c.Seq); err != nil {
+		return fwd, err
+	}
+	if c.Evaluates() {
+		fwd.Eval, err = sh.Own(c.Own.Model, model.Eval, c.Batch, c.Seq)
+	}
+	return fwd, err
+}
