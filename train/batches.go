@@ -18,19 +18,6 @@ import (
 // Template is the chat template that the run was given for conversations; "" for the model's.
 func (b *batches) Template() string { return b.template }
 
-// batches is an opened data set and the order in which a run reads it.
-type batches struct {
-	sampler  *data.Sampler
-	source   data.Source
-	buffer   *data.Buffer       // nil for the program's own data
-	samples  *data.SampleReader // the program's own data, or conversations; otherwise nil
-	chat     *data.Conversations
-	template string
-	all      bool // every target of a sample counts; otherwise they must be counted
-	steps    int  // batches of an evaluation
-	scratch  [2][]int32
-}
-
 // trainField names the training data.
 const trainField = "Config.Data"
 

@@ -232,17 +232,6 @@ func mayBegin(held []byte, texts []string) (most int) {
 	return most
 }
 
-// decoder runs the program's generation phases over rows of tokens. If the plan caches keys and
-// values, only tokens that are not yet cached in the row's slot are computed. A row longer than
-// Config.Seq is cut to its last Seq tokens, whose positions move with every token. Without a
-// cache there is one row, and each token needs a forward over all of it.
-type decoder struct {
-	t      *Trainer
-	keeps  bool
-	kept   [][]int32 // by slot, the tokens whose keys and values are cached, at positions from 0
-	logits []float32 // of a row
-}
-
 func newDecoder(t *Trainer) *decoder {
 	p := t.plan.Program
 	shape := p.Buf(p.Logits).Shape
@@ -353,4 +342,28 @@ func (d *decoder) read(row int) ([]float32, error) {
 		return nil, d.t.fail(d.t.at.Step, fmt.Errorf("generate: %w", err))
 	}
 	return d.logits, nil
+}
+
+// Generate continues a prompt by n tokens, or up to one of the tokenizer's end tokens,
+// and returns the text of prompt and continuation: UTF-8, with U+FFFD for other
+// bytes. The run must have been configured with Generate.
+func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampling) (string, error) {
+	var text strings.Builder
+	text.WriteString(strings.ToValidUTF8(prompt, "\uFFFD"))
+	_, err := t.GenerateTo(ctx, prompt, n, how, func(s string) error {
+		text.WriteString(s)
+		return nil
+	})
+	return text.String(), err
+}
+
+// GenerateTo is Generate that passes on the continuation, without the prompt, as it is
+// generated, in whole characters. It returns the number of generated tokens. A token's context
+// is the last Config.Seq tokens before it.
+func (t *Trainer) GenerateTo(ctx context.Context, prompt string, n int, how Sampling, emit func(text string) error) (int, error) {
+	if t.tokenizer == nil {
+		return 0, errNoGeneration
+	}
+	return t.Decode(ctx, [][]int32{token.Prompt(t.tokenizer, prompt)}, Decoding{Sampling: how, Tokens: n},
+		func(_ int, text string) error { return emit(text) }, nil)
 }

@@ -11,17 +11,6 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// EvalResult is the outcome of an evaluation.
-type EvalResult struct {
-	Step int     // steps done before it
-	Loss float32 // mean over the counted targets
-	// Accuracy is the share of the counted targets that got the largest logit. It is NaN
-	// where targets are not classes (one a row, by CrossEntropy), and on GPUs.
-	Accuracy float64
-	Targets  int64   // that were counted
-	Seconds  float64 // by the clock on the wall
-}
-
 // Evaluate returns the mean loss over EvalSteps batches of the held-out data.
 func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 	return t.EvaluateTold(ctx, nil)

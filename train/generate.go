@@ -1,16 +1,13 @@
 package train
 
 import (
-	"context"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"sort"
-	"strings"
 	"unicode/utf8"
 
 	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/data/token"
 )
 
 // Sampling says how the next token is drawn.
@@ -32,30 +29,6 @@ func (s Sampling) Validate() error {
 		return config.Refuse("Sampling.TopP %g: a probability is needed, over 0 and at most 1", s.TopP)
 	}
 	return nil
-}
-
-// Generate continues a prompt by n tokens, or up to one of the tokenizer's end tokens,
-// and returns the text of prompt and continuation: UTF-8, with U+FFFD for other
-// bytes. The run must have been configured with Generate.
-func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampling) (string, error) {
-	var text strings.Builder
-	text.WriteString(strings.ToValidUTF8(prompt, "\uFFFD"))
-	_, err := t.GenerateTo(ctx, prompt, n, how, func(s string) error {
-		text.WriteString(s)
-		return nil
-	})
-	return text.String(), err
-}
-
-// GenerateTo is Generate that passes on the continuation, without the prompt, as it is
-// generated, in whole characters. It returns the number of generated tokens. A token's context
-// is the last Config.Seq tokens before it.
-func (t *Trainer) GenerateTo(ctx context.Context, prompt string, n int, how Sampling, emit func(text string) error) (int, error) {
-	if t.tokenizer == nil {
-		return 0, errNoGeneration
-	}
-	return t.Decode(ctx, [][]int32{token.Prompt(t.tokenizer, prompt)}, Decoding{Sampling: how, Tokens: n},
-		func(_ int, text string) error { return emit(text) }, nil)
 }
 
 // wholeRunes returns how many bytes of b remain without an incomplete character at the end,

@@ -24,17 +24,6 @@ func (t *Trainer) initialize(ctx context.Context) error {
 	return t.refresh()
 }
 
-// zero sets every state to zero.
-func (t *Trainer) zero() error {
-	if t.plan.Program.SectionOf(graph.SectionInit, graph.FormWhole) == nil {
-		return nil
-	}
-	if err := t.ranks.Each("the initialisation", func(r *run.Rank) error { return r.Exec.RunSection(graph.SectionInit.String(), nil) }); err != nil {
-		return fmt.Errorf("initialise: %w", err)
-	}
-	return nil
-}
-
 // firstValues writes the initial values of the parameters, or of every state when the run
 // resumes.
 func (t *Trainer) firstValues(ctx context.Context) error {

@@ -5,11 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
-	"strings"
+	"time"
 
-	"github.com/spillway-ml/spillway/checkpoint"
-	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/receipt"
 )
 
 // Run trains until Steps are done, evaluates and saves as configured, and calls tell after each
@@ -126,12 +127,6 @@ func (t *Trainer) saveOrGoOn(last bool) error {
 	return t.goOn(err)
 }
 
-// endsTheJob tells whether a save failed because a rank was lost: then no more steps are
-// possible.
-func endsTheJob(err error) bool {
-	return slices.ContainsFunc([]error{comm.ErrLost, comm.ErrTimeout, comm.ErrMismatch, comm.ErrAborted}, func(kind error) bool { return errors.Is(err, kind) })
-}
-
 // goOn turns a failed save into a warning: training does not depend on it, and the save is
 // tried again.
 func (t *Trainer) goOn(err error) error {
@@ -146,44 +141,6 @@ func (t *Trainer) goOn(err error) error {
 		t.cfg.Warnf("%v; training goes on, and it is tried again after each step", err)
 	}
 	return nil
-}
-
-// unsound turns a save's error about a non-finite state into the run's Diverged error.
-func (t *Trainer) unsound(found *checkpoint.NonFinite) error {
-	for i := range t.plan.Program.Tensors() {
-		if t.plan.Program.Params[i].Name != found.Tensor {
-			continue
-		}
-		state := strings.TrimSuffix(found.State, checkpoint.ScaleSuffix)
-		if state == checkpoint.ModelState {
-			state = "value"
-		}
-		return t.unsoundState(i, state)
-	}
-	return t.diverged(&Diverged{Step: t.at.Step, Rank: -1, Update: true})
-}
-
-// unsoundState is the Diverged error for a parameter's state that the last update made
-// non-finite.
-func (t *Trainer) unsoundState(param int, state string) error {
-	e := &Diverged{Step: t.at.Step, Rank: -1, Update: true}
-	if _, err := t.nameState(e, param, state); err != nil {
-		return errors.Join(t.diverged(e), err)
-	}
-	if e.What = "parameter"; state != "value" {
-		e.What = "optimizer state " + state + " of"
-	}
-	e.Operation = t.ruleOf(t.plan.Program.Params[param].Unit)
-	return t.diverged(e)
-}
-
-// diverged makes e the run's fatal error and records it in the store.
-func (t *Trainer) diverged(e *Diverged) error {
-	t.fatal = e
-	if t.saver != nil {
-		t.saver.MarkDivergence(e.Step)
-	}
-	return e
 }
 
 // checkFinite checks the parameters after the last step if no checkpoint is written, which
@@ -205,4 +162,96 @@ func (t *Trainer) checkFinite() error {
 		}
 	}
 	return nil
+}
+
+// Step runs one optimizer step on all ranks. Where ctx is canceled, a step of several
+// micro-batches is abandoned between two of them, as if it had not begun; in layer
+// order, where all end together, it is finished.
+func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
+	if t.fatal != nil {
+		return StepResult{}, t.fatal
+	}
+	if err := ctx.Err(); err != nil {
+		return StepResult{}, err
+	}
+	if t.train == nil {
+		return StepResult{}, errors.New("step: the run was configured for inference alone")
+	}
+	began := time.Now()
+	s := t.at.Step
+	lr := t.cfg.LearningRate(s)
+	if !isFinite(lr) || lr < 0 {
+		return StepResult{}, t.fail(s, fmt.Errorf("Config.Own.Schedule: the learning rate is %g, want a finite number of at least 0", lr))
+	}
+	counted, err := t.train.countTargets(s)
+	if err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
+	targets := counted.All
+	if targets == 0 {
+		return StepResult{}, t.fail(s, errors.New("no target in the global batch counts: all are -1"))
+	}
+	hyper := t.hyper(s, lr, targets)
+	sent, moved, used := t.ranks.CommSent(), t.diskTraffic(), t.ranks.Usage()
+	at := stepAt{index: s, hyper: hyper, leaving: leaving{asked: ctx.Err}}
+	if err := t.form(&at); err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
+	clear(t.read)
+	t.receipt.Begin(t.train.sampler, s)
+	if err = t.runStep(&at); err != nil {
+		t.fatal = err // names the rank and the step already
+		return StepResult{}, err
+	}
+	if at.left {
+		return StepResult{}, at.leaving.why
+	}
+	t.at.Pending = false // the section began with the update of the step before
+	loss, right, err := t.hostLoss()
+	if err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
+	norm := 0.0
+	if t.updates() {
+		if norm, err = t.gradNorm(&at); err != nil {
+			return StepResult{}, t.fail(s, err)
+		}
+	}
+	if err := t.readScale(); err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
+	skipped := false
+	if !isFinite(loss) || !isFinite(norm) {
+		if skipped, err = t.nonFinite(&at, loss/float64(targets), norm); err != nil {
+			return StepResult{}, err
+		}
+	}
+	if !skipped {
+		t.inRow = 0
+	}
+	t.at.Step++
+	t.at.Pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
+	of := t.cfg.At(s)
+	res := StepResult{Step: t.at.Step, Rows: of.StepRows(), Loss: float32(loss / float64(targets)), Accuracy: right / float64(targets), LR: lr, Targets: targets, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.at.Skipped, CommBytes: t.ranks.CommSent() - sent}
+	traffic := t.diskTraffic()
+	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
+	res.Cached = at.cached
+	res.tellComm(t.cfg.Measure, t.ranks.Usage().Sub(used))
+	res.DataWait = slices.Max(t.read).Seconds()
+	if res.Noise, err = t.noise(res.Rows, counted, norm, hyper[graph.HyperLossScale]); err != nil {
+		return StepResult{}, t.fail(s, err)
+	}
+	if !skipped {
+		t.confirm()
+	}
+	res.Seconds = time.Since(began).Seconds()
+	res.FlopsShare = math.NaN()
+	if peak := t.cfg.PeakFlops; peak > 0 {
+		res.FlopsShare = t.modelFlops(&at) / res.Seconds / peak
+	}
+	res.TokensPerS = float64(res.Rows*t.cfg.Seq) / res.Seconds
+	res.Peak, res.Planned = t.ranks.Memory()
+	res.Classes = t.ranks.Classes()
+	t.receipt.Ended(receipt.Step{Targets: targets, LR: res.LR, Loss: receipt.Bits32(res.Loss), GradNorm: receipt.Bits64(res.GradNorm), Skipped: res.Skipped})
+	return res, nil
 }

@@ -9,19 +9,6 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// Noise is the gradient noise scale (McCandlish et al., An Empirical Model of Large-Batch
-// Training, 2018, arXiv:1812.06162): tr(Σ)/|G|², in rows. Σ is the covariance of one row's
-// gradient and G its mean. It is known on the CPU for steps of at least two micro-batches with
-// Reproducible; other values are NaN.
-type Noise struct {
-	// Scale is estimated from the means of the newest steps, at most noiseSteps, and Error is
-	// its standard error, from how these steps differ. Scale is NaN if the mean of |G|² is not
-	// above 0.
-	Scale, Error float64
-	// Square and Trace are the unbiased estimates of |G|² and tr(Σ) from this step alone.
-	Square, Trace float64
-}
-
 // noiseSteps is how many steps an estimate averages.
 const noiseSteps = 32
 

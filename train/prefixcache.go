@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/dgraph-io/ristretto/v2"
 	"github.com/dustin/go-humanize/english"
@@ -16,27 +15,6 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/run"
 )
-
-// prefixCache holds, per row of data, the output of the frozen first layers, in slots of one
-// size. A step uses it if it has every row of all ranks, because all ranks must run the same
-// program, gathers included. Rows are never replaced: each epoch visits all samples, so
-// replacing one would gain nothing.
-type prefixCache struct {
-	row    int64   // bytes
-	slots  int64   // number of slots
-	slotOf []int32 // slot by window of the data, from 1; the last entry is for a row of padding; 0: not cached
-
-	mem  []byte // the host tier
-	ctx  device.Context
-	disk device.Disk // the disk tier
-	// hot caches rows of the disk tier in memory (Config.DiskCache), by slot. Samples come in
-	// any order and a dropped row is read again, so any policy will do; ristretto's needs
-	// little locking.
-	hot *ristretto.Cache[int64, []byte]
-
-	mu   sync.Mutex
-	used int64
-}
 
 // openPrefixCache allocates the cache, if the run has one. The disk tier's folder must be open.
 func (t *Trainer) openPrefixCache() error {

@@ -84,3 +84,11 @@ func (r *resolved) with(tokenizer, order string, steps int) *resolved {
 func (r *resolved) beside(outside int64) *resolved {
 	return &resolved{r.Resolved.Beside(outside), r.hooks}
 }
+
+// opener returns what opens the folder of checkpoints.
+func (h *hooks) opener() filesys.Opener {
+	if h.folders != nil {
+		return h.folders
+	}
+	return filesys.System
+}

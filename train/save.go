@@ -8,17 +8,8 @@ import (
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/train/saving"
 )
-
-// opener returns what opens the folder of checkpoints.
-func (h *hooks) opener() filesys.Opener {
-	if h.folders != nil {
-		return h.folders
-	}
-	return filesys.System
-}
 
 // openSaver locks the folder of checkpoints and checks that it has room.
 func (t *Trainer) openSaver(ctx context.Context) (err error) {
@@ -94,13 +85,6 @@ func (t *Trainer) settled() {
 		t.cfg.Warnf("%v", err)
 	}
 	t.saver.Idle()
-}
-
-// confirm lets the saver check whether the newest checkpoint is now confirmed.
-func (t *Trainer) confirm() {
-	if t.saver != nil {
-		t.saver.Confirm()
-	}
 }
 
 // resume loads the newest whole checkpoint, if there is one. If it turns out damaged while it

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/spillway-ml/spillway/exec"
@@ -14,30 +13,6 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/run"
 )
-
-// stepAt is a step on its way through the ranks.
-type stepAt struct {
-	index   int    // steps done before it
-	section string // the form of the step that runs
-	repeats int    // of its phase that repeats; 0: as planned
-	cached  bool   // what frozen layers hand on comes from the cache
-	stopped bool   // it is not finite, and ended before its update
-	noNorm  bool   // it ended before its gradient norm was known
-	left    bool   // it was abandoned between two micro-steps
-	hyper   [graph.NumHyper]float64
-	leaving leaving
-}
-
-// leaving lets a step that takes long end between two micro-steps: until the last
-// one has begun, no parameter and no state has changed. Ranks come to a micro-step
-// at different times, so the first to come decides for all.
-type leaving struct {
-	mu      sync.Mutex
-	asked   func() error // not nil: the step is to be abandoned
-	why     error        // what it said; nil: go on
-	decided int          // micro-steps from 1 on that are decided
-	at      int          // the one that does not begin any more
-}
 
 // before tells whether a micro-step, from 1, is left out, with all that follow.
 func (l *leaving) before(micro int) bool {
@@ -180,12 +155,6 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	h[graph.HyperBC1] = 1 - math.Pow(t.cfg.Beta1, updates)
 	h[graph.HyperBC2] = 1 - math.Pow(t.cfg.Beta2, updates)
 	return h
-}
-
-// stepKey tells steps apart that run other operations, or as many other times.
-type stepKey struct {
-	section string
-	repeats int
 }
 
 // modelFlops are the FLOPs of the products of this process's ranks in a step.

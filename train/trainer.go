@@ -4,31 +4,25 @@
 package train
 
 import (
-	"cmp"
-	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"io"
-	"math"
-	"slices"
-	"strings"
+	"sync"
 	"time"
+
+	"github.com/dgraph-io/ristretto/v2"
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/data/token"
+	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/internal/filesys"
-	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
-	"github.com/spillway-ml/spillway/receipt"
 	"github.com/spillway-ml/spillway/run"
 	"github.com/spillway-ml/spillway/train/job"
 	"github.com/spillway-ml/spillway/train/receipts"
@@ -142,128 +136,6 @@ type CommUse struct {
 	Seconds float64 // waiting for peers among it
 }
 
-// New plans the run, refuses it if it does not fit, and only then allocates
-// memory, starts the ranks and gives parameters their first values (or those of
-// Init, or of the checkpoint to resume from).
-func New(ctx context.Context, cfg config.Config) (*Trainer, error) {
-	return request{Config: cfg}.start(ctx)
-}
-
-// NewIn is New with the checkpoints in other folders than the system's. It is for tests.
-func NewIn(ctx context.Context, cfg config.Config, folders filesys.Opener) (*Trainer, error) {
-	return request{Config: cfg, hooks: hooks{folders: folders}}.start(ctx)
-}
-
-// NewFrom is New of a run whose Config.Model and Config.Init are an open model.
-func NewFrom(ctx context.Context, cfg config.Config, m *planner.Model) (*Trainer, error) {
-	cfg.Model, cfg.Init = m.Path, m.Path
-	return request{Config: cfg, hooks: hooks{opened: m}}.start(ctx)
-}
-
-func (q request) start(ctx context.Context) (*Trainer, error) {
-	if err := cmp.Or(ctx.Err(), level.Err(), q.Runnable(), planner.Runnable(&q.Config), q.Validate()); err != nil {
-		return nil, err
-	}
-	if q.Checkpoint == "" && strings.EqualFold(q.AsyncSave, config.AsyncOn) { // a plan may ask what it takes
-		return nil, config.Refuse("Config.AsyncSave on needs Config.Checkpoint: the folder to save to")
-	}
-	path, note, err := receipts.Follow(&q.Config, q.opener())
-	follows := path != q.Receipt
-	q.Receipt = path
-	if err := cmp.Or(err, refuseOverwriting(&q), saving.Look(&q.Config, q.opener())); err != nil {
-		return nil, err
-	}
-	t := &Trainer{job: job.Of(&q.Config), follows: follows}
-	if note != "" {
-		t.notes = append(t.notes, note)
-	}
-	if t.platform, q.Config, err = newPlatform(q); err != nil {
-		return nil, err
-	}
-	if t.job != nil { // a process that does not answer is waited for no longer
-		stay := context.AfterFunc(ctx, func() { t.job.Broken(ctx.Err()) })
-		defer stay()
-	}
-	if q.Config, err = job.Greet(q.Config); err != nil {
-		return nil, t.refused(err)
-	}
-	fit := func(ctx context.Context) error { return t.fit(ctx, q) }
-	for _, begin := range []func(context.Context) error{fit, t.openData, t.openOutputs, t.openAll, t.initialize, t.openReceipt} {
-		err := ctx.Err()
-		if err == nil {
-			err = begin(ctx)
-		}
-		if err != nil {
-			return nil, t.refused(err)
-		}
-	}
-	t.accepted = true
-	return t, nil
-}
-
-// refused ends a run that has not begun because of err. Processes that were given nothing to
-// run are told so: a stream that ends without a word is a leader that was lost, whose status
-// would hide what the leader's says.
-func (t *Trainer) refused(err error) error {
-	if t.job != nil {
-		t.job.Dismiss(err)
-	}
-	return errors.Join(err, t.Close())
-}
-
-// fit resolves and plans the run and refuses what does not fit. Some devices say only once they
-// have a plan what they take beside the arenas: if the plan has no room for that, fit plans again.
-func (t *Trainer) fit(ctx context.Context, q request) error {
-	for {
-		if err := t.fitOnce(ctx, q); err != nil {
-			return err
-		}
-		if err := t.platform.Measure(t.plan); err != nil {
-			return err
-		}
-		before, after := q.Outside[graph.Device], t.platform.Limits().Outside[graph.Device]
-		limit, use := t.plan.Config.Capacity[graph.Device], t.plan.Layout.Spaces[graph.Device].Peak+t.plan.Config.Outside[graph.Device]
-		if after <= before || limit == 0 || use+after-before <= limit {
-			t.cfg = t.cfg.beside(after)
-			t.plan.Config.Outside[graph.Device] += after - before
-			break
-		}
-		q.Outside = t.platform.Limits().Outside // more is outside than the plan left: each round leaves more
-	}
-	if !q.Inference {
-		t.notes = append(t.notes, t.adapterNotes()...)
-		t.notes = append(t.notes, t.cfg.IdleNotes()...)
-		t.notes = append(t.notes, fileNotes(&t.cfg.Config)...)
-		t.notes = append(t.notes, planner.DropoutNote(t.cfg.Shape.Dropouts, &t.cfg.Config)...)
-		t.notes = append(t.notes, config.RingNote(&t.cfg.Config)...)
-		t.notes = append(t.notes, t.cfg.RateNote()...)
-	}
-	if t.cfg.Planned != nil {
-		t.cfg.Planned(t.plan)
-	}
-	return nil
-}
-
-// fitOnce is fit with what is known of the device.
-func (t *Trainer) fitOnce(ctx context.Context, q request) (err error) {
-	if t.plan, t.cfg, err = q.build(ctx); err != nil {
-		return err
-	}
-	t.ports = t.plan.Program.Ports()
-	t.inputs, t.floats = nil, nil
-	for k := range microsOfPhase(t.plan.Program) {
-		t.inputs = append(t.inputs, t.plan.Program.PortsOf(k))
-		t.floats = append(t.floats, t.plan.Program.InputsOf(k))
-	}
-	if err := t.cfg.Fits(ctx, t.plan, hardwareOf(t.platform, &t.cfg.Config)); err != nil {
-		if d := t.job.Disk(); d != nil && t.plan.Layout.Spaces[graph.Disk].Peak > d.Share() {
-			err = fmt.Errorf("%w; free in Config.Disk %s are %s", err, t.cfg.Disk, d)
-		}
-		return t.platform.Refused(err)
-	}
-	return onThisMachine(&t.cfg.Config, t.plan, t.platform.InMachine())
-}
-
 // RecomputeAuto says what recompute auto came to; "" where it was not asked for.
 func (t *Trainer) RecomputeAuto() string { return planner.AutoText(t.cfg.Chosen) }
 
@@ -289,136 +161,6 @@ func (t *Trainer) SavedRanks() int { return t.savedRanks }
 
 // Done returns the number of steps done.
 func (t *Trainer) Done() int { return t.at.Step }
-
-// openAll opens what the run stands on: the other processes, threads, the disk tier, the
-// ranks.
-func (t *Trainer) openAll(ctx context.Context) error {
-	cfg := t.cfg
-	if err := t.lead(); err != nil {
-		return err
-	}
-	t.pool = pool.New(cfg.ComputeThreads())
-	if err := t.openDisk(); err != nil {
-		return err
-	}
-	if err := t.openPrefixCache(); err != nil {
-		return err
-	}
-	if err := t.platform.Start(t.setup()); err != nil {
-		return err
-	}
-	if err := t.openRanks(); err != nil {
-		return err
-	}
-	shape := planner.SampleShape(t.plan.Program, cfg.Batch)
-	shape.Inputs = nil // they are written to their ports
-	for range t.ranks.Len() {
-		t.micro = append(t.micro, shape.NewMicro(cfg.Batch))
-		t.read = append(t.read, 0)
-	}
-	t.states = t.ranks.States()
-	if t.saver == nil {
-		return nil
-	}
-	if t.plan.Layout.Spaces[graph.Disk].Peak > 0 {
-		if err := t.saver.CheckRoom(ctx); err != nil {
-			return err
-		}
-	}
-	return t.saver.Over(t.ranks, t.states)
-}
-
-// Step runs one optimizer step on all ranks. Where ctx is canceled, a step of several
-// micro-batches is abandoned between two of them, as if it had not begun; in layer
-// order, where all end together, it is finished.
-func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
-	if t.fatal != nil {
-		return StepResult{}, t.fatal
-	}
-	if err := ctx.Err(); err != nil {
-		return StepResult{}, err
-	}
-	if t.train == nil {
-		return StepResult{}, errors.New("step: the run was configured for inference alone")
-	}
-	began := time.Now()
-	s := t.at.Step
-	lr := t.cfg.LearningRate(s)
-	if !isFinite(lr) || lr < 0 {
-		return StepResult{}, t.fail(s, fmt.Errorf("Config.Own.Schedule: the learning rate is %g, want a finite number of at least 0", lr))
-	}
-	counted, err := t.train.countTargets(s)
-	if err != nil {
-		return StepResult{}, t.fail(s, err)
-	}
-	targets := counted.All
-	if targets == 0 {
-		return StepResult{}, t.fail(s, errors.New("no target in the global batch counts: all are -1"))
-	}
-	hyper := t.hyper(s, lr, targets)
-	sent, moved, used := t.ranks.CommSent(), t.diskTraffic(), t.ranks.Usage()
-	at := stepAt{index: s, hyper: hyper, leaving: leaving{asked: ctx.Err}}
-	if err := t.form(&at); err != nil {
-		return StepResult{}, t.fail(s, err)
-	}
-	clear(t.read)
-	t.receipt.Begin(t.train.sampler, s)
-	if err = t.runStep(&at); err != nil {
-		t.fatal = err // names the rank and the step already
-		return StepResult{}, err
-	}
-	if at.left {
-		return StepResult{}, at.leaving.why
-	}
-	t.at.Pending = false // the section began with the update of the step before
-	loss, right, err := t.hostLoss()
-	if err != nil {
-		return StepResult{}, t.fail(s, err)
-	}
-	norm := 0.0
-	if t.updates() {
-		if norm, err = t.gradNorm(&at); err != nil {
-			return StepResult{}, t.fail(s, err)
-		}
-	}
-	if err := t.readScale(); err != nil {
-		return StepResult{}, t.fail(s, err)
-	}
-	skipped := false
-	if !isFinite(loss) || !isFinite(norm) {
-		if skipped, err = t.nonFinite(&at, loss/float64(targets), norm); err != nil {
-			return StepResult{}, err
-		}
-	}
-	if !skipped {
-		t.inRow = 0
-	}
-	t.at.Step++
-	t.at.Pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
-	of := t.cfg.At(s)
-	res := StepResult{Step: t.at.Step, Rows: of.StepRows(), Loss: float32(loss / float64(targets)), Accuracy: right / float64(targets), LR: lr, Targets: targets, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.at.Skipped, CommBytes: t.ranks.CommSent() - sent}
-	traffic := t.diskTraffic()
-	res.DiskRead, res.DiskWritten = traffic.Read-moved.Read, traffic.Written-moved.Written
-	res.Cached = at.cached
-	res.tellComm(t.cfg.Measure, t.ranks.Usage().Sub(used))
-	res.DataWait = slices.Max(t.read).Seconds()
-	if res.Noise, err = t.noise(res.Rows, counted, norm, hyper[graph.HyperLossScale]); err != nil {
-		return StepResult{}, t.fail(s, err)
-	}
-	if !skipped {
-		t.confirm()
-	}
-	res.Seconds = time.Since(began).Seconds()
-	res.FlopsShare = math.NaN()
-	if peak := t.cfg.PeakFlops; peak > 0 {
-		res.FlopsShare = t.modelFlops(&at) / res.Seconds / peak
-	}
-	res.TokensPerS = float64(res.Rows*t.cfg.Seq) / res.Seconds
-	res.Peak, res.Planned = t.ranks.Memory()
-	res.Classes = t.ranks.Classes()
-	t.receipt.Ended(receipt.Step{Targets: targets, LR: res.LR, Loss: receipt.Bits32(res.Loss), GradNorm: receipt.Bits64(res.GradNorm), Skipped: res.Skipped})
-	return res, nil
-}
 
 func (t *Trainer) fail(step int, err error) error {
 	t.fatal = fmt.Errorf("step %d: %w", step+1, err)
@@ -446,72 +188,6 @@ func (t *Trainer) ParamsSHA256() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// errClosed is of calls after Close.
-var errClosed = errors.New("the Trainer is closed")
-
-// Close ends the ranks, gives their memory back and writes the trace. Calls of what needs
-// them are errors from then on.
-func (t *Trainer) Close() error {
-	defer func() { t.fatal = cmp.Or(t.fatal, errClosed) }()
-	var errs []error
-	t.settled() // it reads what the ranks' processes hold
-	if t.ranks != nil {
-		if t.fatal == nil {
-			t.writeTrace(t.ranks.Traces())
-		}
-		errs = append(errs, t.ranks.Close())
-		t.ranks = nil
-	}
-	if t.job != nil {
-		errs = append(errs, t.job.HangUp())
-	}
-	if t.platform != nil {
-		errs = append(errs, t.platform.Close())
-		t.platform = nil
-	}
-	if t.prefix != nil {
-		errs = append(errs, t.prefix.close())
-		t.prefix = nil
-	}
-	errs = append(errs, t.closeDisk())
-	if t.pool != nil {
-		t.pool.Close()
-		t.pool = nil
-	}
-	t.writeTrace(nil)
-	for _, b := range []*batches{t.train, t.eval} {
-		if b != nil {
-			errs = append(errs, b.close())
-		}
-	}
-	t.train, t.eval = nil, nil
-	if t.saver != nil {
-		t.saver.Close()
-		t.saver = nil
-	}
-	errs = append(errs, t.receipt.Close())
-	return errors.Join(errs...)
-}
-
-// writeTrace writes the trace of a run that began, unless that is done: with the events
-// of other processes' ranks, which a job that has failed does not give any more.
-func (t *Trainer) writeTrace(others []exec.Events) {
-	trace := t.trace
-	if trace == nil {
-		return
-	}
-	t.trace = nil
-	if !t.accepted {
-		return
-	}
-	if t.job != nil && others == nil {
-		t.cfg.Warnf("Config.Trace shows %s alone: the job has failed, and the other ranks' processes keep theirs", platform.Names(job.World(&t.cfg.Config).Local))
-	}
-	if err := writeAside(t.cfg.Trace, func(w io.Writer) error { return trace.Write(w, others...) }); err != nil {
-		t.cfg.Warnf("Config.Trace: %v", err)
-	}
-}
-
 // Device describes the device in a line; "" for the CPU.
 func (t *Trainer) Device() string {
 	about := t.platform.About()
@@ -522,4 +198,126 @@ func (t *Trainer) Device() string {
 		return about + "; no CUDA graphs: " + why
 	}
 	return about + "; CUDA graphs from the second step on"
+}
+
+// confirm lets the saver check whether the newest checkpoint is now confirmed.
+func (t *Trainer) confirm() {
+	if t.saver != nil {
+		t.saver.Confirm()
+	}
+}
+
+// EvalResult is the outcome of an evaluation.
+type EvalResult struct {
+	Step int     // steps done before it
+	Loss float32 // mean over the counted targets
+	// Accuracy is the share of the counted targets that got the largest logit. It is NaN
+	// where targets are not classes (one a row, by CrossEntropy), and on GPUs.
+	Accuracy float64
+	Targets  int64   // that were counted
+	Seconds  float64 // by the clock on the wall
+}
+
+// Noise is the gradient noise scale (McCandlish et al., An Empirical Model of Large-Batch
+// Training, 2018, arXiv:1812.06162): tr(Σ)/|G|², in rows. Σ is the covariance of one row's
+// gradient and G its mean. It is known on the CPU for steps of at least two micro-batches with
+// Reproducible; other values are NaN.
+type Noise struct {
+	// Scale is estimated from the means of the newest steps, at most noiseSteps, and Error is
+	// its standard error, from how these steps differ. Scale is NaN if the mean of |G|² is not
+	// above 0.
+	Scale, Error float64
+	// Square and Trace are the unbiased estimates of |G|² and tr(Σ) from this step alone.
+	Square, Trace float64
+}
+
+// batches is an opened data set and the order in which a run reads it.
+type batches struct {
+	sampler  *data.Sampler
+	source   data.Source
+	buffer   *data.Buffer       // nil for the program's own data
+	samples  *data.SampleReader // the program's own data, or conversations; otherwise nil
+	chat     *data.Conversations
+	template string
+	all      bool // every target of a sample counts; otherwise they must be counted
+	steps    int  // batches of an evaluation
+	scratch  [2][]int32
+}
+
+// decoder runs the program's generation phases over rows of tokens. If the plan caches keys and
+// values, only tokens that are not yet cached in the row's slot are computed. A row longer than
+// Config.Seq is cut to its last Seq tokens, whose positions move with every token. Without a
+// cache there is one row, and each token needs a forward over all of it.
+type decoder struct {
+	t      *Trainer
+	keeps  bool
+	kept   [][]int32 // by slot, the tokens whose keys and values are cached, at positions from 0
+	logits []float32 // of a row
+}
+
+// prefixCache holds, per row of data, the output of the frozen first layers, in slots of one
+// size. A step uses it if it has every row of all ranks, because all ranks must run the same
+// program, gathers included. Rows are never replaced: each epoch visits all samples, so
+// replacing one would gain nothing.
+type prefixCache struct {
+	row    int64   // bytes
+	slots  int64   // number of slots
+	slotOf []int32 // slot by window of the data, from 1; the last entry is for a row of padding; 0: not cached
+
+	mem  []byte // the host tier
+	ctx  device.Context
+	disk device.Disk // the disk tier
+	// hot caches rows of the disk tier in memory (Config.DiskCache), by slot. Samples come in
+	// any order and a dropped row is read again, so any policy will do; ristretto's needs
+	// little locking.
+	hot *ristretto.Cache[int64, []byte]
+
+	mu   sync.Mutex
+	used int64
+}
+
+// stepKey tells steps apart that run other operations, or as many other times.
+type stepKey struct {
+	section string
+	repeats int
+}
+
+// stepAt is a step on its way through the ranks.
+type stepAt struct {
+	index   int    // steps done before it
+	section string // the form of the step that runs
+	repeats int    // of its phase that repeats; 0: as planned
+	cached  bool   // what frozen layers hand on comes from the cache
+	stopped bool   // it is not finite, and ended before its update
+	noNorm  bool   // it ended before its gradient norm was known
+	left    bool   // it was abandoned between two micro-steps
+	hyper   [graph.NumHyper]float64
+	leaving leaving
+}
+
+// leaving lets a step that takes long end between two micro-steps: until the last
+// one has begun, no parameter and no state has changed. Ranks come to a micro-step
+// at different times, so the first to come decides for all.
+type leaving struct {
+	mu      sync.Mutex
+	asked   func() error // not nil: the step is to be abandoned
+	why     error        // what it said; nil: go on
+	decided int          // micro-steps from 1 on that are decided
+	at      int          // the one that does not begin any more
+}
+
+// zero sets every state to zero.
+func (t *Trainer) zero() error {
+	if t.plan.Program.SectionOf(graph.SectionInit, graph.FormWhole) == nil {
+		return nil
+	}
+	if err := t.ranks.Each("the initialisation", func(r *run.Rank) error { return r.Exec.RunSection(graph.SectionInit.String(), nil) }); err != nil {
+		return fmt.Errorf("initialise: %w", err)
+	}
+	return nil
+}
+
+// updates tells whether steps update parameters; with everything frozen they do not.
+func (t *Trainer) updates() bool {
+	return t.plan.Program.SectionOf(graph.SectionStep, graph.FormWhole).Update() != nil
 }
