@@ -1,6 +1,7 @@
 package offload
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -126,7 +127,9 @@ func (c *coherence) collect() {
 				}
 			}
 		}
-		sortStretches(c.byKind[k])
+		slices.SortStableFunc(c.byKind[k], func(a, b *stretch) int {
+			return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.unit, b.unit))
+		})
 	}
 	for id := range r.p.Buffers {
 		root := graph.BufID(id)
@@ -190,13 +193,6 @@ func (c *coherence) run() {
 	for _, reg := range c.single {
 		c.root(reg, reg.roots[0], -1, nil)
 	}
-}
-
-func absInt(n int) int {
-	if n < 0 {
-		return -n
-	}
-	return n
 }
 
 // closedAt returns the last operation of earlier stretches that overlap the part; −1 for none.
@@ -287,10 +283,11 @@ func (c *coherence) content(root graph.BufID) bool {
 	if c.r.p.Buf(root).Life == graph.LifePhase {
 		return false
 	}
-	for j := range c.phases {
-		if j > c.phase || j == c.phase && c.phases[j].Repeat < 2 {
-			break
-		}
+	done := c.phase // phases that have run: a repeated one has run itself
+	if c.phases[done].Repeat >= 2 {
+		done++
+	}
+	for j := range done {
 		for _, i := range c.index[j][root] {
 			found := false
 			effects(&c.phases[j].Ops[i], c.r.root, func(id graph.BufID, e graph.Effect) { found = found || id == root && e.Write })
@@ -315,15 +312,11 @@ func (c *coherence) wanted(root graph.BufID, i int) bool {
 	if b.Life == graph.LifePhase {
 		return false
 	}
-	for j := c.phase; j < len(c.phases); j++ {
-		if j == c.phase && c.phases[j].Repeat < 2 {
-			continue
-		}
-		if len(c.index[j][root]) > 0 {
-			return true
-		}
+	next := c.phase // phases that will run: a repeated one runs itself again
+	if c.phases[next].Repeat < 2 {
+		next++
 	}
-	return false
+	return slices.ContainsFunc(c.index[next:], func(uses [][]int) bool { return len(uses[root]) > 0 })
 }
 
 // replaces says whether the operations overwrite, before they read it, every byte of the root

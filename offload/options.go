@@ -32,6 +32,9 @@ type Options struct {
 	DeviceShare float64
 }
 
+// classes are the classes that can be placed, in the order in which options are written.
+var classes = []graph.Class{graph.Optimizer, graph.Parameters, graph.Gradients, graph.Activations}
+
 // DefaultChunk is the default of Options.Chunk in elements: 16 MiB of float32.
 const DefaultChunk = 4 << 20
 
@@ -87,19 +90,11 @@ func Parse(s string) (Options, error) {
 		if !ok {
 			return o, fmt.Errorf("%.80q: write CLASS=host or CLASS=disk", part)
 		}
-		var class graph.Class
-		switch strings.ToLower(name) {
-		case "optimizer":
-			class = graph.Optimizer
-		case "parameters":
-			class = graph.Parameters
-		case "gradients":
-			class = graph.Gradients
-		case "activations":
-			class = graph.Activations
-		default:
+		at := slices.IndexFunc(classes, func(c graph.Class) bool { return c.String() == strings.ToLower(name) })
+		if at < 0 {
 			return o, fmt.Errorf("%.80q: class %.80q is not known; use optimizer, parameters, gradients or activations", part, name)
 		}
+		class := classes[at]
 		if given[class] {
 			return o, fmt.Errorf("%.80q: %v is given twice; give it once, its places joined by +, as in optimizer=host:25%%+disk", part, class)
 		}
@@ -123,23 +118,14 @@ func (o Options) With(parts []Part) Options {
 		o.Parts = append(slices.Clone(o.Parts), parts...)
 		return o
 	}
-	switch space := parts[0].Space; parts[0].Class {
-	case graph.Optimizer:
-		o.Optimizer = space
-	case graph.Parameters:
-		o.Parameters = space
-	case graph.Gradients:
-		o.Gradients = space
-	case graph.Activations:
-		o.Activations = space
-	}
+	*o.space(parts[0].Class) = parts[0].Space
 	return o
 }
 
 // String formats the options for Parse; "" if nothing leaves the device.
 func (o Options) String() string {
 	var texts []string
-	for _, c := range []graph.Class{graph.Optimizer, graph.Parameters, graph.Gradients, graph.Activations} {
+	for _, c := range classes {
 		var places []string
 		if s := o.Whole(c); s != graph.Device {
 			places = append(places, s.String())

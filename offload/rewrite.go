@@ -3,7 +3,6 @@ package offload
 import (
 	"fmt"
 	"slices"
-	"sort"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -355,13 +354,4 @@ func (r *rewriter) in(id, mirror, part graph.BufID) graph.BufID {
 type extent struct {
 	off, size, stride int64
 	axis              int
-}
-
-func sortStretches(list []*stretch) {
-	sort.SliceStable(list, func(i, j int) bool {
-		if list[i].first != list[j].first {
-			return list[i].first < list[j].first
-		}
-		return list[i].unit < list[j].unit
-	})
 }
