@@ -1,8 +1,8 @@
 package offload
 
 import (
+	"cmp"
 	"slices"
-	"sort"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -123,7 +123,9 @@ func (c *coherence) collect() {
 				}
 			}
 		}
-		sortStretches(c.byKind[k])
+		slices.SortStableFunc(c.byKind[k], func(a, b *stretch) int {
+			return cmp.Or(cmp.Compare(a.first, b.first), cmp.Compare(a.unit, b.unit))
+		})
 	}
 	for id := range r.p.Buffers {
 		root := graph.BufID(id)
@@ -187,13 +189,6 @@ func (c *coherence) run() {
 	for _, reg := range c.single {
 		c.root(reg, reg.roots[0], -1, nil)
 	}
-}
-
-func absInt(n int) int {
-	if n < 0 {
-		return -n
-	}
-	return n
 }
 
 // closedAt returns the last operation of earlier stretches that overlap the part; −1 for none.
@@ -284,10 +279,11 @@ func (c *coherence) content(root graph.BufID) bool {
 	if c.r.p.Buf(root).Life == graph.LifePhase {
 		return false
 	}
-	for j := range c.phases {
-		if j > c.phase || j == c.phase && c.phases[j].Repeat < 2 {
-			break
-		}
+	done := c.phase // phases that have run: a repeated one has run itself
+	if c.phases[done].Repeat >= 2 {
+		done++
+	}
+	for j := range done {
 		for _, i := range c.index[j][root] {
 			found := false
 			effects(&c.phases[j].Ops[i], c.r.root, func(id graph.BufID, e graph.Effect) { found = found || id == root && e.Write })
@@ -312,15 +308,11 @@ func (c *coherence) wanted(root graph.BufID, i int) bool {
 	if b.Life == graph.LifePhase {
 		return false
 	}
-	for j := c.phase; j < len(c.phases); j++ {
-		if j == c.phase && c.phases[j].Repeat < 2 {
-			continue
-		}
-		if len(c.index[j][root]) > 0 {
-			return true
-		}
+	next := c.phase // phases that will run: a repeated one runs itself again
+	if c.phases[next].Repeat < 2 {
+		next++
 	}
-	return false
+	return slices.ContainsFunc(c.index[next:], func(uses [][]int) bool { return len(uses[root]) > 0 })
 }
 
 // replaces says whether the operations overwrite, before they read it, every byte of the root
@@ -399,11 +391,3 @@ func (s spans) covers(lo, hi int64) bool {
 	return slices.ContainsFunc(s, func(x [2]int64) bool { return x[0] <= lo && hi <= x[1] })
 }
 
-func sortStretches(list []*stretch) {
-	sort.SliceStable(list, func(i, j int) bool {
-		if list[i].first != list[j].first {
-			return list[i].first < list[j].first
-		}
-		return list[i].unit < list[j].unit
-	})
-}

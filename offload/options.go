@@ -10,6 +10,9 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
+// classes are the classes that can be placed, in the order in which options are written.
+var classes = []graph.Class{graph.Optimizer, graph.Parameters, graph.Gradients, graph.Activations}
+
 // Validate returns an error if an option is out of range.
 func (o Options) Validate() error {
 	for _, s := range []graph.Space{o.Optimizer, o.Parameters, o.Gradients, o.Activations} {
@@ -45,19 +48,11 @@ func Parse(s string) (Options, error) {
 		if !ok {
 			return o, fmt.Errorf("%.80q: write CLASS=host or CLASS=disk", part)
 		}
-		var class graph.Class
-		switch strings.ToLower(name) {
-		case "optimizer":
-			class = graph.Optimizer
-		case "parameters":
-			class = graph.Parameters
-		case "gradients":
-			class = graph.Gradients
-		case "activations":
-			class = graph.Activations
-		default:
+		at := slices.IndexFunc(classes, func(c graph.Class) bool { return c.String() == strings.ToLower(name) })
+		if at < 0 {
 			return o, fmt.Errorf("%.80q: class %.80q is not known; use optimizer, parameters, gradients or activations", part, name)
 		}
+		class := classes[at]
 		if given[class] {
 			return o, fmt.Errorf("%.80q: %v is given twice; give it once, its places joined by +, as in optimizer=host:25%%+disk", part, class)
 		}
@@ -81,23 +76,14 @@ func (o Options) With(parts []Part) Options {
 		o.Parts = append(slices.Clone(o.Parts), parts...)
 		return o
 	}
-	switch space := parts[0].Space; parts[0].Class {
-	case graph.Optimizer:
-		o.Optimizer = space
-	case graph.Parameters:
-		o.Parameters = space
-	case graph.Gradients:
-		o.Gradients = space
-	case graph.Activations:
-		o.Activations = space
-	}
+	*o.space(parts[0].Class) = parts[0].Space
 	return o
 }
 
 // String formats the options for Parse; "" if nothing leaves the device.
 func (o Options) String() string {
 	var texts []string
-	for _, c := range []graph.Class{graph.Optimizer, graph.Parameters, graph.Gradients, graph.Activations} {
+	for _, c := range classes {
 		var places []string
 		if s := o.Whole(c); s != graph.Device {
 			places = append(places, s.String())

@@ -1,7 +1,8 @@
 package offload
 
 import (
-	"sort"
+	"cmp"
+	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -33,7 +34,7 @@ func (r *rewriter) park(w *weave) {
 	for _, c := range chosen {
 		r.parkOut(w, c, stretch, ends)
 	}
-	sort.SliceStable(chosen, func(i, j int) bool { return chosen[i].after[0] < chosen[j].after[0] })
+	slices.SortStableFunc(chosen, func(a, b idle) int { return cmp.Compare(a.after[0], b.after[0]) })
 	for _, c := range chosen {
 		r.fetchBack(w, c, stretch, ends)
 	}
@@ -95,7 +96,7 @@ func (r *rewriter) chooseParked(w *weave, stretch, run []int) []idle {
 		chosen = append(chosen, idle{root, list[at-1], list[at:]})
 		largest = max(largest, r.p.Buf(root).Bytes())
 	}
-	sort.SliceStable(chosen, func(i, j int) bool { return chosen[i].before < chosen[j].before })
+	slices.SortStableFunc(chosen, func(a, b idle) int { return cmp.Compare(a.before, b.before) })
 	kept := chosen[:0]
 	for _, c := range chosen {
 		if b := r.p.Buf(c.root); float64(b.Bytes()) >= smallest*float64(largest) || r.o.named(b.PlainName()) {

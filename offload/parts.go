@@ -3,6 +3,7 @@ package offload
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -74,17 +75,25 @@ func (o Options) validateParts() error {
 
 // Whole returns the space of a whole class; graph.Device if it stays, or is placed in parts.
 func (o Options) Whole(c graph.Class) graph.Space {
-	switch c {
-	case graph.Optimizer:
-		return o.Optimizer
-	case graph.Parameters:
-		return o.Parameters
-	case graph.Gradients:
-		return o.Gradients
-	case graph.Activations:
-		return o.Activations
+	if space := o.space(c); space != nil {
+		return *space
 	}
 	return graph.Device
+}
+
+// space returns the option for a whole class; nil if the class can't be placed.
+func (o *Options) space(c graph.Class) *graph.Space {
+	switch c {
+	case graph.Optimizer:
+		return &o.Optimizer
+	case graph.Parameters:
+		return &o.Parameters
+	case graph.Gradients:
+		return &o.Gradients
+	case graph.Activations:
+		return &o.Activations
+	}
+	return nil
 }
 
 func (o Options) parts(c graph.Class) (list []Part) {
@@ -158,17 +167,9 @@ func (o Options) placeUnits(c graph.Class, bytes []int64) []graph.Space {
 
 // parkSpace returns the space for an activation of the given name; Device: it stays.
 func (o Options) parkSpace(name string) graph.Space {
-	for _, p := range o.Parts {
-		if p.Class != graph.Activations {
-			continue
-		}
-		if len(p.Buffers) == 0 {
+	for _, p := range o.parts(graph.Activations) {
+		if len(p.Buffers) == 0 || p.names(name) {
 			return p.Space
-		}
-		for _, pattern := range p.Buffers {
-			if ok, _ := graph.MatchName(pattern, name); ok {
-				return p.Space
-			}
 		}
 	}
 	return o.Activations
@@ -181,14 +182,15 @@ func (o Options) parks() bool {
 
 // named says whether a pattern names the activation, which is then parked however small it is.
 func (o Options) named(name string) bool {
-	for _, p := range o.parts(graph.Activations) {
-		for _, pattern := range p.Buffers {
-			if ok, _ := graph.MatchName(pattern, name); ok {
-				return true
-			}
-		}
-	}
-	return false
+	return slices.ContainsFunc(o.parts(graph.Activations), func(p Part) bool { return p.names(name) })
+}
+
+// names says whether one of the part's patterns names the activation.
+func (p Part) names(name string) bool {
+	return slices.ContainsFunc(p.Buffers, func(pattern string) bool {
+		ok, _ := graph.MatchName(pattern, name)
+		return ok
+	})
 }
 
 // parseParts reads SPACE[:PART][+SPACE[:PART]…] for a class.
@@ -226,10 +228,8 @@ func parseParts(class graph.Class, text, whole string) ([]Part, error) {
 		if err := p.validate(); err != nil {
 			return nil, fmt.Errorf("%.80q: %w", whole, err)
 		}
-		for _, q := range list {
-			if q.Space == p.Space {
-				return nil, fmt.Errorf("%.80q: %v is given twice; give each place once, with all that goes there", whole, p.Space)
-			}
+		if slices.ContainsFunc(list, func(q Part) bool { return q.Space == p.Space }) {
+			return nil, fmt.Errorf("%.80q: %v is given twice; give each place once, with all that goes there", whole, p.Space)
 		}
 		list = append(list, p)
 	}

@@ -153,7 +153,7 @@ func (g *passage) enter(i int, s graph.Space, reads bool) {
 func (g *passage) bring(s graph.Space, insert func(graph.Op) *graph.Node) (nodes []*graph.Node) {
 	from := g.home
 	for x := range graph.NumSpaces {
-		if g.valid[x] && (!g.valid[from] || absInt(int(x)-int(s)) < absInt(int(from)-int(s))) {
+		if g.valid[x] && (!g.valid[from] || distance(x, s) < distance(from, s)) {
 			from = x
 		}
 	}
@@ -172,6 +172,9 @@ func (g *passage) bring(s graph.Space, insert func(graph.Op) *graph.Node) (nodes
 	}
 	return nodes
 }
+
+// distance is how many copies between neighbouring spaces lead from a to b.
+func distance(a, b graph.Space) graph.Space { return max(a, b) - min(a, b) }
 
 // ends returns the source and destination of a copy between two neighbouring spaces. If their
 // parts differ in size, only the smaller one is copied.

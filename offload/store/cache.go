@@ -94,19 +94,9 @@ func (c *cache) get(block int64, version uint32, r span, mem []byte, off int64, 
 	return ok
 }
 
-// put offers the contents of r, which were read at the given version.
-func (c *cache) put(block int64, version uint32, r span, buf []byte) {
-	c.keep(block, version, version, r, buf)
-}
-
-// update offers the contents of r after the write that gave the block this version. Bytes of the
-// block outside r have not changed.
-func (c *cache) update(block int64, version uint32, r span, buf []byte) {
-	c.keep(block, version-1, version, r, buf)
-}
-
-// keep copies contents into the block's slot, or into a free one. Contents that are in the slot
-// already stay if they adjoin and have version before.
+// keep offers the contents of r at the given version, and copies them into the block's slot, or
+// into a free one. Contents that are in the slot already stay if they adjoin and have version
+// before: that of the contents read, or the one before the write.
 func (c *cache) keep(block int64, before, version uint32, r span, buf []byte) {
 	s := c.of(block)
 	if s == nil {

@@ -255,7 +255,7 @@ func (f *File) read(w *worker, mem []byte, off int64) error {
 		return err
 	}
 	if f.cache != nil {
-		f.cache.put(key, version, s, buf)
+		f.cache.keep(key, version, version, s, buf)
 	}
 	if int64(len(buf)) != n || &buf[0] != &mem[0] {
 		copy(mem, buf[off-s.lo:])
@@ -302,7 +302,7 @@ func (f *File) write(w *worker, mem []byte, off, n int64, value byte) error {
 		return err
 	}
 	if f.cache != nil {
-		f.cache.update(key, version, s, buf)
+		f.cache.keep(key, version-1, version, s, buf) // bytes of the block outside s have not changed
 	}
 	f.wrote.Add(n)
 	return nil

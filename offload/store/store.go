@@ -15,6 +15,7 @@
 package store
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -139,12 +140,7 @@ func (f *Folder) drop() error {
 // settle fills in options that were not given, and checks the others.
 func (f *Folder) settle() error {
 	o := &f.opts
-	if o.Block == 0 {
-		o.Block = DefaultBlock
-	}
-	if o.Depth == 0 {
-		o.Depth = DefaultDepth
-	}
+	o.Block, o.Depth = cmp.Or(o.Block, DefaultBlock), cmp.Or(o.Depth, DefaultDepth)
 	switch {
 	case o.Block < Page || o.Block > maxBlock || o.Block&(o.Block-1) != 0:
 		return fmt.Errorf("disk tier: block of %d bytes, want a power of two from %d to %d", o.Block, Page, maxBlock)
@@ -174,10 +170,8 @@ func (f *Folder) makeFolder() (err error) {
 // fault (the disk is full, read-only or broken), and another one if the path is unsuitable.
 func badFolder(op, path string, err error) error {
 	e := &Error{Op: op, File: path, Len: -1, Err: cause(err)}
-	for _, fault := range []error{syscall.EROFS, syscall.ENOSPC, syscall.EIO} {
-		if errors.Is(err, fault) {
-			return e
-		}
+	if errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EIO) {
+		return e
 	}
 	return errors.New(e.Error())
 }
@@ -222,8 +216,7 @@ func (f *Folder) create(rank int, bytes int64, initial byte, cache int64) (*File
 		return nil, err
 	}
 	if f.queue == nil {
-		f.queue, err = newQueue(f.opts)
-		if err != nil {
+		if f.queue, err = newQueue(f.opts); err != nil {
 			return nil, errors.Join(err, file.shut())
 		}
 	}
@@ -260,13 +253,7 @@ func (f *Folder) Close() error {
 // OutsideBytes returns the memory outside the arenas that the store takes in a process whose files
 // have the given sizes: the workers' buffers and the checksums, without Options.Cache.
 func OutsideBytes(o Options, files ...int64) int64 {
-	block, depth := int64(o.Block), int64(o.Depth)
-	if block == 0 {
-		block = DefaultBlock
-	}
-	if depth == 0 {
-		depth = DefaultDepth
-	}
+	block, depth := int64(cmp.Or(o.Block, DefaultBlock)), int64(cmp.Or(o.Depth, DefaultDepth))
 	total := depth * block * int64(o.Codec.buffers())
 	for _, size := range files {
 		granules := (size + Page - 1) / Page

@@ -89,10 +89,10 @@ func SaveTuning(dir string, t Tuning) (string, error) {
 	if err == nil {
 		err = os.MkdirAll(filepath.Dir(path), 0o777)
 	}
-	if err != nil {
-		return path, fmt.Errorf("store the measurement: %w", err)
+	if err == nil {
+		err = aside.WriteBytes(path, append(text, '\n'), 0o600)
 	}
-	if err := aside.WriteBytes(path, append(text, '\n'), 0o600); err != nil {
+	if err != nil {
 		return path, fmt.Errorf("store the measurement: %w", err)
 	}
 	return path, nil

@@ -101,15 +101,9 @@ func New(o platform.Options, parts *Parts) (_ platform.Platform, err error) {
 	if parts != nil {
 		c.parts = *parts
 	}
-	if c.api, err = c.parts.Driver(); err != nil {
-		return nil, &platform.MissingDevice{Device: o.Device, Err: err}
-	}
-	list, err := c.api.Devices()
-	if err != nil {
-		return nil, fmt.Errorf("Config.Device cuda: %w", err)
-	}
-	if len(list) == 0 {
-		return nil, &platform.MissingDevice{Device: o.Device, Err: errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
+	var list []driver.Device
+	if c.api, list, err = c.parts.devices(o.Device); err != nil {
+		return nil, err
 	}
 	c.visible = len(list)
 	if o.Transport != nil {
@@ -133,6 +127,22 @@ func New(o platform.Options, parts *Parts) (_ platform.Platform, err error) {
 		return nil, fmt.Errorf("Config.Device cuda: %w", errors.Join(err, c.Close()))
 	}
 	return c, nil
+}
+
+// devices opens the driver and lists the GPUs that it shows. device is Config.Device.
+func (p *Parts) devices(device string) (driver.API, []driver.Device, error) {
+	api, err := p.Driver()
+	if err != nil {
+		return nil, nil, &platform.MissingDevice{Device: device, Err: err}
+	}
+	list, err := api.Devices()
+	if err != nil {
+		return nil, nil, fmt.Errorf("Config.Device cuda: %w", err)
+	}
+	if len(list) == 0 {
+		return nil, nil, &platform.MissingDevice{Device: device, Err: errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
+	}
+	return api, list, nil
 }
 
 // open makes each GPU's context current on its thread, enables access between GPUs and measures
@@ -201,8 +211,8 @@ func (c *cudaPlatform) InMachine() []graph.Space { return []graph.Space{graph.Ho
 
 // Refused adds to a refusal which cap applied: the configured one, or the free memory.
 func (c *cudaPlatform) Refused(err error) error {
-	var r *plan.DoesNotFit
-	if !errors.As(err, &r) || r.Space != graph.Device {
+	r, ok := errors.AsType[*plan.DoesNotFit](err)
+	if !ok || r.Space != graph.Device {
 		return err
 	}
 	k := c.tight
@@ -243,7 +253,9 @@ func (c *cudaPlatform) Start(s platform.Setup) error {
 		}
 	}
 	if c.nccl != nil {
-		return c.nccl.start(&c.o, &s, c.ncclSum)
+		return c.nccl.start(&c.o, &s, func(rank int, t graph.DType, order graph.SumOrder) (nccl.Sum, error) {
+			return c.of[rank].lib.Sum(t, order)
+		})
 	}
 	sum := func(rank int, t graph.DType, order graph.SumOrder) (peers.Sum, error) {
 		return c.of[rank].lib.Sum(t, order)

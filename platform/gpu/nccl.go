@@ -1,7 +1,6 @@
 package gpu
 
 import (
-	"errors"
 	"fmt"
 	"time"
 
@@ -136,18 +135,6 @@ func (n *ncclPart) about() string {
 	return "; NCCL " + nccl.VersionText(v) + " between processes"
 }
 
-// ncclSum returns the sum kernels of a rank's GPU, for NCCL's world.
-func (c *cudaPlatform) ncclSum(rank int, dtype graph.DType, order graph.SumOrder) (nccl.Sum, error) {
-	s, err := c.of[rank].lib.Sum(dtype, order)
-	if err != nil {
-		return nil, err
-	}
-	if s == nil {
-		return nil, errors.New("no such sum")
-	}
-	return s, nil
-}
-
 // StartNCCL makes this process a rank of world processes with one GPU each, which meet only
 // through NCCL at the address in NCCL_COMM_ID. local is its number among its host's processes.
 // shrinks, the same in all processes, allows the remaining ranks of a job to continue: see
@@ -156,18 +143,11 @@ func StartNCCL(rank, world, local int, shrinks bool, parts *Parts) (*nccl.Host, 
 	if parts == nil {
 		parts = &realCUDA
 	}
-	gpu, err := parts.Driver()
+	gpu, list, err := parts.devices("cuda")
 	if err != nil {
-		return nil, &platform.MissingDevice{Device: "cuda", Err: err}
+		return nil, err
 	}
-	list, err := gpu.Devices()
-	if err == nil && len(list) == 0 {
-		return nil, &platform.MissingDevice{Device: "cuda", Err: errors.New("the driver shows no GPU (CUDA_VISIBLE_DEVICES hides them, where it is set)")}
-	}
-	if err == nil {
-		list, err = seen(local, 1, list)
-	}
-	if err != nil {
+	if list, err = seen(local, 1, list); err != nil {
 		return nil, fmt.Errorf("Config.Device cuda: %w", err)
 	}
 	api, err := parts.NCCL()
