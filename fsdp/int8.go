@@ -34,6 +34,14 @@ func (q quantised) buffer(name string, parts, n int64) graph.BufID {
 		Class: graph.Communication, Life: graph.LifePhase, Unit: q.unit})
 }
 
+// parts returns the number of ranks along an axis, 1 for axis −1.
+func (q quantised) parts(axis int) int64 {
+	if axis < 0 {
+		return 1
+	}
+	return int64(q.p.Mesh[axis].Size)
+}
+
 func (q quantised) op(kind graph.Kind, name string, in, out graph.BufID, mode graph.Mode, attr any) graph.Op {
 	op := newOp(kind, graph.MicroName(q.p.Units[q.unit].Name+"/"+name, q.micro), graph.Comm, q.pass, q.unit, []graph.BufID{in}, []graph.Out{{Buf: out, Mode: mode}}, attr)
 	op.Micro = q.micro
@@ -43,10 +51,7 @@ func (q quantised) op(kind graph.Kind, name string, in, out graph.BufID, mode gr
 // gather returns the operations that make a unit's whole value, quantised and dequantised, from
 // the ranks' shards. With axis −1 there is one rank, and shard is the whole value too.
 func (q quantised) gather(suffix string, shard, whole graph.BufID, axis int) []graph.Op {
-	parts := int64(1)
-	if axis >= 0 {
-		parts = int64(q.p.Mesh[axis].Size)
-	}
+	parts := q.parts(axis)
 	n := q.p.Units[q.unit].FlatLen / parts
 	attr := graph.QuantAttr{Block: graph.QuantBlock, Parts: 1, Shard: graph.ShardAttr{Unit: q.unit, Axis: axis, Len: n}}
 	send := q.buffer("send", 1, n)
@@ -64,11 +69,7 @@ func (q quantised) gather(suffix string, shard, whole graph.BufID, axis int) []g
 // axis, in the given order, quantised. squares, if given, accumulates the squares of the addends.
 // With axis −1 the rank's own gradient is the only addend.
 func (q quantised) reduce(whole graph.BufID, into graph.Out, axis int, order graph.SumOrder, squares ...graph.Out) []graph.Op {
-	parts := int64(1)
-	if axis >= 0 {
-		parts = int64(q.p.Mesh[axis].Size)
-	}
-	n := q.p.Units[q.unit].FlatLen
+	parts, n := q.parts(axis), q.p.Units[q.unit].FlatLen
 	attr := graph.QuantAttr{Block: graph.QuantBlock, Parts: parts, Shard: graph.ShardAttr{Unit: q.unit, Axis: -1, Len: n}}
 	send := q.buffer("send", parts, n/parts)
 	ops := []graph.Op{q.op(graph.Quantize, "quantize_grad", whole, send, graph.Write, attr)}

@@ -65,11 +65,7 @@ func (p *Program) Yield() {
 }
 
 // TakeBack undoes Yield, for a program that a rewrite returned unchanged.
-func (p *Program) TakeBack() {
-	if p.spare {
-		p.spare = false
-	}
-}
+func (p *Program) TakeBack() { p.spare = false }
 
 // Keep marks p as shared by several users: Yield then does nothing.
 func (p *Program) Keep() { p.sole, p.spare = false, false }

@@ -2,6 +2,7 @@ package graph
 
 import (
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
@@ -107,12 +108,7 @@ func InfoOf(k Kind) (*Info, bool) {
 
 // Kinds returns every kind of the table, sorted by name.
 func Kinds() []Kind {
-	out := make([]Kind, 0, len(kindTable))
-	for k := range kindTable {
-		out = append(out, k)
-	}
-	slices.Sort(out)
-	return out
+	return slices.Sorted(maps.Keys(kindTable))
 }
 
 // Differentiable says whether gradients can flow through the kind.

@@ -81,24 +81,20 @@ func (s *Section) Micro() *Phase {
 
 // Update returns the section's update phase, or nil.
 func (s *Section) Update() *Phase {
-	if s == nil {
-		return nil
-	}
-	for i := range s.Phases {
-		if s.Phases[i].Kind == UpdatePhase {
-			return &s.Phases[i]
-		}
-	}
-	return nil
+	return s.find(func(ph *Phase) bool { return ph.Kind == UpdatePhase })
 }
 
 // LastMicro returns the phase of the last micro-step of a step, or nil.
 func (s *Section) LastMicro() *Phase {
+	return s.find(func(ph *Phase) bool { return ph.Kind == MicroPhase && ph.Last })
+}
+
+func (s *Section) find(is func(*Phase) bool) *Phase {
 	if s == nil {
 		return nil
 	}
 	for i := range s.Phases {
-		if s.Phases[i].Kind == MicroPhase && s.Phases[i].Last {
+		if is(&s.Phases[i]) {
 			return &s.Phases[i]
 		}
 	}

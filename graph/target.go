@@ -273,18 +273,12 @@ func (t Target) product(m, n, k int64, transB, in16, out16 bool) int64 {
 // int8Product is the workspace of a product of int8 codes with a 16-bit result. Packing
 // rounds K up to pairs of codes.
 func (t Target) int8Product(m, n, k int64) int64 {
-	if m == 0 || n == 0 || k == 0 {
-		return 0
+	b, pairs := t.Product, (k+1)/2
+	cols := min(n, b.Cols)
+	if pairs > b.Depth { // as in product
+		cols = min(n, b.Cols/2)
 	}
-	b := t.Product
-	pairs := (k + 1) / 2
-	rows, cols, sums := min(m, b.Rows), min(n, b.Cols), int64(0)
-	if pairs > b.Depth {
-		rows, cols = min(m, b.Rows/2), min(n, b.Cols/2)
-		sums = t.align(4 * rows * (cols + b.PadCols))
-	}
-	depth := roundUp(min(pairs, b.Depth), b.PadDepth)
-	return t.align(4*depth*(rows+b.PadRows)) + t.align(4*depth*(cols+b.PadCols)) + t.align(4*(cols+b.PadCols)) + sums + t.Align
+	return t.product(m, n, pairs, false, true, true) + t.align(4*(cols+b.PadCols))
 }
 
 func (t Target) align(bytes int64) int64 { return roundUp(bytes, t.Align) }

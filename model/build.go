@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -114,12 +115,25 @@ func (w *writer) dropout(name string, x graph.Value, p float64) graph.Value {
 	return w.Dropout(name, x, p, w.batch, graph.InPlace)
 }
 
-// head ends a language model with the loss, the logits or nothing, by kind. table is the (V,C)
-// matrix.
-func (w *writer) head(x, table graph.Value) { w.cappedHead(x, table, 0) }
+// attention returns the attribute of causal attention with scores scaled by 1/√scalar.
+func (w *writer) attention(scalar float64) graph.AttentionAttr {
+	c := w.c
+	return graph.AttentionAttr{
+		Batch: w.batch, Seq: w.seq, Heads: int64(c.Heads), KVHeads: int64(c.KVHeads), HeadDim: int64(c.HeadDim),
+		Scale: 1 / math.Sqrt(scalar), Causal: true,
+	}
+}
 
-// cappedHead is head with a soft cap on the logits; 0 means no cap.
-func (w *writer) cappedHead(x, table graph.Value, limit float64) {
+// head ends a language model with the loss, the logits or nothing, by kind. Its matrix is the
+// embedding's table (V,C), or without TiedHead one of its own; limit is a soft cap on the logits, 0
+// for none.
+func (w *writer) head(x, table graph.Value, limit float64) {
+	if w.c.TiedHead {
+		w.Unit("embed")
+	} else {
+		w.Unit("head")
+		table = w.Param("lm_head.weight", w.normal(), int64(w.c.Vocab), int64(w.c.Width))
+	}
 	if w.kind < Generate {
 		if limit == 0 {
 			w.HeadLoss("head", x, table, w.Targets(w.batch, w.seq))

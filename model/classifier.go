@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 
@@ -33,11 +34,7 @@ var cnnArch = Arch{
 	},
 }
 
-func relu(c *Config) {
-	if c.Act == "" {
-		c.Act = graph.ActReLU
-	}
-}
+func relu(c *Config) { c.Act = cmp.Or(c.Act, graph.ActReLU) }
 
 func (c Config) hiddenSizes(most int) (sizes []size) {
 	for i, h := range c.Hidden {

@@ -4,6 +4,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -71,27 +72,15 @@ const (
 	maxBatch  = 1 << 24
 )
 
-func orInt(v *int, d int) {
-	if *v == 0 {
-		*v = d
-	}
-}
-
-func orFloat(v *float64, d float64) {
-	if *v == 0 {
-		*v = d
-	}
-}
-
 // withDefaults replaces zero fields with their defaults.
 func (c Config) withDefaults() Config {
-	orFloat(&c.InitStd, 0.02)
+	c.InitStd = cmp.Or(c.InitStd, 0.02)
 	if a := c.Arch(); a != nil {
 		a.defaults(&c)
 	}
-	orInt(&c.KVHeads, c.Heads)
+	c.KVHeads = cmp.Or(c.KVHeads, c.Heads)
 	if c.Heads > 0 {
-		orInt(&c.HeadDim, c.Width/c.Heads)
+		c.HeadDim = cmp.Or(c.HeadDim, c.Width/c.Heads)
 	}
 	return c
 }

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -27,12 +28,12 @@ var gemma2Arch = Arch{
 	Family: Gemma2, Types: []string{"gemma2"}, Presets: gemma2Presets,
 	CPUOnly: "its soft caps, its sliding windows and its norms have no kernels for GPUs",
 	defaults: func(c *Config) {
-		orFloat(&c.NormEps, 1e-6)
-		orFloat(&c.RopeTheta, 10000)
+		c.NormEps = cmp.Or(c.NormEps, 1e-6)
+		c.RopeTheta = cmp.Or(c.RopeTheta, 10000)
 		if c.Heads > 0 {
-			orInt(&c.HeadDim, c.Width/c.Heads)
+			c.HeadDim = cmp.Or(c.HeadDim, c.Width/c.Heads)
 		}
-		orFloat(&c.QueryScalar, float64(c.HeadDim))
+		c.QueryScalar = cmp.Or(c.QueryScalar, float64(c.HeadDim))
 	},
 	check: func(c Config) error {
 		switch {
@@ -70,10 +71,8 @@ func (w *writer) gemma2() {
 		w.Block("h", i)
 		h := fmt.Sprintf("model.layers.%d", i)
 		sa, mlp := h+".self_attn", h+".mlp"
-		attn := graph.AttentionAttr{
-			Batch: w.batch, Seq: w.seq, Heads: int64(c.Heads), KVHeads: int64(c.KVHeads), HeadDim: int64(c.HeadDim),
-			Scale: 1 / math.Sqrt(c.QueryScalar), Causal: true, Cap: c.AttnCap,
-		}
+		attn := w.attention(c.QueryScalar)
+		attn.Cap = c.AttnCap
 		if i%2 == 0 && c.Window < c.Positions {
 			attn.Window = int64(c.Window)
 		}
@@ -98,8 +97,7 @@ func (w *writer) gemma2() {
 	}
 	w.Unit("norm")
 	x = w.plusOneNorm("model.norm", x)
-	w.Unit("embed")
-	w.cappedHead(x, table, c.LogitCap)
+	w.head(x, table, c.LogitCap)
 }
 
 // plusOneNorm is an RMS norm whose gain is 1 + weight.
@@ -110,13 +108,7 @@ func (w *writer) plusOneNorm(name string, x graph.Value) graph.Value {
 // readGemma2 follows transformers' Gemma2Config.
 func readGemma2(o *object, _ string) Config {
 	c := Config{Family: Gemma2}
-	c.Width = o.requiredInt("hidden_size", mostWidth)
-	c.FFN = o.requiredInt("intermediate_size", mostFFN)
-	c.Layers = o.requiredInt("num_hidden_layers", mostLayers)
-	c.Heads = o.requiredInt("num_attention_heads", mostHeads)
-	c.Vocab = o.requiredInt("vocab_size", mostVocab)
-	c.Positions = o.requiredInt("max_position_embeddings", mostPositions)
-	if o.err != nil {
+	if c.readSizes(o); o.err != nil {
 		return c
 	}
 	if c.readHeads(o, 4, 256); o.err != nil {
@@ -130,8 +122,7 @@ func readGemma2(o *object, _ string) Config {
 	c.InitStd = o.positive("initializer_range", 0.02, 1)
 	c.TiedHead = true
 	o.mustBe("tie_word_embeddings", true, true, "a Gemma 2 with a head of its own is not built")
-	c.QKVBias = o.bool("attention_bias", false)
-	c.OutBias = c.QKVBias
+	c.readBias(o)
 	c.AttnCap = o.capOr("attn_logit_softcapping", 50)
 	c.LogitCap = o.capOr("final_logit_softcapping", 30)
 	c.QueryScalar = o.positive("query_pre_attn_scalar", 256, maxSize)

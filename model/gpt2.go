@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -16,11 +17,9 @@ const GPT2 Family = "gpt2"
 var gpt2Arch = Arch{
 	Family: GPT2, Types: []string{"gpt2"}, Dropout: true, Presets: gpt2Presets,
 	defaults: func(c *Config) {
-		orInt(&c.FFN, 4*c.Width)
-		orFloat(&c.NormEps, 1e-5)
-		if c.Act == "" {
-			c.Act = graph.ActGELUTanh
-		}
+		c.FFN = cmp.Or(c.FFN, 4*c.Width)
+		c.NormEps = cmp.Or(c.NormEps, 1e-5)
+		c.Act = cmp.Or(c.Act, graph.ActGELUTanh)
 	},
 	check: func(c Config) error {
 		switch {
@@ -39,10 +38,10 @@ var gpt2Arch = Arch{
 // (in, out). N = B·T, C the width, F the MLP's, V the vocabulary.
 func (w *writer) gpt2() {
 	c := w.c
-	width, ffn, vocab := int64(c.Width), int64(c.FFN), int64(c.Vocab)
+	width, ffn := int64(c.Width), int64(c.FFN)
 
 	w.Unit("embed")
-	wte := w.Param("wte.weight", w.normal(), vocab, width)
+	wte := w.Param("wte.weight", w.normal(), int64(c.Vocab), width)
 	x := w.Embed("wte", w.Tokens(w.batch, w.seq), wte) // (N,C)
 	w.Unit("pos")
 	wpe := w.Param("wpe.weight", w.normal(), int64(c.Positions), width)
@@ -51,10 +50,7 @@ func (w *writer) gpt2() {
 
 	// Two projections a block add to the residual stream.
 	residual := graph.Normal(c.InitStd / math.Sqrt(2*float64(c.Layers)))
-	attn := graph.AttentionAttr{
-		Batch: w.batch, Seq: w.seq, Heads: int64(c.Heads), KVHeads: int64(c.Heads), HeadDim: int64(c.HeadDim),
-		Scale: 1 / math.Sqrt(float64(c.HeadDim)), Causal: true,
-	}
+	attn := w.attention(float64(c.HeadDim))
 	for i := range c.Layers {
 		h := fmt.Sprintf("h.%d", i)
 		w.Block("h", i)
@@ -73,13 +69,7 @@ func (w *writer) gpt2() {
 	}
 	w.Unit("norm")
 	x = w.layerNorm("ln_f", x)
-	if c.TiedHead {
-		w.Unit("embed")
-		w.head(x, wte)
-		return
-	}
-	w.Unit("head")
-	w.head(x, w.Param("lm_head.weight", w.normal(), vocab, width))
+	w.head(x, wte, 0)
 }
 
 func (w *writer) layerNorm(name string, x graph.Value) graph.Value {

@@ -42,17 +42,14 @@ func Parse(data []byte) (Config, error) {
 }
 
 // orderedMap keeps the order of Write's keys in the file.
-type orderedMap []struct {
+type orderedMap []entry
+
+type entry struct {
 	key   string
 	value any
 }
 
-func (m *orderedMap) add(key string, value any) {
-	*m = append(*m, struct {
-		key   string
-		value any
-	}{key, value})
-}
+func (m *orderedMap) add(key string, value any) { *m = append(*m, entry{key, value}) }
 
 func (m orderedMap) MarshalJSON() ([]byte, error) {
 	out := []byte{'{'}

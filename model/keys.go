@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
-	"sort"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -77,13 +79,8 @@ func (o *object) raw(key string) json.RawMessage {
 // missing reports a missing required key. If the file has the key in another letter case, the
 // error names that.
 func (o *object) missing(key string) {
-	names := make([]string, 0, len(o.keys))
-	for k := range o.keys {
-		names = append(names, k)
-	}
-	sort.Strings(names)
-	for _, k := range names {
-		if k != key && equalFold(k, key) {
+	for _, k := range slices.Sorted(maps.Keys(o.keys)) {
+		if k != key && strings.EqualFold(k, key) {
 			o.failf("required key %q is missing (it has %q)", key, k)
 			return
 		}
@@ -94,8 +91,6 @@ func (o *object) missing(key string) {
 	}
 	o.failf("required key %q is missing", key)
 }
-
-func equalFold(a, b string) bool { return bytes.EqualFold([]byte(a), []byte(b)) }
 
 func (o *object) requiredInt(key string, limit int64) int {
 	if o.raw(key) == nil {

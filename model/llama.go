@@ -1,8 +1,8 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
-	"math"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -17,8 +17,8 @@ const Llama Family = "llama"
 var llamaArch = Arch{
 	Family: Llama, Types: []string{"llama", "mistral", "qwen2", "qwen3", "olmo2"}, Presets: llamaPresets,
 	defaults: func(c *Config) {
-		orFloat(&c.NormEps, 1e-6)
-		orFloat(&c.RopeTheta, 10000)
+		c.NormEps = cmp.Or(c.NormEps, 1e-6)
+		c.RopeTheta = cmp.Or(c.RopeTheta, 10000)
 	},
 	check: func(c Config) error {
 		if c.NormHeads && c.NormQK {
@@ -44,17 +44,14 @@ func (c Config) checkRotary() error {
 // head.
 func (w *writer) llama() {
 	c := w.c
-	width, ffn, vocab := int64(c.Width), int64(c.FFN), int64(c.Vocab)
+	width, ffn := int64(c.Width), int64(c.FFN)
 	q, kv := int64(c.Heads*c.HeadDim), int64(c.KVHeads*c.HeadDim)
 
 	w.Unit("embed")
-	table := w.Param("model.embed_tokens.weight", w.normal(), vocab, width)
+	table := w.Param("model.embed_tokens.weight", w.normal(), int64(c.Vocab), width)
 	x := w.Embed("model.embed_tokens", w.Tokens(w.batch, w.seq), table) // (N,C)
 
-	attn := graph.AttentionAttr{
-		Batch: w.batch, Seq: w.seq, Heads: int64(c.Heads), KVHeads: int64(c.KVHeads), HeadDim: int64(c.HeadDim),
-		Scale: 1 / math.Sqrt(float64(c.HeadDim)), Causal: true,
-	}
+	attn := w.attention(float64(c.HeadDim))
 	for i := range c.Layers {
 		w.Block("h", i)
 		h := fmt.Sprintf("model.layers.%d", i)
@@ -93,13 +90,7 @@ func (w *writer) llama() {
 	}
 	w.Unit("norm")
 	x = w.rmsNorm("model.norm", x)
-	if c.TiedHead {
-		w.Unit("embed")
-		w.head(x, table)
-		return
-	}
-	w.Unit("head")
-	w.head(x, w.Param("lm_head.weight", w.normal(), vocab, width))
+	w.head(x, table, 0)
 }
 
 func (w *writer) rmsNorm(name string, x graph.Value) graph.Value {
@@ -145,13 +136,7 @@ func (w *writer) rope(heads int) graph.RopeAttr {
 // Qwen3Config and Olmo2Config.
 func readLlama(o *object, modelType string) Config {
 	c := Config{Family: Llama}
-	c.Width = o.requiredInt("hidden_size", mostWidth)
-	c.FFN = o.requiredInt("intermediate_size", mostFFN)
-	c.Layers = o.requiredInt("num_hidden_layers", mostLayers)
-	c.Heads = o.requiredInt("num_attention_heads", mostHeads)
-	c.Vocab = o.requiredInt("vocab_size", mostVocab)
-	c.Positions = o.requiredInt("max_position_embeddings", mostPositions)
-	if o.err != nil {
+	if c.readSizes(o); o.err != nil {
 		return c
 	}
 	kv, headDim := c.Heads, 0 // the defaults of the classes of transformers
@@ -182,13 +167,11 @@ func readLlama(o *object, modelType string) Config {
 		o.mustBe("use_sliding_window", false, false, "sliding-window attention is not built")
 	case "qwen3":
 		c.NormHeads = true
-		c.QKVBias = o.bool("attention_bias", false)
-		c.OutBias = c.QKVBias
+		c.readBias(o)
 		o.mustBe("use_sliding_window", false, false, "sliding-window attention is not built")
 	case "olmo2":
 		c.NormQK, c.PostNorm = true, true
-		c.QKVBias = o.bool("attention_bias", false)
-		c.OutBias = c.QKVBias
+		c.readBias(o)
 	case "mistral":
 		window := o.int("sliding_window", 0, 1<<40)
 		if !o.has("sliding_window") {
@@ -198,12 +181,26 @@ func readLlama(o *object, modelType string) Config {
 			o.failf("sliding_window is %d, below max_position_embeddings %d; sliding-window attention is not built: it must be null (or set max_position_embeddings to %d, where the two are the same)", window, c.Positions, window)
 		}
 	default:
-		c.QKVBias = o.bool("attention_bias", false)
-		c.OutBias = c.QKVBias
+		c.readBias(o)
 		c.MLPBias = o.bool("mlp_bias", false)
 	}
 	readRope(o, &c)
 	return c
+}
+
+// readSizes reads the required sizes of a model with rotary positions.
+func (c *Config) readSizes(o *object) {
+	c.Width = o.requiredInt("hidden_size", mostWidth)
+	c.FFN = o.requiredInt("intermediate_size", mostFFN)
+	c.Layers = o.requiredInt("num_hidden_layers", mostLayers)
+	c.Heads = o.requiredInt("num_attention_heads", mostHeads)
+	c.Vocab = o.requiredInt("vocab_size", mostVocab)
+	c.Positions = o.requiredInt("max_position_embeddings", mostPositions)
+}
+
+func (c *Config) readBias(o *object) {
+	c.QKVBias = o.bool("attention_bias", false)
+	c.OutBias = c.QKVBias
 }
 
 // readHeads reads how the width is divided into heads. If num_key_value_heads is absent it is

@@ -72,21 +72,17 @@ type Rule struct {
 	Rest  *Rule
 	// Emit writes a unit's operations.
 	Emit func(e *Emitter, t *Target)
+
+	operations []*graph.Operation // of a registered rule
 }
 
-// rules are those that have a name on the command line, and the operations that they
-// define.
-var rules []*registered
-
-type registered struct {
-	*Rule
-	operations []*graph.Operation
-}
+// rules are those that have a name on the command line.
+var rules []*Rule
 
 // register gives a rule its place among those with a name. The order of files does not
 // count: names are listed sorted.
 func register(r *Rule, operations ...*graph.Operation) *Rule {
-	rules = append(rules, &registered{r, operations})
+	r.operations, rules = operations, append(rules, r)
 	return r
 }
 
@@ -97,7 +93,7 @@ func (o *Optimizer) rule() *Rule {
 	}
 	for _, r := range rules {
 		if r.Name == o.Name {
-			return r.Rule
+			return r
 		}
 	}
 	return nil
@@ -117,14 +113,10 @@ func NamesReading(c Constant) []string {
 // Operations returns the operations of all rules that have a name, by kind.
 func Operations() (list []*graph.Operation) {
 	for _, r := range rules {
-		for _, op := range r.operations {
-			if !slices.Contains(list, op) {
-				list = append(list, op)
-			}
-		}
+		list = append(list, r.operations...)
 	}
 	slices.SortFunc(list, func(a, b *graph.Operation) int { return cmp.Compare(a.Kind(), b.Kind()) })
-	return list
+	return slices.Compact(list)
 }
 
 // Operation returns a rule's operation by its kind, nil for none.
@@ -140,7 +132,7 @@ func Operation(kind graph.Kind) *graph.Operation {
 func namesOf(is func(*Rule) bool) []string {
 	var names []string
 	for _, r := range rules {
-		if is(r.Rule) {
+		if is(r) {
 			names = append(names, r.Name)
 		}
 	}
@@ -197,13 +189,7 @@ func (o Optimizer) HostOnly() bool {
 }
 
 // Operations returns the operations that the named rule defines.
-func (o Optimizer) Operations() []*graph.Operation {
-	i := slices.IndexFunc(rules, func(r *registered) bool { return r.Rule == o.rule() })
-	if i < 0 {
-		return nil
-	}
-	return rules[i].operations
-}
+func (o Optimizer) Operations() []*graph.Operation { return o.rule().operations }
 
 // StateNames returns the flat states of the rule, each as large as the
 // parameters, and those with one element a parameter: of Rest's too, where it has one.
