@@ -85,6 +85,7 @@ func geluOnDouble(t *testing.T, c request, seed uint64, gpuKernels bool) (o eval
 // give the same bits at one world size, losses of evaluation too; they are not those
 // without it.
 func TestCUDAGELUEpilogueGivesTheSameBits(t *testing.T) {
+	t.Parallel()
 	recomputes := []string{"none", "full", "selective", "drop:h.*.mlp.act", "drop:h.0.mlp.c_fc", "full:h.1;selective:h.0"}
 	turn := 0
 	for p, precision := range []string{"bf16", "fp16"} {

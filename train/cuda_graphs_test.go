@@ -22,6 +22,7 @@ import (
 // changes from step to step (the rate, the step count, the loss scale, dropout's
 // counters, the tokens) is read in memory and not in a launch's arguments.
 func TestCUDAGraphsGiveTheSameBits(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(c *request){
 		"fp16": func(c *request) { c.Precision, c.Steps = "fp16", 5 },
 		"offload and accumulation": func(c *request) {

@@ -40,6 +40,7 @@ func runOnDouble(t testing.TB, c request, o drivertest.Options, gpuKernels bool)
 // give the same bits, which with the CPU's kernels are the CPU device's. Promise 2 (in
 // runOf) in all three spaces.
 func TestCUDAHostSideGivesTheSameBits(t *testing.T) {
+	t.Parallel()
 	turn := 0
 	for _, ranks := range []int{1, 3} {
 		c := tiny("gpt2")
@@ -67,6 +68,7 @@ func TestCUDAHostSideGivesTheSameBits(t *testing.T) {
 // The same with the GPU's own kernels: the same bits within the device, and
 // losses as the CPU's.
 func TestCUDAKernelsGiveTheSameBits(t *testing.T) {
+	t.Parallel()
 	for turn, model := range []string{"llama-tied", "gpt2"} {
 		for _, ranks := range inTurn(turn, []int{1, 3}) {
 			c := tiny(model)
@@ -95,6 +97,7 @@ func TestCUDAKernelsGiveTheSameBits(t *testing.T) {
 // In 16 bits the host's side gives the CPU device's bits, and the GPU's own kernels one
 // result at every stage and placement, near the CPU's.
 func TestCUDATrainsIn16Bits(t *testing.T) {
+	t.Parallel()
 	for _, precision := range []string{"bf16", "fp16"} {
 		t.Run(precision, func(t *testing.T) { cudaTrainsIn(t, precision) })
 	}
@@ -104,6 +107,7 @@ func TestCUDATrainsIn16Bits(t *testing.T) {
 // prefetch and, reproducible, the number of ranks change no bit. Without them the bits are
 // others, near these.
 func TestCUDAEpiloguesGiveTheSameBits(t *testing.T) {
+	t.Parallel()
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Batch, c.Seq, c.Clip, c.Zero, c.Accum = 2, 2, 1, 8, 1, 0, 2
 	c.Precision, c.Reproducible, c.Epilogues = "bf16", true, []string{"all"}

@@ -39,6 +39,7 @@ func deep(t testing.TB, family string, tied bool) request {
 // Stages compute what one rank does: an untied model in the same bits, a tied one in bits of its
 // own, which no number of stages and no schedule changes.
 func TestPipelinesGiveTheSameBits(t *testing.T) {
+	t.Parallel()
 	for _, family := range []string{"gpt2", "llama"} {
 		for _, tied := range []bool{false, true} {
 			for _, reproducible := range []bool{true, false} {
@@ -166,7 +167,10 @@ func TestResumeTellsHowTheTiedTableIsSummed(t *testing.T) {
 // A pipeline has the same bits at both of its stages of ZeRO, any schedule, placement and
 // recomputation, also where it is saved at one number of stages and goes on at another; of an
 // untied model those of one stage. SPILLWAY_TEST_CASES asks for more cases than the usual few.
-func TestMixedPipelinesGiveTheSameBits(t *testing.T) { overSeeds(t, mixedPipelines) }
+func TestMixedPipelinesGiveTheSameBits(t *testing.T) {
+	t.Parallel()
+	overSeeds(t, mixedPipelines)
+}
 
 func mixedPipelines(t *testing.T, seed uint64) {
 	t.Logf("%s=%d", seedVariable, seed)
@@ -213,6 +217,7 @@ func mixedPipelines(t *testing.T, seed uint64) {
 // A tied table's gradient counts once in the norm, which every rank has; in 16 bits too all
 // schedules and both stages of ZeRO have one result, and an overflow is skipped on all stages.
 func TestPipelinesInOtherTypes(t *testing.T) {
+	t.Parallel()
 	for _, tied := range []bool{false, true} {
 		for _, precision := range []string{"fp32", "bf16", "fp16"} {
 			c := deep(t, "gpt2", tied)

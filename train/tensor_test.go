@@ -228,6 +228,7 @@ func TestTensorRanksSkipTogether(t *testing.T) {
 // A run in slices has one receipt, whatever the number of ranks that share layers, and its steps
 // are run again over another. In 16 bits that number is the slices'.
 func TestReceiptsOfSlices(t *testing.T) {
+	t.Parallel()
 	first, cases := seedOf(t)
 	for k := range cases {
 		seed := first + uint64(k)

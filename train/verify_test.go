@@ -88,6 +88,7 @@ const firstHonest = 3100
 // The steps of random runs have equal bits where they are run again over other ranks, at
 // another stage and placement, and at every SIMD level. In full it is 300 segments.
 func TestHonestRunsVerify(t *testing.T) {
+	t.Parallel()
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	segments := 0
@@ -417,6 +418,7 @@ func recordsOf(t testing.TB, path string) (list []receipt.Record) {
 // A bit of a state, a sample, a learning rate, and a chain written anew: each forgery is
 // found and located. In full it is 300 of them.
 func TestForgeriesAreFound(t *testing.T) {
+	t.Parallel()
 	for n := range long.Or(12, 300) {
 		r := rand.New(rand.NewPCG(uint64(n), 32))
 		dir := scratch(t)
