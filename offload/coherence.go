@@ -390,4 +390,3 @@ func (s *spans) add(lo, hi int64) {
 func (s spans) covers(lo, hi int64) bool {
 	return slices.ContainsFunc(s, func(x [2]int64) bool { return x[0] <= lo && hi <= x[1] })
 }
-
