@@ -129,7 +129,7 @@ func splitUnits(p *graph.Program, suffix string, of func(param int) (moves, stay
 	for u := range moving {
 		if moving[u] && staying[u] {
 			to[u] = len(p.Units)
-			p.Units = append(p.Units, graph.Unit{Name: p.Units[u].Name + suffix, Block: p.Units[u].Block, Stage: p.Units[u].Stage})
+			p.Units = append(p.Units, graph.Unit{Name: p.Units[u].Name + suffix, Block: p.Units[u].Block, Stage: p.Units[u].Stage, Frozen: p.Units[u].Frozen})
 		}
 	}
 	for i := range p.Params {
