@@ -53,3 +53,15 @@ func TestEarlyUpdatesOfSlices(t *testing.T) {
 	_, err = Build(fwd, cfg)
 	require.NoError(t, err)
 }
+
+// A frozen unit's parameters that are not cut are a unit of their own, without gradients.
+func TestFrozenUnitsOfSlices(t *testing.T) {
+	p, err := Build(forwardOf(t, cutModels["llama"], 1, 8, false), Config{Ranks: 2, Tensor: 2, Slices: 2, Accum: 1, Optimizer: adamW, Target: graph.CPUTarget(), Verify: true,
+		Freeze: []string{"model.layers.0.*"}})
+	require.NoError(t, err)
+	for _, prm := range p.Program.Params {
+		u := &p.Program.Units[prm.Unit]
+		require.Equal(t, prm.Frozen, u.Frozen, prm.Name)
+		require.Equal(t, prm.Frozen, len(u.States) == 0, prm.Name)
+	}
+}
