@@ -3,6 +3,7 @@ module github.com/spillway-ml/spillway
 go 1.26
 
 require (
+	github.com/NVIDIA/go-nvml v0.13.0-1
 	github.com/cockroachdb/datadriven v1.0.2
 	github.com/dgraph-io/ristretto/v2 v2.2.0
 	github.com/dlclark/regexp2 v1.11.5

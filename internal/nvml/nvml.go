@@ -1,5 +1,6 @@
 // Package nvml asks NVIDIA's management library (NVML), part of the driver, which GPUs exist
-// and how much of their memory all processes use. The library is opened at run time.
+// and how much of their memory all processes use. The library is opened at run time: through
+// go-nvml in builds with cgo, otherwise by its symbols.
 package nvml
 
 import (

@@ -24,8 +24,8 @@ type library struct {
 	f    symbols
 }
 
-// Open opens the library and initialises it. It also looks in the folders of CUDA's libraries.
-func Open() (Library, error) {
+// OpenSymbols is Open without go-nvml. It also looks in the folders of CUDA's libraries.
+func OpenSymbols() (Library, error) {
 	lib, err := dynlib.Open("NVML", Names...)
 	if missing, ok := errors.AsType[*dynlib.NotFound](err); ok && len(missing.Tried) == 0 {
 		return nil, ErrNoLibrary

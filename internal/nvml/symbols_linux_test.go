@@ -66,7 +66,7 @@ func standIn(t *testing.T, flags ...string) {
 
 func TestSymbols(t *testing.T) {
 	standIn(t, "-DNEW")
-	l, err := Open()
+	l, err := OpenSymbols()
 	require.NoError(t, err)
 	version, err := l.DriverVersion()
 	require.NoError(t, err)
@@ -106,7 +106,7 @@ func TestSymbols(t *testing.T) {
 // A driver from before a call says that it does not tell; nothing else is lost.
 func TestAnOlderDriver(t *testing.T) {
 	standIn(t)
-	l, err := Open()
+	l, err := OpenSymbols()
 	require.NoError(t, err)
 	defer l.Close()
 	d, err := l.ByIndex(0)
