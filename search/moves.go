@@ -354,3 +354,36 @@ func Mixed(s Spec, spaces []graph.Space, m *cost.Machine, share func(kind string
 	again, away := set.options(x, s.Layers)
 	return again, away, nil
 }
+
+// linkTo returns the seconds that the link to a space takes for a byte of each pass of
+// a step, and the bytes that it moves beside a pass of the forward, which takes so many
+// seconds a step.
+func linkTo(m *cost.Machine, space graph.Space, forward float64, passes int) (link, slack float64) {
+	perByte := func(out, in float64) float64 {
+		if out <= 0 || in <= 0 {
+			return 2 / m.Memory
+		}
+		if m.Cores > 0 {
+			return 1/out + 1/in
+		}
+		return 1 / out
+	}
+	link, rate := perByte(m.ToHost, m.ToDevice), m.ToHost
+	if space == graph.Disk {
+		link, rate = perByte(m.DiskWrite, m.DiskRead), m.DiskWrite
+	}
+	if m.Cores == 0 && rate > 0 {
+		slack = forward / float64(passes) * rate
+	}
+	return link * float64(passes), slack
+}
+
+// policyOf is a policy for all units.
+func policyOf(p recompute.Policy) recompute.Options {
+	return recompute.Options{Rules: []recompute.Rule{{Policy: p, Unit: "*"}}}
+}
+
+// isFull says that everything is computed again.
+func isFull(o recompute.Options) bool {
+	return len(o.Drop) == 0 && len(o.Rules) == 1 && o.Rules[0] == recompute.Rule{Policy: recompute.Full, Unit: "*"}
+}
