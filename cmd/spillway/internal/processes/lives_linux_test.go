@@ -188,7 +188,7 @@ func begin(t *testing.T, c life, binary string) *living {
 		line = append(line, "--save-every", "3")
 	}
 	if c.event == "STOP" || c.event == "suspend" {
-		line = append(line, "--timeout", long.Or("5s", "10s"))
+		line = append(line, "--timeout", long.Or("8s", "10s"))
 	}
 	for i := range line {
 		line[i] = "'" + line[i] + "'"
