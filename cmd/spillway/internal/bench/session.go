@@ -184,8 +184,7 @@ func (s *session) measure(ctx context.Context) error {
 
 // runRounds runs round after round, every other one backwards.
 func (s *session) runRounds(ctx context.Context) error {
-	leave := cli.Shelter() // until the running process has ended
-	defer leave()
+	cli.Shelter() // to the end: the running process ends first, and what ran until then is written
 	says, began, done := cli.NewProgress(s.progress), time.Now(), 0
 	defer says.End()
 	total := 0
