@@ -32,6 +32,8 @@ var substitutions = []struct{ text, by, why string }{
 	{"spillway plan  --gpu detect --model gpt2-xl", "spillway plan  --gpu rtx-4090 --model gpt2-xl", "it needs a GPU"},
 	{"spillway train --device cuda --ranks 4 --zero 3 --model gpt2-xl --data tokens.bin --trace trace.json", "spillway train --ranks 4 --zero 3 --model tiny --data tokens.bin --trace trace.json --steps 2", "it needs a GPU"},
 	{"bench zero --device cuda ", "bench zero ", "it needs a GPU"},
+	{"bench zero ", "bench zero --rounds 1 ", "all rounds take minutes; what they do is the same"},
+	{"--rounds 2 --html scale.html ", "--rounds 1 --html scale.html ", "as above"},
 	{"mpirun -np 16 --hostfile hosts --map-by slot:PE=4 --mca odls_base_sigkill_timeout 240 ", "", "it needs four hosts; tests run mpirun on one"},
 	{"mpirun.mpich -np 16 -f hosts -bind-to core:4 ", "", "as above"},
 	{"mpirun -np 16 --hostfile hosts --map-by ppr:8:node ", "", "it needs two hosts of eight GPUs"},
