@@ -45,8 +45,8 @@ type NoWay struct {
 	Spent   bool     // the effort was used up before all was tried
 }
 
-// mostWays are printed of the changes that keep the job as it is. A single change that takes
-// slowWay times as long as another is none of them.
+// mostWays are printed of the changes that keep the job as it is. A single change that takes more
+// than slowWay times as long as the first way is none of them.
 const (
 	mostWays = 3
 	slowWay  = 1.5

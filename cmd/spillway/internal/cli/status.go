@@ -45,10 +45,12 @@ func ExitStatus(err error) int {
 		return ExitInterrupted
 	case is[*platform.MissingDevice](err):
 		return ExitBadInput
-	case is[*plan.DoesNotFit](err), errors.Is(err, plan.ErrDoesNotFit), errors.Is(err, checkpoint.ErrDamaged), errors.Is(err, receipt.ErrDiffers), isRemote && remote.DoesNotFit():
+	case is[*plan.DoesNotFit](err), errors.Is(err, plan.ErrDoesNotFit), errors.Is(err, checkpoint.ErrDamaged),
+		errors.Is(err, receipt.ErrDiffers), isRemote && remote.DoesNotFit():
 		return ExitDoesNotFit
 	case isRemote && remote.Fault(), errors.Is(err, comm.ErrLost),
-		is[*device.OpError](err), is[*faultError](err), is[*store.Error](err), is[*cpu.PinError](err), is[*driver.Error](err), errors.Is(err, ranks.ErrDiverged), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
+		is[*device.OpError](err), is[*faultError](err), is[*store.Error](err), is[*cpu.PinError](err), is[*driver.Error](err),
+		errors.Is(err, ranks.ErrDiverged), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
 		return ExitFault
 	}
 	return ExitBadInput
