@@ -20,16 +20,6 @@ type Block struct {
 // Repeats says whether the block is one of several layers of the same template.
 func (b Block) Repeats() bool { return b.Template != "" && b.Index >= 0 }
 
-// Layers returns the number of blocks that repeat.
-func (p *Program) Layers() (n int) {
-	for u := range p.Units {
-		if b := p.Units[u].Block; b.Repeats() {
-			n = max(n, b.Index+1)
-		}
-	}
-	return n
-}
-
 // Cut splits the name of one of the block's buffers, operations or parameters around the
 // block's index: for block 3, "h.3.mlp.act" gives "h." and ".mlp.act". ok is false if the
 // name does not contain the index between dots, or if the block does not repeat.
@@ -43,17 +33,4 @@ func (b Block) Cut(name string) (before, after string, ok bool) {
 		return "", "", false
 	}
 	return name[:i+1], name[i+len(number)-1:], true
-}
-
-// BlockOf returns the block of a unit; the zero Block for unit −1.
-func (p *Program) BlockOf(unit int) Block {
-	if unit < 0 || unit >= len(p.Units) {
-		return Block{}
-	}
-	return p.Units[unit].Block
-}
-
-// SameBlock says whether two units are the same or belong to the same block.
-func (p *Program) SameBlock(u, v int) bool {
-	return u == v || p.BlockOf(u) != (Block{}) && p.BlockOf(u) == p.BlockOf(v)
 }

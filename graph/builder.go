@@ -71,10 +71,6 @@ type Option uint8
 // cannot be used afterwards.
 const InPlace Option = 1
 
-// maxElems bounds the elements of a buffer, so that its size in bytes, and the sum of a
-// few thousand sizes, cannot overflow an int64.
-const maxElems = int64(1) << 46
-
 // NewBuilder returns a builder of an empty program.
 func NewBuilder() *Builder {
 	p := &Program{

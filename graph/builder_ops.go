@@ -1,7 +1,5 @@
 package graph
 
-import "slices"
-
 // One method for each forward operation. InfoOf has the shapes and formulas. Where it gives
 // rows (N), an activation may have any number of leading dimensions.
 
@@ -275,19 +273,4 @@ func (b *Builder) Logits(v Value) {
 	b.p.Logits = id
 	b.p.Buffers[b.root(id)].Life = LifeStep
 	b.p.Buffers[id].Life = LifeStep
-}
-
-// ParamElems returns the number of parameters (elements over all Params; a tied
-// parameter counts once).
-func (p *Program) ParamElems() int64 {
-	var n int64
-	for i := range p.Tensors() {
-		n += p.Params[i].Elems()
-	}
-	return n
-}
-
-// Find returns the buffer with a name, or NoBuf. It is a linear search.
-func (p *Program) Find(name string) BufID {
-	return BufID(slices.IndexFunc(p.Buffers, func(b Buffer) bool { return b.Name == name }))
 }

@@ -289,15 +289,3 @@ func (p *Program) references(visit func(*BufID)) {
 		}
 	}
 }
-
-// Buffers calls visit for every buffer ID in the operation, NoBuf included.
-func (o *Op) Buffers(visit func(*BufID)) {
-	for a := range o.In {
-		visit(&o.In[a])
-	}
-	for a := range o.Out {
-		visit(&o.Out[a].Buf)
-	}
-	visit(&o.Work)
-	visit(&o.Skip)
-}

@@ -1,7 +1,5 @@
 package graph
 
-import "fmt"
-
 // Gradient describes the buffers through which a unit's gradients pass, from the operations
 // of the backward that write them to the update. The sharding rewrite fills it in once. The
 // passes that accumulate over micro-steps, reduce over ranks and offload gradients read it.
@@ -62,39 +60,3 @@ func (g *Gradient) buffers() []*BufID {
 }
 
 var gradientBuffers = [...]string{"whole", "part", "home", "sent", "update", "squares"}
-
-// check validates the gradient against the program's buffers and mesh.
-func (g *Gradient) check(p *Program, u *Unit) error {
-	for i, id := range g.buffers() {
-		needed := i == 0 || i == 2 || i == 4
-		if *id == NoBuf && !needed {
-			continue
-		}
-		if *id < 0 || int(*id) >= len(p.Buffers) {
-			return fmt.Errorf("its gradient's %s is buffer %d, want one of the program's %d", gradientBuffers[i], *id, len(p.Buffers))
-		}
-	}
-	for _, a := range []int{g.Axis, g.Replicas} {
-		if a < -1 || a >= len(p.Mesh) {
-			return fmt.Errorf("its gradient goes over mesh axis %d, want -1 to %d", a, len(p.Mesh)-1)
-		}
-	}
-	of := func(id BufID) *Buffer { return p.Buf(id) }
-	switch {
-	case of(g.Whole).Elems() != u.FlatLen || of(g.Whole).DType != g.Leaf:
-		return fmt.Errorf("its gradient %s is %v of %d elements, want %v of the flat length %d", p.bufName(g.Whole), of(g.Whole).DType, of(g.Whole).Elems(), g.Leaf, u.FlatLen)
-	case g.Order >= NumSumOrders:
-		return fmt.Errorf("its gradient is summed in the order %v, want %v or %v", g.Order, SumTree, SumSequential)
-	case g.Sent != NoBuf && of(g.Sent).DType != g.Wire:
-		return fmt.Errorf("its gradient travels in %s of %v, want %v", p.bufName(g.Sent), of(g.Sent).DType, g.Wire)
-	case g.Leaves() && (!g.Each || g.Replicas >= 0 || g.Sent != NoBuf || g.Part != NoBuf || of(g.Home).DType != F32):
-		return fmt.Errorf("its gradient is a sum of leaves, one for each micro-batch, in %s of %v: want f32, "+
-			"every micro-step reduced right into it, no copy in which it travels and no replicas", p.bufName(g.Home), of(g.Home).DType)
-	case g.Squares != NoBuf && (!g.Leaves() || of(g.Squares).DType != I64):
-		return fmt.Errorf("the squares of its gradient's sum of leaves go to %s of %v: want an accumulator of i64, "+
-			"and a gradient that is a sum of leaves", p.bufName(g.Squares), of(g.Squares).DType)
-	case g.Part != NoBuf && of(g.Part).Elems() != of(g.Home).Elems():
-		return fmt.Errorf("a part %s of its gradient has %d elements, want the %d of %s", p.bufName(g.Part), of(g.Part).Elems(), of(g.Home).Elems(), p.bufName(g.Home))
-	}
-	return nil
-}

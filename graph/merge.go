@@ -164,8 +164,3 @@ func (m *merger) section(kind SectionKind) error {
 	m.p.Sections = append(m.p.Sections, sec)
 	return nil
 }
-
-// IsFloatInput says whether the buffer was made by Builder.Input.
-func (b *Buffer) IsFloatInput() bool {
-	return b.Class == Inputs && b.Port == NoPort && b.DType == F32
-}

@@ -1,7 +1,6 @@
 package graph
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 )
@@ -57,35 +56,4 @@ func (ph *Phase) MicroBatches() int {
 		n = max(n, ph.Ops[i].Micro)
 	}
 	return n + 1
-}
-
-// micros checks that an operation touches only buffers of its own micro-batch, and shared
-// ones.
-func (v *verifier) micros() error {
-	p := v.p
-	of := make([]int, len(p.Buffers)) // −1: shared
-	several := false
-	for id := range p.Buffers {
-		if micro, ok := p.microOfRoot(v.regions.Of[id].Root); ok {
-			of[id] = micro
-			several = several || micro > 0
-		} else {
-			of[id] = -1
-		}
-	}
-	return v.each(func(op *Op) error {
-		if op.Micro < 0 {
-			return fmt.Errorf("belongs to micro-batch %d, want 0 or more", op.Micro)
-		}
-		if !several && op.Micro == 0 {
-			return nil
-		}
-		var err error
-		Effects(op, func(e Effect) {
-			if at := of[e.Buf]; err == nil && at >= 0 && at != op.Micro {
-				err = fmt.Errorf("is of micro-batch %d and touches %s of micro-batch %d", op.Micro, p.bufName(e.Buf), at)
-			}
-		})
-		return err
-	})
 }

@@ -61,6 +61,10 @@ type badWait struct {
 	event EventID
 }
 
+// vclock has, for each stream, the index of its latest operation that is known to have
+// finished; −1 for none.
+type vclock [NumStreams]int32
+
 // NewTrace expands section s of p. It fails if an operation names a buffer, stream or event
 // that p does not have.
 func NewTrace(p *Program, regions *Regions, s *Section) (*Trace, error) {
@@ -177,36 +181,6 @@ func (t *Trace) sameOccurrence(i, j int) bool {
 	return a.Phase == b.Phase && a.Copy == b.Copy
 }
 
-// Effect is an operation's access to one operand. Fresh means that the operation replaces all
-// old bytes whenever it runs, and reads none of them.
-type Effect struct {
-	Buf                BufID
-	Read, Write, Fresh bool
-}
-
-// Effects calls visit for every operand of op: inputs, skip flag, outputs,
-// workspace. A workspace's old contents are never read.
-func Effects(op *Op, visit func(Effect)) {
-	always := op.Skip == NoBuf
-	for _, id := range op.In {
-		if id != NoBuf {
-			visit(Effect{Buf: id, Read: true})
-		}
-	}
-	if op.Skip != NoBuf {
-		visit(Effect{Buf: op.Skip, Read: true})
-	}
-	for _, o := range op.Out {
-		if o.Buf != NoBuf {
-			fresh := o.Mode == Write
-			visit(Effect{Buf: o.Buf, Read: !fresh, Write: true, Fresh: fresh && always})
-		}
-	}
-	if op.Work != NoBuf {
-		visit(Effect{Buf: op.Work, Write: true, Fresh: true})
-	}
-}
-
 // LiveRange is a sequence of uses of one root buffer in one section whose first use
 // overwrites all old contents and whose contents no later use reads. Before the first and
 // after the last use the buffer's bytes are free. Steps are in increasing order. If Kept is
@@ -310,30 +284,4 @@ func (t *Trace) LiveRanges() []LiveRange {
 		slices.Reverse(ranges[first:])
 	}
 	return ranges
-}
-
-// HostBuffers returns the buffers that the host reads or writes between sections: those with
-// a port, the state of the loss scale and the units' resident states. They have a place in
-// memory and are filled even if no operation uses them.
-func (p *Program) HostBuffers() []BufID {
-	list := p.portBuffers(func(Port) bool { return true })
-	add := func(id BufID) {
-		if id >= 0 && int(id) < len(p.Buffers) {
-			list = append(list, id)
-		}
-	}
-	if s := p.Scaler; s != nil {
-		add(s.State)
-	}
-	for i := range p.Units {
-		u := &p.Units[i]
-		if u.FlatLen == 0 {
-			continue // not laid out yet
-		}
-		add(u.Value.Buf)
-		for _, s := range u.States {
-			add(s.Buf)
-		}
-	}
-	return list
 }

@@ -71,14 +71,23 @@ func NewRegions(p *Program) (*Regions, error) {
 	return r, nil
 }
 
-func (p *Program) bufName(id BufID) string {
-	if id < 0 || int(id) >= len(p.Buffers) {
-		return fmt.Sprintf("#%d", id)
+// overlap says whether two regions of one root share a byte on some rank.
+func (r *Regions) overlap(a, b Region) bool {
+	if a.Root != b.Root {
+		return false
 	}
-	if n := p.Buffers[id].Name; n != "" {
-		return n
+	if a.Frame == b.Frame {
+		return a.Lo < b.Hi && b.Lo < a.Hi
 	}
-	return fmt.Sprintf("#%d", id)
+	return a.Lo < b.Hi+r.spread[b.Frame] && b.Lo < a.Hi+r.spread[a.Frame]
+}
+
+// covers says whether a has all bytes of b on every rank.
+func (r *Regions) covers(a, b Region) bool {
+	if a.Frame == b.Frame {
+		return a.Lo <= b.Lo && b.Hi <= a.Hi
+	}
+	return a.Frame == 0 && a.Lo <= b.Lo && b.Hi+r.spread[b.Frame] <= a.Hi
 }
 
 // checkSize rejects unknown types and shapes whose size in bytes does not fit an int64.

@@ -1,7 +1,5 @@
 package graph
 
-import "strings"
-
 // Port says how the host uses a buffer between operations: it fills input ports and reads
 // output ports. A port's buffer lies in host memory for the whole run; operations of the
 // program copy between it and its counterpart on the device. Ports for a micro-batch's data
@@ -66,68 +64,8 @@ func (p Port) In() bool { return p < NumPorts && ports[p].in }
 // EachMicro says whether each micro-batch of a phase has its own buffer for the port.
 func (p Port) EachMicro() bool { return p < NumPorts && ports[p].each }
 
-// Port returns the buffer of a port for the first micro-batch; NoBuf if the program has none.
-func (p *Program) Port(port Port) BufID { return p.PortOf(port, 0) }
-
-// PortOf returns the buffer of a port for the given micro-batch of a phase; NoBuf if the
-// program has none.
-func (p *Program) PortOf(port Port, micro int) BufID {
-	if port == NoPort {
-		return NoBuf
-	}
-	for id := range p.Buffers {
-		if p.Buffers[id].Port == port && p.Buffers[id].Micro == micro {
-			return BufID(id)
-		}
-	}
-	return NoBuf
-}
-
-// InputsOf returns the buffers of the model's float inputs for one micro-batch of a phase, in
-// the order in which the model declared them.
-func (p *Program) InputsOf(micro int) (list []BufID) {
-	for id := range p.Buffers {
-		if b := &p.Buffers[id]; b.Port == PortInput && b.Micro == micro {
-			list = append(list, BufID(id))
-		}
-	}
-	return list
-}
-
 // hostName is the prefix that turns an input's name into the name of its port.
 const hostName = "host/"
 
 // InputPort returns the name of the port of a float input.
 func InputPort(input string) string { return hostName + input }
-
-// InputName returns the model's name of the float input whose port is b.
-func (b *Buffer) InputName() string { return strings.TrimPrefix(b.PlainName(), hostName) }
-
-// Ports returns the buffers of all ports for the first micro-batch.
-func (p *Program) Ports() [NumPorts]BufID { return p.PortsOf(0) }
-
-// PortsOf is Ports for any micro-batch of a phase; the step's own ports are with micro-batch 0.
-func (p *Program) PortsOf(micro int) (list [NumPorts]BufID) {
-	for i := range list {
-		list[i] = NoBuf
-	}
-	for id := range p.Buffers {
-		if b := &p.Buffers[id]; b.Port != NoPort && b.Port < NumPorts && b.Micro == micro && list[b.Port] == NoBuf {
-			list[b.Port] = BufID(id)
-		}
-	}
-	return list
-}
-
-// portBuffers lists, in order, the buffers whose port satisfies want.
-func (p *Program) portBuffers(want func(Port) bool) (list []BufID) {
-	for id := range p.Buffers {
-		if port := p.Buffers[id].Port; port != NoPort && want(port) {
-			list = append(list, BufID(id))
-		}
-	}
-	return list
-}
-
-// InPorts lists the buffers that the host fills before a phase runs.
-func (p *Program) InPorts() []BufID { return p.portBuffers(Port.In) }

@@ -8,22 +8,6 @@ import (
 // QuantBlock is the number of elements that share a scale, counted from a parameter's start.
 const QuantBlock = 256
 
-// ScaleOf, in a buffer of scales, names the buffer of quantised values to which they belong:
-// scale k is for values [k·Block, (k+1)·Block). Both are views of one buffer, so that they
-// have one home, one lifetime and one place in an arena:
-//
-//	exp_avg/h.0         u8  (n + 4·n/256)
-//	exp_avg/h.0/values  u8  (n)       view at 0
-//	exp_avg/h.0/scales  f32 (n/256)   view at n, scale of exp_avg/h.0/values
-//
-// A part of the values has a matching part of the scales: views of both, tied in the same
-// way. An operation on quantised values has the scales as a separate operand
-// (Operand.ScaleOf). Check rejects scales that belong to other values.
-type ScaleOf struct {
-	Of    BufID // the values
-	Block int64 // values for each scale; 0: the buffer does not hold scales
-}
-
 // AddQuantized adds a buffer of quantised values and their scales. b describes the values
 // (I8 or U8, a whole number of blocks). The buffer that holds both takes b's name, space,
 // class, life, unit and padding.
@@ -64,64 +48,6 @@ func (p *Program) Scales() map[BufID]BufID {
 		}
 	}
 	return scales
-}
-
-// scales checks the buffers that are tied to quantised values as their scales.
-func (v *verifier) scales() error {
-	p := v.p
-	scaled := map[BufID]BufID{}
-	for id := range p.Buffers {
-		b, s := &p.Buffers[id], p.Buffers[id].Scale
-		if s == (ScaleOf{}) {
-			continue
-		}
-		name := p.bufName(BufID(id))
-		if s.Of < 0 || int(s.Of) >= len(p.Buffers) || s.Of == BufID(id) {
-			return fmt.Errorf("buffer %s: is the scale of buffer %d, want another of the program's %d", name, s.Of, len(p.Buffers))
-		}
-		values, q := p.bufName(s.Of), p.Buf(s.Of)
-		other, twice := scaled[s.Of]
-		switch {
-		case s.Block < 1:
-			return fmt.Errorf("buffer %s: is the scale of %s for %d values each, want at least 1", name, values, s.Block)
-		case b.DType != F32 || q.DType != I8 && q.DType != U8:
-			return fmt.Errorf("buffer %s: %v scales of %s, which is %v, want f32 scales of i8 or u8", name, b.DType, values, q.DType)
-		case q.Elems()%s.Block != 0 || b.Elems() != q.Elems()/s.Block:
-			return fmt.Errorf("buffer %s: %d scales of the %d values of %s, want one for each %d", name, b.Elems(), q.Elems(), values, s.Block)
-		case twice:
-			return fmt.Errorf("buffers %s and %s are both the scales of %s", p.bufName(other), name, values)
-		case v.regions.Of[id].Root != v.regions.Of[s.Of].Root:
-			return fmt.Errorf("buffer %s: lies in %s and the values %s in %s, want views of one buffer", name, p.bufName(v.regions.Of[id].Root), values, p.bufName(v.regions.Of[s.Of].Root))
-		case v.regions.overlap(v.regions.Of[id], v.regions.Of[s.Of]):
-			return fmt.Errorf("buffer %s: overlaps %s, whose scales it has", name, values)
-		}
-		scaled[s.Of] = BufID(id)
-	}
-	for values, scales := range scaled {
-		if err := v.samePart(values, scales, scaled); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// samePart checks that the scales of a part of quantised values are the matching part of all
-// scales.
-func (v *verifier) samePart(values, scales BufID, scaled map[BufID]BufID) error {
-	p := v.p
-	q, s := p.Buf(values).View, p.Buf(scales).View
-	if q == nil {
-		return nil
-	}
-	whole, ok := scaled[q.Base]
-	if !ok {
-		return nil
-	}
-	block, size := p.Buf(scales).Scale.Block, F32.Size()
-	if s.Base != whole || s.Offset*block != q.Offset*size || s.RankStride*block != q.RankStride*size || q.RankStride != 0 && s.Axis != q.Axis {
-		return fmt.Errorf("buffer %s: is not the part of %s that goes with %s of %s", p.bufName(scales), p.bufName(whole), p.bufName(values), p.bufName(q.Base))
-	}
-	return nil
 }
 
 // scaled checks that quantised operands come with their own scales, and that other operands

@@ -1,10 +1,5 @@
 package graph
 
-import (
-	"iter"
-	"slices"
-)
-
 // SectionKind says what a section of the program does.
 type SectionKind uint8
 
@@ -43,6 +38,59 @@ var formNames = [NumForms]string{"whole", "cached", "next"}
 
 func (f Form) String() string { return name(formNames[:], int(f), "form") }
 
+// PhaseKind says what a phase of a section does.
+type PhaseKind uint8
+
+// Kinds of phases.
+const (
+	OtherPhase  PhaseKind = iota
+	MicroPhase            // one micro-step, or in layer order all of them: forward and backward
+	UpdatePhase           // the operations after the last micro-step
+
+	// Phases of a SectionUpdate. All operations of a phase for one unit have that unit.
+	UpdateStart // initial values of the sums of squares
+	UpdateSum   // adds the squares of a unit's gradient, which is input 0 of the first operation
+	UpdateNorm  // the norm over all ranks, the clip coefficient, and the flag that skips a step
+	UpdateRule  // a unit's update rule, and the gather of its parameters if all ranks keep them
+	UpdateOut   // copies results for the host
+	NumPhaseKinds
+)
+
+var phaseKindNames = [NumPhaseKinds]string{"other", "micro", "update", "update-start", "update-sum", "update-norm", "update-rule", "update-out"}
+
+func (k PhaseKind) String() string { return name(phaseKindNames[:], int(k), "phase") }
+
+// Section is something that the program can be asked to run as a whole: a step,
+// an evaluation, a generation. Kind and Form say what it is, Name is what a person
+// calls it (SectionName). Sections share one arena; only LifeRun buffers carry
+// contents from one to the next, and one starts after the other has finished.
+type Section struct {
+	Name   string
+	Kind   SectionKind
+	Form   Form
+	Shares []int // micro-batches of each rank in a run of it; nil: every rank has as many
+	Phases []Phase
+}
+
+// Phase is a straight line of operations, run Repeat times in a row. Of a step's
+// micro-steps First and Last say which it has: a phase of all has both.
+type Phase struct {
+	Name        string
+	Kind        PhaseKind
+	First, Last bool
+	Repeat      int
+	Round       int // of its first run, and of its first micro-batch: see shares.go
+	Ops         []Op
+	// Throttles are orders beyond what the data demands. They wait here, by
+	// name, for Schedule, which makes them events.
+	Throttles []Throttle
+}
+
+// Throttle says that operation After must not start before operation Before of
+// the same phase has finished. Before stands earlier in the phase. Prefetching
+// is bounded so.
+type Throttle struct{ Before, After string }
+
 // SectionName returns the name of a section of a kind and form: "step", "step-cached".
 func SectionName(kind SectionKind, form Form) string {
 	if form == FormWhole {
@@ -58,17 +106,6 @@ func NewSection(kind SectionKind, form Form, phases ...Phase) Section {
 
 // Become changes the section's kind, and its name accordingly.
 func (s *Section) Become(kind SectionKind) { s.Kind, s.Name = kind, SectionName(kind, s.Form) }
-
-// SectionOf returns the section of a kind and form, or nil. If there are steps of several
-// shapes (StepShape) it returns the one with the most micro-batches.
-func (p *Program) SectionOf(kind SectionKind, form Form) *Section {
-	for i := range p.Sections {
-		if p.Sections[i].Kind == kind && p.Sections[i].Form == form {
-			return &p.Sections[i]
-		}
-	}
-	return nil
-}
 
 // Micro returns the only phase of a section, which is one whole micro-batch, or nil if the
 // section has more phases. Passes before sharding rewrite this phase.
@@ -99,50 +136,4 @@ func (s *Section) find(is func(*Phase) bool) *Phase {
 		}
 	}
 	return nil
-}
-
-// Phases goes through the program's phases, each with its section.
-func (p *Program) Phases() iter.Seq2[*Section, *Phase] {
-	return func(yield func(*Section, *Phase) bool) {
-		for i := range p.Sections {
-			s := &p.Sections[i]
-			for j := range s.Phases {
-				if !yield(s, &s.Phases[j]) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// PhaseKind says what a phase of a section does.
-type PhaseKind uint8
-
-// Kinds of phases.
-const (
-	OtherPhase  PhaseKind = iota
-	MicroPhase            // one micro-step, or in layer order all of them: forward and backward
-	UpdatePhase           // the operations after the last micro-step
-
-	// Phases of a SectionUpdate. All operations of a phase for one unit have that unit.
-	UpdateStart // initial values of the sums of squares
-	UpdateSum   // adds the squares of a unit's gradient, which is input 0 of the first operation
-	UpdateNorm  // the norm over all ranks, the clip coefficient, and the flag that skips a step
-	UpdateRule  // a unit's update rule, and the gather of its parameters if all ranks keep them
-	UpdateOut   // copies results for the host
-	NumPhaseKinds
-)
-
-var phaseKindNames = [NumPhaseKinds]string{"other", "micro", "update", "update-start", "update-sum", "update-norm", "update-rule", "update-out"}
-
-func (k PhaseKind) String() string { return name(phaseKindNames[:], int(k), "phase") }
-
-// HasKind says whether the program has an operation of a kind.
-func (p *Program) HasKind(kind Kind) bool {
-	for _, ph := range p.Phases() {
-		if slices.ContainsFunc(ph.Ops, func(op Op) bool { return op.Kind == kind }) {
-			return true
-		}
-	}
-	return false
 }

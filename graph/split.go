@@ -5,32 +5,6 @@ import (
 	"slices"
 )
 
-// Split divides a parameter, and with it what is computed of it, into slices of one
-// dimension, which lie along a mesh axis: of S slices over T ranks, rank i has slices
-// i·S/T to (i+1)·S/T−1. Each slice on a rank is a Param. The first has the parameter's name and
-// place in Program.Params; the others (Of) come after all parameters of the model.
-//
-// A slice has an S-th part of each of Groups equal groups of the dimension, one after the other:
-// of GPT-2's packed queries, keys and values those of some heads. Slices have equal shapes; where
-// S does not divide dimension 0, the last rows of the last slice belong to no element.
-//
-// It is beside the flat shards in which a unit's states rest, which are of what is left to a
-// rank, along another axis.
-type Split struct {
-	Dim    int // of Param.Shape
-	Axis   int // of the mesh; −1: one rank has all slices
-	Slices int // S; 0: one for each rank
-	Slice  int // which of the rank's slices it is, from 0
-	Groups int // 0: 1
-	Of     int // index into Program.Params of the first slice on the rank
-}
-
-// extents returns the elements of the dimension in each group, and how many of them a slice has.
-func (s *Split) extents(dim int64, slices int64) (group, part int64) {
-	group = dim / int64(max(s.Groups, 1))
-	return group, (group + slices - 1) / slices
-}
-
 // ranksOf returns the number of ranks over which the slices lie.
 func (p *Program) ranksOf(s *Split) int {
 	if s.Axis < 0 {
@@ -119,6 +93,16 @@ func (p *Program) Tensors() []Param {
 		n--
 	}
 	return p.Params[:n]
+}
+
+// ParamElems returns the number of parameters (elements over all Params; a tied
+// parameter counts once).
+func (p *Program) ParamElems() int64 {
+	var n int64
+	for i := range p.Tensors() {
+		n += p.Params[i].Elems()
+	}
+	return n
 }
 
 // LocalShape returns the shape of what a rank has of a parameter.

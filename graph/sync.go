@@ -25,10 +25,6 @@ func Synchronize(p *Program, ops []Op, orders []Order) {
 	}
 }
 
-// vclock has, for each stream, the index of its latest operation that is known to have
-// finished; −1 for none.
-type vclock [NumStreams]int32
-
 type access struct {
 	op     int
 	lo, hi int64
@@ -107,22 +103,4 @@ func (s *synchronizer) touch(i int, conflict func(int)) {
 		}
 		s.accesses[root] = append(keep, access{i, lo, hi, e.Write})
 	})
-}
-
-// Span returns the root buffer of id and the byte range in it that any rank may
-// touch through id: a view with a RankStride spans the parts of all ranks.
-func Span(p *Program, id BufID) (root BufID, lo, hi int64) {
-	hi = p.Buffers[id].Bytes()
-	for {
-		v := p.Buffers[id].View
-		if v == nil {
-			return id, lo, hi
-		}
-		lo += v.Offset
-		hi += v.Offset
-		if v.RankStride != 0 && v.Axis < len(p.Mesh) {
-			hi += v.RankStride * int64(p.Mesh[v.Axis].Size-1)
-		}
-		id = v.Base
-	}
 }

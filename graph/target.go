@@ -224,12 +224,6 @@ func (t Target) headLossWork(p *Program, op *Op) int64 {
 	return t.align(4*rows*v) + t.align(4*rows) + t.align(8*rows) + sum + product
 }
 
-// half says whether a buffer has 16-bit elements.
-func half(p *Program, id BufID) bool {
-	dt := p.Buffers[id].DType
-	return dt == BF16 || dt == F16
-}
-
 // productOf returns the matrix product C(m,n) = A(m,k)·B(k,n) of a linear or of
 // one of its gradients; transB: B is stored (n,k).
 func productOf(p *Program, op *Op) (m, n, k int64, transB bool) {
@@ -282,8 +276,6 @@ func (t Target) int8Product(m, n, k int64) int64 {
 }
 
 func (t Target) align(bytes int64) int64 { return roundUp(bytes, t.Align) }
-
-func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
 // AddWorkspace returns the program with a workspace for every operation that needs one on
 // the target: a new buffer in the operation's memory space, alive while it runs.

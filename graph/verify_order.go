@@ -40,6 +40,54 @@ func (u *rootUses) of(root BufID) *rootUse {
 	return &u.list[u.at[root]-1]
 }
 
+// writers finds what the host fills, and LifeRun buffers that are read and that
+// nothing fills.
+func (v *verifier) writers() {
+	p := v.p
+	v.filled = make([]bool, len(p.Buffers))
+	written := make([]bool, len(p.Buffers))
+	fresh := make([]bool, len(p.Buffers))
+	v.each(func(op *Op) error {
+		Effects(op, func(e Effect) {
+			root := v.regions.Of[e.Buf].Root
+			written[root] = written[root] || e.Write
+			fresh[root] = fresh[root] || e.Fresh
+		})
+		return nil
+	})
+	host := func(id BufID) {
+		if id != NoBuf {
+			v.filled[v.regions.Of[id].Root] = true
+		}
+	}
+	for _, id := range p.HostBuffers() {
+		host(id)
+	}
+	for i := range p.Params {
+		if id := p.Params[i].Value; id != NoBuf && p.Buf(v.regions.Of[id].Root).Life == LifeRun {
+			host(id)
+		}
+	}
+	// Between rewrites inputs are not copied in yet, nor is the loss zeroed.
+	input := func(id BufID) {
+		if id != NoBuf && !fresh[v.regions.Of[id].Root] {
+			host(id)
+		}
+	}
+	for _, id := range []BufID{p.Tokens, p.Targets, p.Positions, p.Hyper, p.Key, p.Loss} {
+		input(id)
+	}
+	for id := range p.Buffers {
+		b := &p.Buffers[id]
+		if b.View == nil && b.Class == Inputs {
+			input(BufID(id))
+		}
+		if b.View == nil && b.Life == LifeRun && written[id] {
+			v.filled[id] = true
+		}
+	}
+}
+
 func (v *verifier) sections() error {
 	roots := rootUses{at: make([]int32, len(v.p.Buffers))}
 	for i := range v.p.Sections {
@@ -163,31 +211,4 @@ func (r *rootUse) add(regions *Regions, n touch) {
 		}
 	}
 	r.touches = append(keep, n)
-}
-
-func (v *verifier) quote(id BufID) string {
-	root := v.regions.Of[id].Root
-	if root == id {
-		return fmt.Sprintf("%q", v.p.bufName(id))
-	}
-	return fmt.Sprintf("%q (in %q)", v.p.bufName(id), v.p.bufName(root))
-}
-
-// overlap says whether two regions of one root share a byte on some rank.
-func (r *Regions) overlap(a, b Region) bool {
-	if a.Root != b.Root {
-		return false
-	}
-	if a.Frame == b.Frame {
-		return a.Lo < b.Hi && b.Lo < a.Hi
-	}
-	return a.Lo < b.Hi+r.spread[b.Frame] && b.Lo < a.Hi+r.spread[a.Frame]
-}
-
-// covers says whether a has all bytes of b on every rank.
-func (r *Regions) covers(a, b Region) bool {
-	if a.Frame == b.Frame {
-		return a.Lo <= b.Lo && b.Hi <= a.Hi
-	}
-	return a.Frame == 0 && a.Lo <= b.Lo && b.Hi+r.spread[b.Frame] <= a.Hi
 }
