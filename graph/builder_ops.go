@@ -89,6 +89,12 @@ func (b *Builder) Rope(name string, x Value, attr RopeAttr, opts ...Option) Valu
 	return b.add(name, Rope, attr, b.inDocuments(opd("x", x)), []result{b.like(x)}, opts)
 }
 
+// RopeAt is Rope with a position for each row: positions is i32 (N).
+func (b *Builder) RopeAt(name string, x, positions Value, attr RopeAttr, opts ...Option) Value {
+	attr.Seq = b.rowsOf(x)
+	return b.add(name, RopeAt, attr, opds(opd("x", x), opd("positions", positions)), []result{b.like(x)}, opts)
+}
+
 // Attention takes queries, keys and values as three operands; AttentionPacked takes one
 // matrix that has all three side by side. Both set attr.Packed.
 func (b *Builder) Attention(name string, q, k, v Value, attr AttentionAttr) Value {
@@ -114,6 +120,27 @@ func (b *Builder) attention(name string, ins []operandValue, a AttentionAttr) Va
 		y(b.withCols(q, a.Heads*a.HeadDim)...),
 		{suffix: "lse", shape: []int64{b.rowsOf(q) * a.Heads}},
 	}, nil)
+}
+
+// Cache adds a buffer of keys or values for generation, (slots, rows, width). Sections of
+// generation share it, and its contents last from one run to the next. Merge matches caches
+// by name.
+func (b *Builder) Cache(name string, slots, rows, width int64) Value {
+	return b.buffer(Buffer{Name: name, DType: F32, Shape: []int64{slots, rows, width}, Class: Activations, Life: LifeRun, Unit: -1})
+}
+
+// AttentionCached is Attention of new tokens at positions i32 (N). It appends their keys and
+// values to the caches and attends over all cached ones. If k and v are the zero Value, q
+// holds queries, keys and values side by side.
+func (b *Builder) AttentionCached(name string, q, k, v, positions, keys, values Value, attr AttentionAttr) Value {
+	attr.Packed = k.None()
+	ins := opds(opd("q", q))
+	if !attr.Packed {
+		ins = append(ins, opd("k", k), opd("v", v))
+	}
+	ins = append(ins, opd("positions", positions), opd("key", b.key()))
+	return b.add(name, AttentionCached, attr, ins,
+		[]result{y(b.withCols(q, attr.Heads*attr.HeadDim)...), {over: opd("keys", keys)}, {over: opd("values", values)}}, nil)
 }
 
 // Dropout zeroes elements of x with probability p and scales the others by 1/(1−p).

@@ -1,5 +1,7 @@
 package graph
 
+import "slices"
+
 // derivatives has, by kind, the function that adds the backward operations. It is not a field
 // of Info because these functions use the kind table: initialisation would be cyclic.
 var derivatives = map[Kind]func(d *differ){
@@ -61,4 +63,67 @@ var derivatives = map[Kind]func(d *differ){
 
 	CrossEntropy: deriveCrossEntropy,
 	HeadLoss:     func(*differ) {}, // HeadLossGrad has replaced the forward operation already
+}
+
+// Differentiable says whether gradients can flow through the kind.
+func (i *Info) Differentiable() bool { return i.derivative() != nil }
+
+// derivative returns the function that emits the backward operations, nil for none.
+func (i *Info) derivative() func(d *differ) {
+	if i.derive != nil {
+		return i.derive
+	}
+	return derivatives[i.Kind]
+}
+
+func deriveEmbed(d *differ) {
+	d.into(1, "dw", EmbedGrad, d.op.Attr, d.in(0), d.dy(0))
+}
+
+func deriveAddPos(d *differ) {
+	d.into(1, "dpos", AddPosGrad, d.op.Attr, append([]BufID{d.dy(0)}, d.op.In[2:]...)...)
+	d.identity(0, "dx", d.dy(0), true)
+}
+
+// deriveLinear adds the weight's gradient before the input's: dw is then the last use of x,
+// and dx can take x's memory.
+func deriveLinear(d *differ) {
+	a := d.op.Attr.(LinearAttr)
+	dy := d.dy(0)
+	if a.Act != ActNone {
+		if d.out(1) == NoBuf {
+			d.failf("its activation was fused without keeping pre; differentiate before fusing")
+			return
+		}
+		g := d.scratch(d.out(1), "dpre", dy)
+		d.emit("dpre", ActivationGrad, ActAttr{a.Act}, []BufID{dy, d.out(1)}, g)
+		dy = g.Buf
+	}
+	attr := LinearAttr{TransW: a.TransW}
+	d.into(2, "db", BiasGrad, nil, dy)
+	d.into(1, "dw", LinearGradW, attr, d.in(0), dy)
+	d.into(0, "dx", LinearGradX, attr, dy, d.in(1))
+}
+
+func deriveAttention(d *differ) {
+	by := []int{0, 1, 2}
+	if d.op.Attr.(AttentionAttr).Packed {
+		by = by[:1]
+	}
+	if g := d.gradients(Op{Kind: AttentionGrad, Attr: d.op.Attr}, by...); g != nil {
+		own := []BufID{d.out(0), d.out(1), d.dy(0)}
+		g.add("dx", "", slices.Concat(d.op.In[:len(by)], own, d.op.In[len(by):]))
+	}
+}
+
+// deriveCrossEntropy overwrites the logits with their gradient if nothing reads them later:
+// with a large vocabulary they are the largest activation.
+func deriveCrossEntropy(d *differ) {
+	if !d.needs(0) {
+		return
+	}
+	ins := []BufID{d.in(0), d.in(1), d.out(1), d.hyper()}
+	s := d.openInto(0, d.reusable(0))
+	d.emit("dx", CrossEntropyGrad, nil, ins, s.out)
+	d.close("dx", s)
 }

@@ -41,49 +41,6 @@ func Differentiate(p *Program) (*Program, error) {
 	return d.p, nil
 }
 
-// differ does reverse-mode differentiation of one straight line of operations.
-//
-// A buffer can hold several values one after another, since an operation in place gives it
-// a new one. Each value has a number, and a gradient belongs to a value, not to a buffer.
-type differ struct {
-	p     *Program
-	fwd   []Op
-	bwd   []Op
-	ins   [][]int // value number by forward operation and input, −1 for none
-	outs  [][]int
-	vals  []value
-	names map[string]bool // of buffers and of operations ("op " before)
-
-	current map[BufID]int // root buffer → its last value
-	grads   map[BufID]int // root gradient buffer → values that hold it
-	views   map[[2]BufID]BufID
-	nFwd    BufID // buffers from this ID on were added by this pass
-
-	// The forward operation that is being differentiated.
-	i       int
-	op      *Op
-	inPlace bool // its gradient runs at its forward place, not after all of the forward
-	err     error
-	seedBuf BufID
-}
-
-// value is one content of a root buffer.
-type value struct {
-	root  BufID
-	param int  // index into Program.Params, −1 for none
-	needs bool // its gradient is needed: a trainable parameter contributes to it
-	stat  bool
-	grad  BufID // root gradient buffer so far; NoBuf for none
-	open  int   // slots that were opened and not yet closed
-	begun bool  // for a parameter: its gradient has been written, later ones accumulate
-}
-
-func (d *differ) failf(format string, args ...any) {
-	if d.err == nil {
-		d.err = fmt.Errorf("graph: differentiate %s (%s): %s", d.op.Name, d.op.Kind, fmt.Sprintf(format, args...))
-	}
-}
-
 func (d *differ) run() error {
 	s := d.p.SectionOf(SectionForward, FormWhole)
 	if s.Micro() == nil {
@@ -126,8 +83,6 @@ func (d *differ) run() error {
 	ph.Ops = append(d.fwd, d.bwd...)
 	return nil
 }
-
-func (d *differ) at(i int) { d.i, d.op, d.inPlace = i, &d.fwd[i], false }
 
 // number gives every value a number and finds which ones need gradients.
 func (d *differ) number() error {
@@ -189,13 +144,6 @@ func (d *differ) number() error {
 		}
 	}
 	return nil
-}
-
-func (d *differ) newValue(v value) int {
-	d.vals = append(d.vals, v)
-	n := len(d.vals) - 1
-	d.current[v.root] = n
-	return n
 }
 
 // whole rejects a view of a part of a buffer: its gradient would be a part of a gradient
@@ -264,157 +212,6 @@ func (d *differ) reverse() {
 			d.drop(v)
 		}
 	}
-}
-
-// drop releases the gradient that a value holds.
-func (d *differ) drop(v int) {
-	if g := d.vals[v].grad; g != NoBuf {
-		d.grads[g]--
-		d.vals[v].grad = NoBuf
-	}
-}
-
-func (d *differ) hold(v int, g BufID) {
-	d.drop(v)
-	d.vals[v].grad = g
-	d.grads[g]++
-}
-
-// Helpers of the derivative rules.
-
-func (d *differ) in(j int) BufID  { return d.op.in(j) }
-func (d *differ) out(k int) BufID { return d.op.out(k) }
-
-// needs says whether input j wants a gradient.
-func (d *differ) needs(j int) bool {
-	return j < len(d.ins[d.i]) && d.ins[d.i][j] >= 0 && d.vals[d.ins[d.i][j]].needs
-}
-
-// dy is the gradient of output k, with the output's shape.
-func (d *differ) dy(k int) BufID {
-	v := d.outs[d.i][k]
-	if d.vals[v].root == d.p.Loss {
-		return d.seed()
-	}
-	return d.as(d.vals[v].grad, d.out(k))
-}
-
-// seed returns a buffer with the derivative of the loss by itself, 1.
-func (d *differ) seed() BufID {
-	if d.seedBuf == NoBuf {
-		loss := d.p.Buffers[d.p.Loss]
-		d.seedBuf = d.buffer(loss.Name+".grad", Buffer{DType: loss.DType, Shape: loss.Shape, Class: Activations, Unit: d.op.Unit})
-		d.emit("seed", Fill, FillAttr{1}, nil, Out{d.seedBuf, Write})
-	}
-	return d.seedBuf
-}
-
-// hyper returns the program's Hyper buffer, which it adds if there is none.
-func (d *differ) hyper() BufID {
-	if d.p.Hyper == NoBuf {
-		d.p.Hyper = d.buffer("hyper", Buffer{DType: F64, Shape: []int64{NumHyper}, Class: Inputs, Life: LifeStep, Unit: -1})
-	}
-	return d.p.Hyper
-}
-
-// emit appends a backward operation.
-func (d *differ) emit(suffix string, kind Kind, attr any, ins []BufID, outs ...Out) {
-	d.emitOp(Op{Kind: kind, Attr: attr}, suffix, ins, outs)
-}
-
-// emitOp is emit for an operation that may come from Define.
-func (d *differ) emitOp(op Op, suffix string, ins []BufID, outs []Out) {
-	if d.err != nil {
-		return
-	}
-	op.Name, op.In, op.Out, op.Work, op.Skip = d.unique(d.op.Name+"/"+suffix, "op "), ins, outs, NoBuf, NoBuf
-	op.Stream, op.Pass, op.Unit, op.Source = Compute, Backward, d.op.Unit, d.op.Name
-	d.readsIntact(ins)
-	if err := Check(d.p, &op); err != nil && d.err == nil {
-		d.err = err
-	}
-	d.bwd = append(d.bwd, op)
-}
-
-// readsIntact rejects a derivative that reads a forward buffer that was overwritten in
-// place since, or that the kind table does not list in Saves.
-func (d *differ) readsIntact(ins []BufID) {
-	if d.inPlace {
-		return
-	}
-	for _, id := range ins {
-		if id == NoBuf || id >= d.nFwd || id == d.p.Hyper {
-			continue
-		}
-		root, _ := d.p.Resolve(id, nil)
-		if _, isGrad := d.grads[root]; isGrad {
-			continue // the logits' buffer, which holds their gradient now
-		}
-		saved, intact := d.saves(d.i, func(v int) bool { return d.vals[v].root == root }),
-			d.saves(d.i, func(v int) bool { return d.current[root] == v })
-		if !saved {
-			d.failf("its derivative reads %s, which the kind table does not list among what it saves", d.p.Buffers[id].Name)
-		} else if !intact {
-			d.failf("its derivative reads %s, which is overwritten in place; the operation that does so must not", d.p.Buffers[id].Name)
-		}
-	}
-}
-
-// saves says whether forward operation i saves for its derivative an operand whose value
-// number satisfies is.
-func (d *differ) saves(i int, is func(v int) bool) bool {
-	info, _ := d.fwd[i].Info()
-	ins, outs := info.Operands(d.fwd[i].Attr)
-	for k, v := range d.ins[i] {
-		if v >= 0 && is(v) && slices.Contains(info.Saves, ins[k].Name) {
-			return true
-		}
-	}
-	for k, v := range d.outs[i] {
-		if v >= 0 && is(v) && slices.Contains(info.Saves, outs[k].Name) {
-			return true
-		}
-	}
-	return false
-}
-
-// as returns gradient g in the shape of buffer like: g itself or a view of it.
-func (d *differ) as(g, like BufID) BufID {
-	if slices.Equal(d.p.Buffers[g].Shape, d.p.Buffers[like].Shape) {
-		return g
-	}
-	key := [2]BufID{g, like}
-	v, ok := d.views[key]
-	if !ok {
-		b := d.p.Buffers[g]
-		v = d.buffer(b.Name+".view", Buffer{
-			DType: b.DType, Shape: d.p.Buffers[like].Shape, Space: b.Space, Class: b.Class, Life: b.Life, Unit: b.Unit, View: &View{Base: g},
-		})
-		d.views[key] = v
-	}
-	return v
-}
-
-// gradBuffer returns a new gradient buffer for value n, shaped as like.
-func (d *differ) gradBuffer(n int, like BufID) BufID {
-	root := &d.p.Buffers[d.vals[n].root]
-	return d.buffer(root.Name+".grad", Buffer{DType: F32, Shape: d.p.Buffers[like].Shape, Space: root.Space, Class: Activations, Unit: root.Unit})
-}
-
-func (d *differ) buffer(name string, b Buffer) BufID {
-	b.Name = d.unique(name, "")
-	b.Shape = slices.Clone(b.Shape)
-	return d.p.AddBuffer(b)
-}
-
-// unique returns name, or name with a number appended if name is taken.
-func (d *differ) unique(name, space string) string {
-	n := name
-	for i := 2; d.names[space+n]; i++ {
-		n = fmt.Sprintf("%s.%d", name, i)
-	}
-	d.names[space+n] = true
-	return n
 }
 
 // headLoss replaces HeadLoss by HeadLossGrad at its place.

@@ -1,8 +1,88 @@
 package graph
 
-import (
-	"slices"
-)
+import "slices"
+
+// What the derivative rules are made of.
+
+// dy is the gradient of output k, with the output's shape.
+func (d *differ) dy(k int) BufID {
+	v := d.outs[d.i][k]
+	if d.vals[v].root == d.p.Loss {
+		return d.seed()
+	}
+	return d.as(d.vals[v].grad, d.out(k))
+}
+
+// seed returns a buffer with the derivative of the loss by itself, 1.
+func (d *differ) seed() BufID {
+	if d.seedBuf == NoBuf {
+		loss := d.p.Buffers[d.p.Loss]
+		d.seedBuf = d.buffer(loss.Name+".grad", Buffer{DType: loss.DType, Shape: loss.Shape, Class: Activations, Unit: d.op.Unit})
+		d.emit("seed", Fill, FillAttr{1}, nil, Out{d.seedBuf, Write})
+	}
+	return d.seedBuf
+}
+
+// emit appends a backward operation.
+func (d *differ) emit(suffix string, kind Kind, attr any, ins []BufID, outs ...Out) {
+	d.emitOp(Op{Kind: kind, Attr: attr}, suffix, ins, outs)
+}
+
+// emitOp is emit for an operation that may come from Define.
+func (d *differ) emitOp(op Op, suffix string, ins []BufID, outs []Out) {
+	if d.err != nil {
+		return
+	}
+	op.Name, op.In, op.Out, op.Work, op.Skip = d.unique(d.op.Name+"/"+suffix, "op "), ins, outs, NoBuf, NoBuf
+	op.Stream, op.Pass, op.Unit, op.Source = Compute, Backward, d.op.Unit, d.op.Name
+	d.readsIntact(ins)
+	if err := Check(d.p, &op); err != nil && d.err == nil {
+		d.err = err
+	}
+	d.bwd = append(d.bwd, op)
+}
+
+// readsIntact rejects a derivative that reads a forward buffer that was overwritten in
+// place since, or that the kind table does not list in Saves.
+func (d *differ) readsIntact(ins []BufID) {
+	if d.inPlace {
+		return
+	}
+	for _, id := range ins {
+		if id == NoBuf || id >= d.nFwd || id == d.p.Hyper {
+			continue
+		}
+		root, _ := d.p.Resolve(id, nil)
+		if _, isGrad := d.grads[root]; isGrad {
+			continue // the logits' buffer, which holds their gradient now
+		}
+		saved, intact := d.saves(d.i, func(v int) bool { return d.vals[v].root == root }),
+			d.saves(d.i, func(v int) bool { return d.current[root] == v })
+		if !saved {
+			d.failf("its derivative reads %s, which the kind table does not list among what it saves", d.p.Buffers[id].Name)
+		} else if !intact {
+			d.failf("its derivative reads %s, which is overwritten in place; the operation that does so must not", d.p.Buffers[id].Name)
+		}
+	}
+}
+
+// saves says whether forward operation i saves for its derivative an operand whose value
+// number satisfies is.
+func (d *differ) saves(i int, is func(v int) bool) bool {
+	info, _ := d.fwd[i].Info()
+	ins, outs := info.Operands(d.fwd[i].Attr)
+	for k, v := range d.ins[i] {
+		if v >= 0 && is(v) && slices.Contains(info.Saves, ins[k].Name) {
+			return true
+		}
+	}
+	for k, v := range d.outs[i] {
+		if v >= 0 && is(v) && slices.Contains(info.Saves, outs[k].Name) {
+			return true
+		}
+	}
+	return false
+}
 
 // slot is the buffer for one contribution to the gradient of a value.
 type slot struct {
@@ -102,21 +182,6 @@ func (d *differ) join(suffix string, n int, g BufID, last bool) {
 		d.emit(suffix, Add, nil, []BufID{have, g}, Out{sum, Write})
 		d.hold(n, sum)
 	}
-}
-
-// sole says whether the gradient buffer may be overwritten: no value holds it, or only the
-// current operation does and uses it for the last time.
-func (d *differ) sole(root BufID) bool {
-	if root == d.seedBuf {
-		return false
-	}
-	n := d.grads[root]
-	for _, v := range d.outs[d.i] {
-		if v >= 0 && d.vals[v].grad == root {
-			n--
-		}
-	}
-	return n <= 0
 }
 
 // into adds a gradient operation whose only output contributes to input j.

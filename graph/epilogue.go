@@ -39,12 +39,3 @@ func (e Epilogues) String() string {
 	}
 	return strings.Join(names, ",")
 }
-
-// Epilogues returns the chosen epilogues that the target's products can do; the zero set
-// means the target's default.
-func (t Target) Epilogues(chosen Epilogues) Epilogues {
-	if chosen == 0 {
-		chosen = t.CUDA.Default
-	}
-	return chosen & t.CUDA.Epilogues
-}

@@ -1,16 +1,9 @@
 package graph
 
-import "slices"
-
 // Attention kernels that never hold the whole (Seq, Seq) matrix of scores.
 
 // packed has queries, keys and values side by side in one matrix.
 var packed = in("qkv", "(N,(Heads+2·KVHeads)·HeadDim)")
-
-// startsIn says where documents begin if a sample of Seq rows holds several: the document of
-// row n begins starts[n] rows after the sample's first row. starts ascends within a sample,
-// and starts[n] ≤ n mod Seq.
-func startsIn() Operand { return in("starts", "(N)").typ(isF32).opt() }
 
 var attentionKinds = []*Info{
 	{
@@ -120,13 +113,30 @@ func (a AttentionAttr) flops(products int64) int64 {
 	return pairs * (2*products*a.HeadDim + expFlops)
 }
 
-func deriveAttention(d *differ) {
-	by := []int{0, 1, 2}
-	if d.op.Attr.(AttentionAttr).Packed {
-		by = by[:1]
+func (t Target) attentionWork(_ *Program, op *Op) int64 {
+	a := op.Attr.(AttentionAttr)
+	return t.align(t.attention(a, a.Seq))
+}
+
+func (t Target) attentionGradWork(p *Program, op *Op) int64 {
+	a := op.Attr.(AttentionAttr)
+	q := min(t.Attention.Queries, roundUp(a.Seq, t.Attention.Keys))
+	d, keys := roundUp(a.HeadDim, t.Attention.Lanes), t.Attention.Keys
+	slots, sums := min(a.Batch*a.KVHeads, t.Attention.Slots), int64(0)
+	if half(p, op.In[0]) { // dk and dv of a head in f32
+		sums = 2 * a.Seq * a.HeadDim
 	}
-	if g := d.gradients(Op{Kind: AttentionGrad, Attr: d.op.Attr}, by...); g != nil {
-		own := []BufID{d.out(0), d.out(1), d.dy(0)}
-		g.add("dx", "", slices.Concat(d.op.In[:len(by)], own, d.op.In[len(by):]))
+	return t.align(4 * slots * (3*q*d + q + 5*keys*d + 2*keys*keys + 16 + sums))
+}
+
+// attentionGradCUDAWork is Σ dy·y of every query and head, and on the tensor cores also what
+// TensorAttentionWork adds. A plan must fit any card; a card without tensor cores leaves that
+// part unused.
+func (t Target) attentionGradCUDAWork(p *Program, op *Op) int64 {
+	a := op.Attr.(AttentionAttr)
+	deltas, sums, turns := t.CUDA.TensorAttentionWork(a)
+	if !t.CUDA.TensorAttention(a, p.Buf(op.In[0]).DType) {
+		return t.align(deltas)
 	}
+	return t.align(deltas) + t.align(sums) + t.align(turns)
 }

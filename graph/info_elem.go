@@ -257,3 +257,13 @@ func (c *checker) rope(a RopeAttr) {
 		c.failf("Theta is %g, want a positive finite number", a.Theta)
 	}
 }
+
+// ropeWork is the cosines and sines of all positions, f32.
+func (t Target) ropeWork(_ *Program, op *Op) int64 {
+	a := op.Attr.(RopeAttr)
+	return t.align(4 * a.Seq * a.HeadDim)
+}
+
+func (t Target) sumWork(p *Program, op *Op) int64 {
+	return t.align(8 * ((p.Buffers[op.In[0]].Elems() + t.SumElems - 1) / t.SumElems))
+}

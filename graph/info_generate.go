@@ -68,29 +68,12 @@ var generateKinds = []*Info{
 	},
 }
 
-// Cache adds a buffer of keys or values for generation, (slots, rows, width). Sections of
-// generation share it, and its contents last from one run to the next. Merge matches caches
-// by name.
-func (b *Builder) Cache(name string, slots, rows, width int64) Value {
-	return b.buffer(Buffer{Name: name, DType: F32, Shape: []int64{slots, rows, width}, Class: Activations, Life: LifeRun, Unit: -1})
-}
-
-// RopeAt is Rope with a position for each row: positions is i32 (N).
-func (b *Builder) RopeAt(name string, x, positions Value, attr RopeAttr, opts ...Option) Value {
-	attr.Seq = b.rowsOf(x)
-	return b.add(name, RopeAt, attr, opds(opd("x", x), opd("positions", positions)), []result{b.like(x)}, opts)
-}
-
-// AttentionCached is Attention of new tokens at positions i32 (N). It appends their keys and
-// values to the caches and attends over all cached ones. If k and v are the zero Value, q
-// holds queries, keys and values side by side.
-func (b *Builder) AttentionCached(name string, q, k, v, positions, keys, values Value, attr AttentionAttr) Value {
-	attr.Packed = k.None()
-	ins := opds(opd("q", q))
-	if !attr.Packed {
-		ins = append(ins, opd("k", k), opd("v", v))
+// attentionCachedWork allows for queries that begin in the middle of a tile of keys.
+func (t Target) attentionCachedWork(p *Program, op *Op) int64 {
+	a := op.Attr.(AttentionAttr)
+	span := a.Seq
+	if p.Buffers[op.Out[1].Buf].Shape[1] > a.Seq {
+		span += t.Attention.Keys - 1
 	}
-	ins = append(ins, opd("positions", positions), opd("key", b.key()))
-	return b.add(name, AttentionCached, attr, ins,
-		[]result{y(b.withCols(q, attr.Heads*attr.HeadDim)...), {over: opd("keys", keys)}, {over: opd("values", values)}}, nil)
+	return t.align(t.attention(a, span))
 }

@@ -193,49 +193,6 @@ var linearKinds = []*Info{
 	},
 }
 
-// slice checks an optional SliceAttr, of a vocabulary whose slices have the rows of table.
-func (c *checker) slice(table ref) {
-	a, ok := c.op.Attr.(SliceAttr)
-	if !ok {
-		return
-	}
-	c.sliceOf(a)
-	if c.err == nil && table.ok() && table.buf.Shape[0] != a.Each {
-		c.bad(table, "dimension 0", table.buf.Shape[0], a.Each, " (the elements of a slice)")
-	}
-}
-
-// groups checks that n divides the whole of which x has elems, all of it or one of equal parts.
-func (c *checker) groups(what string, n int64, x ref, of string, elems int64, part SliceAttr) {
-	if part == (SliceAttr{}) {
-		c.divides(what, n, x, of, elems)
-		return
-	}
-	c.sliceOf(part)
-	if c.err == nil && (part.Each != elems || part.Total%elems != 0) {
-		c.failf("operand %s (%s, shape %v): %s is %d, want a part of %d of %d", x.name, x.buf.Name, x.buf.Shape, of, elems, part.Each, part.Total)
-	}
-	c.divides(what, n, x, of+" of the whole", part.Total)
-}
-
-// sliceOf checks a slice by itself.
-func (c *checker) sliceOf(a SliceAttr) {
-	if c.err != nil {
-		return
-	}
-	ranks := int64(1)
-	if a.Axis < -1 || a.Axis >= len(c.p.Mesh) {
-		c.failf("a slice along mesh axis %d, want −1 to %d", a.Axis, len(c.p.Mesh)-1)
-		return
-	} else if a.Axis >= 0 {
-		ranks = int64(c.p.Mesh[a.Axis].Size)
-	}
-	c.within("the elements of a slice", a.Each, maxElems)
-	if c.err == nil && (a.Index < 0 || a.Index >= a.PerRank || (ranks*a.PerRank-1)*a.Each >= a.Total || ranks*a.PerRank*a.Each < a.Total) {
-		c.failf("slice %d of %d on each of %d ranks, each of %d elements of %d: want slices that cover all of them, and none empty", a.Index, a.PerRank, ranks, a.Each, a.Total)
-	}
-}
-
 // gradW checks the operands of a weight's gradient: x, dy → dw.
 func (c *checker) gradW() {
 	x, dy, dw := c.in(0), c.in(1), c.out(0)
@@ -318,6 +275,75 @@ func Int8Traffic(p *Program, op *Op) int64 {
 	return p.Buf(op.In[0]).Elems() + p.Buf(op.In[1]).Elems()
 }
 
+// Scratch of the kernels.
+
+func (t Target) linearWork(p *Program, op *Op) int64 {
+	m, n, k, transB := productOf(p, op)
+	if op.Attr.(LinearAttr).Int8 { // codes and scales of both factors
+		return t.align(m*k) + t.align(k*n) + t.align(4*m) + t.align(4*n) + t.int8Product(m, n, k)
+	}
+	return t.product(m, n, k, transB, half(p, op.In[0]), half(p, op.Out[0].Buf))
+}
+
+// linearActWork adds, for 16-bit elements, the sums in f32 from which y is computed.
+func (t Target) linearActWork(p *Program, op *Op) int64 {
+	y := op.Out[0].Buf
+	if !half(p, y) {
+		return t.linearWork(p, op)
+	}
+	m, n, k, transB := productOf(p, op)
+	return t.product(m, n, k, transB, true, false) + t.align(4*p.Buffers[y].Elems())
+}
+
+func (t Target) linearCUDAWork(p *Program, op *Op) int64 {
+	m, n, k, _ := productOf(p, op)
+	codes := int64(0)
+	if op.Attr.(LinearAttr).Int8 { // and scales, of both factors
+		codes = t.align(m*k) + t.align(k*n) + t.align(4*m) + t.align(4*n)
+	}
+	return codes + t.align(t.CUDA.ProductWork(m, n, k))
+}
+
+// gradWBCUDAWork is the larger of two needs: the product's workspace followed by the sums
+// that its epilogue writes, if they are to be accumulated; or, if the sums are taken
+// separately, the product's and later in its place that of the column sums.
+func (t Target) gradWBCUDAWork(p *Program, op *Op) int64 {
+	m, n := p.Buf(op.In[1]).matrix()
+	return max(t.linearCUDAWork(p, op)+t.align(4*n), t.align(t.CUDA.ColumnWork(m, n)))
+}
+
+func (t Target) biasGradCUDAWork(p *Program, op *Op) int64 {
+	m, n := p.Buf(op.In[0]).matrix()
+	return t.align(t.CUDA.ColumnWork(m, n))
+}
+
+// productOf returns the matrix product C(m,n) = A(m,k)·B(k,n) of a linear or of
+// one of its gradients; transB: B is stored (n,k).
+func productOf(p *Program, op *Op) (m, n, k int64, transB bool) {
+	trans := op.Attr.(LinearAttr).TransW
+	m, in := p.Buf(op.In[0]).matrix()
+	_, out := p.Buf(op.Out[0].Buf).matrix()
+	switch op.Kind {
+	case Linear, LinearAct: // x (m,in)
+		return m, out, in, trans
+	case LinearGradX, LinearGradAct: // dy (m,in) here
+		return m, out, in, !trans
+	}
+	_, out = p.Buf(op.In[1]).matrix()
+	if trans {
+		in, out = out, in
+	}
+	return in, out, m, false
+}
+
+// embedGradWork is, for a 16-bit gradient, the row indices sorted by token.
+func (t Target) embedGradWork(p *Program, op *Op) int64 {
+	if !half(p, op.In[1]) {
+		return 0
+	}
+	return t.align(8 * p.Buffers[op.In[0]].Elems())
+}
+
 func dimOf(plain, transposed int, trans bool) string {
 	d := plain
 	if trans {
@@ -330,33 +356,4 @@ func (c *checker) noAct(a LinearAttr) {
 	if a.Act != ActNone {
 		c.failf("attribute has activation %q; a gradient has none", a.Act)
 	}
-}
-
-func deriveEmbed(d *differ) {
-	d.into(1, "dw", EmbedGrad, d.op.Attr, d.in(0), d.dy(0))
-}
-
-func deriveAddPos(d *differ) {
-	d.into(1, "dpos", AddPosGrad, d.op.Attr, append([]BufID{d.dy(0)}, d.op.In[2:]...)...)
-	d.identity(0, "dx", d.dy(0), true)
-}
-
-// deriveLinear adds the weight's gradient before the input's: dw is then the last use of x,
-// and dx can take x's memory.
-func deriveLinear(d *differ) {
-	a := d.op.Attr.(LinearAttr)
-	dy := d.dy(0)
-	if a.Act != ActNone {
-		if d.out(1) == NoBuf {
-			d.failf("its activation was fused without keeping pre; differentiate before fusing")
-			return
-		}
-		g := d.scratch(d.out(1), "dpre", dy)
-		d.emit("dpre", ActivationGrad, ActAttr{a.Act}, []BufID{dy, d.out(1)}, g)
-		dy = g.Buf
-	}
-	attr := LinearAttr{TransW: a.TransW}
-	d.into(2, "db", BiasGrad, nil, dy)
-	d.into(1, "dw", LinearGradW, attr, d.in(0), dy)
-	d.into(0, "dx", LinearGradX, attr, dy, d.in(1))
 }

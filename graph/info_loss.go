@@ -195,14 +195,52 @@ func (c *checker) headFlops() int64 {
 	return logits * (2*products*c.in(0).cols() + expFlops + 2)
 }
 
-// deriveCrossEntropy overwrites the logits with their gradient if nothing reads them later:
-// with a large vocabulary they are the largest activation.
-func deriveCrossEntropy(d *differ) {
-	if !d.needs(0) {
-		return
+func (t Target) headLossWork(p *Program, op *Op) int64 {
+	n, c := p.Buf(op.In[0]).matrix()
+	v, _ := p.Buf(op.In[1]).matrix()
+	rows := min(n, t.HeadRows)
+	dx, dw := HeadGradients(op)
+	if dw != NoBuf && half(p, dw) && n <= t.HeadRows+c {
+		rows = n // the logits of all rows take no more than a chunk's and the f32 sum of dw
 	}
-	ins := []BufID{d.in(0), d.in(1), d.out(1), d.hyper()}
-	s := d.openInto(0, d.reusable(0))
-	d.emit("dx", CrossEntropyGrad, nil, ins, s.out)
-	d.close("dx", s)
+	in16, sum := half(p, op.In[0]), int64(0)
+	product := t.product(rows, v, c, true, in16, false)
+	if dx != NoBuf {
+		product = max(product, t.product(rows, c, v, false, in16, in16))
+	}
+	if dw != NoBuf {
+		out16 := half(p, dw)
+		if out16 && n > rows { // dw is summed over chunks in f32
+			out16, sum = false, t.align(4*v*c)
+		}
+		product = max(product, t.product(v, c, rows, false, in16, out16))
+	}
+	// Logits (rows, V), their log-sum-exp in f32 and loss in f64 by row.
+	return t.align(4*rows*v) + t.align(4*rows) + t.align(8*rows) + sum + product
+}
+
+func (t Target) headLossCUDAWork(p *Program, op *Op) int64 {
+	c := &t.CUDA
+	n, width := p.Buf(op.In[0]).matrix()
+	v, _ := p.Buf(op.In[1]).matrix()
+	rows := min(n, c.HeadChunk(v))
+	product, sums := c.ProductWork(rows, v, width), int64(0)
+	dx, dw := op.out(1), op.out(2)
+	if dx != NoBuf {
+		product = max(product, c.ProductWork(rows, width, v))
+	}
+	if dw != NoBuf {
+		product = max(product, c.ProductWork(v, width, rows))
+		if c.HeadSums(n, v, p.Buf(dw).DType) {
+			sums = 4 * v * width
+		}
+	}
+	// Logits (rows, V padded), loss in f64 by row, dw in fp32.
+	return t.align(4*rows*c.LogitStride(v)) + t.align(8*rows) + t.align(product) + t.align(sums)
+}
+
+// crossEntropyCUDAWork is the loss of every row, in f64.
+func (t Target) crossEntropyCUDAWork(p *Program, op *Op) int64 {
+	n, _ := p.Buf(op.In[0]).matrix()
+	return t.align(8 * n)
 }

@@ -94,3 +94,24 @@ func (c *checker) eps() {
 		c.failf("Eps is %g, want a number in [0, 1)", a.Eps)
 	}
 }
+
+// gainWork is for the gain 1 + gamma, which kernels for 16-bit values compute in f32.
+func (t Target) gainWork(p *Program, op *Op) int64 {
+	gamma := op.In[1]
+	if len(op.In) == 4 { // rmsnorm_grad: dy, x, gamma, rstd
+		gamma = op.In[2]
+	}
+	if !op.Attr.(NormAttr).PlusOne || half(p, gamma) {
+		return 0
+	}
+	return t.align(4 * p.Buffers[gamma].Elems())
+}
+
+// normGradCUDAWork is the sums for gain and shift of all lanes, see NormLanes.
+func (t Target) normGradCUDAWork(p *Program, op *Op) int64 {
+	_, n := p.Buf(op.In[1]).matrix()
+	if op.out(1) == NoBuf && op.out(2) == NoBuf {
+		return 0
+	}
+	return t.align(2 * 4 * t.CUDA.NormLanes * n)
+}

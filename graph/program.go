@@ -57,6 +57,21 @@ const TensorAxis = "tensor"
 // the blocks of stage i (Unit.Stage).
 const PipelineAxis = "pipeline"
 
+// Scalars are the numbers that change with the step and that every update rule reads. They
+// are in buffers, not constants of operations, so that a captured program can be run again.
+// The program's first set is for the current step. There is a second set if updates are
+// deferred into the next step, or run before the gradient norm is known.
+type Scalars struct {
+	Hyper BufID // F64 (NumHyper): rate, loss scale, bias corrections, number of the update: Hyper* constants
+	Coef  BufID // F32 (1): factor for gradients: the clip coefficient over the loss scale
+	Skip  BufID // I32 (1): while it is not 0 update rules change nothing; NoBuf: they always run
+}
+
+// scalarNames are the names of the fields in the text form.
+var scalarNames = [...]string{"hyper", "coef", "skip"}
+
+func (s *Scalars) buffers() []*BufID { return []*BufID{&s.Hyper, &s.Coef, &s.Skip} }
+
 // Scaler decides for each step, on every rank the same, whether its update is left
 // out because a gradient is not finite, and has the state of dynamic loss scaling;
 // where there is none (State is NoBuf) steps are only left out. The scale of a step reaches the
@@ -106,6 +121,7 @@ const (
 // Buf returns the buffer with the given ID.
 func (p *Program) Buf(id BufID) *Buffer { return &p.Buffers[id] }
 
+// bufName names a buffer in messages: a number if it has no name or is out of range.
 func (p *Program) bufName(id BufID) string {
 	if id < 0 || int(id) >= len(p.Buffers) {
 		return fmt.Sprintf("#%d", id)

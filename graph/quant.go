@@ -1,9 +1,6 @@
 package graph
 
-import (
-	"fmt"
-	"slices"
-)
+import "fmt"
 
 // QuantBlock is the number of elements that share a scale, counted from a parameter's start.
 const QuantBlock = 256
@@ -48,46 +45,4 @@ func (p *Program) Scales() map[BufID]BufID {
 		}
 	}
 	return scales
-}
-
-// scaled checks that quantised operands come with their own scales, and that other operands
-// come without.
-func (c *checker) scaled() {
-	hasScales := func(o Operand) bool { return o.ScaleOf != "" }
-	if !slices.ContainsFunc(c.inOps, hasScales) && !slices.ContainsFunc(c.outOps, hasScales) {
-		return
-	}
-	type operand struct {
-		o  *Operand
-		id BufID
-	}
-	var all []operand
-	for i := range c.inOps {
-		all = append(all, operand{&c.inOps[i], c.op.in(i)})
-	}
-	for k := range c.outOps {
-		all = append(all, operand{&c.outOps[k], c.op.out(k)})
-	}
-	for _, s := range all {
-		if s.o.ScaleOf == "" || c.err != nil {
-			continue
-		}
-		for _, v := range all {
-			if v.o.Name != s.o.ScaleOf || v.id == NoBuf {
-				continue
-			}
-			d := c.p.Buffers[v.id].DType
-			quantised := d == I8 || d == U8
-			switch {
-			case quantised && s.id == NoBuf:
-				c.failf("operand %s is missing, and %s (%s) is %v", s.o.Name, v.o.Name, c.p.Buffers[v.id].Name, d)
-			case !quantised && s.id != NoBuf:
-				c.failf("operand %s (%s) has scales of %s (%s), which is %v", s.o.Name, c.p.Buffers[s.id].Name, v.o.Name, c.p.Buffers[v.id].Name, d)
-			case quantised && (c.p.Buffers[s.id].Scale.Block == 0 || c.p.Buffers[s.id].Scale.Of != v.id):
-				c.failf("operand %s (%s) is not the scales of %s (%s)", s.o.Name, c.p.Buffers[s.id].Name, v.o.Name, c.p.Buffers[v.id].Name)
-			case quantised && c.p.Buffers[s.id].Scale.Block != s.o.Per:
-				c.failf("operand %s (%s) has a scale for each %d values, want %d", s.o.Name, c.p.Buffers[s.id].Name, c.p.Buffers[s.id].Scale.Block, s.o.Per)
-			}
-		}
-	}
 }

@@ -35,69 +35,6 @@ type CUDAKernels struct {
 	AttentionTile int64
 }
 
-// CUDATarget describes an NVIDIA GPU, whose kernels are in kernels/cuda, and the
-// CPU that is its host.
-func CUDATarget() Target {
-	t := CPUTarget()
-	t.Name = "cuda"
-	t.Align = 256 // what cuMemAlloc gives
-	t.CUDA = CUDAKernels{
-		ProductBytes: 32 << 20, ProductParts: 16, ProductDepth: 256,
-		HeadBytes: 256 << 20, HeadStep: 256, HeadRows: 2048, LogitPad: 64,
-		ColumnRows: 128, ColumnParts: 64,
-		NormLanes:     512,
-		AttentionTile: 64,
-		Activation:    ActGELUTanh,
-		Epilogues:     EpilogueDGELU | EpilogueBGrad | EpilogueGELU,
-		Default:       EpilogueDGELU,
-	}
-	return t
-}
-
-// cudaWorkspace is Workspace for an operation on the GPU.
-func (t Target) cudaWorkspace(p *Program, op *Op) int64 {
-	if info, _ := op.Info(); info != nil && info.cudaWork != nil {
-		return info.cudaWork(t, p, op)
-	}
-	return 0
-}
-
-// Scratch of the kind table's operations on a GPU.
-
-func (t Target) linearCUDAWork(p *Program, op *Op) int64 {
-	m, n, k, _ := productOf(p, op)
-	codes := int64(0)
-	if op.Attr.(LinearAttr).Int8 { // and scales, of both factors
-		codes = t.align(m*k) + t.align(k*n) + t.align(4*m) + t.align(4*n)
-	}
-	return codes + t.align(t.CUDA.ProductWork(m, n, k))
-}
-
-func (t Target) biasGradCUDAWork(p *Program, op *Op) int64 {
-	m, n := p.Buf(op.In[0]).matrix()
-	return t.align(t.CUDA.ColumnWork(m, n))
-}
-
-// gradWBCUDAWork is the larger of two needs: the product's workspace followed by the sums
-// that its epilogue writes, if they are to be accumulated; or, if the sums are taken
-// separately, the product's and later in its place that of the column sums.
-func (t Target) gradWBCUDAWork(p *Program, op *Op) int64 {
-	m, n := p.Buf(op.In[1]).matrix()
-	return max(t.linearCUDAWork(p, op)+t.align(4*n), t.align(t.CUDA.ColumnWork(m, n)))
-}
-
-// attentionGradCUDAWork is Σ dy·y of every query and head, and on the tensor cores also what
-// TensorAttentionWork adds. A plan must fit any card; a card without tensor cores leaves that
-// part unused.
-func (t Target) attentionGradCUDAWork(p *Program, op *Op) int64 {
-	a := op.Attr.(AttentionAttr)
-	deltas, sums, turns := t.CUDA.TensorAttentionWork(a)
-	if !t.CUDA.TensorAttention(a, p.Buf(op.In[0]).DType) {
-		return t.align(deltas)
-	}
-	return t.align(deltas) + t.align(sums) + t.align(turns)
-}
-
 // TensorAttention says whether the kernels for tensor cores can run an attention over values
 // of the given type.
 func (c *CUDAKernels) TensorAttention(a AttentionAttr, dt DType) bool {
@@ -115,41 +52,6 @@ func (c *CUDAKernels) TensorAttentionWork(a AttentionAttr) (deltas, sums, turns 
 	heads := a.Batch * a.Heads
 	tiles := heads * ((a.Seq + c.AttentionTile - 1) / c.AttentionTile)
 	return 4 * heads * a.Seq, 4 * tiles * c.AttentionTile * a.HeadDim, 4 * (tiles + 1)
-}
-
-// normGradCUDAWork is the sums for gain and shift of all lanes, see NormLanes.
-func (t Target) normGradCUDAWork(p *Program, op *Op) int64 {
-	_, n := p.Buf(op.In[1]).matrix()
-	if op.out(1) == NoBuf && op.out(2) == NoBuf {
-		return 0
-	}
-	return t.align(2 * 4 * t.CUDA.NormLanes * n)
-}
-
-// crossEntropyCUDAWork is the loss of every row, in f64.
-func (t Target) crossEntropyCUDAWork(p *Program, op *Op) int64 {
-	n, _ := p.Buf(op.In[0]).matrix()
-	return t.align(8 * n)
-}
-
-func (t Target) headLossCUDAWork(p *Program, op *Op) int64 {
-	c := &t.CUDA
-	n, width := p.Buf(op.In[0]).matrix()
-	v, _ := p.Buf(op.In[1]).matrix()
-	rows := min(n, c.HeadChunk(v))
-	product, sums := c.ProductWork(rows, v, width), int64(0)
-	dx, dw := op.out(1), op.out(2)
-	if dx != NoBuf {
-		product = max(product, c.ProductWork(rows, width, v))
-	}
-	if dw != NoBuf {
-		product = max(product, c.ProductWork(v, width, rows))
-		if c.HeadSums(n, v, p.Buf(dw).DType) {
-			sums = 4 * v * width
-		}
-	}
-	// Logits (rows, V padded), loss in f64 by row, dw in fp32.
-	return t.align(4*rows*c.LogitStride(v)) + t.align(8*rows) + t.align(product) + t.align(sums)
 }
 
 // ProductWork returns the bytes of workspace of a product C(m,n) = A(m,k)·B(k,n):
