@@ -19,26 +19,6 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// Answer is what --ask comes to.
-type Answer struct {
-	Ask   string `json:"ask"`
-	Value any    `json:"value"` // a number, bytes, or a model's name
-	Flags string `json:"flags"` // which plan the value
-	// Plan is the fastest found of the value.
-	Plan planStage `json:"plan"`
-	// Neighbour is the next value, which does not fit; null: there is none.
-	Neighbour *Neighbour `json:"neighbour"`
-	first     string
-	lines     []string
-	given     []string // the value's flag
-}
-
-// Neighbour is a value that does not fit, with the plan of it that came nearest.
-type Neighbour struct {
-	Value any        `json:"value"`
-	Plan  *planStage `json:"plan"`
-}
-
 // topic is what may be asked for.
 type topic struct {
 	name, flag string // --ask's value, and the flag that sets a value
