@@ -50,7 +50,8 @@ func (f *Flags) command(c *config.Config, changes []string) (text string, refuse
 	switch nodes := f.servers(c); {
 	case nodes > 1:
 		args = cli.WithFlags(args, []string{"--ranks", ""}) // srun says how many
-		return fmt.Sprintf("srun --nodes=%d --ntasks-per-node=%d spillway ", nodes, f.nodeSize) + planner.Shell(args[:len(args)-2]), nil
+		return fmt.Sprintf("srun --nodes=%d --ntasks-per-node=%d spillway ", nodes, f.nodeSize) +
+			planner.Shell(args[:len(args)-2]), nil
 	case f.gpuFound == nil && c.Ranks > 1 && strings.EqualFold(f.transport, cluster.SHM):
 		env = cluster.Env{Source: cluster.Launch, World: c.Ranks / max(c.LocalRanks, 1)}
 	case f.gpuFound == nil && c.Ranks > 1 && strings.EqualFold(f.transport, cluster.MPI):

@@ -1,4 +1,5 @@
-// Package planning is the command plan.
+// Package planning is the command plan. Command turns its flags into a configuration, plans it, and hands what it
+// found, a planReport, to the writers of text.go, page.go, json.go and emit.go.
 package planning
 
 import (
@@ -20,6 +21,14 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
+// hiddenFlags are the flags of train that the help of plan leaves out.
+var hiddenFlags = []string{
+	"checkpoint", "collectives", "cuda-graphs", "data", "data-glob", "epochs", "eval-every", "eval-split",
+	"eval-steps", "export", "init", "keep", "long", "loss-on", "metrics", "metrics-addr", "order", "receipt",
+	"receipt-every", "require-pinned", "resume", "save-every", "seed", "template", "tensorboard", "text-field",
+	"timeout", "tokenizer", "trace",
+}
+
 // Command is plan on the machine here, nil for none. page, if not nil, takes each plan's page, as
 // --html writes it.
 func Command(here Here, page func([]byte) error) *cobra.Command {
@@ -39,7 +48,7 @@ data and no GPU.`,
 	fs := cmd.Flags()
 	options.Train(fs, &c, &l)
 	f.Bind(fs, &c)
-	cli.Hide(fs, "checkpoint", "collectives", "cuda-graphs", "data", "data-glob", "epochs", "eval-every", "eval-split", "eval-steps", "export", "init", "keep", "long", "loss-on", "metrics", "metrics-addr", "order", "receipt", "receipt-every", "require-pinned", "resume", "save-every", "seed", "template", "tensorboard", "text-field", "timeout", "tokenizer", "trace")
+	cli.Hide(fs, hiddenFlags...)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		defer host.PlanHeap.Acquire()()
 		out := cmd.OutOrStdout()
@@ -141,7 +150,8 @@ func (f *Flags) outputs() error {
 // nothingFits tells about the configuration as requested, and refuses it with what the search has
 // found. The request is the answer where it fits and the effort was used up before another one was
 // planned. Of a global batch, the request is the split that came nearest.
-func (f *Flags) nothingFits(ctx context.Context, c config.Config, none *planner.NothingFits, globalBatch int, out io.Writer) error {
+func (f *Flags) nothingFits(ctx context.Context, c config.Config, none *planner.NothingFits, globalBatch int,
+	out io.Writer) error {
 	if globalBatch > 0 && none.Smallest != nil {
 		c.Batch, c.Accum = none.Smallest.Config.Batch, none.Smallest.Config.Accum
 	}

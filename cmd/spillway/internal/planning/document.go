@@ -127,8 +127,9 @@ type (
 		// what is outside them.
 		ProcessBytes int64 `json:"process_bytes"`
 		// Batches are those of --batch-schedule, the largest first.
-		Batches      []planBatch `json:"batches,omitempty"`
-		StagingBytes int64       `json:"staging_bytes,omitempty"` // of host.outside_bytes, for saves beside the steps; none: they are synchronous
+		Batches []planBatch `json:"batches,omitempty"`
+		// StagingBytes is the part of host.outside_bytes for saves beside the steps; none: they are synchronous.
+		StagingBytes int64 `json:"staging_bytes,omitempty"`
 	}
 	// planRole is a stage of a pipeline: its layers, and what a rank of it has and does in a step.
 	planRole struct {

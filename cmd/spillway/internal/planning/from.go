@@ -21,7 +21,8 @@ func (f *Flags) readFrom(fs *pflag.FlagSet, path string) error {
 	case fs.Changed("config"):
 		return fmt.Errorf("--from %.80s with --config: each gives the flags of a plan; leave one out", path)
 	case fs.Changed("calibrate"):
-		return fmt.Errorf("--from %.80s with --calibrate: the file has the measurements of the machine that it was made on; leave one out", path)
+		return fmt.Errorf("--from %.80s with --calibrate: the file has the measurements of the machine that it was "+
+			"made on; leave one out", path)
 	}
 	text, err := regular.ReadFile(path, maxDocument)
 	if err != nil {
@@ -38,9 +39,11 @@ func (f *Flags) readFrom(fs *pflag.FlagSet, path string) error {
 	}
 	switch {
 	case doc.Version == nil:
-		return fmt.Errorf("--from %.80s: it has no version, so it is no plan's JSON or one of an older spillway; %s", path, remedy)
+		return fmt.Errorf("--from %.80s: it has no version, so it is no plan's JSON or one of an older spillway; %s",
+			path, remedy)
 	case *doc.Version != Version:
-		return fmt.Errorf("--from %.80s: version %d is not known, only %d; read it with the spillway that wrote it, or plan again", path, *doc.Version, Version)
+		return fmt.Errorf("--from %.80s: version %d is not known, only %d; read it with the spillway that wrote it, "+
+			"or plan again", path, *doc.Version, Version)
 	case len(doc.Command) == 0 || doc.Command[0] != "plan" || doc.Machine == nil:
 		return fmt.Errorf("--from %.80s: its command or machine is missing; %s", path, remedy)
 	}

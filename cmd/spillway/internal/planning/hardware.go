@@ -34,7 +34,8 @@ func (f *Flags) Hardware(c *config.Config) planner.Hardware {
 	if !f.countInNodes {
 		node = gpus.NodeGPUs // more ranks than asked for fill nodes too
 	}
-	hw := planner.Hardware{Budget: f.plans, HalfPrecision: g.Rates.BF16 > 0 || g.Rates.FP16 > 0, HostShare: f.hostShare(g)}
+	hw := planner.Hardware{Budget: f.plans, HalfPrecision: g.Rates.BF16 > 0 || g.Rates.FP16 > 0,
+		HostShare: f.hostShare(g)}
 	hw.Machine = func(ranks int) *cost.Machine {
 		m := g.Machine(min(node, ranks))
 		f.measured(m, min(node, ranks))
@@ -43,7 +44,8 @@ func (f *Flags) Hardware(c *config.Config) planner.Hardware {
 	if c.DeviceMemory == g.Memory-g.Used { // a cap of one's own stays
 		for _, o := range gpus.List() {
 			if amd := o.Arch == gpus.CDNA3; o.Memory > g.Memory && amd == (g.Arch == gpus.CDNA3) {
-				hw.Larger = append(hw.Larger, planner.LargerDevice{Name: o.Name, Memory: o.Memory, Outside: o.OutsideBytes(), HostShare: f.hostShare(o),
+				hw.Larger = append(hw.Larger, planner.LargerDevice{Name: o.Name, Memory: o.Memory,
+					Outside: o.OutsideBytes(), HostShare: f.hostShare(o),
 					Machine: func(ranks int) *cost.Machine { return o.Machine(min(node, ranks)) }})
 			}
 		}

@@ -12,7 +12,8 @@ import (
 // why explains a plan.
 func why(f *planner.Forecast) planWhy {
 	e := planner.Explain(f)
-	w := planWhy{Recompute: cmp.Or(f.Config.Recompute, "none"), Auto: cli.Flagged(f.Auto), Offload: f.Config.Offload, Recomputed: append([]planner.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
+	w := planWhy{Recompute: cmp.Or(f.Config.Recompute, "none"), Auto: cli.Flagged(f.Auto), Offload: f.Config.Offload,
+		Recomputed: append([]planner.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
 		Parked: []planParked{}, Placed: []planPlaced{}, Notes: cli.Reasons(f)}
 	for _, g := range e.Parked {
 		w.Parked = append(w.Parked, planParked{g, g.Space.String()})
@@ -27,7 +28,8 @@ func why(f *planner.Forecast) planWhy {
 func (r *planReport) doc() Doc {
 	f, asked, best := r.flags, r.asked, r.best
 	c := asked.Config
-	doc := Doc{Version: Version, Command: f.question(), Model: planModel{c.Model, asked.Parameters()}, Nodes: f.servers(&c), Ranks: c.Ranks, Batch: c.Batch, Accum: c.Accum, Seq: c.Seq,
+	doc := Doc{Version: Version, Command: f.question(), Model: planModel{c.Model, asked.Parameters()},
+		Nodes: f.servers(&c), Ranks: c.Ranks, Batch: c.Batch, Accum: c.Accum, Seq: c.Seq,
 		Precision: strings.ToLower(c.PrecisionName()), Requested: f.stageJSON(asked),
 		Ways: []planWay{}, Changing: []planWay{}, Machine: f.machine, Effort: f.effort, Answer: f.answer}
 	if f.gpuFound != nil {
@@ -46,7 +48,8 @@ func (r *planReport) doc() Doc {
 	answered := asked
 	if best != nil {
 		answered = best.Forecast
-		doc.Recommended = &planRecommended{cli.FlagText(best.Choices), best.Config.PrecisionName() != c.PrecisionName(), cli.FlaggedAll(best.Reasons), f.stageJSON(answered)}
+		doc.Recommended = &planRecommended{cli.FlagText(best.Choices), best.Config.PrecisionName() != c.PrecisionName(),
+			cli.FlaggedAll(best.Reasons), f.stageJSON(answered)}
 	}
 	if t := f.timeRange(answered); t != nil {
 		doc.Time = &Time{t.Low, t.High, t.Rows, t.Text(), f.stack, t.Middle}
@@ -64,7 +67,8 @@ func (r *planReport) doc() Doc {
 			to = &doc.Changing
 		}
 		for _, way := range list.ways {
-			*to = append(*to, planWay{cli.FlagText(way.Changes), list.changes, way.Cost, way.Slowdown, cli.Flagged(way.Note),
+			*to = append(*to, planWay{cli.FlagText(way.Changes), list.changes, way.Cost, way.Slowdown,
+				cli.Flagged(way.Note),
 				f.stageJSON(way.Forecast)})
 		}
 	}
@@ -91,14 +95,16 @@ func (f *Flags) stageJSON(p *planner.Forecast) planStage {
 	for _, b := range p.StepTimes() {
 		batches = append(batches, planBatch{b.Rows, b.Accum, b.Step.Seconds})
 	}
-	return planStage{Zero: p.Config.Zero, Batches: batches, Fits: p.Fits, CommBytesPerStep: p.Plan.CommBytes, StepSeconds: p.Step.Seconds, StagingBytes: p.Plan.Config.Staging,
+	return planStage{Zero: p.Config.Zero, Batches: batches, Fits: p.Fits, CommBytesPerStep: p.Plan.CommBytes,
+		StepSeconds: p.Step.Seconds, StagingBytes: p.Plan.Config.Staging,
 		TokensPerSecond: f.speedJSON(p), ProcessBytes: f.process(p),
 		Device: spaceJSON(p, graph.Device), Host: spaceJSON(p, graph.Host), Disk: spaceJSON(p, graph.Disk)}
 }
 
 func spaceJSON(f *planner.Forecast, s graph.Space) Space {
 	use := &f.Plan.Layout.Spaces[s]
-	v := Space{PeakBytes: use.Peak, PeakAt: use.PeakAt, OutsideBytes: f.Plan.Config.Outside[s], ByClass: map[string]int64{}, ClassPeakBytes: map[string]int64{}}
+	v := Space{PeakBytes: use.Peak, PeakAt: use.PeakAt, OutsideBytes: f.Plan.Config.Outside[s],
+		ByClass: map[string]int64{}, ClassPeakBytes: map[string]int64{}}
 	if limit := f.Plan.Config.Capacity[s]; limit > 0 {
 		v.CapacityBytes = &limit
 	}

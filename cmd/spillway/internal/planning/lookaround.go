@@ -50,7 +50,8 @@ func (f *Flags) lookAround(ctx context.Context, fs *pflag.FlagSet, c *config.Con
 	}
 	if m.CPU == nil {
 		if f.here == nil && !fs.Changed("threads") {
-			return errors.New("--gpu is missing, and a browser does not tell what it runs on; give --gpu NAME (plan --list-gpus), or --threads N for a CPU of typical cores")
+			return errors.New("--gpu is missing, and a browser does not tell what it runs on; give --gpu NAME (plan " +
+				"--list-gpus), or --threads N for a CPU of typical cores")
 		}
 		if err := checkLinks(f.transport); err != nil {
 			return err

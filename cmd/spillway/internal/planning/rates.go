@@ -38,15 +38,18 @@ func known(here Here, threads int) (cal *cost.Calibration, rates string) {
 }
 
 // measuresLinks are the commands that measure collectives over a transport.
-var measuresLinks = map[string]string{cluster.SHM: "spillway launch -n N -- bench comm", cluster.MPI: "mpirun -np N spillway bench comm"}
+var measuresLinks = map[string]string{cluster.SHM: "spillway launch -n N -- bench comm",
+	cluster.MPI: "mpirun -np N spillway bench comm"}
 
 // checkLinks refuses a transport whose collectives are not measured.
 func checkLinks(transport string) error {
 	switch t := strings.ToLower(transport); {
 	case t == cluster.NCCL:
-		return errors.New("--transport nccl is how ranks on GPUs meet, which --gpu NAME plans; of CPU ranks it is inproc, shm or mpi")
+		return errors.New("--transport nccl is how ranks on GPUs meet, which --gpu NAME plans; of CPU ranks it is " +
+			"inproc, shm or mpi")
 	case t != cluster.InProc && measuresLinks[t] == "":
-		return fmt.Errorf("--transport %.80q: want inproc, shm or mpi: one process, spillway launch or mpirun, by which the planned CPU ranks will meet", transport)
+		return fmt.Errorf("--transport %.80q: want inproc, shm or mpi: one process, spillway launch or mpirun, by "+
+			"which the planned CPU ranks will meet", transport)
 	}
 	return nil
 }

@@ -16,7 +16,8 @@ import (
 // takeFitted sets what the search chose.
 func takeFitted(c *config.Config, best *planner.Fitted) {
 	b := best.Forecast.Config
-	c.Zero, c.Batch, c.Accum, c.AccumOrder, c.Prefetch, c.Recompute, c.Offload, c.Precision = b.Zero, b.Batch, b.Accum, b.AccumOrder, b.Prefetch, b.Recompute, b.Offload, b.Precision
+	c.Zero, c.Batch, c.Accum, c.AccumOrder, c.Prefetch = b.Zero, b.Batch, b.Accum, b.AccumOrder, b.Prefetch
+	c.Recompute, c.Offload, c.Precision = b.Recompute, b.Offload, b.Precision
 	if best.Caps[graph.Device] > 0 {
 		c.DeviceMemory = best.Caps[graph.Device]
 	}
@@ -34,13 +35,16 @@ type recommendation struct {
 
 // all are the lines behind the flags.
 func (rec *recommendation) all() []string {
-	return slices.DeleteFunc(append([]string{rec.took, rec.budget}, rec.lines...), func(s string) bool { return s == "" })
+	return slices.DeleteFunc(append([]string{rec.took, rec.budget}, rec.lines...),
+		func(s string) bool { return s == "" })
 }
 
 // fittedText says what the search chose, and why.
 func (f *Flags) fittedText(best *planner.Fitted) *recommendation {
-	return &recommendation{flags: cli.FlagText(best.Choices), budget: f.budgetText(best.Forecast), lines: cli.FlaggedAll(best.Reasons),
-		took: fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s", best.Tried, f.seconds(best.Forecast, best.Step.Seconds), f.speed(best.Forecast))}
+	return &recommendation{flags: cli.FlagText(best.Choices), budget: f.budgetText(best.Forecast),
+		lines: cli.FlaggedAll(best.Reasons),
+		took: fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s", best.Tried,
+			f.seconds(best.Forecast, best.Step.Seconds), f.speed(best.Forecast))}
 }
 
 func (rec *recommendation) print(w io.Writer) {
@@ -105,10 +109,12 @@ func (r *planReport) recommended() *recommendation {
 		return r.flags.fittedText(best)
 	}
 	f := r.flags
-	took := fmt.Sprintf("%s a step and %s predicted", f.seconds(best.Forecast, best.Step.Seconds), f.speed(best.Forecast))
+	took := fmt.Sprintf("%s a step and %s predicted", f.seconds(best.Forecast, best.Step.Seconds),
+		f.speed(best.Forecast))
 	switch ratio := best.TokensPerSecond() / asked.TokensPerSecond(); {
 	case asked.Fits && ratio < sameSpeed:
-		words := fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.step(asked), f.speed(asked))
+		words := fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.step(asked),
+			f.speed(asked))
 		return &recommendation{words: words,
 			budget: f.budgetText(asked), lines: cli.Reasons(asked)[:1]}
 	case asked.Fits:
@@ -116,5 +122,6 @@ func (r *planReport) recommended() *recommendation {
 	default:
 		took += fmt.Sprintf("; as requested it does not fit, and would take %s", f.step(asked))
 	}
-	return &recommendation{flags: cli.FlagText(best.Choices), took: took, budget: f.budgetText(best.Forecast), lines: cli.FlaggedAll(best.Reasons)}
+	return &recommendation{flags: cli.FlagText(best.Choices), took: took, budget: f.budgetText(best.Forecast),
+		lines: cli.FlaggedAll(best.Reasons)}
 }

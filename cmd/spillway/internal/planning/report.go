@@ -36,22 +36,26 @@ func (r *planReport) answer() (a *answer, says string) {
 	asked, best := r.asked, r.best
 	over := ""
 	if refused, ok := errors.AsType[*plan.DoesNotFit](asked.Plan.Fit()); ok {
-		over = fmt.Sprintf("does not fit as requested (%s of %s memory over the cap)", plan.Bytes(refused.Peak+refused.Outside-refused.Capacity), refused.Space)
+		over = fmt.Sprintf("does not fit as requested (%s of %s memory over the cap)",
+			plan.Bytes(refused.Peak+refused.Outside-refused.Capacity), refused.Space)
 	}
 	switch {
 	case r.flags.chosen:
-		return &answer{best.Forecast, cli.ArgsOf(best.Choices)}, fmt.Sprintf("fits; the fastest by prediction of %d configurations planned:", best.Tried)
+		return &answer{best.Forecast, cli.ArgsOf(best.Choices)}, fmt.Sprintf("fits; the fastest by prediction of %d "+
+			"configurations planned:", best.Tried)
 	case asked.Fits && best == nil: // the effort was used up
 		return &answer{asked, nil}, "fits as requested; nothing else was planned:"
 	case asked.Fits && best.TokensPerSecond() < sameSpeed*asked.TokensPerSecond():
 		return &answer{asked, nil}, "fits as requested, and nothing found is faster:"
 	case asked.Fits:
-		return &answer{best.Forecast, cli.ArgsOf(best.Choices)}, fmt.Sprintf("fits as requested; this is %.2f × as fast:", best.TokensPerSecond()/asked.TokensPerSecond())
+		return &answer{best.Forecast, cli.ArgsOf(best.Choices)}, fmt.Sprintf("fits as requested; this is %.2f × as "+
+			"fast:", best.TokensPerSecond()/asked.TokensPerSecond())
 	case best != nil:
 		return &answer{best.Forecast, cli.ArgsOf(best.Choices)}, over + "; this fits:"
 	case len(r.ways) > 0:
 		way := r.ways[0]
-		return &answer{way.Forecast, cli.ArgsOf(way.Changes)}, fmt.Sprintf("%s; this fits, for %s:", over, cmp.Or(way.Cost, "another time"))
+		return &answer{way.Forecast, cli.ArgsOf(way.Changes)}, fmt.Sprintf("%s; this fits, for %s:", over,
+			cmp.Or(way.Cost, "another time"))
 	}
 	return nil, over + "; nothing tried makes it fit, see the end"
 }
@@ -78,8 +82,8 @@ func (r *planReport) pipeline() (list []planRole) {
 		if i+1 < len(p.Config.Stages) {
 			last = p.Config.Stages[i+1] - 1
 		}
-		list = append(list, planRole{i, p.Config.Stages[i], last, p.Roles[i].Layout.Spaces[graph.Device].Peak, p.Roles[i].CommBytes,
-			run.Busy[graph.Compute], run.Exposed / run.Seconds})
+		list = append(list, planRole{i, p.Config.Stages[i], last, p.Roles[i].Layout.Spaces[graph.Device].Peak,
+			p.Roles[i].CommBytes, run.Busy[graph.Compute], run.Exposed / run.Seconds})
 	}
 	return list
 }
@@ -88,7 +92,8 @@ var roleHead = []string{"stage", "layers", "device", "sent by a rank", "computin
 
 func (r *planReport) roleRow(p planRole) []string {
 	return []string{fmt.Sprint(p.Stage), fmt.Sprintf("%d-%d", p.FirstLayer, p.LastLayer), plan.Bytes(p.DeviceBytes),
-		plan.Bytes(p.CommBytesPerStep), r.flags.seconds(r.asked, p.ComputingSeconds), fmt.Sprintf("%.0f %%", 100*p.WaitingShare)}
+		plan.Bytes(p.CommBytesPerStep), r.flags.seconds(r.asked, p.ComputingSeconds),
+		fmt.Sprintf("%.0f %%", 100*p.WaitingShare)}
 }
 
 // stepRow is a line of the table of times.
@@ -114,7 +119,9 @@ func (r *planReport) stepRows() []stepRow {
 		{"computing", func(p *planner.Forecast) string {
 			return fmt.Sprintf("%.0f %%", 100*(1-p.Step.Exposed/p.Step.Seconds))
 		}},
-		{"waiting", func(p *planner.Forecast) string { return fmt.Sprintf("%.0f %%", 100*p.Step.Exposed/p.Step.Seconds) }},
+		{"waiting", func(p *planner.Forecast) string {
+			return fmt.Sprintf("%.0f %%", 100*p.Step.Exposed/p.Step.Seconds)
+		}},
 		{"tokens/s", func(p *planner.Forecast) string {
 			return strings.TrimSuffix(f.speed(p), " tokens/s")
 		}},
@@ -129,7 +136,8 @@ func (r *planReport) figureRows(plans []*planner.Forecast) (rows []stepRow) {
 			used = used || p.Plan.Layout.Spaces[s].Peak > 0
 		}
 		if used {
-			rows = append(rows, stepRow{s.String() + " memory", func(p *planner.Forecast) string { return r.flags.filled(p, s) }})
+			rows = append(rows, stepRow{s.String() + " memory",
+				func(p *planner.Forecast) string { return r.flags.filled(p, s) }})
 		}
 	}
 	return append(rows,

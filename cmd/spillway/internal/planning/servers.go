@@ -64,12 +64,14 @@ func (f *Flags) serverNote(asked *planner.Forecast) string {
 	n := f.ranksAServer(&asked.Config)
 	switch {
 	case f.nodeMemory > 0:
-		return fmt.Sprintf("a server's memory of %s (--node-memory) is shared by its %d ranks", plan.Bytes(f.nodeMemory), n)
+		return fmt.Sprintf("a server's memory of %s (--node-memory) is shared by its %d ranks",
+			plan.Bytes(f.nodeMemory), n)
 	case f.server == nil:
 		return ""
 	}
 	total := n * f.server.Memory
-	text := fmt.Sprintf("a server of %d is taken to have %s (%s); --node-memory says what yours has", n, plan.Bytes(total), f.server.Source)
+	text := fmt.Sprintf("a server of %d is taken to have %s (%s); --node-memory says what yours has", n,
+		plan.Bytes(total), f.server.Source)
 	if asked.Config.HostMemory == 0 && f.onServer(asked, graph.Host) > gpus.ForRanks(total) {
 		text += ". What was asked for needs more than that"
 	}

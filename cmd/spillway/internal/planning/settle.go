@@ -28,11 +28,13 @@ func (f *Flags) refuseMachine(fs *pflag.FlagSet) error {
 		return errors.New("--gpu detect: a browser does not tell which GPU it has; give --gpu NAME (plan --list-gpus)")
 	}
 	if f.calibrate {
-		return errors.New("--calibrate: a browser cannot measure its machine; give --gpu NAME, or --threads N for a CPU of typical cores")
+		return errors.New("--calibrate: a browser cannot measure its machine; give --gpu NAME, or --threads N for a " +
+			"CPU of typical cores")
 	}
 	for _, name := range []string{"config", "from", "html", "json", "dump"} {
 		if file := fs.Lookup(name).Value.String(); file != "" && file != "-" {
-			return fmt.Errorf("--%s %.80q: a browser has no files; leave it out, or use spillway plan on a computer", name, file)
+			return fmt.Errorf("--%s %.80q: a browser has no files; leave it out, or use spillway plan on a computer",
+				name, file)
 		}
 	}
 	return nil
@@ -62,11 +64,13 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
 	f.countInNodes = fs.Changed("nodes") || fs.Changed("gpus-per-node")
 	if f.countInNodes {
 		if f.nodes > 1<<20/f.gpusPerNode {
-			return fmt.Errorf("--nodes %d --gpus-per-node %d: more than %d ranks are not planned", f.nodes, f.gpusPerNode, 1<<20)
+			return fmt.Errorf("--nodes %d --gpus-per-node %d: more than %d ranks are not planned", f.nodes,
+				f.gpusPerNode, 1<<20)
 		}
 		ranks := f.nodes * f.gpusPerNode
 		if fs.Changed("ranks") && c.Ranks != ranks {
-			return fmt.Errorf("--ranks %d contradicts --nodes %d times --gpus-per-node %d, which is %d; leave --ranks out", c.Ranks, f.nodes, f.gpusPerNode, ranks)
+			return fmt.Errorf("--ranks %d contradicts --nodes %d times --gpus-per-node %d, which is %d; leave "+
+				"--ranks out", c.Ranks, f.nodes, f.gpusPerNode, ranks)
 		}
 		c.Ranks = ranks
 	}
@@ -85,9 +89,11 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
 	if f.gpu == "" {
 		switch {
 		case fs.Changed("gpu"):
-			return errors.New(`--gpu "": the name of a GPU is missing; --list-gpus lists them, and detect is this machine's own`)
+			return errors.New(`--gpu "": the name of a GPU is missing; --list-gpus lists them, ` +
+				`and detect is this machine's own`)
 		case strings.EqualFold(c.Device, "cuda"):
-			return errors.New("--device cuda: say which GPU to plan for: --gpu NAME (--list-gpus lists them) or --gpu detect")
+			return errors.New("--device cuda: say which GPU to plan for: --gpu NAME (--list-gpus lists them) or " +
+				"--gpu detect")
 		}
 		return f.checkStack()
 	}
@@ -121,7 +127,8 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
 func (f *Flags) checkStack() error {
 	switch {
 	case f.gpuFound == nil && f.stack != "":
-		return fmt.Errorf("--stack %.40s is for predicted times on GPUs; give --gpu NAME too, or leave --stack out", f.stack)
+		return fmt.Errorf("--stack %.40s is for predicted times on GPUs; give --gpu NAME too, or leave --stack out",
+			f.stack)
 	case f.gpuFound == nil:
 	case f.stack == "" || f.stack == ownStack:
 		f.stack = ""
@@ -144,19 +151,22 @@ func (f *Flags) settleProcesses(c *config.Config) error {
 	}
 	if f.gpu != "" {
 		if f.perProcess > 0 {
-			return fmt.Errorf("--ranks-per-process %d with --gpu %.80s: it is for CPU ranks; a GPU's rank is planned with a process of its own", f.perProcess, f.gpu)
+			return fmt.Errorf("--ranks-per-process %d with --gpu %.80s: it is for CPU ranks; a GPU's rank is planned "+
+				"with a process of its own", f.perProcess, f.gpu)
 		}
 		return nil
 	}
 	if strings.EqualFold(f.transport, cluster.InProc) {
 		if f.perProcess > 0 && f.perProcess != c.Ranks {
-			return fmt.Errorf("--ranks-per-process %d with --ranks %d: one process runs all ranks; give --transport shm or mpi for several", f.perProcess, c.Ranks)
+			return fmt.Errorf("--ranks-per-process %d with --ranks %d: one process runs all ranks; give --transport "+
+				"shm or mpi for several", f.perProcess, c.Ranks)
 		}
 		return nil
 	}
 	each := max(f.perProcess, 1)
 	if c.Ranks%each != 0 {
-		return fmt.Errorf("--ranks-per-process %d with --ranks %d: processes have equal numbers of ranks", each, c.Ranks)
+		return fmt.Errorf("--ranks-per-process %d with --ranks %d: processes have equal numbers of ranks", each,
+			c.Ranks)
 	}
 	c.LocalRanks = each
 	if !f.countInNodes {

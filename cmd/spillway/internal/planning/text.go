@@ -50,7 +50,8 @@ func (r *planReport) print(w io.Writer) error {
 
 func (r *planReport) heading(w io.Writer) {
 	c := r.asked.Config
-	text := fmt.Sprintf("%s: %s parameters, %s; %s", c.Model, grouped(r.asked.Parameters()), strings.ToLower(c.Precision), english.Plural(c.Ranks, "rank", ""))
+	text := fmt.Sprintf("%s: %s parameters, %s; %s", c.Model, grouped(r.asked.Parameters()),
+		strings.ToLower(c.Precision), english.Plural(c.Ranks, "rank", ""))
 	switch f := r.flags; {
 	case f.countInNodes:
 		text += fmt.Sprintf(" (%s of %d)", english.Plural(f.nodes, "node", ""), f.gpusPerNode)
@@ -67,9 +68,11 @@ func (r *planReport) heading(w io.Writer) {
 		text += fmt.Sprintf(", in %d stages (%s)", c.Pipeline, c.TurnsOfStages())
 	}
 	cli.Wrap(w, "", "  ", text)
-	fmt.Fprintf(w, "micro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.StepRows())*int64(c.Seq)))
+	fmt.Fprintf(w, "micro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum,
+		grouped(int64(c.StepRows())*int64(c.Seq)))
 	if len(c.BatchSchedule) > 0 {
-		cli.Wrap(w, "", "  ", "batch schedule: "+scheduleText(c.BatchSchedule)+"; memory, what is sent and the speed are those of the largest")
+		cli.Wrap(w, "", "  ", "batch schedule: "+scheduleText(c.BatchSchedule)+"; memory, what is sent and the speed "+
+			"are those of the largest")
 	}
 	switch shares := c.Shares(); {
 	case shares == nil:
@@ -112,15 +115,18 @@ func (f *Flags) precisionNotes(c *config.Config) (lines []string) {
 	precision := strings.ToLower(c.Precision)
 	switch {
 	case precision == "bf16" && g.Rates.BF16 == 0:
-		lines = append(lines, fmt.Sprintf("%s has no units for bf16: its products are planned at the rate of fp32, %.3g TFLOP/s; in fp16 it has %.3g", g.Name, g.Rates.FP32/1e12, g.Rates.FP16/1e12))
+		lines = append(lines, fmt.Sprintf("%s has no units for bf16: its products are planned at the rate of fp32, "+
+			"%.3g TFLOP/s; in fp16 it has %.3g", g.Name, g.Rates.FP32/1e12, g.Rates.FP16/1e12))
 	case !f.precisionGiven && g.Rates.BF16 == 0:
-		lines = append(lines, fmt.Sprintf("%s has no units for bf16; in fp16 its products have %.3g TFLOP/s instead of %.3g: --precision fp16", g.Name, g.Rates.FP16/1e12, g.Rates.FP32/1e12))
+		lines = append(lines, fmt.Sprintf("%s has no units for bf16; in fp16 its products have %.3g TFLOP/s instead "+
+			"of %.3g: --precision fp16", g.Name, g.Rates.FP16/1e12, g.Rates.FP32/1e12))
 	}
 	if len(c.Int8) > 0 {
 		lines = append(lines, "--int8 is planned only: train refuses it with --device cuda, whose kernels have none")
 	}
 	if strings.EqualFold(c.OptimizerDType, "bf16") {
-		lines = append(lines, "--optimizer-dtype bf16 is planned only: train refuses it with --device cuda, whose kernels have none")
+		lines = append(lines, "--optimizer-dtype bf16 is planned only: train refuses it with --device cuda, whose "+
+			"kernels have none")
 	}
 	return lines
 }
@@ -153,7 +159,8 @@ func (r *planReport) defaultsNote() []string {
 	if len(flags) == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("as requested means the defaults here: %s; as such models are trained: %s", strings.Join(words, " and "), strings.Join(flags, " "))}
+	return []string{fmt.Sprintf("as requested means the defaults here: %s; as such models are trained: %s",
+		strings.Join(words, " and "), strings.Join(flags, " "))}
 }
 
 // stageTable writes a table with a column a stage, narrow enough for a terminal
@@ -208,7 +215,9 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 	t := r.stageTable(w)
 	for c := range graph.NumClasses {
 		if used[c] {
-			t.row(c.String(), func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c]) })
+			t.row(c.String(), func(f *planner.Forecast) string {
+				return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c])
+			})
 		}
 	}
 	t.row("peak", func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].Peak) })
@@ -224,7 +233,8 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 		})
 	}
 	if s == graph.Host && r.flags.ranksAServer(&r.asked.Config) > 1 {
-		t.row(fmt.Sprintf("%d, a server", r.flags.ranksAServer(&r.asked.Config)), func(f *planner.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
+		t.row(fmt.Sprintf("%d, a server", r.flags.ranksAServer(&r.asked.Config)),
+			func(f *planner.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
 	}
 	if limit > 0 {
 		free := func(f *planner.Forecast) int64 {
@@ -273,7 +283,8 @@ func (r *planReport) steps(w io.Writer) {
 	}
 	for k, b := range r.asked.StepTimes() {
 		if k > 0 {
-			t.row(fmt.Sprintf("of %d rows", b.Rows), func(f *planner.Forecast) string { return r.flags.seconds(f, f.StepTimes()[k].Step.Seconds) })
+			t.row(fmt.Sprintf("of %d rows", b.Rows),
+				func(f *planner.Forecast) string { return r.flags.seconds(f, f.StepTimes()[k].Step.Seconds) })
 		}
 	}
 	t.row("fits", func(f *planner.Forecast) string { return yesOrNo(f.Fits) })
@@ -293,7 +304,8 @@ func (r *planReport) steps(w io.Writer) {
 	}
 	tw.Flush()
 	fmt.Fprintln(w)
-	cli.Wrap(w, "", "  ", fmt.Sprintf("Model states by the ZeRO paper's formula (section 5) at stage %d: %s a rank", r.asked.Config.Zero, plan.Bytes(int64(textbookStates(r.asked)))))
+	cli.Wrap(w, "", "  ", fmt.Sprintf("Model states by the ZeRO paper's formula (section 5) at stage %d: %s a rank",
+		r.asked.Config.Zero, plan.Bytes(int64(textbookStates(r.asked)))))
 	fmt.Fprintln(w)
 }
 
@@ -331,7 +343,8 @@ func (r *planReport) roles(w io.Writer) {
 // alive prints the largest buffers in device memory at the peak.
 func (r *planReport) alive(w io.Writer) {
 	use := &r.asked.Plan.Layout.Spaces[graph.Device]
-	fmt.Fprintf(w, "Largest buffers in device memory at the peak of stage %d,\nat %s\n", r.asked.Config.Zero, use.PeakAt)
+	fmt.Fprintf(w, "Largest buffers in device memory at the peak of stage %d,\nat %s\n", r.asked.Config.Zero,
+		use.PeakAt)
 	const most = 12
 	var lines [][4]string // bytes, class, name, count and shape
 	var widest [4]int     // of all but the name

@@ -56,7 +56,8 @@ func (f *Flags) elsewhere(asked *planner.Forecast) string {
 	}
 	device := asked.Plan.Layout.Spaces[graph.Device].Peak + asked.Plan.Config.Outside[graph.Device]
 	fsdp := published.DeviceMemory(published.Torch, published.Compiled)
-	text := fmt.Sprintf("The job %s, with Spillway's plan. PyTorch FSDP took %s; by that the job needs %s of a GPU there", here, fsdp.Text(), scaled(fsdp, device))
+	text := fmt.Sprintf("The job %s, with Spillway's plan. PyTorch FSDP took %s; by that the job needs %s of a GPU "+
+		"there", here, fsdp.Text(), scaled(fsdp, device))
 	switch capacity := asked.Plan.Config.Capacity[graph.Device]; {
 	case float64(device)*fsdp.Low > float64(capacity):
 		text += " and does not fit"
@@ -65,7 +66,8 @@ func (f *Flags) elsewhere(asked *planner.Forecast) string {
 	}
 	if asked.Plan.Layout.Spaces[graph.Host].Peak > 1<<30 {
 		ds := published.HostMemory(published.DeepSpeed)
-		text += fmt.Sprintf("; DeepSpeed's offload took %s of a server's memory, here %s", ds.Text(), scaled(ds, f.onServer(asked, graph.Host)))
+		text += fmt.Sprintf("; DeepSpeed's offload took %s of a server's memory, here %s", ds.Text(),
+			scaled(ds, f.onServer(asked, graph.Host)))
 	}
 	return text + "."
 }
