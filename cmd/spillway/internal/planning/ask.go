@@ -19,26 +19,6 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// Answer is what --ask comes to.
-type Answer struct {
-	Ask   string `json:"ask"`
-	Value any    `json:"value"` // a number, bytes, or a model's name
-	Flags string `json:"flags"` // which plan the value
-	// Plan is the fastest found of the value.
-	Plan planStage `json:"plan"`
-	// Neighbour is the next value, which does not fit; null: there is none.
-	Neighbour *Neighbour `json:"neighbour"`
-	first     string
-	lines     []string
-	given     []string // the value's flag
-}
-
-// Neighbour is a value that does not fit, with the plan of it that came nearest.
-type Neighbour struct {
-	Value any        `json:"value"`
-	Plan  *planStage `json:"plan"`
-}
-
 // topic is what may be asked for.
 type topic struct {
 	name, flag string // --ask's value, and the flag that sets a value
@@ -76,13 +56,19 @@ func sizes(*config.Config) (list []int64) {
 }
 
 var topics = []topic{
-	{"gpus", "ranks", "fewest GPUs", func(c *config.Config) []int64 { return upTo(mostAsked, int64(max(c.Tensor, 1)*max(c.Pipeline, 1))) }, true,
+	{"gpus", "ranks", "fewest GPUs", func(c *config.Config) []int64 {
+		return upTo(mostAsked, int64(max(c.Tensor, 1)*max(c.Pipeline, 1)))
+	}, true,
 		func(c *config.Config, v int64) { c.Ranks = int(v) },
-		[]string{"ranks", "nodes", "gpus-per-node", "shard-size", "global-batch", "rank-shares", "batch-schedule"}, false},
-	{"model", "model", "largest preset", presets, false, func(c *config.Config, v int64) { c.Model = bySize()[v].Name }, []string{"model"}, false},
+		[]string{"ranks", "nodes", "gpus-per-node", "shard-size", "global-batch", "rank-shares", "batch-schedule"},
+		false},
+	{"model", "model", "largest preset", presets, false,
+		func(c *config.Config, v int64) { c.Model = bySize()[v].Name }, []string{"model"}, false},
 	{"batch", "batch", "largest micro-batch", func(*config.Config) []int64 { return upTo(mostAsked, 1) }, false,
-		func(c *config.Config, v int64) { c.Batch = int(v) }, []string{"batch", "global-batch", "batch-schedule"}, false},
-	{"seq", "seq", "longest rows", nil, false, func(c *config.Config, v int64) { c.Seq = int(v) }, []string{"seq"}, false},
+		func(c *config.Config, v int64) { c.Batch = int(v) },
+		[]string{"batch", "global-batch", "batch-schedule"}, false},
+	{"seq", "seq", "longest rows", nil, false,
+		func(c *config.Config, v int64) { c.Seq = int(v) }, []string{"seq"}, false},
 	{"device-memory", "device-memory", "least device memory", sizes, true,
 		func(c *config.Config, v int64) { c.DeviceMemory = v }, []string{"device-memory"}, true},
 	{"host-memory", "host-memory", "least host memory", sizes, true,
@@ -167,12 +153,14 @@ func (f *Flags) topicOf(fs *pflag.FlagSet, c *config.Config) (*topic, error) {
 	}
 	for _, flag := range topics[k].clash {
 		if fs.Changed(flag) {
-			return nil, fmt.Errorf("--ask %s with --%s: the flag says what is asked for; leave one of them out", topics[k].name, flag)
+			return nil, fmt.Errorf("--ask %s with --%s: the flag says what is asked for; leave one of them out",
+				topics[k].name, flag)
 		}
 	}
 	for _, flag := range []string{"dump", "emit"} {
 		if fs.Changed(flag) {
-			return nil, fmt.Errorf("--ask %s with --%s: ask first, then give --%s with the flags of the answer", topics[k].name, flag, flag)
+			return nil, fmt.Errorf("--ask %s with --%s: ask first, then give --%s with the flags of the answer",
+				topics[k].name, flag, flag)
 		}
 	}
 	switch f.hostMemory = c.HostMemory; topics[k].name {
@@ -219,7 +207,8 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 	a, err := planner.Ask(ctx, planner.Question{Count: len(values), Easier: t.easier, At: at, Fixed: fixed, Rows: rows})
 	switch {
 	case planner.UsedUp(err):
-		return c, nil, fmt.Errorf("--effort %d: as many plans do not answer --ask %s; give more, or leave it out", f.effort, t.name)
+		return c, nil, fmt.Errorf("--effort %d: as many plans do not answer --ask %s; give more, or leave it out",
+			f.effort, t.name)
 	case err != nil:
 		return c, nil, err
 	}
@@ -236,7 +225,8 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 	if t.name == "gpus" || t.name == "seq" {
 		out.first = t.what + " that fit: " + value
 	}
-	out.lines = append(out.lines, fmt.Sprintf("%s a step and %s by prediction", f.seconds(a.Best.Forecast, a.Best.Step.Seconds), f.speed(a.Best.Forecast)))
+	out.lines = append(out.lines, fmt.Sprintf("%s a step and %s by prediction",
+		f.seconds(a.Best.Forecast, a.Best.Step.Seconds), f.speed(a.Best.Forecast)))
 	if budget := f.budgetText(a.Best.Forecast); budget != "" {
 		out.lines = append(out.lines, budget)
 	}
@@ -253,7 +243,8 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 	}
 	if t.name == "model" {
 		if names := undivided(&c); len(names) > 0 {
-			out.lines = append(out.lines, "left out, since tensor and pipeline ranks cannot divide them: "+strings.Join(names, ", "))
+			out.lines = append(out.lines, "left out, since tensor and pipeline ranks cannot divide them: "+
+				strings.Join(names, ", "))
 		}
 	}
 	f.answer = out

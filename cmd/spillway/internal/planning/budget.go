@@ -8,15 +8,6 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// Budget is what training on so many tokens takes by prediction. Low and high are of the range
-// that the predicted time is worth; without --gpu they are equal.
-type Budget struct {
-	Tokens    float64    `json:"tokens"`
-	Days      [2]float64 `json:"days"`
-	RankHours [2]float64 `json:"rank_hours"`     // GPU-hours with --gpu
-	Cost      []float64  `json:"cost,omitempty"` // rank hours times --price
-}
-
 // checkBudget refuses a --tokens or --price that is none.
 func (f *Flags) checkBudget() error {
 	switch {
@@ -72,17 +63,4 @@ func (f *Flags) budgetText(p *planner.Forecast) string {
 		text += fmt.Sprintf(", which cost %s at --price %g", of(b.Cost), f.price)
 	}
 	return text
-}
-
-// inWords writes a number of tokens as people say it.
-func inWords(v float64) string {
-	for _, u := range []struct {
-		of   float64
-		name string
-	}{{1e12, " trillion"}, {1e9, " billion"}, {1e6, " million"}} {
-		if v >= u.of {
-			return fmt.Sprintf("%.4g%s", v/u.of, u.name)
-		}
-	}
-	return fmt.Sprintf("%.0f", v)
 }

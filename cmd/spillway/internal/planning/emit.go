@@ -78,9 +78,11 @@ func (f *Flags) checkEmit(fs *pflag.FlagSet, c *config.Config) error {
 	case !f.countInNodes:
 		return refuse(": it is not said on which servers; give --nodes N --gpus-per-node N, with --gpu NAME for GPUs")
 	case f.emit == jobSet && f.nodes > 1:
-		return refuse(" with --nodes %d: the pods of a JobSet have nothing to meet by across servers; give --nodes 1, --emit slurm, or write an MPIJob (examples/cluster/mpijob.yaml)", f.nodes)
+		return refuse(" with --nodes %d: the pods of a JobSet have nothing to meet by across servers; give --nodes "+
+			"1, --emit slurm, or write an MPIJob (examples/cluster/mpijob.yaml)", f.nodes)
 	case fs.Changed("transport"):
-		return refuse(" with --transport %s: the form of the job says how ranks meet; leave --transport out", f.transport)
+		return refuse(" with --transport %s: the form of the job says how ranks meet; leave --transport out",
+			f.transport)
 	}
 	if err := f.runnable(*c); err != nil {
 		return fmt.Errorf("--emit %s: train does not run the plan: %w", f.emit, err)
@@ -113,7 +115,8 @@ func (j job) PerTask() int { return max(1, j.CPUs/j.Ranks) }
 // writeJob writes the job of a plan that fits, found by changing the request.
 func (r *planReport) writeJob(w io.Writer, a *answer) error {
 	f, c := r.flags, &a.plan.Config
-	j := job{Nodes: f.nodes, Ranks: f.gpusPerNode, CPUs: cpusPerRank * f.gpusPerNode, MiB: f.serverMiB(a.plan), Scratch: a.plan.Plan.Layout.Spaces[graph.Disk].Peak > 0}
+	j := job{Nodes: f.nodes, Ranks: f.gpusPerNode, CPUs: cpusPerRank * f.gpusPerNode, MiB: f.serverMiB(a.plan),
+		Scratch: a.plan.Plan.Layout.Spaces[graph.Disk].Peak > 0}
 	if f.gpuFound != nil {
 		j.GPUs, j.CPUs = f.gpusPerNode, cpusPerGPU*f.gpusPerNode
 	}

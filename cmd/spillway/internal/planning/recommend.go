@@ -2,25 +2,22 @@ package planning
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
-	"strings"
-	"sync"
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/precision"
-	"github.com/spillway-ml/spillway/zero"
 )
 
 // takeFitted sets what the search chose.
 func takeFitted(c *config.Config, best *planner.Fitted) {
 	b := best.Forecast.Config
-	c.Zero, c.Batch, c.Accum, c.AccumOrder, c.Prefetch, c.Recompute, c.Offload, c.Precision = b.Zero, b.Batch, b.Accum, b.AccumOrder, b.Prefetch, b.Recompute, b.Offload, b.Precision
+	c.Zero, c.Batch, c.Accum, c.AccumOrder, c.Prefetch = b.Zero, b.Batch, b.Accum, b.AccumOrder, b.Prefetch
+	c.Recompute, c.Offload, c.Precision = b.Recompute, b.Offload, b.Precision
 	if best.Caps[graph.Device] > 0 {
 		c.DeviceMemory = best.Caps[graph.Device]
 	}
@@ -38,13 +35,16 @@ type recommendation struct {
 
 // all are the lines behind the flags.
 func (rec *recommendation) all() []string {
-	return slices.DeleteFunc(append([]string{rec.took, rec.budget}, rec.lines...), func(s string) bool { return s == "" })
+	return slices.DeleteFunc(append([]string{rec.took, rec.budget}, rec.lines...),
+		func(s string) bool { return s == "" })
 }
 
 // fittedText says what the search chose, and why.
 func (f *Flags) fittedText(best *planner.Fitted) *recommendation {
-	return &recommendation{flags: cli.FlagText(best.Choices), budget: f.budgetText(best.Forecast), lines: cli.FlaggedAll(best.Reasons),
-		took: fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s", best.Tried, f.seconds(best.Forecast, best.Step.Seconds), f.speed(best.Forecast))}
+	return &recommendation{flags: cli.FlagText(best.Choices), budget: f.budgetText(best.Forecast),
+		lines: cli.FlaggedAll(best.Reasons),
+		took: fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s", best.Tried,
+			f.seconds(best.Forecast, best.Step.Seconds), f.speed(best.Forecast))}
 }
 
 func (rec *recommendation) print(w io.Writer) {
@@ -109,10 +109,12 @@ func (r *planReport) recommended() *recommendation {
 		return r.flags.fittedText(best)
 	}
 	f := r.flags
-	took := fmt.Sprintf("%s a step and %s predicted", f.seconds(best.Forecast, best.Step.Seconds), f.speed(best.Forecast))
+	took := fmt.Sprintf("%s a step and %s predicted", f.seconds(best.Forecast, best.Step.Seconds),
+		f.speed(best.Forecast))
 	switch ratio := best.TokensPerSecond() / asked.TokensPerSecond(); {
 	case asked.Fits && ratio < sameSpeed:
-		words := fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.step(asked), f.speed(asked))
+		words := fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.step(asked),
+			f.speed(asked))
 		return &recommendation{words: words,
 			budget: f.budgetText(asked), lines: cli.Reasons(asked)[:1]}
 	case asked.Fits:
@@ -120,61 +122,6 @@ func (r *planReport) recommended() *recommendation {
 	default:
 		took += fmt.Sprintf("; as requested it does not fit, and would take %s", f.step(asked))
 	}
-	return &recommendation{flags: cli.FlagText(best.Choices), took: took, budget: f.budgetText(best.Forecast), lines: cli.FlaggedAll(best.Reasons)}
-}
-
-// forecastStages plans a configuration at stages 0 to 3, two at a time: a plan
-// of thousands of layers takes memory of its own. On one rank all are the same. A pipeline has
-// stages 0 and 1.
-func (f *Flags) forecastStages(ctx context.Context, c config.Config, hw planner.Hardware) ([]*planner.Forecast, error) {
-	n := 4
-	if c.Pipelined() && c.Zero < 2 { // the others are refused beside it
-		n = 2
-	}
-	stages := make([]*planner.Forecast, n)
-	if c.Ranks == 1 {
-		one, err := f.request(c).Predict(ctx, hw.Machine(1))
-		if err != nil {
-			return nil, err
-		}
-		for z := range stages {
-			at := *one
-			at.Config.Zero, stages[z] = z, &at
-		}
-		stages[c.Zero] = one
-		return stages, nil
-	}
-	errs := make([]error, n)
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, 2)
-	for z := range stages {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			one := c
-			one.Zero = z
-			stages[z], errs[z] = f.request(one).Predict(ctx, hw.Machine(one.Ranks))
-		})
-	}
-	wg.Wait()
-	if errs[c.Zero] != nil {
-		return nil, errs[c.Zero]
-	}
-	return stages, errors.Join(errs...)
-}
-
-// textbookStates is the paper's model states of the requested plan, for
-// comparison: 2 + 2 + 12 bytes a parameter in mixed precision, 4 + 4 + 8 in fp32. Ranks that share
-// layers, or have other layers, share the parameters.
-func textbookStates(f *planner.Forecast) float64 {
-	n := float64(f.Parameters()) / float64(max(f.Config.Tensor, 1)*max(f.Config.Pipeline, 1))
-	ranks := f.Config.DataRanks()
-	if f.Config.ShardSize > 0 {
-		ranks = f.Config.ShardSize
-	}
-	w, g, k := 4.0, 4.0, 8.0
-	if p := strings.ToLower(f.Config.Precision); p == "bf16" || p == "fp16" {
-		w, g, k = 2, 2, 12
-	}
-	return zero.Stage(f.Config.Zero).ModelStateBytes(n, float64(ranks), w, g, k)
+	return &recommendation{flags: cli.FlagText(best.Choices), took: took, budget: f.budgetText(best.Forecast),
+		lines: cli.FlaggedAll(best.Reasons)}
 }

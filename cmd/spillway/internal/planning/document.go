@@ -1,13 +1,9 @@
 package planning
 
-import (
-	"cmp"
-	"strings"
+import "github.com/spillway-ml/spillway/planner"
 
-	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
-	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/planner"
-)
+// Version is that of the document which --json writes and --from reads.
+const Version = 1
 
 // The contract's names.
 type (
@@ -131,8 +127,9 @@ type (
 		// what is outside them.
 		ProcessBytes int64 `json:"process_bytes"`
 		// Batches are those of --batch-schedule, the largest first.
-		Batches      []planBatch `json:"batches,omitempty"`
-		StagingBytes int64       `json:"staging_bytes,omitempty"` // of host.outside_bytes, for saves beside the steps; none: they are synchronous
+		Batches []planBatch `json:"batches,omitempty"`
+		// StagingBytes is the part of host.outside_bytes for saves beside the steps; none: they are synchronous.
+		StagingBytes int64 `json:"staging_bytes,omitempty"`
 	}
 	// planRole is a stage of a pipeline: its layers, and what a rank of it has and does in a step.
 	planRole struct {
@@ -160,113 +157,31 @@ type (
 	}
 )
 
-// why explains a plan.
-func why(f *planner.Forecast) planWhy {
-	e := planner.Explain(f)
-	w := planWhy{Recompute: cmp.Or(f.Config.Recompute, "none"), Auto: cli.Flagged(f.Auto), Offload: f.Config.Offload, Recomputed: append([]planner.BufferGroup{}, e.Recomputed...), RecomputeSeconds: e.RecomputeSeconds,
-		Parked: []planParked{}, Placed: []planPlaced{}, Notes: cli.Reasons(f)}
-	for _, g := range e.Parked {
-		w.Parked = append(w.Parked, planParked{g, g.Space.String()})
-	}
-	for _, p := range e.Placed {
-		w.Placed = append(w.Placed, planPlaced{p.Class.String(), p.Space.String(), p.Units, p.Of, p.Bytes})
-	}
-	return w
+// Answer is what --ask comes to.
+type Answer struct {
+	Ask   string `json:"ask"`
+	Value any    `json:"value"` // a number, bytes, or a model's name
+	Flags string `json:"flags"` // which plan the value
+	// Plan is the fastest found of the value.
+	Plan planStage `json:"plan"`
+	// Neighbour is the next value, which does not fit; null: there is none.
+	Neighbour *Neighbour `json:"neighbour"`
+	first     string
+	lines     []string
+	given     []string // the value's flag
 }
 
-// doc is the report as a document.
-func (r *planReport) doc() Doc {
-	f, asked, best := r.flags, r.asked, r.best
-	c := asked.Config
-	doc := Doc{Version: Version, Command: f.question(), Model: planModel{c.Model, asked.Parameters()}, Nodes: f.servers(&c), Ranks: c.Ranks, Batch: c.Batch, Accum: c.Accum, Seq: c.Seq,
-		Precision: strings.ToLower(c.PrecisionName()), Requested: f.stageJSON(asked),
-		Ways: []planWay{}, Changing: []planWay{}, Machine: f.machine, Effort: f.effort, Answer: f.answer}
-	if f.gpuFound != nil {
-		doc.GPU = f.gpuFound.Name
-	}
-	for _, s := range r.stages {
-		doc.Stages = append(doc.Stages, f.stageJSON(s))
-	}
-	doc.Pipeline = r.pipeline()
-	n := f.ranksAServer(&c)
-	doc.Server = Server{Ranks: n, HostBytes: f.onServer(asked, graph.Host), Memory: f.nodeMemory}
-	if f.server != nil {
-		doc.Server.Memory, doc.Server.Source = n*f.server.Memory, f.server.Source
-	}
-	doc.Explanation, doc.Epilogues = why(asked), asked.Epilogues()
-	answered := asked
-	if best != nil {
-		answered = best.Forecast
-		doc.Recommended = &planRecommended{cli.FlagText(best.Choices), best.Config.PrecisionName() != c.PrecisionName(), cli.FlaggedAll(best.Reasons), f.stageJSON(answered)}
-	}
-	if t := f.timeRange(answered); t != nil {
-		doc.Time = &Time{t.Low, t.High, t.Rows, t.Text(), f.stack, t.Middle}
-	}
-	doc.Budget, doc.TokensPerSecond, doc.ProcessBytes = f.budget(answered), f.speedJSON(answered), f.process(answered)
-	if a, _ := r.answer(); a != nil {
-		doc.Run, _ = f.command(&a.plan.Config, a.changes)
-	}
-	if f.plans != nil {
-		doc.Effort = f.plans.Total()
-	}
-	for _, list := range r.wayLists() {
-		to := &doc.Ways
-		if list.changes {
-			to = &doc.Changing
-		}
-		for _, way := range list.ways {
-			*to = append(*to, planWay{cli.FlagText(way.Changes), list.changes, way.Cost, way.Slowdown, cli.Flagged(way.Note),
-				f.stageJSON(way.Forecast)})
-		}
-	}
-	if r.noWay != nil {
-		doc.NoWay = r.nothing()
-	}
-	return doc
+// Neighbour is a value that does not fit, with the plan of it that came nearest.
+type Neighbour struct {
+	Value any        `json:"value"`
+	Plan  *planStage `json:"plan"`
 }
 
-func (f *Flags) speedJSON(p *planner.Forecast) Speed {
-	s := Speed{Predicted: p.TokensPerSecond()}
-	s.Low, s.High = s.Predicted, s.Predicted
-	if t := f.timeRange(p); t != nil {
-		s.Low, s.High = s.Predicted/t.High, s.Predicted/t.Low
-		if t.Middle > 0 {
-			s.Predicted /= t.Middle
-		}
-	}
-	return s
-}
-
-// process is what the ranks of a process take of the machine's own memory together.
-func (f *Flags) process(p *planner.Forecast) int64 {
-	ranks, spaces := p.Config.Ranks, []graph.Space{graph.Device, graph.Host}
-	if n := p.Config.LocalRanks; n > 0 {
-		ranks = min(n, ranks)
-	}
-	if f.gpuFound != nil {
-		spaces = spaces[1:]
-	}
-	return int64(ranks) * planner.InMemory(p.Plan, spaces)
-}
-
-func (f *Flags) stageJSON(p *planner.Forecast) planStage {
-	var batches []planBatch
-	for _, b := range p.StepTimes() {
-		batches = append(batches, planBatch{b.Rows, b.Accum, b.Step.Seconds})
-	}
-	return planStage{Zero: p.Config.Zero, Batches: batches, Fits: p.Fits, CommBytesPerStep: p.Plan.CommBytes, StepSeconds: p.Step.Seconds, StagingBytes: p.Plan.Config.Staging,
-		TokensPerSecond: f.speedJSON(p), ProcessBytes: f.process(p),
-		Device: spaceJSON(p, graph.Device), Host: spaceJSON(p, graph.Host), Disk: spaceJSON(p, graph.Disk)}
-}
-
-func spaceJSON(f *planner.Forecast, s graph.Space) Space {
-	use := &f.Plan.Layout.Spaces[s]
-	v := Space{PeakBytes: use.Peak, PeakAt: use.PeakAt, OutsideBytes: f.Plan.Config.Outside[s], ByClass: map[string]int64{}, ClassPeakBytes: map[string]int64{}}
-	if limit := f.Plan.Config.Capacity[s]; limit > 0 {
-		v.CapacityBytes = &limit
-	}
-	for c := range graph.NumClasses {
-		v.ByClass[c.String()], v.ClassPeakBytes[c.String()] = use.ByClass[c], use.ClassPeak[c]
-	}
-	return v
+// Budget is what training on so many tokens takes by prediction. Low and high are of the range
+// that the predicted time is worth; without --gpu they are equal.
+type Budget struct {
+	Tokens    float64    `json:"tokens"`
+	Days      [2]float64 `json:"days"`
+	RankHours [2]float64 `json:"rank_hours"`     // GPU-hours with --gpu
+	Cost      []float64  `json:"cost,omitempty"` // rank hours times --price
 }

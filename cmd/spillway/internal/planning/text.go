@@ -4,11 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"regexp"
 	"slices"
 	"strings"
 	"text/tabwriter"
-	"time"
 	"unicode/utf8"
 
 	"github.com/dustin/go-humanize/english"
@@ -18,18 +16,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
+	"github.com/spillway-ml/spillway/zero"
 )
-
-// planReport is what a person is told.
-type planReport struct {
-	flags  *Flags
-	stages []*planner.Forecast
-	asked  *planner.Forecast
-	ways   []planner.Way
-	order  *planner.OrderCost // nil without --reproducible
-	best   *planner.Fitted    // nil without --fit
-	noWay  *planner.NoWay     // where there are no ways
-}
 
 func (r *planReport) print(w io.Writer) error {
 	r.verdict(w)
@@ -62,7 +50,8 @@ func (r *planReport) print(w io.Writer) error {
 
 func (r *planReport) heading(w io.Writer) {
 	c := r.asked.Config
-	text := fmt.Sprintf("%s: %s parameters, %s; %s", c.Model, grouped(r.asked.Parameters()), strings.ToLower(c.Precision), english.Plural(c.Ranks, "rank", ""))
+	text := fmt.Sprintf("%s: %s parameters, %s; %s", c.Model, grouped(r.asked.Parameters()),
+		strings.ToLower(c.Precision), english.Plural(c.Ranks, "rank", ""))
 	switch f := r.flags; {
 	case f.countInNodes:
 		text += fmt.Sprintf(" (%s of %d)", english.Plural(f.nodes, "node", ""), f.gpusPerNode)
@@ -79,9 +68,11 @@ func (r *planReport) heading(w io.Writer) {
 		text += fmt.Sprintf(", in %d stages (%s)", c.Pipeline, c.TurnsOfStages())
 	}
 	cli.Wrap(w, "", "  ", text)
-	fmt.Fprintf(w, "micro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum, grouped(int64(c.StepRows())*int64(c.Seq)))
+	fmt.Fprintf(w, "micro-batch %d × %d tokens, accumulation %d: %s tokens a step\n", c.Batch, c.Seq, c.Accum,
+		grouped(int64(c.StepRows())*int64(c.Seq)))
 	if len(c.BatchSchedule) > 0 {
-		cli.Wrap(w, "", "  ", "batch schedule: "+scheduleText(c.BatchSchedule)+"; memory, what is sent and the speed are those of the largest")
+		cli.Wrap(w, "", "  ", "batch schedule: "+scheduleText(c.BatchSchedule)+"; memory, what is sent and the speed "+
+			"are those of the largest")
 	}
 	switch shares := c.Shares(); {
 	case shares == nil:
@@ -115,6 +106,38 @@ func scheduleText(s config.BatchSchedule) string {
 	return strings.Join(parts, ", ")
 }
 
+// precisionNotes say what the precision of the request means on the GPU.
+func (f *Flags) precisionNotes(c *config.Config) (lines []string) {
+	g := f.gpuFound
+	if g == nil {
+		return nil
+	}
+	precision := strings.ToLower(c.Precision)
+	switch {
+	case precision == "bf16" && g.Rates.BF16 == 0:
+		lines = append(lines, fmt.Sprintf("%s has no units for bf16: its products are planned at the rate of fp32, "+
+			"%.3g TFLOP/s; in fp16 it has %.3g", g.Name, g.Rates.FP32/1e12, g.Rates.FP16/1e12))
+	case !f.precisionGiven && g.Rates.BF16 == 0:
+		lines = append(lines, fmt.Sprintf("%s has no units for bf16; in fp16 its products have %.3g TFLOP/s instead "+
+			"of %.3g: --precision fp16", g.Name, g.Rates.FP16/1e12, g.Rates.FP32/1e12))
+	}
+	if len(c.Int8) > 0 {
+		lines = append(lines, "--int8 is planned only: train refuses it with --device cuda, whose kernels have none")
+	}
+	if strings.EqualFold(c.OptimizerDType, "bf16") {
+		lines = append(lines, "--optimizer-dtype bf16 is planned only: train refuses it with --device cuda, whose "+
+			"kernels have none")
+	}
+	return lines
+}
+
+// longest is the length of rows that models are usually trained with, where
+// theirs is longer.
+const longest = 8192
+
+// positions returns the rows' length that a model is usually trained with.
+func positions(p *planner.Forecast) int { return min(p.Shape().Positions, longest) }
+
 // defaultsNote says where a plan for a GPU is of a job that nobody asked for: of
 // the defaults of train on a CPU.
 func (r *planReport) defaultsNote() []string {
@@ -136,15 +159,8 @@ func (r *planReport) defaultsNote() []string {
 	if len(flags) == 0 {
 		return nil
 	}
-	return []string{fmt.Sprintf("as requested means the defaults here: %s; as such models are trained: %s", strings.Join(words, " and "), strings.Join(flags, " "))}
-}
-
-// shown are the stages that tables have columns for: on one rank all are the same.
-func (r *planReport) shown() []*planner.Forecast {
-	if r.asked.Config.Ranks == 1 {
-		return []*planner.Forecast{r.asked}
-	}
-	return r.stages
+	return []string{fmt.Sprintf("as requested means the defaults here: %s; as such models are trained: %s",
+		strings.Join(words, " and "), strings.Join(flags, " "))}
 }
 
 // stageTable writes a table with a column a stage, narrow enough for a terminal
@@ -199,7 +215,9 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 	t := r.stageTable(w)
 	for c := range graph.NumClasses {
 		if used[c] {
-			t.row(c.String(), func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c]) })
+			t.row(c.String(), func(f *planner.Forecast) string {
+				return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c])
+			})
 		}
 	}
 	t.row("peak", func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].Peak) })
@@ -215,7 +233,8 @@ func (r *planReport) space(w io.Writer, s graph.Space) {
 		})
 	}
 	if s == graph.Host && r.flags.ranksAServer(&r.asked.Config) > 1 {
-		t.row(fmt.Sprintf("%d, a server", r.flags.ranksAServer(&r.asked.Config)), func(f *planner.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
+		t.row(fmt.Sprintf("%d, a server", r.flags.ranksAServer(&r.asked.Config)),
+			func(f *planner.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
 	}
 	if limit > 0 {
 		free := func(f *planner.Forecast) int64 {
@@ -246,17 +265,6 @@ func yesOrNo(yes bool) string {
 	return "no"
 }
 
-// outsideNote says what is outside the arena of a space, and how it is known.
-func (r *planReport) outsideNote(s graph.Space) string {
-	switch {
-	case s == graph.Device:
-		return "the GPU's context and libraries; an estimate for its generation"
-	case r.flags.gpuFound != nil:
-		return "code, heap, queues and the driver's part; an estimate"
-	}
-	return "code, heap and queues of the process, a rank's part; measured"
-}
-
 // steps tells of each stage what a rank sends, the time, and where the peak is.
 func (r *planReport) steps(w io.Writer) {
 	within := r.flags.timeRange(r.asked)
@@ -275,7 +283,8 @@ func (r *planReport) steps(w io.Writer) {
 	}
 	for k, b := range r.asked.StepTimes() {
 		if k > 0 {
-			t.row(fmt.Sprintf("of %d rows", b.Rows), func(f *planner.Forecast) string { return r.flags.seconds(f, f.StepTimes()[k].Step.Seconds) })
+			t.row(fmt.Sprintf("of %d rows", b.Rows),
+				func(f *planner.Forecast) string { return r.flags.seconds(f, f.StepTimes()[k].Step.Seconds) })
 		}
 	}
 	t.row("fits", func(f *planner.Forecast) string { return yesOrNo(f.Fits) })
@@ -295,8 +304,25 @@ func (r *planReport) steps(w io.Writer) {
 	}
 	tw.Flush()
 	fmt.Fprintln(w)
-	cli.Wrap(w, "", "  ", fmt.Sprintf("Model states by the ZeRO paper's formula (section 5) at stage %d: %s a rank", r.asked.Config.Zero, plan.Bytes(int64(textbookStates(r.asked)))))
+	cli.Wrap(w, "", "  ", fmt.Sprintf("Model states by the ZeRO paper's formula (section 5) at stage %d: %s a rank",
+		r.asked.Config.Zero, plan.Bytes(int64(textbookStates(r.asked)))))
 	fmt.Fprintln(w)
+}
+
+// textbookStates is the paper's model states of the requested plan, for
+// comparison: 2 + 2 + 12 bytes a parameter in mixed precision, 4 + 4 + 8 in fp32. Ranks that share
+// layers, or have other layers, share the parameters.
+func textbookStates(f *planner.Forecast) float64 {
+	n := float64(f.Parameters()) / float64(max(f.Config.Tensor, 1)*max(f.Config.Pipeline, 1))
+	ranks := f.Config.DataRanks()
+	if f.Config.ShardSize > 0 {
+		ranks = f.Config.ShardSize
+	}
+	w, g, k := 4.0, 4.0, 8.0
+	if p := strings.ToLower(f.Config.Precision); p == "bf16" || p == "fp16" {
+		w, g, k = 2, 2, 12
+	}
+	return zero.Stage(f.Config.Zero).ModelStateBytes(n, float64(ranks), w, g, k)
 }
 
 // roles tells about each stage of a pipeline.
@@ -314,107 +340,11 @@ func (r *planReport) roles(w io.Writer) {
 	t.Flush()
 }
 
-var roleHead = []string{"stage", "layers", "device", "sent by a rank", "computing", "waiting"}
-
-func (r *planReport) roleRow(p planRole) []string {
-	return []string{fmt.Sprint(p.Stage), fmt.Sprintf("%d-%d", p.FirstLayer, p.LastLayer), plan.Bytes(p.DeviceBytes),
-		plan.Bytes(p.CommBytesPerStep), r.flags.seconds(r.asked, p.ComputingSeconds), fmt.Sprintf("%.0f %%", 100*p.WaitingShare)}
-}
-
-// pipeline lists the stages of the requested plan's pipeline; none: it has no pipeline.
-func (r *planReport) pipeline() (list []planRole) {
-	p := r.asked.Plan
-	if len(p.Roles) == 1 {
-		return nil
-	}
-	for i, run := range r.asked.Stages {
-		last := r.asked.Shape().Layers - 1
-		if i+1 < len(p.Config.Stages) {
-			last = p.Config.Stages[i+1] - 1
-		}
-		list = append(list, planRole{i, p.Config.Stages[i], last, p.Roles[i].Layout.Spaces[graph.Device].Peak, p.Roles[i].CommBytes,
-			run.Busy[graph.Compute], run.Exposed / run.Seconds})
-	}
-	return list
-}
-
-// stepRow is a line of the table of times.
-type stepRow struct {
-	name string
-	cell func(*planner.Forecast) string
-}
-
-// stepRows are the times of a stage: on a GPU as a range, with what of it is
-// computing.
-func (r *planReport) stepRows() []stepRow {
-	f := r.flags
-	if f.gpuFound == nil {
-		return []stepRow{
-			{"time", func(p *planner.Forecast) string { return seconds(p.Step.Seconds) }},
-			{"computing", func(p *planner.Forecast) string { return seconds(p.Step.Seconds - p.Step.Exposed) }},
-			{"waiting", func(p *planner.Forecast) string { return seconds(p.Step.Exposed) }},
-			{"tokens/s", func(p *planner.Forecast) string { return cli.Count(p.TokensPerSecond()) }},
-		}
-	}
-	return []stepRow{
-		{"time", func(p *planner.Forecast) string { return f.step(p) }},
-		{"computing", func(p *planner.Forecast) string {
-			return fmt.Sprintf("%.0f %%", 100*(1-p.Step.Exposed/p.Step.Seconds))
-		}},
-		{"waiting", func(p *planner.Forecast) string { return fmt.Sprintf("%.0f %%", 100*p.Step.Exposed/p.Step.Seconds) }},
-		{"tokens/s", func(p *planner.Forecast) string {
-			return strings.TrimSuffix(f.speed(p), " tokens/s")
-		}},
-	}
-}
-
-var digits = regexp.MustCompile(`[0-9]+`)
-
-// aliveRow is a buffer that is alive at the peak, or several that differ by
-// their layer alone.
-type aliveRow struct {
-	name       string
-	class      graph.Class
-	count      int
-	one, bytes int64
-	shape      []int64
-	dtype      graph.DType
-}
-
-func (e *aliveRow) each() string {
-	if e.count == 1 {
-		return ""
-	}
-	return fmt.Sprintf("%d × %s", e.count, plan.Bytes(e.one))
-}
-
-// aliveRows lists what is alive at the peak of a space, the largest first.
-func aliveRows(p *plan.Plan, s graph.Space) []*aliveRow {
-	rows := map[string]*aliveRow{}
-	var list []*aliveRow
-	role := p.Largest(s)
-	for _, id := range role.Layout.Spaces[s].Live {
-		b := role.Program.Buf(id)
-		key := fmt.Sprint(digits.ReplaceAllString(b.Name, "*"), b.Class, b.Bytes())
-		e := rows[key]
-		if e == nil {
-			e = &aliveRow{name: b.Name, class: b.Class, one: b.Bytes(), shape: b.Shape, dtype: b.DType}
-			rows[key] = e
-			list = append(list, e)
-		}
-		if e.count++; e.count == 2 {
-			e.name = digits.ReplaceAllString(b.Name, "*")
-		}
-		e.bytes += b.Bytes()
-	}
-	slices.SortStableFunc(list, func(a, b *aliveRow) int { return cmp.Compare(b.bytes, a.bytes) })
-	return list
-}
-
 // alive prints the largest buffers in device memory at the peak.
 func (r *planReport) alive(w io.Writer) {
 	use := &r.asked.Plan.Layout.Spaces[graph.Device]
-	fmt.Fprintf(w, "Largest buffers in device memory at the peak of stage %d,\nat %s\n", r.asked.Config.Zero, use.PeakAt)
+	fmt.Fprintf(w, "Largest buffers in device memory at the peak of stage %d,\nat %s\n", r.asked.Config.Zero,
+		use.PeakAt)
 	const most = 12
 	var lines [][4]string // bytes, class, name, count and shape
 	var widest [4]int     // of all but the name
@@ -458,31 +388,6 @@ func ending(name string, n int) string {
 	return name
 }
 
-func shapeText(shape []int64, d graph.DType) string {
-	var parts []string
-	for _, n := range shape {
-		parts = append(parts, fmt.Sprint(n))
-	}
-	return d.String() + "(" + strings.Join(parts, ", ") + ")"
-}
-
-// nothing says that no way out was found.
-func (r *planReport) nothing() string {
-	text := cli.Flagged(r.noWay.String())
-	if r.noWay.Spent {
-		text += " A larger --effort looks further."
-	}
-	if r.onMesh() {
-		text += " All had the same --tensor and --pipeline."
-	}
-	return text
-}
-
-// onMesh says whether layers are divided over ranks.
-func (r *planReport) onMesh() bool {
-	return r.asked.Config.Tensor > 1 || r.asked.Config.Pipelined()
-}
-
 func (r *planReport) waysOut(w io.Writer) {
 	if r.asked.Fits {
 		return
@@ -501,33 +406,6 @@ func (r *planReport) waysOut(w io.Writer) {
 			}
 		}
 	}
-}
-
-// wayList is ways out of one kind. changes: they change the results.
-type wayList struct {
-	title   string
-	changes bool
-	ways    []planner.Way
-}
-
-// wayLists are what would make a run fit: changes that keep its losses, and changes that alter them.
-// All keep the mesh.
-func (r *planReport) wayLists() (lists []wayList) {
-	title := "What would make it fit"
-	if r.onMesh() {
-		title += " on the same --tensor and --pipeline"
-	}
-	for _, l := range []wayList{{title: title}, {title: title + " and changes the results", changes: true}} {
-		for _, way := range r.ways {
-			if (way.Cost == "other numbers") == l.changes {
-				l.ways = append(l.ways, way)
-			}
-		}
-		if len(l.ways) > 0 {
-			lists = append(lists, l)
-		}
-	}
-	return lists
 }
 
 // wayText is what a way out costs.
@@ -551,26 +429,4 @@ func (r *planReport) wayText(way planner.Way) string {
 		parts = append(parts, "costs "+way.Cost)
 	}
 	return strings.Join(parts, "; ")
-}
-
-func seconds(v float64) string {
-	d := time.Duration(v * 1e9)
-	switch {
-	case d >= time.Minute:
-		return d.Round(time.Second).String()
-	case d >= time.Second:
-		return fmt.Sprintf("%.2f s", v)
-	case d >= time.Millisecond:
-		return fmt.Sprintf("%.1f ms", v*1e3)
-	}
-	return fmt.Sprintf("%.0f µs", v*1e6)
-}
-
-// grouped writes thousands apart.
-func grouped(n int64) string {
-	s := fmt.Sprint(n)
-	for i := len(s) - 3; i > 0; i -= 3 {
-		s = s[:i] + "," + s[i:]
-	}
-	return s
 }

@@ -49,7 +49,8 @@ func dumpPasses(ctx context.Context, q planner.Request, dir string) error {
 		err := os.WriteFile(name+".txt", []byte(text), 0o644)
 		if err == nil && n > 0 {
 			var diff string
-			diff, err = difflib.GetUnifiedDiffString(difflib.UnifiedDiff{A: difflib.SplitLines(before), B: difflib.SplitLines(text),
+			diff, err = difflib.GetUnifiedDiffString(difflib.UnifiedDiff{
+				A: difflib.SplitLines(before), B: difflib.SplitLines(text),
 				FromFile: last, ToFile: pass, Context: dumpContext})
 			err = cmp.Or(err, os.WriteFile(name+".diff", []byte(diff), 0o644))
 		}

@@ -47,8 +47,10 @@ func (r *planReport) writePage() error {
 func (r *planReport) page(columns int) ([]byte, error) {
 	var head bytes.Buffer
 	r.heading(&head)
-	lines := strings.Split(strings.ReplaceAll(strings.TrimSpace(head.String()), "\n  ", " "), "\n") // a wrapped one is one
-	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "), Fits: r.asked.Fits, Verdict: r.fit(),
+	// A wrapped line is one line.
+	lines := strings.Split(strings.ReplaceAll(strings.TrimSpace(head.String()), "\n  ", " "), "\n")
+	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "),
+		Fits: r.asked.Fits, Verdict: r.fit(),
 		Made: planner.Shell(append([]string{"spillway"}, r.flags.asked()...)),
 		By:   fmt.Sprintf("spillway %s, on %s", cli.VersionText(), time.Now().UTC().Format(time.DateOnly))}
 	for s := range graph.NumSpaces {
@@ -218,13 +220,15 @@ func (r *planReport) stageChart(a *answer) *page.Bars {
 // fit says whether the request fits, and by how much.
 func (r *planReport) fit() string {
 	if refused, ok := errors.AsType[*plan.DoesNotFit](r.asked.Plan.Fit()); ok {
-		return fmt.Sprintf("Does not fit: %s of %s memory over the cap", plan.Bytes(refused.Peak+refused.Outside-refused.Capacity), refused.Space)
+		return fmt.Sprintf("Does not fit: %s of %s memory over the cap",
+			plan.Bytes(refused.Peak+refused.Outside-refused.Capacity), refused.Space)
 	}
 	use, limit := r.asked.Plan.Layout.Spaces[graph.Device].Peak, r.asked.Plan.Config.Capacity[graph.Device]
 	if limit == 0 {
 		return fmt.Sprintf("A rank needs %s of device memory; no cap was given", plan.Bytes(use))
 	}
-	return fmt.Sprintf("Fits: %s of device memory stay free", plan.Bytes(limit-use-r.asked.Plan.Config.Outside[graph.Device]))
+	return fmt.Sprintf("Fits: %s of device memory stay free",
+		plan.Bytes(limit-use-r.asked.Plan.Config.Outside[graph.Device]))
 }
 
 // byStage is a table with a column a stage: narrow enough for paper.
@@ -253,15 +257,19 @@ func (r *planReport) spaceTable(s graph.Space) page.Table {
 		t.Note = "Outside the arena: " + r.outsideNote(s) + "."
 	}
 	for c := range graph.NumClasses {
-		if !slices.ContainsFunc(r.shown(), func(f *planner.Forecast) bool { return f.Plan.Layout.Spaces[s].ByClass[c] > 0 }) {
+		has := func(f *planner.Forecast) bool { return f.Plan.Layout.Spaces[s].ByClass[c] > 0 }
+		if !slices.ContainsFunc(r.shown(), has) {
 			continue
 		}
-		r.addRow(&t, c.String(), func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c]) })
+		r.addRow(&t, c.String(), func(f *planner.Forecast) string {
+			return plan.Bytes(f.Plan.Layout.Spaces[s].ByClass[c])
+		})
 	}
 	r.addRow(&t, "peak", func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Layout.Spaces[s].Peak) })
 	r.addRow(&t, "outside", func(f *planner.Forecast) string { return plan.Bytes(f.Plan.Config.Outside[s]) })
 	if n := r.flags.ranksAServer(&r.asked.Config); s == graph.Host && n > 1 {
-		r.addRow(&t, fmt.Sprintf("%d, a server", n), func(f *planner.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
+		r.addRow(&t, fmt.Sprintf("%d, a server", n),
+			func(f *planner.Forecast) string { return plan.Bytes(r.flags.onServer(f, s)) })
 		if note := r.flags.serverNote(r.asked); note != "" {
 			t.Note = strings.TrimSpace(t.Note + " " + strings.ToUpper(note[:1]) + note[1:] + ".")
 		}
@@ -285,19 +293,23 @@ func (r *planReport) stepTable() page.Table {
 	if within := r.flags.timeRange(r.asked); within != nil {
 		t.Note = "From the GPU's rates: " + within.Text() + ", and times are that range. " + r.flags.elsewhere(r.asked)
 	}
-	r.addRow(&t, "device memory is highest at", func(f *planner.Forecast) string { return f.Plan.Layout.Spaces[graph.Device].PeakAt })
+	r.addRow(&t, "device memory is highest at",
+		func(f *planner.Forecast) string { return f.Plan.Layout.Spaces[graph.Device].PeakAt })
 	return t
 }
 
 func (r *planReport) peakTable(s graph.Space) page.Table {
 	use := &r.asked.Plan.Layout.Spaces[s]
-	t := page.Table{Title: fmt.Sprintf("The peak of %s memory explained", s), Mark: -1, Head: []string{"bytes", "class", "buffer", "type and shape", "of each"},
-		Note: fmt.Sprintf("At %s, %s are alive and the arena's extent is %s. Buffers that differ by layer alone are one line.", use.PeakAt, plan.Bytes(use.LowerBound), plan.Bytes(use.Peak))}
+	t := page.Table{Title: fmt.Sprintf("The peak of %s memory explained", s), Mark: -1,
+		Head: []string{"bytes", "class", "buffer", "type and shape", "of each"},
+		Note: fmt.Sprintf("At %s, %s are alive and the arena's extent is %s. Buffers that differ by layer alone are "+
+			"one line.", use.PeakAt, plan.Bytes(use.LowerBound), plan.Bytes(use.Peak))}
 	for i, e := range aliveRows(r.asked.Plan, s) {
 		if i == 40 {
 			break
 		}
-		t.Rows = append(t.Rows, []string{plan.Bytes(e.bytes), e.class.String(), e.name, shapeText(e.shape, e.dtype), e.each()})
+		t.Rows = append(t.Rows, []string{plan.Bytes(e.bytes), e.class.String(), e.name, shapeText(e.shape, e.dtype),
+			e.each()})
 	}
 	return t
 }

@@ -46,12 +46,16 @@ func (r *planReport) reference() (*referenceSection, error) {
 	}{
 		{"sbh(34 + 5as/h) a layer", m.All},
 		{"selective (section 5): 34sbh a layer", m.Selective},
-		{fmt.Sprintf("this plan: %s, --recompute %s", strings.ToLower(c.Precision), cmp.Or(c.Recompute, "none")), m.Ours},
+		{fmt.Sprintf("this plan: %s, --recompute %s", strings.ToLower(c.Precision), cmp.Or(c.Recompute, "none")),
+			m.Ours},
 	} {
 		s.rows = append(s.rows, []string{row.name, plan.Bytes(row.bytes), fmt.Sprintf("%.1f", m.Values[i])})
 	}
-	s.note = "Bytes, and values a token, layer and unit of width. The formula is Korthikanti et al. 2022, section 4.1, equation 1. It assumes values of 16 bits, dropout masks of a byte an element that are stored, attention whose scores, softmax and dropped copy are stored, and no parallelism within layers. " +
-		"This plan stores no masks (dropout is a function of a counter) and no scores (attention goes in tiles), and counts what the embedding, the head and the loss keep."
+	s.note = "Bytes, and values a token, layer and unit of width. The formula is Korthikanti et al. 2022, section " +
+		"4.1, equation 1. It assumes values of 16 bits, dropout masks of a byte an element that are stored, " +
+		"attention whose scores, softmax and dropped copy are stored, and no parallelism within layers. " +
+		"This plan stores no masks (dropout is a function of a counter) and no scores (attention goes in tiles), and " +
+		"counts what the embedding, the head and the loss keep."
 	if m.Gated {
 		s.note += " The model's MLP is gated and narrower than the formula's."
 	}
@@ -69,7 +73,8 @@ func (s *referenceSection) print(w io.Writer) {
 }
 
 func (s *referenceSection) table() page.Table {
-	return page.Table{Title: s.title, Note: s.note, Mark: len(s.rows) - 1, Head: []string{"", "bytes", "values a token, layer and unit of width"}, Rows: s.rows}
+	return page.Table{Title: s.title, Note: s.note, Mark: len(s.rows) - 1,
+		Head: []string{"", "bytes", "values a token, layer and unit of width"}, Rows: s.rows}
 }
 
 // wrapped breaks a text into lines of at most width columns, indented by two.

@@ -9,16 +9,6 @@ import (
 	"github.com/spillway-ml/spillway/internal/gpus"
 )
 
-func TestRoughNumbers(t *testing.T) {
-	for v, want := range map[float64]string{1.389: "1.4 s", 0.0469: "47 ms", 0.00469: "4.7 ms", 47.2: "47 s", 0.00002: "20 µs", 9.99: "10 s", 130: "2 min", 3700: "62 min"} {
-		require.Equal(t, want, roughSeconds(v))
-	}
-	require.Equal(t, "1.4–2.6 s", between("1.4 s", "2.6 s"))
-	require.Equal(t, "950 ms–1.2 s", between("950 ms", "1.2 s"))
-	require.Equal(t, "3 s", between("3 s", "3 s"))
-	require.Zero(t, rough(0))
-}
-
 // What is said of a server's memory beside a plan.
 func TestServerNote(t *testing.T) {
 	c := spillway.Default()

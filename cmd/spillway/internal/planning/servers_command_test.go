@@ -102,25 +102,6 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 	require.Positive(t, hosts, "some of them use the host")
 }
 
-// --tokens and --price are the recommended plan's time, by GPU and in money.
-func TestBudget(t *testing.T) {
-	args := strings.Fields("plan --effort 20 --model gpt2 --gpu h100-80 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 1024 --batch 8 --tokens 100e9 --price 2.5 --json -")
-	r := command(args...)
-	require.Zero(t, r.status, r.stderr)
-	var doc planning.Doc
-	require.NoError(t, json.Unmarshal([]byte(r.stdout), &doc))
-	step := doc.Recommended.Plan.StepSeconds * doc.Time.Low
-	days := 100e9 / (8 * 8 * 1024) * step / 86400
-	require.InEpsilon(t, days, doc.Budget.Days[0], 1e-9)
-	require.InEpsilon(t, days*24*8, doc.Budget.RankHours[0], 1e-9)
-	require.InEpsilon(t, days*24*8*2.5, doc.Budget.Cost[0], 1e-9)
-	require.Greater(t, doc.Budget.Days[1], doc.Budget.Days[0])
-	text := unwrapped(command(args[:len(args)-2]...).stdout)
-	require.Regexp(t, `100 billion tokens take [\d.,]+–[\d.,]+ days and [\d,]+–[\d,]+ GPU-hours, which cost [\d,]+–[\d,]+ at --price 2.5`, text)
-	require.Contains(t, command("plan", "--model", "gpt2", "--price", "2").stderr, "give --tokens too")
-	require.Contains(t, command("plan", "--model", "gpt2", "--tokens", "-1").stderr, "--tokens -1")
-}
-
 // --node-memory is a cap on what the ranks of a server take together, and takes
 // the place of the usual server's memory.
 func TestNodeMemory(t *testing.T) {
@@ -194,29 +175,4 @@ func TestFitTellsWhatARefusalTells(t *testing.T) {
 	require.Contains(t, plain.stderr, "--batch 1 --accum 8")
 	require.Contains(t, fit.stderr, "nothing of ")
 	require.Contains(t, fit.stderr, "--batch 1 --accum 8")
-}
-
-// --stack predicts by one stack's published runs: text, JSON and what is read back say so.
-func TestPlanOfAStack(t *testing.T) {
-	args := strings.Fields("plan --model gpt2 --gpu h100-80 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 1024 --batch 8 --effort 5 --json -")
-	of := func(stack ...string) (doc planning.Doc) {
-		r := command(append(append([]string{}, args...), stack...)...)
-		require.Zero(t, r.status, r.stderr)
-		require.NoError(t, json.Unmarshal([]byte(r.stdout), &doc))
-		return doc
-	}
-	all, own, torch := of(), of("--stack", "spillway"), of("--stack", "torch")
-	require.Equal(t, all.Time, own.Time)
-	require.Empty(t, all.Time.Stack)
-	require.Zero(t, all.Time.Scale)
-	require.Equal(t, "torch", torch.Time.Stack)
-	require.True(t, torch.Time.Low < torch.Time.Scale && torch.Time.Scale < torch.Time.High, "%+v", torch.Time)
-	require.Less(t, torch.Time.High/torch.Time.Low, all.Time.High/all.Time.Low, "one stack's interval is narrower")
-	require.InEpsilon(t, all.TokensPerSecond.Predicted/torch.Time.Scale, torch.TokensPerSecond.Predicted, 1e-9)
-	require.True(t, torch.TokensPerSecond.Low < torch.TokensPerSecond.Predicted && torch.TokensPerSecond.Predicted < torch.TokensPerSecond.High)
-	require.Contains(t, torch.Time.Text, "published runs of torch (on h100-80)")
-	require.Contains(t, of("--stack", "internevo").Time.Text, "(on a100-80; too few are known of this generation)")
-
-	require.Contains(t, command("plan", "--model", "gpt2", "--stack", "torch").stderr, "--stack torch is for predicted times on GPUs; give --gpu NAME too")
-	require.Contains(t, command("plan", "--model", "gpt2", "--gpu", "h100", "--stack", "jax").stderr, `--stack "jax": no published run of it is known; give torch,`)
 }

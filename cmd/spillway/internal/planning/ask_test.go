@@ -1,0 +1,37 @@
+package planning
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/config"
+)
+
+// Presets that a mesh does not divide are not asked about: SmolLM2 135M has 9 heads, GPT-2 12 layers.
+func TestPresetsThatAMeshDivides(t *testing.T) {
+	names := func(c config.Config) (list []string) {
+		for _, i := range presets(&c) {
+			list = append(list, bySize()[i].Name)
+		}
+		require.ElementsMatch(t, append(list, undivided(&c)...), presetNames(c.Seq))
+		return list
+	}
+	c := config.Default()
+	require.Len(t, names(c), len(presetNames(c.Seq)))
+	c.Tensor = 2
+	require.Contains(t, names(c), "gpt2")
+	require.NotContains(t, names(c), "smollm2-135m")
+	c.Tensor, c.Pipeline = 0, 13
+	require.NotContains(t, names(c), "gpt2")
+	require.Contains(t, names(c), "gpt2-xl")
+}
+
+func presetNames(seq int) (list []string) {
+	for _, p := range bySize() {
+		if p.Config.Positions >= seq {
+			list = append(list, p.Name)
+		}
+	}
+	return list
+}

@@ -1,0 +1,79 @@
+package planning
+
+import (
+	"fmt"
+
+	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/gpus"
+	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/planner"
+)
+
+// capHost makes a rank's cap on host memory of --node-memory, unless
+// --host-memory is less.
+func (f *Flags) capHost(c *config.Config) {
+	if f.nodeMemory == 0 {
+		return
+	}
+	if share := max(1, f.nodeMemory/int64(max(f.nodeSize, 1))); c.HostMemory == 0 || c.HostMemory > share {
+		c.HostMemory = share
+	}
+}
+
+// hostShare is what a recommendation may take of host memory a rank on a GPU
+// where nothing caps it; 0: anything, for --node-memory is a cap already.
+func (f *Flags) hostShare(g gpus.GPU) int64 {
+	if f.server == nil {
+		return 0
+	}
+	return gpus.ForRanks(g.Server().Memory)
+}
+
+// ranksAServer is how many ranks share a server's memory.
+func (f *Flags) ranksAServer(c *config.Config) int64 {
+	return int64(max(1, min(f.nodeSize, c.Ranks)))
+}
+
+// servers is how many servers the ranks are on.
+func (f *Flags) servers(c *config.Config) int {
+	n := max(1, f.nodeSize)
+	return (c.Ranks + n - 1) / n
+}
+
+// onServer is what the ranks of a server take of a space together.
+func (f *Flags) onServer(p *planner.Forecast, s graph.Space) int64 {
+	return f.ranksAServer(&p.Config) * (p.Plan.Layout.Spaces[s].Peak + p.Plan.Config.Outside[s])
+}
+
+// process is what the ranks of a process take of the machine's own memory together.
+func (f *Flags) process(p *planner.Forecast) int64 {
+	ranks, spaces := p.Config.Ranks, []graph.Space{graph.Device, graph.Host}
+	if n := p.Config.LocalRanks; n > 0 {
+		ranks = min(n, ranks)
+	}
+	if f.gpuFound != nil {
+		spaces = spaces[1:]
+	}
+	return int64(ranks) * planner.InMemory(p.Plan, spaces)
+}
+
+// serverNote says what the servers have, and how that is known; "" where nothing
+// is.
+func (f *Flags) serverNote(asked *planner.Forecast) string {
+	n := f.ranksAServer(&asked.Config)
+	switch {
+	case f.nodeMemory > 0:
+		return fmt.Sprintf("a server's memory of %s (--node-memory) is shared by its %d ranks",
+			plan.Bytes(f.nodeMemory), n)
+	case f.server == nil:
+		return ""
+	}
+	total := n * f.server.Memory
+	text := fmt.Sprintf("a server of %d is taken to have %s (%s); --node-memory says what yours has", n,
+		plan.Bytes(total), f.server.Source)
+	if asked.Config.HostMemory == 0 && f.onServer(asked, graph.Host) > gpus.ForRanks(total) {
+		text += ". What was asked for needs more than that"
+	}
+	return text
+}
