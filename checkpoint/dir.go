@@ -3,7 +3,6 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"path/filepath"
 
@@ -40,20 +39,6 @@ func (d Dir) Again() (filesys.Folder, error) { return d.f.Sub(".") }
 // Path is the folder's path for messages.
 func (d Dir) Path() string { return d.f.Path() }
 
-// Checkpoint is an open checkpoint. All files that its manifest lists are opened with it, so
-// they can be read even after their names are removed.
-type Checkpoint struct {
-	Entry
-	f     filesys.Folder
-	files map[string]opened
-}
-
-// opened is an open file, or the error of opening it.
-type opened struct {
-	filesys.File
-	err error
-}
-
 // Open opens a checkpoint by its name. If its manifest can't be used the error is Entry.Err. It
 // wraps fs.ErrNotExist if no checkpoint has that name.
 func (d Dir) Open(name string) (*Checkpoint, error) {
@@ -81,16 +66,6 @@ func openIn(f filesys.Folder, name string, gone func() bool, removed error) (*Ch
 		err = removed
 	}
 	return nil, errors.Join(err, f.Close())
-}
-
-// lacks tells whether a listed file was missing.
-func (c *Checkpoint) lacks() bool {
-	for _, o := range c.files {
-		if errors.Is(o.err, fs.ErrNotExist) {
-			return true
-		}
-	}
-	return false
 }
 
 // gone tells whether a checkpoint's folder has lost its name because another process removes
@@ -139,102 +114,4 @@ func renamed(o filesys.Opener, path string, f filesys.Folder) bool {
 	st, err := now.Info()
 	was, werr := f.Info()
 	return errors.Join(now.Close(), err, werr) == nil && !filesys.Same(st, was)
-}
-
-// missing is an error about a checkpoint's folder that can't be opened.
-func missing(path string, err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: %s is missing", ErrDamaged, filepath.Join(path, manifestName))
-	}
-	return faulty(err)
-}
-
-// openCheckpoint opens a checkpoint in f. It takes ownership of f unless it fails.
-func openCheckpoint(f filesys.Folder, name string) (*Checkpoint, error) {
-	c := &Checkpoint{Entry: Entry{Name: name, Folder: f.Path()}, f: f, files: map[string]opened{}}
-	if c.Manifest, c.Err = readManifest(f); c.Err == nil {
-		c.named()
-	}
-	if c.Err != nil {
-		return nil, c.Err
-	}
-	for _, want := range c.Manifest.Files {
-		var o opened
-		o.File, o.err = filesys.OpenRegular(f, want.Name)
-		c.files[want.Name] = o
-	}
-	return c, nil
-}
-
-// named fills in the fields that follow from the checkpoint's name, and compares the name with
-// the manifest.
-func (e *Entry) named() {
-	var canonical bool
-	if e.Step, e.Copy, canonical = parseName(e.Name); !canonical {
-		e.Step, e.Copy = e.Manifest.Step, 1
-	} else if e.Err == nil {
-		e.Err = e.agrees()
-	}
-}
-
-// Close closes the files.
-func (c *Checkpoint) Close() error {
-	errs := []error{c.f.Close()}
-	for _, o := range c.files {
-		if o.err == nil {
-			errs = append(errs, o.Close())
-		}
-	}
-	c.files = nil
-	return errors.Join(errs...)
-}
-
-// file returns an open file after checking that it has the size in the manifest.
-func (c *Checkpoint) file(want File) (filesys.File, error) {
-	path := filepath.Join(c.Folder, want.Name)
-	o := c.files[want.Name]
-	if errors.Is(o.err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: %s is missing", ErrDamaged, path)
-	}
-	if o.err != nil {
-		return nil, faulty(o.err)
-	}
-	st, err := o.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
-	}
-	if st.Size != want.Bytes {
-		return nil, fmt.Errorf("%w: %s has %d bytes; the manifest says %d", ErrDamaged, path, st.Size, want.Bytes)
-	}
-	return o, nil
-}
-
-// Read returns the contents of a small file of the checkpoint after comparing them with its
-// checksum. The error is fs.ErrNotExist if the manifest lists no such file.
-func (c *Checkpoint) Read(name string) ([]byte, error) {
-	want, ok := c.Manifest.file(name)
-	if !ok {
-		return nil, fmt.Errorf("read %s: %w", filepath.Join(c.Folder, name), fs.ErrNotExist)
-	}
-	text, err := c.Bytes(want)
-	if err != nil {
-		return nil, err
-	}
-	if want.Header == 0 && sum(text) != want.CRC32C {
-		return nil, fmt.Errorf("%w: %s has CRC-32C %s; the manifest says %s", ErrDamaged, filepath.Join(c.Folder, name), sum(text), want.CRC32C)
-	}
-	return text, nil
-}
-
-// Bytes returns a file's contents. Only its size is compared with the manifest.
-func (c *Checkpoint) Bytes(want File) ([]byte, error) {
-	f, err := c.file(want)
-	if err != nil {
-		return nil, err
-	}
-	text := make([]byte, want.Bytes)
-	if _, err := io.ReadFull(io.NewSectionReader(f, 0, want.Bytes), text); err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrDamaged, f.Name(), err)
-	}
-	return text, nil
 }
