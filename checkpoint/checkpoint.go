@@ -13,11 +13,11 @@
 //
 // A checkpoint is written aside under an unguessable name, synced and renamed.
 //
-// The bytes of one checkpoint are part.go and out.go (a rank's file), write.go and
-// manifest.go (the rest), states.go and load.go (reading), and verify.go. The rules
-// over many, which do not depend on those bytes: who may write (store.go,
-// lock.go), which are removed (prune.go), which one a run goes on from
-// (choose.go), what is remembered (marks.go).
+// The bytes of one checkpoint are extent.go, part.go and out.go (a rank's file), write.go and
+// manifest.go (the rest), states.go and load.go (reading), and verify.go. dir.go and scan.go
+// find the checkpoints of a folder. The rules over many do not depend on those bytes: who may
+// write (store.go, lock.go), how one gets its name (pending.go), which are removed (prune.go),
+// which one a run goes on from (choose.go), what is remembered (marks.go, recording.go).
 //
 // What is ours: a canonical name with a readable manifest. A canonical name
 // without one is a damaged checkpoint: named, passed over, never removed or
@@ -25,12 +25,11 @@
 package checkpoint
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path/filepath"
-	"slices"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
@@ -45,115 +44,6 @@ type Entry struct {
 	Err      error // why the manifest can't be used; wraps ErrDamaged or ErrNewer
 }
 
-// Scan is Dir.Scan of the folder at a path.
-func Scan(dir string) ([]Entry, error) {
-	d, err := OpenDir(filesys.System, dir)
-	if err != nil {
-		return nil, err
-	}
-	all, err := d.Scan()
-	return all, errors.Join(err, d.Close())
-}
-
-// Scan returns the folder's checkpoints by ascending step and copy, damaged ones
-// with their Err; before all others come those of runs that another one replaces and
-// has not removed yet. It looks at manifests only and changes nothing.
-func (d Dir) Scan() ([]Entry, error) {
-	all, _, err := d.scan(nil)
-	return all, err
-}
-
-// held maps names to checkpoints that scan has left open.
-type held map[string]*Checkpoint
-
-// mostHeld bounds the checkpoints that scan leaves open, the newest ones. A concurrent run that
-// keeps few checkpoints may remove any of them at any moment.
-const mostHeld = 3
-
-// open returns the checkpoint that is already open, or opens it with Dir.Open.
-func (h held) open(d Dir, name string) (*Checkpoint, error) {
-	if c := h[name]; c != nil {
-		delete(h, name)
-		return c, nil
-	}
-	return d.Open(name)
-}
-
-func (h held) close() error {
-	var errs []error
-	for _, c := range h {
-		errs = append(errs, c.Close())
-	}
-	clear(h)
-	return errors.Join(errs...)
-}
-
-// scan is Scan that leaves the newest checkpoints open in open, unless that is nil. moved says
-// that another process removed a checkpoint during the scan.
-func (d Dir) scan(open held) (all []Entry, moved bool, err error) {
-	if d.f == nil {
-		return nil, false, nil
-	}
-	names, err := d.f.Names()
-	if err != nil {
-		return nil, false, fmt.Errorf("list checkpoints: %w", err)
-	}
-	slices.Reverse(names) // the newest first, before it goes
-	for _, name := range names {
-		step, copy, ok := parseName(name)
-		if !ok {
-			continue
-		}
-		e := Entry{Name: name, Folder: filepath.Join(d.f.Path(), name), Step: step, Copy: copy}
-		if open != nil && len(open) < mostHeld {
-			var c *Checkpoint
-			if c, e.Err = d.Open(name); e.Err == nil {
-				open[name], e.Manifest = c, c.Manifest
-			}
-		} else {
-			e.Manifest, e.Err = d.manifest(name)
-		}
-		if errors.Is(e.Err, fs.ErrNotExist) {
-			moved = true // its owner removed it meanwhile
-			continue
-		}
-		if e.Err == nil {
-			e.Err = e.agrees()
-		}
-		all = append(all, e)
-	}
-	replaced := map[string]bool{}
-	for _, e := range all {
-		for _, owner := range e.Manifest.Replaces {
-			replaced[owner] = e.Err == nil || replaced[owner]
-		}
-	}
-	stays := func(e Entry) int {
-		if e.Err == nil && e.Manifest.Mark != "" && replaced[e.Manifest.Owner] {
-			return 0
-		}
-		return 1
-	}
-	slices.SortFunc(all, func(a, b Entry) int { return cmp.Or(cmp.Compare(stays(a), stays(b)), compare(a, b)) })
-	return all, moved, nil
-}
-
-// manifest reads the manifest of the named checkpoint; fs.ErrNotExist if it no longer exists.
-func (d Dir) manifest(name string) (Manifest, error) {
-	f, err := d.f.Sub(name)
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, filesys.ErrLeads) {
-		return Manifest{}, err
-	}
-	if err != nil {
-		return Manifest{}, missing(filepath.Join(d.f.Path(), name), err)
-	}
-	m, err := readManifest(f)
-	if err != nil && d.gone(name, f) {
-		err = fs.ErrNotExist
-	}
-	return m, errors.Join(err, f.Close())
-}
-
 // agrees compares the name with the manifest: a renamed folder is no checkpoint
 // of the step that it is named after.
 func (e *Entry) agrees() error {
@@ -163,17 +53,116 @@ func (e *Entry) agrees() error {
 	return nil
 }
 
-func compare(a, b Entry) int { return cmp.Or(cmp.Compare(a.Step, b.Step), cmp.Compare(a.Copy, b.Copy)) }
+// named fills in the fields that follow from the checkpoint's name, and compares the name with
+// the manifest.
+func (e *Entry) named() {
+	var canonical bool
+	if e.Step, e.Copy, canonical = parseName(e.Name); !canonical {
+		e.Step, e.Copy = e.Manifest.Step, 1
+	} else if e.Err == nil {
+		e.Err = e.agrees()
+	}
+}
 
-// List returns the folders of dir's checkpoints whose manifest is readable, by
-// ascending step.
-func List(dir string) ([]string, error) {
-	all, err := Scan(dir)
-	var folders []string
-	for _, e := range all {
-		if e.Err == nil {
-			folders = append(folders, e.Folder)
+// Checkpoint is an open checkpoint. All files that its manifest lists are opened with it, so
+// they can be read even after their names are removed.
+type Checkpoint struct {
+	Entry
+	f     filesys.Folder
+	files map[string]opened
+}
+
+// opened is an open file, or the error of opening it.
+type opened struct {
+	filesys.File
+	err error
+}
+
+// openCheckpoint opens a checkpoint in f. It takes ownership of f unless it fails.
+func openCheckpoint(f filesys.Folder, name string) (*Checkpoint, error) {
+	c := &Checkpoint{Entry: Entry{Name: name, Folder: f.Path()}, f: f, files: map[string]opened{}}
+	if c.Manifest, c.Err = readManifest(f); c.Err == nil {
+		c.named()
+	}
+	if c.Err != nil {
+		return nil, c.Err
+	}
+	for _, want := range c.Manifest.Files {
+		var o opened
+		o.File, o.err = filesys.OpenRegular(f, want.Name)
+		c.files[want.Name] = o
+	}
+	return c, nil
+}
+
+// lacks tells whether a listed file was missing.
+func (c *Checkpoint) lacks() bool {
+	for _, o := range c.files {
+		if errors.Is(o.err, fs.ErrNotExist) {
+			return true
 		}
 	}
-	return folders, err
+	return false
+}
+
+// Close closes the files.
+func (c *Checkpoint) Close() error {
+	errs := []error{c.f.Close()}
+	for _, o := range c.files {
+		if o.err == nil {
+			errs = append(errs, o.Close())
+		}
+	}
+	c.files = nil
+	return errors.Join(errs...)
+}
+
+// file returns an open file after checking that it has the size in the manifest.
+func (c *Checkpoint) file(want File) (filesys.File, error) {
+	path := filepath.Join(c.Folder, want.Name)
+	o := c.files[want.Name]
+	if errors.Is(o.err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: %s is missing", ErrDamaged, path)
+	}
+	if o.err != nil {
+		return nil, faulty(o.err)
+	}
+	st, err := o.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	if st.Size != want.Bytes {
+		return nil, fmt.Errorf("%w: %s has %d bytes; the manifest says %d", ErrDamaged, path, st.Size, want.Bytes)
+	}
+	return o, nil
+}
+
+// Read returns the contents of a small file of the checkpoint after comparing them with its
+// checksum. The error is fs.ErrNotExist if the manifest lists no such file.
+func (c *Checkpoint) Read(name string) ([]byte, error) {
+	want, ok := c.Manifest.file(name)
+	if !ok {
+		return nil, fmt.Errorf("read %s: %w", filepath.Join(c.Folder, name), fs.ErrNotExist)
+	}
+	text, err := c.Bytes(want)
+	if err != nil {
+		return nil, err
+	}
+	if want.Header == 0 && sum(text) != want.CRC32C {
+		return nil, fmt.Errorf("%w: %s has CRC-32C %s; the manifest says %s", ErrDamaged, filepath.Join(c.Folder, name), sum(text), want.CRC32C)
+	}
+	return text, nil
+}
+
+// Bytes returns a file's contents. Only its size is compared with the manifest.
+func (c *Checkpoint) Bytes(want File) ([]byte, error) {
+	f, err := c.file(want)
+	if err != nil {
+		return nil, err
+	}
+	text := make([]byte, want.Bytes)
+	if _, err := io.ReadFull(io.NewSectionReader(f, 0, want.Bytes), text); err != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrDamaged, f.Name(), err)
+	}
+	return text, nil
 }

@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -9,46 +8,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
-
-// Stat reports whether a folder is itself a checkpoint: by its canonical name, by a readable
-// manifest, or by the remains of one (ranks' files, or a damaged manifest of ours).
-func Stat(folder string) (Entry, bool) {
-	abs, err := filepath.Abs(folder)
-	if err != nil {
-		return Entry{}, false
-	}
-	e := Entry{Name: filepath.Base(abs), Folder: folder}
-	_, _, canonical := parseName(e.Name)
-	if e.Manifest, e.Err = ReadManifest(folder); e.Err != nil && !canonical && !remains(folder) {
-		return Entry{}, false
-	}
-	e.named()
-	return e, true
-}
-
-// remains tells whether a folder without a readable manifest was a checkpoint. A model's folder
-// may have an unrelated manifest.json.
-func remains(folder string) bool {
-	f, err := filesys.Open(folder)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	names, err := f.Names()
-	if err != nil {
-		return false
-	}
-	if slices.ContainsFunc(names, partName.MatchString) {
-		return true
-	}
-	text, err := filesys.ReadFile(f, manifestName, maxManifest)
-	return err == nil && bytes.Contains(text, []byte(sumKey)) && bytes.Contains(text, []byte(`"plan_hash"`))
-}
 
 // Exporting says what Export writes.
 type Exporting struct {

@@ -3,7 +3,6 @@ package checkpoint
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -344,16 +343,6 @@ func (l *loader) hand(s *span, wants []Want, next int) (int, error) {
 	}
 	return next, nil
 }
-
-// dequantizeModel reads a block of parameters in int8: code·scale.
-func dequantizeModel(dst []float32, codes []byte, scale float32) {
-	for i := range dst {
-		dst[i] = float32(int8(codes[i])) * scale
-	}
-}
-
-// littleEndian says that this machine's memory has the files' byte order.
-var littleEndian = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
 // values returns an extent's values; it reuses the extent's bytes where they already are fp32.
 func (l *loader) values(e *located, b []byte) ([]float32, error) {

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -113,42 +113,64 @@ func (s *Store) claim(f filesys.File) (ours bool, err error) {
 	return true, err
 }
 
-// Token is the random text in this store's lock file. Other processes of the run compare it to
-// know that they have opened the same folder.
-func (s *Store) Token() string { return s.token }
-
-// Join opens, by its path on this host and its Token, the folder of a store that another
-// process of the run has open.
-func Join(o filesys.Opener, path, token string) (Joined, error) {
-	d, err := OpenDir(o, path)
-	if err == nil && d.f == nil {
-		err = fmt.Errorf("open %s: %w", path, os.ErrNotExist)
+// stillOurs checks that the lock file still has its name. If somebody removed the name the lock
+// is taken again. If the folder is gone a new one is made in its place, without the old marks.
+func (s *Store) stillOurs() error {
+	named, err := s.f.Lstat(lockName)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
 	}
-	if err != nil {
-		return Joined{}, err
-	}
-	text, err := filesys.ReadFile(d.f, lockName, 1<<10)
-	if err == nil && !slices.Contains(strings.Split(string(text), "\n"), token) {
-		err = fmt.Errorf("%s on this host is not the folder that the run has open; give every process the same shared folder", path)
-	}
-	user := int64(filesys.NoOwner)
 	if err == nil {
-		user, err = d.f.Owner()
+		if held, err := s.lock.Stat(); err != nil || filesys.Same(named, held) {
+			return err
+		}
+	}
+	again, err := s.takeLock()
+	if errors.Is(err, fs.ErrNotExist) {
+		return s.reopen()
 	}
 	if err != nil {
-		return Joined{}, errors.Join(err, d.Close())
+		return err
 	}
-	return Joined{d, user}, nil
+	err = s.lock.Close() // its name is gone already
+	s.lock, s.replaced = again, false
+	return err
 }
 
-// Joined is the open folder of a store that another process has open.
-type Joined struct {
-	Dir
-	user int64
+// reopen makes the removed folder again. If something now has its path, it must be an empty
+// folder and no symlink: it may be another run's.
+func (s *Store) reopen() error {
+	path := s.f.Path()
+	f, made, err := filesys.MakeFolder(s.o.Folders, path)
+	if err != nil {
+		return err
+	}
+	names, err := f.Names()
+	if err == nil && (len(names) > 0 || f.Path() != path) {
+		err = fmt.Errorf("%s was removed, and what is there now is not the folder that this run opened", path)
+	}
+	if err != nil {
+		made.Remove()
+		return errors.Join(err, f.Close())
+	}
+	was := s.f
+	s.f = f
+	again, err := s.takeLock()
+	if err != nil {
+		s.f = was
+		made.Remove()
+		return errors.Join(err, f.Close())
+	}
+	errs := []error{s.lock.Close(), was.Close()}
+	if s.log != nil {
+		errs = append(errs, s.log.Close())
+	}
+	s.made.Stay()
+	s.lock, s.log, s.made, s.replaced = again, nil, made, false
+	s.marks = parseMarks(filepath.Join(path, marksName), strings.NewReader(""))
+	s.base.Store(nil)
+	return errors.Join(errs...)
 }
-
-// Writing opens the folder of a Pending by its name.
-func (j Joined) Writing(name string) (filesys.Folder, error) { return j.writing(name, j.user) }
 
 // holder reads who holds the lock.
 func holder(f filesys.File) string {

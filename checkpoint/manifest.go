@@ -28,19 +28,9 @@ const sharded = 3
 // ModelState is the name of the state that holds the parameters.
 const ModelState = "model"
 
-const manifestName = "manifest.json"
-
 // maxManifest bounds the bytes read of a manifest. It holds a few lines for each file and
 // tensor, and the run's settings.
 const maxManifest = 16 << 20
-
-var (
-	// ErrDamaged is wrapped by errors about a checkpoint whose files are not what
-	// its manifest says.
-	ErrDamaged = errors.New("damaged checkpoint")
-	// ErrNewer is wrapped by errors about a whole checkpoint of a later version.
-	ErrNewer = errors.New("written by a newer version of Spillway")
-)
 
 // Manifest describes a checkpoint.
 type Manifest struct {
@@ -107,7 +97,7 @@ func (m *Manifest) Has(state string) bool { return slices.Contains(m.States(), s
 func (m *Manifest) States() (names []string) {
 	if m.Version < sharded {
 		for _, f := range m.Files {
-			if name, ok := strings.CutSuffix(f.Name, ".safetensors"); ok {
+			if name, ok := strings.CutSuffix(f.Name, tensorsExt); ok {
 				names = append(names, name)
 			}
 		}

@@ -16,6 +16,10 @@ const (
 	lockName    = ".spillway-lock"
 	marksName   = ".spillway-marks"
 	largestStep = 1<<53 - 1 // what JSON numbers keep exactly
+
+	// In a checkpoint's folder.
+	manifestName = "manifest.json"
+	tensorsExt   = ".safetensors" // suffix of the names of tensor files
 )
 
 // Name is the canonical name of a checkpoint's folder: step-00000100, or step-00000100.2 for a

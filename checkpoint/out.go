@@ -10,10 +10,6 @@ import (
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
-// directBytes is the size from which a file is written past the page cache; for smaller files
-// that costs more.
-const directBytes = 4 << 20
-
 // out is a file to which several blocks are written concurrently.
 type out struct {
 	f      filesys.File

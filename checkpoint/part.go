@@ -11,80 +11,24 @@ import (
 	"io/fs"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
-	"unsafe"
 
-	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
-// A rank's file is a safetensors file whose tensors are extents: runs of elements of
-// one state of one logical tensor, named STATE:TENSOR:START. Its header, padded to
-// alignment, carries the CRC-32C of each extent in the order of their bytes; it is
-// written last, into the room that was left for it.
+// A rank's file is a safetensors file whose tensors are extents. Its header, padded to
+// alignment, carries the CRC-32C of each extent in the order of their bytes. It is written
+// last, into the room that was left for it.
 
 const (
-	// ExtentBytes bounds an extent. It is also the least that is read to check one element.
-	ExtentBytes = 1 << 20
-	// alignment of the data, of writes and of their memory in direct I/O, bytes.
-	alignment = 4096
-	// blockBytes is the size of a write buffer; depth is how many are in flight.
-	blockBytes = 1 << 20
-	depth      = 4
 	// imageBytes is the write size of a part that is whole in memory. Each request costs about
 	// the same CPU time whatever its size.
 	imageBytes = 4 << 20
 	// lookBytes is how much is checksummed and then checked for finite values at a time: it
 	// stays in the L1 cache between the two.
 	lookBytes = 32 << 10
-
-	sumsKey = "crc32c"
-	// ScaleSuffix is appended to the name of an 8-bit state to name its scales.
-	ScaleSuffix = ".scale"
-	scaledDType = safetensors.DType("U8")
 )
-
-// QuantBlock is how many elements of a state in 8 bits share a scale, from the
-// tensor's first on.
-const QuantBlock = graph.QuantBlock
-
-// Extent is a stored range of elements of one tensor's state. For scales, Start and N count
-// blocks of QuantBlock elements.
-type Extent struct {
-	State, Tensor string
-	Start, N      int64 // elements
-	DType         safetensors.DType
-}
-
-// Bytes is the extent's size in the file.
-func (e Extent) Bytes() int64 { return e.N * e.DType.Size() }
-
-func (e Extent) tensor() safetensors.Tensor {
-	return safetensors.Tensor{Name: e.State + ":" + e.Tensor + ":" + strconv.FormatInt(e.Start, 10), DType: e.DType, Shape: []int64{e.N}}
-}
-
-func extentOf(t safetensors.Tensor) (Extent, error) {
-	state, rest, ok := strings.Cut(t.Name, ":")
-	last := strings.LastIndexByte(rest, ':')
-	if !ok || last < 0 || len(t.Shape) != 1 {
-		return Extent{}, fmt.Errorf("%.80q is not a valid extent name (STATE:TENSOR:START)", t.Name)
-	}
-	start, err := strconv.ParseInt(rest[last+1:], 10, 64)
-	e := Extent{State: state, Tensor: rest[:last], Start: start, N: t.Shape[0], DType: t.DType}
-	switch {
-	case err != nil || start < 0 || e.Start > e.Start+e.N || e.tensor().Name != t.Name:
-		return e, fmt.Errorf("%.80q is not a valid extent name (STATE:TENSOR:START)", t.Name)
-	case e.DType != scaledDType && e.DType != safetensors.F32 && e.DType != safetensors.BF16 && e.DType != safetensors.F16:
-		return e, fmt.Errorf("extent %.80q is of %s", t.Name, e.DType)
-	case e.N == 0 || e.Bytes() > ExtentBytes:
-		return e, fmt.Errorf("extent %.80q has %d bytes; 1 to %d are taken", t.Name, e.Bytes(), int64(ExtentBytes))
-	case e.DType == scaledDType && e.Start%QuantBlock != 0:
-		return e, fmt.Errorf("extent %.80q begins inside of a block of %d elements", t.Name, int64(QuantBlock))
-	}
-	return e, nil
-}
 
 // Part is what one rank writes of a checkpoint: its extents, ordered by element size, largest
 // first.
@@ -120,8 +64,6 @@ func BufferBytes(n int64) int64 { return min(depth*blockBytes, roundUp(n)) }
 
 // StagingBytes is the memory that holds a whole part of n bytes.
 func StagingBytes(n int64) int64 { return roundUp(n) }
-
-func roundUp(n int64) int64 { return (n + alignment - 1) / alignment * alignment }
 
 // partFile is a part that is being written. Positions count bytes of the data, after the
 // header.
@@ -220,38 +162,6 @@ func (w *partFile) end() (File, error) {
 	key := []byte(`"` + sumsKey + `":"`)
 	copy(w.header[bytes.Index(w.header, key)+len(key):], text)
 	return File{Name: w.part.fileName(), Bytes: w.layout.Size, CRC32C: sum(w.header), Header: w.layout.Data}, nil
-}
-
-// lookAt counts the non-finite values in bytes of an extent.
-func (e *NonFinite) lookAt(x *Extent, off int64, b []byte) {
-	size := x.DType.Size()
-	if e.Count == 0 && (e.State != x.State || e.Tensor != x.Tensor) {
-		*e = NonFinite{State: x.State, Tensor: x.Tensor}
-	}
-	n := int64(len(b)) / size
-	e.Of += n
-	switch {
-	case n == 0:
-	case size == 4:
-		e.Look(x.Start+off/size, unsafe.Slice((*float32)(unsafe.Pointer(&b[0])), n))
-	case size == 2:
-		exponents := uint64(exponentsBF16)
-		if x.DType == safetensors.F16 {
-			exponents = exponentsF16
-		}
-		if finite(b, exponents) {
-			return
-		}
-		exponent := uint16(exponents)
-		for i, v := range unsafe.Slice((*uint16)(unsafe.Pointer(&b[0])), n) {
-			if v&exponent == exponent {
-				if e.Count == 0 {
-					e.First = x.Start + off/size + int64(i)
-				}
-				e.Count++
-			}
-		}
-	}
 }
 
 // WritePart writes a rank's file into a checkpoint's folder and syncs it, through Part.Buffer

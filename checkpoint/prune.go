@@ -45,6 +45,26 @@ func expendable(entries []Entry, m *Marks, owner string, keep int) []Entry {
 	return gone
 }
 
+// Confirm records that an update was applied after the newest checkpoint, and removes
+// checkpoints that Options.Keep no longer covers. The first call also removes those of a run
+// that was killed between confirming and removing. Without a new checkpoint further calls do
+// nothing.
+func (s *Store) Confirm() error {
+	base := s.Last()
+	switch {
+	case base == nil:
+		return nil
+	case !s.marks.Confirmed(base.Manifest):
+		if err := s.mark(mark{Event: markConfirmed, Key: base.Manifest.key()}); err != nil {
+			return err
+		}
+	case s.tidy:
+		return nil
+	}
+	s.tidy = true
+	return s.prune()
+}
+
 // prune removes what Keep does not cover.
 func (s *Store) prune() error {
 	if s.o.Keep <= 0 {

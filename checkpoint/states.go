@@ -3,13 +3,10 @@ package checkpoint
 import (
 	"cmp"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"hash/crc32"
-	"os"
 	"path/filepath"
 	"slices"
-	"syscall"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
@@ -310,6 +307,13 @@ func (v *stateView) decode(e *located, b []byte) ([]float32, error) {
 	return x, err
 }
 
+// dequantizeModel reads a block of parameters in int8: code·scale.
+func dequantizeModel(dst []float32, codes []byte, scale float32) {
+	for i := range dst {
+		dst[i] = float32(int8(codes[i])) * scale
+	}
+}
+
 // State opens the tensors of one state of a checkpoint of any version. Tensors of versions 1
 // and 2 are read without a check; only Verify compares them with the manifest.
 func (c *Checkpoint) State(name string) (Tensors, error) {
@@ -334,15 +338,4 @@ func (c *Checkpoint) Tensors(want File) (Tensors, error) {
 		return nil, err
 	}
 	return safetensors.OpenAs(filepath.Join(c.Folder, want.Name), f, want.Bytes)
-}
-
-// faulty wraps err in ErrDamaged, unless this process lacks permission or has too many open
-// files: those are no reason to fall back to an older checkpoint.
-func faulty(err error) error {
-	for _, ours := range []error{os.ErrPermission, filesys.ErrLeads, syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM} {
-		if errors.Is(err, ours) {
-			return err
-		}
-	}
-	return fmt.Errorf("%w: %w", ErrDamaged, err)
 }

@@ -129,9 +129,6 @@ func (c *Checkpoint) exactly() error {
 	return nil
 }
 
-// tensorsExt is the suffix of the names of tensor files.
-const tensorsExt = ".safetensors"
-
 // ours tells whether a name is like those of a checkpoint's files. Other files, which a
 // desktop, a network file system or a user leaves beside them, are ignored.
 func ours(name string) bool {

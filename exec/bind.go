@@ -3,7 +3,6 @@ package exec
 import (
 	"fmt"
 	"reflect"
-	"slices"
 	"sync/atomic"
 
 	"github.com/spillway-ml/spillway/comm"
@@ -11,125 +10,6 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/kernels"
 )
-
-func (e *Executor) bindAll() error {
-	p := e.cfg.Program
-	e.sections = make([]section, len(p.Sections))
-	for i := range p.Sections {
-		s := &e.sections[i]
-		s.graph = &p.Sections[i]
-		s.gate = gateOf(p, s.graph)
-		s.phases = make([]phase, len(s.graph.Phases))
-		for j := range s.phases {
-			ph := &s.phases[j]
-			ph.graph, ph.section = &s.graph.Phases[j], s
-			ph.ops = make([]operation, len(ph.graph.Ops))
-			bound := make([]kernels.Binding, len(ph.ops))
-			for k := range ph.ops {
-				o := &ph.ops[k]
-				o.op, o.phase = &ph.graph.Ops[k], ph
-				var err error
-				if bound[k], err = e.bind(o); err != nil {
-					return fmt.Errorf("exec: rank %d, %s: %w", e.rank, o.path(), err)
-				}
-			}
-			if err := e.join(ph, bound); err != nil {
-				return err
-			}
-		}
-		if e.cfg.Poison {
-			if err := e.bindReleases(s); err != nil {
-				return fmt.Errorf("exec: rank %d, section %s: %w", e.rank, s.graph.Name, err)
-			}
-		}
-		s.bindGate()
-	}
-	var reads [graph.NumStreams]bool
-	inputs := map[graph.BufID]bool{}
-	for _, id := range e.cfg.Program.InPorts() {
-		root, _ := e.cfg.Program.Resolve(id, nil)
-		inputs[root] = true
-	}
-	e.eachOp(func(o *operation) {
-		reads[o.op.Stream] = reads[o.op.Stream] || e.usesHostInput(o.op, inputs)
-	})
-	for s, yes := range reads {
-		if yes {
-			e.readers = append(e.readers, e.streams[s])
-		}
-	}
-	return nil
-}
-
-// usesHostInput says whether an operation uses one of the host's input buffers (roots). Writing
-// counts too, because the program writes PortPrefix.
-func (e *Executor) usesHostInput(op *graph.Op, inputs map[graph.BufID]bool) bool {
-	return slices.ContainsFunc(operands(op), func(id graph.BufID) bool {
-		root, _ := e.cfg.Program.Resolve(id, nil)
-		return inputs[root]
-	})
-}
-
-// stream returns the device's stream, made at first use.
-func (e *Executor) stream(id graph.StreamID) (device.Stream, error) {
-	if id >= graph.NumStreams {
-		return nil, fmt.Errorf("no stream %s", id)
-	}
-	if e.streams[id] != nil {
-		return e.streams[id], nil
-	}
-	s, err := e.cfg.Context.NewStream(id)
-	if err != nil {
-		return nil, err
-	}
-	if e.cfg.Trace != nil || e.meter != nil {
-		timed, ok := s.(device.Timed)
-		if !ok {
-			return nil, fmt.Errorf("stream %s: the device can't time its kernels for a trace or a meter (%T)", id, s)
-		}
-		if err := e.watch(id, timed); err != nil {
-			return nil, err
-		}
-	}
-	e.streams[id] = s
-	return s, nil
-}
-
-// ptr returns the address of a buffer on this rank; the zero Ptr for NoBuf.
-func (e *Executor) ptr(id graph.BufID) (device.Ptr, error) {
-	p := e.cfg.Program
-	if id == graph.NoBuf {
-		return device.Ptr{}, nil
-	}
-	if id < 0 || int(id) >= len(p.Buffers) {
-		return device.Ptr{}, fmt.Errorf("buffer %d of %d", id, len(p.Buffers))
-	}
-	b := p.Buf(id)
-	root, off := p.Resolve(id, e.cfg.Coord)
-	r := p.Buf(root)
-	at := e.cfg.Layout.Offset[root]
-	arena := e.arenas[r.Space]
-	switch {
-	case b.Space != r.Space:
-		return device.Ptr{}, fmt.Errorf("buffer %q is in %s memory, its base %q in %s", b.Name, b.Space, r.Name, r.Space)
-	case off < 0 || off > r.Bytes()-b.Bytes():
-		return device.Ptr{}, fmt.Errorf("buffer %q: bytes [%d, %d) are outside its base %q of %d bytes", b.Name, off, off+b.Bytes(), r.Name, r.Bytes())
-	case at < 0 || arena == nil:
-		return device.Ptr{}, fmt.Errorf("buffer %q has no place in the layout", r.Name)
-	}
-	ptr := device.Ptr{Arena: arena, Off: at + off, Len: b.Bytes()}
-	if err := ptr.Check(); err != nil {
-		return device.Ptr{}, fmt.Errorf("buffer %q: %w", b.Name, err)
-	}
-	return ptr, nil
-}
-
-func (e *Executor) event(id graph.EventID) (device.Event, error) {
-	if id < 1 || int(id) > len(e.events) {
-		return nil, fmt.Errorf("event %d of %d", id, len(e.events))
-	}
-	return e.events[id-1], nil
-}
 
 // bind fills in o's kernel, stream and events, and returns the addresses of its operands.
 func (e *Executor) bind(o *operation) (kernels.Binding, error) {
@@ -172,7 +52,6 @@ func (e *Executor) bind(o *operation) (kernels.Binding, error) {
 	if o.stream, err = e.stream(op.Stream); err != nil {
 		return b, err
 	}
-	o.track = e.tracks[op.Stream]
 	for _, w := range op.Wait {
 		ev, err := e.event(w)
 		if err != nil {

@@ -4,10 +4,10 @@
 package exec
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"sync/atomic"
 
 	"github.com/spillway-ml/spillway/comm"
@@ -104,129 +104,6 @@ type Executor struct {
 	current atomic.Pointer[section]
 }
 
-type section struct {
-	graph  *graph.Section
-	phases []phase
-	gate   gate
-}
-
-type phase struct {
-	graph   *graph.Phase
-	section *section
-	ops     []operation
-
-	captured captured
-}
-
-// operation is a bound graph.Op.
-type operation struct {
-	op     *graph.Op
-	phase  *phase
-	kernel device.Kernel // nil: a join, which only waits and records
-	stream device.Stream
-	track  *track
-	wait   []device.Event
-	record device.Event // nil: none
-	bytes  int64        // of all operands
-	whole  int64        // bytes of the largest operand
-	flops  int64        // as graph.Cost counts them
-	unit   string       // name of its unit, empty for none
-	ran    *atomic.Bool // whether it was enqueued at least once; shared by copies of this struct
-
-	// release is launched after the kernel, before record: see Config.Poison.
-	release []device.Kernel
-
-	// Of two operations that run as one (kernels.Joiner), the first has no kernel and the
-	// second the joint one. alone is the operation's own kernel, for running it separately.
-	alone device.Kernel
-	first bool // it is the first of such a pair
-
-	idle bool // the rank has no micro-batch here, so it only waits and records
-}
-
-// New allocates the arenas and binds the program. If it fails it ends the job on every rank,
-// because the others would wait for this one.
-func New(cfg Config) (*Executor, error) {
-	e, err := build(cfg)
-	if err == nil {
-		return e, nil
-	}
-	for _, g := range cfg.Groups {
-		g.Abort(err)
-	}
-	if cfg.Context != nil {
-		err = errors.Join(err, cfg.Context.Close())
-	}
-	return nil, err
-}
-
-func build(cfg Config) (*Executor, error) {
-	p := cfg.Program
-	switch {
-	case cfg.Context == nil:
-		return nil, errors.New("exec: no device context")
-	case p == nil || cfg.Layout == nil || cfg.Library == nil:
-		return nil, errors.New("exec: want a program, a layout and a kernel library")
-	case len(cfg.Layout.Offset) != len(p.Buffers):
-		return nil, fmt.Errorf("exec: the layout has %d offsets, the program %d buffers", len(cfg.Layout.Offset), len(p.Buffers))
-	case len(cfg.Coord) != len(p.Mesh):
-		return nil, fmt.Errorf("exec: %d coordinates for a mesh of %d axes", len(cfg.Coord), len(p.Mesh))
-	}
-	for i, a := range p.Mesh {
-		if cfg.Coord[i] < 0 || cfg.Coord[i] >= a.Size {
-			return nil, fmt.Errorf("exec: coordinate %d along mesh axis %s of size %d", cfg.Coord[i], a.Name, a.Size)
-		}
-	}
-	e := &Executor{cfg: cfg, rank: cfg.Context.Rank(), byKernel: map[device.Kernel]*operation{}}
-	if cfg.Meter {
-		e.meter = &meter{}
-	}
-	e.cfg.Graphs = cfg.Graphs && cfg.Trace == nil && !cfg.Meter
-	e.step.Store(-1)
-	for s := range graph.NumSpaces {
-		peak := cfg.Layout.Spaces[s].Peak
-		if peak == 0 {
-			continue
-		}
-		a, err := cfg.Context.Alloc(s, peak)
-		if err != nil {
-			return nil, fmt.Errorf("exec: %w", err)
-		}
-		e.arenas[s] = a
-	}
-	for range p.Events {
-		ev, err := cfg.Context.NewEvent()
-		if err != nil {
-			return nil, fmt.Errorf("exec: rank %d: event: %w", e.rank, err)
-		}
-		e.events = append(e.events, ev)
-	}
-	cfg.Context.OnError(func(err error) {
-		for _, g := range cfg.Groups {
-			g.Abort(e.describe(err))
-		}
-	})
-	seen := map[comm.Group]bool{}
-	for _, g := range cfg.Groups {
-		if !seen[g] {
-			seen[g] = true
-			e.groups = append(e.groups, g)
-			g.OnError(cfg.Context.Abort)
-		}
-	}
-	if err := e.bindAll(); err != nil {
-		return nil, err
-	}
-	return e, nil
-}
-
-// label is what errors and traces call the operation: phase/name.
-func (o *operation) label() string { return o.phase.graph.Name + "/" + o.op.Name }
-
-func (o *operation) path() string {
-	return fmt.Sprintf("section %s, phase %s, operation %s", o.phase.section.graph.Name, o.phase.graph.Name, o.op.Name)
-}
-
 // SetStep sets the number of the current step, for errors; −1: none. repeats is how often the
 // step's repeating phase runs, at least 2, if that differs from the plan
 // (graph.Program.StepOf); 0: as planned.
@@ -298,98 +175,87 @@ func (e *Executor) section(name string) (*section, error) {
 	return nil, fmt.Errorf("exec: rank %d: the program has no section %q", e.rank, name)
 }
 
-func (e *Executor) enqueue(ops []operation) error {
-	for i := range ops {
-		o := &ops[i]
-		for _, w := range o.wait {
-			if err := o.stream.Wait(w); err != nil {
-				return e.stop(err)
-			}
-		}
-		if o.kernel != nil {
-			o.track.launch(o)
-			if err := o.stream.Launch(o.kernel); err != nil {
-				return e.stop(err)
-			}
-			o.ran.Store(true)
-		}
-		for _, k := range o.release {
-			o.track.launch(nil)
-			if err := o.stream.Launch(k); err != nil {
-				return e.stop(err)
-			}
-		}
-		if o.record != nil {
-			if err := o.stream.Record(o.record); err != nil {
-				return e.stop(err)
+func (e *Executor) eachOp(f func(*operation)) {
+	for i := range e.sections {
+		for j := range e.sections[i].phases {
+			ops := e.sections[i].phases[j].ops
+			for k := range ops {
+				f(&ops[k])
 			}
 		}
 	}
-	return nil
 }
 
-// ErrAbandoned may be returned by the argument before of RunSection to end the section early:
-// enqueued operations still run, no further ones are enqueued, and RunSection returns
-// ErrAbandoned. All ranks must do so before the same repetition of the same phase; otherwise
-// collectives wait for ranks that never come.
-var ErrAbandoned = errors.New("exec: the section was abandoned")
-
-// RunSection runs a whole section and returns when all of it has run.
-//
-// before, if not nil, is called each time before a phase is enqueued, with the number of times
-// that the phase has run. It may then fill the host's inputs (graph.Port.In): all operations
-// enqueued before that read them have finished. An error of before, except ErrAbandoned, ends
-// the job on every rank.
-func (e *Executor) RunSection(name string, before func(phase *graph.Phase, repeat int) error) error {
-	s, err := e.section(name)
+// stream returns the device's stream, made at first use.
+func (e *Executor) stream(id graph.StreamID) (device.Stream, error) {
+	if id >= graph.NumStreams {
+		return nil, fmt.Errorf("no stream %s", id)
+	}
+	if e.streams[id] != nil {
+		return e.streams[id], nil
+	}
+	s, err := e.cfg.Context.NewStream(id)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = e.run(s, before, nil)
-	return err
-}
-
-// run is RunSection, or with pass RunGated of a section that has a gate.
-func (e *Executor) run(s *section, before func(phase *graph.Phase, repeat int) error, pass func(norm bool) (bool, error)) (bool, error) {
-	e.current.Store(s)
-	for i := range s.phases {
-		ph := &s.phases[i]
-		for r := range e.times(ph) {
-			if err := e.prepare(ph, r, before); err != nil {
-				return false, err
-			}
-			if pass != nil && i == s.gate.phase {
-				if ok, err := e.pass(s, pass); err != nil || !ok {
-					return false, err
-				}
-				continue
-			}
-			if err := e.enqueue(e.launches(ph)); err != nil {
-				return false, err
-			}
-			ph.captured.warm = true
+	if e.cfg.Trace != nil || e.meter != nil {
+		timed, ok := s.(device.Timed)
+		if !ok {
+			return nil, fmt.Errorf("stream %s: the device can't time its kernels for a trace or a meter (%T)", id, s)
+		}
+		if err := e.watch(id, timed); err != nil {
+			return nil, err
 		}
 	}
-	return true, e.Sync()
+	e.streams[id] = s
+	return s, nil
 }
 
-// prepare waits for the readers of the host's inputs and calls before: see RunSection.
-func (e *Executor) prepare(ph *phase, repeat int, before func(phase *graph.Phase, repeat int) error) error {
-	if before == nil {
-		return nil
+// watch makes a stream report the times of its kernels to the trace and the meter.
+func (e *Executor) watch(id graph.StreamID, timed device.Timed) error {
+	k := e.cfg.Trace.add(e.rank, id)
+	if e.meter != nil && slices.Contains(metered, id) {
+		k.lane = &lane{}
+		e.meter.lanes[id] = k.lane
 	}
-	for _, st := range e.readers {
-		if err := st.Sync(); err != nil {
-			return e.stop(err)
-		}
+	e.tracks[id] = k
+	return timed.Time(k)
+}
+
+func (e *Executor) event(id graph.EventID) (device.Event, error) {
+	if id < 1 || int(id) > len(e.events) {
+		return nil, fmt.Errorf("event %d of %d", id, len(e.events))
 	}
-	switch err := before(ph.graph, repeat); {
-	case errors.Is(err, ErrAbandoned):
-		return cmp.Or(e.Sync(), ErrAbandoned)
-	case err != nil:
-		return e.stop(fmt.Errorf("phase %s: %w", ph.graph.Name, err))
+	return e.events[id-1], nil
+}
+
+// ptr returns the address of a buffer on this rank; the zero Ptr for NoBuf.
+func (e *Executor) ptr(id graph.BufID) (device.Ptr, error) {
+	p := e.cfg.Program
+	if id == graph.NoBuf {
+		return device.Ptr{}, nil
 	}
-	return nil
+	if id < 0 || int(id) >= len(p.Buffers) {
+		return device.Ptr{}, fmt.Errorf("buffer %d of %d", id, len(p.Buffers))
+	}
+	b := p.Buf(id)
+	root, off := p.Resolve(id, e.cfg.Coord)
+	r := p.Buf(root)
+	at := e.cfg.Layout.Offset[root]
+	arena := e.arenas[r.Space]
+	switch {
+	case b.Space != r.Space:
+		return device.Ptr{}, fmt.Errorf("buffer %q is in %s memory, its base %q in %s", b.Name, b.Space, r.Name, r.Space)
+	case off < 0 || off > r.Bytes()-b.Bytes():
+		return device.Ptr{}, fmt.Errorf("buffer %q: bytes [%d, %d) are outside its base %q of %d bytes", b.Name, off, off+b.Bytes(), r.Name, r.Bytes())
+	case at < 0 || arena == nil:
+		return device.Ptr{}, fmt.Errorf("buffer %q has no place in the layout", r.Name)
+	}
+	ptr := device.Ptr{Arena: arena, Off: at + off, Len: b.Bytes()}
+	if err := ptr.Check(); err != nil {
+		return device.Ptr{}, fmt.Errorf("buffer %q: %w", b.Name, err)
+	}
+	return ptr, nil
 }
 
 // Sync returns when all enqueued operations have run on this rank, or with the error that ended
@@ -433,6 +299,17 @@ func (e *Executor) CommStats() comm.Stats {
 		sum.Written += s.Written
 	}
 	return sum
+}
+
+// Usage returns the cost of the rank's collectives in all sections that have ended; the zero
+// Usage without Config.Meter. Any goroutine may call it.
+func (e *Executor) Usage() Usage {
+	if e.meter == nil {
+		return Usage{}
+	}
+	e.meter.mu.Lock()
+	defer e.meter.mu.Unlock()
+	return e.meter.sum
 }
 
 // DiskTraffic returns the bytes that the rank has read from and written to disk so far.

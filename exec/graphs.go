@@ -15,13 +15,6 @@ import (
 // them, so that streams overlap as before. Copies, collectives and kernels on the host are still
 // launched one by one.
 
-// captured is the state of capturing one phase.
-type captured struct {
-	warm bool        // the phase has run once
-	done bool        // ops is set
-	ops  []operation // the phase's operations; of a run only the last has a kernel, that of the whole run
-}
-
 // launches returns the operations to enqueue for a phase.
 func (e *Executor) launches(ph *phase) []operation {
 	if !e.cfg.Graphs || !ph.captured.warm || ph.section.graph.Kind != graph.SectionStep {

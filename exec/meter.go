@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -158,26 +157,4 @@ func common(a, b []ranSpan) (sum time.Duration) {
 		}
 	}
 	return sum
-}
-
-// watch makes a stream report the times of its kernels to the trace and the meter.
-func (e *Executor) watch(id graph.StreamID, timed device.Timed) error {
-	k := e.cfg.Trace.add(e.rank, id)
-	if e.meter != nil && slices.Contains(metered, id) {
-		k.lane = &lane{}
-		e.meter.lanes[id] = k.lane
-	}
-	e.tracks[id] = k
-	return timed.Time(k)
-}
-
-// Usage returns the cost of the rank's collectives in all sections that have ended; the zero
-// Usage without Config.Meter. Any goroutine may call it.
-func (e *Executor) Usage() Usage {
-	if e.meter == nil {
-		return Usage{}
-	}
-	e.meter.mu.Lock()
-	defer e.meter.mu.Unlock()
-	return e.meter.sum
 }

@@ -106,15 +106,6 @@ func (e *Executor) bindReleases(s *section) error {
 	return nil
 }
 
-func operands(op *graph.Op) []graph.BufID {
-	ids := slices.Clone(op.In)
-	for _, o := range op.Out {
-		ids = append(ids, o.Buf)
-	}
-	ids = append(ids, op.Work, op.Skip)
-	return slices.DeleteFunc(ids, func(id graph.BufID) bool { return id == graph.NoBuf })
-}
-
 // hostBuffers returns the root buffers that the host reads or writes between operations or after
 // a section.
 func (e *Executor) hostBuffers() []graph.BufID {

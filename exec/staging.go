@@ -1,8 +1,10 @@
 package exec
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
@@ -104,4 +106,63 @@ func (e *Executor) transfer(verb string, id graph.BufID, off int64, data []byte,
 		}
 	}
 	return nil
+}
+
+// Scalar waits for all enqueued operations and returns a buffer of one f64, in any memory
+// space. Only the first call for a buffer allocates memory.
+func (e *Executor) Scalar(id graph.BufID) (float64, error) {
+	fail := func(err error) (float64, error) {
+		return 0, fmt.Errorf("exec: rank %d: scalar in buffer %d: %w", e.rank, id, err)
+	}
+	if id == graph.NoBuf {
+		return fail(errors.New("the program lacks it"))
+	}
+	if b := e.cfg.Program.Buf(id); b.DType != graph.F64 || b.Elems() != 1 {
+		return fail(fmt.Errorf("%q is %s of %d elements, want one f64", b.Name, b.DType, b.Elems()))
+	}
+	if e.cfg.Program.Buf(id).Space == graph.Host {
+		v, err := e.HostF64(id)
+		if err != nil {
+			return fail(err)
+		}
+		return v[0], nil
+	}
+	staging, err := e.ptr(e.cfg.Program.Port(graph.PortStaging))
+	if err == nil && staging.Len < 8 {
+		err = errors.New("the program has no staging buffer")
+	}
+	if err != nil {
+		return fail(err)
+	}
+	staging.Len = 8
+	k := e.peek[id]
+	if k == nil {
+		there, err := e.ptr(id)
+		if err != nil {
+			return fail(err)
+		}
+		if k, err = e.cfg.Context.Copy("peek "+e.cfg.Program.Buf(id).Name, staging, there); err != nil {
+			return fail(err)
+		}
+		if e.peek == nil {
+			e.peek = map[graph.BufID]device.Kernel{}
+		}
+		e.peek[id] = k
+	}
+	s, err := e.stream(graph.CopyOut)
+	if err != nil {
+		return fail(err)
+	}
+	e.tracks[graph.CopyOut].launch(nil)
+	if err := s.Launch(k); err != nil {
+		return fail(e.stop(err))
+	}
+	if err := s.Sync(); err != nil {
+		return fail(e.stop(err))
+	}
+	b, err := e.cfg.Context.HostBytes(staging)
+	if err != nil {
+		return fail(err)
+	}
+	return math.Float64frombits(binary.LittleEndian.Uint64(b)), nil
 }

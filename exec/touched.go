@@ -67,17 +67,6 @@ func (e *Executor) haveRun() (n int) {
 	return n
 }
 
-func (e *Executor) eachOp(f func(*operation)) {
-	for i := range e.sections {
-		for j := range e.sections[i].phases {
-			ops := e.sections[i].phases[j].ops
-			for k := range ops {
-				f(&ops[k])
-			}
-		}
-	}
-}
-
 // extent is a range of bytes [from, to) of a buffer.
 type extent struct{ from, to int64 }
 

@@ -58,14 +58,3 @@ func (w *World) split(m *member) error {
 	m.group = uintptr(made)
 	return err
 }
-
-// awaitGroups waits until the groups have their communicators. It returns the job's error
-// if the job ends first.
-func (w *World) awaitGroups() error {
-	select {
-	case <-w.grouped:
-		return nil
-	case <-w.over:
-		return w.Err()
-	}
-}

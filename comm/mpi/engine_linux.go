@@ -2,6 +2,7 @@ package mpi
 
 import (
 	"errors"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,14 @@ type transfer struct {
 	tag  int
 	mem  []byte
 }
+
+// Tags of messages. The groups' tags follow, four for each slot.
+const (
+	tagBeat = iota + 1
+	tagStream
+	tagJoin
+	tagGroups
+)
 
 // exchange is a set of messages or collectives that run together.
 type exchange struct {
@@ -116,6 +125,13 @@ func startEngine(l *lib, rank, world int) (*engine, error) {
 
 // do runs messages that may take long and returns when they are complete.
 func (e *engine) do(list []transfer) error { return e.wait(e.begin(list, false)) }
+
+// call runs f on the engine's thread. Meanwhile the thread sends no heartbeats.
+func (e *engine) call(f func() error) error {
+	x := &exchange{run: f, done: make(chan error, 1)}
+	e.give(x)
+	return e.wait(x)
+}
 
 // attend starts x on the caller's thread and polls it for the time that it should take, or
 // until over is set. If x is not complete by then (done is false), the caller must give x to
@@ -383,4 +399,11 @@ func (e *engine) end(finalize bool) {
 		err = e.lib.check("MPI_Finalize", dl.Call(e.lib.fn.finalize))
 	}
 	e.ended <- err
+}
+
+// offHeap allocates n bytes outside the Go heap: MPI may access them between its calls,
+// when Go may move or free heap memory.
+func offHeap(n int) ([]byte, error) {
+	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	return b, os.NewSyscallError("mmap", err)
 }

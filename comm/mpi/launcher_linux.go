@@ -22,6 +22,9 @@ func patience() error {
 	return os.Setenv(windowVar, "300")
 }
 
+// launcherEvery is the interval at which outlive looks for the launcher.
+const launcherEvery = 100 * time.Millisecond
+
 // outlive sends this process a SIGTERM when its launcher ends. Open MPI's launcher ends at
 // once at a second signal, without forwarding it and without killing its processes. Messages
 // between the processes still work without a launcher.
@@ -30,7 +33,7 @@ func outlive() {
 	go func() {
 		defer crash.Guard()
 		for os.Getppid() == launcher {
-			time.Sleep(beatEvery)
+			time.Sleep(launcherEvery)
 		}
 		_ = syscall.Kill(os.Getpid(), syscall.SIGTERM)
 	}()

@@ -1,15 +1,22 @@
 package mpi
 
 import (
+	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spillway-ml/spillway/comm/watch"
+	"github.com/spillway-ml/spillway/comm/world"
 	"github.com/spillway-ml/spillway/internal/crash"
+)
+
+const (
+	beatEvery   = 100 * time.Millisecond
+	silentAfter = 1200 * time.Millisecond
 )
 
 // letter is the buffer of a heartbeat message to or from a peer.
@@ -137,6 +144,39 @@ func (w *World) hearAll(in []*letter) {
 	}
 }
 
+// encode encodes the heartbeat as a message.
+func (w *World) encode(to []byte) {
+	w.mu.Lock()
+	text, err := json.Marshal(w.own)
+	w.mu.Unlock()
+	if err != nil || len(text) > len(to)-4 {
+		text = []byte("{}")
+	}
+	binary.LittleEndian.PutUint32(to, uint32(len(text)))
+	copy(to[4:], text)
+}
+
+// hear processes a heartbeat. done says that it is the process's last one.
+func (w *World) hear(process int, message []byte) (done bool) {
+	n := binary.LittleEndian.Uint32(message)
+	var b beat
+	if int(n) > len(message)-4 || json.Unmarshal(message[4:4+n], &b) != nil || len(b.Reports) != w.each {
+		return false // damaged: does not count as a sign of life
+	}
+	for _, r := range b.Reports {
+		if len(r.In) != len(w.members) {
+			return false
+		}
+	}
+	w.mu.Lock()
+	w.peers[process] = b
+	w.mu.Unlock()
+	if b.Err != "" && w.Err() == nil {
+		_ = w.fail(world.Told(b.Kind, b.Err))
+	}
+	return b.Reports[0].State == watch.Done
+}
+
 // beatAll sends a heartbeat to each peer that has received the previous one.
 func (w *World) beatAll(out []*letter) {
 	for _, l := range out {
@@ -201,35 +241,6 @@ func (w *World) leaveWithout(processes []int) {
 	w.process.leave(fmt.Sprintf("%s did not come to the end within %v", who, w.process.grace()))
 }
 
-// flight records the rank's last operations.
-type flight struct {
-	mu   sync.Mutex
-	n    int
-	list [64]operation
-}
-
-type operation struct {
-	text       string
-	call       uint64
-	bytes      int64
-	begin, end time.Time
-}
-
-func (f *flight) begin(text string, call uint64, bytes int64) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	at := f.n
-	f.list[at%len(f.list)] = operation{text: text, call: call, bytes: bytes, begin: time.Now()}
-	f.n++
-	return at
-}
-
-func (f *flight) end(at int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.list[at%len(f.list)].end = time.Now()
-}
-
 // Flight describes the last operations of this process's ranks, at most n each, oldest
 // first.
 func (w *World) Flight(n int) string {
@@ -239,19 +250,4 @@ func (w *World) Flight(n int) string {
 		w.flights[i].tell(&s, fmt.Sprintf("rank %d (%s)", rank, w.where(rank)), n)
 	}
 	return s.String()
-}
-
-func (f *flight) tell(s *strings.Builder, who string, n int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	fmt.Fprintf(s, "%s: %d operations\n", who, f.n)
-	for i := max(0, f.n-min(n, len(f.list))); i < f.n; i++ {
-		o := &f.list[i%len(f.list)]
-		fmt.Fprintf(s, "  #%d %s, call %d, %d bytes, begun %v ago", i+1, o.text, o.call, o.bytes, time.Since(o.begin).Round(time.Millisecond))
-		if o.end.IsZero() {
-			s.WriteString(", not finished\n")
-		} else {
-			fmt.Fprintf(s, ", took %v\n", o.end.Sub(o.begin).Round(time.Microsecond))
-		}
-	}
 }

@@ -76,10 +76,3 @@ func (p *Peer) Run(op comm.Op, send, recv []byte, times int) (took time.Duration
 	})
 	return took, err
 }
-
-// call runs f on the engine's thread. Meanwhile the thread sends no heartbeats.
-func (e *engine) call(f func() error) error {
-	x := &exchange{run: f, done: make(chan error, 1)}
-	e.give(x)
-	return e.wait(x)
-}

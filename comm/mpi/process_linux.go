@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/comm"
+	"github.com/spillway-ml/spillway/comm/world"
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
@@ -22,6 +23,8 @@ type Process struct {
 	failed  atomic.Bool            // the job has ended with an error
 	streams sync.WaitGroup
 }
+
+const defaultTimeout = world.DefaultTimeout
 
 // Start opens the file that the environment variable LibraryVar names or, if it is not set, the
 // first installed library of the families in order, and initializes MPI. MPI's rank and size must

@@ -9,6 +9,9 @@ import (
 // Comm is NCCL's handle of one rank in a communicator. 0 means no communicator.
 type Comm uintptr
 
+// communicator is one rank's handle of a communicator, at an address that stays.
+type communicator struct{ handle Comm }
+
 // IDBytes is the length of an ID.
 const IDBytes = 128
 
@@ -99,3 +102,6 @@ type API interface {
 	Send(buf driver.Address, bytes int64, to int, c Comm, s driver.Stream) error
 	Recv(buf driver.Address, bytes int64, from int, c Comm, s driver.Stream) error
 }
+
+// at is the address off bytes after a.
+func at(a driver.Address, off int64) driver.Address { return a + driver.Address(off) }

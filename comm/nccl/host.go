@@ -1,20 +1,16 @@
 package nccl
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"runtime"
 	"slices"
 	"sync"
 	"time"
-	"unsafe"
 
 	"github.com/spillway-ml/spillway/comm"
 	"github.com/spillway-ml/spillway/comm/watch"
 	"github.com/spillway-ml/spillway/device/cuda/driver"
-	"github.com/spillway-ml/spillway/internal/crash"
 )
 
 // Host connects processes that can communicate only over NCCL, with one rank and one GPU
@@ -58,31 +54,32 @@ type Host struct {
 	leaving chan struct{}
 	leave   sync.Once
 
-	mu       sync.Mutex
-	gen      int  // generation of the set of ranks; Shrink increases it
-	suspect  int  // rank 0: the rank that timed out, or whose swap failed first; −1: none
-	started  bool // a world has joined, so errors have a receiver
-	err      error
-	hooks    []func(error)
-	warn     func(string)
-	timeout  time.Duration
-	slots    int            // number of groups that a rank is in
-	observer *HostWorld     // rank 0's world, which runs the watchdog
-	looked   time.Time      // time of the watchdog's last observation
-	over     bool           // the rounds have stopped
-	has      []uint64       // rank 0: the latest complete gather that each rank has
-	reports  []watch.Report // rank 0: of all ranks; other ranks: their own, at index 0
-	where    []string       // rank 0: host and process of each rank
-	heard    []time.Time    // by peer: when its last block came
-	named    bool           // a warning about a silent peer has been given
-	gone     []bool         // by rank: it has left, or was told that the job has ended
-	streams  map[int]*hostStream
-	seq      uint64   // number of gathers that this rank has begun
-	said     [][]byte // rank 0: by rank, its contribution to its latest gather
-	come     []uint64 // rank 0: by rank, the number of that gather
-	all      [][]byte // result of the latest complete gather
-	whole    uint64   // number of the latest complete gather
-	cond     *sync.Cond
+	mu      sync.Mutex
+	gen     int  // generation of the set of ranks; Shrink increases it
+	suspect int  // rank 0: the rank that timed out, or whose swap failed first; −1: none
+	started bool // a world has joined, so errors have a receiver
+	err     error
+	hooks   []func(error)
+	warn    func(string)
+	timeout time.Duration
+	slots   int            // number of groups that a rank is in
+	machine *watch.Machine // rank 0: the watchdog, nil before a world has joined
+	began   time.Time      // time at which that world joined
+	looked  time.Time      // time of the watchdog's last observation
+	over    bool           // the rounds have stopped
+	has     []uint64       // rank 0: the latest complete gather that each rank has
+	reports []watch.Report // rank 0: of all ranks; other ranks: their own, at index 0
+	where   []string       // rank 0: host and process of each rank
+	heard   []time.Time    // by peer: when its last block came
+	named   bool           // a warning about a silent peer has been given
+	gone    []bool         // by rank: it has left, or was told that the job has ended
+	streams map[int]*hostStream
+	seq     uint64   // number of gathers that this rank has begun
+	said    [][]byte // rank 0: by rank, its contribution to its latest gather
+	come    []uint64 // rank 0: by rank, the number of that gather
+	all     [][]byte // result of the latest complete gather
+	whole   uint64   // number of the latest complete gather
+	cond    *sync.Cond
 }
 
 // order is a request of Shrink to the host's thread.
@@ -118,78 +115,15 @@ const (
 	blockReserve = 6 << 10 // bytes of a block for everything but stream data
 )
 
-// StartHost makes this process run the given rank. The ranks find each other by the address
-// in NCCL_COMM_ID, which UniqueID returns on each of them. shrinks must be the same on all
-// ranks.
-func StartHost(api API, gpu driver.API, device driver.Device, rank, world int, shrinks bool) (*Host, error) {
-	if shrinks {
-		if err := api.Shrinks(); err != nil {
-			return nil, fmt.Errorf("nccl: to go on with fewer ranks: %w", err)
-		}
-	}
-	h := &Host{api: api, gpu: gpu, device: device, shrinks: shrinks, block: max(leastBlock, helloInBlock*int64(world)+blockReserve), orders: make(chan order),
-		wake: make(chan struct{}, 1), ended: make(chan struct{}), leaving: make(chan struct{}), warn: func(string) {}, timeout: hostTimeout}
-	h.cond = sync.NewCond(&h.mu)
-	h.of(rank, world)
-	began := make(chan error)
-	go func() {
-		defer crash.Guard()
-		runtime.LockOSThread() // never unlocked: the GPU's context is current on this thread
-		defer close(h.ended)
-		err := h.open()
-		began <- err
-		if err == nil {
-			for h.rounds(); h.goOn(); h.rounds() {
-			}
-			h.close()
-		}
-	}()
-	return h, <-began
-}
-
 // of initializes the host's state for a rank of so many ranks. If other goroutines
 // already use the host, the caller must hold mu.
 func (h *Host) of(rank, world int) {
 	h.rank, h.world, h.suspect = rank, world, -1
-	h.started, h.slots, h.observer, h.hooks, h.err, h.over, h.named = false, 0, nil, nil, nil, false, false
+	h.started, h.slots, h.machine, h.hooks, h.err, h.over, h.named = false, 0, nil, nil, nil, false, false
 	h.reports, h.where, h.gone = make([]watch.Report, world), make([]string, world), make([]bool, world)
 	h.streams, h.said, h.come, h.has = map[int]*hostStream{}, make([][]byte, world), make([]uint64, world), make([]uint64, world)
 	h.seq, h.whole, h.all = 0, 0, nil
 	h.heard = make([]time.Time, world) // met sets it
-}
-
-// open creates the communicators and allocates memory, on the host's thread.
-func (h *Host) open() error {
-	handle, err := h.gpu.Retain(h.device.Ordinal)
-	if err == nil {
-		err = h.gpu.SetCurrent(handle)
-	}
-	if err != nil {
-		return fmt.Errorf("nccl: GPU %d: %w", h.device.Ordinal, err)
-	}
-	first := &h.control
-	if h.shrinks {
-		first = &h.root
-	}
-	id, err := h.api.UniqueID()
-	if err == nil {
-		err = h.api.Init(&first.handle, h.world, id, h.rank, Config{CTAs: 1})
-	}
-	if err == nil {
-		err = h.settle(first, "meet the other processes")
-	}
-	if err == nil {
-		err = h.divide()
-	}
-	if err == nil {
-		err = h.memory()
-	}
-	if err != nil {
-		h.close()
-		return fmt.Errorf("nccl: rank %d of %d: %w", h.rank, h.world, err)
-	}
-	h.met()
-	return nil
 }
 
 // met records that all ranks have just been heard from.
@@ -200,6 +134,17 @@ func (h *Host) met() {
 	for i := range h.heard {
 		h.heard[i] = now
 	}
+}
+
+// given tells whether the time limit of something that began at began has passed.
+func (h *Host) given(began time.Time) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	most := h.timeout
+	if h.err != nil {
+		most = failedGrace
+	}
+	return time.Since(began) > most
 }
 
 // divide splits the control and data communicators from the root, before anything runs on
@@ -221,23 +166,6 @@ func (h *Host) divide() error {
 		return err
 	}
 	return split(&h.root, &h.data, Config{Share: true})
-}
-
-func (h *Host) memory() (err error) {
-	if h.stream, err = h.gpu.NewStream(); err != nil {
-		return err
-	}
-	if h.event, err = h.gpu.NewEvent(false); err != nil {
-		return err
-	}
-	if h.near, err = h.gpu.Alloc(2 * h.block); err != nil {
-		return err
-	}
-	p, _, err := h.gpu.HostAlloc(2 * h.block)
-	if err == nil {
-		h.pinned = unsafe.Slice((*byte)(p), 2*h.block)
-	}
-	return err
 }
 
 // settle waits until a communicator has no call in progress.
@@ -306,59 +234,4 @@ func (h *Host) quiet() (sound bool) {
 		s.end()
 	}
 	return sound
-}
-
-// close frees the host's communicators and memory, on the host's thread.
-func (h *Host) close() {
-	sound := h.quiet()
-	for _, c := range []*communicator{&h.data, &h.control, &h.root} {
-		if c.handle == 0 {
-			continue
-		}
-		err := errors.New("the job has ended")
-		if sound {
-			if err = h.api.Finalize(c.handle); err == nil {
-				err = h.settle(c, "end a communicator")
-			}
-			if err == nil {
-				err = h.api.Destroy(c.handle)
-			}
-		}
-		if err != nil {
-			_ = h.api.Abort(c.handle) // an error changes nothing: the process ends
-		}
-		c.handle = 0
-	}
-	if h.stream != 0 {
-		_ = h.gpu.Synchronize(h.stream) // Abort has stopped the stream's NCCL kernels
-		_ = h.gpu.DestroyStream(h.stream)
-	}
-	if h.event != 0 {
-		_ = h.gpu.DestroyEvent(h.event)
-	}
-	if h.near != 0 {
-		_ = h.gpu.Free(h.near)
-	}
-	if h.pinned != nil {
-		_ = h.gpu.HostFree(unsafe.Pointer(&h.pinned[0]))
-	}
-	_ = h.gpu.Release(h.device.Ordinal)
-}
-
-// Close ends this process's part of the job. It waits a limited time for the other
-// processes to end theirs.
-func (h *Host) Close() error {
-	h.leave.Do(func() { close(h.leaving) })
-	h.rouse()
-	select {
-	case <-h.ended:
-		return nil
-	case <-time.After(leaveGrace):
-	}
-	h.fail(fmt.Errorf("%w: a process does not leave", comm.ErrTimeout))
-	select {
-	case <-h.ended:
-	case <-time.After(leaveGrace):
-	}
-	return nil
 }

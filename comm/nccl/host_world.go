@@ -16,10 +16,8 @@ import (
 // HostWorld is the Control of a World over a Host: it does for one rank in a mesh what NCCL
 // does not. Rank 0's HostWorld also watches for ranks that others wait for.
 type HostWorld struct {
-	h       *Host
-	gen     int            // generation of ranks to which this world belongs; see past
-	machine *watch.Machine // rank 0 only: the watchdog
-	began   time.Time
+	h   *Host
+	gen int // generation of ranks to which this world belongs; see past
 }
 
 var _ Control = (*HostWorld)(nil)
@@ -46,39 +44,12 @@ func (h *Host) Join(mesh []graph.Axis, timeout time.Duration, warn func(string))
 	for i := range h.reports {
 		h.reports[i] = watch.Report{State: watch.Alive, In: make([]watch.Progress, h.slots)}
 	}
-	w := &HostWorld{h: h, gen: h.gen, began: time.Now()}
 	if h.rank == 0 {
-		w.machine = watch.New(watch.Config{World: size, Groups: groups, Interval: lookEvery, Silent: h.timeout, Timeout: h.timeout,
+		h.began = time.Now()
+		h.machine = watch.New(watch.Config{World: size, Groups: groups, Interval: lookEvery, Silent: h.timeout, Timeout: h.timeout,
 			Where: func(r int) string { return h.where[r] }}) // called with mu held
-		h.observer = w
 	}
-	return w, nil
-}
-
-// observe passes the reports of all ranks to rank 0's watchdog.
-func (h *Host) observe() {
-	h.mu.Lock()
-	w := h.observer
-	if w == nil || h.err != nil {
-		h.mu.Unlock()
-		return
-	}
-	if time.Since(h.looked) < lookEvery {
-		h.mu.Unlock()
-		return
-	}
-	h.looked = time.Now()
-	h.reports[0].Beat++
-	var end error
-	for _, v := range w.machine.Observe(time.Since(w.began), h.reports) {
-		if v.Kind == watch.End {
-			end = v.Err
-		}
-	}
-	h.mu.Unlock()
-	if end != nil {
-		h.fail(end)
-	}
+	return &HostWorld{h: h, gen: h.gen}, nil
 }
 
 // Communicator gives the communicator of all ranks to a World, once: see Options.World.

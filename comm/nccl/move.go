@@ -8,37 +8,6 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// together runs NCCL calls of the group's communicator between GroupStart and GroupEnd. It
-// returns when NCCL has enqueued them, so that later work on the stream follows them. Single
-// calls need this too: outside a group, a call may return before it is enqueued.
-func (k *kernel) together(calls func(api API, c Comm) error) error {
-	r, c := k.m.r, k.m.comm
-	err := r.call(func() error {
-		api := r.w.o.API
-		if err := api.GroupStart(); err != nil {
-			return err
-		}
-		return errors.Join(calls(api, c.handle), api.GroupEnd())
-	})
-	if err != nil {
-		return err
-	}
-	return r.settle(c, k.text)
-}
-
-// peers calls f for every other rank of the group. Each rank starts at a different peer, to
-// spread the load.
-func (k *kernel) peers(f func(i int) error) error {
-	for j := 1; j < k.m.Ranks; j++ {
-		if err := f((k.m.Index + j) % k.m.Ranks); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func at(a driver.Address, off int64) driver.Address { return a + driver.Address(off) }
-
 // gather copies every rank's shard to all ranks.
 func gather(k *kernel, api driver.API, s driver.Stream) error {
 	n := k.In.Len

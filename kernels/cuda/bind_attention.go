@@ -79,24 +79,6 @@ func (a *boundAttention) shape(args *driver.Args) *driver.Args {
 		Int32(int32(a.HeadDim)).Float32(float32(a.Scale)).Int32(flag(a.Causal)).Int32(a.wide)
 }
 
-// attentionHeads holds the addresses of queries, keys and values. They lie side by side in
-// the rows of one operand (packed), or in three separate operands.
-type attentionHeads struct {
-	q, k, v   driver.Address
-	ldq, ldkv int64 // row strides of queries, and of keys and values, in elements
-	operands  int   // number of operands: 1 if packed, else 3
-}
-
-func (b *binding) attentionHeads(get func(int) driver.Address) attentionHeads {
-	a := attr[graph.AttentionAttr](b)
-	wq, wkv := a.Heads*a.HeadDim, a.KVHeads*a.HeadDim
-	if !a.Packed {
-		return attentionHeads{get(0), get(1), get(2), wq, wkv, 3}
-	}
-	at, size := get(0), b.inBuf(0).DType.Size()
-	return attentionHeads{at, at + driver.Address(wq*size), at + driver.Address((wq+wkv)*size), wq + 2*wkv, wq + 2*wkv, 1}
-}
-
 // tiles adds the launch of a kernel that has one block for each tile of each head.
 func (b *binding) tiles(a *boundAttention, name string, heads, tile int64, shared int, args *driver.Args) {
 	b.rows(a.source, name+"_"+b.float(b.inBuf(0)), a.Batch*heads*((a.Seq+tile-1)/tile), attentionThreads, shared, a.shape(args))
@@ -109,7 +91,7 @@ func bindAttention(b *binding) {
 		return
 	}
 	if b.flash(a.AttentionAttr, h.q, h.k, h.v, b.out(0)) {
-		b.bindFlash(a, h)
+		b.bindFlash(a.AttentionAttr, h)
 		return
 	}
 	b.tiles(a, "attention", a.Heads, a.tile.queries, a.tile.shared(),
@@ -125,7 +107,7 @@ func bindAttentionGrad(b *binding) {
 		return
 	}
 	if b.flash(a.AttentionAttr, h.q, h.k, h.v, d.q, d.k, d.v, y, dy) {
-		b.bindFlashGrad(a, h, d, y, lse, dy)
+		b.bindFlashGrad(a.AttentionAttr, h, d, y, lse, dy)
 		return
 	}
 	queries := a.Batch * a.Heads * a.Seq

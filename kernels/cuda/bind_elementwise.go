@@ -9,10 +9,6 @@ import (
 
 const elementwise = "elementwise.cu"
 
-// perThread is the number of elements that a thread of an elementwise kernel processes at
-// a time: 16 bytes.
-func perThread(buf *graph.Buffer) int64 { return 16 / buf.DType.Size() }
-
 // elementwise adds the launch of a kernel over the elements of output 0. Its parameters are the
 // operands, the number of elements, where the kernel can accumulate whether it does, and scalars.
 func (b *binding) elementwise(name string, accumulates bool, scalars ...float32) {

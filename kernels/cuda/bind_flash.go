@@ -44,7 +44,7 @@ func (b *binding) flash(a graph.AttentionAttr, places ...driver.Address) bool {
 }
 
 // bindFlash adds the launch of the forward of attention on tensor cores.
-func (b *binding) bindFlash(a *boundAttention, h attentionHeads) {
+func (b *binding) bindFlash(a graph.AttentionAttr, h attentionHeads) {
 	b.flashTiles(a, "flash_forward", a.Heads, flashForward, flashShared(a.HeadDim),
 		b.args().Pointer(h.q).Pointer(h.k).Pointer(h.v).Int64(h.ldq).Int64(h.ldkv).Pointer(b.out(0)).Pointer(b.out(1)).Int32(flashAtOnce(a)))
 }
@@ -55,7 +55,7 @@ var flashCache int64 = 32 << 20
 
 // flashAtOnce is the number of query heads that the forward processes together: as many
 // as have keys and values that fit in half of flashCache.
-func flashAtOnce(a *boundAttention) int32 {
+func flashAtOnce(a graph.AttentionAttr) int32 {
 	group := a.Heads / a.KVHeads
 	return int32(max(flashCache/2/(2*2*a.Seq*a.HeadDim), 1) * group)
 }
@@ -68,7 +68,7 @@ func flashAtOnce(a *boundAttention) int32 {
 // first tiles of all heads come first (spread 0).
 //
 //	steps between = spread/stride · tiles · (tiles/2 · group) / blocks at once
-func flashOrder(a *boundAttention, multiprocessors int) (spread, stride int32) {
+func flashOrder(a graph.AttentionAttr, multiprocessors int) (spread, stride int32) {
 	group, tiles := a.Heads/a.KVHeads, (a.Seq+cut.AttentionTile-1)/cut.AttentionTile
 	if a.Batch*a.Heads*a.Seq*a.HeadDim*(2+2+4) <= flashCache {
 		return 0, 1
@@ -82,23 +82,23 @@ func flashOrder(a *boundAttention, multiprocessors int) (spread, stride int32) {
 }
 
 // flashTiles adds the launch of a kernel that has one block for each tile of each head.
-func (b *binding) flashTiles(a *boundAttention, name string, heads, block int64, shared int, args *driver.Args) {
+func (b *binding) flashTiles(a graph.AttentionAttr, name string, heads, block int64, shared int, args *driver.Args) {
 	tiles := (a.Seq + cut.AttentionTile - 1) / cut.AttentionTile
 	b.rows(flashSource(a), name+"_"+b.float(b.inBuf(0)), a.Batch*heads*tiles, block, shared, flashShape(a, args))
 }
 
-func flashSource(a *boundAttention) string { return fmt.Sprintf("flash_%d.cu", a.HeadDim) }
+func flashSource(a graph.AttentionAttr) string { return fmt.Sprintf("flash_%d.cu", a.HeadDim) }
 
 // flashShape adds the attention's shape to a kernel's parameters.
-func flashShape(a *boundAttention, args *driver.Args) *driver.Args {
+func flashShape(a graph.AttentionAttr, args *driver.Args) *driver.Args {
 	return args.Int32(int32(a.Batch)).Int32(int32(a.Seq)).Int32(int32(a.Heads)).Int32(int32(a.Heads / a.KVHeads)).
 		Float32(float32(a.Scale)).Int32(flag(a.Causal))
 }
 
 // bindFlashGrad adds the launches of the backward. The workspace holds delta, the sums of
 // dq, one ticket counter, and for each tile of queries the turn of the next tile of keys.
-func (b *binding) bindFlashGrad(a *boundAttention, h, d attentionHeads, y, lse, dy driver.Address) {
-	deltas, sums, turns := cut.TensorAttentionWork(a.AttentionAttr)
+func (b *binding) bindFlashGrad(a graph.AttentionAttr, h, d attentionHeads, y, lse, dy driver.Address) {
+	deltas, sums, turns := cut.TensorAttentionWork(a)
 	sumsAt := roundUp(deltas, workAlign)
 	turnsAt := sumsAt + roundUp(sums, workAlign)
 	work := b.work(turnsAt + turns)

@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"errors"
-	"slices"
 
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 	"github.com/spillway-ml/spillway/graph"
@@ -10,10 +9,6 @@ import (
 )
 
 const linear = "linear.cu"
-
-// cut holds the tile and chunk sizes of this package's kernels. The planner computes the
-// size of their workspaces from the same numbers.
-var cut = graph.CUDATarget().CUDA
 
 // product is a step that runs one call of the matrix product library.
 type product struct{ call blas.Call }
@@ -270,17 +265,4 @@ func (b *binding) columnSums(x driver.Address, xs *graph.Buffer, rows, cols int6
 		b.args().Pointer(x).Int64(rows).Int64(cols).Int64(partRows).Pointer(work).Int64(cols).Int32(0))
 	b.over(linear, "column_parts_"+b.float(ys), cols, 4,
 		b.args().Pointer(work).Int64(parts).Int64(cols).Pointer(y).Int32(accumulate))
-}
-
-// aligned says whether all addresses are multiples of n bytes.
-func aligned(n driver.Address, places ...driver.Address) bool {
-	return !slices.ContainsFunc(places, func(p driver.Address) bool { return p%n != 0 })
-}
-
-// flag converts a bool to the int32 that kernels take.
-func flag(v bool) int32 {
-	if v {
-		return 1
-	}
-	return 0
 }

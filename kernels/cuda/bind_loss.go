@@ -171,5 +171,3 @@ func places(a, b, c, work driver.Address, p *blas.Product) blas.Places {
 	}
 	return at
 }
-
-func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }

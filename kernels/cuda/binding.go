@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/spillway-ml/spillway/device"
 	devcpu "github.com/spillway-ml/spillway/device/cpu"
@@ -146,6 +147,10 @@ func (b *binding) work(n int64) driver.Address {
 // allocations to the same number.
 const workAlign = 256
 
+// cut holds the tile and chunk sizes of this package's kernels. The planner computes the
+// size of their workspaces from the same numbers.
+var cut = graph.CUDATarget().CUDA
+
 // attr returns the operation's attribute struct, whose type graph.Check knows.
 func attr[A any](b *binding) A {
 	a, ok := b.Op.Attr.(A)
@@ -190,6 +195,10 @@ func (b *binding) launch(source, name string, grid, block driver.Dim, shared int
 // threads is the block size of elementwise kernels.
 const threads = 256
 
+// perThread is the number of elements that a thread of an elementwise kernel processes at
+// a time: 16 bytes.
+func perThread(buf *graph.Buffer) int64 { return 16 / buf.DType.Size() }
+
 // over adds the launch of a grid-stride kernel over n elements, in which each thread
 // processes per elements at a time.
 func (b *binding) over(source, name string, n, per int64, args *driver.Args) {
@@ -226,4 +235,34 @@ func (b *binding) rows(source, name string, n, block int64, shared int, args *dr
 		return
 	}
 	b.launch(source, name, driver.Dim{X: uint32(n), Y: 1, Z: 1}, driver.Dim{X: uint32(block), Y: 1, Z: 1}, shared, args)
+}
+
+// report reserves a slot in which the kernel reports an invalid element of operand what,
+// and returns the slot's device address.
+func (b *binding) report(what, want string) driver.Address {
+	if b.err != nil {
+		return 0
+	}
+	s, err := b.lib.slot()
+	if err != nil {
+		b.failf("memory for what the kernel finds wrong: %w", err)
+		return 0
+	}
+	b.kernel.report = &report{slot: s.slot, op: b.Op.Name, kind: b.Op.Kind, what: what, want: want}
+	return s.at
+}
+
+func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
+
+// aligned says whether all addresses are multiples of n bytes.
+func aligned(n driver.Address, places ...driver.Address) bool {
+	return !slices.ContainsFunc(places, func(p driver.Address) bool { return p%n != 0 })
+}
+
+// flag converts a bool to the int32 that kernels take.
+func flag(v bool) int32 {
+	if v {
+		return 1
+	}
+	return 0
 }

@@ -79,7 +79,7 @@ func TestFlashOrderOfManyHeads(t *testing.T) {
 	b := newBench(t)
 	was, sms := flashCache, b.lib.o.Device.SMs
 	defer func() { flashCache, b.lib.o.Device.SMs = was, sms }()
-	large := &boundAttention{AttentionAttr: graph.AttentionAttr{Batch: 16, Seq: 1024, Heads: 25, KVHeads: 25, HeadDim: 64}}
+	large := graph.AttentionAttr{Batch: 16, Seq: 1024, Heads: 25, KVHeads: 25, HeadDim: 64}
 	spread, stride := flashOrder(large, 132)
 	require.Equal(t, [2]int32{7, 1}, [2]int32{spread, stride})
 	require.EqualValues(t, 64, flashAtOnce(large))
@@ -98,7 +98,7 @@ func TestFlashOrderOfManyHeads(t *testing.T) {
 		{graph.AttentionAttr{Batch: 2, Seq: 130, Heads: 3, KVHeads: 3, HeadDim: 64, Causal: true, Packed: true}, 2, 1},
 		{graph.AttentionAttr{Batch: 2, Seq: 300, Heads: 2, KVHeads: 1, HeadDim: 64, Causal: true}, 1, 4},
 	} {
-		spread, stride := flashOrder(&boundAttention{AttentionAttr: c.a}, 1)
+		spread, stride := flashOrder(c.a, 1)
 		require.Equal(t, [2]int32{c.spread, c.stride}, [2]int32{spread, stride})
 		for _, kind := range []graph.Kind{graph.Attention, graph.AttentionGrad} {
 			o := flashOperation(t, kind, c.a, false, uint64(40+i))

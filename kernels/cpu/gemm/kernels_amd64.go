@@ -99,3 +99,25 @@ func (s *kernels) scaleRows(sums, cols, bias, rowScales unsafe.Pointer, ld, rows
 	scaleAVX512(sums, cols, bias, rowScales, ld, rows, 1<<n-1)
 	return true
 }
+
+// microTiles computes up to 32 rows of each sliver of t, up to 32 columns.
+func (s *kernels) microTiles(t *tile, rows, cols int) {
+	switch s.in {
+	case BF16:
+		bf16AMX(t, rows, cols)
+	case S8:
+		s8AMX(t, rows, cols)
+	case U8S8:
+		u8AMX(t, rows, cols)
+	}
+}
+
+// interleave joins the elements of consecutive source rows in units; cols of
+// width lanes are read, the others are zeros.
+func (s *kernels) interleave(dst, src unsafe.Pointer, ds, ss, units, cols, width int) {
+	if s.group == 2 {
+		interleave16AVX512(dst, src, ds, ss, units, 1<<cols-1, 1<<width-1)
+	} else {
+		interleave8AVX512(dst, src, ds, ss, units, 1<<cols-1, 1<<width-1)
+	}
+}

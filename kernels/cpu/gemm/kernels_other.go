@@ -28,13 +28,6 @@ func (s *kernels) narrowRows(Type, unsafe.Pointer, unsafe.Pointer, int, int, int
 	return false
 }
 
-// Here all forms are those of packWords, packWide and packPairs.
-
-func (p *Product) packForm(unsafe.Pointer, *side)      { panic(p.kernels.form) }
-func (p *Product) tileStrip(area, unsafe.Pointer, int) { panic(p.kernels.form) }
-
-func (p *Product) rowTiles(area) (rows, cols int) { return 0, 0 }
-
 func (s *kernels) scaleRows(sums, cols, bias, rowScales unsafe.Pointer, ld, rows, n int) bool {
 	return false
 }

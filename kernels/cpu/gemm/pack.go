@@ -24,17 +24,6 @@ func (p *Product) packCols(i int) {
 	p.pack(dst, &s)
 }
 
-// side is a strip of A or B to pack: lanes [from,to), which are rows of A or
-// columns of B.
-type side struct {
-	base     unsafe.Pointer // the matrix
-	ld       int            // bytes between stored rows
-	from, to int
-	width    int  // lanes of a sliver
-	kMajor   bool // stored rows are k; else they are lanes
-	isA      bool
-}
-
 // pack packs a strip: one sliver after the other, unit u of lane l at word
 // u·width + l. Lanes past the strip's last hold copies of it or zeros; nothing
 // reads them into C.
@@ -52,10 +41,6 @@ func (p *Product) pack(dst unsafe.Pointer, s *side) {
 		p.packForm(dst, s)
 	}
 }
-
-// rowsAtOnce is how many stored rows are packed before going back for the next
-// sliver, so that few pages are open at a time.
-const rowsAtOnce = 16
 
 func (p *Product) packWords(dst unsafe.Pointer, s *side) {
 	if !s.kMajor {
@@ -102,12 +87,6 @@ func (p *Product) packWide(dst unsafe.Pointer, s *side) {
 			p.kernels.copy(unsafe.Add(dst, 4*((l-s.from)*p.depth+k*s.width)), unsafe.Add(buf, 4*(l-s.from)), 4*s.width, 4*maxTileRows, n, min(s.width, s.to-l), s.width)
 		}
 	}
-}
-
-// elements returns the chunk's first element of k, and how many it has.
-func (p *Product) elements() (first, n int) {
-	first = p.k0 * p.kernels.group
-	return first, min(p.k1*p.kernels.group, p.spec.K) - first
 }
 
 // packPairs packs bytes as pairs of int16, for CPUs without byte products.

@@ -16,3 +16,11 @@ func Rounding(portable bool) string {
 		return "float32"
 	}
 }
+
+// Widened says that a product's sums are those of float32 inputs at the level in
+// use, bit for bit: of f32 and f16 always, of bf16 where no instruction for it is
+// used.
+func Widened(in Type) bool {
+	k := bestKernels(in, false, level.Current())
+	return k.form == formF32 || k.form == formWide
+}

@@ -2,6 +2,8 @@ package gemm
 
 import "unsafe"
 
+// This file computes tiles of C in tile registers (AMX).
+
 // rowTiles computes the part of a tile of C that is whole tile registers of 32×32, and
 // returns its rows and columns: none where no kernel does that. An element's sum is that
 // of tileStrip, whose order of K it has; only here a tile stays in registers over the
@@ -85,4 +87,57 @@ func (p *Product) rowBias(j0, j1 int, to *[maxTileCols]float32) unsafe.Pointer {
 		return unsafe.Pointer(to)
 	}
 	return nil
+}
+
+// tileDepth is the depth, in units, after which a tile register of C goes back
+// to memory: measured; slivers of A and B fit the first-level cache.
+func tileDepth(in Type) int {
+	if in == BF16 {
+		return 128
+	}
+	return 256
+}
+
+// tileStrip is strip for kernels of tile registers. An element's sum goes on
+// over blocks of K from C's old value, so that it too depends on K alone.
+func (p *Product) tileStrip(s area, c unsafe.Pointer, ldc int) {
+	const edge = 32 // rows and columns of a kernel
+	tileKC := tileDepth(p.spec.In)
+	rows, cols := s.i1-s.i0, s.j1-s.j0
+	whole, rest := rows/edge, rows%edge
+	t := tile{ldb: 4 * edge, ldc: ldc}
+	a := unsafe.Add(p.packA, 4*p.depth*(s.i0-p.m0))
+	t.row, t.block, t.step = 64, 64*edge, 4*p.depth*edge
+	perUnit := 4 * edge // bytes of a sliver of A
+	if p.directA() {
+		a = unsafe.Add(p.a, s.i0*p.lda+4*p.k0)
+		t.row, t.block, t.step, perUnit = p.lda, 64, edge*p.lda, 4
+	}
+	b := unsafe.Add(p.packB, 4*p.depth*(s.j0-p.n0))
+	// The kernel goes over whole blocks of K in one call, and then over the last one.
+	for k, times := 0, 0; k < p.depth; k += tileKC * times {
+		units := min(tileKC, p.depth-k)
+		times = (p.depth - k) / units
+		part := func(first, n, rows int) {
+			t.k, t.times, t.n, t.add = units/16, times, n, 0
+			if p.spec.Accumulate && !p.spec.scaled() || p.k0+k > 0 {
+				t.add = 1
+			}
+			t.a, t.b = unsafe.Add(a, perUnit*k+first*t.step), unsafe.Add(b, 4*edge*k)
+			t.c = unsafe.Add(c, first*edge*ldc)
+			t.next = uintptr(t.b) + uintptr(4*edge*units)
+			t.configure(rows, cols)
+			p.kernels.microTiles(&t, rows, cols)
+		}
+		if whole > 0 {
+			part(0, whole, edge)
+		}
+		if rest > 0 {
+			part(whole, 1, rest)
+		}
+	}
+	if p.last && p.bias != nil && !p.spec.scaled() {
+		var bias [maxTileCols]float32
+		biasAVX512(c, p.biasOf(s.j0, s.j1, &bias), ldc, rows, 1<<cols-1)
+	}
 }

@@ -16,17 +16,6 @@ import (
 	"github.com/spillway-ml/spillway/comm/watch"
 )
 
-// given tells whether the time limit of something that began at began has passed.
-func (h *Host) given(began time.Time) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	most := h.timeout
-	if h.err != nil {
-		most = failedGrace
-	}
-	return time.Since(began) > most
-}
-
 // rounds exchanges blocks with the peers in rounds until all have left or the job has ended.
 func (h *Host) rounds() {
 	if h.world == 1 { // no peers
@@ -283,4 +272,29 @@ func (h *Host) gathered() {
 	h.whole++
 	h.all = append([][]byte(nil), h.said...)
 	h.cond.Broadcast()
+}
+
+// observe passes the reports of all ranks to rank 0's watchdog.
+func (h *Host) observe() {
+	h.mu.Lock()
+	if h.machine == nil || h.err != nil {
+		h.mu.Unlock()
+		return
+	}
+	if time.Since(h.looked) < lookEvery {
+		h.mu.Unlock()
+		return
+	}
+	h.looked = time.Now()
+	h.reports[0].Beat++
+	var end error
+	for _, v := range h.machine.Observe(time.Since(h.began), h.reports) {
+		if v.Kind == watch.End {
+			end = v.Err
+		}
+	}
+	h.mu.Unlock()
+	if end != nil {
+		h.fail(end)
+	}
 }
