@@ -111,7 +111,7 @@ type Options struct {
 	// all passes, since a shared machine is faster in one minute than in the next. 0: once.
 	Passes int
 
-	steps int // of each model, in a test; 0: calibrationSteps
+	steps int // of each model, in a test; 0: calibrationSteps, and waitSteps
 }
 
 // Measure measures this machine's CPU device: it trains small models for a few steps,
@@ -158,7 +158,7 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 	wait := func(ranks int) (cost.Rate, error) {
 		ranks = min(ranks, maxCalibrationRanks)
 		cfg.Ranks = ranks
-		return waiting(ctx, cfg, c.Machine(ranks), dir, stepsHere)
+		return waiting(ctx, cfg, c.Machine(ranks), dir, cmp.Or(o.steps, waitSteps), stepsHere)
 	}
 	if threads > 1 {
 		c.Wait, err = wait(threads)
@@ -235,15 +235,15 @@ func Waiting(ctx context.Context, machine *cost.Machine, ranks int, steps Steps)
 	if err := calibrationTokens(cfg.Data); err != nil {
 		return wait, fmt.Errorf("calibrate: %w", err)
 	}
-	if wait, err = waiting(ctx, cfg, machine, dir, steps); err != nil {
+	if wait, err = waiting(ctx, cfg, machine, dir, waitSteps, steps); err != nil {
 		return wait, fmt.Errorf("calibrate: %w", err)
 	}
 	return wait, nil
 }
 
 // waiting returns the rate with which the steps of each list of calibrationRanks take as long by
-// prediction as they took, together.
-func waiting(ctx context.Context, cfg config.Config, machine *cost.Machine, dir string, steps Steps) (wait cost.Rate, err error) {
+// prediction as they took, together. Each job takes n steps.
+func waiting(ctx context.Context, cfg config.Config, machine *cost.Machine, dir string, n int, steps Steps) (wait cost.Rate, err error) {
 	m := *machine
 	m.Wait = wait
 	for k, list := range calibrationRanks {
@@ -252,7 +252,7 @@ func waiting(ctx context.Context, cfg config.Config, machine *cost.Machine, dir 
 		for i, of := range list {
 			one := cfg
 			one.Model = filepath.Join(dir, fmt.Sprint("r", k, i))
-			one.Batch, one.Seq, one.Zero, one.Steps = 1, 64, of.zero, waitSteps
+			one.Batch, one.Seq, one.Zero, one.Steps = 1, 64, of.zero, n
 			if err := calibrationModel(one.Model, of.config); err != nil {
 				return wait, err
 			}

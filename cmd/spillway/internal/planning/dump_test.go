@@ -17,7 +17,7 @@ import (
 // that is empty where nothing changed; a folder with something in it is refused.
 func TestPlanDump(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "passes")
-	args := []string{"plan", "--model", testdata + "/gpt2", "--ranks", "2", "--batch", "1", "--seq", "8", "--recompute", "full", "--dump", dir}
+	args := []string{"plan", "--model", testdata + "/gpt2", "--ranks", "2", "--batch", "1", "--seq", "8", "--recompute", "full", "--effort", "1", "--dump", dir}
 	r := command(args...)
 	require.Equal(t, 0, r.status, r.stderr)
 	list, err := filepath.Glob(filepath.Join(dir, "*.txt"))

@@ -63,8 +63,8 @@ func TestTheCommandOfAVerdictRuns(t *testing.T) {
 
 // On one rank all stages are the same, and tables have one column.
 func TestOneRankHasOneColumn(t *testing.T) {
-	text := command("plan", "--model", testdata+"/gpt2").stdout
+	text := command("plan", "--model", testdata+"/gpt2", "--effort", "1").stdout
 	require.Regexp(t, `(?m)^  ZeRO +→ 3$`, text)
-	text = command("plan", "--model", testdata+"/gpt2", "--ranks", "2").stdout
+	text = command("plan", "--model", testdata+"/gpt2", "--ranks", "2", "--effort", "1").stdout
 	require.Regexp(t, `(?m)^  ZeRO +0 +1 +2 +→ 3$`, text)
 }
