@@ -33,7 +33,8 @@ long:
 	else echo "not run: the kernels by NVRTC 11.8, which cannot be had here"; fi
 	SPILLWAY_LONG=1 SPILLWAY_TEST_MPI=1 go test -timeout 45m ./...
 	CGO_ENABLED=1 go test -race -timeout 30m ./comm/... ./device/... ./exec/... ./kernels/cpu/pool/...
-	SPILLWAY_LONG=1 SPILLWAY_README=1 go test -count=1 -timeout 20m ./internal/readme
+	SPILLWAY_LONG=1 SPILLWAY_README=1 go test -count=1 -timeout 30m ./internal/readme
+	.ci/release-check
 	go run ./benchmarks/kills -kills 50
 	go run ./internal/testkit/faults -sample 30 -seed $$(date +%j) -budget 10m
 

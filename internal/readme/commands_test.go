@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/data/token"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
 // root is the repository.
@@ -147,8 +148,9 @@ func substituted(text string, used map[string]bool) string {
 }
 
 // TestCommands checks that every command is one that could be run, and that every
-// substitution is still needed. With SPILLWAY_README=1 it runs them, in the order of
-// the pages, in one folder, from an empty one.
+// substitution is still needed. With SPILLWAY_README=1 it runs those of README.md and
+// docs/start.md, and with SPILLWAY_LONG=1 those of every page: in the order of the pages, in one
+// folder, from an empty one.
 func TestCommands(t *testing.T) {
 	used := map[string]bool{}
 	var list []command
@@ -169,6 +171,9 @@ func TestCommands(t *testing.T) {
 	}
 	r := newRunner(t)
 	for _, c := range list {
+		if !long.On() && c.file != "README.md" && c.file != "docs/start.md" {
+			continue
+		}
 		if text := substituted(c.text, used); text != "" {
 			r.run(t, c, text)
 		}
