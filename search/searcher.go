@@ -361,18 +361,22 @@ func (s *searcher) hopeless(plain *measured) bool {
 	if limit := s.spec.Capacity[graph.Device]; limit > 0 && plain.err == nil && plain.atOnce > limit {
 		return true
 	}
-	all := int64(0)
+	return plain.err == nil && plain.rests > s.allRoom()
+}
+
+// allRoom is what all spaces together may take; math.MaxInt64: anything.
+func (s *searcher) allRoom() (all int64) {
 	for sp := range graph.NumSpaces {
 		if sp == graph.Disk && !s.spec.Disk {
 			continue
 		}
 		room := s.room(sp, margins{})
 		if room == 0 {
-			return false
+			return math.MaxInt64
 		}
 		all += room
 	}
-	return plain.err == nil && plain.rests > all
+	return all
 }
 
 // atOnce is the most device memory, in bytes, that an operation of a base's forward and
