@@ -108,6 +108,7 @@ type measured struct {
 	rests            int64                  // bytes that live all the run, of all spaces, with what is outside the arenas
 	atOnce           int64                  // bytes of device memory that one operation needs, with what is outside the arena
 	ops              int                    // of a step
+	planned          int                    // of them, where all layers are planned: those of micros micro-batches
 	err              error
 }
 
@@ -221,13 +222,17 @@ type look struct {
 	*measured
 }
 
-func (m *memo) look(key string) *look {
+// measured is what a configuration came to, which is planned if it was not.
+func (m *memo) measured(key string, plan func() *measured) *measured {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.looks[key] == nil {
-		m.looks[key] = &look{}
+	l := m.looks[key]
+	if l == nil {
+		l = &look{}
+		m.looks[key] = l
 	}
-	return m.looks[key]
+	m.mu.Unlock()
+	l.once.Do(func() { l.measured = plan() })
+	return l.measured
 }
 
 // share takes what another searcher measured, whose configurations differ from this one's in
@@ -237,7 +242,7 @@ func (s *searcher) share(other *searcher) {
 		c := s.spec
 		base{}.apply(&c, &Spec{})
 		c.Recompute, c.Offload, c.Auto, c.AutoOn = recompute.Options{}, offload.Options{}, false, nil
-		c.Capacity, c.Disk, c.variant, c.moreHost, c.Plans = [graph.NumSpaces]int64{}, false, nil, 0, nil
+		c.Capacity, c.Disk, c.variant, c.moreHost, c.Plans, c.measurer = [graph.NumSpaces]int64{}, false, nil, 0, nil, nil
 		return c
 	}
 	if s.folded == other.folded && reflect.DeepEqual(s.machine, other.machine) && reflect.DeepEqual(job(s), job(other)) {
@@ -268,15 +273,12 @@ func (s *searcher) measured(p *point) *measured {
 	}
 	s.counted[key] = true
 	s.mu.Unlock()
-	l := s.memo.look(key)
-	l.once.Do(func() {
+	return s.memo.measured(key, func() *measured {
 		if s.folded {
-			l.measured = s.extrapolate(p)
-		} else {
-			l.measured = s.at(c, 0)
+			return s.extrapolate(p)
 		}
+		return s.at(c, 0)
 	})
-	return l.measured
 }
 
 // at plans a configuration for a model of so many layers, 0 for its own.
@@ -288,6 +290,7 @@ func (s *searcher) at(c Spec, layers int) *measured {
 		return &measured{err: err}
 	}
 	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward], ops: f.ops(-1)}
+	m.planned = m.ops
 	for sp := range m.need {
 		use, outside := &f.Plan.Layout.Spaces[sp], f.Plan.Config.Outside[sp]
 		m.need[sp] = use.LowerBound + outside

@@ -98,7 +98,7 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 		defer func() { w.budget.kept = 0 }()
 	}
 	w.main.effort = min(w.main.effort, w.budget.left()) / 2
-	w.spec.Plans = w.main.spec.Plans
+	w.spec.Plans, w.spec.measurer = w.main.spec.Plans, w.main
 	w.singles()
 	w.combined()
 	if len(w.ways) == 0 || len(w.ways) == 1 && len(w.ways[0].Changes) > 2 {
