@@ -7,8 +7,8 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// isLarge says that all layers of many are planned: a plan takes tenths of a second.
-func (s *searcher) isLarge() bool { return s.layers > foldedFrom && !s.folded }
+// allLayers says that all layers of many are planned: a plan takes tenths of a second.
+func (s *searcher) allLayers() bool { return s.layers > foldedFrom && !s.folded }
 
 // needsMore says whether a base needs more of the device than there is with all that may leave it on
 // the host, whatever room that has. On disk it would need as much of the device.
@@ -25,7 +25,7 @@ func (s *searcher) needsMore(b base, set *moveSet) bool {
 // programs are large the last is asked first, since it does where any does.
 func (w *wayFinder) firstOf(a *alternative, does func(Spec, *cost.Machine) bool) int {
 	n := len(a.specs)
-	if w.main.isLarge() && n > 1 && !does(a.specs[n-1], a.machine(n-1)) {
+	if w.main.allLayers() && n > 1 && !does(a.specs[n-1], a.machine(n-1)) {
 		return n
 	}
 	for i := range a.specs {

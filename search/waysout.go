@@ -178,7 +178,7 @@ func (w *wayFinder) singles() {
 			w.main.smallest, w.main.excess = n, s.excess
 		}
 	}()
-	if s.isLarge() && w.spec.Stage == w.spec.highest() && w.rests > s.allRoom() {
+	if s.allLayers() && w.spec.Stage == w.spec.highest() && w.rests > s.allRoom() {
 		w.moreShards(s.machine) // no other change makes it less
 		return
 	}
@@ -517,7 +517,7 @@ func (w *wayFinder) beyond() {
 			continue
 		}
 		lo, hi := 0, len(a.specs)
-		if last := hi - 1; w.main.isLarge() && !w.feasible(a.specs[last], a.machine(last)) {
+		if last := hi - 1; w.main.allLayers() && !w.feasible(a.specs[last], a.machine(last)) {
 			lo = hi
 		}
 		for lo < hi {
@@ -571,7 +571,7 @@ func (w *wayFinder) feasible(c Spec, m *cost.Machine) bool {
 	}
 	defer func() { w.tried += s.tried }()
 	from := s.measure(s.plain(b, set))
-	if s.hopeless(from) || s.isLarge() && s.needsMore(b, set) {
+	if s.hopeless(from) || s.allLayers() && s.needsMore(b, set) {
 		return false
 	}
 	return s.newFiller(b, set, from).fits() != nil
