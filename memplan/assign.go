@@ -2,37 +2,10 @@ package memplan
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
 )
-
-// Options of Assign.
-type Options struct {
-	// Align is the alignment of every root buffer's offset in bytes, a power of
-	// two. 0: 256, which serves every vector width and CUDA's own allocations.
-	Align int64
-	// Stop, if not nil, is called before the buffers of each space are placed and, while
-	// they are, every stopEvery buffers. Assign ends with its error.
-	Stop func() error
-	// Known, if not nil, is shared with other calls, for which the same buffers may have been placed.
-	Known *Known
-}
-
-// DefaultAlign is the alignment of buffers if Options.Align is 0.
-const DefaultAlign = 256
-
-func (o Options) align() (int64, error) {
-	a := o.Align
-	if a == 0 {
-		a = DefaultAlign
-	}
-	if a < 0 || a&(a-1) != 0 {
-		return 0, fmt.Errorf("memplan.Assign: alignment %d is not a power of two", o.Align)
-	}
-	return a, nil
-}
 
 // Assign places every root buffer that is used, by an operation or by the host between
 // sections, in the arena of its memory space.
@@ -148,73 +121,6 @@ func (a *Analysis) Bounds() (uses [graph.NumSpaces]SpaceUse) {
 	return uses
 }
 
-func alignUp(n, align int64) int64 { return (n + align - 1) &^ (align - 1) }
-
-// Analysis has the live ranges of a program's buffers and the lower bounds of its peaks.
-type Analysis struct {
-	p             *graph.Program
-	size          []int64                        // bytes, by BufID
-	align         []int64                        // by BufID
-	resident      [graph.NumSpaces][]graph.BufID // used LifeRun buffers
-	residentBytes [graph.NumSpaces]int64
-	spaces        [graph.NumSpaces]timeline
-	index         []int32 // by BufID: index into its space's timeline
-	sections      []section
-	bound         [graph.NumSpaces]bound
-	floor         [graph.NumSpaces]int64 // like bound, with alignment and without resident buffers
-	work          [graph.NumSpaces]int64 // pairs of buffers that place has compared
-	classPeak     [graph.NumSpaces][graph.NumClasses]int64
-}
-
-// timeline has the used buffers of one space that are not LifeRun, and which of them overlap
-// in time.
-type timeline struct {
-	ids       []graph.BufID
-	*overlaps         // by index into ids, like the fields below
-	late      []bool  // first used at section.turn or later
-	kept      []bool  // kept from the forward to the backward, or for the update
-	phase     []int32 // the only phase that uses it, numbered from 1 over all sections; 0: several do
-}
-
-// Analyse finds live ranges and bounds. It fails where Assign does.
-func Analyse(p *graph.Program) (*Analysis, error) {
-	regions, err := graph.NewRegions(p)
-	if err != nil {
-		return nil, err
-	}
-	a := &Analysis{p: p, size: make([]int64, len(p.Buffers)), index: make([]int32, len(p.Buffers))}
-	used := make([]bool, len(p.Buffers))
-	for i := range p.Sections {
-		t, err := graph.NewTrace(p, regions, &p.Sections[i])
-		if err != nil {
-			return nil, err
-		}
-		for step := range t.Steps {
-			graph.Effects(t.Op(step), func(e graph.Effect) { used[regions.Of[e.Buf].Root] = true })
-		}
-		a.sections = append(a.sections, newSection(p, t))
-	}
-	for _, id := range p.HostBuffers() {
-		used[regions.Of[id].Root] = true
-	}
-	for id := range p.Buffers {
-		b := &p.Buffers[id]
-		a.size[id] = b.Bytes()
-		sp := &a.spaces[b.Space]
-		switch {
-		case !used[id]:
-		case b.Life == graph.LifeRun:
-			a.resident[b.Space] = append(a.resident[b.Space], graph.BufID(id))
-			a.residentBytes[b.Space] += a.size[id]
-		default:
-			a.index[id] = int32(len(sp.ids))
-			sp.ids = append(sp.ids, graph.BufID(id))
-		}
-	}
-	a.findBounds()
-	return a, nil
-}
-
 // overlap finds which buffers overlap in time. align is the least alignment of a buffer.
 func (a *Analysis) overlap(align int64) {
 	a.align = alignments(a.p, align)
@@ -304,16 +210,4 @@ func (a *Analysis) report(sp graph.Space, peak int64) SpaceUse {
 	u.ByClass[graph.Padding] += rest
 	u.ClassPeak[graph.Padding] = max(u.ClassPeak[graph.Padding], u.ByClass[graph.Padding])
 	return u
-}
-
-// turn returns the step from which a buffer's first use counts as late: shortly before the
-// backward begins, because the loss makes gradients too.
-func (s *section) turn() int {
-	n := len(s.trace.Steps)
-	for i := range n {
-		if s.trace.Op(i).Pass != graph.Forward {
-			return i - n/50
-		}
-	}
-	return n
 }

@@ -186,85 +186,14 @@ func (s *section) appendLives(list []lived, o int) []lived {
 	return list
 }
 
-// bound is the largest sum of live bytes of a space, and the position in an order of a section
-// at which it occurs. section is −1 if nothing runs.
-type bound struct {
-	bytes               int64
-	section, order, pos int
-	beside              []graph.BufID // buffers of concurrent steps that findCliques added
-}
-
-// findBounds sums live bytes by space and class at every step of a section, in each of its orders.
-func (a *Analysis) findBounds() {
-	var resident sums
-	for _, ids := range a.resident {
-		for _, id := range ids {
-			resident.add(a, id, 1)
+// turn returns the step from which a buffer's first use counts as late: shortly before the
+// backward begins, because the loss makes gradients too.
+func (s *section) turn() int {
+	n := len(s.trace.Steps)
+	for i := range n {
+		if s.trace.Op(i).Pass != graph.Forward {
+			return i - n/50
 		}
 	}
-	a.classPeak = resident
-	for sp := range a.bound { // the bound of a program that runs nothing
-		a.bound[sp] = bound{bytes: a.residentBytes[sp], section: -1}
-	}
-	var lives []lived
-	var next [][2]int32 // by life: the next that starts, and that ends, at the same step; −1: none
-	var begin []int32   // by step: the last life that starts there; −1: none
-	var end []int32     // by step: the last life that ends there
-	for si := range a.sections {
-		sec := &a.sections[si]
-		n := len(sec.trace.Steps)
-		for len(begin) < n {
-			begin, end = append(begin, -1), append(end, -1)
-		}
-		for sp := range a.bound {
-			if n > 0 && a.bound[sp].section < 0 {
-				a.bound[sp].section = si
-			}
-		}
-		for oi := range sec.orders {
-			for i := range n {
-				begin[i], end[i] = -1, -1
-			}
-			lives, next = sec.appendLives(lives[:0], oi), next[:0]
-			for k, l := range lives {
-				next = append(next, [2]int32{begin[l.from], end[l.to]})
-				begin[l.from], end[l.to] = int32(k), int32(k)
-			}
-			now, total := resident, a.residentBytes
-			for pos := range n {
-				for k := begin[pos]; k >= 0; k = next[k][0] {
-					now.add(a, lives[k].buf, 1)
-					a.raise(&now, &total, lives[k].buf, bound{section: si, order: oi, pos: pos})
-				}
-				for k := end[pos]; k >= 0; k = next[k][1] {
-					now.add(a, lives[k].buf, -1)
-					total[a.p.Buf(lives[k].buf).Space] -= a.size[lives[k].buf]
-				}
-			}
-		}
-	}
-}
-
-// sums are live bytes by space and class.
-type sums [graph.NumSpaces][graph.NumClasses]int64
-
-func (s *sums) add(a *Analysis, id graph.BufID, sign int64) {
-	b := a.p.Buf(id)
-	s[b.Space][b.Class] += sign * (a.size[id] - b.Pad)
-	s[b.Space][graph.Padding] += sign * b.Pad
-}
-
-// raise adds a buffer, which is in now, to the total of its space, and raises the peaks to the live
-// bytes, if these are higher.
-func (a *Analysis) raise(now *sums, total *[graph.NumSpaces]int64, id graph.BufID, at bound) {
-	b := a.p.Buf(id)
-	peak := &a.classPeak[b.Space]
-	for _, c := range [...]graph.Class{b.Class, graph.Padding} {
-		peak[c] = max(peak[c], now[b.Space][c])
-	}
-	total[b.Space] += a.size[id]
-	if total[b.Space] > a.bound[b.Space].bytes {
-		at.bytes = total[b.Space]
-		a.bound[b.Space] = at
-	}
+	return n
 }

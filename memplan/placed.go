@@ -95,9 +95,6 @@ type piece struct {
 // overlap as a whole: between its ranges the buffer overlaps nothing.
 type bounds struct{ earliestFirst, latestFirst, earliestLast, latestLast int64 }
 
-// pieceSize is the largest number of buffers in a piece.
-const pieceSize = 64
-
 func (g *placedGroup) newPiece(spans []span, bufs []int32, o *overlaps) piece {
 	c := piece{span: spans, buf: bufs, life: make([]steps, len(bufs), pieceSize+1), bounds: make([]bounds, o.phases)}
 	c.id = g.homes.add(bufs)
@@ -255,10 +252,6 @@ type seeker struct {
 	in    uint64
 	reach [mostPhases]steps
 }
-
-// mostRows is the largest number of buffers for which rows are made, in 32 MiB, if some buffer has
-// several ranges. Otherwise runMany does without: comparing lives is as fast.
-const mostRows = 1 << 14
 
 func newSeeker(o *overlaps) *seeker {
 	q := &seeker{o: o, marks: newMarks(len(o.first))}
@@ -446,10 +439,6 @@ func (g *placedGroup) seek(q *seeker, free int64) {
 		}
 	}
 }
-
-// fewLive is the number of live buffers up to which, if rows exist, looking at each is faster
-// than going by pieces.
-const fewLive = 8 * pieceSize
 
 // passed counts the buffers below the cursor.
 func (g *placedGroup) passed(order []int32) int64 {

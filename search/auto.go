@@ -8,32 +8,6 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// Chosen is what Spec.Auto came to.
-type Chosen struct {
-	Recompute recompute.Options
-	Outcome   Outcome
-	// Need is what a rank takes of device memory in bytes, and Capacity its cap, of
-	// Nothing.
-	Need, Capacity int64
-	// Buffers of AllBuffers activations are computed again, Bytes of a micro-batch, and
-	// the step takes so many times as long: of Some.
-	Buffers, AllBuffers int
-	Bytes               int64
-	Slower              float64
-}
-
-// Outcome is how Spec.Auto ended.
-type Outcome int
-
-// Outcomes.
-const (
-	NoCap      Outcome = iota // nothing is computed again: device memory has no cap
-	Nothing                   // nothing needs to be
-	Some                      // some buffers are
-	Everything                // with less it does not fit
-	NotEnough                 // everything is, and that alone does not make it fit
-)
-
 // chooseRecompute finds the buffers that are best computed again on a machine. It does
 // the same everywhere that the configuration and the machine's rates are the same. The
 // forecast is that of the choice, where it was planned whole; otherwise nil.

@@ -1,104 +1,12 @@
 package search
 
 import (
-	"cmp"
 	"encoding/binary"
-	"fmt"
 	"math"
 	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
 )
-
-// item is one kind of activation or one class of units' states, with the moves that
-// there are for it; −1: none.
-type item struct {
-	name             string
-	drop, host, disk int
-	class            graph.Class
-	state            bool    // it is a class
-	bytes            float64 // of device memory
-}
-
-// items are all kinds of activations, what is dearest to compute again first, and then
-// the classes, what a step reads most often first: host memory goes to them in this order.
-func (set *moveSet) items() (list []item) {
-	index := map[string]int{}
-	for i := range set.moves {
-		mv := &set.moves[i]
-		key := mv.before + "\x00" + mv.after
-		if mv.kind == placeMove {
-			key = mv.class.String()
-		}
-		at, ok := index[key]
-		if !ok {
-			at = len(list)
-			index[key] = at
-			list = append(list, item{key, -1, -1, -1, mv.class, mv.kind == placeMove, mv.bytes})
-		}
-		switch it := &list[at]; {
-		case mv.kind == dropMove:
-			it.drop = i
-		case mv.space == graph.Host:
-			it.host, it.bytes = i, max(it.bytes, mv.bytes)
-		default:
-			it.disk = i
-		}
-	}
-	reads := []graph.Class{graph.Activations, graph.Parameters, graph.Gradients, graph.Optimizer}
-	rank := func(it item) int {
-		if !it.state {
-			return 0
-		}
-		return slices.Index(reads, it.class)
-	}
-	slices.SortStableFunc(list, func(a, b item) int {
-		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(set.dropRatio(b), set.dropRatio(a)))
-	})
-	return list
-}
-
-// dropRatio is what an item takes to be computed again, in seconds for a byte; +Inf: it
-// cannot be.
-func (set *moveSet) dropRatio(it item) float64 {
-	if it.drop < 0 {
-		return math.Inf(1)
-	}
-	return set.moves[it.drop].seconds / set.moves[it.drop].bytes
-}
-
-// way is what becomes of an item that does not stay on the device.
-type way int
-
-const (
-	again  way = iota // computed again
-	away              // to the host, and to disk what the host has no room for
-	toDisk            // to disk
-)
-
-// wholeItem is the part of a choice that is all of its item: parts are in sixteenths.
-const wholeItem = 16
-
-// choice is an item, by its number, and what becomes of it. A part leaves
-// whatever the cap asks for: the update of what is on the host runs beside what the device
-// does, so that a step may take less with it. 0: as much of it leaves as the cap asks for.
-type choice struct {
-	item int
-	how  way
-	part int
-}
-
-// recipe lists what leaves the device, in that order: first the parts, then as much as the
-// cap asks for.
-type recipe []choice
-
-// stepsOf is in how many parts an item is moved: layers, or percent of a class.
-func (it *item) stepsOf(set *moveSet, layers int) int {
-	if it.state {
-		return 100
-	}
-	return set.moves[max(it.drop, it.host, it.disk)].layers(layers)
-}
 
 // stepsOf is how many steps a choice takes at most.
 func (f *filler) stepsOf(c choice) int {
@@ -188,6 +96,27 @@ func (f *filler) spread(r recipe, steps int, host float64) mix {
 		}
 	}
 	return x
+}
+
+// learn corrects later estimates of the filler's base by plans.
+func (f *filler) learn(plans []seen) {
+	l, before := f.known, len(f.known.of)
+	for _, p := range plans {
+		at := l.features(p.x)
+		if slices.ContainsFunc(l.of, func(o lesson) bool { return slices.Equal(o.bytes, at.bytes) }) {
+			continue
+		}
+		freed := float64(f.from.need[graph.Device] - p.m.need[graph.Device])
+		l.of = append(l.of, lesson{at, offBy{freed - f.frees(p.x), p.m.seconds/f.seconds(p.x) - 1}})
+	}
+	if len(l.of) == before {
+		return
+	}
+	if over := len(l.of) - mostLessons; over > 0 { // a quarter at once: the factor is made again
+		l.of, l.lower = slices.Delete(l.of, 0, over+mostLessons/4), nil
+	}
+	l.factor()
+	l.solve()
 }
 
 // frees is how much device memory the first steps of a recipe free by estimate, as far as
@@ -396,83 +325,6 @@ func (f *filler) fits() *point {
 	return nil
 }
 
-// acts are ways to deal with activations, which recipes begin or end with.
-func (f *filler) acts() (list []recipe) {
-	var drops, parks, mixed, free, all recipe
-	left := f.slack[graph.Host]
-	for i, it := range f.items {
-		if it.state {
-			continue
-		}
-		c := choice{item: i, how: again}
-		if it.drop < 0 {
-			c.how = away
-		}
-		if all = append(all, c); it.drop >= 0 {
-			drops = append(drops, c)
-		}
-		if it.host < 0 {
-			mixed, free = append(mixed, c), append(free, c)
-			continue
-		}
-		parks = append(parks, choice{item: i, how: away})
-		if f.set.dropRatio(it) > f.link[graph.Host] {
-			mixed = append(mixed, choice{item: i, how: away})
-		} else {
-			mixed = append(mixed, c)
-		}
-		if it.bytes <= left {
-			left -= it.bytes
-			free = append(free, choice{item: i, how: away})
-		} else if it.drop >= 0 {
-			free = append(free, c)
-		}
-	}
-	return []recipe{nil, drops, free, mixed, parks, all}
-}
-
-// states are ways to deal with the classes, what leaves first at the front.
-func (f *filler) states() (list []recipe) {
-	list = append(list, nil)
-	at := map[graph.Class]int{}
-	for i, it := range f.items {
-		if it.state {
-			at[it.class] = i
-		}
-	}
-	if len(at) == 0 {
-		return list
-	}
-	orders := [][]graph.Class{{graph.Optimizer}, {graph.Parameters}, {graph.Gradients}, {graph.Optimizer, graph.Gradients}, {graph.Optimizer, graph.Parameters}, {graph.Parameters, graph.Optimizer},
-		{graph.Optimizer, graph.Gradients, graph.Parameters}, {graph.Optimizer, graph.Parameters, graph.Gradients}, {graph.Parameters, graph.Gradients, graph.Optimizer}}
-	for _, order := range orders {
-		var host, disk, split recipe
-		for k, c := range order {
-			i := at[c]
-			host, disk = append(host, choice{item: i, how: away}), append(disk, choice{item: i, how: toDisk})
-			if k == 0 || c == graph.Optimizer {
-				split = append(split, choice{item: i, how: toDisk})
-			} else {
-				split = append(split, choice{item: i, how: away})
-			}
-		}
-		list = append(list, host)
-		if f.items[at[order[0]]].disk >= 0 {
-			list = append(list, disk, split)
-		}
-	}
-	return list
-}
-
-// key tells recipes apart: there are fewer than 65,536 items, and a part is at most wholeItem.
-func (r recipe) key() string {
-	b := make([]byte, 0, 4*len(r))
-	for _, c := range r {
-		b = append(b, byte(c.item), byte(c.item>>8), byte(c.how), byte(c.part))
-	}
-	return string(b)
-}
-
 // key tells mixes apart.
 func (x mix) key() string {
 	b := make([]byte, 0, 8*len(x))
@@ -480,101 +332,4 @@ func (x mix) key() string {
 		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(share))
 	}
 	return string(b)
-}
-
-// guessed is a recipe with what it comes to by estimate.
-type guessed struct {
-	recipe
-	seconds float64
-}
-
-// candidates are recipes that fit by estimate, the fastest first, one for each mix.
-func (f *filler) candidates(from []recipe) (list []guessed) {
-	seen := map[string]bool{}
-	for _, r := range from {
-		_, x, seconds, ok := f.guess(r)
-		if !ok {
-			continue
-		}
-		if key := x.key(); !seen[key] {
-			seen[key] = true
-			list = append(list, guessed{r, seconds})
-		}
-	}
-	slices.SortStableFunc(list, func(a, b guessed) int { return cmp.Compare(a.seconds, b.seconds) })
-	return list
-}
-
-// varied is a list with the fastest of each placement of classes first.
-func (f *filler) varied(list []guessed) []guessed {
-	var first, rest []guessed
-	seen := map[string]bool{}
-	for _, g := range list {
-		key := ""
-		for _, c := range g.recipe {
-			if f.items[c.item].state {
-				key += fmt.Sprint(c)
-			}
-		}
-		if seen[key] {
-			rest = append(rest, g)
-			continue
-		}
-		seen[key] = true
-		first = append(first, g)
-	}
-	return append(first, rest...)
-}
-
-// anchors are recipes of every way to deal with activations and classes, in the order of
-// seconds for a byte, and with either first, and of parts of a class with either.
-func (f *filler) anchors() (list []recipe) {
-	for _, acts := range f.acts() {
-		for _, states := range f.states() {
-			both := slices.Concat(acts, states)
-			list = append(list, f.sorted(both))
-			if len(acts) > 0 {
-				acts := f.sorted(acts)
-				list = append(list, slices.Concat(acts, states), slices.Concat(states, acts))
-			}
-		}
-		for _, c := range f.parts() {
-			if f.items[c.item].state {
-				list = append(list, slices.Concat(recipe{c}, f.sorted(acts)))
-			}
-		}
-	}
-	return list
-}
-
-// ratio is what a choice takes by estimate, in seconds for a byte.
-func (f *filler) ratio(c choice) float64 {
-	it := &f.items[c.item]
-	at := it.host
-	switch c.how {
-	case again:
-		return f.set.dropRatio(*it)
-	case toDisk:
-		at = it.disk
-	}
-	if at < 0 {
-		return math.Inf(1)
-	}
-	mv := &f.set.moves[at]
-	switch {
-	case mv.kind == parkMove && mv.bytes <= f.slack[mv.space]:
-		return 0
-	case mv.kind == parkMove:
-		return f.link[mv.space]
-	case mv.bytes <= 0:
-		return math.Inf(1)
-	}
-	return max(0, mv.seconds) / mv.bytes
-}
-
-// sorted is a recipe in the order of seconds for a byte.
-func (f *filler) sorted(r recipe) recipe {
-	r = slices.Clone(r)
-	slices.SortStableFunc(r, func(a, b choice) int { return cmp.Compare(f.ratio(a), f.ratio(b)) })
-	return r
 }

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
-	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
@@ -416,33 +415,6 @@ func (d fitDomain) what(drop bool, spaces []graph.Space) string {
 	return "free to choose: " + strings.Join(parts, ", ")
 }
 
-// Hardware is what a plan's time is predicted on.
-type Hardware struct {
-	// Machine gives the rates of one of so many ranks.
-	Machine func(ranks int) *cost.Machine
-	// NodeSize is the ranks of a node where ranks are counted in nodes; 0: they are
-	// not.
-	NodeSize int
-	// HalfPrecision says that products of 16-bit operands have units of their own.
-	HalfPrecision bool
-	// Larger lists devices with more memory that could take the place of this one.
-	Larger []LargerDevice
-	// HostShare is what a rank may have of its server's memory in bytes where
-	// Spec.Capacity caps nothing: neither a search nor a way out goes beyond
-	// it, whatever would be faster. 0: anything goes.
-	HostShare int64
-	// Variants are jobs with other numbers that need less memory.
-	Variants []Variant
-	// Budget is what searches evaluate together; nil: each has its own, of Effort plans.
-	Budget *Budget
-	// Effort is how many plans one search may evaluate; 0: all that Budget has left, or as many
-	// as take about 5 s of a processor. The outcome depends on it, and on no clock.
-	Effort int
-	// Prefer is the precision that Fit takes where none was given: one that the
-	// device has units for, as bf16. fp32: that of the Spec.
-	Prefer precision.Precision
-}
-
 // prefer gives a configuration the hardware's precision where none was given, and says
 // whether it did.
 func (hw *Hardware) prefer(s *Spec, given Given) bool {
@@ -453,16 +425,6 @@ func (hw *Hardware) prefer(s *Spec, given Given) bool {
 	return true
 }
 
-// assumed caps the host memory of a configuration that has no cap of its own by
-// the server's share, and says whether it did.
-func (hw *Hardware) assumed(s *Spec) bool {
-	if s.Capacity[graph.Host] > 0 || hw.HostShare == 0 {
-		return false
-	}
-	s.Capacity[graph.Host] = hw.HostShare
-	return true
-}
-
 // without removes the cap on host memory from a forecast, where nobody gave that cap and the search
 // assumed it.
 func without(assumed bool, f *Forecast) *Forecast {
@@ -470,23 +432,4 @@ func without(assumed bool, f *Forecast) *Forecast {
 		f.Spec.Capacity[graph.Host], f.Plan.Config.Capacity[graph.Host] = 0, 0
 	}
 	return f
-}
-
-// Variant is the same job with other numbers, for ways out.
-type Variant struct {
-	Changes []Change // of Field Other
-	Job     Job
-}
-
-// LargerDevice is a device that a plan could move to.
-type LargerDevice struct {
-	Name            string
-	Memory, Outside int64 // bytes
-	HostShare       int64 // bytes; see Hardware
-	Machine         func(ranks int) *cost.Machine
-}
-
-// CPUHardware is a CPU device with so many threads, before it is calibrated.
-func CPUHardware(threads int) Hardware {
-	return Hardware{Machine: func(ranks int) *cost.Machine { return cost.CPU(threads, ranks) }}
 }

@@ -1,11 +1,6 @@
 package search
 
-import (
-	"math"
-	"slices"
-
-	"github.com/spillway-ml/spillway/graph"
-)
+import "math"
 
 // lessons correct the estimates of a base's mixes by what its plans differed by from theirs: kernel
 // ridge regression. The kernel of two mixes is the weighted Jaccard similarity of what they move
@@ -75,27 +70,6 @@ func (f *features) overlap(g *features) float64 {
 		return both / either
 	}
 	return 1 // neither moves anything
-}
-
-// learn corrects later estimates of the filler's base by plans.
-func (f *filler) learn(plans []seen) {
-	l, before := f.known, len(f.known.of)
-	for _, p := range plans {
-		at := l.features(p.x)
-		if slices.ContainsFunc(l.of, func(o lesson) bool { return slices.Equal(o.bytes, at.bytes) }) {
-			continue
-		}
-		freed := float64(f.from.need[graph.Device] - p.m.need[graph.Device])
-		l.of = append(l.of, lesson{at, offBy{freed - f.frees(p.x), p.m.seconds/f.seconds(p.x) - 1}})
-	}
-	if len(l.of) == before {
-		return
-	}
-	if over := len(l.of) - mostLessons; over > 0 { // a quarter at once: the factor is made again
-		l.of, l.lower = slices.Delete(l.of, 0, over+mostLessons/4), nil
-	}
-	l.factor()
-	l.solve()
 }
 
 // factor makes the rows of the Cholesky factor that are not there yet.

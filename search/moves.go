@@ -387,3 +387,20 @@ func policyOf(p recompute.Policy) recompute.Options {
 func isFull(o recompute.Options) bool {
 	return len(o.Drop) == 0 && len(o.Rules) == 1 && o.Rules[0] == recompute.Rule{Policy: recompute.Full, Unit: "*"}
 }
+
+// resting has whole classes in a space.
+func resting(classes []graph.Class, space graph.Space) (o offload.Options) {
+	for _, c := range classes {
+		switch c {
+		case graph.Optimizer:
+			o.Optimizer = space
+		case graph.Parameters:
+			o.Parameters = space
+		case graph.Gradients:
+			o.Gradients = space
+		default:
+			o.Activations = space
+		}
+	}
+	return o
+}

@@ -255,23 +255,6 @@ func (w *wayFinder) moreShards(m *cost.Machine) {
 var wholePlacements = [][]graph.Class{nil, {graph.Optimizer}, {graph.Activations}, {graph.Optimizer, graph.Activations}, {graph.Optimizer, graph.Parameters, graph.Activations},
 	{graph.Optimizer, graph.Parameters, graph.Gradients, graph.Activations}}
 
-// resting has whole classes in a space.
-func resting(classes []graph.Class, space graph.Space) (o offload.Options) {
-	for _, c := range classes {
-		switch c {
-		case graph.Optimizer:
-			o.Optimizer = space
-		case graph.Parameters:
-			o.Parameters = space
-		case graph.Gradients:
-			o.Gradients = space
-		default:
-			o.Activations = space
-		}
-	}
-	return o
-}
-
 // changesOfOne are the points that differ from one in one thing, by kind of change.
 func (w *wayFinder) changesOfOne(from point) (kinds [][]*point) {
 	kind := func(list ...*point) {
