@@ -4,8 +4,9 @@ import "iter"
 
 // runMany does what run does, for any number of buffers.
 func (pl *placer) runMany(rank []int32, how fit) (off []int64, extent int64) {
+	pl.seeker.homes = newHomes(len(rank))
 	for g := range pl.placed {
-		pl.placed[g].clear(how != tightest)
+		pl.placed[g].clear(how != tightest, pl.seeker.homes)
 	}
 	off, pl.order = make([]int64, len(rank)), make([]int32, len(rank))
 	for k, i := range rank {

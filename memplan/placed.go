@@ -16,6 +16,7 @@ type placedGroup struct {
 	// pieces has only buffers that a buffer still to be placed may overlap in time. For a deep
 	// model placed by first step that is what is live, not everything placed before.
 	pieces []piece
+	homes  *homes // says in which piece a buffer is; nil: nothing does
 	live   int
 	at     cursor // position of find
 	// every has all buffers placed in its pieces, for wide buffers; nil in itself.
@@ -84,6 +85,7 @@ type piece struct {
 	hi   int64   // the highest end
 	gap  int64   // the largest number of free bytes between two of them
 	in   uint64  // set of phases in which at least one of them has ranges
+	id   int32   // of homes, from 1; 0 without homes
 	// By phase, over the buffers that have ranges in it.
 	bounds []bounds
 }
@@ -93,8 +95,9 @@ type piece struct {
 // overlap as a whole: between its ranges the buffer overlaps nothing.
 type bounds struct{ earliestFirst, latestFirst, earliestLast, latestLast int64 }
 
-func newPiece(spans []span, bufs []int32, o *overlaps) piece {
+func (g *placedGroup) newPiece(spans []span, bufs []int32, o *overlaps) piece {
 	c := piece{span: spans, buf: bufs, life: make([]steps, len(bufs), pieceSize+1), bounds: make([]bounds, o.phases)}
+	c.id = g.homes.add(bufs)
 	for k, i := range bufs {
 		c.life[k] = o.life(i)
 	}
@@ -138,8 +141,30 @@ func (c *piece) bound(i int32, o *overlaps) {
 	}
 }
 
-func (g *placedGroup) clear(ranked bool) {
-	*g = placedGroup{ranked: ranked, pieces: g.pieces[:0], every: &placedGroup{}}
+func (g *placedGroup) clear(ranked bool, h *homes) {
+	*g = placedGroup{ranked: ranked, pieces: g.pieces[:0], homes: h, every: &placedGroup{}}
+}
+
+// homes has for each buffer the piece that it was placed in, so that a search looks for the buffers
+// of overlaps.beside only in pieces that had one of them.
+type homes struct {
+	piece []int32 // by buffer, 0: not placed
+	meets []int32 // by piece: the last set of marks with a buffer of it
+}
+
+func newHomes(n int) *homes { return &homes{piece: make([]int32, n), meets: make([]int32, 1)} }
+
+// add returns the ID of a new piece of so many buffers.
+func (h *homes) add(bufs []int32) int32 {
+	if h == nil {
+		return 0
+	}
+	id := int32(len(h.meets))
+	h.meets = append(h.meets, 0)
+	for _, i := range bufs {
+		h.piece[i] = id
+	}
+	return id
 }
 
 // whole returns the group with all buffers placed in its pieces.
@@ -160,7 +185,7 @@ func (g *placedGroup) add(lo int64, k int32) {
 func (g *placedGroup) insert(i int32, s span, o *overlaps) {
 	g.live++
 	if len(g.pieces) == 0 {
-		g.pieces = append(g.pieces, newPiece([]span{s}, []int32{i}, o))
+		g.pieces = append(g.pieces, g.newPiece([]span{s}, []int32{i}, o))
 		return
 	}
 	at, n := g.find(s.lo)
@@ -171,13 +196,16 @@ func (g *placedGroup) insert(i int32, s span, o *overlaps) {
 	c := &g.pieces[at]
 	c.span, c.buf, c.life = slices.Insert(c.span, n, s), slices.Insert(c.buf, n, i), slices.Insert(c.life, n, o.life(i))
 	if len(c.span) <= pieceSize {
+		if g.homes != nil {
+			g.homes.piece[i] = c.id
+		}
 		c.measure()
 		c.bound(i, o)
 		return
 	}
 	const half = pieceSize / 2
-	upper := newPiece(slices.Clone(c.span[half:]), slices.Clone(c.buf[half:]), o)
-	*c = newPiece(c.span[:half], c.buf[:half], o)
+	upper := g.newPiece(slices.Clone(c.span[half:]), slices.Clone(c.buf[half:]), o)
+	*c = g.newPiece(c.span[:half], c.buf[:half], o)
 	g.pieces = slices.Insert(g.pieces, at+1, upper)
 }
 
@@ -217,6 +245,7 @@ type seeker struct {
 	row   []uint64 // the buffer's row; nil without rows
 	life  steps    // its lowest and highest step
 	marks marks    // the buffers of overlaps.beside
+	homes *homes   // of the run; nil with rows
 	// The phases that it or a buffer beside it is in, and the lowest and highest step of these
 	// in each phase. findReach computes them on first use.
 	found bool
@@ -253,6 +282,9 @@ func (q *seeker) start(i int32, size int64) {
 		q.row = q.rows.row(i)
 	} else {
 		q.marks.set(q.o.beside[i])
+		for _, j := range q.o.beside[i] {
+			q.homes.meets[q.homes.piece[j]] = q.marks.now
+		}
 	}
 }
 
@@ -276,29 +308,51 @@ func (q *seeker) widen(i int32) {
 	q.in |= q.o.in[i]
 }
 
-// first returns the index in a piece, at or after from, of the first buffer that overlaps the
-// seeker's in time and ends above free; the number of buffers if there is none.
-func (q *seeker) first(c *piece, from int, free int64) int {
+// first returns the index in a piece, at or after that of the cursor, of the first buffer that
+// overlaps the seeker's in time and ends above free; the number of buffers if there is none.
+func (q *seeker) first(c *piece, at *cursor, free int64) int {
 	if row := q.row; row != nil {
-		for k, j := range c.buf[from:] {
-			if c.span[from+k].hi > free && row[j>>6]>>(j&63)&1 == 1 {
-				return from + k
+		for k, j := range c.buf[at.span:] {
+			if c.span[at.span+k].hi > free && row[j>>6]>>(j&63)&1 == 1 {
+				return at.span + k
 			}
 		}
 		return len(c.buf)
 	}
-	alone, several, life := len(q.o.beside[q.buf]) == 0, q.o.several, q.life
-	for k := from; k < len(c.life); k++ {
-		if c.span[k].hi <= free {
-			continue
-		}
-		l := &c.life[k]
-		if l.from <= life.to && l.to >= life.from && (!several || q.o.share(q.buf, c.buf[k])) ||
-			!alone && q.marks.of[c.buf[k]] == q.marks.now {
+	if at.span == 0 {
+		at.shares, at.beside = q.shares(c), q.besides(c)
+	}
+	for some := (at.shares | at.beside) >> at.span << at.span; some != 0; some &= some - 1 {
+		k := bits.TrailingZeros64(some)
+		if c.span[k].hi > free && (!q.o.several || at.beside>>k&1 == 1 || q.o.share(q.buf, c.buf[k])) {
 			return k
 		}
 	}
 	return len(c.buf)
+}
+
+// shares returns the set of a piece's buffers between whose lowest and highest step there is a step
+// of the seeker's. It has no branches, which would be mispredicted.
+func (q *seeker) shares(c *piece) (set uint64) {
+	from, to := q.life.from-1, q.life.to+1
+	for k := range c.life {
+		l := &c.life[k]
+		set |= uint64((l.from-to)&(from-l.to)) >> 63 << (k & 63)
+	}
+	return set
+}
+
+// besides returns the set of a piece's buffers that are in overlaps.beside of the seeker's.
+func (q *seeker) besides(c *piece) (set uint64) {
+	if len(q.o.beside[q.buf]) == 0 || c.id > 0 && q.homes.meets[c.id] != q.marks.now {
+		return 0
+	}
+	for k, j := range c.buf {
+		if q.marks.of[j] == q.marks.now {
+			set |= 1 << (k & 63)
+		}
+	}
+	return set
 }
 
 // passes says whether certainly no buffer of the piece overlaps the seeker's in time.
@@ -333,6 +387,9 @@ type cursor struct {
 	all         bool // all buffers of the piece overlap the seeker's in time
 	whole       bool
 	lo, hi      int64 // bytes of the buffer or piece
+	// Of a seeker without rows, the buffers of the piece by index: those that may share a step with
+	// the seeker's, and those of overlaps.beside.
+	shares, beside uint64
 }
 
 func (g *placedGroup) done() bool { return g.at.piece >= len(g.pieces) }
@@ -376,7 +433,7 @@ func (g *placedGroup) seek(q *seeker, free int64) {
 				return
 			}
 		}
-		if k := q.first(c, g.at.span, free); k < len(c.span) {
+		if k := q.first(c, &g.at, free); k < len(c.span) {
 			g.at.span, g.at.lo, g.at.hi = k, c.span[k].lo, c.span[k].hi
 			return
 		}

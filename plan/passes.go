@@ -200,8 +200,8 @@ func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, erro
 // verify checks a program after pass i. Without Verify it checks the structure after each pass
 // whose result several plans share (stemEnds), since what a user's own operations do wrong shows
 // there, and the rest once, after the last pass; with Early only if the plan may fit (Role.bound).
-// With BoundsOnly it then checks only the properties: a search uses that to see what could fit, and
-// plans again what it chooses. same says that the pass changed nothing, so that the structure was
+// With BoundsOnly it checks only the properties, but for the first stem: a search uses that to see
+// what could fit, and plans again what it chooses. same says that the pass changed nothing, so that the structure was
 // verified before.
 func (s *Spec) verify(p *graph.Program, i int, same bool) error {
 	if err := hold(p, passes[i].gives); err != nil {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"reflect"
 	"slices"
@@ -87,6 +88,10 @@ type stem struct {
 	once sync.Once
 	p    *graph.Program
 	err  error
+
+	bounds   bool // it was made for lower bounds, and its structure was not verified
+	verified sync.Once
+	wrong    error // what verifying it later found
 }
 
 // stemKey returns the settings on which the program before the k-th of stemEnds depends.
@@ -249,7 +254,10 @@ func (sh *Shared) stem(k int, s Spec) (*graph.Program, error) {
 				return
 			}
 		}
-		s.BoundsOnly = false // the stem serves other plans too, so its structure is verified
+		if k == 0 { // a user's own operations show here, to every search
+			s.BoundsOnly = false
+		}
+		st.bounds = s.BoundsOnly
 		if st.p, st.err = rewrite(s, p, from, stemEnds[k].before); st.err == nil {
 			st.p.Keep()
 		}
@@ -263,5 +271,23 @@ func (sh *Shared) stem(k int, s Spec) (*graph.Program, error) {
 			return sh.stem(k, s)
 		}
 	}
+	if st.err == nil && st.bounds && !s.BoundsOnly {
+		st.verified.Do(func() { st.wrong = sh.verify(k, s, st.p) })
+		return st.p, st.wrong
+	}
 	return st.p, st.err
+}
+
+// verify verifies the k-th stem, which was made for lower bounds, for a plan that is made whole. If its
+// structure is wrong, the passes run again, to say after which of them.
+func (sh *Shared) verify(k int, s Spec, p *graph.Program) error {
+	wrong := graph.VerifyStructure(p)
+	if wrong == nil {
+		return nil
+	}
+	before, err := sh.stem(k-1, s)
+	if err == nil {
+		_, err = rewrite(s, before, stemEnds[k-1].before, stemEnds[k].before)
+	}
+	return cmp.Or(err, wrong)
 }

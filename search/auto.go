@@ -14,6 +14,9 @@ import (
 func chooseRecompute(ctx context.Context, spec Spec, m *cost.Machine) (*Chosen, *Forecast, error) {
 	spec.Recompute, spec.Auto = recompute.Options{}, false
 	s := newSearcher(ctx, spec, m, true, nil)
+	if spec.measurer != nil {
+		s.share(spec.measurer)
+	}
 	b := spec.asBase()
 	set, err := s.moves(b)
 	if err != nil {

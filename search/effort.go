@@ -13,22 +13,24 @@ const (
 // size is how many plans a search may evaluate by default: fewer of larger ones, whose classes' copies
 // are many operations.
 func (s *searcher) size() (int, error) {
-	c, layers := s.spec, 0
-	c.Accum = c.micros()
-	if s.folded {
-		layers = foldedLayers[0]
-	}
+	c := s.spec
 	if len(s.spaces) > 0 {
 		c.Offload = resting([]graph.Class{graph.Optimizer}, graph.Host)
 	}
-	f, err := predict(s.ctx, c, s.machine, layers, bounds)
-	if err != nil {
-		return 0, err
+	whole := wholePlans * c.Accum / c.micros()
+	var m *measured
+	if s.folded {
+		m = s.at(c, foldedLayers[0])
+	} else { // the search may look at it too
+		m = s.memo.measured(keyOf(&c), func() *measured { return s.at(c, 0) })
 	}
-	n, whole := f.ops(-1), wholePlans*s.spec.Accum/c.Accum
+	if m.err != nil {
+		return 0, m.err
+	}
+	n := m.planned
 	if s.folded {
 		both := foldedLayers[0] + foldedLayers[1]
-		n, whole = n*both/layers, whole*s.layers/both
+		n, whole = n*both/foldedLayers[0], whole*s.layers/both
 	}
 	return min(mostEffort, max(leastEffort, effortOps/max(n, 1)-whole)), nil
 }

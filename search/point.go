@@ -62,6 +62,7 @@ type measured struct {
 	rests            int64                  // bytes that live all the run, of all spaces, with what is outside the arenas
 	atOnce           int64                  // bytes of device memory that one operation needs, with what is outside the arena
 	ops              int                    // of a step
+	planned          int                    // of them, where all layers are planned: those of micros micro-batches
 	err              error
 }
 

@@ -164,13 +164,17 @@ type look struct {
 	*measured
 }
 
-func (m *memo) look(key string) *look {
+// measured is what a configuration came to, which is planned if it was not.
+func (m *memo) measured(key string, plan func() *measured) *measured {
 	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.looks[key] == nil {
-		m.looks[key] = &look{}
+	l := m.looks[key]
+	if l == nil {
+		l = &look{}
+		m.looks[key] = l
 	}
-	return m.looks[key]
+	m.mu.Unlock()
+	l.once.Do(func() { l.measured = plan() })
+	return l.measured
 }
 
 // share takes what another searcher measured, whose configurations differ from this one's in
@@ -180,7 +184,7 @@ func (s *searcher) share(other *searcher) {
 		c := s.spec
 		base{}.apply(&c, &Spec{})
 		c.Recompute, c.Offload, c.Auto, c.AutoOn = recompute.Options{}, offload.Options{}, false, nil
-		c.Capacity, c.Disk, c.variant, c.moreHost, c.Plans = [graph.NumSpaces]int64{}, false, nil, 0, nil
+		c.Capacity, c.Disk, c.variant, c.moreHost, c.Plans, c.measurer = [graph.NumSpaces]int64{}, false, nil, 0, nil, nil
 		return c
 	}
 	if s.folded == other.folded && reflect.DeepEqual(s.machine, other.machine) && reflect.DeepEqual(job(s), job(other)) {
@@ -211,15 +215,12 @@ func (s *searcher) measured(p *point) *measured {
 	}
 	s.counted[key] = true
 	s.mu.Unlock()
-	l := s.memo.look(key)
-	l.once.Do(func() {
+	return s.memo.measured(key, func() *measured {
 		if s.folded {
-			l.measured = s.extrapolate(p)
-		} else {
-			l.measured = s.at(c, 0)
+			return s.extrapolate(p)
 		}
+		return s.at(c, 0)
 	})
-	return l.measured
 }
 
 // at plans a configuration for a model of so many layers, 0 for its own.
@@ -231,6 +232,7 @@ func (s *searcher) at(c Spec, layers int) *measured {
 		return &measured{err: err}
 	}
 	m := &measured{seconds: f.Step.Seconds, forward: f.Step.Pass[graph.Forward], ops: f.ops(-1)}
+	m.planned = m.ops
 	for sp := range m.need {
 		use, outside := &f.Plan.Layout.Spaces[sp], f.Plan.Config.Outside[sp]
 		m.need[sp] = use.LowerBound + outside
@@ -304,18 +306,22 @@ func (s *searcher) hopeless(plain *measured) bool {
 	if limit := s.spec.Capacity[graph.Device]; limit > 0 && plain.err == nil && plain.atOnce > limit {
 		return true
 	}
-	all := int64(0)
+	return plain.err == nil && plain.rests > s.allRoom()
+}
+
+// allRoom is what all spaces together may take; math.MaxInt64: anything.
+func (s *searcher) allRoom() (all int64) {
 	for sp := range graph.NumSpaces {
 		if sp == graph.Disk && !s.spec.Disk {
 			continue
 		}
 		room := s.room(sp, margins{})
 		if room == 0 {
-			return false
+			return math.MaxInt64
 		}
 		all += room
 	}
-	return plain.err == nil && plain.rests > all
+	return all
 }
 
 // atOnce is the most device memory, in bytes, that an operation of a base's forward and

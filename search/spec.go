@@ -73,6 +73,8 @@ type Spec struct {
 	AutoOn   func(ranks int) *cost.Machine
 	variant  *Variant // whose Job it is; nil: the job as asked for
 	moreHost int64    // bytes a rank of a server with more memory; 0: as asked for
+	// measurer has what configurations of the job came to, for the search that Auto asks for; nil: none.
+	measurer *searcher
 	// OrderChosen says that a search chose LayerOrder against what was asked for.
 	OrderChosen bool
 }

@@ -59,6 +59,7 @@ type wayFinder struct {
 	typed    Spec // the same as it was written: Auto stays so
 	hw       Hardware
 	perToken float64 // s of a token of a rank, as asked
+	rests    int64   // bytes that live all the run, as asked; see measured
 	ways     []Way
 	main     *searcher // same ranks, same device
 	last     *searcher // the last beside it
@@ -84,6 +85,9 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	typed := spec
 	typed.Auto = asked.Chosen != nil
 	w := &wayFinder{ctx: ctx, spec: spec, typed: typed, hw: hw, perToken: float64(spec.Ranks) / asked.TokensPerSecond(), assumed: assumed}
+	for sp := range graph.NumSpaces {
+		w.rests += asked.Plan.Layout.Spaces[sp].Resident + asked.Plan.Config.Outside[sp]
+	}
 	w.main = newSearcher(w.ctx, spec, hw.Machine(spec.Ranks), true, spec.tiers())
 	if err := w.main.allow(&hw); err != nil {
 		return nil, &NoWay{}
@@ -94,7 +98,7 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 		defer func() { w.budget.kept = 0 }()
 	}
 	w.main.effort = min(w.main.effort, w.budget.left()) / 2
-	w.spec.Plans = w.main.spec.Plans
+	w.spec.Plans, w.spec.measurer = w.main.spec.Plans, w.main
 	w.singles()
 	w.combined()
 	if len(w.ways) == 0 || len(w.ways) == 1 && len(w.ways[0].Changes) > 2 {
@@ -174,6 +178,10 @@ func (w *wayFinder) singles() {
 			w.main.smallest, w.main.excess = n, s.excess
 		}
 	}()
+	if s.allLayers() && w.spec.Stage == w.spec.highest() && w.rests > s.allRoom() {
+		w.moreShards(s.machine) // no other change makes it less
+		return
+	}
 	kinds := w.changesOfOne(w.spec.asPoint())
 	// The lower bounds of all of them, at the same time.
 	var all []*point
@@ -487,14 +495,14 @@ func (w *wayFinder) beyondNames() (names []string) {
 // does, the least that does with everything that keeps the job beside it.
 func (w *wayFinder) beyond() {
 	for _, a := range w.alternatives() {
-		alone := 0
-		for alone < len(a.specs) && !w.fitsQuickly(a.specs[alone], a.machine(alone)) {
-			alone++
-		}
+		alone := w.firstOf(&a, w.fitsQuickly)
 		if alone < len(a.specs) && w.add(a.specs[alone], a.machine(alone), a.order, a.costs, a.device(alone)) {
 			continue
 		}
 		lo, hi := 0, len(a.specs)
+		if last := hi - 1; w.main.allLayers() && !w.feasible(a.specs[last], a.machine(last)) {
+			lo = hi
+		}
 		for lo < hi {
 			if mid := (lo + hi) / 2; w.feasible(a.specs[mid], a.machine(mid)) {
 				hi = mid
@@ -544,13 +552,12 @@ func (w *wayFinder) feasible(c Spec, m *cost.Machine) bool {
 	if err != nil {
 		return false
 	}
-	if s.hopeless(s.measure(s.plain(b, set))) {
-		w.tried += s.tried
+	defer func() { w.tried += s.tried }()
+	from := s.measure(s.plain(b, set))
+	if s.hopeless(from) || s.allLayers() && s.needsMore(b, set) {
 		return false
 	}
-	ok := s.newFiller(b, set, s.measure(s.plain(b, set))).fits() != nil
-	w.tried += s.tried
-	return ok
+	return s.newFiller(b, set, from).fits() != nil
 }
 
 // fastest returns the fastest plan of a changed configuration with everything

@@ -114,16 +114,18 @@ func (m *Machine) Op(p *graph.Program, op *graph.Op) Work {
 	if op.Kind == graph.Join {
 		return Work{}
 	}
-	if r, ok := m.Measured[ClassOf(p, op)]; ok {
-		size := SizeOf(p, op)
-		w := r.work(size).later(m.Gap)
-		if IsCollective(op) {
-			w = w.later(m.Wait.Of(size))
+	if len(m.Measured) > 0 {
+		if r, ok := m.Measured[ClassOf(p, op)]; ok {
+			size := SizeOf(p, op)
+			w := r.work(size).later(m.Gap)
+			if IsCollective(op) {
+				w = w.later(m.Wait.Of(size))
+			}
+			if m.Cores == 0 {
+				w.Core, w.Disk = 0, 0
+			}
+			return w
 		}
-		if m.Cores == 0 {
-			w.Core, w.Disk = 0, 0
-		}
-		return w
 	}
 	w := Work{Alone: m.roofline(p, op)}
 	if m.Cores == 0 {

@@ -50,6 +50,7 @@ type simulation struct {
 	behind  [graph.NumStreams]int // a step that the stream's next waits for; it may be done by now
 	started []float64
 	ended   []float64
+	changed bool // something ended or met since start last found nothing
 
 	joint *meetings // with the simulations of other stages
 	meets []int     // by step: the number of its meeting; nil: there are no other stages

@@ -12,8 +12,8 @@ import (
 // message, and the collectives along the axis of stages, start together. An error says that the
 // stages wait for each other for ever.
 func SimulateStages(stages []*graph.Program, name string, m *Machine) ([]*Run, error) {
-	j := &meetings{number: map[meeting]int{}}
 	all := make([]*simulation, len(stages))
+	j := &meetings{number: map[meeting]int{}, all: all}
 	left := 0
 	for i, p := range stages {
 		s, err := simulate(p, name, m)
@@ -23,16 +23,20 @@ func SimulateStages(stages []*graph.Program, name string, m *Machine) ([]*Run, e
 		if len(stages) > 1 {
 			s.meets, s.waits = j.of(p, s.t), make([]bool, len(s.t.Steps))
 		}
-		s.joint = j
+		s.joint, s.changed = j, true
 		all[i], left = s, left+len(s.t.Steps)
 	}
 	for left > 0 {
 		for again := true; again; { // an operation that takes no time ends at once, so others may start
 			again = false
 			for _, s := range all {
+				if !s.changed {
+					continue
+				}
 				for s.start() {
 					left, again = left-s.finish(s.time), true
 				}
+				s.changed = false
 			}
 		}
 		if left == 0 {
@@ -51,7 +55,8 @@ func SimulateStages(stages []*graph.Program, name string, m *Machine) ([]*Run, e
 			return nil, errors.New("cost: the stages of the pipeline wait for each other")
 		}
 		for _, s := range all {
-			left -= s.finish(next)
+			n := s.finish(next)
+			left, s.changed = left-n, n > 0
 		}
 	}
 	runs := make([]*Run, len(all))
@@ -89,6 +94,7 @@ type meeting struct{ from, to, n int }
 type meetings struct {
 	number      map[meeting]int
 	needs, came []int
+	all         []*simulation // of the stages
 }
 
 // of lists the numbers of a stage's steps' meetings, −1 for none.
@@ -130,7 +136,11 @@ func (s *simulation) meet(i int) bool {
 	n := s.meets[i]
 	if !s.waits[i] {
 		s.waits[i] = true
-		s.joint.came[n]++
+		if s.joint.came[n]++; s.joint.came[n] == s.joint.needs[n] {
+			for _, o := range s.joint.all {
+				o.changed = true // who waited may start
+			}
+		}
 	}
 	return s.joint.came[n] == s.joint.needs[n]
 }
