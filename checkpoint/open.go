@@ -56,7 +56,8 @@ func (s *Store) open(dir string) (err error) {
 		if open&0o002 != 0 {
 			who = "every user"
 		}
-		s.notes = append(s.notes, fmt.Sprintf("%s may rename and remove checkpoints in %s (mode %03o); chmod go-w makes it yours alone, chmod +t keeps others from yours", who, s.f.Path(), st.Mode.Perm()))
+		s.notes = append(s.notes, fmt.Sprintf("%s may rename and remove checkpoints in %s (mode %03o); "+
+			"chmod go-w makes it yours alone, chmod +t keeps others from yours", who, s.f.Path(), st.Mode.Perm()))
 	}
 	return s.shorten()
 }
@@ -68,7 +69,8 @@ func (s *Store) clear(name string) error {
 		return nil
 	}
 	if err == nil && st.Owner != s.user {
-		s.notes = append(s.notes, fmt.Sprintf("%s stays: it belongs to user %d, not to %d as what this process makes there", filepath.Join(s.f.Path(), name), st.Owner, s.user))
+		s.notes = append(s.notes, fmt.Sprintf("%s stays: it belongs to user %d, not to %d as what this process makes there",
+			filepath.Join(s.f.Path(), name), st.Owner, s.user))
 		return nil
 	}
 	if err == nil {

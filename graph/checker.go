@@ -189,7 +189,8 @@ func (c *checker) sliceOf(a SliceAttr) {
 	}
 	c.within("the elements of a slice", a.Each, maxElems)
 	if c.err == nil && (a.Index < 0 || a.Index >= a.PerRank || (ranks*a.PerRank-1)*a.Each >= a.Total || ranks*a.PerRank*a.Each < a.Total) {
-		c.failf("slice %d of %d on each of %d ranks, each of %d elements of %d: want slices that cover all of them, and none empty", a.Index, a.PerRank, ranks, a.Each, a.Total)
+		c.failf("slice %d of %d on each of %d ranks, each of %d elements of %d: want slices that cover all of them, and none empty",
+			a.Index, a.PerRank, ranks, a.Each, a.Total)
 	}
 }
 

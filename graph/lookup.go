@@ -168,7 +168,8 @@ func (p *Program) ScalarsOf(op *Op) (s Scalars, ok bool) {
 		}
 	}
 	k := slices.IndexFunc(p.Scalars, func(s Scalars) bool {
-		return (read.Hyper == NoBuf || read.Hyper == s.Hyper) && (read.Coef == NoBuf || read.Coef == s.Coef) && (read.Skip == s.Skip || op.Kind == ParamNorms && read.Skip == NoBuf)
+		return (read.Hyper == NoBuf || read.Hyper == s.Hyper) && (read.Coef == NoBuf || read.Coef == s.Coef) &&
+			(read.Skip == s.Skip || op.Kind == ParamNorms && read.Skip == NoBuf)
 	})
 	if k < 0 {
 		return Scalars{}, false

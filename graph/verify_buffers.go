@@ -19,10 +19,12 @@ func (v *verifier) buffers() error {
 		}
 		base := p.Buf(b.View.Base)
 		if base.DType != b.DType && base.DType != U8 {
-			return fmt.Errorf("buffer %s: is %v, its base %s %v; a view has the type of its base, or one of bytes", p.bufName(BufID(id)), b.DType, p.bufName(b.View.Base), base.DType)
+			return fmt.Errorf("buffer %s: is %v, its base %s %v; a view has the type of its base, or one of bytes",
+				p.bufName(BufID(id)), b.DType, p.bufName(b.View.Base), base.DType)
 		}
 		if size := b.DType.Size(); g.Lo%size != 0 || b.View.RankStride%size != 0 {
-			return fmt.Errorf("buffer %s: starts at byte %d, with a rank stride of %d, want multiples of the %d bytes of %v", p.bufName(BufID(id)), g.Lo, b.View.RankStride, size, b.DType)
+			return fmt.Errorf("buffer %s: starts at byte %d, with a rank stride of %d, want multiples of the %d bytes of %v",
+				p.bufName(BufID(id)), g.Lo, b.View.RankStride, size, b.DType)
 		}
 	}
 	for _, id := range p.HostBuffers() {
@@ -75,7 +77,8 @@ func (v *verifier) scales() error {
 		case twice:
 			return fmt.Errorf("buffers %s and %s are both the scales of %s", p.bufName(other), name, values)
 		case v.regions.Of[id].Root != v.regions.Of[s.Of].Root:
-			return fmt.Errorf("buffer %s: lies in %s and the values %s in %s, want views of one buffer", name, p.bufName(v.regions.Of[id].Root), values, p.bufName(v.regions.Of[s.Of].Root))
+			return fmt.Errorf("buffer %s: lies in %s and the values %s in %s, want views of one buffer",
+				name, p.bufName(v.regions.Of[id].Root), values, p.bufName(v.regions.Of[s.Of].Root))
 		case v.regions.overlap(v.regions.Of[id], v.regions.Of[s.Of]):
 			return fmt.Errorf("buffer %s: overlaps %s, whose scales it has", name, values)
 		}

@@ -145,8 +145,8 @@ func (g *placedGroup) clear(ranked bool, h *homes) {
 	*g = placedGroup{ranked: ranked, pieces: g.pieces[:0], homes: h, every: &placedGroup{}}
 }
 
-// homes has for each buffer the piece that it was placed in, so that a search looks for the buffers
-// of overlaps.beside only in pieces that had one of them.
+// homes maps each placed buffer to its piece. A search looks for the buffers of overlaps.beside only
+// in pieces that contain one of them.
 type homes struct {
 	piece []int32 // by buffer, 0: not placed
 	meets []int32 // by piece: the last set of marks with a buffer of it
@@ -245,7 +245,7 @@ type seeker struct {
 	row   []uint64 // the buffer's row; nil without rows
 	life  steps    // its lowest and highest step
 	marks marks    // the buffers of overlaps.beside
-	homes *homes   // of the run; nil with rows
+	homes *homes   // of the run; not used with rows
 	// The phases that it or a buffer beside it is in, and the lowest and highest step of these
 	// in each phase. findReach computes them on first use.
 	found bool

@@ -7,11 +7,13 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// allLayers says that all layers of many are planned: a plan takes tenths of a second.
+// allLayers reports whether each plan has all layers of a deep model, so that it takes tenths of a
+// second.
 func (s *searcher) allLayers() bool { return s.layers > foldedFrom && !s.folded }
 
-// needsMore says whether a base needs more of the device than there is with all that may leave it on
-// the host, whatever room that has. On disk it would need as much of the device.
+// needsMore reports whether a base exceeds device memory even if everything that may leave the device
+// is on the host, however large the host is. With the disk in place of the host it needs as much of
+// the device: that was measured, not proven.
 func (s *searcher) needsMore(b base, set *moveSet) bool {
 	f := &filler{searcher: s, base: b, set: set, items: set.items()}
 	r := f.lean()[0]
@@ -21,8 +23,9 @@ func (s *searcher) needsMore(b base, set *moveSet) bool {
 	return m.err == nil && by[graph.Device] > 0
 }
 
-// firstOf is the number of the first of an alternative's specs that does, of their length: none. Where
-// programs are large the last is asked first, since it does where any does.
+// firstOf returns the index of the first of an alternative's specs for which does is true, or their
+// number if there is none. The last spec has the most room. Where plans are slow it is tried first,
+// and if it fails, the others are not tried.
 func (w *wayFinder) firstOf(a *alternative, does func(Spec, *cost.Machine) bool) int {
 	n := len(a.specs)
 	if w.main.allLayers() && n > 1 && !does(a.specs[n-1], a.machine(n-1)) {

@@ -33,7 +33,9 @@ func (p *Process) Join(mesh []graph.Axis, each int, o Options) (*World, error) {
 		return nil, fmt.Errorf("mpi: %d ranks in a process, want 1 to %d: start more processes", each, maxEach)
 	}
 	w := &World{process: p, engine: p.engine, each: each, first: p.engine.rank * each, size: p.engine.world * each,
-		timeout: cmp.Or(max(o.Timeout, 0), defaultTimeout), warn: o.Warn, flights: make([]flight, each), over: make(chan struct{}), stop: make(chan struct{}), stopped: make(chan struct{}),
+		timeout: cmp.Or(max(o.Timeout, 0), defaultTimeout), warn: o.Warn,
+		flights: make([]flight, each), over: make(chan struct{}),
+		stop: make(chan struct{}), stopped: make(chan struct{}),
 		grouped: make(chan struct{}), peers: make([]beat, p.engine.world)}
 	if w.warn == nil {
 		w.warn = func(string) {}

@@ -24,14 +24,16 @@ func (k *kernel) writeHeader(b []byte) {
 	if k.Sig.Op == comm.SendRecv {
 		call = 0
 	}
-	for i, v := range []uint64{call, world.OpNumber(k.Sig.Op), uint64(k.Sig.DType), uint64(k.Sig.Bytes), uint64(k.Sig.Root) | uint64(roundMark(k.Sig.Round))<<32, flags} {
+	root := uint64(k.Sig.Root) | uint64(roundMark(k.Sig.Round))<<32
+	for i, v := range []uint64{call, world.OpNumber(k.Sig.Op), uint64(k.Sig.DType), uint64(k.Sig.Bytes), root, flags} {
 		binary.LittleEndian.PutUint64(b[8*i:], v)
 	}
 }
 
 func readHeader(b []byte) (call uint64, s comm.Signature) {
 	v := func(i int) uint64 { return binary.LittleEndian.Uint64(b[8*i:]) }
-	return v(0), comm.Signature{Op: world.OpOf(v(1)), DType: graph.DType(v(2)), Bytes: int64(v(3)), Root: int(uint32(v(4))), Order: graph.SumOrder(v(5) >> 1), Accumulate: v(5)&1 != 0}
+	return v(0), comm.Signature{Op: world.OpOf(v(1)), DType: graph.DType(v(2)), Bytes: int64(v(3)), Root: int(uint32(v(4))),
+		Order: graph.SumOrder(v(5) >> 1), Accumulate: v(5)&1 != 0}
 }
 
 func (k *kernel) ownHeader() []byte { return k.m.headers[:headerBytes] }

@@ -95,7 +95,8 @@ func newCounts(w int) counts { return counts{make([]int32, w), make([]int32, w)}
 // place.
 func gatherParts(group uintptr, buf []byte, parts counts) post {
 	return func(p *poster, request uintptr) error {
-		return p.check("MPI_Iallgatherv", dl.Call(p.fn.iallgatherv, p.inPlace, 0, p.byteType, address(buf), numbers(parts.n), numbers(parts.at), p.byteType, group, request))
+		return p.check("MPI_Iallgatherv", dl.Call(p.fn.iallgatherv, p.inPlace, 0, p.byteType,
+			address(buf), numbers(parts.n), numbers(parts.at), p.byteType, group, request))
 	}
 }
 

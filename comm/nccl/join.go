@@ -163,7 +163,8 @@ func compatible(all []hello) error {
 		}
 		at := h.Host + " " + h.GPU
 		if other, taken := on[at]; taken {
-			return fmt.Errorf("ranks %d and %d both have the GPU %s with UUID %s of host %s: NCCL wants a GPU for each rank; start no more processes on a host than it has GPUs, "+
+			return fmt.Errorf("ranks %d and %d both have the GPU %s with UUID %s of host %s: NCCL wants a GPU for each rank; "+
+				"start no more processes on a host than it has GPUs, "+
 				"or run the ranks of a GPU in one process", other, i, h.Name, h.GPU, h.Host)
 		}
 		on[at] = i
