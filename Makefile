@@ -29,14 +29,7 @@ same:
 # long runs every case of the tests, and what continuous integration samples. It takes
 # up to an hour on two cores, and runs before a change counts as done.
 long:
-	if old=$$(.ci/nvidia-tools 11.8); then go run ./internal/testkit/packkernels -nvrtc $$old/lib -arch sm_80,sm_90,compute_80 -cache $$(go env GOCACHE)/spillway-tests/spillway/cuda; \
-	else echo "not run: the kernels by NVRTC 11.8, which cannot be had here"; fi
-	SPILLWAY_LONG=1 SPILLWAY_TEST_MPI=1 go test -timeout 45m ./...
-	CGO_ENABLED=1 go test -race -timeout 30m ./comm/... ./device/... ./exec/... ./kernels/cpu/pool/...
-	SPILLWAY_LONG=1 SPILLWAY_README=1 go test -count=1 -timeout 30m ./internal/readme
-	.ci/release-check
-	go run ./benchmarks/kills -kills 50
-	go run ./internal/testkit/faults -sample 30 -seed $$(date +%j) -budget 10m
+	.ci/long
 
 # campaigns are what takes hours: every model on every GPU, every combination of a run's
 # options, 2,000 kills, what surrounds checkpoints (benchmarks/campaigns), every planted fault.
