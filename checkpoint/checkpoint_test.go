@@ -14,7 +14,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
@@ -512,44 +511,6 @@ func TestLongMarksAreShortened(t *testing.T) {
 	require.Equal(t, []Divergence{{Step: 3, Settings: map[string]string{"lr": "1"}, From: "step-00000002"}}, s.Diverged())
 	save(t, s, 3)
 	require.NoError(t, s.Confirm())
-}
-
-func TestUmask(t *testing.T) {
-	old := umask(0o077)
-	defer umask(old)
-	dir := filepath.Join(t.TempDir(), "ck")
-	s := open(t, dir, Options{})
-	folder := save(t, s, 1)
-	require.NoError(t, s.Confirm())
-	for _, path := range []string{dir, folder, filepath.Join(folder, modelFile), filepath.Join(folder, "config.json"), filepath.Join(folder, manifestName), filepath.Join(dir, marksName)} {
-		st, err := os.Stat(path)
-		require.NoError(t, err)
-		require.Zero(t, st.Mode().Perm()&0o077, path)
-	}
-}
-
-// What can't be a store's own file is found before the first step, and not written
-// through.
-func TestOwnFilesOfAnotherKind(t *testing.T) {
-	for _, name := range OwnFiles() {
-		for what, put := range map[string]func(path string) error{
-			"a link":   func(p string) error { return os.Symlink(filepath.Join(filepath.Dir(p), "victim"), p) },
-			"a pipe":   func(p string) error { return unix.Mkfifo(p, 0o644) },
-			"a folder": func(p string) error { return os.Mkdir(p, 0o755) },
-		} {
-			dir := t.TempDir()
-			require.NoError(t, os.WriteFile(filepath.Join(dir, "victim"), nil, 0o644))
-			require.NoError(t, put(filepath.Join(dir, name)))
-			_, err := Open(dir, Options{})
-			require.ErrorContains(t, err, name, what)
-			text, err := os.ReadFile(filepath.Join(dir, "victim"))
-			require.NoError(t, err)
-			require.Empty(t, text)
-			entries, err := os.ReadDir(dir)
-			require.NoError(t, err)
-			require.Len(t, entries, 2, "%s under %s", what, name)
-		}
-	}
 }
 
 // Any value of any place is seen, of each width.

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
@@ -77,47 +76,6 @@ func TestAnyByteFlipped(t *testing.T) {
 		flip(t, path, len(text)/2)
 		_, err = Verify(background, newer)
 		require.NoError(t, err)
-	}
-}
-
-// Every file cut, made longer, removed, renamed, swapped with the other step's, or
-// something else than a file.
-func TestAnyFileDamaged(t *testing.T) {
-	for what, damage := range map[string]func(path, other string) error{
-		"cut by a byte": func(p, _ string) error { return cut(p, 1) },
-		"cut by half":   func(p, _ string) error { st, err := os.Stat(p); require.NoError(t, err); return cut(p, st.Size()/2) },
-		"empty":         func(p, _ string) error { return os.Truncate(p, 0) },
-		"longer": func(p, _ string) error {
-			text, err := os.ReadFile(p)
-			require.NoError(t, err)
-			return os.WriteFile(p, append(text, '\n'), 0o644)
-		},
-		"removed":     func(p, _ string) error { return os.Remove(p) },
-		"renamed":     func(p, _ string) error { return os.Rename(p, p+".old") },
-		"a pipe":      func(p, _ string) error { require.NoError(t, os.Remove(p)); return unix.Mkfifo(p, 0o644) },
-		"a device":    func(p, _ string) error { require.NoError(t, os.Remove(p)); return os.Symlink("/dev/zero", p) },
-		"a folder":    func(p, _ string) error { require.NoError(t, os.Remove(p)); return os.Mkdir(p, 0o755) },
-		"a dead link": func(p, _ string) error { require.NoError(t, os.Remove(p)); return os.Symlink("nowhere", p) },
-		"swapped": func(p, other string) error {
-			text, err := os.ReadFile(other)
-			require.NoError(t, err)
-			return os.WriteFile(p, text, 0o644)
-		},
-	} {
-		t.Run(what, func(t *testing.T) {
-			for _, name := range fileNames {
-				if what == "swapped" && name == "config.json" {
-					continue // the same bytes in both
-				}
-				dir, older, newer := twoSteps(t)
-				require.NoError(t, damage(filepath.Join(newer, name), filepath.Join(older, name)))
-				if what == "renamed" && name != manifestName || what == "swapped" && name == manifestName {
-					chosen(t, dir, "") // the folder or either name is named
-					continue
-				}
-				chosen(t, dir, name)
-			}
-		})
 	}
 }
 

@@ -31,18 +31,25 @@ func fitConfig(t *testing.T) Request {
 	return c
 }
 
+// fewPlans is this CPU, where a search looks at no more plans than most tests here need.
+func fewPlans() Hardware {
+	hw := CPUHardware(2)
+	hw.Effort = 100
+	return hw
+}
+
 func TestFitLeavesWhatWasGiven(t *testing.T) {
 	t.Parallel()
 	c := fitConfig(t)
 	c.Zero, c.Recompute, c.Prefetch = 2, "full", 5
-	got, err := c.Fit(t.Context(), Fixed{Zero: true, Recompute: true, Prefetch: true}, 0, CPUHardware(2))
+	got, err := c.Fit(t.Context(), Fixed{Zero: true, Recompute: true, Prefetch: true}, 0, fewPlans())
 	require.NoError(t, err)
 	require.Equal(t, 2, got.Config.Zero)
 	require.Equal(t, "full", got.Config.Recompute)
 	require.Equal(t, 5, got.Config.Prefetch)
 	require.Equal(t, []int{4, 1}, []int{got.Config.Batch, got.Config.Accum}) // without a global batch
 
-	got, err = c.Fit(t.Context(), Fixed{}, 12, CPUHardware(2))
+	got, err = c.Fit(t.Context(), Fixed{}, 12, fewPlans())
 	require.NoError(t, err)
 	require.Equal(t, 12, got.Config.Ranks*got.Config.Batch*got.Config.Accum)
 	_, err = c.Fit(t.Context(), Fixed{}, 25, CPUHardware(2))
@@ -65,7 +72,7 @@ func TestFitOfTensorRanks(t *testing.T) {
 	t.Parallel()
 	c := fitConfig(t)
 	c.Ranks, c.Tensor = 8, 2
-	got, err := c.Fit(t.Context(), Fixed{}, 12, CPUHardware(2))
+	got, err := c.Fit(t.Context(), Fixed{}, 12, fewPlans())
 	require.NoError(t, err)
 	require.Equal(t, 12, got.Config.DataRanks()*got.Config.Batch*got.Config.Accum)
 	_, err = c.Fit(t.Context(), Fixed{}, 26, CPUHardware(2))
@@ -76,7 +83,7 @@ func TestFitOfTensorRanks(t *testing.T) {
 	asked, err := c.Predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.False(t, asked.Fits)
-	ways, _ := WaysOut(t.Context(), asked, CPUHardware(2))
+	ways, _ := WaysOut(t.Context(), asked, fewPlans())
 	sizes := map[int]bool{}
 	for _, w := range ways {
 		require.NoError(t, w.Forecast.Config.Validate())

@@ -49,7 +49,7 @@ func TestASearchOpensNoFile(t *testing.T) {
 
 	r, err := c.resolve()
 	require.NoError(t, err)
-	hw := CPUHardware(2)
+	hw := fewPlans()
 	s, err := r.spec(hw.Machine(c.Ranks))
 	require.NoError(t, err)
 	require.Positive(t, count(), "the model's shape was read")

@@ -90,7 +90,7 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 	none := c
 	none.Offload = ""
 	c.DeviceMemory = (peakOf(t, c) + peakOf(t, none)) / 2
-	got, err := c.Fit(t.Context(), keep, 0, CPUHardware(2))
+	got, err := c.Fit(t.Context(), keep, 0, fewPlans())
 	require.NoError(t, err)
 	require.True(t, got.Fits)
 	require.Contains(t, got.Config.Offload, "%", got.Choices)
@@ -107,14 +107,14 @@ func TestFitUsesTheTiers(t *testing.T) {
 	t.Parallel()
 	c := demo(t)
 	c.DeviceMemory, c.HostMemory = 24<<20, 79<<20
-	_, err := c.Fit(t.Context(), Fixed{}, 0, CPUHardware(2))
+	_, err := c.Fit(t.Context(), Fixed{}, 0, fewPlans())
 	var none *NothingFits
 	require.ErrorAs(t, err, &none)
 	require.NotNil(t, none.Smallest)
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
 	c.Disk = t.TempDir()
-	got, err := c.Fit(t.Context(), Fixed{}, 0, CPUHardware(2))
+	got, err := c.Fit(t.Context(), Fixed{}, 0, fewPlans())
 	require.NoError(t, err)
 	require.True(t, got.Fits)
 	require.Positive(t, got.Plan.Layout.Spaces[graph.Disk].Peak)
@@ -126,7 +126,7 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 	t.Parallel()
 	g, err := gpus.Lookup("a100-40")
 	require.NoError(t, err)
-	hw := Hardware{Machine: func(ranks int) *cost.Machine { return g.Machine(ranks) }}
+	hw := Hardware{Machine: func(ranks int) *cost.Machine { return g.Machine(ranks) }, Effort: 100}
 	c := Request{Config: config.Default()}
 	c.Model, c.Ranks, c.Batch, c.Seq, c.DeviceMemory = "gpt2-medium", 4, 4, 1024, g.Memory
 	got, err := c.Fit(t.Context(), Fixed{}, 0, hw)
@@ -150,7 +150,7 @@ func TestNoWayOut(t *testing.T) {
 	c.DeviceMemory, c.HostMemory = 100<<10, 1<<20
 	asked, err := c.Predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
-	ways, no := WaysOut(t.Context(), asked, CPUHardware(2))
+	ways, no := WaysOut(t.Context(), asked, fewPlans())
 	require.Empty(t, ways)
 	require.NotNil(t, no.Nearest)
 	near, was := no.Nearest.Plan.Layout.Spaces, asked.Plan.Layout.Spaces
@@ -178,7 +178,7 @@ func TestWaysOutOfTheHostsCap(t *testing.T) {
 	asked, err := c.Predict(t.Context(), cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.False(t, asked.Fits)
-	ways, _ := WaysOut(t.Context(), asked, CPUHardware(2))
+	ways, _ := WaysOut(t.Context(), asked, fewPlans())
 	require.NotEmpty(t, ways)
 	require.Equal(t, Settings{{"Config.Offload", "none"}}, ways[0].Changes)
 	c.DeviceMemory, c.HostMemory, c.Disk = 26<<20, 78<<20, t.TempDir()

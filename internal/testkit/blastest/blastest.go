@@ -163,6 +163,22 @@ func gelu(x float64) float64 {
 	return x / 2 * (1 + math.Tanh(root*(x+cube*x*x*x)))
 }
 
+// fourDots are the products of a row with columns j to j+3 of n, which lie one after the other. A sum
+// waits for the one before; four at a time take a third of the time.
+func fourDots(row, columns []float64, j, n int64) [4]float64 {
+	k := int64(len(row))
+	column := func(i int64) []float64 { return columns[min(j+i, n-1)*k:][:len(row)] }
+	c0, c1, c2, c3 := column(0), column(1), column(2), column(3)
+	var s0, s1, s2, s3 float64
+	for i, x := range row {
+		s0 += x * c0[i]
+		s1 += x * c1[i]
+		s2 += x * c2[i]
+		s3 += x * c3[i]
+	}
+	return [4]float64{s0, s1, s2, s3}
+}
+
 func (c *call) run() error {
 	p := c.p
 	var operands [6]elements
@@ -191,13 +207,13 @@ func (c *call) run() error {
 		}
 		operands[5].set(i, float32(sum))
 	}
+	var dots [4]float64
 	for i := range p.M {
 		for j := range p.N {
-			row, col := a[i*p.K:(i+1)*p.K], b[j*p.K:(j+1)*p.K]
-			var sum float64
-			for k, x := range row {
-				sum += x * col[k]
+			if j%4 == 0 {
+				dots = fourDots(a[i*p.K:(i+1)*p.K], b, j, p.N)
 			}
+			sum := dots[j%4]
 			at := i*p.C.Ld + j
 			if p.Bias {
 				sum += float64(bias.get(j))
@@ -220,8 +236,9 @@ func (c *call) run() error {
 		if err != nil {
 			return fmt.Errorf("%s: workspace: %w", p, err)
 		}
-		for i := range work {
-			work[i] = 0xff
+		work[0] = 0xff
+		for n := 1; n < len(work); n *= 2 { // tens of MiB
+			copy(work[n:], work[:n])
 		}
 	}
 	return nil

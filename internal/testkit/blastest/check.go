@@ -213,11 +213,21 @@ func (c *checker) product(most, deep int64, half, real bool, epilogue int) {
 // what a tanh of 11 bits may move of C.
 func expected(p blas.Product, a, b, y, bias, aux *matrix) (want, pre, tanh []float64) {
 	want, pre, tanh = make([]float64, p.M*p.N), make([]float64, p.M*p.N), make([]float64, p.M*p.N)
+	rows, columns := make([]float64, p.M*p.K), make([]float64, p.N*p.K)
+	for x := range p.K {
+		for i := range p.M {
+			rows[i*p.K+x] = a.get(i, x)
+		}
+		for j := range p.N {
+			columns[j*p.K+x] = b.get(x, j)
+		}
+	}
 	for i := range p.M {
 		for j := range p.N {
 			sum, at := 0.0, i*p.N+j
-			for x := range p.K {
-				sum += a.get(i, x) * b.get(x, j)
+			column := columns[j*p.K:][:p.K]
+			for x, v := range rows[i*p.K:][:p.K] {
+				sum += v * column[x]
 			}
 			if p.Bias {
 				sum += bias.get(0, j)

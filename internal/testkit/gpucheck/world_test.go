@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"testing"
+	"time"
 
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
@@ -11,6 +12,7 @@ import (
 var standIn func() (code int, done bool)
 
 func TestMain(m *testing.M) {
+	warmUp = time.Millisecond
 	if standIn != nil {
 		if code, done := standIn(); done {
 			os.Exit(code)

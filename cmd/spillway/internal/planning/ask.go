@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/spf13/pflag"
 
@@ -75,8 +76,9 @@ var topics = []topic{
 		func(c *config.Config, v int64) { c.HostMemory = v }, []string{"host-memory", "node-memory"}, true},
 }
 
-// bySize are the presets of language models, the smallest first.
-func bySize() []model.Preset {
+// bySize are the presets of language models, the smallest first. Each is built to count its
+// parameters, so they are sorted once.
+var bySize = sync.OnceValue(func() []model.Preset {
 	list := model.Presets()
 	count := map[string]int64{}
 	for _, p := range list {
@@ -84,7 +86,7 @@ func bySize() []model.Preset {
 	}
 	slices.SortStableFunc(list, func(a, b model.Preset) int { return cmp.Compare(count[a.Name], count[b.Name]) })
 	return list
-}
+})
 
 // presets are those with room for the rows of a configuration, and whose layers its mesh divides,
 // by their number in bySize.

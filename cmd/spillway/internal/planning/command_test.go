@@ -46,7 +46,7 @@ func TestPlanJSON(t *testing.T) {
 		{"--model", "llama-3.2-1b", "--gpu", "H100-80", "--nodes", "2", "--gpus-per-node", "8", "--precision", "bf16", "--seq", "2048", "--batch", "1"},
 		{"--model", testdata + "/llama-tied", "--gpu", "a100-80", "--nodes", "2", "--gpus-per-node", "8", "--shard-size", "8", "--precision", "bf16", "--zero", "2"},
 	} {
-		status, doc := planned(t, args...)
+		status, doc := planned(t, append(args, "--effort", "1")...)
 		require.Equal(t, doc.Requested.Fits, status == cli.ExitDone, args)
 		if !doc.Requested.Fits {
 			require.Equal(t, cli.ExitDoesNotFit, status, args)
@@ -76,15 +76,15 @@ func TestPlanJSON(t *testing.T) {
 }
 
 func TestPlanOfAGPUHasItsMemory(t *testing.T) {
-	_, doc := planned(t, "--model", testdata+"/gpt2", "--gpu", "rtx-4090")
+	_, doc := planned(t, "--model", testdata+"/gpt2", "--gpu", "rtx-4090", "--effort", "1")
 	g, err := gpus.Lookup("rtx-4090")
 	require.NoError(t, err)
 	require.Equal(t, g.Memory, *doc.Requested.Device.CapacityBytes)
 	require.Equal(t, g.OutsideBytes(), doc.Requested.Device.OutsideBytes)
-	_, doc = planned(t, "--model", "gpt2", "--gpu", "rtx-4090", "--device-memory", "1GiB")
+	_, doc = planned(t, "--model", "gpt2", "--gpu", "rtx-4090", "--device-memory", "1GiB", "--effort", "1")
 	require.Equal(t, int64(1<<30), *doc.Requested.Device.CapacityBytes)
 	scratch := doc.Requested.Device.ClassPeakBytes["workspace"]
-	_, doc = planned(t, "--model", "gpt2")
+	_, doc = planned(t, "--model", "gpt2", "--effort", "1")
 	require.Nil(t, doc.Requested.Device.CapacityBytes)
 	require.Zero(t, doc.Requested.Device.OutsideBytes)
 	require.Greater(t, scratch, doc.Requested.Device.ClassPeakBytes["workspace"], "a GPU's kernels have workspace of their own")
@@ -93,11 +93,11 @@ func TestPlanOfAGPUHasItsMemory(t *testing.T) {
 // The wall of plan is that of train: the peak fits, a byte less does not.
 func TestPlanAndTrainAgree(t *testing.T) {
 	shape := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16", "--ranks", "2"}
-	_, doc := planned(t, shape...)
+	_, doc := planned(t, append(shape, "--effort", "1")...)
 	peak := doc.Requested.Device.PeakBytes
 	for less, want := range []int{cli.ExitDone, cli.ExitDoesNotFit} {
 		limit := []string{"--device-memory", fmt.Sprint(peak - int64(less))}
-		status, _ := planned(t, append(shape, limit...)...)
+		status, _ := planned(t, slices.Concat(shape, limit, []string{"--effort", "1"})...)
 		require.Equal(t, want, status)
 		r := command(append(append([]string{"train", "--data", testdata + "/text.bin", "--steps", "1"}, shape...), limit...)...)
 		require.Equal(t, want, r.status, r.stderr)
@@ -171,7 +171,7 @@ func TestPlanBadInput(t *testing.T) {
 		require.Contains(t, r.stderr, "--gpu detect")
 	}
 	// Less than a GPU's own context is a run that does not fit.
-	require.Equal(t, cli.ExitDoesNotFit, command("plan", "--model", "gpt2", "--gpu", "h100-80", "--device-memory", "100MiB").status)
+	require.Equal(t, cli.ExitDoesNotFit, command("plan", "--model", "gpt2", "--gpu", "h100-80", "--device-memory", "100MiB", "--effort", "1").status)
 }
 
 func TestPlanLists(t *testing.T) {
@@ -205,7 +205,7 @@ func TestPlanReportNamesWhatMatters(t *testing.T) {
 func TestWaysOutThatChangeResultsStandApart(t *testing.T) {
 	dir := t.TempDir()
 	doc, page := filepath.Join(dir, "plan.json"), filepath.Join(dir, "plan.html")
-	args := []string{"plan", "--model", "gpt2-xl", "--gpu", "v100-16", "--precision", "fp32", "--offload", "none", "--host-memory", "1GiB", "--json", doc, "--html", page}
+	args := []string{"plan", "--model", "gpt2-xl", "--gpu", "v100-16", "--precision", "fp32", "--offload", "none", "--host-memory", "1GiB", "--effort", "100", "--json", doc, "--html", page}
 	r := command(args...)
 	require.Equal(t, cli.ExitDoesNotFit, r.status, r.stderr)
 	const heading = "What would make it fit and changes the results"
@@ -303,7 +303,7 @@ func TestWaysOutAreDeterministic(t *testing.T) {
 // over 8 and replicated 128 times, which does not fit and says what would.
 func TestPlanOfATrillion(t *testing.T) {
 	all := []string{"--model", "megatron-1t", "--gpu", "h100-80", "--nodes", "128", "--gpus-per-node", "8", "--batch", "1", "--precision", "bf16", "--recompute", "full"}
-	status, doc := planned(t, all...)
+	status, doc := planned(t, append(all, "--effort", "1")...)
 	require.Equal(t, cli.ExitDone, status)
 	require.Equal(t, 1024, doc.Ranks)
 	require.InEpsilon(t, 1.008e12, doc.Model.Parameters, 0.001)

@@ -91,8 +91,8 @@ func TestEmittedSlurm(t *testing.T) {
 	kept, _ := plannedJob(t, "planned-slurm.sh")
 	jobs := []string{kept}
 	for _, line := range []string{
-		"--emit SLURM --model gpt2 --nodes 3 --gpus-per-node 4 --reproducible --batch 1 --global-batch 48",
-		"--emit slurm --model " + testdata + "/gpt2 --nodes 1 --gpus-per-node 2 --seq 16 --checkpoint 'my runs' --save-every 5 --epochs 2 --offload activations=host:h.{0-0}.mlp.act --recompute none",
+		"--emit SLURM --effort 40 --model gpt2 --nodes 3 --gpus-per-node 4 --reproducible --batch 1 --global-batch 48",
+		"--emit slurm --effort 40 --model " + testdata + "/gpt2 --nodes 1 --gpus-per-node 2 --seq 16 --checkpoint 'my runs' --save-every 5 --epochs 2 --offload activations=host:h.{0-0}.mlp.act --recompute none",
 	} {
 		args := append([]string{"plan"}, words(line)...)
 		r := command(args...)

@@ -70,7 +70,7 @@ func TestAPlanReadsBackElsewhere(t *testing.T) {
 	doc := readBack(t, func() {
 		require.NoError(t, os.RemoveAll(model))
 		ownworld.Config(t, t.TempDir())
-	}, "--model", model, "--threads", "2", "--ranks", "2", "--transport", "shm")
+	}, "--model", model, "--threads", "2", "--ranks", "2", "--transport", "shm", "--effort", "20")
 	require.NotNil(t, doc.Machine.CPU.Calibration)
 	require.Len(t, doc.Machine.CPU.Links, 1)
 	require.Contains(t, string(doc.Machine.Model), `"n_layer"`)
@@ -81,7 +81,7 @@ func TestAPlanReadsBackElsewhere(t *testing.T) {
 func TestFromWithOtherFlags(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "plan.json")
 	shape := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16", "--ranks", "2"}
-	require.Equal(t, cli.ExitDone, command(append([]string{"plan", "--json", file}, shape...)...).status)
+	require.Equal(t, cli.ExitDone, command(append([]string{"plan", "--effort", "1", "--json", file}, shape...)...).status)
 	_, want := planned(t, append(shape, "--batch", "2", "--reproducible")...)
 	_, got := planned(t, "--from", file, "--batch", "2", "--reproducible")
 	require.Equal(t, want, got)
@@ -92,7 +92,7 @@ func TestFromWithOtherFlags(t *testing.T) {
 
 func TestFromRefuses(t *testing.T) {
 	good := filepath.Join(t.TempDir(), "plan.json")
-	require.Equal(t, cli.ExitDone, command("plan", "--model", "spillway-demo", "--json", good).status)
+	require.Equal(t, cli.ExitDone, command("plan", "--model", "spillway-demo", "--effort", "1", "--json", good).status)
 	text, err := os.ReadFile(good)
 	require.NoError(t, err)
 	with := func(change func(map[string]any)) string {

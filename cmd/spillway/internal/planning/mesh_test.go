@@ -101,7 +101,7 @@ func TestPlansOfAMesh(t *testing.T) {
 		require.Zero(t, got.status, got.stderr)
 		require.Contains(t, strings.Join(strings.Fields(got.stdout), " "), want)
 	}
-	got := command("plan", "--model", "gpt2", "--ranks", "2", "--tensor", "2", "--zero", "0", "--device-memory", "1GiB")
+	got := command("plan", "--model", "gpt2", "--ranks", "2", "--tensor", "2", "--zero", "0", "--device-memory", "1GiB", "--effort", "40")
 	require.Equal(t, cli.ExitDoesNotFit, got.status)
 	require.Contains(t, got.stdout, "What would make it fit on the same --tensor and --pipeline, the cheapest first")
 }

@@ -105,7 +105,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 // --node-memory is a cap on what the ranks of a server take together, and takes
 // the place of the usual server's memory.
 func TestNodeMemory(t *testing.T) {
-	base := strings.Fields("plan --effort 20 --model gpt2 --offload optimizer=host --json -")
+	base := strings.Fields("plan --effort 1 --model gpt2 --offload optimizer=host --json -")
 	type doc struct {
 		Requested struct {
 			Fits bool

@@ -3,6 +3,8 @@ package planning_test
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -177,13 +179,15 @@ func TestAutoIsPrintedAndRun(t *testing.T) {
 	_, full := planned(t, append(shape, "--recompute", "full")...)
 	limit := fmt.Sprint((doc.Requested.Device.PeakBytes + full.Requested.Device.PeakBytes) / 2)
 	args := append(shape, "--device-memory", limit, "--recompute", "auto")
-	r := command(append([]string{"plan", "--json", "-"}, args...)...)
+	file := filepath.Join(t.TempDir(), "plan.json")
+	r := command(append([]string{"plan", "--json", file}, args...)...)
 	require.Equal(t, cli.ExitDone, r.status, r.stderr)
-	require.Contains(t, r.stdout, `"recompute": "drop:`)
-	require.Contains(t, r.stdout, `"explanation"`)
-	text := command(append([]string{"plan"}, args...)...).stdout
-	_, chosen, found := strings.Cut(text, "recompute auto: ")
-	require.True(t, found, text)
+	written, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Contains(t, string(written), `"recompute": "drop:`)
+	require.Contains(t, string(written), `"explanation"`)
+	_, chosen, found := strings.Cut(r.stdout, "recompute auto: ")
+	require.True(t, found, r.stdout)
 	chosen, _, _ = strings.Cut(chosen, "\n")
 	ran := command(append([]string{"train", "--data", testdata + "/text.bin", "--steps", "1"}, args...)...)
 	require.Equal(t, cli.ExitDone, ran.status, ran.stderr)
