@@ -18,7 +18,7 @@ import (
 func Reduce(p *graph.Program, prefetch int) (*graph.Program, error) {
 	q := p.Clone()
 	eachMicroStep(q, func(ph *graph.Phase) {
-		r := &reducer{p: q, w: graph.NewEditor(ph), first: ph.First, last: ph.Last, micros: ph.MicroBatches()}
+		r := &reducer{p: q, w: graph.NewInserter(ph), first: ph.First, last: ph.Last, micros: ph.MicroBatches()}
 		all := gradSpans(q, r.w)
 		for stage := range q.Stages() {
 			var spans []gradSpan

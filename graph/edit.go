@@ -29,6 +29,14 @@ type Node struct {
 
 // NewEditor returns an editor of a phase, whose operations it copies.
 func NewEditor(ph *Phase) *Editor {
+	e := NewInserter(ph)
+	ownOperands(len(e.Base), func(i int) *Op { return &e.Base[i].Op })
+	return e
+}
+
+// NewInserter returns an editor of a phase that only inserts and splits. Base shares its operands with the
+// phase, and perhaps with other phases, so it must not be changed.
+func NewInserter(ph *Phase) *Editor {
 	e := &Editor{ph: ph}
 	nodes := make([]Node, len(ph.Ops))
 	e.Base = make([]*Node, len(ph.Ops))
@@ -36,7 +44,6 @@ func NewEditor(ph *Phase) *Editor {
 		nodes[i].Op = ph.Ops[i]
 		e.Base[i] = &nodes[i]
 	}
-	ownOperands(len(nodes), func(i int) *Op { return &nodes[i].Op })
 	return e
 }
 

@@ -240,7 +240,7 @@ func (t *Trace) LiveRanges() []LiveRange {
 	})
 
 	var ranges []LiveRange
-	var steps []int32
+	steps := make([]int32, 0, len(uses)) // of all ranges
 	live := newByteSet(t.regions)
 	for root := range p.Buffers {
 		list := uses[count[root]:count[root+1]]
@@ -251,7 +251,7 @@ func (t *Trace) LiveRanges() []LiveRange {
 		first := len(ranges)
 		phase := p.Buffers[root].Life == LifePhase
 		live.clear()
-		steps = steps[:0]
+		from := len(steps) // of the current range
 		kept := p.isResult(t.regions, BufID(root))
 		if kept {
 			live.add(t.regions.Of[root])
@@ -275,9 +275,10 @@ func (t *Trace) LiveRanges() []LiveRange {
 			steps = append(steps, step)
 			hi = lo
 			if hi == 0 || live.empty() || phase && !t.sameOccurrence(int(list[hi-1].step), int(step)) {
-				slices.Reverse(steps)
-				ranges = append(ranges, LiveRange{Buf: BufID(root), Steps: slices.Clone(steps), Kept: kept})
-				kept, steps = false, steps[:0]
+				own := steps[from:len(steps):len(steps)]
+				slices.Reverse(own)
+				ranges = append(ranges, LiveRange{Buf: BufID(root), Steps: own, Kept: kept})
+				kept, from = false, len(steps)
 				live.clear()
 			}
 		}

@@ -15,6 +15,20 @@ func (p *Program) runs(op *Op, stage int) bool {
 	return op.Unit < 0 || p.Units[op.Unit].Stage == stage
 }
 
+// throttlesOf returns the throttles of which both operations are in a list.
+func (ph *Phase) throttlesOf(ops []Op) []Throttle {
+	in := make(map[string]bool, 2*len(ph.Throttles)) // by name of a throttle's operation: whether it is in the list
+	for _, t := range ph.Throttles {
+		in[t.Before], in[t.After] = false, false
+	}
+	for k := range ops {
+		if _, ok := in[ops[k].Name]; ok {
+			in[ops[k].Name] = true
+		}
+	}
+	return slices.DeleteFunc(slices.Clone(ph.Throttles), func(t Throttle) bool { return !in[t.Before] || !in[t.After] })
+}
+
 // Role returns what the ranks of one stage of a pipeline run: the operations of the stage's
 // units and those of no unit, but for copies (of tokens, targets, keys and flags) that the stage does
 // not read. Units of other stages are empty, and their parameters have no buffers. ids has the role's
@@ -65,11 +79,7 @@ func (p *Program) Role(stage int) (q *Program, ids []BufID) {
 			}
 			return true
 		})
-		names := make(map[string]bool, len(ph.Ops))
-		for k := range ph.Ops {
-			names[ph.Ops[k].Name] = true
-		}
-		ph.Throttles = slices.DeleteFunc(slices.Clone(ph.Throttles), func(t Throttle) bool { return !names[t.Before] || !names[t.After] })
+		ph.Throttles = ph.throttlesOf(ph.Ops)
 	}
 	for u := range own.Units {
 		if was := own.Units[u]; was.Stage != stage {

@@ -29,7 +29,7 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 func AddWorkspace(p *Program, t Target) *Program {
 	q := p.Clone()
 	for si := range q.Sections {
-		made := map[string]BufID{}
+		made := map[string]BufID{} // by operation's name; of shared workspaces only
 		for pi := range q.Sections[si].Phases {
 			ops := q.Sections[si].Phases[pi].Ops
 			share := q.Sections[si].Shares != nil && q.Sections[si].Phases[pi].Kind == MicroPhase
@@ -43,15 +43,19 @@ func AddWorkspace(p *Program, t Target) *Program {
 				if op.Stream == HostWork {
 					space = Host
 				}
-				if id, ok := made[op.Name]; ok && share && q.Buffers[id].Bytes() >= n {
-					op.Work = id
-					continue
+				if share {
+					if id, ok := made[op.Name]; ok && q.Buffers[id].Bytes() >= n {
+						op.Work = id
+						continue
+					}
 				}
 				op.Work = q.AddBuffer(Buffer{
 					Name: op.Name + "/work", DType: U8, Shape: []int64{n},
 					Space: space, Class: Workspace, Life: LifePhase, Unit: op.Unit, Micro: op.Micro,
 				})
-				made[op.Name] = op.Work
+				if q.Sections[si].Shares != nil {
+					made[op.Name] = op.Work
+				}
 			}
 		}
 	}

@@ -77,10 +77,11 @@ func Analyse(p *graph.Program) (*Analysis, error) {
 
 // findBounds sums live bytes by space and class at every step of a section, in each of its orders.
 func (a *Analysis) findBounds() {
+	parts := a.parts()
 	var resident sums
 	for _, ids := range a.resident {
 		for _, id := range ids {
-			resident.add(a, id, 1)
+			resident.add(&parts[id], 1)
 		}
 	}
 	a.classPeak = resident
@@ -114,12 +115,17 @@ func (a *Analysis) findBounds() {
 			now, total := resident, a.residentBytes
 			for pos := range n {
 				for k := begin[pos]; k >= 0; k = next[k][0] {
-					now.add(a, lives[k].buf, 1)
-					a.raise(&now, &total, lives[k].buf, bound{section: si, order: oi, pos: pos})
+					pt := &parts[lives[k].buf]
+					now.add(pt, 1)
+					total[pt.space] += pt.own + pt.pad
+					if a.raise(pt, &now, total[pt.space]) {
+						a.bound[pt.space] = bound{bytes: total[pt.space], section: si, order: oi, pos: pos}
+					}
 				}
 				for k := end[pos]; k >= 0; k = next[k][1] {
-					now.add(a, lives[k].buf, -1)
-					total[a.p.Buf(lives[k].buf).Space] -= a.size[lives[k].buf]
+					pt := &parts[lives[k].buf]
+					now.add(pt, -1)
+					total[pt.space] -= pt.own + pt.pad
 				}
 			}
 		}
@@ -129,23 +135,34 @@ func (a *Analysis) findBounds() {
 // sums are live bytes by space and class.
 type sums [graph.NumSpaces][graph.NumClasses]int64
 
-func (s *sums) add(a *Analysis, id graph.BufID, sign int64) {
-	b := a.p.Buf(id)
-	s[b.Space][b.Class] += sign * (a.size[id] - b.Pad)
-	s[b.Space][graph.Padding] += sign * b.Pad
+// part is what findBounds sums of a buffer. A graph.Buffer is ten times as large, so that a list of
+// them does not stay in the processor's cache.
+type part struct {
+	own, pad int64 // bytes
+	space    graph.Space
+	class    graph.Class
 }
 
-// raise adds a buffer, which is in now, to the total of its space, and raises the peaks to the live
-// bytes, if these are higher.
-func (a *Analysis) raise(now *sums, total *[graph.NumSpaces]int64, id graph.BufID, at bound) {
-	b := a.p.Buf(id)
-	peak := &a.classPeak[b.Space]
-	for _, c := range [...]graph.Class{b.Class, graph.Padding} {
-		peak[c] = max(peak[c], now[b.Space][c])
+// parts lists the part of each buffer.
+func (a *Analysis) parts() []part {
+	list := make([]part, len(a.p.Buffers))
+	for id := range list {
+		b := &a.p.Buffers[id]
+		list[id] = part{a.size[id] - b.Pad, b.Pad, b.Space, b.Class}
 	}
-	total[b.Space] += a.size[id]
-	if total[b.Space] > a.bound[b.Space].bytes {
-		at.bytes = total[b.Space]
-		a.bound[b.Space] = at
-	}
+	return list
+}
+
+func (s *sums) add(pt *part, sign int64) {
+	s[pt.space][pt.class] += sign * pt.own
+	s[pt.space][graph.Padding] += sign * pt.pad
+}
+
+// raise raises the peaks of a buffer's classes to the live bytes, which have the buffer, if these are
+// higher. It reports whether the total of the buffer's space is higher than its bound.
+func (a *Analysis) raise(pt *part, now *sums, total int64) bool {
+	peak, live := &a.classPeak[pt.space], &now[pt.space]
+	peak[pt.class] = max(peak[pt.class], live[pt.class])
+	peak[graph.Padding] = max(peak[graph.Padding], live[graph.Padding])
+	return total > a.bound[pt.space].bytes
 }

@@ -13,7 +13,10 @@ type section struct {
 	// By range and stream: last is the range's last use on the stream (−1: none); known is
 	// the latest step of the stream that has finished before any use of the range starts.
 	last, known [][graph.NumStreams]int32
-	orders      []order
+	// By range: ends[at[i]:at[i+1]] has its first and last step on each stream. In every order these
+	// include its first and its last position, since a stream runs its steps in program order.
+	ends, at []int32
+	orders   []order
 }
 
 // order is a sequence in which the streams may run the steps one at a time.
@@ -27,6 +30,7 @@ func newSection(p *graph.Program, t *graph.Trace) section {
 	s := section{trace: t, ranges: t.LiveRanges()}
 	s.last = make([][graph.NumStreams]int32, len(s.ranges))
 	s.known = make([][graph.NumStreams]int32, len(s.ranges))
+	s.ends, s.at = make([]int32, 0, 3*len(s.ranges)), make([]int32, 1, len(s.ranges)+1)
 	for i, r := range s.ranges {
 		last, known := &s.last[i], &s.known[i]
 		for st := range last {
@@ -35,12 +39,19 @@ func newSection(p *graph.Program, t *graph.Trace) section {
 		for _, step := range r.Steps {
 			st := t.Op(int(step)).Stream
 			if last[st] < 0 { // this is the stream's first use; later ones know at least as much
+				s.ends = append(s.ends, step)
 				for u := range known {
 					known[u] = min(known[u], int32(t.Known(int(step), graph.StreamID(u))))
 				}
 			}
 			last[st] = step
 		}
+		for _, first := range s.ends[s.at[i]:] {
+			if step := last[t.Op(int(first)).Stream]; step > first {
+				s.ends = append(s.ends, step)
+			}
+		}
+		s.at = append(s.at, int32(len(s.ends)))
 		if r.Kept { // the range lasts to the end of the section
 			last[graph.Compute] = int32(len(t.Steps))
 		}
@@ -160,7 +171,7 @@ func (s *section) appendLives(list []lived, o int) []lived {
 		id, first := s.ranges[i].Buf, len(list)
 		for ; i < len(s.ranges) && s.ranges[i].Buf == id; i++ {
 			l := lived{id, int32(len(pos)), -1}
-			for _, step := range s.ranges[i].Steps {
+			for _, step := range s.ends[s.at[i]:s.at[i+1]] {
 				l.from, l.to = min(l.from, pos[step]), max(l.to, pos[step])
 			}
 			if s.ranges[i].Kept {

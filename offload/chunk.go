@@ -20,19 +20,25 @@ import (
 //
 // It returns each operation's chunk number; −1 for operations without chunks.
 func (r *rewriter) split(ph *graph.Phase) (slot []int) {
-	e := graph.NewEditor(ph)
-	for i, n := range e.Base {
-		parts := r.chunksOf(&n.Op)
+	var e *graph.Editor // of a phase that is divided
+	slot = make([]int, 0, len(ph.Ops))
+	for i := range ph.Ops {
+		parts := r.chunksOf(&ph.Ops[i])
 		if parts == nil {
 			slot = append(slot, -1)
 			continue
+		}
+		if e == nil {
+			e = graph.NewInserter(ph)
 		}
 		e.Split(i, parts)
 		for k := range parts {
 			slot = append(slot, k)
 		}
 	}
-	e.Commit()
+	if e != nil {
+		e.Commit()
+	}
 	return slot
 }
 

@@ -158,7 +158,7 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) 
 	old := set.Coef
 	set.Coef = coef
 	r.p.Scalars = append(r.p.Scalars, set)
-	w, begin := graph.NewEditor(ph), r.inputsEnd(ph.Ops)
+	w, begin := graph.NewInserter(ph), r.inputsEnd(ph.Ops)
 	for _, op := range append(start, fillOp("update_coef", coef, 1)) {
 		w.Before(begin, op)
 	}
@@ -262,7 +262,7 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 			g.reduced = max(g.reduced, i)
 		}
 	})
-	w, begin := graph.NewEditor(last), r.inputsEnd(last.Ops)
+	w, begin := graph.NewInserter(last), r.inputsEnd(last.Ops)
 	for _, op := range start {
 		w.Before(begin, op)
 	}
@@ -291,7 +291,7 @@ func (r *rewriter) deferred(sec *graph.Section, groups []*group, start []graph.O
 	}
 	r.touches(first.Ops, groups, func(g *group, i int, grad bool) { g.at = min(g.at, i) })
 	slices.SortStableFunc(groups, func(a, b *group) int { return cmp.Compare(a.at, b.at) })
-	w = graph.NewEditor(first)
+	w = graph.NewInserter(first)
 	from := r.inputsEnd(first.Ops)
 	flush := graph.Phase{Name: "flush", Repeat: 1}
 	for k, g := range groups {
@@ -354,15 +354,15 @@ func (r *rewriter) copiesInput(op *graph.Op) bool {
 // inputsFirst moves the copies of the inputs to the front of a phase, so that the forward does
 // not wait for the gathers and updates there.
 func (r *rewriter) inputsFirst(ph *graph.Phase) {
-	slices.SortStableFunc(ph.Ops, func(a, b graph.Op) int {
-		switch {
-		case r.copiesInput(&a) == r.copiesInput(&b):
-			return 0
-		case r.copiesInput(&a):
-			return -1
+	ops := make([]graph.Op, 0, len(ph.Ops)+1) // Schedule joins phases
+	for _, copies := range []bool{true, false} {
+		for i := range ph.Ops {
+			if r.copiesInput(&ph.Ops[i]) == copies {
+				ops = append(ops, ph.Ops[i])
+			}
 		}
-		return 1
-	})
+	}
+	ph.Ops = ops
 }
 
 // inputsEnd returns the index after the last copy of an input, near the start of a phase.

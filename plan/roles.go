@@ -19,19 +19,22 @@ func (sh *Shared) ready(fwd Forward, c Config) (Config, error) {
 	}
 	s := Spec{c, fwd}
 	s.Observe = nil
-	p, err := sh.rewrite(s, "prefix")
-	if err != nil {
-		return c, err
-	}
-	m := c.Dividing
-	if m == nil {
-		m = cost.CPU(1, 1)
-	}
-	c.Stages, err = Divide(p, c.Pipeline, func(op *graph.Op) float64 { return m.Op(p, op).Alone })
-	if err != nil {
-		return c, fmt.Errorf("Config.Pipeline %d with Config.Ranks %d: %w, and ranks that they divide", c.Pipeline, c.Ranks, err)
-	}
-	return c, nil
+	c.Stages, err = sh.divided(s, func() ([]int, error) {
+		p, err := sh.rewrite(s, "prefix")
+		if err != nil {
+			return nil, err
+		}
+		m := c.Dividing
+		if m == nil {
+			m = cost.CPU(1, 1)
+		}
+		stages, err := Divide(p, c.Pipeline, func(op *graph.Op) float64 { return m.Op(p, op).Alone })
+		if err != nil {
+			return nil, fmt.Errorf("Config.Pipeline %d with Config.Ranks %d: %w, and ranks that they divide", c.Pipeline, c.Ranks, err)
+		}
+		return stages, nil
+	})
+	return c, err
 }
 
 // Of returns the role of a rank. The pipeline's axis is the first of the mesh.

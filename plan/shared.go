@@ -9,6 +9,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan"
+	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
 )
@@ -28,19 +29,22 @@ type Shared struct {
 	mu    sync.Mutex
 	stems [len(stemEnds)][]*stem // the latest last
 	plans []*Plan
-	fwds  []Forward // of plans
+	fwds  []Forward  // of plans
+	cuts  []division // the latest last
 
 	placed memplan.Known
 }
 
-// stemEnds are the passes before which programs (stems) are kept. late resets the fields of a
-// Config that no pass before that reads; fields that it does not reset are part of the key. The last is
-// for searches, of which many candidates differ in what is offloaded.
-var stemEnds = [...]struct {
+// stemEnd is a pass before which programs (stems) are kept. late resets the fields of a Config that no
+// pass before that reads; fields that it does not reset are part of the key.
+type stemEnd struct {
 	before string
 	keep   int // programs kept at most
 	late   func(c *Config)
-}{
+}
+
+// The last of stemEnds is for searches, of which many candidates differ in what is offloaded.
+var stemEnds = [...]stemEnd{
 	{"recompute", 8, func(c *Config) {
 		if c.Slices == 0 { // else the mesh is there before
 			c.Ranks, c.ShardSize = 0, 0
@@ -79,6 +83,50 @@ func limits(c *Config) {
 
 // keptPlans is the number of plans that are kept: one for each of the four stages.
 const keptPlans = 4
+
+// division is how the layers of a program are divided over the stages of a pipeline.
+type division struct {
+	fwd      Forward
+	key      Config // see stemKey
+	cast     precision.Options
+	dividing *cost.Machine
+	stages   []int
+}
+
+// keptDivisions is the number of divisions that are kept, for the candidates of a search.
+const keptDivisions = 8
+
+// divided returns the stages into which divide divides the layers of a configuration, from an earlier call if
+// it can.
+func (sh *Shared) divided(s Spec, divide func() ([]int, error)) ([]int, error) {
+	if sh == nil {
+		return divide()
+	}
+	d := division{fwd: s.Forward, dividing: s.Dividing}
+	d.key, d.cast = stemKey(slices.IndexFunc(stemEnds[:], func(e stemEnd) bool { return e.before == "mesh" }), &s)
+	sh.mu.Lock()
+	at := slices.IndexFunc(sh.cuts, func(o division) bool {
+		return o.fwd == d.fwd && o.cast == d.cast && o.dividing == d.dividing && reflect.DeepEqual(o.key, d.key)
+	})
+	if at >= 0 {
+		d = sh.cuts[at]
+	}
+	sh.mu.Unlock()
+	if at >= 0 {
+		return d.stages, nil
+	}
+	var err error
+	if d.stages, err = divide(); err != nil {
+		return nil, err
+	}
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.cuts = append(sh.cuts, d)
+	if n := len(sh.cuts) - keptDivisions; n > 0 {
+		sh.cuts = slices.Delete(sh.cuts, 0, n)
+	}
+	return d.stages, nil
+}
 
 // stem is a program that is kept: the result of the passes before one of stemEnds.
 type stem struct {

@@ -2,6 +2,7 @@ package search
 
 import (
 	"math"
+	"slices"
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -37,4 +38,31 @@ func (w *wayFinder) firstOf(a *alternative, does func(Spec, *cost.Machine) bool)
 		}
 	}
 	return n
+}
+
+// lateSingles are single changes that have not been planned whole, the fastest by lower bounds first. Their
+// plans take seconds (isLarge), and the combined search may find a way that is faster by more than slowWay.
+type lateSingles struct {
+	*searcher
+	points []*point
+	done   map[Field]bool // see wayFinder.single
+}
+
+// addLate plans the late single changes that are not slow beside the ways so far, and reports whether one was slow.
+// A combination must be faster than a single change by worthMore, as in wayFinder.combined.
+func (w *wayFinder) addLate() (slow bool) {
+	late := &w.late
+	for _, p := range late.points {
+		if w.isSlow(late.searcher, p) {
+			return true
+		}
+		if len(w.ways) >= mostWays || !w.single(late.searcher, p, late.done) {
+			continue
+		}
+		last := w.ways[len(w.ways)-1]
+		w.ways = slices.DeleteFunc(w.ways, func(o Way) bool {
+			return o.order == sameJob && len(o.Changes) > 1 && o.Slowdown > worthMore*last.Slowdown
+		})
+	}
+	return false
 }

@@ -61,6 +61,7 @@ type wayFinder struct {
 	perToken float64 // s of a token of a rank, as asked
 	rests    int64   // bytes that live all the run, as asked; see measured
 	ways     []Way
+	late     lateSingles
 	main     *searcher // same ranks, same device
 	last     *searcher // the last beside it
 	budget   *Budget   // of all searches; main has a half of it
@@ -101,7 +102,7 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	w.spec.Plans, w.spec.measurer = w.main.spec.Plans, w.main
 	w.singles()
 	w.combined()
-	if len(w.ways) == 0 || len(w.ways) == 1 && len(w.ways[0].Changes) > 2 {
+	if !w.addLate() && (len(w.ways) == 0 || len(w.ways) == 1 && len(w.ways[0].Changes) > 2) {
 		w.beyond()
 	}
 	slices.SortStableFunc(w.ways, func(a, b Way) int {
@@ -200,18 +201,35 @@ func (w *wayFinder) singles() {
 	}
 	slices.SortStableFunc(best, comparePoints)
 	done := map[Field]bool{}
-	for _, p := range best {
-		c := s.whole(p)
-		list := changes(&w.typed, &c, 0, "")
-		slow := p.perToken * float64(c.Ranks) / w.perToken
-		if len(w.ways) > 0 && slow > slowWay*w.ways[0].Slowdown {
+	for i, p := range best {
+		if p.isLarge() {
+			w.late = lateSingles{s, best[i:], done}
 			break
 		}
-		if len(list) > 0 && !done[list[0].Field] && len(w.ways) < mostWays-1 {
-			done[list[0].Field] = w.add(c, s.machine, sameJob, "", "")
+		if w.isSlow(s, p) {
+			break
 		}
+		w.single(s, p, done)
 	}
 	w.moreShards(s.machine)
+}
+
+// isSlow reports whether a single change takes more than slowWay times as long as a way.
+func (w *wayFinder) isSlow(s *searcher, p *point) bool {
+	slow := p.perToken * float64(s.spec.Ranks) / w.perToken
+	return slices.ContainsFunc(w.ways, func(o Way) bool { return slow > slowWay*o.Slowdown })
+}
+
+// single plans a single change whole and reports whether it is a new way. done has the fields of which a change
+// is one.
+func (w *wayFinder) single(s *searcher, p *point, done map[Field]bool) bool {
+	c := s.whole(p)
+	list := changes(&w.typed, &c, 0, "")
+	if len(list) == 0 || done[list[0].Field] || len(done) >= mostWays-1 || !w.add(c, s.machine, sameJob, "", "") {
+		return false
+	}
+	done[list[0].Field] = true
+	return true
 }
 
 // bound gives a point its time a token and its memory by its lower bounds; a time of 0
@@ -227,7 +245,7 @@ func (s *searcher) bound(at *point) {
 		return
 	}
 	if _, ok := s.over(m, margins{}); ok {
-		at.perToken, at.device = s.perToken(&p, m.seconds), m.need[graph.Device]
+		s.expect(at, m)
 	} else {
 		s.refused(&p, m)
 	}
