@@ -159,6 +159,7 @@ type stepLine struct {
 	Cached        bool            `json:"frozen_cached,omitempty"`
 	DataWait      json.RawMessage `json:"data_wait_s"`
 	FlopsShare    json.RawMessage `json:"model_flops_share"`
+	MFU           json.RawMessage `json:"mfu,omitempty"` // FlopsShare where it is known
 	Hidden        json.RawMessage `json:"comm_hidden_share,omitempty"`
 	CommSeconds   json.RawMessage `json:"comm_seconds,omitempty"`
 }
@@ -174,6 +175,9 @@ func (m *MetricsWriter) Step(r StepResult) error {
 		DiskPeak: r.Peak[graph.Disk], DiskPlanned: r.Planned[graph.Disk],
 		CommBytes: r.CommBytes, DiskRead: r.DiskRead, DiskWritten: r.DiskWritten, Cached: r.Cached,
 		DataWait: number(r.DataWait, 64), FlopsShare: number(r.FlopsShare, 64),
+	}
+	if !math.IsNaN(r.FlopsShare) {
+		line.MFU = line.FlopsShare
 	}
 	if r.Comm != nil {
 		sum := 0.0

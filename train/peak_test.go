@@ -53,5 +53,5 @@ func TestSharesOfThePeak(t *testing.T) {
 	require.InEpsilon(t, flops/2/last.Seconds/1e9, last.FlopsShare, 1e-9, "of both ranks in the last of two steps")
 	lines, err := os.ReadFile(c.Metrics)
 	require.NoError(t, err)
-	require.Contains(t, string(lines), fmt.Sprintf(`"model_flops_share":%v`, last.FlopsShare))
+	require.Contains(t, string(lines), fmt.Sprintf(`"model_flops_share":%v,"mfu":%[1]v`, last.FlopsShare))
 }
