@@ -128,9 +128,13 @@ func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, ful
 		rate, most = fullRate, mostFull
 	}
 	rate = min(rate*rateWidth/float64(shape.Width), most)
+	warmup := finetuneWarmup
+	if steps, err := fs.GetInt("steps"); err == nil && fs.Changed("steps") {
+		warmup = min(warmup, max(steps, 0))
+	}
 	chosen := [][2]string{
 		{"model", folder}, {"init", folder}, {"data", data},
-		{"lr", strconv.FormatFloat(rate, 'g', 2, 64)}, {"lr-schedule", "cosine"}, {"warmup", strconv.Itoa(finetuneWarmup)},
+		{"lr", strconv.FormatFloat(rate, 'g', 2, 64)}, {"lr-schedule", "cosine"}, {"warmup", strconv.Itoa(warmup)},
 		{"weight-decay", "0"}, {"clip", "1"}, {"seq", strconv.Itoa(min(1024, shape.Positions))}, {"fit", "true"},
 		{"checkpoint", "./" + filepath.Base(absolute) + "-finetuned"},
 	}

@@ -137,15 +137,7 @@ func parseSegments(text string) (func([]receipts.Segment) []receipts.Segment, er
 		if n < 1 {
 			return nil, fmt.Errorf("--segments %d: at least 1 is needed", n)
 		}
-		return func(can []receipts.Segment) []receipts.Segment {
-			drawn := rand.Perm(len(can))[:min(n, len(can))]
-			slices.Sort(drawn)
-			var list []receipts.Segment
-			for _, i := range drawn {
-				list = append(list, can[i])
-			}
-			return list
-		}, nil
+		return func(can []receipts.Segment) []receipts.Segment { return drawSegments(n, can) }, nil
 	}
 	var want [][2]int
 	for part := range strings.SplitSeq(text, ",") {
@@ -165,6 +157,21 @@ func parseSegments(text string) (func([]receipts.Segment) []receipts.Segment, er
 		}
 		return list
 	}, nil
+}
+
+// drawSegments draws so many segments by chance. A checkpoint alone, whose states are compared and
+// no step is run again, is drawn only where there is nothing else.
+func drawSegments(n int, can []receipts.Segment) (list []receipts.Segment) {
+	steps := slices.DeleteFunc(slices.Clone(can), func(s receipts.Segment) bool { return s.Steps() == 0 })
+	if len(steps) > 0 {
+		can = steps
+	}
+	drawn := rand.Perm(len(can))[:min(n, len(can))]
+	slices.Sort(drawn)
+	for _, i := range drawn {
+		list = append(list, can[i])
+	}
+	return list
 }
 
 // verify prints each segment, and what came of all.
