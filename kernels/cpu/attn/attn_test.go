@@ -97,9 +97,8 @@ func (p *problem[T]) result() map[string][]T {
 // float64.
 func naive[T Float](p *problem[T]) map[string][]float64 {
 	s := p.Shape
-	out := map[string][]float64{
-		"y": make([]float64, s.B*s.Tq*s.H*s.D), "lse": make([]float64, s.B*s.H*s.Tq),
-		"dq": make([]float64, s.B*s.Tq*s.H*s.D), "dk": make([]float64, s.B*s.Tk*s.KV*s.D), "dv": make([]float64, s.B*s.Tk*s.KV*s.D)}
+	y, dq, lse := make([]float64, s.B*s.Tq*s.H*s.D), make([]float64, s.B*s.Tq*s.H*s.D), make([]float64, s.B*s.H*s.Tq)
+	dk, dv := make([]float64, s.B*s.Tk*s.KV*s.D), make([]float64, s.B*s.Tk*s.KV*s.D)
 	scale := float64(p.scale)
 	if scale == 0 {
 		scale = 1 / math.Sqrt(float64(s.D))
@@ -141,16 +140,16 @@ func naive[T Float](p *problem[T]) map[string][]float64 {
 					prob[j] = math.Exp(prob[j] - most)
 					sum += prob[j]
 				}
-				out["lse"][(b*s.H+h)*s.Tq+t] = most + math.Log(sum)
+				lse[(b*s.H+h)*s.Tq+t] = most + math.Log(sum)
 				dp, mean := make([]float64, n), 0.0
 				for j := range prob {
 					prob[j] /= sum
 					for d := range s.D {
 						at := ((b*s.Tq+t)*s.H+h)*s.D + d
 						v := float64(p.v[(b*s.Tk+j)*p.ldv+g*s.D+d])
-						out["y"][at] += prob[j] * v
+						y[at] += prob[j] * v
 						dp[j] += float64(p.dy[at]) * v
-						out["dv"][((b*s.Tk+j)*s.KV+g)*s.D+d] += prob[j] * float64(p.dy[at])
+						dv[((b*s.Tk+j)*s.KV+g)*s.D+d] += prob[j] * float64(p.dy[at])
 					}
 					mean += prob[j] * dp[j]
 				}
@@ -158,14 +157,14 @@ func naive[T Float](p *problem[T]) map[string][]float64 {
 					ds := prob[j] * (dp[j] - mean) * slope[j] * scale
 					for d := range s.D {
 						at := ((b*s.Tq+t)*s.H+h)*s.D + d
-						out["dq"][at] += ds * float64(p.k[(b*s.Tk+j)*p.ldk+g*s.D+d])
-						out["dk"][((b*s.Tk+j)*s.KV+g)*s.D+d] += ds * float64(p.q[(b*s.Tq+t)*p.ldq+h*s.D+d])
+						dq[at] += ds * float64(p.k[(b*s.Tk+j)*p.ldk+g*s.D+d])
+						dk[((b*s.Tk+j)*s.KV+g)*s.D+d] += ds * float64(p.q[(b*s.Tq+t)*p.ldq+h*s.D+d])
 					}
 				}
 			}
 		}
 	}
-	return out
+	return map[string][]float64{"y": y, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
 }
 
 func requireClose[T Float](t testing.TB, want map[string][]float64, got map[string][]T, tol float64) {
