@@ -118,7 +118,8 @@ func TestCUDAEpiloguesGiveTheSameBits(t *testing.T) {
 	}
 	variants := []variant{{2, 3, "full", "optimizer=disk,parameters=host"}, {4, 2, "none", "parameters=disk"}}
 	if long.On() {
-		variants = append(variants, variant{2, 2, "selective", "gradients=host,activations=host"}, variant{2, 1, "full", "optimizer=host"}, variant{1, 3, "none", ""})
+		variants = append(variants, variant{2, 2, "selective", "gradients=host,activations=host"},
+			variant{2, 1, "full", "optimizer=host"}, variant{1, 3, "none", ""})
 	}
 	for _, v := range variants {
 		one := c

@@ -26,7 +26,8 @@ func watchOrphans() error {
 		return err
 	}
 	defer r.Close()
-	watcher := exec.Command("/bin/sh", "-c", `read x; for p in /proc/[0-9]*; do grep -qs "$0" $p/environ && kill -9 ${p#/proc/}; done`, mark)
+	const script = `read x; for p in /proc/[0-9]*; do grep -qs "$0" $p/environ && kill -9 ${p#/proc/}; done`
+	watcher := exec.Command("/bin/sh", "-c", script, mark)
 	watcher.Stdin, watcher.SysProcAttr = r, &syscall.SysProcAttr{Setsid: true} // no terminal's interrupt ends it
 	if err := watcher.Start(); err != nil {
 		return err
