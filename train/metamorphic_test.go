@@ -18,6 +18,7 @@ import (
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/testkit/long"
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/lora"
 	"github.com/spillway-ml/spillway/memplan/cost"
@@ -167,7 +168,7 @@ func auto(t testing.TB, r *rand.Rand, c *request) {
 }
 
 func seedOf(t *testing.T) (first uint64, cases int) {
-	cases = 2
+	cases = long.Or(1, 2)
 	if testing.Short() {
 		cases = 1
 	}

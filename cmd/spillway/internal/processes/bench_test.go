@@ -250,7 +250,8 @@ func TestBenchScale(t *testing.T) {
 	require.Positive(t, *last.Predicted)
 	require.Less(t, *last.Efficiency, 1.0)
 	require.Greater(t, *rows[10].Predicted, *last.Predicted, "without overlap it takes longer")
-	rows, _ = benchRows(t, "bench", "scale", "--ranks", "1", "--mode", "weak", "--rounds", "1", "--steps", "2", "--warmup-steps", "1", "--calibrate=false")
+	rows, _ = benchRows(t, "bench", "scale", "--ranks", "1", "--mode", "weak", "--rounds", "1", "--steps", "2", "--warmup-steps", "1",
+		"--calibrate=false", "--batch", "1", "--seq", "16")
 	require.Equal(t, []string{"spillway-demo", "llama-3-8b"}, []string{rows[0].Model, rows[1].Model}, "the demo is no model for 16,384 GPUs")
 	for args, want := range map[string]string{"--mode odd": `--mode "odd": want strong, weak, or both`, "--gpu gpu9": "--gpu: ", "--ranks 100": "--ranks 100: 1 to 64",
 		"--overlap off": "--overlap: bench scale runs several numbers of ranks with and without", "--device cuda": "--device cuda: bench scale runs CPU ranks"} {

@@ -27,7 +27,7 @@ import (
 )
 
 // The table of process lives: who started a job, what happens to it, when, and which command.
-// TestProcessLives runs every possible cell with SPILLWAY_LONG=1 and 12 drawn ones otherwise.
+// TestProcessLives runs every possible cell with SPILLWAY_LONG=1 and 8 drawn ones otherwise.
 var (
 	// lifeStarters: systemd and srun are their signal sequences on a job that a shell started.
 	// srun itself is not run: it needs a Slurm cluster. The starter launch is the command launch.
@@ -519,7 +519,7 @@ func TestProcessLives(t *testing.T) {
 	require.NoError(t, err)
 	all, impossible := allLives()
 	seed := testSeed(t)
-	cells := long.Sample(seed, 12, all)
+	cells := long.Sample(seed, 8, all)
 	rand.New(rand.NewPCG(seed, 1)).Shuffle(len(cells), func(i, j int) { cells[i], cells[j] = cells[j], cells[i] })
 	t.Logf("%d of %d cells, SPILLWAY_TEST_SEED=%d; there are none: %v; not run: srun itself, which needs Slurm", len(cells), len(all), seed, impossible)
 	t.Cleanup(func() {

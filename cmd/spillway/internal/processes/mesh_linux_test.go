@@ -104,7 +104,7 @@ func TestRunsOverTheMesh(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
-	n := long.Or(6, 60)
+	n := long.Or(4, 60)
 	if long.All() {
 		n = 400
 	}

@@ -54,6 +54,12 @@ func TestMain(m *testing.M) {
 			signal.Notify(caught, s)
 		}
 	}
+	if endOrphans != nil {
+		if err := endOrphans(); err != nil {
+			fmt.Fprintln(os.Stderr, "watching over the tests' processes:", err)
+			os.Exit(1)
+		}
+	}
 	ownworld.ManyAtOnce()
 	code := ownworld.Run(m)
 	if buildFolder != "" {
@@ -128,7 +134,7 @@ func waitFor(t *testing.T, what string, done func() bool) {
 			return
 		}
 		require.True(t, began.Before(deadline), "no %s in time", what)
-		time.Sleep(max(2*time.Millisecond, min(4*time.Since(began), 50*time.Millisecond)))
+		time.Sleep(max(2*time.Millisecond, min(9*time.Since(began), 50*time.Millisecond)))
 	}
 }
 
@@ -248,6 +254,9 @@ func TestInterruptWhileInitializing(t *testing.T) {
 const doublesEnv = "SPILLWAY_TEST_GPUS"
 
 var onDoubles func() int
+
+// endOrphans, where a platform has it, ends the processes that outlive this one.
+var endOrphans func() error
 
 // panicInTest, where a platform has it, is what a child process of a test does.
 var panicInTest func()

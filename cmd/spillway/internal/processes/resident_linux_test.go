@@ -34,7 +34,8 @@ func TestResidentMemoryIsThePlans(t *testing.T) {
 			c["n_layer"], c["n_embd"], c["n_head"], c["vocab_size"] = layers, 768, 12, 50257
 			delete(c, "n_inner")
 		})
-		args := strings.Fields("--model " + model + " --data " + testdata + "/text.bin --steps 1 --batch 1 --seq 32 " + strings.ReplaceAll(flags, "DIR", t.TempDir()))
+		args := strings.Fields("--model " + model + " --data " + testdata + "/text.bin --steps 1 --batch 1 --seq " + long.Or("8 ", "32 ") +
+			strings.ReplaceAll(flags, "DIR", t.TempDir()))
 		_, doc := planned(t, args...)
 		metrics := filepath.Join(t.TempDir(), "m.jsonl")
 		p := start(t, append([]string{"train", "--metrics", metrics}, args...)...)
