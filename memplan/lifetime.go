@@ -97,7 +97,8 @@ func orders(t *graph.Trace) []order {
 // allow. Of the streams' next steps that can start it takes that of the lowest rank, which is 0 for
 // other streams; of equal ones the first in program order. queue has the steps by stream, streams those
 // that have steps.
-func biased(t *graph.Trace, queue *[graph.NumStreams][]int32, streams []graph.StreamID, one graph.StreamID, rank int) order {
+func biased(t *graph.Trace, queue *[graph.NumStreams][]int32, streams []graph.StreamID, one graph.StreamID,
+	rank int) order {
 	n := len(t.Steps)
 	o := order{step: make([]int, 0, n), pos: make([]int32, n)}
 	var head [graph.NumStreams]int
