@@ -219,25 +219,25 @@ func (t *Trace) LiveRanges() []LiveRange {
 	}
 	p := t.p
 	count := make([]int32, len(p.Buffers)+1)
-	each := func(visit func(root BufID, u use)) {
-		for i := range t.Steps {
-			Effects(t.Op(i), func(e Effect) {
-				if root := t.regions.Of[e.Buf].Root; p.Buffers[root].Life != LifeRun {
-					visit(root, use{int32(i), e})
-				}
-			})
-		}
+	all := make([]use, 0, 4*len(t.Steps))
+	for i := range t.Steps {
+		Effects(t.Op(i), func(e Effect) {
+			if root := t.regions.Of[e.Buf].Root; p.Buffers[root].Life != LifeRun {
+				all = append(all, use{int32(i), e})
+				count[root+1]++
+			}
+		})
 	}
-	each(func(root BufID, _ use) { count[root+1]++ })
 	for i := 1; i < len(count); i++ {
 		count[i] += count[i-1]
 	}
-	uses := make([]use, count[len(count)-1])
+	uses := make([]use, len(all)) // by root
 	next := append([]int32(nil), count...)
-	each(func(root BufID, u use) {
+	for _, u := range all {
+		root := t.regions.Of[u.eff.Buf].Root
 		uses[next[root]] = u
 		next[root]++
-	})
+	}
 
 	var ranges []LiveRange
 	steps := make([]int32, 0, len(uses)) // of all ranges

@@ -79,7 +79,7 @@ func (pl *placer) problem(rank []int32, how fit) [sha256.Size]byte {
 func (pl *placer) lives() []byte {
 	o := pl.tl.overlaps
 	number := o.numbers()
-	var text []byte
+	text := make([]byte, 0, 8*(7*len(pl.size)+2*len(o.span)))
 	add := func(list ...int64) {
 		for _, v := range list {
 			text = binary.LittleEndian.AppendUint64(text, uint64(v))

@@ -88,28 +88,30 @@ func orders(t *graph.Trace) []order {
 		return list
 	}
 	for _, first := range streams {
-		list = append(list, biased(t, &queue, first, -1), biased(t, &queue, first, 1))
+		list = append(list, biased(t, &queue, streams, first, -1), biased(t, &queue, streams, first, 1))
 	}
 	return list
 }
 
 // biased returns an order that runs one stream as early (rank −1) or as late (1) as the events
 // allow. Of the streams' next steps that can start it takes that of the lowest rank, which is 0 for
-// other streams; of equal ones the first in program order. queue has the steps by stream.
-func biased(t *graph.Trace, queue *[graph.NumStreams][]int32, one graph.StreamID, rank int) order {
+// other streams; of equal ones the first in program order. queue has the steps by stream, streams those
+// that have steps.
+func biased(t *graph.Trace, queue *[graph.NumStreams][]int32, streams []graph.StreamID, one graph.StreamID,
+	rank int) order {
 	n := len(t.Steps)
 	o := order{step: make([]int, 0, n), pos: make([]int32, n)}
 	var head [graph.NumStreams]int
 	// By stream: its last step so far, and a stream for which its next step waits; −1: none.
 	var done, waits [graph.NumStreams]int32
 	// wait sets waits of a stream. Streams below u are known to be far enough.
-	wait := func(st, u int) {
+	wait := func(st, u graph.StreamID) {
 		waits[st] = -1
 		if head[st] == len(queue[st]) {
 			return
 		}
-		for i := int(queue[st][head[st]]); u < len(done); u++ {
-			if int32(t.Known(i, graph.StreamID(u))) > done[u] {
+		for i := int(queue[st][head[st]]); u < graph.NumStreams; u++ {
+			if int32(t.Known(i, u)) > done[u] {
 				waits[st] = int32(u)
 				return
 			}
@@ -118,17 +120,17 @@ func biased(t *graph.Trace, queue *[graph.NumStreams][]int32, one graph.StreamID
 	for st := range done {
 		done[st] = -1
 	}
-	for st := range waits {
+	for st := range graph.NumStreams {
 		wait(st, 0)
 	}
 	for len(o.step) < n {
-		at, best, bestRank := 0, -1, 0
-		for st, q := range queue {
-			if head[st] == len(q) || waits[st] >= 0 {
+		at, best, bestRank := graph.StreamID(0), -1, 0
+		for _, st := range streams {
+			if head[st] == len(queue[st]) || waits[st] >= 0 {
 				continue
 			}
-			i, r := int(q[head[st]]), 0
-			if st == int(one) {
+			i, r := int(queue[st][head[st]]), 0
+			if st == one {
 				r = rank
 			}
 			if best < 0 || r < bestRank || r == bestRank && i < best {
@@ -140,8 +142,8 @@ func biased(t *graph.Trace, queue *[graph.NumStreams][]int32, one graph.StreamID
 		done[at] = int32(best)
 		head[at]++
 		wait(at, 0)
-		for st := range waits {
-			if int(waits[st]) == at {
+		for _, st := range streams {
+			if waits[st] == int32(at) {
 				wait(st, at)
 			}
 		}

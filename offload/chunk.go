@@ -1,7 +1,8 @@
 package offload
 
 import (
-	"fmt"
+	"slices"
+	"strconv"
 
 	"github.com/spillway-ml/spillway/graph"
 )
@@ -81,8 +82,9 @@ func (r *rewriter) chunksOf(op *graph.Op) (parts []graph.Op) {
 	}
 	for at := int64(0); at < n; at += r.chunk {
 		size := min(r.chunk, n-at)
-		c := graph.CloneOps([]graph.Op{*op})[0]
-		c.Name = fmt.Sprintf("%s.%d", op.Name, len(parts))
+		c := *op
+		c.In, c.Out, c.Wait = slices.Clone(op.In), slices.Clone(op.Out), slices.Clone(op.Wait)
+		c.Name = op.Name + "." + strconv.Itoa(len(parts))
 		part := func(id graph.BufID, o graph.Operand) graph.BufID {
 			if id == graph.NoBuf || o.Per == 0 {
 				return id
@@ -114,7 +116,7 @@ func (r *rewriter) piece(id graph.BufID, at, size int64) graph.BufID {
 	v, ok := r.pieces[key]
 	if !ok {
 		b := *r.p.Buf(id)
-		b.Name = fmt.Sprintf("%s[%d:%d]", b.Name, at, at+size)
+		b.Name += "[" + strconv.FormatInt(at, 10) + ":" + strconv.FormatInt(at+size, 10) + "]"
 		b.Shape, b.Pad, b.Global, b.Place = []int64{size}, 0, nil, nil
 		b.View = &graph.View{Base: id, Offset: at * b.DType.Size()}
 		if s := &b.Scale; s.Block > 0 {

@@ -84,6 +84,16 @@ func (c *coherence) collect() {
 			}
 		})
 	}
+	var using []int // operations that use something involved
+	if kinds != [numKinds]bool{} {
+		for i, n := range c.w.Base {
+			uses := false
+			effects(&n.Op, r.root, func(root graph.BufID, _ graph.Effect) { uses = uses || involved[root] })
+			if uses {
+				using = append(using, i)
+			}
+		}
+	}
 	// A unit's buffers of one kind form one stretch. It is enough if one of them is offloaded
 	// or used in another space; the others then have nothing to copy.
 	for k := range numKinds {
@@ -91,14 +101,12 @@ func (c *coherence) collect() {
 			continue
 		}
 		open := map[[2]int]*stretch{}
-		for i, n := range c.w.Base {
-			var used map[[2]int][]graph.BufID
-			effects(&n.Op, r.root, func(root graph.BufID, e graph.Effect) {
+		used := map[[2]int][]graph.BufID{}
+		for _, i := range using {
+			clear(used)
+			effects(&c.w.Base[i].Op, r.root, func(root graph.BufID, e graph.Effect) {
 				m, ok := r.member(root)
 				if key := [2]int{m.unit, c.slot[i]}; ok && m.kind == k && involved[root] && !slices.Contains(used[key], root) {
-					if used == nil {
-						used = map[[2]int][]graph.BufID{}
-					}
 					used[key] = append(used[key], root)
 				}
 			})

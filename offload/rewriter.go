@@ -3,6 +3,7 @@ package offload
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spillway-ml/spillway/graph"
@@ -177,7 +178,7 @@ func (w *weave) transfer(p *graph.Program, what string, from, to graph.BufID, pa
 	name := what + "/" + verb
 	w.names[name]++
 	if n := w.names[name]; n > 1 {
-		name = fmt.Sprintf("%s.%d", name, n)
+		name += "." + strconv.Itoa(n)
 	}
 	op := graph.NewCopy(name, from, to, stream, pass, unit)
 	for _, id := range []graph.BufID{from, to} { // the buffers of a parked activation
@@ -215,7 +216,7 @@ func (r *rewriter) mirror(key mirrorKey) graph.BufID {
 	if !ours {
 		src.Class = graph.Workspace
 	}
-	src.Name = fmt.Sprintf("%s@%s/%s.%d", root.Name, key.space, key.section, key.turn)
+	src.Name = root.Name + "@" + key.space.String() + "/" + key.section + "." + strconv.Itoa(key.turn)
 	if key.part != key.root {
 		src.Name += "/part"
 	}

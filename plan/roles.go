@@ -30,7 +30,8 @@ func (sh *Shared) ready(fwd Forward, c Config) (Config, error) {
 		}
 		stages, err := Divide(p, c.Pipeline, func(op *graph.Op) float64 { return m.Op(p, op).Alone })
 		if err != nil {
-			return nil, fmt.Errorf("Config.Pipeline %d with Config.Ranks %d: %w, and ranks that they divide", c.Pipeline, c.Ranks, err)
+			return nil, fmt.Errorf("Config.Pipeline %d with Config.Ranks %d: %w, and ranks that they divide",
+				c.Pipeline, c.Ranks, err)
 		}
 		return stages, nil
 	})

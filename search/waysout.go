@@ -46,7 +46,7 @@ type NoWay struct {
 }
 
 // mostWays are printed of the changes that keep the job as it is. A single change that takes more
-// than slowWay times as long as the first way is none of them.
+// than slowWay times as long as another way is none of them.
 const (
 	mostWays = 3
 	slowWay  = 1.5
