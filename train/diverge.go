@@ -127,11 +127,12 @@ func (t *Trainer) name(e *Diverged, at *stepAt) error {
 // nameParameter finds the first non-finite parameter, of a unit if that is not −1. The update
 // of the step before made it so.
 func (t *Trainer) nameParameter(e *Diverged, unit int) (bool, error) {
+	chunk := run.NewChunk(t.plan.Program)
 	for i := range t.plan.Program.Tensors() {
 		if unit >= 0 && t.plan.Program.Params[i].Unit != unit {
 			continue
 		}
-		found, err := t.nameState(e, i, "value")
+		found, err := t.nameState(e, i, "value", chunk)
 		if err != nil || !found {
 			if err != nil {
 				return false, err
@@ -144,9 +145,8 @@ func (t *Trainer) nameParameter(e *Diverged, unit int) (bool, error) {
 	return false, nil
 }
 
-// nameState describes a parameter's state in e if it is not finite.
-func (t *Trainer) nameState(e *Diverged, param int, state string) (bool, error) {
-	chunk := run.NewChunk(t.plan.Program)
+// nameState describes a parameter's state in e if it is not finite. It reads through chunk.
+func (t *Trainer) nameState(e *Diverged, param int, state string, chunk []float32) (bool, error) {
 	found := false
 	err := t.states.Stream(param, state, chunk, func(start int64, v []float32) error {
 		var odd checkpoint.NonFinite
@@ -199,7 +199,7 @@ func (t *Trainer) overlappingRules(section string) (list []*graph.Op) {
 // nameFromStates finds the first non-finite gradient, in the order of the updates, from the
 // states that updates overlapped with the backward have written.
 func (t *Trainer) nameFromStates(e *Diverged, rules []*graph.Op) error {
-	done := map[int]bool{}
+	done, chunk := map[int]bool{}, run.NewChunk(t.plan.Program)
 	for _, op := range rules {
 		if done[op.Unit] {
 			continue
@@ -213,7 +213,7 @@ func (t *Trainer) nameFromStates(e *Diverged, rules []*graph.Op) error {
 				if st.PerParam {
 					continue
 				}
-				if found, err := t.nameState(e, i, st.Name); found || err != nil {
+				if found, err := t.nameState(e, i, st.Name, chunk); found || err != nil {
 					e.What, e.Operation = "gradient of parameter", op.Name
 					return err
 				}
@@ -252,7 +252,7 @@ func (t *Trainer) unsound(found *checkpoint.NonFinite) error {
 // non-finite.
 func (t *Trainer) unsoundState(param int, state string) error {
 	e := &Diverged{Step: t.at.Step, Rank: -1, Update: true}
-	if _, err := t.nameState(e, param, state); err != nil {
+	if _, err := t.nameState(e, param, state, run.NewChunk(t.plan.Program)); err != nil {
 		return errors.Join(t.diverged(e), err)
 	}
 	if e.What = "parameter"; state != "value" {

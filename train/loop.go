@@ -11,6 +11,7 @@ import (
 
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/receipt"
+	"github.com/spillway-ml/spillway/run"
 )
 
 // Run trains until Steps are done, evaluates and saves as configured, and calls tell after each
@@ -149,11 +150,12 @@ func (t *Trainer) checkFinite() error {
 	if err := t.flush(); err != nil {
 		return err
 	}
+	chunk := run.NewChunk(t.plan.Program)
 	for i := range t.plan.Program.Tensors() {
 		if t.plan.Program.Params[i].Frozen {
 			continue
 		}
-		found, err := t.nameState(&Diverged{}, i, "value")
+		found, err := t.nameState(&Diverged{}, i, "value", chunk)
 		if err != nil {
 			return err
 		}

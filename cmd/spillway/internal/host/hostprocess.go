@@ -10,6 +10,7 @@ import (
 	"runtime/debug"
 	"sync"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/pages"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/plan"
@@ -99,6 +100,7 @@ func collectAt(percent int) (was int) {
 // beside the arenas, that nothing has touched so far. From then on little garbage is left on the
 // heap, unless GOGC is set. undo takes the processors back, and leaves the heap to its old rule.
 func MakeRoom() (planned func(*plan.Plan), undo func()) {
+	pages.Leave()
 	onDisk, percent := false, 0
 	planned = func(p *plan.Plan) {
 		if p.Layout.Spaces[graph.Disk].Peak > 0 || p.Config.Outside[graph.Disk] > 0 {
@@ -111,6 +113,7 @@ func MakeRoom() (planned func(*plan.Plan), undo func()) {
 		if percent <= planningPercent {
 			debug.FreeOSMemory()
 		}
+		pages.Leave()
 	}
 	return planned, func() {
 		if percent > 0 {
