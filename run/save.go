@@ -293,7 +293,7 @@ func (rs *Ranks) join(path, token string) error {
 		host, _ := os.Hostname()
 		return &NotJoined{fmt.Errorf("rank %d (host %s) does not have it, and every rank writes its own file: give a folder that all hosts share (%w)", rs.World.Local[0], host, err)}
 	}
-	if was := rs.joined.Swap(&j); was != nil {
+	if was := rs.joined.Swap(j); was != nil {
 		return was.Close()
 	}
 	return nil

@@ -59,6 +59,36 @@ func TestVerify(t *testing.T) {
 	require.Regexp(t, `the chain breaks at line 3, behind step 2: it follows a line of SHA-256`, got.stderr)
 }
 
+// A receipt that has only its first line, as a run has that was killed early, holds the run's first
+// values: they are compared, and verify says that it holds no steps. Where checkpoints show that
+// steps followed, its last lines are missing.
+func TestVerifyAReceiptWithoutSteps(t *testing.T) {
+	dir := t.TempDir()
+	run, receipt, first := filepath.Join(dir, "run"), filepath.Join(dir, "r.jsonl"), filepath.Join(dir, "first.jsonl")
+	got := command(tinyWith("--save-every", "1", "--checkpoint", run, "--receipt", receipt)...)
+	require.Zero(t, got.status, got.stderr)
+	text, err := os.ReadFile(receipt)
+	require.NoError(t, err)
+	lines := strings.SplitAfter(string(text), "\n")
+	verify := func(status int, text, want string, args ...string) {
+		t.Helper()
+		for _, path := range []string{receipt, first} {
+			require.NoError(t, os.WriteFile(path, []byte(text), 0o644))
+		}
+		got := command(append([]string{"verify"}, args...)...)
+		require.Equal(t, status, got.status, got.stdout+got.stderr)
+		require.Contains(t, got.stdout+got.stderr, want)
+	}
+	const none = "no steps were run again: the receipt holds no finished interval of steps, only the run's first values\n"
+	verify(0, lines[0], none, first)
+	verify(0, lines[0], "the states of the run's first values: equal\nchain: 1 line of "+first+", no steps, written by", first, "--segments", "0-0")
+	verify(0, lines[0]+lines[1][:100], "the last line was cut off as it was written: it never counted\n", first)
+	verify(0, lines[0]+lines[1][:100], none, first)
+	verify(1, lines[0], "none of those that can be was chosen; their steps are 0-0", first, "--segments", "1-2")
+	verify(2, strings.Replace(lines[0], `"Seed":1`, `"Seed":2`, 1), "the states of the run's first values: differs: ", first)
+	verify(2, lines[0], "it ends after step 0, and there is step-00000001: its last lines are missing", run)
+}
+
 // Without --reproducible the run's number of ranks is needed, and verify says so.
 func TestVerifyNeedsTheRunsRanks(t *testing.T) {
 	receipt := filepath.Join(t.TempDir(), "r.jsonl")

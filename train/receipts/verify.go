@@ -163,8 +163,8 @@ func (w *verifying) outcome(r *Verified) error {
 func (w *verifying) noneChosen() error {
 	var can []string
 	for i := range w.all {
-		if s := &w.all[i]; s.Missing == "" && s.Steps() > 0 {
-			can = append(can, fmt.Sprintf("%d-%d", s.From+1, s.To))
+		if s := &w.all[i]; s.Missing == "" && (s.Steps() > 0 || s.To == 0) {
+			can = append(can, fmt.Sprintf("%d-%d", min(s.From+1, s.To), s.To))
 		}
 	}
 	if len(can) == 0 {
@@ -292,7 +292,7 @@ func (w *verifying) segments() {
 		}
 	}
 	last := len(lines) - 1
-	if w.saved[lines[last].Step] != "" && lines[last].Step > 0 {
+	if w.saved[lines[last].Step] != "" || lines[last].Step == 0 { // the run's first values need no checkpoint
 		add(last, last)
 	}
 	if len(w.saved) > 0 {

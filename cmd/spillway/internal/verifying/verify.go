@@ -181,16 +181,16 @@ func verify(ctx context.Context, v spillway.Verification, w io.Writer) error {
 	if got == nil || got.Segments == nil || errors.Is(err, config.ErrRefused) {
 		return err
 	}
-	share := 100.0
-	if got.Steps > 0 {
-		share = 100 * float64(got.Checked) / float64(got.Steps)
-	}
 	if got.Cut != "" {
 		fmt.Fprintf(w, "%s: %s\n", cli.OnOneLine(got.Receipt), got.Cut)
 	}
 	fmt.Fprintf(w, "chain: %s of %s, %s, written by Spillway %s\nhead: SHA-256 %s\n", english.Plural(got.Lines, "line", ""),
 		cli.OnOneLine(got.Receipt), stepsText(got.From, got.To), cli.OnOneLine(got.Spillway), got.Head)
-	fmt.Fprintf(w, "run again and equal: %d of %d steps (%.1f %%)\n", got.Checked, got.Steps, share)
+	if got.Steps == 0 {
+		fmt.Fprintln(w, "no steps were run again: the receipt holds no finished interval of steps, only the run's first values")
+		return err
+	}
+	fmt.Fprintf(w, "run again and equal: %d of %d steps (%.1f %%)\n", got.Checked, got.Steps, 100*float64(got.Checked)/float64(got.Steps))
 	return err
 }
 
