@@ -205,7 +205,7 @@ func TestPlanReportNamesWhatMatters(t *testing.T) {
 func TestWaysOutThatChangeResultsStandApart(t *testing.T) {
 	dir := t.TempDir()
 	doc, page := filepath.Join(dir, "plan.json"), filepath.Join(dir, "plan.html")
-	args := []string{"plan", "--model", "gpt2-xl", "--gpu", "v100-16", "--precision", "fp32", "--offload", "none", "--host-memory", "1GiB", "--effort", "100", "--json", doc, "--html", page}
+	args := []string{"plan", "--model", "gpt2-xl", "--gpu", "v100-16", "--precision", "fp32", "--offload", "none", "--host-memory", "1GiB", "--json", doc, "--html", page}
 	r := command(args...)
 	require.Equal(t, cli.ExitDoesNotFit, r.status, r.stderr)
 	const heading = "What would make it fit and changes the results"
