@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -65,3 +66,10 @@ func random() string {
 
 // OwnFiles are the names of the files that a Store keeps beside checkpoints.
 func OwnFiles() []string { return []string{lockName, marksName} }
+
+// Reserved tells whether a name in a checkpoint folder is a Store's, which may make it or has
+// made it: a checkpoint's, a temporary one, or one of OwnFiles.
+func Reserved(name string) bool {
+	_, _, is := parseName(name)
+	return is || ownTemp.MatchString(name) || slices.Contains(OwnFiles(), name)
+}

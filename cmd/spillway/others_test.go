@@ -7,6 +7,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/spillway-ml/spillway/checkpoint"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/clitest"
 )
 
 // What a file holds that is no output of the same kind stays as it is.
@@ -54,6 +58,70 @@ func TestOutputsAmongTheData(t *testing.T) {
 	got = command(append(args, "--steps", "6", "--resume", "--metrics", filepath.Join(corpus, "runs", "m.jsonl"))...)
 	require.Equal(t, 1, got.status)
 	require.Contains(t, got.stderr, "which --data reads; give a file outside it")
+}
+
+// No command writes into the checkpoints that it reads or makes, whichever form names them.
+func TestOutputsAmongCheckpoints(t *testing.T) {
+	dir := t.TempDir()
+	ck, export := filepath.Join(dir, "ck"), filepath.Join(dir, "export")
+	require.Zero(t, command(tinyWith("--checkpoint", ck)...).status)
+	one := filepath.Join(ck, checkpoint.Name(2, 1))
+	weights, manifest, later := filepath.Join(one, clitest.RankFile), filepath.Join(one, "manifest.json"), filepath.Join(ck, checkpoint.Name(6, 1))
+	marks := filepath.Join(ck, ".spillway-marks")
+	link := filepath.Join(dir, "link")
+	require.NoError(t, os.Symlink(manifest, link))
+	before := tree(t, dir)
+	text := testdata + "/text.bin"
+	for _, folder := range []string{ck, one} {
+		for _, out := range []string{weights, manifest, filepath.Join(one, "new"), marks, later} {
+			for _, args := range [][]string{
+				{"eval", "--model", folder, "--data", text, "--json", out},
+				{"generate", "--model", folder, "--prompt", "x", "--json", out},
+				{"plan", "--model", folder, "--json", out},
+				{"plan", "--model", folder, "--html", out},
+				tinyWith("--init", folder, "--trace", out),
+				{"train", "--model", folder, "--data", text, "--seq", "16", "--metrics", out},
+				{"finetune", folder, text, "--seq", "16", "--checkpoint", export, "--receipt", out},
+				{"bench", "zero", "--model", folder, "--data", text, "--seq", "16", "--calibrate=false", "--json", out},
+				{"bench", "scale", "--model", testdata + "/gpt2", "--init", folder, "--data", text, "--seq", "16", "--calibrate=false", "--json", out},
+				{"ckpt", "inspect", folder, "--json", out},
+			} {
+				got := command(args...)
+				require.Equal(t, cli.ExitBadInput, got.status, "%v: %s", args, got.stderr)
+				require.Regexp(t, `would lie|would overwrite|holds no metrics|holds no receipt`, got.stderr, args)
+			}
+		}
+		require.Equal(t, cli.ExitBadInput, command("ckpt", "inspect", folder, "--json", link).status)
+		require.Equal(t, cli.ExitBadInput, command("ckpt", "export", folder, "--to", later).status)
+		require.Equal(t, cli.ExitBadInput, command("plan", "--model", folder, "--dump", later).status)
+	}
+	for _, flag := range []string{"--metrics", "--trace", "--receipt", "--tensorboard", "--disk"} {
+		for _, out := range []string{later, filepath.Join(later, "manifest.json"), marks} {
+			got := command(tinyWith("--checkpoint", ck, "--resume", "--steps", "6", flag, out)...)
+			require.Equal(t, cli.ExitBadInput, got.status, "%s %s: %s", flag, out, got.stderr)
+			require.Contains(t, got.stderr, flag+` "`+out)
+			if out != marks || flag != "--metrics" && flag != "--receipt" { // which holds no metrics and no receipt
+				require.Contains(t, got.stderr, "would lie among the checkpoints of --checkpoint")
+			}
+		}
+	}
+	require.Equal(t, before, tree(t, dir))
+	got := command(tinyWith("--checkpoint", ck, "--resume", "--steps", "6", "--metrics", filepath.Join(ck, "metrics.jsonl"))...)
+	require.Zero(t, got.status, "as docs/start.md has it: %s", got.stderr)
+	require.Zero(t, command("ckpt", "verify", ck).status)
+}
+
+// Links that lead to one file that is not there yet are one output.
+func TestOutputsThroughLinksToNothing(t *testing.T) {
+	dir := t.TempDir()
+	one, two := filepath.Join(dir, "one"), filepath.Join(dir, "two")
+	require.NoError(t, os.Symlink("file", one))
+	require.NoError(t, os.Symlink("file", two))
+	got := command(tinyWith("--metrics", one, "--trace", two)...)
+	require.Equal(t, cli.ExitBadInput, got.status, got.stderr)
+	require.Contains(t, got.stderr, "is the file of --metrics too")
+	require.Zero(t, command(tinyWith("--metrics", one)...).status)
+	require.FileExists(t, filepath.Join(dir, "file"))
 }
 
 func TestEmptyPaths(t *testing.T) {

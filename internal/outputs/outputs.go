@@ -1,5 +1,5 @@
-// Package outputs checks, before a run touches any file, that no output is one of its inputs or
-// another output.
+// Package outputs checks, before a run touches any file, that no output is one of its inputs, a
+// file of a checkpoint or another output.
 package outputs
 
 import (
@@ -8,6 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
+
+	"github.com/spillway-ml/spillway/checkpoint"
 )
 
 // Path is a file or folder with the name of the option that gave it; Path is "" for none and
@@ -69,7 +72,7 @@ func refuseWithin(out Path, inputs []Path) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", in.Name, err)
 		}
-		if below, err := filepath.Rel(folder, file); err == nil && filepath.IsLocal(below) {
+		if lies(file, folder) {
 			return fmt.Errorf("%s %.80q would lie in %.80q, which %s reads; give a file outside it", out.Name, out.Path, in.Path, in.Name)
 		}
 	}
@@ -97,23 +100,38 @@ func willBeSame(a, b string) (bool, error) {
 	return a == b, err
 }
 
-// settle returns the absolute path of a file that may not exist yet, with links of its folders
-// resolved.
+// mostLinks bounds the links that settle follows, as Linux does.
+const mostLinks = 40
+
+// settle returns the absolute path of a file that may not exist yet, with links resolved, also
+// those that lead to nothing yet.
 func settle(path string) (string, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return "", err
 	}
-	rest := ""
-	for at := abs; ; at = filepath.Dir(at) {
+	at, rest := abs, ""
+	for links := 0; ; {
 		real, err := filepath.EvalSymlinks(at)
 		if err == nil {
 			return filepath.Join(real, rest), nil
 		}
-		if at == filepath.Dir(at) {
+		folder := filepath.Dir(at)
+		if to, err := os.Readlink(at); err == nil && links < mostLinks {
+			links++
+			if !filepath.IsAbs(to) {
+				if folder, err = filepath.EvalSymlinks(folder); err != nil { // ".." in to is above the real folder
+					return abs, nil
+				}
+				to = filepath.Join(folder, to)
+			}
+			at = to
+			continue
+		}
+		if at == folder {
 			return abs, nil
 		}
-		rest = filepath.Join(filepath.Base(at), rest)
+		at, rest = folder, filepath.Join(filepath.Base(at), rest)
 	}
 }
 
@@ -147,6 +165,83 @@ func holds(path string, want fs.FileInfo) (string, error) {
 		err = nil
 	}
 	return found, err
+}
+
+// CheckStored returns an error if an output lies in a checkpoint of a folder, or takes a name that
+// checkpoints or the store's own files have there, whether or not it exists yet. A folder is one
+// of checkpoints, or a checkpoint, which stands for its folder too. The error names both options.
+func CheckStored(outputs, folders []Path) error {
+	for _, dir := range folders {
+		if dir.none() {
+			continue
+		}
+		folder, err := settle(dir.Path)
+		if err != nil {
+			return fmt.Errorf("%s: %w", dir.Name, err)
+		}
+		_, single := checkpoint.Stat(folder)
+		for _, out := range outputs {
+			if out.none() {
+				continue
+			}
+			file, err := settle(out.Path)
+			if err != nil {
+				return fmt.Errorf("%s: %w", out.Name, err)
+			}
+			if single && lies(file, folder) || stored(file, folder) ||
+				checkpoint.Reserved(filepath.Base(folder)) && stored(file, filepath.Dir(folder)) {
+				return fmt.Errorf("%s %.80q would lie among the checkpoints of %s %.80q; give a path elsewhere",
+					out.Name, out.Path, dir.Name, dir.Path)
+			}
+		}
+		kept := []Path{dir}
+		if !single {
+			kept = storedIn(dir)
+		}
+		if err := Check(outputs, kept); err != nil { // hard links
+			return err
+		}
+	}
+	return nil
+}
+
+// lies tells whether a settled path is a settled folder, or below it.
+func lies(path, folder string) bool {
+	below, err := filepath.Rel(folder, path)
+	return err == nil && filepath.IsLocal(below)
+}
+
+// stored tells whether a settled path is or lies in what a Store keeps, or may make, in a settled
+// folder.
+func stored(path, folder string) bool {
+	below, err := filepath.Rel(folder, path)
+	first, _, _ := strings.Cut(below, string(filepath.Separator))
+	return err == nil && checkpoint.Reserved(first)
+}
+
+// storedIn lists what a Store keeps in the folder that an option gave.
+func storedIn(dir Path) (list []Path) {
+	entries, err := os.ReadDir(dir.Path)
+	if err != nil {
+		return nil // whoever opens it says what is wrong
+	}
+	for _, e := range entries {
+		if checkpoint.Reserved(e.Name()) {
+			list = append(list, Path{dir.Name, filepath.Join(dir.Path, e.Name())})
+		}
+	}
+	return list
+}
+
+// Folders returns those of the paths that are existing folders: others are names of models, or
+// files.
+func Folders(paths ...Path) (list []Path) {
+	for _, p := range paths {
+		if st, err := os.Stat(p.Path); err == nil && st.IsDir() {
+			list = append(list, p)
+		}
+	}
+	return list
 }
 
 // ModelFiles lists the files in a model's folder that a run reads; name is the option that gave

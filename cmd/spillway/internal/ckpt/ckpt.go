@@ -19,8 +19,8 @@ import (
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
-	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/internal/outputs"
 	"github.com/spillway-ml/spillway/plan"
 )
 
@@ -231,10 +231,9 @@ func inspect(e checkpoint.Entry, c *checkpoint.Checkpoint) Inspected {
 }
 
 func writeInspected(stdout io.Writer, path, dir string, list []Inspected) error {
-	if path != "-" {
-		if inside, err := options.Within(path, dir); err != nil || inside {
-			return cmp.Or(err, fmt.Errorf("--json %.80q lies in %.80q, which is inspected; write to another place", path, dir))
-		}
+	out, in := []outputs.Path{{Name: "--json", Path: path}}, []outputs.Path{{Name: "ckpt inspect", Path: dir}}
+	if err := cmp.Or(outputs.Check(out, in), outputs.CheckStored(out, in)); err != nil {
+		return err
 	}
 	return cli.WriteJSON(stdout, path, map[string]any{"checkpoints": list})
 }

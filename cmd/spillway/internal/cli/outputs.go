@@ -1,6 +1,8 @@
 package cli
 
 import (
+	"cmp"
+
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway/internal/outputs"
@@ -16,13 +18,17 @@ func RefuseOverwriting(fs *pflag.FlagSet) error {
 		}
 		return ""
 	}
-	var out []outputs.Path
-	for _, name := range []string{"metrics", "receipt", "trace", "json", "html", "svg"} {
-		out = append(out, outputs.Path{Name: "--" + name, Path: value(name)})
+	paths := func(names ...string) (list []outputs.Path) {
+		for _, name := range names {
+			list = append(list, outputs.Path{Name: "--" + name, Path: value(name)})
+		}
+		return list
 	}
-	in := outputs.ModelFiles("--model", value("model"))
-	for _, name := range []string{"config", "from", "data", "eval-data", "tokenizer", "prompts", "template"} {
-		in = append(in, outputs.Path{Name: "--" + name, Path: value(name)})
+	out := paths("metrics", "receipt", "trace", "json", "html", "svg")
+	in := paths("config", "from", "data", "eval-data", "tokenizer", "prompts", "template")
+	models := outputs.Folders(paths("model", "init")...)
+	for _, m := range paths("model", "init") {
+		in = append(in, outputs.ModelFiles(m.Name, m.Path)...)
 	}
-	return outputs.Check(out, in)
+	return cmp.Or(outputs.Check(out, in), outputs.CheckStored(append(out, paths("tensorboard", "export", "dump")...), models))
 }

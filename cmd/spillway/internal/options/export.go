@@ -8,10 +8,11 @@ import (
 	"path/filepath"
 
 	"github.com/spillway-ml/spillway/config"
+	"github.com/spillway-ml/spillway/internal/outputs"
 )
 
-// Within tells whether path lies in the folder dir, or would.
-func Within(path, dir string) (bool, error) {
+// within tells whether path lies in the folder dir, or would.
+func within(path, dir string) (bool, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return false, err
@@ -33,10 +34,11 @@ func Within(path, dir string) (bool, error) {
 // Exportable refuses to, a folder that a flag names for a model made from folder from, unless it
 // is new or empty and outside from.
 func Exportable(flag, to, from string) error {
-	if inside, err := Within(to, from); err != nil || inside {
+	if inside, err := within(to, from); err != nil || inside {
 		return cmp.Or(err, fmt.Errorf("--%s %.80q lies in %.80q; give a folder elsewhere", flag, to, from))
 	}
-	return empty(flag, to)
+	among := outputs.CheckStored([]outputs.Path{{Name: "--" + flag, Path: to}}, []outputs.Path{{Name: "the folder", Path: from}})
+	return cmp.Or(among, empty(flag, to))
 }
 
 // empty refuses a folder that has something in it.
