@@ -121,7 +121,9 @@ func TestDefaultSizesInHelp(t *testing.T) {
 		f := d.cmd.Flags().Lookup(d.flag)
 		shown, err := cli.ParseSize(f.DefValue)
 		require.NoError(t, err)
-		require.Equal(t, f.Value.String(), fmt.Sprint(shown), d.flag)
+		begins, err := cli.ParseSize(f.Value.String())
+		require.NoError(t, err)
+		require.Equal(t, begins, shown, d.flag)
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/binary"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -251,7 +252,12 @@ func FuzzSizes(f *testing.F) {
 		}
 		if plainInteger.MatchString(s) {
 			require.NoError(t, err)
-			require.Equal(t, strings.TrimLeft(s, "0"), strings.TrimLeft(cli.Size(&n).String(), "0"))
+			require.Equal(t, strings.TrimLeft(s, "0"), strings.TrimLeft(fmt.Sprint(n), "0"))
+		}
+		if err == nil {
+			again, err := cli.ParseSize(cli.SizeText(n))
+			require.NoError(t, err)
+			require.Equal(t, n, again)
 		}
 		var dir string
 		var size int64
@@ -271,6 +277,9 @@ func TestSizes(t *testing.T) {
 		got, err := cli.ParseSize(text)
 		require.NoError(t, err, text)
 		require.Equal(t, want, got, text)
+	}
+	for want, bytes := range map[string]int64{"0": 0, "1": 1, "1001": 1001, "1KiB": 1024, "64MiB": 64 << 20, "500GB": 500e9, "1TB": 1e12, "1536MiB": 3 << 29, "4EiB": 1 << 62} {
+		require.Equal(t, want, cli.SizeText(bytes))
 	}
 	for _, text := range []string{"", "1K", "1e3", "1,000", "-1", "+1", "x", "1 2", "GiB", "99999999999999999999", "8EiB"} {
 		_, err := cli.ParseSize(text)

@@ -17,6 +17,8 @@ import (
 func TestOneLineRefusals(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"--disk d:0", `--disk: "d:0": a size of 0 leaves no memory at all`},
+		{"--disk d:1ZB", `--disk: "d:1ZB": "1ZB" is not a size; write bytes, or a number with KB`},
+		{"--disk d:5G", `--disk: "d:5G": "5G" is not a size; write 5GB`},
 		{"--disk d:0KiB", `--disk: "d:0KiB": a size of 0 leaves no memory at all`},
 		{"--frozen-cache host", `--frozen-cache: "host": a size is needed after the tier, as in host:4GiB`},
 		{"--frozen-cache host:-1", `--frozen-cache: "host:-1": "-1" is not a size;`},

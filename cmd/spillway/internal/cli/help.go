@@ -96,7 +96,8 @@ func printUsage(w io.Writer, cmd *cobra.Command) {
 	printFlags(w, "Other", left, columns)
 	if unused := unusedFlags(cmd.LocalFlags()); len(unused) > 0 {
 		fmt.Fprintln(w)
-		Wrap(w, "", "  ", "Taken too, so that train's flags can stay as they are, and without effect here: "+strings.Join(unused, ", "))
+		Wrap(w, "", "  ", "Taken too, so that train's flags can stay as they are, and without effect here but on "+
+			"the host memory outside the arenas: "+strings.Join(unused, ", "))
 	}
 }
 

@@ -71,7 +71,22 @@ func (f sizeFlag) String() string {
 	if *f.bytes == 0 {
 		return ""
 	}
-	return fmt.Sprint(*f.bytes)
+	return SizeText(*f.bytes)
+}
+
+// SizeText is the shortest form of a size that ParseSize reads exactly.
+func SizeText(bytes int64) string {
+	text := fmt.Sprint(bytes)
+	decimal, binary := int64(1), int64(1)
+	for _, prefix := range "KMGTPE" {
+		decimal, binary = decimal*1000, binary*1024
+		for _, in := range []string{fmt.Sprintf("%d%cB", bytes/decimal, prefix), fmt.Sprintf("%d%ciB", bytes/binary, prefix)} {
+			if n, err := ParseSize(in); err == nil && n == bytes && bytes > 0 && len(in) <= len(text) {
+				text = in
+			}
+		}
+	}
+	return text
 }
 
 // listFlag is a comma-separated list; given twice, the last wins. of is what help

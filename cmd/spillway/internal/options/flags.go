@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"strconv"
 	"strings"
 
@@ -47,7 +48,7 @@ func (f frozenCacheFlag) String() string {
 	if f.to.Bytes == 0 {
 		return ""
 	}
-	return f.to.String()
+	return fmt.Sprintf("%s:%s", f.to.Tier, cli.SizeText(f.to.Bytes))
 }
 
 // checkpointFlag is a folder, or none, which sets unkept.
@@ -71,6 +72,9 @@ func (f checkpointFlag) String() string { return *f.dir }
 // Disk is the flag of the disk tier's folder and of its cap, DIR[:SIZE].
 func Disk(dir *string, size *int64) pflag.Value { return diskFlag{dir, size} }
 
+// likeSize is what a mistyped size is like, and a folder's name seldom: a number, with letters behind it.
+var likeSize = regexp.MustCompile(`^[0-9]+([0-9.,_]* ?[A-Za-z]+)?$`)
+
 // diskFlag is DIR[:SIZE]; the last colon splits only before a size.
 type diskFlag struct {
 	dir  *string
@@ -89,6 +93,8 @@ func (f diskFlag) Set(s string) error {
 			if _, err := cli.ParseSize(text); err == nil {
 				return fmt.Errorf("%q: a size is not negative", s)
 			}
+		} else if likeSize.MatchString(s[i+1:]) {
+			return fmt.Errorf("%.80q: %w", s, err)
 		}
 	}
 	if dir == "" {
@@ -102,7 +108,7 @@ func (f diskFlag) Type() string { return "DIR[:SIZE]" }
 
 func (f diskFlag) String() string {
 	if *f.dir != "" && *f.size > 0 {
-		return fmt.Sprintf("%s:%d", *f.dir, *f.size)
+		return *f.dir + ":" + cli.SizeText(*f.size)
 	}
 	return *f.dir
 }

@@ -39,10 +39,7 @@ func (f *Flags) question() []string {
 func (f *Flags) command(c *config.Config, changes []string) (text string, refused error) {
 	if refused = f.runnable(*c); refused != nil {
 		again := *f
-		if f.answer != nil {
-			again.given = slices.DeleteFunc(slices.Clone(f.given), func(g setFlag) bool { return g.name == "ask" })
-			changes = append(slices.Clone(f.answer.given), changes...)
-		}
+		again.given = slices.DeleteFunc(slices.Clone(f.given), func(g setFlag) bool { return g.name == "ask" })
 		return "spillway " + planner.Shell(cli.WithFlags(again.question(), changes)), refused
 	}
 	env := cluster.Env{World: 1}
@@ -115,7 +112,7 @@ func (f *Flags) trainArgs(c *config.Config, data string) []string {
 		args = append(args, "--device", "cuda")
 	}
 	if f.nodeMemory > 0 {
-		args = cli.WithFlags(args, []string{"--host-memory", fmt.Sprint(c.HostMemory)})
+		args = cli.WithFlags(args, []string{"--host-memory", cli.SizeText(c.HostMemory)})
 	}
 	if data != "" {
 		args = append(args, "--data", data)

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/dustin/go-humanize/english"
 	"github.com/spf13/pflag"
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
@@ -218,7 +219,7 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 		return c, nil, fmt.Errorf("--ask %s: not even %s fits: %w", t.name, t.text(values[a.Neighbour]), a.None)
 	}
 	c, own := f.askedAt(c, t, values[a.Value])
-	f.nodeSize = own.nodeSize
+	f.nodeSize, f.seqGiven = own.nodeSize, f.seqGiven || t.name == "seq"
 	value := t.text(values[a.Value])
 	out := &Answer{Ask: t.name, Value: t.value(values[a.Value]), Plan: f.stageJSON(a.Best.Forecast),
 		Flags: fmt.Sprintf("--%s %s %s", t.flag, value, cli.FlagText(a.Best.Choices))}
@@ -241,7 +242,7 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 			st := f.stageJSON(near)
 			out.Neighbour.Plan = &st
 		}
-		out.lines = append(out.lines, fmt.Sprintf("%s does not fit: %s", t.text(v), f.shortfall(a.None)))
+		out.lines = append(out.lines, fmt.Sprintf("%s: %s", t.text(v), shortfall(a.None)))
 	}
 	if t.name == "model" {
 		if names := undivided(&c); len(names) > 0 {
@@ -253,12 +254,13 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 	return c, a.Best, nil
 }
 
-// shortfall says of a value that does not fit what the nearest plan needs.
-func (f *Flags) shortfall(none *planner.NothingFits) string {
+// shortfall says what the nearest plan of a value needs that nothing tried fits. That is no proof.
+func shortfall(none *planner.NothingFits) string {
 	if none.Smallest == nil {
 		return cli.Flagged(none.Error())
 	}
-	return fmt.Sprintf("of %d configurations the nearest %s", none.Tried, planner.Shortfall(none.Smallest))
+	return fmt.Sprintf("none of %s tried fits; the nearest %s", english.Plural(none.Tried, "plan", ""),
+		planner.Shortfall(none.Smallest))
 }
 
 // all are the values that may be asked for of a configuration.
@@ -288,10 +290,8 @@ func (t *topic) text(v int64) string {
 	switch {
 	case t.name == "model":
 		return bySize()[v].Name
-	case t.bytes && v%(1<<30) == 0:
-		return fmt.Sprintf("%dGiB", v>>30)
 	case t.bytes:
-		return fmt.Sprintf("%dMiB", v>>20)
+		return cli.SizeText(v)
 	}
 	return strconv.FormatInt(v, 10)
 }

@@ -3,17 +3,19 @@ package planning
 import (
 	"errors"
 	"fmt"
-	"math"
 
 	"github.com/spillway-ml/spillway/planner"
 )
 
+// mostBudget is more tokens and money than there are; their product is a float64.
+const mostBudget = 1e100
+
 // checkBudget refuses a --tokens or --price that is none.
 func (f *Flags) checkBudget() error {
 	switch {
-	case !(f.tokens >= 0) || math.IsInf(f.tokens, 0):
+	case !(f.tokens >= 0 && f.tokens <= mostBudget):
 		return fmt.Errorf("--tokens %g: a number of tokens is needed, as in 100e9", f.tokens)
-	case !(f.price >= 0) || math.IsInf(f.price, 0):
+	case !(f.price >= 0 && f.price <= mostBudget):
 		return fmt.Errorf("--price %g: money for a GPU-hour is needed", f.price)
 	case f.price > 0 && f.tokens == 0:
 		return errors.New("--price is for the cost of a whole run; give --tokens too")
@@ -48,7 +50,7 @@ func (f *Flags) budgetText(p *planner.Forecast) string {
 		return ""
 	}
 	short := func(v float64) string {
-		if v = rough(v); v < 10 {
+		if v = rough(v); v < 10 || v >= 1e15 {
 			return fmt.Sprintf("%.2g", v)
 		}
 		return grouped(int64(v))

@@ -2,11 +2,16 @@ package planning_test
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 )
 
@@ -25,6 +30,49 @@ func TestBudget(t *testing.T) {
 	require.Greater(t, doc.Budget.Days[1], doc.Budget.Days[0])
 	text := unwrapped(command(args[:len(args)-2]...).stdout)
 	require.Regexp(t, `100 billion tokens take [\d.,]+–[\d.,]+ days and [\d,]+–[\d,]+ GPU-hours, which cost [\d,]+–[\d,]+ at --price 2.5`, text)
+	text = command(strings.Fields("plan --effort 1 --model gpt2 --gpu t4-16 --tokens 1e30 --price 1")...).stdout
+	require.Regexp(t, `1e\+18 trillion tokens take \S+e\+\d+ days and \S+e\+\d+ GPU-hours, which cost \S+e\+\d+ at --price 1`, unwrapped(text))
 	require.Contains(t, command("plan", "--model", "gpt2", "--price", "2").stderr, "give --tokens too")
 	require.Contains(t, command("plan", "--model", "gpt2", "--tokens", "-1").stderr, "--tokens -1")
+}
+
+// JSON, the page and the text have the budget of one plan: the one to run, or the request where nothing fits.
+func TestBudgetOfWhatFits(t *testing.T) {
+	for _, c := range []struct {
+		args   string
+		status int
+	}{
+		{"--model llama-3-8b --gpu rtx-4090 --precision bf16 --effort 60", cli.ExitDoesNotFit}, // a way out
+		{"--model gpt2 --gpu t4-16 --effort 1", cli.ExitDone},                                  // nothing else was planned
+		{"--model " + testdata + "/gpt2 --seq 16 --device-memory 10KB", cli.ExitDoesNotFit},    // nothing fits
+	} {
+		file, page := filepath.Join(t.TempDir(), "p.json"), filepath.Join(t.TempDir(), "p.html")
+		args := append(strings.Fields("plan --tokens 1e9 --price 0.4 --json "+file+" --html "+page), strings.Fields(c.args)...)
+		r := command(args...)
+		require.Equal(t, c.status, r.status, r.stderr)
+		var doc planning.Doc
+		written, err := os.ReadFile(file)
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(written, &doc))
+		answered := doc.Requested
+		require.Equal(t, doc.Run != "", doc.Recommended != nil)
+		if doc.Recommended != nil {
+			answered = doc.Recommended.Plan
+			require.True(t, answered.Fits)
+		}
+		if len(doc.Ways) > 0 {
+			require.Equal(t, doc.Ways[0].Flags, doc.Recommended.Flags)
+		}
+		require.Equal(t, answered.TokensPerSecond, doc.TokensPerSecond)
+		require.InEpsilon(t, 1e9/answered.TokensPerSecond.High/86400, doc.Budget.Days[0], 1e-9)
+		line := regexp.MustCompile(`1 billion tokens take .* which cost (\S+) at --price 0.4`).FindStringSubmatch(unwrapped(r.stdout))
+		require.NotNil(t, line, r.stdout)
+		low, _, _ := strings.Cut(strings.ReplaceAll(line[1], ",", ""), "–")
+		cost, err := strconv.ParseFloat(low, 64)
+		require.NoError(t, err)
+		require.InEpsilon(t, doc.Budget.Cost[0], cost, 0.06) // two digits
+		html, err := os.ReadFile(page)
+		require.NoError(t, err)
+		require.Contains(t, string(html), "which cost "+line[1]+" at")
+	}
 }

@@ -24,8 +24,9 @@ type (
 		Pipeline  []planRole  `json:"pipeline,omitempty"` // the requested plan's stages of --pipeline
 		// Explanation says what of the requested plan is made twice or moved, in
 		// names that --recompute and --offload take.
-		Explanation planWhy          `json:"explanation"`
-		Recommended *planRecommended `json:"recommended"`      // null: nothing fits
+		Explanation planWhy `json:"explanation"`
+		// Recommended is the plan that Run runs; null: nothing fits.
+		Recommended *planRecommended `json:"recommended"`
 		Answer      *Answer          `json:"answer,omitempty"` // with --ask
 		Effort      int              `json:"effort"`           // plans that could be evaluated
 		// Run is the command of the verdict; "" where nothing fits.
@@ -35,8 +36,8 @@ type (
 		Ways     []planWay `json:"ways"`
 		Changing []planWay `json:"ways_changing_results"`
 		NoWay    string    `json:"no_way,omitempty"`
-		// TokensPerSecond and ProcessBytes are the recommended plan's; the requested one's where none is
-		// recommended.
+		// TokensPerSecond, ProcessBytes, Time and Budget are the recommended plan's; the requested one's
+		// where nothing fits.
 		TokensPerSecond Speed `json:"tokens_per_second"`
 		ProcessBytes    int64 `json:"process_bytes"`
 		// Epilogues are those of a GPU's 16-bit products that change bits, by name.
@@ -45,7 +46,7 @@ type (
 		Server Server `json:"server"`
 		// Time says how the step_seconds behind tokens_per_second is known, with --gpu.
 		Time *Time `json:"time,omitempty"`
-		// Budget is the recommended plan's, with --tokens; the requested one's where none is recommended.
+		// Budget is there with --tokens.
 		Budget *Budget `json:"budget,omitempty"`
 		// Machine is what the plan takes from the machine that made it.
 		Machine Machine `json:"machine"`
@@ -164,14 +165,14 @@ type Answer struct {
 	Flags string `json:"flags"` // which plan the value
 	// Plan is the fastest found of the value.
 	Plan planStage `json:"plan"`
-	// Neighbour is the next value, which does not fit; null: there is none.
+	// Neighbour is the next value, of which no plan tried fits; null: there is none.
 	Neighbour *Neighbour `json:"neighbour"`
 	first     string
 	lines     []string
 	given     []string // the value's flag
 }
 
-// Neighbour is a value that does not fit, with the plan of it that came nearest.
+// Neighbour is a value of which no plan was found to fit, with the one that came nearest.
 type Neighbour struct {
 	Value any        `json:"value"`
 	Plan  *planStage `json:"plan"`

@@ -157,7 +157,7 @@ func (f *Flags) jobArgs(args []string, p *planner.Forecast, j *job) []string {
 	}
 	steps := c.Steps
 	if f.tokens > 0 && !set.Changed("steps") && !set.Changed("epochs") {
-		steps = int(math.Ceil(f.tokens / (float64(c.StepRows()) * float64(c.Seq))))
+		steps = int(min(math.Ceil(f.tokens/(float64(c.StepRows())*float64(c.Seq))), 1<<53))
 		add("steps", fmt.Sprint(steps))
 	}
 	j.Time = f.timeLimit(p, steps, set.Changed("epochs"))

@@ -107,8 +107,8 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 	fs.StringVar(&f.reference, "reference", "none", "print a formula of the literature beside the plan's "+
 		"activations: none or megatron")
 	fs.StringVar(&f.ask, "ask", "", "ask for the fewest gpus, the largest model (preset), batch or seq, or the least "+
-		"device-memory or host-memory that fits, and show that the next value does not; what is not given is chosen, "+
-		"as with --fit")
+		"device-memory or host-memory that fits, and show what the nearest plan of the next value lacks; what is not "+
+		"given is chosen, as with --fit")
 	fs.IntVar(&f.effort, "effort", 0,
 		"evaluate at most `N` plans in all; more may find a faster one (default: what takes about 5 s of a "+
 			"processor, at most "+

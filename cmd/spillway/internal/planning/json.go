@@ -46,18 +46,20 @@ func (r *planReport) doc() Doc {
 	}
 	doc.Explanation, doc.Epilogues = why(asked), asked.Epilogues()
 	answered := asked
-	if best != nil {
-		answered = best.Forecast
-		doc.Recommended = &planRecommended{cli.FlagText(best.Choices), best.Config.PrecisionName() != c.PrecisionName(),
-			cli.FlaggedAll(best.Reasons), f.stageJSON(answered)}
+	if a, _ := r.answer(); a != nil {
+		answered = a.plan
+		notes := cli.Reasons(a.plan)
+		if best != nil && a.plan == best.Forecast {
+			notes = cli.FlaggedAll(best.Reasons)
+		}
+		alters := a.way != nil && a.way.Cost == otherNumbers || a.plan.Config.PrecisionName() != c.PrecisionName()
+		doc.Recommended = &planRecommended{planner.Shell(a.changes), alters, notes, f.stageJSON(a.plan)}
+		doc.Run, _ = f.command(&a.plan.Config, a.changes)
 	}
 	if t := f.timeRange(answered); t != nil {
 		doc.Time = &Time{t.Low, t.High, t.Rows, t.Text(), f.stack, t.Middle}
 	}
 	doc.Budget, doc.TokensPerSecond, doc.ProcessBytes = f.budget(answered), f.speedJSON(answered), f.process(answered)
-	if a, _ := r.answer(); a != nil {
-		doc.Run, _ = f.command(&a.plan.Config, a.changes)
-	}
 	if f.plans != nil {
 		doc.Effort = f.plans.Total()
 	}

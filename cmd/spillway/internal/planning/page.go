@@ -49,6 +49,10 @@ func (r *planReport) page(columns int) ([]byte, error) {
 	r.heading(&head)
 	// A wrapped line is one line.
 	lines := strings.Split(strings.ReplaceAll(strings.TrimSpace(head.String()), "\n  ", " "), "\n")
+	a, _ := r.answer()
+	if budget := r.flags.budgetText(r.asked); a == nil && budget != "" {
+		lines = append(lines, budget)
+	}
 	doc := page.Page{Title: "Plan of " + r.asked.Config.Model, Subtitle: strings.Join(lines, "; "),
 		Fits: r.asked.Fits, Verdict: r.fit(),
 		Made: planner.Shell(append([]string{"spillway"}, r.flags.asked()...)),
@@ -59,7 +63,6 @@ func (r *planReport) page(columns int) ([]byte, error) {
 			doc.Peak = append(doc.Peak, r.peakTable(s))
 		}
 	}
-	a, _ := r.answer()
 	doc.Charts = []*page.Bars{r.stageChart(a)}
 	var err error
 	if doc.Spaces, err = r.charts(a, columns); err != nil {
@@ -113,14 +116,20 @@ func (r *planReport) advice(a *answer) *page.Advice {
 	if out.Command, refused = r.flags.command(&a.plan.Config, a.changes); refused != nil {
 		out.Lines = []string{"planned only: " + cli.Flagged(refused.Error())}
 	}
-	switch rec := r.recommended(); {
+	budget := r.flags.budgetText(a.plan)
+	rec := r.recommended()
+	switch {
 	case rec != nil:
-		out.Words, out.Lines = rec.words, append(out.Lines, rec.all()...)
+		out.Words, out.Lines = rec.words, slices.Concat(out.Lines, []string{rec.took, budget}, rec.lines)
 	case r.asked.Fits:
 		out.Title = "As requested"
 	default:
 		out.Title = "What fits, for " + r.ways[0].Cost
 	}
+	if rec == nil {
+		out.Lines = append(out.Lines, budget)
+	}
+	out.Lines = slices.DeleteFunc(out.Lines, func(line string) bool { return line == "" })
 	plans, names := r.compared(a)
 	out.Beside = &page.Table{Mark: -1, Head: append([]string{""}, names...)}
 	for _, f := range r.figureRows(plans) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/config"
@@ -29,27 +28,20 @@ func takeFitted(c *config.Config, best *planner.Fitted) {
 // recommendation is what a person is told to run: flags to be copied, or a sentence where there are
 // none; the memory and time that it takes; and lines about it.
 type recommendation struct {
-	flags, words, took, budget string
-	lines                      []string
-}
-
-// all are the lines behind the flags.
-func (rec *recommendation) all() []string {
-	return slices.DeleteFunc(append([]string{rec.took, rec.budget}, rec.lines...),
-		func(s string) bool { return s == "" })
+	flags, words, took string
+	lines              []string
 }
 
 // fittedText says what the search chose, and why.
 func (f *Flags) fittedText(best *planner.Fitted) *recommendation {
-	return &recommendation{flags: cli.FlagText(best.Choices), budget: f.budgetText(best.Forecast),
-		lines: cli.FlaggedAll(best.Reasons),
+	return &recommendation{flags: cli.FlagText(best.Choices), lines: cli.FlaggedAll(best.Reasons),
 		took: fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s", best.Tried,
 			f.seconds(best.Forecast, best.Step.Seconds), f.speed(best.Forecast))}
 }
 
 func (rec *recommendation) print(w io.Writer) {
 	cli.WrapFlags(w, "recommended: ", "  ", rec.flags)
-	for _, line := range rec.all() {
+	for _, line := range append([]string{rec.took}, rec.lines...) {
 		cli.Wrap(w, "  ", "    ", line)
 	}
 }
@@ -115,13 +107,12 @@ func (r *planReport) recommended() *recommendation {
 	case asked.Fits && ratio < sameSpeed:
 		words := fmt.Sprintf("as requested; nothing found is faster (%s a step, %s predicted)", f.step(asked),
 			f.speed(asked))
-		return &recommendation{words: words,
-			budget: f.budgetText(asked), lines: cli.Reasons(asked)[:1]}
+		return &recommendation{words: words, lines: cli.Reasons(asked)[:1]}
 	case asked.Fits:
 		took += fmt.Sprintf(", against %s as requested (%.2f × as fast)", f.step(asked), ratio)
 	default:
 		took += fmt.Sprintf("; as requested it does not fit, and would take %s", f.step(asked))
 	}
-	return &recommendation{flags: cli.FlagText(best.Choices), took: took, budget: f.budgetText(best.Forecast),
+	return &recommendation{flags: cli.FlagText(best.Choices), took: took,
 		lines: cli.FlaggedAll(best.Reasons)}
 }

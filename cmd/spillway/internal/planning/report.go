@@ -28,7 +28,8 @@ type planReport struct {
 // answer is the configuration that a person is told to run.
 type answer struct {
 	plan    *planner.Forecast
-	changes []string // "--name", "value", in place of the request's; nil: it is the request
+	changes []string     // "--name", "value", in place of the request's; nil: it is the request
+	way     *planner.Way // the way out that it is; nil: a search found it
 }
 
 // answer returns what to run and how it stands to the request; nil where nothing fits.
@@ -41,24 +42,30 @@ func (r *planReport) answer() (a *answer, says string) {
 	}
 	switch {
 	case r.flags.chosen:
-		return &answer{best.Forecast, cli.ArgsOf(best.Choices)}, fmt.Sprintf("fits; the fastest by prediction of %d "+
-			"configurations planned:", best.Tried)
+		a := &answer{plan: best.Forecast, changes: cli.ArgsOf(best.Choices)}
+		if r.flags.answer != nil { // the value is no flag of the request
+			a.changes = append(slices.Clone(r.flags.answer.given), a.changes...)
+		}
+		return a, fmt.Sprintf("fits; the fastest by prediction of %d configurations planned:", best.Tried)
 	case asked.Fits && best == nil: // the effort was used up
-		return &answer{asked, nil}, "fits as requested; nothing else was planned:"
+		return &answer{plan: asked}, "fits as requested; nothing else was planned:"
 	case asked.Fits && best.TokensPerSecond() < sameSpeed*asked.TokensPerSecond():
-		return &answer{asked, nil}, "fits as requested, and nothing found is faster:"
+		return &answer{plan: asked}, "fits as requested, and nothing found is faster:"
 	case asked.Fits:
-		return &answer{best.Forecast, cli.ArgsOf(best.Choices)}, fmt.Sprintf("fits as requested; this is %.2f × as "+
+		return &answer{plan: best.Forecast, changes: cli.ArgsOf(best.Choices)}, fmt.Sprintf("fits as requested; this is %.2f × as "+
 			"fast:", best.TokensPerSecond()/asked.TokensPerSecond())
 	case best != nil:
-		return &answer{best.Forecast, cli.ArgsOf(best.Choices)}, over + "; this fits:"
+		return &answer{plan: best.Forecast, changes: cli.ArgsOf(best.Choices)}, over + "; this fits:"
 	case len(r.ways) > 0:
-		way := r.ways[0]
-		return &answer{way.Forecast, cli.ArgsOf(way.Changes)}, fmt.Sprintf("%s; this fits, for %s:", over,
+		way := &r.ways[0]
+		return &answer{way.Forecast, cli.ArgsOf(way.Changes), way}, fmt.Sprintf("%s; this fits, for %s:", over,
 			cmp.Or(way.Cost, "another time"))
 	}
 	return nil, over + "; nothing tried makes it fit, see the end"
 }
+
+// otherNumbers is what a way out costs that changes the results.
+const otherNumbers = "other numbers"
 
 // sameSpeed is the ratio of speeds below which two plans are told to be equally fast.
 const sameSpeed = 1.005
@@ -237,7 +244,7 @@ func (r *planReport) wayLists() (lists []wayList) {
 	}
 	for _, l := range []wayList{{title: title}, {title: title + " and changes the results", changes: true}} {
 		for _, way := range r.ways {
-			if (way.Cost == "other numbers") == l.changes {
+			if (way.Cost == otherNumbers) == l.changes {
 				l.ways = append(l.ways, way)
 			}
 		}

@@ -146,7 +146,7 @@ func (r *planReport) defaultsNote() []string {
 		return nil
 	}
 	var words, flags []string
-	if !f.precisionGiven {
+	if !f.precisionGiven && !strings.EqualFold(c.Precision, "bf16") { // else a search has chosen it
 		words = append(words, strings.ToLower(cmp.Or(c.Precision, "fp32")))
 		if f.gpuFound.Rates.BF16 > 0 {
 			flags = append(flags, "--precision bf16")

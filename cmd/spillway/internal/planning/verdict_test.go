@@ -1,6 +1,7 @@
 package planning_test
 
 import (
+	"encoding/json"
 	"regexp"
 	"strings"
 	"testing"
@@ -8,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 )
 
 // verdictOf is the text before the first empty line, and the command in it.
@@ -31,10 +34,10 @@ func TestThePlanBeginsWithItsVerdict(t *testing.T) {
 		{tiny + "--ranks 2 --recompute full --offload optimizer=host", `on 2 CPU ranks fits as requested; this is [\d.]+ × as fast:`, `^spillway train .*--ranks 2 .*--recompute none --offload none$`},
 		{tiny + "--ranks 2 --transport shm", "", `^spillway launch -n 2 -- train --batch 1 `},
 		{tiny + "--ranks 2 --transport mpi", "", `^mpirun -np 2 spillway train --batch 1 `},
-		{tiny + "--ranks 4 --zero 0 --device-memory 400KiB", "does not fit as requested", `^spillway train .*--device-memory 409600`},
+		{tiny + "--ranks 4 --zero 0 --device-memory 400KiB", "does not fit as requested", `^spillway train .*--device-memory 400KiB`},
 		{tiny + "--device-memory 10KB", "does not fit as requested .* nothing tried makes it fit", `^$`},
 		{tiny + "--gpu h100-80 --nodes 2 --gpus-per-node 2", "on 4 × h100-80 fits", `^srun --nodes=2 --ntasks-per-node=2 spillway train .*--device cuda`},
-		{tiny + "--gpu h100-80 --nodes 1 --gpus-per-node 2 --node-memory 64GB", "on 2 × h100-80 fits", `^spillway train .*--ranks 2 --device cuda --host-memory 32000000000 --data DATA`},
+		{tiny + "--gpu h100-80 --nodes 1 --gpus-per-node 2 --node-memory 64GB", "on 2 × h100-80 fits", `^spillway train .*--ranks 2 --device cuda --host-memory 32GB --data DATA`},
 		{tiny + "--gpu mi300x", `fits.*: planned only: --device cuda runs on NVIDIA's GPUs alone`, `^spillway plan .*--gpu mi300x`},
 		{tiny + "--gpu h100-80 --precision bf16 --int8 matmul", "planned only: --int8 with --device cuda", `^spillway plan `},
 		{"--model llama-3-8b --gpu a100-40 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 2048 --batch 4 --tokens 1e9 --price 2", `on 8 × a100-40 does not fit as requested \(.* of device memory over the cap\); this fits:`, `^spillway train `},
@@ -58,6 +61,34 @@ func TestTheCommandOfAVerdictRuns(t *testing.T) {
 		require.True(t, strings.HasPrefix(line, "spillway train "), line)
 		got := command(words(line)[1:]...)
 		require.Equal(t, cli.ExitDone, got.status, "%s\n%s", line, got.stderr)
+	}
+}
+
+// The command of an answer has the value that was asked for.
+func TestTheCommandOfAnAnswerHasItsValue(t *testing.T) {
+	for _, c := range []struct{ flag, args string }{
+		{"ranks", "--ask gpus --device-memory 355MiB --model " + testdata + "/gpt2"},
+		{"model", "--ask model --device-memory 1GiB"},
+		{"batch", "--ask batch --device-memory 355MiB --model " + testdata + "/gpt2"},
+		{"seq", "--ask seq --batch 64 --model gpt2"},
+		{"device-memory", "--ask device-memory --model " + testdata + "/gpt2"},
+		{"host-memory", "--ask host-memory --model " + testdata + "/gpt2"},
+	} {
+		args := append(strings.Fields("plan --gpu t4-16 --offload none --recompute none --prefetch 1"), strings.Fields(c.args)...)
+		r := command(append(args, "--json", "-")...)
+		require.Zero(t, r.status, r.stderr)
+		var doc planning.Doc
+		require.NoError(t, json.Unmarshal([]byte(r.stdout), &doc))
+		got := words(doc.Run)
+		require.Equal(t, []string{"spillway", "train"}, got[:2])
+		fs := options.TrainSet()
+		require.NoError(t, fs.Parse(got[2:]), doc.Run)
+		require.Contains(t, words(doc.Answer.Flags), fs.Lookup(c.flag).Value.String(), "%s: %s", c.args, doc.Run)
+		require.True(t, fs.Changed(c.flag), doc.Run)
+		require.Equal(t, doc.Answer.Flags, doc.Recommended.Flags)
+		if c.flag == "seq" { // nobody asked for the default, and bf16 is no default
+			require.NotContains(t, command(args...).stdout, "as requested means the defaults here")
+		}
 	}
 }
 
