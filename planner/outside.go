@@ -11,17 +11,18 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
+	"github.com/spillway-ml/spillway/run"
 )
 
-// What a process takes of host memory outside its ranks' arenas, in bytes. Measured as the
-// highest resident memory less the arenas (benchmarks/resident), of 80 runs with 1 to 16 layers
-// on 1 to 4 ranks: what exceeds the sum of these parts is 2 MiB at most.
+// What a process takes of host memory outside its ranks' arenas, in bytes. Fitted to the highest
+// resident memory less the arenas (benchmarks/resident), of 64 runs with 1 to 8 layers on 1 to 4
+// ranks, so that the sum exceeds each by 1.5 MiB at least.
 const (
-	processOutside   = 40 << 20 // 30 MiB of the program's pages, the runtime, kernels' scratch, the chunk that states are loaded and saved by
-	rankOutside      = 1 << 19  // threads, queues, groups
-	hostWorkOutside  = 5 << 18  // of a rank that updates on the host
-	boundOutside     = 3700     // an operation on a rank, with its buffers, kernels and addresses
-	diskOutside      = 5 << 20  // of a process with a disk tier, beside its buffers
+	processOutside   = 43 << 19 // 16 MiB of the program's pages, the runtime, kernels' scratch
+	chunksOutside    = 3        // chunks through which states are drawn, checked and hashed
+	rankOutside      = 1 << 18  // threads, queues, groups
+	boundOutside     = 3200     // an operation on a rank, with its buffers, kernels and addresses
+	diskOutside      = 5 << 18  // of a process with a disk tier, beside its buffers
 	tokenizerOutside = 14 << 20 // tables of a byte-pair tokenizer
 )
 
@@ -44,10 +45,7 @@ func outside(c *config.Config, p *plan.Plan) [graph.NumSpaces]int64 {
 	all := p.Config.Outside
 	ranks := int64(processRanks(c))
 	ops, used := programSize(p.Largest(graph.Device).Program)
-	process := processOutside + ranks*(rankOutside+ops*boundOutside)
-	if used[graph.HostWork] {
-		process += ranks * hostWorkOutside
-	}
+	process := processOutside + chunksOutside*run.ChunkBytes(p.Program) + ranks*(rankOutside+ops*boundOutside)
 	if t := strings.ToLower(c.Tokenizer); t != "" && t != "bytes" {
 		process += tokenizerOutside
 	}

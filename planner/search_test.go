@@ -106,7 +106,7 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 func TestFitUsesTheTiers(t *testing.T) {
 	t.Parallel()
 	c := demo(t)
-	c.DeviceMemory, c.HostMemory = 24<<20, 79<<20
+	c.DeviceMemory, c.HostMemory = 24<<20, 61<<20
 	_, err := c.Fit(t.Context(), Fixed{}, 0, fewPlans())
 	var none *NothingFits
 	require.ErrorAs(t, err, &none)

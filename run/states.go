@@ -304,12 +304,15 @@ const ChunkElems = checkpoint.ChunkElems
 
 // NewChunk returns a staging buffer for a program's parameters: ChunkElems elements, or as many as
 // the largest parameter has if that is fewer.
-func NewChunk(p *graph.Program) []float32 {
+func NewChunk(p *graph.Program) []float32 { return make([]float32, ChunkBytes(p)/4) }
+
+// ChunkBytes is the size of NewChunk's buffer.
+func ChunkBytes(p *graph.Program) (bytes int64) {
 	var most int64
 	for i := range p.Tensors() {
 		most = max(most, p.Params[i].Elems())
 	}
-	return make([]float32, min(ChunkElems, most))
+	return 4 * min(ChunkElems, most)
 }
 
 // Stream reads a whole flat state of a parameter in chunks.
