@@ -63,6 +63,10 @@ func TestDisksThatCannotBeUsed(t *testing.T) {
 		require.Empty(t, entries)
 	}
 
+	got = command(tinyWith("--disk", full, "--freeze", "wte.*,wpe.*,h.0.*", "--frozen-cache", "disk:1MiB")...)
+	require.Equal(t, cli.ExitDoesNotFit, got.status, got.stderr)
+	require.Contains(t, got.stderr, "spillway: does not fit: the disk tier takes 388.00 KiB, and the file system of --disk "+full+" has 64.00 KiB free")
+
 	got = command(onDisk(4, readOnly, checkpoint, "--resume")...)
 	require.Equal(t, cli.ExitBadInput, got.status, got.stderr)
 	require.Contains(t, got.stderr, "spillway: --disk "+readOnly+": folder "+readOnly+" can't be written: read-only file system; give a folder that can\n")
