@@ -1,14 +1,18 @@
 package train
 
 import (
+	"cmp"
 	"fmt"
+	"math"
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/device"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/offload/store"
 	"github.com/spillway-ml/spillway/plan"
 	"github.com/spillway-ml/spillway/planner"
+	"github.com/spillway-ml/spillway/train/job"
 )
 
 // openDisk opens the folder of the disk tier, if the plan uses one, before the ranks make their
@@ -32,7 +36,27 @@ func (t *Trainer) openDisk() error {
 		return fmt.Errorf("Config.Disk %s: %w", c.Disk, err)
 	}
 	t.disk = folder
-	return nil
+	if disk == 0 {
+		return nil // it may be one that can't be written
+	}
+	return cmp.Or(canMake("Config.Disk", c.Disk), t.roomOnDisk(0))
+}
+
+// roomOnDisk refuses the files of this process's ranks, and another one of more bytes, for which
+// the file system of the disk tier has no room. Nothing is refused where it does not tell.
+func (t *Trainer) roomOnDisk(more int64) error {
+	c := t.cfg
+	room, known := filesys.RoomAt(filesys.System, c.Disk)
+	n, rank := int64(len(job.World(&c.Config).Local)), t.plan.Layout.Spaces[graph.Disk].Peak
+	if rank = min(rank, math.MaxInt64-store.Page); rank%store.Page != 0 {
+		rank += store.Page - rank%store.Page
+	}
+	if left := room.Most - more; !known || left >= 0 && rank <= left/n {
+		return nil
+	}
+	needs := more + n*min(rank, (math.MaxInt64-more)/n)
+	return config.OfKind(fmt.Errorf("does not fit: the disk tier takes %s, and the file system of Config.Disk %s has %s free; free %s there, or give a folder of another one",
+		plan.Bytes(needs), c.Disk, plan.Bytes(room.Most), plan.Bytes(needs-room.Most)), plan.ErrDoesNotFit)
 }
 
 func (t *Trainer) closeDisk() error {

@@ -48,7 +48,9 @@ func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o666)
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.ENXIO) || errors.Is(err, syscall.EINVAL) {
-		f, err = os.OpenFile(path, os.O_WRONLY, 0)
+		if again, againErr := os.OpenFile(path, os.O_WRONLY, 0); !errors.Is(againErr, os.ErrNotExist) { // else it could not be made
+			f, err = again, againErr
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("Config.Metrics: %w", err)

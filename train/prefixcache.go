@@ -35,7 +35,10 @@ func (t *Trainer) openPrefixCache() error {
 			pc.slots, windows, plan.Bytes(windows*row/int64(c.Ranks)+row)))
 	}
 	if c.FrozenCache.Tier == graph.Disk {
-		var err error
+		err := t.roomOnDisk(pc.slots * row)
+		if err != nil {
+			return err
+		}
 		if pc.disk, err = t.disk.CreateUncached(c.Ranks, pc.slots*row, 0); err != nil {
 			return fmt.Errorf("Config.FrozenCache: %w", err)
 		}

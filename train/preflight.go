@@ -69,7 +69,7 @@ func Preflight(ctx context.Context, c config.Config) error {
 	if err := saving.Look(&c, filesys.System); err != nil {
 		return err
 	}
-	if err := canMake(c.Checkpoint); err != nil {
+	if err := canMake("Config.Checkpoint", c.Checkpoint); err != nil {
 		return err
 	}
 	if err := initial.Same(ctx, &c); err != nil {
@@ -86,8 +86,8 @@ func Preflight(ctx context.Context, c config.Config) error {
 	return t.lookAtData(ctx)
 }
 
-// canMake refuses a folder of checkpoints that cannot be written, or made.
-func canMake(folder string) error {
+// canMake refuses a folder, which a field gives, that cannot be written, or made.
+func canMake(field, folder string) error {
 	if folder == "" {
 		return nil
 	}
@@ -101,7 +101,7 @@ func canMake(folder string) error {
 	}
 	err := canWriteIn(at)
 	if why := (*fs.PathError)(nil); errors.As(err, &why) {
-		return config.Refuse("Config.Checkpoint %s: folder %s can't be written: %w; give a folder that can", folder, at, why.Err)
+		return config.Refuse("%s %s: folder %s can't be written: %w; give a folder that can", field, folder, at, why.Err)
 	}
 	return err
 }

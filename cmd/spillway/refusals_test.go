@@ -73,8 +73,8 @@ func TestOneLineRefusals(t *testing.T) {
 	}
 }
 
-// A folder that can't be one is bad input; a disk that fails is a fault
-// (TestDiskFaultsOfTheMachine).
+// A folder that can't be one is bad input, as one that can't be written is
+// (TestDisksThatCannotBeUsed); a disk that fails in the run is a fault.
 func TestDiskFoldersThatCannotBe(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("/proc is Linux's")

@@ -167,10 +167,10 @@ func (f *Folder) makeFolder() (err error) {
 }
 
 // badFolder returns the error for a folder that cannot be used: an *Error if the machine is at
-// fault (the disk is full, read-only or broken), and another one if the path is unsuitable.
+// fault (the disk is full or broken), and another one if the path is unsuitable.
 func badFolder(op, path string, err error) error {
 	e := &Error{Op: op, File: path, Len: -1, Err: cause(err)}
-	if errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EIO) {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EIO) {
 		return e
 	}
 	return errors.New(e.Error())

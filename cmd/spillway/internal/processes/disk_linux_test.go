@@ -43,9 +43,9 @@ func hash(t *testing.T, stdout string) string {
 	return ""
 }
 
-// A full or read-only disk, or memory that can't be locked under
-// --require-pinned: status 3, what it was and where; the checkpoint resumes.
-func TestDiskFaultsOfTheMachine(t *testing.T) {
+// A disk without room does not fit, and a folder that can't be written is bad input, before the
+// run starts; the checkpoint resumes elsewhere.
+func TestDisksThatCannotBeUsed(t *testing.T) {
 	want := command(onDisk(4, t.TempDir(), t.TempDir())...)
 	require.Zero(t, want.status, want.stderr)
 	full, readOnly, good := tmpfs(t, 64<<10), tmpfs(t, 1<<20), t.TempDir()
@@ -54,20 +54,29 @@ func TestDiskFaultsOfTheMachine(t *testing.T) {
 	got := command(onDisk(2, good, checkpoint)...)
 	require.Zero(t, got.status, got.stderr)
 
-	got = command(onDisk(4, full, checkpoint, "--resume")...)
-	require.Equal(t, cli.ExitFault, got.status, got.stderr)
-	require.Contains(t, got.stderr, "disk tier: preallocate ")
-	require.Contains(t, got.stderr, " bytes at byte 0 of "+filepath.Join(full, "spillway-"))
-	require.Contains(t, got.stderr, "no space left on device")
+	for _, folder := range []string{full, filepath.Join(full, "sub")} {
+		got = command(onDisk(4, folder, checkpoint, "--resume")...)
+		require.Equal(t, cli.ExitDoesNotFit, got.status, got.stderr)
+		require.Regexp(t, `(?m)^spillway: does not fit: the disk tier takes [0-9.]+ KiB, and the file system of --disk `+folder+` has 64.00 KiB free; free [0-9.]+ KiB there, or give`, got.stderr)
+		entries, err := os.ReadDir(full)
+		require.NoError(t, err)
+		require.Empty(t, entries)
+	}
+
+	got = command(tinyWith("--disk", full, "--freeze", "wte.*,wpe.*,h.0.*", "--frozen-cache", "disk:1MiB")...)
+	require.Equal(t, cli.ExitDoesNotFit, got.status, got.stderr)
+	require.Contains(t, got.stderr, "spillway: does not fit: the disk tier takes 388.00 KiB, and the file system of --disk "+full+" has 64.00 KiB free")
 
 	got = command(onDisk(4, readOnly, checkpoint, "--resume")...)
-	require.Equal(t, cli.ExitFault, got.status, got.stderr)
-	require.Contains(t, got.stderr, "disk tier: create "+readOnly)
-	require.Contains(t, got.stderr, "read-only file system")
+	require.Equal(t, cli.ExitBadInput, got.status, got.stderr)
+	require.Contains(t, got.stderr, "spillway: --disk "+readOnly+": folder "+readOnly+" can't be written: read-only file system; give a folder that can\n")
+	got = command(tinyWith("--disk", readOnly)...)
+	require.Zero(t, got.status, "it is not used: %s", got.stderr)
 
-	got = command(onDisk(4, filepath.Join(readOnly, "sub"), checkpoint, "--resume")...)
-	require.Equal(t, cli.ExitFault, got.status, got.stderr)
-	require.Contains(t, got.stderr, "disk tier: open folder "+filepath.Join(readOnly, "sub"))
+	sub := filepath.Join(readOnly, "sub")
+	got = command(onDisk(4, sub, checkpoint, "--resume")...)
+	require.Equal(t, cli.ExitBadInput, got.status, got.stderr)
+	require.Contains(t, got.stderr, "spillway: --disk "+sub+": disk tier: open folder "+sub+": read-only file system\n")
 
 	got = command(onDisk(4, good, checkpoint, "--resume")...)
 	require.Zero(t, got.status, got.stderr)
@@ -75,6 +84,49 @@ func TestDiskFaultsOfTheMachine(t *testing.T) {
 	entries, err := os.ReadDir(good)
 	require.NoError(t, err)
 	require.Empty(t, entries)
+}
+
+// Folders that another user may not write are refused with the flag and the cause.
+func TestOutputsThatMayNotBeWritten(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	dir := t.TempDir()
+	closed := filepath.Join(dir, "closed")
+	require.NoError(t, os.Mkdir(closed, 0o555))
+	model, text := filepath.Join(dir, "m"), filepath.Join(dir, "t.bin")
+	require.NoError(t, os.CopyFS(model, os.DirFS(testdata+"/gpt2")))
+	tokens, err := os.ReadFile(testdata + "/text.bin")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(text, tokens, 0o644))
+	path := filepath.Join(dir, "spillway")
+	at, err := built()
+	require.NoError(t, err)
+	require.NoError(t, os.Link(at, path))
+	for ; dir != "/"; dir = filepath.Dir(dir) { // the other user has to get there
+		if st, err := os.Stat(dir); err == nil && st.Mode().Perm()&0o001 == 0 {
+			require.NoError(t, os.Chmod(dir, st.Mode().Perm()|0o055))
+		}
+		if dir == os.TempDir() {
+			break
+		}
+	}
+	for words, flags := range map[string][]string{
+		"--disk " + closed + ": folder " + closed + " can't be written: permission denied;": {"--offload", "optimizer=disk", "--disk", closed},
+		"--metrics: open " + filepath.Join(closed, "m") + ": permission denied\n":           {"--metrics", filepath.Join(closed, "m")},
+		"--disk " + filepath.Join(closed, "d") + ": disk tier: ":                            {"--disk", filepath.Join(closed, "d")},
+	} {
+		cmd := exec.Command(path, append([]string{"train", "--model", model, "--data", text, "--batch", "1", "--seq", "16", "--steps", "1"}, flags...)...)
+		cmd.Env = append(os.Environ(), "HOME=/")
+		if os.Getuid() == 0 {
+			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		}
+		var errs strings.Builder
+		cmd.Stderr = &errs
+		_ = cmd.Run()
+		require.Equal(t, cli.ExitBadInput, cmd.ProcessState.ExitCode(), errs.String())
+		require.Contains(t, errs.String(), "spillway: "+words)
+	}
 }
 
 func TestRequirePinnedIsRefusedWhereLockingIs(t *testing.T) {
