@@ -24,3 +24,8 @@ func TestReadConfigNamesTheFile(t *testing.T) {
 	_, err = planner.ReadConfig("/dev/null")
 	require.ErrorContains(t, err, "regular")
 }
+
+// What a terminal would obey is escaped as a shell reads it back.
+func TestShell(t *testing.T) {
+	require.Equal(t, "a '' 'it'\\''s' 'b\tc' "+`$'\x1b\'\"\xff'`, planner.Shell([]string{"a", "", "it's", "b\tc", "\x1b'\"\xff"}))
+}

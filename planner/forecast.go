@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
@@ -293,6 +296,11 @@ func most(byClass []int64) string {
 
 // quote writes a value as a shell takes it.
 func quote(v string) string {
+	hidden := func(r rune) bool { return r != '\n' && r != '\t' && !unicode.IsPrint(r) }
+	if !utf8.ValidString(v) || strings.ContainsFunc(v, hidden) { // a terminal would obey some
+		q := strconv.Quote(v)
+		return "$'" + strings.ReplaceAll(q[1:len(q)-1], "'", `\'`) + "'"
+	}
 	if v == "" || strings.ContainsAny(v, "*?[{;&|<>() $`\"\\'\n\t#~!") {
 		return "'" + strings.ReplaceAll(v, "'", `'\''`) + "'"
 	}

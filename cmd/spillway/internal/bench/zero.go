@@ -211,7 +211,7 @@ func (b *zeroBench) run(cmd *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	what := fmt.Sprintf("model %s, %s, micro-batch %d × %d tokens, accumulation %d", c.Model,
+	what := fmt.Sprintf("model %s, %s, micro-batch %d × %d tokens, accumulation %d", cli.OnOneLine(c.Model),
 		english.Plural(c.Ranks, "rank", ""), c.Batch, s.rows()[0].Seq, c.Accum)
 	err = b.out.write(cmd, &report{title: "ZeRO stages", what: what, session: s, tables: zeroTables, charts: zeroCharts, capacity: c.DeviceMemory, made: b.made, notes: notes})
 	return cmp.Or(err, cli.Fault(apart))

@@ -66,11 +66,11 @@ func Flagged(text string) string {
 	return strings.Replace(text, withoutModel, withoutModel+" (spillway plan --list-models; spillway-demo is small enough for any machine)", 1)
 }
 
-// FlaggedAll is flagged for lines.
+// FlaggedAll is Flagged for lines of a report, which may hold paths.
 func FlaggedAll(lines []string) []string {
 	out := make([]string, len(lines))
 	for i, line := range lines {
-		out[i] = Flagged(line)
+		out[i] = OnOneLine(Flagged(line))
 	}
 	return out
 }

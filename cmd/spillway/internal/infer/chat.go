@@ -101,7 +101,7 @@ func chat(ctx context.Context, c spillway.Config, how trainer.Decoding, system s
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
-	for _, note := range t.Notes() {
+	for _, note := range cli.FlaggedAll(t.Notes()) {
 		fmt.Fprintln(stderr, note)
 	}
 	s := &conversation{t: t, dialog: prompts.Dialog, how: how, most: c.Seq, stdout: stdout, stderr: stderr, terminal: cli.ReadsTerminal(stdin)}

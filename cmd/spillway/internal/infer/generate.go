@@ -226,7 +226,7 @@ func (g *generation) run(ctx context.Context, stdout, stderr io.Writer) (err err
 		return err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
-	for _, note := range append(t.Notes(), g.note) {
+	for _, note := range append(cli.FlaggedAll(t.Notes()), g.note) {
 		if note != "" {
 			fmt.Fprintln(stderr, note)
 		}

@@ -124,7 +124,7 @@ func (r *planReport) writeJob(w io.Writer, a *answer) error {
 	host := a.plan.Plan.Layout.Spaces[graph.Host].Peak + a.plan.Plan.Config.Outside[graph.Host]
 	cli.Wrap(&about, "", "", fmt.Sprintf("%s on %s, as spillway plan has planned it: "+
 		"a rank takes %s of device memory and %s of host memory, a step %s, %s.",
-		c.Model, f.where(c), f.filled(a.plan, graph.Device), plan.Bytes(host), f.step(a.plan), f.speed(a.plan)))
+		cli.OnOneLine(c.Model), f.where(c), f.filled(a.plan, graph.Device), plan.Bytes(host), f.step(a.plan), f.speed(a.plan)))
 	j.About = strings.Split(strings.TrimSpace(about.String()), "\n")
 	args := cli.WithFlags(f.trainArgs(c, jobData), trainable(a.changes))
 	j.Args = f.jobArgs(args, a.plan, &j)

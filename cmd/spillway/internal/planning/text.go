@@ -50,7 +50,7 @@ func (r *planReport) print(w io.Writer) error {
 
 func (r *planReport) heading(w io.Writer) {
 	c := r.asked.Config
-	text := fmt.Sprintf("%s: %s parameters, %s; %s", c.Model, grouped(r.asked.Parameters()),
+	text := fmt.Sprintf("%s: %s parameters, %s; %s", cli.OnOneLine(c.Model), grouped(r.asked.Parameters()),
 		strings.ToLower(c.Precision), english.Plural(c.Ranks, "rank", ""))
 	switch f := r.flags; {
 	case f.countInNodes:

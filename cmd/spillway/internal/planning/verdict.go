@@ -30,7 +30,7 @@ func (r *planReport) verdict(w io.Writer) {
 	c := r.asked.Config
 	a, says := r.answer()
 	var first, table strings.Builder
-	cli.Wrap(&first, "", "  ", fmt.Sprintf("%s on %s %s", c.Model, r.flags.where(&c), says))
+	cli.Wrap(&first, "", "  ", fmt.Sprintf("%s on %s %s", cli.OnOneLine(c.Model), r.flags.where(&c), says))
 	r.figures(&table, a)
 	if a == nil {
 		fmt.Fprint(w, first.String(), table.String())

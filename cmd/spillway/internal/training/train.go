@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 
@@ -304,7 +305,7 @@ func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 		fmt.Fprintln(w, d)
 	}
 	fmt.Fprintf(w, "model %s: %d parameters; %s at ZeRO-%d; %s tokens a step\n",
-		c.Model, params, english.Plural(c.Ranks, "rank", ""), c.Zero, tokensOfStep(&c))
+		cli.OnOneLine(c.Model), params, english.Plural(c.Ranks, "rank", ""), c.Zero, tokensOfStep(&c))
 	line := fmt.Sprintf("memory of a rank: device %s", plan.Bytes(p.Layout.Spaces[graph.Device].Peak))
 	if c.DeviceMemory > 0 {
 		states := 16 * params // fp32 parameters, gradients and two moments, 4 bytes each
@@ -430,8 +431,14 @@ func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []floa
 	return nil
 }
 
-// hasWeights tells whether a folder holds a model's weights, or checkpoints.
+// hasWeights tells whether a model is a folder with weights, or with checkpoints. A preset is
+// none, also where a folder of checkpoints has its name: see planner.ModelConfig.
 func hasWeights(name string) bool {
+	if _, err := model.LookupPreset(name); err == nil {
+		if _, err := os.Stat(filepath.Join(name, model.ConfigFile)); err != nil {
+			return false
+		}
+	}
 	m, err := planner.OpenModel(context.Background(), name, model.ConfigFile)
 	if err != nil {
 		return false
