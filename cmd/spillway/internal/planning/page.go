@@ -116,6 +116,7 @@ func (r *planReport) advice(a *answer) *page.Advice {
 	if out.Command, refused = r.flags.command(&a.plan.Config, a.changes); refused != nil {
 		out.Lines = []string{"planned only: " + cli.Flagged(refused.Error())}
 	}
+	out.Lines = append(out.Lines, r.refusedHere(a))
 	budget := r.flags.budgetText(a.plan)
 	rec := r.recommended()
 	switch {

@@ -3,6 +3,8 @@ package planning
 import (
 	"fmt"
 
+	"github.com/dustin/go-humanize/english"
+
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
@@ -56,6 +58,31 @@ func (f *Flags) process(p *planner.Forecast) int64 {
 		spaces = spaces[1:]
 	}
 	return int64(ranks) * planner.InMemory(p.Plan, spaces)
+}
+
+// refusedHere says that train refuses the answer, or the request, on the machine that plans: all
+// ranks' arenas are in its memory. "": it does not, or the plan is for another machine.
+func (r *planReport) refusedHere(a *answer) string {
+	f := r.flags
+	if f.here == nil || f.read || f.gpuFound != nil || f.countInNodes {
+		return ""
+	}
+	refused := func(p *planner.Forecast) string {
+		m, rank := planner.MachineOf(&p.Config), planner.InMemory(p.Plan, []graph.Space{graph.Device, graph.Host})
+		if m.Bytes == 0 || rank <= m.Share() {
+			return ""
+		}
+		return fmt.Sprintf("this machine has %s of memory and train refuses it here, for %s need %s",
+			plan.Bytes(m.Bytes), english.Plural(m.Ranks, "rank", ""), plan.Bytes(rank*int64(m.Ranks)))
+	}
+	text := refused(r.asked)
+	if a == nil || a.plan == r.asked {
+		return text
+	}
+	if own := refused(a.plan); own != "" || text == "" {
+		return own
+	}
+	return "as requested, " + text
 }
 
 // serverNote says what the servers have, and how that is known; "" where nothing

@@ -31,6 +31,9 @@ func (r *planReport) verdict(w io.Writer) {
 	a, says := r.answer()
 	var first, table strings.Builder
 	cli.Wrap(&first, "", "  ", fmt.Sprintf("%s on %s %s", cli.OnOneLine(c.Model), r.flags.where(&c), says))
+	if here := r.refusedHere(a); here != "" {
+		cli.Wrap(&first, "  ", "  ", here)
+	}
 	r.figures(&table, a)
 	if a == nil {
 		fmt.Fprint(w, first.String(), table.String())

@@ -2,6 +2,8 @@ package planning_test
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -11,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
+	"github.com/spillway-ml/spillway/internal/hostmem"
 )
 
 // verdictOf is the text before the first empty line, and the command in it.
@@ -62,6 +65,30 @@ func TestTheCommandOfAVerdictRuns(t *testing.T) {
 		got := command(words(line)[1:]...)
 		require.Equal(t, cli.ExitDone, got.status, "%s\n%s", line, got.stderr)
 	}
+}
+
+// A plan for the CPU of this machine says where train refuses it for the machine's memory.
+func TestTheVerdictKnowsThisMachine(t *testing.T) {
+	if hostmem.Machine() == 0 {
+		t.Skip("the system does not tell its memory")
+	}
+	args := strings.Fields("--model gpt3-175b --ranks 2 --seq 16 --batch 1 --prefetch 1")
+	refused := command(append([]string{"train", "--data", testdata + "/text.bin", "--tokenizer", "bytes"}, args...)...)
+	m := regexp.MustCompile(`2 ranks on this machine plan (\S+ \S+) of memory together and it has (\S+ \S+)`).FindStringSubmatch(refused.stderr)
+	require.NotNil(t, m, refused.stderr)
+	page, kept := filepath.Join(t.TempDir(), "p.html"), filepath.Join(t.TempDir(), "p.json")
+	args = append(args, "--effort", "1")
+	r := command(append([]string{"plan", "--html", page, "--json", kept}, args...)...)
+	require.Zero(t, r.status, r.stderr)
+	want := "this machine has " + m[2] + " of memory and train refuses it here, for 2 ranks need " + m[1]
+	require.Contains(t, unwrapped(r.stdout), want)
+	html, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(html), want)
+	for _, elsewhere := range [][]string{{"--from", kept}, append([]string{"--nodes", "2"}, args...)} {
+		require.NotContains(t, command(append([]string{"plan"}, elsewhere...)...).stdout, "this machine has")
+	}
+	require.NotContains(t, command("plan", "--model", testdata+"/gpt2", "--effort", "1").stdout, "this machine has")
 }
 
 // The command of an answer has the value that was asked for.
