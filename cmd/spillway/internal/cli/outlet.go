@@ -40,20 +40,6 @@ func (o *Outlet) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// closed tells whether the process was started without this stream: Go's runtime then opens
-// /dev/null for reading and writing in its place. A shell's > /dev/null is for writing alone.
-func (o *Outlet) closed() bool {
-	null, err := os.Stat(os.DevNull)
-	if err != nil {
-		return false
-	}
-	if st, err := o.File.Stat(); err != nil || !os.SameFile(st, null) {
-		return false
-	}
-	_, err = o.File.Read(make([]byte, 1))
-	return errors.Is(err, io.EOF) // an error of another kind where it is open for writing alone
-}
-
 // LeaveLine goes to the next line where a live line stands, of somebody who is left
 // behind.
 func (o *Outlet) LeaveLine() {

@@ -62,24 +62,6 @@ func TestFullOutputsEndNoRun(t *testing.T) {
 	}
 }
 
-// JSON for a standard output that is closed is lost, and so the command has failed; /dev/null
-// takes it.
-func TestJSONForNoStandardOutput(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts processes")
-	}
-	path, err := built()
-	require.NoError(t, err)
-	for redirect, want := range map[string]int{">&-": cli.ExitBadInput, ">/dev/full": cli.ExitBadInput, ">/dev/null": cli.ExitDone, "<&- >/dev/null": cli.ExitDone} {
-		cmd := exec.Command("sh", "-c", `"$0" plan --model "$1" --json - `+redirect, path, testdata+"/gpt2")
-		var errs strings.Builder
-		cmd.Stderr = &errs
-		_ = cmd.Run()
-		require.Equal(t, want, cmd.ProcessState.ExitCode(), "%s: %s", redirect, errs.String())
-		require.Equal(t, want != 0, strings.Contains(errs.String(), "stdout"), "%s: %s", redirect, errs.String())
-	}
-}
-
 // Nobody who reads what a run tells, and no room for it, end no run.
 func TestNobodyReads(t *testing.T) {
 	t.Parallel()
