@@ -52,8 +52,8 @@ func (r *planReport) answer() (a *answer, says string) {
 	case asked.Fits && best.TokensPerSecond() < sameSpeed*asked.TokensPerSecond():
 		return &answer{plan: asked}, "fits as requested, and nothing found is faster:"
 	case asked.Fits:
-		return &answer{plan: best.Forecast, changes: cli.ArgsOf(best.Choices)}, fmt.Sprintf("fits as requested; this is %.2f × as "+
-			"fast:", best.TokensPerSecond()/asked.TokensPerSecond())
+		return &answer{plan: best.Forecast, changes: cli.ArgsOf(best.Choices)}, fmt.Sprintf("fits as requested; "+
+			"this is %.2f × as fast:", best.TokensPerSecond()/asked.TokensPerSecond())
 	case best != nil:
 		return &answer{plan: best.Forecast, changes: cli.ArgsOf(best.Choices)}, over + "; this fits:"
 	case len(r.ways) > 0:

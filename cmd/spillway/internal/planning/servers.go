@@ -3,8 +3,6 @@ package planning
 import (
 	"fmt"
 
-	"github.com/dustin/go-humanize/english"
-
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/gpus"
@@ -72,8 +70,8 @@ func (r *planReport) refusedHere(a *answer) string {
 		if m.Bytes == 0 || rank <= m.Share() {
 			return ""
 		}
-		return fmt.Sprintf("this machine has %s of memory and train refuses it here, for %s need %s",
-			plan.Bytes(m.Bytes), english.Plural(m.Ranks, "rank", ""), plan.Bytes(rank*int64(m.Ranks)))
+		return fmt.Sprintf("train refuses it here: it takes %s of memory and this machine has %s",
+			plan.Bytes(rank*int64(m.Ranks)), plan.Bytes(m.Bytes))
 	}
 	text := refused(r.asked)
 	if a == nil || a.plan == r.asked {

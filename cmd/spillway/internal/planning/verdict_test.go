@@ -80,7 +80,7 @@ func TestTheVerdictKnowsThisMachine(t *testing.T) {
 	args = append(args, "--effort", "1")
 	r := command(append([]string{"plan", "--html", page, "--json", kept}, args...)...)
 	require.Zero(t, r.status, r.stderr)
-	want := "this machine has " + m[2] + " of memory and train refuses it here, for 2 ranks need " + m[1]
+	want := "train refuses it here: it takes " + m[1] + " of memory and this machine has " + m[2]
 	require.Contains(t, unwrapped(r.stdout), want)
 	html, err := os.ReadFile(page)
 	require.NoError(t, err)
