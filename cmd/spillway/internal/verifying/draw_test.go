@@ -1,12 +1,16 @@
 package verifying
 
 import (
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 	"github.com/spillway-ml/spillway/train/receipts"
 )
+
+func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
 
 func TestDrawnSegmentsHaveSteps(t *testing.T) {
 	alone := receipts.Segment{From: 4, To: 4}
