@@ -1,6 +1,6 @@
 #!/bin/bash
 # llama-3-8b on 16 × h100-80, as spillway plan has planned it: a rank takes 29.08
-# GiB of 79.65 GiB of device memory and 346.65 MiB of host memory, a step 320–580
+# GiB of 79.65 GiB of device memory and 330.21 MiB of host memory, a step 320–580
 # ms, 110,000–210,000 tokens/s.
 # Check the paths: all hosts see the same data, model and checkpoint folder. A cluster may ask for
 # --partition and --account too.
@@ -10,7 +10,7 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --gpus-per-node=8
 # Memory of a server: what its ranks take by the plan, and an eighth and 64 MiB more.
-#SBATCH --mem=3183M
+#SBATCH --mem=3035M
 # The predicted time at its longest, a quarter and half an hour more.
 #SBATCH --time=0-04:00:00
 #SBATCH --requeue
