@@ -16,9 +16,9 @@ import (
 // memory: asynchronously, from a copy of a rank's states, or through a buffer, as large
 // as there is room for. Neither keeps a plan from fitting unless it was asked for.
 func stage(c *config.Config, p *plan.Plan) error {
-	asked := strings.EqualFold(c.AsyncSave, config.AsyncOn)
+	asked, off := strings.EqualFold(c.AsyncSave, config.AsyncOn), strings.EqualFold(c.AsyncSave, config.AsyncOff)
 	p.Config.Staging, p.Config.SaveBuffer = 0, 0
-	if c.Inference || strings.EqualFold(c.AsyncSave, config.AsyncOff) || c.Checkpoint == "" && !asked {
+	if c.Inference || c.Checkpoint == "" && !asked {
 		return nil
 	}
 	part, _, err := run.PartBytes(p.Program, c.Ranks)
@@ -26,7 +26,7 @@ func stage(c *config.Config, p *plan.Plan) error {
 		return err
 	}
 	need, room := checkpoint.StagingBytes(part), hostRoom(c, p)
-	if asked || need <= room {
+	if asked || need <= room && !off {
 		p.Config.Staging = need
 		p.Config.Outside[graph.Host] += need
 		return nil

@@ -462,7 +462,7 @@ func TestPlanCountsProcesses(t *testing.T) {
 		n, err := strconv.Atoi(each)
 		require.NoError(t, err)
 		require.Contains(t, run, start)
-		require.Greater(t, ranks, all+int64(4/n-1)*30<<20, "each process has code and a heap")
+		require.Greater(t, ranks, all+int64(4/n-1)*20<<20, "each process has code and a heap")
 		require.Greater(t, process*int64(4/n), one.ProcessBytes)
 		most = max(most, ranks)
 	}
