@@ -258,7 +258,7 @@ func Cut(s string) string {
 	if r := []rune(s); len(r) > 80 {
 		s = string(r[:79]) + "…"
 	}
-	return strings.Trim(fmt.Sprintf("%q", s), `"`)
+	return escaped(s)
 }
 
 // CompleteValues lets a shell complete the values of flags that are names.

@@ -25,8 +25,7 @@ func tame(text string, args []string) string {
 		for _, v := range values {
 			if len(v) > maxQuoted || strings.ContainsFunc(v, unicode.IsControl) {
 				text = strings.ReplaceAll(text, v, short(v))
-				quoted := strings.Trim(strconv.Quote(v), `"`)
-				text = strings.ReplaceAll(text, quoted, short(v))
+				text = strings.ReplaceAll(text, escaped(v), short(v))
 			}
 		}
 	}
@@ -57,7 +56,13 @@ func short(v string) string {
 	if len(r) > maxQuoted {
 		r, more = r[:maxQuoted], "…"
 	}
-	return strings.Trim(strconv.Quote(string(r)), `"`) + more
+	return escaped(string(r)) + more
+}
+
+// escaped is a text as a Go string literal holds it, without the quotes around it.
+func escaped(s string) string {
+	q := strconv.Quote(s)
+	return q[1 : len(q)-1]
 }
 
 // OnOneLine is a path as one line of a report holds it.
