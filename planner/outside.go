@@ -23,7 +23,7 @@ const (
 	rankOutside      = 1 << 18  // threads, queues, groups
 	boundOutside     = 3200     // an operation on a rank, with its buffers, kernels and addresses
 	diskOutside      = 5 << 18  // of a process with a disk tier, beside its buffers
-	savingOutside    = 3 << 19  // code that saves checkpoints, and their headers
+	savingOutside    = 3 << 19  // of a process, code that saves checkpoints, and their headers
 	tokenizerOutside = 14 << 20 // tables of a byte-pair tokenizer
 )
 
@@ -49,9 +49,6 @@ func outside(c *config.Config, p *plan.Plan) [graph.NumSpaces]int64 {
 	process := processOutside + chunksOutside*run.ChunkBytes(p.Program) + ranks*(rankOutside+ops*boundOutside)
 	if t := strings.ToLower(c.Tokenizer); t != "" && t != "bytes" {
 		process += tokenizerOutside
-	}
-	if c.Checkpoint != "" && !c.Inference {
-		process += savingOutside
 	}
 	job := c.Processes()
 	if a := c.Algorithm(); a != algo.Auto && a != algo.Direct || job != nil {

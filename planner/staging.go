@@ -14,7 +14,8 @@ import (
 
 // stage decides how checkpoints are saved and adds what that takes to the plan's host
 // memory: asynchronously, from a copy of a rank's states, or through a buffer, as large
-// as there is room for. Neither keeps a plan from fitting unless it was asked for.
+// as there is room for. Neither keeps a plan from fitting unless it was asked for, nor does
+// what saving takes besides: within the caps of a run without checkpoints one with them runs too.
 func stage(c *config.Config, p *plan.Plan) error {
 	asked, off := strings.EqualFold(c.AsyncSave, config.AsyncOn), strings.EqualFold(c.AsyncSave, config.AsyncOff)
 	p.Config.Staging, p.Config.SaveBuffer = 0, 0
@@ -26,6 +27,10 @@ func stage(c *config.Config, p *plan.Plan) error {
 		return err
 	}
 	need, room := checkpoint.StagingBytes(part), hostRoom(c, p)
+	ranks := int64(processRanks(c))
+	saving := max(0, min((savingOutside+ranks-1)/ranks, room))
+	p.Config.Outside[graph.Host] += saving
+	room -= saving
 	if asked || need <= room && !off {
 		p.Config.Staging = need
 		p.Config.Outside[graph.Host] += need

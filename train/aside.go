@@ -4,11 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"syscall"
 
 	"github.com/spillway-ml/spillway/internal/aside"
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // canWriteAside makes the folder of the file that writeAside will write, and checks that files
@@ -31,11 +33,16 @@ func canWriteAside(path string) error {
 
 // canWriteIn checks that files can be created in a folder.
 func canWriteIn(folder string) error {
-	f, err := os.CreateTemp(folder, ".spillway-probe-")
+	d, err := filesys.Open(folder)
 	if err != nil {
 		return err
 	}
-	return errors.Join(f.Close(), os.Remove(f.Name()))
+	name := fmt.Sprintf(".spillway-probe-%016x", rand.Uint64())
+	f, err := d.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err == nil {
+		err = errors.Join(f.Close(), d.Remove(name))
+	}
+	return errors.Join(err, d.Close())
 }
 
 // writeAside replaces a file's contents completely or not at all: it writes a temporary file

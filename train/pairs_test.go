@@ -46,8 +46,8 @@ func TestFieldsThatNeedAnother(t *testing.T) {
 		{func(c *config.Config) { c.ShardSize, c.Zero, c.Ranks = 2, 0, 4 }, func(c *config.Config) { c.Zero = 1 }, "Config.ShardSize 2 changes nothing"},
 		{func(c *config.Config) { c.AccumOrder = "layer" }, func(c *config.Config) { c.Accum = 2 }, "Config.AccumOrder layer changes nothing"},
 		{func(c *config.Config) { c.AsyncSave = "off" }, func(c *config.Config) { c.Checkpoint = "ck" }, "Config.AsyncSave off changes nothing"},
-		{func(c *config.Config) { c.TextField = "body" }, func(c *config.Config) { c.EvalData = lines }, "Config.TextField body changes nothing"},
-		{func(c *config.Config) { c.DataGlob = "*.go" }, func(c *config.Config) { c.Data = filepath.Dir(text) }, "Config.DataGlob *.go changes nothing"},
+		{func(c *config.Config) { c.TextField = "body" }, func(c *config.Config) { c.EvalData = lines }, `Config.TextField "body" changes nothing`},
+		{func(c *config.Config) { c.DataGlob = "*.go" }, func(c *config.Config) { c.Data = filepath.Dir(text) }, `Config.DataGlob "*.go" changes nothing`},
 		{func(c *config.Config) { c.Nesterov = true }, func(c *config.Config) { c.Optimizer = "larc" }, "Config.Nesterov: optimizer: adamw has no choice of Nesterov's form; use larc, lars, sgd"},
 		{func(c *config.Config) { c.Nesterov, c.Optimizer, c.Beta1 = true, "sgd", 0 }, func(c *config.Config) { c.Beta1 = 0.5 }, "Config.Nesterov: optimizer: Nesterov's form needs momentum"},
 	} {
