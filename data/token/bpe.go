@@ -1,6 +1,7 @@
 package token
 
 import (
+	"container/heap"
 	"fmt"
 	"slices"
 	"strings"
@@ -81,58 +82,19 @@ type candidate struct {
 	rank, pos, token int32
 }
 
-// mergeQueue is a heap, the first merge at 0. That of container/heap would allocate each candidate.
 type mergeQueue []candidate
 
-// before says which of two merges comes first.
-func (c candidate) before(d candidate) bool {
-	return c.rank < d.rank || c.rank == d.rank && c.pos < d.pos
+func (q mergeQueue) Len() int { return len(q) }
+func (q mergeQueue) Less(i, j int) bool {
+	return q[i].rank < q[j].rank || q[i].rank == q[j].rank && q[i].pos < q[j].pos
 }
-
-// sink moves the candidate at i to where none below it comes before it.
-func (q mergeQueue) sink(i int) {
-	c := q[i]
-	for {
-		k := 2*i + 1
-		if k >= len(q) {
-			break
-		}
-		if k+1 < len(q) && q[k+1].before(q[k]) {
-			k++
-		}
-		if !q[k].before(c) {
-			break
-		}
-		q[i], i = q[k], k
-	}
-	q[i] = c
-}
-
-func (q mergeQueue) init() {
-	for i := len(q)/2 - 1; i >= 0; i-- {
-		q.sink(i)
-	}
-}
-
-func (q *mergeQueue) push(c candidate) {
-	*q = append(*q, c)
-	h, i := *q, len(*q)-1
-	for i > 0 && c.before(h[(i-1)/2]) {
-		h[i], i = h[(i-1)/2], (i-1)/2
-	}
-	h[i] = c
-}
-
-// pop takes the first merge.
-func (q *mergeQueue) pop() candidate {
-	h, last := *q, len(*q)-1
-	first := h[0]
-	h[0] = h[last]
-	*q = h[:last]
-	if last > 0 {
-		q.sink(0)
-	}
-	return first
+func (q mergeQueue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q *mergeQueue) Push(x any)   { *q = append(*q, x.(candidate)) }
+func (q *mergeQueue) Pop() any {
+	last := len(*q) - 1
+	x := (*q)[last]
+	*q = (*q)[:last]
+	return x
 }
 
 // start appends the tokens of a piece before any merge: at most one a byte.
@@ -202,17 +164,17 @@ func (m *bpe) encodePart(dst []int32, piece string, s *scratch) []int32 {
 			s.queue = append(s.queue, candidate{c.rank, int32(i), c.token})
 		}
 	}
-	s.queue.init()
+	heap.Init(&s.queue)
 	push := func(left int32) {
 		if left < 0 || s.symbols[left].next < 0 {
 			return
 		}
 		if c, ok := m.merges[pairKey(s.symbols[left].token, s.symbols[s.symbols[left].next].token)]; ok {
-			s.queue.push(candidate{c.rank, left, c.token})
+			heap.Push(&s.queue, candidate{c.rank, left, c.token})
 		}
 	}
 	for len(s.queue) > 0 {
-		top := s.queue.pop()
+		top := heap.Pop(&s.queue).(candidate)
 		left := &s.symbols[top.pos]
 		if left.token < 0 || left.next < 0 {
 			continue
