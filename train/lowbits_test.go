@@ -178,7 +178,7 @@ func TestLowBitOptimizersFollowTheirPapers(t *testing.T) {
 	}
 }
 
-// AdamW with bf16 parameters and moments: over 50 steps, by default 20, each new value is one of the two
+// AdamW with bf16 parameters and moments: over 50 steps each new value is one of the two
 // bf16 around the paper's, from the values before. For weights and moments, what rounding
 // adds has a mean of zero within 5 standard deviations, the variance of a fair choice
 // (rounding to nearest has half of it), and nothing in common with the step before.
@@ -207,8 +207,7 @@ func TestStochasticRoundingIsFair(t *testing.T) {
 	type tally struct{ sum, squares, variance, before, n float64 }
 	var fair [3]tally
 	last := [3]map[string][]float64{{}, {}, {}} // what was added in the step before
-	steps := long.Or(20, 50)
-	for step := 1; step <= steps; step++ {
+	for step := 1; step <= 50; step++ {
 		now, m1, m2 := parameters(t, tr), kept("exp_avg"), kept("exp_avg_sq")
 		grads, norm := m.at(t, now)
 		_, err := tr.Step(t.Context())
@@ -253,7 +252,7 @@ func TestStochasticRoundingIsFair(t *testing.T) {
 		}
 	}
 	for k, f := range fair {
-		require.Greater(t, f.n, 2e3*float64(steps))
+		require.Greater(t, f.n, 1e5)
 		require.Less(t, math.Abs(f.sum)/math.Sqrt(f.variance), 5.0, "state %d: mean %g of %g numbers", k, f.sum/f.n, f.n)
 		require.InEpsilon(t, f.variance, f.squares, 0.02, "state %d: the variance", k)
 		require.Less(t, math.Abs(f.before)/f.variance, 0.02, "state %d: as in the step before", k)
