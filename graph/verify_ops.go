@@ -107,7 +107,8 @@ func (v *verifier) collectives() error {
 			return nil
 		}
 		if s, ok := stream[axis]; ok && s != op.Stream {
-			return fmt.Errorf("is a collective on stream %v, and %s of the same group (mesh axis %d) on stream %v; ranks could meet them in different orders", op.Stream, name[axis], axis, s)
+			return fmt.Errorf("is a collective on stream %v, and %s of the same group (mesh axis %d) on stream %v; "+
+				"ranks could meet them in different orders", op.Stream, name[axis], axis, s)
 		}
 		stream[axis], name[axis] = op.Stream, op.Name
 		return nil

@@ -124,7 +124,8 @@ func (v *verifier) params(ref func(what string, id BufID) error) error {
 				return fmt.Errorf("parameter %s: %w", q.Name, err)
 			}
 			if b.id != NoBuf && p.Buf(b.id).Elems() != p.LocalElems(q) {
-				return fmt.Errorf("parameter %s: its %s %s has shape %v, want the %d elements of %v", q.Name, b.what, p.bufName(b.id), p.Buf(b.id).Shape, p.LocalElems(q), p.LocalShape(q))
+				return fmt.Errorf("parameter %s: its %s %s has shape %v, want the %d elements of %v",
+					q.Name, b.what, p.bufName(b.id), p.Buf(b.id).Shape, p.LocalElems(q), p.LocalShape(q))
 			}
 		}
 		if q.Frozen && q.Grad != NoBuf {
@@ -236,7 +237,8 @@ func (g *Gradient) check(p *Program, u *Unit) error {
 	of := func(id BufID) *Buffer { return p.Buf(id) }
 	switch {
 	case of(g.Whole).Elems() != u.FlatLen || of(g.Whole).DType != g.Leaf:
-		return fmt.Errorf("its gradient %s is %v of %d elements, want %v of the flat length %d", p.bufName(g.Whole), of(g.Whole).DType, of(g.Whole).Elems(), g.Leaf, u.FlatLen)
+		return fmt.Errorf("its gradient %s is %v of %d elements, want %v of the flat length %d",
+			p.bufName(g.Whole), of(g.Whole).DType, of(g.Whole).Elems(), g.Leaf, u.FlatLen)
 	case g.Order >= NumSumOrders:
 		return fmt.Errorf("its gradient is summed in the order %v, want %v or %v", g.Order, SumTree, SumSequential)
 	case g.Sent != NoBuf && of(g.Sent).DType != g.Wire:

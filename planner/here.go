@@ -34,7 +34,7 @@ func (q Request) FitHere(ctx context.Context, fixed Fixed, rows int, hw Hardware
 	}
 	machine := MachineOf(&q.Config)
 	needs := InMemory(best.Plan, inMachine(&q.Config))
-	if machine.Bytes == 0 || needs <= machine.Share() {
+	if machine.Holds(needs) {
 		return best, nil
 	}
 	var first error

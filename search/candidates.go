@@ -56,8 +56,8 @@ func (f *filler) states() (list []recipe) {
 	if len(at) == 0 {
 		return list
 	}
-	orders := [][]graph.Class{{graph.Optimizer}, {graph.Parameters}, {graph.Gradients}, {graph.Optimizer, graph.Gradients}, {graph.Optimizer, graph.Parameters}, {graph.Parameters, graph.Optimizer},
-		{graph.Optimizer, graph.Gradients, graph.Parameters}, {graph.Optimizer, graph.Parameters, graph.Gradients}, {graph.Parameters, graph.Gradients, graph.Optimizer}}
+	const o, p, g = graph.Optimizer, graph.Parameters, graph.Gradients
+	orders := [][]graph.Class{{o}, {p}, {g}, {o, g}, {o, p}, {p, o}, {o, g, p}, {o, p, g}, {p, g, o}}
 	for _, order := range orders {
 		var host, disk, split recipe
 		for k, c := range order {

@@ -69,7 +69,9 @@ type measured struct {
 // less orders points where nothing else does, so that a search on several
 // processors has one outcome.
 func (p *point) less(q *point) bool {
-	return cmp.Or(cmp.Compare(p.zero, q.zero), cmp.Compare(p.batch, q.batch), cmp.Compare(p.prefetch, q.prefetch), cmp.Compare(p.precision.String(), q.precision.String()), compareOrders(p.layers, q.layers), slices.Compare(p.x, q.x), cmp.Compare(p.away.String(), q.away.String()), cmp.Compare(p.again.String(), q.again.String())) < 0
+	return cmp.Or(cmp.Compare(p.zero, q.zero), cmp.Compare(p.batch, q.batch), cmp.Compare(p.prefetch, q.prefetch),
+		cmp.Compare(p.precision.String(), q.precision.String()), compareOrders(p.layers, q.layers), slices.Compare(p.x, q.x),
+		cmp.Compare(p.away.String(), q.away.String()), cmp.Compare(p.again.String(), q.again.String())) < 0
 }
 
 // compareOrders is cmp.Compare for orders of micro-batches: layer order first.

@@ -22,7 +22,8 @@ func fileNotes(c *config.Config) (notes []string) {
 		notes = append(notes, fmt.Sprintf("Config.TextField %.80q changes nothing: no data are JSON lines (*.jsonl) or Parquet", c.TextField))
 	}
 	if c.DataGlob != "" && !slices.ContainsFunc(paths, isFolder) {
-		notes = append(notes, fmt.Sprintf("Config.DataGlob %.80q changes nothing: a file that is named itself is read whatever its name is; patterns are for folders", c.DataGlob))
+		notes = append(notes, fmt.Sprintf("Config.DataGlob %.80q changes nothing: a file that is named itself is read whatever "+
+			"its name is; patterns are for folders", c.DataGlob))
 	}
 	return notes
 }

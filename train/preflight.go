@@ -41,8 +41,7 @@ func (e *MachineTooSmall) Error() string {
 // arenas lie in it. It allows every plan on systems that do not report their memory.
 func onThisMachine(cfg *config.Config, p *plan.Plan, spaces []graph.Space) error {
 	machine, rank := planner.MachineOf(cfg), planner.InMemory(p, spaces)
-	// Divided, not multiplied: a rank's plan may be any int64.
-	if machine.Bytes == 0 || rank <= machine.Share() {
+	if machine.Holds(rank) {
 		return nil
 	}
 	return &MachineTooSmall{machine.Ranks, rank * int64(machine.Ranks), machine.Bytes, machine.Host}

@@ -201,10 +201,12 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	s.efficiencies()
-	what := fmt.Sprintf("model %s, ZeRO-%d, micro-batch %d × %d tokens, up to %d processes of one thread", cli.OnOneLine(first.Model), first.Zero, first.Batch, s.rows()[0].Seq, b.ranks)
+	what := fmt.Sprintf("model %s, ZeRO-%d, micro-batch %d × %d tokens, up to %d processes of one thread",
+		cli.OnOneLine(first.Model), first.Zero, first.Batch, s.rows()[0].Seq, b.ranks)
 	notes := []string{s.accuracy()}
 	if !strings.EqualFold(b.gpu, "none") {
-		notes = append(notes, fmt.Sprintf("Simulated rows: %s on %s in servers of 8, weak scaling, on the cost model alone.", cli.OnOneLine(model), b.gpu))
+		notes = append(notes, fmt.Sprintf("Simulated rows: %s on %s in servers of 8, weak scaling, on the cost model alone.",
+			cli.OnOneLine(model), b.gpu))
 	}
 	return b.out.write(cmd, &report{title: "Scaling", what: what, session: s, tables: scaleTables, charts: scaleCharts, made: b.made, notes: slices.DeleteFunc(notes, func(n string) bool { return n == "" })})
 }

@@ -67,7 +67,7 @@ func (r *planReport) refusedHere(a *answer) string {
 	}
 	refused := func(p *planner.Forecast) string {
 		m, rank := planner.MachineOf(&p.Config), planner.InMemory(p.Plan, []graph.Space{graph.Device, graph.Host})
-		if m.Bytes == 0 || rank <= m.Share() {
+		if m.Holds(rank) {
 			return ""
 		}
 		return fmt.Sprintf("train refuses it here: it takes %s of memory and this machine has %s",
