@@ -322,7 +322,7 @@ type HostMemory struct {
 // Share is each rank's part in bytes; 0: unknown.
 func (m HostMemory) Share() int64 { return m.Bytes / int64(max(m.Ranks, 1)) }
 
-// Holds tells whether ranks that take so many bytes each are within the memory, or it is unknown.
+// Holds tells whether ranks that take so many bytes each, any int64, are within the memory, or it is unknown.
 func (m HostMemory) Holds(rank int64) bool { return m.Bytes == 0 || rank <= m.Share() }
 
 func (m HostMemory) String() string {
