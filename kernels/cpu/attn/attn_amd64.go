@@ -7,23 +7,15 @@ package attn
 //go:noescape
 func productAVX512W1(args *productArgs)
 
-// productAVX512W2 computes blocks of 4 rows by 32 floats of a tile product.
-//
 //go:noescape
 func productAVX512W2(args *productArgs)
 
-// productAVX512W3 computes blocks of 4 rows by 48 floats of a tile product.
-//
 //go:noescape
 func productAVX512W3(args *productArgs)
 
-// productAVX512W4 computes blocks of 4 rows by 64 floats of a tile product.
-//
 //go:noescape
 func productAVX512W4(args *productArgs)
 
-// productAVX2 computes blocks of 4 rows by 16 floats of a tile product.
-//
 //go:noescape
 func productAVX2(args *productArgs)
 
@@ -37,13 +29,9 @@ func softmaxAVX512(args *softmaxArgs)
 //go:noescape
 func scoreGradAVX512(args *scoreGradArgs)
 
-// softmaxAVX2 turns a tile of scores into probabilities; see softmaxArgs.
-//
 //go:noescape
 func softmaxAVX2(args *softmaxArgs)
 
-// scoreGradAVX2 turns scores into probabilities and dp into ds; see scoreGradArgs.
-//
 //go:noescape
 func scoreGradAVX2(args *scoreGradArgs)
 

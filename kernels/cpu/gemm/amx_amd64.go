@@ -9,18 +9,12 @@ import "unsafe"
 //go:noescape
 func bf16x16x16AMX(t *tile)
 
-// bf16x16x32AMX multiplies t.n slivers of up to 16 rows of A by a sliver of up to 32 columns of B, t.times blocks of K one after the other.
-//
 //go:noescape
 func bf16x16x32AMX(t *tile)
 
-// bf16x32x16AMX multiplies t.n slivers of up to 32 rows of A by a sliver of up to 16 columns of B, t.times blocks of K one after the other.
-//
 //go:noescape
 func bf16x32x16AMX(t *tile)
 
-// bf16x32x32AMX multiplies t.n slivers of up to 32 rows of A by a sliver of up to 32 columns of B, t.times blocks of K one after the other.
-//
 //go:noescape
 func bf16x32x32AMX(t *tile)
 
@@ -37,23 +31,15 @@ func bf16AMX(t *tile, rows, cols int) {
 	}
 }
 
-// s8x16x16AMX multiplies t.n slivers of up to 16 rows of A by a sliver of up to 16 columns of B, t.times blocks of K one after the other.
-//
 //go:noescape
 func s8x16x16AMX(t *tile)
 
-// s8x16x32AMX multiplies t.n slivers of up to 16 rows of A by a sliver of up to 32 columns of B, t.times blocks of K one after the other.
-//
 //go:noescape
 func s8x16x32AMX(t *tile)
 
-// s8x32x16AMX multiplies t.n slivers of up to 32 rows of A by a sliver of up to 16 columns of B, t.times blocks of K one after the other.
-//
 //go:noescape
 func s8x32x16AMX(t *tile)
 
-// s8x32x32AMX multiplies t.n slivers of up to 32 rows of A by a sliver of up to 32 columns of B, t.times blocks of K one after the other.
-//
 //go:noescape
 func s8x32x32AMX(t *tile)
 
@@ -70,23 +56,15 @@ func s8AMX(t *tile, rows, cols int) {
 	}
 }
 
-// u8x16x16AMX multiplies t.n slivers of up to 16 rows of A by a sliver of up to 16 columns of B, t.times blocks of K one after the other.
-//
 //go:noescape
 func u8x16x16AMX(t *tile)
 
-// u8x16x32AMX multiplies t.n slivers of up to 16 rows of A by a sliver of up to 32 columns of B, t.times blocks of K one after the other.
-//
 //go:noescape
 func u8x16x32AMX(t *tile)
 
-// u8x32x16AMX multiplies t.n slivers of up to 32 rows of A by a sliver of up to 16 columns of B, t.times blocks of K one after the other.
-//
 //go:noescape
 func u8x32x16AMX(t *tile)
 
-// u8x32x32AMX multiplies t.n slivers of up to 32 rows of A by a sliver of up to 32 columns of B, t.times blocks of K one after the other.
-//
 //go:noescape
 func u8x32x32AMX(t *tile)
 
@@ -108,13 +86,9 @@ func u8AMX(t *tile, rows, cols int) {
 //go:noescape
 func bf16RowAMX(t *tile)
 
-// bf16RowF32AMX multiplies a sliver of 32 rows of A by t.n slivers of 32 columns of B.
-//
 //go:noescape
 func bf16RowF32AMX(t *tile)
 
-// s8RowAMX multiplies a sliver of 32 rows of A by t.n slivers of 32 columns of B.
-//
 //go:noescape
 func s8RowAMX(t *tile)
 

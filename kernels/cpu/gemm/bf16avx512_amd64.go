@@ -9,68 +9,42 @@ import "unsafe"
 //go:noescape
 func bf16x1AVX512(t *tile)
 
-// bf16x2AVX512 multiplies t.n slivers of 2 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x2AVX512(t *tile)
 
-// bf16x3AVX512 multiplies t.n slivers of 3 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x3AVX512(t *tile)
 
-// bf16x4AVX512 multiplies t.n slivers of 4 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x4AVX512(t *tile)
 
-// bf16x5AVX512 multiplies t.n slivers of 5 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x5AVX512(t *tile)
 
-// bf16x6AVX512 multiplies t.n slivers of 6 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x6AVX512(t *tile)
 
-// bf16x7AVX512 multiplies t.n slivers of 7 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x7AVX512(t *tile)
 
-// bf16x8AVX512 multiplies t.n slivers of 8 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x8AVX512(t *tile)
 
-// bf16x9AVX512 multiplies t.n slivers of 9 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x9AVX512(t *tile)
 
-// bf16x10AVX512 multiplies t.n slivers of 10 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x10AVX512(t *tile)
 
-// bf16x11AVX512 multiplies t.n slivers of 11 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x11AVX512(t *tile)
 
-// bf16x12AVX512 multiplies t.n slivers of 12 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x12AVX512(t *tile)
 
-// bf16x13AVX512 multiplies t.n slivers of 13 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x13AVX512(t *tile)
 
-// bf16x14AVX512 multiplies t.n slivers of 14 rows of A by a sliver of up to 32 columns of B. A unit is two bf16 of consecutive k.
-//
 //go:noescape
 func bf16x14AVX512(t *tile)
 

@@ -7,28 +7,18 @@ package gemm
 //go:noescape
 func f32x1AVX2(t *tile)
 
-// f32x2AVX2 multiplies t.n slivers of 2 rows of A by a sliver of up to 16 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x2AVX2(t *tile)
 
-// f32x3AVX2 multiplies t.n slivers of 3 rows of A by a sliver of up to 16 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x3AVX2(t *tile)
 
-// f32x4AVX2 multiplies t.n slivers of 4 rows of A by a sliver of up to 16 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x4AVX2(t *tile)
 
-// f32x5AVX2 multiplies t.n slivers of 5 rows of A by a sliver of up to 16 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x5AVX2(t *tile)
 
-// f32x6AVX2 multiplies t.n slivers of 6 rows of A by a sliver of up to 16 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x6AVX2(t *tile)
 
@@ -37,28 +27,18 @@ func f32x6AVX2(t *tile)
 //go:noescape
 func pairx1AVX2(t *tile)
 
-// pairx2AVX2 multiplies t.n slivers of 2 rows of A by a sliver of up to 16 columns of B. A unit is two int16 of consecutive k.
-//
 //go:noescape
 func pairx2AVX2(t *tile)
 
-// pairx3AVX2 multiplies t.n slivers of 3 rows of A by a sliver of up to 16 columns of B. A unit is two int16 of consecutive k.
-//
 //go:noescape
 func pairx3AVX2(t *tile)
 
-// pairx4AVX2 multiplies t.n slivers of 4 rows of A by a sliver of up to 16 columns of B. A unit is two int16 of consecutive k.
-//
 //go:noescape
 func pairx4AVX2(t *tile)
 
-// pairx5AVX2 multiplies t.n slivers of 5 rows of A by a sliver of up to 16 columns of B. A unit is two int16 of consecutive k.
-//
 //go:noescape
 func pairx5AVX2(t *tile)
 
-// pairx6AVX2 multiplies t.n slivers of 6 rows of A by a sliver of up to 16 columns of B. A unit is two int16 of consecutive k.
-//
 //go:noescape
 func pairx6AVX2(t *tile)
 

@@ -9,68 +9,42 @@ import "unsafe"
 //go:noescape
 func f32x1AVX512(t *tile)
 
-// f32x2AVX512 multiplies t.n slivers of 2 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x2AVX512(t *tile)
 
-// f32x3AVX512 multiplies t.n slivers of 3 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x3AVX512(t *tile)
 
-// f32x4AVX512 multiplies t.n slivers of 4 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x4AVX512(t *tile)
 
-// f32x5AVX512 multiplies t.n slivers of 5 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x5AVX512(t *tile)
 
-// f32x6AVX512 multiplies t.n slivers of 6 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x6AVX512(t *tile)
 
-// f32x7AVX512 multiplies t.n slivers of 7 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x7AVX512(t *tile)
 
-// f32x8AVX512 multiplies t.n slivers of 8 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x8AVX512(t *tile)
 
-// f32x9AVX512 multiplies t.n slivers of 9 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x9AVX512(t *tile)
 
-// f32x10AVX512 multiplies t.n slivers of 10 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x10AVX512(t *tile)
 
-// f32x11AVX512 multiplies t.n slivers of 11 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x11AVX512(t *tile)
 
-// f32x12AVX512 multiplies t.n slivers of 12 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x12AVX512(t *tile)
 
-// f32x13AVX512 multiplies t.n slivers of 13 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x13AVX512(t *tile)
 
-// f32x14AVX512 multiplies t.n slivers of 14 rows of A by a sliver of up to 32 columns of B. A unit is a float32.
-//
 //go:noescape
 func f32x14AVX512(t *tile)
 

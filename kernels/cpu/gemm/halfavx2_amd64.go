@@ -19,7 +19,5 @@ func widenF16AVX2(dst, src unsafe.Pointer, vectors int)
 //go:noescape
 func narrowF16AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows int)
 
-// narrowBF16AVX2 rounds rows of 16 float32 to 16 bits. Strides are in bytes.
-//
 //go:noescape
 func narrowBF16AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows int)

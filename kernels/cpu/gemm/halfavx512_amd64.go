@@ -19,7 +19,5 @@ func widenF16AVX512(dst, src unsafe.Pointer, vectors int)
 //go:noescape
 func narrowF16AVX512(dst, src unsafe.Pointer, dstStride, srcStride, rows, mask int)
 
-// narrowBF16AVX512 rounds rows of up to 32 float32, the lanes of mask, to 16 bits. Strides are in bytes.
-//
 //go:noescape
 func narrowBF16AVX512(dst, src unsafe.Pointer, dstStride, srcStride, rows, mask int)

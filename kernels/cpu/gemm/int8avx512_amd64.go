@@ -9,68 +9,42 @@ import "unsafe"
 //go:noescape
 func int8x1AVX512(t *tile)
 
-// int8x2AVX512 multiplies t.n slivers of 2 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x2AVX512(t *tile)
 
-// int8x3AVX512 multiplies t.n slivers of 3 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x3AVX512(t *tile)
 
-// int8x4AVX512 multiplies t.n slivers of 4 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x4AVX512(t *tile)
 
-// int8x5AVX512 multiplies t.n slivers of 5 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x5AVX512(t *tile)
 
-// int8x6AVX512 multiplies t.n slivers of 6 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x6AVX512(t *tile)
 
-// int8x7AVX512 multiplies t.n slivers of 7 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x7AVX512(t *tile)
 
-// int8x8AVX512 multiplies t.n slivers of 8 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x8AVX512(t *tile)
 
-// int8x9AVX512 multiplies t.n slivers of 9 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x9AVX512(t *tile)
 
-// int8x10AVX512 multiplies t.n slivers of 10 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x10AVX512(t *tile)
 
-// int8x11AVX512 multiplies t.n slivers of 11 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x11AVX512(t *tile)
 
-// int8x12AVX512 multiplies t.n slivers of 12 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x12AVX512(t *tile)
 
-// int8x13AVX512 multiplies t.n slivers of 13 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x13AVX512(t *tile)
 
-// int8x14AVX512 multiplies t.n slivers of 14 rows of A by a sliver of up to 32 columns of B. A unit is four bytes of consecutive k, unsigned in A and signed in B.
-//
 //go:noescape
 func int8x14AVX512(t *tile)
 

@@ -14,68 +14,42 @@ func transposeF32AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows, block
 //go:noescape
 func copy6F32AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 
-// copy16F32AVX2 writes rows of 16 units of each sliver, which begin dstStep bytes apart, one after the other. srcStride is the bytes between stored rows.
-//
 //go:noescape
 func copy16F32AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 
-// transposeBF16AVX2 writes unit k of each of up to 8 source rows to dst+k*dstStride, for blocks of 8 units, in 6 or 8 lanes. Lanes of missing rows repeat the last. Strides are in bytes.
-//
 //go:noescape
 func transposeBF16AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows, blocks, lanes int)
 
-// copy6BF16AVX2 writes rows of 6 units of each sliver, which begin dstStep bytes apart, one after the other. srcStride is the bytes between stored rows.
-//
 //go:noescape
 func copy6BF16AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 
-// copy16BF16AVX2 writes rows of 16 units of each sliver, which begin dstStep bytes apart, one after the other. srcStride is the bytes between stored rows.
-//
 //go:noescape
 func copy16BF16AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 
-// transposeF16AVX2 writes unit k of each of up to 8 source rows to dst+k*dstStride, for blocks of 8 units, in 6 or 8 lanes. Lanes of missing rows repeat the last. Strides are in bytes.
-//
 //go:noescape
 func transposeF16AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows, blocks, lanes int)
 
-// copy6F16AVX2 writes rows of 6 units of each sliver, which begin dstStep bytes apart, one after the other. srcStride is the bytes between stored rows.
-//
 //go:noescape
 func copy6F16AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 
-// copy16F16AVX2 writes rows of 16 units of each sliver, which begin dstStep bytes apart, one after the other. srcStride is the bytes between stored rows.
-//
 //go:noescape
 func copy16F16AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 
-// transposeS8AVX2 writes unit k of each of up to 8 source rows to dst+k*dstStride, for blocks of 8 units, in 6 or 8 lanes. Lanes of missing rows repeat the last. Strides are in bytes.
-//
 //go:noescape
 func transposeS8AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows, blocks, lanes int)
 
-// copy6S8AVX2 writes rows of 6 units of each sliver, which begin dstStep bytes apart, one after the other. srcStride is the bytes between stored rows.
-//
 //go:noescape
 func copy6S8AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 
-// copy16S8AVX2 writes rows of 16 units of each sliver, which begin dstStep bytes apart, one after the other. srcStride is the bytes between stored rows.
-//
 //go:noescape
 func copy16S8AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 
-// transposeU8AVX2 writes unit k of each of up to 8 source rows to dst+k*dstStride, for blocks of 8 units, in 6 or 8 lanes. Lanes of missing rows repeat the last. Strides are in bytes.
-//
 //go:noescape
 func transposeU8AVX2(dst, src unsafe.Pointer, dstStride, srcStride, rows, blocks, lanes int)
 
-// copy6U8AVX2 writes rows of 6 units of each sliver, which begin dstStep bytes apart, one after the other. srcStride is the bytes between stored rows.
-//
 //go:noescape
 func copy6U8AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 
-// copy16U8AVX2 writes rows of 16 units of each sliver, which begin dstStep bytes apart, one after the other. srcStride is the bytes between stored rows.
-//
 //go:noescape
 func copy16U8AVX2(dst, src unsafe.Pointer, dstStep, srcStride, rows, slivers int)
 

@@ -7,15 +7,15 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-//go:generate go -C ../asmgen run ./vec -set elementwise -table ../vec/table_elementwise_amd64.go -out ../vec/elementwise_amd64.s -stubs ../vec/elementwise_amd64.go -pkg vec
-//go:generate go -C ../asmgen run ./vec -set rows -table ../vec/table_rows_amd64.go -out ../vec/rows_amd64.s -stubs ../vec/rows_amd64.go -pkg vec
-//go:generate go -C ../asmgen run ./vec -set columns -table ../vec/table_columns_amd64.go -out ../vec/columns_amd64.s -stubs ../vec/columns_amd64.go -pkg vec
-//go:generate go -C ../asmgen run ./vec -set optim -table ../vec/table_optim_amd64.go -out ../vec/optim_amd64.s -stubs ../vec/optim_amd64.go -pkg vec
-//go:generate go -C ../asmgen run ./vec -set sums -table ../vec/table_sums_amd64.go -out ../vec/sums_amd64.s -stubs ../vec/sums_amd64.go -pkg vec
-//go:generate go -C ../asmgen run ./vec -set convert -table ../vec/table_convert_amd64.go -out ../vec/convert_amd64.s -stubs ../vec/convert_amd64.go -pkg vec
-//go:generate go -C ../asmgen run ./vec -set dropout -table ../vec/table_dropout_amd64.go -out ../vec/dropout_amd64.s -stubs ../vec/dropout_amd64.go -pkg vec
-//go:generate go -C ../asmgen run ./vec -set quant8 -table ../vec/table_quant8_amd64.go -out ../vec/quant8_amd64.s -stubs ../vec/quant8_amd64.go -pkg vec
-//go:generate go -C ../asmgen run ./vec -set int8 -table ../vec/table_int8_amd64.go -out ../vec/int8_amd64.s -stubs ../vec/int8_amd64.go -pkg vec
+//go:generate go run -C ../asmgen ./vec -set elementwise -pkg vec -out ../vec/elementwise_amd64.s
+//go:generate go run -C ../asmgen ./vec -set rows -pkg vec -out ../vec/rows_amd64.s
+//go:generate go run -C ../asmgen ./vec -set columns -pkg vec -out ../vec/columns_amd64.s
+//go:generate go run -C ../asmgen ./vec -set optim -pkg vec -out ../vec/optim_amd64.s
+//go:generate go run -C ../asmgen ./vec -set sums -pkg vec -out ../vec/sums_amd64.s
+//go:generate go run -C ../asmgen ./vec -set convert -pkg vec -out ../vec/convert_amd64.s
+//go:generate go run -C ../asmgen ./vec -set dropout -pkg vec -out ../vec/dropout_amd64.s
+//go:generate go run -C ../asmgen ./vec -set quant8 -pkg vec -out ../vec/quant8_amd64.s
+//go:generate go run -C ../asmgen ./vec -set int8 -pkg vec -out ../vec/int8_amd64.s
 
 // table has the assembly of one SIMD level; all entries or none are set, but for those
 // of AVX-512 alone. An index

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/mmcloughlin/avo/attr"
 	. "github.com/mmcloughlin/avo/build"
@@ -97,8 +98,7 @@ func both(name, signature, doc string, flags attr.Attribute, body func(g *Gen)) 
 func emit(avx512 bool, name, signature, doc string, flags attr.Attribute, body func(g *Gen)) {
 	g := &Gen{AVX512: avx512, name: name, held: map[float32]Vec{}}
 	TEXT(name, flags, signature)
-	Pragma("noescape")
-	Doc(name + " " + doc)
+	declare(name, strings.TrimPrefix(signature, "func"), doc)
 	body(g)
 }
 
