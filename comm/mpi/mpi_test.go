@@ -208,7 +208,10 @@ var parts = map[string]func(*rank) error{
 			})
 		}
 		if r.world.first == 1 {
-			time.Sleep(60 * time.Millisecond)
+			ended := make(chan struct{})
+			r.world.OnError(func(error) { close(ended) })
+			<-ended
+			time.Sleep(40 * time.Millisecond)
 			err := gather()
 			time.Sleep(time.Second) // a launcher kills the others where one ends with an error
 			return err
