@@ -27,8 +27,28 @@ const (
 	tokenizerOutside = 14 << 20 // tables of a byte-pair tokenizer
 )
 
-// TraceSpans is how many operations of a stream a trace holds; the rest is counted only.
+// TraceSpans is how many operations of a stream a trace holds at most; the rest is counted only.
 const TraceSpans = 1 << 16
+
+// spans returns how many operations of each stream a trace of the run records: those of each
+// section that runs in every step, or once. How often a run evaluates or generates depends on
+// its data.
+func spans(steps int, p *graph.Program) (n [graph.NumStreams]int64) {
+	for sec, ph := range p.Phases() {
+		times := int64(ph.Repeat)
+		switch sec.Kind {
+		case graph.SectionStep:
+			times *= int64(steps)
+		case graph.SectionEval, graph.SectionGenerate:
+			times = TraceSpans
+		}
+		for i := range ph.Ops {
+			at := &n[ph.Ops[i].Stream]
+			*at = min(*at+times, TraceSpans)
+		}
+	}
+	return n
+}
 
 // processRanks is how many of the run's ranks share a process.
 func processRanks(c *config.Config) int {
@@ -45,7 +65,8 @@ func processRanks(c *config.Config) int {
 func outside(c *config.Config, p *plan.Plan) [graph.NumSpaces]int64 {
 	all := p.Config.Outside
 	ranks := int64(processRanks(c))
-	ops, used := programSize(p.Largest(graph.Device).Program)
+	program := p.Largest(graph.Device).Program
+	ops := programSize(program)
 	process := processOutside + chunksOutside*run.ChunkBytes(p.Program) + ranks*(rankOutside+ops*boundOutside)
 	if t := strings.ToLower(c.Tokenizer); t != "" && t != "bytes" {
 		process += tokenizerOutside
@@ -62,9 +83,9 @@ func outside(c *config.Config, p *plan.Plan) [graph.NumSpaces]int64 {
 		}
 	}
 	if c.Trace != "" {
-		for _, has := range used {
-			if has {
-				process += ranks * exec.TraceBytes(TraceSpans)
+		for _, n := range spans(c.Steps, program) {
+			if n > 0 {
+				process += ranks * exec.TraceBytes(int(n))
 			}
 		}
 	}
@@ -174,18 +195,12 @@ func sizeBelow(n int64) string {
 	return fmt.Sprint(n)
 }
 
-// programSize counts a program's operations, and tells the streams that they run on.
-func programSize(p *graph.Program) (ops int64, used [graph.NumStreams]bool) {
-	for i := range p.Sections {
-		for j := range p.Sections[i].Phases {
-			ph := &p.Sections[i].Phases[j]
-			ops += int64(len(ph.Ops))
-			for k := range ph.Ops {
-				used[ph.Ops[k].Stream] = true
-			}
-		}
+// programSize counts a program's operations.
+func programSize(p *graph.Program) (ops int64) {
+	for _, ph := range p.Phases() {
+		ops += int64(len(ph.Ops))
 	}
-	return ops, used
+	return ops
 }
 
 // stagingBytes is the most of a rank's host memory, outside its arena, in which parts of

@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/exec"
 	"github.com/spillway-ml/spillway/graph"
 )
 
@@ -23,7 +24,14 @@ func TestOutsideCountsEachOption(t *testing.T) {
 	require.Equal(t, plain+100<<20, host(func(c *Request) { c.Outside[graph.Host] = 100 << 20 }))
 	require.Equal(t, plain+64<<20, host(func(c *Request) { c.Disk, c.DiskCache = "d", 64<<20 }))
 	require.Equal(t, plain+tokenizerOutside, host(func(c *Request) { c.Tokenizer = "GPT2" }))
-	require.Greater(t, host(func(c *Request) { c.Trace = "trace.json" }), plain+1<<20)
+	traced := func(steps int) int64 {
+		return host(func(c *Request) { c.Trace, c.Steps = "trace.json", steps }) - plain
+	}
+	require.Positive(t, traced(1))
+	require.Greater(t, traced(100), 50*traced(1), "each step records as many operations")
+	full := exec.TraceBytes(TraceSpans)
+	require.Zero(t, traced(1_000_000)%full, "what exceeds the trace is not recorded")
+	require.GreaterOrEqual(t, traced(1_000_000), full)
 	require.Greater(t, host(func(c *Request) { c.Disk, c.Offload = "d", "optimizer=disk" }), plain+16<<20, "the disk tier's buffers")
 	// Ranks of a process share what there is once.
 	shared := host(func(c *Request) { c.Ranks = 4 })
