@@ -20,8 +20,8 @@ import (
 // trace (JSON for Perfetto and chrome://tracing) with a process for each rank and a track for
 // each stream.
 //
-// It records into preallocated buffers, so that tracing does not disturb what it measures.
-// Operations beyond their capacity are counted but not recorded.
+// It allocates once for recordBlock operations, so that tracing does not disturb what it measures.
+// Operations beyond its capacity are counted but not recorded.
 type Trace struct {
 	Peak   float64 // the device's peak in FLOP/s, for each operation's share of it; 0: not known
 	spans  int
@@ -30,48 +30,61 @@ type Trace struct {
 }
 
 // NewTrace returns a trace that records up to perStream operations of each stream. It takes
-// TraceBytes of memory for each stream.
+// TraceBytes of memory for what a stream has recorded.
 func NewTrace(perStream int) *Trace { return &Trace{spans: max(perStream, 1)} }
 
-// TraceBytes returns the bytes of memory that a trace with perStream operations a stream takes
-// for each stream of a rank.
-func TraceBytes(perStream int) int64 {
-	return int64(max(perStream, 1)) * int64(unsafe.Sizeof(span{})+unsafe.Sizeof((*operation)(nil)))
-}
+// TraceBytes returns the bytes of memory that n recorded operations of a stream take.
+func TraceBytes(n int) int64 { return blocks(n) * int64(unsafe.Sizeof(recordedBlock{})) }
 
 // add returns the track of a stream. The track of a nil Trace records nothing.
 func (t *Trace) add(rank int, id graph.StreamID) *track {
 	if t == nil {
 		return &track{rank: rank, stream: id}
 	}
-	k := &track{rank: rank, stream: id, ops: make([]*operation, t.spans), spans: make([]span, t.spans)}
+	k := &track{rank: rank, stream: id, most: t.spans, blocks: make([]*recordedBlock, blocks(t.spans))}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.tracks = append(t.tracks, k)
 	return k
 }
 
-type span struct{ start, end time.Duration }
+// recorded is what a track has of an operation.
+type recorded struct {
+	op         *operation // nil: not an operation of the program
+	start, end time.Duration
+}
+
+// recordBlock is the number of operations for which a track allocates memory at a time.
+const recordBlock = 1024
+
+type recordedBlock [recordBlock]recorded
+
+func blocks(n int) int64 { return (int64(n) + recordBlock - 1) / recordBlock }
 
 // track is one stream's part of a trace. The executor records launches and the device the times
 // of execution; the i-th launch and the i-th time belong together.
 type track struct {
 	rank     int
 	stream   graph.StreamID
-	ops      []*operation // nil: not an operation of the program
+	most     int              // operations that it records
+	blocks   []*recordedBlock // nil: nothing launched yet
 	launched int
-	spans    []span
 	ran      atomic.Int64
 	lane     *lane // of the meter; nil: none
 }
+
+func (t *track) at(i int) *recorded { return &t.blocks[i/recordBlock][i%recordBlock] }
 
 // launch records the operation that the executor is about to launch. A nil track ignores it.
 func (t *track) launch(o *operation) {
 	if t == nil {
 		return
 	}
-	if t.launched < len(t.ops) {
-		t.ops[t.launched] = o
+	if t.launched < t.most {
+		if t.launched%recordBlock == 0 {
+			t.blocks[t.launched/recordBlock] = new(recordedBlock)
+		}
+		t.at(t.launched).op = o
 	}
 	t.launched++
 	if t.lane != nil {
@@ -82,8 +95,9 @@ func (t *track) launch(o *operation) {
 // Ran implements device.Timer.
 func (t *track) Ran(start, end time.Duration) {
 	i := t.ran.Load()
-	if i < int64(len(t.spans)) {
-		t.spans[i] = span{start, end}
+	if i < int64(t.most) {
+		r := t.at(int(i))
+		r.start, r.end = start, end
 	}
 	t.ran.Store(i + 1)
 	if t.lane != nil {
@@ -162,7 +176,7 @@ func (t *Trace) sorted() []*track {
 }
 
 // eventsAtOnce is the number of events that are formatted at a time, to bound memory.
-const eventsAtOnce = 4096
+const eventsAtOnce = 256
 
 // of numbers the tracks' events: for each track its names, its spans, and whether it is full.
 func (t *Trace) of(tracks []*track, shift time.Duration) Events {
@@ -182,7 +196,7 @@ func (t *Trace) of(tracks []*track, shift time.Duration) Events {
 		next = from
 		begins := int64(0)
 		for i, k := range tracks {
-			n := 2 + min(k.ran.Load(), int64(len(k.spans)))
+			n := 2 + min(k.ran.Load(), int64(k.most))
 			for j := next - begins; j < n && next < from+eventsAtOnce; j++ {
 				for _, e := range k.events(j, n, i == 0 || tracks[i-1].rank != k.rank, shift, t.Peak) {
 					if err := put(e); err != nil {
@@ -215,16 +229,16 @@ func (k *track) events(i, n int64, first bool, shift time.Duration, peak float64
 				traceEvent{Name: "process_sort_index", Phase: "M", Rank: k.rank, Args: map[string]int{"sort_index": k.rank}})
 		}
 	case i < n-1:
-		s := k.spans[i-1]
+		s := k.at(int(i - 1))
 		start, dur := micros(s.start+shift), micros(s.end-s.start)
 		e := traceEvent{Name: "executor", Phase: "X", Rank: k.rank, Track: track, Start: &start, Dur: &dur}
-		if o := k.ops[i-1]; o != nil {
+		if o := s.op; o != nil {
 			e.Name, e.Cat, e.Args = o.op.Name, o.op.Pass.String(), o.traceArgs(s.end-s.start, peak)
 		}
 		list = append(list, e)
 	default:
-		if dropped := k.ran.Load() - int64(len(k.spans)); dropped > 0 {
-			at := micros(k.spans[len(k.spans)-1].end + shift)
+		if dropped := k.ran.Load() - int64(k.most); dropped > 0 {
+			at := micros(k.at(k.most-1).end + shift)
 			list = append(list, traceEvent{Name: "the trace is full", Phase: "i", Rank: k.rank, Track: track, Start: &at, Args: map[string]int64{"operations": dropped}})
 		}
 	}
