@@ -272,8 +272,8 @@ func (b *Builder) CappedHeadLoss(name string, x, w, targets Value, limit float64
 	return b.lossOp(name, HeadLoss, CapAttr{limit}, []BufID{b.use(name, "x", x), b.use(name, "w", w), b.use(name, "targets", targets)})
 }
 
-// SumLoss adds the sum over all elements of x to the program's Loss, and
-// returns Loss.
+// SumLoss adds the sum over all elements of x to the program's Loss, and returns Loss. What is
+// trained is its mean over a step's targets, or over its samples where there are none.
 func (b *Builder) SumLoss(name string, x Value) Value {
 	return b.lossOp(name, Sum, nil, []BufID{b.use(name, "x", x)})
 }

@@ -13,12 +13,13 @@ func (d *differ) dy(k int) BufID {
 	return d.as(d.vals[v].grad, d.out(k))
 }
 
-// seed returns a buffer with the derivative of the loss by itself, 1.
+// seed returns a buffer with the derivative of the step's mean loss by the program's Loss, which is
+// a sum, times the loss scale.
 func (d *differ) seed() BufID {
 	if d.seedBuf == NoBuf {
 		loss := d.p.Buffers[d.p.Loss]
 		d.seedBuf = d.buffer(loss.Name+".grad", Buffer{DType: loss.DType, Shape: loss.Shape, Class: Activations, Unit: d.op.Unit})
-		d.emit("seed", Fill, FillAttr{1}, nil, Out{d.seedBuf, Write})
+		d.emit("seed", LossSeed, nil, []BufID{d.hyper()}, Out{d.seedBuf, Write})
 	}
 	return d.seedBuf
 }

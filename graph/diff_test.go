@@ -38,7 +38,7 @@ func TestResidualStreamIsAccumulatedInPlace(t *testing.T) {
 		b.SumLoss("loss", b.Mul("square", x, x))
 	})
 	lines(t, `
-		loss/seed: fill() → loss.grad
+		loss/seed: loss_seed(hyper) → loss.grad
 		loss/dx: sum_grad(loss.grad) → square.grad
 		square/da: mul(square.grad, h.1.add) → h.1.add.grad
 		square/db: mul(square.grad, h.1.add) → +=h.1.add.grad
@@ -61,7 +61,7 @@ func TestSharedGradientIsNotAccumulatedInto(t *testing.T) {
 		b.SumLoss("loss", b.Mul("weigh", y, param(b, "c", 2, 3)))
 	})
 	lines(t, `
-		loss/seed: fill() → loss.grad
+		loss/seed: loss_seed(hyper) → loss.grad
 		loss/dx: sum_grad(loss.grad) → weigh.grad
 		weigh/da: mul(weigh.grad, c) → add.grad
 		weigh/db: mul(weigh.grad, add) → c.grad
@@ -80,7 +80,7 @@ func TestElementwiseDerivativeInPlace(t *testing.T) {
 		b.SumLoss("loss", b.Mul("weigh", z, param(b, "c", 2, 3)))
 	})
 	lines(t, `
-		loss/seed: fill() → loss.grad
+		loss/seed: loss_seed(hyper) → loss.grad
 		loss/dx: sum_grad(loss.grad) → weigh.grad
 		weigh/da: mul(weigh.grad, c) → add.grad
 		weigh/db: mul(weigh.grad, add) → c.grad
@@ -247,7 +247,7 @@ func TestFrozenParametersStopTheBackward(t *testing.T) {
 	q := checkGradients(t, p, 1)
 	// l.1 wants its bias's gradient only, l.0 nothing.
 	lines(t, `
-		loss/seed: fill() → loss.grad
+		loss/seed: loss_seed(hyper) → loss.grad
 		loss/dx: sum_grad(loss.grad) → l.2.act.grad
 		l.2.act/dx: act_grad(l.2.act.grad, l.2) → ~l.2.act.grad
 		l.2/db: bias_grad(l.2.act.grad) → l.2.b.grad

@@ -56,7 +56,7 @@ func TestFuseJoinsLinearAndActivation(t *testing.T) {
 		l2: linear(a1, w2, _) → a2, l2
 		weigh: mul(a2, c) → weigh
 		loss: sum(weigh) → +=loss
-		loss/seed: fill() → loss.grad
+		loss/seed: loss_seed(hyper) → loss.grad
 		loss/dx: sum_grad(loss.grad) → weigh.grad
 		weigh/da: mul(weigh.grad, c) → a2.grad
 		weigh/db: mul(weigh.grad, a2) → c.grad

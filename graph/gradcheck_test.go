@@ -141,13 +141,7 @@ func checkGradients(t *testing.T, p *graph.Program, seed uint64) *graph.Program 
 	single, w32 := lossOf[float32](t, q, seed, params)
 	require.InDelta(t, got, single, 1e-4*(1+math.Abs(got)), "the loss in float32")
 
-	// The losses' own gradients are scaled, a sum's is not.
-	scale := 1.0
-	for _, op := range p.Sections[0].Phases[0].Ops {
-		if op.Kind == graph.CrossEntropy || op.Kind == graph.HeadLoss {
-			scale = invCount * lossScale
-		}
-	}
+	const scale = invCount * lossScale
 	rng := rand.New(rand.NewPCG(seed, 3))
 	const h = 1e-5
 	for i := range q.Params {

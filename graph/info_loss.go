@@ -33,6 +33,16 @@ var lossKinds = []*Info{
 		cudaWork: Target.crossEntropyCUDAWork,
 	},
 	{
+		Kind: LossSeed,
+		Doc:  "seed = hyper[InvCount] · hyper[LossScale], the derivative by Loss of what the optimizer gets the gradient of; hyper f64 (NumHyper), seed f64 (1).",
+		In:   []Operand{in("hyper", "(NumHyper)").typ(isF64)},
+		Out:  []Operand{{Name: "seed", Shape: "(1)", Types: isF64, Modes: modeW}},
+		check: func(c *checker) {
+			c.vector(c.in(0), NumHyper, "NumHyper")
+			c.vector(c.out(0), 1, "a scalar")
+		},
+	},
+	{
 		Kind: CrossEntropyGrad,
 		Doc: "dlogits = (exp(logits − lse) − onehot(targets))·InvCount·LossScale, zero in rows with target −1; may be in place of logits. " +
 			"logits, dlogits (N,V), targets i32 (N), lse (N), hyper f64 (NumHyper).",

@@ -139,6 +139,7 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 		graph.Out{Buf: buf("dpre", graph.F32, 3, 4)})
 	add(graph.LinearGradWB, graph.LinearAttr{}, ids(buf("x", graph.F32, 3, 4), buf("dy", graph.F32, 3, 5)),
 		graph.Out{Buf: buf("dw", graph.F32, 4, 5)}, graph.Out{Buf: buf("db", graph.F32, 5), Mode: graph.Accum})
+	add(graph.Fill, graph.FillAttr{Value: 1}, nil, graph.Out{Buf: part})
 	add(graph.Copy, nil, ids(part), graph.Out{Buf: moment})
 	add(graph.SqSum, shard, ids(part), graph.Out{Buf: acc, Mode: graph.Accum})
 	add(graph.ClipCoef, graph.ClipAttr{Max: 1}, ids(acc, hyper), graph.Out{Buf: coef}, graph.Out{Buf: norm})

@@ -60,6 +60,7 @@ const (
 
 	CrossEntropy     Kind = "cross_entropy"
 	CrossEntropyGrad Kind = "cross_entropy_grad"
+	LossSeed         Kind = "loss_seed" // where a backward begins that no loss's own gradient begins
 	HeadLoss         Kind = "head_loss"
 	HeadLossGrad     Kind = "head_loss_grad"
 

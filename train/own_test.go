@@ -231,6 +231,73 @@ func TestMaskedTargetsDoNotCount(t *testing.T) {
 	require.InEpsilon(t, sum/7, float64(r.Loss), 1e-5)
 }
 
+// Without targets, the loss is a mean over the step's samples, and so is its gradient, whatever the
+// micro-batches, ranks and precision.
+func TestASumIsAMeanOverSamples(t *testing.T) {
+	fit := &config.Model{Name: "fit", Forward: func(b *graph.Builder, rows, _ int, _ bool) error {
+		b.Unit("fit")
+		y := b.Linear("y", b.Input("x", int64(rows), 2), b.Param("w", graph.Normal(0.5), 1, 2), graph.Value{}, graph.LinearAttr{TransW: true})
+		off := b.Sub("off", y, b.Input("want", int64(rows), 1))
+		b.SumLoss("loss", b.Mul("square", off, off))
+		return nil
+	}}
+	const samples, rate = 8, 0.1
+	for name, change := range map[string]func(c *request){
+		"one micro-batch":      func(c *request) { c.Ranks, c.Batch, c.Accum = 1, samples, 1 },
+		"two ranks, stage 3":   func(c *request) { c.Zero = 3 },
+		"layer order":          func(c *request) { c.AccumOrder = "layer" },
+		"made again, 16 bits":  func(c *request) { c.Recompute, c.Precision = "full", "bf16" },
+		"scaled loss, 16 bits": func(c *request) { c.Precision = "fp16" },
+	} {
+		c := ownConfig(fit)
+		c.Own.Data, c.Own.Eval, c.Own.Schedule, c.EvalEvery = points(samples), nil, nil, 0
+		c.Order, c.Batch, c.Optimizer, c.Beta1, c.LR, c.WeightDecay, c.Clip, c.Steps = "sequential", samples/4, "sgd", 0, rate, 0, 0, 1
+		change(&c)
+		tr, err := c.start(context.Background())
+		require.NoError(t, err, name)
+		_, w, err := tr.Parameter("w")
+		require.NoError(t, err)
+		var loss float64
+		var grad [2]float64
+		for i := range int64(samples) {
+			x, want := point(i)
+			off := float64(w[0])*x[0] + float64(w[1])*x[1] - want
+			loss += off * off / samples
+			for k := range grad {
+				grad[k] += 2 * off * x[k] / samples
+			}
+		}
+		r, err := tr.Step(context.Background())
+		require.NoError(t, err, name)
+		require.InEpsilon(t, loss, float64(r.Loss), 1e-2, name)
+		_, after, err := tr.Parameter("w")
+		require.NoError(t, err)
+		for k := range grad {
+			require.InEpsilon(t, -rate*grad[k], float64(after[k]-w[k]), 2e-2, "%s: parameter %d", name, k)
+		}
+		require.NoError(t, tr.Close())
+	}
+}
+
+// points are that many samples of a plane.
+type points int64
+
+func (p points) Len() int64 { return int64(p) }
+
+func (points) Sample(i int64, r *data.Row) error {
+	x, want := point(i)
+	for k := range x {
+		r.Input("x")[k] = float32(x[k])
+	}
+	r.Input("want")[0] = float32(want)
+	return nil
+}
+
+func point(i int64) (x [2]float64, want float64) {
+	x = [2]float64{float64(i%4) / 4, float64(i%3) / 2}
+	return x, 1 + 2*x[0] - x[1]
+}
+
 // onlySample is one of the squares.
 type onlySample struct{ i int64 }
 

@@ -28,6 +28,14 @@ func bindCrossEntropyGrad(b *binding) func() error {
 	}
 }
 
+func bindLossSeed(b *binding) func() error {
+	hyper, seed := in[float64](b, 0), out[float64](b, 0)
+	return func() error {
+		seed[0] = float64(lossScale(hyper))
+		return nil
+	}
+}
+
 // lossScale is the factor of a loss's gradient.
 func lossScale(hyper []float64) float32 {
 	return float32(float64(hyper[graph.HyperInvCount] * hyper[graph.HyperLossScale]))

@@ -142,6 +142,7 @@ var binders = map[graph.Kind]binder{
 
 	graph.CrossEntropy:     bindCrossEntropy,
 	graph.CrossEntropyGrad: bindCrossEntropyGrad,
+	graph.LossSeed:         bindLossSeed,
 	graph.HeadLoss:         bindHeadLoss,
 	graph.HeadLossGrad:     bindHeadLoss,
 	graph.HeadStats:        bindHeadSlice,

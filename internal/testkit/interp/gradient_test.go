@@ -126,10 +126,7 @@ func checkDirections(t *testing.T, p *graph.Program, seed uint64, std float64) {
 	single, w32 := loss[float32](t, q, seed, params)
 	require.InEpsilon(t, 1+math.Abs(base), 1+math.Abs(single), 1e-4, "seed %d", seed)
 
-	scale := invCount * lossScale
-	if op := p.Sections[0].Phases[0].Ops; op[len(op)-1].Kind == graph.Sum {
-		scale = 1
-	}
+	const scale = invCount * lossScale
 	for i := range q.Params {
 		pr := &q.Params[i]
 		if pr.Frozen {

@@ -45,6 +45,7 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 		graph.Sum:            sum[T],
 		graph.SumGrad:        sumGrad[T],
 		graph.Fill:           fillKind[T],
+		graph.LossSeed:       lossSeed[T],
 		graph.Copy:           copyKind[T],
 		graph.Send:           send[T],
 		graph.Recv:           recv[T],
@@ -523,6 +524,13 @@ func crossEntropy[T num.Float](c *call[T]) {
 	c.run(&vec.CrossEntropy[T]{
 		N: x.rows, V: x.cols, Logits: x.v, Targets: c.inI32(1), Loss: c.outF64(0), LSE: c.out(1).v,
 	})
+}
+
+func lossSeed[T num.Float](c *call[T]) {
+	hyper, seed := c.inF64(0), c.outF64(0)
+	if c.err == nil {
+		seed[0] = float64(T(hyper[graph.HyperInvCount] * hyper[graph.HyperLossScale]))
+	}
 }
 
 func crossEntropyGrad[T num.Float](c *call[T]) {

@@ -65,11 +65,11 @@ var rules = func() map[graph.Kind]*graph.Operation {
 }()
 
 // Everywhere returns the kinds that every device has kernels for: all of Kinds but
-// those of generation with kept keys and values, of quantised values, of soft caps, of slices of a vocabulary and of Muon,
-// which are the CPU's alone.
+// those of generation with kept keys and values, of quantised values, of soft caps, of slices of a
+// vocabulary, of sums as a loss and of Muon, which are the CPU's alone.
 func Everywhere() []graph.Kind {
 	alone := []graph.Kind{graph.RopeAt, graph.AttentionCached, graph.Quantize, graph.Dequantize, graph.DequantizeSum, graph.SoftCap, graph.SoftCapGrad,
-		graph.HeadStats, graph.HeadLSE, graph.HeadSliceGrad, graph.NewtonSchulz, "muon_momentum", "muon_apply"}
+		graph.HeadStats, graph.HeadLSE, graph.HeadSliceGrad, graph.LossSeed, graph.NewtonSchulz, "muon_momentum", "muon_apply"}
 	return slices.DeleteFunc(Kinds(), func(k graph.Kind) bool { return slices.Contains(alone, k) })
 }
 

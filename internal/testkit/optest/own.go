@@ -224,6 +224,13 @@ func lossOf[T num.Float](p *graph.Program, params [][]float64) (float64, *interp
 		return 0, nil, err
 	}
 	loss[0] = 0
+	if p.Hyper != graph.NoBuf {
+		hyper, err := w.F64(0, p.Hyper)
+		if err != nil {
+			return 0, nil, err
+		}
+		hyper[graph.HyperInvCount], hyper[graph.HyperLossScale] = 1, 1
+	}
 	if err := w.Run(p.Sections[0].Name); err != nil {
 		return 0, nil, err
 	}

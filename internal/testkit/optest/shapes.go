@@ -139,7 +139,8 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.Sum: func(r *rand.Rand) spec {
 		return spec{in: of(dims{upTo(r, 3), upTo(r, 40000)}), out: of(dims{1})}
 	},
-	graph.SumGrad: func(r *rand.Rand) spec { return spec{in: of(dims{1}), out: of(lead(r, upTo(r, 9), upTo(r, 99)))} },
+	graph.SumGrad:  func(r *rand.Rand) spec { return spec{in: of(dims{1}), out: of(lead(r, upTo(r, 9), upTo(r, 99)))} },
+	graph.LossSeed: func(*rand.Rand) spec { return spec{in: of(dims{graph.NumHyper}), out: of(dims{1})} },
 	graph.Fill: func(r *rand.Rand) spec {
 		return spec{attr: graph.FillAttr{Value: float64(r.IntN(5))}, out: of(dims{upTo(r, 3), upTo(r, 40000)})}
 	},
