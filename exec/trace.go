@@ -129,7 +129,7 @@ type traceArgs struct {
 }
 
 // Events returns some of another rank's trace events, starting at index from, as JSON objects
-// separated by commas; no bytes at the end. next is the index after them.
+// separated by commas, until the next call; no bytes at the end. next is the index after them.
 type Events func(from int64) (events []byte, next int64, err error)
 
 // Write writes the trace, followed by the events of ranks in other processes. The executors that
@@ -180,19 +180,20 @@ const eventsAtOnce = 256
 
 // of numbers the tracks' events: for each track its names, its spans, and whether it is full.
 func (t *Trace) of(tracks []*track, shift time.Duration) Events {
-	return func(from int64) (events []byte, next int64, err error) {
-		var b bytes.Buffer
-		put := func(e traceEvent) error {
-			if b.Len() > 0 {
-				b.WriteString(",\n")
-			}
-			j, err := json.Marshal(e)
-			if err != nil {
-				return fmt.Errorf("trace: %w", err)
-			}
-			b.Write(j)
-			return nil
+	var b bytes.Buffer // reused, as a run's process has little memory beside its plan
+	encoder := json.NewEncoder(&b)
+	put := func(e traceEvent) error {
+		if b.Len() > 0 {
+			b.WriteString(",\n")
 		}
+		if err := encoder.Encode(e); err != nil {
+			return fmt.Errorf("trace: %w", err)
+		}
+		b.Truncate(b.Len() - 1) // its line end
+		return nil
+	}
+	return func(from int64) (events []byte, next int64, err error) {
+		b.Reset()
 		next = from
 		begins := int64(0)
 		for i, k := range tracks {

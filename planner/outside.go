@@ -25,26 +25,34 @@ const (
 	diskOutside      = 5 << 18  // of a process with a disk tier, beside its buffers
 	savingOutside    = 3 << 19  // of a process, code that saves checkpoints, and their headers
 	tokenizerOutside = 14 << 20 // tables of a byte-pair tokenizer
+	traceOutside     = 1 << 20  // of a process with a trace, code and buffers that write it
+	traceGarbage     = 3        // bytes of the heap for a byte that a trace has recorded, while it is written
 )
 
 // TraceSpans is how many operations of a stream a trace holds at most; the rest is counted only.
 const TraceSpans = 1 << 16
 
-// spans returns how many operations of each stream a trace of the run records: those of each
-// section that runs in every step, or once. How often a run evaluates or generates depends on
-// its data.
-func spans(steps int, p *graph.Program) (n [graph.NumStreams]int64) {
+// spans returns how many operations of each stream a trace of the run records at most: those of
+// sections that run once, in every step, or in every batch of an evaluation. How often a run
+// generates is not known.
+func spans(c *config.Config, p *graph.Program) (n [graph.NumStreams]int64) {
+	evaluations := 1
+	if c.EvalEvery > 0 {
+		evaluations += c.Steps / c.EvalEvery
+	}
 	for sec, ph := range p.Phases() {
 		times := int64(ph.Repeat)
 		switch sec.Kind {
 		case graph.SectionStep:
-			times *= int64(steps)
-		case graph.SectionEval, graph.SectionGenerate:
+			times *= int64(c.Steps)
+		case graph.SectionEval:
+			times *= int64(min(evaluations, TraceSpans)) * int64(min(c.EvalSteps, TraceSpans))
+		case graph.SectionGenerate:
 			times = TraceSpans
 		}
 		for i := range ph.Ops {
 			at := &n[ph.Ops[i].Stream]
-			*at = min(*at+times, TraceSpans)
+			*at += min(times, TraceSpans-*at)
 		}
 	}
 	return n
@@ -83,10 +91,9 @@ func outside(c *config.Config, p *plan.Plan) [graph.NumSpaces]int64 {
 		}
 	}
 	if c.Trace != "" {
-		for _, n := range spans(c.Steps, program) {
-			if n > 0 {
-				process += ranks * exec.TraceBytes(int(n))
-			}
+		process += traceOutside
+		for _, n := range spans(c, program) {
+			process += ranks * exec.TraceBytes(int(n)) * traceGarbage
 		}
 	}
 	if disk := p.Layout.Spaces[graph.Disk].Peak; disk > 0 {
