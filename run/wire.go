@@ -91,6 +91,8 @@ type reply struct {
 	File    *checkpoint.File
 	Err     *wireError
 	State   *state // set in the last reply to a request
+	// Interrupted answers no request: the process was asked to end. See Link.Interrupt.
+	Interrupted bool
 }
 
 // found is an exec.NonFinite in which the operation is given by its indices, because an operation
@@ -194,6 +196,11 @@ type Link struct {
 
 	mu  sync.Mutex // guards sending
 	enc *gob.Encoder
+
+	// Interrupted is called at the leader's end each time that the other process is interrupted.
+	// It must not block. nil: an interrupt of that process has no effect.
+	Interrupted          func()
+	interrupted, serving bool // at the other end, guarded by mu
 
 	broken sync.Once
 	why    atomic.Pointer[error]

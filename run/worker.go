@@ -107,6 +107,7 @@ func (l *Link) Serve(rs *Ranks) error {
 	if err := l.send(opened{}); err != nil {
 		return err
 	}
+	l.serve()
 	gone := make(chan error, 1)
 	var serving sync.Mutex // held while ranks are aborted, so that they are not closed meanwhile
 	over := false
@@ -153,6 +154,29 @@ func (l *Link) Serve(rs *Ranks) error {
 		return rs.refused
 	}
 	return <-gone
+}
+
+// Interrupt asks the leader to end the job in good order, as an interrupt of its own process does.
+// Until the leader reads replies, because the ranks are open, the request waits.
+func (l *Link) Interrupt() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.interrupted = true
+	l.passInterrupt()
+}
+
+// serve records that the leader now reads replies.
+func (l *Link) serve() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.serving = true
+	l.passInterrupt()
+}
+
+func (l *Link) passInterrupt() {
+	if l.serving && l.interrupted {
+		_ = l.enc.Encode(reply{Interrupted: true}) // a leader that is gone ends the job anyway
+	}
 }
 
 // distribute passes the leader's requests to the workers of their ranks, until the stream ends.
