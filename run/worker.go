@@ -16,9 +16,9 @@ import (
 )
 
 // Greet introduces this process to the leader and returns its task. A Task without a Config means
-// that there is nothing to do; Err says whether that is an error. If the leader asks for the free
-// space of a folder, Greet first answers that.
-func (l *Link) Greet(h Hello, free func(dir string) int64) (Task, error) {
+// that there is nothing to do; Err says whether that is an error. If the leader asks about the disk
+// tier's folder, Greet first answers with what look sets in h.
+func (l *Link) Greet(h Hello, look func(dir string, h *Hello)) (Task, error) {
 	l.speak()
 	for {
 		if err := l.send(h); err != nil {
@@ -28,7 +28,7 @@ func (l *Link) Greet(h Hello, free func(dir string) int64) (Task, error) {
 		if err != nil || t.Disk == "" {
 			return t, err
 		}
-		h.Disk = free(t.Disk)
+		look(t.Disk, &h)
 	}
 }
 
