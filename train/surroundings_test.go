@@ -192,6 +192,34 @@ func TestMetricsAreCutBack(t *testing.T) {
 	require.Zero(t, st.Size())
 }
 
+// Two runs do not write to one file: the second is refused and changes nothing. One that resumes
+// waits for the end of a process that was killed.
+func TestMetricsOfTwoRuns(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "m.jsonl")
+	first, err := OpenMetrics(path, -1)
+	require.NoError(t, err)
+	require.NoError(t, first.Done(1, "x"))
+	_, err = OpenMetrics(path, -1)
+	require.ErrorContains(t, err, "Config.Metrics: ")
+	require.ErrorContains(t, err, "another run writes its lines there")
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, `{"event":"done","step":1,"params_sha256":"x"}`+"\n", string(text))
+	opened := make(chan *MetricsWriter, 1)
+	go func() {
+		again, err := OpenMetrics(path, 1)
+		if err != nil {
+			t.Error(err)
+		}
+		opened <- again
+	}()
+	require.NoError(t, first.Close())
+	require.NoError(t, (<-opened).Close())
+	again, err := OpenMetrics(path, -1)
+	require.NoError(t, err, "the first run has ended")
+	require.NoError(t, again.Close())
+}
+
 // A file written aside takes its name whole, or leaves the old one and nothing else.
 func TestWriteAside(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace.json")
