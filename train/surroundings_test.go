@@ -60,6 +60,7 @@ func TestASaveThatFailsAtTheEnd(t *testing.T) {
 				return stop
 			})
 			require.ErrorContains(t, err, "save checkpoint of step")
+			require.ErrorContains(t, err, "; nothing is saved: remove the cause, then start again")
 			require.NotErrorIs(t, err, stop, "it did not end as it was asked to")
 		})
 	}
