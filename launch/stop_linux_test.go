@@ -26,7 +26,8 @@ func TestAStopIsForAllRanks(t *testing.T) {
 		signals := make(chan os.Signal, 1)
 		signal.Notify(signals, syscall.SIGTSTP)
 		o := Options{Ranks: ranks, Program: "/bin/sh", Args: []string{"-c",
-			`cd "$0" && echo $$ >$SPILLWAY_RANK.new && mv $SPILLWAY_RANK.new $SPILLWAY_RANK; until [ -e end ]; do sleep 0.01; done`, dir},
+			`cd "$0" && echo $$ >$SPILLWAY_RANK.new && mv $SPILLWAY_RANK.new $SPILLWAY_RANK
+			until [ -e end ]; do sleep 0.01; done`, dir},
 			Stdout: io.Discard, Stderr: io.Discard}
 		end, err := Run(context.Background(), o, signals)
 		require.NoError(t, err)

@@ -62,7 +62,8 @@ func (t *Trainer) leastDisk(err error) error {
 	}
 	needs := rank * int64(max(d.Ranks, 1))
 	room := func(err error) error {
-		return &noRoom{fmt.Sprintf("does not fit: the disk tier takes %s, and free in Config.Disk %s are %s; free %s there, or give a folder of another file system",
+		return &noRoom{fmt.Sprintf("does not fit: the disk tier takes %s, and free in Config.Disk %s are %s; "+
+			"free %s there, or give a folder of another file system",
 			plan.Bytes(needs), t.cfg.Disk, d, plan.Bytes(needs-d.Bytes)), err}
 	}
 	if r, ok := errors.AsType[*planner.Refusal](err); ok {

@@ -88,7 +88,8 @@ func lockMetrics(f *os.File, resumes bool) error {
 			return nil
 		}
 		if !resumes || time.Since(began) > killedFor {
-			return fmt.Errorf("%.80q: another run writes its lines there; give this run a file of its own, or wait for the end of the other", f.Name())
+			return fmt.Errorf("%.80q: another run writes its lines there; "+
+				"give this run a file of its own, or wait for the end of the other", f.Name())
 		}
 	}
 }

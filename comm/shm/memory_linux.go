@@ -59,7 +59,7 @@ func mapFile(f *os.File, off, bytes int64) (*mapped, error) {
 // unmapped is the error of a mapping, with what to do.
 func unmapped(err error) error {
 	if err == unix.ENOMEM { // also where the machine has memory left
-		return fmt.Errorf("%w: a process maps the memory of all ranks: raise ulimit -v", os.NewSyscallError("mmap", err))
+		return fmt.Errorf("mmap: %w: a process maps the memory of all ranks: raise ulimit -v", err)
 	}
 	return os.NewSyscallError("mmap", err)
 }

@@ -24,8 +24,18 @@ func TestSaves(t *testing.T) {
 func TestALastSaveThatFails(t *testing.T) {
 	last := &checkpoint.Entry{Step: 280}
 	full := fmt.Errorf("save checkpoint of step 300 in ck: %w", syscall.ENOSPC)
-	require.EqualError(t, lost(full, last), full.Error()+"; the newest checkpoint is of step 280: free room there, then go on from it with Config.Resume")
-	require.ErrorIs(t, lost(full, last), syscall.ENOSPC)
-	require.EqualError(t, lost(errors.New("rank 1: "+full.Error()), nil), "rank 1: "+full.Error()+"; nothing is saved: free room there, then start again")
-	require.EqualError(t, lost(errors.New("odd"), last), "odd; the newest checkpoint is of step 280: remove the cause, then go on from it with Config.Resume")
+	for _, c := range []struct {
+		err  error
+		last *checkpoint.Entry
+		want string
+	}{
+		{full, last, "; the newest checkpoint is of step 280: free room there, then go on from it with Config.Resume"},
+		{errors.New("rank 1: " + full.Error()), nil, "; nothing is saved: free room there, then start again"},
+		{errors.New("odd"), last, "; the newest checkpoint is of step 280: " +
+			"remove the cause, then go on from it with Config.Resume"},
+	} {
+		got := lost(c.err, c.last)
+		require.EqualError(t, got, c.err.Error()+c.want)
+		require.ErrorIs(t, got, c.err)
+	}
 }

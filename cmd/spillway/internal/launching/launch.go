@@ -155,7 +155,8 @@ func withRemedy(err error) error {
 	case errors.Is(err, syscall.EMFILE):
 		return fmt.Errorf("%w: a process of a job has a file for each of its processes and more: raise ulimit -n", err)
 	case errors.Is(err, syscall.EAGAIN):
-		return cli.Fault(fmt.Errorf("%w: this user may start no more processes and threads: raise ulimit -u, or the limit on pids of the container", err))
+		return cli.Fault(fmt.Errorf("%w: this user may start no more processes and threads: "+
+			"raise ulimit -u, or the limit on pids of the container", err))
 	}
 	return err
 }

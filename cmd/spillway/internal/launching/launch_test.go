@@ -60,7 +60,8 @@ func TestElasticRefusals(t *testing.T) {
 // A host that lets a user start no more processes is at fault, and not the command line.
 func TestNoMoreProcesses(t *testing.T) {
 	err := withRemedy(&fs.PathError{Op: "fork/exec", Path: "spillway", Err: syscall.EAGAIN})
-	require.EqualError(t, err, "fork/exec spillway: resource temporarily unavailable: this user may start no more processes and threads: raise ulimit -u, or the limit on pids of the container")
+	require.EqualError(t, err, "fork/exec spillway: resource temporarily unavailable: "+
+		"this user may start no more processes and threads: raise ulimit -u, or the limit on pids of the container")
 	require.Equal(t, cli.ExitFault, cli.ExitStatus(err))
 }
 

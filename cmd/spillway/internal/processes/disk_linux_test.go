@@ -64,9 +64,12 @@ func TestDisksThatCannotBeUsed(t *testing.T) {
 	}
 
 	if !testing.Short() { // a job over processes says the same, and the ways out
-		p := start(t, launched(2, tinyWith("--disk", full, "--offload", "optimizer=disk", "--checkpoint", "none")...)...)
+		args := tinyWith("--disk", full, "--offload", "optimizer=disk", "--checkpoint", "none")
+		p := start(t, launched(2, args...)...)
 		require.Equal(t, cli.ExitDoesNotFit, p.end(t), p.errs.String())
-		require.Regexp(t, `(?m)^spillway: does not fit: the disk tier takes [0-9.]+ KiB, and free in --disk `+full+` are 64.00 KiB of host \S+ for 2 ranks; free [0-9.]+ KiB there, or give a folder of another file system; it fits as:\n  spillway launch`, p.errs.String())
+		require.Regexp(t, `(?m)^spillway: does not fit: the disk tier takes [0-9.]+ KiB, and free in --disk `+full+
+			` are 64.00 KiB of host \S+ for 2 ranks; free [0-9.]+ KiB there, `+
+			`or give a folder of another file system; it fits as:\n  spillway launch`, p.errs.String())
 	}
 
 	got = command(tinyWith("--disk", full, "--freeze", "wte.*,wpe.*,h.0.*", "--frozen-cache", "disk:1MiB")...)
