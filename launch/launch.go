@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -73,6 +74,11 @@ func (o *Options) share(rank int) []int {
 
 // environment returns the environment of a process, with the variables that describe the job.
 func (o *Options) environment(base []string, rank, threads int) []string {
+	// A crash of Go's runtime, also before the program's first line, ends in SIGABRT: its exit status
+	// 2 would mean "does not fit".
+	if !slices.ContainsFunc(base, func(v string) bool { return strings.HasPrefix(v, "GOTRACEBACK=") }) {
+		base = append(base, "GOTRACEBACK=crash")
+	}
 	return append(base, fmt.Sprintf("%s=%d", cluster.LaunchRank, rank), fmt.Sprintf("%s=%d", cluster.LaunchWorld, o.Ranks),
 		fmt.Sprintf("%s=%d", cluster.LaunchThreads, threads))
 }

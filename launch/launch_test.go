@@ -35,6 +35,17 @@ func TestTheMergedLog(t *testing.T) {
 	require.Equal(t, 3, strings.Count(errs, "err"), errs)
 }
 
+// A crash of a rank's runtime must not end in status 2, unless the user has chosen how it ends.
+func TestCrashesOfRanks(t *testing.T) {
+	t.Setenv("GOTRACEBACK", "all")
+	_, out, _ := shell(t, Options{Ranks: 1}, `echo $GOTRACEBACK`, nil)
+	require.Equal(t, "all\n", out)
+	require.NoError(t, os.Unsetenv("GOTRACEBACK"))
+	_, out, errs := shell(t, Options{Ranks: 2}, `echo $GOTRACEBACK`, nil)
+	require.Equal(t, "crash\n", out)
+	require.Equal(t, "[rank 1] crash\n", errs)
+}
+
 // What rank 0 writes to its two streams stays in its order where both go to one file.
 func TestTheOrderOfRankZero(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "log"))

@@ -144,13 +144,20 @@ func forward(list []*process, s os.Signal) {
 		for _, p := range list {
 			_ = p.Process.Signal(syscall.SIGSTOP)
 		}
-		_ = syscall.Kill(syscall.Getpid(), syscall.SIGSTOP)
+		stopHere()
 		for _, p := range list {
 			_ = p.Process.Signal(syscall.SIGCONT)
 		}
 	default:
 		_ = list[0].Process.Signal(s)
 	}
+}
+
+// stopHere stops this process until somebody continues it. The calling thread must be locked: the
+// signal is its own, so the process stops before the call returns. A signal to the process could be
+// taken by another thread, and this one would go on meanwhile.
+func stopHere() {
+	_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGSTOP)
 }
 
 // wake continues stopped ranks after the job has ended, so that they notice that and end.

@@ -152,6 +152,10 @@ func refusal(err error, ways []Way, no *NoWay) error {
 	if len(ways) == 0 {
 		return fmt.Errorf("%w; %s", err, strings.TrimSuffix(strings.ToLower(no.String()[:1])+no.String()[1:], "."))
 	}
+	return &Refusal{Cause: err, Ways: ways, text: err.Error() + "; " + waysText(ways)}
+}
+
+func waysText(ways []Way) string {
 	var texts []string
 	for _, way := range ways {
 		text := way.Changes.String()
@@ -160,7 +164,7 @@ func refusal(err error, ways []Way, no *NoWay) error {
 		}
 		texts = append(texts, text)
 	}
-	return &Refusal{Cause: err, Ways: ways, text: fmt.Sprintf("%s; it fits with %s", err, strings.Join(texts, ", or with "))}
+	return "it fits with " + strings.Join(texts, ", or with ")
 }
 
 // Refusal is the error of a plan that does not fit where something else would.
@@ -168,6 +172,11 @@ type Refusal struct {
 	Cause error // a *plan.DoesNotFit
 	Ways  []Way // at least one
 	text  string
+}
+
+// Because is the refusal with another cause.
+func (r *Refusal) Because(cause error) *Refusal {
+	return &Refusal{Cause: cause, Ways: r.Ways, text: cause.Error() + "; " + waysText(r.Ways)}
 }
 
 func (r *Refusal) Error() string { return r.text }

@@ -103,6 +103,9 @@ func (c *channel) receive() {
 			c.fail(err)
 			return
 		}
+		if m.Interrupted && c.link.Interrupted != nil {
+			c.link.Interrupted()
+		}
 		c.mu.Lock()
 		w := c.waiting[m.ID]
 		if w != nil && m.State != nil {

@@ -51,7 +51,7 @@ func TestMeeting(t *testing.T) {
 	defer func(d time.Duration) { meetEvery = d }(meetEvery)
 	meetEvery = 10 * time.Millisecond
 	const timeout = 500 * time.Millisecond
-	free := func(string) int64 { return 7 }
+	free := func(_ string, h *Hello) { h.Disk = 7 }
 	open := func() (leader, other *Link) {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM, 0)
 		require.NoError(t, err)

@@ -91,6 +91,8 @@ type reply struct {
 	File    *checkpoint.File
 	Err     *wireError
 	State   *state // set in the last reply to a request
+	// Interrupted answers no request: the process was asked to end. See Link.Interrupt.
+	Interrupted bool
 }
 
 // found is an exec.NonFinite in which the operation is given by its indices, because an operation
@@ -194,6 +196,11 @@ type Link struct {
 
 	mu  sync.Mutex // guards sending
 	enc *gob.Encoder
+
+	// Interrupted is called at the leader's end each time that the other process is interrupted.
+	// It must not block. nil: an interrupt of that process has no effect.
+	Interrupted          func()
+	interrupted, serving bool // at the other end, guarded by mu
 
 	broken sync.Once
 	why    atomic.Pointer[error]
@@ -358,6 +365,7 @@ type Hello struct {
 	Here                  string // if not "": only a beat, with the host and process
 	Memory                int64  // bytes that the whole job may use on its host; 0: not known
 	Disk                  int64  // bytes free in the folder that Task.Disk asks for; 0: not known
+	Unwritable            string // why this process cannot write in that folder, if the plan uses it; "": it can
 }
 
 // In returns h for a process that runs the given number of ranks; h.Rank becomes the first of them.
@@ -403,7 +411,7 @@ type Task struct {
 	Program string // hash of the program and its layout
 	Err     string // why there is nothing to do; "" if all is well
 	Differs bool   // the processes do not match: each ends with Err
-	Disk    string // if not "": not a task yet; asks how many bytes are free in this folder
+	Disk    string // if not "": not a task yet; asks what this folder is good for: see Hello
 	Here    string // if not "": only a beat, with the leader's host and process
 }
 

@@ -16,9 +16,9 @@ import (
 )
 
 // Greet introduces this process to the leader and returns its task. A Task without a Config means
-// that there is nothing to do; Err says whether that is an error. If the leader asks for the free
-// space of a folder, Greet first answers that.
-func (l *Link) Greet(h Hello, free func(dir string) int64) (Task, error) {
+// that there is nothing to do; Err says whether that is an error. If the leader asks about the disk
+// tier's folder, Greet first answers with what look sets in h.
+func (l *Link) Greet(h Hello, look func(dir string, h *Hello)) (Task, error) {
 	l.speak()
 	for {
 		if err := l.send(h); err != nil {
@@ -28,7 +28,7 @@ func (l *Link) Greet(h Hello, free func(dir string) int64) (Task, error) {
 		if err != nil || t.Disk == "" {
 			return t, err
 		}
-		h.Disk = free(t.Disk)
+		look(t.Disk, &h)
 	}
 }
 
@@ -107,6 +107,7 @@ func (l *Link) Serve(rs *Ranks) error {
 	if err := l.send(opened{}); err != nil {
 		return err
 	}
+	l.serve()
 	gone := make(chan error, 1)
 	var serving sync.Mutex // held while ranks are aborted, so that they are not closed meanwhile
 	over := false
@@ -153,6 +154,29 @@ func (l *Link) Serve(rs *Ranks) error {
 		return rs.refused
 	}
 	return <-gone
+}
+
+// Interrupt asks the leader to end the job in good order, as an interrupt of its own process does.
+// Until the leader reads replies, because the ranks are open, the request waits.
+func (l *Link) Interrupt() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.interrupted = true
+	l.passInterrupt()
+}
+
+// serve records that the leader now reads replies.
+func (l *Link) serve() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.serving = true
+	l.passInterrupt()
+}
+
+func (l *Link) passInterrupt() {
+	if l.serving && l.interrupted {
+		_ = l.enc.Encode(reply{Interrupted: true}) // a leader that is gone ends the job anyway
+	}
 }
 
 // distribute passes the leader's requests to the workers of their ranks, until the stream ends.

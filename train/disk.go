@@ -2,6 +2,7 @@ package train
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"math"
 
@@ -39,8 +40,46 @@ func (t *Trainer) openDisk() error {
 	if disk == 0 {
 		return nil // it may be one that can't be written
 	}
-	return cmp.Or(canMake("Config.Disk", c.Disk), t.roomOnDisk(0))
+	return cmp.Or(canMake("Config.Disk", c.Disk), t.roomOnDisk(0), t.job.Unwritable())
 }
+
+// lookAtDisk is what openDisk of a process that does not lead would refuse: the leader has to know
+// before it gives the processes a task.
+func lookAtDisk(dir string) (refused, unwritable error) {
+	folder, err := store.Open(dir, store.Options{})
+	if err != nil {
+		return fmt.Errorf("Config.Disk %s: %w", dir, err), nil
+	}
+	return folder.Close(), canMake("Config.Disk", dir)
+}
+
+// leastDisk says of a plan that does not fit in what a host has free for the disk tier that this is
+// why. Config.DiskMemory is that host's share then, and not a cap that somebody gave.
+func (t *Trainer) leastDisk(err error) error {
+	d, rank := t.job.Disk(), t.plan.Layout.Spaces[graph.Disk].Peak
+	if d == nil || rank <= d.Share() || t.cfg.DiskMemory != d.Share() {
+		return err
+	}
+	needs := rank * int64(max(d.Ranks, 1))
+	room := func(err error) error {
+		return &noRoom{fmt.Sprintf("does not fit: the disk tier takes %s, and free in Config.Disk %s are %s; "+
+			"free %s there, or give a folder of another file system",
+			plan.Bytes(needs), t.cfg.Disk, d, plan.Bytes(needs-d.Bytes)), err}
+	}
+	if r, ok := errors.AsType[*planner.Refusal](err); ok {
+		return r.Because(room(r.Cause))
+	}
+	return room(err)
+}
+
+// noRoom is the refusal of a plan with another text.
+type noRoom struct {
+	text    string
+	refusal error
+}
+
+func (e *noRoom) Error() string { return e.text }
+func (e *noRoom) Unwrap() error { return e.refusal }
 
 // roomOnDisk refuses the files of this process's ranks, and another one of more bytes, for which
 // the file system of the disk tier has no room. Nothing is refused where it does not tell.

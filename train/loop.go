@@ -78,11 +78,7 @@ func (t *Trainer) leave(err error) error {
 	if t.saver == nil || t.saver.Saved() {
 		return cmp.Or(t.recordOrWarn(false), err)
 	}
-	_, failed := t.Save(context.Background())
-	if failed != nil {
-		_, failed = t.Save(context.Background())
-	}
-	if failed != nil {
+	if failed := t.lastSave(); failed != nil {
 		return fmt.Errorf("after step %d (%v) the checkpoint can't be saved: %w", t.at.Step, err, failed)
 	}
 	return err
@@ -118,14 +114,26 @@ func (t *Trainer) saveOrGoOn(last bool) error {
 		}
 		return t.goOn(t.saver.SaveAside(context.Background()))
 	}
+	if last {
+		if err := t.lastSave(); err != nil {
+			return err
+		}
+		return t.goOn(nil)
+	}
 	_, err = t.Save(context.Background())
-	if err != nil && last && t.fatal == nil {
+	return t.goOn(err)
+}
+
+// lastSave writes a checkpoint before the run ends. It tries twice.
+func (t *Trainer) lastSave() error {
+	_, err := t.Save(context.Background())
+	if err != nil && t.fatal == nil {
 		_, err = t.Save(context.Background())
 	}
-	if last && err != nil {
+	if err == nil || t.fatal != nil || endsTheJob(err) {
 		return err
 	}
-	return t.goOn(err)
+	return t.saver.Lost(err)
 }
 
 // goOn turns a failed save into a warning: training does not depend on it, and the save is

@@ -11,8 +11,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
+	"time"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // MetricsWriter writes a run's JSON lines, one object per line, each flushed. A partly written
@@ -34,7 +36,7 @@ func (m *MetricsWriter) Dropped() int { return m.ahead }
 
 // OpenMetrics creates the file and its folder. For a run that resumes after step it keeps the
 // lines up to that step; later or incomplete lines, of an earlier attempt, are removed. With
-// step −1, a new run, the file starts empty.
+// step −1, a new run, the file starts empty. A file that another run writes to is refused.
 func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		return nil, fmt.Errorf("Config.Metrics: %w", err)
@@ -59,7 +61,8 @@ func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 	st, err := f.Stat()
 	if err == nil && st.Mode().IsRegular() {
 		m.plain = true
-		if step >= 0 {
+		err = lockMetrics(f, step >= 0)
+		if err == nil && step >= 0 {
 			m.end, m.ahead, err = linesUpTo(f, step)
 		}
 		if err == nil {
@@ -70,6 +73,25 @@ func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 		return nil, errors.Join(fmt.Errorf("Config.Metrics: %w", err), f.Close())
 	}
 	return m, nil
+}
+
+// killedFor is how long a process that was killed may still hold the locks of its files: the kernel
+// first takes back its memory.
+const killedFor = 5 * time.Second
+
+// lockMetrics refuses a file that another run writes to. A run that resumes may follow a killed
+// process, for whose end it waits. A file system without locks refuses nothing.
+func lockMetrics(f *os.File, resumes bool) error {
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		locked, err := filesys.TryLock(f)
+		if locked || err != nil {
+			return nil
+		}
+		if !resumes || time.Since(began) > killedFor {
+			return fmt.Errorf("%.80q: another run writes its lines there; "+
+				"give this run a file of its own, or wait for the end of the other", f.Name())
+		}
+	}
 }
 
 // refuseForeign refuses an existing file that does not begin like metrics: a run would erase

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -128,7 +129,7 @@ func start(t *testing.T, says func(*run.Hello)) error {
 	go func() {
 		h := others[0].Hello()
 		says(&h)
-		task, err := others[0].Links[0].Greet(h, func(string) int64 { return 0 })
+		task, err := others[0].Links[0].Greet(h, func(string, *run.Hello) {})
 		if err == nil && (task.Config != nil || task.Err == "") {
 			err = errors.New("it is not told that there is nothing to run")
 		}
@@ -176,7 +177,7 @@ func hears(t *testing.T, c request, says run.Hello) request {
 		defer close(told)
 		h := others[0].Hello()
 		h.Host, h.LocalRanks, h.LocalRank, h.Memory = "small", 1, 0, says.Memory
-		_, _ = others[0].Links[0].Greet(h, func(string) int64 { return says.Disk }) // until it is let go
+		_, _ = others[0].Links[0].Greet(h, func(_ string, h *run.Hello) { h.Disk = says.Disk }) // until it is let go
 		_ = others[0].Links[0].Close()
 	}()
 	c.Config = c.Config.Over(leader)
@@ -228,6 +229,51 @@ func TestTheLeastDiskOfAllHosts(t *testing.T) {
 	require.ErrorContains(t, err, "free in Config.Disk "+c.Disk+" are 1000 B of host small for 1 rank")
 	var refused *plan.DoesNotFit
 	require.ErrorAs(t, err, &refused)
+}
+
+// A folder of the disk tier that one process cannot use refuses the job before any process has a
+// task, and is no lost rank. The process that is at fault ends with the reason; where the leader is,
+// the others end without an error.
+func TestAFolderThatOneProcessCannotUse(t *testing.T) {
+	notAFolder := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(notAFolder, nil, 0o600))
+	for rank := range 2 {
+		leader, others := joined(t, 3)
+		c := tiny("gpt2")
+		c.Offload, c.Disk = "optimizer=disk", t.TempDir()
+		other := c.Config
+		if rank == 0 {
+			c.Disk = notAFolder
+		} else {
+			other.Disk = notAFolder
+		}
+		ends := make(chan error, len(others))
+		for i, j := range others {
+			asked := other
+			if i > 0 {
+				asked.Disk = t.TempDir()
+			}
+			j.Asked = &asked
+			go func() {
+				began, err := Work(context.Background(), j, nil)
+				if began {
+					err = errors.Join(err, errors.New("it has begun"))
+				}
+				ends <- err
+			}()
+		}
+		c.Config = c.Config.Over(leader)
+		_, err := c.start(t.Context())
+		require.ErrorContains(t, err, "Config.Disk "+notAFolder+": disk tier: "+notAFolder+" is not a folder")
+		require.Equal(t, rank > 0, strings.HasPrefix(err.Error(), "rank 1 (host "), err)
+		for range others {
+			if end := <-ends; rank > 0 {
+				require.EqualError(t, end, err.Error())
+			} else {
+				require.NoError(t, end)
+			}
+		}
+	}
 }
 
 // A trace has the ranks of all processes on one clock, and shows that what is gathered

@@ -35,7 +35,7 @@ func work(ctx context.Context, j *job.Job, warn func(string), cuda *gpu.Parts) (
 		link.Break(ctx.Err())
 	})
 	defer stay()
-	a, program, err := j.Await()
+	a, program, err := j.Await(lookAtDisk)
 	if a == nil {
 		return false, err
 	}

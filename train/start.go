@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"strings"
 
@@ -135,10 +134,7 @@ func (t *Trainer) fitOnce(ctx context.Context, q request) (err error) {
 		t.floats = append(t.floats, t.plan.Program.InputsOf(k))
 	}
 	if err := t.cfg.Fits(ctx, t.plan, hardwareOf(t.platform, &t.cfg.Config)); err != nil {
-		if d := t.job.Disk(); d != nil && t.plan.Layout.Spaces[graph.Disk].Peak > d.Share() {
-			err = fmt.Errorf("%w; free in Config.Disk %s are %s", err, t.cfg.Disk, d)
-		}
-		return t.platform.Refused(err)
+		return t.platform.Refused(t.leastDisk(err))
 	}
 	return onThisMachine(&t.cfg.Config, t.plan, t.platform.InMachine())
 }
@@ -147,16 +143,17 @@ func (t *Trainer) fitOnce(ctx context.Context, q request) (err error) {
 // ranks.
 func (t *Trainer) openAll(ctx context.Context) error {
 	cfg := t.cfg
-	if err := t.lead(); err != nil {
-		return err
-	}
-	t.pool = pool.New(cfg.ComputeThreads())
+	// What this process may refuse alone comes first: the others are dismissed until they have a task.
 	if err := t.openDisk(); err != nil {
 		return err
 	}
 	if err := t.openPrefixCache(); err != nil {
 		return err
 	}
+	if err := t.lead(); err != nil {
+		return err
+	}
+	t.pool = pool.New(cfg.ComputeThreads())
 	if err := t.platform.Start(t.setup()); err != nil {
 		return err
 	}

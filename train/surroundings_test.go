@@ -60,6 +60,7 @@ func TestASaveThatFailsAtTheEnd(t *testing.T) {
 				return stop
 			})
 			require.ErrorContains(t, err, "save checkpoint of step")
+			require.ErrorContains(t, err, "; nothing is saved: remove the cause, then start again")
 			require.NotErrorIs(t, err, stop, "it did not end as it was asked to")
 		})
 	}
@@ -190,6 +191,34 @@ func TestMetricsAreCutBack(t *testing.T) {
 	st, err := os.Stat(path)
 	require.NoError(t, err)
 	require.Zero(t, st.Size())
+}
+
+// Two runs do not write to one file: the second is refused and changes nothing. One that resumes
+// waits for the end of a process that was killed.
+func TestMetricsOfTwoRuns(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "m.jsonl")
+	first, err := OpenMetrics(path, -1)
+	require.NoError(t, err)
+	require.NoError(t, first.Done(1, "x"))
+	_, err = OpenMetrics(path, -1)
+	require.ErrorContains(t, err, "Config.Metrics: ")
+	require.ErrorContains(t, err, "another run writes its lines there")
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, `{"event":"done","step":1,"params_sha256":"x"}`+"\n", string(text))
+	opened := make(chan *MetricsWriter, 1)
+	go func() {
+		again, err := OpenMetrics(path, 1)
+		if err != nil {
+			t.Error(err)
+		}
+		opened <- again
+	}()
+	require.NoError(t, first.Close())
+	require.NoError(t, (<-opened).Close())
+	again, err := OpenMetrics(path, -1)
+	require.NoError(t, err, "the first run has ended")
+	require.NoError(t, again.Close())
 }
 
 // A file written aside takes its name whole, or leaves the old one and nothing else.

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"fmt"
 	"os"
 	"unsafe"
 
@@ -40,17 +41,25 @@ func mapFile(f *os.File, off, bytes int64) (*mapped, error) {
 	length := (bytes + page - 1) / page * page
 	whole, err := unix.Mmap(-1, 0, int(length+2*page+hugeSize), unix.PROT_NONE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
-		return nil, os.NewSyscallError("mmap", err)
+		return nil, unmapped(err)
 	}
 	start := page + (hugeSize-(address(whole)+page)%hugeSize)%hugeSize
 	where := unsafe.Pointer(&whole[start])
 	if _, err := unix.MmapPtr(int(f.Fd()), off, where, uintptr(length), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED); err != nil {
 		_ = unix.Munmap(whole)
-		return nil, os.NewSyscallError("mmap", err)
+		return nil, unmapped(err)
 	}
 	_ = unix.Madvise(whole[start:start+length], unix.MADV_HUGEPAGE)
 	return &mapped{
 		data:  whole[start : start+bytes : start+bytes],
 		unmap: func() error { return os.NewSyscallError("munmap", unix.Munmap(whole)) },
 	}, nil
+}
+
+// unmapped is the error of a mapping, with what to do.
+func unmapped(err error) error {
+	if err == unix.ENOMEM { // also where the machine has memory left
+		return fmt.Errorf("mmap: %w: a process maps the memory of all ranks: raise ulimit -v", err)
+	}
+	return os.NewSyscallError("mmap", err)
 }

@@ -55,3 +55,12 @@ func TestArenasAreOnHugePages(t *testing.T) {
 
 	require.NoError(t, huge(make([]byte, hugeSize-1)), "nothing to put on a huge page")
 }
+
+// A process without the address space for a rank's memory says what to raise.
+func TestAMappingWithoutAddressSpace(t *testing.T) {
+	f, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	defer f.Close()
+	_, err = mapFile(f, 0, 1<<60)
+	require.EqualError(t, err, "mmap: cannot allocate memory: a process maps the memory of all ranks: raise ulimit -v")
+}

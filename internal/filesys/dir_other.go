@@ -127,4 +127,7 @@ func (f file) Stat() (Info, error) {
 
 func (f file) Allocate(size int64) error { return f.Truncate(size) }
 
+// TryLock locks a file that is open for this process alone: see File.TryLock.
+func TryLock(*os.File) (bool, error) { return false, errors.ErrUnsupported }
+
 func (f file) TryLock() (bool, error) { return false, errors.ErrUnsupported }

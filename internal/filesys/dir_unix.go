@@ -239,6 +239,9 @@ func (f file) Stat() (Info, error) {
 
 func (f file) Allocate(size int64) error { return allocate(f.File, size) }
 
+// TryLock locks a file that is open for this process alone: see File.TryLock.
+func TryLock(f *os.File) (bool, error) { return file{f}.TryLock() }
+
 func (f file) TryLock() (bool, error) {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {

@@ -84,7 +84,14 @@ func (j *Job) hear(c *config.Config) error {
 		if err != nil {
 			return err
 		}
+		h = h.In(c.LocalRanks)
 		all[i+1].Disk = h.Disk
+		if h.Refused != "" {
+			return j.refusal(h, h.Refused)
+		}
+		if h.Unwritable != "" && j.unwritable == nil {
+			j.unwritable = func() error { return j.refusal(h, h.Unwritable) }
+		}
 	}
 	j.disk = leastOf(all, c.LocalRanks, func(h run.Hello) int64 { return h.Disk })
 	return nil

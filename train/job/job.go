@@ -70,14 +70,17 @@ type Job struct {
 
 	folders filesys.Opener // see In
 
-	heard   bool                   // all processes have described themselves
-	greeted bool                   // the leader has received all descriptions
-	perHost int                    // consecutive ranks on each host; 0: they differ, or are unknown
-	least   *config.HostMemory     // nil: no host's memory is known
-	disk    *config.HostMemory     // likewise for the file system of the disk tier
-	caps    [graph.NumSpaces]int64 // the smallest of any process; 0: none
-	differ  bool                   // the processes are not alike
-	dismiss sync.Once
+	heard   bool               // all processes have described themselves
+	greeted bool               // the leader has received all descriptions
+	perHost int                // consecutive ranks on each host; 0: they differ, or are unknown
+	least   *config.HostMemory // nil: no host's memory is known
+	disk    *config.HostMemory // likewise for the file system of the disk tier
+	// unwritable refuses the run because another process cannot write in its folder of the disk
+	// tier; nil: all can.
+	unwritable func() error
+	caps       [graph.NumSpaces]int64 // the smallest of any process; 0: none
+	differ     bool                   // the processes are not alike
+	dismiss    sync.Once
 }
 
 // Folders opens the checkpoint folder of a process other than the leader; nil means
@@ -226,13 +229,32 @@ func (j *Job) Hello() run.Hello {
 	return h
 }
 
-// free is the free space in the disk tier's folder dir, which is the leader's or this process's
-// own.
-func (j *Job) free(dir string) int64 {
+// LookAtDisk tells whether this process can use a folder for the disk tier. refused: it cannot.
+// unwritable: it cannot if the plan needs the tier.
+type LookAtDisk func(dir string) (refused, unwritable error)
+
+// lookAtDisk describes the disk tier's folder dir, which is the leader's or this process's own.
+func (j *Job) lookAtDisk(dir string, h *run.Hello, look LookAtDisk) {
 	if j.Asked != nil {
 		dir = j.Asked.Disk
 	}
-	return store.Free(dir)
+	h.Disk = store.Free(dir)
+	refused, unwritable := look(dir)
+	if refused != nil {
+		h.Refused = refused.Error()
+	}
+	if unwritable != nil {
+		h.Unwritable = unwritable.Error()
+	}
+}
+
+// Unwritable is the refusal of a run that needs the disk tier where another process cannot write in
+// its folder.
+func (j *Job) Unwritable() error {
+	if j == nil || j.unwritable == nil {
+		return nil
+	}
+	return j.unwritable()
 }
 
 // buildID identifies a build of the program: by its commit if it has no changes, otherwise by
@@ -375,8 +397,8 @@ func (j *Job) ByRank(ranks int) map[int]*run.Link {
 
 // Await returns what the leader tells this process to run; nil means nothing. The Assignment's
 // Config has the paths and Threads that this process was started with.
-func (j *Job) Await() (a *Assignment, program string, err error) {
-	task, err := j.Links[0].Greet(j.Hello(), j.free)
+func (j *Job) Await(look LookAtDisk) (a *Assignment, program string, err error) {
+	task, err := j.Links[0].Greet(j.Hello(), func(dir string, h *run.Hello) { j.lookAtDisk(dir, h, look) })
 	if err == nil && task.Differs {
 		err = errors.New(task.Err)
 	}

@@ -111,8 +111,7 @@ func (j *Job) alike(c *config.Config, all []run.Hello) error {
 		diff := all[0].Differs(h)
 		switch {
 		case h.Refused != "":
-			j.differ = true
-			return fmt.Errorf("rank %d (host %s): %s", h.Rank, h.Host, h.Refused)
+			return j.refusal(h, h.Refused)
 		case diff != "":
 			j.differ = true
 			return fmt.Errorf("the processes of a job must be alike: %s", diff)
@@ -121,6 +120,12 @@ func (j *Job) alike(c *config.Config, all []run.Hello) error {
 		}
 	}
 	return nil
+}
+
+// refusal is the error of a process that refuses the run. All processes end with it.
+func (j *Job) refusal(h run.Hello, why string) error {
+	j.differ = true
+	return fmt.Errorf("rank %d (host %s): %s", h.Rank, h.Host, why)
 }
 
 // within sets the run's memory caps to the smallest that any of its processes was given.

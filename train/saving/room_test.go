@@ -1,8 +1,12 @@
 package saving
 
 import (
+	"errors"
+	"fmt"
+	"syscall"
 	"testing"
 
+	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/config"
 	"github.com/stretchr/testify/require"
 )
@@ -13,5 +17,25 @@ func TestSaves(t *testing.T) {
 	} {
 		cfg := config.Config{Steps: c.steps, SaveEvery: c.every}
 		require.Equal(t, int64(c.want), saves(&cfg, c.done), "%+v", c)
+	}
+}
+
+// The error of a last save names what is left, and the remedy where the disk is full.
+func TestALastSaveThatFails(t *testing.T) {
+	last := &checkpoint.Entry{Step: 280}
+	full := fmt.Errorf("save checkpoint of step 300 in ck: %w", syscall.ENOSPC)
+	for _, c := range []struct {
+		err  error
+		last *checkpoint.Entry
+		want string
+	}{
+		{full, last, "; the newest checkpoint is of step 280: free room there, then go on from it with Config.Resume"},
+		{errors.New("rank 1: " + full.Error()), nil, "; nothing is saved: free room there, then start again"},
+		{errors.New("odd"), last, "; the newest checkpoint is of step 280: " +
+			"remove the cause, then go on from it with Config.Resume"},
+	} {
+		got := lost(c.err, c.last)
+		require.EqualError(t, got, c.err.Error()+c.want)
+		require.ErrorIs(t, got, c.err)
 	}
 }

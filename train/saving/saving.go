@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"strings"
+	"syscall"
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm"
@@ -235,6 +237,21 @@ func (s *Saver) write(ctx context.Context, m checkpoint.Manifest, files []checkp
 		return checkpoint.Entry{}, p.Abort(err)
 	}
 	return p.Finish(parts, files)
+}
+
+// Lost adds to the error of a save that ends the run what is left, and what to do.
+func (s *Saver) Lost(err error) error { return lost(err, s.store.Last()) }
+
+func lost(err error, last *checkpoint.Entry) error {
+	left, on := "nothing is saved", "start again"
+	if last != nil {
+		left, on = fmt.Sprintf("the newest checkpoint is of step %d", last.Step), "go on from it with Config.Resume"
+	}
+	// Another process's error has its text alone.
+	if errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), syscall.ENOSPC.Error()) {
+		return fmt.Errorf("%w; %s: free room there, then %s", err, left, on)
+	}
+	return fmt.Errorf("%w; %s: remove the cause, then %s", err, left, on)
 }
 
 // Saved tells whether the newest checkpoint holds the state as it is.

@@ -38,6 +38,18 @@ func TakesInterrupt() bool {
 	return f != nil && (*f)()
 }
 
+// Interrupts has a value when another process of the job was interrupted.
+var Interrupts = make(chan struct{}, 1)
+
+// Interrupt has the command end as at a first signal to this process. Signals to this process itself
+// are not counted with it: a later one may be the same request, from a launcher that signals all ranks.
+func Interrupt() {
+	select {
+	case Interrupts <- struct{}{}:
+	default:
+	}
+}
+
 // Promptly is how long a command has to end by itself when it is interrupted.
 const Promptly = 300 * time.Millisecond
 

@@ -82,7 +82,7 @@ func RefuseTogether(err error) error {
 	case p.Leads():
 		return p.TurnAway(err)
 	}
-	return p.Work(&Asked{C: &spillway.Config{}}, err)
+	return p.Work(context.Background(), &Asked{C: &spillway.Config{}}, err)
 }
 
 // settleRanks refuses a --ranks-per-process that can't be, and makes it the number of

@@ -24,6 +24,7 @@ import (
 	"github.com/spillway-ml/spillway/comm/nccl"
 	"github.com/spillway-ml/spillway/comm/shm"
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/crash"
 	"github.com/spillway-ml/spillway/launch"
 	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/platform"
@@ -152,6 +153,7 @@ func (p *Place) link(j *spillway.Job, conns []io.ReadWriteCloser) {
 			peer = i + 1
 		}
 		link := ranks.NewLink(peer, c)
+		link.Interrupted = cli.Interrupt
 		link.Meet(p.timeout, func() string {
 			if memory, ok := j.Transport.(sharedMemory); ok {
 				return memory.job.Where(peer)
@@ -269,7 +271,8 @@ func (messageWorld) Map(int) func(graph.Space, int64) ([]byte, func() error, err
 
 // Work lends this process's rank to the process of rank 0, which hears what this one was
 // asked to run, or why that is refused.
-func (p *Place) Work(ask *Asked, refused error) (err error) {
+// A ctx that is done, because this process was interrupted, has rank 0 end the job in good order.
+func (p *Place) Work(ctx context.Context, ask *Asked, refused error) (err error) {
 	if err := p.join(ask.C.Timeout); err != nil { // a signal ends what may wait for a process that never comes
 		return err
 	}
@@ -291,13 +294,17 @@ func (p *Place) Work(ask *Asked, refused error) (err error) {
 	}()
 	runtime.GOMAXPROCS(ask.C.Threads + spareProcs)
 	for again := true; again && err == nil; {
-		again, err = p.lend()
+		again, err = p.lend(ctx)
 	}
 	return err
 }
 
 // lend lends the rank until the run ends; true: it goes on with those that are left.
-func (p *Place) lend() (again bool, err error) {
+func (p *Place) lend(ctx context.Context) (again bool, err error) {
+	defer context.AfterFunc(ctx, func() {
+		defer crash.Guard()
+		p.Job.Links[0].Interrupt()
+	})()
 	planned, undo := host.MakeRoom()
 	defer undo()
 	p.Job.Planned = planned

@@ -67,7 +67,7 @@ func runOnce(cmd *cobra.Command, o launch.Options, signals <-chan os.Signal, unt
 	close(stop)
 	beside.Wait()
 	g.end = end
-	return g, fewFiles(err)
+	return g, withRemedy(err)
 }
 
 const (

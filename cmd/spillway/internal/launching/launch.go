@@ -148,11 +148,15 @@ func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 	}
 }
 
-// fewFiles adds what to do to the error of a job whose processes do not get the files by which
-// they meet.
-func fewFiles(err error) error {
-	if errors.Is(err, syscall.EMFILE) {
+// withRemedy adds what to do to the error of a job that the system refuses what its processes need:
+// the files by which they meet, or the processes.
+func withRemedy(err error) error {
+	switch {
+	case errors.Is(err, syscall.EMFILE):
 		return fmt.Errorf("%w: a process of a job has a file for each of its processes and more: raise ulimit -n", err)
+	case errors.Is(err, syscall.EAGAIN):
+		return cli.Fault(fmt.Errorf("%w: this user may start no more processes and threads: "+
+			"raise ulimit -u, or the limit on pids of the container", err))
 	}
 	return err
 }

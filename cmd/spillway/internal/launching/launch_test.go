@@ -6,9 +6,11 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -53,6 +55,14 @@ func TestElasticRefusals(t *testing.T) {
 		}
 		require.ErrorContains(t, err, c.want)
 	}
+}
+
+// A host that lets a user start no more processes is at fault, and not the command line.
+func TestNoMoreProcesses(t *testing.T) {
+	err := withRemedy(&fs.PathError{Op: "fork/exec", Path: "spillway", Err: syscall.EAGAIN})
+	require.EqualError(t, err, "fork/exec spillway: resource temporarily unavailable: "+
+		"this user may start no more processes and threads: raise ulimit -u, or the limit on pids of the container")
+	require.Equal(t, cli.ExitFault, cli.ExitStatus(err))
 }
 
 // Ranks share the step of a reproducible job at every number, with the shares that were

@@ -63,6 +63,15 @@ func TestDisksThatCannotBeUsed(t *testing.T) {
 		require.Empty(t, entries)
 	}
 
+	if !testing.Short() { // a job over processes says the same, and the ways out
+		args := tinyWith("--disk", full, "--offload", "optimizer=disk", "--checkpoint", "none")
+		p := start(t, launched(2, args...)...)
+		require.Equal(t, cli.ExitDoesNotFit, p.end(t), p.errs.String())
+		require.Regexp(t, `(?m)^spillway: does not fit: the disk tier takes [0-9.]+ KiB, and free in --disk `+full+
+			` are 64.00 KiB of host \S+ for 2 ranks; free [0-9.]+ KiB there, `+
+			`or give a folder of another file system; it fits as:\n  spillway launch`, p.errs.String())
+	}
+
 	got = command(tinyWith("--disk", full, "--freeze", "wte.*,wpe.*,h.0.*", "--frozen-cache", "disk:1MiB")...)
 	require.Equal(t, cli.ExitDoesNotFit, got.status, got.stderr)
 	require.Contains(t, got.stderr, "spillway: does not fit: the disk tier takes 388.00 KiB, and the file system of --disk "+full+" has 64.00 KiB free")

@@ -123,6 +123,51 @@ func TestLaunchRefuses(t *testing.T) {
 	}
 }
 
+// A signal to any rank ends the job as one to rank 0 does: the job saves, says so and ends with 130.
+func TestASignalToAnyRankSaves(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("starts processes")
+	}
+	binary, err := built()
+	require.NoError(t, err)
+	for _, under := range []string{"launch", "mpirun.openmpi"} {
+		if under != "launch" && !long.On() {
+			continue
+		}
+		t.Run(under, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			folder, metrics := filepath.Join(dir, "ck"), filepath.Join(dir, "m.jsonl")
+			args := tinyWith("--steps", "1000000", "--checkpoint", folder, "--metrics", metrics)
+			var p *process
+			if under == "launch" {
+				p = start(t, launched(2, args...)...)
+			} else {
+				script := `echo $$ >$0/$OMPI_COMM_WORLD_RANK; exec "$@"`
+				p = mpirunProgram(t, under, 2, append([]string{"/bin/sh", "-c", script, dir, binary}, args...)...)
+			}
+			waitFor(t, "third step", func() bool { return len(readLines(t, metrics)) >= 3 })
+			var rank int
+			if under == "launch" {
+				rank = ranksOf(t, p, 2)[1]
+			} else {
+				text, err := os.ReadFile(filepath.Join(dir, "1"))
+				require.NoError(t, err)
+				rank, err = strconv.Atoi(strings.TrimSpace(string(text)))
+				require.NoError(t, err)
+			}
+			require.NoError(t, syscall.Kill(rank, syscall.SIGTERM))
+			waitFor(t, "end of the rank", func() bool { return gone(rank) })
+			require.Equal(t, cli.ExitInterrupted, p.end(t), p.errs.String())
+			lines := readLines(t, metrics)
+			step, _ := newest(t, folder)
+			require.EqualValues(t, lines[len(lines)-1]["step"], step, "no step is lost")
+			require.Contains(t, p.errs.String(), "the last complete step is saved in "+folder)
+		})
+	}
+}
+
 // finetune is launched as the train command that it prints, and has the bits of one process.
 func TestLaunchFinetunes(t *testing.T) {
 	t.Parallel()

@@ -55,6 +55,9 @@ func Execute(args []string, stdout, stderr *os.File) int {
 				cli.Again(s) // without a word: a stream may be what it waits for
 				return cli.ExitInterrupted
 			}
+		case <-cli.Interrupts:
+			cancel()
+			late = time.After(cli.Promptly)
 		case <-late:
 			if cli.Sheltered.Load() == 0 {
 				errs.LeaveLine()

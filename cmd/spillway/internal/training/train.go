@@ -76,7 +76,7 @@ Any flag overrides a value of the demo.`,
 		ask := &jobs.Asked{Fs: fs, C: &c, L: &l, Ranks: fs.Changed("ranks")}
 		err = ask.Settle(p)
 		if !p.Leads() {
-			return p.Work(ask, err)
+			return p.Work(cmd.Context(), ask, err)
 		}
 		if err != nil {
 			return p.TurnAway(err)
