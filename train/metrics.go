@@ -168,6 +168,9 @@ type stepLine struct {
 
 // Step writes a step's line, and its evaluation's where it has one.
 func (m *MetricsWriter) Step(r StepResult) error {
+	if r.EvalOnly {
+		return m.evaluation(r.Eval)
+	}
 	line := stepLine{
 		Step: r.Step, Rows: r.Rows, Loss: number(float64(r.Loss), 32), Accuracy: number(r.Accuracy, 64), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64),
 		NoiseScale: number(r.Noise.Scale, 64), NoiseError: number(r.Noise.Error, 64), GradSquare: number(r.Noise.Square, 64), GradTrace: number(r.Noise.Trace, 64), LossScale: number(r.LossScale, 64),
@@ -192,6 +195,10 @@ func (m *MetricsWriter) Step(r StepResult) error {
 	if err != nil || r.Eval == nil {
 		return err
 	}
+	return m.evaluation(r.Eval)
+}
+
+func (m *MetricsWriter) evaluation(r *EvalResult) error {
 	return m.line(struct {
 		Event    string          `json:"event"`
 		Step     int             `json:"step"`
@@ -199,7 +206,7 @@ func (m *MetricsWriter) Step(r StepResult) error {
 		Accuracy json.RawMessage `json:"accuracy"`
 		Targets  int64           `json:"targets"`
 		Seconds  json.RawMessage `json:"seconds"`
-	}{"eval", r.Eval.Step, number(float64(r.Eval.Loss), 32), number(r.Eval.Accuracy, 64), r.Eval.Targets, number(r.Eval.Seconds, 64)})
+	}{"eval", r.Step, number(float64(r.Loss), 32), number(r.Accuracy, 64), r.Targets, number(r.Seconds, 64)})
 }
 
 // Done writes the last line.

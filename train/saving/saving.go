@@ -28,6 +28,7 @@ type Progress struct {
 	Noise   []Moments // of the newest steps, the latest last; the list is never changed
 	Base    Base      // with adapters
 	Receipt string    // hash of the receipt's last line; "": there is none
+	EvalDue bool      // the evaluation after the last step was canceled
 }
 
 // Scale is the loss scale between two steps, as the program's Scaler has it.
@@ -235,6 +236,14 @@ func (s *Saver) write(ctx context.Context, m checkpoint.Manifest, files []checkp
 		return checkpoint.Entry{}, p.Abort(err)
 	}
 	return p.Finish(parts, files)
+}
+
+// Evaluated remembers that the evaluation after the newest checkpoint's step, which was due, is
+// done.
+func (s *Saver) Evaluated() {
+	if last := s.store.Last(); last != nil && last.Step == s.at.Step {
+		s.tend(s.store.Evaluated)
+	}
 }
 
 // Saved tells whether the newest checkpoint holds the state as it is.
