@@ -58,11 +58,15 @@ func (t *Trainer) RunTold(ctx context.Context, tell func(StepResult) error, eval
 			return t.leave(left)
 		}
 		saves := t.saver != nil && t.saver.Worth() && (last || t.saver.Unsaved || t.cfg.SaveEvery > 0 && t.at.Step%t.cfg.SaveEvery == 0)
+		var late error // of a save that was still being written: it delays this one, and the receipt's line tells of it
+		if saves {
+			late = t.settle(true)
+		}
 		if err := t.recordDue(saves, last); err != nil {
 			return err
 		}
 		if saves {
-			if err := t.saveOrGoOn(last); err != nil {
+			if err := t.saveOrGoOn(last, late); err != nil {
 				return err
 			}
 		}
@@ -71,7 +75,7 @@ func (t *Trainer) RunTold(ctx context.Context, tell func(StepResult) error, eval
 		return t.checkFinite()
 	}
 	if err := t.settle(true); err != nil && t.fatal == nil { // after a fatal error nothing is worth saving
-		return t.saveOrGoOn(true)
+		return t.saveOrGoOn(true, err)
 	}
 	t.saver.Idle()
 	return t.fatal
@@ -164,15 +168,14 @@ func (t *Trainer) stopped(err error) error {
 }
 
 // saveOrGoOn writes a checkpoint, also when the run is about to end, since the work would be
-// lost otherwise. A failure is an error only if values are not finite, or at the last step
-// after a second try.
-func (t *Trainer) saveOrGoOn(last bool) error {
-	err := t.settle(true) // a save that is still being written delays this one
+// lost otherwise. late is the failure of the save before. A failure is an error only if values
+// are not finite, or at the last step after a second try.
+func (t *Trainer) saveOrGoOn(last bool, late error) error {
 	switch {
 	case t.fatal != nil:
 		return t.fatal
 	case !last && t.saver.Aside():
-		if err := t.goOn(err); err != nil {
+		if err := t.goOn(late); err != nil {
 			return err
 		}
 		if err := t.flush(); err != nil {
@@ -180,7 +183,7 @@ func (t *Trainer) saveOrGoOn(last bool) error {
 		}
 		return t.goOn(t.saver.SaveAside(context.Background()))
 	}
-	_, err = t.Save(context.Background())
+	_, err := t.Save(context.Background())
 	if err != nil && last && t.fatal == nil {
 		_, err = t.Save(context.Background())
 	}

@@ -28,6 +28,7 @@ type Progress struct {
 	Noise   []Moments // of the newest steps, the latest last; the list is never changed
 	Base    Base      // with adapters
 	Receipt string    // hash of the receipt's last line; "": there is none
+	Unsaved []int     // steps whose saves failed since the receipt's last line
 	EvalDue bool      // the evaluation after the last step was canceled
 }
 
@@ -219,6 +220,7 @@ func (s *Saver) Save(ctx context.Context) (string, error) {
 	}
 	saved, err := s.write(ctx, m, files)
 	if err != nil {
+		s.at.Unsaved = append(s.at.Unsaved, s.at.Step)
 		return "", err
 	}
 	s.adopt(saved, s.at.Applied(), s.at.Updates())
