@@ -98,9 +98,11 @@ func refuseForeign(path string) error {
 }
 
 // linesUpTo returns the end of the last whole line before the first one that is incomplete or
-// of a step after step, and the newest step of the lines from there on.
+// of a step after step, and the newest step of the lines from there on. A last line that says that
+// the run is done is left out: the run that goes on writes its own.
 func linesUpTo(r io.Reader, step int) (end int64, ahead int, err error) {
 	lines := bufio.NewReader(r)
+	var dones int64 // bytes of such lines behind end
 	for kept := true; ; {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
@@ -110,12 +112,15 @@ func linesUpTo(r io.Reader, step int) (end int64, ahead int, err error) {
 			return 0, 0, err
 		}
 		var v struct {
-			Step int `json:"step"`
+			Event string `json:"event"`
+			Step  int    `json:"step"`
 		}
 		whole := json.Unmarshal(line, &v) == nil
 		switch kept = kept && whole && v.Step <= step; {
+		case kept && v.Event == "done":
+			dones += int64(len(line))
 		case kept:
-			end += int64(len(line))
+			end, dones = end+dones+int64(len(line)), 0
 		case whole && v.Step > step:
 			ahead = max(ahead, v.Step)
 		}
