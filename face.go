@@ -404,6 +404,7 @@ type Own = config.Own
 //	func (t *Trainer) Decode(ctx context.Context, prompts [][]int32, how Decoding, ...) (made int, err error)
 //	func (t *Trainer) Device() string
 //	func (t *Trainer) Done() int
+//	func (t *Trainer) EvalDue() bool
 //	func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error)
 //	func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss float64)) (EvalResult, error)
 //	func (t *Trainer) Generate(ctx context.Context, prompt string, n int, how Sampling) (string, error)
@@ -416,6 +417,7 @@ type Own = config.Own
 //	func (t *Trainer) Receipt() *receipts.Written
 //	func (t *Trainer) RecomputeAuto() string
 //	func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error
+//	func (t *Trainer) RunTold(ctx context.Context, tell func(StepResult) error, ...) error
 //	func (t *Trainer) Sample(step, micro, rank int) (tokens, targets []int32, err error)
 //	func (t *Trainer) Save(ctx context.Context) (string, error)
 //	func (t *Trainer) SavedRanks() int
@@ -462,6 +464,9 @@ type Trainer = train.Trainer
 //		DataWait   float64
 //		FlopsShare float64
 //		Eval       *EvalResult // set where the step was followed by an evaluation
+//		// EvalOnly is of an evaluation that was canceled before and is done now. Only Step and Eval
+//		// are set: the step itself was told before.
+//		EvalOnly bool
 //	}
 type StepResult = train.StepResult
 

@@ -24,7 +24,7 @@ type Divergence struct {
 
 // mark is one line of the marks file: one event in the folder.
 type mark struct {
-	Event      string      `json:"event"`          // confirmed, diverged, left, working
+	Event      string      `json:"event"`          // one of the constants below
 	Key        string      `json:"key,omitempty"`  // of the checkpoint it happened to
 	Keys       []string    `json:"keys,omitempty"` // left: checkpoints newer than the one that a run resumed from
 	Name       string      `json:"name,omitempty"` // working: a temporary name
@@ -34,6 +34,7 @@ type mark struct {
 const (
 	markConfirmed = "confirmed" // an update was applied after the checkpoint
 	markDiverged  = "diverged"  // a run stopped non-finite before its first update after the checkpoint; Key may be empty
+	markEvaluated = "evaluated" // a run did the evaluation that the checkpoint says is due
 	markLeft      = "left"      // a run resumed from an older checkpoint
 	markWorking   = "working"   // the store is about to use a temporary name
 )
@@ -41,6 +42,7 @@ const (
 // Marks is the record that a folder keeps beside its checkpoints. Readers use it too.
 type Marks struct {
 	confirmed   map[string]bool
+	evaluated   map[string]bool
 	diverged    map[string]bool
 	left        map[string]bool
 	working     []string
@@ -97,7 +99,7 @@ func readMarks(in filesys.Folder, check func(filesys.Info) error) (Marks, error)
 
 // parseMarks reads lines of "CRC-32C of the JSON, a space, JSON".
 func parseMarks(path string, text io.Reader) Marks {
-	m := Marks{confirmed: map[string]bool{}, diverged: map[string]bool{}, left: map[string]bool{}}
+	m := Marks{confirmed: map[string]bool{}, evaluated: map[string]bool{}, diverged: map[string]bool{}, left: map[string]bool{}}
 	lines := bufio.NewScanner(text)
 	lines.Buffer(nil, maxLine)
 	lines.Split(func(data []byte, _ bool) (int, []byte, error) {
@@ -149,6 +151,8 @@ func (m *Marks) add(v mark) {
 		if v.Divergence != nil {
 			m.Divergences = append(m.Divergences, *v.Divergence)
 		}
+	case markEvaluated:
+		m.evaluated[v.Key] = true
 	case markLeft:
 		for _, key := range v.Keys {
 			m.left[key] = true
@@ -181,6 +185,9 @@ func (m *Marks) lines(entries []Entry, names []string) []mark {
 		}
 		if m.confirmed[key] {
 			out = append(out, mark{Event: markConfirmed, Key: key})
+		}
+		if m.evaluated[key] {
+			out = append(out, mark{Event: markEvaluated, Key: key})
 		}
 		if m.diverged[key] {
 			out = append(out, mark{Event: markDiverged, Key: key})

@@ -62,6 +62,15 @@ func (s *Store) Damaged() error { return s.marks.Damaged }
 // Diverged lists the attempts in this folder that ended with non-finite values, oldest first.
 func (s *Store) Diverged() []Divergence { return s.marks.Divergences }
 
+// IsEvaluated tells whether Evaluated was called for a checkpoint.
+func (s *Store) IsEvaluated(c Manifest) bool { return s.marks.evaluated[c.key()] }
+
+// Evaluated records that the evaluation after the newest checkpoint, which its run had left out,
+// is done.
+func (s *Store) Evaluated() error {
+	return s.mark(mark{Event: markEvaluated, Key: s.Last().Manifest.key()})
+}
+
 // Last is the checkpoint that the run last wrote or resumed from; nil if there is none.
 func (s *Store) Last() *Entry { return s.base.Load() }
 

@@ -108,6 +108,9 @@ func textQuestion(text string, tok token.Tokenizer, d *Dialog) (q Question, err 
 	return q, err
 }
 
+// ErrNoTemplate is of a conversation that is read without a template.
+var ErrNoTemplate = errors.New("the record is a conversation, which needs a chat template")
+
 func recordQuestion(record []byte, tok token.Tokenizer, d *Dialog) (q Question, err error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(record, &fields); err != nil {
@@ -122,7 +125,7 @@ func recordQuestion(record []byte, tok token.Tokenizer, d *Dialog) (q Question, 
 		return textQuestion(text, tok, d)
 	}
 	if d == nil {
-		return q, errors.New("the record is a conversation, which needs a chat template")
+		return q, ErrNoTemplate
 	}
 	c := *d.c
 	c.form = form

@@ -22,6 +22,21 @@ type Line struct {
 	at, size int64
 }
 
+// Saved are the steps of the lines behind which a checkpoint was saved, as far as these know: of
+// the last one's, no line tells.
+func Saved(lines []Line) map[int]bool {
+	saved := map[int]bool{}
+	for _, l := range lines {
+		for _, step := range l.Unsaved {
+			delete(saved, step)
+		}
+		if l.Saved {
+			saved[l.Step] = true
+		}
+	}
+	return saved
+}
+
 // Chain is a receipt's lines, each verified against the line before.
 type Chain struct {
 	Lines []Line

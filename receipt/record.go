@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // Format is the version of the format that this package writes.
@@ -25,9 +26,11 @@ type Record struct {
 	// scale of the next step and the number of updates since it changed.
 	Skipped   int         `json:"skipped,omitempty"`
 	LossScale *[2]float64 `json:"loss_scale,omitempty"`
-	Saved     bool        `json:"saved,omitempty"` // a checkpoint follows
-	Root      string      `json:"root"`            // root hash of the states
-	Ranges    [][]byte    `json:"ranges"`          // by tensor of the newest Run, the hashes of the tensor's ranges
+	Saved     bool        `json:"saved,omitempty"` // a checkpoint follows, unless a later line's Unsaved has the step
+	// Unsaved are the steps of lines before whose checkpoints could not be saved.
+	Unsaved []int    `json:"unsaved,omitempty"`
+	Root    string   `json:"root"`   // root hash of the states
+	Ranges  [][]byte `json:"ranges"` // by tensor of the newest Run, the hashes of the tensor's ranges
 }
 
 // Run is everything that the results of a run depend on. It leaves out where and how they are
@@ -135,6 +138,8 @@ func (r *Record) check(run *Run, at int) error {
 		return fmt.Errorf("it has %d steps up to step %d, behind step %d", len(r.Steps), r.Step, at)
 	case r.Run != nil && (r.Step < at || len(r.Steps) > 0):
 		return fmt.Errorf("the run goes on after step %d, behind step %d", r.Step, at)
+	case slices.ContainsFunc(r.Unsaved, func(step int) bool { return step < 1 || step > at }):
+		return fmt.Errorf("it says of the steps %v that they are not saved, behind step %d", r.Unsaved, at)
 	case len(r.Ranges) != len(run.Tensors):
 		return fmt.Errorf("it has hashes of %d states for %d", len(r.Ranges), len(run.Tensors))
 	}

@@ -112,3 +112,47 @@ func TestALeftStepIsResumed(t *testing.T) {
 	require.Equal(t, want.losses[2:], got.losses)
 	require.Equal(t, want.sha, got.sha)
 }
+
+// An evaluation that is interrupted comes first in the run that goes on, also after the last step:
+// steps, evaluations and their losses are those of a run that nothing interrupted.
+func TestALeftEvaluationIsResumed(t *testing.T) {
+	t.Parallel()
+	type line struct {
+		step       int
+		loss, held float32
+	}
+	c := tiny("gpt2")
+	c.Batch, c.Seq, c.Steps, c.EvalData, c.EvalEvery, c.EvalSteps = 1, 16, 3, c.Data, 2, 3
+	// runs is a run that is interrupted in the evaluation after a step, before a batch.
+	runs := func(step, batch int, want error) (lines []line) {
+		tr, err := c.start(context.Background())
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tr.Close()) }()
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		require.ErrorIs(t, tr.RunTold(ctx, func(r StepResult) error {
+			if !r.EvalOnly {
+				lines = append(lines, line{r.Step, r.Loss, 0})
+			}
+			if r.Eval != nil {
+				lines = append(lines, line{r.Eval.Step, 0, r.Eval.Loss})
+			}
+			return nil
+		}, func(r StepResult, done, of int, _ float64) {
+			require.Equal(t, 3, of)
+			if r.Step == step && done == batch {
+				cancel()
+			}
+		}), want)
+		require.Equal(t, want != nil, tr.EvalDue())
+		return lines
+	}
+	want := runs(0, 0, nil)
+	require.Len(t, want, 5)
+	c.Checkpoint, c.Resume = t.TempDir(), true
+	require.Equal(t, want[:2], runs(2, 1, context.Canceled), "steps 1 and 2")
+	require.Empty(t, runs(2, 0, context.Canceled))
+	require.Equal(t, want[2:4], runs(3, 2, context.Canceled), "the evaluation, and step 3")
+	require.Equal(t, want[4:], runs(0, 0, nil), "the evaluation after all steps")
+	require.Empty(t, runs(0, 0, nil), "it is remembered")
+}

@@ -20,9 +20,20 @@ import (
 // checkpoint if it could not be saved. ErrStop from tell is an end in good order, without an
 // error.
 //
+// A canceled evaluation comes first when the run goes on: see StepResult.EvalOnly.
+//
 // A failed evaluation or save does not end the training; Config.Warn reports it. A failed save
 // is tried again after each step, and twice at the end before it is an error.
 func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
+	return t.RunTold(ctx, tell, nil)
+}
+
+// RunTold is Run that tells of evaluations too: before the first batch and after each one,
+// the step's result, how many of EvalSteps are done and the mean loss so far.
+func (t *Trainer) RunTold(ctx context.Context, tell func(StepResult) error, evaluating func(r StepResult, done, of int, loss float64)) error {
+	if done, err := t.runDueEval(ctx, tell, evaluating); done || err != nil {
+		return err
+	}
 	for t.at.Step < t.cfg.Steps {
 		res, err := t.Step(ctx)
 		if err != nil {
@@ -32,15 +43,10 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 			return err
 		}
 		last := t.at.Step == t.cfg.Steps
+		var left error // the evaluation was canceled
 		if t.eval != nil && (last || t.cfg.EvalEvery > 0 && t.at.Step%t.cfg.EvalEvery == 0) {
-			ev, err := t.Evaluate(ctx)
-			switch {
-			case err == nil:
-				res.Eval = &ev
-			case t.fatal != nil:
+			if left = t.evaluateAfter(ctx, &res, evaluating); t.fatal != nil {
 				return t.fatal
-			case ctx.Err() == nil:
-				t.cfg.Warnf("step %d: the evaluation failed: %v", t.at.Step, err)
 			}
 		}
 		if tell != nil {
@@ -48,12 +54,19 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 				return t.stopped(t.leave(err))
 			}
 		}
+		if left != nil {
+			return t.leave(left)
+		}
 		saves := t.saver != nil && t.saver.Worth() && (last || t.saver.Unsaved || t.cfg.SaveEvery > 0 && t.at.Step%t.cfg.SaveEvery == 0)
+		var late error // of a save that was still being written: it delays this one, and the receipt's line tells of it
+		if saves {
+			late = t.settle(true)
+		}
 		if err := t.recordDue(saves, last); err != nil {
 			return err
 		}
 		if saves {
-			if err := t.saveOrGoOn(last); err != nil {
+			if err := t.saveOrGoOn(last, late); err != nil {
 				return err
 			}
 		}
@@ -62,11 +75,64 @@ func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 		return t.checkFinite()
 	}
 	if err := t.settle(true); err != nil && t.fatal == nil { // after a fatal error nothing is worth saving
-		return t.saveOrGoOn(true)
+		return t.saveOrGoOn(true, err)
 	}
 	t.saver.Idle()
 	return t.fatal
 }
+
+// runDueEval does the evaluation that an interrupted run left out. done says that tell ended
+// the run, in good order where err is nil.
+func (t *Trainer) runDueEval(ctx context.Context, tell func(StepResult) error, evaluating func(r StepResult, done, of int, loss float64)) (done bool, err error) {
+	if !t.EvalDue() || t.eval == nil {
+		return false, nil
+	}
+	res := StepResult{Step: t.at.Step, EvalOnly: true}
+	if err := t.evaluateAfter(ctx, &res, evaluating); err != nil {
+		return true, t.leave(err)
+	}
+	if res.Eval == nil {
+		return false, nil
+	}
+	if tell != nil {
+		err = tell(res)
+	}
+	if t.saver != nil {
+		t.saver.Evaluated()
+	}
+	if err != nil {
+		return true, t.stopped(t.leave(err))
+	}
+	return false, nil
+}
+
+// evaluateAfter evaluates after the step of res. An error means that the evaluation was canceled,
+// and is still due, or that the run can't go on. Other failures are warnings.
+func (t *Trainer) evaluateAfter(ctx context.Context, res *StepResult, evaluating func(r StepResult, done, of int, loss float64)) error {
+	told := func(done, of int, loss float64) {
+		if evaluating != nil {
+			evaluating(*res, done, of, loss)
+		}
+	}
+	t.at.EvalDue = true
+	told(0, t.eval.steps, 0)
+	ev, err := t.EvaluateTold(ctx, told)
+	switch {
+	case err == nil:
+		res.Eval = &ev
+	case t.fatal != nil:
+		return t.fatal
+	case ctx.Err() != nil:
+		return ctx.Err()
+	default:
+		t.cfg.Warnf("step %d: the evaluation failed: %v", t.at.Step, err)
+	}
+	t.at.EvalDue = false
+	return nil
+}
+
+// EvalDue tells that the evaluation after the last step was canceled, and comes first in Run.
+func (t *Trainer) EvalDue() bool { return t.at.EvalDue }
 
 // leave ends the run because of err. Between steps the states are consistent, so they are saved
 // if they are not already.
@@ -98,15 +164,14 @@ func (t *Trainer) stopped(err error) error {
 }
 
 // saveOrGoOn writes a checkpoint, also when the run is about to end, since the work would be
-// lost otherwise. A failure is an error only if values are not finite, or at the last step
-// after a second try.
-func (t *Trainer) saveOrGoOn(last bool) error {
-	err := t.settle(true) // a save that is still being written delays this one
+// lost otherwise. late is the failure of the save before. A failure is an error only if values
+// are not finite, or at the last step after a second try.
+func (t *Trainer) saveOrGoOn(last bool, late error) error {
 	switch {
 	case t.fatal != nil:
 		return t.fatal
 	case !last && t.saver.Aside():
-		if err := t.goOn(err); err != nil {
+		if err := t.goOn(late); err != nil {
 			return err
 		}
 		if err := t.flush(); err != nil {
@@ -120,7 +185,7 @@ func (t *Trainer) saveOrGoOn(last bool) error {
 		}
 		return t.goOn(nil)
 	}
-	_, err = t.Save(context.Background())
+	_, err := t.Save(context.Background())
 	return t.goOn(err)
 }
 
@@ -240,6 +305,7 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		t.inRow = 0
 	}
 	t.at.Step++
+	t.at.EvalDue = false
 	t.at.Pending = t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole) != nil
 	of := t.cfg.At(s)
 	res := StepResult{Step: t.at.Step, Rows: of.StepRows(), Loss: float32(loss / float64(targets)), Accuracy: right / float64(targets), LR: lr, Targets: targets, GradNorm: norm, LossScale: hyper[graph.HyperLossScale], Skipped: skipped, SkippedAll: t.at.Skipped, CommBytes: t.ranks.CommSent() - sent}

@@ -120,9 +120,11 @@ func refuseForeign(path string) error {
 }
 
 // linesUpTo returns the end of the last whole line before the first one that is incomplete or
-// of a step after step, and the newest step of the lines from there on.
+// of a step after step, and the newest step of the lines from there on. A last line that says that
+// the run is done is left out: the run that goes on writes its own.
 func linesUpTo(r io.Reader, step int) (end int64, ahead int, err error) {
 	lines := bufio.NewReader(r)
+	var dones int64 // bytes of such lines behind end
 	for kept := true; ; {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
@@ -132,12 +134,15 @@ func linesUpTo(r io.Reader, step int) (end int64, ahead int, err error) {
 			return 0, 0, err
 		}
 		var v struct {
-			Step int `json:"step"`
+			Event string `json:"event"`
+			Step  int    `json:"step"`
 		}
 		whole := json.Unmarshal(line, &v) == nil
 		switch kept = kept && whole && v.Step <= step; {
+		case kept && v.Event == "done":
+			dones += int64(len(line))
 		case kept:
-			end += int64(len(line))
+			end, dones = end+dones+int64(len(line)), 0
 		case whole && v.Step > step:
 			ahead = max(ahead, v.Step)
 		}
@@ -190,6 +195,9 @@ type stepLine struct {
 
 // Step writes a step's line, and its evaluation's where it has one.
 func (m *MetricsWriter) Step(r StepResult) error {
+	if r.EvalOnly {
+		return m.evaluation(r.Eval)
+	}
 	line := stepLine{
 		Step: r.Step, Rows: r.Rows, Loss: number(float64(r.Loss), 32), Accuracy: number(r.Accuracy, 64), LR: number(r.LR, 64), GradNorm: number(r.GradNorm, 64),
 		NoiseScale: number(r.Noise.Scale, 64), NoiseError: number(r.Noise.Error, 64), GradSquare: number(r.Noise.Square, 64), GradTrace: number(r.Noise.Trace, 64), LossScale: number(r.LossScale, 64),
@@ -214,6 +222,10 @@ func (m *MetricsWriter) Step(r StepResult) error {
 	if err != nil || r.Eval == nil {
 		return err
 	}
+	return m.evaluation(r.Eval)
+}
+
+func (m *MetricsWriter) evaluation(r *EvalResult) error {
 	return m.line(struct {
 		Event    string          `json:"event"`
 		Step     int             `json:"step"`
@@ -221,7 +233,7 @@ func (m *MetricsWriter) Step(r StepResult) error {
 		Accuracy json.RawMessage `json:"accuracy"`
 		Targets  int64           `json:"targets"`
 		Seconds  json.RawMessage `json:"seconds"`
-	}{"eval", r.Eval.Step, number(float64(r.Eval.Loss), 32), number(r.Eval.Accuracy, 64), r.Eval.Targets, number(r.Eval.Seconds, 64)})
+	}{"eval", r.Step, number(float64(r.Loss), 32), number(r.Accuracy, 64), r.Targets, number(r.Seconds, 64)})
 }
 
 // Done writes the last line.

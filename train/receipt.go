@@ -1,7 +1,6 @@
 package train
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -31,7 +30,7 @@ func (t *Trainer) receiptLine() (r receipt.Record, err error) {
 	if err != nil {
 		return r, err
 	}
-	r = receipt.Record{Step: t.at.Step, Sample: t.train.sampler.Tell(t.at.Step), Skipped: t.at.Skipped}
+	r = receipt.Record{Step: t.at.Step, Sample: t.train.sampler.Tell(t.at.Step), Skipped: t.at.Skipped, Unsaved: t.at.Unsaved}
 	if t.scales() {
 		r.LossScale = &[2]float64{t.at.Scale.Scale, t.at.Scale.Clean}
 	}
@@ -44,7 +43,9 @@ func (t *Trainer) receiptLine() (r receipt.Record, err error) {
 // record writes a line about the steps since the last line, see receipts.Lines.Write.
 func (t *Trainer) record(saved, last bool) error {
 	head, err := t.receipt.Write(saved, last, t.receiptLine)
-	t.at.Receipt = cmp.Or(head, t.at.Receipt)
+	if head != "" {
+		t.at.Receipt, t.at.Unsaved = head, nil
+	}
 	return err
 }
 

@@ -5,12 +5,16 @@ package train
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"sync/atomic"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/receipt"
 	"github.com/spillway-ml/spillway/train/receipts"
@@ -164,4 +168,73 @@ func TestAReceiptThatCannotBeWritten(t *testing.T) {
 	require.Len(t, warned, 1)
 	require.Contains(t, warned[0], "training goes on, and the next line has these steps too")
 	_ = tr.Close() // the file is closed already
+}
+
+// fullDisk has folders in which no other can be made while full.
+type fullDisk struct {
+	filesys.Opener
+	full *atomic.Bool
+}
+
+func (d fullDisk) Open(path string) (filesys.Folder, error) {
+	f, err := d.Opener.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	return fullFolder{f, d.full}, nil
+}
+
+type fullFolder struct {
+	filesys.Folder
+	full *atomic.Bool
+}
+
+func (f fullFolder) Sub(name string) (filesys.Folder, error) {
+	sub, err := f.Folder.Sub(name)
+	if err != nil {
+		return nil, err
+	}
+	return fullFolder{sub, f.full}, nil
+}
+
+func (f fullFolder) Mkdir(name string, perm os.FileMode) error {
+	if f.full.Load() {
+		return &fs.PathError{Op: "mkdir", Path: name, Err: syscall.ENOSPC}
+	}
+	return f.Folder.Mkdir(name, perm)
+}
+
+// Lines whose checkpoints could not be saved are replaced by the run that goes on, which names no
+// receipt: they are not of a copy's run.
+func TestAFailedSaveIsNoCopys(t *testing.T) {
+	for _, async := range []string{config.AsyncOff, config.AsyncOn} {
+		t.Run(async, func(t *testing.T) {
+			t.Parallel()
+			c := in(keeping(t, 8), scratch(t))
+			c.SaveEvery, c.AsyncSave, c.ReceiptEvery = 2, async, 1
+			var full atomic.Bool
+			c.folders = fullDisk{filesys.System, &full}
+			tr, err := c.start(context.Background())
+			require.NoError(t, err)
+			require.ErrorIs(t, tr.Run(context.Background(), func(r StepResult) error {
+				switch r.Step {
+				case 5:
+					require.NoError(t, tr.settle(true))
+					full.Store(true)
+				case 7:
+					tr.saver.Idle() // the save of step 6 has failed
+				}
+				return nil
+			}), syscall.ENOSPC)
+			require.NoError(t, tr.Close())
+			full.Store(false)
+			path := c.Receipt
+			require.Len(t, recordsOf(t, path), 9)
+			require.True(t, recordsOf(t, path)[6].Saved)
+			c.Receipt, c.ReceiptEvery, c.Resume = "", 0, true
+			ended(t, c)
+			require.Equal(t, []int{0, 1, 2, 3, 4, -4, 6, 8}, stepsOf(t, path))
+			require.Equal(t, 8, recordsOf(t, path)[5].Run.Left.Step)
+		})
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 
 	"github.com/spillway-ml/spillway/checkpoint"
@@ -103,5 +104,11 @@ func (t *Trainer) resume(ctx context.Context) (bool, error) {
 	}
 	t.savedRanks, _ = strconv.Atoi(was.Settings["ranks"]) // 0: an older version recorded none
 	t.countSteps()
+	switch {
+	case t.EvalDue() && t.eval != nil:
+		t.notes = append(t.notes, fmt.Sprintf("the evaluation after step %d, which was interrupted, comes first", t.at.Step))
+	case t.EvalDue():
+		t.notes = append(t.notes, fmt.Sprintf("the evaluation after step %d, which was interrupted, is left out: it needs Config.EvalData", t.at.Step))
+	}
 	return true, t.startScale(was.LossScale)
 }

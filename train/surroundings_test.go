@@ -173,7 +173,7 @@ func TestAFailingEvaluation(t *testing.T) {
 func TestMetricsAreCutBack(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.jsonl")
 	lines := `{"step":1,"loss":5}` + "\n" + `{"event":"eval","step":1}` + "\n" + `{"step":2,"loss":4}` + "\n"
-	for rest, ahead := range map[string]int{"": 0, `{"step":3,"lo`: 0, `{"step":3}` + "\n" + `{"step":4}` + "\n" + `{"step":5,`: 4, "\x00\x00\x00": 0, `{"event":"done","step":9}` + "\n": 9} {
+	for rest, ahead := range map[string]int{"": 0, `{"step":3,"lo`: 0, `{"step":3}` + "\n" + `{"step":4}` + "\n" + `{"step":5,`: 4, "\x00\x00\x00": 0, `{"event":"done","step":9}` + "\n": 9, `{"event":"done","step":2}` + "\n": 0} {
 		require.NoError(t, os.WriteFile(path, []byte(lines+rest), 0o600))
 		m, err := OpenMetrics(path, 2)
 		require.NoError(t, err)

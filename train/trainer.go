@@ -126,6 +126,9 @@ type StepResult struct {
 	DataWait   float64
 	FlopsShare float64
 	Eval       *EvalResult // set where the step was followed by an evaluation
+	// EvalOnly is of an evaluation that was canceled before and is done now. Only Step and Eval
+	// are set: the step itself was told before.
+	EvalOnly bool
 }
 
 // CommUse is what a kind of collective took in a step, summed over ranks.

@@ -13,6 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 	"github.com/spillway-ml/spillway/data"
 	"github.com/spillway-ml/spillway/internal/filesys"
+	"github.com/spillway-ml/spillway/planner"
 	"github.com/spillway-ml/spillway/receipt"
 )
 
@@ -46,8 +47,8 @@ func Open(c *config.Config, folders filesys.Opener, step int, follows bool, desc
 			err = errors.Join(err, log.Close())
 		}
 	}()
-	if n := len(log.Cut); follows && n > 0 && slices.ContainsFunc(log.Cut[:n-1], func(l receipt.Line) bool { return l.Saved || l.Run != nil }) {
-		return nil, "", config.Refuse("Config.Receipt %.80q, which the checkpoint of step %d names, goes on behind it to step %d by way of other checkpoints: those may be a copy's; give this file to replace these steps, or another", c.Receipt, step, left.Step)
+	if follows && byOthers(log.Cut) {
+		return nil, "", config.Refuse("Config.Receipt %.80q, which the checkpoint of step %d names, goes on behind it to step %d by way of other checkpoints: those may be a copy's; give Config.Receipt %s to replace these steps, or another file", c.Receipt, step, left.Step, planner.Shell([]string{c.Receipt}))
 	}
 	about.Left = left
 	now, err := line()
@@ -66,6 +67,16 @@ func Open(c *config.Config, folders filesys.Opener, step int, follows bool, desc
 		return nil, "", fmt.Errorf("Config.Receipt: %w", err)
 	}
 	return &Lines{Log: log, took: time.Since(began)}, log.Head(), nil
+}
+
+// byOthers tells whether lines after a checkpoint are of checkpoints, or of runs that went on from
+// them. The checkpoint of the last line may not have been saved.
+func byOthers(cut []receipt.Line) bool {
+	if len(cut) == 0 {
+		return false
+	}
+	saved := receipt.Saved(cut)
+	return slices.ContainsFunc(cut[:len(cut)-1], func(l receipt.Line) bool { return saved[l.Step] || l.Run != nil })
 }
 
 // otherStates returns where the states differ from those of the last line, if that is about the same

@@ -256,6 +256,7 @@ func (w *verifying) scan() error {
 // segments cuts the chain where checkpoints were saved and where the run went on.
 func (w *verifying) segments() {
 	lines := w.chain.Lines
+	saved := receipt.Saved(lines)
 	add := func(first, last int) {
 		s := Segment{From: lines[first].Step, To: lines[last].Step, first: first, last: last, Start: w.saved[lines[first].Step]}
 		initial := s.From == 0 && lines[first].Run != nil
@@ -286,7 +287,7 @@ func (w *verifying) segments() {
 			continue
 		}
 		ends := i+1 == len(lines) || lines[i+1].Run != nil
-		if ends || lines[i].Saved || w.saved[lines[i].Step] != "" {
+		if ends || saved[lines[i].Step] || w.saved[lines[i].Step] != "" {
 			add(first, i)
 			first = i
 		}

@@ -40,6 +40,9 @@ type Record struct {
 	TiedByStage bool `json:"tied_by_stage,omitempty"`
 	// ReceiptHead is the hash of the receipt's last line; "": not recorded.
 	ReceiptHead string `json:"receipt_head,omitempty"`
+	// EvalDue says that the evaluation after the last step was canceled: a run that goes on
+	// begins with it.
+	EvalDue bool `json:"eval_due,omitempty"`
 }
 
 // ReceiptPath is the path of the run's receipt, of a checkpoint in a folder; "": it names none.
@@ -210,7 +213,7 @@ func (s *Saver) Record() ([]byte, error) {
 		}
 	}
 	r := Record{Optimizer: s.cfg.UpdateRule().Name, Model: s.ownName(), Samples: s.data.Sampler().Tell(s.at.Step), Epochs: s.data.Sampler().EpochsVersion(), Data: &print, Settings: Settings(&s.cfg.Config), Trained: trained,
-		Skipped: s.at.Skipped, Noise: s.at.Noise, Arithmetic: s.arithmetic, Receipt: receiptFrom(&s.cfg.Config), ReceiptHead: s.at.Receipt}
+		Skipped: s.at.Skipped, Noise: s.at.Noise, Arithmetic: s.arithmetic, Receipt: receiptFrom(&s.cfg.Config), ReceiptHead: s.at.Receipt, EvalDue: s.at.EvalDue}
 	r.TiedByStage = s.tiedByStage()
 	if s.cfg.LoRA.Active() {
 		r.Base = &s.at.Base

@@ -92,6 +92,7 @@ func (s *Saver) resumeFrom(ctx context.Context, choice checkpoint.Choice) (*Reco
 		return nil, err
 	}
 	s.reach(choice.Manifest.Step, &was)
+	s.at.EvalDue = was.EvalDue && !s.store.IsEvaluated(choice.Manifest)
 	s.base, s.kept = s.at.Applied(), s.at.Updates()
 	return &was, nil
 }

@@ -30,6 +30,8 @@ type Progress struct {
 	Noise   []Moments // of the newest steps, the latest last; the list is never changed
 	Base    Base      // with adapters
 	Receipt string    // hash of the receipt's last line; "": there is none
+	Unsaved []int     // steps whose saves failed since the receipt's last line
+	EvalDue bool      // the evaluation after the last step was canceled
 }
 
 // Scale is the loss scale between two steps, as the program's Scaler has it.
@@ -220,6 +222,7 @@ func (s *Saver) Save(ctx context.Context) (string, error) {
 	}
 	saved, err := s.write(ctx, m, files)
 	if err != nil {
+		s.at.Unsaved = append(s.at.Unsaved, s.at.Step)
 		return "", err
 	}
 	s.adopt(saved, s.at.Applied(), s.at.Updates())
@@ -252,6 +255,14 @@ func lost(err error, last *checkpoint.Entry) error {
 		return fmt.Errorf("%w; %s: free room there, then %s", err, left, on)
 	}
 	return fmt.Errorf("%w; %s: remove the cause, then %s", err, left, on)
+}
+
+// Evaluated remembers that the evaluation after the newest checkpoint's step, which was due, is
+// done.
+func (s *Saver) Evaluated() {
+	if last := s.store.Last(); last != nil && last.Step == s.at.Step {
+		s.tend(s.store.Evaluated)
+	}
 }
 
 // Saved tells whether the newest checkpoint holds the state as it is.

@@ -3,6 +3,7 @@ package saving
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/spillway-ml/spillway/checkpoint"
@@ -123,6 +124,7 @@ func (s *Saver) Settle(wait bool) error {
 	s.saving = nil
 	if a.err != nil {
 		s.kept = a.was
+		s.at.Unsaved = append(s.at.Unsaved, a.step)
 		return a.err
 	}
 	s.adopt(a.entry, a.base, a.kept)
@@ -133,6 +135,7 @@ func (s *Saver) Settle(wait bool) error {
 // updates and, with one that waits for the next step, kept.
 func (s *Saver) adopt(e checkpoint.Entry, base, kept int) {
 	s.store.Adopt(e)
+	s.at.Unsaved = slices.DeleteFunc(s.at.Unsaved, func(step int) bool { return step == e.Step })
 	s.told()
 	s.base, s.kept = base, max(kept, s.kept)
 	s.tend(s.store.Replace)

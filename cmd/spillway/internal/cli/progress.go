@@ -9,11 +9,30 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// tellWithin is the time between two lines of Progress.
-const tellWithin = 1500 * time.Millisecond
+// TellWithin is the time between two lines of Progress, or of an evaluation during training.
+const TellWithin = 1500 * time.Millisecond
+
+// Pace predicts from the parts of some work how long the rest takes.
+type Pace struct {
+	Began time.Time // when the first of them was done
+	first int
+}
+
+// Left is the text for it, once done of the parts are done: "" after the first one, which has
+// memory to touch and says little of the others.
+func (p *Pace) Left(done, of int) string {
+	if p.first == 0 {
+		p.first, p.Began = done, time.Now()
+	}
+	n := done - p.first
+	if n <= 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s left", time.Duration(float64(time.Since(p.Began))/float64(n)*float64(of-done)).Round(time.Second))
+}
 
 // Progress says what a command computes: on a terminal in a live line, elsewhere in a line
-// every tellWithin, so that a command is never silent for two seconds. Nobody else may write
+// every TellWithin, so that a command is never silent for two seconds. Nobody else may write
 // to its writer between Says and End. A nil Progress says nothing.
 type Progress struct {
 	w     io.Writer
@@ -49,7 +68,7 @@ func (p *Progress) Says(what string) {
 func (p *Progress) tell(stop <-chan struct{}, ended chan<- struct{}) {
 	defer crash.Guard()
 	defer close(ended)
-	tick := time.NewTicker(tellWithin)
+	tick := time.NewTicker(TellWithin)
 	defer tick.Stop()
 	for {
 		select {

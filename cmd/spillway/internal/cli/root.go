@@ -63,5 +63,5 @@ func statusWithout(cmd *cobra.Command, lost error) int {
 	if errors.Is(lost, syscall.EPIPE) || GoesOn(cmd) {
 		return ExitDone
 	}
-	return ExitBadInput
+	return ExitStatus(lost)
 }

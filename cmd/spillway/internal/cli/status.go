@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"slices"
+	"syscall"
 
 	"github.com/spillway-ml/spillway/checkpoint"
 	"github.com/spillway-ml/spillway/comm"
@@ -50,10 +53,22 @@ func ExitStatus(err error) int {
 		return ExitDoesNotFit
 	case isRemote && remote.Fault(), errors.Is(err, comm.ErrLost),
 		is[*device.OpError](err), is[*faultError](err), is[*store.Error](err), is[*cpu.PinError](err), is[*driver.Error](err),
-		errors.Is(err, ranks.ErrDiverged), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
+		cannotWrite(err), errors.Is(err, ranks.ErrDiverged), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
 		return ExitFault
 	}
 	return ExitBadInput
+}
+
+// cannotWrite tells whether something could not be written because the disk is full or broken. What
+// can't be read is bad input.
+func cannotWrite(err error) bool {
+	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG} {
+		if errors.Is(err, full) {
+			return true
+		}
+	}
+	at, ok := errors.AsType[*fs.PathError](err)
+	return ok && errors.Is(at.Err, syscall.EIO) && slices.Contains([]string{"write", "sync", "close", "truncate", "allocate", "mkdir"}, at.Op)
 }
 
 // is tells whether an error of type E is in err.

@@ -105,26 +105,19 @@ type Evaluation struct {
 type evalProgress struct {
 	w             io.Writer
 	live          *cli.LiveLine
-	began, told   time.Time
-	first         int // batches done when began
+	pace          cli.Pace
+	told          time.Time
 	done, batches int
 }
 
 func newEvalProgress(w io.Writer) *evalProgress {
-	now := time.Now()
-	return &evalProgress{w: w, live: cli.NewLiveLine(w), began: now, told: now}
+	return &evalProgress{w: w, live: cli.NewLiveLine(w), told: time.Now()}
 }
 
 // batch takes the news of a batch: the mean loss so far.
 func (p *evalProgress) batch(done, of int, loss float64) {
-	if p.batches == 0 {
-		p.first, p.began = done, time.Now() // the first has memory to touch, and says little of the others
-	}
 	p.done, p.batches = done, of
-	left := ""
-	if n := done - p.first; n > 0 {
-		left = fmt.Sprintf("%s left", time.Duration(float64(time.Since(p.began))/float64(n)*float64(of-done)).Round(time.Second))
-	}
+	left := p.pace.Left(done, of)
 	switch {
 	case p.live != nil:
 		p.live.Show([]string{fmt.Sprintf("batch %d/%d %s", done, of, cli.Gauge(int64(done), int64(of))), fmt.Sprintf("loss %.4f", loss), left}, done == of)

@@ -156,6 +156,9 @@ func (g *generation) read(p *trainer.Prompts) ([]data.Question, error) {
 	if g.file != "" {
 		list, err := data.ReadQuestions(g.file, p.Tokenizer, p.Dialog)
 		if err != nil {
+			if errors.Is(err, data.ErrNoTemplate) {
+				err = fmt.Errorf("%w; give --chat, which uses the model's, or --chat --template FILE", err)
+			}
 			return nil, fmt.Errorf("--prompts: %w", err)
 		}
 		return list, nil

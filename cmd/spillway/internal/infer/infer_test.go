@@ -17,7 +17,7 @@ func TestEvalProgress(t *testing.T) {
 	p.batch(1, 9, 2.5)
 	require.Empty(t, out.String(), "a short one says nothing in a pipe")
 	p.told = p.told.Add(-time.Hour)
-	p.began = p.began.Add(-time.Hour)
+	p.pace.Began = p.pace.Began.Add(-time.Hour)
 	p.batch(4, 9, 2.25)
 	require.Regexp(t, `^batch 4/9  loss 2\.2500  1h40m[0-9]+s left\n$`, out.String())
 	p.batch(5, 9, 2)

@@ -162,7 +162,7 @@ func TestAnswersRefused(t *testing.T) {
 		{"--batch 0", []string{"generate", "--model", gpt2, "--prompts", text, "--batch", "0"}},
 		{"--stop: the text is empty", []string{"generate", "--model", gpt2, "--prompt", "x", "--stop", ""}},
 		{`--precision "int4"`, []string{"generate", "--model", gpt2, "--prompt", "x", "--precision", "int4"}},
-		{"needs a chat template", []string{"generate", "--model", gpt2, "--prompts", pairs}},
+		{"needs a chat template; give --chat", []string{"generate", "--model", gpt2, "--prompts", pairs}},
 		{"--tokens 80: --prompt has 5 tokens, and the model's 64 positions leave 59; give --tokens 59, or --seq 64", []string{"generate", "--model", gpt2, "--prompt", "hello", "--tokens", "80"}},
 		{"--prompt: the prompt has 70 tokens, and the model 64 positions", []string{"generate", "--model", gpt2, "--prompt", strings.Repeat("x", 70)}},
 		{"which --prompts reads", []string{"generate", "--model", gpt2, "--prompts", text, "--json", text}},

@@ -133,6 +133,12 @@ func (p *metricsPage) planned(reg *prometheus.Registry, t *spillway.Trainer) {
 }
 
 func (p *metricsPage) step(r spillway.StepResult) {
+	if r.Eval != nil {
+		p.evalLoss.Set(float64(r.Eval.Loss))
+	}
+	if r.EvalOnly {
+		return
+	}
 	p.loss.Set(float64(r.Loss))
 	p.rate.Set(r.LR)
 	p.norm.Set(r.GradNorm)
@@ -148,9 +154,6 @@ func (p *metricsPage) step(r spillway.StepResult) {
 	p.sent.Add(float64(r.CommBytes))
 	p.diskRead.Add(float64(r.DiskRead))
 	p.diskWritten.Add(float64(r.DiskWritten))
-	if r.Eval != nil {
-		p.evalLoss.Set(float64(r.Eval.Loss))
-	}
 	for sp := range graph.NumSpaces {
 		for rank, n := range r.Peak[sp] {
 			if r.Planned[sp][rank] > 0 {

@@ -3,6 +3,7 @@ package training
 import (
 	"fmt"
 	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -26,7 +27,8 @@ type progress struct {
 	told    time.Time
 	last    spillway.StepResult
 	eval    *spillway.EvalResult // the last one
-	pending bool
+	pending bool                 // the last step has no line yet
+	pace    cli.Pace             // of the evaluation at hand
 }
 
 func newProgress(w io.Writer, done, steps int, bytes bool) *progress {
@@ -45,20 +47,56 @@ func evalText(e *spillway.EvalResult, bytes bool) string {
 func (p *progress) step(r spillway.StepResult) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.last, p.pending = r, true
+	p.take(r)
 	if r.Eval != nil {
 		p.eval = r.Eval
 	}
 	if p.live == nil {
-		if time.Since(p.told) >= cli.TellEvery || r.Eval != nil {
+		if p.pending && (time.Since(p.told) >= cli.TellEvery || r.Eval != nil) {
 			p.line()
+		}
+		if r.Eval != nil {
+			fmt.Fprintf(p.w, "  %s\n", evalText(r.Eval, p.bytes))
 		}
 		return
 	}
 	if r.Eval != nil {
 		p.live.Above(fmt.Sprintf("step %d: %s", r.Step, evalText(r.Eval, p.bytes)))
 	}
-	p.live.Show(p.fields(), r.Step == p.steps)
+	if !r.EvalOnly {
+		p.live.Show(p.fields(), r.Step == p.steps)
+	}
+}
+
+// take takes note of a step that is done, once.
+func (p *progress) take(r spillway.StepResult) {
+	if r.Step == max(p.first, p.last.Step) {
+		return
+	}
+	p.last, p.pending = r, true
+}
+
+// evaluating tells how far the evaluation after a step is: its batches, and the mean loss so far.
+func (p *progress) evaluating(r spillway.StepResult, done, of int, loss float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.take(r)
+	batches, soFar, left := fmt.Sprintf("batch %d/%d of the evaluation", done, of), "", ""
+	if done == 0 {
+		p.pace = cli.Pace{}
+	} else {
+		soFar, left = fmt.Sprintf("held-out %.4f so far", loss), p.pace.Left(done, of)
+	}
+	switch {
+	case p.live != nil:
+		p.live.Show([]string{fmt.Sprintf("step %d/%d %s", r.Step, p.steps, cli.Gauge(int64(r.Step), int64(p.steps))), batches, soFar, left}, done == 0)
+	case time.Since(p.told) >= cli.TellWithin:
+		if p.pending {
+			p.line()
+		}
+		p.told = time.Now()
+		fmt.Fprintln(p.w, strings.TrimRight(fmt.Sprintf("  %s  %s  %s", batches, soFar, left), " "))
+	}
 }
 
 // done is how many steps are done.
@@ -114,9 +152,6 @@ func (p *progress) line() {
 		left = s + "  "
 	}
 	fmt.Fprintf(p.w, "step %d/%d  loss %.4f  %s%s tokens/s  %s  %s left\n", r.Step, p.steps, r.Loss, left, cli.Count(r.TokensPerS), memory(r), p.left())
-	if r.Eval != nil {
-		fmt.Fprintf(p.w, "  %s\n", evalText(r.Eval, p.bytes))
-	}
 	p.told, p.pending = time.Now(), false
 }
 

@@ -21,6 +21,21 @@ func openBoard(dir string, done int) (*boardFile, error) {
 }
 
 func (b *boardFile) step(r spillway.StepResult) error {
+	var list []tfevents.Scalar
+	if !r.EvalOnly {
+		list = scalars(r)
+	}
+	if r.Eval != nil {
+		list = append(list, tfevents.Scalar{Tag: "eval/loss", Value: float64(r.Eval.Loss)})
+	}
+	if err := b.w.Scalars(int64(r.Step), list...); err != nil {
+		return fmt.Errorf("--tensorboard: %w", err)
+	}
+	return nil
+}
+
+// scalars are what a step itself tells.
+func scalars(r spillway.StepResult) []tfevents.Scalar {
 	list := []tfevents.Scalar{
 		{Tag: "train/loss", Value: float64(r.Loss)}, {Tag: "train/learning_rate", Value: r.LR}, {Tag: "train/gradient_norm", Value: r.GradNorm},
 		{Tag: "train/loss_scale", Value: r.LossScale}, {Tag: "train/skipped_steps", Value: float64(r.SkippedAll)},
@@ -44,13 +59,7 @@ func (b *boardFile) step(r spillway.StepResult) error {
 	if !math.IsNaN(r.Overlap) {
 		list = append(list, tfevents.Scalar{Tag: "comm/overlap_share", Value: r.Overlap})
 	}
-	if r.Eval != nil {
-		list = append(list, tfevents.Scalar{Tag: "eval/loss", Value: float64(r.Eval.Loss)})
-	}
-	if err := b.w.Scalars(int64(r.Step), list...); err != nil {
-		return fmt.Errorf("--tensorboard: %w", err)
-	}
-	return nil
+	return list
 }
 
 func (b *boardFile) close() error {

@@ -200,9 +200,11 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 	shown.Store(bar)
 	stop := sayOnInterrupt(ctx, t, bar)
 	var losses []float32
-	err = t.Run(ctx, func(r spillway.StepResult) error {
-		losses = append(losses, r.Loss)
-		done(r.Step)
+	err = t.RunTold(ctx, func(r spillway.StepResult) error {
+		if !r.EvalOnly {
+			losses = append(losses, r.Loss)
+			done(r.Step)
+		}
 		bar.step(r)
 		switch {
 		case r.Skipped && r.LossScale != 1:
@@ -212,11 +214,11 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 		}
 		metrics.step(r)
 		return nil
-	})
+	}, bar.evaluating)
 	stop()
 	bar.finish()
 	if errors.Is(err, context.Canceled) {
-		return interruptedAfter(t.Done(), c.Checkpoint)
+		return interruptedAfter(t, c.Checkpoint)
 	}
 	if err != nil {
 		return cli.Fault(err)
@@ -241,7 +243,7 @@ func tellIfDone(w io.Writer, t *spillway.Trainer) {
 	if c.Epochs > 0 {
 		length = fmt.Sprintf("--epochs %d come to", c.Epochs)
 	}
-	if t.Done() >= c.Steps {
+	if t.Done() >= c.Steps && !(t.EvalDue() && c.Evaluates()) {
 		fmt.Fprintf(w, "nothing to do: the checkpoint has %d steps and %s %d\n", t.Done(), length, c.Steps)
 	}
 }
@@ -258,14 +260,17 @@ func measure(c *spillway.Config) {
 }
 
 // interruptedAfter says how an interrupted run ended.
-func interruptedAfter(step int, folder string) error {
-	where := ""
+func interruptedAfter(t *spillway.Trainer, folder string) error {
+	step, where, after := t.Done(), "", ""
+	if t.EvalDue() {
+		where, after = ", in the evaluation after it", ", which evaluates first"
+	}
 	switch {
 	case step == 0:
 	case folder == "":
-		where = "; nothing of it is kept, which --checkpoint DIR would do"
+		where += "; nothing of it is kept, which --checkpoint DIR would do"
 	default:
-		where = fmt.Sprintf("; the checkpoint in %s has it (go on with --resume)", cli.OnOneLine(folder))
+		where += fmt.Sprintf("; the checkpoint in %s has it (go on with --resume%s)", cli.OnOneLine(folder), after)
 	}
 	return cli.Interrupted(fmt.Sprintf("interrupted after step %d%s", step, where))
 }
