@@ -426,6 +426,9 @@ func (h *hunt) confirm() (best *Forecast, at *point, err error) {
 	h.kept, h.budget.refused = min(h.kept, mostPlans), false
 	for plans := 0; plans < mostPlans || best == nil && plans < 3*mostPlans; {
 		p := h.next(done, least)
+		if p != nil && plans >= mostPlans {
+			p = h.roomiest(done)
+		}
 		if p == nil {
 			break
 		}
@@ -489,6 +492,17 @@ func (h *hunt) next(done map[string]bool, least float64) (first *point) {
 		}
 	}
 	return first
+}
+
+// roomiest is the one of those not done that leaves the most room, where the fastest did not fit.
+func (h *hunt) roomiest(done map[string]bool) (p *point) {
+	for _, q := range h.found {
+		c := h.whole(q)
+		if !done[keyOf(&c)] && (p == nil || h.worst(q.expected) < h.worst(p.expected)) {
+			p = q
+		}
+	}
+	return p
 }
 
 // refill fills a point's recipe within other margins.
