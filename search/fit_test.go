@@ -113,7 +113,7 @@ func TestFitWithLessThanFullRecomputation(t *testing.T) {
 	got, err := Fit(t.Context(), c, given, nil, 0, hw)
 	require.NoError(t, err)
 	require.True(t, got.Fits())
-	ok, err := Feasible(t.Context(), c, given, 0, hw)
+	ok, _, err := Feasible(t.Context(), c, given, 0, hw)
 	require.NoError(t, err)
 	require.True(t, ok)
 }
