@@ -46,13 +46,14 @@ func upTo(n, step int64) (list []int64) {
 	return list
 }
 
-// sizes are amounts of memory that lie 1 to 2 % apart, in whole MiB from 1 MiB to 4 TiB.
+// sizes are amounts of memory that lie 1 to 2 % apart, from 1 MiB to 4 TiB: in whole MiB from 64 MiB on, in
+// multiples of 16 KiB below.
 func sizes(*config.Config) (list []int64) {
-	for v, step := int64(1), int64(1); v <= 4<<20; v += step {
+	for v, step := int64(1<<20), int64(16<<10); v <= 4<<40; v += step {
 		if v >= 128*step {
 			step *= 2
 		}
-		list = append(list, v<<20)
+		list = append(list, v)
 	}
 	return list
 }
