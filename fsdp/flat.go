@@ -75,6 +75,16 @@ func whole(u *graph.Unit, shards int) bool {
 	return roundUp(last.Flat+last.Len, blockElems) < blockElems*int64(shards)
 }
 
+// Blocks are the numbers of blocks of a program's units: a unit is sharded over at most as many ranks.
+func Blocks(p *graph.Program) []int {
+	list := make([]int, len(p.Units))
+	for i := range p.Params {
+		prm := &p.Params[i]
+		list[prm.Unit] += int(roundUp(p.LocalElems(prm), blockElems) / blockElems)
+	}
+	return list
+}
+
 func flatBuffer(name string, dtype graph.DType, class graph.Class, life graph.Life, unit int, elems, used int64) graph.Buffer {
 	return graph.Buffer{Name: name, DType: dtype, Shape: []int64{elems}, Class: class, Life: life, Unit: unit,
 		Pad: (elems - used) * dtype.Size()}

@@ -3,18 +3,23 @@ package planner
 import (
 	"context"
 	"errors"
+	"slices"
 
+	"github.com/spillway-ml/spillway/fsdp"
 	"github.com/spillway-ml/spillway/search"
 )
 
 // Question asks for the value at which a job begins to fit, or ceases to.
 type Question struct {
 	// Count is how many values there are, in an order in which more of them is either
-	// always easier or always harder to fit.
+	// always easier or always harder to fit; of Ranks mostly so.
 	Count int
 	// Easier says that later values need less of the memory: the first that fits is asked
 	// for. Otherwise it is the last.
 	Easier bool
+	// Ranks says that the values are 1, 2, … data ranks. More of them are not always easier: shards
+	// have whole blocks of elements, and a unit of fewer blocks than ranks is not sharded. See evenRanks.
+	Ranks bool
 	// At is the job and its hardware at a value, from 0.
 	At func(i int) (Request, Hardware)
 	// Fixed and Rows are Fit's.
@@ -26,7 +31,8 @@ type Question struct {
 type Answer struct {
 	Value int     // its number; −1: nothing fits
 	Best  *Fitted // the fastest of it; nil: nothing fits
-	// Neighbour is the number of the value that doesn't fit; −1: there is none, for all do.
+	// Neighbour is the number of the value that doesn't fit; −1: there is none, for all do. Where no
+	// number of ranks fits, it is the one that is nearest.
 	Neighbour int
 	None      *NothingFits // of the neighbour
 	Looked    int          // values that were looked at
@@ -38,9 +44,10 @@ const AskEffort = 100
 
 // Ask answers a question. What is not fixed is free, as in Fit, and the answer is what
 // Fit finds: the value is confirmed by a plan that fits, its neighbour by a search that
-// finds none.
+// finds none. Of numbers of ranks, others below the answer may fit, or one where nothing was found:
+// looked at are those of a bisection and those of evenRanks.
 func Ask(ctx context.Context, q Question) (*Answer, error) {
-	a := &asking{q: q, known: map[int]bool{}}
+	a := &asking{q: q, known: map[int]float64{}}
 	low, high, err := a.bracket(ctx)
 	if err != nil {
 		return nil, err
@@ -54,8 +61,17 @@ func Ask(ctx context.Context, q Question) (*Answer, error) {
 	if q.Easier {
 		step = -1
 	}
+	missed := 0
 	out := &Answer{Value: -1, Neighbour: -1}
-	for inside(yes, q.Count) {
+	if q.Ranks {
+		if err := a.even(ctx, high, out); err != nil {
+			return nil, err
+		}
+		if out.Best != nil {
+			no = out.Value - 1
+		}
+	}
+	for out.Best == nil && inside(yes, q.Count) {
 		best, none, err := a.fit(ctx, yes)
 		if err != nil {
 			return nil, err
@@ -65,6 +81,12 @@ func Ask(ctx context.Context, q Question) (*Answer, error) {
 			break
 		}
 		no, out.None, yes = yes, none, yes-step
+		if missed++; a.q.Ranks && missed == mostMissed {
+			break
+		}
+	}
+	if q.Ranks && out.Best == nil {
+		no, out.None = a.nearest(), nil
 	}
 	for inside(no, q.Count) && out.None == nil {
 		best, none, err := a.fit(ctx, no)
@@ -87,7 +109,7 @@ func inside(i, n int) bool { return i >= 0 && i < n }
 // asking remembers what was looked at.
 type asking struct {
 	q     Question
-	known map[int]bool
+	known map[int]float64 // what the nearest plan takes of a cap; 0: something fits
 }
 
 // bracket is the last value that is not, and the first that is, as easy as all after it,
@@ -116,6 +138,87 @@ func (a *asking) bracket(ctx context.Context) (low, high int, err error) {
 	return low, high, nil
 }
 
+// even answers with the first number of ranks below the i-th value that fits, of those that evenRanks names.
+func (a *asking) even(ctx context.Context, i int, out *Answer) error {
+	at, hw := a.q.At(0)
+	r, err := at.free(a.q.Fixed, a.q.Rows, hw)
+	if err != nil {
+		return err
+	}
+	ranks, err := r.evenRanks(i + 1)
+	if err != nil {
+		return err
+	}
+	for _, n := range ranks {
+		if _, ok := a.known[n-1]; ok {
+			continue
+		}
+		ok, err := a.feasible(ctx, n-1)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			continue
+		}
+		best, _, err := a.fit(ctx, n-1)
+		if err != nil {
+			return err
+		}
+		if best != nil {
+			out.Value, out.Best = n-1, best
+			return nil
+		}
+	}
+	return nil
+}
+
+// nearest is the value, of those looked at, whose nearest plan takes the least of a cap: the first of equals.
+func (a *asking) nearest() int {
+	at := -1
+	for i, least := range a.known {
+		if at < 0 || least < a.known[at] || least == a.known[at] && i < at {
+			at = i
+		}
+	}
+	return at
+}
+
+// Numbers of ranks that are looked at beside a bisection's.
+const (
+	mostBlocks = 8   // of a unit and rank
+	mostUnits  = 3   // of different sizes, the largest
+	justBelow  = 4   // an answer
+	mostMissed = 16  // in vain, that bounds let fit
+	unpadded   = 100 // blocks a rank of the largest unit: with more, padding is below 1 % of it
+)
+
+// evenRanks are numbers of data ranks below one, ascending, that may need less memory than larger ones: the
+// fewest at which a rank has a number of a unit's blocks, where padding is least, and those just below. None
+// where padding is small.
+func (r *freed) evenRanks(below int) (list []int, err error) {
+	p, err := r.spec.Job.At(search.Shape{Batch: r.spec.Batch, Seq: r.spec.Seq, Precision: r.spec.Precision})
+	if err != nil {
+		return nil, err
+	}
+	blocks := fsdp.Blocks(p.Forward.Train)
+	slices.SortFunc(blocks, func(a, b int) int { return b - a })
+	blocks = slices.Compact(blocks)
+	if len(blocks) == 0 || blocks[0] > unpadded*below {
+		return nil, nil
+	}
+	for n := below - justBelow; n < below; n++ {
+		list = append(list, n)
+	}
+	for _, all := range blocks[:min(len(blocks), mostUnits)] {
+		for each := 1; each <= mostBlocks; each++ {
+			list = append(list, (all+each-1)/each)
+		}
+	}
+	list = slices.DeleteFunc(list, func(n int) bool { return n < 1 || n >= below })
+	slices.Sort(list)
+	return slices.Compact(list), nil
+}
+
 // feasible says whether the i-th value that the question tries may fit, by lower bounds of memory.
 func (a *asking) feasible(ctx context.Context, i int) (bool, error) {
 	at, hw := a.q.At(i)
@@ -123,10 +226,13 @@ func (a *asking) feasible(ctx context.Context, i int) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	a.known[i] = true
-	ok, err := search.Feasible(ctx, r.spec, r.given, r.rows, hw)
+	ok, least, err := search.Feasible(ctx, r.spec, r.given, r.rows, hw)
 	if err != nil {
 		err = r.refusal(err)
+	}
+	a.known[i] = least
+	if ok {
+		a.known[i] = 0
 	}
 	return ok, err
 }
@@ -137,7 +243,9 @@ func (a *asking) fit(ctx context.Context, i int) (*Fitted, *NothingFits, error) 
 	if hw.Effort == 0 {
 		hw.Effort = AskEffort
 	}
-	a.known[i] = true
+	if _, ok := a.known[i]; !ok {
+		a.known[i] = 0
+	}
 	best, err := at.Fit(ctx, a.q.Fixed, a.q.Rows, hw)
 	if none, ok := errors.AsType[*NothingFits](err); ok && (hw.Budget == nil || !none.Spent) {
 		return nil, none, nil

@@ -15,6 +15,7 @@ const (
 	atOnceTried = 4  // recipes that are filled beside each other
 	firstTried  = 8  // anchors that are filled at a base
 	mostPlans   = 4  // plans made whole until one fits
+	roomyPlans  = 2  // made whole where three times as many do not fit, those with the most room
 	wholePart   = 5  // of the effort, kept for plans made whole and for what they ask for
 	wholeEffort = 40 // is the most of that
 	againEffort = 20 // for a base whose plan needed more than was expected
@@ -424,8 +425,11 @@ func (h *hunt) confirm() (best *Forecast, at *point, err error) {
 	done := map[string]bool{}
 	least := math.Inf(1) // of best
 	h.kept, h.budget.refused = min(h.kept, mostPlans), false
-	for plans := 0; plans < mostPlans || best == nil && plans < 3*mostPlans; {
+	for plans := 0; plans < mostPlans || best == nil && plans < 3*mostPlans+roomyPlans; {
 		p := h.next(done, least)
+		if p != nil && plans >= 3*mostPlans {
+			p = h.roomiest(done)
+		}
 		if p == nil {
 			break
 		}
@@ -489,6 +493,17 @@ func (h *hunt) next(done map[string]bool, least float64) (first *point) {
 		}
 	}
 	return first
+}
+
+// roomiest is the one of those not done that leaves the most room, where the fastest did not fit.
+func (h *hunt) roomiest(done map[string]bool) (p *point) {
+	for _, q := range h.found {
+		c := h.whole(q)
+		if !done[keyOf(&c)] && (p == nil || h.worst(q.expected) < h.worst(p.expected)) {
+			p = q
+		}
+	}
+	return p
 }
 
 // refill fills a point's recipe within other margins.

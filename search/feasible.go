@@ -9,13 +9,14 @@ import (
 
 // Feasible says whether something fits of what Fit would choose from, by lower bounds and
 // with a few plans: the smallest configuration that it knows. Where it says no, Fit finds
-// nothing either; where it says yes, placement may still need more.
-func Feasible(ctx context.Context, s Spec, given Given, rows int, hw Hardware) (bool, error) {
+// nothing either, and how much of a cap the nearest of these plans takes; where it says yes, placement
+// may still need more.
+func Feasible(ctx context.Context, s Spec, given Given, rows int, hw Hardware) (fits bool, least float64, err error) {
 	hw.prefer(&s, given)
 	hw.assumed(&s)
 	d, err := newFitDomain(&s, given, nil, rows)
 	if err != nil {
-		return false, err
+		return false, 0, err
 	}
 	drop := !given.Recompute || s.Auto
 	if s.Auto {
@@ -28,22 +29,24 @@ func Feasible(ctx context.Context, s Spec, given Given, rows int, hw Hardware) (
 	w := newSearcher(ctx, s, hw.Machine(s.Ranks), drop, spaces)
 	if hw.Budget != nil {
 		if err := w.allow(&hw); err != nil {
-			return false, err
+			return false, 0, err
 		}
 	}
 	b := d.smallest()
 	set, err := w.moves(b)
 	if err != nil {
-		return false, err
+		return false, 0, err
 	}
 	from := w.measure(w.plain(b, set))
 	if from.err != nil {
-		return false, from.err
+		return false, 0, from.err
 	}
 	if _, fits := w.over(from, margins{}); fits {
-		return true, nil
+		return true, 0, nil
 	}
-	return !w.hopeless(from) && w.newFiller(b, set, from).fits() != nil, ctx.Err()
+	w.refused(w.plain(b, set), from)
+	fits = !w.hopeless(from) && w.newFiller(b, set, from).fits() != nil
+	return fits, w.excess, ctx.Err()
 }
 
 // smallest is the base of a domain that needs the least memory: the highest stage, the

@@ -1,6 +1,7 @@
 package search
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 	"slices"
@@ -308,7 +309,7 @@ const (
 // fits says whether a base fits with everything off the device, or computed again, or nearly so: a
 // point that does, or nil.
 func (f *filler) fits() *point {
-	least := math.Inf(1)
+	least, nearest := math.Inf(1), (*point)(nil)
 	for _, r := range f.lean() {
 		host := f.hostRoom()
 		for range 4 {
@@ -324,7 +325,9 @@ func (f *filler) fits() *point {
 				return f.expect(p, m)
 			}
 			f.refused(p, m)
-			least = min(least, f.worst(m))
+			if worst := f.worst(m); worst < least {
+				least, nearest = worst, p
+			}
 			if math.IsInf(host, 1) || by[graph.Device] > 0 && by[graph.Host] >= -int64(closeTo*float64(f.room(graph.Host, f.mg))) {
 				break
 			}
@@ -341,6 +344,66 @@ func (f *filler) fits() *point {
 			return best
 		}
 		f.learn(f.plans)
+	}
+	return f.lessOff(nearest.how.wholly(), least)
+}
+
+// lessOff looks for what fits where a whole recipe takes so much of a cap, a little more than all: what is
+// computed again together may need more than if some of it stayed. First a quarter of one kind alone is
+// computed again, then a quarter of all for which that helps, then none and half of each.
+func (f *filler) lessOff(r recipe, least float64) *point {
+	var plans []seen
+	look := func(r recipe) (worst float64, fit *point) {
+		_, all := f.steps(r)
+		p := &point{base: f.base, set: f.set, x: f.spread(r, all, f.hostRoom()), how: r}
+		m := f.measure(p)
+		if m.err != nil {
+			return math.Inf(1), nil
+		}
+		plans = append(plans, seen{p.x, m})
+		if _, fits := f.over(m, f.mg); fits {
+			f.learn(plans)
+			return 0, f.expect(p, m)
+		}
+		f.refused(p, m)
+		return f.worst(m), nil
+	}
+	type kept struct {
+		choice
+		worst float64 // with a quarter of it
+	}
+	var help []kept
+	less := func(c choice, part int) recipe {
+		q := slices.DeleteFunc(slices.Clone(r), func(o choice) bool { return o.item == c.item })
+		if part > 0 {
+			q = append(q, choice{c.item, c.how, part})
+		}
+		return q
+	}
+	for _, c := range r {
+		if c.how != again {
+			continue
+		}
+		worst, fit := look(less(c, wholeItem/4))
+		if fit != nil {
+			return fit
+		}
+		if worst < least {
+			help = append(help, kept{c, worst})
+		}
+	}
+	slices.SortStableFunc(help, func(a, b kept) int { return cmp.Compare(a.worst, b.worst) })
+	for _, part := range []int{wholeItem / 4, 0, wholeItem / 2} {
+		for _, k := range help {
+			q := less(k.choice, part)
+			worst, fit := look(q)
+			if fit != nil {
+				return fit
+			}
+			if worst < least {
+				least, r = worst, q
+			}
+		}
 	}
 	return nil
 }

@@ -99,3 +99,21 @@ func TestExtrapolationOverLayers(t *testing.T) {
 		require.InEpsilon(t, whole.Step.Seconds, m.seconds, 0.02)
 	}
 }
+
+// What is computed again together may need more memory than if some of it stayed: under full
+// recomputation's peak, less of it fits.
+func TestFitWithLessThanFullRecomputation(t *testing.T) {
+	t.Parallel()
+	c, hw := gpt2(4, 64).spec(16, 4, 128), CPUHardware(2)
+	c.Prefetch, c.Recompute = 0, policyOf(recompute.Full)
+	full, err := Predict(t.Context(), c, hw.Machine(c.Ranks))
+	require.NoError(t, err)
+	c.Capacity[graph.Device] = full.Plan.Layout.Spaces[graph.Device].Peak * 995 / 1000
+	given := Given{Offload: true, Stage: true, Prefetch: true}
+	got, err := Fit(t.Context(), c, given, nil, 0, hw)
+	require.NoError(t, err)
+	require.True(t, got.Fits())
+	ok, _, err := Feasible(t.Context(), c, given, 0, hw)
+	require.NoError(t, err)
+	require.True(t, ok)
+}

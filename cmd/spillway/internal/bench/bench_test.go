@@ -46,7 +46,33 @@ func TestTuningNamesWhatChangesThePeer(t *testing.T) {
 func TestCompareOfOtherJobs(t *testing.T) {
 	old, now := &Row{Name: "ZeRO-0", Model: "gpt2", Ranks: 2}, &Row{Name: "ZeRO-0", Model: "gpt2", Ranks: 4}
 	require.Equal(t, "Compared with a.json: no row is of the same job.", compare("a.json", []*Row{old}, []*Row{now}).lines()[0])
+	old.Rounds = [][]float64{{1}, {1}, {1}}
 	require.Equal(t, "Compared with a.json: nothing changed beyond noise.", compare("a.json", []*Row{old}, []*Row{old}).lines()[0])
+}
+
+// Times of fewer than three rounds on either side are not said to have changed.
+func TestCompareOfFewRounds(t *testing.T) {
+	of := func(seconds float64, rounds int) *Row {
+		return &Row{Name: "ZeRO-0", StepSecondsMedian: seconds, P10: seconds, P90: seconds,
+			Rounds: slices.Repeat([][]float64{{seconds}}, rounds)}
+	}
+	for _, c := range []struct {
+		before, now int
+		want        string
+	}{
+		{3, 3, "1 changes beyond noise, 0 rows without one."},
+		{1, 3, "what has no noise is the same."},
+		{5, 2, "what has no noise is the same."},
+	} {
+		lines := compare("a.json", []*Row{of(2, c.before)}, []*Row{of(1, c.now)}).lines()
+		require.Equal(t, "Compared with a.json: "+c.want, lines[0])
+		require.Equal(t, min(c.before, c.now) >= 3, strings.Contains(lines[1], "  ZeRO-0, step: 1.000 s, was 2.000 s -50.0 %"), lines[1])
+		require.Equal(t, min(c.before, c.now) < 3, strings.Contains(strings.Join(lines, "\n"), "--rounds 3"))
+	}
+	moved := of(1, 1)
+	moved.CommBytesPerStep = 1
+	lines := compare("a.json", []*Row{of(2, 1)}, []*Row{moved}).lines()
+	require.Equal(t, "Compared with a.json: 1 changes of what has no noise, 0 rows without one.", lines[0])
 }
 
 // On a machine that runs at half its speed in one round of two, steps at its whole speed are

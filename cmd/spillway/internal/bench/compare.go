@@ -41,15 +41,15 @@ type compared struct {
 	with    string
 	changes []difference
 	notes   []string
-	same    int // rows without a change
+	same    int  // rows without a change
+	unknown bool // the noise of a row, for lack of rounds
 }
 
-// noise is the interval of a row's rounds: the least and the largest of their medians; of
-// one or two rounds, which tell little, p10 and p90 of all steps.
+// noisyRounds is the fewest rounds that tell how much times differ without a change.
+const noisyRounds = 3
+
+// noise is the interval of a row's rounds: the least and the largest of their medians.
 func (r *Row) noise() (least, most float64) {
-	if len(r.Rounds) < 3 {
-		return r.P10, r.P90
-	}
 	var medians []float64
 	for _, round := range r.Rounds {
 		medians = append(medians, quantile(round, 0.5))
@@ -59,7 +59,7 @@ func (r *Row) noise() (least, most float64) {
 
 // compare finds what changed. A time has changed where the rounds' medians of the two runs
 // do not overlap, resident memory where it differs by over 2 % and 8 MiB, and all else where it
-// differs at all.
+// differs at all. Of fewer than noisyRounds only what has no noise is compared.
 func compare(path string, old, now []*Row) *compared {
 	c := &compared{with: filepath.Base(path)}
 	if a, b := old[0], now[0]; a.Machine.CPU != b.Machine.CPU || a.Machine.Cores != b.Machine.Cores || a.Machine.SIMD != b.Machine.SIMD {
@@ -108,12 +108,16 @@ func (c *compared) row(o, n *Row) {
 		}
 		c.changes = append(c.changes, difference{n.Name, what, was, is, text})
 	}
-	oldLeast, oldMost := o.noise()
-	least, most := n.noise()
-	if least > oldMost || most < oldLeast {
-		add("step", digits(o.StepSecondsMedian)+" s", digits(n.StepSecondsMedian)+" s", n.StepSecondsMedian/o.StepSecondsMedian)
+	known := min(len(o.Rounds), len(n.Rounds)) >= noisyRounds
+	c.unknown = c.unknown || !known
+	if known {
+		oldLeast, oldMost := o.noise()
+		least, most := n.noise()
+		if least > oldMost || most < oldLeast {
+			add("step", digits(o.StepSecondsMedian)+" s", digits(n.StepSecondsMedian)+" s", n.StepSecondsMedian/o.StepSecondsMedian)
+		}
 	}
-	if a, b := float64(o.ResidentBytes), float64(n.ResidentBytes); a > 0 && b > 0 && math.Abs(a-b) > max(0.02*a, residentNoise) {
+	if a, b := float64(o.ResidentBytes), float64(n.ResidentBytes); known && a > 0 && b > 0 && math.Abs(a-b) > max(0.02*a, residentNoise) {
 		add("resident", plan.Bytes(o.ResidentBytes), plan.Bytes(n.ResidentBytes), b/a)
 	}
 	for _, exact := range []struct {
@@ -140,6 +144,10 @@ func (c *compared) row(o, n *Row) {
 func (c *compared) lines() (lines []string) {
 	head := fmt.Sprintf("Compared with %s: ", c.with)
 	switch {
+	case c.unknown && len(c.changes) > 0:
+		lines = append(lines, head+fmt.Sprintf("%d changes of what has no noise, %d rows without one.", len(c.changes), c.same))
+	case c.unknown:
+		lines = append(lines, head+"what has no noise is the same.")
 	case len(c.changes) > 0:
 		lines = append(lines, head+fmt.Sprintf("%d changes beyond noise, %d rows without one.", len(c.changes), c.same))
 	case c.same > 0:
@@ -151,6 +159,10 @@ func (c *compared) lines() (lines []string) {
 		lines = append(lines, fmt.Sprintf("  %s, %s: %s, was %s %s", d.row, d.what, d.now, d.old, d.change))
 	}
 	lines = append(lines, c.notes...)
+	if c.unknown {
+		lines = append(lines, fmt.Sprintf("The noise of times and of resident memory is not known from fewer than %d rounds; "+
+			"give --rounds %[1]d or more to both runs.", noisyRounds))
+	}
 	return append(lines, "A time has changed where the medians of the rounds do not overlap, resident memory from 2 % and 8 MiB on, the rest at any difference.")
 }
 

@@ -46,13 +46,14 @@ func upTo(n, step int64) (list []int64) {
 	return list
 }
 
-// sizes are amounts of memory that lie 1 to 2 % apart, in whole MiB from 1 MiB to 4 TiB.
+// sizes are amounts of memory that lie 1 to 2 % apart, from 1 MiB to 4 TiB: in whole MiB from 64 MiB on, in
+// multiples of 16 KiB below.
 func sizes(*config.Config) (list []int64) {
-	for v, step := int64(1), int64(1); v <= 4<<20; v += step {
+	for v, step := int64(1<<20), int64(16<<10); v <= 4<<40; v += step {
 		if v >= 128*step {
 			step *= 2
 		}
-		list = append(list, v<<20)
+		list = append(list, v)
 	}
 	return list
 }
@@ -207,7 +208,8 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 		return own.request(one), own.Hardware(&one)
 	}
 	f.progress.Says("looking for the " + t.what + " …")
-	a, err := planner.Ask(ctx, planner.Question{Count: len(values), Easier: t.easier, At: at, Fixed: fixed, Rows: rows})
+	a, err := planner.Ask(ctx, planner.Question{Count: len(values), Easier: t.easier, Ranks: t.name == "gpus", At: at,
+		Fixed: fixed, Rows: rows})
 	switch {
 	case planner.UsedUp(err):
 		return c, nil, fmt.Errorf("--effort %d: as many plans do not answer --ask %s; give more, or leave it out",
@@ -215,7 +217,11 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 	case err != nil:
 		return c, nil, err
 	}
-	if a.Value < 0 {
+	switch last := len(values) - 1; {
+	case a.Value < 0 && t.name == "gpus" && a.Neighbour != last:
+		return c, nil, fmt.Errorf("--ask gpus: none of %d numbers up to %s fits; the nearest is %s: %w", a.Looked,
+			t.text(values[last]), t.text(values[a.Neighbour]), a.None)
+	case a.Value < 0:
 		return c, nil, fmt.Errorf("--ask %s: not even %s fits: %w", t.name, t.text(values[a.Neighbour]), a.None)
 	}
 	c, own := f.askedAt(c, t, values[a.Value])

@@ -27,6 +27,18 @@ func TestPresetsThatAMeshDivides(t *testing.T) {
 	require.Contains(t, names(c), "gpt2-xl")
 }
 
+// An answer of memory is at most 2 % above its neighbour.
+func TestSizesLieClose(t *testing.T) {
+	list := sizes(nil)
+	require.EqualValues(t, 1<<20, list[0])
+	for i, v := range list[1:] {
+		require.Greater(t, v, list[i])
+		require.LessOrEqual(t, float64(v), 1.02*float64(list[i]), "%d", v)
+		require.True(t, v < 64<<20 || v%(1<<20) == 0, "%d", v)
+	}
+	require.EqualValues(t, 4<<40, list[len(list)-1])
+}
+
 func presetNames(seq int) (list []string) {
 	for _, p := range bySize() {
 		if p.Config.Positions >= seq {

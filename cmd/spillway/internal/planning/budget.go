@@ -13,7 +13,7 @@ const mostBudget = 1e100
 // checkBudget refuses a --tokens or --price that is none.
 func (f *Flags) checkBudget() error {
 	switch {
-	case !(f.tokens >= 0 && f.tokens <= mostBudget):
+	case !(f.tokens == 0 || f.tokens >= 1 && f.tokens <= mostBudget):
 		return fmt.Errorf("--tokens %g: a number of tokens is needed, as in 100e9", f.tokens)
 	case !(f.price >= 0 && f.price <= mostBudget):
 		return fmt.Errorf("--price %g: money for a GPU-hour is needed", f.price)
@@ -60,7 +60,11 @@ func (f *Flags) budgetText(p *planner.Forecast) string {
 		unit = "GPU-hours"
 	}
 	of := func(v []float64) string { return between(short(v[0]), short(v[1])) }
-	text := fmt.Sprintf("%s tokens take %s days and %s %s", inWords(b.Tokens), of(b.Days[:]), of(b.RankHours[:]), unit)
+	take := inWords(b.Tokens) + " tokens take"
+	if take == "1 tokens take" {
+		take = "1 token takes"
+	}
+	text := fmt.Sprintf("%s %s days and %s %s", take, of(b.Days[:]), of(b.RankHours[:]), unit)
 	if f.price > 0 {
 		text += fmt.Sprintf(", which cost %s at --price %g", of(b.Cost), f.price)
 	}

@@ -34,6 +34,9 @@ func TestBudget(t *testing.T) {
 	require.Regexp(t, `1e\+18 trillion tokens take \S+e\+\d+ days and \S+e\+\d+ GPU-hours, which cost \S+e\+\d+ at --price 1`, unwrapped(text))
 	require.Contains(t, command("plan", "--model", "gpt2", "--price", "2").stderr, "give --tokens too")
 	require.Contains(t, command("plan", "--model", "gpt2", "--tokens", "-1").stderr, "--tokens -1")
+	require.Contains(t, command("plan", "--model", "gpt2", "--tokens", "1e-5").stderr, "--tokens 1e-05")
+	text = command(strings.Fields("plan --effort 1 --model gpt2 --gpu t4-16 --tokens 1")...).stdout
+	require.Contains(t, text, "1 token takes ")
 }
 
 // JSON, the page and the text have the budget of one plan: the one to run, or the request where nothing fits.
@@ -75,4 +78,17 @@ func TestBudgetOfWhatFits(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, string(html), "which cost "+line[1]+" at")
 	}
+}
+
+// A plan is for a GPU or for the CPU: a file of a plan may have both, since its reader gives one of them.
+func TestGPUOrCPU(t *testing.T) {
+	args := strings.Fields("plan --effort 1 --model gpt2 --gpu t4-16")
+	r := command(append(args, "--device", "CPU")...)
+	require.Equal(t, cli.ExitBadInput, r.status)
+	require.Contains(t, r.stderr, "--device CPU with --gpu t4-16")
+	require.Zero(t, command(append(args, "--device", "cuda")...).status)
+	file := filepath.Join(t.TempDir(), "p.json")
+	require.Zero(t, command(strings.Fields("plan --effort 1 --model gpt2 --device cpu --seq 16 --json "+file)...).status)
+	r = command("plan", "--from", file, "--gpu", "t4-16")
+	require.Zero(t, r.status, r.stderr)
 }

@@ -97,6 +97,9 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
 		}
 		return f.checkStack()
 	}
+	if fs.Changed("device") && strings.EqualFold(c.Device, "cpu") && !f.read {
+		return fmt.Errorf("--device %s with --gpu %.40s: a plan is for one of them; leave the other out", c.Device, f.gpu)
+	}
 	var g gpus.GPU
 	var err error
 	if strings.EqualFold(f.gpu, "detect") {

@@ -118,7 +118,7 @@ func TestBenchZeroVaries(t *testing.T) {
 	require.Equal(t, cli.ExitBadInput, bad.status)
 	require.Contains(t, bad.stderr, `--vary "colour": want a list of offload, recompute, precision, ranks, accum-order`)
 
-	// Twice as long, with another loss and a byte more: each is told; without a change nothing is.
+	// Of one round another loss and more bytes are told; times are not, however far apart.
 	for i := range rows {
 		for _, v := range []*float64{&rows[i].StepSecondsMedian, &rows[i].P10, &rows[i].P90} {
 			*v *= 1e6
@@ -132,8 +132,8 @@ func TestBenchZeroVaries(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(old, text, 0o600))
 	_, got = benchRows(t, benched("--rounds", "1", "--reproducible", "--compare", old)...)
-	require.Contains(t, got.stdout, "Compared with old.json: 12 changes beyond noise, 0 rows without one.")
-	require.Regexp(t, `ZeRO-0, step: [0-9.]+ s, was [0-9.]+ s -(99|100)\.`, got.stdout)
+	require.Contains(t, got.stdout, "Compared with old.json: 8 changes of what has no noise, 0 rows without one.")
+	require.Contains(t, got.stdout, "give --rounds 3 or more")
 	require.Contains(t, got.stdout, "ZeRO-3, loss, step 2: ")
 	require.Contains(t, got.stdout, "precision=bf16 was not run again.")
 	got = command(benched("--compare", writeFile(t, "none.json", "[{}]"))...)
