@@ -88,3 +88,10 @@ func headLSE[T num.Float](c *call[T]) {
 		}
 	}
 }
+
+func lossSeed[T num.Float](c *call[T]) {
+	hyper, seed := c.inF64(0), c.outF64(0)
+	if c.err == nil {
+		seed[0] = float64(T(hyper[graph.HyperInvCount] * hyper[graph.HyperLossScale]))
+	}
+}

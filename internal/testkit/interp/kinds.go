@@ -526,13 +526,6 @@ func crossEntropy[T num.Float](c *call[T]) {
 	})
 }
 
-func lossSeed[T num.Float](c *call[T]) {
-	hyper, seed := c.inF64(0), c.outF64(0)
-	if c.err == nil {
-		seed[0] = float64(T(hyper[graph.HyperInvCount] * hyper[graph.HyperLossScale]))
-	}
-}
-
 func crossEntropyGrad[T num.Float](c *call[T]) {
 	x, hyper := c.in(0), c.inF64(3)
 	if c.err != nil {
