@@ -203,7 +203,8 @@ func (w *wayFinder) feasible(c Spec, m *cost.Machine) bool {
 	if s.hopeless(from) || s.allLayers() && s.needsMore(b, set) {
 		return false
 	}
-	return s.newFiller(b, set, from).fits() != nil
+	fit, _, _ := s.newFiller(b, set, from).leanest()
+	return fit != nil
 }
 
 // fastest returns the fastest plan of a changed configuration with everything

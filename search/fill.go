@@ -300,16 +300,18 @@ func (f *filler) lean() (list []recipe) {
 }
 
 // Where everything off the device exceeds a cap by a factor of nearMiss at most, less off it may
-// fit: what leaves takes memory of its own. So many of the usual recipes are filled there.
+// fit: what leaves takes memory of its own. So many of the usual recipes are filled there, with a
+// part of the effort.
 const (
 	nearMiss   = 1.1
 	nearMissed = 12
+	nearPart   = 8
 )
 
-// fits says whether a base fits with everything off the device, or computed again, or nearly so: a
-// point that does, or nil.
-func (f *filler) fits() *point {
-	least, nearest := math.Inf(1), (*point)(nil)
+// leanest is a point with everything off the device, or computed again, that fits; or nil, with what
+// comes nearest to the caps and the factor by which it exceeds one.
+func (f *filler) leanest() (fit, nearest *point, least float64) {
+	least = math.Inf(1)
 	for _, r := range f.lean() {
 		host := f.hostRoom()
 		for range 4 {
@@ -322,7 +324,7 @@ func (f *filler) fits() *point {
 			f.learn([]seen{{p.x, m}})
 			by, fits := f.over(m, f.mg)
 			if fits {
-				return f.expect(p, m)
+				return f.expect(p, m), nil, 0
 			}
 			f.refused(p, m)
 			if worst := f.worst(m); worst < least {
@@ -334,30 +336,42 @@ func (f *filler) fits() *point {
 			host -= float64(by[graph.Host]) // more, or less, than was reckoned with
 		}
 	}
-	if least > nearMiss {
-		return nil
+	return nil, nearest, least
+}
+
+// fits says whether a base fits with everything off the device, or computed again, or nearly so: a
+// point that does, or nil.
+func (f *filler) fits() *point {
+	fit, nearest, least := f.leanest()
+	if fit != nil || least > nearMiss {
+		return fit
 	}
+	end := f.tried + f.effort/nearPart
 	list := f.varied(f.candidates(f.anchors()))
 	for _, g := range list[:min(len(list), nearMissed)] {
+		if f.tried >= end {
+			return nil
+		}
 		best := f.fill(g.recipe, false)
 		if best != nil {
 			return best
 		}
 		f.learn(f.plans)
 	}
-	return f.lessOff(nearest.how.wholly(), least)
+	return f.lessOff(nearest.how.wholly(), least, end)
 }
 
 // lessOff looks for what fits where a whole recipe takes so much of a cap, a little more than all: what is
 // computed again together may need more than if some of it stayed. First a quarter of one kind alone is
-// computed again, then a quarter of all for which that helps, then none and half of each.
-func (f *filler) lessOff(r recipe, least float64) *point {
+// computed again, then a quarter of all for which that helps, then none and half of each. It ends when
+// so many plans are tried.
+func (f *filler) lessOff(r recipe, least float64, end int) *point {
 	var plans []seen
 	look := func(r recipe) (worst float64, fit *point) {
 		_, all := f.steps(r)
 		p := &point{base: f.base, set: f.set, x: f.spread(r, all, f.hostRoom()), how: r}
 		m := f.measure(p)
-		if m.err != nil {
+		if m.err != nil || f.tried >= end {
 			return math.Inf(1), nil
 		}
 		plans = append(plans, seen{p.x, m})

@@ -49,7 +49,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 		if m, err := model.LookupPreset(job[0]); err == nil {
 			seq = min(m.Config.Positions, seq)
 		}
-		args := strings.Fields(fmt.Sprintf("--effort 150 --model %s %s --batch 1 --seq %d", job[0], job[1], seq))
+		args := strings.Fields(fmt.Sprintf("--effort 200 --model %s %s --batch 1 --seq %d", job[0], job[1], seq))
 		c, hw := asPlanned(t, args)
 		card, err := gpus.Lookup(strings.Fields(job[1])[1])
 		require.NoError(t, err)
