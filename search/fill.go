@@ -353,10 +353,12 @@ func (f *filler) fits() *point {
 			return nil
 		}
 		best := f.fill(g.recipe, false)
+		plans := f.plans
+		f.plans = nil // a copy of the filler appends its own
 		if best != nil {
 			return best
 		}
-		f.learn(f.plans)
+		f.learn(plans)
 	}
 	return f.lessOff(nearest.how.wholly(), least, end)
 }

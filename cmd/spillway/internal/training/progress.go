@@ -89,7 +89,7 @@ func (p *progress) evaluating(r spillway.StepResult, done, of int, loss float64)
 	}
 	switch {
 	case p.live != nil:
-		p.live.Show([]string{fmt.Sprintf("step %d/%d %s", r.Step, p.steps, cli.Gauge(int64(r.Step), int64(p.steps))), batches, soFar, left}, done == 0)
+		p.live.Show([]string{fmt.Sprintf("step %d/%d", r.Step, p.steps), batches + " " + cli.Gauge(int64(done), int64(of)), soFar, left}, done == 0)
 	case time.Since(p.told) >= cli.TellWithin:
 		if p.pending {
 			p.line()
