@@ -370,10 +370,13 @@ func (f *filler) fits() *point {
 func (f *filler) lessOff(r recipe, least float64, end int) *point {
 	var plans []seen
 	look := func(r recipe) (worst float64, fit *point) {
+		if f.tried >= end {
+			return math.Inf(1), nil
+		}
 		_, all := f.steps(r)
 		p := &point{base: f.base, set: f.set, x: f.spread(r, all, f.hostRoom()), how: r}
 		m := f.measure(p)
-		if m.err != nil || f.tried >= end {
+		if m.err != nil {
 			return math.Inf(1), nil
 		}
 		plans = append(plans, seen{p.x, m})

@@ -48,7 +48,9 @@ func Open(c *config.Config, folders filesys.Opener, step int, follows bool, desc
 		}
 	}()
 	if follows && byOthers(log.Cut) {
-		return nil, "", config.Refuse("Config.Receipt %.80q, which the checkpoint of step %d names, goes on behind it to step %d by way of other checkpoints: those may be a copy's; give Config.Receipt %s to replace these steps, or another file", c.Receipt, step, left.Step, planner.Shell([]string{c.Receipt}))
+		return nil, "", config.Refuse("Config.Receipt %.80q, which the checkpoint of step %d names, goes on behind it to step %d by way of "+
+			"other checkpoints: those may be a copy's; give Config.Receipt %s to replace these steps, or another file",
+			c.Receipt, step, left.Step, planner.Shell([]string{c.Receipt}))
 	}
 	about.Left = left
 	now, err := line()

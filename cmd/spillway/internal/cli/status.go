@@ -53,7 +53,8 @@ func ExitStatus(err error) int {
 		return ExitDoesNotFit
 	case isRemote && remote.Fault(), errors.Is(err, comm.ErrLost),
 		is[*device.OpError](err), is[*faultError](err), is[*store.Error](err), is[*cpu.PinError](err), is[*driver.Error](err),
-		cannotWrite(err), errors.Is(err, ranks.ErrDiverged), errors.Is(err, comm.ErrTimeout), errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
+		cannotWrite(err), errors.Is(err, ranks.ErrDiverged), errors.Is(err, comm.ErrTimeout),
+		errors.Is(err, comm.ErrAborted), errors.Is(err, comm.ErrMismatch):
 		return ExitFault
 	}
 	return ExitBadInput
