@@ -197,6 +197,17 @@ func (f *filler) sorted(r recipe) recipe {
 type guessed struct {
 	recipe
 	seconds float64
+	acts    bool // activations leave
+}
+
+// movesActs reports whether activations leave the device, or are computed again, in a mix.
+func (f *filler) movesActs(x mix) bool {
+	for i, share := range x {
+		if share > 0 && f.set.moves[i].kind != placeMove {
+			return true
+		}
+	}
+	return false
 }
 
 // candidates are recipes that fit by estimate, the fastest first, one for each mix.
@@ -209,7 +220,7 @@ func (f *filler) candidates(from []recipe) (list []guessed) {
 		}
 		if key := x.key(); !seen[key] {
 			seen[key] = true
-			list = append(list, guessed{r, seconds})
+			list = append(list, guessed{r, seconds, f.movesActs(x)})
 		}
 	}
 	slices.SortStableFunc(list, func(a, b guessed) int { return cmp.Compare(a.seconds, b.seconds) })

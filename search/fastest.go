@@ -42,6 +42,7 @@ type try struct {
 	best     *point  // nil: nothing fits
 	excess   float64 // where nothing fits, by how much of a cap
 	hopeless bool
+	roomy    bool    // all may stay on the device, so that activations save no time elsewhere
 	slower   float64 // time of plans made whole over what was extended from few layers; at least 1
 	seen     map[string]bool
 }
@@ -191,7 +192,7 @@ func (h *hunt) at(b base) *try {
 	}
 	t := &try{plain: h.expect(plain, from), slower: 1, seen: map[string]bool{}}
 	h.tries[b] = t
-	if _, fits := h.over(from, margins{}); fits {
+	if _, t.roomy = h.over(from, margins{}); t.roomy {
 		h.keep(t, plain)
 		return t
 	}
@@ -223,11 +224,11 @@ func (h *hunt) keep(t *try, p *point) {
 	h.best = min(h.best, p.perToken)
 }
 
-// fresh are the candidates of recipes that were not filled yet, and are not far slower by estimate
-// than a point.
+// fresh are the candidates of recipes that were not filled yet, may save time, and are not far slower by
+// estimate than a point.
 func (t *try) fresh(from *point, recipes []recipe) []guessed {
 	bound := t.estimate(from.x) * farSlower
-	return slices.DeleteFunc(t.candidates(recipes), func(g guessed) bool { return t.seen[g.key()] || g.seconds > bound })
+	return slices.DeleteFunc(t.candidates(recipes), func(g guessed) bool { return t.seen[g.key()] || g.seconds > bound || t.roomy && g.acts })
 }
 
 // fill fills the first of a list of recipes, so many, and keeps what fits.
@@ -293,6 +294,9 @@ func (h *hunt) widen() {
 			break
 		}
 		done[t.best] = true
+		if t.roomy {
+			continue
+		}
 		if lean := h.filler(t).fits(); lean != nil && !h.spent() {
 			lean.how = lean.how.wholly()
 			h.climb(t, lean, firstTried)
@@ -531,6 +535,7 @@ func (h *hunt) shrink(p *point, refused *plan.DoesNotFit) {
 	t.mg[sp] = max(t.mg[sp], mg)
 	h.refill(p, t.mg)
 	if first && !h.exact {
+		t.roomy = false
 		t.best, t.seen = nil, map[string]bool{}
 		h.limit = h.tried + h.kept + againEffort
 		h.fill(t, t.candidates(t.anchors()), firstTried)
