@@ -85,8 +85,18 @@ func compareOrders(a, b bool) int {
 	return 1
 }
 
-// comparePoints orders by predicted time; of equals, the one with less memory on
-// the device.
+// comparePoints orders by predicted time; of equals, by how many kinds are moved, since few layers may not
+// show what these take, and then by memory on the device.
 func comparePoints(a, b *point) int {
-	return cmp.Or(cmp.Compare(a.perToken, b.perToken), cmp.Compare(a.device, b.device))
+	return cmp.Or(cmp.Compare(a.perToken, b.perToken), cmp.Compare(a.x.moved(), b.x.moved()), cmp.Compare(a.device, b.device))
+}
+
+// moved counts the moves of a mix.
+func (x mix) moved() (n int) {
+	for _, share := range x {
+		if share > 0 {
+			n++
+		}
+	}
+	return n
 }
