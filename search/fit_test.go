@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/graph"
+	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/precision"
 	"github.com/spillway-ml/spillway/recompute"
@@ -116,4 +117,18 @@ func TestFitWithLessThanFullRecomputation(t *testing.T) {
 	ok, _, err := Feasible(t.Context(), c, given, 0, hw)
 	require.NoError(t, err)
 	require.True(t, ok)
+}
+
+// Where everything may stay on the device, activations do not leave it, and few plans are evaluated.
+func TestRoomForEverythingTakesFewPlans(t *testing.T) {
+	t.Parallel()
+	card, err := gpus.Lookup("a100-40")
+	require.NoError(t, err)
+	hw := Hardware{Machine: func(ranks int) *cost.Machine { return card.Machine(ranks) }}
+	c := gpt2(24, 256).spec(8, 4, 128)
+	c.Job.(*job).target, c.Capacity[graph.Device] = graph.CUDATarget(), 38<<30
+	got, err := Fit(t.Context(), c, Given{}, nil, 0, hw)
+	require.NoError(t, err)
+	require.False(t, got.Spec.Recompute.Active(), "%v", got.Spec.Recompute)
+	require.Less(t, got.Tried, 100)
 }
