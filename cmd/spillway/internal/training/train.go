@@ -342,6 +342,9 @@ func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 	}
 	if c.Resume && t.Done() > 0 {
 		fmt.Fprintf(w, "resumed after step %d from %s%s\n", t.Done(), cli.OnOneLine(c.Checkpoint), lost(t, reached))
+		if c.Init != "" && !strings.EqualFold(c.Init, "random") {
+			fmt.Fprintf(w, "the weights are those of the checkpoint; --init %s is not read\n", cli.OnOneLine(c.Init))
+		}
 	} else if c.Resume {
 		fmt.Fprintf(w, "no checkpoint in %s yet: starting from step 1\n", cli.OnOneLine(c.Checkpoint))
 	}
