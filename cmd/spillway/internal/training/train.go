@@ -156,19 +156,20 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 	}
 	measure(&c)
 	var shown atomic.Pointer[progress]
-	planned := cli.NewLiveLine(stderr).Telling(planningText(&c))
-	defer planned()
-	c.Planned = func(*plan.Plan) { planned() }
+	starting := cli.NewProgress(stderr)
+	starting.Says(planningText(&c))
+	defer starting.End()
+	c.Planned = func(*plan.Plan) { starting.Later("starting: memory, ranks and first values …") }
 	c.Warn = func(text string) {
-		planned()
-		text = cli.Flagged(text)
+		text = "warning: " + cli.Flagged(text)
 		if bar := shown.Load(); bar != nil {
-			bar.note("warning: " + text)
+			bar.note(text)
 			return
 		}
-		fmt.Fprintln(stderr, "warning:", text)
+		starting.Note(text)
 	}
 	t, closeAll, err := host.NewTrainer(ctx, c, spillway.New)
+	starting.End()
 	if errors.Is(err, context.Canceled) {
 		return cli.Interrupted("interrupted before the first step")
 	}
@@ -199,6 +200,8 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 	bar := newProgress(stderr, t.Done(), c.Steps, cli.TokensAreBytes(t, c.EvalData))
 	shown.Store(bar)
 	stop := sayOnInterrupt(ctx, t, bar)
+	still := cli.Beat(bar.beat)
+	defer still()
 	var losses []float32
 	err = t.RunTold(ctx, func(r spillway.StepResult) error {
 		if !r.EvalOnly {
@@ -216,6 +219,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 		return nil
 	}, bar.evaluating)
 	stop()
+	still()
 	bar.finish()
 	if errors.Is(err, context.Canceled) {
 		return interruptedAfter(t, c.Checkpoint)
@@ -223,7 +227,9 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 	if err != nil {
 		return cli.Fault(err)
 	}
+	starting.Later("hashing the parameters …")
 	sum, err := t.ParamsSHA256()
+	starting.End()
 	if err != nil {
 		return cli.Fault(err)
 	}
