@@ -275,12 +275,15 @@ func TestInitReadsHuggingFaceNames(t *testing.T) {
 func TestInitTellsOfTensorsThatItSkips(t *testing.T) {
 	t.Parallel()
 	for want, change := range map[string]func(*safetensors.Tensor) bool{
-		`12 tensors are not read, the first is "h.1.attn.c_attn.bias": the model has no such parameters`: func(*safetensors.Tensor) bool { return true },
+		`12 tensors are not read, the first is "h.1.attn.c_attn.bias": the model has no such parameters`: func(*safetensors.Tensor) bool {
+			return true
+		},
 		`tensor "h.1.ln_1.weight" is not read: the model has no such parameter`: func(s *safetensors.Tensor) bool {
 			return s.Name == "h.1.ln_1.weight" || !strings.HasPrefix(s.Name, "h.1.")
 		},
 		"": func(s *safetensors.Tensor) bool {
-			s.Name = strings.NewReplacer("h.1.ln_1.bias", "transformer.h.0.attn.bias", "h.1.ln_2.bias", "h.0.self_attn.rotary_emb.inv_freq").Replace(s.Name)
+			s.Name = strings.NewReplacer("h.1.ln_1.bias", "transformer.h.0.attn.bias",
+				"h.1.ln_2.bias", "h.0.self_attn.rotary_emb.inv_freq").Replace(s.Name)
 			return !strings.HasPrefix(s.Name, "h.1.")
 		},
 	} {

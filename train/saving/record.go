@@ -359,8 +359,8 @@ func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 	then.Zero = c.Manifest.Zero
 	before, _ := then.StageOfBits()
 	if stage, _ := s.cfg.StageOfBits(); stage != before {
-		s.note("changed since %s: Config.Zero: %d → %d, which adds gradients in another order (Config.Reproducible: all stages "+
-			"have the same bits)", c.Name, then.Zero, s.cfg.Zero)
+		s.note("changed since %s: Config.Zero: %d → %d, which adds gradients in another order "+
+			"(Config.Reproducible: all stages have the same bits)", c.Name, then.Zero, s.cfg.Zero)
 	}
 	if by := s.tiedByStage(); by != was.TiedByStage {
 		how := map[bool]string{false: "in one place", true: "by stage"}

@@ -48,5 +48,6 @@ func TestALongStepIsTold(t *testing.T) {
 	p.step(spillway.StepResult{Step: 9, Eval: &spillway.EvalResult{Step: 9, Loss: 4}})
 	later()
 	require.Regexp(t, `^  step 5/9 … 1\.5 s\nstep 5/9  loss .*\n`+
-		`step 9/9  loss .*\n  batch 1/3 of the evaluation … 3\.0 s\n  held-out loss 4\.0.*\n  after step 9/9 … 1\.5 s\n$`, out.String())
+		`step 9/9  loss .*\n  batch 1/3 of the evaluation … 3\.0 s\n`+
+		`  held-out loss 4\.0.*\n  after step 9/9 … 1\.5 s\n$`, out.String())
 }
