@@ -275,9 +275,8 @@ func TestInitReadsHuggingFaceNames(t *testing.T) {
 func TestInitTellsOfTensorsThatItSkips(t *testing.T) {
 	t.Parallel()
 	for want, change := range map[string]func(*safetensors.Tensor) bool{
-		`12 tensors are not read, the first is "h.1.attn.c_attn.bias": the model has no such parameters`: func(*safetensors.Tensor) bool {
-			return true
-		},
+		`12 tensors are not read, the first is "h.1.attn.c_attn.bias": ` +
+			`the model has no such parameters`: func(*safetensors.Tensor) bool { return true },
 		`tensor "h.1.ln_1.weight" is not read: the model has no such parameter`: func(s *safetensors.Tensor) bool {
 			return s.Name == "h.1.ln_1.weight" || !strings.HasPrefix(s.Name, "h.1.")
 		},

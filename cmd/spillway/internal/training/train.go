@@ -156,18 +156,8 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 	}
 	measure(&c)
 	var shown atomic.Pointer[progress]
-	starting := cli.NewProgress(stderr)
-	starting.Says(planningText(&c))
+	starting := tellStart(&c, &shown, stderr)
 	defer starting.End()
-	c.Planned = func(*plan.Plan) { starting.Later("starting: memory, ranks and first values …") }
-	c.Warn = func(text string) {
-		text = "warning: " + cli.Flagged(text)
-		if bar := shown.Load(); bar != nil {
-			bar.note(text)
-			return
-		}
-		starting.Note(text)
-	}
 	t, closeAll, err := host.NewTrainer(ctx, c, spillway.New)
 	starting.End()
 	if errors.Is(err, context.Canceled) {
@@ -241,6 +231,22 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 		fmt.Fprintln(stderr, "warning: the model was not kept: --checkpoint DIR would have kept it")
 	}
 	return ckpt.ExportLast(ctx, c.Checkpoint, l.Export, stdout, stderr)
+}
+
+// tellStart has c tell how its run starts, and warn, beside the progress once that is shown.
+func tellStart(c *spillway.Config, shown *atomic.Pointer[progress], stderr io.Writer) *cli.Progress {
+	starting := cli.NewProgress(stderr)
+	starting.Says(planningText(c))
+	c.Planned = func(*plan.Plan) { starting.Later("starting: memory, ranks and first values …") }
+	c.Warn = func(text string) {
+		text = "warning: " + cli.Flagged(text)
+		if bar := shown.Load(); bar != nil {
+			bar.note(text)
+			return
+		}
+		starting.Note(text)
+	}
+	return starting
 }
 
 // tellIfDone says that a run has nothing to do.
