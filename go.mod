@@ -11,7 +11,6 @@ require (
 	github.com/dustin/go-humanize v1.0.1
 	github.com/ebitengine/purego v0.11.0
 	github.com/goccy/go-yaml v1.18.0
-	github.com/google/renameio/v2 v2.0.0
 	github.com/klauspost/compress v1.18.0
 	github.com/maruel/safetensors v1.0.0
 	github.com/mitsuhiko/minijinja/minijinja-go/v2 v2.22.0

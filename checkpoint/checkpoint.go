@@ -13,8 +13,8 @@
 //
 // A checkpoint is written aside under an unguessable name, synced and renamed.
 //
-// The bytes of one checkpoint are extent.go, part.go and out.go (a rank's file), write.go and
-// manifest.go (the rest), states.go and load.go (reading), and verify.go. dir.go and scan.go
+// The bytes of one checkpoint are extent.go and part.go (a rank's file), write.go and manifest.go
+// (the rest), states.go and load.go (reading), and verify.go. dir.go and scan.go
 // find the checkpoints of a folder. The rules over many do not depend on those bytes: who may
 // write (store.go, lock.go), how one gets its name (pending.go), which are removed (prune.go),
 // which one a run goes on from (choose.go), what is remembered (marks.go, recording.go).

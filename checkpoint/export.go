@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/spillway-ml/spillway/internal/aside"
 	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
@@ -39,7 +40,7 @@ func (c *Checkpoint) Export(ctx context.Context, to string, what Exporting) (err
 	}
 	defer func() { made.Stay(); err = errors.Join(err, beside.Close()) }()
 	name := filepath.Base(to)
-	temp := "." + name + ".writing-" + random()
+	temp := aside.TempName()
 	err = beside.Mkdir(temp, 0o777)
 	if err == nil {
 		err = c.exportInto(ctx, beside, temp, what)

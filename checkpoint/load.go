@@ -146,9 +146,9 @@ func (c *Checkpoint) loadWhole(ctx context.Context, wants []Want, how Loading) e
 }
 
 // loadDepth is how many spans have memory at once: being read, compared with their checksums,
-// or given to the sink. The 2 beyond depth are for checking and the sink, so the disk always
-// has depth reads queued.
-const loadDepth = depth + 2
+// or given to the sink. The 2 beyond filesys.Depth are for checking and the sink, so the disk
+// always has filesys.Depth reads queued.
+const loadDepth = filesys.Depth + 2
 
 // loader reads spans ahead of the one that it gives to the sink.
 type loader struct {
@@ -186,7 +186,7 @@ func (l *loader) spans(wants []Want) (list []*span, err error) {
 				if last.extents[len(last.extents)-1] == e {
 					continue // the end of the want before is in it too
 				}
-				if last.file == e.file && last.hi == e.at && e.at+e.Bytes()-last.lo <= blockBytes {
+				if last.file == e.file && last.hi == e.at && e.at+e.Bytes()-last.lo <= filesys.BlockBytes {
 					last.hi, last.extents = last.hi+e.Bytes(), append(last.extents, e)
 					continue
 				}
@@ -212,8 +212,8 @@ func (l *loader) load(ctx context.Context, wants []Want) (err error) {
 			}
 		}
 	}()
-	const room = blockBytes + 2*alignment // a span may begin and end anywhere
-	memory, err := mapMemory(loadDepth * room)
+	const room = filesys.BlockBytes + 2*filesys.Alignment // a span may begin and end anywhere
+	memory, err := filesys.MapPages(loadDepth * room)
 	if err != nil {
 		return err
 	}
@@ -254,7 +254,7 @@ func (l *loader) load(ctx context.Context, wants []Want) (err error) {
 		}
 		free <- s.memory
 	}
-	return errors.Join(err, unmapMemory(memory))
+	return errors.Join(err, filesys.UnmapPages(memory))
 }
 
 // openDirect opens large files a second time for direct I/O. A file that has lost its name
@@ -266,10 +266,10 @@ func (l *loader) openDirect() error {
 		if err != nil {
 			return err
 		}
-		if st.Size < directBytes {
+		if st.Size < filesys.DirectBytes {
 			continue
 		}
-		d, err := openDirect(l.c.f, filepath.Base(l.names[i]))
+		d, err := filesys.OpenDirect(l.c.f, filepath.Base(l.names[i]))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return faulty(err)
 		}
@@ -307,8 +307,8 @@ func (s *span) bytes(e *located) []byte { return s.b[e.at-s.lo:][:e.Bytes()] }
 func (l *loader) read(s *span) error {
 	f, lo, n := l.files[s.file], s.lo, s.hi-s.lo
 	if d := l.direct[s.file]; d != nil {
-		f, lo = d, s.lo/alignment*alignment
-		n = roundUp(s.hi - lo)
+		f, lo = d, s.lo/filesys.Alignment*filesys.Alignment
+		n = filesys.RoundUp(s.hi - lo)
 	}
 	b := s.memory[:n]
 	k, err := f.ReadAt(b, lo)

@@ -57,13 +57,13 @@ func (p *Part) Bytes() (n int64) {
 }
 
 // LeastBuffer is the smallest write buffer for a part, in bytes.
-const LeastBuffer = depth * 4 * alignment
+const LeastBuffer = filesys.Depth * 4 * filesys.Alignment
 
 // BufferBytes is the best write buffer for a part of n bytes.
-func BufferBytes(n int64) int64 { return min(depth*blockBytes, roundUp(n)) }
+func BufferBytes(n int64) int64 { return min(filesys.Depth*filesys.BlockBytes, filesys.RoundUp(n)) }
 
 // StagingBytes is the memory that holds a whole part of n bytes.
-func StagingBytes(n int64) int64 { return roundUp(n) }
+func StagingBytes(n int64) int64 { return filesys.RoundUp(n) }
 
 // partFile is a part that is being written. Positions count bytes of the data, after the
 // header.
@@ -94,7 +94,7 @@ func newPartFile(p *Part) (*partFile, error) {
 	metadata := map[string]string{"format": "pt", sumsKey: strings.Repeat("00000000", len(tensors))}
 	w := &partFile{part: p, sums: make([]uint32, len(tensors))}
 	var err error
-	w.layout, w.header, err = safetensors.NewLayout(tensors, metadata, alignment)
+	w.layout, w.header, err = safetensors.NewLayout(tensors, metadata, filesys.Alignment)
 	return w, err
 }
 
@@ -190,40 +190,40 @@ func writePart(ctx context.Context, in filesys.Folder, p *Part) (File, error) {
 	}
 	room := BufferBytes(w.data())
 	if p.Buffer > 0 {
-		room = min(room, max(p.Buffer/alignment*alignment, LeastBuffer))
+		room = min(room, max(p.Buffer/filesys.Alignment*filesys.Alignment, LeastBuffer))
 	}
-	memory, err := mapMemory(room)
+	memory, err := filesys.MapPages(room)
 	if err != nil {
 		return File{}, err
 	}
-	o, err := openOut(in, p.fileName(), w.layout)
+	o, err := filesys.CreateBlocks(in, p.fileName(), w.layout.Size)
 	if err != nil {
-		return File{}, errors.Join(err, unmapMemory(memory))
+		return File{}, errors.Join(err, filesys.UnmapPages(memory))
 	}
-	each := int(max(roundUp((room+depth-1)/depth), alignment))
-	free := make(chan []byte, depth)
+	each := int(max(filesys.RoundUp((room+filesys.Depth-1)/filesys.Depth), filesys.Alignment))
+	free := make(chan []byte, filesys.Depth)
 	for rest := memory; len(rest) > 0; {
 		n := min(each, len(rest))
 		free <- rest[:n:n]
 		rest = rest[n:]
 	}
 	f, err := w.finish(o, w.stream(ctx, o, free))
-	return f, errors.Join(err, unmapMemory(memory))
+	return f, errors.Join(err, filesys.UnmapPages(memory))
 }
 
 // finish ends the part's file after all blocks were queued, or an error.
-func (w *partFile) finish(o *out, err error) (f File, _ error) {
-	err = errors.Join(err, o.wait())
+func (w *partFile) finish(o *filesys.Blocks, err error) (f File, _ error) {
+	err = errors.Join(err, o.Wait())
 	if err == nil {
 		f, err = w.end()
 	}
-	return f, o.finish(w.header, err)
+	return f, o.Finish(w.header, err)
 }
 
 // stream fills buffers and queues them for the file's writers, which return them to free.
-func (w *partFile) stream(ctx context.Context, o *out, free chan []byte) error {
+func (w *partFile) stream(ctx context.Context, o *filesys.Blocks, free chan []byte) error {
 	for lo := int64(0); lo < w.data(); {
-		if err := cmp.Or(ctx.Err(), o.failed()); err != nil {
+		if err := cmp.Or(ctx.Err(), o.Failed()); err != nil {
 			return err
 		}
 		b := <-free
@@ -236,8 +236,8 @@ func (w *partFile) stream(ctx context.Context, o *out, free chan []byte) error {
 			free <- b
 			return err
 		}
-		clear(b[n:min(roundUp(n), int64(len(b)))])
-		o.blocks <- block{w.layout.Data + lo, b, n, free}
+		clear(b[n:min(filesys.RoundUp(n), int64(len(b)))])
+		o.Put(filesys.Block{At: w.layout.Data + lo, B: b, N: n, Free: free})
 		lo += n
 	}
 	return nil
@@ -262,12 +262,12 @@ func (m *Image) Stage(p *Part) (err error) {
 		if err := m.Close(); err != nil {
 			return err
 		}
-		if m.memory, err = mapMemory(need); err != nil {
+		if m.memory, err = filesys.MapPages(need); err != nil {
 			return err
 		}
 	}
 	for lo := int64(0); lo < w.data(); {
-		n := min(blockBytes, w.data()-lo)
+		n := min(filesys.BlockBytes, w.data()-lo)
 		if err := w.fill(lo, m.memory[lo:lo+n]); err != nil {
 			return err
 		}
@@ -289,18 +289,18 @@ func (m *Image) Write(ctx context.Context, in filesys.Folder) (File, error) {
 }
 
 func (m *Image) write(ctx context.Context, in filesys.Folder, w *partFile) (f File, err error) {
-	o, err := openOut(in, w.part.fileName(), w.layout)
+	o, err := filesys.CreateBlocks(in, w.part.fileName(), w.layout.Size)
 	if err != nil {
 		return File{}, err
 	}
 	for lo := int64(0); lo < w.data() && err == nil; {
 		n := min(imageBytes, w.data()-lo)
 		b := m.memory[lo:min(lo+imageBytes, int64(len(m.memory)))]
-		if err = cmp.Or(ctx.Err(), o.failed()); err == nil {
+		if err = cmp.Or(ctx.Err(), o.Failed()); err == nil {
 			err = w.look(lo, b[:n])
 		}
 		if err == nil {
-			o.blocks <- block{w.layout.Data + lo, b, n, nil}
+			o.Put(filesys.Block{At: w.layout.Data + lo, B: b, N: n})
 		}
 		lo += n
 	}
@@ -311,5 +311,5 @@ func (m *Image) write(ctx context.Context, in filesys.Folder, w *partFile) (f Fi
 func (m *Image) Close() error {
 	memory := m.memory
 	m.memory, m.w = nil, nil
-	return unmapMemory(memory)
+	return filesys.UnmapPages(memory)
 }

@@ -394,6 +394,20 @@ var asyncSaves = []string{"", asyncAuto, AsyncOn, AsyncOff}
 // one micro-batch there is no difference.
 func (c *Config) InLayers() bool { return c.Accum > 1 && c.AsksLayers() }
 
+// StageOfBits is the lowest ZeRO stage with the bits of Config.Zero; matters is false where all stages
+// have the same bits.
+func (c *Config) StageOfBits() (stage int, matters bool) {
+	switch {
+	case c.Reproducible:
+		return 0, false
+	case c.ShardSize > 0:
+		return c.Zero, true
+	case c.Accum == 1 || c.InLayers():
+		return 0, false
+	}
+	return c.Zero / 2 * 2, true
+}
+
 func (c *Config) AsksLayers() bool { return strings.EqualFold(c.AccumOrder, LayerOrder) }
 
 // largest bounds counts, so that products of them do not overflow and no machine is asked for

@@ -27,6 +27,9 @@ type Record struct {
 	Skipped   int         `json:"skipped,omitempty"`
 	LossScale *[2]float64 `json:"loss_scale,omitempty"`
 	Saved     bool        `json:"saved,omitempty"` // a checkpoint follows, unless a later line's Unsaved has the step
+	// Async says that the checkpoint is written while later steps run. It is durable once the line of
+	// another checkpoint follows.
+	Async bool `json:"async,omitempty"`
 	// Unsaved are the steps of lines before whose checkpoints could not be saved.
 	Unsaved []int    `json:"unsaved,omitempty"`
 	Root    string   `json:"root"`   // root hash of the states

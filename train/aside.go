@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -37,7 +36,7 @@ func canWriteIn(folder string) error {
 	if err != nil {
 		return err
 	}
-	name := fmt.Sprintf(".spillway-probe-%016x", rand.Uint64())
+	name := aside.TempName()
 	f, err := d.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err == nil {
 		err = errors.Join(f.Close(), d.Remove(name))

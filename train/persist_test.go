@@ -271,6 +271,41 @@ func TestInitReadsHuggingFaceNames(t *testing.T) {
 	}
 }
 
+// Tensors that the model does not have are told in one line, known buffers are not.
+func TestInitTellsOfTensorsThatItSkips(t *testing.T) {
+	t.Parallel()
+	for want, change := range map[string]func(*safetensors.Tensor) bool{
+		`12 tensors are not read, the first is "h.1.attn.c_attn.bias": ` +
+			`the model has no such parameters`: func(*safetensors.Tensor) bool { return true },
+		`tensor "h.1.ln_1.weight" is not read: the model has no such parameter`: func(s *safetensors.Tensor) bool {
+			return s.Name == "h.1.ln_1.weight" || !strings.HasPrefix(s.Name, "h.1.")
+		},
+		"": func(s *safetensors.Tensor) bool {
+			s.Name = strings.NewReplacer("h.1.ln_1.bias", "transformer.h.0.attn.bias",
+				"h.1.ln_2.bias", "h.0.self_attn.rotary_emb.inv_freq").Replace(s.Name)
+			return !strings.HasPrefix(s.Name, "h.1.")
+		},
+	} {
+		dir := rewrite(t, "../testdata/gpt2", change)
+		path := filepath.Join(dir, "config.json")
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		one := strings.Replace(string(text), `"n_layer": 2`, `"n_layer": 1`, 1)
+		require.NotEqual(t, string(text), one)
+		require.NoError(t, os.WriteFile(path, []byte(one), 0o644))
+		c := tiny("gpt2")
+		c.Model, c.Init = dir, dir
+		tr, err := c.start(context.Background())
+		require.NoError(t, err)
+		var notes []string
+		if want != "" {
+			notes = []string{fmt.Sprintf("Config.Init %s: %s", dir, want)}
+		}
+		require.Equal(t, notes, tr.Notes())
+		require.NoError(t, tr.Close())
+	}
+}
+
 // What is wrong with weights is named: the file and the tensor.
 func TestInitRefusesOtherWeights(t *testing.T) {
 	t.Parallel()

@@ -15,8 +15,12 @@ import (
 // openReceipt writes the line with which the run starts or resumes.
 func (t *Trainer) openReceipt(context.Context) (err error) {
 	c := t.cfg
-	if c.Receipt != "" {
-		t.receipt, t.at.Receipt, err = receipts.Open(&c.Config, c.opener(), t.at.Step, t.follows, t.describeRun, t.receiptLine)
+	if c.Receipt == "" {
+		return nil
+	}
+	t.receipt, t.at.Receipt, err = receipts.Open(&c.Config, c.opener(), t.at.Step, t.follows, t.describeRun, t.receiptLine)
+	if err == nil {
+		t.receipt.Async = t.saver != nil && t.saver.Aside()
 	}
 	return err
 }

@@ -238,3 +238,43 @@ func TestAFailedSaveIsNoCopys(t *testing.T) {
 		})
 	}
 }
+
+// A run that was killed while a checkpoint was written beside its steps goes on, though its receipt
+// has lines behind that checkpoint's. Where steps wait for their checkpoint, such lines may be a
+// copy's.
+func TestAKilledSaveIsNoCopys(t *testing.T) {
+	for _, async := range []string{config.AsyncOff, config.AsyncOn} {
+		t.Run(async, func(t *testing.T) {
+			t.Parallel()
+			c := in(keeping(t, 8), scratch(t))
+			c.SaveEvery, c.AsyncSave, c.ReceiptEvery = 2, async, 1
+			tr, err := c.start(context.Background())
+			require.NoError(t, err)
+			var killed []byte // the receipt as it is while step 8 runs
+			require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
+				if r.Step == 8 {
+					killed, err = os.ReadFile(c.Receipt)
+				}
+				return err
+			}))
+			require.NoError(t, tr.Close())
+			require.NoError(t, os.WriteFile(c.Receipt, killed, 0o666))
+			for range 2 { // those of steps 6 and 8
+				require.NoError(t, os.RemoveAll(newestOf(t, c.Checkpoint).Folder))
+			}
+			path := c.Receipt
+			require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7}, stepsOf(t, path))
+			c.Receipt, c.ReceiptEvery, c.Resume = "", 0, true
+			if async == config.AsyncOff {
+				refused(t, c, "those may be a copy's")
+				return
+			}
+			ended(t, c)
+			require.Equal(t, []int{0, 1, 2, 3, 4, -4, 6, 8}, stepsOf(t, path))
+			for range 2 { // steps 6 and 8: a checkpoint that another one follows is whole
+				require.NoError(t, os.RemoveAll(newestOf(t, c.Checkpoint).Folder))
+			}
+			refused(t, c, "those may be a copy's")
+		})
+	}
+}

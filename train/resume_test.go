@@ -111,6 +111,17 @@ func TestResumeTellsWhatChanged(t *testing.T) {
 	}, ended(t, c))
 	c.Steps, c.Zero, c.Threads, c.Recompute, c.Prefetch, c.LRSchedule = 6, 1, 1, "full", 0, "constant"
 	require.Len(t, ended(t, c), 2, "memory's flags are no change")
+
+	c = keeping(t, 2)
+	c.Accum = 2
+	ended(t, c)
+	c.Resume, c.Steps, c.Zero = true, 3, 2
+	require.Empty(t, ended(t, c), "stages 2 and 3 have the same bits")
+	c.Steps, c.Zero = 4, 1
+	require.Equal(t, []string{"changed since step-00000003: Config.Zero: 2 → 1, which adds gradients in another order " +
+		"(Config.Reproducible: all stages have the same bits)"}, ended(t, c))
+	c.Steps, c.Zero, c.AccumOrder = 5, 3, "layer"
+	require.Equal(t, []string{"changed since step-00000004: Config.AccumOrder: not in use → layer"}, ended(t, c))
 }
 
 // A checkpoint knows by which instructions its products rounded, and a run that goes on

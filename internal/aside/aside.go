@@ -1,8 +1,5 @@
 // Package aside replaces a file's contents completely or not at all: it writes a temporary file
 // beside it and renames that when it is complete.
-//
-// It is google/renameio with the temporary file always in the old file's folder, and an
-// equivalent for Windows, which renameio lacks.
 package aside
 
 import (

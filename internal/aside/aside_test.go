@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -24,6 +25,9 @@ func names(t *testing.T, dir string) (list []string) {
 func TestWrite(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
+	longest := filepath.Join(dir, strings.Repeat("n", 255))
+	require.NoError(t, WriteBytes(longest, nil, 0o666), "the longest name that filesystems take")
+	require.NoError(t, os.Remove(longest))
 	require.NoError(t, WriteBytes(path, []byte("one"), 0o666))
 	during := ""
 	err := Write(path, 0o666, func(w io.Writer) error {

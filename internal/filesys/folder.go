@@ -3,7 +3,8 @@
 //
 // A path is resolved when its folder is opened, and never again. A link that is retargeted or a
 // folder that is renamed afterwards therefore has no effect. Names in a folder are single path
-// elements. Links and mounts in a folder are not followed.
+// elements. Links and mounts in a folder are not followed. Blocks writes a large file concurrently and
+// past the page cache.
 //
 // A Folder belongs to the operating system. Tests use one in memory, one that logs or one that
 // fails: see package internal/testkit/folders.

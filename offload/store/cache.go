@@ -3,6 +3,8 @@ package store
 import (
 	"sync"
 	"sync/atomic"
+
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // cache keeps blocks in its own memory, outside the Go heap. The first blocks that it gets stay
@@ -42,7 +44,7 @@ func newCache(bytes, block, physical int64) (*cache, error) {
 	if n == 0 {
 		return nil, nil
 	}
-	memory, err := mapPages(int(n * block))
+	memory, err := filesys.MapPages(n * block)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +59,7 @@ func (c *cache) close() error {
 	if c == nil {
 		return nil
 	}
-	return unmapPages(c.memory)
+	return filesys.UnmapPages(c.memory)
 }
 
 // of returns a block's slot; nil if it has none.

@@ -68,7 +68,7 @@ func (f *Folder) newFile(rank int, size int64, initial byte, cache int64) (*File
 	if opened.direct {
 		if why := probeDirect(opened.file, opened.memAlign); why != "" {
 			opened.why = why
-			if err := clearDirect(opened.file); err != nil {
+			if err := filesys.ThroughCache(opened.file); err != nil {
 				return nil, errors.Join(&Error{Op: "open", File: file.name, Len: -1, Err: err}, opened.file.Close())
 			}
 			file.memAlign = 1

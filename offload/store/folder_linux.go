@@ -64,7 +64,7 @@ func openFile(in filesys.Folder, rank int, o Options) (opened, error) {
 		if off > Page || mem > Page {
 			got.direct, got.memAlign = false, 1
 			got.why = fmt.Sprintf("it wants multiples of %d bytes", max(off, mem))
-			if err := clearDirect(got.file); err != nil {
+			if err := filesys.ThroughCache(got.file); err != nil {
 				return got, errors.Join(&Error{Op: "open", File: got.name, Len: -1, Err: err}, got.file.Close())
 			}
 		}
@@ -203,35 +203,13 @@ func directAlign(f filesys.File) (mem, off int) {
 // probeDirect reads a page, because some filesystems accept the flag but not the I/O. It returns
 // why direct I/O fails, "" if it works.
 func probeDirect(f filesys.File, align int) (why string) {
-	buf, err := mapPages(Page)
+	buf, err := filesys.MapPages(Page)
 	if err != nil {
 		return ""
 	}
-	defer func() { _ = unmapPages(buf) }()
+	defer func() { _ = filesys.UnmapPages(buf) }()
 	if _, err := f.ReadAt(buf, 0); isAny(err, unix.EINVAL, unix.EOPNOTSUPP) {
 		return "reads with it fail: " + cause(err).Error()
 	}
 	return ""
 }
-
-func clearDirect(f filesys.File) error {
-	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
-	if err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags&^unix.O_DIRECT)
-	}
-	return err
-}
-
-// mapPages maps memory and asks for huge pages: a request over many small scattered pages has so
-// many segments that the kernel splits it (1 MiB on a virtio disk into two or more), which halves
-// the speed.
-func mapPages(n int) ([]byte, error) {
-	b, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	if err != nil {
-		return nil, os.NewSyscallError("mmap", err)
-	}
-	_ = unix.Madvise(b, unix.MADV_HUGEPAGE)
-	return b, nil
-}
-
-func unmapPages(b []byte) error { return os.NewSyscallError("munmap", unix.Munmap(b)) }

@@ -35,9 +35,3 @@ func (f *Folder) alone() bool { return true }
 func freeText(filesys.File) string { return "" }
 
 func probeDirect(filesys.File, int) string { return "" }
-
-func clearDirect(filesys.File) error { return errors.ErrUnsupported }
-
-func mapPages(n int) ([]byte, error) { return make([]byte, n), nil }
-
-func unmapPages([]byte) error { return nil }

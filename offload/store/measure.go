@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // Sample is the measured speed with one choice of block and depth, in bytes per second.
@@ -44,11 +45,11 @@ func Measure(ctx context.Context, dir string, e Effort, warn func(string)) (samp
 	if e.Each <= 0 {
 		e.Each = 200 * time.Millisecond
 	}
-	mem, err := mapPages(int(min(maxWindow, e.Bytes)))
+	mem, err := filesys.MapPages(min(maxWindow, e.Bytes))
 	if err != nil {
 		return nil, best, err
 	}
-	defer func() { err = errors.Join(err, unmapPages(mem)) }()
+	defer func() { err = errors.Join(err, filesys.UnmapPages(mem)) }()
 	for i := range mem { // not all zeros, which some disks do not store
 		mem[i] = byte(i*7 + i>>11)
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/spillway-ml/spillway/internal/crash"
+	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
 // queue is the set of workers that all files of a folder share, because the files share a disk.
@@ -39,7 +40,7 @@ func newQueue(o Options) (*queue, error) {
 		q.grace = o.grace
 	}
 	var err error
-	if q.memory, err = mapPages(o.Depth * o.Block * o.Codec.buffers()); err != nil {
+	if q.memory, err = filesys.MapPages(int64(o.Depth * o.Block * o.Codec.buffers())); err != nil {
 		return nil, err
 	}
 	rest := q.memory
@@ -108,7 +109,7 @@ func (q *queue) close() error {
 	}()
 	select {
 	case <-ended:
-		return unmapPages(q.memory)
+		return filesys.UnmapPages(q.memory)
 	case <-time.After(q.grace):
 		return fmt.Errorf("disk tier: close: a request is still running after %v; its memory is left mapped", q.grace)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/spillway-ml/spillway/device"
+	"github.com/spillway-ml/spillway/internal/filesys"
 	"github.com/spillway-ml/spillway/internal/testkit/fault"
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
@@ -78,9 +79,9 @@ func random(r *rand.Rand, n int64) []byte {
 
 // aligned returns n bytes at an address that is a multiple of a page, plus shift.
 func aligned(t *testing.T, n, shift int64) []byte {
-	b, err := mapPages(int(roundUp(n+shift, Page)))
+	b, err := filesys.MapPages(roundUp(n+shift, Page))
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, unmapPages(b)) })
+	t.Cleanup(func() { require.NoError(t, filesys.UnmapPages(b)) })
 	return b[shift : shift+n : shift+n]
 }
 

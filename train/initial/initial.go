@@ -200,7 +200,36 @@ func (w *writer) loadModel(ctx context.Context, field, path string) error {
 		return fmt.Errorf("%s %s: %w", field, path, err)
 	}
 	w.noteFP32(nil, r, names)
+	if line := skipped(r, names); line != "" {
+		w.notes = append(w.notes, fmt.Sprintf("%s %s: %s", field, path, line))
+	}
 	return nil
+}
+
+// buffers are the ends of names under which Hugging Face's models keep constants, or a tied head once
+// more. A model that does not read them computes the same.
+var buffers = []string{".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq", "lm_head.weight"}
+
+// skipped says how many tensors of r are not read; "" if there are none but buffers. names are those
+// that are read.
+func skipped(r checkpoint.Tensors, names []string) string {
+	count, first := 0, ""
+	for _, f := range r.Tensors() {
+		isBuffer := slices.ContainsFunc(buffers, func(end string) bool { return strings.HasSuffix(f.Name, end) })
+		if isBuffer || slices.Contains(names, f.Name) {
+			continue
+		}
+		if count++; count == 1 {
+			first = f.Name
+		}
+	}
+	switch count {
+	case 0:
+		return ""
+	case 1:
+		return fmt.Sprintf("tensor %.80q is not read: the model has no such parameter", first)
+	}
+	return fmt.Sprintf("%d tensors are not read, the first is %.80q: the model has no such parameters", count, first)
 }
 
 // loadSaved loads the parameters of a checkpoint.

@@ -56,18 +56,14 @@ func Fields(c *config.Config) (map[string]json.RawMessage, error) {
 	} else if d.TensorSlices = n; strings.EqualFold(d.PrecisionName(), "fp32") {
 		d.Ranks, leave["Tensor"] = d.DataRanks(), true // any number of ranks gives the bits of the slices
 	}
-	switch {
-	case d.Reproducible:
+	stage, matters := d.StageOfBits()
+	d.Zero, leave["Zero"] = stage, !matters
+	if d.Reproducible {
 		d.GlobalBatch = c.StepRows()
-		leave["Accum"], leave["RankShares"], leave["Zero"] = true, true, true
+		leave["Accum"], leave["RankShares"] = true, true
 		if leave["Ranks"] = leave["Tensor"]; !leave["Tensor"] {
 			d.Ranks = d.Tensor // one group, by which any number of ranks is known
 		}
-	case d.ShardSize > 0:
-	case d.Accum == 1 || d.InLayers():
-		leave["Zero"] = true
-	default:
-		d.Zero = d.Zero / 2 * 2
 	}
 	fields := map[string]json.RawMessage{}
 	v := reflect.ValueOf(&d).Elem()

@@ -21,6 +21,7 @@ import (
 type Lines struct {
 	// Failed says that the last line could not be written, and a warning was given.
 	Failed bool
+	Async  bool           // checkpoints are written while later steps run
 	Steps  []receipt.Step // since the last line
 
 	Log    *receipt.Log // nil: nothing is written
@@ -72,13 +73,19 @@ func Open(c *config.Config, folders filesys.Opener, step int, follows bool, desc
 }
 
 // byOthers tells whether lines after a checkpoint are of checkpoints, or of runs that went on from
-// them. The checkpoint of the last line may not have been saved.
+// them. The checkpoint of the last line may not have been saved, nor the last one that was written
+// while later steps ran.
 func byOthers(cut []receipt.Line) bool {
-	if len(cut) == 0 {
-		return false
-	}
 	saved := receipt.Saved(cut)
-	return slices.ContainsFunc(cut[:len(cut)-1], func(l receipt.Line) bool { return saved[l.Step] || l.Run != nil })
+	inDoubt := true
+	for i, l := range slices.Backward(cut) {
+		last := i == len(cut)-1
+		if !last && (l.Run != nil || saved[l.Step] && !(l.Async && inDoubt)) {
+			return true
+		}
+		inDoubt = inDoubt && !l.Saved
+	}
+	return false
 }
 
 // otherStates returns where the states differ from those of the last line, if that is about the same
@@ -109,7 +116,7 @@ func (p *Lines) Write(saved, last bool, line func() (receipt.Record, error)) (he
 	if err != nil {
 		return "", err
 	}
-	now.Steps, now.Saved = p.Steps, saved
+	now.Steps, now.Saved, now.Async = p.Steps, saved, saved && p.Async
 	sync := saved || last || began.Sub(p.synced) >= time.Second
 	if err := p.Log.Append(now, sync); err != nil {
 		return "", fmt.Errorf("Config.Receipt: %w", err)

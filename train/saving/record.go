@@ -355,6 +355,13 @@ func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 	if line := s.otherRows(had, now); line != "" {
 		s.note("changed since %s: %s", c.Name, line)
 	}
+	then := s.cfg.Config
+	then.Zero = c.Manifest.Zero
+	before, _ := then.StageOfBits()
+	if stage, _ := s.cfg.StageOfBits(); stage != before {
+		s.note("changed since %s: Config.Zero: %d → %d, which adds gradients in another order "+
+			"(Config.Reproducible: all stages have the same bits)", c.Name, then.Zero, s.cfg.Zero)
+	}
 	if by := s.tiedByStage(); by != was.TiedByStage {
 		how := map[bool]string{false: "in one place", true: "by stage"}
 		s.note("changed since %s: the gradient of the tied table is summed %s → %s (Config.Pipeline), "+

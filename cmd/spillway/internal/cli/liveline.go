@@ -5,7 +5,6 @@ import (
 	"io"
 	"os"
 	"strings"
-	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -49,16 +48,6 @@ func (l *LiveLine) Show(fields []string, now bool) {
 	}
 	l.last, l.shown = time.Now(), true
 	fmt.Fprint(l.w, "\r"+fitFields(fields, columns-1)+toLineEnd)
-}
-
-// Telling shows what goes on until the function that it returns is called, which may be
-// more than once and from anywhere. On no terminal there is nothing to see.
-func (l *LiveLine) Telling(what string) (done func()) {
-	if l == nil {
-		return func() {}
-	}
-	l.Show([]string{what}, true)
-	return sync.OnceFunc(l.clear)
 }
 
 // Above writes a whole line where the live line is, which moves down.
@@ -146,6 +135,3 @@ func Visible(s string) string {
 	}
 	return b.String()
 }
-
-// TellEvery is the least time between two lines where there is no terminal.
-const TellEvery = 5 * time.Second

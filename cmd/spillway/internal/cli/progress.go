@@ -9,8 +9,37 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// TellWithin is the time between two lines of Progress, or of an evaluation during training.
+// TellWithin is the time between two lines where there is no terminal.
 const TellWithin = 1500 * time.Millisecond
+
+// beatEvery is how often Beat calls. With TellWithin it is less than two seconds.
+const beatEvery = 250 * time.Millisecond
+
+// Beat calls tell from a goroutine of its own until stop is called, which waits for it.
+func Beat(tell func()) (stop func()) {
+	end, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer crash.Guard()
+		defer close(ended)
+		tick := time.NewTicker(beatEvery)
+		defer tick.Stop()
+		for {
+			select {
+			case <-end:
+				return
+			case <-tick.C:
+				tell()
+			}
+		}
+	}()
+	return sync.OnceFunc(func() {
+		close(end)
+		<-ended
+	})
+}
+
+// Took is the end of a line about something that has gone on for a while.
+func Took(since time.Time) string { return fmt.Sprintf("… %.1f s", time.Since(since).Seconds()) }
 
 // Pace predicts from the parts of some work how long the rest takes.
 type Pace struct {
@@ -49,15 +78,23 @@ type Progress struct {
 func NewProgress(w io.Writer) *Progress { return &Progress{w: w, live: NewLiveLine(w)} }
 
 // Says replaces what is said to be computed.
-func (p *Progress) Says(what string) {
+func (p *Progress) Says(what string) { p.says(what, true) }
+
+// Later is Says for what is mostly short: a terminal too shows it only at the next line's time.
+func (p *Progress) Later(what string) { p.says(what, false) }
+
+func (p *Progress) says(what string, now bool) {
 	if p == nil {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.what = what
-	if p.live != nil {
+	switch {
+	case p.live != nil && now:
 		p.live.Show([]string{what}, true)
+	case p.live != nil:
+		p.live.clear()
 	}
 	if p.stop == nil {
 		p.began, p.stop, p.ended = time.Now(), make(chan struct{}), make(chan struct{})
@@ -85,6 +122,17 @@ func (p *Progress) tell(stop <-chan struct{}, ended chan<- struct{}) {
 		}
 		p.mu.Unlock()
 	}
+}
+
+// Note writes a line that stays.
+func (p *Progress) Note(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.live != nil {
+		p.live.Above(text)
+		return
+	}
+	fmt.Fprintln(p.w, text)
 }
 
 // End says nothing more; it may be called more than once.

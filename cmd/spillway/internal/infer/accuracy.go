@@ -131,7 +131,7 @@ func (a *accuracy) measure(ctx context.Context, t *spillway.Trainer, stderr io.W
 		switch {
 		case live != nil:
 			live.Show([]string{fmt.Sprintf("answer %d/%d %s", ended, len(prompts), cli.Gauge(int64(ended), int64(len(prompts)))), fmt.Sprintf("%d correct", r.Correct)}, ended == len(prompts))
-		case time.Since(told) >= cli.TellEvery:
+		case time.Since(told) >= cli.TellWithin:
 			told = time.Now()
 			fmt.Fprintf(stderr, "answer %d/%d  %d correct\n", ended, len(prompts), r.Correct)
 		}

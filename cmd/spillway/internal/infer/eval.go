@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -101,30 +103,53 @@ type Evaluation struct {
 }
 
 // evalProgress tells how far an evaluation is: on a terminal in a line that fits it, else in
-// a plain line every few seconds.
+// a plain line every cli.TellWithin, also during a batch.
 type evalProgress struct {
 	w             io.Writer
 	live          *cli.LiveLine
 	pace          cli.Pace
 	told          time.Time
 	done, batches int
+	mu            sync.Mutex
+	since         time.Time // when the batch began that runs
 }
 
 func newEvalProgress(w io.Writer) *evalProgress {
-	return &evalProgress{w: w, live: cli.NewLiveLine(w), told: time.Now()}
+	return &evalProgress{w: w, live: cli.NewLiveLine(w), told: time.Now(), since: time.Now()}
 }
 
 // batch takes the news of a batch: the mean loss so far.
 func (p *evalProgress) batch(done, of int, loss float64) {
-	p.done, p.batches = done, of
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.done, p.batches, p.since = done, of, time.Now()
 	left := p.pace.Left(done, of)
 	switch {
 	case p.live != nil:
 		p.live.Show([]string{fmt.Sprintf("batch %d/%d %s", done, of, cli.Gauge(int64(done), int64(of))), fmt.Sprintf("loss %.4f", loss), left}, done == of)
-	case time.Since(p.told) >= cli.TellEvery:
+	case time.Since(p.told) >= cli.TellWithin:
 		p.told = time.Now()
 		fmt.Fprintln(p.w, strings.TrimSpace(fmt.Sprintf("batch %d/%d  loss %.4f  %s", done, of, loss, left)))
 	}
+}
+
+// beat tells of a batch that takes long. It is for cli.Beat.
+func (p *evalProgress) beat() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Since(p.told) < cli.TellWithin || p.live != nil && time.Since(p.since) < cli.TellWithin {
+		return
+	}
+	what := "batch " + strconv.Itoa(p.done+1)
+	if p.batches > 0 {
+		what += "/" + strconv.Itoa(p.batches)
+	}
+	p.told = time.Now()
+	if what += " " + cli.Took(p.since); p.live != nil {
+		p.live.Show([]string{what}, true)
+		return
+	}
+	fmt.Fprintln(p.w, what)
 }
 
 // reached says where a signal ended it.
@@ -161,7 +186,9 @@ func evaluate(ctx context.Context, c spillway.Config, a *accuracy, jsonPath stri
 		fmt.Fprintln(stderr, strings.Replace(note, "--eval-data", "--data", 1))
 	}
 	p := newEvalProgress(stderr)
+	still := cli.Beat(p.beat)
 	r, err := t.EvaluateTold(ctx, p.batch)
+	still()
 	p.live.End()
 	if errors.Is(err, context.Canceled) {
 		return cli.Interrupted(p.reached())

@@ -23,4 +23,9 @@ func TestEvalProgress(t *testing.T) {
 	p.batch(5, 9, 2)
 	require.Equal(t, 1, strings.Count(out.String(), "\n"))
 	require.Equal(t, "interrupted after batch 5 of 9", p.reached())
+	p.beat()
+	p.told, p.since = p.told.Add(-time.Hour), p.since.Add(-time.Minute)
+	p.beat()
+	p.beat()
+	require.Regexp(t, `\nbatch 6/9 … 60\.0 s\n$`, out.String(), "a batch that takes long is told")
 }

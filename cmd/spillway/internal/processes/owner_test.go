@@ -166,9 +166,16 @@ func TestResumeKnowsItsRun(t *testing.T) {
 		require.Contains(t, got.stderr, "changed since step-00000002: "+line+"\n")
 	}
 	require.Contains(t, got.stderr, "resumed after step 2 from "+dir+", over 2 ranks in place of 1\n")
-	got = command(tinyWith("--checkpoint", filepath.Join(dir, "new"), "--resume")...)
+	require.NotContains(t, got.stderr, "--init")
+	weights := []string{"--init", clitest.Testdata + "/gpt2", "--checkpoint", filepath.Join(dir, "new"), "--resume"}
+	notRead := "the weights are those of the checkpoint; --init " + clitest.Testdata + "/gpt2 is not read\n"
+	got = command(tinyWith(weights...)...)
 	require.Zero(t, got.status, got.stderr)
 	require.Contains(t, got.stderr, "no checkpoint in "+filepath.Join(dir, "new")+" yet: starting from step 1")
+	require.NotContains(t, got.stderr, notRead)
+	got = command(tinyWith(append(weights, "--steps", "3")...)...)
+	require.Zero(t, got.status, got.stderr)
+	require.Contains(t, got.stderr, notRead)
 }
 
 // A damaged newest checkpoint is passed over with its name; only where none is

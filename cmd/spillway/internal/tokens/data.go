@@ -92,7 +92,7 @@ func tokenize(ctx context.Context, out string, paths []string, o data.Options, s
 		switch {
 		case live != nil:
 			live.Show(fields, p.Files == p.OfFiles)
-		case time.Since(told) >= cli.TellEvery:
+		case time.Since(told) >= cli.TellWithin:
 			told = time.Now()
 			fmt.Fprintln(stderr, strings.Join(slices.Delete(fields, 1, 2), "  "))
 		}

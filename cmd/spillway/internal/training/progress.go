@@ -14,10 +14,10 @@ import (
 )
 
 // progress is the live line of a run on a terminal, with a line of its own for
-// what is to stay; elsewhere a plain line now and then. What watches the ranks has lines
+// what is to stay; elsewhere a plain line every cli.TellWithin, also during a step. What watches the ranks has lines
 // of its own, at any time.
 type progress struct {
-	mu      sync.Mutex // of step, note and finish
+	mu      sync.Mutex // of step, note, beat and finish
 	w       io.Writer
 	live    *cli.LiveLine // nil: not a terminal
 	bytes   bool          // a token of the held-out data is a byte
@@ -29,10 +29,13 @@ type progress struct {
 	eval    *spillway.EvalResult // the last one
 	pending bool                 // the last step has no line yet
 	pace    cli.Pace             // of the evaluation at hand
+	batch   string               // of the evaluation at hand, the one that runs; "": none
+	since   time.Time            // when the step or batch began that runs
 }
 
 func newProgress(w io.Writer, done, steps int, bytes bool) *progress {
-	return &progress{w: w, live: cli.NewLiveLine(w), steps: steps, started: time.Now(), first: done, bytes: bytes}
+	now := time.Now()
+	return &progress{w: w, live: cli.NewLiveLine(w), steps: steps, started: now, since: now, first: done, bytes: bytes}
 }
 
 // memory is the highest byte of a rank that was touched, and what is planned.
@@ -48,11 +51,12 @@ func (p *progress) step(r spillway.StepResult) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.take(r)
+	p.batch, p.since = "", time.Now()
 	if r.Eval != nil {
 		p.eval = r.Eval
 	}
 	if p.live == nil {
-		if p.pending && (time.Since(p.told) >= cli.TellEvery || r.Eval != nil) {
+		if p.pending && (time.Since(p.told) >= cli.TellWithin || r.Eval != nil) {
 			p.line()
 		}
 		if r.Eval != nil {
@@ -81,6 +85,7 @@ func (p *progress) evaluating(r spillway.StepResult, done, of int, loss float64)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.take(r)
+	p.batch, p.since = fmt.Sprintf("batch %d/%d of the evaluation", min(done+1, of), of), time.Now()
 	batches, soFar, left := fmt.Sprintf("batch %d/%d of the evaluation", done, of), "", ""
 	if done == 0 {
 		p.pace = cli.Pace{}
@@ -97,6 +102,38 @@ func (p *progress) evaluating(r spillway.StepResult, done, of int, loss float64)
 		p.told = time.Now()
 		fmt.Fprintln(p.w, strings.TrimRight(fmt.Sprintf("  %s  %s  %s", batches, soFar, left), " "))
 	}
+}
+
+// beat tells of a step or batch that takes long. It is for cli.Beat.
+func (p *progress) beat() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.live != nil && time.Since(p.since) < cli.TellWithin:
+	case p.live != nil && p.last.Step == 0:
+		p.live.Show([]string{p.runs()}, false)
+	case p.live != nil:
+		p.live.Show(append([]string{p.runs()}, p.fields()[1:]...), false)
+	case time.Since(p.told) < cli.TellWithin || time.Since(p.started) < cli.TellWithin:
+	case p.pending:
+		p.line()
+	default:
+		p.told = time.Now()
+		fmt.Fprintf(p.w, "  %s\n", p.runs())
+	}
+}
+
+// runs says what runs, and for how long.
+func (p *progress) runs() string {
+	done, what := max(p.first, p.last.Step), p.batch
+	switch {
+	case what != "":
+	case done < p.steps:
+		what = fmt.Sprintf("step %d/%d", done+1, p.steps)
+	default:
+		what = fmt.Sprintf("after step %d/%d", done, p.steps)
+	}
+	return what + " " + cli.Took(p.since)
 }
 
 // done is how many steps are done.

@@ -27,3 +27,27 @@ func TestALongEvaluationIsTold(t *testing.T) {
 	p.finish()
 	require.Regexp(t, `^step 1/2 .*\nstep 2/2 .*\n  batch 4/9 of the evaluation  held-out 4\.5000 so far  1h40m[0-9]+s left\n  held-out loss 4\.0.*\n$`, out.String())
 }
+
+// In a pipe a step or a batch that takes long has a line every 1.5 s, and so has a step that is done.
+func TestALongStepIsTold(t *testing.T) {
+	var out strings.Builder
+	p := newProgress(&out, 4, 9, false)
+	later := func() {
+		p.told, p.since, p.started = p.told.Add(-cli.TellWithin), p.since.Add(-cli.TellWithin), p.started.Add(-cli.TellWithin)
+		p.beat()
+		p.beat()
+	}
+	p.beat()
+	require.Empty(t, out.String())
+	later()
+	p.step(spillway.StepResult{Step: 5})
+	later()
+	p.evaluating(spillway.StepResult{Step: 9}, 0, 3, 0)
+	later()
+	later()
+	p.step(spillway.StepResult{Step: 9, Eval: &spillway.EvalResult{Step: 9, Loss: 4}})
+	later()
+	require.Regexp(t, `^  step 5/9 … 1\.5 s\nstep 5/9  loss .*\n`+
+		`step 9/9  loss .*\n  batch 1/3 of the evaluation … 3\.0 s\n`+
+		`  held-out loss 4\.0.*\n  after step 9/9 … 1\.5 s\n$`, out.String())
+}

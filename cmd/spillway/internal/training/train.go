@@ -156,19 +156,10 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 	}
 	measure(&c)
 	var shown atomic.Pointer[progress]
-	planned := cli.NewLiveLine(stderr).Telling(planningText(&c))
-	defer planned()
-	c.Planned = func(*plan.Plan) { planned() }
-	c.Warn = func(text string) {
-		planned()
-		text = cli.Flagged(text)
-		if bar := shown.Load(); bar != nil {
-			bar.note("warning: " + text)
-			return
-		}
-		fmt.Fprintln(stderr, "warning:", text)
-	}
+	starting := tellStart(&c, &shown, stderr)
+	defer starting.End()
 	t, closeAll, err := host.NewTrainer(ctx, c, spillway.New)
+	starting.End()
 	if errors.Is(err, context.Canceled) {
 		return cli.Interrupted("interrupted before the first step")
 	}
@@ -199,6 +190,8 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 	bar := newProgress(stderr, t.Done(), c.Steps, cli.TokensAreBytes(t, c.EvalData))
 	shown.Store(bar)
 	stop := sayOnInterrupt(ctx, t, bar)
+	still := cli.Beat(bar.beat)
+	defer still()
 	var losses []float32
 	err = t.RunTold(ctx, func(r spillway.StepResult) error {
 		if !r.EvalOnly {
@@ -216,6 +209,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 		return nil
 	}, bar.evaluating)
 	stop()
+	still()
 	bar.finish()
 	if errors.Is(err, context.Canceled) {
 		return interruptedAfter(t, c.Checkpoint)
@@ -223,7 +217,9 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 	if err != nil {
 		return cli.Fault(err)
 	}
+	starting.Later("hashing the parameters …")
 	sum, err := t.ParamsSHA256()
+	starting.End()
 	if err != nil {
 		return cli.Fault(err)
 	}
@@ -235,6 +231,22 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 		fmt.Fprintln(stderr, "warning: the model was not kept: --checkpoint DIR would have kept it")
 	}
 	return ckpt.ExportLast(ctx, c.Checkpoint, l.Export, stdout, stderr)
+}
+
+// tellStart has c tell how its run starts, and warn, beside the progress once that is shown.
+func tellStart(c *spillway.Config, shown *atomic.Pointer[progress], stderr io.Writer) *cli.Progress {
+	starting := cli.NewProgress(stderr)
+	starting.Says(planningText(c))
+	c.Planned = func(*plan.Plan) { starting.Later("starting: memory, ranks and first values …") }
+	c.Warn = func(text string) {
+		text = "warning: " + cli.Flagged(text)
+		if bar := shown.Load(); bar != nil {
+			bar.note(text)
+			return
+		}
+		starting.Note(text)
+	}
+	return starting
 }
 
 // tellIfDone says that a run has nothing to do.
@@ -342,6 +354,9 @@ func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 	}
 	if c.Resume && t.Done() > 0 {
 		fmt.Fprintf(w, "resumed after step %d from %s%s\n", t.Done(), cli.OnOneLine(c.Checkpoint), lost(t, reached))
+		if c.Init != "" && !strings.EqualFold(c.Init, "random") {
+			fmt.Fprintf(w, "the weights are those of the checkpoint; --init %s is not read\n", cli.OnOneLine(c.Init))
+		}
 	} else if c.Resume {
 		fmt.Fprintf(w, "no checkpoint in %s yet: starting from step 1\n", cli.OnOneLine(c.Checkpoint))
 	}

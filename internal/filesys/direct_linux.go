@@ -1,23 +1,21 @@
-package checkpoint
+package filesys
 
 import (
 	"errors"
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// createPart creates a new file. If direct is set and the filesystem does direct I/O in blocks
-// of alignment, the file bypasses the page cache; the second result says whether it does.
-func createPart(in filesys.Folder, name string, direct bool) (filesys.File, bool, error) {
+// createDirect creates a new file. If direct is set and the filesystem does direct I/O in blocks
+// of Alignment, the file bypasses the page cache; the second result says whether it does.
+func createDirect(in Folder, name string, direct bool) (File, bool, error) {
 	const flags = os.O_WRONLY | os.O_CREATE | os.O_EXCL
 	if direct {
-		f, err := in.OpenFile(name, flags|filesys.Direct, 0o666)
+		f, err := in.OpenFile(name, flags|Direct, 0o666)
 		if err == nil {
 			if tooCoarse(f) {
-				return f, false, throughCache(f)
+				return f, false, ThroughCache(f)
 			}
 			return f, true, nil
 		}
@@ -33,10 +31,10 @@ func createPart(in filesys.Folder, name string, direct bool) (filesys.File, bool
 	return f, false, err
 }
 
-// openDirect opens a file for reading past the page cache. It returns nil if the filesystem
-// cannot do direct I/O in blocks of alignment.
-func openDirect(in filesys.Folder, name string) (filesys.File, error) {
-	f, err := in.OpenFile(name, os.O_RDONLY|filesys.Direct|filesys.NoWait, 0)
+// OpenDirect opens a file for reading past the page cache. It returns nil if the filesystem
+// cannot do direct I/O in blocks of Alignment.
+func OpenDirect(in Folder, name string) (File, error) {
+	f, err := in.OpenFile(name, os.O_RDONLY|Direct|NoWait, 0)
 	if errors.Is(err, unix.EINVAL) {
 		return nil, nil
 	}
@@ -46,27 +44,27 @@ func openDirect(in filesys.Folder, name string) (filesys.File, error) {
 	return nil, f.Close()
 }
 
-// tooCoarse tells whether direct I/O on f wants larger multiples than alignment.
-func tooCoarse(f filesys.File) bool {
+// tooCoarse tells whether direct I/O on f wants larger multiples than Alignment.
+func tooCoarse(f File) bool {
 	var st unix.Statx_t
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err != nil || st.Mask&unix.STATX_DIOALIGN == 0 {
 		return false // it does not say: most take a disk's 512 or 4096
 	}
-	return st.Dio_offset_align > alignment || st.Dio_mem_align > alignment || st.Dio_offset_align == 0
+	return st.Dio_offset_align > Alignment || st.Dio_mem_align > Alignment || st.Dio_offset_align == 0
 }
 
-// throughCache ends direct I/O on f.
-func throughCache(f filesys.File) error {
+// ThroughCache ends direct I/O on f.
+func ThroughCache(f File) error {
 	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
 	if err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags&^filesys.Direct)
+		_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags&^Direct)
 	}
 	return err
 }
 
 // mapPages maps n bytes of memory and asks for huge pages. Direct I/O from small scattered
 // pages takes a segment for each page, which costs more CPU time than filling them, and the
-// kernel splits the request.
+// kernel splits the request: 1 MiB on a virtio disk into two or more, at half the speed.
 func mapPages(n int64) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {

@@ -1,10 +1,15 @@
 package aside
 
 import (
+	"crypto/rand"
 	"errors"
 	"os"
 	"path/filepath"
 )
+
+// TempName returns an unguessable name for a temporary file or folder. Its length does not depend on
+// the final name, which may be as long as the filesystem allows.
+func TempName() string { return ".spillway-" + rand.Text() }
 
 // File is a temporary file that is to replace another in the same folder.
 type File struct {
@@ -13,10 +18,9 @@ type File struct {
 	done, closed bool
 }
 
-// Create makes a temporary file beside path under an unguessable name. CloseAtomicallyReplace
-// syncs it and renames it to path; Cleanup removes it unless that was done.
-func Create(path string, _ os.FileMode) (*File, error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path))
+// Create makes a temporary file beside path, with permissions perm less the umask.
+func Create(path string, perm os.FileMode) (*File, error) {
+	f, err := os.OpenFile(filepath.Join(filepath.Dir(path), TempName()), os.O_RDWR|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +43,7 @@ func (f *File) CloseAtomicallyReplace() error {
 	return nil
 }
 
-// Cleanup removes the file unless it was renamed.
+// Cleanup closes and removes the file unless it was renamed.
 func (f *File) Cleanup() error {
 	if f.done {
 		return nil
