@@ -137,7 +137,8 @@ func (p *evalProgress) batch(done, of int, loss float64) {
 func (p *evalProgress) beat() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if time.Since(p.told) < cli.TellWithin || p.live != nil && time.Since(p.since) < cli.TellWithin {
+	if p.live == nil && !cli.Due(p.told, p.since) || time.Since(p.told) < cli.TellWithin ||
+		p.live != nil && time.Since(p.since) < cli.TellWithin {
 		return
 	}
 	what := "batch " + strconv.Itoa(p.done+1)

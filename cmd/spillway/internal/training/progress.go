@@ -117,7 +117,7 @@ func (p *progress) beat() {
 	case time.Since(p.told) < cli.TellWithin || time.Since(p.started) < cli.TellWithin:
 	case p.pending:
 		p.line()
-	default:
+	case cli.Due(p.told, p.since):
 		p.told = time.Now()
 		fmt.Fprintf(p.w, "  %s\n", p.runs())
 	}
