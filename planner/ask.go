@@ -222,19 +222,25 @@ func (r *freed) evenRanks(below int) (list []int, err error) {
 // feasible says whether the i-th value that the question tries may fit, by lower bounds of memory.
 func (a *asking) feasible(ctx context.Context, i int) (bool, error) {
 	at, hw := a.q.At(i)
-	r, err := at.free(a.q.Fixed, a.q.Rows, hw)
-	if err != nil {
-		return false, err
-	}
-	ok, least, err := search.Feasible(ctx, r.spec, r.given, r.rows, hw)
-	if err != nil {
-		err = r.refusal(err)
-	}
+	ok, least, err := at.feasible(ctx, a.q.Fixed, a.q.Rows, hw)
 	a.known[i] = least
 	if ok {
 		a.known[i] = 0
 	}
 	return ok, err
+}
+
+// feasible is search.Feasible of a request.
+func (q Request) feasible(ctx context.Context, fixed Fixed, rows int, hw Hardware) (bool, float64, error) {
+	r, err := q.free(fixed, rows, hw)
+	if err != nil {
+		return false, 0, err
+	}
+	ok, least, err := search.Feasible(ctx, r.spec, r.given, r.rows, hw)
+	if err != nil {
+		err = r.refusal(err)
+	}
+	return ok, least, err
 }
 
 // fit is what a search finds at a value.
