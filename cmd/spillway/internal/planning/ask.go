@@ -15,7 +15,6 @@ import (
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
@@ -167,7 +166,7 @@ func (f *Flags) topicOf(fs *pflag.FlagSet, c *config.Config) (*topic, error) {
 				topics[k].name, flag, flag)
 		}
 	}
-	switch f.hostMemory = c.HostMemory; topics[k].name {
+	switch topics[k].name {
 	case "model":
 		c.Model = bySize()[0].Name
 	case "gpus":
@@ -184,13 +183,7 @@ func (f *Flags) askedAt(c config.Config, t *topic, v int64) (config.Config, *Fla
 	own := *f
 	t.set(&c, v)
 	if t.name == "gpus" {
-		own.nodeSize = c.Ranks
-		if own.gpuFound != nil {
-			own.nodeSize = min(c.Ranks, gpus.NodeGPUs)
-			c.LocalRanks = own.nodeSize
-		}
-		c.HostMemory = own.hostMemory
-		own.capHost(&c)
+		own.fillServers(&c)
 	}
 	return c.Sharing(), &own
 }
