@@ -178,6 +178,9 @@ func (f *Flags) topicOf(fs *pflag.FlagSet, c *config.Config) (*topic, error) {
 	return &topics[k], nil
 }
 
+// askedEffort answers most questions, all searches together.
+const askedEffort = 1000
+
 // askedAt is the configuration of a value, and the flags as if it had been given.
 func (f *Flags) askedAt(c config.Config, t *topic, v int64) (config.Config, *Flags) {
 	own := *f
@@ -205,8 +208,8 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 		Fixed: fixed, Rows: rows})
 	switch {
 	case planner.UsedUp(err):
-		return c, nil, fmt.Errorf("--effort %d: as many plans do not answer --ask %s; give more, or leave it out",
-			f.effort, t.name)
+		return c, nil, fmt.Errorf("--effort %d: the plans were used up before --ask %s was answered; "+
+			"leave it out, or give --effort %d", f.effort, t.name, max(askedEffort, 4*f.effort))
 	case err != nil:
 		return c, nil, err
 	}
