@@ -174,7 +174,8 @@ func TestKept(t *testing.T) {
 func TestPeakOfAProcess(t *testing.T) {
 	require.Zero(t, PeakOf(3, 4))
 	keep := func(threads int, perS float64) {
-		_, err := KeepPeak(Peak{Threads: threads, CPU: CPUModel(), SIMD: level.Current().String(), At: time.Now(), PerS: perS})
+		p := Peak{Threads: threads, CPU: CPUModel(), SIMD: level.Current().String(), At: time.Now(), PerS: perS}
+		_, err := KeepPeak(p)
 		require.NoError(t, err)
 	}
 	keep(12, 600)

@@ -44,14 +44,17 @@ func (asked Request) FitHere(ctx context.Context, fixed Fixed, rows int, hw Hard
 		return nil, nearest
 	}
 	if found != nil {
-		found.Reasons = append(found.Reasons, fmt.Sprintf("within %s; the fastest without that limit takes %s a rank there", machine, plan.Bytes(needs)))
+		found.Reasons = append(found.Reasons,
+			fmt.Sprintf("within %s; the fastest without that limit takes %s a rank there", machine, plan.Bytes(needs)))
 	}
 	return found, err
 }
 
 // within is Fit within a rank's share of the machine's memory, divided between device and host
 // where both lie in it. Where nothing fits, nearest is what takes the least of the share.
-func (asked Request) within(ctx context.Context, machine config.HostMemory, fixed Fixed, rows int, hw Hardware) (found *Fitted, nearest *NothingFits, err error) {
+func (asked Request) within(ctx context.Context, machine config.HostMemory, fixed Fixed, rows int, hw Hardware) (
+	found *Fitted, nearest *NothingFits, err error,
+) {
 	q, share, both := asked, machine.Share(), len(inMachine(&asked.Config)) > 1
 	list, finer := q.splits(ctx, share)
 	least := int64(math.MaxInt64) // what the nearest takes of the share
@@ -81,7 +84,8 @@ func (asked Request) within(ctx context.Context, machine config.HostMemory, fixe
 		if nearest != nil && takes >= least {
 			continue
 		}
-		if nearest, least = none, takes; takes <= share && i < finer && both { // it fits where the share is divided as it needs
+		nearest, least = none, takes
+		if takes <= share && i < finer && both { // it fits where the share is divided as it needs
 			list = slices.Insert(list, finer, asked.split(share, InMemory(none.Smallest.Plan, []graph.Space{graph.Host})))
 			finer++
 		}

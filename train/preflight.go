@@ -38,8 +38,10 @@ func (e *MachineTooSmall) Error() string {
 }
 
 // onThisMachine refuses a plan that this machine's memory can't hold; spaces are those whose
-// arenas lie in it. It allows every plan on systems that do not report their memory.
-func onThisMachine(ctx context.Context, r *planner.Resolved, p *plan.Plan, spaces []graph.Space, hw planner.Hardware) error {
+// arenas lie in it, and hw predicts what would fit. It allows every plan on systems that do not report their memory.
+func onThisMachine(
+	ctx context.Context, r *planner.Resolved, p *plan.Plan, spaces []graph.Space, hw planner.Hardware,
+) error {
 	machine, rank := planner.MachineOf(&r.Config), planner.InMemory(p, spaces)
 	if machine.Holds(rank) {
 		return nil
