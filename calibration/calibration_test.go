@@ -14,6 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/internal/testkit/grid"
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
+	"github.com/spillway-ml/spillway/kernels/cpu/level"
 	"github.com/spillway-ml/spillway/memplan/cost"
 	"github.com/spillway-ml/spillway/planner"
 )
@@ -166,4 +167,22 @@ func TestKept(t *testing.T) {
 	ownworld.Config(t, filepath.Join(path, "below a file"))
 	_, err = Keep(kept)
 	require.ErrorContains(t, err, "keep the measurement: ")
+}
+
+// A process of a job has its part of a peak that was measured with all their threads, unless that of
+// its own threads was measured.
+func TestPeakOfAProcess(t *testing.T) {
+	require.Zero(t, PeakOf(3, 4))
+	keep := func(threads int, perS float64) {
+		p := Peak{Threads: threads, CPU: CPUModel(), SIMD: level.Current().String(), At: time.Now(), PerS: perS}
+		_, err := KeepPeak(p)
+		require.NoError(t, err)
+	}
+	keep(12, 600)
+	require.EqualValues(t, 600, PeakOf(12, 1))
+	require.EqualValues(t, 600, PeakOf(12, 0), "processes here are unknown")
+	require.EqualValues(t, 150, PeakOf(3, 4))
+	require.Zero(t, PeakOf(3, 2), "of 6 threads none was measured")
+	keep(3, 200)
+	require.EqualValues(t, 200, PeakOf(3, 4))
 }

@@ -69,3 +69,15 @@ func KeptPeak(threads int) (p Peak, ok bool) {
 	p, ok = kept().Peaks[threads]
 	return p, ok && p.CPU == CPUModel() && p.SIMD == level.Current().String() && time.Since(p.At) < calibrationAge
 }
+
+// PeakOf is the FLOP/s that a process may reach with so many threads, one of some processes on this
+// machine that compute at the same time: the stored peak of those threads, or its part of the peak of
+// all processes' threads together. 0: neither was measured.
+func PeakOf(threads, processes int) float64 {
+	if p, ok := KeptPeak(threads); ok {
+		return p.PerS
+	}
+	processes = max(processes, 1)
+	p, _ := KeptPeak(threads * processes)
+	return p.PerS / float64(processes)
+}

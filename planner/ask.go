@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/spillway-ml/spillway/fsdp"
+	"github.com/spillway-ml/spillway/graph"
 	"github.com/spillway-ml/spillway/search"
 )
 
@@ -85,6 +86,11 @@ func Ask(ctx context.Context, q Question) (*Answer, error) {
 			break
 		}
 	}
+	if fewer, err := a.again(ctx, out); err != nil {
+		return nil, err
+	} else if fewer {
+		no, out.None = out.Value-1, nil
+	}
 	if q.Ranks && out.Best == nil {
 		no, out.None = a.nearest(), nil
 	}
@@ -110,6 +116,8 @@ func inside(i, n int) bool { return i >= 0 && i < n }
 type asking struct {
 	q     Question
 	known map[int]float64 // what the nearest plan takes of a cap; 0: something fits
+	vain  []int           // numbers of ranks at which a search found nothing, though bounds let fit
+	small bool            // the program of a micro-batch has at most smallProgram operations
 }
 
 // bracket is the last value that is not, and the first that is, as easy as all after it,
@@ -145,10 +153,12 @@ func (a *asking) even(ctx context.Context, i int, out *Answer) error {
 	if err != nil {
 		return err
 	}
-	ranks, err := r.evenRanks(i + 1)
+	p, err := r.spec.Job.At(search.Shape{Batch: r.spec.Batch, Seq: r.spec.Seq, Precision: r.spec.Precision})
 	if err != nil {
 		return err
 	}
+	a.small = hw.Effort == 0 && hw.Budget == nil && programSize(p.Forward.Train) <= smallProgram
+	ranks := evenRanks(p.Forward.Train, i+1)
 	for _, n := range ranks {
 		if _, ok := a.known[n-1]; ok {
 			continue
@@ -172,6 +182,24 @@ func (a *asking) even(ctx context.Context, i int, out *Answer) error {
 	return nil
 }
 
+// again looks with more effort at the last numbers of ranks below the answer at which a search found
+// nothing, though bounds let fit. Only of small programs, where each takes some tenths of a second.
+func (a *asking) again(ctx context.Context, out *Answer) (fewer bool, err error) {
+	slices.Sort(a.vain)
+	below := slices.DeleteFunc(slices.Compact(a.vain), func(i int) bool { return i >= out.Value || !a.small })
+	for _, i := range below[max(0, len(below)-justBelow):] {
+		best, _, err := a.fitWith(ctx, i, againEffort)
+		if err != nil {
+			return false, err
+		}
+		if best != nil {
+			out.Value, out.Best = i, best
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
 // nearest is the value, of those looked at, whose nearest plan takes the least of a cap: the first of equals.
 func (a *asking) nearest() int {
 	at := -1
@@ -190,21 +218,20 @@ const (
 	justBelow  = 4   // an answer
 	mostMissed = 16  // in vain, that bounds let fit
 	unpadded   = 100 // blocks a rank of the largest unit: with more, padding is below 1 % of it
+
+	smallProgram = 200           // operations of a forward
+	againEffort  = 2 * AskEffort // of a second look
 )
 
 // evenRanks are numbers of data ranks below one, ascending, that may need less memory than larger ones: the
 // fewest at which a rank has a number of a unit's blocks, where padding is least, and those just below. None
 // where padding is small.
-func (r *freed) evenRanks(below int) (list []int, err error) {
-	p, err := r.spec.Job.At(search.Shape{Batch: r.spec.Batch, Seq: r.spec.Seq, Precision: r.spec.Precision})
-	if err != nil {
-		return nil, err
-	}
-	blocks := fsdp.Blocks(p.Forward.Train)
+func evenRanks(p *graph.Program, below int) (list []int) {
+	blocks := fsdp.Blocks(p)
 	slices.SortFunc(blocks, func(a, b int) int { return b - a })
 	blocks = slices.Compact(blocks)
 	if len(blocks) == 0 || blocks[0] > unpadded*below {
-		return nil, nil
+		return nil
 	}
 	for n := below - justBelow; n < below; n++ {
 		list = append(list, n)
@@ -216,20 +243,13 @@ func (r *freed) evenRanks(below int) (list []int, err error) {
 	}
 	list = slices.DeleteFunc(list, func(n int) bool { return n < 1 || n >= below })
 	slices.Sort(list)
-	return slices.Compact(list), nil
+	return slices.Compact(list)
 }
 
 // feasible says whether the i-th value that the question tries may fit, by lower bounds of memory.
 func (a *asking) feasible(ctx context.Context, i int) (bool, error) {
 	at, hw := a.q.At(i)
-	r, err := at.free(a.q.Fixed, a.q.Rows, hw)
-	if err != nil {
-		return false, err
-	}
-	ok, least, err := search.Feasible(ctx, r.spec, r.given, r.rows, hw)
-	if err != nil {
-		err = r.refusal(err)
-	}
+	ok, least, err := at.feasible(ctx, a.q.Fixed, a.q.Rows, hw)
 	a.known[i] = least
 	if ok {
 		a.known[i] = 0
@@ -237,17 +257,38 @@ func (a *asking) feasible(ctx context.Context, i int) (bool, error) {
 	return ok, err
 }
 
+// feasible is search.Feasible of a request.
+func (q Request) feasible(ctx context.Context, fixed Fixed, rows int, hw Hardware) (bool, float64, error) {
+	r, err := q.free(fixed, rows, hw)
+	if err != nil {
+		return false, 0, err
+	}
+	ok, least, err := search.Feasible(ctx, r.spec, r.given, r.rows, hw)
+	if err != nil {
+		err = r.refusal(err)
+	}
+	return ok, least, err
+}
+
 // fit is what a search finds at a value.
 func (a *asking) fit(ctx context.Context, i int) (*Fitted, *NothingFits, error) {
+	return a.fitWith(ctx, i, AskEffort)
+}
+
+// fitWith is fit with an effort where the Hardware has none.
+func (a *asking) fitWith(ctx context.Context, i, effort int) (*Fitted, *NothingFits, error) {
 	at, hw := a.q.At(i)
 	if hw.Effort == 0 {
-		hw.Effort = AskEffort
+		hw.Effort = effort
 	}
 	if _, ok := a.known[i]; !ok {
 		a.known[i] = 0
 	}
 	best, err := at.Fit(ctx, a.q.Fixed, a.q.Rows, hw)
 	if none, ok := errors.AsType[*NothingFits](err); ok && (hw.Budget == nil || !none.Spent) {
+		if a.known[i] == 0 {
+			a.vain = append(a.vain, i)
+		}
 		return nil, none, nil
 	}
 	return best, nil, err

@@ -22,9 +22,9 @@ func TestAskLooksAtRanksWithLittlePadding(t *testing.T) {
 		 "vocab_size": 256, "max_position_embeddings": 512, "tie_word_embeddings": false}`), 0o600))
 	c := Request{Config: config.Default()}
 	c.Model, c.Batch, c.Seq, c.Recompute, c.Prefetch, c.Zero, c.Threads = folder, 4, 64, "full", 0, 3, 2
-	all := Fixed{Zero: true, Prefetch: true, Recompute: true, Offload: true}
+	fixed := Fixed{Zero: true, Prefetch: true, Recompute: true, Offload: true}
 	ask := func(device int64) *Answer {
-		a, err := Ask(t.Context(), Question{Count: 1 << 15, Easier: true, Ranks: true, Fixed: all,
+		a, err := Ask(t.Context(), Question{Count: 1 << 15, Easier: true, Ranks: true, Fixed: fixed,
 			At: func(i int) (Request, Hardware) {
 				q := c
 				q.Ranks, q.DeviceMemory = i+1, device
@@ -41,4 +41,10 @@ func TestAskLooksAtRanksWithLittlePadding(t *testing.T) {
 	require.Nil(t, none.Best)
 	require.Equal(t, 104-1, none.Neighbour)
 	require.Less(t, none.None.Smallest.Plan.Layout.Spaces[graph.Device].Peak, int64(4_900_000))
+
+	// 26 ranks fit with more plans than an answer looks at; 25 do not by any.
+	fixed.Recompute, c.Recompute = false, "none"
+	found = ask(4813 << 10)
+	require.Equal(t, 26-1, found.Value)
+	require.Equal(t, 25-1, found.Neighbour)
 }

@@ -1,10 +1,11 @@
 package planner
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"strings"
 
 	"github.com/spillway-ml/spillway/config"
@@ -27,33 +28,104 @@ func FitHere(ctx context.Context, cfg config.Config, fixed Fixed, rows int, hw H
 	return Request{Config: cfg}.FitHere(ctx, fixed, rows, hw)
 }
 
-func (q Request) FitHere(ctx context.Context, fixed Fixed, rows int, hw Hardware) (_ *Fitted, err error) {
-	best, err := q.Fit(ctx, fixed, rows, hw)
+// FitHere is the package's FitHere of a request.
+func (asked Request) FitHere(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
+	best, err := asked.Fit(ctx, fixed, rows, hw)
 	if err != nil {
 		return nil, err
 	}
-	machine := MachineOf(&q.Config)
-	needs := InMemory(best.Plan, inMachine(&q.Config))
+	machine := MachineOf(&asked.Config)
+	needs := InMemory(best.Plan, inMachine(&asked.Config))
 	if machine.Holds(needs) {
 		return best, nil
 	}
-	var first error
-	for _, caps := range q.splits(ctx, machine.Share()) {
-		q.DeviceMemory, q.HostMemory = caps[graph.Device], caps[graph.Host]
+	found, nearest, err := asked.within(ctx, machine, fixed, rows, hw)
+	if nearest != nil {
+		return nil, nearest
+	}
+	if found != nil {
+		found.Reasons = append(found.Reasons,
+			fmt.Sprintf("within %s; the fastest without that limit takes %s a rank there", machine, plan.Bytes(needs)))
+	}
+	return found, err
+}
+
+// within is Fit within a rank's share of the machine's memory, divided between device and host
+// where both lie in it. Where nothing fits, nearest is what takes the least of the share.
+func (asked Request) within(ctx context.Context, machine config.HostMemory, fixed Fixed, rows int, hw Hardware) (
+	found *Fitted, nearest *NothingFits, err error,
+) {
+	q, share, both := asked, machine.Share(), len(inMachine(&asked.Config)) > 1
+	list, finer := q.splits(ctx, share)
+	least := int64(math.MaxInt64) // what the nearest takes of the share
+	for i := 0; i < len(list); i++ {
+		q.DeviceMemory, q.HostMemory = list[i][graph.Device], list[i][graph.Host]
+		if i >= finer {
+			if ok, _, err := q.feasible(ctx, fixed, rows, hw); err != nil {
+				return nil, nil, err
+			} else if !ok {
+				continue
+			}
+		}
 		found, err := q.Fit(ctx, fixed, rows, hw)
 		if err == nil {
-			found.Caps = caps
-			found.Reasons = append(found.Reasons, fmt.Sprintf("within %s; the fastest without that limit takes %s a rank there", machine, plan.Bytes(needs)))
-			return found, nil
+			found.Caps = list[i]
+			return found, nil, nil
 		}
 		none, ok := errors.AsType[*NothingFits](err)
 		if !ok {
-			return nil, err
+			return nil, nil, err
 		}
 		none.Machine = machine.String()
-		first = cmp.Or[error](first, none)
+		takes := int64(math.MaxInt64)
+		if none.Smallest != nil {
+			takes = InMemory(none.Smallest.Plan, inMachine(&q.Config))
+		}
+		if nearest != nil && takes >= least {
+			continue
+		}
+		nearest, least = none, takes
+		if takes <= share && i < finer && both { // it fits where the share is divided as it needs
+			list = slices.Insert(list, finer, asked.split(share, InMemory(none.Smallest.Plan, []graph.Space{graph.Host})))
+			finer++
+		}
 	}
-	return nil, first
+	return nil, nearest, nil
+}
+
+// TooSmall adds to the refusal of a plan that the machine's memory can't hold what fits there, if
+// a short search finds it: on a disk only where nothing else does.
+func (r *Resolved) TooSmall(ctx context.Context, cause error, hw Hardware) error {
+	machine := MachineOf(&r.Config)
+	hw.Effort = refusalEffort
+	for _, disk := range []string{r.Disk, newDisk} {
+		if r.Inference || disk != r.Disk && r.Disk != "" {
+			break
+		}
+		q := r.Request
+		q.Disk, hw.Budget = disk, NewBudget(4*refusalEffort)
+		for _, rows := range []int{0, r.StepRows()} {
+			all := q
+			all.DeviceMemory, all.HostMemory = atMost(q.DeviceMemory, machine.Share()), atMost(q.HostMemory, machine.Share())
+			if ok, _, err := all.feasible(ctx, Fixed{}, rows, hw); err != nil || !ok {
+				continue
+			}
+			found, _, err := q.within(ctx, machine, Fixed{}, rows, hw)
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			if err != nil || found == nil {
+				continue
+			}
+			way := Way{Changes: found.Choices, Forecast: found.Forecast, Note: found.Auto}
+			if disk != r.Disk {
+				way.Cost = "a disk"
+				way.Changes.add("Disk", disk)
+			}
+			return refusal(cause, []Way{way}, nil)
+		}
+	}
+	return fmt.Errorf("%w; take a smaller model, shorter rows, fewer ranks or a machine with more memory", cause)
 }
 
 // InMemory is what a rank of a plan takes of some spaces, with what is outside its arenas.
@@ -65,35 +137,45 @@ func InMemory(p *plan.Plan, spaces []graph.Space) (sum int64) {
 }
 
 // splits are the caps by which device and host memory may come out of one share of the
-// machine's, tried in order. What leaves the device for the host frees nothing where
-// both are the machine's memory, so the host first gets as little as it can do with,
-// and more only for what passes through it to disk.
-func (c Request) splits(ctx context.Context, share int64) (list [][graph.NumSpaces]int64) {
-	least := func(asked, n int64) int64 {
-		if asked > 0 {
-			n = min(n, asked)
-		}
-		return max(n, 1)
-	}
-	if len(inMachine(&c.Config)) == 1 {
-		return [][graph.NumSpaces]int64{{graph.Device: c.DeviceMemory, graph.Host: least(c.HostMemory, share)}}
+// machine's, tried in order; those from finer on where bounds say that they may do. What
+// leaves the device for the host frees nothing where both are the machine's memory, so the
+// host first gets as little as it can do with, and more only for what passes through it to
+// disk.
+func (q Request) splits(ctx context.Context, share int64) (list [][graph.NumSpaces]int64, finer int) {
+	if len(inMachine(&q.Config)) == 1 {
+		return [][graph.NumSpaces]int64{{graph.Device: q.DeviceMemory, graph.Host: atMost(q.HostMemory, share)}}, 1
 	}
 	host := int64(0) // what is outside grows with the operations that compute again
 	for _, again := range []string{"none", "full"} {
-		plain := c
+		plain := q
 		plain.Offload, plain.Recompute = "", again
 		if p, err := plain.Plan(ctx); err == nil {
 			host = max(host, InMemory(p, []graph.Space{graph.Host}))
 		}
 	}
-	hosts := []int64{host}
-	for _, part := range []int64{8, 4, 2} {
-		hosts = append(hosts, share/part)
+	if 0 < host && host < share {
+		list = append(list, q.split(share, host))
 	}
-	for _, host := range hosts {
-		if 0 < host && host < share {
-			list = append(list, [graph.NumSpaces]int64{graph.Device: least(c.DeviceMemory, share-host), graph.Host: least(c.HostMemory, host)})
+	for _, sixteenths := range []int64{2, 4, 8, 1, 3, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15} {
+		if sixteenths == 1 {
+			finer = len(list)
+		}
+		if host := share * sixteenths / 16; host > 0 {
+			list = append(list, q.split(share, host))
 		}
 	}
-	return list
+	return list, finer
+}
+
+// split gives the host a part of a share, and the device the rest; each at most its cap.
+func (q Request) split(share, host int64) [graph.NumSpaces]int64 {
+	return [graph.NumSpaces]int64{graph.Device: atMost(q.DeviceMemory, share-host), graph.Host: atMost(q.HostMemory, host)}
+}
+
+// atMost is n bytes, or fewer where a cap is given; a cap of 0 would be none.
+func atMost(limit, n int64) int64 {
+	if limit > 0 {
+		n = min(n, limit)
+	}
+	return max(n, 1)
 }

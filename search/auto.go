@@ -32,7 +32,9 @@ func chooseRecompute(ctx context.Context, spec Spec, m *cost.Machine) (*Chosen, 
 	}
 	f, at, some := s.fewestDrops(b, set, from)
 	if !some {
-		return &Chosen{Recompute: policyOf(recompute.Full), Outcome: NotEnough}, nil, nil
+		if f, at = s.allButOne(b, set); f == nil {
+			return &Chosen{Recompute: policyOf(recompute.Full), Outcome: NotEnough}, nil, ctx.Err()
+		}
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
@@ -59,4 +61,24 @@ func chooseRecompute(ctx context.Context, spec Spec, m *cost.Machine) (*Chosen, 
 	}
 	c.Bytes, c.Slower = int64(saved), f.Step.Seconds/from.seconds
 	return c, f, nil
+}
+
+// allButOne is the fastest that fits of the plans which compute all kinds of buffers again but one. What
+// computing a buffer again needs at the peak may be more than keeping it. nil: none fits.
+func (s *searcher) allButOne(b base, set *moveSet) (best *Forecast, at *point) {
+	for kept := range set.moves {
+		p := s.plain(b, set)
+		for i := range p.x {
+			p.x[i] = 1
+		}
+		p.x[kept] = 0
+		if m := s.measure(p); m.err != nil || s.overCaps(m) {
+			continue
+		}
+		f, err := predict(s.ctx, s.whole(p), s.machine, 0, early)
+		if err == nil && f.Fits() && (best == nil || f.Step.Seconds < best.Step.Seconds) {
+			best, at = f, p
+		}
+	}
+	return best, at
 }

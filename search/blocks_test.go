@@ -95,3 +95,28 @@ func TestWaysOutWithoutAMachine(t *testing.T) {
 	ways, _ := WaysOut(t.Context(), asked, Hardware{})
 	require.NotEmpty(t, ways)
 }
+
+// Where everything computed again does not fit, as what a norm computes again takes more at the peak than its
+// output, all but one kind of buffers may.
+func TestAutoKeepsOneKindWhereThatNeedsLess(t *testing.T) {
+	s := gpt2(4, 128).spec(1, 4, 256)
+	s.Stage = 0
+	m := CPUHardware(2).Machine(1)
+	choose := func(limit int64) (*Chosen, *Forecast) {
+		s.Capacity[graph.Device] = limit
+		c, f, err := chooseRecompute(t.Context(), s, m)
+		require.NoError(t, err)
+		return c, f
+	}
+	full := s
+	full.Recompute = policyOf(recompute.Full)
+	all, err := predict(t.Context(), full, m, 0, early)
+	require.NoError(t, err)
+	require.Greater(t, all.Plan.Layout.Spaces[graph.Device].Peak, int64(24e6))
+	c, f := choose(24e6)
+	require.Equal(t, Some, c.Outcome)
+	require.NoError(t, f.Plan.Fit())
+	c, f = choose(23e6)
+	require.Equal(t, NotEnough, c.Outcome)
+	require.Nil(t, f)
+}

@@ -194,7 +194,9 @@ func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision
 		if err != nil && !errors.As(err, &refused) {
 			return nil, err
 		}
-		e := &NothingFits{Tried: w.tried, Smallest: w.nearest(), What: d.what(drop, spaces), Batches: rows > 0, Precisions: d.saysPrecision(), Spent: w.budget.refused}
+		e := &NothingFits{Tried: w.tried, Smallest: w.nearest(), What: d.what(drop, spaces),
+			Batches: rows > 0, Precisions: d.saysPrecision(),
+			Spent: w.budget.refused || w.tried == 0} // of a Budget with nothing left, no plan is even asked for
 		if assumed {
 			e.HostShare = s.Capacity[graph.Host]
 		}

@@ -38,13 +38,15 @@ func (e *MachineTooSmall) Error() string {
 }
 
 // onThisMachine refuses a plan that this machine's memory can't hold; spaces are those whose
-// arenas lie in it. It allows every plan on systems that do not report their memory.
-func onThisMachine(cfg *config.Config, p *plan.Plan, spaces []graph.Space) error {
-	machine, rank := planner.MachineOf(cfg), planner.InMemory(p, spaces)
+// arenas lie in it, and hw predicts what would fit. It allows every plan on systems that do not report their memory.
+func onThisMachine(
+	ctx context.Context, r *planner.Resolved, p *plan.Plan, spaces []graph.Space, hw planner.Hardware,
+) error {
+	machine, rank := planner.MachineOf(&r.Config), planner.InMemory(p, spaces)
 	if machine.Holds(rank) {
 		return nil
 	}
-	return &MachineTooSmall{machine.Ranks, rank * int64(machine.Ranks), machine.Bytes, machine.Host}
+	return r.TooSmall(ctx, &MachineTooSmall{machine.Ranks, rank * int64(machine.Ranks), machine.Bytes, machine.Host}, hw)
 }
 
 // openOutputs checks every path that the run will write to, before it starts.

@@ -217,6 +217,28 @@ func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	require.ErrorContains(t, err, "device and host memory come out of one, 1.00 MiB of host small for 1 rank")
 }
 
+// The refusal of a run that a host's memory does not hold names what fits there, also where what
+// passes through the host to disk needs more than half of it.
+func TestWhatFitsTheLeastOfAllHosts(t *testing.T) {
+	folder := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "config.json"),
+		[]byte(`{"model_type":"gpt2","n_layer":10,"n_head":2,"n_embd":256,"vocab_size":257,"n_positions":64}`), 0o600))
+	c := tiny("gpt2")
+	c.Model, c.Init, c.Batch, c.Seq, c.poison = folder, "random", 2, 16, false
+	c.Tokenizer, c.Data = "bytes", "../testdata/text.txt"
+	c.Disk = t.TempDir()
+	const memory = 66 << 20
+	_, err := hears(t, c, run.Hello{Memory: memory, Disk: 1 << 30}).start(t.Context())
+	var small *MachineTooSmall
+	require.ErrorAs(t, err, &small)
+	var refused *planner.Refusal
+	require.ErrorAs(t, err, &refused)
+	way := refused.Ways[0]
+	require.Contains(t, way.Changes.String(), "=disk")
+	require.Greater(t, planner.InMemory(way.Forecast.Plan, []graph.Space{graph.Host}), int64(memory/2))
+	require.LessOrEqual(t, planner.InMemory(way.Forecast.Plan, []graph.Space{graph.Device, graph.Host}), int64(memory))
+}
+
 // The folder of the disk tier has as much as the host with the least free there gives.
 func TestTheLeastDiskOfAllHosts(t *testing.T) {
 	c := tiny("gpt2")

@@ -133,10 +133,11 @@ func (t *Trainer) fitOnce(ctx context.Context, q request) (err error) {
 		t.inputs = append(t.inputs, t.plan.Program.PortsOf(k))
 		t.floats = append(t.floats, t.plan.Program.InputsOf(k))
 	}
-	if err := t.cfg.Fits(ctx, t.plan, hardwareOf(t.platform, &t.cfg.Config)); err != nil {
+	hw := hardwareOf(t.platform, &t.cfg.Config)
+	if err := t.cfg.Fits(ctx, t.plan, hw); err != nil {
 		return t.platform.Refused(t.leastDisk(err))
 	}
-	return onThisMachine(&t.cfg.Config, t.plan, t.platform.InMachine())
+	return onThisMachine(ctx, t.cfg.Resolved, t.plan, t.platform.InMachine(), hw)
 }
 
 // openAll opens what the run stands on: the other processes, threads, the disk tier, the

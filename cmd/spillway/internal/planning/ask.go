@@ -15,7 +15,6 @@ import (
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/config"
-	"github.com/spillway-ml/spillway/internal/gpus"
 	"github.com/spillway-ml/spillway/mesh"
 	"github.com/spillway-ml/spillway/model"
 	"github.com/spillway-ml/spillway/planner"
@@ -167,7 +166,7 @@ func (f *Flags) topicOf(fs *pflag.FlagSet, c *config.Config) (*topic, error) {
 				topics[k].name, flag, flag)
 		}
 	}
-	switch f.hostMemory = c.HostMemory; topics[k].name {
+	switch topics[k].name {
 	case "model":
 		c.Model = bySize()[0].Name
 	case "gpus":
@@ -179,18 +178,15 @@ func (f *Flags) topicOf(fs *pflag.FlagSet, c *config.Config) (*topic, error) {
 	return &topics[k], nil
 }
 
+// askedEffort answers most questions, all searches together.
+const askedEffort = 1000
+
 // askedAt is the configuration of a value, and the flags as if it had been given.
 func (f *Flags) askedAt(c config.Config, t *topic, v int64) (config.Config, *Flags) {
 	own := *f
 	t.set(&c, v)
 	if t.name == "gpus" {
-		own.nodeSize = c.Ranks
-		if own.gpuFound != nil {
-			own.nodeSize = min(c.Ranks, gpus.NodeGPUs)
-			c.LocalRanks = own.nodeSize
-		}
-		c.HostMemory = own.hostMemory
-		own.capHost(&c)
+		own.fillServers(&c)
 	}
 	return c.Sharing(), &own
 }
@@ -212,8 +208,8 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 		Fixed: fixed, Rows: rows})
 	switch {
 	case planner.UsedUp(err):
-		return c, nil, fmt.Errorf("--effort %d: as many plans do not answer --ask %s; give more, or leave it out",
-			f.effort, t.name)
+		return c, nil, fmt.Errorf("--effort %d: the plans were used up before --ask %s was answered; "+
+			"leave it out, or give --effort %d", f.effort, t.name, max(askedEffort, 4*f.effort))
 	case err != nil:
 		return c, nil, err
 	}

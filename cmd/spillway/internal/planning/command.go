@@ -186,6 +186,11 @@ func runPlan(ctx context.Context, c config.Config, f *Flags, best *planner.Fitte
 	if !asked.Fits {
 		f.progress.Says("it does not fit; searching for what would make it fit …")
 		r.ways, r.noWay = planner.WaysOut(ctx, asked, hw)
+		if r.noWay == nil {
+			if r.ways, r.noWay, err = f.asCommanded(ctx, r.ways, hw); err != nil {
+				return err
+			}
+		}
 	}
 	if !chosen {
 		r.recommend(ctx, c, hw)

@@ -57,3 +57,18 @@ func answerOf(t *testing.T, line string) string {
 	}
 	return answer + "\n"
 }
+
+// An --effort that is used up before an answer says so, also where no plan at all was evaluated of a
+// value, and names one that answers.
+func TestAnEffortThatDoesNotAnswer(t *testing.T) {
+	job := "plan --model " + testdata + "/gpt2 --device-memory 1200KiB --ask "
+	for _, ask := range []string{"seq", "gpus", "batch"} {
+		for _, effort := range []string{"1", "2", "3"} {
+			r := command(strings.Fields(job + ask + " --effort " + effort)...)
+			require.Equal(t, "spillway: --effort "+effort+": the plans were used up before --ask "+ask+
+				" was answered; leave it out, or give --effort 1000\n", r.stderr)
+		}
+		r := command(strings.Fields(job + ask + " --effort 1000")...)
+		require.NotContains(t, r.stderr, "used up")
+	}
+}

@@ -1,6 +1,7 @@
 package planning
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spillway-ml/spillway/config"
@@ -56,6 +57,42 @@ func (f *Flags) process(p *planner.Forecast) int64 {
 		spaces = spaces[1:]
 	}
 	return int64(ranks) * planner.InMemory(p.Plan, spaces)
+}
+
+// asCommanded gives ways with more ranks the plans of their own commands, in which the ranks
+// fill their servers. A way that does not fit so is none.
+func (f *Flags) asCommanded(ctx context.Context, ways []planner.Way, hw planner.Hardware) (
+	list []planner.Way, no *planner.NoWay, err error,
+) {
+	for _, way := range ways {
+		if way.Cost == "more ranks" && !f.countInNodes {
+			c, own := way.Forecast.Config, *f
+			own.fillServers(&c)
+			if way.Forecast, err = f.request(c).Predict(ctx, hw.Machine(c.Ranks)); err != nil {
+				return nil, nil, err
+			}
+			if !way.Forecast.Fits {
+				no = &planner.NoWay{Nearest: way.Forecast, Choices: way.Changes, Tried: len(ways)}
+				continue
+			}
+		}
+		list = append(list, way)
+	}
+	if len(list) > 0 {
+		no = nil
+	}
+	return list, no, nil
+}
+
+// fillServers divides the ranks over servers as where their number alone is given.
+func (f *Flags) fillServers(c *config.Config) {
+	f.nodeSize = c.Ranks // the CPU's ranks are on one machine
+	if f.gpuFound != nil {
+		f.nodeSize = min(c.Ranks, gpus.NodeGPUs)
+		c.LocalRanks = f.nodeSize
+	}
+	c.HostMemory = f.hostMemory
+	f.capHost(c)
 }
 
 // refusedHere says that train refuses the answer, or the request, on the machine that plans: all

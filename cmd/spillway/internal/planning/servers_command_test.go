@@ -176,3 +176,39 @@ func TestFitTellsWhatARefusalTells(t *testing.T) {
 	require.Contains(t, fit.stderr, "nothing of ")
 	require.Contains(t, fit.stderr, "--batch 1 --accum 8")
 }
+
+// A way out with more ranks shows what the plan of its own command shows, whose ranks fill their
+// servers, and share --node-memory.
+func TestMoreRanksAreThoseOfTheirCommand(t *testing.T) {
+	type stage struct {
+		Fits         bool
+		ProcessBytes int64 `json:"process_bytes"`
+	}
+	type doc struct {
+		Requested stage
+		Ways      []struct {
+			Flags, Cost string
+			Plan        stage
+		}
+	}
+	for job, want := range map[string]int{
+		"--model gpt2 --gpu t4-16 --seq 64 --device-memory 900MiB --node-memory 1GiB --effort 60": 0, // 16 GPUs do, of 2 a server
+		"--model llama-2-7b --gpu a100-40 --node-memory 16GiB --effort 100":                       1,
+	} {
+		args := strings.Fields("plan --ranks 2 --batch 1 --precision fp32 --json - " + job)
+		read := func(args []string) (d doc) {
+			r := command(args...)
+			require.NoError(t, json.Unmarshal([]byte(r.stdout), &d), r.stderr)
+			return d
+		}
+		more := 0
+		for _, way := range read(args).Ways {
+			if strings.HasPrefix(way.Flags, "--ranks ") {
+				more++
+				require.Equal(t, way.Plan, read(cli.WithFlags(args, words(way.Flags))).Requested, way.Flags)
+			}
+			require.True(t, way.Plan.Fits)
+		}
+		require.Equal(t, want, more, job)
+	}
+}

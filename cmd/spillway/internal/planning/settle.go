@@ -82,6 +82,7 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
 	if f.gpu == "" && !f.countInNodes {
 		f.nodeSize = c.Ranks // the CPU's ranks are on one machine
 	}
+	f.hostMemory = c.HostMemory
 	f.capHost(c)
 	if err := f.settleProcesses(c); err != nil {
 		return err

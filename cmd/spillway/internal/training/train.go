@@ -118,6 +118,7 @@ Any flag overrides a value of the demo.`,
 			}
 		}
 		return p.SurvivorsOf(fs, &c, cmd.ErrOrStderr()).Lead(cmd.Context(), c, func(c spillway.Config) error {
+			measure(&c, p.Env.LocalWorld)
 			return train(cmd.Context(), c, ask.Demo, &l, p.Progress, cmd.OutOrStdout(), cmd.ErrOrStderr())
 		})
 	}
@@ -154,7 +155,6 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 			return err
 		}
 	}
-	measure(&c)
 	var shown atomic.Pointer[progress]
 	starting := tellStart(&c, &shown, stderr)
 	defer starting.End()
@@ -261,13 +261,13 @@ func tellIfDone(w io.Writer, t *spillway.Trainer) {
 }
 
 // measure has collectives timed where somebody is told, and sets the peak that shares are of.
-// A GPU's operations are timed only where it is asked for: they leave CUDA graphs.
-func measure(c *spillway.Config) {
+// A GPU's operations are timed only where it is asked for: they leave CUDA graphs. processes is how
+// many of the job's are on this machine.
+func measure(c *spillway.Config, processes int) {
 	c.Measure = c.MetricsAddr != "" || c.TensorBoard != ""
 	if !strings.EqualFold(c.Device, "cuda") {
 		c.Measure = c.Measure || c.Metrics != ""
-		peak, _ := calibration.KeptPeak(c.ComputeThreads())
-		c.PeakFlops = peak.PerS
+		c.PeakFlops = calibration.PeakOf(c.ComputeThreads(), processes)
 	}
 }
 
