@@ -321,6 +321,7 @@ import (
 //	func (cfg Config) Sharing() Config
 //	func (cfg *Config) SkipsNonFinite() bool
 //	func (c *Config) Slices() int
+//	func (c *Config) StageOfBits() (stage int, matters bool)
 //	func (c *Config) StepRows() int
 //	func (c *Config) StepShapes() (list []graph.StepShape)
 //	func (c *Config) TurnsOfStages() mesh.Schedule

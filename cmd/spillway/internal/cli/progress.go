@@ -40,7 +40,9 @@ func Beat(tell func()) (stop func()) {
 
 // Due reports whether a line is due about what has gone on since a time, where the last one was told at told: after
 // TellWithin, and after a tenth of the time that it has taken, so that a log does not grow with hours of one step.
-func Due(told, since time.Time) bool { return time.Since(told) >= max(TellWithin, time.Since(since)/10) }
+func Due(told, since time.Time) bool {
+	return time.Since(told) >= max(TellWithin, time.Since(since)/10)
+}
 
 // Took is the end of a line about something that has gone on for a while.
 func Took(since time.Time) string { return fmt.Sprintf("… %.1f s", time.Since(since).Seconds()) }
