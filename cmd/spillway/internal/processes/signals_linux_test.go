@@ -82,16 +82,16 @@ func TestDoubledSignalsLoseNothing(t *testing.T) {
 // A run that does not come to its end is ended by a later signal, at once.
 func TestALaterSignalAborts(t *testing.T) {
 	t.Parallel()
-	r, w, err := os.Pipe()
-	require.NoError(t, err)
-	defer r.Close()
-	defer w.Close()
-	fill(t, w)
 	for name, with := range map[string]func(args ...string) []string{"train": alone, "launch": inTwo} {
 		t.Run(name, func(t *testing.T) {
+			r, w, err := os.Pipe()
+			require.NoError(t, err)
+			defer r.Close()
+			defer w.Close()
 			metrics := filepath.Join(t.TempDir(), "m.jsonl")
 			p := startWith(t, nil, w, with(tinyWith("--steps", "1000000", "--metrics", metrics)...)...)
 			waitFor(t, "metrics file", func() bool { _, err := os.Stat(metrics); return err == nil })
+			fill(t, w) // not before: a start that takes long says so
 			pids := []int{p.Process.Pid}
 			if name == "launch" {
 				pids = append(pids, ranksOf(t, p, 2)...)
@@ -145,10 +145,10 @@ func TestALaterSignalAbortsUnderMPI(t *testing.T) {
 			full, err := os.OpenFile(pipe, os.O_RDWR, 0)
 			require.NoError(t, err)
 			defer full.Close()
-			fill(t, full)
 			script := `to=$0/$OMPI_COMM_WORLD_RANK$PMI_RANK; echo $$ >$to.pid; exec "$@" 2>$to.said`
 			p := mpirunProgram(t, launcher, 2, append([]string{"/bin/sh", "-c", script, dir, binary}, tinyWith("--steps", "1000000", "--timeout", "5s", "--metrics", metrics)...)...)
 			waitFor(t, "metrics file", func() bool { _, err := os.Stat(metrics); return err == nil })
+			fill(t, full)
 			var all []int
 			for rank := range 2 {
 				text, err := os.ReadFile(filepath.Join(dir, fmt.Sprint(rank, ".pid")))
