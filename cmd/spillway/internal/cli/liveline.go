@@ -50,10 +50,13 @@ func (l *LiveLine) Show(fields []string, now bool) {
 	fmt.Fprint(l.w, "\r"+fitFields(fields, columns-1)+toLineEnd)
 }
 
-// Above writes a whole line where the live line is, which moves down.
-func (l *LiveLine) Above(text string) {
-	l.clear()
-	fmt.Fprintln(l.w, text)
+// Above writes a line to w that stays, in place of a live line there, which its next state follows. l is
+// nil where w is no terminal.
+func Above(l *LiveLine, w io.Writer, text string) {
+	if l != nil {
+		l.clear()
+	}
+	fmt.Fprintln(w, text)
 }
 
 // clear takes the line away.

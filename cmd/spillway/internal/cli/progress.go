@@ -73,11 +73,11 @@ type Progress struct {
 	w     io.Writer
 	live  *LiveLine // nil: not a terminal
 	began time.Time
-	stop  chan struct{}
-	ended chan struct{}
+	stop  func() // nil: nothing is said
 
 	mu   sync.Mutex
 	what string
+	told time.Time // when the last line was due
 }
 
 // NewProgress returns a Progress that says nothing yet.
@@ -103,42 +103,31 @@ func (p *Progress) says(what string, now bool) {
 		p.live.clear()
 	}
 	if p.stop == nil {
-		p.began, p.stop, p.ended = time.Now(), make(chan struct{}), make(chan struct{})
-		go p.tell(p.stop, p.ended)
+		p.began, p.told = time.Now(), time.Now()
+		p.stop = Beat(p.tell)
 	}
 }
 
-func (p *Progress) tell(stop <-chan struct{}, ended chan<- struct{}) {
-	defer crash.Guard()
-	defer close(ended)
-	tick := time.NewTicker(TellWithin)
-	defer tick.Stop()
-	for {
-		select {
-		case <-stop:
-			return
-		case <-tick.C:
-		}
-		p.mu.Lock()
-		took := fmt.Sprintf("%.1f s", time.Since(p.began).Seconds())
-		if p.live != nil {
-			p.live.Show([]string{p.what, took}, true)
-		} else {
-			fmt.Fprintln(p.w, p.what, took)
-		}
-		p.mu.Unlock()
+func (p *Progress) tell() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if time.Since(p.told) < TellWithin {
+		return
 	}
+	p.told = time.Now()
+	took := fmt.Sprintf("%.1f s", time.Since(p.began).Seconds())
+	if p.live != nil {
+		p.live.Show([]string{p.what, took}, true)
+		return
+	}
+	fmt.Fprintln(p.w, p.what, took)
 }
 
 // Note writes a line that stays.
 func (p *Progress) Note(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.live != nil {
-		p.live.Above(text)
-		return
-	}
-	fmt.Fprintln(p.w, text)
+	Above(p.live, p.w, text)
 }
 
 // End says nothing more; it may be called more than once.
@@ -146,8 +135,7 @@ func (p *Progress) End() {
 	if p == nil || p.stop == nil {
 		return
 	}
-	close(p.stop)
-	<-p.ended
+	p.stop()
 	p.stop = nil
 	if p.live != nil {
 		p.live.clear()

@@ -137,8 +137,10 @@ func (p *evalProgress) batch(done, of int, loss float64) {
 func (p *evalProgress) beat() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.live == nil && !cli.Due(p.told, p.since) || time.Since(p.told) < cli.TellWithin ||
-		p.live != nil && time.Since(p.since) < cli.TellWithin {
+	switch {
+	case p.live == nil && !cli.Due(p.told, p.since):
+		return
+	case p.live != nil && time.Since(p.since) < cli.TellWithin: // its line is of the batch before
 		return
 	}
 	what := "batch " + strconv.Itoa(p.done+1)

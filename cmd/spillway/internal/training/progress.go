@@ -14,8 +14,8 @@ import (
 )
 
 // progress is the live line of a run on a terminal, with a line of its own for
-// what is to stay; elsewhere a plain line every cli.TellWithin, also during a step. What watches the ranks has lines
-// of its own, at any time.
+// what is to stay; elsewhere a plain line every cli.TellWithin, also during a step. What watches
+// the ranks has lines of its own, at any time.
 type progress struct {
 	mu      sync.Mutex // of step, note, beat and finish
 	w       io.Writer
@@ -65,7 +65,7 @@ func (p *progress) step(r spillway.StepResult) {
 		return
 	}
 	if r.Eval != nil {
-		p.live.Above(fmt.Sprintf("step %d: %s", r.Step, evalText(r.Eval, p.bytes)))
+		cli.Above(p.live, p.w, fmt.Sprintf("step %d: %s", r.Step, evalText(r.Eval, p.bytes)))
 	}
 	if !r.EvalOnly {
 		p.live.Show(p.fields(), r.Step == p.steps)
@@ -147,11 +147,7 @@ func (p *progress) done() int {
 func (p *progress) note(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.live != nil {
-		p.live.Above(text)
-		return
-	}
-	fmt.Fprintln(p.w, text)
+	cli.Above(p.live, p.w, text)
 }
 
 // left is the time until the last step, by those of this process.
