@@ -29,17 +29,17 @@ func FitHere(ctx context.Context, cfg config.Config, fixed Fixed, rows int, hw H
 }
 
 // FitHere is the package's FitHere of a request.
-func (asked Request) FitHere(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
-	best, err := asked.Fit(ctx, fixed, rows, hw)
+func (q Request) FitHere(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
+	best, err := q.Fit(ctx, fixed, rows, hw)
 	if err != nil {
 		return nil, err
 	}
-	machine := MachineOf(&asked.Config)
-	needs := InMemory(best.Plan, inMachine(&asked.Config))
+	machine := MachineOf(&q.Config)
+	needs := InMemory(best.Plan, inMachine(&q.Config))
 	if machine.Holds(needs) {
 		return best, nil
 	}
-	found, nearest, err := asked.within(ctx, machine, fixed, rows, hw)
+	found, nearest, err := q.within(ctx, machine, fixed, rows, hw)
 	if nearest != nil {
 		return nil, nearest
 	}
@@ -52,22 +52,22 @@ func (asked Request) FitHere(ctx context.Context, fixed Fixed, rows int, hw Hard
 
 // within is Fit within a rank's share of the machine's memory, divided between device and host
 // where both lie in it. Where nothing fits, nearest is what takes the least of the share.
-func (asked Request) within(ctx context.Context, machine config.HostMemory, fixed Fixed, rows int, hw Hardware) (
+func (q Request) within(ctx context.Context, machine config.HostMemory, fixed Fixed, rows int, hw Hardware) (
 	found *Fitted, nearest *NothingFits, err error,
 ) {
-	q, share, both := asked, machine.Share(), len(inMachine(&asked.Config)) > 1
+	at, share, both := q, machine.Share(), len(inMachine(&q.Config)) > 1
 	list, finer := q.splits(ctx, share)
 	least := int64(math.MaxInt64) // what the nearest takes of the share
 	for i := 0; i < len(list); i++ {
-		q.DeviceMemory, q.HostMemory = list[i][graph.Device], list[i][graph.Host]
+		at.DeviceMemory, at.HostMemory = list[i][graph.Device], list[i][graph.Host]
 		if i >= finer {
-			if ok, _, err := q.feasible(ctx, fixed, rows, hw); err != nil {
+			if ok, _, err := at.feasible(ctx, fixed, rows, hw); err != nil {
 				return nil, nil, err
 			} else if !ok {
 				continue
 			}
 		}
-		found, err := q.Fit(ctx, fixed, rows, hw)
+		found, err := at.Fit(ctx, fixed, rows, hw)
 		if err == nil {
 			found.Caps = list[i]
 			return found, nil, nil
@@ -86,7 +86,7 @@ func (asked Request) within(ctx context.Context, machine config.HostMemory, fixe
 		}
 		nearest, least = none, takes
 		if takes <= share && i < finer && both { // it fits where the share is divided as it needs
-			list = slices.Insert(list, finer, asked.split(share, InMemory(none.Smallest.Plan, []graph.Space{graph.Host})))
+			list = slices.Insert(list, finer, q.split(share, InMemory(none.Smallest.Plan, []graph.Space{graph.Host})))
 			finer++
 		}
 	}
