@@ -18,7 +18,10 @@ type overlaps struct {
 	// By buffer: the lowest and highest step of its ranges, −1 if it has none.
 	first, last []int64
 	several     bool // some buffer has several ranges
-	narrow      int  // the most buffers beside one that is not wide
+	// By buffer, if several: the parts of the steps in which it has ranges, where the steps are
+	// divided into 64 parts of equal size.
+	parts  []uint64
+	narrow int // the most buffers beside one that is not wide
 	// By buffer: the buffers that share no step with it but overlap it in time because no
 	// event orders them. Ascending.
 	beside [][]int32
@@ -75,7 +78,22 @@ func newOverlaps(n int, ranges []ofBuffer, beside [][]int32, cuts []int64) *over
 		slices.Sort(beside[i])
 		beside[i] = slices.Compact(beside[i])
 	}
+	o.divide()
 	return o
+}
+
+// divide fills in parts.
+func (o *overlaps) divide() {
+	o.parts = make([]uint64, len(o.first))
+	if !o.several {
+		return
+	}
+	size := slices.Max(o.last)/64 + 1
+	for i := range o.parts {
+		for _, r := range o.of(int32(i)) {
+			o.parts[i] |= ^uint64(0) >> (63 - r.to/size) & (^uint64(0) << (r.from / size))
+		}
+	}
 }
 
 // byPhase fills in within, in and split for buffer i; cuts are the first steps of phases.
@@ -107,8 +125,13 @@ func (o *overlaps) byPhase(i int, own []steps, cuts []int64) {
 // phase returns the lowest and highest step of buffer i in phase e, in which it has ranges.
 func (o *overlaps) phase(i int32, e int) steps { return o.within[int(i)*o.phases+e] }
 
-// life returns the lowest and highest step of buffer i.
-func (o *overlaps) life(i int32) steps { return steps{o.first[i], o.last[i]} }
+// life says when a buffer may be live: its lowest and highest step, and overlaps.parts.
+type life struct {
+	steps
+	parts uint64
+}
+
+func (o *overlaps) life(i int32) life { return life{steps{o.first[i], o.last[i]}, o.parts[i]} }
 
 // of returns the ranges of buffer i.
 func (o *overlaps) of(i int32) []steps { return o.span[o.at[i]:o.at[i+1]] }

@@ -81,7 +81,7 @@ type span struct{ lo, hi int64 }
 type piece struct {
 	span []span
 	buf  []int32 // by index into span: the buffer
-	life []steps // and its lowest and highest step
+	life []life  // and when it may be live
 	hi   int64   // the highest end
 	gap  int64   // the largest number of free bytes between two of them
 	in   uint64  // set of phases in which at least one of them has ranges
@@ -96,7 +96,7 @@ type piece struct {
 type bounds struct{ earliestFirst, latestFirst, earliestLast, latestLast int64 }
 
 func (g *placedGroup) newPiece(spans []span, bufs []int32, o *overlaps) piece {
-	c := piece{span: spans, buf: bufs, life: make([]steps, len(bufs), pieceSize+1), bounds: make([]bounds, o.phases)}
+	c := piece{span: spans, buf: bufs, life: make([]life, len(bufs), pieceSize+1), bounds: make([]bounds, o.phases)}
 	c.id = g.homes.add(bufs)
 	for k, i := range bufs {
 		c.life[k] = o.life(i)
@@ -243,7 +243,7 @@ type seeker struct {
 	size  int64
 	rows  bitRows  // overlaps.rows, if there are at most mostRows buffers
 	row   []uint64 // the buffer's row; nil without rows
-	life  steps    // its lowest and highest step
+	life  life     // when it may be live
 	marks marks    // the buffers of overlaps.beside
 	homes *homes   // of the run; not used with rows
 	// The phases that it or a buffer beside it is in, and the lowest and highest step of these
@@ -331,10 +331,18 @@ func (q *seeker) first(c *piece, at *cursor, free int64) int {
 	return len(c.buf)
 }
 
-// shares returns the set of a piece's buffers between whose lowest and highest step there is a step
-// of the seeker's. It has no branches, which would be mispredicted.
+// shares returns the set of a piece's buffers that may share a step with the seeker's. It has no
+// branches, which would be mispredicted.
 func (q *seeker) shares(c *piece) (set uint64) {
 	from, to := q.life.from-1, q.life.to+1
+	if q.o.several {
+		for k := range c.life {
+			l := &c.life[k]
+			both := l.parts & q.life.parts
+			set |= uint64((l.from-to)&(from-l.to)&-int64(both>>1|both&1)) >> 63 << (k & 63)
+		}
+		return set
+	}
 	for k := range c.life {
 		l := &c.life[k]
 		set |= uint64((l.from-to)&(from-l.to)) >> 63 << (k & 63)
