@@ -344,19 +344,32 @@ func rowUnder(limit int64) int64 {
 
 // below searches at lower caps on the device, the largest first, and keeps what it finds. A plan
 // that moves more than the cap asks for may take less time, since much runs beside what the
-// device does.
+// device does. A cap under which the best of the last search fits is left out, since that would be
+// found again. So are all caps where the best moves nothing, since its base has been searched for
+// moves that save time.
 func (h *hunt) below() {
 	limit := h.spec.Capacity[graph.Device]
 	if limit == 0 || math.IsInf(h.best, 1) {
 		return
 	}
+	last := h.fastestFound()
+	if len(last.how) == 0 {
+		return
+	}
 	for lower := rowUnder(limit); lower > limit/2 && !h.spent(); lower = rowUnder(lower) {
 		h.spec.Capacity[graph.Device] = lower
+		if _, fits := h.over(last.expected, margins{}); fits {
+			h.spec.Capacity[graph.Device] = limit
+			continue
+		}
 		under := &hunt{searcher: h.searcher, bases: h.bases, tries: map[base]*try{}, best: math.Inf(1)}
 		under.walk()
 		under.refine(firstTried)
 		under.widen()
 		h.spec.Capacity[graph.Device] = limit
+		if len(under.found) > 0 {
+			last = under.fastestFound()
+		}
 		for _, b := range h.bases {
 			if t := under.tries[b]; t != nil && t.best != nil && h.at(b) != nil {
 				h.keep(h.tries[b], t.best)
@@ -365,6 +378,9 @@ func (h *hunt) below() {
 	}
 	h.refine(math.MaxInt)
 }
+
+// fastestFound is the fastest point that was found.
+func (h *hunt) fastestFound() *point { return slices.MinFunc(h.found, comparePoints) }
 
 // climb looks at the neighbours of a point at a base, so many, and goes on from the first that
 // is faster.
