@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/clitest"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/training"
 )
@@ -73,6 +75,31 @@ func TestEpochsOfTheDemo(t *testing.T) {
 	require.NoError(t, options.ApplyDemo(fs))
 	require.False(t, fs.Changed("steps"))
 	require.Equal(t, 2, c.Epochs)
+}
+
+// Of a run whose newest checkpoint is damaged the one before is trained on, adapters too.
+func TestFinetuneTakesTheNewestWholeOne(t *testing.T) {
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.Mkdir("model", 0o755))
+	require.NoError(t, os.WriteFile("model/config.json", []byte(smallLlama), 0o644))
+	require.NoError(t, os.WriteFile("text.txt", []byte(strings.Repeat("some text ", 40)), 0o644))
+	run := func(args ...string) result {
+		return command(append(args, "--fit=false", "--save-every", "1", "--seq", "16")...)
+	}
+	got := run("train", "--model", "model", "--data", "text.txt", "--steps", "2", "--checkpoint", "base")
+	require.Zero(t, got.status, got.stderr)
+	got = run("finetune", "base", "text.txt", "--steps", "2", "--checkpoint", "tuned")
+	require.Zero(t, got.status, got.stderr)
+	for _, folder := range []string{"base", "tuned"} {
+		path := filepath.Join(folder, "step-00000002", clitest.RankFile)
+		weights, err := os.ReadFile(path)
+		require.NoError(t, err)
+		weights[8+binary.LittleEndian.Uint64(weights)] ^= 1 // in a model tensor
+		require.NoError(t, os.WriteFile(path, weights, 0o644))
+		got = run("finetune", folder, "text.txt", "--steps", "1", "--checkpoint", "from-"+folder)
+		require.Zero(t, got.status, got.stderr)
+		require.Contains(t, got.stderr, "warning: --init: step-00000002 is passed over")
+	}
 }
 
 // Adapters of a checkpoint are trained on as they are, or refused: with another rank, scale or

@@ -115,7 +115,7 @@ func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, ful
 		return nil, err
 	}
 	given := folder
-	folder = m.Path // of checkpoints the newest, whose tokenizer and template it takes
+	folder = m.Path // of checkpoints the newest, whose shape, tokenizer and template it takes
 	own, err := m.Adapters()
 	if err = errors.Join(err, m.Close()); err != nil {
 		return nil, err
@@ -133,7 +133,7 @@ func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, ful
 		warmup = min(warmup, max(steps, 0))
 	}
 	chosen := [][2]string{
-		{"model", folder}, {"init", folder}, {"data", data},
+		{"model", folder}, {"init", given}, {"data", data}, // of weights the newest that are whole
 		{"lr", strconv.FormatFloat(rate, 'g', 2, 64)}, {"lr-schedule", "cosine"}, {"warmup", strconv.Itoa(warmup)},
 		{"weight-decay", "0"}, {"clip", "1"}, {"seq", strconv.Itoa(min(1024, shape.Positions))}, {"fit", "true"},
 		{"checkpoint", "./" + filepath.Base(absolute) + "-finetuned"},
