@@ -196,8 +196,8 @@ func (t *Trainer) conversations() (bool, error) {
 		switch {
 		case d.field == trainField:
 			chat = is && !c.Inference && c.Own.Data == nil
-		case c.Inference && c.Template != "" && d.path != "" && !is:
-			return false, noConversations("Template", d.field, d.path)
+		case c.Inference && (c.Template != "" || c.LossOn != "") && d.path != "" && !is:
+			return false, noConversations(c.Given(), d.field, d.path)
 		}
 	}
 	if given := c.Given(); !chat && given != "" && !c.Inference {

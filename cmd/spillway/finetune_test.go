@@ -198,6 +198,7 @@ func TestRefusedBeforeTheSearch(t *testing.T) {
 		"empty.jsonl": "", "bad.jsonl": pair + "{\n", "bot.jsonl": `{"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]}`,
 		"none.jsonl": `{"messages": []}`, "long.jsonl": `{"prompt": "` + strings.Repeat("x", 99) + `", "response": "1"}`, "two.jsonl": pair + pair, "list.jsonl": "[1]",
 		"good.jinja": "{% for m in messages %}{{ m.content }}{% endfor %}", "bad.jinja": "{% for %}", "a": "",
+		"count.jinja": "{{ messages|length }}{% for m in messages %}{{ m.content }}{% endfor %}",
 	} {
 		require.NoError(t, os.WriteFile(name, []byte(text), 0o644))
 	}
@@ -230,7 +231,10 @@ func TestRefusedBeforeTheSearch(t *testing.T) {
 		require.Contains(t, got.stderr, "--checkpoint /proc/none: folder /proc/ can't be written: ")
 		require.NotContains(t, got.stderr, "searching")
 	}
-	got := command("eval", "--model", "base", "--data", "long.jsonl", "--accuracy", "--seq", "16")
+	got := command("finetune", "base", "two.jsonl", "--steps", "1", "--checkpoint", "none", "--lora", "none", "--fit=false")
+	require.Zero(t, got.status, got.stderr)
+	require.Regexp(t, `the same: spillway train --checkpoint none .*--lora none `, got.stderr)
+	got = command("eval", "--model", "base", "--data", "long.jsonl", "--accuracy", "--seq", "16")
 	require.Contains(t, got.stderr, "the model 64 positions, which leave none to generate; shorten it")
 	require.NoError(t, os.WriteFile("fits.jsonl", []byte(`{"prompt": "12345", "response": "1"}`), 0o644))
 	got = command("eval", "--model", "base", "--data", "fits.jsonl", "--accuracy", "--seq", "16")
@@ -238,6 +242,16 @@ func TestRefusedBeforeTheSearch(t *testing.T) {
 	require.Contains(t, got.stderr, "its prompt has 26 tokens, and with the answer it takes at least 27, above --seq 16; give --seq 44, or leave it out (the model has 64 positions)")
 	got = command("eval", "--model", "base", "--data", "fits.jsonl", "--accuracy", "--seq", "44")
 	require.Zero(t, got.status, got.stderr)
+	whole := []string{"eval", "--model", "base", "--data", "fits.jsonl", "--accuracy", "--template", "count.jinja"}
+	got = command(whole...)
+	require.Equal(t, 1, got.status)
+	require.Contains(t, got.stderr, "the answers cannot be told apart; use one with {% generation %}, or --loss-on all")
+	got = command(append(whole, "--loss-on", "all")...)
+	require.Zero(t, got.status, got.stderr)
+	require.Regexp(t, `over 6 targets\naccuracy`, got.stdout)
+	got = command("eval", "--model", "base", "--data", "text.txt", "--loss-on", "all")
+	require.Equal(t, 1, got.status)
+	require.Contains(t, got.stderr, "--loss-on with --data text.txt: it holds no conversations")
 }
 
 func TestFinetuneRefused(t *testing.T) {
