@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -250,6 +251,8 @@ func trainArgs(fs *pflag.FlagSet) []string {
 			args = append(args, "--"+f.Name)
 		case f.Value.Type() == "bool":
 			args = append(args, "--"+f.Name+"="+f.Value.String())
+		case f.Value.String() == "" && slices.Contains([]string{"checkpoint", "lora", "batch-schedule"}, f.Name):
+			args = append(args, "--"+f.Name, "none") // which was given, and is kept as ""
 		default:
 			args = append(args, "--"+f.Name, f.Value.String())
 		}
