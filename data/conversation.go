@@ -113,7 +113,7 @@ func (c *chat) encode(record []byte) (out conversation, err error) {
 		return out, err
 	}
 	var marks []int
-	out.left = slices.ContainsFunc(said, func(m turn) bool { return m.answers() && !m.silent && strings.TrimSpace(m.Content) != "" })
+	out.left = slices.ContainsFunc(said, turn.says)
 	for _, s := range answers {
 		if s.To > s.From {
 			out.left = false
@@ -223,6 +223,9 @@ func (c *chat) messages(record []byte) (messages []any, said []turn, vars map[st
 const answerRole = "assistant"
 
 func (m Message) answers() bool { return m.Role == answerRole }
+
+// says is of an answer with something to train on.
+func (m turn) says() bool { return m.answers() && !m.silent && strings.TrimSpace(m.Content) != "" }
 
 // pair turns a record of prompt and answer fields into messages.
 func pair(fields map[string]json.RawMessage, f form) (json.RawMessage, error) {

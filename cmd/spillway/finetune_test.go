@@ -98,7 +98,8 @@ func TestFinetuneTakesTheNewestWholeOne(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, weights, 0o644))
 		got = run("finetune", folder, "text.txt", "--steps", "1", "--checkpoint", "from-"+folder)
 		require.Zero(t, got.status, got.stderr)
-		require.Contains(t, got.stderr, "warning: --init: step-00000002 is passed over")
+		require.Contains(t, got.stderr, "warning: "+folder+": step-00000002 is passed over")
+		require.Contains(t, got.stderr, "--init "+filepath.Join(folder, "step-00000001")+" ")
 	}
 }
 

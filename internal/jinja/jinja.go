@@ -98,7 +98,8 @@ var calledName = regexp.MustCompile(`^[A-Za-z_]\w*`)
 // named says which function is missing, which minijinja's error does not.
 func (t *Template) named(err error) error {
 	var e *minijinja.Error
-	if !errors.As(err, &e) || e.Kind != minijinja.ErrUnknownFunction || e.Span == nil || int(e.Span.StartOffset) > len(t.rewritten) {
+	if !errors.As(err, &e) || e.Kind != minijinja.ErrUnknownFunction || e.Span == nil ||
+		int(e.Span.StartOffset) > len(t.rewritten) {
 		return err
 	}
 	switch name := calledName.FindString(t.rewritten[e.Span.StartOffset:]); name {

@@ -91,11 +91,7 @@ func (w *writer) sameAdapters(was lora.Options, r checkpoint.Tensors, merge stri
 // adapters were trained beside: nothing would be loaded of them.
 func (w *writer) sameBase(ctx context.Context) (err error) {
 	of, init := w.Config.Model, w.Config.Init
-	if w.Base.SHA256 == "" || w.Config.Own.Model != nil || !isFolder(of) {
-		return nil
-	}
-	own, clean := filepath.Clean(init), filepath.Clean(of)
-	if _, ok := checkpoint.Stat(clean); clean == own || ok && filepath.Dir(clean) == own { // one run's have the same base
+	if w.Base.SHA256 == "" || w.Config.Own.Model != nil || !isFolder(of) || filepath.Clean(of) == filepath.Clean(init) {
 		return nil
 	}
 	m, err := planner.OpenModel(ctx, of, safetensors.FileName)
