@@ -94,7 +94,7 @@ import (
 //
 //		EvalData  string // held-out data, as Data; "" turns evaluation off
 //		EvalEvery int    // steps between evaluations; 0: at the end only
-//		EvalSteps int    // batches of an evaluation
+//		EvalSteps int    // batches of an evaluation at most; no row counts twice
 //
 //		Device       string // cpu, or cuda: the GPUs that the driver shows, one per rank or shared by consecutive ranks
 //		Ranks        int    // world size

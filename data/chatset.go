@@ -39,6 +39,7 @@ type Conversations struct {
 	leftOut string
 
 	long, empty     int // conversations over Seq, without a target
+	left            int // those without a target whose answers the template leaves out
 	tokens, counted int64
 }
 
@@ -119,6 +120,9 @@ func (c *Conversations) add(one *conversation) error {
 	}
 	if targets == 0 {
 		c.empty++
+		if one.left {
+			c.left++
+		}
 		return nil
 	}
 	var bytes []byte
@@ -212,7 +216,10 @@ func (c *Conversations) remedy() string {
 	case c.long > 0:
 		return fmt.Sprintf("give Config.Seq above %d, up to the model's positions, or shorter prompts", c.o.Seq)
 	}
-	return "give conversations with answers that are not empty"
+	if c.left > 0 {
+		return "the chat template leaves out their answers, the messages of role " + answerRole + "; give one with them as Config.Template"
+	}
+	return "give conversations with answers that are not empty, and not all of weight 0"
 }
 
 // Summary reports in one line what was read.

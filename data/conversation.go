@@ -90,12 +90,19 @@ func newChat(tok token.Tokenizer, template string, all bool) (*chat, error) {
 type conversation struct {
 	tokens  []int32
 	counted []bool
+	left    bool // the template left out answers that say something
+}
+
+// turn is a message of the data.
+type turn struct {
+	Message
+	silent bool // weight 0: an answer that is not trained on
 }
 
 // encode turns a record into tokens.
 func (c *chat) encode(record []byte) (out conversation, err error) {
 	messages, said, vars, err := c.messages(record)
-	if err == nil && !slices.ContainsFunc(said, Message.answers) {
+	if err == nil && !slices.ContainsFunc(said, turn.answers) {
 		err = fmt.Errorf("the conversation has no answer: a message of role %s (its roles are %s; known are system, user, assistant and others that the template names); rename the role of its answers, or remove the record", answerRole, rolesOf(said))
 	}
 	if err != nil {
@@ -106,8 +113,10 @@ func (c *chat) encode(record []byte) (out conversation, err error) {
 		return out, err
 	}
 	var marks []int
+	out.left = slices.ContainsFunc(said, turn.says)
 	for _, s := range answers {
 		if s.To > s.From {
+			out.left = false
 			_, last := utf8.DecodeLastRuneInString(text[s.From:s.To])
 			marks = append(marks, s.From, s.To-last)
 		}
@@ -129,7 +138,7 @@ func (c *chat) encode(record []byte) (out conversation, err error) {
 }
 
 // rolesOf lists the roles of messages, each once.
-func rolesOf(said []Message) string {
+func rolesOf(said []turn) string {
 	var roles []string
 	for _, m := range said {
 		if role := fmt.Sprintf("%.20q", m.Role); !slices.Contains(roles, role) {
@@ -140,8 +149,8 @@ func rolesOf(said []Message) string {
 }
 
 // messages reads a record in the data's format. It returns the messages as the template takes
-// them and as []Message.
-func (c *chat) messages(record []byte) (messages []any, said []Message, vars map[string]any, err error) {
+// them and as turns.
+func (c *chat) messages(record []byte) (messages []any, said []turn, vars map[string]any, err error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(record, &fields); err != nil {
 		return nil, nil, nil, fmt.Errorf("the record is not a JSON object: %w; correct the line, or remove it", err)
@@ -175,9 +184,13 @@ func (c *chat) messages(record []byte) (messages []any, said []Message, vars map
 		var known struct {
 			Role    *string
 			Content *json.RawMessage
+			Weight  any
 		}
 		if json.Unmarshal(m, &known) != nil || known.Role == nil || *known.Role == "" {
 			return nil, nil, nil, fmt.Errorf("message %d has no role; it must be an object with role and content", i+1)
+		}
+		if w := known.Weight; w != nil && w != 0.0 && w != 1.0 {
+			return nil, nil, nil, fmt.Errorf("message %d: weight is %.40v; it must be 1, or 0 for an answer that is not trained on", i+1, w)
 		}
 		var content *string
 		var calls struct {
@@ -194,7 +207,7 @@ func (c *chat) messages(record []byte) (messages []any, said []Message, vars map
 		if err != nil {
 			return nil, nil, nil, fmt.Errorf("message %d: %w", i+1, err)
 		}
-		one := Message{Role: *known.Role}
+		one := turn{Message: Message{Role: *known.Role}, silent: known.Weight == 0.0}
 		if content != nil {
 			one.Content = *content
 		}
@@ -210,6 +223,9 @@ func (c *chat) messages(record []byte) (messages []any, said []Message, vars map
 const answerRole = "assistant"
 
 func (m Message) answers() bool { return m.Role == answerRole }
+
+// says is of an answer with something to train on.
+func (m turn) says() bool { return m.answers() && !m.silent && strings.TrimSpace(m.Content) != "" }
 
 // pair turns a record of prompt and answer fields into messages.
 func pair(fields map[string]json.RawMessage, f form) (json.RawMessage, error) {
@@ -252,14 +268,18 @@ func (c *chat) render(messages []any, vars map[string]any, prompt bool) (string,
 // spans renders messages and finds the answers in the text. Answers are the template's {%
 // generation %} blocks. Without these, an answer is what the text rendered up to and including
 // it adds to the prompt rendered before it.
-func (c *chat) spans(messages []any, said []Message, vars map[string]any) (string, []jinja.Span, error) {
+func (c *chat) spans(messages []any, said []turn, vars map[string]any) (string, []jinja.Span, error) {
 	render := func(n int, prompt bool) (string, []jinja.Span, error) { return c.render(messages[:n], vars, prompt) }
 	text, answers, err := render(len(messages), false)
-	if err != nil || c.template.Marks || c.all {
+	if err != nil {
+		return "", nil, err
+	}
+	if c.template.Marks || c.all {
+		answers, err = c.trained(answers, said)
 		return text, answers, err
 	}
 	for i, m := range said {
-		if !m.answers() {
+		if !m.answers() || m.silent {
 			continue
 		}
 		if i == 0 {
@@ -281,4 +301,24 @@ func (c *chat) spans(messages []any, said []Message, vars map[string]any) (strin
 		answers = append(answers, jinja.Span{From: len(before), To: len(through)})
 	}
 	return text, answers, nil
+}
+
+// trained leaves out the {% generation %} blocks of answers with weight 0.
+func (c *chat) trained(blocks []jinja.Span, said []turn) (list []jinja.Span, err error) {
+	if !slices.ContainsFunc(said, func(m turn) bool { return m.answers() && m.silent }) {
+		return blocks, nil
+	}
+	said = slices.DeleteFunc(slices.Clone(said), func(m turn) bool { return !m.answers() })
+	switch {
+	case c.all:
+		return nil, errors.New("an answer has weight 0, and with Config.LossOn all every token counts; leave one out")
+	case len(blocks) != len(said):
+		return nil, fmt.Errorf("an answer has weight 0, and the template has %d {%% generation %%} blocks for %d answers, so it cannot be told which is its; use one with a block for each answer", len(blocks), len(said))
+	}
+	for i, m := range said {
+		if !m.silent {
+			list = append(list, blocks[i])
+		}
+	}
+	return list, nil
 }

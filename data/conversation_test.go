@@ -169,10 +169,11 @@ func TestConversationErrors(t *testing.T) {
 	good := `{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}` + "\n"
 	for bad, want := range map[string]string{
 		`{"messages": []}`: "the conversation is empty",
-		`{"messages": [{"role": "user", "content": "q"}]}`:      "no answer",
-		`{"messages": [{"content": "q"}]}`:                      "message 1 has no role",
-		`{"messages": [{"role": "user"}]}`:                      "message 1 has no content",
-		`{"messages": [{"role": "user", "content": 3}]}`:        "message 1: content is not a string",
+		`{"messages": [{"role": "user", "content": "q"}]}`: "no answer",
+		`{"messages": [{"content": "q"}]}`:                 "message 1 has no role",
+		`{"messages": [{"role": "user"}]}`:                 "message 1 has no content",
+		`{"messages": [{"role": "user", "content": 3}]}`:   "message 1: content is not a string",
+		`{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a", "weight": 0.5}]}`: "message 2: weight is 0.5; it must be 1, or 0",
 		`{"messages": "x"}`:                                     "messages is not a list",
 		`{"prompt": "q", "response": "a"}`:                      "no messages, which the first record has",
 		`{"messages": [{"role": "assistant", "content": "q"}]}`: "begins with an answer",
@@ -203,6 +204,32 @@ func TestConversationErrors(t *testing.T) {
 	require.ErrorContains(t, err, "a.jsonl holds no record: it is empty")
 	_, err = openChat(t, put(t, "a.jsonl", []byte(`{"messages": [{"role": "user", "content": "q"}, {"role": "bot", "content": "a"}]}`)), nil)
 	require.ErrorContains(t, err, `a message of role assistant (its roles are "user", "bot"; known are system, user, assistant and others that the template names)`)
+}
+
+// An answer of weight 0 is read, and counts no targets.
+func TestWeights(t *testing.T) {
+	const marked = `{% for m in messages %}{% if m.role == "user" %}<|user|>{{ m.content }}{% else %}<|assistant|>{% generation %}{{ m.content }}<|endoftext|>{% endgeneration %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}`
+	path := put(t, "a.jsonl", []byte(`{"messages": [{"role": "user", "content": "q", "weight": 0}, {"role": "assistant", "content": "no", "weight": 0}, {"role": "user", "content": "r"}, {"role": "assistant", "content": "yes", "weight": 1}]}`))
+	for _, template := range []string{"", marked} {
+		c, err := openChat(t, path, func(o *ChatOptions) { o.Template, o.Seq = template, 120 })
+		require.NoError(t, err)
+		text, targets := row(t, c, 0)
+		require.Equal(t, "<|user|>q<|assistant|>no<|endoftext|><|user|>r<|assistant|>yes<|endoftext|>", text)
+		require.Equal(t, "yes<|endoftext|>", targets)
+	}
+	_, err := openChat(t, path, func(o *ChatOptions) { o.All = true })
+	require.ErrorContains(t, err, "a.jsonl:1: an answer has weight 0, and with Config.LossOn all every token counts")
+	_, err = openChat(t, path, func(o *ChatOptions) { o.Template = "{% generation %}{{ messages }}{% endgeneration %}" })
+	require.ErrorContains(t, err, "the template has 1 {% generation %} blocks for 2 answers")
+}
+
+// Answers that the template leaves out are told from empty ones.
+func TestTemplateWithoutAnswers(t *testing.T) {
+	const users = `{% for m in messages if m.role == "user" %}{{ m.content }}{% endfor %}`
+	for answer, want := range map[string]string{"a": "the chat template leaves out their answers, the messages of role assistant; give one with them as Config.Template", "": "give conversations with answers that are not empty"} {
+		_, err := openChat(t, put(t, "a.jsonl", []byte(`{"prompt": "q", "response": "`+answer+`"}`)), func(o *ChatOptions) { o.Template = users })
+		require.ErrorContains(t, err, want)
+	}
 }
 
 // A byte order mark before the first record is no part of it.

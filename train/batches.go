@@ -154,12 +154,12 @@ func (t *Trainer) open(ctx context.Context, field, path string, held bool) (*bat
 		order = data.Sequential
 	}
 	b := &batches{source: buf, buffer: buf, all: true, steps: c.EvalSteps}
-	if c.Inference && buf.Len() > 1 {
-		rows := int64(c.Batch) * int64(c.DataRanks())
-		rows *= (data.WholeRows(buf, c.Seq) + rows - 1) / rows
-		b.source, b.all = data.Whole(buf, c.Seq, rows), false
+	windows := (buf.Len() - 1) / int64(c.Seq)
+	if heldOut(field) && (c.Inference && buf.Len() > 1 || windows > 0 && c.wraps(windows)) {
+		rows := c.evalRows()
+		b.steps = int((data.WholeRows(buf, c.Seq) + rows - 1) / rows)
+		b.source, b.all = data.Whole(buf, c.Seq, int64(b.steps)*rows), false
 		b.scratch = [2][]int32{make([]int32, c.Batch*c.Seq), make([]int32, c.Batch*c.Seq)}
-		b.steps = int(rows / int64(c.Batch) / int64(c.DataRanks()))
 	}
 	b.sampler, err = data.NewSampler(b.source, c.sampling(order, field))
 	if err != nil {
@@ -196,8 +196,8 @@ func (t *Trainer) conversations() (bool, error) {
 		switch {
 		case d.field == trainField:
 			chat = is && !c.Inference && c.Own.Data == nil
-		case c.Inference && c.Template != "" && d.path != "" && !is:
-			return false, noConversations("Template", d.field, d.path)
+		case c.Inference && (c.Template != "" || c.LossOn != "") && d.path != "" && !is:
+			return false, noConversations(c.Given(), d.field, d.path)
 		}
 	}
 	if given := c.Given(); !chat && given != "" && !c.Inference {
@@ -295,13 +295,17 @@ func (t *Trainer) openSamples(field string, s data.Samples) (*batches, error) {
 	if strings.EqualFold(c.Order, data.Shuffled.String()) && !heldOut(field) {
 		order = data.Shuffled
 	}
-	if c.Inference && rows > 0 {
-		all := int64(c.Batch) * int64(c.DataRanks())
-		if rows%all != 0 && shape.Targets == 0 {
+	if all := c.evalRows(); heldOut(field) && rows > 0 && (c.Inference || c.wraps(rows)) {
+		switch {
+		case rows%all == 0 || shape.Targets > 0:
+			steps = int((rows + all - 1) / all)
+			rows = int64(steps) * all
+		case c.Inference:
 			return nil, fmt.Errorf("%s: %d samples are no multiple of %d rows (Batch × Ranks), and a model without targets can't leave rows out", field, rows, all)
+		default:
+			steps = max(int(rows/all), 1)
+			t.notes = append(t.notes, fmt.Sprintf("%s: %d samples, in evaluations of %s of %d: a model without targets can't leave rows out", field, rows, english.Plural(steps, "batch", "batches"), all))
 		}
-		rows = (rows + all - 1) / all * all
-		steps = int(rows / all)
 	}
 	r, err := data.NewSampleReader(s, shape, rows, c.sampling(order, field))
 	if err != nil {
@@ -312,6 +316,17 @@ func (t *Trainer) openSamples(field string, s data.Samples) (*batches, error) {
 
 // heldOut says whether a field names held-out data.
 func heldOut(field string) bool { return field == evalField || field == evalDataField }
+
+// evalRows is the number of rows of an evaluation batch.
+func (c *resolved) evalRows() int64 {
+	if n := dealt(&c.Config).Rows; n > 0 {
+		return int64(n)
+	}
+	return int64(c.Batch) * int64(c.DataRanks())
+}
+
+// wraps says whether EvalSteps batches would read some of so many rows again.
+func (c *resolved) wraps(rows int64) bool { return int64(c.EvalSteps) > rows/c.evalRows() }
 
 // sampling is how the run reads the data of a field. Evaluation batches are as large as those
 // of the largest step.

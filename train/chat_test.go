@@ -92,3 +92,40 @@ func TestConversationSettingsRefused(t *testing.T) {
 	c.Template = filepath.Join(t.TempDir(), "none")
 	refused(t, c, "Config.Template")
 }
+
+// An evaluation whose batches would hold more than the held-out data counts each target once, as
+// the eval command does, at any number of ranks.
+func TestEvaluationCountsOnce(t *testing.T) {
+	t.Parallel()
+	evaluate := func(c request) EvalResult {
+		tr, err := c.start(context.Background())
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tr.Close()) }()
+		if !c.Inference {
+			require.NoError(t, tr.Run(context.Background(), nil))
+		}
+		held, err := tr.Evaluate(context.Background())
+		require.NoError(t, err)
+		return held
+	}
+	chat := chatRun(t, 20)
+	text := chat
+	text.Data, text.Model, text.Seq = "../testdata/text.txt", chat.Model, 60
+	for name, c := range map[string]request{"conversations": chat, "text": text} {
+		c.EvalData, c.EvalSteps, c.Steps, c.LR, c.Batch, c.Checkpoint = c.Data, 100, 1, 0, 3, scratch(t)
+		want := evaluate(c)
+		of := c
+		of.Model = newestOf(t, c.Checkpoint).Folder
+		of.Init, of.Data, of.Tokenizer, of.Checkpoint, of.Inference = of.Model, "", "", "", true
+		alone := evaluate(of)
+		require.Equal(t, alone.Targets, want.Targets, name)
+		require.InEpsilon(t, alone.Loss, want.Loss, 1e-6, name)
+		c.Checkpoint, c.Ranks = "", 2
+		for _, reproducible := range []bool{false, true} {
+			c.Reproducible = reproducible
+			got := evaluate(c)
+			require.Equal(t, want.Targets, got.Targets, name)
+			require.InEpsilon(t, want.Loss, got.Loss, 1e-6, name)
+		}
+	}
+}

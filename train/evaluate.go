@@ -11,12 +11,13 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// Evaluate returns the mean loss over EvalSteps batches of the held-out data.
+// Evaluate returns the mean loss over EvalSteps batches of the held-out data, or over all of
+// its targets if these batches would hold more rows.
 func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 	return t.EvaluateTold(ctx, nil)
 }
 
-// EvaluateTold is Evaluate that tells after each batch how many of EvalSteps are
+// EvaluateTold is Evaluate that tells after each batch how many are
 // done and the mean loss so far. With Config.Inference the batches are all of the
 // data: every target counts once.
 func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss float64)) (EvalResult, error) {

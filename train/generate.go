@@ -24,7 +24,7 @@ func (s Sampling) Validate() error {
 	case !(s.Temperature >= 0) || math.IsInf(s.Temperature, 1):
 		return config.Refuse("Sampling.Temperature %g: a number of at least 0 is needed; 0 takes the likeliest token", s.Temperature)
 	case s.TopK < 0:
-		return config.Refuse("Sampling.TopK %d: at least 1 token is needed; leave it out to consider all", s.TopK)
+		return config.Refuse("Sampling.TopK %d: at least 1 token is needed, or 0 to consider all", s.TopK)
 	case !(s.TopP >= 0 && s.TopP <= 1):
 		return config.Refuse("Sampling.TopP %g: a probability is needed, over 0 and at most 1", s.TopP)
 	}

@@ -243,7 +243,7 @@ type batches struct {
 	chat     *data.Conversations
 	template string
 	all      bool // every target of a sample counts; otherwise they must be counted
-	steps    int  // batches of an evaluation
+	steps    int  // batches of an evaluation: EvalSteps, or fewer that hold each row once
 	scratch  [2][]int32
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/spillway-ml/spillway/cmd/spillway/internal/clitest"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/training"
 )
@@ -73,6 +75,32 @@ func TestEpochsOfTheDemo(t *testing.T) {
 	require.NoError(t, options.ApplyDemo(fs))
 	require.False(t, fs.Changed("steps"))
 	require.Equal(t, 2, c.Epochs)
+}
+
+// Of a run whose newest checkpoint is damaged the one before is trained on, adapters too.
+func TestFinetuneTakesTheNewestWholeOne(t *testing.T) {
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.Mkdir("model", 0o755))
+	require.NoError(t, os.WriteFile("model/config.json", []byte(smallLlama), 0o644))
+	require.NoError(t, os.WriteFile("text.txt", []byte(strings.Repeat("some text ", 40)), 0o644))
+	run := func(args ...string) result {
+		return command(append(args, "--fit=false", "--save-every", "1", "--seq", "16")...)
+	}
+	got := run("train", "--model", "model", "--data", "text.txt", "--steps", "2", "--checkpoint", "base")
+	require.Zero(t, got.status, got.stderr)
+	got = run("finetune", "base", "text.txt", "--steps", "2", "--checkpoint", "tuned")
+	require.Zero(t, got.status, got.stderr)
+	for _, folder := range []string{"base", "tuned"} {
+		path := filepath.Join(folder, "step-00000002", clitest.RankFile)
+		weights, err := os.ReadFile(path)
+		require.NoError(t, err)
+		weights[8+binary.LittleEndian.Uint64(weights)] ^= 1 // in a model tensor
+		require.NoError(t, os.WriteFile(path, weights, 0o644))
+		got = run("finetune", folder, "text.txt", "--steps", "1", "--checkpoint", "from-"+folder)
+		require.Zero(t, got.status, got.stderr)
+		require.Contains(t, got.stderr, "warning: "+folder+": step-00000002 is passed over")
+		require.Contains(t, got.stderr, "--init "+filepath.Join(folder, "step-00000001")+" ")
+	}
 }
 
 // Adapters of a checkpoint are trained on as they are, or refused: with another rank, scale or
@@ -171,6 +199,7 @@ func TestRefusedBeforeTheSearch(t *testing.T) {
 		"empty.jsonl": "", "bad.jsonl": pair + "{\n", "bot.jsonl": `{"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]}`,
 		"none.jsonl": `{"messages": []}`, "long.jsonl": `{"prompt": "` + strings.Repeat("x", 99) + `", "response": "1"}`, "two.jsonl": pair + pair, "list.jsonl": "[1]",
 		"good.jinja": "{% for m in messages %}{{ m.content }}{% endfor %}", "bad.jinja": "{% for %}", "a": "",
+		"count.jinja": "{{ messages|length }}{% for m in messages %}{{ m.content }}{% endfor %}",
 	} {
 		require.NoError(t, os.WriteFile(name, []byte(text), 0o644))
 	}
@@ -203,7 +232,10 @@ func TestRefusedBeforeTheSearch(t *testing.T) {
 		require.Contains(t, got.stderr, "--checkpoint /proc/none: folder /proc/ can't be written: ")
 		require.NotContains(t, got.stderr, "searching")
 	}
-	got := command("eval", "--model", "base", "--data", "long.jsonl", "--accuracy", "--seq", "16")
+	got := command("finetune", "base", "two.jsonl", "--steps", "1", "--checkpoint", "none", "--lora", "none", "--fit=false")
+	require.Zero(t, got.status, got.stderr)
+	require.Regexp(t, `the same: spillway train --checkpoint none .*--lora none `, got.stderr)
+	got = command("eval", "--model", "base", "--data", "long.jsonl", "--accuracy", "--seq", "16")
 	require.Contains(t, got.stderr, "the model 64 positions, which leave none to generate; shorten it")
 	require.NoError(t, os.WriteFile("fits.jsonl", []byte(`{"prompt": "12345", "response": "1"}`), 0o644))
 	got = command("eval", "--model", "base", "--data", "fits.jsonl", "--accuracy", "--seq", "16")
@@ -211,6 +243,16 @@ func TestRefusedBeforeTheSearch(t *testing.T) {
 	require.Contains(t, got.stderr, "its prompt has 26 tokens, and with the answer it takes at least 27, above --seq 16; give --seq 44, or leave it out (the model has 64 positions)")
 	got = command("eval", "--model", "base", "--data", "fits.jsonl", "--accuracy", "--seq", "44")
 	require.Zero(t, got.status, got.stderr)
+	whole := []string{"eval", "--model", "base", "--data", "fits.jsonl", "--accuracy", "--template", "count.jinja"}
+	got = command(whole...)
+	require.Equal(t, 1, got.status)
+	require.Contains(t, got.stderr, "the answers cannot be told apart; use one with {% generation %}, or --loss-on all")
+	got = command(append(whole, "--loss-on", "all")...)
+	require.Zero(t, got.status, got.stderr)
+	require.Regexp(t, `over 6 targets\naccuracy`, got.stdout)
+	got = command("eval", "--model", "base", "--data", "text.txt", "--loss-on", "all")
+	require.Equal(t, 1, got.status)
+	require.Contains(t, got.stderr, "--loss-on with --data text.txt: it holds no conversations")
 }
 
 func TestFinetuneRefused(t *testing.T) {

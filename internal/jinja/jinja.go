@@ -7,6 +7,7 @@ package jinja
 import (
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	minijinja "github.com/mitsuhiko/minijinja/minijinja-go/v2"
@@ -25,7 +26,8 @@ const (
 
 // Template is a compiled template. Its methods may be called concurrently.
 type Template struct {
-	t *minijinja.Template
+	t         *minijinja.Template
+	rewritten string
 	// Marks says that the template has {% generation %} blocks.
 	Marks bool
 }
@@ -83,13 +85,32 @@ func Compile(source string) (*Template, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the template: %w", plain(err))
 	}
-	return &Template{t, marks}, nil
+	return &Template{t, rewritten, marks}, nil
 }
 
 // Raised is the error of a template that calls raise_exception.
 type Raised struct{ Message string }
 
 func (r *Raised) Error() string { return r.Message }
+
+var calledName = regexp.MustCompile(`^[A-Za-z_]\w*`)
+
+// named says which function is missing, which minijinja's error does not.
+func (t *Template) named(err error) error {
+	var e *minijinja.Error
+	if !errors.As(err, &e) || e.Kind != minijinja.ErrUnknownFunction || e.Span == nil ||
+		int(e.Span.StartOffset) > len(t.rewritten) {
+		return err
+	}
+	switch name := calledName.FindString(t.rewritten[e.Span.StartOffset:]); name {
+	case "":
+		return err
+	case "strftime_now":
+		return fmt.Errorf("it calls strftime_now (at line %d), which is left out so that a text does not depend on the day; give a template with a date in its place", e.Span.StartLine)
+	default:
+		return fmt.Errorf("it calls %.40s (at line %d), which is no function here; give a template without it", name, e.Span.StartLine)
+	}
+}
 
 // plain shortens minijinja's errors, whose text may have several lines.
 func plain(err error) error {
@@ -122,7 +143,7 @@ func (t *Template) Render(vars map[string]any) (text string, spans []Span, err e
 		all[markVariable] = string(rune(mark))
 		out, err := t.t.Render(all)
 		if err != nil {
-			return "", nil, fmt.Errorf("the template: %w", plain(err))
+			return "", nil, fmt.Errorf("the template: %w", plain(t.named(err)))
 		}
 		if !t.Marks {
 			return out, nil, nil

@@ -73,3 +73,21 @@ func agrees(t *testing.T, golden []byte, want int) {
 	require.NoError(t, lines.Err())
 	require.Equal(t, want, n)
 }
+
+// A missing function is named; a template may ask whether strftime_now is there.
+func TestMissingFunctions(t *testing.T) {
+	for source, want := range map[string]string{
+		"a\n{{ strftime_now('%d') }}":                                         "the template: it calls strftime_now (at line 2), which is left out so that a text does not depend on the day; give a template with a date in its place",
+		"{% set d = 'é' + strftime_now(x) %}":                                 "it calls strftime_now (at line 1)",
+		"{{ [1, today()] }}":                                                  "it calls today (at line 1), which is no function here; give a template without it",
+		"{% if strftime_now is defined %}{{ strftime_now('%d') }}{% endif %}": "",
+	} {
+		compiled, err := Compile(source)
+		require.NoError(t, err)
+		if _, _, err = compiled.Render(nil); want == "" {
+			require.NoError(t, err)
+		} else {
+			require.ErrorContains(t, err, want)
+		}
+	}
+}

@@ -150,10 +150,12 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 		for _, n := range counts {
 			if n <= runtime.GOMAXPROCS(0) {
 				fmt.Fprintf(s.progress, "measuring this CPU for predicted times of %s …\n", english.Plural(n, "process", ""))
-				if machines[n], err = s.processes(ctx, n); err != nil {
-					return err
+				says := cli.NewProgress(s.progress)
+				says.Later("measuring this CPU …")
+				if machines[n], err = s.processes(ctx, n); err == nil {
+					s.yard[n], err = newYardstick(ctx, dir, n, machines[n])
 				}
-				if s.yard[n], err = newYardstick(ctx, dir, n, machines[n]); err != nil {
+				if says.End(); err != nil {
 					return err
 				}
 			}

@@ -61,13 +61,18 @@ func (s *session) prepare(ctx context.Context, args []string, calibrate bool) (e
 		return err
 	}
 	threads := c.ComputeThreads()
+	says := cli.NewProgress(s.progress)
+	defer says.End()
 	if kept, _ := calibration.Kept(threads); kept == nil && calibrate && !strings.EqualFold(c.Device, "cuda") {
 		fmt.Fprintln(s.progress, "measuring this CPU for predicted times, once …")
+		says.Says("measuring this CPU …")
 		if err := here.Calibrate(ctx, &c); err != nil {
 			return err
 		}
 	}
+	says.Later("measuring the peak of this CPU …")
 	peak, err := calibration.MeasurePeak(threads)
+	says.End()
 	if err != nil {
 		return err
 	}
@@ -91,7 +96,10 @@ func (s *session) add(ctx context.Context, name, vary string, args []string) err
 	if err != nil {
 		return err
 	}
+	says := cli.NewProgress(s.progress)
+	says.Later("planning " + name + " …")
 	f, rates, err := predict(ctx, c, cluster.InProc)
+	says.End()
 	if err != nil {
 		return err
 	}

@@ -27,7 +27,7 @@ func ExportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "export DIR --to DIR",
 		Short:   "Write a checkpoint's model as a Hugging Face folder",
-		Long:    "Write the model of a checkpoint, or of the newest whole one in a folder, as a Hugging Face folder: config.json, model.safetensors (above --max-shard-size several files and their index), fp32, and the tokenizer's files where the run knew them. The files are verified; the folder appears complete or not at all. train --export DIR does so at the run's end. Of a checkpoint with adapters (train --lora) --merge writes the model with their products added to its weights, --format peft the adapters alone.",
+		Long:    "Write the model of a checkpoint, or of the newest whole one in a folder, as a Hugging Face folder: config.json, model.safetensors (above --max-shard-size several files and their index), fp32, and the tokenizer's files where the run knew them. The model's values are verified; the folder appears complete or not at all. train --export DIR does so at the run's end. Of a checkpoint with adapters (train --lora) --merge writes the model with their products added to its weights, --format peft the adapters alone.",
 		Example: "  spillway ckpt export run1 --to model",
 		Args:    oneFolder("export"),
 	}

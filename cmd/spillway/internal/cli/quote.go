@@ -46,8 +46,8 @@ func setValues(cmd *cobra.Command) (list []string) {
 }
 
 // endless is a word that is no word: a part of a value, which no value matches. Paths
-// are shorter.
-var endless = regexp.MustCompile(`\S{257,}`)
+// are shorter. A list has items: a command that an error advises is not cut.
+var endless = regexp.MustCompile(`[^\s,]{257,}`)
 
 // short is the first maxQuoted characters of v, escaped.
 func short(v string) string {

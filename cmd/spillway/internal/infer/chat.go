@@ -57,7 +57,7 @@ ends an answer, and at the prompt the command, with status 130.`,
 		case fs.Changed("seq") && c.Seq < 1:
 			return fmt.Errorf("--seq %d: at least 1 token is needed; leave it out for the model's positions", c.Seq)
 		}
-		if err := refuseSampling(&how); err != nil {
+		if err := refuseSampling(fs, &how); err != nil {
 			return err
 		}
 		return chat(cmd.Context(), c, how, system, cmd.InOrStdin(), cmd.OutOrStdout(), cmd.ErrOrStderr())

@@ -48,6 +48,7 @@ the data's but for white space at both ends. --batch of them are answered at onc
 	fs.IntVar(&c.Batch, "batch", c.Batch, "rows of a batch, a rank")
 	fs.IntVar(&c.Seq, "seq", 0, "tokens of a row (default: the --seq of the checkpoint's run, else 1024; at most the model's positions)")
 	templateFlag(fs, &c)
+	fs.StringVar(&c.LossOn, "loss-on", "", "what counts in the loss of conversations: answers or all (default: answers)")
 	fs.BoolVar(&a.wanted, "accuracy", false, "count the answers that are those of the data, too")
 	fs.IntVar(&a.how.Tokens, "tokens", 0, "with --accuracy, tokens of an answer, at most (default: twice the data's longest and 16)")
 	fs.StringArrayVar(&a.how.Stop, "stop", nil, "with --accuracy, end an answer before this `TEXT`; may be given several times")
@@ -65,7 +66,7 @@ the data's but for white space at both ends. --batch of them are answered at onc
 		case fs.Changed("tokens") && a.how.Tokens < 1:
 			return fmt.Errorf("--tokens %d: at least 1 is needed", a.how.Tokens)
 		}
-		if err := cmp.Or(refuseSampling(&a.how), cli.RefuseOverwriting(fs)); err != nil {
+		if err := cmp.Or(refuseSampling(fs, &a.how), cli.RefuseOverwriting(fs)); err != nil {
 			return err
 		}
 		c.EvalData = path

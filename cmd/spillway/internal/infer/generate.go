@@ -92,7 +92,7 @@ positions is refused.`,
 		case given("system") && given("prompts"):
 			return errors.New("--system with --prompts: give the file's conversations a message of role system")
 		}
-		if err := refuseSampling(&g.how); err != nil {
+		if err := refuseSampling(fs, &g.how); err != nil {
 			return err
 		}
 		if err := cli.RefuseOverwriting(fs); err != nil {

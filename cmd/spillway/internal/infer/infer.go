@@ -60,9 +60,12 @@ func templateFlag(fs *pflag.FlagSet, c *spillway.Config) {
 }
 
 // refuseSampling refuses what no answer can be drawn by.
-func refuseSampling(how *trainer.Decoding) error {
-	if slices.Contains(how.Stop, "") {
+func refuseSampling(fs *pflag.FlagSet, how *trainer.Decoding) error {
+	switch {
+	case slices.Contains(how.Stop, ""):
 		return errors.New("--stop: the text is empty; leave it out")
+	case fs.Changed("top-p") && how.TopP == 0: // Sampling's zero value is all
+		return errors.New("--top-p 0: a probability is needed, over 0 and at most 1; --temperature 0 takes the likeliest token")
 	}
 	return how.Sampling.Validate()
 }

@@ -276,7 +276,7 @@ func Train(fs *pflag.FlagSet, c *config.Config, l *Later) {
 	fs.StringVar(&c.Overlap, "overlap", "on", "on: collectives run beside computation; off: the two take turns; both give the same bits (CPU ranks)")
 	fs.StringVar(&c.EvalData, "eval-data", "", "held-out data `PATH`")
 	fs.IntVar(&c.EvalEvery, "eval-every", 0, "steps between evaluations (default: at the end only)")
-	fs.IntVar(&c.EvalSteps, "eval-steps", d.EvalSteps, "batches of an evaluation")
+	fs.IntVar(&c.EvalSteps, "eval-steps", d.EvalSteps, "batches of an evaluation at most: no row counts twice")
 	fs.StringVar(&c.Device, "device", d.Device, "cpu, or cuda: this machine's NVIDIA GPUs, over which the ranks are spread")
 	fs.StringVar(&c.Collectives, "collectives", d.Collectives, "how CPU ranks gather and sum: auto, direct, tree, halving-doubling, hierarchical or server, which all give the same bits; or ring, which gives others")
 	fs.IntVar(&c.Ranks, "ranks", d.Ranks, "world size")

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,7 +17,7 @@ import (
 
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/jobs"
-	"github.com/spillway-ml/spillway/model"
+	"github.com/spillway-ml/spillway/internal/safetensors"
 	"github.com/spillway-ml/spillway/planner"
 )
 
@@ -37,7 +38,7 @@ func FinetuneAsTrain(ctx context.Context, args []string, w io.Writer) ([]string,
 		return nil, err
 	}
 	full, _ := fs.GetBool("full")
-	tell, err := finetuning(ctx, fs, fs.Arg(0), fs.Arg(1), full)
+	tell, err := finetuning(ctx, fs, fs.Arg(0), fs.Arg(1), full, w)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +50,7 @@ func FinetuneAsTrain(ctx context.Context, args []string, w io.Writer) ([]string,
 func FinetuneCommand() *cobra.Command {
 	var full bool
 	cmd := newCommand(func(cmd *cobra.Command, args []string) (func(io.Writer), error) {
-		return finetuning(cmd.Context(), cmd.Flags(), args[0], args[1], full)
+		return finetuning(cmd.Context(), cmd.Flags(), args[0], args[1], full, cmd.ErrOrStderr())
 	})
 	cmd.Use, cmd.Short = "finetune MODEL DATA", "Train a model's folder or checkpoint further, on conversations or text"
 	cmd.Long = `Train a model further: train with the defaults of fine-tuning. It trains low-rank
@@ -84,7 +85,8 @@ const (
 )
 
 // finetuning sets the flags that were not given, and returns what says so.
-func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, full bool) (func(io.Writer), error) {
+// w takes lines while that takes long.
+func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, full bool, w io.Writer) (func(io.Writer), error) {
 	if path := fs.Lookup("config").Value.String(); path != "" { // before what is chosen here
 		if err := cli.ApplyConfigFile(fs, path); err != nil {
 			return nil, err
@@ -110,12 +112,14 @@ func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, ful
 	if err != nil {
 		return nil, err
 	}
-	m, err := planner.OpenModel(ctx, folder, model.ConfigFile)
-	if err != nil {
-		return nil, err
+	says := cli.NewProgress(w)
+	says.Later("verifying the weights of " + cli.OnOneLine(folder) + " …")
+	m, err := planner.OpenModel(ctx, folder, safetensors.FileName)
+	if says.End(); err != nil {
+		return nil, fmt.Errorf("finetune %s: %w", cli.Cut(folder), err)
 	}
-	given := folder
-	folder = m.Path // of checkpoints the newest, whose tokenizer and template it takes
+	given, passed := folder, m.Passed
+	folder = m.Path // of checkpoints the newest whole one, whose tokenizer and template it takes
 	own, err := m.Adapters()
 	if err = errors.Join(err, m.Close()); err != nil {
 		return nil, err
@@ -155,7 +159,12 @@ func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, ful
 			}
 		}
 	}
-	return func(w io.Writer) { tell.lines(w, fs) }, nil
+	return func(w io.Writer) {
+		for _, p := range passed {
+			fmt.Fprintf(w, "warning: %s: %s\n", cli.OnOneLine(given), p)
+		}
+		tell.lines(w, fs)
+	}, nil
 }
 
 // wholeOf refuses to train all parameters of a folder with adapters, and says how it goes.
@@ -250,6 +259,8 @@ func trainArgs(fs *pflag.FlagSet) []string {
 			args = append(args, "--"+f.Name)
 		case f.Value.Type() == "bool":
 			args = append(args, "--"+f.Name+"="+f.Value.String())
+		case f.Value.String() == "" && slices.Contains([]string{"checkpoint", "lora", "batch-schedule"}, f.Name):
+			args = append(args, "--"+f.Name, "none") // which was given, and is kept as ""
 		default:
 			args = append(args, "--"+f.Name, f.Value.String())
 		}
