@@ -36,8 +36,12 @@ func (m *MetricsWriter) Dropped() int { return m.ahead }
 
 // OpenMetrics creates the file and its folder. For a run that resumes after step it keeps the
 // lines up to that step; later or incomplete lines, of an earlier attempt, are removed. With
-// step −1, a new run, the file starts empty. A file that another run writes to is refused.
+// step −1, a new run, the file starts empty. A file that another run writes to is refused, and one
+// that holds no metrics.
 func OpenMetrics(path string, step int) (*MetricsWriter, error) {
+	if err := refuseForeign(path); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		return nil, fmt.Errorf("Config.Metrics: %w", err)
 	}
