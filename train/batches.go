@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -405,8 +406,10 @@ func (b *batches) close() error {
 // Sample returns the tokens and targets of a micro-batch of the training data, by step and
 // micro-batch from 0.
 func (t *Trainer) Sample(step, micro, rank int) (tokens, targets []int32, err error) {
+	if t.train == nil {
+		return nil, nil, cmp.Or(t.fatal, errNoTraining)
+	}
 	shape := planner.SampleShape(t.plan.Program, t.cfg.Batch)
-	shape.Inputs = nil
 	m := shape.NewMicro(t.cfg.Batch)
 	return m.Tokens, m.Targets, t.train.fill(step, micro, rank, m)
 }

@@ -228,6 +228,12 @@ func TestMaskedTargetsDoNotCount(t *testing.T) {
 	defer func() { require.NoError(t, tr.Close()) }()
 	_, w, err := tr.Parameter("layer.0.weight")
 	require.NoError(t, err)
+	tokens, targets, err := tr.Sample(0, 0, 1)
+	require.NoError(t, err)
+	require.Empty(t, tokens)
+	require.Len(t, targets, c.Batch)
+	require.Equal(t, int32(-1), targets[3], "sample 7")
+	require.NotContains(t, targets[:3], int32(-1))
 	sum := 0.0
 	for i := range int64(7) {
 		shape := data.Shape{Targets: 1, Inputs: []data.InputSize{{Name: "x", Elems: squareSide * squareSide}}}

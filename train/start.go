@@ -182,6 +182,9 @@ func (t *Trainer) openAll(ctx context.Context) error {
 // errClosed is of calls after Close.
 var errClosed = errors.New("the Trainer is closed")
 
+// errNoTraining is of calls for training data of a run that has none.
+var errNoTraining = errors.New("the run has no training data: Config.Inference trains nothing")
+
 // Close ends the ranks, gives their memory back and writes the trace. Calls of what needs
 // them are errors from then on.
 func (t *Trainer) Close() error {
