@@ -34,8 +34,8 @@ import (
 //		Order string
 //
 //		Steps int // optimizer steps
-//		// Epochs, if not 0, is how often the run goes through the data. Steps is then computed from
-//		// it; the last step may begin another epoch.
+//		// Epochs, if not 0, is how often the run goes through the data. Steps, which may
+//		// be 0, is then computed from it; the last step may begin another epoch.
 //		Epochs int
 //		Batch  int // rows of a micro-batch of one rank
 //		Seq    int // tokens of a row; 0: the smaller of 256 and the model's positions
