@@ -97,11 +97,24 @@ func (t *Trainer) countSteps() {
 		return // a resumed run keeps its Steps
 	}
 	t.cfg = c.with(c.Tokenizer, c.Order, steps)
-	each := fmt.Sprintf("%d a step", s.Rows(0))
-	if len(c.BatchSchedule) > 0 {
-		each = "as many a step as Config.BatchSchedule says"
+}
+
+// lengthNotes are notes about a training run whose Steps are known: those that Config.Epochs come
+// to, and fields that change nothing.
+func (t *Trainer) lengthNotes() (notes []string) {
+	c := t.cfg
+	if c.Inference {
+		return nil
 	}
-	t.notes = append(t.notes, fmt.Sprintf("%s of %s, %s: %s", english.Plural(c.Epochs, "epoch", ""), english.Plural(int(s.Windows()), "row", ""), each, english.Plural(steps, "step", "")))
+	if c.Epochs > 0 {
+		s := t.train.sampler
+		each := fmt.Sprintf("%d a step", s.Rows(0))
+		if len(c.BatchSchedule) > 0 {
+			each = "as many a step as Config.BatchSchedule says"
+		}
+		notes = append(notes, fmt.Sprintf("%s of %s, %s: %s", english.Plural(c.Epochs, "epoch", ""), english.Plural(int(s.Windows()), "row", ""), each, english.Plural(c.Steps, "step", "")))
+	}
+	return append(notes, c.IdleNotes()...)
 }
 
 // readText opens the files of tokens or text; held selects the held-out documents.

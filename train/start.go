@@ -75,6 +75,7 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 			return nil, t.refused(err)
 		}
 	}
+	t.notes = append(t.notes, t.lengthNotes()...)
 	t.accepted = true
 	return t, nil
 }
@@ -110,7 +111,6 @@ func (t *Trainer) fit(ctx context.Context, q request) error {
 	}
 	if !q.Inference {
 		t.notes = append(t.notes, t.adapterNotes()...)
-		t.notes = append(t.notes, t.cfg.IdleNotes()...)
 		t.notes = append(t.notes, fileNotes(&t.cfg.Config)...)
 		t.notes = append(t.notes, planner.DropoutNote(t.cfg.Shape.Dropouts, &t.cfg.Config)...)
 		t.notes = append(t.notes, config.RingNote(&t.cfg.Config)...)
