@@ -34,8 +34,8 @@ import (
 //		Order string
 //
 //		Steps int // optimizer steps
-//		// Epochs, if not 0, is how often the run goes through the data. Steps is then computed from
-//		// it; the last step may begin another epoch.
+//		// Epochs, if not 0, is how often the run goes through the data. Steps, which may
+//		// be 0, is then computed from it; the last step may begin another epoch.
 //		Epochs int
 //		Batch  int // rows of a micro-batch of one rank
 //		Seq    int // tokens of a row; 0: the smaller of 256 and the model's positions
@@ -259,10 +259,12 @@ import (
 //		// than the checkpoint's run had.
 //		AcceptChanges bool
 //
-//		Timeout  time.Duration // of any collective
-//		Metrics  string        // JSON lines file; "" writes none
-//		Receipts               // the run's hash chain
-//		Trace    string        // Chrome trace file; "" writes none
+//		Timeout time.Duration // of any collective
+//		// Metrics is a file of JSON lines; "": none. The command, or OpenMetrics, writes it; New only
+//		// checks that it may be written over.
+//		Metrics  string
+//		Receipts        // the run's hash chain
+//		Trace    string // Chrome trace file; "" writes none
 //		// PeakFlops is the highest measured FLOP/s of this process's devices; StepResult.FlopsShare
 //		// and a trace's operations are shares of it. 0: unknown.
 //		PeakFlops float64

@@ -184,7 +184,8 @@ func VerifyReceipt(ctx context.Context, v Verification) (*receipts.Verified, err
 }
 
 // OpenMetrics creates the file and its folder. It starts empty, or, for a run that
-// goes on after step, with the lines of the steps up to that. step −1: a new run.
+// goes on after step, with the lines of the steps up to that. step −1: a new run. It refuses
+// a file that holds no metrics, and one that another run writes to.
 func OpenMetrics(path string, step int) (*MetricsWriter, error) { return train.OpenMetrics(path, step) }
 
 // CPUHardware is the CPU device of this process with so many threads, before it is

@@ -111,7 +111,7 @@ func (m *Model) build(kind model.Kind, rows, seq int) (*graph.Program, error) {
 	}
 	for i := range p.Buffers {
 		in := &p.Buffers[i]
-		if in.Class == graph.Inputs && graph.BufID(i) != p.Key && (len(in.Shape) == 0 || in.Shape[0] != int64(rows)) {
+		if in.Class == graph.Inputs && in.View == nil && graph.BufID(i) != p.Key && (len(in.Shape) == 0 || in.Shape[0] != int64(rows)) {
 			return nil, fmt.Errorf("model %.80q: input %q has shape %v, want %d rows first", m.Name, in.Name, in.Shape, rows)
 		}
 	}

@@ -63,7 +63,7 @@ var refusedAlone = []pair{
 // without them, and settings shared by several runs may have them.
 var toldAlone = []pair{
 	{"Config.EvalSteps %v", func(c *Config) any { return c.EvalSteps }, standard.EvalSteps, (*Config).Evaluates, "changes nothing: without Config.EvalData nothing is evaluated"},
-	{"Config.Warmup %v", func(c *Config) any { return c.Warmup }, 0, func(c *Config) bool { return c.Own.Schedule != nil || c.Epochs > 0 || c.Warmup <= c.Steps },
+	{"Config.Warmup %v", func(c *Config) any { return c.Warmup }, 0, func(c *Config) bool { return c.Own.Schedule != nil || c.Warmup <= c.Steps },
 		"is more than Config.Steps: the rate does not reach Config.LR"},
 	{"Config.Trust %v", func(c *Config) any { return c.Trust }, standard.Trust, ofOptimizers(zero.Trust),
 		forOptimizers(zero.Trust)},
@@ -112,7 +112,7 @@ func (c *Config) refuseIdle() error {
 	return nil
 }
 
-// IdleNotes are notes about fields that change nothing in this run.
+// IdleNotes are notes about fields that change nothing in this run, whose Steps are known.
 func (c *Config) IdleNotes() (notes []string) {
 	for i := range toldAlone {
 		if p := &toldAlone[i]; p.idle(c) {

@@ -52,8 +52,12 @@ func (c *Config) validate() error {
 	if c.Seq < 0 {
 		return Refuse("Config.Seq %d: at least 1 token is needed; 0 is the smaller of 256 and the model's positions", c.Seq)
 	}
+	leastSteps := 1
+	if c.Epochs > 0 {
+		leastSteps = 0 // they are computed
+	}
 	checks := []error{
-		atLeast("Steps", c.Steps, 1, "step"), atLeast("Epochs", c.Epochs, 0, "epoch"), atLeast("Batch", c.Batch, 1, "row"), atLeast("Seq", c.Seq, 0, "token"),
+		atLeast("Steps", c.Steps, leastSteps, "step"), atLeast("Epochs", c.Epochs, 0, "epoch"), atLeast("Batch", c.Batch, 1, "row"), atLeast("Seq", c.Seq, 0, "token"),
 		atLeast("Accum", c.Accum, 1, "micro-batch"), atLeast("Ranks", c.Ranks, 1, "rank"), atLeast("Warmup", c.Warmup, 0, "step"),
 		atLeast("Threads", c.Threads, 0, "thread"), atLeast("Prefetch", c.Prefetch, 0, "unit"), atLeast("EvalEvery", c.EvalEvery, 0, "step"),
 		atLeast("EvalSteps", c.EvalSteps, 1, "batch"), atLeast("SaveEvery", c.SaveEvery, 0, "step"), atLeast("Keep", c.Keep, 0, "checkpoint"), atLeast("ReceiptEvery", c.ReceiptEvery, 0, "step"),

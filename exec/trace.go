@@ -132,11 +132,14 @@ type traceArgs struct {
 // separated by commas, until the next call; no bytes at the end. next is the index after them.
 type Events func(from int64) (events []byte, next int64, err error)
 
+// TraceHead is what a trace file begins with.
+const TraceHead = `{"displayTimeUnit":"ms","traceEvents":[`
+
 // Write writes the trace, followed by the events of ranks in other processes. The executors that
 // recorded the trace must be synced or closed.
 func (t *Trace) Write(w io.Writer, others ...Events) error {
 	b := bufio.NewWriterSize(w, 1<<16)
-	b.WriteString("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")
+	b.WriteString(TraceHead)
 	between := ""
 	all := func(ranks Events) error {
 		for at := int64(0); ; {

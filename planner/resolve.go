@@ -69,6 +69,9 @@ func (q Request) resolve() (planner, error) {
 		return planner{}, err
 	}
 	common := q.Common()
+	if q.Steps == 0 { // the data, once they are open, say how many Config.Epochs are
+		q.Steps = config.Default().Steps
+	}
 	if q.Seq == 0 && q.Own.Model != nil {
 		q.Seq = 1
 	}

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -96,11 +97,24 @@ func (t *Trainer) countSteps() {
 		return // a resumed run keeps its Steps
 	}
 	t.cfg = c.with(c.Tokenizer, c.Order, steps)
-	each := fmt.Sprintf("%d a step", s.Rows(0))
-	if len(c.BatchSchedule) > 0 {
-		each = "as many a step as Config.BatchSchedule says"
+}
+
+// lengthNotes are notes about a training run whose Steps are known: those that Config.Epochs come
+// to, and fields that change nothing.
+func (t *Trainer) lengthNotes() (notes []string) {
+	c := t.cfg
+	if c.Inference {
+		return nil
 	}
-	t.notes = append(t.notes, fmt.Sprintf("%s of %s, %s: %s", english.Plural(c.Epochs, "epoch", ""), english.Plural(int(s.Windows()), "row", ""), each, english.Plural(steps, "step", "")))
+	if c.Epochs > 0 {
+		s := t.train.sampler
+		each := fmt.Sprintf("%d a step", s.Rows(0))
+		if len(c.BatchSchedule) > 0 {
+			each = "as many a step as Config.BatchSchedule says"
+		}
+		notes = append(notes, fmt.Sprintf("%s of %s, %s: %s", english.Plural(c.Epochs, "epoch", ""), english.Plural(int(s.Windows()), "row", ""), each, english.Plural(c.Steps, "step", "")))
+	}
+	return append(notes, c.IdleNotes()...)
 }
 
 // readText opens the files of tokens or text; held selects the held-out documents.
@@ -420,8 +434,10 @@ func (b *batches) close() error {
 // Sample returns the tokens and targets of a micro-batch of the training data, by step and
 // micro-batch from 0.
 func (t *Trainer) Sample(step, micro, rank int) (tokens, targets []int32, err error) {
+	if t.train == nil {
+		return nil, nil, cmp.Or(t.fatal, errNoTraining)
+	}
 	shape := planner.SampleShape(t.plan.Program, t.cfg.Batch)
-	shape.Inputs = nil
 	m := shape.NewMicro(t.cfg.Batch)
 	return m.Tokens, m.Targets, t.train.fill(step, micro, rank, m)
 }

@@ -83,6 +83,13 @@ func (t *Trainer) Decode(ctx context.Context, prompts [][]int32, how Decoding, t
 	if i := slices.IndexFunc(prompts, func(p []int32) bool { return len(p) == 0 }); i >= 0 {
 		return 0, errors.New("generate: the prompt is empty")
 	}
+	for i, p := range prompts {
+		for _, token := range p {
+			if token < 0 || int(token) >= t.cfg.Shape.Vocab {
+				return 0, fmt.Errorf("generate: token %d of prompt %d is not in the model's vocabulary; give tokens from 0 to %d", token, i, t.cfg.Shape.Vocab-1)
+			}
+		}
+	}
 	if err := t.flush(); err != nil {
 		return 0, err
 	}

@@ -203,6 +203,13 @@ func TestDecodingStops(t *testing.T) {
 	again, _ := decode()
 	require.Equal(t, whole, again, "what is kept of another answer changes nothing")
 
+	for _, token := range []int32{-1, int32(tr.cfg.Shape.Vocab)} {
+		_, err := tr.Decode(context.Background(), [][]int32{{1}, {1, token}}, Decoding{Tokens: 1}, nil, nil)
+		require.ErrorContains(t, err, fmt.Sprintf("generate: token %d of prompt 1 is not in the model's vocabulary", token))
+	}
+	after, _ := decode()
+	require.Equal(t, whole, after, "nothing ran")
+
 	for held, want := range map[string]int{"": 0, "x": 0, "a": 1, "xab": 2, "xabab": 2, "aba": 3} {
 		require.Equal(t, want, mayBegin([]byte(held), []string{"abac", "abz"}), held)
 	}

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -36,8 +37,12 @@ func (m *MetricsWriter) Dropped() int { return m.ahead }
 
 // OpenMetrics creates the file and its folder. For a run that resumes after step it keeps the
 // lines up to that step; later or incomplete lines, of an earlier attempt, are removed. With
-// step −1, a new run, the file starts empty. A file that another run writes to is refused.
+// step −1, a new run, the file starts empty. A file that another run writes to is refused, and one
+// that holds no metrics.
 func OpenMetrics(path string, step int) (*MetricsWriter, error) {
+	if err := refuseForeign("Config.Metrics", path, metricsHeads...); err != nil {
+		return nil, err
+	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		return nil, fmt.Errorf("Config.Metrics: %w", err)
 	}
@@ -94,9 +99,12 @@ func lockMetrics(f *os.File, resumes bool) error {
 	}
 }
 
-// refuseForeign refuses an existing file that does not begin like metrics: a run would erase
-// somebody's file.
-func refuseForeign(path string) error {
+// metricsHeads are what a file of metrics may begin with.
+var metricsHeads = []string{`{"step":`, `{"event":`}
+
+// refuseForeign refuses an existing file that does not begin as what field writes: a run would
+// erase somebody's file.
+func refuseForeign(field, path string, heads ...string) error {
 	st, err := os.Stat(path)
 	if err != nil || !st.Mode().IsRegular() {
 		return nil // what can't be written is told when it is opened
@@ -106,17 +114,17 @@ func refuseForeign(path string) error {
 		return nil
 	}
 	defer f.Close()
-	head := make([]byte, 16)
-	n, err := io.ReadFull(f, head)
-	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
-		return fmt.Errorf("Config.Metrics: %w", err)
+	begin, err := io.ReadAll(io.LimitReader(f, 64))
+	if err != nil {
+		return fmt.Errorf("%s: %w", field, err)
 	}
-	for _, start := range []string{`{"step":`, `{"event":`} {
-		if m := min(n, len(start)); string(head[:m]) == start[:m] {
+	for _, head := range heads {
+		if n := min(len(begin), len(head)); string(begin[:n]) == head[:n] {
 			return nil
 		}
 	}
-	return fmt.Errorf("Config.Metrics %.80q is there already and holds no metrics; give another file, or remove it", path)
+	return fmt.Errorf("%s %.80q is there already and holds no %s; give another file, or remove it", field, path,
+		strings.ToLower(strings.TrimPrefix(field, "Config.")))
 }
 
 // linesUpTo returns the end of the last whole line before the first one that is incomplete or

@@ -24,7 +24,9 @@ func TestAClosedTrainerRefuses(t *testing.T) {
 		name := tr.Parameters()[0]
 		shape, values, read := tr.Parameter(name)
 		require.Nil(t, shape)
-		return map[string]error{"Step": step, "Save": save, "Evaluate": evaluate, "Generate": generate, "ParamsSHA256": hash,
+		_, _, sample := tr.Sample(0, 0, 0)
+		require.Empty(t, tr.Device())
+		return map[string]error{"Sample": sample, "Step": step, "Save": save, "Evaluate": evaluate, "Generate": generate, "ParamsSHA256": hash,
 			"Run": tr.Run(ctx, nil), "Parameter": read, "SetParameter": tr.SetParameter(name, values)}
 	}
 	c := tiny("gpt2")

@@ -173,6 +173,25 @@ func TestOwnHasOneResult(t *testing.T) {
 	}
 }
 
+// A model may reshape its input so that its first dimension is no longer the rows: each image is
+// four samples of a layer here.
+func TestAnInputIsReshaped(t *testing.T) {
+	c := ownConfig(&config.Model{Name: "parts", Forward: func(b *graph.Builder, rows, seq int, train bool) error {
+		n := int64(rows)
+		b.Unit("parts")
+		x := b.Reshape("parts", b.Input("x", n, squareSide*squareSide), 4*n, squareSide*squareSide/4)
+		x = b.Linear("part", x, b.Param("part.weight", graph.Normal(0.2), 3, squareSide*squareSide/4), graph.Value{}, graph.LinearAttr{TransW: true})
+		x = b.Reshape("whole", x, n, 12)
+		x = b.Linear("head", x, b.Param("head.weight", graph.Normal(0.2), 4, 12), graph.Value{}, graph.LinearAttr{TransW: true})
+		b.CrossEntropy("loss", x, b.Targets(n, 1))
+		return nil
+	}})
+	c.Zero = 0
+	want := ran(t, c)
+	c.Zero, c.AccumOrder = 1, "layer"
+	require.Equal(t, want, ran(t, c))
+}
+
 // The models of package model that are no language models train, and learn.
 func TestClassifiersLearn(t *testing.T) {
 	for _, m := range []model.Config{
@@ -209,6 +228,12 @@ func TestMaskedTargetsDoNotCount(t *testing.T) {
 	defer func() { require.NoError(t, tr.Close()) }()
 	_, w, err := tr.Parameter("layer.0.weight")
 	require.NoError(t, err)
+	tokens, targets, err := tr.Sample(0, 0, 1)
+	require.NoError(t, err)
+	require.Empty(t, tokens)
+	require.Len(t, targets, c.Batch)
+	require.Equal(t, int32(-1), targets[3], "sample 7")
+	require.NotContains(t, targets[:3], int32(-1))
 	sum := 0.0
 	for i := range int64(7) {
 		shape := data.Shape{Targets: 1, Inputs: []data.InputSize{{Name: "x", Elems: squareSide * squareSide}}}

@@ -207,9 +207,14 @@ func TestEpochsAndHeldOutDocuments(t *testing.T) {
 	steps := (2*rows + 3) / 4
 	require.Contains(t, notes, fmt.Sprintf("2 epochs of %d rows, 4 a step: %d steps", rows, steps))
 	require.Equal(t, steps, newestOf(t, c.Checkpoint).Manifest.Step)
-	c.Resume, c.Epochs, c.Batch = true, 3, 8
+	require.NotContains(t, notes, "Config.Warmup")
+	c.Resume, c.Epochs, c.Batch, c.Steps, c.Warmup = true, 3, 8, 0, 1000
 	notes = strings.Join(ended(t, c), "\n")
-	require.Equal(t, steps+(3*rows-4*steps+7)/8, newestOf(t, c.Checkpoint).Manifest.Step, notes)
+	steps += (3*rows - 4*steps + 7) / 8
+	require.Equal(t, steps, newestOf(t, c.Checkpoint).Manifest.Step, notes)
+	require.Equal(t, 1, strings.Count(notes, "8 a step: "), notes)
+	require.Contains(t, notes, fmt.Sprintf("3 epochs of %d rows, 8 a step: %d steps", rows, steps))
+	require.Contains(t, notes, "Config.Warmup 1000 is more than Config.Steps: the rate does not reach Config.LR")
 
 	dir := t.TempDir()
 	for i := range 20 {

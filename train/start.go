@@ -75,6 +75,7 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 			return nil, t.refused(err)
 		}
 	}
+	t.notes = append(t.notes, t.lengthNotes()...)
 	t.accepted = true
 	return t, nil
 }
@@ -110,7 +111,6 @@ func (t *Trainer) fit(ctx context.Context, q request) error {
 	}
 	if !q.Inference {
 		t.notes = append(t.notes, t.adapterNotes()...)
-		t.notes = append(t.notes, t.cfg.IdleNotes()...)
 		t.notes = append(t.notes, fileNotes(&t.cfg.Config)...)
 		t.notes = append(t.notes, planner.DropoutNote(t.cfg.Shape.Dropouts, &t.cfg.Config)...)
 		t.notes = append(t.notes, config.RingNote(&t.cfg.Config)...)
@@ -181,6 +181,9 @@ func (t *Trainer) openAll(ctx context.Context) error {
 
 // errClosed is of calls after Close.
 var errClosed = errors.New("the Trainer is closed")
+
+// errNoTraining is of calls for training data of a run that has none.
+var errNoTraining = errors.New("the run has no training data: Config.Inference trains nothing")
 
 // Close ends the ranks, gives their memory back and writes the trace. Calls of what needs
 // them are errors from then on.

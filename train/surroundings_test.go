@@ -193,7 +193,7 @@ func TestMetricsAreCutBack(t *testing.T) {
 	require.Zero(t, st.Size())
 }
 
-// Two runs do not write to one file: the second is refused and changes nothing. One that resumes
+// Two runs do not write to one file, and none to a foreign one: it is refused and stays. A run that resumes
 // waits for the end of a process that was killed.
 func TestMetricsOfTwoRuns(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.jsonl")
@@ -219,6 +219,16 @@ func TestMetricsOfTwoRuns(t *testing.T) {
 	again, err := OpenMetrics(path, -1)
 	require.NoError(t, err, "the first run has ended")
 	require.NoError(t, again.Close())
+
+	notes := filepath.Join(t.TempDir(), "notes.txt")
+	require.NoError(t, os.WriteFile(notes, []byte("to remember\n"), 0o600))
+	for _, step := range []int{-1, 2} {
+		_, err = OpenMetrics(notes, step)
+		require.ErrorContains(t, err, "is there already and holds no metrics")
+		text, err = os.ReadFile(notes)
+		require.NoError(t, err)
+		require.Equal(t, "to remember\n", string(text))
+	}
 }
 
 // A file written aside takes its name whole, or leaves the old one and nothing else.

@@ -191,8 +191,11 @@ func (t *Trainer) ParamsSHA256() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// Device describes the device in a line; "" for the CPU.
+// Device describes the device in a line; "" for the CPU, and after Close.
 func (t *Trainer) Device() string {
+	if t.platform == nil {
+		return ""
+	}
 	about := t.platform.About()
 	if t.platform.GPU() == nil || about == "" {
 		return about

@@ -26,6 +26,7 @@ func TestFilesOfOthersStay(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{strings.Join(tinyWith("--metrics", notes), "\n"), "is there already and holds no metrics"},
 		{strings.Join(tinyWith("--metrics", notes, "--checkpoint", ck, "--steps", "4", "--resume"), "\n"), "is there already and holds no metrics"},
+		{strings.Join(tinyWith("--trace", notes), "\n"), "--trace \"" + notes + "\" is there already and holds no trace"},
 		{"data\ntokenize\n--tokenizer\nbytes\n--out\n" + tokens + "\n" + text, "is there already; give another name, or --replace"},
 	} {
 		got := command(strings.Split(c.args, "\n")...)
@@ -39,9 +40,10 @@ func TestFilesOfOthersStay(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "theirs", string(b))
 
-	metrics := filepath.Join(dir, "m.jsonl")
+	metrics, trace := filepath.Join(dir, "m.jsonl"), filepath.Join(dir, "t.json")
+	require.NoError(t, os.WriteFile(trace, nil, 0o644))
 	for range 2 {
-		require.Equal(t, 0, command(tinyWith("--metrics", metrics)...).status, "an earlier run's metrics are written anew")
+		require.Equal(t, 0, command(tinyWith("--metrics", metrics, "--trace", trace)...).status, "an earlier run's files are written anew")
 	}
 	require.Equal(t, 0, command("data", "tokenize", "--replace", "--tokenizer", "bytes", "--out", tokens, text).status)
 }

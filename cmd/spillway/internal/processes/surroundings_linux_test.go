@@ -178,12 +178,13 @@ func TestAPanicIsAFault(t *testing.T) {
 
 // A run that is refused leaves the last trace as it was.
 func TestARefusedRunKeepsTheTrace(t *testing.T) {
-	path := writeFile(t, "trace.json", "the last one")
+	const last = `{"displayTimeUnit":"ms","traceEvents":[the last one`
+	path := writeFile(t, "trace.json", last)
 	got := command(tinyWith("--trace", path, "--init", t.TempDir())...)
 	require.Equal(t, 1, got.status)
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.Equal(t, "the last one", string(text))
+	require.Equal(t, last, string(text))
 	list, err := os.ReadDir(filepath.Dir(path))
 	require.NoError(t, err)
 	require.Len(t, list, 1)
