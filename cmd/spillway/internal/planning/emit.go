@@ -8,6 +8,7 @@ import (
 	"math"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/template"
 	"time"
@@ -187,20 +188,32 @@ func (f *Flags) jobArgs(args []string, p *planner.Forecast, j *job) []string {
 // mount puts files onto the volumes of the pod: what is read, what is written, and a disk tier.
 func (f *Flags) mount(set *pflag.FlagSet, add func(name, value string)) {
 	value := func(name string) string { return set.Lookup(name).Value.String() }
+	var read, written []string
 	for _, name := range []string{"model", "init", "data", "eval-data", "tokenizer", "template"} {
 		v := value(name)
 		switch _, err := model.LookupPreset(v); {
 		case v == "" || name == "model" && err == nil || name == "init" && strings.EqualFold(v, "random"):
 		case name == "tokenizer" && (strings.EqualFold(v, "bytes") || strings.EqualFold(v, "gpt2")):
 		default:
-			add(name, path.Join(path.Dir(jobData), filepath.Base(v)))
+			read = append(read, name)
 		}
 	}
 	for _, name := range []string{"checkpoint", "metrics", "receipt", "trace", "tensorboard", "export"} {
-		if v := value(name); v != "" {
-			add(name, path.Join(jobRuns, filepath.Base(v)))
+		if value(name) != "" {
+			written = append(written, name)
 		}
 	}
+	onto := func(folder string, flags []string) {
+		var sources []string
+		for _, name := range flags {
+			sources = append(sources, value(name))
+		}
+		for i, name := range mounted(sources) {
+			add(flags[i], path.Join(folder, name))
+		}
+	}
+	onto(path.Dir(jobData), read)
+	onto(jobRuns, written)
 	if v := value("disk"); v != "" {
 		size := ""
 		if at := strings.LastIndexByte(v, ':'); at >= 0 {
@@ -210,6 +223,38 @@ func (f *Flags) mount(set *pflag.FlagSet, add func(name, value string)) {
 		}
 		add("disk", jobScratch+size)
 	}
+}
+
+// mounted returns the names of paths in one folder. Different paths have different names: with that of
+// the folder that a path is in, and a number, where its last element is not enough.
+func mounted(paths []string) (names []string) {
+	of, ends, taken := map[string]string{}, map[string]int{}, map[string]bool{}
+	for i, p := range paths {
+		paths[i] = filepath.Clean(p)
+		if !slices.Contains(paths[:i], paths[i]) {
+			ends[filepath.Base(p)]++
+		}
+	}
+	for _, single := range []bool{true, false} { // a name that nothing else has stays
+		for _, p := range paths {
+			name := filepath.Base(p)
+			if of[p] != "" || single != (ends[name] == 1) {
+				continue
+			}
+			if in := filepath.Base(filepath.Dir(p)); !single && in != "." && in != string(filepath.Separator) {
+				name = in + "-" + name
+			}
+			free := name
+			for n := 2; taken[free]; n++ {
+				free = fmt.Sprintf("%d-%s", n, name)
+			}
+			of[p], taken[free] = free, true
+		}
+	}
+	for _, p := range paths {
+		names = append(names, of[p])
+	}
+	return names
 }
 
 // timeLimit is a quarter and half an hour more than the steps should take at most, in Slurm's form.

@@ -146,6 +146,28 @@ func TestEmittedMemoryAndTime(t *testing.T) {
 	}
 }
 
+// Different files have different paths in a pod, and one file has one.
+func TestEmittedPathsDiffer(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		require.NoError(t, os.CopyFS(filepath.Join(dir, name, "base"), os.DirFS(filepath.Join(testdata, "gpt2"))))
+	}
+	r := command(append([]string{"plan"}, words("--emit jobset --effort 4 --seq 16 --nodes 1 --gpus-per-node 1 --model "+dir+
+		"/a/base --init "+dir+"/b/base --data x/train/data.bin --eval-data y/train/data.bin --template data.bin "+
+		"--checkpoint 2-a --metrics a/run.json --receipt ./b/run.json --trace b/trace.json")...)...)
+	require.Equal(t, cli.ExitDone, r.status, r.stderr)
+	for flag, want := range map[string]string{"model": "/data/a-base", "init": "/data/b-base", "data": "/data/train-data.bin",
+		"eval-data": "/data/2-train-data.bin", "template": "/data/data.bin", "checkpoint": "/runs/2-a",
+		"metrics": "/runs/a-run.json", "receipt": "/runs/b-run.json", "trace": "/runs/trace.json"} {
+		require.Equal(t, want, number(t, r.stdout, `- "--`+flag+`"\s+- "([^"]*)"`), flag)
+	}
+	r = command(append([]string{"plan"}, strings.Fields("--emit jobset --effort 4 --model "+testdata+"/gpt2 --init ./"+testdata+
+		"/gpt2 --seq 16 --nodes 1 --gpus-per-node 1")...)...)
+	require.Equal(t, cli.ExitDone, r.status, r.stderr)
+	require.Equal(t, 3, strings.Count(r.stdout, `/gpt2"`), r.stdout)
+	require.Equal(t, 2, strings.Count(r.stdout, `"/data/gpt2"`), r.stdout)
+}
+
 func TestEmitRefuses(t *testing.T) {
 	tiny := "--model " + testdata + "/gpt2 --seq 16 "
 	for _, c := range []struct {
