@@ -105,6 +105,7 @@ type job struct {
 	CPUs    int // of a server
 	GPUs    int // of a server; 0: none
 	MiB     int64
+	Memory  string // what MiB are
 	Time    string // Slurm's form
 	Args    []string
 	Scratch bool // the plan uses a disk
@@ -116,8 +117,9 @@ func (j job) PerTask() int { return max(1, j.CPUs/j.Ranks) }
 // writeJob writes the job of a plan that fits, found by changing the request.
 func (r *planReport) writeJob(w io.Writer, a *answer) error {
 	f, c := r.flags, &a.plan.Config
-	j := job{Nodes: f.nodes, Ranks: f.gpusPerNode, CPUs: cpusPerRank * f.gpusPerNode, MiB: f.serverMiB(a.plan),
+	j := job{Nodes: f.nodes, Ranks: f.gpusPerNode, CPUs: cpusPerRank * f.gpusPerNode,
 		Scratch: a.plan.Plan.Layout.Spaces[graph.Disk].Peak > 0}
+	j.MiB, j.Memory = f.serverMiB(a.plan)
 	if f.gpuFound != nil {
 		j.GPUs, j.CPUs = f.gpusPerNode, cpusPerGPU*f.gpusPerNode
 	}
@@ -132,15 +134,21 @@ func (r *planReport) writeJob(w io.Writer, a *answer) error {
 	return jobTemplates.ExecuteTemplate(w, f.emit, j)
 }
 
-// serverMiB is the memory that a server's ranks may use: the plan's, and an eighth and 64 MiB
-// more for what it does not count, such as buffers of MPI and a launcher.
-func (f *Flags) serverMiB(p *planner.Forecast) int64 {
+// serverMiB is the memory that a server's ranks may use, and what it is: the plan's, and an eighth and
+// 64 MiB more for what it does not count, such as buffers of MPI and a launcher; no more than the server has.
+func (f *Flags) serverMiB(p *planner.Forecast) (mib int64, what string) {
 	spaces := []graph.Space{graph.Device, graph.Host}
 	if f.gpuFound != nil {
 		spaces = spaces[1:]
 	}
-	n := int64(f.gpusPerNode) * planner.InMemory(p.Plan, spaces)
-	return (n+n/8)>>20 + 64
+	n, has := int64(f.gpusPerNode)*planner.InMemory(p.Plan, spaces), f.nodeMemory
+	if f.server != nil {
+		has = int64(f.gpusPerNode) * f.server.Memory
+	}
+	if mib = (n+n/8)>>20 + 64; n > has || mib<<20 <= has {
+		return mib, "what its ranks take by the plan, and an eighth and 64 MiB more"
+	}
+	return has >> 20, fmt.Sprintf("all that it has. Its ranks take %d MiB by the plan", n>>20)
 }
 
 // jobArgs are train's arguments in a job: it saves, and goes on from what it has saved.

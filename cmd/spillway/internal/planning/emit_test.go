@@ -146,6 +146,23 @@ func TestEmittedMemoryAndTime(t *testing.T) {
 	}
 }
 
+// A job asks for no more memory than its server has where the plan fits that.
+func TestEmittedMemoryIsTheServers(t *testing.T) {
+	for _, c := range []struct {
+		memory string
+		mib    string
+		what   string
+	}{
+		{"4096MiB", `20\d\d`, "what its ranks take by the plan, and an eighth and 64 MiB more."},
+		{"2000MB", "1907", `all that it has. Its ranks take 17\d\d MiB by the plan.`},
+	} {
+		r := command(append([]string{"plan"}, strings.Fields("--emit slurm --model gpt2 --gpu rtx-4090 --nodes 1 --gpus-per-node 1 --zero 3 --prefetch 0 "+
+			"--precision bf16 --batch 1 --seq 64 --recompute none --offload optimizer=host --effort 4 --node-memory "+c.memory)...)...)
+		require.Equal(t, cli.ExitDone, r.status, r.stderr)
+		require.Regexp(t, "(?m)^# Memory of a server: "+c.what+"\n#SBATCH --mem="+c.mib+"M$", r.stdout)
+	}
+}
+
 // Different files have different paths in a pod, and one file has one.
 func TestEmittedPathsDiffer(t *testing.T) {
 	dir := t.TempDir()
