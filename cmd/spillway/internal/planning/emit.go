@@ -85,6 +85,12 @@ func (f *Flags) checkEmit(fs *pflag.FlagSet, c *config.Config) error {
 		return refuse(" with --transport %s: the form of the job says how ranks meet; leave --transport out",
 			f.transport)
 	}
+	for _, length := range []string{"steps", "epochs"} {
+		if f.tokens > 0 && fs.Changed(length) {
+			return fmt.Errorf("--emit %s: --tokens %g with --%s %s: each says how long the run is; leave one out", f.emit,
+				f.tokens, length, fs.Lookup(length).Value)
+		}
+	}
 	if err := f.runnable(*c); err != nil {
 		return fmt.Errorf("--emit %s: train does not run the plan: %w", f.emit, err)
 	}
@@ -109,6 +115,7 @@ type job struct {
 	Time    string // Slurm's form
 	Args    []string
 	Scratch bool // the plan uses a disk
+	Saves   bool // there are checkpoints to go on from
 }
 
 // PerTask is how many cores a rank has.
@@ -151,7 +158,8 @@ func (f *Flags) serverMiB(p *planner.Forecast) (mib int64, what string) {
 	return has >> 20, fmt.Sprintf("all that it has. Its ranks take %d MiB by the plan", n>>20)
 }
 
-// jobArgs are train's arguments in a job: it saves, and goes on from what it has saved.
+// jobArgs are train's arguments in a job: it saves, and goes on from what it has saved, unless with
+// --checkpoint none.
 func (f *Flags) jobArgs(args []string, p *planner.Forecast, j *job) []string {
 	set, c := options.TrainSet(), &p.Config
 	_ = set.Parse(args[1:]) // they were parsed before
@@ -165,19 +173,22 @@ func (f *Flags) jobArgs(args []string, p *planner.Forecast, j *job) []string {
 		drop("ranks") // the launcher says how many
 	}
 	steps := c.Steps
-	if f.tokens > 0 && !set.Changed("steps") && !set.Changed("epochs") {
+	if f.tokens > 0 {
 		steps = int(min(math.Ceil(f.tokens/(float64(c.StepRows())*float64(c.Seq))), 1<<53))
 		add("steps", fmt.Sprint(steps))
 	}
 	j.Time = f.timeLimit(p, steps, set.Changed("epochs"))
-	if set.Lookup("checkpoint").Value.String() == "" {
-		add("checkpoint", path.Join(jobRuns, filepath.Base(c.Model)))
-	}
-	if !set.Changed("save-every") {
-		add("save-every", "100")
-	}
-	if !set.Changed("resume") {
-		args = append(args, "--resume")
+	dir := set.Lookup("checkpoint").Value.String()
+	if j.Saves = dir != "" || !set.Changed("checkpoint"); j.Saves {
+		if dir == "" {
+			add("checkpoint", path.Join(jobRuns, filepath.Base(c.Model)))
+		}
+		if !set.Changed("save-every") {
+			add("save-every", "100")
+		}
+		if !set.Changed("resume") {
+			args = append(args, "--resume")
+		}
 	}
 	if f.emit == slurm {
 		return args
@@ -186,7 +197,11 @@ func (f *Flags) jobArgs(args []string, p *planner.Forecast, j *job) []string {
 	if f.gpuFound != nil {
 		return args
 	}
-	launch := []string{"launch", fmt.Sprintf("--ranks=%d", f.gpusPerNode), "--restarts=8"}
+	launch := []string{"launch", fmt.Sprintf("--ranks=%d", f.gpusPerNode)}
+	if !j.Saves {
+		return append(append(launch, "--"), args...)
+	}
+	launch = append(launch, "--restarts=8")
 	if c.Reproducible && c.GlobalBatch > 0 {
 		launch = append(launch, "--min-ranks=1")
 	}

@@ -163,6 +163,18 @@ func TestEmittedMemoryIsTheServers(t *testing.T) {
 	}
 }
 
+// A job that keeps nothing has nothing to go on from: it is not tried again.
+func TestEmittedWithoutCheckpoints(t *testing.T) {
+	for form, want := range map[string]string{"slurm": "#SBATCH --no-requeue\n", "jobset": "backoffLimit: 0\n          template:"} {
+		r := command(append([]string{"plan"}, strings.Fields("--emit "+form+" --effort 4 --model "+testdata+
+			"/gpt2 --seq 16 --nodes 1 --gpus-per-node 1 --checkpoint none")...)...)
+		require.Equal(t, cli.ExitDone, r.status, r.stderr)
+		require.Contains(t, r.stdout, want)
+		require.NotRegexp(t, `--requeue|scontrol|--save-every|--resume|--restarts|podFailure|rules|130`, r.stdout)
+		require.Regexp(t, `--checkpoint("\s+- ")? ?none`, r.stdout)
+	}
+}
+
 // Different files have different paths in a pod, and one file has one.
 func TestEmittedPathsDiffer(t *testing.T) {
 	dir := t.TempDir()
@@ -200,6 +212,8 @@ func TestEmitRefuses(t *testing.T) {
 		{tiny + "--emit slurm --nodes 2 --transport shm", cli.ExitBadInput, "--emit slurm with --transport shm"},
 		{tiny + "--emit slurm --nodes 2 --gpu mi300x", cli.ExitBadInput, "--emit slurm: train does not run the plan: --device cuda runs on NVIDIA's GPUs alone"},
 		{tiny + "--emit slurm --nodes 2 --gpu h100-80 --int8 reduce", cli.ExitBadInput, "--int8"},
+		{tiny + "--emit slurm --nodes 1 --tokens 1e6 --steps 5", cli.ExitBadInput, "--emit slurm: --tokens 1e+06 with --steps 5: each says how long the run is"},
+		{tiny + "--emit jobset --nodes 1 --tokens 1e6 --epochs 2", cli.ExitBadInput, "--tokens 1e+06 with --epochs 2"},
 		{tiny + "--emit slurm --nodes 1 --device-memory 10KB", cli.ExitDoesNotFit, "nothing of "},
 	} {
 		r := command(append([]string{"plan"}, strings.Fields(c.args)...)...)
