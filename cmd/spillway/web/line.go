@@ -8,7 +8,7 @@ import (
 )
 
 // split returns the words of a command line as a shell takes them: quotes, backslashes and continued
-// lines, but no variables or patterns.
+// lines, also where the line ends are lost, but no variables or patterns.
 func split(line string) (words []string, err error) {
 	var word strings.Builder
 	var quote rune
@@ -19,6 +19,7 @@ func split(line string) (words []string, err error) {
 			escaped = false
 			switch {
 			case r == '\n' && quote == 0: // the line continues
+			case !begun && strings.ContainsRune(" \t\r", r): // it did: an address has no line ends
 			case quote == '"' && !strings.ContainsRune("$`\"\\\n", r):
 				word.WriteString(`\` + string(r))
 			default:
@@ -52,7 +53,7 @@ func split(line string) (words []string, err error) {
 }
 
 // command returns the words of a command line of spillway, of which the command's name and plan
-// may be left out.
+// may be left out. A train command, as plan prints it, asks for its plan.
 func command(line string) ([]string, error) {
 	words, err := split(line)
 	if err != nil {
@@ -63,6 +64,9 @@ func command(line string) ([]string, error) {
 	}
 	if len(words) == 0 || strings.HasPrefix(words[0], "-") {
 		words = append([]string{"plan"}, words...)
+	}
+	if words[0] == "train" {
+		words[0] = "plan"
 	}
 	return words, nil
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -29,12 +30,13 @@ func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
 // A line has the words that a shell makes of it; what Shell writes is read back.
 func TestCommandLines(t *testing.T) {
 	for line, want := range map[string][]string{
-		"":                                 {"plan"},
-		"$ spillway plan --model gpt2":     {"plan", "--model", "gpt2"},
-		"  --model=gpt2\t--zero 3 ":        {"plan", "--model=gpt2", "--zero", "3"},
-		"plan --fit \\\n  --ranks 2":       {"plan", "--fit", "--ranks", "2"},
-		`plan '--model' "a \"b\" \c" d\ e`: {"plan", "--model", `a "b" \c`, "d e"},
-		"train --model ''":                 {"train", "--model", ""},
+		"":                                   {"plan"},
+		"$ spillway plan --model gpt2":       {"plan", "--model", "gpt2"},
+		"  --model=gpt2\t--zero 3 ":          {"plan", "--model=gpt2", "--zero", "3"},
+		"plan --fit \\\n  --ranks 2":         {"plan", "--fit", "--ranks", "2"},
+		`plan '--model' "a \"b\" \c" d\ e`:   {"plan", "--model", `a "b" \c`, "d e"},
+		"train --model ''":                   {"plan", "--model", ""},
+		`spillway train \  --zero 3 \--lr 1`: {"plan", "--zero", "3", "--lr", "1"},
 	} {
 		got, err := command(line)
 		require.NoError(t, err, line)
@@ -151,6 +153,17 @@ func (s *site) answers(t *testing.T) {
 		status, _, stderr := s.ask(p, line)
 		require.Equal(t, cli.ExitBadInput, status, line)
 		require.Contains(t, stderr, want, line)
+	}
+	// A command that is pasted behind # has signs that addresses encode.
+	for pasted, line := range map[string]string{
+		"plan --model gpt2 --gpu v100-16 --offload optimizer=host:40%,activations=host --effort 4": "",
+		`$ spillway train \   --model gpt2 \   --effort 4 --offload optimizer=host:25%25+disk`:     "plan --model gpt2 --effort 4 --offload optimizer=host:25%+disk",
+	} {
+		p.Go("about:blank")
+		p.Go(s.URL + "/some/folder/#" + pasted)
+		status, stdout, stderr := answered(p)
+		wantStatus, wantOut, wantErr := native(t, cmp.Or(line, pasted))
+		require.Equal(t, []any{wantStatus, wantOut, wantErr}, []any{status, stdout, stderr}, pasted)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"math"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"text/template"
 	"time"
@@ -84,6 +85,12 @@ func (f *Flags) checkEmit(fs *pflag.FlagSet, c *config.Config) error {
 		return refuse(" with --transport %s: the form of the job says how ranks meet; leave --transport out",
 			f.transport)
 	}
+	for _, length := range []string{"steps", "epochs"} {
+		if f.tokens > 0 && fs.Changed(length) {
+			return fmt.Errorf("--emit %s: --tokens %g with --%s %s: each says how long the run is; leave one out", f.emit,
+				f.tokens, length, fs.Lookup(length).Value)
+		}
+	}
 	if err := f.runnable(*c); err != nil {
 		return fmt.Errorf("--emit %s: train does not run the plan: %w", f.emit, err)
 	}
@@ -104,9 +111,11 @@ type job struct {
 	CPUs    int // of a server
 	GPUs    int // of a server; 0: none
 	MiB     int64
+	Memory  string // what MiB are
 	Time    string // Slurm's form
 	Args    []string
 	Scratch bool // the plan uses a disk
+	Saves   bool // there are checkpoints to go on from
 }
 
 // PerTask is how many cores a rank has.
@@ -115,8 +124,9 @@ func (j job) PerTask() int { return max(1, j.CPUs/j.Ranks) }
 // writeJob writes the job of a plan that fits, found by changing the request.
 func (r *planReport) writeJob(w io.Writer, a *answer) error {
 	f, c := r.flags, &a.plan.Config
-	j := job{Nodes: f.nodes, Ranks: f.gpusPerNode, CPUs: cpusPerRank * f.gpusPerNode, MiB: f.serverMiB(a.plan),
+	j := job{Nodes: f.nodes, Ranks: f.gpusPerNode, CPUs: cpusPerRank * f.gpusPerNode,
 		Scratch: a.plan.Plan.Layout.Spaces[graph.Disk].Peak > 0}
+	j.MiB, j.Memory = f.serverMiB(a.plan)
 	if f.gpuFound != nil {
 		j.GPUs, j.CPUs = f.gpusPerNode, cpusPerGPU*f.gpusPerNode
 	}
@@ -131,18 +141,25 @@ func (r *planReport) writeJob(w io.Writer, a *answer) error {
 	return jobTemplates.ExecuteTemplate(w, f.emit, j)
 }
 
-// serverMiB is the memory that a server's ranks may use: the plan's, and an eighth and 64 MiB
-// more for what it does not count, such as buffers of MPI and a launcher.
-func (f *Flags) serverMiB(p *planner.Forecast) int64 {
+// serverMiB is the memory that a server's ranks may use, and what it is: the plan's, and an eighth and
+// 64 MiB more for what it does not count, such as buffers of MPI and a launcher; no more than the server has.
+func (f *Flags) serverMiB(p *planner.Forecast) (mib int64, what string) {
 	spaces := []graph.Space{graph.Device, graph.Host}
 	if f.gpuFound != nil {
 		spaces = spaces[1:]
 	}
-	n := int64(f.gpusPerNode) * planner.InMemory(p.Plan, spaces)
-	return (n+n/8)>>20 + 64
+	n, has := int64(f.gpusPerNode)*planner.InMemory(p.Plan, spaces), f.nodeMemory
+	if f.server != nil {
+		has = int64(f.gpusPerNode) * f.server.Memory
+	}
+	if mib = (n+n/8)>>20 + 64; n > has || mib<<20 <= has {
+		return mib, "what its ranks take by the plan, and an eighth and 64 MiB more"
+	}
+	return has >> 20, fmt.Sprintf("all that it has. Its ranks take %d MiB by the plan", n>>20)
 }
 
-// jobArgs are train's arguments in a job: it saves, and goes on from what it has saved.
+// jobArgs are train's arguments in a job: it saves, and goes on from what it has saved, unless with
+// --checkpoint none.
 func (f *Flags) jobArgs(args []string, p *planner.Forecast, j *job) []string {
 	set, c := options.TrainSet(), &p.Config
 	_ = set.Parse(args[1:]) // they were parsed before
@@ -156,19 +173,22 @@ func (f *Flags) jobArgs(args []string, p *planner.Forecast, j *job) []string {
 		drop("ranks") // the launcher says how many
 	}
 	steps := c.Steps
-	if f.tokens > 0 && !set.Changed("steps") && !set.Changed("epochs") {
+	if f.tokens > 0 {
 		steps = int(min(math.Ceil(f.tokens/(float64(c.StepRows())*float64(c.Seq))), 1<<53))
 		add("steps", fmt.Sprint(steps))
 	}
 	j.Time = f.timeLimit(p, steps, set.Changed("epochs"))
-	if set.Lookup("checkpoint").Value.String() == "" {
-		add("checkpoint", path.Join(jobRuns, filepath.Base(c.Model)))
-	}
-	if !set.Changed("save-every") {
-		add("save-every", "100")
-	}
-	if !set.Changed("resume") {
-		args = append(args, "--resume")
+	dir := set.Lookup("checkpoint").Value.String()
+	if j.Saves = dir != "" || !set.Changed("checkpoint"); j.Saves {
+		if dir == "" {
+			add("checkpoint", path.Join(jobRuns, filepath.Base(c.Model)))
+		}
+		if !set.Changed("save-every") {
+			add("save-every", "100")
+		}
+		if !set.Changed("resume") {
+			args = append(args, "--resume")
+		}
 	}
 	if f.emit == slurm {
 		return args
@@ -177,7 +197,11 @@ func (f *Flags) jobArgs(args []string, p *planner.Forecast, j *job) []string {
 	if f.gpuFound != nil {
 		return args
 	}
-	launch := []string{"launch", fmt.Sprintf("--ranks=%d", f.gpusPerNode), "--restarts=8"}
+	launch := []string{"launch", fmt.Sprintf("--ranks=%d", f.gpusPerNode)}
+	if !j.Saves {
+		return append(append(launch, "--"), args...)
+	}
+	launch = append(launch, "--restarts=8")
 	if c.Reproducible && c.GlobalBatch > 0 {
 		launch = append(launch, "--min-ranks=1")
 	}
@@ -187,20 +211,32 @@ func (f *Flags) jobArgs(args []string, p *planner.Forecast, j *job) []string {
 // mount puts files onto the volumes of the pod: what is read, what is written, and a disk tier.
 func (f *Flags) mount(set *pflag.FlagSet, add func(name, value string)) {
 	value := func(name string) string { return set.Lookup(name).Value.String() }
+	var read, written []string
 	for _, name := range []string{"model", "init", "data", "eval-data", "tokenizer", "template"} {
 		v := value(name)
 		switch _, err := model.LookupPreset(v); {
 		case v == "" || name == "model" && err == nil || name == "init" && strings.EqualFold(v, "random"):
 		case name == "tokenizer" && (strings.EqualFold(v, "bytes") || strings.EqualFold(v, "gpt2")):
 		default:
-			add(name, path.Join(path.Dir(jobData), filepath.Base(v)))
+			read = append(read, name)
 		}
 	}
 	for _, name := range []string{"checkpoint", "metrics", "receipt", "trace", "tensorboard", "export"} {
-		if v := value(name); v != "" {
-			add(name, path.Join(jobRuns, filepath.Base(v)))
+		if value(name) != "" {
+			written = append(written, name)
 		}
 	}
+	onto := func(folder string, flags []string) {
+		var sources []string
+		for _, name := range flags {
+			sources = append(sources, value(name))
+		}
+		for i, name := range mounted(sources) {
+			add(flags[i], path.Join(folder, name))
+		}
+	}
+	onto(path.Dir(jobData), read)
+	onto(jobRuns, written)
 	if v := value("disk"); v != "" {
 		size := ""
 		if at := strings.LastIndexByte(v, ':'); at >= 0 {
@@ -210,6 +246,38 @@ func (f *Flags) mount(set *pflag.FlagSet, add func(name, value string)) {
 		}
 		add("disk", jobScratch+size)
 	}
+}
+
+// mounted returns the names of paths in one folder. Different paths have different names: with that of
+// the folder that a path is in, and a number, where its last element is not enough.
+func mounted(paths []string) (names []string) {
+	of, ends, taken := map[string]string{}, map[string]int{}, map[string]bool{}
+	for i, p := range paths {
+		paths[i] = filepath.Clean(p)
+		if !slices.Contains(paths[:i], paths[i]) {
+			ends[filepath.Base(p)]++
+		}
+	}
+	for _, single := range []bool{true, false} { // a name that nothing else has stays
+		for _, p := range paths {
+			name := filepath.Base(p)
+			if of[p] != "" || single != (ends[name] == 1) {
+				continue
+			}
+			if in := filepath.Base(filepath.Dir(p)); !single && in != "." && in != string(filepath.Separator) {
+				name = in + "-" + name
+			}
+			free := name
+			for n := 2; taken[free]; n++ {
+				free = fmt.Sprintf("%d-%s", n, name)
+			}
+			of[p], taken[free] = free, true
+		}
+	}
+	for _, p := range paths {
+		names = append(names, of[p])
+	}
+	return names
 }
 
 // timeLimit is a quarter and half an hour more than the steps should take at most, in Slurm's form.

@@ -146,6 +146,57 @@ func TestEmittedMemoryAndTime(t *testing.T) {
 	}
 }
 
+// A job asks for no more memory than its server has where the plan fits that.
+func TestEmittedMemoryIsTheServers(t *testing.T) {
+	for _, c := range []struct {
+		memory string
+		mib    string
+		what   string
+	}{
+		{"4096MiB", `20\d\d`, "what its ranks take by the plan, and an eighth and 64 MiB more."},
+		{"2000MB", "1907", `all that it has. Its ranks take 17\d\d MiB by the plan.`},
+	} {
+		r := command(append([]string{"plan"}, strings.Fields("--emit slurm --model gpt2 --gpu rtx-4090 --nodes 1 --gpus-per-node 1 --zero 3 --prefetch 0 "+
+			"--precision bf16 --batch 1 --seq 64 --recompute none --offload optimizer=host --effort 4 --node-memory "+c.memory)...)...)
+		require.Equal(t, cli.ExitDone, r.status, r.stderr)
+		require.Regexp(t, "(?m)^# Memory of a server: "+c.what+"\n#SBATCH --mem="+c.mib+"M$", r.stdout)
+	}
+}
+
+// A job that keeps nothing has nothing to go on from: it is not tried again.
+func TestEmittedWithoutCheckpoints(t *testing.T) {
+	for form, want := range map[string]string{"slurm": "#SBATCH --no-requeue\n", "jobset": "backoffLimit: 0\n          template:"} {
+		r := command(append([]string{"plan"}, strings.Fields("--emit "+form+" --effort 4 --model "+testdata+
+			"/gpt2 --seq 16 --nodes 1 --gpus-per-node 1 --checkpoint none")...)...)
+		require.Equal(t, cli.ExitDone, r.status, r.stderr)
+		require.Contains(t, r.stdout, want)
+		require.NotRegexp(t, `--requeue|scontrol|--save-every|--resume|--restarts|podFailure|rules|130`, r.stdout)
+		require.Regexp(t, `--checkpoint("\s+- ")? ?none`, r.stdout)
+	}
+}
+
+// Different files have different paths in a pod, and one file has one.
+func TestEmittedPathsDiffer(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		require.NoError(t, os.CopyFS(filepath.Join(dir, name, "base"), os.DirFS(filepath.Join(testdata, "gpt2"))))
+	}
+	r := command(append([]string{"plan"}, words("--emit jobset --effort 4 --seq 16 --nodes 1 --gpus-per-node 1 --model "+dir+
+		"/a/base --init "+dir+"/b/base --data x/train/data.bin --eval-data y/train/data.bin --template data.bin "+
+		"--checkpoint 2-a --metrics a/run.json --receipt ./b/run.json --trace b/trace.json")...)...)
+	require.Equal(t, cli.ExitDone, r.status, r.stderr)
+	for flag, want := range map[string]string{"model": "/data/a-base", "init": "/data/b-base", "data": "/data/train-data.bin",
+		"eval-data": "/data/2-train-data.bin", "template": "/data/data.bin", "checkpoint": "/runs/2-a",
+		"metrics": "/runs/a-run.json", "receipt": "/runs/b-run.json", "trace": "/runs/trace.json"} {
+		require.Equal(t, want, number(t, r.stdout, `- "--`+flag+`"\s+- "([^"]*)"`), flag)
+	}
+	r = command(append([]string{"plan"}, strings.Fields("--emit jobset --effort 4 --model "+testdata+"/gpt2 --init ./"+testdata+
+		"/gpt2 --seq 16 --nodes 1 --gpus-per-node 1")...)...)
+	require.Equal(t, cli.ExitDone, r.status, r.stderr)
+	require.Equal(t, 3, strings.Count(r.stdout, `/gpt2"`), r.stdout)
+	require.Equal(t, 2, strings.Count(r.stdout, `"/data/gpt2"`), r.stdout)
+}
+
 func TestEmitRefuses(t *testing.T) {
 	tiny := "--model " + testdata + "/gpt2 --seq 16 "
 	for _, c := range []struct {
@@ -161,6 +212,8 @@ func TestEmitRefuses(t *testing.T) {
 		{tiny + "--emit slurm --nodes 2 --transport shm", cli.ExitBadInput, "--emit slurm with --transport shm"},
 		{tiny + "--emit slurm --nodes 2 --gpu mi300x", cli.ExitBadInput, "--emit slurm: train does not run the plan: --device cuda runs on NVIDIA's GPUs alone"},
 		{tiny + "--emit slurm --nodes 2 --gpu h100-80 --int8 reduce", cli.ExitBadInput, "--int8"},
+		{tiny + "--emit slurm --nodes 1 --tokens 1e6 --steps 5", cli.ExitBadInput, "--emit slurm: --tokens 1e+06 with --steps 5: each says how long the run is"},
+		{tiny + "--emit jobset --nodes 1 --tokens 1e6 --epochs 2", cli.ExitBadInput, "--tokens 1e+06 with --epochs 2"},
 		{tiny + "--emit slurm --nodes 1 --device-memory 10KB", cli.ExitDoesNotFit, "nothing of "},
 	} {
 		r := command(append([]string{"plan"}, strings.Fields(c.args)...)...)

@@ -114,7 +114,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 			"processor, at most "+
 			"1000 and at least 60, which with --pipeline take up to 15 s and more)")
 	fs.Float64Var(&f.tokens, "tokens", 0, "`N` tokens to train on, as in 100e9: says how many days and GPU-hours the "+
-		"recommended plan takes")
+		"recommended plan takes; with --emit the job's steps are so many (without --steps and --epochs)")
 	fs.Float64Var(&f.price, "price", 0, "`MONEY` for a GPU-hour: says what --tokens cost")
 	fs.BoolVar(&f.listModels, "list-models", false, "list the models that --model names")
 	fs.BoolVar(&f.listGPUs, "list-gpus", false, "list the GPUs that --gpu names")
@@ -124,7 +124,11 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 func (f *Flags) keep(fs *pflag.FlagSet) {
 	fs.Visit(func(given *pflag.Flag) {
 		if given.Name != "config" && given.Name != "from" { // their flags stand here by themselves
-			f.given = append(f.given, setFlag{given.Name, given.Value.String(), given.NoOptDefVal == "true"})
+			value := given.Value.String()
+			if given.Name == "checkpoint" && value == "" {
+				value = "none" // as it is typed
+			}
+			f.given = append(f.given, setFlag{given.Name, value, given.NoOptDefVal == "true"})
 		}
 	})
 }
