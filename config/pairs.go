@@ -64,7 +64,7 @@ var refusedAlone = []pair{
 var toldAlone = []pair{
 	{"Config.EvalSteps %v", func(c *Config) any { return c.EvalSteps }, standard.EvalSteps, (*Config).Evaluates, "changes nothing: without Config.EvalData nothing is evaluated"},
 	{"Config.Warmup %v", func(c *Config) any { return c.Warmup }, 0, func(c *Config) bool { return c.Own.Schedule != nil || c.Warmup <= c.Steps },
-		"is more than Config.Steps: the rate does not reach Config.LR"},
+		"is more than Config.Steps: the rate does not reach Config.LR; a tenth of the steps is usual"},
 	{"Config.Trust %v", func(c *Config) any { return c.Trust }, standard.Trust, ofOptimizers(zero.Trust),
 		forOptimizers(zero.Trust)},
 	{"Config.AdaptAll", func(c *Config) any { return c.AdaptAll }, false, ofOptimizers(zero.AdaptAll),

@@ -36,7 +36,7 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 	s := search.Spec{
 		Job: p, Plans: &p.shared.Shared,
 		Ranks: c.Ranks, ShardSize: c.ShardSize, Tensor: c.Tensor, Pipeline: c.Pipeline, Schedule: c.TurnsOfStages(), Stage: c.Zero,
-		Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, Shares: c.Shares(), Shapes: c.StepShapes(), LayerOrder: c.AsksLayers(), Prefetch: c.Prefetch,
+		Batch: c.Batch, Seq: c.Seq, Accum: c.Accum, Shares: c.Shares(), Shapes: c.StepShapes(), SameRows: c.GlobalBatch > 0, LayerOrder: c.AsksLayers(), Prefetch: c.Prefetch,
 		Precision: conf.Precision, Recompute: conf.Recompute, Auto: c.RecomputeAuto(), Offload: conf.Offload, Disk: c.Disk != "",
 		Capacity: conf.Capacity, Outside: conf.Outside, Layers: p.Shape.Layers, Frozen: len(c.Freeze) > 0 || c.LoRA.Active(),
 	}

@@ -103,7 +103,8 @@ func (w *wayFinder) beyondNames() (names []string) {
 func (w *wayFinder) beyond() {
 	for _, a := range w.alternatives() {
 		alone := w.firstOf(&a, w.fitsQuickly)
-		if alone < len(a.specs) && w.add(a.specs[alone], a.machine(alone), a.order, a.costs, a.device(alone)) {
+		if alone < len(a.specs) && a.specs[alone].Batch == w.spec.Batch && // fewer ranks may do with smaller micro-batches
+			w.add(a.specs[alone], a.machine(alone), a.order, a.costs, a.device(alone)) {
 			continue
 		}
 		lo, hi := 0, len(a.specs)
@@ -162,7 +163,7 @@ func (w *wayFinder) addSame(f *Forecast) {
 func (s *Spec) keeping(of *Spec) Spec {
 	c, b := *s, of.asBase()
 	b.precision = s.Precision
-	if s.Rows > 0 {
+	if b.accum = s.Batch * s.Accum / b.batch; s.Rows > 0 {
 		b.batch, b.accum = s.Batch, s.Accum
 	}
 	if s.dataRanks() == 1 {
@@ -182,6 +183,7 @@ const besideEffort = 4
 // beside returns the search of everything that keeps the job, beside a change.
 func (w *wayFinder) beside(c Spec, m *cost.Machine) (*searcher, []base) {
 	d := w.domain(true)
+	d.batches = append([][2]int{{c.Batch, c.Accum}}, c.splits()...)
 	d.precisions, d.orders = []precision.Precision{c.Precision}, []bool{c.inLayers()}
 	if c.dataRanks() > 1 {
 		d.zeros = []int{c.highest()}

@@ -329,18 +329,27 @@ func (w *wayFinder) fitsQuickly(c Spec, m *cost.Machine) bool {
 	return got.err == nil && ok
 }
 
-// moveTo gives the job to so many ranks; false if it has too few micro-batches, their shares are
-// given, or their number differs between steps.
+// moveTo gives the job to so many ranks; false if they do not divide its rows, it has too few
+// micro-batches, their shares are given, or their number differs between steps.
 func (s *Spec) moveTo(ranks int) bool {
 	if s.Shapes != nil {
 		return ranks == s.Ranks
 	}
-	if s.Rows > 0 {
-		leaves, data := (s.Rows+s.Batch-1)/s.Batch, ranks/max(s.Tensor, 1)/max(s.Pipeline, 1)
+	data := ranks / max(s.Tensor, 1) / max(s.Pipeline, 1)
+	switch rows := s.Batch * s.Accum * s.dataRanks(); {
+	case s.Rows > 0:
+		leaves := (s.Rows + s.Batch - 1) / s.Batch
 		if leaves < data || !slices.Equal(s.Shares, graph.EvenShares(leaves, s.dataRanks())) {
 			return false
 		}
 		s.Accum, s.Shares = (leaves+data-1)/data, graph.EvenShares(leaves, data)
+	case s.SameRows && rows%data != 0:
+		return false
+	case s.SameRows:
+		for rows /= data; rows%s.Batch != 0; {
+			s.Batch--
+		}
+		s.Accum = rows / s.Batch
 	}
 	s.Ranks = ranks
 	return true

@@ -202,7 +202,7 @@ func TestEpochsAndHeldOutDocuments(t *testing.T) {
 	t.Parallel()
 	c := packedRun(t, "gpt2")
 	rows := rowsOf(t, c)
-	c.Batch, c.Epochs, c.Checkpoint = 4, 2, scratch(t)
+	c.Batch, c.Epochs, c.Checkpoint, c.LRSchedule = 4, 2, scratch(t), "cosine"
 	notes := strings.Join(ended(t, c), "\n")
 	steps := (2*rows + 3) / 4
 	require.Contains(t, notes, fmt.Sprintf("2 epochs of %d rows, 4 a step: %d steps", rows, steps))
@@ -215,6 +215,8 @@ func TestEpochsAndHeldOutDocuments(t *testing.T) {
 	require.Equal(t, 1, strings.Count(notes, "8 a step: "), notes)
 	require.Contains(t, notes, fmt.Sprintf("3 epochs of %d rows, 8 a step: %d steps", rows, steps))
 	require.Contains(t, notes, "Config.Warmup 1000 is more than Config.Steps: the rate does not reach Config.LR")
+	require.Contains(t, notes, "Config.Epochs: 2 → 3")
+	require.NotContains(t, notes, "Config.Steps: ")
 
 	dir := t.TempDir()
 	for i := range 20 {

@@ -80,11 +80,15 @@ func Settings(c *config.Config) map[string]string {
 		s["lr-base-batch"] = strconv.Itoa(c.LRBaseBatch)
 	}
 	if l := s["lr-schedule"]; l == "linear" || l == "cosine" {
-		s["steps"] = strconv.Itoa(c.Steps)
+		if c.Epochs > 0 { // Steps are counted from the sample at which the run goes on
+			s["epochs"] = strconv.Itoa(c.Epochs)
+		} else {
+			s["steps"] = strconv.Itoa(c.Steps)
+		}
 	}
 	if c.Own.Schedule != nil {
 		s["lr-schedule"] = "the program's own"
-		for _, name := range []string{"lr", "lr-scale", "lr-base-batch", "warmup", "min-lr", "steps"} {
+		for _, name := range []string{"lr", "lr-scale", "lr-base-batch", "warmup", "min-lr", "steps", "epochs"} {
 			delete(s, name)
 		}
 	}
@@ -149,8 +153,8 @@ func Settings(c *config.Config) map[string]string {
 // settingFields are the fields of Config by the names that checkpoints keep them under.
 var settingFields = map[string]string{
 	"accum": "Accum", "accum-order": "AccumOrder", "adapt-all": "AdaptAll", "base": "Base", "batch": "Batch", "batch-schedule": "BatchSchedule", "beta1": "Beta1",
-	"beta2": "Beta2", "clip": "Clip", "collectives": "Collectives", "dropout": "Dropout", "epilogues": "Epilogues", "eps": "Eps",
-	"freeze": "Freeze", "global-batch": "GlobalBatch", "int8": "Int8", "lora": "LoRA", "loss-scale": "LossScale",
+	"beta2": "Beta2", "clip": "Clip", "collectives": "Collectives", "dropout": "Dropout", "epilogues": "Epilogues",
+	"epochs": "Epochs", "eps": "Eps", "freeze": "Freeze", "global-batch": "GlobalBatch", "int8": "Int8", "lora": "LoRA", "loss-scale": "LossScale",
 	"loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR", "lr-base-batch": "LRBaseBatch",
 	"lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "nesterov": "Nesterov", "on-nonfinite": "OnNonFinite",
 	"optimizer-dtype": "OptimizerDType", "order": "Order", "pipeline": "Pipeline", "precision": "Precision", "ranks": "Ranks",

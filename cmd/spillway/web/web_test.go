@@ -156,8 +156,8 @@ func (s *site) answers(t *testing.T) {
 	}
 	// A command that is pasted behind # has signs that addresses encode.
 	for pasted, line := range map[string]string{
-		"plan --model gpt2 --gpu v100-16 --offload optimizer=host:40%,activations=host --effort 4": "",
-		`$ spillway train \   --model gpt2 \   --effort 4 --offload optimizer=host:25%25+disk`:     "plan --model gpt2 --effort 4 --offload optimizer=host:25%+disk",
+		"plan --model gpt2 --gpu v100-16 --offload optimizer=host:40%,activations=host --effort 4":         "",
+		`$ spillway train \   --model gpt2 \   --threads 2 --effort 4 --offload optimizer=host:25%25+disk`: "plan --model gpt2 --threads 2 --effort 4 --offload optimizer=host:25%+disk",
 	} {
 		p.Go("about:blank")
 		p.Go(s.URL + "/some/folder/#" + pasted)

@@ -3,6 +3,7 @@ package planning_test
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -35,6 +36,7 @@ func asPlanned(t *testing.T, args []string) (spillway.Config, spillway.Hardware)
 	f.Bind(fs, &c)
 	require.NoError(t, fs.Parse(args), args)
 	require.NoError(t, f.Settle(fs, &c), args)
+	require.NoError(t, l.Follow(fs, &c, io.Discard), args)
 	require.NoError(t, c.Validate(), args)
 	f.CPU, f.Rates = planning.KnownHardware(here.Machine{}, c.ComputeThreads())
 	return c, f.Hardware(&c)
@@ -45,7 +47,8 @@ func asPlanned(t *testing.T, args []string) (spillway.Config, spillway.Hardware)
 func TestWaysOutOverPresets(t *testing.T) {
 	t.Parallel()
 	lines := []string{"--model gpt2-xl --gpu v100-16 --seq 1024 --batch 4 --zero 1 --ranks 4",
-		"--model llama-3.2-1b --gpu rtx-3090 --ranks 2 --zero 1 --precision bf16 --seq 2048 --batch 8"}
+		"--model llama-3.2-1b --gpu rtx-3090 --ranks 2 --zero 1 --precision bf16 --seq 2048 --batch 8",
+		"--model spillway-demo --ranks 4 --global-batch 64 --device-memory 20MiB --effort 400"}
 	if models, cards := model.Presets(), gpus.List(); long.All() {
 		shapes := []string{"", "--nodes 1 --gpus-per-node 8", "--zero 1 --ranks 4", "--nodes 4 --gpus-per-node 8 --shard-size 8", "--host-memory 24GiB --recompute selective"}
 		for i := range len(models) * len(cards) {
@@ -53,7 +56,7 @@ func TestWaysOutOverPresets(t *testing.T) {
 			lines = append(lines, fmt.Sprintf("--model %s --gpu %s --seq %d --batch %d --precision %s %s", m.Name, g.Name, min(m.Config.Positions, 2048), 1+i%4*3, []string{"fp32", "bf16"}[i%2], shapes[i%len(shapes)]))
 		}
 	}
-	tried, none := 0, 0
+	tried, none, shared := 0, 0, 0
 	for _, line := range lines {
 		args := append([]string{"--effort", "100"}, strings.Fields(line)...)
 		c, hw := asPlanned(t, args)
@@ -78,6 +81,10 @@ func TestWaysOutOverPresets(t *testing.T) {
 			f, err := spillway.Predict(t.Context(), applied, machine.Machine(applied.Ranks))
 			require.NoError(t, err, "%v %s", args, cli.FlagText(way.Changes))
 			require.True(t, f.Fits, "%v %s", args, cli.FlagText(way.Changes))
+			if c.GlobalBatch > 0 && way.Cost == "more ranks" {
+				require.Equal(t, c.GlobalBatch, f.Config.StepRows())
+				shared++
+			}
 			require.InEpsilon(t, way.Forecast.Step.Seconds, f.Step.Seconds, 1e-9)
 			if way.Cost == "" { // those that keep the job come first, by time
 				require.GreaterOrEqual(t, way.Slowdown, last, args)
@@ -85,6 +92,7 @@ func TestWaysOutOverPresets(t *testing.T) {
 			}
 		}
 	}
+	require.Positive(t, shared)
 	require.Greater(t, tried, none)
 	t.Logf("%d did not fit, %d of them with nothing that helps", tried, none)
 }
