@@ -216,7 +216,7 @@ func TestEpochsAndHeldOutDocuments(t *testing.T) {
 	require.Contains(t, notes, fmt.Sprintf("3 epochs of %d rows, 8 a step: %d steps", rows, steps))
 	require.Contains(t, notes, "Config.Warmup 1000 is more than Config.Steps: the rate does not reach Config.LR")
 	require.Contains(t, notes, "Config.Epochs: 2 → 3")
-	require.NotContains(t, notes, "Config.Steps: ")
+	require.NotContains(t, notes, ": Config.Steps")
 
 	dir := t.TempDir()
 	for i := range 20 {

@@ -80,11 +80,7 @@ func Settings(c *config.Config) map[string]string {
 		s["lr-base-batch"] = strconv.Itoa(c.LRBaseBatch)
 	}
 	if l := s["lr-schedule"]; l == "linear" || l == "cosine" {
-		if c.Epochs > 0 { // Steps are counted from the sample at which the run goes on
-			s["epochs"] = strconv.Itoa(c.Epochs)
-		} else {
-			s["steps"] = strconv.Itoa(c.Steps)
-		}
+		maps.Copy(s, length(c))
 	}
 	if c.Own.Schedule != nil {
 		s["lr-schedule"] = "the program's own"
@@ -148,6 +144,15 @@ func Settings(c *config.Config) map[string]string {
 		s["loss-scale"] = scale
 	}
 	return s
+}
+
+// length is how long a run is: by epochs, of which the steps are counted from the sample at which the
+// run goes on.
+func length(c *config.Config) map[string]string {
+	if c.Epochs > 0 {
+		return map[string]string{"epochs": strconv.Itoa(c.Epochs)}
+	}
+	return map[string]string{"steps": strconv.Itoa(c.Steps)}
 }
 
 // settingFields are the fields of Config by the names that checkpoints keep them under.
