@@ -141,7 +141,7 @@ func Predict(ctx context.Context, cfg Config, machine *cost.Machine) (*Forecast,
 }
 
 // Passes plans what cfg describes and shows the model's program ("model") and the
-// program after each pass, in order; an error of show ends it.
+// program after each pass, in order; an error of show ends it. A nil show sees nothing.
 // It reads no weights and no data. That the plan does not fit is no error here.
 func Passes(ctx context.Context, cfg Config, show func(pass string, p *graph.Program) error) error {
 	return planner.Passes(ctx, cfg, show)
@@ -168,7 +168,7 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	return planner.WaysOut(ctx, asked, hw)
 }
 
-// Explain says what a forecast's plan computes again and keeps off the device.
+// Explain says what a forecast's plan computes again and keeps off the device; nothing of a nil one.
 func Explain(f *Forecast) Explanation { return planner.Explain(f) }
 
 // Work lends this process's ranks to the run that the job's first process leads. A

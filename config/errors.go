@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/spillway-ml/spillway/plan"
 )
 
 // ErrRefused is the kind of errors about a Config that no run could have.
-var ErrRefused = errors.New("the configuration is refused")
+var ErrRefused = plan.ErrRefused
 
 // FieldError is the error for an invalid Config. Its kind is ErrConfig. Its text names each
 // field as Config.NAME, with its value, the problem and a valid alternative.

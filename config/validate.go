@@ -64,7 +64,7 @@ func (c *Config) validate() error {
 		atLeast("LRBaseBatch", c.LRBaseBatch, 1, "row"),
 		oneOf("LRSchedule", c.LRSchedule, lrSchedules), oneOf("LRScale", c.LRScale, lrScales), oneOf("Order", c.Order, orders), oneOf("AccumOrder", c.AccumOrder, accumOrders),
 		oneOf("Precision", c.Precision, precisions), oneOf("BF16Rounding", c.BF16Rounding, bf16Roundings), validRounding(c), oneOf("Reduce", c.Reduce, reduces), validScale(c), validInt8(c), validStates(c), validEpilogues(c), validLoRA(c), validBase(c), atLeast("ShardSize", c.ShardSize, 0, "rank"),
-		validTensor(c), validPipeline(c),
+		validTensor(c), validPipeline(c), atLeast("LocalRanks", c.LocalRanks, 0, "rank"), atLeast("PerHost", c.PerHost, 0, "rank"),
 		oneOf("Optimizer", c.Optimizer, zero.OptimizerNames()), oneOf("Device", c.Device, devices),
 		oneOf("OnNonFinite", c.OnNonFinite, nonFinites), oneOf("AsyncSave", c.AsyncSave, asyncSaves), oneOf("CUDAGraphs", c.CUDAGraphs, cudaGraphs), oneOf("Overlap", c.Overlap, overlaps),
 		validCollectives(c), c.validateSchedule(),

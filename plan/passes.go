@@ -305,7 +305,7 @@ func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
 	for _, pattern := range patterns {
 		if pattern != "" { // which matches no name
 			if err := graph.CheckPattern(pattern); err != nil {
-				return nil, err
+				return nil, Refused(err)
 			}
 		}
 		if n, err := graph.Freeze(q, pattern); err != nil {
@@ -316,7 +316,8 @@ func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
 			for i := range q.Params {
 				names[i] = q.Params[i].Name
 			}
-			return nil, fmt.Errorf("no parameter matches %q; the nearest are %s", pattern, strings.Join(nearest.Patterns(pattern, names, 3), ", "))
+			return nil, Refused(fmt.Errorf("no parameter matches %q; the nearest are %s",
+				pattern, strings.Join(nearest.Patterns(pattern, names, 3), ", ")))
 		}
 	}
 	return q, nil

@@ -135,8 +135,26 @@ func (c *Config) goOn() error {
 	return nil
 }
 
-// Validate returns an error if a value is out of range.
+// ErrRefused is the kind of errors about a configuration that no run could have.
+var ErrRefused = errors.New("the configuration is refused")
+
+// Refused makes an error of kind ErrRefused with the text of err.
+func Refused(err error) error { return &refused{err} }
+
+type refused struct{ error }
+
+func (r *refused) Is(target error) bool { return target == ErrRefused }
+func (r *refused) Unwrap() error        { return r.error }
+
+// Validate returns an error of kind ErrRefused if a value is out of range.
 func (c Config) Validate() error {
+	if err := c.validate(); err != nil {
+		return Refused(err)
+	}
+	return nil
+}
+
+func (c Config) validate() error {
 	switch {
 	case c.Ranks < 1:
 		return fmt.Errorf("ranks: %d; at least 1 is needed", c.Ranks)

@@ -268,8 +268,13 @@ type BufferGroup = search.BufferGroup
 // ClassPlace is where a class of units' buffers rests, in part.
 type ClassPlace = search.ClassPlace
 
-// Explain reads a forecast's program.
-func Explain(f *Forecast) Explanation { return search.Explain(f.Plan, f.Step) }
+// Explain reads a forecast's program; of no forecast it has nothing to say.
+func Explain(f *Forecast) Explanation {
+	if f == nil {
+		return Explanation{}
+	}
+	return search.Explain(f.Plan, f.Step)
+}
 
 // Is puts the error among the kinds.
 func (e *NothingFits) Is(target error) bool { return target == plan.ErrDoesNotFit }

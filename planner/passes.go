@@ -15,7 +15,7 @@ func (r *Resolved) Logical() (*graph.Program, error) {
 }
 
 // Passes plans what cfg describes and shows the model's program ("model") and the
-// program after each pass, in order; an error of show ends it.
+// program after each pass, in order; an error of show ends it. A nil show sees nothing.
 // It reads no weights and no data. That the plan does not fit is no error here.
 func Passes(ctx context.Context, cfg config.Config, show func(pass string, p *graph.Program) error) error {
 	return Request{Config: cfg}.Passes(ctx, show)
@@ -33,6 +33,9 @@ func (q Request) Passes(ctx context.Context, show func(pass string, p *graph.Pro
 	at.Observe = func(pass string, p *graph.Program) error {
 		if err := ctx.Err(); err != nil {
 			return err
+		}
+		if show == nil {
+			return nil
 		}
 		return show(pass, p)
 	}

@@ -143,7 +143,7 @@ func NewCPU(o Options) (Platform, error) {
 		return nil, errors.New("CheckWrites watches the kernels of one process only")
 	}
 	if n := len(o.World.Local); n > MaxLocalRanks {
-		return nil, fmt.Errorf("Config.Ranks %d: one process runs at most %d CPU ranks", n, MaxLocalRanks)
+		return nil, plan.Refused(fmt.Errorf("Config.Ranks %d: one process runs at most %d CPU ranks", n, MaxLocalRanks))
 	}
 	return &cpuPlatform{o: o}, nil
 }

@@ -8,7 +8,8 @@ import (
 
 // Hardware is what a plan's time is predicted on.
 type Hardware struct {
-	// Machine gives the rates of one of so many ranks.
+	// Machine gives the rates of one of so many ranks; CPUHardware and DeviceHardware set it.
+	// nil: no time can be predicted, and Fit refuses it.
 	Machine func(ranks int) *cost.Machine
 	// NodeSize is the ranks of a node where ranks are counted in nodes; 0: they are
 	// not.

@@ -25,8 +25,8 @@ const trainField = "Config.Data"
 // evalDataField names the held-out data.
 const evalDataField = "Config.EvalData"
 
-// evalField names held-out data that the program provides.
-const evalField = "Config.Own.Eval"
+// ownField and evalField name training and held-out data that the program provides.
+const ownField, evalField = "Config.Own.Data", "Config.Own.Eval"
 
 // openData opens the training and held-out data and the tokenizer.
 func (t *Trainer) openData(ctx context.Context) error {
@@ -44,7 +44,7 @@ func (t *Trainer) openData(ctx context.Context) error {
 	switch {
 	case c.Inference:
 	case c.Own.Data != nil:
-		if t.train, err = t.openSamples("Config.Own.Data", c.Own.Data); err != nil {
+		if t.train, err = t.openSamples(ownField, c.Own.Data); err != nil {
 			return err
 		}
 	case conversations:
@@ -306,6 +306,9 @@ func (t *Trainer) openSamples(field string, s data.Samples) (*batches, error) {
 		planner.BoundsOf(&shape, fwd.Train)
 	}
 	order, rows, steps := data.Sequential, s.Len(), c.EvalSteps
+	if rows < 1 && (field == ownField || field == evalField) {
+		return nil, config.Refuse("%s: sample data: Len is %d, want at least 1 sample", field, rows)
+	}
 	if strings.EqualFold(c.Order, data.Shuffled.String()) && !heldOut(field) {
 		order = data.Shuffled
 	}

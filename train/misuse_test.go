@@ -64,6 +64,8 @@ func TestCallsWithNothing(t *testing.T) {
 	_, err = planner.Fit(ctx, c.Config, planner.Fixed{}, 0, planner.Hardware{})
 	require.ErrorContains(t, err, "the Hardware has no Machine")
 	require.Equal(t, c.Ranks, c.Over(nil).Ranks)
+	require.Empty(t, planner.Explain(nil))
+	require.NoError(t, planner.Passes(ctx, c.Config, nil))
 
 	gone, cancel := context.WithCancel(ctx)
 	cancel()

@@ -437,6 +437,30 @@ func TestOwnIsRefusedByName(t *testing.T) {
 	}
 }
 
+// Values that no run could have are refused as the configuration's, wherever that is seen.
+func TestValuesAreTheConfigurations(t *testing.T) {
+	for want, change := range map[string]func(c *request){
+		"Config.Ranks 5000: one process runs at most 1024":  func(c *request) { c.Ranks = 5000 },
+		"Config.ShardSize 3 with Config.Ranks 2":            func(c *request) { c.ShardSize, c.Zero = 3, 1 },
+		`"[" is not a pattern of names`:                     func(c *request) { c.Freeze = []string{"["} },
+		`no parameter matches "foo"`:                        func(c *request) { c.Freeze = []string{"foo"} },
+		"device memory outside the arena: -7 bytes":         func(c *request) { c.Outside[graph.Device] = -7 },
+		"Config.Own.Data: sample data: Len is 0, want at":   func(c *request) { c.Own.Data = squares{} },
+		"Config.Own.Eval: sample data: Len is 0, want at":   func(c *request) { c.Own.Eval = squares{} },
+		"Config.LocalRanks -7 is negative; 0 or more ranks": func(c *request) { c.LocalRanks = -7 },
+		"Config.PerHost -7 is negative; 0 or more ranks":    func(c *request) { c.PerHost = -7 },
+	} {
+		c := ownConfig(twoPaths())
+		change(&c)
+		tr, err := c.start(t.Context())
+		if err == nil {
+			require.NoError(t, tr.Close(), want)
+		}
+		require.ErrorContains(t, err, want)
+		require.ErrorIs(t, err, ErrConfig, want)
+	}
+}
+
 func badForward(write func(b *graph.Builder)) func(c *request) {
 	return func(c *request) {
 		c.Own.Model.Forward = func(b *graph.Builder, rows, seq int, train bool) error { write(b); return nil }

@@ -33,4 +33,10 @@ func TestMakeFolderBehindALink(t *testing.T) {
 	require.True(t, known)
 	_, _, err = MakeFolder(System, top+"/missing/..")
 	require.ErrorIs(t, err, os.ErrNotExist)
+	require.NoError(t, os.Symlink("gone", filepath.Join(top, "dead")))
+	for _, path := range []string{"/dead", "/dead/ck"} {
+		_, _, err = MakeFolder(System, top+path)
+		require.EqualError(t, err, "open "+top+"/dead: it is a link to a folder that does not exist; make that folder, or remove the link")
+		require.ErrorIs(t, err, ErrLeads)
+	}
 }

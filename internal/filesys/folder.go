@@ -62,6 +62,14 @@ const NoOwner = -1
 // folder.
 var ErrLeads = errors.New("it is a link or a mount point, and neither is followed; use the real folder")
 
+// nowhere is an ErrLeads of a link to nothing.
+type nowhere struct{}
+
+func (nowhere) Error() string {
+	return "it is a link to a folder that does not exist; make that folder, or remove the link"
+}
+func (nowhere) Unwrap() error { return ErrLeads }
+
 // Info describes a file or folder.
 type Info struct {
 	Name  string
@@ -166,6 +174,9 @@ func MakeFolder(o Opener, path string) (Folder, Made, error) {
 	}
 	if err == nil {
 		f, err = parent.Sub(name)
+	}
+	if !mine && errors.Is(err, ErrLeads) { // Open follows a link: what it leads to is missing
+		err = &fs.PathError{Op: "open", Path: filepath.Join(parent.Path(), name), Err: nowhere{}}
 	}
 	if err != nil {
 		all.Remove()
