@@ -11,8 +11,14 @@ import (
 )
 
 func seconds(v float64) string {
+	days := v / (24 * time.Hour).Seconds()
+	if days >= 10 {
+		return grouped(int64(days)) + " days"
+	}
 	d := time.Duration(v * 1e9)
 	switch {
+	case days >= 2:
+		return fmt.Sprintf("%.1f days", days)
 	case d >= time.Minute:
 		return d.Round(time.Second).String()
 	case d >= time.Second:
