@@ -98,7 +98,7 @@ func (f *Flags) Bind(fs *pflag.FlagSet, c *config.Config) {
 		"jobset (Kubernetes), with its memory as request and limit; what is not given is chosen, as with --fit")
 	fs.StringVar(&f.dump, "dump", "", "write the program after each pass, and what the pass changed, into the new "+
 		"folder `DIR`")
-	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for a few seconds first, for the "+
+	fs.BoolVar(&f.calibrate, "calibrate", false, "measure this machine's CPU for about half a minute first, for the "+
 		"predicted time, and keep the result for later plans (without --gpu)")
 	fs.StringVar(&f.transport, "transport", cluster.InProc, "how CPU ranks meet, for the predicted time: inproc, shm "+
 		"or mpi, as bench comm has measured it")
