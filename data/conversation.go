@@ -313,7 +313,8 @@ func (c *chat) trained(blocks []jinja.Span, said []turn) (list []jinja.Span, err
 	case c.all:
 		return nil, errors.New("an answer has weight 0, and with Config.LossOn all every token counts; leave one out")
 	case len(blocks) != len(said):
-		return nil, fmt.Errorf("an answer has weight 0, and the template has %d {%% generation %%} blocks for %d answers, so it cannot be told which is its; use one with a block for each answer", len(blocks), len(said))
+		return nil, fmt.Errorf("an answer has weight 0, and the template has %d {%% generation %%} blocks for "+
+			"%d answers, so that none is known to be its; use one with a block for each answer", len(blocks), len(said))
 	}
 	for i, m := range said {
 		if !m.silent {

@@ -103,7 +103,8 @@ func (w *wayFinder) beyondNames() (names []string) {
 func (w *wayFinder) beyond() {
 	for _, a := range w.alternatives() {
 		alone := w.firstOf(&a, w.fitsQuickly)
-		if alone < len(a.specs) && a.specs[alone].Batch == w.spec.Batch && // fewer ranks may do with smaller micro-batches
+		// More ranks of a global batch may have a smaller micro-batch. The search that follows finds fewer ranks for that.
+		if alone < len(a.specs) && a.specs[alone].Batch == w.spec.Batch &&
 			w.add(a.specs[alone], a.machine(alone), a.order, a.costs, a.device(alone)) {
 			continue
 		}

@@ -51,7 +51,8 @@ type Spec struct {
 	// step; 0: all that Accum, Batch and Ranks give.
 	Shares []int
 	Rows   int
-	// SameRows says that a step has its rows on however many ranks. Otherwise each rank keeps its own.
+	// SameRows says that a step keeps its number of rows when the number of ranks changes. Otherwise each
+	// rank keeps its number of rows.
 	SameRows bool
 	// Shapes are those that steps have, this one the first; nil: this one alone. What has
 	// several keeps its ranks and its micro-batch.

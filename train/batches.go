@@ -112,7 +112,8 @@ func (t *Trainer) lengthNotes() (notes []string) {
 		if len(c.BatchSchedule) > 0 {
 			each = "as many a step as Config.BatchSchedule says"
 		}
-		notes = append(notes, fmt.Sprintf("%s of %s, %s: %s", english.Plural(c.Epochs, "epoch", ""), english.Plural(int(s.Windows()), "row", ""), each, english.Plural(c.Steps, "step", "")))
+		notes = append(notes, fmt.Sprintf("%s of %s, %s: %s", english.Plural(c.Epochs, "epoch", ""),
+			english.Plural(int(s.Windows()), "row", ""), each, english.Plural(c.Steps, "step", "")))
 	}
 	return append(notes, c.IdleNotes()...)
 }
@@ -321,7 +322,8 @@ func (t *Trainer) openSamples(field string, s data.Samples) (*batches, error) {
 			return nil, fmt.Errorf("%s: %d samples are no multiple of %d rows (Batch × Ranks), and a model without targets can't leave rows out", field, rows, all)
 		default:
 			steps = max(int(rows/all), 1)
-			t.notes = append(t.notes, fmt.Sprintf("%s: %d samples, in evaluations of %s of %d: a model without targets can't leave rows out", field, rows, english.Plural(steps, "batch", "batches"), all))
+			t.notes = append(t.notes, fmt.Sprintf("%s: %d samples, in evaluations of %s of %d: a model without "+
+				"targets can't leave rows out", field, rows, english.Plural(steps, "batch", "batches"), all))
 		}
 	}
 	r, err := data.NewSampleReader(s, shape, rows, c.sampling(order, field))

@@ -86,7 +86,8 @@ func (t *Trainer) Decode(ctx context.Context, prompts [][]int32, how Decoding, t
 	for i, p := range prompts {
 		for _, token := range p {
 			if token < 0 || int(token) >= t.cfg.Shape.Vocab {
-				return 0, fmt.Errorf("generate: token %d of prompt %d is not in the model's vocabulary; give tokens from 0 to %d", token, i, t.cfg.Shape.Vocab-1)
+				return 0, fmt.Errorf("generate: token %d of prompt %d is not in the model's vocabulary; give tokens from 0 to %d",
+					token, i, t.cfg.Shape.Vocab-1)
 			}
 		}
 	}

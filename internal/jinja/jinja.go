@@ -106,7 +106,8 @@ func (t *Template) named(err error) error {
 	case "":
 		return err
 	case "strftime_now":
-		return fmt.Errorf("it calls strftime_now (at line %d), which is left out so that a text does not depend on the day; give a template with a date in its place", e.Span.StartLine)
+		return fmt.Errorf("it calls strftime_now (at line %d), which is left out so that a text does not depend on the day; "+
+			"give a template with a date in its place", e.Span.StartLine)
 	default:
 		return fmt.Errorf("it calls %.40s (at line %d), which is no function here; give a template without it", name, e.Span.StartLine)
 	}

@@ -159,9 +159,9 @@ func length(c *config.Config) map[string]string {
 var settingFields = map[string]string{
 	"accum": "Accum", "accum-order": "AccumOrder", "adapt-all": "AdaptAll", "base": "Base", "batch": "Batch", "batch-schedule": "BatchSchedule", "beta1": "Beta1",
 	"beta2": "Beta2", "clip": "Clip", "collectives": "Collectives", "dropout": "Dropout", "epilogues": "Epilogues",
-	"epochs": "Epochs", "eps": "Eps", "freeze": "Freeze", "global-batch": "GlobalBatch", "int8": "Int8", "lora": "LoRA", "loss-scale": "LossScale",
-	"loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR", "lr-base-batch": "LRBaseBatch",
-	"lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "nesterov": "Nesterov", "on-nonfinite": "OnNonFinite",
+	"epochs": "Epochs", "eps": "Eps", "freeze": "Freeze", "global-batch": "GlobalBatch",
+	"int8": "Int8", "lora": "LoRA", "loss-scale": "LossScale", "loss-scale-hysteresis": "LossScaleHysteresis", "lr": "LR",
+	"lr-base-batch": "LRBaseBatch", "lr-scale": "LRScale", "lr-schedule": "LRSchedule", "min-lr": "MinLR", "nesterov": "Nesterov", "on-nonfinite": "OnNonFinite",
 	"optimizer-dtype": "OptimizerDType", "order": "Order", "pipeline": "Pipeline", "precision": "Precision", "ranks": "Ranks",
 	"reduce": "Reduce", "bf16-rounding": "BF16Rounding", "reproducible": "Reproducible", "seed": "Seed", "seq": "Seq",
 	"shard-size": "ShardSize", "tensor": "Tensor", "tensor-slices": "TensorSlices", "steps": "Steps", "tokenizer": "Tokenizer", "trust": "Trust", "warmup": "Warmup",
