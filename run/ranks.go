@@ -215,14 +215,15 @@ func (r *Rank) close() error {
 	if r.Exec == nil {
 		end = func() { done <- nil }
 	}
-	select {
-	case r.on.Work <- end:
-		close(r.on.Work)
-		return <-done
-	case <-time.After(2 * stopGrace):
-		close(r.on.Work)
-		return fmt.Errorf("rank %d is still busy; its memory is not given back", r.Index)
+	defer close(r.on.Work)
+	for wait := comm.NewWait(2 * stopGrace); wait.Counted < 2*stopGrace; wait.Look() {
+		select {
+		case r.on.Work <- end:
+			return <-done
+		case <-time.After(wait.Every):
+		}
 	}
+	return fmt.Errorf("rank %d is still busy; its memory is not given back", r.Index)
 }
 
 // Close ends the ranks.

@@ -429,13 +429,14 @@ func (r *remote) Close() error {
 		}
 		done <- err
 	}()
-	var err error
-	select {
-	case err = <-done:
-	case <-time.After(2 * stopGrace):
-		err = fmt.Errorf("%w: the process of rank %d does not end", comm.ErrTimeout, r.rank)
+	for wait := comm.NewWait(2 * stopGrace); wait.Counted < 2*stopGrace; wait.Look() {
+		select {
+		case err := <-done:
+			return errors.Join(err, r.closed())
+		case <-time.After(wait.Every):
+		}
 	}
-	return errors.Join(err, r.closed())
+	return errors.Join(fmt.Errorf("%w: the process of rank %d does not end", comm.ErrTimeout, r.rank), r.closed())
 }
 
 // stopGrace is how long ranks have to stop after the job was aborted. A rank in a kernel that never
