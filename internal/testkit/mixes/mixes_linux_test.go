@@ -198,7 +198,7 @@ func (m *mix) run(t *testing.T, w way, dir string) (c curve, killed bool) {
 	default:
 		m.job(t, w.transport, w.ranks, slices.Concat(first, m.length())...)
 	}
-	c = m.read(t, metrics)
+	c = m.read(t, w, metrics)
 	if m.features["receipt"] {
 		c.roots = rootsOf(t, filepath.Join(dir, receiptName))
 	}
@@ -318,33 +318,35 @@ func children(pid int) (pids []string) {
 	return pids
 }
 
-// touched holds what each rank touched in the steps up to one to what was planned: as much, but
-// at most as much by the smaller steps of a batch schedule, and on ranks with fewer micro-batches
-// than others in layer order or with a schedule.
-func (m *mix) touched(t *testing.T, step int, planned, peak json.RawMessage) {
+// touched holds what each rank touched in the steps up to one to what was planned, and says whether it is
+// as much. It has to be, but at most as much by the smaller steps of a batch schedule, whose plan may need
+// more than that of the larger ones, and on ranks with fewer micro-batches than others in layer order or
+// with a schedule.
+func (m *mix) touched(t *testing.T, step int, planned, peak json.RawMessage) (all bool) {
 	t.Helper()
-	smaller := m.rowsOf(step-1) < m.step
-	if !smaller && (m.schedule == "" && !m.features["layer order"] || !m.features["uneven shares"]) {
+	if m.schedule == "" && (!m.features["layer order"] || !m.features["uneven shares"]) {
 		require.Equal(t, string(planned), string(peak), "%s: step %d", m, step)
-		return
+		return true
 	}
 	var want, got []int64
 	require.NoError(t, errors.Join(json.Unmarshal(planned, &want), json.Unmarshal(peak, &got)))
 	require.Len(t, got, len(want))
-	if !smaller {
+	if m.schedule == "" {
 		require.Equal(t, slices.Max(want), slices.Max(got), "%s: step %d", m, step)
 	}
 	for rank := range got {
 		require.LessOrEqual(t, got[rank], want[rank], "%s: step %d, rank %d", m, step, rank)
 	}
+	return slices.Max(want) == slices.Max(got)
 }
 
-// read takes the curve from a file of metrics. A step that was run again is the same.
-func (m *mix) read(t *testing.T, metrics string) curve {
+// read takes the curve from a file of metrics. A step that was run again is the same, and a run touches
+// all that was planned.
+func (m *mix) read(t *testing.T, w way, metrics string) curve {
 	t.Helper()
 	text, err := os.ReadFile(metrics)
 	require.NoError(t, err)
-	c := curve{steps: map[string]string{}}
+	c, all := curve{steps: map[string]string{}}, map[string]bool{}
 	for line := range bytes.Lines(text) {
 		var v map[string]json.RawMessage
 		require.NoError(t, json.Unmarshal(line, &v), "%s", m)
@@ -363,9 +365,12 @@ func (m *mix) read(t *testing.T, metrics string) curve {
 		number, err := strconv.Atoi(step)
 		require.NoError(t, err)
 		for _, space := range []string{"device", "host", "disk"} {
-			m.touched(t, number, v[space+"_planned_bytes"], v[space+"_peak_bytes"])
+			all[space] = m.touched(t, number, v[space+"_planned_bytes"], v[space+"_peak_bytes"]) || all[space]
 		}
 	}
 	require.NotEmpty(t, c.sha, m.String())
+	if w.resumeAt == 0 && !w.kill { // it has all steps at one number of ranks
+		require.Equal(t, map[string]bool{"device": true, "host": true, "disk": true}, all, m.String())
+	}
 	return c
 }
