@@ -141,7 +141,7 @@ func bestOfGrid(t *testing.T, s Spec, m *cost.Machine, n int) (best float64, fla
 // made by the same planner, on drawn jobs; and less memory gives nothing that is more
 // than 1 % faster.
 func TestSearchAgainstAGrid(t *testing.T) {
-	jobs, points := long.Or(10, 200), long.Or(25, 300)
+	jobs, points := long.Of(10, 40, 200), long.Of(25, 100, 300)
 	for n := range jobs {
 		j := drawJob(t, n)
 		t.Run(j.name, func(t *testing.T) {

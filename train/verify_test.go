@@ -86,13 +86,13 @@ func verified(t testing.TB, c, again request) int {
 const firstHonest = 3100
 
 // The steps of random runs have equal bits where they are run again over other ranks, at
-// another stage and placement, and at every SIMD level. In full it is 300 segments.
+// another stage and placement, and at every SIMD level. With SPILLWAY_LONG=all it is 300 segments.
 func TestHonestRunsVerify(t *testing.T) {
 	t.Parallel()
 	exe, err := os.Executable()
 	require.NoError(t, err)
 	segments := 0
-	for seed := uint64(firstHonest); segments < long.Or(16, 300); seed++ {
+	for seed := uint64(firstHonest); segments < long.Of(16, 100, 300); seed++ {
 		dir := scratch(t)
 		c, again := honestCase(t, seed, t.TempDir())
 		c = in(c, dir)
@@ -416,10 +416,10 @@ func recordsOf(t testing.TB, path string) (list []receipt.Record) {
 }
 
 // A bit of a state, a sample, a learning rate, and a chain written anew: each forgery is
-// found and located. In full it is 300 of them.
+// found and located. With SPILLWAY_LONG=all it is 300 of them.
 func TestForgeriesAreFound(t *testing.T) {
 	t.Parallel()
-	for n := range long.Or(12, 300) {
+	for n := range long.Of(12, 100, 300) {
 		r := rand.New(rand.NewPCG(uint64(n), 32))
 		dir := scratch(t)
 		c := tiny([]string{"gpt2", "llama-tied"}[n/4%2])

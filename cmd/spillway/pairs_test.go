@@ -265,8 +265,8 @@ func TestPairsOfFlags(t *testing.T) {
 			}
 		}
 	}
-	n := long.Or(25, 1000)
-	if long.All() || *update {
+	n := long.Of(25, 300, len(all))
+	if *update {
 		n = len(all)
 	}
 	rng := rand.New(rand.NewPCG(34, 7))

@@ -1,7 +1,6 @@
-// Package long tells tests whether they run in full. The default suite takes
-// minutes: small models and seeded samples. SPILLWAY_LONG=1 (make long) asks for
-// every case, but for grids that take hours: those are whole with SPILLWAY_LONG=all
-// (make campaigns).
+// Package long tells tests how much to run. The default suite takes minutes: small models and
+// seeded samples. SPILLWAY_LONG=1 (make long) asks for every case, except of grids that take
+// hours: it runs larger samples of those, and SPILLWAY_LONG=all (make campaigns) runs them in full.
 package long
 
 import (
@@ -33,9 +32,25 @@ func Or[T any](short, full T) T {
 	return short
 }
 
+// Of is short in the default suite, hour for make long, all for make campaigns.
+func Of[T any](short, hour, all T) T {
+	if All() {
+		return all
+	}
+	return Or(short, hour)
+}
+
 // Sample draws n cases by a seed, in their order; all where every case is asked for.
 func Sample[T any](seed uint64, n int, cases []T) []T {
-	if On() || n >= len(cases) {
+	if On() {
+		return cases
+	}
+	return Draw(seed, n, cases)
+}
+
+// Draw draws n cases by a seed, in their order.
+func Draw[T any](seed uint64, n int, cases []T) []T {
+	if n >= len(cases) {
 		return cases
 	}
 	rng := rand.New(rand.NewPCG(seed, 0))

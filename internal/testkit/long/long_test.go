@@ -19,4 +19,9 @@ func TestSample(t *testing.T) {
 	t.Setenv("SPILLWAY_LONG", "1")
 	require.Equal(t, all, Sample(3, 2, all))
 	require.Equal(t, 2, Or(1, 2))
+	require.Equal(t, 2, Of(1, 2, 3))
+	require.Len(t, Draw(3, 2, all), 2)
+	t.Setenv("SPILLWAY_LONG", "all")
+	require.Equal(t, 2, Or(1, 2))
+	require.Equal(t, 3, Of(1, 2, 3))
 }

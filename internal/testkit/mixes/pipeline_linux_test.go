@@ -70,14 +70,14 @@ func drawPipeline(seed uint64) *mix {
 }
 
 // Runs over stages have one result over schedules, placements and transports: a few, with
-// SPILLWAY_LONG 300.
+// SPILLWAY_LONG=1 60, with SPILLWAY_LONG=all 300.
 func TestPipelineMixesHaveOneResult(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
 	first, cases := rand.Uint64()>>2, few
 	if long.On() {
-		first, cases = 1, 300
+		first, cases = 1, long.Of(few, 60, 300)
 	}
 	if text := os.Getenv(seedVariable); text != "" {
 		seed, err := strconv.ParseUint(text, 10, 64)

@@ -86,14 +86,14 @@ func drawTensor(seed uint64) *mix {
 }
 
 // Runs whose layers are cut have one result over stages, placements, transports and tensor ranks:
-// a few, with SPILLWAY_LONG 300.
+// a few, with SPILLWAY_LONG=1 60, with SPILLWAY_LONG=all 300.
 func TestTensorMixesHaveOneResult(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
 	}
 	first, cases := rand.Uint64()>>2, few
 	if long.On() {
-		first, cases = 1, 300
+		first, cases = 1, long.Of(few, 60, 300)
 	}
 	if text := os.Getenv(seedVariable); text != "" {
 		seed, err := strconv.ParseUint(text, 10, 64)

@@ -156,7 +156,7 @@ func available(t *testing.T, transport string) {
 
 // A run has the curve of one rank at every number of ranks, with any shares, at every
 // stage and with any recomputation and placement, in one process and over processes. Each
-// way to meet takes two draws, with SPILLWAY_LONG 60. SPILLWAY_TEST_SEED repeats the seed
+// way to meet takes two draws, with SPILLWAY_LONG=all 60. SPILLWAY_TEST_SEED repeats the seed
 // that a failure prints.
 func TestOneCurveWithAnyShares(t *testing.T) {
 	if testing.Short() {
@@ -168,9 +168,7 @@ func TestOneCurveWithAnyShares(t *testing.T) {
 		seed, err = strconv.ParseUint(text, 10, 64)
 		require.NoError(t, err)
 	}
-	if long.On() {
-		draws = 60
-	}
+	draws = long.Of(draws, 20, 60)
 	t.Logf("SPILLWAY_TEST_SEED=%d", seed)
 	want := map[string]curve{}
 	for i, transport := range append([]string{""}, transports...) {
