@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,4 +51,25 @@ func TestAnOptimizerIsAFile(t *testing.T) {
 	require.Equal(t, []string{"adamw"}, in["../config/config.go"], "the default")
 	delete(in, "../config/config.go")
 	require.Equal(t, map[string][]string{"adagrad.go": {"adagrad"}, "adamw.go": {"adamw"}, "lamb.go": {"lamb"}, "lars.go": {"lars", "larc"}, "muon.go": {"muon"}, "novograd.go": {"novograd"}, "sgd.go": {"sgd"}}, in)
+}
+
+// Constants that make no sense are refused by name, at the first number outside their range.
+func TestConstantsOutOfRange(t *testing.T) {
+	below0, nan := math.Nextafter(0, -1), math.NaN()
+	for name, change := range map[string]func(*Optimizer){
+		"beta1 1 ":             func(o *Optimizer) { o.Beta1 = 1 },
+		"beta1 -5e-324":        func(o *Optimizer) { o.Beta1 = below0 },
+		"beta2 1 ":             func(o *Optimizer) { o.Beta2 = 1 },
+		"beta2 NaN":            func(o *Optimizer) { o.Beta2 = nan },
+		"eps -5e-324":          func(o *Optimizer) { o.Eps = below0 },
+		"eps NaN":              func(o *Optimizer) { o.Eps = nan },
+		"weight decay -5e-3":   func(o *Optimizer) { o.Decay = below0 },
+		"bf16 or in 8 bits":    func(o *Optimizer) { o.BF16, o.Int8 = true, true },
+		`"adamx" is not known`: func(o *Optimizer) { o.Name = "adamx" },
+	} {
+		o := Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1}
+		require.NoError(t, o.Validate())
+		change(&o)
+		require.ErrorContains(t, o.Validate(), name)
+	}
 }
