@@ -28,5 +28,5 @@ const fewLive = 8 * pieceSize
 const pieceSize = 64
 
 // mostRows is the largest number of buffers for which rows are made, in 32 MiB, if some buffer has
-// several ranges. Without such buffers runMany uses no rows: comparing lives is as fast.
+// several ranges. Otherwise runMany uses no rows above fewBuffers: comparing lives is as fast.
 const mostRows = 1 << 14
