@@ -1,5 +1,5 @@
-// Package fsdp turns a program of whole parameters into one of flat, sharded units. It does as a
-// rewrite what PyTorch's FSDP does with module hooks.
+// Package fsdp turns an unsharded program into a program of flat, sharded units. It rewrites the
+// program to do what PyTorch's FSDP does with module hooks.
 //
 // Note: the buffers of a unit u, N ranks, flat length P (a multiple of 256·N):
 //
