@@ -35,7 +35,7 @@ func (ph *Phase) throttlesOf(ops []Op) []Throttle {
 // ids gives the role's ID of each of p's buffers, NoBuf for one that it does not use. p must not
 // have events yet.
 func (p *Program) Role(stage int) (q *Program, ids []BufID) {
-	own := *p // only what the stage runs is cloned: the program has the operations of all stages
+	own := *p // clone only the parts that the stage runs: the program has the operations of all stages
 	own.spare = false
 	own.Sections, own.Units, own.Params = slices.Clone(p.Sections), slices.Clone(p.Units), slices.Clone(p.Params)
 	for i := range own.Sections {

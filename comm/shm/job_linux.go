@@ -123,8 +123,8 @@ const postSize = 512 // bytes of a post; a multiple of a cache line
 
 func align(n int) int { return (n + 63) &^ 63 }
 
-// Create creates the shared memory of a job of so many processes, which inherit its Files.
-// The first process to join sets the number of ranks of every process.
+// Create creates the shared memory of a job with the given number of processes, which inherit its
+// Files. The first process to join sets the number of ranks of every process.
 func Create(processes int) (*Job, error) {
 	if processes < 1 || processes > maxRanks {
 		return nil, fmt.Errorf("shared memory: %d ranks, want 1 to %d", processes, maxRanks)

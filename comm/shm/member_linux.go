@@ -170,7 +170,7 @@ func (k *kernel) write(p *post) {
 	p.sig.Store(k.sig)
 }
 
-// signature is what a rank has posted.
+// signature returns the signature of the operation that a rank has posted.
 func (p *post) signature() comm.Signature {
 	return comm.Signature{Op: world.OpOf(uint64(p.kind)), Bytes: p.bytes, DType: graph.DType(p.dtype), Root: int(p.root), Order: graph.SumOrder(p.flags >> 1), Accumulate: p.flags&1 != 0}
 }
