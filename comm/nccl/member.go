@@ -13,10 +13,10 @@ import (
 // member is one rank in a group. Each rank enqueues a collective independently: no host
 // thread waits for a peer.
 //
-//	arrived = n   the rank's stream has come to its n-th call
-//	move          NCCL's copies, and of a sum the adding, a chunk after the other
+//	arrived = n   the rank's stream has reached its n-th call
+//	move          NCCL's copies, and for a sum the additions, one chunk at a time
 //	passed = n    no peer reads its inputs any more: NCCL's operations end on a rank's
-//	              stream once what it sends has been taken
+//	              stream once its data has been received
 //
 // The watchdog reads the two words arrived and passed: see progress.go.
 type member struct {

@@ -145,7 +145,7 @@ func (r *rank) call(f func() error) error {
 	return f()
 }
 
-// ending is the job's error.
+// ending returns the job's error.
 func (r *rank) ending() error {
 	if err := r.w.o.Control.Err(); err != nil {
 		return err
