@@ -3,7 +3,6 @@
 // and adds them in the same order as between the ranks of one process. The job's processes inherit
 // its memfd files. The kernel frees the memory when the last process has ended, even after a crash.
 // Arenas use huge pages where available, even if the system's setting for shared memory is "never".
-// for shared memory is "never".
 //
 // A waiting rank spins briefly if every rank of the job has a core, and then sleeps in the
 // kernel (futex). Waits have no deadlines: each process watches the progress and the heartbeats
