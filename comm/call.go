@@ -20,9 +20,9 @@ type Call struct {
 	InPlace bool    // the shard is the rank's part of the full buffer
 	Peer    int     // the other rank of a Send or Recv
 	From    []int   // ranks whose parts a reduce-scatter adds, in order; empty: all ranks
-	Round   Round   // one round of an algorithm, on Out; nil: a complete operation
-	Sent    int64   // what one run adds to Stats.Sent
-	Squares Squares // where the squares of a reduce-scatter's addends go
+	Round   Round   // one round of an algorithm, applied to Out; nil: a complete operation
+	Sent    int64   // increase of Stats.Sent in one run
+	Squares Squares // accumulator of the squares of a reduce-scatter's addends
 
 	touches []device.Ptr
 }
@@ -33,13 +33,13 @@ func (c *Call) Label() string { return c.Name }
 // Touches returns the operands.
 func (c *Call) Touches() []device.Ptr { return c.touches }
 
-// Addends returns the elements of all, one for each rank, that a reduce-scatter adds
-// (c.From). It moves them to the front of all.
+// Addends returns the ranks' elements that a reduce-scatter adds (c.From). It moves them to the
+// front of all, which has an element for each rank.
 func Addends[T any](c *Call, all []T) []T {
 	if len(c.From) == 0 {
 		return all
 	}
-	for i, rank := range c.From { // ascending, so rank >= i and nothing needed is overwritten
+	for i, rank := range c.From { // ascending, so rank >= i and no needed element is overwritten
 		all[i] = all[rank]
 	}
 	return all[:len(c.From)]
@@ -48,8 +48,8 @@ func Addends[T any](c *Call, all []T) []T {
 // Sends tells whether the call is a Send rather than a Recv.
 func (c *Call) Sends() bool { return c.Sig.Op == SendRecv && c.Out.Arena == nil }
 
-// Caller is the part of a Group that all transports share: it checks the
-// operands of an operation and hands it to Bind.
+// Caller is the part of a Group that all transports share: it checks the operands of an operation
+// and passes it to Bind.
 type Caller struct {
 	Index int // the rank's index in the group
 	Ranks int // the group's size
@@ -102,8 +102,8 @@ func (c *Caller) ReduceScatter(label string, full, shard device.Ptr, dtype graph
 	return c.scatter(label, full, shard, Signature{DType: dtype, Order: order, Accumulate: accumulate}, Squares{}, from)
 }
 
-// ReduceLeaves binds a sum of the rank's part over the ranks, from left to right, and the
-// sum of the squares of its addends.
+// ReduceLeaves binds a sum of the rank's part over the ranks, from left to right, and the sum of
+// the squares of its addends.
 func (c *Caller) ReduceLeaves(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool, squares Squares, from ...int) (device.Kernel, error) {
 	return c.scatter(label, full, shard, Signature{DType: dtype, Order: graph.SumSequential, Accumulate: accumulate}, squares, from)
 }
@@ -139,12 +139,12 @@ func (c *Caller) AllToAll(label string, send, recv device.Ptr, dtype graph.DType
 	return c.bind(label, err, Call{Sig: Signature{Op: AllToAll, Bytes: send.Len, DType: dtype}, In: send, Out: recv})
 }
 
-// Send binds the sending of buf to a peer's Recv.
+// Send binds a transfer of buf to a peer's Recv.
 func (c *Caller) Send(label string, buf device.Ptr, dtype graph.DType, to int) (device.Kernel, error) {
 	return c.point(label, Call{In: buf, Peer: to}, buf, dtype)
 }
 
-// Recv binds the receiving of the buffer of a peer's Send.
+// Recv binds the receipt of the buffer of a peer's Send.
 func (c *Caller) Recv(label string, buf device.Ptr, dtype graph.DType, from int) (device.Kernel, error) {
 	return c.point(label, Call{Out: buf, Peer: from}, buf, dtype)
 }
@@ -158,9 +158,9 @@ func (c *Caller) point(label string, call Call, buf device.Ptr, dtype graph.DTyp
 	return c.bind(label, err, call)
 }
 
-// Move replaces elements [At, At+Len) of a rank's vector by the sum of the same elements
-// of the ranks in From, in that order, as they were before the round. With one rank in From
-// it is a copy.
+// Move replaces elements [At, At+Len) of a rank's vector by a sum. It adds the same elements of the
+// ranks in From, in that order, with their values before the round. With one rank in From it is a
+// copy.
 type Move struct {
 	At, Len int64
 	From    []int

@@ -21,10 +21,10 @@ import (
 // same operations in the same order. The ranks compare the sequence number and the signature
 // (operation, size, dtype) of each run: if they differ, the operation fails on every rank.
 //
-// When a kernel has run, its outputs are complete and no peer reads its inputs
-// any more. If a rank does not arrive within the timeout, the operation fails on every rank
-// with an error that names it. An error on any rank, passed to Abort, also fails it on every
-// rank. After the first error every operation of the group fails with that error.
+// When a kernel has run, its outputs are complete and no peer reads its inputs any more. If a rank
+// does not arrive within the timeout, the operation fails on every rank with an error that names
+// it. An error on any rank that is passed to Abort also makes the operation fail on every rank.
+// After the first error every operation of the group fails with that error.
 //
 // Below, W is the group's size, i the index of a rank in the group and S the bytes of a
 // rank's shard.
@@ -46,21 +46,21 @@ type Group interface {
 	// accumulate. from lists the ranks, in order, whose parts are added; empty means all.
 	// Other ranks take part in the operation but contribute nothing.
 	ReduceScatter(label string, full, shard device.Ptr, dtype graph.DType, order graph.SumOrder, accumulate bool, from ...int) (device.Kernel, error)
-	// ReduceLeaves is ReduceScatter in the order SumSequential. It also adds the squares of
-	// the addends to an exact accumulator of the rank. Only CPU transports implement it;
+	// ReduceLeaves does the same as ReduceScatter in the order SumSequential. It also adds the
+	// squares of the addends to an exact accumulator of the rank. Only CPU transports implement it;
 	// others return ErrNoSquares.
 	ReduceLeaves(label string, full, shard device.Ptr, dtype graph.DType, accumulate bool, squares Squares, from ...int) (device.Kernel, error)
-	// AllReduce replaces buf by its sum over the ranks, of the types of ReduceScatter,
-	// in the order SumTree.
+	// AllReduce replaces buf by its sum over the ranks, in the order SumTree. It supports the types
+	// of ReduceScatter.
 	AllReduce(label string, buf device.Ptr, dtype graph.DType, order graph.SumOrder) (device.Kernel, error)
 	// Broadcast copies the root's buf to every rank's.
 	Broadcast(label string, buf device.Ptr, dtype graph.DType, root int) (device.Kernel, error)
 	// AllToAll copies part i of each rank j's send (W·S) to part j of rank i's
 	// recv (W·S). They must not overlap.
 	AllToAll(label string, send, recv device.Ptr, dtype graph.DType) (device.Kernel, error)
-	// Send returns when rank `to` has copied buf by its matching Recv: the k-th
-	// Send of a pair matches the k-th Recv. Two ranks that send to each other
-	// first and receive second wait for each other until the timeout.
+	// Send returns when rank `to` has copied buf with its matching Recv: the k-th Send of a pair
+	// matches the k-th Recv. Two ranks that send to each other first and receive second wait for
+	// each other until the timeout.
 	Send(label string, buf device.Ptr, dtype graph.DType, to int) (device.Kernel, error)
 	Recv(label string, buf device.Ptr, dtype graph.DType, from int) (device.Kernel, error)
 	// Barrier returns when every rank has arrived at it.
@@ -75,13 +75,13 @@ type Group interface {
 	OnError(f func(error))
 	// Err returns the error that ended the group, nil if there has been none.
 	Err() error
-	// Stats returns what the rank has moved so far. Any goroutine may call it.
+	// Stats returns the rank's traffic so far. Any goroutine may call it.
 	Stats() Stats
 }
 
-// Squares says where the squares of a sum's addends are accumulated.
+// Squares selects the accumulator for the squares of a sum's addends.
 type Squares struct {
-	Acc device.Ptr // I64 (exact.Limbs); the zero Ptr: nowhere
+	Acc device.Ptr // I64 (exact.Limbs); the zero Ptr: squares are not accumulated
 	// Spans are the ranges [lo, hi) of the shard whose elements are included, in ascending
 	// order. Each begins at a multiple of 256 elements.
 	Spans [][2]int
@@ -94,7 +94,7 @@ var ErrNoSquares = errors.New("squares of what is added are the CPU's alone")
 // transports without shared memory. While one chunk is added the next one is in transit.
 const ChunkBytes = 1 << 20
 
-// Op names an operation of a Group, as errors and signatures have it.
+// Op is the name of an operation of a Group in errors and signatures.
 type Op string
 
 // Operations of a Group.
@@ -108,7 +108,7 @@ const (
 	Barrier       Op = "barrier"
 )
 
-// Signature is what must be equal on every rank in one run of an operation.
+// Signature holds the properties of an operation's run that must be equal on every rank.
 type Signature struct {
 	Op         Op
 	Bytes      int64 // size of the full buffer: W·S, or S if the operation has no shards
@@ -151,9 +151,9 @@ var (
 	ErrLost     = errors.New("rank lost") // its process died, or ended before the others
 )
 
-// Stats counts what one rank has moved.
+// Stats counts the operations and bytes of one rank.
 type Stats struct {
-	// Calls is how many operations have run.
+	// Calls is the number of operations that have run.
 	Calls int64
 	// Sent is ring-equivalent bytes: buffer × (W−1)/W for a gather or scatter,
 	// twice that for an all-reduce, buffer for a send. Buffers of i64 and f64 are not counted,
@@ -169,7 +169,7 @@ func (s Stats) Sub(earlier Stats) Stats {
 	return Stats{s.Calls - earlier.Calls, s.Sent - earlier.Sent, s.Read - earlier.Read, s.Written - earlier.Written}
 }
 
-// Counter is Stats that is written by one goroutine and read by any.
+// Counter is a Stats that one goroutine writes and any goroutine may read.
 type Counter struct{ calls, sent, read, written atomic.Int64 }
 
 // Add adds one run of an operation.
@@ -185,8 +185,8 @@ func (c *Counter) Stats() Stats {
 	return Stats{c.calls.Load(), c.sent.Load(), c.read.Load(), c.written.Load()}
 }
 
-// RingBytes returns the bytes that a rank, in a group of size ranks, would send for a
-// collective with a ring algorithm: see Stats.Sent.
+// RingBytes returns the bytes that one rank of a group of size ranks would send for a collective
+// with a ring algorithm: see Stats.Sent.
 func RingBytes(s Signature, rank, size int) int64 {
 	w, r := int64(size), int64(rank)
 	var total int64 // bytes that all ranks send
@@ -201,7 +201,7 @@ func RingBytes(s Signature, rank, size int) int64 {
 	default:
 		return 0
 	}
-	// A rank's bytes are a difference of rounded partial sums, so that they add up to total
+	// A rank's bytes are a difference of rounded partial sums, so all ranks' bytes add up to total
 	// exactly.
 	q, m := total/w, total%w
 	return q + (m*(r+1))/w - (m*r)/w

@@ -52,8 +52,8 @@ func (a *Adder[T]) SumAll(bufs [][]T) {
 	}
 }
 
-// tree returns the sum of elements [at, at+n) of srcs. The result lies in partial[level],
-// or in the source itself if there is only one.
+// tree returns the sum of elements [at, at+n) of srcs. The result is in partial[level], or in the
+// source itself if there is only one.
 func (a *Adder[T]) tree(srcs [][]T, at, n, level int) []T {
 	if len(srcs) == 1 {
 		return srcs[0][at : at+n]
@@ -62,8 +62,8 @@ func (a *Adder[T]) tree(srcs [][]T, at, n, level int) []T {
 	for 2*p < len(srcs) {
 		p *= 2
 	}
-	// The left sum may lie in partial[level], where the result replaces it. The right sum
-	// must not use partial[level].
+	// The left sum may be in partial[level], where the result replaces it. The right sum must not
+	// use partial[level].
 	left := a.tree(srcs[:p], at, n, level)
 	right := a.tree(srcs[p:], at, n, level+1)
 	out := a.partial[level][:n]

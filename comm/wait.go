@@ -2,9 +2,9 @@ package comm
 
 import "time"
 
-// Wait measures how long a rank has waited for others, by polling. A gap of more than twice
-// Every between two polls means that the whole process paused (SIGSTOP, a sleeping laptop).
-// The others could not run then either, so the gap counts as twice Every.
+// Wait measures, by polling, how long a rank has waited for others. A gap of more than twice Every
+// between two polls means that the complete process paused (SIGSTOP, a sleeping laptop). The others
+// could not run then either, so the gap counts as twice Every.
 type Wait struct {
 	Every   time.Duration // interval between two polls
 	Counted time.Duration

@@ -18,8 +18,8 @@ import (
 type Arena interface {
 	Space() graph.Space
 	Size() int64
-	// Touched returns the highest offset + length that executed work has
-	// touched, recorded as it ran.
+	// Touched returns the highest offset + length that executed work has accessed, recorded as it
+	// ran.
 	Touched() int64
 }
 
@@ -30,7 +30,7 @@ type Ptr struct {
 	Len   int64 // length in bytes
 }
 
-// Check returns an error if p has no arena or does not lie in it.
+// Check returns an error if p has no arena or exceeds it.
 func (p Ptr) Check() error {
 	if p.Arena == nil {
 		return fmt.Errorf("no arena")
@@ -73,7 +73,7 @@ type Stream interface {
 	Sync() error
 }
 
-// Timed is a Stream that can tell when its kernels ran.
+// Timed is a Stream that can report the times at which its kernels ran.
 type Timed interface {
 	// Time requests one call of t.Ran for each kernel launched from now on, in launch
 	// order. There is no call for kernels that did not run because of an error.
@@ -123,10 +123,10 @@ type Context interface {
 	// results, valid until Close. The caller orders its accesses with Sync. They do not count
 	// in Arena.Touched, which covers executed operations only.
 	HostBytes(p Ptr) ([]byte, error)
-	// OnError registers f to be called once with the first sticky error, as soon as the
-	// device learns of it, so that other ranks that wait for this one (comm) can be released.
-	// f may run on any goroutine; the only method of the context that it may call is Abort.
-	// Call OnError before the first Launch.
+	// OnError registers f to be called once with the first sticky error, as soon as the device
+	// detects it, so that other ranks that wait for this one (comm) can be released. f may run on
+	// any goroutine; the only method of the context that it may call is Abort. Call OnError before
+	// the first Launch.
 	OnError(f func(error))
 	// Abort makes err the sticky error, unless there is one already, and releases
 	// every wait of the context's streams. It may be called from any goroutine.
@@ -142,8 +142,8 @@ type Poisoner interface {
 	Poison(label string, p Ptr) (Kernel, error)
 }
 
-// Observer is a Context that can tell what its streams are running, for messages about a
-// stuck rank.
+// Observer is a Context that can report the operations that its streams are running, for messages
+// about a stuck rank.
 type Observer interface {
 	// Running returns entries "operation LABEL on stream NAME". Any goroutine may call it.
 	Running() []string

@@ -1,7 +1,7 @@
 package device
 
-// Disk is the storage of one rank's arena in graph.Disk. Offsets and lengths are in bytes and
-// need no alignment; every range lies in the arena. Like kernels, transfers are bound once and
+// Disk is the storage of one rank's arena in graph.Disk. Offsets and lengths are in bytes and need
+// no alignment; every range must be inside the arena. Like kernels, transfers are bound once and
 // run many times.
 type Disk interface {
 	// Load binds a read of len(mem) bytes at off to mem.
@@ -25,5 +25,5 @@ type Transfer interface{ Run() error }
 // added by rounding to the storage's blocks, and bytes served from a cache.
 type Traffic struct{ Read, Written int64 }
 
-// DiskUser is a Context that can tell its disk traffic.
+// DiskUser is a Context that can report its disk traffic.
 type DiskUser interface{ DiskTraffic() Traffic }

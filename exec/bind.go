@@ -87,10 +87,10 @@ func (e *Executor) bind(o *operation) (kernels.Binding, error) {
 	return b, nil
 }
 
-// join replaces pairs of operations (graph.Pairs) by one kernel each, if the library can run
-// them as one, at the second's place. That keeps the results: the first's inputs do not change
-// before the second, and no other operation reads its output in between, since operations on
-// other streams wait for an event and the first records none.
+// join replaces pairs of operations (graph.Pairs) by one kernel each, at the second's place, if the
+// library can run them as one. The results stay the same. The first's inputs do not change before
+// the second. No other operation reads its output in between, since operations on other streams
+// wait for an event and the first records none.
 func (e *Executor) join(ph *phase, bound []kernels.Binding) error {
 	lib, ok := e.cfg.Library.(kernels.Joiner)
 	if !ok {

@@ -1,6 +1,5 @@
-// Package exec runs a program with a memory layout on one rank's device, and traces it. It makes
-// no decisions: the program and the layout say which operation runs where, in which order and
-// on which bytes.
+// Package exec runs a program with a memory layout on one rank's device, and traces it. It makes no
+// decisions: the program and the layout fix each operation's stream, order and addresses.
 package exec
 
 import (
@@ -17,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan"
 )
 
-// Config has the program that an Executor runs and the resources that it runs on.
+// Config has the program of an Executor and the resources on which it runs.
 type Config struct {
 	Program *graph.Program
 	Layout  *memplan.Layout
@@ -35,8 +34,8 @@ type Config struct {
 	Trace *Trace
 	// Meter measures collectives for Usage.
 	Meter bool
-	// Poison fills the bytes of a buffer with NaN as soon as its last operation
-	// is done, for tests: see release.go. The Context must be a device.Poisoner.
+	// Poison fills a buffer's bytes with NaN after its last operation, for tests: see release.go.
+	// The Context must be a device.Poisoner.
 	Poison bool
 	// Graphs launches runs of a step's operations as one CUDA graph each, if the device can:
 	// see graphs.go. It has no effect with a Trace or Meter, which time single operations.
@@ -66,21 +65,19 @@ type Config struct {
 //	sync all streams
 //
 // Invariants:
-//   - Nothing is allocated after New: no device memory ever, and running a phase
-//     allocates nothing on the Go heap either.
-//   - An operation is bound once; its addresses never change (so a device may
-//     capture runs of them and launch each as one: graphs.go).
-//   - Only stream order and events order operations. Phases are not barriers.
-//     Sections are: one starts when all streams of the one before are idle.
-//   - The first error on any rank ends the job on all: a device's error aborts
-//     the rank's groups, a group's error aborts the rank's device. It comes out
-//     of the call that runs or syncs, and of every later one, and names rank,
-//     step, section, phase and operation.
+//   - Nothing is allocated after New: no device memory ever, and running a phase allocates nothing
+//     on the Go heap either.
+//   - An operation is bound once. Its addresses never change, so a device may capture runs of
+//     operations and launch each run as one: graphs.go.
+//   - Only stream order and events order operations. Phases are not barriers. Sections are: a
+//     section starts when all streams of the previous one are idle.
+//   - The first error on any rank ends the job on all ranks: a device's error aborts the rank's
+//     groups, a group's error aborts the rank's device. The call that runs or syncs returns the
+//     error, and so does every later call. The error names rank, step, section, phase and operation.
 //
-// Deliberately absent: any decision about memory, order, streams or prefetch
-// (the passes made them); retries and fallbacks; knowledge of what a kind
-// computes; more than one goroutine a rank (methods are called from one, Abort,
-// Touched and TouchedClasses from any).
+// Deliberately absent: any decision about memory, order, streams or prefetch (the passes made
+// them); retries and fallbacks; knowledge of an operation's computation; more than one goroutine a
+// rank. Only Abort, Touched and TouchedClasses may be called from any goroutine.
 type Executor struct {
 	cfg      Config
 	rank     int
@@ -112,7 +109,7 @@ func (e *Executor) SetStep(step int64, repeats int) {
 	e.repeats = repeats
 }
 
-// times returns how often a phase runs.
+// times returns the number of runs of a phase.
 func (e *Executor) times(ph *phase) int {
 	if n := ph.graph.Repeat; n < 2 || e.repeats == 0 || ph.section.graph.Kind != graph.SectionStep {
 		return n

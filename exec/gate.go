@@ -27,7 +27,8 @@ func gateOf(p *graph.Program, s *graph.Section) gate {
 	return none
 }
 
-// observers lists the operations, from index first on, that sum the loss and copy it to the host.
+// observers lists the operations, starting with index first, that sum the loss and copy it to the
+// host.
 func observers(p *graph.Program, ops []graph.Op, first int) (list []hoisted) {
 	loss := map[graph.BufID]bool{}
 	for _, id := range []graph.BufID{p.Loss, p.Port(graph.PortLoss)} {

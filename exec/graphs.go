@@ -11,9 +11,9 @@ import (
 // CUDA graphs. A device.Capturer can capture the kernels of a run of operations (graph.Runs) as
 // one kernel, which costs the host a fraction of the separate launches. A step's phases are
 // captured when they run for the second time, because the first run loads the kernels' code.
-// Runs are on the compute stream and keep its order. Events are waited for and recorded around
-// them, so that streams overlap as before. Copies, collectives and kernels on the host are still
-// launched one by one.
+// Runs are on the compute stream and keep its order. Event waits and records stay outside the runs,
+// so streams overlap as before. Copies, collectives and kernels on the host are still launched
+// separately.
 
 // launches returns the operations to enqueue for a phase.
 func (e *Executor) launches(ph *phase) []operation {

@@ -12,16 +12,16 @@ import (
 // Sync, and write them in the argument before of RunSection.
 func (e *Executor) HostF64(id graph.BufID) ([]float64, error) { return host[float64](e, id, graph.F64) }
 
-// HostF32 is HostF64 for f32 buffers.
+// HostF32 does the same as HostF64 for f32 buffers.
 func (e *Executor) HostF32(id graph.BufID) ([]float32, error) { return host[float32](e, id, graph.F32) }
 
-// HostI64 is HostF64 for i64 buffers.
+// HostI64 does the same as HostF64 for i64 buffers.
 func (e *Executor) HostI64(id graph.BufID) ([]int64, error) { return host[int64](e, id, graph.I64) }
 
-// HostI32 is HostF64 for i32 buffers.
+// HostI32 does the same as HostF64 for i32 buffers.
 func (e *Executor) HostI32(id graph.BufID) ([]int32, error) { return host[int32](e, id, graph.I32) }
 
-// HostBytes is HostF64 for a buffer of any type, as bytes.
+// HostBytes does the same as HostF64 for a buffer of any type, as bytes.
 func (e *Executor) HostBytes(id graph.BufID) ([]byte, error) {
 	fail := func(err error) ([]byte, error) {
 		return nil, fmt.Errorf("exec: rank %d: host view of buffer %d: %w", e.rank, id, err)

@@ -14,7 +14,7 @@ type NonFinite struct {
 	Rank   int
 	Phase  string // phase of the section; Repeat is its repetition, from 0
 	Repeat int
-	At     int // position of the operation among those that the section ran
+	At     int // position of the operation in the order in which the section ran
 	Op     *graph.Op
 	Buffer string // the output that the operation wrote it to
 	Loss   bool   // Buffer is the program's Loss
@@ -26,9 +26,9 @@ type NonFinite struct {
 }
 
 // FindNonFinite runs a section again, one operation at a time, up to the update phase. It returns
-// the first operation that wrote a value that is NaN or infinite; nil if there is none. It leaves
-// out operations that would change the units' resident states. It does not check operations that
-// belong to the update of the step before.
+// the first operation that wrote a value that is NaN or infinite; nil if there is none. It skips
+// operations that would change the units' resident states. It does not check operations that belong
+// to the update of the previous step.
 //
 // It is for a step that has failed, since it is slow: it waits for every operation and reads
 // every output through the staging buffer. All ranks must call it together.
@@ -52,7 +52,7 @@ func (e *Executor) FindNonFinite(name string, before func(phase *graph.Phase, re
 			}
 			for k := range ph.ops {
 				o := ph.ops[k]
-				o.release = nil // poisoning would be taken for a computed NaN
+				o.release = nil // poisoning would count as a computed NaN
 				if o.alone != nil {
 					o.kernel = o.alone
 				}
@@ -83,8 +83,8 @@ func (e *Executor) FindNonFinite(name string, before func(phase *graph.Phase, re
 }
 
 // scanOutputs checks the outputs of an operation. Collectives and copies of flat parameters and
-// gradients also move padding, which no operation reads: in those only the segments of parameters
-// are checked.
+// gradients also move padding, which no operation reads. In these buffers it checks only the
+// segments of parameters.
 func (e *Executor) scanOutputs(op *graph.Op) (*NonFinite, error) {
 	p := e.cfg.Program
 	for _, o := range op.Out {
@@ -147,7 +147,7 @@ func (e *Executor) computed(op *graph.Op, id graph.BufID, i int64) bool {
 	if n > u.FlatLen || u.FlatLen == 0 {
 		return true
 	}
-	// The buffer is a whole flat parameter, or this rank's shard of one.
+	// The buffer is a complete flat parameter, or this rank's shard of one.
 	flat := i
 	if attr, ok := op.Attr.(graph.GroupAttr); ok && n < u.FlatLen && attr.Axis >= 0 {
 		flat += int64(e.cfg.Coord[attr.Axis]) * n
@@ -196,7 +196,7 @@ func (e *Executor) scan(op *graph.Op, id graph.BufID) (int64, float64, error) {
 // scanBytes is the number of bytes that are checked at a time, a multiple of every element size.
 const scanBytes = 1 << 20
 
-// halfRange returns NaN or ±Inf if a 16-bit float is that, and 0 for any finite value.
+// halfRange returns NaN or ±Inf for a 16-bit float with that value, and 0 for any finite value.
 func halfRange(v []byte) float64 {
 	h := binary.LittleEndian.Uint16(v)
 	switch {

@@ -15,16 +15,16 @@ var CollectiveKinds = [...]graph.Kind{graph.AllGather, graph.ReduceScatter, grap
 // Usage is the cost of a rank's collectives so far; it is measured with Config.Meter.
 type Usage struct {
 	Collectives [len(CollectiveKinds)]Collective
-	// Busy is how long the communication stream ran collectives, including the time spent
-	// waiting for peers. Overlapped is the part of Busy in which the rank also computed, on
-	// the device or the host.
+	// Busy is the time in which the communication stream ran collectives, including waiting for
+	// peers. Overlapped is the part of Busy in which the rank also computed, on the device or the
+	// host.
 	Busy, Overlapped time.Duration
 }
 
 // Collective is the cost of the collectives of one kind.
 type Collective struct {
 	Calls int64
-	Bytes int64 // of the whole buffers: all ranks' shards of a gather or scatter
+	Bytes int64 // size of the complete buffers: all ranks' shards of a gather or scatter
 	Time  time.Duration
 }
 
@@ -54,8 +54,8 @@ func (c *Collective) add(o Collective, sign int64) {
 	c.Time += time.Duration(sign) * o.Time
 }
 
-// lane is the meter's record of one stream: operations that were launched but not yet reported
-// by the device, and the times of those that were.
+// lane is the meter's record of one stream: launched operations that the device has not reported
+// yet, and the times of reported ones.
 type lane struct {
 	mu       sync.Mutex
 	launched []*operation // nil: not an operation of the program
@@ -143,8 +143,8 @@ func union(list []ranSpan) []ranSpan {
 	return list[:n]
 }
 
-// common returns how long spans of both lists run at the same time. The spans of each list must
-// be in order and must not overlap.
+// common returns the time in which spans of both lists run. The spans of each list must be in order
+// and must not overlap.
 func common(a, b []ranSpan) (sum time.Duration) {
 	for len(a) > 0 && len(b) > 0 {
 		if from, to := max(a[0].start, b[0].start), min(a[0].end, b[0].end); from < to {

@@ -8,10 +8,9 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Poisoning on release (tests only). The layout gives a buffer's bytes to the next buffer
-// without overwriting them, so that a wrong read of a dead buffer would find its old, plausible
-// values. With Config.Poison it finds NaN: a fill is enqueued right after a buffer's last
-// operation.
+// Poisoning on release (tests only). The layout gives a buffer's bytes to the next buffer without
+// overwriting them, so a wrong read of a dead buffer would find its old, plausible values. With
+// Config.Poison it finds NaN: a fill is enqueued directly after a buffer's last operation.
 //
 // "Last" refers to happens-before. An operation d is a buffer's last if every other operation
 // that touches the buffer happens before d. The next user of the bytes is ordered after all of
@@ -21,7 +20,7 @@ import (
 // LifeRun and host buffers are not filled. A buffer that lives over several phases is filled
 // only in a phase that runs once.
 
-// clock has, for each stream, how many of its operations happen before some point.
+// clock counts, for each stream, the operations that happen before some point.
 type clock [graph.NumStreams]int
 
 func (c *clock) join(o *clock) {

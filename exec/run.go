@@ -8,13 +8,13 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// ErrAbandoned may be returned by the argument before of RunSection to end the section early:
-// enqueued operations still run, no further ones are enqueued, and RunSection returns
-// ErrAbandoned. All ranks must do so before the same repetition of the same phase; otherwise
-// collectives wait for ranks that never come.
+// ErrAbandoned may be returned by RunSection's argument before to end the section early. Enqueued
+// operations still run, no further ones are enqueued, and RunSection returns ErrAbandoned. All
+// ranks must do so before the same repetition of the same phase. Otherwise collectives wait for
+// ranks that never arrive.
 var ErrAbandoned = errors.New("exec: the section was abandoned")
 
-// RunSection runs a whole section and returns when all of it has run.
+// RunSection runs a section and returns when all its operations have run.
 //
 // before, if not nil, is called each time before a phase is enqueued, with the number of times
 // that the phase has run. It may then fill the host's inputs (graph.Port.In): all operations
@@ -30,9 +30,9 @@ func (e *Executor) RunSection(name string, before func(phase *graph.Phase, repea
 }
 
 // RunGated runs a section as RunSection does. If the section has a gate (see gateOf), the rank's
-// streams are synchronised there, and the update is enqueued only if pass returns true. The
-// loss is known at that point; norm says whether GradNorm is too. RunGated returns the result of
-// pass: if it is false, the resident states are unchanged.
+// streams are synchronised there, and the update is enqueued only if pass returns true. The loss is
+// known at the gate; norm says whether GradNorm is too. RunGated returns the result of pass. If it
+// is false, the resident states are unchanged.
 //
 // pass must return the same on every rank, so it may depend only on values that were summed over
 // the ranks.
@@ -46,7 +46,7 @@ func (e *Executor) RunGated(
 	return e.run(s, before, pass) // without a gate pass is not called
 }
 
-// run is RunSection, or with pass RunGated of a section that has a gate.
+// run does the same as RunSection, or with pass the same as RunGated for a section with a gate.
 func (e *Executor) run(
 	s *section, before func(phase *graph.Phase, repeat int) error, pass func(norm bool) (bool, error),
 ) (bool, error) {

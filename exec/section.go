@@ -50,7 +50,7 @@ type operation struct {
 	idle bool // the rank has no micro-batch here, so it only waits and records
 }
 
-// label is what errors and traces call the operation: phase/name.
+// label returns the operation's name in errors and traces: phase/name.
 func (o *operation) label() string { return o.phase.graph.Name + "/" + o.op.Name }
 
 func (o *operation) path() string {
@@ -63,9 +63,9 @@ func (o *operation) path() string {
 //
 // If updates overlap the backward, the gate is in the last micro-step, where the gradient norm is
 // not known yet. The loss is known: the operations that sum it over the ranks and copy it to the
-// host, which come after the gate, are hoisted to it. That is allowed because they use only the
-// loss's buffers, and nothing before them uses what they write. At their own place they still
-// wait and record, because later operations on their streams rely on that order.
+// host come after the gate, but are hoisted to it. That is allowed because they use only the loss's
+// buffers, and no earlier operation uses their outputs. At their original place they still wait and
+// record, because later operations on their streams rely on that order.
 type gate struct {
 	phase, op int
 	norm      bool // GradNorm is known at the gate
@@ -74,14 +74,14 @@ type gate struct {
 
 type hoisted struct {
 	at           int         // index in the phase
-	early, place []operation // one operation each: what runs at the gate, and what stays at index at
+	early, place []operation // one operation each: the one that runs at the gate, and the one that stays at index at
 }
 
 // captured is the state of capturing one phase: see graphs.go.
 type captured struct {
 	warm bool        // the phase has run once
 	done bool        // ops is set
-	ops  []operation // the phase's operations; of a run only the last has a kernel, that of the whole run
+	ops  []operation // the phase's operations; in a captured run only the last has a kernel, which runs all of them
 }
 
 // operands lists the buffers that an operation uses.

@@ -11,13 +11,15 @@ import (
 )
 
 // Write stores data at byte offset off of a buffer in any memory space. It runs after all
-// operations enqueued before, and returns when the data is stored. Memory that the host cannot
-// address is written through the program's staging buffer, at most that buffer's size at a time.
+// operations that are already enqueued, and returns when the data is stored. Memory that the host
+// cannot address is written through the program's staging buffer, in pieces of at most that
+// buffer's size.
 func (e *Executor) Write(id graph.BufID, off int64, data []byte) error {
 	return e.transfer("write", id, off, data, false)
 }
 
-// Read loads bytes from byte offset off of a buffer in any space into data, as Write does.
+// Read does the same as Write in the other direction: it loads bytes from byte offset off of a
+// buffer into data.
 func (e *Executor) Read(id graph.BufID, off int64, data []byte) error {
 	return e.transfer("read", id, off, data, true)
 }
@@ -44,7 +46,7 @@ func (e *Executor) transfer(verb string, id graph.BufID, off int64, data []byte,
 	if err := e.Sync(); err != nil {
 		return fail(err)
 	}
-	var b []byte // the buffer, where the host can address it
+	var b []byte // the buffer, if the host can address it
 	reached := p.Arena.Space() == graph.Host
 	if reached {
 		if b, err = e.cfg.Context.HostBytes(p); err != nil {
@@ -108,8 +110,8 @@ func (e *Executor) transfer(verb string, id graph.BufID, off int64, data []byte,
 	return nil
 }
 
-// Scalar waits for all enqueued operations and returns a buffer of one f64, in any memory
-// space. Only the first call for a buffer allocates memory.
+// Scalar waits for all enqueued operations and returns the value of an f64 buffer with one element,
+// in any memory space. Only the first call for a buffer allocates memory.
 func (e *Executor) Scalar(id graph.BufID) (float64, error) {
 	fail := func(err error) (float64, error) {
 		return 0, fmt.Errorf("exec: rank %d: scalar in buffer %d: %w", e.rank, id, err)

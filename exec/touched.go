@@ -25,15 +25,15 @@ type classes struct {
 	mu   sync.Mutex
 	ran  int // number of operations that had run
 	told Classes
-	host []graph.BufID // buffers that are live at a peak and that no operation uses
+	host []graph.BufID // buffers that are live at a peak but that no operation uses
 }
 
-// TouchedClasses returns, by class, how many bytes operations have touched of the buffers that
-// the plan has live at each space's peak (memplan.SpaceUse.Live). Buffers that no operation uses
-// belong to the host, such as the staging of states. How much of them the host uses depends on
-// events between sections, not on the plan: they count up to the highest byte, as in Touched.
-// The rest of Touched is counted as padding, so a space's classes sum to Touched. Once all
-// operations of the peak have run, they equal the plan's SpaceUse.ByClass.
+// TouchedClasses returns, by class, the bytes that operations have touched in the buffers that the
+// plan has live at each space's peak (memplan.SpaceUse.Live). Buffers that no operation uses belong
+// to the host, such as the staging of states. The host's use of them depends on events between
+// sections, not on the plan. They count up to the highest touched byte, as in Touched. The rest of
+// Touched is counted as padding, so a space's classes sum to Touched. Once all operations of the
+// peak have run, the classes equal the plan's SpaceUse.ByClass.
 func (e *Executor) TouchedClasses() Classes {
 	c := &e.classes
 	c.mu.Lock()
@@ -100,7 +100,7 @@ func (e *Executor) countClasses() (sum Classes, host []graph.BufID) {
 	return sum, host
 }
 
-// covered returns how many bytes are in at least one of the extents. It sorts list.
+// covered returns the number of bytes in at least one of the extents. It sorts list.
 func covered(list []extent) (sum int64) {
 	slices.SortFunc(list, func(x, y extent) int { return cmp.Compare(x.from, y.from) })
 	end := int64(0)

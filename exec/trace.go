@@ -20,20 +20,20 @@ import (
 // trace (JSON for Perfetto and chrome://tracing) with a process for each rank and a track for
 // each stream.
 //
-// It allocates once for recordBlock operations, so that tracing does not disturb what it measures.
+// It allocates once for recordBlock operations, so that tracing does not disturb the measurement.
 // Operations beyond its capacity are counted but not recorded.
 type Trace struct {
-	Peak   float64 // the device's peak in FLOP/s, for each operation's share of it; 0: not known
+	Peak   float64 // the device's peak in FLOP/s, to compute each operation's share of it; 0: not known
 	spans  int
 	mu     sync.Mutex
 	tracks []*track
 }
 
-// NewTrace returns a trace that records up to perStream operations of each stream. It takes
-// TraceBytes of memory for what a stream has recorded.
+// NewTrace returns a trace that records up to perStream operations of each stream. The records of a
+// stream need TraceBytes of memory.
 func NewTrace(perStream int) *Trace { return &Trace{spans: max(perStream, 1)} }
 
-// TraceBytes returns the bytes of memory that n recorded operations of a stream take.
+// TraceBytes returns the bytes of memory that n recorded operations of a stream need.
 func TraceBytes(n int) int64 { return blocks(n) * int64(unsafe.Sizeof(recordedBlock{})) }
 
 // add returns the track of a stream. The track of a nil Trace records nothing.
@@ -48,7 +48,7 @@ func (t *Trace) add(rank int, id graph.StreamID) *track {
 	return k
 }
 
-// recorded is what a track has of an operation.
+// recorded is a track's record of an operation.
 type recorded struct {
 	op         *operation // nil: not an operation of the program
 	start, end time.Duration
@@ -132,7 +132,7 @@ type traceArgs struct {
 // separated by commas, until the next call; no bytes at the end. next is the index after them.
 type Events func(from int64) (events []byte, next int64, err error)
 
-// TraceHead is what a trace file begins with.
+// TraceHead is the beginning of a trace file.
 const TraceHead = `{"displayTimeUnit":"ms","traceEvents":[`
 
 // Write writes the trace, followed by the events of ranks in other processes. The executors that
@@ -183,7 +183,7 @@ const eventsAtOnce = 256
 
 // of numbers the tracks' events: for each track its names, its spans, and whether it is full.
 func (t *Trace) of(tracks []*track, shift time.Duration) Events {
-	var b bytes.Buffer // reused, as a run's process has little memory beside its plan
+	var b bytes.Buffer // reused, as a run's process has little memory in addition to its plan
 	encoder := json.NewEncoder(&b)
 	put := func(e traceEvent) error {
 		if b.Len() > 0 {
@@ -218,8 +218,9 @@ func (t *Trace) of(tracks []*track, shift time.Duration) Events {
 	}
 }
 
-// events returns the events at index i of the n indices of the track: at 0 the names of the track
-// and its rank, then one span each, and at the last index whether the track is full.
+// events returns the events at index i of the n indices of the track. Index 0 gives the names of
+// the track and its rank. Each following index gives one span. The last index says whether the
+// track is full.
 func (k *track) events(i, n int64, first bool, shift time.Duration, peak float64) (list []traceEvent) {
 	track := int(k.stream)
 	switch {

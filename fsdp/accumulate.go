@@ -2,9 +2,9 @@ package fsdp
 
 import "github.com/spillway-ml/spillway/graph"
 
-// Accumulate makes the gradients of a step's micro-steps add up, each unit's as its
-// graph.Gradient says. If gradients are reduced once a step, the backward of later micro-steps
-// adds to what the first one wrote:
+// Accumulate makes the gradients of a step's micro-steps add up, for each unit along the path in
+// its graph.Gradient. If gradients are reduced once a step, the backward of later micro-steps adds
+// to the result of the first one:
 //
 //	h.0.fc/dw: write grad/h.0    →    h.0.fc/dw: add to grad/h.0
 //
@@ -85,7 +85,7 @@ func addLeaf(p *graph.Program, unit, micro int, first bool) []graph.Op {
 	return []graph.Op{op}
 }
 
-// leafSum is the output for leaves: the first leaf of a step is written, later ones are added.
+// leafSum returns the output for leaves: the first leaf of a step is written, later ones are added.
 func leafSum(way *graph.Gradient, first bool) graph.Out {
 	if first {
 		return graph.Out{Buf: way.Home}
@@ -93,7 +93,7 @@ func leafSum(way *graph.Gradient, first bool) graph.Out {
 	return graph.Out{Buf: way.Home, Mode: graph.Accum}
 }
 
-// squared returns the output that sums the leaves' squares; none if they are not summed.
+// squared returns the output that sums the leaves' squares; none if no squares are summed.
 func squared(way *graph.Gradient) []graph.Out {
 	if way.Squares == graph.NoBuf {
 		return nil

@@ -14,8 +14,8 @@ import (
 //	stage 3                   base/u (shard) ─ all_gather → recv ─ dequantize → unshard/u
 //
 // In int8, base/u has codes and a scale for every 256 of them, counted from a parameter's start
-// (graph.Quantize). For 16 bits and f32 a cast replaces dequantize. The host quantises what it
-// writes, so a unit is never stored whole in a wider type.
+// (graph.Quantize). For 16 bits and f32 a cast replaces dequantize. The host quantises the values
+// that it writes, so a unit is never stored completely in a wider type.
 type Base uint8
 
 // Types of Base.
@@ -30,7 +30,7 @@ var baseNames = [...]string{baseAsComputed: "", baseFP32: "fp32", BaseBF16: "bf1
 
 func (b Base) String() string { return baseNames[b] }
 
-// ParseBase reads the name of a type; "" is the type with which the model computes.
+// ParseBase returns the type with the given name; "" is the type with which the model computes.
 func ParseBase(name string) (Base, error) {
 	for i, n := range baseNames {
 		if strings.EqualFold(name, n) {
@@ -50,8 +50,8 @@ func (b Base) dtype(computed graph.DType) graph.DType {
 	return [...]graph.DType{baseAsComputed: computed, baseFP32: graph.F32, BaseBF16: graph.BF16, baseInt8: graph.U8}[b]
 }
 
-// allocateBase adds the stored buffer of a frozen unit in the base's type. It returns whether that
-// differs from the type with which the model computes.
+// allocateBase adds the stored buffer of a frozen unit in the base's type. It reports whether this
+// type differs from the one with which the model computes.
 func (s *sharder) allocateBase(u int) (bool, error) {
 	p, unit := s.p, &s.p.Units[u]
 	computed := p.Buf(unit.Value.Buf).DType
@@ -89,8 +89,8 @@ func converted(p *graph.Program, u *graph.Unit, param *graph.Param) bool {
 	return u.Frozen && p.Buf(u.Compute.Buf).DType != p.Buf(param.Value).DType
 }
 
-// gatherBase returns the operations that make a frozen unit's whole value, in the type with which
-// the model computes, from what the ranks store.
+// gatherBase returns the operations that compute a frozen unit's complete value from the values
+// that the ranks store, in the type with which the model computes.
 func gatherBase(p *graph.Program, u int, pass graph.Pass, suffix string, whole graph.BufID) []graph.Op {
 	unit := &p.Units[u]
 	rests, axis, parts := unit.Compute.Buf, unit.Compute.Axis, int64(1)

@@ -1,5 +1,5 @@
-// Package fsdp turns a program of whole parameters into one of flat, sharded units. It does as a
-// rewrite what PyTorch's FSDP does with module hooks.
+// Package fsdp turns an unsharded program into a program of flat, sharded units. It rewrites the
+// program to do what PyTorch's FSDP does with module hooks.
 //
 // Note: the buffers of a unit u, N ranks, flat length P (a multiple of 256·N):
 //
@@ -12,8 +12,8 @@
 // With parameters of 16 bits (package precision) there are also P elements; T is the 16-bit
 // type:
 //
-//	value/u    T    resident, what the model computes with; whole below stage 3
-//	master/u   f32  what the update changes and the host saves: in the shard from
+//	value/u    T    resident, with which the model computes; whole below stage 3
+//	master/u   f32  changed by the update and saved by the host: in the shard from
 //	                stage 1 on (class optimizer). With states in bf16 there is none: the
 //	                update rounds value/u itself
 //	grad/u     T    f32 with Reduce32, and if micro-steps accumulate in it

@@ -12,10 +12,9 @@ const blockElems = 256
 
 func roundUp(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// flatten lays the parameters of each unit out in a flat parameter that splits
-// evenly over shards ranks, and makes Param.Value and Param.Grad views into
-// value/u and grad/u. Frozen parameters get units of their own, so that a unit
-// has gradients and states for all of its parameters or for none.
+// flatten lays out the parameters of each unit in a flat parameter that splits evenly over shards
+// ranks. Param.Value and Param.Grad become views into value/u and grad/u. Frozen parameters get
+// separate units, so that a unit has gradients and states for all of its parameters or for none.
 //
 // A unit with less than blockElems elements a rank is not sharded (whole): its flat length is a
 // multiple of blockElems only. If exchanged is set, its gradients are exchanged in equal parts:
@@ -65,8 +64,8 @@ func flatten(p *graph.Program, shards int, exchanged bool) *graph.Program {
 	return q
 }
 
-// whole says whether a unit stays whole on every rank, because shards of whole blocks would leave
-// some ranks without an element of it.
+// whole says whether every rank stores the complete unit, because with shards of complete blocks
+// some ranks would have no element of it.
 func whole(u *graph.Unit, shards int) bool {
 	if len(u.Segments) == 0 {
 		return false
@@ -75,7 +74,8 @@ func whole(u *graph.Unit, shards int) bool {
 	return roundUp(last.Flat+last.Len, blockElems) < blockElems*int64(shards)
 }
 
-// Blocks are the numbers of blocks of a program's units: a unit is sharded over at most as many ranks.
+// Blocks returns the number of blocks of each unit. A unit is sharded over at most this number of
+// ranks.
 func Blocks(p *graph.Program) []int {
 	list := make([]int, len(p.Units))
 	for i := range p.Params {
@@ -105,15 +105,15 @@ func splitFrozen(p *graph.Program) {
 	}
 }
 
-// splitShared moves the parameters that all ranks of the tensor axis have alike out of units in
-// which others are cut over them, into units "<unit>.whole": the squares of their gradients count
-// once, on the first rank of that axis.
+// splitShared splits units in which only some parameters are cut over the tensor axis. It moves the
+// parameters that are equal on all ranks of the axis into units "<unit>.whole". The squares of
+// their gradients count once, on the first rank of that axis.
 func splitShared(p *graph.Program) {
 	splitUnits(p, ".whole", func(i int) (moves, stays bool) { return p.Params[i].Split == nil, p.Params[i].Split != nil })
 }
 
-// splitRules moves parameters whose rule is the optimizer's second one, of units that have
-// others too, into units of their own, "<unit>.rest".
+// splitRules moves parameters that the optimizer's second rule updates into separate units
+// "<unit>.rest", if their unit also has other parameters.
 func splitRules(p *graph.Program, o zero.Optimizer) *graph.Program {
 	if !o.Splits() {
 		return p
@@ -126,8 +126,8 @@ func splitRules(p *graph.Program, o zero.Optimizer) *graph.Program {
 	return q
 }
 
-// splitUnits moves some parameters of the units in which others stay into units of the same
-// block, named with the suffix.
+// splitUnits moves parameters to new units of the same block, named with the suffix, if others of
+// their unit stay.
 func splitUnits(p *graph.Program, suffix string, of func(param int) (moves, stays bool)) {
 	moving, staying := make([]bool, len(p.Units)), make([]bool, len(p.Units))
 	for i := range p.Params {
@@ -151,7 +151,7 @@ func splitUnits(p *graph.Program, suffix string, of func(param int) (moves, stay
 	}
 }
 
-// usedElems returns the elements of a unit that are not padding.
+// usedElems returns the number of elements of a unit that are not padding.
 func usedElems(u *graph.Unit) (n int64) {
 	for _, s := range u.Segments {
 		n += s.Len

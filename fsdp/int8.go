@@ -6,18 +6,18 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Quantised collectives (after Wang et al., "ZeRO++: Extremely Efficient Collective
-// Communication for Giant Model Training", 2023), in blocks of 256 elements counted
-// from each parameter's start. Codes and scales are one buffer, which moves at once:
+// Quantised collectives (after Wang et al., "ZeRO++: Extremely Efficient Collective Communication
+// for Giant Model Training", 2023), in blocks of 256 elements counted from each parameter's start.
+// Codes and scales share one buffer, so one transfer moves both:
 //
 //	gather   shard ─ quantize → send ─ all_gather → recv ─ dequantize → whole
 //	reduce   whole ─ quantize → send ─ all_to_all → recv ─ dequantize_sum → part [─ all_gather → whole]
 //
 // A rank uses the quantised form also for its own shard and its own gradient, as the other ranks
 // do. If nothing is gathered, the values are quantised and dequantised in place. With sums leaf by
-// leaf a single rank quantises its leaves as several do. Parameters rounded to 16 bits do not
-// change when they are quantised a second time, so it does not matter how often that happens.
-// Therefore every stage has the same bits.
+// leaf a single rank quantises its leaves as several ranks do. Parameters rounded to 16 bits do not
+// change when they are quantised a second time, so the number of times does not matter. Therefore
+// every stage has the same bits.
 
 // quantised adds buffers and operations for the quantised values of one unit.
 type quantised struct {
@@ -48,8 +48,8 @@ func (q quantised) op(kind graph.Kind, name string, in, out graph.BufID, mode gr
 	return op
 }
 
-// gather returns the operations that make a unit's whole value, quantised and dequantised, from
-// the ranks' shards. With axis −1 there is one rank, and shard is the whole value too.
+// gather returns the operations that compute a unit's complete value from the ranks' shards,
+// quantised and dequantised. With axis −1 there is one rank, and shard is the complete value.
 func (q quantised) gather(suffix string, shard, whole graph.BufID, axis int) []graph.Op {
 	parts := q.parts(axis)
 	n := q.p.Units[q.unit].FlatLen / parts
@@ -84,7 +84,7 @@ func (q quantised) reduce(whole graph.BufID, into graph.Out, axis int, order gra
 	return append(ops, sum)
 }
 
-// validateInt8 returns an error if the options ask to quantise what cannot be quantised.
+// validateInt8 returns an error if the options quantise values for which this is not possible.
 func (o Options) validateInt8(p *graph.Program) error {
 	if o.Int8Gather && o.Optimizer.BF16 {
 		return fmt.Errorf("fsdp: a quantised gather needs masters, and states in bf16 have none")

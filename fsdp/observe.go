@@ -35,7 +35,7 @@ func (s *sharder) observeLoss(ph *graph.Phase, first, last bool) {
 	s.toHost(w, "loss/out", p.Loss, graph.PortLoss, graph.Forward)
 }
 
-// zeroLoss, allReduce and toHost return or add operations of no unit.
+// zeroLoss, allReduce and toHost return or add operations without a unit.
 func zeroLoss(name string, id graph.BufID) graph.Op {
 	return newOp(graph.Fill, name, graph.Compute, graph.Forward, -1, nil, []graph.Out{{Buf: id}}, graph.FillAttr{})
 }
@@ -51,10 +51,9 @@ func (s *sharder) toHost(w *graph.Editor, name string, from graph.BufID, port gr
 	}
 }
 
-// dataRanks has the groups over which losses of different data are summed, one after the other.
-// Ranks of the tensor axis have the same loss. Where layers are cut the order of the sum does not
-// depend on whether there is that axis. Of a pipeline only the last stage adds to the loss
-// (overStages).
+// dataRanks returns the groups over which losses of different data are summed, in sequence. Ranks
+// of the tensor axis have the same loss. If layers are cut, the order of the sum is the same with
+// and without that axis. In a pipeline only the last stage adds to the loss (overStages).
 func (s *sharder) dataRanks() (groups []graph.GroupAttr) {
 	cut := slices.ContainsFunc(s.p.Params, func(q graph.Param) bool { return q.Split != nil })
 	switch {
@@ -71,22 +70,22 @@ func (s *sharder) dataRanks() (groups []graph.GroupAttr) {
 	return groups
 }
 
-// overStages gives the loss to all stages of a pipeline: those before the last have 0.
+// overStages sends the loss to all stages of a pipeline: stages before the last one have 0.
 func (s *sharder) overStages(w *graph.Editor, loss graph.BufID) {
 	if axis := s.p.AxisOf(graph.PipelineAxis); axis >= 0 {
 		w.Append(allReduce("loss/all_reduce_stages", graph.Forward, loss, graph.GroupAttr{Axis: axis}))
 	}
 }
 
-// leafLosses has the buffers of a loss that is summed leaf by leaf, one micro-batch on one rank
-// after another.
+// leafLosses has the buffers of a loss that is summed leaf by leaf: micro-batch by micro-batch, and
+// within one by rank.
 type leafLosses struct {
-	leaf  graph.BufID // F64 (n), n as the model's loss has: this rank's of a micro-batch; NoBuf where losses go another way
-	ranks graph.BufID // F64 (n·W): all ranks', NoBuf of one rank
-	sum   graph.BufID // F64 (n): of the micro-batches so far, on every rank
+	leaf  graph.BufID // F64 (n), n as in the model's loss: this rank's loss of a micro-batch; NoBuf if losses are not summed leaf by leaf
+	ranks graph.BufID // F64 (n·W): all ranks' losses; NoBuf for one rank
+	sum   graph.BufID // F64 (n): sum over the micro-batches so far, on every rank
 }
 
-// splitLoss makes the program's Loss the sum of the leaves, and gives the model another buffer
+// splitLoss makes the program's Loss the sum of the leaves, and gives the model a separate buffer
 // for the loss of one leaf.
 func (s *sharder) splitLoss() {
 	p := s.p
@@ -94,8 +93,8 @@ func (s *sharder) splitLoss() {
 	if p.Loss == graph.NoBuf || !s.o.leaves(p.DataRanks()) {
 		return
 	}
-	// The ranks' losses are in one buffer with the sum, and as long-lived: the operations that
-	// finish the loss may run before their place (the gate of package exec).
+	// The ranks' losses are in one buffer with the sum and have its lifetime: the operations that
+	// finish the loss may run before their place in the program (the gate of package exec).
 	b, w := *p.Buf(p.Loss), int64(p.DataRanks())
 	if w == 1 {
 		w = 0 // one rank needs no buffer for the ranks' losses
@@ -154,9 +153,9 @@ func (s *sharder) observeLeaf(ph *graph.Phase, first, last bool) {
 	}
 }
 
-// observeSquares zeroes the sum of the leaves' squares before the first leaf. After the last it
-// sums it over the ranks, each of which has squared other parts of the leaves, and copies it to
-// the host.
+// observeSquares zeroes the sum of the leaves' squares before the first leaf. After the last leaf
+// it sums it over the ranks, since each rank has squared different parts of the leaves. Then it
+// copies it to the host.
 func (s *sharder) observeSquares(ph *graph.Phase, first, last bool) {
 	if s.squares == graph.NoBuf || !slices.ContainsFunc(s.p.Units, func(u graph.Unit) bool { return u.Grad != nil }) {
 		return
@@ -195,7 +194,7 @@ func lossOf(w *graph.Editor, leaf graph.BufID, micro int) (first, last int) {
 }
 
 // forwardSection lays out a section without a backward. If losses are summed leaf by leaf, an
-// evaluation has as many micro-batches as a step:
+// evaluation has the same number of micro-batches as a step:
 //
 //	zero   sum ← 0
 //	micro  forward, sum += losses     × micro-steps

@@ -7,14 +7,14 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Reduce sums gradients over the ranks, each unit's as its graph.Gradient says: on the comm
-// stream, as soon as the last operation on the gradient has run,
+// Reduce sums gradients over the ranks, for each unit along the path in its graph.Gradient. The sum
+// runs on the comm stream as soon as the last operation on the gradient has finished:
 //
 //	compute:  … h.1.fc/dw │ h.0.fc/dw …          every micro-step, or the last one
 //	comm:                  reduce h.1  ─ reduce h.0
 //
-// If a gradient's memory is free after it is reduced, at most prefetch+1 whole gradients exist in
-// addition to those that are still being written.
+// If a gradient's memory is free after the reduction, at most prefetch+1 complete gradients exist
+// in addition to those that are still being written.
 func Reduce(p *graph.Program, prefetch int) (*graph.Program, error) {
 	q := p.Clone()
 	eachMicroStep(q, func(ph *graph.Phase) {
@@ -46,8 +46,8 @@ func Reduce(p *graph.Program, prefetch int) (*graph.Program, error) {
 	return q, nil
 }
 
-// tie adds the sums of gradients of a parameter that two stages of a pipeline have, once each has
-// its own: on both the same two addends.
+// tie adds the gradients of a parameter that two stages of a pipeline have, after each stage has
+// its own sum. Both stages add the same two values:
 //
 //	first stage   grad/embed ─ send ─ recv → other ─ add to grad/embed
 //	last stage    grad/embed/stage.3 ─ recv → other ─ send ─ add
@@ -86,12 +86,12 @@ type reducer struct {
 	micros      int // micro-batches of the phase
 }
 
-// gradSpan is the range of operations that write a unit's gradient in a phase, as base indices.
-// For sums leaf by leaf there is one for each micro-batch of the phase.
+// gradSpan is the range of operations that write a unit's gradient in a phase, as base indices. For
+// sums leaf by leaf there is one span for each micro-batch of the phase.
 type gradSpan struct{ unit, micro, first, last int }
 
-// gradSpans finds where the gradient buffers of trainable units are written, in order of the last
-// write.
+// gradSpans finds the operations that write the gradient buffers of trainable units, in order of
+// the last write.
 func gradSpans(p *graph.Program, w *graph.Editor) []gradSpan {
 	byRoot := map[graph.BufID]int{}
 	for u := range p.Units {
@@ -129,7 +129,7 @@ func gradSpans(p *graph.Program, w *graph.Editor) []gradSpan {
 }
 
 // unit reduces the gradient of a unit. It returns the operation after which the memory of the
-// whole gradient is free, nil if that memory holds the sum.
+// complete gradient is free, nil if that memory holds the sum.
 func (r *reducer) unit(s gradSpan) *graph.Node {
 	g := r.p.Units[s.unit].Grad
 	if g.Leaves() {
@@ -163,9 +163,9 @@ func (r *reducer) unit(s gradSpan) *graph.Node {
 	return done
 }
 
-// leaves adds the ranks' leaves of a micro-step, one after another, to this rank's part of the
-// sum. It reads them from the ranks' buffers or, if they are quantised, from where they were
-// exchanged. If each rank keeps the whole sum, its parts are gathered after the last micro-step:
+// leaves adds the ranks' leaves of a micro-step in sequence to this rank's part of the sum. It
+// reads them from the ranks' buffers or, if they are quantised, from the exchange's receive buffer.
+// If each rank keeps the complete sum, its parts are gathered after the last micro-step:
 //
 //	grad ─ reduce_scatter, sequential → accum 1/4 ─ all_gather → sum
 func (r *reducer) leaves(s gradSpan, g *graph.Gradient) (done *graph.Node) {
@@ -192,8 +192,8 @@ func (r *reducer) leaves(s gradSpan, g *graph.Gradient) (done *graph.Node) {
 //
 //	grad 1/4   reduce_scatter ─ all_reduce over replicas ─ all_gather   grad
 //
-// A unit too small to be divided is reduced over one axis after the other, which adds in the same
-// order.
+// A unit too small to be divided is reduced over one axis and then over the other, which adds in
+// the same order.
 func (r *reducer) once(s gradSpan, g *graph.Gradient) *graph.Node {
 	sum := g.Whole
 	if g.Sent != graph.NoBuf {
@@ -220,8 +220,8 @@ func (r *reducer) once(s gradSpan, g *graph.Gradient) *graph.Node {
 	return done
 }
 
-// overShards sums a whole gradient over the shard axis: into the rank's part, or in place if each
-// rank keeps all of it. It returns nil if there is one rank.
+// overShards sums a complete gradient over the shard axis, into the rank's part, or in place if
+// each rank keeps all of it. It returns nil if there is one rank.
 func (r *reducer) overShards(s gradSpan, at int, g *graph.Gradient, whole graph.BufID, into graph.Out) *graph.Node {
 	switch {
 	case g.Axis < 0:
@@ -234,7 +234,7 @@ func (r *reducer) overShards(s gradSpan, at int, g *graph.Gradient, whole graph.
 	return r.insert(s, at, graph.AllReduce, "all_reduce", graph.NoBuf, graph.Out{Buf: whole, Mode: graph.ReadWrite}, group(g, g.Axis))
 }
 
-// exchange does what overShards does with quantised values: each rank receives its part of every
+// exchange does the same as overShards with quantised values: each rank receives its part of every
 // rank's gradient and sums these parts.
 func (r *reducer) exchange(s gradSpan, at int, g *graph.Gradient, whole graph.BufID, into graph.Out) (last *graph.Node) {
 	if !g.Parted {
@@ -255,8 +255,8 @@ func (r *reducer) quantised(s gradSpan, at int, g *graph.Gradient, whole graph.B
 	return last
 }
 
-// overReplicas sums the shard groups' gradients. The order of the whole sum is the same at every
-// stage: the ranks of a group, then the groups.
+// overReplicas sums the shard groups' gradients. The order of the total sum is the same at every
+// stage: first the ranks of a group, then the groups.
 func (r *reducer) overReplicas(s gradSpan, at int, g *graph.Gradient, buf graph.BufID) {
 	if g.Replicas >= 0 {
 		r.insert(s, at, graph.AllReduce, "all_reduce_replicas", graph.NoBuf, graph.Out{Buf: buf, Mode: graph.ReadWrite}, group(g, g.Replicas))

@@ -29,7 +29,7 @@ type Options struct {
 	Base         Base    // type in which frozen units are stored
 }
 
-// validate returns an error for what package plan does not check of its configuration.
+// validate returns an error for invalid options that package plan does not check.
 func (o Options) validate(p *graph.Program) error {
 	if err := o.validateShares(p); err != nil {
 		return err
@@ -67,10 +67,10 @@ func (o Options) validateShares(p *graph.Program) error {
 
 // Shard lays out a program for the ranks of one mesh axis. p has a section "train" (one phase:
 // forward and backward of a micro-batch) and forward-only sections. The result has flat parameters
-// and states, whole or in shards, and a graph.Gradient for each trained unit. Its sections are
-// "init", "step" (its micro-steps) in every form that "train" has, the parts of "update", which a
-// later pass places (zero.Optimizer.Section), and the forward-only sections. Later passes add the
-// communication:
+// and states, complete or in shards, and a graph.Gradient for each trained unit. Its sections are
+// "init", "step" (its micro-steps) in every form that "train" has, the parts of "update", and the
+// forward-only sections. A later pass places the parts of "update" (zero.Optimizer.Section). Later
+// passes add the communication:
 //
 //	stage   after the last micro-step's backward of u      after the update of u
 //	        (Accumulate, Reduce)                           (here; stage 3: Unshard)
@@ -145,7 +145,7 @@ func (s *sharder) sections() {
 }
 
 type unitBufs struct {
-	value      graph.BufID // the whole value, as in the package's note
+	value      graph.BufID // the complete value, as in the package's note
 	valueShard graph.BufID // the rank's own part of value
 	master     graph.BufID // f32 parameters of that part, if value has 16 bits; else NoBuf
 	states     []graph.BufID
@@ -162,8 +162,8 @@ type sharder struct {
 
 	squares graph.BufID // exact sum of the squares of this rank's parts of the leaves; NoBuf if not summed
 
-	replicas  int // along the other axis, 1 where there is none
-	replicate int // that axis; −1 where nothing is replicated, as along a tensor axis
+	replicas  int // number of ranks along the other axis, 1 if there is none
+	replicate int // that axis; −1 if its ranks are not replicas, as along a tensor axis
 }
 
 // stage returns the stage of a unit: a unit that stays whole is laid out as at stage 0.
@@ -210,7 +210,7 @@ func newOp(kind graph.Kind, name string, stream graph.StreamID, pass graph.Pass,
 func (s *sharder) group() graph.GroupAttr { return graph.GroupAttr{Axis: s.o.Axis} }
 
 // stepSections expands a micro-batch into the sections of a step in the same form. Shapes that
-// differ only in how often a phase repeats share one section.
+// differ only in the number of repetitions of a phase share one section.
 func (s *sharder) stepSections(train *graph.Section) []graph.Section {
 	own := graph.Program{Sections: []graph.Section{s.stepSection(train, graph.StepShape{Rounds: s.o.Accum, Shares: s.o.Shares})}}
 	for _, shape := range s.o.Shapes {
@@ -249,8 +249,8 @@ func (s *sharder) stepSection(train *graph.Section, shape graph.StepShape) graph
 // rounds are consecutive rounds in which the same ranks have a micro-batch.
 type rounds struct{ first, repeat int }
 
-// runs divides rounds [from, to) where the set of ranks with a micro-batch changes, and names the
-// parts.
+// runs divides rounds [from, to) at each change of the set of ranks with a micro-batch, and names
+// the parts.
 func runs(shares []int, name string, from, to int) iter.Seq2[string, rounds] {
 	return func(yield func(string, rounds) bool) {
 		for first := from; first < to; {
@@ -270,8 +270,8 @@ func runs(shares []int, name string, from, to int) iter.Seq2[string, rounds] {
 	}
 }
 
-// updateSection returns the update of all trained units as a section of parts, which the pass
-// that decides where they run moves into the step. It is empty if nothing is trained.
+// updateSection returns the update of all trained units as a section of parts. A later pass decides
+// where they run and moves them into the step. The section is empty if nothing is trained.
 func (s *sharder) updateSection() graph.Section {
 	var targets []zero.Target
 	for u := range s.p.Units {

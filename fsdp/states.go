@@ -34,8 +34,8 @@ func (s *sharder) allocate() error {
 	return nil
 }
 
-// allocateValue adds the parameters with which the model computes: the whole value, of which a
-// rank updates its own part from stage 1 on, or only the shard.
+// allocateValue adds the parameters with which the model computes: only the shard, or the complete
+// value, of which a rank updates its own part from stage 1 on.
 func (s *sharder) allocateValue(u int) {
 	unit, b, stage := &s.p.Units[u], &s.units[u], s.stage(u)
 	b.value = unit.Value.Buf
@@ -51,7 +51,7 @@ func (s *sharder) allocateValue(u int) {
 	unit.Compute = unit.Value
 }
 
-// allocateTrained adds the buffers that a trained unit has besides its value.
+// allocateTrained adds the buffers that a trained unit has in addition to its value.
 func (s *sharder) allocateTrained(u int, grad graph.BufID) error {
 	p, unit, b := s.p, &s.p.Units[u], &s.units[u]
 	dtype := p.Buf(b.value).DType
@@ -99,10 +99,10 @@ func (s *sharder) addState(name string, u int) (buf, scales graph.BufID, err err
 	return s.p.AddQuantized(b, graph.QuantBlock)
 }
 
-// share returns how many of unit u's elements a rank holds, as the mean over ranks. It is rounded
-// up along the running sum over units, so that the units of a class add up to ⌈Ψ/N⌉, the ZeRO
-// formula for the whole model. If each were rounded up separately, the sum would be larger by up
-// to an element a unit.
+// share returns the number of unit u's elements that a rank holds, as the mean over ranks. It is
+// rounded up along the running sum over units, so that the units of a class add up to ⌈Ψ/N⌉, the
+// ZeRO formula for the complete model. If each were rounded up separately, the sum would be larger
+// by up to one element a unit.
 func (s *sharder) share(u int, class graph.Class) int64 {
 	var before int64
 	for v := range u {
@@ -166,8 +166,9 @@ func (s *sharder) refreshSection() graph.Section {
 	return graph.NewSection(graph.SectionRefresh, graph.FormWhole, graph.Phase{Name: "refresh", Repeat: 1, Ops: ops})
 }
 
-// wholeAgain returns the operations that make the whole value of a unit from its ranks' shards,
-// quantised and dequantised with Int8Gather; none at stage 3, and if each rank has all of it.
+// wholeAgain returns the operations that compute the complete value of a unit from its ranks'
+// shards, quantised and dequantised with Int8Gather. It returns none at stage 3, or if each rank
+// has the complete value.
 func (s *sharder) wholeAgain(u int) []graph.Op {
 	b, stage, axis := &s.units[u], s.stage(u), -1
 	if stage.ShardsStates() {

@@ -8,8 +8,9 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// stretch is a run of a phase's operations that use one block's parameters: from the first one to
-// the last before another block's are used, by their indices before this pass. Its units are gathered together, in the order of their first use.
+// stretch is a run of a phase's operations that use one block's parameters, as indices before this
+// pass. It ends with the last operation before another block's parameters are used. Its units are
+// gathered together, in the order of their first use.
 type stretch struct {
 	units       []int
 	first, last int
@@ -29,7 +30,7 @@ type gathered struct {
 // Unshard gathers the sharded units of a block before every stretch that uses them, into buffers
 // that live only for the stretch. With a prefetch distance d, the gather of stretch k starts when
 // stretch k−d starts computing, and not before stretch k−d−1 has finished. So at most d+1 blocks
-// are whole at a time:
+// are gathered at a time:
 //
 //	comm:     AG 0  AG 1 │      AG 2 │      AG 3 │
 //	compute:             stretch 0   stretch 1   stretch 2      (d = 1)
@@ -38,7 +39,7 @@ type gathered struct {
 // in another type is converted in the same way, at every stage (base.go).
 //
 // Unshard rewrites every section. The micro-steps of a step share the gathered buffers, as do the
-// phases of any other section. Sharded units then have no whole value: Param.Value is NoBuf.
+// phases of any other section. Sharded units then have no complete value: Param.Value is NoBuf.
 func Unshard(p *graph.Program, prefetch int, int8 bool) (*graph.Program, error) {
 	q := p.Clone()
 	g := &gatherer{p: q, prefetch: prefetch, int8: int8, owner: map[graph.BufID]int{}, computed: map[int]graph.DType{}, made: map[gatherKey]*gathered{}}
@@ -66,7 +67,7 @@ func Unshard(p *graph.Program, prefetch int, int8 bool) (*graph.Program, error) 
 	return q, nil
 }
 
-// gatherName is the part of the gathered buffers' names that stands for the section.
+// gatherName returns the section's part of the names of gathered buffers.
 func gatherName(sec *graph.Section) string {
 	if sec.Kind == graph.SectionStep {
 		return graph.SectionName(graph.SectionTrain, sec.Form)

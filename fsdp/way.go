@@ -17,14 +17,15 @@ import (
 //	(stages 0, 1; all in      grad/u ─ cast → wire/u ─ reduce
 //	layer order)
 //
-// A unit that stays whole is reduced as often as its stage says: if that is every micro-step, its
-// gradients are all-reduced in place and added to a whole accum/u, also f32 ones.
+// A unit that is not sharded is reduced as often as its stage requires. If that is every
+// micro-step, its gradients, also f32 ones, are all-reduced in place and added to a complete
+// accum/u.
 //
 // A sum that is all-reduced over replicas is also cast to wire/u for that.
 //
-// Reproducible sums do not depend on the number of ranks. A step's micro-batches are
-// its leaves, leaf k·W + r that of micro-step k on rank r of W, and an element's sum
-// goes over them from left to right in f32, at every stage and on one rank:
+// Reproducible sums do not depend on the number of ranks. A step's micro-batches are its leaves:
+// leaf k·W + r is micro-step k on rank r of W. The sum of an element adds the leaves from left to
+// right in f32, at every stage and on one rank:
 //
 //	grad/u ─ reduce_scatter, sequential → accum/u, the rank's part
 //	grad/u ─ quantize ─ all_to_all ─ dequantize_sum, sequential → accum/u
@@ -51,8 +52,8 @@ func (o Options) each(shards int) bool {
 // leaves says whether gradients are summed leaf by leaf. With a single leaf there is no sum.
 func (o Options) leaves(shards int) bool { return o.Reproducible && o.Accum*shards > 1 }
 
-// way makes the graph.Gradient of a unit and its buffers. whole is the buffer that the backward
-// writes.
+// way returns the graph.Gradient of a unit and adds its buffers. whole is the buffer that the
+// backward writes.
 func (s *sharder) way(u int, whole graph.BufID, value graph.DType) *graph.Gradient {
 	p, o, name, stage := s.p, s.o, s.p.Units[u].Name, s.stage(u)
 	none := graph.NoBuf
@@ -82,7 +83,7 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) *graph.Gradie
 			g.Sent = s.resident(u, "wire", g.Wire, g.Parted)
 		}
 		g.Part = part(whole)
-	case g.Each && !g.Parted: // each is reduced in place and added to a separate sum
+	case g.Each && !g.Parted: // each gradient is reduced in place and added to a separate sum
 		g.Home = s.resident(u, "accum", g.Leaf, false)
 		g.Part = whole
 	case stage.ShardsGrads() && g.Wire != g.Leaf: // the f32 sum of all micro-batches is sent in 16 bits
@@ -96,7 +97,7 @@ func (s *sharder) way(u int, whole graph.BufID, value graph.DType) *graph.Gradie
 	default:
 		g.Home = part(whole)
 	}
-	if root, _ := p.Resolve(g.Home, nil); root != whole { // whole is dead once it is reduced
+	if root, _ := p.Resolve(g.Home, nil); root != whole { // whole is not needed after the reduction
 		p.Buf(whole).Class, p.Buf(whole).Life = graph.Unsharded, graph.LifePhase
 	}
 	g.Update = g.Home
@@ -114,8 +115,8 @@ func (s *sharder) resident(u int, what string, dtype graph.DType, parted bool) g
 	return s.p.AddBuffer(s.shardBuffer(what+"/"+s.p.Units[u].Name, dtype, graph.Gradients, graph.LifeStep, u, parted))
 }
 
-// leafWay completes the Gradient of a unit whose micro-batches' gradients are added one by one, in
-// the step's order, so that the sum does not depend on which rank computed which.
+// leafWay completes the Gradient of a unit whose micro-batches' gradients are added in sequence, in
+// the step's order. So the sum does not depend on the assignment of micro-batches to ranks.
 func (s *sharder) leafWay(u int, g *graph.Gradient) {
 	p := s.p
 	g.Order, g.Each, g.Int8 = graph.SumSequential, true, s.o.Int8Reduce

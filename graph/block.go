@@ -5,13 +5,12 @@ import (
 	"strings"
 )
 
-// Block names one of a model's repeated parts: the layers of a transformer are blocks of
-// one template, equal but for their index. A Unit belongs to a block, and operations and
-// buffers belong to the block of their unit. A partly frozen block has two units after
-// sharding, which are gathered together.
+// Block identifies one repeated part of a model. The layers of a transformer are blocks of one
+// template and differ only in their index. A Unit belongs to a block, and operations and buffers
+// belong to the block of their unit. A partly frozen block has two units after sharding, which are
+// gathered together.
 //
-// The zero Block means no block. Index −1 is a block that does not repeat, such as the
-// embedding.
+// The zero Block means no block. Index −1 is a block that does not repeat, such as the embedding.
 type Block struct {
 	Template string // "h", "layer"
 	Index    int    // from 0

@@ -10,9 +10,9 @@ type View struct {
 	Axis       int   // mesh axis whose index RankStride multiplies
 }
 
-// ScaleOf, in a buffer of scales, names the buffer of quantised values to which they belong:
-// scale k is for values [k·Block, (k+1)·Block). Both are views of one buffer, so that they
-// have one home, one lifetime and one place in an arena:
+// ScaleOf, in a buffer of scales, names the buffer of quantised values to which the scales belong:
+// scale k is for values [k·Block, (k+1)·Block). Both are views of one buffer, so they have one
+// home, one lifetime and one place in an arena:
 //
 //	exp_avg/h.0         u8  (n + 4·n/256)
 //	exp_avg/h.0/values  u8  (n)       view at 0
@@ -36,10 +36,10 @@ type Buffer struct {
 	Class Class
 	Life  Life
 	Unit  int     // index into Program.Units, or -1
-	Pad   int64   // of Bytes(), how many are flat-parameter padding (reported as class padding)
+	Pad   int64   // bytes of flat-parameter padding in Bytes() (reported as class padding)
 	View  *View   // nil for a root buffer
-	Port  Port    // what the host does with it between operations
-	Micro int     // which of a phase's micro-batches it belongs to, from 0
+	Port  Port    // how the host uses it between operations
+	Micro int     // the micro-batch of a phase to which it belongs, from 0
 	Scale ScaleOf // the quantised values whose scales these are
 
 	// Global is the global shape where it differs from Shape, and Place has a

@@ -46,22 +46,22 @@ func (v Value) None() bool { return v.id == 0 }
 // Buf returns the buffer that holds v, NoBuf for the zero Value.
 func (v Value) Buf() BufID { return v.id - 1 }
 
-// Init says how a parameter is initialised.
+// Init is the initial distribution of a parameter.
 type Init struct {
 	Kind InitKind
 	Std  float64
 }
 
-// Ones and Zeros initialise with constants.
+// Ones and Zeros set all elements to 1 or to 0.
 var (
 	Ones  = Init{Kind: InitOnes}
 	Zeros = Init{Kind: InitZeros}
 )
 
-// Normal initialises from N(0, std²).
+// Normal returns the distribution N(0, std²).
 func Normal(std float64) Init { return Init{Kind: InitNormal, Std: std} }
 
-// Uniform initialises from U(−bound, bound).
+// Uniform returns the distribution U(−bound, bound).
 func Uniform(bound float64) Init { return Init{Kind: InitUniform, Std: bound} }
 
 // Option is an option of the Builder's methods that add an operation: InPlace.
@@ -153,7 +153,7 @@ func (b *Builder) Param(name string, init Init, shape ...int64) Value {
 	return v
 }
 
-// Input adds a model input that the host fills for every step, f32.
+// Input adds an f32 input of the model, which the host fills for every step.
 func (b *Builder) Input(name string, shape ...int64) Value {
 	return b.buffer(Buffer{Name: name, DType: F32, Shape: shape, Class: Inputs, Life: LifeStep, Unit: -1})
 }
@@ -256,10 +256,10 @@ func (b *Builder) use(op, operand string, v Value) BufID {
 
 // result describes an output of an operation that is being added.
 type result struct {
-	suffix string // of the buffer's name; "" for the first output, named as the operation
+	suffix string // suffix of the buffer's name; "" for the first output, which has the operation's name
 	dtype  DType
 	shape  []int64
-	over   operandValue // operand that it changes in place; without a name: it has a new buffer
+	over   operandValue // operand that it overwrites in place; if its name is empty, the result gets a new buffer
 }
 
 func y(shape ...int64) result { return result{shape: shape} }
@@ -363,8 +363,8 @@ func opds(vs ...operandValue) []operandValue { return vs }
 // like returns a result with v's shape.
 func (b *Builder) like(v Value) result { return y(b.Shape(v)...) }
 
-// rowsOf and colsOf read v as a matrix: cols is the last dimension, rows the product of
-// the others. Both are 1 for an absent value.
+// rowsOf and colsOf return the rows and columns of v as a matrix: cols is the last dimension, rows
+// the product of the others. Both are 1 for an absent value.
 func (b *Builder) rowsOf(v Value) int64 { return b.view(v).rows() }
 func (b *Builder) colsOf(v Value) int64 { return b.view(v).cols() }
 

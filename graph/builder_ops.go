@@ -1,7 +1,7 @@
 package graph
 
-// One method for each forward operation. InfoOf has the shapes and formulas. Where it gives
-// rows (N), an activation may have any number of leading dimensions.
+// The Builder has one method for each forward operation. InfoOf gives the shapes and formulas.
+// Where it gives rows (N), an activation may have any number of leading dimensions.
 
 // Embed returns the rows of table (V,C) that tokens (i32) name: (tokens, C).
 func (b *Builder) Embed(name string, tokens, table Value) Value {
@@ -14,9 +14,9 @@ func (b *Builder) AddPos(name string, x, pos Value, seq int64, opts ...Option) V
 	return b.add(name, AddPos, PosAttr{Seq: seq}, b.inDocuments(opd("x", x), opd("pos", pos)), []result{b.like(x)}, opts)
 }
 
-// Documents declares that each row of the batch holds several documents, for the operations
-// that follow. starts (N) has, for each position of a row, the position at which its document
-// begins. AddPos and Rope count positions from that start, and Attention sees nothing before.
+// Documents declares that each row of the batch holds several documents, for the operations that
+// follow. For each position of a row, starts (N) gives the position at which its document begins.
+// AddPos and Rope count positions from that start, and Attention sees nothing before it.
 func (b *Builder) Documents(starts Value) { b.starts = starts }
 
 // inDocuments returns the operands, with the Documents starts appended if there are any.
@@ -27,8 +27,8 @@ func (b *Builder) inDocuments(ins ...operandValue) []operandValue {
 	return append(ins, opd("starts", b.starts))
 }
 
-// Linear is x·w + bias; w is (K,N), or (N,K) with TransW; bias (N) may be the zero Value.
-// attr.Act must be ActNone: Fuse joins a linear with the activation behind it.
+// Linear returns x·w + bias; w is (K,N), or (N,K) with TransW; bias (N) may be the zero Value.
+// attr.Act must be ActNone: Fuse joins a linear with the activation that follows it.
 func (b *Builder) Linear(name string, x, w, bias Value, attr LinearAttr) Value {
 	if attr.Act != ActNone {
 		b.failf("%s: a linear is built without activation; add an Activation, and Fuse joins them", name)
@@ -54,7 +54,7 @@ func (b *Builder) RMSNorm(name string, x, gamma Value, eps float64) Value {
 	return b.rmsNorm(name, x, gamma, NormAttr{Eps: eps})
 }
 
-// RMSNormPlusOne is RMSNorm with the gain 1 + gamma.
+// RMSNormPlusOne does the same as RMSNorm with the gain 1 + gamma.
 func (b *Builder) RMSNormPlusOne(name string, x, gamma Value, eps float64) Value {
 	return b.rmsNorm(name, x, gamma, NormAttr{Eps: eps, PlusOne: true})
 }
@@ -64,7 +64,7 @@ func (b *Builder) rmsNorm(name string, x, gamma Value, a NormAttr) Value {
 		[]result{b.like(x), {suffix: "rstd", shape: []int64{b.rowsOf(x)}}}, nil)
 }
 
-// SoftCap is limit·tanh(x/limit).
+// SoftCap returns limit·tanh(x/limit).
 func (b *Builder) SoftCap(name string, x Value, limit float64, opts ...Option) Value {
 	return b.add(name, SoftCap, CapAttr{limit}, opds(opd("x", x)), []result{b.like(x)}, opts)
 }
@@ -74,12 +74,12 @@ func (b *Builder) Activation(name string, x Value, act ActKind) Value {
 	return b.add(name, Activation, ActAttr{act}, opds(opd("x", x)), []result{b.like(x)}, nil)
 }
 
-// SwiGLU is silu(gate)·up.
+// SwiGLU returns silu(gate)·up.
 func (b *Builder) SwiGLU(name string, gate, up Value) Value {
 	return b.add(name, SwiGLU, nil, opds(opd("gate", gate), opd("up", up)), []result{b.like(gate)}, nil)
 }
 
-// Softmax is over the last dimension.
+// Softmax normalises over the last dimension.
 func (b *Builder) Softmax(name string, x Value) Value {
 	return b.add(name, Softmax, nil, opds(opd("x", x)), []result{b.like(x)}, nil)
 }
@@ -89,20 +89,20 @@ func (b *Builder) Rope(name string, x Value, attr RopeAttr, opts ...Option) Valu
 	return b.add(name, Rope, attr, b.inDocuments(opd("x", x)), []result{b.like(x)}, opts)
 }
 
-// RopeAt is Rope with a position for each row: positions is i32 (N).
+// RopeAt does the same as Rope, with a position for each row: positions is i32 (N).
 func (b *Builder) RopeAt(name string, x, positions Value, attr RopeAttr, opts ...Option) Value {
 	attr.Seq = b.rowsOf(x)
 	return b.add(name, RopeAt, attr, opds(opd("x", x), opd("positions", positions)), []result{b.like(x)}, opts)
 }
 
-// Attention takes queries, keys and values as three operands; AttentionPacked takes one
-// matrix that has all three side by side. Both set attr.Packed.
+// Attention takes queries, keys and values as three operands; AttentionPacked takes one matrix with
+// all three side by side. Both set attr.Packed.
 func (b *Builder) Attention(name string, q, k, v Value, attr AttentionAttr) Value {
 	attr.Packed = false
 	return b.attention(name, b.inDocuments(opd("q", q), opd("k", k), opd("v", v)), attr)
 }
 
-// AttentionPacked is Attention of qkv (N, (Heads+2·KVHeads)·HeadDim).
+// AttentionPacked does the same as Attention for qkv (N, (Heads+2·KVHeads)·HeadDim).
 func (b *Builder) AttentionPacked(name string, qkv Value, attr AttentionAttr) Value {
 	attr.Packed = true
 	return b.attention(name, b.inDocuments(opd("qkv", qkv)), attr)
@@ -129,9 +129,9 @@ func (b *Builder) Cache(name string, slots, rows, width int64) Value {
 	return b.buffer(Buffer{Name: name, DType: F32, Shape: []int64{slots, rows, width}, Class: Activations, Life: LifeRun, Unit: -1})
 }
 
-// AttentionCached is Attention of new tokens at positions i32 (N). It appends their keys and
-// values to the caches and attends over all cached ones. If k and v are the zero Value, q
-// holds queries, keys and values side by side.
+// AttentionCached computes Attention for new tokens at positions i32 (N). It appends their keys and
+// values to the caches and attends over all cached ones. If k and v are the zero Value, q holds
+// queries, keys and values side by side.
 func (b *Builder) AttentionCached(name string, q, k, v, positions, keys, values Value, attr AttentionAttr) Value {
 	attr.Packed = k.None()
 	ins := opds(opd("q", q))
@@ -158,22 +158,22 @@ func (b *Builder) Dropout(name string, x Value, p float64, batch int64, opts ...
 		opds(opd("x", x), opd("key", b.key())), []result{b.like(x)}, opts)
 }
 
-// Add is a + b elementwise.
+// Add returns a + b elementwise.
 func (b *Builder) Add(name string, x, z Value, opts ...Option) Value {
 	return b.add(name, Add, nil, opds(opd("a", x), opd("b", z)), []result{b.like(x)}, opts)
 }
 
-// Sub is a − b elementwise.
+// Sub returns a − b elementwise.
 func (b *Builder) Sub(name string, x, z Value, opts ...Option) Value {
 	return b.add(name, Sub, nil, opds(opd("a", x), opd("b", z)), []result{b.like(x)}, opts)
 }
 
-// Mul is a·b elementwise.
+// Mul returns a·b elementwise.
 func (b *Builder) Mul(name string, x, z Value, opts ...Option) Value {
 	return b.add(name, Mul, nil, opds(opd("a", x), opd("b", z)), []result{b.like(x)}, opts)
 }
 
-// Scale is factor·x.
+// Scale returns factor·x.
 func (b *Builder) Scale(name string, x Value, factor float64, opts ...Option) Value {
 	return b.add(name, Scale, ScaleAttr{factor}, opds(opd("x", x)), []result{b.like(x)}, opts)
 }
@@ -204,9 +204,8 @@ func (b *Builder) image(name string, x Value, a ConvAttr) []int64 {
 	return s
 }
 
-// Conv2D is a convolution of x (B,H,W,C) with w (O, KH·KW·C), window elements
-// in order (kh, kw, c), and bias (O) or None: (B,OH,OW,O). It adds the
-// operations name.cols (Im2Col) and name (Linear).
+// Conv2D convolves x (B,H,W,C) with w (O, KH·KW·C), window elements in order (kh, kw, c), and adds
+// bias (O) or None: (B,OH,OW,O). It adds the operations name.cols (Im2Col) and name (Linear).
 func (b *Builder) Conv2D(name string, x, w, bias Value, a ConvAttr) Value {
 	cols := b.Im2Col(name+".cols", x, a)
 	v := b.Linear(name, cols, w, bias, LinearAttr{TransW: true})
@@ -217,7 +216,7 @@ func (b *Builder) Conv2D(name string, x, w, bias Value, a ConvAttr) Value {
 	return b.Reshape(name+".image", v, s[0], a.OutSize(s[1], a.KH), a.OutSize(s[2], a.KW), b.colsOf(v))
 }
 
-// MaxPool is over windows of x (B,H,W,C): (B,OH,OW,C).
+// MaxPool returns the maximum of each window of x (B,H,W,C): (B,OH,OW,C).
 func (b *Builder) MaxPool(name string, x Value, a ConvAttr) Value {
 	s := b.image(name, x, a)
 	if s == nil {
@@ -226,7 +225,8 @@ func (b *Builder) MaxPool(name string, x Value, a ConvAttr) Value {
 	return b.add(name, MaxPool, a, opds(opd("x", x)), []result{y(s[0], a.OutSize(s[1], a.KH), a.OutSize(s[2], a.KW), s[3])}, nil)
 }
 
-// Reshape returns a view of x with another shape of as many elements; it adds no operation.
+// Reshape returns a view of x with another shape and the same number of elements. It adds no
+// operation.
 func (b *Builder) Reshape(name string, x Value, shape ...int64) Value {
 	id := b.use(name, "x", x)
 	if b.err != nil {
@@ -243,7 +243,7 @@ func (b *Builder) Reshape(name string, x Value, shape ...int64) Value {
 	return b.valueOf(v.Buf())
 }
 
-// SelectRow returns row Key[KeyRow] of x (N,C), as (1,C).
+// SelectRow returns row Key[KeyRow] of x (N,C) as (1,C).
 func (b *Builder) SelectRow(name string, x Value) Value {
 	return b.add(name, SelectRow, nil, opds(opd("x", x), opd("key", b.key())), []result{y(1, b.colsOf(x))}, nil)
 }
@@ -267,13 +267,13 @@ func (b *Builder) HeadLoss(name string, x, w, targets Value) Value {
 	return b.lossOp(name, HeadLoss, nil, []BufID{b.use(name, "x", x), b.use(name, "w", w), b.use(name, "targets", targets)})
 }
 
-// CappedHeadLoss is HeadLoss of the logits after SoftCap.
+// CappedHeadLoss does the same as HeadLoss for the logits after SoftCap.
 func (b *Builder) CappedHeadLoss(name string, x, w, targets Value, limit float64) Value {
 	return b.lossOp(name, HeadLoss, CapAttr{limit}, []BufID{b.use(name, "x", x), b.use(name, "w", w), b.use(name, "targets", targets)})
 }
 
-// SumLoss adds the sum over all elements of x to the program's Loss, and returns Loss. What is
-// trained is its mean over a step's targets, or over its samples where there are none.
+// SumLoss adds the sum over all elements of x to the program's Loss, and returns Loss. Training
+// minimises the mean over the step's targets, or over its samples if there are no targets.
 func (b *Builder) SumLoss(name string, x Value) Value {
 	return b.lossOp(name, Sum, nil, []BufID{b.use(name, "x", x)})
 }
@@ -281,7 +281,7 @@ func (b *Builder) SumLoss(name string, x Value) Value {
 func (b *Builder) lossOp(name string, kind Kind, attr any, ins []BufID, outs ...Out) Value {
 	loss := b.loss()
 	if b.err == nil {
-		b.p.Buffers[b.p.Loss].Shape[0] = 1 // of several losses none counts classes
+		b.p.Buffers[b.p.Loss].Shape[0] = 1 // with several losses, none counts classes
 	}
 	if !b.free(kind, name) {
 		return Value{}

@@ -1,8 +1,7 @@
 package graph
 
-// Apply adds an operation that Define made. Optional inputs may be the zero Value. It
-// returns a value for each output: the first is named as the operation, the others
-// "name.output".
+// Apply adds an operation made by Define. Optional inputs may be the zero Value. Apply returns a
+// value for each output. The first is named as the operation, the others "name.output".
 func (b *Builder) Apply(op *Operation, name string, attr any, ins ...Value) []Value {
 	if op == nil {
 		b.failf("%s: operation is nil, want one made by Define", name)

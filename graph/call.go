@@ -54,8 +54,8 @@ type ParamRange struct {
 	Param  int   // index into Program.Params
 }
 
-// Call holds the arguments of an operation's kernel. It is prepared once and used in every
-// step: a kernel changes nothing in it but the elements of the outputs and of Work.
+// Call holds the arguments of an operation's kernel. It is prepared once and used in every step: a
+// kernel changes only the elements of the outputs and of Work.
 type Call struct {
 	Attr    any
 	In, Out []Tensor

@@ -20,7 +20,7 @@ func Check(p *Program, op *Op) error {
 // Check verifies op, whose kind is i's; see the function Check.
 func (i *Info) Check(p *Program, op *Op) error { return i.check1(&checker{}, p, op) }
 
-// check1 is Check with a checker that is used for one operation after another.
+// check1 does the same as Check with a checker that the caller reuses.
 func (i *Info) check1(c *checker, p *Program, op *Op) error {
 	*c = checker{p: p, op: op, info: i}
 	c.operands()
@@ -30,7 +30,7 @@ func (i *Info) check1(c *checker, p *Program, op *Op) error {
 	return c.err
 }
 
-// operands checks everything but shapes.
+// operands checks everything except shapes.
 func (c *checker) operands() {
 	op := c.op
 	if c.attribute(); c.err != nil {

@@ -21,7 +21,7 @@ func (c *checker) bad(r ref, dim string, got, want int64, why string) {
 	c.failf("operand %s (%s, shape %v): %s is %d, want %d%s", r.name, r.buf.Name, r.buf.Shape, dim, got, want, why)
 }
 
-// ref is an operand that is being checked; buf is nil if it is absent.
+// ref is an operand under check; buf is nil if it is absent.
 type ref struct {
 	name string
 	buf  *Buffer
@@ -39,7 +39,7 @@ func (c *checker) ref(name string, id BufID) ref {
 
 func (r ref) ok() bool { return r.buf != nil }
 
-// rows and cols are those of Buffer.matrix; 1 for an absent operand.
+// rows and cols return the results of Buffer.matrix; 1 for an absent operand.
 func (r ref) rows() int64 { rows, _ := r.matrix(); return rows }
 func (r ref) cols() int64 { _, cols := r.matrix(); return cols }
 
@@ -57,7 +57,7 @@ func (r ref) elems() int64 {
 	return r.buf.Elems()
 }
 
-// matrix wants r to be (rows, cols), leading dimensions flattened.
+// matrix checks that r is (rows, cols), with leading dimensions flattened.
 func (c *checker) matrix(r ref, rows, cols int64, why string) {
 	if c.err != nil || !r.ok() {
 		return
@@ -78,7 +78,7 @@ func (c *checker) matrix(r ref, rows, cols int64, why string) {
 	}
 }
 
-// vector wants r to have n elements.
+// vector checks that r has n elements.
 func (c *checker) vector(r ref, n int64, why string) {
 	if c.err != nil || !r.ok() {
 		return
@@ -92,7 +92,7 @@ func (c *checker) vector(r ref, n int64, why string) {
 	}
 }
 
-// rank2 wants at least two dimensions, so that r has rows and columns.
+// rank2 checks that r has at least two dimensions, so that it has rows and columns.
 func (c *checker) rank2(r ref) {
 	if c.err == nil && r.ok() && len(r.buf.Shape) < 2 {
 		c.failf("operand %s (%s, shape %v): has %d dimensions, want 2 or more", r.name, r.buf.Name, r.buf.Shape, len(r.buf.Shape))
@@ -106,7 +106,7 @@ func (c *checker) rank(r ref, n int) bool {
 	return c.err == nil && r.ok()
 }
 
-// shape wants exactly this shape.
+// shape checks that r has exactly this shape.
 func (c *checker) shape(r ref, want []int64, why string) {
 	if c.err != nil || !r.ok() {
 		return
@@ -122,21 +122,21 @@ func (c *checker) shape(r ref, want []int64, why string) {
 	}
 }
 
-// same wants r to have the shape of another operand.
+// same checks that r has the shape of another operand.
 func (c *checker) same(r, as ref) {
 	if c.err == nil && r.ok() && as.ok() {
 		c.shape(r, as.buf.Shape, "as "+as.name)
 	}
 }
 
-// positive wants a number of the attribute to be at least 1.
+// positive checks that a number of the attribute is at least 1.
 func (c *checker) positive(what string, n int64) {
 	if c.err == nil && n < 1 {
 		c.failf("%s is %d, want at least 1", what, n)
 	}
 }
 
-// within wants a number of 1 to limit. Limits keep products of such numbers within an int64.
+// within checks that n is 1 to limit. Limits keep products of such numbers within an int64.
 func (c *checker) within(what string, n, limit int64) {
 	if c.err == nil && (n < 1 || n > limit) {
 		c.failf("%s is %d, want 1 to %d", what, n, limit)
@@ -150,7 +150,8 @@ func (c *checker) divides(what string, n int64, r ref, of string, total int64) {
 	}
 }
 
-// slice checks an optional SliceAttr, of a vocabulary whose slices have the rows of table.
+// slice checks an optional SliceAttr. Each slice of the vocabulary must have as many elements as
+// table has rows.
 func (c *checker) slice(table ref) {
 	a, ok := c.op.Attr.(SliceAttr)
 	if !ok {
@@ -162,7 +163,8 @@ func (c *checker) slice(table ref) {
 	}
 }
 
-// groups checks that n divides the whole of which x has elems, all of it or one of equal parts.
+// groups checks that n divides elems, the size of x. If x is one of several equal parts, n must
+// divide their total, and elems must be the size of a part.
 func (c *checker) groups(what string, n int64, x ref, of string, elems int64, part SliceAttr) {
 	if part == (SliceAttr{}) {
 		c.divides(what, n, x, of, elems)
@@ -175,7 +177,7 @@ func (c *checker) groups(what string, n int64, x ref, of string, elems int64, pa
 	c.divides(what, n, x, of+" of the whole", part.Total)
 }
 
-// sliceOf checks a slice by itself.
+// sliceOf checks a slice, independent of other operands.
 func (c *checker) sliceOf(a SliceAttr) {
 	if c.err != nil {
 		return

@@ -1,12 +1,12 @@
 package graph
 
-// Clone returns a deep copy, so that a rewrite does not change its input. Copies are most
-// of what the planning of a deep model allocates: short slices therefore share one
-// allocation (slab), with room for more buffers. If p was given up by Yield, Clone does not
-// copy but returns p's parts.
+// Clone returns a deep copy, so that a rewrite does not change its input. Copies are most of what
+// the planning of a deep model allocates. Short slices therefore share one allocation (slab), with
+// room for more buffers. If the caller gave p up with Yield, Clone does not copy but returns p's
+// parts.
 func (p *Program) Clone() *Program { return p.clone(len(p.Buffers) / 2) }
 
-// clone is Clone with room for so many more buffers.
+// clone does the same as Clone, with room for the given number of additional buffers.
 func (p *Program) clone(room int) *Program {
 	q := *p
 	q.sole = true
@@ -55,9 +55,9 @@ func (p *Program) clone(room int) *Program {
 	return &q
 }
 
-// Yield gives p up: the next rewrite changes p's parts instead of copying them, and the
-// caller must not read p again unless it calls TakeBack. Yield does nothing if p was not
-// made by Clone, or shares parts with another program.
+// Yield gives p up: the next rewrite changes p's parts instead of copying them. The caller must
+// then not read p again unless it calls TakeBack. Yield does nothing if p was not made by Clone, or
+// shares parts with another program.
 func (p *Program) Yield() {
 	if p.sole {
 		p.spare = true

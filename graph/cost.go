@@ -2,11 +2,10 @@ package graph
 
 import "slices"
 
-// Cost estimates one execution on one rank: floating-point operations (a
-// multiply-add counts 2, a transcendental function 8) and bytes of memory read
-// and written, each operand once (a kernel's re-reads are its own). For
-// collectives bytes is the traffic in the rank's own memory, not on a link. The
-// operation must pass Check.
+// Cost estimates one execution on one rank. It returns floating-point operations (a multiply-add
+// counts 2, a transcendental function 8) and bytes of memory read and written. Each operand counts
+// once; repeated reads inside a kernel do not count. For collectives, bytes is the traffic in the
+// rank's own memory, not on a link. The operation must pass Check.
 func Cost(p *Program, op *Op) (flops, bytes int64) {
 	in, ok := op.Info()
 	if !ok {

@@ -18,7 +18,8 @@ func Define(d Definition) (*Operation, error) {
 	return o, nil
 }
 
-// MustDefine is Define for a definition that is fixed in the source: it panics on an error.
+// MustDefine does the same as Define, for a definition that is fixed in the source: it panics on an
+// error.
 func MustDefine(d Definition) *Operation {
 	o, err := Define(d)
 	if err != nil {
@@ -109,7 +110,7 @@ func (o *Operand) own(names map[string]bool, out bool) error {
 	return nil
 }
 
-// table returns the operation's Info, in the form that kinds of the kind table have.
+// table returns the operation's Info, as for a kind of the kind table.
 func (o *Operation) table() *Info {
 	d := &o.def
 	i := &Info{Kind: d.Kind, Doc: d.Doc, Derivative: d.Derivative, In: d.In, Out: d.Out, Attr: d.Attr, Saves: d.Saves, Cheap: d.Cheap}
@@ -168,7 +169,7 @@ func operandShapes(p *Program, op *Op) (in, out [][]int64) {
 	return in, out
 }
 
-// outShapes returns what Shapes says of an operation's outputs.
+// outShapes returns the output shapes according to Definition.Shapes.
 func (d *Definition) outShapes(p *Program, op *Op) ([][]int64, error) {
 	in, _ := operandShapes(p, op)
 	for len(in) < len(d.In) {

@@ -28,14 +28,14 @@ func (v *Derivation) Grad(k int) BufID {
 	return d.dy(k)
 }
 
-// Apply applies op, whose output k is the gradient of input by[k]. The output of an unneeded
-// gradient is absent if it is optional, and scratch if not. If no gradient is needed, Apply
-// does nothing. The suffix makes the operation's name unique.
+// Apply adds op, whose output k is the gradient of input by[k]. If that gradient is not needed, the
+// output is absent if it is optional, and scratch if not. If no gradient is needed, Apply does
+// nothing. The suffix makes the operation's name unique.
 func (v *Derivation) Apply(op *Operation, suffix string, attr any, ins []BufID, by ...int) {
 	v.apply(Op{Kind: op.def.Kind, Own: op, Attr: attr}, suffix, ins, by)
 }
 
-// ApplyKind is Apply for an operation of the kind table.
+// ApplyKind does the same as Apply for an operation of the kind table.
 func (v *Derivation) ApplyKind(kind Kind, suffix string, attr any, ins []BufID, by ...int) {
 	v.apply(Op{Kind: kind, Attr: attr}, suffix, ins, by)
 }
@@ -46,7 +46,8 @@ func (v *Derivation) apply(op Op, suffix string, ins []BufID, by []int) {
 	}
 }
 
-// Pass uses the gradient of output k as the gradient of input i, which has as many elements.
+// Pass uses the gradient of output k as the gradient of input i, which has the same number of
+// elements.
 func (v *Derivation) Pass(i, k int, suffix string) {
 	if g := v.Grad(k); g != NoBuf {
 		v.d.identity(i, suffix, g, false)

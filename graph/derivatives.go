@@ -2,8 +2,8 @@ package graph
 
 import "slices"
 
-// derivatives has, by kind, the function that adds the backward operations. It is not a field
-// of Info because these functions use the kind table: initialisation would be cyclic.
+// derivatives maps a kind to the function that adds its backward operations. It is not a field of
+// Info because these functions use the kind table: initialisation would be cyclic.
 var derivatives = map[Kind]func(d *differ){
 	Activation: func(d *differ) {
 		d.intoOver(0, "dx", d.dy(0), ActivationGrad, d.op.Attr, d.dy(0), d.in(0))
@@ -68,7 +68,7 @@ var derivatives = map[Kind]func(d *differ){
 // Differentiable says whether gradients can flow through the kind.
 func (i *Info) Differentiable() bool { return i.derivative() != nil }
 
-// derivative returns the function that emits the backward operations, nil for none.
+// derivative returns the function that adds the backward operations, nil for none.
 func (i *Info) derivative() func(d *differ) {
 	if i.derive != nil {
 		return i.derive
@@ -85,8 +85,8 @@ func deriveAddPos(d *differ) {
 	d.identity(0, "dx", d.dy(0), true)
 }
 
-// deriveLinear adds the weight's gradient before the input's: dw is then the last use of x,
-// and dx can take x's memory.
+// deriveLinear adds the weight's gradient before the input's: dw is then the last use of x, and dx
+// can reuse x's memory.
 func deriveLinear(d *differ) {
 	a := d.op.Attr.(LinearAttr)
 	dy := d.dy(0)

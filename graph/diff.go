@@ -15,21 +15,20 @@ import (
 //	forward:   a → f → b → g → c → head_loss → loss
 //	after:     a → f → b → g → c → head_loss_grad → loss, dc │ g/dx: dc → db │ f/dx: db → da
 //
-// The gradient of Loss starts as 1. The derivatives of the loss operations multiply by
-// Hyper's InvCount and LossScale.
+// The gradient of Loss starts at 1. The derivatives of the loss operations multiply by Hyper's
+// InvCount and LossScale.
 //
-//   - HeadLoss becomes HeadLossGrad at its forward place: loss and gradients in
-//     one sweep, so that no logits are kept or computed again.
-//   - CrossEntropyGrad writes over the logits unless something still reads them.
-//   - A parameter's first gradient in a micro-step is written; later ones (for a tied
+//   - HeadLoss becomes HeadLossGrad at its place in the forward. It computes the loss and the
+//     gradients in one sweep, so no logits are kept or recomputed.
+//   - CrossEntropyGrad overwrites the logits unless a later operation reads them.
+//   - The first gradient of a parameter in a micro-step is written; later ones (for a tied
 //     head) accumulate. Every trainable parameter must reach the loss.
-//   - Where a derivative is the identity, gradients share one buffer. A buffer
-//     is accumulated into, or overwritten by an elementwise derivative, only
-//     while no other pending gradient shares it; otherwise the contribution goes
-//     to a buffer of its own and an Add joins the two. The residual stream's
-//     gradient is thus one buffer that each block adds to.
-//   - Nothing is computed that no trainable parameter needs: there is no
-//     backward below the lowest trainable operation.
+//   - Where a derivative is the identity, gradients share one buffer. A buffer is accumulated
+//     into, or overwritten by an elementwise derivative, only while no other pending gradient
+//     shares it. Otherwise the contribution goes to a new buffer and an Add joins the two. So the
+//     residual stream's gradient is one buffer that each block adds to.
+//   - Only gradients that a trainable parameter needs are computed: there is no backward below
+//     the lowest trainable operation.
 //
 // Backward operations are named after the forward one ("h.0.mlp.c_fc/dw"), with
 // Source its name, its Unit, and Pass Backward.
@@ -84,7 +83,7 @@ func (d *differ) run() error {
 	return nil
 }
 
-// number gives every value a number and finds which ones need gradients.
+// number numbers all values and finds those that need gradients.
 func (d *differ) number() error {
 	params := map[BufID]int{}
 	for i := range d.p.Params {
@@ -214,7 +213,7 @@ func (d *differ) reverse() {
 	}
 }
 
-// headLoss replaces HeadLoss by HeadLossGrad at its place.
+// headLoss replaces HeadLoss by HeadLossGrad at the same place.
 func (d *differ) headLoss() {
 	dx, dw := d.openWrite(0), d.open(1)
 	if dx.none() && dw.none() {

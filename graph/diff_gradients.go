@@ -2,9 +2,9 @@ package graph
 
 import "slices"
 
-// What the derivative rules are made of.
+// Helpers of the derivative rules.
 
-// dy is the gradient of output k, with the output's shape.
+// dy returns the gradient of output k, with the output's shape.
 func (d *differ) dy(k int) BufID {
 	v := d.outs[d.i][k]
 	if d.vals[v].root == d.p.Loss {
@@ -13,8 +13,8 @@ func (d *differ) dy(k int) BufID {
 	return d.as(d.vals[v].grad, d.out(k))
 }
 
-// seed returns a buffer with the derivative of the step's mean loss by the program's Loss, which is
-// a sum, times the loss scale.
+// seed returns a buffer with the derivative of the step's mean loss with respect to the program's
+// Loss, times the loss scale. Loss itself is a sum.
 func (d *differ) seed() BufID {
 	if d.seedBuf == NoBuf {
 		loss := d.p.Buffers[d.p.Loss]
@@ -29,7 +29,7 @@ func (d *differ) emit(suffix string, kind Kind, attr any, ins []BufID, outs ...O
 	d.emitOp(Op{Kind: kind, Attr: attr}, suffix, ins, outs)
 }
 
-// emitOp is emit for an operation that may come from Define.
+// emitOp does the same as emit for an operation that may come from Define.
 func (d *differ) emitOp(op Op, suffix string, ins []BufID, outs []Out) {
 	if d.err != nil {
 		return
@@ -67,8 +67,8 @@ func (d *differ) readsIntact(ins []BufID) {
 	}
 }
 
-// saves says whether forward operation i saves for its derivative an operand whose value
-// number satisfies is.
+// saves says whether forward operation i saves for its derivative an operand whose value number
+// satisfies is.
 func (d *differ) saves(i int, is func(v int) bool) bool {
 	info, _ := d.fwd[i].Info()
 	ins, outs := info.Operands(d.fwd[i].Attr)
@@ -85,12 +85,12 @@ func (d *differ) saves(i int, is func(v int) bool) bool {
 	return false
 }
 
-// slot is the buffer for one contribution to the gradient of a value.
+// slot describes the buffer for one contribution to the gradient of a value.
 type slot struct {
 	v    int
 	like BufID // operand whose shape the contribution has
 	out  Out
-	own  bool // out is a new buffer, which close adds to the value's gradient so far
+	own  bool // out is a new buffer, which close adds to the value's gradient
 }
 
 // none says that the gradient is not needed.
@@ -100,8 +100,8 @@ func (s slot) none() bool { return s.v < 0 }
 // open is for an output that can accumulate, openWrite for one that can only write, and
 // openInto for one that writes into the buffer over where possible (NoBuf: no such buffer).
 //
-// A parameter's gradient is written only by outputs that can accumulate, because over
-// several micro-steps they do.
+// A parameter's gradient buffer takes only outputs that can accumulate, because it accumulates over
+// several micro-steps.
 func (d *differ) open(j int) slot { return d.slot(j, true, NoBuf) }
 
 func (d *differ) openWrite(j int) slot { return d.slot(j, false, NoBuf) }
@@ -190,13 +190,14 @@ func (d *differ) into(j int, suffix string, kind Kind, attr any, ins ...BufID) {
 	d.contribute(d.open(j), suffix, kind, attr, ins)
 }
 
-// intoOver is into for an elementwise kind, whose output can overwrite dy. It does so if no
-// other value holds dy and there is no gradient to accumulate into.
+// intoOver does the same as into for an elementwise kind, whose output can overwrite dy. It
+// overwrites dy if no other value holds dy and there is no gradient to accumulate into.
 func (d *differ) intoOver(j int, suffix string, dy BufID, kind Kind, attr any, ins ...BufID) {
 	d.contribute(d.slot(j, true, d.overDy(j, dy)), suffix, kind, attr, ins)
 }
 
-// writeOver is intoOver for an operation that overwrites its output and cannot add to it.
+// writeOver does the same as intoOver for an operation that overwrites its output and cannot add to
+// it.
 func (d *differ) writeOver(j int, suffix string, dy BufID, kind Kind, attr any, ins ...BufID) {
 	d.contribute(d.slot(j, false, d.overDy(j, dy)), suffix, kind, attr, ins)
 }
@@ -217,7 +218,8 @@ func (d *differ) overDy(j int, dy BufID) BufID {
 	return dy
 }
 
-// gradients are the outputs of an operation: output k is the gradient of input by[k].
+// gradients collects the outputs of one gradient operation: output k is the gradient of input
+// by[k].
 type gradients struct {
 	d     *differ
 	op    Op
@@ -253,8 +255,8 @@ func (d *differ) gradients(op Op, by ...int) *gradients {
 	return g
 }
 
-// add adds the operation. The output of an unneeded gradient is absent if it is optional, and
-// scratch if not. prefix begins the names of operations that add an output to another gradient.
+// add adds the operation. If a gradient is not needed, its output is absent if it is optional, and
+// scratch if not. prefix starts the names of operations that add an output to another gradient.
 func (g *gradients) add(suffix, prefix string, ins []BufID) {
 	outs := make([]Out, len(g.slots))
 	for k, s := range g.slots {
@@ -269,8 +271,8 @@ func (g *gradients) add(suffix, prefix string, ins []BufID) {
 	}
 }
 
-// identity contributes dy itself to input j. last says that the derivative rule does not
-// read dy again.
+// identity contributes dy itself to input j. last says that the derivative rule does not read dy
+// again.
 func (d *differ) identity(j int, suffix string, dy BufID, last bool) {
 	if d.needs(j) && d.err == nil {
 		d.join(suffix, d.ins[d.i][j], d.as(dy, d.in(j)), last)

@@ -23,10 +23,10 @@ type differ struct {
 	views   map[[2]BufID]BufID
 	nFwd    BufID // buffers from this ID on were added by this pass
 
-	// The forward operation that is being differentiated.
+	// The forward operation that is differentiated now.
 	i       int
 	op      *Op
-	inPlace bool // its gradient runs at its forward place, not after all of the forward
+	inPlace bool // its gradient runs at its place in the forward, not after the complete forward
 	err     error
 	seedBuf BufID
 }
@@ -48,14 +48,14 @@ func (d *differ) failf(format string, args ...any) {
 	}
 }
 
-// at makes forward operation i the one that is being differentiated.
+// at makes forward operation i the current one.
 func (d *differ) at(i int) { d.i, d.op, d.inPlace = i, &d.fwd[i], false }
 
-// in and out return input j and output k of the operation.
+// in and out return input j and output k of the current operation.
 func (d *differ) in(j int) BufID  { return d.op.in(j) }
 func (d *differ) out(k int) BufID { return d.op.out(k) }
 
-// needs says whether input j wants a gradient.
+// needs says whether input j needs a gradient.
 func (d *differ) needs(j int) bool {
 	return j < len(d.ins[d.i]) && d.ins[d.i][j] >= 0 && d.vals[d.ins[d.i][j]].needs
 }
@@ -98,7 +98,7 @@ func (d *differ) sole(root BufID) bool {
 	return n <= 0
 }
 
-// buffer adds a buffer under a name that no other has.
+// buffer adds a buffer and makes its name unique.
 func (d *differ) buffer(name string, b Buffer) BufID {
 	b.Name = d.unique(name, "")
 	b.Shape = slices.Clone(b.Shape)
@@ -123,7 +123,7 @@ func (d *differ) hyper() BufID {
 	return d.p.Hyper
 }
 
-// gradBuffer returns a new gradient buffer for value n, shaped as like.
+// gradBuffer returns a new gradient buffer for value n, with the shape of buffer like.
 func (d *differ) gradBuffer(n int, like BufID) BufID {
 	root := &d.p.Buffers[d.vals[n].root]
 	return d.buffer(root.Name+".grad", Buffer{DType: F32, Shape: d.p.Buffers[like].Shape, Space: root.Space, Class: Activations, Unit: root.Unit})

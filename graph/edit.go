@@ -21,10 +21,10 @@ type Editor struct {
 	throttles     [][2]*Node
 }
 
-// Node is an operation of a phase that is being edited.
+// Node is an operation of a phase under edit.
 type Node struct {
 	Op Op
-	at int // index once placed
+	at int // index in the phase, set by Commit
 }
 
 // NewEditor returns an editor of a phase, whose operations it copies.
@@ -34,8 +34,8 @@ func NewEditor(ph *Phase) *Editor {
 	return e
 }
 
-// NewInserter returns an editor of a phase that only inserts and splits. Base shares its operands with the
-// phase, and perhaps with other phases, so it must not be changed.
+// NewInserter returns an editor of a phase that only inserts and splits. Base shares its operands
+// with the phase, and perhaps with other phases, so the caller must not change it.
 func NewInserter(ph *Phase) *Editor {
 	e := &Editor{ph: ph}
 	nodes := make([]Node, len(ph.Ops))
@@ -47,8 +47,8 @@ func NewInserter(ph *Phase) *Editor {
 	return e
 }
 
-// insert adds a node to the list of place i. It allocates the lists on first use, since most
-// phases have insertions only before or only after their operations.
+// insert adds a node to the list of index i. It allocates the lists on first use, since most phases
+// have insertions only before or only after their operations.
 func (e *Editor) insert(lists *[][]*Node, i int, op Op) *Node {
 	if *lists == nil {
 		*lists = make([][]*Node, len(e.Base))
@@ -58,8 +58,8 @@ func (e *Editor) insert(lists *[][]*Node, i int, op Op) *Node {
 	return n
 }
 
-// Before inserts an operation before the phase's operation i and after those that were
-// inserted there earlier. i may be one past the last operation.
+// Before inserts an operation before the phase's operation i and after those already inserted at i.
+// i may be one past the last operation.
 func (e *Editor) Before(i int, op Op) *Node {
 	if i == len(e.Base) {
 		return e.Append(op)
@@ -67,8 +67,7 @@ func (e *Editor) Before(i int, op Op) *Node {
 	return e.insert(&e.before, i, op)
 }
 
-// After inserts an operation after the phase's operation i and after those that were
-// inserted there earlier.
+// After inserts an operation after the phase's operation i and after those already inserted at i.
 func (e *Editor) After(i int, op Op) *Node {
 	return e.insert(&e.after, i, op)
 }
@@ -80,8 +79,8 @@ func (e *Editor) Append(op Op) *Node {
 	return n
 }
 
-// Split replaces the phase's operation i by several. A throttle whose Before was operation
-// i then names the last of them, and one whose After was operation i the first.
+// Split replaces the phase's operation i by several. A throttle whose Before was operation i then
+// names the last of them; one whose After was operation i names the first.
 func (e *Editor) Split(i int, ops []Op) []*Node {
 	nodes := make([]*Node, len(ops))
 	for k, op := range ops {
@@ -94,8 +93,8 @@ func (e *Editor) Split(i int, ops []Op) []*Node {
 	return nodes
 }
 
-// Throttle makes operation after start only when before has finished. If Commit places
-// after ahead of before, the throttle bounds nothing and is dropped.
+// Throttle makes operation after start only when before has finished. If Commit places after ahead
+// of before, the throttle has no effect and is dropped.
 func (e *Editor) Throttle(before, after *Node) {
 	e.throttles = append(e.throttles, [2]*Node{before, after})
 }
@@ -166,10 +165,10 @@ func Replace(ops []Op, old, with BufID) {
 	}
 }
 
-// Sweep returns the program without unused buffers: those that no operation, parameter,
-// unit, port or well-known field refers to, also not through a view. The scales of a unit's
-// quantised value and states are kept with them: if the states rest off the device, only
-// the host uses the scales, to save and load. The remaining buffers keep their order.
+// Sweep returns the program without unused buffers. A buffer is used if an operation, parameter,
+// unit, port or well-known field refers to it, directly or through a view. The scales of a unit's
+// quantised value and states are also kept: if the states rest off the device, only the host uses
+// the scales, to save and load. The remaining buffers keep their order.
 func Sweep(p *Program) *Program {
 	used, unused := p.used()
 	if unused == 0 {
@@ -179,8 +178,8 @@ func Sweep(p *Program) *Program {
 	return q
 }
 
-// keeping returns a clone that has only the buffers that are used, with room for so many more,
-// and the new ID of each buffer, NoBuf for one that it has not.
+// keeping returns a clone with only the used buffers, and room for the given number of additional
+// ones. The second result is the new ID of each buffer, NoBuf for a dropped one.
 func (p *Program) keeping(used []bool, room int) (*Program, []BufID) {
 	to, n := make([]BufID, len(p.Buffers)), 0
 	for id := range to {
@@ -234,7 +233,7 @@ func (p *Program) used() (used []bool, unused int) {
 	mark := func(id BufID) {
 		for id != NoBuf && one(id) {
 			if s := p.Buffers[id].Scale; s.Block > 0 {
-				one(s.Of) // views of one buffer, which is marked next
+				one(s.Of) // values and scales are views of one buffer, which is marked next
 			}
 			if v := p.Buffers[id].View; v != nil {
 				id = v.Base

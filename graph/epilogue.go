@@ -2,21 +2,21 @@ package graph
 
 import "strings"
 
-// Epilogues is a set of operations that a matrix product of 16 bits does in its epilogue.
-// It has only those that a rewrite must choose because the result's bits depend on them: a
-// choice then holds for every stage, placement and recomputation of a model. Adding a bias
-// is not in it: a Linear's kernel always does that. The zero value is the target's default.
+// Epilogues is a set of operations that a matrix product of 16 bits does in its epilogue. It lists
+// only operations for which a rewrite must choose, because the result's bits depend on the choice.
+// A choice then holds for every stage, placement and recomputation of a model. Adding a bias is not
+// listed: a Linear's kernel always does it. The zero value is the target's default.
 type Epilogues uint8
 
 const (
-	NoEpilogues   Epilogues = 1 << iota // marks a set that was chosen, as opposed to the default
+	NoEpilogues   Epilogues = 1 << iota // marks an explicit choice, as opposed to the default
 	EpilogueDGELU                       // multiplies by an activation's derivative: FuseGradients
 	EpilogueGELU                        // applies an activation to the unrounded sum: Fuse, LinearAct
 	EpilogueBGrad                       // sums the gradient of a bias: FuseBiasGradients
 )
 
-// EpilogueNames lists the elements of a set in the order of String, each with its name and
-// the kind of operation that its rewrite makes.
+// EpilogueNames lists the elements of a set in the order of String. Kind is the kind of operation
+// that the element's rewrite creates.
 var EpilogueNames = []struct {
 	Name string
 	Set  Epilogues

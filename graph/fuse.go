@@ -7,18 +7,18 @@ import "slices"
 //	before:  pre = x·w + bias          after:  y, pre = act(x·w + bias)
 //	         y = act(pre)
 //
-// It does so only if nothing else reads pre but the activation's derivative. If there is no
-// derivative either (in evaluation, or if nothing below is trained), pre disappears. The
-// fused operation keeps the linear's name and place. Its bits are the same, except for
-// activations in unrounded, since the epilogue applies the same activation to the same sums.
-// Run it after Differentiate and before recomputation, so that clones are fused too.
+// It does so only if nothing but the activation's derivative reads pre. If there is no derivative
+// either (in evaluation, or if nothing below is trained), pre disappears. The fused operation keeps
+// the linear's name and place. The result has the same bits, except for activations in unrounded,
+// since the epilogue applies the same activation to the same sums. Run it after Differentiate and
+// before recomputation, so that clones are fused too.
 //
-// For activations in unrounded and values of 16 bits the fused operation is a LinearAct:
-// its epilogue applies the activation before the sum is rounded, which gives other bits.
-// pre is then always written, so that training, evaluation and frozen layers use the same
-// product; if nothing reads pre, it lives only for the operation. The choice depends only on
-// types and on uses in the forward, which are the same at every stage and placement. No
-// later pass may compute y from a kept pre.
+// For activations in unrounded and values of 16 bits the fused operation is a LinearAct. Its
+// epilogue applies the activation before the sum is rounded, which gives other bits. pre is then
+// always written, so that training, evaluation and frozen layers use the same product. If nothing
+// reads pre, it lives only during the operation. The choice depends only on types and on uses in
+// the forward, which are the same at every stage and placement. No later pass may compute y from a
+// kept pre.
 func Fuse(p *Program, unrounded ...ActKind) *Program {
 	p = p.Clone()
 	for _, ph := range p.Phases() {
@@ -33,7 +33,7 @@ type use struct {
 	write bool
 }
 
-// usesOf lists each root buffer's uses in a phase, in the order of its operations.
+// usesOf lists the uses of each root buffer in a phase, in program order.
 func usesOf(p *Program, ph *Phase) map[BufID][]use {
 	uses := map[BufID][]use{}
 	for i := range ph.Ops {
@@ -128,10 +128,10 @@ func activationOf(p *Program, ops []Op, i int, uses []use) (at int, kept bool) {
 //	before:  dx = dy·wᵀ                after:  dpre = (dy·wᵀ)·act'(pre)
 //	         dpre = dx·act'(pre)
 //
-// It does so only if nothing else reads dx. The bits differ from those of two operations,
-// because the product is rounded once, after the derivative. So all plans of a model must do
-// it or none: the choice depends only on types and uses, which are the same at every stage.
-// Run it after Fuse, which does not know LinearGradAct.
+// It does so only if nothing else reads dx. The bits differ from those of two operations, because
+// the product is rounded once, after the derivative. Therefore all plans of a model must do it or
+// none: the choice depends only on types and uses, which are the same at every stage. Run it after
+// Fuse, which does not know LinearGradAct.
 func FuseGradients(p *Program, acts ...ActKind) *Program {
 	p = p.Clone()
 	for _, ph := range p.Phases() {
@@ -185,7 +185,7 @@ func derivativeOf(p *Program, ops []Op, i int, uses map[BufID][]use) int {
 		return -1
 	}
 	to := grad.Out[0]
-	if to.Buf == dx { // in place: what reads it later reads dpre
+	if to.Buf == dx { // in place: a later reader of dx reads dpre
 		if to.Mode == Accum {
 			return -1
 		}
@@ -202,15 +202,14 @@ func derivativeOf(p *Program, ops []Op, i int, uses map[BufID][]use) int {
 }
 
 // FuseBiasGradients joins the gradients of a linear's bias and weight, in 16 bits, into one
-// operation at the place of the weight's:
+// operation. It replaces the weight's gradient:
 //
 //	before:  db = Σ over rows of dy    after:  dw, db = xᵀ·dy, Σ over rows of dy
 //	         dw = xᵀ·dy
 //
-// The bits differ from those of two operations, because the product chooses the order in
-// which db is summed. So all plans of a model must do it or none: the choice depends only on
-// types and uses, which are the same at every stage. Run it after Fuse, which does not know
-// LinearGradWB.
+// The bits differ from those of two operations, because the product chooses the order in which db
+// is summed. Therefore all plans of a model must do it or none: the choice depends only on types
+// and uses, which are the same at every stage. Run it after Fuse, which does not know LinearGradWB.
 func FuseBiasGradients(p *Program) *Program {
 	p = p.Clone()
 	for _, ph := range p.Phases() {
@@ -222,7 +221,7 @@ func FuseBiasGradients(p *Program) *Program {
 func fuseBiasGradients(p *Program, ph *Phase) {
 	uses := usesOf(p, ph)
 	gone := make([]bool, len(ph.Ops))
-	biases := map[BufID][]int{} // by dy: bias gradients that have not been fused
+	biases := map[BufID][]int{} // by dy: bias gradients that are not fused yet
 	for i := range ph.Ops {
 		switch op := &ph.Ops[i]; op.Kind {
 		case BiasGrad:

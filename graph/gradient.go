@@ -21,21 +21,21 @@ package graph
 // Leaf by leaf is Order SumSequential: the sum runs from left to right over the step's
 // micro-batches, so its bits do not depend on the number of ranks.
 //
-// A buffer that a way does not need is NoBuf: its step is then left out.
+// A buffer that a way does not need is NoBuf, and its step is left out.
 type Gradient struct {
-	Leaf  DType    // type in which the backward writes it
-	Wire  DType    // type in which it travels between ranks
+	Leaf  DType    // type in which the backward writes the gradient
+	Wire  DType    // type in which the gradient is sent between ranks
 	Order SumOrder // order in which the ranks' gradients are added
-	Int8  bool     // quantised (Quantize), not as Wire, along the shard axis; leaf by leaf even without one
+	Int8  bool     // sent as int8 (Quantize), not as Wire, along the shard axis; leaf by leaf even without one
 	Each  bool     // true: reduced over ranks every micro-step, then accumulated; false: the reverse
 
-	Axis     int  // mesh axis over which it is summed, −1 where there is one rank
+	Axis     int  // mesh axis over which it is summed, −1 for one rank
 	Parted   bool // a rank keeps only its part of that sum; false: each keeps all of it
-	Replicas int  // mesh axis of ranks that hold the same parts, −1 where there is none
+	Replicas int  // mesh axis of the ranks that hold the same parts, −1 for none
 
-	Whole  BufID // this rank's gradient of a micro-step, (FlatLen); of the step, if accumulated there
+	Whole  BufID // this rank's gradient of a micro-step, (FlatLen); of the step if the backward accumulates there
 	Part   BufID // the reduction's result, before it is added to Home
-	Home   BufID // where the sum rests until the update
+	Home   BufID // the sum until the update
 	Sent   BufID // copy of the sum in type Wire, for sending
 	Update BufID // input of the update
 

@@ -1,22 +1,22 @@
 package graph
 
-// Info is a kind's entry in the kind table: its meaning as data, which the
-// builder, differentiation, the verifier and the cost model share.
+// Info is a kind's entry in the kind table. The builder, differentiation, the verifier and the cost
+// model all use it.
 type Info struct {
 	Kind       Kind
-	Doc        string // what it computes, with shapes
-	Derivative string // formula by input; empty where it has none
+	Doc        string // what the operation computes, with shapes
+	Derivative string // formula by input; empty if the kind has none
 	In, Out    []Operand
 	Attr       any // zero value of the attribute struct; nil for none
 
 	attrOptional bool     // an operation may have no attribute
-	Saves        []string // operands that the derivative reads, and so stay in memory until the backward
-	Cheap        bool     // costs little time for the memory of its output: selective recomputation repeats it
+	Saves        []string // operands that the derivative reads; they stay in memory until the backward
+	Cheap        bool     // costs little time compared with the memory of its output: selective recomputation repeats it
 
 	// packedIn and packedOut replace In and Out where the attribute is a packed
 	// AttentionAttr.
 	packedIn, packedOut []Operand
-	// check compares shapes, once operands, types and the attribute are right.
+	// check compares shapes, after operands, types and the attribute have been checked.
 	check func(c *checker)
 	// flops counts floating-point operations (a multiply-add is 2), nil for none.
 	flops func(c *checker) int64
@@ -28,12 +28,12 @@ type Info struct {
 	// derive adds the backward operations of an operation from Define; for kinds of the
 	// table the map derivatives has that function.
 	derive func(d *differ)
-	// shares says that operands may overlap, as views of each other (collectives).
+	// shares says that operands may overlap as views of each other (collectives).
 	shares bool
 }
 
-// Operands returns the signature for an attribute. It depends on the attribute only for
-// attention, which can be packed or not.
+// Operands returns the signature for an attribute. Only attention's depends on it, because queries,
+// keys and values can be packed or not.
 func (i *Info) Operands(attr any) (in, out []Operand) {
 	if a, _ := attr.(AttentionAttr); a.Packed {
 		return i.packedIn, i.packedOut

@@ -1,8 +1,8 @@
 package graph
 
-// Attention kernels that never hold the whole (Seq, Seq) matrix of scores.
+// Attention kernels never hold the complete (Seq, Seq) matrix of scores.
 
-// packed has queries, keys and values side by side in one matrix.
+// packed is the operand with queries, keys and values side by side in one matrix.
 var packed = in("qkv", "(N,(Heads+2·KVHeads)·HeadDim)")
 
 var attentionKinds = []*Info{
@@ -77,7 +77,7 @@ func (c *checker) attention() AttentionAttr {
 	return a
 }
 
-// starts checks the operand that says where documents begin.
+// starts checks the operand that gives the starts of documents.
 func (c *checker) starts(r ref) {
 	a := c.op.Attr.(AttentionAttr)
 	c.vector(r, a.Batch*a.Seq, "Batch·Seq")
@@ -86,8 +86,8 @@ func (c *checker) starts(r ref) {
 	}
 }
 
-// qkv checks the queries, keys and values (or their gradients) from operand i
-// on, and returns the index after them.
+// qkv checks the queries, keys and values (or their gradients), starting with operand i, and
+// returns the index after them.
 func (c *checker) qkv(a AttentionAttr, i int, get func(int) ref) int {
 	n := a.Batch * a.Seq
 	if a.Packed {
@@ -129,9 +129,9 @@ func (t Target) attentionGradWork(p *Program, op *Op) int64 {
 	return t.align(4 * slots * (3*q*d + q + 5*keys*d + 2*keys*keys + 16 + sums))
 }
 
-// attentionGradCUDAWork is Σ dy·y of every query and head, and on the tensor cores also what
-// TensorAttentionWork adds. A plan must fit any card; a card without tensor cores leaves that
-// part unused.
+// attentionGradCUDAWork returns the bytes for Σ dy·y of every query and head, and on tensor cores
+// the two other areas of TensorAttentionWork. A plan must fit any card; a card without tensor cores
+// leaves these areas unused.
 func (t Target) attentionGradCUDAWork(p *Program, op *Op) int64 {
 	a := op.Attr.(AttentionAttr)
 	deltas, sums, turns := t.CUDA.TensorAttentionWork(a)

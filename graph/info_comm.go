@@ -1,7 +1,7 @@
 package graph
 
-// Collectives and memory operations. They have no derivative, because rewrites add them to
-// programs that were differentiated before.
+// Collectives and memory operations. They have no derivative, because rewrites add them after
+// differentiation.
 var movingKinds = []*Info{
 	{
 		Kind:   AllGather,
@@ -191,7 +191,7 @@ func (c *checker) collective(shard, full ref) {
 	}
 }
 
-// leaves checks a sequential sum over the ranks' full operands.
+// leaves checks a sequential sum of the ranks' full operands.
 func (c *checker) leaves(sum, full ref) {
 	w := c.group()
 	switch t := full.buf.DType; {
@@ -205,7 +205,7 @@ func (c *checker) leaves(sum, full ref) {
 	}
 }
 
-// exchange checks an all_to_all's send and recv, each with one part for each rank.
+// exchange checks the send and recv operands of an all_to_all, each with one part for each rank.
 func (c *checker) exchange(send, recv ref) {
 	w := c.group()
 	if c.err == nil && send.buf.DType != recv.buf.DType {

@@ -56,7 +56,7 @@ func poolFlops(c *checker) int64 {
 	return c.out(0).elems() * a.KH * a.KW
 }
 
-// maxWindow bounds a window's sides, which keeps products in int64.
+// maxWindow limits the sides of a window, so that products fit an int64.
 const maxWindow = 1 << 15
 
 // OutSize returns how many windows of size k fit along a dimension of n elements, with the

@@ -210,7 +210,7 @@ var elementKinds = []*Info{
 
 func perElem(c *checker) int64 { return c.out(0).elems() }
 
-// sameAll wants all operands to have the shape of the first input.
+// sameAll checks that all operands have the shape of the first input.
 func sameAll(c *checker) {
 	for i := 1; i < len(c.inOps); i++ {
 		c.same(c.in(i), c.in(0))
@@ -218,7 +218,7 @@ func sameAll(c *checker) {
 	c.same(c.out(0), c.in(0))
 }
 
-// cap checks a bound of logits. If absent is set it may be 0, for no bound.
+// cap checks the bound of a soft cap of logits. If absent is set it may be 0, for no bound.
 func (c *checker) cap(v float64, absent bool) {
 	if c.err == nil && !(v > 0 && v <= math.MaxFloat32) && !(absent && v == 0) {
 		c.failf("Cap is %g, want a positive finite number", v)
@@ -246,7 +246,7 @@ func checkAct(a ActKind, noneAllowed bool) error {
 	return fmt.Errorf("activation is %q, want %s, %s, %s or %s", a, ActGELUTanh, ActGELU, ActSiLU, ActReLU)
 }
 
-// rope checks the fields of the attribute, without the operands' shapes.
+// rope checks the fields of the attribute. It does not check the operands' shapes.
 func (c *checker) rope(a RopeAttr) {
 	c.within("Heads", a.Heads, 1<<24)
 	c.within("HeadDim", a.HeadDim, 1<<24)
@@ -258,7 +258,7 @@ func (c *checker) rope(a RopeAttr) {
 	}
 }
 
-// ropeWork is the cosines and sines of all positions, f32.
+// ropeWork returns the bytes of the cosines and sines of all positions, f32.
 func (t Target) ropeWork(_ *Program, op *Op) int64 {
 	a := op.Attr.(RopeAttr)
 	return t.align(4 * a.Seq * a.HeadDim)

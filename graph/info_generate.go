@@ -68,7 +68,7 @@ var generateKinds = []*Info{
 	},
 }
 
-// attentionCachedWork allows for queries that begin in the middle of a tile of keys.
+// attentionCachedWork allows for queries that start in the middle of a tile of keys.
 func (t Target) attentionCachedWork(p *Program, op *Op) int64 {
 	a := op.Attr.(AttentionAttr)
 	span := a.Seq

@@ -304,9 +304,9 @@ func (t Target) linearCUDAWork(p *Program, op *Op) int64 {
 	return codes + t.align(t.CUDA.ProductWork(m, n, k))
 }
 
-// gradWBCUDAWork is the larger of two needs: the product's workspace followed by the sums
-// that its epilogue writes, if they are to be accumulated; or, if the sums are taken
-// separately, the product's and later in its place that of the column sums.
+// gradWBCUDAWork returns the larger of two needs. If the epilogue computes the column sums, it is
+// the product's workspace, followed by the sums if they are to be accumulated. If the sums are
+// computed separately, the product and the column sums use the same space, one after the other.
 func (t Target) gradWBCUDAWork(p *Program, op *Op) int64 {
 	m, n := p.Buf(op.In[1]).matrix()
 	return max(t.linearCUDAWork(p, op)+t.align(4*n), t.align(t.CUDA.ColumnWork(m, n)))
@@ -336,7 +336,7 @@ func productOf(p *Program, op *Op) (m, n, k int64, transB bool) {
 	return in, out, m, false
 }
 
-// embedGradWork is, for a 16-bit gradient, the row indices sorted by token.
+// embedGradWork returns the bytes of the row indices sorted by token, for a 16-bit gradient.
 func (t Target) embedGradWork(p *Program, op *Op) int64 {
 	if !half(p, op.In[1]) {
 		return 0

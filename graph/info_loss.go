@@ -1,16 +1,16 @@
 package graph
 
-// classLoss is the length of the loss of a classifier: its sum, and how many targets are
-// the largest of their logits.
+// classLoss is the number of elements of a classifier's loss: the sum, and the number of targets
+// with the largest logit.
 const classLoss = 2
 
-// CountsClasses says whether the second element of the program's Loss counts the right
-// classes: the only loss is a CrossEntropy with one target a row, which is a class and not
-// a next token.
+// CountsClasses says whether the second element of the program's Loss counts correctly predicted
+// classes. It does if the only loss is a CrossEntropy with one target a row: a class, not a next
+// token.
 func (p *Program) CountsClasses() bool { return p.Loss != NoBuf && p.Buf(p.Loss).Elems() == classLoss }
 
-// Losses. A loss accumulates the sum over counted targets into its f64 output;
-// the mean's 1/count enters once, through Hyper, in the gradient.
+// Losses. A loss accumulates the sum over counted targets into its f64 output. The gradient applies
+// the mean's 1/count once, through Hyper.
 
 var lossKinds = []*Info{
 	{
@@ -175,9 +175,10 @@ func (c *checker) headIn() {
 	c.vector(c.in(2), x.rows(), "a target per row of x")
 }
 
-// HeadGradients returns the gradients that an operation of the head computes, NoBuf for none.
+// HeadGradients returns the buffers of the gradients that an operation of the head computes, NoBuf
+// for none.
 func HeadGradients(op *Op) (dx, dw BufID) {
-	at := 1 // behind the loss
+	at := 1 // after the loss
 	switch op.Kind {
 	case HeadStats:
 		return NoBuf, NoBuf
@@ -211,7 +212,7 @@ func (t Target) headLossWork(p *Program, op *Op) int64 {
 	rows := min(n, t.HeadRows)
 	dx, dw := HeadGradients(op)
 	if dw != NoBuf && half(p, dw) && n <= t.HeadRows+c {
-		rows = n // the logits of all rows take no more than a chunk's and the f32 sum of dw
+		rows = n // the logits of all rows need no more memory than those of a chunk and the f32 sum of dw
 	}
 	in16, sum := half(p, op.In[0]), int64(0)
 	product := t.product(rows, v, c, true, in16, false)
@@ -225,7 +226,7 @@ func (t Target) headLossWork(p *Program, op *Op) int64 {
 		}
 		product = max(product, t.product(v, c, rows, false, in16, out16))
 	}
-	// Logits (rows, V), their log-sum-exp in f32 and loss in f64 by row.
+	// Logits (rows, V), log-sum-exp in f32 and loss in f64 for each row.
 	return t.align(4*rows*v) + t.align(4*rows) + t.align(8*rows) + sum + product
 }
 
@@ -245,11 +246,11 @@ func (t Target) headLossCUDAWork(p *Program, op *Op) int64 {
 			sums = 4 * v * width
 		}
 	}
-	// Logits (rows, V padded), loss in f64 by row, dw in fp32.
+	// Logits (rows, V padded), loss in f64 for each row, dw in fp32.
 	return t.align(4*rows*c.LogitStride(v)) + t.align(8*rows) + t.align(product) + t.align(sums)
 }
 
-// crossEntropyCUDAWork is the loss of every row, in f64.
+// crossEntropyCUDAWork returns the bytes of the loss of every row, in f64.
 func (t Target) crossEntropyCUDAWork(p *Program, op *Op) int64 {
 	n, _ := p.Buf(op.In[0]).matrix()
 	return t.align(8 * n)

@@ -53,7 +53,7 @@ var normKinds = []*Info{
 	},
 }
 
-// norm checks x and parameters of its columns → y and statistics of its rows.
+// norm checks x, the parameters (one element a column), y and the statistics (one element a row).
 func (c *checker) norm() {
 	x := c.in(0)
 	c.rank2(x)
@@ -67,8 +67,8 @@ func (c *checker) norm() {
 	c.eps()
 }
 
-// normGrad checks dy, x, gamma and the statistics → dx and the gradients of the parameters, of
-// which it wants at least one.
+// normGrad checks dy, x, gamma, the statistics, dx and the gradients of the parameters. At least
+// one gradient must be present.
 func (c *checker) normGrad() {
 	x, some := c.in(1), c.out(0).ok()
 	c.rank2(x)
@@ -95,7 +95,7 @@ func (c *checker) eps() {
 	}
 }
 
-// gainWork is for the gain 1 + gamma, which kernels for 16-bit values compute in f32.
+// gainWork returns the bytes of the gain 1 + gamma, which kernels for 16-bit values compute in f32.
 func (t Target) gainWork(p *Program, op *Op) int64 {
 	gamma := op.In[1]
 	if len(op.In) == 4 { // rmsnorm_grad: dy, x, gamma, rstd
@@ -107,7 +107,7 @@ func (t Target) gainWork(p *Program, op *Op) int64 {
 	return t.align(4 * p.Buffers[gamma].Elems())
 }
 
-// normGradCUDAWork is the sums for gain and shift of all lanes, see NormLanes.
+// normGradCUDAWork returns the bytes of the sums for gain and shift of all lanes; see NormLanes.
 func (t Target) normGradCUDAWork(p *Program, op *Op) int64 {
 	_, n := p.Buf(op.In[1]).matrix()
 	if op.out(1) == NoBuf && op.out(2) == NoBuf {

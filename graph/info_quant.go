@@ -1,7 +1,7 @@
 package graph
 
 // Quantisation, for storage and communication. These operations have no derivative, because
-// rewrites add them to programs that were differentiated before.
+// rewrites add them after differentiation.
 
 var packedCodes = Operand{Name: "q", Shape: "(Parts·(Len+4·Len/Block))", Types: []DType{U8}}
 
@@ -45,7 +45,7 @@ var quantKinds = []*Info{
 	},
 }
 
-// quantised checks values x against their codes and scales q. With each, every part of q has
+// quantised checks values x against their codes and scales q. If each is set, every part of q has
 // as many values as x, since parts are summed; otherwise x is divided into the parts.
 func (c *checker) quantised(x, q ref, each bool) {
 	a := c.op.Attr.(QuantAttr)

@@ -18,23 +18,23 @@ func UpdateIn() []Operand {
 	return []Operand{gradIn, in("coef", "(1)").typ(isF32), hyperIn}
 }
 
-// NormedIn is UpdateIn with the norms of the unit's parameters behind the gradient.
+// NormedIn returns UpdateIn with the norms of the unit's parameters inserted after the gradient.
 func NormedIn() []Operand { return slices.Insert(UpdateIn(), 1, norms) }
 
-// ValueIn is the parameters as an input.
+// ValueIn returns the operand of the parameters as an input.
 func ValueIn() Operand { return in("p", "(Len)").typ(isF32).per(1) }
 
-// NormsOut is the output that adds squares to the norms of the unit's parameters.
+// NormsOut returns the output that adds squares to the norms of the unit's parameters.
 func NormsOut() Operand { return norms.mode(modeA) }
 
-// StateOut is a state, or the parameters: one element for each of the shard's,
-// changed in place.
+// StateOut returns the operand of a state, or of the parameters: one element for each element of
+// the shard, changed in place.
 func StateOut(name string) Operand {
 	return Operand{Name: name, Shape: "(Len)", Types: isF32, Modes: modeRW, Per: 1}
 }
 
-// NarrowOut is a state that may be kept in bf16 and, with eightBits, in 8 bits beside ScalesOut.
-// Parameters pass false.
+// NarrowOut returns the operand of a state that may be stored in bf16 and, with eightBits, in 8
+// bits with ScalesOut. Parameters pass false.
 func NarrowOut(name string, eightBits bool) Operand {
 	if eightBits {
 		return StateOut(name).typ([]DType{F32, U8, BF16})
@@ -42,18 +42,18 @@ func NarrowOut(name string, eightBits bool) Operand {
 	return StateOut(name).typ([]DType{F32, BF16})
 }
 
-// ScalesOut is the scales of a state in 8 bits.
+// ScalesOut returns the operand of the scales of a state in 8 bits.
 func ScalesOut(of string) Operand {
 	return Operand{Name: of + "_scales", Shape: "(Len/256)", Types: isF32, Modes: modeRW, Per: QuantBlock, ScaleOf: of, Optional: true}
 }
 
-// ParamOut is a state with one element for each of the unit's parameters.
+// ParamOut returns the operand of a state with one element for each of the unit's parameters.
 func ParamOut(name string) Operand {
 	return Operand{Name: name, Shape: "(params)", Types: isF32, Modes: modeRW, Per: PerParam}
 }
 
-// LowOut is the 16-bit copy of the parameters that the model computes with, where there
-// is one. It is written rounded.
+// LowOut returns the optional operand of the 16-bit parameter copy that the model computes with.
+// The update writes it rounded.
 func LowOut() Operand { return out("low", "(Len)").typ(isHalf).opt().per(1) }
 
 var updateKinds = []*Info{
@@ -153,27 +153,27 @@ var updateKinds = []*Info{
 	},
 }
 
-// NewtonSchulzSteps and NewtonSchulzCoefficients are a, b and c of Jordan et al., Muon: An
-// optimizer for hidden layers in neural networks, 2024. After the steps singular values
-// that began between 0.003 and 1 lie between 0.68 and 1.14.
+// NewtonSchulzSteps and NewtonSchulzCoefficients (a, b and c) are from Jordan et al., Muon: An
+// optimizer for hidden layers in neural networks, 2024. The steps map singular values between 0.003
+// and 1 to values between 0.68 and 1.14.
 const NewtonSchulzSteps = 5
 
 // MuonMomentum is the momentum of the same paper.
 const MuonMomentum = 0.95
 
-// NewtonSchulzCoefficients: see NewtonSchulzSteps.
+// NewtonSchulzCoefficients are described at NewtonSchulzSteps.
 var NewtonSchulzCoefficients = [3]float64{3.4445, -4.7750, 2.0315}
 
-// NewtonSchulzFlops counts the operations of the products for a matrix (R,C), of the two
-// symmetric ones half: the mean over the ranks, which have a matrix each, is this by their
+// NewtonSchulzFlops returns the operations of the products for a matrix (R,C); the two symmetric
+// products count half. With one matrix a rank, the mean over the ranks is this divided by their
 // number.
 func NewtonSchulzFlops(rows, cols int64) int64 {
 	k, n := min(rows, cols), max(rows, cols)
 	return NewtonSchulzSteps * (k*(k+1)*n + k*(k+1)*k + 2*k*k*n)
 }
 
-// newtonSchulzWork is G, G², another X, a row of zeros, and the packed factors of the largest
-// product.
+// newtonSchulzWork returns the bytes for G, G², another X, a row of zeros, and the packed factors
+// of the largest product.
 func (t Target) newtonSchulzWork(p *Program, op *Op) int64 {
 	r, c := p.Buf(op.In[0]).matrix()
 	k := min(r, c)
@@ -209,8 +209,8 @@ func (c *checker) shard(a ShardAttr) int64 {
 	return int64(len(seen))
 }
 
-// update checks the operands of a rule's operation: each by its name, or by the
-// elements that it stands for.
+// update checks the operands of an update rule's operation, each by its name or by its number of
+// elements.
 func (c *checker) update() {
 	a := c.op.Attr.(UpdateAttr)
 	params := c.shard(a.Shard)
@@ -238,9 +238,8 @@ func (c *checker) update() {
 	c.narrow(a.Stochastic)
 }
 
-// narrow checks the outputs that may rest in fewer bits: all of them are in bf16 where
-// the rule rounds stochastically, none elsewhere, and those that have a form in 8 bits
-// are of one type.
+// narrow checks the outputs that can be stored in fewer bits. All are in bf16 if the rule rounds
+// stochastically, none otherwise. Those that allow 8 bits all have the same type.
 func (c *checker) narrow(stochastic bool) {
 	bits, form := ref{}, false
 	for k, o := range c.outOps {
@@ -272,8 +271,8 @@ func (c *checker) narrow(stochastic bool) {
 	}
 }
 
-// perElement checks an operand that goes by the elements of a shard of n, or by
-// the unit's parameters.
+// perElement checks an operand whose size depends on the n elements of a shard or on the unit's
+// parameters.
 func (c *checker) perElement(r ref, o Operand, n, params int64) {
 	switch {
 	case !r.ok():

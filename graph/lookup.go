@@ -41,7 +41,7 @@ func (p *Program) HasKind(kind Kind) bool {
 	return false
 }
 
-// Port returns the buffer of a port for the first micro-batch; NoBuf if the program has none.
+// Port returns the buffer of a port for micro-batch 0; NoBuf if the program has none.
 func (p *Program) Port(port Port) BufID { return p.PortOf(port, 0) }
 
 // PortOf returns the buffer of a port for the given micro-batch of a phase; NoBuf if the
@@ -58,10 +58,11 @@ func (p *Program) PortOf(port Port, micro int) BufID {
 	return NoBuf
 }
 
-// Ports returns the buffers of all ports for the first micro-batch.
+// Ports returns the buffers of all ports for micro-batch 0.
 func (p *Program) Ports() [NumPorts]BufID { return p.PortsOf(0) }
 
-// PortsOf is Ports for any micro-batch of a phase; the step's own ports are with micro-batch 0.
+// PortsOf returns the buffers of all ports for one micro-batch of a phase; ports that exist once a
+// step belong to micro-batch 0.
 func (p *Program) PortsOf(micro int) (list [NumPorts]BufID) {
 	for i := range list {
 		list[i] = NoBuf

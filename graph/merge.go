@@ -52,15 +52,15 @@ func (m *merger) params() error {
 	return nil
 }
 
-// shared lists the well-known buffers of the two programs, by role: all sections use one
-// buffer for each.
+// shared pairs the well-known buffers of the two programs: all sections use the same buffer for
+// each.
 func (m *merger) shared() [][2]*BufID {
 	p, o := m.p, m.other
 	return [][2]*BufID{{&p.Tokens, &o.Tokens}, {&p.Targets, &o.Targets}, {&p.Positions, &o.Positions}, {&p.Hyper, &o.Hyper}, {&p.Key, &o.Key}, {&p.Loss, &o.Loss}, {&p.Logits, &o.Logits}}
 }
 
-// inputs maps other's well-known buffers to p's, whole or as a view of the start. If p lacks
-// a role, buffers adds other's buffer for it later.
+// inputs maps other's well-known buffers to p's, completely or as a view of the start. If p lacks
+// one, buffers adds other's later.
 func (m *merger) inputs() error {
 	for _, r := range m.shared() {
 		into, from := *r[0], *r[1]

@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// Micro numbers the micro-batches within one run of a phase, for operations, buffers and
-// ports. A phase that is repeated for each micro-step has one micro-batch, number 0. A phase
-// in layer order runs all micro-batches of a step layer by layer: it has as many as the step
-// has micro-steps.
+// Micro is the number of a micro-batch within one run of a phase, for operations, buffers and
+// ports. A phase that is repeated for each micro-step has one micro-batch, number 0. A phase in
+// layer order runs all micro-batches of a step layer by layer, so it has as many as the step has
+// micro-steps.
 
 // MicroOf returns the micro-batch of a phase to which a buffer's contents belong. That holds
 // for activations and scratch of LifePhase and for inputs that each micro-batch has. ok is
@@ -32,7 +32,7 @@ func (p *Program) microOfRoot(root BufID) (micro int, ok bool) {
 // microMark separates a name from the number of its micro-batch.
 const microMark = "/micro."
 
-// MicroName returns the name in the given micro-batch of what is called name in micro-batch 0.
+// MicroName returns the name in the given micro-batch for a name in micro-batch 0.
 func MicroName(name string, micro int) string {
 	if micro == 0 {
 		return name

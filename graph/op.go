@@ -6,12 +6,11 @@ type Out struct {
 	Mode Mode
 }
 
-// Op is one operation of the step program. Its Kind fixes the meaning and order
-// of In, Out and Attr (see Info). Optional operands that
-// are absent are NoBuf.
+// Op is one operation of the step program. Its Kind determines the meaning and order of In, Out and
+// Attr (see Info). Absent optional operands are NoBuf.
 type Op struct {
 	Kind Kind
-	Own  *Operation // where the program brings the operation along; nil: the kind table's
+	Own  *Operation // set if Define made the operation; nil: the kind table has it
 	Name string     // unique within its phase, e.g. "h.3.attn.c_proj" or "h.3.attn.c_proj/dw"
 	In   []BufID
 	Out  []Out
@@ -19,17 +18,17 @@ type Op struct {
 	Attr any   // the kind's attribute struct (a value, comparable or nil)
 
 	Stream StreamID
-	Wait   []EventID // waited for on Stream before the operation
+	Wait   []EventID // the operation waits for these events
 	Record EventID   // recorded on Stream after the operation; 0: none
 
 	Pass   Pass
 	Unit   int    // index into Program.Units of the unit it belongs to, or -1
-	Micro  int    // which of the phase's micro-batches it belongs to, from 0
-	Source string // name of the operation that this one was derived from
+	Micro  int    // the micro-batch of the phase to which it belongs, from 0
+	Source string // name of the operation from which this one was derived
 	Skip   BufID  // I32 scalar: the operation does nothing while it is non-zero; NoBuf: always runs
 }
 
-// in and out return input i and output k; NoBuf for one that is absent or left off.
+// in and out return input i and output k; NoBuf for one that is absent or omitted.
 func (o *Op) in(i int) BufID {
 	if i < len(o.In) {
 		return o.In[i]
@@ -44,8 +43,8 @@ func (o *Op) out(k int) BufID {
 	return NoBuf
 }
 
-// NewOp returns an operation on the compute stream, of the forward pass and of no
-// unit, without workspace and predicate.
+// NewOp returns an operation on the compute stream, of the forward pass, without unit, workspace or
+// predicate.
 func NewOp(kind Kind, name string, in []BufID, out []Out, attr any) Op {
 	return Op{Kind: kind, Name: name, In: in, Out: out, Attr: attr, Work: NoBuf, Skip: NoBuf, Unit: -1}
 }

@@ -14,7 +14,7 @@ type Operand struct {
 	Types    []DType // allowed element types; nil: any
 	Optional bool    // may be NoBuf, or left off at the end of the list
 	Float    FloatRule
-	Modes    []Mode // outputs: the modes that are allowed, besides in place
+	Modes    []Mode // outputs: the allowed modes, in addition to in place
 
 	// Over names the input whose buffer this output may use, in mode ReadWrite. Empty: the
 	// output is never in place.
@@ -24,9 +24,9 @@ type Operand struct {
 	// No gradient flows through it.
 	Stat bool
 
-	// ScaleOf marks an operand of scales and names the operand of quantised values that
-	// they belong to, one scale for each Per values. The scales are present exactly if those
-	// values are quantised (I8 or U8), and the two buffers are tied (type ScaleOf).
+	// ScaleOf marks an operand of scales and names the operand of quantised values to which they
+	// belong, with one scale for each Per values. The scales are present exactly if those values
+	// are quantised (I8 or U8), and the two buffers are tied (type ScaleOf).
 	ScaleOf string
 }
 
@@ -55,7 +55,7 @@ var (
 	isF64 = []DType{F64}
 	isI32 = []DType{I32}
 	isI64 = []DType{I64}
-	isSum = []DType{F32, F64, I64, BF16, F16} // what reductions over ranks add; 16 bits in f32 arithmetic
+	isSum = []DType{F32, F64, I64, BF16, F16} // types that reductions over ranks add; 16-bit values are added in f32
 
 	isFloat = []DType{F32, BF16, F16} // f32 first: the reference
 	isHalf  = []DType{BF16, F16}
@@ -94,9 +94,9 @@ func (o Operand) per(n int64) Operand    { o.Per = n; return o }
 func (o Operand) typ(t []DType) Operand  { o.Types, o.Float = t, AnyFloat; return o }
 func (o Operand) mode(ms []Mode) Operand { o.Modes = ms; return o }
 
-// startsIn says where documents begin if a sample of Seq rows holds several: the document of
-// row n begins starts[n] rows after the sample's first row. starts ascends within a sample,
-// and starts[n] ≤ n mod Seq.
+// startsIn returns the operand that gives the start of each document, if a sample of Seq rows holds
+// several. The document of row n starts starts[n] rows after the sample's first row. starts ascends
+// within a sample, and starts[n] ≤ n mod Seq.
 func startsIn() Operand { return in("starts", "(N)").typ(isF32).opt() }
 
 // FloatIn declares an input with floating-point elements: F32, or BF16 or F16 in a plan of

@@ -7,18 +7,18 @@ import "fmt"
 // zero.Emitter.ApplyOwn. It is stored in the program (Op.Own); the passes, the verifier, the
 // cost model, the executors and the interpreter treat it as a kind of the table.
 //
-// Its functions are called more than once and from several goroutines, so they must be
-// pure: they depend only on their arguments. What a kernel writes depends only on its
-// attributes and operands, not on the number of threads. Then all stages and placements give
-// the same bits.
+// Its functions are called more than once and from several goroutines, so they must be pure: they
+// depend only on their arguments. A kernel's output depends only on its attributes and operands,
+// not on the number of threads. Then all stages and placements give the same bits.
 type Definition struct {
 	// Kind names the operation in the text form and in messages: letters, digits and "_./-".
 	// It must not be a kind of the kind table.
 	Kind Kind
-	// Doc says what the operation computes; Derivative gives its derivative as a formula.
+	// Doc describes the computation; Derivative gives its derivative as a formula.
 	Doc, Derivative string
 
-	// In and Out are its operands. FloatIn, FloatOut, GradOut, StateOut and others make them.
+	// In and Out are its operands. Make them with FloatIn, FloatOut, GradOut, StateOut and similar
+	// functions.
 	In, Out []Operand
 
 	// Attr is the zero value of its attributes, a struct of numbers, strings and bools;
@@ -27,7 +27,7 @@ type Definition struct {
 
 	// Saves names the operands that the derivative reads.
 	Saves []string
-	// Cheap says that the operation costs little time for the memory of its output:
+	// Cheap says that the operation costs little time compared with the memory of its output:
 	// selective recomputation repeats it.
 	Cheap bool
 
@@ -37,11 +37,11 @@ type Definition struct {
 	// sizes of its operands.
 	Shapes func(attr any, in [][]int64) (out [][]int64, err error)
 
-	// Flops counts the floating-point operations (a multiply-add is 2); nil: none. Memory
-	// traffic is taken to be each operand once.
+	// Flops counts the floating-point operations (a multiply-add is 2); nil: none. The estimate of
+	// memory traffic counts each operand once.
 	Flops func(attr any, in, out [][]int64) int64
 
-	// Work is the bytes of scratch that the kernels need (Call.Work); nil: none.
+	// Work returns the bytes of scratch that the kernels need (Call.Work); nil: none.
 	Work func(attr any, in, out [][]int64) int64
 
 	// Derive adds the operations that compute the gradients; nil: no gradient flows back.
@@ -55,22 +55,22 @@ type Definition struct {
 	CPU func(c *Call) error
 	// CUDA is the kernel for a GPU. If it is nil, binding a plan for a GPU fails.
 	CUDA *CUDAKernel
-	// Reference computes the same in fp64 in the simplest way: float operands are in
-	// Tensor.F64. Tests compare the kernel and the derivative with it; nil: they cannot.
+	// Reference computes the same in fp64 in the simplest way: float operands are in Tensor.F64.
+	// Tests compare the kernel and the derivative with it; nil: they cannot.
 	Reference func(c *Call) error
 }
 
-// Operation is an operation made by Define, whose definition goes with the program. Two
-// Operations are the same only if their pointers are equal.
+// Operation is an operation made by Define. The program carries its definition. Two Operations are
+// the same only if their pointers are equal.
 type Operation struct {
 	def  Definition
 	info *Info
 }
 
-// Kind returns its name.
+// Kind returns the operation's kind.
 func (o *Operation) Kind() Kind { return o.def.Kind }
 
-// Definition returns the definition, with defaults of the operands filled in.
+// Definition returns the definition, with the operands' defaults filled in.
 func (o *Operation) Definition() *Definition { return &o.def }
 
 // BringsKernels says whether the operation's kernels come with the program (Define); the

@@ -24,29 +24,29 @@ import (
 //
 // A phase with Repeat ≥ 2 is checked as two copies, which is enough:
 //
-//   - Repetitions k and k+1 are alike for every k: a wait refers to a record of
-//     the same repetition, of the one before it, or of an earlier phase. So what
-//     holds between copies 1 and 2 holds between k and k+1.
-//   - Between k and k+2: where every use u in one repetition happens before every
-//     use v in the next, u(k) → v(k+1) → v(k+2), the last by v's own stream.
-//     Further apart: by induction.
-//   - What comes before the loop is ordered against its first repetition (copy 1),
-//     and from there by the streams against all. What comes after sees the latest
-//     records, those of the last repetition (copy 2), and by the streams all.
+//   - Repetitions k and k+1 are alike for every k: a wait refers to a record of the same
+//     repetition, of the previous one, or of an earlier phase. So an order between copies 1 and 2
+//     also holds between k and k+1.
+//   - Between k and k+2: if every use u in one repetition happens before every use v in the next,
+//     then u(k) → v(k+1) → v(k+2), the last by v's own stream. Larger distances follow by
+//     induction.
+//   - Operations before the loop are ordered against its first repetition (copy 1), and through
+//     the streams against all others. Operations after the loop see the latest records, those of
+//     the last repetition (copy 2), and through the streams all others.
 //
-// Orders are found with vector clocks, one counter a stream (Fidge; Mattern,
-// Virtual Time and Global States of Distributed Systems, 1989).
+// Vector clocks, with one counter a stream, find the orders (Fidge; Mattern, Virtual Time and
+// Global States of Distributed Systems, 1989).
 
-// Trace is one run of a section, operation by operation in program order. A phase that is
-// repeated occurs twice.
+// Trace is one run of a section, with its operations in program order. A repeated phase occurs
+// twice.
 type Trace struct {
 	Section *Section
 	Steps   []Step
 
 	p       *Program
 	regions *Regions
-	// before has, for each step and stream, the last step of that stream that has
-	// finished when the step starts; −1 none.
+	// before gives, for each step and stream, the last step of that stream that has finished when
+	// the step starts; −1 for none.
 	before []vclock
 	// unrecorded are waits for an event that no earlier operation of the section records.
 	unrecorded []badWait
@@ -61,8 +61,8 @@ type badWait struct {
 	event EventID
 }
 
-// vclock has, for each stream, the index of its latest operation that is known to have
-// finished; −1 for none.
+// vclock gives, for each stream, the index of its latest operation that is known to have finished;
+// −1 for none.
 type vclock [NumStreams]int32
 
 // NewTrace expands section s of p. It fails if an operation names a buffer, stream or event
@@ -120,8 +120,7 @@ func NewTrace(p *Program, regions *Regions, s *Section) (*Trace, error) {
 
 func copies(ph *Phase) int { return max(0, min(ph.Repeat, 2)) }
 
-// checkRefs returns an error where op names a buffer, stream or event that p
-// does not have.
+// checkRefs returns an error if op names a buffer, stream or event that p does not have.
 func (p *Program) checkRefs(op *Op) error {
 	if op.Stream >= NumStreams {
 		return fmt.Errorf("%v is not one of the %d streams", op.Stream, NumStreams)
@@ -181,18 +180,18 @@ func (t *Trace) sameOccurrence(i, j int) bool {
 	return a.Phase == b.Phase && a.Copy == b.Copy
 }
 
-// LiveRange is a sequence of uses of one root buffer in one section whose first use
-// overwrites all old contents and whose contents no later use reads. Before the first and
-// after the last use the buffer's bytes are free. Steps are in increasing order. If Kept is
-// set the range lasts to the end of the section, because the host may then read the buffer.
+// LiveRange is a sequence of uses of one root buffer in one section. The first use overwrites all
+// old contents, and no use after the last reads the contents. Outside the range the buffer's bytes
+// are free. Steps are in increasing order. If Kept is set the range lasts to the end of the
+// section, because the host may then read the buffer.
 type LiveRange struct {
 	Buf   BufID
 	Steps []int32
 	Kept  bool
 }
 
-// isResult says whether root holds one of the values that the host may read
-// when a section has ended: Loss, GradNorm, Logits.
+// isResult says whether root holds one of the values that the host may read at the end of a
+// section: Loss, GradNorm, Logits.
 func (p *Program) isResult(regions *Regions, root BufID) bool {
 	for _, id := range [...]BufID{p.Loss, p.GradNorm, p.Logits} {
 		if id >= 0 && int(id) < len(p.Buffers) && regions.Of[id].Root == root {
@@ -209,9 +208,9 @@ func (p *Program) isResult(regions *Regions, root BufID) bool {
 //
 //	gather w ── use w ─┐ free ┌─ gather w ── use w
 //
-// Bytes are tracked one by one, so that a buffer that is written in parts counts too. If the
-// place of a part depends on the rank, only a write of the same part, or one that covers it
-// on every rank, replaces it.
+// It tracks single bytes, so a buffer that is written in parts counts too. If the position of a
+// part depends on the rank, only two writes replace it: one of the same part, or one that covers
+// the part on every rank.
 func (t *Trace) LiveRanges() []LiveRange {
 	type use struct {
 		step int32

@@ -1,9 +1,9 @@
 package graph
 
-// Port says how the host uses a buffer between operations: it fills input ports and reads
-// output ports. A port's buffer lies in host memory for the whole run; operations of the
-// program copy between it and its counterpart on the device. Ports for a micro-batch's data
-// exist once for each micro-batch (EachMicro), the others once for the step.
+// Port says how the host uses a buffer between operations: it fills input ports and reads output
+// ports. A port's buffer stays in host memory for the complete run; operations of the program copy
+// between it and its counterpart on the device. Ports for a micro-batch's data exist once for each
+// micro-batch (EachMicro), the others once for the step.
 type Port uint8
 
 // Ports.
@@ -11,10 +11,10 @@ const (
 	NoPort        Port = iota
 	PortTokens         // in: I32 (rows, T)
 	PortTargets        // in: I32 (rows, T)
-	PortPositions      // in: I32 (rows, T): of generation's tokens
+	PortPositions      // in: I32 (rows, T), for generation
 	PortHyper          // in: F64 (NumHyper): see Hyper* constants
 	PortKey            // in: I64 (NumKey): see Key* constants
-	PortInput          // in: F32, a float input of the model (Builder.Input); there is one for each
+	PortInput          // in: F32, a float input of the model (Builder.Input); there is one port for each input
 	PortPrefix         // in or out by the section's Form: output of the frozen first layers for a micro-batch, see recompute.CachePrefix
 	PortLoss           // out: F64 (1)
 	PortGradNorm       // out: F64 (1)
@@ -25,11 +25,11 @@ const (
 	NumPorts
 )
 
-// ports is the table of ports. A port that is not typed takes any DType.
+// ports is the table of ports. A port that is not typed allows any DType.
 var ports = [NumPorts]struct {
 	name  string
 	in    bool // the host fills it before a section runs
-	each  bool // there is one for each micro-batch of a phase (Buffer.Micro)
+	each  bool // each micro-batch of a phase has its own (Buffer.Micro)
 	typed bool
 	dtype DType
 }{

@@ -6,11 +6,10 @@ import (
 	"slices"
 )
 
-// Program is a whole run's operations over its buffers. It is the same on every
-// rank (SPMD): what differs by rank is only the rank's index, which views with a
-// RankStride and collectives use. Of a pipeline a rank runs the operations of its
-// stage's units, and those of no unit (Role). Rewrites take a Program and return a
-// new one.
+// Program holds the operations of a complete run and their buffers. It is the same on every rank
+// (SPMD): only the rank's index differs, which collectives and views with a RankStride use. In a
+// pipeline a rank runs the operations of its stage's units, and those without a unit (Role).
+// Rewrites take a Program and return a new one.
 type Program struct {
 	Mesh     []Axis
 	Buffers  []Buffer
@@ -20,47 +19,47 @@ type Program struct {
 
 	Events int // events are numbered 1..Events
 
-	// Well-known buffers on the device; NoBuf where a program lacks them. What the
-	// host fills and reads has a Port.
+	// Well-known buffers on the device; NoBuf if a program lacks them. Host inputs and outputs have
+	// a Port.
 	Tokens, Targets BufID // I32 (rows, T)
-	Positions       BufID // I32 (rows, T): of generation's tokens in their texts
+	Positions       BufID // I32 (rows, T): positions of generation's tokens in their texts
 	Hyper           BufID // F64 (NumHyper): see Hyper* constants
 	Key             BufID // I64 (NumKey): see Key* constants
-	Loss            BufID // F64 (1): this rank's sum over its counted targets since the step began
+	Loss            BufID // F64 (1): this rank's sum over its counted targets since the start of the step
 	GradNorm        BufID // F64 (1)
-	Logits          BufID // F32 (rows, V): of the row KeyRow in section "generate", or of each row in "generate-next"
+	Logits          BufID // F32 (rows, V): for the row KeyRow in section "generate", for each row in "generate-next"
 
-	// Scalars are the sets of what changes by step: of the step at hand, and of updates
-	// with a time of their own. None before the update is there.
+	// Scalars are the sets of numbers that change with the step: for the current step, and for
+	// updates that run at another time. It is empty until the update is added.
 	Scalars []Scalars
 
-	// Scaler has the buffers of dynamic loss scaling and of updates that may be
-	// skipped; nil where every update is applied.
+	// Scaler has the buffers of dynamic loss scaling and of updates that may be skipped; nil if
+	// every update is applied.
 	Scaler *Scaler
 
-	sole  bool // made by Clone, and not Kept: nothing else has parts of it
-	spare bool // given up by who has it
+	sole  bool // made by Clone and not passed to Keep: no other program shares its parts
+	spare bool // given up by its owner (Yield)
 }
 
-// Axis is one axis of the device mesh. World size is the product of all sizes;
-// the last axis varies fastest over ranks.
+// Axis is one axis of the device mesh. The world size is the product of all sizes; the last axis
+// varies fastest over ranks.
 type Axis struct {
 	Name string
 	Size int
 }
 
 // TensorAxis is the name of the axis along which ranks share the computation of a layer. Ranks
-// along it have the same data, and the same whole parameters.
+// along it have the same data and the same complete parameters.
 const TensorAxis = "tensor"
 
 // PipelineAxis is the name of the axis of pipeline stages: the rank with index i along it runs
 // the blocks of stage i (Unit.Stage).
 const PipelineAxis = "pipeline"
 
-// Scalars are the numbers that change with the step and that every update rule reads. They
-// are in buffers, not constants of operations, so that a captured program can be run again.
-// The program's first set is for the current step. There is a second set if updates are
-// deferred into the next step, or run before the gradient norm is known.
+// Scalars are the numbers that change with the step; every update rule reads them. They are in
+// buffers, not constants of operations, so that a captured program can run again. The program's
+// first set is for the current step. There is a second set if updates are deferred into the next
+// step, or run before the gradient norm is known.
 type Scalars struct {
 	Hyper BufID // F64 (NumHyper): rate, loss scale, bias corrections, number of the update: Hyper* constants
 	Coef  BufID // F32 (1): factor for gradients: the clip coefficient over the loss scale
@@ -72,30 +71,30 @@ var scalarNames = [...]string{"hyper", "coef", "skip"}
 
 func (s *Scalars) buffers() []*BufID { return []*BufID{&s.Hyper, &s.Coef, &s.Skip} }
 
-// Scaler decides for each step, on every rank the same, whether its update is left
-// out because a gradient is not finite, and has the state of dynamic loss scaling;
-// where there is none (State is NoBuf) steps are only left out. The scale of a step reaches the
-// loss's gradient, and the clip coefficient that divides by it, through
-// HyperLossScale: the host fills that with the scale that the step before left.
+// Scaler decides for each step, on every rank alike, whether its update is skipped because a
+// gradient is not finite. It also has the state of dynamic loss scaling; if State is NoBuf, steps
+// are only skipped. A step's scale reaches the loss's gradient, and the clip coefficient that
+// divides by it, through HyperLossScale. The host fills that slot with the scale that the previous
+// step left.
 type Scaler struct {
-	State    BufID // F64 (NumScale): see Scale* constants; lives for the run, on every rank the same
-	Overflow BufID // I32 (1): not 0 where this step's gradients overflowed: nothing is updated
+	State    BufID // F64 (NumScale): see Scale* constants; lives for the run, the same on every rank
+	Overflow BufID // I32 (1): not 0 if this step's gradients overflowed and nothing is updated
 }
 
 // Slots of the Scaler's state, as float64.
 const (
 	ScaleValue = iota // the scale of the next step
-	ScaleClean        // steps without overflow since it last moved; −n: n overflows in a row, and it has not moved yet
+	ScaleClean        // steps without overflow since the scale last changed; −n: n overflows in a row without a change yet
 	NumScale   = 2
 )
 
-// InitialLossScale is where dynamic loss scaling starts.
+// InitialLossScale is the initial value of dynamic loss scaling.
 const InitialLossScale = 1 << 16
 
-// DefaultLossScale is how it moves on.
+// DefaultLossScale is the default policy of dynamic loss scaling.
 var DefaultLossScale = LossScaleAttr{Growth: 2, Backoff: 0.5, Floor: 1, Interval: 2000}
 
-// Slots of the Hyper buffer: what changes by step, as float64.
+// Slots of the Hyper buffer, as float64. They change with the step.
 const (
 	HyperLR        = iota // learning rate
 	HyperInvCount         // 1 / (counted targets of the global batch)
@@ -103,18 +102,18 @@ const (
 	HyperBC1              // 1 - beta1^t
 	HyperBC2              // 1 - beta2^t
 	HyperUpdate           // t: the number of this update, from 1; skipped steps do not count
-	HyperSeed             // the run's seed, its low 53 bits: of stochastic rounding
+	HyperSeed             // the run's seed, its low 53 bits, for stochastic rounding
 	NumHyper       = 16
 )
 
-// Slots of the Key buffer: what changes by step, as int64.
+// Slots of the Key buffer, as int64. They change with the step.
 const (
 	KeySeed   = iota // the run's seed
 	KeyStep          // step from 0
-	KeySample        // global sample index of this rank's row 0 in this micro-step
-	KeyRow           // generate: row of the (1, T) input whose logits are wanted
+	KeySample        // global index of the sample in this rank's row 0 in this micro-step
+	KeyRow           // generate: row of the (1, T) input whose logits are requested
 	KeyValid         // generate: number of valid positions
-	KeySlot          // generate: the caches' slot of the first sequence; the others have the next ones
+	KeySlot          // generate: the caches' slot of the first sequence; the others use the following slots
 	NumKey    = 8
 )
 
@@ -140,7 +139,7 @@ func half(p *Program, id BufID) bool {
 
 // AddBuffer appends b and returns its ID.
 func (p *Program) AddBuffer(b Buffer) BufID {
-	if len(p.Buffers) == cap(p.Buffers) { // append would copy a large program's many times
+	if len(p.Buffers) == cap(p.Buffers) { // append would copy a large program's buffers many times
 		p.Buffers = slices.Grow(p.Buffers, len(p.Buffers)+1)
 	}
 	p.Buffers = append(p.Buffers, b)
@@ -153,8 +152,8 @@ func (p *Program) NewEvent() EventID {
 	return EventID(p.Events)
 }
 
-// Resolve follows views to the root buffer and returns it with the byte offset
-// in it, for the rank whose index along each mesh axis is coord (nil: rank 0).
+// Resolve follows views to the root buffer. It returns the root and the byte offset in it for the
+// rank with index coord[a] along each mesh axis a (nil: rank 0).
 func (p *Program) Resolve(id BufID, coord []int) (root BufID, off int64) {
 	for {
 		v := p.Buffers[id].View
@@ -201,7 +200,7 @@ func (p *Program) AxisOf(name string) int {
 	return slices.IndexFunc(p.Mesh, func(a Axis) bool { return a.Name == name })
 }
 
-// DataRanks returns the number of ranks that have data of their own.
+// DataRanks returns the number of ranks that have different data.
 func (p *Program) DataRanks() int {
 	n := p.WorldSize()
 	for _, a := range p.Mesh {
@@ -212,7 +211,7 @@ func (p *Program) DataRanks() int {
 	return n
 }
 
-// Phases goes through the program's phases, each with its section.
+// Phases iterates over the program's phases, each with its section.
 func (p *Program) Phases() iter.Seq2[*Section, *Phase] {
 	return func(yield func(*Section, *Phase) bool) {
 		for i := range p.Sections {

@@ -7,22 +7,22 @@ import (
 	"sort"
 )
 
-// Region is the range of bytes that a buffer occupies in its root buffer. On the rank with
-// index i[a] along each mesh axis a it is [Lo + Σ stride[a]·i[a], Hi + Σ stride[a]·i[a]).
-// Frame identifies the strides; frame 0 has none, so its bytes are the same on every rank.
+// Region is the range of bytes that a buffer occupies in its root buffer. On the rank with index
+// i[a] along each mesh axis a it is [Lo + Σ stride[a]·i[a], Hi + Σ stride[a]·i[a]). Frame
+// identifies the strides; frame 0 has none, so its bytes are the same on every rank.
 type Region struct {
 	Root   BufID
 	Lo, Hi int64
 	Frame  int
 }
 
-// Regions has the region of every buffer of a program.
+// Regions gives the region of every buffer of a program.
 type Regions struct {
 	Of     []Region // by BufID
 	spread []int64  // by frame: offset of the last rank's bytes minus that of the first rank's
 }
 
-// NewRegions resolves all views. It fails if a view has no root, leaves its base on some
+// NewRegions resolves all views. It fails if a view has no root, extends beyond its base on some
 // rank, or is in another memory space than its base.
 func NewRegions(p *Program) (*Regions, error) {
 	r := &Regions{Of: make([]Region, len(p.Buffers)), spread: []int64{0}}
@@ -146,7 +146,7 @@ func (p *Program) checkView(id BufID) error {
 	return nil
 }
 
-// byteSet is a set of bytes of one root buffer: for each frame a sorted list of spans that
+// byteSet is a set of bytes of one root buffer. For each frame it has a sorted list of spans that
 // neither overlap nor touch.
 type byteSet struct {
 	regions *Regions
@@ -187,14 +187,14 @@ func (s *byteSet) of(frame int) *frameSpans {
 	return &s.frames[len(s.frames)-1]
 }
 
-// add puts the bytes of g into the set.
+// add adds the bytes of g to the set.
 func (s *byteSet) add(g Region) {
 	f := s.of(g.Frame)
 	f.spans = addSpan(f.spans, span{g.Lo, g.Hi})
 }
 
-// remove takes the bytes of g out of the set. Spans of another frame are removed only if g
-// has frame 0 and covers them on every rank.
+// remove removes the bytes of g from the set. Spans of another frame are removed only if g has
+// frame 0 and covers them on every rank.
 func (s *byteSet) remove(g Region) {
 	f := s.of(g.Frame)
 	f.spans = removeSpan(f.spans, span{g.Lo, g.Hi})

@@ -10,12 +10,12 @@ func (p *Program) Stages() int {
 	return 1
 }
 
-// runs says whether ranks of a stage run an operation: those of no unit run on all.
+// runs says whether ranks of a stage run an operation. Operations without a unit run on all ranks.
 func (p *Program) runs(op *Op, stage int) bool {
 	return op.Unit < 0 || p.Units[op.Unit].Stage == stage
 }
 
-// throttlesOf returns the throttles of which both operations are in a list.
+// throttlesOf returns the throttles whose two operations are both in the list.
 func (ph *Phase) throttlesOf(ops []Op) []Throttle {
 	in := make(map[string]bool, 2*len(ph.Throttles)) // by name of a throttle's operation: whether it is in the list
 	for _, t := range ph.Throttles {
@@ -29,12 +29,13 @@ func (ph *Phase) throttlesOf(ops []Op) []Throttle {
 	return slices.DeleteFunc(slices.Clone(ph.Throttles), func(t Throttle) bool { return !in[t.Before] || !in[t.After] })
 }
 
-// Role returns what the ranks of one stage of a pipeline run: the operations of the stage's
-// units and those of no unit, but for copies (of tokens, targets, keys and flags) that the stage does
-// not read. Units of other stages are empty, and their parameters have no buffers. ids has the role's
-// ID of each of p's buffers, NoBuf for one that it does not use. p must not have its events yet.
+// Role returns the program that the ranks of one pipeline stage run: the operations of the stage's
+// units and those without a unit. It leaves out copies (of tokens, targets, keys and flags) that
+// the stage does not read. Units of other stages are empty, and their parameters have no buffers.
+// ids gives the role's ID of each of p's buffers, NoBuf for one that it does not use. p must not
+// have events yet.
 func (p *Program) Role(stage int) (q *Program, ids []BufID) {
-	own := *p // only what the stage runs is cloned: the program has the operations of all stages
+	own := *p // clone only the parts that the stage runs: the program has the operations of all stages
 	own.spare = false
 	own.Sections, own.Units, own.Params = slices.Clone(p.Sections), slices.Clone(p.Units), slices.Clone(p.Params)
 	for i := range own.Sections {

@@ -1,10 +1,10 @@
 package graph
 
-// Runs lists runs of operations of one stream, as indices in order, that a device may launch
-// at once, for example as a CUDA graph. Only a run's first operation may wait for another
-// stream's event and only its last may record one, so that the order by events is kept. Each
-// run is as long as possible and has at least min operations. in says which operations can
-// be part of a run; a run ends before each index in cuts.
+// Runs lists runs of operations of one stream, as indices in order, that a device may launch at
+// once, for example as a CUDA graph. Only a run's first operation may wait for another stream's
+// event and only its last may record one, so that the order by events is kept. Each run is as long
+// as possible and has at least min operations. in says which operations can be part of a run; a run
+// ends before each index in cuts.
 func Runs(ops []Op, s StreamID, min int, in func(i int) bool, cuts []int) (runs [][]int) {
 	var now []int
 	end := func() {
@@ -36,13 +36,13 @@ func Runs(ops []Op, s StreamID, min int, in func(i int) bool, cuts []int) (runs 
 	return runs
 }
 
-// MinRun is the smallest number of operations for which one combined launch pays.
+// MinRun is the smallest number of operations for which a combined launch is faster.
 const MinRun = 4
 
-// Pairs lists pairs of operations of a stream, as indices, that a device may run as one, in
-// the place of the second. The second must be the next operation on the stream, neither may
-// have a predicate (Skip), and the first must record no event, so that only its own stream
-// waits for it. joins says which pairs can be run as one. No operation is in two pairs.
+// Pairs lists pairs of operations of a stream, as indices, that a device may run as one operation
+// at the place of the second. The second must be the next operation on the stream, and neither may
+// have a predicate (Skip). The first must record no event, so that only its own stream waits for
+// it. joins says which pairs can be run as one. No operation is in two pairs.
 func Pairs(ops []Op, s StreamID, joins func(first, second int) bool) (pairs [][2]int) {
 	first := -1
 	for i := range ops {

@@ -2,9 +2,9 @@ package graph
 
 import "fmt"
 
-// Schedule gives the operations of a finished program their events. Within a phase they
-// follow from the data and the throttles (see Synchronize). Between the phases of a section
-// joins are added, so that the next phase can use a phase's memory:
+// Schedule gives the operations of a finished program their events. Within a phase the events
+// follow from the data and the throttles (see Synchronize). Between the phases of a section it adds
+// joins, so that the next phase can use a phase's memory:
 //
 //	first:  compute: a ── b ──── join ●          last:  compute:        c
 //	        comm:    ── r ●──────┘              →       comm:  ─●(join)── r
@@ -53,8 +53,8 @@ func (ph *Phase) orders() ([]Order, error) {
 	return orders, nil
 }
 
-// joinPhases ends every phase of a section by making the compute stream wait
-// for all others, and starts every later one by making all others wait for it.
+// joinPhases ends every phase of a section with a join in which the compute stream waits for all
+// others. It starts every later phase by making all others wait for the compute stream.
 func joinPhases(p *Program, s *Section) {
 	executions := 0
 	for _, ph := range s.Phases {

@@ -2,8 +2,8 @@ package graph
 
 import "slices"
 
-// Uneven shares. The share of a rank is its number of micro-batches in a step. They are dealt
-// in rounds: in round k each rank whose share exceeds k takes the next micro-batch (a leaf),
+// Uneven shares. The share of a rank is its number of micro-batches in a step. Micro-batches are
+// dealt in rounds: in round k each rank whose share exceeds k takes the next micro-batch (a leaf),
 // in rank order. With shares 1, 3, 2:
 //
 //	           rank 0  rank 1  rank 2
@@ -11,22 +11,22 @@ import "slices"
 //	round 1    –       leaf 3  leaf 4
 //	round 2    –       leaf 5  –
 //
-// All ranks run the same program. A rank without a micro-batch in a round is idle. It leaves
-// out the operations of the micro-batch, which then only wait and record as a Join does. It
-// takes part in all others: gathers, reductions, updates, copies of states. A reduction
-// leaves out the operand of an idle rank (Present).
+// All ranks run the same program. A rank without a micro-batch in a round is idle. It skips the
+// micro-batch's operations, which then only wait and record as a Join does. It takes part in all
+// others: gathers, reductions, updates, copies of states. A reduction leaves out the operand of an
+// idle rank (Present).
 //
 // Shares belong to the ranks along the mesh's only axis. Each section has its own, since the
 // steps of one run may have different numbers of micro-batches (StepShape).
 
-// StepShape is the number of micro-batches of a step, in all and for each rank.
+// StepShape is the number of micro-batches of a step, in total and for each rank.
 type StepShape struct {
 	Rounds int   // the most micro-batches of any rank
 	Shares []int // by rank: its micro-batches, at most Rounds; nil: Rounds on every rank
 }
 
-// StepOf returns the section for a step of the given shape and form, or nil. repeats is how
-// often its repeating phase must run, 0 if no phase repeats: steps that differ only in that
+// StepOf returns the section for a step of the given shape and form, or nil. repeats is the number
+// of runs of its repeating phase, 0 if no phase repeats: steps that differ only in this number
 // share one section.
 func (p *Program) StepOf(form Form, shape StepShape) (sec *Section, repeats int) {
 	for i := range p.Sections {
@@ -41,8 +41,8 @@ func (p *Program) StepOf(form Form, shape StepShape) (sec *Section, repeats int)
 	return nil, 0
 }
 
-// Alone returns a program with only one of p's sections. Its repeating phase runs repeats
-// times; 0: as planned. It is for counting or timing what runs.
+// Alone returns a program with only one of p's sections, for counting or timing its operations. Its
+// repeating phase runs repeats times; 0: as planned.
 func (p *Program) Alone(sec *Section, repeats int) *Program {
 	q, s := *p, *sec
 	s.Phases = slices.Clone(sec.Phases)
@@ -55,8 +55,9 @@ func (p *Program) Alone(sec *Section, repeats int) *Program {
 	return &q
 }
 
-// repeats returns how often the repeating phase runs in a step of the given shape. ok is false
-// if the section cannot run it. Events order a phase for one run, or for two and more (copies).
+// repeats returns how often the repeating phase runs in a step of the given shape. ok is false if
+// the section cannot run it. The events of a phase are valid for one run, or for two and more
+// (copies).
 func (s *Section) repeats(shape StepShape) (n int, ok bool) {
 	rounds, planned := 0, 0
 	var last *Phase
@@ -126,8 +127,8 @@ func PresentIn(shares []int, round int) []int {
 	return list
 }
 
-// Idle says whether a rank leaves out an operation of a phase because it has no micro-batch
-// in that round.
+// Idle says whether a rank skips an operation of a phase because it has no micro-batch in that
+// round.
 func (p *Program) Idle(s *Section, ph *Phase, op *Op, rank int) bool {
 	present := s.Present(ph, op)
 	return present != nil && !slices.Contains(present, rank) && p.ofMicroBatch(op)

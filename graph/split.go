@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// ranksOf returns the number of ranks over which the slices lie.
+// ranksOf returns the number of ranks over which the slices are distributed.
 func (p *Program) ranksOf(s *Split) int {
 	if s.Axis < 0 {
 		return 1
@@ -21,9 +21,9 @@ func (p *Program) slicesOf(s *Split) int {
 	return s.Slices
 }
 
-// Run is a run of elements of a parameter that lie one behind the other in one slice.
+// Run is a run of elements of a parameter that are contiguous in one slice.
 type Run struct {
-	Rank  int   // index along Split.Axis of the rank that has it; −1: all ranks have the same
+	Rank  int   // index along Split.Axis of the rank that has it; −1: all ranks have it
 	Param int   // index into Program.Params of the slice on that rank
 	At    int64 // its first element of the parameter
 	From  int64 // its first element of the slice
@@ -45,7 +45,7 @@ func (p *Program) Runs(param int, start, n int64, visit func(Run) error) error {
 		row, k := at/inner, at%inner
 		outer, in := row/group, row%group // outer counts groups of all outer rows
 		slice, first := in/part, in%part
-		last := min((slice+1)*part, group) // of the group's elements, behind the slice's
+		last := min((slice+1)*part, group) // element of the group after the slice's last one
 		r := Run{Rank: int(slice / perRank), Param: param, At: at, From: (outer*part+first)*inner + k, Len: min((last-in)*inner-k, end-at)}
 		if s.Axis < 0 {
 			r.Rank = -1
@@ -61,8 +61,8 @@ func (p *Program) Runs(param int, start, n int64, visit func(Run) error) error {
 	return nil
 }
 
-// Slices returns, for each slice of a parameter in order, a run of all its elements, whose At is
-// 0. A parameter that is not split is one run.
+// Slices returns, for each slice of a parameter in order, a run of all its elements, with At 0. A
+// parameter that is not split is one run.
 func (p *Program) Slices(param int) (list []Run) {
 	_ = p.Runs(param, 0, p.Params[param].Elems(), func(r Run) error {
 		at := slices.IndexFunc(list, func(s Run) bool { return s.Rank == r.Rank && s.Param == r.Param })
@@ -85,8 +85,8 @@ func (p *Program) slice(param, local int) int {
 	panic(fmt.Sprintf("graph: parameter %s has no slice %d", p.Params[param].Name, local))
 }
 
-// Tensors returns the parameters of the model: Params without further slices of a rank and
-// without what another stage of a pipeline has too.
+// Tensors returns the parameters of the model. It leaves out a rank's further slices, and copies of
+// parameters that another pipeline stage has.
 func (p *Program) Tensors() []Param {
 	n := len(p.Params)
 	for n > 0 && (p.Params[n-1].TiedTo > 0 || p.Params[n-1].Split != nil && p.Params[n-1].Split.Slice > 0) {
@@ -95,8 +95,7 @@ func (p *Program) Tensors() []Param {
 	return p.Params[:n]
 }
 
-// ParamElems returns the number of parameters (elements over all Params; a tied
-// parameter counts once).
+// ParamElems returns the number of elements of all parameters; a tied parameter counts once.
 func (p *Program) ParamElems() int64 {
 	var n int64
 	for i := range p.Tensors() {
@@ -105,7 +104,7 @@ func (p *Program) ParamElems() int64 {
 	return n
 }
 
-// LocalShape returns the shape of what a rank has of a parameter.
+// LocalShape returns the shape of a rank's part of a parameter.
 func (p *Program) LocalShape(q *Param) []int64 {
 	shape := append([]int64(nil), q.Shape...)
 	if s := q.Split; s != nil {
@@ -115,10 +114,10 @@ func (p *Program) LocalShape(q *Param) []int64 {
 	return shape
 }
 
-// LocalElems returns the number of elements that a rank has of a parameter.
+// LocalElems returns the number of elements of a rank's part of a parameter.
 func (p *Program) LocalElems(q *Param) int64 { return elemsOf(p.LocalShape(q)) }
 
-// checkSplit holds a parameter's division against its shape and the mesh.
+// checkSplit checks a parameter's division against its shape and the mesh.
 func (p *Program) checkSplit(q *Param) error {
 	s := q.Split
 	switch {
@@ -155,7 +154,7 @@ func (q *Param) tied(of *Param) bool {
 	return same && of.TiedTo == 0 && slices.Equal(q.Shape, of.Shape) && q.Unit != of.Unit
 }
 
-// sliced says whether another slice is of the same parameter.
+// sliced says whether other is a slice of the same parameter.
 func (q *Param) sliced(other *Param) bool {
 	if q.Split == nil {
 		return false

@@ -5,10 +5,10 @@ package graph
 // The throttles of prefetching become such orders.
 type Order struct{ Before, After int }
 
-// Synchronize gives the operations of one phase the events that they need. It orders every
-// two operations on different streams that touch overlapping bytes (one of them writing), and
-// every two operations of an Order. An ordering that follows from others gets no event.
-// Existing waits and records stay.
+// Synchronize gives the operations of one phase the events that they need. It orders two operations
+// on different streams if they touch overlapping bytes and one of them writes. It also orders the
+// two operations of each Order. An order that follows from others gets no event. Existing waits and
+// records stay.
 //
 //	compute:  a ──────── c(reads y)        compute:  a ─────●wait 1── c
 //	comm:        b(writes y)          →    comm:        b record 1
@@ -93,9 +93,9 @@ func (s *synchronizer) touch(i int, conflict func(int)) {
 			if overlap && (e.Write || a.write) && a.op != i {
 				conflict(a.op)
 			}
-			// An access that this write covers is ordered before it: whoever comes
-			// after this write comes after that access too. A read replaces earlier
-			// reads of its stream in the same way.
+			// An access that this write covers is ordered before it, so an operation after this
+			// write also comes after that access. A read replaces earlier reads of its stream in
+			// the same way.
 			replaces := e.Write || !a.write && s.ops[a.op].Stream == op.Stream
 			if !(replaces && lo <= a.lo && a.hi <= hi && a.op != i) {
 				keep = append(keep, a)

@@ -6,7 +6,7 @@ type Target struct {
 	Name string
 
 	Align int64 // bytes: offsets of buffers in an arena, and of parts of a workspace, are multiples of it
-	Limbs int64 // int64 words of an exact accumulator (the acc of SqSum; two for each parameter in norms)
+	Limbs int64 // int64 words of an exact accumulator (one in the acc of SqSum; two for each parameter in norms)
 
 	Product   ProductBlocks
 	Attention AttentionTiles
@@ -17,7 +17,7 @@ type Target struct {
 	// gradient needs an f32 sum over chunks: if the logits of all rows take no more memory
 	// than that sum and the logits of HeadRows, all rows are one chunk.
 	HeadRows int64
-	// SumElems is the elements of one partial sum of Sum.
+	// SumElems is the number of elements of one partial sum of Sum.
 	SumElems int64
 
 	// CUDA describes the kernels of a GPU. The fields above then describe the kernels of the
@@ -36,12 +36,12 @@ type ProductBlocks struct {
 	DirectRows        int64 // if M is at most this and B's rows are contiguous, B is not packed
 }
 
-// AttentionTiles says how attention is cut into tasks. Its workspace is the scratch of the
-// tasks that run at a time.
+// AttentionTiles says how attention is divided into tasks. Its workspace is the scratch of the
+// tasks that run at the same time.
 type AttentionTiles struct {
 	Keys    int64 // keys in a tile
 	Queries int64 // largest number of queries in a block
-	Slots   int64 // largest number of tasks at a time
+	Slots   int64 // largest number of tasks at the same time
 	Lanes   int64 // rows are padded to multiples of this many elements
 }
 
@@ -66,7 +66,7 @@ func CPUTarget() Target {
 func CUDATarget() Target {
 	t := CPUTarget()
 	t.Name = "cuda"
-	t.Align = 256 // what cuMemAlloc gives
+	t.Align = 256 // alignment of cuMemAlloc
 	t.CUDA = CUDAKernels{
 		ProductBytes: 32 << 20, ProductParts: 16, ProductDepth: 256,
 		HeadBytes: 256 << 20, HeadStep: 256, HeadRows: 2048, LogitPad: 64,
@@ -91,8 +91,8 @@ func (t Target) Epilogues(chosen Epilogues) Epilogues {
 
 func (t Target) align(bytes int64) int64 { return roundUp(bytes, t.Align) }
 
-// product is the workspace of a matrix product; transB: B is stored (N,K). in16
-// and out16: the factors, or the product, have 16-bit elements.
+// product returns the workspace of a matrix product. transB: B is stored (N,K). in16 and out16: the
+// factors, or the product, have 16-bit elements.
 func (t Target) product(m, n, k int64, transB, in16, out16 bool) int64 {
 	if m == 0 || n == 0 || k == 0 {
 		return 0
@@ -112,8 +112,8 @@ func (t Target) product(m, n, k int64, transB, in16, out16 bool) int64 {
 	return packA + t.align(packB) + sums + t.Align
 }
 
-// int8Product is the workspace of a product of int8 codes with a 16-bit result. Packing
-// rounds K up to pairs of codes.
+// int8Product returns the workspace of a product of int8 codes with a 16-bit result. Packing rounds
+// K up to pairs of codes.
 func (t Target) int8Product(m, n, k int64) int64 {
 	b, pairs := t.Product, (k+1)/2
 	cols := min(n, b.Cols)
@@ -123,7 +123,7 @@ func (t Target) int8Product(m, n, k int64) int64 {
 	return t.product(m, n, pairs, false, true, true) + t.align(4*(cols+b.PadCols))
 }
 
-// attention is the scratch of attention whose queries span the given number of positions in
+// attention returns the scratch of attention whose queries span the given number of positions in
 // the tiles of keys.
 func (t Target) attention(a AttentionAttr, span int64) int64 {
 	q := min(t.Attention.Queries, roundUp(span, t.Attention.Keys))

@@ -3,27 +3,25 @@ package graph
 // CUDAKernels says how the kernels of a GPU (kernels/cuda) divide their work, as far as the
 // size of their workspace depends on it.
 type CUDAKernels struct {
-	// A product's library may sum up to ProductParts parts of K, each at least ProductDepth
-	// long, in fp32 in the workspace. The workspace is as large as that needs, but at most
+	// The library may divide K into up to ProductParts parts, each at least ProductDepth long, and
+	// sum them in fp32 in the workspace. The workspace is as large as that needs, but at most
 	// ProductBytes.
 	ProductBytes, ProductParts, ProductDepth int64
 
-	// The head holds the logits of a chunk of rows: as many as HeadBytes takes, in
-	// steps of HeadStep rows, at least one step and at most HeadRows. A row of
-	// logits is padded to a multiple of LogitPad elements, so that each begins
-	// aligned for the library.
+	// The head holds the logits of a chunk of rows. HeadBytes limits the chunk, in steps of
+	// HeadStep rows, to at least one step and at most HeadRows. A row of logits is padded to a
+	// multiple of LogitPad elements, so that each row is aligned for the library.
 	HeadBytes, HeadStep, HeadRows, LogitPad int64
 
-	// Sums over a matrix's rows, by column, are taken over parts of ColumnRows
-	// rows or more, at most ColumnParts of them, and the parts added in order.
+	// The column sums of a matrix are computed over parts of at least ColumnRows rows, at most
+	// ColumnParts of them. The parts are added in order.
 	ColumnRows, ColumnParts int64
 
 	// Activation is the activation that the epilogue of a 16-bit product can apply before
 	// rounding, or whose derivative it can multiply by.
 	Activation ActKind
 
-	// Epilogues are those that 16-bit products can do; Default are those that they do if none
-	// are chosen.
+	// Epilogues are those that 16-bit products can do. Default applies if none are chosen.
 	Epilogues, Default Epilogues
 
 	// NormLanes is the number of groups of rows over which a norm's gradients of gain and
@@ -54,8 +52,8 @@ func (c *CUDAKernels) TensorAttentionWork(a AttentionAttr) (deltas, sums, turns 
 	return 4 * heads * a.Seq, 4 * tiles * c.AttentionTile * a.HeadDim, 4 * (tiles + 1)
 }
 
-// ProductWork returns the bytes of workspace of a product C(m,n) = A(m,k)·B(k,n):
-// 0 where K is too short to be cut.
+// ProductWork returns the bytes of workspace of a product C(m,n) = A(m,k)·B(k,n), 0 if K is too
+// short to be divided.
 func (c *CUDAKernels) ProductWork(m, n, k int64) int64 {
 	parts := min(k/c.ProductDepth, c.ProductParts)
 	if parts < 2 {
@@ -73,15 +71,15 @@ func (c *CUDAKernels) HeadChunk(v int64) int64 {
 	return min(max(rows, c.HeadStep), c.HeadRows)
 }
 
-// HeadSums says whether the head accumulates the weight gradients of chunks of n rows in fp32
-// in the workspace. It does for a 16-bit dt, since each chunk would round the sum.
+// HeadSums says whether the head accumulates the weight gradients of chunks of n rows in fp32 in
+// the workspace. It does for a 16-bit dt, since each chunk would otherwise round the sum.
 func (c *CUDAKernels) HeadSums(n, v int64, dt DType) bool { return dt != F32 && n > c.HeadChunk(v) }
 
-// LogitStride returns the elements from one row of v logits to the next.
+// LogitStride returns the number of elements from one row of v logits to the next.
 func (c *CUDAKernels) LogitStride(v int64) int64 { return roundUp(v, c.LogitPad) }
 
-// ColumnWork returns the bytes of workspace of the sums of a (rows, cols) matrix's
-// columns: 0 for one part.
+// ColumnWork returns the bytes of workspace for the column sums of a (rows, cols) matrix, 0 for one
+// part.
 func (c *CUDAKernels) ColumnWork(rows, cols int64) int64 {
 	parts := c.Columns(rows)
 	if parts < 2 {

@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// The text form of a program, version 1. Each line is a statement. Names that contain other
-// characters than letters, digits and _ . / - are quoted as in Go. Statements refer to
-// buffers, units and parameters by name. If several have one name, the second is name#1, the
-// third name#2. An absent buffer is _, and %7 is an index 7 out of range. Keys that are left
-// out have their zero value; for unit that is -1.
+// The text form of a program, version 1. Each line is a statement. Names with other characters than
+// letters, digits and _ . / - are quoted as in Go. Statements refer to buffers, units and
+// parameters by name. If several have the same name, the second is name#1, the third name#2. An
+// absent buffer is _, and %7 is an index 7 out of range. Omitted keys have their zero value; for
+// unit that is -1.
 //
 //	spillway program v1
 //	mesh data=4
@@ -31,12 +31,12 @@ import (
 //	phase middle ×3 kind=micro
 //	  h.0.fc: linear x h.0.w _ -> h.0.fc {TransW=true} @comm work=ws wait=1,2 record=3 pass=backward unit=h.0 from=h.0.fc skip=flag
 //
-// Outputs are written; +y is accumulated into, ~y changed in place. Attributes
-// print the fields that are not zero. Streams other than compute are named after
-// an @. An unscheduled phase's throttles (before, after) follow its operations.
+// Outputs are written; +y is accumulated into, ~y changed in place. Attributes print the fields
+// that are not zero. Streams other than compute follow an @. An unscheduled phase's throttles
+// (before, after) follow its operations.
 //
-// Three or more groups of lines in a row that differ only in numbers, each by a
-// constant step, fold into one: <3+2> counts 3, 5, 7 …
+// Three or more groups of lines in a row fold into one if they differ only in numbers, each by a
+// constant step: <3+2> counts 3, 5, 7 …
 //
 //	×126 {
 //	    h.<0+1>.fc: linear x<0+2> …
@@ -46,8 +46,8 @@ import (
 
 const textHeader = "spillway program v1"
 
-// Format returns the program's text form. Programs that differ in more than nil and empty lists
-// have different texts.
+// Format returns the program's text form. Programs have different texts unless they differ only in
+// nil and empty lists.
 func Format(p *Program) string {
 	var b strings.Builder
 	b.WriteString(textHeader + "\n")
@@ -437,8 +437,8 @@ func attrType(op *Op) reflect.Type {
 	return nil
 }
 
-// formatAttr prints the nonzero fields of attr, in order, and its type if that is not the
-// kind's.
+// formatAttr prints the nonzero fields of attr in order. It adds the type if that is not the kind's
+// attribute type.
 func formatAttr(op *Op, attr any) string {
 	v := reflect.ValueOf(attr)
 	head := ""

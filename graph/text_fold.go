@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// maxFoldGroup is the longest group of lines that folds.
+// maxFoldGroup is the largest number of lines in a group that folds.
 const maxFoldGroup = 1024
 
 // foldIndent is written before a folded line and is not part of it.
@@ -21,8 +21,8 @@ type numberedLine struct {
 	shape int
 }
 
-// numbers splits line around its decimal numbers. A number that would not print the same
-// (leading zeros, more than 18 digits) stays text.
+// numbers splits line around its decimal numbers. A number that would not print the same (leading
+// zeros, more than 18 digits) stays text.
 func numbers(line string) (text []string, nums []int64) {
 	start := 0
 	for i := 0; i < len(line); {

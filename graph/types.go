@@ -40,15 +40,15 @@ var spaceNames = [...]string{"device", "host", "disk"}
 
 func (s Space) String() string { return name(spaceNames[:], int(s), "space") }
 
-// Class says what a buffer is for; plans report memory by class.
+// Class is the purpose of a buffer; plans report memory by class.
 type Class uint8
 
-// Classes, as contracted for plan reports.
+// Classes, as plan reports show them.
 const (
-	Parameters    Class = iota // resident in the compute dtype: the whole copy below stage 3, the shard at 3
+	Parameters    Class = iota // resident in the compute dtype: the complete copy below stage 3, the shard at stage 3
 	Gradients                  // reduced or accumulating
 	Optimizer                  // fp32 masters where they exist, moments, constants
-	Activations                // kept from forward to backward, and the values in flight
+	Activations                // kept from forward to backward, and temporary values
 	Unsharded                  // gathered parameters, gradients not yet reduced
 	Communication              // staging
 	Workspace                  // scratch of one operation
@@ -61,10 +61,10 @@ var classNames = [...]string{"parameters", "gradients", "optimizer", "activation
 
 func (c Class) String() string { return name(classNames[:], int(c), "class") }
 
-// Life is how long a buffer's contents are meant to last.
+// Life is how long a buffer's contents last.
 type Life uint8
 
-// Lifetimes. Within them memory is reused as soon as the last reader is done.
+// Lifetimes. Within a lifetime, memory is reused as soon as the last reader has finished.
 const (
 	LifePhase Life = iota // within one phase
 	LifeStep              // across the phases of one section's execution
@@ -90,10 +90,10 @@ var passNames = [...]string{"forward", "backward", "recompute", "update"}
 
 func (p Pass) String() string { return name(passNames[:], int(p), "pass") }
 
-// Mode is how an operation touches an output buffer.
+// Mode is the way an operation accesses an output buffer.
 type Mode uint8
 
-// Output modes. Accum adds to the contents; ReadWrite is any other in-place use.
+// Output modes. Accum adds to the contents; ReadWrite is any other in-place change.
 const (
 	Write Mode = iota
 	Accum
@@ -104,7 +104,7 @@ var modeNames = [...]string{"write", "accum", "rw"}
 
 func (m Mode) String() string { return name(modeNames[:], int(m), "mode") }
 
-// StreamID names one of a rank's in-order queues.
+// StreamID identifies one of a rank's in-order queues.
 type StreamID uint8
 
 // Streams of a rank. Operations of one stream run in order; across streams only
@@ -137,10 +137,10 @@ type BufID int32
 // NoBuf is the absent buffer.
 const NoBuf BufID = -1
 
-// EventID numbers an event of the program. 0 is none.
+// EventID identifies an event of the program. 0 is none.
 type EventID int32
 
-// Placement says how a buffer's global value is laid over one mesh axis.
+// Placement is the distribution of a buffer's global value along one mesh axis.
 type Placement uint8
 
 // Placements over a mesh axis.

@@ -8,8 +8,8 @@ import (
 // verifier checks one program; see Verify. Its checks are in the verify_*.go files.
 type verifier struct {
 	p       *Program
-	regions *Regions // nil until the tables are checked
-	filled  []bool   // by root buffer: holds contents that no operation need write
+	regions *Regions // nil until the tables have been checked
+	filled  []bool   // by root buffer: has contents that no operation needs to write
 }
 
 // each calls check for every operation. An error names section, phase and operation.
@@ -26,7 +26,7 @@ func (v *verifier) each(check func(op *Op) error) error {
 	return nil
 }
 
-// quote returns the name of a buffer, for messages, and that of its root if it is a view.
+// quote returns the name of a buffer, with the name of its root if it is a view.
 func (v *verifier) quote(id BufID) string {
 	root := v.regions.Of[id].Root
 	if root == id {

@@ -2,8 +2,8 @@ package graph
 
 import "fmt"
 
-// Verify returns an error unless p is a program that can run as it is written. It
-// is VerifyStructure and VerifyOrder.
+// Verify returns an error unless p can run as it is written. It does the checks of VerifyStructure
+// and VerifyOrder.
 func Verify(p *Program) error {
 	v, err := structure(p)
 	if err == nil {
@@ -15,16 +15,16 @@ func Verify(p *Program) error {
 	return nil
 }
 
-// VerifyStructure checks what holds of a program after every pass:
+// VerifyStructure checks the rules that a program obeys after every pass:
 //
-//   - buffers have sizes, views lie inside their bases, aligned and of their
-//     type; scales are as many as their values' blocks and lie in one buffer with
-//     them; parameters, units and well-known buffers refer to what exists;
-//   - every operation is right by the kind table (Check), its operands are in one
-//     memory space (a copy's may be in two), and its name is unique in its phase;
-//   - no operation mixes micro-batches; each run of a phase has the same ranks at work;
-//   - collectives of one mesh axis are on one stream, so that every rank meets
-//     them in one order.
+//   - Buffers have sizes. Views stay inside their bases, are aligned and have the base's type.
+//     There is one scale for each block of values, in the same buffer as the values. Parameters,
+//     units and well-known buffers refer to existing buffers.
+//   - Every operation obeys the kind table (Check). Its operands are in one memory space (a copy's
+//     may be in two), and its name is unique in its phase.
+//   - No operation mixes micro-batches. The same ranks work in each run of a phase.
+//   - Collectives of one mesh axis are on one stream, so that every rank runs them in the same
+//     order.
 //
 // The error names section, phase and operation, and the buffer. The time grows
 // with the number of operands.
@@ -35,21 +35,20 @@ func VerifyStructure(p *Program) error {
 	return nil
 }
 
-// VerifyOrder checks what holds once operations have their events, and in a
-// program on one stream before that. The program's structure must be sound:
+// VerifyOrder checks the rules for a program whose operations have their events, or that is on one
+// stream and has none yet. The program's structure must be sound:
 //
-//   - each wait has a record before it in the section;
-//   - of two operations that touch the same bytes, one of them writing, one
-//     happens before the other (see Trace), also from one repetition of a phase
-//     to the next;
-//   - every byte read has been written earlier in the section, and in the same
-//     run of the phase for a LifePhase buffer, flat-parameter padding excepted.
-//     LifeRun buffers need a writer anywhere: an operation of some section, or the
-//     host. Inputs that no operation writes are the host's.
+//   - Each wait has an earlier record in the section.
+//   - If two operations touch the same bytes and one of them writes, one happens before the other
+//     (see Trace), also from one repetition of a phase to the next.
+//   - Every byte read has been written earlier in the section, except flat-parameter padding. For a
+//     LifePhase buffer the write is in the same run of the phase. A LifeRun buffer may be written
+//     anywhere, by an operation of any section or by the host. The host writes inputs that no
+//     operation writes.
 //
-// The error names section, phase and operation, the buffer, and the other
-// operation where there is one. A buffer that is used in many different ranges
-// costs that number for each use.
+// The error names section, phase and operation, the buffer, and the other operation if there is
+// one. Each use of a buffer takes time proportional to the number of different ranges in which the
+// buffer is used.
 func VerifyOrder(p *Program) error {
 	regions, err := NewRegions(p)
 	if err == nil {

@@ -2,8 +2,8 @@ package graph
 
 import "fmt"
 
-// buffers checks what needs resolved views. A buffer of bytes (U8) may hold
-// views of any type.
+// buffers does the checks that need resolved views. A buffer of bytes (U8) may hold views of any
+// type.
 func (v *verifier) buffers() error {
 	p := v.p
 	for id := range p.Buffers {
@@ -35,7 +35,7 @@ func (v *verifier) buffers() error {
 	return nil
 }
 
-// checkGlobal holds a buffer's global shape against its own and its placements.
+// checkGlobal checks a buffer's global shape against its own shape and its placements.
 func (p *Program) checkGlobal(b *Buffer) error {
 	if len(b.Global) == 0 {
 		return nil

@@ -2,7 +2,7 @@ package graph
 
 import "fmt"
 
-// operations checks each operation by itself.
+// operations checks each operation separately.
 func (v *verifier) operations() error {
 	p := v.p
 	var c checker // one for all: a deep model has many operations
@@ -61,8 +61,7 @@ func (v *verifier) workspaceApart(op *Op) error {
 	return err
 }
 
-// micros checks that an operation touches only buffers of its own micro-batch, and shared
-// ones.
+// micros checks that an operation touches only buffers of its own micro-batch and shared buffers.
 func (v *verifier) micros() error {
 	p := v.p
 	of := make([]int, len(p.Buffers)) // −1: shared
@@ -92,7 +91,7 @@ func (v *verifier) micros() error {
 	})
 }
 
-// collectives checks that each group's are on one stream.
+// collectives checks that all collectives of a group are on one stream.
 func (v *verifier) collectives() error {
 	stream := map[int]StreamID{}
 	name := map[int]string{}

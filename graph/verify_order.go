@@ -14,24 +14,23 @@ type touch struct {
 	at     Region
 }
 
-// rootUse is what a walk over a section knows of one root buffer.
+// rootUse describes the uses of one root buffer so far in a walk over a section.
 type rootUse struct {
-	// touches are the uses that a later one may conflict with. A use is dropped
-	// when another one takes its place: whoever is ordered after that one is
-	// ordered after this one.
+	// touches are the uses that a later use may conflict with. A new use replaces an old one if
+	// every operation ordered after the new one is also ordered after the old one.
 	touches []touch
 	written *byteSet // LifePhase and LifeStep buffers: the bytes that hold contents
 	last    int32    // the last step that wrote, −1 none
 }
 
-// rootUses has the root buffers that a section uses. In a role of a pipeline these are few of
-// the program's.
+// rootUses records the root buffers that a section uses. The role of a pipeline stage uses few of
+// the program's buffers.
 type rootUses struct {
 	at   []int32 // by buffer: 1 + its index in list; 0: not used yet
 	list []rootUse
 }
 
-// of returns what is known of a root buffer. The pointer holds until the next call.
+// of returns the record of a root buffer. The pointer is valid until the next call.
 func (u *rootUses) of(root BufID) *rootUse {
 	if u.at[root] == 0 {
 		u.list = append(u.list, rootUse{last: -1})
@@ -40,8 +39,7 @@ func (u *rootUses) of(root BufID) *rootUse {
 	return &u.list[u.at[root]-1]
 }
 
-// writers finds what the host fills, and LifeRun buffers that are read and that
-// nothing fills.
+// writers finds the buffers that the host fills, and the LifeRun buffers that operations write.
 func (v *verifier) writers() {
 	p := v.p
 	v.filled = make([]bool, len(p.Buffers))
@@ -144,8 +142,8 @@ func (v *verifier) step(t *Trace, roots *rootUses, i int) error {
 	return nil
 }
 
-// stale says that what was written is gone at step i: it was in another run of a
-// phase, of a buffer that lives for one.
+// stale says that the contents are gone at step i: they were written in another run of a phase, to
+// a buffer that lives for one run.
 func (r *rootUse) stale(t *Trace, b *Buffer, i int) bool {
 	return b.Life == LifePhase && r.last >= 0 && !t.sameOccurrence(int(r.last), i)
 }
@@ -172,8 +170,7 @@ func (v *verifier) contents(t *Trace, r *rootUse, i int, e Effect) error {
 	return nil
 }
 
-// ordered checks that step i comes after every earlier use that it conflicts
-// with.
+// ordered checks that step i comes after every earlier use with which it conflicts.
 func (v *verifier) ordered(t *Trace, r *rootUse, i int, e Effect) error {
 	g := v.regions.Of[e.Buf]
 	for k := range r.touches {

@@ -45,8 +45,8 @@ func (v *verifier) sharesOf(s *Section) error {
 	return nil
 }
 
-// idle checks that an idle rank does not read buffers whose writer it left out, except in
-// reductions, which leave out the operand too.
+// idle checks that an idle rank reads no buffer whose writer it skipped, except in reductions,
+// which leave out its operand too.
 func (v *verifier) idle(s *Section, ph *Phase) error {
 	p := v.p
 	left := map[BufID]string{} // by root: the operation that would have written it

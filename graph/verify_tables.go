@@ -2,7 +2,7 @@ package graph
 
 import "fmt"
 
-// tables checks everything that is not an operation, but for sizes and views.
+// tables checks everything except operations, sizes and views.
 func (v *verifier) tables() error {
 	p := v.p
 	axes := map[string]bool{}
@@ -97,7 +97,7 @@ func (v *verifier) ports(unit func(int) error) error {
 	return nil
 }
 
-// params checks the parameters and where they and their gradients lie.
+// params checks the parameters, and the buffers of their values and gradients.
 func (v *verifier) params(ref func(what string, id BufID) error) error {
 	p := v.p
 	names := make(map[string]bool, len(p.Params))
@@ -171,8 +171,8 @@ func (v *verifier) sectionTables(unit func(int) error) error {
 	return nil
 }
 
-// segmentElems is what parameters' starts in a flat parameter, and segments'
-// starts in a parameter, are multiples of.
+// segmentElems divides the starts of parameters in a flat parameter, and the starts of segments in
+// a parameter.
 const segmentElems = 256
 
 func (v *verifier) unit(u *Unit) error {

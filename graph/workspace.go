@@ -1,8 +1,8 @@
 package graph
 
-// Workspace returns the bytes of scratch that an operation needs on the target,
-// a multiple of Align; 0 for none. It depends on shapes and attribute alone,
-// never on the number of threads. The operation must pass Check.
+// Workspace returns the bytes of scratch that an operation needs on the target, a multiple of
+// Align; 0 for none. It depends only on shapes and attribute, never on the number of threads. The
+// operation must pass Check.
 func (t Target) Workspace(p *Program, op *Op) int64 {
 	info, _ := op.Info()
 	if info == nil {
@@ -23,13 +23,13 @@ func (t Target) Workspace(p *Program, op *Op) int64 {
 //
 //	y = linear(x, w)   →   y = linear(x, w) work h.0.attn.c_fc/work
 //
-// Operations that already have enough workspace are not changed. If ranks have uneven shares,
-// the same operation in all micro-steps of a section shares one workspace: a rank that is idle
-// in one micro-step then touches no more memory than is planned for another.
+// Operations that already have enough workspace are not changed. If ranks have uneven shares, the
+// same operation in all micro-steps of a section shares one workspace. A rank that is idle in one
+// micro-step then touches no more memory than is planned for another.
 func AddWorkspace(p *Program, t Target) *Program {
 	q := p.Clone()
 	for si := range q.Sections {
-		made := map[string]BufID{} // by operation's name; of shared workspaces only
+		made := map[string]BufID{} // by operation name; only for shared workspaces
 		for pi := range q.Sections[si].Phases {
 			ops := q.Sections[si].Phases[pi].Ops
 			share := q.Sections[si].Shares != nil && q.Sections[si].Phases[pi].Kind == MicroPhase
@@ -62,8 +62,8 @@ func AddWorkspace(p *Program, t Target) *Program {
 	return q
 }
 
-// Lacks names the feature of an operation for which the target has no kernel; "" if it has
-// kernels for all of it.
+// Lacks names the feature of an operation for which the target has no kernel; "" if there is a
+// kernel for every feature.
 func (t Target) Lacks(op *Op) string {
 	if t.CUDA.ProductBytes == 0 || op.Stream == HostWork {
 		return ""

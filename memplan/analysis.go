@@ -2,7 +2,7 @@ package memplan
 
 import "github.com/spillway-ml/spillway/graph"
 
-// Analysis has the live ranges of a program's buffers and the lower bounds of its peaks.
+// Analysis holds the live ranges of a program's buffers and the lower bounds of its peaks.
 type Analysis struct {
 	p             *graph.Program
 	size          []int64                        // bytes, by BufID
@@ -18,25 +18,25 @@ type Analysis struct {
 	classPeak     [graph.NumSpaces][graph.NumClasses]int64
 }
 
-// timeline has the used buffers of one space that are not LifeRun, and which of them overlap
-// in time.
+// timeline has the used buffers of one space that are not LifeRun, and records which of them
+// overlap in time.
 type timeline struct {
 	ids       []graph.BufID
 	*overlaps         // by index into ids, like the fields below
 	late      []bool  // first used at section.turn or later
 	kept      []bool  // kept from the forward to the backward, or for the update
-	phase     []int32 // the only phase that uses it, numbered from 1 over all sections; 0: several do
+	phase     []int32 // the phase, if only one uses it, numbered from 1 over all sections; 0: several do
 }
 
-// bound is the largest sum of live bytes of a space, and the position in an order of a section
-// at which it occurs. section is −1 if nothing runs.
+// bound is the largest sum of live bytes of a space, and where it occurs: the position in an order
+// of a section. section is −1 if nothing runs.
 type bound struct {
 	bytes               int64
 	section, order, pos int
 	beside              []graph.BufID // buffers of concurrent steps that findCliques added
 }
 
-// Analyse finds live ranges and bounds. It fails where Assign does.
+// Analyse finds live ranges and bounds. It fails if a view or an operation's reference is invalid.
 func Analyse(p *graph.Program) (*Analysis, error) {
 	regions, err := graph.NewRegions(p)
 	if err != nil {
@@ -89,7 +89,7 @@ func (a *Analysis) findBounds() {
 		a.bound[sp] = bound{bytes: a.residentBytes[sp], section: -1}
 	}
 	var lives []lived
-	var next [][2]int32 // by life: the next that starts, and that ends, at the same step; −1: none
+	var next [][2]int32 // by life: the next life with the same start, and with the same end; −1: none
 	var begin []int32   // by step: the last life that starts there; −1: none
 	var end []int32     // by step: the last life that ends there
 	for si := range a.sections {
@@ -135,8 +135,8 @@ func (a *Analysis) findBounds() {
 // sums are live bytes by space and class.
 type sums [graph.NumSpaces][graph.NumClasses]int64
 
-// part is what findBounds sums of a buffer. A graph.Buffer is ten times as large, so that a list of
-// them does not stay in the processor's cache.
+// part holds the fields of a buffer that findBounds adds up. A graph.Buffer is ten times as large,
+// so a list of them does not stay in the processor's cache.
 type part struct {
 	own, pad int64 // bytes
 	space    graph.Space
@@ -158,8 +158,8 @@ func (s *sums) add(pt *part, sign int64) {
 	s[pt.space][graph.Padding] += sign * pt.pad
 }
 
-// raise raises the peaks of a buffer's classes to the live bytes, which have the buffer, if these are
-// higher. It reports whether the total of the buffer's space is higher than its bound.
+// raise raises the peaks of a buffer's classes to the live bytes now, which include the buffer, if
+// these are higher. It reports whether the total of the buffer's space is higher than its bound.
 func (a *Analysis) raise(pt *part, now *sums, total int64) bool {
 	peak, live := &a.classPeak[pt.space], &now[pt.space]
 	peak[pt.class] = max(peak[pt.class], live[pt.class])

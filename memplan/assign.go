@@ -17,25 +17,24 @@ import (
 // their first use to the end of the section. Buffers of different sections never live at the
 // same time.
 //
-//	sweep    visits each section's steps in program order, with the ranges that a later step
-//	         may still find in use, and finds which buffers overlap in time
+//	sweep    visits each section's steps in program order, with the ranges that may still be
+//	         in use at a later step, and finds which buffers overlap in time
 //	bound    finds the largest sum of live bytes at a step, over several orders in which
 //	         the streams may really run
-//	place    puts LifeRun buffers at the bottom, packed, and then the others one by one in
+//	place    puts LifeRun buffers at the bottom, packed. Then it places the other buffers in
 //	         several orders (rankings), each at the lowest free place or in the tightest gap.
 //	         Then it moves the buffers that ended too high forward in the order and places
 //	         all again. The smallest extent wins.
 //
-// The lower bound holds for every assignment under these rules: in any order
-// that the streams may run in, two ranges that both have a use at or before
-// step i and one at or after it cannot be one before the other, so all buffers
-// live at i lie apart.
+// The lower bound holds for every assignment under these rules. Take any order in which the streams
+// may run, and two ranges that both have a use at or before step i and one at or after it. Neither
+// range can come completely before the other, so all buffers live at i need separate bytes.
 //
 // A phase that runs 0 times uses nothing.
 //
-// The time depends on the number of operations and buffers, not on their sizes; only arenas of
-// less than maxWork bytes are searched for a shorter time. Assign fails
-// on a malformed alignment; the program must pass graph.Verify. Assign may be called once.
+// The time depends on the number of operations and buffers, not on their sizes. Only the search in
+// arenas of less than maxWork bytes is shorter. Assign fails on a malformed alignment; the program
+// must pass graph.Verify. Assign may be called once.
 func (a *Analysis) Assign(opt Options) (*Layout, error) {
 	align, err := opt.align()
 	if err != nil {
@@ -112,8 +111,8 @@ func alignments(p *graph.Program, least int64) []int64 {
 	return list
 }
 
-// Bounds returns the SpaceUse of each space as Assign does, but without placing buffers: Peak
-// is the lower bound, which Assign may raise later. It takes a fraction of Assign's time.
+// Bounds returns the SpaceUse of each space as Assign does, but does not place buffers: Peak is the
+// lower bound, and Assign's may be higher. It needs a fraction of Assign's time.
 func (a *Analysis) Bounds() (uses [graph.NumSpaces]SpaceUse) {
 	for sp := range graph.NumSpaces {
 		uses[sp] = a.report(sp, a.bound[sp].bytes)

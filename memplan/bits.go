@@ -1,6 +1,6 @@
 package memplan
 
-// bitRows are sets of numbers below some n, one a row, in one slice of memory.
+// bitRows holds sets of numbers below some n, one set a row, in one slice of memory.
 type bitRows struct {
 	words int // a row
 	bits  []uint64
@@ -13,8 +13,8 @@ func newBitRows(rows, n int) bitRows {
 
 func (m *bitRows) row(i int32) []uint64 { return m.bits[int(i)*m.words : (int(i)+1)*m.words] }
 
-// mirrorTile is the side, in blocks of 64 × 64 bits, of the tiles in which mirror works. It is
-// a cache line of words, so that each line of both sides is fetched once a tile.
+// mirrorTile is the side of the tiles in which mirror works, in blocks of 64 × 64 bits. It is a
+// cache line of words, so that each line of both sides is fetched once a tile.
 const mirrorTile = 8
 
 // mirror makes a square matrix symmetric: it puts i into row j if j is in row i.
@@ -59,7 +59,7 @@ func (m *bitRows) mirrorBlock(bi, bj int) {
 	}
 }
 
-// transpose swaps bit j of word i with bit i of word j, by halves of halves
+// transpose swaps bit j of word i with bit i of word j. It swaps halves, then halves of halves
 // (Warren, Hacker's Delight, section 7-3).
 func transpose(a *[64]uint64) {
 	mask := uint64(0x00000000FFFFFFFF)

@@ -7,18 +7,18 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// cliquePoints is the largest number of a space's local maxima that findCliques looks at, and
-// cliqueShare the smallest share of the highest that they may have.
+// cliquePoints is the largest number of a space's local maxima that findCliques examines.
+// cliqueShare is the smallest share of the highest maximum that they may have.
 const (
 	cliquePoints = 64
 	cliqueShare  = 0.9
 )
 
-// findCliques raises the lower bound of a space. Steps of different streams that no event
-// orders may run at the same time, but an order of single steps counts the operands of only
-// one of them. Any set of buffers that all overlap each other in time must have separate
-// bytes. So findCliques adds, to all buffers that are live at a maximum, further buffers that
-// overlap all of them and each other, the largest first. It also sets the space's floor.
+// findCliques raises the lower bound of a space. Steps of different streams without an event
+// between them may run at the same time, but an order of single steps counts the operands of only
+// one of them. Buffers that all overlap each other in time must have separate bytes. So findCliques
+// starts with all buffers that are live at a maximum. It adds further buffers, the largest first,
+// that overlap all of these and each other. It also sets the space's floor.
 func (a *Analysis) findCliques(sp graph.Space) {
 	tl := &a.spaces[sp]
 	if len(tl.ids) == 0 {
@@ -55,7 +55,7 @@ func (a *Analysis) findCliques(sp graph.Space) {
 		at.beside = append(at.beside, tl.ids[i])
 	}
 	a.bound[sp] = at
-	// The bytes by class here include at.beside, the buffers of steps that may run at the same time.
+	// The bytes by class include at.beside, the buffers of steps that may run at the same time.
 	var classes [graph.NumClasses]int64
 	for _, id := range append(a.liveAt(sp, at), at.beside...) {
 		b := a.p.Buf(id)
@@ -67,9 +67,9 @@ func (a *Analysis) findCliques(sp graph.Space) {
 	}
 }
 
-// aligned returns the least extent of buffers that all have separate bytes. Each offset is a
-// multiple of the buffer's alignment, so all but the highest buffer end in padding, unless their
-// size is a multiple too.
+// aligned returns the smallest possible extent of buffers that all have separate bytes. Each offset
+// is a multiple of the buffer's alignment. So all buffers except the highest end in padding, unless
+// their size is such a multiple.
 func (a *Analysis) aligned(tl *timeline, members []int32) (extent int64) {
 	least := a.align[tl.ids[members[0]]]
 	for _, i := range members {
@@ -84,8 +84,8 @@ func (a *Analysis) aligned(tl *timeline, members []int32) (extent int64) {
 	return extent - most
 }
 
-// besideAll returns, in ascending order, the buffers that overlap every member in time and are
-// not members. It examines the partners of the member with the shortest life, most of which
+// besideAll returns, in ascending order, the buffers that overlap every member in time and are not
+// members. It examines only the partners of the member with the shortest life, since most of these
 // are members themselves.
 func (o *overlaps) besideAll(members []int32, stab *stabber, is *marks) (list []int32) {
 	short := slices.MinFunc(members, func(i, j int32) int { return cmp.Compare(o.last[i]-o.first[i], o.last[j]-o.first[j]) })
@@ -103,8 +103,8 @@ func (o *overlaps) besideAll(members []int32, stab *stabber, is *marks) (list []
 	return list
 }
 
-// highPoints returns the local maxima of live bytes in a space, resident buffers included, the
-// highest first.
+// highPoints returns the local maxima of live bytes in a space, including resident buffers, in
+// descending order.
 func (a *Analysis) highPoints(sp graph.Space) (list []bound) {
 	highest := func() []bound {
 		slices.SortFunc(list, func(x, y bound) int {
@@ -142,7 +142,7 @@ func (a *Analysis) highPoints(sp graph.Space) (list []bound) {
 	return highest()
 }
 
-// liveAt returns the buffers that are live at a point, resident ones included.
+// liveAt returns the buffers that are live at a point, including resident ones.
 func (a *Analysis) liveAt(sp graph.Space, pt bound) (ids []graph.BufID) {
 	ids = slices.Clone(a.resident[sp])
 	for _, l := range a.sections[pt.section].lives(pt.order) {

@@ -2,14 +2,14 @@ package memplan
 
 import "slices"
 
-// trail is what a run leaves for the next one, whose ranking has the same first positions.
+// trail holds results of a run for the next one, whose ranking starts with the same positions.
 type trail struct {
 	off  []int64 // by buffer
-	work []int64 // by position: what placing its buffer added to placer.work
-	same int     // the first positions that have not changed since
+	work []int64 // by position: the increase of placer.work from placing its buffer
+	same int     // number of first positions that have not changed since
 }
 
-// runFew is run for problems of at most fewBuffers buffers, for which it is faster.
+// runFew does the same as run for at most fewBuffers buffers, for which it is faster.
 func (pl *placer) runFew(rank []int32, how fit, last *trail) (off []int64, extent int64) {
 	for g := range pl.lists {
 		pl.lists[g].clear()
@@ -52,7 +52,7 @@ func (pl *placer) runFew(rank []int32, how fit, last *trail) (off []int64, exten
 	return off, extent
 }
 
-// findFew is find over plain lists.
+// findFew does the same as find on plain lists.
 func (pl *placer) findFew(i int32, among []*list, where fit) int64 {
 	row, size, align := pl.seeker.rows.row(i), pl.size[i], pl.align[i]
 	at, gap := int64(-1), int64(-1)

@@ -7,19 +7,18 @@ import (
 	"sync"
 )
 
-// Known keeps where runs have placed buffers, for calls of Assign that follow. Stages of ZeRO and
-// candidates of a search often have the same buffers, whose lives differ by steps at which none
-// starts or ends. The zero value is ready to use, and safe for concurrent use. A nil *Known keeps
-// nothing.
+// Known caches the placements of runs for later calls of Assign. ZeRO stages and candidates of a
+// search often have the same buffers: their lives differ only by steps at which none starts or
+// ends. The zero value is ready to use, and safe for concurrent use. A nil *Known caches nothing.
 type Known struct {
 	mu   sync.Mutex
 	runs map[[sha256.Size]byte]*knownRun
 }
 
-// mostKnown is the number of runs that are kept, at 8 bytes a buffer.
+// mostKnown is the largest number of cached runs; a run needs 8 bytes a buffer.
 const mostKnown = 256
 
-// knownRun is the outcome of a run.
+// knownRun is the result of a run.
 type knownRun struct {
 	once         sync.Once
 	stopped      bool
@@ -27,7 +26,8 @@ type knownRun struct {
 	extent, work int64
 }
 
-// run is runMany, or the outcome of an earlier run of the same problem in the same order.
+// run does the same as runMany, or returns the result of an earlier run of the same problem in the
+// same order.
 func (kn *Known) run(pl *placer, rank []int32, how fit) (off []int64, extent int64) {
 	if kn == nil {
 		return pl.runMany(rank, how)
@@ -55,7 +55,7 @@ func (kn *Known) run(pl *placer, rank []int32, how fit) (off []int64, extent int
 	return r.off, r.extent
 }
 
-// problem is a hash of all that a run depends on.
+// problem returns a hash of everything that a run depends on.
 func (pl *placer) problem(rank []int32, how fit) [sha256.Size]byte {
 	if pl.digest == nil {
 		pl.digest = pl.lives()
@@ -74,7 +74,7 @@ func (pl *placer) problem(rank []int32, how fit) [sha256.Size]byte {
 	return sha256.Sum256(text)
 }
 
-// lives is a hash of the buffers and of when they live. Of steps only the order counts: they are
+// lives returns a hash of the buffers and their lives. Only the order of steps counts: they are
 // numbered without those at which no range starts or ends.
 func (pl *placer) lives() []byte {
 	o := pl.tl.overlaps

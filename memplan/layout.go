@@ -1,19 +1,19 @@
-// Package memplan gives every buffer of a program an offset in the arena of its memory space,
-// and so determines the exact peak of every space.
+// Package memplan gives every buffer of a program an offset in the arena of its memory space. This
+// determines the exact peak of every space.
 package memplan
 
 import "github.com/spillway-ml/spillway/graph"
 
-// Layout has the places of all buffers of a program. One Layout serves every rank.
+// Layout holds the offsets of all buffers of a program. One Layout serves every rank.
 type Layout struct {
-	// Offset has the byte offset in its space's arena of each root buffer, by
-	// BufID; −1 for views (resolve them with Program.Resolve) and for buffers
-	// that neither an operation nor the host (Program.HostBuffers) uses.
+	// Offset is the byte offset of each root buffer in its space's arena, by BufID. It is −1 for
+	// views (resolve them with Program.Resolve) and for buffers that neither an operation nor the
+	// host (Program.HostBuffers) uses.
 	Offset []int64
 	// Align divides every offset, in bytes. Offsets on disk, and in host memory that disk
 	// transfers use, are also multiples of DiskPage.
 	Align int64
-	// Spaces has the planned use of each memory space.
+	// Spaces is the planned use of each memory space.
 	Spaces [graph.NumSpaces]SpaceUse
 }
 
@@ -21,9 +21,9 @@ type Layout struct {
 type SpaceUse struct {
 	Peak       int64                   // bytes: the arena's extent, the highest offset + size of a buffer
 	LowerBound int64                   // bytes: the largest sum of live buffers at any operation; no assignment needs less
-	Resident   int64                   // bytes: of buffers that live all the run
+	Resident   int64                   // bytes of buffers that live during the complete run
 	PeakAt     string                  // "section/phase/operation" where live bytes are highest
 	ByClass    [graph.NumClasses]int64 // alive at PeakAt, without Buffer.Pad; sums to Peak (pads, holes and alignment are graph.Padding)
-	ClassPeak  [graph.NumClasses]int64 // each class's own maximum over the run, of live bytes without Buffer.Pad
+	ClassPeak  [graph.NumClasses]int64 // maximum of each class over the run, of live bytes without Buffer.Pad
 	Live       []graph.BufID           // root buffers alive at PeakAt, largest first
 }

@@ -68,8 +68,8 @@ func (s *section) lastStep(r int32) int {
 	return int(s.ranges[r].Steps[len(s.ranges[r].Steps)-1])
 }
 
-// orders returns program order and, if there are several streams, orders that run one of them
-// as early or as late as the events allow, since a stream that runs ahead holds more memory.
+// orders returns program order. If there are several streams it adds orders that run one of them as
+// early or as late as the events allow, since a stream that runs ahead holds more memory.
 func orders(t *graph.Trace) []order {
 	n := len(t.Steps)
 	program := order{step: make([]int, n), pos: make([]int32, n)}
@@ -93,10 +93,10 @@ func orders(t *graph.Trace) []order {
 	return list
 }
 
-// biased returns an order that runs one stream as early (rank −1) or as late (1) as the events
-// allow. Of the streams' next steps that can start it takes that of the lowest rank, which is 0 for
-// other streams; of equal ones the first in program order. queue has the steps by stream, streams those
-// that have steps.
+// biased returns an order that runs stream one as early (rank −1) or as late (1) as the events
+// allow; other streams have rank 0. Of the next steps that can start, it chooses the one with the
+// lowest rank; if ranks are equal, the first in program order. queue has the steps by stream,
+// streams the streams that have steps.
 func biased(t *graph.Trace, queue *[graph.NumStreams][]int32, streams []graph.StreamID, one graph.StreamID,
 	rank int) order {
 	n := len(t.Steps)
@@ -104,7 +104,7 @@ func biased(t *graph.Trace, queue *[graph.NumStreams][]int32, streams []graph.St
 	var head [graph.NumStreams]int
 	// By stream: its last step so far, and a stream for which its next step waits; −1: none.
 	var done, waits [graph.NumStreams]int32
-	// wait sets waits of a stream. Streams below u are known to be far enough.
+	// wait sets waits for a stream. The caller knows that streams below u have advanced far enough.
 	wait := func(st, u graph.StreamID) {
 		waits[st] = -1
 		if head[st] == len(queue[st]) {
@@ -199,8 +199,8 @@ func (s *section) appendLives(list []lived, o int) []lived {
 	return list
 }
 
-// turn returns the step from which a buffer's first use counts as late: shortly before the
-// backward begins, because the loss makes gradients too.
+// turn returns the step from which a buffer's first use counts as late. It is shortly before the
+// backward, because the loss also makes gradients.
 func (s *section) turn() int {
 	n := len(s.trace.Steps)
 	for i := range n {

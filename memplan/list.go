@@ -2,8 +2,8 @@ package memplan
 
 import "slices"
 
-// list holds the byte ranges of placed buffers by offset; of those with the same offset the latest
-// is first. at is the position of findFew in it. seek reads hi and buf only, most of buf.
+// list holds the byte ranges of placed buffers by offset; with equal offsets the latest is first.
+// at is the position of findFew. seek reads only hi and buf, and mostly buf.
 type list struct {
 	lo, hi []int64
 	buf    []int32

@@ -2,7 +2,7 @@ package memplan
 
 import "iter"
 
-// runMany does what run does, for any number of buffers.
+// runMany does the same as run, for any number of buffers.
 func (pl *placer) runMany(rank []int32, how fit) (off []int64, extent int64) {
 	pl.seeker.homes = newHomes(len(rank))
 	for g := range pl.placed {
@@ -51,8 +51,9 @@ func (pl *placer) runMany(rank []int32, how fit) (off []int64, extent int64) {
 	return off, extent
 }
 
-// leaving has, for each position of the order, a list of the buffers that no search needs from
-// there on: ending is its first buffer, next leads from one buffer to the next, −1 ends it.
+// leaving lists, for each position of the order, the buffers that no search needs from that
+// position on. ending is the first buffer of the list, next leads from one buffer to the next, −1
+// ends it.
 type leaving struct{ ending, next []int32 }
 
 func newLeaving(last, order []int32) leaving {
@@ -75,8 +76,8 @@ func (l leaving) after(k int) iter.Seq[int32] {
 	}
 }
 
-// find returns the offset for the seeker's buffer, with the given alignment, among placed
-// buffers. It counts as work what a linear search of all of them by offset would do.
+// find returns the offset for the seeker's buffer, with the given alignment, among placed buffers.
+// It counts the work of a linear search of all of them by offset.
 func (pl *placer) find(align int64, among []*placedGroup, where fit) int64 {
 	q := pl.seeker
 	size := q.size

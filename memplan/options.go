@@ -4,13 +4,13 @@ import "fmt"
 
 // Options of Assign.
 type Options struct {
-	// Align is the alignment of every root buffer's offset in bytes, a power of
-	// two. 0: 256, which serves every vector width and CUDA's own allocations.
+	// Align is the alignment of every root buffer's offset in bytes, a power of two. 0: 256, which
+	// suits every vector width and CUDA's own allocations.
 	Align int64
-	// Stop, if not nil, is called before the buffers of each space are placed and, while
-	// they are, every stopEvery buffers. Assign ends with its error.
+	// Stop, if not nil, is called before the buffers of each space are placed, and then for every
+	// stopEvery buffers. Assign ends with its error.
 	Stop func() error
-	// Known, if not nil, is shared with other calls, for which the same buffers may have been placed.
+	// Known, if not nil, is shared with other calls, which may have placed the same buffers.
 	Known *Known
 }
 

@@ -6,11 +6,10 @@ import (
 	"slices"
 )
 
-// overlaps says which buffers of a space overlap in time. Two buffers do if they have live
-// ranges with a common step, in program order over all sections one after another, or if one
-// is in the other's beside list. In a deep model the number of overlapping pairs grows with
-// the square of the layers, and nearly all pairs share steps: so nothing is stored for each
-// pair of that kind.
+// overlaps records which buffers of a space overlap in time. Two buffers do if they have live
+// ranges with a common step, in program order with all sections in sequence, or if one is in the
+// other's beside list. In a deep model the number of overlapping pairs grows with the square of the
+// layers, and nearly all pairs share steps. Therefore nothing is stored for such pairs.
 type overlaps struct {
 	// The ranges of buffer i are span[at[i]:at[i+1]], in program order. They are disjoint.
 	span []steps
@@ -21,14 +20,13 @@ type overlaps struct {
 	// By buffer, if several: the parts of the steps in which it has ranges, where the steps are
 	// divided into 64 parts of equal size.
 	parts  []uint64
-	narrow int // the most buffers beside one that is not wide
-	// By buffer: the buffers that share no step with it but overlap it in time because no
-	// event orders them. Ascending.
+	narrow int // the largest number of buffers in beside for a buffer that is not wide
+	// By buffer: the buffers that share no step with it but overlap it in time because no event
+	// orders the two. Ascending.
 	beside [][]int32
-	// Phases are handled separately: a buffer may have ranges in several phases, but seldom
-	// several in one. For buffer i and phase e, bit e of in[i] says that it has ranges there;
-	// within[i·phases+e] is then their lowest and highest step, and bit e of split[i] says
-	// that there are several.
+	// Phases are handled separately: a buffer may have ranges in several phases, but seldom several
+	// in one. Bit e of in[i] says that buffer i has ranges in phase e. within[i·phases+e] is then
+	// their lowest and highest step, and bit e of split[i] says that there are several.
 	phases    int
 	within    []steps
 	in, split []uint64
@@ -45,11 +43,12 @@ type ofBuffer struct {
 	buf int32
 }
 
-// mostPhases is the number of phases that are handled separately; all later ones count as one.
+// mostPhases is the largest number of phases that are handled separately; all later ones count as
+// one.
 const mostPhases = 64
 
-// newOverlaps takes the ranges of n buffers in any order. cuts are the first steps of all
-// phases except the first.
+// newOverlaps returns the overlaps of n buffers from their ranges, in any order. cuts has the first
+// step of every phase except the first.
 func newOverlaps(n int, ranges []ofBuffer, beside [][]int32, cuts []int64) *overlaps {
 	o := &overlaps{at: make([]int32, n+1), first: make([]int64, n), last: make([]int64, n), beside: beside,
 		in: make([]uint64, n), split: make([]uint64, n), narrow: fewLive}
@@ -125,7 +124,7 @@ func (o *overlaps) byPhase(i int, own []steps, cuts []int64) {
 // phase returns the lowest and highest step of buffer i in phase e, in which it has ranges.
 func (o *overlaps) phase(i int32, e int) steps { return o.within[int(i)*o.phases+e] }
 
-// life says when a buffer may be live: its lowest and highest step, and overlaps.parts.
+// life is the time in which a buffer may be live: its lowest and highest step, and overlaps.parts.
 type life struct {
 	steps
 	parts uint64
@@ -149,7 +148,7 @@ func (o *overlaps) share(i, j int32) bool {
 	return false
 }
 
-// shareSplit is share for buffers that have several ranges in a phase.
+// shareSplit does the same as share for buffers that have several ranges in a phase.
 func (o *overlaps) shareSplit(i, j int32) bool {
 	a, b := o.of(i), o.of(j)
 	if len(a) > len(b) {
@@ -191,7 +190,7 @@ type stabber struct {
 	size int     // leaves, a power of two
 }
 
-// stabber returns a stabber of all ranges, which the caller may change by drop.
+// stabber returns a stabber of all ranges, from which the caller may drop ranges.
 func (o *overlaps) stabber() *stabber {
 	if o.whole == nil {
 		o.whole = newStabber(o)
@@ -254,14 +253,14 @@ func (s *stabber) drop(k int) {
 	}
 }
 
-// wide says whether so many buffers overlap buffer i without sharing a step with it that runMany
-// looks for its place among all buffers. In a pipeline a micro-batch's tokens may be copied at any
-// time before their use, so their buffer overlaps all that earlier micro-batches used.
+// wide says whether so many buffers overlap buffer i without a common step that runMany searches
+// all buffers for its place. In a pipeline a micro-batch's tokens may be copied at any time before
+// their use, so their buffer overlaps all buffers of earlier micro-batches.
 func (o *overlaps) wide(i int32) bool { return len(o.beside[i]) > o.narrow }
 
 // lastOverlap returns for each buffer the last position in rank of a buffer that overlaps it in
-// time and is not wide, −1 for none, and the last position of a wide one. After both no search
-// needs the buffer's place.
+// time and is not wide, −1 for none. It also returns the last position of a wide buffer. After both
+// positions no search needs the buffer's place.
 func (o *overlaps) lastOverlap(rank []int32) (last []int32, wide int) {
 	last, wide = make([]int32, len(rank)), -1
 	for i := range last {
@@ -288,7 +287,7 @@ func (o *overlaps) lastOverlap(rank []int32) (last []int32, wide int) {
 	return last, wide
 }
 
-// partners calls visit with every buffer that overlaps buffer i in time; with some of them more
+// partners calls visit with every buffer that overlaps buffer i in time, with some of them more
 // than once.
 func (o *overlaps) partners(s *stabber, i int32, visit func(j int32)) {
 	for _, r := range o.of(i) {

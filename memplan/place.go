@@ -45,8 +45,8 @@ func (a *Analysis) placer(sp graph.Space, bound int64, stop func() error) *place
 // duration is the number of steps from a buffer's first to its last.
 func (pl *placer) duration(i int32) int64 { return pl.tl.last[i] - pl.tl.first[i] + 1 }
 
-// ranking is an order in which buffers are placed: sorted by the first key, ties by the next
-// ones and finally by index. fit says where each buffer goes.
+// ranking is an order in which buffers are placed: sorted by the first key, ties by the next ones
+// and finally by index. fit chooses the place of each buffer.
 type ranking struct {
 	fit  fit
 	keys []func(x, y int32) int
@@ -63,10 +63,10 @@ func (r ranking) sort(rank []int32) {
 	})
 }
 
-// rankings returns the rankings that are tried, those that win most often first. tightest by
-// start is what a good run-time allocator does. By size, with the last of a size at the bottom,
-// leaves room for the end of the backward, where gradients have accumulated. fromBothEnds
-// suits steps with many layers, by area programs with few large buffers.
+// rankings returns the rankings to try, those that win most often first. tightest by start matches
+// a good run-time allocator. The ranking by size, with the last buffer of equal size at the bottom,
+// leaves room for the end of the backward, where gradients have accumulated. fromBothEnds suits
+// steps with many layers, by area suits programs with few large buffers.
 func (pl *placer) rankings() []ranking {
 	tl := pl.tl
 	bySize := func(x, y int32) int { return cmp.Compare(pl.size[y], pl.size[x]) }
@@ -76,8 +76,8 @@ func (pl *placer) rankings() []ranking {
 	}
 	byStart := func(x, y int32) int { return cmp.Compare(tl.first[x], tl.first[y]) }
 	byEnd := func(x, y int32) int { return cmp.Compare(tl.last[y], tl.last[x]) }
-	// For fromBothEnds: kept buffers come first, in the order in which they are made, so that
-	// the longest-lived lie outermost. The rest fills the gap between them.
+	// For fromBothEnds: kept buffers come first, in the order in which they are made, so that those
+	// with the longest lives are outermost. The other buffers fill the gap between them.
 	byKept := func(x, y int32) int {
 		switch {
 		case tl.kept[x] && tl.kept[y]:
@@ -105,7 +105,7 @@ func (pl *placer) rankings() []ranking {
 	}
 }
 
-// start is a ranked list of all buffers and the extent that placing them in that order gives.
+// start is a ranked list of all buffers and the extent of their placement in that order.
 type start struct {
 	rank   []int32
 	fit    fit
@@ -135,7 +135,7 @@ func (pl *placer) tries() (starts []start, done bool) {
 
 // squeak does squeaky wheel optimization (Joslin and Clements, 1999), starting from the best
 // rankings: buffers that end above the bound move forward in the ranking, and all buffers are
-// placed again. How far they move changes every three rounds; otherwise rounds would soon
+// placed again. The distance that they move changes every three rounds; otherwise rounds would soon
 // repeat each other.
 func (pl *placer) squeak(starts []start) {
 	pushes := [...][]float64{lowest: {0.5, 0.75, 0, 0.875, 0.25}, tightest: {0.5, 0.75, 0, 0.875, 0.25}, fromBothEnds: {0.97, 0.9, 0.8, 0.95, 0.5}}
@@ -160,7 +160,7 @@ func (pl *placer) squeak(starts []start) {
 	}
 }
 
-// take keeps the placement with the lowest extent; of equal ones the first.
+// take keeps a placement if its extent is the lowest; with equal extents the first stays.
 func (pl *placer) take(off []int64, extent int64) {
 	if pl.extent < 0 || extent < pl.extent {
 		pl.best, pl.extent = off, extent
@@ -173,7 +173,7 @@ func (pl *placer) content() bool {
 		float64(pl.extent-pl.bound) <= float64(pl.bound)/nearBound+float64(float64(pl.bound)/1000*float64(pl.work/unitWork))
 }
 
-// run places the buffers in the given order. last is of the last run of this ranking.
+// run places the buffers in the given order. last is the trail of the previous run of this ranking.
 func (pl *placer) run(rank []int32, how fit, last *trail) (off []int64, extent int64) {
 	pl.prepare()
 	if len(rank) <= fewBuffers {

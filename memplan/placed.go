@@ -10,16 +10,16 @@ import (
 // placedGroup has the placed buffers of one group (see timeline.groups), by offset.
 type placedGroup struct {
 	n   int     // number of buffers placed
-	all offsets // of all of them; only if ranked
+	all offsets // of all buffers; only if ranked
 	// ranked says that the search needs the number of buffers below an offset.
 	ranked bool
 	// pieces has only buffers that a buffer still to be placed may overlap in time. For a deep
-	// model placed by first step that is what is live, not everything placed before.
+	// model placed by first step these are the live buffers, not all buffers placed before.
 	pieces []piece
-	homes  *homes // says in which piece a buffer is; nil: nothing does
+	homes  *homes // maps each buffer to its piece; nil: no such map
 	live   int
 	at     cursor // position of find
-	// every has all buffers placed in its pieces, for wide buffers; nil in itself.
+	// every has all placed buffers in its pieces, for wide buffers; nil in every itself.
 	every *placedGroup
 }
 
@@ -29,15 +29,16 @@ type placed struct {
 	at int32
 }
 
-// before orders by offset, of equal offsets the latest first.
+// before compares by offset; with equal offsets the latest comes first.
 func (p placed) before(q placed) int { return cmp.Or(cmp.Compare(p.lo, q.lo), cmp.Compare(q.at, p.at)) }
 
-// offsets is a sorted list in parts of at most mostOffsets, so that little is moved to insert.
+// offsets is a sorted list in parts of at most mostOffsets, so that an insertion moves few
+// elements.
 type offsets [][]placed
 
 const mostOffsets = 256
 
-// find returns the part and the index in it where an element is or belongs.
+// find returns the part, and the index in it, of an element or of the place where it belongs.
 func (all offsets) find(p placed) (at, n int) {
 	at, _ = slices.BinarySearchFunc(all, p, func(part []placed, p placed) int { return part[len(part)-1].before(p) })
 	if at < len(all) {
@@ -64,7 +65,7 @@ func (all *offsets) insert(p placed) {
 	}
 }
 
-// below counts the elements before one.
+// below counts the elements before p.
 func (all offsets) below(p placed) int64 {
 	at, n := all.find(p)
 	for _, part := range all[:at] {
@@ -76,23 +77,23 @@ func (all offsets) below(p placed) int64 {
 // span is a range of bytes, [lo, hi).
 type span struct{ lo, hi int64 }
 
-// piece is a run of buffers that are neighbours by offset, with a summary of all of them: in a
-// deep model a search skips most pieces by their summary.
+// piece is a run of buffers that are neighbours by offset, with a summary. In a deep model a search
+// skips most pieces by their summary.
 type piece struct {
 	span []span
 	buf  []int32 // by index into span: the buffer
-	life []life  // and when it may be live
+	life []life  // and the time in which it may be live
 	hi   int64   // the highest end
-	gap  int64   // the largest number of free bytes between two of them
+	gap  int64   // the largest number of free bytes between two neighbours
 	in   uint64  // set of phases in which at least one of them has ranges
-	id   int32   // of homes, from 1; 0 without homes
+	id   int32   // ID for homes, from 1; 0 without homes
 	// By phase, over the buffers that have ranges in it.
 	bounds []bounds
 }
 
-// bounds bound the first and last steps of several buffers in a phase. If some buffer has
-// several ranges there, latestFirst is the largest value, so that the piece is never taken to
-// overlap as a whole: between its ranges the buffer overlaps nothing.
+// bounds limit the first and last steps of several buffers in a phase. If some buffer has several
+// ranges there, latestFirst is the largest value, so that the piece never counts as overlapping
+// completely: between its ranges the buffer overlaps nothing.
 type bounds struct{ earliestFirst, latestFirst, earliestLast, latestLast int64 }
 
 func (g *placedGroup) newPiece(spans []span, bufs []int32, o *overlaps) piece {
@@ -145,16 +146,16 @@ func (g *placedGroup) clear(ranked bool, h *homes) {
 	*g = placedGroup{ranked: ranked, pieces: g.pieces[:0], homes: h, every: &placedGroup{}}
 }
 
-// homes maps each placed buffer to its piece. A search looks for the buffers of overlaps.beside only
-// in pieces that contain one of them.
+// homes maps each placed buffer to its piece. A search for the buffers of overlaps.beside visits
+// only pieces that contain one of them.
 type homes struct {
 	piece []int32 // by buffer, 0: not placed
-	meets []int32 // by piece: the last set of marks with a buffer of it
+	meets []int32 // by piece: the last set of marks that contains one of its buffers
 }
 
 func newHomes(n int) *homes { return &homes{piece: make([]int32, n), meets: make([]int32, 1)} }
 
-// add returns the ID of a new piece of so many buffers.
+// add returns the ID of a new piece with the given buffers.
 func (h *homes) add(bufs []int32) int32 {
 	if h == nil {
 		return 0
@@ -167,7 +168,7 @@ func (h *homes) add(bufs []int32) int32 {
 	return id
 }
 
-// whole returns the group with all buffers placed in its pieces.
+// whole returns the group whose pieces have all placed buffers, also those that g's no longer have.
 func (g *placedGroup) whole() *placedGroup {
 	g.every.n, g.every.all = g.n, g.all
 	return g.every
@@ -227,7 +228,7 @@ func (g *placedGroup) remove(i int32, lo int64, o *overlaps) {
 	c.summarize(o)
 }
 
-// find returns the piece and index of the first buffer with an offset of at least lo.
+// find returns the piece and the index of the first buffer with an offset of at least lo.
 func (g *placedGroup) find(lo int64) (at, n int) {
 	at, _ = slices.BinarySearchFunc(g.pieces, lo, func(p piece, lo int64) int { return cmp.Compare(p.span[len(p.span)-1].lo, lo) })
 	if at < len(g.pieces) {
@@ -243,11 +244,11 @@ type seeker struct {
 	size  int64
 	rows  bitRows  // overlaps.rows, if there are at most mostRows buffers
 	row   []uint64 // the buffer's row; nil without rows
-	life  life     // when it may be live
+	life  life     // the time in which it may be live
 	marks marks    // the buffers of overlaps.beside
 	homes *homes   // of the run; not used with rows
-	// The phases that it or a buffer beside it is in, and the lowest and highest step of these
-	// in each phase. findReach computes them on first use.
+	// The phases of the buffer and of those beside it, and the lowest and highest step of these in
+	// each phase. findReach computes them on first use.
 	found bool
 	in    uint64
 	reach [mostPhases]steps
@@ -261,7 +262,7 @@ func newSeeker(o *overlaps) *seeker {
 	return q
 }
 
-// marks is a set of buffers that can be replaced by another without being cleared.
+// marks is a set of buffers that can be replaced by another without clearing it.
 type marks struct {
 	of  []int32 // by buffer: number of the last set that contained it
 	now int32
@@ -331,8 +332,8 @@ func (q *seeker) first(c *piece, at *cursor, free int64) int {
 	return len(c.buf)
 }
 
-// shares returns the set of a piece's buffers that may share a step with the seeker's. It has no
-// branches, which would be mispredicted.
+// shares returns the set of a piece's buffers that may share a step with the seeker's. It avoids
+// branches, because the processor would mispredict them.
 func (q *seeker) shares(c *piece) (set uint64) {
 	from, to := q.life.from-1, q.life.to+1
 	if q.o.several {
@@ -363,7 +364,7 @@ func (q *seeker) besides(c *piece) (set uint64) {
 	return set
 }
 
-// passes says whether certainly no buffer of the piece overlaps the seeker's in time.
+// passes says whether it is certain that no buffer of the piece overlaps the seeker's in time.
 func (q *seeker) passes(c *piece) bool {
 	if !q.found {
 		q.findReach()
@@ -377,7 +378,7 @@ func (q *seeker) passes(c *piece) bool {
 	return true
 }
 
-// meetsAll says whether certainly all buffers of the piece overlap the seeker's in time.
+// meetsAll says whether it is certain that all buffers of the piece overlap the seeker's in time.
 func (q *seeker) meetsAll(c *piece) bool {
 	for one := q.o.in[q.buf] &^ q.o.split[q.buf] & c.in; one != 0; one &= one - 1 {
 		e := bits.TrailingZeros64(one)
@@ -388,15 +389,15 @@ func (q *seeker) meetsAll(c *piece) bool {
 	return false
 }
 
-// cursor is the position of a search in a group: at a buffer, or at a whole piece that blocks
-// the seeker's buffer like one large buffer, because no gap of it is large enough.
+// cursor is the position of a search in a group: at a buffer, or at a piece that blocks the
+// seeker's buffer like one large buffer, because no gap of the piece is large enough.
 type cursor struct {
 	piece, span int
 	all         bool // all buffers of the piece overlap the seeker's in time
 	whole       bool
 	lo, hi      int64 // bytes of the buffer or piece
-	// Of a seeker without rows, the buffers of the piece by index: those that may share a step with
-	// the seeker's, and those of overlaps.beside.
+	// For a seeker without rows, the buffers of the piece by index: those that may share a step
+	// with the seeker's, and those of overlaps.beside.
 	shares, beside uint64
 }
 
@@ -408,8 +409,8 @@ func (g *placedGroup) begin(q *seeker) {
 	g.seek(q, 0)
 }
 
-// next moves the cursor to the next buffer that overlaps q's in time and ends above free: others
-// cannot change the result.
+// next moves the cursor to the next buffer that overlaps q's in time and ends above free. Other
+// buffers cannot change the result.
 func (g *placedGroup) next(q *seeker, free int64) {
 	c := &g.pieces[g.at.piece]
 	switch g.at.span++; {

@@ -5,25 +5,26 @@ import (
 	"slices"
 )
 
-// fit says which of the free places a buffer gets.
+// fit selects one of the free places for a buffer.
 type fit uint8
 
 const (
 	lowest   fit = iota
 	tightest     // in the smallest gap
 	highest      // directly below the ceiling, or the lowest if nothing below it is free
-	// fromBothEnds is highest for buffers that are made in the backward and kept, and lowest
-	// for others. In the backward, kept activations are freed like a stack while reduced
-	// gradients are added: at two ends of the arena, they leave one connected gap.
+	// fromBothEnds is highest for buffers that are made in the backward and kept, and lowest for
+	// others. In the backward, kept activations are freed like a stack while reduced gradients are
+	// added. At opposite ends of the arena, they leave one connected gap.
 	fromBothEnds
 )
 
-// placer places buffers one by one where no buffer that overlaps them in time lies.
+// placer places buffers in sequence at offsets where no buffer that overlaps them in time has
+// bytes.
 type placer struct {
 	tl    *timeline
 	align []int64
 	size  []int64
-	// For fromBothEnds: the ceiling, and by buffer whether it is placed below it.
+	// For fromBothEnds: the ceiling, and by buffer whether it is placed directly below the ceiling.
 	ceiling int64
 	high    []bool
 	group   []int32 // by buffer: see groups
@@ -39,7 +40,7 @@ type placer struct {
 	floor         int64 // see Analysis
 	work          int64 // pairs of buffers compared so far
 	known         *Known
-	digest        []byte // see lives; nil: not made yet
+	digest        []byte // see lives; nil: not computed yet
 	stop          func() error
 	stopped       error // the error of stop; later placements are invalid
 }
@@ -99,7 +100,8 @@ func (tl *timeline) groups() (group []int32, n int) {
 			into[max(g, h)] = min(g, h)
 		}
 	}
-	// Find ranges of different phases that share a step, by counting what runs of each phase.
+	// Find ranges of different phases that share a step, by counting the running ranges of each
+	// phase.
 	spans := tl.stabber().span
 	byEnd := slices.Clone(spans)
 	slices.SortFunc(byEnd, func(x, y ofBuffer) int { return cmp.Compare(x.to, y.to) })

@@ -7,10 +7,10 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// sweep adds this section's ranges to those of every space; base is added to their steps, so
-// that sections follow each other. To beside it adds pairs of buffers that no event orders: one
-// has a range that has ended in program order but may still be in use when the other's range
-// starts. index numbers the buffers of a space.
+// sweep adds this section's ranges to those of every space. It adds base to their steps, so that
+// sections follow each other. It adds pairs of buffers that no event orders to beside: one has a
+// range that has ended in program order but may still be in use when the other's range starts.
+// index numbers the buffers of a space.
 func (s *section) sweep(base int64, ranges *[graph.NumSpaces][]ofBuffer, beside *[graph.NumSpaces][][]int32, index []int32) {
 	byStart, byEnd := make([]int32, len(s.ranges)), make([]int32, len(s.ranges))
 	end := make([]int32, len(s.ranges))
@@ -39,8 +39,8 @@ func (s *section) sweep(base int64, ranges *[graph.NumSpaces][]ofBuffer, beside 
 	}
 }
 
-// endedRanges has, by stream, the last uses of ranges on it, latest last. Ranges are added about
-// in that order.
+// endedRanges has, by stream, the last uses of ranges on it, latest last. Ranges are added in
+// nearly that order.
 type endedRanges [graph.NumStreams][]lastUse
 
 // lastUse is the step of a range's last use on a stream, and the range's buffer.
@@ -60,7 +60,7 @@ func (e *endedRanges) add(buf int32, last *[graph.NumStreams]int32) {
 	}
 }
 
-// inUse calls visit with the buffer of every range that has a use behind the steps known to have
+// inUse calls visit with the buffer of every range that has a use after the steps known to have
 // finished, by stream; with some buffers more than once.
 func (e *endedRanges) inUse(known *[graph.NumStreams]int32, visit func(buf int32)) {
 	for st, list := range e {

@@ -1,4 +1,4 @@
-// Package mesh has the passes that divide a program itself over a mesh axis: what a rank
-// computes, not only what it stores. tensor.go and pipeline.go have one each. layouts.go decides
-// how parameters are cut, slices.go has the buffers and sums of values that are.
+// Package mesh has the passes that divide the computation of a program over a mesh axis, not only
+// its storage. tensor.go and pipeline.go have one pass each. layouts.go decides how parameters are
+// cut; slices.go has the buffers and sums of values that are cut.
 package mesh

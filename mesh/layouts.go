@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// layout says how a parameter is cut.
+// layout describes how a parameter is cut.
 type layout struct{ param, dim, groups int }
 
 // params makes each slice of the cut parameters a parameter.
@@ -38,14 +38,14 @@ func (v *values) params() {
 	}
 }
 
-// local has the operations that work on each element, or each head, by itself.
+// local has the operations that work on each element, or each head, separately.
 var local = []graph.Kind{
 	graph.Activation, graph.ActivationGrad, graph.SwiGLU, graph.SwiGLUGrad, graph.SoftCap, graph.SoftCapGrad,
 	graph.Add, graph.Mul, graph.Scale, graph.BiasGrad, graph.RMSNorm, graph.RMSNormGrad,
 	graph.Rope, graph.Attention, graph.AttentionGrad,
 }
 
-// localAttr returns such an operation's attribute for one of s slices.
+// localAttr returns the attribute of an operation in local for one of s slices.
 func localAttr(attr any, s int64) any {
 	switch a := attr.(type) {
 	case graph.RopeAttr:
@@ -58,16 +58,16 @@ func localAttr(attr any, s int64) any {
 	return attr
 }
 
-// flow is the data flow of a forward program, from which follows how parameters are cut.
+// flow is the data flow of a forward program. It determines how parameters are cut.
 type flow struct {
 	*values
 	writes, reads map[graph.BufID][]*graph.Op // by root
 	params        map[graph.BufID]int         // by value
-	packed        map[graph.BufID]int         // by root: equal groups of its columns, where there are several
+	packed        map[graph.BufID]int         // by root: the number of equal groups of its columns, if there are several
 }
 
-// layouts decides how parameters are cut, by the forward operations of the section that trains,
-// or of the first one.
+// layouts decides how parameters are cut. It uses the forward operations of the training section,
+// or of the first section if there is none.
 func (v *values) layouts() error {
 	sec := v.p.SectionOf(graph.SectionTrain, graph.FormWhole)
 	if sec == nil {
@@ -119,7 +119,7 @@ func (v *values) layouts() error {
 	return nil
 }
 
-// divide notes the layout of a parameter, with its gradient's.
+// divide records the layout of a parameter and of its gradient.
 func (f *flow) divide(value graph.BufID, dim, groups int) error {
 	i, ok := f.params[value]
 	if !ok {
@@ -139,7 +139,8 @@ func (f *flow) divide(value graph.BufID, dim, groups int) error {
 	return nil
 }
 
-// group cuts a product's outputs, the products beside it, and the inputs of those behind.
+// group cuts the outputs of first and of the products parallel to it, and the inputs of the
+// products that follow.
 func (f *flow) group(first *graph.Op) error {
 	in := map[graph.BufID]bool{}
 	var before, behind []*graph.Op
@@ -193,8 +194,8 @@ func (f *flow) group(first *graph.Op) error {
 	return nil
 }
 
-// groups returns the number of equal groups of a product's outputs: those of what they are added
-// to as well.
+// groups returns the number of equal groups of a product's outputs. If they are added to another
+// value, that value's groups count as well.
 func (f *flow) groups(op *graph.Op) int {
 	root := f.root(op.Out[0].Buf)
 	n := max(f.packed[root], 1)
@@ -206,9 +207,9 @@ func (f *flow) groups(op *graph.Op) int {
 	return n
 }
 
-// beside says whether a product is one of a pair beside a product that is cut, as a low-rank
-// adapter is, and has the side of that pair that stays whole: its result goes into products only
-// that are cut by outputs, or is added to that of a product that is cut by inputs.
+// beside says whether a product stays complete because it belongs to a pair parallel to a cut
+// product, as in a low-rank adapter. It does if its result is read only by products cut by outputs,
+// or is only added to the result of a product cut by inputs.
 func (f *flow) beside(op *graph.Op) bool {
 	isCut := func(op *graph.Op, outputs bool) bool {
 		return op.Kind == graph.Linear && f.cut[op.In[1]] != nil && f.cut[op.In[1]].dim == side(op, outputs)
@@ -229,7 +230,7 @@ func (f *flow) beside(op *graph.Op) bool {
 	return readers > 0 && (into == readers || to == readers)
 }
 
-// side is the dimension of a product's weight that its outputs or inputs are.
+// side returns the dimension of a product's weight that holds its outputs or its inputs.
 func side(op *graph.Op, outputs bool) int {
 	if op.Attr.(graph.LinearAttr).TransW == outputs {
 		return 0
@@ -237,8 +238,8 @@ func side(op *graph.Op, outputs bool) int {
 	return 1
 }
 
-// through returns the activations of an operation between two products, if it works on each
-// slice by itself.
+// through returns the activations of an operation between two products, if the operation works on
+// each slice separately.
 func (f *flow) through(op *graph.Op) (roots []graph.BufID, err error) {
 	s := int64(f.o.Slices)
 	if !slices.Contains(local, op.Kind) {

@@ -9,22 +9,22 @@ import (
 )
 
 // Pipeline divides the blocks of a program over the stages of a mesh axis (Huang et al. 2019,
-// GPipe). Stage i has blocks first[i] to first[i+1]−1 with what is used with them, the first
-// stage also what comes before all blocks, the last what comes behind them:
+// GPipe). Stage i has blocks first[i] to first[i+1]−1 and the operations used with them. The first
+// stage also has the operations before all blocks, the last stage those after all blocks:
 //
 //	embed ─ h.0 ─ h.1 ─ norm ─ head      becomes, for first = 0, 1
 //
 //	stage 0   embed ─ h.0 ─ send                  recv ─ h.0/dx ─ embed/dw
 //	stage 1                 recv ─ h.1 ─ … h.1/dx ─ send
 //
-// The result is still one program, of which each rank runs its stage's part (graph.Program.Role).
-// A value that crosses has a buffer for each stage. Operations and their order do not change, so
-// that the bits of a stage's gradients are those of the whole program.
+// The result is still one program; each rank runs its stage's part (graph.Program.Role). A value
+// that crosses stages has a buffer for each stage. Operations and their order do not change, so a
+// stage's gradients have the same bits as in the undivided program.
 //
-// A parameter that several stages use, such as a tied head's, is on each of them, in a unit of
-// its own (graph.Param.TiedTo), which the sharding rewrite adds up (fsdp.Reduce).
+// A parameter that several stages use, such as a tied head's, is on each of them, in a separate
+// unit (graph.Param.TiedTo). The sharding rewrite adds up its gradients (fsdp.Reduce).
 //
-// p must be differentiated, have its mesh, and be of one micro-batch.
+// p must be differentiated, have its mesh, and have one micro-batch.
 func Pipeline(p *graph.Program, axis int, first []int) (*graph.Program, error) {
 	c := &pipeline{
 		rewriter: rewriter{p.Clone()}, axis: axis, first: first, latest: map[graph.BufID]int{},
@@ -59,19 +59,19 @@ type pipeline struct {
 	visits []visit
 
 	latest map[graph.BufID]int // by root: 1 + the visit that wrote it last
-	have   map[at]int          // the same of what a stage has of a root
+	have   map[at]int          // the same, for the version of a root that a stage has
 	twins  map[at]graph.BufID  // the stage's own buffer or view
 	home   map[graph.BufID]int // by root: the first stage that uses it, which keeps the buffer itself
 }
 
-// at is a buffer on a stage.
+// at identifies a buffer on a stage.
 type at struct {
 	id    graph.BufID
 	stage int
 }
 
-// visit is what a micro-batch runs on a stage in one direction. Operations of no unit, such as
-// copies of inputs, go with those behind them; every stage runs them.
+// visit is the work of a micro-batch on a stage in one direction. Operations without a unit, such
+// as copies of inputs, belong to the visit of the operation that follows; every stage runs them.
 type visit struct {
 	phase             *graph.Phase
 	stage             int
@@ -79,7 +79,7 @@ type visit struct {
 	recvs, ops, sends []graph.Op
 }
 
-// unit is that of the first operation that has one.
+// unit returns the unit of the first operation that has one.
 func (v *visit) unit() int {
 	return v.ops[slices.IndexFunc(v.ops, func(op graph.Op) bool { return op.Unit >= 0 })].Unit
 }
@@ -90,9 +90,10 @@ func (c *pipeline) stageOf(layer int) int {
 	return next - 1
 }
 
-// visit takes the operations of a phase, and finds the stage of each. What belongs to no block that
-// repeats is of the first stage before all blocks and behind the backward of the first one, and of
-// the last stage between the last block's forward and backward.
+// visit finds the stage of each operation of a phase and groups them into visits. Operations
+// outside repeating blocks belong to the first stage if they come before all blocks or after the
+// backward of the first block. Those between the last block's forward and backward belong to the
+// last stage.
 func (c *pipeline) visit(ph *graph.Phase) error {
 	stage, behind, list := 0, false, []visit(nil)
 	var common []graph.Op
@@ -126,19 +127,20 @@ func (c *pipeline) visit(ph *graph.Phase) error {
 	return nil
 }
 
-// inside says whether an operation touches what a micro-batch computes.
+// inside says whether an operation touches an activation of a micro-batch.
 func (c *pipeline) inside(op *graph.Op) (yes bool) {
 	graph.Effects(op, func(e graph.Effect) { yes = yes || c.crosses(c.root(e.Buf)) })
 	return yes
 }
 
-// crosses says whether a root buffer has values that may go from stage to stage.
+// crosses says whether values of a root buffer may be sent from stage to stage.
 func (c *pipeline) crosses(root graph.BufID) bool {
 	b := c.p.Buf(root)
 	return b.Class == graph.Activations && b.Life == graph.LifePhase
 }
 
-// units gives every unit its stage, and parameters that several stages use to each of them.
+// units assigns a stage to every unit, and copies parameters that several stages use to each of
+// them.
 func (c *pipeline) units() error {
 	params := map[graph.BufID]int{} // by root of a value and of a gradient
 	for i := range c.p.Params {
@@ -168,7 +170,7 @@ func (c *pipeline) units() error {
 		prm := &c.p.Params[q]
 		unit := &c.p.Units[prm.Unit]
 		switch {
-		case len(stages) == 0: // only what is not planned uses it
+		case len(stages) == 0: // only operations that are not planned use it
 			continue
 		case unit.Block.Repeats() && (len(stages) > 1 || stages[0] != unit.Stage):
 			return fmt.Errorf("parameter %s of stage %d is used by stages %v", prm.Name, unit.Stage, stages)
@@ -186,7 +188,7 @@ func (c *pipeline) units() error {
 	return cmp.Or(c.trained(), c.owned())
 }
 
-// trained refuses a stage that trains nothing: it would have a part of the update without a use.
+// trained returns an error if a stage trains nothing: its part of the update would be useless.
 func (c *pipeline) trained() error {
 	trains := make([]bool, len(c.first))
 	for i := range c.p.Params {
@@ -201,7 +203,7 @@ func (c *pipeline) trained() error {
 	return nil
 }
 
-// tie gives stage s a parameter that an earlier stage has too.
+// tie copies a parameter of an earlier stage to stage s.
 func (c *pipeline) tie(param, s int) {
 	q, of := c.p.Params[param], c.p.Params[param].Unit
 	name := staged(c.p.Units[of].Name, s)
@@ -235,7 +237,7 @@ func (c *pipeline) tie(param, s int) {
 					}
 				})
 			}
-			for o := range op.Out { // each stage's sum starts with its own first addend
+			for o := range op.Out { // each stage's sum starts with its own first value
 				out := &op.Out[o]
 				if id := out.Buf; id != graph.NoBuf && (id == grad || id == q.Grad) && begun[id] != v.phase {
 					out.Mode, begun[id] = graph.Write, v.phase
@@ -245,11 +247,11 @@ func (c *pipeline) tie(param, s int) {
 	}
 }
 
-// staged is the name of what a stage has of its own.
+// staged returns the name of a stage's own buffer, unit or parameter.
 func staged(name string, stage int) string { return fmt.Sprintf("%s/stage.%d", name, stage) }
 
-// owned gives operations of no unit on a stage the unit of those before or behind them, and
-// checks that all others have one of their stage.
+// owned gives operations without a unit the unit of the previous operation on the stage, or of the
+// first one with a unit. It checks that all operations have a unit of their stage.
 func (c *pipeline) owned() error {
 	for i := range c.visits {
 		v := &c.visits[i]
@@ -271,8 +273,8 @@ func (c *pipeline) owned() error {
 	return nil
 }
 
-// connect sends what a visit reads and another stage has written, and gives its stage buffers of
-// its own.
+// connect sends the values that a visit reads and another stage has written, and gives the visit's
+// stage separate buffers.
 func (c *pipeline) connect(i int) (err error) {
 	v := &c.visits[i]
 	for k := range v.ops {
@@ -299,8 +301,8 @@ func (c *pipeline) connect(i int) (err error) {
 	return err
 }
 
-// send adds the operations that bring a version of a buffer from one visit's stage to another's, in
-// which op needs it.
+// send adds the operations that send a version of a buffer from one visit's stage to another's. op
+// reads it there.
 func (c *pipeline) send(root graph.BufID, from, to *visit, op *graph.Op) error {
 	name := c.p.Buf(root).Name
 	if d := from.stage - to.stage; d*d != 1 {
@@ -320,7 +322,7 @@ func (c *pipeline) send(root graph.BufID, from, to *visit, op *graph.Op) error {
 	return nil
 }
 
-// twin returns a stage's own buffer for one that crosses, or for a view of it.
+// twin returns a stage's own copy of a buffer that crosses stages, or of a view of one.
 func (c *pipeline) twin(id graph.BufID, stage int) graph.BufID {
 	if id == graph.NoBuf || !c.crosses(c.root(id)) {
 		return id
@@ -346,12 +348,12 @@ func (c *pipeline) twin(id graph.BufID, stage int) graph.BufID {
 	return own
 }
 
-// Schedule is the order in which the stages of a pipeline take micro-batches.
+// Schedule is the order in which the stages of a pipeline run micro-batches.
 type Schedule uint8
 
-// Schedules. The bubble of both, with equal stages, is (P−1)/(M+P−1) of a step for P stages and
-// M micro-batches. GPipe keeps the activations of all M, OneForwardOneBackward those of at most
-// P−s on stage s (Narayanan et al. 2021, section 2.2).
+// Schedules. With equal stages, the bubble of both is (P−1)/(M+P−1) of a step for P stages and M
+// micro-batches. GPipe keeps the activations of all M micro-batches, OneForwardOneBackward those of
+// at most P−s on stage s (Narayanan et al. 2021, section 2.2).
 const (
 	OneForwardOneBackward Schedule = iota // after P−1−s forwards on stage s one backward follows each forward
 	GPipe                                 // all forwards, then all backwards
@@ -362,7 +364,7 @@ var scheduleNames = [NumSchedules]string{"1f1b", "gpipe"}
 
 func (s Schedule) String() string { return scheduleNames[s] }
 
-// ParseSchedule is the reverse of String.
+// ParseSchedule returns the schedule with the given name, as String writes it.
 func ParseSchedule(name string) (Schedule, error) {
 	if s := slices.Index(scheduleNames[:], name); s >= 0 {
 		return Schedule(s), nil
@@ -376,8 +378,8 @@ type Turn struct {
 	Forward      bool
 }
 
-// Turns lists the turns of all stages such that each comes behind what it needs: a forward
-// behind the stage before, a backward behind the stage after.
+// Turns lists the turns of all stages. Each comes after its dependencies: a forward after that of
+// the previous stage, a backward after that of the next stage.
 func (s Schedule) Turns(stages, micros int) (list []Turn) {
 	forwards, backwards := make([]int, stages), make([]int, stages) // done on each stage
 	for len(list) < 2*stages*micros {

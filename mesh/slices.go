@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// rewriter is a pass at work on its copy of a program.
+// rewriter holds the copy of a program that a pass rewrites.
 type rewriter struct{ p *graph.Program }
 
 func (r rewriter) root(id graph.BufID) graph.BufID {
@@ -26,27 +26,28 @@ func (r rewriter) phases(visit func(ph *graph.Phase) error) error {
 	return nil
 }
 
-// like adds a buffer that is like another one, but for its name, shape and place.
+// like adds a copy of a buffer with another name, view and shape.
 func (r rewriter) like(id graph.BufID, name string, view *graph.View, shape ...int64) graph.BufID {
 	b := *r.p.Buf(id)
 	b.Name, b.View, b.Shape = name, view, slices.Clone(shape)
 	return r.p.AddBuffer(b)
 }
 
-// values has what a rank has of each value of a program that is cut into slices: all of it, its
-// slices (of a parameter, of an activation's columns or of its rows), or for each slice an addend.
+// values records a rank's part of each value of a program that is cut into slices. A rank has the
+// complete value, its slices (of a parameter, of an activation's columns or of its rows), or one
+// addend for each slice.
 type values struct {
 	rewriter
 	o       Options
-	per     int                           // slices of a rank
-	cut     map[graph.BufID]*layout       // by value and gradient of a parameter that is cut
-	columns map[graph.BufID]*columnar     // by root of an activation whose columns are cut
-	parts   map[graph.BufID][]graph.BufID // by buffer that is cut: the slices'
-	sums    map[graph.BufID]*sum          // by root: addends in the current phase that are not summed yet
+	per     int                           // slices on each rank
+	cut     map[graph.BufID]*layout       // by value and gradient buffer of a cut parameter
+	columns map[graph.BufID]*columnar     // by root of an activation that is cut by columns
+	parts   map[graph.BufID][]graph.BufID // by cut buffer: the buffers of its slices
+	sums    map[graph.BufID]*sum          // by root: values whose addends the current phase has not summed yet
 	summed  map[graph.BufID]bool          // activations that an all-reduce sums
-	rows    map[graph.BufID]bool          // activations of which a rank has its rows; none of them is a view
+	rows    map[graph.BufID]bool          // activations of which a rank has only its rows; none is a view
 	total   int64                         // rows of the current phase
-	names   map[string]int                // of the phase's new operations and buffers
+	names   map[string]int                // use count of the names of the phase's new operations and buffers
 	ops     []graph.Op                    // of the phase so far
 }
 
@@ -62,19 +63,19 @@ func newValues(p *graph.Program, o Options) *values {
 	return v
 }
 
-// ranks returns the number of ranks over which the slices lie.
+// ranks returns the number of ranks over which the slices are distributed.
 func (v *values) ranks() int64 { return int64(v.o.Slices / v.per) }
 
 func (v *values) isColumns(id graph.BufID) bool {
 	return id != graph.NoBuf && v.columns[v.root(id)] != nil
 }
 
-// isGradient says whether a buffer is the gradient of a whole parameter.
+// isGradient says whether a buffer is the gradient of a parameter that is not cut.
 func (v *values) isGradient(id graph.BufID) bool {
 	return id != graph.NoBuf && v.cut[id] == nil && v.p.Buf(v.root(id)).Class == graph.Gradients
 }
 
-// phase rewrites the operations of a phase, each by itself.
+// phase rewrites each operation of a phase.
 func (v *values) phase(ph *graph.Phase, operation func(graph.Op) error) error {
 	v.sums, v.names, v.ops = map[graph.BufID]*sum{}, map[string]int{}, nil
 	for _, op := range ph.Ops {
@@ -89,7 +90,7 @@ func (v *values) phase(ph *graph.Phase, operation func(graph.Op) error) error {
 	return nil
 }
 
-// add appends an operation that goes with another one.
+// add appends an operation with the pass, unit and micro-batch of another one.
 func (v *values) add(with graph.Op, kind graph.Kind, name string, in []graph.BufID, out graph.Out, attr any) {
 	op := graph.NewOp(kind, v.unique(name), in, []graph.Out{out}, attr)
 	op.Pass, op.Unit, op.Micro, op.Source = with.Pass, with.Unit, with.Micro, with.Name
@@ -112,18 +113,18 @@ func sliceName(name string, k int) string {
 	return fmt.Sprintf("%s/slice.%d", name, k)
 }
 
-// result says what the slices' results of an operation are, but for gradients: those of a cut
-// parameter are cut, those of a whole one addends.
+// result describes the slices' results of an operation. It does not apply to gradients: those of a
+// cut parameter are cut, those of other parameters are addends.
 type result uint8
 
 const (
-	asIs    result = iota // the slices that parts has, or whole
+	asIs    result = iota // the slices in parts, or the complete buffer
 	columns               // cut like the inputs
 	addends               // of a sum
 )
 
-// each repeats an operation for every slice of the rank; attr has each one's attribute, nil: they
-// have the operation's.
+// each repeats an operation for every slice of the rank. attr returns each slice's attribute; nil:
+// all have the operation's attribute.
 func (v *values) each(op graph.Op, as result, attr func(k int) any) error {
 	for _, id := range op.In {
 		v.whole(id)
@@ -157,7 +158,7 @@ func (v *values) each(op graph.Op, as result, attr func(k int) any) error {
 	return nil
 }
 
-// results returns the outputs of the slices' operations for one of an operation's.
+// results returns the outputs of the slices' operations for one output of an operation.
 func (v *values) results(op graph.Op, o graph.Out, as result) ([]graph.Out, error) {
 	switch {
 	case o.Buf == graph.NoBuf || v.cut[o.Buf] != nil:
@@ -185,15 +186,15 @@ func (v *values) results(op graph.Op, o graph.Out, as result) ([]graph.Out, erro
 	return list, nil
 }
 
-// sum is a value of which each slice has an addend.
+// sum is a value of which each slice computes an addend.
 type sum struct {
-	id      graph.BufID   // the buffer that is to have it
+	id      graph.BufID   // the buffer that receives the sum
 	addends []graph.BufID // by slice of the rank
-	besides bool          // id has a whole value already, to which the sum is added
-	op      graph.Op      // whose results they are
+	besides bool          // id already has a complete value, to which the sum is added
+	op      graph.Op      // the operation whose results are the addends
 }
 
-// addend returns the output for slice k's addend of a result.
+// addend returns the output that receives slice k's addend of a result.
 func (v *values) addend(op graph.Op, o graph.Out, k int) graph.Out {
 	root, shape := v.root(o.Buf), v.p.Buf(o.Buf).Shape
 	s := v.sums[root]
@@ -218,7 +219,7 @@ func (v *values) addend(op graph.Op, o graph.Out, k int) graph.Out {
 	return graph.Out{Buf: id}
 }
 
-// whole sums what slices have of a buffer's value, if they have addends of it.
+// whole sums the slices' addends of a buffer's value, if it has addends.
 func (v *values) whole(id graph.BufID) {
 	if id == graph.NoBuf {
 		return
@@ -255,7 +256,7 @@ func (v *values) whole(id graph.BufID) {
 	v.add(s.op, graph.Scale, name+"/add", []graph.BufID{first.Buf}, to, graph.ScaleAttr{Factor: 1})
 }
 
-// part returns a rank's k-th slice of a buffer: the buffer itself where it is whole.
+// part returns a rank's k-th slice of a buffer, or the buffer itself if it is not cut.
 func (v *values) part(id graph.BufID, k int) graph.BufID {
 	if list := v.parts[id]; list != nil {
 		return list[k]
@@ -277,7 +278,8 @@ func (v *values) part(id graph.BufID, k int) graph.BufID {
 	return v.parts[id][k]
 }
 
-// slice makes a buffer that of a rank's first slice, of a shape, or adds that of its k-th.
+// slice adds a buffer for a rank's k-th slice with the given shape. For k = 0 it shrinks the buffer
+// itself.
 func (v *values) slice(id graph.BufID, k int, shape []int64) graph.BufID {
 	to, b := id, v.p.Buf(id)
 	if k == 0 {
@@ -293,14 +295,15 @@ func (v *values) slice(id graph.BufID, k int, shape []int64) graph.BufID {
 	return to
 }
 
-// columnar is how an activation is cut: in its last dimension, or by rows where these are heads.
+// columnar describes how an activation is cut: in its last dimension, or in its first if the rows
+// are heads.
 type columnar struct {
 	rows bool
-	last int64 // its last dimension before
+	last int64 // last dimension before the cut
 }
 
-// headsAreRows says whether a buffer that is cut is cut in its first dimension. A view in which
-// heads are rows, of a buffer in which they are columns, is cut in the other one.
+// headsAreRows says whether a cut buffer is cut in its first dimension. A view can have heads as
+// rows while its buffer has them as columns; the view is then cut in the other dimension.
 func (v *values) headsAreRows(id graph.BufID) bool {
 	c, shape := v.columns[v.root(id)], v.p.Buf(id).Shape
 	if v.root(id) == id || shape[len(shape)-1] == c.last {
@@ -309,7 +312,7 @@ func (v *values) headsAreRows(id graph.BufID) bool {
 	return !c.rows
 }
 
-// cutColumns notes that a result of an operation is cut, as its first input that is.
+// cutColumns records that a result of an operation is cut in the same way as its first cut input.
 func (v *values) cutColumns(op graph.Op, id graph.BufID) {
 	root := v.root(id)
 	if v.columns[root] != nil {
@@ -324,7 +327,8 @@ func (v *values) cutColumns(op graph.Op, id graph.BufID) {
 	v.columns[root] = c
 }
 
-// view adds a view of elements of a buffer, which begin so many further on each next rank.
+// view adds a view of elements of a buffer. Its start moves by stride elements from one rank to the
+// next.
 func (v *values) view(id graph.BufID, name string, shape []int64, from, stride int64) graph.BufID {
 	b := v.p.Buf(id)
 	size := b.DType.Size()
@@ -332,7 +336,8 @@ func (v *values) view(id graph.BufID, name string, shape []int64, from, stride i
 	return v.like(id, v.unique(b.Name+"/"+name), at, shape...)
 }
 
-// cutRows makes the rank's slices of a buffer's rows views, of what it has of them or of all.
+// cutRows makes views for the rank's slices of a buffer's rows. The buffer has the rank's rows or
+// all rows.
 func (v *values) cutRows(id graph.BufID) {
 	b, stride := v.p.Buf(id), int64(0)
 	n := b.Elems() / int64(v.per)
@@ -354,7 +359,7 @@ func (v *values) cutRows(id graph.BufID) {
 	v.parts[id] = list
 }
 
-// divideRows leaves a rank its rows of an activation.
+// divideRows reduces an activation to the rank's rows.
 func (v *values) divideRows(id graph.BufID) error {
 	b := v.p.Buf(id)
 	switch {
@@ -367,7 +372,8 @@ func (v *values) divideRows(id graph.BufID) error {
 	return nil
 }
 
-// allRows returns the buffer of all rows of a divided one in a table, which gets it.
+// allRows returns the buffer in a table that holds all rows of a divided buffer. It adds the buffer
+// if the table has none.
 func (v *values) allRows(in map[graph.BufID]graph.BufID, id graph.BufID, name string) graph.BufID {
 	if _, ok := in[id]; !ok {
 		b := v.p.Buf(id)

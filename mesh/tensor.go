@@ -11,50 +11,52 @@ import (
 type Options struct {
 	Axis   int  // mesh axis of the ranks; −1: one rank has all slices
 	Slices int  // a power of two, at least 2, that the axis's size divides
-	Rows   bool // also divide by rows what the slices leave whole
+	Rows   bool // also divide by rows the values that are not cut into slices
 }
 
-// Tensor divides a program of whole parameters over the ranks of an axis (Shoeybi et al. 2019,
-// Megatron-LM). A dimension is cut into slices; a rank computes each of its slices by operations
-// of its own, which have the same shapes on any number of ranks:
+// Tensor divides an undivided program over the ranks of an axis (Shoeybi et al. 2019, Megatron-LM).
+// A dimension is cut into slices. A rank computes each of its slices with separate operations,
+// which have the same shapes on any number of ranks:
 //
 //	x → fc (C,F) → act → proj (F,C) → y         becomes, for slices s = 0, 1 …
 //	x → fc.s (C,F/S) → act.s → proj.s (F/S,C) → y.s;   y = Σ y.s
 //
-// The sum is a binary tree over the slices: a rank adds its own, which are neighbours, and an
-// all-reduce in the order SumTree goes on with one addend from each rank. So the bits depend on
-// the slices and not on the ranks. There is one such sum behind
+// The sum is a binary tree over the slices. A rank adds its own slices, which are neighbours; an
+// all-reduce in the order SumTree then adds one value from each rank. So the bits depend on the
+// slices and not on the ranks. There is one such sum for each of
 //
-//   - a product whose input is cut: by columns the weights of the product before, by rows its own
+//   - the result of a product whose input is cut: the weights of the product before it are cut by
+//     columns, its own by rows
 //   - the gradient of an input of products whose outputs are cut
-//   - an embedding, whose table is cut by tokens; all but one addend are 0
-//   - gradients of whole parameters that slices share (norms of heads)
+//   - an embedding, whose table is cut by tokens; all addends except one are 0
+//   - gradients of complete parameters that slices share (norms of heads)
 //
-// The head's table is cut by tokens too: each slice has statistics of its logits, all slices'
-// are gathered, and every rank combines them in the same order. Everything else is whole: each
-// rank computes it, with the same bits.
+// The head's table is cut by tokens too. Each slice has statistics of its logits; all slices'
+// statistics are gathered, and every rank combines them in the same order. All other values are not
+// cut: each rank computes them completely, with the same bits.
 //
-// Which weights are cut follows from the data flow: products whose results reach, through
-// operations on single elements or heads, other products only. An error names a product for
-// which that does not hold. p must be differentiated, and have its mesh.
+// The data flow determines which weights are cut: products whose results reach only other products,
+// through operations on single elements or heads. An error names a product for which this is false.
+// p must be differentiated and have its mesh.
 //
-// Options.Rows divides by rows what is whole: norms and the residual stream (Korthikanti et al.
-// 2022, Reducing Activation Recomputation in Large Transformer Models, section 4.2.2). The rows of
-// a micro-batch are cut into as many slices as the layers, and a rank has its slices in one buffer:
+// Options.Rows divides by rows the values that are not cut: norms and the residual stream
+// (Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models, section
+// 4.2.2). The rows of a micro-batch are cut into as many slices as the layers, and a rank has its
+// slices in one buffer:
 //
 //	x → fc → act → proj → all_reduce y → norm                    becomes
 //	x → all_gather → fc → act → proj → reduce_scatter y → norm   where x, y and norm are a rank's rows
 //
-// Four rules give the program:
+// Four rules define the result:
 //
-//   - The sum of addends along the axis leaves each rank its rows, added in the same order.
-//   - What works on each row by itself runs on the rank's rows.
-//   - Everything else reads all rows. They are gathered before it, once forward and once backward,
-//     so that what the backward needs of the forward is a rank's rows.
-//   - A sum over rows is the gradient of a whole parameter. Each slice of rows has an addend, and
-//     these add up as all sums over slices do, so that the bits are the same on any number of ranks.
+//   - The sum of addends along the axis gives each rank its rows, added in the same order.
+//   - Operations that work on each row separately run on the rank's rows.
+//   - All other operations read all rows. The rows are gathered before, once in the forward and
+//     once in the backward, so a rank keeps only its own rows from the forward for the backward.
+//   - A sum over rows is the gradient of a complete parameter. Each slice of rows has an addend.
+//     These are added like all sums over slices, so the bits are the same on any number of ranks.
 //
-// A phase whose rows the slices do not divide keeps them whole.
+// If the slices do not divide the rows of a phase, the phase is not divided by rows.
 func Tensor(p *graph.Program, o Options) (*graph.Program, error) {
 	t := &tensor{values: newValues(p.Clone(), o)}
 	if err := t.layouts(); err != nil {
@@ -65,7 +67,7 @@ func Tensor(p *graph.Program, o Options) (*graph.Program, error) {
 		return nil, err
 	}
 	for id := range graph.BufID(len(t.p.Buffers)) {
-		t.part(id, 0) // a view that no operation uses is to fit what it is of
+		t.part(id, 0) // a view that no operation uses must also match its base
 	}
 	if t.isColumns(t.p.Logits) {
 		return nil, fmt.Errorf("the logits of a generation would be cut by tokens; plan it without slices")
@@ -74,7 +76,7 @@ func Tensor(p *graph.Program, o Options) (*graph.Program, error) {
 		return t.p, nil
 	}
 	clear(t.columns)
-	clear(t.parts) // the slices have operations of their own now
+	clear(t.parts) // the slices have separate operations now
 	return t.p, t.phases(t.divide)
 }
 
@@ -82,13 +84,13 @@ func Tensor(p *graph.Program, o Options) (*graph.Program, error) {
 type tensor struct {
 	*values
 
-	// Of the current phase: by divided buffer where all rows are, while ranks have addends of it,
-	// and while operations of a unit read it.
+	// For the current phase, by divided buffer: the buffer with all rows. partial: while ranks have
+	// addends of it; gathered: while operations of a unit read it.
 	partial, gathered map[graph.BufID]graph.BufID
 	unit              int
 }
 
-// operation repeats for each slice what works with slices.
+// operation repeats an operation for each slice if it works on slices.
 func (t *tensor) operation(op graph.Op) error {
 	weight, table := graph.NoBuf, graph.NoBuf
 	switch op.Kind {
@@ -132,8 +134,8 @@ func (t *tensor) operation(op graph.Op) error {
 	return t.each(op, columns, nil)
 }
 
-// product rewrites a linear or one of its gradients. outputs says that the weight is cut by
-// outputs, so that y and dy are cut; else x and dx are.
+// product rewrites a linear or one of its gradients. If outputs is set, the weight is cut by
+// outputs, so y and dy are cut; otherwise x and dx are cut.
 func (t *tensor) product(op graph.Op, outputs bool) error {
 	cut := []bool{outputs != (op.Kind == graph.Linear)} // of the inputs before the weight
 	if op.Kind == graph.LinearGradW {
@@ -161,7 +163,7 @@ func (t *tensor) product(op graph.Op, outputs bool) error {
 	return nil
 }
 
-// vocabulary returns the attribute of an operation on each slice of a table.
+// vocabulary returns a function that returns the attribute of an operation on slice k of a table.
 func (t *tensor) vocabulary(table graph.BufID) func(k int) any {
 	q := &t.p.Params[t.cut[table].param]
 	each := t.p.LocalShape(q)[0]
@@ -212,8 +214,9 @@ func (t *tensor) head(op graph.Op) error {
 	return t.each(grad, addends, attr)
 }
 
-// byRow has the operations that work on each row by itself, but for the gradients of parameters,
-// which are sums over rows. Products are here for weights that are whole, as one of an adapter's.
+// byRow has the operations that work on each row separately, except for gradients of parameters,
+// which are sums over rows. It includes products with a weight that is not cut, such as one of an
+// adapter's.
 var byRow = []graph.Kind{
 	graph.Add, graph.Mul, graph.Scale, graph.Dropout, graph.AddPos, graph.AddPosGrad, graph.BiasGrad,
 	graph.LayerNorm, graph.LayerNormGrad, graph.RMSNorm, graph.RMSNormGrad,
@@ -236,7 +239,7 @@ func (t *tensor) divide(ph *graph.Phase) error {
 	return t.phase(ph, t.rowOperation)
 }
 
-// onRows says whether an operation works on each row of what is divided by itself.
+// onRows says whether an operation works on each row of divided values separately.
 func (t *tensor) onRows(op *graph.Op) bool {
 	isCut := func(id graph.BufID) bool { return t.cut[id] != nil }
 	summing := func(id graph.BufID) bool { return t.partial[id] != 0 }
@@ -246,7 +249,7 @@ func (t *tensor) onRows(op *graph.Op) bool {
 		!slices.ContainsFunc(op.Out, func(o graph.Out) bool { return isCut(o.Buf) })
 }
 
-// rowOperation rewrites an operation of a program in slices for the rank's rows.
+// rowOperation rewrites an operation of a sliced program for the rank's rows.
 func (t *tensor) rowOperation(op graph.Op) error {
 	if op.Unit != t.unit {
 		t.unit = op.Unit
@@ -258,7 +261,7 @@ func (t *tensor) rowOperation(op graph.Op) error {
 		switch {
 		case o.Buf == graph.NoBuf:
 		case t.isGradient(o.Buf):
-			sums = sums || slices.Contains(byRow, op.Kind) && op.Kind != graph.Scale // which adds a sum over slices
+			sums = sums || slices.Contains(byRow, op.Kind) && op.Kind != graph.Scale // a Scale here adds a sum over slices
 		case rows && t.p.Buf(o.Buf).Class == graph.Activations:
 			if err := t.divideRows(o.Buf); err != nil {
 				return err
@@ -293,7 +296,7 @@ func (t *tensor) rowOperation(op graph.Op) error {
 	return nil
 }
 
-// onAll gives an operation all rows of its operands, and of addends of a sum.
+// onAll gives an operation operands with all rows, also for addends of a sum.
 func (t *tensor) onAll(op *graph.Op) error {
 	for i, id := range op.In {
 		if all, summing := t.partial[id]; summing {
@@ -316,8 +319,8 @@ func (t *tensor) onAll(op *graph.Op) error {
 	return nil
 }
 
-// gather returns a buffer with all rows of a divided one, for the operation and those of its unit
-// that come next.
+// gather returns a buffer with all rows of a divided one, for this operation and the next ones of
+// its unit.
 func (t *tensor) gather(with graph.Op, id graph.BufID) graph.BufID {
 	if all, ok := t.gathered[id]; ok {
 		return all
@@ -329,8 +332,8 @@ func (t *tensor) gather(with graph.Op, id graph.BufID) graph.BufID {
 	return all
 }
 
-// sumRows repeats an operation for every slice of a rank's rows. What it adds over rows are addends
-// of the parameters' gradients.
+// sumRows repeats an operation for every slice of a rank's rows. Its sums over rows are addends of
+// the parameters' gradients.
 func (t *tensor) sumRows(op graph.Op) error {
 	for _, id := range op.In {
 		if id != graph.NoBuf && (t.p.Buf(id).Class == graph.Activations || t.p.Buf(id).IsFloatInput()) {

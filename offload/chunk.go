@@ -12,16 +12,16 @@ import (
 //
 //	adamw u(g, v, m)   →   adamw u[0](g[0], v[0], m[0])   adamw u[1](g[1], v[1], m[1]) …
 //
-// Then the mirrors (copies in host memory) of a large unit, such as an embedding, need not hold
-// all of it. Each element is computed as before, and sums of squares are exact, so the bits are
-// the same. An operand with one element for several (the scales of blocks) is divided in the same
-// ratio, and its parts are tied to the matching parts of the values. An operation with an
-// operand of one number a parameter is not divided. The kind table has these ratios
-// (graph.Operand.Per).
+// Then the mirrors (copies in host memory) of a large unit, such as an embedding, need not hold all
+// of it. Each element is computed as before, and sums of squares are exact, so the bits are the
+// same. If several elements share one element of an operand (the scales of blocks), the operand is
+// divided in the same ratio, and its parts are tied to the matching parts of the values. An
+// operation is not divided if an operand has one number a parameter. The kind table has these
+// ratios (graph.Operand.Per).
 //
 // It returns each operation's chunk number; −1 for operations without chunks.
 func (r *rewriter) split(ph *graph.Phase) (slot []int) {
-	var e *graph.Editor // of a phase that is divided
+	var e *graph.Editor // editor of a phase that is divided
 	slot = make([]int, 0, len(ph.Ops))
 	for i := range ph.Ops {
 		parts := r.chunksOf(&ph.Ops[i])
@@ -43,8 +43,8 @@ func (r *rewriter) split(ph *graph.Phase) (slot []int) {
 	return slot
 }
 
-// elementsOf returns how many elements an operation on the host processes one by one, and its
-// operands; 0 if the operation cannot be divided.
+// elementsOf returns the number of elements that an operation on the host processes separately, and
+// its operands; 0 if the operation cannot be divided.
 func (r *rewriter) elementsOf(op *graph.Op) (n int64, in, out []graph.Operand) {
 	switch a := op.Attr.(type) {
 	case graph.ShardAttr:
@@ -128,7 +128,7 @@ func (r *rewriter) piece(id graph.BufID, at, size int64) graph.BufID {
 	return v
 }
 
-// chunks returns the parts of a flat buffer that pass through the host one by one; only the
+// chunks returns the parts of a flat buffer that pass through the host in sequence, or only the
 // buffer itself if it has at most chunk elements.
 func (r *rewriter) chunks(id graph.BufID) []graph.BufID {
 	n, chunk := r.p.Buf(id).Elems(), r.chunk

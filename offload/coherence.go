@@ -7,23 +7,23 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// stretch is a run of a phase's operations that use the flat buffers of one kind of one unit,
-// until another block's are used (as in package fsdp, but for any kind of buffer). For a buffer
-// that belongs to no unit it is all of its uses. Indices are those of the phase's operations.
+// stretch is a run of a phase's operations that use the flat buffers of one kind of one unit. It
+// ends when another block's buffers are used (as in package fsdp, but for any kind of buffer). For
+// a buffer without a unit it is all of its uses. Indices are those of the phase's operations.
 type stretch struct {
 	unit, slot  int // slot: the chunk, −1 if there are no chunks
 	first, last int
 	roots       []graph.BufID
-	closers     []*graph.Node // after these its mirrors are free
+	closers     []*graph.Node // after these operations its mirrors are free
 }
 
 // coherence runs a copy protocol, like that of a cache, over one phase.
 //
 // A buffer rests in its home space. A mirror is a copy of it in another space. At the start of a
-// stretch only the home holds valid contents. An operation that reads the buffer in another space
-// needs copies that bring the contents there. One that writes leaves only its own space valid. At
-// the end of the stretch, contents that are not valid at home and are used later are copied home.
-// The mirrors live as long as the stretch:
+// stretch only the home holds valid contents. If an operation reads the buffer in another space,
+// copies bring the contents there before. If an operation writes it, only the operation's space
+// stays valid. At the end of the stretch, contents that are not valid at home and are used later
+// are copied home. The mirrors live as long as the stretch:
 //
 //	home host, used on the device            home device, updated on the host
 //
@@ -33,10 +33,10 @@ type stretch struct {
 //	           (only if u was written)
 //
 // Contents on disk pass through a mirror in host memory, which operations on the host also use.
-// A fetch may start at the stretch that is Ahead stretches earlier, after the end of the one
-// before that: so at most Ahead+1 stretches of a kind have mirrors. Copies that depend on an
-// operation of the stretch itself are placed next to it. If all uses in another space are of the
-// same part of the buffer (a rank's own shard), the mirror holds only that part.
+// A fetch may start at the stretch that is Ahead stretches earlier, after the end of the one before
+// that. So at most Ahead+1 stretches of a kind have mirrors. Copies that depend on an operation of
+// the stretch itself are placed next to it. If all uses in another space are of the same part of
+// the buffer (a rank's own shard), the mirror holds only that part.
 type coherence struct {
 	r      *rewriter
 	w      *weave
@@ -144,8 +144,8 @@ func (c *coherence) collect() {
 	}
 }
 
-// owner returns the unit of copies of a root that is in no class that moves. In a pipeline those
-// of a root without a unit are of the stage whose operations alone use it.
+// owner returns the unit of the copies of a root that belongs to no moved class. In a pipeline a
+// root without a unit gets a unit of the only stage whose operations use it.
 func (c *coherence) owner(root graph.BufID, uses []int) int {
 	p := c.r.p
 	unit := p.Buf(root).Unit
@@ -162,8 +162,9 @@ func (c *coherence) owner(root graph.BufID, uses []int) int {
 }
 
 // stillUsed says whether a stretch of a unit and chunk continues at an operation that uses the
-// units and chunks in used. Several units of a block (of which some parameters are frozen, or cut
-// over ranks) do not end each other's stretches; chunks of a unit end that of the unit.
+// units and chunks in used. A block has several units if some parameters are frozen, or cut over
+// ranks; these do not end each other's stretches. A chunk of a unit ends the stretch of the
+// complete unit.
 func (c *coherence) stillUsed(key [2]int, used map[[2]int][]graph.BufID) bool {
 	if used[key] != nil {
 		return true
@@ -287,7 +288,7 @@ func (c *coherence) content(root graph.BufID) bool {
 	if c.r.p.Buf(root).Life == graph.LifePhase {
 		return false
 	}
-	done := c.phase // phases that have run: a repeated one has run itself
+	done := c.phase // phases that have run: a repeated phase includes itself
 	if c.phases[done].Repeat >= 2 {
 		done++
 	}
@@ -316,16 +317,15 @@ func (c *coherence) wanted(root graph.BufID, i int) bool {
 	if b.Life == graph.LifePhase {
 		return false
 	}
-	next := c.phase // phases that will run: a repeated one runs itself again
+	next := c.phase // phases that will run: a repeated phase includes itself
 	if c.phases[next].Repeat < 2 {
 		next++
 	}
 	return slices.ContainsFunc(c.index[next:], func(uses [][]int) bool { return len(uses[root]) > 0 })
 }
 
-// replaces says whether the operations overwrite, before they read it, every byte of the root
-// that the section ever uses. A write that may be skipped keeps the old contents, so it counts
-// as a read.
+// replaces says whether the operations overwrite every byte of the root that the section ever uses
+// before they read it. A write that may be skipped keeps the old contents, so it counts as a read.
 func (c *coherence) replaces(root graph.BufID, ops []int) bool {
 	r := c.r
 	var written spans

@@ -11,6 +11,6 @@
 //	         copy-out:                             ● park g       (gradients=host)
 //	         host:                                   ● adamw u(g, v, m)  (optimizer=host)
 //
-// The results do not change: the same computation runs on the same values, in host memory
-// instead of the device's.
+// The results do not change: the same operations compute on the same values, in host memory instead
+// of the device's.
 package offload

@@ -9,18 +9,18 @@ type Options struct {
 	// Parts place classes in parts: by share, or by buffer. A class has parts or a space above.
 	Parts []Part
 
-	// Ahead is how many stretches of use (see coherence.go) a fetch may start before its own,
-	// and how many later ones may start before written contents are stored. 0: copies and
-	// computation alternate, which needs the least memory.
+	// Ahead is the number of stretches (see coherence.go) by which a fetch may start early. It is
+	// also the number of later stretches that may start before written contents are stored. 0:
+	// copies and computation alternate, which needs the least memory.
 	Ahead int
-	// Chunk is the largest number of elements of a unit that an update on the host, or a
-	// transfer between disk and device, works on at a time, so that it bounds the host memory
-	// of large units. It is a multiple of 1024. 0: DefaultChunk, or more if a rank's
-	// parameters would make over 256 chunks.
+	// Chunk is the largest number of elements of a unit that an update on the host, or a transfer
+	// between disk and device, processes at a time. It limits the host memory of large units. It is
+	// a multiple of 1024. 0: DefaultChunk, or more if a rank's parameters would make over 256
+	// chunks.
 	Chunk int64
-	// DeviceShare is the share of the optimizer states, in bytes, that stays on the device:
-	// as many whole units as fit, from the last one of the program backward. Their updates
-	// run on the device.
+	// DeviceShare is the share of the optimizer states, in bytes, that stays on the device: as many
+	// complete units as fit, starting with the last unit of the program. Their updates run on the
+	// device.
 	DeviceShare float64
 }
 

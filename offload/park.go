@@ -7,27 +7,27 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// smallest is the smallest size, relative to the largest parked activation, for which a copy
-// pays: norm statistics stay on the device.
+// smallest is the smallest size of an activation that is worth a copy, relative to the largest
+// parked activation: norm statistics stay on the device.
 const smallest = 1.0 / 32
 
-// park copies activations that stay unused for long to host memory (or through it to disk) after
-// the last use before that time, and back into a new buffer before the next use:
+// park copies activations with a long gap between uses to host memory (or through it to disk) after
+// the last use before the gap, and back into a new buffer before the next use:
 //
 //	compute:   x = f │ g(x) │ … a+1+Ahead ●… │ …      │ …  b │ g'(x₂)
 //	copy-out:              park x → h ●
 //	copy-in:                                   ● fetch h → x₂   Ahead stretches before b
 //
 // A stretch is a run of operations of the compute stream of one unit and micro-batch. a is the
-// stretch of the last use before the gap and b that of the first use after. Stretch a+1+Ahead
-// waits for the copy out, so x's bytes are free from there on. The copy in waits for the end of
-// stretch b−1−Ahead. If there are fewer stretches between the two, parking would free no memory
-// and the activation stays. Fetches are in the order of their uses, which in a backward is the
-// reverse of the order of parking.
+// stretch of the last use before the gap and b that of the first use after. Stretch a+1+Ahead waits
+// for the copy out, so x's bytes are free from that stretch on. The copy in waits for the end of
+// stretch b−1−Ahead. If there are fewer stretches between the two, parking would free no memory and
+// the activation stays. Fetches are in the order of their uses, which in a backward is the reverse
+// of the order of parking.
 //
-// In layer order an activation between two blocks is unused while the other micro-batches pass
-// the same block. It is not parked for that: all such activations would be copied out only to be
-// copied back at once.
+// In layer order an activation between two blocks is unused while the other micro-batches pass the
+// same block. Such a gap is too short for parking: all these activations would be copied out and
+// immediately copied back.
 func (r *rewriter) park(w *weave) {
 	stretch, run, ends := stretches(w)
 	chosen := r.chooseParked(w, stretch, run)
@@ -40,7 +40,7 @@ func (r *rewriter) park(w *weave) {
 	}
 }
 
-// idle is an activation that a phase leaves unused for long.
+// idle is an activation with a long gap between uses in a phase.
 type idle struct {
 	root   graph.BufID
 	before int   // last operation that uses it before the gap
@@ -177,9 +177,9 @@ func readsFirst(r *rewriter, op *graph.Op, root graph.BufID) bool {
 	return reads
 }
 
-// stretches numbers the phase's operations: runs by stretches of compute operations of one unit,
-// of by those of one unit and micro-batch. An operation of another stream has the number before
-// it. ends has the first and last compute operation of each number in of.
+// stretches numbers the phase's operations: runs by stretches of compute operations of one unit, of
+// by those of one unit and micro-batch. An operation of another stream has the previous operation's
+// number. ends has the first and last compute operation of each number in of.
 func stretches(w *weave) (of, runs []int, ends [][2]int) {
 	unit, micro, run := -2, 0, 0
 	for i, n := range w.Base {

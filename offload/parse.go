@@ -32,11 +32,11 @@ func (o Options) Validate() error {
 }
 
 // Parse reads "optimizer=host|disk,parameters=…,gradients=…,activations=…", any of them in any
-// order. After a space may follow which part of the class it gets. For units that is a share:
-// "optimizer=host:60%" moves at least 60 % of the class off the device (the last units stay),
-// "optimizer=host:25%+disk" moves the rest to disk. For activations it is patterns of names, as
-// in "activations=host:h.*.mlp.act;h.*.ln_1". "" and "none" offload nothing. Each class is given
-// at most once, and each space at most once in a class.
+// order. After a space, a colon and the part of the class that goes there may follow. For units the
+// part is a share: "optimizer=host:60%" moves at least 60 % of the class off the device (the last
+// units stay), "optimizer=host:25%+disk" moves the rest to disk. For activations it is patterns of
+// names, as in "activations=host:h.*.mlp.act;h.*.ln_1". "" and "none" offload nothing. Each class
+// is given at most once, and each space at most once in a class.
 func Parse(s string) (Options, error) {
 	var o Options
 	if s == "" || strings.EqualFold(s, "none") {
@@ -69,8 +69,8 @@ func Parse(s string) (Options, error) {
 	return o, nil
 }
 
-// With adds the parts of one class. A single part that takes the whole class sets the class's
-// space instead. Without parts the options do not change.
+// With adds the parts of one class. A single part with the complete class sets the class's space
+// instead. Without parts the options do not change.
 func (o Options) With(parts []Part) Options {
 	if len(parts) != 1 || parts[0].Share != 0 && parts[0].Share != 1 || len(parts[0].Buffers) > 0 {
 		o.Parts = append(slices.Clone(o.Parts), parts...)

@@ -10,17 +10,17 @@ import (
 	"github.com/spillway-ml/spillway/internal/decimal"
 )
 
-// Part is a part of a class of buffers, and the space that it goes to.
+// Part is a part of a class of buffers, and the space to which it moves.
 type Part struct {
 	Class graph.Class // Optimizer, Parameters, Gradients or Activations
 	Space graph.Space // Host or Disk
-	// Share is the part, by bytes, of a class of units' buffers that goes to Space, in (0, 1].
-	// 0: everything that later parts do not take. Of several parts of a class, the later ones
-	// take the later units; units that no part takes, the last ones, stay on the device. Whole
-	// units are moved, so that at least the sum of the shares leaves the device.
+	// Share is the share of a class of units' buffers, by bytes, that goes to Space, in (0, 1]. 0:
+	// everything that later parts leave. If a class has several parts, the later ones get the later
+	// units. The last units, which no part gets, stay on the device. Only complete units move, so
+	// at least the sum of the shares leaves the device.
 	Share float64
-	// Buffers has patterns (graph.MatchName) of the activations that go to Space; none:
-	// everything that earlier parts do not take.
+	// Buffers has patterns (graph.MatchName) of the activations that go to Space; none: all
+	// activations that earlier parts leave.
 	Buffers []string
 }
 
@@ -51,7 +51,7 @@ func (p Part) validate() error {
 	return nil
 }
 
-// validateParts rejects parts that contradict each other or the space of a whole class.
+// validateParts rejects parts that contradict each other or the space of a complete class.
 func (o Options) validateParts() error {
 	sum := map[graph.Class]float64{}
 	rest := map[graph.Class]bool{}
@@ -73,7 +73,8 @@ func (o Options) validateParts() error {
 	return nil
 }
 
-// Whole returns the space of a whole class; graph.Device if it stays, or is placed in parts.
+// Whole returns the space of a complete class; graph.Device if it stays, or if it is placed in
+// parts.
 func (o Options) Whole(c graph.Class) graph.Space {
 	if space := o.space(c); space != nil {
 		return *space
@@ -81,7 +82,7 @@ func (o Options) Whole(c graph.Class) graph.Space {
 	return graph.Device
 }
 
-// space returns the option for a whole class; nil if the class can't be placed.
+// space returns the option for a complete class; nil if the class can't be placed.
 func (o *Options) space(c graph.Class) *graph.Space {
 	switch c {
 	case graph.Optimizer:
@@ -105,7 +106,8 @@ func (o Options) parts(c graph.Class) (list []Part) {
 	return list
 }
 
-// placeUnits returns, by unit, the home of its buffers of a class. bytes is by unit.
+// placeUnits returns, by unit, the home of its buffers of a class. bytes has the size of these by
+// unit.
 func (o Options) placeUnits(c graph.Class, bytes []int64) []graph.Space {
 	home := make([]graph.Space, len(bytes))
 	parts := o.parts(c)
@@ -134,7 +136,7 @@ func (o Options) placeUnits(c graph.Class, bytes []int64) []graph.Space {
 	if last := parts[len(parts)-1]; last.Share == 0 {
 		stay = 0
 	}
-	left := make([]float64, len(parts)+1) // bytes left of each part; the last element is the device's
+	left := make([]float64, len(parts)+1) // remaining bytes of each part; the last element is the device's
 	left[len(parts)] = stay * float64(total)
 	named := stay
 	for i, p := range parts {
@@ -165,7 +167,7 @@ func (o Options) placeUnits(c graph.Class, bytes []int64) []graph.Space {
 	return home
 }
 
-// parkSpace returns the space for an activation of the given name; Device: it stays.
+// parkSpace returns the space for an activation of the given name; Device if it stays.
 func (o Options) parkSpace(name string) graph.Space {
 	for _, p := range o.parts(graph.Activations) {
 		if len(p.Buffers) == 0 || p.names(name) {
@@ -180,7 +182,7 @@ func (o Options) parks() bool {
 	return o.Activations != graph.Device || len(o.parts(graph.Activations)) > 0
 }
 
-// named says whether a pattern names the activation, which is then parked however small it is.
+// named says whether a pattern names the activation. It is then parked regardless of its size.
 func (o Options) named(name string) bool {
 	return slices.ContainsFunc(o.parts(graph.Activations), func(p Part) bool { return p.names(name) })
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// passage runs the copy protocol (see coherence) for one root buffer in one stretch. It tracks in
-// which spaces the contents are valid, operation by operation.
+// passage runs the copy protocol (see coherence) for one root buffer in one stretch. It tracks, for
+// each operation, the spaces in which the contents are valid.
 type passage struct {
 	c    *coherence
 	reg  *stretch
@@ -18,10 +18,10 @@ type passage struct {
 	parts [graph.NumSpaces]graph.BufID // by space: the part of the root that it holds
 	used  [graph.NumSpaces]bool        // spaces other than home in which operations use it
 	span  extent                       // the bytes of the root that the stretch copies
-	turn  int                          // the stretch's number among the root's
+	turn  int                          // the stretch's number among those of the root
 	held  [graph.NumSpaces]graph.BufID // by space: the buffer that holds the part; NoBuf: not known yet
 
-	at    int           // index before which fetches may be placed; −1: where they are needed
+	at    int           // index before which fetches may be placed; −1: directly before the operation that needs them
 	after []*graph.Node // nodes that fetches must wait for
 	pass  graph.Pass
 
@@ -32,7 +32,8 @@ type passage struct {
 }
 
 // root runs the protocol for one root buffer in one stretch. at is the index before which its
-// fetches may be placed (−1: where they are needed), after what they must wait for.
+// fetches may be placed (−1: directly before the operation that needs them). They wait for the
+// nodes in after.
 func (c *coherence) root(reg *stretch, root graph.BufID, at int, after []*graph.Node) {
 	r := c.r
 	uses := c.uses[root]
@@ -62,7 +63,7 @@ func (c *coherence) root(reg *stretch, root graph.BufID, at int, after []*graph.
 }
 
 // chooseSpan sets span: the part that the mirror holds if only one other space is used, and
-// otherwise the whole root.
+// otherwise the complete root.
 func (g *passage) chooseSpan() {
 	r := g.c.r
 	whole := r.place(g.root)
@@ -127,8 +128,8 @@ func (g *passage) effect(op *graph.Op, s graph.Space) (reads, writes bool) {
 	return reads, writes
 }
 
-// enter makes space s valid for operation i: by a fetch before it, or by the operation's own
-// write, which must wait as a fetch would.
+// enter makes space s valid for operation i. It adds a fetch before the operation, or uses the
+// operation's own write, which must wait as a fetch would.
 func (g *passage) enter(i int, s graph.Space, reads bool) {
 	w := g.c.w
 	first, waits := w.Base[i], true
@@ -173,7 +174,7 @@ func (g *passage) bring(s graph.Space, insert func(graph.Op) *graph.Node) (nodes
 	return nodes
 }
 
-// distance is how many copies between neighbouring spaces lead from a to b.
+// distance returns the number of copies between neighbouring spaces on the way from a to b.
 func distance(a, b graph.Space) graph.Space { return max(a, b) - min(a, b) }
 
 // ends returns the source and destination of a copy between two neighbouring spaces. If their

@@ -3,8 +3,8 @@ package offload
 import "github.com/spillway-ml/spillway/graph"
 
 // Rewrite moves the classes that o names to host memory or disk. It inserts the copies that keep
-// every operation's operands in its own space, and places the update where it then runs
-// (update.go). The program must be sharded and not yet scheduled.
+// every operation's operands in its own space, and moves the update to its new place (update.go).
+// The program must be sharded and not yet scheduled.
 //
 // A LifeRun buffer of a moved class gets its home in that space. Operations stay on the device,
 // except these, which run on the host: updates of units whose optimizer states are off the
@@ -59,7 +59,7 @@ func (r *rewriter) section(sec *graph.Section) {
 		w := newWeave(ph)
 		name := sec.Name
 		if sec.Kind == graph.SectionFlush {
-			name = graph.SectionStep.String() // the same updates as in the step use its mirrors
+			name = graph.SectionStep.String() // shares the step's mirrors, since it runs the same updates
 		}
 		c := &coherence{r: r, w: w, sec: name, phases: before, index: index, phase: j, slot: slots[j], closed: map[graph.BufID][]closing{}}
 		c.collect()
@@ -71,8 +71,8 @@ func (r *rewriter) section(sec *graph.Section) {
 	}
 }
 
-// usesAway lists, by phase and root, the operations that use a buffer which is not on the device, or which
-// an operation on the host uses: no other needs copies.
+// usesAway lists, by phase and root, the operations that use a buffer if it is off the device or an
+// operation on the host uses it. Other buffers need no copies.
 func (r *rewriter) usesAway(phases []graph.Phase) [][][]int {
 	away := make([]bool, len(r.p.Buffers))
 	for id := range away {

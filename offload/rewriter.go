@@ -20,7 +20,7 @@ const (
 	numKinds
 )
 
-// member says to which unit a flat buffer belongs, and its kind; numKinds: it is none.
+// member gives the unit and kind of a flat buffer; kind numKinds: it is no flat buffer of a unit.
 type member struct {
 	kind kind
 	unit int
@@ -41,13 +41,13 @@ type rewriter struct {
 	chunk     int64 // elements
 }
 
-// located is where a buffer lies: its root, and its bytes there.
+// located is the position of a buffer: its root, and its bytes in the root.
 type located struct {
 	root graph.BufID
 	extent
 }
 
-// locate returns where a buffer lies. It resolves the views of each buffer once.
+// locate returns the position of a buffer. It resolves the views of each buffer once.
 func (r *rewriter) locate(id graph.BufID) *located {
 	for k := len(r.located); k < len(r.p.Buffers); k++ {
 		l := located{graph.BufID(k), extent{size: r.p.Buffers[k].Bytes()}}
@@ -68,7 +68,7 @@ func (r *rewriter) root(id graph.BufID) graph.BufID { return r.locate(id).root }
 
 func (r *rewriter) place(id graph.BufID) extent { return r.locate(id).extent }
 
-// member returns the unit and kind of a root buffer; false if it is no unit's flat buffer.
+// member returns the unit and kind of a root buffer; false if it is not a unit's flat buffer.
 func (r *rewriter) member(root graph.BufID) (m member, ours bool) {
 	if int(root) < len(r.members) {
 		m = r.members[root]
@@ -154,7 +154,7 @@ func (r *rewriter) onHost(op *graph.Op) bool {
 		return r.hostUnits[op.Unit]
 	case op.Kind == graph.Fill:
 		return away(op.Out[0].Buf)
-	case op.Kind == graph.Scale: // of what is on the device alone, the flat gradient is there too
+	case op.Kind == graph.Scale: // if its inputs are only on the device, the flat gradient is there too
 		from := r.p.Buf(r.root(op.In[0])).Class
 		return away(op.Out[0].Buf) && from != graph.Activations && from != graph.Communication
 	case op.Kind == graph.SqSum:
@@ -256,7 +256,8 @@ func (r *rewriter) in(id, mirror, part graph.BufID) graph.BufID {
 	return v
 }
 
-// extent is the byte range of a buffer in its root.
+// extent is the byte range of a buffer in its root. It moves by stride bytes for each rank along
+// axis.
 type extent struct {
 	off, size, stride int64
 	axis              int
@@ -271,7 +272,8 @@ type pieceKey struct {
 	at, size int64
 }
 
-// parking has the buffers through which an activation is parked, and the one that later uses read.
+// parking has the buffers that an activation passes through when it is parked, and the buffer that
+// later uses read.
 type parking struct {
 	stops   []graph.BufID // from the device to its place and back: [host] or [bounce out, disk, bounce in]
 	fetched graph.BufID

@@ -18,17 +18,17 @@ import (
 // Without clipping and loss scaling, the update of a unit is in the last micro-step, after the
 // last use of its parameters and after its gradient is reduced.
 //
-// With either, the step's section begins with the update of the step before. Each unit's update
-// is placed Ahead units before the unit's first use, which waits for it. The gradients of the
-// last micro-step wait in host memory, where they are copied as soon as they are reduced (or
-// where Options.Gradients puts them). The rules are skipped until a step has left gradients.
-// Section "flush" runs the remaining updates, before states are read or written.
+// With either, the step's section begins with the update of the previous step. Each unit's update
+// is placed Ahead units before the unit's first use, which waits for it. The gradients of the last
+// micro-step wait in host memory; they are copied there as soon as they are reduced (or stay in the
+// space of Options.Gradients). The rules are skipped until a step has left gradients. Section
+// "flush" runs the remaining updates, before states are read or written.
 //
-// So it is in a pipeline: beside the backward a stage would update before the loss of the step,
-// which may end it, is known on all stages.
+// A pipeline uses the second form too. With the first, a stage could update its parameters before
+// all stages know the loss of the step, which may end the step.
 //
-// In both cases a gradient's squares are summed where it is reduced. The bits do not change: the
-// sums are exact, and the rules read the same values.
+// In both cases a gradient's squares are summed in the memory space of its reduction. The bits do
+// not change: the sums are exact, and the rules read the same values.
 //
 // Every form of a step (with or without the cache of frozen layers) gets the same updates, so
 // that one form can run the updates that another one has deferred.
@@ -113,12 +113,12 @@ type group struct {
 	unit       int
 	sums, rule []graph.Op
 	grad       graph.BufID
-	at         int // index in the phase that takes it: early puts the rule after it, deferred before
+	at         int // index in the phase that receives it: early puts the rule after it, deferred before
 	reduced    int // index of the last operation on its gradient
 }
 
-// touches calls visit for every operation of ops that uses a buffer of a group: its gradient, or
-// a resident buffer.
+// touches calls visit for every operation of ops that uses a buffer of a group: its gradient, or a
+// resident buffer.
 func (r *rewriter) touches(ops []graph.Op, groups []*group, visit func(g *group, i int, grad bool)) {
 	type use struct {
 		g    *group
@@ -173,12 +173,12 @@ func (r *rewriter) early(sec *graph.Section, groups []*group, start []graph.Op) 
 			w.After(g.at, op)
 		}
 	}
-	r.settleGrads(ph, groups) // by the indices that the groups have, before the insertions
+	r.settleGrads(ph, groups) // uses the groups' indices before the insertions
 	w.Commit()
 }
 
-// settleGrads keeps on the device the gradients that are updated in the same micro-step that
-// makes them: they would be copied home only to be copied back. A gradient that waits while other
+// settleGrads keeps gradients on the device if the micro-step that makes them also runs their
+// update: they would be copied home and immediately copied back. A gradient that waits while other
 // units' gradients are made (a tied head's) is not kept.
 func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 	if !ph.First || !ph.Last {
@@ -213,8 +213,8 @@ func (r *rewriter) settleGrads(ph *graph.Phase, groups []*group) {
 		before, seen := r.stays[root]
 		r.stays[root] = alone && (before || !seen) // must hold in every form of the step
 	}
-	// A unit's gradients are made only after the update of the unit Ahead + 1 before it, which
-	// bounds how many units' gradients the device holds.
+	// A unit's gradients are made only after the update of the unit Ahead + 1 before it. This
+	// bounds the number of units whose gradients the device holds.
 	var list []*group
 	for _, g := range groups {
 		if r.stays[r.root(g.grad)] {
@@ -322,8 +322,8 @@ func (r *rewriter) keep(id graph.BufID) {
 	}
 }
 
-// streamOut returns the copy of a unit's reduced gradient to host memory, where the update then
-// reads it.
+// streamOut returns the copy of a unit's reduced gradient to host memory, from which the update
+// then reads it.
 func (r *rewriter) streamOut(g *group, d *deferral) graph.Op {
 	pending, ok := d.pending[g.unit]
 	if !ok {

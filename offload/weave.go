@@ -13,8 +13,8 @@ func newWeave(ph *graph.Phase) *weave {
 	return &weave{Editor: graph.NewEditor(ph), names: map[string]int{}, bounces: map[*graph.Node]*graph.Node{}}
 }
 
-// commit writes the operations into the phase. It bounds the bounce buffers that are in use at a
-// time in each direction: with two, the disk uses one while the link to the device uses the other.
+// commit writes the operations into the phase. It limits the number of bounce buffers in use at a
+// time in each direction. With two, the disk uses one while the link to the device uses the other.
 func (w *weave) commit(buffers int) {
 	drains := map[graph.StreamID][]*graph.Node{} // by the stream that fills
 	for _, n := range w.Nodes() {

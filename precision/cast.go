@@ -102,11 +102,11 @@ func (c *caster) convert() {
 	}
 }
 
-// copies says which of a root and its twin (its copy in the other type) hold the current value.
+// copies says whether a root and its twin (its copy in the other type) hold the current value.
 type copies struct{ root, twin bool }
 
-// phase replaces operands that need another type than their buffer has by the buffer's twin, and
-// inserts casts where the needed one does not hold the current value.
+// phase replaces an operand by the twin of its buffer if it needs the other type. It inserts a cast
+// if the needed buffer does not hold the current value.
 func (c *caster) phase(ph *graph.Phase) {
 	state := map[graph.BufID]*copies{}
 	touched := []graph.BufID{} // roots that have twins, in order of use
@@ -157,7 +157,7 @@ func (c *caster) phase(ph *graph.Phase) {
 			if o.writes {
 				*s = copies{root: !wantTwin, twin: wantTwin}
 			}
-			if o.writes && wantTwin && c.p.Buf(root).Class == graph.Gradients { // its unit reduces it next
+			if o.writes && wantTwin && c.p.Buf(root).Class == graph.Gradients { // the next operation is its unit's reduction
 				w.After(i, cast(&n.Op, root, false))
 				s.root = true
 			}

@@ -13,9 +13,9 @@ type Int8 struct {
 	Matmul      bool // both factors in the products of linears and of their inputs' gradients
 }
 
-// Quantise returns the program that computes and saves in int8 as o says. It runs after fusion,
-// because it saves the pre-activations of fused products, and before recomputation, so that
-// recomputed values are quantised again and the backward reads the same.
+// Quantise returns the program that computes and saves in int8 according to o. It runs after
+// fusion, because it saves the pre-activations of fused products. It runs before recomputation, so
+// that recomputed values are quantised again and the backward reads the same values.
 func Quantise(p *graph.Program, o Int8) (*graph.Program, error) {
 	if o == (Int8{}) {
 		return p, nil
@@ -32,13 +32,14 @@ func Quantise(p *graph.Program, o Int8) (*graph.Program, error) {
 	return q, nil
 }
 
-// products makes the 16-bit products of linears, and of the gradients of their inputs,
+// products changes the 16-bit products of linears, and of the gradients of their inputs, to
 // products of int8, in every section:
 //
 //	y = linear(x, w)    →    y = linear(x, w){Int8}    x by row, w by output
 //	dx = dy·wᵀ          →    dx = dy·wᵀ {Int8}         dy by row, w by input
 //
-// The gradients of weights do not change, nor does the head, whose operations are of other kinds.
+// The gradients of weights do not change. The head does not change either, since its operations are
+// of other kinds.
 func products(p *graph.Program) error {
 	for _, ph := range p.Phases() {
 		for k := range ph.Ops {
@@ -184,7 +185,7 @@ func findSaved(p *graph.Program, w *graph.Editor) []saved {
 // saved in int8.
 func CheckSaved(p *graph.Program) error {
 	for _, ph := range p.Phases() {
-		read := map[graph.BufID]string{} // what holds dequantised activations, by root
+		read := map[graph.BufID]string{} // names of dequantised activations, by root
 		for k := range ph.Ops {
 			op := &ph.Ops[k]
 			for a, id := range op.In {

@@ -71,8 +71,7 @@ type Options struct {
 //	                         loss = cross_entropy(y.f32)
 //
 // It runs after differentiation, because gradients are defined in f32, and after all sections that
-// use the parameters have been added. With FP16 the program gets a Scaler. Buffer.Pad must not be
-// set yet.
+// use the parameters have been added. With FP16 it adds a Scaler. Buffer.Pad must not be set yet.
 func Cast(p *graph.Program, o Options) (*graph.Program, error) {
 	if o.Precision < FP32 || o.Precision > FP16 {
 		return nil, fmt.Errorf("precision: %v is not a precision", o.Precision)

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/nearest"
 )
 
-// markDropped marks the values that a pattern of Drop names.
+// markDropped marks the values that a pattern of Drop matches.
 func (r *rewriter) markDropped() {
 	r.dropped = make([]bool, len(r.vals))
 	if len(r.drop) == 0 {
@@ -79,12 +79,12 @@ func (r *rewriter) checkDrops(p *graph.Program) error {
 
 // Candidate is an activation that the forward keeps for the backward.
 type Candidate struct {
-	Name  string // of its buffer
+	Name  string // name of its buffer
 	Buf   graph.BufID
 	Unit  int
 	Bytes int64
-	// Ops are the operations that recompute it if all other activations are kept. nil: it
-	// cannot be dropped, for example because it passes from one unit to another.
+	// Ops are the operations that recompute it if all other activations are kept. They are nil if
+	// it cannot be dropped, for example because one unit passes it to another.
 	Ops []graph.Op
 }
 

@@ -11,9 +11,9 @@ import (
 // Policy says which activations of a unit are dropped.
 type Policy uint8
 
-// Policies. Full keeps what a unit passes to other units and recomputes the rest. Selective
-// recomputes what costs little time for its bytes: norms, activation functions, gates, softmax,
-// and attention from its q, k and v. It keeps the outputs of matrix products.
+// Policies. Full keeps the values that a unit passes to other units and recomputes the rest.
+// Selective recomputes values that cost little time for their bytes: norms, activation functions,
+// gates, softmax, and attention from its q, k and v. It keeps the outputs of matrix products.
 const (
 	None Policy = iota
 	Selective
@@ -32,10 +32,10 @@ type Rule struct {
 // without a rule keeps everything except buffers that Drop names.
 type Options struct {
 	Rules []Rule
-	// Drop has patterns (graph.MatchName) of activations that are recomputed whatever their
-	// unit's policy. Dropping the first result of an operation drops its other results too,
-	// except a fused product's pre-activation, from which the activation can be recomputed
-	// (graph.Linear). Candidates lists what can be dropped.
+	// Drop has patterns (graph.MatchName) of activations that are recomputed under every policy.
+	// Dropping the first result of an operation also drops its other results, except a fused
+	// product's pre-activation, from which the activation can be recomputed (graph.Linear).
+	// Candidates lists the activations that can be dropped.
 	Drop []string
 }
 
@@ -44,7 +44,7 @@ func (o Options) Active() bool {
 	return len(o.Drop) > 0 || slices.ContainsFunc(o.Rules, func(r Rule) bool { return r.Policy != None })
 }
 
-// Auto is the value of the flag that makes a search choose Options; Parse rejects it.
+// Auto is the flag value that makes a search choose Options; Parse rejects it.
 const Auto = "auto"
 
 // Parse reads "none", "selective", "full", or policies by unit: parts separated
@@ -128,7 +128,7 @@ func (o Options) policy(unit string) Policy {
 	return None
 }
 
-// matches is graph.MatchName of a pattern that Parse has checked.
+// matches does the same as graph.MatchName for a pattern that Parse has checked.
 func matches(pattern, name string) bool {
 	ok, _ := graph.MatchName(pattern, name)
 	return ok

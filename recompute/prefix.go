@@ -8,8 +8,8 @@ import (
 )
 
 // CachePrefix returns the program with a second form of section "train", FormCached. It leaves out
-// the first operations, as long as they depend on no trained parameter (the prefix). Both forms
-// share a host buffer, PortPrefix, for the one value x that the prefix passes on:
+// the prefix: the first operations, as long as they depend on no trained parameter. Both forms
+// share a host buffer, PortPrefix, for the one value x that the rest reads from the prefix:
 //
 //	train:         x = …frozen…;  host ← x;  y = block(x); …
 //	train-cached:  x ← host;                 y = block(x); …
@@ -18,10 +18,10 @@ import (
 // same, because x depends only on the sample. rows is the number of rows of a micro-batch, the
 // leading dimension of x.
 //
-// If the frozen operations pass on several values, the prefix ends earlier, at the last place with
-// only one. (An attention whose output projection is trained passes on its residual too.) It is
-// an error if no operation at the beginning is frozen, or if there is dropout before the first
-// trained operation, since its mask differs each time.
+// If the rest reads several values of the frozen operations, the prefix ends earlier, at the last
+// place with only one such value. (An attention whose output projection is trained also passes on
+// its residual.) It is an error if the first operation is not frozen, or if there is dropout before
+// the first trained operation, since its mask differs each time.
 func CachePrefix(p *graph.Program, rows int64) (*graph.Program, error) {
 	q := p.Clone()
 	train := q.SectionOf(graph.SectionTrain, graph.FormWhole)
@@ -53,8 +53,8 @@ func CachePrefix(p *graph.Program, rows int64) (*graph.Program, error) {
 	return q, nil
 }
 
-// frozenBeginning returns how many of the first operations depend only on the sample and on frozen
-// parameters.
+// frozenBeginning returns the number of operations at the start that depend only on the sample and
+// on frozen parameters.
 func frozenBeginning(p *graph.Program, ops []graph.Op) (int, error) {
 	fixed := map[graph.BufID]bool{}
 	root := func(id graph.BufID) graph.BufID { r, _ := p.Resolve(id, nil); return r }
@@ -120,7 +120,7 @@ func trainedBehind(p *graph.Program, ops []graph.Op) bool {
 }
 
 // handedOn returns the root buffers that operations in first write and that operations in rest read
-// before they overwrite them.
+// before overwriting them.
 func handedOn(p *graph.Program, first, rest []graph.Op) []graph.BufID {
 	const (
 		written = 1 + iota

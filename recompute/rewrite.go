@@ -9,19 +9,19 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Rewrite returns the program whose section "train" recomputes activations as opt says. The section
-// must have one phase: the differentiated step of a micro-batch.
+// Rewrite returns the program whose section "train" recomputes activations according to opt. The
+// section must have one phase: the differentiated step of a micro-batch.
 //
 // It tracks values, not buffers, since an operation in place gives a buffer a new value. For each
 // stretch of backward operations of one unit it recomputes the forward values that they read and
-// that the policy drops. It does so by clones of the forward operations, which read values that are
-// still in their buffers and are placed as late as their first reader allows. Clones have Pass
-// Recompute and their original as Source. Only what a backward needs is cloned. An output that
-// only the dropped reads needed (a linear's pre-activation) is no longer written.
+// that the policy drops. It clones the forward operations. The clones read values that are still in
+// their buffers, and are placed as late as their first reader allows. Clones have Pass Recompute
+// and their original as Source. Only the operations that a backward needs are cloned. An output is
+// no longer written if only the dropped reads needed it (a linear's pre-activation).
 //
-// Some values are kept whatever the policy: inputs and outputs of the loss operation (its gradient
-// comes next), other outputs of an operation that has a kept output, and values that depend on a
-// sum that the step accumulates.
+// Every policy keeps some values: inputs and outputs of the loss operation (its gradient comes
+// next), other outputs of an operation that has a kept output, and values that depend on a sum that
+// the step accumulates.
 //
 // It fails if a rule matches no unit, and if a pattern of Drop matches no buffer that the policies
 // would keep and that can be recomputed.
@@ -61,7 +61,7 @@ type value struct {
 	root  graph.BufID
 	by    int // index of the operation that makes it; −1: it exists before the phase
 	prev  int // the value that was changed in place to make it; −1: none
-	until int // operation that replaces it; len(ops) if none does
+	until int // index of the operation that replaces it; len(ops) if none does
 	read  []int
 	keep  bool
 }
@@ -77,10 +77,10 @@ type rewriter struct {
 
 	drop    []string
 	dropped []bool               // by value: a pattern of Drop names it
-	made    map[graph.BufID]bool // buffers that are computed again
+	made    map[graph.BufID]bool // buffers that are recomputed
 }
 
-// number gives every value a number, and marks those that all policies keep.
+// number gives every value a number, and marks those that every policy keeps.
 func (r *rewriter) number() {
 	current := map[graph.BufID]int{}
 	get := func(root graph.BufID) int {
@@ -153,7 +153,7 @@ func (r *rewriter) keepLoss() {
 }
 
 // keepAcross keeps values that the forward of other units reads, under policy Full and for values
-// dropped by name. It also keeps all results of an operation with a kept result.
+// dropped by name. It also keeps all results of an operation if it keeps one of them.
 func (r *rewriter) keepAcross() {
 	for i := range r.vals {
 		v := &r.vals[i]
@@ -192,8 +192,8 @@ func cheap(op *graph.Op) bool {
 }
 
 // activationOf returns the pre-activation that a fused linear writes, if v is its activation. A
-// LinearAct has none that helps: its y is the activation of the unrounded sum, so only the product
-// can recompute it.
+// LinearAct has no usable pre-activation: its y is the activation of the unrounded sum, so only the
+// product can recompute it.
 func (r *rewriter) activationOf(v int) (pre int, ok bool) {
 	by := r.vals[v].by
 	op := &r.ops[by]
@@ -247,7 +247,7 @@ type planner struct {
 	state map[int]int8   // by value: 1: can be recomputed, 2: cannot
 }
 
-// want says whether v is to be computed again for stretch s.
+// want says whether v must be recomputed for stretch s.
 func (r *rewriter) want(v int, s stretch) bool {
 	val := &r.vals[v]
 	return val.by >= 0 && !val.keep && (r.dropped[v] || r.policyOf(val.by) != None) && val.by < s.first
@@ -446,8 +446,8 @@ func (e *emitter) emit(c *clone) {
 		root, ok := e.live[v]
 		prev := r.vals[v].prev
 		if !ok && prev >= 0 {
-			// In place: the buffer of the old value's clone becomes that of the new one. There always
-			// is one: the forward has overwritten the old value, so plan has cloned it.
+			// In place: the buffer of the old value's clone becomes that of the new value. It
+			// always exists: the forward has overwritten the old value, so plan has cloned it.
 			root, ok = e.live[prev]
 		}
 		if !ok {

@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/receipt"
 )
 
-// hashed is a run of whole blocks (receipt.BlockElems) of a state's range that one rank hashes. Its
-// bytes are at off of buf; values in 8 bits also have scales.
+// hashed is a run of complete blocks (receipt.BlockElems) of a state's range that one rank hashes.
+// Its bytes are at off of buf; values in 8 bits also have scales.
 type hashed struct {
 	tensor        int   // index into hashing.tensors
 	first, blocks int64 // index of the first block in the tensor, and number of blocks
@@ -20,7 +20,7 @@ type hashed struct {
 	dtype         graph.DType
 	buf, scales   graph.BufID
 	off           int64 // bytes
-	whole         bool  // the run is the whole range
+	whole         bool  // the run is the complete range
 }
 
 // size returns the bytes of the run's hashes.
@@ -31,15 +31,15 @@ func (h *hashed) size() int64 {
 	return h.blocks * receipt.Size
 }
 
-// hashing says which rank hashes which blocks.
+// hashing assigns the blocks of all states to the ranks that hash them.
 type hashing struct {
 	tensors []receipt.Tensor
 	shares  [][]hashed // by rank of the world
 }
 
-// hashing divides the blocks of every state among the ranks that hold them. Each block goes to one
-// rank, the holder with the fewest bytes so far. Tensors are in the byte order of their names. Each
-// slice of one that is cut is a tensor: its blocks are on one rank, whatever the number of ranks.
+// hashing divides the blocks of every state among the ranks that hold them. Each block is assigned
+// to the holder with the fewest bytes so far. Tensors are in the byte order of their names. Each
+// slice of a cut tensor counts as a tensor: its blocks are on one rank, for any number of ranks.
 // The result depends only on the program and the world.
 func (s *States) hashing() (*hashing, error) {
 	h := &hashing{shares: make([][]hashed, s.world.Size)}
@@ -148,7 +148,7 @@ func (rs *Ranks) Hash() ([][]byte, error) {
 	return h.assemble(parts)
 }
 
-// here returns how many ranks this process runs itself.
+// here returns the number of ranks that this process runs itself.
 func (rs *Ranks) here() (n int) {
 	for _, r := range rs.list {
 		if r.elsewhere() == nil {
@@ -161,7 +161,7 @@ func (rs *Ranks) here() (n int) {
 // assemble combines the ranks' hashes of blocks into hashes of ranges.
 func (h *hashing) assemble(parts [][]byte) ([][]byte, error) {
 	ranges := make([][]byte, len(h.tensors))
-	blocks := map[[2]int64][]byte{} // of ranges that ranks share, by tensor and range
+	blocks := map[[2]int64][]byte{} // ranges that several ranks hash, by tensor and range
 	for i := range ranges {
 		ranges[i] = make([]byte, h.tensors[i].Ranges()*receipt.Size)
 	}
@@ -192,8 +192,8 @@ func (h *hashing) assemble(parts [][]byte) ([][]byte, error) {
 	return ranges, nil
 }
 
-// hash returns the hashes of a rank's share, one after another. Reading is done on the rank's
-// goroutine, hashing on the rank's share of the process's processors.
+// hash returns the hashes of a rank's share, in sequence. Reading is done on the rank's goroutine,
+// hashing on the rank's share of the process's processors.
 func (r *Rank) hash(share []hashed, ranks int) ([]byte, error) {
 	at := make([]int64, len(share)+1)
 	for i := range share {

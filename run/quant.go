@@ -13,7 +13,7 @@ type codec interface {
 	Dequantize(x []float32, codes []byte, scale float32)
 }
 
-// maps has the codec of each state that may be in 8 bits: moments, and values of frozen units.
+// maps gives the codec of each state that may be in 8 bits: moments, and values of frozen units.
 var maps = map[string]codec{"exp_avg": vec.Q8Signed, "exp_avg_sq": vec.Q8Unsigned, valueState: vec.Int8Codes{}}
 
 func mapOf(name string) (codec, error) {

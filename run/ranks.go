@@ -24,8 +24,8 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// Ranks are the ranks that this process drives: its own, and on the leader those of other
-// processes. Its methods must be called from one goroutine.
+// Ranks are the ranks that this process drives. On the leader they include those of other
+// processes. The methods must be called from one goroutine.
 type Ranks struct {
 	platform.World
 	plan    *plan.Plan
@@ -33,10 +33,10 @@ type Ranks struct {
 	list    []*Rank
 
 	sharing  sync.Once // computes shares
-	shares   [][]piece // by rank: what it saves of a checkpoint
+	shares   [][]piece // by rank: its pieces of a checkpoint
 	unshared error     // error of computing shares
 
-	hashing func() (*hashing, error) // which rank hashes what; computed by the first call
+	hashing func() (*hashing, error) // assignment of blocks to ranks for hashing; computed by the first call
 
 	trace *exec.Trace // nil: none
 
@@ -46,7 +46,7 @@ type Ranks struct {
 	joined  atomic.Pointer[checkpoint.Joined] // the leader's checkpoint folder
 }
 
-// Rank is one rank: its executor and the goroutine that drives it.
+// Rank is one rank, with its executor and the goroutine that drives it.
 type Rank struct {
 	on *thread.Thread
 	// Index is the rank in the world, Slot its index among the ranks that the process drives.
@@ -85,8 +85,8 @@ type RankOptions struct {
 	Checkpoint string
 }
 
-// Open makes the executors of the world's local ranks. Also if it fails, the caller must close the
-// result.
+// Open makes the executors of the world's local ranks. The caller must close the result, even after
+// an error.
 func Open(o RankOptions) (*Ranks, error) {
 	rs := &Ranks{World: o.World, plan: o.Plan, timeout: o.Timeout, trace: o.Trace, folders: o.Folders, folder: o.Checkpoint}
 	rs.hashing = sync.OnceValues(rs.newHashing)
@@ -191,8 +191,8 @@ func (r *Rank) open(o *RankOptions) (err error) {
 	return nil
 }
 
-// Has says whether the rank has a buffer: of a pipeline each stage has those that it uses. A view
-// is asked for by its root.
+// Has says whether the rank has a buffer, given by its root: in a pipeline each stage has only the
+// buffers that it uses.
 func (r *Rank) Has(root graph.BufID) bool {
 	own := r.role.Own(root)
 	return own != graph.NoBuf && r.role.Layout.Offset[own] >= 0
@@ -208,7 +208,7 @@ func (r *Rank) Read(buf graph.BufID, off int64, data []byte) error {
 	return r.on.Do(func() error { return r.Exec.Read(buf, off, data) })
 }
 
-// close frees what the rank has, unless the rank does not stop.
+// close frees the rank's resources, unless the rank does not stop.
 func (r *Rank) close() error {
 	done := make(chan error, 1)
 	end := func() { done <- r.Exec.Close() }
@@ -255,13 +255,13 @@ func (rs *Ranks) Traces() (list []exec.Events) {
 	return list
 }
 
-// First is the first of this process's ranks.
+// First returns the first of this process's ranks.
 func (rs *Ranks) First() *Rank { return rs.list[0] }
 
 // Each runs f for all ranks at once and joins their errors: first the causes, then those that
-// another rank's abort caused. what names f in errors. A rank that fails ends the others. So does a
-// rank that is still busy Timeout after the first has finished: a rank that hangs after its last
-// collective is not noticed by the collectives' own timeouts.
+// another rank's abort caused. what names f in errors. A rank that fails ends the others. A rank
+// that is still busy Timeout after the first one has finished also ends them: the collectives'
+// timeouts do not notice a rank that hangs after its last collective.
 func (rs *Ranks) Each(what string, f func(r *Rank) error) error {
 	type end struct {
 		slot int

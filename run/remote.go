@@ -41,8 +41,8 @@ type Executor interface {
 	Close() error
 }
 
-// channel is the leader's end of the stream to another process. The remotes of that process's
-// ranks share it.
+// channel is the leader's end of the stream to another process, shared by the remotes of that
+// process's ranks.
 type channel struct {
 	link *Link
 
@@ -61,7 +61,7 @@ type waiter struct {
 }
 
 // remote is the Executor of a rank in another process. It has copies of the rank's buffers in host
-// memory; those that RunSection's before changes are sent before the phase runs.
+// memory. If RunSection's before changes a copy, it is sent before the phase runs.
 type remote struct {
 	*channel
 	rank, slot int // in the world, and among the ranks of its process
@@ -72,8 +72,8 @@ type remote struct {
 	last       state // under channel.mu
 }
 
-// hostCopy is a buffer of the rank's host memory: here is the local copy, there what the rank was
-// last known to have.
+// hostCopy is a buffer of the rank's host memory: here is the local copy, there the rank's last
+// known contents.
 type hostCopy struct{ here, there []byte }
 
 var _ Executor = (*remote)(nil)
@@ -138,8 +138,8 @@ func (c *channel) end() error {
 	return c.err
 }
 
-// isTold says whether some caller has received the error that ended the stream. Errors that follow
-// from it then add nothing.
+// isTold says whether some caller has received the error that ended the stream. Errors caused by it
+// then add no information.
 func (c *channel) isTold() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -244,7 +244,8 @@ func (r *remote) FindNonFinite(name string, before func(*graph.Phase, int) error
 	return &f, nil
 }
 
-// section runs a section in the rank's process, and answers the questions that it asks meanwhile.
+// section runs a section in the rank's process, and answers that process's questions during the
+// run.
 func (r *remote) section(v verb, name string, before func(*graph.Phase, int) error, pass func(bool) (bool, error)) (reply, error) {
 	id, c, err := r.ask(request{Verb: v, Name: name, Step: r.step, Repeats: r.repeats, N: int64(b2i(before != nil))})
 	if err != nil {
@@ -301,7 +302,7 @@ func (r *remote) trace(from int64) ([]byte, int64, error) {
 	return m.Data, m.Next, err
 }
 
-// changed returns the host buffers that differ from what the rank has.
+// changed returns the host buffers that differ from the rank's contents.
 func (r *remote) changed() (list []hostData) {
 	for id, b := range r.host {
 		if !bytes.Equal(b.here, b.there) {
@@ -331,7 +332,8 @@ func (r *remote) Scalar(buf graph.BufID) (float64, error) {
 	return m.Scalar, err
 }
 
-// isInput says whether only the host writes a buffer, so that the rank has what was sent last.
+// isInput says whether only the host writes a buffer, so that the rank has the contents that were
+// sent last.
 func (r *remote) isInput(buf graph.BufID) bool {
 	switch r.role.Program.Buf(r.role.Own(buf)).Port {
 	case graph.PortTokens, graph.PortTargets, graph.PortPositions, graph.PortInput, graph.PortHyper, graph.PortKey:
@@ -384,8 +386,8 @@ func (r *remote) Abort(err error) {
 	}()
 }
 
-// Running asks what the rank's streams are running. It returns nil if there is no answer within a
-// second.
+// Running returns the operations that the rank's streams are running, or nil if there is no answer
+// within a second.
 func (r *remote) Running() []string {
 	id, c, err := r.ask(request{Verb: verbRunning})
 	if err != nil {
@@ -406,7 +408,8 @@ func (r *remote) snapshot() state {
 	return r.last
 }
 
-// Touched, TouchedClasses, CommStats, DiskTraffic and Usage are as of the last request that has ended.
+// Touched, TouchedClasses, CommStats, DiskTraffic and Usage return the values after the last
+// completed request.
 func (r *remote) Touched(s graph.Space) int64 {
 	if s >= graph.NumSpaces {
 		return 0
@@ -439,6 +442,6 @@ func (r *remote) Close() error {
 	return errors.Join(fmt.Errorf("%w: the process of rank %d does not end", comm.ErrTimeout, r.rank), r.closed())
 }
 
-// stopGrace is how long ranks have to stop after the job was aborted. A rank in a kernel that never
-// returns does not stop and is abandoned.
+// stopGrace is the time that ranks have to stop after the job was aborted. A rank whose kernel
+// never returns does not stop and is abandoned.
 const stopGrace = 5 * time.Second

@@ -27,7 +27,7 @@ type piece struct {
 var dtypes = map[graph.DType]safetensors.DType{graph.F32: safetensors.F32, graph.BF16: safetensors.BF16, graph.F16: safetensors.F16, graph.U8: "U8"}
 
 // shares divides every state of every parameter among the ranks that hold it, for saving. Each
-// element goes to one rank: the next extent goes to the holder with the fewest bytes so far. The
+// extent is assigned to the holder with the fewest bytes so far, so each element is saved once. The
 // result depends only on the program and the world. States with wider elements come first, and
 // parameters are in the program's order.
 func (s *States) shares() ([][]piece, error) {
@@ -115,8 +115,8 @@ func (s *States) Tensors() []checkpoint.Tensor {
 	return list
 }
 
-// PartBytes returns the bytes of states that the ranks of a program's world save: the most of any
-// rank, and the sum.
+// PartBytes returns the bytes of states that the ranks of a program's world save: the maximum over
+// ranks, and the sum.
 func PartBytes(p *graph.Program, ranks int) (most, all int64, err error) {
 	parts, err := Parts(p, ranks)
 	for _, part := range parts {
@@ -125,7 +125,7 @@ func PartBytes(p *graph.Program, ranks int) (most, all int64, err error) {
 	return most, all, err
 }
 
-// Parts returns what each rank of a program's world saves, without the functions that read it.
+// Parts returns each rank's part of a checkpoint, without the functions that read it.
 func Parts(p *graph.Program, ranks int) ([]*checkpoint.Part, error) {
 	shares, err := NewStates(p, platform.OneProcess(ranks), nil).shares()
 	parts := make([]*checkpoint.Part, len(shares))
@@ -138,7 +138,7 @@ func Parts(p *graph.Program, ranks int) ([]*checkpoint.Part, error) {
 	return parts, err
 }
 
-// part returns what a rank saves. Its Read must be called on the rank's goroutine.
+// part returns a rank's part of a checkpoint. Its Read must be called on the rank's goroutine.
 func (rs *Ranks) part(r *Rank) (*checkpoint.Part, error) {
 	rs.sharing.Do(func() {
 		rs.shares, rs.unshared = NewStates(rs.plan.Program, platform.OneProcess(rs.World.Size), nil).shares()
@@ -176,9 +176,8 @@ func (rs *Ranks) together(f func(r *Rank) error) error {
 	return cmp.Or(errs...)
 }
 
-// Save writes every rank's part of a checkpoint, each in the rank's
-// process, and returns the files. Values that are not finite are a
-// *checkpoint.NonFinite.
+// Save writes every rank's part of a checkpoint, each in the rank's process, and returns the files.
+// If values are not finite, the error is a *checkpoint.NonFinite.
 func (rs *Ranks) Save(ctx context.Context, to *checkpoint.Pending) ([]checkpoint.File, error) {
 	files := make([]checkpoint.File, len(rs.list))
 	parts, err := rs.parts()
@@ -198,7 +197,7 @@ func (rs *Ranks) Save(ctx context.Context, to *checkpoint.Pending) ([]checkpoint
 	return files, err
 }
 
-// parts returns what the ranks of this process save, by slot.
+// parts returns the parts of a checkpoint that the ranks of this process save, by slot.
 func (rs *Ranks) parts() ([]*checkpoint.Part, error) {
 	list := make([]*checkpoint.Part, len(rs.list))
 	for i, r := range rs.list {
@@ -276,7 +275,7 @@ func (rs *Ranks) Join(path, token string) error {
 	return nil
 }
 
-// NotJoined is the error of a process that cannot take part because it does not find the leader's
+// NotJoined is the error of a process that cannot take part because it did not find the leader's
 // checkpoint folder.
 type NotJoined struct{ error }
 
@@ -315,9 +314,9 @@ func (rs *Ranks) within(name string, do func(filesys.Folder) error) error {
 	return errors.Join(do(f), f.Close())
 }
 
-// Load sets the ranks' states from a checkpoint: each process reads what its ranks hold. States
-// that the checkpoint lacks do not change. Errors wrap checkpoint.ErrDamaged if the files are at
-// fault.
+// Load sets the ranks' states from a checkpoint; each process reads the states of its ranks. States
+// that the checkpoint lacks do not change. Errors wrap checkpoint.ErrDamaged if the files are
+// damaged.
 func (rs *Ranks) Load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	others := rs.processes()
 	errs := make([]error, len(others)+1)
@@ -332,7 +331,7 @@ func (rs *Ranks) Load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	done.Wait()
 	for _, err := range errs {
 		if err != nil && !errors.Is(err, checkpoint.ErrDamaged) {
-			return err // the files need not be at fault
+			return err // the cause may be other than damaged files
 		}
 	}
 	for _, err := range errs {
@@ -343,7 +342,7 @@ func (rs *Ranks) Load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	return nil
 }
 
-// loadNamed is load for a checkpoint in the leader's folder, by name.
+// loadNamed does the same as load for a checkpoint in the leader's folder, by name.
 func (rs *Ranks) loadNamed(ctx context.Context, name string) error {
 	j := rs.joined.Load()
 	if j == nil {
@@ -356,7 +355,7 @@ func (rs *Ranks) loadNamed(ctx context.Context, name string) error {
 	return errors.Join(rs.load(ctx, c), c.Close())
 }
 
-// load is Load for the ranks that this process runs itself.
+// load does the same as Load for the ranks that this process runs itself.
 func (rs *Ranks) load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	local := map[int]Holder{}
 	for _, r := range rs.list {
@@ -394,8 +393,8 @@ func (rs *Ranks) load(ctx context.Context, from *checkpoint.Checkpoint) error {
 	})
 }
 
-// wants lists the extents of a checkpoint's states that the local ranks hold, and the states with
-// one number a parameter.
+// wants lists the extents of a checkpoint's states that the local ranks hold. It also returns the
+// states with one number a parameter.
 func (s *States) wants(held map[string]checkpoint.Tensor) (list []checkpoint.Want, scalars map[string]bool, err error) {
 	scalars = map[string]bool{}
 	for i := range s.p.Tensors() {

@@ -14,14 +14,14 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// States reads and writes resident states by parameter and element, whichever ranks hold them.
-// Callers need not know about stages, shards or padding.
+// States reads and writes resident states by parameter and element, regardless of the ranks that
+// hold them. Callers need not know about stages, shards or padding.
 type States struct {
 	p     *graph.Program
 	world platform.World
 	local map[int]Holder   // by rank: the ranks that this process reaches
 	ranks map[place3][]int // by index along mesh axes: the ranks there, ascending
-	tied  map[int][]int    // by parameter: those of other stages that have its value too
+	tied  map[int][]int    // by parameter: the parameters on other stages with the same value
 	where [][]place        // by parameter, in element order
 
 	scales map[graph.BufID]graph.BufID // by state in 8 bits: its scales
@@ -33,7 +33,7 @@ type Holder interface {
 	Read(buf graph.BufID, off int64, data []byte) error
 }
 
-// ErrDiverged is the kind of the errors of a run whose loss, gradient norm or update is not finite.
+// ErrDiverged marks errors of a run whose loss, gradient norm or update is not finite.
 var ErrDiverged = errors.New("the run diverged")
 
 // ErrRemote is the error for a range of a state that only other processes hold.
@@ -49,10 +49,11 @@ type Extent struct {
 	Holders  []int // ranks of the world, ascending
 }
 
-// place3 is a stage of the pipeline and an index along each of two mesh axes; −1 and −1: any.
+// place3 is a stage of the pipeline and an index along each of two mesh axes; axis −1 and index −1:
+// any.
 type place3 struct{ stage, axis, index, cutAxis, cutIndex int }
 
-// place says where a segment of a parameter lies in its unit.
+// place is the position of a segment of a parameter in its unit.
 type place struct {
 	unit int
 	seg  graph.Segment
@@ -118,12 +119,12 @@ func (s *States) Names(param int) []graph.State {
 }
 
 // Extents calls visit for each run of elements [start, start+n) of a parameter's flat state, in
-// order. It alone determines which ranks hold which elements.
+// order. Only this method determines which ranks hold which elements.
 func (s *States) Extents(param int, name string, start, n int64, visit func(Extent) error) error {
 	return s.p.Runs(param, start, n, func(r graph.Run) error { return s.extents(r, name, start, visit) })
 }
 
-// copies is Extents for what other stages of a pipeline have of the same elements.
+// copies does the same as Extents for the copies of these elements on other stages of a pipeline.
 func (s *States) copies(param int, name string, start, n int64, visit func(Extent) error) error {
 	if len(s.tied) == 0 {
 		return nil
@@ -140,7 +141,8 @@ func (s *States) copies(param int, name string, start, n int64, visit func(Exten
 	})
 }
 
-// extents is Extents for a run of elements in one slice; start is the first of the range.
+// extents does the same as Extents for a run of elements in one slice; start is the first element
+// of the range.
 func (s *States) extents(r graph.Run, name string, start int64, visit func(Extent) error) error {
 	cut := -1
 	if r.Rank >= 0 {
@@ -197,9 +199,9 @@ func (s *States) find(unit int, name string) (graph.State, error) {
 }
 
 // Write sets elements [start, start+len(v)) of a parameter's flat state on every rank of this
-// process that holds them. A state of 16 bits (a frozen parameter in a 16-bit precision) is
-// rounded to nearest even. A state of 8 bits must be written in whole blocks. Writing what was
-// read restores the same bytes.
+// process that holds them. A state of 16 bits (a frozen parameter in a 16-bit precision) is rounded
+// to nearest even. A state of 8 bits must be written in complete blocks. Writing values that Read
+// returned restores the same bytes.
 func (s *States) Write(param int, name string, start int64, v []float32) error {
 	write := func(e Extent) error {
 		if e.DType == graph.U8 {
@@ -241,7 +243,7 @@ func (s *States) writeTo(holders []int, buf graph.BufID, off int64, data []byte)
 }
 
 // Read reads elements [start, start+len(v)) of a parameter's flat state. The error is ErrRemote if
-// no rank of this process holds some of them.
+// no rank of this process holds some of the elements.
 func (s *States) Read(param int, name string, start int64, v []float32) error {
 	return s.Extents(param, name, start, int64(len(v)), func(e Extent) error {
 		h, err := s.reader(e.Holders)
@@ -299,14 +301,14 @@ func (s *States) WriteScalar(param int, name string, v float32) error {
 	return nil
 }
 
-// ChunkElems is the number of elements that move at a time: the staging buffer's size.
+// ChunkElems is the number of elements that are transferred at a time: the staging buffer's size.
 const ChunkElems = checkpoint.ChunkElems
 
-// NewChunk returns a staging buffer for a program's parameters: ChunkElems elements, or as many as
-// the largest parameter has if that is fewer.
+// NewChunk returns a staging buffer for a program's parameters, with ChunkElems elements, or with
+// the size of the largest parameter if that is smaller.
 func NewChunk(p *graph.Program) []float32 { return make([]float32, ChunkBytes(p)/4) }
 
-// ChunkBytes is the size of NewChunk's buffer.
+// ChunkBytes returns the size of NewChunk's buffer.
 func ChunkBytes(p *graph.Program) (bytes int64) {
 	var most int64
 	for i := range p.Tensors() {
@@ -315,7 +317,7 @@ func ChunkBytes(p *graph.Program) (bytes int64) {
 	return 4 * min(ChunkElems, most)
 }
 
-// Stream reads a whole flat state of a parameter in chunks.
+// Stream reads a complete flat state of a parameter in chunks.
 func (s *States) Stream(param int, name string, chunk []float32, sink func(start int64, v []float32) error) error {
 	n := s.p.Params[param].Elems()
 	for at := int64(0); at < n; {
@@ -341,7 +343,7 @@ func (s *States) ByName() []int {
 	return order
 }
 
-// Hash feeds all parameters, fp32 little-endian, in name order into h.
+// Hash writes all parameters, fp32 little-endian, in name order to h.
 func (s *States) Hash(h hash.Hash) error {
 	chunk := NewChunk(s.p)
 	for _, i := range s.ByName() {
@@ -356,7 +358,7 @@ func (s *States) Hash(h hash.Hash) error {
 	return nil
 }
 
-// Saved returns a state's name in checkpoints: that of the parameters is "model".
+// Saved returns a state's name in checkpoints. The state of the parameters is named "model" there.
 func Saved(state string) string {
 	if state == valueState {
 		return checkpoint.ModelState

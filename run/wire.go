@@ -21,11 +21,11 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// A stream of messages connects the process that leads a job (that of rank 0) with each other
+// A stream of messages connects the leader of a job (the process of rank 0) with each other
 // process. The leader sends requests and makes all decisions. The other process answers: it runs
 // sections of its program on its ranks and moves bytes.
 
-// verb says what a request asks for.
+// verb is the kind of a request.
 type verb uint8
 
 const (
@@ -44,7 +44,7 @@ const (
 	verbSave        // write the rank's part of a checkpoint into the folder Name
 	verbStage       // copy the rank's part of a checkpoint to memory
 	verbWriteStaged // write the copy, concurrently with other requests
-	verbLoad        // load a checkpoint into all ranks of the process
+	verbLoad        // load a checkpoint into all local ranks of the process
 	verbJoin        // open the leader's checkpoint folder
 	verbHash        // hash the rank's share of all states
 )
@@ -118,7 +118,7 @@ func (f *found) nonFinite() exec.NonFinite {
 	return exec.NonFinite{Rank: f.Rank, Phase: f.Phase, Repeat: f.Repeat, At: f.At, Buffer: f.Buffer, Loss: f.Loss, Input: f.Input, Elem: f.Elem, Value: f.Value}
 }
 
-// state is what the leader caches of a rank in another process.
+// state is the leader's cache of values of a rank in another process.
 type state struct {
 	Touched [graph.NumSpaces]int64
 	Classes exec.Classes
@@ -188,7 +188,7 @@ func toWire(err error, other failure) *wireError {
 	return w
 }
 
-// Link is an end of the stream between the leader and another rank's process.
+// Link is one end of the stream between the leader and another process.
 type Link struct {
 	Rank int // first rank of the process at the other end
 	conn io.ReadWriteCloser
@@ -208,9 +208,9 @@ type Link struct {
 	// For Meet.
 	timeout time.Duration
 	where   func() string
-	said    bool // guarded by mu: this end has sent more than beats
+	said    bool // guarded by mu: this end has sent messages other than beats
 	heard   atomic.Uint64
-	place   atomic.Pointer[string] // host and process of the other end, as it has sent
+	place   atomic.Pointer[string] // host and process of the other end, as that end sent them
 }
 
 // NewLink returns a Link over conn to the process of a rank.
@@ -221,9 +221,9 @@ func NewLink(rank int, conn io.ReadWriteCloser) *Link {
 // meetEvery is the interval of beats, by which a process says that it is running. Tests shorten it.
 var meetEvery = 250 * time.Millisecond
 
-// Meet limits how long this end waits for the other one until both know what to run: at most timeout
-// without a beat. Until then this end sends beats, and so must the other. where names the other
-// end's host and process until it has sent them itself; nil: unknown.
+// Meet limits the wait for the other end until both know their task: at most timeout without a
+// beat. Until then this end sends beats, and the other end must too. where names the other end's
+// host and process until that end has sent them itself; nil: unknown.
 func (l *Link) Meet(timeout time.Duration, where func() string) {
 	l.timeout, l.where = timeout, where
 	host, _ := os.Hostname()
@@ -240,14 +240,15 @@ func (l *Link) Meet(timeout time.Duration, where func() string) {
 	}()
 }
 
-// beat tells the other end that this process is running; it returns false once more was sent.
+// beat tells the other end that this process is running. It returns false after this end has sent
+// another message.
 func (l *Link) beat(v any) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return !l.said && l.enc.Encode(v) == nil
 }
 
-// speak ends the beats, because a message that the other end waits for follows.
+// speak ends the beats, because the message that the other end waits for follows.
 func (l *Link) speak() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -329,8 +330,8 @@ func (l *Link) Close() (err error) {
 	return err
 }
 
-// linger waits before the end of the stream is reported as the end of the process: the watchdog of
-// the collectives also notices that and knows more about it. A stream that was broken by Break has
+// linger waits before it reports the end of the stream as the end of the process: the watchdog of
+// the collectives also notices that, and its error has more details. A stream ended by Break has
 // reported its error already.
 func (l *Link) linger() {
 	if l.why.Load() == nil {
@@ -351,11 +352,10 @@ type Hello struct {
 	Rank  int
 	Host  string
 	Build string // build of the program
-	// Rounding says how the CPU rounds sums of bf16 products.
+	// Rounding describes how the CPU rounds sums of bf16 products.
 	Rounding string
-	// Terms has settings, by name, that must be equal on all processes. A setting that one of
-	// them lacks is not compared. Refused says why this process cannot run what it was asked
-	// to; "": it can.
+	// Terms has settings, by name, that must be equal on all processes. A setting that one process
+	// lacks is not compared. Refused is the reason why this process cannot run the job; "": it can.
 	Terms   map[string]string
 	Refused string
 	Caps    [graph.NumSpaces]int64 // bytes of memory that a rank of the process may use; 0: no cap
@@ -363,7 +363,7 @@ type Hello struct {
 	// if unknown.
 	LocalRanks, LocalRank int
 	Here                  string // if not "": only a beat, with the host and process
-	Memory                int64  // bytes that the whole job may use on its host; 0: not known
+	Memory                int64  // bytes that the complete job may use on its host; 0: not known
 	Disk                  int64  // bytes free in the folder that Task.Disk asks for; 0: not known
 	Unwritable            string // why this process cannot write in that folder, if the plan uses it; "": it can
 }
@@ -378,7 +378,7 @@ func (h Hello) In(ranks int) Hello {
 // number.
 func (h Hello) Aligned() bool { return h.LocalRanks > 0 && h.Rank%h.LocalRanks == h.LocalRank }
 
-// Differs says why two processes cannot run one job; "" if they can.
+// Differs returns the reason why two processes cannot run one job; "" if they can.
 func (h Hello) Differs(o Hello) string {
 	switch {
 	case h.Build != o.Build:
@@ -405,13 +405,13 @@ func shown(v string) string {
 	return fmt.Sprintf("%.80s", strings.Trim(strconv.Quote(v), `"`))
 }
 
-// Task is the leader's answer to a Hello: what to run, or that there is nothing to run.
+// Task is the leader's answer to a Hello. It gives the work, or says that there is none.
 type Task struct {
-	Config  []byte // nil: there is nothing to do
+	Config  []byte // nil: there is no work
 	Program string // hash of the program and its layout
-	Err     string // why there is nothing to do; "" if all is well
+	Err     string // reason why there is no work; "" if there was no error
 	Differs bool   // the processes do not match: each ends with Err
-	Disk    string // if not "": not a task yet; asks what this folder is good for: see Hello
+	Disk    string // if not "": not a task yet, but a question about the disk space and permissions of this folder: see Hello
 	Here    string // if not "": only a beat, with the leader's host and process
 }
 

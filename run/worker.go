@@ -16,8 +16,8 @@ import (
 )
 
 // Greet introduces this process to the leader and returns its task. A Task without a Config means
-// that there is nothing to do; Err says whether that is an error. If the leader asks about the disk
-// tier's folder, Greet first answers with what look sets in h.
+// that there is no work; Err says whether that is an error. If the leader asks about the disk
+// tier's folder, Greet first answers with the fields that look sets in h.
 func (l *Link) Greet(h Hello, look func(dir string, h *Hello)) (Task, error) {
 	l.speak()
 	for {
@@ -64,7 +64,7 @@ func (l *Link) Assign(t Task) error {
 	return l.send(t)
 }
 
-// Refused tells the leader that this process cannot run the task. notFit: because the machine is
+// Refused tells the leader that this process cannot run the task. notFit says that the machine is
 // too small for it.
 func (l *Link) Refused(err error, notFit bool) error {
 	kind := failInput
@@ -157,7 +157,7 @@ func (l *Link) Serve(rs *Ranks) error {
 }
 
 // Interrupt asks the leader to end the job in good order, as an interrupt of its own process does.
-// Until the leader reads replies, because the ranks are open, the request waits.
+// If the leader does not read replies yet, the request waits until the ranks are open.
 func (l *Link) Interrupt() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -175,7 +175,7 @@ func (l *Link) serve() {
 
 func (l *Link) passInterrupt() {
 	if l.serving && l.interrupted {
-		_ = l.enc.Encode(reply{Interrupted: true}) // a leader that is gone ends the job anyway
+		_ = l.enc.Encode(reply{Interrupted: true}) // if the leader has ended, the job ends anyway
 	}
 }
 

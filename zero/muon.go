@@ -8,19 +8,19 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Muon steps matrices of a model's blocks along the nearly orthogonal matrix of their
-// momentum; AdamW, with the same rate, updates embeddings, head, norms and biases.
+// Muon updates matrices of a model's blocks with the nearly orthogonal matrix of their momentum.
+// AdamW, with the same rate, updates embeddings, head, norms and biases.
 //
-// A matrix is whole on one rank while that is computed, its owner:
+// Each matrix has an owner, the only rank that has the complete matrix and computes this:
 //
 //	grad, momentum (shard) → direction (shard) ─ all_gather → direction (unit)
 //	owner of each matrix: newtonschulz(direction) → update; 0 on the others
 //	update (unit) ─ reduce_scatter → update (shard) → p −= lr·(update + Decay·p)
 //
-// A sum of one matrix and zeros is the matrix, so that ranks and stages do not change bits.
-// Where every rank has the whole unit (stage 0, and units too small for shards) each
-// computes all of it. The factor 0.2·√max(R,C) gives updates the root mean square of
-// AdamW's (Liu et al., Muon is Scalable for LLM Training, 2025, section 2.2).
+// The sum of one matrix and zeros is the matrix, so the number of ranks and the stage do not change
+// bits. If every rank has the complete unit (stage 0, and units too small for shards), each
+// computes all of it. The factor 0.2·√max(R,C) gives updates the root mean square of AdamW's (Liu
+// et al., Muon is Scalable for LLM Training, 2025, section 2.2).
 var _ = register(&Rule{
 	Name: "muon", States: []string{"momentum"}, Reads: []Constant{Beta1, Beta2, Eps},
 	Source: "Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024",
@@ -50,7 +50,7 @@ func emitMuon(e *Emitter, t *Target) {
 	for _, s := range unit.Segments {
 		used += s.Len
 	}
-	e.p.Buf(update).Pad = (unit.FlatLen - used) * graph.F32.Size() // no matrix writes it
+	e.p.Buf(update).Pad = (unit.FlatLen - used) * graph.F32.Size() // no matrix writes the padding
 	owners := balanced(e.p, unit, ranks)
 	for i, s := range unit.Segments {
 		prm := &e.p.Params[s.Param]
@@ -69,9 +69,8 @@ func emitMuon(e *Emitter, t *Target) {
 	e.Apply(t, muonApply, "muon_apply", []graph.BufID{update, e.p.Hyper}, InPlace(t.Value), e.Attr(t))
 }
 
-// balanced gives each matrix of a unit the rank that computes it: the largest first, each to
-// the rank with the least to do so far. Units follow one another, so a unit is balanced by
-// itself.
+// balanced assigns a rank to each matrix of a unit: the largest matrix first, each to the rank with
+// the least work so far. Units run in sequence, so each unit is balanced separately.
 func balanced(p *graph.Program, unit *graph.Unit, ranks int) []int {
 	order, flops := make([]int, len(unit.Segments)), make([]int64, len(unit.Segments))
 	for i, s := range unit.Segments {

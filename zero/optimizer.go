@@ -10,83 +10,79 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// ExactLimbs is the length of an exact accumulator in int64 (package
-// kernels/cpu/exact, whose test holds it to this number).
+// ExactLimbs is the length of an exact accumulator in int64. A test of package kernels/cpu/exact
+// checks that it has this length.
 const ExactLimbs = 72
 
-// Optimizer is an update rule with its constants. What changes by step (rate,
-// bias corrections, clip coefficient) reaches it through the Hyper buffer.
+// Optimizer is an update rule with its constants. Values that change with the step (rate, bias
+// corrections, clip coefficient) reach it through the Hyper buffer.
 type Optimizer struct {
 	Name         string // one of OptimizerNames
-	Rule         *Rule  // in place of the one that Name names; nil: that one
+	Rule         *Rule  // replaces the rule with the name Name; nil: Name selects the rule
 	Beta1, Beta2 float64
 	Eps          float64
-	Decay        float64 // on parameters whose Decay is set
-	Trust        float64 // trust coefficient η, of rules that read it
-	Nesterov     bool    // of momentum
-	// AdaptAll has rules that adapt a rate to norms do so for every parameter, as
-	// the papers are written. Otherwise parameters without Decay
-	// (biases, norms) keep the unadapted rate, as the recipes of these optimizers
-	// do: a bias that starts at zero has no norm to adapt to.
+	Decay        float64 // weight decay of parameters whose Decay is set
+	Trust        float64 // trust coefficient η, for rules that read it
+	Nesterov     bool    // use Nesterov momentum
+	// AdaptAll makes rules that adapt a rate to norms do so for every parameter, as in the papers.
+	// Otherwise parameters without Decay (biases, norms) keep the unadapted rate, as in the usual
+	// recipes of these optimizers: a bias that starts at zero has no norm to adapt to.
 	AdaptAll bool
-	// LossScale is how the scale of a program that has one moves; its zero value
-	// stands for graph.DefaultLossScale.
+	// LossScale is the policy of dynamic loss scaling; its zero value means graph.DefaultLossScale.
 	LossScale graph.LossScaleAttr
-	// Int8 keeps the states of a rule with Rule.Narrow in 8 bits (graph.State).
+	// Int8 stores the states of a rule with Rule.Narrow in 8 bits (graph.State).
 	Int8 bool
-	// BF16 keeps states and parameters in bf16, rounded stochastically, and no fp32
-	// master of them.
+	// BF16 stores states and parameters in bf16, rounded stochastically, without an fp32 master.
 	BF16 bool
 }
 
-// Constant names a constant of Optimizer that counts for some rules only.
+// Constant names a constant of Optimizer that only some rules use.
 type Constant string
 
 // Constants.
 const (
-	Beta1    Constant = "beta1"    // the decay of a first moment, or momentum
-	Beta2    Constant = "beta2"    // the decay of a second moment
-	Eps      Constant = "eps"      // what is added to a divisor
-	Trust    Constant = "trust"    // a factor of the rate: 0 would train nothing
-	AdaptAll Constant = "adaptAll" // whose rates are scaled by norms
-	Nesterov Constant = "nesterov" // a form of momentum
+	Beta1    Constant = "beta1"    // decay of the first moment, or momentum
+	Beta2    Constant = "beta2"    // decay of the second moment
+	Eps      Constant = "eps"      // term added to a divisor
+	Trust    Constant = "trust"    // factor of the rate; 0 would train nothing
+	AdaptAll Constant = "adaptAll" // selects the parameters whose rates are scaled by norms
+	Nesterov Constant = "nesterov" // selects Nesterov's form of momentum
 )
 
-// Rule is an update rule as a value. A new one is a file that registers a value of
-// this type (or a value in the spec, as Optimizer.Rule), and its kernels.
+// Rule is an update rule. To add one, write a file that registers a value of this type (or set
+// Optimizer.Rule), and its kernels.
 type Rule struct {
 	Name     string
-	States   []string // flat states beside the parameters
+	States   []string // flat states in addition to the parameters
 	PerParam []string // states with one element a parameter
-	Source   string   // of the method
-	// Narrow says that its kernels also take states in 8 bits, and bf16 without masters:
+	Source   string   // publication of the method
+	// Narrow says that its kernels also support states in 8 bits, and bf16 without masters:
 	// Optimizer.Int8 and BF16.
 	Narrow bool
-	// CPUOnly says that the libraries have its kernels for the CPU alone.
+	// CPUOnly says that the kernel libraries have its kernels only for the CPU.
 	CPUOnly bool
-	// Reads are the constants that count for it.
+	// Reads lists the constants that it uses.
 	Reads []Constant
-	// Takes says which trained parameters it updates, where Rest updates the others: a unit
-	// has either alone (Optimizer.Apart). nil: all.
+	// Takes selects the trained parameters that it updates; Rest updates the others. A unit has
+	// parameters of only one of the two (Optimizer.Apart). nil: all.
 	Takes func(p *graph.Program, param int) bool
 	Rest  *Rule
-	// Emit writes a unit's operations.
+	// Emit adds the operations for one unit.
 	Emit func(e *Emitter, t *Target)
 
 	operations []*graph.Operation // of a registered rule
 }
 
-// rules are those that have a name on the command line.
+// rules are the rules with a name on the command line.
 var rules []*Rule
 
-// register gives a rule its place among those with a name. The order of files does not
-// count: names are listed sorted.
+// register adds a rule with a name. The order of files does not matter: names are listed sorted.
 func register(r *Rule, operations ...*graph.Operation) *Rule {
 	r.operations, rules = operations, append(rules, r)
 	return r
 }
 
-// rule returns the optimizer's rule; nil where its name is none's.
+// rule returns the optimizer's rule; nil if no rule has its name.
 func (o *Optimizer) rule() *Rule {
 	if o.Rule != nil {
 		return o.Rule
@@ -102,15 +98,15 @@ func (o *Optimizer) rule() *Rule {
 // OptimizerNames lists the update rules in name order.
 func OptimizerNames() []string { return namesOf(func(*Rule) bool { return true }) }
 
-// NarrowNames lists those whose states have 16-bit and 8-bit forms.
+// NarrowNames lists the rules whose states have 16-bit and 8-bit forms.
 func NarrowNames() []string { return namesOf(func(r *Rule) bool { return r.Narrow }) }
 
-// NamesReading lists those for which the constant counts.
+// NamesReading lists the rules that use the constant.
 func NamesReading(c Constant) []string {
 	return namesOf(func(r *Rule) bool { return slices.Contains(r.Reads, c) })
 }
 
-// Operations returns the operations of all rules that have a name, by kind.
+// Operations returns the operations of all registered rules.
 func Operations() (list []*graph.Operation) {
 	for _, r := range rules {
 		list = append(list, r.operations...)
@@ -119,7 +115,7 @@ func Operations() (list []*graph.Operation) {
 	return slices.Compact(list)
 }
 
-// Operation returns a rule's operation by its kind, nil for none.
+// Operation returns the operation of a kind that a rule defines, nil for none.
 func Operation(kind graph.Kind) *graph.Operation {
 	for _, op := range Operations() {
 		if op.Kind() == kind {
@@ -143,13 +139,13 @@ func namesOf(is func(*Rule) bool) []string {
 // Narrow says whether the optimizer's states have 16-bit and 8-bit forms.
 func (o Optimizer) Narrow() bool { r := o.rule(); return r != nil && r.Narrow }
 
-// Reads says whether a constant counts.
+// Reads says whether the rule uses a constant.
 func (o Optimizer) Reads(c Constant) bool {
 	r := o.rule()
 	return r != nil && slices.Contains(r.Reads, c)
 }
 
-// Validate refuses unknown rules and constants out of range.
+// Validate returns an error for unknown rules and constants out of range.
 func (o Optimizer) Validate() error {
 	if o.rule() == nil {
 		return fmt.Errorf("optimizer: %q is not known; use one of %s", o.Name, strings.Join(OptimizerNames(), ", "))
@@ -191,8 +187,8 @@ func (o Optimizer) HostOnly() bool {
 // Operations returns the operations that the named rule defines.
 func (o Optimizer) Operations() []*graph.Operation { return o.rule().operations }
 
-// StateNames returns the flat states of the rule, each as large as the
-// parameters, and those with one element a parameter: of Rest's too, where it has one.
+// StateNames returns the flat states of the rule, each as large as the parameters, and the states
+// with one element a parameter. It includes those of Rest.
 func (o Optimizer) StateNames() (flat, perParam []string) {
 	r := o.rule()
 	flat, perParam = r.States, r.PerParam
@@ -202,13 +198,13 @@ func (o Optimizer) StateNames() (flat, perParam []string) {
 	return flat, perParam
 }
 
-// Apart says whether a parameter is Rest's; it is false of all where there is no Rest.
+// Apart says whether Rest updates a parameter; it is always false without a Rest.
 func (o Optimizer) Apart(p *graph.Program, param int) bool {
 	r := o.rule()
 	return r.Rest != nil && !r.Takes(p, param)
 }
 
-// Splits says whether parameters differ in the rule that updates them.
+// Splits says whether different rules update different parameters.
 func (o Optimizer) Splits() bool { return o.rule().Rest != nil }
 
 // Of returns the rule that updates a unit's parameters.

@@ -2,7 +2,7 @@ package zero
 
 import "github.com/spillway-ml/spillway/graph"
 
-// SGD has momentum, Nesterov's if Optimizer.Nesterov is set.
+// SGD uses momentum, in Nesterov's form if Optimizer.Nesterov is set.
 var _ = register(&Rule{
 	Name: "sgd", States: []string{"momentum"}, Reads: []Constant{Beta1, Nesterov},
 	Source: "Sutskever et al., On the importance of initialization and momentum, ICML 2013",

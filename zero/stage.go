@@ -1,6 +1,6 @@
-// Package zero says what each ZeRO stage partitions (Rajbhandari et al., "ZeRO:
-// Memory Optimizations Toward Training Trillion Parameter Models", SC 2020,
-// section 5) and holds the optimizers that update a partition.
+// Package zero defines what each ZeRO stage partitions (Rajbhandari et al., "ZeRO: Memory
+// Optimizations Toward Training Trillion Parameter Models", SC 2020, section 5). It also has the
+// optimizers that update a partition.
 package zero
 
 import "fmt"
@@ -33,8 +33,8 @@ func (s Stage) ShardsGrads() bool { return s >= PartitionGrads }
 // ShardsParams says whether a rank keeps only its part of the parameters.
 func (s Stage) ShardsParams() bool { return s >= PartitionParams }
 
-// ModelStateBytes is the paper's formula (section 5, figure 1) for the bytes of model states that a
-// rank holds, with params parameters on the given number of ranks. weight and grad are the bytes of
+// ModelStateBytes returns the bytes of model states on a rank by the paper's formula (section 5,
+// figure 1), with params parameters on the given number of ranks. weight and grad are the bytes of
 // an element; states is the paper's K, the optimizer's bytes for each parameter (12 for
 // mixed-precision Adam, 8 for fp32 Adam).
 func (s Stage) ModelStateBytes(params, ranks, weight, grad, states float64) float64 {

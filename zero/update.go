@@ -15,16 +15,16 @@ type Target struct {
 	Grad   graph.BufID
 	Value  graph.BufID
 	States []graph.BufID // in StateNames' order, flat ones first
-	Scales []graph.BufID // by flat state: its scales if it has 8 bits; empty if the states have more
+	Scales []graph.BufID // by flat state: its scales if it has 8 bits; empty if the states are wider
 	Low    graph.BufID   // the 16-bit copy of Value that the model computes with, or NoBuf
-	After  []graph.Op    // run after the rule: gather the parameters, if every rank holds all of them
+	After  []graph.Op    // operations after the rule: they gather the parameters, if every rank holds all of them
 }
 
 // counted returns the part of the gradient whose squares this rank adds to a norm that is then
-// summed over the ranks of an axis. If every rank has the whole gradient, that is all of it on the
-// first rank, and on the others a range beyond the unit's end, which is empty.
+// summed over the ranks of an axis. If every rank has the complete gradient, the first rank counts
+// all of it. The other ranks count an empty range after the unit's end.
 //
-// Of a unit that all ranks of a tensor axis have alike, only the first rank's squares count.
+// If a unit is equal on all ranks of a tensor axis, only the first rank's squares count.
 func (t *Target) counted(p *graph.Program, axis int) graph.ShardAttr {
 	a := t.Shard
 	if a.Axis < 0 {
@@ -66,7 +66,7 @@ func (o Optimizer) Section(p *graph.Program, targets []Target, clip float64) gra
 	for i := range targets {
 		t := &targets[i]
 		if p.Params[p.Units[t.Unit].Segments[0].Param].TiedTo > 0 {
-			continue // counts on the stage that has the parameter itself
+			continue // counts on the stage that has the original parameter
 		}
 		e.Op(graph.SqSum, t.Name+"/grad_sq", t.Unit, []graph.BufID{t.Grad}, []graph.Out{{Buf: acc, Mode: graph.Accum}}, t.counted(p, axis))
 		part(graph.UpdateSum, "sum/"+t.Name)
@@ -116,7 +116,7 @@ func (e *Emitter) Op(kind graph.Kind, name string, unit int, in []graph.BufID, o
 }
 
 // allReduce sums a small buffer over the ranks of an axis. With axis −1 it does nothing, because
-// each rank has the whole sum.
+// each rank has the complete sum.
 func (e *Emitter) allReduce(name string, buf graph.BufID, axis, unit int) {
 	if axis >= 0 {
 		e.Op(graph.AllReduce, name, unit, nil, []graph.Out{{Buf: buf, Mode: graph.ReadWrite}}, graph.GroupAttr{Axis: axis}).Stream = graph.Comm
@@ -139,9 +139,10 @@ func (e *Emitter) Apply(t *Target, own *graph.Operation, name string, in []graph
 	e.own(own, t.Name+"/"+name, t.Unit, in, append(out, InPlace(t.Scales...)...), attr)
 }
 
-// ApplyOwn is Apply for an operation that the rule defines (graph.Definition with Attr UpdateAttr).
-// Its inputs are Scalars and any others of the definition. Its outputs are the parameters and
-// states, in place, and, if the rule is to support mixed precision, graph.LowOut as the last one.
+// ApplyOwn does the same as Apply for an operation that the rule defines (graph.Definition with
+// Attr UpdateAttr). Its inputs are Scalars and any others of the definition. Its outputs are the
+// parameters and states, in place. A rule that supports mixed precision also has graph.LowOut as
+// the last output.
 func (e *Emitter) ApplyOwn(t *Target, own *graph.Operation, in []graph.BufID, out []graph.Out) {
 	e.Apply(t, own, string(own.Kind()), in, out, e.Attr(t))
 }
@@ -176,7 +177,7 @@ func (e *Emitter) Norms(t *Target, fill func(into graph.Out)) graph.BufID {
 	return buf
 }
 
-// ParamNorms is Norms for the parameters and the gradients.
+// ParamNorms does the same as Norms for the parameters and the gradients.
 func (e *Emitter) ParamNorms(t *Target, a graph.UpdateAttr) graph.BufID {
 	return e.Norms(t, func(into graph.Out) {
 		e.Op(graph.ParamNorms, t.Name+"/norms", t.Unit, []graph.BufID{t.Value, t.Grad}, []graph.Out{into}, a)

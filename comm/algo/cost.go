@@ -7,7 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 )
 
-// Link is what a message between two ranks costs: Latency + bytes × PerByte.
+// Link is the cost of a message between two ranks: Latency + bytes × PerByte.
 type Link struct {
 	Latency time.Duration
 	PerByte time.Duration // time for 1 MiB rather than one byte, so that it is a whole number

@@ -70,9 +70,8 @@ func (g *Group) Stats() comm.Stats {
 	return s
 }
 
-// choose returns the algorithm for an operation on a buffer of so many bytes. Callers use
-// Direct for sums in an order other than SumTree, because the algorithms implement only that
-// order.
+// choose returns the algorithm for an operation on a buffer of the given size in bytes. Callers use
+// Direct for sums in an order other than SumTree, because the algorithms implement only that order.
 func (g *Group) choose(op comm.Op, bytes int64) Name {
 	if g.o.Algorithm != Auto {
 		return g.o.Algorithm

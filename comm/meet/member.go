@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/device"
 )
 
-// Binder is what a transport adds to a member.
+// Binder is the part of a member that a transport implements.
 type Binder interface {
 	// Bind creates the kernel of an operation. Its operands have been checked, except for
 	// their memory and, for a sum, the dtype.

@@ -44,10 +44,10 @@ func (p *place) rouse(self *Member) {
 	}
 }
 
-// Meet returns when every rank of the operation has come to the same meeting, or with the
-// world's error. If first is set, it is the operation's first meeting: it shows the operation
-// to the peers, and the last rank to come compares the signatures. A collective must call
-// Begin before it. Meet allocates nothing.
+// Meet returns when every rank of the operation has reached the same meeting, or with the world's
+// error. If first is set, it is the operation's first meeting: it shows the operation to the peers,
+// and the last rank to arrive compares the signatures. A collective must call Begin before it. Meet
+// allocates nothing.
 func (o *Op) Meet(first bool) error {
 	m, p := o.member, o.place
 	p.mu.Lock()

@@ -104,7 +104,7 @@ const (
 	quietEvery = 10 * time.Millisecond
 )
 
-// startEngine starts MPI on a thread of its own.
+// startEngine starts MPI on a separate thread.
 func startEngine(l *lib, rank, world int) (*engine, error) {
 	e := &engine{lib: l, rank: rank, world: world, began: time.Now(), submit: make(chan *exchange, 64), stop: make(chan bool, 1), ended: make(chan error, 1), closed: make(chan struct{})}
 	began := make(chan error)

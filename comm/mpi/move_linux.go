@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/comm/watch"
 )
 
-// move moves the bytes of the operation, and returns what the rank loaded and
-// stored of its own memory.
+// move moves the bytes of the operation. It returns the number of bytes that the rank read from and
+// wrote to its own memory.
 func (k *kernel) move() (read, written int64, err error) {
 	if k.Round != nil {
 		return k.moveRound()

@@ -1,7 +1,7 @@
 package mpi
 
-// OutsideBytes returns the memory in bytes that one of so many processes needs in addition
-// to its ranks' arenas and scratch: for the MPI library, heartbeats and streams.
+// OutsideBytes returns the memory in bytes that one of the given number of processes needs in
+// addition to its ranks' arenas and scratch: for the MPI library, heartbeats and streams.
 func OutsideBytes(processes, each int) int64 {
 	return libraryBytes + int64(processes)*2*(beatBytes*int64(each)+pieceBytes)
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/dl"
 )
 
-// block describes an MPI data type of so many bytes, whose consecutive elements begin stride
-// bytes apart. MPI's counts have 32 bits, so larger transfers count blocks instead of bytes.
+// block describes an MPI data type of the given number of bytes, whose consecutive elements begin
+// stride bytes apart. MPI's counts have 32 bits, so larger transfers count blocks instead of bytes.
 type block struct{ bytes, stride int64 }
 
 // maxCount is the largest count or displacement of a call. Tests reduce it.

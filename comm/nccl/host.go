@@ -115,7 +115,7 @@ const (
 	blockReserve = 6 << 10 // bytes of a block for everything but stream data
 )
 
-// of initializes the host's state for a rank of so many ranks. If other goroutines
+// of initializes the host's state for a rank of a world of the given size. If other goroutines
 // already use the host, the caller must hold mu.
 func (h *Host) of(rank, world int) {
 	h.rank, h.world, h.suspect = rank, world, -1

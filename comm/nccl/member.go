@@ -13,10 +13,10 @@ import (
 // member is one rank in a group. Each rank enqueues a collective independently: no host
 // thread waits for a peer.
 //
-//	arrived = n   the rank's stream has come to its n-th call
-//	move          NCCL's copies, and of a sum the adding, a chunk after the other
+//	arrived = n   the rank's stream has reached its n-th call
+//	move          NCCL's copies, and for a sum the additions, one chunk at a time
 //	passed = n    no peer reads its inputs any more: NCCL's operations end on a rank's
-//	              stream once what it sends has been taken
+//	              stream once its data has been received
 //
 // The watchdog reads the two words arrived and passed: see progress.go.
 type member struct {
@@ -42,7 +42,7 @@ func (m *member) OnError(f func(error)) { m.r.w.o.Control.OnError(f) }
 // Err returns the error that ended the job, nil while it is sound.
 func (m *member) Err() error { return m.r.w.o.Control.Err() }
 
-// Stats returns what the rank has moved in the group.
+// Stats returns the rank's traffic in the group.
 func (m *member) Stats() comm.Stats { return m.counter.Stats() }
 
 // kernel is one bound operation of one rank.
@@ -125,7 +125,7 @@ func (k *kernel) peers(f func(i int) error) error {
 	return nil
 }
 
-// failed is the job's error, or what NCCL says of a call in a group.
+// failed returns the job's error, or NCCL's error for a call in a group.
 func (r *rank) failed(m *member, what string, call uint64, err error) error {
 	if job := r.w.o.Control.Err(); job != nil {
 		return job

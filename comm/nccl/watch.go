@@ -62,8 +62,8 @@ func (r *rank) show(slot int, m *member) (p watch.Progress) {
 	return p
 }
 
-// sound asks a group's communicator what has gone wrong in it, and looks how long the rank
-// has been in one call.
+// sound polls a group's communicator for an asynchronous error, and checks how long the rank has
+// been in one call.
 func (r *rank) sound(m *member, p watch.Progress) error {
 	err := r.call(func() error {
 		if m.comm.handle == 0 {

@@ -30,7 +30,8 @@ type Control interface {
 	OnError(f func(error))
 }
 
-// helloBytes is the length of what a rank says of itself, and the most that Control.Gather is given.
+// helloBytes is the length of a rank's description of itself, and the largest input of
+// Control.Gather.
 const helloBytes = 1 << 10
 
 // Sum adds buffers of the ranks in the order of comm.Adder, or from left to right. Package
@@ -114,12 +115,12 @@ func chunkOf(ranks int) int64 {
 	return min(mostChunk, max(leastChunk, allChunks/int64(max(ranks, 1))/chunkAlign*chunkAlign))
 }
 
-// ScratchBytes returns the GPU memory in bytes that one of so many ranks uses to receive
-// addends.
+// ScratchBytes returns the GPU memory in bytes that one of the given number of ranks uses to
+// receive addends.
 func ScratchBytes(ranks int) int64 { return chunkOf(ranks)*int64(ranks) + barrierSize*int64(ranks+1) }
 
-// LibraryBytes estimates the GPU memory that NCCL uses on one of so many ranks: its own state,
-// and buffers for each peer with a direct connection. To be replaced by a measurement.
+// LibraryBytes estimates the GPU memory that NCCL uses on one of the given number of ranks: its own
+// state, and buffers for each peer with a direct connection. It is not measured yet.
 func LibraryBytes(ranks int) int64 {
 	const own, peer, peers = 160 << 20, 32 << 20, 7
 	return own + peer*int64(min(max(ranks-1, 0), peers))
@@ -144,7 +145,7 @@ func (r *rank) call(f func() error) error {
 	return f()
 }
 
-// ending is the job's error.
+// ending returns the job's error.
 func (r *rank) ending() error {
 	if err := r.w.o.Control.Err(); err != nil {
 		return err

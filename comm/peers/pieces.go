@@ -60,8 +60,8 @@ func (p *port) settle(api driver.API, s driver.Stream) {
 	}
 }
 
-// each returns how many elements of each source fit in a slot that holds so many sources, 0
-// if none.
+// each returns the number of elements of each source that fit in a slot for the given number of
+// sources, 0 if none.
 func (p *port) each(sources int, size int64) int64 {
 	if p == nil {
 		return 0

@@ -44,7 +44,7 @@ func (j *Job) Flight(n int) string {
 
 func ago(at int64) time.Duration { return time.Duration(now() - at).Round(time.Millisecond) }
 
-// Failure is the error that ended the job, "" while it is sound.
+// Failure returns the text of the error that ended the job, "" if there has been none.
 func (j *Job) Failure() string {
 	h := j.header()
 	if h.ended.Load() != 2 {

@@ -13,14 +13,14 @@ const (
 	futexWake = 1
 )
 
-// sleep returns when word is no longer old, somebody has woken it, or the time
-// has passed. The word is shared between processes.
+// sleep returns when word is no longer old, another rank has woken it, or the time has passed. The
+// word is shared between processes.
 func sleep(word *atomic.Uint32, old uint32, most time.Duration) {
 	ts := unix.NsecToTimespec(int64(most))
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWait, uintptr(old), uintptr(unsafe.Pointer(&ts)), 0, 0)
 }
 
-// wake wakes whoever sleeps on word.
+// wake wakes all ranks that sleep on word.
 func wake(word *atomic.Uint32) {
 	_, _, _ = unix.Syscall6(unix.SYS_FUTEX, uintptr(unsafe.Pointer(word)), futexWake, 1<<30, 0, 0, 0)
 }

@@ -123,8 +123,8 @@ const postSize = 512 // bytes of a post; a multiple of a cache line
 
 func align(n int) int { return (n + 63) &^ 63 }
 
-// Create creates the shared memory of a job of so many processes, which inherit its Files.
-// The first process to join sets the number of ranks of every process.
+// Create creates the shared memory of a job with the given number of processes, which inherit its
+// Files. The first process to join sets the number of ranks of every process.
 func Create(processes int) (*Job, error) {
 	if processes < 1 || processes > maxRanks {
 		return nil, fmt.Errorf("shared memory: %d ranks, want 1 to %d", processes, maxRanks)
@@ -136,7 +136,7 @@ func Create(processes int) (*Job, error) {
 			return nil, errors.Join(fmt.Errorf("shared memory: %w", os.NewSyscallError("memfd_create", err)), j.Close())
 		}
 		j.files = append(j.files, os.NewFile(uintptr(fd), "shared memory"))
-		// A file that can't shrink can't take a page from under a reader.
+		// If a file cannot shrink, no page can be removed under a reader.
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK); err != nil {
 			return nil, errors.Join(fmt.Errorf("shared memory: %w", os.NewSyscallError("fcntl", err)), j.Close())
 		}
@@ -197,14 +197,14 @@ func (j *Job) each(ranks int) error {
 	return j.know()
 }
 
-// know maps the areas of all ranks, once a process has set how many ranks there are.
+// know maps the areas of all ranks, once a process has set the number of ranks.
 func (j *Job) know() error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return j.grow()
 }
 
-// grow is know with the lock held.
+// grow does the same as know; the caller holds the lock.
 func (j *Job) grow() error {
 	world := j.processes * max(1, int(j.header().each.Load()))
 	if world == j.world {
@@ -225,7 +225,7 @@ func (j *Job) grow() error {
 	return os.NewSyscallError("munmap", unix.Munmap(before))
 }
 
-// Processes returns the number of processes, and how many ranks each of them runs: 1
+// Processes returns the number of processes, and the number of ranks that each of them runs, 1
 // until one of them has joined.
 func (j *Job) Processes() (processes, each int) {
 	j.mu.Lock()
@@ -305,12 +305,12 @@ func (j *Job) posts() int {
 	return align(int(unsafe.Sizeof(header{}))) + j.world*align(int(unsafe.Sizeof(rankArea{})))
 }
 
-// post is rank's place in its group of a slot.
+// post returns rank's place in its group of a slot.
 func (j *Job) post(slot, rank int) *post {
 	return at[post](j, j.posts()+(slot*j.world+rank)*postSize)
 }
 
-// pair is the place of the sender (0) or the receiver (1) of a pair of ranks.
+// pair returns the place of the sender (0) or the receiver (1) of a pair of ranks.
 func (j *Job) pair(slot, from, to, side int) *post {
 	base := j.posts() + maxSlots*j.world*postSize
 	return at[post](j, base+(((slot*j.world+from)*j.world+to)*2+side)*postSize)

@@ -14,13 +14,13 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// member is one rank in a group. An operation takes no allocation:
+// member is one rank in a group. An operation allocates nothing:
 //
-//	come    post the operation and where its operands lie, and wait until every
-//	        rank has; each compares the signatures
-//	move    read and write the peers' memory, as mapped here; of a pair, the
-//	        receiver does
-//	leave   wait until all have moved: nobody reads my inputs any more
+//	come    post the operation and the place of its operands, and wait until every
+//	        rank has done so; each compares the signatures
+//	move    read and write the peers' memory, as mapped in this process; of a pair, only
+//	        the receiver does
+//	leave   wait until all have moved: no rank reads this rank's inputs any more
 //
 // A rank writes its post between leaving one operation and coming to the next. No other rank
 // reads it then, because a rank returns from an operation only when all ranks have left.
@@ -41,9 +41,9 @@ type kernel struct {
 	in, out operand
 	sig     uint64
 	text    string  // "all_gather "label"", for messages
-	posts   []*post // of those who meet
+	posts   []*post // posts of the ranks that meet
 	ranks   []int   // their global ranks
-	at      int     // which of them is this rank's
+	at      int     // index of this rank among them
 }
 
 var _ cpu.PeerKernel = (*kernel)(nil)
@@ -170,7 +170,7 @@ func (k *kernel) write(p *post) {
 	p.sig.Store(k.sig)
 }
 
-// signature is what a rank has posted.
+// signature returns the signature of the operation that a rank has posted.
 func (p *post) signature() comm.Signature {
 	return comm.Signature{Op: world.OpOf(uint64(p.kind)), Bytes: p.bytes, DType: graph.DType(p.dtype), Root: int(p.root), Order: graph.SumOrder(p.flags >> 1), Accumulate: p.flags&1 != 0}
 }
@@ -253,7 +253,7 @@ func (k *kernel) compare(call uint64) error {
 	return nil
 }
 
-// quoted is a post's label.
+// quoted returns a post's label.
 func quoted(p *post) string {
 	_, label, _ := strings.Cut(p.text.String(), " ")
 	return label

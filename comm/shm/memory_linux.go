@@ -56,9 +56,9 @@ func mapFile(f *os.File, off, bytes int64) (*mapped, error) {
 	}, nil
 }
 
-// unmapped is the error of a mapping, with what to do.
+// unmapped returns the error of a mapping, with advice.
 func unmapped(err error) error {
-	if err == unix.ENOMEM { // also where the machine has memory left
+	if err == unix.ENOMEM { // this also happens if the machine has free memory
 		return fmt.Errorf("mmap: %w: a process maps the memory of all ranks: raise ulimit -v", err)
 	}
 	return os.NewSyscallError("mmap", err)

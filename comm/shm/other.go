@@ -26,10 +26,10 @@ type Job struct{}
 // World can't be made on this system.
 type World struct{}
 
-// Create refuses.
+// Create returns an error.
 func Create(int) (*Job, error) { return nil, errSystem }
 
-// Attach refuses.
+// Attach returns an error.
 func Attach([]*os.File) (*Job, error) { return nil, errSystem }
 
 // Processes returns none.
@@ -38,10 +38,10 @@ func (*Job) Processes() (processes, each int) { return 0, 0 }
 // SetPID does nothing.
 func (*Job) SetPID(process, pid int) {}
 
-// Where tells nothing.
+// Where returns nothing.
 func (*Job) Where(int) string { return "" }
 
-// Fail refuses.
+// Fail returns false.
 func (*Job) Fail(int, error) bool { return false }
 
 // SetSteps does nothing.
@@ -53,19 +53,19 @@ func (*Job) Steps() int { return 0 }
 // Files returns none.
 func (*Job) Files() []*os.File { return nil }
 
-// Join refuses.
+// Join returns an error.
 func (*Job) Join([]graph.Axis, []int, Options) (*World, error) { return nil, errSystem }
 
-// Flight is empty: there are no jobs in shared memory here.
+// Flight returns nothing: there are no jobs in shared memory on this system.
 func (*Job) Flight(int) string { return "" }
 
-// Failure is empty, as Flight is.
+// Failure returns nothing, as Flight does.
 func (*Job) Failure() string { return "" }
 
 // Close does nothing.
 func (*Job) Close() error { return nil }
 
-// Groups refuses.
+// Groups returns an error.
 func (*World) Groups(int) (map[int]comm.Group, error) { return nil, errSystem }
 
 // Abort does nothing.
@@ -74,7 +74,7 @@ func (*World) Abort(error) {}
 // OnError does nothing.
 func (*World) OnError(func(error)) {}
 
-// Err refuses.
+// Err returns an error.
 func (*World) Err() error { return errSystem }
 
 // Map refuses.

@@ -87,7 +87,7 @@ func (j *Job) Join(mesh []graph.Axis, ranks []int, o Options) (*World, error) {
 		}
 		j.rank(r).pid.Store(uint32(os.Getpid()))
 	}
-	// A waiter may spin where every rank has a core of its own to spin on.
+	// A waiter may spin if every rank has its own core.
 	w.spins = int(j.header().Cores) >= j.world
 	w.members = make([][]*member, len(mesh)+1)
 	for slot := range w.members {
@@ -161,7 +161,7 @@ func (w *World) ringAll() {
 			ring(w.job.post(g.Slot, r))
 		}
 	}
-	// A rank that sleeps in a Send or Recv wakes up by itself: see nap.
+	// A rank that sleeps in a Send or Recv wakes up without a signal: see nap.
 }
 
 // Close ends the process's part: its heartbeat stops, and others that still wait

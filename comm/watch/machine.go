@@ -26,7 +26,7 @@ func (p Phase) String() string {
 	return [...]string{"idle", "waiting", "moving", "leaving"}[p&3]
 }
 
-// State is what is known of a rank's process.
+// State is the known state of a rank's process.
 type State uint8
 
 // States of a process.
@@ -62,7 +62,7 @@ type Group struct {
 	Ranks []int
 }
 
-// Config is what a Machine needs to know of the job.
+// Config describes the job to a Machine.
 type Config struct {
 	World  int
 	Groups []Group

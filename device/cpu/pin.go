@@ -5,7 +5,7 @@ import "fmt"
 // PinError says that the system refused to lock host memory.
 type PinError struct {
 	Bytes  int64  // size of the memory to lock
-	Advice string // what the limit is and how to raise it
+	Advice string // the limit and how to raise it
 	Err    error
 }
 

@@ -148,7 +148,7 @@ func (s *Stream) await(mark uint64) {
 	s.mu.Unlock()
 }
 
-// Running lists what the streams are running.
+// Running lists the operations that the streams are running.
 func (c *Context) Running() (list []string) {
 	c.mu.Lock()
 	streams := slices.Clone(c.streams)

@@ -34,7 +34,7 @@ type Stream struct {
 	reads    []driver.Range
 	writes   []driver.Range
 
-	mu       sync.Mutex // guards what follows, which Running reads
+	mu       sync.Mutex // guards the fields below, which Running reads
 	launched uint64
 	synced   uint64 // launches that have run, as of the last Sync
 	recent   [1024]device.Kernel

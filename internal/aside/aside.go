@@ -1,5 +1,5 @@
-// Package aside replaces a file's contents completely or not at all: it writes a temporary file
-// beside it and renames that when it is complete.
+// Package aside replaces a file's contents completely or not at all: it writes a temporary file in
+// the same folder and renames it when it is complete.
 package aside
 
 import (
@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// Write gives the file at path the contents that write writes, with permissions perm less the
-// umask. After an error the old file is unchanged and nothing else is left.
+// Write gives the file at path the contents that the function write writes, with permissions perm
+// less the umask. After an error the old file is unchanged and no temporary file remains.
 func Write(path string, perm os.FileMode, write func(io.Writer) error) (err error) {
 	f, err := Create(path, perm)
 	if err != nil {
@@ -24,7 +24,7 @@ func Write(path string, perm os.FileMode, write func(io.Writer) error) (err erro
 	return nil
 }
 
-// WriteBytes is Write for contents in memory.
+// WriteBytes does the same as Write for contents in memory.
 func WriteBytes(path string, contents []byte, perm os.FileMode) error {
 	return Write(path, perm, func(w io.Writer) error {
 		_, err := w.Write(contents)

@@ -11,14 +11,14 @@ import (
 // the final name, which may be as long as the filesystem allows.
 func TempName() string { return ".spillway-" + rand.Text() }
 
-// File is a temporary file that is to replace another in the same folder.
+// File is a temporary file that will replace another one in the same folder.
 type File struct {
 	*os.File
 	path         string
 	done, closed bool
 }
 
-// Create makes a temporary file beside path, with permissions perm less the umask.
+// Create makes a temporary file in path's folder, with permissions perm less the umask.
 func Create(path string, perm os.FileMode) (*File, error) {
 	f, err := os.OpenFile(filepath.Join(filepath.Dir(path), TempName()), os.O_RDWR|os.O_CREATE|os.O_EXCL, perm)
 	if err != nil {

@@ -29,7 +29,8 @@ func Guard() {
 	panic(r)
 }
 
-// Caught runs f and makes a panic an error that says where what panicked: a broken invariant.
+// Caught runs f and converts a panic, which is a broken invariant, to an error with its place. what
+// names f.
 func Caught(what string, f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -39,7 +40,7 @@ func Caught(what string, f func() error) (err error) {
 	return f()
 }
 
-// site is the file and line of the innermost frame outside the runtime.
+// site returns the file and line of the innermost frame outside the runtime.
 func site() string {
 	var pcs [32]uintptr
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs[:])])

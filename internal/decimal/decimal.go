@@ -1,5 +1,5 @@
-// Package decimal reads numbers as people write them. Go's parsers also accept what others
-// would call a typing error: they read 1_0 as 10, 010 as 8 and 0x1p4 as 16.
+// Package decimal reads decimal numbers. Go's parsers also accept spellings that most people would
+// consider typing errors: they read 1_0 as 10, 010 as 8 and 0x1p4 as 16.
 package decimal
 
 import (
@@ -17,7 +17,7 @@ func CheckFloat(s string) error {
 	return nil
 }
 
-// CheckInt is CheckFloat for whole numbers.
+// CheckInt does the same as CheckFloat for integers.
 func CheckInt(s string) error {
 	digits := strings.TrimLeft(s, "+-")
 	if strings.ContainsAny(digits, "_xXbBoO") || len(digits) > 1 && digits[0] == '0' {
@@ -26,7 +26,7 @@ func CheckInt(s string) error {
 	return nil
 }
 
-// Float is strconv.ParseFloat for decimal numbers only.
+// Float does the same as strconv.ParseFloat, for decimal numbers only.
 func Float(s string) (float64, error) {
 	if err := CheckFloat(s); err != nil {
 		return 0, err

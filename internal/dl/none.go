@@ -7,7 +7,7 @@ import (
 	"runtime"
 )
 
-// Err is why this build opens no libraries.
+// Err returns the reason why this build opens no libraries.
 func Err() error {
 	if runtime.GOOS != "linux" {
 		return errors.New("libraries are opened on Linux only, not on " + runtime.GOOS)
@@ -24,5 +24,5 @@ func Close(uintptr) error { return nil }
 // Symbol returns Err.
 func Symbol(uintptr, string) (uintptr, error) { return 0, Err() }
 
-// Call is not reached: there is no address to call.
+// Call is never called: there is no address to call.
 func Call(uintptr, ...uintptr) uintptr { panic(Err()) }

@@ -4,7 +4,7 @@ package dl
 
 import "github.com/ebitengine/purego"
 
-// Err says why this build can't open libraries; nil if it can.
+// Err returns the reason why this build can't open libraries; nil if it can.
 func Err() error { return nil }
 
 // Open opens a library.

@@ -21,8 +21,9 @@ type Blocks struct {
 	err error // the first error of a write
 }
 
-// Block is N bytes of the file from byte At on. B has room up to the next multiple of Alignment,
-// which may be written too. Afterwards B goes back to Free, unless that is nil.
+// Block is N bytes of the file, starting at byte At. B has room up to the next multiple of
+// Alignment, and these bytes may be written too. After the write B is sent to Free, unless Free is
+// nil.
 type Block struct {
 	At   int64
 	B    []byte
@@ -82,7 +83,7 @@ func (o *Blocks) fail(err error) {
 	}
 }
 
-// Failed is the first error of a write.
+// Failed returns the first error of a write.
 func (o *Blocks) Failed() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -107,7 +108,7 @@ func (o *Blocks) Finish(header []byte, before error) error {
 		copy(memory, header)
 		err = o.put(memory, 0)
 	}
-	if err == nil && o.direct { // the last block was written to its end
+	if err == nil && o.direct { // the last block was written up to its aligned end
 		err = o.f.Truncate(o.size)
 	}
 	if err == nil {

@@ -65,7 +65,7 @@ func room(fd int) (Room, error) {
 // such a file system does not know its free space it reports 0.
 var elsewhere = []int64{unix.NFS_SUPER_MAGIC, unix.SMB_SUPER_MAGIC, unix.SMB2_SUPER_MAGIC, unix.CIFS_SUPER_MAGIC, unix.FUSE_SUPER_MAGIC, unix.CEPH_SUPER_MAGIC, unix.V9FS_MAGIC, unix.AFS_SUPER_MAGIC, unix.AFS_FS_MAGIC, unix.CODA_SUPER_MAGIC}
 
-// roomOf converts the kernel's figures; false if they say nothing.
+// roomOf converts the kernel's figures; false if they carry no information.
 func roomOf(s *unix.Statfs_t, root bool) (Room, bool) {
 	if s.Blocks == 0 || s.Bfree == 0 && slices.Contains(elsewhere, int64(s.Type)) {
 		return Room{}, false

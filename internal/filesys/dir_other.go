@@ -62,7 +62,7 @@ func (d *dir) Sub(name string) (Folder, error) {
 	return &dir{r, join(d, name)}, nil
 }
 
-// named adds to an error the path of the file or folder it is about.
+// named adds the path of the file or folder to an error.
 func (d *dir) named(name string, err error) error {
 	var at *fs.PathError
 	if errors.As(err, &at) {

@@ -50,7 +50,8 @@ func settled(path string, f *os.File) string {
 	return path
 }
 
-// at runs a system call with the folder's descriptor, and keeps that open meanwhile.
+// at runs a system call with the folder's descriptor, and keeps the descriptor open during the
+// call.
 func (d *dir) at(op, name string, call func(fd int) error) error {
 	if name == "" || name == ".." || strings.ContainsRune(name, filepath.Separator) {
 		return &fs.PathError{Op: op, Path: join(d, name), Err: fs.ErrInvalid}
@@ -108,7 +109,7 @@ func (d *dir) Sub(name string) (Folder, error) {
 	return &dir{os.NewFile(uintptr(fd), join(d, name)), join(d, name)}, nil
 }
 
-// leads is an ErrLeads that says why.
+// leads is an ErrLeads with the reason.
 type leads struct{ why string }
 
 func (l leads) Error() string { return l.why + ", which is not followed" }
@@ -181,7 +182,7 @@ func (d *dir) Owner() (int64, error) {
 	f, err := d.OpenFile(".", os.O_WRONLY|unnamed, 0o600)
 	if unnamed == 0 || err != nil {
 		var b [16]byte
-		_, _ = rand.Read(b[:]) // never fails: the process ends where the system has no randomness
+		_, _ = rand.Read(b[:]) // never fails: the process ends if the system has no randomness
 		name := ".spillway-owner-" + hex.EncodeToString(b[:])
 		if f, err = d.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600); err == nil {
 			err = d.Remove(name)

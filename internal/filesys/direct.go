@@ -5,11 +5,11 @@ package filesys
 const (
 	// Alignment of offsets, sizes and memory in direct I/O, bytes.
 	Alignment = 4096
-	// BlockBytes is the size of a block; Depth is how many are in flight.
+	// BlockBytes is the size of a block; Depth is the number of blocks in flight.
 	BlockBytes = 1 << 20
 	Depth      = 4
-	// DirectBytes is the size from which a file is written past the page cache; for smaller files
-	// that costs more.
+	// DirectBytes is the smallest size of a file that is written past the page cache; for smaller
+	// files direct I/O costs more.
 	DirectBytes = 4 << 20
 )
 

@@ -22,7 +22,7 @@ func createDirect(in Folder, name string, direct bool) (File, bool, error) {
 		if !errors.Is(err, unix.EINVAL) {
 			return nil, false, err
 		}
-		// The refusal of the flag may come after the name was made.
+		// The filesystem may refuse the flag after it created the name.
 		if err := in.Remove(name); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, false, err
 		}
@@ -44,11 +44,11 @@ func OpenDirect(in Folder, name string) (File, error) {
 	return nil, f.Close()
 }
 
-// tooCoarse tells whether direct I/O on f wants larger multiples than Alignment.
+// tooCoarse says whether direct I/O on f needs larger multiples than Alignment.
 func tooCoarse(f File) bool {
 	var st unix.Statx_t
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_DIOALIGN, &st); err != nil || st.Mask&unix.STATX_DIOALIGN == 0 {
-		return false // it does not say: most take a disk's 512 or 4096
+		return false // unknown: most file systems need a disk's 512 or 4096
 	}
 	return st.Dio_offset_align > Alignment || st.Dio_mem_align > Alignment || st.Dio_offset_align == 0
 }
@@ -62,9 +62,9 @@ func ThroughCache(f File) error {
 	return err
 }
 
-// mapPages maps n bytes of memory and asks for huge pages. Direct I/O from small scattered
-// pages takes a segment for each page, which costs more CPU time than filling them, and the
-// kernel splits the request: 1 MiB on a virtio disk into two or more, at half the speed.
+// mapPages maps n bytes of memory and asks for huge pages. Direct I/O from small scattered pages
+// needs a segment for each page. That costs more CPU time than filling the pages. The kernel also
+// splits the request: 1 MiB on a virtio disk into two or more, at half the speed.
 func mapPages(n int64) ([]byte, error) {
 	b, err := unix.Mmap(-1, 0, int(n), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {

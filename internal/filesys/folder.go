@@ -22,10 +22,10 @@ import (
 	"github.com/spillway-ml/spillway/internal/regular"
 )
 
-// Folder is an open folder. Its methods may be called concurrently. Errors name the operation
-// and path as those of package os do.
+// Folder is an open folder. Its methods may be called concurrently. Errors name the operation and
+// path as in package os.
 type Folder interface {
-	// Path is the folder's path for errors.
+	// Path returns the folder's path for errors.
 	Path() string
 	// Info describes the folder itself, even if another folder now has its name.
 	Info() (Info, error)
@@ -38,19 +38,20 @@ type Folder interface {
 	// Remove removes a file or an empty folder.
 	Remove(name string) error
 	Rename(from, to string) error
-	// RenameNew is Rename to a name that must not exist; otherwise the error is fs.ErrExist.
-	// Some file systems (NFS) can't check that atomically; there the caller must check first.
+	// RenameNew does the same as Rename for a name that must not exist; otherwise the error is
+	// fs.ErrExist. Some file systems (NFS) can't check that atomically; there the caller must check
+	// first.
 	RenameNew(from, to string) error
 	// Names lists the folder in ascending order.
 	Names() ([]string, error)
-	// Lstat describes the file, folder or link with a name; links are not followed.
+	// Lstat describes the file, folder or link of the given name; links are not followed.
 	Lstat(name string) (Info, error)
 	// Sync makes the folder's names durable.
 	Sync() error
-	// Room is the free space of the folder's file system; an error if it is unknown.
+	// Room returns the free space of the folder's file system; an error if it is unknown.
 	Room() (Room, error)
-	// Owner is the user who owns files that this process creates here; a network file system
-	// may map users. It is NoOwner if files have no owners.
+	// Owner returns the user who owns files that this process creates here; a network file system
+	// may map users. It returns NoOwner if files have no owners.
 	Owner() (int64, error)
 	Close() error
 }
@@ -62,7 +63,7 @@ const NoOwner = -1
 // folder.
 var ErrLeads = errors.New("it is a link or a mount point, and neither is followed; use the real folder")
 
-// nowhere is an ErrLeads of a link to nothing.
+// nowhere is an ErrLeads for a link whose target does not exist.
 type nowhere struct{}
 
 func (nowhere) Error() string {
@@ -76,11 +77,11 @@ type Info struct {
 	Size  int64 // bytes
 	Mode  fs.FileMode
 	Owner int64  // a user's number, or NoOwner
-	Links uint64 // how many names it has; 0: unknown
+	Links uint64 // number of its names; 0: unknown
 	ID    ID
 }
 
-// IsDir tells whether it is a folder.
+// IsDir says whether it is a folder.
 func (i Info) IsDir() bool { return i.Mode.IsDir() }
 
 // ID distinguishes a file or folder from every other that exists at the same time.
@@ -89,7 +90,7 @@ type ID struct {
 	Of             any // in tests the file itself; on systems without numbers an fs.FileInfo
 }
 
-// Same tells whether two descriptions are of the same file or folder.
+// Same says whether two descriptions are of the same file or folder.
 func Same(a, b Info) bool {
 	x, ok := a.ID.Of.(fs.FileInfo)
 	y, both := b.ID.Of.(fs.FileInfo)
@@ -103,22 +104,22 @@ func Same(a, b Info) bool {
 type Room struct {
 	Free  int64 // for every user
 	Most  int64 // for this process, which may use space reserved for root
-	Block int64 // a file takes a multiple of these bytes; 0: unknown
+	Block int64 // a file occupies a multiple of these bytes; 0: unknown
 }
 
-// File is an open file. Its methods are those of *os.File, and three more.
+// File is an open file. It has the methods of *os.File, and three more.
 type File interface {
 	io.Reader
 	io.Writer
 	io.ReaderAt
 	io.WriterAt
 	io.Closer
-	// Name is the file's path, for messages.
+	// Name returns the file's path, for messages.
 	Name() string
 	Stat() (Info, error)
 	Truncate(size int64) error
 	Sync() error
-	// Fd is the file's descriptor. A file in memory has no valid one.
+	// Fd returns the file's descriptor. A file in memory has no valid one.
 	Fd() uintptr
 	// Allocate sets a file's size and reserves its blocks if the file system can. Otherwise a
 	// full disk shows only at a write.
@@ -175,7 +176,7 @@ func MakeFolder(o Opener, path string) (Folder, Made, error) {
 	if err == nil {
 		f, err = parent.Sub(name)
 	}
-	if !mine && errors.Is(err, ErrLeads) { // Open follows a link: what it leads to is missing
+	if !mine && errors.Is(err, ErrLeads) { // Open follows a link: its target is missing
 		err = &fs.PathError{Op: "open", Path: filepath.Join(parent.Path(), name), Err: nowhere{}}
 	}
 	if err != nil {
@@ -194,7 +195,7 @@ func MakeFolder(o Opener, path string) (Folder, Made, error) {
 // Remove removes the created folders, innermost first, up to the first one that is not empty.
 func (m Made) Remove() {
 	for i := len(m) - 1; i >= 0; i-- {
-		if m[i].parent.Remove(m[i].name) != nil { // somebody put something there
+		if m[i].parent.Remove(m[i].name) != nil { // the folder has other contents
 			m = m[:i+1]
 			break
 		}
@@ -207,7 +208,7 @@ func (m Made) Remove() {
 // Stay keeps the created folders.
 func (m Made) Stay() {
 	for _, f := range m {
-		_ = f.parent.Close() // nothing was written through it that is not synced
+		_ = f.parent.Close() // its names are synced already
 	}
 }
 
@@ -226,13 +227,13 @@ func Above(path string) (folder, name string) {
 	if folder == "" {
 		folder = "."
 	}
-	if name == "." || name == ".." { // it can't be made
+	if name == "." || name == ".." { // it can't be created
 		name = ""
 	}
 	return folder, name
 }
 
-// RoomAt is the free space where a folder is or would be created; false if unknown.
+// RoomAt returns the free space for a folder that exists or would be created; false if unknown.
 func RoomAt(o Opener, dir string) (Room, bool) {
 	for at := dir; ; {
 		f, err := o.Open(at)
@@ -327,5 +328,5 @@ func RemoveAll(in Folder, name string) error {
 	return err
 }
 
-// join is the path of a name in a folder, for messages.
+// join returns the path of a name in a folder, for messages.
 func join(f Folder, name string) string { return filepath.Join(f.Path(), name) }

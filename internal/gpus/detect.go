@@ -56,8 +56,8 @@ func describe(lib nvml.Library, i int) (GPU, error) {
 	return g, nil
 }
 
-// Used returns the bytes in use, by all processes and the driver, of the GPU
-// with this identifier. Its error says why NVML does not tell.
+// Used returns the bytes in use, by all processes and the driver, of the GPU with this identifier.
+// If NVML has no answer, the error gives the reason.
 func Used(uuid [16]byte) (int64, error) {
 	lib, err := nvml.Open()
 	if err != nil {

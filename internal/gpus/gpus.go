@@ -10,12 +10,11 @@ import (
 	names "github.com/spillway-ml/spillway/internal/nearest"
 )
 
-// Rates are dense matrix products in FLOP/s (OP/s for integers) by the type of
-// the operands, with fp32 accumulation for the floating-point ones; 0 where the
-// chip has no such unit.
+// Rates are dense matrix products in FLOP/s (OP/s for integers) by the type of the operands, with
+// fp32 accumulation for floating-point types; 0 if the chip has no such unit.
 type Rates struct{ FP32, TF32, FP16, BF16, INT8, FP8 float64 }
 
-// GPU is an accelerator, in a server as its maker sells it.
+// GPU is an accelerator, in a typical server of its maker.
 type GPU struct {
 	Name    string   // as listed; lower case
 	Aliases []string // other names that Lookup accepts; lower case
@@ -71,7 +70,7 @@ func (g GPU) Server() Server {
 	return desktop
 }
 
-// ForRanks is the part of a server's memory that ranks may use, in bytes: a sixteenth is left
+// ForRanks returns the part of a server's memory that ranks may use, in bytes: a sixteenth is left
 // for the system.
 func ForRanks(memory int64) int64 { return memory - memory/16 }
 
@@ -89,11 +88,11 @@ const (
 	CDNA3     Arch = "cdna3" // AMD's, for plans only: Spillway does not run on it
 )
 
-// outside is the GPU memory that a process takes outside its arena, in bytes. It consists of
-// the context (which grows with the number of multiprocessors and the driver's modules),
-// cuBLASLt's handle and own workspace (32 MiB since Hopper, 4 MiB before; Spillway's products
-// use a workspace in the plan), and NCCL's channels. These are estimates from nvidia-smi
-// figures of such processes, until each generation is measured.
+// outside is the GPU memory that a process needs outside its arena, in bytes. It consists of the
+// context (which grows with the number of multiprocessors and the driver's modules), cuBLASLt's
+// handle and own workspace (32 MiB since Hopper, 4 MiB before; Spillway's products use a workspace
+// in the plan), and NCCL's channels. The numbers are estimates from nvidia-smi figures of such
+// processes, until each generation is measured.
 var outside = map[Arch]int64{
 	Volta:     500 << 20,
 	Turing:    350 << 20,
@@ -104,9 +103,9 @@ var outside = map[Arch]int64{
 	CDNA3:     1000 << 20, // Blackwell's value: nothing is known
 }
 
-// HostOutsideBytes is what a rank's GPU adds to its process's host memory: the
-// driver's structures of a context, the libraries' loaded code and NCCL's host
-// buffers. An estimate, to be replaced by a measurement.
+// HostOutsideBytes is the host memory that a process needs for one rank's GPU: the driver's
+// structures of a context, the libraries' loaded code and NCCL's host buffers. It is an estimate,
+// not yet measured.
 const HostOutsideBytes = 300 << 20
 
 // OutsideBytes estimates the GPU memory that a process needs outside its arena, in bytes:
@@ -131,8 +130,8 @@ const (
 	gbit = giga / 8
 )
 
-// table: matrix rates are the dense ones (NVIDIA prints the sparse ones beside
-// or instead); memory is nvidia-smi's total.
+// table has dense matrix rates (NVIDIA also prints, or only prints, sparse ones). Memory is
+// nvidia-smi's total.
 var table = []GPU{
 	{Name: "t4-16", Aliases: []string{"t4"}, Product: "Tesla T4", Arch: Turing, Memory: 15360 * mib,
 		Rates: Rates{FP32: 8.1 * tera, FP16: 65 * tera, INT8: 130 * tera}, MemoryBandwidth: 320 * giga, PCIe: pcie3x16, Network: 25 * gbit,
@@ -147,7 +146,7 @@ var table = []GPU{
 	{Name: "a10-24", Aliases: []string{"a10"}, Product: "A10", Arch: Ampere, Memory: 23028 * mib,
 		Rates: Rates{FP32: 31.2 * tera, TF32: 62.5 * tera, FP16: 125 * tera, BF16: 125 * tera, INT8: 250 * tera}, MemoryBandwidth: 600 * giga, PCIe: pcie4x16, Network: 25 * gbit,
 		Source: "NVIDIA A10 datasheet"},
-	// AWS's own: half of the tensor rates that its sheet prints, which are sparse.
+	// AWS's own product: half of the tensor rates on its sheet, which are sparse.
 	{Name: "a10g-24", Aliases: []string{"a10g"}, Product: "A10G", Arch: Ampere, Memory: 23028 * mib,
 		Rates: Rates{FP32: 35 * tera, TF32: 35 * tera, FP16: 70 * tera, BF16: 70 * tera, INT8: 140 * tera}, MemoryBandwidth: 600 * giga, PCIe: pcie4x16, Network: 12.5 * gbit,
 		Source: "NVIDIA A10G datasheet (AWS G5); g5.48xlarge: 100 Gb/s for 8 GPUs"},
@@ -197,14 +196,14 @@ var table = []GPU{
 	{Name: "h200-141", Aliases: []string{"h200"}, Product: "H200", Arch: Hopper, Memory: 143771 * mib,
 		Rates: Rates{FP32: 67 * tera, TF32: 494.7 * tera, FP16: 989.4 * tera, BF16: 989.4 * tera, INT8: 1978.9 * tera, FP8: 1978.9 * tera}, MemoryBandwidth: 4800 * giga, NVLink: 450 * giga, PCIe: pcie5x16, Network: 400 * gbit,
 		Source: "NVIDIA H200 datasheet (SXM5); DGX H200 datasheet"},
-	// The link to Grace takes PCIe's place: NVLink-C2C, 450 GB/s in a direction.
+	// The link to Grace replaces PCIe: NVLink-C2C, 450 GB/s in each direction.
 	{Name: "gh200-96", Aliases: []string{"gh200"}, Product: "GH200 480GB", Arch: Hopper, Memory: 97871 * mib,
 		Rates: Rates{FP32: 67 * tera, TF32: 494.7 * tera, FP16: 989.4 * tera, BF16: 989.4 * tera, INT8: 1978.9 * tera, FP8: 1978.9 * tera}, MemoryBandwidth: 4000 * giga, PCIe: 450 * giga, Network: 400 * gbit,
 		Source: "NVIDIA GH200 Grace Hopper Superchip datasheet"},
 	{Name: "b200-192", Aliases: []string{"b200", "b200-180"}, Product: "B200", Arch: Blackwell, Memory: 183359 * mib,
 		Rates: Rates{FP32: 75 * tera, TF32: 1125 * tera, FP16: 2250 * tera, BF16: 2250 * tera, INT8: 4500 * tera, FP8: 4500 * tera}, MemoryBandwidth: 8000 * giga, NVLink: 900 * giga, PCIe: pcie5x16, Network: 400 * gbit,
 		Source: "NVIDIA HGX and DGX B200 datasheets (an eighth; half of the sparse rates)"},
-	// Seven Infinity Fabric links of 64 GB/s in a direction, one to each of the others.
+	// Seven Infinity Fabric links of 64 GB/s in each direction, one to each of the other GPUs.
 	{Name: "mi300x-192", Aliases: []string{"mi300x"}, Product: "AMD Instinct MI300X", Arch: CDNA3, Memory: 196592 * mib,
 		Rates: Rates{FP32: 163.4 * tera, TF32: 653.7 * tera, FP16: 1307.4 * tera, BF16: 1307.4 * tera, INT8: 2614.9 * tera, FP8: 2614.9 * tera}, MemoryBandwidth: 5300 * giga, NVLink: 448 * giga, PCIe: pcie5x16, Network: 400 * gbit,
 		Source: "AMD Instinct MI300X data sheet (for plans: Spillway does not run on it)"},
@@ -283,7 +282,7 @@ func Generation(name string) string {
 	return string(g.Arch)
 }
 
-// nearest gives the n presets with the names most like key.
+// nearest returns the n presets with the names most like key.
 func nearest(key string, n int) []string {
 	var entries [][]string
 	for _, g := range table {

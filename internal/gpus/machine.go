@@ -5,9 +5,9 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// Shares of the peaks that good kernels reach, before anything is measured:
-// cuBLAS on large products (70 to 80 % on A100 and H100), FlashAttention-2
-// (50 to 70 %, Dao 2023; less backward), and copies of device memory (≈ 90 %).
+// Shares of the peaks that good kernels reach, used until a measurement exists: cuBLAS on large
+// products (70 to 80 % on A100 and H100), FlashAttention-2 (50 to 70 %, Dao 2023; less backward),
+// and copies of device memory (≈ 90 %).
 const (
 	matrixShare    = 0.72
 	attentionShare = 0.5
@@ -64,9 +64,9 @@ func (g GPU) Spread(ranks, cards int) *cost.Machine {
 	return m
 }
 
-// Shared returns the rates of one rank if the given number of ranks share this GPU. Each gets
-// its part of everything. What they exchange stays in the GPU's memory, where every byte is
-// read and written once.
+// Shared returns the rates of one rank if the given number of ranks share this GPU. Each rank gets
+// an equal part of all rates. Data that they exchange stays in the GPU's memory, where every byte
+// is read and written once.
 func (g GPU) Shared(ranks int) *cost.Machine {
 	m := g.Machine(max(ranks, 1))
 	part := 1 / float64(max(ranks, 1))

@@ -1,4 +1,4 @@
-// Package hostmem tells how much memory this process may use.
+// Package hostmem reports the memory that this process may use.
 package hostmem
 
 import (

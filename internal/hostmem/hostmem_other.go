@@ -2,5 +2,5 @@
 
 package hostmem
 
-// Machine is unknown on systems other than Linux.
+// Machine returns 0, unknown, on systems other than Linux.
 func Machine() int64 { return 0 }

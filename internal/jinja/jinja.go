@@ -95,7 +95,7 @@ func (r *Raised) Error() string { return r.Message }
 
 var calledName = regexp.MustCompile(`^[A-Za-z_]\w*`)
 
-// named says which function is missing, which minijinja's error does not.
+// named adds the name of the missing function, which minijinja's error lacks.
 func (t *Template) named(err error) error {
 	var e *minijinja.Error
 	if !errors.As(err, &e) || e.Kind != minijinja.ErrUnknownFunction || e.Span == nil ||

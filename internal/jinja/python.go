@@ -116,7 +116,8 @@ func limit(args []value.Value, at int) ([]value.Value, int, error) {
 	return args[:at], int(n), nil
 }
 
-// isSpace is Python's str.isspace for one character; unicode.IsSpace lacks four of these.
+// isSpace does the same as Python's str.isspace for one character; unicode.IsSpace lacks four of
+// them.
 func isSpace(r rune) bool { return unicode.IsSpace(r) || r >= 0x1C && r <= 0x1F }
 
 // stringMethod calls a method of str. A table: each case is one method.

@@ -11,8 +11,8 @@ import (
 
 var endraw = regexp.MustCompile(`\{%[-+]?\s*endraw\s*[-+]?%\}`)
 
-// rewrite turns what minijinja lacks into calls: x.strip(y) into __method(x, "strip", y),
-// {"a": b} into __dict("a", b), and {% generation %} into a filter block.
+// rewrite converts constructs that minijinja lacks to calls: x.strip(y) to __method(x, "strip", y),
+// {"a": b} to __dict("a", b), and {% generation %} to a filter block.
 func rewrite(source string) (out string, marks bool, err error) {
 	var b strings.Builder
 	for {
@@ -163,7 +163,7 @@ func calls(tokens []string) (out []string) {
 			continue // written
 		case t == "(" && i > 1 && tokens[i-2] == "." && methods[tokens[i-1]]:
 			open = append(open, t)
-			continue // written as the function's
+			continue // written as the function's bracket
 		case t == "{":
 			open = append(open, t)
 			out = append(out, dictFunction, "(")

@@ -43,7 +43,7 @@ func (d *dict) Keys() []string               { return d.keys }
 func (d *dict) ObjectString() string         { return repr(value.FromObject(d)) }
 func (d *dict) String() string               { return d.ObjectString() }
 
-// Map lets filters such as items and dictsort take a dict.
+// Map lets filters such as items and dictsort accept a dict.
 func (d *dict) Map() map[string]value.Value { return d.values }
 
 // asDict returns v as a dict; nil if it is not one.
@@ -136,7 +136,7 @@ func List(items []any) any {
 	return value.FromSlice(out)
 }
 
-// float is Python's repr of a float.
+// float does the same as Python's repr of a float.
 func float(f float64) string {
 	switch {
 	case math.IsInf(f, 1):
@@ -157,7 +157,7 @@ func float(f float64) string {
 	return s
 }
 
-// str is Python's str.
+// str does the same as Python's str.
 func str(v value.Value) string {
 	if s, ok := v.AsString(); ok {
 		return s
@@ -165,7 +165,7 @@ func str(v value.Value) string {
 	return repr(v)
 }
 
-// repr is Python's repr.
+// repr does the same as Python's repr.
 func repr(v value.Value) string {
 	if d := asDict(v); d != nil {
 		var parts []string
@@ -191,8 +191,8 @@ func repr(v value.Value) string {
 	return v.String()
 }
 
-// quote is Python's repr of a string: in single quotes, unless it contains single quotes and no
-// double ones.
+// quote does the same as Python's repr of a string: it uses single quotes, unless the string
+// contains single quotes and no double quotes.
 func quote(s string) string {
 	q := byte('\'')
 	if strings.Contains(s, "'") && !strings.Contains(s, `"`) {
@@ -227,7 +227,8 @@ func quote(s string) string {
 	return b.String()
 }
 
-// toJSON is transformers' tojson filter: json.dumps with ensure_ascii=False by default.
+// toJSON does the same as transformers' tojson filter: json.dumps with ensure_ascii=False by
+// default.
 func toJSON(_ filters.State, v value.Value, args []value.Value, kwargs map[string]value.Value) (value.Value, error) {
 	j := jsonWriter{item: ", ", key: ": "}
 	for i, name := range []string{"ensure_ascii", "indent", "separators", "sort_keys"} {

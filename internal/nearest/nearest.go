@@ -11,7 +11,7 @@ import (
 // spelling is its name.
 func Names(key string, entries [][]string, n int) []string {
 	if len(key) > 64 {
-		key = key[:64] // the distance is quadratic, a typo short
+		key = key[:64] // the time is quadratic in the length, and typing errors are in short names
 	}
 	type candidate struct {
 		name             string
@@ -41,13 +41,13 @@ func Names(key string, entries [][]string, n int) []string {
 	return names
 }
 
-// Distance is the number of single-byte edits between a and b.
+// Distance returns the number of single-byte edits between a and b.
 func Distance(a, b string) int {
-	const most = 64 // the distance is quadratic, a typo short
+	const most = 64 // the time is quadratic in the length, and typing errors are in short names
 	return editDistance(a[:min(len(a), most)], b[:min(len(b), most)])
 }
 
-// editDistance is Levenshtein's, over bytes.
+// editDistance returns the Levenshtein distance over bytes.
 func editDistance(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

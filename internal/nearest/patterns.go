@@ -11,8 +11,8 @@ var (
 )
 
 // Patterns returns the n names nearest to a pattern that matches none of them, in the pattern's
-// form. If the pattern has * (or a range as {0-3}) for several layer numbers, they have *. If
-// it ends in *, they are cut to a prefix.
+// form. If the pattern has * (or a range such as {0-3}) for several layer numbers, the results have
+// * there. If it ends in *, they are cut to a prefix.
 func Patterns(pattern string, names []string, n int) []string {
 	key := numbers.ReplaceAllString(pattern, "*")
 	body, cut := strings.CutSuffix(key, "*")
@@ -23,7 +23,7 @@ func Patterns(pattern string, names []string, n int) []string {
 			seen[s] = true
 			entry := []string{s}
 			if strings.HasSuffix(s, "."+key) || strings.HasSuffix(key, "."+s) {
-				entry = append(entry, key) // a beginning that is missing, or too much
+				entry = append(entry, key) // a prefix is missing, or one too many
 			}
 			entries = append(entries, entry)
 		}

@@ -1,6 +1,6 @@
-// Package nvml asks NVIDIA's management library (NVML), part of the driver, which GPUs exist
-// and how much of their memory all processes use. The library is opened at run time: through
-// go-nvml in builds with cgo, otherwise by its symbols.
+// Package nvml queries NVIDIA's management library (NVML), part of the driver, for the GPUs and the
+// memory in use on them by all processes. The library is opened at run time: through go-nvml in
+// builds with cgo, otherwise by its symbols.
 package nvml
 
 import (
@@ -11,7 +11,7 @@ import (
 // Names are the library's file names.
 var Names = []string{"libnvidia-ml.so.1"}
 
-// ErrNoLibrary says that there is no NVML to open.
+// ErrNoLibrary is the error if NVML was not found.
 var ErrNoLibrary = errors.New("libnvidia-ml.so.1 (NVML, part of NVIDIA's driver) was looked for and not found")
 
 // Library is an open NVML. Its errors have NVML's own texts.

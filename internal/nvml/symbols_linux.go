@@ -24,7 +24,8 @@ type library struct {
 	f    symbols
 }
 
-// OpenSymbols is Open without go-nvml. It also looks in the folders of CUDA's libraries.
+// OpenSymbols does the same as Open without go-nvml. It also looks in the folders of CUDA's
+// libraries.
 func OpenSymbols() (Library, error) {
 	lib, err := dynlib.Open("NVML", Names...)
 	if missing, ok := errors.AsType[*dynlib.NotFound](err); ok && len(missing.Tried) == 0 {
@@ -47,7 +48,7 @@ func OpenSymbols() (Library, error) {
 		"nvmlDeviceGetNumGpuCores": &l.f.cores, "nvmlDeviceGetMemoryBusWidth": &l.f.busWidth, "nvmlDeviceGetMemoryInfo_v2": &l.f.memory2,
 	} {
 		if lib.Symbols(map[string]*uintptr{name: at}) != nil {
-			*at = 0 // an older driver: asked for, it says that it does not know
+			*at = 0 // older drivers lack the function; it then returns an error
 		}
 	}
 	r := dl.Call(l.f.init)

@@ -19,8 +19,8 @@ type Path struct{ Name, Path string }
 
 func (p Path) none() bool { return p.Path == "" || p.Path == "-" }
 
-// Check returns an error if an output is the same file as an input, a file in an input's
-// folder, or another output, whatever their names; the error names both. Devices and pipes may
+// Check returns an error if an output is the same file as an input, a file in an input's folder, or
+// another output. It compares files, not names; the error names both options. Devices and pipes may
 // be given twice.
 func Check(outputs, inputs []Path) error {
 	for i, out := range outputs {
@@ -79,7 +79,7 @@ func refuseWithin(out Path, inputs []Path) error {
 	return nil
 }
 
-// willBeSame tells whether two names are or will be one regular file.
+// willBeSame says whether two names are or will be one regular file.
 func willBeSame(a, b string) (bool, error) {
 	if (Path{Path: b}).none() {
 		return false, nil
@@ -103,8 +103,8 @@ func willBeSame(a, b string) (bool, error) {
 // mostLinks bounds the links that settle follows, as Linux does.
 const mostLinks = 40
 
-// settle returns the absolute path of a file that may not exist yet, with links resolved, also
-// those that lead to nothing yet.
+// settle returns the absolute path of a file that may not exist yet. It resolves links, even if
+// their target does not exist yet.
 func settle(path string) (string, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -135,14 +135,14 @@ func settle(path string) (string, error) {
 	}
 }
 
-// holds returns the name under which a file or folder is or holds want; "" if not.
+// holds returns the name under which a file or folder is want or contains it; "" if not.
 func holds(path string, want fs.FileInfo) (string, error) {
 	if path == "" {
 		return "", nil
 	}
 	st, err := os.Stat(path)
 	if err != nil {
-		return "", nil // whoever opens it says what is wrong
+		return "", nil // opening the file later reports the error
 	}
 	if !st.IsDir() {
 		if os.SameFile(st, want) {
@@ -153,7 +153,7 @@ func holds(path string, want fs.FileInfo) (string, error) {
 	found := ""
 	err = filepath.WalkDir(path, func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
-			return nil // what can't be read is not read
+			return nil // a file that can't be read is no input
 		}
 		if st, err := os.Stat(name); err == nil && os.SameFile(st, want) {
 			found = name
@@ -167,9 +167,10 @@ func holds(path string, want fs.FileInfo) (string, error) {
 	return found, err
 }
 
-// CheckStored returns an error if an output lies in a checkpoint of a folder, or takes a name that
-// checkpoints or the store's own files have there, whether or not it exists yet. A folder is one
-// of checkpoints, or a checkpoint, which stands for its folder too. The error names both options.
+// CheckStored returns an error if an output is inside a checkpoint of a folder, or has a name that
+// checkpoints or the store's own files use there, even if it does not exist yet. A folder is a
+// checkpoint folder, or one checkpoint, for which its parent folder is checked too. The error names
+// both options.
 func CheckStored(outputs, folders []Path) error {
 	for _, dir := range folders {
 		if dir.none() {
@@ -205,25 +206,25 @@ func CheckStored(outputs, folders []Path) error {
 	return nil
 }
 
-// lies tells whether a settled path is a settled folder, or below it.
+// lies says whether a settled path is a settled folder, or below it.
 func lies(path, folder string) bool {
 	below, err := filepath.Rel(folder, path)
 	return err == nil && filepath.IsLocal(below)
 }
 
-// stored tells whether a settled path is or lies in what a Store keeps, or may make, in a settled
-// folder.
+// stored says whether a settled path is, or is inside, a file or folder that a Store keeps, or may
+// make, in a settled folder.
 func stored(path, folder string) bool {
 	below, err := filepath.Rel(folder, path)
 	first, _, _ := strings.Cut(below, string(filepath.Separator))
 	return err == nil && checkpoint.Reserved(first)
 }
 
-// storedIn lists what a Store keeps in the folder that an option gave.
+// storedIn lists the files and folders that a Store keeps in the folder of an option.
 func storedIn(dir Path) (list []Path) {
 	entries, err := os.ReadDir(dir.Path)
 	if err != nil {
-		return nil // whoever opens it says what is wrong
+		return nil // opening the folder later reports the error
 	}
 	for _, e := range entries {
 		if checkpoint.Reserved(e.Name()) {
@@ -233,8 +234,7 @@ func storedIn(dir Path) (list []Path) {
 	return list
 }
 
-// Folders returns those of the paths that are existing folders: others are names of models, or
-// files.
+// Folders returns the paths that are existing folders. Other paths are names of models, or files.
 func Folders(paths ...Path) (list []Path) {
 	for _, p := range paths {
 		if st, err := os.Stat(p.Path); err == nil && st.IsDir() {
@@ -255,7 +255,7 @@ func ModelFiles(name, path string) (list []Path) {
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
-		return nil // whoever opens it says what is wrong
+		return nil // opening the folder later reports the error
 	}
 	for _, e := range entries {
 		if ext := filepath.Ext(e.Name()); ext == ".json" || ext == ".safetensors" {

@@ -1,5 +1,5 @@
-// Package owned tells whether a folder or file belongs to the user alone: code must not be
-// loaded from files that other users can change.
+// Package owned checks that a folder or file belongs only to the user: code must not be loaded from
+// files that other users can change.
 package owned
 
 import (
@@ -8,7 +8,7 @@ import (
 	"os"
 )
 
-// Error says why a folder or file is not trusted.
+// Error gives the reason why a folder or file is not trusted.
 type Error struct{ Path, Reason string }
 
 func (e *Error) Error() string { return fmt.Sprintf("%.80q %s", e.Path, e.Reason) }
@@ -22,8 +22,8 @@ func Check(path string, st fs.FileInfo) error {
 	return nil
 }
 
-// Folder is Check of the folder at path. A folder that does not exist or can't be examined
-// passes.
+// Folder does the same as Check for the folder at path. A folder that does not exist or can't be
+// examined passes.
 func Folder(path string) error {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -32,8 +32,8 @@ func Folder(path string) error {
 	return Check(path, st)
 }
 
-// Make creates the folder at path with access for the user alone, and checks it, since it may
-// have existed before.
+// Make creates the folder at path with access only for the user. It also checks it, since the
+// folder may have existed before.
 func Make(path string) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err

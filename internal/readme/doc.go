@@ -1,3 +1,3 @@
-// Package readme tests the documentation: its test extracts every command from the README and
-// the pages beside it, and runs it.
+// Package readme tests the documentation: its test extracts the commands of the README and the
+// other pages, and runs those that environment variables select.
 package readme

@@ -1,4 +1,4 @@
-// Package regular opens files that must be regular. A pipe or a device in place of a file could
+// Package regular opens files that must be regular. A pipe or a device instead of a file could
 // block or never end.
 package regular
 

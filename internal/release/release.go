@@ -23,7 +23,7 @@ func Commit() (at string, changed bool) {
 	return at, changed
 }
 
-// Text is the version and the commit of this build, as far as it knows them.
+// Text returns the version and the commit of this build, as far as they are known.
 func Text() string {
 	v := version
 	if info, ok := debug.ReadBuildInfo(); ok && v == "" && info.Main.Version != "(devel)" {

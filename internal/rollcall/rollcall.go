@@ -1,17 +1,17 @@
-// Package rollcall lets the processes of a job that lost some of them agree on who is left.
-// They exchange files in the checkpoint folder, which all of them can access, because the
+// Package rollcall lets the processes of a job agree on the remaining processes after some were
+// lost. They exchange files in the checkpoint folder, which all of them can access, because the
 // network that carried their messages has failed.
 //
-//	a process that is left   writes its own file              reads the verdict
+//	a remaining process      writes its own file              reads the verdict
 //	rank 0                   reads all, waits for the silent  writes the verdict
 //
-// Rank 0 makes all files, empty, before anybody looks for them, and each look opens a file
-// anew: then a network file system shows what another host has written (close-to-open
-// consistency, and no name that is remembered as missing). A process that comes late finds
-// the verdict too, and sees that the job goes on without it.
+// Rank 0 creates all files, empty, before any process looks for them, and each look opens a file
+// again. A network file system then shows the data that another host has written (close-to-open
+// consistency, and no cached missing names). A late process finds the verdict too, and sees that
+// the job continues without it.
 //
-// The folders are opened once, and all is done in them, as in package checkpoint. A folder
-// or a file that another user owns is refused.
+// The folders are opened once, and all files are accessed through them, as in package checkpoint. A
+// folder or a file that another user owns is an error.
 package rollcall
 
 import (
@@ -39,13 +39,13 @@ import (
 // Roll is the folder in which the processes of a job answer a roll call. The zero value belongs
 // to a job without roll calls.
 type Roll struct {
-	Folder string // its path where rank 0 runs, absolute
+	Folder string // its absolute path on rank 0's host
 	Ranks  int
-	// Wait is how much later than another a process may come to the roll call: the longest wait
-	// of a collective plus the time that ending takes.
+	// Wait is the largest delay of a process compared with another: the longest wait of a
+	// collective plus the time to end.
 	Wait time.Duration
-	// Before is the Folder of the previous roll call of the job, "" for none. A process that
-	// was late then may still look there.
+	// Before is the Folder of the job's previous roll call, "" for none. A process that was late
+	// then may still look there.
 	Before string
 
 	in   filesys.Folder // the checkpoint folder; rank 0 only
@@ -66,21 +66,21 @@ const (
 	maxFile     = 1 << 20 // bytes: the verdict of the largest job has a few KiB
 	verdictName = "verdict"
 	lookEvery   = 20 * time.Millisecond
-	hearing     = 3 * time.Second // how long a verdict that ends the job waits at most for the ranks that answered to read it
+	hearing     = 3 * time.Second // a verdict that ends the job waits at most this long for the ranks that answered to read it
 )
 
 // ErrNoVerdict is the error for a roll call in which rank 0 gave no verdict.
 var ErrNoVerdict = errors.New("rank 0 has not said who goes on")
 
 // Open makes the roll of a job with the given number of ranks in the checkpoint folder in, and
-// takes that folder over. It removes what earlier jobs left there, except the job's previous
-// roll. If that lies in another folder the checkpoint folder's path has changed; that is an
-// error, and the job does not continue.
+// takes over ownership of in. It removes files of earlier jobs there, except the job's previous
+// roll. If the previous roll is in another folder, the checkpoint folder's path has changed. That
+// is an error, and the job does not continue.
 func Open(in filesys.Folder, ranks int, wait time.Duration, before Roll) (r Roll, err error) {
 	r = Roll{Ranks: ranks, Wait: wait, Before: cmp.Or(before.Folder, before.Before), in: in}
 	defer func() {
 		if err != nil {
-			r.Before = "" // before's to remove
+			r.Before = "" // before removes it
 			r.Close()
 			r = Roll{}
 		}
@@ -105,7 +105,7 @@ func Open(in filesys.Folder, ranks int, wait time.Duration, before Roll) (r Roll
 		}
 	}
 	var b [8]byte
-	_, _ = rand.Read(b[:]) // never fails: the process ends where the system has no randomness
+	_, _ = rand.Read(b[:]) // never fails: the process ends if the system has no randomness
 	name := prefix + hex.EncodeToString(b[:])
 	if err := in.Mkdir(name, 0o777); err != nil {
 		return r, err
@@ -133,8 +133,8 @@ func Open(in filesys.Folder, ranks int, wait time.Duration, before Roll) (r Roll
 	return r, nil
 }
 
-// sameFolder refuses a checkpoint folder other than that of the job's previous roll, if it has
-// one.
+// sameFolder returns an error if the checkpoint folder is not that of the job's previous roll. A
+// job without a previous roll passes.
 func sameFolder(before, now filesys.Folder) error {
 	if before == nil {
 		return nil
@@ -165,8 +165,8 @@ func (r Roll) Enter(o filesys.Opener, dir string) (Roll, error) {
 	return r, nil
 }
 
-// enter opens the roll's folder. That name is random, so a folder with this name is the one
-// that rank 0 made.
+// enter opens the roll's folder. Its name is random, so a folder with this name is the one that
+// rank 0 made.
 func (r *Roll) enter(in filesys.Folder) (err error) {
 	if r.at, err = in.Sub(filepath.Base(r.Folder)); err != nil {
 		return err
@@ -198,7 +198,7 @@ func (r Roll) Next() Roll {
 // Close closes the folders. Rank 0 also removes the roll and the previous one.
 func (r Roll) Close() {
 	if r.at != nil {
-		_ = r.at.Close() // nothing was written through it that must stay
+		_ = r.at.Close() // nothing written through it must stay
 	}
 	if r.in != nil {
 		r.remove(filepath.Base(r.Folder))
@@ -207,8 +207,8 @@ func (r Roll) Close() {
 	}
 }
 
-// remove removes a roll's folder as far as possible; errors do not matter, since nobody needs
-// its files.
+// remove removes a roll's folder as far as possible. It ignores errors, since nobody needs the
+// files.
 func (r Roll) remove(name string) {
 	if !strings.HasPrefix(name, prefix) {
 		return
@@ -224,7 +224,7 @@ func (r Roll) open(name string, flag int) (filesys.File, error) {
 		return nil, fs.ErrNotExist
 	}
 	f, err := r.at.OpenFile(name, flag|filesys.NoWait, 0)
-	if errors.Is(err, syscall.ESTALE) { // what a network file system calls a folder that is gone
+	if errors.Is(err, syscall.ESTALE) { // a network file system's error for a removed folder
 		err = &fs.PathError{Op: "open", Path: filepath.Join(r.at.Path(), name), Err: fs.ErrNotExist}
 	}
 	if err != nil {
@@ -258,7 +258,7 @@ func (r Roll) write(name string, v any) error {
 	return errors.Join(err, f.Close())
 }
 
-// read tells whether a file has been written, and reads it into v.
+// read says whether a file has been written, and reads it into v.
 func (r Roll) read(name string, v any) (bool, error) {
 	f, err := r.open(name, os.O_RDONLY)
 	if err != nil {
@@ -272,17 +272,17 @@ func (r Roll) read(name string, v any) (bool, error) {
 	return true, json.Unmarshal(text, v)
 }
 
-// Call is rank 0's part of a roll call. It waits until all ranks except the suspects, whose
-// time is over, have answered, or until the longest delay has passed. Then decide makes the
-// verdict from the ranks that answered and those that are lost. If the job ends, the roll is
-// removed once the ranks that answered have read the verdict.
+// Call is rank 0's part of a roll call. It waits until all ranks except the suspects, whose time is
+// over, have answered, or until the longest delay has passed. Then decide makes the verdict from
+// the ranks that answered and the lost ones. If the job ends, the roll is removed once the ranks
+// that answered have read the verdict.
 func (r Roll) Call(ctx context.Context, suspects []int, decide func(here, lost []int) Verdict) (Verdict, error) {
 	if err := r.write("0", true); err != nil {
 		return Verdict{}, fmt.Errorf("call the roll: %w", err)
 	}
 	late := time.Now().Add(r.Wait)
 	for {
-		last := time.Now().After(late) // before the look: who has answered by then is here
+		last := time.Now().After(late) // before the look: a rank that has answered by then counts as here
 		var here, lost []int
 		unsure := false
 		for rank := range r.Ranks {
@@ -332,14 +332,14 @@ func (r Roll) heard(ctx context.Context, here []int) {
 	}
 }
 
-// Answer is another rank's part: it announces itself and waits for the verdict. It waits as
-// long as rank 0 may be late, and once rank 0 has come, as long as that may wait for others
-// plus a quarter. If a verdict exists already it announces nothing. ErrNoVerdict: there is
-// none.
+// Answer is another rank's part: it announces the rank and waits for the verdict. It first waits
+// for rank 0's longest delay. Once rank 0 has started the roll call, it waits for the longest time
+// that rank 0 may wait for others, plus a quarter. If a verdict exists already it announces
+// nothing. The error is ErrNoVerdict if there is no verdict.
 func (r Roll) Answer(ctx context.Context, rank int) (v Verdict, err error) {
 	defer func() {
 		if err == nil && !v.On {
-			_ = r.write(strconv.Itoa(rank), false) // see heard; rank 0 waits a while only
+			_ = r.write(strconv.Itoa(rank), false) // see heard; rank 0 waits only for a short time
 		}
 	}()
 	late, leads := time.Now().Add(r.Wait+r.Wait/4), false
@@ -372,7 +372,7 @@ func (r Roll) Answer(ctx context.Context, rank int) (v Verdict, err error) {
 }
 
 // final says whether an error ends the roll call: if the folder is gone, or at the last look. A
-// network file system that lost a host as well may fail once and then recover.
+// network file system that also lost a host may fail once and then recover.
 func final(err error, last bool) bool {
 	return err != nil && (last || errors.Is(err, fs.ErrNotExist))
 }

@@ -2,14 +2,12 @@
 // little-endian header length, a JSON header of names, dtypes, shapes and byte
 // offsets, and the tensors' bytes, row-major and little-endian, without holes.
 //
-// It reads ranges of elements as float32 straight into the caller's memory, so
-// that a rank can load only its shard, and writes ranges in any order into a
-// file that takes its name when it is complete.
+// It reads ranges of elements as float32 directly into the caller's memory, so that a rank can load
+// only its shard. It writes ranges in any order into a file that gets its name when it is complete.
 //
-// github.com/maruel/safetensors was tried first: it wants tensors in the
-// header in the order of their bytes (the format does not), accepts a name
-// twice, works on the whole file as one slice and cannot write a part. It is
-// the oracle of this package's tests.
+// The alternative github.com/maruel/safetensors was tried first. It requires tensors in the header
+// in the order of their bytes (the format does not), accepts a name twice, handles the complete
+// file as one slice and cannot write a part. This package's tests compare with it.
 package safetensors
 
 import (
@@ -47,7 +45,7 @@ type Tensor struct {
 	Shape []int64
 }
 
-// Elements is the product of the shape; 1 for a scalar.
+// Elements returns the product of the shape; 1 for a scalar.
 func (t Tensor) Elements() int64 {
 	n := int64(1)
 	for _, d := range t.Shape {
@@ -61,7 +59,7 @@ func (t Tensor) clone() Tensor {
 	return t
 }
 
-// byteSize is the tensor's size in the file, with every overflow an error.
+// byteSize returns the tensor's size in the file; an overflow is an error.
 func (t Tensor) byteSize() (int64, error) {
 	size, ok := sizes[t.DType]
 	if !ok {
@@ -87,16 +85,15 @@ func (t Tensor) byteSize() (int64, error) {
 	return n, nil
 }
 
-// nativeLittle says that this machine's memory has the format's byte order.
+// nativeLittle says that this machine has the format's byte order.
 var nativeLittle = binary.NativeEndian.Uint16([]byte{1, 0}) == 1
 
-// bytesOf is x's memory.
+// bytesOf returns the memory of x as bytes, without a copy.
 func bytesOf(x []float32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
 }
 
-// decode32 turns dst's memory, filled with little-endian float32s, into
-// float32s of this machine.
+// decode32 converts dst's memory from little-endian float32s to float32s of this machine.
 func decode32(dst []float32) {
 	if nativeLittle {
 		return

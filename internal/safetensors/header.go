@@ -62,7 +62,7 @@ func parseHeader(r io.ReaderAt, size int64) ([]entry, map[string]string, error) 
 	return entries, metadata, nil
 }
 
-// decodeHeader walks the JSON by hand since a map would take a name twice.
+// decodeHeader walks the JSON by hand, since a map would accept a name twice.
 func decodeHeader(text []byte) ([]entry, map[string]string, error) {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	bad := func(err error) error {
@@ -86,7 +86,7 @@ func decodeHeader(text []byte) ([]entry, map[string]string, error) {
 		if err != nil {
 			return nil, nil, bad(err)
 		}
-		name := tok.(string) // an object's key: the decoder gives nothing else
+		name := tok.(string) // the key of an object is always a string
 		if seen[name] {
 			return nil, nil, fmt.Errorf("tensor %q is in the header twice", name)
 		}
@@ -263,10 +263,10 @@ func ReadLayout(r io.ReaderAt, size int64) (Layout, error) {
 	return l, nil
 }
 
-// Size is the bytes of an element; 0 for an unknown dtype.
+// Size returns the bytes of an element; 0 for an unknown dtype.
 func (d DType) Size() int64 { return sizes[d] }
 
-// Decode gives the float32 values of the bytes of elements of F32, F16 or BF16.
+// Decode converts the bytes of F32, F16 or BF16 elements to float32 values.
 func Decode(dst []float32, src []byte, dtype DType) error {
 	if int64(len(src)) != int64(len(dst))*dtype.Size() {
 		return fmt.Errorf("%d bytes are not %d elements of %s", len(src), len(dst), dtype)

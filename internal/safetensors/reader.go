@@ -29,7 +29,7 @@ type Reader struct {
 	metadata map[string]string
 }
 
-// source is what a Reader reads and closes.
+// source is the open file of a Reader.
 type source interface {
 	io.ReaderAt
 	io.Closer
@@ -41,7 +41,8 @@ type place struct {
 	ordinal int // index in tensors
 }
 
-// WeightsOf is the path of a model folder's weights, or of their index; "" of one without.
+// WeightsOf returns the path of a model folder's weights, or of their index; "" if the folder has
+// neither.
 func WeightsOf(folder string) string {
 	for _, name := range []string{FileName, IndexName} {
 		path := filepath.Join(folder, name)
@@ -52,9 +53,9 @@ func WeightsOf(folder string) string {
 	return ""
 }
 
-// Open opens a .safetensors file, a sharded index (a name ending in .json), or
-// the model.safetensors or index of a model folder. Every header is read and
-// checked; no tensor is. Errors name the file and the tensor.
+// Open opens a .safetensors file, a sharded index (a name ending in .json), or the
+// model.safetensors or index of a model folder. It reads and checks every header, but no tensor
+// data. Errors name the file and the tensor.
 func Open(path string) (*Reader, error) {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -80,8 +81,8 @@ func Open(path string) (*Reader, error) {
 	return r, nil
 }
 
-// OpenAs is Open for one open file of size bytes; errors name it by path. The caller still
-// closes it.
+// OpenAs does the same as Open for one open file of size bytes; errors name it by path. The caller
+// must still close it.
 func OpenAs(path string, f io.ReaderAt, size int64) (*Reader, error) {
 	r := &Reader{path: path, places: map[string]place{}}
 	if err := r.add(path, struct {
@@ -109,8 +110,8 @@ func openRegular(path string) (*os.File, error) {
 	return f, nil
 }
 
-// openFile adds the tensors of the file at path for which wanted is nil or
-// holds the name.
+// openFile adds the tensors of the file at path: all if wanted is nil, otherwise those whose names
+// it holds.
 func (r *Reader) openFile(path string, wanted map[string]bool) error {
 	f, err := openRegular(path)
 	if err != nil {
@@ -123,7 +124,7 @@ func (r *Reader) openFile(path string, wanted map[string]bool) error {
 	return r.add(path, f, st.Size(), wanted)
 }
 
-// add is openFile for an open file.
+// add does the same as openFile for an open file.
 func (r *Reader) add(path string, f source, size int64, wanted map[string]bool) error {
 	r.files, r.names = append(r.files, f), append(r.names, path)
 	entries, metadata, err := parseHeader(f, size)
@@ -194,7 +195,7 @@ func (r *Reader) openIndex(path string) error {
 	return nil
 }
 
-// Path is the file or index that was opened.
+// Path returns the path of the file or index that was opened.
 func (r *Reader) Path() string { return r.path }
 
 // Tensors lists all tensors: files by name, each in the order of its bytes.
@@ -206,14 +207,13 @@ func (r *Reader) Tensors() []Tensor {
 	return out
 }
 
-// Tensor finds a tensor by its name.
+// Tensor returns the tensor with the given name.
 func (r *Reader) Tensor(name string) (Tensor, bool) {
 	p, ok := r.places[name]
 	return p.entry.Tensor.clone(), ok
 }
 
-// Metadata gives __metadata__ of the file, of the first one of an index. It is
-// not a copy.
+// Metadata returns __metadata__ of the file, for an index that of the first file. It is not a copy.
 func (r *Reader) Metadata() map[string]string { return r.metadata }
 
 // ReadFloat32 fills dst with elements [start, start+len(dst)) of a tensor of

@@ -16,9 +16,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/aside"
 )
 
-// Writer writes one file. Create declares its tensors; their elements are written in ranges, in
-// any order and from several goroutines; Commit gives the file its name. Until then there is
-// only a temporary file beside it, so a killed writer leaves the old file unchanged.
+// Writer writes one file. Create declares its tensors; their elements are written in ranges, in any
+// order and from several goroutines; Commit gives the file its name. Until then there is only a
+// temporary file in the same folder, so a killed writer leaves the old file unchanged.
 type Writer struct {
 	path   string
 	f      target
@@ -49,7 +49,7 @@ func (f replacing) finish() error {
 	if err := f.CloseAtomicallyReplace(); err != nil {
 		return errors.Join(err, f.Cleanup())
 	}
-	// The rename is durable once the folder is.
+	// The rename is durable once the folder has been synced.
 	dir, err := os.Open(filepath.Dir(f.path))
 	if err == nil {
 		err = errors.Join(dir.Sync(), dir.Close())
@@ -60,7 +60,7 @@ func (f replacing) finish() error {
 	return nil
 }
 
-func (f replacing) discard() { _ = f.Cleanup() } // nothing that the caller could do
+func (f replacing) discard() { _ = f.Cleanup() } // the caller could do nothing about an error
 
 // Opened is an open file that already has its final name.
 type Opened interface {
@@ -73,15 +73,14 @@ type Opened interface {
 type opened struct{ Opened }
 
 func (f opened) finish() error { return errors.Join(f.Sync(), f.Close()) }
-func (f opened) discard()      { _ = f.Close() } // it goes with its folder
+func (f opened) discard()      { _ = f.Close() } // the caller removes it with its folder
 
 // span is elements [begin, end).
 type span struct{ begin, end int64 }
 
-// Create starts the file at path with the given tensors (F32 or BF16). Their
-// bytes are laid out by element size, then name, as transformers does, which
-// keeps every element aligned. Nil metadata means {"format": "pt"}, which
-// transformers asks for.
+// Create starts the file at path with the given tensors (F32 or BF16). Their bytes are laid out by
+// element size, then name, as transformers does, which keeps every element aligned. Nil metadata
+// means {"format": "pt"}, which transformers requires.
 func Create(path string, tensors []Tensor, metadata map[string]string) (*Writer, error) {
 	return create(path, tensors, metadata, func() (target, error) {
 		f, err := aside.Create(path, 0o666)
@@ -89,7 +88,7 @@ func Create(path string, tensors []Tensor, metadata map[string]string) (*Writer,
 	})
 }
 
-// CreateAs is Create for an open file; errors name it by path.
+// CreateAs does the same as Create for an open file; errors name it by path.
 func CreateAs(path string, f Opened, tensors []Tensor, metadata map[string]string) (*Writer, error) {
 	return create(path, tensors, metadata, func() (target, error) { return opened{f}, nil })
 }
@@ -184,7 +183,7 @@ func (w *Writer) claim(name string, s span) error {
 	if i < len(spans) && spans[i].begin < s.end {
 		return fmt.Errorf("write weights %s: tensor %q: elements %d to %d were already written", w.path, name, max(s.begin, spans[i].begin), min(s.end, spans[i].end))
 	}
-	from, to := i, i // s takes the place of those that it touches
+	from, to := i, i // s replaces the spans that it touches
 	if i > 0 && spans[i-1].end == s.begin {
 		from, s.begin = i-1, spans[i-1].begin
 	}

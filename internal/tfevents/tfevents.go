@@ -1,6 +1,6 @@
-// Package tfevents writes scalars as the event files that TensorBoard reads: records
-// of TensorFlow's TFRecord format, each an Event message (tensorflow/core/util/event.proto)
-// in protobuf's wire format. Only what scalars need of either is here.
+// Package tfevents writes scalars as the event files that TensorBoard reads: records of
+// TensorFlow's TFRecord format, each an Event message (tensorflow/core/util/event.proto) in
+// protobuf's wire format. It supports only the fields that scalars need.
 package tfevents
 
 import (
@@ -41,7 +41,7 @@ type Scalar struct {
 // Writer appends events to its own file.
 type Writer struct {
 	f   *os.File
-	end int64 // of the last whole record
+	end int64 // end of the last complete record
 	now func() time.Time
 	buf []byte
 }
@@ -97,8 +97,8 @@ func (w *Writer) Scalars(step int64, values ...Scalar) error {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// mask is TFRecord's masked CRC-32C: masking keeps checksums of data that itself contains
-// checksums strong.
+// mask returns TFRecord's masked CRC-32C. The mask keeps checksums strong if the data itself
+// contains checksums.
 func mask(data []byte) uint32 {
 	c := crc32.Checksum(data, castagnoli)
 	return (c>>15 | c<<17) + 0xa282ead8

@@ -1,6 +1,5 @@
-// Package thread runs functions one after the other on one goroutine, or on one operating
-// system thread, as needed by devices that keep a context per thread. Nap is a precise sleep
-// for such a thread.
+// Package thread runs functions in sequence on one goroutine, or on one operating system thread,
+// which devices with a context per thread need. Nap is a precise sleep for such a thread.
 package thread
 
 import (
@@ -9,8 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// Thread is a goroutine that runs the functions received from Work, one after the other, until
-// Work is closed.
+// Thread is a goroutine that runs the functions received from Work in sequence, until Work is
+// closed.
 type Thread struct{ Work chan func() }
 
 // New starts a thread. If locked, its goroutine stays on one operating system thread; each

@@ -1,6 +1,6 @@
-// Package userdir returns the user's home, configuration and cache folders; tests can replace
-// them. A test that never asks for the real ones need not run again for another user, and go
-// test's cache knows that.
+// Package userdir returns the user's home, configuration and cache folders; tests can replace them.
+// The go command reuses a cached test result for another user if the test never reads the real
+// folders.
 package userdir
 
 import (
@@ -16,21 +16,21 @@ type Folders struct {
 
 var instead atomic.Pointer[Folders]
 
-// Use replaces the user's folders for the whole process and returns a function that undoes it.
+// Use replaces the user's folders for the complete process and returns a function that undoes it.
 func Use(f Folders) (undo func()) {
 	before := instead.Swap(&f)
 	return func() { instead.Store(before) }
 }
 
-// Home is os.UserHomeDir.
+// Home returns os.UserHomeDir, or its replacement.
 func Home() (string, error) { return folder(os.UserHomeDir, func(f *Folders) string { return f.Home }) }
 
-// Config is os.UserConfigDir.
+// Config returns os.UserConfigDir, or its replacement.
 func Config() (string, error) {
 	return folder(os.UserConfigDir, func(f *Folders) string { return f.Config })
 }
 
-// Cache is os.UserCacheDir.
+// Cache returns os.UserCacheDir, or its replacement.
 func Cache() (string, error) {
 	return folder(os.UserCacheDir, func(f *Folders) string { return f.Cache })
 }

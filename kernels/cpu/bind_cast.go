@@ -11,8 +11,8 @@ import (
 
 var halves = map[graph.DType]vec.Half{graph.BF16: vec.BF16, graph.F16: vec.F16}
 
-// bindCast converts f32 to 16 bits or 16 bits to f32. It refuses bf16 ⇄ f16,
-// which no program here has, and sums rounded to 16 bits.
+// bindCast converts f32 to 16 bits or 16 bits to f32. It rejects bf16 ⇄ f16, which no program uses,
+// and sums rounded to 16 bits.
 func bindCast(b *binding) func() error {
 	src, dst := b.Program.Buf(b.Op.In[0]).DType, b.Program.Buf(b.Op.Out[0].Buf).DType
 	switch {
@@ -29,8 +29,8 @@ func bindCast(b *binding) func() error {
 	if !b.accum(0) {
 		return b.run(&vec.Widen{From: halves[src], Src: from, Dst: to})
 	}
-	// Widened a block at a time into scratch of the binding's own size, so that a
-	// sum needs no workspace as long as its operands.
+	// Widen one block at a time into scratch of the binding, so that a sum needs no workspace as
+	// large as its operands.
 	const block = 4096
 	wide := make([]float32, min(block, len(from)))
 	widen, add := &vec.Widen{From: halves[src]}, &vec.Scale[float32]{Factor: 1, Accumulate: true}
@@ -50,8 +50,8 @@ func bindCast(b *binding) func() error {
 	}
 }
 
-// low returns the 16-bit copy of the parameters that an update writes as output
-// i; nil where there is none.
+// low returns the 16-bit copy of the parameters that an update writes as output i; nil if there is
+// none.
 func (b *binding) low(i int) ([]uint16, vec.Half) {
 	if !b.hasOut(i) {
 		return nil, vec.NoHalf

@@ -5,7 +5,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// window is the geometry over images x (B, H, W, C).
+// window returns the geometry over images x (B, H, W, C).
 func (b *binding) window(x graph.BufID) vec.Window {
 	a := attr[graph.ConvAttr](b)
 	s := b.Program.Buf(x).Shape

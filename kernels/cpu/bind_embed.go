@@ -21,8 +21,8 @@ func bindEmbed(b *binding) func() error {
 	})
 }
 
-// slice returns the first element of the operation's slice on this rank, and the elements of all
-// slices; 0 without one.
+// slice returns the first element of the operation's slice on this rank, and the number of elements
+// of all slices; 0 without a slice.
 func (b *binding) slice() (first, total int) {
 	a, ok := b.Op.Attr.(graph.SliceAttr)
 	if !ok {
@@ -31,7 +31,7 @@ func (b *binding) slice() (first, total int) {
 	return b.first(a), int(a.Total)
 }
 
-// first returns the first element of a slice on this rank, 0 of the whole.
+// first returns the first element of a slice on this rank, 0 without a slice.
 func (b *binding) first(a graph.SliceAttr) int {
 	if a == (graph.SliceAttr{}) || !b.sliceFits(a) {
 		return 0
@@ -40,7 +40,7 @@ func (b *binding) first(a graph.SliceAttr) int {
 	return int(from)
 }
 
-// sliceFits refuses a slice along an axis that the rank has no coordinate of.
+// sliceFits records an error if the rank has no coordinate along the slice's axis.
 func (b *binding) sliceFits(a graph.SliceAttr) bool {
 	if a.Axis >= len(b.Coord) {
 		b.failf("its slice lies along mesh axis %d, the rank has %d coordinates", a.Axis, len(b.Coord))
@@ -102,9 +102,9 @@ func columnSums(b *binding, from, to int) func() error {
 	return b.run(&vec.ColumnSum[float32]{N: n, C: c, X: in[float32](b, from), Y: out[float32](b, to), Accumulate: b.accum(to)})
 }
 
-// bindRope makes the table of rotations in workspace at each run: it is small beside x, and states
-// of a run belong to the arena. With RopeAt rows have positions of their own in place of
-// consecutive ones.
+// bindRope computes the table of rotations in workspace at each run. The table is small compared
+// with x, and state of a run must be in the arena. With RopeAt each row has its own position
+// instead of consecutive ones.
 func bindRope(b *binding) func() error {
 	a := attr[graph.RopeAttr](b)
 	n, _ := b.inShape(0)
@@ -153,9 +153,9 @@ func bindDropout(b *binding) func() error {
 	}
 }
 
-// DropoutSample returns the number that identifies a sample in dropout's random stream: the low
-// 40 bits are the global sample index, the bits above are the step, so that a sample that is seen
-// again drops other elements. key is the program's Key buffer.
+// DropoutSample returns the number that identifies a sample in dropout's random stream. The low 40
+// bits are the global sample index, the higher bits are the step, so a sample that is used again
+// drops other elements. key is the program's Key buffer.
 func DropoutSample(key []int64) uint64 {
 	return uint64(key[graph.KeyStep])<<40 + uint64(key[graph.KeySample])
 }
@@ -213,7 +213,7 @@ type filler[T any] struct {
 	v T
 }
 
-const fillGrain = 1 << 15 // elements of a task
+const fillGrain = 1 << 15 // elements in one task
 
 func (f *filler[T]) RunIndex(i int) {
 	y := f.y[i*fillGrain : min((i+1)*fillGrain, len(f.y))]

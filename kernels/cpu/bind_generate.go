@@ -7,8 +7,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/attn"
 )
 
-// cachedShape returns the shape of an operation's attention over full key/value caches, the
-// largest one.
+// cachedShape returns the shape of an operation's attention over full key/value caches, the largest
+// possible one.
 func cachedShape(p *graph.Program, op *graph.Op) attn.Shape {
 	s := attnShape(op.Attr.(graph.AttentionAttr))
 	s.Tk = int(p.Buf(op.Out[1].Buf).Shape[1])
@@ -55,14 +55,14 @@ func bindAttentionCached(b *binding) func() error {
 	}
 }
 
-// appended copies the new rows of keys and values of each sequence behind those in its slot.
+// appended copies the new rows of keys and values of each sequence after those in its slot.
 type appended struct {
 	from            [2]matrix   // (sequences·rows, ld)
 	to              [][2]matrix // by sequence, (rows, width)
 	rows, width, ld int
 }
 
-// RunIndex copies those of a sequence; for the pool.
+// RunIndex copies the rows of one sequence; for the pool.
 func (a *appended) RunIndex(sequence int) {
 	for i, to := range a.to[sequence] {
 		for n := range a.rows {

@@ -6,8 +6,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// linearSpec is the product of a linear, or of one of its gradients, over
-// m rows: x (m,k), w (k,n) or, transposed, (n,k).
+// linearSpec returns the product of a linear, or of one of its gradients, over m rows: x (m,k), w
+// (k,n) or, transposed, (n,k).
 func linearSpec(p *graph.Program, op *graph.Op) gemm.Spec {
 	trans := op.Attr.(graph.LinearAttr).TransW
 	width := func(id graph.BufID) (rows, cols int) {
@@ -45,7 +45,7 @@ var acts = map[graph.ActKind]vec.Act{
 }
 
 // activate is the epilogue of a linear with an activation: y = act(x), both (M, n). 16-bit x is
-// rounded already: y has the same bits whether x is kept, or y is made again from it.
+// already rounded, so y has the same bits whether x is kept or y is recomputed from it.
 type activate struct {
 	act  vec.Act
 	as   vec.Half
@@ -65,8 +65,8 @@ func (a *activate) Tile(r0, r1, c0, c1 int) {
 	}
 }
 
-// activateSums is the epilogue of a linear whose activation is of the unrounded sums:
-// y = act(sums), pre = sums, all (M, n).
+// activateSums is the epilogue of a linear whose activation uses the unrounded sums: y = act(sums),
+// pre = sums, all (M, n).
 type activateSums struct {
 	act    vec.Act
 	as     vec.Half
@@ -123,12 +123,12 @@ func bindLinearGrad(b *binding) func() error {
 	return b.product(linearSpec(b.Program, b.Op), nil, first, second, b.outMatrix(0), matrix{})
 }
 
-// ofWeight says that an operation is the gradient of a linear's weight.
+// ofWeight says whether an operation is the gradient of a linear's weight.
 func ofWeight(op *graph.Op) bool {
 	return op.Kind == graph.LinearGradW || op.Kind == graph.LinearGradWB
 }
 
-// bindLinearGradWB is the product and the column sums in turn.
+// bindLinearGradWB runs the product and then the column sums.
 func bindLinearGradWB(b *binding) func() error {
 	product, sums := bindLinearGrad(b), columnSums(b, 1, 1)
 	return func() error {
@@ -153,7 +153,7 @@ func bindLinearGradAct(b *binding) func() error {
 	}
 }
 
-// matmul is a product of that shape; of no meaning once the binding has an error.
+// matmul returns a product of the given shape. It is invalid once the binding has an error.
 func (b *binding) matmul(s gemm.Spec, e gemm.Epilogue) *gemm.Product {
 	s.Portable = b.portable
 	k, err := gemm.New(s)
@@ -165,8 +165,8 @@ func (b *binding) matmul(s gemm.Spec, e gemm.Epilogue) *gemm.Product {
 	return k
 }
 
-// product prepares C = A·B, of 16-bit or float32 factors, with the operation's whole workspace.
-// c has the type that s says.
+// product prepares C = A·B, of 16-bit or float32 factors, with the operation's complete workspace.
+// c has the type in s.
 func (b *binding) product(s gemm.Spec, e gemm.Epilogue, a, w, c, bias matrix) func() error {
 	if s.In == gemm.S8 {
 		return b.int8Product(s, e, a.u16, w.u16, c.bytes(), bias.u16)

@@ -36,13 +36,13 @@ func bindLossSeed(b *binding) func() error {
 	}
 }
 
-// lossScale is the factor of a loss's gradient.
+// lossScale returns the factor of a loss's gradient.
 func lossScale(hyper []float64) float32 {
 	return float32(float64(hyper[graph.HyperInvCount] * hyper[graph.HyperLossScale]))
 }
 
-// headLoss is the loss of logits x·wᵀ, and its gradients, over chunks of rows,
-// one chunk's logits in memory at a time:
+// headLoss computes the loss of logits x·wᵀ, and its gradients, over chunks of rows. Only one
+// chunk's logits are in memory at a time:
 //
 //	for each chunk of rows of x:
 //		logits = x·wᵀ                          (rows, V)
@@ -51,28 +51,27 @@ func lossScale(hyper []float64) float32 {
 //		dx = logits·w                          (rows, C)
 //		dw (+)= logitsᵀ·x                      (V, C)
 //
-// Of 16-bit operands, logits and loss are float32 all the same; the gradient of
-// the logits is rounded to 16 bits, row by row over its own memory, for the
-// products that read it; and where there are chunks, dw's sum over them is
-// float32, in workspace unless the program gives it that type, and is rounded once.
+// Logits and loss are float32 also for 16-bit operands. The gradient of the logits is rounded to 16
+// bits for the products that read it, row by row in its own memory. If there are several chunks,
+// dw's sum over them is float32 and is rounded once. The sum is in workspace unless dw itself is
+// float32.
 //
-// A chunk is a whole number of the product's K-blocks, or all rows, so dw's blocks are
-// those of one product over all rows, and the chain over chunks is the product's own:
-// neither result depends on the size of a chunk. (Except that AVX-512's dot products of
-// bf16 have blocks of 512 rows, of which a chunk of 256 is half; headRowsOf depends on the
-// shape alone.)
+// A chunk is a multiple of the product's K-blocks, or all rows. So dw's blocks are those of one
+// product over all rows, and the sum over chunks continues the product's own: neither result
+// depends on the size of a chunk. (One exception: AVX-512's dot products of bf16 have blocks of 512
+// rows, of which a chunk of 256 is half; headRowsOf depends only on the shape.)
 //
-// Of one slice of the vocabulary (graph.HeadStats, graph.HeadSliceGrad) a chunk's logits are
-// those of the slice, and its statistics or gradient take the place of the loss.
+// For one slice of the vocabulary (graph.HeadStats, graph.HeadSliceGrad) a chunk has only the
+// slice's logits, and computes statistics or the gradient instead of the loss.
 type headLoss struct {
 	chunks []headChunk
 	w      matrix    // (V, C)
-	dw     matrix    // (V, C) or absent: where the sum over chunks goes
+	dw     matrix    // (V, C) or absent: output for the sum over chunks
 	hyper  []float64 // nil: no gradients
 	work   []byte
 
-	before, after vec.Kernel // of a sum in workspace: begins with the old value, is rounded; or nil
-	tail          matrix     // rows of dw that no token of the slice has
+	before, after vec.Kernel // for a sum in workspace: before loads the old value, after rounds; or nil
+	tail          matrix     // rows of dw without a token of the slice
 }
 
 type headChunk struct {
@@ -122,8 +121,7 @@ func (h *headLoss) run(p *pool.Pool) error {
 	return nil
 }
 
-// headSpecs are the products of a chunk of rows of inputs of type t, with dw of
-// type dw.
+// headSpecs returns the products of a chunk of rows of inputs of type t, with dw of type dw.
 func headSpecs(rows, c, v int, t, dw gemm.Type, accumulate bool) (forward, gradX, gradW gemm.Spec) {
 	forward = gemm.Forward(rows, c, v, true)
 	gradX = gemm.InputGradient(rows, c, v, true)
@@ -141,10 +139,10 @@ func headSpecs(rows, c, v int, t, dw gemm.Type, accumulate bool) (forward, gradX
 // product. More rows would need memory for more logits; fewer would change dw's bits.
 const headRows = gemm.KC
 
-// headRowsOf is the rows of a chunk of the head: all of them, where their logits take no
-// more than those of headRows rows and a float32 sum of a 16-bit dw would; then there is
-// no such sum, and the table is packed once. What packs the larger products
-// is not counted: 5 MB of GPT-2's 218 for 1,024 rows.
+// headRowsOf returns the number of rows in a chunk of the head. A chunk has all rows if their
+// logits need no more memory than those of headRows rows and a float32 sum of a 16-bit dw. Then the
+// sum is not needed, and the table is packed once. The packing memory of the larger products is not
+// counted: 5 MB of GPT-2's 218 for 1,024 rows.
 func headRowsOf(p *graph.Program, op *graph.Op) int {
 	x := p.Buf(op.In[0])
 	c := int(x.Shape[len(x.Shape)-1])
@@ -155,7 +153,7 @@ func headRowsOf(p *graph.Program, op *graph.Op) int {
 	return min(n, headRows)
 }
 
-// headSum is the type of dw's sum over rows, in chunks or not, and whether that is in
+// headSum returns the type of dw's sum over rows, with or without chunks, and whether the sum is in
 // workspace.
 func headSum(dw graph.DType, chunks bool) (gemm.Type, bool) {
 	if dw != graph.F32 && chunks {
@@ -170,9 +168,9 @@ type headWork struct {
 	rowLoss     []float64
 }
 
-// head returns the products of a head with v tokens, over chunks of rows. The gradients dx and
-// dw, if the operation has them, are outputs at and at+1. middle returns the kernel between a
-// chunk's products, for rows [r0, r1), and where its factor goes.
+// head returns the products of a head with v tokens, over chunks of rows. The gradients dx and dw,
+// if the operation has them, are outputs at and at+1. middle returns the kernel between a chunk's
+// products, for rows [r0, r1), and the address of its factor.
 func (b *binding) head(v int, gradients bool, at int, middle func(r0, r1 int, w headWork) (vec.Kernel, *float32)) func() error {
 	n, c := b.inShape(0)
 	all, _ := b.inShape(1)
@@ -184,13 +182,13 @@ func (b *binding) head(v int, gradients bool, at int, middle func(r0, r1 int, w 
 		h.hyper, dx, h.dw = in[float64](b, len(b.Op.In)-1), b.outMatrix(at), b.outMatrix(at+1)
 		accumulates = b.accum(at + 1)
 		if h.dw.there() && v < all {
-			if !accumulates { // else they are 0 already
+			if !accumulates { // otherwise they are 0 already
 				h.tail = h.dw.rows(v, all, c)
 			}
 			h.dw = h.dw.rows(0, v, c)
 		}
 	}
-	// Frozen weights over a frozen body: the loss is all there is to compute.
+	// With frozen weights and a frozen body, only the loss is computed.
 	grads := dx.there() || h.dw.there()
 	work := b.work()
 	rows := headRowsOf(b.Program, b.Op)

@@ -6,10 +6,10 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// muonPiece is the elements of a task: its two f32 arrays fit the first-level cache.
+// muonPiece is the number of elements of a task: its two f32 arrays fit the first-level cache.
 const muonPiece = 1 << 11
 
-// muonMomentum is the elementwise part of Muon before the matrices are whole.
+// muonMomentum is the elementwise part of Muon before the matrices are gathered.
 type muonMomentum struct {
 	g    gradient // of the span
 	m, d []float32
@@ -56,7 +56,7 @@ func bindMuonMomentum(b *binding) func() error {
 	}
 }
 
-// bindMuonApply is SGD's step along the update.
+// bindMuonApply binds SGD's step along the update.
 func bindMuonApply(b *binding) func() error {
 	u := b.update()
 	d := in[float32](b, 0)

@@ -10,15 +10,15 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// newtonSchulz makes a matrix nearly orthogonal, by the products of package gemm: its bits
-// do not depend on SIMD level and threads. See graph.NewtonSchulz.
+// newtonSchulz makes a matrix nearly orthogonal with the products of package gemm. Its bits do not
+// depend on SIMD level and threads. See graph.NewtonSchulz.
 //
-// Two of a step's three products are symmetric, so that half of them is computed. The third
-// has a factor for X itself on its diagonal, and the last one is scaled by Factor, so that no
-// matrix of x's shape is read or written by anything but products, except before the first.
+// Two of a step's three products are symmetric, so only half of each is computed. The third product
+// includes a·X: its factor has a on the diagonal. The last step's factor is multiplied by Factor.
+// So after the first product, only products read or write matrices of x's shape.
 type newtonSchulz struct {
 	x, y          []float32          // (R,C)
-	other         []float32          // (R,C): X takes turns in it and in y
+	other         []float32          // (R,C): X alternates between this and y
 	gram, squared []float32          // (K,K), K the smaller of R and C
 	zeros         []float32          // (C)
 	norm          [exact.Limbs]int64 // the squares of x
@@ -34,7 +34,7 @@ type newtonSchulz struct {
 	pool *pool.Pool
 }
 
-// newtonSchulzSpecs are the products of a step.
+// newtonSchulzSpecs returns the products of a step.
 func newtonSchulzSpecs(rows, cols int) (gram, square, apply gemm.Spec) {
 	k := min(rows, cols)
 	gram = gemm.Spec{M: k, N: k, K: max(rows, cols), TransA: rows > cols, TransB: rows <= cols, Symmetric: true}
@@ -69,7 +69,7 @@ func bindNewtonSchulz(b *binding) func() error {
 	return k.run
 }
 
-// polynomial makes squared, finished tiles of G², a·I + b·G + c·G², times factor in the last
+// polynomial changes squared, finished tiles of G², to a·I + b·G + c·G², times factor in the last
 // step.
 type polynomial struct {
 	gram, squared []float32 // (n,n)
@@ -108,7 +108,7 @@ func (k *newtonSchulz) run() error {
 		k.mix.factor = 0
 		if step == graph.NewtonSchulzSteps-1 {
 			k.mix.factor = k.factor
-			bias = k.zeros // no −0, which a sum over ranks would make 0
+			bias = k.zeros // without −0, which a sum over ranks would change to 0
 		}
 		if err := k.toGram.Run(k.pool, from, from, k.gram, nil, k.work); err != nil {
 			return err

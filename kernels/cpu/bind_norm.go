@@ -9,7 +9,7 @@ import (
 // runner is a kernel of package vec.
 type runner interface{ Run(*pool.Pool) error }
 
-// run returns what executes a prepared kernel.
+// run returns a function that executes a prepared kernel.
 func (b *binding) run(k runner) func() error {
 	if b.err != nil {
 		return nil
@@ -47,7 +47,7 @@ func bindLayerNormGrad(b *binding) func() error {
 	})
 }
 
-// gain returns scratch for the gain 1 + gamma of an RMS norm of that kind, else nil.
+// gain returns scratch for the gain 1 + gamma, if the RMS norm uses it, else nil.
 func (b *binding) gain(c int) []float32 {
 	if !attr[graph.NormAttr](b).PlusOne {
 		return nil

@@ -7,8 +7,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// bindOwn prepares an operation that the program brings along. Its workspace has what
-// the definition asks for, and behind it the 16-bit operands as f32.
+// bindOwn prepares an operation made by graph.Define. Its workspace has the size in the definition,
+// followed by the 16-bit operands as f32.
 func bindOwn(b *binding) func() error {
 	def := b.Op.Own.Definition()
 	call := kernels.OwnCall(&b.Binding)
@@ -50,7 +50,7 @@ var _ pool.Task = (*parallel)(nil)
 
 func (p *parallel) RunIndex(i int) { p.f(i) }
 
-// ownKernel runs an operation of the program's own.
+// ownKernel runs an operation made by graph.Define.
 type ownKernel struct {
 	call  *graph.Call
 	run   func(c *graph.Call) error
@@ -65,7 +65,7 @@ type converted struct {
 	wide []float32
 }
 
-// operand gives a tensor its elements.
+// operand sets a tensor's elements.
 func (o *ownKernel) operand(b *binding, all *slab, t *graph.Tensor, id graph.BufID, plain func(), bits func() []uint16, read, written bool) {
 	if id == graph.NoBuf || b.err != nil {
 		return
@@ -85,7 +85,7 @@ func (o *ownKernel) operand(b *binding, all *slab, t *graph.Tensor, id graph.Buf
 	}
 }
 
-// tensor views an operand that does not rest in 16 bits.
+// tensor views an operand that is not stored in 16 bits.
 func (b *binding) tensor(t *graph.Tensor, id graph.BufID, what string, i int) {
 	p := b.In
 	if what == "output" {

@@ -6,7 +6,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// int8 returns an operand quantized to 8 bits, of numbers elements.
+// int8 returns an operand of the given number of values, quantized to 8 bits.
 func (b *binding) int8(q []byte, numbers int64) vec.Int8 {
 	a := attr[graph.QuantAttr](b)
 	return vec.Int8{Q: q, Block: int(a.Block), Len: int(numbers), Parts: int(a.Parts)}
@@ -53,7 +53,7 @@ func bindDequantize(b *binding) func() error {
 	return b.run(k)
 }
 
-// int8Product is product with both factors quantised first: a by rows, w by columns
+// int8Product does the same as product with both factors quantised first: a by rows, w by columns
 // of the product.
 func (b *binding) int8Product(s gemm.Spec, e gemm.Epilogue, a, w []uint16, c []byte, bias []uint16) func() error {
 	k := b.matmul(s, e)

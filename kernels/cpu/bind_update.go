@@ -49,7 +49,8 @@ type kernelOf[K any] interface {
 	runner
 }
 
-// runEach runs kernels in turn. set, which may be nil, gives one what changes by step.
+// runEach runs kernels in sequence. set, which may be nil, gives a kernel the values that change
+// with the step.
 func runEach[K any, P kernelOf[K]](list []K, p *pool.Pool, set func(i int, k P)) error {
 	for i := range list {
 		k := P(&list[i])
@@ -63,7 +64,7 @@ func runEach[K any, P kernelOf[K]](list []K, p *pool.Pool, set func(i int, k P))
 	return nil
 }
 
-// runUpdate is runEach of an update's kernels, and then of the copies of what they wrote.
+// runUpdate does the same as runEach for an update's kernels, and then copies their results.
 func runUpdate[K any, P kernelOf[K]](list []K, copies []vec.Narrow, p *pool.Pool, set func(i int, k P)) error {
 	if err := runEach(list, p, set); err != nil {
 		return err
@@ -71,8 +72,7 @@ func runUpdate[K any, P kernelOf[K]](list []K, copies []vec.Narrow, p *pool.Pool
 	return runEach(copies, p, nil)
 }
 
-// gradient is the operand that a float32 gradient, or one in the compute type,
-// is.
+// gradient is a gradient operand, in float32 or in a 16-bit compute type.
 type gradient struct {
 	f32  []float32
 	half vec.Half16
@@ -116,7 +116,7 @@ func (b *binding) normsLen(norms []int64, params int) {
 	}
 }
 
-// norm is the root of an exact sum of squares.
+// norm returns the root of an exact sum of squares.
 func norm(acc []int64) float64 { return math.Sqrt(exact.Accumulator(acc).Float64()) }
 
 func paramNorm(norms []int64, param, which int) float64 {
@@ -196,7 +196,8 @@ func bindAdamW(b *binding) func() error {
 	return func() error { return runEach(parts, pool, func(_ int, k *vec.AdamW) { u.set(&k.AdamStep) }) }
 }
 
-// bindAdamW8 is bindAdamW with 8-bit moments. Spans must begin at multiples of vec.Q8Block.
+// bindAdamW8 does the same as bindAdamW with 8-bit moments. Spans must start at multiples of
+// vec.Q8Block.
 func bindAdamW8(b *binding, u update, g gradient) func() error {
 	p, m, v := out[float32](b, 0), out[uint8](b, 1), out[uint8](b, 2)
 	ms, vs := out[float32](b, 4), out[float32](b, 5)
@@ -223,7 +224,7 @@ func bindAdamW8(b *binding, u update, g gradient) func() error {
 	return func() error { return runEach(parts, pool, func(_ int, k *vec.AdamW8) { u.set(&k.AdamStep) }) }
 }
 
-// bindAdamW16 is bindAdamW with everything in bf16.
+// bindAdamW16 does the same as bindAdamW with parameters, states and gradient in bf16.
 func bindAdamW16(b *binding, u update, g gradient) func() error {
 	p, m, v := out[uint16](b, 0), out[uint16](b, 1), out[uint16](b, 2)
 	if b.err != nil {
@@ -251,7 +252,7 @@ func (u *update) moments(s kernels.Span, p []float32, g gradient, m, v []float32
 	return k
 }
 
-// step has the factors of a span's update but for those that set gives.
+// step returns the factors of a span's update, except those that set gives.
 func (u *update) step(s kernels.Span) vec.AdamStep {
 	return vec.AdamStep{Beta1: u.attr.Beta1, Beta2: u.attr.Beta2, Eps: u.attr.Eps, Decay: u.decay(s)}
 }
@@ -392,8 +393,8 @@ func bindLARSApply(b *binding) func() error {
 	}
 }
 
-// bindNovoGrad updates the second moments of all trainable parameters of the unit, even of
-// those that lie in other ranks' shards: v is the same on all ranks.
+// bindNovoGrad updates the second moments of all trainable parameters of the unit, even of those in
+// other ranks' shards: v is the same on all ranks.
 func bindNovoGrad(b *binding) func() error {
 	u := b.update()
 	g, norms := b.gradient(0), in[int64](b, 1)

@@ -1,9 +1,8 @@
 // Package cpu binds the operations of a step program to the CPU's kernels.
 //
-// Binding checks everything that can be wrong (the operation by the kind table,
-// its operands' places, its workspace) and prepares a kernel whose execution
-// allocates nothing. The arithmetic is in the packages below: gemm, attn, vec,
-// exact.
+// Binding checks everything that can be wrong (the operation against the kind table, its operands'
+// memory, its workspace) and prepares a kernel whose execution allocates nothing. The arithmetic is
+// in the packages below: gemm, attn, vec, exact.
 package cpu
 
 import (
@@ -22,16 +21,16 @@ type library struct {
 	portable bool
 }
 
-// New returns the kernels of the CPU device. All of them compute on p's
-// threads; results do not depend on how many there are.
+// New returns the kernels of the CPU device. All of them compute on p's threads; results do not
+// depend on the number of threads.
 func New(p *pool.Pool) kernels.Library { return &library{pool: p} }
 
-// NewPortable is New with bf16 products that have the same bits on every CPU
+// NewPortable does the same as New, with bf16 products that have the same bits on every CPU
 // (gemm.Spec.Portable).
 func NewPortable(p *pool.Pool) kernels.Library { return &library{pool: p, portable: true} }
 
-// binder prepares an operation: it returns what executes it. The result is of
-// no meaning once the binding has an error.
+// binder prepares an operation and returns a function that executes it. The result is invalid once
+// the binding has an error.
 type binder func(b *binding) func() error
 
 // kernel is a bound operation.
@@ -55,9 +54,9 @@ func (k *kernel) Run() error {
 	return k.body()
 }
 
-// Bind prepares an operation. It refuses, naming operation and operand, kinds
-// without a kernel (collectives and copies are the executor's), operations that
-// graph.Check refuses, and operands and workspace in wrong places.
+// Bind prepares an operation. It returns an error that names operation and operand for kinds
+// without a kernel (the executor runs collectives and copies), for operations that graph.Check
+// rejects, and for operands and workspace in invalid memory.
 func (l *library) Bind(kb kernels.Binding) (device.Kernel, error) {
 	if kb.Program == nil || kb.Op == nil || l.pool == nil {
 		return nil, errors.New("cpu: bind: want a program, an operation and a pool")
@@ -90,7 +89,7 @@ func (l *library) Bind(kb kernels.Binding) (device.Kernel, error) {
 	return k, nil
 }
 
-// binders has an entry for every kind but collectives and copies.
+// binders has an entry for every kind except collectives and copies.
 var binders = map[graph.Kind]binder{
 	graph.Embed:         bindEmbed,
 	graph.EmbedGrad:     bindEmbedGrad,

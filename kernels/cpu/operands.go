@@ -13,10 +13,9 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// binding is an operation that graph.Check has passed, while its kernel is
-// prepared: operands are present unless optional, and have the kind's dtypes
-// and shapes. Their memory remains to be checked. err keeps the first error; once it is set,
-// slices are empty and must not be used.
+// binding is an operation whose kernel is being prepared. graph.Check has passed it: operands are
+// present unless optional, and have the kind's dtypes and shapes. Their memory remains to be
+// checked. err keeps the first error; once it is set, slices are empty and must not be used.
 type binding struct {
 	kernels.Binding
 	pool     *pool.Pool
@@ -61,11 +60,11 @@ func (b *binding) shape(id graph.BufID) (rows, cols int) {
 func (b *binding) inShape(i int) (rows, cols int)  { return b.shape(b.Op.In[i]) }
 func (b *binding) outShape(i int) (rows, cols int) { return b.shape(b.Op.Out[i].Buf) }
 
-// hasIn and hasOut say whether an optional operand is there.
+// hasIn and hasOut say whether an optional operand is present.
 func (b *binding) hasIn(i int) bool  { return i < len(b.Op.In) && b.Op.In[i] != graph.NoBuf }
 func (b *binding) hasOut(i int) bool { return i < len(b.Op.Out) && b.Op.Out[i].Buf != graph.NoBuf }
 
-// accum says whether an output is added to.
+// accum says whether the operation adds to an output.
 func (b *binding) accum(i int) bool { return b.hasOut(i) && b.Op.Out[i].Mode == graph.Accum }
 
 // in and out return operands as slices, nil for absent ones.
@@ -89,7 +88,7 @@ type matrix struct {
 	u16 []uint16
 }
 
-// inMatrix and outMatrix are operands that may be of either type.
+// inMatrix and outMatrix return operands that may be of either type.
 func (b *binding) inMatrix(i int) matrix {
 	if b.hasIn(i) && b.asIn(i) != vec.NoHalf {
 		return matrix{u16: in[uint16](b, i)}
@@ -107,7 +106,7 @@ func (b *binding) outMatrix(i int) matrix {
 func (m matrix) len() int    { return max(len(m.f32), len(m.u16)) }
 func (m matrix) there() bool { return m.f32 != nil || m.u16 != nil }
 
-// part is elements [lo, hi).
+// part returns elements [lo, hi).
 func (m matrix) part(lo, hi int) matrix {
 	switch {
 	case m.u16 != nil:
@@ -120,7 +119,7 @@ func (m matrix) part(lo, hi int) matrix {
 
 func (m matrix) from(lo int) matrix { return m.part(lo, m.len()) }
 
-// rows are rows [r0, r1) of width c.
+// rows returns rows [r0, r1) of width c.
 func (m matrix) rows(r0, r1, c int) matrix { return m.part(r0*c, r1*c) }
 
 func (m matrix) bytes() []byte {
@@ -140,8 +139,7 @@ func (m matrix) copy(from matrix) {
 func (b *binding) asIn(i int) vec.Half  { return halves[b.Program.Buf(b.Op.In[i]).DType] }
 func (b *binding) asOut(i int) vec.Half { return halves[b.Program.Buf(b.Op.Out[i].Buf).DType] }
 
-// sum is where the sum over rows of 16-bit operands, output i, goes; none where
-// it is absent.
+// sum returns the output i for a sum over rows of 16-bit operands; none if it is absent.
 func (b *binding) sum(i int) vec.HalfSum {
 	s := vec.HalfSum{Accumulate: b.accum(i)}
 	switch {
@@ -209,7 +207,7 @@ func (b *binding) work() slab {
 	return view[byte](b, "workspace", b.Work)[:n]
 }
 
-// slab cuts workspace into typed pieces. Pieces are multiples of workAlign.
+// slab divides workspace into typed pieces. Pieces are multiples of workAlign.
 type slab []byte
 
 // aligned rounds bytes up to a piece's size.

@@ -13,7 +13,7 @@ import (
 // binding has an error, the launches are invalid.
 type binder func(b *binding)
 
-// binders has an entry for every kind but collectives and copies.
+// binders has an entry for every kind except collectives and copies.
 var binders = map[graph.Kind]binder{
 	graph.Embed:      bindEmbed,
 	graph.EmbedGrad:  bindEmbedGrad,

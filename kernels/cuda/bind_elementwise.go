@@ -9,8 +9,9 @@ import (
 
 const elementwise = "elementwise.cu"
 
-// elementwise adds the launch of a kernel over the elements of output 0. Its parameters are the
-// operands, the number of elements, where the kernel can accumulate whether it does, and scalars.
+// elementwise adds the launch of a kernel over the elements of output 0. The kernel's parameters
+// are the operands, the number of elements, a flag for accumulation if it can accumulate, and
+// scalars.
 func (b *binding) elementwise(name string, accumulates bool, scalars ...float32) {
 	y := b.outBuf(0)
 	args := b.operands().Int64(y.Elems())
@@ -77,7 +78,7 @@ func bindCast(b *binding) {
 	b.over(elementwise, "cast_"+suffix[src]+"_"+suffix[dst], n, 8, b.args().Pointer(b.in(0)).Pointer(b.out(0)).Int64(n).Int32(b.accum(0)))
 }
 
-// bindSumParts adds parts that lie one after another, as the CPU does.
+// bindSumParts adds consecutive parts, as the CPU does.
 func bindSumParts(b *binding) {
 	parts, sum := b.inBuf(0), b.outBuf(0)
 	name, ok := map[graph.DType]string{graph.F32: "f32", graph.BF16: "bf16", graph.F16: "f16", graph.F64: "f64"}[parts.DType]

@@ -49,23 +49,23 @@ func (b *binding) bindFlash(a graph.AttentionAttr, h attentionHeads) {
 		b.args().Pointer(h.q).Pointer(h.k).Pointer(h.v).Int64(h.ldq).Int64(h.ldkv).Pointer(b.out(0)).Pointer(b.out(1)).Int32(flashAtOnce(a)))
 }
 
-// flashCache is how many bytes of the GPU's L2 cache the heads that run at one time may
-// use. Training GPUs have 40 to 60 MB of L2 cache.
+// flashCache is the number of bytes of the GPU's L2 cache that concurrently running heads may use.
+// Training GPUs have 40 to 60 MB of L2 cache.
 var flashCache int64 = 32 << 20
 
-// flashAtOnce is the number of query heads that the forward processes together: as many
-// as have keys and values that fit in half of flashCache.
+// flashAtOnce returns the number of query heads that the forward processes together. The keys and
+// values of these heads fit in half of flashCache.
 func flashAtOnce(a graph.AttentionAttr) int32 {
 	group := a.Heads / a.KVHeads
 	return int32(max(flashCache/2/(2*2*a.Seq*a.HeadDim), 1) * group)
 }
 
-// flashOrder returns struct Order of flash.cuh: how far apart one head's tiles of keys are
-// in the order in which blocks take tiles. Tiles of keys add to dq in turn. A tile never
-// waits for its turn if it starts at least two steps after the tile before it, because it
-// starts one tile of queries further on; flashOrder uses 2.25 steps. A step is the work on
-// one tile of queries. If queries, gradients and sums of all heads fit in flashCache, the
-// first tiles of all heads come first (spread 0).
+// flashOrder returns struct Order of flash.cuh: the distance between one head's tiles of keys in
+// the order in which blocks process tiles. Tiles of keys add to dq in turn. A tile never waits for
+// its turn if it starts at least two steps after the previous tile, because it starts at the next
+// tile of queries; flashOrder uses 2.25 steps. A step is the work on one tile of queries. If
+// queries, gradients and sums of all heads fit in flashCache, the first tiles of all heads come
+// first (spread 0).
 //
 //	steps between = spread/stride · tiles · (tiles/2 · group) / blocks at once
 func flashOrder(a graph.AttentionAttr, multiprocessors int) (spread, stride int32) {

@@ -15,8 +15,8 @@ type product struct{ call blas.Call }
 
 func (p *product) enqueue(_ driver.API, s driver.Stream) error { return p.call.Enqueue(s) }
 
-// bindProduct returns a matrix product as a step. The library's kernels take no predicate,
-// so operations with one are refused.
+// bindProduct returns a matrix product as a step. The library's kernels have no predicate, so
+// operations with one are rejected.
 func (b *binding) bindProduct(p blas.Product, at blas.Places) (step, error) {
 	switch {
 	case b.err != nil:
@@ -61,12 +61,12 @@ func linearProduct(x, w, y graph.DType, m, in, out int64, trans bool) blas.Produ
 	}
 }
 
-// gradXProduct is dy (m,out) · wᵀ → dx (m,in).
+// gradXProduct describes dy (m,out) · wᵀ → dx (m,in).
 func gradXProduct(dy, w, dx graph.DType, m, in, out int64, trans bool) blas.Product {
 	return linearProduct(dy, w, dx, m, out, in, !trans)
 }
 
-// gradWProduct is xᵀ·dy → dw (in,out), or transposed dyᵀ·x → dw (out,in).
+// gradWProduct describes xᵀ·dy → dw (in,out), or transposed dyᵀ·x → dw (out,in).
 func gradWProduct(x, dy, dw graph.DType, m, in, out int64, trans bool) blas.Product {
 	if trans {
 		in, out = out, in
@@ -133,9 +133,8 @@ func bindLinearAct(b *binding) {
 	b.activated(a.Act, y, b.out(1))
 }
 
-// biased adds a product whose epilogue adds a bias to every row. If the library has no
-// such algorithm, a kernel after the product adds the bias. The choice depends on shapes and
-// types only.
+// biased adds a product whose epilogue adds a bias to every row. If the library has no such
+// algorithm, a kernel after the product adds the bias. The choice depends only on shapes and types.
 func (b *binding) biased(p blas.Product, at blas.Places, bias driver.Address, y *graph.Buffer) {
 	whole, with := p, at
 	whole.Bias, with.Bias = true, bias

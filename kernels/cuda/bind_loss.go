@@ -149,13 +149,12 @@ func bindHeadLoss(b *binding) {
 	}
 }
 
-// classRange is the classes [from, from+n) of a vocabulary.
+// classRange is the range of classes [from, from+n) of a vocabulary.
 type classRange struct{ from, n int64 }
 
-// wholePacks splits a vocabulary of 16-bit elements into a multiple of 8 classes and the
-// remainder, because cuBLASLt runs products whose sizes are no multiple of 8 at a seventh of
-// its rate. The remainder comes first, so that only its small part of the gradient of x is
-// rounded twice.
+// wholePacks splits a vocabulary of 16-bit elements into a multiple of 8 classes and the remainder,
+// because cuBLASLt runs products with other sizes at a seventh of its rate. The remainder comes
+// first, so that only its small part of the gradient of x is rounded twice.
 func wholePacks(t graph.DType, v int64) []classRange {
 	whole := v - v%(16/t.Size())
 	if t == graph.F32 || whole == v || whole == 0 {

@@ -42,9 +42,8 @@ var _ kernels.Joiner = (*Library)(nil)
 //
 //	s = a + b;  y, mean, rstd = layernorm(s)
 //
-// The block of a row writes y after it has read its row of a and b, but other blocks may
-// still read theirs: y may have exactly the address of a or b, and must not overlap them
-// otherwise.
+// The block of a row writes y after it has read its row of a and b, but other blocks may still read
+// their rows. So y may have exactly the address of a or b, and must not overlap them otherwise.
 func (l *Library) Join(first, second kernels.Binding) (device.Kernel, error) {
 	name := map[graph.Kind]string{graph.LayerNorm: "add_layernorm_", graph.RMSNorm: "add_rmsnorm_"}[second.Op.Kind]
 	if first.Op.Kind != graph.Add || name == "" || first.Op.Out[0].Mode == graph.Accum || !joins(&first, &second) {

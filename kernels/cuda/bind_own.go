@@ -30,7 +30,8 @@ func bindOwn(b *binding) {
 		b.failf("%w", err)
 		return
 	}
-	// The hash distinguishes definitions of the same kind in other programs, and its types.
+	// The hash distinguishes this source from definitions of the same kind in other programs or for
+	// other types.
 	name := fmt.Sprintf("%s-%x.cu", strings.ReplaceAll(string(def.Kind), "/", "-"), sha256.Sum256([]byte(source)))
 	var work driver.Address
 	if def.Work != nil {

@@ -50,7 +50,7 @@ func (b *binding) perSpans(name string, spans []kernels.Span, chunk int, decay f
 	}
 }
 
-// spans is kernels.Binding.Spans, whose error fails the binding.
+// spans returns kernels.Binding.Spans; an error fails the binding.
 func (b *binding) spans(a graph.ShardAttr) ([]kernels.Span, []bool) {
 	spans, trainable, err := b.Spans(a)
 	if err != nil {
@@ -193,7 +193,7 @@ const (
 	ruleNovoGrad
 )
 
-// bindMomentum is SGD, without norms, or LARS.
+// bindMomentum binds SGD, without norms, or LARS.
 func bindMomentum(b *binding, rule int32) {
 	a := attr[graph.UpdateAttr](b)
 	spans, trainable := b.spans(a.Shard)
@@ -220,8 +220,8 @@ func (b *binding) momentum(a graph.UpdateAttr, spans []kernels.Span, rule int32,
 		})
 }
 
-// bindNovoGrad updates the second moments of all trainable parameters of the unit, even of
-// those that lie in other ranks' shards: v is the same on all ranks.
+// bindNovoGrad updates the second moments of all trainable parameters of the unit, even of those in
+// other ranks' shards: v is the same on all ranks.
 func bindNovoGrad(b *binding) {
 	a := attr[graph.UpdateAttr](b)
 	spans, trainable := b.spans(a.Shard)

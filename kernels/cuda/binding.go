@@ -29,7 +29,7 @@ func (b *binding) failf(format string, args ...any) {
 	}
 }
 
-// onHost says whether all operands lie in host memory.
+// onHost says whether all operands are in host memory.
 func (b *binding) onHost() bool {
 	for _, p := range b.kernel.touches {
 		if p.Arena.Space() != graph.Host {
@@ -86,18 +86,18 @@ func (b *binding) out(i int) driver.Address {
 	return b.address(fmt.Sprintf("output %d", i), b.Out[i])
 }
 
-// hasIn and hasOut say whether an optional operand is there.
+// hasIn and hasOut say whether an optional operand is present.
 func (b *binding) hasIn(i int) bool { return i < len(b.Op.In) && b.Op.In[i] != graph.NoBuf }
 func (b *binding) hasOut(i int) bool {
 	return i < len(b.Op.Out) && b.Op.Out[i].Buf != graph.NoBuf
 }
 
-// accum says whether an output is added to, as the int32 that kernels take.
+// accum says whether the operation adds to an output, as the int32 that kernels take.
 func (b *binding) accum(i int) int32 {
 	return flag(b.hasOut(i) && b.Op.Out[i].Mode == graph.Accum)
 }
 
-// inBuf and outBuf describe an operand that is there.
+// inBuf and outBuf describe an operand that is present.
 func (b *binding) inBuf(i int) *graph.Buffer  { return b.Program.Buf(b.Op.In[i]) }
 func (b *binding) outBuf(i int) *graph.Buffer { return b.Program.Buf(b.Op.Out[i].Buf) }
 
@@ -164,7 +164,7 @@ func attr[A any](b *binding) A {
 // address of the predicate; the kernel does nothing if the predicate exists and is not 0.
 func (b *binding) args() *driver.Args { return new(driver.Args).Pointer(b.skip) }
 
-// operands is args with the addresses of all inputs and outputs.
+// operands returns args with the addresses of all inputs and outputs appended.
 func (b *binding) operands() *driver.Args { return b.operandsFrom(0, b.args()) }
 
 // operandsFrom adds the addresses of inputs first and up, and of all outputs.
@@ -205,7 +205,8 @@ func (b *binding) over(source, name string, n, per int64, args *driver.Args) {
 	b.blocks(source, name, n, per, threads, 0, args)
 }
 
-// blocks is over with blocks of block threads and shared bytes of dynamic shared memory.
+// blocks does the same as over, with blocks of block threads and shared bytes of dynamic shared
+// memory.
 func (b *binding) blocks(source, name string, n, per, block int64, shared int, args *driver.Args) {
 	most := int64(max(b.lib.o.Device.SMs, 1)) * 16 * threads / block
 	x := min((n+block*per-1)/(block*per), most)

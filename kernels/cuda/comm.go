@@ -32,7 +32,7 @@ type rankSumArgs struct {
 	ranks      int32
 	outs       int32
 	accumulate int32
-	aligned    int32 // all buffers lie at multiples of 16 bytes
+	aligned    int32 // all buffers start at multiples of 16 bytes
 }
 
 // size is the size of the parameters in bytes, without Go's padding after the last one,

@@ -20,7 +20,7 @@ type Compiler interface {
 //go:embed src/*.cu src/*.cuh
 var sources embed.FS
 
-// prelude is what every source starts with.
+// prelude is the file at the start of every source.
 const prelude = "common.cuh"
 
 // Sources returns the names of the kernels' sources, sorted.

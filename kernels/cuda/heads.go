@@ -5,8 +5,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// attentionHeads holds the addresses of queries, keys and values. They lie side by side in
-// the rows of one operand (packed), or in three separate operands.
+// attentionHeads holds the addresses of queries, keys and values. They are side by side in the rows
+// of one operand (packed), or in three separate operands.
 type attentionHeads struct {
 	q, k, v   driver.Address
 	ldq, ldkv int64 // row strides of queries, and of keys and values, in elements

@@ -58,8 +58,8 @@ var (
 	_ devcuda.Fixed    = (*kernel)(nil)
 )
 
-// Fixed marks a kernel whose launch arguments never change after Bind, so that a CUDA graph
-// can hold them. The kernels read values that change by step (learning rates, counts, the loss
+// Fixed marks a kernel whose launch arguments never change after Bind, so that a CUDA graph can
+// hold them. The kernels read values that change with the step (learning rates, counts, the loss
 // scale) from memory.
 func (k *kernel) Fixed() {}
 

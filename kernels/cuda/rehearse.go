@@ -23,14 +23,14 @@ type Rehearsal struct {
 	Graphs  bool                   // sequences of a step's operations are launched as CUDA graphs
 }
 
-// Rehearse makes the driver allocate all the device memory that it needs for a program's
-// kernels and products, before the arenas are allocated: a driver loads code, and grows the
-// threads' local memory, at the first launch. Rehearse launches every kernel once with a
+// Rehearse makes the driver allocate all the device memory that it needs for a program's kernels
+// and products, before the arenas are allocated. This is needed because a driver loads code, and
+// grows the threads' local memory, at the first launch. Rehearse launches every kernel once with a
 // predicate that makes it do nothing, and runs every product once on temporary memory. It only
 // loads user-defined operations, because they may ignore the predicate. With Graphs it also
-// creates and launches as many CUDA graphs as the program has, each of as many launches, and
-// destroys them; inGraphs is the memory that this freed, in bytes. Nothing else may use the
-// library during the call.
+// creates, launches and destroys the same number of CUDA graphs as the program has, each with the
+// same number of launches. inGraphs is the memory that this freed, in bytes. Nothing else may use
+// the library during the call.
 func (l *Library) Rehearse(r Rehearsal, s driver.Stream) (inGraphs int64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -149,8 +149,8 @@ func (l *Library) rehearsePairs(ops []graph.Op, places []kernels.Binding, launch
 	return first, wrong
 }
 
-// placed returns an operation with the memory of its operands. onGPU says that it runs as
-// a GPU kernel: it is not a transfer and does not lie in host memory only.
+// placed returns an operation with the memory of its operands. onGPU says that it runs as a GPU
+// kernel: it is not a transfer, and some operand is outside host memory.
 func placed(p *graph.Program, op *graph.Op, coord []int, at func(graph.BufID) device.Ptr) (b kernels.Binding, onGPU bool) {
 	switch op.Kind {
 	case graph.Join, graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll:

@@ -11,7 +11,7 @@ import (
 // reportSlot is struct report of common.cuh: page-locked memory into which a kernel writes
 // the first invalid element that it finds.
 type reportSlot struct {
-	code  int32 // 0: nothing wrong
+	code  int32 // 0: no error
 	value int32 // the invalid value
 	index int64 // index of the invalid element
 }

@@ -6,8 +6,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Class is a set of operations that have rates of their own: those of a kind, products and
-// attention by the type of their operands, or the copies between two spaces.
+// Class is a set of operations with the same rates: those of one kind, products and attention by
+// the type of their operands, or the copies between two spaces.
 type Class string
 
 // CopyClass is the class of copies from one space to another.
@@ -34,10 +34,10 @@ func ClassOf(p *graph.Program, op *graph.Op) Class {
 	return class + " " + Class(d.String())
 }
 
-// Size is what the time of an operation grows with.
+// Size has the quantities on which the time of an operation depends.
 type Size struct {
-	Flops float64 `json:"flops"` // as graph.Cost has it
-	Bytes float64 `json:"bytes"` // as graph.Cost has it; of a copy: what it copies; of a collective: what the rank sends
+	Flops float64 `json:"flops"` // as in graph.Cost
+	Bytes float64 `json:"bytes"` // as in graph.Cost; for a copy, the bytes copied; for a collective, the bytes that the rank sends
 }
 
 // SizeOf returns the size of one execution of an operation on one rank.
@@ -87,7 +87,7 @@ type Sample struct {
 	Seconds float64
 }
 
-// Samples are what a calibration has measured.
+// Samples are the measurements of a calibration.
 type Samples struct {
 	Alone []Sample // s, with nothing else on the machine
 	Core  []Sample // s of a core, with all cores busy
@@ -133,9 +133,8 @@ func Fit(threads int, s Samples) *Calibration {
 	return c
 }
 
-// fit minimises Σ (r(size) − t)²/t over rates none of whose parts is negative:
-// the least over all choices of parts that are not zero. Samples count by their
-// time, since what matters is the sum over a step.
+// fit minimises Σ (r(size) − t)²/t over rates without negative parts: the minimum over all choices
+// of nonzero parts. Samples are weighted by their time, since the sum over a step matters.
 func fit(list []Sample) Rate {
 	var best Rate
 	least := math.Inf(1)
@@ -213,8 +212,8 @@ func leastSquares(list []Sample, columns []int) (x [3]float64, ok bool) {
 	return x, true
 }
 
-// Machine returns one of so many ranks of a process on the calibrated device:
-// they share its cores.
+// Machine returns one of the given number of ranks of a process on the calibrated device; they
+// share its cores.
 func (c *Calibration) Machine(ranks int) *Machine {
 	m := CPU(c.Threads, ranks)
 	m.Name = "cpu, calibrated"

@@ -6,16 +6,16 @@ type Range struct {
 	Len int64 // bytes
 }
 
-// Observer is a driver that checks that conflicting memory accesses are ordered; the test
-// double implements it. The caller must report accesses: packed parameters do not tell what a
-// launch reads and writes, and the driver does not see accesses of the host.
+// Observer is a driver that checks that conflicting memory accesses are ordered; the test double
+// implements it. The caller must report accesses: packed parameters do not show a launch's reads
+// and writes, and the driver does not see accesses of the host.
 //
 // An agent is a host thread or goroutine of the caller's choice; agents and words
 // need no registration.
 type Observer interface {
-	// Access reports what the work enqueued next on s reads and writes.
+	// Access reports the reads and writes of the work enqueued next on s.
 	Access(label string, s Stream, reads, writes []Range)
-	// HostAccess reports what an agent is about to read and write.
+	// HostAccess reports the reads and writes that an agent will do next.
 	HostAccess(agent uintptr, label string, reads, writes []Range)
 	// HostSaw reports that an agent has read from a word the value that WriteValue stored.
 	HostSaw(agent uintptr, word Address)
