@@ -242,7 +242,7 @@ type messages struct {
 	stderr  io.Writer
 }
 
-// Copies reports that data to be summed is first copied to the rank's memory.
+// Copies returns true: data of other ranks are copied into memory of the transport.
 func (m messages) Copies() bool { return true }
 
 func (m messages) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (platform.Joined, error) {
