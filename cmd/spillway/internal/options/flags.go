@@ -301,7 +301,7 @@ func Train(fs *pflag.FlagSet, c *config.Config, l *Later) {
 	fs.Var(frozenCacheFlag{&c.FrozenCache}, "frozen-cache", "cache of a rank, host:SIZE or disk:SIZE, for the outputs of frozen first layers, so that later epochs skip their forward (default: none)")
 	fs.BoolVar(&c.RequirePinned, "require-pinned", false, "refuse to run if host memory cannot be locked")
 	fs.StringVar(&c.CUDAGraphs, "cuda-graphs", "auto", "launch sequences of a step's operations on a GPU as CUDA graphs: auto (except those that --trace times) or off")
-	fs.BoolVar(&l.Fit, "fit", false, "choose the memory settings that are not given: the fastest plan that fits")
+	fs.BoolVar(&l.Fit, "fit", false, "choose the stage, prefetch, split of the batch, recomputation and offload that are not given: the fastest plan that fits")
 	fs.Var(cli.List(&c.Allow, "PRECISION"), "allow", "precisions that --fit may choose besides --precision, separated by commas: bf16, fp16")
 	fs.IntVar(&l.GlobalBatch, "global-batch", 0, fmt.Sprintf(
 		"`ROWS` of a step over all ranks; with --batch and --ranks it determines --accum (without --batch a micro-batch "+
@@ -310,7 +310,7 @@ func Train(fs *pflag.FlagSet, c *config.Config, l *Later) {
 	fs.Var(parsedFlag[config.BatchSchedule]{&c.BatchSchedule, "LIST", config.ParseBatchSchedule}, "batch-schedule", "STEP:ROWS, separated by commas: rows of a step over all ranks from that step on, instead of --global-batch. 0:32,500:64,2000:128 has 32 rows for the first 500 steps, then 64, then 128; --lr-scale scales --lr with them")
 	fs.Var(cli.Counts(&c.RankShares), "rank-shares", "micro-batches of each rank in a step, for ranks that are not equally fast; needs --reproducible (default: even, shares that differ by at most one)")
 	fs.StringVar(&c.OnNonFinite, "on-nonfinite", d.OnNonFinite, "action at a step with a non-finite loss or gradient: stop (status 3, naming the tensor) or skip (leave out its update; stop at the tenth in a row)")
-	fs.Var(checkpointFlag{&c.Checkpoint, &l.Unkept}, "checkpoint", "`DIR` of checkpoints; none: keep nothing, without a warning (default: keep nothing)")
+	fs.Var(checkpointFlag{&c.Checkpoint, &l.Unkept}, "checkpoint", "`DIR` of checkpoints; none: keep nothing and do not warn (default: keep nothing)")
 	fs.IntVar(&c.SaveEvery, "save-every", 0, "steps between checkpoints (default: at the end only)")
 	fs.StringVar(&c.AsyncSave, "async-save", "auto", "write checkpoints in the background, from a copy of the states in host memory: auto (if the copy fits), on or off")
 	fs.IntVar(&c.Keep, "keep", d.Keep, "confirmed checkpoints of this run to keep besides the newest (a later update confirms them); 0: all")
@@ -323,7 +323,7 @@ func Train(fs *pflag.FlagSet, c *config.Config, l *Later) {
 
 // outputFlags binds the flags of a run's output files and of its metrics page.
 func outputFlags(fs *pflag.FlagSet, c *config.Config) {
-	fs.StringVar(&c.Metrics, "metrics", "", "write a JSON line for each step to `FILE`")
+	fs.StringVar(&c.Metrics, "metrics", "", "write JSON lines about steps and evaluations to `FILE`")
 	fs.StringVar(&c.Receipt, "receipt", "", "write a hash chain of the run to `FILE`, for spillway verify: settings that affect results, samples, rates, losses, and a hash of all states")
 	fs.IntVar(&c.ReceiptEvery, "receipt-every", 0, "steps between lines of --receipt, besides those at checkpoints (default: --save-every, or 100)")
 	fs.StringVar(&c.Trace, "trace", "", "write a Chrome trace to `FILE` (open it in Perfetto)")
