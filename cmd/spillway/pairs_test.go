@@ -315,15 +315,14 @@ func pairsTable(refused map[string][]string) []byte {
 	var page bytes.Buffer
 	fmt.Fprint(&page, `# Pairs of flags
 
-`+"`spillway train`"+` on CPU ranks in one process takes every pair of its flags, but for those in this
-table, which it refuses with status 1 and both names. The table has one typical value of a flag, or
-several where they differ. What is refused because of a flag that another one needs, as
-`+"`--trust` needs `--optimizer lars`"+`, stands in that flag's row alone.
+`+"`spillway train`"+` on CPU ranks in one process accepts every pair of its flags except those in this
+table. It refuses these with status 1 and an error that names both. The table has a typical value of
+each flag, or several if they differ. A flag may need another one, as
+`+"`--trust`"+` needs `+"`--optimizer lars`"+`. The conflicts of the needed flag are listed only in its row.
 
-`+"`go test ./cmd/spillway -run TestPairsOfFlags -update`"+` trains with each pair and writes this page
-anew.
+`+"`go test ./cmd/spillway -run TestPairsOfFlags -update`"+` trains with each pair and rewrites this page.
 
-| flag | is refused beside |
+| flag | cannot be combined with |
 | --- | --- |
 `)
 	for _, c := range choices {
