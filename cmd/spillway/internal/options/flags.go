@@ -225,7 +225,7 @@ func (p *percent) Set(s string) error {
 	return nil
 }
 
-// Train binds the flags of train to c and l. It is a table with an entry for each flag.
+// Train binds the flags of train to c and l. A table: an entry for each flag.
 func Train(fs *pflag.FlagSet, c *config.Config, l *Later) {
 	d := config.Default()
 	*c = d
