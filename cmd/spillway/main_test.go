@@ -38,7 +38,7 @@ func TestBadInput(t *testing.T) {
 		name   string
 		args   []string
 		status int
-		names  string // what the line must contain
+		names  string // text that the line must contain
 	}{
 		{"unknown command", []string{"trian"}, 1, "trian"},
 		{"argument without a flag", []string{"train", "extra"}, 1, "extra"},

@@ -65,7 +65,7 @@ func TestMetrics(t *testing.T) {
 			require.Len(t, l[space+"_peak_bytes"], 3, "one a rank")
 			require.Len(t, l[space+"_planned_bytes"], 3)
 		}
-		if step == 4 { // an evaluation may be what touches the highest byte
+		if step == 4 { // an evaluation may touch the highest byte
 			require.Equal(t, l["device_planned_bytes"], l["device_peak_bytes"])
 			require.Equal(t, l["host_planned_bytes"], l["host_peak_bytes"])
 		}

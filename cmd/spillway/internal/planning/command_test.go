@@ -434,7 +434,7 @@ func TestPlanOfABatchSchedule(t *testing.T) {
 	// 50 steps of 64 tokens, 20 of 1,024, and 32 a step for the rest of 100,000.
 	require.InEpsilon(t, (50*b[1].StepSeconds+20*b[0].StepSeconds+(1e5-50*64-20*1024)/32*b[2].StepSeconds)/86400, doc.Budget.Days[0], 1e-9)
 
-	for rows, k := range map[string]int{"64": 0, "4": 1} { // what a plan of one batch says
+	for rows, k := range map[string]int{"64": 0, "4": 1} { // the time in a plan of one batch
 		alone := command(append(line, "--global-batch", rows)...)
 		require.Zero(t, alone.status, alone.stderr)
 		want := doc.Requested.Batches[k].StepSeconds

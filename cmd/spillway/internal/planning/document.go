@@ -7,7 +7,7 @@ const Version = 1
 
 // The names are stable for users of --json.
 type (
-	// Doc is what --json writes and --from reads.
+	// Doc is the document that --json writes and --from reads.
 	Doc struct {
 		Version   int         `json:"version"`
 		Command   []string    `json:"command"` // the request, as arguments

@@ -182,7 +182,7 @@ func TestOtherBitsAreTold(t *testing.T) {
 		{[]string{"--accum", "2"}, true},
 		{nil, false},
 		{[]string{"--accum", "2", "--reproducible"}, false},
-		{[]string{"--accum", "2", "--zero", "1"}, false}, // what was asked for is no surprise
+		{[]string{"--accum", "2", "--zero", "1"}, false}, // a given setting is not reported
 	} {
 		r := command(slices.Concat([]string{"plan", "--effort", "60"}, args, c.more)...)
 		require.Equal(t, cli.ExitDone, r.status, r.stderr)

@@ -91,7 +91,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 				require.Greater(t, memory, usual, what)
 				within(what, way.Forecast, memory)
 				larger++
-			case way.Cost != "a larger GPU": // in servers of its own
+			case way.Cost != "a larger GPU": // its servers are others
 				ways++
 				assumed(what, way.Forecast)
 			}

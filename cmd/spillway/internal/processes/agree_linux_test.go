@@ -70,7 +70,7 @@ func TestRanksAgree(t *testing.T) {
 	text[len(text)-1]++
 	require.NoError(t, os.WriteFile(weights, text, 0o644))
 	shape := edited(t, "gpt2", func(c map[string]any) { c["layer_norm_epsilon"] = 1e-3 })
-	cases := map[string]string{ // by what rank 1 has besides: what rank 0 says
+	cases := map[string]string{ // rank 0's message, by rank 1's further arguments
 		"--lr 0.5":                               "has --lr 0.5, rank 0 (host %s) 0.001",
 		"--zero 0":                               "has --zero 0, rank 0 (host %s) 3",
 		"--steps 3":                              "has --steps 3, rank 0 (host %s) 2",
@@ -175,7 +175,7 @@ func TestEveryFlagIsCompared(t *testing.T) {
 		err := a.Of(context.Background(), &j)
 		return j.Terms, err
 	}
-	with := map[string]string{ // what a flag needs beside it
+	with := map[string]string{ // the flags that a flag needs
 		"nesterov": "--optimizer=sgd", "trust": "--optimizer=lars", "adapt-all": "--optimizer=lamb",
 		"rank-shares":  "--reproducible --ranks=2 --accum=2",
 		"frozen-cache": "--freeze=wte.*", "base": "--lora=r=2,alpha=2,targets=*", "lr-base-batch": "--lr-scale=linear", "accept-changes": "--resume --checkpoint=ck",

@@ -267,7 +267,7 @@ func TestHostsGiveTheBitsOfOneProcess(t *testing.T) {
 		"veth": {0, 0, "auto", "mpirun.openmpi"}, "10 ms and 1 % loss": {10 * time.Millisecond, 10, "halving-doubling", "mpirun.openmpi"},
 		"veth, MPICH": {0, 0, "auto", "mpirun.mpich"},
 	} {
-		if name == "veth" && !long.On() { // what TestACutLinkEndsTheJob has
+		if name == "veth" && !long.On() { // TestACutLinkEndsTheJob covers it
 			continue
 		}
 		t.Run(name, func(t *testing.T) {

@@ -338,7 +338,7 @@ func (l *living) fire() (victim int) {
 	}
 	main, group := []int{l.main()}, append(l.processes(), l.main())
 	signal := map[string]syscall.Signal{"HUP": syscall.SIGHUP, "INT": syscall.SIGINT, "TERM": syscall.SIGTERM}[l.event]
-	tmux := func(args ...string) { // whose server goes when the job has come to its end by itself
+	tmux := func(args ...string) { // its server ends when the job has ended
 		if err := exec.Command("tmux", append([]string{"-L", l.tmux}, args...)...).Run(); err != nil {
 			waitFor(l.t, "end of a job without tmux: "+err.Error(), func() bool { return l.read("status") != "" })
 		}
@@ -349,7 +349,7 @@ func (l *living) fire() (victim int) {
 			stopped = len(group)
 			to(group, syscall.SIGSTOP)
 		}
-		time.Sleep(long.Or(6*time.Second, 12*time.Second)) // longer than the timeout: what is tested
+		time.Sleep(long.Or(6*time.Second, 12*time.Second)) // longer than the timeout, as the test requires
 		to(group, syscall.SIGCONT)
 	case l.starter == "tmux" && l.event == "HUP" && l.read("status") == "":
 		tmux("kill-server")
@@ -429,7 +429,7 @@ func (c life) live(t *testing.T, binary string) {
 	}
 	// Spillway's shared memory has no name and is freed with the processes that map it.
 	waitFor(t, "end of every process", l.over)
-	if !l.mpi() { // which has files of its own there
+	if !l.mpi() { // MPI has files there
 		left, err := os.ReadDir(l.path("tmp"))
 		require.NoError(t, err)
 		require.Empty(t, left, "temporary files are left")

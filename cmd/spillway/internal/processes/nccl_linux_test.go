@@ -66,7 +66,7 @@ func runOnDoubles() int {
 	})
 	status := root.Execute(os.Args[1:], os.Stdout, os.Stderr)
 	if status != cli.ExitDone {
-		return status // what a job that fails leaves ends with its process
+		return status // the resources of a failed job end with its process
 	}
 	if err := errors.Join(library.Close(), d.Close()); err != nil {
 		fmt.Fprintln(os.Stderr, "doubles:", err)

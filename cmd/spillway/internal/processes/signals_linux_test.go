@@ -62,7 +62,7 @@ func TestDoubledSignalsLoseNothing(t *testing.T) {
 			t.Cleanup(func() { _ = p.Process.Kill() })
 			waitFor(t, "second step", func() bool { return len(readLines(t, metrics)) >= 2 })
 			require.NoError(t, p.Process.Signal(sig))
-			time.Sleep(gap)           // what is tested
+			time.Sleep(gap)           // the tested gap
 			_ = p.Process.Signal(sig) // it may have ended
 			status := p.end(t)
 			if way[0] == binary {

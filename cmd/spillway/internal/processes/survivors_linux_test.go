@@ -156,7 +156,7 @@ func TestSurvivorsGoOn(t *testing.T) {
 			if c.status[0] == 0 {
 				require.Equal(t, outlivedSum(t, c.rows), shaOf(t, list[0].out.String()))
 			}
-			if c.status[0] >= 0 { // who lives to say what becomes of the job leaves no roll
+			if c.status[0] >= 0 { // if rank 0 lives, it removes the roll
 				left, err := filepath.Glob(filepath.Join(ck, ".spillway-roll-*"))
 				require.NoError(t, err)
 				require.Empty(t, left)
