@@ -117,7 +117,7 @@ func TestCkptInspect(t *testing.T) {
 	require.Equal(t, before, now, "inspecting changes nothing")
 }
 
-// What is exported is what a run ends with, and loads as a model.
+// The exported model has the run's final parameters, and loads as a model.
 func TestCkptExport(t *testing.T) {
 	dir := saved(t)
 	to := filepath.Join(t.TempDir(), "new", "model")

@@ -53,7 +53,7 @@ func trainLines(t *testing.T, file string) (list [][]string) {
 	return list
 }
 
-// What the examples for clusters start is a command that there is: its flags parse.
+// The commands that the cluster examples start parse: their flags exist.
 func TestClusterExamplesStartWhatThereIs(t *testing.T) {
 	for file, commands := range map[string]int{"slurm.sh": 1, "planned-slurm.sh": 1, "jobset.yaml": 1, "planned-jobset-gpu.yaml": 1, "mpijob.yaml": 1, "README.md": 4} {
 		lines := trainLines(t, file)
@@ -71,8 +71,8 @@ func TestClusterExamplesStartWhatThereIs(t *testing.T) {
 	}
 }
 
-// What a job's variables lack is said for the device that was asked for, and before any
-// library is looked for.
+// The error for missing job variables depends on the requested device, and comes before any library
+// is searched for.
 func TestRanksThatCantMeet(t *testing.T) {
 	for name, v := range map[string]string{"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"} {
 		t.Setenv(name, v)
@@ -88,7 +88,7 @@ func TestRanksThatCantMeet(t *testing.T) {
 		require.Equal(t, cli.ExitBadInput, got.status)
 		require.Contains(t, got.stderr, c.want)
 	}
-	// The config file says it as well as the flag, which wins.
+	// The config file can set it as well as the flag, which overrides it.
 	file := writeFile(t, "c.yaml", "device: cuda\nmodel: gpt2\ndata: d\n")
 	t.Setenv("NCCL_COMM_ID", "")
 	require.Contains(t, command("train", "--config", file).stderr, "ranks on GPUs meet by NCCL_COMM_ID=HOST:PORT, a free port")

@@ -10,8 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/comm/algorithm"
 )
 
-// Whichever algorithm the ranks gather and sum by, the bits are the same; the ring's
-// are its own, and near.
+// Every algorithm for collectives gives the same bits, except the ring, whose values are close.
 func TestCollectivesKeepTheBits(t *testing.T) {
 	for _, flags := range []string{"--ranks 4 --zero 3", "--ranks 4 --zero 0 --precision bf16 --accum 2", "--ranks 4 --shard-size 2 --zero 2", "--ranks 3"} {
 		want := command(tinyWith(strings.Fields(flags)...)...)

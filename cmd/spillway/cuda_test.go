@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// Without a driver, or a GPU, one line says what was looked for, with status 1.
-// Where this machine has a GPU there is nothing to see.
+// Without a driver, or a GPU, one line names the missing library, with status 1. The test does
+// nothing on a machine with a GPU.
 func TestNoGPUIsOneLineAndStatus1(t *testing.T) {
 	if api, err := driver.Open(); err == nil {
 		if list, err := api.Devices(); err == nil && len(list) > 0 {

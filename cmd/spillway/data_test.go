@@ -73,7 +73,7 @@ func TestDataTokenizeAndInspect(t *testing.T) {
 	}
 }
 
-// The tokenizer is the model's own, and one that can't be is refused.
+// The default tokenizer is the model's, and one that cannot fit the model is rejected.
 func TestTokenizerOfTheModel(t *testing.T) {
 	text := writeFile(t, "a.txt", strings.Repeat("some text ", 100))
 	small := []string{"--steps", "1", "--seq", "8", "--batch", "1"}
@@ -105,7 +105,7 @@ func TestTokenizerOfTheModel(t *testing.T) {
 	require.Equal(t, 0, got.status, got.stderr)
 }
 
-// The keys of dropout do not count; a line says so.
+// The config's dropout keys are ignored, and a line says so.
 func TestDropoutOfTheConfigIsNoted(t *testing.T) {
 	model := edited(t, "gpt2", func(c map[string]any) { c["attn_pdrop"], c["resid_pdrop"] = 0.1, 0.2 })
 	got := command(tinyWith("--model", model)...)
@@ -117,7 +117,7 @@ func TestDropoutOfTheConfigIsNoted(t *testing.T) {
 	require.Contains(t, strings.Join(strings.Fields(got.stdout), " "), "(attn_pdrop 0.1, resid_pdrop 0.2) is not applied: --dropout, which is 0.1, rules")
 }
 
-// What is not built is refused by its key's name, in train and in plan.
+// train and plan reject unsupported config keys and name them.
 func TestUnsupportedKeysOfTheConfig(t *testing.T) {
 	for key, value := range map[string]any{"num_local_experts": 8, "quantization_config": map[string]any{"bits": 4}, "attn_logit_softcapping": 50} {
 		model := edited(t, "llama-tied", func(c map[string]any) { c[key] = value })

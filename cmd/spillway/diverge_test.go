@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// A divergence is status 3, in one line that names the tensor, and no checkpoint
-// holds what came of it.
+// A divergence ends with status 3 and one line that names the tensor. No checkpoint has states from
+// after it.
 func TestDivergenceIsAFault(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ck")
 	got := command(tinyWith("--steps", "20", "--lr", "1e30", "--save-every", "1", "--checkpoint", dir)...)
@@ -29,8 +29,7 @@ func TestDivergenceIsAFault(t *testing.T) {
 	require.Contains(t, got.stderr, `--on-nonfinite "ignore" is not known; use one of stop, skip`)
 }
 
-// A step that is skipped is told of, and its loss in the metrics is null; ten in a
-// row are a fault.
+// A skipped step is reported, and its loss in the metrics is null; ten in a row are a fault.
 func TestSkippedStepsAreTold(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.jsonl")
 	got := command(tinyWith("--metrics", path, "--lr", "1e30", "--steps", "3", "--on-nonfinite", "skip")...)

@@ -22,8 +22,8 @@ import (
 	"github.com/spillway-ml/spillway/platform/gpu"
 )
 
-// embedded is a double whose driver loads embedded images: of each it runs the shim's form
-// of the same source.
+// embedded is a double whose driver loads embedded images: for each it runs the shim's form of the
+// same source.
 type embedded struct {
 	*drivertest.Driver
 	host *shim.Compiler

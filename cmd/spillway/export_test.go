@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// sumsIn are the SHA-256 of a folder's files, by name.
+// sumsIn returns the SHA-256 of a folder's files, by name.
 func sumsIn(t *testing.T, dir string) map[string][32]byte {
 	t.Helper()
 	list, err := os.ReadDir(dir)
@@ -27,8 +27,8 @@ func sumsIn(t *testing.T, dir string) map[string][32]byte {
 	return sums
 }
 
-// A run with --export ends with the folder that ckpt export writes of its last
-// checkpoint; a resume of a run that is done writes it too.
+// A run with --export writes the same folder as ckpt export does from its last checkpoint; a resume
+// of a completed run writes it too.
 func TestTrainExports(t *testing.T) {
 	dir := t.TempDir()
 	ck, model, by := filepath.Join(dir, "ck"), filepath.Join(dir, "out", "model"), filepath.Join(dir, "by command")
@@ -45,7 +45,7 @@ func TestTrainExports(t *testing.T) {
 	require.Equal(t, sumsIn(t, by), sumsIn(t, again))
 }
 
-// What can't be exported at a run's end is refused before its first step.
+// An impossible --export is rejected before the first step.
 func TestTrainRefusesToExport(t *testing.T) {
 	dir := t.TempDir()
 	in := func(names ...string) string { return filepath.Join(append([]string{dir}, names...)...) }
@@ -68,7 +68,7 @@ func TestTrainRefusesToExport(t *testing.T) {
 	}
 }
 
-// Where no folder can be made is seen before the first step too.
+// A folder that cannot be created is detected before the first step too.
 func TestTrainSeesWhereItExports(t *testing.T) {
 	dir := t.TempDir()
 	link := filepath.Join(dir, "link")

@@ -17,10 +17,10 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 )
 
-// withoutFlag are fields that sentences of the library name and no flag sets.
+// withoutFlag are fields that texts of the library name and no flag sets.
 var withoutFlag = []string{"Own", "Generate", "Inference"}
 
-// changedBy sets a flag to something else and lists the fields that it changes.
+// changedBy sets a flag to another value and returns the fields that it changes.
 func changedBy(t *testing.T, name string) (fields []string) {
 	for _, value := range []string{"7", "0.5", "true", "bf16", "7s", "7%", "0:7", "host:7MiB", "elsewhere:7MiB", "r=7,alpha=7,targets=*", "elsewhere"} {
 		var c spillway.Config
@@ -44,8 +44,8 @@ func changedBy(t *testing.T, name string) (fields []string) {
 	return nil
 }
 
-// The table has every flag that sets a field, with the field that it sets, and nothing
-// else of Config but what other commands bind.
+// The table has every flag that sets a field, with that field, and of Config's other fields only
+// those that other commands bind.
 func TestFieldsOfFlags(t *testing.T) {
 	var c spillway.Config
 	var l options.Later
@@ -77,8 +77,7 @@ func TestFieldsOfFlags(t *testing.T) {
 	}
 }
 
-// Each field that a sentence of the library names exists, and has a flag or is known to
-// have none.
+// Each field that a text of the library names exists, and has a flag or is in withoutFlag.
 func TestFieldsInSentences(t *testing.T) {
 	known := reflect.TypeFor[spillway.Config]()
 	named := 0

@@ -17,10 +17,10 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/training"
 )
 
-// smallLlama is a model in bytes, with an end token.
+// smallLlama is a model of bytes, with an end token.
 const smallLlama = `{"model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 257, "max_position_embeddings": 64}`
 
-// finetune says in four lines what it chooses; the train command that it prints does the same.
+// finetune explains its choices in four lines; the train command that it prints does the same.
 func TestFinetune(t *testing.T) {
 	dir := t.TempDir()
 	one, two := filepath.Join(dir, "one"), filepath.Join(dir, "two")
@@ -44,7 +44,7 @@ func TestFinetune(t *testing.T) {
 	}
 }
 
-// A base model in bytes learns from conversations to answer; epochs and a folder are chosen.
+// A base model of bytes learns from conversations to answer; epochs and a folder are chosen.
 func TestFinetuneOnConversations(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
@@ -68,7 +68,7 @@ func TestFinetuneOnConversations(t *testing.T) {
 	require.Zero(t, got.status, got.stderr)
 }
 
-// --epochs takes the place of the demo's steps too.
+// --epochs replaces the demo's steps too.
 func TestEpochsOfTheDemo(t *testing.T) {
 	fs, c, _ := newFlags()
 	require.NoError(t, fs.Parse([]string{"--epochs=2"}))
@@ -77,7 +77,8 @@ func TestEpochsOfTheDemo(t *testing.T) {
 	require.Equal(t, 2, c.Epochs)
 }
 
-// Of a run whose newest checkpoint is damaged the one before is trained on, adapters too.
+// If a run's newest checkpoint is damaged, training continues from the one before, also with
+// adapters.
 func TestFinetuneTakesTheNewestWholeOne(t *testing.T) {
 	t.Chdir(t.TempDir())
 	require.NoError(t, os.Mkdir("model", 0o755))
@@ -103,8 +104,8 @@ func TestFinetuneTakesTheNewestWholeOne(t *testing.T) {
 	}
 }
 
-// Adapters of a checkpoint are trained on as they are, or refused: with another rank, scale or
-// targets, without adapters, and beside another model. What the refusals say to do works.
+// Adapters of a checkpoint are trained on unchanged. Another rank, scale or targets, no adapters,
+// and another model are rejected. The commands in the refusals work.
 func TestFinetuneAgain(t *testing.T) {
 	dir := t.TempDir()
 	base, err := filepath.Abs(testdata + "/gpt2")
@@ -169,7 +170,7 @@ func TestFinetuneAgain(t *testing.T) {
 	require.Contains(t, got.stderr, "give --merge to add them to its weights, or --format peft for the adapters alone")
 }
 
-// The lines say what is, whatever flags were given.
+// The lines describe the actual settings for any flags.
 func TestFinetuneSaysWhatIs(t *testing.T) {
 	var told strings.Builder
 	args, err := training.FinetuneAsTrain(t.Context(), []string{testdata + "/gpt2", "data.jsonl", "--fit=false", "--loss-on", "all", "--packing", "off",
@@ -185,8 +186,8 @@ func TestFinetuneSaysWhatIs(t *testing.T) {
 	require.Contains(t, told.String(), "for 1 step, in rows of 64 tokens; of conversations, which share rows, the answers alone count")
 }
 
-// What is wrong with the data, the template and the folder of checkpoints is said before the
-// search of --fit, with what to do.
+// Errors in the data, the template and the folder of checkpoints are reported before the search of
+// --fit, with advice.
 func TestRefusedBeforeTheSearch(t *testing.T) {
 	t.Chdir(t.TempDir())
 	require.NoError(t, os.Mkdir("model", 0o755))

@@ -85,7 +85,7 @@ func TestHelpHasGroups(t *testing.T) {
 	require.NotContains(t, command("bench", "zero", "--help").stdout, "--resume", "what bench refuses is not in its help")
 }
 
-// Every command's help fits a terminal, but for what a person types as it stands.
+// Every command's help fits a terminal, except the examples.
 func TestHelpIsAsWideAsATerminal(t *testing.T) {
 	var visit func(cmd *cobra.Command, path []string)
 	visited := 0
@@ -111,7 +111,7 @@ func TestHelpIsAsWideAsATerminal(t *testing.T) {
 	require.Contains(t, command("ckpt", "export", "--help").stdout, "(default 5GB)")
 }
 
-// A size that help shows in words is the one that a command begins with.
+// The default size in help is the command's actual default.
 func TestDefaultSizesInHelp(t *testing.T) {
 	for _, d := range []struct {
 		cmd  *cobra.Command

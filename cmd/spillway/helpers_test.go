@@ -22,7 +22,7 @@ var (
 	readLines = clitest.ReadLines
 )
 
-// result is what a command line left.
+// result is the outcome of a command line.
 type result struct {
 	status         int
 	stdout, stderr string

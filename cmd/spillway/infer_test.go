@@ -19,8 +19,8 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/infer"
 )
 
-// trainedModel trains a small model on a text that it learns, and returns the
-// folder of its checkpoints.
+// trainedModel trains a small model until it knows a text, and returns the folder of its
+// checkpoints.
 func trainedModel(t *testing.T) (checkpoints, text string) {
 	t.Helper()
 	text = writeFile(t, "a.txt", strings.Repeat("the quick brown fox jumps over the lazy dog. ", 60))
@@ -76,7 +76,8 @@ func TestGenerateAndEval(t *testing.T) {
 	require.InDelta(t, float64(one.Loss)/math.Ln2, one.BitsPerByte, 1e-6)
 	require.Contains(t, command("eval", "--model", dir, "--data", text).stdout, "bits a byte")
 
-	// Without --seq both take what the run had, 32 of 64 positions; a folder does not say.
+	// Without --seq both use the run's 32 of 64 positions; a folder of a model does not record
+	// them.
 	require.Equal(t, doc("--seq", "32").Loss, doc().Loss)
 	require.NotEqual(t, doc("--seq", "64").Loss, doc().Loss)
 	require.Equal(t, want, greedy("--model", dir, "--seq", "32"))
@@ -91,8 +92,8 @@ func TestGenerateAndEval(t *testing.T) {
 	require.Contains(t, got.stderr, "the model's 64 positions leave 58")
 }
 
-// The text at temperature 0 is what the highest logits of a full forward pass give:
-// the loss of the model on its own text says which token it finds likeliest.
+// The text at temperature 0 follows the highest logits of a full forward pass: the model's loss on
+// the text shows the likeliest token.
 func TestGreedyTextIsTheLikeliest(t *testing.T) {
 	dir, _ := trainedModel(t)
 	got := command("generate", "--model", dir, "--prompt", "the lazy d", "--tokens", "12", "--temperature", "0")
@@ -114,7 +115,7 @@ func TestGreedyTextIsTheLikeliest(t *testing.T) {
 	}
 }
 
-// Weights that turn out damaged as they are loaded give way to an older checkpoint's.
+// If weights turn out damaged while they are loaded, an older checkpoint is used.
 func TestInferenceTakesTheNewestWholeOne(t *testing.T) {
 	dir := saved(t)
 	newest := filepath.Join(dir, "step-00000002")
@@ -195,7 +196,7 @@ func TestInferenceRefusals(t *testing.T) {
 	}
 }
 
-// What is left out of a folder is told with the flag that named it.
+// Files left out of a folder are reported with the flag that named the folder.
 func TestEvalNamesItsData(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.txt"), []byte(strings.Repeat("some text ", 50)), 0o600))

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A run with adapters is evaluated, generates and is exported in both forms, each of which
-// is a model again.
+// A run with adapters is evaluated, generates, and is exported in both forms. Each form loads as a
+// model.
 func TestLoRAFromTrainToModel(t *testing.T) {
 	dir := t.TempDir()
 	ck, merged, adapter := filepath.Join(dir, "ck"), filepath.Join(dir, "merged"), filepath.Join(dir, "adapter")

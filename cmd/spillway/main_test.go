@@ -17,8 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/options"
 )
 
-// Every bad input ends in one clear line that names the culprit, with the
-// contracted status.
+// Every bad input ends in one clear line that names it, with the documented status.
 func TestBadInput(t *testing.T) {
 	noText := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(noText, "a.bin"), []byte{0, 1, 0}, 0o644))
@@ -39,7 +38,7 @@ func TestBadInput(t *testing.T) {
 		name   string
 		args   []string
 		status int
-		names  string // what the line must contain
+		names  string // text that the line must contain
 	}{
 		{"unknown command", []string{"trian"}, 1, "trian"},
 		{"argument without a flag", []string{"train", "extra"}, 1, "extra"},
@@ -169,8 +168,7 @@ func TestEveryFlagOfTheContractParses(t *testing.T) {
 	}
 }
 
-// What is not built is refused by name, before anything else happens; what is
-// built runs.
+// Unsupported settings are rejected by name before anything else happens; supported ones run.
 func TestUnbuiltFlagsAreRefusedByName(t *testing.T) {
 	for flag, values := range map[string][]string{
 		"precision": {"bf16", "fp16"}, "int8": {"optimizer", "gather", "reduce", "activations", "matmul"}, "recompute": {"selective", "full", "auto"},
@@ -197,7 +195,7 @@ func TestNamesAreCaseInsensitiveAndTheLastFlagWins(t *testing.T) {
 	require.Equal(t, want.stdout, got.stdout)
 }
 
-// A key of the file is a flag; a flag of the command line wins.
+// A key of the file is a flag; a flag of the command line overrides it.
 func TestConfigFile(t *testing.T) {
 	path := writeFile(t, "c.yaml", "# a run\nmodel: "+testdata+"/gpt2\ndata: "+testdata+"/text.bin\nsteps: 9\nbatch: 1\nseq: 16\nlr: 1e-3\nfreeze: [h.0.*, wpe.weight]\nreproducible: false\n")
 	fs, c, _ := newFlags()
@@ -211,8 +209,8 @@ func TestConfigFile(t *testing.T) {
 	require.Equal(t, command(tinyRun...).stdout, got.stdout)
 }
 
-// Whatever the file holds, reading it never panics, and errors name the file; a
-// value from the file means what it means on the command line.
+// Reading any file never panics, and errors name the file. A value means the same in the file as on
+// the command line.
 func FuzzConfig(f *testing.F) {
 	for _, s := range []string{"", "steps: 3\n", "lr: 1e-3\nfreeze: [a, b]\n", "- 1", "a: &x 1\nb: *x\n", "steps: !!int 3", "steps: |\n  3\n", "{steps: 1, lr: 2}",
 		"? a\n: b", "steps: 1\n---\nlr: 2\n", "<<: {a: b}", "data: ~", "seed: -1", "model: \"\\x00\"", "steps: 'x", "\xff\xfe", "steps: 0x10", "eps: .inf", "lr: .nan", "reproducible: yes",

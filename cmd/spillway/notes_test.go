@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Notes repeat what they were given as errors do: in one line, escaped and cut.
+// Notes quote values as errors do: on one line, escaped and cut.
 func TestNotesQuoteWhatTheyWereGiven(t *testing.T) {
 	for _, flag := range []string{"--text-field", "--data-glob"} {
 		for given, want := range map[string]string{
@@ -49,7 +49,7 @@ func TestNamesOfModelsAreEscaped(t *testing.T) {
 	require.NotContains(t, got.stderr+got.stdout, "\x1b")
 }
 
-// A preset has no weights, also where a folder of checkpoints has its name, as the demo's has.
+// A preset has no weights, even if a folder of checkpoints has its name, as the demo's has.
 func TestAPresetHasNoWeights(t *testing.T) {
 	data, err := filepath.Abs(filepath.Join(testdata, "text.txt"))
 	require.NoError(t, err)

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/clitest"
 )
 
-// What a file holds that is no output of the same kind stays as it is.
+// A file that is no output of the same kind is not changed.
 func TestFilesOfOthersStay(t *testing.T) {
 	dir := t.TempDir()
 	notes := filepath.Join(dir, "notes")
@@ -48,8 +48,8 @@ func TestFilesOfOthersStay(t *testing.T) {
 	require.Equal(t, 0, command("data", "tokenize", "--replace", "--tokenizer", "bytes", "--out", tokens, text).status)
 }
 
-// A run whose checkpoints lie in its data's folder reads the same data when it goes
-// on; other outputs can't lie there.
+// A run whose checkpoints are in its data's folder reads the same data when it continues; other
+// outputs must not be there.
 func TestOutputsAmongTheData(t *testing.T) {
 	corpus := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(corpus, "a.txt"), []byte(strings.Repeat("some text ", 100)), 0o644))
@@ -62,7 +62,7 @@ func TestOutputsAmongTheData(t *testing.T) {
 	require.Contains(t, got.stderr, "which --data reads; give a file outside it")
 }
 
-// No command writes into the checkpoints that it reads or makes, whichever form names them.
+// No command writes into the checkpoints that it reads or makes, by any form of their path.
 func TestOutputsAmongCheckpoints(t *testing.T) {
 	dir := t.TempDir()
 	ck, export := filepath.Join(dir, "ck"), filepath.Join(dir, "export")
@@ -113,7 +113,7 @@ func TestOutputsAmongCheckpoints(t *testing.T) {
 	require.Zero(t, command("ckpt", "verify", ck).status)
 }
 
-// Links that lead to one file that is not there yet are one output.
+// Links to the same missing file count as one output.
 func TestOutputsThroughLinksToNothing(t *testing.T) {
 	dir := t.TempDir()
 	one, two := filepath.Join(dir, "one"), filepath.Join(dir, "two")

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stepKeys are the contracted fields of a step's line, and no others.
+// stepKeys are exactly the fields of a step's line.
 var stepKeys = []string{"step", "loss", "lr", "grad_norm", "loss_scale", "skipped", "seconds", "tokens_per_s",
 	"device_peak_bytes", "device_planned_bytes", "host_peak_bytes", "host_planned_bytes", "disk_peak_bytes", "disk_planned_bytes",
 	"comm_bytes", "disk_read_bytes", "disk_written_bytes", "comm_seconds", "comm_hidden_share", "data_wait_s", "model_flops_share", "rows", "targets",
@@ -65,7 +65,7 @@ func TestMetrics(t *testing.T) {
 			require.Len(t, l[space+"_peak_bytes"], 3, "one a rank")
 			require.Len(t, l[space+"_planned_bytes"], 3)
 		}
-		if step == 4 { // an evaluation may be what touches the highest byte
+		if step == 4 { // an evaluation may touch the highest byte
 			require.Equal(t, l["device_planned_bytes"], l["device_peak_bytes"])
 			require.Equal(t, l["host_planned_bytes"], l["host_peak_bytes"])
 		}
@@ -113,9 +113,9 @@ type traceEvent struct {
 	Args     map[string]any
 }
 
-// A trace is a Chrome trace: a process a rank, its streams side by side, spans
-// of one stream in order and apart; at stage 3 with prefetch, an all-gather runs
-// while the unit before computes.
+// A trace is a Chrome trace with a process for each rank and its streams. Spans of one stream are
+// in order and do not overlap. At stage 3 with prefetch, an all-gather runs while the previous unit
+// computes.
 func TestTrace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "missing", "t.json")
 	got := command("train", "--model", testdata+"/gpt2", "--data", testdata+"/text.bin", "--steps", "20", "--batch", "16", "--seq", "64",

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/pages"
 )
 
-// notOurs are flags that pages give to other programs.
+// notOurs are flags of other programs that pages use.
 var notOurs = map[string]string{
 	"--mpi":      "srun",
 	"--signal":   "sbatch",
@@ -36,8 +36,8 @@ var (
 	packageIn  = regexp.MustCompile(`go (?:run|build|install|test|vet) (?:-o \S+ )?(\./[a-z][\w/-]*)`)
 )
 
-// Whatever a page names is there: its flags, in blocks and in running text, its
-// commands and the packages that it runs. (internal/readme runs the commands.)
+// Everything that a page names exists: flags, in blocks and in running text, commands, and packages
+// that it runs. (internal/readme runs the commands.)
 func TestPagesNameWhatIsThere(t *testing.T) {
 	root := root.Command()
 	flags := map[string]bool{"--help": true, "--version": true}

@@ -20,16 +20,16 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// A choice is a value of one of train's flags that differs from the default, with what it needs
-// beside it. DIR is a folder of the run's own.
+// A choice is a value of one of train's flags other than the default, with the flags that it needs.
+// DIR is a folder of the run.
 type choice struct {
 	flag, value string
 	needs       []string // as "flag=value"; "flag=" takes a flag of the base away
 	neutral     bool     // the run's parameters have the same bits without it
 }
 
-// pairBase is the run that choices are added to: four ranks, as two micro-batches of each are
-// enough for two stages, two tensor ranks or two replicas.
+// pairBase is the run that choices are added to: with four ranks, two micro-batches for each
+// suffice for two stages, two tensor ranks or two replicas.
 var pairBase = []string{"model=" + testdata + "/gpt2", "data=" + testdata + "/text.bin", "steps=2", "batch=1", "seq=16", "accum=2", "ranks=4"}
 
 // talk trains on conversations, whose ends need a token beyond bytes.
@@ -159,11 +159,11 @@ var choices = []choice{
 	{flag: "config", value: "DIR/c.yaml", neutral: true},
 }
 
-// elsewhere has the flags that no run on CPU ranks in one process may have.
+// elsewhere has the flags that do not apply to CPU ranks in one process.
 var elsewhere = []string{"cuda-graphs", "device", "epilogues", "min-ranks", "ranks-per-process", "require-pinned"}
 
-// chosen is the run of a base and some choices, by flag; false: two of them want different values of
-// one flag, which is no pair.
+// chosen returns the flags of a base run with some choices; false: two of them set a flag to
+// different values, so they are no pair.
 func chosen(list ...choice) (map[string]string, bool) {
 	args := map[string]string{}
 	for _, c := range list {
@@ -184,7 +184,7 @@ func chosen(list ...choice) (map[string]string, bool) {
 	return args, true
 }
 
-// trainPair trains with the flags in a folder of its own.
+// trainPair trains with the flags in a new folder.
 func trainPair(t *testing.T, args map[string]string) result {
 	dir := t.TempDir()
 	defer os.RemoveAll(dir) // thousands of them would stay until the test ends
@@ -222,12 +222,12 @@ func (c choice) String() string { return "--" + c.flag + " " + filepath.Base(c.v
 
 var refusalLine = regexp.MustCompile(`(?m)^spillway: .*$`)
 
-// names says whether a refusal names a flag.
+// names reports whether a refusal names a flag.
 func names(refusal, flag string) bool {
 	return regexp.MustCompile(`--` + flag + `([^-\w]|$)`).MatchString(refusal)
 }
 
-// names says whether a refusal names a choice: its flag, or one that it needs.
+// names reports whether a refusal names a choice: its flag, or one that it needs.
 func (c choice) names(refusal string) bool {
 	return names(refusal, c.flag) || slices.ContainsFunc(c.needs, func(text string) bool {
 		name, _, _ := strings.Cut(text, "=")
@@ -235,7 +235,7 @@ func (c choice) names(refusal string) bool {
 	})
 }
 
-// Every flag of train has a choice, and every choice trains by itself.
+// Every flag of train has a choice, and every choice alone trains.
 func TestEveryFlagHasAChoice(t *testing.T) {
 	options.TrainSet().VisitAll(func(f *pflag.Flag) {
 		has := slices.ContainsFunc(choices, func(c choice) bool { return c.flag == f.Name })
@@ -252,10 +252,9 @@ func TestEveryFlagHasAChoice(t *testing.T) {
 // pairsPage is the table of refused pairs.
 var pairsPage = filepath.Join("..", "..", "docs", "pairs.md")
 
-// Every pair of train's flags trains, in the bits of one of them where the other is neutral, or is
-// refused with status 1 and both names, or those of flags that they need, and stands in docs/pairs.md
-// if it is of both themselves. The default is a sample;
-// SPILLWAY_LONG=all has every pair.
+// Every pair of train's flags trains, or is refused with status 1 and the names of both or of flags
+// that they need. If one of a pair is neutral, the bits are the other's alone. A refusal because of
+// both themselves is in docs/pairs.md. The default is a sample; SPILLWAY_LONG=all tests every pair.
 func TestPairsOfFlags(t *testing.T) {
 	var all [][2]choice
 	for i, a := range choices {
@@ -289,7 +288,7 @@ func TestPairsOfFlags(t *testing.T) {
 			continue
 		}
 		for i, c := range p {
-			// What --fit chooses depends on what is given, and so do the bits.
+			// The choice of --fit, and so the bits, depend on the given flags.
 			if other := p[1-i]; c.neutral && args["fit"] == "" {
 				if alone[other.String()] == "" {
 					args, _ := chosen(other)
@@ -310,20 +309,19 @@ func TestPairsOfFlags(t *testing.T) {
 	}
 }
 
-// pairsTable is the page of refused pairs.
+// pairsTable returns the page of refused pairs.
 func pairsTable(refused map[string][]string) []byte {
 	var page bytes.Buffer
 	fmt.Fprint(&page, `# Pairs of flags
 
-`+"`spillway train`"+` on CPU ranks in one process takes every pair of its flags, but for those in this
-table, which it refuses with status 1 and both names. The table has one typical value of a flag, or
-several where they differ. What is refused because of a flag that another one needs, as
-`+"`--trust` needs `--optimizer lars`"+`, stands in that flag's row alone.
+`+"`spillway train`"+` on CPU ranks in one process accepts every pair of its flags except those in this
+table. It refuses these with status 1 and an error that names both. The table has a typical value of
+each flag, or several if they differ. A flag may need another one, as
+`+"`--trust`"+` needs `+"`--optimizer lars`"+`. The conflicts of the needed flag are listed only in its row.
 
-`+"`go test ./cmd/spillway -run TestPairsOfFlags -update`"+` trains with each pair and writes this page
-anew.
+`+"`go test ./cmd/spillway -run TestPairsOfFlags -update`"+` trains with each pair and rewrites this page.
 
-| flag | is refused beside |
+| flag | cannot be combined with |
 | --- | --- |
 `)
 	for _, c := range choices {

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// What can't be meant is refused in one line that says what would be right.
+// Impossible values are rejected in one line that suggests a correction.
 func TestOneLineRefusals(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"--disk d:0", `--disk: "d:0": a size of 0 leaves no memory at all`},
@@ -73,8 +73,8 @@ func TestOneLineRefusals(t *testing.T) {
 	}
 }
 
-// A folder that can't be one is bad input, as one that can't be written is
-// (TestDisksThatCannotBeUsed); a disk that fails in the run is a fault.
+// An impossible folder is bad input, and so is one that cannot be written
+// (TestDisksThatCannotBeUsed). A disk that fails during the run is a fault.
 func TestDiskFoldersThatCannotBe(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("/proc is Linux's")
@@ -107,8 +107,8 @@ func TestTrainTellsItsDisk(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// What --batch leaves open follows from --global-batch: rows that the default does not
-// divide are taken, and said; those of --accum are exact.
+// Without --batch the micro-batch follows from --global-batch. Rows that the default does not
+// divide are accepted, with a message; with --accum they must divide exactly.
 func TestMicroBatchFollows(t *testing.T) {
 	run := func(args string) result {
 		return command(append([]string{"train", "--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--steps", "1", "--seq", "16"}, strings.Fields(args)...)...)
@@ -141,7 +141,7 @@ func TestMicroBatchFollows(t *testing.T) {
 	}
 }
 
-// A command that is not there is an error wherever it is named, and in one line.
+// An unknown command is an error of one line wherever it is named.
 func TestUnknownTopics(t *testing.T) {
 	for _, args := range []string{"pln", "help pln", "data tokenise", "help data tokenise"} {
 		got := command(strings.Fields(args)...)

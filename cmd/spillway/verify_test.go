@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// verify follows a run's chain, runs segments again elsewhere, names what it can't run, and
-// ends with status 2 where something is not as recorded.
+// verify checks a run's chain, runs segments again with other settings, names those that it cannot
+// run, and ends with status 2 if something differs from the record.
 func TestVerify(t *testing.T) {
 	dir := t.TempDir()
 	run, receipt := filepath.Join(dir, "run"), filepath.Join(dir, "receipts", "r.jsonl")
@@ -59,9 +59,9 @@ func TestVerify(t *testing.T) {
 	require.Regexp(t, `the chain breaks at line 3, behind step 2: it follows a line of SHA-256`, got.stderr)
 }
 
-// A receipt that has only its first line, as a run has that was killed early, holds the run's first
-// values: they are compared, and verify says that it holds no steps. Where checkpoints show that
-// steps followed, its last lines are missing.
+// A receipt with only its first line, as of a run that was killed early, has the run's initial
+// values. verify compares them, and reports that there are no steps. If checkpoints show that steps
+// followed, the last lines are missing.
 func TestVerifyAReceiptWithoutSteps(t *testing.T) {
 	dir := t.TempDir()
 	run, receipt, first := filepath.Join(dir, "run"), filepath.Join(dir, "r.jsonl"), filepath.Join(dir, "first.jsonl")
@@ -89,7 +89,7 @@ func TestVerifyAReceiptWithoutSteps(t *testing.T) {
 	verify(2, lines[0], "it ends after step 0, and there is step-00000001: its last lines are missing", run)
 }
 
-// Without --reproducible the run's number of ranks is needed, and verify says so.
+// Without --reproducible verify needs the run's number of ranks and says so.
 func TestVerifyNeedsTheRunsRanks(t *testing.T) {
 	receipt := filepath.Join(t.TempDir(), "r.jsonl")
 	got := command(tinyWith("--ranks", "2", "--steps", "3", "--receipt", receipt)...)
@@ -104,8 +104,8 @@ func TestVerifyNeedsTheRunsRanks(t *testing.T) {
 	require.Contains(t, got.stderr, "--receipt-every needs --receipt")
 }
 
-// A resume goes on in the run's receipt, and says so. What is in another file, or in none,
-// counts among the run's steps.
+// A resume continues the run's receipt and says so. Steps in another file, or in none, count among
+// the run's steps.
 func TestAResumeFollowsItsReceipt(t *testing.T) {
 	dir := t.TempDir()
 	run, receipt, other := filepath.Join(dir, "run"), filepath.Join(dir, "r.jsonl"), filepath.Join(dir, "other.jsonl")
@@ -140,7 +140,7 @@ func TestAResumeFollowsItsReceipt(t *testing.T) {
 	verify(1, "name: open "+other+": no such file or directory; give --receipt, the file where it lies now")
 	verify(0, "step 6: not run again: the run had no receipt then", "--receipt", other+".moved")
 
-	// A copy that has its newest checkpoint no more does not replace what another wrote.
+	// A copy without its newest checkpoint does not replace the lines of another run.
 	require.NoError(t, os.Rename(other+".moved", other))
 	require.NoError(t, os.RemoveAll(filepath.Join(run, "step-00000006")))
 	train("8", "--global-batch", "8", "--resume", "--save-every", "1")
@@ -150,7 +150,7 @@ func TestAResumeFollowsItsReceipt(t *testing.T) {
 	require.Equal(t, cli.ExitBadInput, got.status)
 	require.Contains(t, got.stderr, "goes on behind it to step 8 by way of other checkpoints")
 
-	// The checkpoints know the lines that they were saved behind.
+	// Each checkpoint records the line after which it was saved.
 	lines := strings.SplitAfter(string(text), "\n")
 	require.NoError(t, os.WriteFile(receipt, []byte(strings.Join(lines[:2], "")), 0o644))
 	verify(2, "its last lines are missing", "--receipt", receipt)
@@ -163,8 +163,7 @@ func TestAResumeFollowsItsReceipt(t *testing.T) {
 	verify(2, "tokenizer.json has CRC-32C", "--receipt", receipt)
 }
 
-// Steps that are in no receipt are told of at each resume behind them, and are in neither of the
-// receipts beside them.
+// Each later resume reports steps that are in no receipt; neither receipt contains them.
 func TestStepsBetweenReceipts(t *testing.T) {
 	dir := t.TempDir()
 	run, first, second := filepath.Join(dir, "run"), filepath.Join(dir, "1.jsonl"), filepath.Join(dir, "2.jsonl")
@@ -192,7 +191,7 @@ func TestStepsBetweenReceipts(t *testing.T) {
 	}
 }
 
-// What can't be verified here is no difference, and the error names what was given.
+// A run that cannot be verified here does not count as different; the error names the flag.
 func TestVerifyElsewhere(t *testing.T) {
 	receipt := filepath.Join(t.TempDir(), "r.jsonl")
 	got := command(tinyWith("--ranks", "2", "--accum", "2", "--zero", "1", "--receipt", receipt)...)

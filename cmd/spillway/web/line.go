@@ -1,5 +1,5 @@
-// Command web is the planner in the browser. Compiled for GOOS=js it answers one command line of
-// spillway plan; elsewhere it builds the folder of static files that asks it.
+// Command web is the planner in the browser. Compiled for GOOS=js it runs one command line of
+// spillway plan; elsewhere it builds the folder of static files that call it.
 package main
 
 import (
@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// split returns the words of a command line as a shell takes them: quotes, backslashes and continued
-// lines, also where the line ends are lost, but no variables or patterns.
+// split splits a command line into words as a shell does, with quotes, backslashes and continued
+// lines, but without variables and patterns. It accepts continued lines whose line ends are lost.
 func split(line string) (words []string, err error) {
 	var word strings.Builder
 	var quote rune
@@ -19,7 +19,7 @@ func split(line string) (words []string, err error) {
 			escaped = false
 			switch {
 			case r == '\n' && quote == 0: // the line continues
-			case !begun && strings.ContainsRune(" \t\r", r): // it did: an address has no line ends
+			case !begun && strings.ContainsRune(" \t\r", r): // a continued line without its line end, as in an address
 			case quote == '"' && !strings.ContainsRune("$`\"\\\n", r):
 				word.WriteString(`\` + string(r))
 			default:
@@ -52,8 +52,8 @@ func split(line string) (words []string, err error) {
 	return words, nil
 }
 
-// command returns the words of a command line of spillway, of which the command's name and plan
-// may be left out. A train command, as plan prints it, asks for its plan.
+// command returns the words of a command line of spillway. It adds a missing "plan", removes
+// "spillway", and replaces train, which plan prints, by plan.
 func command(line string) ([]string, error) {
 	words, err := split(line)
 	if err != nil {
@@ -71,8 +71,8 @@ func command(line string) ([]string, error) {
 	return words, nil
 }
 
-// fill returns the values of the form's flags in a command's words, the last of each, and the other
-// words. Every flag of the form takes a value.
+// fill returns the last value of each of the form's flags among words, and the other words. Every
+// flag of the form has a value.
 func fill(words, form []string) (values map[string]string, rest []string) {
 	values = map[string]string{}
 	of := map[string]bool{}

@@ -22,14 +22,14 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// maxBytes bounds the folder, as it is sent.
+// maxBytes is the maximum size of the folder's files as they are sent.
 const maxBytes = 10_000_000
 
 //go:embed page
 var page embed.FS
 
 func main() {
-	out := flag.String("out", "build/web", "the `FOLDER` to write")
+	out := flag.String("out", "build/web", "`FOLDER` to write")
 	flag.Parse()
 	if err := build(*out); err != nil {
 		fmt.Fprintln(os.Stderr, "web:", err)
@@ -37,8 +37,8 @@ func main() {
 	}
 }
 
-// build writes the folder: the page, Go's loader and the planner, and prints their sizes. It needs
-// the go command, in the module's folder.
+// build writes the folder (the page, Go's loader and the planner) and prints the sizes. It needs
+// the go command and must run in the module's folder.
 func build(folder string) error {
 	if err := os.MkdirAll(folder, 0o777); err != nil {
 		return err
@@ -81,8 +81,8 @@ func build(folder string) error {
 	return nil
 }
 
-// compile returns the planner for browsers, compressed. They inflate it by themselves, so that a
-// host need not know its type.
+// compile returns the planner for browsers, compressed. The page decompresses it, so the web server
+// needs no setting for its type.
 func compile() ([]byte, error) {
 	dir, err := os.MkdirTemp("", "spillway-web-")
 	if err != nil {
@@ -114,7 +114,7 @@ func compile() ([]byte, error) {
 	return packed.Bytes(), nil
 }
 
-// indexPage is the page that asks a planner.
+// indexPage returns the page with the form, for a given planner.
 func indexPage(planner []byte) ([]byte, error) {
 	t, err := template.ParseFS(page, "page/index.html")
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// main answers the command line that is its first argument. In a worker it posts what the form
-// shows of it (the second argument names the form's flags), then the answer; elsewhere it writes to the
+// main runs the command line in its first argument. In a worker it first posts the values for the
+// form, whose flags the second argument names, and then the answer. Elsewhere it writes to the
 // standard streams.
 func main() {
 	post := js.Global().Get("postMessage")
@@ -47,7 +47,8 @@ func main() {
 	os.Exit(status)
 }
 
-// root is the command with what a browser can do, which keeps the page of a plan.
+// root returns the command with the verbs that work in a browser. It stores the page of a plan in
+// page.
 func root(page *string) *cobra.Command {
 	return cli.Root("Plan models that are larger than one device", planning.Command(nil, func(text []byte) error {
 		*page = string(text)

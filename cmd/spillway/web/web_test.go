@@ -27,7 +27,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
 
-// A line has the words that a shell makes of it; what Shell writes is read back.
+// A line is split into words as by a shell; the output of Shell is read back.
 func TestCommandLines(t *testing.T) {
 	for line, want := range map[string][]string{
 		"":                                   {"plan"},
@@ -69,7 +69,7 @@ func TestThePageIsComplete(t *testing.T) {
 	require.NotRegexp(t, `(?i)https?://|src=|@import|<link [^>]*href="[^d]`, string(index), "it loads its own files only")
 }
 
-// native is what the command prints, without progress.
+// native returns the command's output without progress.
 func native(t *testing.T, args string) (status int, stdout, stderr string) {
 	words, err := command(args)
 	require.NoError(t, err)
@@ -80,7 +80,7 @@ func native(t *testing.T, args string) (status int, stdout, stderr string) {
 	return status, out.String(), strings.TrimSpace(progress.ReplaceAllString(errs.String(), ""))
 }
 
-// site serves a built folder, without telling types or encodings, and says what was asked of it.
+// site serves a built folder without types or encodings, and records the requests.
 type site struct {
 	*httptest.Server
 	mu    sync.Mutex
@@ -102,7 +102,7 @@ func serve(t *testing.T) *site {
 	return s
 }
 
-// ask opens the address of a question and waits for its answer.
+// ask opens the address of a request and waits for its answer.
 func (s *site) ask(p *browser.Page, line string) (status int, stdout, stderr string) {
 	p.Go("about:blank")
 	p.Go(s.URL + "/some/folder/#" + url.PathEscape(line))
@@ -125,8 +125,7 @@ func TestBrowser(t *testing.T) {
 	t.Run("json", s.json)
 }
 
-// The page answers an address as the command answers its line, at every width and in both schemes
-// of colours.
+// The page gives the command's answer for an address, at every width and in both colour schemes.
 func (s *site) answers(t *testing.T) {
 	p := browser.Open(t)
 	for _, line := range []string{
@@ -154,7 +153,7 @@ func (s *site) answers(t *testing.T) {
 		require.Equal(t, cli.ExitBadInput, status, line)
 		require.Contains(t, stderr, want, line)
 	}
-	// A command that is pasted behind # has signs that addresses encode.
+	// A command pasted after # has characters that addresses encode.
 	for pasted, line := range map[string]string{
 		"plan --model gpt2 --gpu v100-16 --offload optimizer=host:40%,activations=host --effort 4":         "",
 		`$ spillway train \   --model gpt2 \   --threads 2 --effort 4 --offload optimizer=host:25%25+disk`: "plan --model gpt2 --threads 2 --effort 4 --offload optimizer=host:25%+disk",
@@ -171,7 +170,7 @@ func (s *site) answers(t *testing.T) {
 	require.Equal(t, own, s.asked)
 }
 
-// looks holds the shown answer to widths of telephones and screens.
+// looks checks the shown answer at the widths of telephones and screens.
 func looks(t *testing.T, p *browser.Page, line string) {
 	const still = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done())))"
 	colours := map[string]string{}
@@ -192,7 +191,7 @@ func looks(t *testing.T, p *browser.Page, line string) {
 	require.NotEqual(t, colours["light"], colours["dark"])
 }
 
-// The form writes the address. A second question ends the first.
+// The form writes the address. A second request cancels the first.
 func (s *site) form(t *testing.T) {
 	p := browser.Open(t)
 	p.Go(s.URL + "/some/folder/#" + url.PathEscape("plan --model llama-3-70b --gpu h100-80 --ranks 64 --effort 1000"))

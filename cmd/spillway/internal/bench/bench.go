@@ -1,4 +1,4 @@
-// Package bench is the command bench.
+// Package bench implements the command bench.
 package bench
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// Command is bench, with zero, scale and comm below it.
+// Command returns the command bench, with zero, scale and comm below it.
 func Command() *cobra.Command {
 	bench := &cobra.Command{Use: "bench", Short: "Measure", Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {

@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// 1,000 elements over 4 ranks: a part of 750 travels, in the bytes of what it is.
+// 1,000 elements over 4 ranks: a part of 750 is sent, in bytes of its type.
 func TestTextbookCountsThePrecision(t *testing.T) {
 	of := func(precision, reduce, order string, reproducible bool, accum int) (sent [4]int64) {
 		for stage := range sent {
@@ -42,7 +42,7 @@ func TestTuningNamesWhatChangesThePeer(t *testing.T) {
 		tuning([]string{"HOME=/root", "OPENBLAS_CORETYPE=Haswell", "COMP=1", "OMP_NUM_THREADS=2", "MALLOC_ARENA_MAX=1"}))
 }
 
-// Rows of other jobs say nothing about what changed.
+// Rows of other jobs are not compared.
 func TestCompareOfOtherJobs(t *testing.T) {
 	old, now := &Row{Name: "ZeRO-0", Model: "gpt2", Ranks: 2}, &Row{Name: "ZeRO-0", Model: "gpt2", Ranks: 4}
 	require.Equal(t, "Compared with a.json: no row is of the same job.", compare("a.json", []*Row{old}, []*Row{now}).lines()[0])
@@ -50,7 +50,7 @@ func TestCompareOfOtherJobs(t *testing.T) {
 	require.Equal(t, "Compared with a.json: nothing changed beyond noise.", compare("a.json", []*Row{old}, []*Row{old}).lines()[0])
 }
 
-// Times of fewer than three rounds on either side are not said to have changed.
+// With fewer than three rounds on either side, times are not reported as changed.
 func TestCompareOfFewRounds(t *testing.T) {
 	of := func(seconds float64, rounds int) *Row {
 		return &Row{Name: "ZeRO-0", StepSecondsMedian: seconds, P10: seconds, P90: seconds,
@@ -75,8 +75,8 @@ func TestCompareOfFewRounds(t *testing.T) {
 	require.Equal(t, "Compared with a.json: 1 changes of what has no noise, 0 rows without one.", lines[0])
 }
 
-// On a machine that runs at half its speed in one round of two, steps at its whole speed are
-// those of the other round.
+// On a machine at half its speed in one of two rounds, steps at the predicted speed equal those of
+// the other round.
 func TestStepsAtThePredictedSpeed(t *testing.T) {
 	predicted := 1.0
 	r := Row{Ranks: 1, Predicted: &predicted, Rounds: [][]float64{{1.1, 1.1}, {2.2, 2.2}}, StepSecondsMedian: 1.65,
@@ -88,7 +88,7 @@ func TestStepsAtThePredictedSpeed(t *testing.T) {
 		"Predicted against step at the predicted speed, of 1 row: off by 10.0 % in the median, by 10.0 % at worst.", s.accuracy())
 }
 
-// Whatever names and numbers are in a table, it fits a terminal, and no column is lost.
+// A table with any names and numbers fits a terminal, and no column is lost.
 func TestTablesFitATerminal(t *testing.T) {
 	v := 12345.6789
 	long := &Row{Name: "16384 × rtx-pro-6000, no overlap", PlannedBytes: 1 << 40, ResidentBytes: 1 << 40, TokensPerS: 133303546,
@@ -115,7 +115,7 @@ func TestTablesFitATerminal(t *testing.T) {
 	}
 }
 
-// Rows of another command are no rows to compare with.
+// Rows of the other command are rejected.
 func TestCompareRefusesRowsOfTheOtherCommand(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "scale.json")
 	row := Row{Version: rowVersion, Name: "weak 1", Scaling: &Scaling{Mode: weak}}
@@ -141,8 +141,8 @@ func TestSharesAboveThePeakAreExplained(t *testing.T) {
 		"Run again when nothing else runs.", s.overPeak())
 }
 
-// After an interrupt in the first round, rows that have not run are missing, with null for what
-// would have been measured.
+// After an interrupt in the first round, rows that have not run are missing, with null for the
+// measurements.
 func TestInterruptInTheFirstRound(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/device/cpu"
 )
 
-// all measures every collective on a buffer of some bytes, by every algorithm that it
-// has, beside the MPI library's own.
+// all measures every collective on a buffer of the given size with each algorithm that applies, and
+// the MPI library's own.
 func (m *meter) all(w *benchWorld, operations []comm.Op, algorithms []algo.Name, bytes int64) (rows []CommRow, err error) {
 	perHost := 1
 	if h := w.perHost; h > 0 && h&(h-1) == 0 && w.size%h == 0 {
@@ -53,7 +53,7 @@ func (m *meter) all(w *benchWorld, operations []comm.Op, algorithms []algo.Name,
 	return rows, nil
 }
 
-// peer times the MPI library's own collective as time does ours.
+// peer times the MPI library's own collective in the same way as time.
 func (m *meter) peer(w *benchWorld, op comm.Op, bytes int64) (float64, error) {
 	send, err := cpu.Bytes(m.ptr(0, bytes))
 	if err != nil {

@@ -32,7 +32,7 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// commBench is what bench comm was asked for.
+// commBench holds the arguments of bench comm.
 type commBench struct {
 	transport, json string
 	ranks           int
@@ -45,33 +45,33 @@ type commBench struct {
 	operations      []comm.Op
 }
 
-// CommCommand is bench comm.
+// CommCommand returns the command bench comm.
 func CommCommand() *cobra.Command {
 	b := commBench{most: 256 << 20, collectives: string(algo.Direct), each: 1}
 	cmd := &cobra.Command{
 		Use:   "comm",
 		Short: "Every collective between ranks, from 1 KiB on: time, bandwidth, and the bound by memory",
-		Long: `Measure every collective, from 1 KiB to --max-bytes: between the ranks of this
-process (--ranks), of several (spillway launch -n N -- bench comm), or over MPI
-(mpirun -np N spillway bench comm). Beside it stands the bound by memory on one
-host: the bytes that the ranks load and store, over the bandwidth at which they all
-copy at once, measured in the same run. Over MPI the library's own collectives run beside, in turn.
---collectives all has a row for each algorithm, and what a link of the cluster kind is
-reckoned to need for it. What the algorithms took that auto chooses is kept, by
+		Long: `Measure every collective for buffers from 1 KiB to --max-bytes: between the ranks of this
+process (--ranks), of several processes (spillway launch -n N -- bench comm), or over MPI
+(mpirun -np N spillway bench comm). The table also has the lower bound by memory on one
+host: the bytes that the ranks load and store, divided by the bandwidth at which they all
+copy at once, measured in the same run. Over MPI the library's own collectives are measured in turn.
+--collectives all has a row for each algorithm, and its estimated time on a link of the
+cluster kind. The times of the algorithms that auto chooses are stored, by
 transport and ranks, for the predicted times of plan --transport and train --fit.`,
 		Args: cli.NoArguments,
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&b.transport, "transport", cluster.Auto, "auto, inproc, shm (spillway launch) or mpi (mpirun)")
-	fs.IntVar(&b.ranks, "ranks", 2, "ranks of this process, where it is alone")
-	fs.IntVar(&b.each, "ranks-per-process", b.each, "ranks of each process of a job over processes")
-	fs.Var(cli.Size(&b.most), "max-bytes", "the largest buffer")
+	fs.IntVar(&b.ranks, "ranks", 2, "ranks of this process, if it is the only one")
+	fs.IntVar(&b.each, "ranks-per-process", b.each, "ranks of each process in a job over processes")
+	fs.Var(cli.Size(&b.most), "max-bytes", "size of the largest buffer")
 	fs.Lookup("max-bytes").DefValue = "256MiB"
-	operation := fs.String("operation", "", "measure one alone: all_reduce, reduce_scatter, all_gather, broadcast or all_to_all")
+	operation := fs.String("operation", "", "measure one operation only: all_reduce, reduce_scatter, all_gather, broadcast or all_to_all")
 	fs.StringVar(&b.collectives, "collectives", b.collectives, "an algorithm of train's --collectives, several separated by commas, or all")
 	fs.DurationVar(&b.timeout, "timeout", time.Minute, "longest wait of a collective")
-	fs.StringVar(&b.json, "json", "", "write a row a measurement as JSON to `FILE`, - for stdout")
-	fs.BoolVar(&b.messages, "messages", false, "over MPI, move bytes by messages between pairs of ranks, as train does with several ranks a process, and not by the library's non-blocking collectives")
+	fs.StringVar(&b.json, "json", "", "write a row for each measurement as JSON to `FILE`, - for stdout")
+	fs.BoolVar(&b.messages, "messages", false, "over MPI, use messages between pairs of ranks, as train does with several ranks a process, instead of the library's non-blocking collectives")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if strings.EqualFold(b.transport, cluster.NCCL) {
 			return errors.New("--transport nccl: bench comm measures CPU ranks, which meet by inproc, shm (spillway launch -n N -- bench comm) or mpi (mpirun -np N spillway bench comm); train --device cuda --trace FILE has the times of NCCL's collectives")
@@ -121,7 +121,7 @@ transport and ranks, for the predicted times of plan --transport and train --fit
 		if err := b.report(cmd.OutOrStdout(), rows); err != nil {
 			return err
 		}
-		if b.messages { // which train does not use
+		if b.messages { // not the method of train with one rank a process
 			return nil
 		}
 		fmt.Fprintln(cmd.ErrOrStderr(), KeepLinks(rows))
@@ -130,7 +130,7 @@ transport and ranks, for the predicted times of plan --transport and train --fit
 	return cmd
 }
 
-// counts is how many ranks are measured, and how many of them share this host's memory.
+// counts returns the number of ranks, and how many of them share this host's memory.
 func (b *commBench) counts(p *jobs.Place) (all, here int) {
 	if p.Transport == cluster.InProc {
 		return b.ranks, b.ranks
@@ -138,8 +138,8 @@ func (b *commBench) counts(p *jobs.Place) (all, here int) {
 	return p.Env.World * b.each, max(p.Env.LocalWorld, 1) * b.each
 }
 
-// fits refuses buffers too short to have an element of each rank, and those that this host
-// has no memory for: all of a rank's memory is written before anything is measured.
+// fits rejects a largest buffer too short for an element of each rank, or too large for this host's
+// memory: all of it is written before the measurements.
 func (b *commBench) fits(p *jobs.Place) error {
 	all, here := b.counts(p)
 	least := int64(smallestBuffer)
@@ -165,7 +165,7 @@ func (b *commBench) fits(p *jobs.Place) error {
 	return fmt.Errorf("%w: two buffers of --max-bytes for each; --max-bytes %s fits", err, strings.ReplaceAll(plan.Bytes(fitting), " ", ""))
 }
 
-// benchWorld is the ranks of this process in a job that is measured.
+// benchWorld describes the ranks of this process in the measured job.
 type benchWorld struct {
 	size  int
 	local []int
@@ -185,7 +185,7 @@ func (w *benchWorld) end() (err error) {
 	return err
 }
 
-// join meets the other ranks.
+// join connects this process with the other ranks.
 func (b *commBench) join(p *jobs.Place) (w *benchWorld, err error) {
 	w = &benchWorld{size: p.Env.World * b.each, perHost: p.Env.LocalWorld * b.each, mapped: func(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }}
 	for i := range b.each {
@@ -219,7 +219,7 @@ func (b *commBench) join(p *jobs.Place) (w *benchWorld, err error) {
 			return nil, errors.Join(err, w.end())
 		}
 		w.world, w.close = m, append(w.close, m.Close)
-		if b.each > 1 { // the library's own join processes
+		if b.each > 1 { // the library's collectives connect processes, not ranks
 			break
 		}
 		if w.peer, err = process.Peer(); err != nil {
@@ -237,8 +237,7 @@ func (b *commBench) join(p *jobs.Place) (w *benchWorld, err error) {
 
 const smallestBuffer = 1 << 10
 
-// run measures on every rank of this process at once, and returns the rows of the
-// first of them.
+// run measures on all ranks of this process at once, and returns the rows of the first.
 func (b *commBench) run(p *jobs.Place) (rows []CommRow, err error) {
 	w, err := b.join(p)
 	if err != nil {
@@ -267,7 +266,7 @@ func (b *commBench) run(p *jobs.Place) (rows []CommRow, err error) {
 	return rows, cli.Fault(errors.Join(err, w.end()))
 }
 
-// measure runs all operations as one rank.
+// measure measures all operations as one rank.
 func (b *commBench) measure(w *benchWorld, rank int, transport string) (rows []CommRow, err error) {
 	groups, err := w.world.Groups(rank)
 	if err != nil {
@@ -278,7 +277,7 @@ func (b *commBench) measure(w *benchWorld, rank int, transport string) (rows []C
 	g.OnError(ctx.Abort)
 	ctx.OnError(g.Abort)
 	defer func() { err = errors.Join(err, ctx.Close()) }()
-	// A buffer, and apart from it what an all-to-all receives.
+	// A buffer, and another one for the result of an all-to-all.
 	whole := (b.most + 4095) / 4096 * 4096
 	scratch := int64(algo.ScratchBytes)
 	arena, err := ctx.Alloc(graph.Device, 2*whole+scratch)
@@ -337,10 +336,10 @@ func (m *meter) launch(k device.Kernel, err error) error {
 	return m.s.Launch(k)
 }
 
-// batches is how often a run of operations is timed.
+// batches is the number of timed runs of an operation.
 const batches = 5
 
-// times returns the median of what f says that it took. Every rank begins it at once.
+// times returns the median of the durations that f returns. All ranks begin each call at once.
 func (m *meter) times(f func() (time.Duration, error)) (time.Duration, error) {
 	var took []time.Duration
 	for i := range batches + 1 {
@@ -354,7 +353,7 @@ func (m *meter) times(f func() (time.Duration, error)) (time.Duration, error) {
 		if err != nil {
 			return 0, err
 		}
-		if i > 0 { // the first one maps and warms
+		if i > 0 { // the first call maps pages and warms caches
 			took = append(took, d)
 		}
 	}
@@ -362,8 +361,7 @@ func (m *meter) times(f func() (time.Duration, error)) (time.Duration, error) {
 	return took[len(took)/2], nil
 }
 
-// copies measures at how many bytes a second, read and written, all ranks copy at
-// once.
+// copies measures the bytes a second, read and written, at which all ranks copy at once.
 func (m *meter) copies(mem []float32, size int) (float64, error) {
 	half := len(mem) / 2
 	n := min(half, 16<<20)
@@ -375,8 +373,8 @@ func (m *meter) copies(mem []float32, size int) (float64, error) {
 	return float64(8*n*size) / took.Seconds(), err
 }
 
-// time measures an operation on a buffer of some bytes. Bound is the bytes that
-// this rank loads and stores in one.
+// time measures an operation on a buffer of the given size. Bound in the result is the number of
+// bytes that this rank loads and stores in one operation.
 func (m *meter) time(g comm.Group, op comm.Op, bytes int64) (row CommRow, err error) {
 	shard := bytes / int64(m.g.Size())
 	full, own := m.ptr(0, bytes), m.ptr(int64(m.g.Rank())*shard, shard)
@@ -417,7 +415,7 @@ func (m *meter) time(g comm.Group, op comm.Op, bytes int64) (row CommRow, err er
 		Bound: float64(moved.Read+moved.Written) / float64(count*(batches+1))}, nil
 }
 
-// report writes the rows, as JSON where it was asked for, and as a table.
+// report writes the rows as JSON if that is requested, and as a table.
 func (b *commBench) report(out io.Writer, rows []CommRow) error {
 	if err := cli.WriteJSON(out, b.json, rows); err != nil || b.json == "-" || len(rows) == 0 {
 		return err
@@ -444,7 +442,7 @@ func (b *commBench) report(out io.Writer, rows []CommRow) error {
 
 func micros(seconds float64) string { return fmt.Sprintf("%.1f µs", seconds*1e6) }
 
-// parseAlgorithms reads the algorithms that bench comm measures.
+// parseAlgorithms parses --collectives.
 func parseAlgorithms(list string) (names []algo.Name, err error) {
 	if strings.EqualFold(list, "all") {
 		return algorithm.Names[1:], nil
@@ -461,7 +459,7 @@ func parseAlgorithms(list string) (names []algo.Name, err error) {
 	return names, nil
 }
 
-// parseOperation reads which operation bench comm measures; all for none.
+// parseOperation parses --operation; "" means all.
 func parseOperation(name string) ([]comm.Op, error) {
 	if name == "" {
 		return measured, nil
@@ -473,8 +471,8 @@ func parseOperation(name string) ([]comm.Op, error) {
 	return []comm.Op{op}, nil
 }
 
-// runsOf is how often a collective on so many bytes runs for one measurement: the same
-// on every rank.
+// runsOf returns how often a collective on a buffer of this size runs in one measurement. It is the
+// same on every rank.
 func runsOf(bytes int64) int { return int(min(max((16<<20)/max(bytes, 1), 1), 100)) }
 
 var measured = []comm.Op{comm.AllReduce, comm.ReduceScatter, comm.AllGather, comm.Broadcast, comm.AllToAll}

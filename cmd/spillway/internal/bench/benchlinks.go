@@ -12,10 +12,12 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// leastKept is the largest buffer that a measurement needs, to say what a byte takes.
+// leastKept is the minimum of the largest buffer, in bytes, from which the time of a byte can be
+// fitted.
 const leastKept = 1 << 20
 
-// KeepLinks keeps what was measured for plans, and says where, or why not.
+// KeepLinks stores the measurements for predicted times. It returns a message with the file, or
+// with the reason why they are not stored.
 func KeepLinks(rows []CommRow) string {
 	samples := linkSamples(rows)
 	largest := int64(0)
@@ -26,7 +28,7 @@ func KeepLinks(rows []CommRow) string {
 	for _, s := range samples {
 		kinds[s.Class] = true
 	}
-	// But for broadcasts; a buffer is cut to whole elements of each rank.
+	// Broadcasts may be missing. Buffers are rounded down to equal numbers of elements a rank.
 	if len(kinds) < len(measured)-1 || largest <= leastKept-4*int64(rows[0].Ranks) {
 		return "not kept for plans: that takes two ranks or more, all operations, each by an algorithm that auto takes there (--collectives direct, or all), and buffers up to 1MiB at least"
 	}
@@ -41,8 +43,8 @@ func KeepLinks(rows []CommRow) string {
 	return fmt.Sprintf("kept for plan --transport %s and train --fit in %s", rows[0].Transport, path)
 }
 
-// linkSamples are the measurements of those algorithms that train's --collectives auto
-// takes: of each operation and size the one that it chooses, or the transport's own.
+// linkSamples returns, for each operation and size, the measurement of the algorithm that train's
+// --collectives auto chooses, or else of the transport's own.
 func linkSamples(rows []CommRow) (samples []cost.Sample) {
 	type key struct {
 		op    comm.Op
@@ -51,7 +53,7 @@ func linkSamples(rows []CommRow) (samples []cost.Sample) {
 	chosen := map[key]CommRow{}
 	table := fastestOf(rows)
 	for _, r := range rows {
-		if r.Ranks < 2 || r.Op == comm.Broadcast { // no program has one
+		if r.Ranks < 2 || r.Op == comm.Broadcast { // no program broadcasts
 			continue
 		}
 		auto := algo.Direct
@@ -72,15 +74,15 @@ func linkSamples(rows []CommRow) (samples []cost.Sample) {
 		}
 		samples = append(samples, cost.Sample{Class: cost.Class(k.op), Size: cost.Size{Bytes: float64(sent)}, Seconds: r.Seconds})
 	}
-	slices.SortFunc(samples, func(a, b cost.Sample) int { // what is fitted does not depend on the map's order
+	slices.SortFunc(samples, func(a, b cost.Sample) int { // the fit must not depend on the map's order
 		return cmp.Or(cmp.Compare(a.Class, b.Class), cmp.Compare(a.Size.Bytes, b.Size.Bytes))
 	})
 	return samples
 }
 
-// fastestOf are the algorithms that train's --collectives auto is to choose, of those
-// that were measured: nothing where that was one alone, or ranks share memory, where
-// every byte is moved once by the transport's own.
+// fastestOf returns, among the measured algorithms, the choices for train's --collectives auto.
+// There are none if only one was measured, or in shared memory, where the transport's own algorithm
+// moves every byte once.
 func fastestOf(rows []CommRow) (t algo.Table) {
 	type key struct {
 		op    comm.Op

@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// By each operation and size, what auto takes is what is kept.
+// For each operation and size, the sample of auto's algorithm is stored.
 func TestLinkSamples(t *testing.T) {
 	row := func(transport string, op comm.Op, a algo.Name, bytes int64, s float64) CommRow {
 		return CommRow{Transport: transport, Ranks: 4, Op: op, Algorithm: a, Bytes: bytes, Seconds: s, perHost: 4}

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// ran are the rows that have something to draw.
+// ran returns the rows with measurements.
 func (r *report) ran() (list []*Row) {
 	for _, row := range r.rows() {
 		if row.Missing == "" {
@@ -20,7 +20,7 @@ func (r *report) ran() (list []*Row) {
 	return list
 }
 
-// memoryChart draws device memory at the peak, by class, a bar a configuration.
+// memoryChart draws device memory at the peak by class, with a bar for each configuration.
 func (r *report) memoryChart() *page.Bars {
 	chart := &page.Bars{Title: "Device memory of a rank at its peak", Note: r.what, Series: page.Classes()}
 	for _, row := range r.rows() {
@@ -28,7 +28,7 @@ func (r *report) memoryChart() *page.Bars {
 		for class := range graph.NumClasses {
 			classes[class] = row.ByClass[class.String()]
 		}
-		if row.PlannedBytes == 0 { // it is not known
+		if row.PlannedBytes == 0 { // not known
 			continue
 		}
 		bar := page.MemoryBar(row.Name, classes, r.capacity)
@@ -42,7 +42,7 @@ func (r *report) memoryChart() *page.Bars {
 
 func seconds(v float64) string { return digits(v) + " s" }
 
-// timeChart draws where a step's time goes, beside the prediction.
+// timeChart draws the parts of a step's time and the prediction.
 func (r *report) timeChart() *page.Bars {
 	chart := &page.Bars{Title: "Time of a step", Text: seconds, Series: []page.Series{{Name: "computing", Colour: "#0072b2"}, {Name: "communication", Colour: "#d55e00"}, {Name: "data", Colour: "#e69f00"}},
 		Note: "Communication: only where the rank computes nothing meanwhile; waiting for other ranks is part of it."}
@@ -56,7 +56,7 @@ func (r *report) timeChart() *page.Bars {
 	return chart
 }
 
-// sentChart draws what a rank sends in a step, beside the theory.
+// sentChart draws the bytes that a rank sends in a step, by collective, and the theory.
 func (r *report) sentChart() *page.Bars {
 	chart := &page.Bars{Title: "Sent by a rank in a step", Mark: "theory", Series: []page.Series{{Name: "all-gather", Colour: "#56b4e9"}, {Name: "reduce-scatter", Colour: "#d55e00"}, {Name: "all-reduce", Colour: "#009e73"}, {Name: "all-to-all", Colour: "#cc79a7"}}}
 	for _, row := range r.ran() {
@@ -76,7 +76,7 @@ func zeroCharts(r *report) []*page.Bars {
 	return []*page.Bars{r.memoryChart(), r.timeChart(), r.sentChart()}
 }
 
-// page is the report as one file.
+// page returns the report as a page.
 func (r *report) page() *page.Page {
 	doc := &page.Page{Title: r.title, Subtitle: strings.Join(r.heading(), "; "), Lines: r.remarks(), Made: planner.Shell(r.made),
 		By: fmt.Sprintf("spillway %s, on %s", cli.VersionText(), r.machine.Day)}

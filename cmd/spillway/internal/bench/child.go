@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// stepLine is what a training program says of a step, or at its end: the lines of train's
-// --metrics, and the peer's.
+// stepLine is a line that a training program prints for a step, or at its end: of train's
+// --metrics, or of the peer.
 type stepLine struct {
 	Event       string   `json:"event"`
 	Step        int      `json:"step"`
@@ -30,21 +30,21 @@ type stepLine struct {
 	Hidden      *float64 `json:"comm_hidden_share"`
 	CommSeconds float64  `json:"comm_seconds"`
 	SHA256      string   `json:"params_sha256"`
-	Missing     string   `json:"missing"`        // why the program can't do what is asked
-	Resident    int64    `json:"resident_bytes"` // the most of a rank beyond what it had before the model
+	Missing     string   `json:"missing"`        // why the program cannot run the job
+	Resident    int64    `json:"resident_bytes"` // a rank's peak, less its resident memory before the model
 	By          string   `json:"by"`             // the program and its version
-	SystemShare float64  `json:"system_share"`   // of the processor time of a rank of the peer after the first step
-	PageFaults  int64    `json:"page_faults"`    // of a rank of the peer, a step
+	SystemShare float64  `json:"system_share"`   // share of the peer's processor time, after the first step
+	PageFaults  int64    `json:"page_faults"`    // of a rank of the peer in a step
 }
 
 // outcome is one run of a program.
 type outcome struct {
 	steps    []stepLine
 	done     stepLine
-	resident int64 // the process's most; 0: the system does not tell
+	resident int64 // the process's peak in bytes; 0: not known
 }
 
-// failed is a program that ended with an error.
+// failed is the error of a program that ended with a nonzero status.
 type failed struct {
 	status int
 	text   string // the first line of its error
@@ -52,8 +52,8 @@ type failed struct {
 
 func (f *failed) Error() string { return f.text }
 
-// runProgram runs a program to its end and hands each step to each. Its standard error is
-// kept for its last words.
+// runProgram runs a program to its end and calls each for every step. It reads standard error for
+// the error message.
 func runProgram(ctx context.Context, argv, env []string, each func(stepLine)) (o outcome, err error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), env...)
@@ -94,7 +94,7 @@ func runProgram(ctx context.Context, argv, env []string, each func(stepLine)) (o
 	return o, err
 }
 
-// lastWords is the error line of a program: Spillway's own, or else the last line.
+// lastWords returns the error message of a program: Spillway's error line, or else the last line.
 func lastWords(text string) string {
 	last := ""
 	for line := range strings.Lines(text) {
@@ -112,12 +112,12 @@ func lastWords(text string) string {
 	return cli.Visible(last)
 }
 
-// residentPeak is the most resident memory that a process has had; 0: the system does
-// not tell. The resource usage of an ended process would not do: it begins with its
-// parent's.
+// residentPeak returns the peak of a process's resident memory in bytes; 0: not known. It is not
+// read from the resource usage of the ended process, because that starts with the peak of its
+// parent.
 func residentPeak(pid int) int64 { return statusBytes(pid, "VmHWM:") }
 
-// statusBytes is a line of /proc/PID/status in bytes.
+// statusBytes returns a line of /proc/PID/status in bytes.
 func statusBytes(pid int, name string) int64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

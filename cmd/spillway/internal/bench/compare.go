@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// readRows reads what --json of bench scale, or of bench zero, wrote.
+// readRows reads a --json file of bench scale, or of bench zero.
 func readRows(path string, ofScale bool) (rows []*Row, err error) {
 	text, err := os.ReadFile(path)
 	if err == nil && json.Unmarshal(text, &rows) != nil {
@@ -33,22 +33,23 @@ func readRows(path string, ofScale bool) (rows []*Row, err error) {
 	return rows, nil
 }
 
-// difference is one thing that changed of a row.
+// difference is one changed value of a row.
 type difference struct{ row, what, old, now, change string }
 
-// compared is what changed beyond noise between two runs, and what can't be compared.
+// compared holds the changes beyond noise between two runs, and notes on rows that cannot be
+// compared.
 type compared struct {
 	with    string
 	changes []difference
 	notes   []string
 	same    int  // rows without a change
-	unknown bool // the noise of a row, for lack of rounds
+	unknown bool // the noise of some row is unknown: too few rounds
 }
 
-// noisyRounds is the fewest rounds that tell how much times differ without a change.
+// noisyRounds is the minimum number of rounds from which the noise of times is known.
 const noisyRounds = 3
 
-// noise is the interval of a row's rounds: the least and the largest of their medians.
+// noise returns the smallest and the largest median of a row's rounds.
 func (r *Row) noise() (least, most float64) {
 	var medians []float64
 	for _, round := range r.Rounds {
@@ -57,9 +58,9 @@ func (r *Row) noise() (least, most float64) {
 	return slices.Min(medians), slices.Max(medians)
 }
 
-// compare finds what changed. A time has changed where the rounds' medians of the two runs
-// do not overlap, resident memory where it differs by over 2 % and 8 MiB, and all else where it
-// differs at all. Of fewer than noisyRounds only what has no noise is compared.
+// compare finds changes. A time has changed if the intervals of the rounds' medians do not overlap,
+// resident memory if it differs by more than 2 % and 8 MiB, and any other value if it differs at
+// all. With fewer than noisyRounds rounds it compares only values without noise.
 func compare(path string, old, now []*Row) *compared {
 	c := &compared{with: filepath.Base(path)}
 	if a, b := old[0], now[0]; a.Machine.CPU != b.Machine.CPU || a.Machine.Cores != b.Machine.Cores || a.Machine.SIMD != b.Machine.SIMD {
@@ -81,7 +82,8 @@ func compare(path string, old, now []*Row) *compared {
 	return c
 }
 
-// residentNoise is by how much the resident memory of equal runs may differ: the heap's.
+// residentNoise is the possible difference in resident memory between equal runs, caused by the
+// heap.
 const residentNoise = 8 << 20
 
 func (c *compared) row(o, n *Row) {
@@ -140,7 +142,7 @@ func (c *compared) row(o, n *Row) {
 	}
 }
 
-// lines tell a person what changed.
+// lines formats the changes for people.
 func (c *compared) lines() (lines []string) {
 	head := fmt.Sprintf("Compared with %s: ", c.with)
 	switch {

@@ -24,13 +24,13 @@ import (
 //go:embed peer.py
 var peerScript []byte
 
-// peerModes are PyTorch's ways and the stage that each is the like of.
+// peerModes are PyTorch's methods, each with the stage that it corresponds to.
 var peerModes = []struct {
 	name string
 	zero int
 }{{"DDP", 0}, {"ZeroRedundancyOptimizer", 1}, {"FSDP2", 3}, {"FSDP2 offload", 3}}
 
-// peerJob is what peer.py reads.
+// peerJob is the input of peer.py.
 type peerJob struct {
 	Mode        string          `json:"mode"`
 	Device      string          `json:"device"`
@@ -68,7 +68,7 @@ type peerParameter struct {
 	Shape []int64 `json:"shape"`
 }
 
-// peerCan says why a peer can't run a configuration; nil: it can.
+// peerCan returns the reason why peer.py cannot run a configuration; nil: it can.
 func peerCan(c *spillway.Config, m *model.Config) error {
 	for _, no := range []struct {
 		is   bool
@@ -89,7 +89,7 @@ func peerCan(c *spillway.Config, m *model.Config) error {
 	return nil
 }
 
-// addPeer has PyTorch run the same job, by each of its ways. dir is for what it reads.
+// addPeer adds a job with PyTorch for each of peerModes. Their input files are in dir.
 func (s *session) addPeer(ctx context.Context, args []string, dir string) error {
 	c, err := configOf(append(args[:len(args):len(args)], "--zero=3"))
 	if err != nil {
@@ -137,10 +137,11 @@ func (s *session) addPeer(ctx context.Context, args []string, dir string) error 
 	return nil
 }
 
-// write makes the files of a job: the parameters' first values, and the samples of all steps.
+// write writes the files of a job: the initial values of the parameters, and the samples of all
+// steps.
 func (j *peerJob) write(ctx context.Context, c spillway.Config, dir string) (err error) {
 	j.Device, c.Device = strings.ToLower(c.Device), "cpu"
-	c.DeviceMemory, c.HostMemory, c.Precision = 0, 0, "fp32" // of what is only read
+	c.DeviceMemory, c.HostMemory, c.Precision = 0, 0, "fp32" // no caps and fp32: this trainer only supplies values
 	t, err := spillway.New(ctx, c)
 	if err != nil {
 		return err
@@ -199,7 +200,7 @@ func writeFile(path string, all func(put func(any) error) error) error {
 	return errors.Join(err, w.Flush(), f.Close())
 }
 
-// agreement is how near the peer's losses are to Spillway's: the largest relative difference.
+// agreement returns the largest relative difference between the peer's losses and Spillway's.
 func agreement(ours, theirs *Row) float64 {
 	most := 0.0
 	for i := range min(len(ours.Losses), len(theirs.Losses)) {
@@ -208,22 +209,22 @@ func agreement(ours, theirs *Row) float64 {
 	return most
 }
 
-// The largest relative difference that sums in another order explain, over the steps of a
-// round: bf16 has 8 bits.
+// The largest relative differences of losses over a round that another order of sums explains: bf16
+// has 8 bits.
 const (
 	agreeFP32 = 1e-3
 	agreeBF16 = 2e-2
 )
 
-// Above the share muchSystem of the peer's processor time in the system, a note says so. keptMemory
-// are glibc's settings with which it gives no memory back (mallopt(3)).
+// If the system's share of the peer's processor time is above muchSystem, a note says so.
+// keptMemory are glibc's settings with which freed memory stays with the process (mallopt(3)).
 const (
 	muchSystem = 0.2
 	keptMemory = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=34359738368 MALLOC_TOP_PAD_=268435456"
 )
 
-// peerNotes compare the peer's rows with the stages that they are like, and refuse losses
-// that are not the same job's.
+// peerNotes compares the peer's rows with the corresponding stages. It returns an error if losses
+// differ by more than sums in another order explain.
 func (s *session) peerNotes() (notes []string, err error) {
 	for _, j := range s.jobs {
 		if !strings.HasPrefix(j.By, "PyTorch") || j.Missing != "" {
@@ -261,7 +262,7 @@ func (s *session) peerNotes() (notes []string, err error) {
 	return notes, err
 }
 
-// tuning are the variables of an environment by which the peer's libraries choose kernels,
+// tuning returns the variables of an environment by which the peer's libraries choose kernels,
 // threads and memory.
 func tuning(environ []string) (set []string) {
 	for _, v := range environ {

@@ -16,21 +16,21 @@ import (
 	page "github.com/spillway-ml/spillway/memplan/report"
 )
 
-// outputs are where results go.
+// outputs are the files for results.
 type outputs struct {
 	json, svg, html, compare string
-	old                      []*Row // of compare; nil: none
+	old                      []*Row // the rows of compare; nil: none
 }
 
 func (o *outputs) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.json, "json", "", "write the rows as JSON to `FILE`, - for stdout")
 	fs.StringVar(&o.svg, "svg", "", "write the chart of memory by class to `FILE`")
-	fs.StringVar(&o.html, "html", "", "write a page with charts and tables to `FILE`, which loads nothing")
-	fs.StringVar(&o.compare, "compare", "", "tell what changed beyond noise since an earlier --json `FILE`")
+	fs.StringVar(&o.html, "html", "", "write one self-contained HTML page with charts and tables to `FILE`")
+	fs.StringVar(&o.compare, "compare", "", "report changes beyond noise since an earlier --json `FILE`")
 }
 
-// check refuses, before the runs, files that can't be written, names that no viewer takes for
-// what is in them, and rows that can't be compared with. It reads these: --json may replace them.
+// check rejects, before the runs, output files that cannot be written, names without the matching
+// extension, and rows that cannot be compared. It reads these now, as --json may overwrite them.
 func (o *outputs) check(ofScale bool) (err error) {
 	if o.compare != "" {
 		o.old, err = readRows(o.compare, ofScale)
@@ -46,19 +46,19 @@ func named(flag, path, what string) error {
 	return fmt.Errorf("--%s %s: the %s; give a name that ends in .%[1]s", flag, path, what)
 }
 
-// report is what was measured, for a person.
+// report is the result of a benchmark, formatted for people.
 type report struct {
 	title, what string
 	*session
 	tables   []table
 	notes    []string
 	charts   func(*report) []*page.Bars
-	compared *compared // nil: with nothing
+	compared *compared // nil: no comparison
 	made     []string  // the command
 	capacity int64     // of a rank's device memory; 0: none
 }
 
-// write prints the tables and writes the files that were asked for.
+// write prints the tables and writes the requested files.
 func (o *outputs) write(cmd *cobra.Command, r *report) error {
 	if o.old != nil {
 		r.compared = compare(o.compare, o.old, r.rows())
@@ -90,7 +90,7 @@ func (o *outputs) write(cmd *cobra.Command, r *report) error {
 	return cmp.Or(cli.WriteJSON(cmd.OutOrStdout(), o.json, r.rows()), r.stopped)
 }
 
-// heading says what ran, on what, and what counts.
+// heading returns lines about the job, the rounds and the machine.
 func (r *report) heading() []string {
 	m := r.machine
 	counted := fmt.Sprintf("%s of %d steps in turn, not counting %s of each round",
@@ -119,7 +119,8 @@ func (r *report) print(w io.Writer) {
 	}
 }
 
-// remarks are what is missing and why, whose bits agree, and what predicted times are from.
+// remarks returns lines about missing rows, rows with equal bits, and the source of predicted
+// times.
 func (r *report) remarks() (lines []string) {
 	for _, row := range r.rows() {
 		if row.Missing != "" {
@@ -134,8 +135,7 @@ func (r *report) remarks() (lines []string) {
 	return append(lines, "Predicted times: "+r.machine.Rates+".")
 }
 
-// sameBits says which rows that ran ended with the same bits: every loss, and the
-// parameters.
+// sameBits groups the completed rows that ended with the same bits: every loss, and the parameters.
 func sameBits(rows []*Row) (lines []string) {
 	key := func(r *Row) string { return fmt.Sprint(r.Losses, r.SHA256) }
 	groups, order, between := map[string][]string{}, []string{}, ", "

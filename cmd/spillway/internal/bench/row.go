@@ -9,14 +9,14 @@ import (
 	"github.com/spillway-ml/spillway/comm/algo"
 )
 
-// rowVersion changes where a key of a row changes its meaning.
+// rowVersion changes when the meaning of a row's key changes.
 const rowVersion = 1
 
-// Row is what was measured of one configuration. In --json it is complete by itself, with null for
-// what was not measured. Bytes are of a rank, the largest; times are in seconds.
+// Row holds the measurements of one configuration. A row of --json is self-contained, with null for
+// missing measurements. Bytes are those of the rank with the most; times are in seconds.
 type Row struct {
 	Version int `json:"version"`
-	// The first six after it are contracted, for each stage.
+	// The next six keys are guaranteed for each stage.
 	Zero              int     `json:"zero"`
 	DevicePeakBytes   int64   `json:"device_peak_bytes"` // touched
 	StepSecondsMedian float64 `json:"step_seconds_median"`
@@ -25,9 +25,9 @@ type Row struct {
 	LossLast          float64 `json:"loss_last"`
 
 	Name      string   `json:"name"`
-	By        string   `json:"by"`                // the program that ran it, and its version
+	By        string   `json:"by"`                // the program and its version
 	Command   []string `json:"command"`           // argument list
-	Vary      string   `json:"vary,omitempty"`    // what differs from the stage of the same number
+	Vary      string   `json:"vary,omitempty"`    // the difference from the stage of the same number
 	Missing   string   `json:"missing,omitempty"` // why it did not run
 	Machine   Machine  `json:"machine"`
 	Model     string   `json:"model"`
@@ -40,14 +40,14 @@ type Row struct {
 	PlannedBytes  int64            `json:"device_planned_bytes"`
 	ByClass       map[string]int64 `json:"by_class,omitempty"`
 	ClassPeak     map[string]int64 `json:"class_peak_bytes,omitempty"`
-	ResidentBytes int64            `json:"resident_peak_bytes"` // a rank's share of the processes' most, without what a process has before the model
+	ResidentBytes int64            `json:"resident_peak_bytes"` // a rank's share of the processes' peaks, less their resident memory before the model
 
-	Warmup      int         `json:"warmup_steps"` // of each round, not counted
+	Warmup      int         `json:"warmup_steps"` // uncounted first steps of each round
 	Rounds      [][]float64 `json:"step_seconds"` // by round, the counted steps
 	P10         float64     `json:"step_seconds_p10"`
 	P90         float64     `json:"step_seconds_p90"`
 	Predicted   *float64    `json:"predicted_seconds"`    // null: no prediction
-	Exposed     float64     `json:"comm_exposed_seconds"` // median: a rank's collectives, waiting for others among it, while it computed nothing
+	Exposed     float64     `json:"comm_exposed_seconds"` // median: time of a rank in collectives, including waits, while it computed nothing
 	DataWait    float64     `json:"data_wait_seconds"`    // median
 	FlopsShare  *float64    `json:"model_flops_share"`    // median; null: not known
 	HiddenShare *float64    `json:"comm_hidden_share"`    // median; null: nothing was sent, or not known
@@ -62,16 +62,16 @@ type Row struct {
 	SystemShare float64 `json:"system_share,omitempty"` // of the peer's processor time, after the first step
 	PageFaults  int64   `json:"page_faults,omitempty"`  // of the peer, a step
 
-	*Scaling // of bench scale; nil: a stage's row
+	*Scaling // for bench scale; nil in bench zero
 }
 
-// MarshalJSON writes null for what was not measured.
+// MarshalJSON writes null for missing measurements.
 func (r *Row) MarshalJSON() ([]byte, error) {
 	type row Row
 	if r.StepSecondsMedian > 0 {
 		return json.Marshal((*row)(r))
 	}
-	var perS *float64 // a simulated row has them
+	var perS *float64 // simulated rows have tokens a second
 	if r.TokensPerS > 0 {
 		perS = &r.TokensPerS
 	}
@@ -90,7 +90,7 @@ func (r *Row) MarshalJSON() ([]byte, error) {
 	}{row: (*row)(r), TokensPerS: perS})
 }
 
-// Machine is what the rows were measured on.
+// Machine describes the machine that the rows were measured on.
 type Machine struct {
 	CPU     string  `json:"cpu"`
 	Cores   int     `json:"cores"`
@@ -101,7 +101,7 @@ type Machine struct {
 	Version string  `json:"spillway"`
 }
 
-// take adds a round's run.
+// take adds the run of a round.
 func (r *Row) take(o outcome, warmup int) {
 	var seconds []float64
 	for _, s := range o.steps[min(warmup, max(len(o.steps)-1, 0)):] {
@@ -110,7 +110,7 @@ func (r *Row) take(o outcome, warmup int) {
 	r.Rounds = append(r.Rounds, seconds)
 }
 
-// finish fills what follows from the rounds; last is the newest run.
+// finish computes the values that follow from the rounds; last is the newest run.
 func (r *Row) finish(last outcome, warmup int) {
 	all := slices.Concat(r.Rounds...)
 	r.StepSecondsMedian, r.P10, r.P90 = quantile(all, 0.5), quantile(all, 0.1), quantile(all, 0.9)
@@ -151,7 +151,7 @@ func medianOrNil(v []float64) *float64 {
 	return &m
 }
 
-// quantile is the value below which a share q of the values lies, interpolated.
+// quantile returns the value below which a share q of the values is, interpolated.
 func quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return 0
@@ -163,36 +163,36 @@ func quantile(values []float64, q float64) float64 {
 	return s[low] + (at-float64(low))*(s[high]-s[low])
 }
 
-// Scaling is what a row of bench scale has beside a stage's. The first six are contracted,
-// with ranks.
+// Scaling holds the further values of a row of bench scale. The first six are guaranteed, with
+// ranks.
 type Scaling struct {
-	Mode           string   `json:"mode"` // strong: the rows of a step stay; weak: each rank has as many
+	Mode           string   `json:"mode"` // strong: the same rows of a step; weak: the same rows for each rank
 	Overlap        bool     `json:"overlap"`
 	Seconds        *float64 `json:"seconds"`    // of a step, the median; null: it did not run
 	Efficiency     *float64 `json:"efficiency"` // against the fewest ranks of the mode
 	Oversubscribed bool     `json:"oversubscribed"`
 	Simulated      bool     `json:"simulated"` // on the cost model alone
 
-	// Speed is the machine's beside each round, by the yardstick: 2 where it is twice as fast as
-	// predictions have it. AtSpeed is the median of the steps' times × Speed.
+	// Speed is the speed of the machine in each round, by the yardstick; 2: twice as fast as
+	// predicted. AtSpeed is the median of the steps' times × Speed.
 	Speed   []float64 `json:"machine_speed,omitempty"`
 	AtSpeed *float64  `json:"seconds_at_speed,omitempty"`
 }
 
-// CommRow is a measurement.
+// CommRow is a measurement of a collective.
 type CommRow struct {
 	Transport  string    `json:"transport"`
 	Ranks      int       `json:"ranks"`
 	Op         comm.Op   `json:"op"`
 	Algorithm  algo.Name `json:"algorithm"`
 	Bytes      int64     `json:"bytes"`            // of the whole buffer
-	Seconds    float64   `json:"seconds"`          // the median of several runs of one operation after the other
+	Seconds    float64   `json:"seconds"`          // of one operation: the median of several runs
 	BytesPerS  float64   `json:"bytes_per_s"`      // Bytes over Seconds
 	Bound      float64   `json:"bound_seconds"`    // by memory, with all ranks on one host; 0: not known
 	CopyPerS   float64   `json:"copy_bytes_per_s"` // read and written, all ranks at once
 	Operations int       `json:"operations"`
 	Reckoned   float64   `json:"reckoned_seconds"`       // by algo.Cluster
-	Peer       float64   `json:"peer_seconds,omitempty"` // of the MPI library's own, in turn with it
+	Peer       float64   `json:"peer_seconds,omitempty"` // of the MPI library's own collective
 
-	perHost int // neighbours that share a host
+	perHost int // neighbouring ranks that share a host
 }

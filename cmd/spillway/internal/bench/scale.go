@@ -32,7 +32,7 @@ const (
 	weak   = "weak"
 )
 
-// scaleBench is what bench scale was asked for.
+// scaleBench holds the arguments of bench scale.
 type scaleBench struct {
 	out            outputs
 	rounds, warmup int
@@ -52,14 +52,14 @@ func scaleCommand() *cobra.Command {
 		Use:   "scale",
 		Short: "Strong and weak scaling over processes, predicted and measured, with and without overlap",
 		Long: `Train with 1, 2, … up to --ranks processes of one rank and one thread each, bound to
-processors: strong scaling has the same rows of a step at every number, weak scaling as many
-for each rank. Every number runs twice, the second time with --overlap off, where collectives
-and computation take turns. This CPU is measured before the runs, with other models, and
-predictions are written. Where there are more ranks than processors rows are marked, and have
-none.
+processors. Strong scaling has the same rows of a step at every number, weak scaling the
+same rows for each rank. Every number runs twice, the second time with --overlap off, where
+collectives and computation take turns. Before the runs this CPU is measured with other
+models, and the predictions are printed. Rows with more ranks than processors are marked
+and have no predictions.
 
-Behind them are up to 16,384 ranks of a GPU by name, on the cost model alone: simulated, with
-llama-3-8b where no model is given.`,
+Simulated rows follow: up to 16,384 ranks of a named GPU on the cost model alone, with
+llama-3-8b if no model is given.`,
 		Args: cli.NoArguments,
 	}
 	fs := cmd.Flags()
@@ -68,11 +68,11 @@ llama-3-8b where no model is given.`,
 	fs.Lookup("svg").Usage = "write the chart of step times to `FILE`"
 	roundFlags(fs, &b.rounds, &b.warmup, &b.calibrate)
 	b.rounds, fs.Lookup("rounds").DefValue = scaleRounds, fmt.Sprint(scaleRounds)
-	fs.Lookup("calibrate").Usage = "first measure this CPU for predicted times, " +
-		"some 30 s for each number of processes; false: as it was measured before"
-	fs.Var(cli.List(&b.modes, "MODE"), "mode", "strong, weak, or both, separated by commas (default: both)")
-	fs.StringVar(&b.gpu, "gpu", "h100-80", "the card of the simulated ranks (plan --list-gpus); none: simulate no ranks")
-	fs.Lookup("ranks").Usage = "the most ranks; the fewer ones divide it"
+	fs.Lookup("calibrate").Usage = "first measure this CPU for predicted times, about " +
+		"30 s for each number of processes; false: use earlier measurements"
+	fs.Var(cli.List(&b.modes, "MODE"), "mode", "strong or weak, or both separated by commas (default: both)")
+	fs.StringVar(&b.gpu, "gpu", "h100-80", "GPU of the simulated ranks (plan --list-gpus); none: simulate no ranks")
+	fs.Lookup("ranks").Usage = "the largest number of ranks; the others divide it"
 	fs.Lookup("ranks").DefValue = "the processors"
 	list := slices.DeleteFunc(slices.Clone(ofOneRun), func(f refusedFlag) bool { return f.flag == "zero" })
 	list = append(list, refusedFlag{"global-batch", "; strong scaling has --batch rows for each of the most ranks"},
@@ -164,7 +164,7 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 	for _, mode := range b.modes {
 		for _, n := range counts {
 			for _, overlap := range []string{"on", "off"} {
-				if n == 1 && overlap == "off" { // it has no collectives
+				if n == 1 && overlap == "off" { // one rank has no collectives
 					continue
 				}
 				if err := b.add(ctx, s, args, &first, mode, n, overlap, machines[n]); err != nil {
@@ -186,7 +186,7 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 		}
 	}
 	cli.Wrap(cmd.ErrOrStderr(), "", "  ", strings.TrimSuffix(predictions, ";"))
-	if cli.Keeps(b.out.json) { // whoever reads a pipe wants the rows once
+	if cli.Keeps(b.out.json) { // a pipe gets the rows only once, at the end
 		var before []Row
 		for _, j := range s.jobs {
 			r := j.Row
@@ -213,8 +213,8 @@ func (b *scaleBench) run(cmd *cobra.Command, args []string) error {
 	return b.out.write(cmd, &report{title: "Scaling", what: what, session: s, tables: scaleTables, charts: scaleCharts, made: b.made, notes: slices.DeleteFunc(notes, func(n string) bool { return n == "" })})
 }
 
-// add puts a job of n ranks on the session's list. machine is this one, for the job's predicted
-// time; nil: what is known of it.
+// add adds a job of n ranks to the session. machine is a measurement of this one for the predicted
+// time; nil: use earlier measurements.
 func (b *scaleBench) add(ctx context.Context, s *session, args []string, first *spillway.Config, mode string, n int, overlap string, machine *cost.Machine) error {
 	if mode == strong {
 		args = with(without(args, "accum"), fmt.Sprintf("--batch=%d", first.Batch), fmt.Sprintf("--global-batch=%d", first.Batch*b.ranks*first.Accum))
@@ -253,8 +253,8 @@ func (b *scaleBench) add(ctx context.Context, s *session, args []string, first *
 	return nil
 }
 
-// known is what is known of this machine for so many processes of one thread each: what was
-// measured with all threads, on as many of its cores.
+// known returns a model of this machine for n processes of one thread each: the earlier measurement
+// with all threads, scaled to n cores.
 func known(c spillway.Config, n int) (machine *cost.Machine, rates string) {
 	c.Threads = 0
 	hw, _, rates := calibration.Hardware(c.ComputeThreads())
@@ -264,16 +264,17 @@ func known(c spillway.Config, n int) (machine *cost.Machine, rates string) {
 	return &m, cmp.Or(rates, "rates of a typical core") + "; " + cmp.Or(over, "collectives as in one process")
 }
 
-// scalePasses is how often the machine is measured for each number of processes. Of single passes on
-// a shared machine, predictions of GPT-2's step on two processes went from 3.97 to 4.86 s.
+// scalePasses is the number of measurements of the machine for each number of processes. With
+// single passes on a shared machine, predictions of GPT-2's step on two processes varied from 3.97
+// to 4.86 s.
 const scalePasses = 4
 
 // scaleRounds keeps the default run under three minutes on two cores.
 const scaleRounds = 4
 
-// processes measures this machine as so many processes find it that have one thread and one core
-// each: computation, collectives over shared memory, and what processes lose by waiting for each
-// other, with other models than those that are to be predicted.
+// processes measures this machine as n processes of one thread and one core each find it:
+// computation, collectives over shared memory, and the time lost by waiting for each other. It uses
+// models other than the predicted ones.
 func (s *session) processes(ctx context.Context, n int) (*cost.Machine, error) {
 	c, err := calibration.Measure(ctx, calibration.Options{Threads: 1, Ranks: n, Passes: scalePasses, BesideDisk: host.DiskProcs.BesideDisk})
 	if err != nil {
@@ -294,7 +295,7 @@ func (s *session) processes(ctx context.Context, n int) (*cost.Machine, error) {
 	return machine, err
 }
 
-// The simulated numbers of ranks, and the model where none was given.
+// The simulated numbers of ranks, and the model if none is given.
 var simulatedRanks = []int{8, 64, 512, 4096, 16384}
 
 const (
@@ -337,8 +338,8 @@ func (b *scaleBench) simulate(ctx context.Context, s *session, args []string, de
 	return c.Model, nil
 }
 
-// efficiencies fills what follows from the times: each row against the fewest ranks of its
-// mode, which overlap.
+// efficiencies sets the values that follow from the times: the efficiency of each row against the
+// one with the fewest ranks of its mode, with overlap.
 func (s *session) efficiencies() {
 	time := func(r *Row) float64 {
 		if r.Simulated {
@@ -367,7 +368,7 @@ func (s *session) efficiencies() {
 	}
 }
 
-// accuracy says how far the predictions were from the clock.
+// accuracy formats the errors of the predictions.
 func (s *session) accuracy() string {
 	text := ""
 	for _, by := range []struct {
@@ -421,7 +422,7 @@ func whereMeasured(r *Row, v float64) string {
 	return digits(v)
 }
 
-// scaleCharts draw times beside predictions, and efficiency.
+// scaleCharts draws times with predictions, and efficiency.
 func scaleCharts(r *report) []*page.Bars {
 	colours := map[bool]page.Series{true: {Name: "overlap", Colour: "#0072b2"}, false: {Name: "no overlap", Colour: "#d55e00"}}
 	series := []page.Series{colours[true], colours[false]}

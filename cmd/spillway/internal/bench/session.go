@@ -27,30 +27,30 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// session runs configurations in turn, round after round.
+// session runs configurations in turn, for several rounds.
 type session struct {
 	progress       io.Writer
 	rounds, warmup int
-	self           string // this program
-	base           int64  // resident bytes of a process of this program before it plans anything
+	self           string // the path of this program
+	base           int64  // resident bytes of a process of this program before planning
 	machine        Machine
-	yard           map[int]*yardstick // beside each run, by number of ranks; nil: none
+	yard           map[int]*yardstick // by number of ranks, run before and after each job; nil: none
 	jobs           []*job
-	stopped        error // by a signal, after a job had run
+	stopped        error // a signal ended the session after at least one run
 }
 
-// job is a configuration that is measured.
+// job is a measured configuration.
 type job struct {
 	Row
 	argv, env []string
 	last      outcome
-	within    int64 // bytes of the device's and the host's caps together; 0: not both are capped
+	within    int64 // the sum of the device's and the host's caps in bytes; 0: not both are capped
 }
 
-// runs says that there is a program to run.
+// runs reports whether there is a program to run.
 func (j *job) runs() bool { return j.Missing == "" && len(j.argv) > 0 }
 
-// prepare measures what all rows share.
+// prepare measures the values that all rows share.
 func (s *session) prepare(ctx context.Context, args []string, calibrate bool) (err error) {
 	s.base = statusBytes(os.Getpid(), "VmRSS:")
 	if s.self, err = host.Executable(); err != nil {
@@ -90,7 +90,7 @@ func (s *session) rows() (list []*Row) {
 	return list
 }
 
-// add plans a configuration of train, and has it measured.
+// add plans a configuration of train and adds it to the jobs.
 func (s *session) add(ctx context.Context, name, vary string, args []string) error {
 	c, err := configOf(args)
 	if err != nil {
@@ -119,7 +119,7 @@ func (s *session) add(ctx context.Context, name, vary string, args []string) err
 	return nil
 }
 
-// predict plans a configuration for this machine; rates says where the times are from.
+// predict plans a configuration for this machine; rates is the source of the predicted times.
 func predict(ctx context.Context, c spillway.Config, transport string) (f *spillway.Forecast, rates string, err error) {
 	hw, onDevice, err := spillway.DeviceHardware(c)
 	if err != nil {
@@ -135,7 +135,7 @@ func predict(ctx context.Context, c spillway.Config, transport string) (f *spill
 	return f, rates, err
 }
 
-// newRow is what is known before the runs.
+// newRow returns a row with the values that are known before the runs.
 func newRow(name, vary string, f *spillway.Forecast) Row {
 	c, p := &f.Config, f.Plan
 	use := p.Layout.Spaces[graph.Device]
@@ -166,8 +166,8 @@ func newRow(name, vary string, f *spillway.Forecast) Row {
 	return r
 }
 
-// measure runs all configurations. One that is interrupted after the first run sets stopped, and the
-// rows have what was measured, or are missing.
+// measure runs all configurations. If it is interrupted after the first run, it sets stopped; rows
+// without a run are then missing.
 func (s *session) measure(ctx context.Context) error {
 	err := s.runRounds(ctx)
 	if errors.Is(err, context.Canceled) && slices.ContainsFunc(s.jobs, func(j *job) bool { return len(j.Rounds) > 0 }) {
@@ -190,9 +190,9 @@ func (s *session) measure(ctx context.Context) error {
 	return nil
 }
 
-// runRounds runs round after round, every other one backwards.
+// runRounds runs all rounds, every second one in reverse order.
 func (s *session) runRounds(ctx context.Context) error {
-	cli.Shelter() // to the end: the running process ends first, and what ran until then is written
+	cli.Shelter() // until the end: after a signal the running process ends and the results so far are written
 	says, began, done := cli.NewProgress(s.progress), time.Now(), 0
 	defer says.End()
 	total := 0
@@ -261,7 +261,7 @@ func (s *session) runOnce(ctx context.Context, j *job, show func(stepLine)) erro
 	}
 	j.last = o
 	j.take(o, s.warmup)
-	each := o.done.Resident // as the program itself tells
+	each := o.done.Resident // as reported by the program
 	if each == 0 && o.resident > 0 {
 		each = max(0, o.resident-s.base) / int64(j.Ranks)
 	}
@@ -269,12 +269,11 @@ func (s *session) runOnce(ctx context.Context, j *job, show func(stepLine)) erro
 	return nil
 }
 
-// textbook is what a rank sends in a step by the ZeRO paper's section 7, by collective, in
-// bytes of the run's precision, from so many elements of padded flat parameters: an
-// all-reduce for stage 0; a reduce-scatter and one all-gather of the parameters for
-// stages 1 and 2; a reduce-scatter and two all-gathers for stage 3. Reductions count
-// once for each micro-step that reduces, the gathers of stage 3 once for each
-// micro-step; layer order has one of either.
+// textbook returns the bytes that a rank sends in a step by the ZeRO paper's section 7, by
+// collective, in the run's precision. flat is the number of elements of padded flat parameters.
+// Stage 0 all-reduces; stages 1 and 2 reduce-scatter and all-gather the parameters once; stage 3
+// reduce-scatters and all-gathers twice. Reductions count once for each micro-step that reduces,
+// the gathers of stage 3 once for each micro-step; in layer order each counts once.
 func textbook(c spillway.Config, flat int64) map[string]int64 {
 	s, ranks := zero.Stage(c.Zero), int64(c.Ranks)
 	micro := int64(1)
@@ -302,7 +301,7 @@ func textbook(c spillway.Config, flat int64) map[string]int64 {
 	return map[string]int64{sum: 2 * reduce * micro}
 }
 
-// configOf reads train's flags as train would.
+// configOf parses train's flags as train does.
 func configOf(args []string) (c spillway.Config, err error) {
 	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
 	var l options.Later
@@ -316,7 +315,7 @@ func configOf(args []string) (c spillway.Config, err error) {
 	return c, l.Follow(fs, &c, io.Discard)
 }
 
-// with are arguments with some flags in the place of their own.
+// with returns args with flags in place of those of the same names.
 func with(args []string, flags ...string) []string {
 	for _, f := range flags {
 		name, _, _ := strings.Cut(strings.TrimPrefix(f, "--"), "=")
@@ -325,7 +324,7 @@ func with(args []string, flags ...string) []string {
 	return args
 }
 
-// without are arguments but those of some flags.
+// without returns args without the named flags.
 func without(args []string, flags ...string) []string {
 	return slices.DeleteFunc(slices.Clone(args), func(a string) bool {
 		name, _, _ := strings.Cut(strings.TrimPrefix(a, "--"), "=")

@@ -16,17 +16,17 @@ type column struct {
 	cell func(r *Row, unit float64) string
 }
 
-// table is some columns of all rows. In a table of bytes they share a unit.
+// table has a line for each row and shared columns. In a table of bytes all columns share a unit.
 type table struct {
 	title   string
-	bytes   func(r *Row) int64 // the largest of a row; nil: no bytes
+	bytes   func(r *Row) int64 // the largest number of bytes in a row; nil: no bytes
 	columns []column
 	note    string
 }
 
 func byteCell(of func(r *Row) int64) func(*Row, float64) string {
 	return func(r *Row, unit float64) string {
-		if of(r) == 0 && r.PlannedBytes == 0 { // a peer does not tell
+		if of(r) == 0 && r.PlannedBytes == 0 { // not known of a peer
 			return "–"
 		}
 		return digits(float64(of(r)) / unit)
@@ -37,7 +37,7 @@ func classCell(class string) func(*Row, float64) string {
 	return byteCell(func(r *Row) int64 { return r.ClassPeak[class] })
 }
 
-// zeroTables are the tables of stages.
+// zeroTables are the tables of bench zero.
 var zeroTables = []table{
 	{"Memory of a rank", func(r *Row) int64 { return max(r.PlannedBytes, r.ResidentBytes) }, []column{
 		{"planned", byteCell(func(r *Row) int64 { return r.PlannedBytes })},
@@ -67,7 +67,7 @@ var zeroTables = []table{
 		"By collective: planned / theory. Theory: 2Ψ(N−1)/N (3Ψ at stage 3) of the padded parameters in the precision's bytes, per reducing micro-step. Hidden: the share of the collectives' time, waiting among it, in which the rank computed."},
 }
 
-// against is what is planned of a collective beside the theory.
+// against returns a cell with the planned bytes of a collective and the theory's.
 func against(op string) func(*Row, float64) string {
 	return func(r *Row, unit float64) string {
 		if r.Sent[op] == 0 && r.Textbook[op] == 0 {
@@ -77,7 +77,7 @@ func against(op string) func(*Row, float64) string {
 	}
 }
 
-// digits writes a number with four digits.
+// digits formats a number with about four digits.
 func digits(v float64) string {
 	switch {
 	case v == 0:
@@ -102,7 +102,7 @@ func optional(v *float64, text func(float64) string) string {
 	return text(*v)
 }
 
-// unitOf is the binary unit in which the largest value has one to four digits before the point.
+// unitOf returns the binary unit in which the largest value is below 2048.
 func unitOf(rows []*Row, largest func(*Row) int64) (unit float64, name string) {
 	unit = 1
 	if largest == nil {
@@ -120,7 +120,8 @@ func unitOf(rows []*Row, largest func(*Row) int64) (unit float64, name string) {
 	return unit, names[k]
 }
 
-// cells are the texts of a table, its heading first. What did not run has none.
+// cells returns the title of a table and its texts, the heading first. Rows that did not run have
+// dashes.
 func (t *table) cells(rows []*Row) (title string, cells [][]string) {
 	unit, name := unitOf(rows, t.bytes)
 	if title = t.title; name != "" {
@@ -145,8 +146,8 @@ func (t *table) cells(rows []*Row) (title string, cells [][]string) {
 	return title, cells
 }
 
-// print writes a table of at most terminal columns. Columns that do not fit come below, behind the
-// names of the rows. A name longer than longName has lines above its row.
+// print writes a table of at most terminal columns. Columns that do not fit follow below, again
+// with the rows' names. A name longer than longName is printed above its row.
 func (t *table) print(w io.Writer, rows []*Row) {
 	title, cells := t.cells(rows)
 	fmt.Fprintln(w, title)
@@ -190,5 +191,6 @@ func (t *table) print(w io.Writer, rows []*Row) {
 	fmt.Fprintln(w)
 }
 
-// terminal is how many columns a terminal has at least, longName how many a name has beside its row.
+// terminal is the minimum width of a terminal in columns; longName is the longest name beside a
+// row.
 const terminal, longName = cli.Terminal, 34

@@ -11,10 +11,10 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// change is a row beside the stages: stage 3 with other flags.
+// change is a row after the stages: stage 3 with other flags.
 type change struct{ name, args string }
 
-// ways are what --vary can change, and to what by default.
+// ways are the settings that --vary can change, and their default values.
 var ways = []struct {
 	name   string
 	values func(c *spillway.Config) []string
@@ -40,8 +40,8 @@ var ways = []struct {
 	{"accum-order", func(*spillway.Config) []string { return []string{"layer"} }, nil},
 }
 
-// varied reads a list such as recompute,offload=optimizer=host: names with the values that
-// they have by default, or with one.
+// varied parses a list such as recompute,offload=optimizer=host: each name stands for its default
+// values, or has one.
 func varied(list []string, c *spillway.Config) (changes []change, err error) {
 	var names []string
 	for _, w := range ways {
@@ -71,8 +71,8 @@ func varied(list []string, c *spillway.Config) (changes []change, err error) {
 	return changes, nil
 }
 
-// addVaried adds stage 3 with each change. What changes nothing, and what is refused, are
-// rows that say why they did not run.
+// addVaried adds stage 3 with each change. Changes without effect and rejected ones are rows that
+// say why they did not run.
 func (s *session) addVaried(ctx context.Context, args, list []string) error {
 	args = append(slices.Clone(args), "--zero=3")
 	c, err := configOf(args)
@@ -85,7 +85,7 @@ func (s *session) addVaried(ctx context.Context, args, list []string) error {
 	}
 	for _, ch := range changes {
 		base := args
-		if strings.HasPrefix(ch.args, "--ranks=") { // the rows of a step stay, so the accumulation follows
+		if strings.HasPrefix(ch.args, "--ranks=") { // keep the rows of a step; the accumulation follows from them
 			base = without(args, "accum", "rank-shares")
 		}
 		err := s.add(ctx, ch.name, ch.name, with(base, strings.Fields(ch.args)...))
@@ -105,7 +105,7 @@ func (s *session) addVaried(ctx context.Context, args, list []string) error {
 	return nil
 }
 
-// same says of a row that another one has its configuration.
+// same marks a job as missing if another row has the same configuration.
 func (j *job) same(other *Row) {
 	key := func(r *Row) string {
 		return fmt.Sprint(r.Precision, r.Ranks, r.PlannedBytes, r.CommBytesPerStep, r.ClassPeak, *r.Predicted)

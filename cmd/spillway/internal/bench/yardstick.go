@@ -10,14 +10,15 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// yardstick is a small job with a predicted time of its own. It runs beside each row, since a
-// machine that is shared, or changes its clock, is faster in one minute than in the next.
+// yardstick is a small job with a predicted time. It runs before and after each job, since a
+// machine that is shared or changes its clock varies in speed from minute to minute.
 type yardstick struct {
 	job     spillway.Config
 	seconds float64 // of a step, predicted
 }
 
-// newYardstick predicts the yardstick of so many ranks on a machine. dir gets its model and data.
+// newYardstick predicts the yardstick for a number of ranks on a machine. It writes the model and
+// the data to dir.
 func newYardstick(ctx context.Context, dir string, ranks int, machine *cost.Machine) (*yardstick, error) {
 	c, err := calibration.Yardstick(dir, ranks)
 	if err != nil {
@@ -30,8 +31,8 @@ func newYardstick(ctx context.Context, dir string, ranks int, machine *cost.Mach
 	return &yardstick{c, f.Step.Seconds}, nil
 }
 
-// round runs a job once, with the yardstick before and after it where there is one. The machine's
-// speed is 1 where the yardstick takes as long as predicted, 2 where it takes half of that.
+// round runs a job once, with the yardstick, if any, before and after it. The machine's speed is 1
+// if the yardstick takes the predicted time, and 2 if it takes half of that.
 func (s *session) round(ctx context.Context, j *job, show func(stepLine)) error {
 	y := s.yard[j.Ranks]
 	if y == nil {
@@ -63,12 +64,13 @@ func (r *Row) atSpeed() {
 	r.AtSpeed = medianOrNil(at)
 }
 
-// launched is a command over so many processes of one rank each.
+// launched returns a command over n processes of one rank each.
 func (s *session) launched(n int, command ...string) []string {
 	return append([]string{s.self, "launch", "-n", fmt.Sprint(n), "--"}, command...)
 }
 
-// stepOf runs a job of calibration, and returns the median time of its steps but the first, in s.
+// stepOf runs a job of calibration, and returns the median time of its steps without the first, in
+// seconds.
 func (s *session) stepOf(ctx context.Context, c spillway.Config) (float64, error) {
 	args := s.launched(c.Ranks, "train", "--checkpoint=none", "--metrics=/dev/stdout", "--threads=1",
 		"--model="+c.Model, "--data="+c.Data)

@@ -20,7 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/data"
 )
 
-// zeroBench is what bench zero was asked for.
+// zeroBench holds the arguments of bench zero.
 type zeroBench struct {
 	out            outputs
 	rounds, warmup int
@@ -30,7 +30,7 @@ type zeroBench struct {
 	made           []string // the command
 }
 
-// benchSteps are the steps of a round where --steps does not say.
+// benchSteps is the default number of steps of a round.
 const benchSteps = 22
 
 func zeroCommand() *cobra.Command {
@@ -44,17 +44,17 @@ func zeroCommand() *cobra.Command {
 time, communication and losses. Without --model, --data and --config it trains the demo's
 model, in at most three minutes on two cores.
 
-Each round runs every configuration once, in a process that does nothing else, in turn
-forwards and backwards, so that all meet the same changes of the machine. The first steps
-of a round do not count.`,
+Each round runs every configuration once, each in a separate process. The order alternates
+between forwards and backwards, so that changes of the machine affect all equally. The first
+steps of a round do not count.`,
 		Args: cli.NoArguments,
 	}
 	fs := cmd.Flags()
 	options.Train(fs, &c, &l)
 	b.out.flags(fs)
 	roundFlags(fs, &b.rounds, &b.warmup, &b.calibrate)
-	fs.Var(cli.List(&b.vary, "LIST"), "vary", "also run stage 3 with other settings, one at a time: offload, recompute, precision, ranks (of the same rows a step), accum-order, separated by commas; each alone or with a value, as in recompute=full")
-	fs.StringVar(&b.peer, "peer", "", "torch: also run the job with PyTorch, by python3: DDP, ZeroRedundancyOptimizer, and FSDP2 where it has it (GPT-2 only)")
+	fs.Var(cli.List(&b.vary, "LIST"), "vary", "also run stage 3 with other settings, one at a time: offload, recompute, precision, ranks (with the same rows a step), accum-order, separated by commas; each alone or with a value, as in recompute=full")
+	fs.StringVar(&b.peer, "peer", "", "torch: also run the job with PyTorch, by python3: DDP, ZeroRedundancyOptimizer, and FSDP2 if it is installed (GPT-2 only)")
 	for _, f := range ofOneRun {
 		fs.Lookup(f.flag).Hidden = true
 	}
@@ -73,11 +73,11 @@ of a round do not count.`,
 	return cmd
 }
 
-// roundFlags are those of how often configurations run.
+// roundFlags binds the flags that control the rounds.
 func roundFlags(fs *pflag.FlagSet, rounds, warmup *int, calibrate *bool) {
-	fs.IntVar(rounds, "rounds", 5, "how often every configuration runs")
-	fs.IntVar(warmup, "warmup-steps", 2, "first steps of a round that do not count")
-	fs.BoolVar(calibrate, "calibrate", true, "measure this CPU for predicted times, if plan --calibrate has not: some 10 s, once")
+	fs.IntVar(rounds, "rounds", 5, "number of runs of every configuration")
+	fs.IntVar(warmup, "warmup-steps", 2, "number of first steps of a round that do not count")
+	fs.BoolVar(calibrate, "calibrate", true, "measure this CPU for predicted times unless plan --calibrate has done so: about 10 s, once")
 	fs.Lookup("steps").Usage = "steps of a round"
 	fs.Lookup("steps").DefValue = fmt.Sprint(benchSteps)
 }
@@ -94,7 +94,7 @@ func checkRounds(rounds, warmup int, c *spillway.Config) error {
 	return nil
 }
 
-// refusedFlag is a flag that means something for a single run only.
+// refusedFlag is a flag that applies to a single run only.
 type refusedFlag struct{ flag, why string }
 
 var ofOneRun = []refusedFlag{
@@ -125,9 +125,9 @@ func refuseOfOneRun(fs *pflag.FlagSet, what string, list []refusedFlag) error {
 	return nil
 }
 
-// trainArgs returns the flags of train that every row of the table shares: those that were
-// given, or the demo's without --device-memory and --checkpoint. refuse is called before and
-// after the config file is read, to refuse flags that a benchmark does not have.
+// trainArgs returns the flags of train that all rows share: those that were given, or the demo's
+// without --device-memory and --checkpoint. refuse is called before and after reading the config
+// file, to reject flags that a benchmark does not have.
 func trainArgs(fs *pflag.FlagSet, c *spillway.Config, l *options.Later, refuse func(*pflag.FlagSet) error) (args []string, err error) {
 	if err := refuse(fs); err != nil {
 		return nil, err
@@ -141,7 +141,7 @@ func trainArgs(fs *pflag.FlagSet, c *spillway.Config, l *options.Later, refuse f
 		}
 	}
 	_, wrong := options.Settle(fs, c, l)
-	if !isDemo { // the config file's keys too
+	if !isDemo { // check the config file's keys too
 		wrong = cmp.Or(refuse(fs), wrong)
 	}
 	if wrong != nil {
@@ -180,7 +180,7 @@ func (b *zeroBench) run(cmd *cobra.Command, args []string) error {
 	for z := range 4 {
 		name := fmt.Sprintf("ZeRO-%d", z)
 		err := s.add(ctx, name, "", append(slices.Clone(args), fmt.Sprintf("--zero=%d", z)))
-		if z == 0 && errors.Is(err, spillway.ErrConfig) { // of every stage
+		if z == 0 && errors.Is(err, spillway.ErrConfig) { // the error applies to every stage
 			return err
 		}
 		if err != nil {
@@ -217,14 +217,14 @@ func (b *zeroBench) run(cmd *cobra.Command, args []string) error {
 	return cmp.Or(err, cli.Fault(apart))
 }
 
-// given is the command as it was given, before the demo's values are filled in.
+// given returns the command as it was typed, before the demo's values are filled in.
 func given(cmd *cobra.Command) (words []string) {
 	words = strings.Fields(cmd.CommandPath())
 	cmd.Flags().Visit(func(f *pflag.Flag) { words = append(words, "--"+f.Name+"="+f.Value.String()) })
 	return words
 }
 
-// overPeak says why shares of the peak are above 100 %; "": none is.
+// overPeak explains shares of the peak above 100 %; "": there are none.
 func (s *session) overPeak() string {
 	var over []string
 	why := "The peak is of fp32 products, and 16-bit ones can be faster."

@@ -1,4 +1,4 @@
-// Package ckpt is the command ckpt.
+// Package ckpt implements the command ckpt.
 package ckpt
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// Command is ckpt, with its verbs below it.
+// Command returns the command ckpt, with its verbs below it.
 func Command() *cobra.Command {
 	cmd := &cobra.Command{Use: "ckpt", Short: "Inspect, verify, export and reshard checkpoints", Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error {
@@ -34,7 +34,7 @@ func Command() *cobra.Command {
 	return cmd
 }
 
-// oneFolder takes the one DIR of ckpt's commands.
+// oneFolder checks that exactly one DIR is given.
 func oneFolder(verb string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) != 1 {
@@ -44,7 +44,7 @@ func oneFolder(verb string) cobra.PositionalArgs {
 	}
 }
 
-// isFolder refuses a DIR that is no folder.
+// isFolder returns an error if dir is not a folder.
 func isFolder(dir string) error {
 	st, err := os.Stat(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -59,8 +59,8 @@ func isFolder(dir string) error {
 	return nil
 }
 
-// eachOf hands do the checkpoints that DIR stands for, at least one: itself, or those in
-// it. See checkpoint.Each.
+// eachOf calls do for the checkpoint dir, or for each checkpoint in the folder dir; there must be
+// at least one. See checkpoint.Each.
 func eachOf(dir string, do func(checkpoint.Entry, *checkpoint.Checkpoint) error) (marks checkpoint.Marks, alone bool, err error) {
 	if err := isFolder(dir); err != nil {
 		return marks, false, err
@@ -79,8 +79,8 @@ func eachOf(dir string, do func(checkpoint.Entry, *checkpoint.Checkpoint) error)
 func ckptVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "verify DIR",
-		Short:   "Compare every byte of a checkpoint, or of all in a folder, with its manifest",
-		Long:    "Compare every file of a checkpoint, or of all checkpoints in a folder, with the size and the CRC-32C that its manifest gives. Status 2 where anything is damaged.",
+		Short:   "Check every byte of a checkpoint, or of all in a folder, against its manifest",
+		Long:    "Compare every file of a checkpoint, or of all checkpoints in a folder, with the size and the CRC-32C in its manifest. Status 2 if any is damaged.",
 		Example: "  spillway ckpt verify run1",
 		Args:    oneFolder("verify"),
 	}
@@ -123,7 +123,7 @@ func sizeOf(m checkpoint.Manifest) (n int64) {
 	return n
 }
 
-// Inspected is what `ckpt inspect --json` writes of a checkpoint.
+// Inspected is the description of a checkpoint that `ckpt inspect --json` writes.
 type Inspected struct {
 	Name      string           `json:"name"`
 	Step      int              `json:"step"`
@@ -146,7 +146,7 @@ type inspectedFile struct {
 	Elements int64  `json:"elements,omitempty"`
 }
 
-// inspectedState is one state of a checkpoint, whichever files it lies in.
+// inspectedState is one state of a checkpoint, over all its files.
 type inspectedState struct {
 	Name     string `json:"name"`
 	Tensors  int    `json:"tensors"`
@@ -157,17 +157,17 @@ func ckptInspectCommand() *cobra.Command {
 	var jsonPath string
 	cmd := &cobra.Command{
 		Use:     "inspect DIR",
-		Short:   "Tell what a checkpoint, or a folder of them, holds",
-		Long:    "Tell what a checkpoint, or a folder of them, holds: steps, the run and its settings, files and tensors, and what the folder remembers. Reads manifests and headers; `ckpt verify` reads every byte.",
+		Short:   "Describe a checkpoint, or all in a folder",
+		Long:    "Describe a checkpoint, or all in a folder: steps, the run and its settings, files and tensors, and the folder's record of confirmed and diverged checkpoints. Reads manifests and headers; `ckpt verify` reads every byte.",
 		Example: "  spillway ckpt inspect run1\n  spillway ckpt inspect run1/step-00001000 --json -",
 		Args:    oneFolder("inspect"),
 	}
-	cmd.Flags().StringVar(&jsonPath, "json", "", "write it as JSON to `FILE`, - for stdout")
+	cmd.Flags().StringVar(&jsonPath, "json", "", "write the result as JSON to `FILE`, - for stdout")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var list []Inspected
 		var of []checkpoint.Manifest
 		marks, _, err := eachOf(args[0], func(e checkpoint.Entry, c *checkpoint.Checkpoint) error {
-			list, of = append(list, inspect(e, c)), append(of, e.Manifest) // of a damaged one none
+			list, of = append(list, inspect(e, c)), append(of, e.Manifest) // a damaged one has an empty manifest
 			return nil
 		})
 		if err != nil {
@@ -187,8 +187,7 @@ func ckptInspectCommand() *cobra.Command {
 	return cmd
 }
 
-// inspect describes a checkpoint, but for what the marks say of it; c is nil where it can't
-// be opened.
+// inspect describes a checkpoint, without the folder's marks; c is nil if it could not be opened.
 func inspect(e checkpoint.Entry, c *checkpoint.Checkpoint) Inspected {
 	m := e.Manifest
 	v := Inspected{Name: e.Name, Step: e.Step}
@@ -272,7 +271,7 @@ func (v *Inspected) state() string {
 	return "not confirmed yet (no update followed it)"
 }
 
-// printRecord tells the newest checkpoint's run and files.
+// printRecord prints the run, the states and the files of the newest checkpoint.
 func printRecord(w io.Writer, v Inspected) error {
 	var record struct {
 		Optimizer string

@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// ExportCommand is ckpt export.
+// ExportCommand returns the command ckpt export.
 func ExportCommand() *cobra.Command {
 	var to, format string
 	var merge bool
@@ -27,14 +27,14 @@ func ExportCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "export DIR --to DIR",
 		Short:   "Write a checkpoint's model as a Hugging Face folder",
-		Long:    "Write the model of a checkpoint, or of the newest whole one in a folder, as a Hugging Face folder: config.json, model.safetensors (above --max-shard-size several files and their index), fp32, and the tokenizer's files where the run knew them. The model's values are verified; the folder appears complete or not at all. train --export DIR does so at the run's end. Of a checkpoint with adapters (train --lora) --merge writes the model with their products added to its weights, --format peft the adapters alone.",
+		Long:    "Write the model of a checkpoint, or of the newest complete one in a folder, as a Hugging Face folder: config.json, model.safetensors in fp32 (above --max-shard-size several files and their index), and the tokenizer's files if the run had them. The model's values are verified, and the folder appears only when it is complete. train --export DIR does the same at the end of a run. For a checkpoint with adapters (train --lora), --merge writes the model with their products added to its weights; --format peft writes the adapters alone.",
 		Example: "  spillway ckpt export run1 --to model",
 		Args:    oneFolder("export"),
 	}
-	cmd.Flags().StringVar(&to, "to", "", "the `DIR` to write, which must be new or empty")
-	cmd.Flags().BoolVar(&merge, "merge", false, "add the products of adapters to the weights")
-	cmd.Flags().StringVar(&format, "format", saving.FormatHF, "hf: a model's folder; peft: adapters alone, adapter_config.json and adapter_model.safetensors")
-	cmd.Flags().Var(cli.Size(&shard), "max-shard-size", "largest file of weights")
+	cmd.Flags().StringVar(&to, "to", "", "`DIR` to write, which must be new or empty")
+	cmd.Flags().BoolVar(&merge, "merge", false, "add the adapters' products to the weights")
+	cmd.Flags().StringVar(&format, "format", saving.FormatHF, "hf (the folder of a model) or peft (the adapters alone: adapter_config.json and adapter_model.safetensors)")
+	cmd.Flags().Var(cli.Size(&shard), "max-shard-size", "maximum size of a file of weights")
 	cmd.Flags().Lookup("max-shard-size").DefValue = "5GB" // checkpoint.ShardBytes
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if to == "" {
@@ -62,8 +62,8 @@ func ExportCommand() *cobra.Command {
 	return cmd
 }
 
-// exportModel writes the model of a checkpoint, or of the newest whole one of a folder,
-// and returns which that was.
+// exportModel writes the model of a checkpoint, or of the newest complete one of a folder, and
+// returns that checkpoint's folder.
 func exportModel(ctx context.Context, from, to string, stderr io.Writer, what func(*checkpoint.Checkpoint) (checkpoint.Exporting, error)) (folder string, err error) {
 	c, passed, err := checkpoint.Take(ctx, filesys.System, from, model.ConfigFile, safetensors.FileName)
 	if err != nil {
@@ -86,8 +86,8 @@ func exportModel(ctx context.Context, from, to string, stderr io.Writer, what fu
 	return c.Folder, c.Export(ctx, to, x)
 }
 
-// ExportLast writes the model of a run that has come to its end, from its last checkpoint in
-// from, to --export's folder; "": to none.
+// ExportLast writes the model of a completed run, from its last checkpoint in from, to the folder
+// of --export; with "" it does nothing.
 func ExportLast(ctx context.Context, from, to string, stdout, stderr io.Writer) error {
 	if to == "" {
 		return nil

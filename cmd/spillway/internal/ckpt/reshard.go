@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// mostReshard bounds `ckpt reshard --ranks`: each has a file.
+// mostReshard bounds `ckpt reshard --ranks`: each rank has a file.
 const mostReshard = 1 << 16
 
 func ckptReshardCommand() *cobra.Command {
@@ -21,11 +21,11 @@ func ckptReshardCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "reshard DIR --ranks N",
 		Short:   "Rewrite a checkpoint's files for another number of ranks",
-		Long:    "Rewrite the files of a checkpoint, or of the newest whole one in a folder, as N ranks would have written them: the same states, byte for byte. Any number of ranks loads any checkpoint; this evens out files for tools and disks. The new files are complete before the old ones go.",
+		Long:    "Rewrite the files of a checkpoint, or of the newest complete one in a folder, as N ranks would have written them: the same states, byte for byte. Loading never needs this: any number of ranks loads any checkpoint. It gives files of even size to tools and disks. The old files are removed once the new ones are complete.",
 		Example: "  spillway ckpt reshard run1 --ranks 8",
 		Args:    oneFolder("reshard"),
 	}
-	cmd.Flags().IntVar(&ranks, "ranks", 0, "how many ranks' files to write")
+	cmd.Flags().IntVar(&ranks, "ranks", 0, "number of ranks to write files for")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if !cmd.Flags().Changed("ranks") {
 			return errors.New("ckpt reshard: --ranks N is missing: how many ranks' files to write")

@@ -14,15 +14,15 @@ import (
 	"github.com/spillway-ml/spillway/internal/regular"
 )
 
-// Limits of a configuration file. The parser's time and memory grow with the square
-// of the depth: they are checked before it sees the text.
+// Limits of a configuration file. The parser's time and memory grow with the square of the depth,
+// so the limits are checked before parsing.
 const (
 	maxConfig      = 1 << 20 // bytes
 	maxConfigDepth = 100
 )
 
-// shallow refuses text whose brackets, indents or list marks nest deeper than any
-// configuration does. It knows no quotes: brackets in a value count too.
+// shallow rejects text whose brackets, indents or list marks nest deeper than maxConfigDepth. It
+// does not know quotes, so brackets within values count too.
 func shallow(text []byte) error {
 	depth := 0
 	for i, line := range bytes.Split(text, []byte("\n")) {
@@ -43,11 +43,10 @@ func shallow(text []byte) error {
 	return nil
 }
 
-// badValue is how pflag says that a flag's value does not parse.
+// badValue matches pflag's error for a flag's value that does not parse.
 var badValue = regexp.MustCompile(`^invalid argument ("(?:[^"\\]|\\.)*") for "(?:-., )?--(.+?)" flag: (.*)$`)
 
-// PlainFlagError says in our own words what is wrong with a flag: the parsers'
-// names of Go functions help nobody.
+// PlainFlagError rewords an error of the flag parser, which otherwise names Go functions.
 func PlainFlagError(err error) error {
 	m := badValue.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -69,11 +68,11 @@ func PlainFlagError(err error) error {
 	return fmt.Errorf("--%s %s: %s", m[2], m[1], reason)
 }
 
-// yamlPosition is how the YAML parser says where: "[line:column] what".
+// yamlPosition matches the position in the YAML parser's errors: "[line:column] message".
 var yamlPosition = regexp.MustCompile(`^\[(\d+):\d+\] (.*)$`)
 
-// ApplyConfigFile sets every flag of a YAML file that the command line has not
-// set. Errors name the file and the line.
+// ApplyConfigFile sets the flags that a YAML file gives and the command line does not. Errors name
+// the file and the line.
 func ApplyConfigFile(fs *pflag.FlagSet, path string) error {
 	text, err := regular.ReadFile(path, maxConfig)
 	if err == nil {
@@ -85,7 +84,7 @@ func ApplyConfigFile(fs *pflag.FlagSet, path string) error {
 	return ApplyConfig(fs, path, text)
 }
 
-// ApplyConfig is ApplyConfigFile of a file's text.
+// ApplyConfig does the same as ApplyConfigFile with the text of the file.
 func ApplyConfig(fs *pflag.FlagSet, path string, text []byte) error {
 	file, err := parser.ParseBytes(text, 0)
 	if err != nil {
@@ -150,7 +149,7 @@ func applyPair(fs *pflag.FlagSet, path string, pair *ast.MappingValueNode, given
 	return nil
 }
 
-// scalarText returns a value as a flag takes it; lists are joined by commas.
+// scalarText returns a value as text for a flag; it joins lists with commas.
 func scalarText(n ast.Node) (string, error) {
 	switch v := n.(type) {
 	case *ast.SequenceNode:

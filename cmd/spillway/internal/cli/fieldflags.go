@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// otherNames are the flags that are not named as their fields are.
+// otherNames maps fields to flags whose names do not follow from the fields' names.
 var otherNames = map[string]string{
 	"Config.LocalRanks": "ranks-per-process", "Config.LoRA": "lora", "Config.OnNonFinite": "on-nonfinite", "Config.OptimizerDType": "optimizer-dtype",
 	"Config.TensorBoard": "tensorboard", "Hardware.Device": "gpu", "Hardware.Effort": "effort",
@@ -17,11 +17,11 @@ var otherNames = map[string]string{
 	"Sampling.Temperature": "temperature", "Sampling.TopK": "top-k", "Sampling.TopP": "top-p",
 }
 
-// wordStart is where a word of a field's name begins: LRBaseBatch is LR, Base, Batch.
+// wordStart matches the start of a word in a field's name: LRBaseBatch is LR, Base, Batch.
 var wordStart = regexp.MustCompile(`([a-z0-9])([A-Z])|([A-Z])([A-Z][a-z])`)
 
-// FlagOf returns the flag of a field that the library's errors, warnings and reasons
-// name, "" for none: the field's words in lower case where a group of flags has that.
+// FlagOf returns the flag of a field that the library's messages name, or "" if there is none: the
+// field's words in lower case if flagGroups has such a flag.
 func FlagOf(field string) string {
 	if name, ok := otherNames[field]; ok {
 		return name
@@ -34,24 +34,24 @@ func FlagOf(field string) string {
 	return ""
 }
 
-// NamedField is a field in a sentence: a word by itself, which a path or a quoted value
-// is not.
+// NamedField matches a field's name in a sentence as a separate word, not within a path or a quoted
+// value.
 var NamedField = regexp.MustCompile(`(^|[\s(])((?:Config|Sampling|Hardware|Job|Options)\.[A-Z]\w*)`)
 
-// ofAFlag matches how the planner begins when it refuses a pattern: with the pass's name, which
-// is also the flag's.
+// ofAFlag matches the start of a planner's error about a pattern: the name of the pass, which is
+// also the flag's.
 var ofAFlag = regexp.MustCompile(`^(warning: )?plan: (freeze|lora|recompute|offload): `)
 
-// passAfterFlag is the pass's name behind the flag that says it.
+// passAfterFlag matches the name of the pass after the flag of the same name.
 var passAfterFlag = regexp.MustCompile(`^(--(?:recompute|offload) \S+): (?:recompute|offload): `)
 
-// mergeFirst is the library's remedy that a command carries out, and the checkpoint's folder.
+// mergeFirst matches the library's advice to merge adapters first, with the checkpoint's folder.
 var mergeFirst = regexp.MustCompile(`merge the adapters first of ('[^']*'|\S+)`)
 
-// withoutModel is what the library says where a model is missing; the command has a list.
+// withoutModel is the library's text for a missing model; Flagged adds how to list the models.
 const withoutModel = "--model is missing: give a preset's name"
 
-// Flagged is a text of the library with flags in place of fields.
+// Flagged replaces the names of fields in a text of the library by flags.
 func Flagged(text string) string {
 	text = NamedField.ReplaceAllStringFunc(text, func(found string) string {
 		at := strings.IndexAny(found, "CHJOS")
@@ -66,7 +66,7 @@ func Flagged(text string) string {
 	return strings.Replace(text, withoutModel, withoutModel+" (spillway plan --list-models; spillway-demo is small enough for any machine)", 1)
 }
 
-// FlaggedAll is Flagged for lines of a report, which may hold paths.
+// FlaggedAll applies Flagged to the lines of a report, which may contain paths.
 func FlaggedAll(lines []string) []string {
 	out := make([]string, len(lines))
 	for i, line := range lines {
@@ -75,10 +75,10 @@ func FlaggedAll(lines []string) []string {
 	return out
 }
 
-// Reasons are a plan's reasons as the command says them.
+// Reasons returns a plan's reasons with flags in place of fields.
 func Reasons(f *planner.Forecast) []string { return FlaggedAll(planner.Reasons(f)) }
 
-// ArgsOf are settings as words of a command line.
+// ArgsOf returns settings as words of a command line.
 func ArgsOf(settings planner.Settings) (args []string) {
 	for _, s := range settings {
 		args = append(args, "--"+FlagOf(s.Field))
@@ -89,5 +89,5 @@ func ArgsOf(settings planner.Settings) (args []string) {
 	return args
 }
 
-// FlagText is settings as a person types them.
+// FlagText returns settings as a person types them in a shell.
 func FlagText(settings planner.Settings) string { return planner.Shell(ArgsOf(settings)) }

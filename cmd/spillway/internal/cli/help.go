@@ -18,16 +18,14 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// flagGroup is a heading of a command's help and the flags below it, in the
-// order in which a person meets them.
+// flagGroup is a heading of a command's help with its flags, in the order in which help shows them.
 type flagGroup struct {
 	title string
 	flags []string
 }
 
-// flagGroups are the groups of every command's flags: what most runs give comes
-// first. A command shows those of them that it has; a flag in none of them is
-// shown under "Other".
+// flagGroups are the groups of every command's flags, the most used first. A command shows the
+// flags that it has; a flag in no group is shown under "Other".
 var flagGroups = []flagGroup{
 	{"Common", []string{"model", "init", "data", "tokenizer", "text-field", "steps", "epochs", "batch", "seq", "lr", "ranks", "zero", "device-memory", "gpu", "nodes", "gpus-per-node", "fit", "checkpoint", "resume", "metrics", "prompt", "prompts", "system", "stop", "tokens", "price", "temperature", "top-k", "top-p", "out", "json"}},
 	{"Data", []string{"data-glob", "template", "loss-on", "long", "packing", "order", "eval-data", "eval-split", "eval-every", "eval-steps"}},
@@ -54,7 +52,7 @@ func GroupFlags(root *cobra.Command) {
 	})
 }
 
-// printAbout prints what a command is for, in paragraphs of a terminal's width.
+// printAbout prints the description of a command in paragraphs of a terminal's width.
 func printAbout(w io.Writer, text string) {
 	for paragraph := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
 		Wrap(w, "", "", paragraph)
@@ -96,7 +94,7 @@ func printUsage(w io.Writer, cmd *cobra.Command) {
 	printFlags(w, "Other", left, columns)
 	if unused := unusedFlags(cmd.LocalFlags()); len(unused) > 0 {
 		fmt.Fprintln(w)
-		Wrap(w, "", "  ", "Taken too, so that train's flags can stay as they are, and without effect here but on "+
+		Wrap(w, "", "  ", "Accepted so that a train command can be reused, but without effect here except on "+
 			"the host memory outside the arenas: "+strings.Join(unused, ", "))
 	}
 }
@@ -107,7 +105,7 @@ func printFlags(w io.Writer, title string, set *pflag.FlagSet, columns int) {
 	}
 }
 
-// without returns the flags of a set that are not in another.
+// without returns the flags of set that are not in other.
 func without(set, other *pflag.FlagSet) *pflag.FlagSet {
 	rest := pflag.NewFlagSet("", pflag.ContinueOnError)
 	set.VisitAll(func(f *pflag.Flag) {
@@ -118,8 +116,7 @@ func without(set, other *pflag.FlagSet) *pflag.FlagSet {
 	return rest
 }
 
-// Hide takes flags out of a command's help that it accepts and that change
-// nothing in it.
+// Hide removes flags from a command's help that it accepts and that have no effect on it.
 func Hide(fs *pflag.FlagSet, names ...string) {
 	for _, name := range names {
 		if f := fs.Lookup(name); f != nil {
@@ -129,7 +126,7 @@ func Hide(fs *pflag.FlagSet, names ...string) {
 	}
 }
 
-// noEffect marks a flag that a command takes and does not use.
+// noEffect marks a flag that a command accepts and does not use.
 const noEffect = "spillway_no_effect"
 
 func unusedFlags(fs *pflag.FlagSet) (list []string) {
@@ -142,7 +139,7 @@ func unusedFlags(fs *pflag.FlagSet) (list []string) {
 	return list
 }
 
-// columnsOf is the width of the terminal behind w, and 80 where there is none.
+// columnsOf returns the width of the terminal behind w, or 80 if there is none.
 func columnsOf(w io.Writer) int {
 	if f, ok := FileOf(w); ok {
 		if n, _, err := term.GetSize(int(f.Fd())); err == nil && n > 0 {
@@ -152,11 +149,11 @@ func columnsOf(w io.Writer) int {
 	return Terminal
 }
 
-// unknownFlag is how pflag says that there is no such flag.
+// unknownFlag matches pflag's error for an unknown flag.
 var unknownFlag = regexp.MustCompile(`^unknown flag: --(.*)$`)
 
-// FlagError says in our own words what is wrong with a flag of a command, and
-// for one that it does not have, which one was likely meant.
+// FlagError rewords an error about a flag of a command. For an unknown flag it suggests the nearest
+// name.
 func FlagError(cmd *cobra.Command, err error) error {
 	m := unknownFlag.FindStringSubmatch(err.Error())
 	if m == nil {
@@ -171,8 +168,7 @@ func FlagError(cmd *cobra.Command, err error) error {
 	return errors.New(text)
 }
 
-// RefuseUnknownTopics makes help of a command that is not there an error, as the command
-// itself is.
+// RefuseUnknownTopics makes help of an unknown command an error.
 func RefuseUnknownTopics(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	for _, help := range root.Commands() {
@@ -190,12 +186,12 @@ func RefuseUnknownTopics(root *cobra.Command) {
 	}
 }
 
-// RefuseUnknownBeforeHelp makes --help of a command that is not there an error: cobra
-// shows that of the command above it.
+// RefuseUnknownBeforeHelp makes --help of an unknown command an error; cobra would show the help of
+// the command above it.
 func RefuseUnknownBeforeHelp(root *cobra.Command, args []string) error {
 	cmd, rest, err := root.Find(args)
 	if err != nil || !cmd.HasSubCommands() || !slices.Contains(rest, "--help") && !slices.Contains(rest, "-h") {
-		return nil // whoever executes it says so
+		return nil // executing the command reports the error
 	}
 	for _, word := range rest {
 		if !strings.HasPrefix(word, "-") {
@@ -205,8 +201,8 @@ func RefuseUnknownBeforeHelp(root *cobra.Command, args []string) error {
 	return nil
 }
 
-// NameShells makes completion without a shell, or with another one, an error, as of
-// the commands that have commands below them. It is for a root whose output is set.
+// NameShells makes completion without a shell, or with an unknown one, an error. root's output must
+// be set before.
 func NameShells(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	for _, completion := range root.Commands() {
@@ -223,7 +219,7 @@ func NameShells(root *cobra.Command) {
 	}
 }
 
-// unknownCommand says which command below cmd was likely meant.
+// unknownCommand returns the error for an unknown command below cmd, with the nearest name.
 func unknownCommand(cmd *cobra.Command, typed string) error {
 	if !cmd.HasSubCommands() {
 		return fmt.Errorf(`%s has no commands below it; "%s" is not understood`, cmd.CommandPath(), Cut(typed))
@@ -241,8 +237,7 @@ func unknownCommand(cmd *cobra.Command, typed string) error {
 	return fmt.Errorf("%s; there are %s", text, strings.Join(names, ", "))
 }
 
-// nearestFlag is the flag whose name is nearest to one that a person typed; ""
-// where none is near.
+// nearestFlag returns the name of the flag nearest to typed, or "" if none is near.
 func nearestFlag(fs *pflag.FlagSet, typed string) string {
 	var names [][]string
 	fs.VisitAll(func(f *pflag.Flag) { names = append(names, []string{f.Name}) })
@@ -253,7 +248,7 @@ func nearestFlag(fs *pflag.FlagSet, typed string) string {
 	return best[0]
 }
 
-// Cut keeps what a person typed to 80 characters, without control bytes.
+// Cut shortens what a person typed to 80 characters and escapes control bytes.
 func Cut(s string) string {
 	if r := []rune(s); len(r) > 80 {
 		s = string(r[:79]) + "…"
@@ -261,7 +256,7 @@ func Cut(s string) string {
 	return escaped(s)
 }
 
-// CompleteValues lets a shell complete the values of flags that are names.
+// CompleteValues registers shell completions for flags whose values are names.
 func CompleteValues(cmd *cobra.Command) {
 	lists := map[string]func() []string{
 		"model": func() (names []string) {
@@ -292,14 +287,14 @@ func CompleteValues(cmd *cobra.Command) {
 		}
 		_ = cmd.RegisterFlagCompletionFunc(name, func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return list(), directive
-		}) // fails only where a flag has one already
+		}) // fails only if the flag has one already
 	}
 	for _, sub := range cmd.Commands() {
 		CompleteValues(sub)
 	}
 }
 
-// NoArguments refuses words of a command line that belong to no flag.
+// NoArguments rejects words of a command line that belong to no flag.
 func NoArguments(cmd *cobra.Command, args []string) error {
 	switch {
 	case len(args) == 0:

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/term"
 )
 
-// LiveLine is a line at the foot of a terminal that is written over again and
-// again. It never takes more than a terminal's line: fields that have no room are
-// dropped, the last first. It is for one goroutine.
+// LiveLine is the last line of a terminal, which is overwritten again and again. It is at most as
+// wide as the terminal: fields that do not fit are dropped, the last first. Only one goroutine may
+// use it.
 type LiveLine struct {
 	w     io.Writer
 	file  *os.File
@@ -22,13 +22,13 @@ type LiveLine struct {
 	last  time.Time
 }
 
-// toLineEnd clears a terminal's line from the cursor on.
+// toLineEnd clears a terminal's line from the cursor to its end.
 const toLineEnd = "\x1b[K"
 
-// refreshEvery is the least time between two states of a live line.
+// refreshEvery is the minimum time between two updates of a live line.
 const refreshEvery = 100 * time.Millisecond
 
-// NewLiveLine returns nil where w is not a terminal that can overwrite a line.
+// NewLiveLine returns nil if w is not a terminal that can overwrite a line.
 func NewLiveLine(w io.Writer) *LiveLine {
 	f, ok := FileOf(w)
 	if !ok || !term.IsTerminal(int(f.Fd())) || os.Getenv("TERM") == "dumb" {
@@ -37,7 +37,7 @@ func NewLiveLine(w io.Writer) *LiveLine {
 	return &LiveLine{w: w, file: f}
 }
 
-// Show writes the line, unless it did a moment ago; now writes it in any case.
+// Show updates the line, unless the last update was less than refreshEvery ago; now forces it.
 func (l *LiveLine) Show(fields []string, now bool) {
 	if !now && time.Since(l.last) < refreshEvery {
 		return
@@ -50,8 +50,8 @@ func (l *LiveLine) Show(fields []string, now bool) {
 	fmt.Fprint(l.w, "\r"+fitFields(fields, columns-1)+toLineEnd)
 }
 
-// Above writes a line to w that stays, in place of a live line there, which its next state follows. l is
-// nil where w is no terminal.
+// Above writes a permanent line to w. It clears the live line l there, which reappears at its next
+// update. l is nil if w is no terminal.
 func Above(l *LiveLine, w io.Writer, text string) {
 	if l != nil {
 		l.clear()
@@ -59,7 +59,7 @@ func Above(l *LiveLine, w io.Writer, text string) {
 	fmt.Fprintln(w, text)
 }
 
-// clear takes the line away.
+// clear erases the line.
 func (l *LiveLine) clear() {
 	if l.shown {
 		fmt.Fprint(l.w, "\r"+toLineEnd)
@@ -67,7 +67,7 @@ func (l *LiveLine) clear() {
 	l.shown = false
 }
 
-// End leaves the line as it stands and goes to the next. On no terminal there is none.
+// End leaves the line as it is and starts a new one. A nil LiveLine does nothing.
 func (l *LiveLine) End() {
 	if l != nil && l.shown {
 		fmt.Fprintln(l.w)
@@ -75,8 +75,8 @@ func (l *LiveLine) End() {
 	}
 }
 
-// fitFields joins the fields that fit into so many columns, from the left; of the
-// first, what fits.
+// fitFields joins as many fields as fit into columns, from the left, and cuts the first if it alone
+// is too wide.
 func fitFields(fields []string, columns int) string {
 	line := ""
 	for _, f := range fields {
@@ -98,7 +98,7 @@ func fitFields(fields []string, columns int) string {
 	return line
 }
 
-// Gauge draws a part of a whole in a few columns.
+// Gauge draws the share done/of as a bar.
 func Gauge(done, of int64) string {
 	const width = 12
 	full := 0
@@ -108,20 +108,20 @@ func Gauge(done, of int64) string {
 	return "[" + strings.Repeat("=", full) + strings.Repeat(" ", width-full) + "]"
 }
 
-// IsTerminal says whether w is one.
+// IsTerminal reports whether w is a terminal.
 func IsTerminal(w io.Writer) bool {
 	f, ok := FileOf(w)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// ReadsTerminal says whether r is one.
+// ReadsTerminal reports whether r is a terminal.
 func ReadsTerminal(r io.Reader) bool {
 	f, ok := r.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }
 
-// Visible escapes what a terminal would obey or not show: control bytes but line
-// ends and tabs, and what is not UTF-8.
+// Visible escapes characters that a terminal would interpret or not show: control bytes except line
+// ends and tabs, and invalid UTF-8.
 func Visible(s string) string {
 	var b strings.Builder
 	for i, r := range s {

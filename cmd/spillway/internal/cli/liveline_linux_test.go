@@ -17,7 +17,7 @@ func TestFitFields(t *testing.T) {
 	require.Equal(t, "", fitFields(fields, -1))
 }
 
-// What ends a process amid a live line says so on a line of its own.
+// A message that ends a process during a live line begins on a new line.
 func TestTheEndLeavesTheLiveLine(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "screen"))
 	require.NoError(t, err)

@@ -7,7 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/decimal"
 )
 
-// numberFlag is a flag of a number that takes decimal forms only.
+// numberFlag is a flag with a number, which accepts decimal notation only.
 type numberFlag struct {
 	pflag.Value
 	check func(string) error
@@ -20,8 +20,7 @@ func (f numberFlag) Set(s string) error {
 	return f.Value.Set(s)
 }
 
-// DecimalNumbers makes every flag of a number, of a command and of those below it,
-// a numberFlag.
+// DecimalNumbers makes every number flag of a command and its subcommands a numberFlag.
 func DecimalNumbers(cmd *cobra.Command) {
 	eachFlag(cmd, func(f *pflag.Flag) {
 		if _, done := f.Value.(numberFlag); done {
@@ -36,7 +35,7 @@ func DecimalNumbers(cmd *cobra.Command) {
 	})
 }
 
-// eachFlag calls f with every flag of a command and of those below it, some of them more than once.
+// eachFlag calls f for every flag of a command and its subcommands, for some more than once.
 func eachFlag(cmd *cobra.Command, f func(*pflag.Flag)) {
 	cmd.Flags().VisitAll(f)
 	cmd.PersistentFlags().VisitAll(f)

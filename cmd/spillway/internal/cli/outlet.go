@@ -13,19 +13,19 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Outlet is a standard stream. After a write has failed (a full disk, a pipe that
-// nobody reads any more) nothing more is tried; the first time is told to tell.
+// Outlet is a standard stream. After a failed write (a full disk, a closed pipe) it writes nothing
+// more. It reports the first failure to Tell, except a closed pipe (see Warn).
 type Outlet struct {
 	File *os.File
 	Name string
-	Tell io.Writer // nil: nobody is left to tell
+	Tell io.Writer // nil: failures are not reported
 
 	mu   sync.Mutex
 	err  error
-	live bool // a live line stands at its end
+	live bool // the last write was a live line
 }
 
-// Write writes to the file, or returns why it could not earlier.
+// Write writes to the file. After a failed write it only returns that error.
 func (o *Outlet) Write(b []byte) (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -40,8 +40,7 @@ func (o *Outlet) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// LeaveLine goes to the next line where a live line stands, of somebody who is left
-// behind.
+// LeaveLine ends a live line that was left on the stream, so that the next text begins a new line.
 func (o *Outlet) LeaveLine() {
 	o.mu.Lock()
 	live := o.live
@@ -51,16 +50,15 @@ func (o *Outlet) LeaveLine() {
 	}
 }
 
-// Warn says that the rest of the output is lost. Of a reader that left (head, less) only
-// what goes on without it says so.
+// Warn reports to Tell that the rest of the output is lost. After a closed pipe (head, less) only
+// commands that continue without it call Warn.
 func (o *Outlet) Warn() {
 	if o.Tell != nil {
 		fmt.Fprintf(o.Tell, "warning: %s: %v; the rest of the output is lost\n", o.Name, o.err)
 	}
 }
 
-// LostOutput is why a standard stream could not take all that was written; nil if
-// it did.
+// LostOutput returns the error of a standard stream's first failed write, and nil if none failed.
 func LostOutput(w io.Writer) error {
 	o, ok := w.(*Outlet)
 	if !ok {
@@ -71,12 +69,13 @@ func LostOutput(w io.Writer) error {
 	return o.err
 }
 
-// GoesOn says that a command has more to do than to print.
+// GoesOn reports whether a command continues when its standard output is closed: it does more than
+// print.
 func GoesOn(cmd *cobra.Command) bool {
 	return slices.Contains([]string{"train", "finetune", "launch"}, cmd.Name())
 }
 
-// FileOf returns the file behind a writer, for who asks whether it is a terminal.
+// FileOf returns the file behind a writer, from which callers see whether it is a terminal.
 func FileOf(w io.Writer) (*os.File, bool) {
 	switch v := w.(type) {
 	case *os.File:

@@ -8,9 +8,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/outputs"
 )
 
-// RefuseOverwriting refuses an output of a command that it reads too or writes for
-// another purpose, before anything is touched. A run looks again at what it has by
-// default (the demo's data, its checkpoints).
+// RefuseOverwriting rejects, before any file is written, an output that the command also reads or
+// uses for another output. A run checks again once its default paths are known (the demo's data and
+// checkpoints).
 func RefuseOverwriting(fs *pflag.FlagSet) error {
 	value := func(name string) string {
 		if f := fs.Lookup(name); f != nil {

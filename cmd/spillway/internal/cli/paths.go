@@ -7,8 +7,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// pathFlag is a flag of a file or folder. An empty one is mostly a variable of the
-// shell that is not set, and would mean: none.
+// pathFlag is a flag with a file or folder. It rejects an empty value, which would mean none and is
+// usually an unset variable of the shell.
 type pathFlag struct{ pflag.Value }
 
 func (f pathFlag) Set(s string) error {
@@ -18,8 +18,8 @@ func (f pathFlag) Set(s string) error {
 	return f.Value.Set(s)
 }
 
-// NamedPaths makes every flag whose help calls its value a file, folder or path a
-// pathFlag, of a command and of those below it.
+// NamedPaths makes every flag of a command and its subcommands a pathFlag if help calls its value
+// FILE, DIR or PATH.
 func NamedPaths(cmd *cobra.Command) {
 	eachFlag(cmd, func(f *pflag.Flag) {
 		if _, done := f.Value.(pathFlag); done || f.Value.Type() != "string" {

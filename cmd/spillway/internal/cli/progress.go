@@ -9,13 +9,14 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// TellWithin is the time between two lines where there is no terminal.
+// TellWithin is the time between two lines of progress if there is no terminal.
 const TellWithin = 1500 * time.Millisecond
 
-// beatEvery is how often Beat calls. With TellWithin it is less than two seconds.
+// beatEvery is the period of Beat. Together with TellWithin it is less than two seconds.
 const beatEvery = 250 * time.Millisecond
 
-// Beat calls tell from a goroutine of its own until stop is called, which waits for it.
+// Beat calls tell periodically from another goroutine until stop is called. stop waits until that
+// goroutine has ended.
 func Beat(tell func()) (stop func()) {
 	end, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -38,23 +39,24 @@ func Beat(tell func()) (stop func()) {
 	})
 }
 
-// Due reports whether a line is due about what has gone on since a time, where the last one was told at told: after
-// TellWithin, and after a tenth of the time that it has taken, so that a log does not grow with hours of one step.
+// Due reports whether the next line of progress is due. told is the time of the last line, since
+// the start of the work. A line is due after TellWithin, and after a tenth of the time since the
+// start, so that a step of hours does not fill the log.
 func Due(told, since time.Time) bool {
 	return time.Since(told) >= max(TellWithin, time.Since(since)/10)
 }
 
-// Took is the end of a line about something that has gone on for a while.
+// Took formats the time since the start of some work, for the end of a line.
 func Took(since time.Time) string { return fmt.Sprintf("… %.1f s", time.Since(since).Seconds()) }
 
-// Pace predicts from the parts of some work how long the rest takes.
+// Pace predicts the remaining time of some work from the parts that are done.
 type Pace struct {
-	Began time.Time // when the first of them was done
+	Began time.Time // when the first part was done
 	first int
 }
 
-// Left is the text for it, once done of the parts are done: "" after the first one, which has
-// memory to touch and says little of the others.
+// Left formats the remaining time once done of the parts are done. It returns "" after the first
+// part, which touches new memory and so takes longer than the others.
 func (p *Pace) Left(done, of int) string {
 	if p.first == 0 {
 		p.first, p.Began = done, time.Now()
@@ -66,27 +68,28 @@ func (p *Pace) Left(done, of int) string {
 	return fmt.Sprintf("%s left", time.Duration(float64(time.Since(p.Began))/float64(n)*float64(of-done)).Round(time.Second))
 }
 
-// Progress says what a command computes: on a terminal in a live line, elsewhere in a line
-// every TellWithin, so that a command is never silent for two seconds. Nobody else may write
-// to its writer between Says and End. A nil Progress says nothing.
+// Progress shows the current computation: in a live line on a terminal, otherwise in a line every
+// TellWithin, so that a command is never silent for two seconds. Nothing else may write to its
+// writer between Says and End. Says, Later and End of a nil Progress do nothing.
 type Progress struct {
 	w     io.Writer
 	live  *LiveLine // nil: not a terminal
 	began time.Time
-	stop  func() // nil: nothing is said
+	stop  func() // nil: not running
 
 	mu   sync.Mutex
 	what string
 	told time.Time // when the last line was due
 }
 
-// NewProgress returns a Progress that says nothing yet.
+// NewProgress returns a Progress that shows nothing yet.
 func NewProgress(w io.Writer) *Progress { return &Progress{w: w, live: NewLiveLine(w)} }
 
-// Says replaces what is said to be computed.
+// Says sets the description of the current computation and shows it.
 func (p *Progress) Says(what string) { p.says(what, true) }
 
-// Later is Says for what is mostly short: a terminal too shows it only at the next line's time.
+// Later sets the description of a computation that is usually short: a terminal too shows it only
+// when the next line is due.
 func (p *Progress) Later(what string) { p.says(what, false) }
 
 func (p *Progress) says(what string, now bool) {
@@ -123,14 +126,14 @@ func (p *Progress) tell() {
 	fmt.Fprintln(p.w, p.what, took)
 }
 
-// Note writes a line that stays.
+// Note writes a permanent line.
 func (p *Progress) Note(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	Above(p.live, p.w, text)
 }
 
-// End says nothing more; it may be called more than once.
+// End stops the progress; it may be called more than once.
 func (p *Progress) End() {
 	if p == nil || p.stop == nil {
 		return

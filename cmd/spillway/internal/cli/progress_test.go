@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Where there is no terminal a line every 1.5 s says what is computed, until the end.
+// Without a terminal a line every 1.5 s describes the computation, until the end.
 func TestProgressInAPipe(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer

@@ -10,12 +10,11 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// maxQuoted is how much of what it was given an error repeats, in characters.
+// maxQuoted is the number of characters of an input that an error repeats.
 const maxQuoted = 80
 
-// tame makes an error text fit to be shown: values of the command line that it
-// repeats are cut to maxQuoted characters and lose their control characters, so
-// that none can look like a line of our own.
+// tame makes an error text safe to show. It cuts values of the command line to maxQuoted characters
+// and escapes their control characters, so that none can imitate a line of this program.
 func tame(text string, args []string) string {
 	for _, arg := range args {
 		values := []string{arg}
@@ -32,8 +31,8 @@ func tame(text string, args []string) string {
 	return endless.ReplaceAllStringFunc(text, short)
 }
 
-// setValues returns the values of the flags that were set, on the command line or in
-// a configuration file, and what lists among them hold.
+// setValues returns the values of the flags set on the command line or in a configuration file, and
+// the items of lists among them.
 func setValues(cmd *cobra.Command) (list []string) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		value := f.Value.String()
@@ -45,11 +44,11 @@ func setValues(cmd *cobra.Command) (list []string) {
 	return list
 }
 
-// endless is a word that is no word: a part of a value, which no value matches. Paths
-// are shorter. A list has items: a command that an error advises is not cut.
+// endless matches a word too long to show: part of a value that no replacement matched. Paths are
+// shorter. Commas end a word, so lists in a suggested command are not cut.
 var endless = regexp.MustCompile(`[^\s,]{257,}`)
 
-// short is the first maxQuoted characters of v, escaped.
+// short returns the first maxQuoted characters of v, escaped.
 func short(v string) string {
 	r := []rune(v)
 	more := ""
@@ -59,13 +58,13 @@ func short(v string) string {
 	return escaped(string(r)) + more
 }
 
-// escaped is a text as a Go string literal holds it, without the quotes around it.
+// escaped returns a text as in a Go string literal, without the quotes.
 func escaped(s string) string {
 	q := strconv.Quote(s)
 	return q[1 : len(q)-1]
 }
 
-// OnOneLine is a path as one line of a report holds it.
+// OnOneLine returns a path as one line, with line ends and tabs escaped.
 func OnOneLine(path string) string {
 	return strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(Visible(path))
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// PrintError tells a person what ended a command: one line, and after a refusal
-// with ways out a whole command a line, to be copied.
+// PrintError prints the error that ended a command as one line. After a refusal it prints a
+// complete command for each alternative that fits, one a line.
 func PrintError(w io.Writer, err error, args []string, cmd *cobra.Command) {
 	if errors.Is(err, context.Canceled) && !is[Interrupted](err) {
 		err = Interrupted("interrupted") // in a search
@@ -59,14 +59,15 @@ func PrintError(w io.Writer, err error, args []string, cmd *cobra.Command) {
 	}
 }
 
-// WholeCommand is the command that starts ranks, each many a process, as env's job was
-// started, with flags in place of those of the same names among args.
+// WholeCommand returns a command that starts a job with the launcher of env's job. ranks is the
+// number of ranks, each the number of ranks per process. flags replace those of the same names
+// among args.
 func WholeCommand(env cluster.Env, ranks, each int, args, flags []string) string {
 	if env.World == 1 {
 		return "spillway " + planner.Shell(WithFlags(args, flags))
 	}
 	args, flags = WithFlags(args, []string{"--ranks", ""}), WithFlags(flags, []string{"--ranks", ""})
-	args, flags = args[:len(args)-2], flags[:len(flags)-2] // how many processes there are says it
+	args, flags = args[:len(args)-2], flags[:len(flags)-2] // the number of processes implies it
 	if ranks%each != 0 {
 		each, flags = 1, append(flags, "--ranks-per-process", "1")
 	}
@@ -83,7 +84,7 @@ func WholeCommand(env cluster.Env, ranks, each int, args, flags []string) string
 		if os.Getenv("SLURM_STEP_NUM_TASKS") != "" {
 			launcher = fmt.Sprintf("srun -n %d spillway ", n)
 		}
-	default: // a pod's or an agent's own command, with the number of processes elsewhere
+	default: // an orchestrator's agents start the processes; their number is set elsewhere
 		whole := "spillway " + planner.Shell(WithFlags(args, flags))
 		if n != env.World {
 			whole += fmt.Sprintf("  # as %d processes", n)
@@ -93,8 +94,8 @@ func WholeCommand(env cluster.Env, ranks, each int, args, flags []string) string
 	return launcher + planner.Shell(WithFlags(args, flags))
 }
 
-// WithFlags returns a command line in which flags (each "--name", "value")
-// replace those of the same names, at its end.
+// WithFlags returns args without the flags that occur in flags (pairs "--name", "value"), followed
+// by flags.
 func WithFlags(args, flags []string) []string {
 	replaced := map[string]bool{}
 	for i := 0; i < len(flags); i += 2 {

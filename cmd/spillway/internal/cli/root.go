@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Root is the command spillway with commands below it.
+// Root returns the command spillway with commands below it.
 func Root(short string, commands ...*cobra.Command) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "spillway",
@@ -31,8 +31,8 @@ func Root(short string, commands ...*cobra.Command) *cobra.Command {
 	return root
 }
 
-// Execute executes a command line of root and returns the exit status. Errors go to stderr, one
-// line first.
+// Execute runs a command line of root and returns the exit status. Errors go to stderr; their first
+// line is the error.
 func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, stderr io.Writer) int {
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -56,9 +56,10 @@ func Execute(ctx context.Context, root *cobra.Command, args []string, stdout, st
 	return ExitStatus(err)
 }
 
-// statusWithout is the exit status of a command that did all it was asked for, but
-// whose standard output was lost. A reader that left has had enough; for a run what
-// counts is its checkpoint; what else a command prints is what was asked for.
+// statusWithout returns the exit status of a command that succeeded but lost its standard output. A
+// closed pipe is a success: its reader has enough. So is a lost output of train, finetune and
+// launch, whose result is a checkpoint. For other commands the output is the result, so its loss is
+// an error.
 func statusWithout(cmd *cobra.Command, lost error) int {
 	if errors.Is(lost, syscall.EPIPE) || GoesOn(cmd) {
 		return ExitDone

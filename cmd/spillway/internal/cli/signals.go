@@ -7,13 +7,12 @@ import (
 	"time"
 )
 
-// Burst is the time after a first signal in which others mean the same: timeout(1)
-// signals its child and then its group, a terminal that closes hangs up twice, and a
-// person presses a key again.
+// Burst is the time after a first signal in which further signals count as the same request:
+// timeout(1) signals its child and then its group, a closing terminal hangs up twice, and a person
+// presses a key again.
 const Burst = 2 * time.Second
 
-// Catch has signals sent to c, but for those that were ignored when the process
-// started.
+// Catch relays signals to c, except those that were ignored when the process started.
 func Catch(c chan<- os.Signal, list ...os.Signal) {
 	for _, s := range list {
 		if !signal.Ignored(s) {
@@ -22,27 +21,29 @@ func Catch(c chan<- os.Signal, list ...os.Signal) {
 	}
 }
 
-// interrupt is told of a SIGINT first: see OnInterrupt.
+// interrupt is the function that OnInterrupt set.
 var interrupt atomic.Pointer[func() bool]
 
-// OnInterrupt has f told of the next SIGINT, until remove is called. Where f returns true the
-// command goes on as if there had been none.
+// OnInterrupt calls f at the next SIGINT, unless remove is called before. If f returns true, the
+// command continues as if there were no signal.
 func OnInterrupt(f func() bool) (remove func()) {
 	interrupt.Store(&f)
 	return func() { interrupt.CompareAndSwap(&f, nil) }
 }
 
-// TakesInterrupt tells the command of a SIGINT, and whether it takes it.
+// TakesInterrupt calls the function that OnInterrupt set and returns its result, or false if none
+// is set.
 func TakesInterrupt() bool {
 	f := interrupt.Swap(nil)
 	return f != nil && (*f)()
 }
 
-// Interrupts has a value when another process of the job was interrupted.
+// Interrupts receives a value when another process of the job was interrupted.
 var Interrupts = make(chan struct{}, 1)
 
-// Interrupt has the command end as at a first signal to this process. Signals to this process itself
-// are not counted with it: a later one may be the same request, from a launcher that signals all ranks.
+// Interrupt ends the command as a first signal to this process does. A later signal to this process
+// still counts as the first one: it may be the same request, from a launcher that signals all
+// ranks.
 func Interrupt() {
 	select {
 	case Interrupts <- struct{}{}:
@@ -50,23 +51,23 @@ func Interrupt() {
 	}
 }
 
-// Promptly is how long a command has to end by itself when it is interrupted.
+// Promptly is the time that an interrupted command has to end.
 const Promptly = 300 * time.Millisecond
 
-// Sheltered counts what a signal must not cut off.
+// Sheltered counts the calls of Shelter that a signal must not cut off.
 var Sheltered atomic.Int32
 
-// Shelter keeps the process alive, after a signal, until what it returns is called:
-// somebody has a state to save, and looks at the context.
+// Shelter keeps the process alive after a signal until leave is called. Its caller has a state to
+// save and watches the context.
 func Shelter() (leave func()) {
 	Sheltered.Add(1)
 	return func() { Sheltered.Add(-1) }
 }
 
-// Again gives a signal its usual effect.
+// Again sends a signal to this process again, with its default effect.
 func Again(s os.Signal) {
 	signal.Reset(s)
 	if p, err := os.FindProcess(os.Getpid()); err == nil && p.Signal(s) == nil {
-		time.Sleep(time.Second) // it ends us
+		time.Sleep(time.Second) // until the signal ends the process
 	}
 }

@@ -1,4 +1,5 @@
-// Package cli is what all commands share: help, errors and their statuses, signals, the terminal.
+// Package cli holds the parts that all commands share: help, errors and exit statuses, signals, the
+// terminal.
 package cli
 
 import (
@@ -21,21 +22,21 @@ import (
 	ranks "github.com/spillway-ml/spillway/run"
 )
 
-// StatusError is the exit status of a job whose processes have told why.
+// StatusError is the exit status of a job whose processes have printed their errors themselves.
 type StatusError int
 
 func (e StatusError) Error() string { return fmt.Sprintf("status %d", int(e)) }
 
-// Exit statuses, as contracted.
+// Exit statuses.
 const (
 	ExitDone        = 0
 	ExitBadInput    = 1
-	ExitDoesNotFit  = 2 // or a damaged checkpoint, or a run that is not as its receipt says
+	ExitDoesNotFit  = 2 // or a damaged checkpoint, or a run that differs from its receipt
 	ExitFault       = 3 // a rank was lost, or a run-time fault
 	ExitInterrupted = 130
 )
 
-// ExitStatus is the contracted status of a process that ends with err.
+// ExitStatus returns the exit status of a process that ends with err.
 func ExitStatus(err error) int {
 	status, told := errors.AsType[StatusError](err)
 	remote, isRemote := errors.AsType[*ranks.RemoteError](err)
@@ -60,8 +61,8 @@ func ExitStatus(err error) int {
 	return ExitBadInput
 }
 
-// cannotWrite tells whether something could not be written because the disk is full or broken. What
-// can't be read is bad input.
+// cannotWrite reports whether a write failed because the disk is full or broken. A failed read
+// counts as bad input instead.
 func cannotWrite(err error) bool {
 	for _, full := range []error{syscall.ENOSPC, syscall.EDQUOT, syscall.EFBIG} {
 		if errors.Is(err, full) {
@@ -72,20 +73,20 @@ func cannotWrite(err error) bool {
 	return ok && errors.Is(at.Err, syscall.EIO) && slices.Contains([]string{"write", "sync", "close", "truncate", "allocate", "mkdir"}, at.Op)
 }
 
-// is tells whether an error of type E is in err.
+// is reports whether err is or wraps an error of type E.
 func is[E error](err error) bool {
 	_, ok := errors.AsType[E](err)
 	return ok
 }
 
-// faultError marks what went wrong while running, as opposed to bad input.
+// faultError marks an error at run time, as opposed to bad input.
 type faultError struct{ err error }
 
 func (e *faultError) Error() string { return e.err.Error() }
 
 func (e *faultError) Unwrap() error { return e.err }
 
-// Fault marks an error as one of the run; nil stays nil.
+// Fault marks an error as one at run time; nil stays nil.
 func Fault(err error) error {
 	if err == nil {
 		return nil
@@ -93,14 +94,14 @@ func Fault(err error) error {
 	return &faultError{err}
 }
 
-// Interrupted is the end that a signal asked for, in words for a person.
+// Interrupted is the message of a command that a signal ended.
 type Interrupted string
 
 func (e Interrupted) Error() string { return string(e) }
 
 func (e Interrupted) Unwrap() error { return context.Canceled }
 
-// SilentError ends a process without a word: another one of its job tells.
+// SilentError ends a process that prints no error, because another process of its job prints it.
 type SilentError struct{ Err error }
 
 func (e *SilentError) Error() string { return e.Err.Error() }

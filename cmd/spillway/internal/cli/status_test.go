@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// A disk that is full or does not take what is written is a run-time fault, whatever the command
-// was doing; a file that can't be read is bad input.
+// A full disk, or one that fails to write, is a run-time fault in any command; an unreadable file
+// is bad input.
 func TestStatusOfABrokenDisk(t *testing.T) {
 	for _, c := range []struct {
 		err  error

@@ -13,11 +13,11 @@ import (
 	"unicode/utf8"
 )
 
-// Terminal is how many columns a line of text takes at most.
+// Terminal is the width in columns to which text is wrapped.
 const Terminal = 80
 
-// Wrap prints text in lines of a terminal, broken at spaces: the first after
-// first, the others after rest. A word longer than that has a line of its own.
+// Wrap prints text in lines of at most Terminal columns, broken at spaces. The first line begins
+// with first, the others with rest. A longer word has a line alone.
 func Wrap(w io.Writer, first, rest, text string) {
 	line, begun := first, false
 	for _, word := range strings.Fields(text) {
@@ -33,9 +33,8 @@ func Wrap(w io.Writer, first, rest, text string) {
 	fmt.Fprintln(w, line)
 }
 
-// WrapFlags prints flags for a shell, broken between two of them into lines of a terminal
-// by backslashes, so that they are one command still where they are copied. A flag
-// longer than a line has one of its own.
+// WrapFlags prints flags for a shell in lines of at most Terminal columns. Lines break between
+// flags and end in backslashes, so that a copy is one command. A longer flag has a line alone.
 func WrapFlags(w io.Writer, first, rest, flags string) {
 	list := strings.Split(flags, " --")
 	line := first + list[0]
@@ -55,7 +54,7 @@ func WrapFlags(w io.Writer, first, rest, flags string) {
 	fmt.Fprintln(w, line)
 }
 
-// WriteNew writes a file and the folders that it lies in.
+// WriteNew writes a file and creates the folders above it.
 func WriteNew(path string, data []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
@@ -63,7 +62,7 @@ func WriteNew(path string, data []byte) error {
 	return os.WriteFile(path, data, 0o644)
 }
 
-// WriteJSON writes a document to the file of --json, - for stdout; "" is none.
+// WriteJSON writes a document to the file of --json: "-" is stdout, "" is none.
 func WriteJSON(stdout io.Writer, path string, doc any) error {
 	if path == "" {
 		return nil
@@ -83,7 +82,7 @@ func WriteJSON(stdout io.Writer, path string, doc any) error {
 	return nil
 }
 
-// Keeps says whether what is written to a path stays there: not where it is stdout, a pipe or a device.
+// Keeps reports whether data written to path stays there: not if it is stdout, a pipe or a device.
 func Keeps(path string) bool {
 	if path == "" || path == "-" {
 		return false
@@ -92,9 +91,9 @@ func Keeps(path string) bool {
 	return err != nil || info.IsDir() || info.Mode().IsRegular()
 }
 
-// CheckOutput refuses the file of a flag that can't be written; "" and - for stdout are none. What
-// it holds stays, and a new one is not there afterwards. Pipes and devices are left alone: whoever
-// reads a named pipe would take the check for its end.
+// CheckOutput returns an error if the file that a flag names cannot be written; "" and "-" (stdout)
+// pass. It does not change an existing file and removes a new one. It skips pipes and devices: the
+// reader of a named pipe would see the check as its end.
 func CheckOutput(flag, path string) error {
 	if !Keeps(path) {
 		return nil
@@ -116,7 +115,7 @@ func CheckOutput(flag, path string) error {
 	return nil
 }
 
-// Count writes tokens a second; below ten not in whole ones, which may be none.
+// Count formats tokens a second; values below ten with decimals, which would round to 0 otherwise.
 func Count(v float64) string {
 	switch {
 	case v >= 10:
@@ -127,8 +126,8 @@ func Count(v float64) string {
 	return strconv.FormatFloat(v, 'g', 1, 64)
 }
 
-// LossText is a mean loss in nats a token, with what it means: bits a byte where
-// a token is one, and the perplexity else.
+// LossText formats a mean loss in nats a token. It adds bits a byte if a token is a byte, and the
+// perplexity otherwise.
 func LossText(loss float32, bytes bool) string {
 	if bytes {
 		return fmt.Sprintf("%.4f (%.3f bits a byte)", loss, float64(loss)/math.Ln2)
@@ -136,12 +135,12 @@ func LossText(loss float32, bytes bool) string {
 	return fmt.Sprintf("%.4f (perplexity %.4g)", loss, math.Exp(float64(loss)))
 }
 
-// TokensAreBytes says whether a token of the run's data at path is a byte of text.
+// TokensAreBytes reports whether a token of the run's data at path is a byte of text.
 func TokensAreBytes(t interface{ ByteTokens() bool }, path string) bool {
 	return t.ByteTokens() && !strings.HasSuffix(path, ".bin")
 }
 
-// RunAgain says how many steps a job does once more.
+// RunAgain formats the number of steps that a job repeats.
 func RunAgain(n int) string {
 	if n == 1 {
 		return "1 step is run again"

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The check of an output leaves files as they are, makes none, and does not wait for a pipe's reader.
+// The check of an output changes and creates no files, and does not wait for a pipe's reader.
 func TestCheckOutput(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }

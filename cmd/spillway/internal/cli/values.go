@@ -11,27 +11,27 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// sizeFlag is a number of bytes: a bare integer, or KB, MB, GB (decimal), KiB,
-// MiB, GiB (binary).
+// sizeFlag is a flag with a number of bytes: a bare integer, or KB, MB, GB (decimal), KiB, MiB, GiB
+// (binary).
 type sizeFlag struct{ bytes *int64 }
 
-// sizeForm keeps out what the parser also takes and nobody can mean for sure: a
-// bare K, thousands' separators, exponents.
+// sizeForm matches unambiguous sizes. The parser also accepts a bare K, thousands' separators and
+// exponents.
 var sizeForm = regexp.MustCompile(`(?i)^[0-9]+(\.[0-9]+)? ?([KMGTPE]i?)?B$`)
 
-// bareNumber is a count of bytes.
+// bareNumber matches a number of bytes without a unit.
 var bareNumber = regexp.MustCompile(`^[0-9]+$`)
 
-// bareUnit is a number with a unit that is decimal for some and binary for others.
+// bareUnit matches a unit that some read as decimal and others as binary.
 var bareUnit = regexp.MustCompile(`(?i)^[0-9]+(\.[0-9]+)?[KMGT]$`)
 
-// Size is the flag of a number of bytes that goes to bytes.
+// Size returns a flag that sets bytes to a size.
 func Size(bytes *int64) pflag.Value { return sizeFlag{bytes} }
 
-// List is the flag of a comma-separated list; of is what help calls one of it.
+// List returns a flag for a comma-separated list; help calls an item of.
 func List(list *[]string, of string) pflag.Value { return listFlag{list, of} }
 
-// Counts is the flag of a comma-separated list of numbers.
+// Counts returns a flag for a comma-separated list of numbers.
 func Counts(list *[]int) pflag.Value { return countsFlag{list} }
 
 // ParseSize reads a number of bytes: bare, or with KB, MB, GB, TB (decimal) or KiB and so on.
@@ -74,7 +74,7 @@ func (f sizeFlag) String() string {
 	return SizeText(*f.bytes)
 }
 
-// SizeText is the shortest form of a size that ParseSize reads exactly.
+// SizeText returns the shortest form of a size that ParseSize reads exactly.
 func SizeText(bytes int64) string {
 	text := fmt.Sprint(bytes)
 	decimal, binary := int64(1), int64(1)
@@ -89,8 +89,8 @@ func SizeText(bytes int64) string {
 	return text
 }
 
-// listFlag is a comma-separated list; given twice, the last wins. of is what help
-// calls one of it.
+// listFlag is a flag with a comma-separated list; given twice, the last one counts. Help calls an
+// item of.
 type listFlag struct {
 	list *[]string
 	of   string
@@ -110,11 +110,11 @@ func (f listFlag) Type() string { return f.of }
 
 func (f listFlag) String() string { return strings.Join(*f.list, ",") }
 
-// CountsOf is the list of such a flag.
+// CountsOf returns the list of a flag made by Counts.
 func CountsOf(v pflag.Value) []int { return *v.(countsFlag).list }
 
-// countsFlag is a comma-separated list of numbers, or "even" for none; given twice, the
-// last wins.
+// countsFlag is a flag with a comma-separated list of numbers, or "even" for none; given twice, the
+// last one counts.
 type countsFlag struct{ list *[]int }
 
 func (f countsFlag) Set(s string) error {

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/release"
 )
 
-// VersionCommand is version.
+// VersionCommand returns the command version.
 func VersionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
@@ -23,9 +23,9 @@ func VersionCommand() *cobra.Command {
 	}
 }
 
-// VersionText is what version and --version print after the command's name: the release
-// or the module's version, the commit if the build knows it, Go, the platform, and what
-// this build can use.
+// VersionText returns the text of version and --version after the command's name: the release or
+// the module's version, the commit if the build has it, Go, the platform, and the devices and
+// transports of this build.
 func VersionText() string {
 	v := release.Text()
 	kind := "CPU only, static"

@@ -1,4 +1,4 @@
-// Package clitest is what the command's tests share.
+// Package clitest holds helpers for the command's tests.
 package clitest
 
 import (
@@ -32,24 +32,25 @@ func top() string {
 	}
 }
 
-// Testdata is the module's folder of reference models and texts.
+// Testdata is the path of the module's reference models and texts.
 var Testdata = filepath.Join(Top, "testdata")
 
-// TinyRun is a run of two steps on the reference checkpoint.
+// TinyRun trains the reference checkpoint for two steps.
 var TinyRun = []string{"train", "--model", Testdata + "/gpt2", "--data", Testdata + "/text.bin", "--steps", "2", "--batch", "1", "--seq", "16"}
 
-// ProgressLine is what a plan or a search says every 1.5 s, on a busy machine more often.
+// ProgressLine matches the progress line that a plan or search prints every 1.5 s, on a busy
+// machine more often.
 var ProgressLine = regexp.MustCompile(`(?m)^.* … \d+\.\d s\n`)
 
-// Command runs a command line in this process; a panic fails the test. What it says of its
-// progress depends on the machine and is left out.
+// Command runs a command line in this process; a panic fails the test. It removes progress lines,
+// which depend on the machine's speed.
 func Command(args ...string) (status int, stdout, stderr string) {
 	var out, errs bytes.Buffer
 	status = root.Run(context.Background(), args, &out, &errs)
 	return status, out.String(), ProgressLine.ReplaceAllString(errs.String(), "")
 }
 
-// TinyWith is TinyRun with more arguments.
+// TinyWith returns TinyRun with more arguments.
 func TinyWith(args ...string) []string { return append(append([]string(nil), TinyRun...), args...) }
 
 // Edited copies a model folder with one change of its config.json.
@@ -75,7 +76,7 @@ func WriteFile(t *testing.T, name, text string) string {
 	return path
 }
 
-// Tree is every file and folder below dir, with files' contents.
+// Tree returns every file and folder below dir, with the contents of files.
 func Tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -91,7 +92,7 @@ func Tree(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// Saved is a folder with the tiny run's checkpoints of steps 1 and 2.
+// Saved returns a folder with the tiny run's checkpoints of steps 1 and 2.
 func Saved(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "ck")
@@ -100,10 +101,10 @@ func Saved(t *testing.T) string {
 	return dir
 }
 
-// ShaLine tells the parameters of a run that is done.
+// ShaLine matches the line with the hash of a completed run's parameters.
 var ShaLine = regexp.MustCompile(`parameters' SHA-256: ([0-9a-f]{64})`)
 
-// ShaOf is the hash in ShaLine.
+// ShaOf returns the hash in ShaLine.
 func ShaOf(t *testing.T, text string) string {
 	t.Helper()
 	m := ShaLine.FindStringSubmatch(text)
@@ -129,7 +130,7 @@ func ReadLines(t *testing.T, path string) (lines []map[string]any) {
 	return lines
 }
 
-// RequirePage holds a page to one file of at most so many bytes that loads nothing.
+// RequirePage checks that a page is one file of at most most bytes that loads nothing.
 func RequirePage(t *testing.T, path string, most int) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -140,8 +141,8 @@ func RequirePage(t *testing.T, path string, most int) {
 	inBrowser(t, string(text))
 }
 
-// browserCheck tells of a page in frames of several widths which scroll sideways, which labels of
-// charts cover each other, and which buttons do not copy their command.
+// browserCheck shows a page in frames of several widths. It reports frames that scroll sideways,
+// overlapping labels of charts, and buttons that do not copy their command.
 const browserCheck = `<script>
 onload = () => setTimeout(async () => {
   const found = [];
@@ -168,7 +169,7 @@ onload = () => setTimeout(async () => {
 }, 500);
 </script>`
 
-// inBrowser holds a page to widths of telephones and screens, where Chromium is installed.
+// inBrowser checks a page at the widths of telephones and screens, if Chromium is installed.
 func inBrowser(t *testing.T, page string) {
 	t.Helper()
 	chromium, err := exec.LookPath("chromium")
@@ -185,8 +186,8 @@ func inBrowser(t *testing.T, page string) {
 	require.Contains(t, string(out), "FOUND[]")
 }
 
-// Planned returns the status and the document of a plan, which looks for ways out only briefly
-// unless the arguments have an effort.
+// Planned returns the status and the document of a plan. Its search for alternatives is short
+// unless the arguments set --effort.
 func Planned(t *testing.T, args ...string) (int, planning.Doc) {
 	t.Helper()
 	status, stdout, stderr := Command(append([]string{"plan", "--json", "-", "--effort", "40"}, args...)...)
@@ -198,8 +199,8 @@ func Planned(t *testing.T, args ...string) (int, planning.Doc) {
 	return status, doc
 }
 
-// Unwrapped is a text without its line breaks.
+// Unwrapped returns a text without its line breaks.
 func Unwrapped(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// RankFile is the file of a checkpoint of one rank.
+// RankFile is the file name of a checkpoint of one rank.
 const RankFile = "rank-00000-of-00001.safetensors"

@@ -1,4 +1,4 @@
-// Package doctor is the command doctor.
+// Package doctor implements the command doctor.
 package doctor
 
 import (
@@ -30,22 +30,22 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// Diagnosis is what doctor finds; --json writes it.
+// Diagnosis is the result of doctor; --json writes it.
 type Diagnosis struct {
 	CPU struct {
-		Model   string  `json:"model"` // empty: the system does not tell
+		Model   string  `json:"model"` // empty: not known
 		Arch    string  `json:"arch"`
-		Cores   int     `json:"cores"` // that this process may use
+		Cores   int     `json:"cores"` // available to this process
 		Best    string  `json:"simd_best"`
 		Current string  `json:"simd_current"`
 		Peak    float64 `json:"peak_flops_per_s"` // of a product of fp32 matrices, all cores
 	} `json:"cpu"`
 	Memory struct {
-		Total     int64   `json:"total_bytes"` // 0: the system does not tell
+		Total     int64   `json:"total_bytes"` // 0: not known
 		Available int64   `json:"available_bytes"`
 		Lockable  *int64  `json:"lockable_bytes"`        // null: no limit
 		Copy      float64 `json:"copy_bytes_per_second"` // read + written, all cores
-		StoredIn  string  `json:"stored_in"`             // empty: it could not be, see warning
+		StoredIn  string  `json:"stored_in"`             // empty: storing failed, see warning
 		Warning   string  `json:"warning"`
 	} `json:"memory"`
 	GPU       gpuReport      `json:"gpu"`
@@ -53,7 +53,7 @@ type Diagnosis struct {
 	Disk      *diskReport    `json:"disk"` // null: --disk was not given
 }
 
-// gpuReport is what NVML tells.
+// gpuReport is NVML's description of the GPUs.
 type gpuReport struct {
 	Driver string     `json:"driver"`
 	GPUs   []gpuState `json:"gpus"`
@@ -67,8 +67,7 @@ type gpuState struct {
 	Used  int64  `json:"used_bytes"`
 }
 
-// libraryState is a library that is opened at run time, by the first of its
-// names that can be.
+// libraryState is a library that is opened at run time, by the first of its names that is found.
 type libraryState struct {
 	Library string   `json:"library"`
 	For     string   `json:"for"`
@@ -81,11 +80,11 @@ type diskReport struct {
 	Filesystem string         `json:"filesystem"`
 	Samples    []store.Sample `json:"samples"`
 	Chosen     store.Tuning   `json:"chosen"`
-	StoredIn   string         `json:"stored_in"` // empty: it could not be, see warnings
+	StoredIn   string         `json:"stored_in"` // empty: storing failed, see warnings
 	Warnings   []string       `json:"warnings"`
 }
 
-// Libraries lists what is opened at run time, newest names first.
+// Libraries lists the libraries that are opened at run time, newest names first.
 var Libraries = []struct {
 	name, use string
 	names     []string
@@ -98,21 +97,21 @@ var Libraries = []struct {
 	{"MPI", "ranks on several nodes", []string{"libmpi.so.40", "libmpi.so.12", "libmpi.so"}},
 }
 
-// Command is doctor.
+// Command returns the command doctor.
 func Command() *cobra.Command {
 	var jsonPath, dir string
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Tell what this machine has, and measure its memory and a disk",
-		Long: `Tell what this machine has: processor, memory and how much of it may be
-locked, GPUs, libraries that are opened at run time; and measure the memory's
-bandwidth, which is kept for plan --gpu detect. With --disk, write and read a file of 256 MiB in that folder with
-several block sizes and queue depths, and keep the best for later runs on that
+		Short: "Describe this machine, and measure its memory and a disk",
+		Long: `Describe this machine: processor, memory and how much of it may be
+locked, GPUs, libraries that are opened at run time. Measure the memory's
+bandwidth, which is stored for plan --gpu detect. With --disk, write and read a file of 256 MiB in that folder with
+several block sizes and queue depths, and store the best for later runs on that
 filesystem.`,
 		Args: cli.NoArguments,
 	}
-	cmd.Flags().StringVar(&dir, "disk", "", "measure the disk of this `DIR`")
-	cmd.Flags().StringVar(&jsonPath, "json", "", "write what was found as JSON to `FILE`, - for stdout")
+	cmd.Flags().StringVar(&dir, "disk", "", "measure the disk that `DIR` is on")
+	cmd.Flags().StringVar(&jsonPath, "json", "", "write the result as JSON to `FILE`, - for stdout")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		d, err := diagnose(cmd.Context(), dir, store.Effort{})
 		if err != nil {
@@ -165,11 +164,10 @@ func diagnose(ctx context.Context, dir string, effort store.Effort) (*Diagnosis,
 	return d, nil
 }
 
-// copyBandwidth measures memory copies by all cores, bytes read and written per
-// second.
+// copyBandwidth measures memory copies by all cores, in bytes read and written per second.
 func copyBandwidth(long time.Duration) float64 {
 	n := runtime.GOMAXPROCS(0)
-	size := max(8<<20, 128<<20/n) // well above the caches' share of a core
+	size := max(8<<20, 128<<20/n) // well above a core's share of the caches
 	var wg sync.WaitGroup
 	speeds := make([]float64, n)
 	for i := range n {
@@ -281,7 +279,7 @@ func (d *Diagnosis) print(w io.Writer) {
 	}
 }
 
-// driverVersion is that of the driver's CUDA, such as 12040; 0: there is none.
+// driverVersion returns the CUDA version of the driver, such as 12040; 0: there is no driver.
 func driverVersion() int {
 	api, err := driver.Open()
 	if err != nil {
@@ -294,7 +292,7 @@ func driverVersion() int {
 	return version
 }
 
-// nvrtcUse says what NVRTC is for in this build.
+// nvrtcUse returns the use of NVRTC in this build.
 func nvrtcUse() string {
 	if images.There() {
 		return "kernels that this build does not embed"
@@ -302,7 +300,7 @@ func nvrtcUse() string {
 	return "kernels compiled at run time"
 }
 
-// openable returns the first library that can be opened, of those that train tries.
+// openable returns the name of the first of train's candidates that can be opened.
 func openable(names []string) string {
 	for _, name := range dynlib.Candidates(names...) {
 		if h, err := dl.Open(name, dl.Lazy|dl.Local); err == nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/nvml"
 )
 
-// findGPUs asks NVML, which is opened at run time.
+// findGPUs lists the GPUs with NVML, which is opened at run time.
 func findGPUs() gpuReport {
 	none := func(format string, args ...any) gpuReport { return gpuReport{Note: fmt.Sprintf(format, args...)} }
 	lib, err := nvml.Open()

@@ -4,8 +4,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockableBytes is the limit on locked memory; nil: none, or the process may
-// ignore it.
+// lockableBytes returns the limit on locked memory; nil: there is none, or the process may ignore
+// it.
 func lockableBytes() *int64 {
 	const capIPCLock = 14
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}

@@ -2,5 +2,5 @@
 
 package doctor
 
-// lockableBytes knows no limit: host memory is locked on Linux.
+// lockableBytes returns nil: host memory is locked on Linux only.
 func lockableBytes() *int64 { return nil }

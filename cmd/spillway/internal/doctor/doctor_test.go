@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
-// quick measures nothing that one should believe.
+// quick is too short for meaningful measurements.
 var quick = store.Effort{Bytes: 4 << 20, Each: time.Millisecond}
 
 func TestDoctorMeasuresADiskOnce(t *testing.T) {
@@ -41,7 +41,7 @@ func TestDoctorMeasuresADiskOnce(t *testing.T) {
 	require.Contains(t, out.String(), filepath.Join("spillway", "doctor.json"))
 }
 
-// A measurement that can't be kept is told all the same.
+// A measurement that cannot be stored is printed all the same.
 func TestDoctorWithoutAConfigurationFolder(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the disk tier is Linux's")

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/gpus"
 )
 
-// gpuSources are who tells of the machine's GPUs.
+// gpuSources are the sources of information about this machine's GPUs.
 type gpuSources struct {
 	nvml   func() ([]gpus.GPU, error) // all of them
 	driver func() (driver.API, error) // those that this process may use
@@ -19,9 +19,9 @@ type gpuSources struct {
 	hidden bool // some may be hidden from this process
 }
 
-// detectGPUs asks NVML for the machine's GPUs, and where that can't be, or would tell of
-// GPUs that are hidden from this process, the driver, which does not tell without a context
-// what is in use.
+// detectGPUs lists the machine's GPUs from NVML. It uses the driver if NVML fails, or if some GPUs
+// may be hidden from this process: NVML lists those too. The driver cannot tell the memory in use
+// without a context, so that comes from ask.used.
 func detectGPUs(ask gpuSources) ([]gpus.GPU, error) {
 	found, err := ask.nvml()
 	if err == nil && !ask.hidden {
@@ -55,13 +55,13 @@ func detectGPUs(ask gpuSources) ([]gpus.GPU, error) {
 	return found, nil
 }
 
-// GPU finds this machine's GPU, the one with the least free memory where there are several.
+// GPU returns this machine's GPU; of several, the one with the least free memory.
 func (Machine) GPU() (*gpus.GPU, error) {
 	found, err := detectGPUs(gpuSources{gpus.Detect, driver.Open, gpus.Used, os.Getenv("CUDA_VISIBLE_DEVICES") != ""})
 	if err != nil {
 		return nil, err
 	}
-	g := slices.MinFunc(found, func(a, b gpus.GPU) int { // what fits the smallest fits all
+	g := slices.MinFunc(found, func(a, b gpus.GPU) int { // a plan that fits the smallest fits all
 		return cmp.Compare(a.Memory-a.Used, b.Memory-b.Used)
 	})
 	return &g, nil

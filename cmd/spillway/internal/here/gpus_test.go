@@ -30,7 +30,7 @@ func TestDetectAsksTheDriverWhereNVMLIsMissing(t *testing.T) {
 	_, err = detectGPUs(gpuSources{none, noDriver, unknown, false})
 	require.ErrorIs(t, err, noNVML)
 
-	// NVML tells of GPUs that CUDA_VISIBLE_DEVICES hides, too.
+	// NVML lists GPUs that CUDA_VISIBLE_DEVICES hides, too.
 	both := func() ([]gpus.GPU, error) { return []gpus.GPU{{Name: "t4-16"}, {Name: "h200-141"}}, nil }
 	used := func([16]byte) (int64, error) { return 7 << 30, nil }
 	found, err = detectGPUs(gpuSources{both, shown, used, false})

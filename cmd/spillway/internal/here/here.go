@@ -1,4 +1,4 @@
-// Package here is the machine that a command runs on, as plans ask for it.
+// Package here describes the machine that the command runs on to package planning.
 package here
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// Machine is this machine. It is a planning.Here.
+// Machine is this machine. It implements planning.Here.
 type Machine struct{}
 
 func (Machine) Kept(threads int) (*cost.Calibration, string) { return calibration.Kept(threads) }
@@ -54,7 +54,7 @@ func Calibrate(ctx context.Context, c *spillway.Config) error {
 	return err
 }
 
-// FitTo makes c the fastest that fits.
+// FitTo sets c to the fastest configuration that fits.
 func FitTo(ctx context.Context, c *spillway.Config, onDevice spillway.Config, fixed spillway.Fixed, rows int,
 	hw spillway.Hardware, out io.Writer) error {
 	progress := cli.NewProgress(out)
@@ -66,7 +66,7 @@ func FitTo(ctx context.Context, c *spillway.Config, onDevice spillway.Config, fi
 	case errors.As(err, &none):
 		progress.Says("nothing fits; searching for what would …")
 		ways := none.WithWays(ctx, onDevice, hw)
-		return cmp.Or(ctx.Err(), ways) // what was found is not all there is
+		return cmp.Or(ctx.Err(), ways) // if cancelled, the list of ways is incomplete
 	case err != nil:
 		return err
 	}

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// OnlineCPUs is how many processors the machine has, whatever this process is
-// bound to.
+// OnlineCPUs returns the number of processors of the machine, regardless of this process's
+// affinity.
 func OnlineCPUs() int {
 	b, err := os.ReadFile("/sys/devices/system/cpu/online")
 	if err != nil {
@@ -17,7 +17,7 @@ func OnlineCPUs() int {
 	return countCPUs(string(b))
 }
 
-// countCPUs counts a list as "0-3,8".
+// countCPUs counts the processors of a list such as "0-3,8".
 func countCPUs(list string) (n int) {
 	for _, part := range strings.Split(strings.TrimSpace(list), ",") {
 		from, to, isRange := strings.Cut(part, "-")

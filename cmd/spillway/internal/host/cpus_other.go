@@ -4,5 +4,5 @@ package host
 
 import "runtime"
 
-// OnlineCPUs is the number of processors that the system has.
+// OnlineCPUs returns the number of processors of the system.
 func OnlineCPUs() int { return runtime.NumCPU() }

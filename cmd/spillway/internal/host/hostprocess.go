@@ -1,4 +1,4 @@
-// Package host makes this process ready for plans and runs: its processors and its heap.
+// Package host prepares this process for plans and runs: its processors and its heap.
 package host
 
 import (
@@ -16,11 +16,10 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// extraProcs gives the runtime more processors (GOMAXPROCS) than computing
-// threads while a run uses the disk tier. A worker whose read or write returns
-// needs one to go on; where kernels have them all it waits for up to a time
-// slice of 10 ms. Beside computing cores the tier moves a quarter more with two
-// more, and kernels get no less (benchmarks/disk, -busy).
+// extraProcs gives the runtime more processors (GOMAXPROCS) than compute threads while a run uses
+// the disk tier. A worker whose read or write returns needs one to continue; if kernels use them
+// all, it waits for up to a time slice of 10 ms. With two more processors the tier moves a quarter
+// more data while all cores compute, and the kernels are not slower (benchmarks/disk, -busy).
 type extraProcs struct {
 	mu    sync.Mutex
 	users int
@@ -30,7 +29,7 @@ const procsForDisk = 2
 
 var DiskProcs extraProcs
 
-// BesideDisk gives the processors until after is called.
+// BesideDisk adds the processors until after is called.
 func (e *extraProcs) BesideDisk() (after func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -48,18 +47,18 @@ func (e *extraProcs) release() {
 	}
 }
 
-// planningHeap lets the heap grow further before it is collected while something plans
-// many configurations: what lives is a few programs, and each plan leaves megabytes
-// behind, so that by default a third of a search's time is the collector's. It takes up
-// to some 100 MB. GOGC, where it is set, holds.
+// planningHeap lets the heap grow further before a collection while many configurations are
+// planned. Few programs are live, but each plan leaves megabytes of garbage, so by default the
+// collector takes a third of a search's time. It costs up to about 100 MB. A GOGC in the
+// environment overrides it.
 type planningHeap struct {
 	mu    sync.Mutex
 	users int
 	was   int
 }
 
-// Garbage on the heap in percent of what lives, as of debug.SetGCPercent. A run's heap is beside its
-// arenas, and little is allocated during a step.
+// Garbage on the heap in percent of the live data, as in debug.SetGCPercent. A run's heap is
+// separate from its arenas, and a step allocates little on it.
 const (
 	planningPercent = 400
 	runningPercent  = 25
@@ -67,7 +66,7 @@ const (
 
 var PlanHeap planningHeap
 
-// Acquire is for who calls what it returns afterwards.
+// Acquire raises the limit until release is called.
 func (h *planningHeap) Acquire() (release func()) {
 	if os.Getenv("GOGC") != "" {
 		return func() {}
@@ -86,8 +85,8 @@ func (h *planningHeap) Acquire() (release func()) {
 	}
 }
 
-// collectAt sets the percent, but in a process that has asked for more garbage than planning leaves,
-// such as a test's: there it stays.
+// collectAt sets the percentage. It keeps one above planningPercent, which a test's process may
+// have set.
 func collectAt(percent int) (was int) {
 	if was = debug.SetGCPercent(percent); was > planningPercent {
 		debug.SetGCPercent(was)
@@ -95,10 +94,10 @@ func collectAt(percent int) (was int) {
 	return was
 }
 
-// MakeRoom gives this process what a planned run needs of it: processors beside the
-// disk tier, and the memory that planning left on the heap, which would stay resident
-// beside the arenas, that nothing has touched so far. From then on little garbage is left on the
-// heap, unless GOGC is set. undo takes the processors back, and leaves the heap to its old rule.
+// MakeRoom prepares this process for a planned run. planned adds processors for the disk tier and
+// frees the memory that planning left on the heap; it would stay resident beside the arenas, which
+// are still untouched. It also limits garbage on the heap from then on, unless GOGC is set. undo
+// restores the processors and the heap's previous limit.
 func MakeRoom() (planned func(*plan.Plan), undo func()) {
 	pages.Leave()
 	onDisk, percent := false, 0
@@ -127,10 +126,10 @@ func MakeRoom() (planned func(*plan.Plan), undo func()) {
 	}
 }
 
-// NewTrainer is start, which makes a trainer, in a process that is made ready for it. closeAll
+// NewTrainer calls start, which makes a trainer, after preparing the process for it. closeAll
 // closes the trainer.
 func NewTrainer[T io.Closer](ctx context.Context, c config.Config, start func(context.Context, config.Config) (T, error)) (t T, closeAll func() error, err error) {
-	c.Threads = c.ComputeThreads() // before the runtime has more processors than that
+	c.Threads = c.ComputeThreads() // computed before the runtime gets more processors
 	planned, undo := MakeRoom()
 	told := c.Planned
 	c.Planned = func(p *plan.Plan) {
@@ -149,7 +148,7 @@ func NewTrainer[T io.Closer](ctx context.Context, c config.Config, start func(co
 	}, nil
 }
 
-// Executable is the path of this program, also where no /proc is mounted.
+// Executable returns the path of this program, even if /proc is not mounted.
 func Executable() (string, error) {
 	path, err := os.Executable()
 	if err != nil {

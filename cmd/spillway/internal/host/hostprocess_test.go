@@ -23,8 +23,8 @@ func TestProcessorsForTheDisk(t *testing.T) {
 	require.Equal(t, before, runtime.GOMAXPROCS(0))
 }
 
-// A run that uses the disk tier has more processors than computing threads as long as
-// it is open, and only then; one that does not has none.
+// A run with the disk tier has more processors than compute threads while it is open; other runs do
+// not.
 func TestARunHasProcessorsForItsDisk(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the disk tier is Linux's")

@@ -16,14 +16,14 @@ import (
 	trainer "github.com/spillway-ml/spillway/train"
 )
 
-// accuracy counts the answers that are those of the data.
+// accuracy counts the answers that equal those of the data.
 type accuracy struct {
 	wanted bool
 	how    trainer.Decoding
 	pairs  []data.Question
 }
 
-// prepare reads the pairs, from which follow the tokens of a row.
+// prepare reads the pairs of prompt and answer and derives the row length.
 func (a *accuracy) prepare(c *spillway.Config, m *planner.Model) error {
 	p, err := trainer.OpenPrompts(*c, m, true)
 	if err != nil {
@@ -73,17 +73,17 @@ func (a *accuracy) prepare(c *spillway.Config, m *planner.Model) error {
 	return nil
 }
 
-// Accuracy is how many of the answers are those of the data.
+// Accuracy is the share of the answers that equal those of the data.
 type Accuracy struct {
 	Correct int        `json:"correct"`
 	Pairs   int        `json:"pairs"`
 	Share   float64    `json:"accuracy"`
 	Between [2]float64 `json:"accuracy_interval"` // 95 %
-	Ended   int        `json:"ended"`             // answers that an end token ends
+	Ended   int        `json:"ended"`             // answers that end at an end token
 	Answers []Compared `json:"answers"`
 }
 
-// Compared is an answer beside that of the data.
+// Compared is an answer and the expected one of the data.
 type Compared struct {
 	Prompt   string      `json:"prompt"` // the last message
 	Answer   string      `json:"answer"`
@@ -98,7 +98,7 @@ func (a *Accuracy) String() string {
 		100*a.Share, a.Correct, a.Pairs, 100*a.Between[0], 100*a.Between[1], a.Ended)
 }
 
-// wilson is the interval of a share of n with 95 % confidence (Wilson 1927).
+// wilson returns the 95 % confidence interval of a share of n (Wilson 1927).
 func wilson(correct, n int) [2]float64 {
 	const z = 1.959963984540054
 	p, m := float64(correct)/float64(n), float64(n)
@@ -106,7 +106,7 @@ func wilson(correct, n int) [2]float64 {
 	return [2]float64{max(0, (middle-half)/(1+z*z/m)), min(1, (middle+half)/(1+z*z/m))}
 }
 
-// measure answers the pairs' prompts; nil where that is not wanted.
+// measure answers the prompts of the pairs; it returns nil if that is not requested.
 func (a *accuracy) measure(ctx context.Context, t *spillway.Trainer, stderr io.Writer) (*Accuracy, error) {
 	if !a.wanted {
 		return nil, nil

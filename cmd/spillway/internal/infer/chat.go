@@ -18,7 +18,7 @@ import (
 	trainer "github.com/spillway-ml/spillway/train"
 )
 
-// ChatCommand is chat.
+// ChatCommand returns the command chat.
 func ChatCommand() *cobra.Command {
 	var c spillway.Config
 	how := trainer.Decoding{}
@@ -27,13 +27,13 @@ func ChatCommand() *cobra.Command {
 		Use:   "chat MODEL",
 		Short: "Talk to a trained model",
 		Long: `Talk to the model of a Hugging Face folder, of a checkpoint, or of a folder of
-checkpoints. Each line of standard input is a message, which the model answers
-through its chat template (--template FILE gives another). The answer appears as
-it is made, and ends at one of the model's end tokens. The conversation is kept
+checkpoints. Each line of standard input is a message. The model answers it
+through its chat template (or --template FILE). The answer is printed while it is
+generated and ends at one of the model's end tokens. The conversation is kept
 until the model's positions, or --seq, are full.
 
-/new starts a new conversation, /quit or the end of standard input ends. Ctrl-C
-ends an answer, and at the prompt the command, with status 130.`,
+/new starts a new conversation; /quit or the end of standard input ends. Ctrl-C
+ends an answer, or at the prompt the command, with status 130.`,
 		Example: "  spillway chat run1 --temperature 0",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
@@ -46,9 +46,9 @@ ends an answer, and at the prompt the command, with status 130.`,
 	inferenceFlags(fs, &c)
 	samplingFlags(fs, &how)
 	templateFlag(fs, &c)
-	fs.StringVar(&system, "system", "", "the `TEXT` of a system message before the conversation")
-	fs.IntVar(&how.Tokens, "tokens", 0, "tokens of an answer, at most (default: what the positions leave)")
-	fs.IntVar(&c.Seq, "seq", 0, "tokens of a conversation, at most (default: the model's positions)")
+	fs.StringVar(&system, "system", "", "`TEXT` of a system message before the conversation")
+	fs.IntVar(&how.Tokens, "tokens", 0, "maximum tokens of an answer (default: the positions that are left)")
+	fs.IntVar(&c.Seq, "seq", 0, "maximum tokens of a conversation (default: the model's positions)")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		c.Model = args[0]
 		switch {
@@ -65,17 +65,17 @@ ends an answer, and at the prompt the command, with status 130.`,
 	return cmd
 }
 
-// conversation is a chat that goes on.
+// conversation is the state of a running chat.
 type conversation struct {
 	t        *spillway.Trainer
 	dialog   *data.Dialog
 	how      trainer.Decoding
 	most     int // tokens
 	turn     uint64
-	start    []data.Message // what each conversation begins with
+	start    []data.Message // the first messages of each conversation
 	said     []data.Message
 	lines    <-chan string // of standard input
-	failed   error         // of reading them, once they are closed
+	failed   error         // of reading lines; valid once they are closed
 	stdout   io.Writer
 	stderr   io.Writer
 	terminal bool // a person types
@@ -116,10 +116,10 @@ func chat(ctx context.Context, c spillway.Config, how trainer.Decoding, system s
 	return s.run(ctx)
 }
 
-// maxQuestion bounds a line of standard input.
+// maxQuestion is the longest line of standard input, in bytes.
 const maxQuestion = 16 << 20
 
-// linesOf reads lines, each once it is wanted; failed is set before they end.
+// linesOf reads each line when it is received from the channel. It sets failed before closing it.
 func linesOf(r io.Reader, failed *error) <-chan string {
 	lines := make(chan string)
 	go func() {
@@ -135,7 +135,7 @@ func linesOf(r io.Reader, failed *error) <-chan string {
 	return lines
 }
 
-// run asks and answers until there is no more line.
+// run reads and answers messages until there are no more lines.
 func (s *conversation) run(ctx context.Context) error {
 	for {
 		if s.terminal {
@@ -174,13 +174,13 @@ func (s *conversation) run(ctx context.Context) error {
 	}
 }
 
-// errFull says that a conversation has no room for an answer.
+// errFull returns the error for a conversation without room for an answer.
 func (s *conversation) errFull(tokens int) error {
 	return fmt.Errorf("the conversation is full: with this message it has %d tokens, which leave no room for an answer within %d positions; /new starts a new one", tokens, s.most)
 }
 
-// answer has the model answer a message. SIGINT ends the answer, of which the conversation
-// keeps what was shown.
+// answer answers a message. SIGINT ends the answer; the conversation keeps the part that was
+// printed.
 func (s *conversation) answer(ctx context.Context, message string) error {
 	said := append(s.said[:len(s.said):len(s.said)], data.Message{Role: "user", Content: strings.ToValidUTF8(message, "\uFFFD")})
 	prompt, err := s.dialog.Prompt(said)
@@ -223,7 +223,7 @@ func (s *conversation) answer(ctx context.Context, message string) error {
 	case err != nil && stoppable.Err() == nil:
 		return cli.Fault(err)
 	case err != nil && text.Len() == 0:
-		return nil // as if the message had not been there
+		return nil // forget the message
 	}
 	s.said = append(said, data.Message{Role: "assistant", Content: text.String()})
 	if end == trainer.EndLength && len(prompt)+how.Tokens >= s.most {

@@ -20,22 +20,22 @@ import (
 	trainer "github.com/spillway-ml/spillway/train"
 )
 
-// EvalCommand is eval.
+// EvalCommand returns the command eval.
 func EvalCommand() *cobra.Command {
 	var c spillway.Config
 	var path, jsonPath string
 	a := accuracy{how: trainer.Decoding{}}
 	cmd := &cobra.Command{
 		Use:   "eval",
-		Short: "Measure a trained model's loss on a data set, and its answers",
+		Short: "Measure a trained model's loss on a data set, and the accuracy of its answers",
 		Long: `Measure the mean loss of the model of a Hugging Face folder, of a checkpoint, or of
-a folder of checkpoints over all of a data set: in rows of --seq tokens, each
-target once.
+a folder of checkpoints over a complete data set, in rows of --seq tokens. Each
+target counts once.
 
-With --accuracy the data are conversations. The model answers the messages before
-the last answer of each, at temperature 0, and an answer is correct if it equals
-the data's but for white space at both ends. --batch of them are answered at once;
---tokens bounds an answer.`,
+With --accuracy the data must be conversations. The model answers the messages before
+the last answer of each, at temperature 0. An answer is correct if it equals the
+data's except for white space at both ends. --batch prompts are answered at once;
+--tokens limits an answer.`,
 		Example: "  spillway eval --model run1 --data held-out.txt",
 		Args:    cli.NoArguments,
 	}
@@ -43,15 +43,15 @@ the data's but for white space at both ends. --batch of them are answered at onc
 	modelFlag(fs, &c)
 	inferenceFlags(fs, &c)
 	fs.StringVar(&path, "data", "", "`PATH` of tokens (*.bin), of text or JSON lines (each also as .gz or .zst), or a folder of them")
-	fs.StringVar(&c.TextField, "text-field", "", "the `NAME` of the field of JSON lines (*.jsonl) that holds the text")
-	fs.StringVar(&c.EvalGlob, "data-glob", "", "take only a folder's files whose name matches `PATTERN`")
-	fs.IntVar(&c.Batch, "batch", c.Batch, "rows of a batch, a rank")
+	fs.StringVar(&c.TextField, "text-field", "", "`NAME` of the field with the text in JSON lines (*.jsonl)")
+	fs.StringVar(&c.EvalGlob, "data-glob", "", "read only the files of a folder whose names match `PATTERN`")
+	fs.IntVar(&c.Batch, "batch", c.Batch, "rows of a rank's batch")
 	fs.IntVar(&c.Seq, "seq", 0, "tokens of a row (default: the --seq of the checkpoint's run, else 1024; at most the model's positions)")
 	templateFlag(fs, &c)
-	fs.StringVar(&c.LossOn, "loss-on", "", "what counts in the loss of conversations: answers or all (default: answers)")
-	fs.BoolVar(&a.wanted, "accuracy", false, "count the answers that are those of the data, too")
-	fs.IntVar(&a.how.Tokens, "tokens", 0, "with --accuracy, tokens of an answer, at most (default: twice the data's longest and 16)")
-	fs.StringArrayVar(&a.how.Stop, "stop", nil, "with --accuracy, end an answer before this `TEXT`; may be given several times")
+	fs.StringVar(&c.LossOn, "loss-on", "", "tokens of conversations that count in the loss: answers or all (default: answers)")
+	fs.BoolVar(&a.wanted, "accuracy", false, "also count the answers that equal those of the data")
+	fs.IntVar(&a.how.Tokens, "tokens", 0, "with --accuracy, maximum tokens of an answer (default: 16 more than twice the data's longest)")
+	fs.StringArrayVar(&a.how.Stop, "stop", nil, "with --accuracy, end an answer before this `TEXT`; may be repeated")
 	fs.StringVar(&jsonPath, "json", "", "write the loss and the number of targets as JSON to `FILE`, - for stdout")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if path == "" {
@@ -75,7 +75,7 @@ the data's but for white space at both ends. --batch of them are answered at onc
 	return cmd
 }
 
-// dataError is an error about held-out data of a command whose only data they are.
+// dataError is an error about held-out data in a command that has no other data: it names --data.
 type dataError struct{ error }
 
 func (e dataError) Error() string {
@@ -84,7 +84,7 @@ func (e dataError) Error() string {
 
 func (e dataError) Unwrap() error { return e.error }
 
-// ofData names the flag that the command has.
+// ofData renames --eval-data in an error to --data, the command's flag.
 func ofData(err error) error {
 	if err == nil || !strings.Contains(cli.Flagged(err.Error()), "--eval-data") {
 		return err
@@ -92,19 +92,19 @@ func ofData(err error) error {
 	return dataError{err}
 }
 
-// Evaluation is what `eval --json` writes; loss and targets are contracted.
+// Evaluation is the document that `eval --json` writes. Its keys loss and targets are guaranteed.
 type Evaluation struct {
 	Loss        float32 `json:"loss"` // mean, nats a token
 	Targets     int64   `json:"targets"`
 	Perplexity  float64 `json:"perplexity"`
-	BitsPerByte float64 `json:"bits_per_byte,omitempty"` // where a token is a byte
+	BitsPerByte float64 `json:"bits_per_byte,omitempty"` // if a token is a byte
 	Seconds     float64 `json:"seconds"`
 	Model       string  `json:"model"` // the folder of the weights
 	*Accuracy           // with --accuracy
 }
 
-// evalProgress tells how far an evaluation is: on a terminal in a line that fits it, else in
-// a plain line every cli.TellWithin, also during a batch.
+// evalProgress shows the progress of an evaluation: in a live line on a terminal, otherwise in a
+// plain line every cli.TellWithin, also during a batch.
 type evalProgress struct {
 	w             io.Writer
 	live          *cli.LiveLine
@@ -112,14 +112,14 @@ type evalProgress struct {
 	told          time.Time
 	done, batches int
 	mu            sync.Mutex
-	since         time.Time // when the batch began that runs
+	since         time.Time // when the running batch began
 }
 
 func newEvalProgress(w io.Writer) *evalProgress {
 	return &evalProgress{w: w, live: cli.NewLiveLine(w), told: time.Now(), since: time.Now()}
 }
 
-// batch takes the news of a batch: the mean loss so far.
+// batch shows that a batch is completed; loss is the mean so far.
 func (p *evalProgress) batch(done, of int, loss float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -134,14 +134,14 @@ func (p *evalProgress) batch(done, of int, loss float64) {
 	}
 }
 
-// beat tells of a batch that takes long. It is for cli.Beat.
+// beat shows a batch that takes long. cli.Beat calls it.
 func (p *evalProgress) beat() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
 	case p.live == nil && !cli.Due(p.told, p.since):
 		return
-	case p.live != nil && time.Since(p.since) < cli.TellWithin: // its line is of the batch before
+	case p.live != nil && time.Since(p.since) < cli.TellWithin: // the line still shows the previous batch
 		return
 	}
 	what := "batch " + strconv.Itoa(p.done+1)
@@ -156,7 +156,7 @@ func (p *evalProgress) beat() {
 	fmt.Fprintln(p.w, what)
 }
 
-// reached says where a signal ended it.
+// reached describes the progress when a signal ended the evaluation.
 func (p *evalProgress) reached() string {
 	if p.done == 0 {
 		return "interrupted in the first batch"

@@ -19,7 +19,7 @@ import (
 	trainer "github.com/spillway-ml/spillway/train"
 )
 
-// generation is what generate was asked for.
+// generation holds the arguments of generate and the values derived from them.
 type generation struct {
 	c             spillway.Config
 	how           trainer.Decoding
@@ -32,29 +32,29 @@ type generation struct {
 	note          string // about the window
 }
 
-// mostRows is how many prompts of a file are continued at once by default.
+// mostRows is the default maximum of prompts of a file that are continued at once.
 const mostRows = 16
 
-// GenerateCommand is generate.
+// GenerateCommand returns the command generate.
 func GenerateCommand() *cobra.Command {
 	var g generation
 	cmd := &cobra.Command{
 		Use:   "generate",
 		Short: "Continue a text with a trained model, or answer prompts",
 		Long: `Continue a text with the model of a Hugging Face folder, of a checkpoint, or of a
-folder of checkpoints. The text appears as it is made, after the prompt. With
---chat the prompt is a message to the model, through its chat template, and
-standard output is the answer alone.
+folder of checkpoints. The text is printed while it is generated, after the prompt.
+With --chat the prompt is formatted as a message by the model's chat template, and
+only the answer is printed.
 
 --prompts continues each prompt of a file, --batch of them at once: a line of
-text, or a record of JSON lines (field prompt, or conversations, whose last
-answer is left out). Each has the bits that it has alone. Standard output is a
-line of JSON for each prompt.
+text, or a record of JSON lines (field prompt, or conversations whose last
+answer is left out). The bits of an answer do not depend on the batch. Standard
+output has a line of JSON for each prompt.
 
-Keys and values of earlier tokens are kept in memory that is planned before the
+Keys and values of earlier tokens are stored in memory that is planned before the
 start. Generation ends at the model's end tokens, before a --stop, or after
---tokens. A token looks back at as many as the checkpoint's run had in a row, or
---seq N: a window that moves along. Without --seq generation past the model's
+--tokens. A token attends to a sliding window: the row length of the checkpoint's
+run, or --seq N tokens. Without --seq generation beyond the model's
 positions is refused.`,
 		Example: "  spillway generate --model run1 --prompt 'Once upon a time' --tokens 100",
 		Args:    cli.NoArguments,
@@ -64,14 +64,14 @@ positions is refused.`,
 	inferenceFlags(fs, &g.c)
 	samplingFlags(fs, &g.how)
 	templateFlag(fs, &g.c)
-	fs.StringVar(&g.prompt, "prompt", "", "the `TEXT` to continue, - for standard input")
-	fs.StringVar(&g.file, "prompts", "", "a `FILE` of prompts, each to be continued by itself")
-	fs.BoolVar(&g.chat, "chat", false, "a prompt is a message, which the model answers")
-	fs.StringVar(&g.system, "system", "", "with --chat, the `TEXT` of a system message before each prompt")
-	fs.IntVar(&g.how.Tokens, "tokens", 100, "tokens to generate for a prompt, at most")
-	fs.IntVar(&g.c.Seq, "seq", 0, "tokens that are looked back at (default: all, up to the --seq of the checkpoint's run)")
+	fs.StringVar(&g.prompt, "prompt", "", "`TEXT` to continue, - for standard input")
+	fs.StringVar(&g.file, "prompts", "", "`FILE` of prompts, each continued separately")
+	fs.BoolVar(&g.chat, "chat", false, "treat a prompt as a message that the model answers")
+	fs.StringVar(&g.system, "system", "", "with --chat, `TEXT` of a system message before each prompt")
+	fs.IntVar(&g.how.Tokens, "tokens", 100, "maximum tokens to generate for a prompt")
+	fs.IntVar(&g.c.Seq, "seq", 0, "tokens that a token attends to (default: all, up to the --seq of the checkpoint's run)")
 	fs.IntVar(&g.rows, "batch", 0, fmt.Sprintf("prompts continued at once (default: all, up to %d)", mostRows))
-	fs.BoolVar(&g.how.LogProbs, "logprobs", false, "print the log probability of each token to standard error, or into the JSON")
+	fs.BoolVar(&g.how.LogProbs, "logprobs", false, "write the log probability of each token to standard error, or to the JSON")
 	fs.StringVar(&g.jsonPath, "json", "", "write prompts and answers as JSON to `FILE`, - for stdout")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		given := fs.Changed
@@ -116,10 +116,10 @@ positions is refused.`,
 	return cmd
 }
 
-// maxPrompt bounds what is read of standard input.
+// maxPrompt is the largest prompt on standard input, in bytes.
 const maxPrompt = 16 << 20
 
-// prepare makes tokens of the prompts, from which follow the rows and their length.
+// prepare tokenizes the prompts and derives the number of rows and their length.
 func (g *generation) prepare(c *spillway.Config, m *planner.Model) error {
 	p, err := trainer.OpenPrompts(*c, m, g.chat)
 	if err != nil {
@@ -151,7 +151,7 @@ func (g *generation) prepare(c *spillway.Config, m *planner.Model) error {
 	return nil
 }
 
-// read gives the prompts.
+// read returns the prompts.
 func (g *generation) read(p *trainer.Prompts) ([]data.Question, error) {
 	if g.file != "" {
 		list, err := data.ReadQuestions(g.file, p.Tokenizer, p.Dialog)
@@ -177,8 +177,8 @@ func (g *generation) read(p *trainer.Prompts) ([]data.Question, error) {
 	return []data.Question{q}, err
 }
 
-// room is how many of n tokens the model's positions leave behind a prompt: all, or an
-// error, unless fewer may be taken.
+// room returns n, the tokens to generate after the longest prompt, if the model's positions
+// suffice. Otherwise it returns an error, or with clipped the tokens that fit.
 func room(positions int, longest data.Question, n int, clipped bool) (int, error) {
 	left := positions - len(longest.Prompt)
 	switch {
@@ -191,7 +191,7 @@ func room(positions int, longest data.Question, n int, clipped bool) (int, error
 		n, longest.Place, len(longest.Prompt), positions, left, left, positions)
 }
 
-// Answer is a prompt and what a model made of it, as generate writes it.
+// Answer is a prompt and the model's continuation, as generate writes it.
 type Answer struct {
 	Prompt       string          `json:"prompt"`
 	Text         string          `json:"text"`
@@ -201,7 +201,7 @@ type Answer struct {
 	Tokens       []trainer.Token `json:"tokens,omitempty"` // with --logprobs
 }
 
-// Generated is what `generate --json` writes.
+// Generated is the document that `generate --json` writes.
 type Generated struct {
 	Model   string   `json:"model"` // the folder of the weights
 	Answers []Answer `json:"answers"`
@@ -209,7 +209,7 @@ type Generated struct {
 	Seconds float64  `json:"seconds"`
 }
 
-// answer is the answer to a prompt.
+// answer returns the answer to prompt i.
 func (g *generation) answer(i int, c trainer.Continuation) Answer {
 	q := g.questions[i]
 	a := Answer{Prompt: q.Text, Text: c.Text, End: c.End, PromptTokens: len(q.Prompt), AnswerTokens: len(c.Tokens)}
@@ -268,8 +268,8 @@ func (g *generation) run(ctx context.Context, stdout, stderr io.Writer) (err err
 	return cli.WriteJSON(stdout, g.jsonPath, doc)
 }
 
-// streams are what Decode tells: the text of one prompt as it comes, or a line for each of a
-// file's in their order.
+// streams returns the callbacks of Decode. text prints a single prompt's continuation as it is
+// generated; done prints a line for each prompt of a file, in their order.
 func (g *generation) streams(doc *Generated, stdout io.Writer) (text func(int, string) error, done func(int, trainer.Continuation) error) {
 	clean := printable(stdout)
 	ended, next := make([]bool, len(doc.Answers)), 0

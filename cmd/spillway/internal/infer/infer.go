@@ -1,4 +1,4 @@
-// Package infer is the commands generate, chat and eval.
+// Package infer implements the commands generate, chat and eval.
 package infer
 
 import (
@@ -23,17 +23,17 @@ import (
 	trainer "github.com/spillway-ml/spillway/train"
 )
 
-// inferenceFlags binds what generate, chat and eval have in common with train.
+// inferenceFlags binds the flags of train that generate, chat and eval share.
 func inferenceFlags(fs *pflag.FlagSet, c *spillway.Config) {
 	*c = spillway.Default()
 	c.Inference = true
 	fs.StringVar(&c.Tokenizer, "tokenizer", "", "bytes, gpt2, or a tokenizer.json `FILE` (default: the model's own)")
-	fs.StringVar(&c.Precision, "precision", c.Precision, "computes in fp32, bf16 or fp16")
+	fs.StringVar(&c.Precision, "precision", c.Precision, "type to compute in: fp32, bf16 or fp16")
 	fs.IntVar(&c.Ranks, "ranks", 1, "world size")
-	fs.IntVar(&c.Zero, "zero", c.Zero, "ZeRO stage: 0, 1, 2 or 3; at 3 each rank holds a part of the parameters")
+	fs.IntVar(&c.Zero, "zero", c.Zero, "ZeRO stage: 0, 1, 2 or 3; at 3 the parameters are sharded over the ranks")
 	fs.IntVar(&c.Prefetch, "prefetch", c.Prefetch, "units gathered ahead of their use")
-	fs.StringVar(&c.Device, "device", c.Device, "cpu, or cuda: this machine's NVIDIA GPUs, over which the ranks are spread")
-	fs.IntVar(&c.Threads, "threads", 0, "computing threads, shared by the ranks (default: all cores)")
+	fs.StringVar(&c.Device, "device", c.Device, "cpu, or cuda: spread the ranks over this machine's NVIDIA GPUs")
+	fs.IntVar(&c.Threads, "threads", 0, "compute threads, shared by the ranks (default: all cores)")
 	fs.Var(cli.Size(&c.DeviceMemory), "device-memory", "cap on a rank's device memory")
 	fs.Var(cli.Size(&c.HostMemory), "host-memory", "cap on a rank's host memory")
 	fs.DurationVar(&c.Timeout, "timeout", c.Timeout, "longest wait of a collective")
@@ -41,36 +41,36 @@ func inferenceFlags(fs *pflag.FlagSet, c *spillway.Config) {
 
 // modelFlag binds --model.
 func modelFlag(fs *pflag.FlagSet, c *spillway.Config) {
-	fs.StringVar(&c.Model, "model", "", "a Hugging Face folder, a checkpoint, or a folder of checkpoints (its newest): `DIR`")
+	fs.StringVar(&c.Model, "model", "", "`DIR` of a Hugging Face model, of a checkpoint, or of checkpoints (the newest is used)")
 }
 
-// samplingFlags binds how tokens are drawn.
+// samplingFlags binds the flags that control how tokens are drawn.
 func samplingFlags(fs *pflag.FlagSet, how *trainer.Decoding) {
 	how.Sampling = spillway.Sampling{Temperature: 0.8, TopK: 50}
-	fs.Float64Var(&how.Temperature, "temperature", how.Temperature, "divides the logits; 0 takes the likeliest token")
-	fs.IntVar(&how.TopK, "top-k", how.TopK, "consider only the likeliest; 0: all")
-	fs.Float64Var(&how.TopP, "top-p", 1, "consider only the likeliest whose probabilities reach this sum; 1: all")
-	fs.Uint64Var(&how.Seed, "seed", 1, "seed of the draws")
-	fs.StringArrayVar(&how.Stop, "stop", nil, "end an answer before this `TEXT`; may be given several times")
+	fs.Float64Var(&how.Temperature, "temperature", how.Temperature, "divisor of the logits; 0 always chooses the likeliest token")
+	fs.IntVar(&how.TopK, "top-k", how.TopK, "number of likeliest tokens to draw from; 0: all")
+	fs.Float64Var(&how.TopP, "top-p", 1, "draw from the fewest likeliest tokens whose probabilities reach this sum; 1: all")
+	fs.Uint64Var(&how.Seed, "seed", 1, "seed for drawing tokens")
+	fs.StringArrayVar(&how.Stop, "stop", nil, "end an answer before this `TEXT`; may be repeated")
 }
 
 // templateFlag binds --template.
 func templateFlag(fs *pflag.FlagSet, c *spillway.Config) {
-	fs.StringVar(&c.Template, "template", "", "a `FILE` with a Jinja chat template (default: the model's own)")
+	fs.StringVar(&c.Template, "template", "", "`FILE` with a Jinja chat template (default: the model's own)")
 }
 
-// refuseSampling refuses what no answer can be drawn by.
+// refuseSampling rejects settings with which no answer can be drawn.
 func refuseSampling(fs *pflag.FlagSet, how *trainer.Decoding) error {
 	switch {
 	case slices.Contains(how.Stop, ""):
 		return errors.New("--stop: the text is empty; leave it out")
-	case fs.Changed("top-p") && how.TopP == 0: // Sampling's zero value is all
+	case fs.Changed("top-p") && how.TopP == 0: // 0 in Sampling means all
 		return errors.New("--top-p 0: a probability is needed, over 0 and at most 1; --temperature 0 takes the likeliest token")
 	}
 	return how.Sampling.Validate()
 }
 
-// openModel opens what --model names, with its config and weights verified: files, or
+// openModel opens the model of --model and verifies its config and the files weights, or
 // checkpoint.AsLoaded.
 func openModel(ctx context.Context, c *spillway.Config, stderr io.Writer, weights string) (*planner.Model, error) {
 	if c.Model == "" {
@@ -98,9 +98,9 @@ func openModel(ctx context.Context, c *spillway.Config, stderr io.Writer, weight
 	return m, nil
 }
 
-// newInference makes what computes with the model of c.Model; prepare completes c once the
-// model is found. A folder of checkpoints is searched again where the weights turn out
-// damaged as they are loaded.
+// newInference makes a trainer for the model of c.Model; prepare completes c once the model is
+// found. If weights turn out damaged while they are loaded, it searches a folder of checkpoints
+// again.
 func newInference(ctx context.Context, c *spillway.Config, stderr io.Writer, prepare func(*spillway.Config, *planner.Model) error) (*spillway.Trainer, func() error, error) {
 	given := *c
 	t, closeAll, err := tryInference(ctx, c, stderr, checkpoint.AsLoaded, prepare)
@@ -127,14 +127,14 @@ func tryInference(ctx context.Context, c *spillway.Config, stderr io.Writer, wei
 	return t, closeAll, err
 }
 
-// seqOf is the default of --seq: what the model was trained at, or 1024 where that is not known,
-// and at most its positions.
+// seqOf returns the default of --seq: the row length of the model's training, or 1024 if that is
+// not known, and at most its positions.
 func seqOf(m *planner.Model, positions int) (int, error) {
 	n, err := m.TrainedSeq()
 	return min(cmp.Or(n, 1024), positions), err
 }
 
-// printable is text for a stream: UTF-8, and on a terminal without what that would obey.
+// printable returns a filter for text: to UTF-8, and for a terminal without control characters.
 func printable(w io.Writer) func(string) string {
 	if cli.IsTerminal(w) {
 		return cli.Visible

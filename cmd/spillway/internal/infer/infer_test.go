@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// How far an evaluation is: its batches, what is left by those after the first, and where a
-// signal ended it.
+// The progress of an evaluation: its batches, the predicted remaining time after the first, and the
+// message of a signal.
 func TestEvalProgress(t *testing.T) {
 	var out strings.Builder
 	p := newEvalProgress(&out)

@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/train/job"
 )
 
-// Asked is what the command line of train asks of this process.
+// Asked is the parsed command line of train in this process.
 type Asked struct {
 	Fs    *pflag.FlagSet
 	C     *spillway.Config
@@ -26,7 +26,7 @@ type Asked struct {
 	Demo  bool
 }
 
-// Settle reads the flags, with the config file, and refuses what can't be.
+// Settle applies the config file or the demo's values, and rejects invalid settings.
 func (a *Asked) Settle(p *Place) (err error) {
 	if a.Demo, err = options.Settle(a.Fs, a.C, a.L); err != nil {
 		return err
@@ -34,19 +34,20 @@ func (a *Asked) Settle(p *Place) (err error) {
 	return cmp.Or(settleRanks(a.C, a.Ranks, a.Fs.Changed("ranks-per-process"), p), p.refuseSurvivors(a.C), p.accepts(a.C, a.Ranks))
 }
 
-// OwnFlags are the flags in which the processes of a job may differ: paths, each process's
-// threads, and caps on memory, of which the smallest counts. Docs: howto.md, "Ranks agree".
+// OwnFlags are the flags in which the processes of a job may differ: paths, each process's threads,
+// and memory caps, of which the smallest counts. Docs: howto.md, "Ranks agree".
 var OwnFlags = []string{"config", "threads", "device-memory", "host-memory", "metrics", "metrics-addr", "receipt", "receipt-every", "trace", "tensorboard", "export", "help"}
 
-// contentFlags are compared by the content that their paths lead to, as far as this machine has
-// it, and --order with the default that follows from the data.
+// contentFlags are compared by the contents of their paths, if this machine has them; --order is
+// compared after its default is derived from the data.
 var contentFlags = []string{"model", "data", "eval-data", "init", "tokenizer", "template", "order"}
 
-// folderFlags are compared by whether they are given: each process may name the folder by
-// another path, and --disk has a cap. That --checkpoint is one folder the ranks find out.
+// folderFlags are compared by whether they are given: each process may name the folder by another
+// path, and --disk includes a cap. The ranks check later that --checkpoint is the same folder.
 var folderFlags = []string{"checkpoint", "disk"}
 
-// Of tells the job what this process was asked for, once the number of ranks is known.
+// Of sets the job's terms, which must agree in all processes, from this process's settings. The
+// number of ranks must be known.
 func (a *Asked) Of(ctx context.Context, j *spillway.Job) error {
 	terms, err := job.Terms(ctx, *a.C)
 	if err != nil {
@@ -69,8 +70,8 @@ func (a *Asked) Of(ctx context.Context, j *spillway.Job) error {
 	return nil
 }
 
-// RefuseTogether ends a process whose command line does not parse. Over MPI it meets the others
-// first: see turnAway.
+// RefuseTogether ends a process whose command line does not parse. Over MPI it joins the other
+// processes first: see Place.TurnAway.
 func RefuseTogether(err error) error {
 	if err == nil {
 		return nil
@@ -85,15 +86,15 @@ func RefuseTogether(err error) error {
 	return p.Work(context.Background(), &Asked{C: &spillway.Config{}}, err)
 }
 
-// settleRanks refuses a --ranks-per-process that can't be, and makes it the number of
-// ranks of a process that is alone.
+// settleRanks rejects an invalid --ranks-per-process. For a process that runs alone it sets the
+// number of ranks.
 func settleRanks(c *spillway.Config, total, perProcess bool, p *Place) error {
 	switch {
 	case !perProcess:
 		return nil
 	case c.LocalRanks < 1 || c.LocalRanks > platform.MaxLocalRanks:
 		return fmt.Errorf("--ranks-per-process %d: 1 to %d", c.LocalRanks, platform.MaxLocalRanks)
-	case p.Transport != cluster.InProc: // see place.lead
+	case p.Transport != cluster.InProc: // see Place.Lead
 	case total && c.Ranks != c.LocalRanks:
 		return fmt.Errorf("--ranks %d with --ranks-per-process %d: one process runs all ranks here; spillway launch -n N starts several", c.Ranks, c.LocalRanks)
 	default:

@@ -13,16 +13,16 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// OwnCheckpoints tells the checkpoints that a job has written from those that its folder held
-// before. A job without --resume never continues from the older ones, also when it is restarted.
+// OwnCheckpoints distinguishes the checkpoints that a job wrote from those already in its folder. A
+// job without --resume never continues from the older ones, even after a restart.
 type OwnCheckpoints struct {
 	Folder string
-	before map[string]bool // by name and id; none where the job was to go on from them
-	held   filesys.Folder  // see hold
+	before map[string]bool // by name and id; empty with --resume
+	held   filesys.Folder  // see Hold
 }
 
-// Hold opens the folder for the job's attempts, and makes it where it is missing. One that
-// nothing was written to goes with release.
+// Hold opens the folder for the job's attempts and creates it if it is missing. release removes a
+// created folder that is still empty.
 func (o *OwnCheckpoints) Hold() (release func(), err error) {
 	if o.Folder == "" {
 		return func() {}, nil
@@ -34,12 +34,12 @@ func (o *OwnCheckpoints) Hold() (release func(), err error) {
 	o.held = f
 	return func() {
 		made.Remove()
-		_ = f.Close() // nothing was written through it
+		_ = f.Close() // no data was written through it
 	}, nil
 }
 
-// Moved refuses another attempt where the path of the folder leads to another one by now: it
-// may be another run's.
+// Moved returns an error if the folder's path now leads to another folder, which may belong to
+// another run.
 func (o *OwnCheckpoints) Moved() error {
 	if o.held == nil {
 		return nil
@@ -56,26 +56,26 @@ func (o *OwnCheckpoints) Moved() error {
 	return err
 }
 
-// CheckpointsOf looks at the folder of a job that has not begun.
+// CheckpointsOf reads the folder of a job before it begins.
 func CheckpointsOf(folder string, resumes bool) OwnCheckpoints {
 	o := OwnCheckpoints{Folder: folder, before: map[string]bool{}}
 	if resumes {
 		return o
 	}
-	there, _ := checkpoint.Scan(folder) // what can't be read the job tells
+	there, _ := checkpoint.Scan(folder) // the job reports unreadable checkpoints
 	for _, e := range there {
 		o.before[e.Name+" "+e.Manifest.ID] = true
 	}
 	return o
 }
 
-// SavedBy is checkpointsOf by train's flags.
+// SavedBy calls CheckpointsOf with train's flags.
 func SavedBy(fs *pflag.FlagSet) OwnCheckpoints {
 	resumes, _ := fs.GetBool("resume")
 	return CheckpointsOf(fs.Lookup("checkpoint").Value.String(), resumes)
 }
 
-// Newest is the step of the newest one; false: there is none to go on from.
+// Newest returns the step of the job's newest checkpoint; false: there is none.
 func (o OwnCheckpoints) Newest() (step int, found bool) {
 	all, _ := checkpoint.Scan(o.Folder)
 	for _, e := range all {
@@ -86,8 +86,7 @@ func (o OwnCheckpoints) Newest() (step int, found bool) {
 	return step, found
 }
 
-// Names lists the checkpoints that are in the folder, whosever they are, which costs less than
-// to read what they say.
+// Names lists all checkpoints in the folder by their names, without the cost of reading them.
 func (o OwnCheckpoints) Names() (list []string) {
 	found, _ := os.ReadDir(o.Folder)
 	for _, f := range found {
@@ -98,12 +97,13 @@ func (o OwnCheckpoints) Names() (list []string) {
 	return list
 }
 
-// Grew tells whether there is a checkpoint that was not: the job's, which has the folder to itself.
+// Grew reports whether there is a checkpoint that is not in before. It is the job's, which has the
+// folder to itself.
 func (o OwnCheckpoints) Grew(before []string) bool {
 	return slices.ContainsFunc(o.Names(), func(name string) bool { return !slices.Contains(before, name) })
 }
 
-// Resuming are the arguments of train with which the job goes on.
+// Resuming returns train's arguments for the next attempt.
 func (o OwnCheckpoints) Resuming(args []string) []string {
 	if !o.resumes() || slices.Contains(args, "--resume") {
 		return args
@@ -111,14 +111,14 @@ func (o OwnCheckpoints) Resuming(args []string) []string {
 	return append(slices.Clone(args), "--resume")
 }
 
-// resumes tells whether the job resumes what its folder has, in all of its files. In a folder
-// that had no checkpoints it does so also before it has saved one, and goes on in its receipt.
+// resumes reports whether the job continues from the folder, including its receipt. If the folder
+// had no checkpoints, it does so even before the job has saved one.
 func (o OwnCheckpoints) resumes() bool {
 	_, found := o.Newest()
 	return found || len(o.before) == 0
 }
 
-// From says where a job goes on that has lost a rank.
+// From describes where a job that lost a rank continues.
 func (o OwnCheckpoints) From() (where string, step int) {
 	step, found := o.Newest()
 	if !found {

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A job that begins anew goes on from what it has saved itself, not from what was there.
+// A new job continues from the checkpoints that it saved, not from older ones.
 func TestAJobGoesOnFromItsOwnCheckpoints(t *testing.T) {
 	dir := t.TempDir()
 	add := func(name string) { require.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o700)) }
@@ -37,7 +37,7 @@ func TestAJobGoesOnFromItsOwnCheckpoints(t *testing.T) {
 	require.Len(t, args, 3)
 }
 
-// Another attempt goes into the folder that the job began in, or none begins.
+// Another attempt starts only in the folder that the job began in.
 func TestAnotherAttemptIsInTheSameFolder(t *testing.T) {
 	dir := t.TempDir()
 	link, a, b := filepath.Join(dir, "link"), filepath.Join(dir, "a"), filepath.Join(dir, "b")

@@ -1,4 +1,5 @@
-// Package jobs is a process's place in a job: how it meets the others, whether they agree, how they go on without those that are lost.
+// Package jobs connects this process with the others of its job and checks that their settings
+// agree. It also lets the others continue after some are lost.
 package jobs
 
 import (
@@ -32,22 +33,22 @@ import (
 	ranks "github.com/spillway-ml/spillway/run"
 )
 
-// Place is this process's place in a job over processes.
+// Place is this process's role in a job over processes.
 type Place struct {
 	Env       cluster.Env
 	Transport string
-	asked     string // what --transport says
+	asked     string // the value of --transport
 	Job       *spillway.Job
 	Min       int        // --min-ranks; 0: a lost process ends the job
-	host      *nccl.Host // nil: the processes have something else to meet by
-	reached   int        // the last step that was done
+	host      *nccl.Host // nil: another transport connects the processes
+	reached   int        // the last completed step
 	timeout   time.Duration
 	Stderr    io.Writer
 	Close     func() error
 }
 
-// FindPlace reads who started the process, and settles --transport for ranks on a device.
-// What is wrong is rank 0's to tell.
+// FindPlace detects the launcher from the environment, and resolves --transport for ranks on a
+// device. Only rank 0 prints the error.
 func FindPlace(transport, device string, stderr io.Writer) (*Place, error) {
 	env, err := cluster.Read(os.Getenv)
 	if err != nil {
@@ -55,7 +56,7 @@ func FindPlace(transport, device string, stderr io.Writer) (*Place, error) {
 	}
 	p := &Place{Env: env, asked: strings.ToLower(transport), Stderr: stderr, Close: func() error { return nil }}
 	if p.asked == cluster.Auto && env.World > 1 && strings.EqualFold(device, "cuda") {
-		transport = cluster.NCCL // what it comes to, and says what is missing
+		transport = cluster.NCCL // the only possible choice; its error names missing variables
 	}
 	if env.Source == cluster.Alone {
 		if why := cluster.Overlooked(os.Getenv); why != "" {
@@ -74,8 +75,8 @@ func FindPlace(transport, device string, stderr io.Writer) (*Place, error) {
 	return p, nil
 }
 
-// withRoot is the whole command that starts a job on GPUs again with the address that it
-// lacks; "" where it lacks none.
+// withRoot returns a complete command that starts a job on GPUs again with the address that is
+// missing, or "" if none is.
 func withRoot(env cluster.Env, transport string) string {
 	if transport != cluster.NCCL || env.World == 1 || env.NCCLRoot != "" {
 		return ""
@@ -84,7 +85,7 @@ func withRoot(env cluster.Env, transport string) string {
 	return cluster.NCCLRoot + "=HOST:PORT " + launcher[env.Source] + "spillway " + planner.Shell(os.Args[1:])
 }
 
-// Progress tells the launcher how many steps the job has done.
+// Progress tells the launcher the number of completed steps.
 func (p *Place) Progress(step int) {
 	p.reached = max(p.reached, step)
 	if p.Job == nil {
@@ -95,15 +96,15 @@ func (p *Place) Progress(step int) {
 	}
 }
 
-// Leads tells whether the process decides, as rank 0 of its job or alone.
+// Leads reports whether the process leads: as rank 0 of its job, or because it is alone.
 func (p *Place) Leads() bool { return p.Transport == cluster.InProc || p.Env.Rank == 0 }
 
-// spareProcs is how many processors the runtime has beyond the computing threads:
-// the watchdog and a stream that waits for a peer need one to go on.
+// spareProcs is the number of the runtime's processors beyond the compute threads: the watchdog and
+// a stream that waits for a peer need one to continue.
 const spareProcs = 2
 
-// threads is how many computing threads this process has to itself: what its
-// launcher says, or its share of the host's.
+// threads returns the number of this process's compute threads: its share of asked, the launcher's
+// setting, or its share of the host's processors.
 func (p *Place) threads(asked int) int {
 	switch local := max(1, p.Env.LocalWorld); {
 	case asked > 0:
@@ -117,7 +118,7 @@ func (p *Place) threads(asked int) int {
 	}
 }
 
-// join meets the other processes, each of which is waited for as long as timeout.
+// join connects this process with the others, and waits for each of them for up to timeout.
 func (p *Place) join(timeout time.Duration) (err error) {
 	p.timeout = cmp.Or(timeout, spillway.Default().Timeout)
 	var conns []io.ReadWriteCloser
@@ -145,7 +146,7 @@ func (p *Place) join(timeout time.Duration) (err error) {
 	return nil
 }
 
-// link makes streams between rank 0 and the others the job's.
+// link adds the streams between rank 0 and the others to the job.
 func (p *Place) link(j *spillway.Job, conns []io.ReadWriteCloser) {
 	for i, c := range conns {
 		peer := 0
@@ -158,14 +159,14 @@ func (p *Place) link(j *spillway.Job, conns []io.ReadWriteCloser) {
 			if memory, ok := j.Transport.(sharedMemory); ok {
 				return memory.job.Where(peer)
 			}
-			return "" // until it says so
+			return "" // not known until the peer sends it
 		})
 		j.Links = append(j.Links, link)
 	}
 }
 
-// MpiFamilies are the libraries that a launcher starts processes for, in the order
-// in which they are tried.
+// MpiFamilies returns the MPI libraries that a launcher may start processes for, in the order in
+// which they are tried.
 func MpiFamilies(launcher cluster.Source) []mpi.Family {
 	switch launcher {
 	case cluster.OpenMPI:
@@ -176,7 +177,7 @@ func MpiFamilies(launcher cluster.Source) []mpi.Family {
 	return []mpi.Family{mpi.ABI, mpi.MPICH}
 }
 
-// startMPI opens the launcher's MPI, and the streams between rank 0 and the others.
+// startMPI opens the launcher's MPI and the streams between rank 0 and the others.
 func (p *Place) startMPI(j *spillway.Job) (conns []io.ReadWriteCloser, err error) {
 	process, err := mpi.Start(MpiFamilies(p.Env.Source), p.Env.Rank, p.Env.World, p.timeout)
 	if err != nil {
@@ -196,8 +197,8 @@ func (p *Place) startMPI(j *spillway.Job) (conns []io.ReadWriteCloser, err error
 	return conns, nil
 }
 
-// startNCCL meets the other processes by NCCL alone, and opens the streams between rank 0 and
-// the others.
+// startNCCL connects the processes by NCCL alone, and opens the streams between rank 0 and the
+// others.
 func (p *Place) startNCCL(j *spillway.Job) (conns []io.ReadWriteCloser, err error) {
 	if p.host, err = gpu.StartNCCL(p.Env.Rank, p.Env.World, p.Env.LocalRank, p.Min > 0, nil); err != nil {
 		if p.Min > 0 {
@@ -209,7 +210,8 @@ func (p *Place) startNCCL(j *spillway.Job) (conns []io.ReadWriteCloser, err erro
 	return p.streams(), nil
 }
 
-// streams are the host's, by rank: rank 0 has one to each, the others one to rank 0.
+// streams returns the streams of p.host by rank: rank 0 has one to each rank, the others one to
+// rank 0.
 func (p *Place) streams() (conns []io.ReadWriteCloser) {
 	for peer := range p.Env.World {
 		if peer != p.Env.Rank && (p.Env.Rank == 0 || peer == 0) {
@@ -219,8 +221,8 @@ func (p *Place) streams() (conns []io.ReadWriteCloser) {
 	return conns
 }
 
-// End ends the process's part of the job, which came to err. A library that does not come
-// to its end takes nothing from work that is done.
+// End closes the process's part of the job, which ended with err. If only the MPI library does not
+// end, it warns: the work is done.
 func (p *Place) End(err error) error {
 	closed := p.Close()
 	unended, ok := errors.AsType[*mpi.UnendedError](closed)
@@ -233,14 +235,14 @@ func (p *Place) End(err error) error {
 	return err
 }
 
-// messages is the transport over the launcher's MPI. Where the job fails, each
-// process tells the last operations of its rank.
+// messages is the transport over the launcher's MPI. If the job fails, each process prints the last
+// operations of its rank.
 type messages struct {
 	process *mpi.Process
 	stderr  io.Writer
 }
 
-// Copies says that what a rank adds lands in memory of its own first.
+// Copies returns true: data of other ranks are copied into memory of the transport.
 func (m messages) Copies() bool { return true }
 
 func (m messages) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (platform.Joined, error) {
@@ -255,7 +257,7 @@ func (m messages) Join(mesh []graph.Axis, local []int, timeout time.Duration, wa
 	return messageWorld{w}, nil
 }
 
-// OutsideBytes is what the library and its messages take of a process, and what its relay takes.
+// OutsideBytes returns the memory of a process for the library, its messages and the relay.
 func (messages) OutsideBytes(processes, each int) int64 {
 	bytes := mpi.OutsideBytes(processes, each)
 	if relay.Relayed() {
@@ -264,16 +266,16 @@ func (messages) OutsideBytes(processes, each int) int64 {
 	return bytes
 }
 
-// messageWorld is a World whose arenas may be any memory.
+// messageWorld is a World whose arenas may be in any memory.
 type messageWorld struct{ *mpi.World }
 
 func (messageWorld) Map(int) func(graph.Space, int64) ([]byte, func() error, error) { return nil }
 
-// Work lends this process's rank to the process of rank 0, which hears what this one was
-// asked to run, or why that is refused.
-// A ctx that is done, because this process was interrupted, has rank 0 end the job in good order.
+// Work lends this process's rank to rank 0, and sends it this process's settings, or refused, the
+// reason why they were rejected. If ctx is canceled because this process was interrupted, rank 0
+// ends the job as if it had been interrupted itself.
 func (p *Place) Work(ctx context.Context, ask *Asked, refused error) (err error) {
-	if err := p.join(ask.C.Timeout); err != nil { // a signal ends what may wait for a process that never comes
+	if err := p.join(ask.C.Timeout); err != nil { // a signal may end it: it could wait for a process that never starts
 		return err
 	}
 	ask.C.Threads = p.threads(ask.C.Threads)
@@ -285,8 +287,8 @@ func (p *Place) Work(ctx context.Context, ask *Asked, refused error) (err error)
 	p.Job.Refused = refused
 	defer cli.Shelter()() // rank 0 decides when it ends
 	defer func() {
-		// Of a job over MPI that failed, every process has said why. One that rank 0 has still told
-		// to end does not end as if all were well.
+		// In a failed job over MPI every process has printed its error. A process that rank 0 still
+		// told to end must not exit with success.
 		if m, ok := p.Job.Transport.(messages); ok && err == nil && m.process.Failed() {
 			err = &cli.SilentError{Err: cli.Fault(errors.New("the job failed"))}
 		}
@@ -299,7 +301,7 @@ func (p *Place) Work(ctx context.Context, ask *Asked, refused error) (err error)
 	return err
 }
 
-// lend lends the rank until the run ends; true: it goes on with those that are left.
+// lend lends the rank until the run ends; true: the remaining processes continue.
 func (p *Place) lend(ctx context.Context) (again bool, err error) {
 	defer context.AfterFunc(ctx, func() {
 		defer crash.Guard()
@@ -311,11 +313,11 @@ func (p *Place) lend(ctx context.Context) (again bool, err error) {
 	began, err := spillway.Work(context.Background(), p.Job, func(text string) { fmt.Fprintln(p.Stderr, "warning:", cli.Flagged(text)) })
 	switch {
 	case err == nil || began:
-	case p.host != nil && p.Job.Roll.Folder != "": // a loss while ranks were opened
+	case p.host != nil && p.Job.Roll.Folder != "": // a rank was lost during the start
 	case errors.Is(err, comm.ErrTimeout): // rank 0 is stuck or stopped
 		return false, cli.Fault(err)
 	default:
-		return false, &cli.SilentError{Err: err} // rank 0 has not come to the run, and has said why
+		return false, &cli.SilentError{Err: err} // rank 0 did not start the run and printed the reason
 	}
 	if p.host == nil {
 		return false, cli.Fault(err)
@@ -323,8 +325,7 @@ func (p *Place) lend(ctx context.Context) (again bool, err error) {
 	return p.follow(context.Background(), cli.Fault(err))
 }
 
-// Carries refuses a transport that was asked for and does not carry what ranks on a device
-// exchange.
+// Carries rejects a given transport that cannot connect ranks on a device.
 func (p *Place) Carries(device string) error {
 	onGPU := strings.EqualFold(device, "cuda")
 	switch {
@@ -338,8 +339,8 @@ func (p *Place) Carries(device string) error {
 	return nil
 }
 
-// accepts refuses a configuration that can't be a run over the job's processes. asked tells
-// whether --ranks was given.
+// accepts rejects a configuration that cannot run over the job's processes. asked tells whether
+// --ranks was given.
 func (p *Place) accepts(c *spillway.Config, asked bool) error {
 	if p.Transport == cluster.InProc {
 		return nil
@@ -353,9 +354,9 @@ func (p *Place) accepts(c *spillway.Config, asked bool) error {
 	return p.Env.CheckRanks(c.Ranks, max(c.LocalRanks, 1))
 }
 
-// TurnAway ends a job whose command line rank 0 refuses before the processes have met. Over
-// MPI they meet first: the others are in MPI_Init already, which does not end without this
-// process, and MPICH's launcher leaves them there where one ends that has not come to it.
+// TurnAway ends a job whose command line rank 0 rejects before the processes are connected. Over
+// MPI it connects them first: the others are already in MPI_Init, which does not return without
+// this process, and MPICH's launcher leaves them there if a process ends that has not called it.
 func (p *Place) TurnAway(err error) error {
 	if p.Transport != cluster.MPI || p.join(0) != nil {
 		return err
@@ -364,7 +365,7 @@ func (p *Place) TurnAway(err error) error {
 	return p.End(err)
 }
 
-// Lead makes c, which the place accepts, a run over the job's processes.
+// Lead joins the processes and makes c, which accepts has checked, a run over them.
 func (p *Place) Lead(c *spillway.Config) error {
 	if err := p.join(c.Timeout); err != nil {
 		return err
@@ -382,7 +383,7 @@ func (p *Place) Lead(c *spillway.Config) error {
 // sharedMemory is the transport between the processes of one host.
 type sharedMemory struct{ job *shm.Job }
 
-// Apart tells the launcher why the processes do not meet.
+// Apart tells the launcher why the processes could not connect.
 func (s sharedMemory) Apart(err error) { s.job.Fail(0, err) }
 
 func (s sharedMemory) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (platform.Joined, error) {

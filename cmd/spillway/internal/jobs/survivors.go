@@ -22,29 +22,29 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// OtherBits warns of a job that may go on with another number of ranks.
+// OtherBits is the warning for a job that may continue with fewer ranks.
 const OtherBits = "warning: without --reproducible the bits depend on the number of ranks: a job that loses one ends in others"
 
-// survivors is how the processes of a job that nobody restarts go on without those that are
-// lost. Each of them, in the same order:
+// survivors lets the processes of a job without a launcher continue after some are lost. Each of
+// the remaining ones does the same steps:
 //
-//	the run ends with the loss, and gives back what it has of its GPU
-//	the roll is called: rank 0 decides who goes on, and all read it
-//	ncclCommShrink makes the communicator of those
-//	rank 0 plans for as many, and the run goes on from the newest checkpoint
+//	the run ends with an error and frees its GPU memory
+//	roll call: rank 0 decides which processes continue, and all read the verdict
+//	ncclCommShrink makes the new communicator
+//	rank 0 plans for the new number of ranks, and the run resumes from the newest checkpoint
 //
-// Whatever does not come to its end within its time ends the process with status 3.
+// A step that does not end within its time ends the process with status 3.
 type survivors struct {
 	p     *Place
 	flags *pflag.FlagSet
-	step  launch.Team // the step that the ranks share, and the least of them
-	shard int         // ranks that the world is a multiple of
+	step  launch.Team // how ranks share a step, and their minimum
+	shard int         // the number of ranks must be a multiple of it
 	saved OwnCheckpoints
 	out   io.Writer
 }
 
-// refuseSurvivors refuses a --min-ranks of the process that leads where the job has no use for
-// it, before it meets the others.
+// refuseSurvivors rejects a --min-ranks that the job cannot use, in the leading process and before
+// it joins the others.
 func (p *Place) refuseSurvivors(c *spillway.Config) error {
 	switch {
 	case p.Min == 0:
@@ -62,7 +62,7 @@ func (p *Place) refuseSurvivors(c *spillway.Config) error {
 	return nil
 }
 
-// SurvivorsOf is how the job of a configuration goes on.
+// SurvivorsOf returns the handler for lost processes of a job with configuration c.
 func (p *Place) SurvivorsOf(flags *pflag.FlagSet, c *spillway.Config, out io.Writer) *survivors {
 	if p.Min > 0 && !c.Reproducible {
 		fmt.Fprintln(out, OtherBits)
@@ -74,8 +74,8 @@ func (p *Place) SurvivorsOf(flags *pflag.FlagSet, c *spillway.Config, out io.Wri
 	return s
 }
 
-// Lead runs the job that this process leads, with those that are left as often as some are
-// lost.
+// Lead runs the job that this process leads, and again with the remaining processes after each
+// loss.
 func (s *survivors) Lead(ctx context.Context, c spillway.Config, run func(spillway.Config) error) error {
 	p := s.p
 	for {
@@ -85,12 +85,12 @@ func (s *survivors) Lead(ctx context.Context, c spillway.Config, run func(spillw
 		}
 		suspect, lost := p.host.Loss()
 		if err == nil || ctx.Err() != nil || lost == nil || p.Job.Roll.Folder == "" {
-			p.Job.Roll.Close() // nobody looks for a verdict: the others have ended, or end
+			p.Job.Roll.Close() // no verdict is needed: the others have ended or are ending
 			return err
 		}
 		v, e := p.Job.Roll.Call(ctx, []int{suspect}, s.decide)
 		if e != nil {
-			p.Job.Roll.Close() // so that nobody waits for a verdict
+			p.Job.Roll.Close() // so that no process waits for a verdict
 			return cli.Fault(fmt.Errorf("%w; the job does not go on: %w", err, e))
 		}
 		if !v.On {
@@ -108,7 +108,7 @@ func (s *survivors) Lead(ctx context.Context, c spillway.Config, run func(spillw
 	}
 }
 
-// TooFew says that a job ends because too few of its ranks are left.
+// TooFew formats the message of a job that ends because too few of its ranks remain.
 func TooFew(t launch.Team) string {
 	left := fmt.Sprintf("of the job's ranks there are %d left, ", t.Processes)
 	if t.Uneven {
@@ -117,7 +117,7 @@ func TooFew(t launch.Team) string {
 	return left + fmt.Sprintf("which gives no --min-ranks %d that divides a step of %d micro-batches", t.Min, t.Leaves)
 }
 
-// decide says who goes on of those that are here: the most that share a step.
+// decide chooses which of the present processes continue: as many as can share a step.
 func (s *survivors) decide(here, lost []int) rollcall.Verdict {
 	if len(lost) == 0 {
 		return rollcall.Verdict{Why: fmt.Sprintf("all %d processes answer: there is none to go on without", len(here))}
@@ -144,7 +144,7 @@ func (s *survivors) decide(here, lost []int) rollcall.Verdict {
 	return rollcall.Verdict{On: true, Go: here[:n], Why: why}
 }
 
-// where says where a lost rank was, as far as it has told.
+// where returns the known location of a lost rank.
 func (s *survivors) where(rank int) string {
 	if s.p.host == nil {
 		return ""
@@ -152,8 +152,8 @@ func (s *survivors) where(rank int) string {
 	return s.p.host.Where(rank)
 }
 
-// again is the configuration of those that go on. Where it does not fit over fewer ranks as it
-// was asked for, what rests on the device moves outward, which keeps the bits.
+// again returns the configuration for the remaining ranks. If the given settings do not fit on
+// fewer ranks, it moves state off the device, which keeps the bits.
 func (s *survivors) again(ctx context.Context, c spillway.Config) (spillway.Config, error) {
 	c = c.Over(s.p.Job)
 	c.Resume = c.Resume || s.saved.resumes()
@@ -174,7 +174,7 @@ func (s *survivors) again(ctx context.Context, c spillway.Config) (spillway.Conf
 	}
 	_, err = spillway.Build(ctx, onDevice)
 	if _, small := errors.AsType[*plan.DoesNotFit](err); !small {
-		return c, nil // what else is wrong the run finds
+		return c, nil // the run reports other errors
 	}
 	fmt.Fprintln(s.out, "spillway: as it was asked for the job does not fit over fewer ranks: going on with --fit")
 	fixed := options.FixedBy(s.flags)
@@ -182,7 +182,7 @@ func (s *survivors) again(ctx context.Context, c spillway.Config) (spillway.Conf
 	return c, here.FitTo(ctx, &c, onDevice, fixed, 0, hw, s.out)
 }
 
-// rejoin makes this process one of those that go on.
+// rejoin makes this process a member of the group that continues.
 func (p *Place) rejoin(v rollcall.Verdict) error {
 	_, world := p.host.Place()
 	var without []int
@@ -202,8 +202,8 @@ func (p *Place) rejoin(v rollcall.Verdict) error {
 	return nil
 }
 
-// follow is what a process that does not lead does once its part has ended with err: true if
-// it is to lend its rank again.
+// follow handles the end of the run with error ended in a process that does not lead. It returns
+// true if the process is to lend its rank again.
 func (p *Place) follow(ctx context.Context, ended error) (again bool, err error) {
 	_, lost := p.host.Loss()
 	if p.Min == 0 || lost == nil || p.Job.Roll.Folder == "" {
@@ -212,7 +212,7 @@ func (p *Place) follow(ctx context.Context, ended error) (again bool, err error)
 	rank, _ := p.host.Place()
 	v, err := p.Job.Roll.Answer(ctx, rank)
 	switch {
-	case ended == nil && errors.Is(err, fs.ErrNotExist): // the run is over, and somebody was slow to leave
+	case ended == nil && errors.Is(err, fs.ErrNotExist): // the run is over, and one process left late
 		return false, nil
 	case err != nil:
 		return false, cli.Fault(fmt.Errorf("%w; the job does not go on: %w", lost, err))

@@ -27,8 +27,8 @@ func TestSurvivorsRefusals(t *testing.T) {
 	require.ErrorContains(t, over(cluster.NCCL, 3, 2, "ck"), "--min-ranks 3 is over the job's 2 processes")
 }
 
-// A job whose step the ranks that are left do not divide goes on with fewer, unless they
-// share it unevenly, of a world that shards over groups in whole groups.
+// If the remaining ranks do not divide a job's step, fewer continue, unless they share it unevenly.
+// With shard groups, complete groups continue.
 func TestSurvivorsDecide(t *testing.T) {
 	for _, c := range []struct {
 		leaves, min, shard int

@@ -17,16 +17,15 @@ import (
 	"github.com/spillway-ml/spillway/launch"
 )
 
-// generation is how one run of a job's processes ended.
+// generation is the result of running a job's processes once.
 type generation struct {
 	end   launch.End
-	joins bool // it was ended so that more ranks can join
-	asked bool // a signal came from outside
+	joins bool // launch ended it so that more ranks can join
+	asked bool // a signal from outside ended it
 }
 
-// runOnce runs the job once and passes signals on to it. Where until is given it runs beside
-// the job; if it returns true the job is told to save and end. stop is closed when the job
-// has ended.
+// runOnce runs the job once and relays signals to it. until, if given, runs concurrently; if it
+// returns true the job is signaled to save and end. stop is closed when the job has ended.
 func runOnce(cmd *cobra.Command, o launch.Options, signals <-chan os.Signal, until func(stop <-chan struct{}) bool) (g generation, err error) {
 	passed, stop := make(chan os.Signal), make(chan struct{})
 	send := func(s os.Signal) {
@@ -38,7 +37,7 @@ func runOnce(cmd *cobra.Command, o launch.Options, signals <-chan os.Signal, unt
 	var beside sync.WaitGroup
 	beside.Go(func() {
 		defer crash.Guard()
-		interrupted := cmd.Context().Done() // also by a signal that came before signals took any
+		interrupted := cmd.Context().Done() // also canceled by a signal before signals received any
 		for {
 			select {
 			case s := <-signals:
@@ -61,8 +60,8 @@ func runOnce(cmd *cobra.Command, o launch.Options, signals <-chan os.Signal, unt
 			}
 		})
 	}
-	// The command's own context ends with the first interrupt; the job has until its
-	// ranks have ended in good order.
+	// The command's context ends with the first interrupt; the job must run until its ranks have
+	// saved and ended.
 	end, err := launch.Run(context.WithoutCancel(cmd.Context()), o, passed)
 	close(stop)
 	beside.Wait()
@@ -71,16 +70,16 @@ func runOnce(cmd *cobra.Command, o launch.Options, signals <-chan os.Signal, unt
 }
 
 const (
-	// idleRestarts is how many attempts in a row without a newer checkpoint end a job with
-	// --restarts: what stopped two of them will stop the next.
+	// IdleRestarts is the number of attempts in a row without a newer checkpoint that end a job
+	// with --restarts: the cause that stopped two of them will stop the next.
 	IdleRestarts = 2
-	// firstPause is the wait before the first restart. Each later one is twice as long, up to
+	// firstPause is the wait before the first restart. It doubles for each later one, up to
 	// longestPause.
 	firstPause   = time.Second
 	longestPause = time.Minute
 )
 
-// attempts counts the attempts of a job that starts again where it has lost ranks.
+// attempts counts the attempts of a job that restarts after losing ranks.
 type attempts struct {
 	saved jobs.OwnCheckpoints
 	limit int // of attempts in a row without a newer checkpoint
@@ -95,8 +94,8 @@ func attemptsFrom(saved jobs.OwnCheckpoints, limit int) attempts {
 	return a
 }
 
-// again takes the end of an attempt that lost ranks, and tells whether it left no newer
-// checkpoint. The error ends the job.
+// again records the end of an attempt that lost ranks, and reports whether it left no newer
+// checkpoint. An error ends the job.
 func (a *attempts) again(w io.Writer) (idle bool, err error) {
 	if step, _ := a.saved.Newest(); step > a.step {
 		a.step, a.idle = step, 0
@@ -110,13 +109,13 @@ func (a *attempts) again(w io.Writer) (idle bool, err error) {
 	return true, nil
 }
 
-// next is how long to wait now: twice the last time.
+// next returns the next wait, twice the previous one.
 func (a *attempts) next() time.Duration {
 	a.pause = min(max(2*a.pause, firstPause), longestPause)
 	return a.pause
 }
 
-// wait waits unless ctx is done before.
+// wait waits for d, or until ctx is done.
 func wait(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):

@@ -23,27 +23,27 @@ import (
 	"github.com/spillway-ml/spillway/launch"
 )
 
-// launchFlags are those of launch that are not launch.Options'.
+// launchFlags are the flags of launch that are not in launch.Options.
 type launchFlags struct {
 	restarts           int
-	minRanks, maxRanks int // 0: a job that lost a rank starts again as it was
+	minRanks, maxRanks int // 0: a job that lost a rank restarts with all ranks
 }
 
-// elastic runs a job that outlives its ranks: where some are lost, those that are left
-// are formed again and go on from the newest checkpoint.
+// elastic runs a job that continues after losing ranks: the remaining ranks form a new group and
+// resume from the newest checkpoint.
 type elastic struct {
 	o       launch.Options
 	team    launch.Team
-	args    []string        // the command's, as given
+	args    []string        // of the command, as given
 	step    spillway.Config // the step that the ranks share
 	tries   attempts
-	steps   int  // --steps: behind the last there is nothing to join for; --epochs do not say
-	fit     bool // given, or taken because nothing fits without
-	reached int  // steps that were done, some of them more than once
+	steps   int  // --steps, after which no ranks join; math.MaxInt with --epochs
+	fit     bool // --fit was given, or is added because nothing fits without it
+	reached int  // the highest step that any attempt completed
 	out     io.Writer
 }
 
-// newElastic reads what the job's own flags say of a step and its checkpoints.
+// newElastic reads the job's flags about a step and the checkpoints.
 func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 	if o.Args[0] != "train" {
 		return nil, errors.New("--min-ranks is for launch of train and finetune: a job that has checkpoints to go on from")
@@ -91,13 +91,13 @@ func newElastic(o launch.Options, f launchFlags) (*elastic, error) {
 	if !c.Reproducible {
 		fmt.Fprintln(e.out, jobs.OtherBits)
 	}
-	e.tries = attemptsFrom(jobs.SavedBy(fs), o.Ranks+1) // ranks that are lost one after the other are no sign of a fault
+	e.tries = attemptsFrom(jobs.SavedBy(fs), o.Ranks+1) // losing every rank in turn is not yet a sign of a fault
 	e.team = launch.Team{Leaves: e.step.LeastLeaves(), Uneven: c.Reproducible, Min: f.minRanks, Max: cmp.Or(f.maxRanks, o.Ranks), Restarts: f.restarts, Processes: o.Ranks}
 	return e, nil
 }
 
-// trainValues parses train's arguments as train does: the config file and the demo's
-// values below the flags.
+// trainValues parses train's arguments as train does, with the config file or the demo's values for
+// flags that were not given.
 func trainValues(args []string) (*pflag.FlagSet, error) {
 	fs := options.TrainSet()
 	if err := fs.Parse(args); err != nil {
@@ -112,7 +112,7 @@ func trainValues(args []string) (*pflag.FlagSet, error) {
 	return fs, nil
 }
 
-// run runs the job, as often as it must be formed again.
+// run runs the job, and again after each change of its ranks.
 func (e *elastic) run(cmd *cobra.Command, signals <-chan os.Signal) error {
 	release, err := e.tries.saved.Hold()
 	if err != nil {
@@ -158,7 +158,7 @@ func (e *elastic) run(cmd *cobra.Command, signals <-chan os.Signal) error {
 	}
 }
 
-// lose takes what a generation has lost, and says how the job goes on.
+// lose records the losses of a generation and prints how the job continues.
 func (e *elastic) lose(g generation) error {
 	e.team.Lose(max(1, g.end.LostRanks))
 	what := cmp.Or(g.end.Lost, g.end.Failure)
@@ -178,12 +178,12 @@ func (e *elastic) lose(g generation) error {
 	return nil
 }
 
-// shared are the flags with which so many ranks share the step: of the ranks as given their
-// shares, else shares that differ by at most one.
+// shared returns the flags with which ranks share the step: with all ranks the given shares,
+// otherwise shares that differ by at most one.
 func (e *elastic) shared(ranks int) []string {
 	leaves := e.team.Leaves
 	if len(e.step.BatchSchedule) > 0 {
-		return nil // which says the rows of each step
+		return nil // the schedule gives the rows of each step
 	}
 	if !e.team.Uneven {
 		return []string{"--accum", strconv.Itoa(leaves / ranks)}
@@ -195,8 +195,8 @@ func (e *elastic) shared(ranks int) []string {
 	return []string{"--accum", strconv.Itoa(accum), "--global-batch", strconv.Itoa(e.step.StepRows()), "--rank-shares", shares}
 }
 
-// form runs the job at the first of sizes that fits; where none does as it was asked
-// for, with --fit, which moves what rests on the device outward and keeps the bits.
+// form runs the job with the first of sizes that fits. If none fits with the given flags, it adds
+// --fit, which moves state off the device and keeps the bits.
 func (e *elastic) form(cmd *cobra.Command, sizes []int, first bool, signals <-chan os.Signal) (g generation, err error) {
 	for {
 		for _, n := range sizes {
@@ -220,8 +220,8 @@ func (e *elastic) form(cmd *cobra.Command, sizes []int, first bool, signals <-ch
 	}
 }
 
-// generation runs the job once. With more ranks to join it is told to end behind its
-// next checkpoint.
+// generation runs the job once. If more ranks can join, it signals the job to end after its next
+// checkpoint.
 func (e *elastic) generation(cmd *cobra.Command, o launch.Options, signals <-chan os.Signal) (g generation, err error) {
 	if !e.team.Grows(o.Ranks) {
 		return runOnce(cmd, o, signals, nil)

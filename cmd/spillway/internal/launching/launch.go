@@ -1,4 +1,4 @@
-// Package launching is the command launch.
+// Package launching implements the command launch.
 package launching
 
 import (
@@ -19,32 +19,32 @@ import (
 	"github.com/spillway-ml/spillway/launch"
 )
 
-// Command is launch.
+// Command returns the command launch.
 func Command() *cobra.Command {
 	var o launch.Options
 	var f launchFlags
 	var bind bool
 	cmd := &cobra.Command{
 		Use:   "launch -n N [flags] -- train|finetune|bench comm [their flags]",
-		Short: "Run a job in several processes of this machine",
-		Long: `Run a job in several processes of this machine, which meet in shared memory: a rank
-each, or as many as train's --ranks-per-process says. Rank 0 speaks for all; what
-the others write gets their rank in front. A rank that dies or stops ends the job,
-with status 3 and a word on who it was; or, with --restarts or --min-ranks, the job
-goes on from its newest checkpoint. A divergence ends it in any case.`,
+		Short: "Run a job in several processes on this machine",
+		Long: `Run a job in several processes on this machine, connected by shared memory. Each has
+one rank, or train's --ranks-per-process. Rank 0 prints for all; output of other
+ranks is prefixed with their number. A rank that dies or hangs ends the job with
+status 3 and a message that names it. With --restarts or --min-ranks the job instead
+continues from its newest checkpoint. A divergence always ends it.`,
 		Args: cobra.ArbitraryArgs,
 	}
 	fs := cmd.Flags()
-	fs.IntVarP(&o.Ranks, "ranks", "n", 0, "`N` processes")
-	fs.IntVar(&f.restarts, "restarts", 0, "how many times a job that lost a rank goes on from its newest checkpoint, after longer and longer waits, unless two attempts in a row leave no newer one; with --min-ranks how many processes are started for lost ones")
-	fs.IntVar(&f.minRanks, "min-ranks", 0, "go on with the ranks that are left, down to `M`: the most that share a step (without --reproducible: divide it) and fit, until those that are started for lost ones join at the next checkpoint")
-	fs.IntVar(&f.maxRanks, "max-ranks", 0, "with --min-ranks, the most ranks that a job grows back to (default: -n)")
-	fs.BoolVar(&bind, "bind", true, "bind each rank to its share of the processors")
+	fs.IntVarP(&o.Ranks, "ranks", "n", 0, "number `N` of processes")
+	fs.IntVar(&f.restarts, "restarts", 0, "how often a job that lost a rank restarts from its newest checkpoint, after increasing waits; it stops after two attempts in a row without a newer checkpoint. With --min-ranks: how many lost processes are replaced")
+	fs.IntVar(&f.minRanks, "min-ranks", 0, "after a loss continue with the remaining ranks, at least `M`: as many as can share a step (without --reproducible: divide it) and fit. Replacements join at the next checkpoint")
+	fs.IntVar(&f.maxRanks, "max-ranks", 0, "with --min-ranks, the most ranks that a job grows to again (default: -n)")
+	fs.BoolVar(&bind, "bind", true, "bind each rank to a share of the processors")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if err := checkLaunch(&o, args, f); err != nil {
 			return err
 		}
-		if args[0] == "finetune" { // chosen once, for all processes and attempts
+		if args[0] == "finetune" { // choose the flags once, for all processes and attempts
 			var err error
 			if args, err = training.FinetuneAsTrain(cmd.Context(), args[1:], cmd.ErrOrStderr()); err != nil {
 				return err
@@ -57,7 +57,7 @@ goes on from its newest checkpoint. A divergence ends it in any case.`,
 		o.Program, o.Args = self, args
 		o.Stdout, o.Stderr = cmd.OutOrStdout(), cmd.ErrOrStderr()
 		if f, ok := cli.FileOf(o.Stdout); ok {
-			o.Stdout = f // the first rank's own, not a pipe
+			o.Stdout = f // rank 0 writes to it directly, without a pipe
 		}
 		if f, ok := cli.FileOf(o.Stderr); ok {
 			o.Stderr = f
@@ -70,7 +70,7 @@ goes on from its newest checkpoint. A divergence ends it in any case.`,
 	return cmd
 }
 
-// checkLaunch refuses what can't be launched.
+// checkLaunch rejects arguments that cannot be launched.
 func checkLaunch(o *launch.Options, args []string, f launchFlags) error {
 	switch {
 	case o.Ranks < 1:
@@ -89,7 +89,7 @@ func checkLaunch(o *launch.Options, args []string, f launchFlags) error {
 	return nil
 }
 
-// runLaunch runs the job, again from its newest checkpoint where it lost a rank.
+// runLaunch runs the job and restarts it from its newest checkpoint if it lost a rank.
 func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 	signals := make(chan os.Signal, 4)
 	cli.Catch(signals, jobSignals...)
@@ -148,8 +148,8 @@ func runLaunch(cmd *cobra.Command, o launch.Options, f launchFlags) error {
 	}
 }
 
-// withRemedy adds what to do to the error of a job that the system refuses what its processes need:
-// the files by which they meet, or the processes.
+// withRemedy adds advice to an error of the system: too few files for connecting the processes, or
+// too few processes.
 func withRemedy(err error) error {
 	switch {
 	case errors.Is(err, syscall.EMFILE):
@@ -161,7 +161,7 @@ func withRemedy(err error) error {
 	return err
 }
 
-// tellEnd says what the processes of a job that was lost can't say any more.
+// tellEnd prints how the job ended, which the lost processes cannot print.
 func tellEnd(w io.Writer, end launch.End) {
 	if end.Lost != "" {
 		fmt.Fprintln(w, "spillway: launch:", end.Lost)

@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// jobSignals are what launch hands on to its job.
+// jobSignals are the signals that launch relays to its job.
 var jobSignals = []os.Signal{os.Interrupt, syscall.SIGTERM}
 
-// ends tells whether a signal asks the job to end.
+// ends reports whether a signal asks the job to end.
 func ends(os.Signal) bool { return true }

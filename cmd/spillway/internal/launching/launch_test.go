@@ -57,7 +57,7 @@ func TestElasticRefusals(t *testing.T) {
 	}
 }
 
-// A host that lets a user start no more processes is at fault, and not the command line.
+// A host that refuses more processes is a fault, not bad input.
 func TestNoMoreProcesses(t *testing.T) {
 	err := withRemedy(&fs.PathError{Op: "fork/exec", Path: "spillway", Err: syscall.EAGAIN})
 	require.EqualError(t, err, "fork/exec spillway: resource temporarily unavailable: "+
@@ -65,8 +65,8 @@ func TestNoMoreProcesses(t *testing.T) {
 	require.Equal(t, cli.ExitFault, cli.ExitStatus(err))
 }
 
-// Ranks share the step of a reproducible job at every number, with the shares that were
-// given where they are as many as at first.
+// Any number of ranks can share the step of a reproducible job. The original number uses the given
+// shares.
 func TestElasticShares(t *testing.T) {
 	args := strings.Fields("train --model gpt2 --data d --checkpoint c --batch 2 --global-batch 15 --reproducible --rank-shares 1,3,2,2")
 	e, err := newElastic(launch.Options{Ranks: 4, Args: args}, launchFlags{minRanks: 1})
@@ -77,8 +77,8 @@ func TestElasticShares(t *testing.T) {
 	e.team.Lose(1)
 	require.Equal(t, []int{3, 2, 1}, e.team.Sizes())
 
-	// With a batch schedule every step has a micro-batch for each rank or, without
-	// --reproducible, as many for each.
+	// With a batch schedule every step has at least one micro-batch for each rank or, without
+	// --reproducible, equally many.
 	for args, want := range map[string][]int{"--batch 2 --batch-schedule 0:7,3:15 --reproducible": {4, 3, 2, 1}, "--batch 1 --batch-schedule 0:12,3:20": {4, 2, 1}} {
 		e, err := newElastic(launch.Options{Ranks: 4, Args: append(strings.Fields("train --model gpt2 --data d --checkpoint c"), strings.Fields(args)...), Stderr: io.Discard}, launchFlags{minRanks: 1})
 		require.NoError(t, err)
@@ -87,7 +87,7 @@ func TestElasticShares(t *testing.T) {
 	}
 }
 
-// Where rank 0 is the lost one, nobody but the launcher can say at which step.
+// If rank 0 is lost, only the launcher can tell the step.
 func TestTheStepOfALoss(t *testing.T) {
 	var out bytes.Buffer
 	tellEnd(&out, launch.End{Lost: "rank 0 (process 7): signal: killed", Failure: "rank 0 died in x", Flight: "rank 0: none\n", Steps: 12})
@@ -97,7 +97,7 @@ func TestTheStepOfALoss(t *testing.T) {
 	require.Contains(t, out.String(), "the job ended with: rank 0 died in x\n")
 }
 
-// The pauses between attempts grow; a newer checkpoint is progress.
+// The pauses between attempts grow. A newer checkpoint counts as progress.
 func TestAttempts(t *testing.T) {
 	a := attempts{saved: jobs.CheckpointsOf(t.TempDir(), false), limit: 3}
 	var pauses []time.Duration

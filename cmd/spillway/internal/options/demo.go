@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 )
 
-// demoValues are the flags of the run that `spillway train` does by itself.
+// demoValues are the flags of `spillway train` without a model, data or config file.
 var demoValues = map[string]string{
 	"model":         "spillway-demo",
 	"data-glob":     "*.go",
@@ -31,7 +31,7 @@ var demoValues = map[string]string{
 	"keep":          "1",
 }
 
-// ApplyDemo sets the demo's values where no flag was given.
+// ApplyDemo sets the demo's values for flags that were not given.
 func ApplyDemo(fs *pflag.FlagSet) error {
 	given := map[string]bool{}
 	fs.Visit(func(f *pflag.Flag) { given[f.Name] = true })
@@ -47,16 +47,16 @@ func ApplyDemo(fs *pflag.FlagSet) error {
 	return nil
 }
 
-// DemoMark is in the manifests of the demo's checkpoints: the next demo may replace
-// them.
+// DemoMark marks the manifests of the demo's checkpoints; the next demo may replace those.
 const DemoMark = "demo"
 
-// DemoTemperature is that of the demo's sample. Of the words of 3 letters or more in
-// 4 samples of the finished demo, 47 % are words of Go's own source at 0.5, and 20
-// different ones; at 0.7 25 % and 24; at 0.3 79 %, but 12 that repeat.
+// DemoTemperature is the temperature of the demo's sample. Measured on the words of at least 3
+// letters in 4 samples of the finished demo: at 0.5, 47 % occur in Go's source, 20 of them
+// different. At 0.7 it is 25 % and 24; at 0.3 it is 79 %, but only 12 different words, which
+// repeat.
 const DemoTemperature = 0.5
 
-// PrepareDemo finds the text.
+// PrepareDemo sets the demo's data to the source of the Go toolchain.
 func PrepareDemo(c *config.Config) error {
 	root, err := Goroot()
 	if err != nil {

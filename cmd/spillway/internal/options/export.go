@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/outputs"
 )
 
-// within tells whether path lies in the folder dir, or would.
+// within reports whether path is, or would be, inside the folder dir.
 func within(path, dir string) (bool, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -31,8 +31,8 @@ func within(path, dir string) (bool, error) {
 	}
 }
 
-// Exportable refuses to, a folder that a flag names for a model made from folder from, unless it
-// is new or empty and outside from.
+// Exportable checks the folder to, which a flag names for a model made from the folder from. It
+// must be new or empty, and outside from.
 func Exportable(flag, to, from string) error {
 	if inside, err := within(to, from); err != nil || inside {
 		return cmp.Or(err, fmt.Errorf("--%s %.80q lies in %.80q; give a folder elsewhere", flag, to, from))
@@ -41,7 +41,7 @@ func Exportable(flag, to, from string) error {
 	return cmp.Or(among, empty(flag, to))
 }
 
-// empty refuses a folder that has something in it.
+// empty rejects a folder that contains files.
 func empty(flag, to string) error {
 	if left, err := os.ReadDir(to); err == nil && len(left) > 0 {
 		return fmt.Errorf("--%s %.80q is not empty (%.80q is there); give a new folder", flag, to, left[0].Name())
@@ -51,8 +51,8 @@ func empty(flag, to string) error {
 	return nil
 }
 
-// refuseExport refuses train's --export before there is a run: without checkpoints, in
-// their folder, or where the run writes something else.
+// refuseExport rejects train's --export before the run begins if there are no checkpoints, or if
+// the folder overlaps with their folder or another output.
 func (l *Later) refuseExport(c *config.Config) error {
 	switch {
 	case l.Export == "":
@@ -76,8 +76,8 @@ func (l *Later) refuseExport(c *config.Config) error {
 	return Exportable("export", l.Export, c.Checkpoint)
 }
 
-// RoomToExport sees, in the process that exports, that a folder can be made where
-// --export's will be.
+// RoomToExport checks that the folder of --export can be created. The process that exports calls
+// it.
 func (l *Later) RoomToExport() error {
 	if l.Export == "" {
 		return nil
@@ -100,7 +100,7 @@ func (l *Later) RoomToExport() error {
 	return nil
 }
 
-// below tells whether a path is dir or below it, by their names.
+// below reports whether a path is dir or below it, judged by their names.
 func below(path, dir string) bool {
 	a, err := filepath.Abs(path)
 	if err != nil {

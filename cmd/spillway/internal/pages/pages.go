@@ -1,7 +1,8 @@
-// Package pages keeps few of the program's own pages resident, its code and constants, and about as
-// many on every system and at every time.
+// Package pages keeps few pages of the program's code and constants resident, and about equally
+// many on every system at all times.
 //
-// Linux makes all of a file's folio resident at a page fault (6.18), or 64 KiB of it: of one build,
-// 23 to 30 MiB were, by how the file had come into the page cache. In mappings of 64 KiB each it is
-// no more than that at a time. Importing the package divides the program's mappings.
+// At a page fault Linux makes a complete folio of the file resident (6.18), or 64 KiB of it. For
+// one build 23 to 30 MiB were resident, depending on how the file had entered the page cache. With
+// mappings of 64 KiB each it is at most that at a time. Importing the package divides the program's
+// mappings.
 package pages

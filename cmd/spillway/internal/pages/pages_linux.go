@@ -7,8 +7,8 @@ import (
 	"syscall"
 )
 
-// window is what a page fault makes resident of a file at most, in bytes: the default of Linux's
-// fault_around_bytes.
+// window is the largest part of a file, in bytes, that one page fault makes resident: the default
+// of Linux's fault_around_bytes.
 const window = 64 << 10
 
 // dontDump is MADV_DONTDUMP, which package syscall lacks.
@@ -18,9 +18,9 @@ type mapping struct{ start, end uintptr }
 
 var own = ownMappings()
 
-// The package depends on little, so it is initialized before most others touch their pages. Every
-// other window is left out of core dumps, where code is left out in any case: neighbors that
-// differ in such a flag are different mappings.
+// The package has few imports, so it is initialized before most others touch their pages. init
+// divides the mappings: neighbors with different flags are different mappings. The flag that it
+// sets on every other window leaves it out of core dumps, which never contain code anyway.
 func init() {
 	for _, m := range own {
 		for at := m.start &^ (window - 1); at < m.end; at += 2 * window {
@@ -32,20 +32,19 @@ func init() {
 	Leave()
 }
 
-// Leave gives back those of the program's pages that are resident. What is used again comes back
-// from the page cache.
+// Leave releases the program's resident pages. Those used again come back from the page cache.
 func Leave() {
 	for _, m := range own {
 		madvise(m, syscall.MADV_DONTNEED)
 	}
 }
 
-// madvise advises the kernel, which may refuse: more is resident then.
+// madvise advises the kernel, which may refuse: then more pages are resident.
 func madvise(m mapping, advice uintptr) {
 	_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, m.start, m.end-m.start, advice)
 }
 
-// ownMappings are the mappings of this program's file that nothing is written to.
+// ownMappings returns the mappings of this program's file without written pages.
 func ownMappings() []mapping {
 	path, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -58,8 +57,8 @@ func ownMappings() []mapping {
 	return readOnly(smaps, path)
 }
 
-// readOnly picks from the text of a smaps file the private mappings of a path that are not writable
-// and hold no page that was written to: the dynamic linker writes to some before it protects them.
+// readOnly returns the private mappings of path in the text of a smaps file that are not writable
+// and have no written pages: the dynamic linker writes to some before it protects them.
 func readOnly(smaps []byte, path string) (list []mapping) {
 	ours := false
 	for line := range bytes.Lines(smaps) {
@@ -79,7 +78,7 @@ func readOnly(smaps []byte, path string) (list []mapping) {
 	return list
 }
 
-// addresses reads a smaps file's START-END; what is not that is an empty mapping.
+// addresses parses START-END of a smaps file; anything else is an empty mapping.
 func addresses(text string) mapping {
 	from, to, _ := bytes.Cut([]byte(text), []byte("-"))
 	start, err := strconv.ParseUint(string(from), 16, 64)

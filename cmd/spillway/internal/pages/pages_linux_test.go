@@ -31,7 +31,7 @@ Anonymous:             0 kB
 Anonymous:             0 kB
 `
 
-// Of a page that was written to, what was written would be lost.
+// A mapping with a written page is excluded: its data would be lost.
 func TestReadOnly(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, []mapping{{0x400000, 0x410000}, {0x410000, 0x117c000}}, readOnly([]byte(smaps), "/opt/a b/spillway"))
@@ -41,7 +41,7 @@ func TestReadOnly(t *testing.T) {
 	require.Equal(t, mapping{}, addresses("1"))
 }
 
-// The mappings of this test's program are divided: none that is only read is larger than a window.
+// The mappings of this test's program are divided: no read-only one is larger than a window.
 func TestWindows(t *testing.T) {
 	t.Parallel()
 	require.NotEmpty(t, own)
@@ -61,7 +61,7 @@ func TestWindows(t *testing.T) {
 	require.Zero(t, whole)
 }
 
-// Leave gives pages back, and what is used again is as it was.
+// Leave releases pages, and pages used again have the same contents.
 func TestLeave(t *testing.T) {
 	read := func() []byte {
 		text, err := os.ReadFile("/proc/self/smaps")
@@ -89,7 +89,7 @@ func TestLeave(t *testing.T) {
 	require.Equal(t, before, sum())
 }
 
-// resident is how much of a path's mappings is resident, in kB.
+// resident returns the resident size of a path's mappings in kB.
 func resident(smaps []byte, path string) (kilobytes int) {
 	ours := false
 	for line := range strings.Lines(string(smaps)) {

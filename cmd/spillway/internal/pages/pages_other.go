@@ -2,5 +2,5 @@
 
 package pages
 
-// Leave does nothing: only Linux tells what is mapped where.
+// Leave does nothing: only Linux lists a process's mappings.
 func Leave() {}

@@ -15,11 +15,11 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// outputs are the flags of plan that say where the answer goes.
-// What --calibrate measures is in the document, too.
+// outputs are the flags of plan that determine where the answer goes. --calibrate is among them
+// because its measurements are in the document.
 var outputs = map[string]bool{"json": true, "html": true, "dump": true, "emit": true, "calibrate": true}
 
-// asked are the request's arguments.
+// asked returns the arguments of the request.
 func (f *Flags) asked() []string {
 	args := []string{"plan"}
 	for _, g := range f.given {
@@ -28,14 +28,14 @@ func (f *Flags) asked() []string {
 	return args
 }
 
-// question is the same without its outputs.
+// question returns the arguments of the request without its outputs.
 func (f *Flags) question() []string {
 	q := Flags{given: slices.DeleteFunc(slices.Clone(f.given), func(g setFlag) bool { return outputs[g.name] })}
 	return q.asked()
 }
 
-// command is what runs a configuration: train, or the plan again where train refuses it, and why
-// it does.
+// command returns a command that runs a configuration. If train rejects it, that is the plan's
+// command, together with the reason.
 func (f *Flags) command(c *config.Config, changes []string) (text string, refused error) {
 	if refused = f.runnable(*c); refused != nil {
 		again := *f
@@ -46,7 +46,7 @@ func (f *Flags) command(c *config.Config, changes []string) (text string, refuse
 	args := cli.WithFlags(f.trainArgs(c, "DATA"), trainable(changes))
 	switch nodes := f.servers(c); {
 	case nodes > 1:
-		args = cli.WithFlags(args, []string{"--ranks", ""}) // srun says how many
+		args = cli.WithFlags(args, []string{"--ranks", ""}) // srun sets the number
 		return fmt.Sprintf("srun --nodes=%d --ntasks-per-node=%d spillway ", nodes, f.nodeSize) +
 			planner.Shell(args[:len(args)-2]), nil
 	case f.gpuFound == nil && c.Ranks > 1 && strings.EqualFold(f.transport, cluster.SHM):
@@ -57,8 +57,8 @@ func (f *Flags) command(c *config.Config, changes []string) (text string, refuse
 	return cli.WholeCommand(env, c.Ranks, max(c.LocalRanks, 1), args, nil), nil
 }
 
-// runnable says why train does not run a configuration on the planned device; nil: it does. What
-// train says to do about it is left out: the question is about that device.
+// runnable returns the reason why train does not run a configuration on the planned device; nil: it
+// does. Train's advice is cut off, because it would name another device.
 func (f *Flags) runnable(c config.Config) error {
 	if f.gpuFound == nil {
 		return nil
@@ -75,7 +75,7 @@ func (f *Flags) runnable(c config.Config) error {
 	return errors.New(why)
 }
 
-// trainable are the changes that train has flags for.
+// trainable returns the changes for which train has flags.
 func trainable(changes []string) (out []string) {
 	known, keep := options.TrainSet(), false
 	for _, word := range changes { // a flag, or its value
@@ -89,13 +89,13 @@ func trainable(changes []string) (out []string) {
 	return out
 }
 
-// trainArgs are the request's flags as train takes them, with data where they name none.
+// trainArgs returns the request's flags for train, with data as --data if they have none.
 func (f *Flags) trainArgs(c *config.Config, data string) []string {
 	known := options.TrainSet()
 	args := []string{"train"}
 	for _, g := range f.given {
 		switch g.name {
-		case "fit", "allow", "transport", "device", "ranks": // chosen, or below
+		case "fit", "allow", "transport", "device", "ranks": // already chosen, or added below
 			continue
 		}
 		if known.Lookup(g.name) != nil {

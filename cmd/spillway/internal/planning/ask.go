@@ -20,22 +20,22 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// topic is what may be asked for.
+// topic is a value of --ask: the setting to search for.
 type topic struct {
-	name, flag string // --ask's value, and the flag that sets a value
+	name, flag string // the value of --ask, and the flag that sets the answer
 	what       string // as "fewest GPUs"
-	// values are those to try, in the order of the memory that they need.
+	// values returns the candidates, in the order of the memory that they need.
 	values func(c *config.Config) []int64
 	easier bool // later values need less
 	set    func(c *config.Config, v int64)
-	clash  []string // flags that say it already
+	clash  []string // flags that contradict the question
 	bytes  bool
 }
 
-// mostAsked bounds numbers that have no bound of their own.
+// mostAsked bounds the candidates of topics without another bound.
 const mostAsked = 1 << 15
 
-// seqStep is how fine an answer is in tokens of a row.
+// seqStep is the step between candidates of --ask seq, in tokens.
 const seqStep = 64
 
 func upTo(n, step int64) (list []int64) {
@@ -45,7 +45,7 @@ func upTo(n, step int64) (list []int64) {
 	return list
 }
 
-// sizes are amounts of memory that lie 1 to 2 % apart, from 1 MiB to 4 TiB: in whole MiB from 64 MiB on, in
+// sizes returns amounts of memory 1 to 2 % apart, from 1 MiB to 4 TiB: whole MiB from 64 MiB on,
 // multiples of 16 KiB below.
 func sizes(*config.Config) (list []int64) {
 	for v, step := int64(1<<20), int64(16<<10); v <= 4<<40; v += step {
@@ -77,8 +77,8 @@ var topics = []topic{
 		func(c *config.Config, v int64) { c.HostMemory = v }, []string{"host-memory", "node-memory"}, true},
 }
 
-// bySize are the presets of language models, the smallest first. Each is built to count its
-// parameters, so they are sorted once.
+// bySize returns the presets of language models, the smallest first. Counting parameters builds
+// each model, so they are sorted only once.
 var bySize = sync.OnceValue(func() []model.Preset {
 	list := model.Presets()
 	count := map[string]int64{}
@@ -89,8 +89,8 @@ var bySize = sync.OnceValue(func() []model.Preset {
 	return list
 })
 
-// presets are those with room for the rows of a configuration, and whose layers its mesh divides,
-// by their number in bySize.
+// presets returns the indexes in bySize of presets whose positions suffice for the rows of a
+// configuration, and whose layers its mesh divides.
 func presets(c *config.Config) (list []int64) {
 	for i, p := range bySize() {
 		if p.Config.Positions >= c.Seq && divides(c, p.Config) {
@@ -100,7 +100,7 @@ func presets(c *config.Config) (list []int64) {
 	return list
 }
 
-// divides says whether tensor and pipeline ranks can divide a model.
+// divides reports whether tensor and pipeline ranks can divide a model.
 func divides(c *config.Config, m model.Config) bool {
 	if m.Layers < c.Pipeline {
 		return false
@@ -116,7 +116,7 @@ func divides(c *config.Config, m model.Config) bool {
 	return err == nil
 }
 
-// undivided names the presets with room for a configuration's rows that its mesh does not divide.
+// undivided returns the names of presets with enough positions that the mesh does not divide.
 func undivided(c *config.Config) (names []string) {
 	for _, p := range bySize() {
 		if p.Config.Positions >= c.Seq && !divides(c, p.Config) {
@@ -126,7 +126,7 @@ func undivided(c *config.Config) (names []string) {
 	return names
 }
 
-// parameters counts a preset's, whose layers are alike.
+// parameters counts the parameters of a preset, whose layers are alike.
 func parameters(c model.Config) int64 {
 	of := func(layers int) (n int64) {
 		c.Layers = layers
@@ -144,8 +144,8 @@ func parameters(c model.Config) int64 {
 	return one + int64(layers-1)*(two-one)
 }
 
-// topicOf finds what --ask asks for, and refuses flags that say it already. It is called
-// before Settle.
+// topicOf returns the topic of --ask, and rejects flags that contradict it. It is called before
+// Settle.
 func (f *Flags) topicOf(fs *pflag.FlagSet, c *config.Config) (*topic, error) {
 	if !fs.Changed("ask") {
 		return nil, nil
@@ -178,10 +178,10 @@ func (f *Flags) topicOf(fs *pflag.FlagSet, c *config.Config) (*topic, error) {
 	return &topics[k], nil
 }
 
-// askedEffort answers most questions, all searches together.
+// askedEffort is an --effort that suffices for most questions, over all searches.
 const askedEffort = 1000
 
-// askedAt is the configuration of a value, and the flags as if it had been given.
+// askedAt returns the configuration with value v, and the flags as if v had been given.
 func (f *Flags) askedAt(c config.Config, t *topic, v int64) (config.Config, *Flags) {
 	own := *f
 	t.set(&c, v)
@@ -191,7 +191,7 @@ func (f *Flags) askedAt(c config.Config, t *topic, v int64) (config.Config, *Fla
 	return c.Sharing(), &own
 }
 
-// answerTo answers --ask, and gives the configuration and the plan that it comes to.
+// answerTo answers --ask, and returns the configuration and the plan of the answer.
 func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed planner.Fixed, rows int) (
 	config.Config, *planner.Fitted, error,
 ) {
@@ -256,7 +256,8 @@ func (f *Flags) answerTo(ctx context.Context, t *topic, c config.Config, fixed p
 	return c, a.Best, nil
 }
 
-// shortfall says what the nearest plan of a value needs that nothing tried fits. That is no proof.
+// shortfall describes the memory that the nearest plan of a value lacks. It is no proof that none
+// fits.
 func shortfall(none *planner.NothingFits) string {
 	if none.Smallest == nil {
 		return cli.Flagged(none.Error())
@@ -265,7 +266,7 @@ func shortfall(none *planner.NothingFits) string {
 		planner.Shortfall(none.Smallest))
 }
 
-// all are the values that may be asked for of a configuration.
+// all returns the candidates for a configuration.
 func (t *topic) all(c *config.Config) ([]int64, error) {
 	if t.values != nil {
 		return t.values(c), nil
@@ -280,7 +281,7 @@ func (t *topic) all(c *config.Config) ([]int64, error) {
 	return upTo(int64(m.Positions), seqStep), nil
 }
 
-// value is a value as JSON has it, and text as a flag has it.
+// value returns a value for JSON; text returns it for a flag.
 func (t *topic) value(v int64) any {
 	if t.name == "model" {
 		return bySize()[v].Name
@@ -298,7 +299,7 @@ func (t *topic) text(v int64) string {
 	return strconv.FormatInt(v, 10)
 }
 
-// print says the answer.
+// print prints the answer.
 func (a *Answer) print(w io.Writer) {
 	fmt.Fprintln(w, a.first)
 	cli.WrapFlags(w, "  ", "    ", a.Flags)

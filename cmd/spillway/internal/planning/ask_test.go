@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/config"
 )
 
-// Presets that a mesh does not divide are not asked about: SmolLM2 135M has 9 heads, GPT-2 12 layers.
+// Presets that a mesh does not divide are no candidates: SmolLM2 135M has 9 heads, GPT-2 12 layers.
 func TestPresetsThatAMeshDivides(t *testing.T) {
 	names := func(c config.Config) (list []string) {
 		for _, i := range presets(&c) {
@@ -27,7 +27,7 @@ func TestPresetsThatAMeshDivides(t *testing.T) {
 	require.Contains(t, names(c), "gpt2-xl")
 }
 
-// An answer of memory is at most 2 % above its neighbour.
+// Neighbouring amounts of memory differ by at most 2 %.
 func TestSizesLieClose(t *testing.T) {
 	list := sizes(nil)
 	require.EqualValues(t, 1<<20, list[0])

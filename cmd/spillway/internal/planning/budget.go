@@ -7,10 +7,10 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// mostBudget is more tokens and money than there are; their product is a float64.
+// mostBudget bounds --tokens and --price, so that their product is a float64.
 const mostBudget = 1e100
 
-// checkBudget refuses a --tokens or --price that is none.
+// checkBudget rejects invalid --tokens and --price.
 func (f *Flags) checkBudget() error {
 	switch {
 	case !(f.tokens == 0 || f.tokens >= 1 && f.tokens <= mostBudget):
@@ -23,7 +23,7 @@ func (f *Flags) checkBudget() error {
 	return nil
 }
 
-// budget is what training on --tokens tokens takes, in time and money; nil without --tokens.
+// budget returns the predicted time and cost of training on --tokens tokens; nil without --tokens.
 func (f *Flags) budget(p *planner.Forecast) *Budget {
 	if f.tokens == 0 {
 		return nil
@@ -43,7 +43,7 @@ func (f *Flags) budget(p *planner.Forecast) *Budget {
 	return b
 }
 
-// budgetText is the budget as a line; "" without --tokens.
+// budgetText formats the budget as a line; "" without --tokens.
 func (f *Flags) budgetText(p *planner.Forecast) string {
 	b := f.budget(p)
 	if b == nil {

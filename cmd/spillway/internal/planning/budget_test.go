@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 )
 
-// --tokens and --price are the recommended plan's time, by GPU and in money.
+// --tokens and --price give the recommended plan's time, GPU-hours and cost.
 func TestBudget(t *testing.T) {
 	args := strings.Fields("plan --effort 20 --model gpt2 --gpu h100-80 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 1024 --batch 8 --tokens 100e9 --price 2.5 --json -")
 	r := command(args...)
@@ -39,7 +39,8 @@ func TestBudget(t *testing.T) {
 	require.Contains(t, text, "1 token takes ")
 }
 
-// JSON, the page and the text have the budget of one plan: the one to run, or the request where nothing fits.
+// JSON, the page and the text have the budget of one plan: the recommended one, or the request if
+// nothing fits.
 func TestBudgetOfWhatFits(t *testing.T) {
 	for _, c := range []struct {
 		args   string
@@ -80,7 +81,7 @@ func TestBudgetOfWhatFits(t *testing.T) {
 	}
 }
 
-// A plan is for a GPU or for the CPU: a file of a plan may have both, since its reader gives one of them.
+// A plan is for a GPU or for the CPU. A plan's file may have both, since flags select one.
 func TestGPUOrCPU(t *testing.T) {
 	args := strings.Fields("plan --effort 1 --model gpt2 --gpu t4-16")
 	r := command(append(args, "--device", "CPU")...)

@@ -1,5 +1,5 @@
-// Package planning is the command plan. Command turns its flags into a configuration, plans it, and hands what it
-// found, a planReport, to the writers of text.go, page.go, json.go and emit.go.
+// Package planning implements the command plan. Command turns its flags into a configuration, plans
+// it, and passes the result, a planReport, to the writers in text.go, page.go, json.go and emit.go.
 package planning
 
 import (
@@ -29,20 +29,20 @@ var hiddenFlags = []string{
 	"timeout", "tokenizer", "trace",
 }
 
-// Command is plan on the machine here, nil for none. page, if not nil, takes each plan's page, as
-// --html writes it.
+// Command returns the command plan. here is the machine that it runs on, nil for none. page, if not
+// nil, receives each plan's page as --html writes it.
 func Command(here Here, page func([]byte) error) *cobra.Command {
 	var c config.Config
 	var l options.Later
 	f := Flags{here: here, page: page}
 	cmd := &cobra.Command{
 		Use:   "plan",
-		Short: "What a run needs of each memory and how long a step takes, exactly and before it starts",
-		Long: `Plan a run without running it: for each ZeRO stage what a rank needs of device
-memory, host memory and disk, what it sends, how long a step should take, and
-whether it fits; then what lies in memory at the peak; and where it does not
-fit, what would make it fit. It takes train's flags, and needs no weights, no
-data and no GPU.`,
+		Short: "Compute the exact memory of a run and predict its step time, before it starts",
+		Long: `Plan a run without running it. For each ZeRO stage it prints a rank's device
+memory, host memory, disk space and communication, the predicted step time, and
+whether the plan fits. Then it lists the largest buffers at the peak and, if the
+request does not fit, changes that would make it fit. It accepts train's flags,
+and needs no weights, no data and no GPU.`,
 		Args: cli.NoArguments,
 	}
 	fs := cmd.Flags()
@@ -122,7 +122,7 @@ data and no GPU.`,
 	return cmd
 }
 
-// withoutJob does what needs no job: the lists, and --calibrate alone.
+// withoutJob runs the modes that need no job: the lists, and --calibrate alone.
 func (f *Flags) withoutJob(cmd *cobra.Command, c *config.Config) (done bool, err error) {
 	switch out := cmd.OutOrStdout(); {
 	case f.listModels:
@@ -135,8 +135,8 @@ func (f *Flags) withoutJob(cmd *cobra.Command, c *config.Config) (done bool, err
 	return false, nil
 }
 
-// outputs refuses files that cannot be written, before time is spent on what
-// goes into them. What a file holds stays until there is a plan.
+// outputs rejects files that cannot be written, before the search begins. Existing files are kept
+// until there is a plan.
 func (f *Flags) outputs() error {
 	if err := checkDump(f.dump); f.dump != "" && err != nil {
 		return err
@@ -147,9 +147,9 @@ func (f *Flags) outputs() error {
 	return cmp.Or(cli.CheckOutput("json", f.jsonPath), cli.CheckOutput("html", f.htmlPath))
 }
 
-// nothingFits tells about the configuration as requested, and refuses it with what the search has
-// found. The request is the answer where it fits and the effort was used up before another one was
-// planned. Of a global batch, the request is the split that came nearest.
+// nothingFits reports the configuration as requested, and refuses it with the results of the
+// search. The request itself is the answer if it fits and the effort was used up before another
+// plan. With a global batch, the request is reported with the split that came nearest.
 func (f *Flags) nothingFits(ctx context.Context, c config.Config, none *planner.NothingFits, globalBatch int,
 	out io.Writer) error {
 	if globalBatch > 0 && none.Smallest != nil {
@@ -163,7 +163,7 @@ func (f *Flags) nothingFits(ctx context.Context, c config.Config, none *planner.
 	return err
 }
 
-// runPlan plans all four stages, tells about them, and refuses what does not fit.
+// runPlan plans all stages, reports them, and refuses a request that does not fit.
 func runPlan(ctx context.Context, c config.Config, f *Flags, best *planner.Fitted, stdout io.Writer) error {
 	hw := f.Hardware(&c)
 	f.progress.Says("planning …")
@@ -196,7 +196,7 @@ func runPlan(ctx context.Context, c config.Config, f *Flags, best *planner.Fitte
 		r.recommend(ctx, c, hw)
 	}
 	if err := ctx.Err(); err != nil {
-		return err // what was found is not all there is
+		return err // canceled: the search is incomplete
 	}
 	f.progress.End()
 	if text {
@@ -223,12 +223,11 @@ func runPlan(ctx context.Context, c config.Config, f *Flags, best *planner.Fitte
 	return asked.Plan.Fit()
 }
 
-// forecastStages plans a configuration at stages 0 to 3, two at a time: a plan
-// of thousands of layers takes memory of its own. On one rank all are the same. A pipeline has
-// stages 0 and 1.
+// forecastStages plans a configuration at stages 0 to 3, two at a time: a plan of thousands of
+// layers needs much memory. On one rank all stages are the same. A pipeline has stages 0 and 1.
 func (f *Flags) forecastStages(ctx context.Context, c config.Config, hw planner.Hardware) ([]*planner.Forecast, error) {
 	n := 4
-	if c.Pipelined() && c.Zero < 2 { // the others are refused beside it
+	if c.Pipelined() && c.Zero < 2 { // a pipeline rejects the others
 		n = 2
 	}
 	stages := make([]*planner.Forecast, n)

@@ -24,7 +24,7 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// A search that finds nothing says the same to a program as beside the text for a person.
+// A search that finds nothing reports the same in JSON as in the text.
 func TestNothingFitsInJSON(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "plan.json")
 	args := []string{"plan", "--fit", "--model", testdata + "/gpt2", "--device-memory", "1KiB", "--json"}
@@ -90,7 +90,7 @@ func TestPlanOfAGPUHasItsMemory(t *testing.T) {
 	require.Greater(t, scratch, doc.Requested.Device.ClassPeakBytes["workspace"], "a GPU's kernels have workspace of their own")
 }
 
-// The wall of plan is that of train: the peak fits, a byte less does not.
+// plan and train have the same limit: the peak fits, a byte less does not.
 func TestPlanAndTrainAgree(t *testing.T) {
 	shape := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16", "--ranks", "2"}
 	_, doc := planned(t, append(shape, "--effort", "1")...)
@@ -104,7 +104,7 @@ func TestPlanAndTrainAgree(t *testing.T) {
 	}
 }
 
-// heads writes a GPT-2 of so many heads and returns its folder.
+// heads writes a GPT-2 with n heads and returns its folder.
 func heads(t *testing.T, n, width int) string {
 	return edited(t, "gpt2", func(c map[string]any) { c["n_head"], c["n_embd"] = n, width })
 }
@@ -170,7 +170,7 @@ func TestPlanBadInput(t *testing.T) {
 		require.Equal(t, cli.ExitBadInput, r.status)
 		require.Contains(t, r.stderr, "--gpu detect")
 	}
-	// Less than a GPU's own context is a run that does not fit.
+	// A run with less memory than the GPU's context does not fit.
 	require.Equal(t, cli.ExitDoesNotFit, command("plan", "--model", "gpt2", "--gpu", "h100-80", "--device-memory", "100MiB", "--effort", "1").status)
 }
 
@@ -201,7 +201,7 @@ func TestPlanReportNamesWhatMatters(t *testing.T) {
 	require.True(t, json.Valid(text))
 }
 
-// Ways out that change the results are a list of their own, in text, page and JSON.
+// Ways out that change the results are in a separate list, in text, page and JSON.
 func TestWaysOutThatChangeResultsStandApart(t *testing.T) {
 	dir := t.TempDir()
 	doc, page := filepath.Join(dir, "plan.json"), filepath.Join(dir, "plan.html")
@@ -240,8 +240,8 @@ func words(line string) (list []string) {
 	return list
 }
 
-// Every suggestion, applied, fits: a model of two wide layers, which is planned in no
-// time, where each kind of way helps, and with SPILLWAY_LONG=all presets beside it.
+// Every suggestion fits when it is applied. The model has two wide layers, is planned quickly, and
+// each kind of way helps it. SPILLWAY_LONG=all also tests presets.
 func TestWaysOutFit(t *testing.T) {
 	wide := edited(t, "llama-tied", func(c map[string]any) {
 		c["hidden_size"], c["intermediate_size"], c["num_attention_heads"], c["num_key_value_heads"] = 8192, 28672, 64, 8
@@ -291,7 +291,7 @@ func TestWaysOutFit(t *testing.T) {
 	}
 }
 
-// The outcome of the search does not depend on which plan was ready first.
+// The result of the search does not depend on which plan was ready first.
 func TestWaysOutAreDeterministic(t *testing.T) {
 	args := []string{"plan", "--model", "spillway-ledger", "--ranks", "4", "--zero", "1", "--device-memory", "30MiB", "--effort", "100"}
 	first := command(args...)
@@ -299,8 +299,8 @@ func TestWaysOutAreDeterministic(t *testing.T) {
 	require.Equal(t, first, command(args...))
 }
 
-// Megatron's trillion parameters on 1,024 GPUs: sharded over all of them, and
-// over 8 and replicated 128 times, which does not fit and says what would.
+// Megatron's trillion parameters on 1,024 GPUs: sharded over all of them, and over 8 with 128
+// replicas, which does not fit; the report says what would fit.
 func TestPlanOfATrillion(t *testing.T) {
 	all := []string{"--model", "megatron-1t", "--gpu", "h100-80", "--nodes", "128", "--gpus-per-node", "8", "--batch", "1", "--precision", "bf16", "--recompute", "full"}
 	status, doc := planned(t, append(all, "--effort", "1")...)
@@ -361,8 +361,7 @@ func TestTrainFit(t *testing.T) {
 	require.Equal(t, cli.ExitDone, command(append([]string{"plan", "--effort", "10", "--global-batch", "8"}, shape...)...).status)
 }
 
-// Where predicted times come from is told, and what is measured once is used by
-// later plans.
+// The source of predicted times is printed, and a stored measurement is used by later plans.
 func TestPlanTellsItsRates(t *testing.T) {
 	ownworld.Config(t, t.TempDir())
 	args := []string{"plan", "--model", "gpt2", "--threads", "2", "--effort", "20"}
@@ -385,7 +384,7 @@ func TestPlanTellsItsRates(t *testing.T) {
 	require.Contains(t, r.stderr, "--calibrate measures this machine's CPU, and --gpu plans for a GPU")
 }
 
-// A plan uses the calibration that is kept. What --calibrate measures, package calibration tests.
+// A plan uses the stored calibration. Package calibration tests the measurement of --calibrate.
 func TestPlanCalibrates(t *testing.T) {
 	ownworld.Config(t, t.TempDir())
 	args := []string{"plan", "--model", testdata + "/gpt2", "--threads", "1", "--effort", "1"}
@@ -399,7 +398,7 @@ func TestPlanCalibrates(t *testing.T) {
 	require.Contains(t, unwrapped(command(args...).stdout), "A step, predicted (CPU: as calibrated on ")
 }
 
-// A plan with a batch schedule says what each of its batches takes.
+// A plan with a batch schedule gives the time of each of its batches.
 func TestPlanOfABatchSchedule(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plan.json")
 	line := []string{"plan", "--model", testdata + "/gpt2", "--ranks", "2", "--batch", "1", "--seq", "16", "--effort", "20", "--json", path}
@@ -435,7 +434,7 @@ func TestPlanOfABatchSchedule(t *testing.T) {
 	// 50 steps of 64 tokens, 20 of 1,024, and 32 a step for the rest of 100,000.
 	require.InEpsilon(t, (50*b[1].StepSeconds+20*b[0].StepSeconds+(1e5-50*64-20*1024)/32*b[2].StepSeconds)/86400, doc.Budget.Days[0], 1e-9)
 
-	for rows, k := range map[string]int{"64": 0, "4": 1} { // what a plan of one batch says
+	for rows, k := range map[string]int{"64": 0, "4": 1} { // the time in a plan of one batch
 		alone := command(append(line, "--global-batch", rows)...)
 		require.Zero(t, alone.status, alone.stderr)
 		want := doc.Requested.Batches[k].StepSeconds
@@ -446,7 +445,7 @@ func TestPlanOfABatchSchedule(t *testing.T) {
 	}
 }
 
-// A plan over shm or mpi counts what each process takes, and its command starts as many.
+// A plan over shm or mpi counts the memory of each process, and its command starts that many.
 func TestPlanCountsProcesses(t *testing.T) {
 	args := []string{"--model", testdata + "/gpt2", "--ranks", "4", "--batch", "1", "--seq", "16", "--effort", "1"}
 	_, one := planned(t, args...)

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The demo's own values give way to flags that they do not go with: over tensor ranks and stages it
-// makes no sample, and stages have ZeRO 1.
+// The demo's values yield to flags that they conflict with: over tensor ranks and stages it makes
+// no sample, and a pipeline has ZeRO 1.
 func TestDemoOverAMesh(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, flags := range [][]string{{"--tensor", "2"}, {"--pipeline", "2"}} {
@@ -19,7 +19,7 @@ func TestDemoOverAMesh(t *testing.T) {
 	}
 }
 
-// A page is written also where the effort was used up before anything else was tried.
+// A page is written even if the effort was used up before another plan was tried.
 func TestPageOfAPlanWithoutEffort(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "plan.html")
 	r := command("plan", "--model", "spillway-demo", "--ranks", "2", "--effort", "1", "--html", page)

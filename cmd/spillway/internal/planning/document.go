@@ -2,15 +2,15 @@ package planning
 
 import "github.com/spillway-ml/spillway/planner"
 
-// Version is that of the document which --json writes and --from reads.
+// Version is the version of the document that --json writes and --from reads.
 const Version = 1
 
-// The contract's names.
+// The names are stable for users of --json.
 type (
-	// Doc is what --json writes and --from reads.
+	// Doc is the document that --json writes and --from reads.
 	Doc struct {
 		Version   int         `json:"version"`
-		Command   []string    `json:"command"` // the question, as arguments
+		Command   []string    `json:"command"` // the request, as arguments
 		Model     planModel   `json:"model"`
 		GPU       string      `json:"gpu"`   // "": the CPU device
 		Nodes     int         `json:"nodes"` // servers
@@ -22,37 +22,37 @@ type (
 		Requested planStage   `json:"requested"`
 		Stages    []planStage `json:"stages"`
 		Pipeline  []planRole  `json:"pipeline,omitempty"` // the requested plan's stages of --pipeline
-		// Explanation says what of the requested plan is made twice or moved, in
-		// names that --recompute and --offload take.
+		// Explanation lists the recomputed and moved buffers of the requested plan, by names that
+		// --recompute and --offload accept.
 		Explanation planWhy `json:"explanation"`
 		// Recommended is the plan that Run runs; null: nothing fits.
 		Recommended *planRecommended `json:"recommended"`
 		Answer      *Answer          `json:"answer,omitempty"` // with --ask
 		Effort      int              `json:"effort"`           // plans that could be evaluated
-		// Run is the command of the verdict; "" where nothing fits.
+		// Run is the command of the verdict; "" if nothing fits.
 		Run string `json:"run"`
-		// Ways make fit what does not, the cheapest first, and Changing those that change the results;
-		// NoWay says what was tried where none does.
+		// Ways are changes with which a request fits that does not, the cheapest first; Changing
+		// are those that change the results. NoWay describes the search if nothing fits.
 		Ways     []planWay `json:"ways"`
 		Changing []planWay `json:"ways_changing_results"`
 		NoWay    string    `json:"no_way,omitempty"`
-		// TokensPerSecond, ProcessBytes, Time and Budget are the recommended plan's; the requested one's
-		// where nothing fits.
+		// TokensPerSecond, ProcessBytes, Time and Budget belong to the recommended plan, or to the
+		// requested one if nothing fits.
 		TokensPerSecond Speed `json:"tokens_per_second"`
 		ProcessBytes    int64 `json:"process_bytes"`
-		// Epilogues are those of a GPU's 16-bit products that change bits, by name.
+		// Epilogues names the epilogues of a GPU's 16-bit products that change bits.
 		Epilogues string `json:"epilogues,omitempty"`
-		// Server is what the ranks of a server take together.
+		// Server is the memory use of all ranks of a server.
 		Server Server `json:"server"`
-		// Time says how the step_seconds behind tokens_per_second is known, with --gpu.
+		// Time describes the accuracy of the step_seconds behind tokens_per_second, with --gpu.
 		Time *Time `json:"time,omitempty"`
-		// Budget is there with --tokens.
+		// Budget is set with --tokens.
 		Budget *Budget `json:"budget,omitempty"`
-		// Machine is what the plan takes from the machine that made it.
+		// Machine holds the data about the machine that made the plan.
 		Machine Machine `json:"machine"`
 	}
-	// Speed is in tokens a second of all ranks, predicted, and the range that the prediction is
-	// worth: without --gpu its ends are equal.
+	// Speed is the predicted tokens a second of all ranks, with the range of the prediction.
+	// Without --gpu the ends of the range are equal.
 	Speed struct {
 		Predicted float64 `json:"predicted"`
 		Low       float64 `json:"low"`
@@ -66,21 +66,21 @@ type (
 		Note           string    `json:"note,omitempty"`
 		Plan           planStage `json:"plan"`
 	}
-	// Server is what the ranks of a server take of its memory.
+	// Server is the use of a server's memory by its ranks.
 	Server struct {
 		Ranks     int64  `json:"ranks"`
-		HostBytes int64  `json:"host_bytes"`             // of the requested plan, with what is outside the arenas
-		Memory    int64  `json:"memory_bytes,omitempty"` // that it has, given or usual; left out where neither is known
+		HostBytes int64  `json:"host_bytes"`             // of the requested plan, including memory outside the arenas
+		Memory    int64  `json:"memory_bytes,omitempty"` // total, given or typical; left out if neither is known
 		Source    string `json:"source,omitempty"`
 	}
-	// Time says that published runs on the GPU took low to high times as long as predicted.
+	// Time: published runs on the GPU took low to high times as long as predicted.
 	Time struct {
 		Low  float64 `json:"low"`
 		High float64 `json:"high"`
 		Rows int     `json:"published_runs"`
 		Text string  `json:"text"`
-		// Stack is that of --stack, Scale its calibrated time over step_seconds, within the 80 %
-		// interval low to high; without --stack the range is over all stacks.
+		// Stack is the value of --stack. Scale is its calibrated time over step_seconds, within the
+		// 80 % interval low to high. Without --stack the range is over all stacks.
 		Stack string  `json:"stack,omitempty"`
 		Scale float64 `json:"scale,omitempty"`
 	}
@@ -124,15 +124,16 @@ type (
 		CommBytesPerStep int64   `json:"comm_bytes_per_step"` // a rank
 		StepSeconds      float64 `json:"step_seconds"`
 		TokensPerSecond  Speed   `json:"tokens_per_second"`
-		// ProcessBytes is the memory of a process that its ranks take of the machine's, arenas and
-		// what is outside them.
+		// ProcessBytes is the machine's memory that the ranks of a process use, in arenas and
+		// outside.
 		ProcessBytes int64 `json:"process_bytes"`
-		// Batches are those of --batch-schedule, the largest first.
+		// Batches are the batches of --batch-schedule, the largest first.
 		Batches []planBatch `json:"batches,omitempty"`
-		// StagingBytes is the part of host.outside_bytes for saves beside the steps; none: they are synchronous.
+		// StagingBytes is the part of host.outside_bytes for asynchronous saves; 0: saves are
+		// synchronous.
 		StagingBytes int64 `json:"staging_bytes,omitempty"`
 	}
-	// planRole is a stage of a pipeline: its layers, and what a rank of it has and does in a step.
+	// planRole is a stage of a pipeline: its layers, and the memory and time of one of its ranks.
 	planRole struct {
 		Stage            int     `json:"stage"`
 		FirstLayer       int     `json:"first_layer"`
@@ -140,14 +141,14 @@ type (
 		DeviceBytes      int64   `json:"device_bytes"` // the arena's, at its peak
 		CommBytesPerStep int64   `json:"comm_bytes_per_step"`
 		ComputingSeconds float64 `json:"computing_seconds"`
-		WaitingShare     float64 `json:"waiting_share"` // of the step, for copies, communication and other stages
+		WaitingShare     float64 `json:"waiting_share"` // share of the step spent waiting for copies, communication and other stages
 	}
 	planBatch struct {
 		Rows        int     `json:"rows"`
 		Accum       int     `json:"accum"`
 		StepSeconds float64 `json:"step_seconds"`
 	}
-	// Space is what a rank takes of a space, in bytes.
+	// Space is a rank's use of a memory space, in bytes.
 	Space struct {
 		CapacityBytes  *int64           `json:"capacity_bytes"` // null: no cap
 		PeakBytes      int64            `json:"peak_bytes"`
@@ -158,28 +159,28 @@ type (
 	}
 )
 
-// Answer is what --ask comes to.
+// Answer is the answer to --ask.
 type Answer struct {
 	Ask   string `json:"ask"`
 	Value any    `json:"value"` // a number, bytes, or a model's name
-	Flags string `json:"flags"` // which plan the value
-	// Plan is the fastest found of the value.
+	Flags string `json:"flags"` // of the plan with the value
+	// Plan is the fastest plan found for the value.
 	Plan planStage `json:"plan"`
-	// Neighbour is the next value, of which no plan tried fits; null: there is none.
+	// Neighbour is the next value, for which no tried plan fits; null: there is none.
 	Neighbour *Neighbour `json:"neighbour"`
 	first     string
 	lines     []string
 	given     []string // the value's flag
 }
 
-// Neighbour is a value of which no plan was found to fit, with the one that came nearest.
+// Neighbour is a value without a plan that fits, and the plan that came nearest.
 type Neighbour struct {
 	Value any        `json:"value"`
 	Plan  *planStage `json:"plan"`
 }
 
-// Budget is what training on so many tokens takes by prediction. Low and high are of the range
-// that the predicted time is worth; without --gpu they are equal.
+// Budget is the predicted time and cost of training on Tokens tokens, at the low and the high end
+// of the predicted time's range; without --gpu they are equal.
 type Budget struct {
 	Tokens    float64    `json:"tokens"`
 	Days      [2]float64 `json:"days"`

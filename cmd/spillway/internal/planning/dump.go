@@ -15,11 +15,10 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// dumpContext is how many lines stand around a difference.
+// dumpContext is the number of context lines around a difference.
 const dumpContext = 2
 
-// checkDump refuses a folder that has something in it: what a dump writes is told
-// apart by its names alone.
+// checkDump rejects a folder that is not empty: its files could not be told from those of a dump.
 func checkDump(dir string) error {
 	list, err := os.ReadDir(dir)
 	switch {
@@ -33,8 +32,8 @@ func checkDump(dir string) error {
 	return nil
 }
 
-// dumpPasses writes the model's program and the program after each pass, NN-PASS.txt in the text form of
-// package graph, and how it differs from the one before, NN-PASS.diff.
+// dumpPasses writes the model's program and the program after each pass to NN-PASS.txt, in the text
+// form of package graph, and the difference from the previous one to NN-PASS.diff.
 func dumpPasses(ctx context.Context, q planner.Request, dir string) error {
 	if err := checkDump(dir); err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// plan --dump writes a program a pass that reads back, and a difference a pass
-// that is empty where nothing changed; a folder with something in it is refused.
+// plan --dump writes a readable program for each pass and its difference, which is empty if nothing
+// changed. A folder that is not empty is rejected.
 func TestPlanDump(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "passes")
 	args := []string{"plan", "--model", testdata + "/gpt2", "--ranks", "2", "--batch", "1", "--seq", "8", "--recompute", "full", "--effort", "1", "--dump", dir}

@@ -31,7 +31,7 @@ const (
 	jobSet = "jobset"
 )
 
-// What a job has where the request does not say.
+// Defaults of a job for settings that the request does not give.
 const (
 	cpusPerRank = 4 // cores
 	cpusPerGPU  = 8
@@ -52,18 +52,18 @@ var (
 	).New(jobSet).Parse(jobSetText))
 )
 
-// quoted is a string of YAML.
+// quoted returns a string as YAML.
 func quoted(s string) (string, error) {
 	text, err := json.Marshal(s)
 	return string(text), err
 }
 
-// shellLines are words as a shell takes them, a flag a line.
+// shellLines quotes words for a shell, with one flag a line.
 func shellLines(args []string) string {
 	return strings.ReplaceAll(planner.Shell(args), " --", " \\\n  --")
 }
 
-// checkEmit refuses a job that cannot be written.
+// checkEmit rejects requests for a job that cannot be written.
 func (f *Flags) checkEmit(fs *pflag.FlagSet, c *config.Config) error {
 	if f.emit == "" {
 		return nil
@@ -103,7 +103,7 @@ func (f *Flags) checkEmit(fs *pflag.FlagSet, c *config.Config) error {
 	return f.settleProcesses(c)
 }
 
-// job is what the templates are filled with.
+// job holds the values for the templates.
 type job struct {
 	About   []string // lines of a comment
 	Nodes   int
@@ -111,17 +111,17 @@ type job struct {
 	CPUs    int // of a server
 	GPUs    int // of a server; 0: none
 	MiB     int64
-	Memory  string // what MiB are
+	Memory  string // explains MiB
 	Time    string // Slurm's form
 	Args    []string
 	Scratch bool // the plan uses a disk
-	Saves   bool // there are checkpoints to go on from
+	Saves   bool // the job saves checkpoints and resumes from them
 }
 
-// PerTask is how many cores a rank has.
+// PerTask returns the number of cores of a rank.
 func (j job) PerTask() int { return max(1, j.CPUs/j.Ranks) }
 
-// writeJob writes the job of a plan that fits, found by changing the request.
+// writeJob writes the job of the answer, a plan that fits.
 func (r *planReport) writeJob(w io.Writer, a *answer) error {
 	f, c := r.flags, &a.plan.Config
 	j := job{Nodes: f.nodes, Ranks: f.gpusPerNode, CPUs: cpusPerRank * f.gpusPerNode,
@@ -141,8 +141,9 @@ func (r *planReport) writeJob(w io.Writer, a *answer) error {
 	return jobTemplates.ExecuteTemplate(w, f.emit, j)
 }
 
-// serverMiB is the memory that a server's ranks may use, and what it is: the plan's, and an eighth and
-// 64 MiB more for what it does not count, such as buffers of MPI and a launcher; no more than the server has.
+// serverMiB returns the memory limit for a server's ranks and a text that explains it. It is the
+// plan's memory plus an eighth and 64 MiB for memory that the plan does not count, such as buffers
+// of MPI and a launcher, but at most the server's memory.
 func (f *Flags) serverMiB(p *planner.Forecast) (mib int64, what string) {
 	spaces := []graph.Space{graph.Device, graph.Host}
 	if f.gpuFound != nil {
@@ -158,19 +159,19 @@ func (f *Flags) serverMiB(p *planner.Forecast) (mib int64, what string) {
 	return has >> 20, fmt.Sprintf("all that it has. Its ranks take %d MiB by the plan", n>>20)
 }
 
-// jobArgs are train's arguments in a job: it saves, and goes on from what it has saved, unless with
-// --checkpoint none.
+// jobArgs returns train's arguments in a job. It saves checkpoints and resumes from them, except
+// with --checkpoint none.
 func (f *Flags) jobArgs(args []string, p *planner.Forecast, j *job) []string {
 	set, c := options.TrainSet(), &p.Config
-	_ = set.Parse(args[1:]) // they were parsed before
+	_ = set.Parse(args[1:]) // never fails: they were parsed before
 	add := func(name, value string) { args = cli.WithFlags(args, []string{"--" + name, value}) }
 	drop := func(name string) { add(name, ""); args = args[:len(args)-2] }
-	if set.Changed("threads") { // bound to cores, a process has so many
+	if set.Changed("threads") { // a process is bound to this number of cores
 		j.CPUs = c.Threads
 		drop("threads")
 	}
 	if f.emit == slurm || f.gpuFound == nil {
-		drop("ranks") // the launcher says how many
+		drop("ranks") // the launcher sets the number
 	}
 	steps := c.Steps
 	if f.tokens > 0 {
@@ -208,7 +209,7 @@ func (f *Flags) jobArgs(args []string, p *planner.Forecast, j *job) []string {
 	return append(append(launch, "--"), args...)
 }
 
-// mount puts files onto the volumes of the pod: what is read, what is written, and a disk tier.
+// mount moves paths to the volumes of the pod: inputs, outputs, and the disk tier.
 func (f *Flags) mount(set *pflag.FlagSet, add func(name, value string)) {
 	value := func(name string) string { return set.Lookup(name).Value.String() }
 	var read, written []string
@@ -248,8 +249,8 @@ func (f *Flags) mount(set *pflag.FlagSet, add func(name, value string)) {
 	}
 }
 
-// mounted returns the names of paths in one folder. Different paths have different names: with that of
-// the folder that a path is in, and a number, where its last element is not enough.
+// mounted returns names for paths in one folder. Different paths get different names: if the last
+// element is not unique, the folder's name precedes it, and a number if needed.
 func mounted(paths []string) (names []string) {
 	of, ends, taken := map[string]string{}, map[string]int{}, map[string]bool{}
 	for i, p := range paths {
@@ -258,7 +259,7 @@ func mounted(paths []string) (names []string) {
 			ends[filepath.Base(p)]++
 		}
 	}
-	for _, single := range []bool{true, false} { // a name that nothing else has stays
+	for _, single := range []bool{true, false} { // unique names first; they stay as they are
 		for _, p := range paths {
 			name := filepath.Base(p)
 			if of[p] != "" || single != (ends[name] == 1) {
@@ -280,7 +281,8 @@ func mounted(paths []string) (names []string) {
 	return names
 }
 
-// timeLimit is a quarter and half an hour more than the steps should take at most, in Slurm's form.
+// timeLimit returns the upper end of the predicted time plus a quarter and half an hour, in Slurm's
+// form.
 func (f *Flags) timeLimit(p *planner.Forecast, steps int, unknown bool) string {
 	hours := int64(jobHours)
 	if !unknown {

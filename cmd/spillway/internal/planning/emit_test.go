@@ -20,7 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 )
 
-// keptJobs are the questions whose jobs examples/cluster keeps.
+// keptJobs are the requests whose jobs are in examples/cluster.
 var keptJobs = map[string]string{
 	"planned-slurm.sh":        "--emit slurm --model llama-3-8b --gpu h100-80 --nodes 2 --gpus-per-node 8 --precision bf16 --seq 4096 --batch 1 --tokens 1e9",
 	"planned-jobset-gpu.yaml": "--emit jobset --model gpt2-xl --gpu rtx-4090 --nodes 1 --gpus-per-node 4 --precision bf16 --seq 1024 --disk /nvme:100GiB --offload optimizer=disk",
@@ -29,7 +29,7 @@ var keptJobs = map[string]string{
 
 var plannedJobs sync.Map
 
-// plannedJob is what plan writes for a job of keptJobs, and its document. It plans each once.
+// plannedJob returns plan's output for a job of keptJobs, and its document. It plans each once.
 func plannedJob(t *testing.T, name string) (string, planning.Doc) {
 	t.Helper()
 	type planned struct {
@@ -50,7 +50,7 @@ func plannedJob(t *testing.T, name string) (string, planning.Doc) {
 	return p.job, p.doc
 }
 
-// The jobs in examples/cluster are what plan writes. `-update` rewrites them.
+// The jobs in examples/cluster are plan's output. `-update` rewrites them.
 func TestEmittedJobs(t *testing.T) {
 	for name := range keptJobs {
 		job, _ := plannedJob(t, name)
@@ -64,8 +64,8 @@ func TestEmittedJobs(t *testing.T) {
 	}
 }
 
-// A manifest for GPUs is that for CPUs, which examples/cluster/check holds to the API, but for its
-// comment, arguments, resources and the volume of a disk tier.
+// A manifest for GPUs differs from that for CPUs only in comment, arguments, resources and the
+// volume of a disk tier. examples/cluster/check validates the latter against the API.
 func TestManifestsAreAlike(t *testing.T) {
 	own := regexp.MustCompile(`(?m)^( *- ".*"| *(requests|limits): .*|#.*| *- \{name: scratch, .*| *- name: scratch\n.*scratch.*)\n`)
 	read := func(name string) string {
@@ -81,7 +81,7 @@ var sbatchOptions = strings.Fields("account array begin chdir comment constraint
 	"hint input job-name kill-on-invalid-dep licenses mail-type mail-user mem mem-per-cpu mem-per-gpu no-kill no-requeue nodelist nodes ntasks ntasks-per-gpu ntasks-per-node " +
 	"open-mode output partition priority qos requeue reservation signal switches test-only time time-min tmp wait wckey")
 
-// A Slurm script is bash, asks for what the plan takes, and starts a train command that is one.
+// A Slurm script is valid bash, requests the plan's memory, and starts a valid train command.
 func TestEmittedSlurm(t *testing.T) {
 	bash, err := exec.LookPath("bash")
 	if err != nil && runtime.GOOS != "linux" {
@@ -120,8 +120,8 @@ func TestEmittedSlurm(t *testing.T) {
 	}
 }
 
-// The memory that a job asks for is what its processes take by the plan, and the stated margin; its
-// steps are those of --tokens, and its time is more than theirs.
+// A job requests the memory of its processes by the plan plus the stated margin. Its steps are
+// those of --tokens, and its time limit is above their time.
 func TestEmittedMemoryAndTime(t *testing.T) {
 	for name, ranks := range map[string]int64{"planned-slurm.sh": 8, "planned-jobset-gpu.yaml": 1, "jobset.yaml": 8} {
 		job, doc := plannedJob(t, name)
@@ -146,7 +146,7 @@ func TestEmittedMemoryAndTime(t *testing.T) {
 	}
 }
 
-// A job asks for no more memory than its server has where the plan fits that.
+// A job whose plan fits its server requests at most the server's memory.
 func TestEmittedMemoryIsTheServers(t *testing.T) {
 	for _, c := range []struct {
 		memory string
@@ -163,7 +163,7 @@ func TestEmittedMemoryIsTheServers(t *testing.T) {
 	}
 }
 
-// A job that keeps nothing has nothing to go on from: it is not tried again.
+// A job without checkpoints cannot continue, so it is not retried.
 func TestEmittedWithoutCheckpoints(t *testing.T) {
 	for form, want := range map[string]string{"slurm": "#SBATCH --no-requeue\n", "jobset": "backoffLimit: 0\n          template:"} {
 		r := command(append([]string{"plan"}, strings.Fields("--emit "+form+" --effort 4 --model "+testdata+
@@ -223,7 +223,7 @@ func TestEmitRefuses(t *testing.T) {
 	}
 }
 
-// number is what the first group of a pattern finds.
+// number returns the first group of a pattern.
 func number(t *testing.T, text, pattern string) string {
 	t.Helper()
 	m := regexp.MustCompile(pattern).FindStringSubmatch(text)

@@ -11,11 +11,11 @@ import (
 	"github.com/spillway-ml/spillway/internal/regular"
 )
 
-// maxDocument bounds what is read of a plan's document, in bytes; they are some 100 KB.
+// maxDocument is the maximum size of a plan's document in bytes; they have about 100 KB.
 const maxDocument = 64 << 20
 
-// readFrom sets every flag of a plan's document that the command line has not set, and takes
-// its machine in place of this one.
+// readFrom sets every flag of a plan's document that the command line does not set, and uses its
+// machine instead of this one.
 func (f *Flags) readFrom(fs *pflag.FlagSet, path string) error {
 	switch {
 	case fs.Changed("config"):
@@ -68,7 +68,7 @@ func (f *Flags) readFrom(fs *pflag.FlagSet, path string) error {
 	return nil
 }
 
-// setAll sets flags as words of a command line, but for those that are given.
+// setAll sets flags from words of a command line, except the given ones.
 func setAll(fs *pflag.FlagSet, words []string, given map[string]bool) error {
 	for i := 0; i < len(words); i++ {
 		name, value, joined := strings.Cut(strings.TrimPrefix(words[i], "--"), "=")

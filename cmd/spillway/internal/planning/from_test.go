@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// readBack plans a question into a file, then asks what the file says; the documents are equal.
+// readBack plans a request into a file and repeats the plan from it; the documents are equal.
 func readBack(t *testing.T, between func(), args ...string) planning.Doc {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "plan.json")
@@ -32,7 +32,7 @@ func readBack(t *testing.T, between func(), args ...string) planning.Doc {
 	return doc
 }
 
-// A document asks its own question again, and the answer has the same bytes.
+// A plan repeated from its document has the same bytes.
 func TestAPlanReadsBack(t *testing.T) {
 	tiny := "--model " + testdata + "/gpt2 --batch 1 --seq 16 --effort 20 "
 	config := writeFile(t, "c.yaml", "ranks: 4\nfreeze: [wpe.*, h.0.*]\nreproducible: true\nglobal-batch: 8\n")
@@ -57,8 +57,8 @@ func TestAPlanReadsBack(t *testing.T) {
 	}
 }
 
-// A document has what its plan took from the machine: it reads back where the model's folder and
-// the machine's measurements are not.
+// A document has the data that its plan read from the machine: it reads back without the model's
+// folder and the machine's measurements.
 func TestAPlanReadsBackElsewhere(t *testing.T) {
 	ownworld.Config(t, t.TempDir())
 	slow := cost.Rates{Alone: cost.Rate{PerFlop: 1e-9}, Core: cost.Rate{PerFlop: 2e-9}}
@@ -77,7 +77,7 @@ func TestAPlanReadsBackElsewhere(t *testing.T) {
 	require.Contains(t, doc.Machine.CPU.Rates, "as calibrated on ")
 }
 
-// A flag wins over the document's.
+// A flag overrides the document's.
 func TestFromWithOtherFlags(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "plan.json")
 	shape := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16", "--ranks", "2"}

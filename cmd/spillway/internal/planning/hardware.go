@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/precision"
 )
 
-// measured replaces a preset's rates of the host by measured ones, of which each
-// of a node's ranks has its share.
+// measured replaces a preset's rates of host memory and disk by measured ones, divided by the ranks
+// of a node.
 func (f *Flags) measured(m *cost.Machine, ranks int) {
 	n := float64(max(ranks, 1))
 	if f.machine.Host > 0 {
@@ -23,7 +23,7 @@ func (f *Flags) measured(m *cost.Machine, ranks int) {
 	}
 }
 
-// Hardware is what the time is predicted on.
+// Hardware returns the hardware that the time is predicted for.
 func (f *Flags) Hardware(c *config.Config) planner.Hardware {
 	if f.gpuFound == nil {
 		hw := f.CPU
@@ -32,7 +32,7 @@ func (f *Flags) Hardware(c *config.Config) planner.Hardware {
 	}
 	g, node := *f.gpuFound, f.nodeSize
 	if !f.countInNodes {
-		node = gpus.NodeGPUs // more ranks than asked for fill nodes too
+		node = gpus.NodeGPUs // more ranks than requested fill nodes too
 	}
 	hw := planner.Hardware{Budget: f.plans, HalfPrecision: g.Rates.BF16 > 0 || g.Rates.FP16 > 0,
 		HostShare: f.hostShare(g)}
@@ -41,7 +41,7 @@ func (f *Flags) Hardware(c *config.Config) planner.Hardware {
 		f.measured(m, min(node, ranks))
 		return m
 	}
-	if c.DeviceMemory == g.Memory-g.Used { // a cap of one's own stays
+	if c.DeviceMemory == g.Memory-g.Used { // a given cap stays
 		for _, o := range gpus.List() {
 			if amd := o.Arch == gpus.CDNA3; o.Memory > g.Memory && amd == (g.Arch == gpus.CDNA3) {
 				hw.Larger = append(hw.Larger, planner.LargerDevice{Name: o.Name, Memory: o.Memory,

@@ -18,7 +18,7 @@ var (
 
 var update = flag.Bool("update", false, "rewrite the files that tests compare with")
 
-// result is what a command line left.
+// result is the outcome of a command line.
 type result struct {
 	status         int
 	stdout, stderr string

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// why explains a plan.
+// why returns the explanation of a plan.
 func why(f *planner.Forecast) planWhy {
 	e := planner.Explain(f)
 	w := planWhy{Recompute: cmp.Or(f.Config.Recompute, "none"), Auto: cli.Flagged(f.Auto), Offload: f.Config.Offload,
@@ -24,7 +24,7 @@ func why(f *planner.Forecast) planWhy {
 	return w
 }
 
-// doc is the report as a document.
+// doc returns the report as a document.
 func (r *planReport) doc() Doc {
 	f, asked, best := r.flags, r.asked, r.best
 	c := asked.Config

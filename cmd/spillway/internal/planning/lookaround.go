@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// lookAround takes what the plan needs of this machine, unless a document has said it.
+// lookAround reads the machine's data for the plan, unless a document gives them.
 func (f *Flags) lookAround(ctx context.Context, fs *pflag.FlagSet, c *config.Config, stderr io.Writer) error {
 	m := &f.machine
 	switch {
@@ -72,8 +72,8 @@ func (f *Flags) lookAround(ctx context.Context, fs *pflag.FlagSet, c *config.Con
 	return nil
 }
 
-// cpuRates are the rates of this machine's CPU: what was kept of it or, with --calibrate, what
-// is measured now and kept for later plans.
+// cpuRates returns the stored rates of this machine's CPU or, with --calibrate, measures and stores
+// them.
 func (f *Flags) cpuRates(ctx context.Context, c *config.Config) (cal *cost.Calibration, rates string, err error) {
 	if f.calibrate {
 		f.progress.Says("measuring this machine's CPU …")
@@ -83,7 +83,7 @@ func (f *Flags) cpuRates(ctx context.Context, c *config.Config) (cal *cost.Calib
 	return cal, rates, nil
 }
 
-// onlyCalibrate is --calibrate without a job to plan.
+// onlyCalibrate runs --calibrate without a job to plan.
 func (f *Flags) onlyCalibrate(ctx context.Context, c *config.Config, out io.Writer) error {
 	_, rates, err := f.cpuRates(ctx, c)
 	if err == nil {

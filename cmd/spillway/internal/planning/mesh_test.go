@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// A checkpoint records the mesh as it was given, and a run that goes on tells what of it changed.
+// A checkpoint records the mesh as given, and a resumed run reports its changes.
 func TestResumeTellsTheMesh(t *testing.T) {
 	dir := t.TempDir()
 	train := func(args ...string) string {
@@ -41,7 +41,7 @@ func TestResumeTellsTheMesh(t *testing.T) {
 	require.NotContains(t, said, "rows of a step")
 }
 
-// What a refusal of a mesh says to do is not refused in turn.
+// The settings that a mesh's refusal suggests are accepted.
 func TestRefusedMeshes(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--ranks 3 --tensor 2":                                    "--tensor 2 with --ranks 3: the number of ranks has to be a multiple of 2",
@@ -81,7 +81,7 @@ func TestRefusedMeshes(t *testing.T) {
 	require.NotContains(t, command(tinyWith()...).stderr, "--pipeline-schedule")
 }
 
-// The command of an answer is what was answered, not the question, also where train does not run it.
+// The command of an answer plans the answer, not the request, even if train does not run it.
 func TestTheCommandOfAnAnswer(t *testing.T) {
 	got := command("plan", "--ask", "gpus", "--model", "gpt2", "--gpu", "h100-80", "--tensor", "2", "--effort", "40")
 	require.Zero(t, got.status, got.stderr)
@@ -90,7 +90,7 @@ func TestTheCommandOfAnAnswer(t *testing.T) {
 		`--model gpt2 --tensor 2 --ranks 2 \ --zero`)
 }
 
-// What is planned only is named as it was given, and the ways out keep the mesh and say so.
+// Settings that are planned only are named as they were given. Ways out keep the mesh and say so.
 func TestPlansOfAMesh(t *testing.T) {
 	for flags, want := range map[string]string{
 		"--tensor-slices 2":       "planned only: --tensor-slices with --device cuda: no GPU has run it yet",
@@ -106,7 +106,7 @@ func TestPlansOfAMesh(t *testing.T) {
 	require.Contains(t, got.stdout, "What would make it fit on the same --tensor and --pipeline, the cheapest first")
 }
 
-// A search says so where its effort ends before it has looked at everything.
+// A search reports if its effort ends before it has tried everything.
 func TestEffortThatIsUsedUp(t *testing.T) {
 	args := []string{"plan", "--model", "gpt2-xl", "--gpu", "rtx-3090", "--precision", "bf16", "--batch", "16", "--seq", "1024", "--effort", "1"}
 	got := command(args...)

@@ -29,7 +29,7 @@ func seconds(v float64) string {
 	return fmt.Sprintf("%.0f µs", v*1e6)
 }
 
-// roughSeconds is seconds with two digits.
+// roughSeconds formats a time with two digits.
 func roughSeconds(v float64) string {
 	v = rough(v)
 	switch {
@@ -56,7 +56,7 @@ func rough(v float64) float64 {
 	return digits
 }
 
-// between joins the ends of a range, of one unit once.
+// between joins the ends of a range, with a common unit only once.
 func between(low, high string) string {
 	a, unit, ok := strings.Cut(low, " ")
 	b, other, _ := strings.Cut(high, " ")
@@ -69,7 +69,7 @@ func between(low, high string) string {
 	return low + "–" + high
 }
 
-// grouped writes thousands apart.
+// grouped formats a number with separated thousands.
 func grouped(n int64) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -78,10 +78,10 @@ func grouped(n int64) string {
 	return s
 }
 
-// millions is a number in millions, which stays short: a table has four.
+// millions formats a number in millions, briefly, as a table has four columns.
 func millions(v float64) string { return strconv.FormatFloat(rough(v/1e6), 'f', -1, 64) }
 
-// inWords writes a number of tokens as people say it.
+// inWords formats a number of tokens in words, such as 15 trillion.
 func inWords(v float64) string {
 	for _, u := range []struct {
 		of   float64
@@ -94,7 +94,7 @@ func inWords(v float64) string {
 	return fmt.Sprintf("%.0f", v)
 }
 
-// scaled writes the bytes that a factor makes of a plan's.
+// scaled formats a plan's bytes multiplied by a range of factors.
 func scaled(m published.Memory, bytes int64) string {
 	low, high := plan.Bytes(int64(m.Low*float64(bytes))), plan.Bytes(int64(m.High*float64(bytes)))
 	return between(low, high)

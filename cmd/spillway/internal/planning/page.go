@@ -15,10 +15,10 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// pageBytes is the most that a page takes.
+// pageBytes is the largest size of a page.
 const pageBytes = 200_000
 
-// html returns the report as one page, with charts as fine as it has room for.
+// html returns the report as one page, with the finest charts that fit into pageBytes.
 func (r *planReport) html() (text []byte, err error) {
 	for columns := page.Columns; ; columns /= 2 {
 		text, err = r.page(columns)
@@ -28,7 +28,7 @@ func (r *planReport) html() (text []byte, err error) {
 	}
 }
 
-// writePage gives the page to those who want one.
+// writePage writes the page to --html and passes it to f.page.
 func (r *planReport) writePage() error {
 	f := r.flags
 	if f.htmlPath == "" && f.page == nil {
@@ -95,7 +95,7 @@ func (r *planReport) page(columns int) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// compared are the plans that a page shows side by side, the answer first, and their names.
+// compared returns the plans that a page compares, the answer first, and their names.
 func (r *planReport) compared(a *answer) (plans []*planner.Forecast, names []string) {
 	if a != nil && a.changes != nil {
 		plans, names = append(plans, a.plan), append(names, "recommended")
@@ -106,7 +106,7 @@ func (r *planReport) compared(a *answer) (plans []*planner.Forecast, names []str
 	return plans, names
 }
 
-// advice is the answer for the page; nil: nothing fits.
+// advice returns the answer for the page; nil: nothing fits.
 func (r *planReport) advice(a *answer) *page.Advice {
 	if a == nil {
 		return nil
@@ -143,8 +143,8 @@ func (r *planReport) advice(a *answer) *page.Advice {
 	return out
 }
 
-// charts are the timelines of the compared plans, space by space. A space that is small beside the
-// largest has none.
+// charts returns the timelines of the compared plans by space. It leaves out spaces that are small
+// compared with the largest.
 func (r *planReport) charts(a *answer, columns int) (list []page.SpaceChart, err error) {
 	plans, names := r.compared(a)
 	var most [graph.NumSpaces]int64
@@ -171,8 +171,8 @@ func (r *planReport) charts(a *answer, columns int) (list []page.SpaceChart, err
 	return list, nil
 }
 
-// spaceCharts are the timelines of a space: of the step, and of the section that reaches the peak
-// where the step does not.
+// spaceCharts returns the timelines of a space: of the step, and of the section with the peak if
+// the step does not reach it.
 func spaceCharts(p *planner.Forecast, s graph.Space, columns int) (list []page.SpaceChart, err error) {
 	role := p.Plan.Largest(graph.Device)
 	use := &role.Layout.Spaces[s]
@@ -200,7 +200,7 @@ func spaceCharts(p *planner.Forecast, s graph.Space, columns int) (list []page.S
 	return list, nil
 }
 
-// stageChart draws the device memory of the answer, and of the request at each stage, beside the cap.
+// stageChart draws the device memory of the answer, and of the request at each stage, with the cap.
 func (r *planReport) stageChart(a *answer) *page.Bars {
 	chart := &page.Bars{Title: "Device memory of a rank at its peak", Series: page.Classes()}
 	add := func(name string, f *planner.Forecast) {
@@ -227,7 +227,7 @@ func (r *planReport) stageChart(a *answer) *page.Bars {
 	return chart
 }
 
-// fit says whether the request fits, and by how much.
+// fit describes whether the request fits, and by how much.
 func (r *planReport) fit() string {
 	if refused, ok := errors.AsType[*plan.DoesNotFit](r.asked.Plan.Fit()); ok {
 		return fmt.Sprintf("Does not fit: %s of %s memory over the cap",
@@ -241,7 +241,7 @@ func (r *planReport) fit() string {
 		plan.Bytes(limit-use-r.asked.Plan.Config.Outside[graph.Device]))
 }
 
-// byStage is a table with a column a stage: narrow enough for paper.
+// byStage returns a table with a column for each stage, narrow enough for paper.
 func (r *planReport) byStage(title string) page.Table {
 	t := page.Table{Title: title, Mark: -1, Head: []string{"ZeRO"}}
 	for i, f := range r.shown() {

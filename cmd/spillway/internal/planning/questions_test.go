@@ -12,8 +12,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// The page of questions prints what the commands print: a sample, and all of them when
-// long.On or with -update, which writes the answers.
+// The page of questions has the output of the commands. The test runs a sample, and all if long.On
+// or with -update, which writes the answers.
 func TestQuestions(t *testing.T) {
 	path := filepath.Join("..", "..", "..", "..", "docs", "questions.md")
 	text, err := os.ReadFile(path)
@@ -42,10 +42,10 @@ func TestQuestions(t *testing.T) {
 	}
 }
 
-// predicted is a line with a step's time, which on a CPU is that of the machine.
+// predicted matches a line with a step's time, which on a CPU depends on the machine.
 var predicted = regexp.MustCompile(`(?m)^  .* s a step and .* tokens/s by prediction$`)
 
-// answerOf is the answer that a command prints, before its plan, without a CPU's times.
+// answerOf returns the answer that a command prints before its plan, without a CPU's times.
 func answerOf(t *testing.T, line string) string {
 	r := command(words(line)...)
 	require.Equal(t, 0, r.status, "%s: %s", line, r.stderr)
@@ -58,8 +58,8 @@ func answerOf(t *testing.T, line string) string {
 	return answer + "\n"
 }
 
-// An --effort that is used up before an answer says so, also where no plan at all was evaluated of a
-// value, and names one that answers.
+// If --effort is used up before an answer, the error says so, even if no plan was evaluated for a
+// value, and names an effort that suffices.
 func TestAnEffortThatDoesNotAnswer(t *testing.T) {
 	job := "plan --model " + testdata + "/gpt2 --device-memory 1200KiB --ask "
 	for _, ask := range []string{"seq", "gpus", "batch"} {

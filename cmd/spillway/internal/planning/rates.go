@@ -11,17 +11,18 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// typicalRates are those of a CPU that was not measured, for a person.
+// typicalRates describes the rates of a CPU that was not measured.
 const typicalRates = "rates of a typical server core; spillway plan --calibrate measures this machine"
 
-// KnownHardware is this machine's CPU with so many threads, as it was calibrated or
-// with typical rates, and where those are from, for a person.
+// KnownHardware returns this machine's CPU with a number of threads, calibrated or with typical
+// rates, and a text with the source of the rates.
 func KnownHardware(here Here, threads int) (hw planner.Hardware, rates string) {
 	cal, rates := known(here, threads)
 	return (&CPU{Threads: threads, Calibration: cal}).hardware(cluster.InProc), rates
 }
 
-// known is what was kept of this machine's CPU; nil: nothing, and typical rates are taken.
+// known returns the stored calibration of this machine's CPU; nil: there is none, use typical
+// rates.
 func known(here Here, threads int) (cal *cost.Calibration, rates string) {
 	if here == nil {
 		return nil, typicalRates
@@ -37,11 +38,11 @@ func known(here Here, threads int) (cal *cost.Calibration, rates string) {
 	return nil, rates
 }
 
-// measuresLinks are the commands that measure collectives over a transport.
+// measuresLinks maps transports to the commands that measure their collectives.
 var measuresLinks = map[string]string{cluster.SHM: "spillway launch -n N -- bench comm",
 	cluster.MPI: "mpirun -np N spillway bench comm"}
 
-// checkLinks refuses a transport whose collectives are not measured.
+// checkLinks rejects a transport whose collectives are not measured.
 func checkLinks(transport string) error {
 	switch t := strings.ToLower(transport); {
 	case t == cluster.NCCL:
@@ -54,8 +55,8 @@ func checkLinks(transport string) error {
 	return nil
 }
 
-// measuredLinks are the collectives over a transport as bench comm has measured them, for so
-// many ranks, and a note for a person: "" where none is needed.
+// measuredLinks returns bench comm's measurements of collectives over a transport, and a note if
+// they are missing or for other numbers of ranks.
 func measuredLinks(here Here, transport string, ranks int) (links []cost.Links, note string) {
 	if here != nil {
 		links, note = here.Links(transport, ranks)
@@ -66,8 +67,8 @@ func measuredLinks(here Here, transport string, ranks int) (links []cost.Links, 
 	return links, note
 }
 
-// OfRun is this machine for the ranks of a run that meet over a transport, and in words where
-// its rates are from.
+// OfRun returns this machine as hardware for a run's ranks over a transport, and a text with the
+// source of its rates.
 func OfRun(here Here, c *config.Config, transport string) (hw planner.Hardware, rates string, err error) {
 	if err := checkLinks(transport); err != nil {
 		return hw, "", err

@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/precision"
 )
 
-// takeFitted sets what the search chose.
+// takeFitted sets c to the choices of the search.
 func takeFitted(c *config.Config, best *planner.Fitted) {
 	b := best.Forecast.Config
 	c.Zero, c.Batch, c.Accum, c.AccumOrder, c.Prefetch = b.Zero, b.Batch, b.Accum, b.AccumOrder, b.Prefetch
@@ -25,14 +25,14 @@ func takeFitted(c *config.Config, best *planner.Fitted) {
 	}
 }
 
-// recommendation is what a person is told to run: flags to be copied, or a sentence where there are
-// none; the memory and time that it takes; and lines about it.
+// recommendation is the advice to the user: flags to copy, or a sentence if there are none; the
+// time and speed; and further lines.
 type recommendation struct {
 	flags, words, took string
 	lines              []string
 }
 
-// fittedText says what the search chose, and why.
+// fittedText describes the choices of the search and their reasons.
 func (f *Flags) fittedText(best *planner.Fitted) *recommendation {
 	return &recommendation{flags: cli.FlagText(best.Choices), lines: cli.FlaggedAll(best.Reasons),
 		took: fmt.Sprintf("the fastest by prediction of %d configurations planned: %s a step and %s", best.Tried,
@@ -46,16 +46,16 @@ func (rec *recommendation) print(w io.Writer) {
 	}
 }
 
-// Take prints what the search chose, and why, and sets it.
+// Take prints the choices of the search with their reasons, and sets c to them.
 func Take(w io.Writer, c *config.Config, best *planner.Fitted) {
 	(&Flags{}).fittedText(best).print(w)
 	takeFitted(c, best)
 }
 
-// recommend looks for the fastest configuration of the same rows of a step, ranks and
-// layout, and of the same micro-batch, unless --global-batch leaves that open. Where what
-// was asked for does not fit, the ways out have searched what is left open of the same
-// precision and micro-batch already.
+// recommend searches for the fastest configuration with the same rows of a step, ranks and layout.
+// It also keeps the micro-batch, unless --global-batch leaves that open. If the request does not
+// fit, the search for ways out has already covered the settings left open with that precision and
+// micro-batch.
 func (r *planReport) recommend(ctx context.Context, c config.Config, hw planner.Hardware) {
 	given := planner.Fixed{Precision: r.flags.precisionGiven, Accum: r.flags.accumGiven}
 	free := c
@@ -75,8 +75,8 @@ func (r *planReport) recommend(ctx context.Context, c config.Config, hw planner.
 	}
 }
 
-// faster is the fastest of the ways out that cost nothing; nil: none is faster than what a search found,
-// which may be nil.
+// faster returns the fastest of the ways out without a cost; nil: none is faster than found, which
+// may be nil.
 func faster(found *planner.Fitted, ways []planner.Way) (best *planner.Way) {
 	least := 0.0 // tokens a second
 	if found != nil {
@@ -90,8 +90,7 @@ func faster(found *planner.Fitted, ways []planner.Way) (best *planner.Way) {
 	return best
 }
 
-// recommended sets the recommended configuration beside the requested one; nil:
-// there is none.
+// recommended compares the recommended configuration with the requested one; nil: there is none.
 func (r *planReport) recommended() *recommendation {
 	asked, best := r.asked, r.best
 	if best == nil {

@@ -16,8 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// The recommended flags, added to those of the request, plan what was
-// recommended, whatever the request had chosen itself.
+// The recommended flags, added to those of any request, give the recommended plan.
 func TestRecommendedFlagsReproduceIt(t *testing.T) {
 	t.Parallel()
 	tiny := "--model " + testdata + "/gpt2 --batch 2 --seq 16 --ranks 2 "
@@ -47,14 +46,14 @@ func TestRecommendedFlagsReproduceIt(t *testing.T) {
 	}
 }
 
-// Of plans within 1 % of the fastest the one with the shortest flags is recommended.
+// Among plans within 1 % of the fastest, the one with the shortest flags is recommended.
 func TestShortFlagsAreRecommended(t *testing.T) {
 	_, doc := planned(t, strings.Fields("--model llama-3-8b --gpu rtx-4090 --precision bf16 --seq 1024 --batch 1 --lora r=8,alpha=16,targets=*_proj.* --base int8")...)
 	require.Equal(t, "--zero 3 --prefetch 2 --recompute none --offload none", doc.Recommended.Flags)
 }
 
-// The micro-batch that --global-batch leaves open is chosen: what is recommended is no
-// slower than what is for any micro-batch that is named.
+// With --global-batch the micro-batch is chosen: the recommended plan is at least as fast as for
+// any given micro-batch.
 func TestOpenMicroBatchIsChosen(t *testing.T) {
 	step := func(args ...string) (float64, string) {
 		_, doc := planned(t, append([]string{"--model", testdata + "/gpt2", "--gpu", "a100-80", "--seq", "16", "--ranks", "2", "--global-batch", "16"}, args...)...)
@@ -69,7 +68,7 @@ func TestOpenMicroBatchIsChosen(t *testing.T) {
 	}
 }
 
-// Where --fit finds nothing, what was requested is told all the same.
+// If --fit finds nothing, the request is reported all the same.
 func TestFitWithoutOutcomeTellsTheRequest(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "plan.html")
 	args := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16", "--device-memory", "10KB"}
@@ -89,7 +88,7 @@ func TestFitWithoutOutcomeTellsTheRequest(t *testing.T) {
 	require.Contains(t, string(text), "configurations tried makes it fit")
 }
 
-// The page recommends what the text does.
+// The page and the text recommend the same.
 func TestPageRecommends(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "plan.html")
 	_, doc := planned(t, "--model", testdata+"/gpt2", "--batch", "1", "--seq", "16", "--recompute", "full", "--offload", "optimizer=host", "--html", page)
@@ -100,8 +99,8 @@ func TestPageRecommends(t *testing.T) {
 	require.Contains(t, string(text), "<code>"+doc.Recommended.Flags+"</code>")
 }
 
-// Lines of the terminal's width, but for single words and a flag with its value, which
-// cannot be broken and still be copied.
+// Lines fit the terminal's width, except single words and a flag with its value, which would not be
+// copied correctly if broken.
 func TestReportIsAsWideAsATerminal(t *testing.T) {
 	for _, line := range []string{
 		"--model gpt2 --ranks 4 --accum 4 --device-memory 900MiB --reference megatron",
@@ -121,7 +120,7 @@ func TestReportIsAsWideAsATerminal(t *testing.T) {
 	}
 }
 
-// Flags are broken between two of them, so that a shell reads what it would have read.
+// Lines break between flags, so that a shell reads the same words.
 func TestWrapFlags(t *testing.T) {
 	long := "'drop:" + strings.Repeat("x", 90) + "'"
 	flags := "--zero 3 --precision bf16 --prefetch 2 --recompute " + long + " --offload optimizer=host:75% --batch 1"
@@ -135,8 +134,7 @@ func TestWrapFlags(t *testing.T) {
 	require.Equal(t, "  "+exact+"\n", out.String(), "what fits a line is not broken")
 }
 
-// Files that cannot be written are found before anything is planned, and those
-// that can are left as they are until then.
+// Unwritable files are found before planning, and writable ones are unchanged until then.
 func TestPlanOutputsAreTriedFirst(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -158,7 +156,7 @@ func TestPlanOutputsAreTriedFirst(t *testing.T) {
 	}
 }
 
-// A suggestion that adds a disk puts something there.
+// A suggestion that adds a disk places data there.
 func TestSuggestedDiskIsUsed(t *testing.T) {
 	t.Parallel()
 	c, hw := asPlanned(t, strings.Fields("--effort 100 --model gpt2 --ranks 2 --zero 1 --batch 1 --device-memory 700MiB --host-memory 700MiB"))
@@ -173,7 +171,7 @@ func TestSuggestedDiskIsUsed(t *testing.T) {
 	}
 }
 
-// A stage of the other class of bits is told, with accumulation alone.
+// A recommended stage with other bits is reported; this happens only with accumulation.
 func TestOtherBitsAreTold(t *testing.T) {
 	const told = "differs from stage 3 in the last bits; --reproducible makes them equal"
 	args := []string{"--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--steps", "1", "--batch", "1", "--seq", "16", "--ranks", "2", "--fit"}
@@ -184,7 +182,7 @@ func TestOtherBitsAreTold(t *testing.T) {
 		{[]string{"--accum", "2"}, true},
 		{nil, false},
 		{[]string{"--accum", "2", "--reproducible"}, false},
-		{[]string{"--accum", "2", "--zero", "1"}, false}, // what was asked for is no surprise
+		{[]string{"--accum", "2", "--zero", "1"}, false}, // a given setting is not reported
 	} {
 		r := command(slices.Concat([]string{"plan", "--effort", "60"}, args, c.more)...)
 		require.Equal(t, cli.ExitDone, r.status, r.stderr)

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// What is recommended is the fastest of what the search found and of the ways out that cost nothing.
+// The recommendation is the fastest of the search's result and of the ways out without a cost.
 func TestAFasterWayOutIsRecommended(t *testing.T) {
 	c := config.Default()
 	c.Batch, c.Seq = 1, 8

@@ -12,11 +12,10 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// references are the formulas that --reference sets beside the plan.
+// references are the values of --reference.
 var references = []string{"none", "megatron"}
 
-// referenceSection is the formula of --reference beside the plan's own
-// activations.
+// referenceSection compares the formula of --reference with the plan's activations.
 type referenceSection struct {
 	title, note string
 	rows        [][]string // name, bytes, values a token, layer and unit of width
@@ -29,7 +28,7 @@ func (f *Flags) validateReference() error {
 	return fmt.Errorf("--reference %q is not known; use one of %s", f.reference, strings.Join(references, ", "))
 }
 
-// reference returns nil where none was asked for.
+// reference returns nil if no formula was requested.
 func (r *planReport) reference() (*referenceSection, error) {
 	if !strings.EqualFold(r.flags.reference, "megatron") {
 		return nil, nil

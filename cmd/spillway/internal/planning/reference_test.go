@@ -12,8 +12,8 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// Megatron's formula is printed beside what the program keeps, for the sizes of
-// the paper's 22B model (table 3: a micro-batch of 4).
+// Megatron's formula is compared with the program's stored activations, for the sizes of the
+// paper's 22B model (table 3: a micro-batch of 4).
 func TestReferenceOfMegatron(t *testing.T) {
 	args := strings.Fields("plan --effort 1 --model megatron-22b --batch 4 --seq 2048 --precision bf16 --ranks 8 --zero 3")
 	r := command(args...)
@@ -35,7 +35,7 @@ func TestReferenceOfMegatron(t *testing.T) {
 	require.Contains(t, r.stderr, "use one of none, megatron")
 }
 
-// The tables of the report are for a terminal of 80 columns.
+// The tables of the report fit a terminal of 80 columns.
 func TestTheReportIsNarrow(t *testing.T) {
 	for _, line := range []string{
 		"--model gpt2-xl --ranks 4 --batch 8 --seq 1024 --gpu rtx-4090 --reference megatron",
@@ -45,7 +45,7 @@ func TestTheReportIsNarrow(t *testing.T) {
 	}
 }
 
-// narrow says that the tables of a report fit 80 columns.
+// narrow checks that the tables of a report fit 80 columns.
 func narrow(t *testing.T, report string) {
 	t.Helper()
 	for _, part := range []string{"Device memory", "Host memory", "A step, predicted", "Activations of a rank"} {

@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// planReport is what a person is told.
+// planReport is the result of a plan, from which all outputs are written.
 type planReport struct {
 	flags  *Flags
 	stages []*planner.Forecast
@@ -22,17 +22,18 @@ type planReport struct {
 	ways   []planner.Way
 	order  *planner.OrderCost // nil without --reproducible
 	best   *planner.Fitted    // nil without --fit
-	noWay  *planner.NoWay     // where there are no ways
+	noWay  *planner.NoWay     // set if there are no ways
 }
 
-// answer is the configuration that a person is told to run.
+// answer is the recommended configuration.
 type answer struct {
 	plan    *planner.Forecast
-	changes []string     // "--name", "value", in place of the request's; nil: it is the request
-	way     *planner.Way // the way out that it is; nil: a search found it
+	changes []string     // pairs "--name", "value" that replace the request's; nil: the request itself
+	way     *planner.Way // set if the answer is a way out
 }
 
-// answer returns what to run and how it stands to the request; nil where nothing fits.
+// answer returns the recommended configuration and a sentence that compares it with the request;
+// nil: nothing fits.
 func (r *planReport) answer() (a *answer, says string) {
 	asked, best := r.asked, r.best
 	over := ""
@@ -43,7 +44,7 @@ func (r *planReport) answer() (a *answer, says string) {
 	switch {
 	case r.flags.chosen:
 		a := &answer{plan: best.Forecast, changes: cli.ArgsOf(best.Choices)}
-		if r.flags.answer != nil { // the value is no flag of the request
+		if r.flags.answer != nil { // the request has no flag for the value
 			a.changes = append(slices.Clone(r.flags.answer.given), a.changes...)
 		}
 		return a, fmt.Sprintf("fits; the fastest by prediction of %d configurations planned:", best.Tried)
@@ -64,13 +65,13 @@ func (r *planReport) answer() (a *answer, says string) {
 	return nil, over + "; nothing tried makes it fit, see the end"
 }
 
-// otherNumbers is what a way out costs that changes the results.
+// otherNumbers is the cost of a way out that changes the results.
 const otherNumbers = "other numbers"
 
-// sameSpeed is the ratio of speeds below which two plans are told to be equally fast.
+// sameSpeed is the ratio of speeds below which two plans count as equally fast.
 const sameSpeed = 1.005
 
-// shown are the stages that tables have columns for: on one rank all are the same.
+// shown returns the stages that have columns in tables: on one rank all are the same.
 func (r *planReport) shown() []*planner.Forecast {
 	if r.asked.Config.Ranks == 1 {
 		return []*planner.Forecast{r.asked}
@@ -78,7 +79,7 @@ func (r *planReport) shown() []*planner.Forecast {
 	return r.stages
 }
 
-// pipeline lists the stages of the requested plan's pipeline; none: it has no pipeline.
+// pipeline returns the stages of the requested plan's pipeline; nil: it has no pipeline.
 func (r *planReport) pipeline() (list []planRole) {
 	p := r.asked.Plan
 	if len(p.Roles) == 1 {
@@ -109,8 +110,8 @@ type stepRow struct {
 	cell func(*planner.Forecast) string
 }
 
-// stepRows are the times of a stage: on a GPU as a range, with what of it is
-// computing.
+// stepRows returns the lines about the step's time, on a GPU as a range with shares of computing
+// and waiting.
 func (r *planReport) stepRows() []stepRow {
 	f := r.flags
 	if f.gpuFound == nil {
@@ -135,7 +136,7 @@ func (r *planReport) stepRows() []stepRow {
 	}
 }
 
-// figureRows are the lines of the verdict's table, and of the page's.
+// figureRows returns the lines of the verdict's table and of the page's.
 func (r *planReport) figureRows(plans []*planner.Forecast) (rows []stepRow) {
 	for s := range graph.NumSpaces {
 		used := s != graph.Disk
@@ -154,11 +155,11 @@ func (r *planReport) figureRows(plans []*planner.Forecast) (rows []stepRow) {
 		}})
 }
 
-// filled is what a rank takes of a space, of how much.
+// filled formats a rank's use of a space, and its limit.
 func (f *Flags) filled(p *planner.Forecast, s graph.Space) string {
 	text, limit := plan.Bytes(p.Plan.Layout.Spaces[s].Peak+p.Plan.Config.Outside[s]), p.Plan.Config.Capacity[s]
 	if limit == 0 && s == graph.Host && f.gpuFound != nil {
-		limit = f.hostShare(*f.gpuFound) // as assumed of its server
+		limit = f.hostShare(*f.gpuFound) // of the assumed server
 	}
 	if limit == 0 {
 		return text
@@ -166,7 +167,7 @@ func (f *Flags) filled(p *planner.Forecast, s graph.Space) string {
 	return text + " of " + plan.Bytes(limit)
 }
 
-// outsideNote says what is outside the arena of a space, and how it is known.
+// outsideNote describes the memory outside the arena of a space and how it is known.
 func (r *planReport) outsideNote(s graph.Space) string {
 	switch {
 	case s == graph.Device:
@@ -179,8 +180,7 @@ func (r *planReport) outsideNote(s graph.Space) string {
 
 var digits = regexp.MustCompile(`[0-9]+`)
 
-// aliveRow is a buffer that is alive at the peak, or several that differ by
-// their layer alone.
+// aliveRow is a buffer that is alive at the peak, or several that differ only in their layer.
 type aliveRow struct {
 	name       string
 	class      graph.Class
@@ -197,7 +197,7 @@ func (e *aliveRow) each() string {
 	return fmt.Sprintf("%d × %s", e.count, plan.Bytes(e.one))
 }
 
-// aliveRows lists what is alive at the peak of a space, the largest first.
+// aliveRows returns the buffers alive at the peak of a space, the largest first.
 func aliveRows(p *plan.Plan, s graph.Space) []*aliveRow {
 	rows := map[string]*aliveRow{}
 	var list []*aliveRow
@@ -228,15 +228,15 @@ func shapeText(shape []int64, d graph.DType) string {
 	return d.String() + "(" + strings.Join(parts, ", ") + ")"
 }
 
-// wayList is ways out of one kind. changes: they change the results.
+// wayList is a list of ways out of one kind; changes: they change the results.
 type wayList struct {
 	title   string
 	changes bool
 	ways    []planner.Way
 }
 
-// wayLists are what would make a run fit: changes that keep its losses, and changes that alter them.
-// All keep the mesh.
+// wayLists returns the changes with which the run would fit: those that keep its losses, and those
+// that alter them. All keep the mesh.
 func (r *planReport) wayLists() (lists []wayList) {
 	title := "What would make it fit"
 	if r.onMesh() {
@@ -255,12 +255,12 @@ func (r *planReport) wayLists() (lists []wayList) {
 	return lists
 }
 
-// onMesh says whether layers are divided over ranks.
+// onMesh reports whether layers are divided over ranks.
 func (r *planReport) onMesh() bool {
 	return r.asked.Config.Tensor > 1 || r.asked.Config.Pipelined()
 }
 
-// nothing says that no way out was found.
+// nothing returns the text for a search without a way out.
 func (r *planReport) nothing() string {
 	text := cli.Flagged(r.noWay.String())
 	if r.noWay.Spent {

@@ -11,8 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// capHost makes a rank's cap on host memory of --node-memory, unless
-// --host-memory is less.
+// capHost caps a rank's host memory by its share of --node-memory, unless --host-memory is lower.
 func (f *Flags) capHost(c *config.Config) {
 	if f.nodeMemory == 0 {
 		return
@@ -22,8 +21,8 @@ func (f *Flags) capHost(c *config.Config) {
 	}
 }
 
-// hostShare is what a recommendation may take of host memory a rank on a GPU
-// where nothing caps it; 0: anything, for --node-memory is a cap already.
+// hostShare returns the host memory that a recommendation may use per rank on a GPU, if no cap is
+// given; 0: no limit, because --node-memory is a cap already.
 func (f *Flags) hostShare(g gpus.GPU) int64 {
 	if f.server == nil {
 		return 0
@@ -31,23 +30,24 @@ func (f *Flags) hostShare(g gpus.GPU) int64 {
 	return gpus.ForRanks(g.Server().Memory)
 }
 
-// ranksAServer is how many ranks share a server's memory.
+// ranksAServer returns the number of ranks that share a server's memory.
 func (f *Flags) ranksAServer(c *config.Config) int64 {
 	return int64(max(1, min(f.nodeSize, c.Ranks)))
 }
 
-// servers is how many servers the ranks are on.
+// servers returns the number of servers.
 func (f *Flags) servers(c *config.Config) int {
 	n := max(1, f.nodeSize)
 	return (c.Ranks + n - 1) / n
 }
 
-// onServer is what the ranks of a server take of a space together.
+// onServer returns the memory that all ranks of a server use of a space, including outside the
+// arenas.
 func (f *Flags) onServer(p *planner.Forecast, s graph.Space) int64 {
 	return f.ranksAServer(&p.Config) * (p.Plan.Layout.Spaces[s].Peak + p.Plan.Config.Outside[s])
 }
 
-// process is what the ranks of a process take of the machine's own memory together.
+// process returns the memory that all ranks of a process use of the machine's memory.
 func (f *Flags) process(p *planner.Forecast) int64 {
 	ranks, spaces := p.Config.Ranks, []graph.Space{graph.Device, graph.Host}
 	if n := p.Config.LocalRanks; n > 0 {
@@ -59,8 +59,8 @@ func (f *Flags) process(p *planner.Forecast) int64 {
 	return int64(ranks) * planner.InMemory(p.Plan, spaces)
 }
 
-// asCommanded gives ways with more ranks the plans of their own commands, in which the ranks
-// fill their servers. A way that does not fit so is none.
+// asCommanded replans the ways with more ranks as their commands run them, with full servers. It
+// drops ways that then do not fit.
 func (f *Flags) asCommanded(ctx context.Context, ways []planner.Way, hw planner.Hardware) (
 	list []planner.Way, no *planner.NoWay, err error,
 ) {
@@ -84,7 +84,7 @@ func (f *Flags) asCommanded(ctx context.Context, ways []planner.Way, hw planner.
 	return list, no, nil
 }
 
-// fillServers divides the ranks over servers as where their number alone is given.
+// fillServers divides the ranks over servers as if only their number were given.
 func (f *Flags) fillServers(c *config.Config) {
 	f.nodeSize = c.Ranks // the CPU's ranks are on one machine
 	if f.gpuFound != nil {
@@ -95,8 +95,8 @@ func (f *Flags) fillServers(c *config.Config) {
 	f.capHost(c)
 }
 
-// refusedHere says that train refuses the answer, or the request, on the machine that plans: all
-// ranks' arenas are in its memory. "": it does not, or the plan is for another machine.
+// refusedHere returns a text if train rejects the answer, or the request, on this machine, whose
+// memory must hold all ranks' arenas. It returns "" if not, or if the plan is for another machine.
 func (r *planReport) refusedHere(a *answer) string {
 	f := r.flags
 	if f.here == nil || f.read || f.gpuFound != nil || f.countInNodes {
@@ -120,8 +120,7 @@ func (r *planReport) refusedHere(a *answer) string {
 	return "as requested, " + text
 }
 
-// serverNote says what the servers have, and how that is known; "" where nothing
-// is.
+// serverNote describes the memory of the servers and its source; "": nothing is known.
 func (f *Flags) serverNote(asked *planner.Forecast) string {
 	n := f.ranksAServer(&asked.Config)
 	switch {

@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// clusters are servers as people have them, for recommendations over the presets.
+// clusters are typical servers, for recommendations over the presets.
 var clusters = []string{
 	"--gpu rtx-4090 --nodes 1 --gpus-per-node 1", "--gpu rtx-3090 --nodes 1 --gpus-per-node 4", "--gpu v100-32 --nodes 1 --gpus-per-node 8",
 	"--gpu a100-40 --nodes 2 --gpus-per-node 8", "--gpu a100-80 --nodes 8 --gpus-per-node 8", "--gpu l40s --nodes 1 --gpus-per-node 8",
@@ -25,9 +25,10 @@ var clusters = []string{
 	"--gpu b200-192 --nodes 64 --gpus-per-node 8",
 }
 
-// No recommendation and no way out takes more host memory than the servers have, or than the
-// --node-memory that it asks for: four presets on a cluster each, and three layers that are too
-// much for any plan there. With SPILLWAY_LONG=all each preset on each cluster, which takes an hour.
+// No recommendation and no way out uses more host memory than the servers have, or than the
+// --node-memory that it requires: four presets on a cluster each, and three layers that are too
+// large for any plan there. SPILLWAY_LONG=all tests each preset on each cluster, which takes an
+// hour.
 func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 	t.Parallel()
 	jobs := long.Sample(1, 2, [][2]string{{"gpt2-xl", clusters[0]}, {"llama-2-7b", clusters[1]}, {"llama-3-8b", clusters[3]}, {"gpt3-13b", clusters[5]}})
@@ -90,7 +91,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 				require.Greater(t, memory, usual, what)
 				within(what, way.Forecast, memory)
 				larger++
-			case way.Cost != "a larger GPU": // in servers of its own
+			case way.Cost != "a larger GPU": // its servers are others
 				ways++
 				assumed(what, way.Forecast)
 			}
@@ -102,8 +103,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 	require.Positive(t, hosts, "some of them use the host")
 }
 
-// --node-memory is a cap on what the ranks of a server take together, and takes
-// the place of the usual server's memory.
+// --node-memory caps the memory of all ranks of a server, and replaces the typical server's memory.
 func TestNodeMemory(t *testing.T) {
 	base := strings.Fields("plan --effort 1 --model gpt2 --offload optimizer=host --json -")
 	type doc struct {
@@ -144,7 +144,7 @@ func TestNodeMemory(t *testing.T) {
 	require.Less(t, d.Time.Low, d.Time.High)
 }
 
-// bf16 where the card has it, said; where it has not, that is said too.
+// bf16 is recommended if the card supports it; the report says so, or that the card does not.
 func TestPrecisionOfRecommendations(t *testing.T) {
 	text := unwrapped(command(strings.Fields("plan --effort 60 --model gpt2 --gpu a100-80")...).stdout)
 	require.Regexp(t, `spillway train .* --zero 3 --precision bf16 `, strings.ReplaceAll(text, `\ `, ""))
@@ -165,8 +165,8 @@ func TestPrecisionOfRecommendations(t *testing.T) {
 	require.Contains(t, text, "--optimizer-dtype bf16 is planned only: train refuses it")
 }
 
-// A search tells no less than a refusal: where it is not free to change what
-// would help, the error says what would.
+// A search reports at least as much as a refusal: if it may not change a setting that would help,
+// the error names the setting.
 func TestFitTellsWhatARefusalTells(t *testing.T) {
 	args := []string{"train", "--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--batch", "8", "--seq", "40", "--steps", "1", "--device-memory", "1200KiB"}
 	plain, fit := command(args...), command(append(args, "--fit")...)
@@ -177,8 +177,8 @@ func TestFitTellsWhatARefusalTells(t *testing.T) {
 	require.Contains(t, fit.stderr, "--batch 1 --accum 8")
 }
 
-// A way out with more ranks shows what the plan of its own command shows, whose ranks fill their
-// servers, and share --node-memory.
+// A way out with more ranks shows the plan of its command, whose ranks fill their servers and share
+// --node-memory.
 func TestMoreRanksAreThoseOfTheirCommand(t *testing.T) {
 	type stage struct {
 		Fits         bool

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/gpus"
 )
 
-// What is said of a server's memory beside a plan.
+// The note about a server's memory.
 func TestServerNote(t *testing.T) {
 	c := spillway.Default()
 	c.Model, c.Ranks, c.Offload = "gpt2", 2, "optimizer=host"

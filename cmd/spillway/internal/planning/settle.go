@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// refuseMachine refuses flags that measure, read or write where there is no machine.
+// refuseMachine rejects flags that measure, read or write if there is no machine, as in a browser.
 func (f *Flags) refuseMachine(fs *pflag.FlagSet) error {
 	if f.here != nil {
 		return nil
@@ -40,8 +40,7 @@ func (f *Flags) refuseMachine(fs *pflag.FlagSet) error {
 	return nil
 }
 
-// Settle turns the flags of the hardware into ranks, caps and what is outside
-// the arena.
+// Settle derives ranks, caps and the memory outside the arenas from the flags about hardware.
 func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
 	options.FollowPipeline(fs, c)
 	for _, n := range []struct {
@@ -127,7 +126,7 @@ func (f *Flags) Settle(fs *pflag.FlagSet, c *config.Config) error {
 	return f.checkStack()
 }
 
-// checkStack takes the calibrations of the GPU: of --stack, or of all stacks.
+// checkStack sets the calibrations for the GPU: of --stack, or of all stacks.
 func (f *Flags) checkStack() error {
 	switch {
 	case f.gpuFound == nil && f.stack != "":
@@ -148,7 +147,7 @@ func (f *Flags) checkStack() error {
 	return nil
 }
 
-// settleProcesses tells c of the processes that its CPU ranks will run in.
+// settleProcesses adds to c the processes that its CPU ranks will run in.
 func (f *Flags) settleProcesses(c *config.Config) error {
 	if f.perProcess < 0 {
 		return fmt.Errorf("--ranks-per-process %d: at least 1 rank is needed", f.perProcess)
@@ -180,7 +179,7 @@ func (f *Flags) settleProcesses(c *config.Config) error {
 	return nil
 }
 
-// processes are those of a planned job.
+// processes describes the processes of a planned job.
 type processes struct {
 	transport string
 	count     int
@@ -190,7 +189,7 @@ func (p processes) Count() int { return p.count }
 
 func (processes) Seat(int) {}
 
-// Memory is not known: where they will run is another machine.
+// Memory returns no size: the job will run on another machine.
 func (processes) Memory(ranks int) config.HostMemory { return config.HostMemory{Ranks: ranks} }
 
 func (p processes) Outside(each int) (bytes int64, copies bool) {
@@ -200,8 +199,7 @@ func (p processes) Outside(each int) (bytes int64, copies bool) {
 	return mpi.OutsideBytes(p.count, each) + relay.Bytes, true
 }
 
-// readMeasurements takes what doctor has measured of this machine, for a plan of
-// its own GPUs.
+// readMeasurements reads doctor's measurements of this machine, for a plan of its GPUs.
 func (f *Flags) readMeasurements(disk string) {
 	f.machine.Host = f.here.MemoryBandwidth()
 	if disk == "" {

@@ -12,13 +12,13 @@ import (
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
-// hostOnly is a machine of which the memory's bandwidth was measured.
+// hostOnly is a machine with a measured memory bandwidth only.
 type hostOnly struct{ Here }
 
 func (hostOnly) MemoryBandwidth() float64 { return calibration.MemoryBandwidth() }
 
-// A plan of this machine's own GPUs takes its host's speeds as doctor measured
-// them, each rank of the node its share.
+// A plan of this machine's GPUs uses the host speeds that doctor measured, divided by the ranks of
+// the node.
 func TestDetectTakesMeasuredHost(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("the disk tier is Linux's")

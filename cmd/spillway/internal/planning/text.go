@@ -97,7 +97,7 @@ func (r *planReport) heading(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// scheduleText says from which step on steps have how many rows.
+// scheduleText formats the rows of a step and the steps from which they apply.
 func scheduleText(s config.BatchSchedule) string {
 	parts := make([]string, len(s))
 	for i, b := range s {
@@ -106,7 +106,7 @@ func scheduleText(s config.BatchSchedule) string {
 	return strings.Join(parts, ", ")
 }
 
-// precisionNotes say what the precision of the request means on the GPU.
+// precisionNotes returns notes about the request's precision on the GPU.
 func (f *Flags) precisionNotes(c *config.Config) (lines []string) {
 	g := f.gpuFound
 	if g == nil {
@@ -131,22 +131,21 @@ func (f *Flags) precisionNotes(c *config.Config) (lines []string) {
 	return lines
 }
 
-// longest is the length of rows that models are usually trained with, where
-// theirs is longer.
+// longest bounds the usual length of rows in training, for models with more positions.
 const longest = 8192
 
-// positions returns the rows' length that a model is usually trained with.
+// positions returns the length of rows that a model is usually trained with.
 func positions(p *planner.Forecast) int { return min(p.Shape().Positions, longest) }
 
-// defaultsNote says where a plan for a GPU is of a job that nobody asked for: of
-// the defaults of train on a CPU.
+// defaultsNote points out that a plan for a GPU uses defaults of train on a CPU, which are unusual
+// there.
 func (r *planReport) defaultsNote() []string {
 	f, c := r.flags, r.asked.Config
 	if f.gpuFound == nil || f.precisionGiven && f.seqGiven {
 		return nil
 	}
 	var words, flags []string
-	if !f.precisionGiven && !strings.EqualFold(c.Precision, "bf16") { // else a search has chosen it
+	if !f.precisionGiven && !strings.EqualFold(c.Precision, "bf16") { // bf16 was chosen by a search
 		words = append(words, strings.ToLower(cmp.Or(c.Precision, "fp32")))
 		if f.gpuFound.Rates.BF16 > 0 {
 			flags = append(flags, "--precision bf16")
@@ -163,8 +162,8 @@ func (r *planReport) defaultsNote() []string {
 		strings.Join(words, " and "), strings.Join(flags, " "))}
 }
 
-// stageTable writes a table with a column a stage, narrow enough for a terminal
-// of 80 columns.
+// stageTable writes a table with a column for each stage, narrow enough for a terminal of 80
+// columns.
 type stageTable struct {
 	*tabwriter.Writer
 	r *planReport
@@ -189,8 +188,7 @@ func (t stageTable) row(name string, cell func(*planner.Forecast) string) {
 	fmt.Fprintln(t)
 }
 
-// space tells about one memory space by stage; spaces that no stage uses are
-// left out.
+// space prints one memory space by stage. It leaves out spaces that no stage uses.
 func (r *planReport) space(w io.Writer, s graph.Space) {
 	var used [graph.NumClasses]bool
 	any, outside := false, false
@@ -265,7 +263,7 @@ func yesOrNo(yes bool) string {
 	return "no"
 }
 
-// steps tells of each stage what a rank sends, the time, and where the peak is.
+// steps prints for each stage the bytes that a rank sends, the time, and the place of the peak.
 func (r *planReport) steps(w io.Writer) {
 	within := r.flags.timeRange(r.asked)
 	switch {
@@ -309,9 +307,9 @@ func (r *planReport) steps(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// textbookStates is the paper's model states of the requested plan, for
-// comparison: 2 + 2 + 12 bytes a parameter in mixed precision, 4 + 4 + 8 in fp32. Ranks that share
-// layers, or have other layers, share the parameters.
+// textbookStates returns the model states by the paper's formula for the requested plan, in bytes:
+// 2 + 2 + 12 a parameter in mixed precision, 4 + 4 + 8 in fp32. Tensor and pipeline ranks divide
+// the parameters.
 func textbookStates(f *planner.Forecast) float64 {
 	n := float64(f.Parameters()) / float64(max(f.Config.Tensor, 1)*max(f.Config.Pipeline, 1))
 	ranks := f.Config.DataRanks()
@@ -325,7 +323,7 @@ func textbookStates(f *planner.Forecast) float64 {
 	return zero.Stage(f.Config.Zero).ModelStateBytes(n, float64(ranks), w, g, k)
 }
 
-// roles tells about each stage of a pipeline.
+// roles prints the stages of a pipeline.
 func (r *planReport) roles(w io.Writer) {
 	list := r.pipeline()
 	if len(list) == 0 {
@@ -379,8 +377,8 @@ func (r *planReport) alive(w io.Writer) {
 	fmt.Fprintln(w)
 }
 
-// ending is the last n characters of a name that is longer: where in a layer a
-// buffer is says more than what all layers' names begin with.
+// ending returns the last n characters of a longer name: the place within a layer is more useful
+// than the common prefix of all layers' names.
 func ending(name string, n int) string {
 	if long := []rune(name); len(long) > n {
 		return "…" + string(long[len(long)-n+1:])
@@ -408,7 +406,7 @@ func (r *planReport) waysOut(w io.Writer) {
 	}
 }
 
-// wayText is what a way out costs.
+// wayText describes the effects and the cost of a way out.
 func (r *planReport) wayText(way planner.Way) string {
 	var parts []string
 	for s := range graph.NumSpaces {

@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// timeRange is what published runs on the GPU say of a plan's predicted time, those of --stack
-// if it is given; nil without --gpu.
+// timeRange returns how published runs on the GPU compare with a plan's predicted time; with
+// --stack the runs of that stack. It returns nil without --gpu.
 func (f *Flags) timeRange(p *planner.Forecast) *published.Range {
 	if f.gpuFound == nil {
 		return nil
@@ -19,7 +19,7 @@ func (f *Flags) timeRange(p *planner.Forecast) *published.Range {
 	return &r
 }
 
-// seconds writes a predicted time of a plan: on a GPU as the range that it is worth.
+// seconds formats a predicted time of a plan; on a GPU as a range.
 func (f *Flags) seconds(p *planner.Forecast, v float64) string {
 	r := f.timeRange(p)
 	if r == nil {
@@ -28,10 +28,10 @@ func (f *Flags) seconds(p *planner.Forecast, v float64) string {
 	return between(roughSeconds(r.Low*v), roughSeconds(r.High*v))
 }
 
-// step writes a plan's predicted time of a step.
+// step formats a plan's predicted time of a step.
 func (f *Flags) step(p *planner.Forecast) string { return f.seconds(p, p.Step.Seconds) }
 
-// speed writes a plan's predicted tokens a second in the same way.
+// speed formats a plan's predicted tokens a second, on a GPU as a range.
 func (f *Flags) speed(p *planner.Forecast) string {
 	v, r := p.TokensPerSecond(), f.timeRange(p)
 	if r == nil {
@@ -44,8 +44,8 @@ func (f *Flags) speed(p *planner.Forecast) string {
 	return between(millions(low), millions(high)) + " M tokens/s"
 }
 
-// elsewhere says what the same job is known to need in other software, which is
-// not what fits here; "" where nothing is known of a GPU.
+// elsewhere estimates the memory of the same job in other software, from published runs; "" without
+// a GPU.
 func (f *Flags) elsewhere(asked *planner.Forecast) string {
 	if f.gpuFound == nil {
 		return ""

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 )
 
-// --stack predicts by one stack's published runs: text, JSON and what is read back say so.
+// --stack predicts from one stack's published runs; text, JSON and a plan read back say so.
 func TestPlanOfAStack(t *testing.T) {
 	args := strings.Fields("plan --model gpt2 --gpu h100-80 --nodes 1 --gpus-per-node 8 --precision bf16 --seq 1024 --batch 8 --effort 5 --json -")
 	of := func(stack ...string) (doc planning.Doc) {

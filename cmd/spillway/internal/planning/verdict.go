@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// verdictLines is the most lines of a verdict.
+// verdictLines is the maximum number of lines of a verdict.
 const verdictLines = 15
 
 // where names the devices of a plan.
@@ -52,7 +52,7 @@ func (r *planReport) verdict(w io.Writer) {
 	fmt.Fprint(w, first.String(), wrapped.String(), table.String())
 }
 
-// figures prints memory, time and speed of the answer and, where they differ, the request.
+// figures prints memory, time and speed of the answer and, if it differs, of the request.
 func (r *planReport) figures(w io.Writer, a *answer) {
 	plans, head := []*planner.Forecast{r.asked}, []string{"as requested"}
 	if a != nil {

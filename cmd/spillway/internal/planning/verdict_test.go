@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/hostmem"
 )
 
-// verdictOf is the text before the first empty line, and the command in it.
+// verdictOf returns the text before the first empty line, and the command in it.
 func verdictOf(t *testing.T, text string) (verdict, line string) {
 	t.Helper()
 	verdict, _, ok := strings.Cut(text, "\n\n")
@@ -56,7 +56,7 @@ func TestThePlanBeginsWithItsVerdict(t *testing.T) {
 	}
 }
 
-// The command of a verdict runs as it is, given its data.
+// The command of a verdict runs unchanged, given its data.
 func TestTheCommandOfAVerdictRuns(t *testing.T) {
 	for _, more := range []string{"", "--recompute full --zero 1 --accum 2", "--fit --global-batch 4", "--device-memory 700KiB --zero 0"} {
 		args := append(strings.Fields("plan --effort 40 --model "+testdata+"/gpt2 --batch 1 --seq 16 --ranks 2 --steps 1 --data "+testdata+"/text.bin"), strings.Fields(more)...)
@@ -67,7 +67,7 @@ func TestTheCommandOfAVerdictRuns(t *testing.T) {
 	}
 }
 
-// A plan for the CPU of this machine says where train refuses it for the machine's memory.
+// A plan for this machine's CPU reports if train refuses it because of the machine's memory.
 func TestTheVerdictKnowsThisMachine(t *testing.T) {
 	if hostmem.Machine() == 0 {
 		t.Skip("the system does not tell its memory")
@@ -91,7 +91,7 @@ func TestTheVerdictKnowsThisMachine(t *testing.T) {
 	require.NotContains(t, command("plan", "--model", testdata+"/gpt2", "--effort", "1").stdout, "this machine has")
 }
 
-// The command of an answer has the value that was asked for.
+// The command of an answer has the value found by --ask.
 func TestTheCommandOfAnAnswerHasItsValue(t *testing.T) {
 	for _, c := range []struct{ flag, args string }{
 		{"ranks", "--ask gpus --device-memory 355MiB --model " + testdata + "/gpt2"},

@@ -25,7 +25,7 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// asPlanned reads the flags of `spillway plan`.
+// asPlanned parses the flags of `spillway plan`.
 func asPlanned(t *testing.T, args []string) (spillway.Config, spillway.Hardware) {
 	t.Helper()
 	var c spillway.Config
@@ -42,8 +42,8 @@ func asPlanned(t *testing.T, args []string) (spillway.Config, spillway.Hardware)
 	return c, f.Hardware(&c)
 }
 
-// Every suggestion for a model on a GPU that it does not fit, added to the flags,
-// fits: two presets, and with SPILLWAY_LONG=all each on each GPU, which takes an hour.
+// Every suggestion for a model that does not fit a GPU fits when added to the flags: two presets,
+// and with SPILLWAY_LONG=all each preset on each GPU, which takes an hour.
 func TestWaysOutOverPresets(t *testing.T) {
 	t.Parallel()
 	lines := []string{"--model gpt2-xl --gpu v100-16 --seq 1024 --batch 4 --zero 1 --ranks 4",
@@ -97,8 +97,8 @@ func TestWaysOutOverPresets(t *testing.T) {
 	t.Logf("%d did not fit, %d of them with nothing that helps", tried, none)
 }
 
-// What a refusal of --fit with a global batch says to run, runs: where it changes the
-// rows of a step, the global batch is theirs.
+// The commands in a refusal of --fit with a global batch run. If one changes the rows of a step, it
+// sets the global batch to them.
 func TestWaysOutOfAGlobalBatchRun(t *testing.T) {
 	t.Parallel()
 	model := edited(t, "gpt2", func(c map[string]any) {
@@ -123,7 +123,7 @@ func TestWaysOutOfAGlobalBatchRun(t *testing.T) {
 	require.NotContains(t, out.String(), "--global-batch 8")
 }
 
-// What a job over processes is told to run starts as many processes, as it was started.
+// The command suggested for a job over processes starts the same number, with the same launcher.
 func TestWaysOutOfAJob(t *testing.T) {
 	t.Setenv("SLURM_STEP_NUM_TASKS", "")
 	args := []string{"train", "--model", "m", "--ranks", "4", "--zero", "0"}
@@ -180,7 +180,7 @@ func TestPlanInParts(t *testing.T) {
 	}
 }
 
-// The plan says what auto comes to, and train runs that.
+// The plan prints the choice of auto, and train runs it.
 func TestAutoIsPrintedAndRun(t *testing.T) {
 	shape := []string{"--model", testdata + "/gpt2", "--batch", "2", "--seq", "16"}
 	_, doc := planned(t, shape...)

@@ -23,14 +23,14 @@ import (
 	"github.com/spillway-ml/spillway/launch"
 )
 
-// perRank runs a command as a rank: rank 1's has more arguments, or another program, and
-// each rank leaves its status and what it said in a folder.
+// perRank runs a command as a rank: rank 1 gets further arguments, or another program. Each rank
+// writes its status and its output to a folder.
 const perRank = `r=$SPILLWAY_RANK$OMPI_COMM_WORLD_RANK$PMI_RANK; dir=$0; other=$1; program=$2; extra=$3; shift 3
 [ $r = 1 ] || { extra=; other=; }
 env $other "$program" "$@" $extra >$dir/$r.out 2>$dir/$r.said; status=$?; echo $status >$dir/$r.new; mv $dir/$r.new $dir/$r.status; exit $status`
 
-// starters start two ranks of a shell script with arguments, and return the launcher's status:
-// what launch gives its processes, as anybody may give it to processes of his own, and MPI.
+// starters start two ranks of a shell script with arguments, and return the launcher's status. They
+// use MPI, or set the environment variables of launch, as users may too.
 var starters = map[string]func(t *testing.T, script ...string) int{
 	"shm": func(t *testing.T, script ...string) int {
 		end, err := launch.Run(context.Background(), launch.Options{Ranks: 2, Program: "/bin/sh", Args: append([]string{"-c"}, script...), Grace: time.Minute}, nil)
@@ -45,7 +45,7 @@ var starters = map[string]func(t *testing.T, script ...string) int{
 	},
 }
 
-// copyOf is a copy of a file or folder under another name.
+// copyOf returns a copy of a file or folder under another name.
 func copyOf(t *testing.T, path string) string {
 	t.Helper()
 	to := filepath.Join(t.TempDir(), "copy"+filepath.Ext(path))
@@ -53,8 +53,8 @@ func copyOf(t *testing.T, path string) string {
 	return to
 }
 
-// Two ranks that were asked for different things are refused, wherever they meet: rank 0 names
-// the rank, the flag and both values, and every rank ends with status 1.
+// Two ranks with different settings are rejected over every transport. Rank 0 names the rank, the
+// flag and both values, and every rank ends with status 1.
 func TestRanksAgree(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -70,7 +70,7 @@ func TestRanksAgree(t *testing.T) {
 	text[len(text)-1]++
 	require.NoError(t, os.WriteFile(weights, text, 0o644))
 	shape := edited(t, "gpt2", func(c map[string]any) { c["layer_norm_epsilon"] = 1e-3 })
-	cases := map[string]string{ // by what rank 1 has besides: what rank 0 says
+	cases := map[string]string{ // rank 0's message, by rank 1's further arguments
 		"--lr 0.5":                               "has --lr 0.5, rank 0 (host %s) 0.001",
 		"--zero 0":                               "has --zero 0, rank 0 (host %s) 3",
 		"--steps 3":                              "has --steps 3, rank 0 (host %s) 2",
@@ -121,8 +121,8 @@ func TestRanksAgree(t *testing.T) {
 	}
 }
 
-// In paths, memory caps, threads, observers and the kind of CPU the ranks may differ: the run
-// has the bits of one process.
+// Ranks may differ in paths, memory caps, threads, observers and the kind of CPU: the run has the
+// bits of one process.
 func TestWhereRanksMayDiffer(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -159,8 +159,8 @@ func TestWhereRanksMayDiffer(t *testing.T) {
 	}
 }
 
-// Each flag of train is compared, or on a list of those that may differ: another value makes
-// other terms.
+// Each flag of train is compared, unless it is in a list of those that may differ: another value
+// gives other terms.
 func TestEveryFlagIsCompared(t *testing.T) {
 	t.Parallel()
 	terms := func(flags ...string) (map[string]string, error) {
@@ -175,7 +175,7 @@ func TestEveryFlagIsCompared(t *testing.T) {
 		err := a.Of(context.Background(), &j)
 		return j.Terms, err
 	}
-	with := map[string]string{ // what a flag needs beside it
+	with := map[string]string{ // the flags that a flag needs
 		"nesterov": "--optimizer=sgd", "trust": "--optimizer=lars", "adapt-all": "--optimizer=lamb",
 		"rank-shares":  "--reproducible --ranks=2 --accum=2",
 		"frozen-cache": "--freeze=wte.*", "base": "--lora=r=2,alpha=2,targets=*", "lr-base-batch": "--lr-scale=linear", "accept-changes": "--resume --checkpoint=ck",

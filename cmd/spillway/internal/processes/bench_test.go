@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// benched is the tiny run as bench zero takes it: without a stage.
+// benched returns the arguments of the tiny run for bench zero, which has no --zero.
 func benched(args ...string) []string {
 	return append([]string{"bench", "zero", "--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--batch", "1", "--seq", "16", "--steps", "3", "--warmup-steps", "1", "--rounds", "2", "--ranks", "2", "--calibrate=false"}, args...)
 }
@@ -36,7 +36,7 @@ func TestBenchZeroRefusesWhatItWouldIgnore(t *testing.T) {
 	require.Contains(t, got.stderr, "--keep: bench zero runs every stage")
 }
 
-// benchRows runs a bench command, which starts its own program.
+// benchRows runs a bench command, which starts this program again.
 func benchRows(t *testing.T, args ...string) (rows []bench.Row, got result) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "rows.json")
@@ -49,8 +49,8 @@ func benchRows(t *testing.T, args ...string) (rows []bench.Row, got result) {
 	return rows, got
 }
 
-// Each stage runs in processes of its own, touches what was planned, sends what the paper
-// says and ends with the same bits; the table fits a terminal, and the chart says the same.
+// Each stage runs in separate processes, touches the planned memory, sends the paper's number of
+// bytes and ends with the same bits. The table fits a terminal, and the chart has the same values.
 func TestBenchZeroMeasuresEveryStage(t *testing.T) {
 	t.Parallel()
 	chart := filepath.Join(t.TempDir(), "new", "chart.svg")
@@ -89,8 +89,9 @@ func TestBenchZeroMeasuresEveryStage(t *testing.T) {
 	}
 }
 
-// --vary runs stage 3 with one other setting at a time. What changes nothing, or is refused, is
-// a row that says why; rows of as many rows a step have the same losses where they promise to.
+// --vary runs stage 3 with one other setting at a time. Settings without effect, or rejected ones,
+// are rows with the reason. Rows with the same rows of a step have equal losses where that is
+// guaranteed.
 func TestBenchZeroVaries(t *testing.T) {
 	t.Parallel()
 	old := filepath.Join(t.TempDir(), "old.json")
@@ -118,7 +119,7 @@ func TestBenchZeroVaries(t *testing.T) {
 	require.Equal(t, cli.ExitBadInput, bad.status)
 	require.Contains(t, bad.stderr, `--vary "colour": want a list of offload, recompute, precision, ranks, accum-order`)
 
-	// Of one round another loss and more bytes are told; times are not, however far apart.
+	// With one round, another loss and more bytes are reported; times are not, at any difference.
 	for i := range rows {
 		for _, v := range []*float64{&rows[i].StepSecondsMedian, &rows[i].P10, &rows[i].P90} {
 			*v *= 1e6
@@ -141,7 +142,7 @@ func TestBenchZeroVaries(t *testing.T) {
 	require.Contains(t, got.stderr, "want rows of version 1")
 }
 
-// A stage that does not fit is a row that says so; other flags are checked before the runs.
+// A stage that does not fit is a row with the reason; other flags are checked before the runs.
 func TestBenchZeroSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	rows, got := benchRows(t, benched("--device-memory", "700KiB", "--rounds", "1")...)
@@ -165,9 +166,9 @@ func TestBenchZeroSaysWhatIsMissing(t *testing.T) {
 	require.Contains(t, p.errs.String(), "spillway: --data: open data: no-such-file does not exist")
 }
 
-// PyTorch, where python3 has it, trains the same model on the same tokens: its losses agree.
-// What it can't do is a row that says why.
-// What ran before an interrupt is shown; a benchmark without data ends before it measures the machine.
+// PyTorch, if python3 has it, trains the same model on the same tokens, and its losses agree. An
+// unsupported configuration is a row with the reason. The results before an interrupt are shown. A
+// benchmark without data ends before it measures the machine.
 func TestBenchKeepsWhatWasMeasured(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "rows.json")
@@ -206,9 +207,9 @@ func TestBenchZeroBesidePyTorch(t *testing.T) {
 	require.Contains(t, got.stderr, `--peer "jax": want torch`)
 }
 
-// Every number of ranks runs in processes of its own, with and without overlap, with the same
-// losses where the rows of a step stay; what is predicted is written before, and more ranks
-// than processors have no prediction.
+// Every number of ranks runs in separate processes, with and without overlap. Losses are equal for
+// equal rows of a step. Predictions are written before the runs; more ranks than processors have
+// none.
 func TestBenchScale(t *testing.T) {
 	scale := func(args ...string) []string {
 		return append([]string{"bench", "scale", "--model", testdata + "/gpt2", "--data", testdata + "/text.bin", "--batch", "1", "--seq", "16", "--steps", "3", "--warmup-steps", "1", "--rounds", "1", "--calibrate=false"}, args...)

@@ -47,7 +47,7 @@ func TestBenchCommHasARowAnAlgorithm(t *testing.T) {
 	require.Contains(t, got.stderr, `--operation "gather": want all_reduce, `)
 }
 
-// What bench comm measures is what plan predicts with, for that transport.
+// plan predicts times with the measurements of bench comm for that transport.
 func TestBenchCommKeepsLinksForPlan(t *testing.T) {
 	config := t.TempDir()
 	ownworld.Config(t, config)
@@ -85,8 +85,8 @@ func TestBenchCommKeepsLinksForPlan(t *testing.T) {
 	}
 }
 
-// Buffers that no element of each rank is in, or that the machine has no memory for, are
-// refused before anything is allocated; ranks that do not divide them lose nothing.
+// Buffers without an element for each rank, or too large for the machine's memory, are rejected
+// before any allocation. Numbers of ranks that do not divide a buffer are supported.
 func TestBenchCommRefusesBuffers(t *testing.T) {
 	ownworld.Config(t, t.TempDir())
 	for _, c := range []struct {
@@ -125,7 +125,7 @@ func TestBenchCommRefusesMessagesWithoutMPI(t *testing.T) {
 	require.Contains(t, got.stderr, "--messages with transport inproc: only MPI has both: mpirun -np N spillway bench comm")
 }
 
-// Over MPI the library's own collectives run beside ours.
+// Over MPI the library's own collectives are measured too.
 func TestBenchCommOverMPIHasAPeer(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

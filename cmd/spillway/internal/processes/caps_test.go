@@ -14,8 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/planning"
 )
 
-// capFlags caps every space at exactly what a plan needs of it, less a few bytes
-// of one.
+// capFlags caps every space at exactly the plan's size, and one space at less bytes below it.
 func capFlags(doc planning.Doc, disk string, space string, less int64) []string {
 	need := func(name string, s planning.Space) string {
 		n := s.PeakBytes + s.OutsideBytes
@@ -32,9 +31,9 @@ func capFlags(doc planning.Doc, disk string, space string, less int64) []string 
 	return flags
 }
 
-// A run that fits initialises, loads, trains, evaluates, saves and resumes in
-// the same caps, to the byte; a byte less of any space is refused before it
-// starts. What was touched is what was planned, after each of them.
+// A run that fits initialises, loads, trains, evaluates, saves and resumes within the same caps, to
+// the byte. With a byte less of any space it is refused before it starts. After each phase the
+// touched memory equals the plan.
 func TestARunThatFitsAlsoResumes(t *testing.T) {
 	t.Parallel()
 	for i, offload := range []string{"", "optimizer=disk,parameters=host,gradients=disk,activations=host"} {

@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// memoryGroup makes a control group of so many bytes of memory, of version 1 or 2, and returns its
-// folder; "": this process may not.
+// memoryGroup makes a control group with a memory limit in bytes, of version 1 or 2, and returns
+// its folder; "": this process has no permission.
 func memoryGroup(t *testing.T, bytes int64) string {
 	for root, limit := range map[string]string{"/sys/fs/cgroup/memory": "memory.limit_in_bytes", "/sys/fs/cgroup": "memory.max"} {
 		folder, err := os.MkdirTemp(root, "spillway-test-")
@@ -36,8 +36,8 @@ func memoryGroup(t *testing.T, bytes int64) string {
 	return ""
 }
 
-// within runs a command line in a control group of so many bytes, whole pages. It skips the test
-// where there can be none.
+// within runs a command line in a control group with a limit in bytes, rounded to pages. It skips
+// the test if there can be no such group.
 func within(t *testing.T, bytes int64, args ...string) (status int, said string) {
 	t.Helper()
 	binary, err := built()
@@ -56,9 +56,9 @@ func within(t *testing.T, bytes int64, args ...string) (status int, said string)
 	return p.ProcessState.ExitCode(), string(out)
 }
 
-// A run, of one process or launched, ends well in a control group of the memory that its plan says,
-// and is refused in one of 0.95 times as much: it is not killed in either. SPILLWAY_LONG=1 draws 20
-// runs, SPILLWAY_LONG=all 100.
+// A run, of one process or launched, succeeds in a control group with its planned memory, and is
+// refused in one with 0.95 times as much. It is killed in neither. SPILLWAY_LONG=1 draws 20 runs,
+// SPILLWAY_LONG=all 100.
 func TestRunsWithinTheMemoryOfTheirPlan(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/infer"
 )
 
-// answering trains a small model that answers "ping" with "pong" and "long" without an end,
-// and returns its checkpoints and its data.
+// answering trains a small model that answers "ping" with "pong" and "long" endlessly, and returns
+// its checkpoints and its data.
 func answering(t *testing.T) (model, pairs string) {
 	t.Helper()
 	shape := t.TempDir()
@@ -35,7 +35,7 @@ func TestAnswers(t *testing.T) {
 	model, pairs := answering(t)
 	greedy := []string{"--temperature", "0"}
 
-	// generate: a message through the template, several of a file, and what ends them.
+	// generate: a message through the template, several of a file, and the ends of answers.
 	got := command(append([]string{"generate", "--model", model, "--chat", "--prompt", "ping"}, greedy...)...)
 	require.Zero(t, got.status, got.stderr)
 	require.Equal(t, "pong\n", got.stdout)
@@ -75,7 +75,7 @@ func TestAnswers(t *testing.T) {
 	require.Greater(t, e.Targets, int64(3))
 	require.Contains(t, command("eval", "--model", model, "--data", pairs, "--accuracy").stdout, "accuracy 66.7 % (2 of 3 answers; 95 % interval 20.8 to 93.9 %); 3 of them end at an end token\n")
 
-	// chat, of lines in a pipe.
+	// chat with lines from a pipe.
 	piped := func(in string, args ...string) result {
 		t.Helper()
 		path, err := built()
@@ -102,8 +102,7 @@ func TestAnswers(t *testing.T) {
 	t.Run("terminal", func(t *testing.T) { chatOnATerminal(t, model) })
 }
 
-// Ctrl-C ends an answer, after which the next question is asked, and at the prompt the
-// command.
+// Ctrl-C ends an answer, and the next question is read; at the prompt it ends the command.
 func chatOnATerminal(t *testing.T, model string) {
 	path, err := built()
 	require.NoError(t, err)
@@ -174,7 +173,7 @@ func TestAnswersRefused(t *testing.T) {
 		require.Equal(t, 1, got.status, "%v: %s", c.args, got.stderr)
 		require.Contains(t, got.stderr, c.names, c.args)
 	}
-	// Without --tokens it is as many as the positions leave; with --seq the window moves.
+	// Without --tokens an answer fills the remaining positions; with --seq the window slides.
 	got := command("generate", "--model", gpt2, "--prompt", strings.Repeat("x", 60), "--json", "-")
 	require.Zero(t, got.status, got.stderr)
 	require.Contains(t, got.stdout, `"answer_tokens": 4`)

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// tmpfs mounts one of that size, where this user may.
+// tmpfs mounts a tmpfs of that size, if this user may.
 func tmpfs(t *testing.T, bytes int) string {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)); err != nil {
@@ -26,13 +26,13 @@ func tmpfs(t *testing.T, bytes int) string {
 	return dir
 }
 
-// onDisk is the tiny run with everything on disk, two ranks and a checkpoint.
+// onDisk returns the arguments of the tiny run with everything on disk, two ranks and a checkpoint.
 func onDisk(steps int, disk, checkpoint string, more ...string) []string {
 	return tinyWith(append([]string{"--ranks", "2", "--steps", fmt.Sprint(steps), "--disk", disk, "--checkpoint", checkpoint, "--save-every", "1",
 		"--offload", "optimizer=disk,parameters=disk,gradients=disk,activations=disk"}, more...)...)
 }
 
-// hash is the line with the parameters' hash.
+// hash returns the line with the parameters' hash.
 func hash(t *testing.T, stdout string) string {
 	for _, line := range strings.Split(stdout, "\n") {
 		if strings.Contains(line, "SHA-256") {
@@ -43,8 +43,8 @@ func hash(t *testing.T, stdout string) string {
 	return ""
 }
 
-// A disk without room does not fit, and a folder that can't be written is bad input, before the
-// run starts; the checkpoint resumes elsewhere.
+// A disk without space does not fit, and an unwritable folder is bad input, before the run starts.
+// The checkpoint resumes on another disk.
 func TestDisksThatCannotBeUsed(t *testing.T) {
 	want := command(onDisk(4, t.TempDir(), t.TempDir())...)
 	require.Zero(t, want.status, want.stderr)
@@ -95,7 +95,7 @@ func TestDisksThatCannotBeUsed(t *testing.T) {
 	require.Empty(t, entries)
 }
 
-// Folders that another user may not write are refused with the flag and the cause.
+// Folders that this user may not write are rejected with the flag and the cause.
 func TestOutputsThatMayNotBeWritten(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -146,7 +146,7 @@ func TestRequirePinnedIsRefusedWhereLockingIs(t *testing.T) {
 	require.NoError(t, err)
 	train := func(more ...string) (status int, stderr string) {
 		args := tinyWith(append([]string{"--offload", "optimizer=host"}, more...)...)
-		// A shell lowers the limit for what it becomes.
+		// The shell lowers the limit for the program that replaces it.
 		cmd := exec.Command("sh", append([]string{"-c", `ulimit -l 16 && exec "$0" "$@"`, path}, args...)...)
 		var errs strings.Builder
 		cmd.Stderr = &errs
@@ -170,8 +170,8 @@ func TestRequirePinnedIsRefusedWhereLockingIs(t *testing.T) {
 	require.Equal(t, 1, strings.Count(stderr, "warning: locking "), stderr)
 }
 
-// A process that is killed while it writes to the disk leaves nothing there, and
-// the next start has all of it.
+// A process killed while it writes to the disk leaves no files there, and the next start has all
+// the space.
 func TestKilledWhileTheDiskIsInUse(t *testing.T) {
 	disk, checkpoint := tmpfs(t, 4<<20), t.TempDir()
 	var empty unix.Statfs_t

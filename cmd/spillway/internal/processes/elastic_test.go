@@ -15,12 +15,11 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// A job that loses a rank again and again goes on with those that are left, takes in
-// what is started for it at a checkpoint, and ends by itself in the bits of a run on
-// one rank.
+// A job that repeatedly loses ranks continues with the remaining ones, adds replacements at a
+// checkpoint, and ends with the bits of a run on one rank.
 func TestElasticJobOutlivesItsRanks(t *testing.T) {
 	t.Parallel()
-	// Long enough for launch, which looks for checkpoints every 50 ms, to take in new ranks at one.
+	// Long enough for launch, which looks for checkpoints every 50 ms, to add new ranks at one.
 	reproducible := tinyWith("--reproducible", "--global-batch", "8", "--steps", "96", "--seq", "8", "--clip", "1")
 	p := start(t, reproducible...)
 	require.Zero(t, p.end(t), p.errs.String())
@@ -48,7 +47,7 @@ func TestElasticJobOutlivesItsRanks(t *testing.T) {
 			require.Regexp(t, `launch: lost rank [0-3] \(process [0-9]+\): signal: killed; going on with 3 ranks from the checkpoint of step`, p.errs.String())
 			continue
 		}
-		// Both kills may hit the same ranks, before they are formed again.
+		// Both kills may hit the same group of ranks.
 		require.Regexp(t, `launch: lost rank [0-3] \(process [0-9]+\): signal: killed; going on with [1-4] ranks? from the checkpoint of step [0-9]+: [0-9]+ steps? (is|are) run again; [1-3] more from the next checkpoint on`, p.errs.String())
 		if flags[1] == "20" {
 			require.Contains(t, p.errs.String(), "launch: going on with 4 ranks from the checkpoint of step ")
@@ -58,8 +57,9 @@ func TestElasticJobOutlivesItsRanks(t *testing.T) {
 	}
 }
 
-// A launched finetune, whose steps follow from its epochs, goes on where a rank is lost, in the bits
-// of one process. --fit, on which TestLaunchFinetunes leaves, takes longer than the runs.
+// A launched finetune, whose steps follow from its epochs, continues after losing a rank, with the
+// bits of one process. It turns --fit off, which takes longer than the runs; TestLaunchFinetunes
+// has it on.
 func TestLaunchedFinetuneOutlivesARank(t *testing.T) {
 	t.Parallel()
 	job := []string{"finetune", testdata + "/gpt2", testdata + "/text.txt", "--seq", "16", "--lora", "r=2", "--epochs", "2",
@@ -80,7 +80,7 @@ func TestLaunchedFinetuneOutlivesARank(t *testing.T) {
 	}
 }
 
-// A divergence is no lost rank: it ends the job, however many restarts are left.
+// A divergence is not a lost rank: it ends the job, even with restarts left.
 func TestElasticJobEndsAtADivergence(t *testing.T) {
 	t.Parallel()
 	for _, flags := range [][]string{{"--restarts", "3"}, {"--restarts", "3", "--min-ranks", "1"}} {
@@ -93,8 +93,8 @@ func TestElasticJobEndsAtADivergence(t *testing.T) {
 	}
 }
 
-// Fewer ranks need more of a device's memory each: where they do not fit as they were
-// asked for, what rests on the device moves outward, and the bits stay.
+// Fewer ranks need more device memory each. If they do not fit with the given flags, state moves
+// off the device, and the bits stay.
 func TestElasticJobMovesOutwardToFit(t *testing.T) {
 	t.Parallel()
 	shape := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "8", "--global-batch", "4", "--reproducible"}

@@ -19,7 +19,7 @@ var (
 	progressLine = clitest.ProgressLine
 )
 
-// result is what a command line left.
+// result is the outcome of a command line.
 type result struct {
 	status         int
 	stdout, stderr string

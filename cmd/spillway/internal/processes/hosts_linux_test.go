@@ -21,10 +21,10 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// hosts are network and host name namespaces, which stand for machines. Each has eth0
-// with address 10.77.0.i (from 1): a veth whose other end is on a bridge in a namespace
-// of its own, or a TUN device, whose packets pass through this process, which may delay or
-// lose them (few kernels have netem). All of it ends with the test.
+// hosts are network and host name namespaces that represent machines. Each has eth0 with address
+// 10.77.0.i (from 1). It is a veth whose other end is on a bridge in another namespace, or a TUN
+// device. The packets of a TUN device pass through this process, which may delay or lose them (few
+// kernels have netem). Everything is removed at the end of the test.
 type hosts struct {
 	bridge  *exec.Cmd // a process in the bridge's namespace; nil: TUN devices
 	tun     []*os.File
@@ -35,7 +35,7 @@ type hosts struct {
 	wires   sync.WaitGroup
 }
 
-// newHosts makes n hosts, or skips the test and says what the machine forbids.
+// newHosts makes n hosts, or skips the test with the operation that the machine forbids.
 func newHosts(t *testing.T, n int, veth bool) *hosts {
 	t.Helper()
 	if testing.Short() {
@@ -68,8 +68,8 @@ func newHosts(t *testing.T, n int, veth bool) *hosts {
 	return h
 }
 
-// within calls f on a thread that is its alone and ends with the hosts, as do the
-// processes that it has started.
+// within calls f on a thread that runs nothing else. The thread, and processes that it started, end
+// with the hosts.
 func (h *hosts) within(f func() error) error {
 	made := make(chan error)
 	go func() {
@@ -80,8 +80,8 @@ func (h *hosts) within(f func() error) error {
 	return <-made
 }
 
-// inNamespace takes the thread into namespaces of its own, runs commands there, and
-// starts a process by which others get in.
+// inNamespace moves the thread into new namespaces, runs commands there, and starts a process
+// through which others enter.
 func inNamespace(name string, lines ...string) (*exec.Cmd, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET | unix.CLONE_NEWUTS); err != nil {
 		return nil, os.NewSyscallError("unshare", err)
@@ -95,7 +95,7 @@ func inNamespace(name string, lines ...string) (*exec.Cmd, error) {
 		}
 	}
 	p := exec.Command("sleep", "1000000")
-	// The first process of a process namespace: with it all others of the host end.
+	// The first process of a process namespace: when it ends, all others of the host end.
 	p.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL, Cloneflags: unix.CLONE_NEWPID}
 	return p, p.Start()
 }
@@ -108,7 +108,7 @@ func shell(line string) error {
 	return nil
 }
 
-// onBridge runs a command where the bridge is.
+// onBridge runs a command in the namespace of the bridge.
 func (h *hosts) onBridge(line string) error {
 	return shell(fmt.Sprintf("nsenter -t %d -n %s", h.bridge.Process.Pid, line))
 }
@@ -150,13 +150,13 @@ func (h *hosts) addTUN() error {
 	return nil
 }
 
-// cut takes a host's link away.
+// cut removes a host's link.
 func (h *hosts) cut(t *testing.T, i int) {
 	t.Helper()
 	require.NoError(t, h.onBridge(fmt.Sprintf("ip link set port%d down", i+1)))
 }
 
-// forward takes what a host sends and gives it to whom it is for.
+// forward delivers the packets that a host sends to their destinations.
 func (h *hosts) forward(i int) {
 	r := rand.New(rand.NewPCG(1, uint64(i)))
 	packet := make([]byte, 65536)
@@ -199,8 +199,8 @@ func (h *hosts) close() {
 	h.wires.Wait()
 }
 
-// mpirun starts the binary as one rank a host; the launcher runs on the first. Each rank
-// leaves what it said and its exit status in said, and nobody ends it but itself.
+// mpirun starts the binary as one rank a host; the launcher runs on the first. Each rank writes its
+// output and its exit status to said, and nothing else ends it.
 func (h *hosts) mpirun(t *testing.T, launcher, said string, args ...string) *process {
 	t.Helper()
 	path, err := exec.LookPath(launcher)
@@ -210,7 +210,8 @@ func (h *hosts) mpirun(t *testing.T, launcher, said string, args ...string) *pro
 	require.NoError(t, err)
 	binary, err := built()
 	require.NoError(t, err)
-	// What mpirun takes for ssh: it is called with a host and a command, by MPICH's with -x before.
+	// A replacement for ssh: mpirun calls it with a host and a command, MPICH's with -x before
+	// them.
 	agent := "#!/bin/sh\n[ \"$1\" != -x ] || shift\nhost=$1; shift\ncase $host in\n"
 	var names []string
 	for i, p := range h.holder {
@@ -239,20 +240,19 @@ func (h *hosts) mpirun(t *testing.T, launcher, said string, args ...string) *pro
 	return p
 }
 
-// saidOf is what a rank has said.
+// saidOf returns the output of a rank.
 func saidOf(dir string, rank int) string {
 	text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprint(rank, ".said"))) // not there yet: nothing
 	return string(text)
 }
 
-// statusOf is a rank's exit status, "" before it has ended.
+// statusOf returns a rank's exit status, "" before it has ended.
 func statusOf(dir string, rank int) string {
 	text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprint(rank, ".status")))
 	return strings.TrimSpace(string(text))
 }
 
-// Over a network between hosts, quick or slow and losing packets, a run has the bits
-// of one process.
+// Over a network between hosts, fast or slow and losing packets, a run has the bits of one process.
 func TestHostsGiveTheBitsOfOneProcess(t *testing.T) {
 	t.Parallel()
 	one := filepath.Join(t.TempDir(), "one.jsonl")
@@ -267,7 +267,7 @@ func TestHostsGiveTheBitsOfOneProcess(t *testing.T) {
 		"veth": {0, 0, "auto", "mpirun.openmpi"}, "10 ms and 1 % loss": {10 * time.Millisecond, 10, "halving-doubling", "mpirun.openmpi"},
 		"veth, MPICH": {0, 0, "auto", "mpirun.mpich"},
 	} {
-		if name == "veth" && !long.On() { // what TestACutLinkEndsTheJob has
+		if name == "veth" && !long.On() { // TestACutLinkEndsTheJob covers it
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
@@ -293,8 +293,8 @@ func TestHostsGiveTheBitsOfOneProcess(t *testing.T) {
 	}
 }
 
-// A host whose link is cut in mid-run is named, and every rank ends within the timeout
-// with status 3 and a peer's name: the one that is cut off names who it misses.
+// A host whose link is cut during the run is named, and every rank ends within the timeout with
+// status 3 and a peer's name. The isolated one names the peer that it misses.
 func TestACutLinkEndsTheJob(t *testing.T) {
 	t.Parallel()
 	h := newHosts(t, 4, true)
@@ -313,8 +313,7 @@ func TestACutLinkEndsTheJob(t *testing.T) {
 		return status(0) != "" && status(1) != "" && status(2) != "" && status(3) != ""
 	})
 	t.Logf("ended %v after the cut", time.Since(cutAt).Round(time.Millisecond))
-	// What is left of mpirun, here and on the host that it does not reach, is its own
-	// matter.
+	// The rest of mpirun, here and on the host that it cannot reach, is not tested.
 	require.NoError(t, h.holder[2].Process.Kill())
 	_ = p.Process.Kill()
 	<-ended

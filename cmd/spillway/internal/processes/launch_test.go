@@ -27,7 +27,7 @@ func launched(ranks int, args ...string) []string {
 	return append([]string{"launch", "-n", strconv.Itoa(ranks), "--"}, args...)
 }
 
-// outcome is what a run's metrics say of its numbers and memory.
+// outcome holds the numbers and memory in a run's metrics.
 type outcome struct {
 	losses  []string
 	sha     string
@@ -53,8 +53,7 @@ func outcomeOf(t *testing.T, metrics string) (o outcome) {
 	return o
 }
 
-// The same run in one process and in several: the same losses, parameters and
-// lists by rank.
+// The same run in one process and in several has the same losses, parameters and lists by rank.
 func TestLaunchGivesTheBitsOfOneProcess(t *testing.T) {
 	t.Parallel()
 	disk := t.TempDir()
@@ -123,7 +122,7 @@ func TestLaunchRefuses(t *testing.T) {
 	}
 }
 
-// A signal to any rank ends the job as one to rank 0 does: the job saves, says so and ends with 130.
+// A signal to any rank acts as one to rank 0: the job saves, reports it and ends with 130.
 func TestASignalToAnyRankSaves(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -168,7 +167,7 @@ func TestASignalToAnyRankSaves(t *testing.T) {
 	}
 }
 
-// finetune is launched as the train command that it prints, and has the bits of one process.
+// launch runs finetune as the train command that it prints, with the bits of one process.
 func TestLaunchFinetunes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -184,7 +183,7 @@ func TestLaunchFinetunes(t *testing.T) {
 	require.Equal(t, want.sha, got.sha)
 }
 
-// Where a process may open few files the job is refused with what to do, and nobody is left.
+// If a process may open few files, the job is refused with advice, and no process remains.
 func TestLaunchWithFewFiles(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts processes")
@@ -199,7 +198,7 @@ func TestLaunchWithFewFiles(t *testing.T) {
 	}
 }
 
-// childrenOf lists the processes that a launch has started.
+// childrenOf returns the processes that a launch started.
 func childrenOf(launch int) (pids []int) {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", launch))
 	for _, task := range tasks {
@@ -212,7 +211,7 @@ func childrenOf(launch int) (pids []int) {
 	return pids
 }
 
-// ranksOf lists the processes of a launch in the order of their ranks.
+// ranksOf returns the processes of a launch in the order of their ranks.
 func ranksOf(t *testing.T, p *process, n int) (pids []int) {
 	waitFor(t, "rank", func() bool {
 		pids = childrenOf(p.Process.Pid)
@@ -225,7 +224,7 @@ func gone(pid int) bool {
 	return !inState(pid, func(state byte) bool { return state != 'Z' && state != 'X' })
 }
 
-// inState says whether a thread of a process is in such a state: a letter of proc(5).
+// inState reports whether a thread of a process is in a given state: a letter of proc(5).
 func inState(pid int, such func(state byte) bool) bool {
 	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid)) // its pattern is well formed
 	return slices.ContainsFunc(threads, func(path string) bool {
@@ -235,11 +234,11 @@ func inState(pid int, such func(state byte) bool) bool {
 	})
 }
 
-// killAfter kills a process of a job as soon as an event is there, and returns its number. Until
-// then the process runs in slices of 2 to 20 ms and is stopped while the test looks, so that a
-// short run does not end before the signal comes, however loaded the machine is: the others wait
-// for it in their next collective operation. A slice takes as long as the look before it, which
-// grows with the load. victim may name another process, or none (0), at each look.
+// killAfter kills a process of a job once an event has happened, and returns its number. Until then
+// the process runs in slices of 2 to 20 ms and is stopped while the test checks. So a short run
+// does not end before the signal arrives, at any load of the machine: the others wait for the
+// process in their next collective. A slice is as long as the check before it, which grows with the
+// load. victim may return another process, or none (0), at each check.
 func killAfter(t *testing.T, job *process, event string, victim func() int, happened func() bool) int {
 	t.Helper()
 	for deadline := time.Now().Add(300 * time.Second); ; {
@@ -257,7 +256,7 @@ func killAfter(t *testing.T, job *process, event string, victim func() int, happ
 	}
 }
 
-// stop stops a process and waits until none of its threads runs: false where it has ended.
+// stop stops a process and waits until none of its threads runs; false: it has ended.
 func stop(t *testing.T, pid int) bool {
 	t.Helper()
 	if syscall.Kill(pid, syscall.SIGSTOP) != nil {
@@ -270,7 +269,7 @@ func stop(t *testing.T, pid int) bool {
 	return !gone(pid)
 }
 
-// hasCheckpoint says whether a folder has a checkpoint.
+// hasCheckpoint reports whether a folder has a checkpoint.
 func hasCheckpoint(folder string) func() bool {
 	return func() bool {
 		steps, _ := filepath.Glob(filepath.Join(folder, "step-*")) // its pattern is well formed
@@ -278,8 +277,8 @@ func hasCheckpoint(folder string) func() bool {
 	}
 }
 
-// A demo that loses a rank before it has saved anything begins again, whatever an earlier one
-// has left in its folder.
+// A demo that loses a rank before its first save begins again, even if an earlier demo left files
+// in its folder.
 func TestLaunchStartsTheDemoAgain(t *testing.T) {
 	t.Parallel()
 	work := t.TempDir()
@@ -300,8 +299,7 @@ func TestLaunchStartsTheDemoAgain(t *testing.T) {
 	require.NotContains(t, p.errs.String(), "resumed after")
 }
 
-// Over processes a divergence is named as in one: the tensor, its operation, rank
-// and step.
+// Over processes a divergence is named as in one process: the tensor, its operation, rank and step.
 func TestLaunchNamesADivergence(t *testing.T) {
 	t.Parallel()
 	named := regexp.MustCompile(`step 2 is not finite .*first the .+ ".+", by operation .+ on rank [01], is .+; nothing computed from it was saved`)
@@ -315,7 +313,7 @@ func TestLaunchNamesADivergence(t *testing.T) {
 	require.Equal(t, want, named.FindString(two.errs.String()))
 }
 
-// The launcher itself dies: its ranks end with it.
+// If the launcher dies, its ranks end with it.
 func TestLaunchLeavesNoOrphan(t *testing.T) {
 	p := start(t, launched(2, tinyWith("--steps", "1000000")...)...)
 	pids := ranksOf(t, p, 2)

@@ -12,8 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What asks for more than anybody can mean, or never ends, is refused in a short
-// line before it takes anything.
+// Excessive or endless inputs are rejected with a short line before any resource is used.
 func TestLimits(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
@@ -56,8 +55,8 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// A configuration file's values are cut and escaped as the command line's are,
-// those that their flag refuses and those that the run does.
+// Values of a configuration file are cut and escaped as those of the command line, whether their
+// flag or the run rejects them.
 func TestLongValuesOfAFile(t *testing.T) {
 	long := strings.Repeat("z", 150)
 	for key, text := range map[string]string{
@@ -78,7 +77,7 @@ func TestLongValuesOfAFile(t *testing.T) {
 	require.Equal(t, 1, strings.Count(got.stderr, "\n"), got.stderr)
 }
 
-// An unknown level of SIMD is refused, not left out.
+// An unknown SIMD level is rejected, not ignored.
 func TestUnknownSIMDLevel(t *testing.T) {
 	path, err := built()
 	require.NoError(t, err)

@@ -26,11 +26,12 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// The table of process lives: who started a job, what happens to it, when, and which command.
+// The table of process lives: the starter of a job, the event, the moment, and the command.
 // TestProcessLives runs every possible cell with SPILLWAY_LONG=1 and 8 drawn ones otherwise.
 var (
-	// lifeStarters: systemd and srun are their signal sequences on a job that a shell started.
-	// srun itself is not run: it needs a Slurm cluster. The starter launch is the command launch.
+	// lifeStarters: systemd and srun are their signal sequences, sent to a job that a shell
+	// started. srun itself is not run: it needs a Slurm cluster. The starter launch is the command
+	// launch.
 	lifeStarters = []string{"shell", "nohup", "background", "tmux", "systemd", "srun", "mpirun.openmpi", "mpirun.mpich"}
 	lifeEvents   = []string{"HUP", "INT", "TERM", "KILL", "STOP", "suspend"}
 	lifeMoments  = []string{"start", "step", "save", "eval", "end"}
@@ -46,7 +47,7 @@ func (l life) String() string {
 
 func (l life) mpi() bool { return strings.HasPrefix(l.starter, "mpirun") }
 
-// impossible is why there is no such cell; "": there is.
+// impossible returns the reason why a cell cannot exist; "": it can.
 func (l life) impossible() string {
 	switch {
 	case l.mpi() && l.command != "train":
@@ -81,8 +82,8 @@ func allLives() (list []life, impossible map[string]int) {
 	return list, impossible
 }
 
-// outcome of a cell: the statuses that are right, whether the run goes on after the event, and
-// what is said.
+// outcome returns the right statuses of a cell, whether the run continues after the event, and the
+// expected message.
 func (l life) outcome() (statuses []int, goesOn bool, says string) {
 	group := l.starter == "systemd" || l.starter == "srun"
 	switch {
@@ -127,7 +128,7 @@ func (l life) outcome() (statuses []int, goesOn bool, says string) {
 	return statuses, goesOn, says
 }
 
-// living is a cell's job.
+// living is the running job of a cell.
 type living struct {
 	life
 	t    *testing.T
@@ -145,7 +146,7 @@ func (l *living) read(name string) string {
 	return string(text)
 }
 
-// lines is how many steps the run has told, before or after a restart.
+// lines returns the number of steps that the run has reported, before and after restarts.
 func (l *living) lines() int { return strings.Count(l.read("m.jsonl"), "\n") }
 
 var (
@@ -153,8 +154,8 @@ var (
 	livesAtOnce = make(chan struct{}, long.Or(2, 4))
 )
 
-// begin starts the job of a cell by a script, which writes the main process's number and its
-// exit status.
+// begin starts the job of a cell by a script, which writes the main process's number and its exit
+// status.
 func begin(t *testing.T, c life, binary string) *living {
 	l := &living{life: c, t: t, dir: t.TempDir(), ends: make(chan struct{}), seen: map[int]bool{}}
 	l.mark = fmt.Sprintf("SPILLWAY_TEST_LIFE=%d.%d", os.Getpid(), livesBegun.Add(1))
@@ -203,7 +204,7 @@ func begin(t *testing.T, c life, binary string) *living {
 	case "mpirun.mpich":
 		inner = "exec mpirun.mpich -np 2 " + program
 	}
-	// The shell writes the status itself: an event that comes after the job would end a program.
+	// The shell writes the status itself: a later event would end another program.
 	run := "sh -c 'echo $$ >pid.new; mv pid.new pid; . ./inner' >out 2>err </dev/null; echo $? >status"
 	if c.starter == "background" {
 		run = program + " >out 2>err & echo $! >pid.new; mv pid.new pid; wait $!; echo $? >status"
@@ -232,7 +233,8 @@ func begin(t *testing.T, c life, binary string) *living {
 	return l
 }
 
-// processes lists those of the job that run Spillway, with these variables in their environment.
+// processes returns the job's processes that run Spillway with these variables in their
+// environment.
 func (l *living) processes(variables ...string) (pids []int) {
 	all, _ := filepath.Glob("/proc/[0-9]*/environ")
 	for _, path := range all {
@@ -253,8 +255,8 @@ func (l *living) processes(variables ...string) (pids []int) {
 	return pids
 }
 
-// over tells whether all processes of the job have ended, also one that no file in /proc tells
-// of any more but its threads: while one of them is in the kernel it holds the folder's lock.
+// over reports whether all processes of the job have ended. /proc may show only the threads of one:
+// while a thread is in the kernel, it holds the folder's lock.
 func (l *living) over() bool {
 	for pid := range l.seen {
 		if !gone(pid) {
@@ -270,7 +272,7 @@ func (l *living) main() int {
 	return pid
 }
 
-// below is what the processes of ranks have in their environment, if not all processes are.
+// below returns the variables in the environment of processes with ranks, if others exist.
 func (l *living) below() []string {
 	if l.starter == "mpirun.mpich" {
 		return []string{relay.Variable + "="}
@@ -278,7 +280,7 @@ func (l *living) below() []string {
 	return nil
 }
 
-// rankOne is the process of rank 1.
+// rankOne returns the process of rank 1.
 func (l *living) rankOne() (pid int) {
 	waitFor(l.t, "rank 1", func() bool {
 		for _, v := range []string{"SPILLWAY_RANK=1", "OMPI_COMM_WORLD_RANK=1", "PMI_RANK=1"} {
@@ -323,7 +325,7 @@ func (l *living) reach() {
 	}
 }
 
-// fire does what happens to the job, and returns the process that it is rank 1's.
+// fire causes the event, and returns the process if it is that of rank 1.
 func (l *living) fire() (victim int) {
 	to := func(pids []int, signals ...syscall.Signal) {
 		for _, s := range signals {
@@ -336,7 +338,7 @@ func (l *living) fire() (victim int) {
 	}
 	main, group := []int{l.main()}, append(l.processes(), l.main())
 	signal := map[string]syscall.Signal{"HUP": syscall.SIGHUP, "INT": syscall.SIGINT, "TERM": syscall.SIGTERM}[l.event]
-	tmux := func(args ...string) { // whose server goes when the job has come to its end by itself
+	tmux := func(args ...string) { // its server ends when the job has ended
 		if err := exec.Command("tmux", append([]string{"-L", l.tmux}, args...)...).Run(); err != nil {
 			waitFor(l.t, "end of a job without tmux: "+err.Error(), func() bool { return l.read("status") != "" })
 		}
@@ -347,7 +349,7 @@ func (l *living) fire() (victim int) {
 			stopped = len(group)
 			to(group, syscall.SIGSTOP)
 		}
-		time.Sleep(long.Or(6*time.Second, 12*time.Second)) // longer than the timeout: what is tested
+		time.Sleep(long.Or(6*time.Second, 12*time.Second)) // longer than the timeout, as the test requires
 		to(group, syscall.SIGCONT)
 	case l.starter == "tmux" && l.event == "HUP" && l.read("status") == "":
 		tmux("kill-server")
@@ -425,9 +427,9 @@ func (c life) live(t *testing.T, binary string) {
 			_ = syscall.Kill(victim, syscall.SIGKILL) // a launcher's own kill may not have reached it
 		}
 	}
-	// Spillway's shared memory has no name and ends with the processes that hold it.
+	// Spillway's shared memory has no name and is freed with the processes that map it.
 	waitFor(t, "end of every process", l.over)
-	if !l.mpi() { // which has files of its own there
+	if !l.mpi() { // MPI has files there
 		left, err := os.ReadDir(l.path("tmp"))
 		require.NoError(t, err)
 		require.Empty(t, left, "temporary files are left")
@@ -435,8 +437,8 @@ func (c life) live(t *testing.T, binary string) {
 	l.resume(status)
 }
 
-// resume goes on for a step and compares with a run that nothing happened to; what a save
-// that was cut off has left goes.
+// resume continues for a step and compares with an undisturbed run. Files of an interrupted save
+// are removed.
 func (l *living) resume(status int) {
 	t, saved := l.t, 0
 	if _, err := os.Stat(l.path("ck")); err == nil {
@@ -468,7 +470,7 @@ func livesConfig(ranks int) spillway.Config {
 	return c
 }
 
-// undisturbed is a run that nothing happens to, and its parameters after each step.
+// undisturbed is a run without events, and its parameters after each step.
 var undisturbed struct {
 	sync.Mutex
 	run  *spillway.Trainer
@@ -496,7 +498,7 @@ func untouched(t *testing.T, step int) string {
 	return u.sums[step-1]
 }
 
-// testSeed is SPILLWAY_TEST_SEED, or drawn.
+// testSeed returns SPILLWAY_TEST_SEED, or a random seed.
 func testSeed(t *testing.T) uint64 {
 	given := os.Getenv("SPILLWAY_TEST_SEED")
 	if given == "" {
@@ -507,9 +509,8 @@ func testSeed(t *testing.T) uint64 {
 	return seed
 }
 
-// Whoever started a job and whatever ends it at whatever moment: the exit status is right, the
-// culprit is named, nothing is left, and --resume comes to the bits of a run that nobody
-// touched.
+// For every starter, event and moment the exit status is right, the cause is named, no process or
+// file is left, and --resume gives the bits of an undisturbed run.
 func TestProcessLives(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

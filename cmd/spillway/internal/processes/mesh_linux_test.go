@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// meshJob is a drawn run over a mesh of data, tensor and pipeline ranks.
+// meshJob is a random run over a mesh of data, tensor and pipeline ranks.
 type meshJob struct {
 	data, tensor, slices, pipeline, accum, zero int
 	precision                                   string
@@ -25,10 +25,10 @@ type meshJob struct {
 	each                                        int // ranks of a process
 }
 
-// ranks is the number of all ranks.
+// ranks returns the number of all ranks.
 func (j *meshJob) ranks() int { return j.data * j.tensor * j.pipeline }
 
-// drawMesh draws a run of up to 8 ranks.
+// drawMesh draws a random run of up to 8 ranks.
 func drawMesh(t *testing.T, seed uint64) (j meshJob) {
 	r := rand.New(rand.NewPCG(seed, 34))
 	pick := func(list ...string) string { return list[r.IntN(len(list))] }
@@ -67,7 +67,7 @@ func drawMesh(t *testing.T, seed uint64) (j meshJob) {
 	return j
 }
 
-// flags is a command line for so many ranks of each kind, with the same rows in a step.
+// flags returns a command line for given numbers of ranks, with the same rows in a step.
 func (j *meshJob) flags(data, tensor, pipeline, zero int) []string {
 	args := append([]string{}, j.common...)
 	return append(args, "--accum", strconv.Itoa(j.data*j.accum/data), "--tensor", strconv.Itoa(tensor), "--tensor-slices", strconv.Itoa(j.slices),
@@ -95,10 +95,10 @@ func (j *meshJob) run(t *testing.T, ranks int, transport string, args ...string)
 	return outcomeOf(t, metrics)
 }
 
-// Data, tensor and pipeline ranks together, at every stage of ZeRO, in both precisions, with
-// recomputation and offload, in one process, launched and over both MPIs: of the same slices all
-// have equal bits, in fp32 the losses of one rank to rounding, and of every rank's memory what the
-// plan says. SPILLWAY_LONG=1 draws 60 runs, SPILLWAY_LONG=all 400.
+// Runs over data, tensor and pipeline ranks, at every stage of ZeRO, in both precisions, with
+// recomputation and offload, in one process, launched and over both MPIs. With the same slices all
+// have equal bits. In fp32 their losses are those of one rank up to rounding. Every rank's memory
+// is as planned. SPILLWAY_LONG=1 draws 60 runs, SPILLWAY_LONG=all 400.
 func TestRunsOverTheMesh(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -117,8 +117,9 @@ func TestRunsOverTheMesh(t *testing.T) {
 			what := fmt.Sprintf("seed %d, %d ranks, %s, %d a process: %s", seed, j.ranks(), j.transport, j.each, strings.Join(args, " "))
 			assert.Equal(t, got.planned, got.peaks, what)
 
-			// Without --reproducible bits depend on the data ranks, and stages 2 and 3 add in another
-			// order than 0 and 1; a tied table of several stages has sums of its own.
+			// Without --reproducible bits depend on the data ranks, and stages 2 and 3 add in
+			// another order than 0 and 1. A tied table on several stages is summed in another
+			// order.
 			data, tensor, pipeline, zero := j.data, 1, 1, j.zero/2*2
 			if j.reproducible {
 				data = 1

@@ -15,16 +15,16 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// parting is a job of two processes over MPI, of which one does not come out of MPI_Finalize
-// as it should (testdata/finalize.c). Each leaves what it said in a folder, with its exit
-// status or its number, as the run does its metrics and its checkpoint.
+// parting is a job of two processes over MPI, one of which does not return from MPI_Finalize
+// correctly (testdata/finalize.c). Each writes its output with its exit status or its number to a
+// folder, as the run does its metrics and its checkpoint.
 type parting struct {
 	*process
 	dir string
 }
 
-// partOf starts the job. Where nobody is to end the processes but they themselves, the
-// launcher is told to go on without one.
+// partOf starts the job. With alone the launcher must not end the processes: it is told to continue
+// without one.
 func partOf(t *testing.T, launcher, how string, who int, alone bool) parting {
 	t.Helper()
 	binary, err := built()
@@ -52,7 +52,7 @@ func partOf(t *testing.T, launcher, how string, who int, alone bool) parting {
 	return e
 }
 
-// pid is a rank's process.
+// pid returns the process of a rank.
 func (e parting) pid(t *testing.T, rank int) int {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(e.dir, fmt.Sprint(rank, ".pid")))
@@ -62,9 +62,9 @@ func (e parting) pid(t *testing.T, rank int) int {
 	return pid
 }
 
-// endOfLauncher waits for the launcher, behind its ranks, and kills it where it does not end:
-// its status is its own. Open MPI 4.1's was found waiting in PMIx for itself (one thread in
-// PMIx_server_deregister_client, the other at a mutex) behind ranks that had all ended.
+// endOfLauncher waits for the launcher after its ranks, and kills it if it does not end; its status
+// is not tested. Open MPI 4.1's was found in a deadlock in PMIx (one thread in
+// PMIx_server_deregister_client, the other at a mutex) after all its ranks had ended.
 func (e parting) endOfLauncher(t *testing.T) {
 	t.Helper()
 	late := time.AfterFunc(20*time.Second, func() {
@@ -75,7 +75,7 @@ func (e parting) endOfLauncher(t *testing.T) {
 	late.Stop()
 }
 
-// whole says that nothing of the run is lost.
+// whole checks that the run's output is complete.
 func (e parting) whole(t *testing.T, one outcome) {
 	t.Helper()
 	require.Equal(t, one, outcomeOf(t, filepath.Join(e.dir, "many.jsonl")))
@@ -85,7 +85,7 @@ func (e parting) whole(t *testing.T, one outcome) {
 	require.NoError(t, err, string(out))
 }
 
-// inOneProcess is the outcome of the run of partOf in one process.
+// inOneProcess returns the outcome of the run of partOf in one process.
 func inOneProcess(t *testing.T) outcome {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "one.jsonl")
@@ -94,10 +94,9 @@ func inOneProcess(t *testing.T) outcome {
 	return outcomeOf(t, file)
 }
 
-// A run whose work is done is over also where MPI does not come to its end: where a rank's
-// MPI_Finalize hangs, fails or is not come to, every process is gone soon without
-// anybody's help, with the status of its work, and says in a line why it left; what was
-// written is whole.
+// A completed run ends even if MPI does not. If a rank's MPI_Finalize hangs, fails or is not
+// reached, every process ends soon without help, with the status of its work and a line with the
+// reason. The written files are complete.
 func TestARunThatIsDoneIsOver(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -133,8 +132,8 @@ func TestARunThatIsDoneIsOver(t *testing.T) {
 	}
 }
 
-// A rank that is stopped on the way out keeps nobody: the others leave, and its launcher
-// ends it.
+// A rank that is stopped while it ends does not block the others: they end, and the launcher ends
+// it.
 func TestARankThatIsStoppedOnTheWayOut(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

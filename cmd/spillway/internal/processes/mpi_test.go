@@ -20,8 +20,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// mpirun starts the binary in n processes; it skips where the launcher is not
-// installed, which CI's environment makes a failure.
+// mpirun starts the binary in n processes. It skips the test if the launcher is not installed; in
+// CI that is a failure.
 func mpirun(t *testing.T, launcher string, n int, args ...string) *process {
 	t.Helper()
 	binary, err := built()
@@ -58,9 +58,9 @@ func TestMPIGivesTheBitsOfOneProcess(t *testing.T) {
 	}
 }
 
-// A run that rank 0 refuses, before the processes have met or after, ends everywhere, and
-// the launcher's status is the refusal's: the others', which a launcher may join with it or
-// take the largest of, is 0.
+// A run that rank 0 rejects, before or after the processes have met, ends everywhere. The
+// launcher's status is that of the rejection. The others' status is 0, since a launcher may combine
+// the statuses or return the largest.
 func TestMPIEndsWithARefusal(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -83,7 +83,8 @@ func TestMPIEndsWithARefusal(t *testing.T) {
 			t.Run(launcher+" "+c.flags, func(t *testing.T) {
 				t.Parallel()
 				dir := t.TempDir()
-				// Open MPI's launcher ends the others' shells at the first status that is not 0: they still write theirs.
+				// Open MPI's launcher ends the other shells at the first nonzero status; they still
+				// write their own.
 				script := `trap : TERM; "$@" 2>$0/$OMPI_COMM_WORLD_RANK$PMI_RANK.said; status=$?; echo $status >$0/$OMPI_COMM_WORLD_RANK$PMI_RANK.status; exit $status`
 				p := mpirunProgram(t, launcher, 2, append([]string{"/bin/sh", "-c", script, dir, binary}, tinyWith(strings.Fields(c.flags)...)...)...)
 				require.Equal(t, c.want, strconv.Itoa(p.end(t)), "the launcher's: %s", p.errs.String())
@@ -96,7 +97,7 @@ func TestMPIEndsWithARefusal(t *testing.T) {
 	}
 }
 
-// A process that waits in MPI_Init has nothing to save: a signal ends it.
+// A process that waits in MPI_Init has no state to save: a signal ends it.
 func TestASignalEndsAWaitForMPI(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -124,8 +125,8 @@ func TestASignalEndsAWaitForMPI(t *testing.T) {
 	}
 }
 
-// A rank that is stopped is named by its heartbeat and ends the job at the timeout,
-// over MPI as in shared memory.
+// A rank that is stopped is named by its heartbeat and ends the job at the timeout, over MPI as in
+// shared memory.
 func TestMPINamesAStoppedRank(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -156,7 +157,8 @@ func TestMPINamesAStoppedRank(t *testing.T) {
 			require.NotNil(t, named, said)
 			left, err := time.ParseDuration(named[1])
 			require.NoError(t, err)
-			// By the watchdog's clock, on which time that this machine took from it is not.
+			// Measured by the watchdog's clock, which excludes time that the machine took from the
+			// process.
 			require.Greater(t, left, 2*time.Second, "named within 2 s of the 4 s")
 			require.Regexp(t, fmt.Sprintf(`timeout: .*rank 1 \(host .*, process %d\)`, pid), said)
 			require.Contains(t, said, "the last operations of rank 0")
@@ -174,8 +176,8 @@ func mpirunProgram(t *testing.T, launcher string, n int, program ...string) *pro
 	require.NoError(t, err)
 	line := []string{"-np", strconv.Itoa(n)}
 	if launcher == "mpirun.openmpi" {
-		// Where a rank or the launcher is to end, it waits this long, tells the ranks to end, and waits
-		// as long again, whether or not they have ended. After its 1 s busy ranks were killed.
+		// To end a rank, or itself, the launcher waits this long, signals the ranks, and waits as
+		// long again even if they have ended. With its default of 1 s busy ranks were killed.
 		line = append(line, "--oversubscribe", "--mca", "odls_base_sigkill_timeout", "5")
 		if os.Geteuid() == 0 {
 			line = append(line, "--allow-run-as-root")
@@ -188,8 +190,7 @@ func mpirunProgram(t *testing.T, launcher string, n int, program ...string) *pro
 	return p
 }
 
-// A launcher that is told to end tells its ranks, who save first. Its own status is
-// its own matter.
+// A terminated launcher signals its ranks, which save first. Its own status is not tested.
 func TestMPISavesWhenItsLauncherIsTerminated(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

@@ -34,11 +34,11 @@ import (
 
 func init() { onDoubles = runOnDoubles }
 
-// foundByDoubles is the status of a command that has ended well and not left its GPUs so.
+// foundByDoubles is the status of a command that succeeded but did not release its GPUs' resources.
 const foundByDoubles = 99
 
-// runOnDoubles is the command on doubles of the driver, of cuBLASLt and of NCCL, with the
-// GPU's own kernels compiled for the host.
+// runOnDoubles runs the command on doubles of the driver, of cuBLASLt and of NCCL, with the GPU
+// kernels compiled for the host.
 func runOnDoubles() int {
 	ownworld.CollectLess()
 	devices, err := strconv.Atoi(os.Getenv(doublesEnv))
@@ -66,7 +66,7 @@ func runOnDoubles() int {
 	})
 	status := root.Execute(os.Args[1:], os.Stdout, os.Stderr)
 	if status != cli.ExitDone {
-		return status // what a job that fails leaves ends with its process
+		return status // the resources of a failed job end with its process
 	}
 	if err := errors.Join(library.Close(), d.Close()); err != nil {
 		fmt.Fprintln(os.Stderr, "doubles:", err)
@@ -75,8 +75,8 @@ func runOnDoubles() int {
 	return status
 }
 
-// onGPUs is the command on a machine of so many GPUs: this test's binary, told so by its
-// environment, as are the processes that it or a launcher starts.
+// onGPUs returns a command that runs as on a machine with a number of GPUs: this test's binary,
+// selected by its environment, which child processes inherit.
 func onGPUs(t *testing.T, gpus int, args ...string) (program []string) {
 	t.Helper()
 	if testing.Short() {
@@ -100,8 +100,8 @@ func startProgram(t *testing.T, env []string, program ...string) *process {
 	return p
 }
 
-// Ranks with a GPU each in several processes, with NCCL between them and the launcher's own
-// transport, or NCCL again, beside it: the bits of as many GPUs in one process.
+// Ranks with a GPU each in several processes, with NCCL and the launcher's transport, or NCCL
+// alone, have the bits of as many GPUs in one process.
 func TestNCCLBetweenProcesses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -153,10 +153,10 @@ func TestNCCLBetweenProcessesOfSeveralRanks(t *testing.T) {
 	require.Equal(t, outcomeOf(t, one), outcomeOf(t, many))
 }
 
-// A process with a GPU that dies in mid-run ends the job with status 3 on the others, and
-// nobody is left. NCCL itself does not notice: what runs beside it names the rank, at once
-// under launch, else at the timeout, where the launcher leaves the others that long. MPICH's
-// sends them SIGUSR1 then.
+// If a process with a GPU dies during the run, the others end with status 3, and no process
+// remains. NCCL itself does not notice. The other transport names the rank: at once under launch,
+// otherwise at the timeout if the launcher lets the others run that long. MPICH's sends them
+// SIGUSR1.
 func TestNCCLLosesAProcess(t *testing.T) {
 	t.Parallel()
 	shape := tinyWith("--device", "cuda", "--seq", "8")
@@ -176,7 +176,7 @@ func TestNCCLLosesAProcess(t *testing.T) {
 		require.Contains(t, p.errs.String(), fmt.Sprintf("rank 1 (process %d): signal: killed", pids[1]))
 		require.True(t, gone(pids[0]) && gone(pids[1]))
 	})
-	// Each rank leaves its process's number, what it says and its status.
+	// Each rank writes its process's number, its output and its status.
 	script := `trap "" USR1; of=$0/$OMPI_COMM_WORLD_RANK$PMI_RANK$RANK; "$@" 2>$of.said & pid=$!; echo $pid >$of.new; mv $of.new $of.pid; wait $pid; echo $? >$of.new; mv $of.new $of.status`
 	launchers := map[string][]string{"mpirun.mpich": {"-disable-auto-cleanup"}}
 	if long.On() {
@@ -221,7 +221,7 @@ func torchrun(t *testing.T, world int, program ...string) (list []*process) {
 	return torchrunEach(t, make([][]string, world), program...)
 }
 
-// torchrunEach is torchrun with variables that each rank has beside.
+// torchrunEach is torchrun with additional variables for each rank.
 func torchrunEach(t *testing.T, own [][]string, program ...string) (list []*process) {
 	t.Helper()
 	world, at := len(own), quietAddress(t)
@@ -232,11 +232,11 @@ func torchrunEach(t *testing.T, own [][]string, program ...string) (list []*proc
 	return list
 }
 
-// quiet are the ports that quietAddress has returned: jobs that begin together must not meet.
+// quiet holds the ports that quietAddress has returned: concurrent jobs must not share one.
 var quiet sync.Map
 
-// quietAddress is an address of this host for a process to listen at later. Its port is below
-// those that systems give out by themselves, so that no connection takes it by then.
+// quietAddress returns an address of this host for a process to listen on later. Its port is below
+// those that systems assign automatically, so that no connection uses it meanwhile.
 func quietAddress(t *testing.T) string {
 	t.Helper()
 	for range 1000 {

@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// jobsEnv is in the environment of every process that the tests start.
+// jobsEnv is set in the environment of every process that the tests start.
 const jobsEnv = "SPILLWAY_TEST_JOBS"
 
-// alive is held open until this process ends.
+// alive stays open until this process ends.
 var alive *os.File
 
 func init() { endOrphans = watchOrphans }
 
-// watchOrphans starts a shell that kills what the tests have left when this process has ended,
-// also where a timeout of the tests or a signal ends it. A death signal would not do: it comes
-// when the thread ends that has started the process, and reaches no process further down.
+// watchOrphans starts a shell that kills the remaining processes of the tests when this process has
+// ended, also after a timeout or a signal. A parent death signal is no alternative: it is sent when
+// the starting thread ends, and does not reach grandchildren.
 func watchOrphans() error {
 	mark := fmt.Sprint(jobsEnv, "=", os.Getpid(), ".", time.Now().UnixNano())
 	r, w, err := os.Pipe()

@@ -18,11 +18,11 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 )
 
-// arm64Variable names what runs programs for arm64 on this machine, qemu-aarch64-static.
+// arm64Variable names the program that runs arm64 binaries on this machine, qemu-aarch64-static.
 const arm64Variable = "SPILLWAY_TEST_ARM64"
 
-// otherMachines are commands of this program by what it runs on: each SIMD level of this CPU and,
-// where arm64Variable says how to run it, the program for arm64.
+// otherMachines maps machines to commands of this program: each SIMD level of this CPU and, if
+// arm64Variable is set, the program for arm64.
 func otherMachines(t *testing.T) map[string][]string {
 	t.Helper()
 	binary, err := built()

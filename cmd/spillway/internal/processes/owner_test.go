@@ -36,7 +36,7 @@ func TestAStartInAUsedFolderIsRefused(t *testing.T) {
 	}
 }
 
-// Nothing that the user has in the folder is touched by a run that prunes there.
+// A run that removes old checkpoints does not touch the user's files in the folder.
 func TestFoldersOfTheUserStay(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ck")
 	for _, name := range []string{"step-1", "step-2", ".writing-thesis", "step-00000002"} {
@@ -81,7 +81,7 @@ func inFolder(t *testing.T, dir string, args ...string) result {
 	return result{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
 }
 
-// The demo replaces its own checkpoints alone, once it has a whole new one.
+// The demo replaces only its own checkpoints, once it has a complete new one.
 func TestTheDemoReplacesOnlyItsOwn(t *testing.T) {
 	t.Parallel()
 	work := t.TempDir()
@@ -115,8 +115,8 @@ func TestTheDemoReplacesOnlyItsOwn(t *testing.T) {
 	require.Equal(t, before, tree(t, demo))
 }
 
-// A second process in a folder is refused and harms the first in nothing; readers
-// work beside it.
+// A second process in a folder is refused and does not affect the first; readers work at the same
+// time.
 func TestASecondProcessIsRefused(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ck")
 	p := start(t, tinyWith("--checkpoint", dir, "--save-every", "1", "--keep", "2", "--steps", "1000000")...)
@@ -144,7 +144,7 @@ func TestASecondProcessIsRefused(t *testing.T) {
 	require.Contains(t, got.stdout, "nothing to do")
 }
 
-// Resume tells what changed, and refuses other samples.
+// Resume reports changes, and refuses other samples.
 func TestResumeKnowsItsRun(t *testing.T) {
 	dir := saved(t)
 	resumed := func(args ...string) result {
@@ -178,8 +178,7 @@ func TestResumeKnowsItsRun(t *testing.T) {
 	require.Contains(t, got.stderr, notRead)
 }
 
-// A damaged newest checkpoint is passed over with its name; only where none is
-// whole, the status is 2.
+// A damaged newest checkpoint is skipped and named; the status is 2 only if none is complete.
 func TestResumeTakesTheNewestWholeOne(t *testing.T) {
 	dir := saved(t)
 	last := filepath.Join(dir, "step-00000002")

@@ -11,9 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/traced"
 )
 
-// Checkpoints, the lock, the marks and the disk tier are made, renamed and removed in folders
-// that are open, never by a path: also in a job of two processes and by ckpt
-// reshard.
+// Checkpoints, the lock, the marks and the disk tier are made, renamed and removed within open
+// folders, never by a path, also in a job of two processes and by ckpt reshard.
 func TestNothingIsChangedByPath(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

@@ -23,7 +23,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
-// built builds the command once: what a signal does is a process's matter.
+// built builds the command once, for tests of signals to a process.
 var built = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "spillway-binary-")
 	if err != nil {
@@ -46,8 +46,8 @@ func TestMain(m *testing.M) {
 	if os.Getenv(doublesEnv) != "" && onDoubles != nil {
 		os.Exit(onDoubles())
 	}
-	// Started with & by a script, or by nohup, this process ignores interrupts or
-	// hangups, and so would those that it starts. What it catches they don't ignore.
+	// If a script with & or nohup started this process, it ignores interrupts or hangups, and its
+	// children would too. They do not ignore a signal that it catches.
 	caught := make(chan os.Signal, 1)
 	for _, s := range []os.Signal{syscall.SIGINT, syscall.SIGHUP} {
 		if signal.Ignored(s) {
@@ -74,7 +74,7 @@ type process struct {
 	out, errs heard
 }
 
-// heard is what a process has written so far.
+// heard is the output of a process so far.
 type heard struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -112,7 +112,7 @@ func startIn(t *testing.T, dir string, args ...string) *process {
 	return p
 }
 
-// end waits for the process and returns its exit status, −1 for a signal.
+// end waits for the process and returns its exit status, −1 after a signal.
 func (p *process) end(t *testing.T) int {
 	t.Helper()
 	err := p.Wait()
@@ -124,8 +124,8 @@ func (p *process) end(t *testing.T) int {
 	return p.ProcessState.ExitCode()
 }
 
-// waitFor polls for what the process is going to write. Where a look takes long, such as one
-// over all processes of the machine, it rests the longer: the process needs the processor.
+// waitFor polls for an event. After a slow check, such as of all processes of the machine, it waits
+// longer, since the process needs the processor.
 func waitFor(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(300 * time.Second); ; {
@@ -138,8 +138,8 @@ func waitFor(t *testing.T, what string, done func() bool) {
 	}
 }
 
-// waitForSignals waits until a process deals with signals itself, where the system shows
-// it: before, one ends it as if it were any program.
+// waitForSignals waits until a process handles signals, if the system shows it: an earlier signal
+// has its default effect.
 func waitForSignals(t *testing.T, p *process) {
 	t.Helper()
 	path := fmt.Sprintf("/proc/%d/status", p.Process.Pid)
@@ -159,7 +159,7 @@ func waitForSignals(t *testing.T, p *process) {
 		if strings.Contains(string(text), "\nState:\tZ") {
 			return true // it was quick
 		}
-		// Go's runtime catches SIGURG from its start on; execute ignores SIGPIPE last.
+		// Go's runtime catches SIGURG from its start; Execute ignores SIGPIPE last.
 		return mask(string(text), "SigCgt", syscall.SIGURG) && mask(string(text), "SigIgn", syscall.SIGPIPE)
 	})
 }
@@ -177,7 +177,7 @@ func newest(t *testing.T, dir string) (step int, folder string) {
 	return m.Step, folder
 }
 
-// Ctrl-C ends a run at a step's end with a checkpoint and status 130.
+// Ctrl-C ends a run after a step, with a checkpoint and status 130.
 func TestInterruptSavesAndExits130(t *testing.T) {
 	t.Parallel()
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
@@ -207,7 +207,7 @@ func TestInterruptSavesAndExits130(t *testing.T) {
 	require.Equal(t, 130, p.end(t), "without a folder there is nothing to save")
 }
 
-// Statuses of the built binary for what only files can do wrong.
+// Statuses of the built binary for damaged files.
 func TestDamagedFiles(t *testing.T) {
 	dir := t.TempDir()
 	p := start(t, tinyWith("--checkpoint", dir)...)
@@ -230,15 +230,15 @@ func TestDamagedFiles(t *testing.T) {
 	require.Contains(t, p.errs.String(), filepath.Join(weights, "model.safetensors"))
 }
 
-// Ranks that are late are a run-time fault: status 3, and the line names them
-// (which operation and step, where they fail in one: the root package's test).
+// Late ranks are a run-time fault with status 3, and the line names them. A test of the root
+// package checks the operation and the step.
 func TestTimeoutExits3(t *testing.T) {
 	p := start(t, tinyWith("--ranks", "4", "--timeout", "1ns")...)
 	require.Equal(t, 3, p.end(t), p.errs.String())
 	require.Regexp(t, `spillway: .*timeout.*ranks? \d.*`, p.errs.String())
 }
 
-// Ctrl-C before the first step ends the run as cleanly.
+// Ctrl-C before the first step ends the run just as cleanly.
 func TestInterruptWhileInitializing(t *testing.T) {
 	t.Parallel()
 	p := start(t, "train", "--model", "gpt2", "--data", testdata+"/text.bin", "--steps", "1000000", "--batch", "1", "--seq", "8")
@@ -249,14 +249,14 @@ func TestInterruptWhileInitializing(t *testing.T) {
 	require.Contains(t, p.errs.String(), "interrupted")
 }
 
-// doublesEnv makes this test's binary the command, on a machine of so many GPUs: onDoubles,
-// where a platform has it, runs it and returns its exit status.
+// doublesEnv makes this test's binary the command, on a machine with a number of GPUs. onDoubles,
+// if the platform has it, runs it and returns its exit status.
 const doublesEnv = "SPILLWAY_TEST_GPUS"
 
 var onDoubles func() int
 
-// endOrphans, where a platform has it, ends the processes that outlive this one.
+// endOrphans, if the platform has it, ends processes that outlive this one.
 var endOrphans func() error
 
-// panicInTest, where a platform has it, is what a child process of a test does.
+// panicInTest, if the platform has it, is run by a child process of a test.
 var panicInTest func()

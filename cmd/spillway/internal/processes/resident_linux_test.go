@@ -15,9 +15,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// Promise 2 as the kernel sees it: what a run over 1 GiB has resident, at its
-// most, is what `spillway plan` says of it with what is outside the arenas, to
-// 5 % and 64 MiB.
+// Guarantee 2 as the kernel sees it: the peak of a resident memory above 1 GiB equals that of
+// `spillway plan`, including outside the arenas, to 5 % and 64 MiB.
 func TestResidentMemoryIsThePlans(t *testing.T) {
 	t.Parallel()
 	runs := long.Or(map[string]int{
@@ -59,9 +58,9 @@ func TestResidentMemoryIsThePlans(t *testing.T) {
 	}
 }
 
-// mostResident returns the most bytes that a running process had resident, once it has
-// ended. Its rusage would not do: that begins with the most that its parent ever had,
-// whose memory a started process shares until it executes the program.
+// mostResident returns the peak resident bytes of a process, once it has ended. Its rusage is no
+// alternative: it begins with the peak of its parent, whose memory a started process shares until
+// it executes the program.
 func mostResident(t *testing.T, pid int) (most int64) {
 	t.Helper()
 	for ; ; time.Sleep(time.Millisecond) {

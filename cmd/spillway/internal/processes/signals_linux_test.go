@@ -25,9 +25,9 @@ func alone(args ...string) []string { return args }
 
 func inTwo(args ...string) []string { return launched(2, args...) }
 
-// A run that is signalled twice within 500 ms loses no step, of train, of launch and under each
-// mpirun: 200 runs with SPILLWAY_LONG=1, by a seed. Half of them are under timeout(1), which passes
-// the first signal to the run and once more to its group, and ignores the second.
+// A run that is signalled twice within 500 ms loses no step: of train, of launch and under each
+// mpirun, 200 runs with SPILLWAY_LONG=1, by a seed. Half of them run under timeout(1), which relays
+// the first signal to the run and again to its group, and ignores the second.
 func TestDoubledSignalsLoseNothing(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -62,7 +62,7 @@ func TestDoubledSignalsLoseNothing(t *testing.T) {
 			t.Cleanup(func() { _ = p.Process.Kill() })
 			waitFor(t, "second step", func() bool { return len(readLines(t, metrics)) >= 2 })
 			require.NoError(t, p.Process.Signal(sig))
-			time.Sleep(gap)           // what is tested
+			time.Sleep(gap)           // the tested gap
 			_ = p.Process.Signal(sig) // it may have ended
 			status := p.end(t)
 			if way[0] == binary {
@@ -79,7 +79,7 @@ func TestDoubledSignalsLoseNothing(t *testing.T) {
 	}
 }
 
-// A run that does not come to its end is ended by a later signal, at once.
+// A run that does not end is ended at once by a later signal.
 func TestALaterSignalAborts(t *testing.T) {
 	t.Parallel()
 	for name, with := range map[string]func(args ...string) []string{"train": alone, "launch": inTwo} {
@@ -112,7 +112,7 @@ func TestALaterSignalAborts(t *testing.T) {
 	}
 }
 
-// fill writes into a pipe until it takes no more: a run waits for a reader at its first line.
+// fill writes into a pipe until it is full: a run then blocks at its first line.
 func fill(t *testing.T, w *os.File) {
 	t.Helper()
 	raw, err := w.SyscallConn()
@@ -127,8 +127,8 @@ func fill(t *testing.T, w *os.File) {
 	require.ErrorIs(t, err, syscall.EAGAIN)
 }
 
-// Under mpirun as well: two signals in a burst do not end a run that waits, a later one does, at once,
-// with every process. Open MPI's launcher ends at the second: the later one goes to rank 0 itself.
+// Also under mpirun two signals in a burst do not end a run that waits; a later one does, at once,
+// with every process. Open MPI's launcher ends at the second, so the later one goes to rank 0.
 func TestALaterSignalAbortsUnderMPI(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
@@ -176,8 +176,8 @@ func TestALaterSignalAbortsUnderMPI(t *testing.T) {
 	}
 }
 
-// A job whose ranks die without progress waits longer each time, and is not started for ever. Each
-// attempt goes on in the receipt of the one before.
+// A job whose ranks die without progress waits longer each time, and is not restarted forever. Each
+// attempt continues the receipt of the previous one.
 func TestRestartsEndWithoutProgress(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -192,7 +192,7 @@ func TestRestartsEndWithoutProgress(t *testing.T) {
 	require.Contains(t, p.errs.String(), "not starting again: 2 attempts in a row have left no checkpoint newer than step 1")
 }
 
-// A run without --checkpoint says that its model is not kept, at the start and at the end.
+// A run without --checkpoint warns that its model is not kept, at the start and at the end.
 func TestAModelThatIsNotKept(t *testing.T) {
 	got := command(tinyRun...)
 	require.Zero(t, got.status, got.stderr)

@@ -47,8 +47,7 @@ func full(t *testing.T) *os.File {
 	return f
 }
 
-// Metrics and traces on a full disk are a warning; training and its checkpoints
-// are whole.
+// Metrics and traces on a full disk are a warning; training and its checkpoints are complete.
 func TestFullOutputsEndNoRun(t *testing.T) {
 	full(t)
 	for _, flag := range []string{"--metrics", "--trace"} {
@@ -62,7 +61,7 @@ func TestFullOutputsEndNoRun(t *testing.T) {
 	}
 }
 
-// Nobody who reads what a run tells, and no room for it, end no run.
+// Output that nobody reads, or that has no space, ends no run.
 func TestNobodyReads(t *testing.T) {
 	t.Parallel()
 	for name, streams := range map[string]func() (stdout, stderr *os.File){
@@ -103,7 +102,7 @@ func TestNobodyReads(t *testing.T) {
 	}
 }
 
-// A pipe that nobody reads holds up no run.
+// A pipe that nobody reads does not block a run.
 func TestPipesWithoutReaders(t *testing.T) {
 	pipe := filepath.Join(t.TempDir(), "pipe")
 	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
@@ -130,7 +129,7 @@ func TestPipesWithoutReaders(t *testing.T) {
 	require.NoError(t, reader.Close())
 }
 
-// A signal ends what is not training at once, whatever it is in.
+// A signal ends commands other than training at once, at any point.
 func TestASignalEndsWhatHasNothingToSave(t *testing.T) {
 	for name, args := range map[string][]string{
 		"fit":  tinyWith("--fit", "--global-batch", "1048576", "--ranks", "4", "--device-memory", "64KiB"),
@@ -153,7 +152,7 @@ const panicHere = "SPILLWAY_TEST_PANIC"
 
 func init() { panicInTest = panicInAGoroutine }
 
-// panicInAGoroutine is the whole of a process of TestAPanicIsAFault.
+// panicInAGoroutine is the main function of a process of TestAPanicIsAFault.
 func panicInAGoroutine() {
 	crash.Handle(func(what string) { root.Die(&cli.Outlet{File: os.Stderr}, what) })
 	go func() {
@@ -163,7 +162,7 @@ func panicInAGoroutine() {
 	select {}
 }
 
-// A panic, wherever it is, is status 3 and one line.
+// A panic in any goroutine is status 3 and one line.
 func TestAPanicIsAFault(t *testing.T) {
 	self, err := os.Executable()
 	require.NoError(t, err)
@@ -176,7 +175,7 @@ func TestAPanicIsAFault(t *testing.T) {
 	require.Regexp(t, `^spillway: internal error, please report it: panic at surroundings_linux_test.go:\d+: a broken invariant\n$`, string(out))
 }
 
-// A run that is refused leaves the last trace as it was.
+// A refused run does not change the previous trace.
 func TestARefusedRunKeepsTheTrace(t *testing.T) {
 	const last = `{"displayTimeUnit":"ms","traceEvents":[the last one`
 	path := writeFile(t, "trace.json", last)
@@ -190,7 +189,7 @@ func TestARefusedRunKeepsTheTrace(t *testing.T) {
 	require.Len(t, list, 1)
 }
 
-// cpuTime is what a process has computed so far, in clock ticks of 10 ms.
+// cpuTime returns the processor time of a process so far, in clock ticks of 10 ms.
 func cpuTime(t *testing.T, pid int) (ticks int) {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -206,8 +205,8 @@ func cpuTime(t *testing.T, pid int) (ticks int) {
 	return ticks
 }
 
-// A signal amid a step of a million micro-steps abandons it, in one process and in
-// several; the state of the step before is what --resume goes on from.
+// A signal during a step of a million micro-steps abandons it, in one process and in several;
+// --resume continues from the state of the previous step.
 func TestASignalAmidALongStep(t *testing.T) {
 	t.Parallel()
 	want := command(tinyWith("--ranks", "2")...)

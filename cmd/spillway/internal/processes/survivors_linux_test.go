@@ -20,12 +20,12 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// diesEnv makes a command on doubles have an NCCL that shrinks, and says by "how path" of which
-// process an end comes: "kill" and "stop" at its first all-gather once path is there, "soon" as
-// it is there, "shrink" as the process shrinks, "met" as it first sends after that, "lives" never.
+// diesEnv gives a command on doubles an NCCL that shrinks, and sets the end of a process as "how
+// path": "kill" and "stop" at its first all-gather once path exists, "soon" once it exists,
+// "shrink" while the process shrinks, "met" as it first sends after that, "lives" never.
 const diesEnv = "SPILLWAY_TEST_DIES"
 
-// doomed is a library whose process does not come through.
+// doomed is a library whose process ends before the job does.
 type doomed struct {
 	nccl.API
 	how, path string
@@ -73,12 +73,12 @@ func (d *doomed) Send(at driver.Address, n int64, peer int, c nccl.Comm, s drive
 	return d.API.Send(at, n, peer, c, s)
 }
 
-// outlived is the job of which ranks are lost: 4 steps.
+// outlived returns the arguments of a job of 4 steps that loses ranks.
 func outlived(t *testing.T, rows string, more ...string) []string {
 	return onGPUs(t, 4, tinyWith(append([]string{"--device", "cuda", "--seq", "8", "--steps", "4", "--batch", "1", "--reproducible", "--zero", "3", "--global-batch", rows}, more...)...)...)
 }
 
-// outlivedSums are the parameters of that job, by its rows, where it loses no rank.
+// outlivedSums holds the parameters of that job without losses, by its rows.
 var outlivedSums sync.Map
 
 func outlivedSum(t *testing.T, rows string) string {
@@ -91,8 +91,8 @@ func outlivedSum(t *testing.T, rows string) string {
 	return once.(func() string)()
 }
 
-// Processes that have NCCL alone to meet by go on when some are lost, in the middle of a run,
-// with the bits of a run that lost none; or end with status 3 and say why.
+// Processes with NCCL as the only transport continue when some are lost during a run, with the bits
+// of a run that lost none; or they end with status 3 and the reason.
 func TestSurvivorsGoOn(t *testing.T) {
 	t.Parallel()
 	const saved = "step-00000002" // each step is saved before the next begins
@@ -133,7 +133,7 @@ func TestSurvivorsGoOn(t *testing.T) {
 			}
 			list := torchrunEach(t, ends, line...)
 			if c.ends[1] == "stop" {
-				// The double of rank 0 waits at its end for all that it was connected with.
+				// The double of rank 0 waits at its end for all its connections.
 				waitFor(t, "end of the run", func() bool { return shaLine.MatchString(list[0].out.String()) })
 				require.NoError(t, syscall.Kill(list[1].Process.Pid, syscall.SIGCONT))
 			}
@@ -156,7 +156,7 @@ func TestSurvivorsGoOn(t *testing.T) {
 			if c.status[0] == 0 {
 				require.Equal(t, outlivedSum(t, c.rows), shaOf(t, list[0].out.String()))
 			}
-			if c.status[0] >= 0 { // who lives to say what becomes of the job leaves no roll
+			if c.status[0] >= 0 { // if rank 0 lives, it removes the roll
 				left, err := filepath.Glob(filepath.Join(ck, ".spillway-roll-*"))
 				require.NoError(t, err)
 				require.Empty(t, left)
@@ -165,7 +165,7 @@ func TestSurvivorsGoOn(t *testing.T) {
 	}
 }
 
-// Each loss is another one: the job goes on as often as ranks are left.
+// A job continues after several losses, as long as ranks are left.
 func TestSurvivorsGoOnTwice(t *testing.T) {
 	t.Parallel()
 	ck := filepath.Join(t.TempDir(), "ck")
@@ -181,7 +181,7 @@ func TestSurvivorsGoOnTwice(t *testing.T) {
 	require.Equal(t, outlivedSum(t, "6"), shaOf(t, list[0].out.String()))
 }
 
-// A library without the call is refused by every process, before anything begins.
+// Every process rejects a library without the call, before the job begins.
 func TestSurvivorsNeedALibraryThatShrinks(t *testing.T) {
 	line := onGPUs(t, 2, tinyWith("--device", "cuda", "--checkpoint", filepath.Join(t.TempDir(), "ck"), "--min-ranks", "1")...)
 	for _, p := range torchrun(t, 2, line...) {

@@ -17,8 +17,8 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/root"
 )
 
-// screen is what a terminal of some columns made of the bytes written to it: its
-// lines, and how many of them were made by running over the right edge.
+// screen is the contents of a terminal after the written bytes: its lines, and the number of lines
+// that were made by running over the right edge.
 type screen struct {
 	columns int
 	lines   []string
@@ -61,8 +61,8 @@ func (s *screen) write(text string) {
 	}
 }
 
-// onTerminal runs a command whose standard output and error are a
-// pseudo-terminal of so many columns.
+// onTerminal runs a command whose standard output and error are a pseudo-terminal with a number of
+// columns.
 func onTerminal(t *testing.T, columns int, args ...string) (status int, bytes string) {
 	t.Helper()
 	master, tty := pseudoTerminal(t, columns)
@@ -76,7 +76,7 @@ func onTerminal(t *testing.T, columns int, args ...string) (status int, bytes st
 	return status, <-read
 }
 
-// pseudoTerminal opens one of so many columns.
+// pseudoTerminal opens a pseudo-terminal with a number of columns.
 func pseudoTerminal(t *testing.T, columns int) (master, tty *os.File) {
 	t.Helper()
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
@@ -130,7 +130,7 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
-// A plan that searches says what for, where a person waits, and takes it away.
+// A plan that searches shows it on a terminal, and erases the line afterwards.
 func TestSearchIsSaidOnATerminal(t *testing.T) {
 	args := []string{"plan", "--model", filepath.Join(testdata, "gpt2"), "--batch", "1", "--seq", "16", "--device-memory", "10KB"}
 	const said = "\rit does not fit; searching for what would make it fit …\x1b[K"
@@ -159,7 +159,7 @@ func TestVisible(t *testing.T) {
 	require.Equal(t, "\uFFFD", cli.Visible("\uFFFD"))
 }
 
-// Sampled text on a terminal has no control bytes, and none that is not UTF-8.
+// Sampled text on a terminal has no control bytes and is valid UTF-8.
 func TestGeneratedTextOnATerminal(t *testing.T) {
 	status, bytes := onTerminal(t, 80, "generate", "--model", filepath.Join(testdata, "gpt2"), "--prompt", "a\x1b[2Jb", "--tokens", "50", "--temperature", "2", "--top-k", "0", "--seq", "64")
 	require.Equal(t, 0, status, bytes)
@@ -169,7 +169,7 @@ func TestGeneratedTextOnATerminal(t *testing.T) {
 	require.Contains(t, bytes, "50 tokens, ")
 }
 
-// train's searches are said too, and taken away before what they come to.
+// train's searches are shown too, and erased before their results.
 func TestTrainSaysThatItSearches(t *testing.T) {
 	const planning = "\rplanning; where it does not fit, searching for what would make it fit …\x1b[K"
 	status, bytes := onTerminal(t, 80, tinyWith("--device-memory", "10KB")...)

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A job whose folder of checkpoints is moved away and removed saves in a new one with the same
-// path, and an interrupt leaves its last step there.
+// If a job's folder of checkpoints is moved away and removed, the job saves to a new one with the
+// same path, and an interrupt saves its last step there.
 func TestTheFolderOfAJobVanishes(t *testing.T) {
 	t.Parallel()
 	top := t.TempDir()

@@ -21,7 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// A scrape is answered and its connection ends with it.
+// A scrape is answered, and its connection then closes.
 func TestObserversAreNotKept(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -63,7 +63,7 @@ func scrape(t *testing.T, url string) map[string]*dto.MetricFamily {
 	return all
 }
 
-// value is a metric's, of the series whose labels are all among the given ones.
+// value returns a metric of the series whose labels are all among the given ones.
 func value(t *testing.T, all map[string]*dto.MetricFamily, name string, labels ...string) float64 {
 	t.Helper()
 	require.Contains(t, all, name)
@@ -83,8 +83,7 @@ series:
 	return 0
 }
 
-// A run of two processes can be watched while it runs, and goes on when somebody
-// takes the folder of its curves away.
+// A run of two processes can be observed, and continues if the folder of its curves is removed.
 func TestWatchingARun(t *testing.T) {
 	t.Parallel()
 	board := filepath.Join(t.TempDir(), "runs", "a")

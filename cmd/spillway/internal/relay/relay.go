@@ -1,30 +1,30 @@
-// Package relay keeps a rank out of the reach of the SIGKILL that MPICH's launcher sends.
+// Package relay protects a rank from the SIGKILL that MPICH's launcher sends.
 //
-// Hydra's proxy signals the process group of each process that it has started. At a second
-// SIGINT mpiexec closes its connections to the proxies; each then sends SIGKILL to these groups
-// and ends, and so it does when mpiexec itself is gone. A rank that is about to save would lose
-// its last steps. So the process that the proxy starts is a relay: it starts the program once
-// more, as the rank, in a process group of its own.
+// Hydra's proxy signals the process group of each process that it started. At a second SIGINT
+// mpiexec closes its connections to the proxies. Each proxy then sends SIGKILL to these groups and
+// ends; it does the same when mpiexec itself is gone. A rank that is about to save would lose its
+// last steps. So the process that the proxy starts is a relay: it starts the program again, as the
+// rank, in a separate process group.
 //
-//	mpiexec ── proxy ── relay (killed by the proxy) ── rank (saves and ends by itself)
+//	mpiexec ── proxy ── relay (killed by the proxy) ── rank (saves, then ends)
 //
-// The rank has everything else from the relay: environment, open files, processors, session.
+// The rank inherits everything else from the relay: environment, open files, processors, session.
 package relay
 
 import "time"
 
-// Variable is what a relay tells its rank by: the number of its own process.
+// Variable is the environment variable by which a relay tells its rank the relay's process number.
 const Variable = "SPILLWAY_RELAY"
 
-// Bytes is what a relay takes of memory beyond what it shares with its rank.
+// Bytes is the memory of a relay, beyond the memory that it shares with its rank.
 const Bytes = 4 << 20
 
 const (
 	lookEvery = 50 * time.Millisecond
-	// ending is how much later than the SIGKILL that it sends a proxy may end itself.
+	// ending is the longest time between a proxy's SIGKILL to the groups and its own end.
 	ending = time.Second
 )
 
-// needs are the variables that hydra gives each process, and srun does not give all of: the
-// number of the file by which a process talks to the proxy is the first.
+// needs are the environment variables that hydra gives each process; srun does not give all of
+// them. The first is the number of the file through which a process talks to the proxy.
 var needs = []string{"PMI_FD", "PMI_RANK", "MPI_LOCALNRANKS"}

@@ -19,12 +19,12 @@ import (
 
 var relayed bool
 
-// Relayed tells whether the process is a relay's rank.
+// Relayed reports whether the process is the rank of a relay.
 func Relayed() bool { return relayed }
 
-// Run is called first of all. In a process that hydra has started it is the relay, and returns
-// the exit status once the rank has ended. Anywhere else it returns false, and in the rank it
-// has the end of the relay watched.
+// Run must be called first in main. In a process that hydra started it becomes the relay, and
+// returns the exit status once the rank has ended. In the rank it starts to watch for the end of
+// the relay and returns false. Anywhere else it only returns false.
 func Run() (status int, relay bool) {
 	proxy, err := strconv.Atoi(os.Getenv(needs[0]))
 	if err != nil || slices.ContainsFunc(needs, func(name string) bool { return os.Getenv(name) == "" }) {
@@ -32,7 +32,7 @@ func Run() (status int, relay bool) {
 	}
 	if by := os.Getenv(Variable); by != "" {
 		relayed = true
-		_ = os.Unsetenv(Variable) // it is not for what this process starts
+		_ = os.Unsetenv(Variable) // not for this process's children
 		watch(by, proxy)
 		return 0, false
 	}
@@ -44,16 +44,16 @@ func Run() (status int, relay bool) {
 	cli.Catch(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
 	rank, err := os.StartProcess(path, os.Args, &os.ProcAttr{
 		Env:   append(os.Environ(), fmt.Sprintf("%s=%d", Variable, os.Getpid())),
-		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, // the proxy's socket is inherited as it is
+		Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, // the rank inherits the proxy's socket unchanged
 		Sys:   &syscall.SysProcAttr{Setpgid: true},
 	})
 	if err != nil {
 		signal.Reset()
-		return 0, false // it is the rank itself
+		return 0, false // without a relay this process is the rank
 	}
 	runtime.GOMAXPROCS(1)
-	runtime.LockOSThread()                                                   // the next line is about a thread, which must stay
-	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGTERM), 0, 0, 0) // of a proxy that somebody has killed
+	runtime.LockOSThread()                                                   // the next line acts on this thread, which must not end
+	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGTERM), 0, 0, 0) // sent if the proxy is killed
 	ended := make(chan *os.ProcessState)
 	go func() {
 		defer crash.Guard()
@@ -63,36 +63,36 @@ func Run() (status int, relay bool) {
 	for {
 		select {
 		case s := <-signals:
-			_ = rank.Signal(s) // it may have ended
+			_ = rank.Signal(s) // the rank may have ended
 		case state := <-ended:
 			return endAs(state), true
 		}
 	}
 }
 
-// endAs ends the process as the rank has ended, where that was by a signal; otherwise it
-// returns the rank's exit status. The proxy's socket stays open until then: the proxy kills all
-// processes as soon as the last holder of one closes it before MPI_Finalize.
+// endAs ends the process with the signal that ended the rank, or returns the rank's exit status.
+// The proxy's socket stays open until then: the proxy kills all processes as soon as the last
+// holder of one closes it before MPI_Finalize.
 func endAs(state *os.ProcessState) int {
 	if state == nil {
 		return cli.ExitFault
 	}
 	if by, ok := state.Sys().(syscall.WaitStatus); ok && by.Signaled() {
-		_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) // the rank has written one, if any
+		_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) // the rank has already written any core dump
 		byDefault := [4]uint64{}                             // a struct sigaction of zeros: SIG_DFL
 		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(by.Signal()), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
 		_ = syscall.Kill(os.Getpid(), by.Signal())
-		time.Sleep(time.Second) // it ends us
+		time.Sleep(time.Second) // until the signal ends the process
 		return cli.ExitFault
 	}
 	return state.ExitCode()
 }
 
-// watch makes the end of the launcher a SIGTERM: the job saves and ends, or, where it has
-// been saving for a while, ends at once. If the proxy has killed the relay and goes on, another
-// rank has been lost: the launcher ends the job, and this process as well.
+// watch sends this process a SIGTERM when the launcher ends, so that the job saves and ends, or
+// ends at once if it has been saving for a while. If the proxy killed the relay but still runs,
+// another rank was lost: the launcher ends the job, so watch sends SIGKILL.
 func watch(relay string, proxy int) {
-	socket, err := unix.FcntlInt(uintptr(proxy), unix.F_DUPFD_CLOEXEC, 3) // MPI_Finalize closes the proxy's
+	socket, err := unix.FcntlInt(uintptr(proxy), unix.F_DUPFD_CLOEXEC, 3) // a copy, as MPI_Finalize closes the original
 	if err != nil {
 		socket = -1 // poll ignores it
 	}
@@ -109,7 +109,7 @@ func watch(relay string, proxy int) {
 	}()
 }
 
-// hungUp tells whether the other end of a socket is closed within a time.
+// hungUp reports whether the other end of a socket closes within a time.
 func hungUp(socket int, within time.Duration) bool {
 	for late := time.Now().Add(within); ; {
 		fds := []unix.PollFd{{Fd: int32(socket), Events: unix.POLLRDHUP}}

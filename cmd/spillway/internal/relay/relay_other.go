@@ -2,7 +2,7 @@
 
 package relay
 
-// Relayed is false: there is none.
+// Relayed returns false: there are no relays.
 func Relayed() bool { return false }
 
 // Run does nothing.

@@ -13,16 +13,15 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// Execute runs a command line as this process and returns its exit status. It is
-// where signals, panics and what is wrong with the standard streams are dealt with.
+// Execute runs a command line as this process and returns its exit status. It handles signals,
+// panics and errors of the standard streams.
 //
-// The first SIGINT, SIGTERM or SIGHUP cancels the command's context, but for a SIGINT that
-// the command takes (cli.OnInterrupt). A command that
-// has a state to save (see shelter) then ends by itself. Any other command has nothing
-// to lose and may be in code that cannot be interrupted: it has promptly to return, then
-// the process exits without it. Signals within burst of the first count as one with it;
-// a later one ends the process at once, with the signal's default effect. Signals that
-// were ignored when the process started (nohup) stay ignored.
+// The first SIGINT, SIGTERM or SIGHUP cancels the command's context, except a SIGINT that the
+// command handles (cli.OnInterrupt). A command that has a state to save (cli.Shelter) then ends
+// when it is saved. Any other command must return within cli.Promptly: it may be in code that
+// cannot be interrupted and has nothing to lose, so the process then exits without it. Signals
+// within cli.Burst of the first count as one with it. A later signal ends the process at once, with
+// its default effect. Signals that were ignored when the process started (nohup) stay ignored.
 func Execute(args []string, stdout, stderr *os.File) int {
 	errs := &cli.Outlet{File: stderr}
 	out := &cli.Outlet{File: stdout, Tell: errs, Name: "stdout"}
@@ -30,7 +29,7 @@ func Execute(args []string, stdout, stderr *os.File) int {
 	debug.SetTraceback("crash") // a crash of Go's runtime ends in SIGABRT: its exit status 2 would mean "does not fit"
 	signals := make(chan os.Signal, 2)
 	cli.Catch(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	signal.Ignore(syscall.SIGPIPE) // a reader that left is an error of the write; last, which tests see
+	signal.Ignore(syscall.SIGPIPE) // a closed pipe is an error of the write; last, as tests wait for it
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	status := make(chan int, 1)
@@ -52,7 +51,7 @@ func Execute(args []string, stdout, stderr *os.File) int {
 				cancel()
 				late = time.After(cli.Promptly)
 			case time.Since(first) >= cli.Burst:
-				cli.Again(s) // without a word: a stream may be what it waits for
+				cli.Again(s) // print nothing: the process may be blocked on a stream
 				return cli.ExitInterrupted
 			}
 		case <-cli.Interrupts:
@@ -69,7 +68,7 @@ func Execute(args []string, stdout, stderr *os.File) int {
 	}
 }
 
-// Die ends the process because of a panic: a line, and the status of a fault.
+// Die ends the process after a panic: it prints one line and exits with the status of a fault.
 func Die(errs *cli.Outlet, what string) {
 	errs.LeaveLine()
 	fmt.Fprintf(errs, "spillway: internal error, please report it: %s\n", what)

@@ -1,5 +1,4 @@
-// Package root is the whole command: every family of verbs below one root, and the process
-// around it.
+// Package root assembles the command from all families of verbs, and runs it as a process.
 package root
 
 import (
@@ -21,15 +20,15 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/verifying"
 )
 
-// Command is the command with all commands below it.
+// Command returns the root command with all commands below it.
 func Command() *cobra.Command {
 	return cli.Root("Plan and train models that are larger than one device", training.Command(), training.FinetuneCommand(),
 		launching.Command(), planning.Command(here.Machine{}, nil), bench.Command(), doctor.Command(), tokens.Command(),
 		infer.GenerateCommand(), infer.ChatCommand(), infer.EvalCommand(), ckpt.Command(), verifying.Command(), cli.VersionCommand())
 }
 
-// Run executes a command line without a process around it and returns the exit status.
-// Errors go to stderr, one line first.
+// Run executes a command line without handling signals or panics, and returns the exit status.
+// Errors go to stderr; their first line is the error.
 func Run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return cli.Execute(ctx, Command(), args, stdout, stderr)
 }

@@ -1,4 +1,4 @@
-// Package tokens is the command data.
+// Package tokens implements the command data.
 package tokens
 
 import (
@@ -24,9 +24,9 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// Command is data, with tokenize and inspect below it.
+// Command returns the command data, with tokenize and inspect below it.
 func Command() *cobra.Command {
-	cmd := &cobra.Command{Use: "data", Short: "Make token files, and look into them", Args: cli.NoArguments,
+	cmd := &cobra.Command{Use: "data", Short: "Make token files and inspect them", Args: cli.NoArguments,
 		RunE: func(*cobra.Command, []string) error { return errors.New("data: name what to do: tokenize or inspect") }}
 	cmd.AddCommand(tokenizeCommand(), inspectCommand())
 	return cmd
@@ -39,13 +39,13 @@ func tokenizeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tokenize PATH…",
 		Short: "Write the tokens of text files, JSON lines and folders of them to a token file",
-		Long: `Write the tokens of text, of JSON lines (*.jsonl with --text-field), of either
-compressed (*.gz, *.zst), and of folders of them, to a token file that train and
-eval read: raw little-endian uint16, or llm.c's format of uint32 where the
-tokenizer has more than 65,536 tokens. Between documents comes the tokenizer's end
-of text.
+		Long: `Write the tokens of text and of JSON lines (*.jsonl with --text-field), also
+compressed (*.gz, *.zst), and of folders of these, to a token file for train and
+eval. The format is raw little-endian uint16, or llm.c's format of uint32 if the
+tokenizer has more than 65,536 tokens. The tokenizer's end-of-text token separates
+documents.
 
-Interrupted, it goes on where it was when the same command is given again.`,
+After an interruption the same command continues where it stopped.`,
 		Example: "  spillway data tokenize --tokenizer gpt2 --out tokens.bin corpus",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -56,11 +56,11 @@ Interrupted, it goes on where it was when the same command is given again.`,
 	}
 	fs := cmd.Flags()
 	fs.StringVar(&tokenizer, "tokenizer", "", "bytes, gpt2, or a tokenizer.json `FILE`")
-	fs.StringVar(&out, "out", "", "the token `FILE` to write, named *.bin")
-	fs.StringVar(&o.TextField, "text-field", "", "the `NAME` of the field of JSON lines that holds the text")
-	fs.StringVar(&o.Glob, "data-glob", "", "take only a folder's files whose name matches `PATTERN`")
-	fs.BoolVar(&replace, "replace", false, "write --out even where a file of that name is")
-	fs.IntVar(&o.Threads, "threads", 0, "tokenizing threads (default: all cores)")
+	fs.StringVar(&out, "out", "", "token `FILE` to write, named *.bin")
+	fs.StringVar(&o.TextField, "text-field", "", "`NAME` of the field with the text in JSON lines")
+	fs.StringVar(&o.Glob, "data-glob", "", "read only the files of a folder whose names match `PATTERN`")
+	fs.BoolVar(&replace, "replace", false, "overwrite --out if it exists")
+	fs.IntVar(&o.Threads, "threads", 0, "threads for tokenizing (default: all cores)")
 	cmd.RunE = func(cmd *cobra.Command, paths []string) error {
 		switch {
 		case tokenizer == "":
@@ -140,22 +140,22 @@ func inspectCommand() *cobra.Command {
 	var first int
 	cmd := &cobra.Command{
 		Use:     "inspect FILE.bin",
-		Short:   "Tell what a token file holds",
+		Short:   "Describe the contents of a token file",
 		Example: "  spillway data inspect tokens.bin --tokenizer gpt2",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 1 {
 				return fmt.Errorf("data inspect: name one token file; %d were given", len(args))
 			}
-			if filepath.Ext(args[0]) != ".bin" { // what train, too, takes for tokens
+			if filepath.Ext(args[0]) != ".bin" { // train also recognizes token files by it
 				return fmt.Errorf(`data inspect: "%s" is not a token file, whose name ends in .bin; data tokenize makes one`, cli.Cut(args[0]))
 			}
 			return nil
 		},
 	}
 	var jsonPath string
-	cmd.Flags().StringVar(&tokenizer, "tokenizer", "", "bytes, gpt2, or a tokenizer.json `FILE`: show text beside tokens")
-	cmd.Flags().IntVar(&first, "tokens", 32, "show so many of the first tokens")
-	cmd.Flags().StringVar(&jsonPath, "json", "", "write it as JSON to `FILE`, - for stdout")
+	cmd.Flags().StringVar(&tokenizer, "tokenizer", "", "bytes, gpt2, or a tokenizer.json `FILE`: also show the tokens' text")
+	cmd.Flags().IntVar(&first, "tokens", 32, "number of first tokens to show")
+	cmd.Flags().StringVar(&jsonPath, "json", "", "write the result as JSON to `FILE`, - for stdout")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		var tok token.Tokenizer
 		var err error
@@ -196,7 +196,7 @@ func sameFile(a, b string) (bool, error) {
 	return err == nil && os.SameFile(x, y), err
 }
 
-// TokenStats is what `data inspect` tells.
+// TokenStats is the result of `data inspect`.
 type TokenStats struct {
 	Tokens   int64        `json:"tokens"`
 	Bytes    int64        `json:"bytes"`
@@ -213,7 +213,7 @@ type tokenCount struct {
 	Count int64 `json:"count"`
 }
 
-// inspectTokens reads a token file from end to end.
+// inspectTokens reads a complete token file.
 func inspectTokens(ctx context.Context, path string, first int) (*TokenStats, error) {
 	b, err := data.OpenTokenFile(path, 0)
 	if err != nil {

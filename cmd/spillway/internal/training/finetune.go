@@ -21,8 +21,8 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// FinetuneAsTrain is the command line of train, from the word train on, that does what finetune
-// does with these arguments. It writes to w what finetune chooses.
+// FinetuneAsTrain returns a command line of train, including the word train, that does the same as
+// finetune with args. It writes finetune's choices to w.
 func FinetuneAsTrain(ctx context.Context, args []string, w io.Writer) ([]string, error) {
 	cmd := FinetuneCommand()
 	cli.DecimalNumbers(cmd)
@@ -46,19 +46,19 @@ func FinetuneAsTrain(ctx context.Context, args []string, w io.Writer) ([]string,
 	return trainArgs(fs), nil
 }
 
-// FinetuneCommand is finetune: train with other defaults.
+// FinetuneCommand returns the command finetune: train with other defaults.
 func FinetuneCommand() *cobra.Command {
 	var full bool
 	cmd := newCommand(func(cmd *cobra.Command, args []string) (func(io.Writer), error) {
 		return finetuning(cmd.Context(), cmd.Flags(), args[0], args[1], full, cmd.ErrOrStderr())
 	})
-	cmd.Use, cmd.Short = "finetune MODEL DATA", "Train a model's folder or checkpoint further, on conversations or text"
-	cmd.Long = `Train a model further: train with the defaults of fine-tuning. It trains low-rank
+	cmd.Use, cmd.Short = "finetune MODEL DATA", "Continue to train a model's folder or a checkpoint, on conversations or text"
+	cmd.Long = `Continue to train a model: train with defaults for fine-tuning. It trains low-rank
 adapters (--lora; all parameters with --full), on the answers of conversations, for
-3 epochs, and says what it chooses and the train command that does the same.
+3 epochs. It prints its choices and the train command that does the same.
 
-MODEL is a folder with config.json and model.safetensors, or a checkpoint. DATA is
-as train's --data. Any flag of train overrides a value.`
+MODEL is a folder with config.json and model.safetensors, or a checkpoint. DATA has
+the forms of train's --data. Any flag of train overrides a choice.`
 	cmd.Example = "  spillway finetune ./SmolLM2-135M pairs.jsonl"
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) != 2 {
@@ -67,16 +67,16 @@ as train's --data. Any flag of train overrides a value.`
 		}
 		return nil
 	}
-	cmd.Flags().BoolVar(&full, "full", false, "train all parameters, not adapters beside them")
+	cmd.Flags().BoolVar(&full, "full", false, "train all parameters instead of adapters")
 	for _, name := range []string{"model", "init", "data"} {
-		cmd.Flags().Lookup(name).Hidden = true // they are the arguments
+		cmd.Flags().Lookup(name).Hidden = true // set by the arguments
 	}
 	return cmd
 }
 
-// Rates at which models of 4096 are fine-tuned, adapters (Dettmers et al. 2023) and whole
-// (TRL's default). A narrower model takes a larger one, by its width (Yang et al. 2022), up
-// to a limit.
+// Learning rates for fine-tuning models of width 4096: adapters (Dettmers et al. 2023) and all
+// parameters (TRL's default). A narrower model gets a larger rate, inversely proportional to its
+// width (Yang et al. 2022), up to a limit.
 const (
 	adapterRate, fullRate = 2e-4, 2e-5
 	rateWidth             = 4096
@@ -84,10 +84,10 @@ const (
 	finetuneWarmup        = 10
 )
 
-// finetuning sets the flags that were not given, and returns what says so.
-// w takes lines while that takes long.
+// finetuning sets the flags that were not given, and returns a function that prints the choices. It
+// writes progress to w if verifying the weights takes long.
 func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, full bool, w io.Writer) (func(io.Writer), error) {
-	if path := fs.Lookup("config").Value.String(); path != "" { // before what is chosen here
+	if path := fs.Lookup("config").Value.String(); path != "" { // before the choices below, which it overrides
 		if err := cli.ApplyConfigFile(fs, path); err != nil {
 			return nil, err
 		}
@@ -119,7 +119,7 @@ func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, ful
 		return nil, fmt.Errorf("finetune %s: %w", cli.Cut(folder), err)
 	}
 	given, passed := folder, m.Passed
-	folder = m.Path // of checkpoints the newest whole one, whose tokenizer and template it takes
+	folder = m.Path // of a folder of checkpoints the newest complete one, with its tokenizer and template
 	own, err := m.Adapters()
 	if err = errors.Join(err, m.Close()); err != nil {
 		return nil, err
@@ -167,7 +167,8 @@ func finetuning(ctx context.Context, fs *pflag.FlagSet, folder, data string, ful
 	}, nil
 }
 
-// wholeOf refuses to train all parameters of a folder with adapters, and says how it goes.
+// wholeOf returns the error for training all parameters of a folder with adapters. It names
+// commands that work.
 func wholeOf(folder, data string, checkpoint bool) error {
 	const what = "finetune %s --full: it holds adapters, which are trained with the model frozen; leave --full out to train these on, or "
 	if !checkpoint {
@@ -183,15 +184,16 @@ func wholeOf(folder, data string, checkpoint bool) error {
 		planner.Shell([]string{"ckpt", "export", folder, "--merge", "--to", merged}), planner.Shell([]string{"finetune", merged, data, "--full"}))
 }
 
-// telling is what finetune chose, beside the flags that it set.
+// telling holds the reasons of finetune's choices that the flags do not tell.
 type telling struct {
 	width int  // of the model
 	full  bool // all parameters are trained
-	own   bool // the adapters are those of the model's checkpoint
-	rate  bool // the learning rate is by the model's width
+	own   bool // training continues the adapters of the model's checkpoint
+	rate  bool // the learning rate was chosen by the model's width
 }
 
-// lines says in four lines what is trained and why, and the command that does it.
+// lines prints four lines about the training and its reasons, and the train command that does the
+// same.
 func (t telling) lines(w io.Writer, fs *pflag.FlagSet) {
 	value := func(name string) string { return fs.Lookup(name).Value.String() }
 	what := fmt.Sprintf("trains adapters (--lora %s) beside the blocks' products: few parameters, and the model stays as it is; --full trains all", value("lora"))
@@ -243,13 +245,13 @@ func (t telling) lines(w io.Writer, fs *pflag.FlagSet) {
 	fmt.Fprintf(w, "the same: spillway %s\n", planner.Shell(trainArgs(fs)))
 }
 
-// counted returns a flag's value n with what it counts: "3 steps".
+// counted returns a flag's value n with a noun: "3 steps".
 func counted(n, thing string) string {
 	number, _ := strconv.Atoi(n) // the flag is an int
 	return english.Plural(number, thing, "")
 }
 
-// trainArgs are the arguments of train with the flags that are set.
+// trainArgs returns a command line of train with the flags that are set.
 func trainArgs(fs *pflag.FlagSet) []string {
 	args := []string{"train"}
 	fs.Visit(func(f *pflag.Flag) {
@@ -260,7 +262,7 @@ func trainArgs(fs *pflag.FlagSet) []string {
 		case f.Value.Type() == "bool":
 			args = append(args, "--"+f.Name+"="+f.Value.String())
 		case f.Value.String() == "" && slices.Contains([]string{"checkpoint", "lora", "batch-schedule"}, f.Name):
-			args = append(args, "--"+f.Name, "none") // which was given, and is kept as ""
+			args = append(args, "--"+f.Name, "none") // given as none, and stored as ""
 		default:
 			args = append(args, "--"+f.Name, f.Value.String())
 		}

@@ -10,9 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// metricsOut is where a run's metrics go, as far as they were asked for: the JSON
-// lines, TensorBoard's events, and who scrapes --metrics-addr. Each that fails is
-// told once and does not end the run.
+// metricsOut writes a run's metrics to the outputs that were requested: JSON lines, TensorBoard's
+// events and the page of --metrics-addr. It warns once of each that fails; the run continues.
 type metricsOut struct {
 	warn  func(string)
 	lines *spillway.MetricsWriter
@@ -21,7 +20,7 @@ type metricsOut struct {
 	told  map[string]bool
 }
 
-// open opens the metrics of a run that has done so many steps already.
+// open opens the outputs of a run; a resumed one appends after its completed steps.
 func (m *metricsOut) open(t *spillway.Trainer, stderr io.Writer) (err error) {
 	c, done := t.Config(), t.Done()
 	m.told = map[string]bool{}
@@ -50,7 +49,7 @@ func (m *metricsOut) open(t *spillway.Trainer, stderr io.Writer) (err error) {
 	return nil
 }
 
-// dropped is the last step of another attempt of the run, 0 where none is known.
+// dropped returns the last step of a previous attempt of the run, or 0 if it is not known.
 func (m *metricsOut) dropped() int {
 	if m.lines == nil {
 		return 0

@@ -21,8 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// metricsPage is the HTTP page of --metrics-addr, for Prometheus; nil: none was asked
-// for.
+// metricsPage is the HTTP page of --metrics-addr, for Prometheus; nil: there is none.
 type metricsPage struct {
 	url    string
 	server *http.Server
@@ -36,7 +35,7 @@ type metricsPage struct {
 	skippedBefore                                                     int
 }
 
-// serveMetrics begins to serve a run's metrics.
+// serveMetrics starts to serve a run's metrics.
 func serveMetrics(t *spillway.Trainer) (*metricsPage, error) {
 	addr, err := options.ListenAddress(t.Config().MetricsAddr)
 	if err != nil {
@@ -52,7 +51,7 @@ func serveMetrics(t *spillway.Trainer) (*metricsPage, error) {
 	toRun := log.New(&observerLog{warn: t.Config().Warn}, "", 0)
 	mux.Handle("/metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{ErrorLog: toRun, MaxRequestsInFlight: observersServed}))
 	p.server = &http.Server{Handler: mux, ReadTimeout: observerTimeout, WriteTimeout: observerTimeout, IdleTimeout: observerTimeout, MaxHeaderBytes: 16 << 10, ErrorLog: toRun}
-	p.server.SetKeepAlivesEnabled(false) // a connection lives as long as its one request
+	p.server.SetKeepAlivesEnabled(false) // one request a connection
 	p.url = "http://" + l.Addr().String() + "/metrics"
 	p.ended = make(chan error, 1)
 	go func() {
@@ -66,7 +65,7 @@ func newMetricsPage(reg *prometheus.Registry, t *spillway.Trainer) *metricsPage 
 	p := &metricsPage{}
 	gauge := func(to *prometheus.Gauge, name, help string) {
 		*to = prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "spillway", Name: name, Help: help})
-		(*to).Set(math.NaN()) // until a step has told
+		(*to).Set(math.NaN()) // until the first step
 		reg.MustRegister(*to)
 	}
 	counter := func(to *prometheus.Counter, name, help string) {
@@ -81,20 +80,20 @@ func newMetricsPage(reg *prometheus.Registry, t *spillway.Trainer) *metricsPage 
 	gauge(&p.evalLoss, "eval_loss", "Held-out loss of the last evaluation.")
 	gauge(&p.rate, "learning_rate", "Learning rate of the last step.")
 	gauge(&p.norm, "gradient_norm", "Norm of the last step's gradients before clipping.")
-	gauge(&p.noise, "gradient_noise_scale", "Gradient noise scale, in rows, by the newest steps; NaN where it is not known.")
+	gauge(&p.noise, "gradient_noise_scale", "Gradient noise scale, in rows, over the newest steps; NaN if it is not known.")
 	gauge(&p.scale, "loss_scale", "Loss scale of the last step.")
 	gauge(&p.speed, "tokens_per_second", "Tokens a second of the last step, over all ranks.")
 	gauge(&p.seconds, "step_seconds", "Wall time of the last step.")
 	gauge(&p.overlap, "comm_overlap_ratio", "Share of the last step's communication during which its rank computed.")
-	counter(&p.steps, "steps_total", "Steps done, of this process and of those that its run goes on from.")
+	counter(&p.steps, "steps_total", "Completed steps, including those before a resumed run's checkpoint.")
 	counter(&p.skipped, "skipped_steps_total", "Steps whose update was left out.")
 	counter(&p.tokens, "tokens_total", "Tokens trained on by this process, over all ranks.")
 	counter(&p.sent, "comm_sent_bytes_total", "Bytes that all ranks sent, counted as a ring would send them.")
 	counter(&p.diskRead, "disk_read_bytes_total", "Bytes that all ranks read from the disk tier.")
 	counter(&p.diskWritten, "disk_written_bytes_total", "Bytes that all ranks wrote to the disk tier.")
 	p.peak = gauges(reg, "memory_peak_bytes", "Highest byte of a rank's memory that an operation has touched.", "rank", "space")
-	p.classes = gauges(reg, "memory_touched_class_bytes", "What has been touched of what the plan has alive at the peak, by class: by operations, and of the host's own buffers up to memory_peak_bytes. It is memory_planned_class_bytes once all of it is in use, and sums to memory_peak_bytes.", "rank", "space", "class")
-	counters(&p.commSeconds, "collective_seconds_total", "Time in a kind of collective, summed over ranks, waiting for peers among it.", "op")
+	p.classes = gauges(reg, "memory_touched_class_bytes", "Touched bytes of the buffers alive at the planned peak, by class: touched by operations, and the host's own buffers up to memory_peak_bytes. Equals memory_planned_class_bytes once all are in use; the classes sum to memory_peak_bytes.", "rank", "space", "class")
+	counters(&p.commSeconds, "collective_seconds_total", "Time in a kind of collective, summed over ranks, including the wait for peers.", "op")
 	counters(&p.commBytes, "collective_bytes_total", "Whole buffers of a kind of collective, summed over ranks.", "op")
 	counters(&p.commCalls, "collective_calls_total", "Runs of a kind of collective, summed over ranks.", "op")
 	p.commRate = gauges(reg, "collective_bytes_per_second", "Bytes over seconds of a kind of collective in the last step.", "op")
@@ -104,19 +103,19 @@ func newMetricsPage(reg *prometheus.Registry, t *spillway.Trainer) *metricsPage 
 	return p
 }
 
-// gauges are a gauge for each set of labels.
+// gauges registers a gauge for each set of labels.
 func gauges(reg *prometheus.Registry, name, help string, labels ...string) *prometheus.GaugeVec {
 	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "spillway", Name: name, Help: help}, labels)
 	reg.MustRegister(g)
 	return g
 }
 
-// planned tells what the plan has of each memory space: the peak that a rank may
-// touch, and, by class, what is alive at it and the class's own most.
+// planned sets the gauges of the plan for each memory space: the peak of a rank, and by class the
+// bytes alive at that peak and the peak of the class alone.
 func (p *metricsPage) planned(reg *prometheus.Registry, t *spillway.Trainer) {
 	peak := gauges(reg, "memory_planned_bytes", "Planned peak of a rank's memory.", "space")
-	alive := gauges(reg, "memory_planned_class_bytes", "What the plan has alive at the peak, by class; they sum to the planned peak.", "space", "class")
-	most := gauges(reg, "memory_planned_class_peak_bytes", "The most that the plan has alive of a class at any time.", "space", "class")
+	alive := gauges(reg, "memory_planned_class_bytes", "Bytes alive at the planned peak, by class; the classes sum to the peak.", "space", "class")
+	most := gauges(reg, "memory_planned_class_peak_bytes", "Planned peak of a class, which may be at another time than the total's.", "space", "class")
 	for sp := range graph.NumSpaces {
 		s := t.Plan().Layout.Spaces[sp]
 		if s.Peak == 0 {
@@ -175,7 +174,7 @@ func (p *metricsPage) step(r spillway.StepResult) {
 	}
 }
 
-// lastScrape is how long a scrape that is under way at the end of the run may take.
+// lastScrape is the time limit for a scrape that is in progress at the end of the run.
 const lastScrape = time.Second
 
 func (p *metricsPage) close() error {
@@ -185,7 +184,7 @@ func (p *metricsPage) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), lastScrape)
 	defer cancel()
 	if p.server.Shutdown(ctx) != nil {
-		_ = p.server.Close() // it takes too long
+		_ = p.server.Close() // the scrape takes too long
 	}
 	if err := <-p.ended; !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("--metrics-addr: the page was not served to the end: %w", err)

@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// What the readers of --metrics-addr may take of a run.
+// Limits for the readers of --metrics-addr.
 const (
 	observerConns   = 16
-	observersServed = 4 // requests at once
+	observersServed = 4 // concurrent requests
 	observerTimeout = 5 * time.Second
-	// savesFiles are the file descriptors that no reader may take: saves need them.
+	// savesFiles is the number of file descriptors reserved for saves.
 	savesFiles = 32
 )
 
-// observers accepts at most observerConns connections at a time. More wait in the kernel's
-// queue, which costs the run nothing.
+// observers accepts at most observerConns connections at once. Others wait in the kernel's queue,
+// which costs the run nothing.
 type observers struct {
 	net.Listener
 	slots  chan struct{}
@@ -27,8 +27,8 @@ type observers struct {
 	log    *log.Logger
 }
 
-// Accept waits for a slot and a connection. A connection that would leave too few file
-// descriptors is closed.
+// Accept waits for a slot and a connection. It closes a connection that would leave fewer than
+// savesFiles file descriptors.
 func (o *observers) Accept() (net.Conn, error) {
 	select {
 	case o.slots <- struct{}{}:
@@ -66,7 +66,7 @@ func (o *observer) Close() error {
 	return o.Conn.Close()
 }
 
-// observerLog makes warnings of the run of what the server logs, at most one a minute.
+// observerLog turns the server's log into warnings of the run, at most one a minute.
 type observerLog struct {
 	warn func(string)
 	mu   sync.Mutex

@@ -7,5 +7,5 @@ import (
 	"net"
 )
 
-// filesLeft knows no limit here.
+// filesLeft returns the largest int: no limit is known on this platform.
 func filesLeft(net.Conn) int { return math.MaxInt }

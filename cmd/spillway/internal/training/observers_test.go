@@ -57,7 +57,7 @@ func TestObserversAreFew(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Connections never take the last file descriptors, and the run's log says so once.
+// Connections never use the last file descriptors, and the run's log says so once.
 func TestObserversLeaveFilesToSaves(t *testing.T) {
 	o, said := observed(t)
 	var was syscall.Rlimit

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// filesLeft is at least how many more files this process may open. The kernel gives a new
-// file the lowest free number, so all below that of c are in use.
+// filesLeft returns a lower bound of the number of files that this process may still open. The
+// kernel gives a new file the lowest free number, so all numbers below that of c are in use.
 func filesLeft(c net.Conn) int {
 	var limit syscall.Rlimit
 	s, ok := c.(syscall.Conn)

@@ -13,9 +13,9 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// progress is the live line of a run on a terminal, with a line of its own for
-// what is to stay; elsewhere a plain line every cli.TellWithin, also during a step. What watches
-// the ranks has lines of its own, at any time.
+// progress shows a run: on a terminal in a live line, with permanent lines above it; elsewhere in a
+// plain line every cli.TellWithin, also during a step. The code that watches the ranks may print
+// lines at any time.
 type progress struct {
 	mu      sync.Mutex // of step, note, beat and finish
 	w       io.Writer
@@ -27,10 +27,10 @@ type progress struct {
 	told    time.Time
 	last    spillway.StepResult
 	eval    *spillway.EvalResult // the last one
-	pending bool                 // the last step has no line yet
-	pace    cli.Pace             // of the evaluation at hand
-	batch   string               // of the evaluation at hand, the one that runs; "": none
-	since   time.Time            // when the step or batch began that runs
+	pending bool                 // the last step is not printed yet
+	pace    cli.Pace             // of the current evaluation
+	batch   string               // the running batch of the current evaluation; "": none
+	since   time.Time            // when the running step or batch began
 }
 
 func newProgress(w io.Writer, done, steps int, bytes bool) *progress {
@@ -38,7 +38,7 @@ func newProgress(w io.Writer, done, steps int, bytes bool) *progress {
 	return &progress{w: w, live: cli.NewLiveLine(w), steps: steps, started: now, since: now, first: done, bytes: bytes}
 }
 
-// memory is the highest byte of a rank that was touched, and what is planned.
+// memory formats the highest touched byte of any rank, and the planned size.
 func memory(r spillway.StepResult) string {
 	return fmt.Sprintf("device %s of %s planned", plan.Bytes(most(r.Peak[graph.Device])), plan.Bytes(most(r.Planned[graph.Device])))
 }
@@ -72,7 +72,7 @@ func (p *progress) step(r spillway.StepResult) {
 	}
 }
 
-// take takes note of a step that is done, once.
+// take records a completed step, once.
 func (p *progress) take(r spillway.StepResult) {
 	if r.Step == max(p.first, p.last.Step) {
 		return
@@ -80,7 +80,7 @@ func (p *progress) take(r spillway.StepResult) {
 	p.last, p.pending = r, true
 }
 
-// evaluating tells how far the evaluation after a step is: its batches, and the mean loss so far.
+// evaluating shows the evaluation after a step: the completed batches and the mean loss so far.
 func (p *progress) evaluating(r spillway.StepResult, done, of int, loss float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -104,7 +104,7 @@ func (p *progress) evaluating(r spillway.StepResult, done, of int, loss float64)
 	}
 }
 
-// beat tells of a step or batch that takes long. It is for cli.Beat.
+// beat shows a step or batch that takes long. cli.Beat calls it.
 func (p *progress) beat() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -123,7 +123,7 @@ func (p *progress) beat() {
 	}
 }
 
-// runs says what runs, and for how long.
+// runs formats the current work and its time so far.
 func (p *progress) runs() string {
 	done, what := max(p.first, p.last.Step), p.batch
 	switch {
@@ -136,21 +136,21 @@ func (p *progress) runs() string {
 	return what + " " + cli.Took(p.since)
 }
 
-// done is how many steps are done.
+// done returns the number of completed steps.
 func (p *progress) done() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return max(p.first, p.last.Step)
 }
 
-// note prints a line that stays.
+// note prints a permanent line.
 func (p *progress) note(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	cli.Above(p.live, p.w, text)
 }
 
-// left is the time until the last step, by those of this process.
+// left predicts the time until the last step from the steps of this process.
 func (p *progress) left() time.Duration {
 	n := p.last.Step - p.first
 	if n <= 0 {
@@ -159,7 +159,7 @@ func (p *progress) left() time.Duration {
 	return time.Duration(float64(time.Since(p.started)) / float64(n) * float64(p.steps-p.last.Step)).Round(time.Second)
 }
 
-// fields are the live line's, the most wanted first.
+// fields returns the fields of the live line, the most important first.
 func (p *progress) fields() []string {
 	r := p.last
 	held := ""
@@ -170,7 +170,7 @@ func (p *progress) fields() []string {
 		held, skipped(r), fmt.Sprintf("%s left", p.left()), cli.Count(r.TokensPerS) + " tokens/s", memory(r)}
 }
 
-// skipped counts the steps without an update, "" where there were none.
+// skipped formats the number of steps without an update, "" if there were none.
 func skipped(r spillway.StepResult) string {
 	if r.SkippedAll == 0 {
 		return ""

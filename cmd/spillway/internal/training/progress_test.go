@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// In a pipe an evaluation that takes long has a line every 1.5 s, behind the line of its step.
+// In a pipe a long evaluation prints a line every 1.5 s, after the line of its step.
 func TestALongEvaluationIsTold(t *testing.T) {
 	var out strings.Builder
 	p := newProgress(&out, 0, 2, false)
@@ -28,7 +28,7 @@ func TestALongEvaluationIsTold(t *testing.T) {
 	require.Regexp(t, `^step 1/2 .*\nstep 2/2 .*\n  batch 4/9 of the evaluation  held-out 4\.5000 so far  1h40m[0-9]+s left\n  held-out loss 4\.0.*\n$`, out.String())
 }
 
-// In a pipe a step or a batch that takes long has a line every 1.5 s, and so has a step that is done.
+// In a pipe a long step or batch prints a line every 1.5 s, and so does a completed step.
 func TestALongStepIsTold(t *testing.T) {
 	var out strings.Builder
 	p := newProgress(&out, 4, 9, false)

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/tfevents"
 )
 
-// boardFile is a run's event file for TensorBoard; nil: none was asked for.
+// boardFile is a run's event file for TensorBoard; nil: there is none.
 type boardFile struct{ w *tfevents.Writer }
 
 func openBoard(dir string, done int) (*boardFile, error) {
@@ -34,7 +34,7 @@ func (b *boardFile) step(r spillway.StepResult) error {
 	return nil
 }
 
-// scalars are what a step itself tells.
+// scalars returns the scalars of a training step.
 func scalars(r spillway.StepResult) []tfevents.Scalar {
 	list := []tfevents.Scalar{
 		{Tag: "train/loss", Value: float64(r.Loss)}, {Tag: "train/learning_rate", Value: r.LR}, {Tag: "train/gradient_norm", Value: r.GradNorm},

@@ -1,4 +1,4 @@
-// Package training is the command train.
+// Package training implements the commands train and finetune.
 package training
 
 import (
@@ -33,24 +33,24 @@ import (
 	trainer "github.com/spillway-ml/spillway/train"
 )
 
-// Command is train.
+// Command returns the command train.
 func Command() *cobra.Command {
 	return newCommand(func(*cobra.Command, []string) (func(io.Writer), error) { return func(io.Writer) {}, nil })
 }
 
-// newCommand is train, for which prepare sets flags that were not given; what it returns says
-// so before the run is planned.
+// newCommand returns train. prepare sets flags that were not given; the function that it returns
+// prints them before the run is planned.
 func newCommand(prepare func(cmd *cobra.Command, args []string) (func(io.Writer), error)) *cobra.Command {
 	var c spillway.Config
 	var l options.Later
 	cmd := &cobra.Command{
 		Use:   "train",
 		Short: "Train a model; with no --model, --data or --config: the demo",
-		Long: `Train a model, sharded over ranks, within the memory that it is given.
+		Long: `Train a model, sharded over ranks, within the given memory.
 
 With none of --model, --data and --config it runs the demo: a small byte-level
 Llama on the Go files of this machine's Go toolchain, across 4 CPU ranks at
-ZeRO-3, each with less memory than the model's states alone need on one device.
+ZeRO-3. Each has less memory than the model's states alone need on one device.
 Any flag overrides a value of the demo.`,
 		Args: func(cmd *cobra.Command, args []string) error { return jobs.RefuseTogether(cli.NoArguments(cmd, args)) },
 	}
@@ -64,13 +64,13 @@ Any flag overrides a value of the demo.`,
 			return jobs.RefuseTogether(err)
 		}
 		how, device := *transport, c.Device
-		var unread error // of the config file
+		var unread error // why the config file could not be read
 		if path := fs.Lookup("config").Value.String(); path != "" {
 			how, device, unread = options.Meeting(fs, path)
 		}
 		p, err := jobs.FindPlace(how, device, cmd.ErrOrStderr())
 		if err != nil {
-			return cmp.Or(unread, err) // where the ranks meet may stand in what is not read
+			return cmp.Or(unread, err) // the unread config file may set the transport
 		}
 		p.Min = options.MinRanks(fs)
 		ask := &jobs.Asked{Fs: fs, C: &c, L: &l, Ranks: fs.Changed("ranks")}
@@ -86,9 +86,9 @@ Any flag overrides a value of the demo.`,
 				return err
 			}
 			defer func() {
-				defer cli.Shelter()() // or a signal would cut off what is said of its effect
+				defer cli.Shelter()() // otherwise a signal could cut off the message about it
 				if err != nil && p.Transport == cluster.MPI {
-					// Before the others end: Open MPI's launcher kills this process at the first status that is not 0.
+					// Before the other ranks end: Open MPI's launcher kills this process at the first nonzero status.
 					cli.PrintError(cmd.ErrOrStderr(), err, os.Args[1:], cmd)
 					err = cli.StatusError(cli.ExitStatus(err))
 				}
@@ -125,7 +125,8 @@ Any flag overrides a value of the demo.`,
 	return cmd
 }
 
-// fit completes c with what is predicted to be fastest, and says what the times are from.
+// fit sets the open settings of c to those predicted to be fastest, and prints the source of the
+// predicted times.
 func fit(cmd *cobra.Command, c *spillway.Config, transport string, rows int) error {
 	hw, onDevice, err := spillway.DeviceHardware(*c)
 	if err != nil {
@@ -146,11 +147,11 @@ func fit(cmd *cobra.Command, c *spillway.Config, transport string, rows int) err
 	return nil
 }
 
-// train runs a configured job and tells a person about it, and done how many steps it
-// has done.
+// train runs a configured job and prints its progress and result. It calls done with the number of
+// completed steps.
 func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later, done func(step int), stdout, stderr io.Writer) (err error) {
 	if isDemo {
-		c.Generate = c.Tensor <= 1 && c.Pipeline <= 1 // the sample, which tensor ranks and stages do not make
+		c.Generate = c.Tensor <= 1 && c.Pipeline <= 1 // the sample; tensor and pipeline parallelism do not generate
 		if err := options.PrepareDemo(&c); err != nil {
 			return err
 		}
@@ -166,7 +167,7 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 	if err != nil {
 		return err
 	}
-	leave := cli.Shelter() // until all is given back
+	leave := cli.Shelter() // until everything is closed
 	defer func() {
 		err = errors.Join(err, closeAll())
 		leave()
@@ -233,7 +234,8 @@ func train(ctx context.Context, c spillway.Config, isDemo bool, l *options.Later
 	return ckpt.ExportLast(ctx, c.Checkpoint, l.Export, stdout, stderr)
 }
 
-// tellStart has c tell how its run starts, and warn, beside the progress once that is shown.
+// tellStart makes c report the start of its run and its warnings: in the returned progress, or
+// above the bar in shown once that is set.
 func tellStart(c *spillway.Config, shown *atomic.Pointer[progress], stderr io.Writer) *cli.Progress {
 	starting := cli.NewProgress(stderr)
 	starting.Says(planningText(c))
@@ -249,7 +251,7 @@ func tellStart(c *spillway.Config, shown *atomic.Pointer[progress], stderr io.Wr
 	return starting
 }
 
-// tellIfDone says that a run has nothing to do.
+// tellIfDone prints a message if the run has nothing left to do.
 func tellIfDone(w io.Writer, t *spillway.Trainer) {
 	c, length := t.Config(), "--steps is"
 	if c.Epochs > 0 {
@@ -260,9 +262,9 @@ func tellIfDone(w io.Writer, t *spillway.Trainer) {
 	}
 }
 
-// measure has collectives timed where somebody is told, and sets the peak that shares are of.
-// A GPU's operations are timed only where it is asked for: they leave CUDA graphs. processes is how
-// many of the job's are on this machine.
+// measure enables the timing of collectives if some output shows it, and sets the peak for shares
+// of the peak. On a GPU only --metrics-addr and --tensorboard enable it, as timed operations cannot
+// be in CUDA graphs. processes is the number of the job's processes on this machine.
 func measure(c *spillway.Config, processes int) {
 	c.Measure = c.MetricsAddr != "" || c.TensorBoard != ""
 	if !strings.EqualFold(c.Device, "cuda") {
@@ -271,7 +273,7 @@ func measure(c *spillway.Config, processes int) {
 	}
 }
 
-// interruptedAfter says how an interrupted run ended.
+// interruptedAfter returns the error that tells how an interrupted run ended.
 func interruptedAfter(t *spillway.Trainer, folder string) error {
 	step, where, after := t.Done(), "", ""
 	if t.EvalDue() {
@@ -287,8 +289,8 @@ func interruptedAfter(t *spillway.Trainer, folder string) error {
 	return cli.Interrupted(fmt.Sprintf("interrupted after step %d%s", step, where))
 }
 
-// sayOnInterrupt has bar say, when ctx is canceled before stop is called, what the run saves
-// before it ends. The step that runs may still come to its end.
+// sayOnInterrupt makes bar show, if ctx is canceled before stop is called, which step the run saves
+// before it ends. The current step may still complete.
 func sayOnInterrupt(ctx context.Context, t *spillway.Trainer, bar *progress) (stop func() bool) {
 	folder := t.Config().Checkpoint
 	size, err := t.CheckpointBytes()
@@ -299,7 +301,7 @@ func sayOnInterrupt(ctx context.Context, t *spillway.Trainer, bar *progress) (st
 	})
 }
 
-// planningText says what may take long before a run stands.
+// planningText describes the work before the start of a run that may take long.
 func planningText(c *spillway.Config) string {
 	if strings.EqualFold(strings.TrimSpace(c.Recompute), "auto") {
 		return "choosing what is computed again, as little as the cap asks for …"
@@ -307,8 +309,8 @@ func planningText(c *spillway.Config) string {
 	return "planning; where it does not fit, searching for what would make it fit …"
 }
 
-// describe says before the first step what will run and what it takes. reached is the
-// last step of the attempt before this one, as far as is known: 0 otherwise.
+// describe prints, before the first step, what the run trains and how much memory it needs. reached
+// is the last step of the previous attempt, or 0 if that is not known.
 func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 	c, p := t.Config(), t.Plan()
 	var params int64
@@ -368,7 +370,7 @@ func describe(w io.Writer, t *spillway.Trainer, reached int, isDemo bool) {
 	}
 }
 
-// tokensOfStep are the tokens of a step or, with a schedule, of the smallest and the largest.
+// tokensOfStep formats the tokens of a step; with a schedule, the fewest and the most.
 func tokensOfStep(c *spillway.Config) string {
 	if all := c.BatchSchedule.Until(c.Steps).Distinct(); len(all) > 1 {
 		return fmt.Sprintf("%d to %d", all[len(all)-1]*c.Seq, all[0]*c.Seq)
@@ -377,9 +379,9 @@ func tokensOfStep(c *spillway.Config) string {
 	return fmt.Sprint(of.StepRows() * c.Seq)
 }
 
-// lost says what a run that goes on has lost: the steps that the attempt before it had
-// done since the checkpoint, and ranks, of which there may also be more now. It is what
-// launch says where it goes on by itself; here a scheduler or a person started the run.
+// lost describes the losses of a resumed run: the steps that the previous attempt had done since
+// the checkpoint, and a changed number of ranks. launch prints the same when it restarts a job;
+// here a scheduler or a person did.
 func lost(t *spillway.Trainer, reached int) (text string) {
 	if n := min(reached, t.Config().Steps) - t.Done(); n > 0 {
 		text = ": " + cli.RunAgain(n)
@@ -390,7 +392,7 @@ func lost(t *spillway.Trainer, reached int) (text string) {
 	return text
 }
 
-// trains says whether any parameter is trainable.
+// trains reports whether any parameter is trainable.
 func trains(p *plan.Plan) bool {
 	for i := range p.Program.Tensors() {
 		if !p.Program.Params[i].Frozen {
@@ -400,8 +402,8 @@ func trains(p *plan.Plan) bool {
 	return false
 }
 
-// lastLoss is the mean training loss of the last steps, without the first, which
-// knows nothing.
+// lastLoss formats the mean training loss of the last steps, at most 10. It leaves out the first
+// step, before which nothing was learned.
 func lastLoss(losses []float32, bytes bool) string {
 	last := losses[max(min(1, len(losses)-1), len(losses)-10):]
 	mean := 0.0
@@ -415,7 +417,7 @@ func lastLoss(losses []float32, bytes bool) string {
 	return fmt.Sprintf("%s %s", cli.LossText(float32(mean), bytes), what)
 }
 
-// report tells how the run ended.
+// report prints the results of the run.
 func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []float32, eval *spillway.EvalResult, sum string, isDemo bool) error {
 	c := t.Config()
 	if len(losses) > 0 {
@@ -451,8 +453,8 @@ func report(ctx context.Context, w io.Writer, t *spillway.Trainer, losses []floa
 	return nil
 }
 
-// hasWeights tells whether a model is a folder with weights, or with checkpoints. A preset is
-// none, also where a folder of checkpoints has its name: see planner.ModelConfig.
+// hasWeights reports whether a model is a folder with weights or checkpoints. A preset's name means
+// the preset, even if a folder of checkpoints has the same name: see planner.ModelConfig.
 func hasWeights(name string) bool {
 	if _, err := model.LookupPreset(name); err == nil {
 		if _, err := os.Stat(filepath.Join(name, model.ConfigFile)); err != nil {

@@ -1,4 +1,4 @@
-// Package verifying is the command verify.
+// Package verifying implements the command verify.
 package verifying
 
 import (
@@ -24,8 +24,8 @@ import (
 	"github.com/spillway-ml/spillway/train/receipts"
 )
 
-// again are train's flags that say where and how steps run again, and where what they read
-// lies now.
+// again holds the flags of train that verify has too: how steps run again, and the present paths of
+// the run's inputs.
 var again = map[string]func(to, from *spillway.Config){
 	"model":         func(to, from *spillway.Config) { to.Model = from.Model },
 	"init":          func(to, from *spillway.Config) { to.Init = from.Init },
@@ -45,24 +45,24 @@ var again = map[string]func(to, from *spillway.Config){
 	"timeout":       func(to, from *spillway.Config) { to.Timeout = from.Timeout },
 }
 
-// Command is verify.
+// Command returns the command verify.
 func Command() *cobra.Command {
 	var c spillway.Config
 	var v spillway.Verification
 	segments := "all"
 	cmd := &cobra.Command{
 		Use:   "verify RUN",
-		Short: "Check a run's receipt, by running parts of the run again",
-		Long: `Follow the hash chain of a run's receipt (train --receipt), and run segments of the
-run again: the steps from one checkpoint to the next. RUN is the folder of its
-checkpoints, or the receipt of a run without one.
+		Short: "Check a run's receipt by running parts of the run again",
+		Long: `Check the hash chain of a run's receipt (train --receipt), and run segments of the
+run again. A segment is the steps from one checkpoint to the next. RUN is the folder
+of its checkpoints, or the receipt of a run without one.
 
-Of a run with --reproducible, segments run at whatever --ranks, --zero, --offload and
---recompute fit this machine; of others at the run's own number of ranks. Bits are
-equal, or the first difference is printed: the step with what differs of it, and the
-range of a tensor. Each segment runs in one process.
+Segments of a run with --reproducible may use any --ranks, --zero, --offload and
+--recompute that fit this machine; those of others need the run's number of ranks.
+If the bits differ, the first difference is printed: the step, the differing value
+and the range of a tensor. Each segment runs in one process.
 
-Status 0: all that was run again is equal; 2: something differs, or the chain breaks;
+Status 0: all steps that ran again are equal; 2: something differs, or the chain breaks;
 1: bad input.`,
 		Example: "  spillway verify run1\n  spillway verify run1 --segments 3 --ranks 2 --offload optimizer=host\n  spillway verify run1 --segments 100-200,900-1000",
 		Args: func(_ *cobra.Command, args []string) error {
@@ -79,12 +79,12 @@ Status 0: all that was run again is equal; 2: something differs, or the chain br
 		f := all.Lookup(name)
 		f.Usage = usage(name, f.Usage)
 		if name == "ranks" {
-			f.DefValue = "the run's, or 1 where it was --reproducible"
+			f.DefValue = "the run's, or 1 if it was --reproducible"
 		}
 		fs.AddFlag(f)
 	}
-	fs.StringVar(&v.Receipt, "receipt", "", "the receipt's `FILE` (default: the one that the newest checkpoint names)")
-	fs.StringVar(&segments, "segments", segments, "what runs again: all; a number N of segments, drawn by chance; or steps, as in 100-200,900-1000")
+	fs.StringVar(&v.Receipt, "receipt", "", "receipt `FILE` (default: the one that the newest checkpoint names)")
+	fs.StringVar(&segments, "segments", segments, "segments to run again: all; a number N of them, drawn at random; or steps, as in 100-200,900-1000")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		choose, err := parseSegments(segments)
 		if err != nil {
@@ -115,15 +115,15 @@ Status 0: all that was run again is equal; 2: something differs, or the chain br
 	return cmd
 }
 
-// usage is what a flag of train's means here.
+// usage returns the help text of a flag that verify shares with train.
 func usage(name, trains string) string {
 	switch name {
 	case "model", "init", "data", "tokenizer", "template":
-		return "where the run's --" + name + " lies now: `PATH` (default: where it lay)"
+		return "present `PATH` of the run's --" + name + " (default: the run's path)"
 	case "ranks":
-		return "ranks that run the steps again; another number than the run's needs a run with --reproducible"
+		return "ranks that run the steps again; a number other than the run's needs a run with --reproducible"
 	case "zero":
-		return "ZeRO stage: 0, 1, 2 or 3 (default: 3, or the run's where stages have other bits)"
+		return "ZeRO stage: 0, 1, 2 or 3 (default: 3, or the run's if the bits depend on the stage)"
 	}
 	return trains
 }
@@ -159,8 +159,8 @@ func parseSegments(text string) (func([]receipts.Segment) []receipts.Segment, er
 	}, nil
 }
 
-// drawSegments draws so many segments by chance. A checkpoint alone, whose states are compared and
-// no step is run again, is drawn only where there is nothing else.
+// drawSegments draws n segments at random. A segment without steps, which only compares the states
+// of a checkpoint, is drawn only if there are no others.
 func drawSegments(n int, can []receipts.Segment) (list []receipts.Segment) {
 	steps := slices.DeleteFunc(slices.Clone(can), func(s receipts.Segment) bool { return s.Steps() == 0 })
 	if len(steps) > 0 {
@@ -174,7 +174,7 @@ func drawSegments(n int, can []receipts.Segment) (list []receipts.Segment) {
 	return list
 }
 
-// verify prints each segment, and what came of all.
+// verify prints each segment and the result.
 func verify(ctx context.Context, v spillway.Verification, w io.Writer) error {
 	v.Tell = func(s receipts.Segment) { fmt.Fprintln(w, segmentText(s)) }
 	got, err := spillway.VerifyReceipt(ctx, v)
@@ -194,7 +194,7 @@ func verify(ctx context.Context, v spillway.Verification, w io.Writer) error {
 	return err
 }
 
-// stepsText are the steps after from.
+// stepsText formats the steps after from, up to to.
 func stepsText(from, to int) string {
 	switch to - from {
 	case 0:
@@ -205,7 +205,7 @@ func stepsText(from, to int) string {
 	return fmt.Sprintf("steps %d to %d", from+1, to)
 }
 
-// segmentText is a segment in a line.
+// segmentText formats a segment and its result in one line.
 func segmentText(s receipts.Segment) string {
 	what := stepsText(s.From, s.To)
 	start := cmp.Or(s.Start, "the run's first values")
