@@ -428,7 +428,7 @@ type Own = config.Own
 //	func (t *Trainer) Step(ctx context.Context) (StepResult, error)
 type Trainer = train.Trainer
 
-// StepResult is what a step tells.
+// StepResult describes a finished step.
 //
 //	type StepResult struct {
 //		Step       int     // from 1
@@ -442,32 +442,32 @@ type Trainer = train.Trainer
 //		Skipped    bool    // the step's update was left out
 //		SkippedAll int     // steps of the run so far whose update was left out
 //		Targets    int64   // counted targets of the global batch
-//		Seconds    float64 // of the step, by the clock on the wall
+//		Seconds    float64 // of the step, wall time
 //		TokensPerS float64 // tokens a second, all ranks
-//		// Peak and Planned are, by space and rank, the bytes below the highest byte that an
-//		// operation has touched so far, and those of the plan.
+//		// Peak and Planned are bytes by space and rank: up to the highest byte that an operation has
+//		// touched so far, and of the plan.
 //		Peak, Planned [graph.NumSpaces][]int64
-//		// Classes has, by rank, what of each space's peak has been touched, by class: the
-//		// bytes of the buffers that the plan has alive there. They sum to Peak, and are the
-//		// plan's ByClass once all has run that the peak is made of.
+//		// Classes has, by rank and class, the bytes touched so far of the buffers that the plan has
+//		// live at each space's peak. They sum to Peak. Once all operations of the peak have run, they
+//		// equal the plan's ByClass.
 //		Classes     [][graph.NumSpaces][graph.NumClasses]int64
 //		CommBytes   int64 // all ranks, ring-equivalent
 //		DiskRead    int64 // all ranks, bytes that copies moved, without what a cache served
 //		DiskWritten int64
 //		Cached      bool // the frozen layers' outputs came from the cache
-//		// Comm is what each kind of collective took, of all ranks, and Overlap the share of
-//		// their time during which the rank computed: with Config.Measure, else nil and NaN.
+//		// Comm has the use of each kind of collective, summed over ranks. Overlap is the share of the
+//		// collectives' time during which the rank computed. Without Config.Measure they are nil and
+//		// NaN.
 //		Comm    []CommUse
 //		Overlap float64
-//		// DataWait is how long a rank of this process, the slowest, read samples, in s, and
-//		// FlopsShare what the multiply-adds of its ranks' products, 2 each, are of
-//		// Config.PeakFlops: forward and backward, without what is computed again. NaN: it is not
-//		// known.
+//		// DataWait is the longest time, in seconds, that a rank of this process read samples.
+//		// FlopsShare is the FLOPs of its ranks' products per second over Config.PeakFlops, 2 FLOPs for
+//		// each multiply-add. It counts forward and backward, without recomputation; NaN: unknown.
 //		DataWait   float64
 //		FlopsShare float64
-//		Eval       *EvalResult // set where the step was followed by an evaluation
-//		// EvalOnly is of an evaluation that was canceled before and is done now. Only Step and Eval
-//		// are set: the step itself was told before.
+//		Eval       *EvalResult // nil unless an evaluation followed the step
+//		// EvalOnly says that an evaluation that was canceled earlier is now done. Only Step and Eval
+//		// are set; the step itself was reported before.
 //		EvalOnly bool
 //	}
 type StepResult = train.StepResult
@@ -481,6 +481,6 @@ type StepResult = train.StepResult
 //		// where targets are not classes (one a row, by CrossEntropy), and on GPUs.
 //		Accuracy float64
 //		Targets  int64   // that were counted
-//		Seconds  float64 // by the clock on the wall
+//		Seconds  float64 // wall time
 //	}
 type EvalResult = train.EvalResult
