@@ -105,8 +105,9 @@ func (s *Store) Takes(m Manifest, parts []*Part, blobs []Blob) (int64, error) {
 	return m.takes(room.Block), nil
 }
 
-// Needs returns the most free space, in bytes, that the run's next saves checkpoints, of each bytes
-// each, use at once. While the k-th is written, Keep of those before it still exist.
+// Needs returns the most free space, in bytes, that the run's next checkpoints use at once. saves is
+// their number and each is the size of one. While the k-th is written, Keep of those before it still
+// exist.
 func (r *Room) Needs(each, saves int64) (most int64) {
 	old := int64(len(r.Own))
 	last := saves // the largest number of new checkpoints at once
@@ -139,8 +140,8 @@ func (r *Room) needs(each, k int64) int64 {
 	return n
 }
 
-// Keeps returns the largest Options.Keep with which checkpoints of each bytes always fit in the
-// free space; 0 if not even 1 does.
+// Keeps returns the largest Options.Keep with which checkpoints always fit in the free space; 0 if
+// not even 1 does. each is the size of one, in bytes.
 func (r *Room) Keeps(each int64) int64 {
 	free := r.Free + min(r.Goes, math.MaxInt64-r.Free)
 	for _, n := range r.Own {
