@@ -105,9 +105,9 @@ func (s *Store) Takes(m Manifest, parts []*Part, blobs []Blob) (int64, error) {
 	return m.takes(room.Block), nil
 }
 
-// Needs returns the most free space, in bytes, that the run's next checkpoints use at once. saves is
-// their number and each is the size of one. While the k-th is written, Keep of those before it still
-// exist.
+// Needs returns the most free space, in bytes, that the run's next checkpoints use at once. saves
+// is their number and each is the size of one. While the k-th is written, Keep of those before it
+// still exist.
 func (r *Room) Needs(each, saves int64) (most int64) {
 	old := int64(len(r.Own))
 	last := saves // the largest number of new checkpoints at once
