@@ -108,8 +108,8 @@ type Options struct {
 	// set up its process there as for a run with a disk tier. nil: no call.
 	BesideDisk func() (after func())
 
-	// Passes is how often everything is measured, one pass after the other. The rates are means
-	// over all passes, since the speed of a shared machine changes within minutes. 0: once.
+	// Passes is how often everything is measured, one pass after the other. The rates are fitted
+	// to all passes, since the speed of a shared machine changes within minutes. 0: once.
 	Passes int
 
 	steps int // number of steps of each model, in a test; 0: calibrationSteps, and waitSteps

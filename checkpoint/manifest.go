@@ -42,7 +42,7 @@ type Manifest struct {
 	ID       string          `json:"id,omitempty"`
 	Owner    string          `json:"owner,omitempty"`    // the run that wrote it and alone may remove it; "": version 1
 	Mark     string          `json:"mark,omitempty"`     // who may replace it, see Options.Mark
-	Replaces []string        `json:"replaces,omitempty"` // runs of that mark whose checkpoints it stands for
+	Replaces []string        `json:"replaces,omitempty"` // runs of that mark whose checkpoints it replaces
 	Written  *time.Time      `json:"written,omitempty"`  // UTC, for information
 	Run      json.RawMessage `json:"run"`                // record that a resumed run needs
 	Tensors  []Tensor        `json:"tensors,omitempty"`  // complete logical tensors; none before version 3
