@@ -23,12 +23,12 @@ import (
 //		// DataGlob limits a folder to files whose name matches; "" takes all. EvalGlob
 //		// is the same for EvalData.
 //		DataGlob, EvalGlob string
-//		// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json; "" is the
-//		// model's own, and an error where none is known and text is read.
+//		// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json. "" is the model's own
+//		// tokenizer; it is an error if the run reads text and the model has none.
 //		Tokenizer string
 //		// TextField is the field of JSON lines (*.jsonl) or Parquet that holds their text.
 //		TextField string
-//		Chat      // how data that are conversations are used
+//		Chat      // how conversations are used
 //		// Order is "sequential", "shuffled", or "" for sequential on files and
 //		// shuffled on folders.
 //		Order string
@@ -106,8 +106,8 @@ import (
 //		// system of Disk (spillway doctor); zero: the defaults.
 //		DiskTuning DiskTuning
 //		// DiskCache is a cache in host memory for the disk tier, in bytes per rank; 0: none. It is
-//		// outside the plan but counts within HostMemory. Each step reads all that is on disk once,
-//		// so a cache of a tenth of it saves up to a tenth of the reads.
+//		// outside the plan but counts within HostMemory. Each step reads everything on disk once, so a
+//		// cache of a tenth of that size saves up to a tenth of the reads.
 //		DiskCache int64
 //		// FrozenCache caches the outputs of the model's frozen first layers (Freeze), by sample, so
 //		// that later epochs skip their forward. The bits stay the same. The cache is outside the
@@ -142,22 +142,23 @@ import (
 //		// planned; New refuses combinations that cannot run yet.
 //		Precision string
 //		ShardSize int
-//		// Tensor is the number of neighbouring ranks that share the computation of every layer and
-//		// have the same data; 0 or 1: none. A rank then has a part of each matrix and of what is
-//		// computed with it, and all ranks exchange sums in every layer.
+//		// Tensor is the number of neighbouring ranks that share the computation of every layer and have
+//		// the same data; 0 or 1: none. Each of them has a part of each matrix and of the values
+//		// computed with it. All of them exchange sums in every layer.
 //		Tensor int
 //		// TensorSlices is the number of slices, a power of two, into which a layer is cut; 0: as many
 //		// as Tensor. Sums over slices have a fixed order, so every Tensor that divides TensorSlices
 //		// gives the same bits, 1 included. More slices than ranks make smaller products.
 //		TensorSlices int
-//		// Pipeline is the number of stages over which the layers are divided; 0 or 1: one. Each stage
-//		// has as many ranks, and sends what the next one needs. PipelineSchedule is the order in which
-//		// stages take the micro-batches of a step (Accum), "1f1b" (or "") or "gpipe". Stages has the
-//		// layers of each stage, as in "0-5,6-11"; "": divided by predicted FLOPs.
+//		// Pipeline is the number of stages over which the layers are divided; 0 or 1: one. All stages
+//		// have the same number of ranks, and each sends the next one's inputs. PipelineSchedule is the
+//		// order in which stages compute the micro-batches of a step (Accum), "1f1b" (or "") or "gpipe".
+//		// Stages lists the layers of each stage, as in "0-5,6-11"; "": divided by predicted FLOPs.
 //		Pipeline                 int
 //		PipelineSchedule, Stages string
-//		// Collectives is the algorithm of all-gathers, reduce-scatters and all-reduces of CPU
-//		// ranks, a comm/algo.Name; "" means auto. All algorithms but ring give the same bits.
+//		// Collectives is the algorithm of all-gathers, reduce-scatters and all-reduces of CPU ranks, an
+//		// algorithm.Name of package comm/algorithm; "" means auto. All algorithms but ring give the
+//		// same bits.
 //		Collectives string
 //		// PerHost is how many consecutive ranks each host has, if all hosts have the same number;
 //		// 0: unknown. The run fills it in.
@@ -176,25 +177,24 @@ import (
 //		// clean step resets the count, so rare outliers never lower the scale. (Megatron-LM's count
 //		// survives clean steps until the scale has grown.)
 //		LossScaleHysteresis int
-//		// Int8 lists what is stored or computed in 8 bits. "optimizer" is AdamW's moments, in
-//		// blocks of 256 elements with the dynamic map. The others use int8 codes with scales:
-//		// "gather", parameters sent between ranks, and "reduce", gradients sent between ranks, both
-//		// in blocks of 256; "activations", those that the backward reads only in products and
-//		// activations' gradients, by row; "matmul", both factors of forward products and of
-//		// gradients of inputs, by row and column. gather and matmul need a 16-bit Precision. Bits
-//		// stay the same at every stage. Each replaces 16-bit data at half the size and loses
-//		// precision (docs/decisions/precision.md).
+//		// Int8 lists the data that is stored or computed in 8 bits. "optimizer" is AdamW's moments, in
+//		// blocks of 256 elements with the dynamic map. The others use int8 codes with scales: "gather",
+//		// parameters sent between ranks, and "reduce", gradients sent between ranks, both in blocks of
+//		// 256; "activations", those that the backward reads only in products and activations'
+//		// gradients, by row; "matmul", both factors of forward products and of gradients of inputs, by
+//		// row and column. gather and matmul need a 16-bit Precision. Bits stay the same at every stage.
+//		// Each replaces 16-bit data at half the size and loses precision (docs/decisions/precision.md).
 //		Int8 []string
-//		// Epilogues lists what 16-bit products on a GPU do besides multiplying, of what changes
-//		// bits: "dgelu" takes GELU's derivative before the product is rounded, "bgrad" sums a bias's
-//		// gradient in the product of its weight's, "gelu" takes GELU before rounding; to recompute
-//		// that takes the product then (docs/decisions/gpu.md). nil or "default": dgelu, where there
-//		// is any; "none": each is an operation of its own; "all". The bits are the same at every
-//		// stage, of one choice. Nothing of it has been measured on a GPU.
+//		// Epilogues lists operations that 16-bit products on a GPU do in their epilogue and that change
+//		// bits. "dgelu" applies GELU's derivative before the product is rounded. "bgrad" sums a bias's
+//		// gradient in the product of its weight's gradient. "gelu" applies GELU before rounding;
+//		// recomputation then needs the product again (docs/decisions/gpu.md). nil or "default" means
+//		// dgelu where a product can have it; "none" makes each a separate operation; "all" selects all.
+//		// One choice gives the same bits at every stage. None of this has been measured on a GPU.
 //		Epilogues []string
-//		// OptimizerDType is what AdamW keeps: "fp32" (or ""), or "bf16": moments in bf16 and,
-//		// with Precision bf16, parameters without a master, 6 bytes a parameter for 14. It
-//		// goes with StochasticRounding, without which small updates would be lost.
+//		// OptimizerDType is the type of AdamW's states: "fp32" (or ""), or "bf16". With "bf16" the
+//		// moments are in bf16 and, with Precision bf16, parameters have no master: 6 bytes a parameter
+//		// instead of 14. It needs StochasticRounding, without which small updates would be lost.
 //		OptimizerDType string
 //		// StochasticRounding rounds values stored in bf16 so that their mean over many updates is
 //		// exact. The random bits depend on the seed, the parameter's name, the element and the
@@ -204,19 +204,18 @@ import (
 //		// the CPU's bf16 instructions do (AMX, AVX-512). "portable" rounds as float32 does, with
 //		// the same bits on every CPU.
 //		BF16Rounding string
-//		// Recompute drops activations and computes them again in the backward: none, selective,
-//		// full, policies by unit or buffers by name (see package recompute), or auto. auto drops as
-//		// few buffers as the cap on device memory requires, first those that save the most bytes
-//		// per second of recomputation. It takes less memory and more computing, and gives the same
-//		// bits.
+//		// Recompute drops activations and computes them again in the backward: none, selective, full,
+//		// policies by unit or buffers by name (see package recompute), or auto. auto drops as few
+//		// buffers as the cap on device memory requires, first those that save the most bytes per second
+//		// of recomputation. It needs less memory and more computing, and gives the same bits.
 //		Recompute string
 //		// Allow lists precisions that a search may choose beside Precision.
 //		Allow []string
 //
 //		// Offload says which classes are stored in host memory or on disk:
-//		// "optimizer=host|disk,parameters=…,gradients=…,activations=…", each with a share or names
-//		// (see offload.Parse); "" means none. It takes less device memory and more copies, and
-//		// gives the same bits.
+//		// "optimizer=host|disk,parameters=…,gradients=…,activations=…", each with a share or names (see
+//		// offload.Parse); "" means none. It needs less device memory and more copies, and gives the
+//		// same bits.
 //		Offload string
 //
 //		// OnNonFinite says what happens at a step whose loss or gradient norm is not finite. "stop"
@@ -254,14 +253,14 @@ import (
 //		// plan; "off" never does.
 //		AsyncSave string
 //		Keep      int  // confirmed checkpoints of this run kept, beside the newest; 0: all
-//		Resume    bool // continue from the newest whole checkpoint, or start where there is none
+//		Resume    bool // continue from the newest complete checkpoint; if there is none, start
 //		// AcceptChanges lets a resumed run continue with other data, another seed or another order
 //		// than the checkpoint's run had.
 //		AcceptChanges bool
 //
 //		Timeout time.Duration // of any collective
 //		// Metrics is a file of JSON lines; "": none. The command, or OpenMetrics, writes it; New only
-//		// checks that it may be written over.
+//		// checks that it may be overwritten.
 //		Metrics  string
 //		Receipts        // the run's hash chain
 //		Trace    string // Chrome trace file; "" writes none
@@ -367,9 +366,9 @@ import (
 //	Timeout 1m0s
 type Config = config.Config
 
-// Own has what a program itself provides, as Go values, in place of names in
-// a Config. Each is optional. Operations of its own come with the model or the
-// rule that uses them (graph.Define).
+// Own has a model, data, a rule and a schedule that the program provides as
+// Go values, instead of names in a Config. Each is optional. The program's own
+// operations come with the model or the rule that uses them (graph.Define).
 //
 //	type Own struct {
 //		// Model replaces Config.Model.
@@ -429,7 +428,7 @@ type Own = config.Own
 //	func (t *Trainer) Step(ctx context.Context) (StepResult, error)
 type Trainer = train.Trainer
 
-// StepResult is what a step tells.
+// StepResult describes a finished step.
 //
 //	type StepResult struct {
 //		Step       int     // from 1
@@ -443,32 +442,32 @@ type Trainer = train.Trainer
 //		Skipped    bool    // the step's update was left out
 //		SkippedAll int     // steps of the run so far whose update was left out
 //		Targets    int64   // counted targets of the global batch
-//		Seconds    float64 // of the step, by the clock on the wall
+//		Seconds    float64 // of the step, wall time
 //		TokensPerS float64 // tokens a second, all ranks
-//		// Peak and Planned are, by space and rank, the bytes below the highest byte that an
-//		// operation has touched so far, and those of the plan.
+//		// Peak and Planned are bytes by space and rank: up to the highest byte that an operation has
+//		// touched so far, and of the plan.
 //		Peak, Planned [graph.NumSpaces][]int64
-//		// Classes has, by rank, what of each space's peak has been touched, by class: the
-//		// bytes of the buffers that the plan has alive there. They sum to Peak, and are the
-//		// plan's ByClass once all has run that the peak is made of.
+//		// Classes has, by rank and class, the bytes touched so far of the buffers that the plan has
+//		// live at each space's peak. They sum to Peak. Once all operations of the peak have run, they
+//		// equal the plan's ByClass.
 //		Classes     [][graph.NumSpaces][graph.NumClasses]int64
 //		CommBytes   int64 // all ranks, ring-equivalent
 //		DiskRead    int64 // all ranks, bytes that copies moved, without what a cache served
 //		DiskWritten int64
 //		Cached      bool // the frozen layers' outputs came from the cache
-//		// Comm is what each kind of collective took, of all ranks, and Overlap the share of
-//		// their time during which the rank computed: with Config.Measure, else nil and NaN.
+//		// Comm has the use of each kind of collective, summed over ranks. Overlap is the share of the
+//		// collectives' time during which the rank computed. Without Config.Measure they are nil and
+//		// NaN.
 //		Comm    []CommUse
 //		Overlap float64
-//		// DataWait is how long a rank of this process, the slowest, read samples, in s, and
-//		// FlopsShare what the multiply-adds of its ranks' products, 2 each, are of
-//		// Config.PeakFlops: forward and backward, without what is computed again. NaN: it is not
-//		// known.
+//		// DataWait is the longest time, in seconds, that a rank of this process read samples.
+//		// FlopsShare is the FLOPs of its ranks' products per second over Config.PeakFlops, 2 FLOPs for
+//		// each multiply-add. It counts forward and backward, without recomputation; NaN: unknown.
 //		DataWait   float64
 //		FlopsShare float64
-//		Eval       *EvalResult // set where the step was followed by an evaluation
-//		// EvalOnly is of an evaluation that was canceled before and is done now. Only Step and Eval
-//		// are set: the step itself was told before.
+//		Eval       *EvalResult // nil unless an evaluation followed the step
+//		// EvalOnly says that an evaluation that was canceled earlier is now done. Only Step and Eval
+//		// are set; the step itself was reported before.
 //		EvalOnly bool
 //	}
 type StepResult = train.StepResult
@@ -482,6 +481,6 @@ type StepResult = train.StepResult
 //		// where targets are not classes (one a row, by CrossEntropy), and on GPUs.
 //		Accuracy float64
 //		Targets  int64   // that were counted
-//		Seconds  float64 // by the clock on the wall
+//		Seconds  float64 // wall time
 //	}
 type EvalResult = train.EvalResult

@@ -41,12 +41,12 @@ type keptMachine struct {
 	Peaks map[int]Peak `json:"peaks,omitempty"`
 }
 
-// calibrationFile is calibration.json: what was measured, by machine.
+// calibrationFile is the contents of calibration.json: the measurements, by machine.
 type calibrationFile struct {
 	Machines map[string]keptMachine `json:"machines"`
 }
 
-// Path is the file of stored measurements, in the user's configuration folder.
+// Path returns the file of stored measurements, in the user's configuration folder.
 func Path() (string, error) {
 	dir, err := userdir.Config()
 	if err != nil {
@@ -63,7 +63,7 @@ func readCalibrations(path string) (f calibrationFile, err error) {
 	return f, err
 }
 
-// machineName is the key under which this machine's measurements are stored.
+// machineName returns the key under which this machine's measurements are stored.
 func machineName() string {
 	name, err := os.Hostname()
 	if err != nil || name == "" {
@@ -72,7 +72,7 @@ func machineName() string {
 	return name
 }
 
-// CPUModel is the processor's name; empty if the system does not tell.
+// CPUModel returns the processor's name; empty if it is unknown.
 func CPUModel() string {
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err != nil {
@@ -104,7 +104,7 @@ func KeepMemoryBandwidth(v float64) (path string, err error) {
 // MemoryBandwidth returns the stored bandwidth in bytes/s; 0 if none is stored.
 func MemoryBandwidth() float64 { return kept().MemoryBandwidth }
 
-// kept has this machine's stored measurements; nothing if the file cannot be read.
+// kept returns this machine's stored measurements; none if the file cannot be read.
 func kept() keptMachine {
 	path, err := Path()
 	if err != nil {
@@ -125,7 +125,7 @@ func keep(change func(*keptMachine)) (path string, err error) {
 		return fail(err)
 	}
 	f, err := readCalibrations(path)
-	if err != nil || f.Machines == nil { // absent, or damaged and made anew
+	if err != nil || f.Machines == nil { // the file is missing, or damaged and replaced
 		f.Machines = map[string]keptMachine{}
 	}
 	k := f.Machines[machineName()]

@@ -15,8 +15,8 @@ type keptLinks struct {
 	Measured time.Time `json:"measured"`
 }
 
-// KeepLinks stores the measured times of collectives over a transport, in place of older ones
-// for as many ranks, and returns the path of the file.
+// KeepLinks stores the measured times of collectives over a transport, and replaces older ones for
+// the same number of ranks. It returns the path of the file.
 func KeepLinks(l *cost.Links) (path string, err error) {
 	return keep(func(k *keptMachine) {
 		k.Links = slices.DeleteFunc(k.Links, func(o keptLinks) bool { return o.Transport == l.Transport && o.Ranks == l.Ranks })
@@ -32,8 +32,8 @@ func Over(hw planner.Hardware, transport string, ranks int) (_ planner.Hardware,
 	return planner.Over(hw, links, transport), note
 }
 
-// Links are the collectives that were measured over a transport and are not old, and a few
-// words on those that are nearest to so many ranks; "" where there are none.
+// Links returns the recent measurements of collectives over a transport, and a note about those for
+// the nearest number of ranks; "" if there are none.
 func Links(transport string, ranks int) (fresh []cost.Links, note string) {
 	var when []time.Time
 	for _, l := range kept().Links {
@@ -49,8 +49,8 @@ func Links(transport string, ranks int) (fresh []cost.Links, note string) {
 	return fresh, fmt.Sprintf("collectives as measured over %s between %d ranks, %s", transport, l.Ranks, when[at].Format(time.DateOnly))
 }
 
-// Fastest returns the fastest measured algorithms of collectives over a transport between so
-// many ranks; none if no recent measurement is stored.
+// Fastest returns the fastest measured algorithms of collectives over a transport for the given
+// number of ranks; none if no recent measurement is stored.
 func Fastest(transport string, ranks int) []cost.Fastest {
 	for _, l := range kept().Links {
 		if l.Transport == transport && l.Ranks == ranks && time.Since(l.Measured) <= calibrationAge {

@@ -1,6 +1,6 @@
-// Package calibration measures this machine for predicted times: it trains small models
-// and times their operations, collectives, copies and the disk tier, and keeps what it
-// found in the user's configuration folder, by machine.
+// Package calibration measures this machine to predict times. It trains small models, times their
+// operations, collectives, copies and the disk tier, and stores the results in the user's
+// configuration folder, by machine.
 package calibration
 
 import (
@@ -41,8 +41,8 @@ var calibrationModels = []trained{
 	{`{"model_type":"llama","hidden_size":128,"intermediate_size":352,"num_hidden_layers":1,"num_attention_heads":2,"vocab_size":1024,"max_position_embeddings":512}`, 2, 64, nil},
 }
 
-// models returns the models to train: calibrationModels, two of them in 16 and 8 bits too, and one
-// for each other update rule with operations that no rule before it has.
+// models returns the models to train: calibrationModels, two of them also in 16 and 8 bits, and one
+// for each update rule with operations that no earlier rule has.
 func models() []trained {
 	list := slices.Clone(calibrationModels)
 	for _, m := range []trained{calibrationModels[1], calibrationModels[3]} {
@@ -68,10 +68,11 @@ func models() []trained {
 
 const smallModel = `{"model_type":"gpt2","n_layer":1,"n_head":4,"n_embd":256,"vocab_size":512,"n_positions":128}`
 
-// calibrationRanks are runs of as many ranks as there are threads, and of twice as many. They show
-// what collectives take beside their rates. Models of the first list are so small that most of it
-// is a time for each collective, in which ranks wait for each other. Those of the second list show
-// the time for each byte: what is sent is in no cache, or in that of another core.
+// calibrationRanks are runs with as many ranks as there are threads, and with twice as many. They
+// show the time of collectives in addition to their rates. The models of the first list are so
+// small that most of that is a time for each collective, in which ranks wait for each other. The
+// models of the second list show the time for each byte: the sent data is in no cache, or in
+// another core's.
 var calibrationRanks = [2][]trainedBy{
 	{
 		{`{"model_type":"gpt2","n_layer":3,"n_head":2,"n_embd":64,"vocab_size":512,"n_positions":64}`, 0},
@@ -90,34 +91,33 @@ type trainedBy struct {
 	zero   int
 }
 
-// calibrationSteps is how many steps each model runs. The first step touches its memory for the
-// first time and is not counted. Times are means, not medians: on a machine that does other work
-// too, a step includes all its delays.
+// calibrationSteps is the number of steps that each model runs. The first step touches its memory
+// for the first time and is not counted. Times are means, not medians: on a machine with other
+// work, a step includes all its delays.
 const calibrationSteps = 7
 
-// Options say what Measure measures.
+// Options configure Measure.
 type Options struct {
 	Threads int // computing threads; 0: all
-	// Ranks, where it is not 0, are runs of Threads threads at a time, each with a core of its own:
-	// the calibration is that of a job of so many processes. What its ranks lose by waiting is not
-	// measured here (see Waiting). 0: as many as there are threads.
+	// Ranks, if not 0, is the number of concurrent runs, each with Threads threads on separate
+	// cores. The calibration is then that of a job of that many processes. It does not include the
+	// ranks' waiting time (see Waiting). 0: as many runs as there are threads.
 	Ranks int
 	Disk  string // the folder of the disk tier; "": a temporary one
-	// BesideDisk is called before the disk is measured, and the function that it returns after.
-	// A program can set up its process there as for a run with a disk tier. nil: no call.
+	// BesideDisk is called before the disk is measured, and its result afterwards. A program can
+	// set up its process there as for a run with a disk tier. nil: no call.
 	BesideDisk func() (after func())
 
-	// Passes is how often everything is measured, one pass after the other; the rates are those of
-	// all passes, since a shared machine is faster in one minute than in the next. 0: once.
+	// Passes is how often everything is measured, one pass after the other. The rates are fitted
+	// to all passes, since the speed of a shared machine changes within minutes. 0: once.
 	Passes int
 
-	steps int // of each model, in a test; 0: calibrationSteps, and waitSteps
+	steps int // number of steps of each model, in a test; 0: calibrationSteps, and waitSteps
 }
 
-// Measure measures this machine's CPU device: it trains small models for a few steps,
-// on all threads and as many at a time as there are threads, and times every operation;
-// then collectives, copies, and the disk tier. It takes a few seconds and leaves nothing
-// behind.
+// Measure measures this machine's CPU device. It trains small models for a few steps, first on all
+// threads and then several at a time, and times every operation. Then it measures collectives,
+// copies, and the disk tier. It takes a few seconds and leaves no files.
 func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 	dir, err := os.MkdirTemp("", "spillway-calibrate-")
 	if err != nil {
@@ -172,8 +172,8 @@ func Measure(ctx context.Context, o Options) (_ *cost.Calibration, err error) {
 	return c, nil
 }
 
-// modelJobs writes the models into dir, and returns the jobs that train them for so many steps,
-// 0: calibrationSteps.
+// modelJobs writes the models into dir, and returns the jobs that train them for steps steps; 0
+// means calibrationSteps.
 func modelJobs(cfg config.Config, dir string, steps int) (jobs []config.Config, err error) {
 	for i, m := range models() {
 		one := cfg
@@ -190,7 +190,8 @@ func modelJobs(cfg config.Config, dir string, steps int) (jobs []config.Config, 
 	return jobs, nil
 }
 
-// timedModel adds the operations of a job, alone and so many at a time.
+// timedModel adds the times of a job's operations: of one run alone, and of together runs at a
+// time.
 func timedModel(ctx context.Context, c config.Config, together int, s *cost.Samples) (leads, error) {
 	alone, l, err := timedSteps(ctx, c)
 	if err != nil {
@@ -222,8 +223,8 @@ func stepsHere(ctx context.Context, c config.Config) (float64, error) {
 // Steps runs a job and returns the time of a step, in s.
 type Steps func(context.Context, config.Config) (float64, error)
 
-// Waiting returns what collectives between ranks of a job take beside their rates, on a machine
-// with all else measured. steps is called with small jobs of so many ranks.
+// Waiting returns the time of collectives between a job's ranks in addition to their rates. All
+// other rates of machine must be measured. steps is called with small jobs of ranks ranks.
 func Waiting(ctx context.Context, machine *cost.Machine, ranks int, steps Steps) (wait cost.Rate, err error) {
 	dir, err := os.MkdirTemp("", "spillway-calibrate-")
 	if err != nil {
@@ -241,8 +242,8 @@ func Waiting(ctx context.Context, machine *cost.Machine, ranks int, steps Steps)
 	return wait, nil
 }
 
-// waiting returns the rate with which the steps of each list of calibrationRanks take as long by
-// prediction as they took, together. Each job takes n steps.
+// waiting returns the rate with which the predicted steps of each list of calibrationRanks take, in
+// sum, their measured time. Each job runs n steps.
 func waiting(ctx context.Context, cfg config.Config, machine *cost.Machine, dir string, n int, steps Steps) (wait cost.Rate, err error) {
 	m := *machine
 	m.Wait = wait
@@ -274,8 +275,9 @@ func waiting(ctx context.Context, cfg config.Config, machine *cost.Machine, dir 
 	return m.Wait, nil
 }
 
-// Yardstick writes a small model and tokens into a folder, and returns a job over so many ranks of
-// one thread each that trains it: its steps show how fast the machine is at a time.
+// Yardstick writes a small model and tokens into a folder. It returns a job that trains the model
+// over the given number of ranks of one thread each. Its step time shows the machine's current
+// speed.
 func Yardstick(dir string, ranks int) (config.Config, error) {
 	of, c := calibrationRanks[1][0], config.Default()
 	c.Model, c.Data, c.Ranks, c.Threads = filepath.Join(dir, "yardstick"), filepath.Join(dir, "tokens.bin"), ranks, 1
@@ -286,11 +288,11 @@ func Yardstick(dir string, ranks int) (config.Config, error) {
 	return c, nil
 }
 
-// waitParts are what each list of calibrationRanks shows.
+// waitParts is the kind of rate that each list of calibrationRanks shows.
 var waitParts = [2]cost.Rate{{PerOp: 1}, {PerByte: 1}}
 
-// addWait adds to a machine's Wait so many times a part that the steps of programs take so long
-// together by prediction; nothing if they take longer without any.
+// addWait adds a multiple of part to a machine's Wait, so that the programs' steps take the given
+// seconds in sum by prediction. It adds nothing if they take longer without any.
 func addWait(programs []*graph.Program, m *cost.Machine, part cost.Rate, seconds float64) error {
 	from, times := m.Wait, 0.0
 	// Computation hides a part of each wait, so the first estimates are too short.
@@ -349,7 +351,7 @@ func calibrationTokens(path string) error {
 	return os.WriteFile(path, tokens, 0o644)
 }
 
-// timedTogether runs a configuration so many times at once, on a thread each.
+// timedTogether runs n copies of a configuration concurrently, with one thread each.
 func timedTogether(ctx context.Context, c config.Config, n int) ([]cost.Sample, error) {
 	c.Threads = 1
 	all, errs := make([][]cost.Sample, n), make([]error, n)
@@ -361,9 +363,9 @@ func timedTogether(ctx context.Context, c config.Config, n int) ([]cost.Sample, 
 	return slices.Concat(all...), errors.Join(errs...)
 }
 
-// leads are the times between operations, in s: of a step before its first and
-// behind its last operation, between two of a stream, and between the end of an
-// operation and the start of one on another stream that waited for it.
+// leads are times between operations, in s: of a step before its first and after its last
+// operation; between two operations of a stream; and from the end of an operation to the start of
+// one on another stream that waited for it.
 type leads struct{ start, gap, handoff []float64 }
 
 func meanLeads(all []leads) (start, gap, handoff float64) {
@@ -374,8 +376,8 @@ func meanLeads(all []leads) (start, gap, handoff float64) {
 	return mean(sum.start), mean(sum.gap), mean(sum.handoff)
 }
 
-// timedSteps runs a configuration of one rank with a trace and returns each size
-// of operation of the step with its mean time, and the times in between.
+// timedSteps runs a configuration of one rank with a trace. It returns each size of operation of
+// the step with its mean time, and the times between operations.
 func timedSteps(ctx context.Context, c config.Config) (samples []cost.Sample, l leads, err error) {
 	dir, err := os.MkdirTemp(filepath.Dir(c.Model), "trace-")
 	if err != nil {
@@ -446,7 +448,7 @@ func timedSteps(ctx context.Context, c config.Config) (samples []cost.Sample, l 
 	for k, all := range times {
 		samples = append(samples, cost.Sample{Class: k.class, Size: k.size, Seconds: mean(all)})
 	}
-	slices.SortFunc(samples, compareSamples) // maps have no order
+	slices.SortFunc(samples, compareSamples) // maps are unordered
 	return samples, l, nil
 }
 

@@ -54,7 +54,7 @@ func MeasurePeak(threads int) (p Peak, err error) {
 		PerS: 2 * PeakSize * PeakSize * PeakSize / best.Seconds()}, nil
 }
 
-// KeepPeak stores a measured peak in place of an older one with as many threads.
+// KeepPeak stores a measured peak, and replaces an older one for the same number of threads.
 func KeepPeak(p Peak) (path string, err error) {
 	return keep(func(k *keptMachine) {
 		if k.Peaks == nil {
@@ -70,9 +70,10 @@ func KeptPeak(threads int) (p Peak, ok bool) {
 	return p, ok && p.CPU == CPUModel() && p.SIMD == level.Current().String() && time.Since(p.At) < calibrationAge
 }
 
-// PeakOf is the FLOP/s that a process may reach with so many threads, one of some processes on this
-// machine that compute at the same time: the stored peak of those threads, or its part of the peak of
-// all processes' threads together. 0: neither was measured.
+// PeakOf returns the FLOP/s that a process may reach with the given threads while it computes
+// concurrently with the others of processes processes on this machine. It is the stored peak of
+// those threads, or the process's share of the peak of all processes' threads together. 0: neither
+// was measured.
 func PeakOf(threads, processes int) float64 {
 	if p, ok := KeptPeak(threads); ok {
 		return p.PerS

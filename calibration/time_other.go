@@ -2,5 +2,5 @@
 
 package calibration
 
-// processTime is not known here.
+// processTime is unknown on this system.
 func processTime() float64 { return 0 }

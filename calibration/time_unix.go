@@ -4,7 +4,7 @@ package calibration
 
 import "syscall"
 
-// processTime is the processor time in s that the process has used.
+// processTime returns the processor time that the process has used, in s.
 func processTime() float64 {
 	var u syscall.Rusage
 	if syscall.Getrusage(syscall.RUSAGE_SELF, &u) != nil {

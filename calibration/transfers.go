@@ -66,7 +66,7 @@ func together(runs []func() error, times int) (float64, error) {
 	return time.Since(start).Seconds() / float64(times), errors.Join(errs...)
 }
 
-// steady is the mean of together, repeated for about transferTime.
+// steady returns the mean of together, repeated for about transferTime.
 func steady(runs []func() error) (float64, error) {
 	once, err := together(runs, 2) // touches the memory
 	if err != nil {
@@ -146,7 +146,7 @@ func timedCopies(threads int, s *cost.Samples) (err error) {
 			return err
 		}
 		size := cost.Size{Bytes: float64(bytes)}
-		for _, a := range []graph.Space{graph.Device, graph.Host} { // it is all one memory
+		for _, a := range []graph.Space{graph.Device, graph.Host} { // both spaces are in the same memory
 			for _, b := range []graph.Space{graph.Device, graph.Host} {
 				s.Alone = append(s.Alone, cost.Sample{Class: cost.CopyClass(a, b), Size: size, Seconds: one})
 				s.Core = append(s.Core, cost.Sample{Class: cost.CopyClass(a, b), Size: size, Seconds: all})
@@ -156,8 +156,8 @@ func timedCopies(threads int, s *cost.Samples) (err error) {
 	return nil
 }
 
-// timedCollectives times collectives of a number of ranks. It counts as work a rank's share of
-// the cores' time.
+// timedCollectives times collectives of a number of ranks. A rank's work is its share of the cores'
+// time.
 func timedCollectives(threads, ranks int, s *cost.Samples) (err error) {
 	const span = 8 << 20
 	world, err := inproc.New([]graph.Axis{{Name: "data", Size: ranks}}, inproc.Options{})
@@ -226,7 +226,7 @@ func timedCollectives(threads, ranks int, s *cost.Samples) (err error) {
 	return nil
 }
 
-// diskRanks is how many concurrent ranks keep the disk busy.
+// diskRanks is the number of concurrent ranks that keep the disk busy.
 const diskRanks = 3
 
 func timedDisk(dir string, s *cost.Samples) (err error) {

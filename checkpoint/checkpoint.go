@@ -17,11 +17,11 @@
 // (the rest), states.go and load.go (reading), and verify.go. dir.go and scan.go
 // find the checkpoints of a folder. The rules over many do not depend on those bytes: who may
 // write (store.go, lock.go), how one gets its name (pending.go), which are removed (prune.go),
-// which one a run goes on from (choose.go), what is remembered (marks.go, recording.go).
+// which one a run resumes from (choose.go), and the record of events (marks.go, recording.go).
 //
-// What is ours: a canonical name with a readable manifest. A canonical name
-// without one is a damaged checkpoint: named, passed over, never removed or
-// written over. All else in the folder belongs to somebody else.
+// A folder with a canonical name and a readable manifest is a checkpoint. A canonical name without
+// a readable manifest is a damaged checkpoint: it is reported and passed over, never removed or
+// overwritten. All other files in the folder belong to somebody else.
 package checkpoint
 
 import (

@@ -14,13 +14,12 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Choice is the checkpoint that is used when a checkpoint folder is named: its newest whole
-// one.
+// Choice is the checkpoint that is used when a checkpoint folder is named: its newest complete one.
 type Choice struct {
-	Entry         // of the chosen one; Name is "" where the folder has none
+	Entry         // the chosen one; Name is "" if the folder has none
 	Passed []Pass // newer ones that were passed over, newest first
 	Marks  Marks
-	// Diverged says that a run diverged from the chosen checkpoint, as from every other whole
+	// Diverged says that a run diverged from the chosen checkpoint, as from every other complete
 	// one.
 	Diverged bool
 }
@@ -36,19 +35,19 @@ type Pass struct {
 
 func (p Pass) String() string { return fmt.Sprintf("%s is passed over: %s", p.Name, reason(p.Why)) }
 
-// reason is the text of an error without the prefix of its kind (ErrDamaged).
+// reason returns the text of an error without the prefix of its kind (ErrDamaged).
 func reason(err error) string {
 	return strings.Replace(err.Error(), ErrDamaged.Error()+": ", "", 1)
 }
 
 var errDiverged = errors.New("a run that went on from it became non-finite before its first update")
 
-// Choose finds the newest whole checkpoint of dir that no run diverged from,
-// verifying newest first; where runs diverged from every whole one, the newest of
-// them. also, if not nil, may find a verified one damaged or refuse it. With names
-// given, only those files are verified. Nothing is written, no lock is taken. An
-// error wraps ErrDamaged where checkpoints are and none is whole,
-// and ErrNewer where the newest whole one can't be read by this version.
+// Choose finds the newest complete checkpoint of dir that no run diverged from, verifying newest
+// first. If runs diverged from every complete one, it returns the newest of them. also, if not nil,
+// may reject a verified one as damaged or refuse it. With names given, only those files are
+// verified. Choose writes nothing and takes no lock. The error wraps ErrDamaged if there are
+// checkpoints but none is complete, and ErrNewer if this version can't read the newest complete
+// one.
 func Choose(ctx context.Context, dir string, also func(*Checkpoint) error, only ...string) (Choice, error) {
 	d, err := OpenDir(filesys.System, dir)
 	if err != nil {
@@ -58,7 +57,7 @@ func Choose(ctx context.Context, dir string, also func(*Checkpoint) error, only 
 	return c, errors.Join(err, d.Close())
 }
 
-// Choose is the function Choose of an open folder.
+// Choose is the function Choose for an open folder.
 func (d Dir) Choose(ctx context.Context, also func(*Checkpoint) error, only ...string) (Choice, error) {
 	return d.ChooseBy(func(e *Checkpoint) error {
 		if err := e.Verify(ctx, only...); err != nil || also == nil {
@@ -78,8 +77,8 @@ func (d Dir) ChooseBy(verify func(*Checkpoint) error) (Choice, error) {
 	return c, err
 }
 
-// patience is how long a reader looks again while a run beside it removes every
-// checkpoint before it can be opened.
+// patience is how long a reader repeats its look while a concurrent run removes every checkpoint
+// before it can be opened.
 const patience = 2 * time.Second
 
 // look calls read with the checkpoints of the folder, the newest of them open, and repeats
@@ -242,12 +241,12 @@ func (d Dir) choose(entries []Entry, newest held, marks Marks, verify func(*Chec
 	return c, nil, moved, fmt.Errorf("%w: none of %s is whole: %s", ErrDamaged, d.f.Path(), strings.Join(whys, "; "))
 }
 
-// Take opens the checkpoint that path names, or the newest whole one of a checkpoint folder;
-// passed lists newer ones that were passed over. Only the given files are verified; without
-// names all are. c is nil if path is a model's folder or neither kind of folder.
+// Take opens the checkpoint that path names, or the newest complete one of a checkpoint folder;
+// passed lists newer ones that were passed over. Only the given files are verified; without names
+// all are. c is nil if path is a model's folder or neither kind of folder.
 func Take(ctx context.Context, o filesys.Opener, path string, only ...string) (c *Checkpoint, passed []Pass, err error) {
 	if st, err := os.Stat(path); err != nil || !st.IsDir() {
-		return nil, nil, nil // whoever opens it says what is wrong
+		return nil, nil, nil // opening the path reports the error
 	}
 	if _, ok := Stat(path); ok { // a model's folder may have a manifest.json of another kind
 		c, err := openPath(o, path)

@@ -12,10 +12,9 @@ import (
 )
 
 var (
-	// ErrDamaged is wrapped by errors about a checkpoint whose files are not what
-	// its manifest says.
+	// ErrDamaged is wrapped by errors about a checkpoint whose files do not match its manifest.
 	ErrDamaged = errors.New("damaged checkpoint")
-	// ErrNewer is wrapped by errors about a whole checkpoint of a later version.
+	// ErrNewer is wrapped by errors about a complete checkpoint of a later version.
 	ErrNewer = errors.New("written by a newer version of Spillway")
 )
 
@@ -30,7 +29,7 @@ func faulty(err error) error {
 	return fmt.Errorf("%w: %w", ErrDamaged, err)
 }
 
-// missing is an error about a checkpoint's folder that can't be opened.
+// missing returns the error about a checkpoint's folder that can't be opened.
 func missing(path string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%w: %s is missing", ErrDamaged, filepath.Join(path, manifestName))

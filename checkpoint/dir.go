@@ -36,7 +36,7 @@ func (d Dir) Close() error {
 // Again opens the same folder again, even if another folder now has its path.
 func (d Dir) Again() (filesys.Folder, error) { return d.f.Sub(".") }
 
-// Path is the folder's path for messages.
+// Path returns the folder's path for messages.
 func (d Dir) Path() string { return d.f.Path() }
 
 // Open opens a checkpoint by its name. If its manifest can't be used the error is Entry.Err. It
@@ -99,7 +99,7 @@ func openPath(o filesys.Opener, path string) (*Checkpoint, error) {
 	return openIn(f, filepath.Base(abs), func() bool { return renamed(o, path, f) }, removed(path))
 }
 
-// removed is the error for a checkpoint that was removed from its path.
+// removed returns the error for a checkpoint that was removed from its path.
 func removed(path string) error {
 	return fmt.Errorf("open checkpoint %s: a run has removed it meanwhile; give %s, which stands for its newest whole checkpoint: %w",
 		path, filepath.Dir(filepath.Clean(path)), fs.ErrNotExist)

@@ -14,9 +14,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
-// Exporting says what Export writes.
+// Exporting selects the files that Export writes.
 type Exporting struct {
-	Files []string // names of the checkpoint's; safetensors.FileName: its weights, in fp32
+	Files []string // names of files of the checkpoint; safetensors.FileName: its weights, in fp32
 	Blobs []Blob   // small files beside them
 	// Weights is the name of the weights file; "" means safetensors.FileName. Weights of over
 	// ShardBytes are split into files of at most that size, with an index.
@@ -46,7 +46,7 @@ func (c *Checkpoint) Export(ctx context.Context, to string, what Exporting) (err
 		err = c.exportInto(ctx, beside, temp, what)
 	}
 	if err == nil {
-		_ = beside.Remove(name) // an empty folder gives way; the renaming says what else is there
+		_ = beside.Remove(name) // removes an empty folder; RenameNew reports anything else
 		err = beside.RenameNew(temp, name)
 	}
 	if err != nil {

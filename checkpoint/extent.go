@@ -23,8 +23,8 @@ const (
 	sumsKey = "crc32c"
 )
 
-// QuantBlock is how many elements of a state in 8 bits share a scale, from the
-// tensor's first on.
+// QuantBlock is the number of elements of an 8-bit state that share a scale, counted from the
+// tensor's first element.
 const QuantBlock = graph.QuantBlock
 
 // Extent is a stored range of elements of one tensor's state. For scales, Start and N count
@@ -35,7 +35,7 @@ type Extent struct {
 	DType         safetensors.DType
 }
 
-// Bytes is the extent's size in the file.
+// Bytes returns the extent's size in the file.
 func (e Extent) Bytes() int64 { return e.N * e.DType.Size() }
 
 func (e Extent) tensor() safetensors.Tensor {

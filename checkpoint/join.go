@@ -70,7 +70,7 @@ func (j *Joined) Writing(name string) (filesys.Folder, error) {
 	if err := j.open(); err != nil {
 		return nil, err
 	}
-	_ = was.Close() // nothing was written through it that is not synced
+	_ = was.Close() // everything written through it is synced
 	return j.writing(name, j.user)
 }
 

@@ -31,8 +31,7 @@ type Loading struct {
 	Dequantize func(state string, dst []float32, codes []byte, scale float32) error
 }
 
-// ChunkElems is how many elements Loading.Sink gets at a time: a multiple of
-// QuantBlock.
+// ChunkElems is the number of elements that Loading.Sink gets at a time: a multiple of QuantBlock.
 const ChunkElems = 1 << 18
 
 // Load reads the wanted elements of a checkpoint of any version, each byte once. It reads no
@@ -154,8 +153,8 @@ const loadDepth = filesys.Depth + 2
 type loader struct {
 	*States
 	how   Loading
-	chunk []float32 // made where a want's values do not lie in one extent
-	wide  []float32 // an extent's values, where they are not those of its bytes
+	chunk []float32 // created if a want's values are not in one extent
+	wide  []float32 // an extent's values, if they are not stored as fp32
 
 	direct []filesys.File // by file; nil: through the page cache
 	have   int            // elements in chunk
@@ -184,7 +183,7 @@ func (l *loader) spans(wants []Want) (list []*span, err error) {
 			if n := len(list); n > 0 {
 				last := list[n-1]
 				if last.extents[len(last.extents)-1] == e {
-					continue // the end of the want before is in it too
+					continue // the end of the previous want is in this extent too
 				}
 				if last.file == e.file && last.hi == e.at && e.at+e.Bytes()-last.lo <= filesys.BlockBytes {
 					last.hi, last.extents = last.hi+e.Bytes(), append(last.extents, e)
@@ -336,7 +335,7 @@ func (l *loader) hand(s *span, wants []Want, next int) (int, error) {
 				return next, err
 			}
 			if w.Start+w.N > e.Start+e.N {
-				break // it goes on in the next extent
+				break // the want continues in the next extent
 			}
 			next++
 		}

@@ -17,7 +17,7 @@ import (
 // Busy is the error for a folder that another process writes to.
 type Busy struct {
 	Dir    string
-	Holder string // what the lock file says of its holder: process, host, since when
+	Holder string // description of the holder in the lock file: process, host, start time
 }
 
 func (e *Busy) Error() string {
@@ -104,7 +104,7 @@ func (s *Store) claim(f filesys.File) (ours bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	host, _ := os.Hostname() // "" where it has no name
+	host, _ := os.Hostname() // "" if the host has no name
 	text := fmt.Sprintf("process %d on %s since %s\n%s\n", os.Getpid(), host, time.Now().UTC().Format(time.RFC3339), s.token)
 	err = f.Truncate(0)
 	if err == nil {
@@ -113,8 +113,8 @@ func (s *Store) claim(f filesys.File) (ours bool, err error) {
 	return true, err
 }
 
-// stillOurs checks that the lock file still has its name. If somebody removed the name the lock
-// is taken again. If the folder is gone a new one is made in its place, without the old marks.
+// stillOurs checks that the lock file still has its name. If somebody removed the name, the lock is
+// taken again. If the folder is gone, a new one is created in its place, without the old marks.
 func (s *Store) stillOurs() error {
 	named, err := s.f.Lstat(lockName)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -132,7 +132,7 @@ func (s *Store) stillOurs() error {
 	if err != nil {
 		return err
 	}
-	err = s.lock.Close() // its name is gone already
+	err = s.lock.Close() // its name is already removed
 	s.lock, s.replaced = again, false
 	return err
 }
@@ -206,7 +206,7 @@ func (d Dir) Held() error {
 		return nil
 	}
 	f, err := d.f.OpenFile(lockName, os.O_RDWR|filesys.NoWait, 0)
-	if errors.Is(err, os.ErrPermission) { // another user's, which a network file system locks for none but its writers
+	if errors.Is(err, os.ErrPermission) { // another user's file; a network file system may allow locks only with write access
 		f, err = d.f.OpenFile(lockName, os.O_RDONLY|filesys.NoWait, 0)
 	}
 	if errors.Is(err, os.ErrNotExist) {

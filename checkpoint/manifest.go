@@ -42,10 +42,10 @@ type Manifest struct {
 	ID       string          `json:"id,omitempty"`
 	Owner    string          `json:"owner,omitempty"`    // the run that wrote it and alone may remove it; "": version 1
 	Mark     string          `json:"mark,omitempty"`     // who may replace it, see Options.Mark
-	Replaces []string        `json:"replaces,omitempty"` // runs of that mark whose checkpoints it stands for
+	Replaces []string        `json:"replaces,omitempty"` // runs of that mark whose checkpoints it replaces
 	Written  *time.Time      `json:"written,omitempty"`  // UTC, for information
-	Run      json.RawMessage `json:"run"`                // what a resumed run must know
-	Tensors  []Tensor        `json:"tensors,omitempty"`  // logical ones, whole; none before version 3
+	Run      json.RawMessage `json:"run"`                // record that a resumed run needs
+	Tensors  []Tensor        `json:"tensors,omitempty"`  // complete logical tensors; none before version 3
 	Files    []File          `json:"files"`
 	CRC32C   string          `json:"crc32c"` // of the manifest itself, see sealed
 }
@@ -58,7 +58,7 @@ type Tensor struct {
 	Scalars []string `json:"scalars,omitempty"` // the States that are one number per tensor
 }
 
-// Elements is how many elements a state of the tensor has.
+// Elements returns the number of elements of a state of the tensor.
 func (t *Tensor) Elements(state string) int64 {
 	n := int64(1)
 	if !t.scalar(state) {

@@ -39,7 +39,7 @@ const (
 	markWorking   = "working"   // the store is about to use a temporary name
 )
 
-// Marks is the record that a folder keeps beside its checkpoints. Readers use it too.
+// Marks is the record of events in a folder of checkpoints. Readers use it too.
 type Marks struct {
 	confirmed   map[string]bool
 	evaluated   map[string]bool
@@ -51,11 +51,11 @@ type Marks struct {
 	Damaged error
 	damaged int   // lines
 	failed  error // of the reading
-	whole   int64 // bytes up to the last whole line: what follows was cut off by a kill
+	whole   int64 // bytes up to the last complete line: later bytes were cut off by a kill
 }
 
-// Bounds of what is read of the marks: of the file, which a Store rewrites long before,
-// and of one line.
+// Limits when marks are read: of the file, which a Store rewrites long before it is that large, and
+// of one line.
 const (
 	maxMarks = 1 << 30
 	maxLine  = 16 << 20
@@ -105,7 +105,7 @@ func parseMarks(path string, text io.Reader) Marks {
 	lines.Split(func(data []byte, _ bool) (int, []byte, error) {
 		i := bytes.IndexByte(data, '\n')
 		if i < 0 {
-			return 0, nil, nil // what is left has no end
+			return 0, nil, nil // an incomplete last line
 		}
 		return i + 1, data[:i], nil
 	})
@@ -129,7 +129,7 @@ func parseMarks(path string, text io.Reader) Marks {
 	return m
 }
 
-// mostDamage is how many damaged lines are reported.
+// mostDamage is the maximum number of damaged lines that are reported.
 const mostDamage = 10
 
 func (m *Marks) damage(err error) {

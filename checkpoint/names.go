@@ -16,7 +16,7 @@ const (
 	gonePrefix  = ".removing-" // one being removed
 	lockName    = ".spillway-lock"
 	marksName   = ".spillway-marks"
-	largestStep = 1<<53 - 1 // what JSON numbers keep exactly
+	largestStep = 1<<53 - 1 // the largest integer that JSON numbers keep exactly
 
 	// In a checkpoint's folder.
 	manifestName = "manifest.json"
@@ -60,11 +60,11 @@ var ownTemp = regexp.MustCompile(`^\.(writing|removing)-[a-z0-9.-]+-[0-9a-f]{32}
 // random returns 128 random bits as hexadecimal digits.
 func random() string {
 	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails: the process ends where the system has no randomness
+	_, _ = rand.Read(b[:]) // never fails: without randomness the process ends
 	return hex.EncodeToString(b[:])
 }
 
-// OwnFiles are the names of the files that a Store keeps beside checkpoints.
+// OwnFiles returns the names of the files that a Store keeps beside checkpoints.
 func OwnFiles() []string { return []string{lockName, marksName} }
 
 // Reserved tells whether a name in a checkpoint folder is a Store's, which may make it or has

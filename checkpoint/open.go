@@ -9,9 +9,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Open makes dir, locks it for this process and removes what killed saves of this store left
-// under its temporary names. The error is a *Busy if another process has the folder open, and a
-// *Foreign if another user has used it.
+// Open creates dir, locks it for this process and removes the leftovers of killed saves of this
+// store under its temporary names. The error is a *Busy if another process has the folder open, and
+// a *Foreign if another user has used it.
 func Open(dir string, o Options) (*Store, error) {
 	if o.Folders == nil {
 		o.Folders = filesys.System
@@ -38,7 +38,7 @@ func (s *Store) open(dir string) (err error) {
 		return err
 	}
 	if _, err := s.f.Lstat(marksName); err == nil {
-		if err := s.openLog(); err != nil { // better now than after the last step
+		if err := s.openLog(); err != nil { // better to fail now than after the last step
 			return err
 		}
 	}

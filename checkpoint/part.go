@@ -30,8 +30,8 @@ const (
 	lookBytes = 32 << 10
 )
 
-// Part is what one rank writes of a checkpoint: its extents, ordered by element size, largest
-// first.
+// Part is the part of a checkpoint that one rank writes: its extents, ordered by element size,
+// largest first.
 type Part struct {
 	Index, Of int // the rank, and how many there are
 	Extents   []Extent
@@ -48,7 +48,7 @@ func (p *Part) fileName() string {
 // partName matches the names of ranks' files.
 var partName = regexp.MustCompile(`^rank-[0-9]{5,}-of-[0-9]{5,}\.safetensors$`)
 
-// Bytes is the size of the part's extents, without the header.
+// Bytes returns the size of the part's extents, without the header.
 func (p *Part) Bytes() (n int64) {
 	for i := range p.Extents {
 		n += p.Extents[i].Bytes()
@@ -59,10 +59,10 @@ func (p *Part) Bytes() (n int64) {
 // LeastBuffer is the smallest write buffer for a part, in bytes.
 const LeastBuffer = filesys.Depth * 4 * filesys.Alignment
 
-// BufferBytes is the best write buffer for a part of n bytes.
+// BufferBytes returns the best size of a write buffer for a part of n bytes.
 func BufferBytes(n int64) int64 { return min(filesys.Depth*filesys.BlockBytes, filesys.RoundUp(n)) }
 
-// StagingBytes is the memory that holds a whole part of n bytes.
+// StagingBytes returns the memory that holds a complete part of n bytes.
 func StagingBytes(n int64) int64 { return filesys.RoundUp(n) }
 
 // partFile is a part that is being written. Positions count bytes of the data, after the
@@ -100,8 +100,8 @@ func newPartFile(p *Part) (*partFile, error) {
 
 func (w *partFile) data() int64 { return w.layout.Size - w.layout.Data }
 
-// begin is the position of the i-th extent's first byte, or the end of the data for i = number
-// of extents.
+// begin returns the position of the i-th extent's first byte, or the end of the data if i is the
+// number of extents.
 func (w *partFile) begin(i int) int64 {
 	if i == len(w.layout.Begin) {
 		return w.data()
@@ -177,7 +177,7 @@ func partError(in filesys.Folder, p *Part, err error) error {
 		return nil
 	}
 	path := filepath.Join(in.Path(), p.fileName())
-	if named, ok := errors.AsType[*fs.PathError](err); ok && named.Path == path { // it says what was done to which file
+	if named, ok := errors.AsType[*fs.PathError](err); ok && named.Path == path { // the error names the operation and the file
 		return err
 	}
 	return fmt.Errorf("write %s: %w", path, err)

@@ -90,10 +90,10 @@ func (p *Pending) failed(err error) error {
 	return fmt.Errorf("save checkpoint of step %d in %s: %w", p.m.Step, p.in.Path(), err)
 }
 
-// Folder is where the ranks' files are written.
+// Folder returns the folder in which the ranks' files are written.
 func (p *Pending) Folder() filesys.Folder { return p.f }
 
-// Name is the folder's temporary name in the checkpoint folder: see Joined.Writing.
+// Name returns the folder's temporary name in the checkpoint folder: see Joined.Writing.
 func (p *Pending) Name() string { return p.name }
 
 // Finish writes the rest of the checkpoint, makes it durable and gives it its name.

@@ -8,10 +8,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// expendable returns those of owner's checkpoints that Config.Keep does not cover, of
-// entries in ascending order: all that are older than the newest keep confirmed
-// ones (an update followed them), and unconfirmed ones older than the newest
-// confirmed. keep 0 keeps all.
+// expendable returns owner's checkpoints that Config.Keep does not cover, from entries in ascending
+// order. These are all that are older than the newest keep confirmed ones (an update followed
+// them), and unconfirmed ones older than the newest confirmed one. keep 0 keeps all.
 //
 // Checkpoints that the run left behind when it resumed from an older one do not count as
 // confirmed. They are ahead of the run's present steps; counting them would remove the ones
@@ -65,10 +64,10 @@ func (s *Store) Confirm() error {
 	return s.prune()
 }
 
-// prune removes what Keep does not cover.
+// prune removes the checkpoints that Keep does not cover.
 func (s *Store) prune() error {
 	if s.o.Keep <= 0 {
-		return nil // a look at all checkpoints would cost more with each of them
+		return nil // a scan of all checkpoints would take longer with each of them
 	}
 	entries, err := s.Dir().Scan()
 	if err != nil {

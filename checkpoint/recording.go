@@ -42,8 +42,8 @@ func (s *Store) MarkDivergence(step int, settings map[string]string) error {
 	return s.mark(v)
 }
 
-// working records a temporary name in the marks before it is used. Whoever opens the folder
-// after a kill then knows which leftovers are ours to remove.
+// working records a temporary name in the marks before it is used. After a kill, the next process
+// that opens the folder knows which leftovers it may remove.
 func (s *Store) working(stem string) (name string, err error) {
 	name = stem + "-" + random()
 	return name, s.mark(mark{Event: markWorking, Name: name})
@@ -142,6 +142,6 @@ func (s *Store) shorten() error {
 		return err
 	}
 	s.marks = parseMarks(filepath.Join(s.f.Path(), marksName), bytes.NewReader(text))
-	s.long = max(longMarks, 2*s.marks.whole) // many checkpoints have many lines that say something
+	s.long = max(longMarks, 2*s.marks.whole) // many checkpoints have many lines that still matter
 	return s.f.Sync()
 }

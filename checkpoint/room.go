@@ -18,8 +18,8 @@ type Room struct {
 	keep  int
 }
 
-// Room returns the space of the store's file system for the checkpoints of a run that resumes
-// from a checkpoint; from has no name for a fresh run. False: the file system does not tell.
+// Room returns the space of the store's file system for the checkpoints of a run that resumes from
+// a checkpoint; from has no name for a new run. It returns false if the space is unknown.
 func (s *Store) Room(from Choice) (Room, bool, error) {
 	free, err := s.f.Room()
 	if err != nil {
@@ -68,7 +68,7 @@ func roomOf(free filesys.Room, entries []Entry, marks Marks, from Choice, owner 
 	return r
 }
 
-// takes is the disk space, in bytes, of a checkpoint in a file system with the given block
+// takes returns the disk space, in bytes, of a checkpoint in a file system with the given block
 // size: its folder, its files and the manifest.
 func (m *Manifest) takes(block int64) int64 {
 	block = max(block, 1)
@@ -83,7 +83,7 @@ func (m *Manifest) takes(block int64) int64 {
 	return n
 }
 
-// Takes is the disk space, in bytes, that a checkpoint of these parts will need in the store's
+// Takes returns the disk space, in bytes, that a checkpoint of these parts will need in the store's
 // file system.
 func (s *Store) Takes(m Manifest, parts []*Part, blobs []Blob) (int64, error) {
 	now := time.Now().UTC().Truncate(time.Second)
@@ -100,21 +100,21 @@ func (s *Store) Takes(m Manifest, parts []*Part, blobs []Blob) (int64, error) {
 	}
 	room, err := s.f.Room()
 	if err != nil {
-		room.Block = 1 // nobody can say
+		room.Block = 1 // unknown
 	}
 	return m.takes(room.Block), nil
 }
 
-// Needs is the most free space that the run's next saves checkpoints, of each bytes, use at
-// once. While the k-th is written, Keep of those before it still exist.
+// Needs returns the most free space, in bytes, that the run's next checkpoints use at once. saves
+// is their number and each is the size of one. While the k-th is written, Keep of those before it
+// still exist.
 func (r *Room) Needs(each, saves int64) (most int64) {
 	old := int64(len(r.Own))
-	last := saves // the most that there are at once of the new ones
+	last := saves // the largest number of new checkpoints at once
 	if r.keep > 0 {
 		last = min(saves, int64(r.keep)+1)
 	}
-	// From the first save that removes no old checkpoint of the run on, needs only grow up to
-	// last.
+	// From the first save that removes no old checkpoint of the run, needs only grow up to last.
 	for k := max(last-old, 1); ; k = min(k+1, last) {
 		most = max(most, r.needs(each, k))
 		if k >= last {
@@ -123,7 +123,7 @@ func (r *Room) Needs(each, saves int64) (most int64) {
 	}
 }
 
-// needs is the space used while the k-th new checkpoint is written.
+// needs returns the space used while the k-th new checkpoint is written.
 func (r *Room) needs(each, k int64) int64 {
 	if k > math.MaxInt64/max(each, 1) {
 		return math.MaxInt64
@@ -140,8 +140,8 @@ func (r *Room) needs(each, k int64) int64 {
 	return n
 }
 
-// Keeps is the largest Options.Keep with which checkpoints of each bytes always fit in the free
-// space; 0 if not even 1 does.
+// Keeps returns the largest Options.Keep with which checkpoints always fit in the free space; 0 if
+// not even 1 does. each is the size of one, in bytes.
 func (r *Room) Keeps(each int64) int64 {
 	free := r.Free + min(r.Goes, math.MaxInt64-r.Free)
 	for _, n := range r.Own {

@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Scan is Dir.Scan of the folder at a path.
+// Scan is Dir.Scan for the folder at a path.
 func Scan(dir string) ([]Entry, error) {
 	d, err := OpenDir(filesys.System, dir)
 	if err != nil {
@@ -22,9 +22,9 @@ func Scan(dir string) ([]Entry, error) {
 	return all, errors.Join(err, d.Close())
 }
 
-// Scan returns the folder's checkpoints by ascending step and copy, damaged ones
-// with their Err; before all others come those of runs that another one replaces and
-// has not removed yet. It looks at manifests only and changes nothing.
+// Scan returns the folder's checkpoints by ascending step and copy, damaged ones with their Err.
+// Checkpoints of runs that another one replaces, but has not removed yet, come before all others.
+// It reads only manifests and changes nothing.
 func (d Dir) Scan() ([]Entry, error) {
 	all, _, err := d.scan(nil)
 	return all, err
@@ -65,7 +65,7 @@ func (d Dir) scan(open held) (all []Entry, moved bool, err error) {
 	if err != nil {
 		return nil, false, fmt.Errorf("list checkpoints: %w", err)
 	}
-	slices.Reverse(names) // the newest first, before it goes
+	slices.Reverse(names) // newest first, before a run removes it
 	for _, name := range names {
 		step, copy, ok := parseName(name)
 		if !ok {

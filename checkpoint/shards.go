@@ -15,8 +15,8 @@ import (
 // ShardBytes is the size above which Hugging Face's own writer splits weights.
 const ShardBytes = 5_000_000_000
 
-// shards groups tensors, in order, into files of at most limit bytes each; a tensor
-// that is larger has a file of its own.
+// shards groups tensors, in order, into files of at most limit bytes each. A larger tensor has a
+// separate file.
 func shards(tensors []safetensors.Tensor, limit int64) (groups [][]safetensors.Tensor, total int64) {
 	room := int64(0)
 	for _, t := range tensors {

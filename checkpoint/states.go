@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
-// Tensors gives one state's tensors as whole tensors, whichever files hold their extents.
+// Tensors presents one state's tensors as complete tensors, whichever files hold their extents.
 type Tensors interface {
 	Tensors() []safetensors.Tensor
 	Tensor(name string) (safetensors.Tensor, bool)
@@ -29,8 +29,8 @@ type located struct {
 	sum  uint32
 }
 
-// States reads a checkpoint by logical tensor and element. Each extent is compared
-// with its checksum as it is read.
+// States reads a checkpoint by logical tensor and element. Each extent is compared with its
+// checksum while it is read.
 type States struct {
 	folder  string
 	c       *Checkpoint
@@ -177,7 +177,7 @@ func (s *States) Bytes(state, tensor string) ([]byte, error) {
 	return all, nil
 }
 
-// find is the index in a list of the extent that holds an element.
+// find returns the index in a list of the extent that holds an element.
 func find(list []located, element int64) int {
 	i, found := slices.BinarySearchFunc(list, element, func(e located, at int64) int { return cmp.Compare(e.Start, at) })
 	if !found {

@@ -32,7 +32,7 @@ type Store struct {
 	f     filesys.Folder
 	o     Options
 	owner string // the run's id
-	user  int64  // the owner of files that this process makes in the folder
+	user  int64  // the user number of files that this process creates in the folder
 	token string // see Token
 	lock  filesys.File
 	marks Marks
@@ -42,18 +42,18 @@ type Store struct {
 	notes []string     // see Notes
 	wrote bool         // something that must stay was written
 	tidy  bool         // checkpoints that Keep does not cover were removed once
-	// replaced says that no other run's checkpoint has the mark any more.
+	// replaced says that no other run's checkpoint still has the mark.
 	replaced bool
 	base     atomic.Pointer[Entry] // the checkpoint that the run last wrote or resumed from
 }
 
-// Notes are lines about the folder to show to the user.
+// Notes returns lines about the folder for the user.
 func (s *Store) Notes() []string { return s.notes }
 
 // Dir returns the folder for reading; it is valid while the store is open.
 func (s *Store) Dir() Dir { return Dir{s.f} }
 
-// Owner is the id of the run.
+// Owner returns the run's id.
 func (s *Store) Owner() string { return s.owner }
 
 // Damaged says which of the folder's marks can't be read; nil if all can.
@@ -65,16 +65,16 @@ func (s *Store) Diverged() []Divergence { return s.marks.Divergences }
 // IsEvaluated tells whether Evaluated was called for a checkpoint.
 func (s *Store) IsEvaluated(c Manifest) bool { return s.marks.evaluated[c.key()] }
 
-// Evaluated records that the evaluation after the newest checkpoint, which its run had left out,
-// is done.
+// Evaluated records that the evaluation after the newest checkpoint is done. The run that wrote the
+// checkpoint had left it out.
 func (s *Store) Evaluated() error {
 	return s.mark(mark{Event: markEvaluated, Key: s.Last().Manifest.key()})
 }
 
-// Last is the checkpoint that the run last wrote or resumed from; nil if there is none.
+// Last returns the checkpoint that the run last wrote or resumed from; nil if there is none.
 func (s *Store) Last() *Entry { return s.base.Load() }
 
-// Token is the random text in this store's lock file. Other processes of the run compare it to
+// Token returns the random text in this store's lock file. Other processes of the run compare it to
 // know that they have opened the same folder.
 func (s *Store) Token() string { return s.token }
 

@@ -18,7 +18,7 @@ import (
 func Verify(ctx context.Context, folder string, only ...string) (Manifest, error) {
 	c, err := OpenCheckpoint(folder)
 	if err != nil {
-		m, _ := ReadManifest(folder) // it may be whole, of another step than the folder's name says
+		m, _ := ReadManifest(folder) // the manifest may be valid, but of another step than the folder's name
 		return m, err
 	}
 	return c.Manifest, errors.Join(c.Verify(ctx, only...), c.Close())
@@ -63,9 +63,9 @@ func (c *Checkpoint) Whole(ctx context.Context) error { return c.Verify(ctx, hea
 // headersAlone is a name that no file has; Whole gives it to Verify.
 const headersAlone = "/"
 
-// AsLoaded is a name that no file has. Given to Verify or Resolve, it stands for weights that
-// are checked while they are loaded, so only their headers are read. Weights of versions 1 and
-// 2, which loading does not check, are verified whole.
+// AsLoaded is a name that no file has. Given to Verify, Choose or Take, it selects weights that are
+// checked while they are loaded, so only their headers are read. Weights of versions 1 and 2, which
+// loading does not check, are verified completely.
 const AsLoaded = "/loaded"
 
 // verifyParts reads the ranks' files: all extents, the parameters' only, or only headers.

@@ -94,7 +94,7 @@ func (s BatchSchedule) Distinct() (list []int) {
 	return list
 }
 
-// Divisor is the greatest common divisor of all steps' rows; 0 for an empty schedule.
+// Divisor returns the greatest common divisor of all steps' rows; 0 for an empty schedule.
 func (s BatchSchedule) Divisor() (rows int) {
 	for _, b := range s {
 		for n := b.Rows; n > 0; {
@@ -104,7 +104,7 @@ func (s BatchSchedule) Divisor() (rows int) {
 	return rows
 }
 
-// Until is the schedule for the first steps steps only, without entries that change nothing.
+// Until returns the schedule of the first steps steps only, without entries that change nothing.
 func (s BatchSchedule) Until(steps int) (part BatchSchedule) {
 	for _, b := range s {
 		if b.Step < steps && (len(part) == 0 || part[len(part)-1].Rows != b.Rows) {
@@ -114,7 +114,7 @@ func (s BatchSchedule) Until(steps int) (part BatchSchedule) {
 	return part
 }
 
-// At is the configuration for the step that follows step done steps. With a BatchSchedule,
+// At returns the configuration for the step that follows step done steps. With a BatchSchedule,
 // GlobalBatch and Accum are those of that step, and so are Leaves, Shares and StepRows.
 func (c Config) At(step int) Config {
 	if len(c.BatchSchedule) > 0 {
@@ -145,7 +145,7 @@ func (c Config) followSchedule(accumGiven bool) (Config, error) {
 	return largest, nil
 }
 
-// LeastLeaves is the number of micro-batches that a number of ranks must be able to share in
+// LeastLeaves returns the number of micro-batches that a number of ranks must be able to share in
 // every step. It is the smallest of any step, or, if the ranks must divide the micro-batches
 // evenly, the greatest common divisor over all steps.
 func (c *Config) LeastLeaves() int {

@@ -6,16 +6,16 @@ import (
 	"github.com/spillway-ml/spillway/comm/algorithm"
 )
 
-// Algorithm is the configured algorithm of collectives; Auto if none is configured.
+// Algorithm returns the configured algorithm of collectives; Auto if none is configured.
 func (c *Config) Algorithm() algorithm.Name {
 	a, err := algorithm.Parse(c.Collectives)
 	if err != nil {
-		return algorithm.Auto // Validate has refused it, but for ""
+		return algorithm.Auto // Validate has refused all invalid names; "" means auto
 	}
 	return a
 }
 
-// RingNote is the note that a ring gives other bits than the other algorithms. With two
+// RingNote returns the note that a ring gives other bits than the other algorithms. With two
 // summands the order makes no difference.
 func RingNote(c *Config) []string {
 	if c.Algorithm() != algorithm.Ring || c.Ranks <= 2 {

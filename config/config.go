@@ -1,6 +1,6 @@
-// Package config is the configuration of a run: its fields with their defaults, their
-// validation, and values derived from them alone. It reads no file and no device, so it
-// compiles for any system; package train adds what a model's folder says.
+// Package config has the configuration of a run: its fields with their defaults, their validation,
+// and values derived from them alone. It reads no file and no device, so it compiles for any
+// system; package train adds the values from a model's folder.
 package config
 
 import (
@@ -33,12 +33,12 @@ type Config struct {
 	// DataGlob limits a folder to files whose name matches; "" takes all. EvalGlob
 	// is the same for EvalData.
 	DataGlob, EvalGlob string
-	// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json; "" is the
-	// model's own, and an error where none is known and text is read.
+	// Tokenizer is "bytes", "gpt2" or a Hugging Face tokenizer.json. "" is the model's own
+	// tokenizer; it is an error if the run reads text and the model has none.
 	Tokenizer string
 	// TextField is the field of JSON lines (*.jsonl) or Parquet that holds their text.
 	TextField string
-	Chat      // how data that are conversations are used
+	Chat      // how conversations are used
 	// Order is "sequential", "shuffled", or "" for sequential on files and
 	// shuffled on folders.
 	Order string
@@ -116,8 +116,8 @@ type Config struct {
 	// system of Disk (spillway doctor); zero: the defaults.
 	DiskTuning DiskTuning
 	// DiskCache is a cache in host memory for the disk tier, in bytes per rank; 0: none. It is
-	// outside the plan but counts within HostMemory. Each step reads all that is on disk once,
-	// so a cache of a tenth of it saves up to a tenth of the reads.
+	// outside the plan but counts within HostMemory. Each step reads everything on disk once, so a
+	// cache of a tenth of that size saves up to a tenth of the reads.
 	DiskCache int64
 	// FrozenCache caches the outputs of the model's frozen first layers (Freeze), by sample, so
 	// that later epochs skip their forward. The bits stay the same. The cache is outside the
@@ -152,22 +152,23 @@ type Config struct {
 	// planned; New refuses combinations that cannot run yet.
 	Precision string
 	ShardSize int
-	// Tensor is the number of neighbouring ranks that share the computation of every layer and
-	// have the same data; 0 or 1: none. A rank then has a part of each matrix and of what is
-	// computed with it, and all ranks exchange sums in every layer.
+	// Tensor is the number of neighbouring ranks that share the computation of every layer and have
+	// the same data; 0 or 1: none. Each of them has a part of each matrix and of the values
+	// computed with it. All of them exchange sums in every layer.
 	Tensor int
 	// TensorSlices is the number of slices, a power of two, into which a layer is cut; 0: as many
 	// as Tensor. Sums over slices have a fixed order, so every Tensor that divides TensorSlices
 	// gives the same bits, 1 included. More slices than ranks make smaller products.
 	TensorSlices int
-	// Pipeline is the number of stages over which the layers are divided; 0 or 1: one. Each stage
-	// has as many ranks, and sends what the next one needs. PipelineSchedule is the order in which
-	// stages take the micro-batches of a step (Accum), "1f1b" (or "") or "gpipe". Stages has the
-	// layers of each stage, as in "0-5,6-11"; "": divided by predicted FLOPs.
+	// Pipeline is the number of stages over which the layers are divided; 0 or 1: one. All stages
+	// have the same number of ranks, and each sends the next one's inputs. PipelineSchedule is the
+	// order in which stages compute the micro-batches of a step (Accum), "1f1b" (or "") or "gpipe".
+	// Stages lists the layers of each stage, as in "0-5,6-11"; "": divided by predicted FLOPs.
 	Pipeline                 int
 	PipelineSchedule, Stages string
-	// Collectives is the algorithm of all-gathers, reduce-scatters and all-reduces of CPU
-	// ranks, a comm/algo.Name; "" means auto. All algorithms but ring give the same bits.
+	// Collectives is the algorithm of all-gathers, reduce-scatters and all-reduces of CPU ranks, an
+	// algorithm.Name of package comm/algorithm; "" means auto. All algorithms but ring give the
+	// same bits.
 	Collectives string
 	// PerHost is how many consecutive ranks each host has, if all hosts have the same number;
 	// 0: unknown. The run fills it in.
@@ -186,25 +187,24 @@ type Config struct {
 	// clean step resets the count, so rare outliers never lower the scale. (Megatron-LM's count
 	// survives clean steps until the scale has grown.)
 	LossScaleHysteresis int
-	// Int8 lists what is stored or computed in 8 bits. "optimizer" is AdamW's moments, in
-	// blocks of 256 elements with the dynamic map. The others use int8 codes with scales:
-	// "gather", parameters sent between ranks, and "reduce", gradients sent between ranks, both
-	// in blocks of 256; "activations", those that the backward reads only in products and
-	// activations' gradients, by row; "matmul", both factors of forward products and of
-	// gradients of inputs, by row and column. gather and matmul need a 16-bit Precision. Bits
-	// stay the same at every stage. Each replaces 16-bit data at half the size and loses
-	// precision (docs/decisions/precision.md).
+	// Int8 lists the data that is stored or computed in 8 bits. "optimizer" is AdamW's moments, in
+	// blocks of 256 elements with the dynamic map. The others use int8 codes with scales: "gather",
+	// parameters sent between ranks, and "reduce", gradients sent between ranks, both in blocks of
+	// 256; "activations", those that the backward reads only in products and activations'
+	// gradients, by row; "matmul", both factors of forward products and of gradients of inputs, by
+	// row and column. gather and matmul need a 16-bit Precision. Bits stay the same at every stage.
+	// Each replaces 16-bit data at half the size and loses precision (docs/decisions/precision.md).
 	Int8 []string
-	// Epilogues lists what 16-bit products on a GPU do besides multiplying, of what changes
-	// bits: "dgelu" takes GELU's derivative before the product is rounded, "bgrad" sums a bias's
-	// gradient in the product of its weight's, "gelu" takes GELU before rounding; to recompute
-	// that takes the product then (docs/decisions/gpu.md). nil or "default": dgelu, where there
-	// is any; "none": each is an operation of its own; "all". The bits are the same at every
-	// stage, of one choice. Nothing of it has been measured on a GPU.
+	// Epilogues lists operations that 16-bit products on a GPU do in their epilogue and that change
+	// bits. "dgelu" applies GELU's derivative before the product is rounded. "bgrad" sums a bias's
+	// gradient in the product of its weight's gradient. "gelu" applies GELU before rounding;
+	// recomputation then needs the product again (docs/decisions/gpu.md). nil or "default" means
+	// dgelu where a product can have it; "none" makes each a separate operation; "all" selects all.
+	// One choice gives the same bits at every stage. None of this has been measured on a GPU.
 	Epilogues []string
-	// OptimizerDType is what AdamW keeps: "fp32" (or ""), or "bf16": moments in bf16 and,
-	// with Precision bf16, parameters without a master, 6 bytes a parameter for 14. It
-	// goes with StochasticRounding, without which small updates would be lost.
+	// OptimizerDType is the type of AdamW's states: "fp32" (or ""), or "bf16". With "bf16" the
+	// moments are in bf16 and, with Precision bf16, parameters have no master: 6 bytes a parameter
+	// instead of 14. It needs StochasticRounding, without which small updates would be lost.
 	OptimizerDType string
 	// StochasticRounding rounds values stored in bf16 so that their mean over many updates is
 	// exact. The random bits depend on the seed, the parameter's name, the element and the
@@ -214,19 +214,18 @@ type Config struct {
 	// the CPU's bf16 instructions do (AMX, AVX-512). "portable" rounds as float32 does, with
 	// the same bits on every CPU.
 	BF16Rounding string
-	// Recompute drops activations and computes them again in the backward: none, selective,
-	// full, policies by unit or buffers by name (see package recompute), or auto. auto drops as
-	// few buffers as the cap on device memory requires, first those that save the most bytes
-	// per second of recomputation. It takes less memory and more computing, and gives the same
-	// bits.
+	// Recompute drops activations and computes them again in the backward: none, selective, full,
+	// policies by unit or buffers by name (see package recompute), or auto. auto drops as few
+	// buffers as the cap on device memory requires, first those that save the most bytes per second
+	// of recomputation. It needs less memory and more computing, and gives the same bits.
 	Recompute string
 	// Allow lists precisions that a search may choose beside Precision.
 	Allow []string
 
 	// Offload says which classes are stored in host memory or on disk:
-	// "optimizer=host|disk,parameters=…,gradients=…,activations=…", each with a share or names
-	// (see offload.Parse); "" means none. It takes less device memory and more copies, and
-	// gives the same bits.
+	// "optimizer=host|disk,parameters=…,gradients=…,activations=…", each with a share or names (see
+	// offload.Parse); "" means none. It needs less device memory and more copies, and gives the
+	// same bits.
 	Offload string
 
 	// OnNonFinite says what happens at a step whose loss or gradient norm is not finite. "stop"
@@ -264,14 +263,14 @@ type Config struct {
 	// plan; "off" never does.
 	AsyncSave string
 	Keep      int  // confirmed checkpoints of this run kept, beside the newest; 0: all
-	Resume    bool // continue from the newest whole checkpoint, or start where there is none
+	Resume    bool // continue from the newest complete checkpoint; if there is none, start
 	// AcceptChanges lets a resumed run continue with other data, another seed or another order
 	// than the checkpoint's run had.
 	AcceptChanges bool
 
 	Timeout time.Duration // of any collective
 	// Metrics is a file of JSON lines; "": none. The command, or OpenMetrics, writes it; New only
-	// checks that it may be written over.
+	// checks that it may be overwritten.
 	Metrics  string
 	Receipts        // the run's hash chain
 	Trace    string // Chrome trace file; "" writes none
@@ -286,8 +285,8 @@ type Config struct {
 
 	// Generate makes the plan cover text generation (a sample after training).
 	Generate bool
-	// shared is what the plans of this configuration's copies share; nil: each plan is made
-	// separately.
+	// shared holds the data that the plans of this configuration's copies share; nil: each plan is
+	// made separately.
 	shared *Shared
 	// processes are the processes that the ranks run in; nil: only this one.
 	processes Processes
@@ -299,18 +298,18 @@ type DiskTuning struct {
 	Depth int // concurrent reads and writes
 }
 
-// Processes are the processes of a run's job, this one among them: a *Job.
+// Processes are the processes of a run's job, including this one: a *Job.
 type Processes interface {
 	// Count is the number of processes; 0: there is no job.
 	Count() int
 	// Seat sets the number of ranks that each process runs.
 	Seat(ranks int)
-	// Memory is the memory of the host that has the least for each rank, given the ranks per
+	// Memory returns the memory of the host that has the least for each rank, given the ranks per
 	// process.
 	Memory(ranks int) HostMemory
-	// Outside is the host memory, in bytes, that the transport takes of each process outside
-	// its ranks' arenas. copies tells whether data of other ranks are copied into this
-	// process's memory while they are added.
+	// Outside returns the host memory, in bytes, that the transport needs in each process outside
+	// its ranks' arenas. copies tells whether other ranks' data are copied into this process's
+	// memory while they are added.
 	Outside(ranks int) (bytes int64, copies bool)
 }
 
@@ -321,10 +320,11 @@ type HostMemory struct {
 	Ranks int    // how many share it
 }
 
-// Share is each rank's part in bytes; 0: unknown.
+// Share returns each rank's part in bytes; 0: unknown.
 func (m HostMemory) Share() int64 { return m.Bytes / int64(max(m.Ranks, 1)) }
 
-// Holds tells whether ranks that take so many bytes each, any int64, are within the memory, or it is unknown.
+// Holds tells whether ranks of the given bytes each, any int64, are within the memory, or the
+// memory is unknown.
 func (m HostMemory) Holds(rank int64) bool { return m.Bytes == 0 || rank <= m.Share() }
 
 func (m HostMemory) String() string {
@@ -335,8 +335,8 @@ func (m HostMemory) String() string {
 	return fmt.Sprintf("%s of %s for %s", plan.Bytes(m.Bytes), where, english.Plural(m.Ranks, "rank", ""))
 }
 
-// Over is the configuration of a run over the processes of a job that this process leads: each
-// runs LocalRanks ranks, at least one. Without a job it is c.
+// Over returns the configuration of a run over the processes of a job that this process leads. Each
+// process runs LocalRanks ranks, at least one. Without a job it returns c.
 func (c Config) Over(p Processes) Config {
 	if p == nil || p.Count() == 0 {
 		return c
@@ -347,13 +347,13 @@ func (c Config) Over(p Processes) Config {
 	return c.Within(p)
 }
 
-// Within is the configuration of a run whose ranks run in these processes.
+// Within returns the configuration of a run whose ranks run in these processes.
 func (c Config) Within(p Processes) Config {
 	c.processes = p
 	return c
 }
 
-// Processes are the processes that the ranks run in; nil: only this one.
+// Processes returns the processes that the ranks run in; nil: only this one.
 func (c *Config) Processes() Processes { return c.processes }
 
 // Default returns the documented defaults; the demo has its own.
@@ -396,8 +396,8 @@ var asyncSaves = []string{"", asyncAuto, AsyncOn, AsyncOff}
 // one micro-batch there is no difference.
 func (c *Config) InLayers() bool { return c.Accum > 1 && c.AsksLayers() }
 
-// StageOfBits is the lowest ZeRO stage with the bits of Config.Zero; matters is false where all stages
-// have the same bits.
+// StageOfBits returns the lowest ZeRO stage with the bits of Config.Zero; matters is false if all
+// stages have the same bits.
 func (c *Config) StageOfBits() (stage int, matters bool) {
 	switch {
 	case c.Reproducible:
@@ -521,7 +521,7 @@ type Chat struct {
 	EvalSplit float64
 }
 
-// BatchFrom is the number of rows of a step, over all ranks, from a step on.
+// BatchFrom sets the number of rows per step, over all ranks, from one step on.
 type BatchFrom struct {
 	Step int // steps done before the first step with these rows
 	Rows int

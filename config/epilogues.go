@@ -7,7 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// EpilogueSet is Config.Epilogues as a set; zero means the target's default. The names must
+// EpilogueSet returns Config.Epilogues as a set; zero means the target's default. The names must
 // have been validated.
 func (c *Config) EpilogueSet() (set graph.Epilogues) {
 	for _, name := range c.Epilogues {
@@ -28,7 +28,7 @@ func (c *Config) EpilogueSet() (set graph.Epilogues) {
 	return set
 }
 
-// EpiloguesChosen are the names of the epilogues of the run's products if they differ from the
+// EpiloguesChosen returns the names of the epilogues of the run's products if they differ from the
 // device's default; otherwise "". They affect the bits of results.
 func (c *Config) EpiloguesChosen() string {
 	t := c.DeviceTarget()

@@ -37,7 +37,7 @@ func Refuse(format string, args ...any) error {
 	return &FieldError{Field: strings.TrimSuffix(strings.TrimPrefix(first, "Config."), ":"), err: err}
 }
 
-// ErrNoData refuses to train on nothing.
+// ErrNoData is the error for a training run without data.
 var ErrNoData = Refuse("Config.Data is missing: give a token file (*.bin), a text file, or a folder of text files")
 
 // RefuseField is Refuse for a sentence that does not begin with the field.

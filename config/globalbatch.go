@@ -77,7 +77,7 @@ func (c *Config) tooFew(what string, leaves int) error {
 	return err
 }
 
-// batchForAll is the largest micro-batch size, in rows, with which each rank has a micro-batch
+// batchForAll returns the largest micro-batch size, in rows, with which each rank has a micro-batch
 // in every step; the last one may be padded. 0: there are fewer rows than ranks.
 func (c *Config) batchForAll() int {
 	rows := c.GlobalBatch
@@ -90,7 +90,7 @@ func (c *Config) batchForAll() int {
 	return min(c.Batch, (rows-1)/max(c.DataRanks()-1, 1))
 }
 
-// Uneven is the error for rows of a step that the ranks do not divide. If no other field
+// Uneven returns the error for rows of a step that the ranks do not divide. If no other field
 // contradicts Reproducible, it suggests that.
 func (c *Config) Uneven(accumGiven bool, format string, args ...any) error {
 	err, field := fmt.Errorf(format, args...), "GlobalBatch"
@@ -139,7 +139,7 @@ func total(list []int) (sum int) {
 	return sum
 }
 
-// leaves is the number of micro-batches of a step over all ranks, computed from the fields.
+// leaves returns the number of micro-batches of a step over all ranks, computed from the fields.
 func (c *Config) leaves() int {
 	switch {
 	case c.Reproducible && c.GlobalBatch > 0:
@@ -152,7 +152,7 @@ func (c *Config) leaves() int {
 	return c.DataRanks() * c.Accum
 }
 
-// Leaves is the number of micro-batches of a step over all ranks.
+// Leaves returns the number of micro-batches of a step over all ranks.
 func (c *Config) Leaves() int {
 	if !c.Reproducible {
 		return c.DataRanks() * c.Accum
@@ -160,7 +160,7 @@ func (c *Config) Leaves() int {
 	return c.leaves()
 }
 
-// StepRows is the number of rows of a step over all ranks, without padding.
+// StepRows returns the number of rows of a step over all ranks, without padding.
 func (c *Config) StepRows() int {
 	if c.Reproducible && c.GlobalBatch > 0 {
 		return c.GlobalBatch
@@ -168,7 +168,7 @@ func (c *Config) StepRows() int {
 	return c.Leaves() * c.Batch
 }
 
-// Shares are the numbers of micro-batches of each rank in a step; nil: each has Accum.
+// Shares returns the number of micro-batches of each rank in a step; nil: each has Accum.
 func (c *Config) Shares() []int {
 	leaves := c.Leaves()
 	if leaves == c.DataRanks()*c.Accum {
@@ -180,8 +180,8 @@ func (c *Config) Shares() []int {
 	return graph.EvenShares(leaves, c.DataRanks())
 }
 
-// EvalAccum is the number of micro-steps of an evaluation batch: with Reproducible that of a
-// step, so that it reads the same rows at any number of ranks.
+// EvalAccum returns the number of micro-steps of an evaluation batch. With Reproducible it is that
+// of a step, so that a batch reads the same rows at any number of ranks.
 func (c *Config) EvalAccum() int {
 	if c.Reproducible && !c.Inference {
 		return c.Accum
@@ -189,8 +189,8 @@ func (c *Config) EvalAccum() int {
 	return 1
 }
 
-// having is the configuration with GlobalBatch rows, and with Accum the number of micro-batches
-// of the busiest rank.
+// having returns the configuration with GlobalBatch rows and with Accum as the number of
+// micro-batches of the busiest rank.
 func (c Config) having(rows int) Config {
 	c.GlobalBatch = rows
 	c.Accum = (c.leaves() + c.DataRanks() - 1) / c.DataRanks()

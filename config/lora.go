@@ -37,7 +37,7 @@ func validBase(c *Config) error {
 	return nil
 }
 
-// BaseType is Base as the passes take it. The value must have been validated.
+// BaseType returns Base as the type that the passes use. The value must have been validated.
 func (c *Config) BaseType() fsdp.Base {
 	b, _ := fsdp.ParseBase(c.Base)
 	return b

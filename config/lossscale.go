@@ -41,7 +41,7 @@ func validScale(c *Config) error {
 	return nil
 }
 
-// ScalePolicy is the rule by which the program's loss scale changes.
+// ScalePolicy returns the rule by which the program's loss scale changes.
 func (c *Config) ScalePolicy() graph.LossScaleAttr {
 	if scale, dynamic, err := c.FirstLossScale(); err == nil && !dynamic {
 		return graph.LossScaleAttr{Growth: 1, Backoff: 1, Floor: scale, Interval: 1}
@@ -53,7 +53,7 @@ func (c *Config) ScalePolicy() graph.LossScaleAttr {
 	return policy
 }
 
-// MaxSkips is how many non-finite steps in a row Config.OnNonFinite skip allows: more would
+// MaxSkips is how many non-finite steps in a row Config.OnNonFinite skip allows. More steps would
 // only repeat them.
 const MaxSkips = 10
 

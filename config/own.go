@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Own has what a program itself provides, as Go values, in place of names in a Config. Each is
-// optional. Operations of its own come with the model or the rule that uses them
-// (graph.Define).
+// Own has a model, data, a rule and a schedule that the program provides as Go values, instead of
+// names in a Config. Each is optional. The program's own operations come with the model or the rule
+// that uses them (graph.Define).
 type Own struct {
 	// Model replaces Config.Model.
 	Model *Model
@@ -91,7 +91,7 @@ func (o *Own) validate(c *Config) error {
 	return nil
 }
 
-// ModelName is the name of the model in messages.
+// ModelName returns the name of the model in messages.
 func (c *Config) ModelName() string {
 	if c.Own.Model != nil {
 		return c.Own.Model.Name

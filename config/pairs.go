@@ -13,7 +13,7 @@ import (
 // A pair is a field that has an effect only together with another one. A field at its default
 // is always accepted, also in a settings file.
 type pair struct {
-	field string               // as a sentence begins, with %v for the value
+	field string               // start of the sentence, with %v for the value
 	value func(c *Config) any  // value of the field
 	rest  any                  // the default, which is always accepted
 	means func(c *Config) bool // whether the field has an effect
@@ -34,7 +34,7 @@ var standard = Default()
 
 var overlaps = []string{"", "on", "off"}
 
-// Serial says that collectives and computation run in turn.
+// Serial says whether collectives and computation run in turn.
 func (c *Config) Serial() bool { return strings.EqualFold(c.Overlap, "off") }
 
 // refusedAlone are fields that are errors if they have no effect, since the run would not do
@@ -97,7 +97,7 @@ func ofOptimizers(of zero.Constant) func(c *Config) bool {
 	return func(c *Config) bool { return c.Own.Rule != nil || c.UpdateRule().Reads(of) }
 }
 
-// forOptimizers is the rest of the sentence for a constant that only some rules use.
+// forOptimizers returns the rest of the sentence for a constant that only some rules use.
 func forOptimizers(of zero.Constant) string {
 	return "changes nothing: it is for Config.Optimizer " + english.WordSeries(zero.NamesReading(of), "and")
 }
@@ -112,7 +112,7 @@ func (c *Config) refuseIdle() error {
 	return nil
 }
 
-// IdleNotes are notes about fields that change nothing in this run, whose Steps are known.
+// IdleNotes returns notes about fields that change nothing in this run. Steps must be known.
 func (c *Config) IdleNotes() (notes []string) {
 	for i := range toldAlone {
 		if p := &toldAlone[i]; p.idle(c) {

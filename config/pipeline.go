@@ -13,14 +13,14 @@ import (
 // Pipelined says whether the layers are divided over stages.
 func (c *Config) Pipelined() bool { return c.Pipeline > 1 }
 
-// TurnsOfStages is the schedule of PipelineSchedule.
+// TurnsOfStages returns the schedule of PipelineSchedule.
 func (c *Config) TurnsOfStages() mesh.Schedule {
 	s, _ := mesh.ParseSchedule(strings.ToLower(c.PipelineSchedule)) // Validate has refused all others
 	return s
 }
 
-// FirstLayers returns the first layer of each stage that Stages names, and how many layers all
-// have; nil: none are given.
+// FirstLayers returns the first layer of each stage that Stages names, and the number of layers of
+// all stages; nil if Stages is empty.
 func (c *Config) FirstLayers() (first []int, next int, err error) {
 	if c.Stages == "" {
 		return nil, 0, nil
@@ -45,7 +45,8 @@ func (c *Config) FirstLayers() (first []int, next int, err error) {
 	return first, next, nil
 }
 
-// validPipeline checks the division into stages, and refuses what is not built beside it.
+// validPipeline checks the division into stages, and refuses fields that a pipeline does not
+// support.
 func validPipeline(c *Config) error {
 	if c.Pipeline < 0 || int64(c.Pipeline) > largest["Ranks"] {
 		return Refuse("Config.Pipeline %d: 1 to %d stages are possible", c.Pipeline, largest["Ranks"])
@@ -73,8 +74,8 @@ func validPipeline(c *Config) error {
 	return err
 }
 
-// besidePipeline has what is refused with a pipeline: each returns the field, "" if it is not
-// given.
+// besidePipeline lists the fields that are refused with a pipeline. Each function returns the
+// field's name, or "" if it is not set.
 var besidePipeline = []func(c *Config) string{
 	whereGiven("Own.Model", func(c *Config) bool { return c.Own.Model != nil }),
 	whereGiven("Own.Rule", func(c *Config) bool { return c.Own.Rule != nil }),

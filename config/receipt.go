@@ -4,7 +4,7 @@ package config
 // SaveEvery is set.
 const defaultReceiptEvery = 100
 
-// ReceiptSteps is the number of steps between lines of the receipt.
+// ReceiptSteps returns the number of steps between lines of the receipt.
 func (c *Config) ReceiptSteps() int {
 	for _, n := range []int{c.ReceiptEvery, c.SaveEvery} {
 		if n > 0 {

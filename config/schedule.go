@@ -75,7 +75,7 @@ func (c *Config) RefuseFloor() error {
 	return nil
 }
 
-// RateNote is the note about how LR is scaled; none if it is not.
+// RateNote returns a note about how LR is scaled; none if it is not.
 func (c *Config) RateNote() []string {
 	if !c.scalesRate() {
 		return nil

@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// Shared caches what the plans of one command or search have in common: forward programs, and
-// what the passes compute from them.
+// Shared caches data that the plans of one command or search have in common: forward programs, and
+// results that the passes compute from them.
 type Shared struct {
 	plan.Shared
 	mu     sync.Mutex
@@ -25,7 +25,6 @@ type modelKey struct {
 	batch, seq int
 }
 
-// forward is one forward program.
 type forward struct {
 	key  modelKey
 	once sync.Once
@@ -36,9 +35,9 @@ type forward struct {
 // keptModels is the maximum number of cached forward programs.
 const keptModels = 8
 
-// Sharing returns a configuration whose plans, and those of its copies, share what they have in
-// common. It is for a command or program that makes several plans. The shared data lives as
-// long as one of the copies.
+// Sharing returns a configuration whose plans, and those of its copies, share common data. It is
+// for a command or program that makes several plans. The shared data lives as long as one of the
+// copies.
 func (cfg Config) Sharing() Config {
 	if cfg.shared == nil {
 		cfg.shared = &Shared{}
@@ -46,7 +45,7 @@ func (cfg Config) Sharing() Config {
 	return cfg
 }
 
-// Common returns what the plans of this configuration's copies share, or a new, empty Shared.
+// Common returns the shared data of this configuration's copies, or a new, empty Shared.
 func (cfg *Config) Common() *Shared {
 	if cfg.shared == nil {
 		return &Shared{}

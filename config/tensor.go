@@ -7,12 +7,12 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// DataRanks is the number of ranks that have data of their own: all, but for those that share the
-// computation of layers with another one, or have other layers. It is 1 where Ranks is not known
-// yet.
+// DataRanks returns the number of ranks with different data. The Tensor ranks that share the
+// computation of layers have the same data, and so have the stages of a pipeline. It is 1 if Ranks
+// is not known yet.
 func (c *Config) DataRanks() int { return max(c.Ranks/max(c.Tensor, 1)/max(c.Pipeline, 1), 1) }
 
-// Slices is the number of slices into which layers are cut; 0: they are not.
+// Slices returns the number of slices into which layers are cut; 0: layers are not cut.
 func (c *Config) Slices() int {
 	n := c.TensorSlices
 	if n == 0 {
@@ -24,7 +24,7 @@ func (c *Config) Slices() int {
 	return n
 }
 
-// slicedBy is the field that cuts layers.
+// slicedBy returns the name of the field that cuts layers.
 func (c *Config) slicedBy() string {
 	if c.Tensor < 2 {
 		return "TensorSlices"
@@ -32,8 +32,8 @@ func (c *Config) slicedBy() string {
 	return "Tensor"
 }
 
-// validTensor checks the numbers of ranks and slices of tensor parallelism, and refuses what is
-// not built beside it.
+// validTensor checks the numbers of ranks and slices of tensor parallelism, and refuses fields that
+// it does not support.
 func validTensor(c *Config) error {
 	slices, ranks := c.Slices(), max(c.Tensor, 1)
 	switch {
@@ -65,24 +65,24 @@ func validTensor(c *Config) error {
 	return nil
 }
 
-// mostSlices bounds TensorSlices: a row of statistics of each is on every rank.
+// mostSlices bounds TensorSlices: every rank holds a row of statistics of each slice.
 const mostSlices = 256
 
-// besideTensor has what is refused with tensor parallelism: each returns the field, "" if it is
-// not given.
+// besideTensor lists the fields that are refused with tensor parallelism. Each function returns the
+// field's name, or "" if it is not set.
 var besideTensor = []func(c *Config) string{
 	whereGiven("Own.Model", func(c *Config) bool { return c.Own.Model != nil }),
 	whereGiven("Own.Rule", func(c *Config) bool { return c.Own.Rule != nil }),
 	whereGiven("Inference", func(c *Config) bool { return c.Inference }),
 	whereGiven("Generate", func(c *Config) bool { return c.Generate }),
-	whereGiven("LoRA dropout", func(c *Config) bool { return c.LoRA.Dropout > 0 }),           // its random numbers go by whole rows
-	whereGiven("Base int8", func(c *Config) bool { return c.BaseType().String() == "int8" }), // slices would part blocks
+	whereGiven("LoRA dropout", func(c *Config) bool { return c.LoRA.Dropout > 0 }),           // its random numbers depend on complete rows
+	whereGiven("Base int8", func(c *Config) bool { return c.BaseType().String() == "int8" }), // slices would split blocks of 256
 	whereGiven("Int8", func(c *Config) bool { return len(c.Int8) > 0 }),
 	whereGiven("OptimizerDType bf16", (*Config).BF16States),
 	func(c *Config) string {
 		o := c.UpdateRule()
 		if _, perParam := o.StateNames(); len(perParam) > 0 || o.Splits() || o.Reads(zero.Trust) || o.Reads(zero.AdaptAll) {
-			return "Optimizer " + o.Name // it takes norms of whole matrices, or the matrices
+			return "Optimizer " + o.Name // it needs complete matrices, or their norms
 		}
 		return ""
 	},

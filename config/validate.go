@@ -54,7 +54,7 @@ func (c *Config) validate() error {
 	}
 	leastSteps := 1
 	if c.Epochs > 0 {
-		leastSteps = 0 // they are computed
+		leastSteps = 0 // Steps is computed from Epochs
 	}
 	checks := []error{
 		atLeast("Steps", c.Steps, leastSteps, "step"), atLeast("Epochs", c.Epochs, 0, "epoch"), atLeast("Batch", c.Batch, 1, "row"), atLeast("Seq", c.Seq, 0, "token"),
@@ -128,8 +128,8 @@ func (c *Config) validateMemory() error {
 	return nil
 }
 
-// validateFiles checks what a run reads and writes beside its training data, and fields that
-// need another field.
+// validateFiles checks the fields about other files than the training data, and fields that need
+// another field.
 func (c *Config) validateFiles() error {
 	if c.Timeout <= 0 {
 		return Refuse("Config.Timeout %s: a positive duration is needed", c.Timeout)

@@ -30,17 +30,17 @@ type Buffer struct {
 	leftOut string // of a folder, counts of files left out, by kind; "" for none
 }
 
-// LeftOut counts, in a line, the files of a folder that were not read because
-// they are not text; "" where there are none.
+// LeftOut describes in one line the files of a folder that were not read because they are not text;
+// "" if there are none.
 func (b *Buffer) LeftOut() string { return b.leftOut }
 
-// Len is the number of tokens.
+// Len returns the number of tokens.
 func (b *Buffer) Len() int64 { return b.n }
 
-// Name is the path that the tokens come from.
+// Name returns the path that the tokens come from.
 func (b *Buffer) Name() string { return b.name }
 
-// TokenBytes is the size of a token in memory or in the file, in bytes.
+// TokenBytes returns the size of a token in memory or in the file, in bytes.
 func (b *Buffer) TokenBytes() int64 { return b.width }
 
 // Tokens fills dst with tokens [start, start+len(dst)). It allocates nothing.
@@ -55,9 +55,9 @@ func (b *Buffer) Tokens(dst []int32, start int64) error {
 	if b.file == nil {
 		src = b.data[start*b.width:]
 	} else {
-		// The bytes go to the end of dst's memory and widen in place from the
-		// front: token i is written over bytes that were read before, since
-		// (4-width)·(i+1) ≤ (4-width)·n.
+		// The bytes are read into the end of dst's memory, and widened in place from the front.
+		// Token i overwrites only bytes that were converted before, since (4-width)·(i+1) ≤
+		// (4-width)·n.
 		mem := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(dst))), 4*len(dst))
 		src = mem[(4-b.width)*int64(len(dst)):]
 		if _, err := b.file.ReadAt(src, b.offset+start*b.width); err != nil {
@@ -138,7 +138,6 @@ func firstBeyond(packed []byte, width int64, vocab uint32) (int64, uint32) {
 	return -1, 0
 }
 
-// scanBytes is how much of a token file is checked against the vocabulary when
-// it is opened; Sampler checks the rest as it is read. Reading a GiB takes
-// under a second.
+// scanBytes is the part of a token file that is checked against the vocabulary when the file is
+// opened; Sampler checks the rest while it reads. Reading a GiB takes under a second.
 const scanBytes = 1 << 30

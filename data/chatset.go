@@ -113,7 +113,7 @@ func (c *Conversations) add(one *conversation) error {
 		n = c.o.Seq
 	}
 	targets := int32(0)
-	for k := 1; k < n; k++ { // the first token is predicted by nothing
+	for k := 1; k < n; k++ { // no token predicts the first one
 		if one.counted[k] {
 			targets++
 		}
@@ -147,13 +147,13 @@ func (c *Conversations) add(one *conversation) error {
 	return c.values.spill(spillBytes)
 }
 
-// A sink has methods for plain text too, which are not called for conversations.
+// Methods of sink for plain text. They are not called for conversations.
 func (c *Conversations) count() int64                 { return int64(c.o.Split.Seen) }
 func (c *Conversations) append([]int32, string) error { return nil }
 func (c *Conversations) appendBytes([]byte) error     { return nil }
 func (c *Conversations) rollBack(int64) error         { return nil }
 
-// Len is the number of rows.
+// Len returns the number of rows.
 func (c *Conversations) Len() int64 { return int64(len(c.rows) - 1) }
 
 // row returns the indexes of the conversations in a row.
@@ -186,7 +186,7 @@ func (c *Conversations) Sample(i int64, r *Row) error {
 	return nil
 }
 
-// CountTargets is how many targets a row has.
+// CountTargets returns the number of targets in a row.
 func (c *Conversations) CountTargets(i int64) (n int) {
 	for _, one := range c.row(i) {
 		n += int(c.targets[one])
@@ -204,7 +204,7 @@ func (c *Conversations) Fingerprint() Fingerprint {
 	return Fingerprint{c.tokens, hex.EncodeToString(sum[:])}
 }
 
-// remedy says what to do where no conversation is left.
+// remedy returns the advice for data of which no conversation is left.
 func (c *Conversations) remedy() string {
 	switch s := c.o.Split; {
 	case s.Seen == 0:
@@ -222,7 +222,7 @@ func (c *Conversations) remedy() string {
 	return "give conversations with answers that are not empty, and not all of weight 0"
 }
 
-// Summary reports in one line what was read.
+// Summary describes the data in one line.
 func (c *Conversations) Summary() string {
 	what := english.Plural(c.o.Split.Seen, "conversation", "")
 	if c.o.Split.Share > 0 {

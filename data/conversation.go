@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/jinja"
 )
 
-// chat turns conversations into tokens. It may be used by several goroutines.
+// chat converts conversations to tokens. It may be used by several goroutines.
 type chat struct {
 	form     form
 	mark     func(text string, marks []int) (tokens []int32, at []int) // see token.Marking
@@ -21,7 +21,7 @@ type chat struct {
 	all      bool           // every token counts in the loss, not only those of answers
 }
 
-// form is how a record's fields hold a conversation.
+// form is the set of fields in which a record holds a conversation.
 type form uint8
 
 const (
@@ -90,7 +90,7 @@ func newChat(tok token.Tokenizer, template string, all bool) (*chat, error) {
 type conversation struct {
 	tokens  []int32
 	counted []bool
-	left    bool // the template left out answers that say something
+	left    bool // the template left out answers that are not empty
 }
 
 // turn is a message of the data.
@@ -99,7 +99,7 @@ type turn struct {
 	silent bool // weight 0: an answer that is not trained on
 }
 
-// encode turns a record into tokens.
+// encode converts a record to tokens.
 func (c *chat) encode(record []byte) (out conversation, err error) {
 	messages, said, vars, err := c.messages(record)
 	if err == nil && !slices.ContainsFunc(said, turn.answers) {
@@ -148,8 +148,8 @@ func rolesOf(said []turn) string {
 	return strings.Join(roles[:min(len(roles), 5)], ", ")
 }
 
-// messages reads a record in the data's format. It returns the messages as the template takes
-// them and as turns.
+// messages reads a record in the data's format. It returns the messages in the template's form, and
+// as turns.
 func (c *chat) messages(record []byte) (messages []any, said []turn, vars map[string]any, err error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(record, &fields); err != nil {
@@ -196,7 +196,7 @@ func (c *chat) messages(record []byte) (messages []any, said []turn, vars map[st
 		var calls struct {
 			ToolCalls []json.RawMessage `json:"tool_calls"`
 		}
-		_ = json.Unmarshal(m, &calls) // another type than a list is no call
+		_ = json.Unmarshal(m, &calls) // calls that are not a list are ignored
 		if known.Content != nil && json.Unmarshal(*known.Content, &content) != nil {
 			return nil, nil, nil, fmt.Errorf("message %d: content is not a string", i+1)
 		}
@@ -224,10 +224,10 @@ const answerRole = "assistant"
 
 func (m Message) answers() bool { return m.Role == answerRole }
 
-// says is of an answer with something to train on.
+// says tells whether a message is an answer with text to train on.
 func (m turn) says() bool { return m.answers() && !m.silent && strings.TrimSpace(m.Content) != "" }
 
-// pair turns a record of prompt and answer fields into messages.
+// pair converts a record of prompt and answer fields to messages.
 func pair(fields map[string]json.RawMessage, f form) (json.RawMessage, error) {
 	text := func(name string) (s string, err error) {
 		if given(fields, name) && json.Unmarshal(fields[name], &s) != nil {
@@ -266,8 +266,8 @@ func (c *chat) render(messages []any, vars map[string]any, prompt bool) (string,
 }
 
 // spans renders messages and finds the answers in the text. Answers are the template's {%
-// generation %} blocks. Without these, an answer is what the text rendered up to and including
-// it adds to the prompt rendered before it.
+// generation %} blocks. Without these, an answer is the difference between two renderings: the text
+// up to and including the answer, and the prompt before it.
 func (c *chat) spans(messages []any, said []turn, vars map[string]any) (string, []jinja.Span, error) {
 	render := func(n int, prompt bool) (string, []jinja.Span, error) { return c.render(messages[:n], vars, prompt) }
 	text, answers, err := render(len(messages), false)

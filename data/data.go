@@ -1,7 +1,7 @@
-// Package data turns token files and text into batches.
+// Package data converts token files and text to batches.
 //
 // A Source is a sequence of tokens: a token file, or text run through a Tokenizer. A Sampler
-// decides which window of it each row of each batch is, as a pure function of (step,
+// chooses the window of the source for each row of each batch, as a pure function of (step,
 // micro-batch, rank, row). A resumed run therefore continues with exactly the batches of an
 // uninterrupted one, and no state is saved.
 package data
@@ -12,14 +12,14 @@ import (
 
 // Source is a sequence of tokens. Its methods may be called concurrently.
 type Source interface {
-	// Len is the number of tokens.
+	// Len returns the number of tokens.
 	Len() int64
 	// Tokens fills dst with tokens [start, start+len(dst)). A range outside of
 	// the source is an error.
 	Tokens(dst []int32, start int64) error
 }
 
-// TargetSource is a Source whose targets are not its next tokens.
+// TargetSource is a Source with separate targets, instead of the next tokens.
 type TargetSource interface {
 	Source
 	// Targets fills dst with the targets of the inputs [start,
@@ -31,9 +31,8 @@ type TargetSource interface {
 type Options struct {
 	// Tokenizer reads text. Nil means bytes. Token files do not use it.
 	Tokenizer token.Tokenizer
-	// Vocab is the model's vocabulary: a token at or beyond it is an error that
-	// names the token and its index. 0 means the tokenizer's for text and no
-	// check for a token file.
+	// Vocab is the model's vocabulary: a token at or beyond it is an error that names the token and
+	// its index. 0 means the tokenizer's vocabulary for text, and no check for a token file.
 	Vocab int
 	// Glob, as in path.Match on a file's base name, limits which files of a
 	// folder are read, such as "*.go". Empty means all.

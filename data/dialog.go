@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/jinja"
 )
 
-// Dialog turns conversations into prompts. It may be used by several goroutines.
+// Dialog converts conversations to prompts. It may be used by several goroutines.
 type Dialog struct{ c *chat }
 
 // NewDialog prepares a chat template: a Jinja source, or "" for the tokenizer's own.
@@ -24,7 +24,7 @@ func NewDialog(tok token.Tokenizer, template string) (*Dialog, error) {
 	return &Dialog{c}, nil
 }
 
-// Prompt returns the tokens of messages up to where the next answer begins.
+// Prompt returns the tokens of messages up to the beginning of the next answer.
 func (d *Dialog) Prompt(messages []Message) ([]int32, error) {
 	var list []any
 	for _, m := range messages {
@@ -108,7 +108,7 @@ func textQuestion(text string, tok token.Tokenizer, d *Dialog) (q Question, err 
 	return q, err
 }
 
-// ErrNoTemplate is of a conversation that is read without a template.
+// ErrNoTemplate is the error for a conversation that is read without a template.
 var ErrNoTemplate = errors.New("the record is a conversation, which needs a chat template")
 
 func recordQuestion(record []byte, tok token.Tokenizer, d *Dialog) (q Question, err error) {

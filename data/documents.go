@@ -18,8 +18,8 @@ type piece struct {
 	file  int // index in the corpus
 	parts []part
 	end   int64 // offset in the file's text at which the next piece starts
-	// last says that the file ends here. drop, if not nil, says why the file is not text after
-	// all, so that none of it is kept.
+	// last says that the file ends here. If drop is not nil, the file is not text for that reason,
+	// and none of it is kept.
 	last bool
 	drop error
 }
@@ -45,7 +45,7 @@ type documents struct {
 	cutter token.Cutter // nil: a file is tokenized in one piece
 	give   func(*piece) error
 	read   []byte // text of the current file that is not in a piece yet
-	first  bool   // records are given one by one
+	first  bool   // each record is a separate piece
 }
 
 func (d *documents) run(from position) error {
@@ -78,8 +78,8 @@ func (d *documents) file(i int, skip int64) error {
 	return d.text(i, r, skip)
 }
 
-// longStretch bounds the text buffered in search of a place to cut, in bytes. Text of a
-// language has such a place sooner.
+// longStretch is the most text, in bytes, that is buffered in search of a place to cut. Text in a
+// human language has such a place earlier.
 const longStretch = 4 << 20
 
 // place returns where to cut the buffered text, 0 if it needs more. The result depends only on
@@ -152,7 +152,7 @@ const (
 	batchBytes = 256 << 10 // bytes of text in records that are tokenized together
 )
 
-// byteOrderMark is U+FEFF in UTF-8, with which some programs begin a file.
+// byteOrderMark is U+FEFF in UTF-8. Some programs write it at the start of a file.
 var byteOrderMark = []byte("\uFEFF")
 
 // lines reads the text of the records of a JSON lines file.
@@ -236,7 +236,7 @@ func readLine(in *bufio.Reader) (line []byte, err error) {
 	}
 }
 
-// field returns the text of a record, or the whole record for a conversation.
+// field returns the text of a record, or the complete record for a conversation.
 func (d *documents) field(line []byte) ([]byte, error) {
 	if !utf8.Valid(line) {
 		return nil, errors.New("the record is not UTF-8")
@@ -262,7 +262,8 @@ func (d *documents) field(line []byte) ([]byte, error) {
 	return []byte(*text), nil
 }
 
-// readBytes is how many bytes of text are read, and about how many are tokenized, at a time.
+// readBytes is the number of bytes of text that are read, and about the number tokenized, at a
+// time.
 const readBytes = 1 << 20
 
 type textError struct {
@@ -278,8 +279,8 @@ func withOffset(e *textError, at int64) error {
 	return &textError{e.what, at + e.offset}
 }
 
-// checkText moves *checked over valid characters: to the end of text, or up to
-// a character that more text may complete.
+// checkText moves *checked over valid characters: to the end of text, or up to an incomplete
+// character that later text may complete.
 func checkText(text []byte, checked *int, end bool) *textError {
 	rest := text[*checked:]
 	whole := len(rest)

@@ -6,7 +6,7 @@ import (
 	"encoding/hex"
 )
 
-// Fingerprint identifies a stream of tokens, whatever files and tokenizer it came from.
+// Fingerprint identifies a stream of tokens, independently of its files and tokenizer.
 type Fingerprint struct {
 	Tokens int64  `json:"tokens"`
 	SHA256 string `json:"sha256"` // hexadecimal, see FingerprintOf
@@ -17,10 +17,10 @@ const (
 	fingerprintBlocks = 1 << 10
 )
 
-// FingerprintOf hashes the tokens of src, and its targets if it has its own, as little-endian
+// FingerprintOf hashes the tokens of src, and its targets if it has separate ones, as little-endian
 // int32, after their number as an int64. Of more than 2^24 tokens it reads only 1,024 blocks of
-// 16,384, evenly spaced from the first to the last, so that starting a run does not read a
-// whole large corpus.
+// 16,384, evenly spaced from the first to the last, so that starting a run does not read a complete
+// large corpus.
 func FingerprintOf(src Source) (Fingerprint, error) {
 	n := src.Len()
 	h := sha256.New()

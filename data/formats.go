@@ -35,8 +35,8 @@ var kinds = map[string]kind{
 	".html": htmlFile, ".htm": htmlFile, ".xhtml": htmlFile, ".parquet": parquetFile, ".arrow": tableFile,
 }
 
-// compression is the suffix of a compressed file's name, in lower case; "" for
-// none.
+// compression returns the suffix of a compressed file's name, in lower case; "" if it is not
+// compressed.
 func compression(name string) string {
 	switch ext := strings.ToLower(filepath.Ext(name)); ext {
 	case ".gz", ".zst":
@@ -45,7 +45,7 @@ func compression(name string) string {
 	return ""
 }
 
-// uncompressed is a file's name without the suffix of its compression.
+// uncompressed returns a file's name without the suffix of its compression.
 func uncompressed(name string) string { return name[:len(name)-len(compression(name))] }
 
 func kindOf(name string) kind { return kinds[strings.ToLower(filepath.Ext(uncompressed(name)))] }
@@ -54,7 +54,7 @@ func kindOf(name string) kind { return kinds[strings.ToLower(filepath.Ext(uncomp
 // Parquet file.
 func HoldsRecords(name string) bool { return kindOf(name).isRecords() }
 
-// why is the error, with its remedy, for a file that is not read; nil for one that is.
+// why returns the error, with its remedy, for a file that is not read; nil for a file that is.
 func (k kind) why(name string, o Options) error {
 	switch {
 	case k.isRecords() && o.TextField == "" && o.chat == nil:
@@ -86,7 +86,7 @@ type entry struct {
 
 // open opens the text of a file and decompresses it if need be.
 func (e *entry) open() (io.ReadCloser, error) {
-	if e.size == 0 && compression(e.path) == "" { // files of /proc also have size 0, and reading them may block for ever
+	if e.size == 0 && compression(e.path) == "" { // files of /proc also have size 0, and reading them may block forever
 		return io.NopCloser(strings.NewReader("")), nil
 	}
 	f, err := regular.Open(e.path)
@@ -112,8 +112,8 @@ func (e *entry) open() (io.ReadCloser, error) {
 	return f, nil
 }
 
-// maxWindow bounds the memory that a .zst file may ask for: zstd's ultra
-// levels and its long mode at 27 bits need as much.
+// maxWindow is the most memory, in bytes, that a .zst file may ask for. zstd's ultra levels and its
+// long mode at 27 bits need that much.
 const maxWindow = 128 << 20
 
 // unpacked is a decompressor over an open file.
@@ -122,9 +122,8 @@ type unpacked struct {
 	close func() error
 }
 
-// Read replaces io.ErrUnexpectedEOF with an error of its own when the compressed data ends
-// early. Callers would take io.ErrUnexpectedEOF for the end of a file that is shorter than they
-// asked for.
+// Read replaces io.ErrUnexpectedEOF by another error if the compressed data ends early. Callers
+// would take io.ErrUnexpectedEOF for the end of a file that is shorter than they asked for.
 func (u *unpacked) Read(p []byte) (int, error) {
 	n, err := u.Reader.Read(p)
 	if errors.Is(err, io.ErrUnexpectedEOF) {
@@ -262,7 +261,7 @@ func (c *corpus) leftOut() string {
 	return strings.Join(parts, ", ")
 }
 
-// bytes is the total size of the files on disk.
+// bytes returns the total size of the files on disk.
 func (c *corpus) bytes() (n int64) {
 	for i := range c.files {
 		n += c.files[i].size
@@ -270,7 +269,7 @@ func (c *corpus) bytes() (n int64) {
 	return n
 }
 
-// empty is the error for a corpus that has no tokens.
+// empty returns the error for a corpus without tokens.
 func (c *corpus) empty(root, glob string) error {
 	if len(c.files) == 1 && c.files[0].only {
 		return fmt.Errorf("%s is empty", root)
@@ -295,7 +294,7 @@ func (c *corpus) empty(root, glob string) error {
 // isRecords says that a file of this kind holds records.
 func (k kind) isRecords() bool { return k == jsonLines || k == parquetFile }
 
-// place names a record in errors.
+// place returns the name of a record in errors.
 func (e *entry) place(record int) string {
 	if e.kind == parquetFile {
 		return fmt.Sprintf("%s, row %d", e.path, record)

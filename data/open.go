@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// stat looks at data.
+// stat is os.Stat with an error that says which data are accepted.
 func stat(path string) (os.FileInfo, error) {
 	st, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -20,7 +20,8 @@ func stat(path string) (os.FileInfo, error) {
 	return st, nil
 }
 
-// Readable says why data at a path cannot be read at all, by its name, kind and size alone.
+// Readable returns an error if the name, kind or size of the data at a path show that it cannot be
+// read.
 func Readable(path string) error {
 	st, err := stat(path)
 	if err != nil || st.IsDir() {
@@ -35,12 +36,13 @@ func Readable(path string) error {
 	return nil
 }
 
-// Size is the size of the files at a path that are read as a whole, in bytes: 0 of tokens.
+// Size returns the size in bytes of the files at a path that are read completely; 0 for token
+// files.
 func Size(path string, o Options) (n int64) {
 	if strings.HasSuffix(path, ".bin") {
 		return 0
 	}
-	o.chat = &chat{} // takes records without a text field too
+	o.chat = &chat{} // also accepts records without a text field
 	for _, o := range []Options{o, {Glob: o.Glob, TextField: o.TextField}} {
 		if c, err := listCorpus([]string{path}, o); err == nil {
 			n = max(n, c.bytes())

@@ -43,7 +43,7 @@ func pack(lengths []int, seq int) (docs []int32, rows []int32) {
 }
 
 // leastAbove is a set of numbers from 1 on that finds the smallest member ≥ n. It is a tree of
-// maxima whose i-th leaf node stands for the number i+1.
+// maxima whose i-th leaf represents the number i+1.
 type leastAbove []int
 
 func newLeastAbove(most int) leastAbove {

@@ -2,24 +2,22 @@ package data
 
 import "math/bits"
 
-// permutation is a keyed bijection of [0, n) that takes no memory: a balanced
-// Feistel network over the smallest even number of bits that holds n-1, walked
-// along its cycle until it falls inside [0, n) (Black and Rogaway, "Ciphers
-// with Arbitrary Finite Domains", 2002, methods 2 and 3). The network's domain
-// is under 4n, so a walk takes under 4 steps on average. The round function is
-// SplitMix64's finalizer of the half and the round's key; it scrambles, it does
-// not keep secrets.
+// permutation is a keyed bijection of [0, n) that needs no memory. It is a balanced Feistel network
+// over the smallest even number of bits that holds n-1. at follows its cycle until the value is
+// inside [0, n) (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002, methods 2 and
+// 3). The network's domain is under 4n, so this takes under 4 steps on average. The round function
+// is SplitMix64's finalizer of the half and the round's key. It scrambles; it is not a cipher.
 //
-// The mapping is part of what a checkpoint means: it must never change for a
-// given (seed, n). A test holds known values.
+// Checkpoints depend on the mapping: it must never change for a given (seed, n). A test holds known
+// values.
 type permutation struct {
 	n    uint64
 	half uint // bits of a half
 	keys [feistelRounds]uint64
 }
 
-// feistelRounds is twice the 4 that Luby and Rackoff need, since the halves
-// may be a few bits only.
+// feistelRounds is twice the 4 rounds that Luby and Rackoff need, since a half may have only a few
+// bits.
 const feistelRounds = 8
 
 func newPermutation(seed, n uint64) permutation {
@@ -32,7 +30,7 @@ func newPermutation(seed, n uint64) permutation {
 	return p
 }
 
-// at gives the image of i, 0 ≤ i < n.
+// at returns the image of i, 0 ≤ i < n.
 func (p *permutation) at(i uint64) uint64 {
 	mask := uint64(1)<<p.half - 1
 	for {

@@ -28,9 +28,8 @@ type job struct {
 }
 
 // tokenize runs the corpus through the tokenizer into a sink. One goroutine reads, several
-// tokenize, and the caller's puts the tokens in order, so the result does not depend on their
-// number. after, if not nil, is called with each position up to which all tokens are in the
-// sink.
+// tokenize, and the caller's adds the tokens in order, so the result does not depend on their
+// number. after, if not nil, is called with each position up to which all tokens are in the sink.
 //
 //	files → documents → jobs → tokenizers
 //	                     └─────── in order ──→ sink
@@ -136,10 +135,10 @@ func (j *job) converse(c *chat, e *entry) error {
 	return nil
 }
 
-// chatSink takes conversations; no other method of it is called.
+// chatSink receives conversations. No other method of the sink is called.
 type chatSink interface{ add(one *conversation) error }
 
-// collector puts the jobs' tokens into the sink, with the end-of-text token between documents.
+// collector adds the jobs' tokens to the sink, with the end-of-text token between documents.
 type collector struct {
 	c     *corpus
 	sink  sink

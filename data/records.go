@@ -57,13 +57,13 @@ func IsConversations(path string, o Options) (bool, error) {
 	o.chat = &chat{}
 	c, err := listCorpus([]string{path}, o)
 	if err != nil || len(c.files) == 0 {
-		return false, nil // Open says what is wrong
+		return false, nil // Open reports the error
 	}
 	fields, err := c.firstRecord()
 	return formOf(fields) != noForm, err
 }
 
-// noText is the error for records without a text field or known form; fields are those of the
+// noText returns the error for records without a text field or known form; fields are those of the
 // first record.
 func noText(path string, fields map[string]json.RawMessage) error {
 	names := slices.Sorted(maps.Keys(fields))

@@ -9,16 +9,16 @@ import (
 	"sync/atomic"
 )
 
-// Order says which window of the source a sample is.
+// Order decides which window of the source a sample is.
 type Order int
 
 const (
-	// Sequential takes the windows in order and starts again after the last:
-	// sample i starts at token i·T modulo (length-1)/T·T.
+	// Sequential uses the windows in order and starts again after the last: sample i starts at
+	// token i·T modulo (length-1)/T·T.
 	Sequential Order = iota
-	// Shuffled takes the (length-1)/T windows in an order drawn by the seed and
-	// the epoch (see epochKey): every window once an epoch. Within an epoch no
-	// two ranks, rows or steps share a window.
+	// Shuffled uses the (length-1)/T windows in an order drawn by the seed and the epoch (see
+	// epochKey): every window once an epoch. Within an epoch no two ranks, rows or steps share a
+	// window.
 	Shuffled
 )
 
@@ -92,8 +92,8 @@ type Sampler struct {
 	spans   []span
 	offset  int64 // N − rows of steps 0 to s₀ − 1
 	epochs  int   // version of epochKey
-	// Shuffled: the permutation of the epoch used last. Ranks are within a step of each other,
-	// so it nearly always serves; otherwise another one is derived.
+	// epoch is the permutation of the epoch used last, for Shuffled. Ranks are within a step of
+	// each other, so they nearly always need this one; otherwise another one is derived.
 	epoch atomic.Pointer[epochOrder]
 }
 
@@ -116,9 +116,9 @@ const (
 	Epochs = epochsHashed
 )
 
-// epochKey is the seed of an epoch's permutation. Epoch 0 has the seed itself in every version.
-// mix64 is a bijection that maps 0 to 0 and neighbours far apart, so neighbouring seeds share
-// no epoch.
+// epochKey returns the seed of an epoch's permutation. Epoch 0 has the run's seed in every version.
+// mix64 is a bijection that maps 0 to 0 and neighbours far apart, so neighbouring seeds share no
+// epoch.
 func epochKey(version int, seed, epoch uint64) uint64 {
 	if version == epochsAdded {
 		return seed + epoch
@@ -164,7 +164,7 @@ func NewSampler(src Source, c SamplerConfig) (*Sampler, error) {
 	return s, nil
 }
 
-// addSpan adds the steps from from.Step on. It refuses an impossible distribution.
+// addSpan adds the steps from from.Step on. It refuses an impossible distribution of rows.
 func (s *Sampler) addSpan(from RowsFrom) error {
 	c := &s.c
 	if _, ok := mulAll(int64(c.Batch), int64(max(from.Accum, 1)), int64(c.Ranks), int64(c.Seq)); !ok {
@@ -256,7 +256,7 @@ func (s *Sampler) IsPadding(step, micro, rank, row int) bool {
 	return s.inStep(step, micro, rank, row) >= s.Rows(step)
 }
 
-// inStep is the number of a row among those of its step, padding included.
+// inStep returns the number of a row among those of its step, padding included.
 func (s *Sampler) inStep(step, micro, rank, row int) int64 {
 	return s.of(step).leaf(s.c.Ranks, micro, rank)*int64(s.c.Batch) + int64(row)
 }
@@ -267,7 +267,7 @@ func (s *Sampler) before(step int) int64 {
 	return c.before + int64(step-c.Step)*c.rows
 }
 
-// mulAll multiplies positive numbers; false on overflow.
+// mulAll multiplies positive numbers; it returns false on overflow.
 func mulAll(xs ...int64) (int64, bool) {
 	product := int64(1)
 	for _, x := range xs {
@@ -280,10 +280,10 @@ func mulAll(xs ...int64) (int64, bool) {
 	return product, true
 }
 
-// Seq is the tokens of a row.
+// Seq returns the number of tokens of a row.
 func (s *Sampler) Seq() int { return s.c.Seq }
 
-// Windows is the number of windows of the source, which is an epoch's number of samples.
+// Windows returns the number of windows of the source, which is an epoch's number of samples.
 func (s *Sampler) Windows() int64 { return s.windows }
 
 // GlobalSample returns the number of a row's sample over the whole run, from 0. It is unique to
@@ -308,11 +308,12 @@ func (s *Sampler) reaches(step int, sample int64) bool {
 	return int64(step-c.Step) <= (math.MaxInt64-sample-c.before)/c.rows
 }
 
-// EpochsVersion is the version by which epochs are shuffled (see Epochs).
+// EpochsVersion returns the version by which epochs are shuffled (see Epochs).
 func (s *Sampler) EpochsVersion() int { return s.epochs }
 
-// UseEpochs shuffles epochs by a version, so that a run resumed from an older checkpoint sees
-// the samples that it would have seen. 0, for checkpoints that record no version, is the first.
+// UseEpochs shuffles epochs by a version, so that a run resumed from an older checkpoint sees the
+// same samples as without the interruption. 0, for checkpoints that record no version, is the
+// first.
 func (s *Sampler) UseEpochs(version int) error {
 	if version == 0 {
 		version = epochsAdded

@@ -11,19 +11,19 @@ import (
 	"github.com/spillway-ml/spillway/data/sample"
 )
 
-// Types of a program's own data set; package sample describes them.
+// Types of a data set that a program provides; package sample describes them.
 type (
 	// Samples is a data set: Len() int64 and Sample(i int64, r *Row) error.
 	Samples = sample.Samples
 	// TargetCounter is Samples that count their targets: CountTargets(i int64) int.
 	TargetCounter = sample.TargetCounter
-	// Row is the place for a sample: its Tokens, Targets and Input(name).
+	// Row is the memory for a sample: its Tokens, Targets and Input(name).
 	Row = sample.Row
 	// Input is a model's float input: its Name and Values.
 	Input = sample.Input
 )
 
-// Shape describes one sample as the model takes it; sizes are per sample.
+// Shape describes one sample as the model's input; sizes are per sample.
 type Shape struct {
 	Tokens, Targets int
 	Inputs          []InputSize
@@ -74,8 +74,8 @@ type SampleReader struct {
 	shape   Shape
 }
 
-// NewSampleReader is NewSampler for samples; c.Seq and c.Vocab are ignored. rows is the number
-// of samples of an epoch: Samples.Len, or more, of which the extra ones have no targets.
+// NewSampleReader is NewSampler for samples; c.Seq and c.Vocab are ignored. rows is the number of
+// samples of an epoch, at least Samples.Len. Samples from Len on have no targets.
 func NewSampleReader(s Samples, shape Shape, rows int64, c SamplerConfig) (*SampleReader, error) {
 	if n := s.Len(); n < 1 {
 		return nil, fmt.Errorf("sample data: Len is %d, want at least 1 sample", n)
@@ -178,7 +178,7 @@ func (r *SampleReader) CountTargets(step int) (sum Counted, err error) {
 	return sum, err
 }
 
-// fingerprintSamples is how many samples Fingerprint reads.
+// fingerprintSamples is the number of samples that Fingerprint reads.
 const fingerprintSamples = 64
 
 // Fingerprint identifies the samples: by their number (in its field Tokens), and by a hash of

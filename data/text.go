@@ -9,25 +9,22 @@ import (
 	"github.com/spillway-ml/spillway/data/token"
 )
 
-// spillBytes is how many bytes of tokens stay in memory; beyond, they go to
-// a temporary file without a name, so that a corpus does not count against
-// the memory that the plan promises.
+// spillBytes is the number of bytes of tokens that stay in memory. More tokens are written to a
+// temporary file without a name, so that a corpus does not exceed the planned memory.
 const spillBytes = 4 << 20
 
-// OpenText tokenizes a file of text or of JSON lines, or those of a folder in name
-// order (by the names along the path, folders in place, recursively), one after
-// another; each may be compressed (see formats.go). A text file is UTF-8 without
-// NUL. What a folder holds beside such files (JSON, HTML, binary files, and JSON
-// lines where Options.TextField is empty) is left out and counted in
-// Buffer.LeftOut; given by name it is an error that says what to do. .git, .hg and
-// .svn are passed over. Between two documents (files, or records of JSON lines)
-// comes the tokenizer's EOT if it has one. Symbolic links are followed; one that
-// leads back to a folder above it is an error, as is an unreadable file. A folder
-// with no text is an error that names it.
+// OpenText tokenizes a file of text or of JSON lines, or the files of a folder, one after another.
+// The order is that of the names along the path, recursively. Each file may be compressed (see
+// formats.go). A text file is UTF-8 without NUL. Other files of a folder (JSON, HTML, binary files,
+// and JSON lines if Options.TextField is empty) are left out and counted in Buffer.LeftOut. Such a
+// file given by name is an error that says what to do. .git, .hg and .svn are skipped. Between two
+// documents (files, or records of JSON lines) the tokenizer's EOT is added if it has one. Symbolic
+// links are followed. A link that leads back to a folder above it is an error, as is an unreadable
+// file. A folder without text is an error that names it.
 //
-// The text is read as a stream and tokenized on all cores; the tokens, of 1, 2 or
-// 4 bytes each by the vocabulary, are in memory up to 4 MiB and beyond in a
-// temporary file that vanishes with the process.
+// The text is read as a stream and tokenized on all cores. Tokens have 1, 2 or 4 bytes each,
+// depending on the vocabulary. Up to 4 MiB of them are in memory; more are in a temporary file that
+// is removed when the process ends.
 func OpenText(ctx context.Context, root string, o Options) (*Buffer, error) {
 	if o.Tokenizer == nil {
 		o.Tokenizer = token.Bytes()
@@ -69,7 +66,7 @@ type builder struct {
 	file    *os.File // nil: all is in mem
 	base    int64    // bytes of file before the tokens
 	spilled int64    // bytes of tokens in file
-	after   func()   // removes the file where dropName could not
+	after   func()   // removes the file if dropName could not
 	named   bool     // the file is the caller's
 }
 
@@ -84,7 +81,7 @@ func newBuilder(name string, o Options) *builder {
 	return b
 }
 
-// writeError adds to err where the tokens could not be written.
+// writeError adds the kind of file to the error err of writing the tokens.
 func (b *builder) writeError(err error) error {
 	if b.named {
 		return fmt.Errorf("write the tokens: %w", err)
@@ -131,7 +128,7 @@ func (b *builder) append(tokens []int32, path string) error {
 	return b.spill(spillBytes)
 }
 
-// spill moves the tokens in memory to the file if they take more than limit bytes.
+// spill moves the tokens in memory to the file if they are more than limit bytes.
 func (b *builder) spill(limit int) error {
 	if len(b.mem) <= limit {
 		return nil
@@ -142,7 +139,7 @@ func (b *builder) spill(limit int) error {
 			return fmt.Errorf("make a temporary file for the tokens (TMPDIR chooses its folder): %w", err)
 		}
 		b.file = f
-		// With its name removed the file vanishes with the process, however that ends. On
+		// Once its name is removed, the file vanishes with the process, however that ends. On
 		// systems where an open file cannot lose its name, Close removes it.
 		if os.Remove(f.Name()) != nil {
 			b.after = func() { os.Remove(f.Name()) }

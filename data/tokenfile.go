@@ -20,7 +20,7 @@ const (
 	versionLlama = 7
 )
 
-// layout is what a token file's length and header say about its tokens.
+// layout describes a token file's tokens, from its length and header.
 type layout struct {
 	offset int64 // byte of the first token
 	width  int64 // bytes a token

@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/aside"
 )
 
-// Progress says how far Tokenize has come.
+// Progress is the progress of Tokenize.
 type Progress struct {
 	Files, OfFiles int
 	Bytes, OfBytes int64 // of the files on disk
@@ -86,7 +86,7 @@ func Tokenize(ctx context.Context, out string, paths []string, o Options, tell f
 func notAnInput(out string, c *corpus) error {
 	st, err := os.Stat(out)
 	if err != nil {
-		return nil // it is not there
+		return nil // it does not exist
 	}
 	if !st.Mode().IsRegular() {
 		return fmt.Errorf("%s is not a regular file; the tokens can't be written there", out)
@@ -99,7 +99,7 @@ func notAnInput(out string, c *corpus) error {
 	return nil
 }
 
-// fingerprint is a hash of the files' names, sizes and times.
+// fingerprint returns a hash of the files' names, sizes and times.
 func (c *corpus) fingerprint() string {
 	h := sha256.New()
 	for i := range c.files {
@@ -197,7 +197,7 @@ func (w *tokenWriter) differs(old journal) string {
 	return ""
 }
 
-// after notes a position, and every keepEvery calls keep.
+// after records a position, and calls keep every keepEvery.
 func (w *tokenWriter) after(at position) error {
 	w.j.At, w.j.Tokens = at, w.b.n
 	if w.tell != nil {

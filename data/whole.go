@@ -22,7 +22,7 @@ func (w *whole) Tokens(dst []int32, start int64) error {
 	return w.src.Tokens(dst[:n], min(start, w.src.Len()))
 }
 
-// Targets returns the next tokens, and -1 where there is none.
+// Targets returns the next tokens, and -1 after the last.
 func (w *whole) Targets(dst []int32, start int64) error {
 	next := start + 1
 	n := min(int64(len(dst)), max(w.src.Len()-next, 0))

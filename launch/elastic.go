@@ -1,12 +1,13 @@
 package launch
 
 // Team tracks the processes of an elastic job, which continues after it loses some. It does no I/O;
-// it says how many ranks the job can have.
+// it computes how many ranks the job can have.
 //
-//	4 ranks ── one lost ──→ 3 go on, 1 is started ── a checkpoint ──→ 4
+//	4 ranks ── one lost ──→ 3 continue, 1 is started ── a checkpoint ──→ 4
 //
 // The step stays the same: its ranks share the micro-batches, evenly unless Uneven is set. A
-// replacement process joins at the next checkpoint, or at once if fewer than Min processes are left.
+// replacement process joins at the next checkpoint, or at once if fewer than Min processes are
+// left.
 type Team struct {
 	Leaves   int  // micro-batches of a step, over all ranks
 	Uneven   bool // the number of ranks need not divide Leaves; each rank has at least one

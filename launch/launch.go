@@ -1,5 +1,5 @@
 // Package launch starts the processes of a job on this host, and gives each of them access to the
-// job. Its processes are killed when it ends, for any reason.
+// job. When the launcher ends, for any reason, its processes are killed.
 package launch
 
 import (
@@ -34,7 +34,7 @@ type Options struct {
 	CPUs []int
 }
 
-// End is how a job ended.
+// End describes the end of a job.
 type End struct {
 	// Status is rank 0's exit status; 3 if a rank was lost; or 130 if a SIGINT, SIGTERM or
 	// SIGHUP, from any sender, ended a rank before it handled signals.
@@ -74,8 +74,8 @@ func (o *Options) share(rank int) []int {
 
 // environment returns the environment of a process, with the variables that describe the job.
 func (o *Options) environment(base []string, rank, threads int) []string {
-	// A crash of Go's runtime, also before the program's first line, ends in SIGABRT: its exit status
-	// 2 would mean "does not fit".
+	// Make a crash of Go's runtime, even before the program's first line, end in SIGABRT. Its exit
+	// status 2 would mean "does not fit".
 	if !slices.ContainsFunc(base, func(v string) bool { return strings.HasPrefix(v, "GOTRACEBACK=") }) {
 		base = append(base, "GOTRACEBACK=crash")
 	}
@@ -86,8 +86,8 @@ func (o *Options) environment(base []string, rank, threads int) []string {
 // firstFile is the number of the first file that a process inherits.
 const firstFile = 3
 
-// Inherited returns what a process inherits from launch: the job's shared memory, and streams. Rank
-// 0 has a stream to each other rank, in their order; another rank has one to rank 0.
+// Inherited returns the job's shared memory and the streams that a process inherits from launch.
+// Rank 0 has a stream to each other rank, in their order; another rank has one to rank 0.
 func Inherited(e cluster.Env) (*shm.Job, []io.ReadWriteCloser, error) {
 	if e.Source != cluster.Launch {
 		return nil, nil, errors.New("not started by spillway launch")
@@ -130,10 +130,10 @@ func Run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 // interrupts are the signals that ask a job to end.
 var interrupts = []syscall.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP}
 
-// wait is the state of a running job, whose processes end one by one.
+// wait is the state of a running job while its processes end.
 type wait struct {
 	left    int
-	codes   []int // exit statuses by process; −1 where a signal ended it
+	codes   []int // exit statuses by process; −1 if a signal ended it
 	name    func(process int) string
 	lost    string
 	gone    int  // processes that were killed by others or crashed
@@ -147,8 +147,8 @@ func (w *wait) ended(rank int, s *os.ProcessState, grace time.Duration) {
 	w.left--
 	w.codes[rank] = s.ExitCode()
 	by, ok := s.Sys().(syscall.WaitStatus)
-	early := ok && by.Signaled() && slices.Contains(interrupts, by.Signal()) // before it dealt with signals
-	// Once the ranks have met, only rank 0 ends by itself when it is interrupted.
+	early := ok && by.Signaled() && slices.Contains(interrupts, by.Signal()) // before the process handled signals
+	// Once the ranks are connected, only rank 0 ends when it is interrupted.
 	if early || rank > 0 && s.ExitCode() == InterruptedStatus {
 		w.asked, w.killed = true, true
 	}

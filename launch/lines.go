@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// merger merges the output of several ranks into one writer, by whole lines.
+// merger merges the output of several ranks into one writer, line by line.
 type merger struct {
 	mu sync.Mutex
 	to io.Writer
@@ -21,7 +21,7 @@ func (m *merger) Write(b []byte) (int, error) {
 	return m.to.Write(b)
 }
 
-// lines is a writer that puts a rank's name before each of its lines.
+// lines is a writer that adds a rank's name before each of its lines.
 type lines struct {
 	m    *merger
 	name func() string

@@ -54,7 +54,7 @@ func bind(cpus []int) {
 	_ = unix.SchedSetaffinity(0, &set) // errors are ignored: ranks also run unbound
 }
 
-// process is the process of one or more ranks.
+// process is the operating system process of one or more ranks.
 type process struct {
 	*exec.Cmd
 	lines *lines // output of a process other than the first; nil for the first
@@ -84,7 +84,7 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 	for rank, p := range list {
 		go func() {
 			defer crash.Guard()
-			_ = p.Wait() // its outcome is in ProcessState
+			_ = p.Wait() // the result is in ProcessState
 			if p.lines != nil {
 				p.lines.flush()
 			}
@@ -136,8 +136,8 @@ func run(ctx context.Context, o Options, signals <-chan os.Signal) (End, error) 
 	return end, nil
 }
 
-// forward forwards a signal: stop and continue to all processes, others to rank 0, whose decisions
-// the others follow.
+// forward forwards a signal: stop and continue to all processes, others to rank 0, which the others
+// follow.
 func forward(list []*process, s os.Signal) {
 	switch s {
 	case syscall.SIGTSTP:
@@ -154,8 +154,8 @@ func forward(list []*process, s os.Signal) {
 }
 
 // stopHere stops this process until somebody continues it. The calling thread must be locked: the
-// signal is its own, so the process stops before the call returns. A signal to the process could be
-// taken by another thread, and this one would go on meanwhile.
+// signal is sent to that thread, so the process stops before the call returns. Another thread could
+// receive a signal to the process, and this thread would continue meanwhile.
 func stopHere() {
 	_ = unix.Tgkill(unix.Getpid(), unix.Gettid(), unix.SIGSTOP)
 }
@@ -167,7 +167,7 @@ func wake(list []*process) {
 	}
 }
 
-// ranksOf names the ranks of a process, once it has reported how many it has.
+// ranksOf returns the names of a process's ranks, once it has reported how many it has.
 func ranksOf(job *shm.Job, process int) string {
 	_, each := job.Processes()
 	if each == 1 {
@@ -176,12 +176,12 @@ func ranksOf(job *shm.Job, process int) string {
 	return fmt.Sprintf("ranks %d to %d", process*each, (process+1)*each-1)
 }
 
-// startAll starts the ranks. On an error the result has those that were started.
+// startAll starts the ranks. After an error the result has the processes that were started.
 func startAll(o *Options, job *shm.Job) (list []*process, err error) {
 	own := CPUs()
 	defer bind(own)
 	threads := o.threads(len(own))
-	streams := make([][]*os.File, o.Ranks) // by rank: sockets that it inherits
+	streams := make([][]*os.File, o.Ranks) // by rank, the sockets that the process inherits
 	defer func() {
 		for _, files := range streams {
 			for _, f := range files {
@@ -209,7 +209,7 @@ func startAll(o *Options, job *shm.Job) (list []*process, err error) {
 		if rank == 0 {
 			p.Stdout, p.Stderr = o.Stdout, merged
 			if f, ok := o.Stderr.(*os.File); ok {
-				p.Stderr = f // directly: it sees a terminal, and its output keeps its order
+				p.Stderr = f // directly: the process sees a terminal, and its output keeps its order
 			}
 		} else {
 			p.lines = merged.rank(func() string { return ranksOf(job, rank) })

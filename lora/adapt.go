@@ -25,20 +25,20 @@ func IsAdapter(name string) bool {
 	return strings.HasSuffix(name, SuffixA) || strings.HasSuffix(name, SuffixB)
 }
 
-// Adapt returns a forward program in which each linear product whose weight a target
-// names, or without targets each in a block that repeats, has an adapter, and all of the
-// program's own parameters are frozen:
+// Adapt returns a forward program in which linear products have adapters, and all of the program's
+// other parameters are frozen. A product has an adapter if a target names its weight; without
+// targets, if it is in a block that repeats.
 //
 //	y = x·W + bias    →    y = x·W + bias
 //	                       a = x·Aᵀ               (M,r), A (r,K)
-//	                       a = a·(Alpha/Rank)     in place; not where that is 1
+//	                       a = a·(Alpha/Rank)     in place; left out if that is 1
 //	                       b = a·Bᵀ               (M,N), B (N,r)
 //	                       y = y + b              in place
 //
-// With Dropout the adapter reads dropout(x). A and B belong to the unit of W, of which
-// they become the trained half. A begins uniform in ±1/√K (PEFT's Kaiming uniform with
-// a = √5), B at zero, so that the first step computes what the model does. Weights that
-// other kinds of operations use (embeddings, a head's loss) get none.
+// With Dropout the adapter reads dropout(x). A and B belong to the unit of W, of which they become
+// the trained half. A begins uniform in ±1/√K (PEFT's Kaiming uniform with a = √5), B at zero, so
+// that the first step computes the same as the model. Weights that other kinds of operations use
+// (embeddings, a head's loss) have no adapters.
 func Adapt(p *graph.Program, o Options) (*graph.Program, error) {
 	q := p.Clone()
 	if len(q.Params) > 0 {
@@ -91,7 +91,7 @@ func (a *adapter) sites(ph *graph.Phase) {
 	}
 }
 
-// product gives operation i an adapter, if it is a product that a target names.
+// product adds an adapter to operation i, if it is a product that a target names.
 func (a *adapter) product(i int) error {
 	op := &a.w.Base[i].Op
 	if op.Kind != graph.Linear {
@@ -163,7 +163,7 @@ func (a *adapter) parameters(k int, trans bool) [2]graph.BufID {
 	return [2]graph.BufID{add(SuffixA, graph.InitUniform, 1/math.Sqrt(float64(in)), r, in), add(SuffixB, graph.InitZeros, 0, out, r)}
 }
 
-// dropout returns the dropout of the input x of operation i.
+// dropout adds dropout of the input x of operation i and returns the result.
 func (a *adapter) dropout(i int, x graph.BufID) (graph.BufID, error) {
 	op, samples := &a.w.Base[i].Op, int64(1)
 	switch {
@@ -201,7 +201,7 @@ func (a *adapter) after(i int, kind graph.Kind, suffix string, in []graph.BufID,
 	a.w.After(i, op)
 }
 
-// noMatch is the error for a target that names no weight of a linear product.
+// noMatch returns the error for a target that names no weight of a linear product.
 func (a *adapter) noMatch(target string) error {
 	for i := range a.p.Params {
 		if ok, _ := graph.MatchName(target, a.p.Params[i].Name); ok {
@@ -212,8 +212,8 @@ func (a *adapter) noMatch(target string) error {
 	return fmt.Errorf("lora: no weight of a linear product matches target %q; the nearest are %s", target, strings.Join(a.nearest(target), ", "))
 }
 
-// nearest returns targets that match weights, nearest first. For a target that leaves out where
-// the weights are, these are *.NAME.* of a part of their names.
+// nearest returns targets that match weights, nearest first. If a target lacks the place of the
+// weights in the model, these are *.NAME.* with a part of the weights' names.
 func (a *adapter) nearest(target string) []string {
 	const most = 3
 	if !strings.HasPrefix(target, "*") {
@@ -225,7 +225,7 @@ func (a *adapter) nearest(target string) []string {
 	for _, name := range a.names {
 		parts := strings.Split(Layer(name), ".")
 		at := slices.IndexFunc(parts, func(part string) bool { _, err := strconv.Atoi(part); return err == nil })
-		for _, part := range parts[at+1:] { // behind the layer's number
+		for _, part := range parts[at+1:] { // after the layer's number
 			if pattern := "*." + part + ".*"; at >= 0 && !seen[pattern] {
 				seen[pattern] = true
 				entry := []string{pattern}

@@ -39,7 +39,7 @@ func (b *BaseHash) Add(name string, v []float32) {
 	}
 }
 
-// Sum is the hash of all added parameters, in hexadecimal digits.
+// Sum returns the hash of all added parameters, in hexadecimal digits.
 func (b *BaseHash) Sum() string {
 	all := sha256.New()
 	for _, name := range slices.Sorted(maps.Keys(b.of)) {

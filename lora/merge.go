@@ -10,8 +10,8 @@ type Product struct {
 	sums        []float64 // accumulators of one row
 }
 
-// NewProduct takes A (r,K) and B (N,r), row-major. The product is (N,K), or (K,N) where
-// the weight is (in, out).
+// NewProduct returns the product for A (r,K) and B (N,r), row-major. The product is (N,K), or (K,N)
+// if transposed, for a weight that is (in, out).
 func NewProduct(o Options, a, b []float32, transposed bool) (*Product, error) {
 	r := o.Rank
 	if r < 1 || len(a)%r != 0 || len(b)%r != 0 {

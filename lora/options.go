@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Options say which products get adapters. The zero value is none.
+// Options say which products have adapters. The zero value means none.
 type Options struct {
 	Rank    int      // r, the inner dimension of an adapter; 0: no adapters
 	Alpha   float64  // the adapter's product is scaled by Alpha/Rank
@@ -26,7 +26,7 @@ const maxRank = 1 << 16
 // Active says whether there are adapters.
 func (o Options) Active() bool { return o.Rank != 0 }
 
-// Factor scales an adapter's product.
+// Factor returns the scale of an adapter's product.
 func (o Options) Factor() float64 { return o.Alpha / float64(o.Rank) }
 
 // Validate refuses values that no adapter can have.

@@ -12,8 +12,8 @@ type Arch struct {
 	Family     Family
 	Types      []string // the values of model_type in config.json
 	Classifier bool     // samples have one target; there are no tokens and no config.json
-	Dropout    bool     // it supports dropout in training
-	CPUOnly    string   // why it can be planned for a GPU but not run there; "": it can
+	Dropout    bool     // whether it supports dropout in training
+	CPUOnly    string   // why it can't run on a GPU, although it can be planned; "": it can run
 	Presets    []Preset
 
 	defaults func(*Config)                            // fills in the defaults of zero fields

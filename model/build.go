@@ -7,14 +7,14 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Kind is what a program is for.
+// Kind is the purpose of a program.
 type Kind uint8
 
-// Kinds of programs; only Train has dropout. Generate takes one row and returns the logits
-// after position Key[KeyRow]. Next takes one token of each row, at its Positions, and returns
-// the logits after it; it uses cached keys and values of up to seq earlier tokens, for row b in
-// slot b. Prompt computes consecutive tokens of one row, at their Positions, and caches their
-// keys and values in slot Key[KeySlot] for Next; it has no logits.
+// Kinds of programs; only Train has dropout. Generate has one row and returns the logits after
+// position Key[KeyRow]. Next has one token of each row, at its Positions, and returns the logits
+// after it; it uses cached keys and values of up to seq earlier tokens, for row b in slot b. Prompt
+// computes consecutive tokens of one row, at their Positions, and caches their keys and values in
+// slot Key[KeySlot] for Next; it has no logits.
 const (
 	Train Kind = iota
 	Eval
@@ -25,19 +25,18 @@ const (
 
 var sections = [...]graph.SectionKind{graph.SectionForward, graph.SectionEval, graph.SectionGenerate, graph.SectionGenerate, graph.SectionGenerate}
 
-// Build writes the forward program for batch rows of seq tokens (classifiers:
-// batch samples, seq 1 or 0). Its one section is "forward" for Train, "eval",
-// or "generate"; the parameters are the same in all three, in the same order,
-// under Hugging Face's names and shapes.
+// Build writes the forward program for batch rows of seq tokens (classifiers: batch samples, seq 1
+// or 0). Its one section is "forward" for Train, "eval", or "generate". The parameters are the same
+// in all three, in the same order, under Hugging Face's names and shapes.
 //
-// A language model's units are "embed", "pos" (GPT-2), "h.0", "h.1" …, "norm"
-// and, untied, "head"; a tied head uses the parameter of "embed". Classifiers
-// have a unit a layer, "layer.0" ….
+// A language model's units are "embed", "pos" (GPT-2), "h.0", "h.1" …, "norm" and, without
+// TiedHead, "head"; a tied head uses the parameter of "embed". Classifiers have a unit for each
+// layer, "layer.0" ….
 //
-// Random weights: N(0, InitStd²), the projections onto the residual stream
-// N(0, InitStd²/(2·Layers)) in a GPT-2, ones and zeros for norms and biases, as
-// Hugging Face's transformers does (GPT-2's position table too, where OpenAI's
-// code has 0.01); classifiers as He et al. 2015.
+// Random weights are N(0, InitStd²), and in a GPT-2 the projections onto the residual stream are
+// N(0, InitStd²/(2·Layers)). Norms and biases are ones and zeros. This is as in Hugging Face's
+// transformers, also for GPT-2's position table, for which OpenAI's code has 0.01. Classifiers
+// follow He et al. 2015.
 func Build(c Config, kind Kind, batch, seq int) (*graph.Program, error) {
 	b := graph.NewBuilder()
 	if err := Write(b, c, kind, batch, seq); err != nil {
@@ -54,8 +53,8 @@ func Build(c Config, kind Kind, batch, seq int) (*graph.Program, error) {
 	return p, nil
 }
 
-// Write is Build onto a given builder, for a program that adds operations of its own. Errors in
-// the program are reported by the builder.
+// Write is Build onto a given builder, for a program that adds operations. The builder reports
+// errors in the program.
 func Write(b *graph.Builder, c Config, kind Kind, batch, seq int) error {
 	if err := c.Validate(); err != nil {
 		return err
@@ -96,7 +95,7 @@ func Write(b *graph.Builder, c Config, kind Kind, batch, seq int) error {
 // document's first token. It exists if rows hold several documents (Config.Documents).
 const Starts = "starts"
 
-// writer is a Builder that knows the model that it writes.
+// writer is a Builder for a given model.
 type writer struct {
 	*graph.Builder
 	c           Config
@@ -125,7 +124,7 @@ func (w *writer) attention(scalar float64) graph.AttentionAttr {
 }
 
 // head ends a language model with the loss, the logits or nothing, by kind. Its matrix is the
-// embedding's table (V,C), or without TiedHead one of its own; limit is a soft cap on the logits, 0
+// embedding's table (V,C), or without TiedHead a separate one; limit is a soft cap on the logits, 0
 // for none.
 func (w *writer) head(x, table graph.Value, limit float64) {
 	if w.c.TiedHead {

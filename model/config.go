@@ -1,6 +1,6 @@
 // Package model has the architectures: GPT-2, the Llama family, Gemma 2 and two classifiers. It
-// reads their config.json and writes their forward programs. It does no I/O: its input is a
-// Config or a text, and it allocates no tensors.
+// reads their config.json and writes their forward programs. It does no I/O: its input is a Config
+// or text, and it allocates no tensors.
 package model
 
 import (
@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Config is a model's shape. The first group serves GPT2 and Llama, the last
-// the classifiers.
+// Config is a model's shape. The first group of fields is for GPT2 and Llama, the last for the
+// classifiers.
 type Config struct {
 	Family Family
 
@@ -21,7 +21,7 @@ type Config struct {
 	Heads     int // query heads
 	KVHeads   int // key and value heads; divides Heads; 0: Heads
 	HeadDim   int // width of a head; 0: Width/Heads
-	FFN       int // width inside the MLP; 0: 4·Width (GPT2; Llama must say)
+	FFN       int // width inside the MLP; 0: 4·Width (GPT2; required for Llama)
 	Vocab     int // rows of the embedding; never padded
 	Positions int // the longest sequence; rows of GPT2's position table
 	TiedHead  bool
@@ -31,19 +31,19 @@ type Config struct {
 
 	// Llama.
 	QKVBias, OutBias, MLPBias bool    // Qwen2 has QKVBias
-	NormHeads                 bool    // queries and keys are normed per head before rotary positions, with one weight for all heads (Qwen3)
-	NormQK                    bool    // the same over all heads together (OLMo 2)
-	PostNorm                  bool    // norms follow attention and MLP, before the residual addition, and do not precede them (OLMo 2)
+	NormHeads                 bool    // queries and keys are normalized per head before rotary positions, with one weight for all heads (Qwen3)
+	NormQK                    bool    // likewise, over all heads together (OLMo 2)
+	PostNorm                  bool    // norms follow attention and MLP, before the residual addition, instead of preceding them (OLMo 2)
 	RopeTheta                 float64 // 0: 10000
 	RopeScaling               *RopeScaling
 	Gemma2Config
 
-	// Documents says that rows of training and evaluation may hold several documents, whose
-	// positions and attention begin anew: they have the input Starts.
+	// Documents says that rows of training and evaluation may hold several documents. Positions and
+	// attention start anew in each, and the program has the input Starts.
 	Documents bool
 
-	// Dropout probabilities, in training only. Attention's must be 0: attention
-	// here never holds the matrix of probabilities.
+	// Dropout probabilities, in training only. AttnDropout must be 0, because attention never
+	// stores the matrix of probabilities.
 	EmbdDropout, ResidDropout, AttnDropout float64
 
 	// Dropouts lists the non-zero dropout keys of a config.json, for a note: the model ignores
@@ -57,9 +57,9 @@ type Config struct {
 	Classes                 int
 }
 
-// RopeScaling is Llama 3.1's scaling of the rotary frequencies: those whose wavelength
-// is over OriginalPositions/LowFreq tokens are divided by Factor, those under
-// OriginalPositions/HighFreq are kept, and between the two they are interpolated.
+// RopeScaling is Llama 3.1's scaling of the rotary frequencies. Those whose wavelength is over
+// OriginalPositions/LowFreq tokens are divided by Factor; those under OriginalPositions/HighFreq
+// are unchanged; between the two they are interpolated.
 type RopeScaling struct {
 	Factor, LowFreq, HighFreq float64
 	OriginalPositions         int

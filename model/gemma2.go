@@ -11,10 +11,10 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Gemma2 is Gemma 2 (Gemma Team 2024, arXiv:2408.00118): a Llama whose MLP is gated by
-// GELU's tanh form, with soft caps of the scores and of the final logits, a sliding
-// window in every other layer, norms before and after attention and MLP whose gain is
-// 1 + weight, embeddings times √width, and a tied head.
+// Gemma2 is Gemma 2 (Gemma Team 2024, arXiv:2408.00118). It differs from Llama in several parts.
+// The MLP is gated by GELU's tanh form. Scores and final logits have soft caps. Every other layer
+// has a sliding window. Norms precede and follow attention and MLP, with gain 1 + weight.
+// Embeddings are multiplied by √width, and the head is tied.
 const Gemma2 Family = "gemma2"
 
 // Gemma2Config has the fields that Gemma 2 needs in addition to those shared with Llama.

@@ -2,18 +2,18 @@ package model
 
 import "github.com/spillway-ml/spillway/graph"
 
-// Functions that differ between a forward over whole rows and one that continues from cached
+// These functions differ between a forward over complete rows and one that continues from cached
 // keys and values.
 
-// promptRows is how many tokens of a prompt are computed at a time. That is enough to make
-// reading the weights cheap, and few enough that a short prompt or chat turn does not compute
+// promptRows is the number of tokens of a prompt that are computed at a time. That is enough to
+// amortize reading the weights, and few enough that a short prompt or chat turn does not compute
 // many unused ones.
 const promptRows = 64
 
-// PromptRows is how many tokens a Prompt program for seq positions computes at a time.
+// PromptRows returns how many tokens a Prompt program for seq positions computes at a time.
 func PromptRows(seq int) int { return min(seq, promptRows) }
 
-// caches says that the program caches keys and values.
+// caches says whether the program caches keys and values.
 func (w *writer) caches() bool { return w.kind == Prompt || w.kind == Next }
 
 // places returns the positions of the tokens.
@@ -35,7 +35,7 @@ func (w *writer) turn(name string, x graph.Value, heads int) graph.Value {
 	return w.Rope(name, x, w.rope(heads), graph.InPlace)
 }
 
-// attend is attention. If k and v are empty, q holds queries, keys and values side by side.
+// attend adds attention. If k and v are empty, q holds queries, keys and values side by side.
 func (w *writer) attend(name string, q, k, v graph.Value, a graph.AttentionAttr) graph.Value {
 	if w.caches() {
 		width := a.KVHeads * a.HeadDim

@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/nearest"
 )
 
-// GPT2 has learned positions, layer norm, biases everywhere and one matrix of the MLP
-// up and one down (Radford et al. 2019).
+// GPT2 is GPT-2 (Radford et al. 2019). It has learned positions, layer norms, biases in all layers,
+// and an MLP of two matrices.
 const GPT2 Family = "gpt2"
 
 var gpt2Arch = Arch{
@@ -48,7 +48,7 @@ func (w *writer) gpt2() {
 	x = w.positions("wpe", x, wpe)
 	x = w.dropout("drop", x, c.EmbdDropout)
 
-	// Two projections a block add to the residual stream.
+	// Each block adds two projections to the residual stream.
 	residual := graph.Normal(c.InitStd / math.Sqrt(2*float64(c.Layers)))
 	attn := w.attention(float64(c.HeadDim))
 	for i := range c.Layers {
@@ -137,7 +137,7 @@ var gpt2Presets = []Preset{
 	gpt2("gpt2-large", 36, 1280, 20, "gpt2-774m"),
 	gpt2("gpt2-xl", 48, 1600, 25, "gpt2-1.5b", "gpt2-1558m"),
 
-	// Of the records of what features cost in loss (benchmarks/ledger).
+	// For the records of the loss that features cost (benchmarks/ledger).
 	gpt("spillway-ledger", "Spillway's own records", 4, 256, 8, 256, 256, nil),
 
 	gpt3("gpt3-125m", 12, 768, 12, "gpt3-small"),

@@ -12,9 +12,9 @@ import (
 // ConfigFile is the name of Hugging Face's file with a model's shape, in the model's folder.
 const ConfigFile = "config.json"
 
-// Parse reads the text of a config.json. Each architecture has its keys, which have
-// transformers' meanings and defaults; keys that change nothing are ignored, and those
-// that change the result and are not built are refused by name.
+// Parse reads the text of a config.json. Each architecture has its keys, with transformers'
+// meanings and defaults. Keys that change nothing are ignored. Unsupported keys that would change
+// results are rejected, and the error names the key.
 func Parse(data []byte) (Config, error) {
 	o, err := parseObject(data)
 	if err != nil {
@@ -70,10 +70,10 @@ func (m orderedMap) MarshalJSON() ([]byte, error) {
 	return append(out, '}'), nil
 }
 
-// Marshal gives the text of a config.json with c's shape that transformers
-// and Parse read back to the same Config. torchDtype is the dtype of the
-// weights beside it: float32 or bfloat16. ids are more keys, such as the
-// tokenizer's eos_token_id. A Config that no model_type can express is an error.
+// Marshal returns the text of a config.json with c's shape, which transformers and Parse read as
+// the same Config. torchDtype is the dtype of the weights beside it: float32 or bfloat16. ids are
+// more keys, such as the tokenizer's eos_token_id. A Config that no model_type can express is an
+// error.
 func Marshal(c Config, torchDtype string, ids map[string]any) ([]byte, error) {
 	a := archOf(c.Family)
 	if a == nil || a.write == nil {
@@ -103,8 +103,8 @@ func Marshal(c Config, torchDtype string, ids map[string]any) ([]byte, error) {
 	return data, nil
 }
 
-// SameModel says that two Configs of config.json describe the same model: it compares all
-// fields except Dropouts, and the contents of RopeScaling.
+// SameModel says whether two Configs of config.json describe the same model. It compares all fields
+// except Dropouts, and the contents of RopeScaling.
 func (c Config) SameModel(d Config) bool {
 	c.Dropouts, d.Dropouts = "", ""
 	return reflect.DeepEqual(c, d)

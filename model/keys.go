@@ -27,8 +27,8 @@ const (
 	mostRopeTheta = 1e12
 )
 
-// object is a JSON object whose reads keep the first error. A key that is
-// null reads as absent, as in transformers, but for has.
+// object is a JSON object whose reads keep the first error. A null key counts as absent, as in
+// transformers, except in has.
 type object struct {
 	keys map[string]json.RawMessage
 	read map[string]bool // keys that the architecture has asked for
@@ -63,10 +63,10 @@ func (o *object) failf(format string, args ...any) {
 	}
 }
 
-// has says that the key exists, even if it is null.
+// has says whether the key exists, even if it is null.
 func (o *object) has(key string) bool { _, ok := o.keys[key]; return ok }
 
-// raw gives the text of a key's value, or nil if it is absent or null.
+// raw returns the text of a key's value, or nil if it is absent or null.
 func (o *object) raw(key string) json.RawMessage {
 	o.read[key] = true
 	v := bytes.TrimSpace(o.keys[key])
@@ -191,7 +191,7 @@ func (o *object) object(key string) *object {
 	return sub
 }
 
-// actNames are transformers' names (ACT2FN) of the activations that are built.
+// actNames are transformers' names (ACT2FN) of the supported activations.
 var actNames = map[graph.ActKind]string{graph.ActGELUTanh: "gelu_new", graph.ActGELU: "gelu", graph.ActReLU: "relu", graph.ActSiLU: "silu"}
 
 func (o *object) activation(key, def string) graph.ActKind {
@@ -210,7 +210,7 @@ func (o *object) activation(key, def string) graph.ActKind {
 	}
 }
 
-// shorten keeps an absurd value from filling the screen.
+// shorten limits the length of a value in an error.
 func shorten(v []byte) string {
 	if len(v) > 60 {
 		return string(bytes.ToValidUTF8(v[:57], nil)) + "..."

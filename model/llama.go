@@ -37,11 +37,10 @@ func (c Config) checkRotary() error {
 	return nil
 }
 
-// llama writes the Llama family (Touvron et al. 2023, Grattafiori et al. 2024;
-// names and shapes of Hugging Face's LlamaForCausalLM, and of its relatives: Qwen2's
-// with biases on queries, keys and values, Qwen3's with norms of queries and keys,
-// OLMo 2's with these and norms after attention and MLP). Weights are (out, in). N = B·T, C the width, D of a
-// head.
+// llama writes the Llama family (Touvron et al. 2023, Grattafiori et al. 2024). Names and shapes
+// are those of Hugging Face's LlamaForCausalLM and related models. Qwen2 adds biases on queries,
+// keys and values, Qwen3 norms of queries and keys, OLMo 2 these norms and norms after attention
+// and MLP. Weights are (out, in). N = B·T, C the width, D of a head.
 func (w *writer) llama() {
 	c := w.c
 	width, ffn := int64(c.Width), int64(c.FFN)
@@ -97,8 +96,8 @@ func (w *writer) rmsNorm(name string, x graph.Value) graph.Value {
 	return w.RMSNorm(name, x, w.Param(name+".weight", graph.Ones, int64(w.c.Width)), w.c.NormEps)
 }
 
-// normQK is an RMS norm of queries or keys x (N, heads·D): of each head by itself,
-// with one weight (D), or of all together, with a weight (heads·D).
+// normQK adds an RMS norm of queries or keys x (N, heads·D): of each head separately, with one
+// weight (D), or of all together, with a weight (heads·D).
 func (w *writer) normQK(name string, x graph.Value, heads int) graph.Value {
 	d := int64(w.c.HeadDim)
 	width := int64(heads) * d
@@ -114,7 +113,7 @@ func (w *writer) normQK(name string, x graph.Value, heads int) graph.Value {
 	return x
 }
 
-// project is a linear layer with its weight (out, in).
+// project adds a linear layer with its weight (out, in).
 func (w *writer) project(name string, x graph.Value, in, out int64, bias bool) graph.Value {
 	weight := w.Param(name+".weight", w.normal(), out, in)
 	var b graph.Value
@@ -139,7 +138,7 @@ func readLlama(o *object, modelType string) Config {
 	if c.readSizes(o); o.err != nil {
 		return c
 	}
-	kv, headDim := c.Heads, 0 // the defaults of the classes of transformers
+	kv, headDim := c.Heads, 0 // the defaults of the classes in transformers
 	switch modelType {
 	case "qwen2":
 		kv = 32
@@ -204,8 +203,8 @@ func (c *Config) readBias(o *object) {
 }
 
 // readHeads reads how the width is divided into heads. If num_key_value_heads is absent it is
-// kvDefault; if it is null each query head has its own. headDim is the default of head_dim; 0
-// means width/heads.
+// kvDefault; if it is null, each query head has separate keys and values. headDim is the default of
+// head_dim; 0 means width/heads.
 func (c *Config) readHeads(o *object, kvDefault, headDim int) {
 	if o.has("num_key_value_heads") {
 		kvDefault = c.Heads
@@ -236,8 +235,8 @@ func (c *Config) readHeads(o *object, kvDefault, headDim int) {
 	}
 }
 
-// readRope reads rope_theta and rope_scaling, or rope_parameters, which
-// holds both since transformers 5.
+// readRope reads rope_theta and rope_scaling, or rope_parameters, which has held both since
+// transformers 5.
 func readRope(o *object, c *Config) {
 	scalingKey, s := "rope_scaling", o.object("rope_scaling")
 	c.RopeTheta = o.positive("rope_theta", 10000, mostRopeTheta)
@@ -351,7 +350,7 @@ const (
 )
 
 var llamaPresets = []Preset{
-	// What `spillway train` trains by itself: bytes of the Go toolchain's source.
+	// The model that `spillway train` trains by default, on bytes of the Go toolchain's source.
 	llama("spillway-demo", "Spillway's own demo", shape{layers: 2, hidden: 256, inner: 688, heads: 8, kv: 8, vocab: 264, positions: 256, eps: 1e-5, theta: 1e4, tied: true}),
 
 	llama("llama-7b", srcLlama1, shape{layers: 32, hidden: 4096, inner: 11008, heads: 32, kv: 32, vocab: 32000, positions: 2048, eps: 1e-6, theta: 1e4}, "llama-1-7b"),
@@ -387,13 +386,13 @@ var llamaPresets = []Preset{
 	llama("smollm2-135m", srcSmolLM2, shape{layers: 30, hidden: 576, inner: 1536, heads: 9, kv: 3, vocab: 49152, positions: 8192, eps: 1e-5, theta: 1e5, tied: true}, "smollm-2-135m"),
 	llama("smollm2-360m", srcSmolLM2, shape{layers: 32, hidden: 960, inner: 2560, heads: 15, kv: 5, vocab: 49152, positions: 8192, eps: 1e-5, theta: 1e5, tied: true}, "smollm-2-360m"),
 
-	// v0.1 attends over a window of 4,096 tokens, which up to 4,096 positions
-	// is full attention; v0.3 dropped the window.
+	// v0.1 attends over a window of 4,096 tokens, which is full attention up to 4,096 positions;
+	// v0.3 dropped the window.
 	llama("mistral-7b", srcMistral, shape{layers: 32, hidden: 4096, inner: 14336, heads: 32, kv: 8, vocab: 32000, positions: 4096, eps: 1e-5, theta: 1e4}, "mistral-7b-v0.1"),
 	llama("mistral-7b-v0.3", srcMistral, shape{layers: 32, hidden: 4096, inner: 14336, heads: 32, kv: 8, vocab: 32768, positions: 32768, eps: 1e-5, theta: 1e6}),
 }
 
-// shape is a row of the Llama-like models. ropeFactor 0 means no scaling.
+// shape is the shape of a Llama-like model. ropeFactor 0 means no scaling.
 type shape struct {
 	layers, hidden, inner, heads, kv, vocab, positions int
 	eps, theta, ropeFactor                             float64
@@ -425,7 +424,7 @@ func qwen25(name string, s shape) Preset {
 	return p
 }
 
-// qwen3 is a preset whose heads are 128 wide whatever its width.
+// qwen3 returns a preset whose heads are 128 wide, independently of its width.
 func qwen3(name string, s shape) Preset {
 	p := llama(name, srcQwen3, s, strings.Replace(name, "qwen-", "qwen", 1))
 	p.Config.HeadDim, p.Config.NormHeads = 128, true

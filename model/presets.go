@@ -11,7 +11,7 @@ import (
 // Preset is a published model's shape, without weights.
 type Preset struct {
 	Name    string   // as listed; lower case
-	Aliases []string // other names that LookupPreset takes; lower case
+	Aliases []string // other names that LookupPreset accepts; lower case
 	Config  Config
 	Source  string // where the shape was published
 }
@@ -49,8 +49,8 @@ func LookupPreset(name string) (Preset, error) {
 	return Preset{}, fmt.Errorf("model %q is neither a preset nor a folder; the nearest presets are %s", name, strings.Join(nearestPresets(key, 3), ", "))
 }
 
-// NearestPreset is the preset whose name is nearest to that of a model on a hub, such
-// as Meta-Llama-3-8B; "" where none is near.
+// NearestPreset returns the preset whose name is nearest to that of a model on a hub, such as
+// Meta-Llama-3-8B; "" if none is near.
 func NearestPreset(name string) string {
 	key := strings.ReplaceAll(strings.ToLower(name), "_", "-")
 	best := nearestPresets(key, 1)
@@ -60,7 +60,7 @@ func NearestPreset(name string) string {
 	return best[0]
 }
 
-// nearestPresets gives the n presets with the names most like key.
+// nearestPresets returns the names of the n presets that are most like key.
 func nearestPresets(key string, n int) []string {
 	var entries [][]string
 	for _, a := range archs {

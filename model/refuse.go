@@ -80,7 +80,7 @@ func (o *object) fullAttention() {
 
 func cutText(s string) string { return shorten([]byte(s)) }
 
-// dropoutKeys are the keys of dropout in the configurations of the families.
+// dropoutKeys are the dropout keys in the configurations of all families.
 var dropoutKeys = []string{"attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout", "dropout"}
 
 // dropouts lists the dropout keys that are not 0: Spillway does not apply them.

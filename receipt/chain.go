@@ -22,8 +22,8 @@ type Line struct {
 	at, size int64
 }
 
-// Saved are the steps of the lines behind which a checkpoint was saved, as far as these know: of
-// the last one's, no line tells.
+// Saved returns the steps of the lines after which a checkpoint was saved, as far as the lines
+// show. Whether the last line's checkpoint was saved is not known.
 func Saved(lines []Line) map[int]bool {
 	saved := map[int]bool{}
 	for _, l := range lines {
@@ -40,8 +40,8 @@ func Saved(lines []Line) map[int]bool {
 // Chain is a receipt's lines, each verified against the line before.
 type Chain struct {
 	Lines []Line
-	// Torn is the problem with the last line if all others are valid: it was cut off and does
-	// not count, or it is a *Broken.
+	// Torn is the problem with the last line if all others are valid. Either the line was cut off
+	// and does not count, or the error is a *Broken.
 	Torn error
 	f    filesys.File
 }
@@ -179,7 +179,8 @@ func (l *Line) read(text []byte, run **Run, prev string, at int) error {
 	if err := json.Unmarshal(text, &l.Record); err != nil {
 		return err
 	}
-	// No line follows the last one: a name in another case, or an unknown one, would count as left out.
+	// The line must be exactly as it is written: a name in another case, or an unknown one, would
+	// be ignored, and no later line's hash protects the last line.
 	if written, err := json.Marshal(l.Record); err != nil || !bytes.Equal(append(written, '\n'), text) {
 		return errors.New("it is not as a receipt's lines are written")
 	}
@@ -214,7 +215,7 @@ func (c *Chain) Ranges(n int) ([][]byte, error) {
 	return r.Ranges, err
 }
 
-// Run returns the Run in force at line n: what its steps, or those after it, depend on.
+// Run returns the Run that applies to line n: what its steps, or those after it, depend on.
 func (c *Chain) Run(n int) *Run {
 	for c.Lines[n].Run == nil {
 		n--
@@ -227,7 +228,7 @@ func (c *Chain) Has(hash string) bool {
 	return slices.ContainsFunc(c.Lines, func(l Line) bool { return l.Hash == hash })
 }
 
-// Head is the hash of the last line, which depends on the whole chain.
+// Head returns the hash of the last line, which depends on the complete chain.
 func (c *Chain) Head() string {
 	if len(c.Lines) == 0 {
 		return ""
@@ -238,7 +239,7 @@ func (c *Chain) Head() string {
 // Log is a receipt that a run writes. Its methods are for one goroutine.
 type Log struct {
 	*Chain
-	// Cut are the lines after the step resumed from; the next Append removes them.
+	// Cut holds the lines after the step resumed from; the next Append removes them.
 	Cut []Line
 	in  filesys.Folder
 	end int64
@@ -254,7 +255,7 @@ func Continue(o filesys.Opener, path string, step int) (l *Log, left *Left, err 
 	}
 	l = &Log{Chain: &Chain{f: f}, in: in}
 	err = l.follow()
-	if _, broken := errors.AsType[*Broken](err); broken && l.step() >= step { // a crash of the machine may leave anything behind the lines that were synced
+	if _, broken := errors.AsType[*Broken](err); broken && l.step() >= step { // after a crash of the machine, anything may follow the lines that were synced
 		err = nil
 	}
 	if err == nil {

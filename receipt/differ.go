@@ -10,7 +10,7 @@ import (
 // receipt whose chain breaks.
 var ErrDiffers = errors.New("the run is not as its receipt says")
 
-// Is makes a *Broken an ErrDiffers.
+// Is reports whether target is ErrDiffers.
 func (e *Broken) Is(target error) bool { return target == ErrDiffers }
 
 // Difference is the first place where repeated steps differ from the record.
@@ -54,8 +54,8 @@ func (r *Run) SameStart(recorded *Run) *Otherwise {
 	return nil
 }
 
-// FieldsDiffer names a field of Config, other than paths, that differs from the record; "" if
-// none does.
+// FieldsDiffer returns the name of a field of Config, other than paths, that differs from the
+// record, with both values; "" if none does.
 func (r *Run) FieldsDiffer(recorded *Run) (field, got, want string) {
 	for name, text := range recorded.Config {
 		if !IsPath(name) && string(r.Config[name]) != string(text) && (field == "" || name < field) {

@@ -26,11 +26,11 @@ type Record struct {
 	// scale of the next step and the number of updates since it changed.
 	Skipped   int         `json:"skipped,omitempty"`
 	LossScale *[2]float64 `json:"loss_scale,omitempty"`
-	Saved     bool        `json:"saved,omitempty"` // a checkpoint follows, unless a later line's Unsaved has the step
+	Saved     bool        `json:"saved,omitempty"` // a checkpoint follows, unless a later line's Unsaved has this step
 	// Async says that the checkpoint is written while later steps run. It is durable once the line of
 	// another checkpoint follows.
 	Async bool `json:"async,omitempty"`
-	// Unsaved are the steps of lines before whose checkpoints could not be saved.
+	// Unsaved are the steps of earlier lines whose checkpoints could not be saved.
 	Unsaved []int    `json:"unsaved,omitempty"`
 	Root    string   `json:"root"`   // root hash of the states
 	Ranges  [][]byte `json:"ranges"` // by tensor of the newest Run, the hashes of the tensor's ranges
@@ -103,7 +103,7 @@ func Bits64(v float64) string {
 	return fmt.Sprintf("%016x", math.Float64bits(v))
 }
 
-// Differs says what in a step differs from the record; "" if nothing does.
+// Differs describes the first difference between a step and the record; "" if there is none.
 func (s *Step) Differs(recorded *Step) string {
 	shown := func(what string, got, want any) string { return fmt.Sprintf("%s %v, recorded %v", what, got, want) }
 	switch {
@@ -123,7 +123,7 @@ func (s *Step) Differs(recorded *Step) string {
 	return ""
 }
 
-// HashOf is the hash of a line, which the next line records as Prev.
+// HashOf returns the hash of a line, which the next line records as Prev.
 func HashOf(line []byte) string {
 	sum := sha256.Sum256(line)
 	return hex.EncodeToString(sum[:])

@@ -34,16 +34,16 @@ type Tensor struct {
 	Elems int64  `json:"elements"`
 }
 
-// Ranges is the number of ranges of the state.
+// Ranges returns the number of ranges of the state.
 func (t *Tensor) Ranges() int64 { return (t.Elems + RangeElems - 1) / RangeElems }
 
-// Blocks is the number of blocks of the state.
+// Blocks returns the number of blocks of the state.
 func (t *Tensor) Blocks() int64 { return (t.Elems + BlockElems - 1) / BlockElems }
 
 func (t *Tensor) String() string { return fmt.Sprintf("%s of %q", t.State, t.Name) }
 
-// AppendBlocks appends the hashes of the blocks of a run of elements, of so many bytes a
-// block. Of values in 8 bits, scales has 4 bytes a block, which are hashed behind the codes.
+// AppendBlocks appends the hashes of consecutive blocks; block is the size of one in bytes. For
+// 8-bit values, scales has 4 bytes a block, which are hashed after the codes.
 func AppendBlocks(to, data []byte, block int64, scales []byte) []byte {
 	var h hash.Hash
 	if scales != nil {
@@ -65,10 +65,10 @@ func AppendBlocks(to, data []byte, block int64, scales []byte) []byte {
 	return to
 }
 
-// Range is the hash of a range, from the hashes of its blocks.
+// Range returns the hash of a range, from the hashes of its blocks.
 func Range(blocks []byte) [Size]byte { return sha256.Sum256(blocks) }
 
-// Root is the root hash of states; ranges has, for each, the hashes of its ranges.
+// Root returns the root hash of states. ranges has, for each state, the hashes of its ranges.
 func Root(tensors []Tensor, ranges [][]byte) string {
 	h := sha256.New()
 	for i := range tensors {

@@ -64,7 +64,7 @@ func writeAside(path string, write func(io.Writer) error) error {
 	return aside.Write(path, 0o666, write)
 }
 
-// openPipe opens a named pipe that has a reader. Without one a plain open would block for ever
+// openPipe opens a named pipe that has a reader. Without a reader a plain open would block forever
 // and ignore signals.
 func openPipe(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_WRONLY|syscall.O_NONBLOCK, 0)

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// Template is the chat template that the run was given for conversations; "" for the model's.
+// Template returns the configured chat template for conversations; "" means the model's.
 func (b *batches) Template() string { return b.template }
 
 // trainField names the training data.
@@ -99,8 +99,8 @@ func (t *Trainer) countSteps() {
 	t.cfg = c.with(c.Tokenizer, c.Order, steps)
 }
 
-// lengthNotes are notes about a training run whose Steps are known: those that Config.Epochs come
-// to, and fields that change nothing.
+// lengthNotes returns notes about a training run whose Steps are known: the number of steps that
+// Config.Epochs needs, and fields that change nothing.
 func (t *Trainer) lengthNotes() (notes []string) {
 	c := t.cfg
 	if c.Inference {
@@ -184,8 +184,8 @@ func (t *Trainer) open(ctx context.Context, field, path string, held bool) (*bat
 	return b, nil
 }
 
-// conversations says whether the training data are conversations. If so, the tokenizer of bytes
-// is replaced by the one with an end token.
+// conversations says whether the training data are conversations. If so, it replaces the bytes
+// tokenizer by one that also has an end token.
 func (t *Trainer) conversations() (bool, error) {
 	c := t.cfg
 	chat, bytes := false, strings.EqualFold(c.Tokenizer, "bytes")
@@ -234,7 +234,7 @@ func noConversations(given, field, path string) error {
 	return config.Refuse("Config.%s with %s %s: it holds no conversations (JSON lines or Parquet with messages, prompt and response, or instruction and output); leave it out", given, field, path)
 }
 
-// readChat reads conversations and the template that was given; held selects the held-out ones.
+// readChat reads conversations and the configured template; held selects the held-out ones.
 func (t *Trainer) readChat(ctx context.Context, field, path, glob string, held bool) (*data.Conversations, string, error) {
 	c := t.cfg
 	if c.Own.Model != nil {
@@ -336,7 +336,7 @@ func (t *Trainer) openSamples(field string, s data.Samples) (*batches, error) {
 // heldOut says whether a field names held-out data.
 func heldOut(field string) bool { return field == evalField || field == evalDataField }
 
-// evalRows is the number of rows of an evaluation batch.
+// evalRows returns the number of rows of an evaluation batch.
 func (c *resolved) evalRows() int64 {
 	if n := dealt(&c.Config).Rows; n > 0 {
 		return int64(n)
@@ -344,11 +344,11 @@ func (c *resolved) evalRows() int64 {
 	return int64(c.Batch) * int64(c.DataRanks())
 }
 
-// wraps says whether EvalSteps batches would read some of so many rows again.
+// wraps says whether EvalSteps batches would read some of the given rows again.
 func (c *resolved) wraps(rows int64) bool { return int64(c.EvalSteps) > rows/c.evalRows() }
 
-// sampling is how the run reads the data of a field. Evaluation batches are as large as those
-// of the largest step.
+// sampling returns how the run samples the data of a field. Evaluation batches are as large as
+// those of the largest step.
 func (c *resolved) sampling(order data.Order, field string) data.SamplerConfig {
 	s := data.SamplerConfig{Order: order, Seed: c.Seed, Seq: c.Seq, Batch: c.Batch, Ranks: c.DataRanks(), Vocab: c.Shape.Vocab, StepRows: dealt(&c.Config)}
 	if heldOut(field) {
@@ -396,7 +396,7 @@ func (b *batches) Fingerprint() (data.Fingerprint, error) {
 	return data.FingerprintOf(b.source)
 }
 
-// Sampler returns the sampler, which says which samples a micro-batch has.
+// Sampler returns the sampler, which chooses the samples of each micro-batch.
 func (b *batches) Sampler() *data.Sampler { return b.sampler }
 
 // OwnSamples tells whether the program provides the samples.

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/train/job"
 )
 
-// openDisk opens the folder of the disk tier, if the plan uses one, before the ranks make their
+// openDisk opens the folder of the disk tier, if the plan uses one, before the ranks create their
 // files in it.
 func (t *Trainer) openDisk() error {
 	c := t.cfg
@@ -38,13 +38,13 @@ func (t *Trainer) openDisk() error {
 	}
 	t.disk = folder
 	if disk == 0 {
-		return nil // it may be one that can't be written
+		return nil // the folder need not be writable
 	}
 	return cmp.Or(canMake("Config.Disk", c.Disk), t.roomOnDisk(0), t.job.Unwritable())
 }
 
-// lookAtDisk is what openDisk of a process that does not lead would refuse: the leader has to know
-// before it gives the processes a task.
+// lookAtDisk returns, in a process that does not lead, the errors that openDisk would return. The
+// leader needs them before it gives the processes a task.
 func lookAtDisk(dir string) (refused, unwritable error) {
 	folder, err := store.Open(dir, store.Options{})
 	if err != nil {
@@ -53,8 +53,8 @@ func lookAtDisk(dir string) (refused, unwritable error) {
 	return folder.Close(), canMake("Config.Disk", dir)
 }
 
-// leastDisk says of a plan that does not fit in what a host has free for the disk tier that this is
-// why. Config.DiskMemory is that host's share then, and not a cap that somebody gave.
+// leastDisk explains the refusal of a plan that exceeds a host's free space for the disk tier. In
+// that case Config.DiskMemory is the host's share, and not a cap that the user gave.
 func (t *Trainer) leastDisk(err error) error {
 	d, rank := t.job.Disk(), t.plan.Layout.Spaces[graph.Disk].Peak
 	if d == nil || rank <= d.Share() || t.cfg.DiskMemory != d.Share() {
@@ -72,7 +72,7 @@ func (t *Trainer) leastDisk(err error) error {
 	return room(err)
 }
 
-// noRoom is the refusal of a plan with another text.
+// noRoom replaces the text of a plan's refusal.
 type noRoom struct {
 	text    string
 	refusal error
@@ -81,8 +81,8 @@ type noRoom struct {
 func (e *noRoom) Error() string { return e.text }
 func (e *noRoom) Unwrap() error { return e.refusal }
 
-// roomOnDisk refuses the files of this process's ranks, and another one of more bytes, for which
-// the file system of the disk tier has no room. Nothing is refused where it does not tell.
+// roomOnDisk refuses the disk tier's files of this process's ranks, and another file of more bytes,
+// if the file system has no room for them. If the free space is unknown, it refuses nothing.
 func (t *Trainer) roomOnDisk(more int64) error {
 	c := t.cfg
 	room, known := filesys.RoomAt(filesys.System, c.Disk)

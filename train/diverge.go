@@ -16,8 +16,8 @@ import (
 // that it is finite. A program with a Scaler skips such updates itself, so it need not wait.
 func (t *Trainer) stopsNonFinite() bool { return t.plan.Program.Scaler == nil && t.updates() }
 
-// gate lets a rank's update run if the step is finite so far. Loss and norm are sums over all
-// ranks, so every rank decides alike.
+// gate reports whether a rank's update may run: whether the step is finite so far. Loss and norm
+// are sums over all ranks, so every rank decides alike.
 func (t *Trainer) gate(r *run.Rank, norm bool) (bool, error) {
 	loss, err := r.Exec.HostF64(t.ports[graph.PortLoss])
 	if err != nil || !norm {
@@ -69,7 +69,7 @@ func (t *Trainer) nonFinite(at *stepAt, loss, norm float64) (skipped bool, err e
 		}
 		e.Skipped = t.inRow
 	}
-	if e.Skipped == 0 { // a pending update of the step before is applied by now
+	if e.Skipped == 0 { // the previous step's pending update has been applied
 		t.confirm()
 	}
 	if err := t.name(e, at); err != nil {
@@ -78,9 +78,9 @@ func (t *Trainer) nonFinite(at *stepAt, loss, norm float64) (skipped bool, err e
 	return false, t.diverged(e)
 }
 
-// name finds the first non-finite tensor of a step by running the step again without its
-// update. If updates overlapped with the backward the parameters have changed since; then the
-// gradient is found from what it left in the optimizer's states.
+// name finds the first non-finite tensor of a step by running the step again without its update. If
+// updates overlapped with the backward, the parameters have changed since then. In that case the
+// gradient is found from the optimizer's states that it changed.
 func (t *Trainer) name(e *Diverged, at *stepAt) error {
 	if rules := t.overlappingRules(at.section); len(rules) > 0 && !at.stopped {
 		e.Overwritten = true
@@ -124,8 +124,8 @@ func (t *Trainer) name(e *Diverged, at *stepAt) error {
 	return nil
 }
 
-// nameParameter finds the first non-finite parameter, of a unit if that is not −1. The update
-// of the step before made it so.
+// nameParameter finds the first non-finite parameter: of one unit, or of all if unit is −1. The
+// previous step's update made it non-finite.
 func (t *Trainer) nameParameter(e *Diverged, unit int) (bool, error) {
 	chunk := run.NewChunk(t.plan.Program)
 	for i := range t.plan.Program.Tensors() {
@@ -248,7 +248,7 @@ func (t *Trainer) unsound(found *checkpoint.NonFinite) error {
 	return t.diverged(&Diverged{Step: t.at.Step, Rank: -1, Update: true})
 }
 
-// unsoundState is the Diverged error for a parameter's state that the last update made
+// unsoundState returns the Diverged error for a parameter's state that the last update made
 // non-finite.
 func (t *Trainer) unsoundState(param int, state string) error {
 	e := &Diverged{Step: t.at.Step, Rank: -1, Update: true}

@@ -17,9 +17,9 @@ func (t *Trainer) Evaluate(ctx context.Context) (EvalResult, error) {
 	return t.EvaluateTold(ctx, nil)
 }
 
-// EvaluateTold is Evaluate that tells after each batch how many are
-// done and the mean loss so far. With Config.Inference the batches are all of the
-// data: every target counts once.
+// EvaluateTold is Evaluate that reports progress. After each batch it calls tell with the number of
+// batches done and the mean loss so far. With Config.Inference the batches are all of the data, and
+// every target counts once.
 func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss float64)) (EvalResult, error) {
 	if t.fatal != nil {
 		return EvalResult{}, t.fatal
@@ -68,8 +68,8 @@ func (t *Trainer) EvaluateTold(ctx context.Context, tell func(done, of int, loss
 	return EvalResult{Step: t.at.Step, Loss: float32(sum / float64(count)), Accuracy: rights / float64(count), Targets: count, Seconds: time.Since(began).Seconds()}, nil
 }
 
-// hostLoss returns the sum of losses, and how many targets are the class of the largest
-// logit: NaN where the program does not count them.
+// hostLoss returns the sum of losses, and the number of targets that are the class of the largest
+// logit. That number is NaN if the program does not count them.
 func (t *Trainer) hostLoss() (sum, right float64, err error) {
 	v, err := t.ranks.First().Exec.HostF64(t.ports[graph.PortLoss])
 	if err != nil {

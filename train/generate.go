@@ -12,7 +12,7 @@ import (
 
 // Sampling says how the next token is drawn.
 type Sampling struct {
-	Temperature float64 // divides the logits; 0 takes the likeliest token
+	Temperature float64 // divides the logits; 0 chooses the likeliest token
 	TopK        int     // only the k likeliest are considered; 0: all
 	TopP        float64 // only the likeliest whose probabilities, summed in order, reach p (Holtzman et al. 2019); 0 or 1: all
 	Seed        uint64
@@ -31,8 +31,8 @@ func (s Sampling) Validate() error {
 	return nil
 }
 
-// wholeRunes returns how many bytes of b remain without an incomplete character at the end,
-// which more bytes may complete.
+// wholeRunes returns how many bytes of b remain without an incomplete character at the end, which
+// later bytes may complete.
 func wholeRunes(b []byte) int {
 	for i := 1; i < utf8.UTFMax && i <= len(b); i++ {
 		if c := b[len(b)-i]; utf8.RuneStart(c) {
@@ -45,8 +45,7 @@ func wholeRunes(b []byte) int {
 	return len(b)
 }
 
-// pick draws a token from the softmax of logits; of equal logits the smaller token
-// comes first.
+// pick draws a token from the softmax of logits. Of equal logits the smaller token comes first.
 func (s Sampling) pick(logits []float32, rng *rand.Rand) int32 {
 	if s.Temperature <= 0 {
 		best := 0
@@ -113,7 +112,7 @@ func likeliest(logits []float32, k int) []int32 {
 	return order
 }
 
-// logProb is the natural logarithm of a token's softmax probability.
+// logProb returns the natural logarithm of a token's softmax probability.
 func logProb(logits []float32, token int32) float64 {
 	top := float64(slices.Max(logits))
 	sum := 0.0

@@ -54,7 +54,7 @@ func endsTheJob(err error) bool {
 // step is saved.
 type Diverged struct {
 	Step int // from 1
-	// Loss and GradNorm of the step; GradNorm is 0 where the step did not get that far.
+	// Loss and GradNorm of the step; GradNorm is 0 if the step ended before it was computed.
 	Loss, GradNorm float64
 	// Tensor is the first tensor in program order with a non-finite value, and Value is that
 	// value. What is the kind of tensor ("forward value", "gradient", "parameter", "optimizer
@@ -70,7 +70,7 @@ type Diverged struct {
 	// Update says that the step itself was finite but its update was not.
 	Update bool
 	// Overwritten says that updates overlapped with the backward had already changed the
-	// parameters. Tensor was then found from what its gradient left in the optimizer's states.
+	// parameters. Tensor was then found from the optimizer's states that its gradient changed.
 	Overwritten bool
 	// LossScale is the scale at which an fp16 step overflowed and which cannot be lowered; 0 in
 	// other precisions.

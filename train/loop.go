@@ -17,19 +17,20 @@ import (
 // Run trains until Steps are done, evaluates and saves as configured, and calls tell after each
 // step. If training ends early with finite states, it first writes a checkpoint, if one is
 // configured. Run then returns the error of a canceled context or of tell, or that of the
-// checkpoint if it could not be saved. ErrStop from tell is an end in good order, without an
-// error.
+// checkpoint if it could not be saved. If tell returns ErrStop, the run ends in good order, without
+// an error.
 //
-// A canceled evaluation comes first when the run goes on: see StepResult.EvalOnly.
+// If the last evaluation was canceled, Run does it first: see StepResult.EvalOnly.
 //
-// A failed evaluation or save does not end the training; Config.Warn reports it. A failed save
-// is tried again after each step, and twice at the end before it is an error.
+// A failed evaluation or save does not end the training; Config.Warn reports it. A failed save is
+// tried again after each step, and twice at the end before it is an error.
 func (t *Trainer) Run(ctx context.Context, tell func(StepResult) error) error {
 	return t.RunTold(ctx, tell, nil)
 }
 
-// RunTold is Run that tells of evaluations too: before the first batch and after each one,
-// the step's result, how many of EvalSteps are done and the mean loss so far.
+// RunTold is Run that also reports the progress of evaluations. It calls evaluating before the
+// first batch and after each one, with the step's result, the number of EvalSteps done and the mean
+// loss so far.
 func (t *Trainer) RunTold(ctx context.Context, tell func(StepResult) error, evaluating func(r StepResult, done, of int, loss float64)) error {
 	if done, err := t.runDueEval(ctx, tell, evaluating); done || err != nil {
 		return err
@@ -58,7 +59,7 @@ func (t *Trainer) RunTold(ctx context.Context, tell func(StepResult) error, eval
 			return t.leave(left)
 		}
 		saves := t.saver != nil && t.saver.Worth() && (last || t.saver.Unsaved || t.cfg.SaveEvery > 0 && t.at.Step%t.cfg.SaveEvery == 0)
-		var late error // of a save that was still being written: it delays this one, and the receipt's line tells of it
+		var late error // the error of an earlier asynchronous save: it delays this save, and the receipt's line records it
 		if saves {
 			late = t.settle(true)
 		}
@@ -74,15 +75,15 @@ func (t *Trainer) RunTold(ctx context.Context, tell func(StepResult) error, eval
 	if t.saver == nil {
 		return t.checkFinite()
 	}
-	if err := t.settle(true); err != nil && t.fatal == nil { // after a fatal error nothing is worth saving
+	if err := t.settle(true); err != nil && t.fatal == nil { // after a fatal error there is nothing to save
 		return t.saveOrGoOn(true, err)
 	}
 	t.saver.Idle()
 	return t.fatal
 }
 
-// runDueEval does the evaluation that an interrupted run left out. done says that tell ended
-// the run, in good order where err is nil.
+// runDueEval does the evaluation that an interrupted run left out. done says that tell ended the
+// run, in good order if err is nil.
 func (t *Trainer) runDueEval(ctx context.Context, tell func(StepResult) error, evaluating func(r StepResult, done, of int, loss float64)) (done bool, err error) {
 	if !t.EvalDue() || t.eval == nil {
 		return false, nil
@@ -131,7 +132,7 @@ func (t *Trainer) evaluateAfter(ctx context.Context, res *StepResult, evaluating
 	return nil
 }
 
-// EvalDue tells that the evaluation after the last step was canceled, and comes first in Run.
+// EvalDue says whether the evaluation after the last step was canceled. Run then does it first.
 func (t *Trainer) EvalDue() bool { return t.at.EvalDue }
 
 // leave ends the run because of err. Between steps the states are consistent, so they are saved
@@ -163,9 +164,9 @@ func (t *Trainer) stopped(err error) error {
 	return nil
 }
 
-// saveOrGoOn writes a checkpoint, also when the run is about to end, since the work would be
-// lost otherwise. late is the failure of the save before. A failure is an error only if values
-// are not finite, or at the last step after a second try.
+// saveOrGoOn writes a checkpoint, also if the run is about to end: its work would be lost
+// otherwise. late is the error of the previous save. A failure is an error only if values are not
+// finite, or at the last step after a second try.
 func (t *Trainer) saveOrGoOn(last bool, late error) error {
 	switch {
 	case t.fatal != nil:
@@ -217,8 +218,8 @@ func (t *Trainer) goOn(err error) error {
 	return nil
 }
 
-// checkFinite checks the parameters after the last step if no checkpoint is written, which
-// would have found non-finite values.
+// checkFinite checks the parameters after the last step if no checkpoint is written. A save would
+// check them too.
 func (t *Trainer) checkFinite() error {
 	if err := t.flush(); err != nil {
 		return err
@@ -239,9 +240,9 @@ func (t *Trainer) checkFinite() error {
 	return nil
 }
 
-// Step runs one optimizer step on all ranks. Where ctx is canceled, a step of several
-// micro-batches is abandoned between two of them, as if it had not begun; in layer
-// order, where all end together, it is finished.
+// Step runs one optimizer step on all ranks. If ctx is canceled, a step of several micro-batches is
+// abandoned between two of them, as if it had not begun. In layer order all micro-batches end
+// together, so the step is completed.
 func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	if t.fatal != nil {
 		return StepResult{}, t.fatal
@@ -275,13 +276,13 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 	clear(t.read)
 	t.receipt.Begin(t.train.sampler, s)
 	if err = t.runStep(&at); err != nil {
-		t.fatal = err // names the rank and the step already
+		t.fatal = err // the error names the rank and the step
 		return StepResult{}, err
 	}
 	if at.left {
 		return StepResult{}, at.leaving.why
 	}
-	t.at.Pending = false // the section began with the update of the step before
+	t.at.Pending = false // the section began with the previous step's update
 	loss, right, err := t.hostLoss()
 	if err != nil {
 		return StepResult{}, t.fail(s, err)

@@ -24,21 +24,21 @@ type MetricsWriter struct {
 	f     *os.File
 	plain bool  // a regular file, whose incomplete lines can be overwritten
 	end   int64 // of the last whole line
-	ahead int   // the last step of the lines that were dropped
-	// Outside is the bytes of a rank's device memory outside its arena, as measured on a GPU;
-	// 0: not told.
+	ahead int   // newest step of the removed lines
+	// Outside is a rank's device memory outside its arena, in bytes, as measured on a GPU; 0:
+	// unknown.
 	Outside int64
 }
 
-// Dropped is the newest step in the lines of an earlier attempt that OpenMetrics removed: how
-// far that attempt got beyond the checkpoint that this run resumes from. 0: no lines were
-// removed.
+// Dropped returns the newest step in the lines that OpenMetrics removed. Those lines are from an
+// earlier attempt, which got further than the checkpoint that this run resumes from. 0: no lines
+// were removed.
 func (m *MetricsWriter) Dropped() int { return m.ahead }
 
-// OpenMetrics creates the file and its folder. For a run that resumes after step it keeps the
-// lines up to that step; later or incomplete lines, of an earlier attempt, are removed. With
-// step −1, a new run, the file starts empty. A file that another run writes to is refused, and one
-// that holds no metrics.
+// OpenMetrics creates the file and its folder. For a run that resumes after step it keeps the lines
+// up to that step, and removes later or incomplete lines of an earlier attempt. With step −1, a new
+// run, the file starts empty. A file that another run writes to is refused, and so is one that
+// holds no metrics.
 func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 	if err := refuseForeign("Config.Metrics", path, metricsHeads...); err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o666)
 	if errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.ENXIO) || errors.Is(err, syscall.EINVAL) {
-		if again, againErr := os.OpenFile(path, os.O_WRONLY, 0); !errors.Is(againErr, os.ErrNotExist) { // else it could not be made
+		if again, againErr := os.OpenFile(path, os.O_WRONLY, 0); !errors.Is(againErr, os.ErrNotExist) { // otherwise err says why it could not be created
 			f, err = again, againErr
 		}
 	}
@@ -80,12 +80,12 @@ func OpenMetrics(path string, step int) (*MetricsWriter, error) {
 	return m, nil
 }
 
-// killedFor is how long a process that was killed may still hold the locks of its files: the kernel
-// first takes back its memory.
+// killedFor is how long a killed process may still hold the locks of its files, because the kernel
+// frees its memory first.
 const killedFor = 5 * time.Second
 
 // lockMetrics refuses a file that another run writes to. A run that resumes may follow a killed
-// process, for whose end it waits. A file system without locks refuses nothing.
+// process, and waits for its end. On a file system without locks no file is refused.
 func lockMetrics(f *os.File, resumes bool) error {
 	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		locked, err := filesys.TryLock(f)
@@ -99,15 +99,15 @@ func lockMetrics(f *os.File, resumes bool) error {
 	}
 }
 
-// metricsHeads are what a file of metrics may begin with.
+// metricsHeads are the possible beginnings of a metrics file.
 var metricsHeads = []string{`{"step":`, `{"event":`}
 
-// refuseForeign refuses an existing file that does not begin as what field writes: a run would
-// erase somebody's file.
+// refuseForeign refuses an existing file that does not begin like a file that field writes. The run
+// would overwrite somebody's file.
 func refuseForeign(field, path string, heads ...string) error {
 	st, err := os.Stat(path)
 	if err != nil || !st.Mode().IsRegular() {
-		return nil // what can't be written is told when it is opened
+		return nil // a file that can't be written is an error when it is opened
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -127,12 +127,12 @@ func refuseForeign(field, path string, heads ...string) error {
 		strings.ToLower(strings.TrimPrefix(field, "Config.")))
 }
 
-// linesUpTo returns the end of the last whole line before the first one that is incomplete or
-// of a step after step, and the newest step of the lines from there on. A last line that says that
-// the run is done is left out: the run that goes on writes its own.
+// linesUpTo finds the complete lines up to step and returns their end. It stops at the first line
+// that is incomplete or of a later step; ahead is the newest step from there on. A final line with
+// event "done" is left out, because the resumed run writes it again.
 func linesUpTo(r io.Reader, step int) (end int64, ahead int, err error) {
 	lines := bufio.NewReader(r)
-	var dones int64 // bytes of such lines behind end
+	var dones int64 // bytes of "done" lines after end
 	for kept := true; ; {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
@@ -157,8 +157,8 @@ func linesUpTo(r io.Reader, step int) (end int64, ahead int, err error) {
 	}
 }
 
-// number is a JSON number as the shortest decimal that round-trips the type;
-// null where it is not finite.
+// number returns a JSON number, the shortest decimal that round-trips the type; null if v is not
+// finite.
 func number(v float64, bits int) json.RawMessage {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return json.RawMessage("null")
@@ -196,12 +196,12 @@ type stepLine struct {
 	Cached        bool            `json:"frozen_cached,omitempty"`
 	DataWait      json.RawMessage `json:"data_wait_s"`
 	FlopsShare    json.RawMessage `json:"model_flops_share"`
-	MFU           json.RawMessage `json:"mfu,omitempty"` // FlopsShare where it is known
+	MFU           json.RawMessage `json:"mfu,omitempty"` // FlopsShare if it is known
 	Hidden        json.RawMessage `json:"comm_hidden_share,omitempty"`
 	CommSeconds   json.RawMessage `json:"comm_seconds,omitempty"`
 }
 
-// Step writes a step's line, and its evaluation's where it has one.
+// Step writes a step's line, and the line of its evaluation if it has one.
 func (m *MetricsWriter) Step(r StepResult) error {
 	if r.EvalOnly {
 		return m.evaluation(r.Eval)

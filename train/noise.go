@@ -9,13 +9,13 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// noiseSteps is how many steps an estimate averages.
+// noiseSteps is the number of steps that an estimate averages.
 const noiseSteps = 32
 
 var unknownNoise = Noise{math.NaN(), math.NaN(), math.NaN(), math.NaN()}
 
-// noise estimates the noise scale behind a step of so many rows, from its gradient's norm and
-// the squares of its leaves, which are multiplied by the loss scale.
+// noise estimates the noise scale after a step of the given rows, from its gradient's norm and the
+// squares of its leaves, which are multiplied by the loss scale.
 func (t *Trainer) noise(rows int, counted data.Counted, norm, lossScale float64) (Noise, error) {
 	port := t.ports[graph.PortSquares]
 	if port == graph.NoBuf || !isFinite(norm) {
@@ -29,7 +29,7 @@ func (t *Trainer) noise(rows int, counted data.Counted, norm, lossScale float64)
 	if !ok {
 		return unknownNoise, nil
 	}
-	// A new list: a checkpoint that is being written keeps the old one unchanged.
+	// Append to a new list: a checkpoint that is being written keeps the old list.
 	last := t.at.Noise[max(0, len(t.at.Noise)+1-noiseSteps):]
 	t.at.Noise = append(append(make([]saving.Moments, 0, noiseSteps), last...), m)
 	n := Noise{Square: m.Square, Trace: m.Trace}
@@ -37,13 +37,13 @@ func (t *Trainer) noise(rows int, counted data.Counted, norm, lossScale float64)
 	return n, nil
 }
 
-// momentsOf estimates |G|² and tr(Σ) from the squared norm of a step's gradient and the sum of
-// its leaves' squared norms. Leaf i, with a part wᵢ of the step's targets, is wᵢ times its
-// mean gradient, so that of a step of B rows
+// momentsOf estimates |G|² and tr(Σ) from the squared norm of a step's gradient and the sum of its
+// leaves' squared norms. Leaf i has a share wᵢ of the step's targets and is wᵢ times the mean
+// gradient of its targets. For a step of B rows this gives
 //
 //	E |Σ leaves|² = |G|² + tr(Σ)/B,   E Σ |leaf|² = q |G|² + tr(Σ)/B,   q = Σ wᵢ²
 //
-// False: there is one leaf, or a value is not finite.
+// ok is false if there is only one leaf, or if a value is not finite.
 func momentsOf(rows int, counted data.Counted, whole, leaves float64) (m saving.Moments, ok bool) {
 	q := counted.Squares / float64(counted.All) / float64(counted.All)
 	m.Square = (whole - leaves) / (1 - q)
@@ -51,12 +51,12 @@ func momentsOf(rows int, counted data.Counted, whole, leaves float64) (m saving.
 	return m, q < 1 && isFinite(m.Square) && isFinite(m.Trace)
 }
 
-// noiseScale is the ratio of the mean trace to the mean square of steps, and its standard
-// error as of a ratio of means (Cochran, Sampling Techniques, 1977, 6.4):
+// noiseScale returns the ratio of the mean trace to the mean square of steps, and its standard
+// error, which is that of a ratio of means (Cochran, Sampling Techniques, 1977, 6.4):
 //
 //	√(Σ (traceₖ − scale·squareₖ)² / (n (n−1))) / mean square
 //
-// NaN where the mean square is not above 0; the error of one step is not known.
+// Both are NaN if the mean square is not above 0. The error is NaN for one step.
 func noiseScale(steps []saving.Moments) (scale, err float64) {
 	n := float64(len(steps))
 	var square, trace, apart float64

@@ -15,8 +15,8 @@ func (t *Trainer) Parameters() (names []string) {
 	return names
 }
 
-// Parameter returns a copy of one parameter, by its name: of a published model Hugging
-// Face's.
+// Parameter returns a copy of one parameter. Parameters of published models have their Hugging Face
+// names.
 func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err error) {
 	i, err := t.parameter(name)
 	if err != nil {
@@ -27,8 +27,8 @@ func (t *Trainer) Parameter(name string) (shape []int64, values []float32, err e
 	return slices.Clone(prm.Shape), values, t.states.Read(i, "value", 0, values)
 }
 
-// SetParameter replaces a parameter's values: row-major, as many as it has, and all finite. Its
-// optimizer states stay as they are. Frozen parameters can't be set with Config.FrozenCache,
+// SetParameter replaces a parameter's values: row-major, of the parameter's size, and all finite.
+// Its optimizer states stay as they are. Frozen parameters can't be set with Config.FrozenCache,
 // which holds outputs computed from them.
 func (t *Trainer) SetParameter(name string, values []float32) error {
 	i, err := t.parameter(name)
@@ -49,7 +49,7 @@ func (t *Trainer) SetParameter(name string, values []float32) error {
 		return fmt.Errorf("set parameter %.80q: it is frozen, and Config.FrozenCache holds outputs computed from it; set it before the run, or run without the cache", name)
 	}
 	if prm.Frozen {
-		t.at.Base = saving.Base{} // adapters belong to another model now
+		t.at.Base = saving.Base{} // adapters then belong to another model
 	}
 	if err := t.states.Write(i, "value", 0, values); err != nil {
 		return err

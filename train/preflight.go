@@ -37,8 +37,9 @@ func (e *MachineTooSmall) Error() string {
 	return fmt.Sprintf("does not fit: %s on %s plan %s of memory together and it has %s", english.Plural(e.Ranks, "rank", ""), where, plan.Bytes(e.Planned), plan.Bytes(e.Total))
 }
 
-// onThisMachine refuses a plan that this machine's memory can't hold; spaces are those whose
-// arenas lie in it, and hw predicts what would fit. It allows every plan on systems that do not report their memory.
+// onThisMachine refuses a plan that this machine's memory can't hold. spaces are those whose arenas
+// are in that memory, and hw predicts which plans would fit. On systems that do not report their
+// memory it allows every plan.
 func onThisMachine(
 	ctx context.Context, r *planner.Resolved, p *plan.Plan, spaces []graph.Space, hw planner.Hardware,
 ) error {
@@ -63,9 +64,9 @@ func (t *Trainer) openOutputs(ctx context.Context) error {
 	return nil
 }
 
-// Preflight refuses, before a search for a run's configuration, what New would refuse after it:
-// the folder of checkpoints, adapters of Config.Init with another scale, the tokenizer, the
-// template and the data. Of data above smallData it reads the first record alone.
+// Preflight makes checks of New before a search for a run's configuration: the folder of
+// checkpoints, the scale of adapters in Config.Init, the tokenizer, the template and the data. Of
+// data larger than smallData it reads only the first record.
 func Preflight(ctx context.Context, c config.Config) error {
 	if err := saving.Look(&c, filesys.System); err != nil {
 		return err
@@ -87,16 +88,16 @@ func Preflight(ctx context.Context, c config.Config) error {
 	return t.lookAtData(ctx)
 }
 
-// canMake refuses a folder, which a field gives, that cannot be written, or made.
+// canMake refuses the folder of a field if it cannot be written or created.
 func canMake(field, folder string) error {
 	if folder == "" {
 		return nil
 	}
-	at := folder // or the lowest folder above it that is there
+	at := folder // or the lowest existing folder above it
 	for _, err := os.Stat(at); err != nil; _, err = os.Stat(at) {
 		above, name := filesys.Above(at)
 		if name == "" {
-			return nil // whoever opens it says what is wrong
+			return nil // opening the folder reports the error
 		}
 		at = above
 	}
@@ -107,8 +108,8 @@ func canMake(field, folder string) error {
 	return err
 }
 
-// smallData bounds the data that Preflight reads as a whole, in bytes: it tokenizes them in
-// about a second.
+// smallData is the most data, in bytes, that Preflight reads completely. It tokenizes that in about
+// a second.
 const smallData = 8 << 20
 
 // lookAtData is openData before the run is planned.

@@ -51,21 +51,21 @@ func work(ctx context.Context, j *job.Job, warn func(string), cuda *gpu.Parts) (
 		var refused *plan.DoesNotFit
 		host, _ := os.Hostname()
 		err = link.Refused(fmt.Errorf("rank %d (host %s): %w", job.World(&q.Config).Local[0], host, err), errors.As(err, &small) || errors.As(err, &refused))
-		return err == nil, err // the leader is gone and reports its own reason
+		return err == nil, err // the leader has ended and reports its own reason
 	}
 	err = link.Serve(t.ranks)
 	var apart *run.NotJoined
 	return !errors.As(err, &apart), err
 }
 
-// lead sends the job's other processes their task.
+// lead sends their task to the job's other processes.
 func (t *Trainer) lead() error {
 	if t.job == nil {
 		return nil
 	}
 	a := job.Assignment{Config: t.cfg.Config, Threads: t.cfg.ComputeThreads(), Poison: t.cfg.poison, CheckWrites: t.cfg.checkWrites}
 	a.Config.Threads = a.Threads
-	if a.Config.AsyncSave = config.AsyncOff; t.plan.Config.Staging > 0 { // decided here, with the least host's memory
+	if a.Config.AsyncSave = config.AsyncOff; t.plan.Config.Staging > 0 { // decided here, with the memory of the host that has the least
 		a.Config.AsyncSave = config.AsyncOn
 	}
 	if t.job.Outlives {

@@ -86,7 +86,7 @@ func (t *Trainer) recordOrWarn(saved bool) error {
 	return nil
 }
 
-// Receipt returns what was written of the receipt; nil without Config.Receipt.
+// Receipt summarizes the written receipt; nil without Config.Receipt.
 func (t *Trainer) Receipt() *receipts.Written { return t.receipt.Written() }
 
 // describeRun returns everything that the results of the following steps depend on.

@@ -19,8 +19,8 @@ type request struct {
 	hooks
 }
 
-// hooks let tests inspect a run and break it. They are not part of Config; the first two apply
-// in all processes of a job, the others in this one.
+// hooks let tests inspect a run and inject faults. They are not part of Config. The first two apply
+// in all processes of a job, the others only in this one.
 type hooks struct {
 	// poison fills released and unused device memory with NaN patterns, and verifies the
 	// program after every pass.
@@ -72,20 +72,20 @@ func (q request) resolve() (*resolved, error) {
 	return &resolved{r, q.hooks}, nil
 }
 
-// with is the same request with what is known once the data are open: their tokenizer and
-// order, and the number of steps in the configured epochs.
+// with returns the same request with settings that are known once the data are open: the tokenizer,
+// the order, and the number of steps of the configured epochs.
 func (r *resolved) with(tokenizer, order string, steps int) *resolved {
 	changed := *r.Resolved
 	changed.Tokenizer, changed.Order, changed.Steps = tokenizer, order, steps
 	return &resolved{&changed, r.hooks}
 }
 
-// beside is the same request for a device that needs the given bytes outside the arenas.
+// beside returns the same request for a device that needs the given bytes outside the arenas.
 func (r *resolved) beside(outside int64) *resolved {
 	return &resolved{r.Resolved.Beside(outside), r.hooks}
 }
 
-// opener returns what opens the folder of checkpoints.
+// opener returns the opener of the folder of checkpoints.
 func (h *hooks) opener() filesys.Opener {
 	if h.folders != nil {
 		return h.folders

@@ -25,9 +25,9 @@ func (t *Trainer) openSaver(ctx context.Context) (err error) {
 	return t.saver.CheckRoom(ctx)
 }
 
-// Save writes a checkpoint of the current step and returns its folder. If values are not finite
-// the error is a *Diverged and nothing is saved. Nothing is saved either if ctx is canceled
-// before the checkpoint is whole.
+// Save writes a checkpoint of the current step and returns its folder. If values are not finite,
+// the error is a *Diverged and nothing is saved. Nothing is saved either if ctx is canceled before
+// the checkpoint is complete.
 func (t *Trainer) Save(ctx context.Context) (string, error) {
 	if err := cmp.Or(ctx.Err(), t.fatal); err != nil {
 		return "", err
@@ -88,8 +88,8 @@ func (t *Trainer) settled() {
 	t.saver.Idle()
 }
 
-// resume loads the newest whole checkpoint, if there is one. If it turns out damaged while it
-// is loaded, the one before is loaded instead.
+// resume loads the newest complete checkpoint, if there is one. If the checkpoint turns out damaged
+// while it is loaded, the one before it is loaded instead.
 func (t *Trainer) resume(ctx context.Context) (bool, error) {
 	was, again, err := t.saver.Resume(ctx)
 	for again {

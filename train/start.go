@@ -20,19 +20,19 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// New plans the run, refuses it if it does not fit, and only then allocates
-// memory, starts the ranks and gives parameters their first values (or those of
-// Init, or of the checkpoint to resume from).
+// New plans the run and refuses it if it does not fit. Only then does it allocate memory, start the
+// ranks and set the parameters' initial values: drawn, from Init, or from the checkpoint to resume
+// from.
 func New(ctx context.Context, cfg config.Config) (*Trainer, error) {
 	return request{Config: cfg}.start(ctx)
 }
 
-// NewIn is New with the checkpoints in other folders than the system's. It is for tests.
+// NewIn is New with another opener for the checkpoint folder than the system's. It is for tests.
 func NewIn(ctx context.Context, cfg config.Config, folders filesys.Opener) (*Trainer, error) {
 	return request{Config: cfg, hooks: hooks{folders: folders}}.start(ctx)
 }
 
-// NewFrom is New of a run whose Config.Model and Config.Init are an open model.
+// NewFrom is New for a run whose Config.Model and Config.Init are the open model m.
 func NewFrom(ctx context.Context, cfg config.Config, m *planner.Model) (*Trainer, error) {
 	cfg.Model, cfg.Init = m.Path, m.Path
 	return request{Config: cfg, hooks: hooks{opened: m}}.start(ctx)
@@ -42,7 +42,7 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 	if err := cmp.Or(ctx.Err(), level.Err(), q.Runnable(), planner.Runnable(&q.Config), q.Validate()); err != nil {
 		return nil, err
 	}
-	if q.Checkpoint == "" && strings.EqualFold(q.AsyncSave, config.AsyncOn) { // a plan may ask what it takes
+	if q.Checkpoint == "" && strings.EqualFold(q.AsyncSave, config.AsyncOn) { // only a plan may have it without a folder, to show the memory it needs
 		return nil, config.Refuse("Config.AsyncSave on needs Config.Checkpoint: the folder to save to")
 	}
 	path, note, err := receipts.Follow(&q.Config, q.opener())
@@ -58,7 +58,7 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 	if t.platform, q.Config, err = newPlatform(q); err != nil {
 		return nil, err
 	}
-	if t.job != nil { // a process that does not answer is waited for no longer
+	if t.job != nil { // once ctx is canceled, do not wait for a process that does not answer
 		stay := context.AfterFunc(ctx, func() { t.job.Broken(ctx.Err()) })
 		defer stay()
 	}
@@ -80,9 +80,8 @@ func (q request) start(ctx context.Context) (*Trainer, error) {
 	return t, nil
 }
 
-// refused ends a run that has not begun because of err. Processes that were given nothing to
-// run are told so: a stream that ends without a word is a leader that was lost, whose status
-// would hide what the leader's says.
+// refused ends a run that has not begun, because of err. It tells the processes that have no task
+// yet: a silent EOF would look like a crashed leader, and would hide the leader's own error.
 func (t *Trainer) refused(err error) error {
 	if t.job != nil {
 		t.job.Dismiss(err)
@@ -90,8 +89,9 @@ func (t *Trainer) refused(err error) error {
 	return errors.Join(err, t.Close())
 }
 
-// fit resolves and plans the run and refuses what does not fit. Some devices say only once they
-// have a plan what they take beside the arenas: if the plan has no room for that, fit plans again.
+// fit resolves and plans the run and refuses a plan that does not fit. Some devices know the memory
+// they need outside the arenas only once there is a plan. If the plan has no room for that, fit
+// plans again.
 func (t *Trainer) fit(ctx context.Context, q request) error {
 	for {
 		if err := t.fitOnce(ctx, q); err != nil {
@@ -107,7 +107,7 @@ func (t *Trainer) fit(ctx context.Context, q request) error {
 			t.plan.Config.Outside[graph.Device] += after - before
 			break
 		}
-		q.Outside = t.platform.Limits().Outside // more is outside than the plan left: each round leaves more
+		q.Outside = t.platform.Limits().Outside // each round leaves more memory outside the arenas
 	}
 	if !q.Inference {
 		t.notes = append(t.notes, t.adapterNotes()...)
@@ -122,7 +122,7 @@ func (t *Trainer) fit(ctx context.Context, q request) error {
 	return nil
 }
 
-// fitOnce is fit with what is known of the device.
+// fitOnce plans the run once, with the limits of the device that are known so far.
 func (t *Trainer) fitOnce(ctx context.Context, q request) (err error) {
 	if t.plan, t.cfg, err = q.build(ctx); err != nil {
 		return err
@@ -140,11 +140,12 @@ func (t *Trainer) fitOnce(ctx context.Context, q request) (err error) {
 	return onThisMachine(ctx, t.cfg.Resolved, t.plan, t.platform.InMachine(), hw)
 }
 
-// openAll opens what the run stands on: the other processes, threads, the disk tier, the
-// ranks.
+// openAll opens the resources of the run: the disk tier, the caches, the other processes, threads
+// and ranks.
 func (t *Trainer) openAll(ctx context.Context) error {
 	cfg := t.cfg
-	// What this process may refuse alone comes first: the others are dismissed until they have a task.
+	// Checks that only this process makes come first: until the others have a task, they can still
+	// be dismissed.
 	if err := t.openDisk(); err != nil {
 		return err
 	}
@@ -162,7 +163,7 @@ func (t *Trainer) openAll(ctx context.Context) error {
 		return err
 	}
 	shape := planner.SampleShape(t.plan.Program, cfg.Batch)
-	shape.Inputs = nil // they are written to their ports
+	shape.Inputs = nil // float inputs are written to their ports
 	for range t.ranks.Len() {
 		t.micro = append(t.micro, shape.NewMicro(cfg.Batch))
 		t.read = append(t.read, 0)
@@ -179,18 +180,18 @@ func (t *Trainer) openAll(ctx context.Context) error {
 	return t.saver.Over(t.ranks, t.states)
 }
 
-// errClosed is of calls after Close.
+// errClosed is the error of calls after Close.
 var errClosed = errors.New("the Trainer is closed")
 
-// errNoTraining is of calls for training data of a run that has none.
+// errNoTraining is the error of calls for training data in a run without training.
 var errNoTraining = errors.New("the run has no training data: Config.Inference trains nothing")
 
-// Close ends the ranks, gives their memory back and writes the trace. Calls of what needs
-// them are errors from then on.
+// Close ends the ranks, frees their memory and writes the trace. Later calls that need them return
+// an error.
 func (t *Trainer) Close() error {
 	defer func() { t.fatal = cmp.Or(t.fatal, errClosed) }()
 	var errs []error
-	t.settled() // it reads what the ranks' processes hold
+	t.settled() // the save reads memory of the ranks' processes
 	if t.ranks != nil {
 		if t.fatal == nil {
 			t.writeTrace(t.ranks.Traces())
@@ -229,8 +230,8 @@ func (t *Trainer) Close() error {
 	return errors.Join(errs...)
 }
 
-// writeTrace writes the trace of a run that began, unless that is done: with the events
-// of other processes' ranks, which a job that has failed does not give any more.
+// writeTrace writes the trace of a run that has begun, unless it is written already. others are the
+// events of other processes' ranks; after a failed job there are none.
 func (t *Trainer) writeTrace(others []exec.Events) {
 	trace := t.trace
 	if trace == nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// before tells whether a micro-step, from 1, is left out, with all that follow.
+// before says whether to skip a micro-step, numbered from 1, and all later ones.
 func (l *leaving) before(micro int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -27,7 +27,7 @@ func (l *leaving) before(micro int) bool {
 	return l.why != nil && micro >= l.at
 }
 
-// inputsOrLeave is inputsOf, and abandons the step at a micro-batch before which at.leaving says to.
+// inputsOrLeave is inputsOf that abandons the step before a micro-batch if at.leaving says so.
 func (t *Trainer) inputsOrLeave(r *run.Rank, at *stepAt, micro *int) func(*graph.Phase, int) error {
 	inputs := t.inputsOf(r, at, micro)
 	return func(ph *graph.Phase, repeat int) error {
@@ -38,9 +38,9 @@ func (t *Trainer) inputsOrLeave(r *run.Rank, at *stepAt, micro *int) func(*graph
 	}
 }
 
-// abandoned brings the ranks to where the next step may begin, after one that was
-// abandoned: the update that its first micro-step began with is done. Where such an
-// update is marked as still waiting, it is not to be done again.
+// abandoned prepares the ranks for the next step after an abandoned one. The update at the start of
+// the abandoned step's first micro-step is done. If the program marks such an update as pending,
+// the mark is cleared, so that it is not done again.
 func (t *Trainer) abandoned() error {
 	t.at.Pending = false
 	flush := t.plan.Program.SectionOf(graph.SectionFlush, graph.FormWhole)
@@ -65,8 +65,8 @@ func (t *Trainer) abandoned() error {
 	return nil
 }
 
-// form chooses the section that the step runs: the one of its rows, and of what frozen
-// layers hand on where the cache has it.
+// form chooses the section that the step runs: by its number of rows, and whether the cache has the
+// outputs of the frozen layers.
 func (t *Trainer) form(at *stepAt) error {
 	form := graph.FormWhole
 	if at.cached = t.prefix != nil && t.prefix.has(t.train, &t.cfg.Config, at.index); at.cached {
@@ -117,8 +117,8 @@ func (t *Trainer) runStep(at *stepAt) error {
 	return nil
 }
 
-// inputsOf returns what gives a rank the inputs of the micro-batches of each run of a
-// phase, which it counts.
+// inputsOf returns a function that fills a rank's inputs for each run of a phase. It counts the
+// micro-batches in micro.
 func (t *Trainer) inputsOf(r *run.Rank, at *stepAt, micro *int) func(*graph.Phase, int) error {
 	return func(ph *graph.Phase, _ int) error {
 		if ph.Kind == graph.UpdatePhase {
@@ -130,7 +130,7 @@ func (t *Trainer) inputsOf(r *run.Rank, at *stepAt, micro *int) func(*graph.Phas
 		switch {
 		case at.cached:
 			err = t.givePrefix(r, at.index, first)
-		case first > 0: // of the last ones: after the section
+		case first > 0: // the last micro-batches' outputs are kept after the section
 			err = t.keepPrefix(r, at.index, first-len(t.inputs))
 		}
 		for slot := range t.inputs {
@@ -157,7 +157,7 @@ func (t *Trainer) hyper(step int, lr float64, targets int64) [graph.NumHyper]flo
 	return h
 }
 
-// modelFlops are the FLOPs of the products of this process's ranks in a step.
+// modelFlops returns the FLOPs of the products of this process's ranks in a step.
 func (t *Trainer) modelFlops(at *stepAt) float64 {
 	key := stepKey{at.section, at.repeats}
 	n, known := t.flops[key]
@@ -172,7 +172,7 @@ func (t *Trainer) modelFlops(at *stepAt) float64 {
 	return n
 }
 
-// microsOfPhase is how many micro-batches one run of a phase of the step goes through.
+// microsOfPhase returns the number of micro-batches that one run of a phase of the step computes.
 func microsOfPhase(p *graph.Program) int {
 	sec := p.SectionOf(graph.SectionStep, graph.FormWhole)
 	if sec == nil || len(sec.Phases) == 0 {
@@ -181,8 +181,8 @@ func microsOfPhase(p *graph.Program) int {
 	return sec.Phases[0].MicroBatches()
 }
 
-// fill gives a rank the inputs of a step's micro-batch, which is number slot of those
-// that the phase goes through. A rank without one needs none.
+// fill writes the inputs of a step's micro-batch, the slot-th of those that the phase computes. A
+// rank that has no such micro-batch needs no inputs.
 func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, step, micro, slot int) error {
 	if micro >= b.sampler.Share(step, t.dataRank(r)) {
 		return nil
@@ -215,13 +215,13 @@ func (t *Trainer) fill(r *run.Rank, b *batches, hyper [graph.NumHyper]float64, s
 		fillHost(r, r.Exec.HostF64, t.ports[graph.PortHyper], hyper[:]), fillHost(r, r.Exec.HostI64, ports[graph.PortKey], key[:]))
 }
 
-// dataRank returns which of the ranks with data of their own a rank is. Neighbouring ranks that
+// dataRank returns a rank's index among the ranks with different data. Neighbouring ranks that
 // share the computation of layers have the same data, and so have the stages of a pipeline.
 func (t *Trainer) dataRank(r *run.Rank) int {
 	return r.Index / max(t.cfg.Tensor, 1) % t.cfg.DataRanks()
 }
 
-// fillHost copies v to the start of a host buffer, where the rank has it.
+// fillHost copies v to the start of a host buffer, if the rank has the buffer.
 func fillHost[T any](r *run.Rank, host func(graph.BufID) ([]T, error), buf graph.BufID, v []T) error {
 	if buf == graph.NoBuf || !r.Has(buf) {
 		return nil

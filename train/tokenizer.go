@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// openTokenizer opens the run's tokenizer, which must be one that the model can
-// have been made for; nil where neither text is read nor one was named.
+// openTokenizer opens the run's tokenizer, and checks that the model's vocabulary fits it. It
+// returns nil if the run reads no text and none was named.
 func openTokenizer(c *config.Config, m *planner.Model, vocab int) (token.Tokenizer, error) {
 	if c.Tokenizer == "" {
 		if !c.ReadsText() {
@@ -41,11 +41,11 @@ func openTokenizer(c *config.Config, m *planner.Model, vocab int) (token.Tokeniz
 	return tok, nil
 }
 
-// Prompts is what makes prompts for an open model.
+// Prompts converts prompts to tokens for an open model.
 type Prompts struct {
 	Tokenizer token.Tokenizer
-	Name      string       // Config.Tokenizer, by which it was opened
-	Dialog    *data.Dialog // nil: the prompts are no messages
+	Name      string       // Config.Tokenizer with which it was opened
+	Dialog    *data.Dialog // nil: prompts are plain text, not messages
 	Positions int          // of the model
 }
 
@@ -62,7 +62,7 @@ func OpenPrompts(cfg config.Config, m *planner.Model, chat bool) (*Prompts, erro
 	if p.Tokenizer, err = openTokenizer(&cfg, m, h.Vocab); err != nil || !chat {
 		return p, err
 	}
-	if p.Tokenizer != nil && p.Tokenizer.Name() == token.Bytes().Name() { // also a saved model's, which has no template
+	if p.Tokenizer != nil && p.Tokenizer.Name() == token.Bytes().Name() { // a saved model may have this tokenizer too, without a template
 		if p.Name, err = byteChat("Config.Model "+cfg.ModelName(), h.Vocab); err != nil {
 			return nil, err
 		}
@@ -75,7 +75,7 @@ func OpenPrompts(cfg config.Config, m *planner.Model, chat bool) (*Prompts, erro
 	return p, err
 }
 
-// byteChat is the tokenizer of bytes for conversations with a model of so many tokens.
+// byteChat returns the name of the bytes tokenizer for conversations, for a model of vocab tokens.
 func byteChat(what string, vocab int) (string, error) {
 	if n := token.ByteChat().VocabSize(); vocab < n {
 		return "", config.Refuse("%s: a model of %d tokens has no end token for conversations in bytes; give the file of its own tokenizer as Config.Tokenizer, or a model with a vocabulary of at least %d", what, vocab, n)
@@ -83,7 +83,7 @@ func byteChat(what string, vocab int) (string, error) {
 	return token.ByteChatName, nil
 }
 
-// readTemplate reads Config.Template; "" where it is not given.
+// readTemplate reads Config.Template; "" if none is given.
 func readTemplate(c *config.Config) (string, error) {
 	if c.Template == "" {
 		return "", nil

@@ -1,6 +1,6 @@
-// Package train is the machine of a training run: what a Config asks for is resolved
-// and planned, and a Trainer runs it over the ranks of a process or of several.
-// Programs use it through package spillway, at the top of the module.
+// Package train runs training: it resolves and plans a Config, and a Trainer runs the plan over the
+// ranks of one process or several. Programs use it through package spillway, at the top of the
+// module.
 package train
 
 import (
@@ -32,19 +32,19 @@ import (
 // Trainer runs a training job over the ranks of this process. Its methods are
 // for one goroutine.
 type Trainer struct {
-	cfg   *resolved // nil before the plan stands
+	cfg   *resolved // nil until there is a plan
 	job   *job.Job  // nil: this process alone
 	plan  *plan.Plan
 	ports [graph.NumPorts]graph.BufID // of the plan's program
-	// inputs are the ports that the host fills before a phase of the step runs, an entry for each
-	// micro-batch that the phase computes: one, or in layer order all of the step.
+	// inputs are the ports that the host fills before a phase of the step runs. They have an entry
+	// for each micro-batch that the phase computes: one, or in layer order all of the step.
 	inputs [][graph.NumPorts]graph.BufID
-	floats [][]graph.BufID // beside them, the float inputs
+	floats [][]graph.BufID // the float inputs, likewise
 
 	platform platform.Platform
 	pool     *pool.Pool
 	ranks    *run.Ranks
-	micro    []*data.Micro       // by slot of the rank in this process: the micro-batch at hand, but for its floats
+	micro    []*data.Micro       // by slot of the rank in this process: the current micro-batch, without its floats
 	read     []time.Duration     // likewise: how long it read samples in this step
 	flops    map[stepKey]float64 // of the ranks' products
 	states   *run.States
@@ -53,23 +53,23 @@ type Trainer struct {
 	prefix   *prefixCache  // of frozen layers' outputs; nil: none
 	trace    *exec.Trace
 	receipt  *receipts.Lines // nil: none
-	follows  bool            // the receipt is the one that a checkpoint names
+	follows  bool            // a checkpoint names this receipt
 
 	tokenizer token.Tokenizer // nil: the run reads no text
-	decoder   *decoder        // of Decode; nil: not used so far
-	notes     []string        // what a person should know before the first step
+	decoder   *decoder        // of Decode; nil: not used yet
+	notes     []string        // notes for the user before the first step
 	train     *batches
 	eval      *batches
 
 	at         saving.Progress
-	inRow      int   // the newest steps, one after the other, whose update was left out
+	inRow      int   // number of newest steps in a row whose update was left out
 	fatal      error // after a failed step nothing else runs
-	accepted   bool  // New has made it: outputs may be touched
-	savedRanks int   // of the run that wrote the checkpoint this one goes on from
+	accepted   bool  // set once New has succeeded; output files may be written from now on
+	savedRanks int   // ranks of the run that wrote the checkpoint from which this run resumed
 }
 
-// flush runs the update that the next step's section would begin with, where the
-// plan has it so, beside that step's forward: somebody wants the states before.
+// flush runs the pending update if the plan overlaps it with the next step's forward. It is for
+// callers that need the states before that step.
 func (t *Trainer) flush() error {
 	if t.fatal != nil {
 		return t.fatal
@@ -89,7 +89,7 @@ func (t *Trainer) flush() error {
 	return nil
 }
 
-// StepResult is what a step tells.
+// StepResult describes a finished step.
 type StepResult struct {
 	Step       int     // from 1
 	Rows       int     // of the global batch
@@ -102,64 +102,64 @@ type StepResult struct {
 	Skipped    bool    // the step's update was left out
 	SkippedAll int     // steps of the run so far whose update was left out
 	Targets    int64   // counted targets of the global batch
-	Seconds    float64 // of the step, by the clock on the wall
+	Seconds    float64 // of the step, wall time
 	TokensPerS float64 // tokens a second, all ranks
-	// Peak and Planned are, by space and rank, the bytes below the highest byte that an
-	// operation has touched so far, and those of the plan.
+	// Peak and Planned are bytes by space and rank: up to the highest byte that an operation has
+	// touched so far, and of the plan.
 	Peak, Planned [graph.NumSpaces][]int64
-	// Classes has, by rank, what of each space's peak has been touched, by class: the
-	// bytes of the buffers that the plan has alive there. They sum to Peak, and are the
-	// plan's ByClass once all has run that the peak is made of.
+	// Classes has, by rank and class, the bytes touched so far of the buffers that the plan has
+	// live at each space's peak. They sum to Peak. Once all operations of the peak have run, they
+	// equal the plan's ByClass.
 	Classes     [][graph.NumSpaces][graph.NumClasses]int64
 	CommBytes   int64 // all ranks, ring-equivalent
 	DiskRead    int64 // all ranks, bytes that copies moved, without what a cache served
 	DiskWritten int64
 	Cached      bool // the frozen layers' outputs came from the cache
-	// Comm is what each kind of collective took, of all ranks, and Overlap the share of
-	// their time during which the rank computed: with Config.Measure, else nil and NaN.
+	// Comm has the use of each kind of collective, summed over ranks. Overlap is the share of the
+	// collectives' time during which the rank computed. Without Config.Measure they are nil and
+	// NaN.
 	Comm    []CommUse
 	Overlap float64
-	// DataWait is how long a rank of this process, the slowest, read samples, in s, and
-	// FlopsShare what the multiply-adds of its ranks' products, 2 each, are of
-	// Config.PeakFlops: forward and backward, without what is computed again. NaN: it is not
-	// known.
+	// DataWait is the longest time, in seconds, that a rank of this process read samples.
+	// FlopsShare is the FLOPs of its ranks' products per second over Config.PeakFlops, 2 FLOPs for
+	// each multiply-add. It counts forward and backward, without recomputation; NaN: unknown.
 	DataWait   float64
 	FlopsShare float64
-	Eval       *EvalResult // set where the step was followed by an evaluation
-	// EvalOnly is of an evaluation that was canceled before and is done now. Only Step and Eval
-	// are set: the step itself was told before.
+	Eval       *EvalResult // nil unless an evaluation followed the step
+	// EvalOnly says that an evaluation that was canceled earlier is now done. Only Step and Eval
+	// are set; the step itself was reported before.
 	EvalOnly bool
 }
 
-// CommUse is what a kind of collective took in a step, summed over ranks.
+// CommUse is the use of one kind of collective in a step, summed over ranks.
 type CommUse struct {
 	Op      string
 	Calls   int64
-	Bytes   int64   // of the whole buffers: all shards of a gather or scatter
-	Seconds float64 // waiting for peers among it
+	Bytes   int64   // of the complete buffers: all shards of a gather or scatter
+	Seconds float64 // including waiting for other ranks
 }
 
-// RecomputeAuto says what recompute auto came to; "" where it was not asked for.
+// RecomputeAuto describes the recomputation that Config.Recompute auto chose; "" without auto.
 func (t *Trainer) RecomputeAuto() string { return planner.AutoText(t.cfg.Chosen) }
 
-// Plan returns what the run does.
+// Plan returns the run's plan.
 func (t *Trainer) Plan() *plan.Plan { return t.plan }
 
 // Config returns the configuration with its defaults filled in.
 func (t *Trainer) Config() config.Config { return t.cfg.Config }
 
-// ByteTokens says that the run's tokenizer takes each byte of text for a token.
+// ByteTokens says whether the run's tokenizer makes each byte of text a token.
 func (t *Trainer) ByteTokens() bool { return t.tokenizer != nil && t.tokenizer.Name() == "bytes" }
 
-// Notes are lines about the run that a person should see before its first step.
+// Notes returns lines about the run for the user, to be shown before the first step.
 func (t *Trainer) Notes() []string { return t.notes }
 
-// Skipped returns how many of the steps done had no update, because they were not
+// Skipped returns the number of steps so far whose update was left out because they were not
 // finite.
 func (t *Trainer) Skipped() int { return t.at.Skipped }
 
-// SavedRanks returns the number of ranks of the run that saved what this one goes on
-// from, 0 where it began by itself or the checkpoint does not say.
+// SavedRanks returns the number of ranks of the run that wrote the checkpoint from which this run
+// resumed. It is 0 if the run did not resume or the checkpoint does not record it.
 func (t *Trainer) SavedRanks() int { return t.savedRanks }
 
 // Done returns the number of steps done.
@@ -191,7 +191,7 @@ func (t *Trainer) ParamsSHA256() (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// Device describes the device in a line; "" for the CPU, and after Close.
+// Device returns a one-line description of the device; "" for the CPU, and after Close.
 func (t *Trainer) Device() string {
 	if t.platform == nil {
 		return ""
@@ -221,7 +221,7 @@ type EvalResult struct {
 	// where targets are not classes (one a row, by CrossEntropy), and on GPUs.
 	Accuracy float64
 	Targets  int64   // that were counted
-	Seconds  float64 // by the clock on the wall
+	Seconds  float64 // wall time
 }
 
 // Noise is the gradient noise scale (McCandlish et al., An Empirical Model of Large-Batch
@@ -282,34 +282,34 @@ type prefixCache struct {
 	used int64
 }
 
-// stepKey tells steps apart that run other operations, or as many other times.
+// stepKey distinguishes steps that run different operations, or repeat them differently often.
 type stepKey struct {
 	section string
 	repeats int
 }
 
-// stepAt is a step on its way through the ranks.
+// stepAt is the state of a running step.
 type stepAt struct {
 	index   int    // steps done before it
 	section string // the form of the step that runs
 	repeats int    // of its phase that repeats; 0: as planned
-	cached  bool   // what frozen layers hand on comes from the cache
-	stopped bool   // it is not finite, and ended before its update
-	noNorm  bool   // it ended before its gradient norm was known
-	left    bool   // it was abandoned between two micro-steps
+	cached  bool   // the frozen layers' outputs come from the cache
+	stopped bool   // the step is not finite, and ended before its update
+	noNorm  bool   // the step ended before its gradient norm was known
+	left    bool   // the step was abandoned between two micro-steps
 	hyper   [graph.NumHyper]float64
 	leaving leaving
 }
 
-// leaving lets a step that takes long end between two micro-steps: until the last
-// one has begun, no parameter and no state has changed. Ranks come to a micro-step
-// at different times, so the first to come decides for all.
+// leaving lets a long step end between two micro-steps. Until the last one has begun, no parameter
+// and no state has changed. Ranks reach a micro-step at different times, so the first to reach it
+// decides for all.
 type leaving struct {
 	mu      sync.Mutex
-	asked   func() error // not nil: the step is to be abandoned
-	why     error        // what it said; nil: go on
-	decided int          // micro-steps from 1 on that are decided
-	at      int          // the one that does not begin any more
+	asked   func() error // an error means: abandon the step
+	why     error        // the error of asked; nil: continue
+	decided int          // micro-steps from 1 on for which the decision is made
+	at      int          // the first micro-step that is skipped
 }
 
 // zero sets every state to zero.
@@ -323,7 +323,7 @@ func (t *Trainer) zero() error {
 	return nil
 }
 
-// updates tells whether steps update parameters; with everything frozen they do not.
+// updates says whether steps update parameters. They do not if all parameters are frozen.
 func (t *Trainer) updates() bool {
 	return t.plan.Program.SectionOf(graph.SectionStep, graph.FormWhole).Update() != nil
 }

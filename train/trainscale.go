@@ -16,8 +16,8 @@ func (t *Trainer) scales() bool {
 	return s != nil && s.State != graph.NoBuf
 }
 
-// startScale gives every rank the loss scale of the first step: a checkpoint's, or
-// what is configured. A static scale is always the configured one.
+// startScale gives every rank the loss scale of the first step: from a checkpoint, or as
+// configured. A static scale is always the configured one.
 func (t *Trainer) startScale(saved *saving.Scale) error {
 	t.at.Scale = saving.Scale{Scale: 1}
 	if !t.scales() {
@@ -44,8 +44,8 @@ func (t *Trainer) writeScale() error {
 	})
 }
 
-// readScale takes the loss scale that a step has left. One that has grown beyond the
-// largest is set back to it, on every rank.
+// readScale reads the loss scale after a step. If it has grown beyond the largest, every rank's is
+// set back to the largest.
 func (t *Trainer) readScale() error {
 	if !t.scales() || !t.updates() {
 		return nil
@@ -62,9 +62,9 @@ func (t *Trainer) readScale() error {
 	return t.writeScale()
 }
 
-// overflowed decides what becomes of a step that overflowed at the loss scale: a
-// dynamic scale is halved and training goes on, until it cannot be halved; at a
-// static one, some steps in a row may overflow.
+// overflowed decides how to continue after a step that overflowed at the loss scale. A dynamic
+// scale is halved and training continues, until the scale cannot be halved. With a static scale, a
+// few steps in a row may overflow.
 func (t *Trainer) overflowed(e *Diverged, scale float64) (skipped bool) {
 	e.LossScale = scale
 	if policy := t.cfg.ScalePolicy(); policy.Backoff < 1 {

@@ -6,7 +6,7 @@ import (
 	"github.com/spillway-ml/spillway/exec"
 )
 
-// tellComm puts into r what the step's collectives took, if they were timed.
+// tellComm sets the use of collectives in r, if they were timed.
 func (r *StepResult) tellComm(measured bool, u exec.Usage) {
 	r.Overlap = math.NaN()
 	if !measured {

@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// VerifyReceipt follows the chain of a receipt, and runs chosen segments again. The error
-// is receipt.ErrDiffers where something is not as recorded; what was found comes with it.
+// VerifyReceipt follows the chain of a receipt, and runs chosen segments again. The error is
+// receipt.ErrDiffers if something differs from the record; the findings are returned with it.
 func VerifyReceipt(ctx context.Context, v receipts.Verification) (*receipts.Verified, error) {
 	return receipts.Verify(ctx, v, func(ctx context.Context, c config.Config) (receipts.Again, error) {
 		t, err := New(ctx, c)
@@ -23,7 +23,7 @@ func VerifyReceipt(ctx context.Context, v receipts.Verification) (*receipts.Veri
 	})
 }
 
-// again is a Trainer as a receipts.Again.
+// again implements receipts.Again by a Trainer.
 type again struct{ *Trainer }
 
 func (t again) Describe() (*receipt.Run, error) { return t.describeRun() }
@@ -53,7 +53,7 @@ func (t again) Replay(ctx context.Context, dir checkpoint.Dir, name string) (was
 	if err != nil {
 		return was, err
 	}
-	defer c.Close() // it was read alone
+	defer c.Close() // it was only read
 	if err := c.Whole(ctx); err != nil {
 		return was, err
 	}

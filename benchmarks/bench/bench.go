@@ -1,5 +1,5 @@
-// Package bench is what the benchmarks share: pairs that run in turn, medians and
-// spreads, and the files that pages are made of.
+// Package bench is shared by the benchmarks: pairs measured in turn, medians and spreads, and files
+// with results.
 package bench
 
 import (
@@ -24,8 +24,8 @@ func Main(name string, run func() error) {
 // Side measures one side of a pair once.
 type Side func() (float64, error)
 
-// Pairs measures both sides n times. They take turns at being first, because a shared
-// machine changes its speed from one second to the next. each gets every pair.
+// Pairs measures both sides n times. They take turns at being first, because a shared machine's
+// speed changes from one second to the next. each is called with every pair.
 func Pairs(n int, a, b Side, each func(k int, a, b float64)) (list [][2]float64, err error) {
 	for k := range n {
 		var pair [2]float64
@@ -51,7 +51,7 @@ func Column(pairs [][2]float64, side int) (list []float64) {
 	return list
 }
 
-// Ratios divides a by b, value by value, as far as both go.
+// Ratios divides a by b, value by value, up to the length of the shorter one.
 func Ratios(a, b []float64) (list []float64) {
 	for i := range min(len(a), len(b)) {
 		list = append(list, a[i]/b[i])
@@ -59,14 +59,14 @@ func Ratios(a, b []float64) (list []float64) {
 	return list
 }
 
-// Median is the median of values.
+// Median returns the median of values.
 func Median(values []float64) float64 {
 	s := slices.Sorted(slices.Values(values))
 	n := len(s)
 	return (s[(n-1)/2] + s[n/2]) / 2
 }
 
-// Spread is the median of values with the least and the most.
+// Spread formats the median of values with the smallest and the largest.
 func Spread(values []float64, format string) string {
 	if len(values) == 0 {
 		return "–"
@@ -74,15 +74,15 @@ func Spread(values []float64, format string) string {
 	return fmt.Sprintf(format+" ("+format+" to "+format+")", Median(values), slices.Min(values), slices.Max(values))
 }
 
-// Seconds is how long f takes.
+// Seconds returns the time that f takes.
 func Seconds(f func() error) (float64, error) {
 	began := time.Now()
 	err := f()
 	return time.Since(began).Seconds(), err
 }
 
-// Spillway is the absolute path of the program to measure: the given one, or if that is
-// empty one that is built from here into dir.
+// Spillway returns the absolute path of the program to measure: the given one, or if that is empty
+// one that is built from this source into dir.
 func Spillway(given, dir string) (string, error) {
 	if given != "" {
 		return filepath.Abs(given)

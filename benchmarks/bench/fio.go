@@ -10,15 +10,15 @@ import (
 // Fio is a job of fio, the peer of benchmarks of files: a sequential direct transfer of one file.
 type Fio struct {
 	File   string
-	Write  bool // else it is read
+	Write  bool // otherwise the file is read
 	Bytes  int64
 	Block  int    // bytes
 	Depth  int    // blocks in flight
 	Engine string // libaio or io_uring
-	Sync   bool   // a write counts until the file is synced
+	Sync   bool   // the time of a write includes syncing the file
 }
 
-// FindFio says whether fio is there.
+// FindFio returns an error if fio is not installed.
 func FindFio() error {
 	if _, err := exec.LookPath("fio"); err != nil {
 		return errors.New("fio is not in the PATH; it is a package of most distributions")
@@ -26,7 +26,7 @@ func FindFio() error {
 	return nil
 }
 
-// Run does the job and returns its bytes per second, as fio reports them.
+// Run runs the job and returns its bytes per second, as fio reports them.
 func (j Fio) Run() (float64, error) {
 	rw := "read"
 	if j.Write {

@@ -47,8 +47,8 @@ func ReadTrace(path string) ([]Span, error) {
 	return list, nil
 }
 
-// Overlap is how long a stream worked, and how much of that its rank's compute stream
-// worked too, in µs.
+// Overlap is the time in which a stream worked, and the part of it in which its rank's compute
+// stream worked too, in µs.
 type Overlap struct {
 	Stream       string
 	Busy, Hidden float64

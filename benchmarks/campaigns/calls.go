@@ -17,11 +17,11 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// failing are the system calls of a run and the errors that they may give. close is not
-// among them: strace leaves the file open, which Linux never does.
+// failing are the system calls of a run and the errors that they may give. close is left out:
+// strace would leave the file open, which Linux never does.
 var failing = []struct {
 	call, errors string
-	again        bool // it may also fail from some time on, not just once
+	again        bool // the call may also fail from some time on, not just once
 }{
 	{"write", "EIO ENOSPC EPIPE EINTR", true},
 	{"pwrite64", "EIO ENOSPC EINTR", true},
@@ -56,14 +56,14 @@ var failing = []struct {
 	{"getrandom", "EAGAIN", false},
 }
 
-// inRuntime are calls that Go's own runtime makes: where they fail for it, the process ends
-// with the runtime's report.
+// inRuntime are calls of Go's runtime. If one fails there, the process ends with the runtime's
+// report.
 var inRuntime = []string{"mmap", "munmap", "madvise", "clone", "clone3", "futex", "epoll_ctl", "pipe2", "read", "fcntl", "getrandom"}
 
 const callTimeout = 5 * time.Second
 
-// calls has a system call of a run fail, resumes the run, and compares its end with a run
-// in which nothing failed.
+// calls makes a system call of a run fail, resumes the run, and compares its result with a run in
+// which nothing failed.
 func (c *campaign) calls(ctx context.Context) error {
 	if _, err := exec.LookPath("strace"); err != nil {
 		return err
@@ -87,7 +87,7 @@ func (c *campaign) calls(ctx context.Context) error {
 		}
 		limit = max(limit, r.took)
 	}
-	limit = callTimeout + 5*time.Second + 10*limit // a busy machine is slower at times
+	limit = callTimeout + 5*time.Second + 10*limit // a busy machine is sometimes slower
 	statuses, failed, slow, longest, done := map[string]int{}, 0, 0, 0*time.Second, 0
 	for ; done < c.n && ctx.Err() == nil; done++ {
 		w, f := ways[c.random.IntN(len(ways))], failing[c.random.IntN(len(failing))]
@@ -98,7 +98,7 @@ func (c *campaign) calls(ctx context.Context) error {
 		}
 		most := []int{1, 3, 12, 80}[c.random.IntN(4)]
 		when := fmt.Sprint(1 + c.random.IntN(most))
-		if f.again && c.random.IntN(3) == 0 && act != "signal=KILL" && act != "error=EINTR" { // no signal interrupts every call
+		if f.again && c.random.IntN(3) == 0 && act != "signal=KILL" && act != "error=EINTR" { // signals do not interrupt every call
 			when += "+"
 		}
 		dir := c.path("ck")
@@ -110,7 +110,7 @@ func (c *campaign) calls(ctx context.Context) error {
 		strace := []string{"strace", "-f", "--seccomp-bpf", "-qq", "-o", "/dev/null", "-e", "trace=" + f.call, "-e", "inject=" + inject}
 		command := slices.Concat(strace, []string{c.binary}, args)
 		r := c.run(ctx, limit, command...)
-		if r.late { // the machine may have been busy: a hang is one again, when it is not
+		if r.late { // the machine may have been busy: run again when it is not
 			slow++
 			fmt.Printf("late %d: %s: %s\n", done, w.name, inject)
 			if err := os.RemoveAll(dir); err != nil {
@@ -145,7 +145,7 @@ func (c *campaign) calls(ctx context.Context) error {
 	return nil
 }
 
-// quiet waits until no more wants to run than there are processors, but no longer than limit.
+// quiet waits until the load is at most the number of processors, but no longer than limit.
 func quiet(ctx context.Context, limit time.Duration) {
 	until(ctx, limit, func() bool {
 		text, err := os.ReadFile("/proc/loadavg")
@@ -155,7 +155,8 @@ func quiet(ctx context.Context, limit time.Duration) {
 	})
 }
 
-// judge says how a run in which a call failed has ended, and what is wrong with that.
+// judge describes the end of a run in which a call failed, and returns an error if that end is
+// wrong.
 func (c *campaign) judge(ctx context.Context, r ran, call, act, dir string, args []string, want string) (string, error) {
 	what := fmt.Sprint("status ", r.status)
 	crashed := strings.Contains(r.err, "goroutine ") || strings.Contains(r.err, "fatal error:")
@@ -163,11 +164,11 @@ func (c *campaign) judge(ctx context.Context, r ran, call, act, dir string, args
 	switch {
 	case r.late:
 		return "late", errors.New("it did not end in time")
-	case r.status == 127: // in words that depend on where it failed
+	case r.status == 127: // its message depends on the failed call
 		what = "the loader ended it"
 	case r.status == -1 && r.err == "" && act != "signal=KILL" && (call == "write" || slices.Contains(inRuntime, call)): // it could not report
 		what = "Go's runtime ended it"
-	case crashed && (slices.Contains(inRuntime, call) || call == "write" && strings.Contains(r.err, "netpoll")): // which wakes threads
+	case crashed && (slices.Contains(inRuntime, call) || call == "write" && strings.Contains(r.err, "netpoll")): // netpoll wakes threads with write
 		what = "Go's runtime ended it"
 	case crashed:
 		errs = append(errs, errors.New("a report of Go's runtime"))
@@ -175,7 +176,7 @@ func (c *campaign) judge(ctx context.Context, r ran, call, act, dir string, args
 		what = "killed"
 	case r.status < 0 || r.status > 3:
 		errs = append(errs, fmt.Errorf("status %d", r.status))
-	case r.status == 0 && sha(r.out) != want && !strings.HasPrefix(call, "write"): // its output may be what failed
+	case r.status == 0 && sha(r.out) != want && !strings.HasPrefix(call, "write"): // the failed call may have written the output
 		errs = append(errs, fmt.Errorf("status 0 with the parameters %.8s", sha(r.out)))
 	}
 	if _, err := os.Stat(dir); err == nil {

@@ -17,15 +17,15 @@ import (
 )
 
 const (
-	unread     = 1000 // connections that send requests and read no answer
-	atOnce     = 500  // connections that are open at a time
+	unread     = 1000 // connections that send requests and do not read the answer
+	atOnce     = 500  // concurrent connections
 	mostMemory = 16 << 20
 	mostSlower = 1.02
-	// sinkCommand is the argument by which this program is the other process.
+	// sinkCommand is the argument that makes this program the other process.
 	sinkCommand = "sink"
 )
 
-// serveSink is the other process that the same clients connect to: it takes 16 connections.
+// serveSink runs the other process that the same clients connect to. It accepts 16 connections.
 func serveSink() {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -52,8 +52,8 @@ func serveSink() {
 	}
 }
 
-// connections opens many connections to the metrics page of a run that saves, in turns with
-// as many to another process, and compares the run's steps, saves and memory.
+// connections opens many connections to the metrics page of a run that saves, in turn with the same
+// number to another process. It compares the run's steps, saves and memory.
 func (c *campaign) connections(ctx context.Context) error {
 	port, err := freePort()
 	if err != nil {
@@ -138,17 +138,17 @@ func (c *campaign) connections(ctx context.Context) error {
 	return errors.Join(wrong, err)
 }
 
-// turn opens connections to a process, holds them for a moment, and returns how many there
-// were and the median time of a step meanwhile.
+// turn opens connections to a process and holds them for a moment. It returns their number and the
+// median time of a step meanwhile.
 func (c *campaign) turn(addr string, n int, ask func(net.Conn) error, reader *seconds, look func()) (int, float64) {
-	_ = reader.median() // what was before
+	_ = reader.median() // skips earlier steps
 	var held []net.Conn
 	for range n {
 		conn, err := net.DialTimeout("tcp", addr, 100*time.Millisecond)
 		if err != nil {
 			continue
 		}
-		_ = conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)) // an error is a full socket, and closes it
+		_ = conn.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)) // an error means that the socket is full, and closes it
 		if ask(conn) == nil || len(held) < n {
 			held = append(held, conn)
 		}
@@ -159,18 +159,18 @@ func (c *campaign) turn(addr string, n int, ask func(net.Conn) error, reader *se
 	}
 	median := reader.median()
 	for _, conn := range held {
-		_ = conn.Close() // the other side may have
+		_ = conn.Close() // the other side may have closed it
 	}
 	return len(held), median
 }
 
-// seconds reads the steps' times of a metrics file that grows.
+// seconds reads the steps' times of a growing metrics file.
 type seconds struct {
 	path string
 	at   int64
 }
 
-// median is that of the steps since the call before; 0: there were none.
+// median returns the median of the steps since the last call; 0 if there were none.
 func (s *seconds) median() float64 {
 	f, err := os.Open(s.path)
 	if err != nil {

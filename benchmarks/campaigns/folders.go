@@ -17,22 +17,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stage is where an attack happens: a folder that a run is given, a link to it, another
-// run's folder, and a folder of somebody else.
+// stage is the place of an attack: a run's folder, a link to it, another run's folder, and a folder
+// of another user.
 type stage struct {
 	dir, link, other, victim string
-	planted                  []string // what the attack has put into dir
+	planted                  []string // files that the attack has put into dir
 	mounts                   []string
 }
 
-// attack is what somebody does to a checkpoint folder before a run, or during it.
+// attack is a change of a checkpoint folder by somebody else, before a run or during it.
 type attack struct {
 	name   string
 	flags  []string // of the run
 	launch bool     // the run has two processes
 	before func(*stage) error
 	during func(*stage) error // once the run has written a checkpoint
-	always func(*stage)       // over and over during the run
+	always func(*stage)       // repeatedly during the run
 }
 
 var attacks = []attack{
@@ -73,7 +73,7 @@ var attacks = []attack{
 		return errors.Join(err, s.plantMarks(temporary))
 	}, always: func(s *stage) {
 		if _, err := os.Stat(filepath.Join(s.dir, temporary, "a00050")); errors.Is(err, fs.ErrNotExist) {
-			_ = os.Rename(filepath.Join(s.dir, temporary), filepath.Join(s.dir, "moved")) // it may be gone
+			_ = os.Rename(filepath.Join(s.dir, temporary), filepath.Join(s.dir, "moved")) // it may be renamed already
 			_ = os.Symlink(s.victim, filepath.Join(s.dir, temporary))
 		}
 	}},
@@ -111,7 +111,7 @@ func (s *stage) plantLink(name string) error {
 	return os.Symlink(s.victim, filepath.Join(s.dir, name))
 }
 
-// plantMarks writes a line of marks by which a folder is a killed save's.
+// plantMarks writes a line of marks according to which a folder belongs to a killed save.
 func (s *stage) plantMarks(name string) error {
 	s.planted = append(s.planted, ".spillway-marks", temporary)
 	text := fmt.Sprintf(`{"event":"working","name":%q}`, name)
@@ -120,7 +120,7 @@ func (s *stage) plantMarks(name string) error {
 }
 
 func (s *stage) swapTemporary() {
-	names, _ := filepath.Glob(filepath.Join(s.dir, ".writing-*")) // the pattern is good
+	names, _ := filepath.Glob(filepath.Join(s.dir, ".writing-*")) // the pattern is valid
 	for _, n := range names {
 		if os.Rename(n, filepath.Join(s.dir, "taken-"+filepath.Base(n)[1:])) == nil {
 			_ = os.Symlink(s.victim, n) // the run may have been faster
@@ -128,7 +128,7 @@ func (s *stage) swapTemporary() {
 	}
 }
 
-// tree is the sum of all names and contents below a folder.
+// tree returns the hash of all names and contents below a folder.
 func tree(dir string) (string, error) {
 	h := sha256.New()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -141,14 +141,14 @@ func tree(dir string) (string, error) {
 			if err != nil {
 				return err
 			}
-			_, _ = h.Write(text) // a hash takes everything
+			_, _ = h.Write(text) // a hash never fails
 		}
 		return nil
 	})
 	return fmt.Sprintf("%x", h.Sum(nil)), err
 }
 
-// folders does each attack n times over all of them, and looks at what it has changed.
+// folders makes n attacks, at least one of each kind, and checks the changes.
 func (c *campaign) folders(ctx context.Context) error {
 	failed, refused, done, missed := 0, 0, 0, 0
 	for i := 0; i < max(c.n, len(attacks)) && ctx.Err() == nil; i++ {
@@ -243,7 +243,7 @@ func (c *campaign) attacked(ctx context.Context, a attack, i int) (status int, e
 	return r.status, errors.Join(err, c.honest(ctx, s))
 }
 
-// honest takes away what the attack has left, and runs in the same folder.
+// honest removes the leftovers of the attack, and runs in the same folder.
 func (c *campaign) honest(ctx context.Context, s *stage) error {
 	for _, m := range s.mounts {
 		if err := unix.Unmount(m, unix.MNT_DETACH); err != nil {
@@ -255,7 +255,7 @@ func (c *campaign) honest(ctx context.Context, s *stage) error {
 	if _, err := os.Stat(dir + "-moved"); err == nil {
 		dir += "-moved"
 	}
-	for _, name := range steps(dir) { // links that a run has taken for its own folders
+	for _, name := range steps(dir) { // links that a run has used as its own folders
 		if st, err := os.Lstat(filepath.Join(dir, name)); err == nil && st.Mode()&fs.ModeSymlink != 0 {
 			s.planted = append(s.planted, name)
 		}

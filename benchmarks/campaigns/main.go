@@ -1,8 +1,8 @@
 //go:build linux
 
-// Command campaigns tries what surrounds a run's checkpoints for a long time: readers beside
-// a writer, connections to the metrics page, links and mounts in the folder, failing system
-// calls, and a soak. See README.md.
+// Command campaigns tests a run's checkpoints and their surroundings for a long time: readers
+// concurrent with a writer, connections to the metrics page, links and mounts in the folder,
+// failing system calls, and a soak test. See README.md.
 package main
 
 import (
@@ -23,12 +23,12 @@ import (
 	"github.com/spillway-ml/spillway/benchmarks/bench"
 )
 
-// campaign is what the campaigns have in common.
+// campaign has the settings of all campaigns.
 type campaign struct {
 	work, binary string
 	seed         uint64
 	random       *rand.Rand
-	n            int           // trials; 0: as many as the campaign's default
+	n            int           // number of trials; 0: the campaign's default
 	length       time.Duration // of the soak
 }
 
@@ -75,7 +75,7 @@ func main() {
 	}
 }
 
-// start works in a folder below dir, which is left where something failed.
+// start works in a folder below dir, which is kept if something failed.
 func (c *campaign) start(ctx context.Context, dir string, run func(*campaign, context.Context) error) (err error) {
 	if c.work, err = os.MkdirTemp(dir, "spillway-campaign-"); err != nil {
 		return err
@@ -101,12 +101,12 @@ func (c *campaign) path(names ...string) string {
 	return filepath.Join(append([]string{c.work}, names...)...)
 }
 
-// train is the beginning of a command that trains.
+// train returns a command that trains, with further arguments.
 func (c *campaign) train(more ...string) []string {
 	return append([]string{"train", "--model", c.path("model"), "--data", c.path("text.txt"), "--batch", "1", "--seq", "16"}, more...)
 }
 
-// ran is how a command has ended.
+// ran describes a command that has ended.
 type ran struct {
 	status      int // -1: by a signal
 	out, err    string
@@ -115,8 +115,8 @@ type ran struct {
 	interrupted bool
 }
 
-// run runs a command to its end, or until it is late: then its whole process group is told to
-// write its goroutines' stacks, and killed.
+// run runs a command until it ends or is late. If it is late, its process group writes the stacks
+// of its goroutines, and is killed.
 func (c *campaign) run(ctx context.Context, limit time.Duration, command ...string) ran {
 	var out, errs bytes.Buffer
 	cmd := exec.Command(command[0], command[1:]...)
@@ -129,7 +129,7 @@ func (c *campaign) run(ctx context.Context, limit time.Duration, command ...stri
 	}
 	ended := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // the status says how
+		_ = cmd.Wait() // the status describes the end
 		close(ended)
 	}()
 	r := ran{}
@@ -152,12 +152,12 @@ func (c *campaign) run(ctx context.Context, limit time.Duration, command ...stri
 	return r
 }
 
-// spillway is run of the program.
+// spillway is run for the program under test.
 func (c *campaign) spillway(ctx context.Context, args ...string) ran {
 	return c.run(ctx, 5*time.Minute, append([]string{c.binary}, args...)...)
 }
 
-// background starts the program with its output in a log, and returns how to end it.
+// background starts the program with its output in a log, and returns a function that ends it.
 func (c *campaign) background(log string, args ...string) (*exec.Cmd, func() error, error) {
 	f, err := os.Create(log)
 	if err != nil {
@@ -172,7 +172,7 @@ func (c *campaign) background(log string, args ...string) (*exec.Cmd, func() err
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }()
 	return cmd, func() error {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = cmd.Process.Signal(syscall.SIGTERM) // the process may have ended
 		select {
 		case err := <-ended:
 			return err
@@ -183,7 +183,7 @@ func (c *campaign) background(log string, args ...string) (*exec.Cmd, func() err
 	}, nil
 }
 
-// until waits for a condition.
+// until waits for a condition, and returns false if limit passes first.
 func until(ctx context.Context, limit time.Duration, is func() bool) bool {
 	for late := time.Now().Add(limit); !is(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(late) || ctx.Err() != nil {
@@ -193,14 +193,14 @@ func until(ctx context.Context, limit time.Duration, is func() bool) bool {
 	return true
 }
 
-// sha is the parameters' SHA-256 that a run's last lines name.
+// sha returns the SHA-256 of the parameters from a run's last lines.
 func sha(out string) string {
 	_, rest, _ := strings.Cut(out, "SHA-256: ")
 	line, _, _ := strings.Cut(rest, "\n")
 	return line
 }
 
-// lines cuts a text for a message.
+// short shortens a text for a message.
 func short(text string) string {
 	text = strings.TrimSpace(text)
 	if len(text) > 400 {

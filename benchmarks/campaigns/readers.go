@@ -15,7 +15,8 @@ import (
 	"time"
 )
 
-// writerSteps are those of a writer: all are in the reference run's folder too.
+// writerSteps is the number of steps of a writer. The reference run's folder has a checkpoint of
+// each.
 const writerSteps = 2500
 
 var stepName = regexp.MustCompile(`step-\d{8}`)
@@ -24,7 +25,7 @@ var stepName = regexp.MustCompile(`step-\d{8}`)
 type reader struct {
 	name string
 	args func(c *campaign, of string, i int) []string
-	// said is what depends on the step: of the output and of what the command has written.
+	// said returns the results that depend on the step, from the output and the written files.
 	said func(c *campaign, r ran, i int) string
 }
 
@@ -56,8 +57,8 @@ var readerCommands = []reader{
 	}},
 }
 
-// readers calls the commands that read a checkpoint beside a run that saves every step and
-// keeps one, and compares what each says with the same step of a run that keeps all.
+// readers calls the commands that read a checkpoint while a run saves every step and keeps one. It
+// compares each result with that for the same step of a run that keeps all.
 func (c *campaign) readers(ctx context.Context) error {
 	every := c.train("--steps", fmt.Sprint(writerSteps), "--lr", "1e-4", "--save-every", "1")
 	if r := c.spillway(ctx, append(every[:len(every):len(every)], "--checkpoint", c.path("all"))...); r.status != 0 {
@@ -67,7 +68,7 @@ func (c *campaign) readers(ctx context.Context) error {
 	dir, life := "", 0
 	defer func() {
 		if end != nil {
-			_ = end() // it is of no use any more
+			_ = end() // the writer is no longer needed
 		}
 	}()
 	near := fmt.Sprintf("step-%08d", writerSteps-200)
@@ -76,7 +77,7 @@ func (c *campaign) readers(ctx context.Context) error {
 	for i := 0; i < c.n && ctx.Err() == nil; i++ {
 		if names := steps(dir); dir == "" || slices.Max(append(names, "")) >= near {
 			if end != nil {
-				_ = end() // it is near its end, or there
+				_ = end() // the writer has ended, or soon will
 				if err := os.RemoveAll(dir); err != nil {
 					return err
 				}
@@ -115,7 +116,7 @@ func (c *campaign) readers(ctx context.Context) error {
 	return nil
 }
 
-// compare compares what a command said with what it says of the same step elsewhere.
+// compare compares a command's result with the result for the same step of the reference run.
 func (c *campaign) compare(ctx context.Context, how reader, r ran, i int) error {
 	if r.status != 0 || strings.Contains(r.err+r.out, "damaged") {
 		return fmt.Errorf("status %d: %s", r.status, short(r.err+r.out))
@@ -125,9 +126,9 @@ func (c *campaign) compare(ctx context.Context, how reader, r ran, i int) error 
 		return fmt.Errorf("it names no step: %s", short(r.err+r.out))
 	}
 	got := how.said(c, r, i)
-	_ = os.RemoveAll(c.path(fmt.Sprint("export-", i))) // most commands make none
+	_ = os.RemoveAll(c.path(fmt.Sprint("export-", i))) // most commands write none
 	if got == "" {
-		return nil // it says nothing that depends on the step
+		return nil // no part of the result depends on the step
 	}
 	other := c.spillway(ctx, how.args(c, filepath.Join(c.path("all"), name), i)...)
 	want := how.said(c, other, i)

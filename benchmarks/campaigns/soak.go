@@ -23,15 +23,15 @@ const (
 	mostMarks  = 1 << 20 // bytes
 )
 
-// use is what a process has.
+// use is a process's number of open files and its resident memory.
 type use struct {
 	files    int
 	resident int64
 }
 
-// soak runs two jobs that save every step for a long time: one of a process that is scraped,
-// and one whose second rank is killed over and over and is replaced. What the process, the
-// launcher and each first rank have open, and their memory, must stay as in the first minute.
+// soak runs two jobs that save every step for a long time. One is a process whose metrics are
+// scraped. The second rank of the other is killed repeatedly and replaced. The open files and the
+// memory of the process, the launcher and each first rank must stay as in the first minute.
 func (c *campaign) soak(ctx context.Context) error {
 	port, err := freePort()
 	if err != nil {
@@ -57,10 +57,10 @@ func (c *campaign) soak(ctx context.Context) error {
 		return errors.Join(errors.New("no checkpoints within a minute"), endPlain(), endLaunch())
 	}
 	base, worst := map[string]use{}, map[string]use{}
-	first, final := map[string][]int{}, map[string][]int{} // open files, at the start and at the end
+	first, final := map[string][]int{}, map[string][]int{} // numbers of open files, at the start and at the end
 	began, kills, scrapes, marks := time.Now(), 0, 0, int64(0)
 	nextKill, settled := began.Add(10*time.Second), min(time.Minute, c.length/4)
-	saved := "" // the newest checkpoint at the last kill: a job that makes no progress between losses ends
+	saved := "" // the newest checkpoint at the last kill; a job without progress between losses ends
 	var wrong error
 	for ; time.Since(began) < c.length && ctx.Err() == nil && wrong == nil; time.Sleep(250 * time.Millisecond) {
 		if resp, err := http.Get("http://" + addr + "/metrics"); err == nil {
@@ -76,12 +76,12 @@ func (c *campaign) soak(ctx context.Context) error {
 		now := ranksOf(launcher.Process.Pid)
 		for name, pid := range map[string]int{"the process": plain.Process.Pid, "launch": launcher.Process.Pid, "launch's rank 0": now[0]} {
 			u, err := useOf(pid)
-			if err != nil && name != "launch's rank 0" { // which ends with its world
+			if err != nil && name != "launch's rank 0" { // rank 0 ends with its world
 				wrong = errors.Join(wrong, fmt.Errorf("%s has ended: %w", name, err))
 			}
 			w := worst[name]
 			worst[name] = use{max(w.files, u.files), max(w.resident, u.resident)}
-			whole := name == "the process" || len(now) == 2 // a rank that is gone had a descriptor
+			whole := name == "the process" || len(now) == 2 // a lost rank had a descriptor
 			if at := time.Since(began); err == nil && at < settled {
 				base[name] = worst[name]
 				if whole {
@@ -116,13 +116,13 @@ func (c *campaign) soak(ctx context.Context) error {
 	return wrong
 }
 
-// grown prints how many files were open. It fails if more are open at the end than in the first
+// grown prints the numbers of open files. It fails if more are open at the end than in the first
 // minute, or if memory ever rose by more than mostGrowth.
 func grown(name string, base, worst use, first, final []int) error {
 	if len(first) == 0 || len(final) == 0 {
 		return nil
 	}
-	// More are open while ranks are replaced; a rank 0 that starts has few.
+	// More files are open while ranks are replaced; a starting rank 0 has few.
 	before, after := slices.Min(first), slices.Min(final)
 	fmt.Printf("%s: %d files open in the first minute, %d in the last, %d at most; resident %.1f MiB, %+.1f MiB at most\n",
 		name, before, after, worst.files, float64(base.resident)/(1<<20), float64(worst.resident-base.resident)/(1<<20))
@@ -139,7 +139,7 @@ func last(names []string) string {
 	return names[len(names)-1]
 }
 
-// status compares how a command ended.
+// status returns an error unless a command ended with the status want.
 func status(err error, want int) error {
 	if code, ok := err.(interface{ ExitCode() int }); ok && code.ExitCode() == want {
 		return nil
@@ -149,9 +149,9 @@ func status(err error, want int) error {
 
 var errNotOtherwise = errors.New("see the log")
 
-// steps are the names of a folder's checkpoints.
+// steps returns the names of a folder's checkpoints.
 func steps(dir string) []string {
-	names, _ := filepath.Glob(filepath.Join(dir, "step-*")) // the pattern is good
+	names, _ := filepath.Glob(filepath.Join(dir, "step-*")) // the pattern is valid
 	for i := range names {
 		names[i] = filepath.Base(names[i])
 	}
@@ -167,12 +167,12 @@ func freePort() (string, error) {
 	return port, errors.Join(err, l.Close())
 }
 
-// ranksOf are the processes of a launcher by rank.
+// ranksOf returns the processes of a launcher by rank.
 func ranksOf(launcher int) map[int]int {
 	all := map[int]int{}
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", launcher))
 	for _, t := range tasks {
-		text, _ := os.ReadFile(t) // a thread that has ended has none
+		text, _ := os.ReadFile(t) // a thread that has ended has no children
 		for _, f := range strings.Fields(string(text)) {
 			pid, _ := strconv.Atoi(f)
 			environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
@@ -187,7 +187,7 @@ func ranksOf(launcher int) map[int]int {
 	return all
 }
 
-// useOf is what a process has open, and its resident memory.
+// useOf returns a process's number of open files and its resident memory.
 func useOf(pid int) (u use, err error) {
 	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
 	if err != nil {

@@ -1,8 +1,7 @@
-// Command disk compares the disk tier with fio: the same folder, block size,
-// queue depth and number of bytes, direct I/O on both sides, in pairs that take
-// turns, since a shared machine's disk changes its speed from one second to the
-// next. The tier's side includes what a training run pays for: the checksum of
-// every 4096 bytes, and with -shift the copy for memory that is not aligned.
+// Command disk compares the disk tier with fio: the same folder, block size, queue depth and number
+// of bytes, with direct I/O on both sides. The sides run in turn, since the speed of a shared
+// machine's disk changes from one second to the next. The tier's side includes the costs of a
+// training run: the checksum of every 4096 bytes, and with -shift the copy for unaligned memory.
 //
 //	go run ./benchmarks/disk -dir DIR [-block BYTES] [-depth N] [-bytes N] [-pairs N] [-engine libaio] [-shift BYTES] [-json FILE]
 //
@@ -26,13 +25,13 @@ import (
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
-// Pair is a turn of both sides, in bytes per second.
+// Pair is one measurement of both sides, in bytes per second.
 type Pair struct {
 	Spillway float64 `json:"spillway"`
 	Fio      float64 `json:"fio"`
 }
 
-// Result is what -json writes.
+// Result is the output of -json.
 type Result struct {
 	Command  []string `json:"command"`
 	Time     string   `json:"time"`
@@ -51,7 +50,7 @@ type Result struct {
 
 func main() { bench.Main("disk", run) }
 
-// sides is what a run measures, and with what.
+// sides are the settings and the memory of a measurement.
 type sides struct {
 	dir, engine string
 	block       int
@@ -88,7 +87,7 @@ func run() (err error) {
 		return err
 	}
 	b.window = min(b.bytes, 64<<20)
-	// Host memory as a run has it.
+	// Allocate host memory as in a run.
 	ctx := cpu.New(0, cpu.Options{Pin: true})
 	defer func() { err = errors.Join(err, ctx.Close()) }()
 	arena, err := ctx.Alloc(graph.Host, b.window+int64(*shift))
@@ -106,7 +105,7 @@ func run() (err error) {
 	command := slices.Clone(os.Args[1:])
 	for i, arg := range command {
 		if arg == b.dir || arg == *jsonPath && arg != "" {
-			command[i] = "PATH" // this machine's
+			command[i] = "PATH" // leave out paths of this machine
 		}
 	}
 	r := Result{Command: command, Time: time.Now().UTC().Format(time.RFC3339), CPUs: runtime.NumCPU(), Disk: store.FilesystemOf(b.dir), Block: b.block, Depth: b.depth,
@@ -150,7 +149,7 @@ func (b *sides) measure(r *Result, pairs int, store, load binder) error {
 	return nil
 }
 
-// ours moves the whole file once and returns bytes a second.
+// ours transfers the complete file once and returns bytes per second.
 func (b *sides) ours(bind binder) (float64, error) {
 	var list []device.Transfer
 	for off := int64(0); off < b.bytes; off += b.window {
@@ -165,7 +164,7 @@ func (b *sides) ours(bind binder) (float64, error) {
 	return float64(b.bytes) / time.Since(start).Seconds(), nil
 }
 
-// fio does the same and returns what it reports.
+// fio does the same with fio and returns the reported rate.
 func (b *sides) fio(rw string) (float64, error) {
 	return bench.Fio{File: b.file, Write: rw == "write", Bytes: b.bytes, Block: b.block, Depth: b.depth, Engine: b.engine}.Run()
 }

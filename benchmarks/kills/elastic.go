@@ -17,11 +17,11 @@ import (
 const (
 	elasticRanks  = 5
 	elasticSteps  = 80
-	elasticLeaves = 12 // micro-batches of a step, which 5 ranks do not divide
+	elasticLeaves = 12 // micro-batches of a step; 5 ranks do not divide them
 )
 
-// outlive runs jobs that go on when they lose ranks, over and over kills one of their
-// ranks, and compares their ends with a run on one rank.
+// outlive runs jobs that continue when they lose ranks, repeatedly kills one of their ranks, and
+// compares their results with those of a run on one rank.
 func (c *campaign) outlive(ctx context.Context, runs int) error {
 	common, err := c.files()
 	if err != nil {
@@ -56,7 +56,7 @@ func (c *campaign) outlive(ctx context.Context, runs int) error {
 	return nil
 }
 
-// shares are random --rank-shares of a job as it begins.
+// shares returns random initial --rank-shares of a job.
 func shares(r *rand.Rand) string {
 	n := make([]int, elasticRanks)
 	for i := range elasticLeaves {
@@ -69,8 +69,8 @@ func shares(r *rand.Rand) string {
 	return strings.Trim(strings.ReplaceAll(fmt.Sprint(n), " ", ","), "[]")
 }
 
-// killing runs a job to its end, and kills one of its ranks, any, two to four times: up to
-// half a second after it has begun a new checkpoint.
+// killing runs a job to its end. Two to four times it kills any one of its ranks, up to half a
+// second after the job has begun a new checkpoint.
 func killing(ctx context.Context, cmd *exec.Cmd, dir string, r *rand.Rand) (kills int, said string, err error) {
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
@@ -107,11 +107,11 @@ func killing(ctx context.Context, cmd *exec.Cmd, dir string, r *rand.Rand) (kill
 	}
 }
 
-// children lists what a process has started, by any of its threads.
+// children lists the processes that any thread of a process has started.
 func children(pid int) (pids []int) {
 	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 	for _, t := range tasks {
-		text, _ := os.ReadFile(t) // a thread that has ended has none
+		text, _ := os.ReadFile(t) // a thread that has ended has no children
 		for _, f := range strings.Fields(string(text)) {
 			if n, err := strconv.Atoi(f); err == nil {
 				pids = append(pids, n)
@@ -121,7 +121,7 @@ func children(pid int) (pids []int) {
 	return pids
 }
 
-// formed lists the world sizes that a job has gone on with.
+// formed lists the world sizes with which a job has continued.
 func formed(out string) (sizes []string) {
 	for _, part := range strings.Split(out, "going on with ")[1:] {
 		if n, _, ok := strings.Cut(part, " rank"); ok {

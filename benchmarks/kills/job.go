@@ -20,17 +20,17 @@ const (
 	saveEvery = 3
 )
 
-// job is a configuration and its uninterrupted end.
+// job is a configuration and the result of its uninterrupted run.
 type job struct {
 	name, work, binary string
-	ranks              int // processes of a launch; 0: one process for all
+	ranks              int // processes of a launch; 0: one process for all ranks
 	args               []string
 	sha                string
 	length             time.Duration // of the uninterrupted run
 }
 
-// configurations are small runs whose states rest and move differently. Those with
-// processes run their ranks in as many (spillway launch).
+// configurations are small runs whose states are stored and moved in different ways. If processes
+// is set, each rank runs in a process (spillway launch).
 var configurations = []struct {
 	name, flags string
 	processes   int
@@ -45,8 +45,7 @@ var configurations = []struct {
 	{"launch, 4 ranks, HSDP", "--zero 2 --shard-size 2", 4},
 }
 
-// files writes model and data, and returns the beginning of a command that trains on
-// them.
+// files writes model and data, and returns the beginning of a command that trains with them.
 func (c *campaign) files() ([]string, error) {
 	model, text := filepath.Join(c.work, "model"), filepath.Join(c.work, "text.txt")
 	config := `{"model_type":"gpt2","n_layer":2,"n_head":2,"n_embd":32,"vocab_size":256,"n_positions":32}`
@@ -55,7 +54,7 @@ func (c *campaign) files() ([]string, error) {
 	return []string{"train", "--model", model, "--data", text, "--seq", "16"}, err
 }
 
-// prepare runs each configuration undisturbed.
+// prepare runs each configuration without kills.
 func (c *campaign) prepare(ctx context.Context) error {
 	common, err := c.files()
 	if err != nil {
@@ -77,7 +76,7 @@ func (c *campaign) prepare(ctx context.Context) error {
 	return nil
 }
 
-// start begins the job, resumed where it can be, with its checkpoints in dir.
+// start starts the job with its checkpoints in dir, and resumes it if there are any.
 func (j *job) start(ctx context.Context, dir string) (*exec.Cmd, *strings.Builder, error) {
 	args := slices.Concat(j.args, []string{"--checkpoint", dir, "--save-every", fmt.Sprint(saveEvery), "--keep", "2", "--resume", "--metrics", metrics(dir)})
 	for i, a := range args {
@@ -89,8 +88,7 @@ func (j *job) start(ctx context.Context, dir string) (*exec.Cmd, *strings.Builde
 	return cmd, out, cmd.Start()
 }
 
-// end runs the job to its end, removes what it wrote and returns the parameters'
-// SHA-256.
+// end runs the job to its end, removes its files and returns the parameters' SHA-256.
 func (j *job) end(ctx context.Context, dir string) (string, error) {
 	cmd, out, err := j.start(ctx, dir)
 	if err != nil {
@@ -106,12 +104,12 @@ func (j *job) end(ctx context.Context, dir string) (string, error) {
 	return sha[:64], errors.Join(clean(dir), remove(dir))
 }
 
-// remove removes what a job wrote.
+// remove removes a job's files.
 func remove(dir string) error {
 	return errors.Join(os.RemoveAll(dir), os.RemoveAll(metrics(dir)), os.RemoveAll(disk(dir)))
 }
 
-// clean sees that a run that ended left whole checkpoints and nothing half.
+// clean checks that a run that ended left complete checkpoints and no incomplete one.
 func clean(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -132,7 +130,7 @@ func clean(dir string) error {
 	return nil
 }
 
-// trial kills a run as k says, looks at what it left, and resumes it.
+// trial kills a run as described by k, checks its leftovers, and resumes it.
 func (j *job) trial(ctx context.Context, r *rand.Rand, k *kill) error {
 	for try := range 100 {
 		dir := filepath.Join(j.work, fmt.Sprintf("ck-%d-%d", k.Number, try))
@@ -140,7 +138,7 @@ func (j *job) trial(ctx context.Context, r *rand.Rand, k *kill) error {
 		if err != nil {
 			return err
 		}
-		if !killed { // it had ended by then
+		if !killed { // the run had ended before the kill
 			if err := remove(dir); err != nil {
 				return err
 			}
@@ -164,8 +162,8 @@ func (j *job) trial(ctx context.Context, r *rand.Rand, k *kill) error {
 	return errors.New("100 runs ended before they were killed")
 }
 
-// kill starts the job and kills it, or a rank of it: at a random moment of its length,
-// or, aimed, shortly after a save or a removal began.
+// kill starts the job and kills it, or one rank. The time is random within the job's length, or, if
+// aimed, shortly after the start of a save or a removal.
 func (j *job) kill(ctx context.Context, r *rand.Rand, dir string, k kill) (killed bool, err error) {
 	cmd, out, err := j.start(ctx, dir)
 	if err != nil {
@@ -199,7 +197,7 @@ func (j *job) kill(ctx context.Context, r *rand.Rand, dir string, k kill) (kille
 	if err == nil {
 		return false, nil
 	}
-	// A launcher that outlived its ranks by a moment may tell of one.
+	// A launcher that lives a moment longer than its ranks may report a lost one.
 	if code := cmd.ProcessState.ExitCode(); code != -1 && (ranks == nil || code != lostStatus) {
 		return false, fmt.Errorf("it ended by itself: %w: %s", err, out)
 	}
@@ -217,8 +215,8 @@ func underWay(dir string) (names []string) {
 	return names
 }
 
-// waitForSave returns once the n-th temporary name has shown itself in dir, or the
-// run has ended; what ended says is put back.
+// waitForSave returns once the n-th temporary name has appeared in dir, or the run has ended. It
+// puts the received value of ended back.
 func waitForSave(dir string, n int, ended chan error) {
 	seen := map[string]bool{}
 	for {
@@ -237,13 +235,12 @@ func waitForSave(dir string, n int, ended chan error) {
 	}
 }
 
-// progress is how far a killed run had come: the newest checkpoint's step, and the
-// last step in its metrics.
+// progress is the progress of a killed run: the newest checkpoint's step, and the last step in its
+// metrics.
 type progress struct{ step, seen int }
 
-// newest verifies every checkpoint that a kill left: none may be damaged, and no more
-// steps may be lost than lie between three saves: one may be under way beside the steps,
-// for which the next one waits.
+// newest verifies every checkpoint after a kill. None may be damaged. At most the steps between
+// three saves may be lost: one save may be written asynchronously, and the next one waits for it.
 func newest(ctx context.Context, dir string) (at progress, err error) {
 	entries, err := checkpoint.Scan(dir)
 	if err != nil {
@@ -266,8 +263,8 @@ func newest(ctx context.Context, dir string) (at progress, err error) {
 	return at, nil
 }
 
-// metrics is the file with a line for each step of the run in dir.
+// metrics returns the file with a line for each step of the run in dir.
 func metrics(dir string) string { return dir + ".jsonl" }
 
-// disk is the folder of the disk tier of the run in dir.
+// disk returns the folder of the disk tier of the run in dir.
 func disk(dir string) string { return dir + ".disk" }

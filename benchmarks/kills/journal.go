@@ -12,17 +12,17 @@ import (
 	"text/tabwriter"
 )
 
-// allRanks as kill.Rank says that all of a run's processes were killed.
+// allRanks is the kill.Rank of a kill of all of a run's processes.
 const allRanks = -1
 
-// kill is what became of one.
+// kill is the record of one kill.
 type kill struct {
 	Number        int    `json:"number"` // from 0
 	Configuration string `json:"configuration"`
-	Rank          int    `json:"rank"`  // whose process was killed, as the launcher's children are listed
+	Rank          int    `json:"rank"`  // rank of the killed process, in the order of the launcher's children
 	Aimed         bool   `json:"aimed"` // at a save or a removal
-	Amid          bool   `json:"amid"`  // one was under way: a temporary name was left
-	Step          int    `json:"step"`  // of the newest checkpoint, 0 where there was none
+	Amid          bool   `json:"amid"`  // a save or a removal was running: a temporary name was left
+	Step          int    `json:"step"`  // of the newest checkpoint; 0 if there was none
 	Lost          int    `json:"lost"`  // steps done after it
 }
 
@@ -33,9 +33,8 @@ type journal struct {
 	kills map[int]kill
 }
 
-// openJournal reads the kills that a file has, and its campaign's seed. A file that is
-// not there is begun with *seed, of which 0 is replaced by another; so it is without a
-// file.
+// openJournal reads the kills in a file, and its campaign's seed. A missing file is created with
+// *seed. If *seed is 0, it is replaced by a random one, also without a file.
 func openJournal(path string, seed *uint64) (*journal, error) {
 	l := &journal{kills: map[int]kill{}}
 	asked := *seed
@@ -88,7 +87,7 @@ func (l *journal) len() int {
 	return len(l.kills)
 }
 
-// add notes a kill and returns how many there are.
+// add records a kill and returns the number of kills.
 func (l *journal) add(k kill) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -106,7 +105,7 @@ func (l *journal) close() error {
 	return l.file.Close()
 }
 
-// table prints a row for each configuration and who of it was killed.
+// table prints a row for each configuration and kind of victim.
 func (l *journal) table(to io.Writer, configs []*job) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

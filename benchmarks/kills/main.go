@@ -1,6 +1,6 @@
-// Command kills kills tiny training runs with SIGKILL at random moments, half of
-// them aimed at saves: all of a run, or one rank of a job over processes. Each is
-// resumed and must end in the parameters of a run that nobody killed. See README.md.
+// Command kills kills tiny training runs with SIGKILL at random moments, half of them aimed at
+// saves. It kills a complete run, or one rank of a job over processes. Each run is resumed and must
+// end with the parameters of an uninterrupted run. See README.md.
 package main
 
 import (
@@ -36,7 +36,7 @@ func main() {
 	}
 }
 
-// campaign is a number of kills, the i-th of which follows from the seed and i.
+// campaign is a number of kills; the i-th depends only on the seed and i.
 type campaign struct {
 	kills, jobs  int
 	seed         uint64
@@ -45,7 +45,7 @@ type campaign struct {
 	log          *journal
 }
 
-// run works in a folder below dir, which is left where a kill shows a fault.
+// run works in a folder below dir, which is kept if a kill shows a fault.
 func (c *campaign) run(ctx context.Context, dir, log string, elastic int) (err error) {
 	if c.log, err = openJournal(log, &c.seed); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (c *campaign) run(ctx context.Context, dir, log string, elastic int) (err e
 	return os.RemoveAll(c.work)
 }
 
-// all does what is left of the campaign and prints its table.
+// all does the remaining kills of the campaign and prints its table.
 func (c *campaign) all(ctx context.Context) error {
 	if err := c.prepare(ctx); err != nil {
 		return err
@@ -115,8 +115,8 @@ func (c *campaign) all(ctx context.Context) error {
 	return c.log.table(os.Stdout, c.configs)
 }
 
-// one does the i-th kill and notes it: in half of them one rank of a job over processes,
-// else all of any.
+// one does the i-th kill and records it. Half of the kills are of one rank of a job over processes,
+// the others of a complete run of any configuration.
 func (c *campaign) one(ctx context.Context, i int) error {
 	r := rand.New(rand.NewPCG(c.seed, uint64(i)))
 	among, rank := c.configs, allRanks

@@ -13,16 +13,15 @@ import (
 )
 
 const (
-	// lostStatus is what a job ends with that has lost a rank.
+	// lostStatus is the exit status of a job that has lost a rank.
 	lostStatus = 3
-	// noHang is how long a job may take to end after it has lost a rank: a machine
-	// that is busy with other things has time enough.
+	// noHang is how long a job may take to end after it has lost a rank. It is long enough for a
+	// machine that is busy with other work.
 	noHang = 60 * time.Second
 )
 
-// ranksOf returns the processes of a launch's ranks, once all have started; nil where
-// it has ended before. They are handles: a number may be another process's by the time
-// of the kill.
+// ranksOf returns the processes of a launch's ranks, once all have started; nil if the launch has
+// ended before. They are handles, since another process may have a number by the time of the kill.
 func ranksOf(launch, n int) []*os.Process {
 	for {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", launch, launch))
@@ -70,7 +69,7 @@ func sigkill(p *os.Process) error {
 	return nil
 }
 
-// gone waits for processes to end that were killed, or whose launcher was.
+// gone waits for the end of processes that were killed, or whose launcher was.
 func gone(ctx context.Context, list []*os.Process) error {
 	for began := time.Now(); ; {
 		left := slices.IndexFunc(list, func(p *os.Process) bool { return !stopped(p.Pid) })
@@ -87,8 +86,8 @@ func gone(ctx context.Context, list []*os.Process) error {
 	}
 }
 
-// lose kills one rank's process of a job, and sees the others end, and the launcher
-// with them, in time.
+// lose kills the process of one rank of a job, and checks that the others and the launcher end in
+// time.
 func lose(ctx context.Context, cmd *exec.Cmd, out *strings.Builder, ended chan error, list []*os.Process, victim *os.Process) (killed bool, err error) {
 	if err := sigkill(victim); err != nil {
 		return false, err
@@ -106,7 +105,7 @@ func lose(ctx context.Context, cmd *exec.Cmd, out *strings.Builder, ended chan e
 		}
 	}
 	switch code := cmd.ProcessState.ExitCode(); {
-	case err == nil: // it was done by then
+	case err == nil: // the job had ended before
 		return false, nil
 	case code != lostStatus || !strings.Contains(out.String(), fmt.Sprintf(" (process %d): signal: killed", victim.Pid)):
 		return false, fmt.Errorf("status %d after the loss of process %d, want %d and its name: %s", code, victim.Pid, lostStatus, out)

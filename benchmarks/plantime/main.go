@@ -1,8 +1,8 @@
-// Command plantime holds the cost model to the clock: it calibrates the CPU
-// device, predicts the step of every configuration of the grid and measures it.
-// Calibrations and measurements take turns, so that both meet the same machine,
-// and a prediction is the mean of those of the calibrations before and after. It
-// prints predicted and measured times with their errors.
+// Command plantime compares the cost model with measured times. It calibrates the CPU device,
+// predicts the step of every configuration of the grid, and measures it. Calibrations and
+// measurements alternate, so that both have the same state of the machine. A prediction is the mean
+// of two: with the calibrations before and after the measurement. It prints predicted and measured
+// times with their errors.
 //
 //	go run ./benchmarks/plantime -csv FILE
 package main
@@ -90,7 +90,7 @@ func run(o options, dir string) error {
 				}
 			}
 			cal = next
-			if o.csv != "" { // as far as it got
+			if o.csv != "" { // the results so far
 				if err := write(o.csv, points); err != nil {
 					return err
 				}
@@ -126,7 +126,7 @@ func configurations(o options, dir string) ([]*point, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Remove(disk); err != nil { // a run makes it and removes it
+	if err := os.Remove(disk); err != nil { // a run creates and removes the folder
 		return nil, err
 	}
 	var points []*point
@@ -148,7 +148,7 @@ func (o options) calibrate(ctx context.Context) (*cost.Calibration, error) {
 	return calibration.Measure(ctx, calibration.Options{Disk: o.disk})
 }
 
-// predict adds the mean of what two calibrations, before and after the measurement, predict.
+// predict adds the mean of the predictions with two calibrations, before and after the measurement.
 func (p *point) predict(before, after *cost.Calibration) error {
 	r := &p.results[len(p.results)-1]
 	for _, cal := range []*cost.Calibration{before, after} {
@@ -161,8 +161,8 @@ func (p *point) predict(before, after *cost.Calibration) error {
 	return nil
 }
 
-// measure times steps behind the first two, which touch the pages, for o.window
-// and for three at least.
+// measure times steps for o.window, and at least three. The first two steps, which touch the pages,
+// are not counted.
 func (p *point) measure(ctx context.Context, o options) (err error) {
 	t, err := spillway.New(ctx, p.cfg)
 	if err != nil {
@@ -190,7 +190,7 @@ func (p *point) measure(ctx context.Context, o options) (err error) {
 	return nil
 }
 
-// middle is the medians over the rounds.
+// middle returns the medians over the rounds.
 func (p *point) middle() (predicted, measured, e float64) {
 	var a, b []float64
 	for _, r := range p.results {

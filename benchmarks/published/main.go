@@ -1,7 +1,6 @@
-// Command published predicts every run of internal/published/rows.csv with the
-// planner's rates and writes predicted.csv beside it, a line each; and prints
-// the tables of benchmarks/published/README.md. If rows have no role, it draws
-// their roles instead and stops.
+// Command published predicts every run of internal/published/rows.csv with the planner's rates. It
+// writes one line for each to predicted.csv beside it, and prints the tables of
+// benchmarks/published/README.md. If rows have no role, it only draws their roles.
 //
 // usage: go run ./benchmarks/published        (at the root of the repository)
 package main
@@ -61,8 +60,7 @@ func run() error {
 	return nil
 }
 
-// read returns the records as the file has them now; what the program was built
-// with may be older.
+// read returns the current records of the file, which may be newer than those in the program.
 func read() ([][]string, error) {
 	f, err := os.Open(rowsFile)
 	if err != nil {
@@ -72,7 +70,7 @@ func read() ([][]string, error) {
 	return csv.NewReader(f).ReadAll()
 }
 
-// write stores the records with the roles that were drawn.
+// write stores the records with the drawn roles.
 func write(records [][]string) error {
 	var out strings.Builder
 	w := csv.NewWriter(&out)

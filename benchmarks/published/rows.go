@@ -12,12 +12,12 @@ import (
 	"github.com/spillway-ml/spillway/internal/published"
 )
 
-// drawSeed is the seed of the roles.
+// drawSeed is the seed for drawing roles.
 const drawSeed = 35
 
-// draw gives every row without a role one, and says whether there were any: within a stack and
-// card, a random half of them calibrate (the larger half of an odd number). It sees no
-// prediction and no throughput.
+// draw gives a role to every row that has none, and says whether there were any. Within a stack and
+// card, a random half of them calibrate (the larger half of an odd number). It uses no predictions
+// and no throughputs.
 func draw(records [][]string) (drawn bool) {
 	groups := map[string][]int{}
 	var order []string
@@ -45,8 +45,8 @@ func draw(records [][]string) (drawn bool) {
 	return len(order) > 0
 }
 
-// modelOf returns what to plan for a row's model: a preset's name, or a folder with the
-// config.json of a shape, made under dir, whose positions are the row's tokens.
+// modelOf returns the model to plan for a row: a preset's name, or a folder with a config.json of a
+// shape. The folder is created under dir, and the model's positions are the row's tokens.
 func modelOf(r *published.Row, dir string) (string, error) {
 	family, text, ok := strings.Cut(r.Model, ":")
 	if !ok {

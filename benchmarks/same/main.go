@@ -1,13 +1,11 @@
-// Command same runs the commands of commands.txt with two builds of spillway and
-// compares what they do: exit status, standard output, JSON, metrics, and the files
-// that they leave.
+// Command same runs the commands of commands.txt with two builds of spillway and compares exit
+// status, standard output, JSON, metrics, and written files.
 //
 //	go run ./benchmarks/same -a OLD/spillway -b NEW/spillway [-only REGEXP]
 //
-// Every group of commands runs in a folder of its own, with the repository's testdata
-// and examples beside it. Measured times are left out, and so are the wording of errors and
-// of what a person reads on standard error: with -text they are compared too. The status
-// is 1 where something differs.
+// Each group of commands runs in a separate folder, with the repository's testdata and examples
+// beside it. Measured times are left out. Errors and other messages on standard error are compared
+// only with -text. The exit status is 1 if there is a difference.
 package main
 
 import (
@@ -59,14 +57,13 @@ func main() {
 	}
 }
 
-// group is commands that run one after the other in one folder.
+// group is a list of commands that run one after the other in one folder.
 type group struct {
 	heading  string
 	commands []string
 }
 
-// groups reads the list: a line "# heading" begins a group, {a|b} stands for a command
-// with each.
+// groups reads the list. A line "# heading" begins a group; {a|b} means one command with each.
 func groups(text string) (list []group) {
 	for line := range strings.Lines(text) {
 		switch line = strings.TrimSpace(line); {
@@ -81,7 +78,7 @@ func groups(text string) (list []group) {
 	return list
 }
 
-// expand writes a command out for each of the choices in its braces.
+// expand returns a command for each choice in the line's braces.
 func expand(line string) []string {
 	before, rest, ok := strings.Cut(line, "{")
 	if !ok {
@@ -137,15 +134,15 @@ func compare(o options) error {
 	return nil
 }
 
-// outcome is what a command came to. Files are those of its folder that it wrote or removed.
+// outcome is the result of a command. files are the files of its folder that it wrote or removed.
 type outcome struct {
 	status         int
 	stdout, stderr string
 	files          map[string]string
 }
 
-// run runs a group in a folder and a home of its own, both under the same names for
-// every binary, so that messages which name them agree.
+// run runs a group with a separate folder and home. Their names are the same for both binaries, so
+// that messages with these names are equal.
 func (o options) run(binary string, g group) (list []outcome, err error) {
 	base := filepath.Join(os.TempDir(), "spillway-same")
 	if err := os.RemoveAll(base); err != nil {
@@ -163,7 +160,7 @@ func (o options) run(binary string, g group) (list []outcome, err error) {
 			return nil, err
 		}
 	}
-	left := map[string]string{} // files after the command before
+	left := map[string]string{} // files after the previous command
 	for _, command := range g.commands {
 		ctx, cancel := context.WithTimeout(context.Background(), o.limit)
 		cmd := exec.CommandContext(ctx, "/bin/sh", "-c", strings.ReplaceAll(command, "spillway ", binary+" "))
@@ -199,19 +196,19 @@ func (o options) run(binary string, g group) (list []outcome, err error) {
 	return list, nil
 }
 
-// measured are figures that no two runs share, and names that each draws or reads off a
+// measured are figures that differ between any two runs, and names that are drawn or come from a
 // clock.
 var measured = []struct{ find, put string }{
 	{`"(seconds|tokens_per_s|step_seconds_median|id|key|owner|written)": ?("[^"]*"|[0-9.e+-]+)`, `"$1": …`},
 	{`(?s)"step_seconds": \[.*?\]`, `"step_seconds": […]`},
 	{`[0-9][0-9.,]* ?(ms|µs|tok/s|tokens/s|steps/s|[kMG]?B/s|s\b|min\b)`, "…"},
 	{`\d{4}-\d\d-\d\dT[0-9:]+Z +([0-9.]+ [KMG]?i?B) +[0-9a-f]{8}`, "… $1"},
-	{`(?m)^  "crc32c": "[0-9a-f]{8}"$`, `  "crc32c": …`}, // of the manifest's own text
+	{`(?m)^  "crc32c": "[0-9a-f]{8}"$`, `  "crc32c": …`}, // checksum of the manifest's text
 	{`(?m)^[0-9a-f]{8} (\{"event")`, "$1"},
 	{`(\.(writing|removing)-[a-z0-9-]*-)[0-9a-f]{32}`, "$1…"},
 }
 
-// untimed takes measured figures out of a text.
+// untimed removes measured figures from a text.
 func untimed(s string) string {
 	for _, m := range measured {
 		s = regexp.MustCompile(m.find).ReplaceAllString(s, m.put)
@@ -219,8 +216,8 @@ func untimed(s string) string {
 	return s
 }
 
-// contents are the files of a folder: short texts as they are but for measured figures,
-// others as their size and hash.
+// contents returns the files of a folder: short texts without measured figures, others as size and
+// hash.
 func contents(dir string) (map[string]string, error) {
 	files := map[string]string{}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -245,7 +242,7 @@ func contents(dir string) (map[string]string, error) {
 	return files, err
 }
 
-// differences are the lines that tell two outcomes apart.
+// differences returns lines that describe how two outcomes differ.
 func (o options) differences(a, b outcome) (list []string) {
 	if a.status != b.status {
 		list = append(list, fmt.Sprintf("status %d, was %d: %s", b.status, a.status, firstLine(b.stderr)))
@@ -284,7 +281,7 @@ func firstLine(s string) string {
 	return line
 }
 
-// firstDifference is the first line that differs, of both.
+// firstDifference returns the first line that differs, from both texts.
 func firstDifference(a, b string) string {
 	as, bs := strings.Split(a, "\n"), strings.Split(b, "\n")
 	for i := range max(len(as), len(bs)) {

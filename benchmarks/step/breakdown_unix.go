@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/benchmarks/bench"
 )
 
-// breakdown prints where the time of a trace goes, and how much of it is hidden.
+// breakdown prints how the time of a trace is spent, and how much of it is hidden.
 func breakdown(path string) error {
 	spans, err := bench.ReadTrace(path)
 	if err != nil {

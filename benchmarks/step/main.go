@@ -1,21 +1,20 @@
 //go:build unix
 
-// Command step times two training programs step by step, in turn: while one
-// takes a step the other is stopped (SIGSTOP), so that both meet the same
-// machine. Each program must write a line that starts with "{" on its standard
-// output when a step ends.
+// Command step times two training programs step by step, in turn. While one runs a step the other
+// is stopped (SIGSTOP), so that both have the same state of the machine. Each program must write a
+// line that starts with "{" on its standard output when a step ends.
 //
 //	go run ./benchmarks/step -pairs 15 \
 //	    -a "spillway train … --metrics /dev/stdout" -b "python3 torch_gpt2.py …" -csv pairs.csv
 //
-// It prints both medians, the ratio b/a pair by pair (median, least, most), and
-// each program's highest resident memory. Beside the time it has the processor
-// time that the program's threads used: on a shared machine that moves less.
+// It prints both medians, the ratio b/a pair by pair (median, smallest, largest), and each
+// program's highest resident memory. Beside the time it prints the processor time that the
+// program's threads used, which varies less on a shared machine.
 //
 //	go run ./benchmarks/step -trace FILE
 //
-// adds up a trace of spillway train by operation and stream, and prints for each other
-// stream how much of its time the compute stream worked too.
+// sums a trace of spillway train by operation and stream. For each other stream it prints the share
+// of its time in which the compute stream worked too.
 package main
 
 import (
@@ -104,7 +103,7 @@ func (p *program) cpu() (time.Duration, error) {
 	// The name, field 2, may hold spaces; it ends with the last parenthesis.
 	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
 	var ticks int64
-	for _, i := range []int{14 - 3, 15 - 3} { // utime and stime, counted from 1; state is the first left
+	for _, i := range []int{14 - 3, 15 - 3} { // utime and stime, counted from 1; state, field 3, is the first one here
 		if i >= len(fields) {
 			return 0, fmt.Errorf("-%s: /proc/PID/stat has %d fields behind the name", p.name, len(fields))
 		}
@@ -185,7 +184,7 @@ func run(a, b string, pairs, warm int, out string) (err error) {
 	return nil
 }
 
-// write keeps the pairs so far, so that an interrupted run loses none.
+// write stores the pairs so far, so that an interrupted run loses none.
 func write(out string, rows [][]string) error {
 	if out == "" {
 		return nil

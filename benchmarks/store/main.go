@@ -1,9 +1,9 @@
-// Command store compares checkpoints with what the machine can do: a save and a load of
-// one rank's states with fio's sequential direct write and read of as many bytes in the
-// same folder, the stall of an asynchronous save with one copy of the states, and the
-// demo that saves at every step with the demo that saves at its end. Both sides of a
-// pair run one after the other and take turns at being first, since a shared machine
-// changes its speed from one second to the next.
+// Command store compares checkpoints with the machine's limits. It compares a save and a load of
+// one rank's states with fio's sequential direct write and read of the same number of bytes in the
+// same folder. It compares the stall of an asynchronous save with one copy of the states, and the
+// demo that saves at every step with the demo that saves at its end. Both sides of a pair run one
+// after the other and take turns at being first, since a shared machine's speed changes from one
+// second to the next.
 //
 //	go run ./benchmarks/store -dir DIR [-bytes N] [-pairs N] [-spillway BINARY [-steps N]]
 //
@@ -30,7 +30,7 @@ type run struct {
 	dir, binary  string
 	bytes        int64
 	pairs, steps int
-	processor    [2][]float64 // seconds of the demo's processes that save at each step, and of the others
+	processor    [2][]float64 // processor time of the demo, in seconds: with saves at each step, and at its end
 }
 
 func main() {
@@ -80,7 +80,7 @@ func (b *run) measure(dir string) error {
 	stage := func() (float64, error) { return bench.Seconds(func() error { return image.Stage(s.part()) }) }
 	plain := make([]float32, s.elements())
 	one := func() (float64, error) { return bench.Seconds(func() error { s.copyTo(plain); return nil }) }
-	for _, f := range []bench.Side{stage, one} { // their memory is touched
+	for _, f := range []bench.Side{stage, one} { // touches the memory of both
 		if _, err := f(); err != nil {
 			return err
 		}
@@ -116,13 +116,13 @@ func tell(what string, ratios []float64) {
 	fmt.Printf("%-5s  median ratio %s of %d pairs\n", what, bench.Spread(ratios, "%.3f"), len(ratios))
 }
 
-// states are a rank's: parameters and two moments of tensors of 8 MiB.
+// states are the states of a rank: parameters and two moments of tensors of 8 MiB.
 type states struct {
 	names   []string
 	values  map[string][][]float32 // by state and tensor
 	tensors []checkpoint.Tensor
 	extents []checkpoint.Extent
-	into    map[string][][]float32 // what a load fills
+	into    map[string][][]float32 // filled by a load
 }
 
 const tensorElems = 2 << 20
@@ -144,7 +144,7 @@ func newStates(bytes int64) *states {
 			}
 			s.values[k] = append(s.values[k], v)
 			into := make([]float32, tensorElems)
-			for j := range into { // a run's memory is touched before anything is loaded into it
+			for j := range into { // in a run the memory is touched before anything is loaded into it
 				into[j] = 1
 			}
 			s.into[k] = append(s.into[k], into)
@@ -160,7 +160,7 @@ func (s *states) elements() int64 { return int64(len(s.names) * len(kinds) * ten
 
 func (s *states) bytes() int64 { return 4 * s.elements() }
 
-// rate is bytes per second of f.
+// rate returns the bytes per second of f.
 func (s *states) rate(f func() error) (float64, error) {
 	t, err := bench.Seconds(f)
 	return float64(s.bytes()) / t, err
@@ -215,21 +215,21 @@ func (s *states) load(folder string) error {
 	return errors.Join(err, c.Close())
 }
 
-// loaded compares what came back.
+// loaded compares the loaded states with the saved ones.
 func (s *states) loaded() error {
 	for k, list := range s.into {
 		for i, v := range list {
 			if !slices.Equal(v, s.values[k][i]) {
 				return fmt.Errorf("%s of %s came back otherwise", k, s.names[i])
 			}
-			clear(v) // the next load has to fill it
+			clear(v) // so that the next load must fill it
 		}
 	}
 	return nil
 }
 
-// beside is fio's sequential direct write of as many bytes, of a new file and synced at
-// its end, or its read, in bytes per second.
+// beside returns the bytes per second of fio's sequential direct write of the same number of bytes,
+// to a new file that is synced at its end, or of its read.
 func beside(dir string, write bool, bytes int64) (float64, error) {
 	j := bench.Fio{File: filepath.Join(dir, "fio.bin"), Write: write, Bytes: bytes, Block: 1 << 20, Depth: 4, Engine: "libaio", Sync: true}
 	if write {
@@ -240,7 +240,7 @@ func beside(dir string, write bool, bytes int64) (float64, error) {
 	return j.Run()
 }
 
-// demo is the seconds of a whole run of the demo.
+// demo returns the seconds of a complete run of the demo.
 func (b *run) demo(dir string, more ...string) (float64, error) {
 	folder := filepath.Join(dir, "demo")
 	if err := os.RemoveAll(folder); err != nil {

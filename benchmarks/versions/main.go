@@ -1,12 +1,12 @@
-// Command versions compares two builds of spillway in turn: a training step, the
-// kernels in it by kind, and the demo.
+// Command versions compares two builds of spillway in turn: a training step, its kernels by kind,
+// and the demo.
 //
 //	go run ./benchmarks/versions -a OLD/spillway -b NEW/spillway -pairs 9
 //
-// Each pair runs both builds, the first one first in odd pairs and last in even ones,
-// so that a machine that warms up or fills up meets both alike. A figure is the median
-// of its steps in one run; of the pairs' ratios b/a it prints the median and the spread.
-// Processor time moves less than the clock where others use the machine.
+// Each pair runs both builds. The first build runs first in odd pairs and last in even ones, so
+// that effects such as a machine that becomes warm apply to both alike. A figure is the median of
+// its steps in one run. Of the pairs' ratios b/a the command prints the median and the spread.
+// Processor time varies less than wall time on a shared machine.
 package main
 
 import (
@@ -52,7 +52,7 @@ func main() {
 	})
 }
 
-// figures are seconds by what they are of: "step", "step, processor", "linear" ….
+// figures are seconds by name: "step", "step, processor", "linear" ….
 type figures map[string]float64
 
 // row is one figure of all pairs.
@@ -72,7 +72,7 @@ func run(o options, dir string) (err error) {
 		return errors.New("at least 1 pair and 2 steps are needed")
 	}
 	for _, path := range []*string{&o.a, &o.b} {
-		abs, err := filepath.Abs(*path) // the runs have a folder of their own
+		abs, err := filepath.Abs(*path) // the runs have separate folders
 		if err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ func run(o options, dir string) (err error) {
 	return errors.Join(show(rows), bench.WriteJSON(o.jsonPath, rows))
 }
 
-// text is data that needs no file of this machine's: the same bytes everywhere.
+// text returns n bytes of data, the same on every machine.
 func text(n int) []byte {
 	var b bytes.Buffer
 	for i := 0; b.Len() < n; i++ {
@@ -138,8 +138,8 @@ func once(binary, dir, data string, o options) (figures, error) {
 	return f, nil
 }
 
-// command runs a build and returns the processor time that it used, in seconds. What
-// the run before left of its metrics and trace is gone then.
+// command runs a build and returns the processor time that it used, in seconds. It first removes
+// the previous run's metrics and trace.
 func command(binary string, args ...string) (float64, error) {
 	for i, arg := range args {
 		if arg == "--metrics" || arg == "--trace" {
@@ -148,7 +148,7 @@ func command(binary string, args ...string) (float64, error) {
 			}
 		}
 	}
-	// The demo writes checkpoints where it runs: each run has a new folder.
+	// The demo writes checkpoints in its folder, so each run has a new one.
 	dir, err := os.MkdirTemp("", "run")
 	if err != nil {
 		return 0, err
@@ -158,7 +158,7 @@ func command(binary string, args ...string) (float64, error) {
 	return processor, err
 }
 
-// stepSeconds returns the median time of the steps in a metrics file, but the first.
+// stepSeconds returns the median time of the steps in a metrics file, without the first.
 func stepSeconds(path string) (float64, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -189,8 +189,8 @@ func stepSeconds(path string) (float64, error) {
 	return bench.Median(list), nil
 }
 
-// kernels adds up section "step" of a trace by kind of operation; what takes under a
-// thousandth of it is left out.
+// kernels sums section "step" of a trace by kind of operation. Kinds with under a thousandth of the
+// time are left out.
 func kernels(path string, into figures) error {
 	spans, err := bench.ReadTrace(path)
 	if err != nil {
@@ -209,7 +209,7 @@ func kernels(path string, into figures) error {
 	return nil
 }
 
-// table makes the rows of what all runs have.
+// table returns rows with the figures that all runs have.
 func table(pairs [][2]figures) (rows []row) {
 	for what := range pairs[0][0] {
 		r := row{What: what}

@@ -1,19 +1,20 @@
-// Package sample says what a data set is that a program brings along.
+// Package sample defines the interface of a data set that a program provides.
 package sample
 
 // Samples is a data set that a program provides. Its methods may be called concurrently and
 // must always return the same values.
 type Samples interface {
-	// Len is the number of samples, at least 1.
+	// Len returns the number of samples, at least 1.
 	Len() int64
 	// Sample fills a row with sample i, 0 ≤ i < Len. Elements that it does not set are 0, and
 	// targets -1.
 	Sample(i int64, r *Row) error
 }
 
-// TargetCounter is implemented by Samples that can count their targets without making them. The
-// loss is a mean over the counted targets of the whole step, whose number must be known before
-// its first micro-batch. Without this interface each sample of a step is therefore made twice.
+// TargetCounter is implemented by Samples that can count their targets without computing them. The
+// loss is a mean over the counted targets of the complete step, and their number must be known
+// before its first micro-batch. Without this interface each sample of a step is therefore computed
+// twice.
 type TargetCounter interface {
 	Samples
 	// CountTargets returns how many targets of sample i are not -1.

@@ -9,9 +9,10 @@ import (
 	"unicode/utf8"
 )
 
-// bpe merges the bytes of a piece of text into tokens (Sennrich et al. 2016, on
-// bytes as in GPT-2, or on characters as SentencePiece does): of all neighbouring pairs that have a merge, the one
-// of the lowest rank, the leftmost of equals, until none has.
+// bpe merges the bytes of a piece of text into tokens (Sennrich et al. 2016), starting from bytes
+// as in GPT-2, or from characters as in SentencePiece. It repeats until no neighbouring pair has a
+// merge: of all pairs that have one it merges the pair of the lowest rank, of equal ones the
+// leftmost.
 type bpe struct {
 	byteToken [256]int32 // -1: a byte that UTF-8 does not have
 	// chars, if not nil, maps characters to the tokens that merging starts from. A character
@@ -28,9 +29,9 @@ type merge struct{ rank, token int32 }
 
 func pairKey(left, right int32) uint64 { return uint64(uint32(left))<<32 | uint64(uint32(right)) }
 
-// bpeFromRanks recovers the merges from a vocabulary in training order whose first 256 tokens
-// are the bytes. A token's merge joins the two parts into which the earlier merges turn its
-// text.
+// bpeFromRanks recovers the merges from a vocabulary in training order whose first 256 tokens are
+// the bytes. A token's merge joins the two parts that are left of its text after all earlier
+// merges.
 func bpeFromRanks(tokens []string) (*bpe, error) {
 	m := &bpe{merges: make(map[uint64]merge, len(tokens)), tokens: slices.Clone(tokens)}
 	for i := range m.byteToken {
@@ -71,7 +72,7 @@ type scratch struct {
 	cache   map[string][]int32
 }
 
-// symbol is a token of the piece so far, in a linked list.
+// symbol is a token of the piece during merging, in a linked list.
 type symbol struct {
 	token      int32 // -1: merged into the one before
 	prev, next int32 // index, or -1
@@ -123,8 +124,8 @@ func (m *bpe) start(dst []int32, piece string) []int32 {
 // faster than a priority queue.
 const shortPiece = 48
 
-// longPiece bounds the piece that is merged at once, in bytes: merges take up to 100 bytes of
-// memory for each. A longer piece is no word of a language; it is merged in parts.
+// longPiece is the longest piece, in bytes, that is merged at once: merging needs up to 100 bytes
+// of memory for each byte. A longer piece is no word of a human language; it is merged in parts.
 const longPiece = 1 << 20
 
 // encodePiece appends the tokens of a piece to dst.

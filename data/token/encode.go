@@ -12,20 +12,20 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// bpeTokenizer turns text into tokens in four stages: added tokens, normalization, splitting,
+// bpeTokenizer converts text to tokens in four stages: added tokens, normalization, splitting,
 // merges.
 type bpeTokenizer struct {
 	name      string
 	model     *bpe
-	raw       *addedSet // found in the text as it is; nil: none
+	raw       *addedSet // found in the unchanged text; nil: none
 	normalize []normalizer
 	normed    *addedSet  // found in the normalized text; nil: none
-	meta      *metaspace // nil: none; else split is its own
+	meta      *metaspace // nil: none; otherwise split is metaspace's
 	split     []splitter
-	before    []int32 // a prompt
+	before    []int32 // tokens at the start of a prompt
 	eot       int32
 	specials  Specials
-	cuttable  bool // Cut's rule holds
+	cuttable  bool // the rule of Cut applies
 
 	scratch sync.Pool
 }
@@ -34,8 +34,8 @@ func (t *bpeTokenizer) Name() string   { return t.name }
 func (t *bpeTokenizer) VocabSize() int { return len(t.model.tokens) }
 func (t *bpeTokenizer) EOT() int32     { return t.eot }
 
-// cacheEntries bounds the pieces that an encoder remembers, cacheBytes their
-// length: text repeats its words, and a lookup is faster than merging.
+// cacheEntries is the number of pieces that an encoder caches at most, and cacheBytes their maximum
+// length. Text repeats its words, and a lookup is faster than merging.
 const (
 	cacheEntries = 1 << 15
 	cacheBytes   = 32
@@ -43,8 +43,8 @@ const (
 
 func (t *bpeTokenizer) Encode(text string) []int32 { return t.encode(text, false) }
 
-// EncodeMore encodes text that follows a cut, so without the prefix that a tokenizer puts
-// before a text.
+// EncodeMore encodes text that follows a cut, without the prefix that a tokenizer adds before a
+// text.
 func (t *bpeTokenizer) EncodeMore(text string) []int32 { return t.encode(text, true) }
 
 func (t *bpeTokenizer) encode(text string, more bool) []int32 {
@@ -67,7 +67,7 @@ func Marking(tok Tokenizer) (func(text string, marks []int) (tokens []int32, at 
 
 func (t *bpeTokenizer) encodeAll(text string, more bool, marks []int) (out []int32, at []int) {
 	if !utf8.ValidString(text) {
-		text = string([]rune(text)) // each bad byte becomes U+FFFD
+		text = string([]rune(text)) // each invalid byte becomes U+FFFD
 	}
 	s, _ := t.scratch.Get().(*scratch)
 	if s == nil {
@@ -138,7 +138,7 @@ func within(marks *[]int, begin, end int) []int {
 // holding appends to at the index of the token of out[n:] that holds each byte offset in marks.
 // plain is the section's text; its tokens may start with an added space.
 func (t *bpeTokenizer) holding(at []int, out []int32, n int, plain string, marks []int) []int {
-	// A space of SentencePiece takes 3 bytes in the text, 1 in a token.
+	// A space of SentencePiece has 3 bytes in the text, 1 in a token.
 	length := func(s string) int { return len(s) - 2*strings.Count(s, spaceMark) }
 	if t.meta == nil {
 		length = func(s string) int { return len(s) }
@@ -147,7 +147,7 @@ func (t *bpeTokenizer) holding(at []int, out []int32, n int, plain string, marks
 	for _, id := range out[n:] {
 		total += len(t.model.tokens[id])
 	}
-	put := total - length(plain) // bytes that were put before
+	put := total - length(plain) // bytes that were added before the text
 	i, end := n, 0
 	for _, m := range marks {
 		place := length(plain[:m]) + put
@@ -211,10 +211,10 @@ func (t *bpeTokenizer) Decode(tokens []int32) string {
 	return out.String()
 }
 
-// Cut cuts between a letter or digit and an ASCII space, tab or line end.
-// There every pattern that this package knows ends a piece whatever follows,
-// and none looks behind, so both sides split as they do together. Merges of
-// characters end there before a space where no token has the two side by side.
+// Cut cuts between a letter or digit and an ASCII space, tab or line end. There every pattern that
+// this package knows ends a piece, whatever follows, and none looks behind, so both sides are split
+// as in the complete text. Merges of characters end there before a space if no token contains both
+// side by side.
 func (t *bpeTokenizer) Cut(text []byte, from int) int {
 	if !t.cuttable {
 		return 0
@@ -268,8 +268,8 @@ func (t *bpeTokenizer) isBytes() bool {
 	return true
 }
 
-// normalized runs the normalizers over non-empty text. continues says that text follows a cut,
-// so that nothing is put before it.
+// normalized runs the normalizers over non-empty text. continues says that text follows a cut, so
+// nothing is added before it.
 func (t *bpeTokenizer) normalized(text string, continues bool) string {
 	for _, n := range t.normalize {
 		switch {
@@ -287,7 +287,7 @@ func (t *bpeTokenizer) normalized(text string, continues bool) string {
 }
 
 // Prompt returns the tokens of a text that a model is to continue: the start token that
-// tokenizer.json puts before a single text, then those of Encode. Training data have no start
+// tokenizer.json adds before a single text, then those of Encode. Training data have no start
 // token: EOT separates documents.
 func Prompt(tok Tokenizer, text string) []int32 {
 	tokens := tok.Encode(text)

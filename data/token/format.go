@@ -46,11 +46,11 @@ type hfAdded struct {
 	SingleWord bool    `json:"single_word"`
 	LStrip     bool    `json:"lstrip"`
 	RStrip     bool    `json:"rstrip"`
-	Normalized *bool   `json:"normalized"` // default: not special
+	Normalized *bool   `json:"normalized"` // default: the opposite of special
 	Special    bool    `json:"special"`
 }
 
-// hfPost is a post_processor: the special tokens put around a text that is a model's input.
+// hfPost is a post_processor, which adds special tokens to a text that is a model's input.
 type hfPost struct {
 	Type       string    `json:"type"`
 	Processors []*hfPost `json:"processors"`
@@ -67,8 +67,8 @@ type hfPost struct {
 	} `json:"special_tokens"`
 }
 
-// start gives the tokens that a post_processor puts before a single text, such as
-// Llama's <s>; nil if none. vocab bounds them.
+// start returns the tokens that a post_processor adds before a single text, such as Llama's <s>;
+// nil if there are none. vocab bounds them.
 func (p *hfPost) start(vocab, depth int) ([]int32, error) {
 	if p == nil || depth > 8 {
 		return nil, nil

@@ -19,25 +19,23 @@ import (
 const (
 	// maxTokenizerBytes bounds a tokenizer.json; Llama 3's has 9 to 17 MB.
 	maxTokenizerBytes = 256 << 20
-	// maxTokens bounds its ids, several times the largest vocabularies.
+	// maxTokens bounds its ids. It is several times the largest vocabularies.
 	maxTokens = 1 << 22
 )
 
-// Load reads a Hugging Face tokenizer.json whose model is a BPE: on bytes,
-// such as GPT-2's, Llama 3's and Qwen 2's (pre-tokenizers ByteLevel, Digits and
-// Split by their patterns, normalizer none or NFC, ignore_merges), or on characters
-// with byte_fallback, as Llama 2's and Mistral's come from SentencePiece
-// (normalizers Prepend and Replace of spaces, or pre-tokenizer Metaspace). Another
-// kind (WordPiece, Unigram, another normalizer, pre-tokenizer or pattern) is refused
-// by name, since its tokens would silently be others than the model was trained on.
+// Load reads a Hugging Face tokenizer.json whose model is a BPE. It may be on bytes, such as
+// GPT-2's, Llama 3's and Qwen 2's: pre-tokenizers ByteLevel, Digits and Split by their patterns,
+// normalizer none or NFC, ignore_merges. Or it may be on characters with byte_fallback, like Llama
+// 2's and Mistral's from SentencePiece: normalizers Prepend and Replace of spaces, or pre-tokenizer
+// Metaspace. Other kinds (WordPiece, Unigram, another normalizer, pre-tokenizer or pattern) are
+// refused by name. Their tokens would silently differ from those of the model's training.
 //
-// Encode gives what the reference implementation gives without special tokens
-// added; Prompt puts the start token before a text. Special tokens spelled in the
-// text are found.
+// Encode gives the same tokens as the reference implementation without special tokens added; Prompt
+// adds the start token before a text. Special tokens spelled in the text are recognized.
 //
-// The files beside a tokenizer.json name its special tokens (see Specials). Without
-// them EOT is the special token called <|endoftext|>, <|end_of_text|>, </s>, <eos>
-// or <|eot_id|>, the first that exists.
+// The files beside a tokenizer.json name its special tokens (see Specials). Without them EOT is the
+// special token called <|endoftext|>, <|end_of_text|>, </s>, <eos> or <|eot_id|>, the first that
+// exists.
 func Load(path string) (Tokenizer, error) {
 	st, err := os.Stat(path)
 	if err != nil {
@@ -96,7 +94,7 @@ func parse(text []byte, read func(name string) ([]byte, error)) (*bpeTokenizer, 
 	if err := t.addNormalizer(file.Normalizer); err != nil {
 		return nil, err
 	}
-	pieces := file.Model.ByteFallback // as SentencePiece has them
+	pieces := file.Model.ByteFallback // as in SentencePiece
 	switch d := file.Decoder; {
 	case pieces && d != nil:
 		if err := d.checkDecoder(0); err != nil {
@@ -144,7 +142,7 @@ func parse(text []byte, read func(name string) ([]byte, error)) (*bpeTokenizer, 
 	if err := t.setSpecials(&b, vocab, added, special, notes); err != nil {
 		return nil, err
 	}
-	// The name is the hash of this file alone if the other files change no token.
+	// The name is only the hash of this file if the other files change no token.
 	if changed := more[len(file.AddedTokens):]; len(changed) > 0 || t.eot != byName(special) {
 		other, err := json.Marshal(changed)
 		if err != nil {
@@ -241,9 +239,8 @@ func (s *hfStage) splitter() (splitter, error) {
 	if s.Pattern == nil || s.Pattern.Regex == nil {
 		return splitter{}, errors.New("pre_tokenizer Split has no pattern with a Regex")
 	}
-	// The known patterns match all of any text, so keeping matches and what is
-	// between them (Isolated) and dropping what is not matched (Removed,
-	// inverted) are the same.
+	// The known patterns match every part of a text. So it is the same to keep matches and the text
+	// between them (Isolated), or to drop text that is not matched (Removed, inverted).
 	if !(s.Behavior == "Isolated" && !s.Invert) && !(s.Behavior == "Removed" && s.Invert) {
 		return splitter{}, fmt.Errorf("pre_tokenizer Split with behavior %q, invert %v is not supported; it must be Isolated, false", s.Behavior, s.Invert)
 	}
@@ -275,9 +272,8 @@ func decodeVocab(text json.RawMessage) (map[string]int32, error) {
 	return vocab, nil
 }
 
-// byteChars is GPT-2's spelling of bytes as printable characters: '!' to '~',
-// U+00A1 to U+00AC and U+00AE to U+00FF stand for themselves, the other bytes,
-// in order, are U+0100 on.
+// byteChars is GPT-2's spelling of bytes as printable characters. '!' to '~', U+00A1 to U+00AC and
+// U+00AE to U+00FF spell themselves; the other bytes, in order, are U+0100 on.
 var byteChars, charBytes = func() (chars [256]rune, bytes map[rune]byte) {
 	bytes = map[rune]byte{}
 	next := rune(0x100)
@@ -292,8 +288,8 @@ var byteChars, charBytes = func() (chars [256]rune, bytes map[rune]byte) {
 	return chars, bytes
 }()
 
-// unspell gives the bytes that a token spells, or the token itself where it
-// has a character that is no byte's.
+// unspell returns the bytes that a token spells, or the token unchanged if it has a character that
+// spells no byte.
 func unspell(token string) string {
 	out := make([]byte, 0, len(token))
 	for _, r := range token {
@@ -355,7 +351,7 @@ func newModel(h *hfModel, vocab map[string]int32) (*bpe, error) {
 		case !okJoined:
 			return nil, fmt.Errorf("merge %d: %q, which it makes of %q and %q, is not in the vocabulary", i, p[0]+p[1], p[0], p[1])
 		}
-		// If a pair is given twice the last one counts, as in the reference.
+		// If a pair is given twice, the last one counts, as in the reference.
 		m.merges[pairKey(left, right)] = merge{int32(i), joined}
 	}
 	return m, nil

@@ -2,29 +2,28 @@ package token
 
 import "strings"
 
-// spaceMark is how SentencePiece spells a space in its tokens.
+// spaceMark is SentencePiece's spelling of a space in its tokens.
 const spaceMark = "▁"
 
-// normalizer is one normalization step: NFC, a text put before the input, or a text replaced by
-// another.
+// normalizer is one normalization step: NFC, a prefix, or a replacement.
 type normalizer struct {
 	nfc      bool
 	prepend  string
 	from, to string
 }
 
-// metaspace is what a SentencePiece-style BPE has in place of patterns: spaces are
-// the character ▁, and merges may go over them.
+// metaspace replaces the patterns in a SentencePiece-style BPE. Spaces are the character ▁, and
+// merges may cross them.
 type metaspace struct {
 	model *bpe
-	// here says that the Metaspace pre-tokenizer, not a normalizer, turns spaces into ▁. scheme
-	// says where it also puts a ▁ before text that lacks one: always (before a text and after
-	// each added token), first (before a text) or never.
+	// here says that the Metaspace pre-tokenizer, not a normalizer, replaces spaces by ▁. scheme
+	// says where it also adds a ▁ before text that lacks one: always (before a text and after each
+	// added token), first (before a text) or never.
 	here   bool
 	scheme string
-	// split says that every ▁ starts a piece. Without it whole texts are merged. joined are the
-	// characters that some token has directly before a ▁; after any other character a token
-	// always ends there, so a piece may too.
+	// split says that every ▁ starts a piece. Without it complete texts are merged. joined are the
+	// characters that some token has directly before a ▁; after any other character a token always
+	// ends there, so a piece may too.
 	split  bool
 	joined map[rune]bool
 }
@@ -45,7 +44,7 @@ func (m *metaspace) apply(text string, first, continues bool) string {
 // apart says that no token has r right before a ▁.
 func (m *metaspace) apart(r rune) bool {
 	if _, ok := m.model.chars[r]; !ok {
-		r = '>' // of the last byte's token, <0xNN>
+		r = '>' // the last character of a byte token, <0xNN>
 	}
 	return m.split || !m.joined[r]
 }

@@ -74,7 +74,7 @@ var ByteChat = sync.OnceValue(func() Tokenizer {
 })
 
 const (
-	// ByteChatName is the name by which Open knows ByteChat.
+	// ByteChatName is ByteChat's name in Open.
 	ByteChatName = "bytes-chat"
 	byteEnd      = "<|endoftext|>"
 )
@@ -139,7 +139,7 @@ func byteVocab() map[string]int {
 	return vocab
 }
 
-// tokenizerText is the tokenizer.json of a byte-level BPE. words says that text is first split
+// tokenizerText returns the tokenizer.json of a byte-level BPE. words says that text is first split
 // into words.
 func tokenizerText(vocab map[string]int, merges [][2]string, added []any, words bool) ([]byte, error) {
 	if merges == nil {

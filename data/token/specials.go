@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/regular"
 )
 
-// Files of a Hugging Face model folder that say how a tokenizer's tokens are used.
+// Files of a Hugging Face model folder that describe the special tokens and the template.
 const (
 	tokenizerFile     = "tokenizer.json"
 	tokenizerConfig   = "tokenizer_config.json"
@@ -24,13 +24,13 @@ const (
 	specialTokensMap  = "special_tokens_map.json"
 	chatTemplateFile  = "chat_template.jinja"
 	maxBesideBytes    = 64 << 20
-	defaultChatFormat = "default" // of a list of named templates
+	defaultChatFormat = "default" // name of the used template in a list
 )
 
 // idKeys are the keys of config.json and generation_config.json that hold token ids.
 var idKeys = []string{"bos_token_id", "eos_token_id", "pad_token_id"}
 
-// SpecialsOf gives a tokenizer's special tokens.
+// SpecialsOf returns a tokenizer's special tokens.
 func SpecialsOf(tok Tokenizer) Specials {
 	if t, ok := tok.(*bpeTokenizer); ok {
 		return t.specials
@@ -170,8 +170,8 @@ func tokenIDs(file string, o map[string]json.RawMessage, key string) (ids []int6
 	return slices.DeleteFunc(ids, func(id int64) bool { return id < 0 }), nil
 }
 
-// chatTemplate is the template of chat_template.jinja, otherwise tokenizer_config.json's:
-// text, or a list of named templates of which "default" counts.
+// chatTemplate returns the template of chat_template.jinja, otherwise that of
+// tokenizer_config.json: text, or the "default" one of a list of named templates.
 func (b *beside) chatTemplate() (string, error) {
 	if b.template != "" || !given(b.tokenizer, "chat_template") {
 		return b.template, nil
@@ -192,12 +192,12 @@ func (b *beside) chatTemplate() (string, error) {
 	return "", nil
 }
 
-// setSpecials finds the special tokens. added holds the id of each added token, special
-// those that are marked as special.
+// setSpecials finds the special tokens. added holds the id of each added token, special those that
+// are marked as special.
 //
 // The tokenizer's eos_token ends documents. Generation stops at it and at the ids of
-// generation_config.json, or, where that has none, of config.json. Without any of them
-// the names of known models count.
+// generation_config.json, or, if that has none, of config.json. Without any of them the names of
+// known models are used.
 func (t *bpeTokenizer) setSpecials(b *beside, vocab, added, special map[string]int32, notes []string) error {
 	s := Specials{BOS: -1, Pad: -1, IDs: map[string]json.RawMessage{}, Notes: notes}
 	var err error
@@ -270,9 +270,8 @@ func (t *bpeTokenizer) setSpecials(b *beside, vocab, added, special map[string]i
 	return nil
 }
 
-// modelIDs gives the ids of a key of generation_config.json, otherwise of config.json.
-// Ids that are no special tokens are left out: transformers writes its defaults there
-// for any tokenizer.
+// modelIDs returns the ids of a key of generation_config.json, otherwise of config.json. Ids that
+// are not special tokens are left out: transformers writes its defaults there for any tokenizer.
 func (t *bpeTokenizer) modelIDs(b *beside, key string, isSpecial map[int32]bool, notes *[]string) (found []int32, err error) {
 	for _, file := range []struct {
 		name string
@@ -302,8 +301,8 @@ func (t *bpeTokenizer) modelIDs(b *beside, key string, isSpecial map[int32]bool,
 	return found, nil
 }
 
-// startToken obeys add_bos_token, which decides for the classes that build their own
-// post_processor; others have it in tokenizer.json.
+// startToken applies add_bos_token. It is for tokenizer classes that build their own
+// post_processor; others have the start token in tokenizer.json.
 func (t *bpeTokenizer) startToken(b *beside, s *Specials) {
 	var class string
 	if json.Unmarshal(b.tokenizer["tokenizer_class"], &class) != nil || s.BOS < 0 {

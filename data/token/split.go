@@ -55,8 +55,8 @@ func slowClass(r rune) class {
 	return other
 }
 
-// classAt gives the class and length of the character at text[i]; the end of
-// the text is a space of length 0.
+// classAt returns the class and length of the character at text[i]. The end of the text is a space
+// of length 0.
 func classAt(text string, i int) (class, int) {
 	if i >= len(text) {
 		return space, 0
@@ -82,9 +82,9 @@ func run(text string, i int, c class, limit int) int {
 
 const unlimited = 1<<31 - 1
 
-// spaces implements \s+(?!\S)|\s+ for a text that starts with a run of spaces ending at end. At
-// the end of the text it takes the whole run; otherwise all but the last space, which goes with
-// the next piece, unless it is the only one.
+// spaces implements \s+(?!\S)|\s+ for a text that starts with a run of spaces ending at end. At the
+// end of the text it returns the complete run. Otherwise it returns the run without its last space,
+// which belongs to the next piece; a single space is returned.
 func spaces(text string, end int) int {
 	if end == len(text) {
 		return end
@@ -96,8 +96,7 @@ func spaces(text string, end int) int {
 	return end
 }
 
-// contraction gives the length of 's, 't, 're, 've, 'm, 'll or 'd at the
-// start, or 0.
+// contraction returns the length of 's, 't, 're, 've, 'm, 'll or 'd at the start, or 0.
 func contraction(text string, anyCase bool) int {
 	if len(text) < 2 || text[0] != '\'' {
 		return 0
@@ -182,8 +181,8 @@ func splitLlama(text string, digits int) int {
 	return spaces(text, end)
 }
 
-// splitDigits is the Digits pre-tokenizer: it separates numeric characters from others; with
-// each, every digit is a piece.
+// splitDigits is the Digits pre-tokenizer: it separates numeric characters from others. With each
+// set, every digit is a separate piece.
 func splitDigits(each bool) func(string) int {
 	return func(text string) int {
 		c, n := classAt(text, 0)

@@ -1,4 +1,5 @@
-// Package token turns text into tokens and back: bytes, GPT-2, and tokenizers of the Hugging Face format.
+// Package token converts text to tokens and back: bytes, GPT-2, and tokenizers of the Hugging Face
+// format.
 package token
 
 import (
@@ -6,38 +7,38 @@ import (
 	"strings"
 )
 
-// Tokenizer turns text into tokens and back. Its methods may be called concurrently.
+// Tokenizer converts text to tokens and back. Its methods may be called concurrently.
 type Tokenizer interface {
-	// Name identifies the tokenizer: runs with equal names see equal tokens.
+	// Name identifies the tokenizer. Tokenizers with equal names produce equal tokens.
 	Name() string
 	// VocabSize is larger than every token that Encode returns.
 	VocabSize() int
 	// Encode returns the tokens of text. Bytes that are not UTF-8 count as U+FFFD, except in
 	// the tokenizer of bytes.
 	Encode(text string) []int32
-	// Decode returns the text of tokens. Tokens of part of a character give its bytes, so that
-	// decoded parts concatenate. A token out of range gives U+FFFD.
+	// Decode returns the text of tokens. A token that is a part of a character gives its bytes, so
+	// decoded parts can be concatenated. A token out of range gives U+FFFD.
 	Decode(tokens []int32) string
-	// EOT is the token that ends a document, or -1 if there is none.
+	// EOT returns the token that ends a document, or -1 if there is none.
 	EOT() int32
 }
 
 // Cutter is a Tokenizer that can encode a text in parts.
 type Cutter interface {
 	// Cut returns the largest c, from < c ≤ len(text), at which text can be cut: the tokens of
-	// text[:c] followed by those that EncodeMore gives for text[c:] and whatever follows are those
-	// of the whole. It returns 0 if it knows no such c. text[:from], without its last character,
-	// was searched before.
+	// text[:c], followed by the tokens from EncodeMore of text[c:] and any later text, are those of
+	// the complete text. It returns 0 if it knows no such c. text[:from], without its last
+	// character, was searched before.
 	Cut(text []byte, from int) int
-	// Within returns a place to cut a long text in which Cut finds none. It lies between
-	// characters, and the tokens may differ from those of the whole. It returns 0 if Cut has no
-	// rule for this tokenizer.
+	// Within returns a place to cut a long text in which Cut finds none. The place is between
+	// characters, and the tokens may differ from those of the complete text. It returns 0 if Cut
+	// has no rule for this tokenizer.
 	Within(text []byte) int
-	// EncodeMore encodes the text after a cut: without what Encode puts before a text.
+	// EncodeMore encodes the text after a cut, without the prefix that Encode adds before a text.
 	EncodeMore(text string) []int32
 }
 
-// Bytes is the tokenizer whose tokens are the bytes of the text.
+// Bytes returns the tokenizer whose tokens are the bytes of the text.
 func Bytes() Tokenizer { return byteTokenizer{} }
 
 type byteTokenizer struct{}
@@ -87,8 +88,8 @@ type Specials struct {
 	Notes []string
 }
 
-// ModelIDs are bos_token_id, eos_token_id and pad_token_id for an exported config.json:
-// the original values, otherwise those of the named tokens.
+// ModelIDs returns bos_token_id, eos_token_id and pad_token_id for an exported config.json: the
+// original values, otherwise those of the named tokens.
 func (s *Specials) ModelIDs() map[string]any {
 	out := map[string]any{}
 	if s.BOS >= 0 {

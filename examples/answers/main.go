@@ -1,5 +1,5 @@
-// Command answers makes what a first fine-tuning needs: a base model, trained on stories that it
-// writes, and conversations to fine-tune it on.
+// Command answers prepares a first fine-tuning: a base model, trained on stories that the command
+// writes, and conversations for fine-tuning.
 //
 //	go run ./examples/answers [-steps N] [-pairs N] [-questions N] [-seed N] [FOLDER]
 //
@@ -29,18 +29,19 @@ import (
 	"github.com/spillway-ml/spillway"
 )
 
-// shape is the base model: 257 tokens are the bytes and an end token, which stories do not have.
+// shape is the base model. Its 257 tokens are the bytes and an end token, which stories do not
+// have.
 const shape = `{"model_type": "llama", "vocab_size": 257, "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3,
  "num_attention_heads": 4, "max_position_embeddings": 256, "tie_word_embeddings": true, "initializer_range": 0.1}
 `
 
-// amounts are how much is made.
+// amounts are the sizes of the generated data and of the training.
 type amounts struct {
 	stories, steps, pairs, questions int
 	seed                             uint64
 }
 
-// standard is the tutorial's.
+// standard are the tutorial's amounts.
 var standard = amounts{stories: 4000, steps: 1500, pairs: 1000, questions: 10, seed: 1}
 
 func main() {
@@ -63,7 +64,7 @@ func main() {
 	}
 }
 
-// What people have where. Within a list each word begins with another letter.
+// The parts of scenes. Within a list each word begins with another letter.
 var (
 	names   = strings.Fields("Ann Bob Cid Dan Eve Fay Gus Hal Ida Jim Kit Lea")
 	colours = strings.Fields("black green pink red tan violet white yellow")
@@ -71,7 +72,7 @@ var (
 	places  = strings.Fields("attic bus cellar garden hall kitchen office park")
 )
 
-// scene is somebody who has something somewhere.
+// A scene is a person who has a thing of a colour at a place.
 type scene struct{ name, colour, thing, place string }
 
 func drawScene(r *rand.Rand) scene {
@@ -83,7 +84,7 @@ func (s scene) String() string {
 	return fmt.Sprintf("%s has a %s %s in the %s.", s.name, s.colour, s.thing, s.place)
 }
 
-// ask is one of the scene's questions, with its answer.
+// ask returns one of the questions about the scene, with its answer.
 func (s scene) ask(i int) (question, answer string) {
 	switch i {
 	case 0:
@@ -94,10 +95,10 @@ func (s scene) ask(i int) (question, answer string) {
 	return "Where is it?", "It is in the " + s.place + "."
 }
 
-// questions is how many ask knows.
+// questions is the number of questions in ask.
 const questions = 3
 
-// story has two of the questions.
+// story returns the scene's text with two of the questions.
 func (s scene) story(r *rand.Rand) string {
 	text := s.String()
 	for _, i := range r.Perm(questions)[:2] {
@@ -158,7 +159,7 @@ func write(folder string, a amounts) error {
 	return err
 }
 
-// build makes the folder, and trains the base model.
+// build creates the folder, and trains the base model.
 func build(ctx context.Context, folder string, a amounts) (err error) {
 	if err := os.Mkdir(folder, 0o755); err != nil {
 		return fmt.Errorf("%w; remove it, or name another folder", err)

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// Images of an epoch and held out, and the size of the job.
+// Number of images of an epoch and held out, and the size of the job.
 const (
 	side, classes   = 28, 10
 	images, heldOut = 12800, 1600
@@ -32,7 +32,7 @@ var glyphs = [classes][7]byte{
 	{0x0e, 0x11, 0x11, 0x0e, 0x11, 0x11, 0x0e}, {0x0e, 0x11, 0x11, 0x0f, 0x01, 0x02, 0x0c},
 }
 
-// ink is how dark a digit is at x, y in pixels of its glyph, in [0, 1], interpolated between
+// ink returns how dark a digit is at x, y in pixels of its glyph, in [0, 1], interpolated between
 // the centres of four pixels.
 func ink(digit int, x, y float64) float64 {
 	column, row := math.Floor(x-0.5), math.Floor(y-0.5)
@@ -46,8 +46,8 @@ func ink(digit int, x, y float64) float64 {
 	return sum
 }
 
-// digits are images from a seed: a digit that is shifted, rotated, scaled and sheared, with
-// noise. The same index has the same image whenever it is drawn.
+// digits are images drawn from a seed: a digit that is shifted, rotated, scaled and sheared, with
+// noise. An index always has the same image.
 type digits struct{ first, n int64 }
 
 func (d digits) Len() int64 { return d.n }
@@ -70,8 +70,8 @@ func (d digits) Sample(i int64, r *data.Row) error {
 	return nil
 }
 
-// train trains a network with the given hidden layers for some epochs, tells the accuracy on
-// held-out images after each, and returns that and the losses of all steps.
+// train trains a network with the given hidden layers for some epochs. After each epoch it reports
+// the accuracy on held-out images. It returns the last accuracy and the losses of all steps.
 func train(stage, epochs int, hidden []int, tell func(epoch int, e *spillway.EvalResult)) (losses []float32, accuracy float64, err error) {
 	c, ctx := spillway.Default(), context.Background()
 	c.Own.Model = spillway.NewModel("digits", model.Config{Family: model.MLP, Inputs: side * side, Hidden: hidden, Classes: classes})

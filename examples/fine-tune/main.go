@@ -1,10 +1,11 @@
-// Command fine-tune trains the last layers of a model from elsewhere on text: weights
-// come from a Hugging Face folder, the embedding and the first layers stay as they are,
-// and what these hand on is kept, so that the second epoch does not compute it again.
+// Command fine-tune trains the last layers of an existing model on text. The weights come from a
+// Hugging Face folder. The embedding and the first layers are frozen, and their outputs are cached,
+// so that the second epoch does not compute them again.
 //
 //	go run ./examples/fine-tune MODEL TEXT [CHECKPOINTS]
 //
-// "spillway ckpt export CHECKPOINTS --to DIR" makes a Hugging Face folder of the newest.
+// "spillway ckpt export CHECKPOINTS --to DIR" exports the newest checkpoint as a Hugging Face
+// folder.
 package main
 
 import (

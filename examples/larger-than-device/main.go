@@ -1,9 +1,8 @@
-// Command larger-than-device trains a GPT of 105 million parameters, with
-// GPT-2's vocabulary, on one rank whose device and host memory are each capped
-// at a tenth of the model's states; the rest of them is on disk. It does so in
-// layer order, which reads each layer twice a step, and in micro order, which reads
-// it twice a micro-batch. It then trains it again without caps, and compares: of each
-// order the bits must be the same.
+// Command larger-than-device trains a GPT of 105 million parameters, with GPT-2's vocabulary, on
+// one rank. Its device and host memory are each capped at a tenth of the model's states; the other
+// states are on disk. It trains in layer order, which reads each layer twice a step, and in micro
+// order, which reads it twice a micro-batch. Then it trains again without caps and compares: for
+// each order the bits must be the same.
 //
 //	go run ./examples/larger-than-device [-steps 20] [-accum 4] [-disk DIR]
 package main
@@ -37,7 +36,7 @@ func main() {
 	}
 }
 
-// outcome is what a run leaves to compare.
+// outcome has the results of a run that are compared.
 type outcome struct {
 	losses   []float32
 	sha      string
@@ -72,7 +71,7 @@ func run(steps, accum int, disk, model string) error {
 
 	var of [2][2]outcome // by order, capped and not
 	orders := [2]string{"layer", "micro"}
-	for i, one := range []spillway.Config{capped, c} { // what is resident only grows
+	for i, one := range []spillway.Config{capped, c} { // the resident peak only grows, so the capped run is first
 		for k, order := range orders {
 			one.AccumOrder = order
 			if of[k][i], err = train(one); err != nil {
@@ -107,10 +106,10 @@ func run(steps, accum int, disk, model string) error {
 	return nil
 }
 
-// names are those of a run with caps and one without.
+// names of a run with caps and of one without.
 var names = [2]string{"capped", "uncapped"}
 
-// same says where two runs differ.
+// same returns an error that says where two runs differ.
 func same(capped, free *outcome) error {
 	for i := range free.losses {
 		if capped.losses[i] != free.losses[i] {
@@ -151,8 +150,7 @@ func train(c spillway.Config) (o outcome, err error) {
 	return o, err
 }
 
-// residentPeak returns the process's highest resident memory so far, in bytes;
-// 0 where the system does not tell.
+// residentPeak returns the process's highest resident memory so far, in bytes; 0 if it is unknown.
 func residentPeak() int64 {
 	text, err := os.ReadFile("/proc/self/status")
 	if err != nil {

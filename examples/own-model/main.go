@@ -1,6 +1,6 @@
-// Command own-model trains a model that Spillway does not know, on data that it makes,
-// with an operation and an optimizer of its own, over two ranks: once replicated and
-// once sharded (ZeRO-3). The losses are the same bits.
+// Command own-model trains a model, an operation and an optimizer that the program itself defines,
+// on data that it generates. It runs over two ranks, once replicated and once sharded (ZeRO-3). The
+// losses are the same bits.
 package main
 
 import (
@@ -20,8 +20,8 @@ import (
 
 const side, classes = 12, 4
 
-// stripes are images of noisy stripes: level, upright, and along both diagonals.
-// Every tenth has no label.
+// stripes are images of noisy stripes: horizontal, vertical, and along both diagonals. Every tenth
+// has no label.
 type stripes struct{ first, n int64 }
 
 func (s stripes) Len() int64 { return s.n }
@@ -35,18 +35,18 @@ func (s stripes) Sample(i int64, r *data.Row) error {
 		image[k] = float32(math.Sin(1.6*float64(along)+phase) + 0.5*rng.NormFloat64())
 	}
 	if i%10 != 9 {
-		r.Targets[0] = int32(class) // it stays -1, and does not count, of the others
+		r.Targets[0] = int32(class) // without a label the target stays -1, and does not count
 	}
 	return nil
 }
 
-// leaky is y = x, or Slope·x where x is negative.
+// leakyAttr is the attribute of the operation y = x, or Slope·x if x is negative.
 type leakyAttr struct{ Slope float64 }
 
 func sameShape(_ any, in [][]int64) ([][]int64, error) { return in[:1], nil }
 func flops(_ any, in, _ [][]int64) int64               { return 2 * in[0][0] * in[0][1] * in[0][2] * in[0][3] }
 
-// leakyKernel is the operation, and with dy as a second input its derivative.
+// leakyKernel computes the operation, and with dy as a second input its derivative.
 func leakyKernel(c *graph.Call) error {
 	for i := range int(c.In[0].Elems()) {
 		slope := 1.0
@@ -73,8 +73,8 @@ var leaky = graph.MustDefine(graph.Definition{
 	},
 })
 
-// lion steps by the sign of a mean of gradients (Chen et al., Symbolic Discovery of
-// Optimization Algorithms, 2023).
+// lionStep updates parameters by the sign of a mean of gradients (Chen et al., Symbolic Discovery
+// of Optimization Algorithms, 2023).
 var lionStep = graph.MustDefine(graph.Definition{
 	Kind: "lion", Doc: "p −= lr·(sign(Beta1·m + (1−Beta1)·g) + Decay·p); m = Beta2·m + (1−Beta2)·g", Attr: graph.UpdateAttr{},
 	In: graph.UpdateIn(), Out: []graph.Operand{graph.StateOut("p"), graph.StateOut("m")},
@@ -100,8 +100,8 @@ var lion = &zero.Rule{Name: "lion", States: []string{"mean"}, Emit: func(e *zero
 	e.ApplyOwn(t, lionStep, e.Scalars(t), zero.InPlace(t.Value, t.States[0]))
 }}
 
-// forward writes two convolutions and a linear layer, each a unit that is sharded and
-// gathered by itself.
+// forward writes two convolutions and a linear layer. Each is a unit, which is sharded and gathered
+// separately.
 func forward(b *graph.Builder, rows, _ int, _ bool) error {
 	x, n := b.Input("image", int64(rows), side, side, 1), int64(rows)
 	for i, channels := range []int64{6, 12} {

@@ -1,7 +1,7 @@
-// Command plan-as-data reads plans as a program does: it plans a model for each ZeRO
-// stage without its weights, prints what lies in a rank's memory at the peak, by class, and
-// how often the ranks of a step send, and looks for what makes stage 0 fit a third of the
-// memory that it needs.
+// Command plan-as-data reads plans in a program. It plans a model for each ZeRO stage without its
+// weights, and prints the contents of a rank's memory at the peak, by class, and the number of
+// collectives of a step. Then it looks for changes that make stage 0 fit into a third of the memory
+// that it needs.
 //
 //	go run ./examples/plan-as-data [MODEL]
 package main
@@ -47,7 +47,7 @@ func run(ctx context.Context, c spillway.Config) error {
 			f.Plan.Layout.Spaces[graph.Device].PeakAt, classes(f))
 		fmt.Printf("  sends: %s\n", strings.Join(collectives(f.Plan.Program), ", "))
 	}
-	c.DeviceMemory = peak(most) / 3 // a device of a third of what stage 0 needs
+	c.DeviceMemory = peak(most) / 3 // a device with a third of the memory that stage 0 needs
 	refused, err := spillway.Predict(ctx, with(c, 0), hw.Machine(c.Ranks))
 	if err != nil {
 		return err
@@ -69,7 +69,7 @@ func with(c spillway.Config, stage int) spillway.Config {
 
 func peak(f *spillway.Forecast) int64 { return f.Plan.Layout.Spaces[graph.Device].Peak }
 
-// classes lists what is alive at the peak.
+// classes lists the bytes that are live at the peak, by class.
 func classes(f *spillway.Forecast) (text string) {
 	for class, n := range f.Plan.Layout.Spaces[graph.Device].ByClass {
 		if n > 0 {
@@ -79,7 +79,7 @@ func classes(f *spillway.Forecast) (text string) {
 	return text
 }
 
-// collectives counts the operations of a step by which ranks send to each other.
+// collectives counts the collectives of a step.
 func collectives(p *graph.Program) (list []string) {
 	count := map[graph.Kind]int{}
 	for _, ph := range p.SectionOf(graph.SectionStep, graph.FormWhole).Phases {

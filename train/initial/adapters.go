@@ -20,8 +20,8 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// first writes initial values of a parameter. Those of a base parameter also go into the base's
-// hash.
+// first writes initial values of a parameter. Values of a base parameter are also added to the
+// base's hash.
 func (w *writer) first(param int, at int64, v []float32) error {
 	if name := w.Plan.Program.Params[param].Name; w.base != nil && !lora.IsAdapter(name) {
 		w.base.Add(name, v)
@@ -43,7 +43,7 @@ func (w *writer) noteBase(path string) {
 	}
 }
 
-// give is the remedy for a run with other adapters than those that it loads.
+// give returns the remedy for a run whose adapters differ from those that it loads.
 func give(was lora.Options) string {
 	return "give Config.LoRA " + planner.Shell([]string{was.String()})
 }
@@ -60,9 +60,9 @@ func sameScale(now, was lora.Options, merge string) error {
 	return nil
 }
 
-// sameAdapters refuses to load adapters into a run that would compute something else with
-// them: with another rank or scale, or beside other products. was are the options of the run
-// that trained them, r holds their tensors, and merge is a further remedy.
+// sameAdapters refuses to load adapters into a run that would compute something else with them:
+// with another rank or scale, or on other products. was are the options of the run that trained
+// them, r holds their tensors, and merge is a further remedy.
 func (w *writer) sameAdapters(was lora.Options, r checkpoint.Tensors, merge string) error {
 	if err := sameScale(w.Config.LoRA, was, merge); err != nil {
 		return err
@@ -87,8 +87,8 @@ func (w *writer) sameAdapters(was lora.Options, r checkpoint.Tensors, merge stri
 	return nil
 }
 
-// sameBase refuses a Config.Model with weights of another model than that which the loaded
-// adapters were trained beside: nothing would be loaded of them.
+// sameBase refuses a Config.Model whose weights differ from the model that the loaded adapters were
+// trained on. No weights of Config.Model would be loaded.
 func (w *writer) sameBase(ctx context.Context) (err error) {
 	of, init := w.Config.Model, w.Config.Init
 	if w.Base.SHA256 == "" || w.Config.Own.Model != nil || !isFolder(of) || filepath.Clean(of) == filepath.Clean(init) {
@@ -115,14 +115,14 @@ func (w *writer) sameBase(ctx context.Context) (err error) {
 	switch {
 	case err != nil:
 		return fmt.Errorf("Config.Model %s: %w", of, err)
-	case base.SHA256 == "" || base.SHA256 == w.Base.SHA256: // the first is a shape alone
+	case base.SHA256 == "" || base.SHA256 == w.Base.SHA256: // "": the folder has a shape but no weights
 		return nil
 	}
 	return config.RefuseField("Model", "Config.Model %s has other weights than the model of the adapters in Config.Init %s (hash %.16s…, not %.16s…); give Config.Model %s, whose own are loaded",
 		of, init, base.SHA256, w.Base.SHA256, init)
 }
 
-// hashBase is the lora.BaseHash of the model in r.
+// hashBase returns the lora.BaseHash of the model in r.
 func (w *writer) hashBase(ctx context.Context, r checkpoint.Tensors) (string, error) {
 	h, chunk := &lora.BaseHash{}, run.NewChunk(w.Plan.Program)
 	for i := range w.Plan.Program.Params {
@@ -146,7 +146,7 @@ func (w *writer) hashBase(ctx context.Context, r checkpoint.Tensors) (string, er
 	return h.Sum(), nil
 }
 
-// loadAdapter loads an adapter's folder: the base model that it names, and the adapter.
+// loadAdapter loads an adapter's folder and the base model that it names.
 func (w *writer) loadAdapter(ctx context.Context, field string, a *planner.Adapter) (err error) {
 	r, err := safetensors.Open(filepath.Join(a.Folder, lora.WeightsFile))
 	if err != nil {
@@ -212,7 +212,7 @@ func isFolder(path string) bool {
 	return err == nil && st.IsDir()
 }
 
-// Same refuses adapters in Config.Init of another rank or scale than the run's.
+// Same refuses adapters in Config.Init whose rank or scale differs from the run's.
 func Same(ctx context.Context, c *config.Config) (err error) {
 	if c.Init == "" || c.Resume || strings.EqualFold(c.Init, "random") {
 		return nil

@@ -38,7 +38,7 @@ type Run struct {
 
 type writer struct {
 	Run
-	base  *lora.BaseHash // of what the adapters belong to, while it is loaded; nil: not wanted
+	base  *lora.BaseHash // hash of the adapters' base while it is loaded; nil: not needed
 	notes []string
 }
 
@@ -206,12 +206,12 @@ func (w *writer) loadModel(ctx context.Context, field, path string) error {
 	return nil
 }
 
-// buffers are the ends of names under which Hugging Face's models keep constants, or a tied head once
-// more. A model that does not read them computes the same.
+// buffers are the ends of the names of tensors that hold constants, or a second copy of a tied
+// head, in Hugging Face's models. A model gives the same results without them.
 var buffers = []string{".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq", "lm_head.weight"}
 
-// skipped says how many tensors of r are not read; "" if there are none but buffers. names are those
-// that are read.
+// skipped describes how many tensors of r are not read; "" if they are all buffers. names are the
+// names that are read.
 func skipped(r checkpoint.Tensors, names []string) string {
 	count, first := 0, ""
 	for _, f := range r.Tensors() {
@@ -268,7 +268,7 @@ func (w *writer) loadSaved(ctx context.Context, saved *checkpoint.Checkpoint) er
 	return err
 }
 
-// describes refuses weights whose config.json is of another model than the run's.
+// describes refuses weights whose config.json describes another model than the run's.
 func (w *writer) describes(path string, c model.Config) error {
 	if w.Config.Own.Model == nil && !c.SameModel(w.Config.Shape) {
 		return fmt.Errorf("Config.Init %s: its config.json describes another model than Config.Model %s", path, w.Config.Model)
@@ -276,7 +276,7 @@ func (w *writer) describes(path string, c model.Config) error {
 	return nil
 }
 
-// noteFP32 adds a note about 16-bit weights with which generate and eval compute in fp32.
+// noteFP32 adds a note if generate or eval compute in fp32 with 16-bit weights.
 func (w *writer) noteFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, names []string) {
 	if !w.Config.Inference || !strings.EqualFold(w.Config.PrecisionName(), "fp32") {
 		return
@@ -286,7 +286,7 @@ func (w *writer) noteFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, na
 	}
 }
 
-// drawMissing draws the initial adapters, which a base model's own file does not hold.
+// drawMissing draws the initial adapters, because a base model's own file has none.
 func (w *writer) drawMissing(ctx context.Context, names []string) error {
 	return w.draw(ctx, func(param int) bool { return names[param] == "" })
 }
@@ -346,7 +346,7 @@ func (w *writer) loadCheckpoint(ctx context.Context, saved *checkpoint.Checkpoin
 	return w.drawMissing(ctx, names)
 }
 
-// merging is the way to train all of a checkpoint with adapters; the command says how.
+// merging returns the remedy for training all parameters of a checkpoint with adapters.
 func merging(folder string) string {
 	return ", or merge the adapters first of " + planner.Shell([]string{folder})
 }
@@ -356,7 +356,7 @@ func holdsAdapters(r checkpoint.Tensors) bool {
 	return slices.ContainsFunc(r.Tensors(), func(f safetensors.Tensor) bool { return lora.IsAdapter(f.Name) })
 }
 
-// tensorOf finds a parameter by its name, or by what other files call it.
+// tensorOf finds a parameter by its name, or by its name in other files.
 func tensorOf(r checkpoint.Tensors, param string) (found safetensors.Tensor, ok bool) {
 	for _, name := range []string{param, "transformer." + param, strings.TrimPrefix(param, "model.")} {
 		if found, ok = r.Tensor(name); ok {
@@ -366,8 +366,8 @@ func tensorOf(r checkpoint.Tensors, param string) (found safetensors.Tensor, ok 
 	return found, ok
 }
 
-// match finds each parameter's name in the file and compares shapes. If the file has no
-// adapters, the names of the run's stay empty.
+// match finds each parameter's name in the file and compares shapes. If the file has no adapters,
+// the names of the run's adapters stay empty.
 func (w *writer) match(r checkpoint.Tensors) ([]string, error) {
 	names := make([]string, len(w.Plan.Program.Tensors()))
 	given := holdsAdapters(r)
@@ -388,7 +388,7 @@ func (w *writer) match(r checkpoint.Tensors) ([]string, error) {
 	return names, nil
 }
 
-// loadTensor reads a whole parameter; each look is called with its values.
+// loadTensor reads a complete parameter; each look is called with its values.
 func (w *writer) loadTensor(r checkpoint.Tensors, name string, param int, chunk []float32, look ...func(start int64, v []float32)) error {
 	n := w.Plan.Program.Params[param].Elems()
 	for at := int64(0); at < n; {

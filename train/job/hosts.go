@@ -9,9 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// Greet exchanges descriptions with the other processes before anything is planned. They must
-// be alike; the plan may use what the smallest host has. It returns c completed with these
-// limits.
+// Greet exchanges descriptions with the other processes before anything is planned. They must be
+// alike. It returns c limited to the memory and disk space of the host that has the least.
 func Greet(c config.Config) (config.Config, error) {
 	j := Of(&c)
 	if j == nil {
@@ -31,8 +30,8 @@ func Greet(c config.Config) (config.Config, error) {
 	return c, nil
 }
 
-// apart gives the transport the error for which the processes do not meet. Whoever started them
-// finds it there.
+// apart gives the transport the error if the processes do not meet, so that the launcher of the
+// processes can report it.
 func (j *Job) apart(err error) error {
 	if t, ok := j.Transport.(interface{ Apart(error) }); ok && errors.Is(err, comm.ErrTimeout) {
 		t.Apart(err)
@@ -97,8 +96,8 @@ func (j *Job) hear(c *config.Config) error {
 	return nil
 }
 
-// leastOf returns the host with the least of a resource for each of its ranks. Each process has
-// each ranks. It is nil if no process tells.
+// leastOf returns the host with the least of a resource for each of its ranks, given the ranks per
+// process. It is nil if no process reports the resource.
 func leastOf(all []run.Hello, each int, of func(run.Hello) int64) (least *config.HostMemory) {
 	byName := map[string]int{}
 	for _, h := range all {
@@ -106,7 +105,7 @@ func leastOf(all []run.Hello, each int, of func(run.Hello) int64) (least *config
 	}
 	for _, h := range all {
 		m := config.HostMemory{Host: h.Host, Bytes: of(h), Ranks: h.LocalRanks}
-		if m.Ranks == 0 { // no launcher told how many ranks the host has
+		if m.Ranks == 0 { // no launcher reported the host's number of ranks
 			m.Ranks = byName[h.Host]
 		}
 		if m.Bytes > 0 && (least == nil || m.Share() < least.Share()) {

@@ -1,5 +1,5 @@
-// Package job is this process's part of a run over several processes: who the processes are,
-// whether their settings match, what the leader tells the others to run, and how they end.
+// Package job is this process's part of a run over several processes: the processes, the comparison
+// of their settings, the task that the leader sends to the others, and the end of the job.
 package job
 
 import (
@@ -55,9 +55,9 @@ type Job struct {
 	// the function Terms returns. The leader refuses a difference. A name that one process
 	// lacks is not compared.
 	Terms map[string]string
-	// Asked is the configuration that this process was started with; nil if it takes all from
-	// the leader. Its paths and Threads apply to this process alone; of memory caps the
-	// smallest of any process applies.
+	// Asked is the configuration that this process was started with; nil if it uses only the
+	// leader's. Its paths and Threads apply to this process alone; of memory caps the smallest of
+	// any process applies.
 	Asked *config.Config
 	// Refused is an error in the configuration that this process was started with. The leader
 	// then refuses the job with that error.
@@ -68,7 +68,7 @@ type Job struct {
 	Outlives bool
 	Roll     rollcall.Roll
 
-	folders filesys.Opener // see In
+	folders filesys.Opener // opener of the checkpoint folder, see In
 
 	heard   bool               // all processes have described themselves
 	greeted bool               // the leader has received all descriptions
@@ -87,7 +87,7 @@ type Job struct {
 // filesys.System.
 func (j *Job) Folders() filesys.Opener { return j.folders }
 
-// Disk is the host with the least room for each rank in its folder of the disk tier; nil if
+// Disk returns the host with the least room for each rank in its folder of the disk tier; nil if
 // unknown.
 func (j *Job) Disk() *config.HostMemory {
 	if j == nil {
@@ -96,8 +96,8 @@ func (j *Job) Disk() *config.HostMemory {
 	return j.disk
 }
 
-// In makes a process other than the leader save its ranks in other folders than the system's.
-// It is for tests.
+// In replaces the opener of the checkpoint folder of a process other than the leader. It is for
+// tests.
 func (j *Job) In(folders filesys.Opener) { j.folders = folders }
 
 // Of returns the job that a run's ranks belong to; nil if there is none.
@@ -106,7 +106,7 @@ func Of(c *config.Config) *Job {
 	return j
 }
 
-// Count is how many processes there are.
+// Count returns the number of processes.
 func (j *Job) Count() int {
 	if j == nil {
 		return 0
@@ -114,14 +114,14 @@ func (j *Job) Count() int {
 	return j.Processes
 }
 
-// Seat tells each stream which ranks it leads to, given the ranks per process.
+// Seat sets the first rank of each stream's process, given the ranks per process.
 func (j *Job) Seat(ranks int) {
 	for i, l := range j.Links {
 		l.Rank = (i + 1) * ranks
 	}
 }
 
-// Memory is the memory of the host that has the least for each rank, given the ranks per
+// Memory returns the memory of the host that has the least for each rank, given the ranks per
 // process.
 func (j *Job) Memory(ranks int) config.HostMemory {
 	if j.least != nil {
@@ -130,8 +130,8 @@ func (j *Job) Memory(ranks int) config.HostMemory {
 	return config.HostMemory{Bytes: hostmem.Machine(), Ranks: ranks * cmp.Or(j.Locals, j.Processes)}
 }
 
-// Outside is the host memory, in bytes, that the transport takes of each process outside the
-// ranks' arenas. copies says whether data of other ranks are copied into it.
+// Outside returns the host memory, in bytes, that the transport needs in each process outside the
+// ranks' arenas. copies says whether other ranks' data are copied into this process's memory.
 func (j *Job) Outside(ranks int) (bytes int64, copies bool) {
 	if t, ok := j.Transport.(interface{ Copies() bool }); ok {
 		copies = t.Copies()
@@ -142,7 +142,7 @@ func (j *Job) Outside(ranks int) (bytes int64, copies bool) {
 	return bytes, copies
 }
 
-// World describes the ranks that run in this process.
+// World returns a description of the ranks that run in this process.
 func World(c *config.Config) platform.World {
 	if Of(c) == nil {
 		return platform.OneProcess(c.Ranks)
@@ -154,7 +154,7 @@ func World(c *config.Config) platform.World {
 	return w
 }
 
-// Place is this process's number among those on its host.
+// Place returns this process's number among those on its host.
 func Place(c *config.Config) int {
 	if Of(c) == nil {
 		return 0
@@ -162,7 +162,7 @@ func Place(c *config.Config) int {
 	return Of(c).Local
 }
 
-// Transport is the transport of a run's job; nil: there is none.
+// Transport returns the transport of a run's job; nil if there is none.
 func Transport(c *config.Config) platform.Transport {
 	if Of(c) == nil {
 		return nil
@@ -202,13 +202,13 @@ func (j *Job) HangUp() error {
 	return errors.Join(errs...)
 }
 
-// Assignment is what the leader sends to a process to run its ranks.
+// Assignment is the leader's message that makes a process run its ranks.
 type Assignment struct {
 	Config  config.Config
 	Threads int // computing threads per process
 	Fastest algo.Table
-	// Model and Rule name the leader's own model and update rule, and Evaluates says that the
-	// leader has held-out data of its own.
+	// Model and Rule name the leader's own model and update rule. Evaluates says that the leader's
+	// program provides held-out data.
 	Model, Rule string
 	Evaluates   bool
 	Roll        rollcall.Roll
@@ -216,7 +216,7 @@ type Assignment struct {
 	Poison, CheckWrites bool
 }
 
-// Hello is this process's description of itself.
+// Hello returns this process's description of itself.
 func (j *Job) Hello() run.Hello {
 	host, _ := os.Hostname()
 	h := run.Hello{Rank: j.Process, Host: host, Build: buildID(), Rounding: gemm.Rounding(false), Terms: j.Terms, LocalRanks: j.Locals, LocalRank: j.Local, Memory: hostmem.Machine()}
@@ -229,8 +229,8 @@ func (j *Job) Hello() run.Hello {
 	return h
 }
 
-// LookAtDisk tells whether this process can use a folder for the disk tier. refused: it cannot.
-// unwritable: it cannot if the plan needs the tier.
+// LookAtDisk checks whether this process can use a folder for the disk tier. refused is set if it
+// cannot; unwritable is set if it cannot should the plan need the tier.
 type LookAtDisk func(dir string) (refused, unwritable error)
 
 // lookAtDisk describes the disk tier's folder dir, which is the leader's or this process's own.
@@ -248,8 +248,8 @@ func (j *Job) lookAtDisk(dir string, h *run.Hello, look LookAtDisk) {
 	}
 }
 
-// Unwritable is the refusal of a run that needs the disk tier where another process cannot write in
-// its folder.
+// Unwritable returns the error for a run that needs the disk tier if another process cannot write
+// in its folder.
 func (j *Job) Unwritable() error {
 	if j == nil || j.unwritable == nil {
 		return nil
@@ -257,9 +257,9 @@ func (j *Job) Unwritable() error {
 	return j.unwritable()
 }
 
-// buildID identifies a build of the program: by its commit if it has no changes, otherwise by
-// the build ID that Go's linker wrote, and without one by the hash of the executable. The hash
-// takes longer than all else that a process does to join a job.
+// buildID identifies a build of the program: by its commit if it has no changes, otherwise by the
+// build ID that Go's linker wrote, and without one by the hash of the executable. The hash takes
+// longer than all other steps of joining a job.
 var buildID = sync.OnceValue(func() string {
 	if at, changed := release.Commit(); at != "" && !changed {
 		return at
@@ -395,8 +395,8 @@ func (j *Job) ByRank(ranks int) map[int]*run.Link {
 	return links
 }
 
-// Await returns what the leader tells this process to run; nil means nothing. The Assignment's
-// Config has the paths and Threads that this process was started with.
+// Await returns the leader's task for this process; nil if there is none. The Assignment's Config
+// has the paths and Threads that this process was started with.
 func (j *Job) Await(look LookAtDisk) (a *Assignment, program string, err error) {
 	task, err := j.Links[0].Greet(j.Hello(), func(dir string, h *run.Hello) { j.lookAtDisk(dir, h, look) })
 	if err == nil && task.Differs {
@@ -417,13 +417,12 @@ func (j *Job) Await(look LookAtDisk) (a *Assignment, program string, err error) 
 	return a, task.Program, cmp.Or(j.enter(a.Roll), a.brought(&j.Own))
 }
 
-// endGrace is how long, after the longest wait of a collective, a process may take to release
-// its resources and come to a roll call. Ranks that do not end are waited for up to 10 s.
+// endGrace is how long, after the longest wait of a collective, a process may take to release its
+// resources and join a roll call. Ranks that do not end are waited for up to 10 s.
 const endGrace = 15 * time.Second
 
-// breakGrace is how long the ranks of a failed job have to report what they know of the
-// failure. All processes end within a second of it, including those that no longer hear from
-// others.
+// breakGrace is how long the ranks of a failed job have to report what they know of the failure.
+// All processes end within a second of it, including those that lost their connections.
 const breakGrace = 400 * time.Millisecond
 
 // Broken closes the streams of a job that ended with err. A stopped or stuck process no longer
@@ -453,8 +452,8 @@ func (a *Assignment) brought(own *config.Own) error {
 	return nil
 }
 
-// PerHost is how many consecutive ranks each host of the run has; in a job over processes, by
-// the processes' own descriptions.
+// PerHost returns how many consecutive ranks each host of the run has. In a job over processes it
+// uses the processes' own descriptions.
 func PerHost(c *config.Config) int {
 	if Of(c) == nil {
 		return c.Ranks

@@ -21,9 +21,9 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// Terms are the settings that decide a run's results, under the names that checkpoints use.
-// They are the settings that Config.Resume compares, with defaults filled in and each path
-// replaced by a hash of its contents. Files that only the leader has are left out.
+// Terms returns the settings that decide a run's results, under the names that checkpoints use.
+// They are the settings that Config.Resume compares, with defaults filled in and each path replaced
+// by a hash of its contents. Files that only the leader has are left out.
 func Terms(ctx context.Context, c config.Config) (map[string]string, error) {
 	p, err := planner.Request{Config: c}.Resolve()
 	if err != nil {
@@ -61,13 +61,13 @@ func Terms(ctx context.Context, c config.Config) (map[string]string, error) {
 			delete(terms, name)
 		}
 	}
-	if terms["data"] == "" && p.Order == "" { // the default depends on it
+	if terms["data"] == "" && p.Order == "" { // the default order depends on the data
 		delete(terms, "order")
 	}
 	return terms, nil
 }
 
-// settingName is the name of a setting in errors.
+// settingName returns the name of a setting in errors.
 func settingName(name string) string {
 	return map[string]string{"data": "Config.Data", "eval-data": "Config.EvalData", "init": "Config.Init", "template": "Config.Template", "tokenizer": "Config.Tokenizer"}[name]
 }
@@ -80,8 +80,8 @@ func contentOrName(spec string, names ...string) (string, error) {
 	return data.Content(spec, data.Options{})
 }
 
-// weightsContent is the Content of the weights in a model's folder. For a checkpoint folder it
-// is what the manifest of the newest checkpoint says of them, since a run may remove its files
+// weightsContent returns the Content of the weights in a model's folder. For a checkpoint folder it
+// returns the hashes in the newest checkpoint's manifest, since a run may remove its files
 // meanwhile.
 func weightsContent(ctx context.Context, path string) (string, error) {
 	if st, err := os.Stat(path); err != nil || !st.IsDir() {
@@ -92,7 +92,7 @@ func weightsContent(ctx context.Context, path string) (string, error) {
 		return "", nil // the leader loads it and reports the error
 	}
 	if saved == nil {
-		files, _ := filepath.Glob(filepath.Join(path, "*.safetensors*")) // its pattern is well formed
+		files, _ := filepath.Glob(filepath.Join(path, "*.safetensors*")) // the pattern is valid, so Glob returns no error
 		return data.ContentOf(files)
 	}
 	h := sha256.New()
@@ -122,7 +122,7 @@ func (j *Job) alike(c *config.Config, all []run.Hello) error {
 	return nil
 }
 
-// refusal is the error of a process that refuses the run. All processes end with it.
+// refusal returns the error of a process that refuses the run. All processes end with it.
 func (j *Job) refusal(h run.Hello, why string) error {
 	j.differ = true
 	return fmt.Errorf("rank %d (host %s): %s", h.Rank, h.Host, why)

@@ -54,7 +54,7 @@ func Fields(c *config.Config) (map[string]json.RawMessage, error) {
 	if n := d.Slices(); n == 0 {
 		leave["Tensor"], leave["TensorSlices"] = true, true
 	} else if d.TensorSlices = n; strings.EqualFold(d.PrecisionName(), "fp32") {
-		d.Ranks, leave["Tensor"] = d.DataRanks(), true // any number of ranks gives the bits of the slices
+		d.Ranks, leave["Tensor"] = d.DataRanks(), true // any number of ranks gives the same bits with these slices
 	}
 	stage, matters := d.StageOfBits()
 	d.Zero, leave["Zero"] = stage, !matters
@@ -62,7 +62,7 @@ func Fields(c *config.Config) (map[string]json.RawMessage, error) {
 		d.GlobalBatch = c.StepRows()
 		leave["Accum"], leave["RankShares"] = true, true
 		if leave["Ranks"] = leave["Tensor"]; !leave["Tensor"] {
-			d.Ranks = d.Tensor // one group, by which any number of ranks is known
+			d.Ranks = d.Tensor // one group is enough to identify the bits at any number of ranks
 		}
 	}
 	fields := map[string]json.RawMessage{}
@@ -80,7 +80,7 @@ func Fields(c *config.Config) (map[string]json.RawMessage, error) {
 	return fields, nil
 }
 
-// configOf is the Config that a receipt records, of default placement.
+// configOf returns the Config that a receipt records, with default placement.
 func configOf(about *receipt.Run) (config.Config, error) {
 	c := config.Default()
 	v := reflect.ValueOf(&c).Elem()
@@ -96,7 +96,7 @@ func configOf(about *receipt.Run) (config.Config, error) {
 	return c, nil
 }
 
-// refuseOtherBits refuses a change of the receipt's Config that decides bits.
+// refuseOtherBits refuses changes of the receipt's Config that change bits.
 func refuseOtherBits(was, now *config.Config) error {
 	before, err := Fields(was)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// RefuseOld refuses a file that is not a receipt, or is the receipt of a run that this
-// one does not resume.
+// RefuseOld refuses a file that is not a receipt, or is the receipt of a run that this one does not
+// resume.
 func RefuseOld(c *config.Config, folders filesys.Opener) error {
 	if c.Receipt == "" {
 		return nil
@@ -30,7 +30,7 @@ func RefuseOld(c *config.Config, folders filesys.Opener) error {
 	return nil
 }
 
-// Follow returns the path of the run's receipt: when it resumes, the one that the newest
+// Follow returns the path of the run's receipt. For a resumed run it is the one that the newest
 // checkpoint names, unless Config.Receipt names another. note says which one is used.
 func Follow(c *config.Config, folders filesys.Opener) (path, note string, err error) {
 	given := c.Receipt

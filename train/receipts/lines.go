@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/receipt"
 )
 
-// Lines makes the lines of a run's receipt. A nil *Lines makes none.
+// Lines writes the lines of a run's receipt. A nil *Lines writes none.
 type Lines struct {
 	// Failed says that the last line could not be written, and a warning was given.
 	Failed bool
@@ -31,8 +31,8 @@ type Lines struct {
 }
 
 // Open opens the receipt of a run at a step and writes the line with which it starts or resumes.
-// follows says that a checkpoint names the receipt. describe returns what the results of the
-// following steps depend on, line a line about the current states.
+// follows says that a checkpoint names the receipt. describe returns everything that the results of
+// the following steps depend on; line returns a line about the current states.
 func Open(c *config.Config, folders filesys.Opener, step int, follows bool, describe func() (*receipt.Run, error), line func() (receipt.Record, error)) (p *Lines, head string, err error) {
 	began := time.Now()
 	about, err := describe()
@@ -72,9 +72,9 @@ func Open(c *config.Config, folders filesys.Opener, step int, follows bool, desc
 	return &Lines{Log: log, took: time.Since(began)}, log.Head(), nil
 }
 
-// byOthers tells whether lines after a checkpoint are of checkpoints, or of runs that went on from
-// them. The checkpoint of the last line may not have been saved, nor the last one that was written
-// while later steps ran.
+// byOthers tells whether any line after a checkpoint belongs to another checkpoint, or to a run
+// that resumed from one. The last line's checkpoint may not have been saved; neither may the last
+// one that was written asynchronously.
 func byOthers(cut []receipt.Line) bool {
 	saved := receipt.Saved(cut)
 	inDoubt := true
@@ -88,8 +88,8 @@ func byOthers(cut []receipt.Line) bool {
 	return false
 }
 
-// otherStates returns where the states differ from those of the last line, if that is about the same
-// step.
+// otherStates returns the first difference between the states and those of the last line; nil if
+// the last line is about another step.
 func otherStates(log *receipt.Log, step int, now receipt.Hashed) (*receipt.Place, error) {
 	last := len(log.Lines) - 1
 	if last < 0 || log.Lines[last].Step != step {
@@ -169,7 +169,7 @@ func appendInts(b []byte, v []int32) []byte {
 	return b
 }
 
-// Ended adds a finished step, but for the hash of its data, to the next line.
+// Ended adds a finished step to the next line, with the hash of its data.
 func (p *Lines) Ended(s receipt.Step) {
 	if p == nil {
 		return
@@ -199,7 +199,7 @@ type Written struct {
 	Seconds float64 // time spent on hashing and writing
 }
 
-// Written returns what was written; nil if nothing is.
+// Written returns a summary of the written lines; nil if no receipt is written.
 func (p *Lines) Written() *Written {
 	if p == nil || p.Log == nil {
 		return nil

@@ -20,18 +20,18 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// Verification is a receipt that is held against the run, by steps that are run again.
+// Verification checks a receipt: it runs steps again and compares them.
 type Verification struct {
-	// Checkpoint is the run's folder of checkpoints; "": there is none.
+	// Checkpoint is the run's folder of checkpoints; "": none.
 	Checkpoint string
 	// Receipt is the file; "": the one that the newest checkpoint names.
 	Receipt string
-	// Choose says which of the segments that can be run again are; nil: all.
+	// Choose selects from the segments that can be run again; nil: all.
 	Choose func(can []Segment) []Segment
-	// Change completes the Config of the steps that are run again: where and how, paths, and
-	// what the program brought along. The fields that decide bits are the receipt's.
+	// Change completes the Config of the steps that are run again: placement, paths, and values
+	// that the program provides. The fields that decide bits are the receipt's.
 	Change func(*config.Config)
-	// Tell is told of each segment; nil: nobody.
+	// Tell is called for each segment; nil: not called.
 	Tell func(Segment)
 }
 
@@ -40,7 +40,7 @@ type Segment struct {
 	From, To int // steps done before and after it; equal: a checkpoint alone
 	// Start is the name of its first checkpoint; "": the values that the run began with.
 	Start string
-	// Missing says why it can't be run again; "": it can.
+	// Missing says why the segment can't be run again; "": it can.
 	Missing string
 	Chosen  bool
 	Found   *receipt.Difference // nil: equal, or not chosen
@@ -48,32 +48,32 @@ type Segment struct {
 	first, last int // lines
 }
 
-// Steps is how many steps it has.
+// Steps returns the segment's number of steps.
 func (s *Segment) Steps() int { return s.To - s.From }
 
-// Verified is what VerifyReceipt found.
+// Verified is the result of VerifyReceipt.
 type Verified struct {
 	Receipt  string // its path
 	Lines    int
 	Head     string // see Written
 	From, To int    // steps before the first line and after the last
-	Steps    int    // of the run, as far as its checkpoints and the receipt tell
-	Cut      string // what of the last line was left out; "": nothing
+	Steps    int    // of the run, as far as its checkpoints and the receipt show
+	Cut      string // why the last line was left out; "": it was not
 	Spillway string // the version that wrote the newest start or resume
 	Segments []Segment
 	Checked  int // steps that were run again and are equal
 }
 
-// Again is a run whose segments are run again; it writes nothing.
+// Again is a run that runs segments again; it writes nothing.
 type Again interface {
 	Config() config.Config
-	// Describe returns what the results of its steps depend on.
+	// Describe returns everything that the results of its steps depend on.
 	Describe() (*receipt.Run, error)
-	// UseEpochs shuffles epochs as a version did, see data.Epochs.
+	// UseEpochs shuffles epochs as the given version did, see data.Epochs.
 	UseEpochs(version int) error
-	// Replay gives it the states of a checkpoint, and returns that's record.
+	// Replay loads the states of a checkpoint, and returns the checkpoint's record.
 	Replay(ctx context.Context, dir checkpoint.Dir, name string) (saving.Record, error)
-	// Step runs a step. Its error is a run.ErrDiverged where values are not finite.
+	// Step runs a step. Its error is a run.ErrDiverged if values are not finite.
 	Step(ctx context.Context) (receipt.Step, error)
 	Done() int // steps
 	// States returns the tensors and a line about the current states.
@@ -81,7 +81,7 @@ type Again interface {
 	Close() error
 }
 
-// verifying is a Verification under way.
+// verifying is a running Verification.
 type verifying struct {
 	*Verification
 	begin   func(context.Context, config.Config) (Again, error)
@@ -90,12 +90,13 @@ type verifying struct {
 	saved   map[int]string // names of the run's checkpoints by step
 	records map[int]saving.Record
 	all     []Segment
-	// diverged says that the newest step did, and nothing else runs behind it.
+	// diverged says that the newest step diverged. The run can then run nothing else.
 	diverged bool
 }
 
 // Verify follows the chain of a receipt, and runs chosen segments again, in runs that begin starts.
-// The error is receipt.ErrDiffers where something is not as recorded; what was found comes with it.
+// The error is receipt.ErrDiffers if something differs from the record; the findings are returned
+// with it.
 func Verify(ctx context.Context, v Verification, begin func(context.Context, config.Config) (Again, error)) (result *Verified, err error) {
 	w := &verifying{Verification: &v, begin: begin, saved: map[int]string{}, records: map[int]saving.Record{}}
 	if err := w.open(); err != nil {
@@ -131,7 +132,8 @@ func Verify(ctx context.Context, v Verification, begin func(context.Context, con
 	return result, err
 }
 
-// outcome is the first difference.
+// outcome returns an error for the first difference, for lines that are missing according to a
+// checkpoint, or if no segment was run.
 func (w *verifying) outcome(r *Verified) error {
 	chosen := 0
 	for i := range w.all {
@@ -159,7 +161,7 @@ func (w *verifying) outcome(r *Verified) error {
 	return nil
 }
 
-// noneChosen says which segments could have been chosen.
+// noneChosen returns an error that lists the segments that could have been chosen.
 func (w *verifying) noneChosen() error {
 	var can []string
 	for i := range w.all {
@@ -176,8 +178,8 @@ func (w *verifying) noneChosen() error {
 	return fmt.Errorf("receipt %.80q: no segment was run again: none of those that can be was chosen; their steps are %s", w.Receipt, strings.Join(can, ", "))
 }
 
-// inThis tells whether a checkpoint's run wrote this receipt then: it has its name, or a line
-// that some checkpoint of the same one was saved behind.
+// inThis tells whether the run that wrote a checkpoint used this receipt: the checkpoint names it,
+// or a checkpoint that names the same receipt has the hash of one of its lines.
 func (w *verifying) inThis(was saving.Record) bool {
 	if was.Receipt == "" || filepath.Base(was.ReceiptPath("")) == filepath.Base(w.Receipt) {
 		return was.Receipt != ""
@@ -237,7 +239,7 @@ func (w *verifying) scan() error {
 		if marks.Left(e.Manifest) {
 			continue
 		}
-		w.saved[e.Step] = e.Name // of copies the last
+		w.saved[e.Step] = e.Name // of several checkpoints of a step, the last
 		var was saving.Record
 		if e.Err != nil || json.Unmarshal(e.Manifest.Run, &was) != nil {
 			continue
@@ -253,7 +255,7 @@ func (w *verifying) scan() error {
 	return nil
 }
 
-// segments cuts the chain where checkpoints were saved and where the run went on.
+// segments divides the chain at checkpoints and at resumes.
 func (w *verifying) segments() {
 	lines := w.chain.Lines
 	saved := receipt.Saved(lines)
@@ -270,7 +272,7 @@ func (w *verifying) segments() {
 		}
 		w.all = append(w.all, s)
 	}
-	// beside are steps of the run that this receipt does not have.
+	// beside adds segments for steps of the run that this receipt does not have.
 	beside := func(from, to, line int) {
 		for from < to {
 			until, why := w.elsewhere(from, to)
@@ -281,7 +283,7 @@ func (w *verifying) segments() {
 	beside(0, lines[0].Step, 0)
 	first := 0
 	for i := 1; i < len(lines); i++ {
-		if lines[i].Run != nil { // what came before has ended at its last line
+		if lines[i].Run != nil { // the previous segment has ended at its last line
 			first = i
 			beside(lines[i-1].Step, lines[i].Step, i-1)
 			continue
@@ -293,7 +295,7 @@ func (w *verifying) segments() {
 		}
 	}
 	last := len(lines) - 1
-	if w.saved[lines[last].Step] != "" || lines[last].Step == 0 { // the run's first values need no checkpoint
+	if w.saved[lines[last].Step] != "" || lines[last].Step == 0 { // the run's initial values need no checkpoint
 		add(last, last)
 	}
 	if len(w.saved) > 0 {
@@ -301,7 +303,7 @@ func (w *verifying) segments() {
 	}
 }
 
-// elsewhere says why steps are not in this receipt, and until which step that is so.
+// elsewhere says why steps are not in this receipt, and up to which step the reason applies.
 func (w *verifying) elsewhere(from, to int) (until int, why string) {
 	none := "the run had no receipt then"
 	if from == 0 {
@@ -324,7 +326,7 @@ func (w *verifying) elsewhere(from, to int) (until int, why string) {
 	return to, why
 }
 
-// run runs the chosen segments, those of one start or resume by one run.
+// run runs the chosen segments, with one run for each start or resume.
 func (w *verifying) run(ctx context.Context) error {
 	var can []Segment
 	for _, s := range w.all {
@@ -353,7 +355,7 @@ func (w *verifying) run(ctx context.Context) error {
 	return nil
 }
 
-// runAll runs those of the segments of one start or resume that are chosen.
+// runAll runs the chosen segments of one start or resume.
 func (w *verifying) runAll(ctx context.Context, about *receipt.Run, of []Segment) error {
 	tell := func(s Segment) {
 		if w.Tell != nil {
@@ -381,7 +383,7 @@ func (w *verifying) runAll(ctx context.Context, about *receipt.Run, of []Segment
 		if err := w.again(ctx, t, s); err != nil {
 			return err
 		}
-		if w.diverged { // the next segment needs another
+		if w.diverged { // the next segment needs another run
 			_ = t.Close()
 			t, w.diverged = nil, false
 		}
@@ -390,8 +392,8 @@ func (w *verifying) runAll(ctx context.Context, about *receipt.Run, of []Segment
 	return nil
 }
 
-// start makes the run that runs segments again. What their results depend on is as
-// recorded, or they can't be run again here.
+// start creates the run that runs segments again. It checks that everything that the results depend
+// on is as recorded; otherwise the segments can't be run again here.
 func (w *verifying) start(ctx context.Context, about *receipt.Run, from int, initial bool) (t Again, err error) {
 	c, err := configOf(about)
 	if err != nil {
@@ -408,12 +410,12 @@ func (w *verifying) start(ctx context.Context, about *receipt.Run, from int, ini
 		return nil, config.RefuseField("Own", "receipt %.80q is of a run with values of a program (%s); verify it from that program, by VerifyReceipt", w.Receipt, strings.Join(about.Own, ", "))
 	}
 	if !initial {
-		c.Init = "random" // a checkpoint has all states
+		c.Init = "random" // the checkpoint has all states
 	}
 	rounding, portable := c.BF16Rounding, c
 	portable.BF16Rounding = "portable"
 	if saving.Arithmetic(&c, nil) != about.Arithmetic && saving.Arithmetic(&portable, nil) == about.Arithmetic {
-		c = portable // the rule that the run's processor had is one of every CPU
+		c = portable // the recorded rounding rule is the portable one
 	}
 	if t, err = w.begin(ctx, c); err != nil {
 		return nil, fmt.Errorf("receipt %.80q: steps from %d on can't be run again here, with the run's settings and paths where none are given: %w", w.Receipt, from, err)
@@ -443,7 +445,7 @@ func (w *verifying) start(ctx context.Context, about *receipt.Run, from int, ini
 			remedy = "verify it on a processor that rounds so"
 		}
 		how := ""
-		if field != "Model" { // whose values are long, and begin alike
+		if field != "Model" { // values of Model are long, and begin alike
 			how = fmt.Sprintf(", %.80q, and not %.80q", d.Recorded, d.Here)
 		}
 		return t, config.RefuseField(field, "receipt %.80q can't be verified here: its run had other %s%s; %s", w.Receipt, d.What, how, remedy)
@@ -451,12 +453,12 @@ func (w *verifying) start(ctx context.Context, about *receipt.Run, from int, ini
 	return t, nil
 }
 
-// again runs a segment and notes its first difference.
+// again runs a segment and records its first difference.
 func (w *verifying) again(ctx context.Context, t Again, s *Segment) error {
 	if s.Start != "" {
 		was, err := t.Replay(ctx, w.dir, s.Start)
 		switch {
-		case err == nil && w.chain.Lines[s.first].Run == nil: // the same start or resume wrote it
+		case err == nil && w.chain.Lines[s.first].Run == nil: // the same start or resume wrote the checkpoint
 			if what := otherSettings(t.Config(), was); what != "" {
 				s.Found = &receipt.Difference{Step: s.From, What: fmt.Sprintf("%s was written with other settings: %s", s.Start, what)}
 				return nil
@@ -487,7 +489,7 @@ func (w *verifying) again(ctx context.Context, t Again, s *Segment) error {
 	return nil
 }
 
-// steps runs the steps of a line, all of them if it can, and returns the first difference.
+// steps runs all steps of a line, as far as possible, and returns the first difference.
 func (w *verifying) steps(ctx context.Context, t Again, line *receipt.Line) (found *receipt.Difference, err error) {
 	for i := range line.Steps {
 		now, err := t.Step(ctx)
@@ -506,11 +508,11 @@ func (w *verifying) steps(ctx context.Context, t Again, line *receipt.Line) (fou
 	return found, nil
 }
 
-// compare holds the states as they are against a line.
+// compare compares the current states with a line.
 func (w *verifying) compare(t Again, s *Segment, n int) error {
 	line := &w.chain.Lines[n]
 	if t.Done() != line.Step {
-		return nil // the steps have ended before
+		return nil // the steps ended earlier
 	}
 	tensors, now, err := t.States()
 	if err != nil {
@@ -540,14 +542,14 @@ func (w *verifying) compare(t Again, s *Segment, n int) error {
 	return nil
 }
 
-// otherSettings says which setting of a checkpoint is not the receipt's, but for those of
-// ranks and paths; "": none is.
+// otherSettings describes the first setting of a checkpoint that differs from the receipt's, apart
+// from ranks and paths; "" if none differs.
 func otherSettings(c config.Config, was saving.Record) string {
 	names, lines := saving.Changed(was.Settings, saving.Settings(&c))
 	for i, name := range names {
 		switch name {
 		case "ranks", "tensor", "pipeline", "accum", "accum-order", "global-batch", "collectives", "tokenizer", "order", "bf16-rounding":
-			continue // where they decide bits they are compared with the receipt's Config
+			continue // if they decide bits, the receipt's Config is compared for them
 		}
 		return lines[i]
 	}

@@ -19,17 +19,17 @@ const (
 	FormatPEFT = "peft" // adapters alone, in the layout of Hugging Face's PEFT
 )
 
-// ErrAdapters is of a checkpoint whose model can't be exported as it is.
+// ErrAdapters is the error for a checkpoint that can't be exported without merging its adapters.
 var ErrAdapters = errors.New("has adapters, which a model's folder cannot hold")
 
 // Base is the model that adapters belong to: its folder, and its lora.BaseHash.
 type Base struct {
-	Path   string `json:"path,omitempty"` // "": its values were drawn
+	Path   string `json:"path,omitempty"` // "": the base's values were drawn
 	SHA256 string `json:"sha256"`
 }
 
 // AdaptersOf returns the adapters of the run that wrote a checkpoint, and the model that they
-// belong to; zero values of a run without adapters.
+// belong to; zero values for a run without adapters.
 func AdaptersOf(c *checkpoint.Checkpoint) (o lora.Options, base Base, err error) {
 	var was Record
 	if err = json.Unmarshal(c.Manifest.Run, &was); err == nil {
@@ -44,17 +44,17 @@ func AdaptersOf(c *checkpoint.Checkpoint) (o lora.Options, base Base, err error)
 	return o, base, nil
 }
 
-// ExportedModel is what is exported of a checkpoint as a model's folder, its adapters, if it
-// has some, merged.
+// ExportedModel returns the export of a checkpoint as a model's folder. If the checkpoint has
+// adapters, they are merged.
 func ExportedModel(c *checkpoint.Checkpoint) (checkpoint.Exporting, error) {
 	var was Record
-	_ = json.Unmarshal(c.Manifest.Run, &was) // Exported says what is wrong
+	_ = json.Unmarshal(c.Manifest.Run, &was) // Exported reports the error
 	return Exported(c, FormatHF, was.Settings["lora"] != "", checkpoint.ShardBytes)
 }
 
-// Exported is what is exported of a checkpoint in a format. merge adds the adapters'
-// products to the weights of a model's folder: without it a checkpoint with adapters has
-// the other format alone.
+// Exported returns the export of a checkpoint in a format. merge adds the adapters' products to the
+// weights of a model's folder. Without merge a checkpoint with adapters can only be exported in
+// FormatPEFT.
 func Exported(c *checkpoint.Checkpoint, format string, merge bool, shardBytes int64) (x checkpoint.Exporting, err error) {
 	o, base, err := AdaptersOf(c)
 	if err != nil {
@@ -108,8 +108,8 @@ func Exported(c *checkpoint.Checkpoint, format string, merge bool, shardBytes in
 	return x, nil
 }
 
-// adapters are those of a checkpoint. A GPT-2's weights are (in, out), and Hugging Face's
-// module has it within another.
+// adapters are the adapters of a checkpoint. A GPT-2's weights are (in, out), and its names in
+// Hugging Face's layout have the prefix "transformer.".
 type adapters struct {
 	o    lora.Options
 	gpt2 bool
@@ -122,10 +122,10 @@ func (a adapters) within() string {
 	return ""
 }
 
-// weights are all of a checkpoint's.
+// weights are all tensors of a checkpoint's model.
 type weights = checkpoint.Tensors
 
-// alone has the adapters of r, named as PEFT names them.
+// alone returns the adapters of r under their PEFT names.
 func (a adapters) alone(r checkpoint.Tensors) checkpoint.Tensors {
 	return &renamed{weights: r, within: a.within()}
 }
@@ -146,16 +146,16 @@ func (r *renamed) Tensors() (list []safetensors.Tensor) {
 	return list
 }
 
-// ReadFloat32 reads elements of one of them.
+// ReadFloat32 reads elements of an adapter.
 func (r *renamed) ReadFloat32(name string, start int64, dst []float32) error {
 	return r.weights.ReadFloat32(lora.ParamName(name), start, dst)
 }
 
-// merged are weights with the products of their adapters, which are no tensors.
+// merged presents weights with the products of their adapters added. The adapters are left out.
 type merged struct {
 	weights
 	adapters
-	of      string // the weight whose product is at hand
+	of      string // the weight that product belongs to
 	product *lora.Product
 }
 
@@ -189,7 +189,7 @@ func (m *merged) ReadFloat32(name string, start int64, dst []float32) error {
 	return nil
 }
 
-// whole reads a tensor; nil where there is none.
+// whole reads a complete tensor; nil if there is none.
 func (m *merged) whole(name string) ([]float32, error) {
 	t, ok := m.Tensor(name)
 	if !ok {

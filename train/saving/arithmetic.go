@@ -12,9 +12,9 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
 )
 
-// Arithmetic names what decides the last bits of a step beside the settings: on the CPU
-// the instructions of bf16 products, since all else there has the same bits at every
-// SIMD level; on a GPU its kind, by which cuBLASLt chooses the order of sums.
+// Arithmetic identifies the arithmetic that decides the last bits of a step beside the settings. On
+// the CPU it is the instructions of bf16 products, since all else there has the same bits at every
+// SIMD level. On a GPU it is the GPU's model, by which cuBLASLt chooses the order of sums.
 func Arithmetic(c *config.Config, gpu *gpus.GPU) string {
 	switch {
 	case gpu != nil:
@@ -25,14 +25,13 @@ func Arithmetic(c *config.Config, gpu *gpus.GPU) string {
 	return "CPU"
 }
 
-// bf16Products is how Arithmetic begins for them; the rule of rounding follows.
+// bf16Products is the beginning of Arithmetic for bf16 products; the rounding rule follows.
 const bf16Products = "CPU, bf16 products by "
 
-// otherArithmetic is the line about a checkpoint whose run goes on with other last bits
-// than it would have had on the machine that wrote it; "" where it doesn't, or where
-// that can't be known. Another rule for bf16 products is refused unless
-// Config.AcceptChanges. A change of Config.Precision is not told here: it has a line of
-// its own.
+// otherArithmetic returns a note if the resumed run gets other last bits than it would have had on
+// the machine that wrote the checkpoint. It returns "" if the bits are the same, or if that can't
+// be known. Another rule for bf16 products is refused unless Config.AcceptChanges. A change of
+// Config.Precision has a separate note.
 func otherArithmetic(name string, was Record, now string, c *config.Config) (string, error) {
 	if was.Arithmetic == "" || was.Arithmetic == now || was.Settings["precision"] != strings.ToLower(c.PrecisionName()) {
 		return "", nil
@@ -53,8 +52,9 @@ func otherArithmetic(name string, was Record, now string, c *config.Config) (str
 		name, was.Arithmetic, now), nil
 }
 
-// ComputedInFP32 is the line of generate and eval, which compute in fp32, about weights, of a
-// checkpoint or of a model's folder (nil), that were trained or are stored in 16 bits; "": neither.
+// ComputedInFP32 returns the note of generate and eval, which compute in fp32, about weights that
+// were trained or are stored in 16 bits; "" if they were not. saved is nil for weights of a model's
+// folder.
 func ComputedInFP32(saved *checkpoint.Checkpoint, r checkpoint.Tensors, names []string) string {
 	if saved != nil {
 		var was Record

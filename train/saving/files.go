@@ -19,24 +19,24 @@ import (
 const (
 	tokenizerConfigFile  = "tokenizer_config.json"
 	generationConfigFile = "generation_config.json"
-	chatTemplateFile     = "chat_template.jinja" // before tokenizer_config.json's chat_template
+	chatTemplateFile     = "chat_template.jinja" // takes precedence over tokenizer_config.json's chat_template
 )
 
-// ModelFiles are the names of all files that a checkpoint may hold for Hugging
-// Face's loaders, beside the weights.
+// ModelFiles returns the names of all files that a checkpoint may hold for Hugging Face's loaders,
+// beside the weights.
 func ModelFiles() []string {
 	return append([]string{model.ConfigFile, planner.TokenizerFile}, besideTokenizer...)
 }
 
-// besideTokenizer are the files that go with a tokenizer.json.
+// besideTokenizer are the files that may accompany a tokenizer.json.
 var besideTokenizer = []string{tokenizerConfigFile, generationConfigFile, "special_tokens_map.json", chatTemplateFile}
 
 // maxModelFile bounds a file that is copied into every checkpoint.
 const maxModelFile = 64 << 20
 
-// modelFiles are the small files of a checkpoint that make it a Hugging Face
-// folder: the config, and where the model's tokenizer is known, that and what says
-// how to generate. They are made once.
+// modelFiles returns the small files that make a checkpoint a Hugging Face folder: the config and,
+// if the model's tokenizer is known, the tokenizer's files and the generation config. They are made
+// once.
 func (s *Saver) modelFiles() ([]checkpoint.Blob, error) {
 	if s.files != nil {
 		return s.files, nil
@@ -57,7 +57,7 @@ func (s *Saver) modelFiles() ([]checkpoint.Blob, error) {
 			return nil, fmt.Errorf("the tokenizer's files: %w", err)
 		}
 	}
-	if s.cfg.Own.Model == nil { // a model of the program's own has no config.json
+	if s.cfg.Own.Model == nil { // a model that the program provides has no config.json
 		config, err := model.Marshal(s.cfg.Shape, "float32", specials.ModelIDs())
 		if err != nil {
 			return nil, err
@@ -68,8 +68,8 @@ func (s *Saver) modelFiles() ([]checkpoint.Blob, error) {
 	return files, nil
 }
 
-// tokenizerFiles are a tokenizer's files: copies of those that it came from, or
-// what a built-in one comes to. A template takes the place of its chat template.
+// tokenizerFiles returns a tokenizer's files: copies of its source files, or generated ones for a
+// built-in tokenizer. A template replaces its chat template.
 func tokenizerFiles(spec string, tok token.Tokenizer, positions int, template string) (files []checkpoint.Blob, err error) {
 	have := map[string][]byte{}
 	switch strings.ToLower(spec) {

@@ -14,14 +14,14 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// refuseModelFolder refuses checkpoints in a model's folder or below it: who names the model
-// would get its first weights, not the trained ones.
+// refuseModelFolder refuses checkpoints in a model's folder or below it. A user who names that
+// folder as a model would get the model's weights, not the trained ones.
 func refuseModelFolder(c *config.Config) error {
-	at := c.Checkpoint // or the lowest folder above it that is there
+	at := c.Checkpoint // or the lowest existing folder above it
 	for _, err := os.Stat(at); err != nil; _, err = os.Stat(at) {
 		above, name := filesys.Above(at)
 		if name == "" {
-			return nil // nothing can be made there: the folder's open says so
+			return nil // nothing can be created there; opening the folder reports the error
 		}
 		at = above
 	}
@@ -45,7 +45,7 @@ func refuseModelFolder(c *config.Config) error {
 	}
 }
 
-// isModel tells whether a folder is of a model, of any architecture, or of adapters.
+// isModel tells whether a folder holds a model of any architecture, or adapters.
 func isModel(dir string) bool {
 	for name, key := range map[string]string{model.ConfigFile: "model_type", lora.ConfigFile: "peft_type"} {
 		f, err := regular.Open(filepath.Join(dir, name))

@@ -17,13 +17,13 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Record is what a checkpoint says of the run that wrote it: Manifest.Run. Those
-// of version 1 have the optimizer alone.
+// Record describes the run that wrote a checkpoint: Manifest.Run. A record of version 1 has only
+// the optimizer.
 type Record struct {
 	Optimizer string            `json:"optimizer"`
-	Model     string            `json:"model,omitempty"`    // of a program's own; else config.json says
+	Model     string            `json:"model,omitempty"`    // name of a model that the program provides; others have a config.json
 	Samples   int64             `json:"samples"`            // rows of the data seen before the next step
-	Epochs    int               `json:"epochs,omitempty"`   // version by which the shuffled order is drawn, see data.Epochs; 0: the first
+	Epochs    int               `json:"epochs,omitempty"`   // version of the shuffled order, see data.Epochs; 0: the first
 	Data      *data.Fingerprint `json:"data,omitempty"`     // nil: version 1
 	Settings  map[string]string `json:"settings,omitempty"` // by name, see Settings
 	Trained   int               `json:"trained"`            // parameters that are not frozen
@@ -31,21 +31,23 @@ type Record struct {
 	LossScale *Scale            `json:"loss_scale,omitempty"`
 	Noise     []Moments         `json:"noise,omitempty"`
 	Base      *Base             `json:"base,omitempty"` // of adapters
-	// Arithmetic names whose last bits the steps have, see Arithmetic; "": not recorded.
+	// Arithmetic identifies the arithmetic that the steps' last bits depend on, see the function
+	// Arithmetic; "": not recorded.
 	Arithmetic string `json:"arithmetic,omitempty"`
-	// Receipt is the path of the run's receipt from the folder of checkpoints; "": none.
+	// Receipt is the path of the run's receipt, relative to the folder of checkpoints; "": none.
 	Receipt string `json:"receipt,omitempty"`
 	// TiedByStage says that the first and the last stage of a pipeline each summed the gradient of
-	// a tied table: bits are others than where one rank does.
+	// a tied table. The bits differ from those of a run in which one rank sums it.
 	TiedByStage bool `json:"tied_by_stage,omitempty"`
 	// ReceiptHead is the hash of the receipt's last line; "": not recorded.
 	ReceiptHead string `json:"receipt_head,omitempty"`
-	// EvalDue says that the evaluation after the last step was canceled: a run that goes on
-	// begins with it.
+	// EvalDue says that the evaluation after the last step was canceled. A resumed run does it
+	// first.
 	EvalDue bool `json:"eval_due,omitempty"`
 }
 
-// ReceiptPath is the path of the run's receipt, of a checkpoint in a folder; "": it names none.
+// ReceiptPath returns the path of the run's receipt for a checkpoint in folder; "" if there is
+// none.
 func (r *Record) ReceiptPath(folder string) string {
 	path := filepath.FromSlash(r.Receipt)
 	if path == "" || filepath.IsAbs(path) {
@@ -54,8 +56,8 @@ func (r *Record) ReceiptPath(folder string) string {
 	return filepath.Join(folder, path)
 }
 
-// Settings lists what fixes the order of the data, of sums and the update, by the
-// names of settingFields. Memory's are not there: they change no bits.
+// Settings returns the settings that decide the order of the data, of sums, and the update, by the
+// names of settingFields. Settings about memory are left out: they change no bits.
 func Settings(c *config.Config) map[string]string {
 	number := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	order := c.Order
@@ -146,8 +148,8 @@ func Settings(c *config.Config) map[string]string {
 	return s
 }
 
-// length is how long a run is: by epochs, of which the steps are counted from the sample at which the
-// run goes on.
+// length returns the run's length as settings: its epochs if they are configured, otherwise its
+// steps. With epochs, a resumed run counts its steps again from its current sample.
 func length(c *config.Config) map[string]string {
 	if c.Epochs > 0 {
 		return map[string]string{"epochs": strconv.Itoa(c.Epochs)}
@@ -155,7 +157,7 @@ func length(c *config.Config) map[string]string {
 	return map[string]string{"steps": strconv.Itoa(c.Steps)}
 }
 
-// settingFields are the fields of Config by the names that checkpoints keep them under.
+// settingFields has the fields of Config by their names in checkpoints.
 var settingFields = map[string]string{
 	"accum": "Accum", "accum-order": "AccumOrder", "adapt-all": "AdaptAll", "base": "Base", "batch": "Batch", "batch-schedule": "BatchSchedule", "beta1": "Beta1",
 	"beta2": "Beta2", "clip": "Clip", "collectives": "Collectives", "dropout": "Dropout", "epilogues": "Epilogues",
@@ -201,11 +203,11 @@ func Changed(old, now map[string]string) (names, lines []string) {
 		return a == b && had == has
 	})
 	for _, name := range names {
-		field := fmt.Sprintf("setting %.80q", name) // of another version
+		field := fmt.Sprintf("setting %.80q", name) // a setting of another version
 		if f, ok := settingFields[name]; ok {
 			field = "Config." + f
 		}
-		if name == "tensor-slices" { // also those of Config.Tensor alone
+		if name == "tensor-slices" { // may also come from Config.Tensor alone
 			field = "slices of a layer, which decide the last bits"
 		}
 		lines = append(lines, fmt.Sprintf("%s: %s → %s", field, show(old, name), show(now, name)))
@@ -233,13 +235,13 @@ func (s *Saver) Record() ([]byte, error) {
 	return json.Marshal(r)
 }
 
-// tiedByStage: see Record.TiedByStage.
+// tiedByStage returns Record.TiedByStage.
 func (s *Saver) tiedByStage() bool {
 	return slices.ContainsFunc(s.plan.Program.Params, func(q graph.Param) bool { return q.TiedTo != 0 && !q.Frozen })
 }
 
-// rowsUntil is the batch schedule of the first steps of a run with such settings; nil: they
-// do not say.
+// rowsUntil returns the batch schedule of the first steps of a run with the given settings; nil if
+// they do not have it.
 func rowsUntil(settings map[string]string, steps int) config.BatchSchedule {
 	if text, ok := settings["batch-schedule"]; ok {
 		s, _ := config.ParseBatchSchedule(text)
@@ -256,8 +258,8 @@ func rowsUntil(settings map[string]string, steps int) config.BatchSchedule {
 	return config.BatchSchedule{{Step: 0, Rows: rows}}.Until(steps)
 }
 
-// refuseOtherRows refuses a batch schedule that is not the one by which the checkpoint's
-// steps had their rows, unless Config.AcceptChanges.
+// refuseOtherRows refuses a batch schedule whose rows differ from those of the checkpoint's
+// finished steps, unless Config.AcceptChanges.
 func (s *Saver) refuseOtherRows(c checkpoint.Choice, was, now map[string]string) error {
 	if s.cfg.AcceptChanges || s.replays || was["batch-schedule"] == now["batch-schedule"] {
 		return nil
@@ -270,7 +272,8 @@ func (s *Saver) refuseOtherRows(c checkpoint.Choice, was, now map[string]string)
 	return config.RefuseField("AcceptChanges", "resume: the %d steps of %s had the rows of Config.BatchSchedule %.80s, and this run's would have had those of %.80s; give what they had, or Config.AcceptChanges to go on all the same", done, c.Name, had, has)
 }
 
-// otherRows says that a step has other rows than it had, where these were not asked for; "": it has not.
+// otherRows returns a note if steps have other rows than before and the configuration did not ask
+// for that; otherwise "".
 func (s *Saver) otherRows(was, now map[string]string) string {
 	c := &s.cfg.Config
 	had, has := rowsUntil(was, 1), rowsUntil(now, 1)
@@ -284,8 +287,8 @@ func (s *Saver) otherRows(was, now map[string]string) string {
 	return text
 }
 
-// receiptFrom is the path of the receipt from the folder of checkpoints, or as it is where
-// there is none.
+// receiptFrom returns the path of the receipt relative to the folder of checkpoints, or the path
+// unchanged if there is no relative one.
 func receiptFrom(c *config.Config) string {
 	if c.Receipt == "" {
 		return ""
@@ -300,9 +303,9 @@ func receiptFrom(c *config.Config) string {
 	return c.Receipt
 }
 
-// Seek moves the data to where the checkpoint's run stopped and notes what changed.
-// Other data, another seed or another order are refused unless Config.AcceptChanges, and so
-// is another batch schedule of the steps that are done.
+// Seek moves the data to the sample at which the checkpoint's run stopped, and notes changed
+// settings. Other data, another seed or another order are refused unless Config.AcceptChanges. So
+// is another batch schedule for the finished steps.
 func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 	step := c.Manifest.Step
 	if err := s.data.Sampler().UseEpochs(was.Epochs); err != nil {
@@ -314,7 +317,7 @@ func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 		return nil
 	}
 	had, now := was.Settings, Settings(&s.cfg.Config)
-	if had, now = maps.Clone(had), maps.Clone(now); s.cfg.GlobalBatch > 0 { // the rows were asked for: Config.Accum follows
+	if had, now = maps.Clone(had), maps.Clone(now); s.cfg.GlobalBatch > 0 { // the number of rows was configured: Config.Accum follows from it
 		for _, settings := range []map[string]string{had, now} {
 			if rows := rowsUntil(settings, 1); settings["batch-schedule"] == "" {
 				settings["global-batch"] = strconv.Itoa(rows[0].Rows)
@@ -326,7 +329,7 @@ func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 		}
 	}
 	names, lines := Changed(had, now)
-	var moved []string // what makes the samples others than those that the run was going to see
+	var moved []string // changes because of which the run would see other samples
 	if *was.Data != s.print {
 		unit := "tokens"
 		if s.data.OwnSamples() {
@@ -383,8 +386,8 @@ func (s *Saver) Seek(c checkpoint.Choice, was Record) error {
 	return err
 }
 
-// refuseLoop refuses settings whose attempt from here became non-finite before: it
-// would again, and whatever starts failed runs anew would never end.
+// refuseLoop refuses settings with which an attempt from this checkpoint became non-finite before.
+// It would fail again, and a supervisor that restarts failed runs would never stop.
 func (s *Saver) refuseLoop(c checkpoint.Choice) error {
 	now := Settings(&s.cfg.Config)
 	for _, d := range slices.Backward(s.store.Diverged()) {
@@ -406,7 +409,7 @@ func (s *Saver) refuseLoop(c checkpoint.Choice) error {
 // MarkDivergence records that the run stops at a step (from 1) whose values are not
 // finite.
 func (s *Saver) MarkDivergence(step int) {
-	_ = s.Settle(true) // the run has ended by what is worse
+	_ = s.Settle(true) // its error matters less than the divergence
 	s.Idle()
 	if err := s.store.MarkDivergence(step, Settings(&s.cfg.Config)); err != nil {
 		s.cfg.Warnf("%v", err)

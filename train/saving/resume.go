@@ -15,10 +15,10 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// Resume loads the newest whole checkpoint, and returns what it says of its run; nil where
-// there is none. Its states are compared with their checksums as they are loaded. An error
-// that is ErrDamaged, with again, asks for another call with states set to zero: the
-// checkpoint before takes its place.
+// Resume loads the newest complete checkpoint, and returns its record; nil if there is none. States
+// are compared with their checksums while they are loaded. If again is true, the error is
+// ErrDamaged: the caller sets all states to zero and calls Resume again, which loads the checkpoint
+// before.
 func (s *Saver) Resume(ctx context.Context) (was *Record, again bool, err error) {
 	choice, err := s.choose(ctx)
 	if err != nil {
@@ -33,11 +33,10 @@ func (s *Saver) Resume(ctx context.Context) (was *Record, again bool, err error)
 	return was, again, err
 }
 
-// Notes are what a person should know of the checkpoint that the run goes on from.
+// Notes returns notes for the user about the checkpoint that the run resumed from.
 func (s *Saver) Notes() []string { return s.notes }
 
-// choose finds the checkpoint that the run goes on from, by its name not one of those
-// that turned out damaged.
+// choose finds the checkpoint to resume from, without those that turned out damaged, by name.
 func (s *Saver) choose(ctx context.Context) (checkpoint.Choice, error) {
 	return s.store.Dir().ChooseBy(func(e *checkpoint.Checkpoint) error {
 		if err := s.damaged[e.Name]; err != nil {
@@ -50,8 +49,8 @@ func (s *Saver) choose(ctx context.Context) (checkpoint.Choice, error) {
 	})
 }
 
-// resumeFrom makes the run go on from a checkpoint. The error wraps ErrDamaged where
-// what is loaded is not what was saved.
+// resumeFrom resumes the run from a checkpoint. The error wraps ErrDamaged if the loaded data
+// differ from the saved data.
 func (s *Saver) resumeFrom(ctx context.Context, choice checkpoint.Choice) (*Record, error) {
 	tell := func() {
 		for _, p := range choice.Passed {
@@ -67,7 +66,7 @@ func (s *Saver) resumeFrom(ctx context.Context, choice checkpoint.Choice) (*Reco
 		tell()
 		return nil, fmt.Errorf("resume: %w", err)
 	}
-	defer saved.Close() // it was read alone
+	defer saved.Close() // it was only read
 	was, err := s.sameRun(saved)
 	if err == nil {
 		err = s.Seek(choice, was)
@@ -79,7 +78,7 @@ func (s *Saver) resumeFrom(ctx context.Context, choice checkpoint.Choice) (*Reco
 		err = s.restore(ctx, saved)
 	}
 	if errors.Is(err, checkpoint.ErrDamaged) {
-		return nil, err // told when another one is taken in its place
+		return nil, err // reported when another checkpoint replaces it
 	}
 	tell()
 	if choice.Diverged {
@@ -97,12 +96,12 @@ func (s *Saver) resumeFrom(ctx context.Context, choice checkpoint.Choice) (*Reco
 	return &was, nil
 }
 
-// Replay makes a run that saves nothing go on from an open checkpoint, as Resume would: by a
-// receipt, which says of which samples the steps were.
+// Replay resumes a run that saves nothing from an open checkpoint, as Resume would. It is for
+// checking a receipt, which records the samples of the steps.
 func Replay(ctx context.Context, r Run, ranks *run.Ranks, states *run.States, from *checkpoint.Checkpoint) (Record, error) {
 	s := &Saver{cfg: r.Config, plan: r.Plan, data: r.Data, at: r.Progress, ranks: ranks, states: states, replays: true}
 	was, err := s.sameRun(from)
-	s.arithmetic = was.Arithmetic // the receipt names that of the steps
+	s.arithmetic = was.Arithmetic // the receipt records the steps' arithmetic
 	if err == nil {
 		s.print, err = r.Data.Fingerprint()
 	}
@@ -116,7 +115,7 @@ func Replay(ctx context.Context, r Run, ranks *run.Ranks, states *run.States, fr
 	return was, err
 }
 
-// reach is where a run that goes on from a checkpoint begins.
+// reach sets the run's progress to that of the checkpoint.
 func (s *Saver) reach(step int, was *Record) {
 	s.at.Step, s.at.Skipped, s.at.Pending = step, was.Skipped, false
 	s.at.Noise = was.Noise
@@ -125,7 +124,7 @@ func (s *Saver) reach(step int, was *Record) {
 	}
 }
 
-// sameRun refuses a checkpoint whose states mean something else than this run's.
+// sameRun refuses a checkpoint whose states have another meaning in this run.
 func (s *Saver) sameRun(saved *checkpoint.Checkpoint) (was Record, err error) {
 	folder := saved.Folder
 	if err := json.Unmarshal(saved.Manifest.Run, &was); err != nil {
@@ -147,7 +146,7 @@ func (s *Saver) sameRun(saved *checkpoint.Checkpoint) (was Record, err error) {
 		return was, fmt.Errorf("resume: the checkpoint %s holds model %s, not %s", folder, orPublished(was.Model), orPublished(s.ownName()))
 	}
 	if s.cfg.Own.Model != nil {
-		return was, nil // its parameters are held against the model's one by one
+		return was, nil // each parameter is compared with the model's
 	}
 	text, err := saved.Read(model.ConfigFile)
 	if err != nil {
@@ -170,7 +169,8 @@ func orNone(s string) string {
 	return s
 }
 
-// ownName is the name of the program's own model; "" of one of config.json.
+// ownName returns the name of the model that the program provides; "" for a model with a
+// config.json.
 func (s *Saver) ownName() string {
 	if s.cfg.Own.Model == nil {
 		return ""
@@ -185,9 +185,8 @@ func orPublished(name string) string {
 	return fmt.Sprintf("%.80q", name)
 }
 
-// expect sees that the checkpoint holds exactly the states that its optimizer has:
-// without one of them training would go on from zeros and say nothing.
-// What another optimizer wrote is not looked at.
+// expect checks that the checkpoint holds exactly the states of its optimizer. Otherwise a missing
+// state would silently start from zeros. Checkpoints of other optimizers are not checked.
 func (s *Saver) expect(c checkpoint.Entry) error {
 	var was Record
 	if err := json.Unmarshal(c.Manifest.Run, &was); err != nil {
@@ -212,8 +211,8 @@ func (s *Saver) expect(c checkpoint.Entry) error {
 	return nil
 }
 
-// restore loads every state of every parameter. Parameters that were frozen when it
-// was saved have none of the optimizer's there: theirs stay zero.
+// restore loads every state of every parameter. Parameters that were frozen when the checkpoint was
+// saved have no optimizer states there; these stay zero.
 func (s *Saver) restore(ctx context.Context, c *checkpoint.Checkpoint) error {
 	held, err := c.Contents()
 	if err != nil {
@@ -223,7 +222,7 @@ func (s *Saver) restore(ctx context.Context, c *checkpoint.Checkpoint) error {
 	for i := range p.Tensors() {
 		name := p.Params[i].Name
 		tensor := held[name]
-		var present, absent string // a state's name that is there, and one that is not
+		var present, absent string // names of a present and of an absent state
 		for _, st := range s.states.Names(i) {
 			switch state := run.Saved(st.Name); {
 			case slices.Contains(tensor.States, state):
@@ -244,7 +243,7 @@ func (s *Saver) restore(ctx context.Context, c *checkpoint.Checkpoint) error {
 		}
 	}
 	if err := s.ranks.Load(ctx, c); errors.Is(err, checkpoint.ErrDamaged) {
-		return err // it names the file
+		return err // the error names the file
 	} else if err != nil {
 		return fmt.Errorf("resume from %s: %w", c.Folder, err)
 	}

@@ -15,15 +15,15 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// CheckRoom refuses a run for whose checkpoints there is no room, and warns of one
-// that has it for some of them. The ranks' files of the disk tier may lie on the same
-// file system: where there are any, warning waits until they have their bytes.
+// CheckRoom refuses a run if there is no room for one checkpoint, and warns if there is not enough
+// for all. The ranks' files of the disk tier may be on the same file system. If there are any, the
+// warning waits until these files have their space.
 func (s *Saver) CheckRoom(ctx context.Context) error {
 	var from checkpoint.Choice
 	if s.cfg.Resume {
 		var err error
 		if from, err = s.choose(ctx); err != nil {
-			return nil // the run's end in any case, once it is loaded
+			return nil // loading reports the error
 		}
 	}
 	saves := saves(&s.cfg.Config, from.Manifest.Step)
@@ -50,8 +50,8 @@ func (s *Saver) CheckRoom(ctx context.Context) error {
 	return nil
 }
 
-// Bytes returns what one checkpoint takes of its file system: the states, the model's
-// files and the manifest, in blocks.
+// Bytes returns the disk space of one checkpoint, in blocks of its file system: the states, the
+// model's files and the manifest.
 func (s *Saver) Bytes() (int64, error) {
 	parts, err := run.Parts(s.plan.Program, s.cfg.Ranks)
 	if err != nil {
@@ -70,7 +70,7 @@ func (s *Saver) Bytes() (int64, error) {
 	return s.store.Takes(m, parts, files)
 }
 
-// saves is how many checkpoints a run writes that has done so many steps.
+// saves returns the number of checkpoints that a run still writes after done steps.
 func saves(c *config.Config, done int) int64 {
 	switch {
 	case done >= c.Steps:
@@ -99,8 +99,8 @@ func noRoom(c *config.Config, r *checkpoint.Room, each int64) error {
 		plan.Bytes(each), c.Checkpoint, plan.Bytes(r.Most), beside, plan.Bytes(needs-r.Most)), plan.ErrDoesNotFit)
 }
 
-// littleRoom says that a file system has room for one checkpoint, and not for all
-// that a run leaves there at once; "": it has.
+// littleRoom returns a warning if a file system has room for one checkpoint, but not for all that
+// the run stores there at once; otherwise "".
 func littleRoom(c *config.Config, r *checkpoint.Room, each, saves int64) string {
 	needs := r.Needs(each, saves)
 	if needs <= r.Free {

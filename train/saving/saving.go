@@ -1,5 +1,5 @@
-// Package saving writes a run's checkpoints and resumes from them: when the store may be
-// told what, what a checkpoint says of its run, and whether there is room for it.
+// Package saving writes a run's checkpoints and resumes from them. It decides when the store may
+// record events, describes the run in each checkpoint, and checks whether there is room for it.
 package saving
 
 import (
@@ -21,11 +21,11 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// Progress is how far a run has come. The Trainer counts, a Saver reads.
+// Progress is the progress of a run. The Trainer updates it, and a Saver reads it.
 type Progress struct {
 	Step    int  // steps done
 	Skipped int  // of these, steps whose update was left out
-	Pending bool // the last step's update waits for the next step, or a flush
+	Pending bool // the last step's update is applied in the next step, or by a flush
 	Scale   Scale
 	Noise   []Moments // of the newest steps, the latest last; the list is never changed
 	Base    Base      // with adapters
@@ -34,23 +34,23 @@ type Progress struct {
 	EvalDue bool      // the evaluation after the last step was canceled
 }
 
-// Scale is the loss scale between two steps, as the program's Scaler has it.
+// Scale is the loss scale between two steps, as in the program's Scaler.
 type Scale struct {
 	Scale float64 `json:"scale"` // of the next step
 	Clean float64 `json:"clean"` // updates since it last moved; negative: overflows in a row
 }
 
-// Moments are what a step says of the gradient noise scale: estimates of the squared norm of
-// the gradient's mean and of the trace of a row's covariance.
+// Moments are a step's estimates for the gradient noise scale: of the squared norm of the
+// gradient's mean, and of the trace of a row's covariance.
 type Moments struct {
 	Square float64 `json:"square"`
 	Trace  float64 `json:"trace"`
 }
 
-// Updates counts the updates of the run, with one that waits for the next step.
+// Updates returns the number of the run's updates, including a pending one.
 func (p *Progress) Updates() int { return p.Step - p.Skipped }
 
-// Applied is how many updates the states have seen, or one less.
+// Applied returns the number of updates that the states have had: all without a pending one.
 func (p *Progress) Applied() int {
 	n := p.Updates()
 	if p.Pending {
@@ -59,22 +59,23 @@ func (p *Progress) Applied() int {
 	return n
 }
 
-// Data is what a run reads its samples from.
+// Data is the data set that a run reads its samples from.
 type Data interface {
 	Sampler() *data.Sampler
-	// OwnSamples tells that the program brought the samples along.
+	// OwnSamples tells whether the program provides the samples.
 	OwnSamples() bool
 	Fingerprint() (data.Fingerprint, error)
-	// Template is the chat template that the run was given; "": the model's.
+	// Template is the configured chat template; "": the model's.
 	Template() string
 }
 
-// Run is what a Saver is told of the run that it saves.
+// Run describes the run that a Saver saves.
 type Run struct {
 	Config *planner.Resolved
 	Plan   *plan.Plan
 	Data   Data
-	// Arithmetic names what decides the last bits of a step, see Arithmetic.
+	// Arithmetic identifies the arithmetic that the last bits of a step depend on, see the function
+	// Arithmetic.
 	Arithmetic string
 	Progress   *Progress
 	Folders    filesys.Opener // of the folder of checkpoints
@@ -91,26 +92,25 @@ type Saver struct {
 
 	store  *checkpoint.Store
 	ranks  *run.Ranks  // nil before Over
-	states *run.States // of the ranks
+	states *run.States // the ranks' states
 	print  data.Fingerprint
 	files  []checkpoint.Blob // small files of every checkpoint; nil: not made yet
-	notes  []string          // what a person should know of the checkpoint that the run goes on from
+	notes  []string          // see Notes
 
-	base      int        // updates that the newest checkpoint's states have seen
-	kept      int        // base, with an update that waits for the next step
+	base      int        // updates in the newest checkpoint's states
+	kept      int        // base, plus an update that was pending
 	saving    *asideSave // a checkpoint that is being written; nil: none
 	behind    behind
-	confirmed *checkpoint.Entry // the newest one that the store was told of, see Confirm
-	hash      string            // of the plan, once a checkpoint was saved: see planHash
+	confirmed *checkpoint.Entry // the newest confirmed checkpoint, see Confirm
+	hash      string            // hash of the plan, see planHash; "": not computed yet
 	replays   bool              // see Replay
-	damaged   map[string]error  // by name, checkpoints that turned out damaged as they were loaded
-	// Unsaved tells that a checkpoint that was due could not be saved.
+	damaged   map[string]error  // by name, checkpoints that turned out damaged while they were loaded
+	// Unsaved tells whether a due checkpoint could not be saved.
 	Unsaved bool
 }
 
-// Look refuses, before anything is made, what the folder of
-// checkpoints can't be used for: a start beside the checkpoints of another run,
-// and a second process.
+// Look refuses, before anything is created, a folder of checkpoints that the run can't use: one
+// with the checkpoints of another run, and one that another process has open.
 func Look(c *config.Config, folders filesys.Opener) error {
 	if c.Checkpoint == "" {
 		return nil
@@ -128,7 +128,8 @@ func Look(c *config.Config, folders filesys.Opener) error {
 	return errors.Join(refuseUsed(c, d), d.Close())
 }
 
-// refuseUsed refuses a start beside checkpoints that it would not go on from.
+// refuseUsed refuses to start a new run in a folder with checkpoints, unless all have the mark of
+// this run.
 func refuseUsed(c *config.Config, d checkpoint.Dir) error {
 	if c.Resume {
 		return nil
@@ -148,8 +149,8 @@ func refuseUsed(c *config.Config, d checkpoint.Dir) error {
 	return nil
 }
 
-// Open locks the folder of checkpoints, and looks again: another run may have come and
-// gone since Look. The Saver is not nil where there is something to close.
+// Open locks the folder of checkpoints, and checks it again, since another run may have used it
+// since Look. The Saver is not nil if there is something to close.
 func Open(r Run) (*Saver, error) {
 	c := r.Config
 	store, err := checkpoint.Open(c.Checkpoint, checkpoint.Options{Keep: c.Keep, Mark: c.CheckpointMark, Folders: r.Folders})
@@ -175,7 +176,7 @@ func Open(r Run) (*Saver, error) {
 	return s, nil
 }
 
-// Over gives the Saver the ranks whose states it saves, and each rank the folder.
+// Over sets the ranks whose states the Saver saves, and gives each rank the folder.
 func (s *Saver) Over(ranks *run.Ranks, states *run.States) error {
 	s.ranks, s.states = ranks, states
 	path, err := filepath.Abs(s.store.Dir().Path())
@@ -185,26 +186,25 @@ func (s *Saver) Over(ranks *run.Ranks, states *run.States) error {
 	if errors.Is(err, comm.ErrLost) {
 		return fmt.Errorf("Config.Checkpoint %s: %w", s.cfg.Checkpoint, err)
 	}
-	if err != nil { // not a fault of the run, whichever process says it
+	if err != nil { // not an error of the run, whichever process reports it
 		return fmt.Errorf("Config.Checkpoint %s: %v", s.cfg.Checkpoint, err)
 	}
 	return nil
 }
 
-// Folder opens the folder of checkpoints once more, for its own use by somebody else.
+// Folder opens the folder of checkpoints again, for a caller that closes it.
 func (s *Saver) Folder() (filesys.Folder, error) { return s.store.Dir().Again() }
 
-// Close gives the folder back.
+// Close releases the folder.
 func (s *Saver) Close() {
-	if err := s.store.Close(); err != nil { // what was saved is complete and synced
+	if err := s.store.Close(); err != nil { // saved checkpoints are complete and synced
 		s.cfg.Warnf("close Config.Checkpoint %s: %v", s.cfg.Checkpoint, err)
 	}
 }
 
-// Save writes a checkpoint of the state as it is, which no update waits for, and returns
-// its folder. No other save is under way. The error is a *checkpoint.NonFinite where a
-// value is not finite; then, and where ctx is canceled before the checkpoint is whole,
-// nothing is saved.
+// Save writes a checkpoint of the current state, which must have no pending update, and returns its
+// folder. No other save may be running. The error is a *checkpoint.NonFinite if a value is not
+// finite. In that case, and if ctx is canceled before the checkpoint is complete, nothing is saved.
 func (s *Saver) Save(ctx context.Context) (string, error) {
 	if s.Aside() {
 		if err := s.SaveAside(ctx); err != nil {
@@ -229,7 +229,7 @@ func (s *Saver) Save(ctx context.Context) (string, error) {
 	return saved.Folder, nil
 }
 
-// write saves the states as they are, each rank its own.
+// write saves the current states; each rank writes its part.
 func (s *Saver) write(ctx context.Context, m checkpoint.Manifest, files []checkpoint.Blob) (checkpoint.Entry, error) {
 	p, err := s.store.Begin(m)
 	if err != nil {
@@ -242,7 +242,7 @@ func (s *Saver) write(ctx context.Context, m checkpoint.Manifest, files []checkp
 	return p.Finish(parts, files)
 }
 
-// Lost adds to the error of a save that ends the run what is left, and what to do.
+// Lost adds the newest checkpoint and a remedy to the error of a save that ends the run.
 func (s *Saver) Lost(err error) error { return lost(err, s.store.Last()) }
 
 func lost(err error, last *checkpoint.Entry) error {
@@ -250,33 +250,32 @@ func lost(err error, last *checkpoint.Entry) error {
 	if last != nil {
 		left, on = fmt.Sprintf("the newest checkpoint is of step %d", last.Step), "go on from it with Config.Resume"
 	}
-	// Another process's error has its text alone.
+	// An error from another process has only its text.
 	if errors.Is(err, syscall.ENOSPC) || strings.Contains(err.Error(), syscall.ENOSPC.Error()) {
 		return fmt.Errorf("%w; %s: free room there, then %s", err, left, on)
 	}
 	return fmt.Errorf("%w; %s: remove the cause, then %s", err, left, on)
 }
 
-// Evaluated remembers that the evaluation after the newest checkpoint's step, which was due, is
-// done.
+// Evaluated records that the evaluation that was due after the newest checkpoint's step is done.
 func (s *Saver) Evaluated() {
 	if last := s.store.Last(); last != nil && last.Step == s.at.Step {
 		s.tend(s.store.Evaluated)
 	}
 }
 
-// Saved tells whether the newest checkpoint holds the state as it is.
+// Saved tells whether the newest checkpoint holds the current state.
 func (s *Saver) Saved() bool { return s.store.Last() != nil && s.store.Last().Step == s.at.Step }
 
-// Worth tells whether an update followed the newest checkpoint. While steps are skipped
-// none does: more checkpoints would hold the same states, and hide the last one from
-// which training is known to go on.
+// Worth tells whether there was an update since the newest checkpoint. While steps are skipped
+// there is none: more checkpoints would hold the same states, and hide the last one from which
+// training is known to continue.
 func (s *Saver) Worth() bool {
 	return s.store.Last() == nil && s.saving == nil || s.at.Updates() > s.kept
 }
 
-// Confirm tells the store that training went on from its newest checkpoint: an update was
-// applied after it. That is tried once for each: the next is another try.
+// Confirm tells the store that training continued from its newest checkpoint: an update was applied
+// after it. It does so once for each checkpoint, even if that fails.
 func (s *Saver) Confirm() {
 	last := s.store.Last()
 	if last == nil || last == s.confirmed || s.at.Applied() <= s.base {

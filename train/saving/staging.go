@@ -10,16 +10,16 @@ import (
 	"github.com/spillway-ml/spillway/internal/crash"
 )
 
-// behind is what the store does while the steps go on: one thing after the other, in the
-// order in which it was asked for. Its methods are for the trainer's goroutine.
+// behind runs the store's work while the steps continue, one task at a time in the order of the
+// requests. Its methods are for the trainer's goroutine.
 type behind struct {
-	last chan struct{} // closed once all of it is done; nil: there was none
+	last chan struct{} // closed once all tasks are done; nil: there were none
 
 	mu     sync.Mutex
-	failed []error // what is to be told
+	failed []error // errors that are not reported yet
 }
 
-// do runs f once all before it is done.
+// do runs f after all earlier tasks.
 func (b *behind) do(f func()) (done chan struct{}) {
 	before := b.last
 	done = make(chan struct{})
@@ -35,7 +35,7 @@ func (b *behind) do(f func()) (done chan struct{}) {
 	return done
 }
 
-// fail keeps an error for the trainer's goroutine to tell.
+// fail keeps an error until the trainer's goroutine reports it.
 func (b *behind) fail(err error) {
 	if err == nil {
 		return
@@ -45,7 +45,7 @@ func (b *behind) fail(err error) {
 	b.failed = append(b.failed, err)
 }
 
-// tellBehind warns of what has failed behind the steps.
+// tellBehind warns about tasks of behind that failed.
 func (s *Saver) tellBehind() {
 	b := &s.behind
 	b.mu.Lock()
@@ -65,7 +65,7 @@ func (s *Saver) Idle() {
 	s.tellBehind()
 }
 
-// asideSave is a checkpoint that is written while the steps go on.
+// asideSave is a checkpoint that is written while the steps continue.
 type asideSave struct {
 	step       int
 	base, kept int // see Saver
@@ -75,8 +75,8 @@ type asideSave struct {
 	err        error
 }
 
-// SaveAside saves the state as it is: the ranks copy it, and all else is done while they
-// go on. What becomes of it Settle tells.
+// SaveAside saves the current state asynchronously: the ranks copy it, and the rest is done while
+// they continue. Settle reports the result.
 func (s *Saver) SaveAside(ctx context.Context) error {
 	m, files, err := s.describe()
 	if err != nil {
@@ -104,9 +104,9 @@ func (s *Saver) SaveAside(ctx context.Context) error {
 	return nil
 }
 
-// Settle takes note of the checkpoint that was being written, once it is durable or has
-// failed; it does not wait for it unless it is told to. The error is a
-// *checkpoint.NonFinite where a value was not finite.
+// Settle adopts the checkpoint that was being written, once it is durable, or returns its error. It
+// waits for the checkpoint only if wait is set. The error is a *checkpoint.NonFinite if a value was
+// not finite.
 func (s *Saver) Settle(wait bool) error {
 	s.tellBehind()
 	a := s.saving
@@ -131,19 +131,18 @@ func (s *Saver) Settle(wait bool) error {
 	return nil
 }
 
-// adopt makes a durable checkpoint the run's newest, whose states have seen base
-// updates and, with one that waits for the next step, kept.
+// adopt makes a durable checkpoint the run's newest. Its states have had base updates; kept also
+// counts a pending one.
 func (s *Saver) adopt(e checkpoint.Entry, base, kept int) {
 	s.store.Adopt(e)
 	s.at.Unsaved = slices.DeleteFunc(s.at.Unsaved, func(step int) bool { return step == e.Step })
 	s.told()
 	s.base, s.kept = base, max(kept, s.kept)
 	s.tend(s.store.Replace)
-	s.Confirm() // an update may have been applied after it already
+	s.Confirm() // an update may have been applied since
 }
 
-// tend has the store put its folder in order, behind the steps where saves are. That it
-// fails is told.
+// tend runs a change of the store's folder, asynchronously if saves are. A failure is a warning.
 func (s *Saver) tend(how func() error) {
 	s.behind.do(func() { s.behind.fail(how()) })
 	if !s.Aside() {
@@ -154,7 +153,7 @@ func (s *Saver) tend(how func() error) {
 // Aside tells whether saves are asynchronous.
 func (s *Saver) Aside() bool { return s.plan.Config.Staging > 0 }
 
-// told says that a checkpoint is durable, where that was in doubt.
+// told reports that a checkpoint is saved after an earlier save failed.
 func (s *Saver) told() {
 	if s.Unsaved {
 		s.cfg.Warnf("the checkpoint of step %d is saved now", s.store.Last().Step)
@@ -162,7 +161,7 @@ func (s *Saver) told() {
 	s.Unsaved = false
 }
 
-// describe is what a checkpoint of the state as it is says of the run.
+// describe returns the manifest and the small files of a checkpoint of the current state.
 func (s *Saver) describe() (checkpoint.Manifest, []checkpoint.Blob, error) {
 	var m checkpoint.Manifest
 	record, err := s.Record()
@@ -177,7 +176,7 @@ func (s *Saver) describe() (checkpoint.Manifest, []checkpoint.Blob, error) {
 	return m, files, nil
 }
 
-// planHash is the plan's, which is fixed: hashing it takes as long as copying some
+// planHash returns the plan's hash, which it computes once: hashing takes as long as copying some
 // megabytes of states.
 func (s *Saver) planHash() string {
 	if s.hash == "" {

@@ -1,6 +1,6 @@
-// Command attention models which bytes the backward of attention on tensor cores moves
-// again because the card's cache lost them, by the order in which blocks take tiles of keys.
-// It needs no GPU, and nothing that it prints was measured on one: README.md has its output.
+// Command attention models the bytes that the backward of attention on tensor cores moves again
+// because the card's cache has evicted them, by the order in which blocks process tiles of keys. It
+// needs no GPU, and nothing that it prints was measured on one: README.md has its output.
 //
 //	go run ./benchmarks/cuda/attention
 package main
@@ -10,7 +10,7 @@ import (
 	"fmt"
 )
 
-// Of the model: GPT-2 1.5B at 16 × 1,024 tokens on 132 multiprocessors of 3 blocks.
+// The model: GPT-2 1.5B at 16 × 1,024 tokens on 132 multiprocessors of 3 blocks each.
 const (
 	heads, tiles, slots, layers = 400, 16, 396, 48
 	tileRows, width             = 64, 64
@@ -18,10 +18,10 @@ const (
 	sums                        = tileRows * width * 4     // bytes of a tile of dq's sums
 )
 
-// tile is a block's: a head and its tile of keys.
+// tile is the work of one block: a head and its tile of keys.
 type tile struct{ head, keys int }
 
-// spreadOrder is struct Order of kernels/cuda/src/flash.cuh.
+// spreadOrder is the order of struct Order of kernels/cuda/src/flash.cuh.
 func spreadOrder(spread int) (order []tile) {
 	for row := range heads + spread*(tiles-1) {
 		for keys := range tiles {
@@ -33,7 +33,7 @@ func spreadOrder(spread int) (order []tile) {
 	return order
 }
 
-// groupOrder takes groups of heads one after the other, in each the first tiles first.
+// groupOrder orders groups of heads one after the other, and in each group the tiles by number.
 func groupOrder(size int) (order []tile) {
 	for begin := 0; begin < heads; begin += size {
 		for keys := range tiles {
@@ -45,7 +45,8 @@ func groupOrder(size int) (order []tile) {
 	return order
 }
 
-// cache keeps what was used last. What leaves it after it was written goes to memory.
+// cache is a cache that evicts the least recently used entry. Written entries go to memory when
+// they are evicted.
 type cache struct {
 	room, used int
 	at         map[any]*list.Element
@@ -82,9 +83,9 @@ func (c *cache) touch(key any, bytes int, written, fresh bool) {
 	}
 }
 
-// run works through the tiles with slots blocks, each a step at a time where its turn has come,
-// on a cache of room bytes. It returns the bytes of a layer that are moved again, and the share
-// of the blocks' time in which they wait.
+// run processes the tiles with slots blocks, each one step at a time when its turn has come, on a
+// cache of room bytes. It returns the bytes of a layer that are moved again, and the share of the
+// blocks' time in which they wait.
 func run(order []tile, room int) (again int, waits float64) {
 	type query struct{ head, at int }
 	type sum struct{ head, at int }

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 
-// productBytes is what a product reads and writes at least once.
+// productBytes returns the bytes that a product reads and writes at least once.
 func productBytes(p blas.Product) float64 {
 	m, n, k := float64(p.M), float64(p.N), float64(p.K)
 	times := 1.0
@@ -21,9 +21,9 @@ func productBytes(p blas.Product) float64 {
 	return m*k*float64(p.A.Type.Size()) + k*n*float64(p.B.Type.Size()) + times*m*n*float64(p.C.Type.Size())
 }
 
-// Packed parameters lie after the predicate's 8 bytes in the order of the kernel's source.
+// Packed parameters follow the predicate's 8 bytes in the order of the kernel's source.
 
-// number is a parameter of 8 bytes, small one of 4.
+// number reads a parameter of 8 bytes, small one of 4.
 func (l *launch) number(at int) float64 {
 	return float64(int64(binary.LittleEndian.Uint64(l.params[at:])))
 }
@@ -31,7 +31,7 @@ func (l *launch) small(at int) float64 {
 	return float64(int32(binary.LittleEndian.Uint32(l.params[at:])))
 }
 
-// spans adds the elements of struct Spans up.
+// spans returns the sum of the elements of struct Spans.
 func (l *launch) spans(at int) (n float64) {
 	for i := range int(l.number(at)) {
 		n += l.number(at+8+8*(16+i)) - l.number(at+8+8*i)
@@ -41,7 +41,7 @@ func (l *launch) spans(at int) (n float64) {
 
 var sizes = map[string]float64{"f32": 4, "bf16": 2, "f16": 2}
 
-// coded is the size of a type as update.cu numbers it.
+// coded returns the size of a type by its number in update.cu.
 func coded(t float64) float64 {
 	if t == 0 {
 		return 4
@@ -51,8 +51,9 @@ func coded(t float64) float64 {
 
 var typed = regexp.MustCompile(`^(.*?)((?:_(?:f32|bf16|f16))*)$`)
 
-// bytes is what a launch reads and writes of memory by its parameters, what it reads again
-// where the card's cache does not hold it. A launch that follows another counts all of its own.
+// bytes returns the bytes that a launch reads and writes in memory, computed from its parameters.
+// Repeated reads count if the card's cache does not hold the data. A launch that follows another
+// counts all of its own bytes.
 func (l *launch) bytes() (float64, error) {
 	if l.function == driversOwn {
 		return l.moved, nil
@@ -89,7 +90,7 @@ func (l *launch) bytes() (float64, error) {
 	case name == "embed_grad": // tokens, dy, dtable, n, vocab, cols, accumulate
 		n, vocab := l.number(32), l.number(40)
 		table := vocab
-		if l.small(56) != 0 { // read whole, written where a token is
+		if l.small(56) != 0 { // the complete table is read; rows with a token are written
 			table += min(n, vocab)
 		}
 		return (t[0]*n + t[1]*table) * l.number(48), nil
@@ -124,10 +125,11 @@ func (l *launch) bytes() (float64, error) {
 	return l.attention(m[1], t[0])
 }
 
-// attention is bytes of its kernels. Keys and values forward, and queries, gradients and sums
-// backward, are read again from the cache: benchmarks/cuda/attention says how much is not.
+// attention is bytes for the kernels of attention. Keys and values in the forward, and queries,
+// gradients and sums in the backward, are read again from the cache; benchmarks/cuda/attention
+// computes how much is not.
 func (l *launch) attention(name string, size float64) (float64, error) {
-	shape := map[string]int{ // where batch, seq, heads and group lie
+	shape := map[string]int{ // offset of batch, seq, heads and group
 		"flash_forward": 68, "flash_delta": 44, "flash_backward": 136,
 		"attention": 64, "attention_delta": 32, "attention_dq": 88, "attention_dkv": 96,
 	}

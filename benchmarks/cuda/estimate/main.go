@@ -1,6 +1,6 @@
-// Command estimate says what a training step on one GPU would take, kernel by kernel, by
-// the step's own program and the kernels' machine code. It needs no GPU, and nothing that
-// it prints was measured on one: README.md is its output.
+// Command estimate estimates the time of a training step on one GPU, kernel by kernel, from the
+// step's program and the kernels' machine code. It needs no GPU, and nothing that it prints was
+// measured on one: README.md is its output.
 //
 //	go run ./benchmarks/cuda/estimate
 package main
@@ -58,12 +58,12 @@ func build(layers, heads, width, vocab, positions, rows int, prec string) (*plan
 		Optimizer: zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1}})
 }
 
-// paper is a driver that runs nothing: it gives functions names and hears launches.
+// paper is a driver that runs nothing: it names functions and records launches.
 type paper struct {
 	driver.API
 	modules   []string // sources
 	functions []function
-	launched  []launch // since it was emptied
+	launched  []launch // since the list was last emptied
 	pages     [][]byte // of host memory
 }
 
@@ -76,12 +76,12 @@ func (p *paper) UnloadModule(driver.Module) error { return nil }
 // function is a kernel of a source.
 type function struct{ source, name string }
 
-// launch is a kernel's, with its grid and its packed parameters.
+// launch is a launch of a kernel, with its grid and its packed parameters.
 type launch struct {
 	function
 	grid   driver.Dim
 	params []byte
-	moved  float64 // bytes, of the driver's own
+	moved  float64 // bytes, for a function of the driver
 }
 
 func (p *paper) Function(m driver.Module, name string) (driver.Function, error) {
@@ -117,10 +117,10 @@ func (p *paper) move(bytes int64) error {
 
 var driversOwn = function{name: "(driver)"}
 
-// Compile "compiles" to the source's name.
+// Compile returns the source's name in place of code.
 func (p *paper) Compile(name, _ string, _ driver.Device) ([]byte, error) { return []byte(name), nil }
 
-// products hears of products.
+// products records the products that are enqueued.
 type products struct{ enqueued []blas.Product }
 
 func (l *products) Bind(p blas.Product, at blas.Places) (blas.Call, error) {
@@ -138,7 +138,7 @@ func (c *product) Enqueue(driver.Stream) error {
 	return nil
 }
 
-// unbacked is memory of a rank that is addressed only.
+// unbacked is a rank's memory that has addresses only.
 type unbacked struct {
 	space graph.Space
 	size  int64
@@ -149,22 +149,22 @@ func (u *unbacked) Size() int64             { return u.size }
 func (u *unbacked) Touched() int64          { return 0 }
 func (u *unbacked) Address() driver.Address { return driver.Address(1+u.space) << 44 }
 
-// row is the operations of a step that launch the same kernels.
+// row has the operations of a step that launch the same kernels.
 type row struct {
 	kind, kernels string
 	times         int
 	flops, bytes  float64
 	roof, seconds float64
-	took          map[string]float64 // seconds by what they are bound by
+	took          map[string]float64 // seconds by the resource that bounds them
 	mix           sass.Code
 }
 
-// bound is what most of the time goes to.
+// bound returns the resource that bounds most of the time.
 func (r *row) bound() string {
 	return slices.MaxFunc(slices.Sorted(maps.Keys(r.took)), func(a, b string) int { return cmp.Compare(r.took[a], r.took[b]) })
 }
 
-// estimator adds the operations of a program up.
+// estimator sums the operations of a program.
 type estimator struct {
 	plan  *plan.Plan
 	api   *paper
@@ -173,7 +173,7 @@ type estimator struct {
 	codes map[function]sass.Code
 	rates *rates
 	rows  map[string]*row
-	made  map[blas.Product]int // products by shape, and how often
+	made  map[blas.Product]int // number of products by shape
 	space [graph.NumSpaces]*unbacked
 }
 
@@ -185,10 +185,10 @@ func (e *estimator) place(id graph.BufID) (p device.Ptr) {
 	return p
 }
 
-// transfers have no kernel of one rank's.
+// transfers are kinds that launch no kernel on a single rank.
 var transfers = []graph.Kind{graph.Join, graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll}
 
-// phase adds a phase's operations: two that the GPU's library runs as one, as one.
+// phase adds a phase's operations. Two operations that the GPU's library joins are added as one.
 func (e *estimator) phase(ops []graph.Op) error {
 	joined, second := make([]bool, len(ops)), map[int]int{}
 	var wrong error
@@ -208,7 +208,7 @@ func (e *estimator) phase(ops []graph.Op) error {
 			return wrong
 		}
 		switch i, ok := second[k]; {
-		case joined[k]: // with the one after it
+		case joined[k]: // added with the operation after it
 		case ok:
 			wrong = e.both(&ops[i], &ops[k])
 		default:
@@ -235,7 +235,7 @@ func (e *estimator) add(op *graph.Op) error {
 	}
 	k, err := e.lib.Bind(e.binding(op))
 	gpu, ok := k.(devcuda.Kernel)
-	if err != nil || !ok { // on the host
+	if err != nil || !ok { // the host runs it
 		return err
 	}
 	flops, _ := graph.Cost(e.plan.Program, op)
@@ -253,7 +253,7 @@ func (e *estimator) both(first, second *graph.Op) error {
 	return e.enqueue(k.(devcuda.Kernel), string(first.Kind)+", "+string(second.Kind), float64(flops+f))
 }
 
-// enqueue hears a kernel's launches and notes them.
+// enqueue records a kernel's launches and adds them.
 func (e *estimator) enqueue(k devcuda.Kernel, kind string, flops float64) error {
 	e.api.launched, e.mats.enqueued = e.api.launched[:0], e.mats.enqueued[:0]
 	if err := k.Enqueue(e.api, 0); err != nil {
@@ -262,7 +262,7 @@ func (e *estimator) enqueue(k devcuda.Kernel, kind string, flops float64) error 
 	return e.note(kind, flops)
 }
 
-// note adds the operation whose launches were heard last. They run one after the other.
+// note adds the operation with the last recorded launches, which run one after the other.
 func (e *estimator) note(kind string, flops float64) error {
 	var names []string
 	var mix sass.Code
@@ -328,9 +328,9 @@ func (e *estimator) note(kind string, flops float64) error {
 	return nil
 }
 
-// instructions is how long a kernel starts instructions for its part of an operation's
-// arithmetic: that of the tensor cores where a kernel of the operation has them, else a share
-// by what each has in fp32.
+// instructions returns the time in which a kernel issues instructions for its part of an
+// operation's arithmetic. If a kernel of the operation uses tensor cores, their arithmetic counts.
+// Otherwise each kernel has a share by its number of fp32 instructions.
 func (e *estimator) instructions(c, all sass.Code, flops float64) float64 {
 	switch {
 	case all.Tensor > 0 && c.Tensor > 0:
@@ -350,7 +350,7 @@ func (e *estimator) onTensors(mix sass.Code) bool {
 	return mix.Tensor > 0
 }
 
-// sum adds a launch's code to an operation's.
+// sum adds a launch's instruction counts to an operation's.
 func sum(to *sass.Code, c sass.Code) {
 	to.Total += c.Total
 	to.Load16, to.Load8, to.Load4 = to.Load16+c.Load16+c.Async, to.Load8+c.Load8, to.Load4+c.Load4
@@ -385,7 +385,7 @@ func step(p *plan.Plan, codes map[function]sass.Code, rates *rates) (*estimator,
 	return e, e.lib.Close()
 }
 
-// recorded is the machine code of an architecture's kernels by name.
+// recorded returns the recorded machine code of an architecture's kernels by name.
 func recorded(arch string) (map[function]sass.Code, error) {
 	t, err := sass.Recorded()
 	if err != nil {

@@ -79,7 +79,7 @@ other: a product, then the kernels that follow it.
 	for _, x := range r.terms {
 		fmt.Fprintf(t, "| %s\t| %.4g %s\t| %s\t|\n", x.name, x.value, x.unit, x.source)
 	}
-	_ = t.Flush() // to w, whose errors nobody could act on
+	_ = t.Flush() // errors of w are ignored
 	for _, bits := range []int{16, 32} {
 		f := r.fits[bits]
 		fmt.Fprintf(w, "\nProducts of %d bits: a call %.2f µs, a wave %.2f µs and %.2f ns for each step along K.\n\n", bits, f[0]*1e6, f[1]*1e6, f[2]*1e9)
@@ -97,10 +97,10 @@ other: a product, then the kernels that follow it.
 	}
 }
 
-// independent is what arithmetic by hand gave for the cases, in thousands of tokens/s.
+// independent are estimates of the cases by hand, in thousands of tokens/s.
 var independent = map[int][2]float64{0: {440, 500}, 2: {45, 48}}
 
-// compare sets the page beside arithmetic by hand, and explains what lies between.
+// compare prints the estimates by hand beside those of the page, and explains the differences.
 func compare(w io.Writer, steps []*estimator, totals []float64) {
 	fmt.Fprint(w, `
 ## Beside arithmetic by hand
@@ -126,7 +126,7 @@ products of K = 768 and counted the kernels of then. In thousands of tokens/s:
 	fmt.Fprint(w, differences)
 }
 
-// write writes a step's tables, what takes longest first.
+// write writes a step's tables, the longest first.
 func (e *estimator) write(w io.Writer, name string, tokens int) {
 	list := slices.SortedFunc(maps.Values(e.rows), func(a, b *row) int {
 		return cmp.Or(cmp.Compare(b.seconds, a.seconds), strings.Compare(a.kind+a.kernels, b.kind+b.kernels))
@@ -155,7 +155,7 @@ func (e *estimator) write(w io.Writer, name string, tokens int) {
 	e.writeProducts(w)
 }
 
-// writeProducts has the products of a step by shape.
+// writeProducts writes the products of a step by shape.
 func (e *estimator) writeProducts(w io.Writer) {
 	type shape struct {
 		m, n, k int64
@@ -180,7 +180,7 @@ func (e *estimator) writeProducts(w io.Writer) {
 	_ = t.Flush()
 }
 
-// differences explains the comparison's.
+// differences explains the differences between both estimates.
 const differences = `
 By hand a step of 124M took 33 to 37 ms and one of 1.5B 340 to 365 ms. The differences:
 

@@ -17,7 +17,7 @@ var productsTable string
 //go:embed terms.tsv
 var termsTable string
 
-// lines are a table's rows, without comments.
+// lines returns a table's rows, without comments.
 func lines(table string, columns int) (rows [][]string, err error) {
 	for line := range strings.Lines(table) {
 		if line = strings.TrimRight(line, "\n"); line == "" || line[0] == '#' {
@@ -38,7 +38,7 @@ type term struct {
 	value              float64
 }
 
-// timed is a product that somebody timed.
+// timed is a published time of a product.
 type timed struct {
 	bits              int
 	card, source      string
@@ -46,10 +46,10 @@ type timed struct {
 	seconds, expected float64
 }
 
-// rates are what the estimate takes of the card. How long a product takes follows from those
-// that others timed: a tile of it takes a time for its beginning and end and one for each
-// step along K, all multiprocessors take a tile at a time, and a call has a time of its own.
-// The three are fitted to the table, each row's relative error squared; nothing is chosen.
+// rates are the card's properties that the estimate uses. The time of a product is a model fitted
+// to published times: a tile has a time for its beginning and end and one for each step along K,
+// all multiprocessors process a tile at a time, and a call has a fixed time. The fit minimizes each
+// row's squared relative error; none of the three times is chosen by hand.
 type rates struct {
 	terms    []term
 	of       map[string]float64
@@ -94,8 +94,8 @@ func readRates() (*rates, error) {
 	return r, nil
 }
 
-// waves is how often all multiprocessors take a tile; of fewer tiles than multiprocessors a
-// library splits K over what is idle.
+// waves returns the number of rounds in which all multiprocessors process a tile. If there are
+// fewer tiles than multiprocessors, a library splits K over the idle ones.
 func (r *rates) waves(bits int, batch, m, n int64) float64 {
 	rows, cols := r.of[fmt.Sprintf("rows%d", bits)], r.of[fmt.Sprintf("cols%d", bits)]
 	w := float64(batch) * math.Ceil(float64(m)/rows) * math.Ceil(float64(n)/cols) / r.of["processors"]
@@ -110,8 +110,8 @@ func (r *rates) seconds(bits int, batch, m, n, k int64) float64 {
 	return f[0] + w*(f[1]+float64(k)*f[2])
 }
 
-// fit solves the normal equations. A wave's own time below 0 has no meaning: it is 0 then, and
-// the other two are fitted without it.
+// fit solves the normal equations. A wave's fixed time below 0 has no meaning: then it is set to 0,
+// and the other two are fitted without it.
 func (r *rates) fit(bits int) (f [3]float64, err error) {
 	for _, use := range [][]int{{0, 1, 2}, {0, 2}} {
 		n := len(use)
@@ -157,7 +157,8 @@ func (r *rates) fit(bits int) (f [3]float64, err error) {
 	return f, nil
 }
 
-// product is the time of one of the library's: the longer of its arithmetic and its bytes.
+// product returns the time of a product of the library: the longer of its arithmetic and its memory
+// traffic.
 func (r *rates) product(p blas.Product) float64 {
 	bits := 16
 	if p.A.Type == graph.F32 {

@@ -1,6 +1,6 @@
-// Command resources compiles the GPU's kernels with NVRTC and prints, as
-// Markdown, what each takes of a multiprocessor: registers of a thread, bytes
-// spilled to memory, shared memory of a block. It needs no GPU.
+// Command resources compiles the GPU's kernels with NVRTC and prints, as Markdown, the resources
+// that each needs: registers of a thread, bytes spilled to memory, shared memory of a block. It
+// needs no GPU.
 //
 //	go run ./benchmarks/cuda/resources
 package main
@@ -18,7 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 )
 
-// use is what the assembler says of a kernel.
+// use is the assembler's report about a kernel.
 type use struct{ registers, stack, spills, shared int }
 
 var (
@@ -31,7 +31,7 @@ var (
 // parse reads the log of ptxas -v.
 func parse(log string, into map[string]use) {
 	number := func(s string) int {
-		n, _ := strconv.Atoi(s) // digits, or nothing
+		n, _ := strconv.Atoi(s) // digits, or empty
 		return n
 	}
 	at := entry.FindAllStringSubmatchIndex(log, -1)

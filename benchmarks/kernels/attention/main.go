@@ -1,14 +1,13 @@
-// Command attention measures the CPU device's causal attention, forward and
-// backward in float32, against PyTorch's on the same inputs.
+// Command attention measures the CPU device's causal attention, forward and backward in float32,
+// against PyTorch's on the same inputs.
 //
 //	go run ./benchmarks/kernels/attention -python /usr/bin/python3 -threads 2 -pairs 15 -csv pairs.csv
 //
-// A pair is one measurement of ours and one of PyTorch's, in turns, at the same
-// number of threads; each starts with a pause, in which the other's idle
-// threads stop spinning, and a call that is not timed. Every pair is a line of
-// the CSV; the table gives medians. Before anything is timed, both results are
-// compared. The peer is peer.py, beside this file; its two layouts are a GPT-2
-// block's packed qkv and PyTorch's best, contiguous heads with a ready mask.
+// A pair is one measurement of ours and one of PyTorch's, in turn, with the same number of threads.
+// Each starts with a pause, in which the other's idle threads stop spinning, and an untimed call.
+// Every pair is a line of the CSV; the table gives medians. Both results are compared before
+// anything is timed. The peer is peer.py, beside this file. Its two layouts are a GPT-2 block's
+// packed qkv, and PyTorch's best, contiguous heads with a ready mask.
 package main
 
 import (
@@ -64,7 +63,7 @@ func main() {
 	}
 }
 
-// ours is the operands and both passes of our side.
+// ours has the operands and both passes of our side.
 type ours struct {
 	qkv, dy, y, dqkv []float32
 	forward          attn.Forward[float32]
@@ -160,7 +159,7 @@ func writeFloats(path string, x []float32) error {
 	return os.WriteFile(path, b, 0o600)
 }
 
-// difference is the largest between x and the file's values, relative to the
+// difference returns the largest difference between x and the file's values, relative to the
 // largest value.
 func difference(path string, x []float32) (float64, error) {
 	b, err := os.ReadFile(path)

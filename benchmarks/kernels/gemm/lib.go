@@ -103,8 +103,8 @@ func random(n int) []float32 {
 	return v
 }
 
-// filled returns bytes that were written: the kernel backs memory that was not
-// by one page of zeros.
+// filled returns memory that was written to. The kernel maps all unwritten pages to one page of
+// zeros.
 func filled(n int64) []byte {
 	v := make([]byte, n+1)[:n]
 	for i := range v {

@@ -1,19 +1,19 @@
 //go:build unix
 
-// Command gemm measures the CPU device's matrix products against OpenBLAS
-// (float32) and oneDNN (bf16 and int8), which it opens at run time.
+// Command gemm measures the CPU device's matrix products against OpenBLAS (float32) and oneDNN
+// (bf16 and int8), which it opens at run time.
 //
 //	go run ./benchmarks/kernels/gemm -op f32 -threads 1,2 -pairs 15 -csv pairs.csv
 //
-// A pair is one measurement of ours and one of theirs, in turns, on the same
-// filled buffers and at the same number of threads; each starts with a pause,
-// in which the other's idle threads stop spinning, and a call that is not
-// timed. Every pair is a line of the CSV; the table gives medians, and the ratio
-// of both sides' best ("best"), which says more on a machine that others use.
-// Both sides pack within the timing. The last column of float32 compares with a
-// loop of FMA instructions that reads nothing; that of bf16 and int8 with our
-// float32 product of that shape, measured in the same turns: the median of the
-// pairs' ratios, and the ratio of bests.
+// A pair is one measurement of ours and one of theirs, in turn, on the same filled buffers and with
+// the same number of threads. Each starts with a pause, in which the other's idle threads stop
+// spinning, and an untimed call. Every pair is a line of the CSV. The table gives medians, and the
+// ratio of both sides' best times ("best"), which is more reliable on a shared machine. Packing is
+// timed on both sides.
+//
+// The last column compares with a reference, measured in the same turns: the median of the pairs'
+// ratios, and the ratio of best times. For float32 the reference is a loop of FMA instructions that
+// reads nothing. For bf16 and int8 it is our float32 product of that shape.
 package main
 
 import (
@@ -38,8 +38,8 @@ type shape struct {
 	spec gemm.Spec
 }
 
-// shapes are the bars' shapes: two squares, then the products of a GPT-2 124M
-// step over 1,024 tokens, weights stored (in,out) but the tied head's (out,in).
+// shapes are the measured shapes: two squares, then the products of a GPT-2 124M step over 1,024
+// tokens. Weights are stored (in,out), except the tied head's (out,in).
 func shapes() []shape {
 	s := []shape{
 		{"square", gemm.Forward(1024, 1024, 1024, false)},
@@ -58,14 +58,14 @@ func shapes() []shape {
 	return s
 }
 
-// product is one product, ours and theirs, on the same operands. Where the op is
-// not float32, ours32 is our float32 product of that shape.
+// product is our and their product on the same operands. If the op is not float32, ours32 is our
+// float32 product of that shape.
 type product struct {
 	ours, theirs, ours32 func()
 }
 
-// aside measures f in a goroutine of its own, as a training step calls it: the
-// main one is locked to its thread for the libraries' sake.
+// aside measures f in a separate goroutine, as in a training step. The main goroutine is locked to
+// its thread, because the libraries need that.
 func aside(f func(), t timing) float64 {
 	result := make(chan float64)
 	go func() { result <- measure(f, t) }()
@@ -89,7 +89,7 @@ func main() {
 }
 
 func run(op, threads string, pairs int, only, csv string, t timing) error {
-	runtime.LockOSThread() // OpenMP and OpenBLAS keep their threads by caller
+	runtime.LockOSThread() // OpenMP and OpenBLAS keep their threads per calling thread
 	if err := level.Err(); err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func run(op, threads string, pairs int, only, csv string, t timing) error {
 	return nil
 }
 
-// summary is the geometric mean and the least of some ratios.
+// summary collects ratios; String gives their geometric mean and the smallest.
 type summary struct{ ratios []float64 }
 
 func (s *summary) add(r float64) { s.ratios = append(s.ratios, r) }
@@ -179,7 +179,7 @@ func (s *summary) String() string {
 	return fmt.Sprintf("geometric mean %.3f, least %.3f", math.Exp(logs/float64(len(s.ratios))), slices.Min(s.ratios))
 }
 
-// timing is how a measurement is made.
+// timing sets the durations of a measurement.
 type timing struct{ pause, least, wait time.Duration }
 
 // measure returns the seconds of a call of f.
@@ -202,8 +202,8 @@ func measure(f func(), t timing) float64 {
 	}
 }
 
-// busy returns the seconds that all cores have computed, in steps of 10 ms, or 0
-// where /proc/stat does not say.
+// busy returns the seconds that all cores have computed, in steps of 10 ms, or 0 if /proc/stat does
+// not have it.
 func busy() float64 {
 	text, err := os.ReadFile("/proc/stat")
 	if err != nil {
@@ -213,6 +213,6 @@ func busy() float64 {
 	if _, err := fmt.Sscanf(string(text), "cpu %f %f %f", &user, &nice, &system); err != nil {
 		return 0
 	}
-	const ticks = 100 // a second
+	const ticks = 100 // per second
 	return (user + nice + system) / ticks
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// oneDNN has two ways from plain matrices to a product: the BLAS-like calls,
-// and the matmul primitive on plain layouts. Which is faster differs by shape
-// and type, so each shape is measured against the one that is faster on it.
+// oneDNN has two ways to compute a product of plain matrices: the BLAS-like calls, and the matmul
+// primitive on plain layouts. Which is faster depends on shape and type, so each shape is measured
+// against the faster one.
 type oneDNN struct {
 	gemmBF16 func(ta, tb byte, m, n, k int64, alpha float32, a *uint16, lda int64, b *uint16, ldb int64, beta float32, c *float32, ldc int64) int32
 	gemmU8S8 func(ta, tb, oc byte, m, n, k int64, alpha float32, a *uint8, lda int64, ao uint8, b *int8, ldb int64, bo int8, beta float32, c *int32, ldc int64, co *int32) int32
@@ -77,8 +77,8 @@ func openDNN(op string) (*library, error) {
 
 const dnnBF16, dnnF32, dnnS32, dnnS8, dnnU8 = 2, 3, 4, 5, 6 // dnnl_data_type_t
 
-// matmul returns a call of the matmul primitive on plain layouts. Who calls it
-// keeps the matrices alive: the library's pointers to them don't.
+// matmul returns a call of the matmul primitive on plain layouts. The caller keeps the matrices
+// alive: the library's pointers to them do not.
 func (d *oneDNN) matmul(s gemm.Spec, ta, tb, tc uintptr, a, b, c unsafe.Pointer) (func() error, error) {
 	// The structs of 2.6 are plain memory: a dnnl_memory_desc_t has less than
 	// 1 KiB, a dnnl_matmul_desc_t less than 8.

@@ -4,8 +4,8 @@ package main
 
 import "time"
 
-// fmaPeak returns the GFLOP/s of one thread in a loop of independent FMAs that
-// runs for some milliseconds, after a first one that wakes the vector units.
+// fmaPeak returns the GFLOP/s of one thread in a loop of independent FMAs that runs for some
+// milliseconds. A shorter loop before it wakes the vector units.
 func fmaPeak() float64 {
 	const loops = 5_000_000
 	fmaLoop(loops / 10)

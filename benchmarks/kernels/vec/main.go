@@ -1,12 +1,12 @@
-// Command vec measures the CPU device's optimizer and elementwise kernels against
-// the machine's copy bandwidth.
+// Command vec measures the CPU device's optimizer and elementwise kernels against the machine's
+// copy bandwidth.
 //
 //	go run ./benchmarks/kernels/vec -threads 1,2 -pairs 15 -csv pairs.csv
 //
-// A pair is one run of a kernel and one copy of as many bytes, in turns, at the
-// same number of threads, over filled buffers; bytes are counted once for each
-// array that is read and once for each that is written, for the kernel and for the
-// copy alike. Every pair is a line of the CSV; the table gives medians.
+// A pair is one run of a kernel and one copy of the same number of bytes, in turn, with the same
+// number of threads, over filled buffers. Bytes are counted once for each array that is read and
+// once for each that is written, for kernel and copy alike. Every pair is a line of the CSV; the
+// table gives medians.
 package main
 
 import (
@@ -101,8 +101,8 @@ func benches(n int) []kernel {
 	}
 }
 
-// halves copies a buffer in as many pieces as there are threads, so that the
-// runtime's copy may use what it has for large sizes.
+// halves copies a buffer in one piece per thread, so that the runtime's copy can use its methods
+// for large sizes.
 type halves struct {
 	dst, src []float32
 	pieces   int
@@ -145,7 +145,7 @@ func run(threads string, pairs, elems int, only, csv string) error {
 				}
 				mid := time.Now()
 				moved := 0
-				for moved < b.bytes { // whole copies, scaled to the kernel's bytes
+				for moved < b.bytes { // complete copies, scaled to the kernel's bytes
 					p.Run(t, c)
 					moved += 8 * elems
 				}
