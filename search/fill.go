@@ -277,8 +277,8 @@ func (f *filler) toward(r recipe, at int, host, bytes float64) (n int) {
 	return n
 }
 
-// lean returns recipes of everything that frees device memory: to the host first, and to disk,
-// which needs less of the host.
+// lean are recipes of everything that frees device memory: by way of the host, and to disk,
+// which takes less of the host.
 func (f *filler) lean() (list []recipe) {
 	for _, state := range []way{away, toDisk} {
 		var r recipe

@@ -60,7 +60,7 @@ type measured struct {
 	seconds, forward float64                // of a step, and of its forward's computation
 	need             [graph.NumSpaces]int64 // bytes, including those outside the arenas
 	rests            int64                  // bytes that live all the run, of all spaces, including those outside the arenas
-	atOnce           int64                  // bytes of device memory that one operation needs, including those outside the arena
+	atOnce           int64                  // bytes of device memory that one operation needs, and those outside the arena
 	ops              int                    // of a step
 	planned          int                    // of them, where all layers are planned: those of micros micro-batches
 	err              error

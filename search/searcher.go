@@ -96,9 +96,9 @@ func keyOf(c *Spec) string {
 	return fmt.Sprint(c.Batch, c.Accum, c.LayerOrder, c.Stage, c.Prefetch, c.Precision, c.Auto, "|", c.Recompute, "|", c.Offload)
 }
 
-// measure plans a point to the lower bounds of its peaks. With few layers, a share is not the same
-// part of a class or of the layers as with all. Partial moves are therefore interpolated linearly
-// between none and all of the move.
+// measure plans a point to the lower bounds of its peaks. In few layers a share is not
+// the same part of a class or of the layers as in all of them: parts of moves are taken
+// to lie on the line between none and all of the move.
 func (s *searcher) measure(p *point) *measured {
 	if !s.folded || p.x == nil {
 		return s.measured(p)
