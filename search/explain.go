@@ -103,7 +103,7 @@ func Explain(pl *plan.Plan, step *cost.Run) Explanation {
 	return e
 }
 
-// placed sums, by class and space, the units' buffers that have an offset.
+// placed sums, by class and space, the units' buffers that have an offset off the device.
 func placed(p *graph.Program, offset []int64) []ClassPlace {
 	type key struct {
 		class graph.Class

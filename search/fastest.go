@@ -90,8 +90,8 @@ func (s *searcher) fastest(bases []base) (best *Forecast, at *point, all []*poin
 	return best, at, h.found, err
 }
 
-// tell plans the point nearest to the caps of bases that no move makes fit, so that an error can
-// report it if nothing fits.
+// tell plans the base nearest to the caps if no move makes any base fit, so that the error can
+// report it.
 func (h *hunt) tell() {
 	var near *try
 	for _, b := range h.bases {

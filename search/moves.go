@@ -355,9 +355,9 @@ func Mixed(s Spec, spaces []graph.Space, m *cost.Machine, share func(kind string
 	return again, away, nil
 }
 
-// linkTo returns the link's seconds per byte, for each pass of a step, to a space. It also returns
-// the bytes that the link moves during a pass of the forward, which takes the given seconds per
-// step.
+// linkTo returns the link's seconds per byte over all passes of a step to a space. On a GPU it also
+// returns the bytes that the link moves during the forward of one pass. forward is the seconds of a
+// step's forwards.
 func linkTo(m *cost.Machine, space graph.Space, forward float64, passes int) (link, slack float64) {
 	perByte := func(out, in float64) float64 {
 		if out <= 0 || in <= 0 {

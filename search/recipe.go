@@ -98,7 +98,7 @@ type choice struct {
 // much as the cap requires.
 type recipe []choice
 
-// wholly returns the recipe with all of its items leaving.
+// wholly returns the recipe with all of its items leaving completely.
 func (r recipe) wholly() recipe {
 	r = slices.Clone(r)
 	for i := range r {
