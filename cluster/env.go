@@ -1,6 +1,6 @@
-// Package cluster reads from a process's environment variables which rank of a job it is, as
-// set by mpirun, Slurm, torchrun, a Kubernetes indexed Job or spillway launch. It has no side
-// effects: it only reads the variables that it is given.
+// Package cluster reads from environment variables which rank of a job a process is. They are set
+// by mpirun, Slurm, torchrun, a Kubernetes indexed Job or spillway launch. It has no side effects:
+// it only reads the variables that it is given.
 package cluster
 
 import (
@@ -11,11 +11,11 @@ import (
 	"strings"
 )
 
-// Source is what started the process.
+// Source names the launcher of the process.
 type Source string
 
-// Sources, in the order in which they are tried. A launcher that starts the processes
-// themselves precedes those whose variables a process may inherit from outside.
+// Sources, in the order tried. Launchers that start the processes themselves precede those whose
+// variables a process may inherit.
 const (
 	Alone      Source = ""
 	Launch     Source = "spillway launch"
@@ -27,7 +27,7 @@ const (
 	Kubernetes Source = "a Kubernetes indexed Job"
 )
 
-// Variables by which spillway launch tells its processes who they are.
+// Variables that spillway launch sets for each process.
 const (
 	LaunchRank  = "SPILLWAY_RANK"
 	LaunchWorld = "SPILLWAY_WORLD_SIZE"
@@ -48,16 +48,16 @@ type Env struct {
 	LocalRank, LocalWorld int
 	// NCCLRoot is NCCL_COMM_ID: where NCCL's rank 0 listens, HOST:PORT; "" if not set.
 	NCCLRoot string
-	Threads  int // of this process, from spillway launch; 0: not set
+	Threads  int // computing threads of this process, from spillway launch; 0 if not set
 }
 
 // form describes the variables that one source sets.
 type form struct {
 	source                Source
-	rank, world           []string // the first one that is set counts
+	rank, world           []string // the first that is set is used
 	localRank, localWorld []string
 	needs                 []string // all must be set; otherwise the source is not used
-	worldMissing          string   // error text if the world's size is not set; "": the source is then not used
+	worldMissing          string   // error text if the world's size is not set; "" if needs covers it
 	localIsList           bool     // localWorld is Slurm's list: "2(x3),1"
 }
 
@@ -84,8 +84,8 @@ var forms = []form{
 		localRank: []string{"LOCAL_RANK"}, localWorld: []string{"LOCAL_WORLD_SIZE"}},
 }
 
-// Read finds out what started the process. It rejects variables that contradict each other, and
-// names them.
+// Read returns the place in its job that a process's environment variables give. It rejects
+// contradictory variables, and the error names them.
 func Read(getenv func(string) string) (Env, error) {
 	for _, f := range forms {
 		name, rank := first(getenv, f.rank)
@@ -202,7 +202,7 @@ const (
 	NCCL   = "nccl"
 )
 
-// CPUsCantMeet is the error for CPU ranks if no transport can connect them.
+// CPUsCantMeet returns the error for CPU ranks that no transport can connect.
 func (e Env) CPUsCantMeet() error {
 	return fmt.Errorf("started by %s as rank %d of %d: CPU ranks have nothing to meet by there; start them %s; ranks on GPUs meet by %s=HOST:PORT",
 		e.Source, e.Rank, e.World, meetingPlaces, NCCLRoot)
@@ -210,7 +210,7 @@ func (e Env) CPUsCantMeet() error {
 
 const meetingPlaces = "with mpirun (under Slurm: srun with MPI plugin pmix or pmi2, what the MPI was built for; in a Kubernetes cluster: an MPIJob), or with spillway launch on one host"
 
-// gpusNeedRoot is the error for ranks on GPUs without an address at which to meet.
+// gpusNeedRoot returns the error for ranks on GPUs without an address for NCCL.
 func (e Env) gpusNeedRoot() error {
 	return fmt.Errorf("started by %s as rank %d of %d: ranks on GPUs meet by %s=HOST:PORT, a free port of rank 0's host, the same for all, and it is not set; set it, or start them %s",
 		e.Source, e.Rank, e.World, NCCLRoot, meetingPlaces)
@@ -230,8 +230,8 @@ func (e Env) checkRoot() error {
 	return fmt.Errorf("%s=%.80q: want HOST:PORT, a free port of rank 0's host, as in node-0:29500 or [fd00::1]:29500", NCCLRoot, e.NCCLRoot)
 }
 
-// Overlooked says why a process that Read considers to be alone may be meant as one of several;
-// "" if nothing suggests that.
+// Overlooked returns the reason why a process that Read considers alone may be one of several; ""
+// if nothing suggests it.
 func Overlooked(getenv func(string) string) string {
 	count := func(name string) int {
 		n, err := strconv.Atoi(getenv(name))
@@ -251,9 +251,8 @@ func Overlooked(getenv func(string) string) string {
 	return ""
 }
 
-// Transport chooses the transport: the one asked for, or, for auto and NCCL, what the
-// environment offers. An impossible choice is an error that says how to start the ranks
-// instead.
+// Transport returns the transport asked for. For auto and nccl it chooses one that the environment
+// allows. The error for an impossible choice says how to start the ranks instead.
 func (e Env) Transport(asked string) (string, error) {
 	asked = strings.ToLower(asked)
 	hasMPI := e.Source == OpenMPI || e.Source == PMI || e.Source == PMIx
@@ -302,8 +301,8 @@ func (e Env) Transport(asked string) (string, error) {
 	return "", fmt.Errorf("Job.Transport %.80q: want auto, inproc, shm, mpi or nccl", asked)
 }
 
-// CheckRanks rejects a number of ranks that differs from the job's: its processes times each,
-// the ranks per process.
+// CheckRanks rejects a number of ranks that differs from the job's, which is its processes times
+// each, the ranks per process. It accepts any number if there is only one process.
 func (e Env) CheckRanks(ranks, each int) error {
 	switch {
 	case e.World == 1 || ranks == e.World*each:

@@ -115,7 +115,7 @@ func TestTransport(t *testing.T) {
 	require.EqualError(t, mpi.CheckRanks(3, 1), "Config.Ranks 3: Open MPI's mpirun has started 2 processes, one a rank; leave Config.Ranks out")
 }
 
-// A process that is alone although its variables hint at others says so.
+// Overlooked reports a process that is alone although its variables suggest others.
 func TestOverlooked(t *testing.T) {
 	for text, want := range map[string]string{
 		"HOME=/x":                        "",

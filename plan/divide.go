@@ -9,12 +9,14 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Divide returns the first layer of each of so many stages of a differentiated program, such that
-// the stage with the most work has as little as possible; workOf is that of an operation. What
-// belongs to no layer counts where mesh.Pipeline puts it: on the first or the last stage.
+// Divide divides the layers of a differentiated program over pipeline stages and returns the first
+// layer of each stage. It minimizes the largest work of a stage; workOf returns an operation's
+// work. Operations outside the layers count where mesh.Pipeline puts them: on the first or the last
+// stage.
 //
-// Of equal divisions it is the most even one, by the sum of squares. The last stage counts twice:
-// it has one micro-batch in flight, so that it waits for every message, and no other one hides it.
+// Among equal divisions it returns the most even one, by the sum of squares. The last stage's
+// square counts twice: it has one micro-batch in flight, so that nothing hides its waits for
+// messages.
 func Divide(p *graph.Program, stages int, workOf func(op *graph.Op) float64) ([]int, error) {
 	n := p.Layers()
 	if n < stages {
@@ -49,11 +51,11 @@ func Divide(p *graph.Program, stages int, workOf func(op *graph.Op) float64) ([]
 	return first, nil
 }
 
-// divide returns the first of each stage's layers for which the sum of the stages' costs, as add
-// adds them, is least, and that sum. cost is that of a stage of layers i to j−1.
+// divide returns the division with the least total cost: that cost, and the first layer of each
+// stage. cost is the cost of a stage with layers i to j−1; add combines the costs of stages.
 func divide(stages, layers int, cost func(stage, i, j int) float64, add func(a, b float64) float64) (float64, []int) {
-	// sum[k][i] is the least cost of stages 0 to k with layers 0 to i−1, from[k][i] the first
-	// layer of the last of them.
+	// sum[k][i] is the least cost of stages 0 to k with layers 0 to i−1, and from[k][i] is then the
+	// first layer of stage k.
 	sum, from := make([][]float64, stages), make([][]int, stages)
 	for k := range stages {
 		sum[k], from[k] = make([]float64, layers+1), make([]int, layers+1)

@@ -7,19 +7,19 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// stagingBytes is the largest part of a resident state, in bytes, that is in host memory at
-// a time when states are initialised, loaded and saved.
+// stagingBytes is the largest size, in bytes, of the host buffer through which states are
+// initialised, loaded and saved.
 const stagingBytes = 1 << 20
 
-// stageInputs gives every input, float inputs included, a counterpart in host memory, which
-// the host fills. Each phase then starts with copies of the inputs that its section reads:
+// stageInputs gives every input, including float inputs, a twin in host memory, which the host
+// fills. Each phase then starts with copies of the inputs that its section reads:
 //
 //	tokens = embed…          →   copy-in:  tokens ← host/tokens ●
 //	                             compute:                       ●embed…
 //
-// The loss, the gradient norm and, for the noise scale, the leaves' squares get twins too;
-// the sharding rewrite copies them out once they are summed over the ranks. A GPU's kernels
-// do not count right classes: there the loss is the sum alone.
+// The loss, the gradient norm and, for the noise scale, the leaves' squares get twins too; the
+// sharding rewrite copies them out once they are summed over the ranks. GPU kernels do not count
+// correct classes: there the loss buffer holds only the sum.
 func stageInputs(p *graph.Program, s *Spec) (*graph.Program, error) {
 	q := p.Clone()
 	if s.Target.CUDA.ProductBytes > 0 && q.CountsClasses() {
@@ -32,9 +32,9 @@ func stageInputs(p *graph.Program, s *Spec) (*graph.Program, error) {
 		b := q.Buf(id)
 		hostBuffer(q, port, "host/"+b.Name, b.DType, b.Shape)
 	}
-	// LifeRun buffers are placed in the order in which they were added. The tokens come
-	// last: every step copies all of them, so the arena's highest byte is touched even if
-	// the staging buffer, which is sized later, is never full.
+	// LifeRun buffers are placed in the order in which they were added. The tokens come last: every
+	// step copies all of them, so it touches the arena's highest byte even if the staging buffer,
+	// which is sized later, is never full.
 	q.AddBuffer(graph.Buffer{Name: "host/staging", Port: graph.PortStaging, DType: graph.U8, Shape: []int64{1}, Space: graph.Host, Class: graph.Communication, Life: graph.LifeRun, Unit: -1})
 	if q.SectionOf(graph.SectionTrain, graph.FormWhole) != nil {
 		hostBuffer(q, graph.PortGradNorm, "host/grad_norm", graph.F64, []int64{1})

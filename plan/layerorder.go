@@ -9,30 +9,31 @@ import (
 	"github.com/spillway-ml/spillway/mesh"
 )
 
-// layerOrder replaces the one micro-batch of each section of kind "train" by all k
-// micro-batches of a step, in layer order: each block does its k forward passes in turn
-// before the next block starts, and its k backward passes in turn:
+// layerOrder replaces the one micro-batch of each section of kind "train" by all k micro-batches of
+// a step, in layer order: each block does its k forward passes in turn before the next block
+// starts, and its k backward passes in turn:
 //
 //	micro order:  embed 0  h.0 0  h.1 0 … h.1 0  h.0 0 │ embed 1  h.0 1  h.1 1 …
 //	layer order:  embed 0  embed 1 … │ h.0 0  h.0 1 … │ h.1 0  h.1 1 … │ … h.1 0  h.1 1 …
 //
-// (Published for offloading as a vertical schedule.) All uses of a block by the micro-batches
-// then follow each other directly, so that its parameters are fetched and gathered, and its
-// gradients reduced, once a step. Every micro-batch has its own inputs, activations and keys;
-// its gradients are added to those of earlier micro-batches. A block's recomputation stays
-// with its backward, so that the activations of one micro-batch at a time are recomputed.
+// (Published for offloading as a vertical schedule.) All uses of a block by the micro-batches then
+// follow each other directly, so that its parameters are fetched and gathered, and its gradients
+// reduced, once a step. Every micro-batch has its own inputs, activations and keys; its gradients
+// are added to those of earlier micro-batches. A block's recomputation stays with its backward, so
+// that only one micro-batch's activations are recomputed at a time.
 //
-// The operations of a micro-batch keep their order. So do the additions to a parameter's
-// gradient, if only one block uses the parameter (see sharedByBlocks).
+// The operations of a micro-batch keep their order. So do the additions to a parameter's gradient,
+// if only one block uses the parameter (see sharedByBlocks).
 //
-// afresh is for sums leaf by leaf (graph.Gradient): each micro-batch then overwrites the
-// gradient instead of adding to it, and fsdp.Accumulate adds the leaf directly after it. That
-// is impossible for a unit whose gradient comes from several blocks, which is an error.
+// afresh is for sums leaf by leaf (graph.Gradient): each micro-batch then overwrites the gradient
+// instead of adding to it, and fsdp.Accumulate adds the leaf directly afterwards. A unit whose
+// gradient comes from several blocks is an error, because this is impossible for it.
 func layerOrder(p *graph.Program, k int, afresh bool) (*graph.Program, error) {
 	return manyMicros(p, k, afresh, nil)
 }
 
-// manyMicros is layerOrder or, with the turns of a pipeline's stages, the order of those.
+// manyMicros orders the operations of a step's k micro-batches: in layer order if turns is nil,
+// else in the turns of a pipeline's stages.
 func manyMicros(p *graph.Program, k int, afresh bool, turns []mesh.Turn) (*graph.Program, error) {
 	q := p.Clone()
 	r := &layering{p: q, afresh: afresh, own: make([]bool, len(q.Buffers)), twins: make([][]graph.BufID, k)}
@@ -106,7 +107,7 @@ const maxLayeredOps = 1 << 21
 type layering struct {
 	p      *graph.Program
 	afresh bool            // every micro-batch overwrites the gradient: see layerOrder
-	own    []bool          // by buffer: each micro-batch has a buffer of its own
+	own    []bool          // by buffer: each micro-batch needs a separate buffer
 	twins  [][]graph.BufID // by micro-batch and buffer: the micro-batch's buffer; for the first, the buffer itself
 }
 
@@ -183,10 +184,10 @@ func (r *layering) layers(ops []graph.Op, k int) []graph.Op {
 	return out
 }
 
-// staged returns the operations of all micro-batches in the turns of a pipeline's stages. Where
-// a stage goes from a backward to a forward, it receives what the forward needs before it sends
-// what the backward has made: the stage before does these in the same order, and would otherwise
-// wait for this one while this one waits for it.
+// staged returns the operations of all micro-batches, in the turns of a pipeline's stages. If a
+// forward follows a backward on a stage, the stage receives the forward's input before it sends the
+// backward's result. The previous stage runs the matching send and receive in this order; otherwise
+// the two would wait for each other.
 func (r *layering) staged(ops []graph.Op, turns []mesh.Turn) (out []graph.Op) {
 	visits := map[mesh.Turn][]graph.Op{} // of micro-batch 0
 	now := mesh.Turn{Stage: -1}
@@ -250,7 +251,7 @@ func endOfBlock(p *graph.Program, ops []graph.Op, first int) int {
 	return end
 }
 
-// once says whether an operation would write the same value to the same buffer in every
+// once reports whether an operation would write the same value to the same buffer in every
 // micro-batch, so that one execution is enough.
 func (r *layering) once(op *graph.Op) bool {
 	same := true
@@ -323,7 +324,7 @@ func sharedByBlocks(p *graph.Program) (names []string) {
 	return names
 }
 
-// layers is the pass "layers".
+// layers is the pass "layers": it orders the operations of a step's micro-batches.
 func layers(p *graph.Program, s *Spec) (*graph.Program, error) {
 	switch {
 	case !s.inLayers():
@@ -334,8 +335,8 @@ func layers(p *graph.Program, s *Spec) (*graph.Program, error) {
 	return layerOrder(p, s.Accum, s.Reproducible)
 }
 
-// OwnSums says in words which gradients of a plan in layer order have other bits than in
-// stages 0 and 1 in micro order; "" if none has.
+// OwnSums describes the gradients of a plan in layer order whose bits differ from those of micro
+// order at stages 0 and 1; "" if there are none.
 func (p *Plan) OwnSums() string {
 	if len(p.UsedTwice) == 0 {
 		return ""

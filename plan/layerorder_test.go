@@ -172,7 +172,7 @@ func TestLayerOrderOfSharedParameters(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// The pass needs the micro-batch by itself.
+// The pass needs a section of one micro-batch.
 func TestLayerOrderNeedsOneMicroBatch(t *testing.T) {
 	fwd := forwardOf(t, smallMLP, 2, 1, false)
 	q := fwd.Train.Clone()

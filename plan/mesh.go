@@ -53,14 +53,14 @@ func (c Config) validateMesh() error {
 	return nil
 }
 
-// unequalGroups says that ranks do not divide into tensor groups and stages. It names no field to
-// change: the number of ranks is that of processes or GPUs in a job.
+// unequalGroups returns the error for ranks that do not divide into tensor groups and stages. It
+// proposes no value for Config.Ranks: in a job that is the number of processes or GPUs.
 func (c Config) unequalGroups() error {
 	each, given := max(c.Tensor, 1)*max(c.Pipeline, 1), english.WordSeries(c.given(), "and")
 	return fmt.Errorf("%s with Config.Ranks %d: the number of ranks has to be a multiple of %d", given, c.Ranks, each)
 }
 
-// unequalShards says that the ranks with the same layers do not divide into groups of ShardSize.
+// unequalShards returns the error for data ranks that do not divide into groups of ShardSize.
 func (c Config) unequalShards() error {
 	n, beside := c.DataRanks(), english.WordSeries(append(c.given(), fmt.Sprintf("Config.Ranks %d", c.Ranks)), "and")
 	instead := "leave it out"
@@ -71,7 +71,7 @@ func (c Config) unequalShards() error {
 		c.ShardSize, beside, english.Plural(n, "rank", ""), c.ShardSize, n, instead)
 }
 
-// given lists the fields that take ranks from the data.
+// given lists the fields that reduce the number of data ranks.
 func (c Config) given() (list []string) {
 	if c.Tensor > 1 {
 		list = append(list, fmt.Sprintf("Config.Tensor %d", c.Tensor))
@@ -82,7 +82,7 @@ func (c Config) given() (list []string) {
 	return list
 }
 
-// uneven returns the ranks' shares of a step's micro-batches where these differ; nil: all are equal.
+// uneven returns the ranks' shares of a step's micro-batches if they differ; nil if all are equal.
 func (c Config) uneven() []int {
 	for _, s := range c.Shapes {
 		if s.Shares != nil {
@@ -92,10 +92,11 @@ func (c Config) uneven() []int {
 	return c.Shares
 }
 
-// DataRanks returns the number of ranks that have data of their own.
+// DataRanks returns the degree of data parallelism: the number of ranks, or groups of ranks, with
+// different rows.
 func (c Config) DataRanks() int { return c.Ranks / max(c.Tensor, 1) / max(c.Pipeline, 1) }
 
-// shardSize returns the number of ranks along the axis of shards.
+// shardSize returns the number of ranks along the shard axis.
 func (c Config) shardSize() int {
 	if c.ShardSize == 0 {
 		return c.DataRanks()
@@ -103,9 +104,9 @@ func (c Config) shardSize() int {
 	return c.ShardSize
 }
 
-// mesh returns an axis of shards. With a shard size an axis of replicas comes before it, with
-// tensor parallelism that of its ranks behind it, so that these are neighbours. The stages of a
-// pipeline come before all others: what they send is the least, and may cross between servers.
+// mesh returns the axes: pipeline stages, replicas, shards, tensor ranks; only the shard axis is
+// always there. Tensor ranks come last, so that they are neighbours. Pipeline stages come first:
+// they send the least data, so they may be on different servers.
 func (c Config) mesh() (axes []graph.Axis) {
 	if c.Pipeline > 1 {
 		axes = append(axes, graph.Axis{Name: graph.PipelineAxis, Size: c.Pipeline})
@@ -141,7 +142,8 @@ func cutTensors(p *graph.Program, s *Spec) (*graph.Program, error) {
 	return cut, nil
 }
 
-// uncut says why a program has no such slices, and how many it can have.
+// uncut returns the error for a program that cannot be cut into Slices slices. It names the largest
+// possible number.
 func (c Config) uncut(p *graph.Program, why error) error {
 	field, all := "Config.Tensor", "Config.Tensor"
 	if c.Slices != c.Tensor {
@@ -178,7 +180,7 @@ func (c Config) shardOptions() fsdp.Options {
 		Int8Gather: c.Int8Gather, Int8Reduce: c.Int8Reduce, Base: c.Base}
 }
 
-// noise says whether the squares of a step's leaves are summed, for the gradient noise scale.
+// noise reports whether the squares of a step's leaves are summed, for the gradient noise scale.
 func (c Config) noise() bool { return c.Noise && c.Reproducible && c.Accum*c.DataRanks() > 1 }
 
 func (c Config) castOptions() precision.Options {

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// Parallel calls f(0) … f(n−1) on all processors.
+// Parallel calls f(0) … f(n−1) on all processors, and returns when all calls have returned.
 func Parallel(n int, f func(int)) {
 	next := make(chan int)
 	var wg sync.WaitGroup

@@ -13,21 +13,21 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// pass is one rewrite, a function from program to program. It does not change its input,
-// unless takesOver is set. needs and gives are properties that the program must have before
-// and after the pass. They are checked in every run, and the program's structure too.
+// pass is one rewrite, a function from program to program. It does not change its input, unless
+// takesOver is set. needs and gives are properties that the program must have before and after the
+// pass. They are checked in every run; Spec.verify says when the structure is.
 type pass struct {
 	name         string
 	run          func(p *graph.Program, s *Spec) (*graph.Program, error)
 	needs, gives []property
 	ordered      bool // after the pass the order of operations can be verified
-	// takesOver says that the pass does not read its input after it has cloned it. If the
-	// input was made by an earlier pass for this plan only, Clone then returns its parts
-	// instead of copies (graph.Program.Yield).
+	// takesOver is set if the pass does not read its input after it has cloned it. If an earlier
+	// pass made the input for this plan only, Clone then returns its parts instead of copies
+	// (graph.Program.Yield).
 	takesOver bool
 }
 
-// passes is the whole pipeline in order; passOrder has the reasons for that order.
+// passes is the complete pipeline, in order; passOrder gives the reasons for that order.
 var passes = []pass{
 	{"freeze", func(p *graph.Program, s *Spec) (*graph.Program, error) { return freeze(p, s.Freeze) }, has(forward, wholeParams), nil, true, false},
 	{"lora", func(p *graph.Program, s *Spec) (*graph.Program, error) { return adapt(p, s.Config) }, has(forward, wholeParams), nil, true, false},
@@ -197,12 +197,15 @@ func rewrite(s Spec, p *graph.Program, from, until string) (*graph.Program, erro
 	return p, nil
 }
 
-// verify checks a program after pass i. Without Verify it checks the structure after each pass
-// whose result several plans share (stemEnds), since what a user's own operations do wrong shows
-// there, and the rest once, after the last pass; with Early only if the plan may fit (Role.bound).
-// With BoundsOnly it checks only the properties, but for the first stem: a search uses that to see
-// what could fit, and plans again what it chooses. same says that the pass changed nothing, so that the structure was
-// verified before.
+// verify checks a program after pass i: its properties, and with Verify also its structure and, if
+// the pass is ordered, the order of operations. Otherwise it checks the structure after each pass
+// before "mesh": several plans share these results (stemEnds), and faults in a user's own
+// operations show there. After the last pass it checks structure and order; with Early, Role.bound
+// does so if the plan may fit.
+//
+// With BoundsOnly it checks only the properties, except for the first stem: a search that uses
+// BoundsOnly builds its choice again without it. same is set if the pass changed nothing, so that
+// the structure has been verified before.
 func (s *Spec) verify(p *graph.Program, i int, same bool) error {
 	if err := hold(p, passes[i].gives); err != nil {
 		return err
@@ -223,8 +226,8 @@ func (s *Spec) verify(p *graph.Program, i int, same bool) error {
 	return nil
 }
 
-// passError adds the name of the failed pass to an error that may have it already, or that names a
-// field.
+// passError adds the name of the failed pass to an error: not twice, and not to one that begins
+// with a field of Config.
 type passError struct {
 	pass string
 	err  error
@@ -274,10 +277,10 @@ func skipNonFinite(p *graph.Program, s *Spec) (*graph.Program, error) {
 	return precision.SkipNonFinite(p), nil
 }
 
-// onMesh sets the program's mesh. The result shares everything else with p, so that later
-// passes must clone it before they change anything. With slices the mesh is there, and the
-// collectives of slices join all others on their stream: until now passes saw their order with
-// computation, without events.
+// onMesh sets the program's mesh. The result shares everything else with p, so later passes must
+// clone it before they change anything. With slices the mesh is set already. Their collectives,
+// until now on the compute stream so that passes need no events to see their order, then move to
+// the stream of all collectives.
 func onMesh(p *graph.Program, s *Spec) (*graph.Program, error) {
 	if s.Slices > 0 {
 		q := p.Clone()
@@ -303,7 +306,7 @@ func (c Config) offloadOptions() offload.Options {
 func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
 	q := p.Clone()
 	for _, pattern := range patterns {
-		if pattern != "" { // which matches no name
+		if pattern != "" { // an empty pattern matches no name
 			if err := graph.CheckPattern(pattern); err != nil {
 				return nil, Refused(err)
 			}
@@ -323,7 +326,8 @@ func freeze(p *graph.Program, patterns []string) (*graph.Program, error) {
 	return q, nil
 }
 
-// adapt adds the LoRA adapters of cfg to a program and freezes what Config.Freeze names.
+// adapt adds the LoRA adapters of cfg to a program and freezes the parameters that match
+// cfg.Freeze.
 func adapt(p *graph.Program, cfg Config) (*graph.Program, error) {
 	if !cfg.LoRA.Active() {
 		return p, nil
@@ -335,8 +339,8 @@ func adapt(p *graph.Program, cfg Config) (*graph.Program, error) {
 	return freeze(q, cfg.Freeze)
 }
 
-// merge adds evaluation and generation as sections. They use the training section's
-// parameters, adapters included.
+// merge adds evaluation and generation as sections. They use the training section's parameters,
+// including adapters.
 func merge(p *graph.Program, s *Spec) (*graph.Program, error) {
 	q := p.Clone()
 	if len(q.Sections) != 1 {
@@ -363,7 +367,8 @@ func merge(p *graph.Program, s *Spec) (*graph.Program, error) {
 	return q, nil
 }
 
-// usedTwice returns sharedByBlocks of the program to train, in layer order; nil otherwise.
+// usedTwice returns sharedByBlocks of the training program if the plan is in layer order; nil
+// otherwise.
 func usedTwice(fwd Forward, cfg Config) ([]string, error) {
 	if !cfg.inLayers() || cfg.Pipeline > 1 {
 		return nil, nil

@@ -1,6 +1,6 @@
-// Package plan turns a model's forward programs and a Config into a Plan: the
-// program that every rank runs, and where each of its buffers lies. It needs no
-// device, no weights and no data.
+// Package plan turns a model's forward programs and a Config into a Plan: the program that every
+// rank runs, and the place of each of its buffers in memory. It needs no device, no weights and no
+// data.
 package plan
 
 import (
@@ -42,10 +42,10 @@ type Config struct {
 	Prefetch     int               // stage 3: units that are gathered ahead of their use
 	Serial       bool              // collectives never overlap computation, to measure what overlap gains
 	Recompute    recompute.Options
-	Offload      offload.Options // its field Ahead is Prefetch
+	Offload      offload.Options // its field Ahead is set to Prefetch
 	Freeze       []string        // patterns of parameters that are not trained
 	LoRA         lora.Options    // adapters, which are trained instead of the model's parameters
-	CachePrefix  bool            // the output of the frozen first layers comes from a cache on the host where it has it
+	CachePrefix  bool            // a cache on the host may replace the frozen first layers
 	Rows         int64           // rows of a micro-batch; needed with CachePrefix
 	Optimizer    zero.Optimizer
 	Clip         float64 // largest global gradient norm, 0: off
@@ -77,16 +77,16 @@ type Config struct {
 	ShardSize int
 	// Tensor is the number of ranks that share the computation of each layer (package mesh):
 	// neighbouring ranks. The other ranks share the data. 0 or 1: none. Slices is the number of
-	// slices, at least 2, in whose order their sums are; 0: no slices.
+	// slices of a layer, at least 2, whose sums are added in their order; 0: no slices.
 	Tensor, Slices int
 	// Pipeline is the number of stages over which the blocks are divided (package mesh); 0 or 1:
 	// one. Stages has the first layer of each, Schedule the order of their micro-batches.
 	Pipeline int
 	Stages   []int
 	Schedule mesh.Schedule
-	// Dividing has the rates by whose times layers are divided over stages, where Stages is nil.
-	// All ranks of a job and its plans must have the same, so they are never measured ones. nil: a
-	// typical CPU core's.
+	// Dividing predicts the times by which layers are divided over stages if Stages is nil. All
+	// ranks and plans of a job must use the same rates, so they are never measured. nil: the rates
+	// of a typical CPU core.
 	Dividing *cost.Machine
 
 	// Capacity caps each memory space of a rank, in bytes; 0: no cap.
@@ -106,9 +106,9 @@ type Config struct {
 	// BoundsOnly skips placing the buffers: Plan.Layout then has only Spaces, with the lower
 	// bound as the peak.
 	BoundsOnly bool
-	// Verify also checks the order of operations after every pass that leaves a complete one
-	// (tests always do). Without it the structure is checked after the passes before the mesh,
-	// and both after the last pass.
+	// Verify also checks the order of operations after every pass that leaves it complete (tests
+	// always do). Without it the structure is checked after the passes before the mesh, and both
+	// after the last pass.
 	Verify bool
 	// Observe, if not nil, is called with the model's program and the program after each
 	// pass. It must not change them. Its error ends the planning.
@@ -124,7 +124,7 @@ type stopped struct{ error }
 
 func (s *stopped) Unwrap() error { return s.error }
 
-// goOn returns the error of Config.Stop, nil if planning may go on.
+// goOn returns the error of Config.Stop, nil if planning may continue.
 func (c *Config) goOn() error {
 	if c.Stop == nil {
 		return nil
@@ -135,10 +135,10 @@ func (c *Config) goOn() error {
 	return nil
 }
 
-// ErrRefused is the kind of errors about a configuration that no run could have.
+// ErrRefused matches, with errors.Is, errors about a configuration that is not valid for any run.
 var ErrRefused = errors.New("the configuration is refused")
 
-// Refused makes an error of kind ErrRefused with the text of err.
+// Refused returns an error of kind ErrRefused with the text of err.
 func Refused(err error) error { return &refused{err} }
 
 type refused struct{ error }
@@ -184,18 +184,18 @@ func (c Config) validate() error {
 	return c.Optimizer.Validate()
 }
 
-// Plan is the program of a run and the exact memory that it takes.
+// Plan is the program of a run and the exact memory that it needs.
 type Plan struct {
 	Config  Config
 	Program *graph.Program // of all ranks
-	Roles   []Role         // what the ranks of each stage of a pipeline run
-	// Layout has of each space the SpaceUse of the role that needs most of it (Largest), and the
-	// offsets of the role that needs most device memory.
+	Roles   []Role         // one for each stage of a pipeline
+	// Layout holds, for each space, the SpaceUse of the role that needs the most of it (Largest).
+	// Its offsets are those of the role that needs the most device memory.
 	Layout *memplan.Layout
 
-	// CommBytes is the bytes that a rank (of a pipeline the one that sends most) sends in a step, ring-equivalent: for a gather, a
-	// scatter or an exchange the padded buffer · (N−1)/N, twice that for an all-reduce. It
-	// does not count scalars and exact accumulators.
+	// CommBytes is the number of bytes that a rank sends in a step; in a pipeline, the rank that
+	// sends the most. Collectives count as rings: a gather, a scatter or an exchange as the padded
+	// buffer · (N−1)/N, an all-reduce as twice that. Scalars and exact accumulators do not count.
 	CommBytes int64
 	// UsedTwice names, in layer order, the trained parameters that several blocks use
 	// (see OwnSums).
@@ -220,16 +220,16 @@ func overBound(bounds [graph.NumSpaces]memplan.SpaceUse, cfg Config) error {
 type DoesNotFit struct {
 	Space    graph.Space
 	Peak     int64  // bytes planned
-	Outside  int64  // bytes that the process needs beside them
+	Outside  int64  // bytes that the process needs outside the arena
 	Capacity int64  // bytes allowed
 	At       string // section/phase/operation of the peak
-	Largest  string // largest classes there, for a person
+	Largest  string // text: the largest classes at the peak
 }
 
 // ErrDoesNotFit matches every *DoesNotFit with errors.Is.
 var ErrDoesNotFit = errors.New("does not fit")
 
-// Is says whether the target is ErrDoesNotFit.
+// Is reports whether target is ErrDoesNotFit.
 func (e *DoesNotFit) Is(target error) bool { return target == ErrDoesNotFit }
 
 func (e *DoesNotFit) Error() string {
@@ -239,14 +239,13 @@ func (e *DoesNotFit) Error() string {
 	}
 	text := fmt.Sprintf("does not fit: a rank needs %s of %s memory%s and the cap is %s (%s over)",
 		Bytes(e.Peak), e.Space, outside, Bytes(e.Capacity), exactly(e.Peak+e.Outside-e.Capacity))
-	if e.Peak > 0 { // an arena has a peak
+	if e.Peak > 0 { // an empty arena has no peak
 		text += fmt.Sprintf("; the peak is at %s: %s", e.At, e.Largest)
 	}
 	return text
 }
 
-// exactly prints a number of bytes so that small sizes, and differences that rounding to two
-// decimals would hide, are exact.
+// exactly formats a number of bytes like Bytes, with the word bytes below 1 KiB.
 func exactly(n int64) string {
 	if n == 1 {
 		return "1 byte"
@@ -358,15 +357,15 @@ type Spec struct {
 	Forward Forward
 }
 
-// Role is what the ranks of one stage of a pipeline run, and where its buffers lie. Without a
-// pipeline there is one, the plan's program.
+// Role is the program that the ranks of one pipeline stage run, and its memory. Without a pipeline
+// there is one role, with the plan's program.
 type Role struct {
 	Program   *graph.Program
 	Layout    *memplan.Layout
 	CommBytes int64 // bytes that a rank sends in a step (Plan.CommBytes)
 
-	ids      []graph.BufID     // see Own; nil: the plan's
-	analysis *memplan.Analysis // until it has a layout; nil: not made yet
+	ids      []graph.BufID     // by ID in the plan's program: see Own; nil: the same
+	analysis *memplan.Analysis // kept until there is a layout; nil: not made yet
 }
 
 // Own returns the ID in the role's program of a buffer of the plan's program, NoBuf if the role
@@ -384,6 +383,6 @@ func (r *Role) Own(id graph.BufID) graph.BufID {
 // stages returns the number of roles.
 func (c Config) stages() int { return max(c.Pipeline, 1) }
 
-// inLayers says whether several micro-batches are in a phase: in layer order, or in the turns of
-// a pipeline's stages.
+// inLayers reports whether one phase has all micro-batches of a step: in layer order, or in the
+// turns of a pipeline's stages.
 func (c Config) inLayers() bool { return (c.LayerOrder || c.Pipeline > 1) && c.Accum > 1 }

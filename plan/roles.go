@@ -43,7 +43,7 @@ func (p *Plan) Of(rank int) *Role {
 	return &p.Roles[rank/max(p.Config.Ranks/len(p.Roles), 1)]
 }
 
-// Largest returns the role that needs the most of a memory space, of equal ones the first.
+// Largest returns the role that needs the most of a memory space; the first of equal ones.
 func (p *Plan) Largest(s graph.Space) *Role {
 	most := &p.Roles[0]
 	for i := range p.Roles {
@@ -54,7 +54,7 @@ func (p *Plan) Largest(s graph.Space) *Role {
 	return most
 }
 
-// Programs lists what each role runs.
+// Programs lists the program of each role.
 func (p *Plan) Programs() (list []*graph.Program) {
 	for i := range p.Roles {
 		list = append(list, p.Roles[i].Program)
@@ -62,8 +62,9 @@ func (p *Plan) Programs() (list []*graph.Program) {
 	return list
 }
 
-// roles schedules the operations of each role, and bounds what it needs where that decides. The
-// program has no events yet where there are several, and is the only role otherwise.
+// roles returns the roles of a program, with their lower bounds where the configuration asks for
+// them. With one role, p is its program. With several, p has no events yet, and each role's part is
+// scheduled.
 func (s *Spec) roles(p *graph.Program) ([]Role, error) {
 	roles, errs := make([]Role, s.stages()), make([]error, s.stages())
 	switch {
@@ -92,7 +93,7 @@ func (s *Spec) roles(p *graph.Program) ([]Role, error) {
 	return roles, nil
 }
 
-// role schedules what a stage of p runs.
+// role sets r to the scheduled part of p that a stage runs.
 func (s *Spec) role(p *graph.Program, stage int, r *Role) (err error) {
 	own := *s
 	own.Observe = nil
@@ -105,8 +106,8 @@ func (s *Spec) role(p *graph.Program, stage int, r *Role) (err error) {
 	return r.bound(s.Config)
 }
 
-// bound returns a *DoesNotFit if Config.Early is set and the role's lower bound exceeds a
-// capacity. With BoundsOnly the bound is the layout.
+// bound returns a *DoesNotFit if Config.Early is set and the role's lower bound exceeds a capacity.
+// With BoundsOnly it sets the layout to the bounds.
 func (r *Role) bound(cfg Config) error {
 	if !cfg.Early && !cfg.BoundsOnly {
 		return nil

@@ -14,23 +14,23 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// Shared builds plans of related configurations. It keeps programs between passes, and
-// reuses one if the passes before it would make the same program for another configuration.
-// It also keeps the last plans. The zero value is ready to use, and safe for concurrent use.
-// A nil *Shared keeps nothing.
+// Shared builds plans of related configurations. It keeps programs between passes, and reuses one
+// if the passes before it would make the same program for another configuration. It also keeps the
+// last plans. The zero value is ready to use, and safe for concurrent use. A nil *Shared keeps
+// nothing.
 //
 //	model ─ freeze … fuse ─┬─ recompute … inputs ─┬─ mesh, shard … schedule   stage 0
 //	                       │                      ├─ mesh, shard … unshard ─┬─ offload … schedule   stage 1
 //	                       │                      │                         └─ offload … schedule
 //	                       ├─ recompute … inputs ─┴─ …
 //
-// It is meant for one command or search: the programs stay in memory as long as it does.
+// It is meant for one command or search: the programs stay in memory as long as it exists.
 type Shared struct {
 	mu    sync.Mutex
-	stems [len(stemEnds)][]*stem // the latest last
+	stems [len(stemEnds)][]*stem // by last use
 	plans []*Plan
-	fwds  []Forward  // of plans
-	cuts  []division // the latest last
+	fwds  []Forward  // of plans, in the same order
+	cuts  []division // the newest last
 
 	placed memplan.Known
 }
@@ -43,10 +43,10 @@ type stemEnd struct {
 	late   func(c *Config)
 }
 
-// The last of stemEnds is for searches, of which many candidates differ in what is offloaded.
+// The last of stemEnds is for searches: many of their candidates differ only in what is offloaded.
 var stemEnds = [...]stemEnd{
 	{"recompute", 8, func(c *Config) {
-		if c.Slices == 0 { // else the mesh is there before
+		if c.Slices == 0 { // otherwise the mesh is set before
 			c.Ranks, c.ShardSize = 0, 0
 		}
 		c.Accum, c.LayerOrder, c.Recompute, c.CachePrefix, c.Rows = 0, false, recompute.Options{}, false, 0
@@ -61,9 +61,9 @@ var stemEnds = [...]stemEnd{
 	}},
 }
 
-// afterMesh resets the fields that decide how ranks share the work and how much memory they
-// have. The pass "cast" depends on the stage only through whether gradients are fp32, which
-// the stem's key has separately.
+// afterMesh resets the fields that decide how ranks share the work and how much memory they have.
+// The pass "cast" depends on the stage only through whether gradients are fp32, which is a separate
+// part of the stem's key.
 func afterMesh(c *Config) {
 	var none Config
 	if !c.inLayers() && !c.Noise { // layer order and noise read Reproducible before the mesh is set
@@ -81,10 +81,11 @@ func limits(c *Config) {
 	c.Dividing = nil
 }
 
-// keptPlans is the number of plans that are kept: one for each of the four stages.
+// keptPlans is the number of plans that are kept: one for each of the four ZeRO stages.
 const keptPlans = 4
 
-// division is how the layers of a program are divided over the stages of a pipeline.
+// division is the result of dividing a program's layers over pipeline stages, with the settings on
+// which it depends.
 type division struct {
 	fwd      Forward
 	key      Config // see stemKey
@@ -96,8 +97,8 @@ type division struct {
 // keptDivisions is the number of divisions that are kept, for the candidates of a search.
 const keptDivisions = 8
 
-// divided returns the stages into which divide divides the layers of a configuration, from an earlier call if
-// it can.
+// divided returns the result of divide, the first layer of each stage. It uses that of an earlier
+// call with the same settings, if there is one.
 func (sh *Shared) divided(s Spec, divide func() ([]int, error)) ([]int, error) {
 	if sh == nil {
 		return divide()
@@ -139,7 +140,7 @@ type stem struct {
 
 	bounds   bool // it was made for lower bounds, and its structure was not verified
 	verified sync.Once
-	wrong    error // what verifying it later found
+	wrong    error // error of that later verification
 }
 
 // stemKey returns the settings on which the program before the k-th of stemEnds depends.
@@ -152,7 +153,7 @@ func stemKey(k int, s *Spec) (Config, precision.Options) {
 	return key, s.castOptions()
 }
 
-// Build is the function Build.
+// Build is like the function Build, but reuses earlier programs and plans.
 func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 	cfg, err := sh.ready(fwd, cfg)
 	if err != nil {
@@ -163,7 +164,7 @@ func (sh *Shared) Build(fwd Forward, cfg Config) (*Plan, error) {
 	}
 	spec, until := Spec{cfg, fwd}, ""
 	if spec.stages() > 1 {
-		until = "schedule" // which each role has for itself
+		until = "schedule" // each role runs this pass separately
 	}
 	p, err := sh.rewrite(spec, until)
 	if err == nil {
@@ -302,7 +303,7 @@ func (sh *Shared) stem(k int, s Spec) (*graph.Program, error) {
 				return
 			}
 		}
-		if k == 0 { // a user's own operations show here, to every search
+		if k == 0 { // faults in a user's own operations show here, in every search
 			s.BoundsOnly = false
 		}
 		st.bounds = s.BoundsOnly
@@ -326,8 +327,8 @@ func (sh *Shared) stem(k int, s Spec) (*graph.Program, error) {
 	return st.p, st.err
 }
 
-// verify verifies the k-th stem, which was made for lower bounds, for a plan that is made whole. If its
-// structure is wrong, the passes run again, to say after which of them.
+// verify verifies the structure of the k-th stem, which was made for lower bounds, before a
+// complete plan uses it. If it is wrong, the passes run again, so that the error can name one.
 func (sh *Shared) verify(k int, s Spec, p *graph.Program) error {
 	wrong := graph.VerifyStructure(p)
 	if wrong == nil {

@@ -17,8 +17,8 @@ type Adapter struct {
 	Folder string
 }
 
-// OpenAdapter reads what an adapter's folder says; nil of any other folder: one with a
-// model's config.json is a model's. Base is a folder: nothing is downloaded.
+// OpenAdapter reads an adapter's folder. It returns nil for any other folder, such as a model's,
+// which has a config.json. The base model must be a local folder: nothing is downloaded.
 func OpenAdapter(folder string) (a *Adapter, err error) {
 	if _, err := os.Stat(filepath.Join(folder, model.ConfigFile)); err == nil {
 		return nil, nil

@@ -10,50 +10,51 @@ import (
 	"github.com/spillway-ml/spillway/search"
 )
 
-// Question asks for the value at which a job begins to fit, or ceases to.
+// Question asks for the value at which a job begins to fit, or ceases to fit.
 type Question struct {
-	// Count is how many values there are, in an order in which more of them is either
-	// always easier or always harder to fit; of Ranks mostly so.
+	// Count is the number of values. With each next value the job fits more easily, or less easily;
+	// with Ranks there are exceptions.
 	Count int
-	// Easier says that later values need less of the memory: the first that fits is asked
-	// for. Otherwise it is the last.
+	// Easier: later values need less memory, and the answer is the first that fits. Otherwise it is
+	// the last that fits.
 	Easier bool
-	// Ranks says that the values are 1, 2, … data ranks. More of them are not always easier: shards
-	// have whole blocks of elements, and a unit of fewer blocks than ranks is not sharded. See evenRanks.
+	// Ranks: the values are 1, 2, … data ranks. More ranks do not always need less memory: a shard
+	// is a whole number of blocks of elements, and a unit with fewer blocks than ranks is not
+	// sharded. See evenRanks.
 	Ranks bool
-	// At is the job and its hardware at a value, from 0.
+	// At returns the job and its hardware for the i-th value, from 0.
 	At func(i int) (Request, Hardware)
-	// Fixed and Rows are Fit's.
+	// Fixed and Rows are arguments of Fit.
 	Fixed Fixed
 	Rows  int
 }
 
 // Answer is a value that fits and its neighbour, which does not.
 type Answer struct {
-	Value int     // its number; −1: nothing fits
-	Best  *Fitted // the fastest of it; nil: nothing fits
-	// Neighbour is the number of the value that doesn't fit; −1: there is none, for all do. Where no
-	// number of ranks fits, it is the one that is nearest.
+	Value int     // its index; −1: nothing fits
+	Best  *Fitted // the fastest configuration for it; nil: nothing fits
+	// Neighbour is the index of the adjacent value, which does not fit; −1: all values fit. If no
+	// number of ranks fits, it is the number whose nearest plan needs the least of a cap.
 	Neighbour int
-	None      *NothingFits // of the neighbour
-	Looked    int          // values that were looked at
+	None      *NothingFits // the search's result for the neighbour
+	Looked    int          // number of values examined
 }
 
-// AskEffort is the effort of each of the searches that an answer takes, where the
-// Hardware has none: an answer says that something fits, and need not be the fastest.
+// AskEffort is the effort of each search for an answer if the Hardware sets none. An answer needs a
+// plan that fits, not the fastest one.
 const AskEffort = 100
 
-// Ask answers a question. What is not fixed is free, as in Fit, and the answer is what
-// Fit finds: the value is confirmed by a plan that fits, its neighbour by a search that
-// finds none. Of numbers of ranks, others below the answer may fit, or one where nothing was found:
-// looked at are those of a bisection and those of evenRanks.
+// Ask answers a question. Fields that are not fixed are free, as in Fit. A plan that fits confirms
+// the value; a search that finds none confirms its neighbour. Of the numbers of ranks, Ask examines
+// only those of a bisection and of evenRanks: a smaller number, or one where nothing was found, may
+// also fit.
 func Ask(ctx context.Context, q Question) (*Answer, error) {
 	a := &asking{q: q, known: map[int]float64{}}
 	low, high, err := a.bracket(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// Bounds may promise what placement does not keep: the search has the last word.
+	// A value that fits by lower bounds may not fit once buffers are placed, so a search decides.
 	yes, no := low, high
 	if q.Easier {
 		yes, no = high, low
@@ -112,16 +113,16 @@ func Ask(ctx context.Context, q Question) (*Answer, error) {
 
 func inside(i, n int) bool { return i >= 0 && i < n }
 
-// asking remembers what was looked at.
+// asking records the values examined so far.
 type asking struct {
 	q     Question
-	known map[int]float64 // what the nearest plan takes of a cap; 0: something fits
-	vain  []int           // numbers of ranks at which a search found nothing, though bounds let fit
+	known map[int]float64 // by value: the share of a cap that the nearest plan needs; 0: it may fit
+	vain  []int           // values that fit by lower bounds, for which a search found nothing
 	small bool            // the program of a micro-batch has at most smallProgram operations
 }
 
-// bracket is the last value that is not, and the first that is, as easy as all after it,
-// by bounds; −1 and Count where there is none.
+// bracket returns the adjacent values between which jobs begin to fit, or cease to fit, by lower
+// bounds. low is −1, or high is Count, if all values are on one side.
 func (a *asking) bracket(ctx context.Context) (low, high int, err error) {
 	low, high = -1, a.q.Count
 	look := func(i int) error {
@@ -146,7 +147,8 @@ func (a *asking) bracket(ctx context.Context) (low, high int, err error) {
 	return low, high, nil
 }
 
-// even answers with the first number of ranks below the i-th value that fits, of those that evenRanks names.
+// even tries the numbers of ranks of evenRanks before the i-th value. It sets out to the first that
+// fits.
 func (a *asking) even(ctx context.Context, i int, out *Answer) error {
 	at, hw := a.q.At(0)
 	r, err := at.free(a.q.Fixed, a.q.Rows, hw)
@@ -182,8 +184,9 @@ func (a *asking) even(ctx context.Context, i int, out *Answer) error {
 	return nil
 }
 
-// again looks with more effort at the last numbers of ranks below the answer at which a search found
-// nothing, though bounds let fit. Only of small programs, where each takes some tenths of a second.
+// again searches with more effort at the largest numbers of ranks below the answer that fit by
+// lower bounds, but for which a search found nothing. It does so only for small programs, where
+// each search takes some tenths of a second.
 func (a *asking) again(ctx context.Context, out *Answer) (fewer bool, err error) {
 	slices.Sort(a.vain)
 	below := slices.DeleteFunc(slices.Compact(a.vain), func(i int) bool { return i >= out.Value || !a.small })
@@ -200,7 +203,8 @@ func (a *asking) again(ctx context.Context, out *Answer) (fewer bool, err error)
 	return false, nil
 }
 
-// nearest is the value, of those looked at, whose nearest plan takes the least of a cap: the first of equals.
+// nearest returns the examined value whose nearest plan needs the smallest share of a cap; the
+// first of equal ones.
 func (a *asking) nearest() int {
 	at := -1
 	for i, least := range a.known {
@@ -211,21 +215,21 @@ func (a *asking) nearest() int {
 	return at
 }
 
-// Numbers of ranks that are looked at beside a bisection's.
+// Limits on the numbers of ranks that are tried besides those of a bisection.
 const (
-	mostBlocks = 8   // of a unit and rank
-	mostUnits  = 3   // of different sizes, the largest
-	justBelow  = 4   // an answer
-	mostMissed = 16  // in vain, that bounds let fit
-	unpadded   = 100 // blocks a rank of the largest unit: with more, padding is below 1 % of it
+	mostBlocks = 8   // blocks of a unit per rank
+	mostUnits  = 3   // units, of different sizes, the largest first
+	justBelow  = 4   // numbers just below an answer
+	mostMissed = 16  // searches that find nothing although bounds allow it
+	unpadded   = 100 // blocks of the largest unit per rank; with more, padding is below 1 % of it
 
 	smallProgram = 200           // operations of a forward
-	againEffort  = 2 * AskEffort // of a second look
+	againEffort  = 2 * AskEffort // of a second search
 )
 
-// evenRanks are numbers of data ranks below one, ascending, that may need less memory than larger ones: the
-// fewest at which a rank has a number of a unit's blocks, where padding is least, and those just below. None
-// where padding is small.
+// evenRanks returns numbers of data ranks below the given one, ascending, that may need less memory
+// than larger numbers. They are the fewest ranks with a given number of a unit's blocks per rank,
+// where padding is least, and the numbers just below. If padding is small, it returns none.
 func evenRanks(p *graph.Program, below int) (list []int) {
 	blocks := fsdp.Blocks(p)
 	slices.SortFunc(blocks, func(a, b int) int { return b - a })
@@ -246,7 +250,7 @@ func evenRanks(p *graph.Program, below int) (list []int) {
 	return slices.Compact(list)
 }
 
-// feasible says whether the i-th value that the question tries may fit, by lower bounds of memory.
+// feasible reports whether the i-th value may fit, by lower bounds of memory.
 func (a *asking) feasible(ctx context.Context, i int) (bool, error) {
 	at, hw := a.q.At(i)
 	ok, least, err := at.feasible(ctx, a.q.Fixed, a.q.Rows, hw)
@@ -257,7 +261,7 @@ func (a *asking) feasible(ctx context.Context, i int) (bool, error) {
 	return ok, err
 }
 
-// feasible is search.Feasible of a request.
+// feasible is search.Feasible for a request.
 func (q Request) feasible(ctx context.Context, fixed Fixed, rows int, hw Hardware) (bool, float64, error) {
 	r, err := q.free(fixed, rows, hw)
 	if err != nil {
@@ -270,12 +274,12 @@ func (q Request) feasible(ctx context.Context, fixed Fixed, rows int, hw Hardwar
 	return ok, least, err
 }
 
-// fit is what a search finds at a value.
+// fit searches at the i-th value. It returns the fastest configuration, or why nothing fits.
 func (a *asking) fit(ctx context.Context, i int) (*Fitted, *NothingFits, error) {
 	return a.fitWith(ctx, i, AskEffort)
 }
 
-// fitWith is fit with an effort where the Hardware has none.
+// fitWith is fit with the given effort if the Hardware sets none.
 func (a *asking) fitWith(ctx context.Context, i, effort int) (*Fitted, *NothingFits, error) {
 	at, hw := a.q.At(i)
 	if hw.Effort == 0 {
@@ -294,7 +298,7 @@ func (a *asking) fitWith(ctx context.Context, i, effort int) (*Fitted, *NothingF
 	return best, nil, err
 }
 
-// UsedUp says whether a question ended since its Budget did.
+// UsedUp reports whether a question ended because its Budget was used up.
 func UsedUp(err error) bool {
 	var none *NothingFits
 	return errors.Is(err, search.ErrSpent) || errors.As(err, &none) && none.Spent

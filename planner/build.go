@@ -17,8 +17,8 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// spec is the configuration as a search takes it, for a machine on which the time of a
-// step is predicted; nil: none is.
+// spec returns the configuration in the form of package search. machine predicts the time of a
+// step; nil: no time is predicted.
 func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 	c := &p.Config
 	conf, err := p.passes()
@@ -29,7 +29,7 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 		if on == nil {
 			on = PlannedHardware(c).Machine(c.Ranks)
 		}
-		if on.Cores == 0 { // a card's rates are data; a CPU's may have been measured
+		if on.Cores == 0 { // a GPU's rates are constants; a CPU's may have been measured
 			p.dividing = on
 		}
 	}
@@ -44,14 +44,14 @@ func (p planner) spec(machine *cost.Machine) (search.Spec, error) {
 		s.Rows = rows
 	}
 	s.Offload.Chunk = 0
-	// What auto chooses on a CPU must not depend on how fast this machine was measured to be.
+	// The choice of auto on a CPU must not depend on the measured speed of this machine.
 	if machine != nil && machine.Cores > 0 {
 		s.AutoOn = search.CPUHardware(c.ComputeThreads()).Machine
 	}
 	return s, nil
 }
 
-// Spec is a request as a search takes it: see planner.spec.
+// Spec returns a request in the form of package search: see planner.spec.
 func (q Request) Spec(machine *cost.Machine) (search.Spec, error) {
 	p, err := q.resolve()
 	if err != nil {
@@ -60,11 +60,11 @@ func (q Request) Spec(machine *cost.Machine) (search.Spec, error) {
 	return p.spec(machine)
 }
 
-// At is what package plan takes for micro-batches of a shape.
+// At returns the input of package plan for micro-batches of a shape.
 func (p planner) At(sh search.Shape) (at plan.Spec, err error) {
 	q := p.Request
 	q.Batch, q.Seq = sh.Batch, sh.Seq
-	q.GlobalBatch, q.BatchSchedule, q.RankShares = 0, nil, nil // the search says who has how many
+	q.GlobalBatch, q.BatchSchedule, q.RankShares = 0, nil, nil // the search decides the rows of each rank
 	if !strings.EqualFold(q.PrecisionName(), sh.Precision.String()) {
 		q.Precision = sh.Precision.String()
 		if err := q.Validate(); err != nil {
@@ -79,14 +79,15 @@ func (p planner) At(sh search.Shape) (at plan.Spec, err error) {
 	return at, err
 }
 
-// Outside is what a rank's process needs outside the arenas of a plan.
+// Outside returns the bytes, by space, that a rank's process needs outside the arenas of a plan.
 func (p planner) Outside(of *plan.Plan) [graph.NumSpaces]int64 {
 	c := p.Config
 	c.Ranks = of.Config.Ranks
 	return outside(&c, of)
 }
 
-// forward builds the programs of a request, of so many layers where they are not 0.
+// forward builds the forward programs of a request. layers replaces the model's number of layers
+// unless it is 0.
 func (p planner) forward(c *Request, layers int) (fwd plan.Forward, err error) {
 	if c.Own.Model != nil {
 		return config.OwnForward(&c.Config, p.shared)
@@ -120,7 +121,7 @@ func (p planner) forward(c *Request, layers int) (fwd plan.Forward, err error) {
 	return fwd, err
 }
 
-// passes is what the passes take of a request beside the programs.
+// passes returns the configuration of the passes for a request.
 func (cfg *Request) passes() (conf plan.Config, err error) {
 	var again recompute.Options
 	if !cfg.RecomputeAuto() {
@@ -168,8 +169,8 @@ func (cfg *Request) passes() (conf plan.Config, err error) {
 	}, nil
 }
 
-// Build plans the run that cfg describes, without allocating any of it. The
-// error is a *plan.DoesNotFit where a capacity is too small.
+// Build plans the run that cfg describes, without allocating any of it. If a capacity is too small,
+// the error wraps a *plan.DoesNotFit.
 func Build(ctx context.Context, cfg config.Config) (*plan.Plan, error) {
 	return Request{Config: cfg}.Plan(ctx)
 }
@@ -195,7 +196,7 @@ func (q Request) Build(ctx context.Context) (*plan.Plan, *Resolved, error) {
 	return p, r.Resolved, err
 }
 
-// settle resolves a request, with what is to be computed again chosen.
+// settle resolves a request and makes the choice of recompute auto.
 func (q Request) settle(ctx context.Context) (r planner, s search.Spec, err error) {
 	if r, err = q.resolve(); err != nil {
 		return r, s, err
@@ -211,9 +212,9 @@ func (q Request) settle(ctx context.Context) (r planner, s search.Spec, err erro
 	return r.choosing(chosen), s, nil
 }
 
-// generationForward adds the programs of generation: of Batch rows at once where that is all
-// that the run does, else of one. Keys and values are kept where there are kernels for it:
-// on the CPU. On GPUs each token is a forward over all.
+// generationForward adds the programs of generation, with Batch rows if the run does only
+// inference, else with one. Only the CPU has kernels that cache keys and values. On GPUs each token
+// is a forward of one row over all tokens.
 func generationForward(sh *config.Shared, fwd *plan.Forward, m model.Config, cfg *Request) (err error) {
 	rows := 1
 	if cfg.Inference {

@@ -11,8 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// maxConfigBytes bounds what is read of a config.json; real ones are under
-// 10 KB.
+// maxConfigBytes bounds the size of a config.json; real ones are below 10 KB.
 const maxConfigBytes = 1 << 20
 
 // ReadConfig reads the config.json at path, or in the folder at path. Errors name
@@ -33,7 +32,7 @@ func ReadConfig(path string) (model.Config, error) {
 }
 
 func readLimited(path string) ([]byte, error) {
-	// Looked at before it is opened: opening a pipe would wait for its writer.
+	// Stat before opening: opening a pipe would wait for its writer.
 	st, err := os.Stat(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fmt.Errorf("read model config: %s does not exist; a model folder holds a Hugging Face %s", path, model.ConfigFile)

@@ -15,10 +15,10 @@ import (
 // Fitted is the outcome of a search for the fastest configuration that fits.
 type Fitted struct {
 	*Forecast
-	Choices Settings // what was chosen: in the request, they plan it again
-	Reasons []string // what bounds it, why not what would have been faster, and the runners-up, a line each
-	Tried   int      // configurations that were planned
-	// Caps are those that the machine's memory adds to the request, by space; 0: none.
+	Choices Settings // the search's choices; a request with these values has the same plan
+	Reasons []string // a line each: what bounds the plan, its costs, the runners-up, other stages
+	Tried   int      // number of configurations planned
+	// Caps are the caps that the machine's memory adds to the request, by space; 0: none.
 	Caps [graph.NumSpaces]int64
 }
 
@@ -26,15 +26,15 @@ type Fitted struct {
 // caps.
 type NothingFits struct {
 	Tried    int
-	Smallest *Forecast // of what was tried, the nearest to the caps; nil: nothing could be planned
-	Choices  Settings  // its own
-	What     string    // what was allowed to change
-	// HostShare is the cap on host memory where it was assumed; 0: it was not.
+	Smallest *Forecast // the tried plan nearest to the caps; nil: nothing could be planned
+	Choices  Settings  // of Smallest
+	What     string    // the fields that the search could change
+	// HostShare is the assumed cap on host memory; 0: none was assumed.
 	HostShare int64
-	// Machine is what a rank's device and host memory come out of together, where that
-	// bound them; "": it did not.
+	// Machine describes the main memory that holds a rank's device and host arenas, if it limited
+	// the search; "" otherwise.
 	Machine string
-	// Spent says that the Hardware's Budget ended the search.
+	// Spent is set if the Hardware's Budget ended the search.
 	Spent bool
 }
 
@@ -59,9 +59,8 @@ func (e *NothingFits) Error() string {
 	return text
 }
 
-// WithWays adds to the error what makes the configuration fit that the search
-// was not free to change, as a refusal without a search does: smaller
-// micro-batches, other precisions, more ranks. What a search knows is never less.
+// WithWays adds to the error changes beyond the search's freedom that make the configuration fit,
+// such as smaller micro-batches, other precisions or more ranks. It returns e if it finds none.
 func (e *NothingFits) WithWays(ctx context.Context, cfg config.Config, hw Hardware) error {
 	if hw.Machine == nil {
 		return e
@@ -84,18 +83,20 @@ func (e *NothingFits) Unwrap() error {
 	return e.Smallest.Plan.Fit()
 }
 
-// Fixed are the fields of a Config that a search leaves as they are.
+// Fixed lists the fields of a Config that a search does not change.
 type Fixed struct {
 	Zero, Prefetch, Batch, Accum, AccumOrder, Precision, Recompute, Offload bool
 }
 
-// Fit chooses what is not fixed so that cfg is fastest by prediction on hw and fits.
-// Batch and Accum change only with rows, the rows of a step over all ranks; 0: as cfg
-// has them. Activations are
-// computed again or parked one kind and layer at a time, and units' states leave
-// the device by shares, those first that free the most bytes for a second; disk
-// is used where cfg has a folder for it. cfg.Allow adds precisions to choose from.
-// It is deterministic. Where nothing fits, the error is a *NothingFits.
+// Fit chooses the fields that are not fixed so that cfg fits and is predicted to be fastest on hw.
+// It is deterministic. If nothing fits, the error is a *NothingFits.
+//
+// Batch and Accum change only if rows is set, the number of rows of a step over all ranks; 0 keeps
+// those of cfg. cfg.Allow adds precisions to choose from. Disk is used only if cfg has a folder for
+// it.
+//
+// Activations are recomputed or offloaded by kind and layer, and the units' states leave the device
+// in shares. Those that free the most bytes per second lost go first.
 func Fit(ctx context.Context, cfg config.Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
 	return Request{Config: cfg}.Fit(ctx, fixed, rows, hw)
 }
@@ -119,7 +120,8 @@ func (q Request) Fit(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*
 	return r.fitted(found), nil
 }
 
-// freed is a request as a search takes it, with what the search leaves as it is.
+// freed is a request in the form of package search, with the fields that the search must not
+// change.
 type freed struct {
 	planner
 	spec    search.Spec
@@ -130,9 +132,9 @@ type freed struct {
 
 func (q Request) free(fixed Fixed, rows int, hw Hardware) (*freed, error) {
 	if len(q.BatchSchedule) > 0 {
-		rows = 0 // it says the rows of each step
+		rows = 0 // the schedule sets the rows of each step
 	}
-	if q.Reproducible && rows > 0 { // whose micro-batch is as given
+	if q.Reproducible && rows > 0 { // a reproducible run keeps its micro-batch
 		var err error
 		if q.GlobalBatch = rows; fixed.Accum {
 			q.Config, err = q.FollowGlobalBatch(true)
@@ -163,7 +165,7 @@ func (q Request) free(fixed Fixed, rows int, hw Hardware) (*freed, error) {
 	return r, nil
 }
 
-// refusal is a search's error, of rows with those that would do.
+// refusal returns a search's error. For a number of rows it names possible ones.
 func (r *freed) refusal(err error) error {
 	if odd, ok := errors.AsType[*search.RowsError](err); ok {
 		return rowsText(odd, r.Config, r.given.Accum)
@@ -171,7 +173,8 @@ func (r *freed) refusal(err error) error {
 	return err
 }
 
-// rowsText says which rows of a step would do.
+// rowsText returns the error for rows of a step that the ranks or the fixed fields do not allow. It
+// names possible numbers.
 func rowsText(e *search.RowsError, c config.Config, accumGiven bool) error {
 	if e.Batch > 0 {
 		return config.Refuse("Config.GlobalBatch %d over %d ranks is %d rows a rank, which Config.Batch %d and Config.Accum %d do not give; leave one of them out", e.Rows, e.Ranks, e.Rows/e.Ranks, e.Batch, e.Accum)
@@ -185,7 +188,7 @@ func rowsText(e *search.RowsError, c config.Config, accumGiven bool) error {
 	return c.Uneven(accumGiven, "Config.GlobalBatch %d is not a multiple of %d ranks; %s", e.Rows, e.Ranks, right)
 }
 
-// fitted says what was found, and why.
+// fitted returns the result of a search, with the reasons for it.
 func (r planner) fitted(found *search.Fitted) *Fitted {
 	best := r.forecast(found.Forecast)
 	out := &Fitted{Forecast: best, Choices: choices(&found.Spec, found.Batches, found.Precisions), Tried: found.Tried}
@@ -213,14 +216,12 @@ func (r planner) fitted(found *search.Fitted) *Fitted {
 	return out
 }
 
-// Reasons say what bounds a plan and what it computes again and moves, a line
-// each.
+// Reasons returns one line each about what bounds a plan, what it recomputes and what it offloads.
 func Reasons(f *Forecast) []string { return append([]string{bound(f)}, Explain(f).Lines()...) }
 
-// OtherBits says that two configurations of one job differ in the last bits of
-// their results, as stages below 2 and from 2 on do with accumulation: the first, and
-// all in layer order, add up a step's micro-batches before they reduce, the others
-// after. "" where they do not.
+// OtherBits says why two configurations of one job differ in the last bits of their results; "" if
+// they do not. With accumulation, stages 0 and 1 and layer order add up a step's micro-batches
+// before they reduce. Stages 2 and 3 in micro order do so after.
 func OtherBits(asked, chosen *config.Config) string {
 	once := func(c *config.Config) bool { return c.Zero < 2 || c.InLayers() }
 	if chosen.Ranks == 1 || chosen.Accum == 1 || chosen.Reproducible || once(asked) == once(chosen) {
@@ -235,7 +236,7 @@ func OtherBits(asked, chosen *config.Config) string {
 	return fmt.Sprintf("with accumulation, stage %d%s differs from stage %d%s in the last bits; Config.Reproducible makes them equal", chosen.Zero, order(chosen), asked.Zero, order(asked))
 }
 
-// bound says what a plan's time goes into, and which memory is fullest.
+// bound describes the time of a plan's step, and the memory space that is fullest.
 func bound(f *Forecast) string {
 	text := fmt.Sprintf("%.1f %% of the step is computing, %.1f %% waiting for copies and communication", 100*(1-f.Step.Exposed/f.Step.Seconds), 100*f.Step.Exposed/f.Step.Seconds)
 	worst, at := 0.0, graph.Device
@@ -259,16 +260,16 @@ func bound(f *Forecast) string {
 	return text
 }
 
-// Explanation says what a plan computes again and what it keeps off the device.
+// Explanation lists what a plan recomputes and what it keeps off the device.
 type Explanation = search.Explanation
 
-// BufferGroup is buffers that differ by their layer alone.
+// BufferGroup is a group of buffers that differ only in their layer.
 type BufferGroup = search.BufferGroup
 
-// ClassPlace is where a class of units' buffers rests, in part.
+// ClassPlace is the memory space in which a part of a class of units' buffers rests.
 type ClassPlace = search.ClassPlace
 
-// Explain reads a forecast's program; of no forecast it has nothing to say.
+// Explain explains a forecast's plan. For nil the result is empty.
 func Explain(f *Forecast) Explanation {
 	if f == nil {
 		return Explanation{}
@@ -276,5 +277,5 @@ func Explain(f *Forecast) Explanation {
 	return search.Explain(f.Plan, f.Step)
 }
 
-// Is puts the error among the kinds.
+// Is reports whether target is plan.ErrDoesNotFit.
 func (e *NothingFits) Is(target error) bool { return target == plan.ErrDoesNotFit }

@@ -21,20 +21,19 @@ import (
 type Forecast struct {
 	Config config.Config // with the model's defaults filled in
 	Plan   *plan.Plan
-	Step   *cost.Run // of section "step"; of a pipeline that of the stage that ends last
+	Step   *cost.Run // of section "step"; in a pipeline, of the stage that ends last
 	// Stages are the runs of a pipeline's stages.
 	Stages []*cost.Run
 	Fits   bool
-	// Auto says what recompute auto came to, for a person; "" where it was not asked for.
+	// Auto describes the choice of recompute auto; "" if it was not asked for.
 	Auto string
 
 	of    planner
 	found *search.Forecast
 }
 
-// Predict plans what cfg describes and predicts the time of a step on machine.
-// It reads no weights and no data, and needs no device. That the plan does not
-// fit is no error here.
+// Predict plans what cfg describes and predicts the time of a step on machine. It reads no weights
+// and no data, and needs no device. A plan that does not fit is not an error.
 func Predict(ctx context.Context, cfg config.Config, machine *cost.Machine) (*Forecast, error) {
 	return Request{Config: cfg}.Predict(ctx, machine)
 }
@@ -55,8 +54,7 @@ func (q Request) Predict(ctx context.Context, machine *cost.Machine) (*Forecast,
 	return r.staged(f)
 }
 
-// staged is forecast of a plan that is run as it is: with what saving its checkpoints
-// takes.
+// staged is forecast for a plan that will run: it adds the memory for saving checkpoints.
 func (r planner) staged(f *search.Forecast) (*Forecast, error) {
 	out := r.forecast(f)
 	err := stage(&out.Config, out.Plan)
@@ -64,7 +62,7 @@ func (r planner) staged(f *search.Forecast) (*Forecast, error) {
 	return out, err
 }
 
-// forecast is a search's forecast of a configuration; nil for nil.
+// forecast converts a search's forecast of a configuration; nil gives nil.
 func (r planner) forecast(f *search.Forecast) *Forecast {
 	if f == nil {
 		return nil
@@ -72,11 +70,11 @@ func (r planner) forecast(f *search.Forecast) *Forecast {
 	return &Forecast{Config: r.with(&f.Spec), Auto: AutoText(f.Chosen), Plan: f.Plan, Step: f.Step, Stages: f.Stages, Fits: f.Fits(), of: r, found: f}
 }
 
-// newDisk is the folder of a disk tier that a way out asks for.
+// newDisk is the folder that a way out proposes for a disk tier.
 const newDisk = "spillway-disk"
 
-// with is the configuration with what a search chose. What stays the same stays as it
-// was written.
+// with returns the configuration with a search's choices. Fields that the search did not change
+// keep their spelling.
 func (r *Resolved) with(s *search.Spec) config.Config {
 	c := r.Request
 	c.Ranks, c.ShardSize, c.Zero, c.Batch, c.Seq, c.Accum, c.Prefetch = s.Ranks, s.ShardSize, s.Stage, s.Batch, s.Seq, s.Accum, s.Prefetch
@@ -103,7 +101,7 @@ func (r *Resolved) with(s *search.Spec) config.Config {
 	return c.Config
 }
 
-// orderName is a value of Config.AccumOrder.
+// orderName returns the value of Config.AccumOrder.
 func orderName(layers bool) string {
 	if layers {
 		return config.LayerOrder
@@ -111,8 +109,8 @@ func orderName(layers bool) string {
 	return config.MicroOrder
 }
 
-// Notes are lines for a person about what of the model's configuration is not
-// applied, and what does not hold of the run.
+// Notes returns lines about settings of the model's configuration that are not applied, and about
+// restrictions of the run.
 func (f *Forecast) Notes() []string {
 	if f.of.Resolved == nil || f.Config.Own.Model != nil {
 		return nil
@@ -125,8 +123,8 @@ func (f *Forecast) Notes() []string {
 	return slices.Concat(only, DropoutNote(h.Dropouts, &f.Config), config.RingNote(&f.Config), f.epilogueNotes())
 }
 
-// DropoutNote says that the dropout keys of a config.json, as package model lists them,
-// do not count.
+// DropoutNote notes that the dropout keys of a config.json are not applied. keys lists them, as
+// package model does; "" gives no note.
 func DropoutNote(keys string, c *config.Config) []string {
 	if keys == "" {
 		return nil
@@ -134,7 +132,7 @@ func DropoutNote(keys string, c *config.Config) []string {
 	return []string{fmt.Sprintf("dropout of the model's config.json (%s) is not applied: Config.Dropout, which is %g, rules", keys, c.Dropout)}
 }
 
-// Shape is the model's.
+// Shape returns the model's shape.
 func (f *Forecast) Shape() model.Config { return f.of.Shape }
 
 // Parameters counts the model's parameters, a tied one once.
@@ -146,7 +144,7 @@ func (f *Forecast) Parameters() int64 {
 	return n
 }
 
-// AccumOrder says in words what layer order changes in this plan; "" in micro order.
+// AccumOrder describes what layer order changes in this plan; "" in micro order.
 func (f *Forecast) AccumOrder() string {
 	c := &f.Config
 	if !c.InLayers() {
@@ -162,19 +160,20 @@ func (f *Forecast) AccumOrder() string {
 	return text + "; bits as of stages 0 and 1 in micro order"
 }
 
-// TokensPerSecond is the predicted speed of all ranks together.
+// TokensPerSecond returns the predicted speed of all ranks together.
 func (f *Forecast) TokensPerSecond() float64 {
 	c := &f.Config
 	return float64(c.StepRows()) * float64(c.Seq) / f.Step.Seconds
 }
 
-// StepTime is the predicted time of the steps of a batch schedule that have so many rows.
+// StepTime is the predicted time of a batch schedule's steps with Rows rows.
 type StepTime struct {
 	Rows, Accum int
 	Step        *cost.Run
 }
 
-// StepTimes are those of a Config.BatchSchedule, of the most rows first; nil without one.
+// StepTimes returns the predicted times of the steps of a Config.BatchSchedule, the most rows
+// first; nil without one.
 func (f *Forecast) StepTimes() (list []StepTime) {
 	done := map[int]bool{}
 	for _, from := range f.Config.BatchSchedule {
@@ -184,7 +183,7 @@ func (f *Forecast) StepTimes() (list []StepTime) {
 			continue
 		}
 		done[from.Rows] = true
-		if run, err := f.found.Of(sec, repeats); err == nil { // as it was of the whole plan
+		if run, err := f.found.Of(sec, repeats); err == nil { // the prediction of the plan had no error
 			list = append(list, StepTime{from.Rows, c.Accum, run})
 		}
 	}
@@ -192,7 +191,7 @@ func (f *Forecast) StepTimes() (list []StepTime) {
 	return list
 }
 
-// Seconds is the predicted time of training on so many tokens.
+// Seconds returns the predicted time of training on the given number of tokens.
 func (f *Forecast) Seconds(tokens float64) (seconds float64) {
 	c := &f.Config
 	times := f.StepTimes()
@@ -212,8 +211,8 @@ func (f *Forecast) Seconds(tokens float64) (seconds float64) {
 	return seconds + tokens/f.TokensPerSecond()
 }
 
-// Epilogues are what the plan's 16-bit products on a GPU do besides multiplying, by name,
-// of what changes bits; "" where there are no such products.
+// Epilogues names the fusions of the plan's 16-bit products on a GPU that change bits; "" if there
+// are no such products.
 func (f *Forecast) Epilogues() string {
 	t := f.Config.DeviceTarget()
 	if !f.Config.In16Bits() || t.CUDA.Epilogues == 0 || f.Config.In8Bits("matmul") {
@@ -222,8 +221,8 @@ func (f *Forecast) Epilogues() string {
 	return t.Epilogues(f.Config.EpilogueSet()).String()
 }
 
-// epilogueNotes say that the bits are those of a choice, and what was asked for by name that
-// the model has no place for.
+// epilogueNotes notes that the bits depend on Config.Epilogues, and lists the epilogues in it that
+// no product of the run has.
 func (f *Forecast) epilogueNotes() (notes []string) {
 	c := &f.Config
 	if e := c.EpiloguesChosen(); e != "" {
@@ -238,7 +237,7 @@ func (f *Forecast) epilogueNotes() (notes []string) {
 	return notes
 }
 
-// AutoText says what "auto" chose, for a person; "" for nil.
+// AutoText describes the choice of recompute auto; "" for nil.
 func AutoText(c *search.Chosen) string {
 	if c == nil {
 		return ""
@@ -257,8 +256,8 @@ func AutoText(c *search.Chosen) string {
 		100*(c.Slower-1), quote(c.Recompute.String()))
 }
 
-// Shortfall says what a plan that does not fit needs of every capped space, and
-// what is the most of it.
+// Shortfall describes what a plan that does not fit needs of every capped space, and the largest
+// part of what exceeds a cap.
 func Shortfall(f *Forecast) string {
 	var parts []string
 	for sp := range graph.NumSpaces {
@@ -294,10 +293,10 @@ func most(byClass []int64) string {
 	return fmt.Sprintf("%s of %s", plan.Bytes(byClass[best]), graph.Class(best))
 }
 
-// quote writes a value as a shell takes it.
+// quote quotes a value for a shell.
 func quote(v string) string {
 	hidden := func(r rune) bool { return r != '\n' && r != '\t' && !unicode.IsPrint(r) }
-	if !utf8.ValidString(v) || strings.ContainsFunc(v, hidden) { // a terminal would obey some
+	if !utf8.ValidString(v) || strings.ContainsFunc(v, hidden) { // a terminal would interpret some of them
 		q := strconv.Quote(v)
 		return "$'" + strings.ReplaceAll(q[1:len(q)-1], "'", `\'`) + "'"
 	}

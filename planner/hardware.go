@@ -8,8 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// PlannedHardware is DeviceHardware for a plan that looks at no device: a GPU is
-// then one of a usual kind.
+// PlannedHardware is DeviceHardware without access to a device: it assumes a usual kind of GPU.
 func PlannedHardware(cfg *config.Config) Hardware {
 	if !strings.EqualFold(cfg.Device, "cuda") {
 		return CPUHardware(cfg.ComputeThreads())
@@ -17,7 +16,7 @@ func PlannedHardware(cfg *config.Config) Hardware {
 	return GPUHardware(gpus.Usual(), 1)
 }
 
-// GPUHardware is so many GPUs of a machine, over which ranks are spread.
+// GPUHardware returns the hardware of ranks that are spread over a machine's cards GPUs.
 func GPUHardware(g gpus.GPU, cards int) Hardware {
 	return Hardware{HalfPrecision: true, Machine: func(ranks int) *cost.Machine { return g.Spread(ranks, cards) }}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// inMachine lists the spaces whose arenas lie in the machine's own memory.
+// inMachine lists the spaces whose arenas are in the machine's main memory.
 func inMachine(c *config.Config) []graph.Space {
 	if strings.EqualFold(c.Device, "cuda") {
 		return []graph.Space{graph.Host}
@@ -21,14 +21,14 @@ func inMachine(c *config.Config) []graph.Space {
 	return []graph.Space{graph.Device, graph.Host}
 }
 
-// FitHere is Fit for a run on this machine, or of a job on its hosts: what a rank has
-// in the machine's own memory, in all spaces together, is also within its share of the
-// host with the least. What that takes of caps is in Fitted.Caps.
+// FitHere is Fit for a run on this machine, or for a job on its hosts. It also limits a rank's main
+// memory, over all spaces, to its share of the host with the least. Fitted.Caps are the caps that
+// this adds.
 func FitHere(ctx context.Context, cfg config.Config, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
 	return Request{Config: cfg}.FitHere(ctx, fixed, rows, hw)
 }
 
-// FitHere is the package's FitHere of a request.
+// FitHere is the function FitHere for a request.
 func (q Request) FitHere(ctx context.Context, fixed Fixed, rows int, hw Hardware) (*Fitted, error) {
 	best, err := q.Fit(ctx, fixed, rows, hw)
 	if err != nil {
@@ -50,14 +50,15 @@ func (q Request) FitHere(ctx context.Context, fixed Fixed, rows int, hw Hardware
 	return found, err
 }
 
-// within is Fit within a rank's share of the machine's memory, divided between device and host
-// where both lie in it. Where nothing fits, nearest is what takes the least of the share.
+// within is Fit within a rank's share of the machine's memory. It divides the share between device
+// and host if both are in main memory. If nothing fits, nearest has the plan that needs the least
+// of the share.
 func (q Request) within(ctx context.Context, machine config.HostMemory, fixed Fixed, rows int, hw Hardware) (
 	found *Fitted, nearest *NothingFits, err error,
 ) {
 	at, share, both := q, machine.Share(), len(inMachine(&q.Config)) > 1
 	list, finer := q.splits(ctx, share)
-	least := int64(math.MaxInt64) // what the nearest takes of the share
+	least := int64(math.MaxInt64) // bytes of the share that the plan of nearest needs
 	for i := 0; i < len(list); i++ {
 		at.DeviceMemory, at.HostMemory = list[i][graph.Device], list[i][graph.Host]
 		if i >= finer {
@@ -85,7 +86,7 @@ func (q Request) within(ctx context.Context, machine config.HostMemory, fixed Fi
 			continue
 		}
 		nearest, least = none, takes
-		if takes <= share && i < finer && both { // it fits where the share is divided as it needs
+		if takes <= share && i < finer && both { // it fits if the share is divided to suit it
 			list = slices.Insert(list, finer, q.split(share, InMemory(none.Smallest.Plan, []graph.Space{graph.Host})))
 			finer++
 		}
@@ -93,8 +94,8 @@ func (q Request) within(ctx context.Context, machine config.HostMemory, fixed Fi
 	return nil, nearest, nil
 }
 
-// TooSmall adds to the refusal of a plan that the machine's memory can't hold what fits there, if
-// a short search finds it: on a disk only where nothing else does.
+// TooSmall adds to the error for a plan that the machine's memory cannot hold a configuration that
+// fits there, if a short search finds one. It proposes a disk tier only if nothing else fits.
 func (r *Resolved) TooSmall(ctx context.Context, cause error, hw Hardware) error {
 	machine := MachineOf(&r.Config)
 	hw.Effort = refusalEffort
@@ -128,7 +129,8 @@ func (r *Resolved) TooSmall(ctx context.Context, cause error, hw Hardware) error
 	return fmt.Errorf("%w; take a smaller model, shorter rows, fewer ranks or a machine with more memory", cause)
 }
 
-// InMemory is what a rank of a plan takes of some spaces, with what is outside its arenas.
+// InMemory returns the bytes that a rank of a plan needs in some spaces, including those outside
+// its arenas.
 func InMemory(p *plan.Plan, spaces []graph.Space) (sum int64) {
 	for _, sp := range spaces {
 		sum += p.Config.Outside[sp] + p.Layout.Spaces[sp].Peak
@@ -136,16 +138,15 @@ func InMemory(p *plan.Plan, spaces []graph.Space) (sum int64) {
 	return sum
 }
 
-// splits are the caps by which device and host memory may come out of one share of the
-// machine's, tried in order; those from finer on where bounds say that they may do. What
-// leaves the device for the host frees nothing where both are the machine's memory, so the
-// host first gets as little as it can do with, and more only for what passes through it to
-// disk.
+// splits returns divisions of a share of the machine's memory into caps on device and host memory,
+// in the order tried. Those from index finer on are tried only if lower bounds allow it. If both
+// spaces are in main memory, offloading to the host frees nothing. The host therefore first gets
+// the least that it needs, and more only for buffers that pass through it to disk.
 func (q Request) splits(ctx context.Context, share int64) (list [][graph.NumSpaces]int64, finer int) {
 	if len(inMachine(&q.Config)) == 1 {
 		return [][graph.NumSpaces]int64{{graph.Device: q.DeviceMemory, graph.Host: atMost(q.HostMemory, share)}}, 1
 	}
-	host := int64(0) // what is outside grows with the operations that compute again
+	host := int64(0) // memory outside the arenas grows with recomputation
 	for _, again := range []string{"none", "full"} {
 		plain := q
 		plain.Offload, plain.Recompute = "", again
@@ -167,12 +168,13 @@ func (q Request) splits(ctx context.Context, share int64) (list [][graph.NumSpac
 	return list, finer
 }
 
-// split gives the host a part of a share, and the device the rest; each at most its cap.
+// split gives host bytes of a share to the host and the rest to the device, each at most its cap.
 func (q Request) split(share, host int64) [graph.NumSpaces]int64 {
 	return [graph.NumSpaces]int64{graph.Device: atMost(q.DeviceMemory, share-host), graph.Host: atMost(q.HostMemory, host)}
 }
 
-// atMost is n bytes, or fewer where a cap is given; a cap of 0 would be none.
+// atMost returns n, or limit if that is smaller and not 0. The result is at least 1: a cap of 0
+// would mean no cap.
 func atMost(limit, n int64) int64 {
 	if limit > 0 {
 		n = min(n, limit)

@@ -19,21 +19,21 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// Model is a model that somebody generates with or evaluates. If it is a checkpoint, all
-// its files are open: a run may remove it meanwhile.
+// Model is a model to generate with or to evaluate. All files of a checkpoint are open, because a
+// run may remove it meanwhile.
 type Model struct {
 	Path   string            // of the model's folder, or of the checkpoint
-	Chosen bool              // the checkpoint is the newest of a folder of them
-	Passed []checkpoint.Pass // newer checkpoints that were passed over
+	Chosen bool              // the checkpoint is the newest one in a folder
+	Passed []checkpoint.Pass // newer checkpoints that were skipped
 	saved  *checkpoint.Checkpoint
 	shape  *model.Config // of a model without files; nil: it has some
 }
 
-// ModelOf is a model of a shape, of which there are no files.
+// ModelOf returns a model with a shape but without files.
 func ModelOf(name string, shape model.Config) *Model { return &Model{Path: name, shape: &shape} }
 
-// OpenModel opens the model at a path: a model's folder, a checkpoint, or the newest whole
-// one of a folder of checkpoints. Its config.json and these weights are verified.
+// OpenModel opens the model at a path: a model's folder, a checkpoint, or the newest complete one
+// in a folder of checkpoints. Of a checkpoint it verifies config.json and the file weights.
 func OpenModel(ctx context.Context, path, weights string) (*Model, error) {
 	saved, passed, err := checkpoint.Take(ctx, filesys.System, path, model.ConfigFile, weights)
 	if err != nil || saved == nil {
@@ -50,7 +50,7 @@ func (m *Model) Close() error {
 	return m.saved.Close()
 }
 
-// Saved is the open checkpoint; nil: the model is a model's folder, or m is nil.
+// Saved returns the open checkpoint; nil if the model is in a model's folder, or m is nil.
 func (m *Model) Saved() *checkpoint.Checkpoint {
 	if m == nil {
 		return nil
@@ -58,8 +58,7 @@ func (m *Model) Saved() *checkpoint.Checkpoint {
 	return m.saved
 }
 
-// Readable says whether there is something to read: a checkpoint, a model's config.json or
-// an adapter's.
+// Readable reports whether there is a checkpoint, a model's config.json or an adapter's.
 func (m *Model) Readable() bool {
 	found := m.saved != nil
 	for _, name := range []string{model.ConfigFile, lora.ConfigFile} {
@@ -95,7 +94,7 @@ func (m *Model) Config() (model.Config, error) {
 	return c, nil
 }
 
-// settings are those of the run that wrote the open checkpoint.
+// settings returns the settings of the run that wrote the open checkpoint.
 func (m *Model) settings() (map[string]string, error) {
 	var was struct {
 		Settings map[string]string `json:"settings"`
@@ -106,7 +105,8 @@ func (m *Model) settings() (map[string]string, error) {
 	return was.Settings, nil
 }
 
-// Adapters are those of the run that wrote the open checkpoint, or of an adapter's folder.
+// Adapters returns the adapters of the run that wrote the open checkpoint, or of an adapter's
+// folder.
 func (m *Model) Adapters() (o lora.Options, err error) {
 	if m.saved == nil {
 		a, err := OpenAdapter(m.Path)
@@ -125,8 +125,8 @@ func (m *Model) Adapters() (o lora.Options, err error) {
 	return o, err
 }
 
-// TrainedSeq is Config.Seq of the run that wrote the open checkpoint; 0: a folder or a
-// checkpoint that does not say.
+// TrainedSeq returns Config.Seq of the run that wrote the open checkpoint; 0 if it is not known, or
+// the model is a folder.
 func (m *Model) TrainedSeq() (int, error) {
 	if m.saved == nil {
 		return 0, nil
@@ -142,10 +142,11 @@ func (m *Model) TrainedSeq() (int, error) {
 	return n, nil
 }
 
-// tokenizer is the path of the model's own.
+// tokenizer returns the path of the model's own tokenizer.
 func (m *Model) tokenizer() string { return filepath.Join(m.Path, TokenizerFile) }
 
-// OpenTokenizer is token.Open, but that it reads an open checkpoint's own.
+// OpenTokenizer is token.Open, except that it reads an open checkpoint's own tokenizer from the
+// open files.
 func (m *Model) OpenTokenizer(path string) (token.Tokenizer, error) {
 	if m == nil || m.saved == nil || path != m.tokenizer() {
 		return token.Open(path)
@@ -162,14 +163,14 @@ func (m *Model) OpenTokenizer(path string) (token.Tokenizer, error) {
 	})
 }
 
-// TokenizerFile is the name of a tokenizer beside a config.json.
+// TokenizerFile is the name of the tokenizer's file in a model's folder.
 const TokenizerFile = "tokenizer.json"
 
-// ModelConfig reads the model's shape: from the folder name, if it holds a
-// config.json or checkpoints, or else from the preset of that name.
+// ModelConfig reads the model's shape: from the folder name, if it holds a config.json, checkpoints
+// or an adapter, or else from the preset of that name.
 func ModelConfig(name string) (model.Config, error) {
 	_, err := presetConfig(name)
-	if err != nil { // a preset is not taken for a folder of checkpoints of its name
+	if err != nil { // a preset precedes a folder of checkpoints with its name
 		m, err := OpenModel(context.Background(), name, model.ConfigFile)
 		if err != nil {
 			return model.Config{}, fmt.Errorf("Config.Model %s: %w", name, err)

@@ -9,25 +9,25 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// OrderCost is what Config.Reproducible takes beside the same run without it.
+// OrderCost is the cost of Config.Reproducible, compared with the same run without it.
 type OrderCost struct {
 	Leaves       int                    // micro-batches of a step
-	Sums         int64                  // bytes a rank: of the f32 sums and, where each rank has all of them, of their gathered copy
-	Peak         [graph.NumSpaces]int64 // bytes a rank, with and less without; may be negative
-	Sent, Before int64                  // bytes a rank and step, with and without
-	Seconds      float64                // of a step by prediction, with and less without
-	Staging      int64                  // bytes a CPU rank in which leaves land over MPI, outside the arena
+	Sums         int64                  // bytes per rank of the f32 sums and, if each rank has all, of their copy
+	Peak         [graph.NumSpaces]int64 // bytes per rank, with minus without; may be negative
+	Sent, Before int64                  // bytes per rank and step, with and without
+	Seconds      float64                // predicted for a step, with minus without
+	Staging      int64                  // bytes per CPU rank, outside the arena, that receive leaves over MPI
 }
 
-// OrderCost plans the same run without Config.Reproducible and compares; nil where it is
-// off. machine is what the forecast was made for.
+// OrderCost compares the forecast with a plan of the same run without Config.Reproducible; nil if
+// it is off. machine must be that of the forecast.
 func (f *Forecast) OrderCost(ctx context.Context, machine *cost.Machine) (*OrderCost, error) {
 	c := f.Config
 	if !c.Reproducible {
 		return nil, nil
 	}
 	c.Reproducible = false
-	c.GlobalBatch, c.BatchSchedule, c.RankShares = 0, nil, nil // as many micro-batches on each rank as on the busiest
+	c.GlobalBatch, c.BatchSchedule, c.RankShares = 0, nil, nil // each rank has as many micro-batches as the busiest
 	other, err := Request{Config: c, Opened: f.of.Opened}.Predict(ctx, machine)
 	if err != nil {
 		return nil, fmt.Errorf("without Config.Reproducible: %w", err)
@@ -52,7 +52,7 @@ func (f *Forecast) OrderCost(ctx context.Context, machine *cost.Machine) (*Order
 	return o, nil
 }
 
-// String is a sentence for a person.
+// String describes the cost in one sentence.
 func (o *OrderCost) String() string {
 	if o.Leaves == 1 {
 		return "Config.Reproducible: a step is one micro-batch, so nothing is added and nothing costs more"

@@ -14,27 +14,28 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// What a process takes of host memory outside its ranks' arenas, in bytes. Fitted to the highest
-// resident memory less the arenas (benchmarks/resident), of 64 runs with 1 to 8 layers on 1 to 4
-// ranks, so that the sum exceeds each by 1.5 MiB at least.
+// Host memory that a process needs outside its ranks' arenas, in bytes. Fitted to the peak resident
+// memory minus the arenas (benchmarks/resident) of 64 runs with 1 to 8 layers on 1 to 4 ranks. The
+// sum exceeds each of them by at least 1.5 MiB.
 const (
 	processOutside   = 43 << 19 // 16 MiB of the program's pages, the runtime, kernels' scratch
-	chunksOutside    = 3        // chunks through which states are drawn, checked and hashed
-	rankOutside      = 1 << 18  // threads, queues, groups
-	boundOutside     = 3200     // an operation on a rank, with its buffers, kernels and addresses
-	diskOutside      = 5 << 18  // of a process with a disk tier, beside its buffers
-	savingOutside    = 3 << 19  // of a process, code that saves checkpoints, and their headers
+	chunksOutside    = 3        // number of chunks through which states are drawn, checked and hashed
+	rankOutside      = 1 << 18  // per rank: threads, queues, groups
+	boundOutside     = 3200     // per operation and rank: buffers, kernels and addresses
+	diskOutside      = 5 << 18  // per process with a disk tier, besides its buffers
+	savingOutside    = 3 << 19  // per process: code that saves checkpoints, and their headers
 	tokenizerOutside = 14 << 20 // tables of a byte-pair tokenizer
-	traceOutside     = 1 << 20  // of a process with a trace, code and buffers that write it
-	traceGarbage     = 3        // bytes of the heap for a byte that a trace has recorded, while it is written
+	traceOutside     = 1 << 20  // per process with a trace: code and buffers that write it
+	traceGarbage     = 3        // bytes of the heap per recorded byte of a trace, while it is written
 )
 
-// TraceSpans is how many operations of a stream a trace holds at most; the rest is counted only.
+// TraceSpans is the largest number of operations of a stream that a trace holds; further ones are
+// only counted.
 const TraceSpans = 1 << 16
 
-// spans returns how many operations of each stream a trace of the run records at most: those of
-// sections that run once, in every step, or in every batch of an evaluation. How often a run
-// generates is not known.
+// spans returns the largest number of operations of each stream that a trace of the run records.
+// They are those of sections that run once, in every step, or in every batch of an evaluation. It
+// is not known how often a run generates, so generation counts as TraceSpans times.
 func spans(c *config.Config, p *graph.Program) (n [graph.NumStreams]int64) {
 	evaluations := 1
 	if c.EvalEvery > 0 {
@@ -58,7 +59,7 @@ func spans(c *config.Config, p *graph.Program) (n [graph.NumStreams]int64) {
 	return n
 }
 
-// processRanks is how many of the run's ranks share a process.
+// processRanks returns the number of the run's ranks that share a process.
 func processRanks(c *config.Config) int {
 	if c.LocalRanks > 0 {
 		return min(c.LocalRanks, c.Ranks)
@@ -66,10 +67,9 @@ func processRanks(c *config.Config) int {
 	return c.Ranks
 }
 
-// outside returns what a rank's process needs of each space outside the arenas:
-// what the plan was told of its device and caches, and the rank's part of the process's
-// own host memory, with a disk tier opened so. The CPU device's memory is host memory, but all that is
-// outside counts as host.
+// outside returns the bytes, by space, that a rank needs outside the arenas: p.Config.Outside for
+// its device and caches, and its part of the process's host memory, including the disk tier's
+// buffers. The CPU device's memory is host memory, but this part always counts as host.
 func outside(c *config.Config, p *plan.Plan) [graph.NumSpaces]int64 {
 	all := p.Config.Outside
 	ranks := int64(processRanks(c))
@@ -107,12 +107,12 @@ func outside(c *config.Config, p *plan.Plan) [graph.NumSpaces]int64 {
 	return all
 }
 
-// DiskOptions are those that the folder of the disk tier is opened with.
+// DiskOptions returns the options with which the disk tier's folder is opened.
 func DiskOptions(c *config.Config) store.Options {
 	return store.Options{Block: c.DiskTuning.Block, Depth: c.DiskTuning.Depth}
 }
 
-// caches are the bytes of a space that flags give to caches outside the arena.
+// caches returns the bytes of a space that the configuration gives to caches outside the arena.
 func caches(c *config.Config, sp graph.Space) (disk, frozen int64) {
 	if sp == graph.Host {
 		disk = c.DiskCache
@@ -123,8 +123,8 @@ func caches(c *config.Config, sp graph.Space) (disk, frozen int64) {
 	return disk, frozen
 }
 
-// mostOutside names the most of what is outside a space's arena, n bytes, of which a
-// copy of a rank's states takes staging.
+// mostOutside names the largest part of the n bytes outside a space's arena. staging is the part
+// that holds a copy of a rank's states.
 func mostOutside(c *config.Config, sp graph.Space, n, staging int64) string {
 	disk, frozen := caches(c, sp)
 	switch rest := n - disk - frozen; {
@@ -138,8 +138,8 @@ func mostOutside(c *config.Config, sp graph.Space, n, staging int64) string {
 	return "what the process itself needs"
 }
 
-// smallerCaches says what caches would fit, where caches are all that does not;
-// "" otherwise. A rank's caches come after what its plan and process need.
+// smallerCaches describes smaller caches with which a plan would fit; "" if smaller caches are not
+// enough. A rank's caches come after the needs of its plan and process.
 func smallerCaches(c *config.Config, p *plan.Plan) string {
 	var texts []string
 	for sp := range graph.NumSpaces {
@@ -174,7 +174,7 @@ func smallerCaches(c *config.Config, p *plan.Plan) string {
 			texts = append(texts, toDisk(left))
 		case disk == 0:
 			texts = append(texts, toFrozen(left))
-		case frozen <= left: // what skips a forward stays
+		case frozen <= left: // the cache that skips a forward stays
 			texts = append(texts, toDisk(left-frozen))
 		case disk <= left:
 			texts = append(texts, toFrozen(left-disk))
@@ -185,8 +185,8 @@ func smallerCaches(c *config.Config, p *plan.Plan) string {
 	return strings.Join(texts, " and ")
 }
 
-// sizeBelow writes a size as flags take it, rounded down by less than a
-// sixteenth; "" for none.
+// sizeBelow formats a size as flags accept it, rounded down by less than a sixteenth; "" if it is
+// not positive.
 func sizeBelow(n int64) string {
 	for _, u := range []struct {
 		name  string
@@ -210,8 +210,8 @@ func programSize(p *graph.Program) (ops int64) {
 	return ops
 }
 
-// stagingBytes is the most of a rank's host memory, outside its arena, in which parts of
-// other ranks land while they are added, where no memory is shared: two chunks from each.
+// stagingBytes returns the largest host memory of a rank, outside its arena, that receives parts of
+// other ranks for addition if ranks share no memory: two chunks from each.
 func stagingBytes(p *graph.Program) (most int64) {
 	for i := range p.Sections {
 		for j := range p.Sections[i].Phases {

@@ -8,15 +8,15 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// Logical is the model's forward program of a micro-batch, before every pass.
+// Logical returns the model's forward program of a micro-batch, before any pass.
 func (r *Resolved) Logical() (*graph.Program, error) {
 	fwd, err := planner{Resolved: r, shared: r.Common()}.forward(&r.Request, 0)
 	return fwd.Train, err
 }
 
-// Passes plans what cfg describes and shows the model's program ("model") and the
-// program after each pass, in order; an error of show ends it. A nil show sees nothing.
-// It reads no weights and no data. That the plan does not fit is no error here.
+// Passes plans the run that cfg describes. It calls show with the model's program ("model") and
+// with the program after each pass, in order. An error from show ends it. show may be nil. Passes
+// reads no weights and no data. A plan that does not fit is not an error.
 func Passes(ctx context.Context, cfg config.Config, show func(pass string, p *graph.Program) error) error {
 	return Request{Config: cfg}.Passes(ctx, show)
 }

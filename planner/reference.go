@@ -7,21 +7,18 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// ActivationReference is a formula of the literature beside a plan's own
-// activations, in bytes.
+// ActivationReference compares a published formula with a plan's own activations, in bytes.
 type ActivationReference struct {
-	All       int64 // nothing is computed again
-	Selective int64 // the attention's inner values are
-	Ours      int64 // of this plan, at their most
-	Gated     bool  // the model's MLP is gated: the formula is for one of 4 widths
-	// Values is how many values All, Selective and Ours are a token, layer and unit
-	// of width.
+	All       int64 // formula without recomputation
+	Selective int64 // formula if the attention's inner values are recomputed
+	Ours      int64 // of this plan, at their peak
+	Gated     bool  // the model's MLP is gated, but the formula is for one of 4 widths
+	// Values are All, Selective and Ours as numbers of values per token, layer and unit of width.
 	Values [3]float64
 }
 
-// MegatronActivations sets the formula of Korthikanti et al. (2022, section 4.1,
-// equation 1) beside the forecast's activations: see
-// cost.MegatronActivationBytes.
+// MegatronActivations compares the formula of Korthikanti et al. (2022, section 4.1, equation 1)
+// with the forecast's activations: see cost.MegatronActivationBytes.
 func (f *Forecast) MegatronActivations() (ActivationReference, error) {
 	c := &f.Config
 	if c.Own.Model != nil {
@@ -35,7 +32,7 @@ func (f *Forecast) MegatronActivations() (ActivationReference, error) {
 		Ours:      f.Plan.Layout.Spaces[graph.Device].ClassPeak[graph.Activations],
 		Gated:     h.RopeTheta > 0,
 	}
-	ours := 2.0 // bytes a value
+	ours := 2.0 // bytes per value
 	if c.PrecisionName() == "fp32" {
 		ours = 4
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/spillway-ml/spillway/search"
 )
 
-// Request is what a caller asks for. It goes by value: what the device and the other
-// processes say is filled into copies, so that nobody's Config is written to.
+// Request is a caller's request. It is passed by value: values from the device and from other
+// processes are set in copies, so that the caller's Config does not change.
 type Request struct {
 	config.Config
 	Hooks
@@ -24,39 +24,39 @@ type Request struct {
 
 // Hooks change a plan for tests. None is part of a Config.
 type Hooks struct {
-	// Verify has the program verified after every pass.
+	// Verify verifies the program after every pass.
 	Verify bool
-	// OffloadChunk is offload.Options.Chunk, where it is not 0.
+	// OffloadChunk replaces offload.Options.Chunk unless it is 0.
 	OffloadChunk int64
-	// WholeGeneration keeps no keys and values: each token is a forward over all before
-	// it, which is what the other way is compared with.
+	// WholeGeneration caches no keys and values: each token is a forward over all tokens before it.
+	// Tests compare generation with the cache to it.
 	WholeGeneration bool
 }
 
-// Resolved is a Request with what its model and folders say, read once, with defaults
-// filled in. Plans and searches over it open no file. Only this file makes one, and
-// nothing writes to it again: a test of package internal/deps holds that.
+// Resolved is a Request with the shape of its model, and with defaults filled in. Files and folders
+// are read once: plans and searches over it open no file. Only this file makes one, and nothing
+// writes to it again: a test of package internal/deps checks that.
 type Resolved struct {
 	Request
 	Shape  model.Config
-	Chosen *search.Chosen // what Recompute "auto" came to; nil: not asked for, or not yet
+	Chosen *search.Chosen // the choice of Recompute "auto"; nil: not asked for, or not made yet
 }
 
-// planner makes plans of a Resolved. It also holds what its plans share, which is large, so a Trainer
-// keeps the Resolved and drops the planner.
+// planner makes plans of a Resolved. It also holds the state that its plans share. That is large,
+// so a Trainer keeps the Resolved and drops the planner.
 type planner struct {
 	*Resolved
 	shared   *config.Shared
 	dividing *cost.Machine // plan.Config.Dividing
 }
 
-// Resolve validates a request and reads what it names.
+// Resolve validates a request and reads the files that it names.
 func (q Request) Resolve() (*Resolved, error) {
 	p, err := q.resolve()
 	return p.Resolved, err
 }
 
-// resolve is Resolve with what plans have in common.
+// resolve is Resolve with the state that plans share.
 func (q Request) resolve() (planner, error) {
 	if err := q.Validate(); err != nil {
 		return planner{}, err
@@ -69,7 +69,7 @@ func (q Request) resolve() (planner, error) {
 		return planner{}, err
 	}
 	common := q.Common()
-	if q.Steps == 0 { // the data, once they are open, say how many Config.Epochs are
+	if q.Steps == 0 { // Config.Epochs gives the number once the data are open
 		q.Steps = config.Default().Steps
 	}
 	if q.Seq == 0 && q.Own.Model != nil {
@@ -96,15 +96,15 @@ func (q Request) resolve() (planner, error) {
 	if err := q.decidePacking(); err != nil {
 		return planner{}, err
 	}
-	// The caller's lists may change under the run.
+	// The caller may change its lists during the run.
 	q.LoRA.Targets = slices.Clone(q.LoRA.Targets)
 	q.RankShares, q.BatchSchedule = slices.Clone(q.RankShares), slices.Clone(q.BatchSchedule)
 	q.Freeze, q.Int8, q.Epilogues, q.Allow = slices.Clone(q.Freeze), slices.Clone(q.Int8), slices.Clone(q.Epilogues), slices.Clone(q.Allow)
 	return planner{Resolved: &Resolved{Request: q, Shape: h}, shared: common}, nil
 }
 
-// decidePacking decides whether rows hold several documents: conversations on a CPU do,
-// unless they are not to.
+// decidePacking decides whether rows hold several documents, if Config.Packing is not set: they do
+// for conversations on a CPU.
 func (q *Request) decidePacking() error {
 	if q.Packing != "" {
 		return nil
@@ -127,14 +127,14 @@ func (q *Request) decidePacking() error {
 	return nil
 }
 
-// choosing is the same with what "auto" came to in its place.
+// choosing returns p with the choice of Recompute "auto" in its place.
 func (p planner) choosing(chosen *search.Chosen) planner {
 	r := *p.Resolved
 	r.Recompute, r.Chosen = chosen.Recompute.String(), chosen
 	return planner{Resolved: &r, shared: p.shared, dividing: p.dividing}
 }
 
-// beside is the same on a device that is known to take so many bytes outside the arenas.
+// Beside returns r for a device that is known to need outside bytes per rank outside the arenas.
 func (r *Resolved) Beside(outside int64) *Resolved {
 	measured := *r
 	measured.Outside[graph.Device] = outside

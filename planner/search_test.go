@@ -163,7 +163,7 @@ func TestNoWayOut(t *testing.T) {
 	require.NoError(t, err)
 	_, same := WaysOut(t.Context(), again, CPUHardware(2))
 	require.Equal(t, no.String(), same.String())
-	// The nearest plan, asked for, is what was said.
+	// A request for the nearest plan gives the plan that was reported.
 	p, err := Predict(t.Context(), no.Nearest.Config, cost.CPU(2, 1))
 	require.NoError(t, err)
 	require.Equal(t, near[graph.Device].Peak, p.Plan.Layout.Spaces[graph.Device].Peak)

@@ -11,15 +11,15 @@ import (
 
 // Setting is a field and its value as text.
 type Setting struct {
-	// Field is a field of Config, as "Config.Zero", or what a plan counts its devices by:
-	// "Hardware.Device", "Hardware.Nodes" or "Hardware.PerNode".
+	// Field is a field of Config, such as "Config.Zero", or of the hardware: "Hardware.Device",
+	// "Hardware.Nodes", "Hardware.PerNode" or "Hardware.HostShare".
 	Field, Value string
 }
 
 // Settings are fields that together replace those of a configuration.
 type Settings []Setting
 
-// String lists them, as "Config.Zero 3 Config.Prefetch 1".
+// String lists the settings, as in "Config.Zero 3 Config.Prefetch 1".
 func (s Settings) String() string {
 	words := make([]string, 0, 2*len(s))
 	for _, set := range s {
@@ -32,8 +32,8 @@ func (s *Settings) add(field string, value any) {
 	*s = append(*s, Setting{"Config." + field, fmt.Sprint(value)})
 }
 
-// choices are what a search chose. What means "without" is said too: what was asked for
-// may have been with.
+// choices returns a search's choices. It also lists values such as "none": the configuration that
+// was asked for may have had another.
 func choices(c *search.Spec, batches, precisions bool) (s Settings) {
 	s.add("Zero", c.Stage)
 	if batches {
@@ -52,13 +52,13 @@ func choices(c *search.Spec, batches, precisions bool) (s Settings) {
 	return s
 }
 
-// changeFields are the fields of changes.
+// changeFields names the field of each kind of change.
 var changeFields = map[search.Field]string{search.Device: "Hardware.Device", search.Nodes: "Hardware.Nodes", search.PerNode: "Hardware.PerNode", search.Ranks: "Config.Ranks",
 	search.ShardSize: "Config.ShardSize", search.Stage: "Config.Zero", search.Batch: "Config.Batch", search.Accum: "Config.Accum", search.LayerOrder: "Config.AccumOrder",
 	search.Seq: "Config.Seq", search.Precision: "Config.Precision", search.Prefetch: "Config.Prefetch", search.Recompute: "Config.Recompute", search.Disk: "Config.Disk",
 	search.Offload: "Config.Offload"}
 
-// settingsOf are a search's changes as settings, with so many ranks on a server.
+// settingsOf converts a search's changes to settings; local is the number of ranks on a server.
 func settingsOf(list []search.Change, local int) (s Settings) {
 	for _, c := range list {
 		value := fmt.Sprint(c.Number)
@@ -90,7 +90,7 @@ func settingsOf(list []search.Change, local int) (s Settings) {
 	return s
 }
 
-// Shell joins words as a shell takes them.
+// Shell quotes words for a shell and joins them.
 func Shell(args []string) string {
 	words := make([]string, len(args))
 	for i, a := range args {

@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// modelShape reads the model's shape, or makes one of the program's own model, of
-// its positions and its vocabulary alone.
+// modelShape reads the model's shape. For a program's own model, the shape has only positions and
+// vocabulary.
 func (q *Request) modelShape(sh *config.Shared) (model.Config, error) {
 	c := &q.Config
 	if c.Own.Model == nil && q.Opened != nil {
@@ -36,11 +36,11 @@ func (q *Request) modelShape(sh *config.Shared) (model.Config, error) {
 		}
 		BoundsOf(&s, p)
 	}
-	h.Vocab = min(s.Vocab, s.Classes) // what a token file can be for
+	h.Vocab = min(s.Vocab, s.Classes) // a file's tokens are both inputs and classes
 	return h, nil
 }
 
-// modelAdapters are the adapters that the model which Config.Model names was trained with.
+// modelAdapters returns the adapters with which the model of Config.Model was trained.
 func (q *Request) modelAdapters() (o lora.Options, err error) {
 	if q.Own.Model != nil {
 		return o, nil
@@ -58,7 +58,7 @@ func (q *Request) modelAdapters() (o lora.Options, err error) {
 	return m.Adapters()
 }
 
-// SampleShape is what a sample is to the plan's program.
+// SampleShape returns the shape of a sample, one of the rows of the plan's program.
 func SampleShape(p *graph.Program, rows int) (s data.Shape) {
 	size := func(id graph.BufID) int {
 		if id == graph.NoBuf {
@@ -73,8 +73,8 @@ func SampleShape(p *graph.Program, rows int) (s data.Shape) {
 	return s
 }
 
-// BoundsOf gives a shape the bounds of tokens and targets, by the operations of the
-// model's forward that read them.
+// BoundsOf sets a shape's bounds of tokens and targets, from the operations of the model's forward
+// that read them.
 func BoundsOf(s *data.Shape, p *graph.Program) {
 	least := func(have *int, n int64) {
 		if *have == 0 || int(n) < *have {
@@ -97,14 +97,14 @@ func BoundsOf(s *data.Shape, p *graph.Program) {
 	}
 }
 
-// Runnable refuses, by name, a model that can be planned for a device but not run there.
+// Runnable returns an error for a model that can be planned for a device but not run there.
 func Runnable(c *config.Config) error {
 	if !strings.EqualFold(c.Device, "cuda") || c.Own.Model != nil {
 		return nil
 	}
 	m, err := ModelConfig(c.Model)
 	if err != nil {
-		return nil // whoever reads it for the run says so
+		return nil // the error is reported where the run reads the model
 	}
 	if why := m.Arch().CPUOnly; why != "" {
 		return config.RefuseField("Device", "Config.Device cuda with model_type %s: %s; use Config.Device cpu", m.Family, why)

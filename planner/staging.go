@@ -12,10 +12,10 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// stage decides how checkpoints are saved and adds what that takes to the plan's host
-// memory: asynchronously, from a copy of a rank's states, or through a buffer, as large
-// as there is room for. Neither keeps a plan from fitting unless it was asked for, nor does
-// what saving takes besides: within the caps of a run without checkpoints one with them runs too.
+// stage decides how checkpoints are saved, and adds the memory for it to the plan's host memory.
+// Saves are asynchronous, from a copy of a rank's states, or synchronous, through a buffer that is
+// as large as there is room for. They use only memory that is left, except for a copy that was
+// asked for: a run that fits without checkpoints also fits with them.
 func stage(c *config.Config, p *plan.Plan) error {
 	asked, off := strings.EqualFold(c.AsyncSave, config.AsyncOn), strings.EqualFold(c.AsyncSave, config.AsyncOff)
 	p.Config.Staging, p.Config.SaveBuffer = 0, 0
@@ -36,7 +36,7 @@ func stage(c *config.Config, p *plan.Plan) error {
 		p.Config.Outside[graph.Host] += need
 		return nil
 	}
-	p.Config.SaveBuffer = checkpoint.LeastBuffer // in what a rank takes in any case
+	p.Config.SaveBuffer = checkpoint.LeastBuffer // included in what every rank needs
 	if n := min(checkpoint.BufferBytes(part), room) - checkpoint.LeastBuffer; n > 0 {
 		p.Config.SaveBuffer += n
 		p.Config.Outside[graph.Host] += n
@@ -44,8 +44,8 @@ func stage(c *config.Config, p *plan.Plan) error {
 	return nil
 }
 
-// hostRoom is what a plan leaves of a rank's host memory: of its cap, and of the
-// machine's memory where device memory lies in it.
+// hostRoom returns the bytes that a plan leaves free of a rank's host memory: of its cap, and of
+// its share of the machine's memory, which also holds device memory on the CPU.
 func hostRoom(c *config.Config, p *plan.Plan) int64 {
 	room := int64(math.MaxInt64)
 	host := p.Layout.Spaces[graph.Host].Peak + p.Config.Outside[graph.Host]
@@ -62,7 +62,8 @@ func hostRoom(c *config.Config, p *plan.Plan) int64 {
 	return room
 }
 
-// MachineOf is the memory that a run's arenas come out of where it is scarcest.
+// MachineOf returns the main memory that holds a run's arenas; in a job, that of the host with the
+// least.
 func MachineOf(c *config.Config) config.HostMemory {
 	if p := c.Processes(); p != nil {
 		return p.Memory(c.LocalRanks)

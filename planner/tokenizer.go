@@ -8,13 +8,13 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// gpt2Vocab is the vocabulary of GPT-2's tokenizer.
+// gpt2Vocab is the vocabulary size of GPT-2's tokenizer.
 const gpt2Vocab = 50257
 
-// ModelTokenizer is the tokenizer that a model was made for: the file beside its
-// config.json or its weights, gpt2 for the presets with GPT-2's vocabulary, bytes
-// for a vocabulary of the 256 bytes and a few tokens more; "" where none is known.
-// With m, the model that Config.Model names is open.
+// ModelTokenizer returns the tokenizer that a model was made for: the file beside its config.json
+// or its weights, gpt2 for the presets with GPT-2's vocabulary, bytes for a vocabulary of the 256
+// bytes and at most 8 more tokens; "" if it is not known. m is the open model of Config.Model, or
+// nil.
 func ModelTokenizer(cfg *config.Config, m *Model, vocab int) string {
 	folders, isFolder := []string{cfg.Model, cfg.Init}, m.Saved() != nil
 	if isFolder && m.has(TokenizerFile) {

@@ -15,10 +15,10 @@ import (
 	"github.com/spillway-ml/spillway/search"
 )
 
-// Hardware is what a plan's time is predicted on.
+// Hardware is the hardware for which a plan's time is predicted.
 type Hardware = search.Hardware
 
-// Over is hw with collectives as they were measured over a transport; none: hw as it is.
+// Over returns hw with collectives as measured over a transport; without measurements, hw itself.
 func Over(hw Hardware, links []cost.Links, transport string) Hardware {
 	if cost.NearestLinks(links, transport, 1) == nil {
 		return hw
@@ -28,19 +28,19 @@ func Over(hw Hardware, links []cost.Links, transport string) Hardware {
 	return hw
 }
 
-// Budget is how many plans the searches of one command evaluate together.
+// Budget limits the plans that the searches of one command evaluate together.
 type Budget = search.Budget
 
-// NewBudget allows so many plans; 0: as many as take about 5 s of a processor, by the size of
-// the first job.
+// NewBudget allows the given number of plans; 0: the number that takes about 5 s of a processor, by
+// the size of the first job.
 func NewBudget(plans int) *Budget { return search.NewBudget(plans) }
 
-// refusalEffort is the effort of the ways out that a refusal shows, some tenths of a second for small
-// models.
+// refusalEffort is the effort of the search for the ways out that an error lists: some tenths of a
+// second for small models.
 const refusalEffort = 160
 
-// quick is hardware with less effort, where nothing is said: a refusal shows a few ways out, and
-// somebody waits for it.
+// quick returns hw with refusalEffort if it sets no effort and no budget: a user waits for the
+// error.
 func quick(hw Hardware) Hardware {
 	if hw.Effort == 0 && hw.Budget == nil {
 		hw.Effort = refusalEffort
@@ -51,23 +51,23 @@ func quick(hw Hardware) Hardware {
 // LargerDevice is a device that a plan could move to.
 type LargerDevice = search.LargerDevice
 
-// CPUHardware is the CPU device of this process with so many threads, before it
-// is calibrated.
+// CPUHardware returns the CPU device of this process with the given number of threads, before
+// calibration.
 func CPUHardware(threads int) Hardware { return search.CPUHardware(threads) }
 
 // Way is a change of a configuration that makes it fit.
 type Way struct {
 	Changes  Settings // replace those of the configuration
 	Forecast *Forecast
-	// Slowdown is the predicted time of a token over that of the configuration as
-	// asked, if it had fitted; ranks together.
+	// Slowdown is the predicted time per token, summed over ranks, divided by that of the
+	// configuration as asked, if it had fitted.
 	Slowdown float64
 	Cost     string // "", "a disk", "other numbers", "more host memory", "more ranks", "a larger GPU", "a smaller job"
-	Note     string // what "auto" comes to
+	Note     string // the choice of "auto"
 }
 
-// variants are the jobs with other numbers that need less memory: moments of 8 bits, and
-// states in bf16, where the configuration takes them.
+// variants returns jobs that need less memory and give other numbers: with moments of 8 bits, and
+// with states in bf16, if the configuration allows it.
 func (r planner) variants() (list []search.Variant) {
 	add := func(c config.Config, texts ...string) {
 		q := r.Request
@@ -96,12 +96,12 @@ func (r planner) variants() (list []search.Variant) {
 	return list
 }
 
-// NoWay says what was tried where nothing makes a configuration fit.
+// NoWay describes a search that found no change that makes a configuration fit.
 type NoWay struct {
 	Nearest *Forecast // the plan nearest to the caps, of the same job on the same ranks
-	Choices Settings  // its own
+	Choices Settings  // of Nearest
 	Tried   int       // configurations planned
-	Beyond  []string  // what else was tried
+	Beyond  []string  // names of the other changes tried
 	Spent   bool      // the effort was used up before all was tried
 }
 
@@ -119,12 +119,13 @@ func (n *NoWay) String() string {
 	return text
 }
 
-// WaysOut looks for changes that make a configuration fit which does not: single
-// ones (stage, shard size, prefetch, recomputation, placement, micro-batch), the
-// fastest of their combinations, and where there are not two of those, ones that
-// need a disk, other numbers, more or larger devices, or shorter rows. Each was
-// planned, and fits; those that keep the job come first, then the fastest. Where
-// there are none, the second result says what came nearest.
+// WaysOut looks for changes that make a configuration fit. It tries single ones (stage, shard size,
+// prefetch, recomputation, placement, micro-batch) and the fastest of their combinations. If it
+// then has no way, or one way of more than two changes, it tries a disk, other numbers, more or
+// larger devices, and shorter rows.
+//
+// Each way was planned and fits. Ways that keep the job come first, then the fastest. If there are
+// none, the second result has the nearest plan.
 func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) {
 	hw.Variants = asked.of.variants()
 	found, none := search.WaysOut(ctx, asked.found, hw)
@@ -147,7 +148,7 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	return ways, nil
 }
 
-// refusal adds to the refusal of a plan what would make it fit.
+// refusal adds to the error of a plan the changes that make it fit.
 func refusal(err error, ways []Way, no *NoWay) error {
 	if len(ways) == 0 {
 		return fmt.Errorf("%w; %s", err, strings.TrimSuffix(strings.ToLower(no.String()[:1])+no.String()[1:], "."))
@@ -167,14 +168,14 @@ func waysText(ways []Way) string {
 	return "it fits with " + strings.Join(texts, ", or with ")
 }
 
-// Refusal is the error of a plan that does not fit where something else would.
+// Refusal is the error of a plan that does not fit, with changes that make it fit.
 type Refusal struct {
 	Cause error // a *plan.DoesNotFit
 	Ways  []Way // at least one
 	text  string
 }
 
-// Because is the refusal with another cause.
+// Because returns the refusal with another cause.
 func (r *Refusal) Because(cause error) *Refusal {
 	return &Refusal{Cause: cause, Ways: r.Ways, text: cause.Error() + "; " + waysText(r.Ways)}
 }
@@ -182,8 +183,8 @@ func (r *Refusal) Because(cause error) *Refusal {
 func (r *Refusal) Error() string { return r.text }
 func (r *Refusal) Unwrap() error { return r.Cause }
 
-// fits returns nil if the plan is within its capacities, and otherwise the
-// refusal with what would make it fit.
+// Fits returns nil if the plan is within its capacities. Otherwise the error lists changes that
+// make it fit.
 func (r *Resolved) Fits(ctx context.Context, p *plan.Plan, hw Hardware) error {
 	err := p.Fit()
 	if err == nil {
@@ -196,7 +197,7 @@ func (r *Resolved) Fits(ctx context.Context, p *plan.Plan, hw Hardware) error {
 	if simErr != nil {
 		return errors.Join(err, simErr)
 	}
-	asked.found.Chosen = r.Chosen // it was asked for so
+	asked.found.Chosen = r.Chosen // as it was asked for
 	ways, no := WaysOut(ctx, asked, quick(hw))
 	if err := ctx.Err(); err != nil {
 		return err

@@ -60,8 +60,8 @@ func (c *cpuPlatform) wrap(rank int, opt cpu.Options, groups map[int]comm.Group)
 	return nil
 }
 
-// perHost is how many members of a group share a host, for size ranks with the given stride. It
-// is a power of two that divides size, or 1.
+// perHost returns the number of a group's members that share a host, for size ranks with the given
+// stride and ranks on a host. The result is a power of two that divides size, or 1.
 func perHost(ranks, stride, size int) int {
 	if ranks == 0 || ranks%stride != 0 {
 		return 1

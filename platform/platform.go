@@ -24,38 +24,38 @@ import (
 // and every pair of ranks has a record in the group.
 const MaxLocalRanks = 1024
 
-// Platform is what a run takes from its device: contexts, kernels, groups.
-// Everything else is the same on every device.
+// Platform is the part of a run that depends on the device: contexts, kernels, groups. Everything
+// else is the same on every device.
 type Platform interface {
-	// GPU is the preset that describes each of the run's GPUs; nil on the CPU.
+	// GPU returns the preset that describes each of the run's GPUs; nil on the CPU.
 	GPU() *gpus.GPU
-	// Cards is how many GPUs there are for the ranks.
+	// Cards returns the number of GPUs that the driver shows; 0 on the CPU.
 	Cards() int
-	// Limits is what only the device knows of its memory.
+	// Limits returns a rank's part of the device's memory.
 	Limits() Limits
-	// Refused adds to a refused plan's error where its cap comes from.
+	// Refused adds the source of the memory cap to the error of a plan that does not fit.
 	Refused(err error) error
-	// InMachine lists the memory spaces whose arenas lie in the machine's main memory.
+	// InMachine lists the memory spaces whose arenas are in the machine's main memory.
 	InMachine() []graph.Space
-	// Measure finds, for a plan that fits, how much memory the device takes outside the ranks'
+	// Measure measures, for a plan that fits, the memory that the device needs outside the ranks'
 	// arenas. Limits then returns the measured values.
 	Measure(p *plan.Plan) error
-	// Start creates what the ranks share, after planning.
+	// Start creates the state that the ranks share, after planning.
 	Start(s Setup) error
 	// Rank returns a rank's context and its groups by mesh axis, −1 for all ranks. It is called
 	// on the rank's goroutine.
 	Rank(i int) (device.Context, map[int]comm.Group, error)
 	// Library binds operations to the context that Rank returned for a rank.
 	Library(rank int) kernels.Library
-	// About describes the device in a line, "" for nothing to say.
+	// About describes the device in one line; "" if there is nothing to report.
 	About() string
-	// Close releases what the ranks share, after they are closed.
+	// Close releases the state that the ranks share, after the ranks are closed.
 	Close() error
 }
 
 // Meeter is a Platform whose Rank may wait for ranks of other processes.
 type Meeter interface {
-	// Meets tells whether Rank waits for other processes; it is valid after Start.
+	// Meets reports whether Rank waits for other processes; it is valid after Start.
 	Meets() bool
 	// Abort ends the job: waiting ranks get err.
 	Abort(err error)
@@ -68,7 +68,7 @@ type Options struct {
 	// DeviceMemory is the configured cap, in bytes per rank; 0: none.
 	DeviceMemory int64
 	// Outside is a rank's configured memory need outside its arena, in bytes by space; 0: the
-	// device's own value.
+	// device's default.
 	Outside [graph.NumSpaces]int64
 	Timeout time.Duration // of any collective
 	Poison  bool
@@ -78,14 +78,13 @@ type Options struct {
 	Warn          func(string)
 	// PortableBF16 makes bf16 products on the CPU give the same bits on every CPU.
 	PortableBF16 bool
-	// Graphs says that a step's operations are launched as CUDA graphs, which take memory of
-	// the device.
+	// Graphs launches a step's operations as CUDA graphs, which need device memory.
 	Graphs bool
-	// Transport connects the ranks of several processes, each of which runs its own part; nil:
-	// all ranks are in this process.
+	// Transport connects the ranks of several processes, each of which runs some ranks; nil: all
+	// ranks are in this process.
 	Transport Transport
-	// Local is this process's number among those on its host, which is also the number of its
-	// GPU.
+	// Local is this process's number among those on its host, from 0. It selects the process's GPUs
+	// if it sees more GPUs than it has ranks.
 	Local int
 }
 
@@ -96,8 +95,8 @@ type Transport interface {
 	Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (Joined, error)
 }
 
-// TransportMemory is a Transport that takes memory outside a process's arenas and sum buffers,
-// in bytes, given the numbers of processes and of ranks per process.
+// TransportMemory is a Transport that needs memory outside a process's arenas and sum buffers, in
+// bytes, given the numbers of processes and of ranks per process.
 type TransportMemory interface {
 	OutsideBytes(processes, each int) int64
 }
@@ -105,8 +104,8 @@ type TransportMemory interface {
 // Joined is one process's connection to a job over processes.
 type Joined interface {
 	Groups(rank int) (map[int]comm.Group, error)
-	// Map allocates the memory of a rank's arenas (see cpu.Options); nil: ordinary memory will
-	// do.
+	// Map returns the allocator for a rank's arenas (see cpu.Options); nil: ordinary memory is
+	// used.
 	Map(rank int) func(space graph.Space, bytes int64) ([]byte, func() error, error)
 	OnError(func(error))
 	Close() error
@@ -118,7 +117,7 @@ type Limits struct {
 	Outside      [graph.NumSpaces]int64
 }
 
-// Setup is what a platform starts with.
+// Setup configures Start.
 type Setup struct {
 	Plan *plan.Plan
 	Pool *pool.Pool
@@ -130,7 +129,7 @@ type Setup struct {
 	// ranks each host has; 0: unknown.
 	Collectives algo.Name
 	PerHost     int
-	// Fastest is the table from which auto chooses if ranks send messages.
+	// Fastest is the table from which auto chooses an algorithm if ranks communicate by messages.
 	Fastest algo.Table
 }
 
@@ -157,7 +156,7 @@ type cpuPlatform struct {
 	}
 	joined  Joined // nil: one process
 	setup   Setup
-	scratch []*cpu.Context // memory of the ranks' algorithms
+	scratch []*cpu.Context // scratch memory of the ranks' collectives
 	lib     kernels.Library
 }
 
@@ -190,7 +189,7 @@ func (c *cpuPlatform) Start(s Setup) (err error) {
 	}
 	joined, err := c.o.Transport.Join(s.Plan.Program.Mesh, c.o.World.Local, c.o.Timeout, c.o.Warn)
 	if err != nil {
-		return err // joined may be an interface around nothing
+		return err // joined may be a non-nil interface that holds nil
 	}
 	c.joined, c.world = joined, joined
 	if s.Failed != nil {
@@ -227,8 +226,8 @@ func (c *cpuPlatform) Rank(i int) (device.Context, map[int]comm.Group, error) {
 	return cpu.New(i, opt), groups, nil
 }
 
-// usesHostTier tells whether a plan keeps more in host memory than inputs and the staging of
-// states, which every run has there. Only then does unlocked memory deserve a warning.
+// usesHostTier reports whether a plan uses the disk, or keeps more in host memory than the inputs
+// and staging of every run. Only then does memory that is not page-locked deserve a warning.
 func usesHostTier(p *plan.Plan) bool {
 	if p.Layout.Spaces[graph.Disk].Peak > 0 {
 		return true
@@ -245,17 +244,17 @@ func usesHostTier(p *plan.Plan) bool {
 	return false
 }
 
-// MissingDevice is the error of a device, or a library that it needs, that is
-// not on this machine. It says what was looked for and where.
+// MissingDevice is the error for a device, or a library that it needs, that is not on this machine.
+// Err says what was searched for and where.
 type MissingDevice struct {
 	Device string
 	Err    error
 }
 
-// ErrNoDevice is what errors.Is finds in every *MissingDevice.
+// ErrNoDevice matches every *MissingDevice in errors.Is.
 var ErrNoDevice = errors.New("the device is not on this machine")
 
-// Is says that the error is an ErrNoDevice.
+// Is reports whether target is ErrNoDevice.
 func (e *MissingDevice) Is(target error) bool { return target == ErrNoDevice }
 
 func (e *MissingDevice) Error() string { return fmt.Sprintf("Config.Device %s: %v", e.Device, e.Err) }

@@ -11,7 +11,7 @@ type World struct {
 	Local []int // this process's ranks, ascending
 }
 
-// OneProcess is a world whose ranks are all in this process.
+// OneProcess returns a world whose ranks are all in this process.
 func OneProcess(size int) World {
 	w := World{Size: size, Local: make([]int, size)}
 	for i := range w.Local {
@@ -42,7 +42,7 @@ func (w World) Check() error {
 	return nil
 }
 
-// IsLocal tells whether this process runs a rank.
+// IsLocal reports whether this process runs a rank.
 func (w World) IsLocal(rank int) bool {
 	_, ok := slices.BinarySearch(w.Local, rank)
 	return ok

@@ -8,9 +8,9 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// chooseRecompute finds the buffers that are best computed again on a machine. It does
-// the same everywhere that the configuration and the machine's rates are the same. The
-// forecast is that of the choice, where it was planned whole; otherwise nil.
+// chooseRecompute chooses the buffers to recompute on a machine. The choice depends only on the
+// configuration and the machine's rates. The forecast is that of the choice if its plan is
+// complete, otherwise nil.
 func chooseRecompute(ctx context.Context, spec Spec, m *cost.Machine) (*Chosen, *Forecast, error) {
 	spec.Recompute, spec.Auto = recompute.Options{}, false
 	s := newSearcher(ctx, spec, m, true, nil)
@@ -63,8 +63,8 @@ func chooseRecompute(ctx context.Context, spec Spec, m *cost.Machine) (*Chosen, 
 	return c, f, nil
 }
 
-// allButOne is the fastest that fits of the plans which compute all kinds of buffers again but one. What
-// computing a buffer again needs at the peak may be more than keeping it. nil: none fits.
+// allButOne returns the fastest plan that fits of those which recompute all kinds of buffers but
+// one. Recomputing a buffer may need more memory at the peak than keeping it. nil: none fits.
 func (s *searcher) allButOne(b base, set *moveSet) (best *Forecast, at *point) {
 	for kept := range set.moves {
 		p := s.plain(b, set)

@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/precision"
 )
 
-// alternative is a row of changes of one kind beyond the job, each with more
-// room than the one before.
+// alternative is a series of changes of one kind beyond the job, each with more room than the one
+// before.
 type alternative struct {
 	name    string
 	order   int
@@ -55,7 +55,7 @@ func (w *wayFinder) alternatives() (list []alternative) {
 			break
 		}
 		if c.ShardSize > 0 {
-			c.ShardSize = c.dataRanks() // a larger shard is what more ranks are for
+			c.ShardSize = c.dataRanks() // more ranks allow a larger shard
 		}
 		a.specs = append(a.specs, c)
 	}
@@ -98,8 +98,8 @@ func (w *wayFinder) beyondNames() (names []string) {
 	return names
 }
 
-// beyond finds, of each alternative, the least that does alone; or where none
-// does, the least that does with everything that keeps the job beside it.
+// beyond finds, for each alternative, the smallest change that fits alone. If none does, it finds
+// the smallest that fits together with changes that keep the job.
 func (w *wayFinder) beyond() {
 	for _, a := range w.alternatives() {
 		alone := w.firstOf(&a, w.fitsQuickly)
@@ -132,8 +132,8 @@ func (w *wayFinder) beyond() {
 	}
 }
 
-// needless returns the plan of a configuration without what an alternative changes beyond the job,
-// where that fits: the change is one too many. nil: it does not fit.
+// needless returns the plan of f's configuration without the change beyond the job, if it fits: the
+// change is then unnecessary. nil: it does not fit.
 func (w *wayFinder) needless(f *Forecast) *Forecast {
 	if f.Plan.Layout.Spaces[graph.Disk].Peak > 0 && !w.spec.Disk || !w.budget.take(0) {
 		return nil
@@ -146,8 +146,8 @@ func (w *wayFinder) needless(f *Forecast) *Forecast {
 	return same
 }
 
-// addSame keeps a way that changes nothing beyond the job, unless another one takes less time by
-// slowWay and moves no more off the device.
+// addSame keeps a way that changes nothing beyond the job, unless another one is faster by the
+// factor slowWay and offloads no more.
 func (w *wayFinder) addSame(f *Forecast) {
 	list := changes(&w.typed, &f.Spec, 0, "")
 	slow, asked := float64(f.Spec.Ranks)/f.TokensPerSecond()/w.perToken, w.spec.Offload.String()
@@ -160,7 +160,8 @@ func (w *wayFinder) addSame(f *Forecast) {
 	}
 }
 
-// keeping is the configuration with what a search chose for one beyond it.
+// keeping returns the configuration s with the choices that a search made for of, which also
+// changes the job.
 func (s *Spec) keeping(of *Spec) Spec {
 	c, b := *s, of.asBase()
 	b.precision = s.Precision
@@ -175,13 +176,14 @@ func (s *Spec) keeping(of *Spec) Spec {
 	return c
 }
 
-// preferredEffort is what part of what is left is kept for the search of the preferred precision.
+// preferredEffort is the divisor of the remaining effort that is kept for the search of the
+// preferred precision.
 const preferredEffort = 4
 
-// besideEffort is what part of what is left goes into each search beside the first.
+// besideEffort is the divisor of the remaining effort that each search beside the first may use.
 const besideEffort = 4
 
-// beside returns the search of everything that keeps the job, beside a change.
+// beside returns the search of all configurations that keep the job apart from the change c.
 func (w *wayFinder) beside(c Spec, m *cost.Machine) (*searcher, []base) {
 	d := w.domain(true)
 	d.batches = append([][2]int{{c.Batch, c.Accum}}, c.splits()...)
@@ -192,8 +194,8 @@ func (w *wayFinder) beside(c Spec, m *cost.Machine) (*searcher, []base) {
 	return w.searcher(c, m, true, c.tiers()), d.bases()
 }
 
-// feasible says whether the smallest configuration that the search can make of c, with all
-// recomputed and moved off the device, fits by the lower bound of its memory.
+// feasible reports whether the smallest configuration that the search can make of c fits by the
+// lower bound of its memory, with everything recomputed and moved off the device.
 func (w *wayFinder) feasible(c Spec, m *cost.Machine) bool {
 	s, bases := w.beside(c, m)
 	b := bases[len(bases)-1] // the smallest micro-batch, without prefetch
@@ -210,10 +212,9 @@ func (w *wayFinder) feasible(c Spec, m *cost.Machine) bool {
 	return fit != nil
 }
 
-// fastest returns the fastest plan of a changed configuration with everything
-// that keeps the job beside the change, of the micro-batch and prefetch distance
-// asked for and of the smallest ones; nil: nothing fits. Those between cost
-// seconds of search for each change and are seldom the best.
+// fastest returns the fastest plan of a changed configuration, combined with changes that keep the
+// job; nil: nothing fits. It tries the micro-batch and prefetch distance asked for and the smallest
+// ones. Those between cost seconds of search per change and are seldom the best.
 func (w *wayFinder) fastest(c Spec, m *cost.Machine) *Forecast {
 	s, bases := w.beside(c, m)
 	if n := len(bases); n > 2 {

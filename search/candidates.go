@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// acts are ways to deal with activations, which recipes begin or end with.
+// acts returns recipes for activations, with which complete recipes begin or end.
 func (f *filler) acts() (list []recipe) {
 	var drops, parks, mixed, free, all recipe
 	left := f.slack[graph.Host]
@@ -44,7 +44,7 @@ func (f *filler) acts() (list []recipe) {
 	return []recipe{nil, drops, free, mixed, parks, all}
 }
 
-// states are ways to deal with the classes, what leaves first at the front.
+// states returns recipes for the classes of states; the first choice leaves first.
 func (f *filler) states() (list []recipe) {
 	list = append(list, nil)
 	at := map[graph.Class]int{}
@@ -77,7 +77,7 @@ func (f *filler) states() (list []recipe) {
 	return list
 }
 
-// parts are quarters of all items.
+// parts returns choices of one to four quarters of each item.
 func (f *filler) parts() (list recipe) {
 	for i, it := range f.items {
 		for part := wholeItem / 4; part <= wholeItem; part += wholeItem / 4 {
@@ -92,8 +92,8 @@ func (f *filler) parts() (list recipe) {
 	return list
 }
 
-// near are recipes that differ from one in one item: that it stays, or leaves in another
-// way, first or last or where it was.
+// near returns recipes that differ from one in one item: it stays, or leaves in another way, first
+// or last or at its present position.
 func (f *filler) near(r recipe) (list []recipe) {
 	for i := range f.items {
 		it := &f.items[i]
@@ -124,7 +124,8 @@ func (f *filler) near(r recipe) (list []recipe) {
 	return slices.DeleteFunc(list, func(o recipe) bool { return slices.Equal(o, r) })
 }
 
-// instead are recipes of which a class stays on the device, and another item leaves in its place.
+// instead returns recipes in which a class stays on the device and another item leaves in its
+// place.
 func (f *filler) instead(r recipe) (list []recipe) {
 	for _, c := range r {
 		if !f.items[c.item].state {
@@ -161,7 +162,7 @@ func (f *filler) anchors() (list []recipe) {
 	return list
 }
 
-// ratio is what a choice takes by estimate, in seconds for a byte.
+// ratio returns the estimated cost of a choice, in seconds per byte.
 func (f *filler) ratio(c choice) float64 {
 	it := &f.items[c.item]
 	at := it.host
@@ -186,14 +187,14 @@ func (f *filler) ratio(c choice) float64 {
 	return max(0, mv.seconds) / mv.bytes
 }
 
-// sorted is a recipe in the order of seconds for a byte.
+// sorted returns a recipe ordered by seconds per byte.
 func (f *filler) sorted(r recipe) recipe {
 	r = slices.Clone(r)
 	slices.SortStableFunc(r, func(a, b choice) int { return cmp.Compare(f.ratio(a), f.ratio(b)) })
 	return r
 }
 
-// guessed is a recipe with what it comes to by estimate.
+// guessed is a recipe with its estimates.
 type guessed struct {
 	recipe
 	seconds float64
@@ -210,7 +211,7 @@ func (f *filler) movesActs(x mix) bool {
 	return false
 }
 
-// candidates are recipes that fit by estimate, the fastest first, one for each mix.
+// candidates returns the recipes that fit by estimate, the fastest first, one for each mix.
 func (f *filler) candidates(from []recipe) (list []guessed) {
 	seen := map[string]bool{}
 	for _, r := range from {
@@ -227,7 +228,7 @@ func (f *filler) candidates(from []recipe) (list []guessed) {
 	return list
 }
 
-// varied is a list with the fastest of each placement of classes first.
+// varied returns a list with the fastest of each placement of classes first.
 func (f *filler) varied(list []guessed) []guessed {
 	var first, rest []guessed
 	seen := map[string]bool{}

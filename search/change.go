@@ -2,12 +2,12 @@ package search
 
 import "github.com/spillway-ml/spillway/precision"
 
-// Field is what a Change changes.
+// Field is the field of a configuration that a Change changes.
 type Field int
 
 // Fields, in the order in which changes are listed.
 const (
-	Device     Field = iota // the name of another device
+	Device     Field = iota // name of another device
 	Nodes                   // servers, of GPUsPerNode ranks each
 	PerNode                 // ranks of a server
 	Ranks                   // world size
@@ -19,15 +19,15 @@ const (
 	Seq                     // tokens of a row
 	Precision               // of values
 	Prefetch                // units gathered ahead
-	Recompute               // what is computed again
+	Recompute               // recomputation
 	Disk                    // a disk tier
-	Offload                 // what rests off the device
+	Offload                 // offloaded buffers
 	HostMemory              // bytes of a rank's host memory
 	Other                   // a field of the job that a Variant changes
 )
 
-// Change is one choice of a configuration in place of another: of its field's value,
-// those that other fields' values need are not set.
+// Change is a new value of one field of a configuration. Only the members that this field uses are
+// set.
 type Change struct {
 	Field  Field
 	Number int    // of the fields that count
@@ -38,7 +38,8 @@ type Change struct {
 	Precision precision.Precision
 }
 
-// changes turn one configuration into another. device is the name of another device.
+// changes returns the changes that turn one configuration into another. device is the name of
+// another device.
 func changes(from, to *Spec, nodeSize int, device string) (list []Change) {
 	add := func(changed bool, c ...Change) {
 		if changed {

@@ -21,7 +21,7 @@ func (s *searcher) size() (int, error) {
 	var m *measured
 	if s.folded {
 		m = s.at(c, foldedLayers[0])
-	} else { // the search may look at it too
+	} else { // the search may reuse this plan
 		m = s.memo.measured(keyOf(&c), func() *measured { return s.at(c, 0) })
 	}
 	if m.err != nil {
@@ -35,7 +35,7 @@ func (s *searcher) size() (int, error) {
 	return min(mostEffort, max(leastEffort, effortOps/max(n, 1)-whole)), nil
 }
 
-// allow gives a search a budget, of its own where the hardware has none.
+// allow sets the budget of a search: that of the hardware, or else its own.
 func (s *searcher) allow(hw *Hardware) error {
 	s.budget, s.effort = hw.Budget, hw.Effort
 	if s.budget == nil {

@@ -11,17 +11,17 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// Explanation says what a plan computes again and what it keeps off the device,
-// read off its program.
+// Explanation lists what a plan recomputes and what it keeps off the device, according to its
+// program.
 type Explanation struct {
-	Recomputed []BufferGroup // activations of a micro-batch that are made twice
+	Recomputed []BufferGroup // activations of a micro-batch that are recomputed
 	Parked     []BufferGroup // activations of a micro-batch that wait off the device
 	Placed     []ClassPlace  // units' states that rest off the device
-	// RecomputeSeconds is the predicted time of what is computed again, a step.
+	// RecomputeSeconds is the predicted time of recomputation in a step.
 	RecomputeSeconds float64
 }
 
-// BufferGroup is buffers that differ by their layer alone.
+// BufferGroup is a group of buffers that differ only in their layer.
 type BufferGroup struct {
 	Buffers string      `json:"buffers"` // a pattern of names (graph.MatchName)
 	Count   int         `json:"count"`
@@ -30,17 +30,17 @@ type BufferGroup struct {
 	lo, hi  int         // layers
 }
 
-// ClassPlace is where a class of units' buffers rests, in part.
+// ClassPlace is the memory space in which a part of a class of units' buffers rests.
 type ClassPlace struct {
 	Class    graph.Class
 	Space    graph.Space
-	Units    int   // so many
+	Units    int   // units in this space
 	Of       int   // of all
-	Bytes    int64 // of a rank
+	Bytes    int64 // of a rank, in this space
 	AllBytes int64
 }
 
-// Explain reads a plan's program, whose step takes so long.
+// Explain explains a plan from its program; step is the predicted run of its step.
 func Explain(pl *plan.Plan, step *cost.Run) Explanation {
 	p := pl.Program // of all stages
 	e := Explanation{RecomputeSeconds: step.Pass[graph.Recompute]}
@@ -103,7 +103,7 @@ func Explain(pl *plan.Plan, step *cost.Run) Explanation {
 	return e
 }
 
-// placed sums the units' buffers by class and space: those that have a place.
+// placed sums, by class and space, the units' buffers that have an offset off the device.
 func placed(p *graph.Program, offset []int64) []ClassPlace {
 	type key struct {
 		class graph.Class
@@ -144,7 +144,7 @@ func placed(p *graph.Program, offset []int64) []ClassPlace {
 	return list
 }
 
-// Lines says it to a person; nothing where the plan does none of it.
+// Lines returns the explanation as text; nothing if the plan neither recomputes nor offloads.
 func (e Explanation) Lines() (lines []string) {
 	names := func(list []BufferGroup) (text string, bytes int64, count int) {
 		var parts []string
@@ -180,7 +180,7 @@ func (e Explanation) Lines() (lines []string) {
 	return lines
 }
 
-// secondsText is a time with three digits, in its unit.
+// secondsText formats a time with three digits and a suitable unit.
 func secondsText(v float64) string {
 	switch {
 	case v >= 1:

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// Parts of a search. None depends on the processors, so that its outcome doesn't.
+// Limits of a search. None depends on the processors, so the outcome does not either.
 const (
 	atOnceTried = 4  // recipes that are filled beside each other
 	firstTried  = 8  // anchors that are filled at a base
@@ -35,12 +35,12 @@ type hunt struct {
 	best  float64 // time a token of the fastest found
 }
 
-// try is what was found at a base.
+// try is the result of searching one base.
 type try struct {
 	*filler          // nil: no recipe was filled yet
 	plain    *point  // without any move
 	best     *point  // nil: nothing fits
-	excess   float64 // where nothing fits, by how much of a cap
+	excess   float64 // if nothing fits: the excess, as a part of a cap
 	hopeless bool
 	roomy    bool    // all may stay on the device, so that activations save no time elsewhere
 	slower   float64 // time of plans made whole over what was extended from few layers; at least 1
@@ -55,7 +55,7 @@ func (h *hunt) filler(t *try) *filler {
 	return t.filler
 }
 
-// spent says that the effort is used up.
+// spent reports whether the effort is used up.
 func (s *searcher) spent() bool {
 	return s.tried >= s.limit-s.kept || s.budget.refused || s.ctx.Err() != nil
 }
@@ -90,8 +90,8 @@ func (s *searcher) fastest(bases []base) (best *Forecast, at *point, all []*poin
 	return best, at, h.found, err
 }
 
-// tell plans what comes nearest to the caps of bases that no move makes fit, to tell of it where
-// nothing fits.
+// tell plans the base nearest to the caps if no move makes any base fit, so that the error can
+// report it.
 func (h *hunt) tell() {
 	var near *try
 	for _, b := range h.bases {
@@ -110,7 +110,7 @@ func (h *hunt) tell() {
 	}
 }
 
-// coordinates give what bases differ in.
+// coordinates return the fields in which bases differ.
 var coordinates = []func(base) any{
 	func(b base) any { return b.zero },
 	func(b base) any { return [2]int{b.batch, b.accum} },
@@ -119,7 +119,7 @@ var coordinates = []func(base) any{
 	func(b base) any { return b.precision },
 }
 
-// walk looks at bases one coordinate after the other, twice.
+// walk searches bases along one coordinate after the other, twice.
 func (h *hunt) walk() {
 	if len(h.bases) == 0 {
 		return
@@ -146,7 +146,7 @@ func (h *hunt) walk() {
 	}
 }
 
-// differIn says that bases are equal but for a coordinate; layer order follows the
+// differIn reports whether bases are equal except in one coordinate; layer order follows the
 // micro-batch.
 func (h *hunt) differIn(k int, a, b base) bool {
 	for i, of := range coordinates {
@@ -157,7 +157,7 @@ func (h *hunt) differIn(k int, a, b base) bool {
 	return true
 }
 
-// better looks at bases and says whether the first is.
+// better searches two bases and reports whether the first is better.
 func (h *hunt) better(a, b base) bool {
 	x, y := h.at(a), h.at(b)
 	switch {
@@ -171,11 +171,11 @@ func (h *hunt) better(a, b base) bool {
 	return x.best.perToken < y.best.perToken
 }
 
-// worthAnOrder is how much faster layer order must be than micro order: a tied head's
-// sums get bits of their own.
+// worthAnOrder is the factor by which layer order must be faster than micro order, since it changes
+// the bits of a tied head's sums.
 const worthAnOrder = 1.01
 
-// at looks at a base: nil, it cannot be planned.
+// at searches a base; nil: it cannot be planned.
 func (h *hunt) at(b base) *try {
 	if t, ok := h.tries[b]; ok {
 		return t
@@ -215,7 +215,7 @@ func (h *hunt) at(b base) *try {
 	return t
 }
 
-// keep notes what fits.
+// keep records a point that fits.
 func (h *hunt) keep(t *try, p *point) {
 	h.found = append(h.found, p)
 	if t.best == nil || comparePoints(p, t.best) < 0 {
@@ -231,7 +231,7 @@ func (t *try) fresh(from *point, recipes []recipe) []guessed {
 	return slices.DeleteFunc(t.candidates(recipes), func(g guessed) bool { return t.seen[g.key()] || g.seconds > bound || t.roomy && g.acts })
 }
 
-// fill fills the first of a list of recipes, so many, and keeps what fits.
+// fill fills at most the given number of recipes of a list and keeps those that fit.
 func (h *hunt) fill(t *try, list []guessed, most int) (found []*point) {
 	for list = list[:min(len(list), most)]; len(list) > 0 && !h.spent(); {
 		n := min(atOnceTried, len(list))
@@ -336,7 +336,7 @@ const (
 	belowPart = 4  // of what effort is left
 )
 
-// rowUnder is the largest cap of the row that is under one.
+// rowUnder returns the largest cap of the row below a limit.
 func rowUnder(limit int64) int64 {
 	step := max(1, int64(1)<<bits.Len64(uint64(limit-1))/2/capRow)
 	return (limit - 1) / step * step
@@ -379,7 +379,7 @@ func (h *hunt) below() {
 	h.refine(math.MaxInt)
 }
 
-// fastestFound is the fastest point that was found.
+// fastestFound returns the fastest point found.
 func (h *hunt) fastestFound() *point { return slices.MinFunc(h.found, comparePoints) }
 
 // climb looks at the neighbours of a point at a base, so many, and goes on from the first that
@@ -399,8 +399,8 @@ func (h *hunt) climb(t *try, from *point, most int) {
 	}
 }
 
-// leading is the base with the fastest point that is not done; nil: none is within so many times
-// the best.
+// leading returns the base with the fastest point that is not done; nil: none is within the given
+// factor of the best.
 func (h *hunt) leading(done map[*point]bool, within float64) (first *try) {
 	for _, b := range h.bases {
 		t := h.tries[b]
@@ -493,7 +493,8 @@ const largePlan = 20_000
 
 func (p *point) isLarge() bool { return p.expected.ops > largePlan }
 
-// next is the fastest that is not done, takes less than least and is expected to fit.
+// next returns the fastest point that is not done, takes less time than least and is expected to
+// fit.
 func (h *hunt) next(done map[string]bool, least float64) (first *point) {
 	slices.SortStableFunc(h.found, comparePoints)
 	least *= 1 - 1e-12
@@ -515,7 +516,8 @@ func (h *hunt) next(done map[string]bool, least float64) (first *point) {
 	return first
 }
 
-// roomiest is the one of those not done that leaves the most room, where the fastest did not fit.
+// roomiest returns the point that leaves the most room, of those not done, for when the fastest did
+// not fit.
 func (h *hunt) roomiest(done map[string]bool) (p *point) {
 	for _, q := range h.found {
 		c := h.whole(q)
@@ -539,7 +541,7 @@ func (h *hunt) refill(p *point, mg margins) {
 	}
 }
 
-// shrink searches a base again, whose point needs more than was expected.
+// shrink searches a base again if its point needs more memory than expected.
 func (h *hunt) shrink(p *point, refused *plan.DoesNotFit) {
 	t := h.tries[p.base]
 	if t.filler == nil {
@@ -573,7 +575,7 @@ func (s *searcher) unused(p *point, f *Forecast) (mg margins, ok bool) {
 	return mg, ok
 }
 
-// kind is what runners-up differ in.
+// kind holds the fields in which runners-up differ.
 type kind struct {
 	base
 	host, disk bool
@@ -589,8 +591,8 @@ func (p *point) kind() kind {
 	return k
 }
 
-// fewestDrops finds the fastest that fits of what drops alone make of a base, in the order
-// of seconds for a byte; some: there is something that was expected to fit.
+// fewestDrops finds the fastest plan that fits of a base by recomputation only, in the order of
+// seconds per byte. some reports whether a point was expected to fit.
 func (s *searcher) fewestDrops(b base, set *moveSet, from *measured) (f *Forecast, at *point, some bool) {
 	s.exact = true
 	h := &hunt{searcher: s, tries: map[base]*try{}, best: math.Inf(1)}

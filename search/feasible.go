@@ -7,9 +7,9 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// Feasible says whether something fits of what Fit would choose from, by lower bounds and
-// with a few plans: the smallest configuration that it knows. Where it says no, Fit finds
-// nothing either, and how much of a cap the nearest of these plans takes; where it says yes, placement
+// Feasible reports whether a configuration that Fit could choose may fit. It examines the smallest
+// one, by lower bounds and with a few plans. If it returns false, Fit finds nothing either, and
+// least is the share of a cap that the nearest of these plans needs. If it returns true, placement
 // may still need more.
 func Feasible(ctx context.Context, s Spec, given Given, rows int, hw Hardware) (fits bool, least float64, err error) {
 	hw.prefer(&s, given)
@@ -49,7 +49,7 @@ func Feasible(ctx context.Context, s Spec, given Given, rows int, hw Hardware) (
 	return fits, w.excess, ctx.Err()
 }
 
-// smallest is the base of a domain that needs the least memory: the highest stage, the
+// smallest returns the base of a domain that needs the least memory: the highest stage, the
 // smallest micro-batch, the least prefetch.
 func (d fitDomain) smallest() base {
 	b := d.batches[len(d.batches)-1]

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// stepsOf is how many steps a choice takes at most.
+// stepsOf returns the largest number of steps of a choice.
 func (f *filler) stepsOf(c choice) int {
 	n := f.items[c.item].stepsOf(f.set, f.layers)
 	if c.part > 0 {
@@ -49,7 +49,7 @@ func (s *searcher) newFiller(b base, set *moveSet, from *measured) *filler {
 	return f
 }
 
-// steps is how far a recipe goes at least, and at most.
+// steps returns the smallest and largest number of steps of a recipe.
 func (f *filler) steps(r recipe) (least, most int) {
 	for _, c := range r {
 		most += f.stepsOf(c)
@@ -60,8 +60,8 @@ func (f *filler) steps(r recipe) (least, most int) {
 	return least, most
 }
 
-// spread makes the first steps of a recipe, with so many bytes of host memory for what
-// leaves: what finds none goes to disk where there is one, and stays where there is none.
+// spread returns the mix of the first steps of a recipe, with host bytes of host memory. Buffers
+// for which the host has no room go to disk, or stay if there is no disk tier.
 func (f *filler) spread(r recipe, steps int, host float64) mix {
 	x := make(mix, len(f.set.moves))
 	leaves := make([]float64, len(f.items))
@@ -120,8 +120,7 @@ func (f *filler) learn(plans []seen) {
 	l.solve()
 }
 
-// frees is how much device memory the first steps of a recipe free by estimate, as far as
-// the host has room.
+// frees returns the device memory that a mix frees by estimate, as far as the host has room.
 func (f *filler) frees(x mix) (bytes float64) {
 	for i, share := range x {
 		bytes += float64(share * f.set.moves[i].bytes)
@@ -129,7 +128,7 @@ func (f *filler) frees(x mix) (bytes float64) {
 	return bytes
 }
 
-// estimate is the time of a step with a mix, corrected by lessons.
+// estimate returns the time of a step with a mix, corrected by lessons.
 func (f *filler) estimate(x mix) float64 { return f.corrected(x, f.known.correct(x)) }
 
 func (f *filler) corrected(x mix, off offBy) float64 {
@@ -139,7 +138,7 @@ func (f *filler) corrected(x mix, off offBy) float64 {
 // leastOfEstimate is the least part that a correction leaves of an estimate.
 const leastOfEstimate = 0.1
 
-// seconds is the time of a step with a mix, by the moves' own.
+// seconds returns the time of a step with a mix, from the estimates of the moves.
 func (f *filler) seconds(x mix) float64 {
 	seconds := f.from.seconds
 	var parked [graph.NumSpaces]float64
@@ -158,7 +157,7 @@ func (f *filler) seconds(x mix) float64 {
 	return seconds
 }
 
-// hostRoom is what the host has room for of what leaves the device.
+// hostRoom returns the bytes of host memory that are free for buffers from the device.
 func (f *filler) hostRoom() float64 {
 	room := f.room(graph.Host, f.mg)
 	if room == 0 || len(f.spaces) == 0 {
@@ -171,7 +170,8 @@ func (f *filler) hostRoom() float64 {
 // are looked at.
 const nearlyFits = 0.85
 
-// guess is the least number of steps that fits by estimate, its mix and its time; false: none does.
+// guess returns the least number of steps that fits by estimate, its mix and its time; false: none
+// fits.
 func (f *filler) guess(r recipe) (int, mix, float64, bool) {
 	by, _ := f.over(f.from, f.mg)
 	over, host := float64(by[graph.Device]), f.hostRoom()
@@ -261,12 +261,12 @@ func (f *filler) fill(r recipe, exact bool) (best *point) {
 	return best
 }
 
-// spills says whether a mix has on disk what leaves for the host.
+// spills reports whether a mix puts on disk buffers that leave for the host.
 func (f *filler) spills(x mix) bool {
 	return slices.ContainsFunc(f.items, func(it item) bool { return it.host >= 0 && it.disk >= 0 && x[it.host] > 0 && x[it.disk] > 0 })
 }
 
-// toward is how many steps further, or back, free so many bytes by estimate.
+// toward returns the number of steps forward, or back, that free the given bytes by estimate.
 func (f *filler) toward(r recipe, at int, host, bytes float64) (n int) {
 	now := f.frees(f.spread(r, at, host))
 	if _, top := f.steps(r); bytes > 0 {
@@ -308,8 +308,8 @@ const (
 	nearPart   = 8
 )
 
-// leanest is a point with everything off the device, or computed again, that fits; or nil, with what
-// comes nearest to the caps and the factor by which it exceeds one.
+// leanest returns a point that fits with everything off the device or recomputed. If none fits, it
+// returns the point nearest to the caps and the factor by which that exceeds one.
 func (f *filler) leanest() (fit, nearest *point, least float64) {
 	least = math.Inf(1)
 	for _, r := range f.lean() {
@@ -339,8 +339,8 @@ func (f *filler) leanest() (fit, nearest *point, least float64) {
 	return nil, nearest, least
 }
 
-// fits says whether a base fits with everything off the device, or computed again, or nearly so: a
-// point that does, or nil.
+// fits returns a point that fits with everything, or nearly everything, off the device or
+// recomputed; nil: none fits.
 func (f *filler) fits() *point {
 	fit, nearest, least := f.leanest()
 	if fit != nil || least > nearMiss {
@@ -427,7 +427,7 @@ func (f *filler) lessOff(r recipe, least float64, end int) *point {
 	return nil
 }
 
-// key tells mixes apart.
+// key returns a text that identifies a mix.
 func (x mix) key() string {
 	b := make([]byte, 0, 8*len(x))
 	for _, share := range x {

@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// Given are the choices that Fit leaves as they are.
+// Given lists the choices that Fit must not change.
 type Given struct {
 	Stage, Prefetch, Batch, Accum, LayerOrder, Precision, Recompute, Offload bool
 	// SameBatch keeps Batch, where the bits depend on it.
@@ -24,41 +24,41 @@ type Given struct {
 // Fitted is the outcome of a search for the fastest configuration that fits.
 type Fitted struct {
 	*Forecast
-	Tried int // configurations that were planned
-	// Batches and Precisions say that Batch and Accum, and Precision, were chosen.
+	Tried int // number of configurations planned
+	// Batches and Precisions are set if Batch and Accum, and Precision, were chosen.
 	Batches, Precisions bool
-	// Preferred is the rate of products in the precision that the hardware prefers over
-	// that of fp32, where that is why it was chosen; 0: it is not.
+	// Preferred is the rate of products in the precision that the hardware prefers, divided by that
+	// of fp32, if the precision was chosen for it; 0: it was not.
 	Preferred float64
 	RunnersUp []RunnerUp
 	Others    []OtherStage
 }
 
-// RunnerUp is what fits too.
+// RunnerUp is another configuration that fits.
 type RunnerUp struct {
 	Spec Spec
-	// Slower is its time a token, by the program folded to a layer, over the best one's, planned
-	// whole: at least 1, however the fold rounds.
+	// Slower is its predicted time per token divided by that of the best, whose plan is complete.
+	// It is at least 1, however the program that is folded to a layer rounds.
 	Slower float64
 	Device int64 // bytes of device memory
 }
 
-// OtherStage is a stage that nothing was found to fit at.
+// OtherStage is a stage at which nothing was found to fit.
 type OtherStage struct {
 	Stage  int
 	Slower float64 // the time of a token with memory for everything, over the best one's
 }
 
-// NothingFits is what a search says that found no configuration within the caps.
+// NothingFits is the error of a search that found no configuration within the caps.
 type NothingFits struct {
 	Tried    int
-	Smallest *Forecast // of what was tried, the nearest to the caps; nil: nothing could be planned
-	// Batches and Precisions are Fitted's.
+	Smallest *Forecast // the tried plan nearest to the caps; nil: nothing could be planned
+	// Batches and Precisions are as in Fitted.
 	Batches, Precisions bool
-	What                string // what was allowed to change
-	// HostShare is the cap on host memory where it was assumed; 0: it was not.
+	What                string // the fields that the search could change
+	// HostShare is the assumed cap on host memory; 0: none was assumed.
 	HostShare int64
-	// Spent says that the Budget ended the search.
+	// Spent is set if the Budget ended the search.
 	Spent bool
 }
 
@@ -77,7 +77,7 @@ func (e *NothingFits) Unwrap() error {
 	return e.Smallest.Plan.Fit()
 }
 
-// RowsError refuses rows of a step over all ranks that no choice divides.
+// RowsError is the error for rows of a step over all ranks that no choice divides.
 type RowsError struct {
 	Rows, Ranks  int
 	Batch, Accum int // as given: they do not give those rows; 0: the ranks do not divide them
@@ -90,7 +90,7 @@ func (e *RowsError) Error() string {
 	return fmt.Sprintf("%d rows are not a multiple of %d ranks", e.Rows, e.Ranks)
 }
 
-// fitDomain is what a search may choose from, beside the moves.
+// fitDomain lists the values from which a search may choose, apart from the moves.
 type fitDomain struct {
 	rows       int      // of a rank and step, to make of batch and accum; 0: both are given
 	batches    [][2]int // batch, accum
@@ -103,13 +103,12 @@ type fitDomain struct {
 	moves      bool   // something may rest off the device
 }
 
-// mostLayered is the most micro-batches that a search puts in layer order: the program
-// has all of them, and what is saved grows little beyond.
+// mostLayered is the largest number of micro-batches that a search puts in layer order: the program
+// has all of them, and more save little.
 const mostLayered = 32
 
-// inOrders lists the orders of accum micro-batches that are worth a look at a stage.
-// Without anything that each micro-batch gathers, reduces or fetches for itself, layer
-// order wins nothing.
+// inOrders lists the orders of accum micro-batches that may be useful at a stage. If micro-batches
+// do not each gather, reduce or fetch anything, layer order has no advantage.
 func (d *fitDomain) inOrders(accum, zero int) []bool {
 	if len(d.orders) < 2 {
 		return d.orders
@@ -120,7 +119,7 @@ func (d *fitDomain) inOrders(accum, zero int) []bool {
 	return d.orders
 }
 
-// freeOrders are the orders of micro-batches that may be chosen for a configuration.
+// freeOrders returns the orders of micro-batches that may be chosen for a configuration.
 func (s *Spec) freeOrders(given bool) []bool {
 	if given || s.Shapes != nil || s.Pipeline > 1 {
 		return []bool{s.LayerOrder}
@@ -131,7 +130,7 @@ func (s *Spec) freeOrders(given bool) []bool {
 // saysPrecision: what was chosen is a precision too.
 func (d fitDomain) saysPrecision() bool { return d.preferred || len(d.precisions) > 1 }
 
-// bases are all combinations of a domain.
+// bases returns all combinations of a domain.
 func (d fitDomain) bases() (list []base) {
 	for _, p := range d.precisions {
 		for _, b := range d.batches {
@@ -150,13 +149,15 @@ func (d fitDomain) bases() (list []base) {
 	return list
 }
 
-// Fit chooses what is not given so that s is fastest by prediction on hw and fits.
-// Activations are computed again or parked one kind and layer at a time, and units'
-// states leave the device by shares, those first that free the most bytes for a second;
-// disk is used where there is a tier. allowed adds precisions to choose from. With rows,
-// of a step over all ranks, it chooses batch and accum too, where not given; the error
-// is a *RowsError where they do not divide. It is deterministic. Where nothing fits, the
-// error is a *NothingFits.
+// Fit chooses the fields that are not given so that s fits and is predicted to be fastest on hw. It
+// is deterministic. If nothing fits, the error is a *NothingFits.
+//
+// allowed adds precisions to choose from. With rows, those of a step over all ranks, it also
+// chooses batch and accum, unless they are given; the error is a *RowsError if they do not divide.
+// Disk is used only if there is a tier.
+//
+// Activations are recomputed or parked by kind and layer, and units' states leave the device in
+// shares. Those that free the most bytes per second lost go first.
 func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision, rows int, hw Hardware) (*Fitted, error) {
 	preferred := hw.prefer(&s, given)
 	assumed := hw.assumed(&s)
@@ -209,14 +210,14 @@ func Fit(ctx context.Context, s Spec, given Given, allowed []precision.Precision
 	return w.fitted(d, without(assumed, best), at, all), nil
 }
 
-// worthWords is the time that a plan may take over the fastest for shorter flags.
+// worthWords is the largest ratio to the fastest time at which shorter flags are preferred.
 const worthWords = 1.01
 
-// mostPlainer are the plans that may be made to find shorter flags.
+// mostPlainer is the largest number of complete plans made to find shorter flags.
 const mostPlainer = 2
 
-// roomy is the part of the device's memory that a plan should leave the rest of: within
-// worthWords of the fastest, one that does is preferred.
+// roomy is the part of the device's memory within which a plan should stay: within worthWords of
+// the fastest, such a plan is preferred.
 const roomy = 0.95
 
 // short is a point with the length of its flags.
@@ -233,14 +234,15 @@ func (s *searcher) short(p *point, need int64) short {
 	return short{p, c, c.words(), limit == 0 || float64(need) <= roomy*limit}
 }
 
-// shorter orders points: what leaves room on the device first, then by the length of flags.
+// shorter orders points: first those that leave room on the device, then by the length of their
+// flags.
 func shorter(a, b short) int {
 	return cmp.Or(compareOrders(a.roomy, b.roomy), cmp.Compare(a.words, b.words))
 }
 
-// plainest is, of the plans of best's precision and rows that take at most worthWords of its
-// time, one that leaves room on the device, with the shortest flags. They have best's order, or
-// micro order, since layer order gives a tied head's sums bits of their own.
+// plainest returns a plan with best's precision and rows that takes at most worthWords of its time:
+// one that leaves room on the device and has the shortest flags. Its order is that of best or micro
+// order, because layer order changes the bits of a tied head's sums.
 func (s *searcher) plainest(best *Forecast, at *point, all []*point) (*Forecast, *point) {
 	bound := worthWords / best.TokensPerSecond()
 	now := s.short(at, best.Plan.Layout.Spaces[graph.Device].Peak+best.Plan.Config.Outside[graph.Device])
@@ -280,7 +282,7 @@ func (s *searcher) withRoom(at *point) *point {
 // layerOrderWords is how much longer a command with layer order is, in characters.
 const layerOrderWords = 19
 
-// words is how long the options are in which plans differ, in characters.
+// words returns the length, in characters, of the options in which plans differ.
 func (s *Spec) words() int {
 	n := len(s.Recompute.String()) + len(s.Offload.String())
 	if s.LayerOrder {
@@ -289,7 +291,7 @@ func (s *Spec) words() int {
 	return n
 }
 
-// tiers are the places that buffers may leave the device for.
+// tiers returns the memory spaces to which buffers may move from the device.
 func (s *Spec) tiers() []graph.Space {
 	if s.Disk {
 		return []graph.Space{graph.Host, graph.Disk}
@@ -297,11 +299,11 @@ func (s *Spec) tiers() []graph.Space {
 	return []graph.Space{graph.Host}
 }
 
-// mostRunnersUp are told of what fits too.
+// mostRunnersUp is the largest number of runners-up that are reported.
 const mostRunnersUp = 3
 
-// overCaps says whether an estimate is over a cap: a search of few layers also looks at what is a
-// little over one, which it then has to plan whole.
+// overCaps reports whether an estimate exceeds a cap. A search of few layers also accepts a small
+// excess, and must then make the complete plan.
 func (s *searcher) overCaps(m *measured) bool {
 	for sp, limit := range s.spec.Capacity {
 		if limit > 0 && m.need[sp] > limit {
@@ -311,7 +313,7 @@ func (s *searcher) overCaps(m *measured) bool {
 	return false
 }
 
-// fitted says what was found, and what else fits.
+// fitted returns the result of a search, with the runners-up.
 func (s *searcher) fitted(d fitDomain, best *Forecast, at *point, all []*point) *Fitted {
 	out := &Fitted{Forecast: best, Tried: s.tried, Batches: d.rows > 0, Precisions: d.saysPrecision()}
 	if d.preferred {
@@ -394,7 +396,7 @@ func newFitDomain(s *Spec, given Given, allowed []precision.Precision, globalBat
 	return d, nil
 }
 
-// what says what a search could change, for a person.
+// what describes the fields that a search could change.
 func (d fitDomain) what(drop bool, spaces []graph.Space) string {
 	var parts []string
 	add := func(on bool, text string) {
@@ -417,8 +419,7 @@ func (d fitDomain) what(drop bool, spaces []graph.Space) string {
 	return "free to choose: " + strings.Join(parts, ", ")
 }
 
-// prefer gives a configuration the hardware's precision where none was given, and says
-// whether it did.
+// prefer sets the hardware's precision if none was given, and reports whether it did.
 func (hw *Hardware) prefer(s *Spec, given Given) bool {
 	if hw.Prefer == precision.FP32 || given.Precision || s.Precision != precision.FP32 {
 		return false
@@ -427,8 +428,7 @@ func (hw *Hardware) prefer(s *Spec, given Given) bool {
 	return true
 }
 
-// without removes the cap on host memory from a forecast, where nobody gave that cap and the search
-// assumed it.
+// without removes the cap on host memory from a forecast if the search assumed it.
 func without(assumed bool, f *Forecast) *Forecast {
 	if assumed && f != nil {
 		f.Spec.Capacity[graph.Host], f.Plan.Config.Capacity[graph.Host] = 0, 0

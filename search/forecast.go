@@ -13,49 +13,49 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Chosen is what Spec.Auto came to.
+// Chosen describes the recomputation that Spec.Auto chose.
 type Chosen struct {
 	Recompute recompute.Options
 	Outcome   Outcome
-	// Need is what a rank takes of device memory in bytes, and Capacity its cap, of
+	// Need is the bytes of device memory that a rank needs, and Capacity its cap, if the Outcome is
 	// Nothing.
 	Need, Capacity int64
-	// Buffers of AllBuffers activations are computed again, Bytes of a micro-batch, and
-	// the step takes so many times as long: of Some.
+	// If the Outcome is Some, Buffers of AllBuffers activations are recomputed, Bytes of a
+	// micro-batch. Slower is the time of the step divided by that without recomputation.
 	Buffers, AllBuffers int
 	Bytes               int64
 	Slower              float64
 }
 
-// Outcome is how Spec.Auto ended.
+// Outcome is the result of Spec.Auto.
 type Outcome int
 
 // Outcomes.
 const (
-	NoCap      Outcome = iota // nothing is computed again: device memory has no cap
-	Nothing                   // nothing needs to be
-	Some                      // some buffers are
-	Everything                // with less it does not fit
-	NotEnough                 // everything is, and that alone does not make it fit
+	NoCap      Outcome = iota // nothing is recomputed: device memory has no cap
+	Nothing                   // nothing needs to be recomputed
+	Some                      // some buffers are recomputed
+	Everything                // everything is recomputed: with less it does not fit
+	NotEnough                 // everything is recomputed, and that alone does not make it fit
 )
 
 // Forecast is a plan with its predicted time.
 type Forecast struct {
-	Spec Spec // with Recompute as it was chosen
+	Spec Spec // with the chosen Recompute
 	Plan *plan.Plan
-	Step *cost.Run // of section "step"; of a pipeline that of the stage that ends last
+	Step *cost.Run // of section "step"; in a pipeline, of the stage that ends last
 	// Stages are the runs of a pipeline's stages.
 	Stages []*cost.Run
-	// Chosen is what Spec.Auto came to; nil: it was not asked for.
+	// Chosen describes the choice of Spec.Auto; nil: it was not asked for.
 	Chosen *Chosen
 
-	on *cost.Machine // what Step was predicted on
+	on *cost.Machine // the machine for which Step was predicted
 }
 
-// Fits says whether the plan is within its caps.
+// Fits reports whether the plan is within its caps.
 func (f *Forecast) Fits() bool { return f.Plan.Fit() == nil }
 
-// TokensPerSecond is the predicted speed of all ranks together.
+// TokensPerSecond returns the predicted speed of all ranks together.
 func (f *Forecast) TokensPerSecond() float64 {
 	s := &f.Spec
 	rows := float64(s.dataRanks()) * float64(s.Batch) * float64(s.Accum)
@@ -65,13 +65,14 @@ func (f *Forecast) TokensPerSecond() float64 {
 	return rows * float64(s.Seq) / f.Step.Seconds
 }
 
-// Of predicts the time of a section of the plan whose phase that repeats does so as often as
-// given; 0: as planned (graph.Program.StepOf).
+// Of predicts the time of a section of the plan. repeats is the number of repetitions of its
+// repeating phase; 0: as planned (graph.Program.StepOf).
 func (f *Forecast) Of(sec *graph.Section, repeats int) (*cost.Run, error) {
 	return cost.Simulate(f.Plan.Program.Alone(sec, repeats), sec.Name, f.on)
 }
 
-// ops are the operations of a step's program, or those of one of its micro-batches; −1: of all.
+// ops returns the number of operations of a step's program, or of one of its micro-batches; −1: of
+// all.
 func (f *Forecast) ops(micro int) (n int) {
 	if sec := f.Plan.Program.SectionOf(graph.SectionStep, graph.FormWhole); sec != nil {
 		for _, ph := range sec.Phases {
@@ -85,7 +86,7 @@ func (f *Forecast) ops(micro int) (n int) {
 	return n
 }
 
-// depth is how far a configuration is planned.
+// depth is the extent to which a configuration is planned.
 type depth int
 
 const (
@@ -94,14 +95,14 @@ const (
 	bounds       // lower bounds of the peaks alone, fit or not
 )
 
-// Predict plans a configuration and predicts the time of a step on a machine. That the
-// plan does not fit is no error here. The error is ctx's where that is canceled, as of
-// all searches.
+// Predict plans a configuration and predicts the time of a step on a machine. A plan that does not
+// fit is not an error. As in all searches, the error is ctx's once that is canceled.
 func Predict(ctx context.Context, s Spec, m *cost.Machine) (*Forecast, error) {
 	return predict(ctx, s, m, 0, whole)
 }
 
-// predict is Predict of a model of so many layers, 0 for its own, to a depth.
+// predict is Predict to a given depth, for a model with the given number of layers; 0: its own
+// number.
 func predict(ctx context.Context, s Spec, m *cost.Machine, layers int, to depth) (*Forecast, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -132,7 +133,7 @@ func predict(ctx context.Context, s Spec, m *cost.Machine, layers int, to depth)
 	return &Forecast{Spec: s, Plan: p, Step: longest(runs), Stages: runs, Chosen: chosen, on: m}, nil
 }
 
-// longest is the run of the stage that ends last, of equal ones that which computes most.
+// longest returns the run of the stage that ends last; of equal ones, the one that computes most.
 func longest(runs []*cost.Run) *cost.Run {
 	return slices.MaxFunc(runs, func(a, b *cost.Run) int {
 		return cmp.Or(cmp.Compare(a.Seconds, b.Seconds), cmp.Compare(a.Busy[graph.Compute], b.Busy[graph.Compute]))
@@ -142,13 +143,14 @@ func longest(runs []*cost.Run) *cost.Run {
 // Plan plans a configuration whose Recompute is chosen.
 func Plan(ctx context.Context, s Spec) (*plan.Plan, error) { return s.build(ctx, 0, whole) }
 
-// Choose finds what is best computed again where Spec.Auto asks for it, on a machine.
+// Choose makes the choice of recomputation on a machine, if Spec.Auto asks for it.
 func Choose(ctx context.Context, s Spec, m *cost.Machine) (*Chosen, error) {
 	c, _, err := chooseRecompute(ctx, s, m)
 	return c, err
 }
 
-// build plans a configuration for a model of so many layers, 0 for its own, to a depth.
+// build plans a configuration to a given depth, for a model with the given number of layers; 0: its
+// own number.
 func (s *Spec) build(ctx context.Context, layers int, to depth) (*plan.Plan, error) {
 	at, err := s.passes(layers)
 	if err != nil {
@@ -163,10 +165,10 @@ func (s *Spec) build(ctx context.Context, layers int, to depth) (*plan.Plan, err
 	return p, nil
 }
 
-// Passes is what package plan takes for a configuration whose Recompute is chosen.
+// Passes returns the input of package plan for a configuration whose Recompute is chosen.
 func (s *Spec) Passes() (plan.Spec, error) { return s.passes(0) }
 
-// passes is what package plan takes for a model of so many layers, 0 for its own.
+// passes returns the input of package plan for a model with the given number of layers; 0: its own.
 func (s *Spec) passes(layers int) (plan.Spec, error) {
 	if s.Auto {
 		return plan.Spec{}, errors.New("search: recompute auto has not been resolved into a list of activations yet")

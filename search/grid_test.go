@@ -20,7 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// preset is a published model, of so many layers where they are not 0.
+// preset returns a published model; layers replaces its number of layers unless it is 0.
 func preset(t *testing.T, name string, layers int) *job {
 	p, err := model.LookupPreset(name)
 	require.NoError(t, err)

@@ -6,36 +6,34 @@ import (
 	"github.com/spillway-ml/spillway/precision"
 )
 
-// Hardware is what a plan's time is predicted on.
+// Hardware is the hardware for which a plan's time is predicted.
 type Hardware struct {
-	// Machine gives the rates of one of so many ranks; CPUHardware and DeviceHardware set it.
-	// nil: no time can be predicted, and Fit refuses it.
+	// Machine returns the rates of one of ranks ranks; CPUHardware and DeviceHardware set it. nil:
+	// no time can be predicted, and Fit refuses it.
 	Machine func(ranks int) *cost.Machine
-	// NodeSize is the ranks of a node where ranks are counted in nodes; 0: they are
-	// not.
+	// NodeSize is the number of ranks of a node if ranks are counted in nodes; 0: they are not.
 	NodeSize int
-	// HalfPrecision says that products of 16-bit operands have units of their own.
+	// HalfPrecision is set if the device has units for products of 16-bit operands.
 	HalfPrecision bool
 	// Larger lists devices with more memory that could take the place of this one.
 	Larger []LargerDevice
-	// HostShare is what a rank may have of its server's memory in bytes where
-	// Spec.Capacity caps nothing: neither a search nor a way out goes beyond
-	// it, whatever would be faster. 0: anything goes.
+	// HostShare is a rank's share of its server's memory, in bytes. It caps host memory if
+	// Spec.Capacity does not: neither a search nor a way out exceeds it. 0: no cap.
 	HostShare int64
-	// Variants are jobs with other numbers that need less memory.
+	// Variants are jobs that give other numbers and need less memory.
 	Variants []Variant
-	// Budget is what searches evaluate together; nil: each has its own, of Effort plans.
+	// Budget is shared by several searches; nil: each has its own, of Effort plans.
 	Budget *Budget
-	// Effort is how many plans one search may evaluate; 0: all that Budget has left, or as many
-	// as take about 5 s of a processor. The outcome depends on it, and on no clock.
+	// Effort is the number of plans that one search may evaluate; 0: all that Budget has left, or
+	// the number that takes about 5 s of a processor. The outcome depends on it, not on a clock.
 	Effort int
-	// Prefer is the precision that Fit takes where none was given: one that the
-	// device has units for, as bf16. fp32: that of the Spec.
+	// Prefer is the precision that Fit uses if none was given, such as bf16 on a device that has
+	// units for it. fp32: that of the Spec.
 	Prefer precision.Precision
 }
 
-// assumed caps the host memory of a configuration that has no cap of its own by
-// the server's share, and says whether it did.
+// assumed caps the host memory of a configuration without a cap by the server's share, and reports
+// whether it did.
 func (hw *Hardware) assumed(s *Spec) bool {
 	if s.Capacity[graph.Host] > 0 || hw.HostShare == 0 {
 		return false
@@ -52,7 +50,7 @@ type LargerDevice struct {
 	Machine         func(ranks int) *cost.Machine
 }
 
-// CPUHardware is a CPU device with so many threads, before it is calibrated.
+// CPUHardware returns a CPU device with the given number of threads, before calibration.
 func CPUHardware(threads int) Hardware {
 	return Hardware{Machine: func(ranks int) *cost.Machine { return cost.CPU(threads, ranks) }}
 }

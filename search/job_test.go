@@ -55,7 +55,7 @@ func (j *job) Outside(p *plan.Plan) [graph.NumSpaces]int64 {
 	return all
 }
 
-// spec is the job at stage 3 of so many ranks.
+// spec returns the job at stage 3 on the given number of ranks.
 func (j *job) spec(ranks, batch, seq int) Spec {
 	return Spec{Job: j, Ranks: ranks, Pipeline: j.stages, Stage: 3, Batch: batch, Seq: seq, Accum: 1, Prefetch: 1, Layers: j.layers}
 }

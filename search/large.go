@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// allLayers reports whether each plan has all layers of a deep model, so that it takes tenths of a
+// allLayers reports whether plans of a deep model have all its layers: each then takes tenths of a
 // second.
 func (s *searcher) allLayers() bool { return s.layers > foldedFrom && !s.folded }
 

@@ -9,7 +9,7 @@ type lessons struct {
 	weight []float64 // bytes that each move frees, at least 1
 	of     []lesson
 	lower  [][]float64 // the Cholesky factor of the lessons' kernel matrix, by row
-	solved []offBy     // that matrix's inverse times what the lessons are off by
+	solved []offBy     // that matrix's inverse times the lessons' errors
 }
 
 const (
@@ -23,10 +23,10 @@ type seen struct {
 	m *measured
 }
 
-// offBy is what a plan has over its estimate.
+// offBy is the difference between a plan and its estimate.
 type offBy struct {
 	freed float64 // bytes of device memory
-	time  float64 // part of the estimated time of a step
+	time  float64 // as a part of the estimated time of a step
 }
 
 type lesson struct {
@@ -60,7 +60,7 @@ func (l *lessons) features(x mix) features {
 	return f
 }
 
-// overlap is the bytes that two mixes both move, of those that either moves.
+// overlap returns the bytes that both mixes move, divided by those that at least one moves.
 func (f *features) overlap(g *features) float64 {
 	both := 0.0
 	for _, i := range f.moves {
@@ -72,7 +72,7 @@ func (f *features) overlap(g *features) float64 {
 	return 1 // neither moves anything
 }
 
-// factor makes the rows of the Cholesky factor that are not there yet.
+// factor computes the missing rows of the Cholesky factor.
 func (l *lessons) factor() {
 	for i := len(l.lower); i < len(l.of); i++ {
 		row := make([]float64, i+1)
@@ -118,7 +118,7 @@ func (o *offBy) less(c float64, p offBy) {
 
 func (o *offBy) by(c float64) { o.freed, o.time = o.freed/c, o.time/c }
 
-// correct is what the estimates of a mix are expected to be off by.
+// correct returns the expected errors of a mix's estimates.
 func (l *lessons) correct(x mix) (off offBy) {
 	if len(l.of) == 0 {
 		return off

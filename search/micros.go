@@ -7,9 +7,9 @@ import (
 	"github.com/spillway-ml/spillway/mesh"
 )
 
-// micros is how many of a step's micro-batches a search plans: in a pipeline that alternates forwards
-// and backwards one more than it has stages. A stage keeps the activations of no more than that many,
-// and each further one takes a period, so that memory and time of all follow.
+// micros returns the number of a step's micro-batches that a search plans. In a pipeline that
+// alternates forwards and backwards it is one more than the stages. A stage keeps the activations
+// of at most that many, and each further one adds a period, so that memory and time of all follow.
 func (s *Spec) micros() int {
 	if s.Pipeline < 2 || s.Schedule != mesh.OneForwardOneBackward {
 		return s.Accum

@@ -13,17 +13,17 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// moveKind is what a search does to a group of buffers.
+// moveKind is a way to free the device memory of a group of buffers.
 type moveKind int
 
 const (
-	dropMove  moveKind = iota // computed again in the backward
+	dropMove  moveKind = iota // recomputed in the backward
 	parkMove                  // on the host or disk from the forward to the backward
 	placeMove                 // a class of the units' buffers rests off the device
 )
 
-// move takes device memory away from one kind of buffer in all layers, or from a
-// class of all units, for time. A share of it is its first layers, or units.
+// move frees device memory of one kind of buffer in all layers, or of a class of all units, at the
+// cost of time. A share of it applies to its first layers, or units.
 type move struct {
 	kind          moveKind
 	before, after string // the buffers' names around the layer's number
@@ -33,11 +33,11 @@ type move struct {
 	class         graph.Class
 	space         graph.Space
 	bytes         float64 // of device memory, estimated
-	takes         float64 // bytes of space, estimated
-	seconds       float64 // a step, estimated
+	takes         float64 // bytes needed in space, estimated
+	seconds       float64 // per step, estimated
 }
 
-// moveSet is what one kind of micro-batch offers.
+// moveSet lists the moves that are possible for one size of micro-batch.
 type moveSet struct {
 	moves                []move
 	recompute            recompute.Options
@@ -46,11 +46,11 @@ type moveSet struct {
 	dropCount, parkCount int
 }
 
-// mix is how much of each move of a set is made, each from 0 to 1.
+// mix is the share of each move of a set that is made, each from 0 to 1.
 type mix []float64
 
-// smallestMove is the least part of the largest kind of activation that is a
-// choice of its own.
+// smallestMove is the smallest size of an activation kind that is a separate choice, relative to
+// the largest kind.
 const smallestMove = 1.0 / 32
 
 // newMoveSet finds the moves of a configuration with the model's own number of
@@ -78,7 +78,7 @@ func newMoveSet(s Spec, drop bool, spaces []graph.Space, m *cost.Machine) (*move
 	for i := range groups {
 		g := &groups[i]
 		if s.inLayers() {
-			g.bytes *= float64(s.Accum) // the micro-batches' are there at once
+			g.bytes *= float64(s.Accum) // those of all micro-batches are live at once
 		}
 		if g.alone {
 			largest = max(largest, g.bytes)
@@ -125,7 +125,7 @@ type group struct {
 	before, after, also string
 	first, last         int
 	bytes               float64 // of one layer
-	seconds             float64 // to make one layer's again, a step; −1: cannot be dropped
+	seconds             float64 // per step to recompute one layer's; −1: cannot be dropped
 	act                 graph.BufID
 	alone               bool // one buffer, of a block that stands alone
 }
@@ -188,8 +188,8 @@ func groupsOf(p *graph.Program, list []recompute.Candidate, m *cost.Machine, acc
 	return groups
 }
 
-// ending is what tells a group's buffers from others of their layer: the end of their
-// names, or the name of one that is alone.
+// ending returns the text that distinguishes a group's buffers from others of their layer: the end
+// of their names, or the name of one that is alone.
 func (g *group) ending() string {
 	if g.alone {
 		return g.before
@@ -197,7 +197,7 @@ func (g *group) ending() string {
 	return g.after
 }
 
-// patterns are the names of the first n layers' buffers.
+// patterns returns patterns for the names of the first n layers' buffers.
 func (m *move) patterns(n int) (list []string) {
 	if m.alone {
 		list = append(list, m.before)
@@ -214,7 +214,7 @@ func (m *move) patterns(n int) (list []string) {
 	return list
 }
 
-// layersText is how a pattern names layers: one by its number, several as {0-3}.
+// layersText formats the layers in a pattern: one by its number, several as {0-3}.
 func layersText(from, to int) string {
 	if from == to {
 		return strconv.Itoa(from)
@@ -222,7 +222,7 @@ func layersText(from, to int) string {
 	return fmt.Sprintf("{%d-%d}", from, to)
 }
 
-// layers are those that have the move's buffers in a model of n layers.
+// layers returns the number of layers that have the move's buffers, in a model of n layers.
 func (m *move) layers(n int) int {
 	if m.alone {
 		return 1
@@ -233,15 +233,15 @@ func (m *move) layers(n int) int {
 	return m.last - m.first + 1
 }
 
-// layersOf is how many of n layers a share is.
+// layersOf returns the number of layers in a share of n layers, rounded up.
 func layersOf(share float64, n int) int {
 	return min(n, int(math.Ceil(float64(share*float64(n))-1e-9)))
 }
 
-// percentOf is a share in whole percent.
+// percentOf returns a share in whole percent, rounded up.
 func percentOf(share float64) int { return int(math.Ceil(float64(share*100) - 1e-9)) }
 
-// options are what a mix comes to for a model of n layers.
+// options returns the options of a mix for a model of n layers.
 func (set *moveSet) options(x mix, n int) (again recompute.Options, away offload.Options) {
 	again, away = set.recompute, set.offload
 	var drops []string
@@ -276,7 +276,7 @@ func (set *moveSet) options(x mix, n int) (again recompute.Options, away offload
 	return again, away.With(set.parked(x, n, gone))
 }
 
-// shares are the parts of a class of units' buffers that leave the device.
+// shares returns the parts of a class of units' buffers that leave the device.
 func (set *moveSet) shares(x mix, class graph.Class) (parts []offload.Part) {
 	var mine []int
 	total := 0.0
@@ -296,8 +296,8 @@ func (set *moveSet) shares(x mix, class graph.Class) (parts []offload.Part) {
 	return parts
 }
 
-// parked are the activations that wait off the device, where so many kinds are dropped
-// in all layers.
+// parked returns the activations that wait off the device. gone is the number of kinds that are
+// dropped in all layers.
 func (set *moveSet) parked(x mix, n, gone int) (parts []offload.Part) {
 	for _, space := range []graph.Space{graph.Host, graph.Disk} {
 		var names []string
@@ -325,8 +325,8 @@ func (set *moveSet) parked(x mix, n, gone int) (parts []offload.Part) {
 	return parts
 }
 
-// busy is what an operation adds to the step: where the ranks share cores, all
-// of them run it.
+// busy returns the seconds that an operation adds to a step. If ranks share cores, all of them run
+// it.
 func busy(m *cost.Machine, w cost.Work) float64 {
 	if m.Cores == 0 {
 		return w.Alone
@@ -334,9 +334,9 @@ func busy(m *cost.Machine, w cost.Work) float64 {
 	return max(w.Alone, w.Core*float64(max(m.Sharers, 1))/float64(m.Cores))
 }
 
-// Mixed is what is dropped and parked where share says how much of each kind of
-// activation, by the end of its buffers' names, is computed again and waits in each of
-// spaces: 0, none, to 1, that of all layers.
+// Mixed returns the options that drop and park parts of the activations. share gives the part of
+// each kind, by the end of its buffers' names, that is recomputed and that waits in each of spaces:
+// from 0, none, to 1, that of all layers.
 func Mixed(s Spec, spaces []graph.Space, m *cost.Machine, share func(kind string) float64) (recompute.Options, offload.Options, error) {
 	if s.Plans == nil {
 		s.Plans = &plan.Shared{}
@@ -355,9 +355,9 @@ func Mixed(s Spec, spaces []graph.Space, m *cost.Machine, share func(kind string
 	return again, away, nil
 }
 
-// linkTo returns the seconds that the link to a space takes for a byte of each pass of
-// a step, and the bytes that it moves beside a pass of the forward, which takes so many
-// seconds a step.
+// linkTo returns the link's seconds per byte over all passes of a step to a space. On a GPU it also
+// returns the bytes that the link moves during the forward of one pass. forward is the seconds of a
+// step's forwards.
 func linkTo(m *cost.Machine, space graph.Space, forward float64, passes int) (link, slack float64) {
 	perByte := func(out, in float64) float64 {
 		if out <= 0 || in <= 0 {
@@ -378,17 +378,17 @@ func linkTo(m *cost.Machine, space graph.Space, forward float64, passes int) (li
 	return link * float64(passes), slack
 }
 
-// policyOf is a policy for all units.
+// policyOf returns options with one policy for all units.
 func policyOf(p recompute.Policy) recompute.Options {
 	return recompute.Options{Rules: []recompute.Rule{{Policy: p, Unit: "*"}}}
 }
 
-// isFull says that everything is computed again.
+// isFull reports whether everything is recomputed.
 func isFull(o recompute.Options) bool {
 	return len(o.Drop) == 0 && len(o.Rules) == 1 && o.Rules[0] == recompute.Rule{Policy: recompute.Full, Unit: "*"}
 }
 
-// resting has whole classes in a space.
+// resting returns the options that place complete classes in a space.
 func resting(classes []graph.Class, space graph.Space) (o offload.Options) {
 	for _, c := range classes {
 		switch c {

@@ -10,19 +10,19 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// base is what a search decides beside the moves.
+// base holds the choices of a search other than its moves.
 type base struct {
 	batch, accum, zero, prefetch int
 	precision                    precision.Precision
 	layers                       bool // in layer order
 }
 
-// asBase is what a search decides beside the moves, as it is.
+// asBase returns the configuration's own values of these choices.
 func (s *Spec) asBase() base {
 	return base{s.Batch, s.Accum, s.Stage, s.Prefetch, s.Precision, s.inLayers()}
 }
 
-// apply makes a base's choices.
+// apply sets a base's choices in a configuration.
 func (b base) apply(s *Spec, asked *Spec) {
 	s.Batch, s.Accum, s.Stage, s.Prefetch, s.Precision = b.batch, b.accum, b.zero, b.prefetch, b.precision
 	s.LayerOrder, s.OrderChosen = asked.LayerOrder, false
@@ -31,8 +31,8 @@ func (b base) apply(s *Spec, asked *Spec) {
 	}
 }
 
-// passes is how often a step goes through what the forward leaves for the backward:
-// in layer order once, with the activations of all micro-batches.
+// passes returns the number of times that a step makes activations for the backward: in layer order
+// once, for all micro-batches together.
 func (b base) passes() int {
 	if b.layers {
 		return 1
@@ -40,34 +40,34 @@ func (b base) passes() int {
 	return b.accum
 }
 
-// point is a configuration that a search looks at.
+// point is a candidate: a configuration that a search evaluates.
 type point struct {
 	base
 	set   *moveSet
 	x     mix // nil: recompute and offload as given here
 	again recompute.Options
-	auto  bool // again is to be chosen
+	auto  bool // again is chosen by Auto
 	away  offload.Options
-	how   recipe // that x was made of
+	how   recipe // from which x was made
 
 	perToken float64   // s, predicted
 	device   int64     // bytes
 	expected *measured // of x
 }
 
-// measured is what a plan says: whole, or extended from few layers.
+// measured is the result of a plan with all layers, or of one extended from few layers.
 type measured struct {
-	seconds, forward float64                // of a step, and its forward's computing
-	need             [graph.NumSpaces]int64 // with what is outside the arenas
-	rests            int64                  // bytes that live all the run, of all spaces, with what is outside the arenas
-	atOnce           int64                  // bytes of device memory that one operation needs, with what is outside the arena
+	seconds, forward float64                // of a step, and of its forward's computation
+	need             [graph.NumSpaces]int64 // bytes, including those outside the arenas
+	rests            int64                  // bytes that live all the run, of all spaces, including those outside the arenas
+	atOnce           int64                  // bytes of device memory that one operation needs, and those outside the arena
 	ops              int                    // of a step
 	planned          int                    // of them, where all layers are planned: those of micros micro-batches
 	err              error
 }
 
-// less orders points where nothing else does, so that a search on several
-// processors has one outcome.
+// less orders points that are otherwise equal, so that a search on several processors has one
+// outcome.
 func (p *point) less(q *point) bool {
 	return cmp.Or(cmp.Compare(p.zero, q.zero), cmp.Compare(p.batch, q.batch), cmp.Compare(p.prefetch, q.prefetch),
 		cmp.Compare(p.precision.String(), q.precision.String()), compareOrders(p.layers, q.layers), slices.Compare(p.x, q.x),
@@ -85,8 +85,8 @@ func compareOrders(a, b bool) int {
 	return 1
 }
 
-// comparePoints orders by predicted time; of equals, by how many kinds are moved, since few layers may not
-// show what these take, and then by memory on the device.
+// comparePoints orders by predicted time. Among equals it orders by the number of moved kinds,
+// since a plan of few layers may not show their cost, and then by device memory.
 func comparePoints(a, b *point) int {
 	return cmp.Or(cmp.Compare(a.perToken, b.perToken), cmp.Compare(a.x.moved(), b.x.moved()), cmp.Compare(a.device, b.device))
 }

@@ -8,18 +8,18 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// item is one kind of activation or one class of units' states, with the moves that
-// there are for it; −1: none.
+// item is one kind of activation or one class of units' states, with the indices of its moves; −1:
+// no such move.
 type item struct {
 	name             string
 	drop, host, disk int
 	class            graph.Class
-	state            bool    // it is a class
+	state            bool    // it is a class of states
 	bytes            float64 // of device memory
 }
 
-// items are all kinds of activations, what is dearest to compute again first, and then
-// the classes, what a step reads most often first: host memory goes to them in this order.
+// items returns all kinds of activations, the most expensive to recompute first, and then the
+// classes, those that a step reads most often first. Host memory goes to them in this order.
 func (set *moveSet) items() (list []item) {
 	index := map[string]int{}
 	for i := range set.moves {
@@ -56,8 +56,8 @@ func (set *moveSet) items() (list []item) {
 	return list
 }
 
-// dropRatio is what an item takes to be computed again, in seconds for a byte; +Inf: it
-// cannot be.
+// dropRatio returns the seconds that recomputing an item costs per byte; +Inf if it cannot be
+// recomputed.
 func (set *moveSet) dropRatio(it item) float64 {
 	if it.drop < 0 {
 		return math.Inf(1)
@@ -65,7 +65,7 @@ func (set *moveSet) dropRatio(it item) float64 {
 	return set.moves[it.drop].seconds / set.moves[it.drop].bytes
 }
 
-// stepsOf is in how many parts an item is moved: layers, or percent of a class.
+// stepsOf returns the number of parts in which an item can be moved: layers, or percent of a class.
 func (it *item) stepsOf(set *moveSet, layers int) int {
 	if it.state {
 		return 100
@@ -73,32 +73,32 @@ func (it *item) stepsOf(set *moveSet, layers int) int {
 	return set.moves[max(it.drop, it.host, it.disk)].layers(layers)
 }
 
-// way is what becomes of an item that does not stay on the device.
+// way is the treatment of an item that does not stay on the device.
 type way int
 
 const (
-	again  way = iota // computed again
-	away              // to the host, and to disk what the host has no room for
+	again  way = iota // recomputed
+	away              // to the host, or to disk if the host has no room
 	toDisk            // to disk
 )
 
-// wholeItem is the part of a choice that is all of its item: parts are in sixteenths.
+// wholeItem is the part of a choice that is its complete item: parts are in sixteenths.
 const wholeItem = 16
 
-// choice is an item, by its number, and what becomes of it. A part leaves
-// whatever the cap asks for: the update of what is on the host runs beside what the device
-// does, so that a step may take less with it. 0: as much of it leaves as the cap asks for.
+// choice is an item, by its index, and its treatment. The given part leaves the device even if the
+// cap does not require it: the update on the host runs beside the device's work, so a step may be
+// faster. Part 0: as much leaves as the cap requires.
 type choice struct {
 	item int
 	how  way
 	part int
 }
 
-// recipe lists what leaves the device, in that order: first the parts, then as much as the
-// cap asks for.
+// recipe lists the choices in the order in which they leave the device: first the parts, then as
+// much as the cap requires.
 type recipe []choice
 
-// wholly is a recipe of which all leaves.
+// wholly returns the recipe with all of its items leaving completely.
 func (r recipe) wholly() recipe {
 	r = slices.Clone(r)
 	for i := range r {
@@ -107,7 +107,8 @@ func (r recipe) wholly() recipe {
 	return r
 }
 
-// key tells recipes apart: there are fewer than 65,536 items, and a part is at most wholeItem.
+// key returns a text that identifies a recipe: there are fewer than 65,536 items, and a part is at
+// most wholeItem.
 func (r recipe) key() string {
 	b := make([]byte, 0, 4*len(r))
 	for _, c := range r {
@@ -116,7 +117,7 @@ func (r recipe) key() string {
 	return string(b)
 }
 
-// nearParts are parts a little larger and smaller than those of a recipe.
+// nearParts returns choices with parts slightly larger and smaller than those of a recipe.
 func nearParts(r recipe) (list recipe) {
 	for _, c := range r {
 		for _, by := range []int{-2, -1, 1, 2} {

@@ -16,15 +16,15 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// A model of more layers than foldedFrom is planned at the numbers of
-// foldedLayers only: layers are alike, so memory and time grow by the same with
-// each. What is chosen is then planned whole.
+// A model of more layers than foldedFrom is planned only with the numbers of layers in
+// foldedLayers: layers are alike, so each adds the same memory and time. The chosen configurations
+// are then planned with all layers.
 const foldedFrom = 16
 
 var foldedLayers = [2]int{4, 7}
 
-// foldedSlack is how much over a cap an extrapolated plan may be and still be
-// planned whole: placement and the ends of the model are not quite linear.
+// foldedSlack is the factor by which an extrapolated plan may exceed a cap and still be planned
+// with all layers: placement and the ends of the model are not exactly linear.
 const foldedSlack = 1.01
 
 // searcher plans configurations that differ in what a search decides.
@@ -33,7 +33,7 @@ type searcher struct {
 	spec    Spec
 	machine *cost.Machine
 	layers  int  // of the model
-	folded  bool // few of them are planned
+	folded  bool // only few of them are planned
 	effort  int  // plans that one search may evaluate, of budget
 	limit   int  // of tried
 	kept    int  // of limit, for plans made whole
@@ -43,21 +43,21 @@ type searcher struct {
 	drop   bool          // whether activations may be dropped by choice
 	spaces []graph.Space // tiers that may be used by choice
 
-	memo *memo // may be others' too
+	memo *memo // may be shared with other searchers
 
 	mu       sync.Mutex
 	counted  map[string]bool // of memo, by key: in tried
 	sets     map[string]*moveSet
 	lessons  map[base]*lessons // do not depend on the caps
 	tried    int
-	smallest *point // of the least excess over the caps, where nothing fitted
+	smallest *point // with the least excess over the caps, if nothing fitted
 	excess   float64
 }
 
-// newSearcher looks at a configuration. drop and spaces say what moves may be
-// made.
+// newSearcher returns a searcher for a configuration. drop and spaces select the moves that it may
+// make.
 func newSearcher(ctx context.Context, s Spec, m *cost.Machine, drop bool, spaces []graph.Space) *searcher {
-	// Names and shares mean something else in a model of few layers.
+	// Names and shares have another meaning in a model of few layers.
 	named := !drop && namesBuffers(s.Recompute) || len(spaces) == 0 && namesParts(s.Offload)
 	if s.Plans == nil {
 		s.Plans = &plan.Shared{}
@@ -67,17 +67,17 @@ func newSearcher(ctx context.Context, s Spec, m *cost.Machine, drop bool, spaces
 		drop: drop, spaces: spaces, memo: &memo{looks: map[string]*look{}}, counted: map[string]bool{}, sets: map[string]*moveSet{}, lessons: map[base]*lessons{}}
 }
 
-// namesBuffers says whether units or buffers are computed again by name.
+// namesBuffers reports whether units or buffers are recomputed by name.
 func namesBuffers(o recompute.Options) bool {
 	return len(o.Drop) > 0 || slices.ContainsFunc(o.Rules, func(r recompute.Rule) bool { return r.Unit != "*" })
 }
 
-// namesParts says whether buffers leave the device by name, or classes in part.
+// namesParts reports whether buffers leave the device by name, or classes in part.
 func namesParts(o offload.Options) bool {
 	return slices.ContainsFunc(o.Parts, func(p offload.Part) bool { return p.Share > 0 || len(p.Buffers) > 0 })
 }
 
-// config is a point's configuration for a model of n layers.
+// config returns a point's configuration for a model of n layers.
 func (s *searcher) config(p *point, n int) Spec {
 	c := s.spec
 	p.apply(&c, &s.spec)
@@ -88,10 +88,10 @@ func (s *searcher) config(p *point, n int) Spec {
 	return c
 }
 
-// whole is a point's configuration for the model.
+// whole returns a point's configuration for the complete model.
 func (s *searcher) whole(p *point) Spec { return s.config(p, s.layers) }
 
-// keyOf tells configurations of one search apart.
+// keyOf returns a key that identifies a configuration within one search.
 func keyOf(c *Spec) string {
 	return fmt.Sprint(c.Batch, c.Accum, c.LayerOrder, c.Stage, c.Prefetch, c.Precision, c.Auto, "|", c.Recompute, "|", c.Offload)
 }
@@ -152,19 +152,19 @@ func (s *searcher) shareOf(p *point, i int) float64 {
 	return p.x[i]
 }
 
-// memo has what configurations of a job came to.
+// memo caches the results of a job's configurations.
 type memo struct {
 	mu    sync.Mutex
 	looks map[string]*look // by keyOf
 }
 
-// look is a configuration that is planned once.
+// look is a configuration that is planned at most once.
 type look struct {
 	once sync.Once
 	*measured
 }
 
-// measured is what a configuration came to, which is planned if it was not.
+// measured returns the cached result of a configuration, and plans it if there is none.
 func (m *memo) measured(key string, plan func() *measured) *measured {
 	m.mu.Lock()
 	l := m.looks[key]
@@ -177,8 +177,8 @@ func (m *memo) measured(key string, plan func() *measured) *measured {
 	return l.measured
 }
 
-// share takes what another searcher measured, whose configurations differ from this one's in
-// nothing else than what a search decides, and in caps, of which lower bounds are independent.
+// share uses the cache of another searcher if their configurations differ only in the choices of a
+// search and in caps. Lower bounds do not depend on caps.
 func (s *searcher) share(other *searcher) {
 	job := func(s *searcher) Spec {
 		c := s.spec
@@ -192,10 +192,10 @@ func (s *searcher) share(other *searcher) {
 	}
 }
 
-// ErrSpent says that a plan was not evaluated, since the Budget is used up.
+// ErrSpent is the error of a plan that was not evaluated because the Budget is used up.
 var ErrSpent = errors.New("search: as many plans as were allowed have been evaluated")
 
-// take counts a plan, and leaves so many of what is allowed.
+// take counts a plan. It returns false if leave or fewer plans of the budget are left.
 func (s *searcher) take(leave int) bool {
 	if !s.budget.take(leave) {
 		return false
@@ -204,7 +204,7 @@ func (s *searcher) take(leave int) bool {
 	return true
 }
 
-// measured is measure of a point as it is.
+// measured is measure without interpolation between moves.
 func (s *searcher) measured(p *point) *measured {
 	c := s.whole(p)
 	key := keyOf(&c)
@@ -223,7 +223,7 @@ func (s *searcher) measured(p *point) *measured {
 	})
 }
 
-// at plans a configuration for a model of so many layers, 0 for its own.
+// at plans a configuration for a model with the given number of layers; 0: its own number.
 func (s *searcher) at(c Spec, layers int) *measured {
 	all := c.Accum
 	c.Accum = c.micros()
@@ -271,11 +271,11 @@ func (s *searcher) perToken(p *point, seconds float64) float64 {
 	return seconds / (float64(s.spec.dataRanks()) * float64(p.batch) * float64(p.accum) * float64(s.spec.Seq))
 }
 
-// margins are taken off the caps, in bytes, where plans came out over their lower
-// bounds; where they came out under what was extended from few layers, they are negative.
+// margins are subtracted from the caps, in bytes, because complete plans exceeded their lower
+// bounds. They are negative where plans needed less than the extrapolation from few layers.
 type margins [graph.NumSpaces]int64
 
-// room is what a space may take; 0: anything.
+// room returns the bytes that a space may use; 0: no limit.
 func (s *searcher) room(sp graph.Space, mg margins) int64 {
 	limit := s.spec.Capacity[sp]
 	if limit == 0 {
@@ -287,7 +287,8 @@ func (s *searcher) room(sp graph.Space, mg margins) int64 {
 	return max(1, limit-mg[sp])
 }
 
-// over says how many bytes a point is over the cap of each space; fits: it is over none.
+// over returns the bytes by which a point exceeds the cap of each space. fits reports whether it
+// exceeds none.
 func (s *searcher) over(m *measured, mg margins) (by [graph.NumSpaces]int64, fits bool) {
 	fits = m.err == nil
 	for sp := range graph.NumSpaces {
@@ -299,9 +300,9 @@ func (s *searcher) over(m *measured, mg margins) (by [graph.NumSpaces]int64, fit
 	return by, fits
 }
 
-// hopeless says whether no move makes a base fit: what lives all the run moves from one
-// space to another and becomes no less, and it is more than all of them may take; or one
-// operation, which no move makes smaller, needs more of the device than there is.
+// hopeless reports whether no move makes a base fit. Moves do not reduce the bytes that live all
+// the run, and these exceed all spaces together; or one operation alone needs more device memory
+// than there is.
 func (s *searcher) hopeless(plain *measured) bool {
 	if limit := s.spec.Capacity[graph.Device]; limit > 0 && plain.err == nil && plain.atOnce > limit {
 		return true
@@ -309,7 +310,7 @@ func (s *searcher) hopeless(plain *measured) bool {
 	return plain.err == nil && plain.rests > s.allRoom()
 }
 
-// allRoom is what all spaces together may take; math.MaxInt64: anything.
+// allRoom returns the bytes that all spaces together may use; math.MaxInt64: no limit.
 func (s *searcher) allRoom() (all int64) {
 	for sp := range graph.NumSpaces {
 		if sp == graph.Disk && !s.spec.Disk {
@@ -370,7 +371,7 @@ func atOnce(p *graph.Program) (most int64) {
 	return most
 }
 
-// refused remembers the point that came nearest to the caps.
+// refused records the point that came nearest to the caps.
 func (s *searcher) refused(p *point, m *measured) {
 	worst := s.worst(m)
 	s.mu.Lock()
@@ -380,7 +381,7 @@ func (s *searcher) refused(p *point, m *measured) {
 	}
 }
 
-// worst is the largest of what a point takes of a cap, over that cap.
+// worst returns the largest ratio of a point's memory to a cap.
 func (s *searcher) worst(m *measured) (worst float64) {
 	for sp := range graph.NumSpaces {
 		if room := s.room(sp, margins{}); room > 0 {
@@ -390,13 +391,13 @@ func (s *searcher) worst(m *measured) (worst float64) {
 	return worst
 }
 
-// expect notes what a point comes to.
+// expect sets the predicted time and memory of a point.
 func (s *searcher) expect(p *point, m *measured) *point {
 	p.perToken, p.device, p.expected = s.perToken(p, m.seconds), m.need[graph.Device], m
 	return p
 }
 
-// moves returns what a base offers.
+// moves returns the moves that a base allows.
 func (s *searcher) moves(b base) (*moveSet, error) {
 	key := fmt.Sprint(b.batch, b.accum, b.precision, b.layers)
 	s.mu.Lock()
@@ -413,12 +414,12 @@ func (s *searcher) moves(b base) (*moveSet, error) {
 	return set, err
 }
 
-// plain is a base without any move.
+// plain returns the point of a base without any move.
 func (s *searcher) plain(b base, set *moveSet) *point {
 	return &point{base: b, set: set, x: make(mix, len(set.moves))}
 }
 
-// priced returns the set with what each class's place takes and gives at a base.
+// priced returns the set with the bytes and seconds of placing each class, measured at a base.
 func (s *searcher) priced(b base, set *moveSet, from *measured) *moveSet {
 	q := *set
 	q.moves = slices.Clone(set.moves)
@@ -440,8 +441,8 @@ func (s *searcher) priced(b base, set *moveSet, from *measured) *moveSet {
 	return &q
 }
 
-// nearest plans the point that came nearest to the caps whole, for what to say
-// where nothing fits.
+// nearest plans the point that came nearest to the caps with all layers, for the error if nothing
+// fits.
 func (s *searcher) nearest() *Forecast {
 	if s.smallest == nil || !s.take(0) {
 		return nil

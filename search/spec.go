@@ -1,7 +1,7 @@
-// Package search looks for configurations: the fastest that fits the caps, what makes
-// one fit that does not, and what is best computed again. It is pure: a Spec goes in,
-// Specs with their plans and predicted times come out, and nothing is read or written.
-// How choices are typed, and the sentences about them, are its callers'.
+// Package search looks for configurations: the fastest that fits the caps, changes that make a
+// configuration fit, and the best choice of recomputation. It is pure: it takes a Spec, returns
+// Specs with their plans and predicted times, and does no I/O. Its callers handle the syntax of
+// choices and the messages about them.
 package search
 
 import (
@@ -14,31 +14,32 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// Shape is what the programs of a job depend on beside the job.
+// Shape holds the parameters of a job's programs that a search may choose.
 type Shape struct {
 	Batch, Seq int // rows of a micro-batch of a rank, tokens of a row
-	// Layers replaces the model's number of repeated blocks where it is not 0: searches
-	// plan few of many that are alike.
+	// Layers replaces the model's number of repeated blocks unless it is 0: searches plan few of
+	// many equal ones.
 	Layers    int
 	Precision precision.Precision
 }
 
-// Job is what a search can't change. Its methods are called by several goroutines.
+// Job is the part of a configuration that a search cannot change. Several goroutines call its
+// methods.
 type Job interface {
 	// At returns the forward programs of a shape, and what package plan takes beside
 	// them; of that the search replaces what a Spec has of its own. The error is of a
 	// shape that the job refuses.
 	At(Shape) (plan.Spec, error)
-	// Outside returns what a rank's process needs of each space outside its arenas, in
-	// bytes, with what the plan was told of it.
+	// Outside returns the bytes, by space, that a rank's process needs outside its arenas,
+	// including those given in the plan's Config.
 	Outside(*plan.Plan) [graph.NumSpaces]int64
 }
 
-// Spec is a configuration: what a search may choose, and the job. A search changes
-// copies of it.
+// Spec is a configuration: the choices that a search may make, and the job. A search changes copies
+// of it.
 type Spec struct {
 	Job   Job
-	Plans *plan.Shared // what plans have in common; nil: a search makes its own
+	Plans *plan.Shared // state that plans share; nil: a search makes its own
 
 	Ranks, ShardSize int
 	Tensor           int           // neighbouring ranks that have the same data, as the Job plans them; 0: 1
@@ -51,41 +52,43 @@ type Spec struct {
 	// step; 0: all that Accum, Batch and Ranks give.
 	Shares []int
 	Rows   int
-	// SameRows says that a step keeps its number of rows when the number of ranks changes. Otherwise each
-	// rank keeps its number of rows.
+	// SameRows is set if a step keeps its number of rows when the number of ranks changes.
+	// Otherwise each rank keeps its number of rows.
 	SameRows bool
-	// Shapes are those that steps have, this one the first; nil: this one alone. What has
-	// several keeps its ranks and its micro-batch.
+	// Shapes are the shapes of all steps, this one first; nil: only this one. With several, a
+	// search changes neither ranks nor micro-batch.
 	Shapes     []graph.StepShape
-	LayerOrder bool // where there are several micro-batches
+	LayerOrder bool // effective with several micro-batches
 	Prefetch   int
 	Precision  precision.Precision
 	Recompute  recompute.Options
-	Auto       bool // Recompute is to be chosen: as little as the cap on device memory asks for
+	Auto       bool // choose Recompute: as little as the cap on device memory allows
 	Offload    offload.Options
-	// Disk says that there is a disk tier.
+	// Disk is set if there is a disk tier.
 	Disk bool
-	// Capacity caps each memory space of a rank in bytes, 0: no cap; Outside is what the
-	// rank's device and caches take of each.
+	// Capacity caps each memory space of a rank in bytes, 0: no cap. Outside is the bytes of each
+	// space that the rank's device and caches need.
 	Capacity, Outside [graph.NumSpaces]int64
 
 	Layers int  // repeated blocks of the model; 0 or 1: none repeat
 	Frozen bool // some parameters are not trained: layers differ
-	// AutoOn is the machine by whose rates Auto chooses for so many ranks; nil: the
-	// one that the time is predicted on.
+	// AutoOn returns the machine whose rates Auto uses, for a number of ranks; nil: the one on
+	// which time is predicted.
 	AutoOn   func(ranks int) *cost.Machine
 	variant  *Variant // whose Job it is; nil: the job as asked for
-	moreHost int64    // bytes a rank of a server with more memory; 0: as asked for
-	// measurer has what configurations of the job came to, for the search that Auto asks for; nil: none.
+	moreHost int64    // bytes per rank of a server with more memory; 0: as asked for
+	// measurer has cached results of the job's configurations, for the search by Auto; nil: none.
 	measurer *searcher
-	// OrderChosen says that a search chose LayerOrder against what was asked for.
+	// OrderChosen is set if a search chose another LayerOrder than the one asked for.
 	OrderChosen bool
 }
 
-// dataRanks is the number of ranks with data of their own.
+// dataRanks returns the degree of data parallelism: the number of ranks, or groups of ranks, with
+// different rows.
 func (s *Spec) dataRanks() int { return s.Ranks / max(s.Tensor, 1) / max(s.Pipeline, 1) }
 
-// highest is the highest stage of ZeRO: a pipeline shards neither parameters nor gradients.
+// highest returns the highest possible stage of ZeRO: a pipeline shards neither parameters nor
+// gradients.
 func (s *Spec) highest() int {
 	if s.Pipeline > 1 {
 		return 1
@@ -93,10 +96,10 @@ func (s *Spec) highest() int {
 	return 3
 }
 
-// inLayers says whether each block runs all micro-batches before the next one.
+// inLayers reports whether each block runs all micro-batches before the next one.
 func (s *Spec) inLayers() bool { return s.Accum > 1 && s.LayerOrder }
 
-// Variant is the same job with other numbers, for ways out.
+// Variant is a similar job that gives other numbers, for ways out.
 type Variant struct {
 	Changes []Change // of Field Other
 	Job     Job

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// What a way out costs beside time.
+// Costs of a way out besides time.
 const (
 	sameJob      = iota // the same steps, the same numbers, the same ranks
 	moreDisk            // a folder for the disk tier
@@ -25,27 +25,27 @@ const (
 // Way is a change of a configuration that makes it fit.
 type Way struct {
 	Forecast *Forecast
-	Changes  []Change // what it changes of the configuration as it was asked for
-	// Slowdown is the predicted time of a token over that of the configuration as
-	// asked, if it had fitted; ranks together.
+	Changes  []Change // changes of the configuration that was asked for
+	// Slowdown is the predicted time per token, summed over ranks, divided by that of the
+	// configuration as asked, if it had fitted.
 	Slowdown float64
 	Cost     string // "", "a disk", "other numbers", "more host memory", "more ranks", "a larger GPU", "a smaller job"
 
 	order int
 }
 
-// NoWay says what was tried where nothing makes a configuration fit.
+// NoWay describes a search that found no change that makes a configuration fit.
 type NoWay struct {
 	Nearest *Forecast // the plan nearest to the caps, of the same job on the same ranks
-	// Batches says that its Batch is not the one that was asked for.
+	// Batches is set if Nearest has another Batch than the one asked for.
 	Batches bool
 	Tried   int      // configurations planned
-	Beyond  []string // what else was tried
+	Beyond  []string // names of the other changes tried
 	Spent   bool     // the effort was used up before all was tried
 }
 
-// mostWays are printed of the changes that keep the job as it is. A single change that takes more
-// than slowWay times as long as another way is none of them.
+// mostWays is the largest number of ways that keep the job. A single change is left out if it takes
+// more than slowWay times as long as another way.
 const (
 	mostWays = 3
 	slowWay  = 1.5
@@ -55,27 +55,27 @@ const (
 type wayFinder struct {
 	ctx      context.Context
 	spec     Spec // as asked
-	typed    Spec // the same as it was written: Auto stays so
+	typed    Spec // the same, with Auto as the user set it
 	hw       Hardware
-	perToken float64 // s of a token of a rank, as asked
+	perToken float64 // seconds per token, summed over ranks, as asked
 	rests    int64   // bytes that live all the run, as asked; see measured
 	ways     []Way
 	late     lateSingles
 	main     *searcher // same ranks, same device
-	last     *searcher // the last beside it
+	last     *searcher // the latest searcher other than main
 	budget   *Budget   // of all searches; main has a half of it
 	tried    int
 	assumed  bool // the cap on host memory is the hardware's share
 }
 
-// WaysOut looks for changes that make a configuration fit which does not: single
-// ones (stage, shard size, prefetch, recomputation, placement, micro-batch), the
-// fastest of their combinations, and where there are not two of those, ones that
-// need a disk, other numbers, more or larger devices, or shorter rows. Each was
-// planned, and fits; those that keep the job come first, then the fastest. Where
-// there are none, the second result says what came nearest. Once ctx is canceled nothing
-// more is found. Where the Hardware has no Machine, times are those of the machine of
-// asked, whatever the number of ranks.
+// WaysOut looks for changes that make a configuration fit. It tries single ones (stage, shard size,
+// prefetch, recomputation, placement, micro-batch) and the fastest of their combinations. If it
+// then has no way, or one way of more than two changes, it tries a disk, other numbers, more or
+// larger devices, and shorter rows.
+//
+// Each way was planned and fits. Ways that keep the job come first, then the fastest. If there are
+// none, the second result has the nearest plan. Once ctx is canceled, no more ways are found. If hw
+// has no Machine, asked's machine predicts all times, whatever the number of ranks.
 func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) {
 	if hw.Machine == nil {
 		hw.Machine = func(int) *cost.Machine { return asked.on }
@@ -93,7 +93,7 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 		return nil, &NoWay{}
 	}
 	w.budget = w.main.budget
-	if s := spec; hw.Budget != nil && hw.prefer(&s, Given{}) { // whose Fit follows
+	if s := spec; hw.Budget != nil && hw.prefer(&s, Given{}) { // its Fit follows
 		w.budget.kept = w.budget.left() / preferredEffort
 		defer func() { w.budget.kept = 0 }()
 	}
@@ -119,7 +119,7 @@ func WaysOut(ctx context.Context, asked *Forecast, hw Hardware) ([]Way, *NoWay) 
 	return nil, no
 }
 
-// searcher looks at another configuration.
+// searcher returns a searcher for another configuration.
 func (w *wayFinder) searcher(c Spec, m *cost.Machine, drop bool, spaces []graph.Space) *searcher {
 	s := newSearcher(w.ctx, c, m, drop, spaces)
 	s.budget, s.effort = w.budget, w.budget.left()/besideEffort
@@ -131,7 +131,7 @@ func (w *wayFinder) searcher(c Spec, m *cost.Machine, drop bool, spaces []graph.
 	return s
 }
 
-// add plans a changed configuration whole and keeps it as a way where it fits.
+// add plans a changed configuration completely and adds it to the ways if it fits.
 func (w *wayFinder) add(c Spec, m *cost.Machine, order int, costs string, device string) bool {
 	list := changes(&w.typed, &c, w.hw.NodeSize, device)
 	if len(list) == 0 || w.has(list) || !w.budget.take(0) {
@@ -146,13 +146,13 @@ func (w *wayFinder) add(c Spec, m *cost.Machine, order int, costs string, device
 	return true
 }
 
-// has says whether a way is known.
+// has reports whether a way with these changes is known.
 func (w *wayFinder) has(list []Change) bool {
 	return slices.ContainsFunc(w.ways, func(o Way) bool { return slices.Equal(o.Changes, list) })
 }
 
-// idleDisk says that a configuration was given a disk and leaves it empty: it is
-// another way with a change too many.
+// idleDisk reports whether a configuration was given a disk but does not use it: another way then
+// has one change fewer.
 func (w *wayFinder) idleDisk(f *Forecast) bool {
 	return f.Spec.Disk != w.spec.Disk && f.Plan.Layout.Spaces[graph.Disk].Peak == 0
 }
@@ -163,13 +163,13 @@ func (w *wayFinder) keep(f *Forecast, list []Change, order int, costs string) {
 		Slowdown: float64(f.Spec.Ranks) / f.TokensPerSecond() / w.perToken})
 }
 
-// asPoint is the configuration as a point of the search.
+// asPoint returns the configuration as a point of the search.
 func (s *Spec) asPoint() point {
 	return point{base: s.asBase(), again: s.Recompute, auto: s.Auto, away: s.Offload}
 }
 
-// singles tries one change at a time. Of one kind, the fastest that fits by its
-// lower bound is planned whole.
+// singles tries one change at a time. Of each kind, only the two fastest that fit by their lower
+// bounds are candidates for a complete plan.
 func (w *wayFinder) singles() {
 	s := w.searcher(w.spec, w.main.machine, false, nil)
 	defer func() {
@@ -179,7 +179,7 @@ func (w *wayFinder) singles() {
 		}
 	}()
 	if s.allLayers() && w.spec.Stage == w.spec.highest() && w.rests > s.allRoom() {
-		w.moreShards(s.machine) // no other change makes it less
+		w.moreShards(s.machine) // no other change reduces the resident bytes
 		return
 	}
 	kinds := w.changesOfOne(w.spec.asPoint())
@@ -189,7 +189,7 @@ func (w *wayFinder) singles() {
 		all = append(all, k...)
 	}
 	plan.Parallel(len(all), func(i int) { s.bound(all[i]) })
-	if w.budget.refused { // which of them it was depends on the processors
+	if w.budget.refused { // which point was refused depends on timing
 		return
 	}
 	var best []*point
@@ -219,8 +219,8 @@ func (w *wayFinder) isSlow(s *searcher, p *point) bool {
 	return slices.ContainsFunc(w.ways, func(o Way) bool { return slow > slowWay*o.Slowdown })
 }
 
-// single plans a single change whole and reports whether it is a new way. done has the fields of which a change
-// is one.
+// single plans a single change completely and reports whether it is a new way. done has the fields
+// of the single changes that are ways.
 func (w *wayFinder) single(s *searcher, p *point, done map[Field]bool) bool {
 	c := s.whole(p)
 	list := changes(&w.typed, &c, 0, "")
@@ -231,8 +231,8 @@ func (w *wayFinder) single(s *searcher, p *point, done map[Field]bool) bool {
 	return true
 }
 
-// bound gives a point its time a token and its memory by its lower bounds; a time of 0
-// where it does not fit.
+// bound sets a point's time per token and memory by its lower bounds; the time is 0 if it does not
+// fit.
 func (s *searcher) bound(at *point) {
 	p := *at
 	if p.auto { // everything dropped: the least that it can need
@@ -250,7 +250,7 @@ func (s *searcher) bound(at *point) {
 	}
 }
 
-// moreShards shards over more ranks, the fewest that will do.
+// moreShards tries larger shard sizes and adds the smallest that fits.
 func (w *wayFinder) moreShards(m *cost.Machine) {
 	if w.spec.ShardSize == 0 || len(w.ways) >= mostWays {
 		return
@@ -267,12 +267,11 @@ func (w *wayFinder) moreShards(m *cost.Machine) {
 	}
 }
 
-// wholePlacements are classes that leave the device, each row a step further than the
-// one before.
+// wholePlacements lists sets of classes that leave the device, mostly in growing order.
 var wholePlacements = [][]graph.Class{nil, {graph.Optimizer}, {graph.Activations}, {graph.Optimizer, graph.Activations}, {graph.Optimizer, graph.Parameters, graph.Activations},
 	{graph.Optimizer, graph.Parameters, graph.Gradients, graph.Activations}}
 
-// changesOfOne are the points that differ from one in one thing, by kind of change.
+// changesOfOne returns the points that differ from one point in one choice, by kind of change.
 func (w *wayFinder) changesOfOne(from point) (kinds [][]*point) {
 	kind := func(list ...*point) {
 		if len(list) > 0 {
@@ -319,7 +318,7 @@ func (w *wayFinder) changesOfOne(from point) (kinds [][]*point) {
 	return kinds
 }
 
-// fitsQuickly says whether a configuration fits by its lower bounds.
+// fitsQuickly reports whether a configuration fits by its lower bounds.
 func (w *wayFinder) fitsQuickly(c Spec, m *cost.Machine) bool {
 	s := w.searcher(c, m, false, nil)
 	p := c.asPoint()
@@ -329,8 +328,9 @@ func (w *wayFinder) fitsQuickly(c Spec, m *cost.Machine) bool {
 	return got.err == nil && ok
 }
 
-// moveTo gives the job to so many ranks; false if they do not divide its rows, it has too few
-// micro-batches, their shares are given, or their number differs between steps.
+// moveTo changes the number of ranks of a job. It returns false if they do not divide its rows,
+// there are too few micro-batches, the shares are given, or the number of micro-batches differs
+// between steps.
 func (s *Spec) moveTo(ranks int) bool {
 	if s.Shapes != nil {
 		return ranks == s.Ranks
@@ -355,8 +355,8 @@ func (s *Spec) moveTo(ranks int) bool {
 	return true
 }
 
-// splits are smaller micro-batches with as many rows a step: none of a step that ranks
-// share unevenly, whose rows are those of its sums.
+// splits returns smaller micro-batches with as many rows per step. There are none if ranks share a
+// step unevenly, because sums then depend on the rows of a micro-batch.
 func (s *Spec) splits() (list [][2]int) {
 	for b := s.Batch - 1; b >= 1 && s.Rows == 0 && s.Shapes == nil; b-- {
 		if s.Batch%b == 0 {
@@ -366,7 +366,7 @@ func (s *Spec) splits() (list [][2]int) {
 	return list
 }
 
-// domain is everything that keeps the job: the rows of a rank stay the same.
+// domain returns all choices that keep the job: the rows of a rank stay the same.
 func (w *wayFinder) domain(split bool) fitDomain {
 	c := &w.spec
 	d := fitDomain{prefetches: []int{c.Prefetch}, batches: [][2]int{{c.Batch, c.Accum}}, precisions: []precision.Precision{c.Precision},
@@ -385,11 +385,12 @@ func (w *wayFinder) domain(split bool) fitDomain {
 	return d
 }
 
-// worthMore is how much faster a combination must be than a single change.
+// worthMore is the largest ratio of a combination's time to a single change's at which the
+// combination is worth keeping.
 const worthMore = 0.98
 
-// combined looks for the fastest of all changes together: with shards over all
-// ranks first, where they are over fewer.
+// combined looks for the fastest combination of changes. If shards are over fewer ranks than all,
+// it first tries shards over all.
 func (w *wayFinder) combined() {
 	try := func(s *searcher, split bool) bool {
 		f, _, _, _ := s.fastest(w.domain(split).bases())
@@ -415,7 +416,7 @@ func (w *wayFinder) combined() {
 			w.tried += s.tried
 		}
 		if found {
-			// Beside one that needs host memory, one that does not.
+			// If that way needs host memory, look for one that does not.
 			if last := &w.ways[len(w.ways)-1]; len(w.ways) < mostWays && last.Forecast.Spec.Offload.String() != w.spec.Offload.String() {
 				c := s.spec
 				c.Offload = offload.Options{}

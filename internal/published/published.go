@@ -1,6 +1,6 @@
-// Package published has throughputs that other projects have published, and compares them with
-// this project's predictions for the same jobs. The ratio says how far a predicted time on a
-// GPU can be trusted.
+// Package published holds throughputs published by other projects and compares them with this
+// project's predictions for the same jobs. The ratios show how accurate a predicted time on a GPU
+// is.
 package published
 
 import (
@@ -19,7 +19,7 @@ type Row struct {
 	Calibration bool   // used to compute ranges and calibrations; otherwise held out, to test them
 	Stack       string // the software: one of Stacks
 	Project     string // the project that published it
-	Card        string // as gpus.Lookup takes it
+	Card        string // a name that gpus.Lookup accepts
 	// Model is a preset, the nearest one if the project trained another model; or
 	// gpt2:LAYERS:WIDTH:HEADS:VOCABULARY, or
 	// llama:LAYERS:WIDTH:HEADS:KV HEADS:FFN WIDTH:VOCABULARY.
@@ -40,9 +40,8 @@ type Row struct {
 	Here             Prediction
 }
 
-// Prediction is this project's prediction for the same job in bf16 (made by
-// benchmarks/published): tokens per second and GPU, bytes counted as in the published run, and
-// what the time consists of.
+// Prediction is this project's prediction for the same job in bf16 (made by benchmarks/published):
+// tokens per second and GPU, bytes counted as in the published run, and the parts of the time.
 type Prediction struct {
 	TokensPerS, Device, Host float64
 	Parts
@@ -52,7 +51,8 @@ type Prediction struct {
 // computation; the rest is waiting.
 type Parts struct{ Products, Attention, Other float64 }
 
-// PartsOf are the parts of a step's seconds, of which the compute stream waits exposed.
+// PartsOf returns the parts of a step that takes seconds. exposed is how long the compute stream
+// waits.
 func PartsOf(seconds, exposed, products, attention float64) Parts {
 	return Parts{Products: products / seconds, Attention: attention / seconds, Other: (seconds - exposed - products - attention) / seconds}
 }
@@ -61,8 +61,8 @@ func (p Prediction) String() string {
 	return fmt.Sprintf("%.4g %.0f %.0f %.4f %.4f %.4f", p.TokensPerS, p.Device, p.Host, p.Products, p.Attention, p.Other)
 }
 
-// Ratio is the published time over the predicted one: above 1, the prediction
-// is too fast for the stack.
+// Ratio returns the published time divided by the predicted time. Above 1, the prediction is too
+// fast for the stack.
 func (r *Row) Ratio() float64 { return r.Here.TokensPerS / r.TokensPerS }
 
 //go:embed rows.csv
@@ -71,7 +71,7 @@ var rowsCSV string
 //go:embed predicted.csv
 var predictedCSV string
 
-// Columns are the columns of rows.csv.
+// Columns lists the columns of rows.csv, in order.
 var Columns = []string{
 	"role", "stack", "project", "card", "model", "ranks", "gpus_per_node", "shard_size", "tensor", "pipeline", "seq", "batch", "accum", "zero",
 	"recompute", "offload", "reduce", "network_gbit", "tokens_per_s_per_gpu", "device_bytes", "host_bytes_per_server", "source",
@@ -81,7 +81,7 @@ var Columns = []string{
 var Rows = sync.OnceValue(func() []Row {
 	records, err := csv.NewReader(strings.NewReader(rowsCSV)).ReadAll()
 	if err != nil {
-		return nil // the files are part of the program: a test reads them
+		return nil // the files are embedded: a test checks that they parse
 	}
 	rows, err := Parse(records, predictedCSV)
 	if err != nil {
@@ -90,8 +90,8 @@ var Rows = sync.OnceValue(func() []Row {
 	return rows
 })
 
-// Parse reads the records of rows.csv, heading included, and the predictions, one Prediction a
-// line in the same order.
+// Parse reads the records of rows.csv, including the heading, and the predictions: one Prediction
+// per line, in the same order.
 func Parse(records [][]string, predicted string) (list []Row, err error) {
 	if len(records) == 0 || !slices.Equal(records[0], Columns) {
 		return nil, fmt.Errorf("published: the columns have to be %s", strings.Join(Columns, ", "))
@@ -152,14 +152,14 @@ func parseRow(rec []string) (r Row, err error) {
 	return r, nil
 }
 
-// Memory is the ratio of some stacks' published memory use to this project's plan for the same
-// job, smallest to largest, over n runs; n is 0 if none is known.
+// Memory is the range, over N runs, of published memory use divided by this project's planned
+// memory for the same job. N is 0 if no run is known.
 type Memory struct {
 	Low, High float64
 	N         int
 }
 
-// Text formats the ratio: one number if both ends are equal.
+// Text formats the range: one number if its ends differ by less than 0.01.
 func (m Memory) Text() string {
 	runs := "runs"
 	if m.N == 1 {
@@ -171,12 +171,12 @@ func (m Memory) Text() string {
 	return fmt.Sprintf("%.2f to %.2f times as much in %d published %s", m.Low, m.High, m.N, runs)
 }
 
-// DeviceMemory is the ratio for a GPU's memory, HostMemory that for a server's.
+// DeviceMemory returns the range for the memory of a GPU, over the runs of the given stacks.
 func DeviceMemory(stacks ...string) Memory {
 	return memory(stacks, func(r *Row) (there, here float64) { return r.Device, r.Here.Device })
 }
 
-// HostMemory: see DeviceMemory.
+// HostMemory returns the range for the host memory of a server.
 func HostMemory(stacks ...string) Memory {
 	return memory(stacks, func(r *Row) (there, here float64) { return r.Host, r.Here.Host })
 }
@@ -198,7 +198,7 @@ func memory(stacks []string, of func(*Row) (there, here float64)) (m Memory) {
 	return m
 }
 
-// Names of the stacks, as the planner's flag takes them.
+// Stack names, as users write them.
 const (
 	Torch     = "torch"         // PyTorch FSDP, eager
 	Compiled  = "torch-compile" // PyTorch FSDP with torch.compile
@@ -209,5 +209,5 @@ const (
 	LLMQ      = "llmq"
 )
 
-// Stacks are the stacks that rows exist of.
+// Stacks lists the stacks that have rows.
 var Stacks = []string{Torch, Compiled, DeepSpeed, Megatron, MaxText, InternEvo, LLMQ}

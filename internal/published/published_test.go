@@ -21,7 +21,7 @@ func TestRowsAreWhole(t *testing.T) {
 		require.NotEmpty(t, r.Source, "row %d", i+1)
 		require.Contains(t, Stacks, r.Stack, "row %d", i+1)
 		require.Zero(t, r.Ranks%r.Node, "row %d: whole servers", i+1)
-		if r.Seq <= 16384 { // attention over longer rows is further off
+		if r.Seq <= 16384 { // predictions for attention over longer rows are less accurate
 			require.True(t, r.Ratio() > 0.5 && r.Ratio() < 2.5, "row %d: %.2f: a slip of the pen, or of the planner", i+1, r.Ratio())
 		}
 		key := r.Stack + " " + r.Card
@@ -40,7 +40,7 @@ func TestRowsAreWhole(t *testing.T) {
 	require.GreaterOrEqual(t, held, 40)
 }
 
-// No held-out row has a part in a range.
+// Ranges do not depend on held-out rows.
 func TestRangesAreOfCalibrationRowsAlone(t *testing.T) {
 	p := Parts{Products: 0.8, Attention: 0.1, Other: 0.05}
 	on := func(card string) Range { return RangeOf(FitsOf(card, gpus.Generation), p) }

@@ -7,33 +7,34 @@ import (
 	"strings"
 )
 
-// Fit is how long the runs of one stack took, by what the predicted time consists of. It is
-// fitted to calibration rows alone.
+// Fit predicts the time that one stack takes from the parts of a predicted time. It is fitted to
+// calibration rows only.
 type Fit struct {
 	Stack string
-	Cards []string // of the rows, in name order
+	Cards []string // of those rows, in name order
 	Rows  int
-	// Elsewhere says that no row is of the card or its generation, or too few are.
+	// Elsewhere is set if fewer than two rows are of the card or its generation, so that rows of
+	// all cards are used.
 	Elsewhere bool
-	// Of is the published time per predicted time in matrix products, attention, other
-	// computation and waiting.
+	// Of is the published time per predicted time of each part: matrix products, attention, other
+	// computation, waiting.
 	Of [4]float64
-	// Low and High are the 80 % interval of published over fitted times: the residuals of each
-	// row when the others alone are fitted.
+	// Low and High bound the 80 % interval of published time divided by fitted time. It is computed
+	// from leave-one-out residuals: each row is compared with a fit of the others.
 	Low, High float64
 }
 
-// ridge is the weight of the pull of Fit.Of towards one factor for all parts, in rows. It was
-// chosen among 0.01 to 30 by the residuals of calibration rows: of 40 rows of torch on a100-40,
-// nine in ten are within 15 % with 0.01 and within 24 % with one factor.
+// ridge is the weight, in rows, of the penalty that pulls Fit.Of towards one factor for all parts.
+// It was chosen from 0.01 to 30 by the residuals of calibration rows. With 0.01, 90 % of 40 torch
+// rows on a100-40 are within 15 %; with one factor, 90 % are within 24 %.
 const ridge = 0.01
 
-// parts are the shares of a predicted time, waiting last.
+// parts returns the shares of a predicted time; the last is waiting.
 func (p Parts) parts() [4]float64 {
 	return [4]float64{p.Products, p.Attention, p.Other, max(0, 1-p.Products-p.Attention-p.Other)}
 }
 
-// Scale is the fitted time over the predicted one.
+// Scale returns the fitted time divided by the predicted time.
 func (f *Fit) Scale(p Parts) (scale float64) {
 	for k, v := range p.parts() {
 		scale += float64(v * f.Of[k])
@@ -41,13 +42,13 @@ func (f *Fit) Scale(p Parts) (scale float64) {
 	return scale
 }
 
-// FitOf fits a stack's calibration rows of a card; where there are fewer than two, those of the
-// card's generation, or else of all cards. nil: the stack has no rows.
+// FitOf fits a stack's calibration rows on a card. If there are fewer than two, it uses rows of the
+// card's generation, else of all cards. It returns nil if the stack has fewer than two rows.
 func FitOf(stack, card string, generation func(card string) string) *Fit {
 	return FitIn(Rows(), stack, card, generation)
 }
 
-// FitIn is FitOf for the given rows.
+// FitIn is like FitOf, for the given rows.
 func FitIn(rows []Row, stack, card string, generation func(card string) string) *Fit {
 	for rung := range rungs {
 		if f := fitOn(rows, rung, stack, card, generation); f != nil {
@@ -57,14 +58,14 @@ func FitIn(rows []Row, stack, card string, generation func(card string) string) 
 	return nil
 }
 
-// FitsOf fits every stack with rows of the card; where there is none, every stack with rows of
-// its generation, or else every stack.
+// FitsOf fits every stack that has at least two rows on the card. If there is none, it fits stacks
+// with rows of the card's generation, else with rows of any card.
 func FitsOf(card string, generation func(card string) string) []*Fit {
 	return FitsIn(Rows(), card, generation)
 }
 
-// FitsIn is FitsOf for the given rows. Stacks with two rows are left out where others have more: an
-// interval of so few says little of the stack.
+// FitsIn is like FitsOf, for the given rows. It omits stacks with two rows if another stack has
+// more: an interval from two rows says little.
 func FitsIn(rows []Row, card string, generation func(card string) string) (fits []*Fit) {
 	for rung := range rungs {
 		for _, stack := range Stacks {
@@ -82,13 +83,14 @@ func FitsIn(rows []Row, card string, generation func(card string) string) (fits 
 	return nil
 }
 
-// enough rows are those whose least and most hold a further one with probability 0.8.
+// enough is the number of rows whose smallest and largest bound a further one with probability 0.8.
 const enough = 9
 
-// rungs are a card's own rows, those of its generation, and all.
+// rungs is the number of row sets to try: rows of the card, of its generation, of all cards.
 const rungs = 3
 
-// fitOn fits a stack's calibration rows of one rung; nil: there are fewer than two.
+// fitOn fits a stack's calibration rows of one rung: 0 for the card, 1 for its generation, 2 for
+// all cards. It returns nil if there are fewer than two.
 func fitOn(rows []Row, rung int, stack, card string, generation func(card string) string) *Fit {
 	var chosen []*Row
 	for k := range rows {
@@ -106,7 +108,7 @@ func fitOn(rows []Row, rung int, stack, card string, generation func(card string
 	return f
 }
 
-// fit is the least-squares fit of the relative errors, with its interval.
+// fit returns the least-squares fit of the relative errors, with its interval.
 func fit(rows []*Row) *Fit {
 	f := &Fit{Rows: len(rows), Of: factors(rows)}
 	var residuals []float64
@@ -123,9 +125,10 @@ func fit(rows []*Row) *Fit {
 	return f
 }
 
-// interval holds a further value with probability 0.8, if it is of the same kind as the sorted
-// ones. Below nine values even the least and the most hold it more rarely, (n−1)/(n+1); it is
-// Student's prediction interval there, by the same factor below the mean as above it.
+// interval returns bounds that contain a further value of the same distribution with probability
+// 0.8. With fewer than nine values, even the smallest and largest contain it only with probability
+// (n−1)/(n+1): then interval uses Student's prediction interval, with the same factor below the mean as
+// above it. sorted is ascending.
 func interval(sorted []float64) (low, high float64) {
 	if n := float64(len(sorted)); len(sorted) < enough {
 		mean, squares := 0.0, 0.0
@@ -141,20 +144,20 @@ func interval(sorted []float64) (low, high float64) {
 	return quantile(sorted, 0.1), quantile(sorted, 0.9)
 }
 
-// student has the 90 % quantiles of Student's distribution for 1 to 7 degrees of freedom.
+// student lists the 90 % quantiles of Student's distribution for 1 to 7 degrees of freedom.
 var student = [enough - 2]float64{3.078, 1.886, 1.638, 1.533, 1.476, 1.440, 1.415}
 
-// quantile of a new value among nine and more that are sorted: the q-th of n + 1 places, between
-// two of them by their distances.
+// quantile returns the q-quantile of a further value, given at least nine sorted values. It
+// interpolates linearly at position q·(n+1).
 func quantile(sorted []float64, q float64) float64 {
 	at := float64(q*float64(len(sorted)+1)) - 1
 	i := min(int(at), len(sorted)-2)
 	return sorted[i] + float64((at-float64(i))*(sorted[i+1]-sorted[i]))
 }
 
-// factors are Fit.Of, none below 0. With x the predicted seconds of a part per published second,
-// they minimize the sum over rows of (1 − Σ factor·x)², and ridge times the squared distances from the
-// median ratio.
+// factors returns Fit.Of, none below 0. With x the predicted seconds of a part per published
+// second, they minimize the sum over rows of (1 − Σ factor·x)², plus ridge times the sum of (factor
+// − median ratio)².
 func factors(rows []*Row) (of [4]float64) {
 	var ratios []float64
 	var a [4][5]float64
@@ -175,7 +178,7 @@ func factors(rows []*Row) (of [4]float64) {
 		a[i][i] += ridge
 		a[i][4] += float64(ridge * median)
 	}
-	// No part takes less than no time: the lowest factor below 0 is 0 instead.
+	// No part takes negative time: set the lowest negative factor to 0 and solve again.
 	for {
 		of = solve(a)
 		k := slices.Index(of[:], slices.Min(of[:]))
@@ -189,8 +192,8 @@ func factors(rows []*Row) (of [4]float64) {
 	}
 }
 
-// solve returns the x with a·x = the last column, by elimination: the matrix is positive definite,
-// so it needs no pivots.
+// solve returns x with a·x equal to the last column, by Gaussian elimination. The matrix is
+// positive definite, so it needs no pivoting.
 func solve(a [4][5]float64) (x [4]float64) {
 	for i := range a {
 		for k := i + 1; k < 4; k++ {
@@ -210,20 +213,20 @@ func solve(a [4][5]float64) (x [4]float64) {
 	return x
 }
 
-// Range is what published runs say of a predicted time: they take Low to High times as long.
+// Range compares published runs with a predicted time: they take Low to High times as long.
 type Range struct {
 	Low, High float64
-	// Middle is the calibrated time of one stack over the predicted one; 0: the range is of
-	// several stacks.
+	// Middle is the calibrated time of one stack divided by the predicted time; 0 for several
+	// stacks.
 	Middle    float64
-	Rows      int      // behind the range
+	Rows      int      // used for the range
 	Stacks    []string // of those rows
 	Cards     []string // of those rows, in name order
 	Elsewhere bool     // as in Fit
 }
 
-// RangeOf is the range of all fits for a plan of the given parts: the least to the most of their
-// 80 % intervals, which of several stacks are rounded outwards to two digits.
+// RangeOf returns the range that covers the 80 % intervals of all fits, for a plan with the given
+// parts. For several stacks it is rounded outwards to two decimals.
 func RangeOf(fits []*Fit, p Parts) Range {
 	r := Range{Low: 1, High: 1}
 	for i, f := range fits {
@@ -243,7 +246,7 @@ func RangeOf(fits []*Fit, p Parts) Range {
 	return r
 }
 
-// Text is the range in words, with the runs that it comes from.
+// Text formats the range, with the runs on which it is based.
 func (r Range) Text() string {
 	if r.Middle > 0 {
 		on := strings.Join(r.Cards, ", ")

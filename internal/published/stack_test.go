@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/gpus"
 )
 
-// Runs whose parts take known multiples of the prediction are fitted with these multiples.
+// A fit of runs whose parts take known multiples of the prediction finds these multiples.
 func TestFitFindsFactors(t *testing.T) {
 	var rows []Row
 	for i := range 40 {
@@ -30,21 +30,21 @@ func TestFitFindsFactors(t *testing.T) {
 		require.True(t, 0.95*r.Ratio() < in.Low && in.Low < in.High && in.High < 1.05*r.Ratio(), "%v", in)
 	}
 	require.Contains(t, RangeOf([]*Fit{f}, rows[0].Here.Parts).Text(), "30 published runs of torch (on h100-80)")
-	// A card without rows takes those of its generation, others those of all cards.
+	// A card without rows uses those of its generation, or else those of all cards.
 	require.False(t, FitIn(rows, Torch, "h200-141", gpus.Generation).Elsewhere)
 	volta := FitIn(rows, Torch, "v100-32", gpus.Generation)
 	require.True(t, volta.Elsewhere)
 	require.Contains(t, RangeOf([]*Fit{volta}, Parts{Products: 1}).Text(), "(on h100-80; too few are known of this generation)")
 	require.Nil(t, FitIn(rows, Megatron, "h100-80", gpus.Generation))
-	// Held-out rows have no part in it.
+	// The fit does not depend on held-out rows.
 	for i := range rows[30:] {
 		rows[30+i].TokensPerS = 1e9
 	}
 	require.Equal(t, f, FitIn(rows, Torch, "h100-80", gpus.Generation))
 }
 
-// Of drawn values a further one is within the interval of the others in eight of ten draws, however
-// few they are. Interpolation between the outermost of them errs by up to 0.02.
+// The interval of some random values contains a further one with probability 0.8, however few they
+// are. Interpolation between the outermost of them errs by up to 0.02.
 func TestInterval(t *testing.T) {
 	low, high := interval([]float64{1, 2, 3, 4, 5, 6, 7, 8, 9})
 	require.Equal(t, []float64{1, 9}, []float64{low, high})
@@ -69,7 +69,7 @@ func TestInterval(t *testing.T) {
 	}
 }
 
-// Every stack that can be named has a calibration on every card.
+// Every stack has a calibration on every card.
 func TestEveryStackIsFitted(t *testing.T) {
 	for _, stack := range Stacks {
 		for _, g := range gpus.List() {

@@ -19,14 +19,14 @@ type card struct {
 	lib    Kernels
 
 	used      int64 // bytes in use before this process used the GPU; −1: unknown
-	available int64 // bytes that this process may take, its context included
+	available int64 // bytes that this process may use, including its context
 	others    int64 // bytes that other processes use; −1: unknown
-	outside   int64 // bytes of a rank's part outside its arena
+	outside   int64 // bytes that each rank needs outside its arena
 }
 
-// deal assigns GPUs to the ranks of a process: one each if there are as many, otherwise equally
-// many consecutive ranks share each. All GPUs must be of one kind, so that the assignment does
-// not change the bits.
+// deal assigns GPUs to the ranks of a process: one each if there are enough. Otherwise equally many
+// consecutive ranks share each GPU. All GPUs must be of one kind, so that the assignment does not
+// change the bits.
 func deal(ranks []int, list []driver.Device) ([]*card, error) {
 	n := min(len(ranks), len(list))
 	each := len(ranks) / n
@@ -54,10 +54,10 @@ func kind(d *driver.Device) string {
 // do runs f on the GPU's thread.
 func (k *card) do(f func() error) error { return k.host.Do(f) }
 
-// retain makes the GPU's context current.
+// retain records the GPU's memory in use and makes its context current.
 func (k *card) retain(parts *Parts, api driver.API) (err error) {
 	if k.used, err = parts.Used(k.gpu.UUID); err != nil {
-		k.used = -1 // NVML does not tell
+		k.used = -1 // NVML reports no value
 	}
 	handle, err := api.Retain(k.gpu.Ordinal)
 	if err != nil {
@@ -67,8 +67,8 @@ func (k *card) retain(parts *Parts, api driver.API) (err error) {
 	return api.SetCurrent(handle)
 }
 
-// measure finds how much memory is available if a context takes outside bytes. If NVML told
-// what was in use before, the context's real size is measured instead.
+// measure computes the memory available to this process if its context takes outside bytes. If NVML
+// reported the memory in use before, the context's real size is measured instead.
 func (k *card) measure(api driver.API, outside int64) error {
 	free, total, err := api.MemInfo()
 	if err != nil {
@@ -122,7 +122,7 @@ func (c *cudaPlatform) link() error {
 	return nil
 }
 
-// About describes the GPUs; of several, the one with the least memory available.
+// About describes the GPUs. The memory is that of the GPU with the least available.
 func (c *cudaPlatform) About() string {
 	k := c.tight
 	which, of := fmt.Sprintf("GPU %d, %s", k.gpu.Ordinal, kind(&k.gpu)), ""

@@ -31,7 +31,7 @@ type control struct {
 // controlled is one rank.
 type controlled struct {
 	group comm.Group    // all ranks
-	calls atomic.Uint64 // collectives of group
+	calls atomic.Uint64 // number of group's collectives
 }
 
 var _ nccl.Control = (*control)(nil)
@@ -53,7 +53,7 @@ func newControl(joined platform.Joined, local []int) (*control, error) {
 	return c, nil
 }
 
-// Gather exchanges one message per rank: every rank gets those of all.
+// Gather sends own to every rank and returns the messages of all ranks, by rank.
 func (c *control) Gather(rank int, own []byte) (said [][]byte, err error) {
 	ctx := cpu.New(rank, cpu.Options{Map: c.joined.Map(rank)})
 	defer func() { err = errors.Join(err, ctx.Close()) }()

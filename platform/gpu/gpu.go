@@ -42,7 +42,7 @@ type Parts struct {
 	Kernels func(o platform.Options, api driver.API, dev driver.Device, host kernels.Library) (Kernels, error)
 	// NCCL opens the library that connects processes.
 	NCCL func() (nccl.API, error)
-	// Used is the bytes of a GPU's memory that all processes use.
+	// Used returns the bytes of a GPU's memory that all processes use together.
 	Used func(uuid [16]byte) (int64, error)
 }
 
@@ -57,9 +57,9 @@ var realCUDA = Parts{Driver: driver.Open, Kernels: openLibrary, NCCL: libnccl.Op
 // results would differ from those of the plan, the CPU and PyTorch.
 const tf32Override = "NVIDIA_TF32_OVERRIDE"
 
-// GuessedOutside is the device memory, in bytes, that kernels and cuBLASLt take beside the
-// context when operations run: module code, handles and threads' local memory. It was 10 to 13
-// MB on an H200 (benchmarks/cuda). Plans that are not run use this estimate: see Measure.
+// GuessedOutside is the device memory, in bytes, that kernels and cuBLASLt need beside the context
+// when operations run: module code, handles and threads' local memory. It was 10 to 13 MB on an
+// H200 (benchmarks/cuda). Plans that are not run use this estimate: see Measure.
 const GuessedOutside = 16 << 20
 
 // cudaPlatform is this process's GPUs: one shared by all ranks, or one for each block of
@@ -80,10 +80,10 @@ type cudaPlatform struct {
 	opt   cuda.Options
 	world *peers.World
 	nccl  *ncclPart   // nil: all ranks are in this process
-	cpu   lateKernels // of the cards' libraries
+	cpu   lateKernels // CPU kernels of the cards' libraries
 }
 
-// New opens the GPUs that the driver shows. parts replaces the machine's driver, kernels and
+// New opens the GPUs that the driver shows. parts replaces the machine's driver, kernels, NCCL and
 // NVML in tests; nil uses the machine's.
 func New(o platform.Options, parts *Parts) (_ platform.Platform, err error) {
 	if err := o.World.Check(); err != nil {
@@ -169,8 +169,8 @@ func (c *cudaPlatform) open() error {
 	return nil
 }
 
-// limit computes a rank's limits from the GPUs' memory; a rank takes scratch bytes for data
-// from other GPUs. All ranks have the same plan, so the GPU with the least memory decides.
+// limit computes a rank's limits from the GPUs' memory. A rank needs scratch bytes for data from
+// other GPUs. All ranks have the same plan, so the GPU with the least memory decides.
 func (c *cudaPlatform) limit(scratch int64) {
 	room := func(k *card) int64 {
 		each := max(k.available/int64(len(k.ranks)), 1)
@@ -191,7 +191,7 @@ func (c *cudaPlatform) limit(scratch int64) {
 		if said == 0 {
 			outside = k.outside + (scratch+arenaUnit-1)/arenaUnit*arenaUnit
 		}
-		// What a GPU has more than the one with the least makes up for what is outside there.
+		// Memory that a GPU has beyond the smallest one covers part of its outside bytes.
 		if outside -= room(k) - c.limits.DeviceMemory; c.tight == nil || outside > most {
 			c.tight, most = k, outside
 		}
@@ -206,10 +206,11 @@ func (c *cudaPlatform) GPU() *gpus.GPU          { return &c.preset }
 func (c *cudaPlatform) Cards() int              { return c.visible }
 func (c *cudaPlatform) Limits() platform.Limits { return c.limits }
 
-// InMachine is host memory only: it is page-locked, so all of it must fit into physical memory.
+// InMachine returns host memory only: it is page-locked, so all of it must fit into physical
+// memory.
 func (c *cudaPlatform) InMachine() []graph.Space { return []graph.Space{graph.Host} }
 
-// Refused adds to a refusal which cap applied: the configured one, or the free memory.
+// Refused adds to the error which cap applied: the configured one, or the free memory.
 func (c *cudaPlatform) Refused(err error) error {
 	r, ok := errors.AsType[*plan.DoesNotFit](err)
 	if !ok || r.Space != graph.Device {
@@ -319,7 +320,7 @@ func openLibrary(o platform.Options, api driver.API, dev driver.Device, host ker
 	return NewKernels(kernelscuda.Options{API: api, Device: dev, Compiler: compiler, Products: products, Host: host})
 }
 
-// Compiler compiles kernels for a driver version, such as 12040. It uses this build's embedded
+// Compiler returns the compiler for a driver version, such as 12040. It uses this build's embedded
 // kernels if it has them, and NVRTC for all others.
 func Compiler(version int, warn func(string)) (kernelscuda.Compiler, error) {
 	open := func() (kernelscuda.Compiler, error) { return nvrtc.Open(nvrtc.Options{Driver: version, Warn: warn}) }

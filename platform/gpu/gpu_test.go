@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// A variable that changes what fp32 means is refused by name, before the driver is
-// asked for anything; 0 is what holds anyway.
+// A variable that changes the precision of fp32 is rejected by name, before the driver is used. 0
+// is the default and is accepted.
 func TestTF32IsRefused(t *testing.T) {
 	world := platform.World{Size: 1, Local: []int{0}}
 	asked := &platform.MissingDevice{}
@@ -24,8 +24,8 @@ func TestTF32IsRefused(t *testing.T) {
 	require.ErrorIs(t, open(), asked)
 }
 
-// A process of a job has as many GPUs as ranks: those of its place on the host, or all that
-// it sees.
+// A process of a job has as many GPUs as ranks: those of its position on the host, or all that it
+// sees.
 func TestGPUsOfAProcess(t *testing.T) {
 	list := make([]driver.Device, 8)
 	for i := range list {

@@ -14,11 +14,11 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// lateKernels are the CPU's kernels of a library that is opened before there is a pool
-// for them to run on.
+// lateKernels are the CPU kernels of a GPU's library. Start sets them, because the library may be
+// opened before the pool on which they run exists.
 type lateKernels struct{ kernels.Library }
 
-// openKernels opens a GPU's library of kernels, on its thread. It is opened once.
+// openKernels opens a GPU's library of kernels, unless it is open. It must run on the GPU's thread.
 func (c *cudaPlatform) openKernels(k *card) (err error) {
 	if k.lib == nil {
 		k.lib, err = c.parts.Kernels(c.o, c.api, k.gpu, &c.cpu)
@@ -26,8 +26,8 @@ func (c *cudaPlatform) openKernels(k *card) (err error) {
 	return err
 }
 
-// rehearser is a library that can load a program's operations in advance, so that the device
-// memory which they need is measurable.
+// rehearser is a library that can load a program's operations in advance, so that their device
+// memory can be measured.
 type rehearser interface {
 	Rehearse(r kernelscuda.Rehearsal, s driver.Stream) (inGraphs int64, err error)
 }
@@ -42,9 +42,9 @@ const arenaUnit = 2 << 20
 // GPU's memory. They grow with that GPU's arenas: 8 or 16 bytes for each page of 2 MiB.
 const mappedPeer = arenaUnit
 
-// Measure loads and runs each operation of a plan once on each GPU before there are arenas.
-// Then it reads the GPU's free memory: the rest, outside the arenas, is thus measured, and the
-// arenas fit. A value that the caller gave for Outside is kept.
+// Measure loads and runs each operation of a plan once on each GPU, before arenas exist. It then
+// reads the free memory, so that the memory outside the arenas is measured and the arenas fit. A
+// value that the caller gave for Outside is kept.
 func (c *cudaPlatform) Measure(p *plan.Plan) error {
 	for _, k := range c.cards {
 		err := k.do(func() error { return c.measure(k, p) })
@@ -65,7 +65,7 @@ func (c *cudaPlatform) measure(k *card, p *plan.Plan) error {
 	}
 	lib, ok := k.lib.(rehearser)
 	if !ok {
-		return nil // kernels of a test, which take nothing of the device
+		return nil // a test's kernels, which need no device memory
 	}
 	inGraphs, err := c.rehearse(k, lib, p)
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// ncclPart is the state for a job over processes: a GPU for each rank of this process, NCCL
-// between all ranks, and the processes' own transport beside it.
+// ncclPart is the state for a job over processes: a GPU for each rank of this process, NCCL between
+// all ranks, and the processes' host transport.
 type ncclPart struct {
 	api    nccl.API
 	joined platform.Joined // nil: not started
@@ -24,8 +24,8 @@ type ncclPart struct {
 }
 
 // seen returns the GPUs for a process's ranks in a job over processes. If the launcher shows it
-// exactly as many GPUs as it has ranks, it uses these; otherwise those at its place among its
-// host's processes.
+// exactly as many GPUs as it has ranks, it uses these. Otherwise it uses those at its place among
+// its host's processes.
 func seen(local, ranks int, list []driver.Device) ([]driver.Device, error) {
 	if len(list) == ranks {
 		return list, nil
@@ -70,16 +70,16 @@ func (n *ncclPart) start(o *platform.Options, s *platform.Setup, sum func(int, g
 	mesh := s.Plan.Program.Mesh
 	joined, err := o.Transport.Join(mesh, o.World.Local, o.Timeout, o.Warn)
 	if err != nil {
-		return err // joined may be an interface around nothing
+		return err // joined may be a non-nil interface that holds nil
 	}
 	n.joined = joined
 	if s.Failed != nil {
 		n.joined.OnError(s.Failed)
 	}
 	with := nccl.Options{API: n.api, Sum: sum, Timeout: o.Timeout, Failed: o.Warn}
-	if alone, ok := joined.(*nccl.HostWorld); ok { // NCCL is all that the processes have
+	if alone, ok := joined.(*nccl.HostWorld); ok { // the processes have no other transport
 		n.beside = alone
-		if o.World.Size > 1 { // a rank that is the only one left has nothing to send
+		if o.World.Size > 1 { // a single remaining rank has nothing to send
 			with.World, err = alone.Communicator()
 		}
 		if err != nil {
@@ -95,7 +95,7 @@ func (n *ncclPart) start(o *platform.Options, s *platform.Setup, sum func(int, g
 
 var _ platform.Meeter = (*cudaPlatform)(nil)
 
-// Meets says that ranks of several processes meet as each is made.
+// Meets reports whether Rank waits for other processes: it does if NCCL connects them.
 func (c *cudaPlatform) Meets() bool { return c.nccl != nil }
 
 // Abort ends the job of several processes.

@@ -9,10 +9,10 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// probeBytes is how many bytes the probe sends between each two GPUs.
+// probeBytes is the number of bytes that the probe sends from one GPU to another.
 const probeBytes = 64 << 10
 
-// probed is the memory of one GPU for the probe.
+// probed is the memory and stream of one GPU for the probe.
 type probed struct {
 	at     driver.Address // data to send, followed by room for received data
 	stream driver.Stream
@@ -45,7 +45,7 @@ func (c *cudaPlatform) probe() (err error) {
 	return err
 }
 
-// word is the i-th word of the data that a GPU sends.
+// word returns the word that fills the data of GPU i.
 func word(i int) uint32 { return 0x5ca1ab1e + uint32(i)*0x01010101 }
 
 func (p *probed) open(api driver.API, value uint32) (err error) {
