@@ -447,7 +447,7 @@ func (h *hunt) confirm() (best *Forecast, at *point, err error) {
 	h.kept, h.budget.refused = min(h.kept, mostPlans), false
 	for plans := 0; plans < mostPlans || best == nil && plans < 3*mostPlans+roomyPlans; {
 		p := h.next(done, least)
-		if p != nil && plans >= 3*mostPlans {
+		if best == nil && (p == nil || plans >= 3*mostPlans) {
 			p = h.roomiest(done)
 		}
 		if p == nil {
