@@ -15,9 +15,9 @@ const (
 	atOnceTried = 4  // recipes that are filled beside each other
 	firstTried  = 8  // anchors that are filled at a base
 	mostPlans   = 4  // plans made whole until one fits
-	roomyPlans  = 2  // made whole where three times as many do not fit, those with the most room
+	roomyPlans  = 2  // made whole at the end where none of the others fits, those with the most room
 	wholePart   = 5  // of the effort, kept for plans made whole and for what they ask for
-	wholeEffort = 40 // is the most of that
+	wholeEffort = 60 // is the most of that
 	againEffort = 20 // for a base whose plan needed more than was expected
 	fewBases    = 4  // are all looked at
 )
@@ -447,7 +447,7 @@ func (h *hunt) confirm() (best *Forecast, at *point, err error) {
 	h.kept, h.budget.refused = min(h.kept, mostPlans), false
 	for plans := 0; plans < mostPlans || best == nil && plans < 3*mostPlans+roomyPlans; {
 		p := h.next(done, least)
-		if p != nil && plans >= 3*mostPlans {
+		if best == nil && (p == nil || plans >= 3*mostPlans || h.budget.left() <= roomyPlans) {
 			p = h.roomiest(done)
 		}
 		if p == nil {

@@ -277,23 +277,51 @@ func (f *filler) toward(r recipe, at int, host, bytes float64) (n int) {
 	return n
 }
 
-// lean are recipes of everything that frees device memory: by way of the host, and to disk,
-// which takes less of the host.
+// lean returns recipes of everything that frees device memory: by way of the host; to disk, which
+// needs less host memory; and, where host memory has a cap, by way of the host with thrifty's
+// classes alone.
 func (f *filler) lean() (list []recipe) {
-	for _, state := range []way{away, toDisk} {
+	add := func(state way, leaves func(i int) bool) {
 		var r recipe
 		for i, it := range f.items {
 			switch {
 			case it.drop >= 0:
 				r = append(r, choice{item: i, how: again})
+			case it.state && !leaves(i):
 			case it.state && (state == away && it.host >= 0 || it.disk >= 0):
 				r = append(r, choice{item: i, how: state})
 			case it.host >= 0:
 				r = append(r, choice{item: i, how: away})
 			}
 		}
-		if len(list) == 0 || !slices.Equal(r, list[0]) {
+		if !slices.ContainsFunc(list, func(o recipe) bool { return slices.Equal(o, r) }) {
 			list = append(list, r)
+		}
+	}
+	every := func(int) bool { return true }
+	add(away, every)
+	add(toDisk, every)
+	if room := f.hostRoom(); !math.IsInf(room, 1) {
+		thrifty := f.thrifty(room)
+		add(away, func(i int) bool { return slices.Contains(thrifty, i) })
+	}
+	return list
+}
+
+// thrifty returns the classes, by item, that free the most device memory for a byte of host memory, as
+// many as there is room for, and at least one. spread gives host memory to the classes that a step reads
+// most often, whatever they free.
+func (f *filler) thrifty(room float64) (list []int) {
+	frees := func(i int) float64 { mv := &f.set.moves[f.items[i].host]; return mv.bytes / max(1, mv.takes) }
+	for i, it := range f.items {
+		if it.state && it.host >= 0 && f.set.moves[it.host].bytes > 0 {
+			list = append(list, i)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b int) int { return cmp.Compare(frees(b), frees(a)) })
+	for n, i := range list {
+		if room -= f.set.moves[f.items[i].host].takes; room < 0 {
+			return list[:max(1, n)]
 		}
 	}
 	return list

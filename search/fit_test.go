@@ -101,6 +101,48 @@ func TestExtrapolationOverLayers(t *testing.T) {
 	}
 }
 
+// Kinds that are parked in parts share a link: alone each is hidden behind the forward, together they
+// are not. The estimate from few layers says so.
+func TestExtrapolationOfSeveralParts(t *testing.T) {
+	t.Parallel()
+	j := drawJob(t, 98) // 36 layers
+	s := newSearcher(t.Context(), j.spec, j.hw.Machine(j.spec.Ranks), true, j.spec.tiers())
+	require.True(t, s.folded)
+	b := j.spec.asBase()
+	set, err := s.moves(b)
+	require.NoError(t, err)
+	p := s.plain(b, set)
+	layers := map[string]float64{".ln_1": 33, ".attn": 31, ".attn.add": 33, ".ln_2": 30, ".mlp.add": 33}
+	for i := range set.moves {
+		mv := &set.moves[i]
+		switch n := layers[mv.after]; {
+		case mv.kind == parkMove && mv.space == graph.Host && n > 0:
+			p.x[i] = n / 36
+		case mv.kind == dropMove && (mv.after == ".mlp.act" || mv.after == ".mlp.c_fc"):
+			p.x[i] = 1
+		}
+	}
+	m := s.measure(p)
+	require.NoError(t, m.err)
+	whole, err := predict(t.Context(), s.whole(p), s.machine, 0, bounds)
+	require.NoError(t, err)
+	require.InEpsilon(t, whole.Step.Seconds, m.seconds, 0.02)
+	use := whole.Plan.Layout.Spaces[graph.Host]
+	require.InEpsilon(t, use.LowerBound+whole.Plan.Config.Outside[graph.Host], m.need[graph.Host], 0.02)
+}
+
+// Host memory that does not do for all classes goes to one that frees device memory, not to those
+// which a step reads most often.
+func TestLittleHostMemoryGoesToWhatFreesMost(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{46, 75} {
+		j := drawJob(t, n)
+		fits, _, err := Feasible(t.Context(), j.spec, Given{}, 0, j.hw)
+		require.NoError(t, err)
+		require.True(t, fits, j.name)
+	}
+}
+
 // What is computed again together may need more memory than if some of it stayed: under full
 // recomputation's peak, less of it fits.
 func TestFitWithLessThanFullRecomputation(t *testing.T) {

@@ -96,60 +96,69 @@ func keyOf(c *Spec) string {
 	return fmt.Sprint(c.Batch, c.Accum, c.LayerOrder, c.Stage, c.Prefetch, c.Precision, c.Auto, "|", c.Recompute, "|", c.Offload)
 }
 
-// measure plans a point to the lower bounds of its peaks. In few layers a share is not
-// the same part of a class or of the layers as in all of them: parts of moves are taken
-// to lie on the line between none and all of the move.
+// measure plans a point to the lower bounds of its peaks. In few layers a share is not the same part
+// of a class or of the layers as in all of them. A part of a move is made in the first layers, so that
+// the model is a row of segments, whose layers make some of the moves wholly and the others not at all:
+// memory and time lie between those of models whose layers are all alike, by the lengths of the segments.
 func (s *searcher) measure(p *point) *measured {
 	if !s.folded || p.x == nil {
 		return s.measured(p)
 	}
-	q := *p
-	q.x = slices.Clone(p.x)
-	var parts []int
-	for i, share := range q.x {
-		if share > 0 && share < 1 {
-			parts, q.x[i] = append(parts, i), 0
-		}
+	from, to := s.segments(p)
+	ends := []float64{0, 1}
+	for i := range p.x {
+		ends = append(ends, from[i], to[i])
 	}
-	none := s.measured(&q)
-	if len(parts) == 0 || none.err != nil {
-		return none
+	slices.Sort(ends)
+	ends = slices.Compact(ends)
+	var sum measured
+	var seconds, forward, rests float64
+	var need [graph.NumSpaces]float64
+	for k, end := range ends[1:] {
+		q := *p
+		q.x = make(mix, len(p.x))
+		for i := range q.x {
+			if from[i] <= ends[k] && to[i] >= end {
+				q.x[i] = 1
+			}
+		}
+		m := s.measured(&q)
+		if m.err != nil || len(ends) == 2 {
+			return m
+		}
+		part := end - ends[k]
+		seconds += float64(part * m.seconds)
+		forward += float64(part * m.forward)
+		rests += float64(part * float64(m.rests))
+		for sp := range need {
+			need[sp] += float64(part * float64(m.need[sp]))
+		}
+		sum.ops, sum.atOnce = max(sum.ops, m.ops), max(sum.atOnce, m.atOnce)
 	}
-	sum := *none
-	for _, i := range parts {
-		one := q
-		one.x = slices.Clone(q.x)
-		one.x[i] = 1
-		all := s.measured(&one)
-		if all.err != nil {
-			return all
-		}
-		share := s.shareOf(p, i)
-		sum.seconds += float64(share * (all.seconds - none.seconds))
-		sum.rests += int64(share * float64(all.rests-none.rests))
-		sum.ops = max(sum.ops, all.ops)
-		for sp := range sum.need {
-			sum.need[sp] += int64(share * float64(all.need[sp]-none.need[sp]))
-		}
+	sum.seconds, sum.forward, sum.rests = seconds, forward, int64(rests)
+	for sp := range need {
+		sum.need[sp] = int64(need[sp])
 	}
 	return &sum
 }
 
-// shareOf is how much of a move a point makes, which makes a part of it. A layer's buffers of a class that
-// is split over host and disk are in one of both, on the host if the shares split them.
-func (s *searcher) shareOf(p *point, i int) float64 {
-	mv, n := &p.set.moves[i], float64(s.layers)
-	for k := range p.set.moves {
-		o := &p.set.moves[k]
-		if k == i || mv.kind != placeMove || o.kind != placeMove || o.class != mv.class || p.x[k] == 0 {
-			continue
+// segments returns where each of a point's moves begins and ends, in parts of the layers. Of a class
+// that is split over host and disk, a layer's buffers are in one of both, on the host if the shares
+// split them.
+func (s *searcher) segments(p *point) (from, to []float64) {
+	from, to = make([]float64, len(p.x)), slices.Clone([]float64(p.x))
+	n := float64(s.layers)
+	for i := range p.set.moves {
+		for k := range p.set.moves {
+			host, disk := &p.set.moves[i], &p.set.moves[k]
+			both := host.kind == placeMove && disk.kind == placeMove && host.class == disk.class && p.x[i] > 0 && p.x[k] > 0
+			if both && host.space == graph.Host && disk.space == graph.Disk {
+				to[i] = math.Ceil(float64(p.x[i]*n)-1e-9) / n
+				from[k], to[k] = to[i], max(to[i], math.Floor(float64((p.x[i]+p.x[k])*n)+1e-9)/n)
+			}
 		}
-		if mv.space == graph.Host {
-			return math.Ceil(float64(p.x[i]*n)-1e-9) / n
-		}
-		return math.Floor(float64(p.x[i]*n)+1e-9) / n
 	}
-	return p.x[i]
+	return from, to
 }
 
 // memo caches the results of a job's configurations.
