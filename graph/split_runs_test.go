@@ -76,7 +76,8 @@ func TestRunsOfSlices(t *testing.T) {
 			require.Equal(t, int64(c.split.Slices)*p.LocalElems(&p.Params[0]), all+c.unused)
 		}
 	}
-	// GPT-2's packed matrix of 2 inputs and 2 heads of 2: queries, keys, values of one head a slice.
+	// GPT-2's packed attention matrix: 2 inputs, 2 heads of width 2. A slice has one head's queries,
+	// keys and values.
 	p := slicedProgram([]int64{2, 12}, Split{Dim: 1, Slices: 2, Groups: 3}, 2)
 	var of [2][]int64
 	require.NoError(t, p.Runs(0, 0, 24, func(r Run) error {

@@ -238,8 +238,8 @@ func side(op *graph.Op, outputs bool) int {
 	return 1
 }
 
-// through returns the activations of an operation between two products, if the operation works on
-// each slice separately.
+// through checks an operation between the two matrix products of a tensor-parallel pair: it must
+// work on each slice of the activations separately. It returns the activations' root buffers.
 func (f *flow) through(op *graph.Op) (roots []graph.BufID, err error) {
 	s := int64(f.o.Slices)
 	if !slices.Contains(local, op.Kind) {

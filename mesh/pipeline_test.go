@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// deep are models of four layers, one of each family tied.
+// deep has test models of four layers. In each family one has the output matrix tied to the embedding.
 var deep = map[string]model.Config{
 	"gpt2":       {Family: model.GPT2, Layers: 4, Width: 16, Heads: 4, Vocab: 21, Positions: 6, TiedHead: true},
 	"gpt2 apart": {Family: model.GPT2, Layers: 4, Width: 16, Heads: 4, Vocab: 21, Positions: 6},

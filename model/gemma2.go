@@ -55,7 +55,7 @@ var gemma2Arch = Arch{
 
 const maxCap = 1e6
 
-// gemma2 writes a Gemma 2 with the names and shapes of Hugging Face's
+// gemma2 writes the forward program of a Gemma 2 with the names and shapes of Hugging Face's
 // Gemma2ForCausalLM. Weights are (out, in). N = B·T, C the width, F the MLP's.
 func (w *writer) gemma2() {
 	c := w.c

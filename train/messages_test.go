@@ -42,7 +42,7 @@ func TestAnOrderOfSumsIsAChange(t *testing.T) {
 	require.Contains(t, lines, "Config.AccumOrder: not in use → layer")
 }
 
-// Gradients in 16 bits are the default, which earlier checkpoints recorded too.
+// A setting at its default is no change: earlier checkpoints recorded the default of 16-bit gradients.
 func TestADefaultIsNoChange(t *testing.T) {
 	c := request{Config: config.Default()}
 	now := saving.Settings(&c.Config)

@@ -235,7 +235,7 @@ func (r Roll) open(name string, flag int) (filesys.File, error) {
 		err = r.own(f.Name(), st)
 	}
 	if err == nil && (!st.Mode.IsRegular() || st.Links > 1) {
-		err = fmt.Errorf("%s is not a file of this roll call alone (mode %v, %d names)", f.Name(), st.Mode, st.Links)
+		err = fmt.Errorf("%s is not a regular file with one name: its mode is %v, its hard links %d; remove it", f.Name(), st.Mode, st.Links)
 	}
 	if err != nil {
 		return nil, errors.Join(err, f.Close())

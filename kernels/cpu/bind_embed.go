@@ -207,7 +207,7 @@ func bindSumGrad(b *binding) func() error {
 	}
 }
 
-// filler fills any element type in pieces.
+// filler sets all elements of y to v. Each task of the pool sets fillGrain of them.
 type filler[T any] struct {
 	y []T
 	v T

@@ -282,9 +282,9 @@ func (m *Machine) collective(p *graph.Program, op *graph.Op) float64 {
 		beta = 1 / m.Intra.Bandwidth
 	}
 	if nodes > 1 {
-		// What crosses the network, as a share of what a rank sends. Of a gather or a
-		// sum the node's ranks of the group each carry their part; an exchange has
-		// nothing in common to carry.
+		// The bytes that a rank sends to other nodes, as a share of all that it sends. In a gather or
+		// a reduction the ranks of a node divide the traffic between nodes. In an all-to-all each
+		// rank's data differ, so there is nothing to divide.
 		cross := float64(nodes-1) / float64(nodes) / ((n - 1) / n)
 		if op.Kind != graph.AllToAll {
 			cross /= float64(inNode)

@@ -164,7 +164,7 @@ func (r *row) bound() string {
 	return slices.MaxFunc(slices.Sorted(maps.Keys(r.took)), func(a, b string) int { return cmp.Compare(r.took[a], r.took[b]) })
 }
 
-// estimator sums the operations of a program.
+// estimator adds up the estimated times of a program's operations on a GPU, by kind of operation.
 type estimator struct {
 	plan  *plan.Plan
 	api   *paper

@@ -60,7 +60,7 @@ func TestEveryIndexOnceAndNeverMoreThreads(t *testing.T) {
 	}
 }
 
-// meet returns from an index only when two are running, so it needs a worker.
+// meet is a loop body that waits until two indices run at the same time, so it needs a second worker.
 type meet struct{ arrived atomic.Int32 }
 
 func (m *meet) RunIndex(int) {

@@ -23,7 +23,7 @@ type outputs struct {
 }
 
 func (o *outputs) flags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.json, "json", "", "write the rows as JSON to `FILE`, - for stdout")
+	fs.StringVar(&o.json, "json", "", "write the rows of the results table as JSON to `FILE`, - for stdout")
 	fs.StringVar(&o.svg, "svg", "", "write the chart of memory by class to `FILE`")
 	fs.StringVar(&o.html, "html", "", "write one self-contained HTML page with charts and tables to `FILE`")
 	fs.StringVar(&o.compare, "compare", "", "report changes beyond noise since an earlier --json `FILE`")

@@ -192,7 +192,7 @@ func (p *Place) rejoin(v rollcall.Verdict) error {
 		}
 	}
 	if err := p.host.Shrink(without); err != nil {
-		return cli.Fault(fmt.Errorf("%s, but they do not meet: %w", v.Why, err))
+		return cli.Fault(fmt.Errorf("%s, but the remaining ranks do not connect: %w", v.Why, err))
 	}
 	before := p.Job
 	p.Env.Rank, p.Env.World = p.host.Place()

@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// pageBytes is the largest size of a page.
+// pageBytes is the largest size of the HTML page that --html writes, in bytes.
 const pageBytes = 200_000
 
 // html returns the report as one page, with the finest charts that fit into pageBytes.

@@ -113,7 +113,7 @@ func TestSurvivorsGoOn(t *testing.T) {
 		{"too few are left", "6", 3, []string{"lives", "kill", "lives"}, []int{3, -1, 3}, `there are 2 left, fewer than --min-ranks 3`, "fewer than --min-ranks 3"},
 		{"one is killed as ranks are opened", "6", 2, []string{"lives", "open", "lives"}, []int{0, -1, 0}, `lost rank 1 \(host .*, process %d\); going on with 2 ranks from step 1: 0 steps are run again`, ""},
 		{"another one before the run begins again", "6", 1, []string{"lives", "kill", "met"}, []int{3, -1, -1}, `going on with 2 ranks`, ""},
-		{"another one as they meet", "6", 1, []string{"lives", "kill", "shrink"}, []int{3, -1, -1}, `going on with 2 ranks.* but they do not meet: `, ""},
+		{"another one as they meet", "6", 1, []string{"lives", "kill", "shrink"}, []int{3, -1, -1}, `going on with 2 ranks.* but the remaining ranks do not connect: `, ""},
 	} {
 		if i >= 2 && !long.On() {
 			break

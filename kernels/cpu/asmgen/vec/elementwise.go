@@ -36,8 +36,8 @@ func variants(field, name, signature, doc, dst string, body func(g *vlib.Gen, pu
 
 const full = " for n elements, a multiple of 16."
 
-// elementwise kernels work on whole groups of 16; the Go code does the rest.
-// In one piece: a table of kernels, as long as it has entries.
+// elementwise writes the kernels that work on single elements, in groups of 16. Go code handles the
+// remainder. The function is long because it is a table of kernels.
 func elementwise() {
 	for i, op := range []struct {
 		name, sign string
