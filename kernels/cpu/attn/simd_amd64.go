@@ -308,7 +308,7 @@ func tileScores(lv level.Level, a, bt, out fptr, r0, r1, w, d, dp int, diagonal 
 // them tiles of keys, under them tiles of the block's queries. So every dq meets
 // its keys and every dk and dv its queries in increasing order. dk and dv rest
 // in the output between two blocks, and between two heads of a group.
-// In one piece: three nested loops over tiles that share all of their scratch.
+// Long function: three nested loops over tiles that share all of their scratch.
 func backwardHead(f *Backward[float32], b, h int, scratch []float32) {
 	group := f.H / f.KV
 	lv, g, d, dp := f.level, h/group, f.D, roundUp(f.D, 16)

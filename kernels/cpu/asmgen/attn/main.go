@@ -235,7 +235,7 @@ const (
 // With pre, each block also prefetches (to L2) 4 rows of what comes next, 256
 // bytes a row with AVX-512 and 64 with AVX2; pre moves on in the struct.
 //
-// The function is long because it is one kernel, in the order of its instructions.
+// Long function: one kernel, in the order of its instructions.
 func product(v *vec, w int) {
 	name := "product" + v.name
 	if v == zmm {

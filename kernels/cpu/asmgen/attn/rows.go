@@ -38,7 +38,7 @@ var opmasks = []reg.OpmaskPhysical{reg.K1, reg.K2, reg.K3, reg.K4}
 
 // softmax updates rows' running maximum and sum by a tile of scores and turns
 // the scores into unnormalised probabilities. Rows come in multiples of 16.
-// The function is long because it is one kernel, in the order of its instructions.
+// Long function: one kernel, in the order of its instructions.
 func softmax(v *vec) {
 	name := "softmax" + v.name
 	begin(name, "softmaxArgs", "turns a tile of scores into probabilities; see softmaxArgs.")

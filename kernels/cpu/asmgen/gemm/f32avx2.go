@@ -50,7 +50,7 @@ func loadMask(count, tmp reg.GPPhysical, m0, m1 reg.VecPhysical) {
 }
 
 // micro256 generates the kernel of float32, or of units of two int16.
-// The function is long because it is one kernel, in the order of its instructions.
+// Long function: one kernel, in the order of its instructions.
 func micro256(mr int, pairs bool) {
 	name, holds := fmt.Sprintf("f32x%dAVX2", mr), "a float32"
 	add := VADDPS

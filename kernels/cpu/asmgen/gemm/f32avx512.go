@@ -46,7 +46,7 @@ var (
 // micro512 generates the kernel of a unit. One that packs reads B where it lies
 // and writes its sliver on the way: the copy's loads and stores run beside the
 // products.
-// The function is long because it is one kernel, in the order of its instructions.
+// Long function: one kernel, in the order of its instructions.
 func micro512(mr int, u unit, packs bool) {
 	name, and := fmt.Sprintf("%sx%dAVX512", u.name, mr), ""
 	if packs {

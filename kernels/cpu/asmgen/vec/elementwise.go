@@ -37,7 +37,7 @@ func variants(field, name, signature, doc, dst string, body func(g *vlib.Gen, pu
 const full = " for n elements, a multiple of 16."
 
 // elementwise writes the kernels that work on single elements, in groups of 16. Go code handles the
-// remainder. The function is long because it is a table of kernels.
+// remainder. A table: a row for each kernel.
 func elementwise() {
 	for i, op := range []struct {
 		name, sign string

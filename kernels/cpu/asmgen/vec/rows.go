@@ -11,7 +11,7 @@ import (
 func fmt2(format string, args ...any) string { return fmt.Sprintf(format, args...) }
 
 // rows are the kernels along one row of n elements, n at least 1.
-// The function is long because it is a table of kernels.
+// A table: a row for each kernel.
 func rows() {
 	kernel("rowSum", "rowSum", "func(x *float32, n int) float32", "returns Σx, added up in 16 lanes.", func(g *vlib.Gen) {
 		x, n := g.Ptr("x"), g.Ptr("n")
