@@ -207,7 +207,7 @@ func TestATakenNameIsNotWrittenOver(t *testing.T) {
 	require.ErrorContains(t, err, "manifest.json is missing")
 }
 
-// Keep counts confirmed checkpoints of this run; the newest is kept beside them.
+// Keep counts this run's confirmed checkpoints. Newer ones that are not confirmed are kept in addition.
 func TestKeep(t *testing.T) {
 	for keep, want := range map[int][]int{0: {1, 2, 3, 4, 5, 6}, 1: {5, 6}, 2: {4, 5, 6}, 9: {1, 2, 3, 4, 5, 6}} {
 		dir := t.TempDir()

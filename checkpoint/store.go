@@ -26,8 +26,8 @@ type Options struct {
 // remove files that it did not write.
 //
 // A checkpoint is confirmed by the first update that is applied after it: only then is it known
-// that training can continue from it. Keep counts confirmed checkpoints only; the newest is
-// kept in addition.
+// that training can continue from it. Keep counts confirmed checkpoints only; newer
+// ones that are not confirmed are kept in addition.
 type Store struct {
 	f     filesys.Folder
 	o     Options

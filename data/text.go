@@ -13,12 +13,12 @@ import (
 // temporary file without a name, so that a corpus does not exceed the planned memory.
 const spillBytes = 4 << 20
 
-// OpenText tokenizes a file of text or of JSON lines, or the files of a folder, one after another.
+// OpenText tokenizes a file of text, JSON lines or Parquet, or the files of a folder, one after another.
 // The order is that of the names along the path, recursively. Each file may be compressed (see
 // formats.go). A text file is UTF-8 without NUL. Other files of a folder (JSON, HTML, binary files,
-// and JSON lines if Options.TextField is empty) are left out and counted in Buffer.LeftOut. Such a
+// and JSON lines and Parquet if Options.TextField is empty) are left out and counted in Buffer.LeftOut. Such a
 // file given by name is an error that says what to do. .git, .hg and .svn are skipped. Between two
-// documents (files, or records of JSON lines) the tokenizer's EOT is added if it has one. Symbolic
+// documents (files, or records of JSON lines or Parquet) the tokenizer's EOT is added if it has one. Symbolic
 // links are followed. A link that leads back to a folder above it is an error, as is an unreadable
 // file. A folder without text is an error that names it.
 //

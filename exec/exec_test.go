@@ -317,8 +317,8 @@ func TestRankViews(t *testing.T) {
 	}
 }
 
-// The host may overwrite its inputs in before although the device is slow to
-// read them, on whatever stream.
+// RunSection calls before only when the operations enqueued so far have read the host's inputs, so
+// before may overwrite them, even if an operation is slow to read.
 func TestHostInputsAreNotOverwrittenTooSoon(t *testing.T) {
 	b := newBuilder()
 	p := b.p

@@ -144,8 +144,9 @@ func TestStagesThatCannotBe(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A forward comes behind the same micro-batch's on the stage before, a backward behind that on the
-// stage after, and every stage takes all micro-batches in turn, 1F1B with at most P−s at once.
+// Under every schedule, a forward runs after the same micro-batch's forward on the stage before, and a
+// backward after its backward on the stage after. Each stage takes the micro-batches in order. Under
+// 1F1B, stage s of P has at most P−s micro-batches in flight.
 func TestTurns(t *testing.T) {
 	for schedule := range NumSchedules {
 		name, err := ParseSchedule(schedule.String())

@@ -10,8 +10,9 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// The contracts of accumulating, reducing and gathering do not hold before those
-// passes have run, and hold behind them, at every stage, of one step and of several.
+// Gradients are not reduced before pass reduce, and are from then on, at every stage, with one
+// micro-batch or several. At stage 3 parameters are not gathered before pass unshard; after it they
+// are, at every stage.
 func TestGradientsGoTheirWay(t *testing.T) {
 	fwd := forwardOf(t, model.Config{Family: model.GPT2, Layers: 1, Width: 16, Heads: 2, Vocab: 20, Positions: 8, TiedHead: true}, 1, 8, false)
 	for stage := range 4 {

@@ -111,10 +111,10 @@ func spread(t *testing.T, tr *Trainer) {
 	}
 }
 
-// Rows that are decoded together have the tokens, and by their log probabilities the
-// logits, of one at a time and of a forward over all tokens for each: of several
-// architectures, in every precision, through adapters, with rows that end early, some of
-// which are longer than a stretch of the prompt. By default every other combination.
+// Rows that are decoded together get the same tokens and log probabilities as rows that are decoded
+// one at a time, and as a forward over all tokens of each. The test covers several architectures, all
+// precisions, adapters, rows that end early, and rows longer than a stretch of the prompt. By default
+// it runs half of the combinations.
 func TestBatchedDecodingIsThatOfOneRow(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(3, 9))

@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -506,6 +507,11 @@ func TestFailuresAreNamed(t *testing.T) {
 			t.Run(launcher+"/"+part, func(t *testing.T) {
 				t.Parallel()
 				out, err := mpirun(t, launcher, 2, part)
+				if strings.Contains(out, "assert (!closed) failed") {
+					// When two ranks abort at the same moment, MPICH's mpiexec sometimes fails itself
+					// and loses their output.
+					out, err = mpirun(t, launcher, 2, part)
+				}
 				require.Error(t, err)
 				require.Regexp(t, want, out)
 			})

@@ -75,7 +75,7 @@ func (t Tensor) byteSize() (int64, error) {
 			continue
 		}
 		if n > math.MaxInt64/d {
-			return 0, fmt.Errorf("shape %v of %s is over 2^63 bytes", t.Shape, t.DType)
+			return 0, fmt.Errorf("shape %v of type %s takes 2^63 bytes or more", t.Shape, t.DType)
 		}
 		n *= d
 	}

@@ -253,7 +253,7 @@ func (e *estimator) both(first, second *graph.Op) error {
 	return e.enqueue(k.(devcuda.Kernel), string(first.Kind)+", "+string(second.Kind), float64(flops+f))
 }
 
-// enqueue records a kernel's launches and adds them.
+// enqueue records a kernel's launches and adds their predicted time, flops and bytes to the estimate.
 func (e *estimator) enqueue(k devcuda.Kernel, kind string, flops float64) error {
 	e.api.launched, e.mats.enqueued = e.api.launched[:0], e.mats.enqueued[:0]
 	if err := k.Enqueue(e.api, 0); err != nil {

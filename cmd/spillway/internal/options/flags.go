@@ -250,7 +250,7 @@ func Train(fs *pflag.FlagSet, c *config.Config, l *Later) {
 	fs.StringVar(&c.AccumOrder, "accum-order", d.AccumOrder, "order of a step's micro-batches: micro (one after the other) or layer (each layer runs all of them before the next layer). With layer, each layer is read and gathered once forward and once backward for any --accum, but the activations of all micro-batches stay in memory")
 	fs.StringVar(&c.Optimizer, "optimizer", d.Optimizer, english.WordSeries(zero.OptimizerNames(), "or"))
 	fs.Float64Var(&c.Trust, "trust", d.Trust, "trust coefficient of "+english.WordSeries(zero.NamesReading(zero.Trust), "and")+": a parameter's rate is this times its norm over its gradient's")
-	fs.BoolVar(&c.AdaptAll, "adapt-all", false, english.WordSeries(zero.NamesReading(zero.AdaptAll), "and")+" also adapt the rate of parameters without weight decay, as in the papers; by default those use the plain rate (with --trust: multiplied by it)")
+	fs.BoolVar(&c.AdaptAll, "adapt-all", false, english.WordSeries(zero.NamesReading(zero.AdaptAll), "and")+" also adapt the rate of parameters without weight decay, as in the papers; by default those use the plain rate (lars: times --trust)")
 	fs.Float64Var(&c.LR, "lr", d.LR, "learning rate")
 	fs.StringVar(&c.LRSchedule, "lr-schedule", d.LRSchedule,
 		"how the learning rate changes: constant, linear, cosine or inverse-sqrt. With N steps, w of them --warmup, "+

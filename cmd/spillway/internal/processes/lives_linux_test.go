@@ -255,8 +255,9 @@ func (l *living) processes(variables ...string) (pids []int) {
 	return pids
 }
 
-// over reports whether all processes of the job have ended. /proc may show only the threads of one:
-// while a thread is in the kernel, it holds the folder's lock.
+// over reports whether all processes of the job have ended. It also checks those seen earlier: if a
+// process's main thread has ended, processes no longer finds it, but another of its threads may still
+// be in the kernel, and the process then still holds the folder's lock.
 func (l *living) over() bool {
 	for pid := range l.seen {
 		if !gone(pid) {

@@ -78,8 +78,13 @@ Status 0: all steps that ran again are equal; 2: something differs, or the chain
 	for name := range again {
 		f := all.Lookup(name)
 		f.Usage = usage(name, f.Usage)
-		if name == "ranks" {
+		switch name {
+		case "ranks":
 			f.DefValue = "the run's, or 1 if it was --reproducible"
+		case "init":
+			f.DefValue = "the run's path"
+		case "zero":
+			f.DefValue = "3, or the run's if the bits depend on the stage"
 		}
 		fs.AddFlag(f)
 	}
@@ -118,12 +123,14 @@ Status 0: all steps that ran again are equal; 2: something differs, or the chain
 // usage returns the help text of a flag that verify shares with train.
 func usage(name, trains string) string {
 	switch name {
-	case "model", "init", "data", "tokenizer", "template":
+	case "init":
+		return "present `PATH` of the run's --init"
+	case "model", "data", "tokenizer", "template":
 		return "present `PATH` of the run's --" + name + " (default: the run's path)"
 	case "ranks":
 		return "ranks that run the steps again; a number other than the run's needs a run with --reproducible"
 	case "zero":
-		return "ZeRO stage: 0, 1, 2 or 3 (default: 3, or the run's if the bits depend on the stage)"
+		return "ZeRO stage: 0, 1, 2 or 3"
 	}
 	return trains
 }
