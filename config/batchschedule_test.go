@@ -42,7 +42,7 @@ func TestParseBatchSchedule(t *testing.T) {
 	}
 }
 
-// scheduled is a configuration whose ranks share steps of 8, 24 and 16 rows.
+// scheduled returns a Config with a batch schedule of 8, 24 and 16 rows, from steps 0, 3 and 5.
 func scheduled(ranks, batch int, reproducible bool) Config {
 	c := Default()
 	c.Model, c.Ranks, c.Batch, c.Reproducible = "gpt2", ranks, batch, reproducible
@@ -50,7 +50,8 @@ func scheduled(ranks, batch int, reproducible bool) Config {
 	return c
 }
 
-// What follows from the rows of a step is of that step, and of the largest without one.
+// TestBatchScheduleIsFollowed checks accumulation, leaves and shares at each step of a schedule.
+// Without a step, the values are those of the largest batch.
 func TestBatchScheduleIsFollowed(t *testing.T) {
 	c := scheduled(2, 2, false)
 	require.NoError(t, c.Validate())
@@ -74,7 +75,7 @@ func TestBatchScheduleIsFollowed(t *testing.T) {
 	require.Equal(t, 4, c.LeastLeaves())
 }
 
-// The rate goes with the rows of the step.
+// TestBatchScheduleScalesTheRate checks that the learning rate scales with the rows of each step.
 func TestBatchScheduleScalesTheRate(t *testing.T) {
 	for scale, want := range map[string][3]float64{"none": {0.5, 0.5, 0.5}, "linear": {0.5, 1.5, 1}, "sqrt": {0.5, 0.5 * math.Sqrt(3), 0.5 * math.Sqrt(2)}} {
 		c := scheduled(1, 2, false)
@@ -88,7 +89,8 @@ func TestBatchScheduleScalesTheRate(t *testing.T) {
 	}
 }
 
-// Every batch of the schedule is looked at before the first step.
+// TestBatchSchedulesThatCannotBe checks that invalid schedules are rejected before training starts,
+// whichever step is invalid.
 func TestBatchSchedulesThatCannotBe(t *testing.T) {
 	for _, c := range []struct {
 		change func(c *Config)

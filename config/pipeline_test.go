@@ -9,7 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// What is not built beside a pipeline is refused, and the error names both fields.
+// TestBesidePipeline checks that settings a pipeline does not support are rejected. The error must
+// name Config.Pipeline and the other field.
 func TestBesidePipeline(t *testing.T) {
 	for want, change := range map[string]func(c *Config){
 		"Config.Zero 2":               func(c *Config) { c.Zero = 2 },

@@ -10,7 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// What is not built beside tensor parallelism is refused, and the error names both fields.
+// TestBesideTensor checks that settings tensor parallelism does not support are rejected. The error
+// must name Config.Tensor and the other field.
 func TestBesideTensor(t *testing.T) {
 	for want, change := range map[string]func(c *Config){
 		"Config.Inference":                           func(c *Config) { c.Inference = true },
@@ -45,8 +46,8 @@ func TestBesideTensor(t *testing.T) {
 	}
 }
 
-// Every optimizer that works on single elements goes with tensor parallelism, and so do types of
-// 16 bits, replicas and adapters.
+// TestWithTensor checks that tensor parallelism accepts the elementwise optimizers, 16-bit types,
+// replicas and adapters.
 func TestWithTensor(t *testing.T) {
 	for _, name := range []string{"adamw", "sgd", "adagrad"} {
 		for _, precision := range []string{"fp32", "bf16", "fp16"} {
