@@ -16,7 +16,7 @@ func TestTeam(t *testing.T) {
 	require.True(t, team.Grows(3), "one joins at the next checkpoint")
 	team.Join()
 	require.Equal(t, 4, team.Sizes()[0])
-	team.Lose(1) // nothing is started any more
+	team.Lose(1) // no restart is left
 	require.Equal(t, 3, team.Sizes()[0])
 	require.False(t, team.Grows(3))
 
@@ -37,8 +37,9 @@ func TestTeam(t *testing.T) {
 	require.Equal(t, 8, (&Team{Leaves: 8, Uneven: true, Min: 1, Max: 9, Processes: 9}).Sizes()[0], "each rank has a micro-batch")
 }
 
-// Every loss brings the end nearer, no size is outside of what was asked for, and all
-// can share the step.
+// TestTeamEnds applies random losses and joins to random teams. Each loss must use up a process or
+// a restart, so that the job ends. Every offered size must be within the limits and divide the
+// leaves, unless shares may be uneven.
 func TestTeamEnds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 12).Draw(t, "processes")

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// shell runs a script as every rank.
+// shell runs a shell script as every rank; it returns the end, stdout and stderr.
 func shell(t *testing.T, o Options, script string, signals <-chan os.Signal) (End, string, string) {
 	var out, errs bytes.Buffer
 	o.Program, o.Args, o.Stdout, o.Stderr = "/bin/sh", []string{"-c", script}, &out, &errs
@@ -35,7 +35,8 @@ func TestTheMergedLog(t *testing.T) {
 	require.Equal(t, 3, strings.Count(errs, "err"), errs)
 }
 
-// A crash of a rank's runtime must not end in status 2, unless the user has chosen how it ends.
+// TestCrashesOfRanks checks that ranks run with GOTRACEBACK=crash unless the user has set it.
+// Without it, a crash of the Go runtime would exit with status 2.
 func TestCrashesOfRanks(t *testing.T) {
 	t.Setenv("GOTRACEBACK", "all")
 	_, out, _ := shell(t, Options{Ranks: 1}, `echo $GOTRACEBACK`, nil)
@@ -46,7 +47,8 @@ func TestCrashesOfRanks(t *testing.T) {
 	require.Equal(t, "[rank 1] crash\n", errs)
 }
 
-// What rank 0 writes to its two streams stays in its order where both go to one file.
+// TestTheOrderOfRankZero checks that stdout and stderr of rank 0 keep their order when both go to
+// one file.
 func TestTheOrderOfRankZero(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
 	require.NoError(t, err)
@@ -66,8 +68,8 @@ func TestHowAJobEnds(t *testing.T) {
 		lost   string
 	}{
 		{"exit 0", 0, ""}, {"exit 2", 2, ""},
-		{`exit $SPILLWAY_RANK`, LostStatus, ""},                 // rank 0 has nothing to say of it
-		{`[ $SPILLWAY_RANK = 0 ] && exit 130; exit 3`, 130, ""}, // rank 0's word counts
+		{`exit $SPILLWAY_RANK`, LostStatus, ""},                 // rank 0 exits with 0 and does not report the failure
+		{`[ $SPILLWAY_RANK = 0 ] && exit 130; exit 3`, 130, ""}, // the status of rank 0 has priority
 		{`[ $SPILLWAY_RANK = 1 ] && kill -9 $$; exit 0`, LostStatus, "rank 1"},
 		{`[ $SPILLWAY_RANK = 0 ] && kill -SEGV $$; exit 0`, LostStatus, "rank 0"},
 	} {
@@ -88,7 +90,8 @@ func TestWhoDoesNotEndIsKilled(t *testing.T) {
 	require.Regexp(t, `rank 1 \(process [1-9]\d*, not started\)`, end.Flight)
 }
 
-// A rank that somebody stopped does not hold up a job that has failed.
+// TestAStoppedRankEndsWithTheJob checks that a failed job continues a rank that is stopped
+// (SIGSTOP), so that the rank exits without being killed.
 func TestAStoppedRankEndsWithTheJob(t *testing.T) {
 	pid := filepath.Join(t.TempDir(), "pid")
 	end, _, errs := shell(t, Options{Ranks: 2, Grace: time.Minute}, fmt.Sprintf(`

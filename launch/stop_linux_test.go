@@ -16,10 +16,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// launcher makes a child of a test a launcher. Its value is the folder that its ranks share with the test.
+// launcher names the variable that makes a child of the test run as launcher. Its value is the
+// folder that the ranks share with the test.
 const launcher = "SPILLWAY_TEST_LAUNCHER"
 
-// A job that is stopped, as by Ctrl-Z, stops with all its ranks and goes on with them.
+// TestAStopIsForAllRanks sends SIGTSTP (as Ctrl-Z does) to a launcher. All ranks must stop with it,
+// and continue at SIGCONT.
 func TestAStopIsForAllRanks(t *testing.T) {
 	const ranks = 4
 	if dir := os.Getenv(launcher); dir != "" {
@@ -67,7 +69,7 @@ func TestAStopIsForAllRanks(t *testing.T) {
 	require.NoError(t, cmd.Wait())
 }
 
-// stateOf returns the letter of a process's state, as T for stopped.
+// stateOf returns the state letter of a process from /proc, such as T for stopped.
 func stateOf(t *testing.T, pid string) string {
 	text, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
 	require.NoError(t, err)
