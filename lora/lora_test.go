@@ -44,7 +44,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// Targets that match nothing lead to such that do.
+// TestNearestTargets checks that a LoRA target that matches nothing yields suggestions that do
+// match. No suggestion may select every parameter if the target starts with an asterisk.
 func TestNearestTargets(t *testing.T) {
 	var names []string
 	for _, l := range []string{"self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.down_proj"} {

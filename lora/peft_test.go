@@ -49,9 +49,9 @@ func TestPEFTConfig(t *testing.T) {
 }
 
 func TestProduct(t *testing.T) {
-	o := Options{Rank: 2, Alpha: 1}  // factor 1/2
-	a := []float32{1, 2, 3, 4, 5, 6} // (2,3)
-	b := []float32{1, 0, 0, 2}       // (2,2)
+	o := Options{Rank: 2, Alpha: 1}  // alpha/rank is 1/2
+	a := []float32{1, 2, 3, 4, 5, 6} // shape (2,3)
+	b := []float32{1, 0, 0, 2}       // shape (2,2)
 	want := []float32{0.5, 1, 1.5, 4, 5, 6}
 	for at := range want {
 		for n := range len(want) - at + 1 {
@@ -64,14 +64,15 @@ func TestProduct(t *testing.T) {
 	}
 	p, err := NewProduct(o, a, b, true)
 	require.NoError(t, err)
-	w := []float32{1, 1, 1, 1, 1, 1} // (3,2)
+	w := []float32{1, 1, 1, 1, 1, 1} // shape (3,2)
 	p.AddTo(w, 0)
 	require.Equal(t, []float32{1.5, 5, 2, 6, 2.5, 7}, w)
 	_, err = NewProduct(o, a[:5], b, false)
 	require.Error(t, err)
 }
 
-// The order in which parameters come, and in what pieces, changes nothing.
+// TestBaseHash checks that the hash is independent of the parameters' order and of the pieces they
+// are added in.
 func TestBaseHash(t *testing.T) {
 	var one, two, other BaseHash
 	one.Add("b", []float32{1, 2, 3})
