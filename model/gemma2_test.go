@@ -19,15 +19,15 @@ func tinyGemma2() model.Config {
 	return c
 }
 
-// drawn is testdata/gemma2.py's value.
+// drawn returns element i of parameter k; testdata/gemma2.py computes the same value.
 func drawn(k, i int) float64 {
 	x := uint32(i)*2654435761 + uint32(k)*40503 + 12345
 	x = x*2246822519 + 3266489917
 	return (float64(x)/(1<<32) - 0.5) * 1.5
 }
 
-// The logits of every row, and the loss, are those of a PyTorch reading of the published
-// architecture, by config.json's keys and the tensors' names (testdata/gemma2.py).
+// TestGemma2EqualsPyTorch checks the logits of every row and the loss against a PyTorch
+// implementation of the published architecture (testdata/gemma2.py).
 func TestGemma2EqualsPyTorch(t *testing.T) {
 	var want struct {
 		Config json.RawMessage

@@ -75,7 +75,7 @@ func TestValues(t *testing.T) {
 		{llamaJSON, []string{"attention_bias", "true"}, func(c Config) any { return []bool{c.QKVBias, c.OutBias, c.MLPBias} }, []bool{true, true, false}},
 		{llamaJSON, []string{"mlp_bias", "true"}, func(c Config) any { return []bool{c.QKVBias, c.OutBias, c.MLPBias} }, []bool{false, false, true}},
 		{llamaJSON, []string{"model_type", `"qwen2"`, "num_key_value_heads", "2"}, func(c Config) any { return []bool{c.QKVBias, c.OutBias} }, []bool{true, false}},
-		{llamaJSON, []string{"model_type", `"mistral"`}, func(c Config) any { return c.KVHeads }, 8}, // MistralConfig's own default
+		{llamaJSON, []string{"model_type", `"mistral"`}, func(c Config) any { return c.KVHeads }, 8}, // the default of MistralConfig
 		{llamaJSON, []string{"model_type", `"mistral"`, "sliding_window", "null"}, func(c Config) any { return c.Family }, Llama},
 	} {
 		c, err := Parse(with(t, tc.base, tc.keys...))
@@ -134,7 +134,7 @@ func TestErrorsNameTheKey(t *testing.T) {
 		{llamaJSON, []string{"rope_scaling", `{"rope_type":"llama3","factor":8,"low_freq_factor":4,"high_freq_factor":1,"original_max_position_embeddings":10}`}, []string{"high_freq_factor"}},
 		{llamaJSON, []string{"rope_scaling", "8"}, []string{"rope_scaling", "object"}},
 		{llamaJSON, []string{"rope_theta", "5", "rope_parameters", `{"rope_theta":6}`}, []string{"rope_theta", "agree"}},
-		{llamaJSON, []string{"model_type", `"qwen2"`}, []string{"num_key_value_heads", "32"}}, // Qwen2Config's own default
+		{llamaJSON, []string{"model_type", `"qwen2"`}, []string{"num_key_value_heads", "32"}}, // the default of Qwen2Config
 		{llamaJSON, []string{"model_type", `"qwen2"`, "num_key_value_heads", "2", "use_sliding_window", "true"}, []string{"use_sliding_window"}},
 		{llamaJSON, []string{"model_type", `"mistral"`, "max_position_embeddings", "8192"}, []string{"sliding_window", "4096"}},
 	} {

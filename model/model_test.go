@@ -30,7 +30,7 @@ func params(p *graph.Program) string {
 	return b.String()
 }
 
-// Names and shapes are those of transformers' state dict.
+// TestGPT2Parameters checks that names and shapes equal those of the state dict in transformers.
 func TestGPT2Parameters(t *testing.T) {
 	p, err := model.Build(tinyGPT2(), model.Train, 2, 4)
 	require.NoError(t, err)
@@ -86,11 +86,11 @@ lm_head.weight [11 8] head decay=true init=0 std=0.02
 `, params(p))
 }
 
-// Every program of a model has the same parameters and units in the same order,
-// so that they can be merged.
+// TestKindsShareParameters checks that all programs of a model have the same parameters and units
+// in the same order. Merging the programs needs this.
 func TestKindsShareParameters(t *testing.T) {
 	for _, c := range []model.Config{tinyGPT2(), tinyLlama(), tinyGemma2()} {
-		if c.Family != model.Gemma2 { // which has none
+		if c.Family != model.Gemma2 { // Gemma 2 has no dropout
 			c.EmbdDropout, c.ResidDropout = 0.1, 0.1
 		}
 		train, err := model.Build(c, model.Train, 2, 4)
@@ -114,8 +114,8 @@ func TestKindsShareParameters(t *testing.T) {
 	}
 }
 
-// The logits of a generated row are those whose cross-entropy evaluation
-// reports, and later tokens do not change them.
+// TestGenerateAgreesWithEvaluation checks that the cross-entropy of a generated row's logits equals
+// the loss in evaluation. Later tokens must not change the logits.
 func TestGenerateAgreesWithEvaluation(t *testing.T) {
 	for _, c := range []model.Config{tinyGPT2(), tinyLlama(), tinyGemma2()} {
 		const row, target = 3, 7
@@ -259,7 +259,8 @@ func TestBuildRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "program kind is 9")
 }
 
-// Absurd numbers give an error or a program, never a panic.
+// TestBuildNeverPanics builds and differentiates models with random and extreme sizes. Each must
+// give a program or an error, never a panic.
 func TestBuildNeverPanics(t *testing.T) {
 	numbers := []int{math.MinInt, -1, 0, 1, 2, 3, 4, 6, 8, 12, 1 << 16, 1 << 28, 1 << 40, math.MaxInt}
 	built := 0

@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// parameters counts what a model's programs hold, which is the same in all of them: a
-// tied head once.
+// parameters returns the number of parameter elements of a preset, counting a tied head once. It
+// checks that all programs of the preset have the same number.
 func parameters(t *testing.T, p Preset) int64 {
 	train, err := Build(p.Config, Train, 1, 8)
 	require.NoError(t, err, p.Name)
@@ -29,7 +29,7 @@ func parameters(t *testing.T, p Preset) int64 {
 	return train.ParamElems()
 }
 
-// The counts of the checkpoints on Hugging Face.
+// TestParameterCountsArePublished checks the counts against the checkpoints on Hugging Face.
 func TestParameterCountsArePublished(t *testing.T) {
 	for name, want := range map[string]int64{
 		"gpt2":        124_439_808,
@@ -75,7 +75,8 @@ func TestParameterCountsArePublished(t *testing.T) {
 	}
 }
 
-// The papers give these sizes rounded.
+// TestParameterCountsAreAsNamed checks the counts against the rounded sizes in the papers, within 1
+// %.
 func TestParameterCountsAreAsNamed(t *testing.T) {
 	for name, billions := range map[string]float64{
 		"gpt3-125m": 0.125, "gpt3-350m": 0.356, "gpt3-760m": 0.760, "gpt3-1.3b": 1.316, "gpt3-2.7b": 2.65, "gpt3-6.7b": 6.66, "gpt3-13b": 12.85, "gpt3-175b": 174.6,
@@ -115,7 +116,8 @@ func TestUnknownNameGivesNearest(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Every preset can be exported and read back as the same model.
+// TestPresetsAreConfigs checks that every preset, exported as config.json and parsed again, is the
+// same model.
 func TestPresetsAreConfigs(t *testing.T) {
 	for _, p := range Presets() {
 		data, err := Marshal(p.Config, "float32", nil)
@@ -141,7 +143,8 @@ func TestListIsACopy(t *testing.T) {
 	require.Equal(t, 8.0, p.Config.RopeScaling.Factor)
 }
 
-// A hub's name leads to the preset, another folder's to none.
+// TestNearestPreset checks that a Hugging Face model name gives its preset, and that unrelated
+// names give none.
 func TestNearestPreset(t *testing.T) {
 	require.Equal(t, "llama-3-8b", NearestPreset("Meta-Llama-3-8B"))
 	require.Equal(t, "qwen-2.5-7b", NearestPreset("Qwen2.5-7B"))

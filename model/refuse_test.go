@@ -6,8 +6,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What changes the result and is not built is refused by its key's name; the value
-// that changes nothing is not.
+// TestUnsupportedKeysAreRefused checks that unsupported config keys that would change results are
+// rejected, and that the error names the key. The same keys are accepted with values that change
+// nothing.
 func TestUnsupportedKeysAreRefused(t *testing.T) {
 	for key, value := range map[string]string{
 		"num_experts": "8", "num_local_experts": "4", "num_experts_per_tok": "2", "quantization_config": `{"bits": 4}`, "attn_logit_softcapping": "50.0",
@@ -63,7 +64,8 @@ func TestRelativesOfLlama(t *testing.T) {
 	}
 }
 
-// Dropout keys change nothing but a line for a person.
+// TestDropoutKeysAreNoted checks that dropout keys only fill Config.Dropouts, a text for the user;
+// the model stays the same.
 func TestDropoutKeysAreNoted(t *testing.T) {
 	plain, err := Parse([]byte(gpt2JSON))
 	require.NoError(t, err)
