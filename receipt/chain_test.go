@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// hashes are those of a state of so many ranges.
+// hashes returns distinct hashes of the given number of ranges; seed selects the content.
 func hashes(ranges int, seed string) []byte {
 	var b []byte
 	for i := range ranges {
@@ -23,7 +23,7 @@ func hashes(ranges int, seed string) []byte {
 	return b
 }
 
-// written is a receipt of three lines.
+// written writes a receipt of three lines and returns its path.
 func written(t testing.TB) string {
 	path := filepath.Join(t.TempDir(), "new", "receipt")
 	tensors := []Tensor{{"a", "model", "f32", RangeElems + 1}, {"b", "model", "f32", 3}}
@@ -43,8 +43,8 @@ func written(t testing.TB) string {
 	return path
 }
 
-// A changed byte breaks the chain at its line or the next; a line that was cut off never
-// counted, and is replaced.
+// TestChainsBreak checks that a changed byte breaks the chain at its line or the next one. A line
+// that was cut off is ignored and replaced.
 func TestChainsBreak(t *testing.T) {
 	path := written(t)
 	text, err := os.ReadFile(path)
@@ -58,7 +58,7 @@ func TestChainsBreak(t *testing.T) {
 		if err == nil {
 			require.NoError(t, c.Close())
 			err = c.Torn
-			if err == nil { // in the last line, for which the head stands
+			if err == nil { // the change is in the last line, so it changes the head
 				require.Greater(t, i, len(text)-len(lines[2]))
 				require.NotEqual(t, HashOf(lines[2]), c.Head())
 				continue
@@ -74,7 +74,7 @@ func TestChainsBreak(t *testing.T) {
 		require.ErrorIs(t, err, ErrDiffers)
 		require.Contains(t, []int{line, line + 1}, broken.Line)
 	}
-	for _, name := range []string{"Step", "st`ps", "R00t"} { // in the last line, where no hash follows
+	for _, name := range []string{"Step", "st`ps", "R00t"} { // in the last line, which no later hash covers
 		at := bytes.LastIndex(text, []byte(map[string]string{"Step": "step\"", "st`ps": "steps", "R00t": "root"}[name]))
 		bad := bytes.Clone(text)
 		copy(bad[at:], name)
@@ -103,7 +103,8 @@ func TestChainsBreak(t *testing.T) {
 	require.Equal(t, string(text), string(now), "until the next line is written")
 }
 
-// The first range that differs is named, and how many others do.
+// TestDiffer checks that Differ names the first range that differs and the number of further
+// ranges.
 func TestDiffer(t *testing.T) {
 	tensors := []Tensor{{"a", "model", "f32", 2*RangeElems + 5}, {"b", "model", "f32", 3}}
 	a := Hashed{tensors, [][]byte{hashes(3, "a"), hashes(1, "a")}}
@@ -116,7 +117,7 @@ func TestDiffer(t *testing.T) {
 	require.Equal(t, `model of "a", elements 131072 to 131076, and 1 ranges more`, p.String())
 }
 
-// A file that is anything never ends the program.
+// FuzzRead checks that no content of a receipt makes Read panic.
 func FuzzRead(f *testing.F) {
 	text, err := os.ReadFile(written(f))
 	require.NoError(f, err)
