@@ -19,9 +19,9 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// A calibration knows every operation of the grid, and what it predicts is a
-// time of this machine: off by less than an order of magnitude even while it
-// does other work.
+// TestCalibrationCoversTheGrid measures this machine and predicts every grid point. The calibration
+// must hold a rate for each operation class. Each predicted step must take longer than the measured
+// start of a step.
 func TestCalibrationCoversTheGrid(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures for seconds")
@@ -35,7 +35,7 @@ func TestCalibrationCoversTheGrid(t *testing.T) {
 	dir := t.TempDir()
 	for _, p := range grid.Points() {
 		if (p.Recompute == "full") != (p.Model == "llama") {
-			continue // what is recomputed are operations of the forward
+			continue // full recomputation uses the same operation classes as the forward pass
 		}
 		c := config.Default()
 		m := p.ModelOf(grid.Small)
@@ -55,7 +55,8 @@ func TestCalibrationCoversTheGrid(t *testing.T) {
 	}
 }
 
-// The wait of a collective is found from the steps that it makes longer.
+// TestWaitIsFound simulates a step with a known collective wait and passes its duration to addWait.
+// addWait must recover the wait within 5 %.
 func TestWaitIsFound(t *testing.T) {
 	c := config.Default()
 	m := grid.Small[0]
@@ -142,7 +143,7 @@ func TestKept(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, text, 0o644))
 	}
 
-	// Another machine's stay, and a damaged file is told and made anew.
+	// Calibrations of other machines are kept. A damaged file is reported and measured again.
 	f, err := readCalibrations(path)
 	require.NoError(t, err)
 	f.Machines = map[string]keptMachine{"another": {Calibration: kept}}
@@ -169,8 +170,8 @@ func TestKept(t *testing.T) {
 	require.ErrorContains(t, err, "keep the measurement: ")
 }
 
-// A process of a job has its part of a peak that was measured with all their threads, unless that of
-// its own threads was measured.
+// TestPeakOfAProcess checks that a process gets its fraction of the peak measured with the threads
+// of all processes. A peak measured with the process's own thread count has priority.
 func TestPeakOfAProcess(t *testing.T) {
 	require.Zero(t, PeakOf(3, 4))
 	keep := func(threads int, perS float64) {
