@@ -21,7 +21,7 @@ import (
 
 var ctx = context.Background()
 
-// quadrants are points of a plane; the target is the number of the quadrant.
+// quadrants is a data set of points in the plane; the target is the number of the point's quadrant.
 type quadrants struct{}
 
 func (quadrants) Len() int64 { return 256 }
@@ -48,7 +48,7 @@ func small() spillway.Config {
 	return cfg
 }
 
-// layers plans a preset of which nothing is read.
+// layers returns the config of a preset for planning; it needs no files.
 func layers() spillway.Config {
 	cfg := spillway.Default()
 	cfg.Model, cfg.Ranks, cfg.Batch, cfg.Seq = "spillway-ledger", 2, 1, 32
@@ -114,9 +114,9 @@ func ExampleSettings() {
 
 func ExampleConfig() {
 	cfg := layers()
-	cfg.Recompute = "full"                             // activations are computed again
+	cfg.Recompute = "full"                             // activations are recomputed
 	cfg.Offload = "optimizer=host,parameters=host:50%" // moments and half of the parameters
-	cfg.Precision, cfg.Reproducible = "bf16", true     // equal bits at every number of ranks
+	cfg.Precision, cfg.Reproducible = "bf16", true     // same bits at every number of ranks
 	fmt.Println(cfg.Validate())
 	// Output: <nil>
 }
@@ -237,7 +237,7 @@ func ExampleModel() {
 	cfg := small()
 	cfg.Own.Model = &spillway.Model{Name: "line", Forward: func(b *graph.Builder, rows, _ int, _ bool) error {
 		x := b.Input("x", int64(rows), 2)
-		b.Unit("line") // what is sharded and gathered together
+		b.Unit("line") // the values sharded and gathered together
 		w := b.Param("weight", graph.Normal(0.1), 4, 2)
 		b.CrossEntropy("loss", b.Linear("logits", x, w, graph.Value{}, graph.LinearAttr{TransW: true}), b.Targets(int64(rows), 1))
 		return b.Err()
@@ -297,7 +297,7 @@ func ExamplePasses() {
 	// Output: [model freeze lora]
 }
 
-// capped is a run that a device has too little memory for, and what it would take.
+// capped returns a run that needs more device memory than its cap, and its forecast.
 func capped() (spillway.Config, *spillway.Forecast) {
 	cfg, hw := layers(), spillway.CPUHardware(4)
 	cfg.Zero = 0
@@ -326,7 +326,7 @@ func ExampleFixed() {
 }
 
 func ExampleFitted() {
-	best, err := spillway.Fit(ctx, layers(), spillway.Fixed{}, 8, spillway.CPUHardware(4)) // 8 rows of both ranks
+	best, err := spillway.Fit(ctx, layers(), spillway.Fixed{}, 8, spillway.CPUHardware(4)) // 8 rows per step over both ranks
 	check(err)
 	fmt.Println(best.Config.Batch*best.Config.Accum, best.Tried > 1, len(best.Reasons) > 0)
 	// Output: 4 true true
@@ -408,7 +408,7 @@ func ExampleExplanation() {
 
 func ExampleHardware() {
 	hw := spillway.CPUHardware(4)
-	hw.HostShare = 1 << 30 // a search leaves a rank no more of its server
+	hw.HostShare = 1 << 30 // limits the host memory of each rank
 	one, two := hw.Machine(1), hw.Machine(2)
 	fmt.Println("two ranks share what one has:", two.Cores <= one.Cores)
 	// Output: two ranks share what one has: true
@@ -422,7 +422,7 @@ func ExampleCPUHardware() {
 }
 
 func ExampleDeviceHardware() {
-	hw, cfg, err := spillway.DeviceHardware(layers()) // of a GPU also the cap that it has
+	hw, cfg, err := spillway.DeviceHardware(layers()) // for a GPU it also sets the memory cap
 	check(err)
 	_, err = spillway.Predict(ctx, cfg, hw.Machine(cfg.Ranks))
 	fmt.Println(err)
@@ -474,13 +474,13 @@ func ExampleOpenMetrics() {
 	// Output: true
 }
 
-// joined is this process's place in a job: its links are those of package launch, which
-// started it, or of comm/mpi.
+// joined is this process's place in a job. Package launch, which started the process, or comm/mpi
+// provides the links.
 var joined *spillway.Job
 
 func ExampleJob() {
 	cfg := small()
-	joined.Own = cfg.Own // every process brings the same
+	joined.Own = cfg.Own // every process sets the same model and data
 	if joined.Process > 0 {
 		_, err := spillway.Work(context.Background(), joined, func(warning string) { log.Println(warning) })
 		check(err)
@@ -527,7 +527,7 @@ func ExampleVerifyReceipt() {
 	check(t.Run(ctx, nil))
 	check(t.Close())
 	found, err := spillway.VerifyReceipt(ctx, spillway.Verification{Checkpoint: cfg.Checkpoint, Change: func(c *spillway.Config) {
-		c.Own, c.Ranks, c.Zero = cfg.Own, 1, 0 // the program's own model and data, over one rank
+		c.Own, c.Ranks, c.Zero = cfg.Own, 1, 0 // the program's own model and data, on one rank
 	}})
 	check(err)
 	fmt.Println("steps that were run again and are equal:", found.Checked)
@@ -535,7 +535,7 @@ func ExampleVerifyReceipt() {
 }
 
 func ExampleVerification() {
-	// The last segments of a run, on another machine.
+	// Verify the last two segments of a run, on another machine.
 	v := spillway.Verification{Checkpoint: "run1", Change: func(c *spillway.Config) { c.Data, c.Offload = "tokens.bin", "optimizer=host" }}
 	v.Choose = func(can []receipts.Segment) []receipts.Segment { return can[max(0, len(can)-2):] }
 	_, err := spillway.VerifyReceipt(ctx, v)
@@ -554,7 +554,7 @@ func ExampleErrDamaged() {
 	check(t.Close())
 	parts, err := filepath.Glob(filepath.Join(cfg.Checkpoint, "step-*", "*"))
 	check(err)
-	for _, part := range parts { // a disk that lost what it held
+	for _, part := range parts { // simulate a disk that lost its data
 		check(os.Truncate(part, 1))
 	}
 	cfg.Resume = true

@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// exports is all that the root package promises to programs: to take one away breaks
-// them, and another one is more to learn.
+// exports lists every exported name of the root package. Removing a name breaks programs; adding
+// one enlarges the API.
 var exports = strings.Fields(`
 	Build CPUHardware Config Default DeviceHardware Diverged
 	ErrConfig ErrDamaged ErrDiffers ErrDiverged ErrDoesNotFit ErrLost ErrNoDevice ErrStop
@@ -24,7 +24,7 @@ var exports = strings.Fields(`
 	New NewModel NoWay NothingFits OpenMetrics Own Passes Predict Refusal
 	Sampling Settings StepResult Trainer Verification VerifyReceipt Way WaysOut Work`)
 
-// kindsOfErrors are shown in the examples of the errors that are of their kind.
+// kindsOfErrors need no example: examples of more specific errors show them.
 var kindsOfErrors = []string{"ErrConfig", "ErrDiffers", "ErrDiverged", "ErrDoesNotFit", "ErrNoDevice"}
 
 func parsed(t *testing.T, file string) *ast.File {
@@ -33,7 +33,8 @@ func parsed(t *testing.T, file string) *ast.File {
 	return f
 }
 
-// What stays exported is listed, and each of it has an example.
+// TestExports checks that the exported names equal the list exports and that each name has an
+// example.
 func TestExports(t *testing.T) {
 	var names []string
 	for _, decl := range slices.Concat(parsed(t, "spillway.go").Decls, parsed(t, "face.go").Decls) {
@@ -73,7 +74,7 @@ func TestExports(t *testing.T) {
 	}
 }
 
-// The documentation of the package is two screens: an introduction, then the names.
+// TestDocumentationFitsTwoScreens checks that go doc prints 41 to 100 lines of at most 120 bytes.
 func TestDocumentationFitsTwoScreens(t *testing.T) {
 	out, err := exec.Command("go", "doc", ".").Output()
 	require.NoError(t, err)

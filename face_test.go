@@ -15,7 +15,8 @@ import (
 
 var update = flag.Bool("update", false, "write face.go anew")
 
-// go doc shows of an alias its comment alone, so face.go repeats there what the type has.
+// TestTheFaceShowsFieldsAndMethods checks that face.go repeats the types' documentation. For an
+// alias, go doc shows only the alias's comment.
 func TestTheFaceShowsFieldsAndMethods(t *testing.T) {
 	const module = "github.com/spillway-ml/spillway"
 	var b strings.Builder
