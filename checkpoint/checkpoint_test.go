@@ -21,19 +21,20 @@ import (
 
 var background = context.Background()
 
-// Files of the fixture's two ranks: the first has the parameters, the other a moment.
+// Files of the fixture's two ranks: rank 0 holds the parameters, rank 1 a moment.
 const (
 	modelFile  = "rank-00000-of-00002.safetensors"
 	momentFile = "rank-00001-of-00002.safetensors"
 )
 
-// content is a checkpoint of one tensor "w", each of whose states one rank holds.
+// content returns a checkpoint of one tensor "w": rank 0 holds state "model", rank 1 state
+// "exp_avg".
 func content(model, moment []float32) ([]Tensor, []*Part) {
 	tensors := []Tensor{{Name: "w", Shape: []int64{int64(len(model))}, States: []string{"model", "exp_avg"}}}
 	return tensors, []*Part{part(0, 2, "model", model), part(1, 2, "exp_avg", moment)}
 }
 
-// part is a rank's part of a state of "w", in two extents.
+// part returns a rank's part of a state of "w", in two extents.
 func part(index, of int, state string, v []float32) *Part {
 	half := int64(len(v) / 2)
 	p := &Part{Index: index, Of: of, Extents: []Extent{{state, "w", 0, half, safetensors.F32}, {state, "w", half, int64(len(v)) - half, safetensors.F32}}}
@@ -47,7 +48,7 @@ func part(index, of int, state string, v []float32) *Part {
 	return p
 }
 
-// save writes a checkpoint of a step whose values say which it is.
+// save writes a checkpoint; its values contain the step.
 func save(t *testing.T, s *Store, step int) string {
 	t.Helper()
 	tensors, parts := content([]float32{float32(step), 2, 3}, []float32{5, 6, float32(step)})
@@ -65,7 +66,7 @@ func open(t *testing.T, dir string, o Options) *Store {
 	return s
 }
 
-// goOn opens dir as a resumed run does.
+// goOn opens dir as a resumed run does and returns the store and the chosen checkpoint.
 func goOn(t *testing.T, dir string, o Options) (*Store, Choice) {
 	t.Helper()
 	s := open(t, dir, o)
@@ -76,7 +77,7 @@ func goOn(t *testing.T, dir string, o Options) (*Store, Choice) {
 	return s, c
 }
 
-// names lists what a folder holds, without what a store keeps beside checkpoints.
+// names lists the entries of a folder, without the lock and the marks of a store.
 func names(t *testing.T, dir string) (list []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -161,7 +162,8 @@ func TestNonFiniteStatesAreNotSaved(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Nothing that somebody else made is moved, removed, counted or written over.
+// TestWhatIsNotOursIsLeftAlone checks that a store neither removes, changes nor counts folders of
+// other programs, even if their names resemble checkpoints.
 func TestWhatIsNotOursIsLeftAlone(t *testing.T) {
 	dir := t.TempDir()
 	foreign := []string{"step-1", "step-2", "step-+5", "step--5", "step-0000001", "step-00000003", "step-00000004.1", "step-00000004.02", ".writing-thesis",
@@ -190,7 +192,8 @@ func TestWhatIsNotOursIsLeftAlone(t *testing.T) {
 	require.Len(t, names(t, dir), len(foreign)+1)
 }
 
-// A step whose name is taken by something damaged takes the next.
+// TestATakenNameIsNotWrittenOver checks that a save uses the next free name if a damaged folder has
+// the step's name.
 func TestATakenNameIsNotWrittenOver(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"step-00000003", "step-00000003.2"} {
@@ -207,7 +210,8 @@ func TestATakenNameIsNotWrittenOver(t *testing.T) {
 	require.ErrorContains(t, err, "manifest.json is missing")
 }
 
-// Keep counts this run's confirmed checkpoints. Newer ones that are not confirmed are kept in addition.
+// TestKeep checks that Keep counts the confirmed checkpoints of this run. Newer, unconfirmed
+// checkpoints are kept in addition.
 func TestKeep(t *testing.T) {
 	for keep, want := range map[int][]int{0: {1, 2, 3, 4, 5, 6}, 1: {5, 6}, 2: {4, 5, 6}, 9: {1, 2, 3, 4, 5, 6}} {
 		dir := t.TempDir()
@@ -228,7 +232,8 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// Unconfirmed checkpoints push no confirmed one out.
+// TestUnconfirmedDoNotCount checks that unconfirmed checkpoints do not cause the removal of a
+// confirmed one.
 func TestUnconfirmedDoNotCount(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, Options{Keep: 1})
@@ -241,8 +246,8 @@ func TestUnconfirmedDoNotCount(t *testing.T) {
 	require.Equal(t, []string{"step-00000003"}, names(t, dir))
 }
 
-// A run that went back behind newer checkpoints removes its old ones, not what it
-// writes now.
+// TestKeepAfterGoingBack resumes from step 20 because step 30 is damaged. The run must remove its
+// older checkpoints and keep the new ones.
 func TestKeepAfterGoingBack(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, Options{})
@@ -273,7 +278,7 @@ func TestAnotherRunsCheckpointsAreKept(t *testing.T) {
 	save(t, s, 1)
 	require.NoError(t, s.Close())
 	require.NoError(t, os.CopyFS(filepath.Join(dir, "step-00000007"), os.DirFS("testdata/v1/step-00000007")))
-	s, c := goOn(t, dir, Options{Keep: 1}) // version 1: no owner
+	s, c := goOn(t, dir, Options{Keep: 1}) // version 1 has no owner
 	require.Equal(t, 7, c.Step)
 	for step := 8; step < 12; step++ {
 		save(t, s, step)
@@ -282,7 +287,8 @@ func TestAnotherRunsCheckpointsAreKept(t *testing.T) {
 	require.Equal(t, []string{"step-00000001", "step-00000007", "step-00000011"}, names(t, dir))
 }
 
-// What runs of the same mark left goes when asked for, nothing else.
+// TestReplace checks that Replace removes the checkpoints of earlier runs with the same mark and
+// nothing else.
 func TestReplace(t *testing.T) {
 	dir := t.TempDir()
 	a := open(t, dir, Options{Mark: "demo"})
@@ -298,8 +304,9 @@ func TestReplace(t *testing.T) {
 	require.Equal(t, []string{"step-00000002", "step-00000003"}, names(t, dir))
 }
 
-// A run that was killed before it had removed what it replaces is gone on from, however far
-// the other had come; the other only where nothing of it is whole.
+// TestWhatIsReplacedComesLast simulates a run killed before it removed the checkpoints that it
+// replaces. Choose must prefer its checkpoints, whatever the step of the older run. It uses the
+// older run's only if all of the new ones are damaged.
 func TestWhatIsReplacedComesLast(t *testing.T) {
 	dir := t.TempDir()
 	a := open(t, dir, Options{Mark: "demo"})
@@ -336,7 +343,7 @@ func TestOneProcessAtATime(t *testing.T) {
 	require.NoError(t, heldAt(dir))
 	require.NoError(t, open(t, dir, Options{}).Close())
 
-	require.NoError(t, os.WriteFile(filepath.Join(dir, lockName), []byte("process 1 on \x1b[31mx\n"), 0o644)) // a killed holder's
+	require.NoError(t, os.WriteFile(filepath.Join(dir, lockName), []byte("process 1 on \x1b[31mx\n"), 0o644)) // a killed process left this lock
 	s = open(t, dir, Options{})
 	require.NoError(t, os.WriteFile(filepath.Join(dir, lockName), []byte("process 1 on \x1b[31mx\n"), 0o644))
 	require.ErrorContains(t, heldAt(dir), "process 1 on ?[31mx")
@@ -351,7 +358,8 @@ func TestAnUnusedFolderIsLeftAsItWas(t *testing.T) {
 	require.DirExists(t, top)
 }
 
-// A folder that is removed under a run is made again.
+// TestTheFolderIsRemoved checks that a store creates and locks its folder again after somebody
+// removed it.
 func TestTheFolderIsRemoved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ck")
 	s := open(t, dir, Options{})
@@ -367,7 +375,8 @@ func TestTheFolderIsRemoved(t *testing.T) {
 	require.True(t, c.Marks.Confirmed(c.Manifest))
 }
 
-// A killed save's and a killed removal's remains go, by the journal alone.
+// TestRemainsOfAKill checks that opening a store removes the remains of a killed save and a killed
+// removal. It removes only folders that the marks list.
 func TestRemainsOfAKill(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, Options{})
@@ -390,7 +399,8 @@ func TestRemainsOfAKill(t *testing.T) {
 	require.Equal(t, []string{filepath.Base(other), "step-00000001"}, names(t, dir))
 }
 
-// What the marks name is removed only where it has the form of the store's own.
+// TestMarksRemoveNothingElse checks that a folder listed in the marks is removed only if its name
+// has the store's form.
 func TestMarksRemoveNothingElse(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Mkdir(filepath.Join(dir, "mine"), 0o755))
@@ -419,7 +429,7 @@ func TestDivergence(t *testing.T) {
 	require.Equal(t, 10, c.Step)
 	require.Equal(t, "step-00000020 is passed over: "+errDiverged.Error(), c.Passed[0].String())
 	require.Equal(t, []Divergence{{Step: 21, From: "step-00000020", Settings: map[string]string{"lr": "1e30"}}}, s.Diverged())
-	require.NoError(t, s.MarkDivergence(15, nil)) // confirmed: stays
+	require.NoError(t, s.MarkDivergence(15, nil)) // the newest checkpoint, of step 10, is confirmed and stays usable
 	require.Equal(t, filepath.Join(dir, "step-00000020.2"), save(t, s, 20))
 	require.NoError(t, s.Confirm())
 	require.Equal(t, []string{"step-00000020.2"}, names(t, dir))
@@ -431,8 +441,8 @@ func TestDivergence(t *testing.T) {
 	require.Len(t, c.Marks.Divergences, 3)
 }
 
-// Where a run diverged from every whole checkpoint, the newest is better than none;
-// an update after it lifts the mark.
+// TestDivergedFromAll checks the case where the run diverged from every intact checkpoint: Choose
+// returns the newest. A confirmed update after it removes the mark.
 func TestDivergedFromAll(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, Options{})
@@ -454,7 +464,8 @@ func TestDivergedFromAll(t *testing.T) {
 	require.False(t, c.Marks.Diverged(c.Manifest))
 }
 
-// A kill cuts the last line of the marks short; a flipped byte costs its line.
+// TestDamagedMarks checks two kinds of damage. A line cut short, as by a kill, is ignored; a
+// flipped byte is reported as damage.
 func TestDamagedMarks(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, Options{})
@@ -475,7 +486,7 @@ func TestDamagedMarks(t *testing.T) {
 		bad := append([]byte(nil), whole...)
 		bad[i] ^= 4
 		m := parseMarks(path, bytes.NewReader(bad))
-		if i < len(whole)-1 { // without its last byte it is a line cut short
+		if i < len(whole)-1 { // without its last byte the line counts as cut short
 			require.ErrorIs(t, m.Damaged, ErrDamaged, "byte %d", i)
 		}
 	}
@@ -513,7 +524,8 @@ func TestLongMarksAreShortened(t *testing.T) {
 	require.NoError(t, s.Confirm())
 }
 
-// Any value of any place is seen, of each width.
+// TestLook checks that Look finds one non-finite value at any index of slices of any length up to
+// 20, and reports no finite value.
 func TestLook(t *testing.T) {
 	odd32 := []uint32{0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 0xffffffff}
 	even32 := []uint32{0, 0x80000000, 0x7f7fffff, 0xff7fffff, 0x807fffff, 1, 0x3f800000}
@@ -536,7 +548,8 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// So of 16 bits, whose every pattern is one of a number, or is not.
+// TestLookAtHalves checks all 65536 bit patterns of BF16 and F16: exactly the non-finite ones are
+// counted.
 func TestLookAtHalves(t *testing.T) {
 	for dtype, exponent := range map[safetensors.DType]int{safetensors.BF16: 0x7f80, safetensors.F16: 0x7c00} {
 		for bits := range 1 << 16 {
@@ -556,11 +569,12 @@ func TestLookAtHalves(t *testing.T) {
 	}
 }
 
-// A run that was killed between an update after a checkpoint and the removal of older
-// ones is tidied by the next update, also where that follows the same checkpoint.
+// TestTheNextRunRemovesWhatWasToGo simulates a run killed after an update and before it removed
+// older checkpoints. The next run's first update must remove them, even if it resumes from the same
+// checkpoint.
 func TestTheNextRunRemovesWhatWasToGo(t *testing.T) {
 	dir := t.TempDir()
-	s := open(t, dir, Options{}) // removes nothing, as one that is killed too early
+	s := open(t, dir, Options{}) // removes nothing, like a run killed too early
 	for step := range 4 {
 		save(t, s, step+1)
 		require.NoError(t, s.Confirm())

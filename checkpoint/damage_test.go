@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
-// flip changes a bit of a byte; at counts from the end where it is negative.
+// flip changes one bit of the byte at offset at; a negative offset counts from the end.
 func flip(t *testing.T, path string, at int) {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -28,7 +28,7 @@ func flip(t *testing.T, path string, at int) {
 	require.NoError(t, os.WriteFile(path, text, 0o644))
 }
 
-// twoSteps is a folder with checkpoints of steps 1 and 2.
+// twoSteps returns a folder with checkpoints of steps 1 and 2.
 func twoSteps(t *testing.T) (dir, older, newer string) {
 	dir = t.TempDir()
 	s := open(t, dir, Options{})
@@ -37,8 +37,8 @@ func twoSteps(t *testing.T) (dir, older, newer string) {
 	return dir, older, newer
 }
 
-// chosen asserts that the newer of twoSteps is found damaged, that file is named,
-// and that the older is used.
+// chosen asserts that the newer checkpoint of twoSteps is found damaged, that the error names file,
+// and that Choose returns the older one.
 func chosen(t *testing.T, dir, file string) {
 	t.Helper()
 	_, err := Verify(background, filepath.Join(dir, "step-00000002"))
@@ -54,7 +54,7 @@ func chosen(t *testing.T, dir, file string) {
 
 var fileNames = []string{"config.json", momentFile, "manifest.json", modelFile}
 
-// Every byte of every file, flipped.
+// TestAnyByteFlipped flips each byte of each file in turn; Verify must find it and name the file.
 func TestAnyByteFlipped(t *testing.T) {
 	dir, _, newer := twoSteps(t)
 	for _, name := range fileNames {
@@ -62,7 +62,7 @@ func TestAnyByteFlipped(t *testing.T) {
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
 		for i := range text {
-			if text[i] == ' ' && i%101 > 0 { // a rank's file has thousands before its data
+			if text[i] == ' ' && i%101 > 0 { // the file of a rank has thousands of spaces before its data
 				continue
 			}
 			flip(t, path, i)
@@ -93,7 +93,8 @@ func TestAFileAdded(t *testing.T) {
 	chosen(t, dir, "rank-00002-of-00002.safetensors is not in its manifest")
 }
 
-// A manifest with a valid checksum that lists less than there is.
+// TestAFileUnlisted checks that a manifest with a valid checksum that omits a file is reported as
+// damaged.
 func TestAFileUnlisted(t *testing.T) {
 	dir, _, newer := twoSteps(t)
 	m, err := ReadManifest(newer)
@@ -128,7 +129,8 @@ func TestARenamedFolder(t *testing.T) {
 	require.ErrorContains(t, err, "step-00000009")
 }
 
-// Manifests with a good checksum that no writer wrote.
+// TestManifestsOfIllWill checks that manifests with a valid checksum but invalid content are
+// rejected.
 func TestManifestsOfIllWill(t *testing.T) {
 	for what, change := range map[string]func(*Manifest){
 		"..":              func(m *Manifest) { m.Files[0].Name = ".." },
@@ -157,8 +159,8 @@ func TestManifestsOfIllWill(t *testing.T) {
 	}
 }
 
-// A whole checkpoint of a later version is no damage: going back behind it would
-// lose it without a word.
+// TestALaterVersion checks that an intact checkpoint of a later version gives ErrNewer, not
+// ErrDamaged. Falling back to an older checkpoint would lose the newer one silently.
 func TestALaterVersion(t *testing.T) {
 	dir, _, newer := twoSteps(t)
 	m, err := ReadManifest(newer)
@@ -181,7 +183,7 @@ func TestVerifyEndsWhenTold(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// take is the folder of the checkpoint that Take opens, or the path itself.
+// take returns the folder of the checkpoint that Take opens, or path if there is none.
 func take(t *testing.T, path string, only ...string) (string, []Pass, error) {
 	c, passed, err := Take(background, filesys.System, path, only...)
 	if err != nil || c == nil {
@@ -191,7 +193,8 @@ func take(t *testing.T, path string, only ...string) (string, []Pass, error) {
 	return c.Folder, passed, nil
 }
 
-// A folder stands for its newest checkpoint, which stands for itself.
+// TestTake checks that Take opens the newest checkpoint of a run's folder, and a checkpoint by its
+// own path.
 func TestTake(t *testing.T) {
 	dir, older, newer := twoSteps(t)
 	for path, want := range map[string]string{dir: newer, newer: newer, older: older, "testdata": "testdata", "nowhere": "nowhere"} {
@@ -212,8 +215,8 @@ func TestTake(t *testing.T) {
 	require.ErrorIs(t, err, ErrDamaged)
 }
 
-// Whatever is read of a checkpoint, its files without tensors are compared: in a folder an
-// older one is taken for one with a damaged tokenizer.
+// TestSmallFilesAreAlwaysCompared checks that files without tensors, such as config.json, are
+// always verified. If one is damaged, Take returns an older checkpoint of the folder.
 func TestSmallFilesAreAlwaysCompared(t *testing.T) {
 	dir, older, newer := twoSteps(t)
 	flip(t, filepath.Join(newer, "config.json"), 0)
@@ -228,8 +231,9 @@ func TestSmallFilesAreAlwaysCompared(t *testing.T) {
 	}
 }
 
-// A checkpoint under another name is one still when its manifest is damaged or missing; a
-// model's folder with a manifest of somebody else's is none.
+// TestADamagedManifestUnderAnotherName checks that a copied checkpoint is recognized even if its
+// manifest is damaged or missing. A model's folder with an unrelated manifest.json is not a
+// checkpoint.
 func TestADamagedManifestUnderAnotherName(t *testing.T) {
 	_, _, newer := twoSteps(t)
 	for what, damage := range map[string]func(folder string) error{
@@ -264,7 +268,8 @@ func TestADamagedManifestUnderAnotherName(t *testing.T) {
 	require.Equal(t, model, folder)
 }
 
-// Checkpoints of the first layout read as they did.
+// TestVersion1 checks that checkpoints of layout version 1 can be read, and that any flipped byte
+// of their manifest is found.
 func TestVersion1(t *testing.T) {
 	const folder = "testdata/v1/step-00000007"
 	m, err := Verify(background, folder)
@@ -335,7 +340,8 @@ func FuzzName(f *testing.F) {
 	})
 }
 
-// A manifest that is no manifest is told by the line from which on it is not.
+// TestManifestThatIsNone checks that the error for an invalid manifest names the line of the first
+// fault.
 func TestManifestThatIsNone(t *testing.T) {
 	for text, says := range map[string]string{
 		"":                          "it is empty",
@@ -353,8 +359,8 @@ func TestManifestThatIsNone(t *testing.T) {
 	}
 }
 
-// What a desktop, a network file system or somebody leaves beside a checkpoint's files is
-// no damage.
+// TestAStrayFileIsNoDamage checks that additional files, such as those of a desktop or a network
+// file system, are not damage.
 func TestAStrayFileIsNoDamage(t *testing.T) {
 	dir, _, newer := twoSteps(t)
 	for _, name := range []string{".DS_Store", ".nfs0001.json", "notes.txt"} {
@@ -367,7 +373,9 @@ func TestAStrayFileIsNoDamage(t *testing.T) {
 	require.Empty(t, c.Passed)
 }
 
-// Only files at fault make an older checkpoint the newest whole one.
+// TestWhatThisProcessMayNotReadIsNoDamage checks which errors count as damage: missing files and
+// I/O errors do. Missing permission and too many open files do not, so they cause no fallback to an
+// older checkpoint.
 func TestWhatThisProcessMayNotReadIsNoDamage(t *testing.T) {
 	for err, damage := range map[error]bool{os.ErrPermission: false, syscall.EMFILE: false, syscall.EIO: true, os.ErrNotExist: true} {
 		require.Equal(t, damage, errors.Is(faulty(fmt.Errorf("open x: %w", err)), ErrDamaged), err)

@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/traced"
 )
 
-// A link that is retargeted while a run is on, or a folder that is renamed, leads the run
-// nowhere else: it goes on in the folder that it opened.
+// TestTheFolderIsResolvedOnce changes a link's target and renames the folder during a run. The run
+// must continue in the folder that it opened.
 func TestTheFolderIsResolvedOnce(t *testing.T) {
 	top := t.TempDir()
 	other := open(t, filepath.Join(top, "b"), Options{})
@@ -40,7 +40,8 @@ func TestTheFolderIsResolvedOnce(t *testing.T) {
 	require.Equal(t, before, names(t, filepath.Join(top, "b")))
 }
 
-// Marks that another user wrote remove nothing: the folder is refused, whoever this user is.
+// TestAnotherUsersMarks checks that marks written by another user remove nothing and that Open
+// refuses the folder, even for root.
 func TestAnotherUsersMarks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root gives files away")
@@ -61,7 +62,8 @@ func TestAnotherUsersMarks(t *testing.T) {
 	require.NoError(t, err, "readers need none")
 }
 
-// What the marks name is removed where it is, not where a link or a mount leads.
+// TestRemovalFollowsNothing checks that the removal of a folder listed in the marks does not follow
+// symbolic links or mounts.
 func TestRemovalFollowsNothing(t *testing.T) {
 	dir, victim := t.TempDir(), t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(victim, "thesis"), nil, 0o644))
@@ -82,7 +84,8 @@ func TestRemovalFollowsNothing(t *testing.T) {
 	require.FileExists(t, filepath.Join(victim, "thesis"))
 }
 
-// Once the folder is open, nothing is made, renamed or removed by a path.
+// TestNothingIsDoneByPath traces the system calls of a store. Once the folder is open, no file may
+// be created, renamed or removed by a path.
 func TestNothingIsDoneByPath(t *testing.T) {
 	if dir := os.Getenv("SPILLWAY_TEST_STORE"); dir != "" {
 		s := open(t, dir, Options{Keep: 1})

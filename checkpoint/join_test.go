@@ -11,8 +11,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// A folder that is removed under a job is made again by the store, and the other processes
-// go on in that one, and in no other that has its path meanwhile.
+// TestAJoinedFolderIsRemoved removes the folder of a job. The store must create it again and the
+// other processes must write to the new folder. They must not write to another folder at the same
+// path.
 func TestAJoinedFolderIsRemoved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ck")
 	s := open(t, dir, Options{})
@@ -29,7 +30,7 @@ func TestAJoinedFolderIsRemoved(t *testing.T) {
 		want, err := p.Folder().Info()
 		require.NoError(t, err)
 		var done sync.WaitGroup
-		for range 4 { // ranks of a process
+		for range 4 { // four ranks of a process
 			done.Go(func() {
 				f, err := j.Writing(p.Name())
 				if err != nil {

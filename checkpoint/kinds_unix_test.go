@@ -25,8 +25,8 @@ func TestUmask(t *testing.T) {
 	}
 }
 
-// What can't be a store's own file is found before the first step, and not written
-// through.
+// TestOwnFilesOfAnotherKind puts a link, pipe or folder in place of each file of the store. Open
+// must fail, and must not write through the link.
 func TestOwnFilesOfAnotherKind(t *testing.T) {
 	for _, name := range OwnFiles() {
 		for what, put := range map[string]func(path string) error{
@@ -49,8 +49,8 @@ func TestOwnFilesOfAnotherKind(t *testing.T) {
 	}
 }
 
-// Every file cut, made longer, removed, renamed, swapped with the other step's, or
-// something else than a file.
+// TestAnyFileDamaged damages each file of the newer checkpoint: cut, extended, removed, renamed,
+// swapped with the other step's, or replaced by another kind of file. Each must be found.
 func TestAnyFileDamaged(t *testing.T) {
 	for what, damage := range map[string]func(path, other string) error{
 		"cut by a byte": func(p, _ string) error { return cut(p, 1) },
@@ -76,12 +76,12 @@ func TestAnyFileDamaged(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			for _, name := range fileNames {
 				if what == "swapped" && name == "config.json" {
-					continue // the same bytes in both
+					continue // same bytes in both checkpoints
 				}
 				dir, older, newer := twoSteps(t)
 				require.NoError(t, damage(filepath.Join(newer, name), filepath.Join(older, name)))
 				if what == "renamed" && name != manifestName || what == "swapped" && name == manifestName {
-					chosen(t, dir, "") // the folder or either name is named
+					chosen(t, dir, "") // the error names the folder or either file
 					continue
 				}
 				chosen(t, dir, name)

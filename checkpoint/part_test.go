@@ -19,7 +19,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/safetensors"
 )
 
-// The file that can't be written is named once.
+// TestAPartThatCantBeWrittenIsNamedOnce checks that the error of a failed write contains the path
+// once.
 func TestAPartThatCantBeWrittenIsNamedOnce(t *testing.T) {
 	_, parts := content([]float32{1, 2}, []float32{3, 4})
 	gone := filepath.Join(t.TempDir(), "gone")
@@ -31,14 +32,14 @@ func TestAPartThatCantBeWrittenIsNamedOnce(t *testing.T) {
 	require.Equal(t, 1, strings.Count(err.Error(), gone), err)
 }
 
-// at is an open folder of the system.
+// at opens a folder of the system.
 func at(t require.TestingT, path string) filesys.Folder {
 	f, err := filesys.Open(path)
 	require.NoError(t, err)
 	return f
 }
 
-// openStates opens the states of the checkpoint that a path names.
+// openStates opens the states of the checkpoint at path.
 func openStates(path string) (*States, error) {
 	c, err := OpenCheckpoint(path)
 	if err != nil {
@@ -47,12 +48,13 @@ func openStates(path string) (*States, error) {
 	return c.States()
 }
 
-// value is what element i of a state of a tensor holds.
+// value returns the value of element i of a tensor's state in these tests.
 func value(state, tensor string, i int64) float32 {
 	return float32(len(state)*1000+len(tensor)*100) + float32(i%4099)
 }
 
-// world is the parts of ranks that hold tensors of these lengths, cut anywhere.
+// world returns tensors of the given lengths and the parts of the ranks; cut chooses the length of
+// each extent.
 func world(ranks int, lengths []int64, cut func(n int64) int64) ([]Tensor, []*Part) {
 	var tensors []Tensor
 	parts := make([]*Part, ranks)
@@ -86,9 +88,9 @@ func world(ranks int, lengths []int64, cut func(n int64) int64) ([]Tensor, []*Pa
 	return tensors, parts
 }
 
-// What ranks wrote is loaded by any others: every element once, those alone that are
-// wanted, in order and in blocks; also what is larger than buffers and goes around the
-// page cache; and a staged part is the same file.
+// TestLoadWhatRanksWrote saves random tensors from random parts and loads random ranges. Each
+// wanted element must arrive once, in order and in blocks. Data larger than the buffers and reads
+// that bypass the page cache are included. A staged part must equal the file written directly.
 func TestLoadWhatRanksWrote(t *testing.T) {
 	top := t.TempDir()
 	round := 0
@@ -121,7 +123,7 @@ func TestLoadWhatRanksWrote(t *testing.T) {
 		require.NoError(t, image.Close())
 
 		var wants []Want
-		seen := map[Want]bool{} // of elements
+		seen := map[Want]bool{} // per element
 		for range rapid.IntRange(1, 6).Draw(t, "wants") {
 			i := rapid.IntRange(0, len(lengths)-1).Draw(t, "tensor")
 			start := rapid.Int64Range(0, lengths[i]-1).Draw(t, "start")
@@ -147,13 +149,14 @@ func TestLoadWhatRanksWrote(t *testing.T) {
 	})
 }
 
-// A file of several buffers that goes around the page cache where the system allows.
+// TestLargeParts saves and loads files of several buffers, which bypass the page cache where the
+// system allows it.
 func TestLargeParts(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, Options{})
 	lengths := []int64{5, 3<<20 + 11, 9}
 	tensors, parts := world(2, lengths, func(n int64) int64 { return n })
-	parts[1].Buffer = LeastBuffer + 4777 // no whole number of blocks
+	parts[1].Buffer = LeastBuffer + 4777 // not a multiple of the block size
 	folder, err := s.Save(background, Manifest{Step: 1, Tensors: tensors}, parts, nil)
 	require.NoError(t, err)
 	m, err := Verify(background, folder)
@@ -184,7 +187,7 @@ func TestLargeParts(t *testing.T) {
 	require.ErrorIs(t, loadAt(background, folder, []Want{{"model", "other", 0, 1}}, how), ErrDamaged)
 }
 
-// States in 16 and in 8 bits: values, and those that are not finite.
+// TestNarrowStates checks states in 16 and 8 bits: their values, and the report of non-finite ones.
 func TestNarrowStates(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, Options{})
@@ -238,7 +241,7 @@ func TestNarrowStates(t *testing.T) {
 	require.Equal(t, int64(n-50), odd.Count)
 }
 
-// Headers with a good checksum that no writer wrote.
+// TestPartsOfIllWill checks that headers with a valid checksum but invalid extents are rejected.
 func TestPartsOfIllWill(t *testing.T) {
 	good := []Extent{{"model", "w", 0, 2, safetensors.F32}, {"model", "w", 2, 1, safetensors.F32}}
 	for what, change := range map[string]func([]Extent) []Extent{
@@ -269,7 +272,8 @@ func TestPartsOfIllWill(t *testing.T) {
 	}
 }
 
-// Version 2 is version 1 with an owner: files of whole tensors.
+// TestVersion2 checks version 2, which is version 1 with an owner: each file holds complete
+// tensors.
 func TestVersion2(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "step-00000007")
 	require.NoError(t, os.CopyFS(dir, os.DirFS("testdata/v1/step-00000007")))
@@ -295,8 +299,8 @@ func TestVersion2(t *testing.T) {
 	require.ErrorIs(t, err, ErrDamaged, "nothing else would read its sum")
 }
 
-// Files for another number of ranks: the same states, the same name, what the folder
-// remembers of it; a folder that is open for a run is refused, damage too.
+// TestReshard rewrites a checkpoint for other numbers of ranks. States, name and marks must stay
+// equal. A folder in use by a run and a damaged checkpoint are refused.
 func TestReshard(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, Options{})
@@ -354,7 +358,7 @@ func marksOf(dir string) (Marks, error) {
 	return m, errors.Join(err, d.Close())
 }
 
-// openState opens the tensors of one state of the checkpoint that a path names.
+// openState opens one state of the checkpoint at path.
 func openState(folder, name string) (Tensors, error) {
 	c, err := OpenCheckpoint(folder)
 	if err != nil {
@@ -367,7 +371,7 @@ func openState(folder, name string) (Tensors, error) {
 	return closing{t, c}, nil
 }
 
-// closing are tensors with which their checkpoint is closed.
+// closing wraps tensors so that closing them closes their checkpoint.
 type closing struct {
 	readable
 	c *Checkpoint

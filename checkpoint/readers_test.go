@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// beside is a folder where something happens once its names have been listed.
+// beside is a folder that calls happens once its names have been listed.
 type beside struct {
 	filesys.Folder
 	happens *func()
@@ -31,7 +31,8 @@ func (b beside) Names() ([]string, error) {
 	return names, err
 }
 
-// A run that replaces the only checkpoint while a reader looks has the reader take the next.
+// TestReadersTakeTheNextWhereARunRemovesTheirs replaces the only checkpoint while a reader opens
+// it. The reader must return the new one.
 func TestReadersTakeTheNextWhereARunRemovesTheirs(t *testing.T) {
 	dir, older, newer := twoSteps(t)
 	aside := filepath.Join(dir, ".aside")
@@ -65,7 +66,8 @@ func TestReadersTakeTheNextWhereARunRemovesTheirs(t *testing.T) {
 	}
 }
 
-// What was opened is read though a run has removed it.
+// TestAnOpenCheckpointOutlivesItsNames checks that an open checkpoint can be read after a run has
+// removed it.
 func TestAnOpenCheckpointOutlivesItsNames(t *testing.T) {
 	dir, _, newer := twoSteps(t)
 	c, passed, err := Take(background, filesys.System, dir, AsLoaded)

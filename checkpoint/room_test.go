@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/folders"
 )
 
-// What checkpoints take at once, against a count of those that are there while each
-// is written.
+// TestNeedsOfTheNextCheckpoints compares Room.Needs with a simulation of the bytes on disk while
+// each checkpoint is written.
 func TestNeedsOfTheNextCheckpoints(t *testing.T) {
 	const each = 10
 	for keep := range 5 {
@@ -57,7 +57,7 @@ func TestNeedsOfTheNextCheckpoints(t *testing.T) {
 	require.Zero(t, full.Keeps(100))
 }
 
-// roomy is a folder, and an opener of it, whose file system has so much free.
+// roomy is a folder, and its opener, on a file system with the given free bytes.
 type roomy struct {
 	filesys.Folder
 	free int64
@@ -72,8 +72,8 @@ func (r roomy) Open(path string) (f filesys.Folder, err error) {
 	return r, err
 }
 
-// The room of a folder: what the run's Keep no longer covers once it has gone on from
-// its newest is going to be free, and nobody else's is.
+// TestRoomOfAFolder checks Room: checkpoints that the run's Keep no longer covers after a resume
+// count as going to be removed. Checkpoints of other runs do not.
 func TestRoomOfAFolder(t *testing.T) {
 	dir := t.TempDir()
 	disk := roomy{free: 1000}
@@ -114,7 +114,8 @@ func TestRoomOfAFolder(t *testing.T) {
 	}
 }
 
-// A file system that can't say has no room that anything could be refused by.
+// TestRoomThatNobodyKnows checks that the room is unknown on a file system that does not report
+// free space.
 func TestRoomThatNobodyKnows(t *testing.T) {
 	unknown := folders.At(folders.NewMemory("/unknown").Folder())
 	s, err := Open("/unknown", Options{Folders: unknown})
