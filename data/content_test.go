@@ -11,7 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Content tells bytes, kinds and the order of files apart, and no names.
+// TestContent checks that Content depends on the bytes, kinds and order of the files, but not on
+// their names.
 func TestContent(t *testing.T) {
 	folder := func(files ...string) string {
 		dir := t.TempDir()

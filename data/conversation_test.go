@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// Tokens and masks agree with a plain Python reading of TRL's rules.
+// TestMasksAgreeWithPython compares tokens and masks with a Python implementation of TRL's rules.
 func TestMasksAgreeWithPython(t *testing.T) {
 	golden, err := os.ReadFile("testdata/masks.jsonl")
 	require.NoError(t, err)
@@ -35,7 +35,8 @@ func TestMasksAgreeWithPythonNow(t *testing.T) {
 	masksAgree(t, out, 3000)
 }
 
-// masksAgree wants at least so many masks among the rows.
+// masksAgree compares the encoded conversations with golden, and requires at least the given number
+// of masks.
 func masksAgree(t *testing.T, golden []byte, least int) {
 	chats := map[string]*chat{}
 	lines, masked := bufio.NewScanner(bytes.NewReader(golden)), 0
@@ -69,7 +70,7 @@ func masksAgree(t *testing.T, golden []byte, least int) {
 	require.GreaterOrEqual(t, masked, least)
 }
 
-// chatOf renders by one of the templates of package jinja's tests, as reference.py does.
+// chatOf returns a chat with a template of package jinja's tests, configured like reference.py.
 func chatOf(t *testing.T, template string) *chat {
 	source, err := os.ReadFile("../internal/jinja/testdata/templates/" + template + ".jinja")
 	require.NoError(t, err)
@@ -82,7 +83,8 @@ func chatOf(t *testing.T, template string) *chat {
 	return &chat{form: messagesForm, mark: mark, template: compiled, vars: map[string]any{"tools": nil, "bos_token": "<s>", "eos_token": "</s>"}}
 }
 
-// bytesAnd is a tokenizer.json of bytes, by their values, and special tokens.
+// bytesAnd returns a tokenizer.json of the 256 bytes, whose ids are their values, and special
+// tokens.
 func bytesAnd(t testing.TB, special ...string) []byte {
 	text, err := token.HuggingFace(token.Bytes())
 	require.NoError(t, err)
@@ -124,7 +126,8 @@ func row(t *testing.T, c *Conversations, i int64) (string, string) {
 	return strings.TrimRight(token.ByteChat().Decode(r.Tokens), "\x00"), token.ByteChat().Decode(targets)
 }
 
-// Each form of record, from JSON lines and Parquet, gives the documented bytes.
+// TestConversationForms checks that each record form, from JSON lines and Parquet, gives the
+// documented text and targets.
 func TestConversationForms(t *testing.T) {
 	type message struct{ Role, Content string }
 	type byMessages struct {
@@ -164,7 +167,8 @@ func TestConversationForms(t *testing.T) {
 	require.ErrorContains(t, err, "records with the fields body, id: name the field")
 }
 
-// What is malformed or empty is refused with its line; what leaves no room is counted.
+// TestConversationErrors checks that the error for a malformed or empty record names its line.
+// Conversations without room for an answer are counted and dropped.
 func TestConversationErrors(t *testing.T) {
 	good := `{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}` + "\n"
 	for bad, want := range map[string]string{
@@ -206,7 +210,7 @@ func TestConversationErrors(t *testing.T) {
 	require.ErrorContains(t, err, `a message of role assistant (its roles are "user", "bot"; known are system, user, assistant and others that the template names)`)
 }
 
-// An answer of weight 0 is read, and counts no targets.
+// TestWeights checks that an answer of weight 0 is part of the text but not of the targets.
 func TestWeights(t *testing.T) {
 	const marked = `{% for m in messages %}{% if m.role == "user" %}<|user|>{{ m.content }}{% else %}<|assistant|>{% generation %}{{ m.content }}<|endoftext|>{% endgeneration %}{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}`
 	path := put(t, "a.jsonl", []byte(`{"messages": [{"role": "user", "content": "q", "weight": 0}, {"role": "assistant", "content": "no", "weight": 0}, {"role": "user", "content": "r"}, {"role": "assistant", "content": "yes", "weight": 1}]}`))
@@ -223,7 +227,8 @@ func TestWeights(t *testing.T) {
 	require.ErrorContains(t, err, "the template has 1 {% generation %} blocks for 2 answers")
 }
 
-// Answers that the template leaves out are told from empty ones.
+// TestTemplateWithoutAnswers checks that answers omitted by the template and empty answers give
+// different errors.
 func TestTemplateWithoutAnswers(t *testing.T) {
 	const users = `{% for m in messages if m.role == "user" %}{{ m.content }}{% endfor %}`
 	for answer, want := range map[string]string{"a": "the chat template leaves out their answers, the messages of role assistant; give one with them as Config.Template", "": "give conversations with answers that are not empty"} {
@@ -232,7 +237,7 @@ func TestTemplateWithoutAnswers(t *testing.T) {
 	}
 }
 
-// A byte order mark before the first record is no part of it.
+// TestByteOrderMark checks that a byte order mark before the first record is ignored.
 func TestByteOrderMark(t *testing.T) {
 	const records = `{"prompt": "q", "response": "a", "text": "t"}` + "\n" + `{"prompt": "r", "response": "b", "text": "u"}`
 	path := put(t, "a.jsonl", []byte("\uFEFF"+records))
@@ -249,7 +254,8 @@ func TestByteOrderMark(t *testing.T) {
 	require.EqualValues(t, 2, text.Len())
 }
 
-// Held-out conversations are the others, by the seed.
+// TestEvalSplit checks that the training and held-out conversations are disjoint and complete, and
+// that the split depends on the seed.
 func TestEvalSplit(t *testing.T) {
 	var text strings.Builder
 	for i := range 400 {

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/data/token"
 )
 
-// Prompts of a file are those of its lines or records, as texts or as messages.
+// TestReadQuestions checks the prompts read from text lines and from each form of JSON record.
 func TestReadQuestions(t *testing.T) {
 	write := func(name, text string) string {
 		path := filepath.Join(t.TempDir(), name)

@@ -37,7 +37,7 @@ func zstded(t *testing.T, text string) string {
 
 const records = `{"id": 1, "text": "Hello"}` + "\n\n" + `{"text":"","id":2}` + "\n" + `{"text": null}` + "\n" + `{"text": " world\n"}`
 
-// Every form of the same text gives the same tokens.
+// TestFormats checks that every file format of the same text gives the same tokens.
 func TestFormats(t *testing.T) {
 	want := []int32{15496, 50256, 995, 198}
 	dir := folder(t, map[string]string{
@@ -55,8 +55,8 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// What is not text is refused with what to do, and in a folder left out and
-// counted.
+// TestOtherFormats checks that the error for a file that is not text says what to do. In a folder
+// such files are left out and counted.
 func TestOtherFormats(t *testing.T) {
 	files := map[string]string{
 		"a.jsonl": records, "b.json": "{}", "c.html": "<p>", "d.htm.gz": gzipped(t, "<p>"), "e.arrow": "ARROW1", "f.bin": "ab", "g.bin.zst": zstded(t, "ab"),
@@ -110,7 +110,7 @@ func TestDamagedCompression(t *testing.T) {
 			path := put(t, "a.txt"+suffix, []byte(content))
 			_, err := Open(context.Background(), path, Options{})
 			require.ErrorContains(t, err, path, "%s %s", suffix, what)
-			if content != "" { // no frame at all is an empty file
+			if content != "" { // an empty file is valid: it has no compression frame
 				_, err = Open(context.Background(), filepath.Dir(path), Options{})
 				require.ErrorContains(t, err, path, "%s %s in a folder", suffix, what)
 			}
@@ -118,7 +118,7 @@ func TestDamagedCompression(t *testing.T) {
 	}
 }
 
-// corpusForTests has files of every kind, one larger than a piece.
+// corpusForTests returns a folder with files of every kind, one larger than a piece.
 func corpusForTests(t *testing.T) string {
 	line := "The quick brown fox's 123 jumps; über — “quoted” 中文 text.\n"
 	var lines strings.Builder
@@ -131,7 +131,7 @@ func corpusForTests(t *testing.T) string {
 	})
 }
 
-// A token file has the tokens of OpenText, at any number of threads.
+// TestTokenize checks that a token file has the tokens of OpenText at any number of threads.
 func TestTokenize(t *testing.T) {
 	dir := corpusForTests(t)
 	for _, tok := range []token.Tokenizer{token.GPT2(), token.Bytes(), wideTokenizer{token.Bytes()}} {
@@ -156,7 +156,8 @@ func TestTokenize(t *testing.T) {
 	}
 }
 
-// Interrupted at any piece, the same call goes on and writes the same file.
+// TestTokenizeGoesOn interrupts Tokenize at different pieces. The same call must continue and write
+// the same file.
 func TestTokenizeGoesOn(t *testing.T) {
 	dir := corpusForTests(t)
 	o := Options{Tokenizer: token.GPT2(), TextField: "text"}
@@ -169,7 +170,7 @@ func TestTokenizeGoesOn(t *testing.T) {
 		if stop%3 != 0 && !long.On() {
 			continue
 		}
-		// With .partial.json this is the longest name that filesystems take.
+		// With .partial.json this is the longest name that most file systems allow.
 		out := filepath.Join(t.TempDir(), strings.Repeat("t", 238)+".bin")
 		ctx, cancel := context.WithCancel(context.Background())
 		n := 0
@@ -181,7 +182,7 @@ func TestTokenizeGoesOn(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 		cancel()
 		require.NoFileExists(t, out)
-		// What was written after the last safe position does not count.
+		// Bytes after the last safe position are ignored.
 		f, err := os.OpenFile(out+".partial", os.O_APPEND|os.O_WRONLY, 0)
 		require.NoError(t, err)
 		_, err = f.WriteString("lost")

@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/data/token"
 )
 
-// Text without a place to cut is cut all the same, where what follows the last place says
-// so: whoever goes on from a place cuts in the same ones.
+// TestALongStretchIsCut checks text that has no place to cut for longer than longStretch: it must
+// be cut anyway. Reading from any cut position on must give the same cuts.
 func TestALongStretchIsCut(t *testing.T) {
 	if testing.Short() {
 		t.Skip()

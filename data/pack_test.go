@@ -17,7 +17,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// Packed rows agree, token by token, with a plain Python reading of TRL's rules.
+// TestPacksAgreeWithPython compares packed rows, token by token, with a Python implementation of
+// TRL's rules.
 func TestPacksAgreeWithPython(t *testing.T) {
 	golden, err := os.ReadFile("testdata/packs.jsonl")
 	require.NoError(t, err)
@@ -33,7 +34,8 @@ func TestPacksAgreeWithPythonNow(t *testing.T) {
 	packsAgree(t, out, 100)
 }
 
-// packsAgree wants at least so many rows in all, some of several documents.
+// packsAgree compares packed rows with golden; it requires at least the given number of rows, some
+// with several documents.
 func packsAgree(t *testing.T, golden []byte, least int) {
 	lines, all, several := bufio.NewScanner(bytes.NewReader(golden)), 0, 0
 	lines.Buffer(nil, 1<<26)
@@ -88,8 +90,8 @@ func packsAgree(t *testing.T, golden []byte, least int) {
 	require.Greater(t, several, all/10)
 }
 
-// Every document is in one row, rows are not over their size, and the first document of a row
-// has no room in those before it.
+// TestPack packs documents of random lengths. Each document must be in one row and no row may be
+// over its size. The first document of a row must not fit into any earlier row.
 func TestPack(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
 	for range 300 {

@@ -19,8 +19,9 @@ func (c counted) Tokens(dst []int32, start int64) error {
 	return nil
 }
 
-// After Seek a run at another batch, accumulation and number of ranks goes on with
-// the sample after the last one: together every sample comes once, in order.
+// TestSeekGoesOnWithTheNextSample checks that after Seek a run continues with the next sample, even
+// with another batch, accumulation and number of ranks. All runs together read every sample once,
+// in order.
 func TestSeekGoesOnWithTheNextSample(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		seq := rapid.IntRange(1, 5).Draw(t, "seq")
@@ -68,8 +69,8 @@ func TestSeekRefuses(t *testing.T) {
 	require.Error(t, s.Fill(math.MaxInt64/60, 0, 0, in, make([]int32, 8)))
 }
 
-// Rows of another length go on at the token after the last one seen, rounded up to
-// a row, after as many epochs.
+// TestTranslate checks the position after a change of row length. It is the token after the last
+// one seen, rounded up to a row, in the same epoch.
 func TestTranslate(t *testing.T) {
 	s, err := NewSampler(counted(101), SamplerConfig{Seq: 10, Batch: 1, StepRows: StepRows{Accum: 1}, Ranks: 1})
 	require.NoError(t, err)
@@ -82,7 +83,8 @@ func TestTranslate(t *testing.T) {
 	}
 }
 
-// Every token of small data counts; of large data the ends and blocks between.
+// TestFingerprint checks that each token of small data changes the fingerprint. Of large data, the
+// first and last tokens and blocks between are read.
 func TestFingerprint(t *testing.T) {
 	of := func(src Source) Fingerprint {
 		f, err := FingerprintOf(src)
@@ -117,7 +119,7 @@ func (s tokens) Tokens(dst []int32, start int64) error {
 	return nil
 }
 
-// touches records what is read of a Source.
+// touches records the number of tokens read and their first and last position.
 type touches struct {
 	Source
 	n, first, last int64

@@ -28,7 +28,8 @@ func (c counting) Tokens(dst []int32, start int64) error {
 	return nil
 }
 
-// The contract's formula, in integers without bounds.
+// TestSequentialIsTheFormula compares positions with the documented formula, computed with big
+// integers.
 func TestSequentialIsTheFormula(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 300 {
@@ -59,12 +60,12 @@ func TestSequentialIsTheFormula(t *testing.T) {
 	}
 }
 
-// Each epoch takes each window once, whatever the batches are split into, and
-// the samples depend on the global batch alone.
+// TestShuffledIsAPermutationPerEpoch checks that each epoch reads each window once, for any split
+// into batches. The samples depend on the global batch only.
 func TestShuffledIsAPermutationPerEpoch(t *testing.T) {
 	for _, windows := range []int64{1, 2, 3, 5, 16, 17, 100, 1023} {
 		const seq = 4
-		source := counting(windows*seq + 1 + 3) // 3 tokens that no window takes
+		source := counting(windows*seq + 1 + 3) // the last 3 tokens are in no window
 		order := func(batch, accum, ranks int, samples int64) (all []int64) {
 			s, err := NewSampler(source, SamplerConfig{Order: Shuffled, Seed: 42, Seq: seq, Batch: batch, StepRows: StepRows{Accum: accum}, Ranks: ranks})
 			require.NoError(t, err)
@@ -106,7 +107,7 @@ func shuffledBy(t *testing.T, seed int64, windows counting) *Sampler {
 	return s
 }
 
-// Steps may be asked for in any order, as a resumed run does.
+// TestShuffledEpochsInAnyOrder checks that steps can be read in any order, as a resumed run does.
 func TestShuffledEpochsInAnyOrder(t *testing.T) {
 	const windows = 50
 	s := shuffledBy(t, 7, windows)
@@ -121,8 +122,9 @@ func TestShuffledEpochsInAnyOrder(t *testing.T) {
 	require.NotPanics(t, func() { shuffledBy(t, math.MaxInt64, windows).Start(3*windows, 0, 0, 0) })
 }
 
-// No epoch of a seed is an epoch of another seed. By the first version epoch e of seed
-// s was epoch 0 of seed s+e; checkpoints that record it, or none, go on by it.
+// TestSeedsShareNoEpoch checks that no epoch of one seed equals an epoch of another. In version 1,
+// epoch e of seed s was epoch 0 of seed s+e. Checkpoints of version 1, or without a version,
+// continue with that order.
 func TestSeedsShareNoEpoch(t *testing.T) {
 	const windows, seeds, epochs = 50, 12, 12
 	of := func(s *Sampler, e int) string {
@@ -144,7 +146,7 @@ func TestSeedsShareNoEpoch(t *testing.T) {
 	}
 	for _, version := range []int{0, 1} {
 		old := shuffledBy(t, 7, windows)
-		old.Start(3*windows, 0, 0, 0) // an epoch of the new version is at hand
+		old.Start(3*windows, 0, 0, 0) // cache an epoch of the new version
 		require.NoError(t, old.UseEpochs(version))
 		require.Equal(t, 1, old.EpochsVersion())
 		for e := range 4 {
@@ -156,14 +158,16 @@ func TestSeedsShareNoEpoch(t *testing.T) {
 	require.ErrorContains(t, shuffledBy(t, 7, windows).UseEpochs(3), "version 3 are unknown, the newest here is 2")
 }
 
-// Keys of epochs may never change for a version: a checkpoint's position means them.
+// TestEpochKeysAreFixed: the epoch keys of a version must never change, because the positions in
+// checkpoints depend on them.
 func TestEpochKeysAreFixed(t *testing.T) {
 	require.EqualValues(t, 12, epochKey(1, 7, 5))
 	require.EqualValues(t, 7, epochKey(2, 7, 0))
 	require.EqualValues(t, uint64(0x5692161d100b05e5)+7, epochKey(2, 7, 1))
 }
 
-// These values may never change: a checkpoint's position means them.
+// TestPermutationIsFixed: these values must never change, because the positions in checkpoints
+// depend on them.
 func TestPermutationIsFixed(t *testing.T) {
 	for _, tc := range []struct {
 		seed, n uint64
@@ -198,8 +202,8 @@ func TestPermutationIsABijection(t *testing.T) {
 	require.Less(t, p.at(math.MaxInt64-1), uint64(math.MaxInt64))
 }
 
-// Over seeds, each place takes each window as often: chi-square with 16·15
-// degrees of freedom, whose 99.99 % quantile is about 328.
+// TestPermutationIsUniform checks that over all seeds each place gets each window equally often. It
+// is a chi-square test with 16·15 degrees of freedom, whose 99.99 % quantile is about 328.
 func TestPermutationIsUniform(t *testing.T) {
 	const n, seeds = 16, 16 * 400
 	var count [n][n]float64
@@ -217,7 +221,7 @@ func TestPermutationIsUniform(t *testing.T) {
 		}
 	}
 	require.Less(t, chi, 328.0)
-	// Neighbours are not kept: a following window follows in 1 of n places.
+	// Neighbours are not kept: a window is followed by its successor in 1 of n places.
 	p := newPermutation(3, 100_000)
 	follows := 0
 	for i := range uint64(99_999) {
@@ -292,7 +296,7 @@ func TestSamplerErrors(t *testing.T) {
 	s, err = NewSampler(counting(100), good)
 	require.NoError(t, err)
 	require.NoError(t, s.Fill(0, 0, 0, in, out))
-	err = s.Fill(0, 0, 1, in, out) // rows from 8 and 12
+	err = s.Fill(0, 0, 1, in, out) // the rows start at tokens 8 and 12
 	require.ErrorContains(t, err, "token 10 is 10, beyond the vocabulary of 10; it must be 0 to 9")
 
 	for _, o := range []Order{Sequential, Shuffled} {

@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Ranks with uneven shares read the samples of a step in the order of the rounds: as one
-// rank does, with the same padding.
+// TestSharesReadTheSameSamples checks that ranks with uneven shares read the samples of a step in
+// round order. Samples and padding must equal those of one rank.
 func TestSharesReadTheSameSamples(t *testing.T) {
 	src := counting(400)
 	const batch, rows, seq = 2, 11, 3 // 6 micro-batches, and a row of padding
@@ -51,8 +51,8 @@ func TestSharesReadTheSameSamples(t *testing.T) {
 	}
 }
 
-// Steps with other rows go on with the sample behind those of the steps before, from
-// wherever the sampler is moved to.
+// TestStepsOfOtherRows checks a schedule of steps with different numbers of rows. Each step must
+// start at the sample after the previous step, also after a Seek.
 func TestStepsOfOtherRows(t *testing.T) {
 	c := SamplerConfig{Seq: 2, Batch: 2, Ranks: 2, StepRows: StepRows{Accum: 1},
 		Later: []RowsFrom{{2, StepRows{Accum: 2, Shares: []int{2, 1}, Rows: 5}}, {3, StepRows{Accum: 3}}}}

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/data/token"
 )
 
-// folder makes files, by path, in a folder of the test.
+// folder writes files, keyed by path, to a new folder and returns its path.
 func folder(t testing.TB, files map[string]string) string {
 	dir := t.TempDir()
 	for name, content := range files {
@@ -46,7 +46,7 @@ func TestFolderInNameOrder(t *testing.T) {
 		"binary": "q\x00q", "latin1": "caf\xe9", "empty": "", "tokens.bin": "\x01\x00",
 		".git/config": "no", ".hidden": "H",
 	})
-	// Along the path, name by name: a/… comes before a-b and a.txt.
+	// Files are sorted by the elements of their paths: a/… comes before a-b and a.txt.
 	require.Equal(t, "HCZXAB", text(t, dir, Options{}))
 	require.Equal(t, "Z", text(t, dir, Options{Glob: "*.go"}))
 	require.Equal(t, "A", text(t, filepath.Join(dir, "a.txt"), Options{Glob: "*.go"}), "a file that is named is read")
@@ -114,7 +114,8 @@ func TestUnreadable(t *testing.T) {
 	require.ErrorContains(t, err, secret)
 }
 
-// Between files comes EOT where there is one; files passed over leave nothing.
+// TestEndOfText checks that EOT separates files if the tokenizer has it, and that skipped files add
+// no tokens.
 func TestEndOfText(t *testing.T) {
 	dir := folder(t, map[string]string{"1": "Hello", "2": "", "3": "x\x00", "4": " world", "5": "\xff"})
 	b, err := Open(context.Background(), dir, Options{Tokenizer: token.GPT2()})
@@ -134,8 +135,8 @@ func TestBeyondTheModelsVocabulary(t *testing.T) {
 	require.ErrorContains(t, err, "is 122")
 }
 
-// Parts, spilling and rolling back change nothing: a large folder equals its
-// files tokenized one by one.
+// TestStreamedTextIsTheWhole checks that reading in pieces, spilling and rolling back change no
+// token. A large folder must equal its files tokenized separately.
 func TestStreamedTextIsTheWhole(t *testing.T) {
 	if testing.Short() {
 		t.Skip()
@@ -164,7 +165,8 @@ func TestStreamedTextIsTheWhole(t *testing.T) {
 	require.True(t, slices.Equal(want, all(t, b, err)))
 }
 
-// Past its memory a builder writes to a file without a name.
+// TestSpill checks that a builder over its memory limit writes to an unnamed file, with the same
+// tokens.
 func TestSpill(t *testing.T) {
 	tmp := t.TempDir()
 	t.Setenv("TMPDIR", tmp)
@@ -190,9 +192,9 @@ func TestSpill(t *testing.T) {
 		add(5000)
 		add(3)
 		require.NotNil(t, b.file)
-		back(5601) // in memory
+		back(5601) // rolls back in memory
 		add(10)
-		back(300) // in the file
+		back(300) // rolls back in the file
 		add(4000)
 		add(1)
 		out, err := b.finish()
@@ -216,7 +218,7 @@ type wrongTokenizer struct{ wideTokenizer }
 
 func (wrongTokenizer) Encode(string) []int32 { return []int32{100_000} }
 
-// A tokenizer of the caller's that breaks its word is found out.
+// TestWrongTokenizer checks that a token outside the tokenizer's own vocabulary is an error.
 func TestWrongTokenizer(t *testing.T) {
 	_, err := Open(context.Background(), put(t, "a.txt", []byte("a")), Options{Tokenizer: wrongTokenizer{wideTokenizer{token.Bytes()}}})
 	require.ErrorContains(t, err, "gave token 100000")
@@ -229,7 +231,7 @@ func FuzzText(f *testing.F) {
 	f.Fuzz(func(t *testing.T, content []byte, at int) {
 		whole, part := 0, 0
 		want := checkText(content, &whole, true)
-		// The same in two parts.
+		// Check the same text in two parts.
 		at = min(max(at, 0), len(content))
 		got := checkText(content[:at], &part, false)
 		if got == nil {
@@ -243,7 +245,7 @@ func FuzzText(f *testing.F) {
 	})
 }
 
-// Opening a text ends with its context, however much of it there is.
+// TestOpeningEndsWithItsContext checks that opening a text stops when its context is canceled.
 func TestOpeningEndsWithItsContext(t *testing.T) {
 	dir := folder(t, map[string]string{"a.txt": "one", "b/c.txt": "two"})
 	ctx, cancel := context.WithCancel(context.Background())

@@ -21,7 +21,7 @@ func uint16s(tokens ...uint16) []byte {
 	return out
 }
 
-// llmc gives a file with llm.c's header.
+// llmc returns a token file with llm.c's header.
 func llmc(magic, version, count uint32, tokens []byte) []byte {
 	out := make([]byte, headerBytes)
 	binary.LittleEndian.PutUint32(out, magic)
@@ -103,7 +103,7 @@ func TestTokenFileErrors(t *testing.T) {
 	require.ErrorContains(t, err, "regular")
 }
 
-// A vocabulary check reads more than one buffer.
+// TestTokenFileScanIsWhole checks that the vocabulary check covers a file of several buffers.
 func TestTokenFileScanIsWhole(t *testing.T) {
 	content := make([]byte, 3<<18)
 	binary.LittleEndian.PutUint16(content[len(content)-2:], 9)

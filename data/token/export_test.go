@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What is written for a built-in tokenizer reads back as one with the same tokens.
+// TestHuggingFace exports the built-in tokenizers and loads the files; the loaded tokenizers must
+// give the same tokens.
 func TestHuggingFace(t *testing.T) {
 	text := "Hello, world! The quick brown fox's 123 jumps;\n\tüber — “quoted” 中文 🙂 a\u0301 " + strings.Repeat("abc ", 50)
 	for _, tok := range []Tokenizer{Bytes(), GPT2()} {

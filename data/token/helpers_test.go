@@ -17,7 +17,7 @@ func put(t testing.TB, name string, content []byte) string {
 	return path
 }
 
-// spell is unspell's inverse.
+// spell is the inverse of unspell.
 func spell(bytes string) string {
 	var out []rune
 	for i := range len(bytes) {
@@ -26,9 +26,8 @@ func spell(bytes string) string {
 	return string(out)
 }
 
-// tokenizerJSON gives a tokenizer.json, as a map to change, with the
-// vocabulary and merges of a model of which only the first n tokens are kept,
-// and one special token after them.
+// tokenizerJSON returns a tokenizer.json as a map, so that tests can change it. It has the first n
+// tokens of m, their merges, and one special token.
 func tokenizerJSON(t testing.TB, m *bpe, n int, pre any, ignoreMerges bool, special string) map[string]any {
 	vocab := map[string]int{}
 	for i, text := range m.tokens[:n] {

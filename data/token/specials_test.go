@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// toyTokenizer is a tokenizer.json of the 256 bytes and special tokens from id 256 on.
+// toyTokenizer returns a tokenizer.json of the 256 bytes, with special tokens from id 256 on.
 func toyTokenizer(t testing.TB, special ...string) map[string]any {
 	m := tokenizerJSON(t, GPT2().(*bpeTokenizer).model, 256, byteLevel, false, special[0])
 	var added []any
@@ -36,8 +36,8 @@ func modelFolder(t testing.TB, files map[string]any) string {
 
 type object = map[string]any
 
-// The published files of each family, with the ids of a small tokenizer: token 256 is
-// the first of the list, 257 the second, …
+// TestSpecialsOfFamilies checks the published files of each model family, with the ids of a small
+// tokenizer. Token 256 is the first of the list tokens, 257 the second.
 func TestSpecialsOfFamilies(t *testing.T) {
 	for _, c := range []struct {
 		family                         string
@@ -106,7 +106,8 @@ func TestSpecialsOfFamilies(t *testing.T) {
 	}
 }
 
-// Each file alone names the end token; without any, names of known models count.
+// TestEndTokenFromEachFile checks that each file can define the end token. Without any, the token
+// names of known models are used.
 func TestEndTokenFromEachFile(t *testing.T) {
 	toy := toyTokenizer(t, "<|endoftext|>", "<|end|>")
 	for name, c := range map[string]struct {
@@ -132,7 +133,8 @@ func TestEndTokenFromEachFile(t *testing.T) {
 	}
 }
 
-// Contradictions are told, and which side wins.
+// TestSpecialsConflicts checks that a contradiction between files gives a note that names the one
+// used.
 func TestSpecialsConflicts(t *testing.T) {
 	toy := toyTokenizer(t, "<|endoftext|>", "<|end|>", "<pad>")
 	for want, c := range map[string]struct {
@@ -179,8 +181,8 @@ func TestSpecialsConflicts(t *testing.T) {
 	}
 }
 
-// added_tokens_decoder adds the tokens that tokenizer.json lacks; a file that changes
-// tokens changes the tokenizer's name.
+// TestAddedTokensDecoder checks that added_tokens_decoder adds tokens missing in tokenizer.json. A
+// file that changes tokens must change the tokenizer's name.
 func TestAddedTokensDecoder(t *testing.T) {
 	toy := toyTokenizer(t, "<|endoftext|>")
 	plain, err := Open(modelFolder(t, map[string]any{tokenizerFile: toy, tokenizerConfig: object{"eos_token": "<|endoftext|>"}}))
@@ -194,7 +196,8 @@ func TestAddedTokensDecoder(t *testing.T) {
 	require.NotEqual(t, plain.Name(), tok.Name())
 }
 
-// The default of several templates counts, and chat_template.jinja before all.
+// TestChatTemplateOfFiles checks that the default of several templates is used, and that
+// chat_template.jinja has priority.
 func TestChatTemplateOfFiles(t *testing.T) {
 	list := object{"chat_template": []object{{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}}}
 	for want, files := range map[string]map[string]any{
@@ -210,7 +213,8 @@ func TestChatTemplateOfFiles(t *testing.T) {
 	}
 }
 
-// No file beside the tokenizer breaks it.
+// FuzzSpecials checks that no content of the files beside tokenizer.json gives invalid token ids or
+// a panic.
 func FuzzSpecials(f *testing.F) {
 	text := marshal(f, toyTokenizer(f, "<|endoftext|>", "<|end|>"))
 	f.Add([]byte(`{"eos_token": {"content": "<|end|>"}, "add_bos_token": true, "tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": {"258": {"content": "<x>"}}, "chat_template": [{"name": "default", "template": "x"}]}`),

@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// randomText strings together what tells the patterns apart.
+// randomText joins random strings that the split patterns treat differently.
 func randomText(rng *rand.Rand, parts int) string {
 	alphabet := []string{" ", " ", "  ", "\n", "\r\n", "\r", "\t", "\n\n", "a", "the", "Hello", "WORLD", "fooBar", "'s", "'S", "'ll", "'Ll", "'re", "'", "1", "23", "4567", "½", "٣", "é", "e\u0301", "ß", "中文", "日本", "🎉", "👩‍👩‍👧", ".", ",", "...", "//", ");", "{", "}", "\u00a0", "\u3000", "\u2028", "\u0085", "\x01", "_", "ǅ", "ʰ", "ſ", "'ſ", "K", "<|endoftext|>", "Ж", "’s"}
 	var s strings.Builder
@@ -37,7 +37,7 @@ func encodeWith(t testing.TB, c *codec.Codec, text string) []int32 {
 	return out
 }
 
-// sameTokens fails with the first difference, not with megabytes.
+// sameTokens fails at the first difference and prints only the tokens around it.
 func sameTokens(t testing.TB, want, got []int32, text string) {
 	t.Helper()
 	if slices.Equal(want, got) {
@@ -70,8 +70,8 @@ func TestGPT2KnownTokens(t *testing.T) {
 	require.Empty(t, tok.Encode(""))
 }
 
-// The encoder gives what tiktoken gives: GPT-2's merges, and Llama 3's way of
-// splitting and of taking whole words, which is cl100k's.
+// TestAgreesWithTiktoken compares the encoder with tiktoken: GPT-2's merges, and Llama 3's
+// splitting and complete-word lookup, which are those of cl100k.
 func TestAgreesWithTiktoken(t *testing.T) {
 	r50k, cl100k := codec.NewR50kBase(), codec.NewCl100kBase()
 	var tokens []string
@@ -108,14 +108,15 @@ func TestAgreesWithTiktoken(t *testing.T) {
 		sameTokens(t, want, GPT2().Encode(text), text)
 		sameTokens(t, want, gpt2.Encode(text), text)
 		require.True(t, text == GPT2().Decode(want))
-		if !strings.Contains(text, "ſ") { // tiktoken-go does not fold it, the original does
+		if !strings.Contains(text, "ſ") { // tiktoken-go does not case-fold ſ; the original does
 			sameTokens(t, encodeWith(t, cl100k, text), llama.Encode(text), text)
 		}
 		require.True(t, text == llama.Decode(llama.Encode(text)))
 	}
 }
 
-// The tokens that Hugging Face's tokenizers gives: testdata/want.js says how.
+// TestAgreesWithHuggingFace compares with the tokens of Hugging Face's tokenizers; testdata/want.js
+// made them.
 func TestAgreesWithHuggingFace(t *testing.T) {
 	var texts []string
 	var want map[string][][]int32
@@ -144,7 +145,8 @@ func TestAgreesWithHuggingFace(t *testing.T) {
 	}
 }
 
-// The scanners are their patterns.
+// TestScannersAgreeWithPatterns checks that the hand-written scanners split like their regular
+// expressions.
 func TestScannersAgreeWithPatterns(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	for pattern, first := range map[string]func(string) int{
@@ -167,7 +169,7 @@ func TestScannersAgreeWithPatterns(t *testing.T) {
 	}
 }
 
-// A text cut where Cut says gives the tokens of the whole.
+// TestCutsChangeNothing checks that a text cut at Cut gives the same tokens as the complete text.
 func TestCutsChangeNothing(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 10))
 	toks := []Tokenizer{Bytes(), GPT2()}
@@ -189,8 +191,8 @@ func TestCutsChangeNothing(t *testing.T) {
 			require.True(t, slices.Equal(want, append(tok.Encode(text[:at]), tok.(Cutter).EncodeMore(text[at:])...)), "%d %q | %q", i, text[:at], text[at:])
 		}
 	}
-	// llama3 has a token that strips what follows it, qwen2 too, gpt2 one that
-	// must be a word, digits puts a space first: those may not be cut.
+	// Four may not be cut. llama3 and qwen2 have a token that strips the text after it, and gpt2 has
+	// one that must be a word. digits puts a space before a text.
 	require.Len(t, cuts, 7)
 }
 
@@ -210,13 +212,13 @@ func TestConcurrentEncode(t *testing.T) {
 	wg.Wait()
 }
 
-// A piece of a megabyte takes n log n, not n².
+// TestLongPiece encodes a piece of 128 KiB, which must take n log n time, not n².
 func TestLongPiece(t *testing.T) {
 	text := strings.Repeat("abcdefgh", 1<<14)
 	tokens := GPT2().Encode(text)
 	require.True(t, text == GPT2().Decode(tokens))
-	// Neighbours cannot merge across a multiple of the period differently:
-	// the longest prefix that tiktoken can do in time agrees.
+	// The longest prefix that tiktoken encodes in acceptable time must agree. The text is periodic,
+	// so later merges do not differ.
 	short := text[:4000]
 	sameTokens(t, encodeWith(t, codec.NewR50kBase(), short), GPT2().Encode(short), short)
 }
@@ -305,7 +307,8 @@ func TestTokenizerErrors(t *testing.T) {
 	}
 }
 
-// What is refused of a SentencePiece-style file, and what comes back of its tokens.
+// TestSentencePieceFile checks which SentencePiece-style files are refused, and the decoded text of
+// the tokens.
 func TestSentencePieceFile(t *testing.T) {
 	text, err := os.ReadFile("testdata/tokenizer-llama2.json")
 	require.NoError(t, err)
@@ -342,7 +345,8 @@ func TestSentencePieceFile(t *testing.T) {
 	}
 }
 
-// Merges as lines, no types, the old files' way, are the same tokenizer.
+// TestOldTokenizerFile checks the older format: merges as lines and no types give the same
+// tokenizer.
 func TestOldTokenizerFile(t *testing.T) {
 	m := tokenizerJSON(t, GPT2().(*bpeTokenizer).model, 2000, byteLevel, false, "</s>")
 	want := load(t, m)
@@ -364,7 +368,7 @@ func TestOldTokenizerFile(t *testing.T) {
 }
 
 func FuzzTokenizerFile(f *testing.F) {
-	// The smallest files that are whole: the bytes and a few merges.
+	// The smallest complete files: the bytes and a few merges.
 	for _, pre := range []any{byteLevel, byteLevelAfter(splitStage(patternLlama3)), byteLevelAfter(map[string]any{"type": "Digits"})} {
 		m := tokenizerJSON(f, GPT2().(*bpeTokenizer).model, 260, pre, true, "<|endoftext|>")
 		m["normalizer"] = map[string]any{"type": "NFC"}
@@ -386,7 +390,7 @@ func FuzzTokenizerFile(f *testing.F) {
 	})
 }
 
-// Any text comes back, whatever it is cut into.
+// FuzzRoundTrip checks that decoding the tokens of any valid text returns the text.
 func FuzzRoundTrip(f *testing.F) {
 	f.Add("Hello, world's  end\n\n 中文 123456")
 	f.Fuzz(func(t *testing.T, text string) {
@@ -422,7 +426,7 @@ func BenchmarkGPT2(b *testing.B) {
 	})
 }
 
-// The token found for a byte holds it, with each kind of tokenizer.
+// TestMarkedTokens checks that the token found for a byte contains it, for each kind of tokenizer.
 func TestMarkedTokens(t *testing.T) {
 	text := "<s>Hello,  world's 123 日本語\n\n naïve</s>  end 🎉."
 	for _, name := range []string{"gpt2", "llama3", "qwen2", "gpt4o", "llama2", "mistral", "metaspace"} {
@@ -442,7 +446,7 @@ func TestMarkedTokens(t *testing.T) {
 				require.LessOrEqual(t, at[i-1], at[i])
 			}
 			one := tok.Decode(tokens[at[i] : at[i]+1])
-			// The space that SentencePiece puts before a text belongs to its first byte.
+			// The space that SentencePiece puts before a text belongs to the text's first byte.
 			if c := text[mark]; c > ' ' && c < 0x80 && !strings.ContainsRune(one, rune(c)) && (tok.(*bpeTokenizer).meta == nil || one != " ") {
 				t.Fatalf("%s: byte %d %q is not in token %q", name, mark, c, one)
 			}
@@ -450,8 +454,8 @@ func TestMarkedTokens(t *testing.T) {
 	}
 }
 
-// A word of many megabytes is merged in parts: the memory of merges is bounded, and the
-// text comes back.
+// TestALongWordIsMergedInParts encodes a word longer than twice longPiece. The merge buffers must
+// stay bounded, and decoding must return the word.
 func TestALongWordIsMergedInParts(t *testing.T) {
 	tok := GPT2().(*bpeTokenizer)
 	word := strings.Repeat("gattaca", (2*longPiece+3)/7) + "é" + strings.Repeat("é", longPiece/2)
