@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// peakOf is the peak of device memory of a plan without a cap.
+// peakOf returns the planned peak of device memory without a cap.
 func peakOf(t *testing.T, c request) int64 {
 	t.Helper()
 	p, _, err := c.build(context.Background())
@@ -17,8 +17,8 @@ func peakOf(t *testing.T, c request) int64 {
 	return p.Layout.Spaces[graph.Device].Peak
 }
 
-// Promise 1 with auto: any stage, ranks, caps and offload beside it, and the run
-// is the one that was planned.
+// TestAutoGivesTheSameBits checks that Recompute "auto" gives the same bits as the uncapped run. It
+// varies the ZeRO stage, the number of ranks and the memory cap.
 func TestAutoGivesTheSameBits(t *testing.T) {
 	t.Parallel()
 	for i, name := range []string{"gpt2", "llama-untied"} {

@@ -22,9 +22,9 @@ import (
 	"github.com/spillway-ml/spillway/run"
 )
 
-// A base that rests in another type has the same bits at every stage and number of ranks,
-// on the host and on disk, in layer order and resumed; and what a step touches is what was
-// planned.
+// TestBaseGivesTheSameBits trains adapters on a base stored in another type. The bits must be the
+// same at every stage and number of ranks, offloaded to host or disk, in layer order, and after a
+// resume.
 func TestBaseGivesTheSameBits(t *testing.T) {
 	t.Parallel()
 	for k, of := range []struct{ model, base, precision string }{
@@ -36,7 +36,7 @@ func TestBaseGivesTheSameBits(t *testing.T) {
 		c.Ranks, c.Accum, c.Reproducible, c.Zero = 1, 6, true, 0
 		want := runOf(t, c)
 		for zero := range 4 {
-			if !long.On() && zero%2 == k%2 { // half of them for each type
+			if !long.On() && zero%2 == k%2 { // half of the stages for each type
 				continue
 			}
 			v := c
@@ -63,8 +63,8 @@ func TestBaseGivesTheSameBits(t *testing.T) {
 	}
 }
 
-// An int8 base takes a byte for a parameter and 4 for each 256 of them, in the shard; no
-// frozen parameter rests in another type.
+// TestInt8BaseRestsInCodes checks the stored size of an int8 base in a shard: one byte per
+// parameter and 4 bytes per 256 parameters. No other buffer may hold frozen parameters.
 func TestInt8BaseRestsInCodes(t *testing.T) {
 	t.Parallel()
 	for zero := range 4 {
@@ -115,8 +115,8 @@ func pretrained(t *testing.T, model string, steps int) (folder, data string) {
 	return c.Checkpoint, filepath.Join(dir, "second.bin")
 }
 
-// baseCurve fine-tunes a pretrained model with adapters from a seed, and returns the mean
-// loss of its steps. shifted gives each block of the base the scale of the one before it.
+// baseCurve fine-tunes a pretrained model with adapters and returns the mean loss of the steps.
+// With shifted, each block of the base gets the scale of the block before it.
 func baseCurve(t *testing.T, folder, data, base string, seed int64, steps int, shifted bool) (loss float64) {
 	t.Helper()
 	c := request{Config: config.Default()}
@@ -137,7 +137,7 @@ func baseCurve(t *testing.T, folder, data, base string, seed int64, steps int, s
 	return loss
 }
 
-// shiftScales moves the scales of every unit of the base by one block, on one rank.
+// shiftScales moves the scales of every unit of the base by one block; it needs a run on one rank.
 func shiftScales(t *testing.T, tr *Trainer) {
 	t.Helper()
 	p := tr.Plan().Program
@@ -153,9 +153,9 @@ func shiftScales(t *testing.T, tr *Trainer) {
 	}
 }
 
-// The mean loss over the steps of an int8 base is at most 1 % over that of a bf16 base: 300 steps from
-// three seeds with SPILLWAY_LONG, else 60 from one of one model. With its scales shifted by one block it
-// is more.
+// TestInt8BaseFollowsBF16 checks that the mean loss with an int8 base is at most 1 % above that
+// with a bf16 base. As a control, scales shifted by one block must give a higher loss. By default
+// it runs 60 steps with one seed and model, with SPILLWAY_LONG 300 steps with three seeds.
 func TestInt8BaseFollowsBF16(t *testing.T) {
 	t.Parallel()
 	steps, seeds := long.Or(60, 300), long.Or(1, 3)
@@ -191,15 +191,15 @@ func TestBaseRefuses(t *testing.T) {
 	}
 }
 
-// Llama 3 8B with an int8 base fits a card of 24 GB with r from 4 to 256: planned for a GPU,
-// and run on the null device, where the highest byte that an operation touches is the
-// planned peak.
+// TestLlama8BWithAnInt8BaseFits24GB plans Llama 3 8B with an int8 base for a 24 GB GPU, with
+// adapter ranks 4 and 256. On the null device, the highest byte that an operation touches must be
+// the planned peak.
 func TestLlama8BWithAnInt8BaseFits24GB(t *testing.T) {
 	t.Parallel()
 	for _, rank := range []int{4, 256} {
 		c := request{Config: config.Default()}
 		c.Model, c.Target, c.Precision, c.Batch, c.Seq, c.Recompute, c.DeviceMemory = "llama-3-8b", graph.CUDATarget(), "bf16", 1, 1024, "full", 24e9
-		c.Outside[graph.Device] = 650 << 20 // of a card of its generation
+		c.Outside[graph.Device] = 650 << 20 // CUDA's own memory on a card of that generation
 		c.LoRA, c.Base = lora.Options{Rank: rank, Alpha: 16, Targets: []string{"*_proj.weight"}}, "int8"
 		p, err := c.planned().Plan(t.Context())
 		require.NoError(t, err)

@@ -15,8 +15,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/cancel"
 )
 
-// A run ends where its context does, wherever that is, and what was done stays: after
-// a call that was canceled the next one goes on from there.
+// TestACanceledContextEndsARun cancels the context at many points of New, Evaluate, Generate, Save
+// and Run. Each call must return. Completed steps stay valid, and the next call continues from
+// them.
 func TestACanceledContextEndsARun(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -59,7 +60,8 @@ func TestACanceledContextEndsARun(t *testing.T) {
 	cancel.Leaves(t, "New, resumed", 30, func(ctx context.Context) error { return run(again, ctx) })
 }
 
-// A process that lends its ranks ends with its context, and the job with it.
+// TestACanceledContextEndsWork checks that a canceled context ends a process that lends its ranks,
+// and ends the job.
 func TestACanceledContextEndsWork(t *testing.T) {
 	t.Parallel()
 	leader, others := joined(t, 2)
@@ -82,7 +84,7 @@ func TestACanceledContextEndsWork(t *testing.T) {
 	})
 	require.ErrorIs(t, err, ErrLost)
 	require.ErrorIs(t, <-ends, context.Canceled)
-	_ = tr.Close() // of a job that is lost
+	_ = tr.Close() // the job is lost
 
 	_, others = joined(t, 2)
 	began, err := Work(ctx, others[0], nil)

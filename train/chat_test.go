@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/data/token"
 )
 
-// chatRun trains a small model of 257 tokens on conversations in bytes.
+// chatRun returns a run that trains a small model with 257 tokens on byte-tokenized conversations.
 func chatRun(t *testing.T, lines int) request {
 	c := keeping(t, 3)
 	dir := t.TempDir()
@@ -28,8 +28,8 @@ func chatRun(t *testing.T, lines int) request {
 	return c
 }
 
-// Conversations train in shuffled order, are counted before the first step, resume, and
-// leave a tokenizer with an end token and a chat template.
+// TestTrainsOnConversations trains on conversations in shuffled order and resumes. The notes must
+// count the conversations, and the checkpoint must hold an end token and a chat template.
 func TestTrainsOnConversations(t *testing.T) {
 	t.Parallel()
 	c := chatRun(t, 50)
@@ -50,7 +50,8 @@ func TestTrainsOnConversations(t *testing.T) {
 	refused(t, other, "Config.Data is other data")
 }
 
-// The template of a run goes with its checkpoint, in place of the model's.
+// TestTemplateGoesWithTheCheckpoint checks that a checkpoint stores the run's chat template instead
+// of the model's.
 func TestTemplateGoesWithTheCheckpoint(t *testing.T) {
 	t.Parallel()
 	c := chatRun(t, 10)
@@ -73,7 +74,8 @@ func TestTemplateGoesWithTheCheckpoint(t *testing.T) {
 	require.Positive(t, ev.Targets)
 }
 
-// Settings of conversations are refused with other data, and by name.
+// TestConversationSettingsRefused checks that conversation settings with unsuitable data or values
+// are refused, and that the error names the setting.
 func TestConversationSettingsRefused(t *testing.T) {
 	t.Parallel()
 	c := chatRun(t, 3)
@@ -93,8 +95,8 @@ func TestConversationSettingsRefused(t *testing.T) {
 	refused(t, c, "Config.Template")
 }
 
-// An evaluation whose batches would hold more than the held-out data counts each target once, as
-// the eval command does, at any number of ranks.
+// TestEvaluationCountsOnce evaluates with more batches than the held-out data fill. Each target
+// must count once, as in an inference run, at any number of ranks.
 func TestEvaluationCountsOnce(t *testing.T) {
 	t.Parallel()
 	evaluate := func(c request) EvalResult {

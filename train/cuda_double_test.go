@@ -26,9 +26,9 @@ import (
 	"github.com/spillway-ml/spillway/platform/gpu"
 )
 
-// onDouble makes cfg run on a double of the driver, with kernels of the CPU in
-// stream order, or with the GPU's own compiled for the host. At the end of the
-// run the caller asks the double what it has found.
+// onDouble makes cfg run on a test double of the CUDA driver. It uses the CPU's kernels in stream
+// order or, with own, the GPU's kernels compiled for the host. At the end of the run the caller
+// checks the errors found by the double.
 func onDouble(t testing.TB, cfg *request, o drivertest.Options, own bool) *drivertest.Driver {
 	t.Helper()
 	if o.Memory == 0 {
@@ -48,8 +48,8 @@ func onDouble(t testing.TB, cfg *request, o drivertest.Options, own bool) *drive
 		require.NoError(t, err)
 		cfg.cuda.Kernels = shimKernels(d, compiler)
 	} else {
-		cfg.Target = graph.CPUTarget() // these kernels' alignment and workspace
-		all := graph.CUDATarget().CUDA // of which a run may choose; by default it has the CPU's bits
+		cfg.Target = graph.CPUTarget() // the alignment and workspace of the CPU's kernels
+		all := graph.CUDATarget().CUDA // the epilogues that a run may choose; the default has the CPU's bits
 		cfg.Target.CUDA = graph.CUDAKernels{Activation: all.Activation, Epilogues: all.Epilogues}
 		cfg.cuda.Kernels = func(_ platform.Options, _ driver.API, _ driver.Device, host kernels.Library) (gpu.Kernels, error) {
 			return &hostKernels{d, host}, nil
@@ -64,14 +64,14 @@ func shimKernels(d *drivertest.Driver, compiler *shim.Compiler) func(platform.Op
 	}
 }
 
-// hostKernels binds the CPU's kernels to memory of the double and runs them in
-// stream order: the host's side of a run needs no compiler then.
+// hostKernels runs the CPU's kernels on the double's memory, in stream order. Tests of the host
+// side then need no compiler.
 type hostKernels struct {
 	double *drivertest.Driver
 	host   kernels.Library
 }
 
-// shown is a GPU's arena whose memory the host reaches, as a double's is.
+// shown is a GPU arena whose memory the host can access, as on the double.
 type shown struct {
 	device.Arena
 	mem []byte
@@ -122,7 +122,7 @@ func (h *hostKernels) Bind(b kernels.Binding) (device.Kernel, error) {
 		p.Arena = &shown{p.Arena, mem}
 		return p, err
 	}
-	shared := map[device.Arena]*shown{} // one for an arena: kernels compare them
+	shared := map[device.Arena]*shown{} // one per arena, because kernels compare arenas
 	share := func(p device.Ptr, to *[]device.Ptr, err *error) device.Ptr {
 		q, e := show(p, to)
 		if s, ok := q.Arena.(*shown); ok {
@@ -168,7 +168,7 @@ func (h *hostKernels) Sum(t graph.DType, order graph.SumOrder) (peers.Sum, error
 	return &hostSum{h.double, t, order}, comm.CheckSum(t)
 }
 
-// hostSum adds on the double, as ranks of a process do.
+// hostSum sums on the double like the ranks of one process.
 type hostSum struct {
 	double *drivertest.Driver
 	dtype  graph.DType

@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// geluTiny is tiny gpt2 in 16 bits with GELU in the products' epilogues.
+// geluTiny returns tiny gpt2 in 16 bits with GELU in the epilogues of the matrix products.
 func geluTiny(precision string) request {
 	c := tiny("gpt2")
 	c.Device, c.Precision, c.Epilogues = "cuda", precision, []string{"gelu", "dgelu"}
@@ -26,8 +26,8 @@ func geluTiny(precision string) request {
 	return c
 }
 
-// With the choice every GELU of a product is one operation, in training and evaluation,
-// and selective recomputation makes none again.
+// TestGELUEpilogueIsChosen checks that each GELU after a product becomes one operation with it, in
+// training and evaluation. Selective recomputation must not recompute any GELU separately.
 func TestGELUEpilogueIsChosen(t *testing.T) {
 	t.Parallel()
 	planned := func(recompute string, names ...string) map[graph.Kind]int {
@@ -52,14 +52,14 @@ func TestGELUEpilogueIsChosen(t *testing.T) {
 	require.Equal(t, "gelu", (&planner.Forecast{Config: onGPU("gelu").Config}).Epilogues())
 }
 
-// evaluated is a run's outcome with its evaluations.
+// evaluated is the outcome of a run and its evaluations.
 type evaluated struct {
 	outcome
 	evals []string
 }
 
-// geluOnDouble is a run on a double that must find nothing (see runOnDouble), of which
-// every space's touched peak is the planned one.
+// geluOnDouble runs c on a double that must find no error (see runOnDouble). In every memory space
+// the touched peak must equal the planned peak.
 func geluOnDouble(t *testing.T, c request, seed uint64, gpuKernels bool) (o evaluated) {
 	t.Helper()
 	d := onDouble(t, &c, drivertest.Options{Seed: seed}, gpuKernels)
@@ -81,9 +81,9 @@ func geluOnDouble(t *testing.T, c request, seed uint64, gpuKernels bool) (o eval
 	return o
 }
 
-// Promise 1 with GELU in the epilogue: stage × recompute × placement × prefetch, in turn,
-// give the same bits at one world size, losses of evaluation too; they are not those
-// without it.
+// TestCUDAGELUEpilogueGivesTheSameBits varies stage, recomputation, placement and prefetch with
+// GELU in the epilogue. At one number of ranks the bits must be the same, evaluation losses
+// included. Without the epilogue the losses differ slightly.
 func TestCUDAGELUEpilogueGivesTheSameBits(t *testing.T) {
 	t.Parallel()
 	recomputes := []string{"none", "full", "selective", "drop:h.*.mlp.act", "drop:h.0.mlp.c_fc", "full:h.1;selective:h.0"}
@@ -101,7 +101,7 @@ func TestCUDAGELUEpilogueGivesTheSameBits(t *testing.T) {
 				require.InEpsilon(t, other.losses[s], want.losses[s], 5e-3)
 			}
 			for i, placement := range append([]string{""}, placements...) {
-				if !long.On() && i%4 != p { // a quarter of them with each precision
+				if !long.On() && i%4 != p { // a quarter of the placements with each precision
 					continue
 				}
 				one := c
@@ -116,7 +116,8 @@ func TestCUDAGELUEpilogueGivesTheSameBits(t *testing.T) {
 	}
 }
 
-// With --reproducible the same at every number of ranks, for so many micro-batches.
+// TestCUDAGELUEpilogueIsOneCurve checks that reproducible runs give the same bits at 1, 2 and 4
+// ranks with the same number of micro-batches.
 func TestCUDAGELUEpilogueIsOneCurve(t *testing.T) {
 	var want evaluated
 	for i, ranks := range []int{1, 2, 4} {
@@ -132,8 +133,8 @@ func TestCUDAGELUEpilogueIsOneCurve(t *testing.T) {
 	}
 }
 
-// Frozen layers, whose pre-activations nothing reads, with their cache and without;
-// micro-batches layer by layer; and GELU without its derivative.
+// TestCUDAGELUEpilogueOfOtherRuns checks runs where the same bits are less obvious. They are frozen
+// layers with and without their cache, layer-order accumulation, and GELU without its derivative.
 func TestCUDAGELUEpilogueOfOtherRuns(t *testing.T) {
 	for name, change := range map[string]func(c *request){
 		"frozen": func(c *request) { c.Freeze = []string{"wte*", "wpe*", "h.0.*"} },
@@ -159,11 +160,11 @@ func TestCUDAGELUEpilogueOfOtherRuns(t *testing.T) {
 	}
 }
 
-// The GPU's own kernels, with the double of cuBLASLt: one result at every stage,
-// recomputation and placement, near the CPU kernels'.
+// TestCUDAGELUEpilogueByTheGPUsKernels runs the GPU's kernels with the double of cuBLASLt. The bits
+// must be the same at every stage, recomputation and placement, and near those of the CPU kernels.
 func TestCUDAGELUEpilogueByTheGPUsKernels(t *testing.T) {
 	c := geluTiny("bf16")
-	c.Ranks, c.Seq, c.Dropout, c.Steps = 2, 8, 0, 1 // they are slow here
+	c.Ranks, c.Seq, c.Dropout, c.Steps = 2, 8, 0, 1 // these kernels are slow on the double
 	near := geluOnDouble(t, c, 0, false)
 	var want *evaluated
 	for zero, placement := range []string{"", "optimizer=host", "activations=host", "optimizer=disk,parameters=host"} {

@@ -21,9 +21,9 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// Promise 1 over several GPUs, a rank each or two: stage × placement × precision give the
-// bits of one process on the CPU, and so of ranks that share a GPU. Every byte between GPUs
-// goes by a copy of the driver's: the double fails a kernel that reaches for another card.
+// TestCUDASeveralGPUsGiveTheSameBits runs one or two ranks per GPU at several stages, placements
+// and precisions. The bits must be those of one process on the CPU. Data between GPUs must use
+// driver copies: the double fails a kernel that accesses another card.
 func TestCUDASeveralGPUsGiveTheSameBits(t *testing.T) {
 	for i, c := range []struct {
 		ranks, gpus int
@@ -32,7 +32,7 @@ func TestCUDASeveralGPUsGiveTheSameBits(t *testing.T) {
 	}{{2, 2, "fp32", []int{0, 1, 2, 3}}, {3, 3, "fp32", []int{3, 0}}, {4, 2, "bf16", []int{1, 2, 3}}, {3, 3, "bf16", []int{0, 3}}, {4, 4, "shards of 2", []int{3}}} {
 		base := tiny("gpt2")
 		base.Ranks, base.Steps, base.Batch, base.Seq, base.Clip, base.Precision = c.ranks, 2, 1, 16, 1, c.precision
-		if c.precision == "shards of 2" { // and replicas
+		if c.precision == "shards of 2" { // with replicas
 			base.Precision, base.ShardSize = "fp32", 2
 		}
 		want := runOf(t, base)
@@ -55,8 +55,8 @@ func TestCUDASeveralGPUsGiveTheSameBits(t *testing.T) {
 	}
 }
 
-// The same with the GPU's own kernels: two ranks have the bits on two GPUs that they have
-// on one, whether or not the two have a link.
+// TestCUDAKernelsOnTwoGPUs checks that two ranks give the same bits on one GPU and on two, with and
+// without a link.
 func TestCUDAKernelsOnTwoGPUs(t *testing.T) {
 	for i, precision := range []string{"fp32", "bf16"} {
 		c := tiny("gpt2")
@@ -68,8 +68,8 @@ func TestCUDAKernelsOnTwoGPUs(t *testing.T) {
 	}
 }
 
-// A rank that is lost on one GPU ends the job on the others, by rank; one that is stuck is
-// named with its GPU.
+// TestCUDALostGPU checks that a rank that fails on one GPU ends the job on all. The error for a
+// rank that hangs must name the rank and its GPU.
 func TestCUDALostGPU(t *testing.T) {
 	const timeout = 700 * time.Millisecond
 	start := func(c *request) (*Trainer, *drivertest.Driver) {
@@ -90,7 +90,7 @@ func TestCUDALostGPU(t *testing.T) {
 	err := tr.Run(context.Background(), nil)
 	require.ErrorIs(t, err, comm.ErrTimeout)
 	require.ErrorContains(t, err, "1 (GPU 1) did not arrive")
-	_ = tr.Close() // its error is the run's
+	_ = tr.Close() // its error repeats the run's
 	require.NoError(t, d.Close())
 
 	c = tiny("gpt2")
@@ -103,8 +103,8 @@ func TestCUDALostGPU(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// What a job takes of each GPU is its plan: the arenas, what peers send, and what is
-// outside. A GPU that has less is the one that all ranks plan for.
+// TestCUDAPlanIsWhatEachGPUGives checks that a job's use of each GPU equals its plan: arenas, data
+// from peers, and memory outside the arenas. All ranks plan for the GPU with the least memory.
 func TestCUDAPlanIsWhatEachGPUGives(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Batch, c.Seq, c.Zero = 2, 1, 1, 16, 2
@@ -137,8 +137,8 @@ func TestCUDAPlanIsWhatEachGPUGives(t *testing.T) {
 	require.ErrorContains(t, err, "this cap is what is free on GPU 1, Double: ")
 }
 
-// Ranks that GPUs can't share evenly, and GPUs that would compute other bits, are refused
-// by name.
+// TestCUDAGPUsThatDoNotGoTogether checks errors for rank counts that the GPUs cannot share evenly,
+// for GPUs of different kinds, and for GPUs that send wrong data.
 func TestCUDAGPUsThatDoNotGoTogether(t *testing.T) {
 	attempt := func(ranks int, o drivertest.Options) error {
 		c := tiny("gpt2")
@@ -163,8 +163,8 @@ func TestCUDAGPUsThatDoNotGoTogether(t *testing.T) {
 	require.ErrorContains(t, attempt(3, drivertest.Options{Devices: 3, Garbles: garbles}), "what GPU 2 sends to GPU 1 arrives changed")
 }
 
-// Of the calls that only several GPUs make, or that cross between them, none that fails
-// hangs a rank or leaves anything behind.
+// TestCUDAEveryCallBetweenGPUsCanFail makes each call specific to several GPUs fail. No failure may
+// hang a rank or leak resources.
 func TestCUDAEveryCallBetweenGPUsCanFail(t *testing.T) {
 	between := []string{"cuDeviceCanAccessPeer", "cuCtxEnablePeerAccess", "cuMemcpyPeerAsync", "cuStreamWaitEvent", "cuEventRecord", "cuStreamCreate", "run"}
 	everyCallCanFail(t, drivertest.Options{Devices: 2}, func(call string) bool { return slices.Contains(between, call) })

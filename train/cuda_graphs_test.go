@@ -19,9 +19,9 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// A step launched as CUDA graphs gives the bits of one launched an operation at a time: what
-// changes from step to step (the rate, the step count, the loss scale, dropout's
-// counters, the tokens) is read in memory and not in a launch's arguments.
+// TestCUDAGraphsGiveTheSameBits checks that steps launched as CUDA graphs give the same bits as
+// steps launched one operation at a time. Values that change per step must be read from memory, not
+// from launch arguments: rate, step count, loss scale, dropout counters and tokens.
 func TestCUDAGraphsGiveTheSameBits(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(c *request){
@@ -60,8 +60,8 @@ func TestCUDAGraphsGiveTheSameBits(t *testing.T) {
 	})
 }
 
-// smallest is a step with everything that a step has, for kernels that are emulated: one
-// layer, two ranks, stage 3.
+// smallest returns a run small enough for emulated kernels that has all parts of a step: one layer,
+// two ranks, stage 3.
 func smallest(t *testing.T) request {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"),
@@ -78,8 +78,8 @@ func smallest(t *testing.T) request {
 	return c
 }
 
-// Steps that overflow, in graphs and before there are any, change nothing but the loss
-// scale; what they and those after them give are the bits of launches one by one.
+// overflowsInGraphs checks that steps that overflow change only the loss scale, before and after
+// the graphs exist. Results must equal those without graphs.
 func overflowsInGraphs(t *testing.T, c request, own bool) {
 	const steps = 10
 	c.Steps = steps
@@ -136,8 +136,8 @@ func sameWithGraphs(t *testing.T, c request, own bool) {
 	require.Equal(t, with["cuGraphInstantiateWithFlags"], with["cuGraphExecDestroy"])
 }
 
-// Where the driver refuses to capture the run says so once and goes on an operation at a
-// time; a trace has no graphs, and the device's line says why.
+// TestCUDAGraphsRefusedByTheDriver makes the driver refuse capture. The run must warn once and
+// continue without graphs. The device line must say whether graphs are used.
 func TestCUDAGraphsRefusedByTheDriver(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Batch, c.Seq = 2, 3, 1, 16
@@ -177,7 +177,8 @@ func TestCUDAGraphsRefusedByTheDriver(t *testing.T) {
 	require.ErrorContains(t, c.Validate(), "Config.CUDAGraphs")
 }
 
-// What fails in a graph names the graph, its phase and what would name the operation.
+// TestCUDAGraphThatFails checks that the error of a failed graph names the graph and its phase, and
+// says how to find the operation.
 func TestCUDAGraphThatFails(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Batch, c.Seq = 1, 3, 1, 16
@@ -185,14 +186,14 @@ func TestCUDAGraphThatFails(t *testing.T) {
 		tr, err := c.start(context.Background())
 		require.NoError(t, err)
 		err = tr.Run(context.Background(), nil)
-		_ = tr.Close() // its error is the run's
+		_ = tr.Close() // its error repeats the run's
 		return d.Calls()["run"], err
 	}
 	d := onDouble(t, &c, drivertest.Options{}, false)
 	ran, err := calls(d)
 	require.NoError(t, err)
 	require.NoError(t, d.Close())
-	// Streams run beside each other: which run is of a graph differs from time to time.
+	// Streams run concurrently, so the run calls that belong to a graph differ between runs.
 	for at := ran * 3 / 4; at < ran; at++ {
 		d = onDouble(t, &c, drivertest.Options{}, false)
 		d.FailRun(at, 719)

@@ -26,8 +26,8 @@ import (
 	"github.com/spillway-ml/spillway/platform/gpu"
 )
 
-// runOnDouble is runOf on a double that must find nothing: no conflicting
-// accesses that nothing orders, no byte out of an arena, no leak.
+// runOnDouble is runOf on a double that must find no error: no unordered conflicting accesses, no
+// access outside an arena, no leak.
 func runOnDouble(t testing.TB, c request, o drivertest.Options, gpuKernels bool) outcome {
 	t.Helper()
 	d := onDouble(t, &c, o, gpuKernels)
@@ -36,9 +36,9 @@ func runOnDouble(t testing.TB, c request, o drivertest.Options, gpuKernels bool)
 	return got
 }
 
-// Promise 1 on the GPU's host side: stage × recompute × placement × ranks, in turn,
-// give the same bits, which with the CPU's kernels are the CPU device's. Promise 2 (in
-// runOf) in all three spaces.
+// TestCUDAHostSideGivesTheSameBits runs the CPU's kernels on the double. Stage, recomputation,
+// placement and ranks must not change the bits, which equal those of the CPU device. runOf also
+// checks that touched memory equals the plan in all three spaces.
 func TestCUDAHostSideGivesTheSameBits(t *testing.T) {
 	t.Parallel()
 	turn := 0
@@ -47,7 +47,7 @@ func TestCUDAHostSideGivesTheSameBits(t *testing.T) {
 		c.Ranks, c.Steps, c.Batch, c.Seq, c.Dropout, c.Clip, c.Zero = ranks, 2, 1, 16, 0.1, 1, 0
 		want := runOf(t, c)
 		for i, placement := range append([]string{""}, placements...) {
-			if !long.On() && i%4 != ranks/2 { // a quarter of them with each number of ranks
+			if !long.On() && i%4 != ranks/2 { // a quarter of the placements with each number of ranks
 				continue
 			}
 			for _, zero := range inTurn(turn, []int{0, 1, 2, 3}) {
@@ -65,8 +65,8 @@ func TestCUDAHostSideGivesTheSameBits(t *testing.T) {
 	}
 }
 
-// The same with the GPU's own kernels: the same bits within the device, and
-// losses as the CPU's.
+// TestCUDAKernelsGiveTheSameBits runs the GPU's kernels: the bits must be the same for all
+// variants, and the losses near the CPU's.
 func TestCUDAKernelsGiveTheSameBits(t *testing.T) {
 	t.Parallel()
 	for turn, model := range []string{"llama-tied", "gpt2"} {
@@ -79,7 +79,7 @@ func TestCUDAKernelsGiveTheSameBits(t *testing.T) {
 				require.InEpsilon(t, onCPU.losses[s], want.losses[s], 1e-5, "%s, %d ranks, step %d", model, ranks, s+1)
 			}
 			for i, placement := range []string{"", "optimizer=host,gradients=host", "optimizer=disk,parameters=host,activations=host", "parameters=disk,gradients=disk,activations=disk"} {
-				if !long.On() && i%2 != turn { // half of them with each model
+				if !long.On() && i%2 != turn { // half of the placements with each model
 					continue
 				}
 				one := c
@@ -94,8 +94,8 @@ func TestCUDAKernelsGiveTheSameBits(t *testing.T) {
 	}
 }
 
-// In 16 bits the host's side gives the CPU device's bits, and the GPU's own kernels one
-// result at every stage and placement, near the CPU's.
+// TestCUDATrainsIn16Bits checks bf16 and fp16. With the CPU's kernels the bits are those of the CPU
+// device. The GPU's kernels give one result at every stage and placement, near the CPU's.
 func TestCUDATrainsIn16Bits(t *testing.T) {
 	t.Parallel()
 	for _, precision := range []string{"bf16", "fp16"} {
@@ -103,9 +103,9 @@ func TestCUDATrainsIn16Bits(t *testing.T) {
 	}
 }
 
-// Promise 1 with all epilogues that a run can choose: stage, recomputation, placement,
-// prefetch and, reproducible, the number of ranks change no bit. Without them the bits are
-// others, near these.
+// TestCUDAEpiloguesGiveTheSameBits enables all epilogues. Stage, recomputation, placement, prefetch
+// and, in reproducible runs, the number of ranks must not change a bit. Runs without epilogues give
+// slightly different losses.
 func TestCUDAEpiloguesGiveTheSameBits(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -129,7 +129,7 @@ func TestCUDAEpiloguesGiveTheSameBits(t *testing.T) {
 		require.Equal(t, want.losses, got.losses, "%+v", v)
 		require.Equal(t, want.sha, got.sha, "%+v", v)
 	}
-	// Within a step, where a micro-batch's gradients are added as they are made.
+	// Without Reproducible, gradients are added within a step as soon as they are computed.
 	c.Reproducible, c.Reduce = false, "fp32"
 	once := runOnDouble(t, c, drivertest.Options{}, true)
 	c.Zero, c.Recompute, c.Offload = 1, "full", "optimizer=host"
@@ -152,7 +152,7 @@ func cudaTrainsIn(t *testing.T, precision string) {
 	var own *outcome
 	for zero, placement := range []string{"", "optimizer=host", "activations=host", "optimizer=disk,parameters=host"} {
 		if precision == "fp16" && zero != 3 {
-			continue // the GPU's own kernels are slow here, and what bf16 shows of stages holds
+			continue // the GPU's kernels are slow here; bf16 covers the other stages
 		}
 		one := c
 		one.Zero, one.Offload, one.Disk, one.Recompute = zero, placement, t.TempDir(), []string{"none", "full"}[zero%2]
@@ -171,8 +171,8 @@ func cudaTrainsIn(t *testing.T, precision string) {
 	}
 }
 
-// What else changes what a run is made of: groups of a mesh, accumulation,
-// frozen parameters and their cache, other optimizers.
+// TestCUDAHostSideOfOtherRuns compares further runs with the CPU: mesh groups, accumulation, frozen
+// parameters with their cache, and other optimizers and models.
 func TestCUDAHostSideOfOtherRuns(t *testing.T) {
 	for name, change := range map[string]func(c *request){
 		"hsdp":         func(c *request) { c.Ranks, c.ShardSize, c.Accum = 4, 2, 2 },
@@ -193,8 +193,8 @@ func TestCUDAHostSideOfOtherRuns(t *testing.T) {
 	}
 }
 
-// A rank that fails or is stuck ends the job on every rank: see
-// TestALostRankEndsTheJob.
+// TestCUDALostRank checks that a rank that fails or hangs ends the job on every rank, as
+// TestALostRankEndsTheJob does.
 func TestCUDALostRank(t *testing.T) {
 	const timeout, sick = 700 * time.Millisecond, 1
 	for label, mode := range map[string]fault.Mode{"h.1.mlp.c_fc": fault.Hang, "adamw": fault.Panic, "h.0/all_gather": fault.AtLaunch, "tokens/in": fault.WhenRun, "loss/all_reduce": fault.Hang} {
@@ -222,13 +222,13 @@ func TestCUDALostRank(t *testing.T) {
 		} else {
 			require.ErrorContains(t, err, label)
 		}
-		_ = tr.Close() // its error is the run's
+		_ = tr.Close() // its error repeats the run's
 		require.NoError(t, d.Close(), label)
 	}
 }
 
-// Evaluation, accumulation, a checkpoint that another number of ranks resumes
-// from on the CPU, a trace and generation.
+// TestCUDARunWhole runs evaluation, accumulation, a trace and generation. Another number of ranks
+// resumes from the checkpoint on the CPU.
 func TestCUDARunWhole(t *testing.T) {
 	c := tiny("gpt2")
 	dir := t.TempDir()
@@ -266,7 +266,8 @@ func TestCUDARunWhole(t *testing.T) {
 	require.Equal(t, want.sha, got.sha)
 }
 
-// A cap is a wall, and a refusal says which cap it was.
+// TestCUDACapIsTheSmallerOfWhatIsAskedAndFree checks that a run one byte over the cap is refused.
+// The error must name the cap that applied: the setting or the free memory.
 func TestCUDACapIsTheSmallerOfWhatIsAskedAndFree(t *testing.T) {
 	base := tiny("gpt2")
 	base.Ranks, base.Batch, base.Seq, base.Steps = 2, 1, 16, 1
@@ -326,20 +327,18 @@ func TestCUDAWithoutADriver(t *testing.T) {
 	require.Positive(t, p.Layout.Spaces[graph.Device].Peak)
 }
 
-// Wherever a call of the driver fails, or work on the device, the run ends with
-// an error that names the call, its code and, once operations run, one of them;
-// nothing hangs and nothing leaks.
+// TestCUDAEveryCallCanFail makes each driver call and each device operation fail. The error must
+// name the call and its code and, once operations run, one of them. Nothing may hang or leak.
 func TestCUDAEveryCallCanFail(t *testing.T) {
 	everyCallCanFail(t, drivertest.Options{}, func(string) bool { return true })
 }
 
-// everyCallCanFail has each of the calls that are chosen fail, some of the times that it is
-// made.
+// everyCallCanFail makes each call selected by chosen fail at some of its occurrences.
 func everyCallCanFail(t *testing.T, o drivertest.Options, chosen func(call string) bool) {
 	attempt := func(tell func(*drivertest.Driver)) (calls map[string]int, err, left error) {
 		c := tiny("gpt2")
 		c.Ranks, c.Steps, c.Batch, c.Seq, c.Zero, c.poison = 2, 2, 1, 8, 3, false
-		c.Offload, c.Timeout, c.CUDAGraphs = "optimizer=host,activations=host", 20*time.Second, "off" // a capture that fails is no error
+		c.Offload, c.Timeout, c.CUDAGraphs = "optimizer=host,activations=host", 20*time.Second, "off" // because a failed capture is not an error
 		d := onDouble(t, &c, o, false)
 		tell(d)
 		tr, err := c.start(context.Background())
@@ -355,7 +354,7 @@ func everyCallCanFail(t *testing.T, o drivertest.Options, chosen func(call strin
 			continue
 		}
 		times := []int{1, 1 + n/3, 1 + 2*n/3, n}
-		if !long.All() { // the first, and one more that differs by call
+		if !long.All() { // the first, and one other that depends on the call
 			times = []int{1, times[1+len(call)%3]}
 		}
 		for _, nth := range times {
@@ -370,18 +369,18 @@ func everyCallCanFail(t *testing.T, o drivertest.Options, chosen func(call strin
 			made, err, left := attempt(tell)
 			require.NoError(t, left, name)
 			require.Less(t, time.Since(began), 20*time.Second, name)
-			if made[call] < nth { // how often an event is asked for depends on time
+			if made[call] < nth { // the number of event queries depends on timing
 				require.Equal(t, "cuEventQuery", call, name)
 				continue
 			}
 			if call == "cuEventQuery" && nth > 1 && err == nil {
-				continue // a rank that leaves asks its peers' events until one answers
+				continue // a rank that ends queries its peers' events until one answers
 			}
 			require.ErrorContains(t, err, want, name)
 			switch call {
 			case "run", "Run", "cuMemcpyDtoDAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuStreamWaitEvent":
 				if o.Devices > 1 && nth == 1 {
-					continue // it is the GPUs' first meeting: no operation yet
+					continue // the GPUs' first exchange runs before any operation
 				}
 				require.ErrorContains(t, err, "operation ", name)
 			}

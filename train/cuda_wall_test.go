@@ -22,8 +22,8 @@ import (
 	"github.com/spillway-ml/spillway/platform/gpu"
 )
 
-// hungry makes cfg run on a double whose device takes memory for every kernel and
-// product that runs for the first time.
+// hungry makes cfg run on a double whose device allocates memory at the first run of every kernel
+// and product.
 func hungry(t *testing.T, cfg *request, memory int64, gpus int) *drivertest.Driver {
 	d := onDouble(t, cfg, drivertest.Options{Memory: memory, Devices: gpus, FirstLaunch: func(string) int64 { return 3<<20 + 4096 },
 		GraphBytes: func(operations int) int64 { return 64<<10 + 64<<10*int64(operations) }}, true)
@@ -37,9 +37,9 @@ func hungry(t *testing.T, cfg *request, memory int64, gpus int) *drivertest.Driv
 	return d
 }
 
-// What kernels and products take of the device is measured before the arenas are made:
-// a job that fills the GPU to the last byte starts and takes steps, and one for which a
-// byte is missing is refused by a plan. So it is with a GPU for each rank.
+// TestCUDAJobAtTheWall checks that the memory of kernels and products is measured before the arenas
+// are allocated. A job that uses every byte of the GPU must run; with one byte less its plan is
+// refused. It runs on one GPU and on two.
 func TestCUDAJobAtTheWall(t *testing.T) {
 	for _, gpus := range []int{1, 2} {
 		jobAtTheWall(t, gpus)
@@ -69,7 +69,7 @@ func jobAtTheWall(t *testing.T, gpus int) {
 	}
 	peak, outside, err := start(16 << 30)
 	require.NoError(t, err)
-	each := int64(c.Ranks / gpus) // ranks on a GPU
+	each := int64(c.Ranks / gpus) // ranks per GPU
 	require.Greater(t, each*outside, int64(gpu.GuessedOutside), "more than was thought before it was measured")
 	wall := each * (peak + outside)
 	again, measured, err := start(wall)

@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// leavesOf is the micro-batches of a step in the tests below.
+// leavesOf is the number of micro-batches of a step in the tests below.
 const leavesOf = 24
 
 var (
@@ -57,14 +57,14 @@ var (
 	}
 )
 
-// curve is what a run computes at each step, and in the end.
+// curve holds the results of each step and the final parameters' hash.
 type curve struct {
 	losses, norms, evals []string
 	sha                  string
 }
 
-// curveOf runs a step's micro-batches over so many ranks, with shares of their own or
-// (nil) as even as they get.
+// curveOf runs c over the given number of ranks. shares are the micro-batches per rank; nil divides
+// them as evenly as possible.
 func curveOf(t testing.TB, c request, ranks int, shares []int) (o curve) {
 	t.Helper()
 	c.Ranks, c.RankShares, c.Reproducible = ranks, shares, true
@@ -89,9 +89,10 @@ func curveOf(t testing.TB, c request, ranks int, shares []int) (o curve) {
 	return o
 }
 
-// One curve: the same losses, norms, evaluations and parameters at every number of ranks
-// and with any shares, at every stage, whatever else is on. Half of the features, drawn by
-// the seed, have one draw; with SPILLWAY_LONG all have twelve. SPILLWAY_TEST_SEED repeats the seed that a failure prints.
+// TestOneCurveAtAnyNumberOfRanks checks that losses, norms, evaluations and parameters are the same
+// at every number of ranks, with any shares and stage. By default a random half of the features
+// have one draw; with SPILLWAY_LONG all have twelve. SPILLWAY_TEST_SEED repeats the seed that a
+// failure prints.
 func TestOneCurveAtAnyNumberOfRanks(t *testing.T) {
 	t.Parallel()
 	seed, _ := seedOf(t)
@@ -123,7 +124,7 @@ func TestOneCurveAtAnyNumberOfRanks(t *testing.T) {
 	}
 }
 
-// randomShares deals a step's micro-batches to ranks by chance, at least one to each.
+// randomShares distributes a step's micro-batches to the ranks at random, at least one to each.
 func randomShares(r *rand.Rand, ranks int) []int {
 	shares := make([]int, ranks)
 	for i := range leavesOf {
@@ -136,8 +137,8 @@ func randomShares(r *rand.Rand, ranks int) []int {
 	return shares
 }
 
-// Ranks share what they don't divide: 1,024 rows on 3 ranks are 86, 85 and 85
-// micro-batches of 4, and other sums refuse it.
+// TestRanksShareAnyNumberOfRows checks that 3 ranks share 1,024 rows as 86, 85 and 85 micro-batches
+// of 4. Without Reproducible this is refused.
 func TestRanksShareAnyNumberOfRows(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -155,8 +156,8 @@ func TestRanksShareAnyNumberOfRows(t *testing.T) {
 	require.ErrorContains(t, err, "Config.Reproducible")
 }
 
-// A run that moves between numbers of ranks at any steps, and between stages, is the run
-// on one rank.
+// TestOneCurveMovesBetweenRanks resumes a run at other numbers of ranks and stages. The losses must
+// be those of the run on one rank.
 func TestOneCurveMovesBetweenRanks(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -192,8 +193,8 @@ func TestOneCurveMovesBetweenRanks(t *testing.T) {
 	require.Equal(t, want.losses, losses)
 }
 
-// A search within a cap plans with the sums that the flag keeps: what it chooses fits as
-// it runs, and still has the bits of every other placement.
+// TestFitKnowsTheSumsOfAReproducibleRun checks that a search plans with the sums that Reproducible
+// keeps. Its result must fit within the cap and give the same bits.
 func TestFitKnowsTheSumsOfAReproducibleRun(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")

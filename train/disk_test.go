@@ -17,8 +17,8 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// A folder that no buffer lies in is left as it was found, and refused as soon
-// as it can't be one.
+// TestUnusedDiskFolder checks that a disk folder that holds no buffer is left unchanged. A path
+// that cannot be a folder is refused at the start.
 func TestUnusedDiskFolder(t *testing.T) {
 	root := t.TempDir()
 	c := tiny("gpt2")
@@ -57,11 +57,11 @@ func TestDiskCacheHasToFitTheHost(t *testing.T) {
 	require.NoError(t, tr.Close())
 }
 
-// What the disk does wrong ends the run with the file, the offset and the cause;
-// the last checkpoint resumes to the bits of an undisturbed run.
+// TestDiskFaultsEndTheRunAndItResumes injects disk faults. The error must give the file, the offset
+// and the cause. Resuming from the last checkpoint must give the bits of an undisturbed run.
 func TestDiskFaultsEndTheRunAndItResumes(t *testing.T) {
 	c := tiny("gpt2")
-	c.poison = false // its fills would be counted among the writes
+	c.poison = false // its writes would be counted
 	c.Ranks, c.Steps, c.Offload, c.Disk = 2, 6, "optimizer=disk,parameters=disk", t.TempDir()
 	want := runOf(t, c)
 	count := &counter{}
@@ -114,7 +114,7 @@ func TestDiskFaultsEndTheRunAndItResumes(t *testing.T) {
 	}
 }
 
-// counter counts the operations on all ranks' files.
+// counter counts the file operations of all ranks.
 type counter struct{ reads, writes atomic.Int64 }
 
 func (c *counter) wrap(_ int, f store.RawFile) store.RawFile { return &counted{f, c} }
@@ -134,7 +134,8 @@ func (f *counted) WriteAt(b []byte, off int64) (int, error) {
 	return f.RawFile.WriteAt(b, off)
 }
 
-// A cache changes what is read, not what comes of it.
+// TestDiskCacheGivesTheSameBits checks that a disk cache reduces the bytes read and does not change
+// the parameters.
 func TestDiskCacheGivesTheSameBits(t *testing.T) {
 	c := tiny("gpt2")
 	c.Steps, c.Offload, c.Disk = 8, "optimizer=disk,parameters=disk", t.TempDir()

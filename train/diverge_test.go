@@ -15,9 +15,9 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// corruption is a device whose operation Label leaves a NaN in its Operand-th
-// touched range (inputs first, then outputs), element Elem, in the launches from
-// First to Last (from 1).
+// corruption is a device on which operations with the label write a NaN into element elem of the
+// operand-th touched range (inputs first, then outputs). It affects launches first to last, counted
+// from 1.
 type corruption struct {
 	device.Context
 	label         string
@@ -31,7 +31,7 @@ func (c *corruption) NewStream(id graph.StreamID) (device.Stream, error) {
 	return &corruptStream{s, c}, err
 }
 
-// Poison passes on: the wrapped context of tests can.
+// Poison forwards to the wrapped context.
 func (c *corruption) Poison(label string, p device.Ptr) (device.Kernel, error) {
 	return c.Context.(device.Poisoner).Poison(label, p)
 }
@@ -67,7 +67,7 @@ func (k *corruptKernel) Run() error {
 	return nil
 }
 
-// corrupt makes one rank of a run compute NaN.
+// corrupt makes one rank of a run compute a NaN.
 func corrupt(c *request, rank int, at *corruption) {
 	c.wrapDevice = func(r int, ctx device.Context) device.Context {
 		if r != rank {
@@ -78,12 +78,12 @@ func corrupt(c *request, rank int, at *corruption) {
 	}
 }
 
-// nan is a NaN as f32 and as the upper half of an f64.
+// nan is the bit pattern of a NaN as f32, and of the upper half of one as f64.
 const nan = 0x7ff80000
 
 const always = math.MaxInt64
 
-// diverges runs c to its divergence.
+// diverges runs c, which must diverge, and returns the error.
 func diverges(t *testing.T, c request) *Diverged {
 	t.Helper()
 	tr, err := c.start(context.Background())
@@ -99,8 +99,8 @@ func diverges(t *testing.T, c request) *Diverged {
 	return d
 }
 
-// A learning rate that makes parameters too large for the next forward ends the run
-// there, and the first tensor that did not hold is named, wherever states rest.
+// TestDivergenceIsNamed trains with a learning rate that makes the next forward pass overflow. The
+// error must name the first non-finite tensor, at every stage and placement.
 func TestDivergenceIsNamed(t *testing.T) {
 	t.Parallel()
 	for name, shape := range map[string]func(*request){
@@ -151,7 +151,7 @@ func TestTheFirstNonFiniteTensor(t *testing.T) {
 				c := tiny("gpt2")
 				c.Ranks, c.Zero = 2, zero
 				injected := at.corruption
-				injected.first, injected.last = 3, always // of three steps, all but two
+				injected.first, injected.last = 3, always // all three steps except the first two
 				if name == "loss" {
 					injected.elem = 1 // the upper half of an f64
 				}
@@ -165,7 +165,7 @@ func TestTheFirstNonFiniteTensor(t *testing.T) {
 				require.Equal(t, at.tensor, d.Tensor)
 				require.Contains(t, d.Operation, injected.label)
 				switch {
-				case name == "parameter": // the step after the update that made it
+				case name == "parameter": // found in the step after the update
 					require.Equal(t, 4, d.Step)
 					require.Zero(t, d.Rank)
 				default:
@@ -177,8 +177,8 @@ func TestTheFirstNonFiniteTensor(t *testing.T) {
 	}
 }
 
-// Updates that run beside the backward, on the host, are done when the norm is
-// known: what they leave tells which gradient it was.
+// TestDivergenceBesideUpdates checks offloaded updates that run during the backward pass. They
+// finish before the norm is known, but the error must still name the gradient.
 func TestDivergenceBesideUpdates(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -192,7 +192,8 @@ func TestDivergenceBesideUpdates(t *testing.T) {
 	require.Equal(t, 3, d.Step)
 }
 
-// A value that is not there when the step is computed once more was no overflow.
+// TestADivergenceThatDoesNotComeAgain checks that a NaN that is absent when the step is computed
+// again is reported as a possible machine failure.
 func TestADivergenceThatDoesNotComeAgain(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -203,8 +204,8 @@ func TestADivergenceThatDoesNotComeAgain(t *testing.T) {
 	require.ErrorContains(t, d, "the machine may have failed")
 }
 
-// A skipped step moves nothing, on no rank and wherever the states rest, and the
-// bits after it are those of a run that never had it.
+// TestSkippedSteps checks that a skipped step changes no parameter on any rank, at every placement.
+// The steps after it must give the bits of a run without the skipped step.
 func TestSkippedSteps(t *testing.T) {
 	t.Parallel()
 	shas := map[string]bool{}
@@ -249,8 +250,8 @@ func TestSkippedSteps(t *testing.T) {
 	require.Equal(t, whole.sha, runOf(t, c).sha, "where nothing is skipped, skip changes nothing")
 }
 
-// While steps are skipped no checkpoint is written: it would hold the states of the
-// one before, from which training is not known to go on.
+// TestSkippedStepsAreNotSaved checks that no checkpoint is written while steps are skipped. It
+// would hold the same states as the one before.
 func TestSkippedStepsAreNotSaved(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")

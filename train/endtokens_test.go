@@ -15,8 +15,8 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// withEnds writes a tokenizer of bytes to a folder in which the given bytes are special
-// tokens, and the files beside it that name the ends.
+// withEnds writes a byte tokenizer in which the given bytes are special tokens, and further files
+// that name the end tokens. It returns the tokenizer's path.
 func withEnds(t *testing.T, dir string, special string, files map[string]any) string {
 	t.Helper()
 	text, err := token.HuggingFace(token.Bytes())
@@ -41,7 +41,7 @@ func withEnds(t *testing.T, dir string, special string, files map[string]any) st
 	return path
 }
 
-// Generation stops at each of the end tokens, whichever comes first.
+// TestGenerationStopsAtAnyEnd checks that generation stops at the first of several end tokens.
 func TestGenerationStopsAtAnyEnd(t *testing.T) {
 	t.Parallel()
 	text := func(tokenizer string) string {
@@ -67,8 +67,8 @@ func TestGenerationStopsAtAnyEnd(t *testing.T) {
 	require.Equal(t, whole[:strings.IndexByte(whole, end)], text(tokenizer))
 }
 
-// A checkpoint keeps what the model's files say of special tokens, in config.json too,
-// and training data without the end token is told.
+// TestCheckpointKeepsSpecials checks that a checkpoint keeps the special tokens of the model's
+// files, including config.json. A note must report training data without the end token.
 func TestCheckpointKeepsSpecials(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 1)
@@ -107,7 +107,7 @@ func TestCheckpointKeepsSpecials(t *testing.T) {
 		}
 		require.Equal(t, fmt.Sprint(want), fmt.Sprint(got), name)
 	}
-	// The checkpoint's own tokenizer has the same ends.
+	// The tokenizer of the checkpoint has the same end tokens.
 	m, err := planner.OpenModel(context.Background(), saved, "")
 	require.NoError(t, err)
 	defer m.Close()

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// kindsOf counts the operations of the plan of a configuration by kind.
+// kindsOf counts the operations of a plan by kind.
 func kindsOf(t *testing.T, c request) map[graph.Kind]int {
 	t.Helper()
 	p, _, err := c.build(t.Context())
@@ -29,7 +29,7 @@ func kindsOf(t *testing.T, c request) map[graph.Kind]int {
 	return n
 }
 
-// onGPU is tiny gpt2 in bf16, planned for a GPU with these epilogues.
+// onGPU returns tiny gpt2 in bf16, planned for a GPU with the named epilogues.
 func onGPU(names ...string) request {
 	c := tiny("gpt2")
 	c.Device, c.Precision, c.Epilogues = "cuda", "bf16", names
@@ -59,7 +59,7 @@ func TestEpiloguesAreChosen(t *testing.T) {
 		require.Equal(t, len(names) == 1 && names[0] == "bgrad", n[graph.LinearGradAct] == 0, names)
 	}
 
-	c := onGPU("none") // changes nothing where there are none
+	c := onGPU("none") // has no effect without epilogues
 	c.Precision = "fp32"
 	n := kindsOf(t, c)
 	require.Zero(t, n[graph.LinearGradAct])
@@ -76,7 +76,7 @@ func TestEpiloguesAreValidated(t *testing.T) {
 		"all with Config.Device cpu: only a GPU's":                                       func(c *request) { c.Device, c.Epilogues = "cpu", []string{"all"} },
 		"dgelu with Config.Precision fp32: only 16-bit":                                  func(c *request) { c.Precision = "fp32" },
 		"all with Config.Precision fp32: only 16-bit":                                    func(c *request) { c.Precision, c.Epilogues = "", []string{"all"} },
-		"dgelu with Config.Precision fp32: only":                                         func(c *request) { c.Allow = []string{"fp32"} }, // a search might choose it
+		"dgelu with Config.Precision fp32: only":                                         func(c *request) { c.Allow = []string{"fp32"} }, // a search might choose fp32
 		"dgelu with Config.Int8 matmul: products of int8 have no":                        func(c *request) { c.Int8 = []string{"matmul"} },
 	} {
 		c := onGPU("dgelu")
@@ -84,14 +84,15 @@ func TestEpiloguesAreValidated(t *testing.T) {
 		require.ErrorContains(t, c.Validate(), want)
 		require.ErrorIs(t, c.Validate(), ErrConfig)
 	}
-	for _, names := range []string{"", "default", "none", "None"} { // ask for nothing
+	for _, names := range []string{"", "default", "none", "None"} { // these request nothing
 		c := tiny("gpt2")
 		c.Epilogues = strings.FieldsFunc(names, func(r rune) bool { return r == ',' })
 		require.NoError(t, c.Validate())
 	}
 }
 
-// A choice that has other bits than the default is on record, and said with the plan.
+// TestEpiloguesAreOnRecord checks that epilogues with other bits than the default are recorded in
+// the settings and noted in the plan.
 func TestEpiloguesAreOnRecord(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

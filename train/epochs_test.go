@@ -9,10 +9,9 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// A checkpoint says by which version its run draws epochs. A run resumed from one that
-// says none, as those of older versions do, goes on with the samples that the older
-// version would have read, and its own checkpoints say so; from an unknown version it
-// is refused.
+// TestResumeDrawsEpochsByTheCheckpointsVersion checks that a checkpoint records the version of the
+// epoch order. A run resumed from one without a version reads the samples of the old order and
+// records that version. An unknown version is refused.
 func TestResumeDrawsEpochsByTheCheckpointsVersion(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 2)

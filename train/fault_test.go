@@ -18,11 +18,11 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// No hang (promise 5): wherever a rank fails or is stuck, the job ends on every
-// rank within the timeout, and says which rank, which operation and which step;
-// nothing after the last checkpoint is written. By default half of the cases run.
+// TestALostRankEndsTheJob checks that a rank that fails or hangs ends the job on every rank within
+// the timeout. The error must name the rank, operation and step. Nothing after the last checkpoint
+// is written. By default half of the cases run.
 func TestALostRankEndsTheJob(t *testing.T) {
-	const timeout, sick = 3 * time.Second, 2 // a busy machine holds a rank up for a second
+	const timeout, sick = 3 * time.Second, 2 // a busy machine can delay a rank by a second
 	modes := map[string]fault.Mode{"fails at launch": fault.AtLaunch, "fails when run": fault.WhenRun, "panics": fault.Panic, "hangs": fault.Hang}
 	for _, label := range []string{"h.1.mlp.c_fc", "h.0/all_gather", "h.1/reduce_scatter", "adamw", "tokens/in", "loss/all_reduce"} {
 		for name, mode := range modes {
@@ -42,7 +42,7 @@ func TestALostRankEndsTheJob(t *testing.T) {
 					if rank != sick {
 						return ctx
 					}
-					// Some launches in: steps have been done, and more were to come.
+					// Fail after some launches: steps are done, and more would follow.
 					hurt = fault.Wrap(ctx, fault.Plan{Launch: 15, Label: label, Mode: mode})
 					return hurt
 				}
@@ -58,15 +58,15 @@ func TestALostRankEndsTheJob(t *testing.T) {
 				}
 				require.True(t, hurt.Fired())
 				require.Error(t, err)
-				require.Less(t, time.Since(began), timeout+15*time.Second) // generous: the machine may be busy
+				require.Less(t, time.Since(began), timeout+15*time.Second) // generous, because the machine may be busy
 				step := tr.Done() + 1
 				require.Positive(t, tr.Done(), "it failed before the first step: %v", err)
 				t.Log(err)
 				require.ErrorContains(t, err, fmt.Sprintf("step %d", step))
 				require.ErrorContains(t, err, fmt.Sprint(sick), "the rank")
-				if mode == fault.Hang { // the others know in which collective they miss it
+				if mode == fault.Hang { // the other ranks know the collective in which it is missing
 					require.ErrorIs(t, err, comm.ErrTimeout)
-					if label == "adamw" { // at stage 3 no collective of the step comes after it
+					if label == "adamw" { // at stage 3 no collective of the step follows it
 						require.ErrorContains(t, err, fmt.Sprintf("rank %d (in operation norm/adamw on stream compute) did not end step %d", sick, step))
 					} else {
 						require.ErrorContains(t, err, fmt.Sprintf("rank %d did not arrive within %s", sick, timeout))
@@ -99,8 +99,7 @@ func TestALostRankEndsTheJob(t *testing.T) {
 	}
 }
 
-// Memory that can't be had and places that can't be written end New, with
-// nothing left behind.
+// TestNewCleansUp checks that New leaves nothing behind if memory cannot be allocated.
 func TestNewCleansUp(t *testing.T) {
 	before, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -119,15 +118,15 @@ func TestNewCleansUp(t *testing.T) {
 		require.ErrorIs(t, err, fault.ErrInjected)
 		require.ErrorContains(t, err, "rank 1")
 	}
-	// Ranks are locked to threads; those of ended jobs are gone.
+	// Ranks are locked to threads; the threads of ended jobs must end.
 	require.Eventually(t, func() bool {
 		after, err := os.ReadDir("/proc/self/task")
 		return err == nil && len(after) < len(before)+30
 	}, time.Minute, 50*time.Millisecond)
 }
 
-// A rank that is lost while the others save is no save to be tried again: the job ends there,
-// without a word of going on.
+// TestALostRankInASave checks that a rank lost during a save ends the job: the save is not retried
+// and no warning says that training continues.
 func TestALostRankInASave(t *testing.T) {
 	var warned []string
 	tr := Trainer{cfg: &resolved{Resolved: &planner.Resolved{}}, at: saving.Progress{Step: 7}, saver: &saving.Saver{}}

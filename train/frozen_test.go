@@ -9,7 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// A step of several micro-batches takes the cache only where the rows of each are there.
+// TestFrozenCacheWantsEveryMicroBatch checks that a step of several micro-batches uses the cache
+// only if it holds the rows of all of them.
 func TestFrozenCacheWantsEveryMicroBatch(t *testing.T) {
 	t.Parallel()
 	for _, order := range []string{"micro", "layer"} {
@@ -25,7 +26,7 @@ func TestFrozenCacheWantsEveryMicroBatch(t *testing.T) {
 			}
 		}
 		for rows, cached := range map[int64][]bool{
-			2: {false, false, false, false, false, false}, // the first micro-batch of the first step
+			2: {false, false, false, false, false, false}, // the rows of the first micro-batch of the first step
 			3: {false, false, false, false, false, false},
 			4: {false, false, true, false, true, false},
 			8: {false, false, true, true, true, true},
@@ -39,7 +40,8 @@ func TestFrozenCacheWantsEveryMicroBatch(t *testing.T) {
 	}
 }
 
-// The cache serves a step once it has the rows of every rank.
+// TestFrozenCacheWantsEveryRank checks that the cache serves a step only once it has the rows of
+// every rank.
 func TestFrozenCacheWantsEveryRank(t *testing.T) {
 	t.Parallel()
 	c := frozenRun(t, "gpt2", 8, 40)
@@ -54,8 +56,8 @@ func TestFrozenCacheWantsEveryRank(t *testing.T) {
 	require.True(t, tr.prefix.has(tr.train, &tr.cfg.Config, 0))
 }
 
-// Frozen units have no master, so an int8 gather moves them as they are: stages that
-// gather them compute what stages that hold them whole do.
+// TestInt8GatherLeavesFrozenUnits checks that an int8 gather does not quantize frozen units, which
+// have no master copy. Stage 3, which gathers them, must give the bits of stage 0.
 func TestInt8GatherLeavesFrozenUnits(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")

@@ -20,7 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// generation is a run that only generates from one of testdata's models.
+// generation returns a run that only generates, from one of testdata's models.
 func generation(model string, seq int) request {
 	c := request{Config: config.Default()}
 	c.Model, c.Init = filepath.Join("../testdata", model), filepath.Join("../testdata", model)
@@ -28,7 +28,7 @@ func generation(model string, seq int) request {
 	return c
 }
 
-// logitsAfter gives the logits after a row.
+// logitsAfter returns the logits after the given tokens in a slot.
 func logitsAfter(t *testing.T, d *decoder, slot int, tokens []int32) []float32 {
 	t.Helper()
 	rows := make([][]int32, len(d.kept))
@@ -39,8 +39,9 @@ func logitsAfter(t *testing.T, d *decoder, slot int, tokens []int32) []float32 {
 	return slices.Clone(logits)
 }
 
-// Keys and values that are kept give the logits of a forward over all tokens, to
-// the bit, at every stage and number of ranks, past the end of the context too.
+// TestKeptKeysGiveTheSameLogits checks that the key/value cache gives the same logits, to the bit,
+// as a forward pass over all tokens. It covers stages, numbers of ranks, and texts longer than the
+// context.
 func TestKeptKeysGiveTheSameLogits(t *testing.T) {
 	t.Parallel()
 	for _, model := range []string{"gpt2", "llama-tied", "llama-untied", "mistral", "qwen3", "olmo2", "smollm"} {
@@ -56,7 +57,7 @@ func TestKeptKeysGiveTheSameLogits(t *testing.T) {
 			tokens := []int32{1, 2, 3}
 			d := newDecoder(tr)
 			var all [][]float32
-			for range 45 { // the last ones are past the 40 of the context
+			for range 45 { // the last ones exceed the context of 40 tokens
 				all = append(all, logitsAfter(t, d, len(d.kept)-1, tokens))
 				tokens = append(tokens, int32(rng.IntN(tr.cfg.Shape.Vocab)))
 			}
@@ -86,7 +87,7 @@ func requireLogits(t *testing.T, want, got [][]float32) {
 	}
 }
 
-// windowed is a Gemma 2 with windows shorter than the context and shared keys.
+// windowed writes the config of a Gemma 2 with windows shorter than the context and shared keys.
 func windowed(t *testing.T) string {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(`{"model_type": "gemma2", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -94,8 +95,8 @@ func windowed(t *testing.T) string {
 	return dir
 }
 
-// spread gives every parameter of a random model that starts at zero or one other values:
-// biases, norms, adapters.
+// spread gives varied values to parameters that are constant in a random model: biases, norms and
+// adapters.
 func spread(t *testing.T, tr *Trainer) {
 	t.Helper()
 	for k, name := range tr.Parameters() {
@@ -143,7 +144,7 @@ func TestBatchedDecodingIsThatOfOneRow(t *testing.T) {
 					default:
 						c.Model, c.Init = filepath.Join("../testdata", model), filepath.Join("../testdata", model)
 					}
-					// Of the end tokens there are many among 256 bytes.
+					// Make end tokens frequent among the 256 bytes.
 					c.Tokenizer = withEnds(t, t.TempDir(), "aeiou", map[string]any{"generation_config.json": map[string]any{"eos_token_id": []int{'a', 'e', 'i', 'o', 'u'}}})
 					h, err := planner.ModelConfig(c.Model)
 					require.NoError(t, err)
@@ -172,7 +173,8 @@ func TestBatchedDecodingIsThatOfOneRow(t *testing.T) {
 	}
 }
 
-// A continuation is without the stop that ends it, which no piece that was told holds a part of.
+// TestDecodingStops checks that a continuation excludes the stop text that ends it. No piece
+// reported earlier may contain a part of the stop text.
 func TestDecodingStops(t *testing.T) {
 	t.Parallel()
 	c := generation("gpt2", 60)
@@ -191,7 +193,7 @@ func TestDecodingStops(t *testing.T) {
 	whole, text := decode()
 	require.Equal(t, EndLength, whole.End)
 	require.Len(t, whole.Tokens, 40)
-	at := -1 // of two bytes that stand nowhere before
+	at := -1 // of two bytes that do not occur earlier
 	for i := 10; at < 0; i++ {
 		if text[i] < 0x7f && text[i+1] < 0x7f && strings.Index(text, text[i:i+2]) == i {
 			at = i
@@ -220,8 +222,8 @@ func TestDecodingStops(t *testing.T) {
 	}
 }
 
-// Training and evaluation between two texts leave what generation keeps alone or
-// make it anew: each text begins with its prompt.
+// TestGenerationBetweenSteps checks that training steps between two texts invalidate the key/value
+// cache: results must equal those without the cache.
 func TestGenerationBetweenSteps(t *testing.T) {
 	t.Parallel()
 	c := generation("gpt2", 32)
@@ -244,8 +246,8 @@ func TestGenerationBetweenSteps(t *testing.T) {
 	require.Equal(t, text(true), text(false))
 }
 
-// What is kept is in the plan: two rows of the key/value heads' width a layer, position and
-// row, in the precision's type.
+// TestKeptKeysAreInThePlan checks that the plan contains the key/value cache: two rows of the
+// key/value heads' width per layer, position and row, in the precision's type.
 func TestKeptKeysAreInThePlan(t *testing.T) {
 	t.Parallel()
 	kept := func(seq, rows int, precision string) (bytes int64) {
@@ -284,7 +286,7 @@ func TestSamplingPicks(t *testing.T) {
 	require.Equal(t, map[int32]int{1: 2000}, draw(Sampling{Temperature: 1, TopK: 1}))
 	require.Len(t, draw(Sampling{Temperature: 1}), 4)
 	require.Len(t, draw(Sampling{Temperature: 1, TopK: 2}), 2)
-	// e^3 is 64 % of the sum, e^3 + e^2 are 88 %, with e^1 97 %.
+	// e^3 is 64 % of the sum; e^3 + e^2 are 88 %; with e^1 they are 97 %.
 	require.Len(t, draw(Sampling{Temperature: 1, TopP: 0.6}), 1)
 	require.Len(t, draw(Sampling{Temperature: 1, TopP: 0.65}), 2)
 	require.Len(t, draw(Sampling{Temperature: 1, TopP: 0.9}), 3)
@@ -318,8 +320,8 @@ func TestGenerateRefuses(t *testing.T) {
 	require.EqualValues(t, 8, r.Targets)
 }
 
-// Weights that were trained in 16 bits are computed with in fp32, which is said; those of
-// fp32 need no word.
+// TestInferenceSaysItsPrecision checks that a note says that weights trained in 16 bits are
+// evaluated in fp32. Weights trained in fp32 need no note.
 func TestInferenceSaysItsPrecision(t *testing.T) {
 	t.Parallel()
 	for _, precision := range []string{"fp32", "bf16"} {
@@ -347,8 +349,8 @@ func TestInferenceSaysItsPrecision(t *testing.T) {
 	}
 }
 
-// Tokens a second of GPT-2 with random weights, of 64 prompts one at a time and together:
-// go test ./train -run none -bench Decode -benchtime 1x.
+// BenchmarkDecode measures tokens per second of GPT-2 with random weights, for prompts one at a
+// time and 64 together: go test ./train -run none -bench Decode -benchtime 1x.
 func BenchmarkDecode(b *testing.B) {
 	prompts := make([][]int32, 64)
 	for i := range prompts {

@@ -17,14 +17,14 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// gridConfig is a point of the grid as a run of 2 steps.
+// gridConfig returns a run of 2 steps for a point of the grid.
 func gridConfig(t testing.TB, p grid.Point, folders map[string]string) request {
 	m := p.ModelOf(grid.Small)
 	if folders[m.Name] == "" {
 		folder, err := m.Write(t.TempDir())
 		require.NoError(t, err)
 		folders[m.Name] = folder
-		tokens := make([]byte, 4000) // uint16 below the models' 100
+		tokens := make([]byte, 4000) // uint16 values below 100, the models' vocabulary
 		for i := 0; i < len(tokens); i += 2 {
 			tokens[i] = byte(i * i / 7 % 97)
 		}
@@ -37,10 +37,9 @@ func gridConfig(t testing.TB, p grid.Point, folders map[string]string) request {
 	return c
 }
 
-// Promises 1 and 2 on the whole grid: the bits of a world size depend on nothing
-// else, and of every memory space the highest byte that an operation touched,
-// recorded as it ran (runOf compares it), is the planned peak. Every layout holds. By
-// default half of the points run.
+// TestTheGrid runs the points of the grid, half of them by default. The bits may depend only on the
+// model and the number of ranks. In every memory space the highest touched byte must be the planned
+// peak (checked by runOf). Every layout must be valid.
 func TestTheGrid(t *testing.T) {
 	t.Parallel()
 	folders := map[string]string{}
@@ -57,10 +56,9 @@ func TestTheGrid(t *testing.T) {
 	require.Len(t, want, len(grid.Small)*len(grid.Ranks))
 }
 
-// layoutHolds says that a layout of the grid passes the independent checker, and is
-// within 2 % of what is alive at its peak however small the program. Here the buffers
-// are so small that their alignment counts: whole pages on disk, and of host memory
-// that disk transfers use.
+// layoutHolds checks that a layout passes the independent checker and that its peak is at most 2 %
+// above the live bytes. The buffers are so small that alignment counts: pages on disk and for host
+// memory used in disk transfers.
 func layoutHolds(t testing.TB, p grid.Point, built *plan.Plan) {
 	t.Helper()
 	require.NoError(t, layouts.Check(built.Program, built.Layout), p)

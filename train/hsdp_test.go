@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// meshes are replicas × shards.
+// meshes lists pairs of replicas × shards.
 var meshes = [][2]int{{2, 2}, {2, 3}, {3, 2}, {1, 4}, {4, 1}}
 
 func onMesh(mesh [2]int) request {
@@ -18,8 +18,8 @@ func onMesh(mesh [2]int) request {
 	return c
 }
 
-// runMesh is runOf without its account of communication: what a rank sends over
-// three replicas is a third of a shard, which need not be whole.
+// runMesh is runOf with a tolerance for the bytes sent: over three replicas, a rank sends a third
+// of a shard, which may not be a whole number of bytes.
 func runMesh(t testing.TB, c request) outcome {
 	t.Helper()
 	tr, err := c.start(t.Context())
@@ -41,8 +41,9 @@ func runMesh(t testing.TB, c request) outcome {
 	return o
 }
 
-// Promise 1 on a mesh of two axes: the same bits at every stage; with
-// accumulation within its halves. Reproducible sums over it are refused.
+// TestStagesGiveTheSameBitsOnAMesh checks on a mesh of two axes that all stages give the same bits.
+// With accumulation, stages 0 and 1 agree, and stages 2 and 3. Reproducible is refused on such a
+// mesh.
 func TestStagesGiveTheSameBitsOnAMesh(t *testing.T) {
 	t.Parallel()
 	for i, mesh := range meshes {
@@ -77,8 +78,8 @@ func TestStagesGiveTheSameBitsOnAMesh(t *testing.T) {
 	}
 }
 
-// The declared mesh's tree is that of one axis where the groups are the tree's
-// own subtrees; where they are not, the sums differ in their last bits alone.
+// TestMeshSumsInItsOwnTree compares the mesh with one axis. The bits are equal if the shard groups
+// are subtrees of the summation tree. Otherwise the losses differ by rounding only.
 func TestMeshSumsInItsOwnTree(t *testing.T) {
 	t.Parallel()
 	for _, mesh := range meshes {
@@ -86,7 +87,7 @@ func TestMeshSumsInItsOwnTree(t *testing.T) {
 		got := runMesh(t, c)
 		c.ShardSize = 0
 		want := runMesh(t, c)
-		if mesh[1]&(mesh[1]-1) == 0 { // pairs and fours are subtrees of every larger tree
+		if mesh[1]&(mesh[1]-1) == 0 { // groups of a power of two are subtrees of every larger tree
 			require.Equal(t, want, got, "%v", mesh)
 			continue
 		}
@@ -98,8 +99,8 @@ func TestMeshSumsInItsOwnTree(t *testing.T) {
 	}
 }
 
-// Rules that need norms by parameter sum them over the shard axis alone:
-// replicas hold the same shard.
+// TestOptimizersOnAMesh checks optimizers that need norms per parameter. They must sum over the
+// shard axis only, because replicas hold the same shard.
 func TestOptimizersOnAMesh(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"lamb", "larc", "novograd", "muon"} {
@@ -115,7 +116,8 @@ func TestOptimizersOnAMesh(t *testing.T) {
 	}
 }
 
-// A checkpoint of one mesh continues on another, at any stage.
+// TestCheckpointAcrossMeshes resumes a checkpoint of one mesh on another mesh and stage; the bits
+// must be those of one run.
 func TestCheckpointAcrossMeshes(t *testing.T) {
 	t.Parallel()
 	whole := onMesh([2]int{2, 2})

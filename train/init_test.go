@@ -13,8 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// countedReads opens folders that count the bytes that are read at a place behind
-// the files' headers.
+// countedReads opens folders that count the bytes read behind the files' headers.
 type countedReads struct {
 	header int64 // bytes
 	bytes  atomic.Int64
@@ -56,7 +55,7 @@ func (f *countedFile) ReadAt(b []byte, off int64) (int, error) {
 	return n, err
 }
 
-// shaOfStart is the parameters' that a run begins with.
+// shaOfStart returns the hash of a run's initial parameters.
 func shaOfStart(c request) (string, error) {
 	tr, err := c.start(context.Background())
 	if err != nil {
@@ -66,8 +65,8 @@ func shaOfStart(c request) (string, error) {
 	return tr.ParamsSHA256()
 }
 
-// Weights of a checkpoint are read once, and compared with their sums as they are: where
-// they turn out damaged, a folder of checkpoints stands for its newest whole one.
+// TestInitReadsWeightsOnce checks that Init reads and verifies a checkpoint's weights in one pass.
+// If they are damaged, Init uses the newest intact checkpoint of the folder.
 func TestInitReadsWeightsOnce(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 2)

@@ -12,8 +12,8 @@ import (
 	"github.com/spillway-ml/spillway/platform"
 )
 
-// Each error that a program can act on is of a kind, also where another one wraps it,
-// and of no other.
+// TestKindsOfErrors checks that each error a program can act on matches its kind, also when
+// wrapped, and no other kind.
 func TestKindsOfErrors(t *testing.T) {
 	t.Parallel()
 	kinds := []error{ErrConfig, ErrDoesNotFit, ErrNoDevice, ErrDiverged, ErrDamaged, ErrLost}

@@ -13,22 +13,22 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// layered is a short run in layer order.
+// layered returns a short run in layer order.
 func layered(model string, ranks int) request {
 	c := tiny(model)
 	c.Ranks, c.Batch, c.Seq, c.Steps, c.Accum, c.AccumOrder, c.Clip = ranks, 1, 8, 2, 3, config.LayerOrder, 1
 	return c
 }
 
-// Layer order has the losses and bits of stage 0 in micro order, whatever the stage
-// and the placement; what is planned is touched (runOf).
+// TestLayerOrderGivesMicroOrdersBits checks that layer order gives the losses and bits of micro
+// order at stage 0, at every stage and placement. runOf checks that touched memory equals the plan.
 func TestLayerOrderGivesMicroOrdersBits(t *testing.T) {
 	t.Parallel()
 	disk := t.TempDir()
 	everything := "optimizer=%[1]s,parameters=%[1]s,gradients=%[1]s,activations=%[1]s"
 	cases := []struct {
 		ranks, zero int
-		change      func(c *request) // of both orders
+		change      func(c *request) // applied to both orders
 		recompute   string
 		offload     string
 	}{
@@ -55,7 +55,7 @@ func TestLayerOrderGivesMicroOrdersBits(t *testing.T) {
 	}
 	for i, cs := range cases {
 		c := layered("llama-untied", cs.ranks)
-		c.poison = i%3 == 0 // the program is verified after every pass
+		c.poison = i%3 == 0 // verify the program after every pass
 		if i%6 == 1 {
 			c.Accum = 8
 		}
@@ -74,8 +74,8 @@ func TestLayerOrderGivesMicroOrdersBits(t *testing.T) {
 	}
 }
 
-// Dropout's masks and the cache of frozen layers go by sample, and an evaluation
-// beside it sees nothing of the order.
+// TestLayerOrderKeepsSamplesApart checks that dropout masks and the frozen-layer cache belong to
+// samples, so that layer order does not change them. Evaluation losses must not change either.
 func TestLayerOrderKeepsSamplesApart(t *testing.T) {
 	t.Parallel()
 	eval := func(c request) (list []float32) {
@@ -88,7 +88,7 @@ func TestLayerOrderKeepsSamplesApart(t *testing.T) {
 		}))
 		return list
 	}
-	c := layered("gpt2", 2) // tied: a frozen embedding is not
+	c := layered("gpt2", 2) // tied, but a frozen embedding gets no gradient from the head
 	c.Dropout, c.Freeze, c.EvalData, c.EvalEvery, c.EvalSteps, c.Zero = 0.2, []string{"wte*", "wpe*", "h.0.*"}, c.Data, 1, 2, 2
 	want := c
 	want.AccumOrder, want.Zero = config.MicroOrder, 0
@@ -112,8 +112,9 @@ func TestLayerOrderKeepsSamplesApart(t *testing.T) {
 	require.Positive(t, cached)
 }
 
-// A parameter that two blocks use is summed use by use: one result at every stage and
-// placement, which the plan tells of.
+// TestLayerOrderOfATiedHead checks a parameter used by two blocks, whose gradient layer order sums
+// use by use. The bits must be the same at every stage and placement, and the plan must mention
+// this sum.
 func TestLayerOrderOfATiedHead(t *testing.T) {
 	t.Parallel()
 	c := layered("gpt2", 2)
@@ -144,8 +145,8 @@ func TestLayerOrderOfATiedHead(t *testing.T) {
 	require.Empty(t, p.OwnSums())
 }
 
-// A step in layer order reads from disk, and sends, what a step of one micro-batch
-// does.
+// TestLayerOrderReadsOnce checks that a step of 8 micro-batches in layer order reads, writes and
+// sends the same bytes as a step of one.
 func TestLayerOrderReadsOnce(t *testing.T) {
 	t.Parallel()
 	last := func(c request) (r StepResult) {
@@ -156,7 +157,7 @@ func TestLayerOrderReadsOnce(t *testing.T) {
 		return r
 	}
 	c := layered("llama-untied", 2)
-	c.poison, c.Accum = false, 8 // its fills are writes
+	c.poison, c.Accum = false, 8 // poison's fills would count as writes
 	c.Offload, c.Disk, c.Zero = "optimizer=disk,parameters=disk", t.TempDir(), 3
 	got := last(c)
 	c.Accum = 1
@@ -170,8 +171,8 @@ func TestLayerOrderReadsOnce(t *testing.T) {
 	require.Greater(t, last(c).DiskRead, 3*one.DiskRead, "eight times the parameters")
 }
 
-// A search takes layer order where each micro-batch would read everything from disk
-// again, says so, and leaves what was given.
+// TestFitTakesLayerOrder checks that a search selects layer order, and reports it, if each
+// micro-batch would read everything from disk again. A fixed order stays.
 func TestFitTakesLayerOrder(t *testing.T) {
 	t.Parallel()
 	c := layered("llama-untied", 1)
@@ -199,7 +200,8 @@ func TestFitTakesLayerOrder(t *testing.T) {
 	require.Contains(t, fit(c, false).Choices.String(), "Config.AccumOrder micro ", "what was asked for is told to change")
 }
 
-// Where micro order fits and layer order does not, that is a way out.
+// TestMicroOrderIsAWayOut checks that a refusal proposes micro order if it fits and layer order
+// does not.
 func TestMicroOrderIsAWayOut(t *testing.T) {
 	t.Parallel()
 	c := layered("llama-untied", 1)

@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// dueContext is canceled once it was asked a number of times.
+// dueContext is canceled after a given number of queries.
 type dueContext struct {
 	context.Context
 	asked, due atomic.Int64
@@ -31,9 +31,9 @@ func (c *dueContext) Err() error {
 	return nil
 }
 
-// A canceled step is abandoned between two micro-steps, on all ranks before the same
-// one; the state is that of the step before, and what is computed from it later has
-// the bits of a run that nothing interrupted. By default about half of the cases run.
+// TestAStepIsLeftBetweenMicroSteps cancels a step: all ranks must abandon it before the same
+// micro-step. The state is that of the previous step, and later steps give the bits of an
+// uninterrupted run. By default about half of the cases run.
 func TestAStepIsLeftBetweenMicroSteps(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*request){
@@ -68,7 +68,7 @@ func TestAStepIsLeftBetweenMicroSteps(t *testing.T) {
 				require.NoError(t, err)
 				ctx := dueAfter(1 + micro)
 				_, err = tr.Step(ctx)
-				if micro == int64(c.Accum)-1 { // asked no more: the last micro-step has begun
+				if micro == int64(c.Accum)-1 { // no further query: the last micro-step has begun
 					require.NoError(t, err)
 					require.Equal(t, micro+1, ctx.asked.Load())
 					continue
@@ -76,7 +76,7 @@ func TestAStepIsLeftBetweenMicroSteps(t *testing.T) {
 				require.ErrorIs(t, err, context.Canceled)
 				require.Equal(t, 2+micro, ctx.asked.Load(), "once a micro-step, not once a rank")
 				require.Equal(t, 1, tr.Done())
-				if micro != 1 { // one goes on from the abandoned step with nothing between
+				if micro != 1 { // with micro 1, the run continues from the abandoned step directly
 					sha, err := tr.ParamsSHA256()
 					require.NoError(t, err)
 					require.Equal(t, first.sha, sha)
@@ -95,7 +95,8 @@ func TestAStepIsLeftBetweenMicroSteps(t *testing.T) {
 	}
 }
 
-// The run that was left so is saved as after any step, and resumed to the same bits.
+// TestALeftStepIsResumed checks that a run with an abandoned step is saved as after any step and
+// resumes to the same bits.
 func TestALeftStepIsResumed(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -104,7 +105,7 @@ func TestALeftStepIsResumed(t *testing.T) {
 	c.Checkpoint = t.TempDir()
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
-	require.ErrorIs(t, tr.Run(dueAfter(3*2+2), nil), context.Canceled) // two steps ask thrice each
+	require.ErrorIs(t, tr.Run(dueAfter(3*2+2), nil), context.Canceled) // each of two steps queries three times
 	require.Equal(t, 2, tr.Done())
 	require.NoError(t, tr.Close())
 	c.Resume = true
@@ -113,8 +114,8 @@ func TestALeftStepIsResumed(t *testing.T) {
 	require.Equal(t, want.sha, got.sha)
 }
 
-// An evaluation that is interrupted comes first in the run that goes on, also after the last step:
-// steps, evaluations and their losses are those of a run that nothing interrupted.
+// TestALeftEvaluationIsResumed interrupts an evaluation, also the one after the last step. The next
+// run must repeat it first. Steps, evaluations and losses must be those of an uninterrupted run.
 func TestALeftEvaluationIsResumed(t *testing.T) {
 	t.Parallel()
 	type line struct {
@@ -123,7 +124,7 @@ func TestALeftEvaluationIsResumed(t *testing.T) {
 	}
 	c := tiny("gpt2")
 	c.Batch, c.Seq, c.Steps, c.EvalData, c.EvalEvery, c.EvalSteps = 1, 16, 3, c.Data, 2, 3
-	// runs is a run that is interrupted in the evaluation after a step, before a batch.
+	// runs interrupts the evaluation after step, before batch, and returns the reported losses.
 	runs := func(step, batch int, want error) (lines []line) {
 		tr, err := c.start(context.Background())
 		require.NoError(t, err)

@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/lora"
 )
 
-// withLoRA is a run of a reference model with adapters on some of its products.
+// withLoRA returns a run of a reference model with adapters on the given targets.
 func withLoRA(model string, rank int, targets ...string) request {
 	c := tiny(model)
 	c.LoRA = lora.Options{Rank: rank, Alpha: 16, Targets: targets}
@@ -27,10 +27,10 @@ func withLoRA(model string, rank int, targets ...string) request {
 	return c
 }
 
-// blockTargets name the products of a model's blocks.
+// blockTargets selects the linear layers of each model's blocks.
 var blockTargets = map[string][]string{"gpt2": {"*.attn.*", "*.mlp.*"}, "llama-tied": {"*_proj.weight"}, "llama-untied": {"*.q_proj.*", "*.v_proj.*"}}
 
-// firstA gives every A the values that testdata/lora.py begins with.
+// firstA sets every A to the initial values of testdata/lora.py.
 func firstA(t *testing.T, tr *Trainer) {
 	t.Helper()
 	p := tr.Plan().Program
@@ -46,8 +46,9 @@ func firstA(t *testing.T, tr *Trainer) {
 	}
 }
 
-// Twenty losses follow a plain LoRA in PyTorch (testdata/lora.py): of a tied head, of
-// grouped-query attention, of weights (in, out), with r of 1, 8 and 64.
+// TestLoRAFollowsPyTorch compares 20 losses with a plain LoRA in PyTorch (testdata/lora.py). The
+// cases cover a tied head, grouped-query attention, weights of shape (in, out), and ranks 1, 8 and
+// 64.
 func TestLoRAFollowsPyTorch(t *testing.T) {
 	t.Parallel()
 	var want struct {
@@ -84,9 +85,9 @@ func TestLoRAFollowsPyTorch(t *testing.T) {
 	}
 }
 
-// The bits are those of stage 0 at every stage, offloaded, from disk, in layer order,
-// recomputed and with dropout; and what a step touches is what was planned. By default a
-// model has half of the stages in one precision, the others in the other.
+// TestLoRAGivesTheSameBits checks that adapters give the bits of stage 0 at every stage, offloaded
+// to host or disk, in layer order, with recomputation and dropout. runOf checks that touched memory
+// equals the plan. By default each precision has half of the stages.
 func TestLoRAGivesTheSameBits(t *testing.T) {
 	t.Parallel()
 	for k, m := range []string{"gpt2", "llama-untied"} {
@@ -115,8 +116,8 @@ func TestLoRAGivesTheSameBits(t *testing.T) {
 	}
 }
 
-// The model's own parameters keep their values and have no gradients and states; an
-// adapter is the trained half of its block.
+// TestLoRATrainsAdaptersAlone checks that the model's own parameters keep their values and have no
+// gradients or optimizer states. The adapters are a separate, trained unit of their block.
 func TestLoRATrainsAdaptersAlone(t *testing.T) {
 	t.Parallel()
 	c := withLoRA("gpt2", 2, "h.1.attn.*")
@@ -164,8 +165,8 @@ func TestLoRATrainsAdaptersAlone(t *testing.T) {
 	require.Equal(t, make([]float32, 3*32*2), before["h.1.attn.c_attn.lora_B.weight"])
 }
 
-// Evaluation reads the adapters, without dropout: the loss is that of the model whose
-// weights have the adapters' products added.
+// TestLoRAEvaluatesAsTheMergedModel checks that evaluation uses the adapters without dropout. Its
+// loss must be that of the model with the adapters' products added to the weights.
 func TestLoRAEvaluatesAsTheMergedModel(t *testing.T) {
 	t.Parallel()
 	for _, m := range []string{"gpt2", "llama-untied"} {
@@ -192,14 +193,14 @@ func TestLoRAEvaluatesAsTheMergedModel(t *testing.T) {
 			require.NoError(t, err)
 			_, a, err := tr.Parameter(lora.Layer(name) + lora.SuffixA)
 			if err != nil {
-				continue // it has no adapter
+				continue // without an adapter
 			}
 			_, b, err := tr.Parameter(lora.Layer(name) + lora.SuffixB)
 			require.NoError(t, err)
 			r, cols := c.LoRA.Rank, int(shape[1])
 			for i := range w {
 				row, col := i/cols, i%cols
-				if m == "gpt2" { // (in, out)
+				if m == "gpt2" { // weights of shape (in, out)
 					row, col = col, row
 				}
 				sum := 0.0
@@ -218,8 +219,8 @@ func TestLoRAEvaluatesAsTheMergedModel(t *testing.T) {
 	}
 }
 
-// Above the first layer the frozen beginning's outputs come from the cache, with the
-// bits of its forward.
+// TestLoRAWithTheFrozenCache adapts only layer 1. The outputs of the frozen layers before it come
+// from the cache and must have the bits of their forward pass.
 func TestLoRAWithTheFrozenCache(t *testing.T) {
 	t.Parallel()
 	for i, m := range []string{"gpt2", "llama-untied"} {
@@ -236,8 +237,8 @@ func TestLoRAWithTheFrozenCache(t *testing.T) {
 	}
 }
 
-// A run resumes at another number of ranks, with the bits of one in one go; with other
-// adapters it is refused.
+// TestLoRAResumes resumes at another number of ranks with the bits of an uninterrupted run. Other
+// adapters are refused.
 func TestLoRAResumes(t *testing.T) {
 	t.Parallel()
 	c := withLoRA("llama-tied", 2, "*_proj.weight")
@@ -273,8 +274,8 @@ func TestLoRARefuses(t *testing.T) {
 	}
 }
 
-// A checkpoint with adapters generates and evaluates with them; as a run's first values it
-// is taken with the same adapters, and refused without.
+// TestLoRACheckpointsCompute checks that a checkpoint with adapters generates and evaluates with
+// them. Init accepts it for a run with the same adapters and refuses it without.
 func TestLoRACheckpointsCompute(t *testing.T) {
 	t.Parallel()
 	c := withLoRA("gpt2", 4, "*.attn.*", "*.mlp.*")
@@ -315,7 +316,7 @@ func TestLoRACheckpointsCompute(t *testing.T) {
 	_, err = next.start(context.Background())
 	require.ErrorContains(t, err, "it holds adapters, and the run has no Config.LoRA")
 
-	// Weights without the checkpoint's record do not say the scale.
+	// Without the checkpoint's record, weights do not define the scale.
 	path, name := filepath.Join(t.TempDir(), safetensors.FileName), "h.0.attn.c_attn"+lora.SuffixB
 	w, err := safetensors.Create(path, []safetensors.Tensor{{Name: name, DType: safetensors.F32, Shape: []int64{96, 4}}}, nil)
 	require.NoError(t, err)
@@ -326,8 +327,8 @@ func TestLoRACheckpointsCompute(t *testing.T) {
 	require.ErrorContains(t, err, "these weights do not say how they are scaled; give the whole checkpoint's folder")
 }
 
-// Without targets the linear products of the repeated blocks have adapters: not the head,
-// and no embedding.
+// TestLoRAWithoutTargets checks the default targets: all linear layers of the repeated blocks, but
+// not the head or embeddings.
 func TestLoRAWithoutTargets(t *testing.T) {
 	t.Parallel()
 	for model, layers := range map[string][]string{"gpt2": {"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"},

@@ -17,9 +17,8 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// gradScaler is what the published rules make of a run's overflows: of
-// torch.cuda.amp.GradScaler, and overflows in a row as Config.LossScaleHysteresis has
-// them.
+// gradScaler applies the published rules to a run's overflows: those of torch.cuda.amp.GradScaler,
+// and Config.LossScaleHysteresis for consecutive overflows.
 type gradScaler struct {
 	scale            float64
 	clean, overflows int
@@ -40,10 +39,10 @@ func (s *gradScaler) update(overflow bool) {
 	}
 }
 
-// The scale follows the published rules step by step, from overflows on one rank at
-// random steps, with clipping and hysteresis, through growth at the 2,000th clean update
-// and resumes at other numbers of ranks. A skipped step changes no parameter, and each
-// other one moves them by the clipped gradient.
+// TestLossScaleFollowsGradScaler plants overflows on one rank at random steps. The scale must
+// follow the published rules, with clipping and hysteresis, at the 2,000th clean update and after
+// resumes with other numbers of ranks. A skipped step changes no parameter; other steps apply the
+// clipped gradient.
 func TestLossScaleFollowsGradScaler(t *testing.T) {
 	t.Parallel()
 	for hysteresis := 1; hysteresis <= 3; hysteresis++ {
@@ -51,13 +50,13 @@ func TestLossScaleFollowsGradScaler(t *testing.T) {
 		c := tiny("gpt2")
 		c.Precision, c.LossScaleHysteresis, c.Batch, c.Seq, c.Steps, c.Checkpoint = "fp16", hysteresis, 1, 8, 100, scratch(t)
 		c.Optimizer, c.Beta1, c.WeightDecay, c.LR, c.Clip = "sgd", 0, 0, 0.5, 0.01
-		c.Ranks, c.Zero = 2, r.IntN(3) // whole values, which plantInf changes
+		c.Ranks, c.Zero = 2, r.IntN(3) // stages with complete values on each rank, which plantInf changes
 		want := gradScaler{scale: 512, clean: 1990, hysteresis: hysteresis}
 		tr := trainerAt(t, c, want.scale)
 		require.NoError(t, tr.startScale(&saving.Scale{Scale: want.scale, Clean: float64(want.clean)}))
 		skipped, grown, halved := 0, false, false
 		for step := range 26 {
-			if step == 9 || step == 17 { // behind 9 clean updates, and amid overflows
+			if step == 9 || step == 17 { // after 9 clean updates, and during overflows
 				_, err := tr.Save(t.Context())
 				require.NoError(t, err)
 				require.NoError(t, tr.Close())
@@ -101,7 +100,7 @@ func TestLossScaleFollowsGradScaler(t *testing.T) {
 	}
 }
 
-// silent is a loss whose gradient is zero at any scale.
+// silent is an identity operation whose gradient is zero at any loss scale.
 var silentGrad = graph.MustDefine(graph.Definition{
 	Kind: "test_silent_grad", In: []graph.Operand{graph.FloatIn("dy")}, Out: []graph.Operand{graph.GradOut("dx")},
 	Shapes: func(_ any, in [][]int64) ([][]int64, error) { return in[:1], nil },
@@ -125,8 +124,8 @@ var silent = graph.MustDefine(graph.Definition{
 	Derive: func(d *graph.Derivation) { d.Apply(silentGrad, "d", nil, []graph.BufID{d.Grad(0)}, 0) },
 })
 
-// A dynamic scale that would grow beyond the largest stays there, on every rank, also
-// through a resume; a static one beyond it is refused.
+// TestLossScaleHasACeiling checks that a dynamic scale stays at config.MaxScale on every rank, also
+// after a resume. A larger static scale is refused.
 func TestLossScaleHasACeiling(t *testing.T) {
 	t.Parallel()
 	c := ownConfig(&config.Model{Name: "silent", Forward: func(b *graph.Builder, rows, seq int, train bool) error {
@@ -141,7 +140,7 @@ func TestLossScaleHasACeiling(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, tr.startScale(&saving.Scale{Scale: config.MaxScale / 2, Clean: 1999}))
 	for i, want := range []float64{config.MaxScale / 2, config.MaxScale, config.MaxScale, config.MaxScale} {
-		if i == 2 { // the next growth is now
+		if i == 2 { // make the scale due to grow again
 			require.NoError(t, tr.startScale(&saving.Scale{Scale: config.MaxScale, Clean: 1999}))
 		}
 		r, err := tr.Step(t.Context())

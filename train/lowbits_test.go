@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// oneBatch makes the data of c one global batch: every step has the same rows.
+// oneBatch reduces the data of c to one global batch, so that every step has the same rows.
 func oneBatch(t *testing.T, c *request) {
 	text, err := os.ReadFile(c.Data)
 	require.NoError(t, err)
@@ -20,11 +20,11 @@ func oneBatch(t *testing.T, c *request) {
 	require.NoError(t, os.WriteFile(c.Data, text[:2*(c.Ranks*c.Batch*c.Seq+1)], 0o644))
 }
 
-// measure gives the 16-bit gradients of a run at any weights: plain descent with rate
-// 2^20 leaves W − 2^20·g, which rounded to the gradient's type is exact.
+// measure computes the 16-bit gradients of a run at any weights. Plain SGD with rate 2^20 gives W −
+// 2^20·g; rounding the difference to the gradient's type is exact.
 type measure struct {
 	tr     *Trainer
-	digits int // of the gradient's significand
+	digits int // bits of the gradient's significand
 }
 
 func newMeasure(t *testing.T, c request) *measure {
@@ -61,9 +61,9 @@ func (m *measure) at(t *testing.T, w tensors) (map[string][]float64, float64) {
 	return grads, math.Sqrt(square)
 }
 
-// dynamicMap is the code book of the block-wise 8-bit optimizers (Dettmers et al., 2022)
-// with 2^bits magnitudes: 0, 1, and decades down from [0.1, 1), each of half as many
-// equal steps as the one above, of which a code is the middle.
+// dynamicMap returns the code book of the block-wise 8-bit optimizers (Dettmers et al., 2022) with
+// 2^bits magnitudes. These are 0, 1, and decades down from [0.1, 1). Each decade has half the steps
+// of the one above; a code is the middle of a step.
 func dynamicMap(bits int) (book []float64) {
 	book = []float64{0, 1}
 	for k := 1; k < bits; k++ {
@@ -76,8 +76,8 @@ func dynamicMap(bits int) (book []float64) {
 	return book
 }
 
-// quantised8 replaces a state by what it is after a rest in 8 bits: block by block the
-// nearest code times the largest magnitude. A second moment above 0 keeps a code above 0.
+// quantised8 rounds a state as 8-bit storage does: per block, the nearest code times the largest
+// magnitude. A positive second moment keeps a positive code.
 func quantised8(x []float64, book []float64, second bool) {
 	for lo := 0; lo < len(x); lo += 256 {
 		block := x[lo:min(lo+256, len(x))]
@@ -102,10 +102,10 @@ func quantised8(x []float64, book []float64, second bool) {
 	}
 }
 
-// Every optimizer in 16 bits, and AdamW with 8-bit moments: the weights of 50 steps, by
-// default of 12, are those of the paper in float64, fed the same 16-bit gradients, with
-// clipping and weight decay; what moments in 8 bits lose is what a plain form of the
-// method loses.
+// TestLowBitOptimizersFollowTheirPapers runs every optimizer in 16 bits, and AdamW also with 8-bit
+// moments, with clipping and weight decay. The weights of each step must follow the paper's rule in
+// float64 with the same 16-bit gradients. 8-bit moments are compared with a plain implementation of
+// their method. It runs 12 steps, with SPILLWAY_LONG 50.
 func TestLowBitOptimizersFollowTheirPapers(t *testing.T) {
 	t.Parallel()
 	signed, unsigned := dynamicMap(7), dynamicMap(8)
@@ -129,7 +129,7 @@ func TestLowBitOptimizersFollowTheirPapers(t *testing.T) {
 					c.Optimizer, c.Int8 = "adamw", []string{"optimizer"}
 				case "nesterov":
 					c.Optimizer, c.Nesterov = "sgd", true
-				case "adagrad": // its first step is d/(|d|+eps), which amplifies f32's rounding of d by 1/eps
+				case "adagrad": // the first step is d/(|d|+eps), which amplifies f32's rounding of d by 1/eps
 					c.Eps = 1e-2
 				}
 				m := newMeasure(t, c)
@@ -170,7 +170,7 @@ func TestLowBitOptimizersFollowTheirPapers(t *testing.T) {
 						}
 					}
 					limit := map[bool]float64{false: 3e-5, true: 3e-3}[eight]
-					resolution := math.Exp2(-25) * math.Sqrt(size) * float64(step) // of masters in fp32
+					resolution := math.Exp2(-25) * math.Sqrt(size) * float64(step) // of fp32 master weights
 					require.Less(t, math.Sqrt(off), limit*math.Sqrt(moved)+resolution, "step %d: the weights' distance from the paper's, which moved by %g", step, math.Sqrt(moved))
 				}
 			})
@@ -178,10 +178,10 @@ func TestLowBitOptimizersFollowTheirPapers(t *testing.T) {
 	}
 }
 
-// AdamW with bf16 parameters and moments: over 50 steps each new value is one of the two
-// bf16 around the paper's, from the values before. For weights and moments, what rounding
-// adds has a mean of zero within 5 standard deviations, the variance of a fair choice
-// (rounding to nearest has half of it), and nothing in common with the step before.
+// TestStochasticRoundingIsFair runs 50 steps of AdamW with bf16 parameters and moments. Each new
+// value must be one of the two bf16 values around the exact one. For weights and moments, the
+// rounding error must have mean zero within 5 standard deviations. Its variance must be that of a
+// fair choice (rounding to nearest has half of it). It must not correlate with the step before.
 func TestStochasticRoundingIsFair(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -206,7 +206,7 @@ func TestStochasticRoundingIsFair(t *testing.T) {
 	}
 	type tally struct{ sum, squares, variance, before, n float64 }
 	var fair [3]tally
-	last := [3]map[string][]float64{{}, {}, {}} // what was added in the step before
+	last := [3]map[string][]float64{{}, {}, {}} // the rounding error of the previous step
 	for step := 1; step <= 50; step++ {
 		now, m1, m2 := parameters(t, tr), kept("exp_avg"), kept("exp_avg_sq")
 		grads, norm := m.at(t, now)
@@ -236,10 +236,10 @@ func TestStochasticRoundingIsFair(t *testing.T) {
 					ulp := math.Ldexp(1, exp-8)
 					part := x/ulp - math.Floor(x/ulp)
 					off := (after[k][p][i] - x) / ulp
-					// The kernel computes in fp32, whose last places count where terms cancel.
+					// The kernel computes in fp32; its rounding counts where terms cancel.
 					slack := 1e-3 + 6e-7*(math.Abs(before[k][i])+[]float64{c.LR, math.Abs(g[i]), g[i] * g[i]}[k])/ulp
 					require.True(t, math.Abs(off+part) < slack || math.Abs(off+part-1) < slack, "step %d, %s[%d], state %d: %g is not beside %g", step, p, i, k, after[k][p][i], x)
-					if slack > 0.01 { // an error of fp32 in units of so small a number would outweigh all others
+					if slack > 0.01 { // fp32's error would dominate at so small an ulp
 						last[k][p][i] = 0
 						continue
 					}
@@ -259,8 +259,8 @@ func TestStochasticRoundingIsFair(t *testing.T) {
 	}
 }
 
-// The seed of a run draws the bits of stochastic rounding: with another one, equal weights
-// and samples give other parameters.
+// TestStochasticRoundingFollowsTheSeed checks that another seed gives other rounding, with equal
+// weights and samples.
 func TestStochasticRoundingFollowsTheSeed(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// asMember is main of a process that a test has launched; nil: this is none.
+// asMember is the main function of a process launched by a test, or nil in other processes.
 var asMember func() error
 
 func TestMain(m *testing.M) {
@@ -22,8 +22,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// briefly is a CPU whose searches end early: a test of what a run does with a placement needs
-// one that fits, not the fastest.
+// briefly returns CPU hardware with a short search. Tests of a run with a placement need one that
+// fits, not the fastest.
 func briefly(threads int) planner.Hardware {
 	hw := planner.CPUHardware(threads)
 	hw.Effort = 100

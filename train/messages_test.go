@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// What a divergence offers is not what the run has already, and overflows of fp16's
-// scale are not called skipped steps.
+// TestWhatADivergenceSays checks that a Diverged error does not propose settings the run already
+// has, and does not call overflows of fp16's loss scale skipped steps.
 func TestWhatADivergenceSays(t *testing.T) {
 	const skip = "Config.OnNonFinite skip"
 	plain := Diverged{Step: 3, Rank: -1}
@@ -29,7 +29,8 @@ func TestWhatADivergenceSays(t *testing.T) {
 	require.NotContains(t, static.Error(), "Config.LR")
 }
 
-// What moves no memory but bits is told at a resume: the orders of sums.
+// TestAnOrderOfSumsIsAChange checks that a resume reports settings that change only the order of
+// sums, and with it the bits.
 func TestAnOrderOfSumsIsAChange(t *testing.T) {
 	c := request{Config: config.Default()}
 	was := saving.Settings(&c.Config)
@@ -42,7 +43,8 @@ func TestAnOrderOfSumsIsAChange(t *testing.T) {
 	require.Contains(t, lines, "Config.AccumOrder: not in use → layer")
 }
 
-// A setting at its default is no change: earlier checkpoints recorded the default of 16-bit gradients.
+// TestADefaultIsNoChange checks that a setting at its default is not reported as a change. Earlier
+// checkpoints recorded the default of 16-bit gradients.
 func TestADefaultIsNoChange(t *testing.T) {
 	c := request{Config: config.Default()}
 	now := saving.Settings(&c.Config)

@@ -25,21 +25,21 @@ import (
 	"github.com/spillway-ml/spillway/search"
 )
 
-// A run under random options gives the bits of the same run at stage 0
-// (promise 1). SPILLWAY_TEST_SEED repeats the seed that a failure prints;
-// SPILLWAY_TEST_CASES asks for more cases than the usual few.
+// Variables of the metamorphic tests: a run with random options must give the bits of the same run
+// at stage 0. SPILLWAY_TEST_SEED repeats the seed that a failure prints. SPILLWAY_TEST_CASES sets
+// the number of cases.
 const (
 	seedVariable  = "SPILLWAY_TEST_SEED"
 	casesVariable = "SPILLWAY_TEST_CASES"
 	levelVariable = "SPILLWAY_SIMD"
 )
 
-// randomModel writes a random shape's config.json and random tokens of its
-// vocabulary into dir.
+// randomModel writes the config.json of a random model and random tokens of its vocabulary into
+// dir.
 func randomModel(t testing.TB, r *rand.Rand, dir string) request {
 	t.Helper()
 	heads := 1 + r.IntN(4)
-	width := heads * 2 * (1 + r.IntN(9)) // rotary positions turn pairs
+	width := heads * 2 * (1 + r.IntN(9)) // rotary positions rotate pairs
 	vocab, positions := 2+r.IntN(300), 2+r.IntN(40)
 	var shape map[string]any
 	if r.IntN(2) == 0 {
@@ -103,7 +103,7 @@ func randomCase(t testing.TB, seed uint64, dir string) request {
 	return c
 }
 
-// variant is how it computes it, at c's stage: nothing here may change a bit.
+// variant changes options of c that must not change any bit, except the stage.
 func variant(t testing.TB, r *rand.Rand, c request) request {
 	c.Prefetch = []int{0, 1, 2, 5, 100}[r.IntN(5)]
 	c.Threads = []int{0, 1, 2, 3, 7}[r.IntN(5)]
@@ -131,8 +131,7 @@ func variant(t testing.TB, r *rand.Rand, c request) request {
 	return c
 }
 
-// byBuffer drops and parks some kinds of activations in some layers, as a search
-// does.
+// byBuffer recomputes and offloads random kinds of activations in some layers, as a search does.
 func byBuffer(t testing.TB, r *rand.Rand, c *request) {
 	c.Recompute = "none"
 	m := cost.CPU(1, 1)
@@ -153,7 +152,7 @@ func byBuffer(t testing.TB, r *rand.Rand, c *request) {
 	}
 }
 
-// auto caps the device's memory between the peaks of full and no recomputation.
+// auto sets Recompute auto and a random memory cap between the peaks of full and no recomputation.
 func auto(t testing.TB, r *rand.Rand, c *request) {
 	var peak [2]int64
 	for i, policy := range []string{"none", "full"} {
@@ -183,7 +182,7 @@ func seedOf(t *testing.T) (first uint64, cases int) {
 	return rand.Uint64() >> 1, cases
 }
 
-// overSeeds runs a test for each seed until one fails, and says how to repeat that.
+// overSeeds runs a test for each seed until one fails, and prints how to repeat that one.
 func overSeeds(t *testing.T, one func(t *testing.T, seed uint64)) {
 	first, cases := seedOf(t)
 	for k := range cases {
@@ -201,7 +200,7 @@ func metamorphic(t *testing.T, seed uint64) {
 	t.Logf("%s=%d", seedVariable, seed)
 	c := randomCase(t, seed, t.TempDir())
 	r := rand.New(rand.NewPCG(seed, 2))
-	c.Precision = []string{"fp32", "fp32", "bf16", "fp16"}[r.IntN(4)] // within one level: see TestLevelsGiveTheSameBits
+	c.Precision = []string{"fp32", "fp32", "bf16", "fp16"}[r.IntN(4)] // at the current SIMD level: see TestLevelsGiveTheSameBits
 	if r.IntN(4) == 0 {
 		c.OnNonFinite = "skip"
 	}
@@ -211,15 +210,15 @@ func metamorphic(t *testing.T, seed uint64) {
 		defer runtime.GOMAXPROCS(before)
 		return runOf(t, v)
 	}
-	// With accumulation, stages 0 and 1 agree, and 2 and 3; all do where sums go leaf by
-	// leaf, at any number of ranks.
+	// With accumulation, stages 0 and 1 agree, and stages 2 and 3. Reproducible sums, which add
+	// leaf by leaf, agree at all stages and numbers of ranks.
 	for _, half := range []struct {
 		reference    int
 		reproducible bool
 		stages       []int
 	}{{0, false, []int{0, 1}}, {2, false, []int{2, 3}}, {2, true, []int{0, 1, 2, 3}}} {
 		if c.Accum == 1 && half.reference == 2 && !half.reproducible {
-			continue // those of stage 0
+			continue // same as stage 0
 		}
 		v := c
 		v.Zero, v.Prefetch, v.Reproducible = half.reference, 1, half.reproducible
@@ -242,7 +241,7 @@ func metamorphic(t *testing.T, seed uint64) {
 			require.Equal(t, want.losses, got.losses, describe(v))
 			require.Equal(t, want.sha, got.sha, describe(v))
 		}
-		// One step as one variant, saved, and the other as another.
+		// Run and save one step as one variant, and the other step as another variant.
 		v = at(half.stages[r.IntN(len(half.stages))])
 		v.Checkpoint, v.SaveEvery, v.Keep = scratch(t), 1, 0
 		require.Equal(t, want.sha, run(v).sha, describe(v))
@@ -256,7 +255,7 @@ func metamorphic(t *testing.T, seed uint64) {
 	}
 }
 
-// oneOfDivisors draws a divisor of n, of those up to 12.
+// oneOfDivisors returns a random divisor of n, at most 12.
 func oneOfDivisors(r *rand.Rand, n int) int {
 	var list []int
 	for d := 1; d <= min(n, 12); d++ {
@@ -267,7 +266,7 @@ func oneOfDivisors(r *rand.Rand, n int) int {
 	return list[r.IntN(len(list))]
 }
 
-// TestLevelOutcome is the other side of the test below.
+// TestLevelOutcome prints the outcome of a run for TestLevelsGiveTheSameBits.
 func TestLevelOutcome(t *testing.T) {
 	seed, err := strconv.ParseUint(os.Getenv(seedVariable), 10, 64)
 	if os.Getenv(levelVariable) == "" || err != nil {
@@ -278,8 +277,8 @@ func TestLevelOutcome(t *testing.T) {
 	fmt.Printf("outcome %s %s %v\n", level.Current(), o.sha, o.losses)
 }
 
-// Promise 1: the same bits at every SIMD level that this processor has. The
-// level is a process's, so each runs in one of its own.
+// TestLevelsGiveTheSameBits checks that all SIMD levels of this processor give the same bits. The
+// level is fixed per process, so each level runs in its own process.
 func TestLevelsGiveTheSameBits(t *testing.T) {
 	if level.Best() == level.Portable {
 		t.Skip("this processor has the portable level only")
@@ -308,8 +307,8 @@ func TestLevelsGiveTheSameBits(t *testing.T) {
 	}
 }
 
-// Frozen parameters have no gradient and no optimizer state, keep their values,
-// and nothing below the lowest trainable unit has a backward.
+// TestFrozenParameters checks that frozen parameters have no gradient and no optimizer state and
+// keep their values. No unit below the lowest trainable unit may have backward operations.
 func TestFrozenParameters(t *testing.T) {
 	for _, model := range []string{"gpt2", "llama-tied", "llama-untied"} {
 		frozen := []string{"wte.weight", "wpe.weight", "h.0.*", "h.1.ln_1.*"}
@@ -347,7 +346,8 @@ func TestFrozenParameters(t *testing.T) {
 							continue
 						}
 						name := p.Units[op.Unit].Name
-						// A tied head is the embedding's second use: the gradient goes through it, not into it.
+						// A tied head is the embedding's second use: the gradient passes through
+						// the head to earlier layers, but the embedding has none.
 						if name == "embed" && model == "llama-tied" || name == "embed" && model == "gpt2" {
 							require.NotEqual(t, graph.ReduceScatter, op.Kind, op.Name)
 							continue
@@ -375,7 +375,8 @@ func TestFrozenParameters(t *testing.T) {
 	}
 }
 
-// With nothing to train a step only measures.
+// TestEverythingFrozen checks that a step with all parameters frozen changes no parameter and needs
+// no memory for gradients or optimizer states.
 func TestEverythingFrozen(t *testing.T) {
 	for zero := range 4 {
 		c := tiny("gpt2")

@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// After Close each call that needs what is gone is an error, that of the step that ended
-// the run where one did.
+// TestAClosedTrainerRefuses checks that calls after Close return errClosed, or the error of the
+// step that ended the run.
 func TestAClosedTrainerRefuses(t *testing.T) {
 	ctx := context.Background()
 	calls := func(tr *Trainer) map[string]error {
@@ -39,7 +39,7 @@ func TestAClosedTrainerRefuses(t *testing.T) {
 	require.NoError(t, tr.Close())
 	for name, err := range calls(tr) {
 		if name == "Run" && err == nil {
-			continue // every step is done
+			continue // all steps are done
 		}
 		require.ErrorIs(t, err, errClosed, name)
 	}
@@ -55,7 +55,8 @@ func TestAClosedTrainerRefuses(t *testing.T) {
 	}
 }
 
-// A call without what it predicts on, or without a job, is no panic.
+// TestCallsWithNothing checks that calls without a machine, hardware or job return an error instead
+// of a panic.
 func TestCallsWithNothing(t *testing.T) {
 	ctx := context.Background()
 	c := tiny("gpt2")

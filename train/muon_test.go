@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// muonOf is a short run of Muon.
+// muonOf returns a short run with Muon.
 func muonOf(change func(c *request)) request {
 	c := tiny("gpt2")
 	c.Steps, c.Optimizer, c.LR = 3, "muon", 1e-2
@@ -22,7 +22,7 @@ func muonOf(change func(c *request)) request {
 	return c
 }
 
-// Losses are those of a plain Muon in PyTorch (testdata/muon.py).
+// TestMuonFollowsPyTorch compares the losses with a plain Muon in PyTorch (testdata/muon.py).
 func TestMuonFollowsPyTorch(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../testdata/muon.json")
@@ -47,9 +47,8 @@ func TestMuonFollowsPyTorch(t *testing.T) {
 	}
 }
 
-// The stage, where states rest, how they get there and what is computed again leave Muon's
-// bits alone, and each rank's memory is touched to the planned byte (runOf). By default half
-// of the cases run.
+// TestMuonHasOneResult checks that stage, placement, transfers and recomputation do not change
+// Muon's bits. runOf checks that touched memory equals the plan. By default half of the cases run.
 func TestMuonHasOneResult(t *testing.T) {
 	t.Parallel()
 	for _, ranks := range []int{2, 3} {
@@ -85,8 +84,8 @@ func TestMuonHasOneResult(t *testing.T) {
 	}
 }
 
-// With Reproducible the number of ranks counts neither, and a checkpoint of one number is
-// resumed at another.
+// TestMuonAtAnyNumberOfRanks checks that with Reproducible the number of ranks does not change the
+// bits. A checkpoint of one number of ranks resumes at another.
 func TestMuonAtAnyNumberOfRanks(t *testing.T) {
 	t.Parallel()
 	at := func(ranks, zero int) request {
@@ -113,8 +112,9 @@ func TestMuonAtAnyNumberOfRanks(t *testing.T) {
 	}
 }
 
-// A block's matrices are whole on one rank each, no rank has more to do than the largest
-// matrix beside an even share, and vectors, embeddings and heads are AdamW's.
+// TestMuonsOwners checks that each matrix of a block is updated completely by one rank. No rank's
+// work may exceed an even share by more than the largest matrix. Vectors, embeddings and heads use
+// AdamW.
 func TestMuonsOwners(t *testing.T) {
 	t.Parallel()
 	c := muonOf(func(c *request) { c.Model, c.Init, c.Ranks = "../testdata/llama-untied", "../testdata/llama-untied", 3 })
@@ -155,7 +155,9 @@ func TestMuonsOwners(t *testing.T) {
 	})
 }
 
-// GPUs have no kernels of it: named before anything starts. Its states have no narrow form.
+// TestMuonIsRefusedByName checks that unsupported settings are refused at the start, and that the
+// error names the setting and muon. GPUs have no Muon kernels, and its states have no 8-bit or
+// 16-bit form.
 func TestMuonIsRefusedByName(t *testing.T) {
 	for field, change := range map[string]func(c *request){
 		"Config.Device cuda":         func(c *request) { c.Device = "cuda" },
@@ -170,8 +172,8 @@ func TestMuonIsRefusedByName(t *testing.T) {
 	}
 }
 
-// A rank without a micro-batch in the last round still gives the updates of its matrices, which
-// begin there where states rest on the host.
+// TestMuonOverUnevenShares checks ranks with different numbers of micro-batches. A rank without one
+// in the last round must still update its matrices, with states on the host too.
 func TestMuonOverUnevenShares(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")

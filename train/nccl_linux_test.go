@@ -18,8 +18,8 @@ import (
 	"github.com/spillway-ml/spillway/train/job"
 )
 
-// joinedGPUs makes the processes of a job, whose ranks have a GPU each of one double and NCCL
-// between them, and returns what to close at its end.
+// joinedGPUs starts the processes of a job whose ranks each have a GPU of one double and
+// communicate over NCCL. end closes them.
 func joinedGPUs(t testing.TB, c *request, processes int, o drivertest.Options, f nccltest.Options) (leader *job.Job, others []*job.Job, fabric *nccltest.Fabric, end func()) {
 	t.Helper()
 	o.Devices = processes * max(c.LocalRanks, 1)
@@ -33,7 +33,7 @@ func joinedGPUs(t testing.TB, c *request, processes int, o drivertest.Options, f
 	}
 }
 
-// overGPUs runs c as a job of so many processes with a GPU for each rank.
+// overGPUs runs c as a job of the given number of processes, with a GPU for each rank.
 func overGPUs(t *testing.T, c request, processes int, o drivertest.Options, how func(testing.TB, request) outcome) outcome {
 	t.Helper()
 	leader, others, _, end := joinedGPUs(t, &c, processes, o, nccltest.Options{Looks: 2})
@@ -53,9 +53,9 @@ func overGPUs(t *testing.T, c request, processes int, o drivertest.Options, how 
 	return got
 }
 
-// A run over processes with a GPU for each rank and NCCL between them has the bits of the
-// CPU's ranks in one process, at every stage, in groups, with one rank a process or several,
-// and with states on the host and on disk: promise 1, and in runOf promise 2.
+// TestNCCLGivesTheSameBits compares jobs over processes, GPUs and NCCL with the CPU's ranks in one
+// process. The bits must be equal at every stage, in groups, with one or several ranks per process,
+// and with states on host or disk. runOf also checks that touched memory equals the plan.
 func TestNCCLGivesTheSameBits(t *testing.T) {
 	for turn, c := range []struct {
 		processes, each int
@@ -70,7 +70,7 @@ func TestNCCLGivesTheSameBits(t *testing.T) {
 		{2, 2, func(c *request) { c.Zero, c.ShardSize, c.Clip = 3, 2, 1 }},
 		{2, 3, func(c *request) { c.Zero, c.Accum, c.Reproducible = 2, 2, true }},
 	} {
-		if !long.On() && (turn == 1 || turn == 2 || turn == 6) { // each stage has another case
+		if !long.On() && (turn == 1 || turn == 2 || turn == 6) { // other cases cover these stages
 			continue
 		}
 		cfg := tiny("gpt2")
@@ -90,7 +90,8 @@ func TestNCCLGivesTheSameBits(t *testing.T) {
 	}
 }
 
-// What NCCL finds wrong ends the job in every process, in time.
+// TestNCCLErrorEndsTheJob checks that an NCCL error ends the job in every process within the
+// timeout.
 func TestNCCLErrorEndsTheJob(t *testing.T) {
 	for _, each := range []int{1, 2} {
 		ncclErrorEnds(t, each)
@@ -117,13 +118,13 @@ func ncclErrorEnds(t *testing.T, each int) {
 	})
 	require.ErrorContains(t, err, "rank 1")
 	require.ErrorContains(t, err, "as told (6)")
-	_ = tr.Close() // has nothing to add
+	_ = tr.Close() // it has nothing to add
 	<-ends
 	end()
 }
 
-// A rank that can't be opened ends the wait of its process's others, which are on their way
-// to meet it, and the job.
+// TestNCCLOneOfAProcessCantOpen makes the opening of one rank fail. The other ranks of its process,
+// which wait for it, and the job must end.
 func TestNCCLOneOfAProcessCantOpen(t *testing.T) {
 	for _, call := range []string{"ncclCommInitRankConfig", "ncclCommSplit"} {
 		c := tiny("gpt2")
@@ -143,8 +144,7 @@ func TestNCCLOneOfAProcessCantOpen(t *testing.T) {
 	}
 }
 
-// aloneWithNCCL makes the processes of a job that have nothing but NCCL to meet by, and
-// returns what ends them.
+// aloneWithNCCL starts processes that can communicate only over NCCL. end closes them.
 func aloneWithNCCL(t testing.TB, c *request, processes int) (jobs []*job.Job, fabric *nccltest.Fabric, end func()) {
 	t.Helper()
 	d := onDouble(t, c, drivertest.Options{Devices: processes}, false)
@@ -180,8 +180,9 @@ func aloneWithNCCL(t testing.TB, c *request, processes int) (jobs []*job.Job, fa
 	}
 }
 
-// Where torchrun's or an indexed Job's variables are all that there is, plan, decisions and
-// heartbeats go over NCCL as well: the same bits, checkpoints and evaluation.
+// TestNCCLAlone checks jobs that have only the environment variables of torchrun or an indexed
+// Kubernetes Job. Plan, decisions and heartbeats then use NCCL too. Bits, checkpoints and
+// evaluation must be the same.
 func TestNCCLAlone(t *testing.T) {
 	c := tiny("gpt2")
 	c.Batch, c.Seq, c.Steps, c.Zero, c.Clip, c.EvalEvery, c.EvalData, c.EvalSteps = 1, 16, 2, 3, 1, 1, c.Data, 1
@@ -208,7 +209,7 @@ func TestNCCLAlone(t *testing.T) {
 	require.Equal(t, want.sha, got.sha)
 }
 
-// What NCCL finds wrong in one process ends the job in all.
+// TestNCCLAloneFails checks that an NCCL error in one process ends the job in all.
 func TestNCCLAloneFails(t *testing.T) {
 	c := tiny("gpt2")
 	c.Batch, c.Seq, c.Steps, c.Timeout = 1, 16, 1000, 20*time.Second
@@ -223,12 +224,12 @@ func TestNCCLAloneFails(t *testing.T) {
 	require.NoError(t, err)
 	err = tr.Run(context.Background(), func(r StepResult) error {
 		if r.Step == 1 {
-			fabric.Break(1, nccl.RemoteError, 1) // of the data, not of what it says to the others
+			fabric.Break(1, nccl.RemoteError, 1) // breaks the data communicator, not the one for messages
 		}
 		return nil
 	})
 	require.ErrorContains(t, err, "as told (6)")
-	_ = tr.Close() // has nothing to add
+	_ = tr.Close() // it has nothing to add
 	<-done
 	end()
 }

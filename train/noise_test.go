@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// leafGradient is the mean gradient of a micro-batch of so many rows from a sample on: what a
-// step of plain SGD with a large rate takes from the parameters.
+// leafGradient returns the mean gradient of a micro-batch of rows rows, starting at sample. It
+// measures the change of the parameters in a step of plain SGD with a large rate.
 func leafGradient(t *testing.T, c request, rows, sample int) (g []float64) {
 	t.Helper()
 	const rate = 1 << 20
@@ -44,7 +44,7 @@ func leafGradient(t *testing.T, c request, rows, sample int) (g []float64) {
 	return g
 }
 
-// noiseOf is the noise of c's first step.
+// noiseOf returns the noise and the gradient norm of c's first step.
 func noiseOf(t *testing.T, c request) (Noise, float64) {
 	t.Helper()
 	tr, err := c.start(context.Background())
@@ -55,8 +55,8 @@ func noiseOf(t *testing.T, c request) (Noise, float64) {
 	return r.Noise, r.GradNorm
 }
 
-// The noise scale is that of the leaves' gradients, also where the last leaf has fewer rows,
-// whatever the number of ranks; clipping does not change it.
+// TestNoiseScaleOfLeaves compares the noise with the leaves' gradients, also if the last leaf has
+// fewer rows. The number of ranks and clipping must not change it.
 func TestNoiseScaleOfLeaves(t *testing.T) {
 	t.Parallel()
 	for _, rows := range []int{6, 5} {
@@ -106,8 +106,8 @@ func TestNoiseScaleOfLeaves(t *testing.T) {
 	}
 }
 
-// In 16 bits the leaves are as they travel, and the loss scale is taken out. Quantised leaves
-// are those that are added. No number of ranks changes a bit.
+// TestNoiseScaleOfOtherTypes checks the noise in 16 bits, where the loss scale is removed, and with
+// quantized gradients. It must be near that of fp32, with the same bits at every number of ranks.
 func TestNoiseScaleOfOtherTypes(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -132,7 +132,8 @@ func TestNoiseScaleOfOtherTypes(t *testing.T) {
 	}
 }
 
-// A step without an update tells nothing of the noise, and neither does a run without leaves.
+// TestNoiseScaleIsUnknown checks that the noise is unknown for a skipped step and for a run that is
+// not reproducible.
 func TestNoiseScaleIsUnknown(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -152,7 +153,8 @@ func TestNoiseScaleIsUnknown(t *testing.T) {
 	require.Empty(t, tr.at.Noise)
 }
 
-// It goes over the newest steps, whatever their rows, and on from a checkpoint.
+// TestNoiseScaleGoesOn checks that the noise covers the newest steps, whatever their rows, and
+// continues after a resume.
 func TestNoiseScaleGoesOn(t *testing.T) {
 	t.Parallel()
 	c := batched()
@@ -173,8 +175,8 @@ func countedOf(leaves, each int) (sum data.Counted) {
 	return sum
 }
 
-// Of gradients with a known mean and covariance the estimate is within its error as often as
-// one of a normal distribution is.
+// TestNoiseScaleEstimates draws gradients with known mean and covariance. The estimate must be
+// within its stated error as often as for a normal distribution.
 func TestNoiseScaleEstimates(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	const dims, leaves, rows, steps, tries = 40, 8, 16, 30, 400

@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// Promise 1: recomputation changes no bit.
+// TestRecomputeGivesTheSameBits checks that recomputation changes no bit.
 func TestRecomputeGivesTheSameBits(t *testing.T) {
 	t.Parallel()
 	for i, model := range []string{"gpt2", "llama-tied"} {
@@ -49,7 +49,7 @@ var placements = []string{
 	"optimizer=disk,parameters=host", "optimizer=host,gradients=disk,activations=disk", "parameters=disk,gradients=host",
 }
 
-// inTurn returns one of the values, another each turn, or with SPILLWAY_LONG=all all.
+// inTurn returns one of the values, a different one each turn, or all with SPILLWAY_LONG=all.
 func inTurn[T any](turn int, values []T) []T {
 	if long.All() {
 		return values
@@ -57,11 +57,11 @@ func inTurn[T any](turn int, values []T) []T {
 	return values[turn%len(values):][:1]
 }
 
-// stagePairs are what takes turns where all stages would take too long: two turns
-// that differ by one have all four.
+// stagePairs are used in turn where all stages would take too long; two consecutive turns cover all
+// four.
 var stagePairs = [][]int{{0, 2}, {1, 3}}
 
-// stagesInTurn returns two stages, the others the next turn, or with SPILLWAY_LONG=all all.
+// stagesInTurn returns two stages, the other two at the next turn, or all with SPILLWAY_LONG=all.
 func stagesInTurn(turn int) (list []int) {
 	for _, pair := range inTurn(turn, stagePairs) {
 		list = append(list, pair...)
@@ -69,11 +69,10 @@ func stagesInTurn(turn int) (list []int) {
 	return list
 }
 
-// Promise 1 over stage × placement × ranks, with accumulation 1 and 3, clipping
-// on and off and prefetch distances 0 to 2; promise 2 (in runOf) in all three
-// spaces. Each placement has one of the stages and one of the policies of
-// recomputation in turn, over the numbers of ranks three stages and all policies, or
-// with SPILLWAY_LONG=all every combination; by default every other placement.
+// TestOffloadGivesTheSameBits checks that no combination of stage, placement and recomputation
+// changes a bit at a given number of ranks. Accumulation, clipping and prefetch vary too. runOf
+// checks that touched memory equals the plan in all three spaces. By default it runs every other
+// placement, each with one stage and policy in turn; SPILLWAY_LONG=all runs all combinations.
 func TestOffloadGivesTheSameBits(t *testing.T) {
 	t.Parallel()
 	turn := 0
@@ -108,8 +107,8 @@ func TestOffloadGivesTheSameBits(t *testing.T) {
 	}
 }
 
-// A Llama, every optimizer, frozen parameters and held-out data go through the
-// same copies.
+// TestOffloadEveryOptimizer checks offloading with a Llama, every optimizer, frozen parameters and
+// held-out data.
 func TestOffloadEveryOptimizer(t *testing.T) {
 	t.Parallel()
 	for i, name := range []string{"adamw", "sgd", "lamb", "lars", "larc", "novograd", "muon"} {
@@ -133,8 +132,8 @@ func TestOffloadEveryOptimizer(t *testing.T) {
 	}
 }
 
-// What moves off the device is not on it any more, and each class is where it
-// was put: equalities.
+// TestOffloadMovesTheClass checks that an offloaded class needs no device memory, and needs the
+// same number of bytes in its new space.
 func TestOffloadMovesTheClass(t *testing.T) {
 	t.Parallel()
 	for zero := range 4 {
@@ -157,8 +156,8 @@ func TestOffloadMovesTheClass(t *testing.T) {
 	}
 }
 
-// The device's peak falls with each step down the ladder, and a cap at the
-// plan's peak is a wall in every space.
+// TestCapsOfAllTiersAreWalls checks that a run fits with caps equal to the plan's peaks, and that
+// one byte less in any space is refused.
 func TestCapsOfAllTiersAreWalls(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -179,8 +178,8 @@ func TestCapsOfAllTiersAreWalls(t *testing.T) {
 	}
 }
 
-// A checkpoint written with states on disk continues, bit for bit, with states
-// on the device, and the other way round.
+// TestResumeAcrossPlacements checks that a checkpoint written with states on disk resumes with
+// states on the device, and the reverse, with the same bits.
 func TestResumeAcrossPlacements(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -211,8 +210,8 @@ func TestDiskNeedsAFolder(t *testing.T) {
 	}
 }
 
-// Sharding within groups and half precision (planned, not run) take the same
-// rewrite: their programs verify, and their layouts hold.
+// TestOffloadOfPlannedPrograms only plans: with 16-bit types and with shard groups, every placement
+// must give a valid layout.
 func TestOffloadOfPlannedPrograms(t *testing.T) {
 	t.Parallel()
 	for i, precision := range []string{"bf16", "fp16", "fp32"} {
@@ -229,8 +228,8 @@ func TestOffloadOfPlannedPrograms(t *testing.T) {
 	}
 }
 
-// Groups of ranks that shard, replicated over groups, with every placement; by default with
-// every other one at a stage.
+// TestOffloadWithinGroups checks replicated shard groups with the placements that combine classes.
+// By default each stage has every other placement.
 func TestOffloadWithinGroups(t *testing.T) {
 	t.Parallel()
 	for zero := 1; zero < 4; zero++ {
@@ -249,8 +248,8 @@ func TestOffloadWithinGroups(t *testing.T) {
 	}
 }
 
-// Evaluation and generation fetch parameters too, nothing writes outside of what
-// it declares, and the text is the same.
+// TestOffloadGeneratesTheSameText checks that evaluation and generation with offloaded parameters
+// give the same text. No operation may write outside its declared outputs.
 func TestOffloadGeneratesTheSameText(t *testing.T) {
 	t.Parallel()
 	text := func(offload string) string {
@@ -269,7 +268,7 @@ func TestOffloadGeneratesTheSameText(t *testing.T) {
 	want := text("")
 	list := placements[8:]
 	if !long.All() {
-		list = list[:2] // all on the host, all on disk
+		list = list[:2] // all on the host, and all on disk
 	}
 	for _, placement := range list {
 		require.Equal(t, want, text(placement), placement)

@@ -39,13 +39,13 @@ func parameters(t *testing.T, tr *Trainer) tensors {
 	return all
 }
 
-// gradientsAt measures a step's gradients at the weights in folder: plain
-// descent with rate 2^20, whose product is exact, leaves W − 2^20·g.
+// gradientsAt measures a step's gradients at the weights in folder. Plain SGD with rate 2^20, whose
+// product is exact, gives W − 2^20·g.
 func gradientsAt(t *testing.T, c request, folder string, w tensors) (map[string][]float64, float64) {
 	t.Helper()
 	const rate = 1 << 20
 	c.Init, c.Optimizer, c.LR, c.Beta1, c.WeightDecay, c.Clip, c.LRSchedule, c.Warmup, c.Nesterov = folder, "sgd", rate, 0, 0, 0, "constant", 0, false
-	c.Checkpoint, c.SaveEvery, c.Steps, c.Zero = "", 0, 1, 0 // the same rows on the same ranks: the same bits
+	c.Checkpoint, c.SaveEvery, c.Steps, c.Zero = "", 0, 1, 0 // the same rows on the same ranks give the same bits
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
@@ -73,14 +73,14 @@ func l2(v []float64) float64 {
 	return math.Sqrt(s)
 }
 
-// rules are the optimizers in float64, straight from their papers: step k (from
-// 1) of one parameter w with gradient g, states m and v (as long as w, v[0] for
-// a second moment by layer). decay is 0 for vectors.
+// hyper holds the hyperparameters of papers, the optimizers in float64 as published. A function
+// updates one parameter w with gradient g at step k (from 1). The states m and v are as long as w;
+// v[0] holds a second moment per layer. decay is 0 for vectors.
 type hyper struct {
 	lr, b1, b2, eps, decay, trust float64
 	nesterov                      bool
-	adapt                         bool    // the rate of this parameter is adapted to its norms
-	unadapted                     float64 // LARS's local rate where it is not
+	adapt                         bool    // the rate of this parameter adapts to its norms
+	unadapted                     float64 // LARS's local rate for parameters that do not adapt
 }
 
 var papers = map[string]func(w, g, m, v []float64, k int, h hyper){
@@ -167,10 +167,9 @@ var papers = map[string]func(w, g, m, v []float64, k int, h hyper){
 	},
 }
 
-// Every optimizer, through the whole Trainer: four steps' updates are the
-// paper's in float64, from the gradients at the weights before each; with and
-// without the rates of parameters without decay adapted, at two trust
-// coefficients.
+// TestOptimizersFollowTheirPapers compares the updates of a Trainer with the papers' rules in
+// float64, from the gradients at the weights before each step. It varies clipping, the trust
+// coefficient, and whether rates of parameters without decay adapt.
 func TestOptimizersFollowTheirPapers(t *testing.T) {
 	t.Parallel()
 	for name, rule := range papers {
@@ -184,7 +183,7 @@ func TestOptimizersFollowTheirPapers(t *testing.T) {
 			require.NoError(t, os.WriteFile(c.Data, text[:2*(2*24+1)], 0o644))
 			c.Optimizer, c.LR, c.Beta1, c.Beta2, c.Eps, c.WeightDecay, c.Clip = name, 0.01, 0.8, 0.9, 1e-6, 0.3, clip
 			c.LRSchedule, c.Warmup = "linear", 1
-			if name == "adagrad" { // its first step is d/(|d|+eps), which amplifies f32's rounding of d by 1/eps
+			if name == "adagrad" { // the first step is d/(|d|+eps), which amplifies f32's rounding of d by 1/eps
 				c.Eps = 1e-2
 			}
 			if clip > 0 {
@@ -243,7 +242,8 @@ func TestOptimizersFollowTheirPapers(t *testing.T) {
 	}
 }
 
-// The states that a checkpoint holds are the optimizer's by name.
+// TestOptimizerStatesInCheckpoints checks that a checkpoint holds each optimizer's states under
+// their names, with non-zero values.
 func TestOptimizerStatesInCheckpoints(t *testing.T) {
 	t.Parallel()
 	for name, states := range map[string][]string{"adamw": {"exp_avg", "exp_avg_sq"}, "sgd": {"momentum"}, "lamb": {"exp_avg", "exp_avg_sq"},
@@ -270,9 +270,10 @@ func TestOptimizerStatesInCheckpoints(t *testing.T) {
 	}
 }
 
-// The rate of every step, by the schedule's formula: linear warm-up to the
-// scaled peak, then constant, a line or half a cosine that reaches the floor at
-// the last step, or 1/√step from the warm-up's end, no lower than the floor.
+// TestLearningRates compares the rate of every step with the schedule's formula. Linear warm-up
+// leads to the scaled peak. Then the rate is constant, or falls linearly or by a half cosine to the
+// floor at the last step. inverse-sqrt falls with 1/√step from the end of the warm-up, at least to
+// the floor.
 func TestLearningRates(t *testing.T) {
 	t.Parallel()
 	const steps, warmup, lr, floor = 11, 3, 0.5, 0.05
@@ -313,10 +314,10 @@ func TestLearningRates(t *testing.T) {
 	require.ErrorContains(t, err, "is above the rate of a step of")
 }
 
-// Biases that start at zero learn under LAMB as under AdamW, and do not run away
-// under LARS: by default only parameters with weight decay have their rate
-// adapted to their norms. By the papers' letter LAMB holds such a bias at the
-// size of its first step, and LARS gives it the whole rate.
+// TestZeroBiasesUnderLayerwiseRates checks that zero biases learn under LAMB as under AdamW, and do
+// not grow too fast under LARS. By default only parameters with weight decay adapt their rate. With
+// AdaptAll, as in the papers, LAMB holds such a bias at the size of its first step, and LARS
+// applies the full rate.
 func TestZeroBiasesUnderLayerwiseRates(t *testing.T) {
 	t.Parallel()
 	biases := func(optimizer string, lr float64, all bool) float64 {

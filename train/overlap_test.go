@@ -13,10 +13,9 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// Promise 1 for updates that wait for the next step: with rates that change by
-// step, whoever looks at the states between steps (an evaluation, a checkpoint, a
-// hash) sees those of the step, and whether anybody looks changes no bit. By default half
-// of the cases run.
+// TestPendingUpdatesAreThereWhenNeeded checks updates that wait for the next step, with a changing
+// rate. Evaluations, checkpoints and hashes between steps must see the states after the step.
+// Reading them must change no bit. By default half of the cases run.
 func TestPendingUpdatesAreThereWhenNeeded(t *testing.T) {
 	t.Parallel()
 	for i, placement := range []string{"optimizer=host", "optimizer=disk", placements[8], placements[9], "optimizer=host:55%", "optimizer=host:30%+disk:30%"} {
@@ -69,8 +68,8 @@ func TestPendingUpdatesAreThereWhenNeeded(t *testing.T) {
 	}
 }
 
-// A checkpoint holds the step's own update, and a run that resumes from it has
-// nothing pending.
+// TestPendingUpdatesAreSaved checks that a checkpoint includes the step's own update, so that a
+// resumed run has no pending update.
 func TestPendingUpdatesAreSaved(t *testing.T) {
 	t.Parallel()
 	c := tiny("llama-untied")
@@ -84,7 +83,7 @@ func TestPendingUpdatesAreSaved(t *testing.T) {
 	for step := c.Steps - 1; step > 0; step-- {
 		require.NoError(t, os.RemoveAll(filepath.Join(c.Checkpoint, fmt.Sprintf("step-%08d", step+1))))
 		d := c
-		d.SaveEvery = c.Steps // at the end only, which the next turn removes
+		d.SaveEvery = c.Steps // saves only at the end; the next iteration removes that checkpoint
 		got := runOf(t, d)
 		require.Equal(t, want.losses[step:], got.losses)
 		require.Equal(t, want.sha, got.sha)
@@ -92,8 +91,8 @@ func TestPendingUpdatesAreSaved(t *testing.T) {
 	}
 }
 
-// Collectives that take turns with computation compute the same bits, at every stage and with
-// updates on the host; the memory that is touched is the plan's.
+// TestWithoutOverlapTheBitsAreTheSame runs collectives on the compute stream. Bits must be the same
+// at every stage and with updates on the host. Touched memory must equal the plan.
 func TestWithoutOverlapTheBitsAreTheSame(t *testing.T) {
 	t.Parallel()
 	for zero := range 4 {

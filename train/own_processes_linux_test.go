@@ -20,11 +20,10 @@ import (
 	"github.com/spillway-ml/spillway/train/job"
 )
 
-// memberVar makes the test binary a program of its own: a process of a launched job that
-// brings a model.
+// memberVar makes the test binary run as a process of a launched job that defines a model.
 const memberVar = "SPILLWAY_TEST_MEMBER"
 
-// member is main of such a program: it joins the job, and leads or lends its ranks.
+// member is the main function of such a process: it joins the job, and leads it or lends its ranks.
 func member() (err error) {
 	env, err := cluster.Read(os.Getenv)
 	if err != nil {
@@ -61,7 +60,7 @@ func member() (err error) {
 	return err
 }
 
-// told is what a run tells: losses, the held-out ones and the parameters.
+// told runs c and returns its losses, held-out losses and the hash of its parameters as text.
 func told(c request) (text string, err error) {
 	tr, err := c.start(context.Background())
 	if err != nil {
@@ -89,9 +88,9 @@ func init() {
 	}
 }
 
-// A program with a model, an operation and a rule of its own runs over processes that a
-// launcher starts, with the bits of one process; a process that brings another model is
-// refused by name.
+// TestOwnModelOverLaunchedProcesses runs a program with its own model, operation and update rule
+// over launched processes. The results must be those of one process. A process with another model
+// is refused, and the error names the field.
 func TestOwnModelOverLaunchedProcesses(t *testing.T) {
 	launched := func(how string) (launch.End, string, string) {
 		t.Setenv(memberVar, how)
@@ -111,7 +110,7 @@ func TestOwnModelOverLaunchedProcesses(t *testing.T) {
 	require.Contains(t, errs, `Job.Own.Model is "another" in this process`)
 }
 
-// encoder is a model of units "enc" and "dec", of which neither is repeated.
+// encoder returns a model of the units "enc" and "dec", neither of which is repeated.
 func encoder() *config.Model {
 	return &config.Model{Name: "encoder", Forward: func(b *graph.Builder, rows, _ int, _ bool) error {
 		n := int64(rows)
@@ -130,9 +129,8 @@ func encoder() *config.Model {
 	}}
 }
 
-// A search goes over a program's own model, whose blocks are called anything: within a
-// cap that is under what it takes, it finds a configuration that fits and runs, with the
-// same losses.
+// TestFitOfAnOwnModel searches with a program's own model and a memory cap below its need. The
+// search must find a configuration that fits, and the run must give the same losses.
 func TestFitOfAnOwnModel(t *testing.T) {
 	c := ownConfig(encoder())
 	c.Own.Eval, c.EvalEvery, c.Zero, c.Accum, c.Batch, c.Steps = nil, 0, 0, 1, 16, 3
