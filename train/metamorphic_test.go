@@ -73,7 +73,7 @@ func randomModel(t testing.TB, r *rand.Rand, dir string) request {
 	return c
 }
 
-// randomCase is what a run computes: everything that may change its bits.
+// randomCase returns a random run: all options that may change its bits.
 func randomCase(t testing.TB, seed uint64, dir string) request {
 	r := rand.New(rand.NewPCG(seed, 1))
 	pick := func(names ...string) string { return names[r.IntN(len(names))] }

@@ -18,8 +18,8 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// squares are images of a light square in one of four corners, whose number is the
-// target; every eighth has none.
+// squares is a data set of images with a light square in one of four corners; the target is the
+// corner's number. Every eighth image has no target.
 type squares struct{ n int64 }
 
 const squareSide = 8
@@ -43,7 +43,7 @@ func (s squares) Sample(i int64, r *data.Row) error {
 	return nil
 }
 
-// countedSquares count their targets.
+// countedSquares is squares with CountTargets.
 type countedSquares struct{ squares }
 
 func (countedSquares) CountTargets(i int64) int {
@@ -53,7 +53,7 @@ func (countedSquares) CountTargets(i int64) int {
 	return 1
 }
 
-// clamp is y = x where it is over 0, and a hundredth of it below.
+// clamp is a leaky ReLU: y = x for positive x, otherwise x/100.
 var clampGrad = graph.MustDefine(graph.Definition{
 	Kind: "test_clamp_grad", In: []graph.Operand{graph.FloatIn("x"), graph.FloatIn("dy")}, Out: []graph.Operand{graph.GradOut("dx")},
 	Shapes: func(_ any, in [][]int64) ([][]int64, error) { return in[:1], nil },
@@ -81,7 +81,7 @@ var clamp = graph.MustDefine(graph.Definition{
 	Derive: func(d *graph.Derivation) { d.Apply(clampGrad, "d", nil, []graph.BufID{d.In(0), d.Grad(0)}, 0) },
 })
 
-// descent is p −= lr · coef · g.
+// descent updates p −= lr · coef · g.
 var descentStep = graph.MustDefine(graph.Definition{
 	Kind: "test_descent", In: graph.UpdateIn(), Out: []graph.Operand{graph.StateOut("p"), graph.LowOut()}, Attr: graph.UpdateAttr{},
 	CPU: func(c *graph.Call) error {
@@ -100,7 +100,7 @@ var descent = zero.Rule{Name: "descent", Emit: func(e *zero.Emitter, t *zero.Tar
 	e.ApplyOwn(t, descentStep, e.Scalars(t), zero.InPlace(t.Value))
 }}
 
-// twoPaths classifies squares by a convolution and, beside it, a second input.
+// twoPaths classifies squares with a convolution and a parallel second input.
 func twoPaths() *config.Model {
 	return &config.Model{Name: "two-paths", Forward: func(b *graph.Builder, rows, seq int, train bool) error {
 		n := int64(rows)
@@ -127,7 +127,7 @@ func ownConfig(m *config.Model) request {
 	return c
 }
 
-// ran is what a run tells: losses, the held-out ones and the parameters.
+// ran runs c and returns its losses, held-out losses and the hash of its parameters as text.
 func ran(t *testing.T, c request) string {
 	t.Helper()
 	tr, err := c.start(context.Background())
@@ -148,9 +148,9 @@ func ran(t *testing.T, c request) string {
 	return text + sum
 }
 
-// A program's own model, operation, rule, schedule, masked data and second input have
-// one result, whatever the stage, the order of micro-batches, and where things rest;
-// and in 16 bits too.
+// TestOwnHasOneResult trains with the program's own model, operation, rule, schedule, masked data
+// and second input. Stage, micro-batch order and placement must not change the result, in fp32 and
+// bf16.
 func TestOwnHasOneResult(t *testing.T) {
 	for _, precision := range []string{"fp32", "bf16"} {
 		base := ownConfig(twoPaths())
@@ -173,8 +173,8 @@ func TestOwnHasOneResult(t *testing.T) {
 	}
 }
 
-// A model may reshape its input so that its first dimension is no longer the rows: each image is
-// four samples of a layer here.
+// TestAnInputIsReshaped checks that a model may reshape its input so that the first dimension is
+// not the rows. Here each image is four samples of a layer.
 func TestAnInputIsReshaped(t *testing.T) {
 	c := ownConfig(&config.Model{Name: "parts", Forward: func(b *graph.Builder, rows, seq int, train bool) error {
 		n := int64(rows)
@@ -192,7 +192,8 @@ func TestAnInputIsReshaped(t *testing.T) {
 	require.Equal(t, want, ran(t, c))
 }
 
-// The models of package model that are no language models train, and learn.
+// TestClassifiersLearn trains package model's models that are not language models; the loss must
+// fall and the accuracy be near 1.
 func TestClassifiersLearn(t *testing.T) {
 	for _, m := range []model.Config{
 		{Family: model.MLP, Inputs: squareSide * squareSide, Hidden: []int{24}, Classes: 4},
@@ -218,11 +219,11 @@ func TestClassifiersLearn(t *testing.T) {
 	}
 }
 
-// Targets of −1 are left out of the mean: the first loss is that of the others.
+// TestMaskedTargetsDoNotCount checks that targets of −1 are excluded from the mean loss.
 func TestMaskedTargetsDoNotCount(t *testing.T) {
 	m := config.NewModel("mlp", model.Config{Family: model.MLP, Inputs: squareSide * squareSide, Classes: 4})
 	c := ownConfig(m)
-	c.Own.Data, c.Own.Eval, c.Order, c.EvalEvery, c.Accum, c.Steps = squares{16}, nil, "", 0, 1, 1 // the 8 samples 0 … 7, of which 7 count
+	c.Own.Data, c.Own.Eval, c.Order, c.EvalEvery, c.Accum, c.Steps = squares{16}, nil, "", 0, 1, 1 // samples 0 to 7, of which 7 count
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
@@ -256,8 +257,8 @@ func TestMaskedTargetsDoNotCount(t *testing.T) {
 	require.InEpsilon(t, sum/7, float64(r.Loss), 1e-5)
 }
 
-// Without targets, the loss is a mean over the step's samples, and so is its gradient, whatever the
-// micro-batches, ranks and precision.
+// TestASumIsAMeanOverSamples checks a model without targets. Its loss and gradient are means over
+// the step's samples, for any micro-batches, ranks and precision.
 func TestASumIsAMeanOverSamples(t *testing.T) {
 	fit := &config.Model{Name: "fit", Forward: func(b *graph.Builder, rows, _ int, _ bool) error {
 		b.Unit("fit")
@@ -304,7 +305,7 @@ func TestASumIsAMeanOverSamples(t *testing.T) {
 	}
 }
 
-// points are that many samples of a plane.
+// points is a data set of the given number of samples of a plane.
 type points int64
 
 func (p points) Len() int64 { return int64(p) }
@@ -323,14 +324,15 @@ func point(i int64) (x [2]float64, want float64) {
 	return x, 1 + 2*x[0] - x[1]
 }
 
-// onlySample is one of the squares.
+// onlySample is a data set of sample i of squares.
 type onlySample struct{ i int64 }
 
 func (onlySample) Len() int64                          { return 1 }
 func (o onlySample) Sample(_ int64, r *data.Row) error { return squares{8}.Sample(o.i, r) }
 
-// ErrStop ends a run with a checkpoint and no error; from there it goes on as if it had
-// not ended, and another model's checkpoint is refused.
+// TestStopAndGoOn checks that ErrStop ends a run with a checkpoint and without an error. The
+// resumed run must give the results of an uninterrupted one. A checkpoint of another model is
+// refused.
 func TestStopAndGoOn(t *testing.T) {
 	c := ownConfig(twoPaths())
 	c.Own.Eval, c.EvalEvery, c.Steps, c.Zero = nil, 0, 4, 3
@@ -364,7 +366,8 @@ func TestStopAndGoOn(t *testing.T) {
 	require.Equal(t, want[len(want)-64:], ended[len(ended)-64:])
 }
 
-// What is set is read back, and is what the next step computes with.
+// TestSetParameter checks that parameters set with SetParameter are used: two runs with the same
+// parameters have the same loss.
 func TestSetParameter(t *testing.T) {
 	for _, precision := range []string{"fp32", "bf16"} {
 		c := ownConfig(twoPaths())
@@ -392,8 +395,8 @@ func TestSetParameter(t *testing.T) {
 	}
 }
 
-// An evaluation of all held-out samples counts each once, however many rows fill up the
-// last batch.
+// TestEvaluateAllSamples checks that an evaluation of all held-out samples counts each once,
+// although padding rows complete the last batch.
 func TestEvaluateAllSamples(t *testing.T) {
 	c := ownConfig(config.NewModel("mlp", model.Config{Family: model.MLP, Inputs: squareSide * squareSide, Classes: 4}))
 	c.Inference, c.Own.Data, c.EvalEvery = true, nil, 0
@@ -437,7 +440,8 @@ func TestOwnIsRefusedByName(t *testing.T) {
 	}
 }
 
-// Values that no run could have are refused as the configuration's, wherever that is seen.
+// TestValuesAreTheConfigurations checks that impossible values give an ErrConfig error, wherever
+// they are detected.
 func TestValuesAreTheConfigurations(t *testing.T) {
 	for want, change := range map[string]func(c *request){
 		"Config.Ranks 5000: one process runs at most 1024":  func(c *request) { c.Ranks = 5000 },

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/lora"
 )
 
-// packedRun trains on 60 conversations of 30 to 100 tokens in bytes, in rows of 150.
+// packedRun returns a run on 60 conversations of 30 to 100 byte tokens, in rows of 150.
 func packedRun(t *testing.T, model string) request {
 	c := tiny("gpt2")
 	dir := t.TempDir()
@@ -36,7 +36,7 @@ func packedRun(t *testing.T, model string) request {
 	return c
 }
 
-// rowsOf is how many rows a run's data has.
+// rowsOf returns the number of rows of a run's data.
 func rowsOf(t *testing.T, c request) int {
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
@@ -44,7 +44,8 @@ func rowsOf(t *testing.T, c request) int {
 	return int(tr.train.Sampler().Windows())
 }
 
-// Losses and gradient norms with packing are those without, of the same documents a step.
+// TestPackedLossesAreThoseOfDocuments checks that losses and gradient norms with packing equal
+// those without, for steps with the same documents.
 func TestPackedLossesAreThoseOfDocuments(t *testing.T) {
 	t.Parallel()
 	for _, m := range []string{"gpt2", "llama", "gemma2"} {
@@ -71,10 +72,10 @@ func TestPackedLossesAreThoseOfDocuments(t *testing.T) {
 	}
 }
 
-// The bits are those of stage 0 at every stage, offloaded, from disk, in layer order,
-// recomputed, with uneven shares and padding, with adapters beside an int8 base and in 16
-// bits; and what a step touches is what was planned. By default a model has half of the
-// stages, the other model the others.
+// TestPackingGivesTheSameBits checks that packing gives the bits of stage 0 at every stage,
+// offloaded, in layer order and recomputed. It includes uneven shares with padding, adapters on an
+// int8 base, and bf16. runOf checks that touched memory equals the plan. By default each model has
+// half of the stages.
 func TestPackingGivesTheSameBits(t *testing.T) {
 	t.Parallel()
 	for k, m := range []string{"gpt2", "llama"} {
@@ -109,7 +110,8 @@ func TestPackingGivesTheSameBits(t *testing.T) {
 	}
 }
 
-// A packed row takes memory in proportion to its length: no mask over pairs of positions.
+// TestPackedRowsTakeLinearMemory checks that memory grows at most in proportion to the row length:
+// there is no mask over pairs of positions.
 func TestPackedRowsTakeLinearMemory(t *testing.T) {
 	t.Parallel()
 	peak := func(seq int) (bytes int64) {
@@ -132,7 +134,8 @@ func TestPackedRowsTakeLinearMemory(t *testing.T) {
 	require.Less(t, four, 4*one)
 }
 
-// What frozen layers hand on of packed rows is cached.
+// TestPackedRowsOfFrozenLayersAreCached checks that the frozen layers' outputs for packed rows are
+// cached, with the same bits.
 func TestPackedRowsOfFrozenLayersAreCached(t *testing.T) {
 	t.Parallel()
 	for m, frozen := range map[string][]string{"gpt2": {"wte.*", "wpe.*", "h.0.*"}, "llama": {"*embed_tokens*", "*layers.0.*"}} {
@@ -158,7 +161,8 @@ func TestPackedRowsOfFrozenLayersAreCached(t *testing.T) {
 	}
 }
 
-// Rows of held-out text are one document each, whatever was packed before.
+// TestHeldOutTextBesidePackedRows checks that held-out text is evaluated as one document per row,
+// with the same loss whether or not training rows are packed.
 func TestHeldOutTextBesidePackedRows(t *testing.T) {
 	t.Parallel()
 	var losses []float32
@@ -179,7 +183,8 @@ func TestHeldOutTextBesidePackedRows(t *testing.T) {
 	require.Equal(t, losses[0], losses[1])
 }
 
-// Packing is for conversations of models that Spillway writes, on a CPU.
+// TestPackingRefused checks that packing is refused for data other than conversations, for own
+// models and for GPUs.
 func TestPackingRefused(t *testing.T) {
 	t.Parallel()
 	c := packedRun(t, "gpt2")
@@ -196,8 +201,8 @@ func TestPackingRefused(t *testing.T) {
 	refused(t, c, "Config.Packing on with Config.Own.Model")
 }
 
-// Epochs come to steps, also of a run that goes on at another batch, and a run may hold out
-// documents of text.
+// TestEpochsAndHeldOutDocuments checks the number of steps computed from Epochs, also for a run
+// resumed with another batch. It also checks EvalSplit with documents of text.
 func TestEpochsAndHeldOutDocuments(t *testing.T) {
 	t.Parallel()
 	c := packedRun(t, "gpt2")

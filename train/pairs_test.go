@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/config"
 )
 
-// A field that is of use only beside another one is refused by its name without it, or
-// told; at its default it is not, and beside the other one it is neither.
+// TestFieldsThatNeedAnother checks fields that have an effect only with another field. Without that
+// other field, a value that is not the default must give an error or a note that names the field.
 func TestFieldsThatNeedAnother(t *testing.T) {
 	base := func() config.Config {
 		c := config.Default()

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A trace says what an operation's FLOPs are of the machine's peak, and a step's line what the
-// model's are.
+// TestSharesOfThePeak checks that a trace reports each operation's share of the machine's peak
+// FLOP/s, and a step's line the model's share.
 func TestSharesOfThePeak(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")

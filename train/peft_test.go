@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// exported writes the newest checkpoint of a folder in a format to a new folder.
+// exported exports the newest checkpoint of a folder to a new folder.
 func exported(t *testing.T, from, format string, merge bool) string {
 	t.Helper()
 	c, _, err := checkpoint.Take(t.Context(), filesys.System, from)
@@ -32,7 +32,7 @@ func exported(t *testing.T, from, format string, merge bool) string {
 	return to
 }
 
-// logitsOf are a model's for a prompt.
+// logitsOf returns the logits of a model after a prompt.
 func logitsOf(t *testing.T, folder string, prompt ...int32) []float32 {
 	t.Helper()
 	c := request{Config: config.Default()}
@@ -46,8 +46,9 @@ func logitsOf(t *testing.T, folder string, prompt ...int32) []float32 {
 	return logitsAfter(t, newDecoder(tr), 0, prompt)
 }
 
-// Adapters in PEFT's published layout, which testdata/peft.py writes without Spillway, give the
-// logits of PyTorch with them, and not those of their base. One says as little as it may.
+// TestAdaptersInThePublishedLayout loads adapters in PEFT's published layout, written by
+// testdata/peft.py without Spillway. The logits must equal PyTorch's and differ from the base's.
+// One adapter has only the required fields.
 func TestAdaptersInThePublishedLayout(t *testing.T) {
 	t.Parallel()
 	var want struct {
@@ -68,7 +69,7 @@ func TestAdaptersInThePublishedLayout(t *testing.T) {
 		}
 		require.Greater(t, moved, 0.1, "%s: the adapter changes nothing", model)
 
-		// It goes on training as one of Spillway's, and comes out in the same layout.
+		// Training continues from it, and the export has the same layout.
 		c := tiny(model)
 		c.Init, c.Steps, c.Checkpoint = "../testdata/peft/"+model, 1, scratch(t)
 		c.LoRA = map[string]lora.Options{"gpt2": {Rank: 4, Alpha: 12, Targets: []string{"*.c_attn.*", "*.c_fc.*"}},
@@ -90,8 +91,9 @@ func TestAdaptersInThePublishedLayout(t *testing.T) {
 	}
 }
 
-// A run's adapters in PEFT's layout give the bits of its checkpoint, and merged into the
-// model logits within 1e-5 of them; on another base they are refused by its hash.
+// TestAdaptersGoOutAndIn exports a run's adapters. In PEFT's layout they give the bits of the
+// checkpoint; merged into the model, the logits agree within 1e-5. The hash detects another base,
+// which is refused.
 func TestAdaptersGoOutAndIn(t *testing.T) {
 	t.Parallel()
 	for _, of := range []struct{ model, base string }{{"gpt2", ""}, {"llama-tied", ""}, {"llama-untied", "int8"}} {
@@ -122,11 +124,11 @@ func TestAdaptersGoOutAndIn(t *testing.T) {
 		base, err := filepath.Abs(c.Init)
 		require.NoError(t, err)
 		require.Contains(t, string(text), base)
-		if of.base == "" { // else the run computed with rounded values
+		if of.base == "" { // with an int8 base the run computed with rounded values
 			require.Equal(t, want, logitsOf(t, folder), of.model)
 		}
 		other := strings.Replace(string(text), base, filepath.Join(filepath.Dir(base), map[string]string{"gpt2": "gpt2", "llama-tied": "smollm", "llama-untied": "mistral"}[of.model]), 1)
-		if of.model == "gpt2" { // the same shape with other values
+		if of.model == "gpt2" { // same shape, other values
 			other = strings.Replace(string(text), base, merged, 1)
 		}
 		require.NoError(t, os.WriteFile(filepath.Join(folder, lora.ConfigFile), []byte(other), 0o644))
@@ -140,7 +142,8 @@ func TestAdaptersGoOutAndIn(t *testing.T) {
 	}
 }
 
-// An adapter goes on training from its folder; with another r it is refused.
+// TestAdaptersGoOnTraining checks that training continues from an exported adapter's folder, and
+// that another rank is refused.
 func TestAdaptersGoOnTraining(t *testing.T) {
 	t.Parallel()
 	c := withLoRA("llama-tied", 2, "*_proj.weight")

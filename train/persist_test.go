@@ -19,8 +19,8 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// scratch is a temporary folder, in memory where the system has such a place:
-// checkpoints are synced to the disk, and the tests write hundreds.
+// scratch returns a temporary folder, in memory where the system has /dev/shm. Checkpoints are
+// synced to disk, and the tests write hundreds.
 func scratch(t testing.TB) string {
 	const memory = "/dev/shm"
 	if st, err := os.Stat(memory); err != nil || !st.IsDir() {
@@ -34,8 +34,7 @@ func scratch(t testing.TB) string {
 	return dir
 }
 
-// A run that ends after the first half and is resumed gives the bits of one that
-// was never interrupted.
+// TestResumeContinuesBitForBit checks that a resumed run gives the bits of an uninterrupted run.
 func TestResumeContinuesBitForBit(t *testing.T) {
 	t.Parallel()
 	base := func() request {
@@ -67,7 +66,7 @@ func TestResumeContinuesBitForBit(t *testing.T) {
 			c.Checkpoint, c.SaveEvery = scratch(t), 1
 			saving := runOf(t, c)
 			require.Equal(t, want, saving, "saving changes nothing")
-			for _, at := range []int{1, 3} { // the second time from the resumed run's own checkpoints
+			for _, at := range []int{1, 3} { // the second time from the resumed run's checkpoints
 				list, err := checkpoint.List(c.Checkpoint)
 				require.NoError(t, err)
 				for _, folder := range list {
@@ -95,7 +94,7 @@ func TestResumeContinuesBitForBit(t *testing.T) {
 	}
 }
 
-// files reads a checkpoint's states, each of its tensors as it rests.
+// files returns a checkpoint's states as stored, keyed by state.
 func files(t *testing.T, folder string) map[string]string {
 	t.Helper()
 	m, err := checkpoint.Verify(context.Background(), folder)
@@ -120,8 +119,9 @@ func files(t *testing.T, folder string) map[string]string {
 	return all
 }
 
-// A checkpoint addresses states by parameter and element: it loads at any world
-// size and stage, and what is saved from there again is the same files.
+// TestCheckpointsLoadAtAnyWorldSizeAndStage checks that a checkpoint loads at any number of ranks
+// and stage, because it stores states by parameter and element. Saving again must give the same
+// states.
 func TestCheckpointsLoadAtAnyWorldSizeAndStage(t *testing.T) {
 	t.Parallel()
 	for _, optimizer := range []string{"adamw", "novograd"} {
@@ -157,8 +157,8 @@ func TestCheckpointsLoadAtAnyWorldSizeAndStage(t *testing.T) {
 	}
 }
 
-// What Save writes is a folder of weights: --init reads it back, and the
-// tensors hold the bits of the parameters.
+// TestSavedWeightsReadBackEqual checks that a saved checkpoint holds the bits of the parameters,
+// and that Init reads them back.
 func TestSavedWeightsReadBackEqual(t *testing.T) {
 	t.Parallel()
 	for _, model := range []string{"gpt2", "llama-tied", "llama-untied"} {
@@ -195,7 +195,7 @@ func TestSavedWeightsReadBackEqual(t *testing.T) {
 	}
 }
 
-// rewrite copies a model folder's weights under other names or shapes.
+// rewrite copies a model folder; change edits or drops the tensors.
 func rewrite(t *testing.T, from string, change func(*safetensors.Tensor) (keep bool)) string {
 	t.Helper()
 	dir := scratch(t)
@@ -237,7 +237,8 @@ func rewrite(t *testing.T, from string, change func(*safetensors.Tensor) (keep b
 	return dir
 }
 
-// Weights load with and without GPT-2's prefix, and with Llama's.
+// TestInitReadsHuggingFaceNames checks that weights load with and without the name prefixes of
+// GPT-2 and Llama.
 func TestInitReadsHuggingFaceNames(t *testing.T) {
 	t.Parallel()
 	loaded := func(c request) string {
@@ -271,7 +272,8 @@ func TestInitReadsHuggingFaceNames(t *testing.T) {
 	}
 }
 
-// Tensors that the model does not have are told in one line, known buffers are not.
+// TestInitTellsOfTensorsThatItSkips checks that one note reports tensors that the model does not
+// have. Known buffers are ignored.
 func TestInitTellsOfTensorsThatItSkips(t *testing.T) {
 	t.Parallel()
 	for want, change := range map[string]func(*safetensors.Tensor) bool{
@@ -306,7 +308,8 @@ func TestInitTellsOfTensorsThatItSkips(t *testing.T) {
 	}
 }
 
-// What is wrong with weights is named: the file and the tensor.
+// TestInitRefusesOtherWeights checks that the error for unsuitable weights names the file and the
+// tensor.
 func TestInitRefusesOtherWeights(t *testing.T) {
 	t.Parallel()
 	from := "../testdata/gpt2"
@@ -355,8 +358,8 @@ func TestInitRefusesOtherWeights(t *testing.T) {
 	}
 }
 
-// A checkpoint that is not what was written is damage, named by its file; one of
-// another run is refused with both sides.
+// TestResumeRefuses checks that a changed file of a checkpoint is reported as damage, with its
+// name. A checkpoint of another run is refused, and the error shows both values.
 func TestResumeRefuses(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -403,8 +406,8 @@ func TestResumeRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "another model")
 }
 
-// Keep counts confirmed checkpoints; the newest, after which nothing was updated, is
-// kept beside them.
+// TestKeep checks that Keep counts confirmed checkpoints. The newest checkpoint, which no update
+// has confirmed, is kept in addition.
 func TestKeep(t *testing.T) {
 	t.Parallel()
 	for keep, want := range map[int]int{0: 5, 1: 2, 2: 3, 9: 5} {
@@ -423,7 +426,7 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// A canceled run saves the step that it has.
+// TestCancelSaves checks that a canceled run saves its last completed step.
 func TestCancelSaves(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -450,8 +453,8 @@ func TestCancelSaves(t *testing.T) {
 	require.Equal(t, model.GPT2, h.Family)
 }
 
-// Evaluation shares the arena with training and leaves it alone; the held-out
-// loss is the same at every stage.
+// TestEvaluationDisturbsNothing checks that evaluations, which share the arena with training, do
+// not change its bits. The held-out loss must be the same at every stage.
 func TestEvaluationDisturbsNothing(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -488,7 +491,7 @@ func TestEvaluationDisturbsNothing(t *testing.T) {
 	}
 }
 
-// openState opens a state of the checkpoint that a path names, until the test's end.
+// openState opens a state of the checkpoint at path folder and closes it at the end of the test.
 func openState(t *testing.T, folder, name string) checkpoint.Tensors {
 	t.Helper()
 	c, err := checkpoint.OpenCheckpoint(folder)

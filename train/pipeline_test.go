@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/lora"
 )
 
-// deep is a run of a random model of four layers of a family.
+// deep returns a run of a random four-layer model of the given family.
 func deep(t testing.TB, family string, tied bool) request {
 	dir := t.TempDir()
 	shape := map[string]any{"model_type": "gpt2", "n_layer": 4, "n_head": 2, "n_embd": 16, "vocab_size": 90, "n_positions": 24, "tie_word_embeddings": tied}
@@ -36,8 +36,8 @@ func deep(t testing.TB, family string, tied bool) request {
 	return c
 }
 
-// Stages compute what one rank does: an untied model in the same bits, a tied one in bits of its
-// own, which no number of stages and no schedule changes.
+// TestPipelinesGiveTheSameBits compares pipelines with one rank. An untied model must give the same
+// bits. A tied one has other bits, the same for all stages and schedules.
 func TestPipelinesGiveTheSameBits(t *testing.T) {
 	t.Parallel()
 	for _, family := range []string{"gpt2", "llama"} {
@@ -74,7 +74,7 @@ func TestPipelinesGiveTheSameBits(t *testing.T) {
 	}
 }
 
-// pipelineCase draws what a run computes.
+// pipelineCase returns a random run for the pipeline tests.
 func pipelineCase(t testing.TB, seed uint64) (c request, tied bool) {
 	r := rand.New(rand.NewPCG(seed, 7))
 	tied = r.IntN(2) == 0
@@ -93,7 +93,7 @@ func pipelineCase(t testing.TB, seed uint64) (c request, tied bool) {
 	if c.Optimizer != "lamb" && r.IntN(2) == 0 {
 		c.TensorSlices = 2
 	}
-	switch r.IntN(4) { // which may leave the first stage with less of a backward
+	switch r.IntN(4) { // these may reduce the first stage's backward pass
 	case 0:
 		c.LoRA = lora.Options{Rank: 1 + r.IntN(4), Alpha: 4, Targets: [][]string{nil, {"*.1.*", "*.3.*"}}[r.IntN(2)]}
 		c.Base = []string{"", "bf16"}[r.IntN(2)]
@@ -111,19 +111,19 @@ func pipelineCase(t testing.TB, seed uint64) (c request, tied bool) {
 	return c, tied
 }
 
-// piped is a run of c over some stages, at another stage of ZeRO and with other places.
+// piped returns c over a random number of pipeline stages, at another ZeRO stage and placement.
 func piped(t testing.TB, r *rand.Rand, c request) request {
 	for {
 		v := placedStages(r, c)
 		if _, err := v.planned().Plan(t.Context()); err == nil {
 			return variant(t, r, v)
 		} else {
-			require.ErrorContains(t, err, "trains nothing") // at so many stages
+			require.ErrorContains(t, err, "trains nothing") // a stage may have nothing to train
 		}
 	}
 }
 
-// placedStages draws the stages and ranks of piped.
+// placedStages chooses the stages and ranks of piped at random.
 func placedStages(r *rand.Rand, c request) request {
 	c.Pipeline, c.PipelineSchedule = []int{2, 3, 4}[r.IntN(3)], []string{"1f1b", "gpipe"}[r.IntN(2)]
 	if c.Reproducible {
@@ -140,7 +140,8 @@ func placedStages(r *rand.Rand, c request) request {
 	return c
 }
 
-// A tied model that goes on with a pipeline, or without the one it had, is told of the other sum.
+// TestResumeTellsHowTheTiedTableIsSummed checks the note for a tied model that resumes with a
+// pipeline after a run without, or the reverse: its tied table is summed in another order.
 func TestResumeTellsHowTheTiedTableIsSummed(t *testing.T) {
 	for _, tied := range []bool{true, false} {
 		for _, stages := range [][2]int{{1, 2}, {2, 1}, {2, 4}} {
@@ -164,9 +165,10 @@ func TestResumeTellsHowTheTiedTableIsSummed(t *testing.T) {
 	}
 }
 
-// A pipeline has the same bits at both of its stages of ZeRO, any schedule, placement and
-// recomputation, also where it is saved at one number of stages and goes on at another; of an
-// untied model those of one stage. SPILLWAY_TEST_CASES asks for more cases than the usual few.
+// TestMixedPipelinesGiveTheSameBits checks that a pipeline gives the same bits at ZeRO stages 0 and
+// 1, with any schedule, placement and recomputation. This holds also if it resumes with another
+// number of pipeline stages. An untied model gives the bits of one stage. SPILLWAY_TEST_CASES sets
+// the number of cases.
 func TestMixedPipelinesGiveTheSameBits(t *testing.T) {
 	t.Parallel()
 	overSeeds(t, mixedPipelines)
@@ -214,8 +216,9 @@ func mixedPipelines(t *testing.T, seed uint64) {
 	}
 }
 
-// A tied table's gradient counts once in the norm, which every rank has; in 16 bits too all
-// schedules and both stages of ZeRO have one result, and an overflow is skipped on all stages.
+// TestPipelinesInOtherTypes checks that a tied table's gradient counts once in the norm. In each
+// precision, all schedules and ZeRO stages must give one result. An overflow must be skipped on all
+// stages.
 func TestPipelinesInOtherTypes(t *testing.T) {
 	t.Parallel()
 	for _, tied := range []bool{false, true} {
@@ -261,7 +264,7 @@ func TestPipelinesInOtherTypes(t *testing.T) {
 	}
 }
 
-// An evaluation goes through all stages, and has the loss of one.
+// TestPipelinesEvaluate checks that an evaluation over pipeline stages has the loss of one stage.
 func TestPipelinesEvaluate(t *testing.T) {
 	for _, reproducible := range []bool{false, true} {
 		var want []float32

@@ -22,7 +22,8 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// Losses of 16-bit runs stay within 0.5 % of PyTorch's in fp32 over twenty steps.
+// TestHalfLossesFollowPyTorch checks that losses of 16-bit runs are within 0.5 % of PyTorch's in
+// fp32 over twenty steps.
 func TestHalfLossesFollowPyTorch(t *testing.T) {
 	t.Parallel()
 	for i, want := range readReference(t).Cases {
@@ -35,7 +36,7 @@ func TestHalfLossesFollowPyTorch(t *testing.T) {
 				c.Ranks, c.Accum, c.Clip, c.Precision = want.Ranks, want.Accum, want.Clip, precision
 				c.Zero = i / 2 % 4
 				if precision == "fp16" {
-					c.LossScale = "1024" // a dynamic one may skip the first steps, and then follows later losses
+					c.LossScale = "1024" // a dynamic scale may skip the first steps, and would then follow later losses
 				}
 				got := runOf(t, c)
 				require.Len(t, got.losses, len(want.Losses))
@@ -47,8 +48,8 @@ func TestHalfLossesFollowPyTorch(t *testing.T) {
 	}
 }
 
-// bf16's losses stay within 0.5 % of PyTorch's under bf16 autocast, and in fp32, over
-// fifty steps from the same weights on the same tokens.
+// TestBF16FollowsPyTorchsBF16 checks that bf16 losses are within 0.5 % of PyTorch's, under bf16
+// autocast and in fp32. It runs fifty steps from the same weights and tokens.
 func TestBF16FollowsPyTorchsBF16(t *testing.T) {
 	t.Parallel()
 	b, err := os.ReadFile("../testdata/bf16.json")
@@ -74,10 +75,10 @@ func TestBF16FollowsPyTorchsBF16(t *testing.T) {
 	}
 }
 
-// At the first step the gradients of 16 bits point where fp32's do, which follow
-// PyTorch's: a cosine of 0.999 for every parameter of the references, but for key
-// biases, whose true gradient is zero. They are read off a step of plain descent that
-// is large beside the weights.
+// TestHalfGradientsPointWhereFP32Does compares the first step's 16-bit gradients with those of
+// fp32, which follow PyTorch's. Each parameter's cosine must be at least 0.999. Key biases are
+// excluded because their true gradient is zero. The gradients are measured with a step of plain SGD
+// whose rate is large compared with the weights.
 func TestHalfGradientsPointWhereFP32Does(t *testing.T) {
 	t.Parallel()
 	for _, model := range []string{"gpt2", "llama-tied", "llama-untied"} {
@@ -118,8 +119,8 @@ func TestHalfGradientsPointWhereFP32Does(t *testing.T) {
 	}
 }
 
-// Promise 1 within a precision: stages, recomputation, placements, prefetch
-// distances and threads change no bit. By default half of the changes run.
+// TestHalfBitsDoNotDependOnTheConfiguration checks for 16-bit types that stages, recomputation,
+// placements, prefetch distances and threads change no bit. By default half of the changes run.
 func TestHalfBitsDoNotDependOnTheConfiguration(t *testing.T) {
 	t.Parallel()
 	for _, precision := range []string{"bf16", "fp16"} {
@@ -137,7 +138,7 @@ func TestHalfBitsDoNotDependOnTheConfiguration(t *testing.T) {
 					c.Zero, c.Offload = 3, "optimizer=host,gradients=host,parameters=host,activations=host"
 				},
 				func(c *request) { c.Zero, c.Offload, c.Recompute = 1, "optimizer=host,activations=host", "full" },
-				func(c *request) { c.Zero, c.Offload = 3, "optimizer=host" }, // updates that are skipped leave the shards
+				func(c *request) { c.Zero, c.Offload = 3, "optimizer=host" }, // skipped updates leave the shards unchanged
 			} {
 				at := fmt.Sprintf("%s, %s, change %d", precision, model, i)
 				if !long.Keep(at, 2) {
@@ -153,7 +154,8 @@ func TestHalfBitsDoNotDependOnTheConfiguration(t *testing.T) {
 	}
 }
 
-// With accumulation the stages agree as they do in fp32.
+// TestHalfAccumulationAgreesWithinItsHalves checks that with accumulation the stages agree as in
+// fp32: 0 with 1, 2 with 3, and all if reproducible.
 func TestHalfAccumulationAgreesWithinItsHalves(t *testing.T) {
 	t.Parallel()
 	for _, precision := range []string{"bf16", "fp16"} {
@@ -174,8 +176,8 @@ func TestHalfAccumulationAgreesWithinItsHalves(t *testing.T) {
 	}
 }
 
-// A checkpoint holds the masters and the loss scale: a run that is resumed, at
-// another stage, is the run that was not interrupted.
+// TestHalfRunResumes checks that a checkpoint holds the master weights and the loss scale. A run
+// resumed at another stage must give the bits of an uninterrupted run.
 func TestHalfRunResumes(t *testing.T) {
 	t.Parallel()
 	for _, precision := range []string{"bf16", "fp16"} {
@@ -192,7 +194,8 @@ func TestHalfRunResumes(t *testing.T) {
 	}
 }
 
-// Frozen parameters rest in 16 bits, without a master.
+// TestHalfFrozenParameters checks that frozen parameters are stored in 16 bits without a master
+// copy.
 func TestHalfFrozenParameters(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -212,7 +215,7 @@ func TestHalfFrozenParameters(t *testing.T) {
 	}
 }
 
-// trainerAt starts a run of fp16 with a loss scale.
+// trainerAt starts an fp16 run with the given loss scale.
 func trainerAt(t *testing.T, c request, scale float64) *Trainer {
 	tr, err := c.start(t.Context())
 	require.NoError(t, err)
@@ -221,8 +224,8 @@ func trainerAt(t *testing.T, c request, scale float64) *Trainer {
 	return tr
 }
 
-// A step that overflows changes nothing but the scale, which is halved until
-// gradients are finite; bias corrections count updates alone.
+// TestOverflowHalvesTheScale checks that a step that overflows only halves the scale, until
+// gradients are finite. Bias corrections must count updates only.
 func TestOverflowHalvesTheScale(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -252,12 +255,12 @@ func TestOverflowHalvesTheScale(t *testing.T) {
 	h := tr.hyper(tr.at.Step, 1, 1)
 	require.InDelta(t, 1-c.Beta1*c.Beta1, h[graph.HyperBC1], 1e-12, "one update so far")
 
-	// The run from this scale without the skipped steps has the same losses,
-	// but for the data, which goes on.
+	// From this scale the run continues as one without the skipped steps, except that its data
+	// position is later.
 	require.Equal(t, saving.Scale{Scale: scale, Clean: 1}, tr.at.Scale)
 }
 
-// plantInf makes an element of a rank's 16-bit copy of a parameter infinite.
+// plantInf sets an element of a rank's 16-bit copy of a parameter to infinity.
 func plantInf(t *testing.T, tr *Trainer, rank int) {
 	p := tr.plan.Program
 	require.NoError(t, tr.ranks.Each("the plant", func(r *run.Rank) error {
@@ -268,7 +271,8 @@ func plantInf(t *testing.T, tr *Trainer, rank int) {
 	}))
 }
 
-// An overflow on one rank makes all skip; training goes on when it has passed.
+// TestOverflowOnOneRankSkipsOnAll checks that an overflow on one rank makes all ranks skip the
+// step, and that training continues afterwards.
 func TestOverflowOnOneRankSkipsOnAll(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -295,8 +299,8 @@ func TestOverflowOnOneRankSkipsOnAll(t *testing.T) {
 	require.Equal(t, 1, r.SkippedAll)
 }
 
-// Planted for good, the scale sinks to its floor; there the run stops, names the
-// tensor and the rank, and the checkpoint before is whole.
+// TestOverflowForGoodStopsAtTheFloor plants a permanent infinity. The scale must fall to its floor,
+// where the run stops and names the tensor and rank. The checkpoint before must stay intact.
 func TestOverflowForGoodStopsAtTheFloor(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -307,7 +311,7 @@ func TestOverflowForGoodStopsAtTheFloor(t *testing.T) {
 	_, err = tr.Save(context.Background())
 	require.NoError(t, err)
 	plantInf(t, tr, 1)
-	for range 2 { // at 4 and 2
+	for range 2 { // at scales 4 and 2
 		r, err := tr.Step(t.Context())
 		require.NoError(t, err)
 		require.True(t, r.Skipped)
@@ -321,14 +325,14 @@ func TestOverflowForGoodStopsAtTheFloor(t *testing.T) {
 	require.ErrorContains(t, err, "overflowed at a loss scale of 1")
 	_, err = tr.Step(context.Background())
 	require.Error(t, err, "nothing runs after it")
-	require.NoError(t, tr.Close()) // and again at the end
+	require.NoError(t, tr.Close()) // Close reports the error again
 
 	c.Resume, c.Steps = true, 2
 	require.Len(t, runOf(t, c).losses, 1)
 }
 
-// With hysteresis the scale outlasts single overflows: so many in a row halve it. At the
-// floor, so many in a row end the run.
+// TestLossScaleHysteresis checks that only the configured number of consecutive overflows halves
+// the scale. At the floor, that number ends the run.
 func TestLossScaleHysteresis(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -341,7 +345,7 @@ func TestLossScaleHysteresis(t *testing.T) {
 		require.Equal(t, math.Exp2(float64(40-step/3)), r.LossScale)
 	}
 
-	c.Zero = 0 // whole values, which plantInf changes
+	c.Zero = 0 // complete values on each rank, which plantInf changes
 	tr = trainerAt(t, c, 1)
 	plantInf(t, tr, 1)
 	for range 2 {
@@ -353,8 +357,8 @@ func TestLossScaleHysteresis(t *testing.T) {
 	require.ErrorContains(t, err, "overflowed at a loss scale of 1")
 }
 
-// A static scale stays, and a resume takes the configured one, not the checkpoint's; a
-// run that overflows at it step after step stops.
+// TestStaticLossScale checks that a static scale never changes, and that a resumed run uses the
+// configured scale instead of the checkpoint's. A run that overflows at every step must stop.
 func TestStaticLossScale(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -404,9 +408,9 @@ func TestLossScaleIsValidated(t *testing.T) {
 	}
 }
 
-// AdamW's moments in 8 bits: the same bits at every stage and with recomputation,
-// in every precision, and through checkpoints, in memory and on disk; not those of f32
-// moments.
+// TestInt8OptimizerKeepsPromise1 checks AdamW with 8-bit moments. The bits must be the same at
+// every stage, with recomputation, and through checkpoints, in memory and on disk. They must differ
+// from those with f32 moments.
 func TestInt8OptimizerKeepsPromise1(t *testing.T) {
 	t.Parallel()
 	for _, precision := range []string{"fp32", "bf16"} {
@@ -432,8 +436,8 @@ func TestInt8OptimizerKeepsPromise1(t *testing.T) {
 	}
 }
 
-// Moments in 8 bits leave the device as others do: an update on the host goes by
-// pieces of whole blocks, each with its own scales.
+// TestInt8OptimizerIsOffloaded checks that 8-bit moments can be offloaded. An update on the host
+// uses pieces of complete blocks, each with its scales.
 func TestInt8OptimizerIsOffloaded(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -451,8 +455,8 @@ func TestInt8OptimizerIsOffloaded(t *testing.T) {
 	}
 }
 
-// Bytes of states: 16-bit parameters and gradients are 2Ψ each, masters and moments
-// 12Ψ/N, moments in 8 bits 2·(1 + 4/256) bytes an element.
+// TestHalfBytesOfStates checks the planned bytes: 2Ψ each for 16-bit parameters and gradients, and
+// 12Ψ/N for masters and moments. 8-bit moments need 2·(1 + 4/256) bytes per element.
 func TestHalfBytesOfStates(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -499,8 +503,8 @@ func TestHalfBytesOfStates(t *testing.T) {
 	require.LessOrEqual(t, optimizer, (4*psi+2*(psi+4*blocks))/2+2*(graph.QuantBlock+4)*int64(len(p.Program.Units)), "a block more a unit at most")
 }
 
-// Every switch at once, on the kernels: placements, recomputation, threads and SIMD
-// levels aside, the same bits. What each does alone is tested in package precision.
+// TestInt8KeepsPromise1 enables all int8 options at once. Placements, recomputation and threads
+// must not change the bits. Package precision tests each option alone.
 func TestInt8KeepsPromise1(t *testing.T) {
 	t.Parallel()
 	c := tiny("llama-untied")
@@ -521,8 +525,8 @@ func TestInt8KeepsPromise1(t *testing.T) {
 	}
 }
 
-// Parameters without masters and moments in bf16: the same bits at every stage and
-// placement, and through a checkpoint, which holds them exactly.
+// TestBF16StatesKeepPromise1 checks bf16 moments and parameters without masters. The bits must be
+// the same at every stage and placement, and through a checkpoint, which stores them exactly.
 func TestBF16StatesKeepPromise1(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -589,7 +593,7 @@ func TestInt8IsValidated(t *testing.T) {
 	require.Equal(t, c.Int8, fitted.Forecast.Config.Int8)
 
 	c.Int8 = []string{"optimizer"}
-	c.Ranks, c.Zero, c.DeviceMemory = 2, 0, 100<<10 // refused as ever, with ways out that are no error
+	c.Ranks, c.Zero, c.DeviceMemory = 2, 0, 100<<10 // still refused with DoesNotFit; computing the ways out must not fail
 	_, err = c.start(t.Context())
 	var full *plan.DoesNotFit
 	require.ErrorAs(t, err, &full)

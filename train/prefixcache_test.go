@@ -19,8 +19,8 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// frozenRun trains on a few rows of the text, so that epochs are short. The
-// embeddings and the first block are frozen.
+// frozenRun returns a run on a few rows of the text, so that epochs are short. The embeddings and
+// the first block are frozen.
 func frozenRun(t *testing.T, model string, rows, seq int) request {
 	c := tiny(model)
 	c.Seq = seq
@@ -53,7 +53,7 @@ func cachedRun(t *testing.T, c request) (o cachedOutcome) {
 		o.losses, o.cached = append(o.losses, r.Loss), append(o.cached, r.Cached)
 		o.read += r.DiskRead
 		for sp := range graph.NumSpaces {
-			// The cached form of the step may be the one with the peak.
+			// The peak may be in the form of the step that uses the cache.
 			if r.Step == c.Steps {
 				require.Equal(t, r.Planned[sp], r.Peak[sp], "touched %s peak = plan", sp)
 			}
@@ -65,9 +65,9 @@ func cachedRun(t *testing.T, c request) (o cachedOutcome) {
 	return o
 }
 
-// Promise 1: the frozen layers' outputs out of the cache give the bits that
-// their forward gives, in every stage, tier and order, with recomputation,
-// offload and accumulation; and the second epoch takes them from there.
+// TestFrozenCacheGivesTheSameBits checks that cached outputs of frozen layers give the bits of
+// their forward pass. It varies stage, tier, order, recomputation, offload and accumulation. Steps
+// from the second epoch on must use the cache.
 func TestFrozenCacheGivesTheSameBits(t *testing.T) {
 	t.Parallel()
 	for i, model := range []string{"gpt2", "llama-untied"} {
@@ -76,10 +76,10 @@ func TestFrozenCacheGivesTheSameBits(t *testing.T) {
 				c := frozenRun(t, model, 2*ranks*accum*2, 40) // an epoch is two steps
 				c.Ranks, c.Accum, c.Steps, c.Reproducible, c.Zero = ranks, accum, 5, true, 0
 				c.Order = []string{"sequential", "shuffled"}[(ranks+accum+i)%2]
-				c.Clip = float64(accum - 1) // with it updates wait for the next step, of either form
+				c.Clip = float64(accum - 1) // with clipping, updates wait for the next step, with or without the cache
 				want := cachedRun(t, c)
 				require.NotContains(t, want.cached, true)
-				for _, zero := range long.Or(stagePairs[(i+ranks/2+accum)%2], []int{0, 1, 2, 3}) { // by default half of them
+				for _, zero := range long.Or(stagePairs[(i+ranks/2+accum)%2], []int{0, 1, 2, 3}) { // half of the stages by default
 					for _, j := range inTurn(zero/2+accum+i, []int{0, 1}) {
 						tier := []graph.Space{graph.Host, graph.Disk}[j]
 						c.Zero, c.FrozenCache, c.Disk = zero, config.FrozenCache{Tier: tier, Bytes: 1 << 20}, scratch(t)
@@ -100,8 +100,8 @@ func TestFrozenCacheGivesTheSameBits(t *testing.T) {
 	}
 }
 
-// In 16 bits what the frozen beginning hands on is kept in 16 bits, and comes back
-// with the bits that the model's forward gives.
+// TestFrozenCacheInHalfPrecision checks that in 16 bits the frozen layers' outputs are cached in 16
+// bits, with the bits of their forward pass.
 func TestFrozenCacheInHalfPrecision(t *testing.T) {
 	t.Parallel()
 	for zero, precision := range map[int]string{0: "bf16", 3: "bf16", 2: "fp16"} {
@@ -119,7 +119,8 @@ func TestFrozenCacheInHalfPrecision(t *testing.T) {
 	}
 }
 
-// What finds no room is computed: the first rows stay, and the run says so.
+// TestFrozenCacheWithoutRoomForAll checks a cache too small for all rows. The first rows stay in
+// it, the others are computed, and a warning reports this.
 func TestFrozenCacheWithoutRoomForAll(t *testing.T) {
 	t.Parallel()
 	c := frozenRun(t, "gpt2", 8, 40)
@@ -219,10 +220,11 @@ func (f flipped) ReadAt(p []byte, off int64) (int, error) {
 	return n, err
 }
 
-// A damaged row of the cache ends the run; it is never trained on.
+// TestFrozenCacheNoticesDamage checks that a damaged row of the cache ends the run before it is
+// used.
 func TestFrozenCacheNoticesDamage(t *testing.T) {
 	t.Parallel()
-	c := frozenRun(t, "gpt2", 4, 64) // rows of whole blocks: writing them reads nothing
+	c := frozenRun(t, "gpt2", 4, 64) // a row is a multiple of the block size, so writing it reads nothing
 	c.Steps, c.Disk, c.FrozenCache = 4, scratch(t), config.FrozenCache{Tier: graph.Disk, Bytes: 1 << 20}
 	c.wrapDisk = func(rank int, f store.RawFile) store.RawFile { return flipped{f} }
 	tr, err := c.start(context.Background())
@@ -251,8 +253,8 @@ func TestParseFrozenCache(t *testing.T) {
 	}
 }
 
-// Rows that lie on disk are served from memory too where --disk-cache has room:
-// the same bits, and fewer bytes read; less the more of them fit.
+// TestFrozenRowsInMemory checks that DiskCache keeps cached rows of frozen layers in memory. Bits
+// must not change, and more memory must reduce the bytes read.
 func TestFrozenRowsInMemory(t *testing.T) {
 	t.Parallel()
 	c := frozenRun(t, "gpt2", 12, 40)
@@ -265,7 +267,7 @@ func TestFrozenRowsInMemory(t *testing.T) {
 	require.Positive(t, row)
 	require.Zero(t, row%4)
 	for _, rows := range []int64{6, 12} {
-		c.Disk, c.DiskCache = scratch(t), rows*row // of each of two ranks; half of it is used
+		c.Disk, c.DiskCache = scratch(t), rows*row // for each of two ranks; half of it is used
 		got := cachedRun(t, c)
 		require.Equal(t, want.losses, got.losses)
 		require.Equal(t, want.sha, got.sha)

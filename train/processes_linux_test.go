@@ -27,14 +27,14 @@ import (
 	"github.com/spillway-ml/spillway/train/job"
 )
 
-// oneHost is the transport of a process of a job; here all are one process.
+// oneHost is the transport of a process of a job. In these tests all processes of the job are one.
 type oneHost struct{ job *shm.Job }
 
 func (s oneHost) Join(mesh []graph.Axis, local []int, timeout time.Duration, warn func(string)) (platform.Joined, error) {
 	return s.job.Join(mesh, local, shm.Options{Timeout: timeout, Warn: warn})
 }
 
-// sharedMemory makes the memory of a job as each of its processes sees it.
+// sharedMemory returns the shared memory of a job, attached once per process.
 func sharedMemory(t testing.TB, processes int) (list []*shm.Job) {
 	t.Helper()
 	made, err := shm.Create(processes)
@@ -55,7 +55,7 @@ func sharedMemory(t testing.TB, processes int) (list []*shm.Job) {
 	return list
 }
 
-// joined makes the processes of a job: the first leads, over streams to the others.
+// joined returns the processes of a job; the first leads and has a stream to each other one.
 func joined(t testing.TB, processes int) (leader *job.Job, others []*job.Job) {
 	t.Helper()
 	memory := sharedMemory(t, processes)
@@ -68,7 +68,7 @@ func joined(t testing.TB, processes int) (leader *job.Job, others []*job.Job) {
 	return leader, others
 }
 
-// overProcesses runs c as a job of so many processes with so many ranks each.
+// overProcesses runs c as a job of the given numbers of processes and of ranks per process.
 func overProcesses(t *testing.T, c request, processes, each int, run func(testing.TB, request) outcome) outcome {
 	t.Helper()
 	leader, others := joined(t, processes)
@@ -89,8 +89,8 @@ func overProcesses(t *testing.T, c request, processes, each int, run func(testin
 	return o
 }
 
-// A run over processes of several ranks each has the bits, the peaks and the
-// communication of one process, and goes on from a checkpoint of any of them.
+// TestProcessesOfSeveralRanks checks that processes of several ranks give the bits, peaks and
+// traffic of one process. Each form must resume from the other's checkpoint.
 func TestProcessesOfSeveralRanks(t *testing.T) {
 	for _, c := range []struct {
 		processes, each int
@@ -115,13 +115,13 @@ func TestProcessesOfSeveralRanks(t *testing.T) {
 		require.Equal(t, how(t, one), overProcesses(t, cfg, c.processes, c.each, how))
 
 		cfg.Steps, cfg.Resume, one.Steps, one.Resume = 3, true, 3, true
-		one.Checkpoint, cfg.Checkpoint = cfg.Checkpoint, one.Checkpoint // each from the other's
+		one.Checkpoint, cfg.Checkpoint = cfg.Checkpoint, one.Checkpoint // each resumes from the other's checkpoint
 		require.Equal(t, how(t, one), overProcesses(t, cfg, c.processes, c.each, how))
 	}
 }
 
-// start leads a job of two processes, of which the second says of itself what the test
-// gives it, and returns how that ended.
+// start leads a job of two processes and returns its error; says changes the second process's
+// Hello.
 func start(t *testing.T, says func(*run.Hello)) error {
 	t.Helper()
 	leader, others := joined(t, 2)
@@ -147,7 +147,8 @@ func start(t *testing.T, says func(*run.Hello)) error {
 	return err
 }
 
-// Processes that would not compute the same bits are refused by what differs.
+// TestProcessesThatDiffer checks that processes of different builds are refused, and that the error
+// shows the difference.
 func TestProcessesThatDiffer(t *testing.T) {
 	for words, says := range map[string]func(*run.Hello){
 		"(host elsewhere) build of-old": func(h *run.Hello) { h.Build = "of-old" },
@@ -158,7 +159,8 @@ func TestProcessesThatDiffer(t *testing.T) {
 	}
 }
 
-// A run is refused by the host with the least memory, before any rank begins.
+// TestTheLeastMemoryOfAllHosts checks that the host with the least memory per rank refuses a run
+// that is too large, before any rank starts.
 func TestTheLeastMemoryOfAllHosts(t *testing.T) {
 	err := start(t, func(h *run.Hello) { h.Host, h.Memory, h.LocalRanks, h.LocalRank = "small", 1<<20, 1, 0 })
 	var small *MachineTooSmall
@@ -168,7 +170,8 @@ func TestTheLeastMemoryOfAllHosts(t *testing.T) {
 	require.ErrorContains(t, err, "1 rank on host small plan ")
 }
 
-// hears leads a job of two processes to where it has heard what the second says it has.
+// hears returns c for a job of two processes, after the leader has received the second's Hello with
+// the given resources.
 func hears(t *testing.T, c request, says run.Hello) request {
 	t.Helper()
 	leader, others := joined(t, 2)
@@ -177,7 +180,7 @@ func hears(t *testing.T, c request, says run.Hello) request {
 		defer close(told)
 		h := others[0].Hello()
 		h.Host, h.LocalRanks, h.LocalRank, h.Memory = "small", 1, 0, says.Memory
-		_, _ = others[0].Links[0].Greet(h, func(_ string, h *run.Hello) { h.Disk = says.Disk }) // until it is let go
+		_, _ = others[0].Links[0].Greet(h, func(_ string, h *run.Hello) { h.Disk = says.Disk }) // until it is released
 		_ = others[0].Links[0].Close()
 	}()
 	c.Config = c.Config.Over(leader)
@@ -191,8 +194,8 @@ func hears(t *testing.T, c request, says run.Hello) request {
 	return c
 }
 
-// A search stays within what the host with the least has for each of its ranks: what it
-// would choose without that limit does not.
+// TestFitWithinTheLeastOfAllHosts checks that a search stays within the memory per rank of the
+// smallest host. Without that limit it selects a plan that needs more.
 func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	given := planner.Fixed{Zero: true, Prefetch: true}
 	c := tiny("gpt2")
@@ -217,8 +220,8 @@ func TestFitWithinTheLeastOfAllHosts(t *testing.T) {
 	require.ErrorContains(t, err, "device and host memory come out of one, 1.00 MiB of host small for 1 rank")
 }
 
-// The refusal of a run that a host's memory does not hold names what fits there, also where what
-// passes through the host to disk needs more than half of it.
+// TestWhatFitsTheLeastOfAllHosts checks the refusal of a run that a host's memory cannot hold. It
+// must name a configuration that fits, even if disk buffers need more than half of the host memory.
 func TestWhatFitsTheLeastOfAllHosts(t *testing.T) {
 	folder := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "config.json"),
@@ -239,7 +242,8 @@ func TestWhatFitsTheLeastOfAllHosts(t *testing.T) {
 	require.LessOrEqual(t, planner.InMemory(way.Forecast.Plan, []graph.Space{graph.Device, graph.Host}), int64(memory))
 }
 
-// The folder of the disk tier has as much as the host with the least free there gives.
+// TestTheLeastDiskOfAllHosts checks that the disk tier's cap is the space on the host with the
+// least free disk, unless a smaller cap is set.
 func TestTheLeastDiskOfAllHosts(t *testing.T) {
 	c := tiny("gpt2")
 	c.Disk, c.Offload = t.TempDir(), "optimizer=disk"
@@ -253,9 +257,9 @@ func TestTheLeastDiskOfAllHosts(t *testing.T) {
 	require.ErrorAs(t, err, &refused)
 }
 
-// A folder of the disk tier that one process cannot use refuses the job before any process has a
-// task, and is no lost rank. The process that is at fault ends with the reason; where the leader is,
-// the others end without an error.
+// TestAFolderThatOneProcessCannotUse checks that a disk folder that one process cannot use refuses
+// the job before any process starts. It is not reported as a lost rank. The process at fault ends
+// with the reason; if that is the leader, the others end without an error.
 func TestAFolderThatOneProcessCannotUse(t *testing.T) {
 	notAFolder := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(notAFolder, nil, 0o600))
@@ -298,8 +302,8 @@ func TestAFolderThatOneProcessCannotUse(t *testing.T) {
 	}
 }
 
-// A trace has the ranks of all processes on one clock, and shows that what is gathered
-// ahead travels while the rank computes.
+// TestTheTraceOfProcesses checks that a trace has the ranks of all processes on one clock.
+// Prefetched gathers must overlap computation.
 func TestTheTraceOfProcesses(t *testing.T) {
 	cfg := tiny("gpt2")
 	cfg.Batch, cfg.Seq, cfg.Steps, cfg.Zero, cfg.Prefetch = 2, 32, 4, 3, 1
@@ -345,7 +349,8 @@ func TestTheTraceOfProcesses(t *testing.T) {
 	}
 }
 
-// A process whose plan is another than the leader's says so, and runs nothing.
+// TestAProcessWithAnotherPlan checks that a process whose plan differs from the leader's reports it
+// and runs nothing.
 func TestAProcessWithAnotherPlan(t *testing.T) {
 	leader, others := joined(t, 2)
 	ends := make(chan error)
@@ -366,7 +371,7 @@ func TestAProcessWithAnotherPlan(t *testing.T) {
 	require.NoError(t, <-ends, "the leader tells")
 }
 
-// refusing is a transport that joins nothing.
+// refusing is a transport whose Join fails.
 type refusing struct{}
 
 func (refusing) Join([]graph.Axis, []int, time.Duration, func(string)) (platform.Joined, error) {
@@ -374,7 +379,7 @@ func (refusing) Join([]graph.Axis, []int, time.Duration, func(string)) (platform
 	return none, errors.New("there is no place")
 }
 
-// A transport that refuses the job is told of by the leader, and by nobody else.
+// TestATransportThatRefuses checks that only the leader reports that the transport refused the job.
 func TestATransportThatRefuses(t *testing.T) {
 	leader, others := joined(t, 2)
 	leader.Transport, others[0].Transport = refusing{}, refusing{}
@@ -393,7 +398,8 @@ func TestATransportThatRefuses(t *testing.T) {
 	<-ends
 }
 
-// The ranks of a process are neighbours, and a message names them.
+// TestRanksOfAProcess checks that the ranks of a process are consecutive, and how messages name
+// them.
 func TestRanksOfAProcess(t *testing.T) {
 	c := config.Config{LocalRanks: 3}
 	c = c.Within(&job.Job{Process: 2, Processes: 4})

@@ -20,7 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/train/receipts"
 )
 
-// withReceipt runs c with a receipt and returns that.
+// withReceipt runs c with a receipt and returns the receipt's text.
 func withReceipt(t testing.TB, c request) []byte {
 	t.Helper()
 	c.Receipt = filepath.Join(t.TempDir(), "receipt")
@@ -38,8 +38,9 @@ func withReceipt(t testing.TB, c request) []byte {
 	return text
 }
 
-// A reproducible run has one receipt, byte for byte, at every number of ranks, stage and
-// placement, and with states that ranks share in the middle of a range.
+// TestReceiptsAreTheSame checks that a reproducible run writes the same receipt, byte for byte, at
+// every number of ranks, stage and placement. This includes states split between ranks within a
+// range.
 func TestReceiptsAreTheSame(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -62,7 +63,7 @@ func TestReceiptsAreTheSame(t *testing.T) {
 	require.NotEqual(t, string(want), string(withReceipt(t, d)))
 }
 
-// stepsOf are the steps of a receipt's lines, of starts and resumes negative.
+// stepsOf returns the steps of a receipt's lines; lines of a start or resume are negative.
 func stepsOf(t testing.TB, path string) (steps []int) {
 	for _, r := range recordsOf(t, path) {
 		if r.Run != nil {
@@ -73,8 +74,9 @@ func stepsOf(t testing.TB, path string) (steps []int) {
 	return steps
 }
 
-// A resumed run goes on in its receipt: the lines behind its checkpoint, and one that was
-// cut off, are replaced; where it began without a receipt, that begins with the resume.
+// TestAResumedRunGoesOnInItsReceipt checks that a resumed run continues its receipt. Lines after
+// its checkpoint and a line cut off are replaced. A receipt first requested at a resume begins
+// there.
 func TestAResumedRunGoesOnInItsReceipt(t *testing.T) {
 	t.Parallel()
 	c := in(keeping(t, 6), scratch(t))
@@ -116,7 +118,8 @@ func TestAResumedRunGoesOnInItsReceipt(t *testing.T) {
 	require.Equal(t, 2, got.Checked)
 }
 
-// A receipt of another run, a file that is none, and a checkpoint of other states are refused.
+// TestReceiptsThatAreRefused checks that a receipt of another run, a file that is no receipt, and a
+// checkpoint with other states are refused.
 func TestReceiptsThatAreRefused(t *testing.T) {
 	t.Parallel()
 	c := in(keeping(t, 2), scratch(t))
@@ -139,7 +142,8 @@ func TestReceiptsThatAreRefused(t *testing.T) {
 	refused(t, c, "Config.Receipt", "after step 2 it has another", "go on from another checkpoint")
 }
 
-// Ranks of other processes hash what they hold, and the line is that of one process.
+// TestReceiptsOverProcesses checks that each process hashes its own states and that the receipt
+// equals that of one process.
 func TestReceiptsOverProcesses(t *testing.T) {
 	c := tiny("gpt2")
 	c.Batch, c.Seq, c.Steps, c.Reproducible, c.GlobalBatch = 1, 16, 2, true, 4
@@ -152,7 +156,8 @@ func TestReceiptsOverProcesses(t *testing.T) {
 	require.Equal(t, string(want), string(text))
 }
 
-// A receipt that can't be written is told once and does not end the run before its end.
+// TestAReceiptThatCannotBeWritten checks that a failed write to the receipt is warned about once.
+// The run completes its steps and then returns the error.
 func TestAReceiptThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -170,7 +175,7 @@ func TestAReceiptThatCannotBeWritten(t *testing.T) {
 	_ = tr.Close() // the file is closed already
 }
 
-// fullDisk has folders in which no other can be made while full.
+// fullDisk opens folders in which no folder can be created while full is set.
 type fullDisk struct {
 	filesys.Opener
 	full *atomic.Bool
@@ -204,8 +209,9 @@ func (f fullFolder) Mkdir(name string, perm os.FileMode) error {
 	return f.Folder.Mkdir(name, perm)
 }
 
-// Lines whose checkpoints could not be saved are replaced by the run that goes on, which names no
-// receipt: they are not of a copy's run.
+// TestAFailedSaveIsNoCopys checks a run whose last saves failed. The run resumed from an earlier
+// checkpoint must replace the receipt's later lines, although it sets no Config.Receipt. They are
+// not those of a copied run.
 func TestAFailedSaveIsNoCopys(t *testing.T) {
 	for _, async := range []string{config.AsyncOff, config.AsyncOn} {
 		t.Run(async, func(t *testing.T) {
@@ -239,9 +245,9 @@ func TestAFailedSaveIsNoCopys(t *testing.T) {
 	}
 }
 
-// A run that was killed while a checkpoint was written beside its steps goes on, though its receipt
-// has lines behind that checkpoint's. Where steps wait for their checkpoint, such lines may be a
-// copy's.
+// TestAKilledSaveIsNoCopys simulates a run killed while a checkpoint was written in the background.
+// It must resume although its receipt has lines after its last checkpoint. With synchronous saves
+// such lines may be a copied run's, so the resume is refused.
 func TestAKilledSaveIsNoCopys(t *testing.T) {
 	for _, async := range []string{config.AsyncOff, config.AsyncOn} {
 		t.Run(async, func(t *testing.T) {
@@ -250,7 +256,7 @@ func TestAKilledSaveIsNoCopys(t *testing.T) {
 			c.SaveEvery, c.AsyncSave, c.ReceiptEvery = 2, async, 1
 			tr, err := c.start(context.Background())
 			require.NoError(t, err)
-			var killed []byte // the receipt as it is while step 8 runs
+			var killed []byte // the receipt while step 8 runs
 			require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
 				if r.Step == 8 {
 					killed, err = os.ReadFile(c.Receipt)
@@ -259,7 +265,7 @@ func TestAKilledSaveIsNoCopys(t *testing.T) {
 			}))
 			require.NoError(t, tr.Close())
 			require.NoError(t, os.WriteFile(c.Receipt, killed, 0o666))
-			for range 2 { // those of steps 6 and 8
+			for range 2 { // the checkpoints of steps 6 and 8
 				require.NoError(t, os.RemoveAll(newestOf(t, c.Checkpoint).Folder))
 			}
 			path := c.Receipt
@@ -271,7 +277,7 @@ func TestAKilledSaveIsNoCopys(t *testing.T) {
 			}
 			ended(t, c)
 			require.Equal(t, []int{0, 1, 2, 3, 4, -4, 6, 8}, stepsOf(t, path))
-			for range 2 { // steps 6 and 8: a checkpoint that another one follows is whole
+			for range 2 { // steps 6 and 8: a checkpoint followed by another is complete
 				require.NoError(t, os.RemoveAll(newestOf(t, c.Checkpoint).Folder))
 			}
 			refused(t, c, "those may be a copy's")

@@ -18,17 +18,17 @@ import (
 	"github.com/spillway-ml/spillway/planner"
 )
 
-// rewriteVariable, set to anything, writes testdata/record.json anew.
+// rewriteVariable names a variable that, when set, makes the test rewrite testdata/record.json.
 const rewriteVariable = "SPILLWAY_REWRITE_RECORD"
 
 const recordFile = "../testdata/record.json"
 
-// recorded is what a configuration came to: bits, bytes and predicted time.
+// recorded holds the results of one configuration: bits, bytes and predicted time.
 type recorded struct {
 	Name   string                `json:"name"`
-	SHA256 string                `json:"params_sha256,omitempty"` // after two steps; "" where the CPU does not run it
+	SHA256 string                `json:"params_sha256,omitempty"` // after two steps; "" if the CPU does not run it
 	Comm   int64                 `json:"comm_bytes_per_step"`
-	Time   string                `json:"step_seconds"` // on machine, to 5 digits
+	Time   string                `json:"step_seconds"` // on planner.CPUHardware(2), to 5 digits
 	Spaces map[string]spaceBytes `json:"spaces"`
 }
 
@@ -40,15 +40,15 @@ type spaceBytes struct {
 	Classes map[string]int64 `json:"class_peak_bytes"`
 }
 
-// recordedConfig is a configuration of the record, whose name says what it sets.
+// recordedConfig is a configuration of the record; its name lists its settings.
 type recordedConfig struct {
 	name string
 	request
 	runs bool
 }
 
-// recordedConfigs are the configurations whose bits and bytes are on record:
-// every stage against everything that rewrites the program.
+// recordedConfigs returns the configurations of the record: every stage with every feature that
+// rewrites the program.
 func recordedConfigs() (list []recordedConfig) {
 	add := func(model, name string, runs bool, set func(*request)) {
 		for zero := range 4 {
@@ -104,7 +104,7 @@ func recordedConfigs() (list []recordedConfig) {
 	return list
 }
 
-// record plans a configuration and, where it runs, trains two steps of it.
+// record plans a configuration and, if runs is set, trains two steps.
 func record(t *testing.T, rc recordedConfig, runs bool) recorded {
 	c := rc.request
 	if c.Offload != "" {
@@ -142,10 +142,9 @@ func record(t *testing.T, rc recordedConfig, runs bool) recorded {
 	return r
 }
 
-// What the passes make of each configuration is what is on record: the same
-// parameters after two steps, the same bytes of every class in every space, the
-// same traffic and the same predicted time. A change that is meant is an edit of
-// the record. Of the stages of a configuration one is trained by default, and all are planned.
+// TestTheRecord compares each configuration with testdata/record.json: parameters after two steps,
+// bytes per class and space, traffic and predicted time. An intended change must update the record.
+// By default one stage of each configuration is trained, and all are planned.
 func TestTheRecord(t *testing.T) {
 	t.Parallel()
 	rewrite := os.Getenv(rewriteVariable) != ""
@@ -162,7 +161,7 @@ func TestTheRecord(t *testing.T) {
 	var got []recorded
 	for i, c := range list {
 		t.Run(c.name, func(t *testing.T) {
-			runs := c.runs && (long.On() || rewrite || i%4 == i/4%4) // 4 stages of each
+			runs := c.runs && (long.On() || rewrite || i%4 == i/4%4) // one of the 4 stages of each
 			r := record(t, c, runs)
 			if c.runs && !runs {
 				r.SHA256 = want[i].SHA256

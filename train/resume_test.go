@@ -18,7 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// ended runs c to its end and tells the notes it began with.
+// ended runs c to its end and returns the notes of its start.
 func ended(t *testing.T, c request) []string {
 	t.Helper()
 	tr, err := c.start(context.Background())
@@ -28,7 +28,7 @@ func ended(t *testing.T, c request) []string {
 	return tr.Notes()
 }
 
-// refused starts c and wants an error with the given words.
+// refused starts c, which must fail with an error that contains the given words.
 func refused(t *testing.T, c request, words ...string) {
 	t.Helper()
 	tr, err := c.start(context.Background())
@@ -54,8 +54,8 @@ func newestOf(t *testing.T, dir string) checkpoint.Choice {
 	return c
 }
 
-// A run goes on at the sample after the last one that it saw, at any batch,
-// accumulation and number of ranks: the windows it reads are those that follow.
+// TestResumeGoesOnAtTheSamplesSeen checks that a resumed run continues at the sample after the last
+// one read, with any batch, accumulation and number of ranks.
 func TestResumeGoesOnAtTheSamplesSeen(t *testing.T) {
 	t.Parallel()
 	for _, order := range []string{"sequential", "shuffled"} {
@@ -81,8 +81,8 @@ func TestResumeGoesOnAtTheSamplesSeen(t *testing.T) {
 	}
 }
 
-// The same global batch on other ranks sees the same data: the losses agree to
-// rounding.
+// TestResumeOnOtherRanksSeesTheSameData checks that the same global batch on other ranks reads the
+// same data: losses agree except for rounding.
 func TestResumeOnOtherRanksSeesTheSameData(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 6)
@@ -124,8 +124,8 @@ func TestResumeTellsWhatChanged(t *testing.T) {
 	require.Equal(t, []string{"changed since step-00000004: Config.AccumOrder: not in use → layer"}, ended(t, c))
 }
 
-// A checkpoint knows by which instructions its products rounded, and a run that goes on
-// from it on the same machine says nothing.
+// TestResumeTellsOtherArithmetic checks that a checkpoint records how its products round. A resume
+// on the same machine gives no note.
 func TestResumeTellsOtherArithmetic(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 1)
@@ -144,7 +144,8 @@ func TestResumeTellsOtherArithmetic(t *testing.T) {
 	require.Equal(t, "CPU", saving.Arithmetic(&half.Config, nil), "widened everywhere")
 }
 
-// Other data, another seed and another order are other samples.
+// TestResumeRefusesOtherSamples checks that other data, another seed or another order is refused
+// unless AcceptChanges is set.
 func TestResumeRefusesOtherSamples(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 2)
@@ -189,8 +190,8 @@ func names(t *testing.T, dir string) (list []string) {
 	return list
 }
 
-// Rows of another length go on at the same place of sequential data, and are
-// another order of shuffled data.
+// TestResumeAtAnotherLength checks another row length: sequential data continue at the same token,
+// and shuffled data are refused because the order changes.
 func TestResumeAtAnotherLength(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 3)
@@ -227,11 +228,11 @@ func TestResumeRefusesToLoop(t *testing.T) {
 	require.Equal(t, []string{"changed since step-00000002: Config.LR: 0.001 → 0.0005"}, ended(t, d))
 	require.Len(t, told, 1)
 	require.Contains(t, told[0], "step-00000004 is passed over: ")
-	ended(t, c) // it is past step 5 now
+	ended(t, c) // it is past step 5
 }
 
-// A start where checkpoints are is refused before anything is touched; so is a
-// second run in a folder that one has open.
+// TestStartRefusesAUsedFolder checks that a start in a folder with checkpoints is refused before
+// anything changes. A second run in a folder that is in use is refused too.
 func TestStartRefusesAUsedFolder(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 2)
@@ -246,11 +247,11 @@ func TestStartRefusesAUsedFolder(t *testing.T) {
 	require.NoError(t, tr.Run(context.Background(), nil))
 	require.NoError(t, tr.Close())
 	require.NoError(t, os.RemoveAll(c.Checkpoint))
-	ended(t, c) // with nothing there it starts at step 1
+	ended(t, c) // with an empty folder it starts at step 1
 	require.Equal(t, 3, newestOf(t, c.Checkpoint).Step)
 }
 
-// A run that New refuses leaves no folder and no file.
+// TestARefusedRunTouchesNoFolder checks that a run refused by New leaves no folder or file.
 func TestARefusedRunTouchesNoFolder(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 2)
@@ -263,7 +264,8 @@ func TestARefusedRunTouchesNoFolder(t *testing.T) {
 	require.NoDirExists(t, filepath.Dir(c.Checkpoint))
 }
 
-// Interrupted before a step, a resumed run has nothing new to save.
+// TestNothingNewIsNotSavedAgain checks that a resumed run interrupted before its first step saves
+// nothing.
 func TestNothingNewIsNotSavedAgain(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 2)
@@ -278,7 +280,8 @@ func TestNothingNewIsNotSavedAgain(t *testing.T) {
 	require.Len(t, names(t, c.Checkpoint), 2)
 }
 
-// The newest whole one is taken where newer ones are damaged, each named.
+// TestResumePassesOverDamage checks that a resume uses the newest intact checkpoint and reports
+// each damaged one that it skips.
 func TestResumePassesOverDamage(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 6)
@@ -300,7 +303,8 @@ func TestResumePassesOverDamage(t *testing.T) {
 	require.Equal(t, []string{".spillway-marks", "step-00000002", "step-00000004", "step-00000004.2", "step-00000006", "step-00000006.2"}, names(t, c.Checkpoint))
 }
 
-// A manifest without one of the optimizer's states, checksum and all.
+// TestResumeWantsEveryState checks a checkpoint with a valid checksum that lacks one of the
+// optimizer's states.
 func TestResumeWantsEveryState(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 2)
@@ -343,7 +347,8 @@ func TestResumeWantsEveryState(t *testing.T) {
 	require.Contains(t, told[0], "step-00000002 holds no exp_avg_sq")
 }
 
-// Weights that are not finite start no training; the tensor is named.
+// TestInitRefusesNonFinite checks that non-finite weights are refused, and that the error names the
+// tensor.
 func TestInitRefusesNonFinite(t *testing.T) {
 	t.Parallel()
 	for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1))} {
@@ -364,7 +369,8 @@ func TestInitRefusesNonFinite(t *testing.T) {
 	}
 }
 
-// A checkpoint folder stands for its newest checkpoint, for weights and model.
+// TestACheckpointFolderIsAModel checks that Model and Init accept a run's checkpoint folder and use
+// its newest intact checkpoint.
 func TestACheckpointFolderIsAModel(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 4)
@@ -398,7 +404,8 @@ func TestACheckpointFolderIsAModel(t *testing.T) {
 	require.ErrorContains(t, err, path)
 }
 
-// Checkpoints of the first layout go on, with a line about what they don't say.
+// TestResumeFromVersion1 checks that checkpoints of layout version 1 resume, with a note about
+// missing information.
 func TestResumeFromVersion1(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -415,13 +422,13 @@ func TestResumeFromVersion1(t *testing.T) {
 	require.Equal(t, []string{".spillway-marks", "step-00000007", "step-00000010"}, names(t, c.Checkpoint))
 }
 
-// An update whose values no later step looks at is looked at as it is saved; what
-// starts the run again with the same settings is refused, with or without a
-// checkpoint before.
+// TestANonFiniteStateIsNotSaved checks that a save looks for non-finite values of the last update,
+// which no later step would detect. A new start with the same settings is refused, with or without
+// an earlier checkpoint.
 func TestANonFiniteStateIsNotSaved(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 1)
-	c.LR = 1e39 // over float32
+	c.LR = 1e39 // exceeds float32
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	var odd *Diverged
@@ -445,7 +452,8 @@ func TestANonFiniteStateIsNotSaved(t *testing.T) {
 	require.Equal(t, []string{".spillway-marks", "step-00000001"}, names(t, c.Checkpoint))
 }
 
-// Checkpoints in a model's folder are refused, also below it and through a link.
+// TestCheckpointsInAModelFolderAreRefused checks that a checkpoint folder in or below a model's
+// folder, or reached through a link, is refused.
 func TestCheckpointsInAModelFolderAreRefused(t *testing.T) {
 	t.Parallel()
 	model, link := t.TempDir(), filepath.Join(t.TempDir(), "link")

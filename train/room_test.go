@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// roomy is a folder of the system, and an opener of it, with so much free.
+// roomy is a folder of the system, and its opener, with the given free space.
 type roomy struct {
 	filesys.Folder
 	room *filesys.Room
@@ -32,9 +32,9 @@ func (r roomy) Sub(name string) (f filesys.Folder, err error) {
 	return r, err
 }
 
-// A run whose checkpoints have no room is refused before its ranks are opened, with
-// what is needed and free; one that has room for some of them is warned; and what
-// Keep removes counts as free.
+// TestRoomForCheckpoints checks that a run without room for one checkpoint is refused before its
+// ranks open, with the needed and free bytes. A run with room for only some checkpoints is warned.
+// Checkpoints that Keep removes count as free.
 func TestRoomForCheckpoints(t *testing.T) {
 	c := keeping(t, 4)
 	dir := filepath.Join(c.Checkpoint, "ck")

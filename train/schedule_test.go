@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// batched is a reproducible run whose steps have 4, 4, 7, 3, 12 and 12 rows.
+// batched returns a reproducible run whose steps have 4, 4, 7, 3, 12 and 12 rows.
 func batched() request {
 	c := tiny("gpt2")
 	c.Steps, c.Seq, c.Batch, c.Reproducible = 6, 16, 1, true
@@ -20,7 +20,7 @@ func batched() request {
 	return c
 }
 
-// curve is what a run's steps tell, and its parameters at the end.
+// scheduledCurve holds the values that a run's steps report, and the hash of its final parameters.
 type scheduledCurve struct {
 	rows   []int
 	losses []float32
@@ -30,8 +30,7 @@ type scheduledCurve struct {
 	sha    string
 }
 
-// scheduledRun runs c from where it begins. Where it comes to its end it has touched what is
-// planned.
+// scheduledRun runs or resumes c. A run of all steps must touch exactly the planned memory.
 func scheduledRun(t *testing.T, c request) (o scheduledCurve) {
 	t.Helper()
 	tr, err := c.start(context.Background())
@@ -56,13 +55,14 @@ func scheduledRun(t *testing.T, c request) (o scheduledCurve) {
 	return o
 }
 
-// from is what a run has told from a step on.
+// from returns the part of the curve from the given step on.
 func (o scheduledCurve) from(step int) scheduledCurve {
 	return scheduledCurve{o.rows[step:], o.losses[step:], o.norms[step:], o.rates[step:], o.noise[step:], o.sha}
 }
 
-// A run with a batch schedule has one curve: at every stage, number of ranks and placement,
-// and resumed at any step, in or between batches, at another number of ranks.
+// TestBatchScheduleHasOneCurve checks that a run with a batch schedule has the same curve at every
+// stage, number of ranks and placement. Resuming at any step, within or between batches, must not
+// change it.
 func TestBatchScheduleHasOneCurve(t *testing.T) {
 	t.Parallel()
 	for name, set := range map[string]func(c *request){
@@ -92,7 +92,7 @@ func TestBatchScheduleHasOneCurve(t *testing.T) {
 					e.Checkpoint, e.SaveEvery = scratch(t), 0
 					e.Steps = at
 					if e.LRSchedule == "cosine" {
-						continue // whose rate goes by the number of steps
+						continue // the rate of cosine depends on the number of steps
 					}
 					scheduledRun(t, e)
 					e.Steps, e.Resume, e.Ranks, e.Zero = 6, true, 1+(e.Ranks+at)%3, (e.Zero+at)%4
@@ -103,7 +103,8 @@ func TestBatchScheduleHasOneCurve(t *testing.T) {
 	}
 }
 
-// A step of a schedule is the step of a run that has its rows all along.
+// TestBatchScheduleStepsAreThoseOfOneBatch checks that a step of a schedule equals the step of a
+// run with that batch only.
 func TestBatchScheduleStepsAreThoseOfOneBatch(t *testing.T) {
 	t.Parallel()
 	for _, reproducible := range []bool{true, false} {
@@ -125,8 +126,8 @@ func TestBatchScheduleStepsAreThoseOfOneBatch(t *testing.T) {
 	}
 }
 
-// A checkpoint knows the rows of its steps: a run that says otherwise is refused, one that
-// has other rows from there on is told.
+// TestResumeKnowsTheBatchSchedule checks that a checkpoint records the rows of its steps. A
+// schedule that contradicts them is refused; other rows for later steps give a note.
 func TestResumeKnowsTheBatchSchedule(t *testing.T) {
 	t.Parallel()
 	c := batched()
@@ -154,7 +155,7 @@ func TestResumeKnowsTheBatchSchedule(t *testing.T) {
 	d.AcceptChanges, d.Steps = true, 6
 	require.Contains(t, ended(t, d), "changed since step-00000005: Config.BatchSchedule: 0:4,2:7,4:2 → 0:5")
 
-	// A run of one batch goes on with a schedule that begins with it.
+	// A run with one batch continues with a schedule that begins with that batch.
 	c = batched()
 	c.Checkpoint, c.Steps, c.BatchSchedule, c.GlobalBatch = scratch(t), 2, nil, 7
 	scheduledRun(t, c)
@@ -162,7 +163,8 @@ func TestResumeKnowsTheBatchSchedule(t *testing.T) {
 	require.Equal(t, []int{7, 9}, scheduledRun(t, c).rows)
 }
 
-// Both forms of a step, with and without what frozen layers hand on, have all batches.
+// TestBatchScheduleWithFrozenCache checks a schedule for both forms of a step: with and without
+// cached outputs of frozen layers.
 func TestBatchScheduleWithFrozenCache(t *testing.T) {
 	t.Parallel()
 	c := frozenRun(t, "gpt2", 12, 16)

@@ -18,8 +18,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/folders"
 )
 
-// Checkpoints that are written beside the steps hold what those of a stalled run do,
-// and are confirmed and kept as those are.
+// TestSavesBesideTheStepsAreTheSame checks that checkpoints written in the background equal those
+// of synchronous saves, and are confirmed and kept alike.
 func TestSavesBesideTheStepsAreTheSame(t *testing.T) {
 	for name, change := range map[string]func(*request){
 		"fp32":            func(c *request) { c.Ranks, c.Zero = 3, 3 },
@@ -49,8 +49,8 @@ func TestSavesBesideTheStepsAreTheSame(t *testing.T) {
 	}
 }
 
-// Where memory has no room for staging, a save is synchronous, unless it was asked for:
-// then the plan does not fit, and says why.
+// TestStagingIsInThePlan checks that saves become synchronous if memory has no room for staging. If
+// AsyncSave is on, the plan does not fit instead.
 func TestStagingIsInThePlan(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Checkpoint = 2, scratch(t)
@@ -91,7 +91,7 @@ func TestStagingIsInThePlan(t *testing.T) {
 	require.ErrorContains(t, c.Validate(), "Config.AsyncSave")
 }
 
-// heldSyncs has folders whose syncs wait for a gate, where there is one.
+// heldSyncs opens folders whose syncs wait while a gate is set.
 type heldSyncs struct {
 	mu   sync.Mutex
 	gate chan struct{}
@@ -146,8 +146,8 @@ func (f *heldFile) Sync() error {
 	return f.File.Sync()
 }
 
-// The steps wait for no sync: not for that of a save's beginning, nor for those of its
-// confirmation and of what is removed after it. The next save does.
+// TestStepsDoNotWaitForTheDisk checks that steps wait for no sync: neither of a save, nor of its
+// confirmation and the removals after it. Only the next save waits.
 func TestStepsDoNotWaitForTheDisk(t *testing.T) {
 	dir := scratch(t)
 	h := &heldSyncs{}
@@ -163,13 +163,13 @@ func TestStepsDoNotWaitForTheDisk(t *testing.T) {
 		}
 		err = tr.Run(context.Background(), func(r StepResult) error {
 			switch r.Step {
-			case 2: // its save begins after this
+			case 2: // the save of step 2 begins after this
 				release = h.hold()
-			case 4: // two steps have passed beside it, and this one's save would wait for it
+			case 4: // two steps have passed during that save; the save of step 4 would wait for it
 				require.Empty(t, stepsIn(t, disk, c.Checkpoint))
 				release()
 				tr.saver.Idle()
-				release = h.hold() // the save of step 2 is confirmed now
+				release = h.hold() // now the save of step 2 is confirmed
 				require.NoError(t, tr.settle(false))
 				require.Equal(t, []int{2}, stepsIn(t, disk, c.Checkpoint))
 			case 5:
@@ -182,7 +182,7 @@ func TestStepsDoNotWaitForTheDisk(t *testing.T) {
 	require.Equal(t, []int{6, 7}, stepsIn(t, disk, c.Checkpoint))
 }
 
-// stepsIn are the steps of a folder's checkpoints.
+// stepsIn returns the steps of a folder's checkpoints.
 func stepsIn(t *testing.T, disk filesys.Opener, folder string) (steps []int) {
 	t.Helper()
 	d, err := checkpoint.OpenDir(disk, folder)
@@ -195,7 +195,7 @@ func stepsIn(t *testing.T, disk filesys.Opener, folder string) (steps []int) {
 	return steps
 }
 
-// A save beside the steps that can't be written is told, and tried again.
+// TestASaveBesideTheStepsFails checks that a failed background save is reported and retried.
 func TestASaveBesideTheStepsFails(t *testing.T) {
 	c := tiny("gpt2")
 	c.Steps, c.SaveEvery, c.AsyncSave, c.Checkpoint = 3, 1, config.AsyncOn, filepath.Join(scratch(t), "ck")
@@ -205,11 +205,11 @@ func TestASaveBesideTheStepsFails(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
 		switch r.Step {
-		case 1: // the save after it has no folder to go to
+		case 1: // the next save has no folder to write to
 			require.NoError(t, os.RemoveAll(c.Checkpoint))
 			require.NoError(t, os.WriteFile(c.Checkpoint, nil, 0o644))
 		case 2:
-			tr.saver.Idle() // the save has failed before there is room for a folder
+			tr.saver.Idle() // wait until the save has failed
 			require.NoError(t, os.Remove(c.Checkpoint))
 		}
 		return nil
@@ -223,7 +223,8 @@ func TestASaveBesideTheStepsFails(t *testing.T) {
 	require.Equal(t, "step-00000003", filepath.Base(list[len(list)-1]))
 }
 
-// States keep every byte from one world, stage and placement to the next.
+// TestStatesMoveByteForByte checks that states keep every byte when a run moves to other ranks,
+// stages and placements.
 func TestStatesMoveByteForByte(t *testing.T) {
 	for name, change := range map[string]func(*request){
 		"fp32": func(*request) {}, "fp16": func(c *request) { c.Precision = "fp16" }, "8 bits": func(c *request) { c.Int8 = []string{"optimizer"} },

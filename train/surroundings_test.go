@@ -15,8 +15,8 @@ import (
 	"github.com/spillway-ml/spillway/checkpoint"
 )
 
-// A checkpoint that can't be saved is told of once and tried again after each
-// step; the run goes on.
+// TestAFailedSaveIsTriedAgain checks that a failed save is warned about once and retried after each
+// step, and that the run continues.
 func TestAFailedSaveIsTriedAgain(t *testing.T) {
 	c := tiny("gpt2")
 	c.Steps, c.SaveEvery, c.Checkpoint = 6, 2, filepath.Join(t.TempDir(), "ck")
@@ -31,7 +31,7 @@ func TestAFailedSaveIsTriedAgain(t *testing.T) {
 			require.NoError(t, os.RemoveAll(c.Checkpoint))
 			return os.WriteFile(c.Checkpoint, nil, 0o600)
 		case 5:
-			_ = tr.saver.Settle(true) // the save of step 4 has met the file: it is written beside the steps
+			_ = tr.saver.Settle(true) // wait until the background save of step 4 has failed
 			return os.Remove(c.Checkpoint)
 		}
 		return nil
@@ -44,8 +44,8 @@ func TestAFailedSaveIsTriedAgain(t *testing.T) {
 	require.Len(t, list, 2, "steps 5 and 6")
 }
 
-// One that can't be saved at the end is the run's error, as it is where the run is
-// asked to stop.
+// TestASaveThatFailsAtTheEnd checks that a failed last save is the run's error, also if the caller
+// stopped the run.
 func TestASaveThatFailsAtTheEnd(t *testing.T) {
 	for name, stop := range map[string]error{"at the end": nil, "stopped": errors.New("enough")} {
 		t.Run(name, func(t *testing.T) {
@@ -66,7 +66,8 @@ func TestASaveThatFailsAtTheEnd(t *testing.T) {
 	}
 }
 
-// A caller's own error from tell ends the run with its state saved.
+// TestStoppingSavesFirst checks that an error returned by the caller's function ends the run after
+// a save.
 func TestStoppingSavesFirst(t *testing.T) {
 	c := tiny("gpt2")
 	c.Steps, c.Checkpoint = 5, filepath.Join(t.TempDir(), "ck")
@@ -86,8 +87,8 @@ func TestStoppingSavesFirst(t *testing.T) {
 	require.Equal(t, "step-00000003", filepath.Base(list[0]))
 }
 
-// Parameters that the last update made non-finite are a divergence too, whether a
-// checkpoint would show them or nothing would; none is left.
+// TestAnUpdateThatIsNotFinite checks that non-finite parameters after the last update are a
+// divergence, with and without checkpoints. No checkpoint with them may remain.
 func TestAnUpdateThatIsNotFinite(t *testing.T) {
 	for name, dir := range map[string]string{"saved": filepath.Join(t.TempDir(), "ck"), "not saved": ""} {
 		t.Run(name, func(t *testing.T) {
@@ -110,8 +111,8 @@ func TestAnUpdateThatIsNotFinite(t *testing.T) {
 	}
 }
 
-// A divergence marks the checkpoint that it came from, and the same settings are
-// not tried again from there.
+// TestResumeAfterADivergence checks that a divergence marks the checkpoint it started from. The
+// same settings are refused from there.
 func TestResumeAfterADivergence(t *testing.T) {
 	c := tiny("gpt2")
 	c.Steps, c.SaveEvery, c.Checkpoint = 4, 1, filepath.Join(t.TempDir(), "ck")
@@ -148,7 +149,8 @@ func TestResumeAfterADivergence(t *testing.T) {
 	require.Equal(t, runOf(t, whole).sha, sum)
 }
 
-// An evaluation that fails for reasons of its own is told, and the run goes on.
+// TestAFailingEvaluation checks that a failed evaluation is warned about and that the run
+// continues.
 func TestAFailingEvaluation(t *testing.T) {
 	c := tiny("gpt2")
 	c.Steps, c.EvalData, c.EvalEvery = 2, c.Data, 1
@@ -157,7 +159,7 @@ func TestAFailingEvaluation(t *testing.T) {
 	tr, err := c.start(context.Background())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tr.Close()) }()
-	tr.eval.all = false // as for data whose targets must be counted, which can't be read
+	tr.eval.all = false // as for data whose targets must be counted and that cannot be read
 	tr.eval.scratch = [2][]int32{}
 	require.NoError(t, tr.Run(context.Background(), func(r StepResult) error {
 		require.Nil(t, r.Eval)
@@ -168,8 +170,8 @@ func TestAFailingEvaluation(t *testing.T) {
 	require.Contains(t, warned[0], "step 1: the evaluation failed: ")
 }
 
-// Metrics of a run that goes on end with the step that it goes on from; a line that
-// was cut off is no part of the next one.
+// TestMetricsAreCutBack checks that a resumed run cuts the metrics file after its step and removes
+// an incomplete line.
 func TestMetricsAreCutBack(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.jsonl")
 	lines := `{"step":1,"loss":5}` + "\n" + `{"event":"eval","step":1}` + "\n" + `{"step":2,"loss":4}` + "\n"
@@ -193,8 +195,8 @@ func TestMetricsAreCutBack(t *testing.T) {
 	require.Zero(t, st.Size())
 }
 
-// Two runs do not write to one file, and none to a foreign one: it is refused and stays. A run that resumes
-// waits for the end of a process that was killed.
+// TestMetricsOfTwoRuns checks that two runs cannot write to one metrics file, and that a file with
+// other content is refused unchanged. A resumed run waits until the earlier process has ended.
 func TestMetricsOfTwoRuns(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.jsonl")
 	first, err := OpenMetrics(path, -1)
@@ -231,7 +233,8 @@ func TestMetricsOfTwoRuns(t *testing.T) {
 	}
 }
 
-// A file written aside takes its name whole, or leaves the old one and nothing else.
+// TestWriteAside checks that a file is replaced completely or, on an error, stays unchanged, and
+// that no other file remains.
 func TestWriteAside(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace.json")
 	require.NoError(t, os.WriteFile(path, []byte("old"), 0o600))

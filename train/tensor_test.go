@@ -20,8 +20,8 @@ import (
 // tensorSlices is the number of slices of the runs below.
 const tensorSlices = 4
 
-// cutModel replaces the shape of a random model by one that slices divide. The vocabulary need
-// not: the last slice has fewer tokens.
+// cutModel replaces the model by a random one that tensorSlices divides. The vocabulary may be any
+// number: the last slice then has fewer tokens.
 func cutModel(t testing.TB, r *rand.Rand, c *request) {
 	heads := tensorSlices * (1 + r.IntN(2))
 	width := heads * 2 * (1 + r.IntN(4))
@@ -48,7 +48,7 @@ func cutModel(t testing.TB, r *rand.Rand, c *request) {
 	c.Seq = 1 + r.IntN(positions)
 }
 
-// tensorCase draws what a run computes.
+// tensorCase returns a random run for the tensor parallelism tests.
 func tensorCase(t testing.TB, seed uint64, dir string) request {
 	r := rand.New(rand.NewPCG(seed, 3))
 	c := randomModel(t, r, dir)
@@ -58,7 +58,7 @@ func tensorCase(t testing.TB, seed uint64, dir string) request {
 	if c.Seq > tensorSlices && r.IntN(3) > 0 { // the slices divide the rows
 		c.Seq -= c.Seq % tensorSlices
 	}
-	if r.IntN(3) == 0 { // replicas of shards
+	if r.IntN(3) == 0 { // with replicas
 		c.ShardSize = c.Ranks
 		c.Ranks *= 2
 	}
@@ -80,10 +80,10 @@ func tensorCase(t testing.TB, seed uint64, dir string) request {
 	return c
 }
 
-// A run whose layers are cut has the bits of the same slices on one rank of each group, at every
-// stage, placement and recomputation, also where it is saved at one number of ranks and goes on
-// at another; and the losses of a run that is not cut, to rounding. SPILLWAY_TEST_CASES asks for
-// more cases than the usual few.
+// TestTensorRanksGiveTheSameBits checks that tensor parallelism gives the bits of the same slices
+// on one rank per group. It varies stage, placement, recomputation and a resume at another number
+// of ranks. Losses must equal those without slices except for rounding. SPILLWAY_TEST_CASES sets
+// the number of cases.
 func TestTensorRanksGiveTheSameBits(t *testing.T) { overSeeds(t, tensorRanks) }
 
 func tensorRanks(t *testing.T, seed uint64) {
@@ -102,7 +102,7 @@ func tensorRanks(t *testing.T, seed uint64) {
 		reproducible bool
 		stages       []int
 	}{{0, false, []int{0, 1}}, {2, false, []int{2, 3}}, {2, true, []int{0, 1, 2, 3}}} {
-		if half.reproducible { // sums over replicas are not
+		if half.reproducible { // reproducible sums over replicas are not supported
 			c.ShardSize = 0
 		}
 		v := c
@@ -130,12 +130,12 @@ func tensorRanks(t *testing.T, seed uint64) {
 		}
 		if half.reference == 0 {
 			v = at(r.IntN(4))
-			if v.AccumOrder = "layer"; v.DeviceMemory > 0 { // a cap of micro order
+			if v.AccumOrder = "layer"; v.DeviceMemory > 0 { // the cap was computed for micro order
 				v.DeviceMemory, v.Recompute = 0, "full"
 			}
 			used := false
 			got := runPlanned(t, v, func(p *plan.Plan) { used = len(p.UsedTwice) > 0 })
-			if !used { // a parameter used twice has sums of its own
+			if !used { // a parameter used twice is summed in another order
 				require.Equal(t, want.sha, got.sha, describe(v))
 			}
 		}
@@ -152,8 +152,8 @@ func tensorRanks(t *testing.T, seed uint64) {
 	}
 }
 
-// In 16 bits a rank has one slice. Losses are those of a run that is not cut, to the type's
-// rounding.
+// TestTensorRanksIn16Bits checks 16-bit types, where each rank has one slice. Losses must equal
+// those without slices except for the type's rounding.
 func TestTensorRanksIn16Bits(t *testing.T) {
 	first, cases := seedOf(t)
 	for k := range cases {
@@ -182,8 +182,9 @@ func TestTensorRanksIn16Bits(t *testing.T) {
 	}
 }
 
-// In 16 bits micro-batches add up in f32, also gradients of whole parameters, which ranks have summed in
-// 16: in layer order and over stages the bits are those of one micro-batch after the other.
+// TestTensorRanksAddUpIn16Bits checks that micro-batches accumulate in f32, also gradients of
+// unsliced parameters, which ranks sum in 16 bits. Layer order and pipelines must give the bits of
+// micro order.
 func TestTensorRanksAddUpIn16Bits(t *testing.T) {
 	c := tiny("gpt2")
 	c.Model, c.Init = t.TempDir(), "random"
@@ -206,7 +207,8 @@ func TestTensorRanksAddUpIn16Bits(t *testing.T) {
 	}
 }
 
-// An overflow makes all ranks skip a step, also those that share layers with the one that has it.
+// TestTensorRanksSkipTogether checks that an overflow makes all ranks skip the step, including
+// those that share layers.
 func TestTensorRanksSkipTogether(t *testing.T) {
 	var want []StepResult
 	for zero := range 4 {
@@ -227,8 +229,9 @@ func TestTensorRanksSkipTogether(t *testing.T) {
 	require.False(t, want[len(want)-1].Skipped)
 }
 
-// A run in slices has one receipt, whatever the number of ranks that share layers, and its steps
-// are run again over another. In 16 bits that number is the slices'.
+// TestReceiptsOfSlices checks that a run in slices has the same receipt for every number of ranks
+// that share layers. Its steps verify with another number. In 16 bits that number is always the
+// number of slices.
 func TestReceiptsOfSlices(t *testing.T) {
 	t.Parallel()
 	first, cases := seedOf(t)

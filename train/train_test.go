@@ -19,24 +19,25 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// tiny returns a run on the reference folder's checkpoint of the given name.
+// tiny returns a run of the reference checkpoint with the given name.
 func tiny(model string) request {
-	c := request{Config: config.Default().Sharing()} // the runs of a test have plans in common
+	c := request{Config: config.Default().Sharing()} // the runs of a test share plans
 	c.Model, c.Init, c.Data, c.Order = "../testdata/"+model, "../testdata/"+model, "../testdata/text.bin", "sequential"
 	c.Batch, c.Seq, c.Steps = 2, 40, 20
 	c.poison = true
 	return c
 }
 
-// outcome is what promise 1 speaks of.
+// outcome holds the values that must not depend on stage, placement or recomputation, and the
+// planned device peak.
 type outcome struct {
 	losses []float32
 	sha    string
 	peak   int64
 }
 
-// requireTouched holds what a step touched to the plan: equal, but in layer order at most
-// as much on ranks with fewer micro-batches than others.
+// requireTouched checks that a step touched exactly the planned memory. In layer order, ranks with
+// fewer micro-batches than others may touch less.
 func requireTouched(t testing.TB, tr *Trainer, r StepResult) {
 	t.Helper()
 	for sp := range graph.NumSpaces {
@@ -48,7 +49,8 @@ func requireTouched(t testing.TB, tr *Trainer, r StepResult) {
 				continue
 			}
 			require.Equal(t, planned.Peak, peak, "promise 2: touched peak = plan, %s of rank %d, step %d", sp, rank, r.Step)
-			// The caches of a run's tokens wait for its end; so may a peak of deferred updates (requireFlushed).
+			// The token caches of a generating run are touched later. So may be a peak of deferred
+			// updates (requireFlushed).
 			if !tr.cfg.Generate && !inFlush(planned) {
 				require.Equal(t, planned.ByClass, r.Classes[rank][sp], "and so by class, %s of rank %d, step %d", sp, rank, r.Step)
 			}
@@ -56,12 +58,12 @@ func requireTouched(t testing.TB, tr *Trainer, r StepResult) {
 	}
 }
 
-// inFlush reports whether a space's peak is in the section that runs deferred updates, at the end.
+// inFlush reports whether a space's peak is in the section that runs deferred updates.
 func inFlush(use memplan.SpaceUse) bool {
 	return strings.HasPrefix(use.PeakAt, graph.SectionFlush.String()+"/")
 }
 
-// requireFlushed holds peaks of deferred updates to the plan by class, after these have run.
+// requireFlushed checks peaks in deferred updates by class, after these have run.
 func requireFlushed(t testing.TB, tr *Trainer) {
 	t.Helper()
 	for rank, classes := range tr.ranks.Classes() {
@@ -78,7 +80,7 @@ func runOf(t testing.TB, c request) outcome {
 	return runPlanned(t, c, func(*plan.Plan) {})
 }
 
-// runPlanned is runOf, whose plan it shows before the first step.
+// runPlanned is runOf that calls show with the plan before the first step.
 func runPlanned(t testing.TB, c request, show func(*plan.Plan)) outcome {
 	t.Helper()
 	tr, err := c.start(context.Background())
@@ -98,7 +100,7 @@ func runPlanned(t testing.TB, c request, show func(*plan.Plan)) outcome {
 	}))
 	o.sha, err = tr.ParamsSHA256()
 	require.NoError(t, err)
-	requireFlushed(t, tr) // the sum of the parameters is of flushed ones
+	requireFlushed(t, tr) // the hash of the parameters has run the deferred updates
 	o.peak = tr.Plan().Layout.Spaces[graph.Device].Peak
 	return o
 }
@@ -125,12 +127,12 @@ func readReference(t testing.TB) (r reference) {
 	return r
 }
 
-// alternate is every other one of the reference's cases, with each model and each of its
-// settings among them. TestHalfLossesFollowPyTorch has the others.
+// alternate selects every other reference case so that each model and setting is included.
+// TestHalfLossesFollowPyTorch runs the others.
 func alternate(i int) bool { return (i+i/2)%2 == 0 }
 
-// Twenty losses follow PyTorch's on the same weights and tokens (testdata/reference.py): of
-// every case with SPILLWAY_LONG, else of alternate ones.
+// TestLossesFollowPyTorch compares 20 losses with PyTorch's on the same weights and tokens
+// (testdata/reference.py). By default it runs alternate cases, with SPILLWAY_LONG all.
 func TestLossesFollowPyTorch(t *testing.T) {
 	t.Parallel()
 	for i, want := range readReference(t).Cases {
@@ -150,8 +152,8 @@ func TestLossesFollowPyTorch(t *testing.T) {
 	}
 }
 
-// Promise 1: at one world size, the same bits at every stage, at one and two
-// processors, and at any prefetch distance.
+// TestStagesGiveTheSameBits checks that at a given number of ranks all stages, prefetch distances
+// and numbers of processors give the same bits.
 func TestStagesGiveTheSameBits(t *testing.T) {
 	all := []int{1, 2, 3, 4, 5, 8}
 	worlds := map[string][]int{"gpt2": long.Or([]int{1, 2, 5, 8}, all), "llama-untied": long.Or([]int{3}, []int{2, 3, 8}),
@@ -167,7 +169,7 @@ func TestStagesGiveTheSameBits(t *testing.T) {
 			want := runOf(t, c)
 			for zero := range 4 {
 				distances := []int{0, 1, 5}
-				if zero < 3 { // what is gathered ahead is most at stage 3
+				if zero < 3 { // prefetch matters most at stage 3
 					distances = inTurn(ranks+zero, distances)
 				}
 				for _, prefetch := range distances {
@@ -184,8 +186,8 @@ func TestStagesGiveTheSameBits(t *testing.T) {
 	}
 }
 
-// With accumulation stages 0 and 1 agree, and 2 and 3; reproducible runs agree
-// at all four.
+// TestAccumulationAgreesWithinItsHalves checks that with accumulation stages 0 and 1 agree, and
+// stages 2 and 3. Reproducible runs agree at all four.
 func TestAccumulationAgreesWithinItsHalves(t *testing.T) {
 	t.Parallel()
 	for _, ranks := range []int{1, 2, 3} {
@@ -215,8 +217,8 @@ func TestAccumulationAgreesWithinItsHalves(t *testing.T) {
 	}
 }
 
-// The wall: at the plan's peak it runs with the same bits; a byte less is
-// refused before anything is allocated.
+// TestTheWall checks that a run with a cap equal to the plan's peak gives the same bits. One byte
+// less is refused before any allocation.
 func TestTheWall(t *testing.T) {
 	t.Parallel()
 	for zero := range 4 {
@@ -234,7 +236,8 @@ func TestTheWall(t *testing.T) {
 	}
 }
 
-// Where the states outweigh two whole units, as in every published shape.
+// TestPeaksFallWithTheStage checks models whose states are larger than two complete units, as all
+// published ones are.
 func TestPeaksFallWithTheStage(t *testing.T) {
 	t.Parallel()
 	for i, model := range []string{"spillway-ledger", "gpt2", "llama-3.2-1b", "llama-2-7b"} {
@@ -277,8 +280,8 @@ func TestOptimizersAgreeAtEveryStage(t *testing.T) {
 	}
 }
 
-// A sample is the same at every stage, and what it reads after a section is
-// still there when released memory is filled with NaN.
+// TestGenerateAtEveryStage checks that the generated text is the same at every stage, although
+// released memory is filled with NaN.
 func TestGenerateAtEveryStage(t *testing.T) {
 	t.Parallel()
 	var want string
@@ -299,8 +302,8 @@ func TestGenerateAtEveryStage(t *testing.T) {
 	}
 }
 
-// The held-out loss is the mean over its batches of what training says of the
-// same rows at the same weights, and of one batch PyTorch's first loss.
+// TestHeldOutLossIsTheLoss checks that the held-out loss is the mean of the training losses of the
+// same rows and weights. For one batch it must be PyTorch's first loss.
 func TestHeldOutLossIsTheLoss(t *testing.T) {
 	t.Parallel()
 	for _, want := range readReference(t).Cases {
@@ -332,8 +335,8 @@ func TestHeldOutLossIsTheLoss(t *testing.T) {
 	}
 }
 
-// What dropout takes away goes by the sample, whichever rank and micro-batch has
-// it: any split of the same rows has the same losses but for the order of sums.
+// TestDropoutGoesBySample checks that dropout masks depend on the sample, not on its rank or
+// micro-batch. Any split of the same rows gives the same losses except for rounding.
 func TestDropoutGoesBySample(t *testing.T) {
 	t.Parallel()
 	losses := func(ranks, accum, batch int, seed int64) []float32 {

@@ -12,8 +12,8 @@ import (
 	"github.com/spillway-ml/spillway/config"
 )
 
-// A job over processes whose folder of checkpoints is removed saves in a new one, as one process
-// does: none of its saves fails.
+// TestTheFolderOfAJobIsRemoved removes the checkpoint folder of a job of several processes. As with
+// one process, later saves must succeed in a new folder.
 func TestTheFolderOfAJobIsRemoved(t *testing.T) {
 	for _, how := range []string{config.AsyncOff, config.AsyncOn} {
 		c := tiny("gpt2")

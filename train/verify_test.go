@@ -26,7 +26,7 @@ import (
 	"github.com/spillway-ml/spillway/train/receipts"
 )
 
-// placed has v's way to compute, for Verification.Change.
+// placed returns a function for Verification.Change that sets the ranks, stage and placement of v.
 func placed(v request) func(*config.Config) {
 	return func(c *config.Config) {
 		c.Model, c.Data = v.Model, v.Data
@@ -35,19 +35,20 @@ func placed(v request) func(*config.Config) {
 	}
 }
 
-// in has a run keep its checkpoints and its receipt in a folder.
+// in makes a run write its checkpoints and receipt to a folder.
 func in(c request, dir string) request {
 	c.Checkpoint, c.Receipt = filepath.Join(dir, "run"), filepath.Join(dir, "receipt")
 	return c
 }
 
-// kept is a run of which all is kept: a line a step or two, a checkpoint every two.
+// kept sets the receipt's lines to every one or two steps and a checkpoint to every two, and keeps
+// all of them.
 func kept(c request, r *rand.Rand) request {
 	c.Steps, c.SaveEvery, c.ReceiptEvery = 5+r.IntN(3), 2, 1+r.IntN(2)
 	return c
 }
 
-// honestCase is a random run, and another way to compute it.
+// honestCase returns a random run and a variant that must compute the same bits.
 func honestCase(t testing.TB, seed uint64, dir string) (c, again request) {
 	c = randomCase(t, seed, dir)
 	r := rand.New(rand.NewPCG(seed, 31))
@@ -72,7 +73,7 @@ func honestCase(t testing.TB, seed uint64, dir string) (c, again request) {
 func verified(t testing.TB, c, again request) int {
 	t.Helper()
 	got, err := VerifyReceipt(context.Background(), receipts.Verification{Checkpoint: c.Checkpoint, Change: placed(again)})
-	if errors.Is(err, ErrDoesNotFit) && again.DeviceMemory > 0 { // the cap was drawn of another plan
+	if errors.Is(err, ErrDoesNotFit) && again.DeviceMemory > 0 { // the cap was chosen for another plan
 		again.DeviceMemory, again.Recompute = 0, "full"
 		got, err = VerifyReceipt(context.Background(), receipts.Verification{Checkpoint: c.Checkpoint, Change: placed(again)})
 	}
@@ -82,11 +83,11 @@ func verified(t testing.TB, c, again request) int {
 	return len(got.Segments)
 }
 
-// firstHonest is the seed of the first run.
+// firstHonest is the seed of the first random run.
 const firstHonest = 3100
 
-// The steps of random runs have equal bits where they are run again over other ranks, at
-// another stage and placement, and at every SIMD level. With SPILLWAY_LONG=all it is 300 segments.
+// TestHonestRunsVerify checks that random runs verify on other ranks, stages, placements and SIMD
+// levels. SPILLWAY_LONG=all verifies 300 segments.
 func TestHonestRunsVerify(t *testing.T) {
 	t.Parallel()
 	exe, err := os.Executable()
@@ -115,7 +116,7 @@ func TestHonestRunsVerify(t *testing.T) {
 	t.Logf("%d segments verified", segments)
 }
 
-// TestVerifyAtLevel is the other side of the test above.
+// TestVerifyAtLevel verifies a run for TestHonestRunsVerify in a process with another SIMD level.
 func TestVerifyAtLevel(t *testing.T) {
 	dir := os.Getenv("SPILLWAY_TEST_RUN")
 	if dir == "" {
@@ -128,8 +129,8 @@ func TestVerifyAtLevel(t *testing.T) {
 	fmt.Printf("verified at %s: %d segments\n", level.Current(), verified(t, c, again))
 }
 
-// forger makes a run of which something is not as its receipt should say, and says what
-// verifying has to find.
+// forger makes runs that contradict their receipts. Each method checks that verification finds the
+// contradiction.
 type forger struct {
 	*testing.T
 	r      *rand.Rand
@@ -137,7 +138,7 @@ type forger struct {
 	honest []receipt.Record
 }
 
-// trained runs c; at is called after each step, and with 0 before the first.
+// trained runs c and calls at with 0 before the first step and after each step.
 func (f *forger) trained(at func(tr *Trainer, step int)) {
 	tr, err := f.c.start(context.Background())
 	require.NoError(f, err)
@@ -149,7 +150,7 @@ func (f *forger) trained(at func(tr *Trainer, step int)) {
 	require.NoError(f, tr.Close())
 }
 
-// verify runs all segments of the run again, elsewhere.
+// verify runs all segments of the run again, on other ranks and another stage.
 func (f *forger) verify() (*receipts.Verified, error) {
 	again := f.c
 	if f.c.Reproducible {
@@ -159,7 +160,7 @@ func (f *forger) verify() (*receipts.Verified, error) {
 	return VerifyReceipt(context.Background(), receipts.Verification{Checkpoint: f.c.Checkpoint, Receipt: f.c.Receipt, Change: placed(again)})
 }
 
-// found is the first difference that verifying finds.
+// found returns the first difference that verification finds.
 func (f *forger) found() *receipt.Difference {
 	f.Helper()
 	got, err := f.verify()
@@ -175,7 +176,7 @@ func (f *forger) found() *receipt.Difference {
 	return nil
 }
 
-// bit flips a bit of an element of a state, on every rank that holds it.
+// bit flips one bit of a random element of a state, on every rank that holds it.
 func (f *forger) bit() {
 	step := 1 + f.r.IntN(f.c.Steps)
 	var tensor receipt.Tensor
@@ -189,7 +190,7 @@ func (f *forger) bit() {
 		require.NoError(f, err)
 		tensor = list[f.r.IntN(len(list))]
 		element = f.r.Int64N(tensor.Elems)
-		bit := f.r.IntN(20) // of the mantissa: values stay finite
+		bit := f.r.IntN(20) // in the mantissa, so that values stay finite
 		for i := range tr.plan.Program.Params {
 			for _, st := range tr.states.Names(i) {
 				if tr.plan.Program.Params[i].Name != tensor.Name || run.Saved(st.Name) != tensor.State {
@@ -221,7 +222,7 @@ func (f *forger) bit() {
 	require.Empty(f, d.What)
 }
 
-// swapping reads other tokens in place of those of a window, while on.
+// swapping returns other tokens for one window while on is set.
 type swapping struct {
 	data.Source
 	on         bool
@@ -235,8 +236,8 @@ func (s *swapping) Tokens(dst []int32, start int64) error {
 	return s.Source.Tokens(dst, start)
 }
 
-// sample has a step see another sample in place of one of its own; half of the forgers say
-// that it was the right one.
+// sample makes a step read another sample in place of one of its own. Half of the forgeries record
+// the right sample in the receipt.
 func (f *forger) sample() {
 	step, lie := 1+f.r.IntN(f.c.Steps), f.r.IntN(2) == 0
 	swap := &swapping{}
@@ -270,7 +271,8 @@ func (f *forger) sample() {
 	}
 }
 
-// rate has a step take another learning rate; half of the forgers say that it was the right one.
+// rate makes a step use another learning rate. Half of the forgeries record the right rate in the
+// receipt.
 func (f *forger) rate() {
 	step, lie := 1+f.r.IntN(f.c.Steps), f.r.IntN(2) == 0
 	var was *resolved
@@ -297,7 +299,7 @@ func (f *forger) rate() {
 	}
 }
 
-// stepOf is what the honest receipt says of a step.
+// stepOf returns the entry of a step in the honest receipt.
 func (f *forger) stepOf(step int) receipt.Step {
 	for _, r := range f.honest {
 		if i := step - 1 - (r.Step - len(r.Steps)); i >= 0 && i < len(r.Steps) {
@@ -308,7 +310,7 @@ func (f *forger) stepOf(step int) receipt.Step {
 	return receipt.Step{}
 }
 
-// rewrite changes something in the honest receipt and chains it anew.
+// rewrite changes a part of the honest receipt and, except in one case, computes a new chain.
 func (f *forger) rewrite() {
 	records := clone(f.T, f.honest)
 	n := 1 + f.r.IntN(len(records)-1) // the first is a start
@@ -348,23 +350,23 @@ func (f *forger) rewrite() {
 	case 4:
 		rec.Sample++
 		expect = at(fmt.Sprintf("step %d: ", rec.Step))
-	case 5: // another configuration, of all steps
+	case 5: // another setting for all steps
 		field, text := "Seed", "7777"
 		if f.r.IntN(2) == 0 {
 			field, text = "LR", "0.0123"
 		}
 		records[0].Run.Config[field] = json.RawMessage(text)
 		expect = at("step")
-	case 6: // the last lines are gone
+	case 6: // remove the last line
 		records = records[:len(records)-1]
 		expect = at("its last lines are missing")
-	case 7: // a line is gone
+	case 7: // remove another line
 		if n == len(records)-1 {
 			n--
 		}
 		records = append(records[:n:n], records[n+1:]...)
 		expect = broken(n + 1)
-	default: // a line is changed, and those after it are not
+	default: // change a line but not the chain after it
 		rec.Steps[0].GradNorm = "3ff0000000000000"
 		rechain = false
 		expect = broken(n + 2)
@@ -415,8 +417,8 @@ func recordsOf(t testing.TB, path string) (list []receipt.Record) {
 	return list
 }
 
-// A bit of a state, a sample, a learning rate, and a chain written anew: each forgery is
-// found and located. With SPILLWAY_LONG=all it is 300 of them.
+// TestForgeriesAreFound checks that verification finds and locates each forgery: a flipped bit,
+// another sample, another rate, or a rewritten chain. SPILLWAY_LONG=all runs 300 forgeries.
 func TestForgeriesAreFound(t *testing.T) {
 	t.Parallel()
 	for n := range long.Of(12, 100, 300) {
@@ -429,7 +431,7 @@ func TestForgeriesAreFound(t *testing.T) {
 		c = in(kept(c, r), dir)
 		c.ReceiptEvery = 1
 		f := &forger{T: t, r: r, c: c}
-		if n%4 > 0 { // what is said, or written anew
+		if n%4 > 0 { // all forgeries but bit need an honest receipt
 			f.trained(func(*Trainer, int) {})
 			f.honest = recordsOf(t, c.Receipt)
 			if n%4 < 3 {

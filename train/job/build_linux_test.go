@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A build without a commit is identified by the build ID of its linker, which other sources
-// change; a file without one has none.
+// TestLinkerIDIsTheBuildID checks the build ID that identifies builds without a commit: other
+// sources give another ID. A file without an ID gives none.
 func TestLinkerIDIsTheBuildID(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module m\n"), 0o644))

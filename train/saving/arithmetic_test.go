@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/gemm"
 )
 
-// A run that goes on where products round by another rule is refused, or says so; a change
-// of precision is told as that.
+// TestOtherArithmeticIsTold checks that a resume on a machine that rounds differently is refused
+// or, with AcceptChanges, noted. A change of precision gives its own note.
 func TestOtherArithmeticIsTold(t *testing.T) {
 	c := config.Default()
 	c.Precision = "BF16"
@@ -45,7 +45,8 @@ func TestOtherArithmeticIsTold(t *testing.T) {
 	require.Empty(t, told(now), "an older checkpoint")
 }
 
-// The portable rule is one on every CPU, and part of what ranks and checkpoints compare.
+// TestPortableArithmetic checks that the portable rounding rule is the same on every CPU and is
+// part of the settings that ranks and checkpoints compare.
 func TestPortableArithmetic(t *testing.T) {
 	c := config.Default()
 	c.Precision, c.BF16Rounding = "bf16", "portable"

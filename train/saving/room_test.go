@@ -20,7 +20,8 @@ func TestSaves(t *testing.T) {
 	}
 }
 
-// The error of a last save names what is left, and the remedy where the disk is full.
+// TestALastSaveThatFails checks that the error of a failed last save names the newest checkpoint,
+// and for a full disk the remedy.
 func TestALastSaveThatFails(t *testing.T) {
 	last := &checkpoint.Entry{Step: 280}
 	full := fmt.Errorf("save checkpoint of step 300 in ck: %w", syscall.ENOSPC)
