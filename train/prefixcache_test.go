@@ -168,7 +168,8 @@ func TestFrozenCacheRefusals(t *testing.T) {
 	}
 }
 
-// A cache that is all that does not fit is named, with the size that does.
+// TestFrozenCacheOverACap checks a plan that exceeds a cap only because of the cache. The error must
+// name the cache and the size that fits.
 func TestFrozenCacheOverACap(t *testing.T) {
 	t.Parallel()
 	for _, tier := range []graph.Space{graph.Host, graph.Disk} {

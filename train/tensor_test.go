@@ -162,7 +162,7 @@ func TestTensorRanksIn16Bits(t *testing.T) {
 		c := tensorCase(t, seed, t.TempDir())
 		r := rand.New(rand.NewPCG(seed, 5))
 		if c.Precision, c.Accum = "bf16", 1; seed%2 == 0 {
-			c.Precision, c.Base, c.LossScale = "fp16", "", "128" // a dynamic one may skip the first steps
+			c.Precision, c.Base, c.LossScale = "fp16", "", "128" // a dynamic scale may skip the first steps
 		}
 		whole := runOf(t, c)
 		c.Tensor = []int{2, 4}[r.IntN(2)]
