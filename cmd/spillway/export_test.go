@@ -38,7 +38,7 @@ func TestTrainExports(t *testing.T) {
 	require.Zero(t, command("ckpt", "export", ck, "--to", by).status)
 	require.Equal(t, sumsIn(t, by), sumsIn(t, model))
 
-	again := filepath.Join(dir, strings.Repeat("n", 255)) // the longest name that filesystems take
+	again := filepath.Join(dir, strings.Repeat("n", 255)) // the longest name that most file systems allow
 	require.NoError(t, os.Mkdir(again, 0o755))
 	got = command(tinyWith("--checkpoint", ck, "--resume", "--export", again)...)
 	require.Zero(t, got.status, got.stderr)

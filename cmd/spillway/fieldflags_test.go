@@ -51,10 +51,10 @@ func TestFieldsOfFlags(t *testing.T) {
 	var l options.Later
 	fs := pflag.NewFlagSet("train", pflag.ContinueOnError)
 	options.Train(fs, &c, &l)
-	seen := map[string]bool{"Config.GlobalBatch": true} // by way of later
+	seen := map[string]bool{"Config.GlobalBatch": true} // set through options.Later
 	job := pflag.NewFlagSet("job", pflag.ContinueOnError)
 	options.JobFlags(job, &spillway.Config{})
-	job.VisitAll(func(f *pflag.Flag) { // train's own
+	job.VisitAll(func(f *pflag.Flag) { // flags of train only
 		for _, v := range reflect.VisibleFields(reflect.TypeFor[spillway.Config]()) {
 			if cli.FlagOf("Config."+v.Name) == f.Name {
 				seen["Config."+v.Name] = true
@@ -98,7 +98,7 @@ func TestFieldsInSentences(t *testing.T) {
 				}
 				for _, found := range cli.NamedField.FindAllStringSubmatch(strings.Trim(lit.Value, "\"`"), -1) {
 					field, ok := strings.CutPrefix(found[2], "Config.")
-					if found[2] == "Job.Own" { // no command brings any
+					if found[2] == "Job.Own" { // no command sets it
 						continue
 					}
 					if !ok {

@@ -94,7 +94,7 @@ func TestHelpIsAsWideAsATerminal(t *testing.T) {
 			visit(sub, append(slices.Clone(path), sub.Name()))
 		}
 		if slices.Contains(path, "completion") {
-			return // cobra's own words
+			return // cobra generates its text
 		}
 		visited++
 		got := command(append(path, "--help")...)

@@ -110,7 +110,7 @@ func TestGreedyTextIsTheLikeliest(t *testing.T) {
 		}
 		require.Equal(t, string(text[at]), string(rune(best)), "after %q", text[:at])
 		if at > len("the lazy d")+2 {
-			break // three tokens, 28 evaluations each
+			break // three tokens suffice; each needs 28 evaluations
 		}
 	}
 }

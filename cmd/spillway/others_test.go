@@ -102,7 +102,7 @@ func TestOutputsAmongCheckpoints(t *testing.T) {
 			got := command(tinyWith("--checkpoint", ck, "--resume", "--steps", "6", flag, out)...)
 			require.Equal(t, cli.ExitBadInput, got.status, "%s %s: %s", flag, out, got.stderr)
 			require.Contains(t, got.stderr, flag+` "`+out)
-			if out != marks || flag != "--metrics" && flag != "--receipt" { // which holds no metrics and no receipt
+			if out != marks || flag != "--metrics" && flag != "--receipt" { // the marks hold no metrics and no receipt, a different error
 				require.Contains(t, got.stderr, "would lie among the checkpoints of --checkpoint")
 			}
 		}

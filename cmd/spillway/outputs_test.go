@@ -134,7 +134,7 @@ func TestTrace(t *testing.T) {
 			streams[at] = e.Args["name"].(string)
 		case e.Ph == "X":
 			require.GreaterOrEqual(t, e.Dur, 0.0)
-			require.True(t, e.Name == "executor" || e.Args["kind"] != nil, "%+v", e) // a program's operation, or the executor's own
+			require.True(t, e.Name == "executor" || e.Args["kind"] != nil, "%+v", e) // an operation of the program, or a span of the executor
 			spans[at] = append(spans[at], e)
 		}
 	}

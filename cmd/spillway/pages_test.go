@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/pages"
 )
 
-// notOurs are flags of other programs that pages use.
+// notOurs maps flags of other programs that pages mention to the program.
 var notOurs = map[string]string{
 	"--mpi":      "srun",
 	"--signal":   "sbatch",

@@ -187,7 +187,7 @@ func chosen(list ...choice) (map[string]string, bool) {
 // trainPair trains with the flags in a new folder.
 func trainPair(t *testing.T, args map[string]string) result {
 	dir := t.TempDir()
-	defer os.RemoveAll(dir) // thousands of them would stay until the test ends
+	defer os.RemoveAll(dir) // otherwise thousands of folders would remain until the test ends
 	write := func(name, text string) {
 		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(dir, name)), 0o755))
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))

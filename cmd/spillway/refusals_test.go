@@ -83,7 +83,7 @@ func TestDiskFoldersThatCannotBe(t *testing.T) {
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	for i, dir := range []string{"/proc/nope", filepath.Join(file, "sub"), file, filepath.Join(t.TempDir(), strings.Repeat("x", 300))} {
 		for _, args := range [][]string{tinyWith("--disk", dir), tinyWith("--disk", dir, "--offload", "optimizer=disk"), {"doctor", "--disk", dir}} {
-			if args[0] == "doctor" && i > 0 && !long.On() { // which measures the machine first
+			if args[0] == "doctor" && i > 0 && !long.On() { // doctor measures the machine first
 				continue
 			}
 			got := command(args...)

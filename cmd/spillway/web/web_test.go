@@ -130,7 +130,7 @@ func (s *site) answers(t *testing.T) {
 	p := browser.Open(t)
 	for _, line := range []string{
 		"plan --model gpt2-xl --gpu rtx-4090 --ranks 4 --precision bf16 --effort 10",
-		"plan --model llama-3-70b --gpu rtx-4090 --fit --effort 4", // impossible
+		"plan --model llama-3-70b --gpu rtx-4090 --fit --effort 4", // does not fit
 		"plan --model gpt2 --gpx rtx-4090",
 		"plan --model gpt2 --gpu rtx-9",
 		"plan --list-gpus",

@@ -17,7 +17,8 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// 1,000 elements over 4 ranks: a part of 750 is sent, in bytes of its type.
+// TestTextbookCountsThePrecision checks the bytes that a rank sends for 1,000 elements over 4 ranks.
+// Each collective sends 750 elements, twice in an all-reduce, in the bytes of its type.
 func TestTextbookCountsThePrecision(t *testing.T) {
 	of := func(precision, reduce, order string, reproducible bool, accum int) (sent [4]int64) {
 		for stage := range sent {
@@ -146,7 +147,7 @@ func TestSharesAboveThePeakAreExplained(t *testing.T) {
 func TestInterruptInTheFirstRound(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	one := func() *job { return &job{Row: Row{Ranks: 1, PlannedBytes: 7}, argv: []string{os.Args[0]}} } // which is not started
+	one := func() *job { return &job{Row: Row{Ranks: 1, PlannedBytes: 7}, argv: []string{os.Args[0]}} } // the program is not started
 	s := &session{progress: io.Discard, rounds: 1, jobs: []*job{one(), one()}}
 	require.ErrorIs(t, s.measure(ctx), context.Canceled, "nothing was measured")
 	s.jobs[0].Rounds = [][]float64{{2}}

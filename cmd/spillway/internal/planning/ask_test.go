@@ -27,7 +27,7 @@ func TestPresetsThatAMeshDivides(t *testing.T) {
 	require.Contains(t, names(c), "gpt2-xl")
 }
 
-// Neighbouring amounts of memory differ by at most 2 %.
+// The memory sizes tried by --ask increase by at most 2 %.
 func TestSizesLieClose(t *testing.T) {
 	list := sizes(nil)
 	require.EqualValues(t, 1<<20, list[0])

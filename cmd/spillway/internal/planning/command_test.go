@@ -342,7 +342,7 @@ func TestPlanPage(t *testing.T) {
 	require.Equal(t, cli.ExitDoesNotFit, command(words(string(made[1]))...).status)
 	again, err := os.ReadFile(path)
 	require.NoError(t, err)
-	before := func(page []byte) string { s, _, _ := strings.Cut(string(page), "</code>"); return s } // the day may change
+	before := func(page []byte) string { s, _, _ := strings.Cut(string(page), "</code>"); return s } // the date may change
 	require.Equal(t, before(text), before(again), "the command on the page makes the page")
 }
 
@@ -350,7 +350,7 @@ func TestPlanPage(t *testing.T) {
 func TestTrainFit(t *testing.T) {
 	shape := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16", "--ranks", "2"}
 	_, doc := planned(t, shape...)
-	limit := fmt.Sprint(doc.Stages[0].Device.PeakBytes - 1) // stage 0 as it is does not fit
+	limit := fmt.Sprint(doc.Stages[0].Device.PeakBytes - 1) // stage 0 does not fit without changes
 	r := command(append([]string{"train", "--data", testdata + "/text.bin", "--steps", "1", "--fit", "--device-memory", limit}, shape...)...)
 	require.Equal(t, cli.ExitDone, r.status, r.stderr)
 	require.Contains(t, r.stderr, "recommended: --zero")

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The demo's values yield to flags that they conflict with: over tensor ranks and stages it makes
-// no sample, and a pipeline has ZeRO 1.
+// Given flags override conflicting values of the demo. With tensor ranks or a pipeline it generates
+// no sample, and with a pipeline it uses ZeRO 1.
 func TestDemoOverAMesh(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, flags := range [][]string{{"--tensor", "2"}, {"--pipeline", "2"}} {

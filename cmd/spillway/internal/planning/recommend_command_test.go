@@ -35,7 +35,7 @@ func TestRecommendedFlagsReproduceIt(t *testing.T) {
 		flags := doc.Recommended.Flags
 		_, again := planned(t, append(slices.Clone(args), words(flags)...)...)
 		require.Equal(t, doc.Recommended.Plan, again.Requested, "%s with %s", line, flags)
-		if i%3 == 0 { // one search more
+		if i%3 == 0 { // this needs another search
 			if text := command(append([]string{"plan", "--effort", "40"}, args...)...).stdout; !strings.Contains(text, "fits as requested, and nothing found is faster") {
 				require.Contains(t, strings.ReplaceAll(text, " \\\n    --", " --"), flags, line)
 			}

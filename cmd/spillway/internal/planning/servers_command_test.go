@@ -91,7 +91,7 @@ func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 				require.Greater(t, memory, usual, what)
 				within(what, way.Forecast, memory)
 				larger++
-			case way.Cost != "a larger GPU": // its servers are others
+			case way.Cost != "a larger GPU": // a larger GPU has other servers
 				ways++
 				assumed(what, way.Forecast)
 			}
@@ -192,7 +192,7 @@ func TestMoreRanksAreThoseOfTheirCommand(t *testing.T) {
 		}
 	}
 	for job, want := range map[string]int{
-		"--model gpt2 --gpu t4-16 --seq 64 --device-memory 900MiB --node-memory 1GiB --effort 60": 0, // 16 GPUs do, of 2 a server
+		"--model gpt2 --gpu t4-16 --seq 64 --device-memory 900MiB --node-memory 1GiB --effort 60": 0, // it fits with 16 GPUs, 2 per server
 		"--model llama-2-7b --gpu a100-40 --node-memory 16GiB --effort 100":                       1,
 	} {
 		args := strings.Fields("plan --ranks 2 --batch 1 --precision fp32 --json - " + job)

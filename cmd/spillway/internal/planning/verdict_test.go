@@ -113,7 +113,7 @@ func TestTheCommandOfAnAnswerHasItsValue(t *testing.T) {
 		require.Contains(t, words(doc.Answer.Flags), fs.Lookup(c.flag).Value.String(), "%s: %s", c.args, doc.Run)
 		require.True(t, fs.Changed(c.flag), doc.Run)
 		require.Equal(t, doc.Answer.Flags, doc.Recommended.Flags)
-		if c.flag == "seq" { // nobody asked for the default, and bf16 is no default
+		if c.flag == "seq" { // the request sets bf16, so it is not the defaults
 			require.NotContains(t, command(args...).stdout, "as requested means the defaults here")
 		}
 	}

@@ -86,7 +86,7 @@ func TestWaysOutOverPresets(t *testing.T) {
 				shared++
 			}
 			require.InEpsilon(t, way.Forecast.Step.Seconds, f.Step.Seconds, 1e-9)
-			if way.Cost == "" { // those that keep the job come first, by time
+			if way.Cost == "" { // ways that keep the job are sorted by time and listed first
 				require.GreaterOrEqual(t, way.Slowdown, last, args)
 				last = way.Slowdown
 			}

@@ -91,11 +91,11 @@ func TestRanksAgree(t *testing.T) {
 	all := slices.Sorted(maps.Keys(cases))
 	for k, starter := range slices.Sorted(maps.Keys(starters)) {
 		for i, extra := range all {
-			if !long.On() && i%6 != 2*k { // each case at one starter or none
+			if !long.On() && i%6 != 2*k { // each case runs with at most one starter
 				continue
 			}
 			if starter == "shm" && extra == "--nowhere" {
-				continue // there the end of a rank before it meets is launch's to tell
+				continue // with shm, launch reports a rank that ends before it joins
 			}
 			t.Run(starter+"/"+extra, func(t *testing.T) {
 				t.Parallel()
@@ -159,8 +159,8 @@ func TestWhereRanksMayDiffer(t *testing.T) {
 	}
 }
 
-// Each flag of train is compared, unless it is in a list of those that may differ: another value
-// gives other terms.
+// TestEveryFlagIsCompared checks that each flag of train is part of the terms that ranks compare,
+// unless a list allows it to differ. Another value must give other terms.
 func TestEveryFlagIsCompared(t *testing.T) {
 	t.Parallel()
 	terms := func(flags ...string) (map[string]string, error) {
@@ -175,7 +175,7 @@ func TestEveryFlagIsCompared(t *testing.T) {
 		err := a.Of(context.Background(), &j)
 		return j.Terms, err
 	}
-	with := map[string]string{ // the flags that a flag needs
+	with := map[string]string{ // flags required by other flags
 		"nesterov": "--optimizer=sgd", "trust": "--optimizer=lars", "adapt-all": "--optimizer=lamb",
 		"rank-shares":  "--reproducible --ranks=2 --accum=2",
 		"frozen-cache": "--freeze=wte.*", "base": "--lora=r=2,alpha=2,targets=*", "lr-base-batch": "--lr-scale=linear", "accept-changes": "--resume --checkpoint=ck",
@@ -187,7 +187,7 @@ func TestEveryFlagIsCompared(t *testing.T) {
 	}
 	values := []string{"portable", "7", "2", "true", "cuda", "fp32", "spillway-demo", "0.5", "gpipe", "0-0,1-1", "7s", "7%", "2,1", "0:4,2:8", "all", "drop", "bf16", "7MiB", "host:7MiB", "none", "full", "lamb", "linear", "shuffled", "layer", "optimizer", "optimizer=host", "skip", "tree", "on", "off", "shm", "r=4,alpha=2,targets=*", "elsewhere",
 		testdata + "/text.txt", testdata + "/gpt2"}
-	for _, name := range []string{"template", "tokenizer", "data"} { // by content, not by path
+	for _, name := range []string{"template", "tokenizer", "data"} { // compared by content, not by path
 		one, err := terms("--" + name + "=" + testdata + "/text.txt")
 		require.NoError(t, err)
 		same, err := terms("--" + name + "=" + copyOf(t, testdata+"/text.txt"))
@@ -201,7 +201,7 @@ func TestEveryFlagIsCompared(t *testing.T) {
 	flags.VisitAll(func(f *pflag.Flag) {
 		beside := strings.Fields(with[f.Name])
 		same, err := terms(beside...)
-		if err != nil { // the flag and those beside it need each other
+		if err != nil { // the flag and its required flags are invalid without each other
 			same = nil
 		}
 		differs, tried := false, 0

@@ -125,7 +125,7 @@ func TestBenchCommRefusesMessagesWithoutMPI(t *testing.T) {
 	require.Contains(t, got.stderr, "--messages with transport inproc: only MPI has both: mpirun -np N spillway bench comm")
 }
 
-// Over MPI the library's own collectives are measured too.
+// Over MPI, bench comm also measures the collectives of the MPI library.
 func TestBenchCommOverMPIHasAPeer(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

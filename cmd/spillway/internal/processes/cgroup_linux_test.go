@@ -24,7 +24,7 @@ func memoryGroup(t *testing.T, bytes int64) string {
 		if err != nil {
 			continue
 		}
-		if f, err := os.OpenFile(filepath.Join(folder, limit), os.O_WRONLY, 0); err == nil { // the kernel has made it
+		if f, err := os.OpenFile(filepath.Join(folder, limit), os.O_WRONLY, 0); err == nil { // the kernel created the group's files
 			_, err = f.WriteString(strconv.FormatInt(bytes, 10))
 			require.NoError(t, f.Close())
 			if err == nil {

@@ -112,7 +112,7 @@ func TestOutputsThatMayNotBeWritten(t *testing.T) {
 	at, err := built()
 	require.NoError(t, err)
 	require.NoError(t, os.Link(at, path))
-	for ; dir != "/"; dir = filepath.Dir(dir) { // the other user has to get there
+	for ; dir != "/"; dir = filepath.Dir(dir) { // make the path accessible to the other user
 		if st, err := os.Stat(dir); err == nil && st.Mode().Perm()&0o001 == 0 {
 			require.NoError(t, os.Chmod(dir, st.Mode().Perm()|0o055))
 		}

@@ -27,7 +27,7 @@ func TestElasticJobOutlivesItsRanks(t *testing.T) {
 	r := rand.New(rand.NewPCG(16, 22))
 	for i, flags := range [][]string{{"--restarts", "0", "--min-ranks", "3"}, {"--restarts", "20", "--min-ranks", "1"}, {"--restarts", "1", "--min-ranks", "2", "--max-ranks", "3"}}[:long.Or(2, 3)] {
 		ck := filepath.Join(t.TempDir(), "ck")
-		newest := func() string { // the first 4 steps after another are in none
+		newest := func() string { // a new step is in a checkpoint after at most 4 steps
 			steps, _ := filepath.Glob(filepath.Join(ck, "step-*")) // its pattern is well formed
 			return slices.Max(append(steps, ""))
 		}
@@ -43,7 +43,7 @@ func TestElasticJobOutlivesItsRanks(t *testing.T) {
 		}
 		require.Zero(t, p.end(t), p.errs.String())
 		require.Equal(t, want, shaOf(t, p.out.String()), p.errs.String())
-		if i == 0 { // who do not divide the step
+		if i == 0 { // 3 ranks do not divide the step evenly
 			require.Regexp(t, `launch: lost rank [0-3] \(process [0-9]+\): signal: killed; going on with 3 ranks from the checkpoint of step`, p.errs.String())
 			continue
 		}

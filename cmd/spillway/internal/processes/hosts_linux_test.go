@@ -28,9 +28,9 @@ import (
 type hosts struct {
 	bridge  *exec.Cmd // a process in the bridge's namespace; nil: TUN devices
 	tun     []*os.File
-	holder  []*exec.Cmd // a process in each, by which others get in
+	holder  []*exec.Cmd // one process per host, through which others enter its namespaces
 	delay   atomic.Int64
-	lossPer atomic.Int64 // packets of a thousand
+	lossPer atomic.Int64 // lost packets per thousand
 	over    chan struct{}
 	wires   sync.WaitGroup
 }
@@ -73,7 +73,7 @@ func newHosts(t *testing.T, n int, veth bool) *hosts {
 func (h *hosts) within(f func() error) error {
 	made := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and never unlocked: the thread is in another world
+		runtime.LockOSThread() // never unlocked, because the thread is in other namespaces
 		made <- f()
 		<-h.over
 	}()
@@ -146,7 +146,7 @@ func (h *hosts) addTUN() error {
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, r); err != nil {
 		return os.NewSyscallError("TUNSETIFF", err)
 	}
-	h.tun = append(h.tun, os.NewFile(uintptr(fd), "tun")) // which the poller takes only with an interface
+	h.tun = append(h.tun, os.NewFile(uintptr(fd), "tun")) // the runtime's poller accepts the file only with an interface
 	return nil
 }
 
@@ -234,7 +234,7 @@ func (h *hosts) mpirun(t *testing.T, launcher, said string, args ...string) *pro
 	line = append(line, "/bin/sh", "-c", `to=$0/$OMPI_COMM_WORLD_RANK$PMI_RANK; "$@" 2>$to.said; echo $? >$to.new; mv $to.new $to.status`, said, binary)
 	p := &process{Cmd: exec.Command("nsenter", append(line, args...)...)}
 	p.Stdout, p.Stderr = &p.out, &p.errs
-	p.WaitDelay = time.Second // a host that is cut off may hold them open
+	p.WaitDelay = time.Second // a host that is cut off may keep the pipes open
 	require.NoError(t, p.Start())
 	t.Cleanup(func() { _ = p.Process.Kill() })
 	return p
@@ -242,7 +242,7 @@ func (h *hosts) mpirun(t *testing.T, launcher, said string, args ...string) *pro
 
 // saidOf returns the output of a rank.
 func saidOf(dir string, rank int) string {
-	text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprint(rank, ".said"))) // not there yet: nothing
+	text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprint(rank, ".said"))) // "" before the file exists
 	return string(text)
 }
 
@@ -271,7 +271,7 @@ func TestHostsGiveTheBitsOfOneProcess(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir() // before the hosts, which write in it to their end
+			dir := t.TempDir() // made before the hosts, which write to it until they end
 			h := newHosts(t, 4, strings.HasPrefix(name, "veth"))
 			h.delay.Store(int64(how.delay))
 			h.lossPer.Store(how.loss)

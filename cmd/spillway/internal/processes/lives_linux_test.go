@@ -27,7 +27,7 @@ import (
 )
 
 // The table of process lives: the starter of a job, the event, the moment, and the command.
-// TestProcessLives runs every possible cell with SPILLWAY_LONG=1 and 8 drawn ones otherwise.
+// TestProcessLives runs every possible cell with SPILLWAY_LONG=1, otherwise 8 random ones.
 var (
 	// lifeStarters: systemd and srun are their signal sequences, sent to a job that a shell
 	// started. srun itself is not run: it needs a Slurm cluster. The starter launch is the command
@@ -82,7 +82,7 @@ func allLives() (list []life, impossible map[string]int) {
 	return list, impossible
 }
 
-// outcome returns the right statuses of a cell, whether the run continues after the event, and the
+// outcome returns the allowed exit statuses of a cell, whether the run continues after the event, and the
 // expected message.
 func (l life) outcome() (statuses []int, goesOn bool, says string) {
 	group := l.starter == "systemd" || l.starter == "srun"
@@ -90,21 +90,21 @@ func (l life) outcome() (statuses []int, goesOn bool, says string) {
 	case l.event == "suspend", l.starter == "nohup" && l.event == "HUP", l.starter == "background" && l.event == "INT":
 		goesOn = true
 	case l.mpi():
-		statuses = nil // the launcher's own matter, see docs/howto.md
+		statuses = nil // MPI launchers choose their status, see docs/howto.md
 		if l.event == "STOP" {
 			says = `timeout: .*rank 1 \(host .*, process %d\)`
-			if l.moment == "start" { // it may be in MPI_Init, which names nobody
+			if l.moment == "start" { // it may be in MPI_Init, which names no rank
 				says += `|timeout: rank 0 of 2: MPI_Init has not come back`
 			}
 		}
 	case l.event == "HUP" || l.event == "INT" || l.event == "TERM":
 		statuses, says = []int{cli.ExitInterrupted}, "interrupted"
 		if l.moment == "start" && l.command != "train" {
-			says = "" // rank 0 may not deal with signals yet
+			says = "" // rank 0 may not handle signals yet
 		}
 	case l.event == "KILL" && (l.command == "train" || group):
 		statuses = []int{128 + 9}
-		if group { // it may have saved in time
+		if group { // it may have saved before the KILL
 			statuses = append(statuses, cli.ExitInterrupted)
 		}
 	case l.command == "launch" && l.event == "KILL":
@@ -116,7 +116,7 @@ func (l life) outcome() (statuses []int, goesOn bool, says string) {
 	case l.command == "min-ranks":
 		goesOn, says = true, "going on with 1 rank"
 	}
-	if l.moment == "end" { // the event may come after it
+	if l.moment == "end" { // the event may happen after the end
 		statuses, goesOn, says = append(statuses, cli.ExitDone), false, ""
 		if l.event == "STOP" {
 			statuses = append(statuses, cli.ExitFault)
@@ -211,7 +211,7 @@ func begin(t *testing.T, c life, binary string) *living {
 	}
 	require.NoError(t, os.WriteFile(l.path("inner"), []byte(inner+"\n"), 0o644))
 	caught := "HUP INT TERM"
-	if c.starter == "tmux" { // the terminal's hangup goes to this shell, whose end passes it on
+	if c.starter == "tmux" { // the terminal's hangup ends this shell, which passes it on to the job
 		caught = "INT TERM"
 	}
 	require.NoError(t, os.WriteFile(l.path("script"), []byte(fmt.Sprintf("cd '%s'\nexport %s TMPDIR='%s'\ntrap : %s\n%s\n", l.dir, l.mark, l.path("tmp"), caught, run)), 0o644))
@@ -331,7 +331,7 @@ func (l *living) fire() (victim int) {
 	to := func(pids []int, signals ...syscall.Signal) {
 		for _, s := range signals {
 			for _, pid := range pids {
-				if pid > 0 { // 0: it has ended, and would be this process's group
+				if pid > 0 { // 0: it has ended; kill(0) would signal this process's group
 					_ = syscall.Kill(pid, s)
 				}
 			}
@@ -346,7 +346,7 @@ func (l *living) fire() (victim int) {
 	}
 	switch {
 	case l.event == "suspend":
-		for stopped := 0; stopped < len(group); group = append(l.processes(), l.main()) { // launch may have been starting one
+		for stopped := 0; stopped < len(group); group = append(l.processes(), l.main()) { // launch may have started a process meanwhile
 			stopped = len(group)
 			to(group, syscall.SIGSTOP)
 		}
@@ -362,7 +362,7 @@ func (l *living) fire() (victim int) {
 		to(group, syscall.SIGCONT, signal)
 	case (l.starter == "systemd" || l.starter == "srun") && signal != 0:
 		to(group, signal)
-	case l.starter == "systemd" || l.starter == "srun": // KILL behind a timeout
+	case l.starter == "systemd" || l.starter == "srun": // KILL after a timeout
 		first := main
 		if l.starter == "srun" {
 			first = group
@@ -391,13 +391,13 @@ func (c life) live(t *testing.T, binary string) {
 	victim := l.fire()
 	before, seen := l.read("m.jsonl"), l.lines()
 	said := func() string { return l.read("err") + l.read("out") }
-	hungUp := l.starter == "tmux" && l.event == "HUP" // whose shell does not outlive it
+	hungUp := l.starter == "tmux" && l.event == "HUP" // the shell ends with it
 	ended := func() bool { return l.read("status") != "" || hungUp && len(l.processes()) == 0 }
 	if goesOn {
 		again := regexp.MustCompile(says)
 		waitFor(t, "new attempt", func() bool { return says == "" || again.MatchString(said()) || ended() })
 		waitFor(t, "steps after the event", func() bool {
-			now := l.read("m.jsonl") // a new attempt may begin the file anew
+			now := l.read("m.jsonl") // a new attempt may truncate the file
 			return l.lines() > seen+1 || strings.Contains(now, "\n") && !strings.HasPrefix(before, now) && !strings.HasPrefix(now, before) || ended()
 		})
 		require.False(t, ended(), "it does not go on: %s", said())
@@ -425,7 +425,7 @@ func (c life) live(t *testing.T, binary string) {
 	}
 	if l.mpi() && c.event == "STOP" {
 		if victim > 0 {
-			_ = syscall.Kill(victim, syscall.SIGKILL) // a launcher's own kill may not have reached it
+			_ = syscall.Kill(victim, syscall.SIGKILL) // the launcher may not have killed it
 		}
 	}
 	// Spillway's shared memory has no name and is freed with the processes that map it.

@@ -135,7 +135,7 @@ func TestMPINamesAStoppedRank(t *testing.T) {
 	for _, launcher := range []string{"mpirun.openmpi", "mpirun.mpich"} {
 		t.Run(launcher, func(t *testing.T) {
 			t.Parallel()
-			file := filepath.Join(t.TempDir(), "pid") // of rank 1: a launcher's children are its own matter
+			file := filepath.Join(t.TempDir(), "pid") // the process of rank 1; launchers start ranks in different ways
 			binary, err := built()
 			require.NoError(t, err)
 			script := fmt.Sprintf(`[ "$OMPI_COMM_WORLD_RANK$PMI_RANK" = 1 ] && echo $$ > %s; exec %s "$@"`, file, binary)
@@ -145,13 +145,13 @@ func TestMPINamesAStoppedRank(t *testing.T) {
 			require.NoError(t, err)
 			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
 			require.NoError(t, err)
-			if launcher == "mpirun.mpich" { // which started its relay
+			if launcher == "mpirun.mpich" { // its MPI library started a relay process
 				require.Len(t, childrenOf(pid), 1)
 				pid = childrenOf(pid)[0]
 			}
 			require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
 			require.NotZero(t, p.end(t))
-			_ = syscall.Kill(pid, syscall.SIGKILL) // a launcher's own kill may not have reached it yet
+			_ = syscall.Kill(pid, syscall.SIGKILL) // the launcher may not have killed it yet
 			said := p.errs.String() + p.out.String()
 			named := regexp.MustCompile(fmt.Sprintf(`warning: rank 1 \(host .*, process %d\) gives no sign of life.*; the job ends in (\S+) unless it comes back`, pid)).FindStringSubmatch(said)
 			require.NotNil(t, named, said)

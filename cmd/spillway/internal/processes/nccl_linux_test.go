@@ -160,7 +160,7 @@ func TestNCCLBetweenProcessesOfSeveralRanks(t *testing.T) {
 func TestNCCLLosesAProcess(t *testing.T) {
 	t.Parallel()
 	shape := tinyWith("--device", "cuda", "--seq", "8")
-	p := startProgram(t, nil, onGPUs(t, 2, append(shape, "--ranks", "2")...)...) // which compiles the kernels
+	p := startProgram(t, nil, onGPUs(t, 2, append(shape, "--ranks", "2")...)...) // compiles the kernels for the tests below
 	require.Zero(t, p.end(t), p.errs.String())
 	endless := append(shape, "--steps", "1000000", "--timeout", "5s")
 	firstStep := func(p *process) func() bool {
@@ -181,14 +181,14 @@ func TestNCCLLosesAProcess(t *testing.T) {
 	launchers := map[string][]string{"mpirun.mpich": {"-disable-auto-cleanup"}}
 	if long.On() {
 		launchers["mpirun.openmpi"] = []string{"--mca", "orte_abort_on_non_zero_status", "0", "--mca", "orte_allowed_exit_without_sync", "1"}
-		launchers["torchrun's variables"] = nil // as TestSurvivorsGoOn has it
+		launchers["torchrun's variables"] = nil // TestSurvivorsGoOn covers it by default
 	}
 	for launcher, flags := range launchers {
 		t.Run(launcher, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			told := func(rank int, what string) string {
-				text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprint(rank, ".", what))) // not there yet: nothing
+				text, _ := os.ReadFile(filepath.Join(dir, fmt.Sprint(rank, ".", what))) // "" before the file exists
 				return strings.TrimSpace(string(text))
 			}
 			line := append([]string{"/bin/sh", "-c", script, dir}, onGPUs(t, 2, endless...)...)
@@ -206,7 +206,7 @@ func TestNCCLLosesAProcess(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, syscall.Kill(victim, syscall.SIGKILL))
 			for _, p := range list {
-				p.end(t) // whose status is the launcher's own matter
+				p.end(t) // the launcher's status is not tested
 			}
 			require.Equal(t, strconv.Itoa(cli.ExitFault), told(0, "status"), told(0, "said"))
 			require.Regexp(t, `spillway: .*timeout: .*rank 1 `, told(0, "said"))

@@ -25,7 +25,7 @@ func TestAStartInAUsedFolderIsRefused(t *testing.T) {
 	for _, args := range [][]string{
 		tinyWith("--checkpoint", dir, "--keep", "1"),
 		tinyWith("--checkpoint", dir, "--seed", "7", "--steps", "8"),
-		{"train", "--checkpoint", dir, "--zero", "0"}, // the demo: a folder of the user's own
+		{"train", "--checkpoint", dir, "--zero", "0"}, // the demo in a folder of the user
 		{"train", "--checkpoint", dir},
 	} {
 		got := command(args...)
@@ -87,7 +87,7 @@ func TestTheDemoReplacesOnlyItsOwn(t *testing.T) {
 	work := t.TempDir()
 	demo := filepath.Join(work, "spillway-demo")
 	short := []string{"train", "--data-glob", "doc.go", "--seq", "16", "--accum", "1", "--steps"}
-	c := spillway.Default() // an earlier demo's, of a tiny model: the demo itself takes its time
+	c := spillway.Default() // an earlier demo's run, with a tiny model because the demo's is slow
 	c.Model, c.Data, c.Steps, c.Batch, c.Seq, c.Checkpoint, c.CheckpointMark = testdata+"/gpt2", testdata+"/text.bin", 3, 1, 16, demo, options.DemoMark
 	tr, err := spillway.New(t.Context(), c)
 	require.NoError(t, err)

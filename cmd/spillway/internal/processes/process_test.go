@@ -144,7 +144,7 @@ func waitForSignals(t *testing.T, p *process) {
 	t.Helper()
 	path := fmt.Sprintf("/proc/%d/status", p.Process.Pid)
 	if _, err := os.Stat(path); err != nil {
-		time.Sleep(300 * time.Millisecond) // no Linux
+		time.Sleep(300 * time.Millisecond) // not Linux
 		return
 	}
 	mask := func(text, name string, s syscall.Signal) bool {
@@ -157,7 +157,7 @@ func waitForSignals(t *testing.T, p *process) {
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
 		if strings.Contains(string(text), "\nState:\tZ") {
-			return true // it was quick
+			return true // it has already ended
 		}
 		// Go's runtime catches SIGURG from its start; Execute ignores SIGPIPE last.
 		return mask(string(text), "SigCgt", syscall.SIGURG) && mask(string(text), "SigIgn", syscall.SIGPIPE)
@@ -243,7 +243,7 @@ func TestInterruptWhileInitializing(t *testing.T) {
 	t.Parallel()
 	p := start(t, "train", "--model", "gpt2", "--data", testdata+"/text.bin", "--steps", "1000000", "--batch", "1", "--seq", "8")
 	waitForSignals(t, p)
-	time.Sleep(300 * time.Millisecond) // in the middle, as a rule
+	time.Sleep(300 * time.Millisecond) // usually during the initialization
 	require.NoError(t, p.Process.Signal(syscall.SIGINT))
 	require.Equal(t, 130, p.end(t), p.errs.String())
 	require.Contains(t, p.errs.String(), "interrupted")

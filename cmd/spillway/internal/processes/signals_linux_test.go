@@ -56,7 +56,7 @@ func TestDoubledSignalsLoseNothing(t *testing.T) {
 			}
 			line := slices.Concat(under, way, tinyWith("--steps", "1000000", "--checkpoint", folder, "--metrics", metrics))
 			p := &process{Cmd: exec.Command(line[0], line[1:]...)}
-			p.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // whose group timeout signals
+			p.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // timeout signals this process group
 			p.Stdout, p.Stderr = &p.out, &p.errs
 			require.NoError(t, p.Start())
 			t.Cleanup(func() { _ = p.Process.Kill() })

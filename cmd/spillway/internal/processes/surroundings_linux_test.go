@@ -113,7 +113,7 @@ func TestPipesWithoutReaders(t *testing.T) {
 	require.Equal(t, 1, got.status, got.stderr)
 	require.Contains(t, got.stderr, "that nobody reads")
 
-	both, err := os.OpenFile(pipe, os.O_RDWR, 0) // with it, an open waits for nobody
+	both, err := os.OpenFile(pipe, os.O_RDWR, 0) // so that opening the pipe does not block
 	require.NoError(t, err)
 	reader, err := os.Open(pipe)
 	require.NoError(t, err)
@@ -138,12 +138,12 @@ func TestASignalEndsWhatHasNothingToSave(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := start(t, args...)
 			waitForSignals(t, p)
-			time.Sleep(50 * time.Millisecond) // in the middle, as a rule
+			time.Sleep(50 * time.Millisecond) // usually during the search
 			require.NoError(t, p.Process.Signal(syscall.SIGTERM))
 			began := time.Now()
 			code := p.end(t)
-			require.Contains(t, []int{130, 2, 1}, code, p.errs.String()) // it may have been quicker
-			require.Less(t, time.Since(began), 30*time.Second)           // not to the end of a search of minutes
+			require.Contains(t, []int{130, 2, 1}, code, p.errs.String()) // it may have ended before the signal
+			require.Less(t, time.Since(began), 30*time.Second)           // the complete search takes minutes
 		})
 	}
 }

@@ -99,7 +99,7 @@ func TestSurvivorsGoOn(t *testing.T) {
 	for i, c := range []struct {
 		name, rows string
 		min        int
-		ends       []string // of each process: see diesEnv
+		ends       []string // per process: see diesEnv
 		status     []int    // −1: killed
 		says       string   // rank 0, where it lives; %d: the process of rank 1
 		others     string   // the last process
@@ -151,7 +151,7 @@ func TestSurvivorsGoOn(t *testing.T) {
 			require.Contains(t, last, c.others)
 			require.LessOrEqual(t, strings.Count(first, "run again"), 1, first)
 			if c.ends[1] == "stop" {
-				require.Regexp(t, `the job goes on without this process, rank 1|answer the roll call: .*verdict`, list[1].errs.String()) // there until the run has ended
+				require.Regexp(t, `the job goes on without this process, rank 1|answer the roll call: .*verdict`, list[1].errs.String()) // kept until the run has ended
 			}
 			if c.status[0] == 0 {
 				require.Equal(t, outlivedSum(t, c.rows), shaOf(t, list[0].out.String()))
@@ -177,7 +177,7 @@ func TestSurvivorsGoOnTwice(t *testing.T) {
 	require.Equal(t, -1, list[2].end(t))
 	said := list[0].errs.String()
 	require.Regexp(t, `lost rank 1 .*; going on with 2 ranks from the checkpoint of step 1`, said)
-	require.Regexp(t, `lost rank 1 .*; going on with 1 rank from the checkpoint of step 3`, said) // who was 2
+	require.Regexp(t, `lost rank 1 .*; going on with 1 rank from the checkpoint of step 3`, said) // formerly rank 2
 	require.Equal(t, outlivedSum(t, "6"), shaOf(t, list[0].out.String()))
 }
 
