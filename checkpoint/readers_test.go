@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// beside is a folder that calls happens once its names have been listed.
+// beside is a folder that calls the function happens once, after its names have been listed.
 type beside struct {
 	filesys.Folder
 	happens *func()

@@ -218,7 +218,8 @@ type wrongTokenizer struct{ wideTokenizer }
 
 func (wrongTokenizer) Encode(string) []int32 { return []int32{100_000} }
 
-// TestWrongTokenizer checks that a token outside the tokenizer's own vocabulary is an error.
+// TestWrongTokenizer checks that a tokenizer that returns a token outside its vocabulary gives an
+// error.
 func TestWrongTokenizer(t *testing.T) {
 	_, err := Open(context.Background(), put(t, "a.txt", []byte("a")), Options{Tokenizer: wrongTokenizer{wideTokenizer{token.Bytes()}}})
 	require.ErrorContains(t, err, "gave token 100000")

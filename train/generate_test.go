@@ -112,10 +112,11 @@ func spread(t *testing.T, tr *Trainer) {
 	}
 }
 
-// Rows that are decoded together get the same tokens and log probabilities as rows that are decoded
-// one at a time, and as a forward over all tokens of each. The test covers several architectures, all
-// precisions, adapters, rows that end early, and rows longer than a stretch of the prompt. By default
-// it runs half of the combinations.
+// TestBatchedDecodingIsThatOfOneRow checks that rows decoded together get the tokens and log
+// probabilities of rows decoded one at a time. Both must equal a forward pass over all tokens of
+// each row. The test covers several architectures, all precisions and adapters. Some rows end early,
+// others have a prompt that is processed in several pieces. By default it runs half of the
+// combinations.
 func TestBatchedDecodingIsThatOfOneRow(t *testing.T) {
 	t.Parallel()
 	rng := rand.New(rand.NewPCG(3, 9))

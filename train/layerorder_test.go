@@ -88,7 +88,7 @@ func TestLayerOrderKeepsSamplesApart(t *testing.T) {
 		}))
 		return list
 	}
-	c := layered("gpt2", 2) // tied, but a frozen embedding gets no gradient from the head
+	c := layered("gpt2", 2) // tied, but the frozen embedding has no gradient
 	c.Dropout, c.Freeze, c.EvalData, c.EvalEvery, c.EvalSteps, c.Zero = 0.2, []string{"wte*", "wpe*", "h.0.*"}, c.Data, 1, 2, 2
 	want := c
 	want.AccumOrder, want.Zero = config.MicroOrder, 0

@@ -57,8 +57,8 @@ func inTurn[T any](turn int, values []T) []T {
 	return values[turn%len(values):][:1]
 }
 
-// stagePairs are used in turn where all stages would take too long; two consecutive turns cover all
-// four.
+// stagePairs are used in turn in tests that are too slow with all stages. Two consecutive turns
+// cover all four.
 var stagePairs = [][]int{{0, 2}, {1, 3}}
 
 // stagesInTurn returns two stages, the other two at the next turn, or all with SPILLWAY_LONG=all.

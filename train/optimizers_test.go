@@ -176,7 +176,7 @@ func TestOptimizersFollowTheirPapers(t *testing.T) {
 		for _, clip := range []float64{0, 0.5} {
 			c := tiny("gpt2")
 			c.Ranks, c.Zero, c.Batch, c.Seq, c.Steps = 2, 3, 1, 24, long.Or(3, 4)
-			// One global batch that is the whole text: every step has the same rows, at any step number.
+			// The text is one global batch, so that every step has the same rows.
 			text, err := os.ReadFile(c.Data)
 			require.NoError(t, err)
 			c.Data = filepath.Join(t.TempDir(), "batch.bin")

@@ -140,7 +140,7 @@ func placedStages(r *rand.Rand, c request) request {
 	return c
 }
 
-// TestResumeTellsHowTheTiedTableIsSummed checks the note for a tied model that resumes with a
+// TestResumeTellsHowTheTiedTableIsSummed checks a note about a tied model that resumes with a
 // pipeline after a run without, or the reverse: its tied table is summed in another order.
 func TestResumeTellsHowTheTiedTableIsSummed(t *testing.T) {
 	for _, tied := range []bool{true, false} {

@@ -129,8 +129,8 @@ func TestVerifyAtLevel(t *testing.T) {
 	fmt.Printf("verified at %s: %d segments\n", level.Current(), verified(t, c, again))
 }
 
-// forger makes runs that contradict their receipts. Each method checks that verification finds the
-// contradiction.
+// forger makes runs that contradict their receipts. Its methods bit, sample, rate and rewrite each
+// make one kind of forgery and check that verification finds it.
 type forger struct {
 	*testing.T
 	r      *rand.Rand
@@ -236,8 +236,8 @@ func (s *swapping) Tokens(dst []int32, start int64) error {
 	return s.Source.Tokens(dst, start)
 }
 
-// sample makes a step read another sample in place of one of its own. Half of the forgeries record
-// the right sample in the receipt.
+// sample replaces one sample of a step by another. Half of the forgeries record the right sample in
+// the receipt.
 func (f *forger) sample() {
 	step, lie := 1+f.r.IntN(f.c.Steps), f.r.IntN(2) == 0
 	swap := &swapping{}

@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/cmd/spillway/internal/cli"
 )
 
-// verify checks a run's chain, runs segments again with other settings, names those that it cannot
-// run, and ends with status 2 if something differs from the record.
+// verify checks a run's chain and runs segments again with other settings. It names segments that it
+// cannot run, and ends with status 2 if something differs from the record.
 func TestVerify(t *testing.T) {
 	dir := t.TempDir()
 	run, receipt := filepath.Join(dir, "run"), filepath.Join(dir, "receipts", "r.jsonl")

@@ -213,7 +213,7 @@ func TestChatTemplateOfFiles(t *testing.T) {
 	}
 }
 
-// FuzzSpecials checks that no content of the files beside tokenizer.json gives invalid token ids or
+// FuzzSpecials checks that no content of the other tokenizer files gives invalid token ids or
 // a panic.
 func FuzzSpecials(f *testing.F) {
 	text := marshal(f, toyTokenizer(f, "<|endoftext|>", "<|end|>"))

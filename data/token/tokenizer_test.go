@@ -212,7 +212,8 @@ func TestConcurrentEncode(t *testing.T) {
 	wg.Wait()
 }
 
-// TestLongPiece encodes a piece of 128 KiB, which must take n log n time, not n².
+// TestLongPiece encodes a piece of 128 KiB. The encoder needs n log n time; with n² the test would
+// be too slow.
 func TestLongPiece(t *testing.T) {
 	text := strings.Repeat("abcdefgh", 1<<14)
 	tokens := GPT2().Encode(text)

@@ -10,7 +10,8 @@ import (
 )
 
 // TestOtherArithmeticIsTold checks that a resume on a machine that rounds differently is refused
-// or, with AcceptChanges, noted. A change of precision gives its own note.
+// or, with AcceptChanges, noted. A change of precision gives no such note, because it is reported
+// as a changed setting.
 func TestOtherArithmeticIsTold(t *testing.T) {
 	c := config.Default()
 	c.Precision = "BF16"

@@ -81,8 +81,8 @@ func TestBudgetOfWhatFits(t *testing.T) {
 	}
 }
 
-// A plan is for a GPU or for the CPU: --gpu conflicts with --device CPU. With --from, --gpu overrides
-// the device in the plan's file.
+// A plan is for a GPU or for the CPU: --gpu conflicts with --device CPU. With --from, --gpu
+// overrides the device in the plan's file.
 func TestGPUOrCPU(t *testing.T) {
 	args := strings.Fields("plan --effort 1 --model gpt2 --gpu t4-16")
 	r := command(append(args, "--device", "CPU")...)

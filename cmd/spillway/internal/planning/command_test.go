@@ -299,8 +299,8 @@ func TestWaysOutAreDeterministic(t *testing.T) {
 	require.Equal(t, first, command(args...))
 }
 
-// Megatron's trillion parameters on 1,024 GPUs: sharded over all of them, and over 8 with 128
-// replicas, which does not fit; the report says what would fit.
+// Plans Megatron's model of a trillion parameters on 1,024 GPUs. Sharded over all of them it fits.
+// Sharded over 8, with 128 replicas, it does not; the report lists configurations that fit.
 func TestPlanOfATrillion(t *testing.T) {
 	all := []string{"--model", "megatron-1t", "--gpu", "h100-80", "--nodes", "128", "--gpus-per-node", "8", "--batch", "1", "--precision", "bf16", "--recompute", "full"}
 	status, doc := planned(t, append(all, "--effort", "1")...)
@@ -346,7 +346,7 @@ func TestPlanPage(t *testing.T) {
 	require.Equal(t, before(text), before(again), "the command on the page makes the page")
 }
 
-// train --fit runs what it recommends, within the cap.
+// train --fit runs the configuration that it recommends, within the cap.
 func TestTrainFit(t *testing.T) {
 	shape := []string{"--model", testdata + "/gpt2", "--batch", "1", "--seq", "16", "--ranks", "2"}
 	_, doc := planned(t, shape...)
@@ -431,7 +431,7 @@ func TestPlanOfABatchSchedule(t *testing.T) {
 	require.Greater(t, b[0].StepSeconds, 4*b[1].StepSeconds)
 	require.Greater(t, b[1].StepSeconds, b[2].StepSeconds)
 	b = doc.Recommended.Plan.Batches
-	// 50 steps of 64 tokens, 20 of 1,024, and 32 a step for the rest of 100,000.
+	// 50 steps of 64 tokens and 20 of 1,024; the remaining tokens of 100,000 at 32 per step.
 	require.InEpsilon(t, (50*b[1].StepSeconds+20*b[0].StepSeconds+(1e5-50*64-20*1024)/32*b[2].StepSeconds)/86400, doc.Budget.Days[0], 1e-9)
 
 	for rows, k := range map[string]int{"64": 0, "4": 1} { // the time in a plan of one batch

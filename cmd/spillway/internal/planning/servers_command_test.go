@@ -26,8 +26,8 @@ var clusters = []string{
 }
 
 // No recommendation and no way out uses more host memory than the servers have, or than the
-// --node-memory that it requires: four presets on a cluster each, and three layers that are too
-// large for any plan there. SPILLWAY_LONG=all tests each preset on each cluster, which takes an
+// --node-memory that it requires. The test has four presets on one cluster each, and three layers
+// too large for any plan there. SPILLWAY_LONG=all tests each preset on each cluster and runs for an
 // hour.
 func TestRecommendationsStayWithinTheirServers(t *testing.T) {
 	t.Parallel()

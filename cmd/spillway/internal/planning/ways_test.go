@@ -42,8 +42,8 @@ func asPlanned(t *testing.T, args []string) (spillway.Config, spillway.Hardware)
 	return c, f.Hardware(&c)
 }
 
-// Every suggestion for a model that does not fit a GPU fits when added to the flags: two presets,
-// and with SPILLWAY_LONG=all each preset on each GPU, which takes an hour.
+// Every suggestion for a model that does not fit a GPU fits when added to the flags. The test runs
+// two presets; SPILLWAY_LONG=all runs each preset on each GPU, for an hour.
 func TestWaysOutOverPresets(t *testing.T) {
 	t.Parallel()
 	lines := []string{"--model gpt2-xl --gpu v100-16 --seq 1024 --batch 4 --zero 1 --ranks 4",

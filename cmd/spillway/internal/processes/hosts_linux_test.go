@@ -313,7 +313,7 @@ func TestACutLinkEndsTheJob(t *testing.T) {
 		return status(0) != "" && status(1) != "" && status(2) != "" && status(3) != ""
 	})
 	t.Logf("ended %v after the cut", time.Since(cutAt).Round(time.Millisecond))
-	// The rest of mpirun, here and on the host that it cannot reach, is not tested.
+	// Remaining mpirun processes, here and on the unreachable host, are not tested.
 	require.NoError(t, h.holder[2].Process.Kill())
 	_ = p.Process.Kill()
 	<-ended

@@ -82,8 +82,8 @@ func allLives() (list []life, impossible map[string]int) {
 	return list, impossible
 }
 
-// outcome returns the allowed exit statuses of a cell, whether the run continues after the event, and the
-// expected message.
+// outcome returns the allowed exit statuses of a cell, whether the run continues after the event,
+// and the expected message.
 func (l life) outcome() (statuses []int, goesOn bool, says string) {
 	group := l.starter == "systemd" || l.starter == "srun"
 	switch {
@@ -255,9 +255,9 @@ func (l *living) processes(variables ...string) (pids []int) {
 	return pids
 }
 
-// over reports whether all processes of the job have ended. It also checks those seen earlier: if a
-// process's main thread has ended, processes no longer finds it, but another of its threads may still
-// be in the kernel, and the process then still holds the folder's lock.
+// over reports whether all processes of the job have ended, including those seen earlier. processes
+// does not find a process whose main thread has ended. Another of its threads may still be in the
+// kernel; the process then still holds the folder's lock.
 func (l *living) over() bool {
 	for pid := range l.seen {
 		if !gone(pid) {
@@ -510,8 +510,8 @@ func testSeed(t *testing.T) uint64 {
 	return seed
 }
 
-// For every starter, event and moment the exit status is right, the cause is named, no process or
-// file is left, and --resume gives the bits of an undisturbed run.
+// For every starter, event and moment the exit status must be right and the message must name the
+// cause. No process or file may be left, and --resume must give the bits of an undisturbed run.
 func TestProcessLives(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

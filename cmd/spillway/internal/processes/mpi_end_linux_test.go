@@ -23,8 +23,8 @@ type parting struct {
 	dir string
 }
 
-// partOf starts the job. With alone the launcher must not end the processes: it is told to continue
-// without one.
+// partOf starts the job. With alone, options make the launcher continue if a process has died, so
+// that it does not end the others.
 func partOf(t *testing.T, launcher, how string, who int, alone bool) parting {
 	t.Helper()
 	binary, err := built()
@@ -33,7 +33,7 @@ func partOf(t *testing.T, launcher, how string, who int, alone bool) parting {
 	path := func(name string) string { return filepath.Join(e.dir, name) }
 	library := map[string]string{"mpirun.openmpi": "libmpi.so.40", "mpirun.mpich": "libmpich.so.12"}[launcher]
 	line := []string{"env", "SPILLWAY_MPI=" + path("libfinalize.so"), "SPILLWAY_TEST_FINALIZE=" + how, "SPILLWAY_TEST_FINALIZE_RANK=" + strconv.Itoa(who), "/bin/sh", "-c"}
-	if alone { // MPICH's launcher tells by SIGUSR1 that a process has died
+	if alone { // MPICH's launcher sends SIGUSR1 to the others when a process has died
 		line = append(line, `trap '' USR1; to=$0/$OMPI_COMM_WORLD_RANK$PMI_RANK; "$@" 2>$to.said; echo $? >$to.new; mv $to.new $to.status`)
 	} else {
 		line = append(line, `to=$0/$OMPI_COMM_WORLD_RANK$PMI_RANK; echo $$ >$to.pid; exec "$@" 2>$to.said`)
@@ -107,9 +107,9 @@ func TestARunThatIsDoneIsOver(t *testing.T) {
 		for i, c := range []struct {
 			how    string
 			who    int
-			status string // its own; another's is 0
+			status string // of rank who; the other rank's is 0
 		}{{"hang", 0, "0"}, {"fail", 1, "0"}, {"late", 1, "0"}, {"die", 1, "137"}, {"hang", 1, "0"}} {
-			if !long.On() && (i%2 != k || i == 4) { // each case at one launcher
+			if !long.On() && (i%2 != k || i == 4) { // each case runs with one launcher
 				continue
 			}
 			t.Run(fmt.Sprint(launcher, "/", c.how, "/", c.who), func(t *testing.T) {

@@ -12,7 +12,7 @@ import (
 )
 
 // Checkpoints, the lock, the marks and the disk tier are made, renamed and removed within open
-// folders, never by a path, also in a job of two processes and by ckpt reshard.
+// folders, never by a path. The test traces train, a job of two processes, and ckpt reshard.
 func TestNothingIsChangedByPath(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {

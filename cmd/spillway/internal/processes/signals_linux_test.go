@@ -91,7 +91,7 @@ func TestALaterSignalAborts(t *testing.T) {
 			metrics := filepath.Join(t.TempDir(), "m.jsonl")
 			p := startWith(t, nil, w, with(tinyWith("--steps", "1000000", "--metrics", metrics)...)...)
 			waitFor(t, "metrics file", func() bool { _, err := os.Stat(metrics); return err == nil })
-			fill(t, w) // not before: a start that takes long says so
+			fill(t, w) // not earlier, because a slow start prints a line
 			pids := []int{p.Process.Pid}
 			if name == "launch" {
 				pids = append(pids, ranksOf(t, p, 2)...)

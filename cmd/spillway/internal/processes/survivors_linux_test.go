@@ -20,9 +20,10 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// diesEnv gives a command on doubles an NCCL that shrinks, and sets the end of a process as "how
-// path": "kill" and "stop" at its first all-gather once path exists, "soon" once it exists,
-// "shrink" while the process shrinks, "met" as it first sends after that, "lives" never.
+// diesEnv gives a command on doubles an NCCL that can shrink, and sets when the process dies. Its
+// value is "how path". "kill" and "stop" send SIGKILL or SIGSTOP at the first all-gather after path
+// exists. "soon" kills as soon as path exists, "shrink" during ncclCommShrink, and "met" at the
+// first send after that. "lives" does nothing.
 const diesEnv = "SPILLWAY_TEST_DIES"
 
 // doomed is a library whose process ends before the job does.
@@ -91,8 +92,8 @@ func outlivedSum(t *testing.T, rows string) string {
 	return once.(func() string)()
 }
 
-// Processes with NCCL as the only transport continue when some are lost during a run, with the bits
-// of a run that lost none; or they end with status 3 and the reason.
+// Processes with NCCL as the only transport continue when some are lost during a run. The bits are
+// those of a run without losses. If they cannot continue, they end with status 3 and the reason.
 func TestSurvivorsGoOn(t *testing.T) {
 	t.Parallel()
 	const saved = "step-00000002" // each step is saved before the next begins

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// If a job's folder of checkpoints is moved away and removed, the job saves to a new one with the
-// same path, and an interrupt saves its last step there.
+// If a job's checkpoint folder is moved away and removed, the job saves to a new one at the same
+// path. An interrupt saves the last step there.
 func TestTheFolderOfAJobVanishes(t *testing.T) {
 	t.Parallel()
 	top := t.TempDir()
