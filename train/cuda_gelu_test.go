@@ -133,8 +133,9 @@ func TestCUDAGELUEpilogueIsOneCurve(t *testing.T) {
 	}
 }
 
-// TestCUDAGELUEpilogueOfOtherRuns checks runs where the same bits are less obvious. They are frozen
-// layers with and without their cache, layer-order accumulation, and GELU without its derivative.
+// TestCUDAGELUEpilogueOfOtherRuns checks that stage and recomputation change no bit in other runs.
+// These have frozen layers with and without their cache, layer-order accumulation, or GELU without
+// its derivative.
 func TestCUDAGELUEpilogueOfOtherRuns(t *testing.T) {
 	for name, change := range map[string]func(c *request){
 		"frozen": func(c *request) { c.Freeze = []string{"wte*", "wpe*", "h.0.*"} },

@@ -140,8 +140,8 @@ func placedStages(r *rand.Rand, c request) request {
 	return c
 }
 
-// TestResumeTellsHowTheTiedTableIsSummed checks a note about a tied model that resumes with a
-// pipeline after a run without, or the reverse: its tied table is summed in another order.
+// TestResumeTellsHowTheTiedTableIsSummed resumes a tied model with a pipeline after a run without,
+// and the reverse. A note must say that the gradient of the tied table is now summed differently.
 func TestResumeTellsHowTheTiedTableIsSummed(t *testing.T) {
 	for _, tied := range []bool{true, false} {
 		for _, stages := range [][2]int{{1, 2}, {2, 1}, {2, 4}} {
