@@ -20,8 +20,8 @@ import (
 )
 
 // TestCalibrationCoversTheGrid measures this machine and predicts every grid point. The calibration
-// must hold a rate for each operation class. Each predicted step must take longer than the measured
-// start of a step.
+// must hold a rate for each operation class. Each predicted step must be longer than Start, the
+// measured time of a section outside its operations.
 func TestCalibrationCoversTheGrid(t *testing.T) {
 	if testing.Short() {
 		t.Skip("measures for seconds")

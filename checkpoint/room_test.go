@@ -72,8 +72,8 @@ func (r roomy) Open(path string) (f filesys.Folder, err error) {
 	return r, err
 }
 
-// TestRoomOfAFolder checks Room: checkpoints that the run's Keep no longer covers after a resume
-// count as going to be removed. Checkpoints of other runs do not.
+// TestRoomOfAFolder checks the space that Room expects for a resumed run. Checkpoints that the run's
+// Keep does not cover are going to be freed. Checkpoints of other runs are not.
 func TestRoomOfAFolder(t *testing.T) {
 	dir := t.TempDir()
 	disk := roomy{free: 1000}

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// launcher names the variable that makes a child of the test run as launcher. Its value is the
+// launcher is the name of a variable. It makes a child of the test run as launcher; its value is the
 // folder that the ranks share with the test.
 const launcher = "SPILLWAY_TEST_LAUNCHER"
 

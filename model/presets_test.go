@@ -75,8 +75,7 @@ func TestParameterCountsArePublished(t *testing.T) {
 	}
 }
 
-// TestParameterCountsAreAsNamed checks the counts against the rounded sizes in the papers, within 1
-// %.
+// TestParameterCountsAreAsNamed checks the counts against the rounded sizes in the papers, to 1 %.
 func TestParameterCountsAreAsNamed(t *testing.T) {
 	for name, billions := range map[string]float64{
 		"gpt3-125m": 0.125, "gpt3-350m": 0.356, "gpt3-760m": 0.760, "gpt3-1.3b": 1.316, "gpt3-2.7b": 2.65, "gpt3-6.7b": 6.66, "gpt3-13b": 12.85, "gpt3-175b": 174.6,

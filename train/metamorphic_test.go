@@ -103,7 +103,7 @@ func randomCase(t testing.TB, seed uint64, dir string) request {
 	return c
 }
 
-// variant changes options of c that must not change any bit, except the stage.
+// variant returns c with other random options that must not change any bit. It keeps the stage.
 func variant(t testing.TB, r *rand.Rand, c request) request {
 	c.Prefetch = []int{0, 1, 2, 5, 100}[r.IntN(5)]
 	c.Threads = []int{0, 1, 2, 3, 7}[r.IntN(5)]

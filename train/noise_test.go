@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/train/saving"
 )
 
-// leafGradient returns the mean gradient of a micro-batch of rows rows, starting at sample. It
-// measures the change of the parameters in a step of plain SGD with a large rate.
+// leafGradient returns the mean gradient of the given number of rows, from sample on. It measures
+// the change of the parameters in a step of plain SGD with a large rate.
 func leafGradient(t *testing.T, c request, rows, sample int) (g []float64) {
 	t.Helper()
 	const rate = 1 << 20

@@ -303,8 +303,8 @@ func TestResumePassesOverDamage(t *testing.T) {
 	require.Equal(t, []string{".spillway-marks", "step-00000002", "step-00000004", "step-00000004.2", "step-00000006", "step-00000006.2"}, names(t, c.Checkpoint))
 }
 
-// TestResumeWantsEveryState checks a checkpoint with a valid checksum that lacks one of the
-// optimizer's states.
+// TestResumeWantsEveryState checks that a checkpoint with a valid checksum that lacks one of the
+// optimizer's states is refused.
 func TestResumeWantsEveryState(t *testing.T) {
 	t.Parallel()
 	c := keeping(t, 2)

@@ -236,8 +236,9 @@ func TestTheWall(t *testing.T) {
 	}
 }
 
-// TestPeaksFallWithTheStage checks models whose states are larger than two complete units, as all
-// published ones are.
+// TestPeaksFallWithTheStage checks that the planned device peak falls from stage 0 to 1 and from 1
+// to 3. This holds for models whose states are larger than two complete units, as all published
+// ones are.
 func TestPeaksFallWithTheStage(t *testing.T) {
 	t.Parallel()
 	for i, model := range []string{"spillway-ledger", "gpt2", "llama-3.2-1b", "llama-2-7b"} {

@@ -213,8 +213,8 @@ func TestChatTemplateOfFiles(t *testing.T) {
 	}
 }
 
-// FuzzSpecials checks that no content of the other tokenizer files gives invalid token ids or
-// a panic.
+// FuzzSpecials checks that no content of the other tokenizer files gives invalid token ids or a
+// panic.
 func FuzzSpecials(f *testing.F) {
 	text := marshal(f, toyTokenizer(f, "<|endoftext|>", "<|end|>"))
 	f.Add([]byte(`{"eos_token": {"content": "<|end|>"}, "add_bos_token": true, "tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": {"258": {"content": "<x>"}}, "chat_template": [{"name": "default", "template": "x"}]}`),
