@@ -137,7 +137,7 @@ func sameWithGraphs(t *testing.T, c request, own bool) {
 }
 
 // TestCUDAGraphsRefusedByTheDriver makes the driver refuse capture. The run must warn once and
-// continue without graphs. The device line must say whether graphs are used.
+// continue without graphs. The device line must say whether graphs are used and, if not, why.
 func TestCUDAGraphsRefusedByTheDriver(t *testing.T) {
 	c := tiny("gpt2")
 	c.Ranks, c.Steps, c.Batch, c.Seq = 2, 3, 1, 16

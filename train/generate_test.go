@@ -223,8 +223,8 @@ func TestDecodingStops(t *testing.T) {
 	}
 }
 
-// TestGenerationBetweenSteps checks that training steps between two texts invalidate the key/value
-// cache: results must equal those without the cache.
+// TestGenerationBetweenSteps generates texts between training steps. Each text must begin with its
+// prompt alone: results must equal those without the key/value cache.
 func TestGenerationBetweenSteps(t *testing.T) {
 	t.Parallel()
 	c := generation("gpt2", 32)
@@ -351,7 +351,7 @@ func TestInferenceSaysItsPrecision(t *testing.T) {
 }
 
 // BenchmarkDecode measures tokens per second of GPT-2 with random weights, for prompts one at a
-// time and 64 together: go test ./train -run none -bench Decode -benchtime 1x.
+// time and 64 together. Run: go test ./train -run none -bench Decode -benchtime 1x.
 func BenchmarkDecode(b *testing.B) {
 	prompts := make([][]int32, 64)
 	for i := range prompts {

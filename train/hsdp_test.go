@@ -18,8 +18,8 @@ func onMesh(mesh [2]int) request {
 	return c
 }
 
-// runMesh is runOf with a tolerance for the bytes sent. Over three replicas, a rank sends a third of a
-// shard, which may not be an integer number of bytes.
+// runMesh is runOf with a tolerance for the bytes sent. Over three replicas, a rank sends a third of
+// a shard, which may not be an integer number of bytes.
 func runMesh(t testing.TB, c request) outcome {
 	t.Helper()
 	tr, err := c.start(t.Context())

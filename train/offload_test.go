@@ -70,9 +70,10 @@ func stagesInTurn(turn int) (list []int) {
 }
 
 // TestOffloadGivesTheSameBits checks that no combination of stage, placement and recomputation
-// changes a bit at a given number of ranks. Accumulation, clipping and prefetch vary too. runOf
-// checks that touched memory equals the plan in all three spaces. By default it runs every other
-// placement, each with one stage and policy in turn; SPILLWAY_LONG=all runs all combinations.
+// changes a bit at a given number of ranks. Accumulation (1 and 3), clipping (on and off) and
+// prefetch (0 to 2) vary too. runOf checks that touched memory equals the plan in all three spaces.
+// By default it runs every other placement at each number of ranks. Each placement has one stage and
+// one recomputation policy in turn; SPILLWAY_LONG=all runs all combinations.
 func TestOffloadGivesTheSameBits(t *testing.T) {
 	t.Parallel()
 	turn := 0

@@ -264,8 +264,8 @@ func TestPipelinesInOtherTypes(t *testing.T) {
 	}
 }
 
-// TestPipelinesEvaluate checks that an evaluation gives the same loss with one, two and four pipeline
-// stages.
+// TestPipelinesEvaluate checks that an evaluation gives the same loss with one, two and four
+// pipeline stages.
 func TestPipelinesEvaluate(t *testing.T) {
 	for _, reproducible := range []bool{false, true} {
 		var want []float32

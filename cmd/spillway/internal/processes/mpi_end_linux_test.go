@@ -95,8 +95,8 @@ func inOneProcess(t *testing.T) outcome {
 }
 
 // A completed run ends even if MPI does not. If a rank's MPI_Finalize hangs, fails or is not
-// reached, every process ends soon without help, with the status of its work and a line with the
-// reason. The written files are complete.
+// reached, every process ends soon without help. Its status is that of its work, and a line gives
+// the reason. The written files are complete.
 func TestARunThatIsDoneIsOver(t *testing.T) {
 	t.Parallel()
 	if testing.Short() {
