@@ -14,8 +14,8 @@ import (
 )
 
 // TestPendingUpdatesAreThereWhenNeeded checks updates that wait for the next step, with a changing
-// rate. Evaluations, checkpoints and hashes between steps must see the states after the step.
-// Reading them must change no bit. By default half of the cases run.
+// rate. Evaluations and parameter hashes between steps must see the states after the step, and must
+// change no bit. By default half of the cases run.
 func TestPendingUpdatesAreThereWhenNeeded(t *testing.T) {
 	t.Parallel()
 	for i, placement := range []string{"optimizer=host", "optimizer=disk", placements[8], placements[9], "optimizer=host:55%", "optimizer=host:30%+disk:30%"} {
