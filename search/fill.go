@@ -327,9 +327,9 @@ func (f *filler) thrifty(room float64) (list []int) {
 	return list
 }
 
-// Where everything off the device exceeds a cap by a factor of nearMiss at most, less off it may
-// fit: what leaves takes memory of its own. So many of the usual recipes are filled there, with a
-// part of the effort.
+// If the plan with everything off the device exceeds a cap by at most the factor nearMiss, moving
+// less off may fit, because buffers off the device need device memory while they are used. The
+// search then fills nearMissed of the usual recipes, with one nearPart-th of the effort.
 const (
 	nearMiss   = 1.1
 	nearMissed = 12
