@@ -86,7 +86,7 @@ func TestRolesAreApart(t *testing.T) {
 			sent := 0
 			for stage := range first {
 				role, ids := q.Role(stage)
-				whole := make([]graph.BufID, len(role.Buffers)) // by ID in the role: that in q
+				whole := make([]graph.BufID, len(role.Buffers)) // by ID in the role: the ID in q
 				for id, own := range ids {
 					if own != graph.NoBuf {
 						whole[own] = graph.BufID(id)
