@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Watched is a context that is canceled when it is checked for a given time.
+// Watched is a context that is canceled at a chosen call of Err.
 type Watched struct {
 	context.Context
 	End   context.CancelFunc
