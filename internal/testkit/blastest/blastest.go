@@ -28,8 +28,8 @@ type Driver interface {
 type Library struct {
 	// Unsupported, if not nil, reports the products for which there is no algorithm.
 	Unsupported func(p blas.Product) bool
-	// FirstRun is the device memory that the library takes, for good, when a product
-	// runs for the first time: its kernels, which are loaded then. nil: none.
+	// FirstRun returns the device memory that the library allocates, and never frees, when a
+	// product first runs: its kernels, which are loaded then. nil means none.
 	FirstRun func(p blas.Product) int64
 
 	driver Driver

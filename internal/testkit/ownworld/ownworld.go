@@ -1,5 +1,5 @@
-// Package ownworld keeps a test process, and the processes it starts, out of the
-// user's configuration, caches and home, and what lies there out of the tests.
+// Package ownworld isolates a test process, and the processes that it starts, from the user's
+// configuration, caches and home folder.
 package ownworld
 
 import (
@@ -19,25 +19,25 @@ import (
 )
 
 const (
-	// CacheVar names the folder of the tests' caches, such as compiled kernels, which
-	// outlive the go command. Without it they lie in Go's own build cache; see kept.
+	// CacheVar names the folder of the tests' caches, such as compiled kernels, which are kept
+	// after the go command ends. If it is not set, they are in Go's build cache; see kept.
 	CacheVar = "SPILLWAY_TEST_CACHE"
 
-	// worldVar is for child processes: the world they were started in.
+	// worldVar tells child processes the folder in which they were started.
 	worldVar = "SPILLWAY_TEST_WORLD"
 )
 
-// gcPercent is as of debug.SetGCPercent, of tests that GOGC says nothing else for: they
-// live on a few MB of heap, and at Go's own 100 collected it fifty times a second, each
-// time waking all the threads of their ranks.
+// gcPercent is the value for debug.SetGCPercent in tests, unless GOGC is set. Tests use a few MB of
+// heap. With Go's default of 100 it was collected fifty times a second, which woke all threads of
+// their ranks each time.
 const gcPercent = 800
 
-// goVars are what the go command, which some tests run, keeps of the user's: its
-// own settings, caches and modules.
+// goVars are the variables that the go command, which some tests run, keeps from the user: its
+// settings, caches and modules.
 var goVars = []string{"GOENV", "GOPATH", "GOCACHE", "GOMODCACHE"}
 
-// Run is m.Run with HOME and the folders of configuration and caches in an empty
-// temporary folder, which is removed after it. It is the whole of a TestMain:
+// Run is m.Run with HOME and the folders of configuration and caches in an empty temporary folder,
+// which is removed afterwards. A TestMain needs nothing else:
 //
 //	func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
 func Run(m *testing.M) int {
@@ -51,8 +51,8 @@ func Run(m *testing.M) int {
 	return m.Run()
 }
 
-// ManyAtOnce has more tests run in parallel than there are processors, unless the command line
-// says how many. It is for packages whose parallel tests mostly wait. Call it before Run.
+// ManyAtOnce makes more tests run in parallel than there are processors, unless the command line
+// gives a number. It is for packages whose parallel tests mostly wait. Call it before Run.
 func ManyAtOnce() {
 	flag.Parse()
 	given := false
@@ -64,7 +64,7 @@ func ManyAtOnce() {
 	}
 }
 
-// CollectLess sets gcPercent. A test binary that becomes another program calls it in Run's place.
+// CollectLess sets gcPercent. A test binary that becomes another program calls it instead of Run.
 func CollectLess() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
