@@ -286,7 +286,7 @@ func (c *contacts) holds(ctx driver.Context, at driver.Address, done *atomic.Uin
 	return text, errors.Join(err, c.api.Synchronize(c.stream))
 }
 
-// copies times the link and the memory.
+// copies measures the rates of the link and of device memory.
 func (c *contacts) copies() {
 	var p unsafe.Pointer
 	var host, a, b driver.Address
@@ -328,11 +328,11 @@ func rate(bytes int64, d time.Duration) string {
 	return fmt.Sprintf("%.2f GB/s", float64(bytes)/max(d.Seconds(), 1e-9)/1e9)
 }
 
-// squareWork is the workspace of the square product, bytes.
+// squareWork is the workspace of the square product in bytes.
 const squareWork = 32 << 20
 
-// randomize fills memory with random numbers, which are numbers in fp32 and in 16 bits. On
-// constants a card draws less power and is faster.
+// randomize fills memory with random bits that are finite in fp32 and in 16 bits. With constant
+// data a card draws less power and is faster.
 func (c *contacts) randomize(at driver.Address, size int64) error {
 	const block = 1 << 24
 	p, _, err := c.api.HostAlloc(block)
@@ -349,10 +349,10 @@ func (c *contacts) randomize(at driver.Address, size int64) error {
 	return errors.Join(err, c.api.Synchronize(c.stream), c.api.HostFree(p))
 }
 
-// warmUp is how long the card works before a peak is taken. Tests on a double have less.
+// warmUp is how long the card works before a peak is measured. Tests on a double set it lower.
 var warmUp = 300 * time.Millisecond
 
-// steady is timed after warmUp, the median of 20.
+// steady returns the median of 20 runs after warmUp.
 func (c *contacts) steady(f func() error) (time.Duration, error) {
 	for start := time.Now(); time.Since(start) < warmUp; {
 		if err := errors.Join(f(), c.api.Synchronize(c.stream)); err != nil {
@@ -362,7 +362,7 @@ func (c *contacts) steady(f func() error) (time.Duration, error) {
 	return c.median(20, f)
 }
 
-// timed runs f once to warm up and then takes the median of five, by events.
+// timed runs f once to warm up and returns the median of five runs, measured with events.
 func (c *contacts) timed(f func() error) (time.Duration, error) {
 	if err := f(); err != nil {
 		return 0, err
@@ -370,7 +370,7 @@ func (c *contacts) timed(f func() error) (time.Duration, error) {
 	return c.median(5, f)
 }
 
-// median times f so often, by events.
+// median returns the median time of f over the given number of runs, measured with events.
 func (c *contacts) median(times int, f func() error) (time.Duration, error) {
 	from, err := c.api.NewEvent(true)
 	if err != nil {
@@ -400,7 +400,7 @@ func (c *contacts) median(times int, f func() error) (time.Duration, error) {
 	return time.Duration(median(took) * 1e9), nil
 }
 
-// kernels loads a module, and launches one of its kernels with nothing to do.
+// kernels loads a module and launches one of its kernels on empty data.
 func (c *contacts) kernels() {
 	const source, name = "sum.cu", "sum_total"
 	var image []byte
@@ -457,7 +457,7 @@ func (c *contacts) kernels() {
 	c.step("cuModuleUnload", func() (string, error) { return "", c.api.UnloadModule(m) })
 }
 
-// matrix runs a square product of each type: the rate that shares are taken of.
+// matrix measures the rate of a square product of each type, to which other rates are compared.
 func (c *contacts) matrix() {
 	var lib blas.Library
 	if !c.step("cublasLtCreate", func() (_ string, err error) { lib, err = c.products(); return "", err }) {
