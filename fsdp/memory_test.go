@@ -331,7 +331,7 @@ func TestCommunicationByFormula(t *testing.T) {
 						if (accum == 5 || reproducible) && n%3 != 2 {
 							continue // the volume is linear in accum and equal to the sum over micro-steps
 						}
-						prefetch := []int{0, 1, 9}[(n+accum+stage)%3] // changes when gathers start, not how many there are
+						prefetch := []int{0, 1, 9}[(n+accum+stage)%3] // moves gathers, adds none
 						for _, freeze := range frozenColumns[c.Family] {
 							if freeze.pattern != "" && (n%3 != 2 || accum > 2 || reproducible) {
 								continue // only 2, 5 and 8 ranks, and 1 or 2 micro-batches

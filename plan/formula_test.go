@@ -105,7 +105,7 @@ func TestZeROFormulas(t *testing.T) {
 			c := mixed(n, stage)
 			s := statesOf(t, fwd, c, n)
 			check(s, 2*cut(stage.ShardsGrads(), s), what)
-			require.InEpsilon(t, stage.ModelStateBytes(float64(s.psi), float64(n), 2, 2, 12), s.total(), 1e-3, what) // with 64 ranks the final norm is not sharded
+			require.InEpsilon(t, stage.ModelStateBytes(float64(s.psi), float64(n), 2, 2, 12), s.total(), 1e-3, what) // 64 ranks: the final norm is not sharded
 
 			c.Reduce32 = true
 			check(statesOf(t, fwd, c, n), 4*cut(stage.ShardsGrads(), s), what+", gradients in fp32")

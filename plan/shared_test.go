@@ -87,7 +87,7 @@ func TestSharedPlansAreTheSame(t *testing.T) {
 		if wantErr == nil {
 			planned++
 			copied := cfg
-			copied.Observe = func(string, *graph.Program) error { return nil } // with Observe set, no pass may modify its input
+			copied.Observe = func(string, *graph.Program) error { return nil } // passes must not modify their input
 			p, err := Build(fwd, copied)
 			require.NoError(t, err)
 			require.Equal(t, p.Hash(), want.Hash(), "configuration %d: passes that take programs over make another: %+v", i, cfg)

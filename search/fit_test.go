@@ -39,7 +39,7 @@ func TestFitIsAsFastAsAnyWholeChoice(t *testing.T) {
 						continue
 					}
 					faster++
-					f, err = predict(t.Context(), one, hw.Machine(2), 0, early) // an error if its lower bounds exceed the cap
+					f, err = predict(t.Context(), one, hw.Machine(2), 0, early) // an error if a bound exceeds a cap
 					require.False(t, err == nil && f.Fits(), "stage %d, prefetch %d, %v, %v fits and is faster", z, p, r, o)
 				}
 			}

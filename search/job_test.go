@@ -15,7 +15,7 @@ type job struct {
 	build  func(Shape) (*graph.Program, error)
 	layers int
 	target graph.Target
-	stages int          // number of pipeline stages
+	stages int // number of pipeline stages
 
 	mu    sync.Mutex
 	built map[Shape]*graph.Program // by its fp32 shape

@@ -53,7 +53,7 @@ func check(w *inproc.World, r int) error {
 	if err == nil {
 		err = errors.Join(algotest.Check(g, arena, s), algotest.CheckLeaves(g, arena, s))
 	}
-	if wrapped, e := algo.Wrap(g, algo.Options{Algorithm: algo.Tree}); err == nil { // in that order only one algorithm exists
+	if wrapped, e := algo.Wrap(g, algo.Options{Algorithm: algo.Tree}); err == nil { // only one algorithm has that order
 		err = errors.Join(e, algotest.CheckLeaves(wrapped, arena, s))
 	}
 	if err != nil {

@@ -57,7 +57,7 @@ func withoutIPCLock(cmd *exec.Cmd) (out []byte, err error) {
 		defer close(done)
 		runtime.LockOSThread()
 		const capIPCLock = 14
-		_ = unix.Prctl(unix.PR_CAPBSET_DROP, capIPCLock, 0, 0, 0) // fails for a process that lacks the capability anyway
+		_ = unix.Prctl(unix.PR_CAPBSET_DROP, capIPCLock, 0, 0, 0) // fails without the capability
 		out, err = cmd.CombinedOutput()
 	}()
 	<-done

@@ -220,7 +220,7 @@ func newRunner(t *testing.T) *runner {
 }
 
 func (r *runner) run(t *testing.T, c command, text string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute) // only limits a hang; it is no time limit of the command
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute) // ends a hang; no time is asserted
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-c", text)
 	cmd.Env, cmd.Dir = r.env, r.work
