@@ -16,7 +16,7 @@ import (
 var sanitizerTools = []string{"memcheck", "racecheck", "synccheck", "initcheck"}
 
 // sanitized are the tests to run under the sanitizer. They cover only this project's kernels: the
-// library's products are slow, and NVIDIA tests them.
+// library's products are slow, and are NVIDIA's to test.
 var sanitized = func() (list []string) {
 	for _, k := range []graph.Kind{graph.Attention, graph.AttentionGrad, graph.LayerNormGrad, graph.BiasGrad, "adamw", graph.SqSum, graph.EmbedGrad} {
 		list = append(list, "TestKernelsFollowTheCPU/"+string(k))
