@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// treeSum is the definition of the sum over ranks, for one element.
+// treeSum defines the sum over ranks of one element.
 func treeSum(v []float32) float32 {
 	if len(v) == 1 {
 		return v[0]

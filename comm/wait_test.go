@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 )
 
-// A wait counts what goes by between looks, and of a pause of the whole process two
+// A Wait counts the time between its checks. A pause of the whole process counts as at most two
 // intervals.
 func TestWaitCountsNoPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -21,7 +21,7 @@ func TestWaitCountsNoPause(t *testing.T) {
 			w.Look()
 		}
 		require.Equal(t, 3*time.Second, w.Counted)
-		time.Sleep(time.Millisecond) // somebody was roused
+		time.Sleep(time.Millisecond) // another goroutine woke the waiter
 		w.Look()
 		require.Equal(t, 3001*time.Millisecond, w.Counted)
 		time.Sleep(time.Hour)

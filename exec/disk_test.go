@@ -17,8 +17,8 @@ import (
 	"github.com/spillway-ml/spillway/offload/store"
 )
 
-// A buffer on disk is written and read through host staging, any bytes of it,
-// and moved by the program's copies.
+// The host can write and read any byte range of a buffer on disk, through host staging. The
+// program's copies move disk buffers too.
 func TestDiskBuffers(t *testing.T) {
 	for _, wrapped := range []bool{false, true} {
 		p := &graph.Program{}

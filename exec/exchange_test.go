@@ -9,9 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// An exchange of bytes along one axis of a mesh: part i of rank j of the axis comes
-// to be part j of rank i, and what several types lie in one buffer of bytes moves
-// with one operation.
+// An AllToAll of bytes along one axis of a mesh sends part i of the axis's rank j to part j of its
+// rank i. A buffer of bytes may hold several types, which one operation moves together.
 func TestExchange(t *testing.T) {
 	b := newBuilder(graph.Axis{Name: "replicate", Size: 2}, graph.Axis{Name: "shard", Size: 3})
 	const part = 8
@@ -45,8 +44,8 @@ func TestExchange(t *testing.T) {
 	}
 }
 
-// The order in which a reduction adds is the program's, and one that no transport
-// has is refused.
+// The program sets the order in which a reduction adds. Check refuses an order that no transport
+// has.
 func TestUnknownOrderOfSummationIsRefused(t *testing.T) {
 	z := newZero3(1, 37)
 	for i := range z.p.Sections[0].Phases[1].Ops {
@@ -58,7 +57,8 @@ func TestUnknownOrderOfSummationIsRefused(t *testing.T) {
 	}
 }
 
-// A sum from left to right is f32, of f32 or of 16 bits, and apart from what is read.
+// A reduction from left to right must add f32, bf16 or f16 values in f32, and must not write over
+// its input.
 func TestOrderOfLeavesIsChecked(t *testing.T) {
 	b := newBuilder(graph.Axis{Name: "shard", Size: 2})
 	leaf := b.buf("leaf", graph.BF16, 16, graph.Device, graph.LifeRun)

@@ -40,7 +40,7 @@ func factor(step, rank, micro int) float64 {
 	return 0.01*float64(step+1) + 0.003*float64(rank) - 0.002*float64(micro)
 }
 
-// step runs one step on a rank, with the host filling its factor by micro-step.
+// step runs one step on a rank; before each micro-step the host writes that micro-step's factor.
 func (z *zero3) step(e *exec.Executor, step, rank int) (loss float64, err error) {
 	e.SetStep(int64(step), 0)
 	err = e.RunSection("step", func(ph *graph.Phase, repeat int) error {
@@ -123,7 +123,7 @@ func TestShardedStepsEqualThePlainOnes(t *testing.T) {
 
 func TestNullDeviceGoesThroughTheWholeProgram(t *testing.T) {
 	const w = 3
-	z := newZero3(w, 1<<30) // 12 GiB a buffer: nothing of it exists
+	z := newZero3(w, 1<<30) // 12 GiB a buffer, never allocated
 	for r := range w {
 		c := nulldevice.New(r)
 		e, err := exec.New(exec.Config{Program: z.p, Layout: z.layout, Context: c, Library: nullkernels.Library{},
@@ -138,8 +138,8 @@ func TestNullDeviceGoesThroughTheWholeProgram(t *testing.T) {
 	}
 }
 
-// A failure anywhere on one rank comes out on every rank, names that rank and
-// its operation, and leaves nobody waiting.
+// Every launch of one rank fails in turn. Every rank must return an error that names the failed
+// rank and its operation, and no rank may stay blocked.
 func TestFaultAtEveryLaunchEndsTheJobOnEveryRank(t *testing.T) {
 	const w, bad = 3, 1
 	for _, mode := range []struct {
@@ -189,7 +189,7 @@ func TestFaultAtEveryLaunchEndsTheJobOnEveryRank(t *testing.T) {
 	}
 }
 
-// errStep finds the step that an error names.
+// errStep returns the step that an error names.
 func errStep(err error) (step int) {
 	var rank int
 	_, _ = fmt.Sscanf(err.Error(), "rank %d, step %d", &rank, &step)
@@ -217,7 +217,8 @@ func TestStuckRankIsNamedOnEveryRank(t *testing.T) {
 	require.Less(t, time.Since(begin), 10*time.Second)
 	for r, err := range errs {
 		require.ErrorIs(t, err, comm.ErrTimeout, "rank %d", r)
-		// A rank learns of it from its own collective or from the group, whichever is first.
+		// A rank learns of the timeout from its own collective or from the group, whichever comes
+		// first.
 		require.Regexp(t, fmt.Sprintf("^rank %d, step 0, section step(, phase micro, operation g/scatter on stream comm)?: timeout: ", r), err.Error())
 		require.ErrorContains(t, err, `reduce_scatter "micro/g/scatter" (call 4 of the world group): rank 2 did not arrive within 500ms; ranks 0, 1, 3 waited`)
 	}
@@ -254,7 +255,7 @@ func TestErrorOfBeforeAndAbort(t *testing.T) {
 }
 
 func TestTransfersThroughStaging(t *testing.T) {
-	z := newZero3(1, 100) // 400 bytes through 48 at a time
+	z := newZero3(1, 100) // 400 bytes through a staging buffer of 48
 	j := newRanks(t, z.builder, jobOptions{})
 	e := j.ex[0]
 	data := make([]byte, 400)
@@ -290,7 +291,7 @@ func TestTransfersThroughStaging(t *testing.T) {
 	require.ErrorContains(t, e.Read(z.shard, 0, got), "the program has no staging buffer")
 }
 
-// Views resolve to the rank's own part.
+// A view with a rank stride addresses a different part of its base on each rank.
 func TestRankViews(t *testing.T) {
 	const w = 3
 	b := newBuilder(graph.Axis{Name: "data", Size: w})
@@ -366,7 +367,7 @@ func TestReleasedBytesArePoison(t *testing.T) {
 	var j *ranks
 	var got []string
 	j = newRanks(t, b, jobOptions{lib: library{spy: func(k kernels.Binding) error {
-		for _, id := range []graph.BufID{x, y, kept} { // what a stray read would find
+		for _, id := range []graph.BufID{x, y, kept} { // values that a stray read would return
 			v, err := cpu.Slice[float32](device.Ptr{Arena: k.Out[0].Arena, Off: b.layout.Offset[id], Len: 32})
 			if err != nil {
 				return err
@@ -382,8 +383,7 @@ func TestReleasedBytesArePoison(t *testing.T) {
 		"y/dead x NaN", "y/dead y NaN", "y/dead kept 0"}, got)
 }
 
-// An event of one section's run still orders the next: a Wait refers to the
-// latest Record whatever phase it was in.
+// A Wait refers to the latest Record of its event, even one in an earlier phase.
 func TestEventsCarryAcrossPhases(t *testing.T) {
 	b := newBuilder()
 	x := b.buf("x", graph.F32, 1, graph.Device, graph.LifeRun)
@@ -414,8 +414,8 @@ func TestEventsCarryAcrossPhases(t *testing.T) {
 	require.ErrorContains(t, j.ex[0].Read(x, 0, make([]byte, 4)), "the executor is closed")
 }
 
-// A join has no kernel: it orders what follows its stream, and its event, after
-// what it waits for.
+// A join has no kernel. Operations behind it on its stream, or behind its event, start after the
+// events that it waits for.
 func TestJoinOrdersStreams(t *testing.T) {
 	b := newBuilder()
 	x := b.buf("x", graph.F32, 1, graph.Device, graph.LifeRun)

@@ -15,8 +15,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels"
 )
 
-// pairProgram is x → y → z on the compute stream, with an operation of another stream
-// between, for which z waits. x and y live in the phase only.
+// pairProgram computes x → y → z on the compute stream. Between the two is an operation on the comm
+// stream, for which z waits. x and y live in the phase only.
 func pairProgram() *builder {
 	b := newBuilder()
 	x := b.buf("x", graph.F32, 8, graph.Device, graph.LifePhase)
@@ -34,7 +34,7 @@ func pairProgram() *builder {
 	return b
 }
 
-// joinSumAndNorm lets a sum and a norm run as one.
+// joinSumAndNorm lets the sum and the norm run as one kernel.
 func joinSumAndNorm(first, second kernels.Binding) error {
 	if first.Op.Name == "sum" && second.Op.Name == "norm" {
 		return nil
@@ -42,8 +42,8 @@ func joinSumAndNorm(first, second kernels.Binding) error {
 	return errApart
 }
 
-// Two operations that the library has one kernel for run in the second's place, behind
-// what that waits for; what the first reads and writes is not poisoned before.
+// Two operations for which the library has one kernel run at the second's place, after the events
+// that it waits for. The buffers that the first reads and writes are not poisoned before that.
 func TestTwoOperationsAsOne(t *testing.T) {
 	b := pairProgram()
 	var mu sync.Mutex
@@ -83,8 +83,8 @@ func TestTwoOperationsAsOne(t *testing.T) {
 	require.ErrorContains(t, j.ex[0].RunSection("step", nil), "norm", "the second stands for both")
 }
 
-// Where a value that is not finite comes from is looked for one operation at a time: it
-// is the first of two whose output it is.
+// FindNonFinite runs joined operations one at a time, and names the first of the two if its output
+// is not finite.
 func TestFindNonFiniteLooksAtEachOfTwo(t *testing.T) {
 	b := pairProgram()
 	j := newRanks(t, b, jobOptions{lib: library{joins: joinSumAndNorm, spy: func(k kernels.Binding) error {
@@ -104,7 +104,7 @@ func TestFindNonFiniteLooksAtEachOfTwo(t *testing.T) {
 	require.Equal(t, "y", found.Buffer)
 }
 
-// A library that fails to join fails the job, naming both.
+// If the library fails to join two operations, New's error names both.
 func TestJoinFails(t *testing.T) {
 	b := pairProgram()
 	lib := library{joins: func(first, second kernels.Binding) error {

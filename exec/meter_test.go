@@ -9,7 +9,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// What two lists have in common is, instant by instant, when both have something
+// The overlap of two lists of spans equals the number of instants at which both have something
 // running.
 func TestOverlapInstantByInstant(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/memplan"
 )
 
-// The operations of the test programs, on float32.
+// Kinds of the test programs' operations, on float32.
 const (
 	scaleBy graph.Kind = "test_scale_by" // x, hyper → y = x · hyper[0]
 	sub     graph.Kind = "test_sub"      // g → p −= g
@@ -31,11 +31,11 @@ const (
 // library binds the test kinds on the CPU device.
 type library struct {
 	spy   func(b kernels.Binding) error
-	slow  time.Duration                             // of scaleBy
-	joins func(first, second kernels.Binding) error // nil: these run as one; if it is set
+	slow  time.Duration                             // duration of scaleBy
+	joins func(first, second kernels.Binding) error // nil error: the two run as one; a nil function joins none
 }
 
-// errApart is joins' for two operations that stay two.
+// errApart is returned by joins for two operations that are not joined.
 var errApart = errors.New("apart")
 
 // Join implements kernels.Joiner.
@@ -134,8 +134,8 @@ func (l library) Bind(b kernels.Binding) (device.Kernel, error) {
 	return k, err
 }
 
-// build makes a program from buffers and lays them out one behind the other,
-// with gaps, except those that share another's place.
+// builder builds a program. It places the buffers one after another with gaps, except those that
+// share another buffer's bytes.
 type builder struct {
 	p      *graph.Program
 	layout *memplan.Layout
@@ -150,7 +150,7 @@ func newBuilder(mesh ...graph.Axis) *builder {
 
 const gap = 64
 
-// port adds a buffer that the host uses.
+// port adds a buffer in host memory with the given port.
 func (b *builder) port(port graph.Port, name string, d graph.DType, n int64) {
 	b.p.Buf(b.buf(name, d, n, graph.Host, graph.LifeRun)).Port = port
 }
@@ -164,7 +164,7 @@ func (b *builder) buf(name string, d graph.DType, n int64, space graph.Space, li
 	return id
 }
 
-// over places a buffer at the bytes of another one.
+// over adds a buffer at the same offset as another one.
 func (b *builder) over(name string, d graph.DType, n int64, life graph.Life, other graph.BufID) graph.BufID {
 	o := b.p.Buf(other)
 	if n*d.Size() > o.Bytes() {
@@ -192,22 +192,22 @@ func wr(id graph.BufID) graph.Out  { return graph.Out{Buf: id, Mode: graph.Write
 func acc(id graph.BufID) graph.Out { return graph.Out{Buf: id, Mode: graph.Accum} }
 func rw(id graph.BufID) graph.Out  { return graph.Out{Buf: id, Mode: graph.ReadWrite} }
 
-// with adds what an operation waits for and records.
+// with sets the events that an operation records and waits for.
 func with(o graph.Op, record graph.EventID, wait ...graph.EventID) graph.Op {
 	o.Wait, o.Record = wait, record
 	return o
 }
 
-// grouped sets a collective's group: the world.
+// grouped makes the group of a collective the world.
 func grouped(o graph.Op) graph.Op {
 	o.Attr = graph.GroupAttr{Axis: -1}
 	return o
 }
 
-// zero3 is a small sharded program, all streams overlapping: each micro-step
-// gathers the parameters, scales them by the host's factor as "gradients",
-// sums these over the ranks into the accumulating shard; the update subtracts
-// it from the parameter shard and sends the loss home.
+// zero3 is a small sharded program whose streams all overlap. Each micro-step gathers the
+// parameters, scales them by the host's factor as "gradients", and sums these over the ranks into
+// the accumulating shard. The update subtracts it from the parameter shard and copies the loss to
+// the host.
 //
 //	micro (×2): copy-in hyper | gather p → full | g = full · factor, loss += Σ g | gs += Σ ranks g
 //	update:     p −= gs; host p += ...; copy-out loss
@@ -256,12 +256,13 @@ func newZero3(w int, n int64) *zero3 {
 	// of the next repeat must come after it.
 	micro := p.Sections[0].Phases[1].Ops
 	micro[1].Wait = append(micro[1].Wait, hyperFree)
-	// The gather of a step must see the update of the step before: sections sync.
+	// The gather of a step must read the values updated in the step before: sections end with a
+	// sync.
 	return z
 }
 
-// want computes a step over plain slices: params (whole), factors by micro-step.
-// It returns each rank's loss.
+// want computes a step on plain slices, from the complete parameters and each rank's factors by
+// micro-step. It returns each rank's loss.
 func (z *zero3) want(w int, params []float32, factors [][2]float64) []float64 {
 	loss := make([]float64, w)
 	gs := make([]float32, len(params))
@@ -299,7 +300,7 @@ func treeSum(v []float32) float32 {
 	return treeSum(v[:p]) + treeSum(v[p:])
 }
 
-// ranks is a job over the CPU device.
+// ranks holds the executors of all ranks of a job on the CPU device.
 type ranks struct {
 	t     *testing.T
 	world *inproc.World
@@ -313,7 +314,7 @@ type jobOptions struct {
 	trace   *exec.Trace
 	meter   bool
 
-	unchecked bool // a checker runs one kernel at a time: not for one that hangs
+	unchecked bool // no checker: it runs one kernel at a time, which blocks forever if a kernel hangs
 }
 
 func newRanks(t *testing.T, b *builder, o jobOptions) *ranks {

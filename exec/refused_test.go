@@ -101,7 +101,7 @@ func TestBadProgramsAreRefused(t *testing.T) {
 	require.ErrorContains(t, err, "no device context")
 }
 
-// plain is a context without the optional abilities.
+// plain is a context without the optional interfaces.
 type plain struct{ device.Context }
 
 func (p plain) NewStream(id graph.StreamID) (device.Stream, error) {

@@ -9,7 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// What is told by class is what operations have reached of the plan's live buffers.
+// TouchedClasses counts, by class, the bytes of the plan's live buffers that operations have
+// reached.
 func TestTouchedByClass(t *testing.T) {
 	z := newZero3(2, 37)
 	work := z.buf("work", graph.F32, 30, graph.Device, graph.LifeRun)

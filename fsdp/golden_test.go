@@ -16,9 +16,9 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// What the stages make of one small model: the step's operations, a column a
-// stream, and the lifetime of every buffer of the device. Read a change of these
-// files as a change of every run; -rewrite accepts it.
+// The golden files list, for one small model at each stage, the step's operations in one column per
+// stream and the lifetime of every device buffer. A change of a file changes every run, so review
+// it as such; -rewrite accepts it.
 func TestGoldenPrograms(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
@@ -47,7 +47,7 @@ func TestGoldenPrograms(t *testing.T) {
 	})
 }
 
-// operations lists section "step", each operation in its stream's column.
+// operations lists the operations of section "step", each in the column of its stream.
 func operations(p *graph.Program) string {
 	var b strings.Builder
 	for _, ph := range p.Section("step").Phases {
@@ -66,7 +66,7 @@ func operations(p *graph.Program) string {
 	return b.String()
 }
 
-// bars draws the device's buffers in section "step".
+// bars draws the lifetimes of the device's buffers in section "step".
 func bars(t *testing.T, p *plan.Plan) string {
 	var all bytes.Buffer
 	require.NoError(t, layouts.Bars(p.Program, p.Layout, &all))
@@ -80,7 +80,7 @@ func bars(t *testing.T, p *plan.Plan) string {
 			keep = space
 		case strings.HasPrefix(line, "  ") && line[2] != ' ':
 			keep = space && strings.HasPrefix(line, "  step:")
-			if keep { // the operations are above
+			if keep { // the operations are listed already
 				line = "  step\n"
 			}
 		}

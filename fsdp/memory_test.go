@@ -15,13 +15,13 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Memory and communication of a plan as the ZeRO paper's formulas (Rajbhandari
-// et al., SC 2020), as equalities. Nothing here is computed by the code that is
-// tested: the formulas take the forward program's parameters and units alone.
+// These tests compare memory and communication of plans with the ZeRO paper's formulas (Rajbhandari
+// et al., SC 2020), as equalities. The formulas use only the forward program's parameters and
+// units, not the code under test.
 
 var models = map[string]model.Config{
 	"gpt2 tied": {Family: model.GPT2, Layers: 3, Width: 40, Heads: 4, Vocab: 97, Positions: 32, TiedHead: true},
-	// 1-element surpluses everywhere: no tensor is a multiple of 256.
+	// No tensor's size is a multiple of 256, so that every tensor is padded.
 	"gpt2 odd":     {Family: model.GPT2, Layers: 2, Width: 18, Heads: 3, FFN: 31, Vocab: 101, Positions: 17},
 	"llama tied":   {Family: model.Llama, Layers: 2, Width: 32, Heads: 4, KVHeads: 2, FFN: 56, Vocab: 61, Positions: 32, TiedHead: true},
 	"llama untied": {Family: model.Llama, Layers: 4, Width: 24, Heads: 2, KVHeads: 1, FFN: 40, Vocab: 61, Positions: 32, QKVBias: true},
@@ -33,7 +33,7 @@ var worlds = []int{1, 2, 3, 4, 5, 7, 8}
 
 const fp32 = 4 // bytes
 
-// unitSize is what the formulas take from a model.
+// unitSize holds a unit's data that the formulas need.
 type unitSize struct {
 	name      string
 	tensors   []int64 // elements of each parameter
@@ -41,8 +41,8 @@ type unitSize struct {
 	trainable bool
 }
 
-// unitsOf lists a model's units, with the trainable and the frozen parameters of
-// a unit apart, as they are gathered and reduced.
+// unitsOf lists a model's units. The trainable and the frozen parameters of a unit are two entries,
+// because they are gathered and reduced separately.
 func unitsOf(p *graph.Program, frozen func(name string) bool) (list []unitSize) {
 	for _, kind := range []bool{true, false} {
 		for u := range p.Units {
@@ -63,8 +63,8 @@ func unitsOf(p *graph.Program, frozen func(name string) bool) (list []unitSize) 
 
 func up(n, to int64) int64 { return (n + to - 1) / to * to }
 
-// flat is the length of a unit's flat parameter: each tensor starts at a
-// multiple of 256 elements, and so does each shard.
+// flat returns the length of a unit's flat parameter in elements: each tensor and each shard starts
+// at a multiple of 256.
 func (u unitSize) flat(ranks int) int64 {
 	if u.whole(ranks) {
 		odd := int64(ranks)
@@ -83,8 +83,8 @@ func (u unitSize) end() (n int64) {
 	return n
 }
 
-// whole says that a unit has less than 256 elements for each rank: then every rank has
-// all of it, and nobody gathers it.
+// whole reports whether a unit has fewer than 256 elements for each rank. Such a unit is not
+// sharded or gathered.
 func (u unitSize) whole(ranks int) bool { return u.end() < 256*int64(ranks) }
 
 func buildPlan(t testing.TB, c model.Config, cfg plan.Config) *plan.Plan {
@@ -117,16 +117,17 @@ func forwardUnits(t testing.TB, c model.Config, frozen func(string) bool) []unit
 	return unitsOf(p, frozen)
 }
 
-// stateBytes is K of the paper in fp32: bytes of optimizer states a parameter,
-// and bytes a parameter tensor where there is one state a tensor.
+// stateBytes holds K of the paper in fp32: the bytes of optimizer states per parameter, and, for
+// states with one element per tensor, the bytes per parameter tensor.
 var stateBytes = map[string][2]int64{
 	"adamw": {8, 0}, "lamb": {8, 0}, // two moments
 	"sgd": {4, 0}, "lars": {4, 0}, "larc": {4, 0}, // momentum
 	"novograd": {4, 4}, // a first moment an element, a second one a tensor
 }
 
-// Units of less than 256 elements a rank are whole at every stage: what is over N below
-// is of the others. Section 5 and figure 1: a rank holds, of Ψ trainable and Φ frozen parameters
+// Units with less than 256 elements a rank are not sharded at any stage; N below applies to the
+// others. Section 5 and figure 1: with Ψ trainable and Φ frozen parameters in fp32 over N ranks, a
+// rank holds
 // in fp32 over N ranks,
 //
 //	stage   parameters   gradients   optimizer
@@ -135,13 +136,13 @@ var stateBytes = map[string][2]int64{
 //	2       4(Ψ+Φ)       4Ψ/N        KΨ/N
 //	3       4(Ψ+Φ)/N     4Ψ/N        KΨ/N
 //
-// where /N rounds up to an element of each tensor-like state. What alignment
-// and even shards add is no part of these classes but of padding.
+// where /N rounds up to an element of each tensor or state. Alignment and equal shards add bytes of
+// class padding, which is not counted here.
 func TestMemoryByFormula(t *testing.T) {
 	for name, c := range models {
 		for optimizer, k := range stateBytes {
 			if optimizer != "adamw" && name != "gpt2 odd" {
-				continue // what an optimizer keeps does not depend on the model
+				continue // an optimizer's states do not depend on the model
 			}
 			for _, n := range worlds {
 				for stage := range 4 {
@@ -175,7 +176,7 @@ func TestMemoryByFormulaWithFrozenParameters(t *testing.T) {
 	}
 }
 
-// matcher serves patterns with stars at their ends only.
+// matcher supports patterns with stars at their ends only.
 func matcher(pattern string) func(string) bool {
 	core := strings.Trim(pattern, "*")
 	return func(name string) bool {
@@ -196,7 +197,7 @@ func checkMemory(t *testing.T, c model.Config, optimizer string, k [2]int64, ran
 		Optimizer: zero.Optimizer{Name: optimizer, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Trust: 0.001}})
 	n := int64(ranks)
 	var psi, phi, tensors int64
-	var small, smallFrozen int64 // of these, in units that stay whole
+	var small, smallFrozen int64 // those of them in units that are not sharded
 	units := forwardUnits(t, c, frozen)
 	for _, u := range units {
 		if u.trainable {
@@ -211,7 +212,7 @@ func checkMemory(t *testing.T, c model.Config, optimizer string, k [2]int64, ran
 			smallFrozen += u.elems
 		}
 	}
-	over := func(elems, small int64, sharded bool) int64 { // elements a rank holds
+	over := func(elems, small int64, sharded bool) int64 { // elements that a rank holds
 		if sharded {
 			return (elems-small+n-1)/n + small
 		}
@@ -220,10 +221,11 @@ func checkMemory(t *testing.T, c model.Config, optimizer string, k [2]int64, ran
 	use := p.Layout.Spaces[graph.Device]
 	require.Equal(t, fp32*over(psi+phi, small+smallFrozen, stage >= 3), use.ClassPeak[graph.Parameters], "parameters of Ψ=%d Φ=%d", psi, phi)
 	require.Equal(t, fp32*over(psi, small, stage >= 2), use.ClassPeak[graph.Gradients], "gradients of Ψ=%d", psi)
-	// k[0]/4 flat states of 4 bytes an element; those of one element a tensor are whole on every rank.
+	// The optimizer has k[0]/4 flat states of 4 bytes per element. States of one element per tensor
+	// are not sharded.
 	require.Equal(t, k[0]/fp32*fp32*over(psi, small, stage >= 1)+k[1]*tensors, use.ClassPeak[graph.Optimizer], "optimizer states of Ψ=%d", psi)
 
-	// The padding of what lives through the run: flat lengths less the above.
+	// Padding of buffers that live for the run: flat lengths minus the sizes above.
 	var want, got int64
 	for _, u := range units {
 		part := func(sharded bool) int64 {
@@ -256,16 +258,16 @@ func checkMemory(t *testing.T, c model.Config, optimizer string, k [2]int64, ran
 	}
 }
 
-// The paper's own numbers (figure 1): mixed-precision Adam, 7.5 billion
-// parameters over 64 ranks: 120, 31.4, 16.6 and 1.9 GB a rank.
+// The paper's example (figure 1): mixed-precision Adam with 7.5 billion parameters over 64 ranks
+// needs 120, 31.4, 16.6 and 1.9 GB on each rank at stages 0 to 3.
 func TestThePapersExample(t *testing.T) {
 	for stage, want := range []float64{120e9, 31.4e9, 16.6e9, 1.88e9} {
 		require.InEpsilon(t, want, zero.Stage(stage).ModelStateBytes(7.5e9, 64, 2, 2, 12), 0.005, "stage %d", stage)
 	}
 }
 
-// gathersOf counts the stretches of a micro-step that use a unit's weights, by
-// hand from the architecture. Forward goes up, backward down:
+// gathersOf returns how often a micro-step gathers a unit: the number of stretches of operations
+// that use its weights, derived from the architecture. Forward goes up, backward down:
 //
 //	embedding, positions   once: backward needs no weight, only the gradient
 //	blocks, final norm     twice: forward, and backward for the input's gradient
@@ -285,8 +287,9 @@ func gathersOf(c model.Config, unit string, layer, layers int) int64 {
 	return 2
 }
 
-// joined says that two stretches that use a unit are one: what is used between them, in
-// the forward behind the unit and at its top a tied embedding, is whole everywhere.
+// joined reports whether the forward's and the backward's use of a unit are one stretch. They are
+// if nothing used between them is gathered: neither the units above, nor a tied embedding at the
+// top.
 func joined(c model.Config, unit string, units []unitSize, halves []unitSize, ranks int) bool {
 	small := func(name string) bool {
 		return !slices.ContainsFunc(halves, func(h unitSize) bool { return h.name == name && !h.whole(ranks) })
@@ -300,25 +303,25 @@ func joined(c model.Config, unit string, units []unitSize, halves []unitSize, ra
 	return !c.TiedHead || unit == "embed" || small("embed")
 }
 
-// Section 7 and its appendix: data parallel training and stages 1 and 2 send
-// 2Ψ a rank and step, stage 3 sends 3Ψ, each times (N−1)/N for a ring. Here each
-// collective moves its unit's padded flat parameter F:
+// Section 7 and its appendix: data parallel training and stages 1 and 2 send 2Ψ a rank and step,
+// stage 3 sends 3Ψ, each times (N−1)/N for a ring. Here each collective moves its unit's padded
+// flat parameter F:
 //
 //	stage 0   all-reduce = 2F(N−1)/N after the last micro-step
 //	stage 1   reduce-scatter as often as stage 0's, and all-gather once: F(N−1)/N each
 //	stage 2   reduce-scatter every micro-step, all-gather once
 //	stage 3   reduce-scatter and the gathers of gathersOf every micro-step
 //
-// Reproducible, every stage exchanges each micro-step's leaves, which is what a
-// reduce-scatter sends, and stage 0 gathers the sum once.
+// With Reproducible, every stage exchanges the leaves of each micro-step, which sends as much as a
+// reduce-scatter. Stage 0 gathers the sum once.
 //
-// Scalars (loss) and exact accumulators of norms are not counted.
+// The loss and the exact accumulators of norms are not counted.
 //
-// A unit of less than 256 elements a rank is whole everywhere: all-reduced as often as its
-// stage reduces, never gathered; reproducible, padded and exchanged as others are.
+// A unit of less than 256 elements a rank is not sharded. It is all-reduced as often as its stage
+// reduces and never gathered. With Reproducible it is padded and exchanged like other units.
 //
-// The frozen parameters of a block are gathered beside the others, as often as
-// their own stretches ask for, and nothing of them is reduced or updated.
+// The frozen parameters of a block are gathered separately, as often as their own uses require.
+// They are not reduced or updated.
 func TestCommunicationByFormula(t *testing.T) {
 	for name, c := range models {
 		for _, n := range worlds {
@@ -326,12 +329,12 @@ func TestCommunicationByFormula(t *testing.T) {
 				for _, reproducible := range []bool{false, true} {
 					for stage := range 4 {
 						if (accum == 5 || reproducible) && n%3 != 2 {
-							continue // linear in it; as many times as the sum
+							continue // the volume is linear in accum and equal to the sum over micro-steps
 						}
 						prefetch := []int{0, 1, 9}[(n+accum+stage)%3] // moves gathers, adds none
 						for _, freeze := range frozenColumns[c.Family] {
 							if freeze.pattern != "" && (n%3 != 2 || accum > 2 || reproducible) {
-								continue // 2, 5 and 8 ranks, once and twice
+								continue // only 2, 5 and 8 ranks, and 1 or 2 micro-batches
 							}
 							title := fmt.Sprintf("%s, %d ranks, accum %d, reproducible %v, stage %d, prefetch %d, frozen %q", name, n, accum, reproducible, stage, prefetch, freeze.pattern)
 							if !long.Keep(title, 8) {
@@ -388,9 +391,9 @@ func TestCommunicationByFormula(t *testing.T) {
 	}
 }
 
-// frozenColumns are what is frozen of a model in TestCommunicationByFormula, and
-// how often a micro-step wants it: a frozen weight or scale in the forward, and in
-// the backward for the gradient of its input; a bias in the forward alone.
+// frozenColumns lists the parameters frozen in TestCommunicationByFormula and how often a
+// micro-step gathers them. The forward needs frozen weights, scales and biases; the backward needs
+// weights and scales for the gradient of the input.
 var frozenColumns = map[model.Family][]struct {
 	pattern string
 	gathers int64
@@ -401,7 +404,7 @@ var frozenColumns = map[model.Family][]struct {
 	model.CNN:   {{"", 0}, {"*.bias", 1}},
 }
 
-// On a deep model padding and the ends no longer matter, and the sums are the
+// On a deep model padding and the first and last units are negligible, and the sums approach the
 // paper's 2Ψ and 3Ψ.
 func TestCommunicationNearsTheTextbook(t *testing.T) {
 	c := model.Config{Family: model.Llama, Layers: 24, Width: 512, Heads: 8, FFN: 1408, Vocab: 256, Positions: 64}

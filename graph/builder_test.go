@@ -159,7 +159,7 @@ func TestBuilderProgram(t *testing.T) {
 	}
 }
 
-// normal drops the empty slices that a Clone makes of nil ones.
+// normal replaces empty slices by nil, because Clone makes empty slices of nil ones.
 func normal(b *graph.Buffer) *graph.Buffer {
 	c := *b
 	if len(c.Global) == 0 {
@@ -171,7 +171,7 @@ func normal(b *graph.Buffer) *graph.Buffer {
 	return &c
 }
 
-// Dropouts of one program have different sites.
+// Each dropout of a program has a different site.
 func TestDropoutSites(t *testing.T) {
 	p := build(t, func(b *graph.Builder) {
 		x := b.Dropout("one", b.Input("x", 4, 6), 0.5, 2)

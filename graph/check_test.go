@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// A vocabulary's slices cover it, over all ranks, and none is empty.
+// The slices of a vocabulary must cover it over all ranks, and none may be empty.
 func TestSlicesOfAVocabulary(t *testing.T) {
 	s := samples(t)[graph.HeadStats][0]
 	for _, a := range []graph.SliceAttr{
@@ -29,7 +29,7 @@ func TestSlicesOfAVocabulary(t *testing.T) {
 	require.ErrorContains(t, graph.Check(s.p, &s.op), "a slice along mesh axis 1, want −1 to 0")
 }
 
-// A part of the rows is one of equal parts, which have whole samples together.
+// Rows can be divided only into equal parts that together make complete samples.
 func TestPartsOfRows(t *testing.T) {
 	s := samples(t)[graph.Dropout][0]
 	n, of := s.p.Buf(s.op.In[0]).Elems(), s.op.Attr.(graph.DropoutAttr)
@@ -54,7 +54,7 @@ func TestPartsOfRows(t *testing.T) {
 	}
 }
 
-// free are dimensions that an operation alone does not determine.
+// free lists dimensions that an operation alone does not determine.
 var free = map[string]bool{
 	"embed table 0": true, "embed_grad dtable 0": true, // vocabulary
 	"add_pos pos 0": true, "add_pos_grad dpos 0": true, // positions, from Seq up
@@ -90,7 +90,7 @@ func TestCheckNamesEveryWrongDimension(t *testing.T) {
 	}
 }
 
-// mutate checks op with one operand of another shape, type or absent.
+// mutate checks that op is refused with one operand of another shape or type, or without it.
 func mutate(t *testing.T, s sample, id graph.BufID, operand string, set func(op *graph.Op, id graph.BufID)) {
 	if id == graph.NoBuf || slices.Contains(s.op.In, id) && slices.ContainsFunc(s.op.Out, func(o graph.Out) bool { return o.Buf == id }) {
 		return
@@ -172,12 +172,12 @@ func TestCheckRefuses(t *testing.T) {
 	op.Out[0] = graph.Out{Buf: op.In[0], Mode: graph.ReadWrite}
 	require.NoError(t, graph.Check(p, &op))
 
-	// A view of the input's memory is the input's memory.
+	// A view of an input's memory overlaps the input.
 	op.Out[0].Buf = p.AddBuffer(graph.Buffer{Name: "view", Shape: []int64{2, 2}, View: &graph.View{Base: op.In[1]}})
 	require.ErrorContains(t, graph.Check(p, &op), "output y (view) overlaps input b (b)")
 }
 
-// A rank's shard may be a view of the whole that is gathered.
+// A rank's shard may be a view of the buffer into which it is gathered.
 func TestCollectiveOverItsOwnShard(t *testing.T) {
 	p := &graph.Program{Mesh: []graph.Axis{{Name: "shard", Size: 2}}}
 	full := p.AddBuffer(graph.Buffer{Name: "full", Shape: []int64{8}})

@@ -9,8 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// fill gives every field of a value something: slices have two elements, pointers
-// point.
+// fill sets every exported field of a value: slices get two elements, pointers a target.
 func fill(v reflect.Value, n *int) {
 	*n++
 	switch v.Kind() {
@@ -52,7 +51,7 @@ func fill(v reflect.Value, n *int) {
 	}
 }
 
-// apart says that two values share no memory that either could write.
+// apart requires that two values share no memory that either could write.
 func apart(t *testing.T, path string, v, w reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:

@@ -16,7 +16,7 @@ func differentiated(t *testing.T, f func(b *graph.Builder)) *graph.Program {
 	return checkGradients(t, build(t, f), 1)
 }
 
-// lines compares dumps written with indentation.
+// lines compares two dumps and ignores indentation.
 func lines(t *testing.T, want, got string) {
 	t.Helper()
 	var clean []string
@@ -26,7 +26,7 @@ func lines(t *testing.T, want, got string) {
 	require.Equal(t, strings.Join(clean, "\n"), strings.TrimSpace(got))
 }
 
-// A residual stream's gradient is one buffer: blocks add to it in place.
+// The gradient of a residual stream is one buffer, to which blocks add in place.
 func TestResidualStreamIsAccumulatedInPlace(t *testing.T) {
 	p := differentiated(t, func(b *graph.Builder) {
 		x := b.Linear("in", b.Input("x", 2, 3), param(b, "w.in", 3, 3), graph.Value{}, graph.LinearAttr{})
@@ -52,8 +52,8 @@ func TestResidualStreamIsAccumulatedInPlace(t *testing.T) {
 	`, backward(p))
 }
 
-// The branch of a residual block reads the shared gradient after the block's
-// norm would have added to it: the contribution goes to a buffer of its own.
+// A residual block's branch reads the shared gradient after its norm's contribution is computed.
+// That contribution therefore goes to a separate buffer instead of being added in place.
 func TestSharedGradientIsNotAccumulatedInto(t *testing.T) {
 	p := differentiated(t, func(b *graph.Builder) {
 		x := b.Scale("in", param(b, "a", 2, 3), 1.5)
@@ -71,7 +71,7 @@ func TestSharedGradientIsNotAccumulatedInto(t *testing.T) {
 	`, backward(p))
 }
 
-// An elementwise derivative replaces dy only where nobody else holds it.
+// An elementwise derivative overwrites dy only if no other value uses it.
 func TestElementwiseDerivativeInPlace(t *testing.T) {
 	p := differentiated(t, func(b *graph.Builder) {
 		x := b.Linear("in", b.Input("x", 2, 3), param(b, "w", 3, 3), graph.Value{}, graph.LinearAttr{})
@@ -91,7 +91,7 @@ func TestElementwiseDerivativeInPlace(t *testing.T) {
 	`, backward(p))
 }
 
-// The same operand twice, and a chain of sums that all share one gradient.
+// Programs in which several gradients share a buffer: the same operand twice, and chains of sums.
 func TestGradientsThatAliasEachOther(t *testing.T) {
 	for name, f := range map[string]func(b *graph.Builder){
 		"x + x": func(b *graph.Builder) {
@@ -128,9 +128,8 @@ func TestGradientsThatAliasEachOther(t *testing.T) {
 	}
 }
 
-// Random programs over a pool of values, with residuals, shared operands and
-// in-place operations, have the right gradients, or are refused for reading
-// what they overwrote.
+// Random programs with residuals, shared operands and in-place operations have the right gradients,
+// or are refused because the backward reads an overwritten value.
 func TestGradientsOfRandomPrograms(t *testing.T) {
 	refused := 0
 	const programs = 150
@@ -195,7 +194,7 @@ func randomProgram(b *graph.Builder, rng *rand.Rand) {
 			vals = append(vals, y)
 		}
 	}
-	// Everything reaches the loss, so every parameter has a gradient.
+	// Every value reaches the loss, so every parameter has a gradient.
 	for i, v := range vals {
 		n := fmt.Sprintf("end%d", i)
 		b.SumLoss(n+".loss", b.Mul(n, v, b.Activation(n+".act", v, graph.ActSiLU)))
@@ -209,13 +208,13 @@ func TestCrossEntropyOverwritesLogitsThatNothingReads(t *testing.T) {
 	})
 	require.Equal(t, "loss/dx: cross_entropy_grad(fc, targets, loss.lse, hyper) → ~fc", last(p))
 
-	// Softmax keeps its result, here the logits of the loss.
+	// The softmax's gradient reads its result, here the loss's logits, so they are kept.
 	p = differentiated(t, func(b *graph.Builder) {
 		b.CrossEntropy("loss", b.Softmax("soft", param(b, "a", 4, 5)), b.Targets(4, 1))
 	})
 	require.Equal(t, "loss/dx: cross_entropy_grad(soft, targets, loss.lse, hyper) → soft.grad", last(p))
 
-	// The second loss is differentiated first; the first one still reads the logits.
+	// The second loss is differentiated first, and the first one still reads the logits.
 	p = differentiated(t, func(b *graph.Builder) {
 		l := b.Scale("s", param(b, "a", 4, 5), 1.5)
 		b.CrossEntropy("loss", l, b.Targets(4, 1))
@@ -245,7 +244,7 @@ func TestFrozenParametersStopTheBackward(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	q := checkGradients(t, p, 1)
-	// l.1 wants its bias's gradient only, l.0 nothing.
+	// l.1 needs only its bias's gradient, l.0 none.
 	lines(t, `
 		loss/seed: loss_seed(hyper) → loss.grad
 		loss/dx: sum_grad(loss.grad) → l.2.act.grad
@@ -338,7 +337,7 @@ func TestDifferentiateRefuses(t *testing.T) {
 	_, err = graph.Differentiate(&graph.Program{})
 	require.ErrorContains(t, err, `no section "forward"`)
 
-	// A view of a part of a value carries no gradient.
+	// A view of a part of a value has no gradient.
 	p = build(t, func(b *graph.Builder) {
 		x := b.Scale("s", param(b, "a", 2, 2), 2)
 		b.SumLoss("loss", b.Reshape("part", x, 4))

@@ -26,7 +26,7 @@ func TestEditor(t *testing.T) {
 	end := e.Before(3, op("end"))
 	e.Split(1, []graph.Op{op("b.0"), op("b.1")})
 	e.Throttle(e.Base[0], x)
-	e.Throttle(end, z) // the other way round: dropped
+	e.Throttle(end, z) // in the opposite direction: dropped
 	e.Base[2].Op.Unit = 7
 	require.Equal(t, []string{"a", "b", "c"}, names(ph.Ops), "nothing before Commit")
 	e.Commit()
@@ -35,8 +35,8 @@ func TestEditor(t *testing.T) {
 	require.Equal(t, []graph.Throttle{{Before: "a", After: "b.0"}, {Before: "b.1", After: "c"}, {Before: "a", After: "x"}}, ph.Throttles)
 }
 
-// What nothing uses goes, views of what stays and bases of used views stay, and
-// every reference follows.
+// Sweep removes unused buffers. Views of kept buffers and bases of used views stay, and all
+// references are updated.
 func TestSweep(t *testing.T) {
 	b := graph.NewBuilder()
 	b.Block("h", 0)

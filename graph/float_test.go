@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 )
 
-// Every kind takes all of its compute operands in 16 bits, or in f32, and no
-// mixture; gradients of parameters also in f32; nothing else changes its type.
+// Every kind accepts all its compute operands in 16 bits, or all in f32, but no mixture. Parameter
+// gradients may be f32 too. Other operands keep their type.
 func TestFloatsOfAnOperationAreOfOneType(t *testing.T) {
 	mixed, widened := 0, 0
 	for kind, list := range samples(t) {
@@ -19,7 +19,7 @@ func TestFloatsOfAnOperationAreOfOneType(t *testing.T) {
 			ins, outs := info.Operands(s.op.Attr)
 			op := graph.CloneOps([]graph.Op{s.op})[0]
 			p := s.p.Clone()
-			// half gives every use of the buffers that flexible operands use 16 bits.
+			// half gives 16 bits to the buffers that flexible operands use, in every use.
 			made := map[graph.BufID]graph.BufID{}
 			half := func(o graph.Operand, id *graph.BufID, only graph.FloatRule) {
 				if *id == graph.NoBuf || o.Float != only {
@@ -47,7 +47,7 @@ func TestFloatsOfAnOperationAreOfOneType(t *testing.T) {
 			if len(made) > 0 {
 				widened++
 			}
-			// One of several back to f32, or to the other 16-bit type.
+			// Change one of several operands back to f32, or to the other 16-bit type.
 			for i := range op.In {
 				if op.In[i] == graph.NoBuf || ins[i].Float != graph.ComputeFloat || len(made) < 2 || other(op, i) {
 					continue
@@ -82,7 +82,7 @@ func TestFloatsOfAnOperationAreOfOneType(t *testing.T) {
 	require.Greater(t, mixed, 40)
 }
 
-// other says that operand i's buffer has a second use in the operation.
+// other reports whether operand i's buffer has a second use in the operation.
 func other(op graph.Op, i int) bool {
 	for j, id := range op.In {
 		if j != i && id == op.In[i] {
@@ -97,8 +97,8 @@ func other(op graph.Op, i int) bool {
 	return false
 }
 
-// onlyGrads says that input i is the one operand of the compute type: the
-// gradients beside it may differ from it.
+// onlyGrads reports whether input i is the only operand of the compute type. Gradients may then
+// have another type.
 func onlyGrads(p *graph.Program, outs []graph.Operand, op graph.Op, ins []graph.Operand, i int) bool {
 	for j := range op.In {
 		if j != i && op.In[j] != graph.NoBuf && ins[j].Float == graph.ComputeFloat {
@@ -130,7 +130,7 @@ func TestCastChecks(t *testing.T) {
 	require.ErrorContains(t, check(a, b, graph.ReadWrite), "mode rw")
 }
 
-// The loss scale's buffers survive the text form and a clone.
+// The loss scale's buffers are kept by the text form and by Clone.
 func TestScalerInText(t *testing.T) {
 	p := graph.NewBuilder()
 	q, err := p.Program()

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// sameBits runs both programs in float32 and compares loss and gradients.
+// sameBits runs both programs in float32 and requires equal losses and gradients, bit for bit.
 func sameBits(t *testing.T, p, q *graph.Program, seed uint64) {
 	t.Helper()
 	params := randomParams(p, seed)
@@ -71,7 +71,7 @@ func TestFuseJoinsLinearAndActivation(t *testing.T) {
 	sameBits(t, q, f, 1)
 }
 
-// Without a derivative to read it, pre is not written.
+// Fuse does not write pre if no derivative reads it.
 func TestFuseDropsPreThatNothingReads(t *testing.T) {
 	q, err := graph.Differentiate(mlpProgram(t, "?1"))
 	require.NoError(t, err)
@@ -88,7 +88,7 @@ func TestFuseDropsPreThatNothingReads(t *testing.T) {
 	require.ErrorContains(t, err, "differentiate l2 (linear): its activation was fused without keeping pre")
 }
 
-// What was fused with pre kept can still be differentiated.
+// A fused program that keeps pre can still be differentiated.
 func TestDifferentiateOfFusedLinear(t *testing.T) {
 	f := graph.Fuse(mlpProgram(t, ""))
 	ops := f.Sections[0].Phases[0].Ops
@@ -123,13 +123,13 @@ func TestFuseLeavesOtherUsesAlone(t *testing.T) {
 			require.Equal(t, dump(q), dump(graph.Fuse(q)))
 		})
 	}
-	// What outlives the phase stays whole.
+	// A value that outlives the phase is not fused away.
 	p := mlpProgram(t, "")
 	p.Buf(p.Find("l1")).Life = graph.LifeStep
 	require.Contains(t, dump(graph.Fuse(p)), "a1: act(l1) → a1")
 }
 
-// halfMLP is an MLP whose activations are of 16 bits, differentiated.
+// halfMLP returns a differentiated MLP whose activations have 16 bits.
 func halfMLP(t *testing.T, dt graph.DType) *graph.Program {
 	p := build(t, func(b *graph.Builder) {
 		x := b.Linear("l1", b.Input("x", 2, 3), param(b, "w1", 3, 4), graph.Value{}, graph.LinearAttr{})
@@ -149,8 +149,8 @@ func halfMLP(t *testing.T, dt graph.DType) *graph.Program {
 	return q
 }
 
-// An activation of the unrounded sum is one operation in every program: with pre, read or
-// not.
+// An activation of the unrounded sum is fused into one operation in every program, whether pre is
+// read or not.
 func TestFuseTakesTheUnroundedSum(t *testing.T) {
 	q := halfMLP(t, graph.F16)
 	before := dump(q)
@@ -197,7 +197,7 @@ func TestFuseGradientsJoinsProductAndDerivative(t *testing.T) {
 	require.Equal(t, dump(q), dump(graph.FuseGradients(q, graph.ActGELUTanh)), "the gradient outlives the phase")
 }
 
-// in16 is a model of linears, differentiated, whose floats are of a type.
+// in16 returns a differentiated program whose floats have the given type.
 func in16(t *testing.T, dt graph.DType, f func(b *graph.Builder)) *graph.Program {
 	q, err := graph.Differentiate(build(t, f))
 	require.NoError(t, err)
@@ -209,7 +209,7 @@ func in16(t *testing.T, dt graph.DType, f func(b *graph.Builder)) *graph.Program
 	return q
 }
 
-// twoBiases is two linears with biases, the second with its weight transposed.
+// twoBiases builds two linears with biases, the second with a transposed weight.
 func twoBiases(b *graph.Builder) {
 	x := b.Linear("l1", b.Input("x", 2, 3), param(b, "w1", 3, 4), param(b, "b1", 4), graph.LinearAttr{})
 	x = b.Linear("l2", x, param(b, "w2", 5, 4), param(b, "b2", 5), graph.LinearAttr{TransW: true})
@@ -233,8 +233,8 @@ func TestFuseBiasGradientsJoinsThemWithTheWeights(t *testing.T) {
 	require.Equal(t, dump(in16(t, graph.F32, twoBiases)), dump(graph.FuseBiasGradients(in16(t, graph.F32, twoBiases))), "of f32")
 }
 
-// Two linears into one sum have one dy: each bias goes with the weight of its own unit and
-// order, and where there is none it stays.
+// If two linears feed one sum, they share dy. Each bias gradient joins the weight gradient of its
+// own unit and order; one without such a partner is not joined.
 func TestFuseBiasGradientsOfOneSum(t *testing.T) {
 	q := in16(t, graph.F16, func(b *graph.Builder) {
 		x := b.Input("x", 2, 3)
@@ -250,7 +250,7 @@ func TestFuseBiasGradientsOfOneSum(t *testing.T) {
 	checkOps(t, f)
 }
 
-// A rewrite that would change what is computed is left out.
+// FuseBiasGradients leaves out a rewrite that would change results.
 func TestFuseBiasGradientsLeavesOthersAlone(t *testing.T) {
 	at := func(p *graph.Program, name string) *graph.Op {
 		for i := range p.Sections[0].Phases[0].Ops {

@@ -13,15 +13,15 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-// What a check feeds a program with.
+// Scalars that the checks set.
 const (
 	invCount  = 0.25
 	lossScale = 2.0
 )
 
-// world is a program's memory with inputs set: parameters uniform in
-// [−1, 1) with every value at least 0.01 from zero (relu has a corner there),
-// float inputs alike, targets and tokens within limits, some targets −1.
+// world returns a program's memory with all inputs set. Parameters and float inputs are uniform in
+// [−1, 1), at least 0.01 from zero because relu has a corner there. Targets and tokens are within
+// limits; some targets are −1.
 func world[T num.Float](t *testing.T, p *graph.Program, seed uint64, params [][]float64) *interp.World[T] {
 	t.Helper()
 	w := interp.New[T](p)
@@ -74,7 +74,7 @@ func world[T num.Float](t *testing.T, p *graph.Program, seed uint64, params [][]
 	return w
 }
 
-// classes is the smallest table or number of logits of the program.
+// classes returns the smallest number of rows of a table or of logits in the program.
 func classes(p *graph.Program) int32 {
 	n := int64(math.MaxInt32)
 	for _, op := range p.Sections[0].Phases[0].Ops {
@@ -125,10 +125,9 @@ func lossOf[T num.Float](t *testing.T, p *graph.Program, seed uint64, params [][
 	return loss[0], w
 }
 
-// checkGradients differentiates p and compares its gradients in float64 with
-// central differences, at up to 12 elements a parameter, and the loss and
-// gradients in float32 with those in float64. It returns the differentiated
-// program.
+// checkGradients differentiates p. It compares the float64 gradients with central differences, at
+// up to 12 elements a parameter, and the float32 loss and gradients with float64. It returns the
+// differentiated program.
 func checkGradients(t *testing.T, p *graph.Program, seed uint64) *graph.Program {
 	t.Helper()
 	q, err := graph.Differentiate(p)
@@ -176,7 +175,7 @@ func checkGradients(t *testing.T, p *graph.Program, seed uint64) *graph.Program 
 	return q
 }
 
-// checkOps verifies a program, and that names are unique: plans and traces show
+// checkOps verifies a program and requires unique names, because plans and traces identify
 // operations and buffers by name.
 func checkOps(t *testing.T, p *graph.Program) {
 	t.Helper()
@@ -210,18 +209,17 @@ func param(b *graph.Builder, name string, shape ...int64) graph.Value {
 	return b.Param(name, graph.Normal(1), shape...)
 }
 
-// starts is where documents start, by world.
+// starts adds the input that marks document starts, which world fills.
 func starts(b *graph.Builder, rows, seq int64) graph.Value { return b.Input("starts", rows, seq) }
 
-// weigh makes a loss whose gradient by y is no constant: Σ y·c with c a
-// parameter, whose own gradient is y.
+// weigh adds the loss Σ y·c, so that y's gradient is not constant. c is a parameter, whose gradient
+// is y.
 func weigh(b *graph.Builder, y graph.Value) {
 	c := param(b, "c", b.Shape(y)...)
 	b.SumLoss("loss", b.Mul("weigh", y, c))
 }
 
-// gradchecks has a program for each differentiable kind. The name before a
-// slash is the kind.
+// gradchecks has a program for each differentiable kind. The name up to a slash is the kind.
 var gradchecks = []struct {
 	name string
 	f    func(b *graph.Builder)
@@ -401,8 +399,7 @@ func TestGradientsOfEveryKind(t *testing.T) {
 	}
 }
 
-// With any one of its parameters frozen, a program has the gradients of the
-// others.
+// With any one parameter frozen, the gradients of the others do not change.
 func TestGradientsWithOneFrozenParameter(t *testing.T) {
 	for _, c := range gradchecks {
 		p := build(t, c.f)

@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// declaredKinds reads the Kind constants of kinds.go.
+// declaredKinds returns the Kind constants of kinds.go.
 func declaredKinds(t *testing.T) []graph.Kind {
 	f, err := parser.ParseFile(token.NewFileSet(), "kinds.go", nil, 0)
 	require.NoError(t, err)
@@ -50,7 +50,7 @@ func TestKindTableIsComplete(t *testing.T) {
 		}
 		ops := append(slices.Clone(info.In), info.Out...)
 		if info.Attr != nil {
-			// Attention's packed form has operands of its own.
+			// Packed attention has different operands.
 			ins, outs := info.Operands(graph.AttentionAttr{Packed: true})
 			ops = append(append(ops, ins...), outs...)
 		}
@@ -76,8 +76,8 @@ type sample struct {
 	op graph.Op
 }
 
-// samples has at least one valid operation of each kind: those of the gradient
-// checks, and hand-made ones of the kinds that rewrites add.
+// samples returns at least one valid operation of each kind: those of the gradient checks, and
+// hand-made ones for the kinds that rewrites add.
 func samples(t *testing.T) map[graph.Kind][]sample {
 	all := map[graph.Kind][]sample{}
 	for _, c := range gradchecks {
@@ -174,15 +174,15 @@ func samples(t *testing.T) map[graph.Kind][]sample {
 	return all
 }
 
-// What the table says is saved is what derivatives read, all of it and no more
-// (Differentiate refuses more).
+// The operands that the table marks as saved are exactly those that derivatives read. Differentiate
+// refuses to read others.
 func TestSavesIsWhatDerivativesRead(t *testing.T) {
 	reads := map[graph.Kind]map[string]bool{}
 	for _, c := range gradchecks {
 		q, err := graph.Differentiate(build(t, c.f))
 		require.NoError(t, err)
 		ops := q.Sections[0].Phases[0].Ops
-		reused := map[graph.BufID]bool{} // logits that their gradient overwrote: a gradient from then on
+		reused := map[graph.BufID]bool{} // logits overwritten by their gradient, and so gradients from then on
 		for _, op := range ops {
 			if op.Kind == graph.CrossEntropyGrad && op.Out[0].Mode == graph.ReadWrite {
 				reused[op.Out[0].Buf] = true
@@ -190,10 +190,10 @@ func TestSavesIsWhatDerivativesRead(t *testing.T) {
 		}
 		for _, fwd := range ops {
 			if fwd.Pass != graph.Forward || len(fwd.In) > 1 && fwd.In[0] == fwd.In[1] || len(fwd.In) > 2 && fwd.In[1] == fwd.In[2] {
-				continue // of one buffer under two names it is open which one was read
+				continue // with one buffer under two names it is unknown which one was read
 			}
 			if len(fwd.In) > 0 && len(fwd.Out) > 0 && fwd.In[0] == fwd.Out[0].Buf {
-				continue // and of an operation in place
+				continue // the same holds for an operation in place
 			}
 			info, _ := graph.InfoOf(fwd.Kind)
 			ins, outs := info.Operands(fwd.Attr)

@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 )
 
-// twoMicroBatches is a phase that goes through two micro-batches: each has its tokens
-// and its activation, and both add to one sum.
+// twoMicroBatches returns a program whose phase has two micro-batches. Each has its own tokens and
+// activation, and both add to one sum.
 func twoMicroBatches() *graph.Program {
 	n := graph.NoBuf
 	p := &graph.Program{Tokens: n, Targets: n, Positions: n, Hyper: n, Key: n, Loss: n, GradNorm: n, Logits: n}
@@ -34,7 +34,8 @@ func twoMicroBatches() *graph.Program {
 	return p
 }
 
-// Operations of a phase keep to their own micro-batch; sums are everybody's.
+// Operations use only buffers of their own micro-batch, or buffers that belong to none, such as
+// sums.
 func TestMicroBatches(t *testing.T) {
 	p := twoMicroBatches()
 	require.NoError(t, graph.Verify(p))
@@ -55,7 +56,7 @@ func TestMicroBatches(t *testing.T) {
 	require.ErrorContains(t, graph.VerifyStructure(p), "belongs to micro-batch -1, want 0 or more")
 }
 
-// Inputs are there once for each micro-batch, but for what is the step's.
+// Each micro-batch has its own inputs, except those that belong to the step.
 func TestMicroBatchesOfInputs(t *testing.T) {
 	p := twoMicroBatches()
 	buf := func(port graph.Port, d graph.DType, n int64) graph.BufID {
@@ -70,7 +71,7 @@ func TestMicroBatchesOfInputs(t *testing.T) {
 	}
 }
 
-// Scratch is of its operation's micro-batch; gathered parameters are everybody's.
+// Workspace belongs to its operation's micro-batch; gathered parameters belong to none.
 func TestScratchIsOfAMicroBatch(t *testing.T) {
 	p := twoMicroBatches()
 	ph := &p.Sections[0].Phases[0]
@@ -100,7 +101,7 @@ func TestScratchIsOfAMicroBatch(t *testing.T) {
 	require.Equal(t, map[int]bool{0: true, 1: true}, scratch)
 }
 
-// Sets of scalars have the types that rules read.
+// VerifyStructure requires that sets of scalars have the types that update rules read.
 func TestScalars(t *testing.T) {
 	p := twoMicroBatches()
 	add := func(d graph.DType, n int64) graph.BufID {

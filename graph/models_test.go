@@ -42,8 +42,8 @@ func llama(change func(c *model.Config)) model.Config {
 	return c
 }
 
-// models are whole tiny models: differentiated, their gradients are checked by
-// finite differences; fused, they keep their bits.
+// models are complete tiny models. Their gradients are checked with finite differences. Fusing must
+// not change their bits.
 var models = []struct {
 	name   string
 	c      model.Config
@@ -95,8 +95,8 @@ func TestGradientsOfModels(t *testing.T) {
 	}
 }
 
-// A tied head's parameter has one gradient: the head writes it, at its forward
-// place, and the embedding adds to it, last.
+// A tied head's parameter has one gradient: the head writes it and the embedding, last in the
+// backward, adds to it.
 func TestTiedHeadHasOneGradient(t *testing.T) {
 	p, err := model.Build(gpt2(nil), model.Train, 2, 5)
 	require.NoError(t, err)

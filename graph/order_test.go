@@ -8,7 +8,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// emptyProgram has no buffers in any role.
+// emptyProgram returns a program without well-known buffers.
 func emptyProgram(mesh ...Axis) *Program {
 	p := &Program{Mesh: mesh}
 	for _, w := range p.wellKnown() {
@@ -17,9 +17,8 @@ func emptyProgram(mesh ...Axis) *Program {
 	return p
 }
 
-// drawProgram returns a random section over a few buffers and views: streams,
-// events, repeated phases, partial and rank-dependent operands. Nothing keeps
-// it from being wrong in any way but malformed.
+// drawProgram returns a random section over a few buffers and views, with streams, events, repeated
+// phases, and partial and rank-dependent operands. It is well-formed but may have any other fault.
 func drawProgram(t *rapid.T) *Program {
 	p := emptyProgram(Axis{"data", rapid.IntRange(1, 3).Draw(t, "ranks")})
 	ranks := int64(p.Mesh[0].Size)
@@ -55,8 +54,8 @@ func drawProgram(t *rapid.T) *Program {
 	return p
 }
 
-// longRun is a section written out with up to most copies of a phase, and which
-// of its steps come before which, by closure over direct successors.
+// longRun is a section written out with up to most copies of each phase. before tells which steps
+// precede which, as the closure of direct succession.
 type longRun struct {
 	ops    []*Op
 	part   []int
@@ -98,7 +97,7 @@ func newLongRun(s *Section, most int) *longRun {
 	return r
 }
 
-// uses lists the bytes that an operation touches on one rank.
+// uses visits the byte ranges that an operation touches on one rank.
 func (r *longRun) uses(p *Program, i, rank int, visit func(root BufID, lo, hi int64, e Effect)) {
 	Effects(r.ops[i], func(e Effect) {
 		root, lo := p.Resolve(e.Buf, []int{rank})
@@ -106,8 +105,8 @@ func (r *longRun) uses(p *Program, i, rank int, visit func(root BufID, lo, hi in
 	})
 }
 
-// conflicts counts pairs of steps that touch a common byte on some rank, one of
-// them writing, and are not ordered.
+// conflicts counts the unordered pairs of steps that touch a common byte on some rank, with at
+// least one writing.
 func (r *longRun) conflicts(p *Program) int {
 	n := 0
 	for j := range r.ops {
@@ -146,8 +145,8 @@ func TestBeforeIsReachability(t *testing.T) {
 	})
 }
 
-// TestTwoCopies holds the claim that two copies of a repeated phase show every
-// conflict of more: a program is free of conflicts with 5 copies if it is with 2.
+// TestTwoCopies: two copies of a repeated phase show every conflict that more copies have. A
+// program without conflicts in 2 copies has none in 5.
 func TestTwoCopies(t *testing.T) {
 	free := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -163,8 +162,8 @@ func TestTwoCopies(t *testing.T) {
 	require.NotZero(t, free, "every program drawn had conflicts")
 }
 
-// TestVerifyOrder compares Verify's verdict on order with all pairs on all
-// ranks. Rank-dependent parts may only make it stricter.
+// TestVerifyOrder compares Verify's verdict on order with a check of all pairs on all ranks. With
+// rank-dependent parts Verify may be stricter.
 func TestVerifyOrder(t *testing.T) {
 	agreed := map[bool]int{}
 	rapid.Check(t, func(t *rapid.T) {
@@ -175,7 +174,7 @@ func TestVerifyOrder(t *testing.T) {
 		require.NoError(t, err)
 		v := verifier{p: p, regions: regions, filled: make([]bool, len(p.Buffers))}
 		for i := range v.filled {
-			v.filled[i] = true // contents are another matter
+			v.filled[i] = true // ignore errors about contents
 		}
 		roots := &rootUses{at: make([]int32, len(p.Buffers))}
 		var failed error
@@ -196,8 +195,8 @@ func TestVerifyOrder(t *testing.T) {
 	require.NotZero(t, agreed[false])
 }
 
-// TestLiveRanges follows every byte on every rank: what one use leaves and
-// another reads must be in one live range, and uses are in exactly one.
+// TestLiveRanges follows every byte on every rank. If one use writes a byte that another reads,
+// both are in one live range, and every use is in exactly one.
 func TestLiveRanges(t *testing.T) {
 	split := 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -231,7 +230,7 @@ func TestLiveRanges(t *testing.T) {
 			split += n - 1
 		}
 		for rank := range p.WorldSize() {
-			writers := map[[2]int64][]int{} // root and byte → steps that may have left it
+			writers := map[[2]int64][]int{} // root and byte → steps that may have written it last
 			for i := range long.ops {
 				long.uses(p, i, rank, func(root BufID, lo, hi int64, e Effect) {
 					mine, ok := rangeOf[[2]int{int(root), i}]

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// quantised is an update of 512 elements whose moments are in 8 bits.
+// quantised returns a program with an update of 512 elements whose moments are in 8 bits.
 func quantised(t *testing.T) (p *graph.Program, op *graph.Op) {
 	n := graph.NoBuf
 	p = &graph.Program{Tokens: n, Targets: n, Positions: n, Hyper: n, Key: n, Loss: n, GradNorm: n, Logits: n}
@@ -47,7 +47,7 @@ func find(t *testing.T, p *graph.Program, name string) *graph.Buffer {
 	return nil
 }
 
-// Values and scales are one allocation of n + 4·n/256 bytes, and views of it.
+// Values and scales are views of one allocation of n + 4·n/256 bytes.
 func TestQuantisedBuffers(t *testing.T) {
 	p, op := quantised(t)
 	require.NoError(t, graph.VerifyStructure(p))
@@ -61,7 +61,7 @@ func TestQuantisedBuffers(t *testing.T) {
 	_, _, err = p.AddQuantized(graph.Buffer{Name: "wide", DType: graph.F32, Shape: []int64{256}}, graph.QuantBlock)
 	require.ErrorContains(t, err, "want i8 or u8")
 
-	// The text form keeps the tie, and what sweeps buffers keeps both sides of it.
+	// The text form keeps the link between values and scales, and Sweep keeps both or neither.
 	q, err := progtext.Parse(graph.Format(p), zero.Operations()...)
 	require.NoError(t, err)
 	require.Equal(t, graph.Format(p), graph.Format(q))
@@ -71,8 +71,8 @@ func TestQuantisedBuffers(t *testing.T) {
 	require.Equal(t, len(p.Buffers), len(swept.Buffers))
 }
 
-// Scales that are not those of the values, in number, place or name, are refused:
-// an operation would silently use other blocks'.
+// Scales that differ from the values in number, place or name are refused, because an operation
+// would silently use the scales of other blocks.
 func TestScalesGoWithTheirValues(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(p *graph.Program, op *graph.Op)

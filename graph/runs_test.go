@@ -7,8 +7,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// A run keeps every wait in front of it and every record behind it, is as long as that
-// allows, and crosses no cut.
+// A run has waits only at its start and records only at its end, is as long as possible, and
+// crosses no cut.
 func TestRuns(t *testing.T) {
 	ops := []Op{
 		{Stream: Compute}, {Stream: Compute}, {Stream: CopyIn, Record: 1}, {Stream: Compute}, // 0, 1, 3
@@ -47,8 +47,8 @@ func TestRuns(t *testing.T) {
 	})
 }
 
-// A pair is two neighbours on the stream between which nothing is recorded, without a
-// predicate, and no operation is in two.
+// A pair is two neighbouring operations on a stream, without a record between them and without a
+// predicate. No operation is in two pairs.
 func TestPairs(t *testing.T) {
 	plain := Op{Stream: Compute, Skip: NoBuf}
 	recording, waiting, other, skipped, join := plain, plain, plain, plain, plain

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// slicedProgram has one parameter in slices over the ranks of a mesh axis.
+// slicedProgram returns a program with one parameter in slices over the ranks of a mesh axis.
 func slicedProgram(shape []int64, s Split, ranks int) *Program {
 	p := &Program{Units: []Unit{{Name: "u"}}, Mesh: []Axis{{Name: "tensor", Size: ranks}}}
 	if ranks == 1 {
@@ -21,14 +21,14 @@ func slicedProgram(shape []int64, s Split, ranks int) *Program {
 	return p
 }
 
-// Every element is in one run, and those of a slice are a part of each group, in order.
+// Every element is in exactly one run. A slice has an equal part of each group, in order.
 func TestRunsOfSlices(t *testing.T) {
 	for _, c := range []struct {
 		shape  []int64
 		split  Split
 		ranks  int
 		local  []int64
-		unused int64 // elements of all slices that are no parameter's
+		unused int64 // elements of the slices that belong to no parameter
 	}{
 		{[]int64{8, 3}, Split{Dim: 0, Slices: 4}, 2, []int64{2, 3}, 0},
 		{[]int64{8, 3}, Split{Dim: 0, Slices: 4}, 1, []int64{2, 3}, 0},

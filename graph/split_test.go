@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 )
 
-// A parameter of global shape (64,40), of which each of four ranks has ten columns,
-// beside a flat shard along the other axis.
+// splitProgram returns a program with a parameter of global shape (64,40). Each of four ranks has
+// ten of its columns, and a flat shard of them along the other axis.
 func splitProgram(t *testing.T) *graph.Program {
 	text := strings.NewReplacer(
 		"mesh data=4\n", "mesh model=4 data=4\n",

@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 )
 
-// TestText reads programs as text. "format" prints one back.
+// TestText parses programs in text form; "format" prints one again.
 func TestText(t *testing.T) {
 	datadriven.RunTest(t, "testdata/text", func(t *testing.T, d *datadriven.TestData) string {
 		p, err := progtext.Parse(progtext.Header + "\n" + d.Input + "\n")
@@ -37,7 +37,7 @@ func TestText(t *testing.T) {
 	})
 }
 
-// drawText returns a program with anything in its fields.
+// drawText returns a program with arbitrary values in its fields.
 func drawText(t *rapid.T) *graph.Program {
 	names := rapid.OneOf(rapid.StringMatching(`[a-z]\.[0-9]{1,3}\.w`), rapid.SampledFrom([]string{"", "_", "a", "a b", "7", "007", "x<1+2>", "é×3 {", "\"q\"", "a#1", "a=b", "\xff\n", "}", "->", "+y", "{", "@comm"}), rapid.String())
 	nm := func() string { return names.Draw(t, "name") }
@@ -169,8 +169,8 @@ func TestHash(t *testing.T) {
 	require.NotEqual(t, h, graph.Hash(q))
 }
 
-// TestGatherTwice is the case that live ranges are there for: a rank's part is
-// copied in, gathered and used, twice, with nothing between.
+// TestGatherTwice: a rank's part is copied in, gathered and used, twice in a row. Each gather
+// begins a new live range.
 func TestGatherTwice(t *testing.T) {
 	p, err := progtext.Parse(progtext.Header + `
 mesh data=4

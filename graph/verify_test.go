@@ -10,9 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 )
 
-// sound is a program with a little of everything: an in-place gather, streams,
-// a loop that accumulates and feeds its next repetition's copy in, padding, host
-// twins, a skip flag, a workspace.
+// sound is a valid program that has an in-place gather, several streams, an accumulating loop that
+// feeds the next repetition's copy in, padding, host twins, a skip flag and a workspace.
 const sound = progtext.Header + `
 mesh data=4
 events 6
@@ -56,8 +55,8 @@ phase init ×1
   w: fill -> value/fc {}
 `
 
-// edit replaces lines of sound: pairs of what a line starts with (after
-// spaces), and what stands in its place.
+// edit replaces lines of sound. Each pair holds the beginning of a line, after spaces, and its
+// replacement.
 func edit(t *testing.T, pairs ...string) string {
 	lines := strings.Split(sound, "\n")
 	for i := 0; i < len(pairs); i += 2 {
@@ -111,7 +110,7 @@ func TestVerify(t *testing.T) {
 		{"host twin that does not last", []string{"buffer host/loss", "buffer host/loss f64 [1] host inputs step port=loss"},
 			`buffer host/loss: lives for a step, want run`},
 
-		// Operations by themselves.
+		// Single operations.
 		{"kind table", []string{"fc:", "  fc: linear x fc.w _ -> loss {}"}, `step/micro/fc: (linear): operand y (loss) is f64`},
 		{"attribute type", []string{"fc:", "  fc: linear x fc.w _ -> y ScaleAttr{Factor=2}"}, `step/micro/fc: (linear): attribute is graph.ScaleAttr, want graph.LinearAttr`},
 		{"operand index", []string{"fc:", "  fc: linear %99 fc.w _ -> y {}"}, `step/micro/fc: input 0 is buffer 99, want one of the program's 13`},

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// That a target's numbers are the kernels' own is a test of the kernels' package.
+// A test of the kernels' package compares the target's numbers with the kernels'.
 
 func TestAddWorkspace(t *testing.T) {
 	b := NewBuilder()
@@ -46,7 +46,7 @@ func TestAddWorkspace(t *testing.T) {
 	require.Equal(t, q, AddWorkspace(q, target), "what has its workspace keeps it")
 }
 
-// The head's logits and row sums lie before its largest product's panels.
+// The head's logits and row sums come before its largest product's panels.
 func TestHeadWorkspace(t *testing.T) {
 	target := CPUTarget()
 	for _, c := range []struct {
@@ -65,8 +65,7 @@ func TestHeadWorkspace(t *testing.T) {
 	}
 }
 
-// A GPU's kernels take other workspace than the CPU's; what its host runs takes
-// the CPU's.
+// GPU kernels need other workspace than the CPU's. Operations on a GPU's host need the CPU's.
 func TestWorkspaceOfAHostOperationIsTheCPUs(t *testing.T) {
 	b := NewBuilder()
 	b.Unit("u")
@@ -80,7 +79,7 @@ func TestWorkspaceOfAHostOperationIsTheCPUs(t *testing.T) {
 	require.Equal(t, roundUp(CPUTarget().Workspace(p, op), target.Align), target.Workspace(p, op))
 }
 
-// A tiny product pays nothing, and a large one no more than the cap.
+// A small product needs no workspace, and a large one at most the cap.
 func TestProductWork(t *testing.T) {
 	c := CUDATarget().CUDA
 	for _, s := range []struct{ m, n, k, want int64 }{
@@ -92,7 +91,7 @@ func TestProductWork(t *testing.T) {
 	}
 }
 
-// Chunks of logits are whole steps within the bound, for every vocabulary.
+// Chunks of logits are multiples of a step and within the bound, for every vocabulary.
 func TestHeadChunk(t *testing.T) {
 	c := CUDATarget().CUDA
 	for _, s := range []struct{ v, want int64 }{{256, 2048}, {32000, 2048}, {50257, 1280}, {128256, 512}, {1 << 20, 256}} {

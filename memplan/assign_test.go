@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-ml/spillway/memplan"
 )
 
-// TestTransformers holds the extent against the lower bound on programs of the
-// shapes that presets have, and reports how long planning takes.
+// TestTransformers compares the planned extent with the lower bound on programs with the shapes of
+// presets, and logs the planning time.
 func TestTransformers(t *testing.T) {
 	for _, c := range []struct {
 		name      string
@@ -56,7 +56,7 @@ func TestTransformers(t *testing.T) {
 	}
 }
 
-// TestBars plans programs in text form and draws them; Check agrees with each.
+// TestBars plans and draws programs in text form. Check must accept each plan.
 func TestBars(t *testing.T) {
 	datadriven.RunTest(t, "testdata/bars", func(t *testing.T, d *datadriven.TestData) string {
 		var align int64
@@ -87,8 +87,8 @@ func TestBars(t *testing.T) {
 	})
 }
 
-// TestTouched: the arena of a training step is used to its last byte on every
-// rank, and a rank's own part does not count as the whole.
+// TestTouched: a training step uses its arena up to the last byte on every rank. A view by rank
+// counts only the rank's own part.
 func TestTouched(t *testing.T) {
 	p := memplan.Transformer(2, 64, 32, 512, 3, 1, 2, false)
 	l, err := memplan.Assign(p, memplan.Options{})
@@ -112,8 +112,8 @@ phase main ×1
 	}
 }
 
-// TestSizeOnly: twice the width is the same plan with every size twice as
-// large, where alignment does not come in.
+// TestSizeOnly: with twice the width and no effect of alignment, the plan is the same with every
+// size doubled.
 func TestSizeOnly(t *testing.T) {
 	read := func(elems int) *memplan.Layout {
 		l, err := memplan.Assign(parse(t, strings.ReplaceAll(`

@@ -25,7 +25,7 @@ func cloneLayout(l *memplan.Layout) *memplan.Layout {
 	return &m
 }
 
-// TestCheckCatches breaks a sound layout in every way that Check is there for.
+// TestCheckCatches makes a valid layout invalid in every way that Check must detect.
 func TestCheckCatches(t *testing.T) {
 	p := parse(t, `
 mesh data=2
@@ -80,8 +80,9 @@ phase main ×1
 	}
 }
 
-// TestCheckCatchesRemovedWait: a wait that only keeps b out of a's place until
-// the copy of a is done. Verify has no say in it.
+// TestCheckCatchesRemovedWait removes a wait whose only purpose is to keep b from using a's place
+// before the copy of a is done. Verify accepts the program without it, so Check must refuse the
+// layout.
 func TestCheckCatchesRemovedWait(t *testing.T) {
 	p := parse(t, `
 events 2
@@ -103,7 +104,7 @@ phase main ×1
 	require.NoError(t, graph.Verify(q))
 	require.ErrorContains(t, layouts.Check(q, l), "a is in use from step/main/a to step/main/out, and b at step/main/b, with nothing that keeps them apart")
 
-	// Use after release: a is read once more when b has its place.
+	// Use after release: a is read again after b has taken its place.
 	q = p.Clone()
 	op := q.Sections[0].Phases[0].Ops[1]
 	op.Name, op.Wait = "late", nil
@@ -112,7 +113,8 @@ phase main ×1
 	require.ErrorContains(t, layouts.Check(q, l), "nothing that keeps them apart")
 }
 
-// TestMutateTransformer breaks the plan of a training step in many single ways.
+// TestMutateTransformer makes many single changes to the plan of a training step, which Check must
+// detect.
 func TestMutateTransformer(t *testing.T) {
 	p := memplan.Transformer(2, 64, 32, 512, 2, 1, 3, false)
 	require.NoError(t, graph.Verify(plainKinds(p)))
@@ -120,7 +122,7 @@ func TestMutateTransformer(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, layouts.Check(p, l))
 
-	// Any two buffers alive at the peak, one moved onto the other.
+	// Move one of two buffers that are alive at the peak onto the other.
 	for _, x := range l.Spaces[graph.Device].Live {
 		for _, y := range l.Spaces[graph.Device].Live {
 			end := l.Offset[y] + p.Buf(x).Bytes()
@@ -132,8 +134,8 @@ func TestMutateTransformer(t *testing.T) {
 			require.Error(t, layouts.Check(p, m), "%s on %s", p.Buf(x).Name, p.Buf(y).Name)
 		}
 	}
-	// Each wait removed: the data need it, or the places, or it was not needed for
-	// either; of each sort there are some.
+	// Remove each wait: Verify refuses the program, or Check the layout, or the wait was redundant.
+	// Each case must occur.
 	data, places, spare := 0, 0, 0
 	for k := range waits(p) {
 		q := p.Clone()
@@ -163,10 +165,9 @@ func waits(p *graph.Program) (n int) {
 	return n
 }
 
-// plainKinds writes each operation of a synthetic program out as joins, copies
-// of bytes and fills that touch the same buffers in the same order, so that
-// Verify has only the order and the contents to judge. What an operation reads
-// goes to a byte of its own.
+// plainKinds replaces each operation of a synthetic program by joins, byte copies and fills that
+// touch the same buffers in the same order. Verify then judges only order and contents. Each input
+// is copied to a byte of its own.
 func plainKinds(p *graph.Program) *graph.Program {
 	q := p.Clone()
 	for i := range q.Sections {
@@ -208,8 +209,9 @@ func plainKinds(p *graph.Program) *graph.Program {
 	return q
 }
 
-// TestRandom: what Verify accepts, Assign plans and Check agrees with; the plan
-// lies between the bound and having no reuse at all, and is the same each time.
+// TestRandom: Assign can plan every program that Verify accepts, and Check accepts the plan. The
+// extent is between the lower bound and the sum of all buffers. Planning again gives the same
+// layout.
 func TestRandom(t *testing.T) {
 	shared, removed := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -238,8 +240,8 @@ func TestRandom(t *testing.T) {
 				shared++
 			}
 		}
-		// Without one of its waits, the layout is refused or the program is unsound,
-		// or the wait was not needed.
+		// Without one of its waits, the program is refused by Verify, or its old layout by Check,
+		// or the wait was redundant.
 		q := p.Clone()
 		if !memplan.RemoveWait(q, rapid.IntRange(0, 200).Draw(t, "wait")) || graph.Verify(q) != nil {
 			return

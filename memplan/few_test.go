@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// placers returns a placer for each space of a program that has buffers to place.
+// placers returns a placer for each memory space in which the program has buffers to place.
 func placers(t require.TestingT, p *graph.Program, align int64) (list []*placer) {
 	a, err := Analyse(p)
 	require.NoError(t, err)
@@ -23,8 +23,8 @@ func placers(t require.TestingT, p *graph.Program, align int64) (list []*placer)
 	return list
 }
 
-// requireFewIsMany: the lists of few buffers give the places that the pieces of many
-// give, and count the same work, by every ranking and from orders that are none.
+// requireFewIsMany requires that runFew and runMany give the same places and count the same work,
+// for every ranking and for shuffled orders.
 func requireFewIsMany(t require.TestingT, p *graph.Program, align int64, shuffle func(rank []int32)) {
 	few, many := placers(t, p, align), placers(t, p, align)
 	for k, pl := range few {
@@ -48,7 +48,7 @@ func requireFewIsMany(t require.TestingT, p *graph.Program, align int64, shuffle
 		for _, by := range pl.rankings() {
 			by.sort(rank)
 			var last trail
-			try(rank, by.fit, &last) // the second time all of it is repeated
+			try(rank, by.fit, &last) // the second run repeats all of it
 			shuffled := slices.Clone(rank)
 			shuffle(shuffled[len(rank)/2:])
 			last.same = len(rank) / 2

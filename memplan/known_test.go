@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// TestKnownRuns: operations that use no buffer change no run, and what is placed once is not placed
-// again; a buffer of another size, or that lives longer, is another problem.
+// TestKnownRuns: operations that use no buffer do not change the placement, so the known result is
+// reused. A buffer with another size or a longer life is a new problem.
 func TestKnownRuns(t *testing.T) {
 	draw := rand.New(rand.NewPCG(1, 2))
 	p := Transformer(9, 64, 32, 100, 4, 1, 2, true)

@@ -11,10 +11,9 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// DrawProgram returns a random program that Verify accepts: a few phases over
-// several streams, with collectives, views, workspaces and all lifetimes. Events
-// come from graph.Synchronize and barriers; then some are taken away, where
-// Verify lets them.
+// DrawProgram returns a random program that Verify accepts. It has a few phases over several
+// streams, with collectives, views, workspaces and all lifetimes. Events come from
+// graph.Synchronize and barriers; then some waits are removed where Verify allows it.
 func DrawProgram(t *rapid.T) *graph.Program {
 	s := newSynth(rapid.IntRange(1, 3).Draw(t, "ranks"))
 	p := s.p
@@ -77,7 +76,7 @@ func DrawProgram(t *rapid.T) *graph.Program {
 	return p
 }
 
-// RemoveWait takes one of the program's waits away, the k-th in a circle.
+// RemoveWait removes one of the program's waits: the k-th, modulo their number.
 func RemoveWait(p *graph.Program, k int) bool {
 	var at []*[]graph.EventID
 	var index []int
@@ -99,9 +98,9 @@ func RemoveWait(p *graph.Program, k int) bool {
 	return true
 }
 
-// TestBoundIsTrue compares the bound and the floor with the best of all assignments, on
-// programs of a few buffers: every order of placing each at its lowest place,
-// which contains an optimal one.
+// TestBoundIsTrue compares the lower bound and the floor with the best of all assignments, on
+// programs of a few buffers. It tries every order of placing each buffer at its lowest place; one
+// of these orders is optimal.
 func TestBoundIsTrue(t *testing.T) {
 	padded := 0
 	rapid.Check(t, func(t *rapid.T) {

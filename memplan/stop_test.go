@@ -9,7 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Wherever Assign is told to stop it does no more, and returns what it was told.
+// If its stop function returns an error, Assign does no more work and returns that error, wherever
+// this happens.
 func TestAssignStops(t *testing.T) {
 	p := Transformer(24, 64, 128, 512, 4, 1, 2, false)
 	enough := errors.New("enough")
@@ -35,10 +36,9 @@ func TestAssignStops(t *testing.T) {
 	}
 }
 
-// TestWorkDoesNotDependOnTheWidth counts what planning does, of which seconds
-// are made: steps, buffers, live ranges, and pairs of buffers looked at while
-// they are placed. A model 16 times as wide has the same program; which ranking
-// of its buffers wins may differ, and the count is bounded whatever it is.
+// TestWorkDoesNotDependOnTheWidth counts the work of planning instead of seconds: steps, buffers,
+// live ranges, and pairs of buffers that overlap. A model 16 times as wide has the same counts. A
+// different ranking of its buffers may win, so the work of placement itself is only bounded.
 func TestWorkDoesNotDependOnTheWidth(t *testing.T) {
 	type count struct{ steps, buffers, ranges, clashes int }
 	var want count

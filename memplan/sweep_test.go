@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// clashesPairByPair is the definition of what overlaps: any two live ranges of
-// different buffers of a space, neither of which is over before the other starts.
+// clashesPairByPair defines overlap: two live ranges of different buffers in one space, neither of
+// which ends before the other starts.
 func clashesPairByPair(a *Analysis) map[[2]graph.BufID]bool {
 	pairs := map[[2]graph.BufID]bool{}
 	for i := range a.sections {
@@ -76,7 +76,7 @@ func TestMirror(t *testing.T) {
 	}
 }
 
-// before says whether all uses of range x happen before all uses of range y.
+// before reports whether all uses of range x happen before all uses of range y.
 func (s *section) before(x, y int32) bool {
 	last, known := &s.last[x], &s.known[y]
 	for st := range last {

@@ -7,8 +7,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/progtext"
 )
 
-// synth builds programs for tests: the memory traffic of a training step, with
-// operations named by what they do but of kinds that fit any operands.
+// synth builds programs for tests with the memory traffic of a training step. The operations' names
+// say what they do, but their kinds accept any operands.
 type synth struct {
 	p   *graph.Program
 	ops []graph.Op
@@ -154,7 +154,7 @@ func Transformer(layers int, width, rows, vocab int64, ranks, prefetch, micros i
 		for l := range layers {
 			keep[l], x = forward(l, x, ahead("fwd", l+1, 1), "")
 		}
-		// The head keeps its parameters from forward to backward.
+		// The head keeps its gathered parameters from forward to backward.
 		head := ahead("fwd", layers+1, 1)
 		dx := act(layers, "dx", width)
 		dfull := func(u int) graph.BufID {

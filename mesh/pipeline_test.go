@@ -11,7 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// deep has test models of four layers. In each family one has the output matrix tied to the embedding.
+// deep holds test models of four layers. In each family one model's output matrix is tied to the
+// embedding.
 var deep = map[string]model.Config{
 	"gpt2":       {Family: model.GPT2, Layers: 4, Width: 16, Heads: 4, Vocab: 21, Positions: 6, TiedHead: true},
 	"gpt2 apart": {Family: model.GPT2, Layers: 4, Width: 16, Heads: 4, Vocab: 21, Positions: 6},
@@ -19,7 +20,7 @@ var deep = map[string]model.Config{
 	"qwen3":      {Family: model.Llama, Layers: 4, Width: 16, FFN: 24, Heads: 4, KVHeads: 4, HeadDim: 6, Vocab: 32, Positions: 6, NormEps: 1e-5, RopeTheta: 1e4, NormHeads: true, TiedHead: true},
 }
 
-// inStages divides a program; the axis has one rank for the interpreter, which runs all stages.
+// inStages divides a program into stages. The pipeline axis has size len(first).
 func inStages(t testing.TB, p *graph.Program, first ...int) *graph.Program {
 	q := p.Clone()
 	q.Mesh = []graph.Axis{{Name: graph.PipelineAxis, Size: len(first)}}
@@ -31,8 +32,8 @@ func inStages(t testing.TB, p *graph.Program, first ...int) *graph.Program {
 
 var divisions = [][]int{{0, 2}, {0, 1, 3}, {0, 1, 2, 3}, {0, 3}}
 
-// A program in stages has the loss and the gradients of the whole one, a tied table the sum of
-// those on its two stages: in bits, but for that sum.
+// A program in stages has the same loss and gradients as the undivided one, bit for bit. Only a
+// tied table's gradient may differ, because it is the sum of the gradients on two stages.
 func TestStagesHaveTheGradients(t *testing.T) {
 	for name, m := range deep {
 		p := differentiated(t, m)
@@ -58,8 +59,8 @@ func TestStagesHaveTheGradients(t *testing.T) {
 	}
 }
 
-// alone adds to a program in stages what sums a tied gradient and copies its value, so that one
-// rank can run it.
+// alone adds the operations that sum a tied gradient and copy the tied value, so that one rank can
+// run a program in stages.
 func alone(p *graph.Program) *graph.Program {
 	q := p.Clone()
 	q.Mesh = nil
@@ -75,8 +76,8 @@ func alone(p *graph.Program) *graph.Program {
 	return q
 }
 
-// Each stage's operations touch only what is on the stage, and what crosses is the residual
-// stream forward and its gradient backward, once between neighbours (Huang et al. 2019).
+// Each stage writes only its own buffers. Neighbours exchange the residual stream forward and its
+// gradient backward, once each (Huang et al. 2019).
 func TestRolesAreApart(t *testing.T) {
 	for name, m := range deep {
 		for _, first := range divisions {
@@ -85,7 +86,7 @@ func TestRolesAreApart(t *testing.T) {
 			sent := 0
 			for stage := range first {
 				role, ids := q.Role(stage)
-				whole := make([]graph.BufID, len(role.Buffers)) // by ID in the role: that in q
+				whole := make([]graph.BufID, len(role.Buffers)) // by ID in the role: the ID in q
 				for id, own := range ids {
 					if own != graph.NoBuf {
 						whole[own] = graph.BufID(id)
@@ -112,7 +113,7 @@ func TestRolesAreApart(t *testing.T) {
 	}
 }
 
-// What cannot be divided is refused.
+// Pipeline refuses divisions in which a stage has no layer, and programs that it cannot divide.
 func TestStagesThatCannotBe(t *testing.T) {
 	p := differentiated(t, deep["llama"])
 	for _, c := range []struct {
@@ -144,8 +145,8 @@ func TestStagesThatCannotBe(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Under every schedule, a forward runs after the same micro-batch's forward on the stage before, and a
-// backward after its backward on the stage after. Each stage takes the micro-batches in order. Under
+// Under every schedule a micro-batch's forward runs after its forward on the stage before, and its
+// backward after its backward on the stage after. Each stage runs the micro-batches in order. Under
 // 1F1B, stage s of P has at most P−s micro-batches in flight.
 func TestTurns(t *testing.T) {
 	for schedule := range NumSchedules {

@@ -9,14 +9,14 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// byRows returns the program in slices over ranks, with its rows divided.
+// byRows returns the program in slices over ranks, with its rows divided too.
 func byRows(t testing.TB, p *graph.Program, ranks, slices int) *graph.Program {
 	return tensorOf(t, p, ranks, Options{Slices: slices, Rows: true})
 }
 
 // eachDivided calls visit with programs of several numbers of rows, with dropout, documents and
-// adapters. Four slices divide each number of rows: they are whole sequences, parts of one, or end
-// within one.
+// adapters. Four slices divide each number of rows. A slice is several sequences, part of one, or
+// ends inside one.
 func eachDivided(t testing.TB, visit func(name string, p *graph.Program, vocab int)) {
 	for name, c := range models {
 		for _, rows := range [][2]int{{1, 4}, {2, 4}, {2, 6}, {4, 3}} {
@@ -35,8 +35,8 @@ func eachDivided(t testing.TB, visit func(name string, p *graph.Program, vocab i
 	}
 }
 
-// A program whose rows are divided has the loss and gradients of the whole one, to the rounding of
-// doubles.
+// A program with divided rows has the same loss and gradients as the original, up to float64
+// rounding.
 func TestDividedRowsHaveTheGradients(t *testing.T) {
 	eachDivided(t, func(name string, p *graph.Program, vocab int) {
 		wantLoss, want := ran[float64](t, p, vocab)
@@ -51,7 +51,7 @@ func TestDividedRowsHaveTheGradients(t *testing.T) {
 	})
 }
 
-// Its bits do not depend on the ranks.
+// With divided rows, loss and gradients have the same bits on 1, 2 and 4 ranks.
 func TestDividedRowsHaveTheSameBitsOnAnyRanks(t *testing.T) {
 	eachDivided(t, func(name string, p *graph.Program, vocab int) {
 		wantLoss, want := ran[float32](t, byRows(t, p, 1, 4), vocab)
@@ -63,7 +63,7 @@ func TestDividedRowsHaveTheSameBitsOnAnyRanks(t *testing.T) {
 	})
 }
 
-// Rows that the slices do not divide stay whole.
+// If the slices do not divide the number of rows, the rows are not divided.
 func TestRowsThatSlicesDoNotDivide(t *testing.T) {
 	for _, c := range models {
 		for _, ranks := range []int{1, 2, 4} {
@@ -73,12 +73,13 @@ func TestRowsThatSlicesDoNotDivide(t *testing.T) {
 	}
 }
 
-// Korthikanti et al. 2022, section 4.2.2: a layer gathers twice and scatters twice, forward and
-// backward, where tensor parallelism alone has two all-reduces, which each send as much as one of
-// both; and the backward gathers the inputs of the products whose outputs are cut once more.
+// Korthikanti et al. 2022, section 4.2.2: a layer has two all-gathers and two reduce-scatters, both
+// forward and backward. Tensor parallelism alone has two all-reduces there, each of which sends as
+// much as one all-gather and one reduce-scatter. The backward also gathers the inputs of the
+// products whose outputs are divided.
 func TestTrafficOfDividedRows(t *testing.T) {
 	for name, c := range models {
-		c.NormHeads = false // whose gradients are sums too
+		c.NormHeads = false // their gradients are all-reduced too
 		for _, ranks := range []int{2, 4} {
 			what := fmt.Sprintf("%s over %d ranks", name, ranks)
 			p := byRows(t, differentiatedOf(t, c, 2, 4), ranks, 4)

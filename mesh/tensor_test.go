@@ -14,7 +14,8 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// Models whose heads and widths four slices divide; the first two vocabularies they do not.
+// models have heads and widths that four slices divide. The vocabularies of the first two are not
+// divisible by four.
 var models = map[string]model.Config{
 	"gpt2":  {Family: model.GPT2, Layers: 2, Width: 16, Heads: 4, Vocab: 21, Positions: 6, TiedHead: true},
 	"llama": {Family: model.Llama, Layers: 2, Width: 16, FFN: 24, Heads: 8, KVHeads: 4, HeadDim: 2, Vocab: 30, Positions: 6, NormEps: 1e-5, RopeTheta: 1e4, QKVBias: true},
@@ -38,7 +39,7 @@ func differentiatedOf(t testing.TB, c model.Config, batch, seq int, adapters ...
 	return p
 }
 
-// eachProgram calls visit with every model, as it is and with adapters.
+// eachProgram calls visit with every model, without and with adapters.
 func eachProgram(t testing.TB, visit func(name string, p *graph.Program, vocab int)) {
 	for name, c := range models {
 		visit(name, differentiated(t, c), c.Vocab)
@@ -52,12 +53,12 @@ func eachProgram(t testing.TB, visit func(name string, p *graph.Program, vocab i
 	}
 }
 
-// cut returns the program in slices over ranks, with its rows whole.
+// cut returns the program in slices over ranks, without dividing its rows.
 func cut(t testing.TB, p *graph.Program, ranks, slices int) *graph.Program {
 	return tensorOf(t, p, ranks, Options{Slices: slices})
 }
 
-// tensorOf returns the program in slices over ranks.
+// tensorOf returns the program in slices over ranks, with the given options.
 func tensorOf(t testing.TB, p *graph.Program, ranks int, o Options) *graph.Program {
 	q := p.Clone()
 	if o.Axis = -1; ranks > 1 {
@@ -71,8 +72,8 @@ func tensorOf(t testing.TB, p *graph.Program, ranks int, o Options) *graph.Progr
 	return r
 }
 
-// ran runs one micro-batch with the same logical values, and returns the loss and each
-// parameter's gradient, whole, as every rank has them.
+// ran runs one micro-batch on fixed values. It returns the loss and the complete gradient of each
+// parameter, which must be equal on every rank.
 func ran[T num.Float](t *testing.T, p *graph.Program, vocab int) (loss float64, grads [][]T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	w := interp.New[T](p)
@@ -92,7 +93,7 @@ func ran[T num.Float](t *testing.T, p *graph.Program, vocab int) (loss float64, 
 		}))
 	}
 	for i := range p.Params {
-		for rank := range w.Ranks() { // rows of the last slice that no token has
+		for rank := range w.Ranks() { // rows of the last slice that are beyond the vocabulary
 			v, err := w.Floats(rank, p.Params[i].Value)
 			require.NoError(t, err)
 			clear(v)
@@ -127,7 +128,7 @@ func ran[T num.Float](t *testing.T, p *graph.Program, vocab int) (loss float64, 
 			require.NoError(t, err)
 			k[graph.KeySeed], k[graph.KeySample] = 5, 2
 		}
-		if s := p.Find(model.Starts); s != graph.NoBuf { // two documents a row
+		if s := p.Find(model.Starts); s != graph.NoBuf { // two documents in each row
 			starts, err := w.Floats(rank, s)
 			require.NoError(t, err)
 			for i := range starts {
@@ -144,7 +145,7 @@ func ran[T num.Float](t *testing.T, p *graph.Program, vocab int) (loss float64, 
 	for i := range p.Tensors() {
 		whole := make([]T, p.Params[i].Elems())
 		if grads = append(grads, whole); p.Params[i].Grad == graph.NoBuf {
-			continue // frozen, all 0
+			continue // frozen: all zeros
 		}
 		each(i, func(run graph.Run, rank int) {
 			v := value(run, rank, func(q *graph.Param) graph.BufID { return q.Grad })
@@ -165,7 +166,7 @@ func ran[T num.Float](t *testing.T, p *graph.Program, vocab int) (loss float64, 
 	return loss, grads
 }
 
-// A program in slices has the loss and gradients of the whole one, to the rounding of doubles.
+// A program in slices has the same loss and gradients as the original, up to float64 rounding.
 func TestSlicesHaveTheGradients(t *testing.T) {
 	eachProgram(t, func(name string, p *graph.Program, vocab int) {
 		wantLoss, want := ran[float64](t, p, vocab)
@@ -179,7 +180,7 @@ func TestSlicesHaveTheGradients(t *testing.T) {
 	})
 }
 
-// The bits of a program in slices do not depend on the ranks over which they lie.
+// For a fixed number of slices, loss and gradients have the same bits on 1, 2 and 4 ranks.
 func TestSlicesHaveTheSameBitsOnAnyRanks(t *testing.T) {
 	eachProgram(t, func(name string, p *graph.Program, vocab int) {
 		wantLoss, want := ran[float32](t, cut(t, p, 1, 4), vocab)
@@ -191,12 +192,12 @@ func TestSlicesHaveTheSameBitsOnAnyRanks(t *testing.T) {
 	})
 }
 
-// Megatron-LM (Shoeybi et al. 2019, section 3) sums twice forward and twice backward in a layer,
-// N·C elements each. Beside these there are the embedding's sum, the head's of dx, and statistics of
-// each slice's logits.
+// Megatron-LM (Shoeybi et al. 2019, section 3) has two all-reduces of N·C elements in each layer,
+// forward and backward. Besides, only the embedding and the head's dx are all-reduced, and
+// statistics of each slice's logits are gathered.
 func TestSumsOfALayer(t *testing.T) {
 	for name, c := range models {
-		c.NormHeads = false // whose gradients are sums too
+		c.NormHeads = false // their gradients are all-reduced too
 		for _, ranks := range []int{2, 4} {
 			p := cut(t, differentiated(t, c), ranks, 4)
 			sums, gathered := int64(0), int64(0)
@@ -215,7 +216,7 @@ func TestSumsOfALayer(t *testing.T) {
 	}
 }
 
-// What cannot be cut is refused by the operation in the way.
+// Tensor refuses a program that it cannot divide. The error names the operation that prevents it.
 func TestProductsThatCannotBeCut(t *testing.T) {
 	for _, c := range []struct {
 		model model.Config

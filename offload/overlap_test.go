@@ -14,8 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/offload"
 )
 
-// before says whether one operation of section "step" has finished whenever
-// another one starts.
+// before reports whether operation a of section "step" has always finished when operation b starts.
 func before(t *testing.T, q *graph.Program, a, b string) bool {
 	t.Helper()
 	regions, err := graph.NewRegions(q)
@@ -34,7 +33,7 @@ func before(t *testing.T, q *graph.Program, a, b string) bool {
 	return tr.Before(at(a), at(b))
 }
 
-// names lists the section's operations of a stream that have a prefix or suffix.
+// names lists the section's operations on a stream whose names contain a text.
 func names(q *graph.Program, section string, stream graph.StreamID, suffix string) (list []string) {
 	sec := q.Section(section)
 	if sec == nil {
@@ -50,9 +49,8 @@ func names(q *graph.Program, section string, stream graph.StreamID, suffix strin
 	return list
 }
 
-// Without clipping and loss scaling the update of the upper layer waits for its
-// gradient, and neither the lower layer's backward nor its gradient waits for the
-// update.
+// Without clipping and loss scaling, a layer's update runs as soon as its gradient is reduced. The
+// backward of the layer below, and its gradient, do not wait for the update.
 func TestUpdateDuringBackward(t *testing.T) {
 	for _, accum := range []int{1, 2} {
 		q := rewrite(t, sharded(t, 3, 1, fsdp.Options{Accum: accum}), offload.Options{Optimizer: graph.Host, Ahead: 1})
@@ -67,8 +65,8 @@ func TestUpdateDuringBackward(t *testing.T) {
 	}
 }
 
-// With clipping the update stands in the next step's forward: beside the units
-// before, and before its own.
+// With clipping, a unit's update moves to the next step's forward. It runs beside the units before
+// its own, and finishes before its own forward.
 func TestUpdateBesideTheNextForward(t *testing.T) {
 	p := sharded(t, 4, 1, fsdp.Options{Clip: 1})
 	require.Nil(t, rewrite(t, p, offload.Options{Optimizer: graph.Host, Ahead: 0}).Section("flush"), "with nothing ahead updates take their turn")
@@ -94,8 +92,8 @@ func TestUpdateBesideTheNextForward(t *testing.T) {
 	}
 }
 
-// What waits for the deferred update is each rank's reduced gradient, in host
-// memory; on the device gradients live no longer than without the overlap.
+// Only each rank's reduced gradient waits for the deferred update, in host memory. Gradients on the
+// device live no longer than without the overlap.
 func TestPendingGradientsLieOnTheHost(t *testing.T) {
 	for _, ranks := range []int{1, 2} {
 		plain, err := layouts.Assign(rewrite(t, sharded(t, 4, ranks, fsdp.Options{Stage: 2, Clip: 1}), offload.Options{}), memplan.Options{})
@@ -122,8 +120,8 @@ func padding(q *graph.Program, prefix string) (n int64) {
 	return n
 }
 
-// Gradients that are used up where they are made do not go to their tier and
-// back; those of the tied embedding wait there.
+// Without accumulation a gradient is updated where it is made and does not go to its tier and back.
+// Only the gradient of the tied embedding does, because it has two parts.
 func TestGradientsThatAreUpdatedAtOnceStay(t *testing.T) {
 	q := rewrite(t, sharded(t, 3, 1, fsdp.Options{}), offload.Options{Optimizer: graph.Disk, Gradients: graph.Disk, Ahead: 1})
 	require.Equal(t, []string{"grad/embed/store"}, names(q, "step", graph.DiskOut, "grad/"))
@@ -131,9 +129,8 @@ func TestGradientsThatAreUpdatedAtOnceStay(t *testing.T) {
 	require.Greater(t, len(names(q, "step", graph.DiskOut, "grad/")), 5)
 }
 
-// Between disk and device two bounce buffers take turns: the load of a piece
-// waits for the fetch of the one before the last, not for the last; with nothing
-// ahead there is one.
+// Two bounce buffers alternate between disk and device. The load of a piece waits for the fetch of
+// the piece two before it, not for the fetch of the last. With Ahead 0 there is one buffer.
 func TestTwoBounceBuffers(t *testing.T) {
 	for ahead := range 3 {
 		q := rewrite(t, sharded(t, 2, 1, fsdp.Options{}), offload.Options{Parameters: graph.Disk, Ahead: ahead, Chunk: 4096})

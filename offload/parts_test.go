@@ -18,7 +18,7 @@ func parse(t *testing.T, text string) offload.Options {
 	return o
 }
 
-// A share leaves the device, unit by unit; the parts divide it between tiers.
+// Shares of the states leave the device unit by unit and are divided between the tiers.
 func TestSharesOfStates(t *testing.T) {
 	p := sharded(t, 6, 2, fsdp.Options{Stage: 3})
 	bytes := func(text string) (on [graph.NumSpaces]int64) {
@@ -42,7 +42,7 @@ func TestSharesOfStates(t *testing.T) {
 	require.Positive(t, on[graph.Host])
 	require.LessOrEqual(t, float64(on[graph.Disk]), 0.6*float64(total)*1.000001)
 	require.Equal(t, bytes("optimizer=host"), bytes("optimizer=host:100%"))
-	// Parameters and gradients have shares of their own.
+	// Parameters and gradients each have their own share.
 	q := rewrite(t, p, parse(t, "parameters=host:50%,gradients=disk:30%"))
 	units := map[graph.Space]int{}
 	for _, u := range q.Units {

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// sharded returns a small GPT-2's step at a stage over so many ranks.
+// sharded returns the step of a small GPT-2 at the given stage and number of ranks.
 func sharded(t *testing.T, layers, ranks int, o fsdp.Options) *graph.Program {
 	t.Helper()
 	p, err := model.Build(model.Config{Family: model.GPT2, Layers: layers, Width: 64, Heads: 2, Vocab: 96, Positions: 64, TiedHead: true}, model.Train, 2, 64)
@@ -54,8 +54,8 @@ func rewrite(t *testing.T, p *graph.Program, o offload.Options) *graph.Program {
 	return q
 }
 
-// listing has a phase's operations of the named units on the streams other than
-// compute, and updates: name @stream after what it waits for on other streams.
+// listing lists a phase's operations of the named units: those on streams other than compute, the
+// updates, and the sums of squares.
 func listing(p *graph.Program, phase string, units ...string) string {
 	var lines []string
 	for _, ph := range p.Section("step").Phases {
@@ -85,9 +85,9 @@ func golden(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// Nothing is clipped: the update of a unit stands behind its reduced gradient and
-// the last use of its parameters. The gradient shard and the value shard go to
-// the host, the update runs there, the value comes back; the norm is the device's.
+// Without clipping, a unit's update runs after its reduced gradient and after the last use of its
+// parameters. The gradient shard and the value shard go to the host, the update runs there, and the
+// value returns. The norm is computed on the device.
 func TestOptimizerOnHost(t *testing.T) {
 	q := rewrite(t, sharded(t, 1, 2, fsdp.Options{Stage: 3}), offload.Options{Optimizer: graph.Host})
 	require.Equal(t, golden(`
@@ -102,7 +102,8 @@ func TestOptimizerOnHost(t *testing.T) {
 	require.Empty(t, listing(q, "update", "h.0"))
 }
 
-// On disk the moments pass through host memory before and after.
+// With the optimizer on disk, the moments are loaded to host memory before the update and stored
+// after it.
 func TestOptimizerOnDisk(t *testing.T) {
 	q := rewrite(t, sharded(t, 1, 2, fsdp.Options{Stage: 2}), offload.Options{Optimizer: graph.Disk, Parameters: graph.Host, Gradients: graph.Host})
 	require.Equal(t, golden(`
@@ -121,8 +122,8 @@ func TestOptimizerOnDisk(t *testing.T) {
 		value/h.0/park @copy-out`), listing(q, "only", "h.0"))
 }
 
-// A shard that rests on the host is fetched before each all-gather; on one rank
-// the unit itself is.
+// A parameter shard on the host is fetched before each all-gather. On one rank the unit itself is
+// fetched before each use.
 func TestParametersOnHost(t *testing.T) {
 	q := rewrite(t, sharded(t, 1, 2, fsdp.Options{Stage: 3}), offload.Options{Parameters: graph.Host})
 	require.Equal(t, golden(`
@@ -137,7 +138,7 @@ func TestParametersOnHost(t *testing.T) {
 		value/h.0/fetch.2 @copy-in`), listing(q, "only", "h.0"))
 }
 
-// Gradients that accumulate are fetched in later micro-steps, not in the first.
+// Accumulated gradients on the host are fetched in every micro-step but the first.
 func TestGradientsOnHost(t *testing.T) {
 	q := rewrite(t, sharded(t, 1, 2, fsdp.Options{Stage: 2, Accum: 2}), offload.Options{Gradients: graph.Host})
 	require.Equal(t, golden(`
@@ -149,8 +150,8 @@ func TestGradientsOnHost(t *testing.T) {
 		reduced/h.0/park @copy-out`), listing(q, "last", "h.0"))
 }
 
-// Activations leave in the order of the forward and come back in the reverse,
-// and each byte of them leaves and comes once.
+// Activations are parked in the order of the forward and fetched in reverse order. Each byte is
+// copied once in each direction.
 func TestActivationsAreParkedAndFetchedInReverse(t *testing.T) {
 	for _, space := range []graph.Space{graph.Host, graph.Disk} {
 		q := rewrite(t, sharded(t, 6, 1, fsdp.Options{}), offload.Options{Activations: space, Ahead: 1})
@@ -175,7 +176,8 @@ func TestActivationsAreParkedAndFetchedInReverse(t *testing.T) {
 	}
 }
 
-// The device's peak of activations no longer grows with the layers.
+// With activations on the host, the device's peak grows with the layers only by the small
+// statistics.
 func TestParkedActivationsFreeTheDevice(t *testing.T) {
 	peak := func(layers int, o offload.Options) (device, host int64) {
 		l, err := layouts.Assign(rewrite(t, sharded(t, layers, 1, fsdp.Options{}), o), memplan.Options{})
@@ -192,7 +194,7 @@ func TestParkedActivationsFreeTheDevice(t *testing.T) {
 	require.Equal(t, d12-d6-(p12-p6), h12-h6, "what no longer grows on the device grows on the host")
 }
 
-// Whole units keep their states on the device, up to the share.
+// DeviceShare keeps the states of complete units on the device, up to that share of all states.
 func TestDeviceShare(t *testing.T) {
 	p := sharded(t, 4, 1, fsdp.Options{})
 	total := int64(0)
@@ -217,14 +219,14 @@ func TestDeviceShare(t *testing.T) {
 	require.Equal(t, total, last)
 }
 
-// Host memory of states on disk is bounded by the chunk, not by the unit.
+// With states on disk, the chunk size bounds the host memory, not the unit's size.
 func TestChunksBoundHostMemory(t *testing.T) {
 	for _, chunk := range []int64{4096, 8192} {
 		o := offload.Options{Optimizer: graph.Disk, Parameters: graph.Disk, Gradients: graph.Disk, Ahead: 1, Chunk: chunk}
 		l, err := layouts.Assign(rewrite(t, sharded(t, 2, 1, fsdp.Options{}), o), memplan.Options{})
 		require.NoError(t, err)
-		// Two chunks of value, gradient and two moments, and two bounce buffers a
-		// direction between disk and device.
+		// Two chunks of value, gradient and two moments, and two bounce buffers in each direction
+		// between disk and device.
 		require.LessOrEqual(t, l.Spaces[graph.Host].ClassPeak[graph.Communication], (2*4+2*2)*4*chunk)
 	}
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// The extent of device memory is within 2 % of the largest sum of live bytes on
-// a sixth of the presets, each with one of the twelve pairs of stage and recomputation;
-// when long.On all 480 plans.
+// The planned extent of device memory is at most 2 % above the largest sum of live bytes. The test
+// plans a sixth of the presets, each with one of twelve pairs of stage and recomputation; the long
+// form makes all 480 plans.
 func TestExtentsAreNearTheBound(t *testing.T) {
 	policies := []string{"none", "selective", "full"}
 	combos := 4 * len(policies)

@@ -9,7 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// Layers are divided such that the largest stage has the least work; a large head counts as some.
+// Divide minimizes the largest stage's work. A large head counts as work too, so its stage gets
+// fewer layers.
 func TestDivide(t *testing.T) {
 	m := model.Config{Family: model.Llama, Layers: 8, Width: 16, FFN: 24, Heads: 8, KVHeads: 4, HeadDim: 2, Positions: 6, NormEps: 1e-5, RopeTheta: 1e4}
 	for vocab, want := range map[int][]int{2: {0, 2, 4, 6}, 4000: {0, 2, 4, 7}} {

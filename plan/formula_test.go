@@ -19,8 +19,8 @@ func preset(t testing.TB, name string) model.Config {
 	return p.Config
 }
 
-// states is a plan's bytes of model states, and its parameters: of the model and
-// what a rank holds of them on average, each unit rounded up.
+// states holds a plan's bytes of model states by class, the model's number of parameters (psi), and
+// the average number that a rank holds of them, rounded up for each unit (sliced).
 type states struct {
 	classPeak   [graph.NumClasses]int64
 	psi, sliced int64
@@ -41,7 +41,7 @@ func statesOf(t testing.TB, fwd Forward, c Config, shards int) states {
 		}
 		s.psi += n
 		if tooSmall(&p.Program.Units[u], shards) {
-			s.sliced += n // too small for shards: whole on every rank
+			s.sliced += n // too small to be sharded: complete on every rank
 			continue
 		}
 		s.sliced += (n + int64(shards) - 1) / int64(shards)
@@ -53,10 +53,9 @@ func mixed(ranks int, stage zero.Stage) Config {
 	return Config{Ranks: ranks, Stage: stage, Accum: 1, Optimizer: adamW, Target: graph.CPUTarget(), Precision: precision.BF16}
 }
 
-// 16 bytes a parameter: 2 for the bf16 parameter, 2 for its gradient, 12 for the
-// fp32 master and Adam's two moments (Rajbhandari et al., ZeRO, section 3.1). The
-// model sizes are those of the table that the memory planner's goals quote; the
-// shape of 17.2B is Turing-NLG's (78 layers, 4,256 wide).
+// 16 bytes a parameter: 2 for the bf16 parameter, 2 for its gradient, 12 for the fp32 master and
+// Adam's two moments (Rajbhandari et al., ZeRO, section 3.1). The shape of 17.2B is Turing-NLG's:
+// 78 layers, 4,256 wide.
 func TestSixteenBytesAParameter(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -85,8 +84,8 @@ func TestSixteenBytesAParameter(t *testing.T) {
 	}
 }
 
-// ZeRO's formulas (figure 1 of the paper) as equalities of the class peaks. A
-// shard is counted at the mean over ranks, rounded up for each unit.
+// The class peaks of plans equal ZeRO's formulas (figure 1 of the paper). A shard counts as the
+// mean over ranks, rounded up for each unit.
 func TestZeROFormulas(t *testing.T) {
 	fwd := forwardOf(t, preset(t, "gpt2"), 1, 64, false)
 	for _, n := range []int{2, 3, 8, 64} {
@@ -106,12 +105,12 @@ func TestZeROFormulas(t *testing.T) {
 			c := mixed(n, stage)
 			s := statesOf(t, fwd, c, n)
 			check(s, 2*cut(stage.ShardsGrads(), s), what)
-			require.InEpsilon(t, stage.ModelStateBytes(float64(s.psi), float64(n), 2, 2, 12), s.total(), 1e-3, what) // of 64 ranks each has the final norm
+			require.InEpsilon(t, stage.ModelStateBytes(float64(s.psi), float64(n), 2, 2, 12), s.total(), 1e-3, what) // 64 ranks: the final norm is not sharded
 
 			c.Reduce32 = true
 			check(statesOf(t, fwd, c, n), 4*cut(stage.ShardsGrads(), s), what+", gradients in fp32")
 
-			// Two axes: the shards of n ranks, whatever the replicas.
+			// Two axes: the size depends on the shards of n ranks, not on the replicas.
 			c = mixed(3*n, stage)
 			c.ShardSize = n
 			check(statesOf(t, fwd, c, n), 2*cut(stage.ShardsGrads(), s), what+", 3 replicas")
@@ -119,10 +118,9 @@ func TestZeROFormulas(t *testing.T) {
 	}
 }
 
-// Over several micro-batches gradients add up in fp32: 4 bytes, of the shard at
-// stages 2 and 3, where the 16-bit gradients of a unit live until they are
-// reduced (class unsharded). At stages 0 and 1 the sum is of all parameters, and
-// travels as a 16-bit copy, unit by unit, which takes its place.
+// Over several micro-batches, gradients accumulate in fp32, 4 bytes each. At stages 2 and 3 this is
+// the shard; a unit's 16-bit gradients (class unsharded) live until they are reduced. At stages 0
+// and 1 the sum has all parameters. It is reduced as a 16-bit copy, unit by unit.
 func TestAccumulatorsAreFP32(t *testing.T) {
 	fwd := forwardOf(t, preset(t, "gpt2"), 1, 64, false)
 	const n = 4
@@ -143,8 +141,8 @@ func TestAccumulatorsAreFP32(t *testing.T) {
 	}
 }
 
-// A trillion parameters over 1,024 ranks, as one shard group and as 128 groups of
-// 8, are planned and verified in seconds.
+// A trillion parameters over 1,024 ranks can be planned and verified in seconds, as one shard group
+// and as 128 groups of 8.
 func TestTrillionParameters(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds the largest programs")
@@ -175,7 +173,7 @@ func TestTrillionParameters(t *testing.T) {
 				elems += s.Len
 			}
 			psi += elems
-			if tooSmall(unit, int(n)) { // the final norm, of 1,024
+			if tooSmall(unit, int(n)) { // the final norm, on 1,024 ranks
 				held += elems * (n - 1)
 			}
 			held += elems

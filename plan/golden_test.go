@@ -19,13 +19,13 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// What each pass changes in a small model, before and after: a file a pass. Read
-// a change of these files as a change of every run; -rewrite accepts it.
+// The golden files, one for each pass, show the changes that the pass makes in a small model. A
+// change of a file changes every run, so review it as such; -rewrite accepts it.
 //
 //	pass name=recompute recompute=full      the difference that the pass makes
 //
-// The model is a GPT-2 of two blocks, 16 wide, with a head of its own; "layers=1"
-// has one, "mlp" is a classifier of two layers.
+// The model is a GPT-2 of two blocks, 16 wide, with an untied head. "layers=1" selects one block,
+// "mlp" a classifier of two layers.
 func TestGoldenPasses(t *testing.T) {
 	seen := map[string]bool{}
 	datadriven.Walk(t, "testdata/passes", func(t *testing.T, path string) {

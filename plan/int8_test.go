@@ -12,10 +12,10 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Int8 travels as a code an element and four bytes a block of 256: 260/512 of bf16's
-// bytes in every gather of the parameters and every sum over ranks at stages 1 to 3. At
-// stage 0 a sum is an exchange of codes and a gather of bf16: (260/512 + 1)/2. Units too
-// small for shards, which go so at every stage, are left out.
+// With int8, ranks send one code per element and four bytes per block of 256. That is 260/512 of
+// bf16's bytes in every gather of the parameters, and in every reduction at stages 1 to 3. At stage
+// 0 a reduction is an exchange of codes and a gather of bf16: (260/512 + 1)/2. Units too small for
+// shards are all-reduced at every stage and not counted here.
 func TestInt8BytesBetweenRanks(t *testing.T) {
 	fwd := forwardOf(t, smallGPT, 2, 16, false)
 	bytes := func(c Config) (gathers, sums, others int64) {
@@ -57,9 +57,8 @@ func TestInt8BytesBetweenRanks(t *testing.T) {
 	}
 }
 
-// What waits for the backward in int8 takes a byte an element and four a row: of
-// GPT-2's layer both norms' results, the pre-activation and the activation; of
-// Llama's also what is left of the gate.
+// An activation saved in int8 needs one byte per element and four per row. In GPT-2's layer these
+// are both norms' outputs, the pre-activation and the activation; in Llama's also the gate.
 func TestInt8ActivationsBytes(t *testing.T) {
 	gpt, llama := smallGPT, smallLlama
 	gpt.Width, llama.Width, llama.FFN = 192, 192, 256
@@ -91,8 +90,8 @@ func TestInt8ActivationsBytes(t *testing.T) {
 	}
 }
 
-// Statistics are of the unrounded value: a norm's gradient that reads what was saved in
-// int8 is refused.
+// CheckSaved refuses a norm's gradient that reads an activation saved in int8, because the
+// statistics belong to the unquantized value.
 func TestStaleStatisticsAreRefused(t *testing.T) {
 	conf := mixed(1, 0)
 	conf.Int8 = precision.Int8{Activations: true}
@@ -114,8 +113,8 @@ func TestStaleStatisticsAreRefused(t *testing.T) {
 	require.Fail(t, "no norm's gradient behind an activation that was saved in int8")
 }
 
-// GPT-2 124M at 4 × 256 tokens on one rank: bf16 keeps at most 0.55 of fp32's
-// activations, and with moments in 8 bits all of the device takes at most 0.75.
+// GPT-2 124M at 4 × 256 tokens on one rank: with bf16, activations need at most 0.55 of fp32's
+// bytes. With 8-bit moments too, all device memory is at most 0.75 of fp32's.
 func TestHalfMemoryOfGPT2(t *testing.T) {
 	fwd := forwardOf(t, preset(t, "gpt2"), 4, 256, false)
 	plan := func(change func(c *Config)) memplan.SpaceUse {

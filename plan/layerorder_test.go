@@ -14,10 +14,9 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// interpreted runs a step of a plan and returns the parameters of all ranks after it,
-// each unit's shards one after the other without padding, and the loss. Micro-batch m
-// of rank r has the same tokens and the parameters start equal in every plan of a
-// model.
+// interpreted runs a step of a plan. It returns the loss and the parameters after it, each unit's
+// shards of all ranks one after another without padding. Micro-batch m of rank r has the same
+// tokens, and the initial parameters are the same, in every plan of a model.
 func interpreted(t *testing.T, pl *Plan) (units [][]float64, loss float64) {
 	t.Helper()
 	p, ranks := pl.Program, pl.Config.Ranks
@@ -92,8 +91,8 @@ func interpreted(t *testing.T, pl *Plan) (units [][]float64, loss float64) {
 	return units, l[0]
 }
 
-// By the interpreter, a step in layer order leaves the parameters that one of stage 0
-// in micro order does, whatever else is rewritten, and its loss.
+// In the interpreter, a step in layer order gives the same loss and parameters as a step of stage 0
+// in micro order, with recomputation, offloading and other rewrites.
 func TestLayerOrderComputesTheSameStep(t *testing.T) {
 	m := model.Config{Family: model.GPT2, Layers: 2, Width: 16, Heads: 2, Vocab: 20, Positions: 8}
 	fwd := forwardOf(t, m, 1, 8, false)
@@ -127,8 +126,8 @@ func TestLayerOrderComputesTheSameStep(t *testing.T) {
 	}
 }
 
-// Whatever the number of micro-batches, layer order gathers and reduces what one
-// micro-batch does, in every precision.
+// In layer order the step gathers and reduces as much as with one micro-batch, for any number of
+// micro-batches and in every precision.
 func TestLayerOrderSendsOnce(t *testing.T) {
 	for i, prec := range []precision.Precision{precision.FP32, precision.BF16, precision.FP16} {
 		for stage := range 4 {
@@ -167,12 +166,12 @@ func TestLayerOrderOfSharedParameters(t *testing.T) {
 	require.ErrorContains(t, err, "Config.AccumOrder layer with Config.Reproducible: embed is used by several blocks")
 	_, err = Build(forwardOf(t, smallLlama, 1, 16, false), cfg)
 	require.NoError(t, err)
-	cfg.Accum = 1 // there is nothing to order
+	cfg.Accum = 1 // one micro-batch has only one order
 	_, err = Build(forwardOf(t, smallGPT, 1, 16, false), cfg)
 	require.NoError(t, err)
 }
 
-// The pass needs a section of one micro-batch.
+// layerOrder refuses a section that has more than the phase of one micro-batch.
 func TestLayerOrderNeedsOneMicroBatch(t *testing.T) {
 	fwd := forwardOf(t, smallMLP, 2, 1, false)
 	q := fwd.Train.Clone()
@@ -182,7 +181,8 @@ func TestLayerOrderNeedsOneMicroBatch(t *testing.T) {
 	require.ErrorContains(t, err, `section "train" has 2 phases, want the one of a micro-batch`)
 }
 
-// The program has every micro-batch: so many that it could not be planned are refused.
+// A plan in layer order contains every micro-batch's operations. Build refuses so many
+// micro-batches that the program would be too large.
 func TestLayerOrderIsBounded(t *testing.T) {
 	cfg := Config{Ranks: 1, Accum: 1 << 22, LayerOrder: true, Optimizer: adamW, Target: graph.CPUTarget()}
 	_, err := Build(forwardOf(t, smallMLP, 2, 1, false), cfg)

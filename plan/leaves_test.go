@@ -11,9 +11,9 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// With Reproducible every sum over leaves, of gradients and of losses, goes from left to
-// right: by the tree it would depend on the number of ranks, a loss in places that its
-// 32 bits rarely show.
+// With Reproducible every sum over leaves, of gradients and of losses, adds from left to right. A
+// tree's order would depend on the number of ranks. In a loss this changes bits that its 32-bit
+// value rarely shows.
 func TestLeavesAreSummedFromLeftToRight(t *testing.T) {
 	fwd := forwardOf(t, smallLlama, 1, 16, true)
 	for _, ranks := range []int{1, 2, 3} {

@@ -42,8 +42,8 @@ var (
 	smallCNN   = model.Config{Family: model.CNN, Height: 12, ImgWidth: 12, Chans: 3, Hidden: []int{8, 16}, Classes: 7}
 )
 
-// Random combinations make programs that verify after each pass and lie in
-// memory without overlap.
+// Random mixed-precision configurations give programs that verify after each pass, and layouts
+// without overlap.
 func TestMixedPrecisionPlans(t *testing.T) {
 	models := []model.Config{smallGPT, smallLlama, smallMLP, smallCNN}
 	var forwards []Forward

@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/model"
 )
 
-// In layer order an operation whose operands no micro-batch has for itself runs once if
-// it writes, and once a micro-batch if it adds: a decay in the gradient counts each time.
+// In layer order an operation that uses no buffer of a micro-batch runs once if it writes. If it
+// accumulates, like a weight decay in the gradient, it runs once per micro-batch.
 func TestLayerOrderRepeatsWhatAccumulates(t *testing.T) {
 	const accum = 3
 	fwd := forwardOf(t, model.Config{Family: model.GPT2, Layers: 1, Width: 16, Heads: 2, Vocab: 20, Positions: 8}, 1, 8, false)

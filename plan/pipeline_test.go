@@ -17,13 +17,13 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Models of both families with four layers.
+// deepModels are models of both families with four layers.
 var deepModels = map[string]model.Config{
 	"gpt2":  {Family: model.GPT2, Layers: 4, Width: 32, Heads: 4, Vocab: 61, Positions: 16, TiedHead: true},
 	"llama": {Family: model.Llama, Layers: 4, Width: 32, FFN: 48, Heads: 4, KVHeads: 2, HeadDim: 8, Vocab: 70, Positions: 16, NormEps: 1e-5, RopeTheta: 1e4},
 }
 
-// staged is a plan of stages with as many layers each.
+// staged returns a configuration with pipeline stages of equal numbers of layers.
 func staged(pipeline, accum int, schedule mesh.Schedule) Config {
 	c := Config{Ranks: 2 * pipeline, Pipeline: pipeline, Schedule: schedule, Accum: accum, Prefetch: 1, Clip: 1, Optimizer: adamW, Target: graph.CPUTarget(), Verify: true}
 	for i := range pipeline {
@@ -65,8 +65,8 @@ func TestPlansOfPipelines(t *testing.T) {
 	}
 }
 
-// A stage has no copy that none of its own operations reads, also where only other stages update on
-// the host.
+// A stage contains only copies that its own operations read, even if other stages update on the
+// host.
 func TestStagesCopyWhatTheyRead(t *testing.T) {
 	fwd := forwardOf(t, deepModels["llama"], 1, 8, false)
 	c := staged(2, 2, mesh.OneForwardOneBackward)
@@ -97,21 +97,21 @@ func TestStagesCopyWhatTheyRead(t *testing.T) {
 	}
 }
 
-// even is a model whose stages take as long as each other: the head of two tokens takes next to
-// nothing beside a layer.
+// even returns a model whose layers divide into stages of equal time: a vocabulary of two makes the
+// head negligible.
 func even(layers int) model.Config {
 	return model.Config{Family: model.Llama, Layers: layers, Width: 64, FFN: 256, Heads: 4, KVHeads: 4, HeadDim: 16, Vocab: 2, Positions: 16, NormEps: 1e-5, RopeTheta: 1e4}
 }
 
-// products is a machine on which only products take time.
+// products returns a machine on which only matrix products need time.
 func products() *cost.Machine {
 	free := cost.Link{Bandwidth: 1e18}
 	return &cost.Machine{Name: "test", Matrix: map[graph.DType]float64{graph.F32: 1e9}, Vector: 1e18, Memory: 1e18, AttentionShare: 1e9, Intra: free, Inter: free}
 }
 
-// With P equal stages and M micro-batches (P−1)/(M+P−1) of a step is the bubble: GPipe (Huang et
-// al. 2019, section 2.3) and 1F1B (Narayanan et al. 2021, section 2.2) alike. No number of stages
-// and micro-batches makes them wait for each other for ever.
+// With P equal stages and M micro-batches the bubble is (P−1)/(M+P−1) of a step, both for GPipe
+// (Huang et al. 2019, section 2.3) and for 1F1B (Narayanan et al. 2021, section 2.2). No
+// combination of stages and micro-batches deadlocks.
 func TestBubblesOfPipelines(t *testing.T) {
 	const layers = 8
 	fwd := forwardOf(t, even(layers), 1, 16, true)
@@ -137,8 +137,8 @@ func TestBubblesOfPipelines(t *testing.T) {
 	}
 }
 
-// GPipe keeps the activations of all micro-batches for the backward, 1F1B on stage s of P those of
-// at most P−s (Narayanan et al. 2021, section 2.2).
+// GPipe keeps the activations of all micro-batches for the backward. Under 1F1B stage s of P keeps
+// those of at most P−s (Narayanan et al. 2021, section 2.2).
 func TestActivationsOfPipelines(t *testing.T) {
 	const stages = 4
 	fwd := forwardOf(t, even(stages), 1, 16, true)
@@ -151,13 +151,13 @@ func TestActivationsOfPipelines(t *testing.T) {
 		return p.Roles[stage].Layout.Spaces[graph.Device].ClassPeak[graph.Activations]
 	}
 	for s := 1; s < stages-1; s++ { // without embedding and head
-		kept := peak(mesh.GPipe, 9, s) - peak(mesh.GPipe, 8, s) // of a micro-batch
+		kept := peak(mesh.GPipe, 9, s) - peak(mesh.GPipe, 8, s) // of one micro-batch
 		require.Positive(t, kept)
 		require.Equal(t, 3*kept, peak(mesh.GPipe, 12, s)-peak(mesh.GPipe, 9, s))
 		for _, accum := range []int{1, 2, 3, 4, 8, 12} {
 			inFlight := min(stages-s, accum)
 			want := peak(mesh.GPipe, inFlight, s)
-			if accum > inFlight { // what the next forward needs comes before the gradient of its input is sent
+			if accum > inFlight { // the next forward needs memory before the gradient of the input is sent
 				want += 16 * 64 * graph.F32.Size()
 			}
 			require.Equal(t, want, peak(mesh.OneForwardOneBackward, accum, s), "stage %d, %d micro-batches", s, accum)

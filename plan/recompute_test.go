@@ -10,10 +10,9 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Under full recomputation a layer more costs its unit's input and nothing else:
-// batch × tokens × width elements, exactly. All of it is within the unit inputs,
-// one unit's activations and the head's: what one layer takes without
-// recomputation, and the inputs of the others.
+// Under full recomputation each further layer costs exactly its unit's input: batch × tokens ×
+// width elements. The total is at most the unit inputs, one unit's activations and the head's: as
+// much as a model of one layer without recomputation, plus the inputs of the other layers.
 func TestFullRecomputationKeepsUnitInputs(t *testing.T) {
 	for _, name := range []string{"gpt2", "llama-3.2-1b"} {
 		m := preset(t, name)

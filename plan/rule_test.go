@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// An update rule is a value: one that no table knows is planned at every stage, on
-// the device and, chunk by chunk, on the host, by the passes as they are.
+// A user-defined update rule can be planned at every stage, on the device and chunk by chunk on the
+// host, without changes to the passes.
 func TestARuleOfOnesOwn(t *testing.T) {
 	plain := zero.Rule{Name: "plain", States: []string{"velocity"}, Source: "this test", Emit: func(e *zero.Emitter, u *zero.Target) {
 		e.Apply(u, zero.Operation("sgd"), "plain", e.Scalars(u), zero.InPlace(u.Value, u.States[0]), e.Attr(u))

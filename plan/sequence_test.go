@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/precision"
 )
 
-// saved returns the bytes of a unit's activations that its forward writes and a backward reads.
+// saved returns the bytes of a unit's activations that the forward writes and the backward reads.
 func saved(p *graph.Program, unit string) (n int64) {
 	forward, backward := map[graph.BufID]bool{}, map[graph.BufID]bool{}
 	for _, op := range p.SectionOf(graph.SectionTrain, graph.FormWhole).Phases[0].Ops {
@@ -34,7 +34,8 @@ func saved(p *graph.Program, unit string) (n int64) {
 	return n
 }
 
-// cutOver returns the program of a micro-batch in slices, with its rows whole or divided.
+// cutOver returns the program of a micro-batch in slices; rows selects whether its rows are divided
+// too.
 func cutOver(t *testing.T, m model.Config, b, s, tensor int, prec precision.Precision, rows bool) (Spec, *graph.Program) {
 	spec := Spec{Config: Config{
 		Ranks: tensor, Tensor: tensor, Slices: tensor, Accum: 1, Optimizer: adamW, Target: graph.CPUTarget(), Precision: prec,
@@ -47,11 +48,11 @@ func cutOver(t *testing.T, m model.Config, b, s, tensor int, prec precision.Prec
 	return spec, p
 }
 
-// Korthikanti et al. 2022, sections 4.2.1 and 4.2.2: with s tokens of width h and b rows, in 16 bits, a
-// layer keeps s·b·h·(10 + 24/t) bytes under tensor parallelism alone, and s·b·h·34/t with the rows
-// divided too. Beside these they keep attention's scores, 5·a·s²·b/t, which is computed again here
-// and leaves its logarithm, 4·a·s·b/t. They count two dropout masks, s·b·h each, that counters
-// replace here: so 8 and 32. Statistics of the two norms, 16·s·b, are beneath their notice.
+// Korthikanti et al. 2022, sections 4.2.1 and 4.2.2: with b rows of s tokens of width h, in 16
+// bits, a layer keeps s·b·h·(10 + 24/t) bytes under tensor parallelism, and s·b·h·34/t with divided
+// rows too. They also keep attention's scores, 5·a·s²·b/t bytes. We recompute these and keep their
+// log-sum-exp, 4·a·s·b/t. Their two dropout masks of s·b·h bytes are replaced by counters here,
+// which leaves 8 and 32. They neglect the statistics of the two norms, 16·s·b bytes.
 func TestSavedActivationsOfALayer(t *testing.T) {
 	const b, s, h, a = 2, 64, 32, 8
 	m := model.Config{Family: model.GPT2, Layers: 3, Width: h, Heads: a, Vocab: 64, Positions: s, EmbdDropout: 0.1}
@@ -69,9 +70,10 @@ func TestSavedActivationsOfALayer(t *testing.T) {
 	}
 }
 
-// The layer's rows go over the axis as often as before: an all_gather and a reduce_scatter are an
-// all_reduce, N·C·(T−1)/T elements each. The backward gathers the inputs of two products again, for
-// the gradients of their weights: a quarter more (Korthikanti et al. 2022, section 4.2.2).
+// Dividing the rows does not change the forward's traffic: an all-gather and a reduce-scatter send
+// as much as an all-reduce, N·C·(T−1)/T elements each. The backward also gathers the inputs of two
+// products again, for their weights' gradients: a quarter more in total (Korthikanti et al. 2022,
+// section 4.2.2).
 func TestTrafficOfALayer(t *testing.T) {
 	const b, s, h = 2, 16, 32
 	m := cutModels["llama"]
@@ -80,7 +82,7 @@ func TestTrafficOfALayer(t *testing.T) {
 		_, cut := cutOver(t, m, b, s, tensor, precision.FP32, false)
 		_, divided := cutOver(t, m, b, s, tensor, precision.FP32, true)
 		for p, want := range map[*graph.Program][2]int{cut: {4, 4}, divided: {4, 6}} {
-			var sent [2]int64 // elements a rank sends forward and backward
+			var sent [2]int64 // elements that a rank sends in the forward and the backward
 			for _, op := range p.SectionOf(graph.SectionTrain, graph.FormWhole).Phases[0].Ops {
 				kind := slices.Index([]graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce}, op.Kind)
 				if kind < 0 || op.Unit < 0 || p.Units[op.Unit].Name != "h.1" {
@@ -91,7 +93,7 @@ func TestTrafficOfALayer(t *testing.T) {
 				case graph.ReduceScatter:
 					n = p.Buf(op.In[0]).Elems()
 				case graph.AllReduce:
-					if n == h { // of a norm's weight
+					if n == h { // a norm's weight
 						continue
 					}
 					n *= 2
@@ -104,8 +106,9 @@ func TestTrafficOfALayer(t *testing.T) {
 	}
 }
 
-// In 16 bits a gradient in f32 that ranks have summed is widened behind its sum, by its own unit: a
-// stage's gradients are the stage's, and a unit's are reduced when its backward is done.
+// In 16 bits, a gradient that ranks have all-reduced is widened to f32 after the reduction, in its
+// own unit. Gradients then belong to the right pipeline stage, and a unit's gradients are reduced
+// when its backward is done.
 func TestSumsAreWidenedInTheirUnit(t *testing.T) {
 	m := cutModels["qwen3"]
 	spec, p := cutOver(t, m, 2, 16, 4, precision.BF16, true)
@@ -126,7 +129,7 @@ func TestSumsAreWidenedInTheirUnit(t *testing.T) {
 	require.Equal(t, 4*m.Layers+1, widened, "four norms in each layer, and the last one")
 }
 
-// What stages of a pipeline send is a rank's rows.
+// Pipeline stages send only a rank's own rows.
 func TestStagesSendARanksRows(t *testing.T) {
 	const b, s, h, tensor = 2, 16, 32, 4
 	m := model.Config{Family: model.GPT2, Layers: 4, Width: h, Heads: 8, Vocab: 64, Positions: s, TiedHead: true}

@@ -55,9 +55,8 @@ func drawConfig(t *testing.T, rng *rand.Rand) Config {
 	return cfg
 }
 
-// What is shared is what would have been made: the program before each of stemEnds
-// depends on the key alone, and plans that share are those that do not, in any order
-// and beside each other.
+// Plans built with Shared equal plans built without it, in any order and concurrently. The program
+// before each pass of stemEnds depends only on its key.
 func TestSharedPlansAreTheSame(t *testing.T) {
 	fwd := forwardOf(t, model.Config{Family: model.GPT2, Layers: 1, Width: 16, Heads: 2, Vocab: 20, Positions: 8}, 1, 8, false)
 	const seed = 1
@@ -88,7 +87,7 @@ func TestSharedPlansAreTheSame(t *testing.T) {
 		if wantErr == nil {
 			planned++
 			copied := cfg
-			copied.Observe = func(string, *graph.Program) error { return nil } // no pass takes a program over that is watched
+			copied.Observe = func(string, *graph.Program) error { return nil } // passes must not modify their input
 			p, err := Build(fwd, copied)
 			require.NoError(t, err)
 			require.Equal(t, p.Hash(), want.Hash(), "configuration %d: passes that take programs over make another: %+v", i, cfg)
@@ -111,9 +110,9 @@ func TestSharedPlansAreTheSame(t *testing.T) {
 	require.Greater(t, planned, 30, "configurations that can be planned")
 }
 
-// The four stages of a model run the passes up to the mesh once, candidates of a search that differ
-// in what is offloaded those up to that pass, and a configuration that was planned is not planned
-// again.
+// Shared runs the passes before the mesh once for the four stages of a model. Candidates of a
+// search that differ only in offloading share the passes before that one. A configuration is
+// planned only once.
 func TestStagesShare(t *testing.T) {
 	fwd := forwardOf(t, model.Config{Family: model.GPT2, Layers: 1, Width: 16, Heads: 2, Vocab: 20, Positions: 8}, 1, 8, false)
 	var shared Shared

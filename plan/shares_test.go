@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/precision"
 )
 
-// A rank without a micro-batch leaves out what is for the micro-batch, in every round in
-// which it has none, and nothing else: each of its other operations reads what is there.
+// In every round in which a rank has no micro-batch, it leaves out exactly the micro-batch's
+// operations. Each of its other operations still has its inputs.
 func TestIdleRanksLeaveOutTheMicroBatch(t *testing.T) {
 	fwd := forwardOf(t, smallLlama, 1, 16, true)
 	for _, layers := range []bool{false, true} {
@@ -57,7 +57,7 @@ func TestIdleRanksLeaveOutTheMicroBatch(t *testing.T) {
 		if layers {
 			last = &step.Phases[0]
 		}
-		for k := range last.Ops { // what was exchanged, from what this rank has not quantised
+		for k := range last.Ops { // exchanged data that this rank has not quantised itself
 			if op := &last.Ops[k]; op.Kind == graph.AllToAll && step.Present(last, op) != nil {
 				for j := k + 1; j < len(last.Ops); j++ {
 					if sum := &last.Ops[j]; sum.Kind == graph.DequantizeSum && sum.In[0] == op.Out[0].Buf {
@@ -76,8 +76,8 @@ func TestIdleRanksLeaveOutTheMicroBatch(t *testing.T) {
 	}
 }
 
-// Steps that differ in how often a phase repeats have one section, others one of their own;
-// the plan is of all.
+// Step shapes that differ only in the number of rounds share one section; others have their own.
+// One plan covers all shapes.
 func TestStepsOfSeveralShapes(t *testing.T) {
 	fwd := forwardOf(t, smallLlama, 1, 16, true)
 	leaves := []int{31, 13, 12, 10, 9, 8, 6, 5, 3}

@@ -14,12 +14,13 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Of this model positions (one block of 256 elements) are less than a block a rank, over 6
-// ranks embedding (4) and final norm (2) too; the layer is not.
+// withSmallUnits is a model whose positions (one block of 256 elements) have fewer blocks than
+// ranks. On 6 ranks this also holds for the embedding (4) and the final norm (2), but not for the
+// layer.
 var withSmallUnits = model.Config{Family: model.GPT2, Layers: 1, Width: 16, Heads: 2, Vocab: 60, Positions: 8, TiedHead: true}
 
-// A small unit rests whole on every rank at every stage, in flat parameters without
-// padding for others; nothing of it is gathered, in any section.
+// At every stage a small unit is complete on every rank, without padding for shards. No section
+// gathers any of it.
 func TestSmallUnitsStayWhole(t *testing.T) {
 	fwd := forwardOf(t, withSmallUnits, 1, 8, true)
 	for _, n := range []int{2, 6} {
@@ -52,7 +53,7 @@ func TestSmallUnitsStayWhole(t *testing.T) {
 	}
 }
 
-// blocksOf counts the blocks of 256 elements of a unit, each parameter's of their own.
+// blocksOf counts the blocks of 256 elements of a unit; each parameter starts a new block.
 func blocksOf(u *graph.Unit) (n int64) {
 	for _, s := range u.Segments {
 		n += (s.Len + 255) / 256
@@ -75,8 +76,8 @@ func countOps(p *graph.Program, unit int, kind graph.Kind) (n int) {
 	return n
 }
 
-// The squares of a small unit are in the norm once, whatever the stage and however many
-// replicas: every gradient is 2, and the norm the root of 4 times their number.
+// The gradient norm includes a small unit's squares exactly once, at every stage and for any number
+// of replicas. Every gradient is 2, so the norm is the root of 4 times their number.
 func TestSquaresOfSmallUnitsCountOnce(t *testing.T) {
 	fwd := forwardOf(t, withSmallUnits, 1, 8, false)
 	for _, shape := range [][2]int{{2, 2}, {6, 6}, {6, 3}, {6, 2}, {1, 1}} {

@@ -14,15 +14,15 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// A plan stops before any of its passes and while buffers get their places, with the error that it was told; what plans
-// share is not the worse for it.
+// Build stops before any of its passes and during placement if Stop returns an error, and returns
+// that error. Plans that share with it are not affected.
 func TestAPlanStops(t *testing.T) {
 	fwd := forwardOf(t, model.Config{Family: model.GPT2, Layers: 1, Width: 16, Heads: 2, Vocab: 20, Positions: 8}, 1, 8, false)
 	enough := errors.New("enough")
 	cfg := Config{Ranks: 2, Stage: zero.Stage(3), Accum: 1, Optimizer: adamW, Target: graph.CPUTarget()}
 	want, err := Build(fwd, cfg)
 	require.NoError(t, err)
-	// after allows so many questions, and counts them.
+	// after returns a configuration whose Stop fails after n calls, and the number of calls.
 	after := func(n int64) (Config, *atomic.Int64) {
 		asked, c := new(atomic.Int64), cfg
 		c.Stop = func() error {
@@ -38,7 +38,7 @@ func TestAPlanStops(t *testing.T) {
 	require.NoError(t, err)
 	all := asked.Load()
 	require.Greater(t, all, int64(len(passes)+1), "before each pass, before buffers get a place, and meanwhile")
-	step := int64(7) // stops at every seventh question; at every one when long.On
+	step := int64(7) // every seventh call, or every call in the long form
 	if long.On() {
 		step = 1
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Models of both families whose heads, widths and vocabulary (padded) four slices divide.
+// cutModels are models of both families whose heads, widths and padded vocabularies four slices
+// divide.
 var cutModels = map[string]model.Config{
 	"gpt2":  {Family: model.GPT2, Layers: 2, Width: 32, Heads: 4, Vocab: 61, Positions: 16, TiedHead: true},
 	"llama": {Family: model.Llama, Layers: 2, Width: 32, FFN: 48, Heads: 8, KVHeads: 4, HeadDim: 4, Vocab: 70, Positions: 16, NormEps: 1e-5, RopeTheta: 1e4},
@@ -41,8 +42,8 @@ func TestPlansOfSlices(t *testing.T) {
 	}
 }
 
-// In layer order the gradient of a layer's slices may be reduced before that of its whole parameters is
-// updated on the host: the update is then not what the reduction waits for.
+// In layer order the gradient of a layer's sliced parameters may be reduced before its other
+// parameters are updated on the host. The reduction must not wait for that update.
 func TestEarlyUpdatesOfSlices(t *testing.T) {
 	fwd := forwardOf(t, cutModels["llama"], 1, 8, false)
 	cfg := Config{Ranks: 4, Tensor: 2, Slices: 4, Stage: 2, Accum: 3, LayerOrder: true, Optimizer: adamW, Target: graph.CPUTarget(), Verify: true,
@@ -54,7 +55,7 @@ func TestEarlyUpdatesOfSlices(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A frozen unit's parameters that are not cut are a unit of their own, without gradients.
+// A frozen unit's unsliced parameters form a separate unit without gradients.
 func TestFrozenUnitsOfSlices(t *testing.T) {
 	p, err := Build(forwardOf(t, cutModels["llama"], 1, 8, false), Config{Ranks: 2, Tensor: 2, Slices: 2, Accum: 1, Optimizer: adamW, Target: graph.CPUTarget(), Verify: true,
 		Freeze: []string{"model.layers.0.*"}})

@@ -10,9 +10,9 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Gradients are not reduced before pass reduce, and are from then on, at every stage, with one
-// micro-batch or several. At stage 3 parameters are not gathered before pass unshard; after it they
-// are, at every stage.
+// At every stage, with one or several micro-batches, gradients are not reduced before pass reduce
+// and are reduced after it. At stage 3 parameters are not gathered before pass unshard; after it
+// they are, at every stage.
 func TestGradientsGoTheirWay(t *testing.T) {
 	fwd := forwardOf(t, model.Config{Family: model.GPT2, Layers: 1, Width: 16, Heads: 2, Vocab: 20, Positions: 8, TiedHead: true}, 1, 8, false)
 	for stage := range 4 {
@@ -46,7 +46,7 @@ func TestGradientsGoTheirWay(t *testing.T) {
 				}
 				require.ErrorContains(t, hold(q, has(reduced)), "the program is not reduced")
 
-				// A way that does not fit its unit is no program.
+				// VerifyStructure refuses a gradient's path that does not fit its unit.
 				q = p.Clone()
 				q.Units[0].Grad.Replicas = 7
 				require.ErrorContains(t, graph.VerifyStructure(q), "its gradient goes over mesh axis 7")
@@ -55,8 +55,8 @@ func TestGradientsGoTheirWay(t *testing.T) {
 	}
 }
 
-// Every rule reads one set of scalars: the step's or, of an update that waits for the
-// norm on the host, a set that the next step leaves alone.
+// Every update reads one set of scalars: the step's, or, for an update on the host that waits for
+// the norm, a set that the next step does not overwrite.
 func TestRulesReadTheirScalars(t *testing.T) {
 	fwd := forwardOf(t, model.Config{Family: model.GPT2, Layers: 1, Width: 16, Heads: 2, Vocab: 20, Positions: 8}, 1, 8, false)
 	for _, name := range zero.OptimizerNames() {
@@ -74,7 +74,7 @@ func TestRulesReadTheirScalars(t *testing.T) {
 		require.Equal(t, graph.LifeRun, q.Buf(q.Scalars[1].Hyper).Life, "they wait for the next step")
 		require.Equal(t, graph.LifeRun, q.Buf(q.Scalars[1].Coef).Life)
 
-		// A rule with the rate of one set and the coefficient of another is refused.
+		// An update that reads the rate of one set and the coefficient of another is refused.
 		mixed := p.Clone()
 		mixed.Scalars[0].Hyper = mixed.AddBuffer(*mixed.Buf(mixed.Scalars[0].Hyper))
 		require.ErrorContains(t, hold(mixed, has(scalars)), "must read one of the 1 sets of scalars")

@@ -11,8 +11,9 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// More ranks are not always easier: a unit with fewer blocks than ranks is not sharded. Of this model
-// 104 ranks need less than 64 and 128, and at 32,768 nothing is sharded.
+// More ranks do not always need less memory each: a unit with fewer blocks than ranks is not
+// sharded. For this model 104 ranks need less than 64 or 128, and at 32,768 ranks no unit is
+// sharded.
 func TestAskLooksAtRanksWithLittlePadding(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -42,7 +43,8 @@ func TestAskLooksAtRanksWithLittlePadding(t *testing.T) {
 	require.Equal(t, 104-1, none.Neighbour)
 	require.Less(t, none.None.Smallest.Plan.Layout.Spaces[graph.Device].Peak, int64(4_900_000))
 
-	// 24 ranks fit by a plan beyond the first few that an answer looks at; for 23 none is found.
+	// A plan for 24 ranks fits, beyond the first few that an answer evaluates. For 23 ranks none is
+	// found.
 	fixed.Recompute, c.Recompute = false, "none"
 	found = ask(4813 << 10)
 	require.Equal(t, 24-1, found.Value)

@@ -9,7 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// Plans and searches end where their context does, a single plan between its passes.
+// Plans and searches return when their context is canceled. A single plan checks it between its
+// passes.
 func TestACanceledContextEndsAPlan(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")

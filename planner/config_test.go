@@ -25,7 +25,7 @@ func TestReadConfigNamesTheFile(t *testing.T) {
 	require.ErrorContains(t, err, "regular")
 }
 
-// What a terminal would obey is escaped as a shell reads it back.
+// Shell escapes control characters, which a terminal would obey, in a form that a shell reads back.
 func TestShell(t *testing.T) {
 	require.Equal(t, "a '' 'it'\\''s' 'b\tc' "+`$'\x1b\'\"\xff'`, planner.Shell([]string{"a", "", "it's", "b\tc", "\x1b'\"\xff"}))
 }

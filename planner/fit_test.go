@@ -14,7 +14,8 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// shaped is a folder with a GPT-2 of a vocabulary of 256 and 256 positions.
+// shaped returns a folder with the configuration of a GPT-2 with a vocabulary of 256 and 256
+// positions.
 func shaped(t *testing.T, layers, width int) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -23,15 +24,15 @@ func shaped(t *testing.T, layers, width int) string {
 	return dir
 }
 
-// fitConfig is a job of 2 layers on 2 ranks, whose plan without a cap takes some
-// 34 MiB of device memory.
+// fitConfig returns a job of 2 layers on 2 ranks. Without a cap its plan needs about 34 MiB of
+// device memory.
 func fitConfig(t *testing.T) Request {
 	c := Request{Config: config.Default()}
 	c.Model, c.Ranks, c.Batch, c.Seq, c.DeviceMemory = shaped(t, 2, 256), 2, 4, 128, 30<<20
 	return c
 }
 
-// fewPlans is this CPU, where a search looks at no more plans than most tests here need.
+// fewPlans returns this CPU with a search limit of 100 plans, enough for most tests here.
 func fewPlans() Hardware {
 	hw := CPUHardware(2)
 	hw.Effort = 100
@@ -67,7 +68,8 @@ func TestFitRefusesWhatNothingFits(t *testing.T) {
 	require.Equal(t, graph.Device, refused.Space)
 }
 
-// Of ranks that share layers a group has the rows of one, and shards are over groups.
+// With tensor parallelism, ranks that share layers share their rows: the global batch is divided by
+// groups, and so are the shards.
 func TestFitOfTensorRanks(t *testing.T) {
 	t.Parallel()
 	c := fitConfig(t)

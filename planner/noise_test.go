@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// What the noise scale adds to a step is at most 1 % of its operations and of its traffic.
+// Measuring the noise scale adds at most 1 % to a step's FLOPs and to its memory traffic.
 func TestNoiseScaleCosts(t *testing.T) {
 	for _, ranks := range []int{1, 4} {
 		c := config.Default()

@@ -8,9 +8,9 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// What the order of a reproducible sum costs is the difference of two plans. Where
-// gradients are sharded the run without it reduces every micro-step as well, into f32 of
-// the same size: nothing.
+// OrderCost is the difference between two plans. With sharded gradients a reproducible sum sends no
+// more bytes, except for small units: the plan without it also reduces every micro-step into f32 of
+// the same size.
 func TestWhatTheOrderOfASumCosts(t *testing.T) {
 	t.Parallel()
 	c := tiny("gpt2")
@@ -36,7 +36,7 @@ func TestWhatTheOrderOfASumCosts(t *testing.T) {
 			flat += whole
 			small := 4 * without.Plan.Program.Units[u].FlatLen // not padded for shards without the flag
 			switch {
-			case small < whole: // reduced and gathered, where an all-reduce was enough: once a step, or once a micro-step
+			case small < whole: // reduced and gathered instead of all-reduced: once a step, or once a micro-step
 				padded += whole
 				times := int64(1)
 				if zero >= 2 {
@@ -44,7 +44,7 @@ func TestWhatTheOrderOfASumCosts(t *testing.T) {
 				}
 				sums += whole/4 + whole
 				sent += (3+1)*whole/4*3 - times*2*small/4*3
-			case zero == 0: // the parts, and what they are gathered to; reduced three times instead of once
+			case zero == 0: // the parts and the gathered result; three reductions instead of one
 				sums += whole/4 + whole
 				sent += 2 * whole / 4 * 3
 			case zero == 1:

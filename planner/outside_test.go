@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// Each option that takes host memory outside the arenas is counted, once.
+// Each option that needs host memory outside the arenas is counted exactly once.
 func TestOutsideCountsEachOption(t *testing.T) {
 	host := func(change func(*Request)) int64 {
 		c := tiny("gpt2")
@@ -32,7 +32,7 @@ func TestOutsideCountsEachOption(t *testing.T) {
 	require.Equal(t, traced(1_000_000), traced(2_000_000), "what exceeds the trace is not recorded")
 	require.GreaterOrEqual(t, traced(1_000_000), exec.TraceBytes(TraceSpans))
 	require.Greater(t, host(func(c *Request) { c.Disk, c.Offload = "d", "optimizer=disk" }), plain+16<<20, "the disk tier's buffers")
-	// Ranks of a process share what there is once.
+	// Ranks of one process share its fixed memory.
 	shared := host(func(c *Request) { c.Ranks = 4 })
 	require.Less(t, shared, plain/2)
 	require.Greater(t, host(func(c *Request) { c.Ranks, c.LocalRanks = 4, 1 }), plain)

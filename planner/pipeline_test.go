@@ -18,7 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/search"
 )
 
-// pipelined is a job of a pipeline whose stages have a device each.
+// pipelined returns a job of a pipeline with one device per stage.
 func pipelined(name string, stages int, precision string) Request {
 	cfg := config.Default()
 	cfg.Model, cfg.Init, cfg.Ranks, cfg.Pipeline, cfg.Zero = name, "random", stages, stages, 0
@@ -29,7 +29,8 @@ func pipelined(name string, stages int, precision string) Request {
 	return Request{Config: cfg}
 }
 
-// byFlops is the division by the products of the forward alone, as Config.Stages has it.
+// byFlops divides the layers by the forward's FLOPs alone and returns the stages as text, in the
+// form of Config.Stages.
 func byFlops(t *testing.T, q Request) string {
 	r, err := q.Resolve()
 	require.NoError(t, err)
@@ -51,8 +52,8 @@ func byFlops(t *testing.T, q Request) string {
 	return strings.Join(list, ",")
 }
 
-// Divided by predicted time, a step is predicted to be no longer than divided by the FLOPs of the
-// forward, and the stage with a large head gets fewer layers.
+// Dividing layers by predicted time gives a predicted step at most as long as dividing by the
+// forward's FLOPs. The stage with a large head gets fewer layers.
 func TestLayersAreDividedByTime(t *testing.T) {
 	h100, err := gpus.Lookup("h100")
 	require.NoError(t, err)
@@ -93,7 +94,7 @@ func TestLayersAreDividedByTime(t *testing.T) {
 	require.Positive(t, shorter)
 }
 
-// What is computed again is listed for the layers of all stages.
+// Explain lists the recomputed buffers of all stages' layers.
 func TestAllStagesAreExplained(t *testing.T) {
 	q := pipelined("gpt2", 2, "fp32")
 	q.Recompute = "full"

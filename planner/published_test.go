@@ -14,9 +14,9 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// The worked example of GPT-2 1.5B in fp32 at 32 rows of 1,024 tokens counts
-// 6 + 6 + 18 GB of parameters, gradients and Adam with a copy of the parameters,
-// and about 56 GiB of activations. What our program needs of it, and why less:
+// The worked example of GPT-2 1.5B in fp32 at 32 rows of 1,024 tokens estimates 6 + 6 + 18 GB for
+// parameters, gradients and Adam with a copy of the parameters, and about 56 GiB for activations.
+// Our program needs less, for these reasons:
 //
 //   - Parameters and gradients are the same: 4 bytes each.
 //   - Adam is 8 bytes and not 12: the parameters are fp32, so they are their own
@@ -38,15 +38,15 @@ func TestGPT2XLWorkedExample(t *testing.T) {
 	require.InEpsilon(t, 4*n, use.ClassPeak[graph.Parameters], 1e-9)
 	require.InEpsilon(t, 4*n, use.ClassPeak[graph.Gradients], 1e-9)
 	require.InEpsilon(t, 8*n, use.ClassPeak[graph.Optimizer], 1e-9)
-	// In GB, at the example's 1.5 billion.
+	// In GB, for the example's 1.5 billion parameters.
 	for class, want := range map[graph.Class]float64{graph.Parameters: 6, graph.Gradients: 6, graph.Optimizer: 12} {
 		require.InDelta(t, want, float64(use.ClassPeak[class])/n*1.5, 0.01, class.String())
 	}
-	// docs/worked-example.md has the planner's own figures, in its table's order.
+	// docs/worked-example.md must show the planner's figures, in the order of its table.
 	page, err := os.ReadFile("../docs/worked-example.md")
 	require.NoError(t, err)
 	cells := map[graph.Class][]string{}
-	// Values kept a token, layer and unit of width.
+	// values returns the activations kept, in values per token, layer and unit of width.
 	values := func(policy string) float64 {
 		one := c
 		one.Recompute = policy
@@ -67,7 +67,7 @@ func TestGPT2XLWorkedExample(t *testing.T) {
 	for _, v := range []string{fmt.Sprintf("there are %.0f", megatron), fmt.Sprintf("keeps %.1f", none), fmt.Sprintf("keeps %.1f", selective)} {
 		require.Contains(t, string(page), v)
 	}
-	require.Less(t, none, 17.0) // Megatron's 34 bytes, without the scores
+	require.Less(t, none, 17.0) // Megatron's 34 bytes are 17 values of 16 bits, without the scores
 	require.Less(t, selective, 12.0)
 	require.Less(t, full, 2.5)
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/config"
 )
 
-// Gemma 2 is planned for GPUs, and refused by name where one is to run it.
+// Gemma 2 can be planned for GPUs. Runnable refuses it for cuda with an error that names the model
+// type.
 func TestGemma2IsNotRunOnGPUs(t *testing.T) {
 	c := config.Default()
 	c.Model, c.Device = "gemma-2-2b", "cuda"

@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/search"
 )
 
-// opens counts how often files in folders were opened since the last call.
+// opens returns a function that counts the file opens in the folders since its last call.
 func opens(t *testing.T, folders ...string) func() int {
 	fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 	require.NoError(t, err)
@@ -37,8 +37,8 @@ func opens(t *testing.T, folders ...string) func() int {
 	}
 }
 
-// A configuration's files are read when it is resolved. A search over it, of dozens of
-// configurations, opens none, nor do the ways out.
+// Resolving a configuration reads its files. A search over dozens of configurations then opens no
+// file, and neither do the ways out.
 func TestASearchOpensNoFile(t *testing.T) {
 	c := fitConfig(t)
 	c.Disk, c.DeviceMemory = t.TempDir(), 22<<20

@@ -27,8 +27,8 @@ func peakOf(t *testing.T, c Request) int64 {
 	return p.Layout.Spaces[graph.Device].Peak
 }
 
-// The lower the cap, the more is computed again and the longer it takes, and
-// never more than full takes.
+// A lower cap recomputes more and predicts a longer step, but never a longer one than full
+// recomputation.
 func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 	t.Parallel()
 	c := demo(t)
@@ -62,7 +62,8 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 		if i == 2 {
 			require.True(t, strings.HasPrefix(f.Config.Recompute, "drop:"), f.Config.Recompute)
 			require.Less(t, f.Step.Seconds, full.Step.Seconds)
-			// What it says is the plan, and planned again by name it is the same.
+			// The explanation describes the plan. Planning again with the chosen policy by name
+			// gives the same plan.
 			e := Explain(f)
 			require.NotEmpty(t, e.Recomputed)
 			again := c
@@ -80,7 +81,7 @@ func TestAutoDropsWhatTheCapAsksFor(t *testing.T) {
 	require.Equal(t, "full", f.Config.Recompute)
 }
 
-// When the optimizer's states are just too large, a part of them leaves.
+// If the optimizer's states slightly exceed the device, only a part of them is offloaded.
 func TestFitMovesAShareOfTheStates(t *testing.T) {
 	t.Parallel()
 	c := demo(t)
@@ -102,7 +103,7 @@ func TestFitMovesAShareOfTheStates(t *testing.T) {
 	require.Less(t, moved[0].Units, moved[0].Of)
 }
 
-// With a cap on the host the rest goes to disk; without a disk it can't.
+// With a cap on the host, the remaining states go to disk; without a disk nothing fits.
 func TestFitUsesTheTiers(t *testing.T) {
 	t.Parallel()
 	c := demo(t)
@@ -121,7 +122,7 @@ func TestFitUsesTheTiers(t *testing.T) {
 	require.LessOrEqual(t, got.Plan.Layout.Spaces[graph.Host].Peak, c.HostMemory)
 }
 
-// 16 bits only where they were allowed, and then where they are faster.
+// Fit uses 16 bits only if they are allowed, and then if they are faster.
 func TestFitChoosesAllowedPrecisions(t *testing.T) {
 	t.Parallel()
 	g, err := gpus.Lookup("a100-40")
@@ -142,8 +143,8 @@ func TestFitChoosesAllowedPrecisions(t *testing.T) {
 	require.NoError(t, c.Runnable(), "what may be chosen runs there")
 }
 
-// At a cap that nothing meets, what came nearest is named with what it needs of
-// every capped space, and that is no more than the plan as asked.
+// If no plan meets the caps, WaysOut reports the plan nearest to them, with its need in every
+// capped space. That need is at most that of the plan as asked.
 func TestNoWayOut(t *testing.T) {
 	t.Parallel()
 	c := demo(t)
@@ -169,8 +170,8 @@ func TestNoWayOut(t *testing.T) {
 	require.Equal(t, near[graph.Device].Peak, p.Plan.Layout.Spaces[graph.Device].Peak)
 }
 
-// Where the host's cap is what is in the way, staying on the device is proposed, or less
-// that goes to the host where that is faster than the disk.
+// If only the host's cap is exceeded, WaysOut proposes to keep everything on the device, or to
+// offload less to the host where that is faster than using the disk.
 func TestWaysOutOfTheHostsCap(t *testing.T) {
 	t.Parallel()
 	c := demo(t)

@@ -30,7 +30,7 @@ func cast(t *testing.T, p *graph.Program, o precision.Options) *graph.Program {
 	return q
 }
 
-// types lists the types of an operation's operands, inputs then outputs.
+// types returns the types of an operation's inputs, "->", and the types of its outputs.
 func types(t *testing.T, p *graph.Program, name string) (list []string) {
 	for _, op := range p.Sections[0].Phases[0].Ops {
 		if op.Name != name {
@@ -80,8 +80,8 @@ func TestCastTypes(t *testing.T) {
 	for name, list := range want {
 		require.Equal(t, list, types(t, p, name), name)
 	}
-	// The input is cast once, for forward and backward; the logits for the loss,
-	// and their gradient back.
+	// The input is cast once for forward and backward. The logits are cast to f32 for the loss, and
+	// their gradient back.
 	var casts []string
 	for _, op := range p.Sections[0].Phases[0].Ops {
 		if op.Kind == graph.Cast {
@@ -103,8 +103,8 @@ func TestCastTypes(t *testing.T) {
 	require.Same(t, same, q, "fp32 is what the program is in")
 }
 
-// A gradient in f32 of an operation that knows one type alone: what it adds goes
-// through a cast.
+// A parameter gradient is f32, but the operation that computes it has only one float type. Its
+// result is cast and then added.
 func TestGradientsThatCannotBeF32(t *testing.T) {
 	p := differentiated(t, func(b *graph.Builder) {
 		w := b.Param("w", graph.Ones, 4, 4)
@@ -117,7 +117,7 @@ func TestGradientsThatCannotBeF32(t *testing.T) {
 	require.Equal(t, p.Params[0].Grad, last.Out[0].Buf, "the phase ends with the gradient where it is looked for")
 }
 
-// The host reads logits in f32.
+// Generated logits are f32 in a bf16 program, because the host reads them.
 func TestGeneratedLogitsAreF32(t *testing.T) {
 	p, err := model.Build(gpt, model.Generate, 1, seq)
 	require.NoError(t, err)

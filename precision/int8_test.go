@@ -23,8 +23,8 @@ var int8Switches = map[string]func(c *plan.Config){
 	},
 }
 
-// Promise 1 within a setting: every stage and kind of recomputation has the same
-// losses and parameters, which follow those without int8 and are not the same.
+// For each int8 setting, every stage and recomputation policy gives the same losses and parameters.
+// The losses stay close to those without int8, but are not equal to them.
 func TestInt8StagesAgree(t *testing.T) {
 	const scale = 1
 	plain := start(t, config(3, 0, zero.Replicate, precision.BF16))
@@ -54,8 +54,8 @@ func TestInt8StagesAgree(t *testing.T) {
 	}
 }
 
-// A gradient that is not finite on one rank skips the step on all, through a
-// quantised sum too; and parameters that a skipped step leaves are gathered again.
+// If a gradient is not finite on one rank, all ranks skip the step, even if a quantised sum carries
+// it. Parameters, masters and moments do not change, and the next step trains.
 func TestInt8OverflowSkipsTheStep(t *testing.T) {
 	for stage := range zero.Stage(4) {
 		c := config(4, []int{0, 2}[stage%2], stage, precision.FP16)
@@ -75,7 +75,7 @@ func TestInt8OverflowSkipsTheStep(t *testing.T) {
 	}
 }
 
-// gradients returns what the update of a first step reads, parameter by parameter.
+// gradients returns the gradients that the first step's update reads, by parameter.
 func gradients(t *testing.T, set func(c *plan.Config)) [][]float64 {
 	c := config(1, 0, zero.Replicate, precision.BF16)
 	set(&c)
@@ -99,8 +99,8 @@ func gradients(t *testing.T, set func(c *plan.Config)) [][]float64 {
 	return all
 }
 
-// The gradients of int8 are those of bf16 within what quantising loses: a cosine of
-// 0.99 for each parameter, but for key biases, whose true gradient is zero.
+// For each parameter, the gradients with int8 have a cosine of more than 0.99 with those of bf16.
+// Key biases are left out: their true gradient is zero.
 func TestInt8GradientsWithinQuantisation(t *testing.T) {
 	want := gradients(t, func(*plan.Config) {})
 	for _, name := range []string{"gather", "activations", "matmul"} {
@@ -109,7 +109,7 @@ func TestInt8GradientsWithinQuantisation(t *testing.T) {
 			var dot, a, b float64
 			for k := range want[i] {
 				if n := len(want[i]) / 3; len(want[i]) == 48 && k >= n && k < 2*n {
-					continue // of c_attn's bias the keys'
+					continue // the key part of c_attn's bias
 				}
 				dot, a, b = dot+want[i][k]*got[i][k], a+want[i][k]*want[i][k], b+got[i][k]*got[i][k]
 			}

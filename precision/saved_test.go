@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Of a weight gradient's factors the activation alone may come from int8: the output's
-// gradient, which nobody saved, may not.
+// In a weight gradient only the saved activation may come from int8, never the gradient of the
+// output, which is not saved.
 func TestOnlyTheSavedFactorIsQuantised(t *testing.T) {
 	c := config(1, 0, zero.Replicate, precision.BF16)
 	c.Int8.Activations = true

@@ -25,8 +25,8 @@ const (
 
 var gpt = model.Config{Family: model.GPT2, Layers: 1, Width: 16, Heads: 2, Vocab: vocab, Positions: seq, TiedHead: true, ResidDropout: 0.1}
 
-// run is a planned program in the interpreter, whose arithmetic on 16 bits is
-// the definition: widened, computed in f32, rounded once.
+// run executes a planned program in the interpreter. Its 16-bit arithmetic is the reference: widen
+// to f32, compute, round once.
 type run struct {
 	t    *testing.T
 	p    *graph.Program
@@ -67,8 +67,8 @@ func start(t *testing.T, c plan.Config) *run {
 	return r
 }
 
-// each calls f for the rank's parts of a parameter's resident value, with the
-// element that each starts at.
+// each calls f for each part of a parameter's resident value on the rank, with the parameter's
+// element at which it starts.
 func (r *run) each(rank, param int, f func(state []float32, at int)) {
 	u := &r.p.Units[r.p.Params[param].Unit]
 	all, err := r.w.Floats(rank, u.Value.Buf)
@@ -89,7 +89,7 @@ func (r *run) each(rank, param int, f func(state []float32, at int)) {
 	}
 }
 
-// values gathers every parameter from all ranks.
+// values returns every parameter, gathered from all ranks.
 func (r *run) values() [][]float32 {
 	var all [][]float32
 	for i := range r.p.Params {
@@ -108,8 +108,8 @@ func (r *run) f64(rank int, id graph.BufID) []float64 {
 	return v
 }
 
-// next trains one step with the given loss scale and returns the mean loss. A
-// rank sees its own tokens, the same ones in every step.
+// next trains one step with the given loss scale and returns the mean loss. Each rank has its own
+// tokens, the same in every step.
 func (r *run) next(lossScale float64) float64 {
 	ranks := r.w.Ranks()
 	count := float64(ranks * batch * seq * r.accum())
@@ -155,8 +155,8 @@ func (r *run) losses(lossScale float64) (list []float64) {
 	return list
 }
 
-// What is computed in 16 bits follows fp32, and learns: the rewrite connected
-// every value with what made it. Stages agree bit for bit, on one axis and two.
+// Training in 16 bits learns, with losses close to those of fp32. All stages agree bit for bit, on
+// one mesh axis and on two.
 func TestMixedPrecisionFollowsFP32(t *testing.T) {
 	want := start(t, config(4, 0, zero.Replicate, precision.FP32)).losses(1)
 	require.Less(t, want[steps-1], want[0]-0.5, "fp32 learns: %v", want)
@@ -194,7 +194,7 @@ func TestMixedPrecisionFollowsFP32(t *testing.T) {
 	}
 }
 
-// copiesFollowMasters: the 16-bit parameters are their masters, rounded.
+// copiesFollowMasters requires that the 16-bit parameters equal their rounded masters.
 func (r *run) copiesFollowMasters(what string) {
 	before := r.resident()
 	require.NoError(r.t, r.w.Run("refresh"))
@@ -215,13 +215,14 @@ func (r *run) resident() (bits [][]uint16) {
 	return bits
 }
 
-// Accumulation, in its halves and reproducibly, and gradients that travel in
-// fp32, on one axis and on two.
+// Gradient accumulation in mixed precision learns, on one mesh axis and on two, also with gradients
+// reduced in fp32. Stages 0 and 1 agree bit for bit, and so do stages 2 and 3. With Reproducible
+// all stages agree.
 func TestAccumulationInMixedPrecision(t *testing.T) {
 	for _, reduce32 := range []bool{false, true} {
 		for _, shards := range []int{0, 2} {
 			if reduce32 && shards == 0 {
-				continue // as in fp32, and the path of fp32 is tested by training
+				continue // as in fp32, whose path the training tests cover
 			}
 			results := map[bool][4][]float64{}
 			for _, reproducible := range []bool{false, true} {
@@ -249,7 +250,8 @@ func TestAccumulationInMixedPrecision(t *testing.T) {
 	}
 }
 
-// Every optimizer updates the master and its copy.
+// Every optimizer changes the masters, keeps the 16-bit copies equal to them, and gives the same
+// values at every stage.
 func TestOptimizersInMixedPrecision(t *testing.T) {
 	for _, name := range zero.OptimizerNames() {
 		var want [][]float32
@@ -270,8 +272,8 @@ func TestOptimizersInMixedPrecision(t *testing.T) {
 	}
 }
 
-// An overflow on one rank: every rank skips the step, halves the scale, and
-// leaves parameters, masters and moments as they are. The next step runs.
+// If one rank overflows, every rank skips the step and halves the loss scale. Parameters, masters
+// and moments do not change, and the next step runs.
 func TestOverflowSkipsTheStepOnEveryRank(t *testing.T) {
 	for _, name := range []string{"adamw", "lamb", "novograd"} { // moments, norms by parameter, both
 		for stage := range zero.Stage(4) {

@@ -22,7 +22,7 @@ func TestDropByName(t *testing.T) {
 			require.Equal(t, graph.Activation, op.Kind, "its pre-activation is kept")
 		}
 	}
-	// Without its pre-activation, the product is run again, once.
+	// If its pre-activation is dropped too, the product is recomputed once.
 	q = rewrite(t, p, "drop:h.1.mlp.act,h.1.mlp.c_fc")
 	require.Equal(t, golden(`h.1.mlp.c_fc | h.1.mlp.c_proj/dw`), clones(q))
 	for _, op := range q.Sections[0].Phases[0].Ops {
@@ -30,13 +30,13 @@ func TestDropByName(t *testing.T) {
 			require.Equal(t, graph.Linear, op.Kind)
 		}
 	}
-	// Beside a policy by unit.
+	// Together with a policy by unit.
 	q = rewrite(t, p, "full:h.0;drop:h.2.ln_2")
 	require.Contains(t, clones(q), "h.2.ln_2 | h.2.mlp.c_fc/dw")
 	require.Contains(t, clones(q), "h.0.attn.c_attn")
 }
 
-// Everything that can be dropped, dropped by name, is what full drops.
+// Dropping every candidate by name recomputes the same operations as full.
 func TestDropAllIsFull(t *testing.T) {
 	p := differentiated(t, llama(3))
 	require.Equal(t, clones(rewrite(t, p, "full:h.*")), clones(rewrite(t, p, "drop:model.layers.*")))
@@ -55,8 +55,8 @@ func TestDropRefusesWhatItCannotDo(t *testing.T) {
 	}
 }
 
-// Each candidate, dropped alone, runs just the operations that it says, and
-// takes its bytes off what the backward holds.
+// Dropping one candidate recomputes exactly the operations that Candidates lists for it, and
+// reduces the bytes held for the backward by its size.
 func TestCandidates(t *testing.T) {
 	for _, p := range []*graph.Program{differentiated(t, gpt2(4)), unrounded(t, differentiated(t, gpt2(4))), differentiated(t, llama(4))} {
 		list, err := recompute.Candidates(p)
@@ -89,7 +89,7 @@ func TestCandidates(t *testing.T) {
 	}
 }
 
-// unrounded is a program whose GELUs are of unrounded sums.
+// unrounded makes the program's GELUs operate on unrounded sums.
 func unrounded(t *testing.T, p *graph.Program) *graph.Program {
 	t.Helper()
 	n := 0
@@ -103,8 +103,8 @@ func unrounded(t *testing.T, p *graph.Program) *graph.Program {
 	return p
 }
 
-// A GELU of the unrounded sum is never made of the pre-activation that is kept, which
-// would be other bits: only by its own operation, or not at all.
+// A GELU of an unrounded sum is recomputed only together with its product, never from a kept
+// pre-activation, which is rounded and would give other bits.
 func TestAGELUOfTheUnroundedSumIsMadeByItsProductAlone(t *testing.T) {
 	p := unrounded(t, differentiated(t, gpt2(2)))
 	for policy, again := range map[string]int{
@@ -120,7 +120,8 @@ func TestAGELUOfTheUnroundedSumIsMadeByItsProductAlone(t *testing.T) {
 		}
 		require.Equal(t, again, n, policy)
 	}
-	// With the activation goes what the same product makes: the argument of its derivative.
+	// Dropping the activation drops the other output of the same product too: the argument of its
+	// derivative.
 	require.Equal(t, clones(rewrite(t, p, "drop:h.0.mlp.act,h.0.mlp.c_fc")), clones(rewrite(t, p, "drop:h.0.mlp.act")))
 	list, err := recompute.Candidates(p)
 	require.NoError(t, err)

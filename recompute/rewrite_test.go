@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// differentiated returns a small model's step of a micro-batch.
+// differentiated returns a small model's step of one micro-batch.
 func differentiated(t *testing.T, c model.Config) *graph.Program {
 	t.Helper()
 	p, err := model.Build(c, model.Train, 2, 64)
@@ -44,8 +44,8 @@ func rewrite(t *testing.T, p *graph.Program, policy string) *graph.Program {
 	return q
 }
 
-// clones lists the recomputed operations, each run of them on a line with the
-// backward operation that it stands before.
+// clones lists the recomputed operations. Each line is a run of them and the backward operation
+// that follows it.
 func clones(p *graph.Program) string {
 	var lines []string
 	var run []string
@@ -100,9 +100,8 @@ func TestSelectiveKeepsMatrixProducts(t *testing.T) {
 	require.NotEmpty(t, clones(q))
 }
 
-// In a Llama rotation works in place, so a clone of it works on the clone of
-// the product before it: it changes in place too, what a clone has written
-// before in the same run of clones.
+// In a Llama, rotation works in place. Its clone must change only buffers that an earlier clone of
+// the same run has written.
 func TestClonesInPlace(t *testing.T) {
 	q := rewrite(t, differentiated(t, llama(2)), "full:h.1")
 	seen := 0
@@ -130,7 +129,7 @@ func TestClonesInPlace(t *testing.T) {
 	require.Equal(t, 2, seen)
 }
 
-// No clone writes over bytes of the forward.
+// Clones write only to new buffers, never over buffers of the forward.
 func TestClonesWriteFreshBytes(t *testing.T) {
 	q := rewrite(t, differentiated(t, gpt2(1)), "full")
 	for _, op := range q.Sections[0].Phases[0].Ops {
@@ -157,7 +156,7 @@ func TestPeakFallsWithThePolicy(t *testing.T) {
 	}
 }
 
-// Under full each further layer keeps its input alone: batch · tokens · width.
+// Under full, each further layer keeps only its input: batch · tokens · width elements.
 func TestFullKeepsOneInputALayer(t *testing.T) {
 	peak := func(layers int) int64 {
 		l, err := layouts.Assign(rewrite(t, differentiated(t, gpt2(layers)), "full"), memplan.Options{Align: 4})

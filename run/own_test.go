@@ -24,13 +24,13 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// An operation and an optimizer that no package knows: all there is to them is in this
-// file.
+// This file alone defines an operation and an optimizer that no package of the module knows.
 
-// bendAttr are the attributes of bend.
+// bendAttr holds the attributes of bend.
 type bendAttr struct{ Strength float64 }
 
-// sameAs is the shape rule of bend and, with the inputs that it names, of its gradient.
+// sameAs returns a shape rule for bend and its gradient: x is (N,C), w is (C), and the outputs have
+// the shapes of the given inputs.
 func sameAs(inputs ...int) func(any, [][]int64) ([][]int64, error) {
 	return func(_ any, in [][]int64) (out [][]int64, err error) {
 		if len(in[0]) != 2 || len(in[1]) != 1 || in[1][0] != in[0][1] {
@@ -43,7 +43,7 @@ func sameAs(inputs ...int) func(any, [][]int64) ([][]int64, error) {
 	}
 }
 
-// bendGrad is the gradient of bend by both inputs.
+// bendGrad computes the gradients of bend's two inputs.
 var bendGrad = graph.MustDefine(graph.Definition{
 	Kind: "bend_grad", Doc: "dx = dy·(1 + 2·Strength·w·x), dw = Strength·Σ dy·x² over rows",
 	In:   []graph.Operand{graph.FloatIn("x"), graph.FloatIn("w"), graph.FloatIn("dy")},
@@ -53,7 +53,7 @@ var bendGrad = graph.MustDefine(graph.Definition{
 	CPU:   bendBackward, Reference: bendBackward,
 })
 
-// A column is one index: its sum has one order.
+// One index sums one column, so each sum has a fixed order.
 func bendBackward(c *graph.Call) error {
 	x, w, dy := &c.In[0], &c.In[1], &c.In[2]
 	n, s := int(x.Shape[1]), c.Attr.(bendAttr).Strength
@@ -90,7 +90,7 @@ var bend = graph.MustDefine(graph.Definition{
 	CPU: bendForward, Reference: bendForward,
 })
 
-// signum is momentum whose sign is the step (Bernstein et al., signSGD, 2018).
+// signum is momentum SGD that steps by the momentum's sign (Bernstein et al., signSGD, 2018).
 var signumStep = graph.MustDefine(graph.Definition{
 	Kind: "signum", Doc: "m = Beta1·m + (1−Beta1)·coef·g; p −= lr·(sign(m) + Decay·p)",
 	In: graph.UpdateIn(), Out: []graph.Operand{graph.StateOut("p"), graph.StateOut("m"), graph.LowOut()}, Attr: graph.UpdateAttr{},
@@ -150,7 +150,7 @@ func TestDefinitionsHold(t *testing.T) {
 	}
 }
 
-// trained is what two steps leave: parameters and losses.
+// trained runs two steps and returns the parameters and losses as text.
 func trained(t *testing.T, c plan.Config) string {
 	pl, err := plan.Build(plan.Forward{Train: ownModel(t)}, c)
 	require.NoError(t, err)
@@ -228,9 +228,8 @@ func fillOwn(e run.Executor, p *graph.Program, step, row int, c plan.Config) err
 	return nil
 }
 
-// A model with an operation of its own, trained by a rule of its own, has the same bits
-// at every stage, with recomputation and with optimizer and activations offloaded, in
-// f32 and in bf16.
+// A model with a user-defined operation, trained by a user-defined rule, gives the same bits at
+// every stage, with recomputation and with optimizer and activations offloaded, in f32 and in bf16.
 func TestOwnOperationAndRule(t *testing.T) {
 	for _, prec := range []precision.Precision{precision.FP32, precision.BF16} {
 		base := plan.Config{Ranks: 2, Accum: 1, Prefetch: 1, Clip: 1, Target: graph.CPUTarget(), Verify: true, Precision: prec,
@@ -267,7 +266,7 @@ func TestOwnOperationAndRule(t *testing.T) {
 	}
 }
 
-// What does not belong to a program is refused by name.
+// Operations that a program cannot use are refused, and the error names them.
 func TestOwnOperationsAreRefused(t *testing.T) {
 	again, err := graph.Define(*bend.Definition())
 	require.NoError(t, err)
@@ -299,7 +298,7 @@ func TestOwnOperationsAreRefused(t *testing.T) {
 	require.NoError(t, graph.VerifyStructure(back))
 	require.Equal(t, text, graph.Format(back))
 
-	// A definition that is wrong is found out.
+	// owntest.Check detects wrong definitions.
 	d = *bend.Definition()
 	d.Kind, d.Reference = "bent", func(c *graph.Call) error {
 		if err := bendForward(c); err != nil {

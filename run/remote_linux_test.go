@@ -18,8 +18,8 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// Why a stream has ended is told to who calls, and once: the remotes' Close has
-// nothing to add, unless nobody was told.
+// The first call after a stream ends returns the cause. Close returns it only if no call has
+// returned it before.
 func TestAStreamsEndIsToldOnce(t *testing.T) {
 	open := func() (*Link, []*remote) {
 		here, there := net.Pipe()
@@ -45,8 +45,8 @@ func TestAStreamsEndIsToldOnce(t *testing.T) {
 	require.NoError(t, ranks[1].Close())
 }
 
-// A process that is stuck or stopped before it has said who it is, or what is to run, is
-// waited for as long as the timeout without a word of it; one that is only slow is not.
+// While processes meet, one that sends nothing for the timeout ends the meeting, before its Hello
+// as well as before the Task. One that is merely slow does not.
 func TestMeeting(t *testing.T) {
 	defer func(d time.Duration) { meetEvery = d }(meetEvery)
 	meetEvery = 10 * time.Millisecond
@@ -107,14 +107,13 @@ func TestMeeting(t *testing.T) {
 	time.Sleep(2 * timeout)
 	require.NoError(t, leader.Assign(Task{Program: "p"}))
 	require.Equal(t, Task{Program: "p"}, <-told)
-	require.NoError(t, leader.send(request{ID: 1})) // nothing of the meeting comes after it
+	require.NoError(t, leader.send(request{ID: 1})) // the meeting must not consume what follows it
 	var q request
 	require.NoError(t, other.receive(&q))
 	require.Equal(t, uint64(1), q.ID)
 }
 
-// What travels between processes can: gob looks at a message's types only when the
-// first is sent.
+// gob can encode every type of message. gob checks a type only when its first value is sent.
 func TestMessagesCanBeSent(t *testing.T) {
 	for _, m := range []any{request{Host: []hostData{{}}, Err: &wireError{}}, reply{Found: newFound(&exec.NonFinite{}), Err: &wireError{}, State: &state{}}, Hello{}, Task{}, opened{}} {
 		require.NoError(t, gob.NewEncoder(io.Discard).Encode(m), "%T", m)

@@ -11,9 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Every element of every state is one rank's to save, in extents that a checkpoint
-// takes; ranks that hold the same share it evenly; and each rank wants what it holds,
-// no more.
+// Every element of every state is saved by exactly one rank, in extents that fit a checkpoint.
+// Ranks that hold the same state share it evenly. Each rank reads only the parts that it holds.
 func TestSharesAndWants(t *testing.T) {
 	for _, ranks := range []int{1, 2, 3, 8} {
 		for stage := range 4 {

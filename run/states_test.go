@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// memory is a rank's buffers on the heap.
+// memory holds a rank's buffers on the heap.
 type memory map[graph.BufID][]byte
 
 func (m memory) at(buf graph.BufID, off int64, n int) ([]byte, error) {
@@ -47,9 +47,8 @@ func sharded(t require.TestingT, ranks int, stage zero.Stage, int8 bool) *graph.
 	return p.Program
 }
 
-// What is written by element is read back by element, at any world size and
-// stage, whichever way the range is cut; each rank holds its own part alone; and
-// what lies elsewhere is an error, not zeros.
+// Elements of a state that were written are read back, at any world size and stage and for any
+// range. Each rank holds only its part, and reading a part that another process holds is an error.
 func TestStatesByElement(t *testing.T) {
 	programs := map[string]*graph.Program{}
 	rapid.Check(t, func(t *rapid.T) {
@@ -87,7 +86,7 @@ func TestStatesByElement(t *testing.T) {
 		}))
 		require.Equal(t, int64(len(v)), at)
 
-		// The same through the eyes of the last rank alone.
+		// The same, in a process that has only the last rank.
 		mine := NewStates(p, platform.World{Size: ranks, Local: []int{ranks - 1}}, map[int]Holder{ranks - 1: all[ranks-1]})
 		err := mine.Extents(param, state, from, int64(len(v)), func(e Extent) error {
 			part := make([]float32, e.To-e.From)
@@ -104,8 +103,8 @@ func TestStatesByElement(t *testing.T) {
 	})
 }
 
-// States in 8 bits take whole blocks, and are read from anywhere: codes and scales of
-// a range lie at the same place of two buffers.
+// 8-bit states are written in complete blocks and read from any element. The codes and the scales
+// of a range are in two buffers.
 func TestQuantisedStatesByElement(t *testing.T) {
 	const ranks = 3
 	for stage := range 4 {
@@ -132,8 +131,8 @@ func TestQuantisedStatesByElement(t *testing.T) {
 	}
 }
 
-// Wherever states in 8 bits rest, the program names the scales that go with them: a
-// checkpoint has both.
+// 8-bit states on any tier have their scales listed as a state of the program, so that a checkpoint
+// saves both.
 func TestQuantisedStatesHaveScalesWhereverTheyRest(t *testing.T) {
 	fwd, err := model.Build(model.Config{Family: model.GPT2, Layers: 2, Heads: 2, Width: 32, Vocab: 67, Positions: 16, TiedHead: true}, model.Train, 1, 8)
 	require.NoError(t, err)

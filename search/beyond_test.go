@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// No way out names a change beyond the job without which its other changes fit. In 1,300 KiB
-// smaller micro-batches alone do.
+// WaysOut proposes a change that has a cost only where the other changes do not fit without it.
+// With a cap of 1,300 KiB smaller micro-batches are enough; with 1,200 KiB they are not.
 func TestWaysOutNeedWhatTheyCost(t *testing.T) {
 	t.Parallel()
 	c, hw := gpt2(2, 64).spec(8, 4, 32), CPUHardware(2)

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// autoencoder has two units of its own, "enc" and "dec", and no block that repeats.
+// autoencoder returns a job whose model has two units, "enc" and "dec", and no repeated block.
 func autoencoder() *job {
 	return &job{build: func(sh Shape) (*graph.Program, error) {
 		const vocab, width, inner = 64, 32, 512
@@ -29,8 +29,8 @@ func autoencoder() *job {
 	}}
 }
 
-// What may be computed again or parked comes from the program: a model whose units are
-// called anything, none of which repeats, is searched as well.
+// The search finds the buffers that can be recomputed or parked in the program itself. It therefore
+// also works on a model with arbitrary unit names and no repeated block.
 func TestBlocksComeFromTheProgram(t *testing.T) {
 	s := autoencoder().spec(1, 8, 128)
 	hw := CPUHardware(2)
@@ -62,7 +62,7 @@ func TestBlocksComeFromTheProgram(t *testing.T) {
 	}), "%v", ways)
 }
 
-// A search that is canceled ends with the context's error, and looks at nothing more.
+// A search with a canceled context returns the context's error and evaluates no more plans.
 func TestSearchesAreCanceled(t *testing.T) {
 	s := gpt2(2, 64).spec(2, 4, 64)
 	s.Capacity[graph.Device] = 1 << 20
@@ -83,7 +83,7 @@ func TestSearchesAreCanceled(t *testing.T) {
 	require.NotNil(t, no)
 }
 
-// Without a machine ways out are timed on that of the plan that was asked for.
+// WaysOut without hardware predicts times on the machine of the requested plan.
 func TestWaysOutWithoutAMachine(t *testing.T) {
 	s := gpt2(1, 64).spec(1, 4, 64)
 	hw := CPUHardware(1)
@@ -96,8 +96,9 @@ func TestWaysOutWithoutAMachine(t *testing.T) {
 	require.NotEmpty(t, ways)
 }
 
-// Where everything computed again does not fit, as what a norm computes again takes more at the peak than its
-// output, all but one kind of buffers may.
+// Auto keeps one kind of buffers where full recomputation does not fit. Recomputing a norm's inputs
+// needs more memory at the peak than storing the norm's output, so full recomputation is not always
+// the smallest.
 func TestAutoKeepsOneKindWhereThatNeedsLess(t *testing.T) {
 	s := gpt2(4, 128).spec(1, 4, 256)
 	s.Stage = 0

@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// counted counts what is planned of a job.
+// counted is a job that counts the plans made of it.
 type counted struct {
 	*job
 	plans atomic.Int64
@@ -21,8 +21,8 @@ func (c *counted) At(sh Shape) (plan.Spec, error) {
 	return c.job.At(sh)
 }
 
-// A budget holds for a search and the ways out together, whatever it is, and their outcome is the
-// same again.
+// A search and its ways out share one budget of plans, and together never exceed it. Repeating them
+// gives the same result.
 func TestNoMorePlansThanTheBudget(t *testing.T) {
 	for _, n := range []int{1, 2, 3, 7, 12, 25, 60, 200} {
 		try := func(cap int64) (chosen string, planned int64) {
@@ -49,7 +49,8 @@ func TestNoMorePlansThanTheBudget(t *testing.T) {
 		}
 		for _, cap := range []int64{1 << 20, 22 << 20} {
 			chosen, planned := try(cap)
-			// Each micro-batch, order and job's moves are listed once, of no plan.
+			// The moves of each micro-batch size, order and job are listed once, which counts here
+			// but uses no budget.
 			require.LessOrEqual(t, planned, int64(n)+24, "%d plans allowed", n)
 			again, _ := try(cap)
 			require.Equal(t, chosen, again)

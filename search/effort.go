@@ -2,16 +2,16 @@ package search
 
 import "github.com/spillway-ml/spillway/graph"
 
-// A search evaluates at most mostEffort plans where nothing is said. A plan takes time for each of its
-// operations, and effortOps of them about 5 s of a processor, those of wholePlans made whole among
-// them.
+// A search evaluates at most mostEffort plans unless the caller sets a limit. Planning time grows
+// with the number of operations: effortOps of them take about 5 s on one processor, including
+// wholePlans plans of all layers.
 const (
 	leastEffort, mostEffort = 60, 1000
 	effortOps, wholePlans   = 360_000, 12
 )
 
-// size is how many plans a search may evaluate by default: fewer of larger ones, whose classes' copies
-// are many operations.
+// size returns the default number of plans that a search may evaluate. It is smaller for larger
+// programs, and for offloaded classes, whose copies are many operations.
 func (s *searcher) size() (int, error) {
 	c := s.spec
 	if len(s.spaces) > 0 {

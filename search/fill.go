@@ -277,9 +277,9 @@ func (f *filler) toward(r recipe, at int, host, bytes float64) (n int) {
 	return n
 }
 
-// lean returns recipes of everything that frees device memory: by way of the host; to disk, which
-// needs less host memory; and, where host memory has a cap, by way of the host with thrifty's
-// classes alone.
+// lean returns recipes that recompute or offload everything that they can: to the host; to disk,
+// which needs less host memory; and, if host memory has a cap, to the host with only the classes
+// that thrifty returns.
 func (f *filler) lean() (list []recipe) {
 	add := func(state way, leaves func(i int) bool) {
 		var r recipe
@@ -308,9 +308,9 @@ func (f *filler) lean() (list []recipe) {
 	return list
 }
 
-// thrifty returns the classes, by item, that free the most device memory for a byte of host memory, as
-// many as there is room for, and at least one. spread gives host memory to the classes that a step reads
-// most often, whatever they free.
+// thrifty returns the classes, as item indices, that free the most device memory per byte of host
+// memory: as many as fit in room bytes, and at least one. spread cannot choose them, because it
+// serves the classes that a step reads most often first.
 func (f *filler) thrifty(room float64) (list []int) {
 	frees := func(i int) float64 { mv := &f.set.moves[f.items[i].host]; return mv.bytes / max(1, mv.takes) }
 	for i, it := range f.items {
@@ -327,9 +327,9 @@ func (f *filler) thrifty(room float64) (list []int) {
 	return list
 }
 
-// Where everything off the device exceeds a cap by a factor of nearMiss at most, less off it may
-// fit: what leaves takes memory of its own. So many of the usual recipes are filled there, with a
-// part of the effort.
+// If the plan with everything off the device exceeds a cap by at most the factor nearMiss, moving
+// less off may fit, because buffers off the device need device memory while they are used. The
+// search then fills nearMissed of the usual recipes, with one nearPart-th of the effort.
 const (
 	nearMiss   = 1.1
 	nearMissed = 12
@@ -391,10 +391,10 @@ func (f *filler) fits() *point {
 	return f.lessOff(nearest.how.wholly(), least, end)
 }
 
-// lessOff looks for what fits where a whole recipe takes so much of a cap, a little more than all: what is
-// computed again together may need more than if some of it stayed. First a quarter of one kind alone is
-// computed again, then a quarter of all for which that helps, then none and half of each. It ends when
-// so many plans are tried.
+// lessOff looks for a plan that fits by recomputing less than r does, because recomputing
+// everything may need more memory than keeping a part. First it recomputes a quarter of one kind at
+// a time. The kinds for which that lowers the excess are then reduced together: each to a quarter,
+// to none and to half, kept where it lowers the excess. It stops when tried reaches end.
 func (f *filler) lessOff(r recipe, least float64, end int) *point {
 	var plans []seen
 	look := func(r recipe) (worst float64, fit *point) {

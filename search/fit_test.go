@@ -12,9 +12,9 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// Choosing buffer by buffer is never slower than the best of all whole policies
-// and classes: whichever of them would be faster does not fit. The same search has
-// the same outcome.
+// No combination of stage, prefetch, recomputation policy and complete offload classes both fits
+// and is faster than the plan that Fit finds buffer by buffer. Running Fit again gives the same
+// plan.
 func TestFitIsAsFastAsAnyWholeChoice(t *testing.T) {
 	c, hw := gpt2(2, 256).spec(2, 4, 128), CPUHardware(2)
 	c.Capacity[graph.Device] = 22 << 20
@@ -39,7 +39,7 @@ func TestFitIsAsFastAsAnyWholeChoice(t *testing.T) {
 						continue
 					}
 					faster++
-					f, err = predict(t.Context(), one, hw.Machine(2), 0, early) // an error where its lower bounds are over the cap
+					f, err = predict(t.Context(), one, hw.Machine(2), 0, early) // an error if a bound exceeds a cap
 					require.False(t, err == nil && f.Fits(), "stage %d, prefetch %d, %v, %v fits and is faster", z, p, r, o)
 				}
 			}
@@ -57,8 +57,8 @@ func TestFitIsAsFastAsAnyWholeChoice(t *testing.T) {
 	}
 }
 
-// All classes together take less than what each costs by itself: under the least cap with
-// room for that, it is found.
+// The test caps device memory at the peak with every class offloaded and everything recomputed. Fit
+// must find a plan there that is at least as fast.
 func TestFitFindsAllClassesTogether(t *testing.T) {
 	c, hw := gpt2(2, 64).spec(1, 4, 64), CPUHardware(1)
 	least := c
@@ -72,8 +72,8 @@ func TestFitFindsAllClassesTogether(t *testing.T) {
 	require.GreaterOrEqual(t, got.TokensPerSecond(), f.TokensPerSecond()*(1-1e-9))
 }
 
-// Planned at few layers and extended, memory and time are those of the whole
-// model, within what the search allows for.
+// The search plans a deep model with few layers and extrapolates. Its memory and time must match
+// the plan of all layers within the search's margins.
 func TestExtrapolationOverLayers(t *testing.T) {
 	for _, change := range []func(*Spec){
 		func(*Spec) {},
@@ -101,8 +101,8 @@ func TestExtrapolationOverLayers(t *testing.T) {
 	}
 }
 
-// Kinds that are parked in parts share a link: alone each is hidden behind the forward, together they
-// are not. The estimate from few layers says so.
+// Several kinds of activations, each parked in part, share one link. Alone, each copy is hidden
+// behind the forward; together they are not. The estimate from few layers must include this.
 func TestExtrapolationOfSeveralParts(t *testing.T) {
 	t.Parallel()
 	j := drawJob(t, 98) // 36 layers
@@ -131,8 +131,8 @@ func TestExtrapolationOfSeveralParts(t *testing.T) {
 	require.InEpsilon(t, use.LowerBound+whole.Plan.Config.Outside[graph.Host], m.need[graph.Host], 0.02)
 }
 
-// Host memory that does not do for all classes goes to one that frees device memory, not to those
-// which a step reads most often.
+// If host memory has no room for all classes, it goes to the class that frees the most device
+// memory, not to the classes that a step reads most often. Two drawn jobs fit only that way.
 func TestLittleHostMemoryGoesToWhatFreesMost(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{46, 75} {
@@ -143,8 +143,8 @@ func TestLittleHostMemoryGoesToWhatFreesMost(t *testing.T) {
 	}
 }
 
-// What is computed again together may need more memory than if some of it stayed: under full
-// recomputation's peak, less of it fits.
+// Recomputing everything may need more memory than keeping some of it. Just below the peak of full
+// recomputation, Fit and Feasible find a plan that recomputes less.
 func TestFitWithLessThanFullRecomputation(t *testing.T) {
 	t.Parallel()
 	c, hw := gpt2(4, 64).spec(16, 4, 128), CPUHardware(2)
@@ -161,7 +161,8 @@ func TestFitWithLessThanFullRecomputation(t *testing.T) {
 	require.True(t, ok)
 }
 
-// Where everything may stay on the device, activations do not leave it, and few plans are evaluated.
+// If everything fits on the device, the search recomputes nothing and evaluates fewer than 100
+// plans.
 func TestRoomForEverythingTakesFewPlans(t *testing.T) {
 	t.Parallel()
 	card, err := gpus.Lookup("a100-40")

@@ -20,7 +20,7 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// preset returns a published model; layers replaces its number of layers unless it is 0.
+// preset returns a job of a published model. A positive layers replaces its number of layers.
 func preset(t *testing.T, name string, layers int) *job {
 	p, err := model.LookupPreset(name)
 	require.NoError(t, err)
@@ -37,8 +37,8 @@ func preset(t *testing.T, name string, layers int) *job {
 	}}
 }
 
-// drawnJob is a random job: a model, a cluster, caps on both memories, sometimes a disk.
-// Every third has over 16 layers.
+// drawnJob is a random job: a model, a cluster, caps on device and host memory, and sometimes a
+// disk. Every third job has more than 16 layers.
 type drawnJob struct {
 	name string
 	spec Spec
@@ -122,7 +122,8 @@ func gridPoints(t *testing.T, s Spec, n int) (list []Spec) {
 	return list[:min(len(list), n)]
 }
 
-// bestOfGrid is the least time a token of the grid's plans that fit; +Inf: none does.
+// bestOfGrid returns the shortest time per token among the grid's plans that fit, or +Inf if none
+// fits.
 func bestOfGrid(t *testing.T, s Spec, m *cost.Machine, n int) (best float64, flags string) {
 	best = math.Inf(1)
 	for _, c := range gridPoints(t, s, n) {
@@ -137,9 +138,9 @@ func bestOfGrid(t *testing.T, s Spec, m *cost.Machine, n int) (best float64, fla
 	return best, flags
 }
 
-// The search is within 2 % of the best of a grid that it doesn't know, whose points are
-// made by the same planner, on drawn jobs; and less memory gives nothing that is more
-// than 1 % faster.
+// On random jobs the search must come within 2 % of the best point of a grid that it does not know.
+// The same planner plans the grid's points. With less memory the search must not find a plan that
+// is more than 1 % faster.
 func TestSearchAgainstAGrid(t *testing.T) {
 	jobs, points := long.Of(10, 40, 200), long.Of(25, 100, 300)
 	for n := range jobs {

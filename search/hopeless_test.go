@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/precision"
 )
 
-// prunedJobs are searches on CPUs and GPUs, over stages, micro-batches and both orders.
+// prunedJobs returns searches on CPUs and GPUs, over stages, micro-batches and both layer orders.
 func prunedJobs(t *testing.T) map[string]func() (*searcher, fitDomain) {
 	card, err := gpus.Lookup("a100-40")
 	require.NoError(t, err)
@@ -35,8 +35,8 @@ func prunedJobs(t *testing.T) map[string]func() (*searcher, fitDomain) {
 	}
 }
 
-// Of what cannot fit wherever it rests little is planned: a base, and what is told of it.
-// A byte more and it is looked for.
+// If a job's resting buffers exceed the caps of all memory spaces together, the search evaluates at
+// most four plans a base. With one more byte it searches.
 func TestWhatCannotFitIsNotSearched(t *testing.T) {
 	for name, start := range prunedJobs(t) {
 		t.Run(name, func(t *testing.T) {
@@ -74,8 +74,8 @@ func TestWhatCannotFitIsNotSearched(t *testing.T) {
 	}
 }
 
-// Nor is what has an operation that no move makes small enough for the device, though all
-// of the rest has a place.
+// If one operation's buffers exceed the device and no move makes them smaller, the search evaluates
+// at most four plans a base, although everything else would fit elsewhere.
 func TestWhatNoMoveMakesSmallEnoughIsNotSearched(t *testing.T) {
 	for name, start := range prunedJobs(t) {
 		t.Run(name, func(t *testing.T) {

@@ -14,8 +14,8 @@ import (
 type job struct {
 	build  func(Shape) (*graph.Program, error)
 	layers int
-	target graph.Target // zero: of the CPU
-	stages int          // of a pipeline
+	target graph.Target
+	stages int // number of pipeline stages
 
 	mu    sync.Mutex
 	built map[Shape]*graph.Program // by its fp32 shape
@@ -42,7 +42,7 @@ func (j *job) At(sh Shape) (at plan.Spec, err error) {
 	return at, nil
 }
 
-// Outside is about what a process of all ranks takes, a part for each.
+// Outside estimates the memory of the process outside the arenas, divided by the ranks.
 func (j *job) Outside(p *plan.Plan) [graph.NumSpaces]int64 {
 	all := p.Config.Outside
 	ops := 0

@@ -17,8 +17,9 @@ func (s *Spec) micros() int {
 	return min(s.Accum, s.Pipeline+1)
 }
 
-// period is how much longer a step takes with each micro-batch beyond micros, in seconds: the last stage
-// begins with micro-batch Pipeline after the first stage has ended with micro-batch 0.
+// period returns the seconds that each micro-batch beyond micros adds to a step: the time on the
+// last stage between the beginnings of the forwards of micro-batches Pipeline-1 and Pipeline, the
+// last two planned.
 func (f *Forecast) period() float64 {
 	run := f.Stages[len(f.Stages)-1]
 	begin := func(micro int) float64 {

@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/recompute"
 )
 
-// Planned with one micro-batch more than stages and extended, a pipeline's device memory is that of all
-// micro-batches but for their inputs, and so is the time of a step.
+// The search plans a pipeline with one micro-batch more than stages and extrapolates. Device memory
+// and step time must match the plan of all micro-batches within 0.2 %.
 func TestMicroBatchesOfAPipelineAreAlike(t *testing.T) {
 	for _, stages := range []int{2, 4} {
 		for _, change := range []func(*Spec){
@@ -28,7 +28,7 @@ func TestMicroBatchesOfAPipelineAreAlike(t *testing.T) {
 			c.Stage, c.Accum = 1, 4*stages
 			change(&c)
 			m := cost.CPU(2, 2*stages)
-			m.Cores, m.Sharers = 0, 0 // a host for each rank
+			m.Cores, m.Sharers = 0, 0 // each rank has its own host
 			m.ToHost, m.ToDevice = m.Memory/10, m.Memory/10
 			require.Equal(t, stages+1, c.micros())
 			got := newSearcher(t.Context(), c, m, false, nil).at(c, 0)

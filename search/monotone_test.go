@@ -13,12 +13,12 @@ import (
 	"github.com/spillway-ml/spillway/memplan/cost"
 )
 
-// mostFaster is how much faster a plan with less memory may be.
+// mostFaster is the largest factor by which a plan with less memory may be faster.
 const mostFaster = 1.01
 
-// Less memory never gives a plan that is much faster: over random caps, 200 when long.All, on
-// both memories, some of them without one on the host. The searches share what they measured.
-// Then it goes over micro-batches, GPUs and a model that is planned at few layers too.
+// Lower caps never give a plan that is more than 1 % faster. The caps are random, on the device
+// and, in some searches, on the host. All searches of a job share their measurements. The long form
+// adds jobs with several micro-batches, on GPUs, and of a model that is planned with few layers.
 func TestLessMemoryIsNeverFaster(t *testing.T) {
 	card, err := gpus.Lookup("a100-40")
 	require.NoError(t, err)

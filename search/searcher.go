@@ -96,10 +96,11 @@ func keyOf(c *Spec) string {
 	return fmt.Sprint(c.Batch, c.Accum, c.LayerOrder, c.Stage, c.Prefetch, c.Precision, c.Auto, "|", c.Recompute, "|", c.Offload)
 }
 
-// measure plans a point to the lower bounds of its peaks. In few layers a share is not the same part
-// of a class or of the layers as in all of them. A part of a move is made in the first layers, so that
-// the model is a row of segments, whose layers make some of the moves wholly and the others not at all:
-// memory and time lie between those of models whose layers are all alike, by the lengths of the segments.
+// measure plans a point and returns the lower bounds of its peaks. If the search plans only a few
+// layers, a share of a class is not the same part of them as of all layers. A partly made move
+// applies to the first layers. measure therefore divides the layers into segments within which each
+// move is made completely or not at all. It measures each segment as a model whose layers are all
+// alike, and weights the results by the segments' lengths.
 func (s *searcher) measure(p *point) *measured {
 	if !s.folded || p.x == nil {
 		return s.measured(p)
@@ -142,9 +143,9 @@ func (s *searcher) measure(p *point) *measured {
 	return &sum
 }
 
-// segments returns where each of a point's moves begins and ends, in parts of the layers. Of a class
-// that is split over host and disk, a layer's buffers are in one of both, on the host if the shares
-// split them.
+// segments returns where each of a point's moves begins and ends, as a fraction of the layers. If a
+// class is split over host and disk, no layer is split: its buffers are on the host if the boundary
+// falls inside it.
 func (s *searcher) segments(p *point) (from, to []float64) {
 	from, to = make([]float64, len(p.x)), slices.Clone([]float64(p.x))
 	n := float64(s.layers)

@@ -29,7 +29,7 @@ func TestTable1(t *testing.T) {
 			require.InDelta(t, model.alone, Replicate.ModelStateBytes(model.params, r.ranks, 2, 2, 12)/1e9, 1e-6)
 			for i, want := range r.stages {
 				got := Stage(i+1).ModelStateBytes(model.params, r.ranks, 2, 2, 12) / 1e9
-				// The paper rounds the small ones and cuts the large ones off: within one
+				// The paper rounds small values and truncates large ones, so the test allows one
 				// unit of the last printed digit.
 				digits := 1.0
 				for _, d := range []float64{1, 0.1, 0.01} {
@@ -44,8 +44,8 @@ func TestTable1(t *testing.T) {
 	}
 }
 
-// Section 3.1 of the paper (16Ψ) and the sizes at which it is quoted: bytes of
-// model states with mixed-precision Adam.
+// Section 3.1 of the paper: mixed-precision Adam needs 16 bytes of model states a parameter. The
+// sizes are published examples.
 func TestSixteenBytesAParameter(t *testing.T) {
 	for params, want := range map[float64]float64{0.32e9: 5.12, 1.5e9: 24, 17.2e9: 275, 175e9: 2800} {
 		require.InDelta(t, want, Replicate.ModelStateBytes(params, 1, 2, 2, 12)/1e9, 0.5, "%g parameters", params)

@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// A kernel that a rule brings along gives what its reference in fp64 gives, whatever
-// order its parts run in, and leaves what lies between parameters alone.
+// Each optimizer's own kernel must match its fp64 reference, in whatever order its parts run, and
+// must not change the elements between parameters.
 func TestKernelsFollowTheirReference(t *testing.T) {
 	for _, op := range Operations() {
 		def := op.Definition()

@@ -15,9 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An optimizer is a file of this package beside its kernels: no other file of the module
-// that plans or runs names one, but for the default of a Config and what calibration
-// measures.
+// Only the file that defines an optimizer names it. No other file of this package, and no package
+// that plans or runs, has an optimizer's name in a string, except the default of a Config.
 func TestAnOptimizerIsAFile(t *testing.T) {
 	names := OptimizerNames()
 	require.Equal(t, []string{"adagrad", "adamw", "lamb", "larc", "lars", "muon", "novograd", "sgd"}, names)
@@ -53,7 +52,8 @@ func TestAnOptimizerIsAFile(t *testing.T) {
 	require.Equal(t, map[string][]string{"adagrad.go": {"adagrad"}, "adamw.go": {"adamw"}, "lamb.go": {"lamb"}, "lars.go": {"lars", "larc"}, "muon.go": {"muon"}, "novograd.go": {"novograd"}, "sgd.go": {"sgd"}}, in)
 }
 
-// Constants that make no sense are refused by name, at the first number outside their range.
+// Validate refuses constants outside their range. The tested values are the first beyond a limit,
+// and NaN.
 func TestConstantsOutOfRange(t *testing.T) {
 	below0, nan := math.Nextafter(0, -1), math.NaN()
 	for name, change := range map[string]func(*Optimizer){

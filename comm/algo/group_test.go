@@ -16,10 +16,10 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/nullcomm"
 )
 
-// All algorithms of one bracketing give inproc's bits, at any number of ranks.
+// All algorithms that add in the tree's order give inproc's bits, for any number of ranks.
 func TestBitsOfOneProcess(t *testing.T) {
 	sizes := []int{1, 2, 3, 4, 5, 6, 7, 8}
-	if algotest.Race { // a group with a rest, and one without
+	if algotest.Race { // one number of ranks that is not a power of two, and one that is
 		sizes = []int{3, 4}
 	}
 	for _, ranks := range sizes {
@@ -53,7 +53,7 @@ func check(w *inproc.World, r int) error {
 	if err == nil {
 		err = errors.Join(algotest.Check(g, arena, s), algotest.CheckLeaves(g, arena, s))
 	}
-	if wrapped, e := algo.Wrap(g, algo.Options{Algorithm: algo.Tree}); err == nil { // in that order there is one way
+	if wrapped, e := algo.Wrap(g, algo.Options{Algorithm: algo.Tree}); err == nil { // only one algorithm has that order
 		err = errors.Join(e, algotest.CheckLeaves(wrapped, arena, s))
 	}
 	if err != nil {
@@ -76,7 +76,7 @@ func TestWrap(t *testing.T) {
 	require.ErrorContains(t, err, "Config.Collectives tree")
 }
 
-// Auto takes few rounds for few bytes and few bytes for many, and never the ring.
+// For a sum, Auto chooses few rounds for few bytes and few bytes sent for many, and never the ring.
 func TestBest(t *testing.T) {
 	small := algo.Cluster.Best(comm.AllReduce, 64, 1, 64)
 	require.Contains(t, []algo.Name{algo.Tree, algo.Halving, algo.Server}, small)
@@ -93,8 +93,8 @@ func TestBest(t *testing.T) {
 	}
 }
 
-// Auto takes what was measured nearest to a size, of the algorithms that add in one order
-// and in groups of the size that was measured.
+// Auto chooses the algorithm measured at the nearest size. It uses only algorithms that add in the
+// tree's order, and only measurements of groups of the same size.
 func TestTheTableOfWhatWasMeasured(t *testing.T) {
 	table := algo.Table{Ranks: 4, Choices: []algo.Choice{{comm.AllReduce, 1 << 10, algo.Tree}, {comm.AllReduce, 1 << 20, algo.Halving}, {comm.AllGather, 1 << 10, algo.Ring}, {comm.ReduceScatter, 1 << 10, algo.Hierarchical}}}
 	require.Equal(t, algo.Tree, table.Best(comm.AllReduce, 4, 1, 1))

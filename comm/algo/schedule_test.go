@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/comm"
 )
 
-// sumOf is the bracketing of comm.Adder, in words.
+// sumOf returns comm.Adder's order of summation as text, with brackets.
 func sumOf(lo, n int) string {
 	if n == 1 {
 		return fmt.Sprint(lo)
@@ -36,8 +36,8 @@ func sumList(list []string) string {
 	return plus(sumList(list[:p]), sumList(list[p:]))
 }
 
-// carryOut runs rounds on vectors of words, and checks that nobody reads what another
-// writes in the same round.
+// carryOut runs rounds on vectors of texts. It requires that no rank reads what another writes in
+// the same round.
 func carryOut(t *testing.T, rounds []comm.Round, v [][]string) [][]string {
 	for k, round := range rounds {
 		require.Len(t, round, len(v))
@@ -69,8 +69,7 @@ func carryOut(t *testing.T, rounds []comm.Round, v [][]string) [][]string {
 	return v
 }
 
-// Every algorithm but the ring has one bracketing, at any number of ranks and any
-// number of elements.
+// Every algorithm but the ring adds in one fixed order, for any number of ranks and elements.
 func TestOneBracketing(t *testing.T) {
 	for _, a := range []Name{Tree, Halving, Hierarchical, Ring, Server} {
 		for w := 1; w <= 17; w++ {
@@ -133,7 +132,8 @@ func countAdds(s string) (n int) {
 	return n
 }
 
-// What the comments of the names say that a rank receives, and in how many rounds.
+// The bytes that a rank receives and the number of rounds are those documented at the names of the
+// algorithms.
 func TestCosts(t *testing.T) {
 	const n = 840
 	for _, c := range []struct {

@@ -21,7 +21,7 @@ import (
 
 var worlds = []int{1, 2, 3, 4, 5, 8}
 
-// job is the ranks of a test, each with an arena and a stream.
+// job holds the ranks of a test, each with an arena and a stream.
 type job struct {
 	t       *testing.T
 	world   *inproc.World
@@ -86,8 +86,8 @@ func (j *job) sync() {
 	}
 }
 
-// errs returns the error that ends each rank. One that has nothing to wait for
-// learns of it a moment later than the others.
+// errs returns the error that ends each rank. A rank that waits for nothing gets it slightly later
+// than the others.
 func (j *job) errs() []error {
 	errs := make([]error, len(j.streams))
 	for i, s := range j.streams {
@@ -98,7 +98,7 @@ func (j *job) errs() []error {
 	return errs
 }
 
-// fill writes random numbers of widely different size: their sum depends on the order.
+// fill writes random numbers of very different magnitudes, so that their sum depends on the order.
 func fill(rng *rand.Rand, v []float32) []float32 {
 	for i := range v {
 		v[i] = float32(rng.NormFloat64() * math.Pow(10, float64(rng.IntN(7))))
@@ -148,7 +148,7 @@ func TestAllGather(t *testing.T) {
 						s, _ := at(r)
 						want = append(want, fill(rng, floats(t, s))...)
 					}
-					for range 3 { // the same kernels' work again
+					for range 3 { // launch the same kernels again
 						j.launch(func(r int, g comm.Group) (device.Kernel, error) {
 							s, f := at(r)
 							return g.AllGather("ag", s, f, graph.F32)
@@ -277,7 +277,7 @@ func TestAllReduceOfOtherTypes(t *testing.T) {
 			require.NoError(t, err)
 			b, err := cpu.Slice[float64](j.ptr(r, n*8, n*8))
 			require.NoError(t, err)
-			a[i] = math.MaxInt64 - int64(r*i) // sums wrap
+			a[i] = math.MaxInt64 - int64(r*i) // sums wrap around
 			ints[i] += a[i]
 			b[i] = math.Pow(-1.7, float64(r*30+i))
 			column[r] = b[i]
@@ -302,8 +302,8 @@ func TestAllReduceOfOtherTypes(t *testing.T) {
 	require.ErrorContains(t, err, `rank 0: all_reduce "h": no sum of i32, want f32, f64, i64, bf16 or f16`)
 }
 
-// Sums of 16-bit floats are those of their float32 values, rounded once, at any
-// number of ranks and length; infinities and NaN reach every rank.
+// Sums of 16-bit floats equal the float32 sums of their values, rounded once, for any number of
+// ranks and length. Infinities and NaN reach every rank.
 func TestSumsOf16Bits(t *testing.T) {
 	formats := map[graph.DType]struct {
 		narrow func(float32) uint16
@@ -424,7 +424,7 @@ func TestSendRecvRing(t *testing.T) {
 			recv, err := g.Recv("from the last", j.ptr(r, n*4, n*4), graph.F32, (r+w-1)%w)
 			require.NoError(t, err)
 			order := []device.Kernel{send, recv}
-			if r%2 == 1 { // a ring of rendezvous needs somebody to receive first
+			if r%2 == 1 { // in a ring of blocking calls some ranks must receive first
 				slices.Reverse(order)
 			}
 			for _, k := range order {
@@ -527,8 +527,8 @@ func TestManyCallsStayInOrder(t *testing.T) {
 	}
 }
 
-// When an operation is done on a rank, peers have read its input: what follows
-// may overwrite it, however late the peers are.
+// When an operation is complete on a rank, all peers have read its input. Later operations may
+// overwrite it, even if the peers are slow.
 func TestInputsAreFreeWhenTheOperationIsDone(t *testing.T) {
 	const w, n = 4, 1 << 18
 	j := newJob(t, ranks(w), (w+1)*n, time.Minute)

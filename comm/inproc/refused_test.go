@@ -82,7 +82,7 @@ func TestLostRankIsNamedOnEveryRank(t *testing.T) {
 	}
 }
 
-// idle is the stream of a rank that is lost: launching does nothing.
+// idle is the stream of a lost rank: Launch does nothing.
 type idle struct{ device.Stream }
 
 func (idle) Launch(device.Kernel) error { return nil }
@@ -157,8 +157,8 @@ func TestBadOperandsAreRefused(t *testing.T) {
 	check(k, err, "the shard lies in the full buffer, want them apart")
 }
 
-// Two streams of one rank must not use one group at once: which of their
-// operations meets which of a peer's would be chance.
+// Two streams of one rank must not use one group concurrently: it would be random which of their
+// operations meets which of a peer's.
 func TestTwoStreamsOfOneRankAreRefused(t *testing.T) {
 	j := newJob(t, ranks(2), 64, time.Minute)
 	other, err := j.ctx[0].NewStream(graph.Compute)

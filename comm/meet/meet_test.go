@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// bare is a transport that moves nothing.
+// bare is a transport whose operations transfer no data.
 type bare struct{ *meet.Member }
 
 type kernel struct{ *meet.Op }
@@ -45,7 +45,7 @@ func TestMembersAlongAMesh(t *testing.T) {
 	require.EqualError(t, err, "bare: mesh axis 0 (a) has size 0, want at least 1")
 }
 
-// A rank may come late to any meeting of an operation, not only the first.
+// A rank can be late for any run of an operation, not only the first. The timeout then names it.
 func TestASecondMeetingNamesWhoIsMissing(t *testing.T) {
 	w, err := meet.New("bare", []graph.Axis{{Name: "data", Size: 2}}, 30*time.Millisecond, join)
 	require.NoError(t, err)

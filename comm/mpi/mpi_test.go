@@ -34,7 +34,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
-// A process of a job is this test binary again, started by an mpirun.
+// A process of a job is this test binary, started by mpirun with this variable set.
 const partVar = "SPILLWAY_TEST_MPI_PART"
 
 func TestMain(m *testing.M) {
@@ -101,7 +101,7 @@ func runPart(part string) error {
 	err = errors.Join(err, w.Close())
 	closed := p.Close()
 	var unended *UnendedError
-	if errors.As(closed, &unended) { // also where the machine is slow: what was tested is done
+	if errors.As(closed, &unended) { // may happen on a slow machine; the tested part has run
 		fmt.Println("warning:", unended)
 		closed = nil
 	}
@@ -118,7 +118,7 @@ type rank struct {
 	stream  device.Stream
 }
 
-// arenaBytes holds two buffers of the longest test.
+// arenaBytes is enough for two buffers of the longest test.
 const arenaBytes = 5 << 20
 
 func newRank(w *World, i int) (*rank, error) {
@@ -209,7 +209,7 @@ var parts = map[string]func(*rank) error{
 			<-ended
 			time.Sleep(40 * time.Millisecond)
 			err := gather()
-			time.Sleep(time.Second) // a launcher kills the others where one ends with an error
+			time.Sleep(time.Second) // some launchers kill all processes when one exits with an error
 			return err
 		}
 		time.AfterFunc(20*time.Millisecond, func() { r.world.Abort(errors.New("the disk is full")) })
@@ -268,7 +268,7 @@ var parts = map[string]func(*rank) error{
 		if err := syscall.Kill(os.Getpid(), syscall.SIGHUP); err != nil {
 			return err
 		}
-		<-hangup // the program's, not the library's
+		<-hangup // the program handles this signal, not the library
 		sent := 0
 		for range 20 {
 			threads, err := os.ReadDir("/proc/self/task")
@@ -280,7 +280,7 @@ var parts = map[string]func(*rank) error{
 				if err != nil {
 					return err
 				}
-				if unix.Tgkill(os.Getpid(), id, unix.SIGUSR1) == nil { // else it has ended
+				if unix.Tgkill(os.Getpid(), id, unix.SIGUSR1) == nil { // otherwise the thread has ended
 					sent++
 				}
 			}
@@ -335,11 +335,10 @@ func equal(what string, got, want []float32) error {
 	return nil
 }
 
-// bits runs every operation on random numbers and compares with what the
-// definition gives.
+// bits runs every operation on random numbers and compares the results with the definition.
 func bits(r *rank) error {
 	self, w := r.g.Rank(), r.g.Size()
-	lengths := []int64{1, 17, 500, 3000, 20_000} // the last one's bytes go apart from their headers
+	lengths := []int64{1, 17, 500, 3000, 20_000} // the data of the last is sent apart from its header
 	if w == 2 {
 		lengths = append(lengths, 300_000) // a sum of more than one chunk
 	}
@@ -405,7 +404,7 @@ func bits(r *rank) error {
 	return nil
 }
 
-// sendAround passes a buffer from each rank to the next, the first receives last.
+// sendAround passes a buffer from each rank to the next. The first rank receives last.
 func (r *rank) sendAround(n int64) error {
 	self, w := r.g.Rank(), r.g.Size()
 	if w == 1 {
@@ -426,11 +425,11 @@ func (r *rank) sendAround(n int64) error {
 	return equal("send", r.floats(0, n), algotest.Numbers(9, 0, n))
 }
 
-// launchers are the mpiruns of this machine. CI has both: it says so by setting
-// SPILLWAY_TEST_MPI, and a missing one is then a failure.
+// launchers are the mpiruns to test. CI has both and sets SPILLWAY_TEST_MPI, which makes a missing
+// one a failure.
 var launchers = map[string][]string{"mpirun.openmpi": {"--oversubscribe"}, "mpirun.mpich": nil}
 
-// mpirun runs a part in n processes and returns what they have said.
+// mpirun runs a part in n processes and returns their output.
 func mpirun(t *testing.T, launcher string, n int, part string, env ...string) (string, error) {
 	path, err := exec.LookPath(launcher)
 	if err != nil && os.Getenv("SPILLWAY_TEST_MPI") == "" {
@@ -452,14 +451,14 @@ func mpirun(t *testing.T, launcher string, n int, part string, env ...string) (s
 	return string(out), err
 }
 
-// watched tells whether a job is worth the race detector's time, where that watches: it
-// sees a process, not a job, so the other library and more processes of the same code
-// show it nothing new.
+// watched reports whether a job should run under the race detector. The detector sees one process,
+// not the job. Another MPI library, or more processes with the same code, would show it nothing
+// new.
 func watched(launcher string, n int, part string) bool {
 	switch part {
 	case "bits":
 		return !algotest.Race || n == 2
-	case "idle": // the detector's own time is in what waiting takes
+	case "idle": // the detector's overhead would count as waiting time
 		return !algotest.Race
 	}
 	return !algotest.Race || launcher == "mpirun.openmpi"
@@ -476,7 +475,7 @@ func TestOverMPI(t *testing.T) {
 	}
 	for k, launcher := range slices.Sorted(maps.Keys(launchers)) {
 		for i, j := range jobs {
-			if !long.On() && i%2 != k { // each part over one of them
+			if !long.On() && i%2 != k { // each part with one of them
 				continue
 			}
 			if !watched(launcher, j.n, j.part) {
@@ -533,7 +532,8 @@ func TestALibraryOfAnotherLauncherIsRefused(t *testing.T) {
 	}
 }
 
-// A process that does not come to the end keeps nobody: the others say who it is, and leave.
+// A process that does not reach MPI_Finalize does not block the others: they report which rank it
+// is, and exit.
 func TestWhoDoesNotComeToTheEndIsNamed(t *testing.T) {
 	for launcher := range launchers {
 		if !watched(launcher, 2, "absent") {

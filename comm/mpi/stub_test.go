@@ -18,7 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/dl"
 )
 
-// stub compiles the stub, with the compiler's flags, and opens it.
+// stub compiles the stub library with the given compiler flags and opens it.
 func stub(t *testing.T, flags ...string) *lib {
 	t.Helper()
 	cc, err := exec.LookPath("gcc")
@@ -33,8 +33,8 @@ func stub(t *testing.T, flags ...string) *lib {
 	return l
 }
 
-// A library that does not come to its end, or says that it can't, does not keep the
-// process, which says so, but for a job that has failed: that is said.
+// If MPI_Finalize blocks or fails, Close returns an error that says so instead of blocking. If the
+// job has failed before, Close returns nil: that failure is reported already.
 func TestALibraryThatDoesNotEnd(t *testing.T) {
 	const late = " has not come back within 3s: another process is stuck or gone, or the library is at fault"
 	for name, c := range map[string]struct {
@@ -71,7 +71,7 @@ func TestALibraryThatDoesNotEnd(t *testing.T) {
 	}
 }
 
-// A job of which a process never comes to MPI_Init ends in the others with a fault.
+// If a process never calls MPI_Init, MPI_Init in the others times out with an error.
 func TestAnInitThatDoesNotComeBack(t *testing.T) {
 	l := stub(t, "-DINIT=for (;;) pause()")
 	_, err := startInTime(l, 1, 2, 10*time.Millisecond)
@@ -79,7 +79,7 @@ func TestAnInitThatDoesNotComeBack(t *testing.T) {
 	require.ErrorContains(t, err, "rank 1 of 2: MPI_Init has not come back within 10ms")
 }
 
-// The ABI of MPI 5 on a stub: no library at hand has it yet.
+// The stub has the ABI of MPI 5, which no available library has yet.
 func TestTheABI(t *testing.T) {
 	l := stub(t)
 	require.Equal(t, families[ABI].name, l.name)
@@ -100,8 +100,8 @@ func TestTheABI(t *testing.T) {
 	require.ErrorIs(t, e.do(nil), errEnded)
 }
 
-// Who waits for an exchange looks for it itself, where the library takes calls from every
-// thread, and stops at a check that fails.
+// Where the library allows calls from every thread, a waiter completes its exchange itself. It
+// stops when a check fails.
 func TestWhoWaitsCallsTheLibrary(t *testing.T) {
 	var over atomic.Bool
 	from, to := []byte("what goes round"), make([]byte, 15)
@@ -118,7 +118,7 @@ func TestWhoWaitsCallsTheLibrary(t *testing.T) {
 	require.ErrorIs(t, err, errRefused)
 	require.ErrorIs(t, e.wait(e.start(&exchange{list: round, first: 2, check: func() bool { return false }})), errRefused)
 
-	// What does not come is the engine's. Meanwhile others of the process run.
+	// An exchange that does not complete is left to the engine. Other goroutines run meanwhile.
 	late := &exchange{list: round[:1]}
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	var ran atomic.Bool
@@ -161,7 +161,7 @@ func TestWhoWaitsCallsTheLibrary(t *testing.T) {
 	require.NoError(t, <-e.ended)
 }
 
-// collectivesOnTheStub runs each, of bytes and of a type, which the stub checks.
+// collectivesOnTheStub runs each collective on bytes and on a type. The stub checks the arguments.
 func collectivesOnTheStub(t *testing.T, e *engine) {
 	t.Helper()
 	const group = 0x1001
@@ -199,7 +199,7 @@ func collectivesOnTheStub(t *testing.T, e *engine) {
 
 func TestLibrariesThatAreNone(t *testing.T) {
 	_, err := open([]Family{ABI}, "")
-	if err != nil { // a machine with such a library has nothing to refuse
+	if err != nil { // a machine with such a library refuses nothing
 		require.ErrorContains(t, err, "none of libmpi_abi.so.0, libmpi_abi.so can be opened")
 	}
 	_, err = open(nil, "/nowhere/libmpi.so")

@@ -2,7 +2,7 @@ package nccl
 
 import "testing"
 
-// Chunk has so many bytes come from each rank at a time, for a test.
+// Chunk sets, for a test, how many bytes each rank sends at a time.
 func Chunk(t *testing.T, bytes int64) {
 	before := mostChunk
 	mostChunk = bytes

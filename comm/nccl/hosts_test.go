@@ -21,8 +21,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/nccltest"
 )
 
-// Processes that have NCCL alone: a stopped one is named, goes on where it comes back, and
-// ends the job at the timeout.
+// With NCCL as the only transport, a stopped process is named. The job continues if the process
+// resumes, and ends at the timeout if it does not.
 func TestHostNamesASilentProcess(t *testing.T) {
 	t.Parallel()
 	d := drivertest.New(drivertest.Options{Devices: 3})
@@ -74,7 +74,7 @@ func TestHostNamesASilentProcess(t *testing.T) {
 	for !strings.Contains(<-warned, "rank 1 (host ") { // another may have had to wait for a core
 	}
 	f.Hold(1, false)
-	each(func(i int) error { // it is back
+	each(func(i int) error { // the process resumes
 		_, err := worlds[i].Gather(i, []byte{1})
 		return err
 	})
@@ -86,7 +86,7 @@ func TestHostNamesASilentProcess(t *testing.T) {
 	err = <-ended
 	require.ErrorIs(t, err, comm.ErrTimeout)
 	require.ErrorContains(t, err, "rank 1 (host ")
-	err = <-other // which can't know for whom rank 0 waits
+	err = <-other // it cannot know which rank rank 0 waits for
 	require.ErrorIs(t, err, comm.ErrTimeout)
 	require.ErrorContains(t, err, "or waits for a rank that gives none and that it names")
 	f.Hold(1, false)
@@ -95,8 +95,8 @@ func TestHostNamesASilentProcess(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// Processes that have NCCL alone go on without those that are lost, as ranks in the order that
-// they had, down to one. What is left of a world before says nothing more.
+// With NCCL as the only transport, the remaining processes continue without lost ones, in their old
+// order, down to one process. An earlier world reports nothing more.
 func TestHostShrinks(t *testing.T) {
 	d := drivertest.New(drivertest.Options{Devices: 4})
 	f := nccltest.New(d, nccltest.Options{Root: true, Looks: 2})
@@ -122,7 +122,7 @@ func TestHostShrinks(t *testing.T) {
 		return err
 	})
 	require.ErrorContains(t, hosts[0].Shrink([]int{1}), "no rank is lost")
-	// meet has those that are left say who they are.
+	// meet makes the remaining processes join a new world.
 	meet := func(who []int) map[int]*nccl.HostWorld {
 		worlds := make([]*nccl.HostWorld, 4)
 		each(who, func(i int) (err error) {
@@ -147,7 +147,8 @@ func TestHostShrinks(t *testing.T) {
 		}
 		return of
 	}
-	// lose ends a world by what NCCL has found in one process, and goes on with some.
+	// lose ends a world with an error that NCCL found in one process, and continues with the
+	// processes in stay.
 	lose := func(worlds map[int]*nccl.HostWorld, without []int, stay []int) {
 		ended := make(chan error, len(worlds))
 		for _, w := range worlds {
@@ -195,8 +196,8 @@ func TestHostShrinks(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// Those that are left must agree on who is lost, and one that is lost as they meet is waited
-// for no longer than any: both end with an error.
+// The remaining processes must agree on the lost ones. If another is lost while they meet, they
+// wait for the usual timeout. Both cases end with an error.
 func TestHostShrinksInVain(t *testing.T) {
 	t.Parallel()
 	d := drivertest.New(drivertest.Options{Devices: 3})
@@ -226,7 +227,7 @@ func TestHostShrinksInVain(t *testing.T) {
 	for range worlds {
 		<-ended
 	}
-	require.ErrorIs(t, hosts[0].Shrink([]int{1}), comm.ErrTimeout) // 2 does not come
+	require.ErrorIs(t, hosts[0].Shrink([]int{1}), comm.ErrTimeout) // process 2 does not join
 	require.ErrorContains(t, hosts[2].Shrink([]int{0}), "without")
 	require.ErrorContains(t, f.Found(), "rank 2 goes on without [0], and others without [1]")
 	for _, h := range hosts {
@@ -236,7 +237,7 @@ func TestHostShrinksInVain(t *testing.T) {
 	require.NoError(t, d.Close())
 }
 
-// A library that does not shrink is refused before anything is made.
+// A library without ncclCommShrink is refused before any communicator is made.
 func TestHostNeedsALibraryThatShrinks(t *testing.T) {
 	d := drivertest.New(drivertest.Options{Devices: 1})
 	f := nccltest.New(d, nccltest.Options{})

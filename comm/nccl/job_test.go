@@ -29,7 +29,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/nccltest"
 )
 
-// hostSum adds on the double, in Go.
+// hostSum adds in Go on the driver double.
 type hostSum struct {
 	double *drivertest.Driver
 	dtype  graph.DType
@@ -65,7 +65,7 @@ func (h hostSum) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.Addr
 	})
 }
 
-// control joins ranks of one process.
+// control connects ranks of one process.
 type control struct {
 	mu      sync.Mutex
 	cond    *sync.Cond
@@ -88,7 +88,7 @@ func newControl(size, slots int) *control {
 	return c
 }
 
-// watch has the watchdog look from here on.
+// watch starts the watchdog.
 func (c *control) watch(timeout time.Duration, groups []watch.Group) {
 	const interval = 10 * time.Millisecond
 	m := watch.New(watch.Config{World: c.size, Groups: groups, Interval: interval, Silent: time.Hour, Timeout: timeout})
@@ -107,7 +107,7 @@ func (c *control) watch(timeout time.Duration, groups []watch.Group) {
 	})
 }
 
-// shown is where a rank is in its group of a slot, as it was shown last.
+// shown returns a rank's progress in its group of a slot, as last reported.
 func (c *control) shown(rank, slot int) watch.Progress {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,7 +164,7 @@ func (c *control) OnError(f func(error)) {
 	c.hooks = append(c.hooks, f)
 }
 
-// job is the ranks of a test, each a thread with a GPU, an arena and a stream.
+// job holds the ranks of a test, each a thread with a GPU, an arena and a stream.
 type job struct {
 	t       *testing.T
 	double  *drivertest.Driver
@@ -206,17 +206,17 @@ type setting struct {
 	timeout time.Duration
 	seed    uint64
 	fabric  nccltest.Options
-	device  func(rank int) int // nil: its own
+	device  func(rank int) int // nil: one for each rank
 	version func(rank int) int // nil: 2.21.5
 	before  func(*nccltest.Fabric)
 	failed  func(flight string)
-	unseen  bool // the test itself has the watchdog begin
-	late    bool // nobody but the world tells a rank's context of the job's error
+	unseen  bool // the test starts the watchdog itself
+	late    bool // only the world tells a rank's context about the job's error
 }
 
 func ranksOf(w int) []graph.Axis { return []graph.Axis{{Name: "data", Size: w}} }
 
-// start makes a job, and returns what each rank's Groups say.
+// start creates a job and returns each rank's error from Groups.
 func start(t *testing.T, o setting) (*job, []error) {
 	t.Helper()
 	size := 1
@@ -236,7 +236,7 @@ func start(t *testing.T, o setting) (*job, []error) {
 		all[i] = i
 	}
 	j.groups = []watch.Group{{Name: "world", Ranks: all}}
-	for i := range o.mesh { // calls on an axis are not watched here
+	for i := range o.mesh { // calls on an axis are not watched in these tests
 		j.groups = append(j.groups, watch.Group{Name: "axis", Slot: i + 1})
 	}
 	j.control = newControl(size, len(o.mesh)+1)
@@ -287,7 +287,7 @@ func start(t *testing.T, o setting) (*job, []error) {
 	})
 }
 
-// begin is start of a job that starts.
+// begin is start for a job that must start without error.
 func begin(t *testing.T, o setting) *job {
 	t.Helper()
 	j, errs := start(t, o)
@@ -312,7 +312,7 @@ func (j *job) end() {
 	require.NoError(j.t, j.double.Close())
 }
 
-// run binds an operation on every rank, launches it so many times and waits.
+// run binds an operation on every rank, launches it the given number of times and waits.
 func (j *job) run(times int, bind func(i int, r *rank) (device.Kernel, error)) {
 	j.t.Helper()
 	require.NoError(j.t, errors.Join(j.try(times, bind)...))
@@ -336,7 +336,7 @@ func (j *job) try(times int, bind func(i int, r *rank) (device.Kernel, error)) [
 	})
 }
 
-// found waits for what the double finds: a stream may come to its call behind the job's end.
+// found waits for an error that the double finds. A stream may reach its call after the job's end.
 func (j *job) found() (err error) {
 	require.Eventually(j.t, func() bool { err = j.fabric.Found(); return err != nil }, time.Minute, time.Millisecond)
 	return err
@@ -344,7 +344,7 @@ func (j *job) found() (err error) {
 
 func (r *rank) ptr(off, n int64) device.Ptr { return device.Ptr{Arena: r.arena, Off: off, Len: n} }
 
-// values is a range of a rank's memory.
+// values returns a range of a rank's memory as a slice.
 func values[T any](j *job, p device.Ptr) []T {
 	a, err := cuda.Address(p)
 	require.NoError(j.t, err)
@@ -354,7 +354,7 @@ func values[T any](j *job, p device.Ptr) []T {
 	return unsafe.Slice((*T)(unsafe.Pointer(unsafe.SliceData(b))), p.Len/int64(unsafe.Sizeof(zero)))
 }
 
-// fill writes random numbers of widely different size: their sum depends on the order.
+// fill writes random numbers of very different magnitudes, so that their sum depends on the order.
 func fill[T float32 | float64](rng *rand.Rand, v []T) []T {
 	for i := range v {
 		v[i] = T(rng.NormFloat64() * math.Pow(10, float64(rng.IntN(7))))
@@ -362,7 +362,7 @@ func fill[T float32 | float64](rng *rand.Rand, v []T) []T {
 	return slices.Clone(v)
 }
 
-// sumOver is the tree sum over ranks of in[rank][i] for each i.
+// sumOver returns the tree sum over ranks of in[rank][i] for each i.
 func sumOver[T comm.Number](in [][]T) []T {
 	out := make([]T, len(in[0]))
 	comm.NewAdder[T](len(in)).Sum(out, in, false)

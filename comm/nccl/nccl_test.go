@@ -50,13 +50,13 @@ func TestAllGather(t *testing.T) {
 	}
 }
 
-// A sum has the tree's bits, also where it comes in chunks.
+// Sums have the bits of the tree order, even if they are made in chunks.
 func TestReduceScatter(t *testing.T) {
 	nccl.Chunk(t, 256)
 	for _, w := range worlds {
 		for _, form := range []string{"apart", "in place", "accumulate", "leaves"} {
 			rng := rand.New(rand.NewPCG(uint64(w), 2))
-			const n = 150 // three chunks, the last not a whole one
+			const n = 150 // three chunks, the last one shorter
 			order := graph.SumTree
 			if form == "leaves" {
 				order = graph.SumSequential
@@ -102,7 +102,8 @@ func TestReduceScatter(t *testing.T) {
 	}
 }
 
-// Small buffers go to everybody at once, long ones by shares; both have the tree's bits.
+// Small buffers are sent to all ranks at once, large ones by shares. Both give the bits of the tree
+// order.
 func TestAllReduce(t *testing.T) {
 	nccl.Chunk(t, 8<<10)
 	for _, w := range worlds {
@@ -155,7 +156,7 @@ func TestCopies(t *testing.T) {
 		if w < 2 {
 			continue
 		}
-		j.run(1, func(i int, r *rank) (device.Kernel, error) { // rank 0 to the last one
+		j.run(1, func(i int, r *rank) (device.Kernel, error) { // from rank 0 to the last
 			switch i {
 			case 0:
 				return r.groups[-1].Send("to the last", r.ptr(0, part), graph.F32, w-1)
@@ -168,8 +169,8 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// Each axis has a communicator of its own, which is split from that of all; an axis of all
-// ranks goes by that.
+// Each axis has its own communicator, split from the world's. An axis of all ranks uses the
+// world's.
 func TestMesh(t *testing.T) {
 	j := begin(t, setting{mesh: []graph.Axis{{Name: "replica", Size: 3}, {Name: "shard", Size: 2}}, arena: 64, seed: 3})
 	require.Equal(t, 12, j.fabric.Calls()["ncclCommSplit"])
@@ -198,7 +199,7 @@ func TestMesh(t *testing.T) {
 	require.Zero(t, begin(t, setting{mesh: ranksOf(2), arena: 64}).fabric.Calls()["ncclCommSplit"])
 }
 
-// More ranks than a kernel adds: their sum is made of subtrees, with the same bits.
+// A sum over more ranks than one kernel can add is made of subtrees and has the same bits.
 func TestManyRanks(t *testing.T) {
 	const w, n = 67, 20
 	nccl.Chunk(t, 256)
@@ -240,7 +241,7 @@ func TestManyRanks(t *testing.T) {
 	require.ErrorContains(t, err, "a sum of bf16 over 67 ranks")
 }
 
-// Calls that stay under way for a while are waited for.
+// Calls that stay in progress for a while are waited for.
 func TestInProgress(t *testing.T) {
 	t.Parallel()
 	j := begin(t, setting{mesh: []graph.Axis{{Name: "a", Size: 2}, {Name: "b", Size: 2}}, arena: 64, fabric: nccltest.Options{Looks: 40, Takes: 3 << 20}})
@@ -253,7 +254,7 @@ func TestInProgress(t *testing.T) {
 	})
 }
 
-// Ranks that can't have one communicator are refused, with the same words on each.
+// Ranks that cannot share a communicator are refused with the same error on each.
 func TestRefused(t *testing.T) {
 	for words, o := range map[string]setting{
 		"rank 1 (host ": {version: func(r int) int { return 22105 - 100*r }},
@@ -275,12 +276,13 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// What NCCL finds wrong while a rank waits ends the job, and names the rank and what it is in.
+// An error that NCCL finds while a rank waits ends the job. The error names the rank and its
+// operation.
 func TestAsynchronousError(t *testing.T) {
 	j := begin(t, setting{mesh: ranksOf(2), arena: 64})
 	errs := j.try(1, func(i int, r *rank) (device.Kernel, error) {
 		if i == 1 {
-			return nil, nil // never comes
+			return nil, nil // never launches
 		}
 		j.fabric.Break(0, nccl.RemoteError, 0)
 		return r.groups[-1].AllReduce("gradients", r.ptr(0, 4), graph.F32, graph.SumTree)
@@ -289,13 +291,13 @@ func TestAsynchronousError(t *testing.T) {
 	require.ErrorContains(t, errs[0], "ncclCommGetAsyncError: as told (6)")
 }
 
-// A rank that does not come is named by the watchdog; the others' kernels are aborted.
+// The watchdog names a rank that does not arrive, and the others' kernels are aborted.
 func TestMissingRank(t *testing.T) {
 	t.Parallel()
 	flights := make(chan string, 3)
 	j := begin(t, setting{mesh: ranksOf(3), arena: 64, unseen: true, failed: func(flight string) { flights <- flight }})
 	j.run(2, func(_ int, r *rank) (device.Kernel, error) { return r.groups[-1].Barrier("before") })
-	go func() { // not before all that come have come: a slow one is no missing one
+	go func() { // only after all others have arrived, because a slow rank is not a missing one
 		for j.control.shown(0, 0).Call < 3 || j.control.shown(2, 0).Call < 3 {
 			select {
 			case <-j.control.stop:
@@ -322,8 +324,8 @@ func TestMissingRank(t *testing.T) {
 	}
 }
 
-// Ranks that have left have nothing to tell: what their streams had come to lay in memory
-// that is gone.
+// After ranks have closed, an error reports no operations of theirs, because the memory that held
+// them is freed.
 func TestAnErrorAfterTheRanks(t *testing.T) {
 	flights := make(chan string, 2)
 	j := begin(t, setting{mesh: ranksOf(2), arena: 64, failed: func(flight string) { flights <- flight }})
@@ -334,14 +336,14 @@ func TestAnErrorAfterTheRanks(t *testing.T) {
 		return ctx.Close()
 	})
 	require.NoError(t, errors.Join(errs...))
-	for i := range j.ranks { // each has been shown where it ended, so that nobody seems to wait for it
+	for i := range j.ranks { // each rank's last operation was reported, so that none seems to be waited for
 		require.Equal(t, watch.Progress{Call: 2}, j.control.shown(i, 0))
 	}
 	j.control.Abort(errors.New("late"))
 	require.Empty(t, flights)
 }
 
-// A job that another transport ends while NCCL is being started comes to its end.
+// If another transport ends a job while NCCL starts, the start returns.
 func TestEndsWhileStarting(t *testing.T) {
 	var j *job
 	j, errs := start(t, setting{mesh: ranksOf(2), arena: 64, timeout: 300 * time.Millisecond, fabric: nccltest.Options{Looks: 1 << 40}})
@@ -351,14 +353,14 @@ func TestEndsWhileStarting(t *testing.T) {
 	require.Error(t, j.control.Err())
 }
 
-// Operations that differ are refused by the watchdog, which compares signatures: NCCL does
-// not notice. The double does.
+// The watchdog compares signatures and refuses operations that differ, because NCCL does not notice
+// them. The double does.
 func TestMismatch(t *testing.T) {
 	j := begin(t, setting{mesh: ranksOf(2), arena: 64})
 	errs := j.try(1, func(i int, r *rank) (device.Kernel, error) {
 		return r.groups[-1].Broadcast("b", r.ptr(0, int64(8+8*i)), graph.F32, 0)
 	})
-	for i, r := range j.ranks { // one may have waited for its stream before anybody had looked
+	for i, r := range j.ranks { // one may have waited for its stream before the watchdog's first check
 		require.Eventually(t, func() bool { return r.ctx.Err() != nil }, time.Minute, time.Millisecond)
 		if errs[i] == nil {
 			errs[i] = r.ctx.Err()
@@ -368,8 +370,8 @@ func TestMismatch(t *testing.T) {
 	require.ErrorContains(t, j.found(), "ncclBroadcast of 8 bytes")
 }
 
-// A call that all have come to and that does not end fails at the timeout. Its start has
-// that long, too.
+// A call that all ranks have entered but that does not end fails at the timeout. Starting the job
+// has the same timeout.
 func TestStuck(t *testing.T) {
 	t.Parallel()
 	j := begin(t, setting{mesh: ranksOf(2), arena: 64, timeout: 4 * time.Second, late: true})

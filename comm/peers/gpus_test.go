@@ -19,16 +19,16 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 )
 
-// onGPUs is a job of w ranks on so many GPUs, neighbours on one.
+// onGPUs returns a job of w ranks on the given number of GPUs. Neighbouring ranks share a GPU.
 func onGPUs(t *testing.T, w, gpus int, arena int64) *job {
 	return newJobOn(t, drivertest.Options{Devices: gpus, Seed: uint64(w * gpus % 4)}, ranks(w), arena, time.Minute)
 }
 
-// spreads are ranks on GPUs: one each, and neighbours on one.
+// spreads are numbers of ranks and of GPUs: one rank on each, or neighbours on one.
 var spreads = [][2]int{{2, 2}, {3, 3}, {4, 2}, {5, 3}}
 
-// links is the bytes that go from a GPU to another one where each rank on it sends as much
-// to each rank there.
+// links returns the bytes sent between each pair of GPUs, if each rank sends each bytes to every
+// rank on another GPU.
 func links(w, gpus int, each int64) map[[2]int]int64 {
 	want := map[[2]int]int64{}
 	for a := range w {
@@ -41,7 +41,7 @@ func links(w, gpus int, each int64) map[[2]int]int64 {
 	return want
 }
 
-// Sums over ranks on several GPUs come in pieces, and have the bits of those on one; each
+// Sums over ranks on several GPUs are made in pieces and have the bits of a sum on one GPU. Each
 // byte of a part crosses a link once for each rank on another GPU that needs it.
 func TestSumsOverGPUs(t *testing.T) {
 	const n = 1504 // elements of a part, whole lines: several pieces, the last one shorter
@@ -94,7 +94,7 @@ func TestSumsOverGPUs(t *testing.T) {
 				}
 				each := shard
 				if form == "all" {
-					each = 2 * shard // the rank's share comes, and its sum goes
+					each = 2 * shard // the rank's share arrives and its sum leaves
 				}
 				require.Equal(t, links(w, gpus, each), j.double.Traffic())
 			})
@@ -102,7 +102,7 @@ func TestSumsOverGPUs(t *testing.T) {
 	}
 }
 
-// What is not added goes from arena to arena by one copy.
+// Data that is not added goes from arena to arena with one copy.
 func TestCopiesOverGPUs(t *testing.T) {
 	const n = 50
 	for _, s := range spreads {
@@ -115,7 +115,7 @@ func TestCopiesOverGPUs(t *testing.T) {
 			in[r] = fill(rng, values[float32](j, j.ptr(r, 0, full)))
 		}
 		moved := int64(0)
-		crossed := func(each int64) { // since the last look
+		crossed := func(each int64) { // since the last call
 			moved += each
 			require.Equal(t, links(w, gpus, moved), j.double.Traffic(), s)
 		}
@@ -163,7 +163,7 @@ func TestCopiesOverGPUs(t *testing.T) {
 	}
 }
 
-// A rank that is missed is named with its GPU.
+// The error for a missing rank names its GPU.
 func TestAMissingRankIsNamedWithItsGPU(t *testing.T) {
 	j := newJobOn(t, drivertest.Options{Devices: 3}, ranks(3), 64, 30*time.Millisecond)
 	errs := j.all(func(i int, r *rank) error {
@@ -180,7 +180,7 @@ func TestAMissingRankIsNamedWithItsGPU(t *testing.T) {
 	}
 }
 
-// A call that fails between GPUs ends the operation on all ranks.
+// A failed driver call between GPUs ends the operation on all ranks.
 func TestADriverErrorBetweenGPUsEndsTheJob(t *testing.T) {
 	for call, nth := range map[string]int{"cuMemcpyPeerAsync": 4, "cuEventRecord": 7, "cuStreamWaitEvent": 8} {
 		j := newJobOn(t, drivertest.Options{Devices: 3}, ranks(3), 30000, 10*time.Second)
@@ -199,7 +199,7 @@ func TestADriverErrorBetweenGPUsEndsTheJob(t *testing.T) {
 	}
 }
 
-// What a rank takes in beside its arena is counted from the program, and is no more than
+// The scratch memory of a rank beside its arena is computed from the program and is at most
 // MostScratch.
 func TestScratchOfAProgram(t *testing.T) {
 	p := &graph.Program{Mesh: []graph.Axis{{Name: "replicate", Size: 2}, {Name: "shard", Size: 2}}}

@@ -24,7 +24,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 )
 
-// hostSum adds on the double, in Go.
+// hostSum adds in Go on the driver double.
 type hostSum[T comm.Number] struct{ double *drivertest.Driver }
 
 func (h hostSum[T]) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.Address, n int64, accumulate bool) error {
@@ -63,7 +63,7 @@ func (h hostSum[T]) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.A
 	})
 }
 
-// hostLeaves adds f32 from left to right.
+// hostLeaves adds f32 values from left to right.
 type hostLeaves struct{ double *drivertest.Driver }
 
 func (h hostLeaves) Enqueue(_ driver.API, s driver.Stream, dsts, srcs []driver.Address, n int64, accumulate bool) error {
@@ -105,7 +105,7 @@ func hostSums(d *drivertest.Driver) func(int, graph.DType, graph.SumOrder) (peer
 	}
 }
 
-// job is the ranks of a test, each a goroutine with an arena and a stream.
+// job holds the ranks of a test, each a goroutine with an arena and a stream.
 type job struct {
 	t      *testing.T
 	double *drivertest.Driver
@@ -125,7 +125,7 @@ func newJob(t *testing.T, mesh []graph.Axis, arena int64, timeout time.Duration)
 	return newJobOn(t, drivertest.Options{Seed: uint64(len(mesh) + int(arena)%3)}, mesh, arena, timeout)
 }
 
-// smallScratch has sums come in several pieces.
+// smallScratch makes sums need several pieces.
 const smallScratch = 8 << 10
 
 func newJobOn(t *testing.T, o drivertest.Options, mesh []graph.Axis, arena int64, timeout time.Duration) *job {
@@ -201,7 +201,7 @@ func (j *job) all(f func(i int, r *rank) error) []error {
 	return errs
 }
 
-// run binds an operation on every rank, launches it so many times and waits.
+// run binds an operation on every rank, launches it the given number of times and waits.
 func (j *job) run(times int, bind func(i int, g comm.Group) (device.Kernel, error)) {
 	j.t.Helper()
 	for _, err := range j.all(func(i int, r *rank) error {
@@ -235,7 +235,7 @@ func values[T comm.Number](j *job, p device.Ptr) []T {
 
 func ranks(w int) []graph.Axis { return []graph.Axis{{Name: "data", Size: w}} }
 
-// fill writes random numbers of widely different size: their sum depends on the order.
+// fill writes random numbers of very different magnitudes, so that their sum depends on the order.
 func fill(rng *rand.Rand, v []float32) []float32 {
 	for i := range v {
 		v[i] = float32(rng.NormFloat64() * math.Pow(10, float64(rng.IntN(7))))
@@ -289,7 +289,7 @@ func TestAllGather(t *testing.T) {
 	}
 }
 
-// orderOf is the order of a form of a reduce-scatter over so many ranks, and whose leaves
+// orderOf returns the order of summation of a form of a reduce-scatter, and the ranks whose leaves
 // it adds.
 func orderOf(form string, ranks int) (order graph.SumOrder, from []int) {
 	step := map[string]int{"leaves": 1, "some leaves": 2}[form]
@@ -370,7 +370,7 @@ func TestAllReduceOfEveryType(t *testing.T) {
 			doubles[r] = make([]float64, n)
 			a, b := values[int64](j, j.ptr(r, n*4, n*8)), values[float64](j, j.ptr(r, n*12, n*8))
 			for i := range n {
-				a[i] = math.MaxInt64 - int64(r*i) // sums wrap
+				a[i] = math.MaxInt64 - int64(r*i) // sums wrap around
 				ints[i] += a[i]
 				b[i] = rng.NormFloat64() * 1e9
 				doubles[r][i] = b[i]
@@ -425,7 +425,8 @@ func TestBroadcastAllToAllAndPoints(t *testing.T) {
 			}
 		}
 		j.run(1, func(r int, g comm.Group) (device.Kernel, error) { return g.Barrier("b") })
-		// Around the ring: even ranks send first. With an odd number the last is first too.
+		// Around the ring, even ranks send first. With an odd number of ranks the last one sends
+		// first too.
 		for _, err := range j.all(func(i int, r *rank) error {
 			send, err1 := r.groups[-1].Send("s", j.ptr(i, 0, full), graph.F32, (i+1)%w)
 			recv, err2 := r.groups[-1].Recv("r", j.ptr(i, full, full), graph.F32, (i+w-1)%w)
@@ -508,7 +509,7 @@ func TestAMissingRankIsNamed(t *testing.T) {
 	require.ErrorContains(t, j.ranks[1].do(j.ranks[1].stream.Sync), "rank 1 did not arrive", "it learns of it")
 }
 
-// stuck is GPU work that does not end.
+// stuck is GPU work that ends only when gate is closed.
 type stuck struct{ gate chan struct{} }
 
 func (stuck) Label() string         { return "stuck" }
@@ -517,8 +518,8 @@ func (k stuck) Enqueue(api driver.API, s driver.Stream) error {
 	return api.(*drivertest.Driver).Run(s, "stuck", func() error { <-k.gate; return nil })
 }
 
-// A rank that has enqueued an operation and whose stream never gets there is
-// missed as one that never called.
+// A rank that enqueued an operation which its stream never reaches is named as missing, like one
+// that never called.
 func TestARankWhoseGPUIsStuckIsNamed(t *testing.T) {
 	const timeout = 50 * time.Millisecond
 	j := newJobOn(t, drivertest.Options{}, ranks(3), 64, timeout) // two operations at a time
@@ -560,7 +561,7 @@ func TestAnAbortReleasesWhoWaits(t *testing.T) {
 	}
 }
 
-// A call of the driver that fails in a collective ends it on all ranks.
+// A failed driver call in a collective ends it on all ranks.
 func TestADriverErrorEndsTheJob(t *testing.T) {
 	for call, nth := range map[string]int{"cuEventRecord": 3, "cuStreamWaitEvent": 2, "cuMemcpyDtoDAsync_v2": 4} {
 		j := newJob(t, ranks(3), 300, 10*time.Second)

@@ -11,8 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pmdMapped is how many bytes from an address on this process has mapped as huge pages
-// of shared memory.
+// pmdMapped returns how many bytes of b's mapping are huge pages of shared memory.
 func pmdMapped(t *testing.T, b []byte) int {
 	text, err := os.ReadFile("/proc/self/smaps")
 	require.NoError(t, err)
@@ -56,7 +55,7 @@ func TestArenasAreOnHugePages(t *testing.T) {
 	require.NoError(t, huge(make([]byte, hugeSize-1)), "nothing to put on a huge page")
 }
 
-// A process without the address space for a rank's memory says what to raise.
+// If the address space is too small for a rank's memory, the error says which limit to raise.
 func TestAMappingWithoutAddressSpace(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	require.NoError(t, err)

@@ -29,8 +29,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
-// A process of a job is this test binary again, told by its environment which
-// rank it is and what it does.
+// A process of a job is this test binary. These variables set its rank and its part.
 const rankVar, partVar = "SPILLWAY_TEST_SHM_RANK", "SPILLWAY_TEST_SHM_PART"
 
 func TestMain(m *testing.M) {
@@ -47,7 +46,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runPart is a rank's process: its files are the job's.
+// runPart runs a rank's part in its process. Its files from descriptor 3 are the job's.
 func runPart(part string, rank int) error {
 	world, _ := strconv.Atoi(os.Getenv("SPILLWAY_TEST_SHM_WORLD"))
 	var files []*os.File
@@ -117,7 +116,7 @@ func (r *rank) floats(off, n int64) []float32 {
 	return v
 }
 
-// do runs operations one after the other.
+// do runs operations one after another.
 func (r *rank) do(bind ...func() (device.Kernel, error)) error {
 	for _, b := range bind {
 		k, err := b()
@@ -218,8 +217,7 @@ func equal(what string, got, want []float32) error {
 	return nil
 }
 
-// bits runs every operation on random numbers and compares with what the
-// definition gives.
+// bits runs every operation on random numbers and compares the results with the definition.
 func bits(r *rank) error {
 	self, w := r.g.Rank(), r.g.Size()
 	for _, n := range []int64{1, 17, 3000} {
@@ -281,7 +279,7 @@ func bits(r *rank) error {
 	return nil
 }
 
-// sendAround passes a buffer from each rank to the next, the first receives last.
+// sendAround passes a buffer from each rank to the next. The first rank receives last.
 func (r *rank) sendAround(n int64) error {
 	self, w := r.g.Rank(), r.g.Size()
 	if w == 1 {
@@ -302,7 +300,7 @@ func (r *rank) sendAround(n int64) error {
 	return equal("send", r.floats(0, n), algotest.Numbers(9, 0, n))
 }
 
-// job is the processes of a test.
+// job holds the processes of a test.
 type job struct {
 	t    *testing.T
 	shm  *shm.Job
@@ -337,14 +335,14 @@ func start(t *testing.T, world int, part string, timeout time.Duration) *job {
 	return j
 }
 
-// line returns a rank's next line.
+// line returns the next line of a rank's output.
 func (j *job) line(rank int) string {
 	s, err := j.out[rank].ReadString('\n')
 	require.NoError(j.t, err)
 	return strings.TrimSpace(s)
 }
 
-// rest returns everything else that a rank says until it ends.
+// rest returns the remaining output of a rank, up to its end.
 func (j *job) rest(rank int) string {
 	b, err := io.ReadAll(j.out[rank])
 	require.NoError(j.t, err)
@@ -397,7 +395,7 @@ func TestAKilledProcessEndsTheJob(t *testing.T) {
 			for r := range 3 {
 				require.Equal(t, "started", j.line(r))
 			}
-			time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond) // any moment
+			time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond) // at a random moment
 			j.signal(victim, syscall.SIGKILL)
 			for r := range 3 {
 				if r != victim {
@@ -425,7 +423,7 @@ func TestAStoppedProcessIsNamedAndEndsTheJob(t *testing.T) {
 			require.NotNil(t, said, warning)
 			left, err := time.ParseDuration(said[1])
 			require.NoError(t, err)
-			// By the watchdog's clock, on which time that this machine took from it is not.
+			// By the watchdog's clock, which leaves out time in which this machine did not run it.
 			require.Greater(t, left, time.Second, "named within 2 s of the 3 s")
 			named := time.Since(began)
 			require.Regexp(t, fmt.Sprintf(`^error: .*timeout: .*rank %d .*(gave no sign of life for 3s|did not (arrive|finish) within 3s)`, victim), j.rest(1-victim))
@@ -445,7 +443,7 @@ func TestAPauseOfTheWholeJobGoesOn(t *testing.T) {
 	for r := range 2 {
 		j.signal(r, syscall.SIGSTOP)
 	}
-	time.Sleep(2500 * time.Millisecond) // over the timeout
+	time.Sleep(2500 * time.Millisecond) // longer than the timeout
 	for r := range 2 {
 		j.signal(r, syscall.SIGCONT)
 	}
@@ -476,13 +474,13 @@ func TestAWaitingRankUsesNoCore(t *testing.T) {
 		_, err := fmt.Sscanf(out, "share %g", &share)
 		require.NoError(t, err, out)
 		t.Logf("rank %d: %.3g of a core", r, share)
-		if !algotest.Race { // the detector's own time is in it
+		if !algotest.Race { // the detector's overhead would be included
 			require.LessOrEqual(t, share, 0.1, "rank %d", r)
 		}
 	}
 }
 
-// Several ranks of one process meet through the same memory.
+// Several ranks of one process use the same shared memory.
 func TestRanksOfOneProcess(t *testing.T) {
 	j, err := shm.Create(1)
 	require.NoError(t, err)

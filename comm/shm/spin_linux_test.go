@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// A launched process is bound to its ranks' cores and sees no others: whether a waiter
-// may spin is a question of the job's.
+// Whether waiters may spin depends on the job's number of cores. A launched process is bound to its
+// ranks' cores and sees no others, so it cannot count them.
 func TestWaitersSpinWhereTheJobHasACoreForEachRank(t *testing.T) {
 	for cores, want := range map[uint32]bool{1: false, 2: false, 3: true, 64: true} {
 		j, err := Create(3)

@@ -20,25 +20,25 @@ const (
 	interval = 100 * time.Millisecond
 	silent   = time.Second
 	timeout  = 10 * time.Second
-	takes    = 30 * time.Millisecond // a phase of an operation
+	takes    = 30 * time.Millisecond // duration of one phase of an operation
 )
 
-// fault is what happens to one rank at one phase of its second operation.
+// fault is a fault of one rank in one phase of its second operation.
 type fault struct {
 	what  string // "", stuck, slow, silent, dead, quit, mismatch
 	rank  int
 	phase watch.Phase
 }
 
-// job is the ranks of a test: goroutines in virtual time that run collectives
-// of the world by the protocol of a transport.
+// job holds the ranks of a test: goroutines in virtual time that run collectives of the world with
+// a transport's protocol.
 type job struct {
 	mu      sync.Mutex
 	reports []watch.Report
 	stop    chan struct{}
 	ops     []comm.Op
 	fault   fault
-	beatAt  []time.Time // the last heartbeat by rank
+	beatAt  []time.Time // time of the last heartbeat, by rank
 }
 
 func (j *job) set(rank int, f func(*watch.Report)) {
@@ -47,7 +47,7 @@ func (j *job) set(rank int, f func(*watch.Report)) {
 	j.mu.Unlock()
 }
 
-// until returns when all reports satisfy is, or false when the job is over.
+// until waits until all reports satisfy is. It returns false if the job ends first.
 func (j *job) until(is func(watch.Report) bool) bool {
 	for {
 		j.mu.Lock()
@@ -64,8 +64,8 @@ func (j *job) until(is func(watch.Report) bool) bool {
 	}
 }
 
-// strike makes the fault happen if it is this rank's at this phase, and tells
-// whether the rank goes on.
+// strike triggers the fault if it belongs to this rank and phase, and reports whether the rank
+// continues.
 func (j *job) strike(rank int, call uint64, phase watch.Phase) bool {
 	f := j.fault
 	if f.rank != rank || f.phase != phase || call != 2 {
@@ -88,7 +88,7 @@ func (j *job) strike(rank int, call uint64, phase watch.Phase) bool {
 func (j *job) rank(rank int) {
 	beats := make(chan struct{})
 	defer func() { <-beats }()
-	go func() { // the process's own heartbeat
+	go func() { // the process's heartbeat
 		defer close(beats)
 		for {
 			j.set(rank, func(r *watch.Report) {
@@ -182,7 +182,7 @@ func run(world int, ops []comm.Op, f fault) (out outcome) {
 			}
 		})
 	})
-	go func() { // a job without a fault, or a slow one, ends by itself
+	go func() { // a job without a fault, or with a slow rank, ends normally
 		time.Sleep(timeout + timeout/2)
 		close(over)
 	}()
@@ -197,7 +197,8 @@ func run(world int, ops []comm.Op, f fault) (out outcome) {
 	return out
 }
 
-// Every collective × rank × phase, stuck, slow, silent, dead, ended and mismatched.
+// Every collective, rank and phase is combined with each fault: stuck, slow, silent, dead, ended
+// and mismatched. The job must end, except with a slow rank, and its error must name the rank.
 func TestEveryFaultEndsTheJobAndNamesItsRank(t *testing.T) {
 	collectives := []comm.Op{comm.AllGather, comm.ReduceScatter, comm.AllReduce, comm.Broadcast, comm.AllToAll, comm.Barrier}
 	phases := []watch.Phase{watch.Idle, watch.Waiting, watch.Moving, watch.Leaving}
@@ -207,7 +208,7 @@ func TestEveryFaultEndsTheJobAndNamesItsRank(t *testing.T) {
 				for _, phase := range phases {
 					for _, what := range []string{"stuck", "slow", "silent", "dead", "quit", "mismatch"} {
 						if what == "mismatch" && phase != watch.Waiting {
-							continue // an operation is shown when the rank arrives
+							continue // an operation is reported when the rank arrives
 						}
 						synctest.Test(t, func(t *testing.T) {
 							f := fault{what, rank, phase}
@@ -244,7 +245,7 @@ func check(t *testing.T, name string, f fault, got outcome) {
 		first := got.verdicts[0]
 		require.Equal(t, watch.Named, first.Kind, name)
 		require.Equal(t, []int{f.rank}, first.Ranks, "%s: %s", name, first.Text)
-		// A heartbeat is seen by the next observation, and its absence by the one after.
+		// The next check sees a heartbeat, and the one after that its absence.
 		require.LessOrEqual(t, got.named, silent+2*interval, "%s: named within 2 s", name)
 		require.LessOrEqual(t, got.quiet, timeout+2*interval, "%s: ended at the timeout", name)
 	case "dead", "quit":
@@ -262,7 +263,8 @@ func TestASoundJobHasNoVerdict(t *testing.T) {
 	})
 }
 
-// pair returns a machine of two alive ranks, and a step of its clock.
+// pair returns a watchdog for two live ranks, their reports, and a function that advances its
+// clock.
 func pair(t *testing.T) (*watch.Machine, []watch.Report, func(gap time.Duration, beating ...int) []watch.Verdict) {
 	m := watch.New(watch.Config{World: 2, Groups: []watch.Group{{Name: "world", Ranks: []int{0, 1}}}, Interval: interval, Silent: silent, Timeout: timeout,
 		Where: func(r int) string { return fmt.Sprintf("host h%d", r) }})
@@ -277,8 +279,8 @@ func pair(t *testing.T) (*watch.Machine, []watch.Report, func(gap time.Duration,
 	}
 }
 
-// A job that is paused as a whole goes on: no rank's silence is counted while
-// the observer itself did not run.
+// If the whole job is paused, it continues afterwards: a rank's silence does not count while the
+// watchdog did not run.
 func TestAPauseOfTheWholeJobCountsForNothing(t *testing.T) {
 	_, reports, step := pair(t)
 	reports[0].In[0] = watch.Progress{Call: 1, Phase: watch.Waiting, Op: "barrier"}

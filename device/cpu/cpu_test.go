@@ -135,8 +135,8 @@ func TestStreamsAreOrderedByEventsOnly(t *testing.T) {
 	require.Equal(t, []string{"b before", "a", "b after"}, order)
 }
 
-// A Wait refers to the latest Record before it, also when the event is recorded
-// again later, or on another stream that gets there first.
+// A Wait refers to the latest Record before it. Recording the event again later, on the same or
+// another stream, does not change what it waits for.
 func TestEventRecordedAgain(t *testing.T) {
 	c := open(t, Options{})
 	a, b, d := stream(t, c, graph.Compute), stream(t, c, graph.Comm), stream(t, c, graph.CopyIn)
@@ -170,7 +170,8 @@ func TestEventRecordedAgain(t *testing.T) {
 	require.NoError(t, d.Sync())
 }
 
-// Random programs over all streams: every Wait must see what its Record saw.
+// In random programs over all streams, work after a Wait must see all work before the Record that
+// it refers to.
 func TestRandomProgramsKeepTheirOrder(t *testing.T) {
 	seed := rand.Uint64()
 	defer func() {
@@ -187,7 +188,7 @@ func TestRandomProgramsKeepTheirOrder(t *testing.T) {
 	const events = 6
 	var evs [events]device.Event
 	type mark struct{ counts [graph.NumStreams]int }
-	var recorded [events]mark // what must have run, when waited for
+	var recorded [events]mark // the work that must have run once the event is waited for
 	var must [graph.NumStreams]mark
 	var ran [graph.NumStreams]struct {
 		sync.Mutex
@@ -353,9 +354,10 @@ func TestOverrunHitsTheGuardPage(t *testing.T) {
 	require.ErrorContains(t, s.Sync(), `operation "overrun": broken invariant: the kernel panicked at `)
 }
 
-// Arenas that are reused tell of writes before them, and after their context was closed.
+// Stray writes are detected although arenas are reused: Close reports writes before the arena, and
+// the next Alloc of its memory reports writes after Close.
 func TestReusedArenasTellOfStrayWrites(t *testing.T) {
-	const size = 3*reuseStep + 8 // of no other test
+	const size = 3*reuseStep + 8 // a size that no other test uses
 	arena := func() (*Context, []byte) {
 		c := New(0, Options{Poison: true})
 		b, err := Bytes(alloc(t, c, graph.Device, size))

@@ -146,7 +146,7 @@ func TestDiskCopyAllocatesNothing(t *testing.T) {
 	require.NoError(t, err)
 	s, err := c.NewStream(graph.CopyIn)
 	require.NoError(t, err)
-	// Offsets that need a detour through the workers' buffers.
+	// These unaligned offsets need copies through the workers' buffers.
 	out, err := c.Copy("park", device.Ptr{Arena: disk, Off: 100, Len: 500_000}, device.Ptr{Arena: host, Off: 64, Len: 500_000})
 	require.NoError(t, err)
 	in, err := c.Copy("fetch", device.Ptr{Arena: host, Off: 64, Len: 500_000}, device.Ptr{Arena: disk, Off: 100, Len: 500_000})

@@ -16,7 +16,7 @@ import (
 
 const noLocking = "SPILLWAY_TEST_NO_LOCKING"
 
-// TestLockingRefused runs itself in a process that may lock 64 KiB.
+// TestLockingRefused runs itself again in a process that may lock at most 64 KiB.
 func TestLockingRefused(t *testing.T) {
 	if os.Getenv(noLocking) == "" {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestLockingRefused$", "-test.v")
@@ -49,15 +49,15 @@ func TestLockingRefused(t *testing.T) {
 	alloc(t, c, graph.Host, 4096)
 }
 
-// withoutIPCLock runs a command without the capability that lets root ignore the
-// limit. The thread that can't give it any more ends with its goroutine.
+// withoutIPCLock runs a command without the capability that exempts root from the limit. Dropping
+// it affects only a locked thread, which ends with its goroutine.
 func withoutIPCLock(cmd *exec.Cmd) (out []byte, err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
 		const capIPCLock = 14
-		_ = unix.Prctl(unix.PR_CAPBSET_DROP, capIPCLock, 0, 0, 0) // refused to those who lack it anyway
+		_ = unix.Prctl(unix.PR_CAPBSET_DROP, capIPCLock, 0, 0, 0) // fails without the capability
 		out, err = cmd.CombinedOutput()
 	}()
 	<-done
@@ -76,7 +76,7 @@ func lockedKiB(t *testing.T) (n int) {
 	return n
 }
 
-// What is locked is the size, rounded up to a page and no further.
+// A pinned allocation locks its size rounded up to a page, and no more.
 func TestPinnedMemoryHasItsExactSize(t *testing.T) {
 	before := lockedKiB(t)
 	c := New(0, Options{RequirePinned: true})

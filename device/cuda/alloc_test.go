@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 )
 
-// instant is a driver on which everything has happened at once.
+// instant is a driver whose operations complete immediately.
 type instant struct {
 	driver.API
 	mem [3][8192]byte
@@ -80,7 +80,7 @@ func TestLaunchAllocatesNothing(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// ramDisk is storage in memory.
+// ramDisk is a disk tier in memory.
 type ramDisk struct {
 	mem    []byte
 	moved  device.Traffic

@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 )
 
-// fn is device work that runs a function, on the double.
+// fn is device work that runs a Go function on the driver double.
 type fn struct {
 	label   string
 	touches []device.Ptr
@@ -51,8 +51,8 @@ func onHost(label string, f func(), touches ...device.Ptr) device.Kernel {
 	return &hostFn{label, touches, func() error { f(); return nil }}
 }
 
-// open returns a context on a fresh double, and the double, which at the end of
-// the test has found no fault and no leak.
+// open returns a context on a new driver double, and the double. When the test ends, closing both
+// must report no fault and no leak.
 func open(t *testing.T, d drivertest.Options, o Options) (*Context, *drivertest.Driver) {
 	t.Helper()
 	runtime.LockOSThread()
@@ -148,8 +148,8 @@ func (other) Space() graph.Space { return graph.Device }
 func (other) Size() int64        { return 100 }
 func (other) Touched() int64     { return 0 }
 
-// Random programs of device and host work over all streams: every Wait must see
-// what its Record saw, and within a stream nothing overtakes.
+// In random programs of device and host work over all streams, work after a Wait must see all work
+// before the Record that it refers to. Within a stream, work runs in order.
 func TestRandomProgramsKeepTheirOrder(t *testing.T) {
 	for seed := uint64(0); seed < 8; seed++ {
 		rng := rand.New(rand.NewPCG(seed, 0))
@@ -162,13 +162,13 @@ func TestRandomProgramsKeepTheirOrder(t *testing.T) {
 		}
 		var evs [events]device.Event
 		type counts [nStreams]int
-		var recorded [events]counts // what must have run, when waited for
+		var recorded [events]counts // the work that must have run once the event is waited for
 		var must [nStreams]counts
 		for i := range evs {
 			evs[i] = event0(t, c)
 		}
 		var launched counts
-		ran := make([]chan int, nStreams) // of one int: how many have run
+		ran := make([]chan int, nStreams) // each holds one int: the number of operations that have run
 		for i := range ran {
 			ran[i] = make(chan int, 1)
 			ran[i] <- 0
@@ -200,7 +200,8 @@ func TestRandomProgramsKeepTheirOrder(t *testing.T) {
 					ran[s] <- 1 + <-ran[s]
 					return nil
 				}
-				// Each stream writes bytes of its own and reads those of the streams it has waited for.
+				// Each stream writes its own bytes and reads those of the streams that it has
+				// waited for.
 				touches := []device.Ptr{at(mem, int64(s)*8, 8)}
 				k := device.Kernel(&fn{"gpu", touches, run})
 				if rng.IntN(2) == 0 {
@@ -217,8 +218,7 @@ func TestRandomProgramsKeepTheirOrder(t *testing.T) {
 	}
 }
 
-// What a stream does on the host is ordered with what streams do on the device,
-// both ways, by events.
+// Events order a stream's host kernels with device work of other streams, in both directions.
 func TestHostKernelsAreInOrderWithDeviceWork(t *testing.T) {
 	c, double := open(t, drivertest.Options{}, Options{})
 	d, h := alloc(t, c, graph.Device, 400), alloc(t, c, graph.Host, 400)
@@ -256,7 +256,7 @@ func TestHostKernelsAreInOrderWithDeviceWork(t *testing.T) {
 	require.Positive(t, double.Calls()["cuStreamWaitValue32_v2"])
 }
 
-// Without the event the double would say so: the checks above can fail.
+// Without the wait the driver double must report a race. This shows that the tests above can fail.
 func TestADroppedWaitIsFound(t *testing.T) {
 	for _, drop := range []bool{true, false} {
 		runtime.LockOSThread()
@@ -345,12 +345,12 @@ func TestTimer(t *testing.T) {
 	require.NoError(t, s.Launch(onHost("k", wait)))
 	require.NoError(t, s.Launch(onGPU("k", wait)))
 	require.NoError(t, s.Sync())
-	for range 600 { // more than it holds at a time
+	for range 600 { // more than the context holds at a time
 		require.NoError(t, s.Launch(onGPU("k", func() {})))
 	}
 	require.NoError(t, s.Sync())
 	require.Len(t, got, 1206)
-	const slack = 10 * time.Millisecond // of the clocks' meeting
+	const slack = 10 * time.Millisecond // accuracy of matching the two clocks
 	require.Greater(t, got[0], before-slack)
 	for i := 0; i < 6; i += 2 {
 		require.GreaterOrEqual(t, got[i+1]-got[i], long-time.Millisecond)

@@ -67,7 +67,7 @@ func (refused) Enqueue(driver.API, driver.Stream) error {
 	return &driver.Error{Call: "cuLaunchKernel", Code: 1, Name: "CUDA_ERROR_INVALID_VALUE"}
 }
 
-// picky is a kernel that finds its data wrong.
+// picky is a kernel whose Check returns an error.
 type picky struct {
 	fn
 	found error
@@ -96,8 +96,7 @@ func TestPanicNamesOperationAndLine(t *testing.T) {
 	require.ErrorContains(t, err, "index out of range [2]")
 }
 
-// An abort releases Sync from a host kernel that is stuck, and device work from
-// its wait for one.
+// An abort releases a Sync that waits for a stuck host kernel, and device work that waits for one.
 func TestAbortReleasesWaits(t *testing.T) {
 	for _, where := range []string{"host kernel", "queue", "device"} {
 		t.Run(where, func(t *testing.T) {
@@ -118,7 +117,7 @@ func TestAbortReleasesWaits(t *testing.T) {
 			lost := errors.New("rank 1 is lost")
 			time.AfterFunc(10*time.Millisecond, func() { c.Abort(lost) })
 			if where == "queue" {
-				for range 3 { // the queue holds one: this blocks until the abort
+				for range 3 { // the queue holds one, so this blocks until the abort
 					_ = a.Launch(onHost("more", func() {}))
 				}
 			}
@@ -177,7 +176,7 @@ func TestCloseNamesWhatDoesNotEnd(t *testing.T) {
 	}
 }
 
-// use is a small run over everything that a context does.
+// use performs a small run with every operation of a context.
 func use(c *Context) error {
 	d, err := c.Alloc(graph.Device, 4096)
 	if err != nil {
@@ -241,9 +240,8 @@ func use(c *Context) error {
 	return nil
 }
 
-// Each call of the driver fails in turn, the first and later ones: the error
-// names the call, its code and, once there are operations, one of them, and
-// nothing leaks or hangs.
+// Each driver call fails once: its first, second or last use. The error names the rank, the call
+// and its code, and, for calls of operations, the operation. Nothing leaks or blocks.
 func TestEveryCallCanFail(t *testing.T) {
 	attempt := func(tell func(d *drivertest.Driver)) (calls map[string]int, runErr, closeErr, doubleErr error) {
 		runtime.LockOSThread()
@@ -289,8 +287,8 @@ func TestEveryCallCanFail(t *testing.T) {
 	}
 }
 
-// Without stream memory operations device work goes on and host kernels are
-// refused by name.
+// Without stream memory operations device work runs, and host kernels are refused with an error
+// that names the operation.
 func TestWithoutStreamMemoryOperations(t *testing.T) {
 	c, _ := open(t, drivertest.Options{NoStreamMemOps: true}, Options{Marks: 1})
 	s := stream(t, c, graph.Compute)

@@ -18,7 +18,7 @@ type fixedFn struct{ fn }
 
 func (f *fixedFn) Fixed() {}
 
-// Enqueue also breaks a capture where the work is called so.
+// Enqueue allocates if the label says so, which breaks a capture.
 func (f *fixedFn) Enqueue(api driver.API, s driver.Stream) error {
 	if f.label == "allocates" {
 		if a, err := api.Alloc(8); err == nil {
@@ -28,8 +28,9 @@ func (f *fixedFn) Enqueue(api driver.API, s driver.Stream) error {
 	return f.fn.Enqueue(api, s)
 }
 
-// Kernels captured as a graph run in order at each launch, between what the stream has
-// before and after, and count as touched; a refusal leaves them to be launched one by one.
+// Kernels captured as a graph run in order at each launch, between the stream's earlier and later
+// work, and count as touched. A refused capture returns an error that names the operation or the
+// capture.
 func TestCapture(t *testing.T) {
 	c, d := open(t, drivertest.Options{}, Options{})
 	arena, err := c.Alloc(graph.Device, 64)

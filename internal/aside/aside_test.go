@@ -20,8 +20,8 @@ func names(t *testing.T, dir string) (list []string) {
 	return list
 }
 
-// Contents replace the old ones whole; where writing fails nothing has changed and
-// nothing is left.
+// Write replaces a file's contents completely. If writing fails, the old contents stay and no
+// temporary file remains.
 func TestWrite(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")

@@ -13,7 +13,7 @@ func TestGuard(t *testing.T) {
 	crash.Handle(func(what string) { told <- what })
 	ended := make(chan any, 1)
 	go func() {
-		defer func() { ended <- recover() }() // a handler that returns lets the panic go on
+		defer func() { ended <- recover() }() // if the handler returns, the panic continues
 		defer crash.Guard()
 		var list []int
 		_ = list[len(told)+3]

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Every goroutine of the module defers crash.Guard first: the function that a go
-// statement runs, or the closure in it.
+// Every goroutine of the module defers crash.Guard first, in the function or closure of its go
+// statement.
 func TestEveryGoroutineIsGuarded(t *testing.T) {
 	const root = "../.."
 	files := token.NewFileSet()

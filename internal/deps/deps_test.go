@@ -1,4 +1,4 @@
-// Package deps holds the table of who may import whom to the code.
+// Package deps tests that the code imports only what its table allows.
 package deps
 
 import (
@@ -19,9 +19,8 @@ import (
 
 const module = "github.com/spillway-ml/spillway"
 
-// table says, in the form of ARCHITECTURE.md, which of the module's packages a
-// package may import, directly or through others. A name stands for the package
-// and those below it; "" is the root package.
+// table lists, in the form of ARCHITECTURE.md, which of the module's packages a package may import,
+// directly or indirectly. A name includes the packages below it; "" is the root package.
 const table = `
 	graph     <
 	model     < graph internal/nearest
@@ -55,8 +54,8 @@ const table = `
 	train     < receipt planner config platform graph device kernels comm plan memplan offload model zero fsdp precision recompute exec checkpoint data run search internal lora mesh
 `
 
-// pure packages touch no device, file or network: what they import beside the
-// module is checked too.
+// pure packages touch no device, file or network. Their imports from outside the module are checked
+// too.
 var pure = []string{"graph", "model", "precision", "recompute", "mesh", "lora", "zero", "fsdp", "offload", "memplan", "plan", "config", "comm/algorithm", "data/sample", "search", "cluster", "comm/watch"}
 
 var impure = []string{"os", "net", "syscall", "os/exec", "golang.org/x/sys", "unsafe"}
@@ -74,7 +73,7 @@ func load(t *testing.T) map[string]pkg {
 	return all
 }
 
-// listed asks go once for all tests.
+// listed runs go list once for all tests.
 var listed = sync.OnceValues(func() (map[string]pkg, error) {
 	out, err := exec.Command("go", "list", "-json=ImportPath,Deps,Imports", module+"/...").Output()
 	if err != nil {
@@ -99,7 +98,7 @@ func TestImportTable(t *testing.T) {
 	all := load(t)
 	require.Contains(t, all, "graph")
 	rows := strings.Split(strings.TrimSpace(table), "\n")
-	for path := range all { // what none of the rows is for
+	for path := range all { // packages that no row covers
 		above := path == "" || slices.ContainsFunc([]string{"cmd", "examples", "benchmarks", "internal", "owntest"}, func(name string) bool { return below(path, name) })
 		in := slices.ContainsFunc(rows, func(row string) bool {
 			name, _, _ := strings.Cut(row, "<")
@@ -113,7 +112,7 @@ func TestImportTable(t *testing.T) {
 		name = strings.TrimSpace(name)
 		may := append(strings.Fields(allowed), name)
 		for path, p := range all {
-			// offload/store is a mechanism beside device, not part of the rewrite.
+			// offload/store belongs to the layer of device, not to the rewrite.
 			if !below(path, name) || path == "offload/store" && name != path {
 				continue
 			}
@@ -144,8 +143,7 @@ func TestPurePackagesTouchNothing(t *testing.T) {
 	}
 }
 
-// Programs contain no test support: only tests, benchmarks and owntest import
-// internal/testkit.
+// Programs contain no test code: only tests, benchmarks and owntest import internal/testkit.
 func TestOnlyTestsImportTheTestkit(t *testing.T) {
 	looked := 0
 	for path, p := range load(t) {
@@ -160,7 +158,8 @@ func TestOnlyTestsImportTheTestkit(t *testing.T) {
 	require.Greater(t, looked, 50)
 }
 
-// The command plan compiles where there are no devices, files and processes, without what trains.
+// The command plan compiles for the browser, where there are no devices, files or processes,
+// without the packages that train.
 func TestPlanCompilesForTheBrowser(t *testing.T) {
 	env := append(os.Environ(), "GOOS=js", "GOARCH=wasm")
 	cmd := exec.Command("go", "list", "-deps", module+"/cmd/spillway/web")
@@ -177,8 +176,7 @@ func TestPlanCompilesForTheBrowser(t *testing.T) {
 	require.NoError(t, err, "%s", out)
 }
 
-// Nobody but the root package, commands, examples and benchmarks knows the
-// root package.
+// Only commands, examples and benchmarks import the root package.
 func TestNothingBelowImportsTheTop(t *testing.T) {
 	for path, p := range load(t) {
 		if path == "" || below(path, "cmd") || below(path, "examples") || below(path, "benchmarks") {
@@ -188,8 +186,8 @@ func TestNothingBelowImportsTheTop(t *testing.T) {
 	}
 }
 
-// Heavy modules stay out of the command and of programs that import the root
-// package: charts of gonum, tensors of gorgonia.
+// The command and programs that import the root package do not contain heavy modules, such as
+// gonum's charts and gorgonia's tensors.
 func TestTheCommandStaysLight(t *testing.T) {
 	all := load(t)
 	for _, path := range []string{"", "cmd/spillway"} {
@@ -202,7 +200,7 @@ func TestTheCommandStaysLight(t *testing.T) {
 	}
 }
 
-// The package of ranks knows no GPU: platform/gpu does.
+// Package run does not depend on a GPU; platform/gpu does.
 func TestRanksKnowNoGPU(t *testing.T) {
 	all := load(t)
 	for _, dep := range all["run"].Deps {
@@ -213,7 +211,7 @@ func TestRanksKnowNoGPU(t *testing.T) {
 	}
 }
 
-// Only tests put doubles in the place of GPUs.
+// Only tests use doubles instead of GPUs.
 func TestNobodyDoubles(t *testing.T) {
 	looked := 0
 	require.NoError(t, filepath.WalkDir(filepath.Join("..", ".."), func(path string, d fs.DirEntry, err error) error {

@@ -13,15 +13,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// ofTests are the packages outside internal/testkit that only tests import.
+// ofTests are packages outside internal/testkit that only tests import.
 var ofTests = map[string]string{
 	"owntest": "tests of a program's own operations use it",
 }
 
-// testsAlone have tests and nothing to import.
+// testsAlone have only tests and cannot be imported.
 var testsAlone = []string{"internal/deps", "internal/readme"}
 
-// Test helpers are in internal/testkit, except those listed.
+// Test helpers are in internal/testkit, except the listed packages.
 func TestHelpersOfTestsAreListed(t *testing.T) {
 	all := load(t)
 	used := map[string]bool{}
@@ -43,21 +43,21 @@ func TestHelpersOfTestsAreListed(t *testing.T) {
 	}
 }
 
-// forPrograms are exported names that nothing in the module but tests uses, and why they
-// stay.
+// forPrograms are exported names that only tests use in this module, each with the reason to keep
+// it.
 var forPrograms = map[string]string{
 	"MarshalJSON": "encoding/json calls it",
 	"NewIn":       "tests put folders that fail, or record, under a run's checkpoints",
 	"DoubleCUDA":  "tests of whole commands, in processes of their own",
 }
 
-// heldToUse are the packages whose exported names are held to forPrograms.
+// heldToUse are the packages whose exported names must be used or be listed in forPrograms.
 var heldToUse = []string{".", "calibration", "checkpoint", "cluster", "config", "data", "data/token", "fsdp", "launch", "memplan", "memplan/cost", "model", "plan", "platform", "planner", "platform/gpu", "precision", "recompute", "run", "tensors", "train", "train/initial", "train/receipts", "zero"}
 
-// What is exported is used by something that is no test, or listed.
+// Every exported name is used outside tests or listed in forPrograms.
 func TestExportedNamesAreUsed(t *testing.T) {
 	root := filepath.Join("..", "..")
-	uses := map[string]int{} // of a name in files that are no tests
+	uses := map[string]int{} // number of uses of a name outside tests
 	declared := map[string]string{}
 	require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -88,7 +88,7 @@ func TestExportedNamesAreUsed(t *testing.T) {
 		return err
 	}))
 	require.Greater(t, len(declared), 300)
-	// Go's own interfaces call these, and the face is held to its own list.
+	// Go's interfaces call these. The root package has its own list of names.
 	methods := []string{"Error", "Unwrap", "Is", "String", "Less", "Swap", "Len", "Read", "Write", "GobEncode", "GobDecode"}
 	for name, dir := range declared {
 		if uses[name] == 1 && dir != "." && !slices.Contains(methods, name) {
@@ -100,7 +100,7 @@ func TestExportedNamesAreUsed(t *testing.T) {
 	}
 }
 
-// exportedIn are the names that a file exports at its top level, methods too.
+// exportedIn returns the names that a file exports at top level, and exported methods.
 func exportedIn(file *ast.File) (names []string) {
 	add := func(id *ast.Ident) {
 		if id.IsExported() {

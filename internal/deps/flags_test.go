@@ -14,17 +14,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// aFlag is an option of a command line, in a sentence or by itself.
+// aFlag matches a command-line flag, in a sentence or alone.
 var aFlag = regexp.MustCompile(`(^|[^-\w])--[a-z%]`)
 
-// withFlags are the folders of commands, and of what starts them.
+// withFlags are the folders of commands, and of packages that start them.
 var withFlags = []string{"cmd", "benchmarks", "examples", "internal/testkit/gpucheck"}
 
-// ofOthers call other programs, whose options they write.
+// ofOthers are packages that call other programs and so contain those programs' flags.
 var ofOthers = []string{"kernels/cuda/nvrtc", "internal/testkit/browser", "internal/testkit/shim"}
 
-// Flags are the command's: what a package below it says, and what its documentation
-// says, names fields.
+// Only commands know flags: the messages and documentation of library packages name fields instead.
 func TestTheLibraryKnowsNoFlags(t *testing.T) {
 	root := filepath.Join("..", "..")
 	literals := 0
@@ -52,8 +51,7 @@ func TestTheLibraryKnowsNoFlags(t *testing.T) {
 	require.Greater(t, literals, 10000)
 }
 
-// flagsIn counts a file's string literals and finds the flags in them, and in the
-// comments of what it declares.
+// flagsIn counts a file's string literals and finds flags in them and in comments of declarations.
 func flagsIn(t *testing.T, name string) (literals int, found []token.Position) {
 	set := token.NewFileSet()
 	file, err := parser.ParseFile(set, name, nil, parser.ParseComments)
@@ -68,7 +66,7 @@ func flagsIn(t *testing.T, name string) (literals int, found []token.Position) {
 			if aFlag.MatchString(strings.Trim(n.Value, "\"`")) {
 				found = append(found, set.Position(n.Pos()))
 			}
-		case *ast.CommentGroup: // ast.Inspect comes to those of declarations and fields
+		case *ast.CommentGroup: // ast.Inspect visits comments of declarations and fields
 			if aFlag.MatchString(n.Text()) {
 				found = append(found, set.Position(n.Pos()))
 			}

@@ -13,13 +13,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// mostLines is the longest that a function is without a reason: one screen.
+// mostLines is the longest function allowed without a stated reason: one screen.
 const mostLines = 90
 
-// reasons begin the sentence of a longer function's comment that says why.
+// reasons are the beginnings of the sentence that justifies a longer function, in its comment.
 var reasons = []string{"Long function: ", "A table: "}
 
-// Hand-written functions outside tests are no longer than a screen, or say why.
+// Hand-written functions outside tests have at most mostLines lines, or their comment gives a
+// reason.
 func TestFunctionsAreShort(t *testing.T) {
 	files, functions := 0, 0
 	require.NoError(t, filepath.WalkDir(filepath.Join("..", ".."), func(path string, d fs.DirEntry, err error) error {

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// predicts are the packages whose floating-point results stand in a plan's document, which has the
-// same bytes on every CPU.
+// predicts are the packages whose floating-point results are written to a plan's document. That
+// document has the same bytes on every CPU.
 var predicts = []string{"comm/algo", "comm/algorithm", "graph", "internal/published", "memplan", "memplan/cost",
 	"mesh", "model", "offload", "plan", "planner", "precision", "recompute", "search", "cmd/spillway/internal/planning"}
 
@@ -23,7 +23,7 @@ var (
 )
 
 // Predictions use no function whose last bits differ between CPUs, and no product that a compiler
-// fuses with a sum: arm64's does, unless the product is converted to float64.
+// may fuse with a sum. On arm64 it does so, unless the product is converted to float64.
 func TestPredictionsAreTheSameOnEveryCPU(t *testing.T) {
 	args := []string{"build", "-gcflags=-S"}
 	for _, name := range predicts {
@@ -44,7 +44,7 @@ func TestPredictionsAreTheSameOnEveryCPU(t *testing.T) {
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err)
 	require.Contains(t, string(out), "FMULD", "no assembly is shown")
-	for line := range bytes.Lines(out) { // 75 MB, too much for an expression
+	for line := range bytes.Lines(out) { // 75 MB, too much for one regular expression
 		if !bytes.Contains(line, []byte("ADD")) && !bytes.Contains(line, []byte("SUB")) {
 			continue
 		}

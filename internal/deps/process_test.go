@@ -12,16 +12,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// ofTheProcess are functions that change the process that a library runs in, by package.
+// ofTheProcess lists functions, by package, that change the process in which a library runs.
 var ofTheProcess = map[string][]string{
-	"runtime":       {"GOMAXPROCS"}, // but for GOMAXPROCS(0), which asks
+	"runtime":       {"GOMAXPROCS"}, // except GOMAXPROCS(0), which only reads it
 	"runtime/debug": {"FreeOSMemory", "SetGCPercent", "SetMemoryLimit", "SetMaxThreads"},
 	"os/signal":     {"Notify", "NotifyContext", "Ignore", "Reset", "Stop"},
 	"os":            {"Exit", "Chdir", "Setenv"},
 }
 
-// What the root package is made of leaves the process of the program that uses it
-// alone: processors, the heap's return, signals and its end belong to commands.
+// The root package and its dependencies do not change the process of the program that uses them.
+// Only commands set processors, garbage collection and signals, or end the process.
 func TestTheLibraryLeavesTheProcessAlone(t *testing.T) {
 	all := load(t)
 	checked := 0
@@ -52,7 +52,7 @@ type call struct {
 	pos  token.Pos
 }
 
-// callsOf are a file's calls of what changes the process.
+// callsOf returns a file's calls of functions in ofTheProcess.
 func callsOf(file *ast.File) (list []call) {
 	known := map[string]string{} // import path by name in the file
 	for _, imp := range file.Imports {

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// importer knows the packages that the test is about, by path: config and planner.
+// importer holds the packages that the test checks, by path: config and planner.
 type importer map[string]*types.Package
 
 func (i importer) Import(path string) (*types.Package, error) {
@@ -25,9 +25,9 @@ func (i importer) Import(path string) (*types.Package, error) {
 	return nil, errors.New("not looked at")
 }
 
-// typesOf are the types of a package's expressions, as far as its own types and known
-// packages' tell. Other imports are missing, which the checker says. The package joins the
-// known ones under its path.
+// typesOf returns the types of a package's expressions, as far as this package and known packages
+// determine them. Other imports are missing, and the checker's errors about them are ignored. The
+// package is added to known under its path.
 func typesOf(set *token.FileSet, known importer, path string, files []*ast.File) *types.Info {
 	info := &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Selections: map[*ast.SelectorExpr]*types.Selection{}, Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{}}
 	conf := types.Config{Importer: known, Error: func(error) {}}
@@ -35,7 +35,7 @@ func typesOf(set *token.FileSet, known importer, path string, files []*ast.File)
 	return info
 }
 
-// named is the name of a type of the package, or of what it points to.
+// named returns the name of a type, or of the type to which a pointer points.
 func named(t types.Type) string {
 	if p, ok := t.(*types.Pointer); ok {
 		t = p.Elem()
@@ -54,16 +54,16 @@ func pointer(t types.Type) bool {
 	return ok
 }
 
-// writer finds what a file writes of what is resolved, and of others' Configs.
+// writer finds the writes of a file to resolved values, and to Configs of others.
 type writer struct {
 	info  *types.Info
 	found []string
 	set   *token.FileSet
 }
 
-// target looks at an expression that is written to, or whose address is taken.
+// target checks an expression that is written to or whose address is taken.
 func (w *writer) target(e ast.Expr) {
-	ofResolved, ofConfig := false, false // e lies in a value of that type
+	ofResolved, ofConfig := false, false // e is part of a value of that type
 	for at := e; ; {
 		switch x := at.(type) {
 		case *ast.ParenExpr:
@@ -108,7 +108,8 @@ func (w *writer) target(e ast.Expr) {
 	}
 }
 
-// steps are the types whose fields a selection goes through, embedded ones too.
+// steps returns the names of the types through which a field selection goes, including embedded
+// ones.
 func (w *writer) steps(sel *types.Selection) map[string]bool {
 	through := map[string]bool{}
 	t := sel.Recv()
@@ -151,7 +152,8 @@ func (w *writer) look(n ast.Node) bool {
 			w.tell(n, "makes what is resolved")
 		}
 	case *ast.UnaryExpr:
-		// A Config's address may go to a method that reads it; another field's not.
+		// The address of a Config may be passed to a method that reads it; the address of another
+		// field may not.
 		if n.Op == token.AND && !slices.Contains([]string{"Config", "request", "Request"}, named(w.info.Types[n.X].Type)) {
 			if _, ok := n.X.(*ast.SelectorExpr); ok {
 				w.target(n.X)
@@ -161,8 +163,7 @@ func (w *writer) look(n ast.Node) bool {
 	return true
 }
 
-// writes are the places of a package that write where nothing may, but for the file
-// that resolves.
+// writes returns the positions of forbidden writes in a package, ignoring the file that resolves.
 func writes(set *token.FileSet, known importer, path string, files []*ast.File, but string) []string {
 	w := &writer{info: typesOf(set, known, path, files), set: set}
 	for _, f := range files {
@@ -173,8 +174,8 @@ func writes(set *token.FileSet, known importer, path string, files []*ast.File, 
 	return w.found
 }
 
-// A Config is resolved once, in one file. Nothing writes to what comes out, and nothing
-// in the library to a Config that somebody else holds.
+// One file resolves a Config, once. Nothing writes to the result, and no library code writes to a
+// Config that it does not own.
 func TestWhatIsResolvedIsNotWritten(t *testing.T) {
 	set := token.NewFileSet()
 	sources := func(folder string) (files []*ast.File) {
@@ -199,7 +200,7 @@ func TestWhatIsResolvedIsNotWritten(t *testing.T) {
 	require.Empty(t, writes(set, known, module+"/planner", planner, "resolve.go"))
 	require.Empty(t, writes(set, known, module+"/train", train, "request.go"))
 	require.NotEmpty(t, writes(set, known, module+"/planner", planner, ""), "resolve.go writes")
-	for _, f := range config { // hooks are no fields of a Config
+	for _, f := range config { // hooks are not fields of a Config
 		ast.Inspect(f, func(n ast.Node) bool {
 			spec, ok := n.(*ast.TypeSpec)
 			if !ok || spec.Name.Name != "Config" {

@@ -18,7 +18,8 @@ func TestAbove(t *testing.T) {
 	}
 }
 
-// A folder that is missing is made where its path leads, also where ".." stands behind a link.
+// MakeFolder creates a missing folder at the place to which its path leads, even if ".." follows a
+// symlink.
 func TestMakeFolderBehindALink(t *testing.T) {
 	top := t.TempDir()
 	require.NoError(t, os.MkdirAll(filepath.Join(top, "a", "b"), 0o700))

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the kernel's figures come to, and which say nothing.
+// Free space computed from the kernel's figures, and figures that give no answer.
 func TestRoomOfFigures(t *testing.T) {
 	disk := unix.Statfs_t{Type: unix.EXT4_SUPER_MAGIC, Bsize: 4096, Blocks: 100, Bfree: 30, Bavail: 10}
 	for _, c := range []struct {
@@ -35,7 +35,7 @@ func TestRoomOfFigures(t *testing.T) {
 	}
 }
 
-// A folder that is not there yet has the room of the nearest above it.
+// The room of a folder that does not exist is that of the nearest existing folder above it.
 func TestRoomOfAFolderToBeMade(t *testing.T) {
 	dir := t.TempDir()
 	_, known := RoomAt(System, dir)

@@ -16,7 +16,7 @@ func TestTable(t *testing.T) {
 		}
 		require.NotEmpty(t, g.Source, g.Name)
 		require.NotEmpty(t, outside[g.Arch], g.Name)
-		// Orders of magnitude and relations that a slip of a digit would break.
+		// Orders of magnitude and relations that a wrong digit would violate.
 		require.Greater(t, g.Memory, int64(14)<<30, g.Name)
 		require.Less(t, g.Memory, int64(200)<<30, g.Name)
 		require.Greater(t, g.Rates.FP16, g.Rates.FP32, g.Name)
@@ -56,8 +56,8 @@ func TestProductsOfNVML(t *testing.T) {
 	require.False(t, ok)
 }
 
-// A rank with a GPU of its own has all its rates and the link to the others; of ranks that
-// share GPUs each has its part of both.
+// A rank with its own GPU has all of the GPU's rates and its link. Ranks that share a GPU divide
+// both.
 func TestRanksSpreadOverGPUs(t *testing.T) {
 	g, err := Lookup("a100-40")
 	require.NoError(t, err)
@@ -71,8 +71,7 @@ func TestRanksSpreadOverGPUs(t *testing.T) {
 	require.InEpsilon(t, g.Machine(8).Intra.Bandwidth/2, m.Intra.Bandwidth, 1e-9)
 }
 
-// Either the machine has GPUs, which are then described, or the error is one
-// line that says what to do.
+// Detect describes the machine's GPUs, or returns a one-line error that says what to do.
 func TestDetect(t *testing.T) {
 	found, err := Detect()
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The least limit counts, of either version of control groups, wherever it is set
-// on the way up.
+// The lowest memory limit counts, in either version of control groups, at any level of the
+// hierarchy.
 func TestGroupMemory(t *testing.T) {
 	for name, c := range map[string]struct {
 		files map[string]string

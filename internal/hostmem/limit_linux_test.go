@@ -10,12 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limitedTo, in the environment, makes TestAddressSpaceLimit the process that has it.
+// limitedTo is the environment variable that makes TestAddressSpaceLimit run as the process with
+// the limit.
 const limitedTo = "SPILLWAY_TEST_RLIMIT_AS"
 
-// The machine gives no more than this process's address space may grow to.
+// Machine reports at most the limit of this process's address space.
 func TestAddressSpaceLimit(t *testing.T) {
-	const limit = 3 << 30 // less than any machine that runs this has with swap; room for Go and its heap
+	const limit = 3 << 30 // less than the memory and swap of any test machine, but enough for Go and its heap
 	if os.Getenv(limitedTo) != "" {
 		before := Machine()
 		require.NoError(t, unix.Setrlimit(unix.RLIMIT_AS, &unix.Rlimit{Cur: limit, Max: limit}))

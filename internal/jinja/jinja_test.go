@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// rendering is a line of testdata/reference.py.
+// rendering is one line of output of testdata/reference.py.
 type rendering struct {
 	Template string
 	Messages json.RawMessage
@@ -24,14 +24,14 @@ type rendering struct {
 	Answers  []string
 }
 
-// Every template renders byte for byte as Python's Jinja renders it.
+// Every template gives the same bytes as Python's Jinja.
 func TestAgreesWithPython(t *testing.T) {
 	golden, err := os.ReadFile("testdata/golden.jsonl")
 	require.NoError(t, err)
 	agrees(t, golden, 12*6*2)
 }
 
-// The same for many conversations, rendered by Python now.
+// The same for many random conversations, which Python renders during the test.
 func TestAgreesWithPythonNow(t *testing.T) {
 	long.Only(t)
 	seed := fmt.Sprint(os.Getpid())
@@ -74,7 +74,8 @@ func agrees(t *testing.T, golden []byte, want int) {
 	require.Equal(t, want, n)
 }
 
-// A missing function is named; a template may ask whether strftime_now is there.
+// A missing function is an error that names it. A template may check whether strftime_now is
+// defined.
 func TestMissingFunctions(t *testing.T) {
 	for source, want := range map[string]string{
 		"a\n{{ strftime_now('%d') }}":                                         "the template: it calls strftime_now (at line 2), which is left out so that a text does not depend on the day; give a template with a date in its place",

@@ -15,7 +15,7 @@ func TestNames(t *testing.T) {
 	require.Len(t, Names("x", entries, 3), 3)
 	require.Len(t, Names("x", entries, 9), 4)
 	require.Len(t, Names(strings.Repeat("x", 1<<20), entries, 1), 1)
-	// Of equal distance, the longer shared beginning first.
+	// With equal distances, the longer common prefix is first.
 	require.Equal(t, []string{"ab", "xb"}, Names("ac", [][]string{{"xb"}, {"ab"}}, 2))
 }
 

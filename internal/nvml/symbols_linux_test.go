@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
 )
 
-// stub is a NVML of two GPUs, the second of which an old driver knows little of.
+// stub is an NVML with two GPUs. The second has an old driver that supports few calls.
 const stub = `
 #include <stdint.h>
 #include <string.h>
@@ -52,7 +52,7 @@ int nvmlDeviceGetMemoryBusWidth(uintptr_t d, unsigned *n) { *n = 6144; return 0;
 #endif
 `
 
-// standIn compiles the stub under the library's name and has it found.
+// standIn compiles the stub under the library's name and makes it the one that is found.
 func standIn(t *testing.T, flags ...string) {
 	dir := t.TempDir()
 	source := filepath.Join(dir, "stub.c")
@@ -103,7 +103,7 @@ func TestSymbols(t *testing.T) {
 	require.ErrorContains(t, err, "nvmlDeviceGetCount_v2")
 }
 
-// A driver from before a call says that it does not tell; nothing else is lost.
+// If a driver is older than a call, the call reports that its value is unknown. Nothing else fails.
 func TestAnOlderDriver(t *testing.T) {
 	standIn(t)
 	l, err := OpenSymbols()

@@ -54,8 +54,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// What lies in a checkpoint, exists or not, and names that checkpoints have are no outputs;
-// other files beside checkpoints are.
+// Paths inside a checkpoint, existing or not, and names used by checkpoints are refused as outputs.
+// Other files beside checkpoints are accepted.
 func TestCheckStored(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -87,7 +87,7 @@ func TestCheckStored(t *testing.T) {
 	require.Equal(t, []Path{{"--model", at("m")}}, Folders(Path{"--model", at("m")}, Path{"--init", "random"}, Path{"--init", at("soft")}, Path{"--init", ""}))
 }
 
-// A model's folder is read in part: what else lies in it may be written.
+// Training reads only some files of a model's folder; the others may be written.
 func TestModelFiles(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"config.json", "model-00001.safetensors", "log.txt"} {

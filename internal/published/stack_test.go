@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/gpus"
 )
 
-// A fit of runs whose parts take known multiples of the prediction finds these multiples.
+// If the parts of runs take known multiples of the predictions, the fit finds these multiples.
 func TestFitFindsFactors(t *testing.T) {
 	var rows []Row
 	for i := range 40 {
@@ -43,8 +43,8 @@ func TestFitFindsFactors(t *testing.T) {
 	require.Equal(t, f, FitIn(rows, Torch, "h100-80", gpus.Generation))
 }
 
-// The interval of some random values contains a further one with probability 0.8, however few they
-// are. Interpolation between the outermost of them errs by up to 0.02.
+// The interval of a few random values contains another one with probability 0.8, for any number of
+// values. Interpolation between the outermost values has an error of at most 0.02.
 func TestInterval(t *testing.T) {
 	low, high := interval([]float64{1, 2, 3, 4, 5, 6, 7, 8, 9})
 	require.Equal(t, []float64{1, 9}, []float64{low, high})
@@ -69,7 +69,7 @@ func TestInterval(t *testing.T) {
 	}
 }
 
-// Every stack has a calibration on every card.
+// Every stack has a calibration for every card.
 func TestEveryStackIsFitted(t *testing.T) {
 	for _, stack := range Stacks {
 		for _, g := range gpus.List() {

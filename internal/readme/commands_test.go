@@ -18,11 +18,11 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/long"
 )
 
-// root is the repository.
+// root is the repository's folder.
 const root = "../.."
 
-// substitutions change commands that can't run everywhere as they stand; an empty
-// replacement leaves the command out. Everything else is run to the letter.
+// substitutions change commands that cannot run everywhere as written; an empty replacement skips
+// the command. All other commands run unchanged.
 var substitutions = []struct{ text, by, why string }{
 	{"go run ./cmd/spillway train", "go run ./cmd/spillway train --steps 20", "512 steps take half a minute; a whole demo runs before a release"},
 	{"go run ./examples/answers", "go run ./examples/answers -stories 500 -pairs 100 -steps 5", "1,500 steps take minutes; the example has a test of its own"},
@@ -53,7 +53,7 @@ var substitutions = []struct{ text, by, why string }{
 	{"./run.sh -budget 10m -only peers,sanitizers,profilers -out tools", "", "as above"},
 }
 
-// command is a command of a page, with what the page says that it prints.
+// command is a command of a page, with the output that the page shows.
 type command struct {
 	file   string
 	line   int
@@ -63,9 +63,8 @@ type command struct {
 
 var starts = regexp.MustCompile(`^(spillway|mpirun|go|gofmt|make|\./|\.ci/)`)
 
-// commandsOf takes the commands out of a page: the lines of its sh blocks, what
-// follows the prompt in its console blocks, and indented lines that begin with one
-// of the project's commands.
+// commandsOf returns the commands of a page: lines of its sh blocks, lines after the prompt in its
+// console blocks, and indented lines that begin with one of the project's commands.
 func commandsOf(t *testing.T, file string) (list []command) {
 	text, err := os.ReadFile(filepath.Join(root, file))
 	require.NoError(t, err)
@@ -111,7 +110,7 @@ func commandsOf(t *testing.T, file string) (list []command) {
 	return list
 }
 
-// pages are the README and what a reader gets to from it.
+// pages returns the README and the pages that can be reached from it.
 func pages(t *testing.T) []string {
 	list := []string{"README.md", "docs/start.md", "CONTRIBUTING.md", "ARCHITECTURE.md"} // start.md trains what others use
 	for _, pattern := range []string{"docs/*.md", "docs/*/*.md", "examples/*/README.md"} {
@@ -128,10 +127,10 @@ func pages(t *testing.T) []string {
 	return list
 }
 
-// ofSize are the substitutions that make a run smaller, which a plan is not.
+// ofSize are substitutions that make a run smaller. They do not apply to plans.
 var ofSize = []string{"--model gpt2 ", "--device-memory 3GiB "}
 
-// substituted is the command as it is run; "" for not at all.
+// substituted returns the command to run, or "" to skip it.
 func substituted(text string, used map[string]bool) string {
 	for _, s := range substitutions {
 		switch {
@@ -147,10 +146,10 @@ func substituted(text string, used map[string]bool) string {
 	return text
 }
 
-// TestCommands checks that every command is one that could be run, and that every
-// substitution is still needed. With SPILLWAY_README=1 it runs those of README.md and
-// docs/start.md, and with SPILLWAY_LONG=1 those of every page: in the order of the pages, in one
-// folder, from an empty one.
+// TestCommands requires that every command can run and that every substitution is still needed.
+// With SPILLWAY_README=1 it runs the commands of README.md and docs/start.md, and with
+// SPILLWAY_LONG=1 those of every page. They run in the order of the pages in one folder, which is
+// empty at first.
 func TestCommands(t *testing.T) {
 	used := map[string]bool{}
 	var list []command
@@ -180,7 +179,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// runner runs commands in a folder with what the pages assume to be there.
+// runner runs commands in a folder that contains what the pages assume.
 type runner struct {
 	work, repo string
 	env        []string
@@ -221,7 +220,7 @@ func newRunner(t *testing.T) *runner {
 }
 
 func (r *runner) run(t *testing.T, c command, text string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute) // a hang ends the test; no time is asserted
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute) // ends a hang; no time is asserted
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "bash", "-c", text)
 	cmd.Env, cmd.Dir = r.env, r.work

@@ -31,7 +31,7 @@ func call(t *testing.T, dir string, ranks int, wait time.Duration, before Roll) 
 	return r
 }
 
-// other is the roll as another rank opens it.
+// other opens the same roll as another rank would.
 func other(t *testing.T, r Roll) Roll {
 	t.Helper()
 	o, err := r.Enter(filesys.System, "")
@@ -40,11 +40,11 @@ func other(t *testing.T, r Roll) Roll {
 	return o
 }
 
-// all goes on with everybody who is here.
+// all decides to continue with every rank that is present.
 func all(here, _ []int) Verdict { return Verdict{On: true, Go: here} }
 
-// Everybody hears the one verdict, at once where only those are silent that have had their
-// time, and a late one hears that it is without him.
+// All ranks get the same verdict. It comes immediately if only ranks whose time is over are silent.
+// A late rank learns that the others continue without it.
 func TestAllHearOneVerdict(t *testing.T) {
 	r := call(t, t.TempDir(), 4, minute, Roll{})
 	var wg sync.WaitGroup
@@ -84,8 +84,8 @@ func TestAllHearOneVerdict(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// A verdict that the job ends is heard by all that are here, and then nothing is left; who
-// answered and has died since is not waited for longer than one waits.
+// A verdict that ends the job reaches all present ranks, and no file remains. A rank that answered
+// and then died is waited for at most the usual time.
 func TestAnEndLeavesNothing(t *testing.T) {
 	for _, dead := range []bool{false, true} {
 		dir := t.TempDir()
@@ -127,7 +127,7 @@ func TestAnEndLeavesNothing(t *testing.T) {
 	}
 }
 
-// Ranks that nobody suspects are waited for, and no longer than that.
+// Ranks that nobody suspects are waited for until the timeout, and then count as lost.
 func TestWhoDoesNotAnswerIsLost(t *testing.T) {
 	r := call(t, t.TempDir(), 5, 300*time.Millisecond, Roll{})
 	answered := make(chan Verdict)
@@ -152,7 +152,7 @@ func contents(t *testing.T, r Roll, name string) []byte {
 	return text
 }
 
-// Without rank 0 there is no verdict; half a verdict is none; a canceled wait ends.
+// Without rank 0, or with an incomplete verdict, there is no verdict. A canceled wait returns.
 func TestNoVerdict(t *testing.T) {
 	r := call(t, t.TempDir(), 3, 40*time.Millisecond, Roll{})
 	_, err := r.Answer(context.Background(), 1)
@@ -169,7 +169,7 @@ func TestNoVerdict(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// A new roll takes the place of what an earlier job has left, and of nothing else.
+// A new roll replaces what an earlier job left, and nothing else.
 func TestOpenRemovesWhatWasLeft(t *testing.T) {
 	dir := t.TempDir()
 	old := call(t, dir, 2, minute, Roll{})
@@ -179,7 +179,7 @@ func TestOpenRemovesWhatWasLeft(t *testing.T) {
 	require.NoDirExists(t, old.Folder)
 	require.DirExists(t, checkpoint)
 	require.NotEqual(t, old.Folder, r.Folder)
-	next := call(t, dir, 2, minute, r.Next().Next()) // of a job that has lost more before it had a roll
+	next := call(t, dir, 2, minute, r.Next().Next()) // from a job that lost more ranks before it had a roll
 	require.DirExists(t, r.Folder)
 	require.Equal(t, r.Folder, next.Before)
 	next.Close()
@@ -192,15 +192,15 @@ func TestOpenRemovesWhatWasLeft(t *testing.T) {
 	require.DirExists(t, checkpoint)
 }
 
-// A roll is of the folder that rank 0 opened, whatever has its path later; those that go on do
-// so in the same folder.
+// A roll stays in the folder that rank 0 opened, even if its path later leads elsewhere. Ranks that
+// continue use the same folder.
 func TestARollStaysInItsFolder(t *testing.T) {
 	top := t.TempDir()
 	a, b, link := filepath.Join(top, "a"), filepath.Join(top, "b"), filepath.Join(top, "l")
 	require.NoError(t, errors.Join(os.Mkdir(a, 0o700), os.Mkdir(b, 0o700), os.Symlink("a", link)))
 	r := call(t, link, 2, minute, Roll{})
 	late := other(t, r)
-	theirs := filepath.Join(b, filepath.Base(r.Folder)) // another's of the same name
+	theirs := filepath.Join(b, filepath.Base(r.Folder)) // another folder's roll of the same name
 	require.NoError(t, errors.Join(os.Mkdir(theirs, 0o700), os.Remove(link), os.Symlink("b", link)))
 	go func() { _, _ = late.Answer(t.Context(), 1) }()
 	v, err := r.Call(t.Context(), nil, all)
@@ -219,8 +219,8 @@ func TestARollStaysInItsFolder(t *testing.T) {
 	require.Equal(t, filepath.Base(theirs), left[0].Name())
 }
 
-// Once the checkpoint folder is open, no file of a roll is made, renamed or removed by a path, by
-// rank 0 or by another, also where an earlier job has left one.
+// After the checkpoint folder is opened, no file of a roll is created, renamed or removed by path,
+// by rank 0 or another rank. This holds also if an earlier job left a roll.
 func TestNothingIsDoneByPath(t *testing.T) {
 	if dir := os.Getenv("SPILLWAY_TEST_ROLL"); dir != "" {
 		call(t, dir, 2, minute, Roll{})
@@ -251,7 +251,7 @@ func TestNothingIsDoneByPath(t *testing.T) {
 	require.Greater(t, traced.NothingByPath(t, cmd, `spillway-roll|"verdict"|"[01]"`), 20)
 }
 
-// Links and other users' files are neither followed nor written to nor removed.
+// Symlinks and other users' files are not followed, written or removed.
 func TestWhatAnotherMadeIsRefused(t *testing.T) {
 	dir, victim := t.TempDir(), t.TempDir()
 	thesis := filepath.Join(victim, "thesis")
@@ -267,7 +267,7 @@ func TestWhatAnotherMadeIsRefused(t *testing.T) {
 		"user":      func(path string) error { return errors.Join(os.WriteFile(path, nil, 0o600), os.Chown(path, 65534, -1)) },
 	} {
 		if name == "user" && os.Geteuid() != 0 {
-			continue // only root gives files away
+			continue // only root can give files to another user
 		}
 		for rank := range 2 {
 			path := filepath.Join(r.Folder, strconv.Itoa(rank))
@@ -297,8 +297,8 @@ func TestWhatAnotherMadeIsRefused(t *testing.T) {
 	}
 }
 
-// A look that fails once, as a network file system's may, ends no roll call; one that fails to
-// the end does.
+// A read that fails once, as on a network file system, does not end a roll call. One that keeps
+// failing does.
 func TestALookThatFails(t *testing.T) {
 	r := call(t, t.TempDir(), 2, minute, Roll{})
 	defer r.Close()
@@ -325,7 +325,7 @@ func TestALookThatFails(t *testing.T) {
 	require.ErrorContains(t, err, "call the roll: ")
 }
 
-// waitFor returns once a file has something in it.
+// waitFor waits until a file is not empty.
 func waitFor(t *testing.T, path string) {
 	t.Helper()
 	require.Eventually(t, func() bool {

@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
 )
 
-// file gives the bytes of a safetensors file with this header and data.
+// file returns the bytes of a safetensors file with the given header and data.
 func file(header string, data []byte) []byte {
 	out := binary.LittleEndian.AppendUint64(nil, uint64(len(header)))
 	return append(append(out, header...), data...)
@@ -44,7 +44,7 @@ func TestF16(t *testing.T) {
 }
 
 func TestBF16(t *testing.T) {
-	for b := range 1 << 16 { // what is a bfloat16 stays itself
+	for b := range 1 << 16 { // every bfloat16 is unchanged
 		x := math.Float32frombits(uint32(b) << 16)
 		if x == x {
 			require.Equal(t, uint16(b), toBF16(x))
@@ -58,14 +58,14 @@ func TestBF16(t *testing.T) {
 		0x3f808001: 0x3f81,
 		0x3f807fff: 0x3f80,
 		0x7f7fffff: 0x7f80, // the largest float32 rounds to infinity
-		0x7f800001: 0x7fc0, // a NaN whose payload would vanish
+		0x7f800001: 0x7fc0, // a NaN whose payload would be lost
 		0x80000001: 0x8000,
 	} {
 		require.Equal(t, want, toBF16(math.Float32frombits(bits)), "%#x", bits)
 	}
 }
 
-// What the oracle writes is read: all floats, in any order of the header.
+// Files written by the reference are read, with every float type and any order of the header.
 func TestReadsWhatOthersWrite(t *testing.T) {
 	f32, f16, bf16 := []byte{0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0}, []byte{0, 0x3c, 0, 0xc0, 1, 0}, []byte{0x80, 0x3f, 0, 0xc0}
 	var buf bytes.Buffer
@@ -220,7 +220,7 @@ func TestSharded(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, dir)
 	}
-	// A single file wins over an index, as in transformers.
+	// If both exist, a single file is used and not an index, as in transformers.
 	shard(FileName, 30, "only")
 	r, err = Open(dir)
 	require.NoError(t, err)

@@ -18,8 +18,7 @@ import (
 	"google.golang.org/protobuf/types/dynamicpb"
 )
 
-// eventType is tensorflow.Event as TensorFlow publishes it, of which scalars need
-// this much, for protobuf's own decoder.
+// eventType describes the fields of tensorflow.Event that scalars need, for protobuf's own decoder.
 func eventType(t *testing.T) protoreflect.MessageDescriptor {
 	field := func(name string, number int32, kind descriptorpb.FieldDescriptorProto_Type, repeated bool, of string) *descriptorpb.FieldDescriptorProto {
 		label := descriptorpb.FieldDescriptorProto_LABEL_OPTIONAL
@@ -54,7 +53,7 @@ func eventType(t *testing.T) protoreflect.MessageDescriptor {
 	return file.Messages().ByName("Event")
 }
 
-// records splits a file, checking lengths and checksums by the format's definition.
+// records splits a file into records and checks lengths and checksums by the format's definition.
 func records(t *testing.T, file []byte) (list [][]byte) {
 	sum := func(b []byte) uint32 {
 		c := uint64(crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)))
@@ -112,8 +111,8 @@ func TestAnEventFileIsReadBack(t *testing.T) {
 	require.True(t, math.IsNaN(get(last, "simple_value").Float()))
 }
 
-// The first bytes of every event file that TensorFlow has written: the length 24, its
-// masked checksum, and behind the time the version.
+// Every event file that TensorFlow writes begins with these bytes: the length 24, its masked
+// checksum, and, after the time, the version.
 func TestTheFirstRecordIsTensorFlows(t *testing.T) {
 	w, err := Create(t.TempDir(), -1)
 	require.NoError(t, err)

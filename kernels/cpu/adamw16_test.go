@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// AdamW with parameters and moments in bf16 is the interpreter's, bit for bit.
+// AdamW with parameters and moments in bf16 gives the interpreter's bits.
 func TestBF16StatesEqualInterpreter(t *testing.T) {
 	for seed := range uint64(24) {
 		o := &operation{Operation: optest.New("adamw", rand.New(rand.NewPCG(seed, 16)), optionsOf(types[seed%2]))}
@@ -39,8 +39,8 @@ func TestBF16StatesEqualInterpreter(t *testing.T) {
 	}
 }
 
-// In the mean stochastic rounding loses nothing, where rounding to nearest loses all,
-// and what it draws depends on the element, not on how a parameter is cut.
+// On average, stochastic rounding loses nothing of updates that rounding to nearest would lose
+// completely. Its random bits depend on the element, not on how a parameter is cut.
 func TestStochasticRoundingKeepsTheMean(t *testing.T) {
 	const n, updates = 512, 64
 	run := func(cut int) []uint16 {
@@ -63,7 +63,7 @@ func TestStochasticRoundingKeepsTheMean(t *testing.T) {
 	for _, h := range whole {
 		mean += float64(num.FromBF16(h)) / n
 	}
-	// Each update is 1/4096, below half of bf16's last place under 1 (1/512).
+	// Each update is 1/4096, less than half of bf16's last place below 1 (1/512).
 	require.InDelta(t, 1-updates/4096.0, mean, 1e-3)
 	require.Equal(t, num.BF16(1), num.BF16(1-1.0/4096), "rounded to nearest nothing would have moved")
 	for _, x := range []float32{float32(math.Inf(1)), float32(math.Inf(-1)), 0, 1, -2.5} {

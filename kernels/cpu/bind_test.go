@@ -30,7 +30,7 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// operation is a random operation, placed and bound.
+// operation is a random operation whose buffers are placed and which is bound.
 type operation struct {
 	*optest.Operation
 	offsets []int64
@@ -41,11 +41,10 @@ func newOperation(kind graph.Kind, rng *rand.Rand) *operation {
 	return newOperationOf(graph.F32, kind, rng)
 }
 
-// types are what an operation's values may be.
+// types are the possible types of an operation's values.
 var types = []graph.DType{graph.F32, graph.BF16, graph.F16}
 
-// newOperationOf draws an operation whose values have the type, where the kind
-// table lets them.
+// newOperationOf draws an operation with values of the given type where its kind allows it.
 func newOperationOf(dt graph.DType, kind graph.Kind, rng *rand.Rand) *operation {
 	return &operation{Operation: optest.New(kind, rng, optionsOf(dt))}
 }
@@ -54,18 +53,17 @@ func optionsOf(dt graph.DType) optest.Options {
 	return optest.Options{Target: graph.CPUTarget(), Half: dt != graph.F32, F16: dt == graph.F16}
 }
 
-// products are the kinds whose bf16 sums are what the CPU's instructions make of
-// them, where it has such.
+// products are the kinds whose bf16 sums depend on the CPU's bf16 instructions, if it has any.
 var products = []graph.Kind{graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad, graph.HeadStats, graph.HeadSliceGrad}
 
 func exactly(dt graph.DType, kind graph.Kind) bool {
 	return dt != graph.BF16 || !slices.Contains(products, kind) || gemm.Widened(gemm.BF16)
 }
 
-// set changes an element of an operand's contents before the operation.
+// set changes one element of an operand's initial contents.
 func set[T any](o *operation, id graph.BufID, i int, v T) { optest.Values[T](o.Before[id])[i] = v }
 
-// bind places the operation's buffers in a poisoned arena and binds it.
+// bind places the operation's buffers in a poisoned arena and binds the operation.
 func (o *operation) bind(t testing.TB, ctx *devcpu.Context, pl *pool.Pool) device.Kernel {
 	var size int64
 	o.offsets, size = o.Layout(workAlign)
@@ -87,7 +85,7 @@ func (o *operation) bytes(t testing.TB, id graph.BufID) []byte {
 	return b
 }
 
-// launch runs k on a stream of the device, which checks what it writes.
+// launch runs k on a stream of a device that checks its writes.
 func launch(t testing.TB, ctx *devcpu.Context, k device.Kernel) error {
 	s, err := ctx.NewStream(graph.Compute)
 	require.NoError(t, err)
@@ -100,7 +98,7 @@ func launch(t testing.TB, ctx *devcpu.Context, k device.Kernel) error {
 // unbound are the kinds that the executor binds itself.
 var unbound = []graph.Kind{graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll, graph.Send, graph.Recv, graph.Copy, graph.Join}
 
-// kinds are the kind table's, and those of the update rules with kernels here.
+// kinds returns the kinds of the kind table, and of update rules with kernels in this package.
 func kinds() []graph.Kind {
 	list := graph.Kinds()
 	for _, op := range zero.Operations() {
@@ -141,8 +139,8 @@ func equalsInterpreter(t *testing.T, dt graph.DType, kind graph.Kind) {
 	}
 }
 
-// TestWidenedProductsEqualInterpreter has the interpreter's bits from bf16
-// products at a level without instructions for them.
+// TestWidenedProductsEqualInterpreter: at a level without bf16 instructions, bf16 products give the
+// interpreter's bits.
 func TestWidenedProductsEqualInterpreter(t *testing.T) {
 	const child = "SPILLWAY_TEST_WIDENED"
 	if os.Getenv(child) != "" {
@@ -187,8 +185,8 @@ func compare(t *testing.T, o *operation, want map[graph.BufID][]byte, threads in
 	}
 }
 
-// TestHeadInOneChunk has the interpreter's gradients where all rows of a head are one
-// chunk.
+// TestHeadInOneChunk: if all rows of a head fit in one chunk, its gradients have the interpreter's
+// bits.
 func TestHeadInOneChunk(t *testing.T) {
 	found := map[graph.DType]bool{}
 	for seed := uint64(0); len(found) < 2; seed++ {
@@ -206,8 +204,8 @@ func TestHeadInOneChunk(t *testing.T) {
 	}
 }
 
-// near says that floats differ by no more than a rounding to bf16 of a term of a
-// sum does: a few units of it beside the largest value.
+// near reports whether floats differ by at most a few bf16 units of the largest value, as after
+// rounding one term of a sum.
 func near(dt graph.DType, got, want []byte) bool {
 	g, w := values(dt, got), values(dt, want)
 	largest := 0.0
@@ -224,7 +222,7 @@ func near(dt graph.DType, got, want []byte) bool {
 	return w != nil
 }
 
-// values are the elements of a float buffer; nil for others.
+// values returns the elements of a float buffer, or nil for other types.
 func values(dt graph.DType, b []byte) []float64 {
 	var v []float64
 	switch dt {
@@ -246,7 +244,7 @@ func values(dt graph.DType, b []byte) []float64 {
 	return v
 }
 
-// TestNoAllocation: a bound kernel allocates nothing when it runs.
+// TestNoAllocation: running a bound kernel allocates nothing.
 func TestNoAllocation(t *testing.T) {
 	pl := pool.New(2)
 	defer pl.Close()
@@ -266,8 +264,8 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// TestLevelsAgree runs the same operations at every SIMD level of this CPU, in
-// processes of their own, since a process chooses its level once.
+// TestLevelsAgree runs the same operations at every SIMD level of this CPU. Each level needs a
+// process, since a process chooses its level once.
 func TestLevelsAgree(t *testing.T) {
 	const child = "SPILLWAY_TEST_DIGEST"
 	if os.Getenv(child) != "" {
@@ -295,13 +293,13 @@ func TestLevelsAgree(t *testing.T) {
 	}
 }
 
-// digest is a hash of the results of operations of every kind.
+// digest returns a hash of the results of operations of every kind.
 func digest(t *testing.T) string {
 	h := sha256.New()
 	var bits []byte
 	known := func(v float32) []byte {
 		if v != v {
-			v = 0 // payloads of NaN are not defined
+			v = 0 // NaN payloads are undefined
 		}
 		bits = binary.LittleEndian.AppendUint32(bits[:0], math.Float32bits(v))
 		return bits
@@ -315,7 +313,7 @@ func digest(t *testing.T) string {
 		for seed := range long.Or[uint64](9, 18) {
 			dt := types[seed%3]
 			if dt == graph.BF16 && slices.Contains(products, kind) {
-				continue // rounds as the level's instructions do
+				continue // rounding depends on the level's instructions
 			}
 			o := newOperationOf(dt, kind, rand.New(rand.NewPCG(seed, 2)))
 			ctx := devcpu.New(0, devcpu.Options{})
@@ -324,7 +322,7 @@ func digest(t *testing.T) string {
 			for id := range o.P.Buffers {
 				b := o.bytes(t, graph.BufID(id))
 				switch o.P.Buffers[id].DType {
-				case graph.U8: // workspace: contents are nobody's promise
+				case graph.U8: // workspace: its contents are undefined
 				case graph.F32:
 					for _, v := range optest.Values[float32](b) {
 						h.Write(known(v))
@@ -355,7 +353,7 @@ func digest(t *testing.T) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// TestWorkspaceOfTarget proves that graph.CPUTarget's numbers are the kernels'.
+// TestWorkspaceOfTarget: graph.CPUTarget's numbers are equal to the kernels' own.
 func TestWorkspaceOfTarget(t *testing.T) {
 	target := graph.CPUTarget()
 	require.EqualValues(t, exact.Limbs, target.Limbs)
@@ -376,7 +374,7 @@ func workspaceOfTarget(t *testing.T, target graph.Target, dt graph.DType, rng *r
 			if !ok {
 				o := newOperationOf(dt, kind, rng)
 				want := workspace(o.P, o.Op())
-				if a, ok := o.Op().Attr.(graph.NormAttr); !ok || !a.PlusOne { // 1 + gamma takes room
+				if a, ok := o.Op().Attr.(graph.NormAttr); !ok || !a.PlusOne { // computing 1 + gamma needs workspace
 					require.Zero(t, want, "%s", kind)
 				}
 				require.Equal(t, want, target.Workspace(o.P, o.Op()), "%s", kind)

@@ -8,8 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// The target's account of the workspace is the kernels' own, with caches of any
-// size.
+// The target's workspace for generation equals the kernels' own, with caches of any size.
 func TestWorkspaceOfGeneration(t *testing.T) {
 	for _, seq := range []int64{1, 2, 63, 64, 65, 600} {
 		for _, more := range []int64{0, 1, 63, 500} {

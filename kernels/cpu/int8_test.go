@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// int8Product draws a linear, or the gradient of its input, of int8.
+// int8Product draws an int8 linear, or the gradient of its input.
 func int8Product(kind graph.Kind, rng *rand.Rand, dt graph.DType, m, k, n int64) *operation {
 	a := graph.LinearAttr{Int8: true, TransW: rng.IntN(2) == 0}
 	w := []int64{k, n}
@@ -30,8 +30,8 @@ func int8Product(kind graph.Kind, rng *rand.Rand, dt graph.DType, m, k, n int64)
 	return &operation{Operation: optest.Of(kind, a, in, out, 1, rng, optionsOf(dt))}
 }
 
-// Products of int8 are the interpreter's bit for bit, at any number of threads, and
-// their workspace is the target's.
+// int8 products give the interpreter's bits for any number of threads, and need the target's
+// workspace.
 func TestInt8ProductsEqualInterpreter(t *testing.T) {
 	for _, kind := range []graph.Kind{graph.Linear, graph.LinearGradX} {
 		for seed := range uint64(40) {
@@ -53,7 +53,7 @@ func TestInt8ProductsEqualInterpreter(t *testing.T) {
 	require.Equal(t, graph.QuantFloor, vec.Int8Floor)
 }
 
-// snr is the ratio of a signal to what is wrong with it, in dB.
+// snr returns the signal-to-noise ratio of got in dB.
 func snr(want, got []float64) float64 {
 	var signal, noise float64
 	for i, v := range want {
@@ -71,8 +71,8 @@ func widened(b []byte) []float64 {
 	return v
 }
 
-// Against fp64, over normal numbers: at least 20 dB of a product, 30 dB of every row
-// of a saved activation. The scales of a neighbour lose that: the test can fail.
+// Compared with fp64 on normal numbers, products have at least 20 dB, and every row of a saved
+// activation 30 dB. With a neighbour's scales they do not, so the test can fail.
 func TestInt8SignalToNoise(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	opts := optionsOf(graph.BF16)
@@ -122,8 +122,8 @@ func TestInt8SignalToNoise(t *testing.T) {
 	require.Less(t, least(), 30.0, "the scales of the neighbouring rows")
 }
 
-// What was quantised and rounded to 16 bits stays as it is when that is done again:
-// so a step that changes no parameter, and a second gather, change no bit.
+// Quantising a value that was quantised and rounded to 16 bits changes nothing. So a step that
+// changes no parameter, and a second gather, change no bit.
 func TestQuantisingAgainChangesNothing(t *testing.T) {
 	rng := rand.New(rand.NewPCG(4, 4))
 	for _, as := range []vec.Half{vec.BF16, vec.F16} {

@@ -12,9 +12,10 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// gradScaler is torch.cuda.amp.GradScaler's update of the scale: an overflow multiplies
-// by the backoff factor and resets the tracker; growth_interval updates without one
-// multiply by the growth factor. With hysteresis, that many overflows in a row back off.
+// gradScaler is the update of torch.cuda.amp.GradScaler. An overflow multiplies the scale by the
+// backoff factor and resets the tracker. After growth_interval updates without overflow the scale
+// is multiplied by the growth factor. With hysteresis, only that many overflows in a row reduce the
+// scale.
 type gradScaler struct {
 	scale, growth, backoff, floor float64
 	interval, tracker             int64
@@ -35,8 +36,8 @@ func (s *gradScaler) update(overflow bool) {
 	}
 }
 
-// From equal overflows the scale is GradScaler's after every step: growth after exactly
-// the interval, backoff, hysteresis, the floor.
+// For the same overflows the loss scale equals GradScaler's after every step: growth after exactly
+// the interval, backoff, hysteresis and the floor.
 func TestLossScaleFollowsGradScaler(t *testing.T) {
 	pl := pool.New(1)
 	defer pl.Close()

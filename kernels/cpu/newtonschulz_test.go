@@ -16,9 +16,9 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// BenchmarkNewtonSchulz compares the operation with its products alone, for the matrices of
-// GPT-2 124M. Its limit is the time of the operations that are done at the rates of whole
-// products of the same shapes, measured in turns. Times are medians.
+// BenchmarkNewtonSchulz compares the operation with its matrix products alone, for GPT-2 124M's
+// matrices. The limit is the time of the operations at the rate of complete products of the same
+// shapes, measured alternately. Times are medians.
 func BenchmarkNewtonSchulz(b *testing.B) {
 	for _, threads := range []int{1, 2} {
 		for _, s := range [][2]int{{768, 2304}, {768, 768}, {768, 3072}, {3072, 768}} {
@@ -40,7 +40,7 @@ func newtonSchulzLimit(b *testing.B, rows, cols, threads int) {
 	k := o.bind(b, ctx, pl)
 	var alone []func()
 	gram, square, apply := newtonSchulzSpecs(rows, cols)
-	part := float64(gram.M+1) / float64(2*gram.M) // of the products that are symmetric
+	part := float64(gram.M+1) / float64(2*gram.M) // part computed of a symmetric product
 	for _, s := range []gemm.Spec{gram, square, apply} {
 		s.Symmetric = false
 		p, err := gemm.New(s)

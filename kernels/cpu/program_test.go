@@ -21,8 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// bound is a program whose operations are bound, every root buffer in a place
-// of its own.
+// bound is a program whose operations are bound, with a separate place for every root buffer.
 type bound struct {
 	p       *graph.Program
 	ctx     *devcpu.Context
@@ -95,7 +94,7 @@ var tinyModels = map[string]struct {
 	"mlp": {model.Config{Family: model.MLP, Inputs: 50, Hidden: []int{37, 20}, Classes: 10}, 20, 1},
 }
 
-// values of a program's inputs, by buffer.
+// inputs holds the values of a program's inputs, by buffer.
 type inputs struct {
 	f32 map[graph.BufID][]float32
 	i32 map[graph.BufID][]int32
@@ -160,8 +159,8 @@ func contents(p *graph.Program, seed uint64) inputs {
 	return c
 }
 
-// TestModelsEqualInterpreter runs forward and backward of whole models, fused,
-// on the device, and compares every buffer that the program keeps or computes.
+// TestModelsEqualInterpreter runs forward and backward of complete fused models on the device.
+// Every buffer that the program keeps or computes must equal the interpreter's.
 func TestModelsEqualInterpreter(t *testing.T) {
 	for name := range tinyModels {
 		for _, threads := range []int{1, 2} {
@@ -233,8 +232,8 @@ func place(t testing.TB, p device.Ptr, v []byte) {
 	copy(b, v)
 }
 
-// TestBindRefuses: a binding that is wrong is refused with the operation's name
-// and what is wrong, before anything runs.
+// TestBindRefuses: Bind refuses a wrong binding before anything runs. The error names the operation
+// and the fault.
 func TestBindRefuses(t *testing.T) {
 	pl := pool.New(1)
 	defer pl.Close()
@@ -312,8 +311,8 @@ func TestBindRefuses(t *testing.T) {
 	}
 }
 
-// TestRunRefuses: values that an operation cannot use, which only its execution
-// sees, end it with an error that names it.
+// TestRunRefuses: invalid values that are only seen at execution end it with an error that names
+// the operation.
 func TestRunRefuses(t *testing.T) {
 	pl := pool.New(1)
 	defer pl.Close()
@@ -347,15 +346,15 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-// trains says whether the rank holds a trainable element.
+// trains reports whether the rank holds a trainable element.
 func trains(o *operation) bool {
 	b := &binding{Binding: kernels.Binding{Program: o.P, Op: o.Op(), Coord: []int{o.Rank}}}
 	spans, _ := b.spans(o.Op().Attr.(graph.UpdateAttr).Shard)
 	return len(spans) > 0
 }
 
-// TestShardsAreTheWhole: updates and sums of squares of the shards of a unit
-// are those of the whole, bit for bit.
+// TestShardsAreTheWhole: updates and sums of squares over the shards of a unit equal those of the
+// complete unit, bit for bit.
 func TestShardsAreTheWhole(t *testing.T) {
 	pl := pool.New(2)
 	defer pl.Close()
@@ -370,8 +369,8 @@ func TestShardsAreTheWhole(t *testing.T) {
 				data[i][k] = float32(math.Abs(rng.NormFloat64()))
 			}
 		}
-		// step returns the bytes of p after an update, and the gradient's sum of
-		// squares, of rank's shard or (rank −1) of the whole.
+		// step returns p's bytes after an update, and the gradient's sum of squares, for rank's
+		// shard or, with rank −1, for the complete unit.
 		step := func(rank int) ([]byte, exact.Accumulator) {
 			a, lo := graph.ShardAttr{Axis: -1, Len: full}, int64(0)
 			coord := 0

@@ -15,8 +15,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// batch draws rows of bf16 numbers whose sizes differ from row to row: normal ones, what
-// GELU leaves of them, or rows with outliers.
+// batch draws rows of bf16 numbers with a different magnitude in each row: normal numbers, outputs
+// of GELU, or rows with outliers.
 func batch(r *rand.Rand, rows, cols int) []float32 {
 	x := make([]float32, rows*cols)
 	kind := r.IntN(3)
@@ -49,7 +49,7 @@ func halves16(x []float32) []uint16 {
 	return y
 }
 
-// leastOf is the least signal to noise among rows of n numbers.
+// leastOf returns the lowest signal-to-noise ratio among rows of n numbers.
 func leastOf(want, got []float64, n int) float64 {
 	worst := math.Inf(1)
 	for lo := 0; lo < len(want); lo += n {
@@ -58,15 +58,15 @@ func leastOf(want, got []float64, n int) float64 {
 	return worst
 }
 
-// neighbours gives each of some scales the one of the next.
+// neighbours replaces each scale by the next one.
 func neighbours(scales []float32) {
 	first := scales[0]
 	copy(scales, scales[1:])
 	scales[len(scales)-1] = first
 }
 
-// quantised8 returns x as it is after a rest in int8, in parts of blocks, or the sum of
-// the parts; harm may change the codes and scales between the two.
+// quantised8 returns x after quantising it to int8 and back, in parts with blocks, or the sum of
+// the parts. harm may change codes and scales in between.
 func quantised8(t *testing.T, x []float32, block, parts int, sum bool, harm func(codes []byte, scales []float32)) []float64 {
 	t.Helper()
 	n := len(x) / parts
@@ -88,9 +88,8 @@ func quantised8(t *testing.T, x []float32, block, parts int, sum bool, harm func
 	return f64(y)
 }
 
-// Signal to noise of every kind that computes or rests in int8, against fp64, over 20
-// batches, by the least of a row or block. What a fault leaves is below the bar: the
-// scale of the neighbouring block, the codes of the neighbouring row.
+// The signal-to-noise ratio against fp64 of every kind that computes or stores in int8, over 20
+// batches, by the worst row or block. With a neighbour's scale or codes it must be below the limit.
 func TestSignalToNoiseOfEveryQuantisedKind(t *testing.T) {
 	const rows, cols, outs = 24, 192, 40
 	pl := pool.New(2)
@@ -104,13 +103,13 @@ func TestSignalToNoiseOfEveryQuantisedKind(t *testing.T) {
 	for seed := range uint64(20) {
 		r := rand.New(rand.NewPCG(seed, 20))
 		x := batch(r, rows, cols)
-		// What the forward saves has a scale a row.
+		// Activations saved by the forward have one scale per row.
 		note(least, "saved row", leastOf(f64(x), quantised8(t, x, cols, 1, false, nil), cols))
 		scale := func(_ []byte, scales []float32) { neighbours(scales) }
 		row := func(codes []byte, _ []float32) { copy(codes, codes[cols:2*cols]) }
 		note(harmed, "saved row, neighbour's scale", leastOf(f64(x), quantised8(t, x, cols, 1, false, scale), cols))
 		note(harmed, "saved row, neighbour's codes", leastOf(f64(x), quantised8(t, x, cols, 1, false, row), cols))
-		// What is gathered, and each rank's addend, has a scale a block of 256.
+		// Gathered parameters, and each rank's addend, have one scale per block of 256.
 		const block, parts = graph.QuantBlock, 3
 		w := batch(r, parts*4, block)
 		note(least, "gathered block", leastOf(f64(w), quantised8(t, w, block, parts, false, nil), block))
@@ -121,7 +120,7 @@ func TestSignalToNoiseOfEveryQuantisedKind(t *testing.T) {
 		}
 		note(least, "summed block", leastOf(sum, quantised8(t, w, block, parts, true, nil), block))
 		note(harmed, "summed block, neighbour's scale", leastOf(sum, quantised8(t, w, block, parts, true, scale), block))
-		// Products, by the kernels.
+		// Products, computed by the kernels.
 		for _, kind := range []graph.Kind{graph.Linear, graph.LinearGradX} {
 			o := int8Product(kind, r, graph.BF16, rows, cols, outs)
 			op := o.Op()
@@ -156,7 +155,7 @@ func TestSignalToNoiseOfEveryQuantisedKind(t *testing.T) {
 			}
 			note(least, string(kind), leastOf(want, got, n))
 		}
-		// Moments in 8 bits: what an update that adds nothing leaves.
+		// Moments in 8 bits, after an update that adds nothing.
 		for name, q := range map[string]*vec.Q8Map{"first moment": vec.Q8Signed, "second moment": vec.Q8Unsigned} {
 			y := batch(r, 4, vec.Q8Block)
 			codes, back := make([]byte, vec.Q8Block), make([]float32, len(y))

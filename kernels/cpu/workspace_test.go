@@ -7,8 +7,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// workspace is the scratch of an operation in bytes, by the kernels' own account: the oracle of
-// graph.CPUTarget's Workspace, which knows no kernels.
+// workspace returns an operation's scratch in bytes, computed by the kernels. It is the reference
+// for graph.CPUTarget's Workspace, which does not import kernels.
 func workspace(p *graph.Program, op *graph.Op) int64 {
 	shape := func(id graph.BufID) (rows, cols int) {
 		b := p.Buf(id)
@@ -42,7 +42,7 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 			return aligned(4 * int64(attn.BackwardWorkspace16(attnShape(op.Attr.(graph.AttentionAttr)))))
 		}
 		return aligned(4 * int64(attn.BackwardWorkspace(attnShape(op.Attr.(graph.AttentionAttr)))))
-	case graph.EmbedGrad: // of a 16-bit gradient, the rows by token
+	case graph.EmbedGrad: // for a 16-bit gradient, the rows sorted by token
 		if halves[p.Buf(op.In[1]).DType] != vec.NoHalf {
 			return aligned(8 * p.Buf(op.In[0]).Elems())
 		}
@@ -79,8 +79,8 @@ func workspace(p *graph.Program, op *graph.Op) int64 {
 	return 0
 }
 
-// int8Workspace is the scratch of a product of int8: codes and scales of both factors,
-// and the product's own.
+// int8Workspace returns the scratch of an int8 product: codes and scales of both factors, and that
+// of the product itself.
 func int8Workspace(s gemm.Spec) int64 {
 	m, n, k := int64(s.M), int64(s.N), int64(s.K)
 	return aligned(m*k) + aligned(k*n) + aligned(4*m) + aligned(4*n) + aligned(gemm.Workspace(s))

@@ -19,22 +19,22 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-// inexact are kinds whose sums run in another order than the CPU's: results
-// agree within a tolerance. All others have the CPU's bits.
+// inexact are kinds whose sums have another order than the CPU's; their results agree within a
+// tolerance. All other kinds give the CPU's bits.
 var inexact = []graph.Kind{
 	graph.LayerNorm, graph.LayerNormGrad, graph.RMSNorm, graph.RMSNormGrad,
 	graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.BiasGrad, graph.Softmax, graph.SoftmaxGrad,
 	graph.CrossEntropy, graph.CrossEntropyGrad, graph.HeadLoss, graph.HeadLossGrad, graph.Attention, graph.AttentionGrad,
 }
 
-// multiplying are kinds with matrix products, whose operands are aligned and
-// which have no predicate.
+// multiplying are kinds with matrix products. Their operands are aligned and they have no
+// predicate.
 var multiplying = []graph.Kind{graph.Linear, graph.LinearAct, graph.LinearGradX, graph.LinearGradAct, graph.LinearGradW, graph.LinearGradWB, graph.HeadLoss, graph.HeadLossGrad}
 
-// target is what the operations of the tests get workspace for.
+// target returns the target that determines the workspace in these tests.
 func target() graph.Target { return graph.CUDATarget() }
 
-// drawn is an operation as the kind's kernels take it.
+// drawn draws an operation with options that the kind's kernels accept.
 func drawn(kind graph.Kind, rng *rand.Rand, opts optest.Options) *optest.Operation {
 	many := slices.Contains(multiplying, kind)
 	opts.Aligned = opts.Aligned || many
@@ -45,8 +45,8 @@ func drawn(kind graph.Kind, rng *rand.Rand, opts optest.Options) *optest.Operati
 	return o
 }
 
-// tolerance is what an output of an operation may differ by, relative to its
-// elements or their mean magnitude: 0 for the CPU's bits.
+// tolerance returns the allowed error of an operation's outputs, relative to each element or the
+// mean magnitude: 0 requires the CPU's bits.
 func tolerance(o *optest.Operation) float64 {
 	if !slices.Contains(inexact, o.Op().Kind) {
 		return 0
@@ -55,7 +55,7 @@ func tolerance(o *optest.Operation) float64 {
 		switch {
 		case o.P.Buffers[i].DType != graph.BF16 && o.P.Buffers[i].DType != graph.F16:
 		case tensorCores(o):
-			return 5e-2 // probabilities, below 1 in a row of few keys, are rounded before they are products' factors
+			return 5e-2 // probabilities, below 1 in a row of few keys, are rounded before the products
 		case o.Op().Kind == graph.HeadLossGrad:
 			return 2e-2 // the logits' gradient is rounded before products in which it cancels
 		default:
@@ -65,17 +65,16 @@ func tolerance(o *optest.Operation) float64 {
 	return 1e-5
 }
 
-// tensorCores says whether an operation is an attention that the tensor cores take.
+// tensorCores reports whether an operation is an attention that runs on the tensor cores.
 func tensorCores(o *optest.Operation) bool {
 	a, ok := o.Op().Attr.(graph.AttentionAttr)
 	return ok && cut.TensorAttention(a, o.P.Buf(o.Op().In[0]).DType)
 }
 
-// TestKernelsFollowTheCPU runs random operations of every kind, with tails, at
-// addresses that are multiples of the element's size only, in f32, bf16 and
-// f16 storage, and compares every byte of the arena with the CPU's results: with the
-// bits of the interpreter, which are the CPU's, or closely. Whatever order blocks
-// and threads run in, the bits are the same, and nothing else is written.
+// TestKernelsFollowTheCPU runs random operations of every kind, with tails, in f32, bf16 and f16,
+// at addresses that are only multiples of the element's size. Every byte of the arena must equal
+// the interpreter's, or be close to it for inexact kinds. The bits must not depend on the order of
+// blocks and threads, and nothing else may be written.
 func TestKernelsFollowTheCPU(t *testing.T) {
 	for _, kind := range optest.Everywhere() {
 		require.Contains(t, binders, kind)
@@ -94,7 +93,7 @@ func TestKernelsFollowTheCPU(t *testing.T) {
 	}
 }
 
-// compare runs an operation in both orders.
+// compare runs an operation in both orders of blocks and threads.
 func (b *bench) compare(t *testing.T, o *optest.Operation, want map[graph.BufID][]byte, what string) {
 	offsets, size := o.Layout(workAlign)
 	a := b.newArena(t, size)
@@ -126,7 +125,7 @@ func (b *bench) compare(t *testing.T, o *optest.Operation, want map[graph.BufID]
 						o.P.Buf(buf).Name, o.Op(), o.Op().Attr, shapesOf(o), err)
 				}
 				copy(before[at:], got)
-			} else { // workspace: what a kernel has discarded may be anything
+			} else { // workspace: its contents are undefined
 				clear(before[at : at+n])
 				clear(mem[at : at+n])
 			}
@@ -142,7 +141,7 @@ func (b *bench) compare(t *testing.T, o *optest.Operation, want map[graph.BufID]
 	}
 }
 
-// TestLargeShapes is the same for shapes beyond a block of threads.
+// TestLargeShapes runs the same test for shapes larger than a block of threads.
 func TestLargeShapes(t *testing.T) {
 	for _, kind := range optest.Everywhere() {
 		if !optest.HasLarge(kind) {
@@ -150,7 +149,7 @@ func TestLargeShapes(t *testing.T) {
 		}
 		t.Run(string(kind), func(t *testing.T) {
 			b := newBench(t)
-			for seed := range uint64(2) { // aligned and not
+			for seed := range uint64(2) { // aligned and unaligned
 				for _, half := range []bool{false, true} {
 					if !long.On() && half != (seed == 0) {
 						continue
@@ -166,16 +165,16 @@ func TestLargeShapes(t *testing.T) {
 	}
 }
 
-// TestNormGradients runs both kernels of a norm's gradients over fewer and more rows than
-// lanes, of which a block that has several reads one ahead, and over rows that packs of 16
-// bytes do not hold whole.
+// TestNormGradients runs both kernels of a norm's gradients with fewer and with more rows than
+// lanes. A block with several rows reads one row ahead. Some row lengths are not multiples of 16
+// bytes.
 func TestNormGradients(t *testing.T) {
 	b := newBench(t)
 	lanes := cut.NormLanes
 	for k, kind := range []graph.Kind{graph.LayerNormGrad, graph.RMSNormGrad} {
 		for i, s := range [][2]int64{{lanes - 1, 24}, {2*lanes + 3, 24}, {3 * lanes, 7}, {2, 4096}, {lanes + 2, 4104}, {3, 8200}, {2, 8193}} {
 			for _, half := range []bool{false, true} {
-				if !long.On() && half != ((i+k)%2 == 0) { // each shape in one width, aligned and not
+				if !long.On() && half != ((i+k)%2 == 0) { // each shape in one width, aligned and unaligned
 					continue
 				}
 				row, one, n := []int64{s[0], s[1]}, []int64{s[1]}, []int64{s[0]}
@@ -198,8 +197,8 @@ func shapesOf(o *optest.Operation) string {
 	return s
 }
 
-// agree compares two contents of a buffer: the same bits, or within a share of
-// the larger of the value and the mean magnitude.
+// agree compares two contents of a buffer: the same bits, or a difference within a share of the
+// larger of the value and the mean magnitude.
 func agree(dt graph.DType, got, want []byte, tolerance float64) error {
 	if optest.SameBits(dt, got, want) {
 		return nil

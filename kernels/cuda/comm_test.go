@@ -21,7 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda"
 )
 
-// Sums over ranks follow comm.Adder's order, bit for bit.
+// RankSum adds in comm.Adder's order, bit for bit.
 func TestRankSum(t *testing.T) {
 	compiler, err := shim.New()
 	if errors.Is(err, shim.ErrNoCompiler) {
@@ -51,8 +51,8 @@ func TestRankSum(t *testing.T) {
 	require.NoError(t, errors.Join(d.DestroyStream(s), lib.Close()))
 }
 
-// enqueue adds n elements of so many bytes: whole, with a tail after the last 16 bytes, or
-// by two sums, the second of which begins at no multiple of 16 bytes.
+// enqueue adds n elements in one sum, with a tail after the last 16 bytes, or in two sums. The
+// second then begins at an address that is not a multiple of 16 bytes.
 func enqueue(t *testing.T, sum *cuda.RankSum, d *drivertest.Driver, s driver.Stream, dsts, srcs []driver.Address, n int64, src, dst int64, accumulate bool) {
 	const first = 5
 	if len(srcs)%2 == 0 {
@@ -87,7 +87,7 @@ func sumRanks[T comm.Number](t *testing.T, d *drivertest.Driver, lib *cuda.Libra
 			require.NoError(t, err)
 			return unsafe.Slice((*T)(unsafe.Pointer(&b[0])), n)
 		}
-		for range ranks + 1 { // the last is a destination apart
+		for range ranks + 1 { // the last is a separate destination
 			a, err := d.Alloc(size)
 			require.NoError(t, err)
 			at = append(at, a)
@@ -104,7 +104,7 @@ func sumRanks[T comm.Number](t *testing.T, d *drivertest.Driver, lib *cuda.Libra
 		adder.Sum(added, in[:ranks], true)
 		enqueue(t, sum, d, s, at[ranks:], at[:ranks], n, dtype.Size(), dtype.Size(), true)
 		require.Equal(t, added, view(at[ranks]), "%d ranks, accumulated", ranks)
-		if ranks < cuda.MostRanks { // into every source and the other one
+		if ranks < cuda.MostRanks { // into every source and into the other destination
 			enqueue(t, sum, d, s, at, at[:ranks], n, dtype.Size(), dtype.Size(), false)
 			for _, a := range at {
 				require.Equal(t, want, view(a), "%d ranks", ranks)
@@ -116,8 +116,8 @@ func sumRanks[T comm.Number](t *testing.T, d *drivertest.Driver, lib *cuda.Libra
 	}
 }
 
-// sumRanks16 is sumRanks of 16-bit floats: their float32 values are added in the
-// same order, and the sum is rounded once.
+// sumRanks16 is sumRanks for 16-bit floats: their float32 values are added in the same order, and
+// the sum is rounded once.
 func sumRanks16(t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.Stream, dtype graph.DType, narrow func(float32) uint16, widen func(uint16) float32) {
 	sum, err := lib.RankSum(dtype, graph.SumTree)
 	require.NoError(t, err)
@@ -131,7 +131,7 @@ func sumRanks16(t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.
 			require.NoError(t, err)
 			return unsafe.Slice((*uint16)(unsafe.Pointer(&b[0])), n)
 		}
-		for range ranks + 1 { // the last is a destination apart
+		for range ranks + 1 { // the last is a separate destination
 			a, err := d.Alloc(2 * n)
 			require.NoError(t, err)
 			at = append(at, a)
@@ -153,8 +153,8 @@ func sumRanks16(t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.
 	}
 }
 
-// sumLeaves holds sums in the order of the ranks, which begin with what is there when
-// accumulating, against f32 arithmetic.
+// sumLeaves compares sums in the ranks' order with f32 arithmetic. When accumulating, a sum begins
+// with the destination's value.
 func sumLeaves[T float32 | uint16](t *testing.T, d *drivertest.Driver, lib *cuda.Library, s driver.Stream, dtype graph.DType, narrow func(float32) T, widen func(T) float32) {
 	sum, err := lib.RankSum(dtype, graph.SumSequential)
 	require.NoError(t, err)

@@ -21,21 +21,21 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 )
 
-// onGPU names the environment variable that makes these tests run on the first
-// GPU, with NVRTC and cuBLASLt, in place of the doubles.
+// onGPU is the environment variable that makes these tests run on the first GPU, with NVRTC and
+// cuBLASLt, instead of the doubles.
 const onGPU = "SPILLWAY_TEST_GPU"
 
-// bench is a device to run kernels on: the driver's double with kernels compiled
-// by the shim, and products computed on the host; or a GPU.
+// bench is a device to run kernels on. It is the driver double, with kernels compiled by the shim
+// and products computed on the host, or a GPU.
 type bench struct {
 	api      driver.API
 	lib      *Library
 	stream   driver.Stream
-	images   *imageLog         // of the shim
+	images   *imageLog         // images compiled by the shim
 	products *blastest.Library // nil on a GPU
 }
 
-// imageLog remembers the libraries that a compiler made.
+// imageLog records the libraries that a compiler made.
 type imageLog struct {
 	Compiler
 	images [][]byte
@@ -47,10 +47,10 @@ func (l *imageLog) Compile(name, source string, dev driver.Device) ([]byte, erro
 	return image, err
 }
 
-// reverse changes the order in which threads and blocks run.
+// reverse changes the order in which the double runs threads and blocks.
 func (b *bench) reverse(t testing.TB, on bool) {
 	if b.products == nil {
-		return // a GPU has no order
+		return // a GPU's order cannot be set
 	}
 	for _, image := range b.images.images {
 		l, err := shim.Open(image)
@@ -59,7 +59,8 @@ func (b *bench) reverse(t testing.TB, on bool) {
 	}
 }
 
-// double returns the doubles; a test that tells them to fail is not for a GPU.
+// double returns the double of products. On a GPU it skips the test, for tests that need the double
+// to fail.
 func (b *bench) double(t testing.TB) *blastest.Library {
 	if b.products == nil {
 		t.Skip("for the doubles, not for a GPU")
@@ -67,7 +68,7 @@ func (b *bench) double(t testing.TB) *blastest.Library {
 	return b.products
 }
 
-// gpu is a bench of the first GPU.
+// gpu returns a bench on the first GPU.
 func gpu(t testing.TB) *bench {
 	runtime.LockOSThread()
 	api, err := driver.Open()
@@ -92,7 +93,7 @@ func gpu(t testing.TB) *bench {
 		require.NoError(t, lib.Close())
 		require.NoError(t, lt.Close())
 		p.Close()
-		// A context that is retained again must not be made anew: it stays.
+		// The context is not released, so that the next test retains it without making a new one.
 		runtime.UnlockOSThread()
 	})
 	return &bench{api: api, lib: lib, stream: s}
@@ -131,7 +132,7 @@ type arena struct {
 	at    driver.Address
 	size  int64
 	b     *bench
-	host  unsafe.Pointer // of a copy of it in page-locked memory, or its own
+	host  unsafe.Pointer // its copy in page-locked memory, or its own
 }
 
 func (a *arena) Space() graph.Space      { return a.space }
@@ -139,7 +140,7 @@ func (a *arena) Size() int64             { return a.size }
 func (a *arena) Touched() int64          { return 0 }
 func (a *arena) Address() driver.Address { return a.at }
 
-// newArena allocates device memory and a page-locked twin for its contents.
+// newArena allocates device memory and a page-locked host copy of it.
 func (b *bench) newArena(t testing.TB, size int64) *arena {
 	at, err := b.api.Alloc(size)
 	require.NoError(t, err)
@@ -159,18 +160,18 @@ func (a *arena) free(t testing.TB) {
 	a.size = 0
 }
 
-// bytes is the twin's memory.
+// bytes returns the host copy.
 func (a *arena) bytes() []byte { return unsafe.Slice((*byte)(a.host), a.size) }
 
 func (a *arena) upload(t testing.TB) {
 	require.NoError(t, a.b.api.CopyToDevice(a.at, a.host, a.size, a.b.stream))
 }
 
-// download brings the contents to the twin, once all that was enqueued has run.
+// download copies the contents to the host copy after all enqueued work.
 func (a *arena) download(t testing.TB) {
 	require.NoError(t, a.b.api.CopyToHost(a.host, a.at, a.size, a.b.stream))
 	require.NoError(t, a.b.api.Synchronize(a.b.stream))
 }
 
-// poisonByte fills memory with NaN of every float type.
+// poisonByte fills memory with NaN in every float type.
 const poisonByte = 0xff

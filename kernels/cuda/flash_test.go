@@ -18,8 +18,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-// flashShapes are attentions on the tensor cores: whole and cut tiles, masks, groups of
-// heads, both layouts, all widths.
+// flashShapes are attentions for the tensor cores: complete and partial tiles, masks, groups of
+// heads, both layouts and all head widths.
 var flashShapes = []graph.AttentionAttr{
 	{Batch: 1, Seq: 130, Heads: 1, KVHeads: 1, HeadDim: 64, Causal: true, Packed: true},
 	{Batch: 2, Seq: 64, Heads: 2, KVHeads: 1, HeadDim: 64, Causal: true},
@@ -29,8 +29,8 @@ var flashShapes = []graph.AttentionAttr{
 	{Batch: 1, Seq: 7, Heads: 1, KVHeads: 1, HeadDim: 128, Packed: true},
 }
 
-// flashOperation draws an attention, or its gradient with lse and y as an attention of
-// the drawn queries, keys and values has them.
+// flashOperation draws an attention, or its gradient. The gradient's lse and y are those of the
+// drawn queries, keys and values.
 func flashOperation(t *testing.T, kind graph.Kind, a graph.AttentionAttr, f16 bool, seed uint64) *optest.Operation {
 	a.Scale = 1 / math.Sqrt(float64(a.HeadDim))
 	n, wide, narrow, stats := a.Batch*a.Seq, a.Heads*a.HeadDim, a.KVHeads*a.HeadDim, []int64{a.Batch * a.Heads * a.Seq}
@@ -56,9 +56,9 @@ func flashOperation(t *testing.T, kind graph.Kind, a graph.AttentionAttr, f16 bo
 	return o
 }
 
-// TestFlashFollowsTheCPU runs attention on the tensor cores by the twins of their
-// instructions: near the CPU's results, with the same bits in any order of blocks and
-// threads, and nothing else written.
+// TestFlashFollowsTheCPU runs tensor-core attention with C++ twins of its instructions. Results are
+// close to the CPU's, with the same bits in any order of blocks and threads. Nothing else is
+// written.
 func TestFlashFollowsTheCPU(t *testing.T) {
 	b := newBench(t)
 	for i, a := range flashShapes {
@@ -72,9 +72,8 @@ func TestFlashFollowsTheCPU(t *testing.T) {
 	}
 }
 
-// Where the heads' queries, gradients and sums do not fit the cache, blocks take tiles in
-// another order: far enough apart, a few heads at a time. Every tile is taken once, and none
-// waits for one that comes later.
+// If the heads' queries, gradients and sums exceed the cache, blocks process the tiles of a few
+// heads at a time, in another order. Every tile is processed once, and none waits for a later one.
 func TestFlashOrderOfManyHeads(t *testing.T) {
 	b := newBench(t)
 	was, sms := flashCache, b.lib.o.Device.SMs
@@ -109,7 +108,7 @@ func TestFlashOrderOfManyHeads(t *testing.T) {
 	}
 }
 
-// sourcesOf returns the sources that an operation's launches come from.
+// sourcesOf returns the source files of an operation's launches.
 func (b *bench) sourcesOf(t *testing.T, o *optest.Operation) []string {
 	offsets, size := o.Layout(workAlign)
 	a := b.newArena(t, size)
@@ -128,8 +127,8 @@ func (b *bench) sourcesOf(t *testing.T, o *optest.Operation) []string {
 	return names
 }
 
-// TestFlashIsChosenByCardAndShape: older cards, other widths, fp32 and values at odd
-// places keep the kernels in fp32.
+// TestFlashIsChosenByCardAndShape: older cards, other widths, fp32 and misaligned values use the
+// fp32 kernels.
 func TestFlashIsChosenByCardAndShape(t *testing.T) {
 	b := newBench(t)
 	b.double(t)
@@ -146,9 +145,8 @@ func TestFlashIsChosenByCardAndShape(t *testing.T) {
 	require.False(t, flash(flashOperation(t, graph.Attention, a, false, 1)))
 }
 
-// TestFlashError compares the outputs with sums in fp64 over the same 16-bit inputs:
-// the distance by norm is that of the roundings of probabilities, of scores' gradients
-// and of the result.
+// TestFlashError compares the outputs with fp64 sums of the same 16-bit inputs. The error by norm
+// is that of rounding the probabilities, the scores' gradients and the result.
 func TestFlashError(t *testing.T) {
 	b := newBench(t)
 	for _, c := range []struct {
@@ -162,8 +160,8 @@ func TestFlashError(t *testing.T) {
 	}
 }
 
-// requireNear runs an operation and compares its first output, whose rows have so many
-// parts side by side, by norm.
+// requireNear runs an operation and compares its first output by norm. The output's rows consist of
+// several parts.
 func (b *bench) requireNear(t *testing.T, o *optest.Operation, names string, want []float64, parts int, f16 bool, bound float64) {
 	offsets, size := o.Layout(workAlign)
 	arena := b.newArena(t, size)
@@ -196,8 +194,8 @@ func half64(data []byte, f16 bool) []float64 {
 	return out
 }
 
-// attention64 is y and dqkv of a packed, causal attention with as many heads of keys as
-// of queries, by the definition, in fp64.
+// attention64 computes y and dqkv of a packed, causal attention by its definition in fp64. It has
+// as many key heads as query heads.
 func attention64(o *optest.Operation, f16 bool) (y, dqkv []float64) {
 	a := o.Op().Attr.(graph.AttentionAttr)
 	qkv, dy := half64(o.Before[o.Op().In[0]], f16), half64(o.Before[o.Op().In[3]], f16)

@@ -19,7 +19,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-// residual is a sum and the norm of it, as two operations of a program.
+// residual is a sum and its norm, as two operations of a program.
 type residual struct {
 	p                           *graph.Program
 	a, b, sum, gamma, beta, y   graph.BufID
@@ -38,7 +38,7 @@ func (r *residual) make(rng *rand.Rand) {
 	add := func(name string, t graph.DType, shape ...int64) graph.BufID {
 		id := r.p.AddBuffer(graph.Buffer{Name: name, DType: t, Shape: shape})
 		at := roundUp(r.size+64, 16)
-		if r.apart { // no address that quads could count on
+		if r.apart { // addresses that are not multiples of four elements
 			at += t.Size()
 		}
 		r.offset = append(r.offset, at)
@@ -94,7 +94,7 @@ func (r *residual) binding(i int, in device.Arena) kernels.Binding {
 	return b
 }
 
-// run returns the arena after the kernels.
+// run launches the kernels and returns the arena's contents.
 func (r *residual) run(t *testing.T, b *bench, a *arena, reversed bool, list ...device.Kernel) []byte {
 	mem := a.bytes()
 	for i := range mem {
@@ -113,9 +113,9 @@ func (r *residual) run(t *testing.T, b *bench, a *arena, reversed bool, list ...
 	return bytes.Clone(mem)
 }
 
-// A sum and the norm of it in one kernel leave the bits of the two kernels in turn: in
-// every type, for rows that are kept in shared memory and longer ones, in place, where y
-// takes the memory of what was added, and at any address.
+// A sum and its norm in one kernel give the bits of the two kernels. This holds in every type, for
+// rows in shared memory and longer ones, in place, with y in an addend's memory, and at any
+// address.
 func TestResidualAndNormAreOne(t *testing.T) {
 	b := newBench(t)
 	rng := rand.New(rand.NewPCG(31, 31))
@@ -141,8 +141,8 @@ func TestResidualAndNormAreOne(t *testing.T) {
 	}
 }
 
-// Two operations that are no sum and the norm of it, or whose memory does not allow for
-// one kernel, stay two.
+// Two operations are not joined if they are not a sum and its norm, or if their memory does not
+// allow it.
 func TestWhatIsNotJoined(t *testing.T) {
 	b := newBench(t)
 	for name, change := range map[string]func(r *residual, first, second *kernels.Binding){
@@ -170,7 +170,7 @@ func TestWhatIsNotJoined(t *testing.T) {
 	}
 }
 
-// What a kernel of two operations reads, writes and touches is what both do.
+// A joined kernel reads, writes and touches what its two operations do.
 func TestJoinedOperandsAreBoths(t *testing.T) {
 	b := newBench(t)
 	r := &residual{rows: 2, cols: 8, dtype: graph.BF16}
@@ -191,7 +191,7 @@ func TestJoinedOperandsAreBoths(t *testing.T) {
 	}
 }
 
-// The rehearsal loads what runs as one.
+// A rehearsal loads joined kernels.
 func TestRehearsalOfWhatRunsAsOne(t *testing.T) {
 	b := newBench(t)
 	b.double(t)

@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 
-// check runs an operation and compares it with the CPU's arithmetic, in both
-// orders of blocks and threads.
+// check runs an operation in both orders of blocks and threads and compares it with the CPU's
+// arithmetic.
 func (b *bench) check(t *testing.T, o *optest.Operation) {
 	t.Helper()
 	if slices.Contains(multiplying, o.Op().Kind) {
@@ -28,8 +28,8 @@ func (b *bench) check(t *testing.T, o *optest.Operation) {
 	b.compare(t, o, want, shapesOf(o))
 }
 
-// Larger shapes than random ones: parts of column sums, sums over many rows and long
-// rows, and several chunks of the head.
+// Larger shapes than the random ones: partial column sums, sums over many rows and long rows, and
+// several chunks of the head.
 func TestMatrixKindsAtSize(t *testing.T) {
 	b := newBench(t)
 	rng := rand.New(rand.NewPCG(8, 8))
@@ -41,14 +41,14 @@ func TestMatrixKindsAtSize(t *testing.T) {
 		}
 		b.check(t, optest.Of(graph.Softmax, nil, [][]int64{{3, 5001}}, [][]int64{{3, 5001}}, 1, rng, opts))
 		b.check(t, optest.Of(graph.SoftmaxGrad, nil, [][]int64{{3, 5000}, {3, 5000}}, [][]int64{{3, 5000}}, 1, rng, opts))
-		// 2048 rows to a chunk: two whole ones and a rest.
+		// 2048 rows per chunk: two complete chunks and a rest.
 		n, c, v := int64(4100), int64(3), int64(70)
 		b.check(t, optest.Of(graph.HeadLossGrad, nil, [][]int64{{n, c}, {v, c}, {n}, {graph.NumHyper}}, [][]int64{{1}, {n, c}, {v, c}}, int(v), rng, opts))
 	}
 	b.check(t, optest.Of(graph.CrossEntropy, nil, [][]int64{{700, 1030}, {700}}, [][]int64{{1}, {700}}, 1030, rng, optest.Options{Target: target(), Finite: true, Aligned: true}))
 }
 
-// attention draws an attention, or its gradient with the outputs of a forward.
+// drawAttention draws an attention, or its gradient with the outputs of a forward.
 func drawAttention(t *testing.T, a graph.AttentionAttr, grad bool, rng *rand.Rand, opts optest.Options) *optest.Operation {
 	n := a.Batch * a.Seq
 	y, lse, kv := []int64{n, a.Heads * a.HeadDim}, []int64{n * a.Heads}, []int64{n, a.KVHeads * a.HeadDim}
@@ -74,8 +74,8 @@ func drawAttention(t *testing.T, a graph.AttentionAttr, grad bool, rng *rand.Ran
 	return o
 }
 
-// TestAttention goes over head widths of every tile, odd and even, lengths below
-// and over a tile, groups of heads, packed and not, with and without a mask.
+// TestAttention runs head widths of every tile, odd and even, lengths below and above a tile,
+// groups of heads, packed and not, with and without a mask.
 func TestAttention(t *testing.T) {
 	b := newBench(t)
 	rng := rand.New(rand.NewPCG(9, 9))
@@ -94,8 +94,7 @@ func TestAttention(t *testing.T) {
 	}
 }
 
-// What a causal mask hides has no part in what is before it, not even as an
-// infinity times zero.
+// Masked keys and values do not affect earlier rows, not even as infinity times zero.
 func TestAttentionDoesNotLookAhead(t *testing.T) {
 	b := newBench(t)
 	rng := rand.New(rand.NewPCG(10, 10))
@@ -119,7 +118,7 @@ func TestAttentionDoesNotLookAhead(t *testing.T) {
 	}
 }
 
-// A bias for which the library has no algorithm is added after the product.
+// If the library has no algorithm for a bias, it is added after the product.
 func TestBiasWithoutTheLibrary(t *testing.T) {
 	b := newBench(t)
 	b.double(t).Unsupported = func(p blas.Product) bool { return p.Bias }
@@ -132,8 +131,8 @@ func TestBiasWithoutTheLibrary(t *testing.T) {
 	}
 }
 
-// GELU's derivative is taken by the library in 16 bits, where rows are whole; a kernel
-// takes it where the library does not. Both are near the same.
+// In 16 bits the library applies GELU's derivative, if rows are complete packs of 16 bytes.
+// Otherwise, or if it cannot, a kernel does. Results of both are close to the CPU's.
 func TestDerivativeOfProduct(t *testing.T) {
 	b := newBench(t)
 	b.double(t)
@@ -164,9 +163,9 @@ func TestDerivativeOfProduct(t *testing.T) {
 	}
 }
 
-// GELU of a product is taken by the library in 16 bits, where rows are whole, and its
-// argument written beside; a kernel takes it where the library does not. Both are near the
-// same.
+// In 16 bits the library applies GELU to a product and also writes its argument, if rows are
+// complete packs of 16 bytes. Otherwise, or if it cannot, a kernel does. Results of both are close
+// to the CPU's.
 func TestActivationOfProduct(t *testing.T) {
 	b := newBench(t)
 	b.double(t)
@@ -198,8 +197,8 @@ func TestActivationOfProduct(t *testing.T) {
 	}
 }
 
-// The sums of dy are the product's epilogue in 16 bits, of the factor that dy is; added, by
-// way of the workspace. Where the library has none, kernels take them. Both are near the
+// In 16 bits the column sums of dy are the product's epilogue; accumulating ones go through the
+// workspace. If the library cannot compute them, kernels do. Results of both are close to the
 // interpreter's.
 func TestBiasGradientOfProduct(t *testing.T) {
 	b := newBench(t)
@@ -234,7 +233,7 @@ func TestBiasGradientOfProduct(t *testing.T) {
 	}
 }
 
-// A target that is no class is told with its place.
+// A target that is not a class is reported with its position.
 func TestTargetsAreChecked(t *testing.T) {
 	b := newBench(t)
 	rng := rand.New(rand.NewPCG(12, 12))
@@ -253,8 +252,8 @@ func TestTargetsAreChecked(t *testing.T) {
 	}
 }
 
-// fails runs an operation and returns why it was refused, or what the kernel says
-// of its data.
+// fails runs an operation and returns the error of binding it, or the error that the kernel found
+// in its data.
 func (b *bench) fails(t *testing.T, o *optest.Operation) error {
 	offsets, size := o.Layout(workAlign)
 	a := b.newArena(t, size)
@@ -271,7 +270,7 @@ func (b *bench) fails(t *testing.T, o *optest.Operation) error {
 	return k.(devcuda.Checked).Check()
 }
 
-// What the matrix kernels do not take is refused by name.
+// Operations that the matrix kernels do not support are refused by name.
 func TestMatrixRefusals(t *testing.T) {
 	b := newBench(t)
 	rng := rand.New(rand.NewPCG(13, 13))

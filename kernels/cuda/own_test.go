@@ -15,7 +15,7 @@ import (
 
 type boostAttr struct{ By float64 }
 
-// boost is an operation of a program's own, with a kernel for each device.
+// boost is a user-defined operation with a kernel for each device.
 var boost = graph.MustDefine(graph.Definition{
 	Kind: "boost", Doc: "y = By·a·b, with scratch that it does not need",
 	In: []graph.Operand{graph.FloatIn("a"), graph.FloatIn("b")}, Out: []graph.Operand{graph.GradOut("y")}, Attr: boostAttr{},

@@ -33,7 +33,7 @@ func draw(kind graph.Kind, f func(o *optest.Operation) bool) *optest.Operation {
 
 func always(o *optest.Operation) bool { return o.Op().Skip == graph.NoBuf }
 
-// place puts an operation's contents into an arena of the device.
+// place puts an operation's contents into a device arena.
 func (b *bench) place(t *testing.T, o *optest.Operation) (*arena, kernels.Binding) {
 	offsets, size := o.Layout(workAlign)
 	a := b.newArena(t, size)
@@ -114,11 +114,11 @@ func TestBindRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "want a driver, a compiler")
 }
 
-// badCompiler fails, or gives what is no image.
+// badCompiler fails, or returns bytes that are no image.
 type badCompiler struct{ err error }
 
 func (c badCompiler) Compile(string, string, driver.Device) ([]byte, error) {
-	return make([]byte, 64), c.err // at a multiple of 8, as an allocation of one byte need not be
+	return make([]byte, 64), c.err // aligned to 8 bytes, unlike an allocation of one byte
 }
 
 func TestCompilationFails(t *testing.T) {
@@ -133,7 +133,7 @@ func TestCompilationFails(t *testing.T) {
 	require.ErrorContains(t, err, "cuda: bind op (scale): load elementwise.cu: cuModuleLoadData")
 }
 
-// hosted is page-locked memory of which the CPU's device has the same view.
+// hosted is page-locked memory that the CPU's device can access too.
 type hosted struct {
 	*devcpu.Arena
 }
@@ -144,7 +144,7 @@ func (h hosted) HostMemory() ([]byte, error) {
 	return devcpu.Bytes(device.Ptr{Arena: h.Arena, Len: h.Size()})
 }
 
-// TestHostMemoryIsTheCPUs: operations on host memory are the CPU's kernels.
+// TestHostMemoryIsTheCPUs: operations on host memory use the CPU's kernels.
 func TestHostMemoryIsTheCPUs(t *testing.T) {
 	b := newBench(t)
 	o := draw("adamw", always)
@@ -170,12 +170,12 @@ func TestHostMemoryIsTheCPUs(t *testing.T) {
 	for id, w := range want {
 		require.True(t, optest.SameBits(o.P.Buf(id).DType, mem[offsets[id]:][:len(w)], w))
 	}
-	kb.In[0].Arena = m // host memory that is not the device's own
+	kb.In[0].Arena = m // host memory of another owner
 	_, err = b.lib.Bind(kb)
 	require.ErrorContains(t, err, "which the CPU's kernels do not reach")
 }
 
-// nullDriver accepts launches.
+// nullDriver counts launches and does nothing else.
 type nullDriver struct {
 	driver.API
 	launches int
@@ -186,13 +186,14 @@ func (d *nullDriver) Launch(driver.Function, driver.Dim, driver.Dim, int, driver
 	return nil
 }
 
-// TestLaunchAllocatesNothing, and tells reads from writes.
+// TestLaunchAllocatesNothing: a launch allocates nothing, and its operands are divided into reads
+// and writes.
 func TestLaunchAllocatesNothing(t *testing.T) {
 	b := newBench(t)
 	d := &nullDriver{}
 	for _, kind := range optest.Everywhere() {
 		if slices.Contains(multiplying, kind) {
-			continue // calls of a library, which package blas tests
+			continue // library calls are tested in package blas
 		}
 		o := draw(kind, func(o *optest.Operation) bool { return true })
 		a, kb := b.place(t, o)

@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/optest"
 )
 
-// rehearse runs an operation's rehearsal and returns how many launches and works the
-// double saw.
+// rehearse runs an operation's rehearsal. It returns the number of launches and of calls of Run
+// that the double saw.
 func (b *bench) rehearse(t *testing.T, o *optest.Operation) (launches, ran int) {
 	b.double(t)
 	calls := b.api.(*drivertest.Driver).Calls
@@ -28,8 +28,8 @@ func (b *bench) rehearse(t *testing.T, o *optest.Operation) (launches, ran int) 
 	return after["cuLaunchKernel"] - before["cuLaunchKernel"], after["run"] - before["run"]
 }
 
-// Every kernel looks at its predicate before it touches anything: it is launched at
-// addresses at which nothing is. Products run on memory that is given back.
+// Every kernel checks its predicate before it accesses memory, so a rehearsal launches it at
+// invalid addresses. Products run on memory that is freed afterwards.
 func TestRehearsalOfEveryKind(t *testing.T) {
 	b := newBench(t)
 	for _, kind := range optest.Everywhere() {
@@ -42,7 +42,7 @@ func TestRehearsalOfEveryKind(t *testing.T) {
 	}
 }
 
-// A kernel that a program brings along may look at no predicate: it is loaded only.
+// A user-defined kernel may have no predicate, so a rehearsal loads but does not launch it.
 func TestRehearsalDoesNotLaunchAProgramsOwn(t *testing.T) {
 	b := newBench(t)
 	shape := [][]int64{{300}}
@@ -52,8 +52,8 @@ func TestRehearsalDoesNotLaunchAProgramsOwn(t *testing.T) {
 	require.Positive(t, b.api.(*drivertest.Driver).Calls()["cuModuleGetFunction"])
 }
 
-// The kernels of sums over ranks are launched as RankSum launches them: with no more
-// threads than a block of theirs takes.
+// A rehearsal launches the kernels of sums over ranks as RankSum does, with at most as many threads
+// as their blocks allow.
 func TestRehearsalOfSums(t *testing.T) {
 	b := newBench(t)
 	b.double(t)

@@ -31,8 +31,8 @@ import (
 	"github.com/spillway-ml/spillway/zero"
 )
 
-// Whole training steps on the driver's double, every kernel from its CUDA
-// source, against the CPU.
+// These tests run complete training steps on the driver double, with every kernel compiled from its
+// CUDA source, and compare them with the CPU.
 
 const (
 	stepBatch, stepSeq = 2, 9
@@ -58,11 +58,11 @@ func stepPlan(t *testing.T, name string, target graph.Target, prec precision.Pre
 
 var (
 	adamW = zero.Optimizer{Name: "adamw", Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1}
-	// The parameters' change is then the gradient.
+	// With a rate of 1 the parameters' change is the gradient.
 	plainSGD = zero.Optimizer{Name: "sgd"}
 )
 
-// machine runs a plan.
+// machine executes a plan.
 type machine interface {
 	run(section string, fill func(micro int)) error
 	write(buf graph.BufID, elem int64, v []float32)
@@ -72,7 +72,7 @@ type machine interface {
 	hostF64(buf graph.BufID) []float64
 }
 
-// executed is a plan on a device.
+// executed is a plan running on a device.
 type executed struct {
 	t *testing.T
 	e *exec.Executor
@@ -119,8 +119,7 @@ func (x *executed) hostF64(b graph.BufID) []float64 {
 	return some(x.t, v, err)
 }
 
-// interpreted is a plan in the CPU's interpreter, whose arithmetic on 16 bits is
-// the definition.
+// interpreted is a plan in the CPU's interpreter, whose 16-bit arithmetic is the reference.
 type interpreted struct {
 	t *testing.T
 	w *interp.World[float32]
@@ -128,7 +127,7 @@ type interpreted struct {
 
 func (x *interpreted) run(section string, fill func(int)) error {
 	if fill != nil {
-		fill(0) // all micro-batches are the same
+		fill(0) // all micro-batches are equal
 	}
 	return x.w.Run(section)
 }
@@ -159,7 +158,7 @@ func (x *interpreted) hostF64(b graph.BufID) []float64 {
 	return some(x.t, v, err)
 }
 
-// start puts a plan on a device.
+// start prepares a plan on a device.
 func start(t *testing.T, p *plan.Plan, ctx device.Context, lib kernels.Library) *executed {
 	e, err := exec.New(exec.Config{Program: p.Program, Layout: p.Layout, Context: ctx, Library: lib, Coord: make([]int, len(p.Program.Mesh)), Poison: true})
 	require.NoError(t, err)
@@ -175,8 +174,8 @@ func onCPU(t *testing.T, p *plan.Plan, f func(machine)) {
 	require.NoError(t, x.e.Close())
 }
 
-// onDouble runs f with a plan on the double of a GPU: nothing outside the plan
-// is touched, and all that it says is.
+// onDouble runs f with a plan on the double of a GPU. Nothing outside the plan's memory may be
+// touched, and the highest bytes touched must be the planned peaks.
 func onDouble(t *testing.T, p *plan.Plan, seed uint64, f func(machine)) {
 	compiler, err := shim.New()
 	if err == shim.ErrNoCompiler {
@@ -201,8 +200,8 @@ func onDouble(t *testing.T, p *plan.Plan, seed uint64, f func(machine)) {
 	require.Empty(t, d.Faults())
 }
 
-// train initialises the parameters, runs steps and returns their mean losses and
-// the parameters after them.
+// train initialises the parameters, runs steps, and returns their mean losses and the final
+// parameters.
 func train(t *testing.T, p *graph.Program, m machine, steps int, lr float64) (losses []float64, params [][]float32) {
 	if p.Section("init") != nil {
 		require.NoError(t, m.run("init", nil))
@@ -227,7 +226,7 @@ func train(t *testing.T, p *graph.Program, m machine, steps int, lr float64) (lo
 	if p.Section("refresh") != nil {
 		require.NoError(t, m.run("refresh", nil))
 	}
-	const counted = 2 * (stepBatch*stepSeq - 1) // of two micro-batches
+	const counted = 2 * (stepBatch*stepSeq - 1) // targets in two micro-batches
 	for step := range steps {
 		require.NoError(t, m.run("step", func(micro int) {
 			tokens, targets := m.hostI32(p.Port(graph.PortTokens)), m.hostI32(p.Port(graph.PortTargets))
@@ -287,7 +286,8 @@ func TestTrainingStepsFollowTheCPU(t *testing.T) {
 	}
 }
 
-// Without moments, and with a rate of 1, parameters change by the gradient.
+// Without moments and with a rate of 1, parameters change by the gradient, which must be close to
+// the CPU's.
 func TestGradientsFollowTheCPU(t *testing.T) {
 	for name := range stepModels {
 		t.Run(name, func(t *testing.T) {
@@ -313,7 +313,7 @@ func TestGradientsFollowTheCPU(t *testing.T) {
 	}
 }
 
-// A program in bf16 follows the interpreter on the same program.
+// A bf16 program stays close to the interpreter on the same program.
 func TestMixedPrecisionStepsFollowTheCPU(t *testing.T) {
 	for name := range stepModels {
 		t.Run(name, func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 )
 
-// nowhere is device memory that is only addressed.
+// nowhere is device memory that has addresses but no contents.
 type nowhere struct{ size int64 }
 
 func (n *nowhere) Space() graph.Space      { return graph.Device }
@@ -24,7 +24,7 @@ func (n *nowhere) Size() int64             { return n.size }
 func (n *nowhere) Touched() int64          { return 0 }
 func (n *nowhere) Address() driver.Address { return 1 << 40 }
 
-// bindNowhere binds an operation with as much less workspace.
+// bindNowhere binds an operation whose workspace is smaller by less bytes than the program says.
 func (b *bench) bindNowhere(p *graph.Program, op *graph.Op, less int64) error {
 	arena := &nowhere{}
 	kb := kernels.Binding{Program: p, Op: op, Coord: make([]int, len(p.Mesh))}
@@ -58,9 +58,8 @@ func (b *bench) bindNowhere(p *graph.Program, op *graph.Op, less int64) error {
 	return err
 }
 
-// TestWorkspaceOfTarget proves that graph.CUDATarget's numbers are the kernels':
-// at shapes up to where they reach their bounds, every operation binds with what
-// the target says, or without any, and none with a piece less.
+// TestWorkspaceOfTarget: graph.CUDATarget's numbers equal the kernels' needs. At shapes up to their
+// bounds, every operation binds with the target's workspace, and none with one piece less.
 func TestWorkspaceOfTarget(t *testing.T) {
 	target := graph.CUDATarget()
 	require.EqualValues(t, exact.Limbs, target.Limbs)

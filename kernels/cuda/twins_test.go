@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-// twinKernels give each instruction of a warp in flash.cuh a kernel: a lane's registers
-// come from memory and go back.
+// twinKernels wraps each warp instruction of flash.cuh in a kernel, which loads a lane's registers
+// from memory and stores them.
 const twinKernels = `
 #define TWINS(T) \
 	KERNEL(32, twin_mma_##T, const u32 *a, const u32 *b, float *d) { \
@@ -39,8 +39,8 @@ KERNEL(32, twin_ldmatrix, const u16 *m, const int *row, u32 *to) {
 }
 `
 
-// twin runs one of those kernels over a warp: words of the operands, of which the last
-// is what it wrote.
+// twin runs one of those kernels over a warp. Operands are words; the last one is the output, which
+// it returns.
 func (b *bench) twin(t *testing.T, name string, shared int, operands ...[]uint32) []uint32 {
 	f, err := b.lib.functionOf("twins.cu", func() (string, error) {
 		var text string
@@ -84,15 +84,14 @@ var halves = []struct {
 
 func pair(low, high uint16) uint32 { return uint32(low) | uint32(high)<<16 }
 
-// A product of tensor cores has its fragments where the PTX manual draws them, and the
-// twin's sums go on in fp32 from k to k. Whole numbers have one sum in any order, so that
-// a GPU gives it too.
+// A tensor-core product has the fragment layout of the PTX manual. The twin adds in fp32 in the
+// order of k. With integers every order gives the same sum, so a GPU must agree too.
 func TestTensorProductIsItsTwin(t *testing.T) {
 	for _, whole := range []bool{true, false} {
 		for _, h := range halves {
 			b := newBench(t)
 			if !whole && b.products == nil {
-				continue // a GPU's order of addition is its own
+				continue // a GPU adds in an unknown order
 			}
 			rng := rand.New(rand.NewPCG(3, 4))
 			draw := func() uint16 {
@@ -138,8 +137,8 @@ func TestTensorProductIsItsTwin(t *testing.T) {
 	}
 }
 
-// ldmatrix gives lane 4g+t columns 2t and 2t+1 of row g of each of four matrices whose
-// rows lie anywhere, or of column g rows 2t and 2t+1.
+// ldmatrix gives lane 4g+t the columns 2t and 2t+1 of row g of each of four matrices, whose rows
+// may be anywhere. Transposed, it gives rows 2t and 2t+1 of column g.
 func TestMatrixLoadIsItsTwin(t *testing.T) {
 	b := newBench(t)
 	rng := rand.New(rand.NewPCG(5, 6))
@@ -161,7 +160,7 @@ func TestMatrixLoadIsItsTwin(t *testing.T) {
 	}
 }
 
-// Two values are rounded to a word to nearest, ties to even, the first in its low half.
+// Two values are rounded to nearest, ties to even, into one word, the first in its low half.
 func TestPairIsRoundedAsEach(t *testing.T) {
 	for _, h := range halves {
 		b := newBench(t)

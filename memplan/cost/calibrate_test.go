@@ -38,8 +38,7 @@ func TestFitFindsTheRates(t *testing.T) {
 	require.Equal(t, *c, back)
 }
 
-// shared is a machine whose ranks share cores, with these needs of linear,
-// copies from the host and activations.
+// shared returns a machine whose ranks share cores, with the given rates.
 func shared(cores, ranks int, rates map[Class]Rates) *Machine {
 	m := machine()
 	m.Cores, m.Sharers, m.Measured = cores, ranks, rates
@@ -50,8 +49,8 @@ func always(alone, core, disk float64) Rates {
 	return Rates{Alone: Rate{PerOp: alone}, Core: Rate{PerOp: core}, Disk: Rate{PerOp: disk}}
 }
 
-// two's copy of 6 core-seconds runs beside its activation of 4, and a product of
-// 2 that needs both follows.
+// In two's program a copy of 6 core-seconds runs beside an activation of 4, and then a product of 2
+// that needs both.
 func TestRanksShareCores(t *testing.T) {
 	rates := map[Class]Rates{
 		CopyClass(graph.Host, graph.Device): always(6, 6, 0),
@@ -65,9 +64,10 @@ func TestRanksShareCores(t *testing.T) {
 	}{
 		// The copy has one core, the activation the other: 4 s; the copy ends at 6.
 		{"one rank, two cores", 2, 1, 6 + 1},
-		// Each of both has a third of 1.5 cores: the cores are busy all the time.
+		// Copy and activation get a third of 1.5 cores each on all four ranks: the cores are busy
+		// all the time.
 		{"four ranks, two cores", 2, 4, 4 * (6 + 4 + 2) / 2.},
-		// No more than an operation can use is given to it.
+		// An operation gets no more cores than it can use.
 		{"one rank, 64 cores", 64, 1, 6 + 1},
 		{"two ranks, 64 cores", 64, 2, 6 + 1},
 	} {
@@ -100,7 +100,7 @@ func TestTimesBetweenOperations(t *testing.T) {
 	m.Start, m.Gap, m.Handoff, m.Wait.PerOp = 10, 0.5, 0.25, 2
 	r, err := Simulate(two(t, 1), "step", m)
 	require.NoError(t, err)
-	// The copy and the activation side by side, then the product, which waits.
+	// The copy and the activation run side by side, then the product, which waits for both.
 	require.InDelta(t, 10+1.5+(1.5+0.25), r.Seconds, 1e-9)
 
 	c := &Calibration{Threads: 2, Wait: Rate{PerOp: 1.1}, Crowded: Rate{PerOp: 1.5}}

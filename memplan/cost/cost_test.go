@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// machine has rates at which times are round numbers.
+// machine returns a machine whose rates give round times.
 func machine() *Machine {
 	return &Machine{Name: "test", Matrix: map[graph.DType]float64{graph.F32: 1000, graph.BF16: 4000}, Vector: 100, Memory: 400,
 		ToDevice: 50, ToHost: 25, Intra: Link{0.5, 100}, Inter: Link{2, 10}}
@@ -36,7 +36,7 @@ func collective(t *testing.T, kind graph.Kind, mesh []graph.Axis, axis int, byte
 	}
 	m := machine()
 	m.NodeSize = nodeSize
-	m.Memory = 1e18 // links alone
+	m.Memory = 1e18 // so that only the links take time
 	return m.Op(p, &op).Alone
 }
 
@@ -47,27 +47,27 @@ func TestCollectives(t *testing.T) {
 	require.InDelta(t, 3*0.5+750./100, collective(t, graph.ReduceScatter, flat(4), 0, 1000, 8), 1e-9)
 	require.InDelta(t, 2*(3*0.5+750./100), collective(t, graph.AllReduce, flat(4), -1, 1000, 8), 1e-9)
 	require.Zero(t, collective(t, graph.AllGather, flat(1), 0, 1000, 8))
-	// 4 nodes of 2: every node takes in 3/4 of 1,600 bytes through two ports of 10 B/s;
-	// a part goes round 7 hops, of which 3 cross; a sum goes up a tree of two levels over
-	// the nodes, with one hop inside, and down again.
+	// 4 nodes of 2: every node receives 3/4 of 1,600 bytes through two ports of 10 B/s. In a ring a
+	// part makes 7 hops, of which 3 cross nodes. A sum goes up a tree of two levels over the nodes,
+	// with one hop inside a node, and down again.
 	require.InDelta(t, 4*0.5+3*2+1200./20, collective(t, graph.AllGather, flat(8), 0, 1600, 2), 1e-9)
 	require.InDelta(t, 4*0.5+3*2+1200./20, collective(t, graph.ReduceScatter, flat(8), 0, 1600, 2), 1e-9)
 	require.InDelta(t, 2*(0.5+2*2+1200./20), collective(t, graph.AllReduce, flat(8), 0, 1600, 2), 1e-9)
-	// On a mesh of 4 replicas × 2 shards, shards are neighbours in a node and
-	// replicas are all in different ones, each with its own port.
+	// On a mesh of 4 replicas × 2 shards, the shards are neighbours in a node. The replicas are all
+	// in different nodes, each with its own port.
 	mesh := []graph.Axis{{Name: "replicas", Size: 4}, {Name: "shard", Size: 2}}
 	require.InDelta(t, 0.5+800./100, collective(t, graph.AllGather, mesh, 1, 1600, 2), 1e-9)
 	require.InDelta(t, 2*(2*2+1200./10), collective(t, graph.AllReduce, mesh, 0, 1600, 2), 1e-9)
-	// An exchange: in one node as a scatter; of 8 ranks on 4 nodes each sends 6/8 of
-	// its bytes through the port that it has for itself, in 6 messages.
+	// An exchange inside one node costs as much as a scatter. With 8 ranks on 4 nodes each rank
+	// sends 6/8 of its bytes through a port of its own, in 6 messages.
 	require.InDelta(t, 3*0.5+750./100, collective(t, graph.AllToAll, flat(4), 0, 1000, 8), 1e-9)
 	require.InDelta(t, 0.5+6*2+1200./10, collective(t, graph.AllToAll, flat(8), 0, 1600, 2), 1e-9)
 	// With nodes of 4, replicas are 2 to a node.
 	require.InDelta(t, 2*(0.5+1*2+800./20), collective(t, graph.AllReduce, mesh, 0, 1600, 4), 1e-9)
 }
 
-// two builds: a matrix product on compute, a copy in beside it, and a product
-// that needs both, in a phase that runs repeat times.
+// two builds a program with a phase that runs repeat times. It has an activation on compute, a copy
+// in beside it, and a matrix product that needs both.
 func two(t *testing.T, repeats ...int) *graph.Program {
 	p := &graph.Program{Events: 1}
 	b := func(name string, space graph.Space, shape ...int64) graph.BufID {
@@ -94,7 +94,7 @@ func two(t *testing.T, repeats ...int) *graph.Program {
 
 func TestSimulateOverlapsStreams(t *testing.T) {
 	m := machine()
-	m.Vector = 1e9 // the activation is bound by its traffic
+	m.Vector = 1e9 // so that the memory traffic limits the activation
 	r, err := Simulate(two(t, 1), "step", m)
 	require.NoError(t, err)
 	// Copy: 400 B at 50 B/s = 8 s. Activation: reads and writes 200 B each at
@@ -107,12 +107,12 @@ func TestSimulateOverlapsStreams(t *testing.T) {
 
 }
 
-// What is extrapolated from two copies of a phase is what every repetition by
-// itself would take.
+// Simulate extrapolates a repeated phase from two copies. Time and busy times must equal those of a
+// program with every repetition written out.
 func TestSimulateRepeats(t *testing.T) {
 	m := machine()
 	m.Vector = 1e9
-	m.ToDevice = 500 // computing is the longer side: copies run ahead
+	m.ToDevice = 500 // computing takes longer, so copies run ahead
 	whole, err := Simulate(two(t, 1, 7, 1), "step", m)
 	require.NoError(t, err)
 	apart, err := Simulate(two(t, 1, 1, 1, 1, 1, 1, 1, 1, 1), "step", m)

@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// The rates of a link are those that its samples were made from, they are what a
-// machine's collectives take, and nothing else of the machine changes.
+// FitLinks finds the rates from which the samples were made. A machine with these links uses them
+// for its collectives, and differs in nothing else.
 func TestLinks(t *testing.T) {
 	const gather, reduce = Class(graph.AllGather), Class(graph.AllReduce)
 	want := map[Class]Rate{gather: {PerOp: 30e-6, PerByte: 2e-9}, reduce: {PerOp: 80e-6, PerByte: 3e-9}}

@@ -6,9 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Korthikanti et al. 2022: the models of table 3 and what section 5 says of
-// selective recomputation: 5as/h is 80 for GPT-3 and 64 for MT-NLG, so it saves
-// 70 % and 65 % of the activations.
+// Korthikanti et al. 2022, table 3 and section 5 (selective recomputation): 5as/h is 80 for GPT-3
+// and 64 for MT-NLG, which saves 70 % and 65 % of the activations.
 func TestMegatronsActivations(t *testing.T) {
 	for _, m := range []struct {
 		name            string
@@ -34,8 +33,8 @@ func TestMegatronsActivations(t *testing.T) {
 // bits.
 func zeroActivationBytes(layers, s, b, h float64) float64 { return 2 * 12 * h * b * s * layers }
 
-// ZeRO, section 3.2: GPT-2 1.5B at 32 rows of 1K tokens "requires about 60 GB".
-// In binary units that is the 56 which later texts quote.
+// ZeRO, section 3.2: GPT-2 1.5B at 32 rows of 1K tokens "requires about 60 GB", which is the 56 GiB
+// that later texts quote.
 func TestZeROsActivations(t *testing.T) {
 	n := zeroActivationBytes(48, 1024, 32, 1600)
 	require.InDelta(t, 60, n/1e9, 0.5)

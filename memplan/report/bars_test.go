@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// rectangle is what an SVG's rect says, or its line, without a width; text what is written, and where.
+// rectangle is a rect of an SVG, or a line with width 0. writing is a text and its position.
 type rectangle struct {
 	class, fill         string
 	x, y, width, height float64
@@ -27,7 +27,7 @@ type writing struct {
 	text string
 }
 
-// drawn reads a chart as XML.
+// drawn parses a chart's SVG and returns its rectangles and texts.
 func drawn(t require.TestingT, c *Bars) (rects []rectangle, texts []writing) {
 	var out stdbytes.Buffer
 	require.NoError(t, c.SVG(&out))
@@ -115,7 +115,7 @@ func TestBarsOfAnyValues(t *testing.T) {
 			if strings.HasPrefix(w.text, "<ZeRO-") {
 				names++
 			}
-			for _, v := range texts[:i] { // the names stand left, the values right
+			for _, v := range texts[:i] { // names are aligned left, values right
 				require.False(t, w.y == v.y && w.x == v.x, "%v covers %v", w, v)
 				require.False(t, strings.HasPrefix(v.text, "<ZeRO-") && w.y == v.y && utf8.RuneCountInString(v.text+w.text) > barColumns, "%v reaches %v", v, w)
 			}

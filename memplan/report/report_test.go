@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-ml/spillway/memplan"
 )
 
-// chain builds a program of n activations, each made from the one before, whose
-// phase runs twice, with a buffer of 1,000 bytes that lives through the run.
+// chain builds a program of n activations, each made from the one before. Its phase runs twice, and
+// a buffer of 1,000 bytes lives for the run.
 func chain(t *testing.T, n int) (*graph.Program, *memplan.Layout) {
 	t.Helper()
 	p := &graph.Program{}
@@ -68,7 +68,7 @@ func TestTimelineAddsUp(t *testing.T) {
 	require.Empty(t, host.Columns)
 }
 
-// The page loads nothing, holds the data that its script reads, and escapes names.
+// The page loads no other file, contains the data that its script reads, and escapes names.
 func TestPageStandsAlone(t *testing.T) {
 	p, l := chain(t, 9)
 	tl, err := NewTimeline(p, l, "step", graph.Device, Columns)

@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/folders"
 )
 
-// useTier uses the tier as a rank does: two files, written, read and compared.
+// useTier uses the tier like a job of two ranks: each writes a file, reads it and compares.
 func useTier(dir string, o Options) error {
 	f, err := Open(dir, o)
 	if err != nil {
@@ -46,8 +46,8 @@ func useTier(dir string, o Options) error {
 	return nil
 }
 
-// Each of the tier's file operations fails once, in each way: either the job is told
-// what failed and where, or it has its bytes; nothing is left in the folder.
+// Each file operation of the tier fails once, in each way. Either the job gets an error that names
+// the operation and the file, or its bytes are right. No file remains in the folder.
 func TestEveryFileOperationFailsOnce(t *testing.T) {
 	for name, o := range map[string]Options{
 		"unnamed": {Block: 2 * Page, Depth: 2},

@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/ownworld"
 )
 
-// mountTmpfs mounts a tmpfs of that size, where this user may.
+// mountTmpfs mounts a tmpfs of the given size, or skips the test if this user may not.
 func mountTmpfs(t *testing.T, bytes int64) string {
 	dir := t.TempDir()
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", bytes)); err != nil {
@@ -43,14 +43,14 @@ func TestFullDiskAtPreallocation(t *testing.T) {
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.Equal(t, int64(768<<10), e.Len)
 	require.ErrorContains(t, err, fmt.Sprintf("disk tier: preallocate 786432 bytes at byte 0 of %s/spillway-%d-rank1 (unnamed): no space left on device (512 KiB are free there)", dir, os.Getpid()))
-	create(t, f, 500<<10, 0) // what could not be had was given back
+	create(t, f, 500<<10, 0) // the failed reservation was released
 }
 
-// A filesystem that cannot reserve shows that it is full at a write.
+// On a filesystem that cannot reserve space, a full disk is reported by the write.
 func TestFullDiskAtWrite(t *testing.T) {
 	dir := mountTmpfs(t, 1<<20)
 	f := create(t, open(t, dir, small()), 900<<10, 0)
-	// Let go of what was reserved, and let someone else have it.
+	// Release the reserved space and let another file use it.
 	require.NoError(t, f.file.Truncate(0))
 	require.NoError(t, f.file.Truncate(900<<10))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "other"), make([]byte, 600<<10), 0o600))
@@ -86,11 +86,11 @@ func TestFolderThatVanishes(t *testing.T) {
 	f := open(t, dir, small())
 	file := create(t, f, 40_000, 0)
 	require.NoError(t, os.Remove(dir))
-	// What is open lives on ...
+	// An open file keeps working ...
 	mem := make([]byte, 40_000)
 	require.NoError(t, file.Store(mem, 0).Run())
 	require.NoError(t, file.Load(mem, 0).Run())
-	// ... and nothing new is made elsewhere in its place.
+	// ... but no new file is created in the folder's place.
 	_, err := f.Create(1, 4096, 0)
 	require.ErrorContains(t, err, "disk tier: create "+dir)
 	require.ErrorIs(t, err, unix.ENOENT)
@@ -125,7 +125,7 @@ func TestTwoJobsInOneFolder(t *testing.T) {
 	}
 }
 
-// Many jobs that start and end in a folder which each of them would make.
+// Concurrent jobs start and end in a folder that each of them creates and removes.
 func TestJobsThatStartAndEndTogether(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "x", "y")
 	errs := make(chan error)
@@ -153,8 +153,8 @@ func TestJobsThatStartAndEndTogether(t *testing.T) {
 func TestKilledWhileWriting(t *testing.T) {
 	dir := mountTmpfs(t, 2<<20)
 	before := freeBytes(t, dir)
-	// What one leaves that died before it took its file's name away, and
-	// what is not ours.
+	// A killed job's stale file is removed at the next start, even if it was killed before it
+	// unlinked the file. Files that are not the tier's are kept.
 	stale := filepath.Join(dir, ".spillway-1-0-0000abcd.disk")
 	other := filepath.Join(dir, ".spillway-notes")
 	require.NoError(t, os.WriteFile(other, nil, 0o600))
@@ -173,15 +173,15 @@ func TestKilledWhileWriting(t *testing.T) {
 		require.Error(t, cmd.Wait())
 		require.NoFileExists(t, stale)
 	}
-	// The space is free again: the next start has the whole disk.
+	// The space is free again, so the next start can use the whole disk.
 	require.Eventually(t, func() bool { return freeBytes(t, dir) == before }, time.Minute, 10*time.Millisecond)
 	f := open(t, dir, small())
 	create(t, f, 2<<20-64<<10, 0)
 	require.FileExists(t, other)
 }
 
-// A file that has a name because its owner was stopped between making and
-// unlinking it is left alone while the owner has its lock.
+// A file keeps its name if its owner was stopped between creating and unlinking it. It is not
+// removed while the owner holds its lock.
 func TestALockedFileIsNotStale(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, ".spillway-1-0-0000abcd.disk")
@@ -212,8 +212,7 @@ func TestDirectIOWhereTheFilesystemHasIt(t *testing.T) {
 	require.Zero(t, flags&unix.O_DIRECT)
 }
 
-// A filesystem without direct I/O and without reservations is used all the same,
-// with one warning.
+// A filesystem without direct I/O and without reservations is used anyway, with one warning.
 func TestBufferedWithAWarning(t *testing.T) {
 	dir := t.TempDir()
 	if err := unix.Mount("ramfs", dir, "ramfs", 0, ""); err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stuckFile holds every write until it is let go.
+// stuckFile blocks every write until release is closed.
 type stuckFile struct {
 	RawFile
 	entered, release chan struct{}
@@ -20,8 +20,8 @@ func (s *stuckFile) WriteAt(b []byte, off int64) (int, error) {
 	return s.RawFile.WriteAt(b, off)
 }
 
-// A request that the system held until after Close comes back to a file whose
-// state is still there, and shuts it; one that is sent after Close is refused.
+// A write that the system completes after Close finds its file's state intact, and then closes the
+// file. A request made after Close is refused.
 func TestARequestThatComesBackAfterClose(t *testing.T) {
 	for name, o := range map[string]Options{"plain": small(), "cached": {Block: small().Block, Depth: small().Depth, Cache: 1 << 20}} {
 		t.Run(name, func(t *testing.T) {
@@ -35,7 +35,7 @@ func TestARequestThatComesBackAfterClose(t *testing.T) {
 			require.NoError(t, err)
 			f, err := folder.create(0, 1<<16, 0, o.Cache)
 			require.NoError(t, err)
-			mem := make([]byte, 3000) // a part of a granule: its sum is made after the write began
+			mem := make([]byte, 3000) // part of a granule, so its checksum is computed after the write began
 			done := make(chan error, 1)
 			go func() { done <- f.Store(mem, 100).Run() }()
 			<-held.entered

@@ -25,10 +25,10 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv("SPILLWAY_TEST_WRITER"); dir != "" {
 		writeForever(dir)
 	}
-	os.Exit(ownworld.Run(m)) // nobody's measurements steer the tests
+	os.Exit(ownworld.Run(m)) // without stored measurements, which would change plans
 }
 
-// writeForever is a job that is killed: it says when it writes.
+// writeForever is the job to be killed: it prints a line once it writes.
 func writeForever(dir string) {
 	f, err := Open(dir, small())
 	if err == nil {
@@ -66,7 +66,7 @@ func create(t *testing.T, f *Folder, size int64, initial byte) *File {
 	return file
 }
 
-// small is a store whose transfers have many pieces.
+// small returns options under which transfers have many pieces.
 func small() Options { return Options{Block: 16 << 10, Depth: 3} }
 
 func random(r *rand.Rand, n int64) []byte {
@@ -85,7 +85,7 @@ func aligned(t *testing.T, n, shift int64) []byte {
 	return b[shift : shift+n : shift+n]
 }
 
-// Every mode behaves as a byte array that starts with the initial byte.
+// In every mode a file behaves like a byte array filled with the initial byte.
 func TestIsAnArrayOfBytes(t *testing.T) {
 	modes := map[string]Options{"direct": small(), "buffered": small(), "named": small(), "s2": small(), "zstd": small(), "cache": small(), "s2 and cache": small()}
 	for name, o := range modes {
@@ -112,7 +112,7 @@ func TestIsAnArrayOfBytes(t *testing.T) {
 			for i := range 400 {
 				off := r.Int64N(size)
 				n := min(r.Int64N(60_000), size-off)
-				if i%3 == 0 { // as buffers lie: whole pages
+				if i%3 == 0 { // whole pages, as buffers are placed
 					off = off / Page * Page
 				}
 				at := r.Int64N(size - n + 1)
@@ -144,7 +144,7 @@ func TestIsAnArrayOfBytes(t *testing.T) {
 	}
 }
 
-// Buffers that lie side by side share granules; streams use them at once.
+// Neighbouring buffers share granules. Several streams use them concurrently.
 func TestNeighboursAtTheSameTime(t *testing.T) {
 	for _, o := range []Options{small(), {Block: 16 << 10, Depth: 4, Codec: S2}, {Block: 16 << 10, Depth: 4, Cache: 1 << 20}} {
 		f := create(t, open(t, t.TempDir(), o), 400_005, 0)
@@ -203,7 +203,7 @@ func TestBadOptions(t *testing.T) {
 	}
 }
 
-// A bit that changes on the disk is found by the next read of its granule.
+// A flipped bit on the disk is found by the next read of its granule.
 func TestCorruptionIsFound(t *testing.T) {
 	for _, codec := range []Codec{None, S2, Zstd} {
 		t.Run(codec.String(), func(t *testing.T) {
@@ -282,7 +282,7 @@ func TestInjectedFaults(t *testing.T) {
 	}
 }
 
-// After a failure what has not started is left out, and the transfer can run again.
+// After a failed write the transfer starts no further writes. It can then run again.
 func TestAFailureEndsTheTransfer(t *testing.T) {
 	o := small()
 	o.Depth = 1
@@ -299,7 +299,7 @@ func TestAFailureEndsTheTransfer(t *testing.T) {
 	require.Equal(t, 12, disk.writes)
 }
 
-// broken fails a write by its number, from 0.
+// broken fails the write with number bad, counted from 0.
 type broken struct{ writes, bad int }
 
 func (*broken) ReadAt([]byte, int64) (int, error) { return 0, io.EOF }
@@ -321,8 +321,8 @@ func TestTrafficIsWhatWasAskedFor(t *testing.T) {
 	require.Equal(t, device.Traffic{Read: 30_000, Written: 50_000}, f.Traffic())
 }
 
-// Going round a file four times the cache's size: a part stays, and what it
-// serves is what was written last.
+// A cyclic pass over a file four times the cache's size: part of the file stays cached, and the
+// cache serves the bytes last written.
 func TestCacheServesAPartOfACircle(t *testing.T) {
 	const block, blocks = 16 << 10, 128
 	o := Options{Block: block, Depth: 2, Cache: blocks / 4 * block}

@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
 )
 
-// compiled makes a library of testdata, which holds what it is called with against what this
-// test passes, and opens it. Where there is no compiler of C the test is skipped.
+// compiled builds and opens a library from testdata. It checks that its functions get the arguments
+// that this test passes. Without a C compiler the test is skipped.
 func compiled(t *testing.T, flags ...string) (*library, error) {
 	t.Helper()
 	cc, err := exec.LookPath("gcc")
@@ -29,7 +29,7 @@ func compiled(t *testing.T, flags ...string) (*library, error) {
 	return open()
 }
 
-// Every call arrives as C has it, the 128 bytes of an id by value among them.
+// All arguments arrive as C expects them, including the 128 bytes of an id by value.
 func TestArgumentsArrive(t *testing.T) {
 	l, err := compiled(t)
 	require.NoError(t, err)
@@ -72,7 +72,7 @@ func TestArgumentsArrive(t *testing.T) {
 	require.Equal(t, "ncclCommInitRankConfig: invalid argument: id.internal[i] is "+"29"+" (4)", wrong.Error())
 }
 
-// A library without what is needed is refused by its version.
+// A library without a required function is refused with an error that names its version.
 func TestTooOld(t *testing.T) {
 	_, err := compiled(t, "-DVERSION=21703")
 	require.ErrorContains(t, err, "want NCCL 2.18.0 or later: ")
@@ -82,7 +82,7 @@ func TestTooOld(t *testing.T) {
 	require.ErrorContains(t, err, "has no ncclCommSplit")
 }
 
-// One that only can't go on with fewer ranks is good for all else.
+// A library that only lacks ncclCommShrink is accepted. Only shrinking fails.
 func TestWithoutShrink(t *testing.T) {
 	l, err := compiled(t, "-DncclCommShrink=ncclCommLessen")
 	require.NoError(t, err)
@@ -90,7 +90,7 @@ func TestWithoutShrink(t *testing.T) {
 	require.ErrorContains(t, l.Shrink(1, []int{1}, new(nccl.Comm), nccl.Config{}), "has no ncclCommShrink")
 }
 
-// Without the library it is said what was looked for.
+// If no library is found, the error lists the names that were looked for.
 func TestMissing(t *testing.T) {
 	if _, err := open(); err == nil {
 		t.Skip("this machine has an NCCL")

@@ -13,8 +13,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
 )
 
-// Calls that a step makes do not allocate. A function of the C library takes the
-// place of the driver's: it returns 0 of any arguments.
+// The driver calls of a training step allocate no Go memory. A function of the C library stands in
+// for each driver function: it returns 0 for any arguments.
 func TestCallsAllocateNothing(t *testing.T) {
 	zero, err := purego.Dlsym(purego.RTLD_DEFAULT, "sched_yield")
 	if err != nil {

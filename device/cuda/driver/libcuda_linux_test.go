@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/dynlib"
 )
 
-// With the driver's library on this machine every function is found, and with a
-// GPU memory goes there and back; without one cuInit says so.
+// If the driver's library is on this machine, all its functions are found. With a GPU, memory is
+// copied there and back; without one, cuInit returns the error.
 func TestRealLibrary(t *testing.T) {
 	l, err := load()
 	var missing *dynlib.NotFound

@@ -14,7 +14,8 @@ func file(t *testing.T, path string) string {
 	return path
 }
 
-// What a person names comes first, then the loader's own, then environments.
+// The folders that the user names come first, then the loader's own search, then Python
+// environments.
 func TestCandidatesInOrder(t *testing.T) {
 	dir := t.TempDir()
 	given := file(t, filepath.Join(dir, "given", "libthing.so.2"))
@@ -25,7 +26,7 @@ func TestCandidatesInOrder(t *testing.T) {
 	require.Equal(t, []string{given, "libthing.so.3", "libthing.so.2", newer, older}, Candidates("libthing.so.3", "libthing.so.2"))
 }
 
-// The working folder's own library is never a candidate, whatever PATH says.
+// A library in the working folder is never a candidate, even if PATH has relative entries.
 func TestRelativePathEntriesAreNotLookedAt(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
@@ -51,8 +52,8 @@ func TestNotFoundSaysWhereItLooked(t *testing.T) {
 	}
 }
 
-// A library of a newer major version than the driver's CUDA is not tried; where that is not
-// known, and of names without a number, all are.
+// Libraries of a newer major version than the driver's CUDA are not tried. If the driver's version
+// is unknown, all are tried, and so are names without a version.
 func TestLibrariesUpToTheDriver(t *testing.T) {
 	names := []string{"libx.so.13", "libx.so.12", "libx.so.11.2", "libx.so"}
 	require.Equal(t, names[1:], UpTo(12040, names...))

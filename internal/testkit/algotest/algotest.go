@@ -1,5 +1,5 @@
-// Package algotest holds the algorithms of collectives against a transport's own way,
-// on that transport.
+// Package algotest compares the algorithms of collectives with a transport's own collectives, on
+// that transport.
 package algotest
 
 import (
@@ -33,9 +33,9 @@ type rank struct {
 	random *rand.Rand
 }
 
-// Check runs every algorithm as one rank of a group, which all others do as well, and
-// returns an error where one of the fixed bracketing gives other bits than the
-// transport's own. arena has ArenaBytes.
+// Check runs every algorithm as one rank of a group; all other ranks must call it too. It returns
+// an error if an algorithm that adds in the tree's order gives other bits than the transport. arena
+// has ArenaBytes.
 func Check(g comm.Group, arena device.Arena, stream device.Stream) error {
 	r := &rank{g, arena, stream, rand.New(rand.NewPCG(7, uint64(g.Rank())))}
 	for _, a := range []algo.Name{algo.Tree, algo.Halving, algo.Hierarchical, algo.Ring, algo.Server, algo.Auto} {
@@ -51,7 +51,7 @@ func Check(g comm.Group, arena device.Arena, stream device.Stream) error {
 			for _, dtype := range []graph.DType{graph.F32, graph.BF16, graph.F16, graph.F64, graph.I64} {
 				for _, each := range []int64{1, 37, 600} {
 					if each > 1 && a != algo.Tree && dtype != graph.F32 && dtype != graph.BF16 {
-						continue // the rounds know of no type
+						continue // rounds do not depend on the type
 					}
 					if err := r.compare(w, dtype, each, a == algo.Ring && dtype != graph.I64); err != nil {
 						return fmt.Errorf("%s, %d a host, %s: %w", a, perHost, dtype, err)
@@ -75,7 +75,7 @@ func (r *rank) run(k device.Kernel, err error) error {
 	return r.stream.Sync()
 }
 
-// compare runs each operation by w and by the transport, from the same memory.
+// compare runs each operation with w and with the transport, on the same inputs.
 func (r *rank) compare(w comm.Group, dtype graph.DType, each int64, near bool) error {
 	size, ranks, i := dtype.Size(), int64(w.Size()), int64(w.Rank())
 	full, shard := r.ptr(0, each*size*ranks), r.ptr(resultAt, each*size)
@@ -140,7 +140,7 @@ func (r *rank) operations(full, shard, odd, own device.Ptr, dtype graph.DType) [
 	}
 }
 
-// fill writes numbers of widely different size: their sums depend on the bracketing.
+// fill writes numbers of very different magnitudes, so that their sums depend on the order.
 func (r *rank) fill(dtype graph.DType, mem []byte) {
 	for i := 0; i < len(mem); i += 8 {
 		var bits uint64
@@ -151,7 +151,7 @@ func (r *rank) fill(dtype graph.DType, mem []byte) {
 			bits = uint64(math.Float32bits(float32(v)))<<32 | uint64(math.Float32bits(float32(3*v)))
 		case graph.BF16:
 			bits = uint64(math.Float32bits(float32(v))) >> 16 * 0x0001000100010001
-		case graph.F16: // exponents of 8 to 23, of which sums stay finite
+		case graph.F16: // exponents of 8 to 23, whose sums are finite
 			bits = (uint64(8+r.random.IntN(16))<<10 | r.random.Uint64()&0x83ff) * 0x0001000100010001
 		}
 		for b := range 8 {
@@ -160,7 +160,7 @@ func (r *rank) fill(dtype graph.DType, mem []byte) {
 	}
 }
 
-// close compares sums whose order is free: in f64 and f32 to a part of a million of the
+// close compares sums in another order, in f64 and f32, with a tolerance of a millionth of the
 // largest addend.
 func (r *rank) close(dtype graph.DType, got, want []byte) error {
 	if dtype != graph.F32 {

@@ -12,9 +12,9 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-// CheckLeaves runs reduce-scatters in the order SumSequential as one rank of a group,
-// which all others do as well, and returns an error where one gives other bits than
-// adding the parts of all ranks, or of some, from left to right. The longest fills arena.
+// CheckLeaves runs reduce-scatters in the order SumSequential as one rank of a group; all other
+// ranks must call it too. It returns an error if one gives other bits than adding the parts of all
+// ranks, or of some, from left to right. The longest needs all of arena.
 func CheckLeaves(g comm.Group, arena device.Arena, stream device.Stream) error {
 	r := &rank{g: g, arena: arena, stream: stream}
 	w := int64(g.Size())
@@ -23,11 +23,11 @@ func CheckLeaves(g comm.Group, arena device.Arena, stream device.Stream) error {
 		for _, each := range []int64{1, 17, min(3000, most), most} {
 			for _, accumulate := range []bool{false, true} {
 				if each > 3000 && (t == graph.F16 || !accumulate) {
-					continue // as of the other 16 bits
+					continue // as for the other 16-bit type
 				}
 				for _, from := range [][]int{nil, everyOther(0, int(w)), everyOther(int(w)/2, int(w)), {int(w) - 1}} {
 					if from != nil && (each == 1 || each > 17 && !(t == graph.F32 && accumulate)) {
-						continue // as of all ranks
+						continue // as for all ranks
 					}
 					if err := r.leaves(t, each, accumulate, from); err != nil {
 						return fmt.Errorf("%s, %d elements a rank, accumulating %v, of ranks %v: %w", t, each, accumulate, from, err)
@@ -42,7 +42,7 @@ func CheckLeaves(g comm.Group, arena device.Arena, stream device.Stream) error {
 // accBytes is the size of an accumulator of squares.
 const accBytes = 8 * exact.Limbs
 
-// everyOther lists every other rank, the first first.
+// everyOther lists every other rank, starting with first.
 func everyOther(first, ranks int) (list []int) {
 	for r := first; r < ranks; r += 2 {
 		list = append(list, r)
@@ -50,7 +50,7 @@ func everyOther(first, ranks int) (list []int) {
 	return list
 }
 
-// leaf is number i of what a rank gives, as bits of the type and as their value.
+// leaf returns number i of a rank, as bits of the type and as a float32 value.
 func leaf(t graph.DType, rank int, i int64) (bits uint32, wide float32) {
 	v := Number(rank, i)
 	switch t {
@@ -111,7 +111,8 @@ func (r *rank) leaves(t graph.DType, each int64, accumulate bool, from []int) er
 	return nil
 }
 
-// squared is the sum with the squares of what is added, but for elements that do not count.
+// squared checks a sum that also adds up the squares of its addends, except for elements that do
+// not count.
 func (r *rank) squared(t graph.DType, full, shard device.Ptr, added, from []int) error {
 	each := shard.Len / graph.F32.Size()
 	at := r.ptr((shard.Off+shard.Len+7)/8*8, accBytes)

@@ -2,5 +2,5 @@
 
 package algotest
 
-// Race says that the race detector watches this process.
+// Race reports whether the race detector is on in this process.
 const Race = false

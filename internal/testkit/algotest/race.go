@@ -2,7 +2,7 @@
 
 package algotest
 
-// Race says that the race detector watches this process. It sees one process at a time,
-// and slows each down by some ten times: a test of many processes has it watch one job
-// of a kind.
+// Race reports whether the race detector is on in this process. It sees one process at a time and
+// makes each about ten times slower. So tests of many processes run only one job of each kind under
+// it.
 const Race = true

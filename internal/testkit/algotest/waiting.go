@@ -2,12 +2,12 @@ package algotest
 
 import "time"
 
-// waits is how often Waiting looks.
+// waits is the number of rounds that Waiting measures.
 const waits = 3
 
-// Waiting is the share of a core that a process takes while wait does: the least of some
-// rounds, since what else the process does, and what a busy machine adds, is not in each.
-// Every rank calls it alike.
+// Waiting returns the share of a core that the process uses during wait. It is the lowest of
+// several rounds, because other work of the process and a busy machine do not disturb every round.
+// All ranks must call it.
 func Waiting(cpu func() time.Duration, wait func() error) (share float64, err error) {
 	share = 1
 	for range waits {

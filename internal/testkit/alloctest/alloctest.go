@@ -1,16 +1,15 @@
-// Package alloctest counts the allocations of a function whose work is done by
-// other goroutines as well.
+// Package alloctest counts the allocations of a function, including those of other goroutines that
+// work for it.
 package alloctest
 
 import "testing"
 
-// rounds is how often PerRun may count anew before it believes what it saw.
+// rounds is the largest number of times that PerRun counts.
 const rounds = 10
 
-// PerRun is testing.AllocsPerRun, the least of several rounds. The count is of the
-// whole process: a goroutine of an earlier test that ends, or a scheduler that takes
-// a new wait descriptor under load, adds to a round, and not to each of them; what f
-// itself allocates is in all.
+// PerRun is testing.AllocsPerRun, but returns the lowest count of several rounds. The count covers
+// the process: an ending goroutine of an earlier test, or a new wait descriptor of the scheduler
+// under load, adds to some rounds. Allocations of f itself are in all rounds.
 func PerRun(runs int, f func()) float64 {
 	least := testing.AllocsPerRun(runs, f)
 	for range rounds - 1 {

@@ -1,7 +1,7 @@
 //go:build linux
 
-// Package blastest is a double of the GPU's products: it computes them on the
-// memory of the driver's double, in stream order.
+// Package blastest is a double of the GPU's matrix products. It computes them in the driver
+// double's memory, in stream order.
 package blastest
 
 import (
@@ -16,20 +16,20 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 
-// Driver runs work in stream order, and knows its memory: drivertest.Driver.
+// Driver runs work in stream order and gives access to its memory; drivertest.Driver implements it.
 type Driver interface {
 	Run(s driver.Stream, label string, f func() error) error
 	Bytes(at driver.Address, n int64) ([]byte, error)
 	Take(call string, bytes int64) error
 }
 
-// Library is the double. Sums are fp64, rounded once. It leaves all of its
-// workspace full of NaN, as a library may.
+// Library is the double. It sums in fp64 and rounds once. It fills all of its workspace with NaN,
+// because a library may leave anything there.
 type Library struct {
-	// Unsupported, where it is set, says for which products there is no algorithm.
+	// Unsupported, if not nil, reports the products for which there is no algorithm.
 	Unsupported func(p blas.Product) bool
-	// FirstRun is the device memory that the library takes, for good, when a product
-	// runs for the first time: its kernels, which are loaded then. nil: none.
+	// FirstRun returns the device memory that the library allocates, and never frees, when a
+	// product first runs: its kernels, which are loaded then. nil means none.
 	FirstRun func(p blas.Product) int64
 
 	driver Driver
@@ -41,10 +41,10 @@ type Library struct {
 
 var _ blas.Library = (*Library)(nil)
 
-// New returns the double of a library on a double of a driver.
+// New returns a double of the library on a driver double.
 func New(d Driver) *Library { return &Library{driver: d, ran: map[blas.Product]bool{}} }
 
-// Bound returns the products that were bound so far.
+// Bound returns all products bound so far.
 func (l *Library) Bound() []blas.Product {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -82,7 +82,7 @@ func (c *call) Enqueue(s driver.Stream) error {
 	return c.driver.Run(s, "cublasLtMatmul", c.run)
 }
 
-// load is a product's first run.
+// load allocates the memory of a product's first run.
 func (l *Library) load(p blas.Product) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -93,7 +93,7 @@ func (l *Library) load(p blas.Product) error {
 	return l.driver.Take("cublasLtMatmul", l.FirstRun(p))
 }
 
-// elements is an operand in memory: of f32, or the bits of 16-bit numbers.
+// elements is an operand in memory: f32 values, or the bits of 16-bit values.
 type elements struct {
 	f32  []float32
 	half []uint16
@@ -134,8 +134,7 @@ func (e elements) set(i int64, v float32) {
 	}
 }
 
-// lines returns the n rows of length k after op, widened; of the columns where
-// byColumn is set.
+// lines returns the n rows of length k after op, widened, or the columns if byColumn is set.
 func (e elements) lines(n, k int64, byColumn bool) []float64 {
 	v := make([]float64, n*k)
 	for i := range n {
@@ -150,21 +149,22 @@ func (e elements) lines(n, k int64, byColumn bool) []float64 {
 	return v
 }
 
-// geluDerivative is that of x/2·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³).
+// geluDerivative returns the derivative of x/2·(1 + tanh u), with u = √(2/π)·(x + 0.044715·x³).
 func geluDerivative(x float64) float64 {
 	const root, cube = 0.7978845608028654, 0.044715
 	t := math.Tanh(root * (x + cube*x*x*x))
 	return (1+t)/2 + x/2*(1-t*t)*root*(1+3*cube*x*x)
 }
 
-// gelu is x/2·(1 + tanh u): see geluDerivative.
+// gelu returns x/2·(1 + tanh u); see geluDerivative.
 func gelu(x float64) float64 {
 	const root, cube = 0.7978845608028654, 0.044715
 	return x / 2 * (1 + math.Tanh(root*(x+cube*x*x*x)))
 }
 
-// fourDots are the products of a row with columns j to j+3 of n, which lie one after the other. A sum
-// waits for the one before; four at a time take a third of the time.
+// fourDots returns the dot products of a row with columns j to j+3 of n, which are adjacent in
+// memory. Each addition waits for the previous one of its sum, so four sums at a time need a third
+// of the time.
 func fourDots(row, columns []float64, j, n int64) [4]float64 {
 	k := int64(len(row))
 	column := func(i int64) []float64 { return columns[min(j+i, n-1)*k:][:len(row)] }
@@ -200,7 +200,7 @@ func (c *call) run() error {
 	a, b := operands[0].lines(p.M, p.K, false), operands[1].lines(p.N, p.K, true)
 	out, bias, aux := operands[2], operands[3], operands[4]
 	factor := map[blas.Side][]float64{blas.SumsA: a, blas.SumsB: b}[p.Sums]
-	for i := range sums { // written, whatever was there
+	for i := range sums { // written, not accumulated
 		var sum float64
 		for _, x := range factor[i*p.K : (i+1)*p.K] {
 			sum += x

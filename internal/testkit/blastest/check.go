@@ -16,8 +16,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 
-// matrix is a row-major matrix in device memory, with gaps between its rows, and
-// its contents.
+// matrix is a row-major matrix in device memory, with gaps between its rows, and a copy of its
+// contents.
 type matrix struct {
 	m    blas.Matrix
 	at   driver.Address
@@ -49,14 +49,13 @@ type checker struct {
 	s   driver.Stream
 	rng *rand.Rand
 
-	packed bool // rows lie next to each other
+	packed bool // no gaps between rows
 }
 
-// Check compares the library's products with sums on the host, over random
-// shapes with tails, transposes, types, biases and accumulation: of small
-// integers, which are exact in every type and order, and of normal numbers,
-// where a product in TF32 would not pass. Integers up to 256 are exact in 16 bits too:
-// there half a unit, twice, lets no wrong sum pass. The driver's context is current.
+// Check compares the library's products with sums on the host. It draws shapes with tails,
+// transposes, types, biases and accumulation. Small integers are exact in every type and order;
+// integers up to 256 also in 16 bits, so twice half a unit detects every wrong sum. With normal
+// numbers a product in TF32 would fail. The driver's context must be current.
 func Check(t testing.TB, api driver.API, lib blas.Library) {
 	t.Helper()
 	s, err := api.NewStream()
@@ -113,7 +112,7 @@ func (c *checker) free(list ...*matrix) {
 	}
 }
 
-// What a product does besides multiplying.
+// The additional work of a product.
 const (
 	plain = iota
 	derivative
@@ -131,7 +130,7 @@ func (c *checker) product(most, deep int64, half, real bool, epilogue int) {
 		out = []graph.DType{in, graph.F32}[rng.IntN(2)]
 	}
 	sums := map[int]blas.Side{sumsOfA: blas.SumsA, sumsOfB: blas.SumsB}[epilogue]
-	if c.packed = sums != blas.NoSums; c.packed { // as a weight's gradient is: whole packs of 16 bytes
+	if c.packed = sums != blas.NoSums; c.packed { // as for a weight's gradient: complete packs of 16 bytes
 		m, n, k = packs(m), packs(n), packs(k)
 	}
 	if epilogue == derivative || epilogue == activation {
@@ -167,7 +166,7 @@ func (c *checker) product(most, deep int64, half, real bool, epilogue int) {
 	}
 	call, err := c.lib.Bind(p, at)
 	if ((p.GELU || p.DGELU) && real || of != nil) && errors.Is(err, blas.ErrUnsupported) {
-		return // rows here begin anywhere; those of training, at multiples of 8 elements, are held to the CPU's
+		return // rows begin anywhere here; training has aligned rows, compared with the CPU
 	}
 	require.NoError(t, err)
 	want, pre, tanh := expected(p, a, b, y, bias, aux)
@@ -209,8 +208,8 @@ func (c *checker) product(most, deep int64, half, real bool, epilogue int) {
 	c.free(a, b, y, bias, work)
 }
 
-// expected returns what C is to be before it is rounded, with GELU also what aux is, and
-// what a tanh of 11 bits may move of C.
+// expected returns the expected C before rounding. With GELU it also returns the expected aux, and
+// how much a tanh of 11 bits may change C.
 func expected(p blas.Product, a, b, y, bias, aux *matrix) (want, pre, tanh []float64) {
 	want, pre, tanh = make([]float64, p.M*p.N), make([]float64, p.M*p.N), make([]float64, p.M*p.N)
 	rows, columns := make([]float64, p.M*p.K), make([]float64, p.N*p.K)
@@ -249,7 +248,7 @@ func expected(p blas.Product, a, b, y, bias, aux *matrix) (want, pre, tanh []flo
 	return want, pre, tanh
 }
 
-// argument compares what a product has written as GELU's argument.
+// argument checks the argument of GELU that a product has written.
 func (c *checker) argument(p blas.Product, aux, bias *matrix, want []float64, tolerance float64) {
 	require.NoError(c.t, c.api.CopyToHost(aux.host, aux.at, aux.n*p.C.Type.Size(), c.s))
 	require.NoError(c.t, c.api.Synchronize(c.s))
@@ -264,7 +263,7 @@ func (c *checker) argument(p blas.Product, aux, bias *matrix, want []float64, to
 	}
 }
 
-// sums compares what a product has written of a factor over K.
+// sums checks the sums of a factor over K that a product has written.
 func (c *checker) sums(p blas.Product, a, b, of *matrix, tolerance float64) {
 	require.NoError(c.t, c.api.CopyToHost(of.host, of.at, of.n*p.C.Type.Size(), c.s))
 	require.NoError(c.t, c.api.Synchronize(c.s))
@@ -287,10 +286,10 @@ func (c *checker) sums(p blas.Product, a, b, of *matrix, tolerance float64) {
 	}
 }
 
-// packs is the next multiple of 8 elements, 16 bytes of 16-bit ones.
+// packs returns n rounded up to a multiple of 8 elements, which is 16 bytes in 16-bit types.
 func packs(n int64) int64 { return (n + 7) / 8 * 8 }
 
-// gaps returns what lies between the rows of n elements.
+// gaps returns the contents between the rows of n elements.
 func (c *checker) gaps(m *matrix, n int64) (list []float32) {
 	e := m.elements()
 	for i := range m.n {

@@ -1,4 +1,4 @@
-// Package browser drives a Chromium without a window, over a pipe.
+// Package browser drives a headless Chromium over a pipe.
 package browser
 
 import (
@@ -33,10 +33,11 @@ type reply struct {
 	} `json:"error"`
 }
 
-// patience bounds one call.
+// patience is the time limit of one call.
 const patience = 3 * time.Minute
 
-// Open opens an empty page, until the test ends. It skips the test where there is no Chromium.
+// Open opens an empty page, which closes at the end of the test. It skips the test if there is no
+// Chromium.
 func Open(t testing.TB) *Page {
 	t.Helper()
 	path, err := exec.LookPath("chromium")
@@ -58,7 +59,7 @@ func Open(t testing.TB) *Page {
 		p.session = ""
 		p.call("Browser.close", nil, nil)
 		in.Close()
-		_ = cmd.Wait() // its status on being closed says nothing
+		_ = cmd.Wait() // its exit status after closing has no meaning
 		out.Close()
 	})
 	go p.read(bufio.NewReader(out))
@@ -70,7 +71,7 @@ func Open(t testing.TB) *Page {
 	return p
 }
 
-// read hands answers to those who wait for them; events are dropped.
+// read passes answers to the waiting calls and drops events.
 func (p *Page) read(from *bufio.Reader) {
 	for {
 		text, err := from.ReadBytes(0)
@@ -89,7 +90,7 @@ func (p *Page) read(from *bufio.Reader) {
 	}
 }
 
-// call asks Chromium by its DevTools protocol.
+// call makes a call of Chromium's DevTools protocol.
 func (p *Page) call(method string, params map[string]any, result any) {
 	p.t.Helper()
 	to := make(chan reply, 1)
@@ -125,7 +126,7 @@ func (p *Page) Go(address string) {
 	require.Empty(p.t, nav.ErrorText, address)
 }
 
-// Show sets the width of the window and the scheme of colours, light or dark.
+// Show sets the window's width and the colour scheme, light or dark.
 func (p *Page) Show(width int, scheme string) {
 	p.t.Helper()
 	p.call("Emulation.setDeviceMetricsOverride", map[string]any{
@@ -134,7 +135,7 @@ func (p *Page) Show(width int, scheme string) {
 		"features": []map[string]any{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
 }
 
-// Text is the text that an expression of JavaScript has as value, or its promise.
+// Text returns the text value of a JavaScript expression, or of its promise.
 func (p *Page) Text(expression string) string {
 	p.t.Helper()
 	var got struct {

@@ -1,4 +1,4 @@
-// Package cancel cancels calls at chosen looks at their contexts.
+// Package cancel cancels contexts after a chosen number of checks.
 package cancel
 
 import (
@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Watched is a context that is canceled at a look at it.
+// Watched is a context that is canceled at a chosen call of Err.
 type Watched struct {
 	context.Context
 	End   context.CancelFunc
@@ -18,7 +18,7 @@ type Watched struct {
 	Looks atomic.Int64
 }
 
-// At is a context that is canceled at its look of that number, from 1.
+// At returns a context that is canceled at the check with that number, from 1.
 func At(look int64) *Watched {
 	l := &Watched{at: look}
 	l.Context, l.End = context.WithCancel(context.Background())
@@ -32,8 +32,8 @@ func (l *Watched) Err() error {
 	return l.Context.Err()
 }
 
-// Leaves cancels a call at its first look at the context, at the second, and in the
-// middle of those that it takes when it is left alone.
+// Leaves cancels a call at its first check of the context, at the second, and at the middle one of
+// those that it makes if it is not canceled.
 func Leaves(t *testing.T, name string, least int64, call func(context.Context) error) {
 	t.Helper()
 	whole := At(math.MaxInt64)

@@ -19,33 +19,32 @@ import (
 
 // Options of a Driver.
 type Options struct {
-	// Memory of each device in bytes, and how much of it others use. Default 1 GiB, 0.
+	// Memory of each device in bytes, and the part of it that others use. Default 1 GiB, 0.
 	Memory, Used int64
-	// Devices is how many there are. Default 1. Less than 0: none.
+	// Devices is the number of devices. Default 1; negative for none.
 	Devices int
-	// Change makes a device differ from the others. nil: all are alike.
+	// Change modifies the description of a device. nil: all are equal.
 	Change func(d *driver.Device)
-	// NoLink tells of two devices that neither reaches the other's memory. nil: all do.
+	// NoLink reports whether two devices cannot access each other's memory. nil: all can.
 	NoLink func(a, b int) bool
-	// Garbles tells of what goes from a device to another one whether it arrives changed, as
-	// it does behind some IOMMUs. nil: nothing does.
+	// Garbles reports whether data copied between two devices arrives changed, as behind some
+	// IOMMUs. nil: none does.
 	Garbles func(from, to int) bool
-	// Seed, where it is not 0, chooses the order in which streams run, one
-	// operation at a time: for a while one stream comes first and another last.
-	// 0 runs streams as they come, two operations at a time.
+	// Seed, if not 0, determines the order in which streams run, one operation at a time: for a
+	// while one stream has priority and another comes last. With 0, streams run as soon as they
+	// can, two operations at a time.
 	Seed uint64
-	// NoStreamMemOps is a device without WriteValue and WaitValue.
+	// NoStreamMemOps makes WriteValue and WaitValue unsupported.
 	NoStreamMemOps bool
-	// Depth is how many operations a stream holds that have not run: the call that adds
-	// one more waits, and while it does so no thread makes a stream or an event.
-	// Default 1020, which drivers of CUDA 12 were seen to hold.
+	// Depth is the number of operations that can wait in a stream. The call that adds one more
+	// blocks, and meanwhile no thread can create a stream or an event. Default 1020, as observed
+	// with drivers of CUDA 12.
 	Depth int
-	// FirstLaunch is the memory that the device takes, for good, when a function is
-	// launched for the first time: its code, which is loaded then, and local memory
-	// that grows. nil: none.
+	// FirstLaunch returns the memory that the device uses permanently when a function is first
+	// launched: its code, which is loaded then, and more local memory. nil: none.
 	FirstLaunch func(kernel string) int64
-	// GraphBytes is the device memory that a graph of so many operations takes from when it is
-	// made ready until it is destroyed. nil: none.
+	// GraphBytes returns the device memory that an instantiated graph of that many operations uses
+	// until it is destroyed. nil: none.
 	GraphBytes func(operations int) int64
 }
 
@@ -54,7 +53,7 @@ type Driver struct {
 	opts Options
 
 	mu   sync.Mutex
-	cond *sync.Cond // something was enqueued, has run or has failed
+	cond *sync.Cond // something was enqueued, has run, or has failed
 	wg   sync.WaitGroup
 
 	calls   map[string]int
@@ -68,7 +67,7 @@ type Driver struct {
 	current   map[int]driver.Context
 	traffic   map[[2]int]int64
 	allocs    []*allocation // by address, freed ones too
-	blocked   int           // calls that wait for room in a stream
+	blocked   int           // calls blocked by a full stream
 	next      uintptr       // handles
 	streams   map[driver.Stream]*stream
 	order     []*stream
@@ -80,8 +79,8 @@ type Driver struct {
 	capturing map[int]*capture // by thread
 
 	rng   *rand.Rand
-	rank  map[*stream]int // of the present era, lower first
-	era   int             // picks left of it
+	rank  map[*stream]int // priority of streams in the present era, lower first
+	era   int             // picks left in it
 	races *races
 }
 
@@ -90,7 +89,7 @@ var (
 	_ driver.Observer = (*Driver)(nil)
 )
 
-// New starts a double. Close ends it.
+// New starts a double. The caller must Close it.
 func New(o Options) *Driver {
 	if o.Memory == 0 {
 		o.Memory = 1 << 30
@@ -123,9 +122,8 @@ func New(o Options) *Driver {
 	return d
 }
 
-// Start is New for a test's own goroutine: it locks it to its thread with the
-// first device's context current, and at the end of the test fails it for what
-// the double has found and what was not given back.
+// Start is New for a test's own goroutine. It locks the goroutine to its thread and makes the first
+// device's context current. At the end the test fails if the double has found faults or leaks.
 func Start(t testing.TB, o Options) *Driver {
 	t.Helper()
 	runtime.LockOSThread()
@@ -147,9 +145,8 @@ func Start(t testing.TB, o Options) *Driver {
 	return d
 }
 
-// Fail makes the n-th call of a name ("cuMemAlloc_v2"), from 1 and counted from
-// the start, return a code. Some codes: 1 invalid value, 2 out of memory,
-// 999 unknown.
+// Fail makes the n-th call of a driver function such as "cuMemAlloc_v2", counted from 1, return a
+// code. Some codes: 1 invalid value, 2 out of memory, 999 unknown.
 func (d *Driver) Fail(call string, n, code int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -159,16 +156,16 @@ func (d *Driver) Fail(call string, n, code int) {
 	d.fail[call][n] = code
 }
 
-// FailRun makes the n-th copy, fill, launch or Run, from 1 in the order in
-// which they run, fail with a code when its turn comes. As on a GPU, the context
-// is lost: this and every later call returns the code.
+// FailRun makes the n-th copy, fill, launch or Run, counted from 1 in execution order, fail with a
+// code when it runs. As on a GPU the context is then lost: this and every later call returns the
+// code.
 func (d *Driver) FailRun(n, code int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.failRun[n] = code
 }
 
-// Calls returns how often each call was made so far; "run" counts what ran.
+// Calls returns the number of calls of each function so far; "run" counts executed work.
 func (d *Driver) Calls() map[string]int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -179,15 +176,15 @@ func (d *Driver) Calls() map[string]int {
 	return m
 }
 
-// Faults returns what the double has found so far.
+// Faults returns the faults that the double has found so far.
 func (d *Driver) Faults() []error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return slices.Clone(d.faults)
 }
 
-// Close ends the double. Its error says all that it has found, and what was not
-// given back: memory, streams, events, modules, contexts.
+// Close ends the double. Its error lists all faults, and the memory, streams, events, modules and
+// contexts that were not released.
 func (d *Driver) Close() error {
 	d.mu.Lock()
 	if d.closed {
@@ -238,7 +235,7 @@ func (d *Driver) fault(format string, args ...any) {
 	}
 }
 
-// codes are the driver's names of the codes that the double gives.
+// codes are the names of the error codes that the double returns.
 var codes = map[int]string{
 	1: "CUDA_ERROR_INVALID_VALUE", 2: "CUDA_ERROR_OUT_OF_MEMORY", 100: "CUDA_ERROR_NO_DEVICE", 101: "CUDA_ERROR_INVALID_DEVICE",
 	200: "CUDA_ERROR_INVALID_IMAGE", 201: "CUDA_ERROR_INVALID_CONTEXT", 217: "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", 400: "CUDA_ERROR_INVALID_HANDLE", 500: "CUDA_ERROR_NOT_FOUND",
@@ -255,11 +252,11 @@ func failure(call string, code int, format string, args ...any) *driver.Error {
 	return &driver.Error{Call: call, Code: code, Name: name, Text: fmt.Sprintf(format, args...)}
 }
 
-// free lists calls that need no current context.
+// free lists the calls that need no current context.
 var free = []string{"cuDriverGetVersion", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent", "cuDeviceCanAccessPeer"}
 
-// enter begins a call: it counts it and gives the error that it was told to
-// give. The caller holds mu.
+// enter begins a call: it counts the call and returns the error that was planned for it. The caller
+// holds mu.
 func (d *Driver) enter(call string) error {
 	d.calls[call]++
 	if code, ok := d.fail[call][d.calls[call]]; ok {
@@ -278,8 +275,7 @@ func (d *Driver) enter(call string) error {
 	return d.whileCapturing(call)
 }
 
-// teardown is enter for calls that give something back: they do so even where
-// they report an error.
+// teardown is enter for calls that release something: they release it even if they return an error.
 func (d *Driver) teardown(call string) error { return d.enter(call) }
 
 func (d *Driver) handle() uintptr {
@@ -287,14 +283,14 @@ func (d *Driver) handle() uintptr {
 	return d.next
 }
 
-// Version returns 12.4's.
+// Version returns that of CUDA 12.4.
 func (d *Driver) Version() (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return 12040, d.enter("cuDriverGetVersion")
 }
 
-// Devices describes the doubles.
+// Devices describes the double's devices.
 func (d *Driver) Devices() ([]driver.Device, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -319,7 +315,7 @@ func (d *Driver) describe(ordinal int) driver.Device {
 	return says
 }
 
-// Retain gives a device's context.
+// Retain returns a device's context.
 func (d *Driver) Retain(ordinal int) (driver.Context, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -333,7 +329,7 @@ func (d *Driver) Retain(ordinal int) (driver.Context, error) {
 	return driver.Context(firstContext + ordinal), nil
 }
 
-// Release gives it back.
+// Release releases a device's context.
 func (d *Driver) Release(ordinal int) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -345,7 +341,7 @@ func (d *Driver) Release(ordinal int) error {
 	return err
 }
 
-// SetCurrent makes a context the calling thread's; 0 takes it away.
+// SetCurrent makes a context current on the calling thread; 0 makes none current.
 func (d *Driver) SetCurrent(c driver.Context) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -362,7 +358,7 @@ func (d *Driver) SetCurrent(c driver.Context) error {
 	return nil
 }
 
-// MemInfo returns what is left of the device's memory, and all of it.
+// MemInfo returns the available and the total memory of the device.
 func (d *Driver) MemInfo() (available, total int64, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -373,11 +369,10 @@ func (d *Driver) MemInfo() (available, total int64, err error) {
 	return d.left(g), g.says.Memory, nil
 }
 
-// left is what nobody has of a device's memory.
+// left returns the unused memory of a device.
 func (d *Driver) left(g *gpu) int64 { return g.says.Memory - d.opts.Used - g.used - g.own }
 
-// Take takes memory of the calling thread's device as a library that loads code does: it
-// does not come back.
+// Take uses memory of the calling thread's device permanently, as a library that loads code does.
 func (d *Driver) Take(call string, bytes int64) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

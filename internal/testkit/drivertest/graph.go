@@ -10,14 +10,14 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// capture collects what a thread enqueues on a stream. The double captures the work of one
-// stream: launches, copies, fills and Run. What orders streams, and values in memory, it
-// refuses, where a driver takes some of it.
+// capture collects the work that a thread enqueues on one stream: launches, copies, fills and Run.
+// It refuses operations that order streams and values in memory, although a driver allows some of
+// them.
 type capture struct {
 	stream *stream
 	gpu    int
 	items  []item
-	broken bool // by a call that is not allowed: nothing comes of it
+	broken bool // by a forbidden call: it gives no graph
 }
 
 // collected is a graph.
@@ -32,7 +32,7 @@ type readyGraph struct {
 	bytes int64 // of the device, until it is destroyed
 }
 
-// refuse breaks a capture.
+// refuse invalidates a capture.
 func (c *capture) refuse(call, why string) error {
 	if c.broken {
 		return failure(call, 901, "an earlier call broke the capture")
@@ -53,12 +53,12 @@ func (c *capture) add(call string, i item) error {
 	return nil
 }
 
-// forbidden are calls that a thread may not make while it captures: they wait for the device,
-// or may.
+// forbidden lists the calls that a thread must not make while it captures, because they wait for
+// the device or may do so.
 var forbidden = []string{"cuMemAlloc_v2", "cuMemFree_v2", "cuMemHostAlloc", "cuMemFreeHost", "cuModuleLoadDataEx", "cuModuleUnload",
 	"cuStreamSynchronize", "cuEventQuery", "cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2", "cuCtxEnablePeerAccess"}
 
-// whileCapturing refuses a call that breaks the calling thread's capture.
+// whileCapturing refuses a call that invalidates the calling thread's capture.
 func (d *Driver) whileCapturing(call string) error {
 	if c := d.capturing[unix.Gettid()]; c != nil && slices.Contains(forbidden, call) {
 		return c.refuse(call, "it may wait for the device, which a capture forbids")
@@ -66,7 +66,7 @@ func (d *Driver) whileCapturing(call string) error {
 	return nil
 }
 
-// BeginCapture begins to collect what the calling thread enqueues on a stream.
+// BeginCapture begins to collect the work that the calling thread enqueues on a stream.
 func (d *Driver) BeginCapture(id driver.Stream) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -90,7 +90,7 @@ func (d *Driver) BeginCapture(id driver.Stream) error {
 	return nil
 }
 
-// EndCapture ends it.
+// EndCapture ends a capture and returns its graph.
 func (d *Driver) EndCapture(id driver.Stream) (driver.Graph, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -117,7 +117,7 @@ func (d *Driver) EndCapture(id driver.Stream) (driver.Graph, error) {
 	return g, nil
 }
 
-// DestroyGraph gives a graph back; what was made ready of it stays.
+// DestroyGraph destroys a graph; instances made of it stay.
 func (d *Driver) DestroyGraph(g driver.Graph) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -131,7 +131,7 @@ func (d *Driver) DestroyGraph(g driver.Graph) error {
 	return err
 }
 
-// Instantiate makes a graph ready, for which the device gives memory.
+// Instantiate makes a graph ready to launch, which uses device memory.
 func (d *Driver) Instantiate(g driver.Graph) (driver.GraphExec, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -156,7 +156,7 @@ func (d *Driver) Instantiate(g driver.Graph) (driver.GraphExec, error) {
 	return id, nil
 }
 
-// DestroyGraphExec gives one back, with its memory.
+// DestroyGraphExec destroys an instance and frees its memory.
 func (d *Driver) DestroyGraphExec(id driver.GraphExec) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -172,7 +172,7 @@ func (d *Driver) DestroyGraphExec(id driver.GraphExec) error {
 	return err
 }
 
-// LaunchGraph enqueues what a graph holds, which takes one place in the stream.
+// LaunchGraph enqueues a graph's operations, which occupy one place in the stream.
 func (d *Driver) LaunchGraph(id driver.GraphExec, s driver.Stream) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

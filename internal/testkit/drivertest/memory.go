@@ -14,12 +14,12 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// Fresh memory is NaN in every float type; the bytes between an allocation and
-// its guard pages have another pattern, which is looked at when it is freed.
+// New memory is NaN in every float type. The bytes between an allocation and its guard pages have
+// another pattern, which is checked when the allocation is freed.
 const (
 	poison    = 0xFF
 	canary    = 0xA5
-	alignment = 256 // of every allocation, as cuMemAlloc gives it
+	alignment = 256 // of every allocation, as with cuMemAlloc
 )
 
 type allocation struct {
@@ -47,7 +47,7 @@ func (a *allocation) String() string {
 
 func address(b []byte) uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) }
 
-// allocate maps memory that ends, but for its alignment, at a guard page.
+// allocate maps memory that ends at a guard page, except for alignment.
 func (d *Driver) allocate(size int64, gpu int) (*allocation, error) {
 	page := int64(os.Getpagesize())
 	padded := (size + alignment - 1) / alignment * alignment
@@ -92,7 +92,7 @@ func fill(b []byte, v byte) {
 	}
 }
 
-// release makes an allocation unreadable; its addresses are not given again.
+// release makes an allocation inaccessible. Its addresses are not reused.
 func (d *Driver) release(a *allocation) error {
 	front := int(uint64(a.at) - address(a.inner))
 	edges := [2][]byte{a.inner[:front], a.inner[front+len(a.data):]}
@@ -114,7 +114,7 @@ func (d *Driver) release(a *allocation) error {
 
 func (a *allocation) unmap() error { return os.NewSyscallError("munmap", unix.Munmap(a.whole)) }
 
-// find returns the allocation that at lies in, freed or not, or nil.
+// find returns the allocation, freed or not, that contains at, or nil.
 func (d *Driver) find(at driver.Address) *allocation {
 	i, exact := slices.BinarySearchFunc(d.allocs, at, func(b *allocation, at driver.Address) int { return compare(b.at, at) })
 	if !exact {
@@ -126,7 +126,7 @@ func (d *Driver) find(at driver.Address) *allocation {
 	return d.allocs[i]
 }
 
-// reach returns the allocation that holds a range, or what is wrong with it.
+// reach returns the allocation that contains a range, or an error.
 func (d *Driver) reach(r driver.Range) (*allocation, error) {
 	a := d.find(r.At)
 	switch {
@@ -142,7 +142,7 @@ func (d *Driver) reach(r driver.Range) (*allocation, error) {
 	return a, nil
 }
 
-// Alloc gives device memory.
+// Alloc allocates device memory.
 func (d *Driver) Alloc(size int64) (driver.Address, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -166,7 +166,7 @@ func (d *Driver) Alloc(size int64) (driver.Address, error) {
 	return a.at, nil
 }
 
-// Free gives it back.
+// Free frees device memory.
 func (d *Driver) Free(at driver.Address) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -189,7 +189,7 @@ func (d *Driver) giveBack(call string, at driver.Address, host bool) error {
 	return err
 }
 
-// HostAlloc gives page-locked memory. Its address is its pointer.
+// HostAlloc allocates page-locked memory. Its device address equals its pointer.
 func (d *Driver) HostAlloc(size int64) (unsafe.Pointer, driver.Address, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -206,15 +206,15 @@ func (d *Driver) HostAlloc(size int64) (unsafe.Pointer, driver.Address, error) {
 	return unsafe.Pointer(unsafe.SliceData(a.data)), a.at, nil
 }
 
-// HostFree gives it back.
+// HostFree frees page-locked memory.
 func (d *Driver) HostFree(p unsafe.Pointer) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.giveBack("cuMemFreeHost", driver.Address(uintptr(p)), true)
 }
 
-// Bytes is the host's view of a range of device or page-locked memory, for
-// tests. It fails the range where it is not in a live allocation.
+// Bytes returns a range of device or page-locked memory, for tests. A range that is not in a live
+// allocation is an error.
 func (d *Driver) Bytes(at driver.Address, n int64) ([]byte, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -11,8 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// gpu is one of the devices: its memory, its primary context and whose memory that
-// reaches.
+// gpu is one device: its memory, its primary context, and the devices whose memory it can access.
 type gpu struct {
 	says       driver.Device
 	retained   int
@@ -25,13 +24,13 @@ type gpu struct {
 // firstContext is the handle of the first device's primary context.
 const firstContext = 0x1000
 
-// Where an allocation is that is no device's, and who reaches all memory.
+// Values for an allocation on no device, and for code that can access all memory.
 const (
 	onHost   = -1
 	anywhere = -1
 )
 
-// here is the device of the calling thread's context, −1 for none.
+// here returns the device of the calling thread's current context, or −1.
 func (d *Driver) here() int {
 	c := d.current[unix.Gettid()]
 	if c == 0 {
@@ -40,7 +39,7 @@ func (d *Driver) here() int {
 	return int(c) - firstContext
 }
 
-// ordinal is the device of a context that is retained, −1 for none.
+// ordinal returns the device of a retained context, or −1.
 func (d *Driver) ordinal(c driver.Context) int {
 	i := int(c) - firstContext
 	if i < 0 || i >= len(d.gpus) || d.gpus[i].retained <= 0 {
@@ -49,7 +48,7 @@ func (d *Driver) ordinal(c driver.Context) int {
 	return i
 }
 
-// lost is what a call gives in the context of a device, −1 for none, that is lost.
+// lost returns the error of a call in a device's lost context; gpu −1 is none.
 func (d *Driver) lost(gpu int, call string) error {
 	if gpu < 0 || d.gpus[gpu].sticky == nil {
 		return nil
@@ -59,7 +58,7 @@ func (d *Driver) lost(gpu int, call string) error {
 	return &e
 }
 
-// own refuses what belongs to another device's context than it is used with.
+// own refuses an object that belongs to another device's context.
 func (d *Driver) own(call, what string, gpu, with int) error {
 	if gpu == with {
 		return nil
@@ -68,7 +67,7 @@ func (d *Driver) own(call, what string, gpu, with int) error {
 	return failure(call, 400, "%s is of device %d's context, not of device %d's", what, gpu, with)
 }
 
-// ownStream refuses work on a stream of another context than the calling thread's.
+// ownStream refuses work on a stream of a context that is not current.
 func (d *Driver) ownStream(call string, s driver.Stream) error {
 	if q := d.streams[s]; q != nil {
 		return d.own(call, fmt.Sprintf("stream %d", s), q.gpu, d.here())
@@ -76,13 +75,13 @@ func (d *Driver) ownStream(call string, s driver.Stream) error {
 	return nil // push names it
 }
 
-// canReach tells whether a device has access to an allocation.
+// canReach reports whether a device can access an allocation.
 func (d *Driver) canReach(gpu int, m *allocation) bool {
 	return gpu < 0 || m.gpu < 0 || gpu == m.gpu || d.gpus[gpu].reaches[m.gpu]
 }
 
-// pointers looks through a launch's parameters for memory of devices that the function's
-// has no access to.
+// pointers searches a launch's parameters for memory of devices that the function's device cannot
+// access.
 func (d *Driver) pointers(f *function, params []byte) error {
 	if len(d.gpus) < 2 {
 		return nil
@@ -99,7 +98,7 @@ func (d *Driver) pointers(f *function, params []byte) error {
 	return nil
 }
 
-// CanAccessPeer tells whether two devices have a link.
+// CanAccessPeer reports whether two devices have a link.
 func (d *Driver) CanAccessPeer(ordinal, peer int) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -115,7 +114,7 @@ func (d *Driver) CanAccessPeer(ordinal, peer int) (bool, error) {
 
 func (d *Driver) linked(a, b int) bool { return d.opts.NoLink == nil || !d.opts.NoLink(a, b) }
 
-// EnablePeerAccess lets the calling thread's device reach another one's memory.
+// EnablePeerAccess lets the calling thread's device access another device's memory.
 func (d *Driver) EnablePeerAccess(peer driver.Context) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -178,7 +177,7 @@ func (d *Driver) CopyPeer(dst driver.Address, to driver.Context, src driver.Addr
 	}})
 }
 
-// Traffic returns the bytes that went from a device to another one, by ordinals, so far.
+// Traffic returns the bytes copied so far between each pair of devices, by ordinals.
 func (d *Driver) Traffic() map[[2]int]int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -189,7 +188,7 @@ func (d *Driver) Traffic() map[[2]int]int64 {
 	return m
 }
 
-// Most returns the most bytes of a device's memory that were allocated at a time.
+// Most returns the highest number of bytes of a device that were allocated at one time.
 func (d *Driver) Most(ordinal int) int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -24,7 +24,7 @@ func (c *clock) join(o clock) {
 
 func (c clock) has(agent int, time uint64) bool { return agent < len(c) && c[agent] >= time }
 
-// agent is who runs operations one after the other.
+// agent runs operations one after another: a stream or a host thread.
 type agent struct {
 	id    int
 	name  string
@@ -74,7 +74,7 @@ func (r *races) worker(id uintptr) *agent {
 	return a
 }
 
-// access is the latest one of its kind by an agent.
+// access is an agent's latest access of one kind.
 type access struct {
 	agent *agent
 	time  uint64
@@ -88,10 +88,10 @@ type segment struct {
 	reads    []access // since the write, one an agent
 }
 
-// segments are in order and lie apart; bytes between them were never accessed.
+// segments are sorted and disjoint; bytes between them were never accessed.
 type segments []segment
 
-// cut makes at a boundary of segments, where it lies in one.
+// cut splits the segment that contains at, if any.
 func (s *segments) cut(at int64) int {
 	i, _ := slices.BinarySearchFunc(*s, at, func(g segment, at int64) int {
 		if g.to <= at {
@@ -110,8 +110,8 @@ func (s *segments) cut(at int64) int {
 	return i
 }
 
-// touch records an access to [from, to) and gives the first earlier one that
-// conflicts with it and that clock c does not order before it.
+// touch records an access to [from, to). It returns the first earlier access that conflicts with it
+// and that clock c does not order before it.
 func (s *segments) touch(from, to int64, write bool, now access, c clock) (conflict access, wrote bool) {
 	if from >= to {
 		return access{}, false
@@ -158,7 +158,7 @@ func (s *segments) touch(from, to int64, write bool, now access, c clock) (confl
 		i := s.cut(g.from)
 		*s = slices.Insert(*s, i, g)
 	}
-	// Neighbours that an operation has written as one have one history.
+	// Adjacent segments written by one operation have the same history.
 	if write {
 		s.merge(from, to, now)
 	}
@@ -178,9 +178,8 @@ func (s *segments) merge(from, to int64, now access) {
 	}
 }
 
-// accesses checks an agent's reads and writes and records them; the error is of
-// a range that is not in a live allocation, or not in memory that the device reaches. The
-// caller holds mu.
+// accesses checks and records an agent's reads and writes. It returns an error for a range outside
+// live allocations, or in memory that the device cannot access. The caller holds mu.
 func (d *Driver) accesses(a *agent, gpu int, label string, reads, writes []driver.Range) error {
 	now := access{a, a.tick(), label}
 	for k, list := range [2][]driver.Range{reads, writes} {
@@ -217,21 +216,21 @@ func (d *Driver) accesses(a *agent, gpu int, label string, reads, writes []drive
 	return nil
 }
 
-// HostAccess is driver.Observer's.
+// HostAccess implements driver.Observer.
 func (d *Driver) HostAccess(id uintptr, label string, reads, writes []driver.Range) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	_ = d.accesses(d.races.worker(id), anywhere, label, reads, writes) // a fault is noted
+	_ = d.accesses(d.races.worker(id), anywhere, label, reads, writes) // a fault is recorded
 }
 
-// HostSaw is driver.Observer's.
+// HostSaw implements driver.Observer.
 func (d *Driver) HostSaw(id uintptr, word driver.Address) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.races.worker(id).clock.join(d.races.words[word])
 }
 
-// HostSet is driver.Observer's.
+// HostSet implements driver.Observer.
 func (d *Driver) HostSet(id uintptr, word driver.Address) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -240,7 +239,7 @@ func (d *Driver) HostSet(id uintptr, word driver.Address) {
 	d.races.words[word] = c
 }
 
-// Abandon is driver.Observer's: order is no longer checked.
+// Abandon implements driver.Observer: order is no longer checked.
 func (d *Driver) Abandon() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

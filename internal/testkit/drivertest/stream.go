@@ -81,11 +81,10 @@ func (d *Driver) push(call string, s driver.Stream, i item) error {
 	return nil
 }
 
-// stuck is how long a call of the driver may wait for work that does not end before
-// the double says that it never would have.
+// stuck is how long a driver call may wait for work before the double reports it as endless.
 const stuck = 2 * time.Minute
 
-// await holds a call until a condition is true or the context is lost.
+// await blocks a call until a condition is true or the context is lost.
 func (d *Driver) await(call string, gpu int, ok func() bool) {
 	began := time.Now()
 	look := time.AfterFunc(stuck, func() {
@@ -105,7 +104,7 @@ func (d *Driver) await(call string, gpu int, ok func() bool) {
 	}
 }
 
-// ready tells whether the head of a queue can run.
+// ready reports whether the head of a queue can run.
 func (s *stream) ready() bool {
 	if s.busy || len(s.queue) == 0 {
 		return false
@@ -121,8 +120,8 @@ func (s *stream) ready() bool {
 	return true
 }
 
-// pick returns a stream whose head can run, or nil, and whether one waits for a
-// value, which nobody announces.
+// pick returns a stream whose head can run, or nil. It also reports whether a stream waits for a
+// value, whose change is not announced.
 func (d *Driver) pick() (found *stream, poll bool) {
 	if d.opts.Seed != 0 {
 		if d.era--; d.era < 0 {
@@ -145,10 +144,10 @@ func (d *Driver) pick() (found *stream, poll bool) {
 	return found, poll
 }
 
-// work runs what streams hold, until the double is closed.
+// work runs the streams' operations until the double is closed.
 func (d *Driver) work() {
 	defer d.wg.Done()
-	debug.SetPanicOnFault(true) // what runs out of an allocation hits an unreadable page
+	debug.SetPanicOnFault(true) // access outside an allocation hits an inaccessible page
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	idle := 0
@@ -186,8 +185,8 @@ func (d *Driver) work() {
 	}
 }
 
-// drop empties the queues of a context that is lost. Who waits for its events goes on, so
-// that nothing is ordered any more.
+// drop empties the queues of a lost context. Waits for its events end, so order is no longer
+// checked.
 func (d *Driver) drop(gpu int) {
 	d.races.abandoned = true
 	for _, s := range d.order {
@@ -204,8 +203,7 @@ func (d *Driver) drop(gpu int) {
 	}
 }
 
-// step runs the head of a queue. The caller holds mu, which is given back while
-// work runs.
+// step runs the head of a queue. The caller holds mu, which is released while the work runs.
 func (d *Driver) step(s *stream) {
 	i := s.queue[0]
 	s.agent.clock.join(i.host)
@@ -266,7 +264,7 @@ func (d *Driver) step(s *stream) {
 	d.cond.Broadcast()
 }
 
-// lose ends a device's context: whatever is called in it from then on gives e.
+// lose ends a device's context: every later call in it returns e.
 func (d *Driver) lose(gpu int, e *driver.Error) {
 	if d.gpus[gpu].sticky == nil {
 		d.gpus[gpu].sticky = e
@@ -278,7 +276,8 @@ type crash struct{ text string }
 
 func (c *crash) Error() string { return c.text }
 
-// call runs work; a panic of it, also one of reaching unreadable memory, is its error.
+// call runs work. It returns a panic as an error, including one from an access to inaccessible
+// memory.
 func call(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -292,7 +291,7 @@ func call(f func() error) (err error) {
 	return f()
 }
 
-// NewStream makes a stream.
+// NewStream creates a stream.
 func (d *Driver) NewStream() (driver.Stream, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -307,7 +306,7 @@ func (d *Driver) NewStream() (driver.Stream, error) {
 	return id, nil
 }
 
-// DestroyStream ends one; what it holds runs before, as the driver has it.
+// DestroyStream destroys a stream after its work has run, as the driver does.
 func (d *Driver) DestroyStream(id driver.Stream) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -330,8 +329,7 @@ func (d *Driver) drain(s *stream) {
 	}
 }
 
-// drainAll waits until no stream of a device has anything to run, as a driver does to
-// load code.
+// drainAll waits until no stream of a device has work, as a driver does to load code.
 func (d *Driver) drainAll(call string, gpu int) {
 	d.await(call, gpu, func() bool {
 		for _, s := range d.order {
@@ -364,8 +362,8 @@ func (d *Driver) Synchronize(id driver.Stream) error {
 	return nil
 }
 
-// hostJoins orders what the calling thread does after a clock. A thread's clock
-// is never changed in place: items hold it.
+// hostJoins orders the calling thread's next operations after a clock. A thread's clock is never
+// changed in place, because items hold it.
 func (d *Driver) hostJoins(c clock) {
 	t := d.races.thread(unix.Gettid())
 	fresh := slices.Clone(t.clock)
@@ -373,7 +371,7 @@ func (d *Driver) hostJoins(c clock) {
 	t.clock = fresh
 }
 
-// NewEvent makes an event.
+// NewEvent creates an event.
 func (d *Driver) NewEvent(timed bool) (driver.Event, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -386,7 +384,7 @@ func (d *Driver) NewEvent(timed bool) (driver.Event, error) {
 	return id, nil
 }
 
-// DestroyEvent ends one.
+// DestroyEvent destroys an event.
 func (d *Driver) DestroyEvent(e driver.Event) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -443,7 +441,7 @@ func (d *Driver) Wait(s driver.Stream, e driver.Event) error {
 	return d.push("cuStreamWaitEvent", s, item{label: "wait", wait: ev.latest})
 }
 
-// Done tells whether what is before the event's latest record has run.
+// Done reports whether the work before the event's latest record has run.
 func (d *Driver) Done(e driver.Event) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -460,7 +458,7 @@ func (d *Driver) Done(e driver.Event) (bool, error) {
 	return ev.latest.done, nil
 }
 
-// Elapsed is the time between two records that have run.
+// Elapsed returns the time between two records that have run.
 func (d *Driver) Elapsed(from, to driver.Event) (float32, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -517,7 +515,7 @@ func (d *Driver) valueItem(call string, s driver.Stream, at driver.Address, v ui
 	return d.push(call, s, item{label: call, word: w, at: at, value: v, store: store})
 }
 
-// Access is driver.Observer's.
+// Access implements driver.Observer.
 func (d *Driver) Access(label string, s driver.Stream, reads, writes []driver.Range) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -526,8 +524,8 @@ func (d *Driver) Access(label string, s driver.Stream, reads, writes []driver.Ra
 	}
 }
 
-// Run enqueues a Go function: a library's work in a test. Its error, or panic,
-// loses the context, as a kernel that fails does. What it reaches is told by Access.
+// Run enqueues a Go function that stands for a library's work. An error or panic of it loses the
+// context, like a failed kernel. Access declares what it reads and writes.
 func (d *Driver) Run(s driver.Stream, label string, f func() error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -540,9 +538,9 @@ func (d *Driver) Run(s driver.Stream, label string, f func() error) error {
 	return d.push("Run", s, item{label: label, run: f})
 }
 
-// Until enqueues a wait for something that other streams or the host bring about: a
-// library's work in a test. f is asked again and again with the double's lock held: it
-// calls nothing of the double. Who waits is not ordered after what f sees.
+// Until enqueues a wait for an event in other streams or on the host, which stands for a library's
+// work. f is called repeatedly with the double's lock held and must not call the double. The wait
+// gives no order after what f sees.
 func (d *Driver) Until(s driver.Stream, label string, f func() bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -555,7 +553,7 @@ func (d *Driver) Until(s driver.Stream, label string, f func() bool) error {
 	return d.push("Until", s, item{label: label, until: f})
 }
 
-// Current is the device whose context is current on the calling thread; -1 for none.
+// Current returns the device whose context is current on the calling thread, or -1.
 func (d *Driver) Current() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package fault is a device that fails where it is told to: it wraps another
-// one, so that what a failure does to a job can be tested.
+// Package fault wraps a device and makes chosen operations fail, to test the effect of failures on
+// a job.
 package fault
 
 import (
@@ -33,23 +33,23 @@ const (
 	Hang
 )
 
-// Plan says where to fail. Its zero value fails nowhere.
+// Plan says which operations fail. The zero value fails none.
 type Plan struct {
-	// Launch fails the n-th launch (from 1) over all streams among those that
-	// Label matches; 0: none.
+	// Launch fails the n-th launch (from 1), over all streams, whose label matches Label; 0 fails
+	// none.
 	Launch int64
-	// Label is a part of the labels that Launch counts; empty: all.
+	// Label is a substring of the labels that Launch counts; empty counts all.
 	Label string
 	Mode  Mode
-	// Alloc fails allocations in Space.
+	// Alloc makes allocations in Space fail.
 	Alloc bool
 	Space graph.Space
-	// Copy fails binding a copy whose label has this part; empty: none.
+	// Copy makes binding a copy fail if its label contains this text; empty fails none.
 	Copy string
 }
 
-// Context wraps a context. It implements device.Context, and device.Poisoner
-// where the wrapped context does.
+// Context wraps a context. It implements device.Context, and device.Poisoner if the wrapped context
+// does.
 type Context struct {
 	device.Context
 	plan    Plan
@@ -71,7 +71,7 @@ func Wrap(ctx device.Context, plan Plan) *Context {
 	return &Context{Context: ctx, plan: plan, release: make(chan struct{})}
 }
 
-// Fired tells whether the planned launch was reached.
+// Fired reports whether the planned launch was reached.
 func (c *Context) Fired() bool { return c.fired.Load() }
 
 // Alloc fails in the plan's space.
@@ -90,7 +90,7 @@ func (c *Context) Copy(label string, dst, src device.Ptr) (device.Kernel, error)
 	return c.Context.Copy(label, dst, src)
 }
 
-// Poison passes on to the wrapped context.
+// Poison calls the wrapped context.
 func (c *Context) Poison(label string, p device.Ptr) (device.Kernel, error) {
 	poisoner, ok := c.Context.(device.Poisoner)
 	if !ok {
@@ -99,7 +99,7 @@ func (c *Context) Poison(label string, p device.Ptr) (device.Kernel, error) {
 	return poisoner.Poison(label, p)
 }
 
-// Running passes on to the wrapped context.
+// Running calls the wrapped context.
 func (c *Context) Running() []string {
 	if o, ok := c.Context.(device.Observer); ok {
 		return o.Running()
@@ -107,7 +107,7 @@ func (c *Context) Running() []string {
 	return nil
 }
 
-// DiskTraffic passes on to the wrapped context.
+// DiskTraffic calls the wrapped context.
 func (c *Context) DiskTraffic() device.Traffic {
 	if u, ok := c.Context.(device.DiskUser); ok {
 		return u.DiskTraffic()
@@ -115,19 +115,19 @@ func (c *Context) DiskTraffic() device.Traffic {
 	return device.Traffic{}
 }
 
-// Abort releases operations that hang, and aborts the wrapped context.
+// Abort releases hanging operations and aborts the wrapped context.
 func (c *Context) Abort(err error) {
 	c.Context.Abort(err)
 	c.once.Do(func() { close(c.release) })
 }
 
-// Close releases operations that hang, and closes the wrapped context.
+// Close releases hanging operations and closes the wrapped context.
 func (c *Context) Close() error {
 	c.once.Do(func() { close(c.release) })
 	return c.Context.Close()
 }
 
-// NewStream returns a stream of the wrapped context, with faults.
+// NewStream returns a stream of the wrapped context with the planned faults.
 func (c *Context) NewStream(id graph.StreamID) (device.Stream, error) {
 	s, err := c.Context.NewStream(id)
 	if err != nil {
@@ -150,7 +150,7 @@ func (s *stream) Launch(k device.Kernel) error {
 	s.ctx.fired.Store(true)
 	if plan.Mode == AtLaunch {
 		err := &device.OpError{Rank: s.ctx.Rank(), Stream: s.id, Kernel: k, Err: ErrInjected}
-		s.ctx.Abort(err) // as a driver's error, it is sticky
+		s.ctx.Abort(err) // sticky, like a driver's error
 		return err
 	}
 	return s.Stream.Launch(&failing{Kernel: k, ctx: s.ctx})
@@ -164,7 +164,7 @@ func (s *stream) Time(t device.Timer) error {
 	return timed.Time(t)
 }
 
-// failing takes a kernel's place. It has the Run method of the CPU's kernels.
+// failing replaces a kernel. It has the Run method of CPU kernels.
 type failing struct {
 	device.Kernel
 	ctx *Context
@@ -180,5 +180,5 @@ func (f *failing) Run() error {
 	return ErrInjected
 }
 
-// Unwrap returns the kernel that f took the place of.
+// Unwrap returns the kernel that f replaces.
 func (f *failing) Unwrap() device.Kernel { return f.Kernel }

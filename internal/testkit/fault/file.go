@@ -7,31 +7,31 @@ import (
 	"syscall"
 )
 
-// File is what the disk tier reads and writes.
+// File is the file interface of the disk tier.
 type File interface {
 	io.ReaderAt
 	io.WriterAt
 }
 
-// FilePlan says where a file fails. Operations are counted from 1; 0 fails none.
+// FilePlan says which operations of a file fail. Operations are counted from 1; 0 fails none.
 type FilePlan struct {
 	// Read fails the n-th read with an I/O error.
 	Read int64
-	// Write fails the n-th write with an I/O error, nothing being written.
+	// Write fails the n-th write with an I/O error and writes nothing.
 	Write int64
 	// Full fails the n-th write and all after it with "no space left on device".
 	Full int64
-	// Short writes half of the n-th write, and then says that the disk is full.
+	// Short writes half of the n-th write and then fails with "no space left on device".
 	Short int64
-	// Flip changes a bit of what the n-th write stores, in its middle, and says
-	// nothing: damage between write and read.
+	// Flip changes a bit in the middle of the n-th write's data without an error, like damage on
+	// the disk.
 	Flip int64
 }
 
 // WrapFile returns f with faults.
 func WrapFile(f File, plan FilePlan) *FaultyFile { return &FaultyFile{file: f, plan: plan} }
 
-// FaultyFile is a File with faults. Its operations may run at the same time.
+// FaultyFile is a File with faults. Its operations may run concurrently.
 type FaultyFile struct {
 	file          File
 	plan          FilePlan
@@ -39,7 +39,7 @@ type FaultyFile struct {
 	fired         atomic.Bool
 }
 
-// Fired tells whether a planned operation was reached.
+// Fired reports whether a planned operation was reached.
 func (f *FaultyFile) Fired() bool { return f.fired.Load() }
 
 // ReadAt reads, or fails.
@@ -51,7 +51,7 @@ func (f *FaultyFile) ReadAt(b []byte, off int64) (int, error) {
 	return f.file.ReadAt(b, off)
 }
 
-// WriteAt writes, or fails, or damages.
+// WriteAt writes, fails, or writes damaged data.
 func (f *FaultyFile) WriteAt(b []byte, off int64) (int, error) {
 	n := f.writes.Add(1)
 	fail := func(done int, err error) (int, error) {
@@ -73,8 +73,8 @@ func (f *FaultyFile) WriteAt(b []byte, off int64) (int, error) {
 		}
 		return fail(half, syscall.ENOSPC)
 	case n == f.plan.Flip && len(b) > 0:
-		// The caller's bytes are not ours to change, and direct I/O wants the
-		// alignment that they have: the damage is written in their place and undone.
+		// The caller's bytes must not change, and direct I/O needs their alignment: the damage is
+		// written in place and undone.
 		f.fired.Store(true)
 		i := len(b) / 2
 		b[i] ^= 0x10

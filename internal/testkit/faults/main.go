@@ -1,5 +1,5 @@
-// Faults plants faults in the code, one at a time, and runs the tests that
-// should catch them. It shows how strong the test suite is.
+// Faults plants faults in the code, one at a time, and runs the tests that should catch them. This
+// measures how strong the test suite is.
 //
 // The faults are the *.txt files of this folder. A file holds any number:
 //
@@ -10,12 +10,12 @@
 //	-- new
 //	the text in its place
 //
-// The old text is searched for, so files may move. A text that is found
-// nowhere, or twice, is an error. The tree is not changed: the fault reaches
-// the compiler by go build's -overlay.
+// The old text is searched for, so files may move. A text that occurs nowhere or twice is an error.
+// The source files do not change: the compiler gets the fault through go build's -overlay.
 //
-// For each fault the tests of its own package run first, then those of the
-// packages that import it, nearest first, up to -depth imports away. The first
+// For each fault the tests of its own package run first, then those of the packages that import it,
+// nearest first, up to -depth imports away. After the first failing package no more tests run for
+// that fault.
 // failing package ends the fault.
 package main
 
@@ -172,7 +172,7 @@ func run(o options, files, match string, sample int, seed uint64, most time.Dura
 	return nil
 }
 
-// table reads what write wrote.
+// table reads the results that write has written.
 func table(path string) (rows []result, err error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -254,7 +254,7 @@ func read(folder string) ([]fault, error) {
 	return all, nil
 }
 
-// locate finds the one place of each fault's old text.
+// locate finds the unique place of each fault's old text.
 func locate(tree string, list []fault) error {
 	var wrong []error
 	found := make([][]string, len(list))
@@ -304,8 +304,7 @@ func locate(tree string, list []fault) error {
 	return errors.Join(wrong...)
 }
 
-// places gives the [begin, end) of each occurrence of old in text. Indentation
-// does not count.
+// places returns the [begin, end) of each occurrence of old in text. Indentation is ignored.
 func places(text, old string) [][2]int {
 	lines := strings.Split(old, "\n")
 	for i, l := range lines {
@@ -370,8 +369,8 @@ func load(o options) (*imports, error) {
 	return g, nil
 }
 
-// from lists the packages with tests up to depth imports above dir, nearest
-// first. Those with the most below them, which take longest, come last.
+// from lists the packages with tests up to depth imports above dir, nearest first. At equal
+// distance, those with the most dependencies, which take longest, come last.
 func (g *imports) from(dir string, depth int) []string {
 	var all []string
 	seen := map[string]bool{dir: true}
@@ -411,9 +410,8 @@ func builds(o options, g *imports, list []fault) error {
 	return errors.Join(wrong...)
 }
 
-// overlay writes the faulty file beside the tree and gives the environment in
-// which go builds with it. By the environment it also reaches a go build that a
-// test starts.
+// overlay writes the faulty file outside the tree and returns the environment in which go builds
+// with it. Through the environment it also applies to a go build that a test starts.
 func overlay(o options, f fault) (env []string, remove func(), err error) {
 	work, err := os.MkdirTemp("", "faults-")
 	if err != nil {

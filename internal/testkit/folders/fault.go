@@ -13,16 +13,16 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Trouble is what happens to an operation of a Fault.
+// Trouble is the kind of failure of an operation of a Fault.
 type Trouble int
 
-// The kinds of trouble. Full happens to one operation, the first from Fault.At on that needs
-// room; Short to the first write.
+// The kinds of trouble. Full affects one operation: the first from Fault.At on that needs space.
+// Short affects the first write from there.
 const (
 	Broken Trouble = iota // it fails with EIO and does nothing
 	Full                  // it fails with ENOSPC and does nothing
 	Short                 // a write writes half of what it was given and fails with ENOSPC
-	Killed                // neither it nor anything after it happens
+	Killed                // neither this operation nor any later one happens
 )
 
 // Troubles are all of them.
@@ -30,11 +30,11 @@ var Troubles = []Trouble{Broken, Full, Short, Killed}
 
 func (t Trouble) String() string { return [...]string{"error", "full disk", "short write", "kill"}[t] }
 
-// ErrKilled is what operations of a killed process would say if it lived.
+// ErrKilled is the error of operations after the process was killed.
 var ErrKilled = errors.New("the process was killed before this")
 
-// Fault has folders of whose operations, counted from 1, one fails. Every method call of
-// them and of their files counts, but for Name, Path, Fd and the Close of a folder.
+// Fault opens folders in which one operation fails. Operations are counted from 1. Every method
+// call of the folders and their files counts, except Name, Path, Fd and a folder's Close.
 type Fault struct {
 	At      int     // the operation that fails; 0: none
 	Trouble Trouble // how
@@ -48,35 +48,35 @@ type Fault struct {
 	at    int // the operation that failed
 }
 
-// Folder is another folder, whose operations fail as the Fault says.
+// Folder wraps another folder, with the failures of the Fault.
 func (f *Fault) Folder(in filesys.Folder) filesys.Folder { return &failing{in, f} }
 
-// Count is how many operations there were so far.
+// Count returns the number of operations so far.
 func (f *Fault) Count() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.count
 }
 
-// Hit says which operation failed, "" for none.
+// Hit returns a description of the operation that failed, or "" if none did.
 func (f *Fault) Hit() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.hit
 }
 
-// Failed is the number of the operation that failed, 0 for none.
+// Failed returns the number of the operation that failed, or 0 if none did.
 func (f *Fault) Failed() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.at
 }
 
-// roomy are the operations that need room on the disk.
+// roomy lists the operations that need disk space.
 var roomy = []string{"create", "mkdir", "rename", "write", "truncate", "allocate", "sync", "sync folder"}
 
-// step counts an operation. short says that a write is to be cut; an error, that
-// the operation does not happen.
+// step counts an operation. If short is set, a write must be cut. If err is not nil, the operation
+// must not happen.
 func (f *Fault) step(op, path string) (short bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -113,7 +113,7 @@ func (f *Fault) step(op, path string) (short bool, err error) {
 	return short, err
 }
 
-// failing is an open folder of a Fault.
+// failing is a folder opened through a Fault.
 type failing struct {
 	filesys.Folder
 	f *Fault
@@ -125,7 +125,7 @@ func (d *failing) step(op, name string) error {
 	return err
 }
 
-// OpenFile opens a file, whose operations count too.
+// OpenFile opens a file whose operations count too.
 func (d *failing) OpenFile(name string, flag int, perm fs.FileMode) (filesys.File, error) {
 	op := "open"
 	if flag&os.O_CREATE != 0 {
@@ -215,7 +215,7 @@ func (d *failing) Owner() (int64, error) {
 	return d.Folder.Owner()
 }
 
-// faulty is an open file of a Fault.
+// faulty is a file opened through a Fault.
 type faulty struct {
 	filesys.File
 	f *Fault
@@ -293,7 +293,7 @@ func (f *faulty) TryLock() (bool, error) {
 	return f.File.TryLock()
 }
 
-// Close closes the file whatever it says, as the system does.
+// Close closes the file even if it returns an error, as the system does.
 func (f *faulty) Close() error {
 	_, err := f.f.step("close", f.Name())
 	return errors.Join(err, f.File.Close())

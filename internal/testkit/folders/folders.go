@@ -1,5 +1,4 @@
-// Package folders has folders for tests in the place of the system's, see package
-// internal/filesys:
+// Package folders has test implementations of the folders of package internal/filesys:
 //
 //	Memory   a tree in memory
 //	Record   another folder, with a log of what changed it and what was synced
@@ -17,8 +16,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// At opens the folders below one: their paths begin with its own. Other paths are not
-// there. The folder is the caller's to close.
+// At opens the folders below root: paths must begin with root's path. Other paths do not exist. The
+// caller closes root.
 func At(root filesys.Folder) filesys.Opener { return opener{root} }
 
 type opener struct{ root filesys.Folder }
@@ -49,7 +48,7 @@ func (o opener) Open(path string) (filesys.Folder, error) {
 	return at, nil
 }
 
-// unclosed is a folder that somebody else closes.
+// unclosed is a folder whose Close does nothing, because another owner closes it.
 type unclosed struct{ filesys.Folder }
 
 func (unclosed) Close() error { return nil }

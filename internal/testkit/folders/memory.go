@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// Memory is a tree in memory. It has no links, no mounts and no owners, and no rights but
-// those that say what a name is. What was opened outlives its name, as on Unix.
+// Memory is a tree in memory. It has no links, mounts, owners or permissions, except the file type.
+// An open file stays usable after its name is removed, as on Unix.
 type Memory struct {
 	path string // of the folder that the tree stands for
 	mu   sync.Mutex
@@ -31,7 +31,7 @@ type node struct {
 	holder *handle          // has the lock
 }
 
-// NewMemory returns an empty tree that stands for the folder at a path.
+// NewMemory returns an empty tree with the given path as its root's path.
 func NewMemory(path string) *Memory {
 	return &Memory{path: path, root: &node{names: map[string]*node{}}}
 }
@@ -46,7 +46,7 @@ type folder struct {
 	path string
 }
 
-// use locks the tree for an operation on a name, and finds what has it.
+// use locks the tree for an operation on a name and finds the name's node.
 func (f *folder) use(name string) (n *node, done func()) {
 	f.m.mu.Lock()
 	if name == "." {
@@ -57,7 +57,7 @@ func (f *folder) use(name string) (n *node, done func()) {
 
 func (f *folder) at(name string) string { return filepath.Join(f.path, name) }
 
-// OpenFile opens or makes a file; the system's flags count for nothing.
+// OpenFile opens or creates a file. Flags of the system are ignored.
 func (f *folder) OpenFile(name string, flag int, _ fs.FileMode) (filesys.File, error) {
 	n, done := f.use(name)
 	defer done()
@@ -168,7 +168,7 @@ func (f *folder) Lstat(name string) (filesys.Info, error) {
 
 func (f *folder) Sync() error { return nil }
 
-// Room is not known: it ends with the process's memory.
+// Room is unknown: the process's memory is the limit.
 func (f *folder) Room() (filesys.Room, error) {
 	return filesys.Room{}, fail("statfs", f.path, errors.ErrUnsupported)
 }
@@ -279,7 +279,7 @@ func (h *handle) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// own returns a file's bytes as ones that may be changed.
+// own returns a file's bytes, copied first if another tree shares them.
 func (n *node) own() []byte {
 	if n.shared {
 		n.data, n.shared = slices.Clone(n.data), false
@@ -287,7 +287,7 @@ func (n *node) own() []byte {
 	return n.data
 }
 
-// overwrite writes p at off; a gap before it reads as zeros.
+// overwrite writes p at off. A gap before it reads as zeros.
 func overwrite(data, p []byte, off int64) []byte {
 	data = resize(data, max(int64(len(data)), off+int64(len(p))))
 	copy(data[off:], p)
@@ -296,7 +296,7 @@ func overwrite(data, p []byte, off int64) []byte {
 
 func resize(data []byte, size int64) []byte {
 	if size <= int64(len(data)) {
-		return data[:size:size] // what is cut off is not seen again
+		return data[:size:size] // the bytes cut off must not reappear
 	}
 	return append(data, make([]byte, size-int64(len(data)))...)
 }
@@ -369,7 +369,7 @@ func (h *handle) Close() error {
 	return nil
 }
 
-// Clone returns a tree with the same files, which nobody has open.
+// Clone returns a tree with the same files, none of them open.
 func (m *Memory) Clone() *Memory {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -388,7 +388,7 @@ func (m *Memory) Clone() *Memory {
 	return &Memory{path: m.path, root: clone(m.root)}
 }
 
-// Unlock gives back all locks, as the end of the processes that had them does.
+// Unlock releases all locks, as the end of the processes that hold them does.
 func (m *Memory) Unlock() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -11,25 +11,24 @@ import (
 	"github.com/spillway-ml/spillway/internal/filesys"
 )
 
-// opKind is what an operation of a Log does.
+// opKind is the kind of an operation of a Log.
 type opKind int
 
 const (
-	opEntries opKind = iota // names of folders changed: make, rename, remove
+	opEntries opKind = iota // names in folders changed: create, rename, remove
 	opWrite                 // bytes of a file
 	opSize                  // its length
 	opSync                  // a file's bytes and length are durable
 	opSyncDir               // a folder's names are durable
-	opNote                  // of the program
+	opNote                  // a note of the program
 )
 
-// inode is a file or a folder of a Log, whatever its names. 0 is the logged folder
-// itself.
+// inode identifies a file or folder of a Log, independently of its names. 0 is the logged folder.
 type inode int
 
 const none inode = -1
 
-// edit gives a name of a folder to an inode; none takes it away.
+// edit gives a name in a folder to an inode, or removes the name if the inode is none.
 type edit struct {
 	dir  inode
 	name string
@@ -38,35 +37,35 @@ type edit struct {
 
 // Op is one operation of a Log.
 type Op struct {
-	What string // in words: "rename", "sync" …
+	What string // description: "rename", "sync" …
 	Path string // as the program named it
 	kind opKind
 	on   inode  // written, synced
 	off  int64  // of a write, in bytes
-	data []byte // written
+	data []byte // the bytes written
 	size int64  // new length
-	edit []edit // of one operation: all or none
+	edit []edit // changes of names, made together or not at all
 	note any
 }
 
-// Log is what a Record saw: the operations that change files and folders, and those
-// that make changes durable, in order.
+// Log is the record of a Record: operations that change files and folders, and those that make
+// changes durable, in order.
 type Log struct {
 	ops     []Op
 	folders map[inode]bool
 }
 
-// Len is the number of operations, notes among them.
+// Len returns the number of operations, including notes.
 func (l *Log) Len() int { return len(l.ops) }
 
-// Ops returns the operations' words and paths.
+// Ops returns the operations with their descriptions and paths.
 func (l *Log) Ops() []Op { return slices.Clone(l.ops) }
 
-// Record logs what happens in a folder and below it, which is empty at first.
-// Operations are logged in the order in which they happen, one at a time.
+// Record logs the operations in a folder, which is empty at first, and below it. They are logged in
+// the order in which they happen, one at a time.
 type Record struct {
 	root filesys.Folder
-	// quick leaves syncs out of the folder: they are logged.
+	// quick skips the syncs: they are only logged.
 	quick bool
 
 	mu     sync.Mutex
@@ -75,33 +74,31 @@ type Record struct {
 	serial inode
 }
 
-// NewRecord logs what happens in an empty folder. With quick, syncs are logged and not
-// done.
+// NewRecord returns a Record of an empty folder. With quick, syncs are logged but not made.
 func NewRecord(root filesys.Folder, quick bool) *Record {
 	return &Record{root: root, quick: quick,
 		log:  Log{folders: map[inode]bool{0: true}},
 		tree: map[inode]map[string]inode{0: {}}}
 }
 
-// Folder is the folder that is logged.
+// Folder returns the logged folder.
 func (r *Record) Folder() filesys.Folder { return &logged{r.root, r, 0} }
 
-// Note puts what the program knows into the log: from there on Log.States hands it
-// on with each state.
+// Note adds a note of the program to the log. Log.States passes it with each later state.
 func (r *Record) Note(note any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.log.ops = append(r.log.ops, Op{What: "note", kind: opNote, note: note})
 }
 
-// Log returns what has been logged so far.
+// Log returns the log so far.
 func (r *Record) Log() *Log {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return &Log{ops: slices.Clone(r.log.ops), folders: maps.Clone(r.log.folders)}
 }
 
-// add logs a change of names and does it in the tree.
+// add logs a change of names and applies it to the tree.
 func (r *Record) add(what, path string, edits ...edit) {
 	for _, e := range edits {
 		if e.to == none {
@@ -118,14 +115,14 @@ func (r *Record) fresh() inode {
 	return r.serial
 }
 
-// logged is an open folder of a Record.
+// logged is a folder opened through a Record.
 type logged struct {
 	filesys.Folder
 	r *Record
 	n inode
 }
 
-// find is what has a name in the log's own tree.
+// find returns the inode of a name in the log's tree.
 func (f *logged) find(name string) (inode, bool) {
 	n, ok := f.r.tree[f.n][name]
 	return n, ok
@@ -133,7 +130,7 @@ func (f *logged) find(name string) (inode, bool) {
 
 func (f *logged) at(name string) string { return filepath.Join(f.Path(), name) }
 
-// OpenFile opens a file; that it makes one, or empties it, is logged.
+// OpenFile opens a file. Creating or emptying it is logged.
 func (f *logged) OpenFile(name string, flag int, perm fs.FileMode) (filesys.File, error) {
 	f.r.mu.Lock()
 	defer f.r.mu.Unlock()
@@ -146,7 +143,7 @@ func (f *logged) OpenFile(name string, flag int, perm fs.FileMode) (filesys.File
 	case !there && flag&os.O_CREATE != 0:
 		n = f.r.fresh()
 		f.r.add("create", f.at(name), edit{f.n, name, n})
-	case !there: // a file without a name, of which nothing is left
+	case !there: // a file without a name, of which nothing remains
 		n = none
 	case flag&os.O_TRUNC != 0 && flag&(os.O_WRONLY|os.O_RDWR) != 0:
 		f.r.log.ops = append(f.r.log.ops, Op{What: "truncate", Path: f.at(name), kind: opSize, on: n})
@@ -216,13 +213,13 @@ func (f *logged) Sync() error {
 	return nil
 }
 
-// recorded is an open file of a Record; n is none outside of its folder.
+// recorded is a file opened through a Record; n is none outside its folder.
 type recorded struct {
 	filesys.File
 	r       *Record
 	n       inode
 	appends bool
-	at      int64 // where Write goes on
+	at      int64 // position of the next Write
 }
 
 func (f *recorded) logged(op Op) {

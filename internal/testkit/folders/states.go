@@ -9,11 +9,10 @@ import (
 	"strings"
 )
 
-// A power loss keeps what was synced. Of all else each operation may have reached the
-// disk or not, whatever came before or after it. This is the weakest behaviour that
-// POSIX allows of the file systems that ALICE (Pillai et al., OSDI 2014) found in use,
-// and the replay of logged operations is that of ALICE and CrashMonkey (Mohan et al.,
-// OSDI 2018):
+// A power loss keeps everything that was synced. Any other operation may have reached the disk or
+// not, independently of the operations before and after it. This is the weakest behaviour that
+// POSIX allows, which ALICE (Pillai et al., OSDI 2014) found in file systems in use. Replaying
+// logged operations is the method of ALICE and CrashMonkey (Mohan et al., OSDI 2018):
 //
 //   - a write is lost, whole, or torn between sectors; where it made the file longer,
 //     the length may be there without the bytes, which then read as zeros;
@@ -22,29 +21,29 @@ import (
 //     is the old name or the new one. They may reach the disk in any order until their
 //     folder is synced; syncing a folder says nothing of what its names' files hold.
 
-// Sector is what a disk writes as a whole, in bytes.
+// Sector is the number of bytes that a disk writes atomically.
 const Sector = 512
 
-// Bounds of an enumeration. States are 2 to the number of operations that are not
-// durable; of more than Every of them, those are taken in which all but up to two are
-// lost, or all but up to two are kept (up to one where they are more than 3 · Every),
-// or the first n are kept, or the last n. Of one write that is torn they are all, of
-// up to half as many operations, or two: the others kept, and the others lost.
+// Bounds limits an enumeration. n operations that are not durable have 2 to the n states. For more
+// than Every operations only these are visited: those that keep all but at most two, or lose all
+// but at most two (at most one for more than 3 · Every operations), and those that keep only the
+// first k, or only the last k. A torn write is combined with every choice of the others for at most
+// half as many operations, and otherwise only with all kept and with all lost.
 type Bounds struct {
 	Every int // 0: 8; at most 16
 }
 
-// State is what may be left of a folder.
+// State is a possible state of a folder after a power loss.
 type State struct {
-	Files *Memory // the caller's own: it may change it
-	Note  any     // the last that was logged before
-	After int     // operations had happened, notes among them
+	Files *Memory // owned by the caller, who may change it
+	Note  any     // the last note logged before
+	After int     // number of operations that had happened, including notes
 	log   *Log
 	left  []pending
 	got   []fate
 }
 
-// String says what was lost, for a person.
+// String describes which operations were lost.
 func (s State) String() string {
 	var b strings.Builder
 	if s.After > 0 {
@@ -60,13 +59,13 @@ func (s State) String() string {
 	return b.String()
 }
 
-// fate of an operation that is not durable.
+// fate says how much of an operation that is not durable is kept.
 type fate int8
 
 const (
 	lost       fate = iota
 	kept            // whole
-	onlyLength      // of a write that made the file longer: the length
+	onlyLength      // of a write that extended the file: only the length
 	firstSector
 	lastSector
 	allButFirst
@@ -83,7 +82,7 @@ type pending struct {
 	now *Op
 }
 
-// disk is what is durable after some operations, and what is not.
+// disk holds the durable contents after some operations, and the operations that are not durable.
 type disk struct {
 	log     *Log
 	files   map[inode][]byte // never changed in place
@@ -92,10 +91,9 @@ type disk struct {
 	mine    map[inode]bool // files and folders that may be changed in place; nil: none
 }
 
-// States calls visit with every state that a loss of power after any of the log's
-// operations may leave, within bounds, each once for a note; path is what the
-// folder that was logged is called. It returns how many there were, and the first error of visit, with the
-// state that it was about.
+// States calls visit with every state that a power loss after any operation of the log may leave,
+// within the bounds, each once per note. path is the name of the logged folder. It returns the
+// number of states, and the first error of visit with a description of its state.
 func (l *Log) States(path string, b Bounds, visit func(State) error) (int, error) {
 	if b.Every <= 0 {
 		b.Every = 8
@@ -117,7 +115,7 @@ func (l *Log) States(path string, b Bounds, visit func(State) error) (int, error
 			err = e.all(false)
 		case opSync, opSyncDir:
 			d.sync(op)
-			err = e.all(false) // fewer, so that more of them are within bounds
+			err = e.all(false) // a lower bound, so that more operations are within it
 		default:
 			d.pending = append(d.pending, pending{i, op})
 			err = e.all(true)
@@ -129,7 +127,7 @@ func (l *Log) States(path string, b Bounds, visit func(State) error) (int, error
 	return e.count, nil
 }
 
-// sync makes durable what a sync says.
+// sync makes the operations durable that a sync covers.
 func (d *disk) sync(op *Op) {
 	d.pending = slices.DeleteFunc(d.pending, func(p pending) bool {
 		touches := p.now.on == op.on && p.now.kind != opEntries
@@ -144,7 +142,7 @@ func (d *disk) sync(op *Op) {
 	d.forget()
 }
 
-// apply does an operation on what is durable.
+// apply applies an operation to the durable contents.
 func (d *disk) apply(op *Op, f fate) {
 	switch op.kind {
 	case opEntries:
@@ -172,7 +170,7 @@ func (d *disk) apply(op *Op, f fate) {
 	}
 }
 
-// own makes a file or folder one's own, and tells whether it was.
+// own copies a file or folder if it is shared, and reports whether it was the disk's own already.
 func (d *disk) own(n inode) bool {
 	was := d.mine[n]
 	if d.mine != nil {
@@ -181,13 +179,13 @@ func (d *disk) own(n inode) bool {
 	return was
 }
 
-// change returns a file's bytes after a write or a change of length, in place.
+// change returns a file's bytes after a write or a change of length, made in place.
 func (op *Op) change(data []byte, f fate) []byte {
 	if op.kind == opSize {
 		return resize(data, op.size)
 	}
 	end := op.off + int64(len(op.data))
-	if f != firstSector { // which alone need not reach to the end
+	if f != firstSector { // it alone need not reach the end
 		data = resize(data, max(int64(len(data)), end))
 	}
 	lo, hi := op.off, end
@@ -210,7 +208,8 @@ func (op *Op) change(data []byte, f fate) []byte {
 	return data
 }
 
-// forget drops what no name leads to any more, whatever is kept of the rest.
+// forget drops files and folders that no name can reach any more, with any choice of pending
+// operations.
 func (d *disk) forget() {
 	live := map[inode]bool{0: true}
 	for grown := true; grown; {
@@ -241,7 +240,7 @@ func (d *disk) forget() {
 	maps.DeleteFunc(d.folders, func(n inode, _ map[string]inode) bool { return !live[n] })
 }
 
-// enumeration is a States on its way.
+// enumeration is the progress of a call of States.
 type enumeration struct {
 	bounds Bounds
 	path   string
@@ -254,8 +253,8 @@ type enumeration struct {
 	count  int
 }
 
-// all takes the states of what is not durable now. With fresh, the last operation has
-// just happened: states without it were taken before.
+// all visits the states of the operations that are not durable now. With fresh, the last operation
+// has just happened, so the states without it were visited before.
 func (e *enumeration) all(fresh bool) error {
 	n := len(e.disk.pending)
 	got := make([]fate, n)
@@ -274,7 +273,7 @@ func (e *enumeration) all(fresh bool) error {
 	return e.torn(got)
 }
 
-// some takes the states of more operations than can all be combined.
+// some visits a selection of the states, if there are too many operations to combine all.
 func (e *enumeration) some(got []fate) error {
 	for _, most := range []fate{kept, lost} {
 		fill := func(from, to int, f fate) {
@@ -292,7 +291,7 @@ func (e *enumeration) some(got []fate) error {
 				got[i], got[k] = most, most
 			}
 		}
-		for i := range len(got) + 1 { // the first i are of one kind, the others of the other
+		for i := range len(got) + 1 { // the first i have one fate, the others the other
 			fill(0, i, 1-most)
 			fill(i, len(got), most)
 			if err := e.take(got, true); err != nil {
@@ -303,8 +302,8 @@ func (e *enumeration) some(got []fate) error {
 	return nil
 }
 
-// torn takes the states in which one write is torn, the others of few operations
-// kept in every combination, of many all or none.
+// torn visits the states in which one write is torn. Few other operations are kept in every
+// combination; of many, all or none are kept.
 func (e *enumeration) torn(got []fate) error {
 	n := len(got)
 	sets := []int{0, -1} // bits of what is kept: none, all
@@ -332,7 +331,7 @@ func (e *enumeration) torn(got []fate) error {
 	return nil
 }
 
-// tears are the ways in which an operation is kept in part.
+// tears returns the ways in which an operation can be partly kept.
 func (op *Op) tears() []fate {
 	switch sectors := (op.off+int64(len(op.data))-1)/Sector - op.off/Sector + 1; {
 	case op.kind != opWrite:
@@ -346,8 +345,8 @@ func (op *Op) tears() []fate {
 	}
 }
 
-// take visits the state in which these operations are kept, unless one of its
-// contents was visited since the last note.
+// take visits the state in which these operations are kept, unless the same contents were visited
+// since the last note.
 func (e *enumeration) take(got []fate, wanted bool) error {
 	if !wanted {
 		return nil
@@ -373,7 +372,7 @@ func (e *enumeration) take(got []fate, wanted bool) error {
 	return nil
 }
 
-// hash of what a name leads to.
+// hash returns a hash of the tree below an inode.
 func (d *disk) hash(n inode, seed maphash.Seed) uint64 {
 	if !d.log.folders[n] {
 		return maphash.Bytes(seed, d.files[n])
@@ -382,17 +381,17 @@ func (d *disk) hash(n inode, seed maphash.Seed) uint64 {
 	h.SetSeed(seed)
 	names := d.folders[n]
 	for _, name := range slices.Sorted(maps.Keys(names)) {
-		_, _ = h.WriteString(name) // a hash never fails
+		_, _ = h.WriteString(name) // a hash returns no error
 		_ = h.WriteByte(0)
 		var sub [8]byte
 		binary.LittleEndian.PutUint64(sub[:], d.hash(names[name], seed))
 		_, _ = h.Write(sub[:])
 	}
-	_ = h.WriteByte(1) // an empty folder is no empty file
+	_ = h.WriteByte(1) // distinguishes an empty folder from an empty file
 	return h.Sum64()
 }
 
-// tree makes what a name leads to.
+// tree builds the node of an inode, with everything below it.
 func (d *disk) tree(n inode) *node {
 	if !d.log.folders[n] {
 		return &node{data: d.files[n], shared: true}
@@ -404,8 +403,8 @@ func (d *disk) tree(n inode) *node {
 	return out
 }
 
-// Without returns the log of a program that does the same and leaves out the syncs
-// (of files and of folders) that drop picks.
+// Without returns the log of a program that makes the same operations, except the syncs (of files
+// and folders) that drop selects.
 func (l *Log) Without(drop func(Op) bool) *Log {
 	ops := slices.DeleteFunc(slices.Clone(l.ops), func(op Op) bool {
 		return (op.kind == opSync || op.kind == opSyncDir) && drop(op)

@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// archive is the file in the folder of the results that has all others.
+// archive is the file in the results folder that contains all other results and the logs.
 const archive = "results.tar.gz"
 
-// keep writes what is known so far, and packs it with the logs: whatever happens next, one
-// file has everything up to now.
+// keep writes the results so far and packs them with the logs, so that one file has everything if
+// the program is interrupted.
 func (b *bundle) keep(doc *document) error {
 	if err := doc.write(b.out); err != nil {
 		return err
@@ -21,8 +21,8 @@ func (b *bundle) keep(doc *document) error {
 	return packFolders(filepath.Join(b.out, archive), b.out, b.work)
 }
 
-// packFolders packs the results in one folder and the logs in another: aside, so that the
-// archive before is there until this one is whole.
+// packFolders packs the results and the logs, each in its folder. It writes a temporary file, so
+// that the previous archive stays until the new one is complete.
 func packFolders(to, results, work string) error {
 	f, err := os.Create(to + ".tmp")
 	if err != nil {

@@ -22,7 +22,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 
-// kernelRow is a kernel's share of a step, or a product's of one shape.
+// kernelRow is the share of a step that a kernel, or a product of one shape, takes.
 type kernelRow struct {
 	Kernel   string  `json:"kernel"`
 	Launches int     `json:"launches"` // in a step of the whole model
@@ -30,13 +30,13 @@ type kernelRow struct {
 	Error    string  `json:"error,omitempty"`
 }
 
-// clocked is a driver that has each launch of a stream between two events of its own.
+// clocked is a driver that records events before and after each launch on a stream.
 type clocked struct {
 	driver.API
 	names  map[driver.Function]string
 	on     bool
-	events []driver.Event // two a launch
-	heard  []string       // kernels launched since on
+	events []driver.Event // two per launch
+	heard  []string       // kernels launched since timing began
 }
 
 func (c *clocked) Function(m driver.Module, name string) (driver.Function, error) {
@@ -77,7 +77,8 @@ func (c *clocked) between(name string, s driver.Stream, f func() error) error {
 	return errors.Join(c.API.Record(c.events[at], s), f(), c.API.Record(c.events[at+1], s))
 }
 
-// times runs a kernel so often, and gives the median of each of its launches in µs.
+// times runs a kernel the given number of times and returns the median time of each of its launches
+// in µs.
 func (c *clocked) times(k devcuda.Kernel, s driver.Stream, runs int) ([]float64, error) {
 	all := make([][]float64, 0, runs)
 	for range runs {
@@ -116,7 +117,7 @@ func (c *clocked) close() (err error) {
 	return err
 }
 
-// clockedProducts has the library's products between events too.
+// clockedProducts records events around the library's products too.
 type clockedProducts struct {
 	blas.Library
 	c *clocked
@@ -137,7 +138,8 @@ func (k clockedCall) Enqueue(s driver.Stream) error {
 	return k.c.between(k.name, s, func() error { return k.Call.Enqueue(s) })
 }
 
-// ofStep visits what a step launches of the plan, two operations that run as one together.
+// ofStep visits the launches of a step of the plan; two operations that run as one are visited
+// together.
 func (m *micros) ofStep(visit func(what string, ops ...*graph.Op)) error {
 	var wrong error
 	for _, section := range m.plan.Program.Sections {
@@ -171,7 +173,7 @@ func (m *micros) ofStep(visit func(what string, ops ...*graph.Op)) error {
 	return wrong
 }
 
-// counts is how often a step of the whole model launches each operation. Nothing is run.
+// counts returns how often a step of the complete model launches each operation. It runs nothing.
 func (m *micros) counts(layers int) (map[string]int, error) {
 	some := m.plan
 	defer func() { m.plan, m.arenas = some, [graph.NumSpaces]*memory{} }()
@@ -187,8 +189,8 @@ func (m *micros) counts(layers int) (map[string]int, error) {
 	return counts, err
 }
 
-// breakdown times each launch of the operations of two layers, and tells of each kernel what
-// its launches in a step of the whole model take.
+// breakdown times each launch of the operations of two layers, and reports for each kernel the time
+// of its launches in a step of the complete model.
 func (m *micros) breakdown(c *clocked, tell func(kernelRow)) error {
 	counts, err := m.counts(microShapes[m.shape].layers)
 	if err != nil {
@@ -241,7 +243,7 @@ func (m *micros) breakdown(c *clocked, tell func(kernelRow)) error {
 	return errors.Join(err, m.free())
 }
 
-// breakdownChild is the child's side of a shape and a precision.
+// breakdownChild runs in the child process, for one shape and precision.
 func breakdownChild(out io.Writer, c contacts, host kernels.Library, shape, prec string) error {
 	t := &clocked{API: c.api, names: map[driver.Function]string{}}
 	products := c.products
@@ -256,11 +258,11 @@ func breakdownChild(out io.Writer, c contacts, host kernels.Library, shape, prec
 	})
 }
 
-// breakdownLimit is the time of the child.
+// breakdownLimit is the child's time limit.
 const breakdownLimit = 45 * time.Second
 
-// breakdown says where a step's time goes, by kernel: each launch of a step's operations
-// alone, between events, in a process of its own.
+// breakdown reports how a step's time is divided among kernels. A child process times each launch
+// of the step's operations alone, between events.
 func (b *bundle) breakdown(ctx context.Context, r *result, shape string, stepSeconds float64) {
 	if b.gpu == nil || ctx.Err() != nil {
 		return
@@ -276,11 +278,11 @@ func (b *bundle) breakdown(ctx context.Context, r *result, shape string, stepSec
 	r.Table = append(r.Table, rows...)
 }
 
-// mostKernels is how many kernels the table of a breakdown has.
+// mostKernels is the number of kernels in a breakdown's table.
 const mostKernels = 16
 
-// kernelTable is the table of a breakdown's lines, in the columns of speedTable, what takes
-// longest first; and what is to be said of them.
+// kernelTable returns a breakdown's table in the columns of speedTable, longest first, and remarks
+// about it.
 func kernelTable(text []byte, stepSeconds float64) (table [][]string, say []string) {
 	all := map[string]kernelRow{}
 	for line := range bytes.Lines(text) {

@@ -23,28 +23,28 @@ import (
 	gpuplatform "github.com/spillway-ml/spillway/platform/gpu"
 )
 
-// told is a line of the first contact: what a call gave, or why it did not.
+// told is a line of the first contact: the result of a call, or why it failed.
 type told struct {
 	What  string `json:"what"`
 	Value string `json:"value"`
 	Error string `json:"error,omitempty"`
 }
 
-// contacts is what the first contact is made with.
+// contacts holds what the first contact needs.
 type contacts struct {
 	api      driver.API
 	compiler func() (kernelscuda.Compiler, error)
 	products func() (blas.Library, error)
-	bytes    int64 // that copies move at a time
-	depth    int   // most operations that the depth of a stream is looked for with
-	edge     int64 // of the square product
+	bytes    int64 // bytes per copy
+	depth    int   // largest number of operations tried when measuring the depth of a stream
+	edge     int64 // dimension of the square product
 	tell     func(told)
 
 	stream driver.Stream
-	free   int64 // of the device's memory, as of the last look; 0: none yet
+	free   int64 // free device memory at the last check; 0: not checked yet
 }
 
-// runContact has each call made once, in a process of its own.
+// runContact makes each driver call once, in a child process.
 func runContact(ctx context.Context, b *bundle, r *result) {
 	if b.gpu == nil {
 		r.skip("on the CPU there is nobody to meet")
@@ -54,7 +54,7 @@ func runContact(ctx context.Context, b *bundle, r *result) {
 	r.contact(o)
 }
 
-// contact takes what a child told, also of one that did not come to its end.
+// contact reads the output of a child, even if it did not complete.
 func (r *result) contact(o *outcome) {
 	r.Table = [][]string{{"call", "result"}}
 	for line := range bytes.Lines(o.out) {
@@ -74,7 +74,7 @@ func (r *result) contact(o *outcome) {
 	}
 }
 
-// runChild is a child's side, on the machine's own libraries.
+// runChild runs in a child process, on the machine's own libraries.
 func runChild(what, shape, prec, source, uuid string) error {
 	if what == "memory" {
 		return memoryChild(os.Stdout, uuid)
@@ -113,9 +113,9 @@ func runChild(what, shape, prec, source, uuid string) error {
 	return microChild(os.Stdout, *c, cpu.New(p), shape, prec)
 }
 
-// runCompile has NVRTC compile every source into the cache of this program's runs, before a
-// limit of a test or a training run would have to hold it: also where the build embeds kernels,
-// for the tests do not.
+// runCompile makes NVRTC compile every source into the cache of this program's runs, so that
+// compiling does not count against the time limit of a test or a training run. This is needed even
+// if the build embeds kernels, because the tests do not.
 func runCompile(ctx context.Context, b *bundle, r *result) {
 	if b.gpu == nil {
 		r.skip("on the CPU nothing is compiled")
@@ -148,7 +148,7 @@ func compileChild(api driver.API, version int, name string) error {
 	return err
 }
 
-// step tells what f gives.
+// step runs f and reports its result.
 func (c *contacts) step(what string, f func() (string, error)) bool {
 	start := time.Now()
 	value, err := f()
@@ -163,7 +163,7 @@ func (c *contacts) step(what string, f func() (string, error)) bool {
 	return err == nil
 }
 
-// meet makes the calls; what needs a call that failed is left out.
+// meet makes the calls. It skips those that depend on a failed one.
 func (c *contacts) meet() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -183,7 +183,7 @@ func (c *contacts) meet() {
 	c.step("cuDevicePrimaryCtxRelease", func() (string, error) { return "", c.api.Release(0) })
 }
 
-// memory tells what is free, and how much less than before.
+// memory reports the free device memory and its decrease since the last check.
 func (c *contacts) memory(what string) bool {
 	return c.step(what, func() (string, error) {
 		free, total, err := c.api.MemInfo()
@@ -196,7 +196,7 @@ func (c *contacts) memory(what string) bool {
 	})
 }
 
-// values tries what ties host kernels to streams, and how much a stream holds.
+// values tests the values in memory that order host kernels and streams, and the depth of a stream.
 func (c *contacts) values(ctx driver.Context) {
 	p, at, err := c.api.HostAlloc(4096)
 	if !c.step("cuMemHostAlloc of 4096 bytes", func() (string, error) { return "", err }) {
@@ -248,7 +248,7 @@ func (c *contacts) values(ctx driver.Context) {
 
 func micro(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
 
-// holds fills a stream that waits, on a thread of its own, until a call does not return.
+// holds fills a waiting stream from a separate thread until a call blocks.
 func (c *contacts) holds(ctx driver.Context, at driver.Address, done *atomic.Uint32) (string, error) {
 	var n atomic.Int64
 	end := make(chan error, 1)
@@ -286,7 +286,7 @@ func (c *contacts) holds(ctx driver.Context, at driver.Address, done *atomic.Uin
 	return text, errors.Join(err, c.api.Synchronize(c.stream))
 }
 
-// copies times the link and the memory.
+// copies measures the rates of the link and of device memory.
 func (c *contacts) copies() {
 	var p unsafe.Pointer
 	var host, a, b driver.Address
@@ -328,11 +328,11 @@ func rate(bytes int64, d time.Duration) string {
 	return fmt.Sprintf("%.2f GB/s", float64(bytes)/max(d.Seconds(), 1e-9)/1e9)
 }
 
-// squareWork is the workspace of the square product, bytes.
+// squareWork is the workspace of the square product in bytes.
 const squareWork = 32 << 20
 
-// randomize fills memory with random numbers, which are numbers in fp32 and in 16 bits. On
-// constants a card draws less power and is faster.
+// randomize fills memory with random bits that are finite in fp32 and in 16 bits. With constant
+// data a card draws less power and is faster.
 func (c *contacts) randomize(at driver.Address, size int64) error {
 	const block = 1 << 24
 	p, _, err := c.api.HostAlloc(block)
@@ -349,10 +349,10 @@ func (c *contacts) randomize(at driver.Address, size int64) error {
 	return errors.Join(err, c.api.Synchronize(c.stream), c.api.HostFree(p))
 }
 
-// warmUp is how long the card works before a peak is taken. Tests on a double have less.
+// warmUp is how long the card works before a peak is measured. Tests on a double set it lower.
 var warmUp = 300 * time.Millisecond
 
-// steady is timed after warmUp, the median of 20.
+// steady returns the median of 20 runs after warmUp.
 func (c *contacts) steady(f func() error) (time.Duration, error) {
 	for start := time.Now(); time.Since(start) < warmUp; {
 		if err := errors.Join(f(), c.api.Synchronize(c.stream)); err != nil {
@@ -362,7 +362,7 @@ func (c *contacts) steady(f func() error) (time.Duration, error) {
 	return c.median(20, f)
 }
 
-// timed runs f once to warm up and then takes the median of five, by events.
+// timed runs f once to warm up and returns the median of five runs, measured with events.
 func (c *contacts) timed(f func() error) (time.Duration, error) {
 	if err := f(); err != nil {
 		return 0, err
@@ -370,7 +370,7 @@ func (c *contacts) timed(f func() error) (time.Duration, error) {
 	return c.median(5, f)
 }
 
-// median times f so often, by events.
+// median returns the median time of f over the given number of runs, measured with events.
 func (c *contacts) median(times int, f func() error) (time.Duration, error) {
 	from, err := c.api.NewEvent(true)
 	if err != nil {
@@ -400,7 +400,7 @@ func (c *contacts) median(times int, f func() error) (time.Duration, error) {
 	return time.Duration(median(took) * 1e9), nil
 }
 
-// kernels loads a module, and launches one of its kernels with nothing to do.
+// kernels loads a module and launches one of its kernels on empty data.
 func (c *contacts) kernels() {
 	const source, name = "sum.cu", "sum_total"
 	var image []byte
@@ -457,7 +457,7 @@ func (c *contacts) kernels() {
 	c.step("cuModuleUnload", func() (string, error) { return "", c.api.UnloadModule(m) })
 }
 
-// matrix runs a square product of each type: the rate that shares are taken of.
+// matrix measures the rate of a square product of each type, to which other rates are compared.
 func (c *contacts) matrix() {
 	var lib blas.Library
 	if !c.step("cublasLtCreate", func() (_ string, err error) { lib, err = c.products(); return "", err }) {

@@ -9,8 +9,8 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// apart has, for each operation that is a product with something in its epilogue, the two
-// that it stands for, on the same operands and workspace.
+// apart gives, for each product that has an epilogue, the two separate operations that it replaces,
+// on the same operands and workspace.
 var apart = map[graph.Kind]func(op graph.Op) [2]graph.Op{
 	graph.LinearAct: func(op graph.Op) [2]graph.Op {
 		a := op.Attr.(graph.LinearAttr)
@@ -37,8 +37,8 @@ var apart = map[graph.Kind]func(op graph.Op) [2]graph.Op{
 	},
 }
 
-// beside times the operations that are a product with something in its epilogue, and for
-// each the two that it stands for. Its plan has all of them.
+// beside times the products that have an epilogue, and for each the two operations that it
+// replaces. Its plan has all of them.
 func (m *micros) beside() error {
 	m.products.list = nil // lies where the plan before was
 	err := m.allocate()
@@ -77,7 +77,7 @@ func (m *micros) sideBySide(op *graph.Op, what string) {
 	}
 }
 
-// seconds times operations in turn.
+// seconds times operations launched one after another.
 func (m *micros) seconds(ops ...graph.Op) (float64, error) {
 	var run []devcuda.Kernel
 	for i := range ops {
@@ -94,7 +94,7 @@ func (m *micros) seconds(ops ...graph.Op) (float64, error) {
 	return m.inARow(run...)
 }
 
-// inARow times kernels one after the other, in a row of as many as an event can tell.
+// inARow times kernels launched one after another, repeated often enough for an event's resolution.
 func (m *micros) inARow(kernels ...devcuda.Kernel) (float64, error) {
 	d, err := m.timed(func() error {
 		for range inARow {
@@ -109,7 +109,7 @@ func (m *micros) inARow(kernels ...devcuda.Kernel) (float64, error) {
 	return max(d.Seconds()/inARow, 1e-12), err
 }
 
-// besideTable says what the epilogues save.
+// besideTable shows the time that epilogues save.
 func besideTable(rows []microRow) (table [][]string) {
 	for _, r := range slices.DeleteFunc(slices.Clone(rows), func(r microRow) bool { return r.Apart == 0 }) {
 		how := "in the product's epilogue"

@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// A bundle is for Linux; elsewhere a program is signalled alone.
+// A bundle runs on Linux. Elsewhere only the program itself gets signals.
 func grouped(*exec.Cmd) {}
 
 func signalGroup(cmd *exec.Cmd, s syscall.Signal) error { return cmd.Process.Signal(s) }

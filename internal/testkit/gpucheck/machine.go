@@ -21,7 +21,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 )
 
-// gpu is the first card, and how many there are.
+// gpu describes the first card and holds the number of cards.
 type gpu struct {
 	count  int
 	name   string
@@ -29,8 +29,8 @@ type gpu struct {
 	uuid   [16]byte
 }
 
-// look finds out what there is. Its error says what is missing without which
-// nothing can be run.
+// look detects the machine's devices and libraries. It returns an error if something is missing
+// without which nothing can run.
 func (b *bundle) look(ctx context.Context, doc *document) error {
 	add := func(name, format string, args ...any) {
 		doc.Machine = append(doc.Machine, fact{name, fmt.Sprintf(format, args...)})
@@ -55,7 +55,7 @@ func (b *bundle) look(ctx context.Context, doc *document) error {
 	return nil
 }
 
-// wantTorch waits until it is known whether there is a Python with torch.
+// wantTorch waits for the result of lookTorch.
 func (b *bundle) wantTorch(doc *document) {
 	if b.torchIs == nil {
 		return
@@ -66,13 +66,13 @@ func (b *bundle) wantTorch(doc *document) {
 	b.python = found.python
 }
 
-// torchFound is a Python that has torch, and what is to be said of it.
+// torchFound is a Python that has torch, and a remark about it.
 type torchFound struct{ python, says string }
 
-// lookLimit is how long the driver and NVIDIA's libraries may take to be opened.
+// lookLimit is the time limit for opening the driver and NVIDIA's libraries.
 var lookLimit = 30 * time.Second
 
-// lookCUDA asks a child: a call of the driver that hangs must not hang this process.
+// lookCUDA runs a child process, because a driver call that hangs must not block this process.
 func (b *bundle) lookCUDA(ctx context.Context, add func(name, format string, args ...any)) error {
 	o := b.within(ctx, lookLimit, "look", b.work, nil, b.self, "-child", "look")
 	for line := range bytes.Lines(o.out) {
@@ -93,7 +93,7 @@ func (b *bundle) lookCUDA(ctx context.Context, add func(name, format string, arg
 	return nil
 }
 
-// seen is a line of the child that looks.
+// seen is a line of output of lookChild.
 type seen struct {
 	fact
 	GPU *struct {
@@ -104,7 +104,8 @@ type seen struct {
 	} `json:",omitempty"`
 }
 
-// lookChild tells what there is. Without NVRTC or cuBLASLt there is still a driver to meet.
+// lookChild reports the driver and libraries. Without NVRTC or cuBLASLt the driver can still be
+// tested.
 func lookChild(w io.Writer, api driver.API) error {
 	lines := json.NewEncoder(w)
 	say := func(name, format string, args ...any) {
@@ -141,7 +142,7 @@ func lookChild(w io.Writer, api driver.API) error {
 	if images.There() {
 		say("kernels", "embedded in this build")
 	}
-	// cuBLASLt wants a context; the thread goes away with the process's only use.
+	// cuBLASLt needs a context. The locked thread ends with this process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	held, err := api.Retain(devices[0].Ordinal)
@@ -160,7 +161,7 @@ func lookChild(w io.Writer, api driver.API) error {
 	return api.Release(devices[0].Ordinal)
 }
 
-// lookTorch looks for a Python that has torch, with CUDA where that is wanted.
+// lookTorch looks for a Python that has torch, with CUDA support if the device is cuda.
 func (b *bundle) lookTorch(ctx context.Context) torchFound {
 	ask := "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"
 	for _, p := range []string{b.python, "python3", "/usr/bin/python3", "/usr/local/bin/python3", "/opt/conda/bin/python3"} {

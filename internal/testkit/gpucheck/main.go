@@ -1,12 +1,10 @@
-// Command gpucheck runs what only a GPU can prove, on a machine with a driver,
-// CUDA's libraries and no Go, and writes results.json and results.md: every
-// device test, each kernel against the CPU, losses against PyTorch's, the same
-// bits whatever the sharding, memory as planned, the wall, step times against
-// PyTorch's.
+// Command gpucheck runs the checks that need a GPU, on a machine with a driver and CUDA's libraries
+// but without Go. It writes results.json and results.md. It runs every device test and compares
+// each kernel with the CPU and losses with PyTorch's. It checks that sharding does not change bits,
+// that memory is as planned, and the memory wall. It compares step times with PyTorch's.
 //
-// `make gpu` builds it into a folder with everything that it runs; run.sh there
-// starts it. What is slow has a limit of its own, and results are written as
-// they come.
+// `make gpu` builds it into a folder with everything that it runs; run.sh there starts it. Slow
+// parts have their own time limits, and results are written as they arrive.
 package main
 
 import (
@@ -23,7 +21,7 @@ import (
 	"time"
 )
 
-// bundle is where things are and what they run on.
+// bundle holds the paths and the devices of a run.
 type bundle struct {
 	self    string                                                 // this program
 	dir     string                                                 // of this program: spillway, tests/, torch_gpt2.py
@@ -37,7 +35,7 @@ type bundle struct {
 	meet    func(add func(name, format string, args ...any)) error // finds the GPU; nil: the machine's
 }
 
-// part is one of the things that are checked.
+// part is one of the checks.
 type part struct {
 	name, title string
 	limit       time.Duration
@@ -45,7 +43,7 @@ type part struct {
 	run         func(ctx context.Context, b *bundle, r *result)
 }
 
-// parts are in the order of their worth: the time may run out.
+// parts are in order of importance, because the time may run out.
 var parts = []part{
 	{"contact", "First contact: each call once, latencies, rates, memory", 40 * time.Second, false, runContact},
 	{"compile", "All kernels compiled, a process for each core", 60 * time.Second, false, runCompile},
@@ -95,7 +93,7 @@ func main() {
 	os.Exit(code)
 }
 
-// attempt runs a part; what breaks it is told, and the next one runs.
+// attempt runs a part. It reports a failure that ends the part, and the next part still runs.
 func attempt(ctx context.Context, p part, b *bundle, r *result) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -105,8 +103,8 @@ func attempt(ctx context.Context, p part, b *bundle, r *result) {
 	p.run(ctx, b, r)
 }
 
-// check runs the parts; it returns the exit status: 0 if all passed or were
-// skipped for a reason that is told, else 1.
+// check runs the parts. It returns exit status 0 if all passed or were skipped with a stated
+// reason, else 1.
 func check(ctx context.Context, b *bundle, only string) (int, error) {
 	if b.dir == "" {
 		var err error

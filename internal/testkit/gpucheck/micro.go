@@ -39,14 +39,14 @@ type microRow struct {
 	Copy      float64   `json:"of_copy,omitempty"`       // share of the measured copy's rate
 	Matrix    float64   `json:"of_matrix,omitempty"`     // share of the measured square product's
 	Each      []float64 `json:"algorithms_us,omitempty"` // of a product, in the library's order
-	// Apart is the time of the two operations that a fused one stands for; ByKernels: it is
-	// kernels after the product, as the library has no algorithm for it.
+	// Apart is the time of the two operations that a fused one replaces. ByKernels says that
+	// kernels run after the product, because the library has no algorithm for it.
 	Apart     float64 `json:"apart_us,omitempty"`
 	ByKernels bool    `json:"by_kernels,omitempty"`
 	Error     string  `json:"error,omitempty"`
 }
 
-// microShapes are models of two layers, whose operations have the shapes of the whole.
+// microShapes are models of two layers, whose operations have the shapes of the complete models.
 var microShapes = map[string]struct {
 	heads, width, vocab, positions int
 	batch                          int
@@ -87,11 +87,11 @@ type micros struct {
 	row              func(microRow)
 }
 
-// heard is a library that remembers what was bound.
+// heard is a library that records which products were bound.
 type heard struct {
 	blas.Library
 	list   []bound
-	told   map[blas.Product]bool // that were in a list
+	told   map[blas.Product]bool // products that were in a list
 	joined int                   // with something in the epilogue
 }
 
@@ -128,8 +128,8 @@ func (m *memory) Size() int64             { return m.size }
 func (m *memory) Touched() int64          { return 0 }
 func (m *memory) Address() driver.Address { return m.at }
 
-// allocate makes the arenas and fills the device's with random numbers, which are
-// numbers in fp32 and in 16 bits, and tokens and targets of the vocabulary; other integers are 0.
+// allocate makes the arenas. It fills the device's with random bits that are finite in fp32 and in
+// 16 bits, and with tokens and targets of the vocabulary. Other integers are 0.
 func (m *micros) allocate() error {
 	var err error
 	for s := range graph.NumSpaces {
@@ -165,8 +165,8 @@ func (m *micros) allocate() error {
 	return errors.Join(err, m.api.Synchronize(m.stream))
 }
 
-// randomTokens fills a buffer with tokens: with one alone, the sums of the table's rows would
-// be one long chain.
+// randomTokens fills a buffer with random tokens. With equal tokens, the sums of a table's row
+// would be one long chain.
 func (m *micros) randomTokens(id graph.BufID) error {
 	size := m.plan.Program.Buf(id).Bytes()
 	p, _, err := m.api.HostAlloc(size)
@@ -198,7 +198,7 @@ func (m *micros) free() error {
 	return errors.Join(errs...)
 }
 
-// place is where the plan has a buffer.
+// place returns the place of a buffer in the plan.
 func (m *micros) place(id graph.BufID) (p device.Ptr) {
 	if id != graph.NoBuf {
 		root, off := m.plan.Program.Resolve(id, nil)
@@ -207,7 +207,7 @@ func (m *micros) place(id graph.BufID) (p device.Ptr) {
 	return p
 }
 
-// describe names an operation by what its time depends on.
+// describe names an operation by the properties that determine its time.
 func (m *micros) describe(op *graph.Op) string {
 	var b strings.Builder
 	b.WriteString(string(op.Kind))
@@ -227,7 +227,7 @@ func (m *micros) describe(op *graph.Op) string {
 	return b.String()
 }
 
-// peaks measures the rates that shares are taken of.
+// peaks measures the rates to which others are compared.
 func (m *micros) peaks() error {
 	n, t := m.edge, graph.F32
 	switch m.precision {
@@ -261,7 +261,7 @@ func (m *micros) peaks() error {
 	return err
 }
 
-// run times every operation of the GPU that the program has, each once.
+// run times every distinct GPU operation of the program once.
 func (m *micros) run() error {
 	if err := m.peaks(); err != nil {
 		return fmt.Errorf("measure the peaks: %w", err)
@@ -291,7 +291,7 @@ func transfers(k graph.Kind) bool {
 	return slices.Contains([]graph.Kind{graph.Join, graph.Copy, graph.AllGather, graph.ReduceScatter, graph.AllReduce, graph.AllToAll}, k)
 }
 
-// inARow is how many launches are timed at a time: one is too short for an event.
+// inARow is the number of launches timed together, because one is too short for an event.
 const inARow = 10
 
 func (m *micros) operation(op *graph.Op, what string) {
@@ -300,7 +300,7 @@ func (m *micros) operation(op *graph.Op, what string) {
 	m.kernel(what, k, err, float64(flops), float64(moved))
 }
 
-// pairs times the operations that the library runs as one, each two once.
+// pairs times pairs of operations that the library runs as one, each distinct pair once.
 func (m *micros) pairs(ops []graph.Op, seen map[string]bool) {
 	graph.Pairs(ops, graph.Compute, func(i, j int) bool {
 		k, err := m.lib.Join(m.binding(&ops[i]), m.binding(&ops[j]))
@@ -329,7 +329,7 @@ func (m *micros) binding(op *graph.Op) kernels.Binding {
 	return b
 }
 
-// kernel times a kernel that was bound, if it was, and notes it.
+// kernel times a bound kernel and records the result, or the error of binding it.
 func (m *micros) kernel(what string, k device.Kernel, err error, flops, moved float64) {
 	r := microRow{Shape: m.shape, Precision: m.precision, Op: what}
 	gpu, ok := k.(devcuda.Kernel)
@@ -350,7 +350,7 @@ func (m *micros) kernel(what string, k device.Kernel, err error, flops, moved fl
 	m.row(r)
 }
 
-// algorithms times all that the library has for each product that was bound.
+// algorithms times all of the library's algorithms for each product that was bound.
 func (m *micros) algorithms() {
 	lib, ok := m.products.Library.(interface {
 		Candidates(p blas.Product, at blas.Places) ([]blas.Call, error)
@@ -373,7 +373,7 @@ func (m *micros) algorithms() {
 	}
 }
 
-// microChild is the child's side of a shape and a precision.
+// microChild runs in the child process, for one shape and precision.
 func microChild(out io.Writer, c contacts, host kernels.Library, shape, prec string) error {
 	lines := json.NewEncoder(out)
 	all, err := microPlan(shape, prec, 2, graph.NoEpilogues|graph.CUDATarget().CUDA.Epilogues)
@@ -428,7 +428,7 @@ func withMicros(c contacts, host kernels.Library, shape, prec string, use func(*
 	return errors.Join(use(m), m.lib.Close(), products.Close(), c.api.DestroyStream(c.stream))
 }
 
-// runMicro times the kernels at both models' shapes, a process for each and precision.
+// runMicro times the kernels at both models' shapes, with one process for each model and precision.
 func runMicro(ctx context.Context, b *bundle, r *result) {
 	if b.gpu == nil {
 		r.skip("on the CPU there are no kernels of a GPU")
@@ -457,11 +457,11 @@ func runMicro(ctx context.Context, b *bundle, r *result) {
 	}
 }
 
-// mostRows is how many operations a page shows; results.json has all.
+// mostRows is the number of operations on a page; results.json has all.
 const mostRows = 40
 
-// microTable has the slowest operations, the products whose first algorithm is not the
-// fastest, and what epilogues save.
+// microTable returns the slowest operations, the products whose first algorithm is not the fastest,
+// and the time that epilogues save.
 func microTable(rows []microRow) [][]string {
 	table := [][]string{{"model", "precision", "operation", "µs", "GB/s", "of the copy", "TFLOP/s", "of the square product"}}
 	var times, products []microRow

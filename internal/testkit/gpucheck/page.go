@@ -15,7 +15,7 @@ const (
 	skipped      = "skipped"
 )
 
-// document is results.json.
+// document is the contents of results.json.
 type document struct {
 	Started  string    `json:"started"`
 	Finished string    `json:"finished,omitempty"`
@@ -26,10 +26,10 @@ type document struct {
 	Parts    []*result `json:"parts,omitempty"`
 }
 
-// fact is a thing worth knowing about the machine.
+// fact is a property of the machine.
 type fact struct{ Name, Value string }
 
-// result is a part's outcome.
+// result is the outcome of a part.
 type result struct {
 	Name    string     `json:"name"`
 	Title   string     `json:"title"`
@@ -68,11 +68,11 @@ func (d *document) write(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "results.md"), []byte(d.markdown()), 0o644)
 }
 
-// briefRunes is how much of the results is printed at the end.
+// briefRunes is the number of characters of the results that are printed at the end.
 const briefRunes = 12_000
 
-// brief is the page with the ends of the logs that tell of a failure, cut to n runes: what
-// a person sees who has nothing but the program's output.
+// brief returns the page and the ends of logs that explain failures, cut to n runes, for a person
+// who has only the program's output.
 func (d *document) brief(dir string, n int) string {
 	page := d.markdown()
 	var tails strings.Builder

@@ -43,7 +43,8 @@ func runLosses(ctx context.Context, b *bundle, r *result) {
 		r.fail("%v", err)
 		return
 	}
-	// At a rate at which the loss does not yet jump: differences of the last bit would grow.
+	// The rate is low enough that the loss does not jump, because a jump would amplify differences
+	// in the last bit.
 	const steps, rate = "20", "1e-4"
 	watch := func() (before, most int64, err error) { return 0, 0, nil }
 	if b.gpu != nil {
@@ -88,8 +89,8 @@ func runLosses(ctx context.Context, b *bundle, r *result) {
 	}
 }
 
-// compareLosses returns the largest relative difference, and whether both have
-// as many steps and agree to 1e-4.
+// compareLosses returns the largest relative difference, and whether both runs have the same number
+// of steps and agree to 1e-4.
 func compareLosses(mine, theirs []step) (worst float64, ok bool) {
 	ok = len(mine) == len(theirs) && len(mine) > 0
 	for i := range min(len(mine), len(theirs)) {
@@ -102,9 +103,9 @@ func compareLosses(mine, theirs []step) (worst float64, ok bool) {
 	return worst, ok
 }
 
-// watchMemory has a child ask NVML for the memory in use again and again: a call of NVML that
-// hangs must not hang this process. It returns once the child has told what was in use
-// before; the function returned ends the child and gives that and the most that was seen.
+// watchMemory starts a child that polls NVML for the memory in use, because an NVML call that hangs
+// must not block this process. It returns once the child has reported the memory in use before. The
+// returned function ends the child and returns that value and the highest one.
 func (b *bundle) watchMemory(ctx context.Context) func() (before, most int64, err error) {
 	ctx, stop := context.WithCancel(ctx)
 	first, done := make(chan struct{}), make(chan *outcome, 1)
@@ -138,7 +139,7 @@ func (b *bundle) watchMemory(ctx context.Context) func() (before, most int64, er
 	}
 }
 
-// firstLine closes seen when something is written to it.
+// firstLine closes seen at the first write.
 type firstLine struct {
 	once sync.Once
 	seen chan struct{}
@@ -149,7 +150,7 @@ func (f *firstLine) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// memoryChild writes the bytes in use of a GPU until it is ended, ten times a second.
+// memoryChild writes a GPU's bytes in use ten times a second until it is killed.
 func memoryChild(w io.Writer, uuid string) error {
 	var id [16]byte
 	if n, err := hex.Decode(id[:], []byte(uuid)); err != nil || n != len(id) {
@@ -166,7 +167,7 @@ func memoryChild(w io.Writer, uuid string) error {
 	}
 }
 
-// planned is what `spillway plan` says of the device's memory.
+// planned is the part of `spillway plan`'s output about device memory.
 type planned struct {
 	Requested struct {
 		Device struct {
@@ -189,8 +190,8 @@ func (b *bundle) plan(ctx context.Context, name string, args ...string) (peak, o
 	return p.Requested.Device.Peak, p.Requested.Device.Outside, nil
 }
 
-// compareUsed holds the driver's count of used bytes to what a run planned and measured
-// outside its arena.
+// compareUsed compares the driver's count of used bytes with the bytes that a run planned and the
+// bytes that it measured outside its arena.
 func (r *result) compareUsed(used int64, run step) {
 	planned, outside := run.DevicePlanned[0], run.Outside
 	want := planned + outside
@@ -207,7 +208,7 @@ type variant struct {
 	flags []string
 }
 
-// variants are the ways of which none may change a bit.
+// variants returns the ways to train that must all give the same bits.
 func variants() []variant {
 	var list []variant
 	for zero := range 4 {
@@ -221,7 +222,7 @@ func variants() []variant {
 		[]string{"--zero", "3", "--recompute", "selective", "--offload", "optimizer=host,parameters=host,gradients=host,activations=host"}})
 }
 
-// numberedVariant is a variant and its place among them.
+// numberedVariant is a variant and its index.
 type numberedVariant struct {
 	variant
 	i int
@@ -234,7 +235,7 @@ func numbered(list []variant) (all []numberedVariant) {
 	return all
 }
 
-// runBits trains a small model in every way, at 1 and at 4 ranks.
+// runBits trains a small model in every way, on 1 and on 4 ranks, and compares the bits.
 func runBits(ctx context.Context, b *bundle, r *result) {
 	dir, data, err := b.model("tiny", tinyShape)
 	if err != nil {
@@ -279,17 +280,18 @@ func runBits(ctx context.Context, b *bundle, r *result) {
 	}
 }
 
-// sameBits compares all losses and the final parameters.
+// sameBits reports whether all losses and the final parameters are equal.
 func sameBits(a, b *training) bool {
 	return a.params != "" && a.params == b.params && slices.EqualFunc(a.steps, b.steps, func(x, y step) bool { return x.Loss == y.Loss })
 }
 
-// wallSlack is by how much what a run measures outside its arena may differ from another
-// run's: the driver gives memory out by 2 MiB.
+// wallSlack is how much the memory measured outside the arena may differ between runs: the driver
+// allocates in units of 2 MiB.
 const wallSlack = 8 << 20
 
-// runWall asks for what the plan needs, and for less. On the CPU the wall is exact to the
-// byte; a GPU's is what the run itself measured outside, so that it is found by a run.
+// runWall runs with exactly the planned memory, and with less. On the CPU the limit is exact to the
+// byte. On a GPU it depends on the memory that a run measures outside its arena, so a run
+// determines it first.
 func runWall(ctx context.Context, b *bundle, r *result) {
 	dir, data, err := b.model("tiny", tinyShape)
 	if err != nil {

@@ -13,10 +13,10 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// visible is the variable by which the driver shows some GPUs only.
+// visible is the environment variable that limits the GPUs that the driver shows.
 const visible = "CUDA_VISIBLE_DEVICES"
 
-// oneGPU has a program see the first GPU alone.
+// oneGPU returns the environment in which a program sees only the first GPU.
 func oneGPU() []string {
 	first, _, _ := strings.Cut(os.Getenv(visible), ",")
 	if first == "" {
@@ -25,7 +25,7 @@ func oneGPU() []string {
 	return []string{visible + "=" + first}
 }
 
-// runPeers measures what goes between GPUs, and trains on all of them with the bits of one.
+// runPeers measures copies between GPUs, and trains on all of them with the same bits as on one.
 func runPeers(ctx context.Context, b *bundle, r *result) {
 	if b.gpu == nil {
 		r.skip("on the CPU there are no GPUs to exchange anything")
@@ -46,7 +46,7 @@ func runPeers(ctx context.Context, b *bundle, r *result) {
 	}
 }
 
-// bitsOverGPUs trains on one GPU, and with every stage on as many as there are.
+// bitsOverGPUs trains on one GPU, and with every stage on all GPUs, and compares the bits.
 func (b *bundle) bitsOverGPUs(ctx context.Context, r *result, ranks int, args []string) {
 	if ranks > b.gpu.count && ranks%b.gpu.count != 0 || ranks > mostRanks {
 		return
@@ -75,10 +75,10 @@ func (b *bundle) bitsOverGPUs(ctx context.Context, r *result, ranks int, args []
 	r.say("%d ranks on %d GPUs: %d of %d ways have the bits of one GPU, planned = touched", ranks, min(ranks, b.gpu.count), same, len(variants()))
 }
 
-// mostRanks is how many ranks of a process are on GPUs.
+// mostRanks is the largest number of ranks of a process on GPUs.
 const mostRanks = 64
 
-// peerEnd is a GPU that exchanges with others.
+// peerEnd is a GPU that exchanges data with others.
 type peerEnd struct {
 	ctx      driver.Context
 	stream   driver.Stream
@@ -86,8 +86,8 @@ type peerEnd struct {
 	retained bool
 }
 
-// peers measures copies between every two GPUs: whether they reach each other's memory, the
-// rate of a large copy, the time of a small one, and the rate of both ways at once.
+// peers measures copies between every two GPUs: peer access, the rate of a large copy, the time of
+// a small one, and the rate in both directions at once.
 func (c *contacts) peers() {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -13,17 +13,17 @@ import (
 	"time"
 )
 
-// A profiled run's model has the shapes of 124M in two layers, so that one step has
-// every kernel a few times: each is run again for every pass of ncu's.
+// profiledShape is the model of a profiled run. It has the shapes of 124M in two layers, so that
+// one step has every kernel only a few times: ncu repeats each for every pass.
 var profiledShape = shape{2, 12, 768, 50257, 1024}
 
-// ncuLaunches is how many launches ncu looks at: more than a step of profiledShape has.
+// ncuLaunches is the number of launches that ncu profiles, more than a step of profiledShape has.
 const ncuLaunches = 150
 
-// Limits of the profilers, which stop and repeat what they look at.
+// Time limits of the profilers, which stop and repeat the work that they profile.
 var ncuLimit, nsysLimit, nsysStatsLimit = 60 * time.Second, 40 * time.Second, 30 * time.Second
 
-// ncuMetrics are what ncu is asked for, under the names that all its versions have.
+// ncuMetrics are the metrics requested from ncu, with names that all its versions have.
 var ncuMetrics = []string{
 	"gpu__time_duration.sum",
 	"sm__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -31,7 +31,7 @@ var ncuMetrics = []string{
 	"sm__warps_active.avg.pct_of_peak_sustained_active",
 }
 
-// profiledRun is the training run that is profiled.
+// profiledRun returns the command of the training run to profile.
 func (b *bundle) profiledRun(steps int) ([]string, error) {
 	s, seq := profiledShape, "1024"
 	if b.quick {
@@ -44,12 +44,12 @@ func (b *bundle) profiledRun(steps int) ([]string, error) {
 	if err := tokens(config+".bin", 1<<17, s.vocab, 5); err != nil {
 		return nil, err
 	}
-	// Launched one by one: not every version looks into a graph.
+	// Launched singly, because not every version can profile a graph.
 	return []string{b.program("spillway"), "train", "--device", b.device, "--model", config, "--data", config + ".bin", "--batch", "4", "--seq", seq,
 		"--steps", number(steps), "--zero", "0", "--precision", "bf16", "--cuda-graphs", "off"}, nil
 }
 
-// runProfilers has ncu and nsys look at a training run, where they are there.
+// runProfilers profiles a training run with ncu and nsys, if they are installed.
 func runProfilers(ctx context.Context, b *bundle, r *result) {
 	if b.gpu == nil {
 		r.skip("on the CPU there are no kernels to profile")
@@ -68,7 +68,7 @@ func runProfilers(ctx context.Context, b *bundle, r *result) {
 	}
 }
 
-// runNsys says which kernels a step's time goes to.
+// runNsys reports the kernels that take a step's time.
 func (b *bundle) runNsys(ctx context.Context, r *result, nsys string) {
 	run, err := b.profiledRun(6)
 	if err != nil {
@@ -101,16 +101,17 @@ func (b *bundle) runNsys(ctx context.Context, r *result, nsys string) {
 	r.fail("nsys stats has no kernels: it %s (logs/nsys-gpukernsum.txt)", shorten(o.ended(), 300))
 }
 
-// kernelTime is a line of nsys: a share of all kernels' time in %, a mean in ns.
+// kernelTime is a line of nsys's output: a kernel's share of all kernels' time in %, and its mean
+// time in ns.
 type kernelTime struct {
 	name        string
 	share, mean float64
 	launches    int
 }
 
-// table finds a table of comma-separated values among other lines, by a cell of its
-// head, and gives its rows as maps from the head. A row that is not of the head's width
-// is no row of it.
+// table finds comma-separated values among other lines by a cell of their header. It returns the
+// rows as maps from header to value. Lines whose number of cells differs from the header's are
+// ignored.
 func table(text, head string) ([]map[string]string, error) {
 	lines := strings.Split(text, "\n")
 	start := slices.IndexFunc(lines, func(l string) bool {
@@ -128,7 +129,7 @@ func table(text, head string) ([]map[string]string, error) {
 	for _, l := range lines[start+1:] {
 		cells, err := csv.NewReader(strings.NewReader(l)).Read()
 		if err != nil || len(cells) != len(names) {
-			continue // a line of the program's own
+			continue // a line of the program's own output
 		}
 		row := map[string]string{}
 		for i, c := range cells {
@@ -139,13 +140,13 @@ func table(text, head string) ([]map[string]string, error) {
 	return rows, nil
 }
 
-// value reads a number as the profilers print it, with commas between thousands.
+// value parses a number in the profilers' format, with commas between thousands.
 func value(s string) (float64, bool) {
 	v, err := strconv.ParseFloat(strings.ReplaceAll(s, ",", ""), 64)
 	return v, err == nil
 }
 
-// readNsys reads the summary of kernels, the longest first.
+// readNsys parses the summary of kernels and returns them longest first.
 func readNsys(text string) ([]kernelTime, error) {
 	rows, err := table(text, "Instances")
 	if err != nil {
@@ -167,10 +168,10 @@ func readNsys(text string) ([]kernelTime, error) {
 	return list, nil
 }
 
-// noCounters is what ncu says where the driver keeps its counters to the administrator.
+// noCounters is ncu's error if the driver restricts its counters to administrators.
 const noCounters = "ERR_NVGPUCTRPERM"
 
-// runNcu says how near each kernel comes to what the card can do.
+// runNcu reports how close each kernel is to the card's limits.
 func (b *bundle) runNcu(ctx context.Context, r *result, ncu string) {
 	run, err := b.profiledRun(1)
 	if err != nil {
@@ -185,7 +186,7 @@ func (b *bundle) runNcu(ctx context.Context, r *result, ncu string) {
 		r.say("ncu: the driver gives its counters to the administrator alone (%s)", noCounters)
 		return
 	}
-	kernels, err := readNcu(string(o.out)) // what came before a hang or a failure counts
+	kernels, err := readNcu(string(o.out)) // output before a hang or failure is used too
 	if o.status != 0 {
 		r.fail("ncu %s (logs/ncu.txt)", shorten(o.ended(), 300))
 	} else if err != nil {
@@ -200,15 +201,15 @@ func (b *bundle) runNcu(ctx context.Context, r *result, ncu string) {
 	}
 }
 
-// profiledKernel is a kernel's launches: their time together in ns, and the means of
-// shares in % weighted by time.
+// profiledKernel holds a kernel's launches: their total time in ns, and the time-weighted means of
+// shares in %.
 type profiledKernel struct {
 	name                    string
 	launches                int
 	time, sm, memory, warps float64
 }
 
-// readNcu reads ncu's table of a metric a row, the longest kernel first.
+// readNcu parses ncu's table with one metric per row and returns the kernels longest first.
 func readNcu(text string) ([]profiledKernel, error) {
 	rows, err := table(text, "Metric Name")
 	if err != nil {
@@ -238,7 +239,7 @@ func readNcu(text string) ([]profiledKernel, error) {
 	sums := map[string]*profiledKernel{}
 	for _, id := range order {
 		l := byID[id]
-		if l.known&1 == 0 { // no time: it says nothing
+		if l.known&1 == 0 { // without a time the row is useless
 			continue
 		}
 		k := sums[l.kernel]

@@ -19,16 +19,16 @@ import (
 	"time"
 )
 
-// outcome is a program that ended.
+// outcome is the result of a program that has ended.
 type outcome struct {
-	status int // −1: it could not be started, or was killed
+	status int // −1: it was not started, or was killed
 	out    []byte
 	err    []byte
-	late   bool // its time ran out
+	late   bool // it exceeded its time limit
 	took   time.Duration
 }
 
-// ended says how it ended, for a message.
+// ended returns a text that says how the program ended.
 func (o *outcome) ended() string {
 	if o.late {
 		return fmt.Sprintf("did not end within %.0f s; its stacks are in the log", o.took.Seconds())
@@ -36,7 +36,7 @@ func (o *outcome) ended() string {
 	return fmt.Sprintf("ended with status %d: %s", o.status, o.last())
 }
 
-// last returns the last lines that it wrote, for a message.
+// last returns the last lines of the program's output, for a message.
 func (o *outcome) last() string {
 	text := strings.TrimSpace(string(o.err))
 	if text == "" {
@@ -46,17 +46,17 @@ func (o *outcome) last() string {
 	return strings.Join(lines[max(0, len(lines)-3):], "; ")
 }
 
-// stackGrace is how long a program that was told to show its stacks has for it.
+// stackGrace is how long a program may take to write its stacks after SIGQUIT.
 const stackGrace = 5 * time.Second
 
-// execute runs a program to its end. At the context's it is sent SIGQUIT, at which a
-// program in Go writes the stacks of all that it runs and ends; so is what it started. Its output is written to
-// logs/NAME.txt as it comes.
+// execute runs a program to its end and writes its output to logs/NAME.txt as it arrives. When the
+// context ends, the program and its children get SIGQUIT, at which a Go program writes its
+// goroutines' stacks and ends.
 func (b *bundle) execute(ctx context.Context, name, dir string, env []string, program string, args ...string) *outcome {
 	return b.executeTo(ctx, io.Discard, name, dir, env, program, args...)
 }
 
-// executeTo is execute; also receives what the program writes to its standard output.
+// executeTo is execute, and also writes the program's standard output to also.
 func (b *bundle) executeTo(ctx context.Context, also io.Writer, name, dir string, env []string, program string, args ...string) *outcome {
 	cmd := exec.CommandContext(ctx, program, args...)
 	// Compiled kernels are kept for the runs of this program only.
@@ -94,14 +94,14 @@ func (b *bundle) executeTo(ctx context.Context, also io.Writer, name, dir string
 	return o
 }
 
-// within is execute with a limit of its own.
+// within is execute with a separate time limit.
 func (b *bundle) within(ctx context.Context, limit time.Duration, name, dir string, env []string, program string, args ...string) *outcome {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	return b.execute(ctx, name, dir, env, program, args...)
 }
 
-// inTurn lets two streams write to one file.
+// inTurn lets two streams write to one file without mixing their writes.
 type inTurn struct {
 	mu sync.Mutex
 	to io.Writer
@@ -113,7 +113,7 @@ func (w *inTurn) Write(p []byte) (int, error) {
 	return w.to.Write(p)
 }
 
-// step is a line of a training run's metrics.
+// step is one line of a training run's metrics.
 type step struct {
 	Step          int     `json:"step"`
 	Loss          float64 `json:"loss"`
@@ -128,23 +128,23 @@ type step struct {
 	Params        string  `json:"params_sha256"`
 }
 
-// training is what a run left behind.
+// training is the result of a training run.
 type training struct {
 	steps  []step
 	params string // hash of the final parameters
 	end    *outcome
 }
 
-// runLimit is a training run's time: a hang of one must not take a part's.
+// runLimit is the time limit of a training run, so that one hang does not use up a part's time.
 const runLimit = 40 * time.Second
 
-// train runs `spillway train` on the bundle's device, the first GPU. Its error says how it
+// train runs `spillway train` on the bundle's device, the first GPU. Its error says how the run
 // failed.
 func (b *bundle) train(ctx context.Context, name string, args ...string) (*training, error) {
 	return b.trainIn(ctx, oneGPU(), name, args...)
 }
 
-// trainIn is train with an environment of its own.
+// trainIn is train with additional environment variables.
 func (b *bundle) trainIn(ctx context.Context, env []string, name string, args ...string) (*training, error) {
 	metrics := filepath.Join(b.work, name+".jsonl")
 	all := append([]string{"train", "--device", b.device, "--metrics", metrics, "--timeout", "5s"}, args...)
@@ -174,7 +174,8 @@ func (b *bundle) trainIn(ctx context.Context, env []string, name string, args ..
 	return t, nil
 }
 
-// peaks says where a run touched more or less than its plan; empty: exactly that.
+// peaks says where a run touched more or less memory than planned; it is empty if the run touched
+// exactly that.
 func (t *training) peaks() string {
 	s := t.steps[len(t.steps)-1]
 	if !slices.Equal(s.DevicePeak, s.DevicePlanned) {
@@ -186,7 +187,7 @@ func (t *training) peaks() string {
 	return ""
 }
 
-// median of the steps' seconds without the first ones, which warm up.
+// median returns the median seconds of the steps, without the first ones, which warm up.
 func median(steps []step) float64 {
 	var v []float64
 	for _, s := range steps[min(len(steps)/3, len(steps)-1):] {
@@ -196,7 +197,7 @@ func median(steps []step) float64 {
 	return v[len(v)/2]
 }
 
-// torch runs PyTorch's side: the same steps.
+// runTorch runs the same steps in PyTorch.
 func (b *bundle) runTorch(ctx context.Context, name string, args ...string) ([]step, error) {
 	all := append([]string{b.program("torch_gpt2.py"), "--device", b.device}, args...)
 	o := b.execute(ctx, name, b.work, nil, b.python, all...)

@@ -15,8 +15,8 @@ import (
 // sanitizerTools are compute-sanitizer's, in the order of what they find.
 var sanitizerTools = []string{"memcheck", "racecheck", "synccheck", "initcheck"}
 
-// sanitized are the tests that it runs, of kernels that are this project's alone: the
-// library's products take their time and have their maker.
+// sanitized are the tests to run under the sanitizer. They cover only this project's kernels: the
+// library's products are slow, and are NVIDIA's to test.
 var sanitized = func() (list []string) {
 	for _, k := range []graph.Kind{graph.Attention, graph.AttentionGrad, graph.LayerNormGrad, graph.BiasGrad, "adamw", graph.SqSum, graph.EmbedGrad} {
 		list = append(list, "TestKernelsFollowTheCPU/"+string(k))
@@ -24,14 +24,14 @@ var sanitized = func() (list []string) {
 	return append(list, "TestFlashFollowsTheCPU", "TestRankSum")
 }()
 
-// sanitizerLimit is the time of one test under one tool, which makes a kernel 10 to 100
-// times slower.
+// sanitizerLimit is the time limit of one test under one tool, which makes a kernel 10 to 100 times
+// slower.
 var sanitizerLimit = 20 * time.Second
 
-// findingStatus is what compute-sanitizer is asked to end with where it found something.
+// findingStatus is the exit status that compute-sanitizer is told to use for findings.
 const findingStatus = 77
 
-// findings are what a run under compute-sanitizer came to.
+// findings is the result of a run under compute-sanitizer.
 type findings struct {
 	errors, warnings int
 	first            string // the first finding and where it was; empty: none was printed
@@ -41,12 +41,12 @@ type findings struct {
 var (
 	errorSummary = regexp.MustCompile(`(?m)^=+ ERROR SUMMARY: (\d+) errors?`)
 	raceSummary  = regexp.MustCompile(`(?m)^=+ RACECHECK SUMMARY: \d+ hazards? displayed \((\d+) errors?, (\d+) warnings?\)`)
-	// A finding starts at the margin; frames and what it is about are set in.
+	// A finding starts at the left margin; its frames and details are indented.
 	findingHead = regexp.MustCompile(`^=+ ((?:Error: |Warning: |Invalid |Misaligned |Uninitialized |Unused |Barrier error|Program hit |Race reported|Potential |Fatal |Internal |Unspecified |Out-of-|Illegal |Stack overflow|Divergent |Missing ).*)$`)
 	findingAt   = regexp.MustCompile(`^=+\s{2,}(at .*)$`)
 )
 
-// readSanitizer reads what compute-sanitizer printed among a program's own lines.
+// readSanitizer parses compute-sanitizer's output among a program's own lines.
 func readSanitizer(text string) findings {
 	var f findings
 	if m := raceSummary.FindStringSubmatch(text); m != nil {
@@ -69,7 +69,7 @@ func readSanitizer(text string) findings {
 	return f
 }
 
-// count reads the digits that an expression has found; a number that does not fit is many.
+// count parses digits; a number that does not fit becomes a large one.
 func count(digits string) int {
 	n, err := strconv.Atoi(digits)
 	if err != nil {
@@ -78,8 +78,8 @@ func count(digits string) int {
 	return n
 }
 
-// runSanitizers runs kernels' tests under compute-sanitizer, each tool and test in a
-// process of its own.
+// runSanitizers runs kernels' tests under compute-sanitizer, with one process for each tool and
+// test.
 func runSanitizers(ctx context.Context, b *bundle, r *result) {
 	if b.gpu == nil {
 		r.skip("on the CPU there are no kernels to look into")
@@ -136,10 +136,10 @@ func (b *bundle) sanitize(ctx context.Context, r *result, program, tool string) 
 	r.Table = append(r.Table, []string{tool, number(ran), number(clean), number(total.errors), number(total.warnings), shorten(cell(total.first), 200)})
 }
 
-// cell is a text that a table can hold.
+// cell returns a text in the form that a table can contain.
 func cell(s string) string {
 	return strings.ReplaceAll(strings.Join(strings.Fields(s), " "), "|", "/")
 }
 
-// ratio prints a share of a hundred.
+// ratio formats a percentage.
 func ratio(v float64) string { return fmt.Sprintf("%.1f", v) }

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// timing is a side's step time.
+// timing is the step time of one side.
 type timing struct {
 	Side      string  `json:"side"`
 	Precision string  `json:"precision"`
@@ -17,8 +17,8 @@ type timing struct {
 	Error     string  `json:"error,omitempty"`
 }
 
-// speed times steps of a preset on random weights, against PyTorch eager and
-// compiled in the same run.
+// speed returns a part that times steps of a preset with random weights. In the same run it times
+// PyTorch, eager and compiled.
 func speed(preset string) func(context.Context, *bundle, *result) {
 	return func(ctx context.Context, b *bundle, r *result) {
 		s, seq, batch, kernelShape := gpt2Small, 1024, 16, "124m"
@@ -84,8 +84,8 @@ func speed(preset string) func(context.Context, *bundle, *result) {
 	}
 }
 
-// speedTable has a row for each side; the ratio is PyTorch's time over Spillway's
-// in the same precision, above 1 where Spillway is faster.
+// speedTable returns a row for each side. The ratio is PyTorch's time divided by Spillway's in the
+// same precision, above 1 if Spillway is faster.
 func speedTable(list []timing) [][]string {
 	rows := [][]string{{"side", "precision", "step (ms)", "tokens/s", "its time / Spillway's"}}
 	mine := map[string]float64{}

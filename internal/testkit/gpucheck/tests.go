@@ -15,15 +15,15 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/optest"
 )
 
-// testLimit is the time of one test, which runs in a process of its own: what one does
-// to the GPU's context, or to the time, is not the others'.
+// testLimit is the time limit of one test. Each test runs in its own process, so that it cannot
+// affect another's GPU context or time.
 var testLimit = 25 * time.Second
 
-// onDoubles are tests of the bundle that open no driver, or whose work is done elsewhere.
+// onDoubles matches tests of the bundle that open no driver, or whose work other tests do.
 var onDoubles = regexp.MustCompile(`^Test(EverySourceCompiles|ParametersAreTheCubins|TrainingSteps.*|Gradients.*|.*AllocateNothing|.*AllocatesNothing)$`)
 
-// byOperation are the tests with a subtest for each kind of operation, each of which has
-// a process of its own too.
+// byOperation are the tests with a subtest for each kind of operation. Each subtest runs in its own
+// process too.
 var byOperation = map[string]func() []graph.Kind{
 	"TestKernelsFollowTheCPU": optest.Everywhere,
 	"TestLargeShapes": func() []graph.Kind {
@@ -31,14 +31,14 @@ var byOperation = map[string]func() []graph.Kind{
 	},
 }
 
-// deviceTest is a test binary and one of its tests, or subtests.
+// deviceTest is a test or subtest of a test binary.
 type deviceTest struct{ binary, name string }
 
 func (d deviceTest) log() string {
 	return "test-" + strings.TrimSuffix(filepath.Base(d.binary), ".test") + "-" + strings.ReplaceAll(d.name, "/", "-")
 }
 
-// pattern selects the test alone.
+// pattern returns the regular expression that selects only this test.
 func (d deviceTest) pattern() string {
 	parts := strings.Split(d.name, "/")
 	for i, p := range parts {
@@ -47,7 +47,7 @@ func (d deviceTest) pattern() string {
 	return strings.Join(parts, "/")
 }
 
-// listTests asks the test binaries for their tests.
+// listTests lists the tests of the test binaries.
 func (b *bundle) listTests(ctx context.Context, r *result) (list []deviceTest) {
 	binaries, err := filepath.Glob(filepath.Join(b.dir, "tests", "*.test"))
 	if err != nil || len(binaries) == 0 {
@@ -76,8 +76,8 @@ func (b *bundle) listTests(ctx context.Context, r *result) (list []deviceTest) {
 	return list
 }
 
-// runTests runs each test in a process of its own, and those that fail once more, alone
-// and with launches that wait for their end, so that an error names its own kernel.
+// runTests runs each test in its own process. Failed tests run once more, alone and with
+// synchronous launches, so that an error names the right kernel.
 func runTests(ctx context.Context, b *bundle, r *result) {
 	r.Table = [][]string{{"test", "outcome", "seconds", "said"}}
 	passedTests, skippedTests := 0, 0
@@ -109,10 +109,10 @@ func runTests(ctx context.Context, b *bundle, r *result) {
 	}
 }
 
-// atOnce is how many processes use the GPU side by side.
+// atOnce is the number of processes that use the GPU concurrently.
 const atOnce = 14
 
-// inParallel runs f of each, atOnce at a time, and returns what each gave, in order.
+// inParallel runs f on each element, atOnce at a time, and returns the results in order.
 func inParallel[T, R any](list []T, f func(T) R) []R {
 	results := make([]R, len(list))
 	places := make(chan struct{}, atOnce)

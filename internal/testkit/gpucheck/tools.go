@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// toolFolders are where NVIDIA's packages put their programs beside PATH; of several
-// versions in one folder the last by name is taken.
+// toolFolders are folders outside PATH in which NVIDIA's packages install their programs. If one
+// folder has several versions, the last by name is used.
 var toolFolders = []string{
 	"/usr/local/cuda/bin", "/usr/local/cuda/compute-sanitizer",
 	"/usr/local/cuda-*/bin", "/usr/local/cuda-*/compute-sanitizer", "/usr/local/cuda/extras/compute-sanitizer",
@@ -17,8 +17,8 @@ var toolFolders = []string{
 	"/opt/conda/bin",
 }
 
-// findTool returns the path of a program of NVIDIA's: from PATH, from the toolkit that
-// the environment names, or from the usual folders. Empty: it is not there.
+// findTool returns the path of an NVIDIA program from PATH, from the toolkit that the environment
+// names, or from the usual folders. It returns "" if there is none.
 func findTool(name string, folders []string) string {
 	if path, err := exec.LookPath(name); err == nil {
 		return path
@@ -43,7 +43,7 @@ func findTool(name string, folders []string) string {
 	return ""
 }
 
-// tool is findTool in the usual folders; where it is not there, the part says so.
+// tool is findTool in the usual folders. If the program is missing, the part reports that.
 func (r *result) tool(name string) string {
 	path := findTool(name, toolFolders)
 	if path == "" {

@@ -11,7 +11,7 @@ import (
 	"path/filepath"
 )
 
-// shape is a GPT-2's.
+// shape holds the dimensions of a GPT-2.
 type shape struct{ layers, heads, width, vocab, positions int }
 
 var (
@@ -19,7 +19,7 @@ var (
 	tinyShape = shape{3, 4, 64, 512, 64} // for the bits, and to try this program
 )
 
-// tensor is a parameter: normal numbers around mean.
+// tensor is a parameter. Its initial values are normally distributed around mean.
 type tensor struct {
 	name      string
 	shape     []int
@@ -34,7 +34,7 @@ func (t *tensor) elems() int {
 	return n
 }
 
-// tensors lists the parameters in Hugging Face's names and layout.
+// tensors returns the parameters with the names and layout of Hugging Face.
 func (s shape) tensors() []tensor {
 	c := s.width
 	residual := 0.02 / math.Sqrt(2*float64(s.layers))
@@ -91,7 +91,7 @@ func (s shape) write(dir string, seed uint64) error {
 		return err
 	}
 	w := bufio.NewWriterSize(f, 1<<20)
-	_, _ = w.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(h)))) // Flush has the error
+	_, _ = w.Write(binary.LittleEndian.AppendUint64(nil, uint64(len(h)))) // Flush returns the error
 	_, _ = w.Write(h)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	var buf [4]byte

@@ -1,8 +1,7 @@
-// Package grid is the set of configurations that the promises are held to:
-// two models, ZeRO stages 0 to 3, with and without recomputation, nothing,
-// everything on the host and everything on disk, on 1 and 3 ranks. Tests of
-// bits and of bytes run it with small models, benchmarks of predicted time with
-// models whose step takes long enough to be timed.
+// Package grid is the set of configurations with which the project's promises are tested. It
+// combines two models, ZeRO stages 0 to 3, with and without recomputation, everything on the
+// device, on the host or on disk, and 1 and 3 ranks. Tests of bits and bytes use it with small
+// models, benchmarks of predicted time with larger ones.
 package grid
 
 import (
@@ -11,7 +10,7 @@ import (
 	"path/filepath"
 )
 
-// Point is one configuration, as the values of train's flags.
+// Point is one configuration, given as values of train's flags.
 type Point struct {
 	Model     string // name of a Model
 	Ranks     int
@@ -20,7 +19,7 @@ type Point struct {
 	Offload   string // "" for none
 }
 
-// Model is one of the grid's models in one of its sizes.
+// Model is one of the grid's models, in one size.
 type Model struct {
 	Name   string
 	Config string // config.json
@@ -51,7 +50,7 @@ func everything(tier string) string {
 	return fmt.Sprintf("optimizer=%[1]s,parameters=%[1]s,gradients=%[1]s,activations=%[1]s", tier)
 }
 
-// Points returns the whole grid, in a fixed order.
+// Points returns all points of the grid, in a fixed order.
 func Points() (all []Point) {
 	for _, m := range Small {
 		for _, ranks := range Ranks {
@@ -67,8 +66,7 @@ func Points() (all []Point) {
 	return all
 }
 
-// Tier is where the point keeps what may rest off the device: "none", "host" or
-// "disk".
+// Tier returns where the point keeps what can rest off the device: "none", "host" or "disk".
 func (p Point) Tier() string {
 	return map[string]string{Offloads[0]: "none", Offloads[1]: "host", Offloads[2]: "disk"}[p.Offload]
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-// collectives are the kinds that see every rank of a group.
+// collectives are the kinds that involve every rank of a group.
 var collectives = map[graph.Kind]bool{graph.AllGather: true, graph.ReduceScatter: true, graph.AllReduce: true, graph.AllToAll: true}
 
 // groups returns the ranks of each group along a mesh axis, in the order of
@@ -128,7 +128,7 @@ func collective[E number](kind graph.Kind, group []int, in graph.BufID, out grap
 	return nil
 }
 
-// leavesOf is what the present ranks (nil: all) of a group have in a buffer.
+// leavesOf returns the contents of a buffer on the present ranks of a group (nil: all).
 func (w *World[T]) leavesOf(group []int, in graph.BufID, present []int) (srcs [][]T, err error) {
 	if present == nil {
 		present = group
@@ -152,8 +152,8 @@ func (w *World[T]) leavesOf(group []int, in graph.BufID, present []int) (srcs []
 	return srcs, nil
 }
 
-// squareLeaves adds the squares of each rank's part of the leaves to its accumulator, where
-// the operation has one.
+// squareLeaves adds the squares of each rank's part of the leaves to its accumulator, if the
+// operation has one.
 func (w *World[T]) squareLeaves(group []int, op *graph.Op, axis int, present []int) error {
 	if len(op.Out) < 2 {
 		return nil
@@ -176,8 +176,7 @@ func (w *World[T]) squareLeaves(group []int, op *graph.Op, axis int, present []i
 	return nil
 }
 
-// addLeaves adds each rank's part of the present ranks' buffers (nil: all) from left to
-// right.
+// addLeaves adds each rank's part of the present ranks' buffers (nil: all), from left to right.
 func (w *World[T]) addLeaves(group []int, in graph.BufID, out graph.Out, present []int) error {
 	srcs, err := w.leavesOf(group, in, present)
 	if err != nil {
@@ -204,8 +203,7 @@ func (w *World[T]) addLeaves(group []int, in graph.BufID, out graph.Out, present
 	return nil
 }
 
-// reduce sums elements [from, from+len(dst)) of the sources in the tree over
-// their indices.
+// reduce sums elements [from, from+len(dst)) of the sources as a tree over the sources' indices.
 func reduce[E number](dst []E, srcs [][]E, from int, accum bool) {
 	for i := range dst {
 		v := treeSum(srcs, from+i)

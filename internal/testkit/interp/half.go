@@ -14,7 +14,7 @@ func (c *call[T]) u16(id graph.BufID) []uint16 {
 	return v
 }
 
-// narrowTo and widenFrom convert one element, by the 16-bit type.
+// narrowTo and widenFrom convert one element to and from a 16-bit type.
 func narrowTo(dt graph.DType, v float32) uint16 {
 	if dt == graph.BF16 {
 		return num.BF16(v)
@@ -82,7 +82,7 @@ func (w *World[T]) collectiveHalf(kind graph.Kind, group []int, in graph.BufID, 
 			v[i] = widenFrom(dt, b)
 		}
 		if id == out.Buf {
-			wide[rank] = v // of an all-reduce the second: its copy is the source
+			wide[rank] = v // of an all-reduce the second: it was copied from the first
 		}
 		return v, err
 	}
@@ -119,7 +119,7 @@ func castKind[T num.Float](c *call[T]) {
 	}
 }
 
-// low writes the updated parameters to output i in 16 bits, where it is there.
+// low writes the updated parameters to output i in 16 bits, if the operation has that output.
 func (c *call[T]) low(a graph.ShardAttr, p []T, i int) {
 	if c.output(i) == graph.NoBuf {
 		return

@@ -23,7 +23,7 @@ func (c *call[T]) first(a graph.SliceAttr) int {
 	return int(from)
 }
 
-// headSlice is the definition of HeadStats and HeadSliceGrad, all rows at once.
+// headSlice defines HeadStats and HeadSliceGrad, with all rows at once.
 func headSlice[T num.Float](c *call[T]) {
 	x, w, targets := c.in(0), c.in(1), c.inI32(2)
 	first, end, _ := c.slice()
@@ -51,7 +51,7 @@ func headSlice[T num.Float](c *call[T]) {
 			logits[n*v+j] = T(p * scale)
 		}
 	}
-	c.roundAs(c.w.prog.Buf(c.input(0)).DType, logits) // as the products read it
+	c.roundAs(c.w.prog.Buf(c.input(0)).DType, logits) // rounded as the products read it
 	if dx.v != nil {
 		c.product(x.rows, x.cols, v, logits, w.v[:v*x.cols], dx.v, nil, false, false, false)
 	}
@@ -63,7 +63,7 @@ func headSlice[T num.Float](c *call[T]) {
 	}
 }
 
-// headLSE is the definition of HeadLSE.
+// headLSE defines HeadLSE.
 func headLSE[T num.Float](c *call[T]) {
 	stats, targets, loss, lse := c.in(0), c.inI32(1), c.outF64(0), c.out(1).v
 	each := int(attr[graph.SliceAttr](c).Each)

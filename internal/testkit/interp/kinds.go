@@ -10,7 +10,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/vec"
 )
 
-// table returns what each kind computes.
+// table returns the function that computes each kind.
 func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 	return map[graph.Kind]func(*call[T]){
 		graph.Embed:         embed[T],
@@ -96,7 +96,7 @@ func table[T num.Float]() map[graph.Kind]func(*call[T]) {
 	}
 }
 
-// run computes a kernel of package vec or attn on one goroutine.
+// run runs a kernel of package vec or attn on one goroutine.
 func (c *call[T]) run(k interface{ Run(*pool.Pool) error }) {
 	if c.err == nil {
 		c.err = k.Run(c.w.pool)
@@ -133,7 +133,8 @@ func addPos[T num.Float](c *call[T]) {
 	}
 }
 
-// positions returns the rows of a sample, and which of the whole the first row is.
+// positions returns the rows of a sample, and the index of the operation's first row among all
+// rows.
 func (c *call[T]) positions() (seq, first int) {
 	a := attr[graph.PosAttr](c)
 	return int(a.Seq), c.first(a.Rows)
@@ -252,7 +253,7 @@ func softCapGrad[T num.Float](c *call[T]) {
 	}
 }
 
-// gain is room for an RMS norm's gain of 1 + gamma.
+// gain returns scratch for an RMS norm's gain of 1 + gamma, or nil if the gain is gamma.
 func (c *call[T]) gain(width int) []T {
 	if !attr[graph.NormAttr](c).PlusOne {
 		return nil
@@ -260,7 +261,7 @@ func (c *call[T]) gain(width int) []T {
 	return make([]T, width)
 }
 
-// store writes or adds one element of output i.
+// store writes one element of output i, or adds to it.
 func (c *call[T]) store(i int, dst *T, v T) {
 	if c.accum(i) {
 		v += *dst
@@ -342,7 +343,7 @@ func copyKind[T num.Float](c *call[T]) {
 	}
 }
 
-// send and recv pass messages on between the ends of a program of all stages, on one rank.
+// send and recv pass messages between the stages of a program that has all stages on one rank.
 func send[T num.Float](c *call[T]) {
 	a := c.op.Attr.(graph.PeerAttr)
 	c.w.sent[a] = append(c.w.sent[a], append([]T(nil), c.in(0).v...))
@@ -487,7 +488,7 @@ func attentionGrad[T num.Float](c *call[T]) {
 
 func window(x []int64, a graph.ConvAttr) vec.Window {
 	if len(x) != 4 {
-		return vec.Window{} // refused by its check
+		return vec.Window{} // its check refuses it
 	}
 	return vec.Window{
 		B: int(x[0]), H: int(x[1]), W: int(x[2]), C: int(x[3]),

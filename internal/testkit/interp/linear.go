@@ -6,8 +6,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-// product is one matrix product by the definition in package gemm. trans says
-// which operands are stored transposed.
+// product computes one matrix product as defined in package gemm. transA and transB say that an
+// operand is stored transposed.
 func (c *call[T]) product(m, n, k int, a, b, out, bias []T, transA, transB, accum bool) {
 	if c.err == nil {
 		c.err = gemm.Reference(gemm.Spec{M: m, N: n, K: k, TransA: transA, TransB: transB, Accumulate: accum}, a, b, out, bias, nil)

@@ -24,8 +24,8 @@ func crossEntropyGrad[T num.Float](c *call[T]) {
 	})
 }
 
-// headLoss holds the logits of all rows: the chunks of the bound kernel must
-// not change a bit of this.
+// headLoss computes with the logits of all rows. The chunks of the bound kernel must give the same
+// bits.
 func headLoss[T num.Float](c *call[T]) {
 	x, w, targets, loss := c.in(0), c.in(1), c.inI32(2), c.outF64(0)
 	logits, lse := make([]T, x.rows*w.rows), make([]T, x.rows)
@@ -42,7 +42,7 @@ func headLoss[T num.Float](c *call[T]) {
 		N: x.rows, V: w.rows, Logits: logits, Targets: targets, LSE: lse, DLogits: logits, Cap: T(graph.HeadCap(c.op)),
 		Scale: T(hyper[graph.HyperInvCount] * hyper[graph.HyperLossScale]),
 	})
-	c.roundAs(c.w.prog.Buf(c.input(0)).DType, logits) // as the products read it
+	c.roundAs(c.w.prog.Buf(c.input(0)).DType, logits) // rounded as the products read it
 	if dx.v != nil {
 		c.product(x.rows, x.cols, w.rows, logits, w.v, dx.v, nil, false, false, false)
 	}
@@ -70,7 +70,7 @@ func sumParts[T num.Float](c *call[T]) {
 	addParts(sum, parts, order, c.accum(0))
 }
 
-// addParts adds the vectors of len(dst) elements that lie one after another in parts.
+// addParts adds the vectors of len(dst) elements that are adjacent in parts.
 func addParts[E float32 | float64](dst, parts []E, order graph.SumOrder, accum bool) {
 	n := len(dst)
 	var srcs [][]E

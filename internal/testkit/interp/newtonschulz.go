@@ -6,7 +6,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-// newtonSchulz is the iteration as its definition is written, each matrix apart.
+// newtonSchulz computes the iteration as its definition is written, with a separate matrix for each
+// step.
 func newtonSchulz[T num.Float](c *call[T]) {
 	x, y, a := c.in(0), c.out(0), attr[graph.NewtonSchulzAttr](c)
 	if c.err != nil {

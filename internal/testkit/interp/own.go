@@ -8,8 +8,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-// own computes an operation that the program brings along: in fp64 by its reference, in
-// f32 by its kernel for the CPU, which is what the bound one has to give.
+// own computes a user-defined operation: in fp64 with its reference, in f32 with its CPU kernel,
+// whose bits the bound kernel must give.
 func own[T num.Float](c *call[T]) {
 	def := c.op.Own.Definition()
 	b := &kernels.Binding{Program: c.w.prog, Op: c.op, Coord: c.w.ranks[c.rank].coord}
@@ -48,7 +48,7 @@ func own[T num.Float](c *call[T]) {
 	}
 }
 
-// tensorOf gives a tensor of a call its elements; floats is the operand as floats.
+// tensorOf fills in the elements of a tensor of a call. floats returns the operand as floats.
 func (c *call[T]) tensorOf(t *graph.Tensor, id graph.BufID, floats func(int) tensor[T], i int) {
 	var err error
 	switch t.DType {

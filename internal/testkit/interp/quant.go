@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-// quantised is a quantised operand: n numbers in each part.
+// quantised is a quantised operand with n numbers in each part.
 type quantised struct {
 	a graph.QuantAttr
 	q []uint8
@@ -117,8 +117,8 @@ func dequantize[T num.Float](c *call[T]) {
 	}
 }
 
-// int8Product writes, or adds, the product of a (M,K) and b, (K,N) or transposed
-// (N,K), each quantised along K.
+// int8Product writes or adds the product of a (M,K) and b, (K,N) or transposed (N,K), both
+// quantised along K.
 func (c *call[T]) int8Product(a, b, y tensor[T], bias []T, transB bool) {
 	if c.err != nil {
 		return

@@ -59,14 +59,13 @@ func params(p *graph.Program, unit int) map[int]int {
 	return index
 }
 
-// squares adds the squares of x to exact accumulators, which acc returns by
-// parameter: each 256-element block of a parameter enters as one float64, the
-// tree over 16 lanes.
+// squares adds the squares of x to exact accumulators, which acc returns by parameter. Each
+// 256-element block of a parameter is added as one float64, a tree over 16 lanes.
 func (c *call[T]) squares(a graph.ShardAttr, x []T, acc func(param int) []int64) {
 	c.squaresOf(a, x, acc, func(element) bool { return true })
 }
 
-// normSquares does the same for the parameters whose norms the update takes.
+// normSquares is squares for only the parameters whose norms the update needs.
 func (c *call[T]) normSquares(a graph.UpdateAttr, x []T, acc func(param int) []int64) {
 	c.squaresOf(a.Shard, x, acc, func(e element) bool { return e.decay || a.AdaptAll })
 }
@@ -120,8 +119,8 @@ func sqSum[T num.Float](c *call[T]) {
 	}
 }
 
-// norms returns the accumulator of a parameter in (params, 2, exact.Limbs): of
-// p (0) or of g (1).
+// norms returns the accumulators in all, with shape (params, 2, exact.Limbs), for p (which 0) or g
+// (which 1).
 func norms(all []int64, which int) func(param int) []int64 {
 	return func(param int) []int64 { return all[(2*param+which)*exact.Limbs:][:exact.Limbs] }
 }
@@ -149,7 +148,7 @@ func decayOf(a graph.UpdateAttr, e element) float64 {
 	return 0
 }
 
-// adam returns a step of the moments and the denominator.
+// adam updates the moments and returns the denominator of the step.
 func adam[T num.Float](a graph.UpdateAttr, hyper []float64, g T, m, v *T) (denominator T) {
 	*m = num.Fma(T(1-a.Beta1), g, T(T(a.Beta1)**m))
 	*v = num.Fma(T(1-a.Beta2), T(g*g), T(T(a.Beta2)**v))
@@ -222,7 +221,7 @@ func lambApply[T num.Float](c *call[T]) {
 	c.low(a.Shard, p.v, 1)
 }
 
-// momentum is a step of SGD's kin on one element.
+// momentum makes one step of SGD and related rules on one element.
 func momentum[T num.Float](a graph.UpdateAttr, e element, g T, p, b *T, gradScale, rate, step float64) {
 	d := T(T(rate) * num.Fma(T(decayOf(a, e)), *p, T(g*T(gradScale))))
 	*b = num.Fma(T(a.Beta1), *b, d)

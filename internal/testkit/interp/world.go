@@ -1,10 +1,9 @@
-// Package interp runs a step program the obvious way: operations in the order
-// in which they are written, every rank in turn, over Go slices, with portable
-// arithmetic that is generic over float32 and float64.
+// Package interp runs a step program in the simplest way: operations in program order, one rank
+// after another, on Go slices, with portable arithmetic that is generic over float32 and float64.
 //
-// In float32 it is the oracle of the executor and of the bound kernels: same
-// bits. In float64 it is the engine of finite-difference checks of gradients.
-// It knows nothing of arenas, streams, events or workspace.
+// In float32 it is the reference for the bits of the executor and of bound kernels. In float64 it
+// computes the finite-difference checks of gradients. It ignores arenas, streams, events and
+// workspace.
 package interp
 
 import (
@@ -16,18 +15,17 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// World is the memory of all ranks of a program. F32 buffers are []T; F64, I64,
-// I32 and U8 buffers keep their types. BF16 and F16 operands are widened to []T
-// for an operation, whose results are rounded once: what a 16-bit kernel that
-// computes in f32 must give. A root buffer is made at its first use,
-// floats filled with NaN, so that reading what nobody wrote shows.
+// World is the memory of all ranks of a program. F32 buffers are []T; F64, I64, I32 and U8 buffers
+// keep their types. BF16 and F16 operands are widened to []T for an operation and its results are
+// rounded once, as a 16-bit kernel that computes in f32 must do. A root buffer is allocated at its
+// first use. Floats are filled with NaN, so that reads of unwritten elements are seen.
 type World[T num.Float] struct {
 	prog  *graph.Program
 	ranks []rank[T]
 	pool  *pool.Pool
 	kinds map[graph.Kind]func(*call[T])
 
-	sent map[graph.PeerAttr][][]T // messages that nobody has received, the first first
+	sent map[graph.PeerAttr][][]T // messages not yet received, the oldest first
 }
 
 type rank[T num.Float] struct {
@@ -185,8 +183,8 @@ func (w *World[T]) Set(id graph.BufID, values []T) error {
 // Ranks returns the world size.
 func (w *World[T]) Ranks() int { return len(w.ranks) }
 
-// Run runs a section: its phases in order, each as often as it repeats, every
-// operation on all ranks before the next one.
+// Run runs a section: its phases in order, each as often as it repeats. Every operation runs on all
+// ranks before the next one.
 func (w *World[T]) Run(section string) error {
 	s := w.prog.Section(section)
 	if s == nil {
@@ -202,7 +200,7 @@ func (w *World[T]) Run(section string) error {
 	return nil
 }
 
-// RunRank runs a section without collectives on one rank alone.
+// RunRank runs a section without collectives on one rank.
 func (w *World[T]) RunRank(section string, rank int) error {
 	s := w.prog.Section(section)
 	if s == nil {
@@ -231,7 +229,7 @@ func (w *World[T]) RunPhase(ph *graph.Phase) error {
 	return nil
 }
 
-// sectionOf is the section of a phase; an empty one where the program has none.
+// sectionOf returns the section of a phase, or an empty one if the program has none.
 func (w *World[T]) sectionOf(ph *graph.Phase) *graph.Section {
 	for i := range w.prog.Sections {
 		s := &w.prog.Sections[i]
@@ -280,7 +278,7 @@ func (w *World[T]) onRank(ph *graph.Phase, op *graph.Op, rank int) error {
 	return c.err
 }
 
-// call is one operation on one rank; its first error sticks.
+// call is one operation on one rank. It keeps the first error.
 type call[T num.Float] struct {
 	w    *World[T]
 	rank int

@@ -1,6 +1,6 @@
 // Package long tells tests how much to run. The default suite takes minutes: small models and
-// seeded samples. SPILLWAY_LONG=1 (make long) asks for every case, except of grids that take
-// hours: it runs larger samples of those, and SPILLWAY_LONG=all (make campaigns) runs them in full.
+// seeded samples. SPILLWAY_LONG=1 (make long) runs every case, except of grids that take hours, of
+// which it runs larger samples. SPILLWAY_LONG=all (make campaigns) runs those completely.
 package long
 
 import (
@@ -10,13 +10,13 @@ import (
 	"testing"
 )
 
-// On says whether every case is asked for.
+// On reports whether every case is to be run.
 func On() bool { return os.Getenv("SPILLWAY_LONG") == "1" || All() }
 
-// All says whether grids that take hours are asked for as well.
+// All reports whether grids that take hours are to be run completely too.
 func All() bool { return os.Getenv("SPILLWAY_LONG") == "all" }
 
-// Only skips the test unless every case is asked for.
+// Only skips the test unless every case is to be run.
 func Only(t testing.TB) {
 	t.Helper()
 	if !On() {
@@ -24,7 +24,7 @@ func Only(t testing.TB) {
 	}
 }
 
-// Or is short in the default suite, full where every case is asked for.
+// Or returns short in the default suite, and full if every case is to be run.
 func Or[T any](short, full T) T {
 	if On() {
 		return full
@@ -32,7 +32,7 @@ func Or[T any](short, full T) T {
 	return short
 }
 
-// Of is short in the default suite, hour for make long, all for make campaigns.
+// Of returns short in the default suite, hour for make long, and all for make campaigns.
 func Of[T any](short, hour, all T) T {
 	if All() {
 		return all
@@ -40,7 +40,8 @@ func Of[T any](short, hour, all T) T {
 	return Or(short, hour)
 }
 
-// Sample draws n cases by a seed, in their order; all where every case is asked for.
+// Sample draws n cases with a seed and keeps their order. It returns all cases if every case is to
+// be run.
 func Sample[T any](seed uint64, n int, cases []T) []T {
 	if On() {
 		return cases
@@ -48,7 +49,7 @@ func Sample[T any](seed uint64, n int, cases []T) []T {
 	return Draw(seed, n, cases)
 }
 
-// Draw draws n cases by a seed, in their order.
+// Draw draws n cases with a seed and keeps their order.
 func Draw[T any](seed uint64, n int, cases []T) []T {
 	if n >= len(cases) {
 		return cases
@@ -63,8 +64,8 @@ func Draw[T any](seed uint64, n int, cases []T) []T {
 	return drawn
 }
 
-// Keep says whether to run the case of that name: about one in oneIn, by a hash of the name;
-// every case where every case is asked for.
+// Keep reports whether to run the case of that name: about one in oneIn, by a hash of the name, or
+// every one if every case is to be run.
 func Keep(name string, oneIn uint64) bool {
 	h := fnv.New64a()
 	h.Write([]byte(name))

@@ -1,3 +1,3 @@
-// Package mixes trains the same run twice under random mixes of features and compares
-// what it computes.
+// Package mixes trains pairs of equal runs under random mixes of features and compares their
+// results.
 package mixes

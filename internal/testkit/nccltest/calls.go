@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/device/cuda/driver"
 )
 
-// group is the calls of a thread between GroupStart and GroupEnd.
+// group holds the calls of a thread between GroupStart and GroupEnd.
 type group struct {
 	depth int
 	calls []*call
@@ -31,30 +31,30 @@ type call struct {
 	stream     driver.Stream
 
 	of    *batch
-	with  map[int]*call // whom it meets, by rank, once they are there
-	taken int           // how many have read what it sends
+	with  map[int]*call // the peers' calls that it meets, by rank, once they have arrived
+	taken int           // number of ranks that have read the sent data
 }
 
 func (c *call) collective() bool { return c.name != "ncclSend" && c.name != "ncclRecv" }
 
-// same tells whether two ranks' calls are one operation.
+// same reports whether two ranks' calls belong to the same operation.
 func (c *call) same(o *call) bool {
 	return c.name == o.name && c.bytes == o.bytes && (c.name != "ncclBroadcast" || c.peer == o.peer)
 }
 
 func (c *call) String() string { return fmt.Sprintf("%s of %d bytes", c.name, c.bytes) }
 
-// pair is what goes from one rank to another, in order.
+// pair holds the messages from one rank to another, in order.
 type pair struct{ sends, recvs []*call }
 
-// batch is the calls of a group on one communicator: one kernel of the library's.
+// batch holds the calls of a group on one communicator, which the library runs as one kernel:
 //
 //	arrive │ until every call has met its peers │ copy what is received │ until what is sent is taken
 type batch struct {
 	m      *member
 	calls  []*call
 	unmet  int // calls that have not met their peers
-	undone int // calls that are not received, or taken
+	undone int // calls whose data is not yet received or taken
 	came   atomic.Bool
 	left   atomic.Bool
 	dead   atomic.Bool
@@ -82,7 +82,7 @@ func (l *library) add(c *call, comm nccl.Comm) error {
 	return l.begin([]*call{c})
 }
 
-// fits refuses what a rank may not ask for.
+// fits refuses invalid arguments of a rank's call.
 func (l *library) fits(c *call) error {
 	m := c.m
 	switch {
@@ -97,7 +97,7 @@ func (l *library) fits(c *call) error {
 	return nil
 }
 
-// GroupEnd begins what the outermost group holds.
+// GroupEnd starts the calls of the outermost group.
 func (l *library) GroupEnd() error {
 	l.mu.Lock()
 	err := l.enter("ncclGroupEnd")
@@ -120,7 +120,7 @@ func (l *library) GroupEnd() error {
 	return l.begin(g.calls)
 }
 
-// begin puts calls on their stream, those of each communicator as one.
+// begin enqueues calls on their streams, one batch per communicator.
 func (l *library) begin(calls []*call) error {
 	var order []*member
 	of := map[*member]*batch{}
@@ -141,7 +141,7 @@ func (l *library) begin(calls []*call) error {
 	return nil
 }
 
-// enqueue puts a batch on its stream.
+// enqueue enqueues a batch on its stream.
 func (l *library) enqueue(b *batch) error {
 	l.mu.Lock()
 	m := b.m
@@ -176,7 +176,7 @@ func (l *library) enqueue(b *batch) error {
 		l.d.Until(s, label, b.left.Load))
 }
 
-// touches is what a call reads and writes of its own rank's memory.
+// touches returns the ranges of its own rank's memory that a call reads and writes.
 func (c *call) touches() (reads, writes []driver.Range) {
 	n, w := c.bytes, int64(c.m.of.size)
 	own := driver.Address(int64(c.m.rank) * n)
@@ -198,7 +198,7 @@ func (c *call) touches() (reads, writes []driver.Range) {
 	return reads, []driver.Range{{At: c.recv, Len: w * n}}
 }
 
-// arrive is when a rank's stream has come to a batch: its calls meet those of its peers.
+// arrive is called when a rank's stream reaches a batch: its calls meet those of its peers.
 func (l *library) arrive(b *batch) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -213,7 +213,7 @@ func (l *library) arrive(b *batch) {
 	}
 }
 
-// meetAll lets a collective go once all ranks have come to it.
+// meetAll starts a collective once all ranks have reached it.
 func (l *library) meetAll(c *call) {
 	all := c.m.of.together[c.number]
 	if all == nil {
@@ -237,7 +237,7 @@ func (l *library) meetAll(c *call) {
 	}
 }
 
-// meetPair lets a send and its recv go once both are there.
+// meetPair starts a send and its recv once both have been reached.
 func (l *library) meetPair(c *call) {
 	key := [2]int{c.m.rank, c.peer}
 	if c.name == "ncclRecv" {
@@ -266,19 +266,20 @@ func (l *library) meetPair(c *call) {
 	}
 }
 
-// disagree is what the library does not notice: it would hang, or copy what it has.
+// disagree records a fault that the real library does not detect: it would hang, or copy whatever
+// is there.
 func (l *library) disagree(a, b *call) {
 	l.fault("rank %d calls %s, and rank %d %s", a.m.rank, a, b.m.rank, b)
 }
 
-// met is told that a call has met its peers.
+// met records that a call has met its peers.
 func (b *batch) met() {
 	if b.unmet--; b.unmet == 0 {
 		b.came.Store(true)
 	}
 }
 
-// move copies what a batch receives.
+// move copies the data that a batch receives.
 func (l *library) move(b *batch) error {
 	if b.dead.Load() {
 		return nil
@@ -336,7 +337,7 @@ func (l *library) move(b *batch) error {
 	return nil
 }
 
-// done is told that one of the calls has nothing left to do.
+// done records that one of the calls is complete.
 func (b *batch) done() {
 	if b.undone--; b.undone == 0 {
 		b.left.Store(true)

@@ -19,16 +19,16 @@ import (
 
 // Options of a Fabric.
 type Options struct {
-	// Looks is how often State says that a communicator is being made, at least, and how
-	// often that a group of calls is under way. Default 0.
+	// Looks is the least number of times that State reports a communicator or a group of calls as
+	// in progress. Default 0.
 	Looks int
-	// Takes is the bytes of its device that a communicator takes for each rank.
+	// Takes is the device memory, in bytes, of a communicator on each rank.
 	Takes int64
-	// Root has every rank get one id, as with an address in NCCL_COMM_ID.
+	// Root makes all ranks get the same id, as with an address in NCCL_COMM_ID.
 	Root bool
 }
 
-// Fabric is what the libraries of all ranks share.
+// Fabric is the state shared by the libraries of all ranks.
 type Fabric struct {
 	d *drivertest.Driver
 	o Options
@@ -41,7 +41,7 @@ type Fabric struct {
 	open    map[int]*group // by thread
 	calls   map[string]int
 	fail    map[string]map[int]int // by call, count: the code
-	held    map[int]*atomic.Bool   // by rank: its streams come to no call
+	held    map[int]*atomic.Bool   // by rank: whether its streams are held before their calls
 	faults  []error
 }
 
@@ -55,10 +55,10 @@ type clique struct {
 	together map[int]map[int]*call // collectives: by number, rank
 }
 
-// split is one call of all ranks of a clique.
+// split is one split call of all ranks of a clique.
 type split struct{ asked map[int]ask }
 
-// shrinking is a call of those of a clique that stay.
+// shrinking is one shrink call of the ranks of a clique that stay.
 type shrinking struct {
 	without []int
 	asked   map[int]*nccl.Comm
@@ -86,14 +86,14 @@ type member struct {
 	final  bool
 }
 
-// New makes a fabric over the devices of d.
+// New returns a fabric over the devices of d.
 func New(d *drivertest.Driver, o Options) *Fabric {
 	return &Fabric{d: d, o: o, cliques: map[nccl.ID]*clique{}, comms: map[nccl.Comm]*member{}, open: map[int]*group{},
 		calls: map[string]int{}, fail: map[string]map[int]int{}, held: map[int]*atomic.Bool{}}
 }
 
-// Fail makes the n-th call of a name ("ncclSend"), from 1 and counted over all ranks,
-// return a code.
+// Fail makes the n-th call of a function ("ncclSend"), counted from 1 over all ranks, return a
+// code.
 func (f *Fabric) Fail(call string, n, code int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -103,8 +103,8 @@ func (f *Fabric) Fail(call string, n, code int) {
 	f.fail[call][n] = code
 }
 
-// Break gives a rank an error that State tells in each of its communicators but the first
-// few that were made.
+// Break gives a rank an error, which State reports in all of its communicators except the first but
+// ones.
 func (f *Fabric) Break(rank, code, but int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -119,15 +119,15 @@ func (f *Fabric) Break(rank, code, but int) {
 	}
 }
 
-// Hold has a rank's streams come to no call of any communicator, as where its process is
-// stopped, or go on.
+// Hold stops a rank's streams before their next call of any communicator, like a stopped process,
+// or lets them continue.
 func (f *Fabric) Hold(rank int, stop bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.holds(rank).Store(stop)
 }
 
-// holds is a rank's place in held; mu is held.
+// holds returns a rank's entry in held. The caller holds mu.
 func (f *Fabric) holds(rank int) *atomic.Bool {
 	if f.held[rank] == nil {
 		f.held[rank] = &atomic.Bool{}
@@ -146,7 +146,7 @@ func (f *Fabric) Calls() map[string]int {
 	return m
 }
 
-// Close says all that the double has found, and what was not given back.
+// Close returns an error that lists all faults and everything that was not released.
 func (f *Fabric) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -180,7 +180,7 @@ func (f *Fabric) wrong(call, format string, args ...any) error {
 	return &nccl.Error{Call: call, Code: nccl.InvalidUsage, Text: fmt.Sprintf(format, args...)}
 }
 
-// Library is the fabric as a process sees it, of a version of the library.
+// Library returns the fabric as one process sees it, with a version of the library.
 func (f *Fabric) Library(version int) nccl.API { return &library{f, version} }
 
 type library struct {
@@ -243,7 +243,7 @@ func (f *Fabric) join(c *clique, rank, device int) *member {
 	return m
 }
 
-// find is a handle's member. The caller holds mu.
+// find returns a handle's member. The caller holds mu.
 func (f *Fabric) find(call string, c nccl.Comm) (*member, error) {
 	if err := f.enter(call); err != nil {
 		return nil, err
@@ -259,7 +259,7 @@ func (f *Fabric) find(call string, c nccl.Comm) (*member, error) {
 	return m, nil
 }
 
-// ready is find for calls that want nothing under way, on the communicator's device.
+// ready is find for calls that need an idle communicator on the current device.
 func (f *Fabric) ready(call string, c nccl.Comm, device int) (*member, error) {
 	m, err := f.find(call, c)
 	switch {
@@ -274,7 +274,7 @@ func (f *Fabric) ready(call string, c nccl.Comm, device int) (*member, error) {
 	return m, err
 }
 
-// busy tells whether something is under way: a meeting, or what State has to be asked for.
+// busy reports whether a meeting is in progress, or another operation that State must complete.
 func (m *member) busy() bool {
 	if len(m.of.members) < m.of.size || m.looks > 0 {
 		return true
@@ -332,7 +332,7 @@ func (l *library) Split(c nccl.Comm, into *nccl.Comm, color, key int, _ nccl.Con
 
 func (l *library) Shrinks() error { return shrinks(l.version) }
 
-// shrinks is what a library of a version says of ncclCommShrink.
+// shrinks returns an error if a version of the library has no ncclCommShrink.
 func shrinks(version int) error {
 	if version >= nccl.ShrinkVersion {
 		return nil
@@ -340,7 +340,7 @@ func shrinks(version int) error {
 	return fmt.Errorf("the double is NCCL %s, which has no ncclCommShrink: want %s or later", nccl.VersionText(version), nccl.VersionText(nccl.ShrinkVersion))
 }
 
-// excluding says what is wrong with the ranks that rank of size is to go on without.
+// excluding returns an error if without is not a valid list of ranks for rank to exclude.
 func excluding(rank, size int, without []int) error {
 	if len(without) == 0 || !slices.IsSorted(without) || without[0] < 0 || without[len(without)-1] >= size || slices.Contains(without, rank) ||
 		len(slices.Compact(slices.Clone(without))) != len(without) {
@@ -349,9 +349,9 @@ func excluding(rank, size int, without []int) error {
 	return nil
 }
 
-// Shrink makes the communicator of those that stay once all of them have asked for it, with
-// the same ranks to go on without. One that has found an error is not shrunk: the library
-// looks at that first.
+// Shrink makes a communicator of the remaining ranks once all of them have called it with the same
+// ranks to exclude. A communicator with an error is not shrunk, because the library checks for
+// errors first.
 func (l *library) Shrink(c nccl.Comm, without []int, into *nccl.Comm, _ nccl.Config) error {
 	device := l.d.Current()
 	l.mu.Lock()
@@ -452,7 +452,7 @@ func (l *library) GroupStart() error {
 	return nil
 }
 
-// Found takes what the double has found so far: Close does not tell it again.
+// Found returns the faults found so far and removes them, so that Close does not report them again.
 func (f *Fabric) Found() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

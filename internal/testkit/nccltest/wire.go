@@ -20,12 +20,12 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/drivertest"
 )
 
-// Wire is a double of NCCL between processes of this host, each with a double of the driver
-// of its own. As with the library, ranks have nothing but an ID to find each other by, and
-// one that waits for a peer which has died waits until its communicator is aborted.
+// Wire is a double of NCCL between processes of this host, each with its own driver double. As with
+// the library, ranks find each other only by an ID, and a rank that waits for a dead peer waits
+// until its communicator is aborted.
 //
-// An ID is the address of a hub in the process that has made it, or where NCCL_COMM_ID has
-// one in that of rank 0. All that ranks send each other passes through it.
+// An ID is the address of a hub in the process that made it, or, with NCCL_COMM_ID, in rank 0's
+// process. All data between ranks passes through the hub.
 type Wire struct {
 	d       *drivertest.Driver
 	takes   int64
@@ -43,13 +43,13 @@ type Wire struct {
 
 var _ nccl.API = (*Wire)(nil)
 
-// NewWire makes the library of a process whose GPUs are those of d. Each communicator takes
-// so many bytes of its GPU.
+// NewWire returns the library of a process whose GPUs are those of d. Each communicator uses takes
+// bytes of its GPU.
 func NewWire(d *drivertest.Driver, version int, takes int64) *Wire {
 	return &Wire{d: d, version: version, takes: takes, comms: map[nccl.Comm]*wired{}, open: map[int]*wireGroup{}}
 }
 
-// letter is what a rank sends another one, by their numbers at the hub.
+// letter is a message between ranks, which are given by their numbers at the hub.
 type letter struct {
 	From, To int
 	Comm     uint64
@@ -68,8 +68,8 @@ const (
 	shrinkage = "ncclCommShrink"
 )
 
-// box is where letters wait: those of a rank in a communicator, of one sort. Sends, and
-// what all ranks do, come in the order in which they were sent.
+// box identifies a queue of waiting letters: those of one rank, communicator and kind. Sends, and
+// calls of all ranks, arrive in the order in which they were sent.
 type box struct {
 	comm uint64
 	from int
@@ -84,7 +84,7 @@ func sortOf(kind string) string {
 	return "collective"
 }
 
-// link is a rank's way to the hub.
+// link is a rank's connection to the hub.
 type link struct {
 	self  int
 	ready atomic.Bool
@@ -111,7 +111,7 @@ type wired struct {
 	dead   atomic.Bool
 }
 
-// asking is a split: everybody's color and key, as they come.
+// asking is a split in progress, with the colors and keys received so far.
 type asking struct {
 	number, color int
 	key           int
@@ -121,7 +121,7 @@ type asking struct {
 
 func (w *Wire) Version() (int, error) { return w.version, nil }
 
-// UniqueID makes a hub, unless NCCL_COMM_ID says where one will be.
+// UniqueID starts a hub, unless NCCL_COMM_ID gives the address of a future one.
 func (w *Wire) UniqueID() (id nccl.ID, err error) {
 	if at := os.Getenv("NCCL_COMM_ID"); at != "" {
 		copy(id[:], at)
@@ -138,8 +138,8 @@ func (w *Wire) UniqueID() (id nccl.ID, err error) {
 
 func (w *Wire) serve(l net.Listener) { w.hubs.Go(func() { hub(l) }) }
 
-// hub takes everybody's connection, says that all are there, and passes letters on until
-// all have closed theirs.
+// hub accepts all connections, announces that all ranks are present, and forwards letters until all
+// have closed their connections.
 func hub(l net.Listener) {
 	defer l.Close()
 	type end struct {
@@ -162,7 +162,7 @@ func hub(l net.Listener) {
 		ways = append(ways, in)
 	}
 	for _, e := range ends {
-		_ = e.Encode(letter{Kind: ready}) // who has died is missed by the others' own means
+		_ = e.Encode(letter{Kind: ready}) // a rank that died is detected by the others themselves
 	}
 	var passing sync.WaitGroup
 	defer passing.Wait()
@@ -182,7 +182,7 @@ func hub(l net.Listener) {
 	}
 }
 
-// dial reaches the hub, which may not be there yet, and takes what comes.
+// dial connects to the hub, which may not have started yet, and receives letters.
 func (k *link) dial(at string, ranks int) {
 	defer crash.Guard()
 	for {
@@ -230,7 +230,7 @@ func (k *link) has(b box, n int) bool {
 	return len(k.boxes[b]) >= n
 }
 
-// take is the first letter of a box that has one.
+// take returns the first letter of a box that is not empty.
 func (k *link) take(b box) letter {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -277,7 +277,7 @@ func (w *Wire) add(c *wired) nccl.Comm {
 	return w.next
 }
 
-// find is a handle's rank. The caller holds mu.
+// find returns a handle's rank. The caller holds mu.
 func (w *Wire) find(call string, c nccl.Comm) (*wired, error) {
 	if m := w.comms[c]; m != nil {
 		return m, nil
@@ -285,7 +285,7 @@ func (w *Wire) find(call string, c nccl.Comm) (*wired, error) {
 	return nil, w.wrong(call, "a communicator that does not exist (%d)", c)
 }
 
-// settled is find for calls that want nothing under way.
+// settled is find for calls that need an idle communicator.
 func (w *Wire) settled(call string, c nccl.Comm, device int) (*wired, error) {
 	m, err := w.find(call, c)
 	switch {
@@ -300,7 +300,7 @@ func (w *Wire) settled(call string, c nccl.Comm, device int) (*wired, error) {
 	return m, err
 }
 
-// busy tells whether the ranks are still meeting, and ends a split that all have come to.
+// busy reports whether the ranks are still meeting, and completes a split that all have joined.
 func (w *Wire) busy(m *wired) bool {
 	if !m.link.ready.Load() {
 		return true
@@ -449,8 +449,8 @@ func (w *Wire) Recv(buf driver.Address, bytes int64, from int, c nccl.Comm, s dr
 	return w.call(&wireCall{name: "ncclRecv", at: buf, bytes: bytes, peer: from, stream: s}, c)
 }
 
-// Close says what the double has found, and which communicators were not given back. Where
-// a hub is here it waits until the others have closed.
+// Close returns an error that lists the faults and unreleased communicators. A hub in this process
+// first waits until all others have closed.
 func (w *Wire) Close() error {
 	w.mu.Lock()
 	links := w.links

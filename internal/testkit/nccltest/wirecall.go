@@ -82,7 +82,7 @@ func (w *Wire) call(x *wireCall, c nccl.Comm) error {
 	return w.begin([]*wireCall{x})
 }
 
-// begin puts calls on their stream: what is sent goes first, then all comes.
+// begin enqueues calls on their streams: first all sends, then all receives.
 func (w *Wire) begin(calls []*wireCall) error {
 	for _, x := range calls {
 		reads, writes := x.touches()
@@ -113,7 +113,7 @@ func (w *Wire) begin(calls []*wireCall) error {
 	return nil
 }
 
-// touches is what a call reads and writes of its own rank's memory.
+// touches returns the ranges of its own rank's memory that a call reads and writes.
 func (x *wireCall) touches() (reads, writes []driver.Range) {
 	own := []driver.Range{{At: x.at, Len: x.bytes}}
 	switch {
@@ -130,7 +130,7 @@ func (x *wireCall) touches() (reads, writes []driver.Range) {
 	return own, writes
 }
 
-// sends gives others what this rank has for them.
+// sends returns a function that sends this rank's data to the others.
 func (x *wireCall) sends(w *Wire) func() error {
 	return func() error {
 		to := x.c.ranks
@@ -150,7 +150,7 @@ func (x *wireCall) sends(w *Wire) func() error {
 	}
 }
 
-// from is the boxes that a call takes a letter of.
+// from returns the boxes from which a call takes letters.
 func (x *wireCall) from() (list []box) {
 	c := x.c
 	switch {
@@ -168,7 +168,7 @@ func (x *wireCall) from() (list []box) {
 	return list
 }
 
-// comes copies what has come, and holds it against what was asked for.
+// comes copies received data and compares it with the call.
 func (x *wireCall) comes(w *Wire, from []box) error {
 	if x.c.dead.Load() {
 		return nil

@@ -1,5 +1,5 @@
-// Package nullcomm is a communication group for the null device: it checks
-// operands, and moves nothing.
+// Package nullcomm is a communication group for the null device: it checks operands and transfers
+// nothing.
 package nullcomm
 
 import (
@@ -31,7 +31,7 @@ func (g *Group) Rank() int { return g.rank }
 // Size returns the number of ranks.
 func (g *Group) Size() int { return g.size }
 
-// Stats returns zeros: nothing moves.
+// Stats returns zeros, because nothing is transferred.
 func (g *Group) Stats() comm.Stats { return comm.Stats{} }
 
 // Abort keeps the first error, for Err and OnError.

@@ -1,7 +1,6 @@
-// Package nulldevice is a device that runs nothing: launching records what a kernel
-// would touch, and returns. A program goes through it whole, so what the
-// executor does and what it touches can be checked at any size, without the
-// memory.
+// Package nulldevice is a device that executes nothing: a launch only records what the kernel would
+// touch. A complete program can be launched, so the executor's work and the memory it touches can
+// be checked at any size without the memory.
 package nulldevice
 
 import (
@@ -40,7 +39,7 @@ func New(rank int) *Context { return &Context{rank: rank, host: map[hostRange][]
 // Rank returns the rank that the context belongs to.
 func (c *Context) Rank() int { return c.rank }
 
-// Launches returns how many kernels a stream was given.
+// Launches returns the number of kernels launched on a stream.
 func (c *Context) Launches(id graph.StreamID) int64 { return c.launches[id] }
 
 // Arena is a size without memory.
@@ -70,7 +69,7 @@ func (c *Context) Alloc(space graph.Space, bytes int64) (device.Arena, error) {
 
 type event struct{ ctx *Context }
 
-// NewEvent returns an event. It is always past.
+// NewEvent returns an event that has always occurred.
 func (c *Context) NewEvent() (device.Event, error) { return &event{c}, nil }
 
 func (c *Context) check(p device.Ptr) error {
@@ -90,7 +89,7 @@ type Kernel struct {
 	touches []device.Ptr
 }
 
-// NewKernel returns a kernel that touches the ranges which have an arena.
+// NewKernel returns a kernel that touches those ranges that have an arena.
 func NewKernel(label string, ranges ...device.Ptr) *Kernel {
 	k := &Kernel{label: label}
 	for _, p := range ranges {
@@ -107,7 +106,7 @@ func (k *Kernel) Label() string { return k.label }
 // Touches returns the ranges that the kernel was made with.
 func (k *Kernel) Touches() []device.Ptr { return k.touches }
 
-// Copy binds a copy that is not made.
+// Copy binds a copy that does nothing.
 func (c *Context) Copy(label string, dst, src device.Ptr) (device.Kernel, error) {
 	for _, p := range []device.Ptr{dst, src} {
 		if err := c.check(p); err != nil {
@@ -120,7 +119,7 @@ func (c *Context) Copy(label string, dst, src device.Ptr) (device.Kernel, error)
 	return NewKernel(label, dst, src), nil
 }
 
-// Poison binds a fill that is not made.
+// Poison binds a fill that does nothing.
 func (c *Context) Poison(label string, p device.Ptr) (device.Kernel, error) {
 	if err := c.check(p); err != nil {
 		return nil, fmt.Errorf("rank %d: poison %q: %w", c.rank, label, err)
@@ -128,8 +127,8 @@ func (c *Context) Poison(label string, p device.Ptr) (device.Kernel, error) {
 	return NewKernel(label, p), nil
 }
 
-// HostBytes returns zero bytes that the host may write, the same ones for the
-// same range. Ranges that overlap are not the same memory.
+// HostBytes returns zeroed bytes that the host may write, the same ones for the same range.
+// Overlapping ranges do not share memory.
 func (c *Context) HostBytes(p device.Ptr) ([]byte, error) {
 	if err := c.check(p); err != nil {
 		return nil, fmt.Errorf("rank %d: host view: %w", c.rank, err)

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels"
 )
 
-// Library has a kernel for every kind, which does nothing.
+// Library has a kernel that does nothing for every kind.
 type Library struct{}
 
 var _ kernels.Library = Library{}

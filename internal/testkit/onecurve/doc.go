@@ -1,3 +1,3 @@
-// Package onecurve holds a reproducible run over the processes of a host, in shared
-// memory and over MPI, against the same run on one rank: its tests start the command.
+// Package onecurve tests that a reproducible run over processes of a host, in shared memory and
+// over MPI, equals the same run on one rank. Its tests start the command.
 package onecurve

@@ -7,8 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 )
 
-// largeShapes has kinds whose kernels cut their work, with shapes on both sides
-// of the cuts.
+// largeShapes has kinds whose kernels divide their work, with shapes below and above the limits.
 var largeShapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.Embed: func(r *rand.Rand) spec {
 		n, v, c := upTo(r, 700), upTo(r, 90), 8*upTo(r, 100)
@@ -54,12 +53,12 @@ var largeShapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.ParamNorms: func(r *rand.Rand) spec { return normShapes(r, true) },
 }
 
-// wide is a width of a norm: often one of a model, up to 9,000.
+// wide returns a width of a norm, often that of a model, up to 9,000.
 func wide(r *rand.Rand) int64 {
 	return []int64{129, 768, 1024, 1025, 1600, 4096, 4100, 8192, upTo(r, 9000)}[r.IntN(9)]
 }
 
-// tall is rows and columns of a norm's gradient.
+// tall returns rows and columns of a norm's gradient.
 func tall(r *rand.Rand) (n, c int64) {
 	if r.IntN(2) == 0 {
 		return upTo(r, 3), wide(r)
@@ -67,8 +66,8 @@ func tall(r *rand.Rand) (n, c int64) {
 	return upTo(r, 1400), upTo(r, 130)
 }
 
-// largeUnit has more parameters than spans go into a launch, one of them of
-// several blocks.
+// largeUnit draws a unit with more parameters than fit in one launch, one of them with several
+// blocks.
 func largeUnit(r *rand.Rand) (spec, graph.ShardAttr) {
 	n := make([]int64, 14+upTo(r, 60))
 	for i := range n {

@@ -1,5 +1,5 @@
-// Package optest makes random operations of every kind, with what they must
-// give, for the tests of the packages that run them.
+// Package optest draws random operations of every kind, and computes their expected results, for
+// tests of the packages that run them.
 package optest
 
 import (
@@ -30,22 +30,22 @@ type Operation struct {
 
 // Options of an Operation.
 type Options struct {
-	Target graph.Target // whose workspace the operation gets
-	// Half makes the values bf16 where the kind table lets them be, and gradients
-	// of parameters bf16 or f32.
+	Target graph.Target // determines the operation's workspace
+	// Half makes the values bf16 where the kind table allows it, and parameter gradients bf16 or
+	// f32.
 	Half bool
 	// F16 makes them f16 instead.
 	F16 bool
-	// Large draws shapes beyond a block of threads, for the kinds that have such.
+	// Large draws shapes larger than a block of threads, for kinds that have such shapes.
 	Large bool
-	// Aligned starts every operand at a multiple of Layout's alignment.
+	// Aligned places every operand at a multiple of Layout's alignment.
 	Aligned bool
-	// Finite keeps infinities out of the contents.
+	// Finite keeps infinities out of the values.
 	Finite bool
 }
 
-// Kinds returns the kinds of which there are operations, sorted by name: all but
-// collectives, copies and joins.
+// Kinds returns the kinds of which operations can be drawn, sorted by name: all but collectives,
+// copies and joins.
 func Kinds() []graph.Kind {
 	return slices.Sorted(func(yield func(graph.Kind) bool) {
 		maps.Keys(shapes)(yield)
@@ -53,7 +53,7 @@ func Kinds() []graph.Kind {
 	})
 }
 
-// rules are the operations of the update rules whose kernels are in the libraries.
+// rules are the operations of the update rules whose kernels are in the kernel packages.
 var rules = func() map[graph.Kind]*graph.Operation {
 	m := map[graph.Kind]*graph.Operation{}
 	for _, op := range zero.Operations() {
@@ -64,23 +64,22 @@ var rules = func() map[graph.Kind]*graph.Operation {
 	return m
 }()
 
-// Everywhere returns the kinds that every device has kernels for: all of Kinds but
-// those of generation with kept keys and values, of quantised values, of soft caps, of slices of a
-// vocabulary, of sums as a loss and of Muon, which are the CPU's alone.
+// Everywhere returns the kinds for which every device has kernels. The other kinds have only CPU
+// kernels: those of generation with cached keys and values, quantised values, soft caps, vocabulary
+// slices, sums as a loss, and Muon.
 func Everywhere() []graph.Kind {
 	alone := []graph.Kind{graph.RopeAt, graph.AttentionCached, graph.Quantize, graph.Dequantize, graph.DequantizeSum, graph.SoftCap, graph.SoftCapGrad,
 		graph.HeadStats, graph.HeadLSE, graph.HeadSliceGrad, graph.LossSeed, graph.NewtonSchulz, "muon_momentum", "muon_apply"}
 	return slices.DeleteFunc(Kinds(), func(k graph.Kind) bool { return slices.Contains(alone, k) })
 }
 
-// HasLarge says whether the kind has shapes of Options.Large.
+// HasLarge reports whether the kind has shapes for Options.Large.
 func HasLarge(kind graph.Kind) bool { return largeShapes[kind] != nil || rules[kind] != nil }
 
 // Op returns the operation.
 func (o *Operation) Op() *graph.Op { return &o.P.Sections[0].Phases[0].Ops[0] }
 
-// New draws an operation of the kind: shapes, which optional operands there are,
-// output modes, and contents.
+// New draws an operation of the kind: its shapes, optional operands, output modes and contents.
 func New(kind graph.Kind, rng *rand.Rand, opts Options) *Operation {
 	if own := rules[kind]; own != nil {
 		return draw(kind, own, updateShapes(rng, own.Definition().In, own.Definition().Out, opts.Large), rng, opts)
@@ -92,7 +91,7 @@ func New(kind graph.Kind, rng *rand.Rand, opts Options) *Operation {
 	return draw(kind, nil, opts.built(kind, shape, rng), rng, opts)
 }
 
-// built draws shapes of what the target has kernels for.
+// built draws shapes for which the target has kernels.
 func (opts Options) built(kind graph.Kind, shape func(*rand.Rand) spec, rng *rand.Rand) spec {
 	for {
 		s := shape(rng)
@@ -102,13 +101,13 @@ func (opts Options) built(kind graph.Kind, shape func(*rand.Rand) spec, rng *ran
 	}
 }
 
-// Of is New with an attribute and shapes, in the kind table's order. Tokens and
-// targets are below classes.
+// Of is New with a given attribute and given shapes, in the kind table's order. Tokens and targets
+// are below classes.
 func Of(kind graph.Kind, attr any, in, out [][]int64, classes int, rng *rand.Rand, opts Options) *Operation {
 	return draw(kind, nil, spec{attr: attr, in: in, out: out, classes: classes}, rng, opts)
 }
 
-// OfOwn is Of for an operation that a program brings along.
+// OfOwn is Of for a user-defined operation.
 func OfOwn(own *graph.Operation, attr any, in, out [][]int64, rng *rand.Rand, opts Options) *Operation {
 	return draw(own.Kind(), own, spec{attr: attr, in: in, out: out}, rng, opts)
 }
@@ -176,7 +175,7 @@ func draw(kind graph.Kind, own *graph.Operation, s spec, rng *rand.Rand, opts Op
 	return o
 }
 
-// buffer adds an operand with contents that its name calls for.
+// buffer adds an operand with contents that suit its name.
 func (o *Operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 	id := o.P.AddBuffer(graph.Buffer{Name: d.Name, DType: d.Types[0], Shape: shape, Unit: -1})
 	n, rng := o.P.Buf(id).Elems(), o.rng
@@ -252,10 +251,11 @@ func (o *Operation) buffer(d graph.Operand, shape []int64, s spec) graph.BufID {
 	return id
 }
 
-// startsName is the operand that says where documents start.
+// startsName is the operand with the starts of documents.
 const startsName = "starts"
 
-// documents writes where documents of drawn lengths start, in rows of seq, from row from on.
+// documents writes the starts of documents of random lengths, in samples of seq rows, beginning at
+// row from.
 func documents(starts []float32, seq, from int64, rng *rand.Rand) {
 	most := 1 + rng.IntN(2*int(seq))
 	first, left := 0, 0
@@ -269,7 +269,7 @@ func documents(starts []float32, seq, from int64, rng *rand.Rand) {
 	}
 }
 
-// seqOf is the rows of a sample, and which of the whole's rows the operation's first one is.
+// seqOf returns the rows of a sample, and the index of the operation's first row among all rows.
 func seqOf(attr any) (seq, from int64) {
 	switch a := attr.(type) {
 	case graph.PosAttr:
@@ -283,7 +283,7 @@ func seqOf(attr any) (seq, from int64) {
 	return 1, 0
 }
 
-// quantScales writes the scales of quantised values, of any part's length.
+// quantScales writes the scales of quantised values, for parts of any length.
 func quantScales(q []byte, a graph.QuantAttr, rng *rand.Rand) {
 	part := len(q) / int(a.Parts)
 	blocks := 1
@@ -298,8 +298,8 @@ func quantScales(q []byte, a graph.QuantAttr, rng *rand.Rand) {
 	}
 }
 
-// Interpret returns the bytes of every operand after the operation, by package
-// interp: in f32 with the CPU's own bits, 16-bit results rounded once.
+// Interpret returns the bytes of every operand after the operation, computed by package interp: f32
+// as on the CPU, 16-bit results rounded once.
 func (o *Operation) Interpret() (map[graph.BufID][]byte, error) {
 	w := interp.New[float32](o.P)
 	memory := func(id graph.BufID) ([]byte, error) {
@@ -343,9 +343,9 @@ func (o *Operation) Interpret() (map[graph.BufID][]byte, error) {
 	return after, nil
 }
 
-// Layout draws where the buffers lie in an arena: with gaps between them, at
-// starts that are multiples of the element's size only, unless the operation is
-// Aligned; workspace at multiples of align. It returns the offsets by buffer and the bytes of all.
+// Layout draws the buffers' places in an arena, with gaps between them. They start at multiples of
+// only the element's size, unless the operation is Aligned; workspace starts at multiples of align.
+// It returns the offsets by buffer and the total bytes.
 func (o *Operation) Layout(align int64) (offsets []int64, size int64) {
 	off := int64(0)
 	for id := range o.P.Buffers {
@@ -383,7 +383,7 @@ func (o *Operation) Binding(arena device.Arena, offsets []int64) kernels.Binding
 	return b
 }
 
-// compute is the type of values of Options.Half.
+// compute returns the type of values under Options.Half.
 func (o *Options) compute() graph.DType {
 	if o.F16 {
 		return graph.F16
@@ -408,13 +408,13 @@ func half(list []graph.Operand, rng *rand.Rand, dt graph.DType) []graph.Operand 
 	return list
 }
 
-// leavesOut says that an input has no shape, or is one that the target's kernels do not take.
+// leavesOut reports whether an input has no shape, or the target's kernels do not accept it.
 func (opts Options) leavesOut(i int, d graph.Operand, s spec) bool {
 	return i >= len(s.in) || d.Name == startsName && opts.Target.Name != graph.CPUTarget().Name
 }
 
-// Big draws an operation of a kind that needs workspace, of shapes at which that
-// reaches its bounds; nothing has contents. It is false for other kinds.
+// Big draws an operation of a kind that needs workspace, with shapes at which the workspace reaches
+// its bounds. Buffers have no contents. For other kinds it returns false.
 func Big(kind graph.Kind, rng *rand.Rand, opts Options) (*graph.Program, *graph.Op, bool) {
 	draw, ok := bigShapes[kind]
 	if !ok && opts.Half {
@@ -454,8 +454,8 @@ func Unit(rng *rand.Rand) *graph.Program {
 	return &graph.Program{Mesh: []graph.Axis{{Name: "data", Size: s.world}}, Params: s.params, Units: []graph.Unit{*s.unit}}
 }
 
-// SameBits compares two contents of a buffer element by element; any NaN equals any NaN, whose payload
-// and sign are not defined.
+// SameBits compares two contents of a buffer element by element. All NaNs are equal, because their
+// payload and sign are undefined.
 func SameBits(dt graph.DType, a, b []byte) bool {
 	if slices.Equal(a, b) {
 		return true

@@ -11,12 +11,11 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/num"
 )
 
-// CheckOwn holds an operation of a program's own against its definition, on random
-// inputs of the given shapes, all of them floats: its kernel for the CPU against its
-// reference in fp64, written and added to what is there; that the kernel writes every
-// element of its outputs, none of its inputs, and the same bits in whatever order
-// Parallel runs; and its derivative against differences of the reference along random
-// directions. The error says what does not hold.
+// CheckOwn checks a user-defined operation against its definition, on random float inputs of the
+// given shapes. Its CPU kernel must match its fp64 reference, writing and accumulating. The kernel
+// must write every output element and no input, and give the same bits in whatever order Parallel
+// runs. Its derivative must match differences of the reference along random directions. The error
+// says which condition fails.
 func CheckOwn(op *graph.Operation, attr any, in [][]int64, seed uint64) error {
 	def := op.Definition()
 	if def.Reference == nil {
@@ -53,7 +52,7 @@ type ownCheck struct {
 	rng  *rand.Rand
 }
 
-// kernel runs kernel and reference on the same values.
+// kernel runs the kernel and the reference on the same values.
 func (c *ownCheck) kernel(accum bool) error {
 	out, err := c.def.Shapes(c.attr, c.in)
 	if err != nil {
@@ -131,8 +130,8 @@ func (c *ownCheck) kernel(accum bool) error {
 	return nil
 }
 
-// derivative compares gradients with differences of a loss that weighs every element
-// of every output.
+// derivative compares gradients with differences of a loss that weights every element of every
+// output.
 func (c *ownCheck) derivative(seed uint64) error {
 	b := graph.NewBuilder()
 	b.Unit("u")
@@ -211,7 +210,7 @@ func (c *ownCheck) derivative(seed uint64) error {
 	return nil
 }
 
-// lossOf runs a program of parameters alone.
+// lossOf runs a program whose only inputs are parameters.
 func lossOf[T num.Float](p *graph.Program, params [][]float64) (float64, *interp.World[T], error) {
 	w := interp.New[T](p)
 	for i := range p.Params {

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 )
 
-// spec is the shapes of one random operation, in the kind table's order.
+// spec holds the shapes of one random operation, in the kind table's order.
 type spec struct {
 	attr    any
 	in, out [][]int64
@@ -26,7 +26,7 @@ type spec struct {
 	finite    bool          // no infinities among the values
 }
 
-// Bytes and Values see elements as bytes, and bytes as elements.
+// Bytes returns the memory of a slice's elements as bytes.
 func Bytes[T any](v []T) []byte {
 	if len(v) == 0 {
 		return nil
@@ -34,7 +34,7 @@ func Bytes[T any](v []T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(&v[0])), len(v)*int(unsafe.Sizeof(v[0])))
 }
 
-// Values is Bytes' inverse.
+// Values returns bytes as a slice of T; it is the inverse of Bytes.
 func Values[T any](b []byte) []T {
 	if len(b) == 0 {
 		return nil
@@ -47,10 +47,10 @@ type dims = []int64
 
 func of(s ...dims) [][]int64 { return s }
 
-// upTo returns 1 to n.
+// upTo returns a random number from 1 to n.
 func upTo(r *rand.Rand, n int64) int64 { return 1 + r.Int64N(n) }
 
-// some returns 1 to n, often few.
+// some returns a random number from 1 to n, often a small one.
 func some(r *rand.Rand, n int64) int64 {
 	if r.IntN(3) == 0 {
 		n = min(n, 40)
@@ -70,8 +70,7 @@ var actKinds = []graph.ActKind{graph.ActGELUTanh, graph.ActGELU, graph.ActSiLU, 
 
 func anyAct(r *rand.Rand) graph.ActKind { return actKinds[r.IntN(len(actKinds))] }
 
-// shapes draws small operations, bigShapes ones whose workspace reaches its
-// bounds.
+// shapes draws small operations; bigShapes draws ones whose workspace reaches its bounds.
 var shapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.Embed: func(r *rand.Rand) spec {
 		n, v, c := upTo(r, 40), upTo(r, 20), upTo(r, 200)
@@ -201,7 +200,7 @@ var shapes = map[graph.Kind]func(*rand.Rand) spec{
 		x := lead(r, n, v)
 		return spec{in: of(x, dims{n}, dims{n}, dims{graph.NumHyper}), out: of(x), classes: int(v)}
 	},
-	// Rows on both sides of a chunk and of two.
+	// Numbers of rows below and above one chunk and two.
 	graph.HeadLoss:     func(r *rand.Rand) spec { return headShapes(r, false, 700, 40, 20) },
 	graph.HeadLossGrad: func(r *rand.Rand) spec { return headShapes(r, true, 700, 40, 20) },
 	graph.HeadStats:    func(r *rand.Rand) spec { return headSliceShapes(r, false, 700, 40, 20) },
@@ -255,7 +254,7 @@ var bigShapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.Sum:             func(r *rand.Rand) spec { return spec{in: of(dims{upTo(r, 1<<20)}), out: of(dims{1})} },
 }
 
-// bigHalfShapes has the kinds that need workspace where values are 16-bit alone.
+// bigHalfShapes has the kinds that need workspace only for 16-bit values.
 var bigHalfShapes = map[graph.Kind]func(*rand.Rand) spec{
 	graph.EmbedGrad: func(r *rand.Rand) spec {
 		n, v, c := upTo(r, 1<<16), upTo(r, 1<<16), upTo(r, 1<<12)
@@ -263,8 +262,8 @@ var bigHalfShapes = map[graph.Kind]func(*rand.Rand) spec{
 	},
 }
 
-// packed is n or a multiple of 16 bytes of any type near it: what kernels take 16 bytes at
-// a time, and what they do not.
+// packed returns n or a nearby multiple of 16 bytes of any type. Kernels load 16 bytes at a time
+// from the latter only.
 func packed(r *rand.Rand, n int64) int64 {
 	if r.IntN(2) == 0 {
 		return (n + 7) / 8 * 8
@@ -272,7 +271,7 @@ func packed(r *rand.Rand, n int64) int64 {
 	return n
 }
 
-// partsOf is a sum of parts of n elements.
+// partsOf returns a sum of parts of n elements.
 func partsOf(r *rand.Rand, parts, n int64) spec {
 	n = packed(r, n)
 	types := [][]graph.DType{{graph.F32, graph.F32}, {graph.BF16, graph.F32}, {graph.F16, graph.F32}, {graph.F64, graph.F64}}
@@ -373,8 +372,8 @@ func ropeAtShapes(r *rand.Rand, half int64) spec {
 	return spec{attr: a, in: of(x, dims{a.Seq}), out: of(x), classes: 500}
 }
 
-// cachedShapes is attention of the last rows of caches that are larger or not, in slots of
-// which there may be more.
+// cachedShapes draws attention of the last rows over caches, which may have more rows and more
+// slots than used.
 func cachedShapes(r *rand.Rand, seq int64) spec {
 	a := attentionShapes(r, false, seq).attr.(graph.AttentionAttr)
 	a.Causal = true
@@ -413,7 +412,7 @@ func headShapes(r *rand.Rand, grad bool, rows, vocab, width int64) spec {
 	return s
 }
 
-// sliced draws a vocabulary cut into slices of each tokens, one of which the operation has. It
+// sliced draws a vocabulary divided into slices of each tokens; the operation has one of them. It
 // returns the number of slices.
 func sliced(r *rand.Rand, each int64, s *spec) int64 {
 	slices := upTo(r, 5)
@@ -422,7 +421,7 @@ func sliced(r *rand.Rand, each int64, s *spec) int64 {
 	return slices
 }
 
-// sometimesSliced cuts the vocabulary of every second embedding into slices of v tokens.
+// sometimesSliced divides the vocabulary into slices of v tokens, in half of the cases.
 func sometimesSliced(r *rand.Rand, v int64, s spec) spec {
 	if r.IntN(2) == 0 {
 		sliced(r, v, &s)
@@ -430,7 +429,8 @@ func sometimesSliced(r *rand.Rand, v int64, s spec) spec {
 	return s
 }
 
-// sometimesPart makes n elements, every second time, one of equal parts of a whole of groups of size.
+// sometimesPart makes the n elements one of several equal parts of complete groups of size, in half
+// of the cases.
 func sometimesPart(r *rand.Rand, n, size int64) graph.SliceAttr {
 	if r.IntN(2) == 0 {
 		return graph.SliceAttr{}
@@ -460,7 +460,7 @@ func units(r *rand.Rand) (spec, graph.ShardAttr) {
 	return unitOf(r, n)
 }
 
-// unitOf draws a unit of parameters of the lengths.
+// unitOf draws a unit of parameters of the given lengths.
 func unitOf(r *rand.Rand, lengths []int64) (spec, graph.ShardAttr) {
 	s := spec{unit: &graph.Unit{Name: "u"}, world: int(upTo(r, 4)), classes: 1}
 	for i, n := range lengths {
@@ -521,7 +521,7 @@ func updateShapes(r *rand.Rand, ins, outs []graph.Operand, large bool) spec {
 	return s
 }
 
-// quantShapes draws a unit's flat buffer or a part of it, or rows that are no unit's.
+// quantShapes draws a unit's flat buffer, or a part of it, or rows that belong to no unit.
 func quantShapes(r *rand.Rand, kind graph.Kind) spec {
 	s, a := units(r)
 	q := graph.QuantAttr{Block: graph.QuantBlock, Parts: 1, Shard: a}

@@ -1,5 +1,5 @@
-// Package ownworld keeps a test process, and the processes it starts, out of the
-// user's configuration, caches and home, and what lies there out of the tests.
+// Package ownworld isolates a test process, and the processes that it starts, from the user's
+// configuration, caches and home folder.
 package ownworld
 
 import (
@@ -19,25 +19,25 @@ import (
 )
 
 const (
-	// CacheVar names the folder of the tests' caches, such as compiled kernels, which
-	// outlive the go command. Without it they lie in Go's own build cache; see kept.
+	// CacheVar names the folder of the tests' caches, such as compiled kernels, which are kept
+	// after the go command ends. If it is not set, they are in Go's build cache; see kept.
 	CacheVar = "SPILLWAY_TEST_CACHE"
 
-	// worldVar is for child processes: the world they were started in.
+	// worldVar tells child processes the folder in which they were started.
 	worldVar = "SPILLWAY_TEST_WORLD"
 )
 
-// gcPercent is as of debug.SetGCPercent, of tests that GOGC says nothing else for: they
-// live on a few MB of heap, and at Go's own 100 collected it fifty times a second, each
-// time waking all the threads of their ranks.
+// gcPercent is the value for debug.SetGCPercent in tests, unless GOGC is set. Tests use a few MB of
+// heap. With Go's default of 100 it was collected fifty times a second, which woke all threads of
+// their ranks each time.
 const gcPercent = 800
 
-// goVars are what the go command, which some tests run, keeps of the user's: its
-// own settings, caches and modules.
+// goVars are the variables that the go command, which some tests run, keeps from the user: its
+// settings, caches and modules.
 var goVars = []string{"GOENV", "GOPATH", "GOCACHE", "GOMODCACHE"}
 
-// Run is m.Run with HOME and the folders of configuration and caches in an empty
-// temporary folder, which is removed after it. It is the whole of a TestMain:
+// Run is m.Run with HOME and the folders of configuration and caches in an empty temporary folder,
+// which is removed afterwards. A TestMain needs nothing else:
 //
 //	func TestMain(m *testing.M) { os.Exit(ownworld.Run(m)) }
 func Run(m *testing.M) int {
@@ -51,8 +51,8 @@ func Run(m *testing.M) int {
 	return m.Run()
 }
 
-// ManyAtOnce has more tests run in parallel than there are processors, unless the command line
-// says how many. It is for packages whose parallel tests mostly wait. Call it before Run.
+// ManyAtOnce makes more tests run in parallel than there are processors, unless the command line
+// gives a number. It is for packages whose parallel tests mostly wait. Call it before Run.
 func ManyAtOnce() {
 	flag.Parse()
 	given := false
@@ -64,7 +64,7 @@ func ManyAtOnce() {
 	}
 }
 
-// CollectLess sets gcPercent. A test binary that becomes another program calls it in Run's place.
+// CollectLess sets gcPercent. A test binary that becomes another program calls it instead of Run.
 func CollectLess() {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
@@ -73,9 +73,9 @@ func CollectLess() {
 
 func enter() (leave func(), err error) {
 	if home := os.Getenv("HOME"); home != "" && os.Getenv(worldVar) == home {
-		return adopt() // this process's parent, a test, is in one
+		return adopt() // the parent of this process is a test, which has a world
 	}
-	// The cache's name is from outside: it is resolved before anything moves.
+	// The cache's path is from the old environment, so resolve it before the environment changes.
 	cache := os.Getenv(CacheVar)
 	if cache != "" {
 		if cache, err = filepath.Abs(cache); err != nil {
@@ -109,22 +109,22 @@ func enter() (leave func(), err error) {
 	return func() { undo(); _ = os.RemoveAll(dir) }, nil
 }
 
-// kept returns the folder for the caches of all test binaries. It lies in the go
-// command's build cache: the GPU's kernels take half a minute to compile for the
-// CPU, several packages need the same, and their names have their sources' hashes.
-// Where there is no go command it lies in the world, and ends with it.
+// kept returns the folder for the caches of all test binaries, in the go command's build cache.
+// Compiling the GPU's kernels for the CPU takes half a minute, several packages need the same ones,
+// and their names contain hashes of their sources. Without a go command the folder is in the world
+// and is removed with it.
 func kept(goCache, world string) string {
-	if filepath.IsAbs(goCache) { // it is "off" where there is none
+	if filepath.IsAbs(goCache) { // "off" if there is none
 		return filepath.Join(goCache, "spillway-tests")
 	}
 	return filepath.Join(world, "cache")
 }
 
-// world are the folders of this process's world.
+// world holds the folders of this process's world.
 var world userdir.Folders
 
-// adopt takes the folders that the environment names now as the user's. They are asked
-// for here, before go test notes what a test asks for.
+// adopt makes the folders that the environment names now the user's folders. It reads these
+// variables before go test records which ones a test reads.
 func adopt() (undo func(), err error) {
 	for _, folder := range []struct {
 		to   *string
@@ -137,8 +137,8 @@ func adopt() (undo func(), err error) {
 	return userdir.Use(world), nil
 }
 
-// Config puts a folder in the place of the user's configuration until the test ends,
-// also for the processes that it starts; "": there is none.
+// Config replaces the user's configuration folder until the test ends, also for processes that it
+// starts. With "" there is none.
 func Config(t testing.TB, dir string) {
 	t.Helper()
 	other := world
@@ -155,8 +155,8 @@ func Config(t testing.TB, dir string) {
 	t.Cleanup(func() { set(world.Config) })
 }
 
-// goSettings returns goVars as the go command has them; none where there is no go
-// command, as where a test binary runs on another machine.
+// goSettings returns the go command's values of goVars. It returns none without a go command, as
+// when a test binary runs on another machine.
 func goSettings() map[string]string {
 	vars := map[string]string{}
 	out, err := exec.Command("go", append([]string{"env", "-json"}, goVars...)...).Output()

@@ -1,10 +1,10 @@
-// Command packkernels compiles the GPU's kernels with the NVRTC of a folder, on all cores, and
+// Command packkernels compiles the GPU's kernels with the NVRTC in a folder, using all cores, and
 // writes the files that a release embeds:
 //
 //	go run ./internal/testkit/packkernels -nvrtc DIR -arch sm_80,sm_90 [-o kernels/cuda/images/packed]
 //
-// What was compiled before comes from the cache. -again N compiles N of the images anew and
-// compares.
+// Sources compiled before come from the cache. -again N compiles N of the images again and compares
+// them.
 package main
 
 import (
@@ -87,7 +87,7 @@ func compile(c *nvrtc.Compiler, j job) ([]byte, error) {
 	return c.CompileFor(j.source, text, j.arch)
 }
 
-// inProcesses compiles into the cache, a process for each core: NVRTC compiles one source
+// inProcesses compiles into the cache with one process per core, because NVRTC compiles one source
 // at a time in a process.
 func inProcesses(jobs []job, libs, cache string) error {
 	self, err := os.Executable()
@@ -116,7 +116,7 @@ func inProcesses(jobs []job, libs, cache string) error {
 	return context.Cause(ctx)
 }
 
-// compare compiles some images without the cache: they are the same.
+// compare compiles some images without the cache and requires that they are the same.
 func compare(c *nvrtc.Compiler, jobs []job, n int, seed uint64) error {
 	if n == 0 {
 		return nil

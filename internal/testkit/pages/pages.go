@@ -1,7 +1,7 @@
-// Package pages knows where the project's pages lie.
+// Package pages lists the files and folders that contain the project's pages.
 package pages
 
-// Places are the files and folders with pages, from the top of the repository. A test of
-// this package finds others: one that reads the pages need not read the top, which
-// changes with whatever is made there.
+// Places are the files and folders with pages, relative to the repository's root. A test of this
+// package detects others. Tests that read the pages need not read the root, whose contents change
+// with every temporary file.
 var Places = []string{"ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "benchmarks", "docs", "examples"}

@@ -1,4 +1,3 @@
-// Package powerloss holds tests alone: what is left of a training run's checkpoints
-// when the power fails after any of its file operations, or when any one of them
-// fails.
+// Package powerloss has only tests. They check which of a training run's checkpoints remain if the
+// power fails after any of its file operations, or if any one of them fails.
 package powerloss

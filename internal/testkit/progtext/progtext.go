@@ -12,17 +12,17 @@ import (
 // Header is the first line of every program.
 const Header = "spillway program v1"
 
-// reader reads a program's lines. What is wrong with a line is a panic, which Parse recovers.
+// reader parses a program's lines. An invalid line causes a panic, which Parse recovers.
 type reader struct {
 	p     *graph.Program
 	own   []*graph.Operation
 	names map[string]map[string][]int // "buffer", "unit" or "param" → name → indices
-	words []string                    // of the line, those not read yet
+	words []string                    // words of the line that are not read yet
 	roles map[string]*graph.BufID
 }
 
-// Parse reads the text form of a program. own are the operations of its kinds that programs
-// define. The program is not verified.
+// Parse parses the text form of a program. own are the user-defined operations whose kinds it may
+// contain. The program is not verified.
 func Parse(text string, own ...*graph.Operation) (p *graph.Program, err error) {
 	header, rest, _ := strings.Cut(text, "\n")
 	if header != Header {
@@ -43,7 +43,7 @@ func Parse(text string, own ...*graph.Operation) (p *graph.Program, err error) {
 	}
 	lines := unfold(strings.Split(strings.TrimSuffix(rest, "\n"), "\n"))
 	counts := map[string]int{}
-	for _, at = range lines { // names first: a line may refer to what comes after it
+	for _, at = range lines { // read all names first: a line may refer to later ones
 		words := split(at.text)
 		if len(words) < 2 || r.names[words[0]] == nil {
 			continue
@@ -153,7 +153,7 @@ func (r *reader) gradient() {
 	last(r.p.Units).Grad = g
 }
 
-// inits are the names of graph.InitKind.
+// inits are the names of the graph.InitKind values.
 var inits = []string{"normal", "ones", "zeros", "uniform"}
 
 func (r *reader) param() {
@@ -243,7 +243,8 @@ func (r *reader) op(name string) graph.Op {
 	return op
 }
 
-// isOutput says whether a word of an operation is an output: no key, attributes or stream.
+// isOutput reports whether a word of an operation is an output, and not a key, attributes or a
+// stream.
 func isOutput(w string) bool {
 	s := strings.TrimLeft(w, "+~")
 	if _, after, ok := strings.Cut(s, ")~"); ok && strings.HasPrefix(s, "mode(") {

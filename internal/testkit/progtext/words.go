@@ -10,16 +10,16 @@ import (
 	"github.com/spillway-ml/spillway/graph"
 )
 
-// line is a line of the text, with its number there.
+// line is a line of the text with its line number.
 type line struct {
 	number int
 	text   string
 }
 
-// counter is a number of a folded line: its first value and its step.
+// counter matches a number in a folded line: its first value and its step.
 var counter = regexp.MustCompile(`<(\d+)([+-]\d+)>`)
 
-// unfold repeats the lines of groups. The header is line 1.
+// unfold expands folded groups of lines. The header is line 1.
 func unfold(lines []string) (out []line) {
 	for i := 0; i < len(lines); i++ {
 		times, group := 1, lines[i:i+1]
@@ -45,7 +45,7 @@ func unfold(lines []string) (out []line) {
 	return out
 }
 
-// word is a word of a line: spaces inside quotes do not end it.
+// word matches a word of a line; spaces inside quotes do not end it.
 var word = regexp.MustCompile(`(?:"(?:[^"\\]|\\.)*"|[^" ])+`)
 
 func split(line string) []string { return word.FindAllString(line, -1) }
@@ -56,10 +56,11 @@ func (r *reader) next() string {
 	return w
 }
 
-// fields are the keys of a statement, with what takes their values; "" is that of a flag.
+// fields maps the keys of a statement to functions that take their values; "" is the value of a
+// flag.
 type fields map[string]func(value string)
 
-// keys reads the rest of the words as key=value or flags.
+// keys parses the remaining words as key=value or flags.
 func (r *reader) keys(of fields) {
 	for len(r.words) > 0 {
 		key, value, _ := strings.Cut(r.next(), "=")
@@ -78,7 +79,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// last is the newest element of what the line belongs to.
+// last returns the newest element of the list to which the line belongs.
 func last[T any](of []T) *T { return &of[len(of)-1] }
 
 type integer interface {
@@ -97,7 +98,7 @@ func (r *reader) buf(into *graph.BufID) func(string) { return func(s string) { *
 
 func (r *reader) unit(into *int) func(string) { return func(s string) { *into = r.ref("unit", s) } }
 
-// oneOf reads the name of a value.
+// oneOf parses the name of an enumeration's value.
 func oneOf[T interface {
 	~uint8
 	fmt.Stringer
@@ -142,8 +143,8 @@ func (r *reader) id(s string) graph.BufID {
 	return graph.BufID(r.ref("buffer", s))
 }
 
-// ref finds what a word refers to: a name, of several with one name name#1, or an index out of
-// range, %7.
+// ref returns the index to which a word refers. The word is a name, name#1 if several elements have
+// the name, or %7 for an index out of range.
 func (r *reader) ref(what, s string) int {
 	if n, ok := strings.CutPrefix(s, "%"); ok {
 		return number[int](n)
@@ -159,10 +160,10 @@ func (r *reader) ref(what, s string) int {
 	return all[k]
 }
 
-// value is a field of an attribute, without the comma behind it.
+// value matches a field of an attribute, without a following comma.
 var value = regexp.MustCompile(`([\w.]+)=("(?:[^"\\]|\\.)*"|[^,]*)`)
 
-// attr reads the fields of an attribute of the named type, or of the kind's.
+// attr parses the fields of an attribute of the named type, or of the kind's type.
 func attr(op *graph.Op, typ, text string) any {
 	of := reflect.Type(nil)
 	if in, ok := op.Info(); ok && in.Attr != nil {

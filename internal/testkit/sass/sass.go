@@ -1,9 +1,9 @@
-// Package sass counts what the assembler made of the GPU's kernels: registers,
-// local memory, how wide memory is read and written, tensor-core instructions. It
-// reads NVIDIA's disassembler, nvdisasm, and needs no GPU.
+// Package sass counts properties of the GPU kernels' machine code: registers, local memory, widths
+// of memory accesses and tensor-core instructions. It parses the output of NVIDIA's disassembler,
+// nvdisasm, and needs no GPU.
 //
-// machine-code.txt is the counts of all kernels, which a test holds to the sources
-// and to rules; benchmarks/cuda/resources makes the page of them.
+// machine-code.txt holds the counts of all kernels. A test compares it with the sources and checks
+// rules; benchmarks/cuda/resources makes a page from it.
 package sass
 
 import (
@@ -19,29 +19,29 @@ import (
 	"strings"
 )
 
-// Code is a kernel's machine code in numbers. Instructions are counted where they
-// stand, not as often as they run.
+// Code holds the counts of a kernel's machine code. Instructions are counted once, not as often as
+// they run.
 type Code struct {
-	Registers int // of a thread
-	Stack     int // bytes of local memory of a thread, its functions' included
-	Shared    int // static shared memory of a block, bytes
+	Registers int // per thread
+	Stack     int // bytes of local memory per thread, including functions
+	Shared    int // static shared memory per block, bytes
 	Total     int // instructions, without padding
 
 	Load16, Load8, Load4    int // loads of global memory: 16 bytes, 8 bytes, less
 	Store16, Store8, Store4 int // stores of global memory
 	Local                   int // loads and stores of local memory
 	Async                   int // copies from global to shared memory of 16 bytes
-	SharedLoad, SharedStore int // any width; SharedLoad has LDSM's too
-	Tensor                  int // products of the tensor cores
-	Float, Double           int // adds, multiplies, fused ones in fp32 and fp64
-	Special                 int // of the special function unit
+	SharedLoad, SharedStore int // any width; SharedLoad includes LDSM
+	Tensor                  int // tensor-core products
+	Float, Double           int // adds, multiplies and fused multiply-adds in fp32 and fp64
+	Special                 int // instructions of the special function unit
 	Divide64                int // calls of a routine that divides 64-bit integers
 }
 
 // Disassembler is the program that Disassemble starts.
 type Disassembler struct{ path string }
 
-// ErrNoDisassembler says that nvdisasm was not found.
+// ErrNoDisassembler is returned if nvdisasm is not found.
 var ErrNoDisassembler = errors.New("sass: nvdisasm (of NVIDIA's CUDA toolkit) was not found: looked in $SPILLWAY_NVDISASM, $PATH and /usr/local/cuda/bin")
 
 // Find looks for nvdisasm.
@@ -57,7 +57,7 @@ func Find() (*Disassembler, error) {
 	return nil, ErrNoDisassembler
 }
 
-// Disassemble returns the kernels of a cubin by name.
+// Disassemble returns the counts of a cubin's kernels, by name.
 func (d *Disassembler) Disassemble(cubin []byte) (map[string]Code, error) {
 	dir, err := os.MkdirTemp("", "spillway-sass-")
 	if err != nil {
@@ -88,7 +88,7 @@ var (
 	divides     = regexp.MustCompile(`__cuda_sm\d+_(div|rem)_[su]64`)
 )
 
-// Parse reads what `nvdisasm -ndf` prints.
+// Parse parses the output of `nvdisasm -ndf`.
 func Parse(r *bytes.Buffer) (map[string]Code, error) {
 	p := parser{kernels: map[string]*Code{}, frames: map[string]int{}}
 	lines := bufio.NewScanner(r)
@@ -158,9 +158,9 @@ func (p *parser) line(s string) error {
 	return nil
 }
 
-// info reads registers and stack from the attributes. A function of a kernel is called
-// $kernel$function by version 11.8; by 12.4 $__internal_N$function, and which kernel it
-// belongs to is seen where its code stands.
+// info reads registers and stack from the attributes. Version 11.8 names a kernel's function
+// $kernel$function. Version 12.4 names it $__internal_N$function, and the kernel is known from the
+// place of the code.
 func (p *parser) info(s string) error {
 	if m := ofSymbol.FindStringSubmatch(s); m != nil {
 		p.symbol = m[1]
@@ -191,8 +191,8 @@ func (p *parser) info(s string) error {
 	return err
 }
 
-// count adds an instruction. Widths are the suffixes 128 and 64; 32 bits and less
-// have others or none.
+// count adds an instruction. The suffixes 128 and 64 give its width; 32 bits and less have other
+// suffixes or none.
 func (c *Code) count(op, operands string) {
 	name, suffix, _ := strings.Cut(op, ".")
 	if name == "NOP" {

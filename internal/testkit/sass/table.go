@@ -10,16 +10,16 @@ import (
 //go:embed machine-code.txt
 var recorded string
 
-// Recorded is the table of all kernels as the sources compile.
+// Recorded returns the recorded table of all kernels, as compiled from the sources.
 func Recorded() (*Table, error) { return ReadTable(recorded) }
 
-// Row is a kernel for an architecture.
+// Row holds the counts of a kernel for an architecture.
 type Row struct {
 	Arch, Source, Kernel string
 	Code
 }
 
-// Table is the kernels of all sources, for each architecture.
+// Table holds the kernels of all sources, for each architecture.
 type Table struct {
 	NVRTC string // version of the compiler
 	Rows  []Row
@@ -45,7 +45,7 @@ func (c *Code) columns() (names []string, at []*int) {
 	return names, at
 }
 
-// String is the table's file.
+// String returns the table in the format of its file.
 func (t *Table) String() string {
 	var b strings.Builder
 	b.WriteString(tableHead + t.NVRTC + "\n")
@@ -69,7 +69,7 @@ func (t *Table) String() string {
 	return b.String()
 }
 
-// ReadTable reads what String writes.
+// ReadTable parses the format that String writes.
 func ReadTable(text string) (*Table, error) {
 	rest, ok := strings.CutPrefix(text, tableHead)
 	if !ok {

@@ -10,9 +10,9 @@ import (
 	"strings"
 )
 
-// Entries of a kernel's .nv.info section, whose layout the ELF files show and NVIDIA's
-// cuobjdump prints: a byte of format, a byte of attribute, and either a value of 16 bits
-// or its size and that many bytes.
+// Entries of a kernel's .nv.info section. The layout is known from ELF files and NVIDIA's
+// cuobjdump: a byte of format, a byte of attribute, and then either a value of 16 bits, or a size
+// and that many bytes.
 const (
 	infoSized         = 4    // format: a size follows
 	infoNone          = 1    // format: no value, two bytes of padding

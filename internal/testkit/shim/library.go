@@ -24,17 +24,16 @@ type Library struct {
 	kernels map[string]Kernel
 }
 
-// Kernel is the host's form of a kernel: 0, or what was wrong with the launch.
+// Kernel is the host function of a kernel. It returns 0, or a code for an invalid launch.
 type Kernel func(grid, block *[3]uint32, shared uint32, params unsafe.Pointer) int32
 
 var (
 	opened = map[string]*Library{}
-	once   = map[string]bool{} // libraries in folders of their own
+	once   = map[string]bool{} // libraries that are alone in a temporary folder
 	openMu sync.Mutex
 )
 
-// Open loads an image that Compile gave. A library stays loaded: a process has
-// few of them.
+// Open loads an image made by Compile. A library stays loaded, because a process has only a few.
 func Open(image []byte) (*Library, error) {
 	path, ok := strings.CutPrefix(string(image), Prefix)
 	if !ok {
@@ -49,7 +48,7 @@ func Open(image []byte) (*Library, error) {
 	if err != nil {
 		return nil, fmt.Errorf("shim: open %s: %w", path, err)
 	}
-	if once[path] { // a loaded library needs no name
+	if once[path] { // a loaded library needs no file
 		_ = os.RemoveAll(filepath.Dir(path))
 	}
 	l := &Library{path: path, handle: h, kernels: map[string]Kernel{}}
@@ -74,7 +73,7 @@ func (l *Library) Kernel(name string) (Kernel, error) {
 	return k, nil
 }
 
-// ParameterBytes returns how many bytes of parameters a kernel has.
+// ParameterBytes returns the number of bytes of a kernel's parameters.
 func (l *Library) ParameterBytes(name string) (int, error) {
 	sym, err := purego.Dlsym(l.handle, "shim_size_"+name)
 	if err != nil {
@@ -103,8 +102,8 @@ func (l *Library) message() string {
 	return f()
 }
 
-// Reverse makes blocks, and threads of a block, run from the last to the first,
-// or again from the first. Results that depend on it are wrong on a GPU.
+// Reverse makes blocks, and the threads of a block, run from the last to the first, or again from
+// the first. If results depend on this, the kernel is wrong on a GPU.
 func (l *Library) Reverse(on bool) {
 	var f func(int32)
 	purego.RegisterLibFunc(&f, l.handle, "shim_order")

@@ -1,12 +1,11 @@
 //go:build unix
 
-// Package shim runs the GPU's kernels on the CPU, for tests: it compiles their
-// CUDA C, unchanged, to a shared library in which a thread is a fiber.
+// Package shim runs the GPU's kernels on the CPU, for tests. It compiles their unchanged CUDA C to
+// a shared library in which each thread is a fiber.
 //
-// It finds wrong results, barriers that not all threads reach, and shuffles with
-// lanes that are not there. It does not find races between blocks, and has
-// neither inline PTX nor tensor cores: a source keeps those behind a function
-// that has a scalar twin where SHIM is defined.
+// It detects wrong results, barriers that not all threads reach, and shuffles with lanes that do
+// not exist. It does not detect races between blocks, and supports neither inline PTX nor tensor
+// cores. A source puts those into functions that have a scalar twin if SHIM is defined.
 package shim
 
 import (
@@ -33,16 +32,16 @@ import (
 //go:embed shim.h
 var header string
 
-// ErrNoCompiler says that there is no C++ compiler.
+// ErrNoCompiler is returned if there is no C++ compiler.
 var ErrNoCompiler = errors.New("shim: no C++ compiler: looked for $CXX, g++ and clang++")
 
-// Prefix marks a module image that is the path of a shared library.
+// Prefix begins a module image that is the path of a shared library.
 const Prefix = "shim:"
 
 // Compiler compiles kernels for the CPU. It is a cuda.Compiler.
 type Compiler struct {
 	cxx     string
-	version string // of the compiler, part of a library's name
+	version string // compiler's version, part of a library's name
 	dir     string
 
 	mu      sync.Mutex
@@ -50,8 +49,8 @@ type Compiler struct {
 	foreign sync.Once // the one warning about a folder that is not the user's own
 }
 
-// New returns a compiler that keeps what it made in the user's cache folder. It
-// returns ErrNoCompiler where there is none.
+// New returns a compiler that keeps compiled libraries in the user's cache folder. It returns
+// ErrNoCompiler if there is no compiler.
 func New() (*Compiler, error) {
 	dir, err := userdir.Cache()
 	if err != nil {
@@ -60,7 +59,7 @@ func New() (*Compiler, error) {
 	return At(filepath.Join(dir, "spillway", "shim"))
 }
 
-// At is New with the folder of compiled libraries.
+// At is New with a given folder for compiled libraries.
 func At(dir string) (*Compiler, error) {
 	for _, name := range []string{os.Getenv("CXX"), "g++", "clang++"} {
 		if name == "" {
@@ -79,8 +78,8 @@ func At(dir string) (*Compiler, error) {
 	return nil, ErrNoCompiler
 }
 
-// flags keep the arithmetic that the sources say: no contraction, no fast math. A
-// library stays loaded once it was, because threads have stacks of fibers in it.
+// flags returns options that keep the sources' arithmetic: no contraction, no fast math. A loaded
+// library is never unloaded, because threads have stacks of fibers in it.
 func flags() []string {
 	f := []string{
 		"-x", "c++", "-std=c++17", "-O2", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing",
@@ -92,9 +91,9 @@ func flags() []string {
 	return f
 }
 
-// Compile returns the image of a source: Prefix and the path of its library. A
-// source that was compiled before is not compiled again, unless others may write
-// the folder or the library: then it goes to a folder of its own, which Open removes.
+// Compile returns the image of a source: Prefix and the path of its library. A source is compiled
+// only once, unless other users may write the folder or the library. It is then compiled into a
+// temporary folder, which Open removes.
 func (c *Compiler) Compile(name, source string, _ driver.Device) ([]byte, error) {
 	text := header + source
 	h := sha256.New()
@@ -135,8 +134,8 @@ func (c *Compiler) Compile(name, source string, _ driver.Device) ([]byte, error)
 	return []byte(Prefix + path), nil
 }
 
-// place returns where a library is, or goes: in the compiler's folder, or in a new
-// one where that, or the library in it, is not the user's own.
+// place returns the path of a library, and whether it exists. The path is in the compiler's folder,
+// or in a new one if the folder, or the library in it, is not the user's own.
 func (c *Compiler) place(file string) (path string, there bool, err error) {
 	path = filepath.Join(c.dir, file)
 	err = owned.Make(c.dir)

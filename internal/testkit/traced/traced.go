@@ -1,4 +1,4 @@
-// Package traced looks at the system calls of a program.
+// Package traced checks the system calls of a program.
 package traced
 
 import (
@@ -19,9 +19,9 @@ var (
 	byPath   = regexp.MustCompile(`AT_FDCWD|"/|(mkdir|mknod|unlink|rmdir|rename|open|creat|link|symlink)\("`)
 )
 
-// NothingByPath runs a command under strace: whatever it makes, renames or removes whose name
-// ours matches must be named in an open folder, not by a path. It returns how many such calls
-// there were, and skips the test where strace is not installed.
+// NothingByPath runs a command under strace. The command must not create, rename or remove a file
+// whose name matches ours by path, only relative to an open folder. It returns the number of such
+// calls, and skips the test if strace is not installed.
 func NothingByPath(t *testing.T, cmd *exec.Cmd, ours string) int {
 	t.Helper()
 	strace, err := exec.LookPath("strace")

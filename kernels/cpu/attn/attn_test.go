@@ -11,8 +11,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// problem is the operands of one attention, each in a buffer of its own, or q,
-// k, v (and their derivatives) packed in rows of one buffer.
+// problem holds the operands of one attention. They are in separate buffers, or q, k, v (and their
+// derivatives) are packed in rows of one buffer.
 type problem[T Float] struct {
 	Shape
 	scale, limit  T // limit: Cap
@@ -56,7 +56,7 @@ func newProblem[T Float](r *rand.Rand, s Shape, packed bool) *problem[T] {
 	}
 	p.dy = normal[T](r, s.B*s.Tq*wq)
 	p.y, p.lse = nan[T](len(p.dy)), nan[T](s.B*s.H*s.Tq)
-	// Scratch holds NaN before: nothing may be read from it before it is written.
+	// Scratch is filled with NaN, so that reading it before writing is detected.
 	p.workF, p.workB = nan[T](ForwardWorkspace(s)), nan[T](BackwardWorkspace(s))
 	return p
 }
@@ -78,7 +78,7 @@ func (p *problem[T]) run(t testing.TB, pl *pool.Pool) {
 	require.NoError(t, p.backward().Run(pl))
 }
 
-// result gathers what was computed, rows without gaps.
+// result returns all outputs, rows without gaps.
 func (p *problem[T]) result() map[string][]T {
 	dense := func(x []T, rows, width, ld int) []T {
 		var out []T
@@ -93,7 +93,7 @@ func (p *problem[T]) result() map[string][]T {
 		"dv": dense(p.dv, p.B*p.Tk, p.KV*p.D, p.ldv)}
 }
 
-// naive is softmax(scale·q·kᵀ)·v and its derivatives with whole score rows, in
+// naive computes softmax(scale·q·kᵀ)·v and its derivatives from complete rows of scores, in
 // float64.
 func naive[T Float](p *problem[T]) map[string][]float64 {
 	s := p.Shape

@@ -7,7 +7,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// gpt2 is the attention of a GPT-2 124M layer at 4 × 1024 tokens.
+// gpt2 is the shape of a GPT-2 124M layer's attention at 4 × 1024 tokens.
 var gpt2 = Shape{B: 4, Tq: 1024, Tk: 1024, H: 12, KV: 12, D: 64, Causal: true}
 
 // causalFlop counts the visible half of the products: 2 forward, 5 backward.
@@ -15,7 +15,7 @@ func (s Shape) causalFlop(products int) float64 {
 	return float64(products) * 2 * float64(s.D) * float64(s.B*s.H) * float64(s.Tq) * float64(s.Tq+1) / 2
 }
 
-// llama is the attention of a Llama-3-8B layer at 512 tokens.
+// llama is the shape of a Llama-3-8B layer's attention at 512 tokens.
 var llama = Shape{B: 1, Tq: 512, Tk: 512, H: 32, KV: 8, D: 128, Causal: true}
 
 func benchmark(b *testing.B, s Shape, forward, backward bool) {
@@ -49,7 +49,7 @@ func BenchmarkAttentionBackward(b *testing.B)        { benchmark(b, gpt2, false,
 func BenchmarkAttentionForwardBackward(b *testing.B) { benchmark(b, gpt2, true, true) }
 func BenchmarkAttentionGrouped(b *testing.B)         { benchmark(b, llama, true, true) }
 
-// One new token a sequence over a cache of 1024: bytes are the cache's.
+// One new token per sequence over a cache of 1024; the bytes counted are the cache's.
 func BenchmarkAttentionDecode(b *testing.B) {
 	pl := pool.New(2)
 	defer pl.Close()

@@ -8,7 +8,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// atLevel runs fn with kernels at level l.
+// atLevel runs fn with the kernels of level l.
 func atLevel(l level.Level, fn func()) {
 	old := levelNow
 	levelNow = func() level.Level { return l }
@@ -26,7 +26,7 @@ func simdLevels(t testing.TB) (ls []level.Level) {
 	return ls
 }
 
-// Promise 1: portable, AVX2 and AVX-512 agree bit for bit, at any thread count.
+// Portable, AVX2 and AVX-512 kernels give the same bits, for any number of threads (promise 1).
 func TestLevelsAndThreadsGiveTheSameBits(t *testing.T) {
 	for i, s := range shapes {
 		t.Run(s.String(), func(t *testing.T) {

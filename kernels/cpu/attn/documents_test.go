@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// drawDocuments are where documents of up to most rows start, in b sequences of n.
+// drawDocuments draws starts of documents of at most most rows, in b sequences of n.
 func drawDocuments[T Float](r *rand.Rand, b, n, most int) (starts []T) {
 	for range b {
 		for at := 0; at < n; {
@@ -25,8 +25,8 @@ func drawDocuments[T Float](r *rand.Rand, b, n, most int) (starts []T) {
 	return starts
 }
 
-// Attention over several documents in a row is that of each alone, and its bits are those of
-// every level and number of threads.
+// Attention over several documents in a row equals that over each document alone. The bits are the
+// same at every level and for any number of threads.
 func TestDocuments(t *testing.T) {
 	pl := pool.New(2)
 	defer pl.Close()
@@ -56,8 +56,8 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// Rows that are one document each have the bits of rows without documents, and a document
-// that begins with a tile of keys those that it has alone.
+// Rows with one document each give the bits of rows without documents. A document that begins at a
+// tile of keys gives the bits that it gives alone.
 func TestDocumentsKeepBits(t *testing.T) {
 	pl := pool.New(2)
 	defer pl.Close()
@@ -91,7 +91,7 @@ func TestDocumentsKeepBits(t *testing.T) {
 	requireBits(t, p.dv, two.dv[from*two.ldv:s.Tk*two.ldv], "dv")
 }
 
-// Starts are of all positions of causal attention.
+// Document starts need causal attention over all positions; other shapes are refused.
 func TestStartsAreRefused(t *testing.T) {
 	pl := pool.New(1)
 	defer pl.Close()

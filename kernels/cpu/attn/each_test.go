@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// Forwards of different lengths that run together have each the bits that it has alone, with
-// the scratch of the largest, and what is not one shape is refused.
+// Forwards of different lengths that run together give the bits that each gives alone, with the
+// scratch of the largest. Operands that do not belong to one shape are refused.
 func TestEachIsForwardAlone(t *testing.T) {
 	everyLevel(t, func(t *testing.T, pl *pool.Pool) {
 		const capacity, h, kv, d = 150, 6, 2, 20

@@ -11,8 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// fenced copies x to memory of its own that ends, or begins, at a page that
-// must not be touched.
+// fenced copies x to new memory that ends, or begins, at an inaccessible page.
 func fenced(t *testing.T, x []float32, atEnd bool) []float32 {
 	page := syscall.Getpagesize()
 	body := (4*len(x) + page - 1) / page * page
@@ -33,8 +32,8 @@ func fenced(t *testing.T, x []float32, atEnd bool) []float32 {
 	return out
 }
 
-// No kernel reads or writes outside its operands: each lies against a page that
-// faults, once at its end and once at its beginning.
+// No kernel reads or writes outside its operands: each operand borders an inaccessible page, once
+// at its end and once at its beginning.
 func TestGuardPages(t *testing.T) {
 	everyLevel(t, func(t *testing.T, pl *pool.Pool) {
 		for i, s := range shapes {

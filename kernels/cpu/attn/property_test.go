@@ -25,8 +25,7 @@ func everyLevel(t *testing.T, fn func(t *testing.T, pl *pool.Pool)) {
 	}
 }
 
-// Row t of a sequence depends on positions up to t only: a shorter sequence
-// gives the same rows, whatever stood behind it.
+// Row t of a sequence depends only on positions up to t: a shorter sequence gives the same rows.
 func TestPrefix(t *testing.T) {
 	everyLevel(t, func(t *testing.T, pl *pool.Pool) {
 		for _, d := range []int{12, 64} {
@@ -50,7 +49,7 @@ func TestPrefix(t *testing.T) {
 	})
 }
 
-// Decoding the last queries over a cache of larger capacity gives prefill's bits.
+// Decoding the last queries over a cache of larger capacity gives the bits of prefill.
 func TestDecodeEqualsPrefill(t *testing.T) {
 	everyLevel(t, func(t *testing.T, pl *pool.Pool) {
 		const n, capacity, h, kv = 140, 160, 6, 2
@@ -80,8 +79,8 @@ func TestDecodeEqualsPrefill(t *testing.T) {
 	})
 }
 
-// Heads and sequences do not see each other: a group of heads alone, and for y
-// and dq a head alone, gives the same bits.
+// Heads and sequences are independent: a group of heads alone gives the same bits, and for y and dq
+// a single head too.
 func TestBatchAndHeadsAreIndependent(t *testing.T) {
 	everyLevel(t, func(t *testing.T, pl *pool.Pool) {
 		const n, d = 70, 24
@@ -114,7 +113,7 @@ func TestBatchAndHeadsAreIndependent(t *testing.T) {
 	})
 }
 
-// A NaN or Inf reaches the rows that see it, all of them, and no other.
+// A NaN or Inf reaches exactly the rows that can see it.
 func TestNonFinitePropagates(t *testing.T) {
 	inf := float32(math.Inf(1))
 	everyLevel(t, func(t *testing.T, pl *pool.Pool) {
@@ -144,7 +143,7 @@ func TestNonFinitePropagates(t *testing.T) {
 
 				dirty = newProblem[float32](rand.New(rand.NewPCG(6, 1)), s, false)
 				dirty.k[at*20+3] = bad
-				if bad == bad { // the scores of the key are +Inf: no softmax
+				if bad == bad { // the key's scores are +Inf, so there is no softmax
 					for r := range 90 {
 						dirty.q[r*20+3] = bad
 					}
@@ -155,8 +154,8 @@ func TestNonFinitePropagates(t *testing.T) {
 				}
 			}
 		}
-		// A key whose score is -Inf for every row counts for nothing; rows that
-		// see no other are NaN.
+		// A key whose score is -Inf for every row contributes nothing. Rows that see no other key
+		// are NaN.
 		p := newProblem[float32](rand.New(rand.NewPCG(6, 2)), s, false)
 		for r := range 90 {
 			p.q[r*20] = 1
@@ -171,7 +170,7 @@ func TestNonFinitePropagates(t *testing.T) {
 	})
 }
 
-// SIMD follows the portable code also where values are not finite, tiny or huge.
+// SIMD kernels give the portable code's bits for values that are not finite, tiny or huge too.
 func TestLevelsAgreeOnWildValues(t *testing.T) {
 	pl := pool.New(1)
 	defer pl.Close()
@@ -186,7 +185,7 @@ func TestLevelsAgreeOnWildValues(t *testing.T) {
 				for range r.IntN(6) {
 					x[r.IntN(len(x))] = wild[r.IntN(len(wild))]
 				}
-				// Scores of some heads reach far below the range of exp.
+				// Scores of some heads are far below the range of exp.
 				if r.IntN(2) == 0 {
 					for i := range x {
 						x[i] *= 8
@@ -205,7 +204,7 @@ func TestLevelsAgreeOnWildValues(t *testing.T) {
 	}
 }
 
-// A row of lse that belongs to no forward pass gives the same at each level too.
+// With an lse that no forward computed, all levels still agree.
 func TestLevelsAgreeOnForeignLse(t *testing.T) {
 	pl := pool.New(1)
 	defer pl.Close()
@@ -215,7 +214,7 @@ func TestLevelsAgreeOnForeignLse(t *testing.T) {
 		atLevel(l, func() {
 			require.NoError(t, p.forward().Run(pl))
 			for i := range p.lse {
-				p.lse[i] += float32(i*8 - 150) // exp under- and overflows
+				p.lse[i] += float32(i*8 - 150) // exp underflows and overflows
 			}
 			require.NoError(t, p.backward().Run(pl))
 		})
@@ -227,7 +226,7 @@ func TestLevelsAgreeOnForeignLse(t *testing.T) {
 	}
 }
 
-// Central differences of Σ dy·y in float64.
+// The backward matches central differences of Σ dy·y in float64.
 func TestFiniteDifferences(t *testing.T) {
 	pl := pool.New(2)
 	defer pl.Close()
@@ -343,8 +342,8 @@ func TestNoAllocations(t *testing.T) {
 	})
 }
 
-// The workspace grows without bound neither with the sequence nor with the
-// batch, and does not depend on how full a cache is.
+// The workspace is bounded as the sequence or the batch grows, and does not depend on how full a
+// cache is.
 func TestWorkspace(t *testing.T) {
 	s := Shape{B: 1, Tq: 512, Tk: 512, H: 1, KV: 1, D: 64, Causal: true}
 	long := s
@@ -366,8 +365,8 @@ func TestWorkspace(t *testing.T) {
 	require.Zero(t, BackwardWorkspace(Shape{D: -1}))
 }
 
-// The bits themselves, from inputs that every processor makes alike: what
-// arm64, or a CPU to come, has to give.
+// The bits match fixed values, for inputs that are the same on every processor. arm64 and future
+// CPUs must give them too.
 func TestKnownBits(t *testing.T) {
 	everyLevel(t, func(t *testing.T, pl *pool.Pool) {
 		p := newProblem[float32](rand.New(rand.NewPCG(15, 1)), Shape{B: 1, Tq: 90, Tk: 90, H: 2, KV: 1, D: 20, Causal: true}, false)

@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
 )
 
-// bigSum is the oracle: the exact sum as a big.Float, rounded once.
+// bigSum is the reference: the exact sum as a big.Float, rounded once.
 func bigSum(xs []float64) float64 {
 	s := new(big.Float).SetPrec(4096)
 	for _, x := range xs {
@@ -28,7 +28,7 @@ func randomFinite(r *rand.Rand) float64 {
 		case 0:
 			x = r.NormFloat64()
 		case 1:
-			x = math.Float64frombits(r.Uint64() & (1<<53 - 1)) // subnormal or nearly
+			x = math.Float64frombits(r.Uint64() & (1<<53 - 1)) // subnormal, or nearly
 		}
 		if !math.IsNaN(x) && !math.IsInf(x, 0) {
 			return x
@@ -52,7 +52,7 @@ func TestSumEqualsBig(t *testing.T) {
 		}
 		require.Equal(t, bigSum(xs), a.Float64(), "%v", xs)
 
-		// Any order and any split over accumulators gives the same limbs' value.
+		// The value does not depend on the order or on how the terms are split over accumulators.
 		b, c := make(Accumulator, Limbs), make(Accumulator, Limbs)
 		for _, i := range r.Perm(len(xs)) {
 			if r.IntN(2) == 0 {

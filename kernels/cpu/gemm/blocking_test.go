@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 )
 
-// Every kernel's cut of a shape, also of CPUs that this one is not, stays inside
-// the workspace, which is the same for all.
+// The blocking of every kernel, including those for other CPUs, fits into the workspace. The
+// workspace is the same for all.
 func TestBlockingFitsTheWorkspace(t *testing.T) {
 	size := func(r *rand.Rand) int {
 		most := []int{40, 300, 5000, 60000}[r.IntN(4)]
@@ -57,7 +57,7 @@ func TestBlockingFitsTheWorkspace(t *testing.T) {
 			require.LessOrEqual(t, b.tileRows, maxTileRows)
 			require.Positive(t, b.tileRows)
 			require.Zero(t, b.tileRows%k.mr+b.tileCols%k.nr, "%+v %+v", s, b)
-			if b.depth < b.units { // bits depend on where blocks of K begin
+			if b.depth < b.units { // the bits depend on where blocks of K begin
 				require.Zero(t, b.depth%KC, "%+v %+v", s, b)
 			}
 			require.Positive(t, b.rows)

@@ -10,8 +10,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/level"
 )
 
-// gorgonia's product is an oracle that shares nothing with ours, not even the
-// order of sums: equal up to the rounding of K terms of size about 1.
+// gorgonia's product is an independent reference with another order of summation. Results agree up
+// to the rounding of K terms of size about 1.
 func TestProductAgreesWithGorgonia(t *testing.T) {
 	r := rand.New(rand.NewPCG(11, 0))
 	for range 25 {

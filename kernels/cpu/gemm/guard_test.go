@@ -13,7 +13,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// guarded returns n bytes that end, or begin, at a page that cannot be read.
+// guarded returns n bytes that end, or begin, at an inaccessible page.
 func guarded(t testing.TB, n int, atEnd bool) []byte {
 	page := syscall.Getpagesize()
 	size := (n + page - 1) / page * page
@@ -38,7 +38,7 @@ func guardedFloats(t testing.TB, v []float32, atEnd bool) []float32 {
 	return f
 }
 
-// A read or write outside of a slice ends the test's process.
+// A read or write outside a slice crashes the test's process.
 func TestNothingOutsideIsTouched(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -55,7 +55,7 @@ func TestNothingOutsideIsTouched(t *testing.T) {
 				c := guardedFloats(t, o.c, end)
 				work := guarded(t, int(Workspace(s)), end)
 				a, b, bias := guardedFloats(t, o.a, end), guardedFloats(t, o.b, end), guardedFloats(t, o.bias, end)
-				pl := []*pool.Pool{twoPool, onePool}[j/2] // a thread alone packs B as it computes
+				pl := []*pool.Pool{twoPool, onePool}[j/2] // with one thread, B is packed during the product
 				require.NoError(t, newAt(t, s, l).Run(pl, a, b, c, bias, work))
 				requireSameBits(t, want, c, l, s, i)
 			}
@@ -63,7 +63,7 @@ func TestNothingOutsideIsTouched(t *testing.T) {
 	}
 }
 
-// Gaps between rows of C keep what they hold; slices need no alignment.
+// The gaps between rows of C are not changed. Slices need no alignment.
 func TestGapsAndAlignment(t *testing.T) {
 	r := rand.New(rand.NewPCG(4, 4))
 	s := Spec{M: 45, N: 50, K: 33, LdC: 53, LdA: 35}

@@ -16,7 +16,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// levels are those that this machine can run.
+// levels returns the levels that this machine can run.
 func levels() []level.Level {
 	var l []level.Level
 	for x := level.Portable; x <= level.Best(); x++ {
@@ -45,7 +45,7 @@ func fill(r *rand.Rand, v []float32) []float32 {
 	return v
 }
 
-// randomSpec has dimensions about a power of two, and sometimes gaps.
+// randomSpec draws dimensions near powers of two, and sometimes gaps between rows.
 func randomSpec(r *rand.Rand, most int) Spec {
 	dim := func() int {
 		d := 1 << r.IntN(most)
@@ -81,8 +81,8 @@ func requireSameBits(t testing.TB, want, got []float32, msg ...any) {
 	}
 }
 
-// large are shapes that cross the limits of the blocking: several tiles,
-// chunks, blocks of K, strips that one tile packs, B read where it lies.
+// large returns shapes that exceed the limits of blocking: several tiles, chunks and blocks of K,
+// strips packed by one tile, and B read in place.
 func large() []Spec {
 	return []Spec{
 		Forward(200, 300, 150, false),
@@ -105,7 +105,7 @@ func run(t testing.TB, s Spec, l level.Level, pl *pool.Pool, o operands) []float
 	c := append([]float32(nil), o.c...)
 	work := make([]byte, Workspace(s))
 	for i := range work {
-		work[i] = 0xff // a NaN, if it were read into C
+		work[i] = 0xff // NaN: detects reads of workspace before writes
 	}
 	require.NoError(t, newAt(t, s, l).Run(pl, o.a, o.b, c, o.bias, work))
 	return c
@@ -135,8 +135,8 @@ func TestProductEqualsReference(t *testing.T) {
 	}
 }
 
-// A symmetric product has the bits of the whole one, also where an epilogue changes what it
-// computes, in every element.
+// A symmetric product gives the bits of a complete product, also with an epilogue that changes
+// every element.
 func TestSymmetricEqualsWhole(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 1))
 	sizes := []int{1, 2, 13, 14, 28, 29, 33, 100, 168, 257, 300, 333}
@@ -157,7 +157,7 @@ func TestSymmetricEqualsWhole(t *testing.T) {
 				s.K = n
 			}
 			a := fill(r, make([]float32, s.M*s.K))
-			if s.TransA == s.TransB { // a symmetric matrix by itself
+			if s.TransA == s.TransB { // a symmetric matrix times itself
 				if s.K != n {
 					continue
 				}
@@ -181,8 +181,8 @@ func TestSymmetricEqualsWhole(t *testing.T) {
 	}
 }
 
-// An operand that is not a number, infinite or zero reaches exactly the
-// elements that it is a factor of: nothing is skipped, nothing else is touched.
+// A NaN, infinity or zero in an operand affects exactly the elements of which it is a factor: no
+// factor is skipped.
 func TestNaNAndInfPropagate(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 0))
 	odd := []float32{float32(math.NaN()), float32(math.Inf(1)), float32(math.Inf(-1)), 0, float32(math.Copysign(0, -1)), math.MaxFloat32, math.SmallestNonzeroFloat32, -1e-40}
@@ -243,7 +243,7 @@ func (c *countTiles) Tile(r0, r1, c0, c1 int) {
 	}
 }
 
-// squareTiles is an activation: it must see every element finished, once.
+// squareTiles is an activation that must see every finished element exactly once.
 type squareTiles struct {
 	c  []float32
 	ld int
@@ -277,8 +277,8 @@ func TestEpilogueSeesFinishedTilesOnce(t *testing.T) {
 	}
 }
 
-// A row of C does not depend on the other rows, nor a column on the others:
-// decoding equals prefill and a tiled head a whole one.
+// A row of C does not depend on other rows, nor a column on other columns. So decoding equals
+// prefill, and a head in tiles equals a complete one.
 func TestSlicesEqualTheWhole(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 0))
 	for range 60 {
@@ -317,8 +317,7 @@ func cut(r *rand.Rand, n int) (int, int) {
 	return min(i, j), max(i, j) + 1
 }
 
-// Products over pieces of K, cut at multiples of KC and accumulated, are the
-// whole product.
+// Products over pieces of K, cut at multiples of KC and accumulated, equal the complete product.
 func TestPiecesOfK(t *testing.T) {
 	r := rand.New(rand.NewPCG(8, 0))
 	s := Spec{M: 20, N: 40, K: 5*KC + 17}
@@ -407,7 +406,7 @@ func TestRefusals(t *testing.T) {
 	require.EqualError(t, Reference(s, a[:9], b, c, nil, nil), "gemm: A has 9 elements; 2 rows of 4, 6 apart, need 10")
 }
 
-// The float64 reference follows the same definition.
+// The float64 reference gives the same result as the definition.
 func TestReferenceFloat64(t *testing.T) {
 	r := rand.New(rand.NewPCG(6, 0))
 	s := Spec{M: 7, N: 5, K: 2*KC + 30, TransA: true}
@@ -433,7 +432,7 @@ func TestReferenceFloat64(t *testing.T) {
 	}
 }
 
-// The bits are the same on every architecture.
+// The bits are the same on every architecture: they match a fixed hash.
 func TestGolden(t *testing.T) {
 	r := rand.New(rand.NewPCG(2026, 3))
 	h := fnv.New64a()
@@ -441,7 +440,7 @@ func TestGolden(t *testing.T) {
 		s.Accumulate = s.TransA
 		o := randomOperands(r, s)
 		o.bias = fill(r, make([]float32, s.N))
-		o.a[3], o.b[2] = 1e-42, -3e38 // a subnormal, nearly an overflow
+		o.a[3], o.b[2] = 1e-42, -3e38 // a subnormal, and a value near overflow
 		h.Write(Bytes(run(t, s, level.Best(), onePool, o)))
 	}
 	require.Equal(t, uint64(0x1c5034eaac49a5cc), h.Sum64())

@@ -5,9 +5,8 @@ import (
 	"math"
 )
 
-// referenceBytes is Reference for matrices of any type, given as their memory:
-// floats are widened, summed as Reference does, and rounded once; bytes are
-// summed in int32, which wraps around.
+// referenceBytes is Reference for matrices of any type, given as bytes. Floats are widened, summed
+// as Reference does, and rounded once. Integers are summed in int32, which wraps around.
 func referenceBytes(s Spec, a, b, c []byte, bias []float32) error {
 	if err := s.Validate(); err != nil {
 		return err
@@ -75,7 +74,7 @@ func referenceInt(s Spec, a, b []float64, c []byte) {
 	}
 }
 
-// decode returns the values of a matrix's elements; U8S8 is A's uint8.
+// decode returns a matrix's elements as float64; for U8S8, those of A, which are uint8.
 func decode(t Type, v []byte) []float64 {
 	x := make([]float64, len(v)/t.size())
 	for i := range x {

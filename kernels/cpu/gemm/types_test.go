@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// sets are the kernels for a type that this machine can run.
+// sets returns the kernels for a type that this machine can run.
 func sets(in Type) []kernels {
 	var all []kernels
 	for _, l := range levels() {
@@ -26,7 +26,7 @@ func sets(in Type) []kernels {
 
 func (s *kernels) String() string { return fmt.Sprintf("%v %v form %d", s.in, s.level, s.form) }
 
-// dot says that the kernels' instructions fix the rounding of bf16 sums.
+// dot reports whether instructions determine the rounding of bf16 sums.
 func (s *kernels) dot() bool { return s.in == BF16 && s.form != formWide }
 
 func randomTyped(r *rand.Rand, t Type, n int) []byte {
@@ -38,7 +38,7 @@ func randomTyped(r *rand.Rand, t Type, n int) []byte {
 			binary.NativeEndian.PutUint32(e, math.Float32bits(float32(r.NormFloat64())))
 		case BF16, F16:
 			binary.NativeEndian.PutUint16(e, narrowed(t, float32(r.NormFloat64())))
-		default: // every bit of an integer is random
+		default: // integers get random bits
 			for j := range t.size() {
 				e[j] = byte(r.Uint32())
 			}
@@ -74,7 +74,7 @@ func runTyped(t testing.TB, s Spec, k kernels, pl *pool.Pool, o typedOperands) [
 	return c
 }
 
-// want is the definition's result.
+// want returns the result by the definition.
 func want(t testing.TB, s Spec, o typedOperands) []byte {
 	c := append([]byte(nil), o.c...)
 	require.NoError(t, referenceBytes(s, o.a, o.b, c, o.bias))
@@ -106,7 +106,7 @@ func TestHalfProducts(t *testing.T) {
 				require.Equal(t, want, got, "%v %+v", &k, s)
 				continue
 			}
-			// Sums of K terms of size 1 in another order, then one rounding.
+			// Allow for another order of K terms of size 1, and then one rounding.
 			for e, v := range decode(s.Out, got) {
 				tolerance := 1e-5*float64(s.K) + 1e-5 + math.Abs(v)*map[Type]float64{BF16: 1.0 / 128, F16: 1.0 / 1024}[s.Out]
 				if d := math.Abs(v - sums[e]); !(d <= tolerance) {
@@ -131,8 +131,8 @@ func TestByteProducts(t *testing.T) {
 	}
 }
 
-// Where instructions fix the rounding (bf16), an element still depends on K
-// alone: not on the threads, nor on the rows and columns beside it.
+// Even where instructions determine the rounding (bf16), an element depends only on K, not on the
+// threads or on other rows and columns.
 func TestDotProductsDependOnKAlone(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -142,11 +142,11 @@ func TestDotProductsDependOnKAlone(t *testing.T) {
 		if r.IntN(2) == 0 {
 			s.Out = BF16
 		}
-		if r.IntN(8) == 0 { // sums of more than a chunk wait in memory
+		if r.IntN(8) == 0 { // sums of more than one chunk are kept in memory
 			s.M, s.N, s.K = 1+s.M/2, 1+s.N/2, s.K+2*chunkDepth
 		}
 		if r.IntN(2) == 0 {
-			s.K = (s.K + 31) / 32 * 32 // A may be read where it lies
+			s.K = (s.K + 31) / 32 * 32 // A can be read in place
 		}
 		o := randomTypedOperands(r, s)
 		r0, r1 := cut(r, s.M)
@@ -178,8 +178,8 @@ func TestDotProductsDependOnKAlone(t *testing.T) {
 	}
 }
 
-// The float32 sum over pieces of K, rounded at the end, is what a product over all of K
-// writes in 16 bits: the head's gradient may be summed either way.
+// A float32 sum over pieces of K, rounded at the end, equals a 16-bit product over all of K. So the
+// head's gradient may be summed either way.
 func TestHalfSumOverPieces(t *testing.T) {
 	r := rand.New(rand.NewPCG(14, 0))
 	for _, k := range sets(BF16) {
@@ -201,8 +201,7 @@ func TestHalfSumOverPieces(t *testing.T) {
 	}
 }
 
-// An infinity in a row of A reaches that row of C alone, past the zeros that
-// fill up units and tiles.
+// An infinity in a row of A reaches only that row of C, despite the zeros that pad units and tiles.
 func TestHalfInfStaysInItsRow(t *testing.T) {
 	r := rand.New(rand.NewPCG(12, 0))
 	for _, in := range []Type{BF16, F16} {
@@ -225,8 +224,8 @@ func TestHalfInfStaysInItsRow(t *testing.T) {
 	}
 }
 
-// Signals that stop a goroutine within a kernel save and restore its registers,
-// tile registers too.
+// A signal that stops a goroutine within a kernel saves and restores its registers, including tile
+// registers.
 func TestRegistersSurviveSignals(t *testing.T) {
 	r := rand.New(rand.NewPCG(13, 0))
 	for _, in := range []Type{F32, BF16, U8S8} {
@@ -248,7 +247,7 @@ func TestRegistersSurviveSignals(t *testing.T) {
 					case <-stop:
 						return
 					default:
-						runtime.GC() // asks every running goroutine to stop
+						runtime.GC() // interrupts every running goroutine
 					}
 				}
 			}()
@@ -261,7 +260,7 @@ func TestRegistersSurviveSignals(t *testing.T) {
 	}
 }
 
-// A portable product of bf16 widens at every level, also where the CPU multiplies bf16.
+// A portable bf16 product widens at every level, even if the CPU has bf16 products.
 func TestPortableProductsWiden(t *testing.T) {
 	for _, l := range levels() {
 		k := bestKernels(BF16, true, l)

@@ -33,7 +33,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// The environment is read at start, so each value needs a process of its own.
+// The environment is read at start, so each value needs a new process.
 func TestEnvironment(t *testing.T) {
 	if os.Getenv("LEVEL_TEST_CHILD") != "" {
 		os.Stdout.WriteString(Current().String())

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// bigFma is the oracle: the exact value rounded once to float32.
+// bigFma is the reference: the exact value, rounded once to float32.
 func bigFma(a, b, c float32) float32 {
 	f := func(x float32) *big.Float { return new(big.Float).SetPrec(1024).SetFloat64(float64(x)) }
 	s := f(a)
@@ -21,7 +21,7 @@ func bigFma(a, b, c float32) float32 {
 
 func TestFma32(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	// Values with few bits, subnormals and cancellations make ties likely.
+	// Values with few bits, subnormals and cancellation make ties likely.
 	draw := func() float32 {
 		switch r.IntN(5) {
 		case 0:
@@ -40,7 +40,7 @@ func TestFma32(t *testing.T) {
 		switch r.IntN(4) {
 		case 0:
 			c = -a * b
-		case 1: // the product half a unit of c, plus or minus a little
+		case 1: // the product is about half a unit of c
 			c = draw()
 			a = float32(math.Ldexp(1+math.Ldexp(float64(r.IntN(5)-2), -23), r.IntN(20)))
 			b = c * float32(math.Ldexp(1, -24)) / float32(math.Ldexp(1, math.Ilogb(float64(a))))
@@ -51,11 +51,11 @@ func TestFma32(t *testing.T) {
 		}
 		want, got := bigFma(a, b, c), Fma32(a, b, c)
 		if want == 0 && got == 0 {
-			continue // signs of zero: below
+			continue // the sign of zero is tested below
 		}
 		require.Equal(t, math.Float32bits(want), math.Float32bits(got), "fma(%g, %g, %g)", a, b, c)
 	}
-	// A subnormal tie broken by the lost part, where rounding twice goes wrong.
+	// A subnormal tie that the discarded part decides; rounding twice gives a wrong result.
 	c := float32(math.Ldexp(1<<22, -149))
 	a, b := float32(math.Ldexp(1+0x1p-23, -75)), float32(math.Ldexp(1+0x1p-23, -75))
 	require.Equal(t, bigFma(a, b, c), Fma32(a, b, c))
@@ -166,7 +166,7 @@ func TestFloat64Functions(t *testing.T) {
 	require.True(t, math.IsNaN(s))
 }
 
-// Known answers of the authors' distribution (Random123, kat_vectors).
+// Known answers from the authors' distribution (Random123, kat_vectors).
 func TestPhiloxKnownAnswers(t *testing.T) {
 	const f = 0xffffffff
 	require.Equal(t, [4]uint32{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}, Philox([4]uint32{}, [2]uint32{}))
@@ -175,7 +175,7 @@ func TestPhiloxKnownAnswers(t *testing.T) {
 		Philox([4]uint32{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}, [2]uint32{0xa4093822, 0x299f31d0}))
 }
 
-// The bits of stochastic rounding differ by seed, parameter, element and update.
+// The random bits of stochastic rounding differ by seed, parameter, element and update.
 func TestRoundingDrawsByEachArgument(t *testing.T) {
 	even, odd := Rounding(3, 5, 7, 9)
 	require.NotEqual(t, even, odd)
@@ -200,7 +200,7 @@ func TestNormal(t *testing.T) {
 	require.InDelta(t, 0, s1/n, 0.01)
 	require.InDelta(t, 1, s2/n, 0.015)
 	require.InDelta(t, 3, s4/n, 0.1)
-	// Any range is the same numbers; the bits are fixed.
+	// Any range of a stream has the same numbers, with fixed bits.
 	for first := range uint64(5) {
 		dst := make([]float32, 7)
 		FillNormal(dst, 0.02, 7, 9, first)
@@ -228,7 +228,7 @@ func TestHalfConversions(t *testing.T) {
 			require.Equal(t, uint16(h), back, "%#x = %g", h, x)
 		}
 	}
-	// Nearest even: compare with the two neighbours for random values.
+	// Round to nearest even: compare with the two neighbours for random values.
 	r := rand.New(rand.NewPCG(7, 8))
 	for range 300000 {
 		x := math.Float32frombits(r.Uint32() & 0x7fffffff)
@@ -245,7 +245,7 @@ func TestHalfConversions(t *testing.T) {
 		}{"f16": {FromF16, F16, 0x7c00}, "bf16": {FromBF16, BF16, 0x7f80}} {
 			h := f.to(x)
 			require.Equal(t, h|0x8000, f.to(-x))
-			val := func(h uint16) float64 { // the infinity counts as the next value
+			val := func(h uint16) float64 { // infinity counts as the next value
 				if h == f.inf {
 					return 2*float64(f.from(h-1)) - float64(f.from(h-2))
 				}
@@ -267,7 +267,7 @@ func TestHalfConversions(t *testing.T) {
 	require.True(t, IsNaN(FromBF16(BF16(math.Float32frombits(0x7f800001)))))
 }
 
-// The generator's bits are part of checkpoints' reproducibility: they never change.
+// The generator's bits must never change: resuming from a checkpoint depends on them.
 func TestNormalBits(t *testing.T) {
 	h := uint64(14695981039346656037)
 	for i := range uint64(1000) {
@@ -276,7 +276,7 @@ func TestNormalBits(t *testing.T) {
 	require.Equal(t, uint64(0xd824a19e9bd6c0b6), h)
 }
 
-// The float32 functions have the same bits on every processor.
+// The float32 functions give the same bits on every processor.
 func TestFloat32Bits(t *testing.T) {
 	h := uint64(14695981039346656037)
 	add := func(x float32) { h = (h ^ uint64(math.Float32bits(x))) * 1099511628211 }
@@ -295,7 +295,7 @@ func TestFloat32Bits(t *testing.T) {
 	require.Equal(t, uint64(0xdde89c12700313ae), h)
 }
 
-// normal returns the index-th number of a stream.
+// normal returns the number with the given index of a stream.
 func normal(seed, stream, index uint64) float64 {
 	a, b := normalPair(seed, stream, index/2)
 	if index%2 == 0 {

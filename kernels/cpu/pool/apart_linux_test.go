@@ -20,7 +20,7 @@ func TestWorkerMovesOffAnOccupiedCore(t *testing.T) {
 	p := new(places)
 	p.init(2)
 
-	// Every core but one is occupied, so that it doesn't matter where this runs.
+	// All cores but one are occupied, so it does not matter on which core this runs.
 	free := nowhere
 	for cpu := range p.on {
 		if before.IsSet(cpu) {

@@ -12,7 +12,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
 )
 
-// counter counts how often each index runs and how many run at a time.
+// counter counts how often each index runs and how many run concurrently.
 type counter struct {
 	seen       []atomic.Int32
 	busy, most *atomic.Int32
@@ -97,8 +97,7 @@ func TestRunAllocatesNothing(t *testing.T) {
 	require.Zero(t, alloctest.PerRun(200, func() { p.Run(9, task) }))
 }
 
-// uneven leaves one of two threads waiting for the other: its three indices
-// take 20 µs each.
+// uneven makes one of two threads wait for the other: three indices of 20 µs each.
 type uneven struct{}
 
 func (uneven) RunIndex(int) {

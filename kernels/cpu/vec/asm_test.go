@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The functions for AVX2 use none of AVX-512's registers: the generator does not
-// spill, and would take them when a kernel keeps too much alive.
+// AVX2 functions must not use AVX-512's registers. The generator does not spill, and would use them
+// if a kernel kept too many values alive.
 func TestAVX2FunctionsUseAVX2Registers(t *testing.T) {
 	files, err := filepath.Glob("*_amd64.s")
 	require.NoError(t, err)

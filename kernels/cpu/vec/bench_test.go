@@ -141,7 +141,7 @@ func BenchmarkKernels(b *testing.B) {
 					}
 					best = min(best, time.Since(start))
 				}
-				// The machine may be shared: the best call says what the kernel can do.
+				// The machine may be shared, so the fastest call best shows the kernel's speed.
 				b.ReportMetric(float64(c.bytes)/float64(best.Nanoseconds()), "best-GB/s")
 			})
 		}

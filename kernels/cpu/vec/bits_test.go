@@ -22,8 +22,8 @@ import (
 
 type runner interface{ Run(*pool.Pool) error }
 
-// A kcase makes a kernel over random arguments and returns what it may write, as
-// []float32, []uint16, []int64 or []float64.
+// kcase makes a kernel with random arguments. make also returns the outputs: []float32, []uint16,
+// []int64 or []float64.
 type kcase struct {
 	name string
 	make func(g *gen) (runner, []any)
@@ -339,7 +339,7 @@ func randomMoments(g *gen) Moments {
 		Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, BC1: 0.19, BC2: 0.0975}}
 }
 
-// levels are those that this CPU can run, the oracle first.
+// levels returns the levels that this CPU can run, the reference (portable) first.
 func levels() []level.Level {
 	var ls []level.Level
 	for l := level.Portable; l <= level.Best(); l++ {
@@ -348,7 +348,7 @@ func levels() []level.Level {
 	return ls
 }
 
-// snapshot copies outputs; every NaN becomes the same one.
+// snapshot copies outputs and replaces every NaN by the same one.
 func snapshot(outs []any) []any {
 	var s []any
 	for _, o := range outs {
@@ -373,7 +373,7 @@ func snapshot(outs []any) []any {
 			s = append(s, b)
 		case []uint16:
 			s = append(s, append([]uint16(nil), o...))
-		case []int64: // accumulators: digits may be spread differently
+		case []int64: // accumulators: the same value may have different digits
 			b := append([]int64(nil), o...)
 			if len(b) == exact.Limbs {
 				exact.Accumulator(b).Normalize()
@@ -386,8 +386,8 @@ func snapshot(outs []any) []any {
 	return s
 }
 
-// Every kernel gives the same bits at every SIMD level and on any number of
-// threads, and touches nothing beyond its slices.
+// Every kernel gives the same bits at every SIMD level and for any number of threads, and touches
+// nothing beyond its slices.
 func TestSameBitsAtEveryLevelAndThreadCount(t *testing.T) {
 	p3 := pool.New(3)
 	defer p3.Close()
@@ -434,7 +434,7 @@ func requireSame(t *testing.T, want, got any, format string, args ...any) {
 	require.Equal(t, want, got, append([]any{format}, args...)...)
 }
 
-// Dimensions of 0 and 1 are computed or refused, never a fault.
+// Dimensions of 0 and 1 give a result or an error, never a crash.
 func TestZeroAndOne(t *testing.T) {
 	for _, c := range cases {
 		for _, fix := range []int{1, 2} {
@@ -466,8 +466,8 @@ func TestNoAllocations(t *testing.T) {
 	}
 }
 
-// The bits are those of every machine: a hash over all kernels' outputs that was
-// the same on amd64 at every level and on arm64.
+// A hash over all kernels' outputs matches a fixed value, which was the same on amd64 at every
+// level and on arm64.
 func TestBitsAreFixed(t *testing.T) {
 	h := fnv.New64a()
 	for _, c := range cases {

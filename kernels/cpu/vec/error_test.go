@@ -11,7 +11,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/exact"
 )
 
-// Wrong arguments are refused by kernel, field and dimension, and nothing is
+// Wrong arguments are refused with an error that names kernel, field and dimension. Nothing is
 // written.
 func TestRefusals(t *testing.T) {
 	f := func(n int) []float32 { return make([]float32, n) }

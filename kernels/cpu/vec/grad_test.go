@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// gradCase is a differentiable kernel in float64: forward writes y from the
-// inputs, backward the inputs' gradients from dy.
+// gradCase is a differentiable kernel in float64. forward writes y from the inputs; backward writes
+// the inputs' gradients from dy.
 type gradCase struct {
 	name     string
 	inputs   [][]float64
@@ -182,7 +182,7 @@ func grads(r *rand.Rand) []gradCase {
 	return cs
 }
 
-// Every backward kernel against central differences of its forward kernel.
+// Every backward kernel matches central differences of its forward kernel.
 func TestFiniteDifferences(t *testing.T) {
 	const h = 1e-6
 	r := rand.New(rand.NewPCG(11, 12))
@@ -212,7 +212,7 @@ func TestFiniteDifferences(t *testing.T) {
 	}
 }
 
-// Accumulating gives the old value plus what writing gives.
+// Accumulating gives the old value plus the value that writing gives.
 func TestAccumulateAddsTheWrittenValue(t *testing.T) {
 	r := rand.New(rand.NewPCG(13, 14))
 	const n, c = 5, 37

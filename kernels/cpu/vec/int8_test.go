@@ -14,8 +14,9 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// Codes by column are those by row of the matrix turned, at every SIMD level; a column
-// with a number that is not finite has codes of 0 and no scale, and harms no other.
+// Quantising by column equals quantising the transposed matrix by row, at every SIMD level. A
+// column with a number that is not finite gets codes of 0 and no scale, and does not affect other
+// columns.
 func TestInt8ByColumnIsByRowTurned(t *testing.T) {
 	p := pool.New(2)
 	defer p.Close()

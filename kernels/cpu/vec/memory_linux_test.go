@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// gen makes the arguments of one case: slices of random values whose memory ends
-// or begins at a page that faults when touched.
+// gen makes the arguments of one case: slices of random values whose memory ends, or begins, at an
+// inaccessible page.
 type gen struct {
 	*rand.Rand
 	t    *testing.T
@@ -92,7 +92,7 @@ func (g *gen) positive(n int) []float32 {
 	return x
 }
 
-// dim returns a dimension up to max, often small, odd or at the edge of a register.
+// dim returns a dimension of at most max, often small, odd or near the size of a register.
 func (g *gen) dim(max int) int {
 	if g.fix > 0 {
 		return g.fix - 1

@@ -112,8 +112,8 @@ func TestSoftmaxAndCrossEntropy(t *testing.T) {
 	}
 }
 
-// A batch in pieces of rows, the loss and gradient apart or in place, give the
-// bits of the whole batch.
+// Cross-entropy over pieces of the rows, or with loss and gradient separate or in place, gives the
+// bits of the complete batch.
 func TestCrossEntropyInPieces(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 1))
 	const n, v = 23, 97
@@ -136,7 +136,7 @@ func TestCrossEntropyInPieces(t *testing.T) {
 	require.Equal(t, dx, y)
 }
 
-// blockTree is the tree over block sums, written as a recursion.
+// blockTree is the tree over block sums, as a recursion.
 func blockTree(s []float64) float64 {
 	switch len(s) {
 	case 0:
@@ -162,8 +162,7 @@ func TestSumIsTheTreeOverBlocks(t *testing.T) {
 	}
 }
 
-// The sum of squares does not depend on how a parameter is cut into shards at
-// multiples of 256.
+// The sum of squares does not depend on how a parameter is cut into shards at multiples of 256.
 func TestSqSumIsIndependentOfShards(t *testing.T) {
 	p := pool.New(2)
 	defer p.Close()
@@ -192,7 +191,7 @@ func TestSqSumIsIndependentOfShards(t *testing.T) {
 }
 
 func TestSumTreeOrder(t *testing.T) {
-	// 2^24 + 1 is not a float32: the result shows which sums were made.
+	// 2^24 + 1 is not a float32, so the result shows the order of the additions.
 	big := float32(1 << 24)
 	for _, c := range []struct{ in []float32 }{
 		{[]float32{big, 1, 1}}, {[]float32{1, 1, big}}, {[]float32{1, big, 1, 1, 1}},
@@ -239,7 +238,7 @@ func TestRope(t *testing.T) {
 	near(t, x, y, 1e-12)
 }
 
-// The three regimes of Llama 3.1's frequencies, as Hugging Face computes them.
+// The three ranges of Llama 3.1's frequencies, computed as in Hugging Face.
 func TestRopeScaling(t *testing.T) {
 	const d, theta = 128, 500000.0
 	plain, scaled := make([]float64, 2*d), make([]float64, 2*d)
@@ -290,7 +289,7 @@ func TestDropout(t *testing.T) {
 	}
 	require.InDelta(t, 1-p, float64(kept)/float64(len(y)), 0.03)
 
-	// The same samples on another rank: any sample alone gives the same values.
+	// The same samples on another rank: a single sample gives the same values.
 	for s := range 6 {
 		z := make([]float32, elems)
 		require.NoError(t, (&Dropout[float32]{X: x[:elems], Y: z, Elems: elems, P: p, Seed: 9, Site: 3, Sample: 40 + uint64(s)}).Run(nil))
@@ -375,8 +374,8 @@ func TestEmbeddings(t *testing.T) {
 	require.Equal(t, []float32{6, 8, 14, 16, 12, 16}, d)
 }
 
-// Operations on parts of the rows give what they give on all of them, wherever the parts begin: a
-// dropout in any element, positions in any row of a sequence.
+// Operations on parts of the rows give the same values as on all rows, wherever a part begins:
+// dropout at any element, positions at any row of a sequence.
 func TestPartsOfRows(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	for range 200 {
@@ -386,7 +385,7 @@ func TestPartsOfRows(t *testing.T) {
 		for i := range x {
 			x[i] = float32(rng.NormFloat64())
 		}
-		for i, doc := 0, 0; i < n; i++ { // documents of some rows
+		for i, doc := 0, 0; i < n; i++ { // documents of a few rows
 			if i%seq == 0 || rng.IntN(3) == 0 {
 				doc = i % seq
 			}

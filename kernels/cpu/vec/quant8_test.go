@@ -14,7 +14,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cpu/pool"
 )
 
-// snr is the signal over the error, in decibels.
+// snr returns the signal-to-noise ratio in decibels.
 func snr(want, got []float64) float64 {
 	var signal, noise float64
 	for i, v := range want {
@@ -54,7 +54,7 @@ func f64s(x []float32) []float64 {
 	return y
 }
 
-// Codes ascend, and every number gets the nearest of all.
+// Codes are ascending, and every number gets the nearest one.
 func TestQ8CodesAreNearest(t *testing.T) {
 	for name, m := range map[string]*Q8Map{"signed": Q8Signed, "unsigned": Q8Unsigned} {
 		var values []float64
@@ -91,8 +91,7 @@ func TestQ8CodesAreNearest(t *testing.T) {
 	require.Equal(t, uint8(0x80), Q8Signed.code(minus, minus))
 }
 
-// What was quantised and read is quantised to the same bytes again: a checkpoint
-// in float32 loses nothing.
+// Quantising a dequantised value gives the same bytes, so a checkpoint in float32 loses nothing.
 func TestQ8IsStable(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for name, m := range map[string]*Q8Map{"signed": Q8Signed, "unsigned": Q8Unsigned} {
@@ -137,7 +136,7 @@ func TestQ8OddBlocks(t *testing.T) {
 	require.Equal(t, []float32{math.SmallestNonzeroFloat32, -math.SmallestNonzeroFloat32}, x)
 }
 
-// q8Values are numbers around borders between codes, and over all of float32's range.
+// q8Values draws numbers near borders between codes, and over float32's complete range.
 func q8Values(r *rand.Rand, m *Q8Map, n int, scale float32) []float32 {
 	x := make([]float32, n)
 	for i := range x {
@@ -168,8 +167,8 @@ func q8Values(r *rand.Rand, m *Q8Map, n int, scale float32) []float32 {
 	return x
 }
 
-// Codes and scales are the same at every level, for magnitudes from the least to the
-// largest of float32.
+// Codes and scales are the same at every level, for magnitudes from float32's smallest to its
+// largest.
 func TestQ8CodesAreTheSameAtEveryLevel(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
 	for name, m := range map[string]*Q8Map{"signed": Q8Signed, "unsigned": Q8Unsigned} {
@@ -197,8 +196,8 @@ func TestQ8CodesAreTheSameAtEveryLevel(t *testing.T) {
 	}
 }
 
-// An update has the same bits at every level, whatever the types, and blocks whose
-// moments are zero, tiny or not finite.
+// An update gives the same bits at every level, for all types, and for blocks with zero, tiny or
+// non-finite moments.
 func TestAdamW8IsTheSameAtEveryLevel(t *testing.T) {
 	for _, low := range []Half{NoHalf, BF16, F16} {
 		for _, g16 := range []Half{NoHalf, BF16} {
@@ -216,7 +215,7 @@ func TestAdamW8IsTheSameAtEveryLevel(t *testing.T) {
 	}
 }
 
-// adamw8Bytes is everything that a few updates write.
+// adamw8Bytes returns everything that a few updates write.
 func adamw8Bytes(t *testing.T, low, g16 Half) []byte {
 	const n = 9*Q8Block + 53
 	r := rand.New(rand.NewPCG(11, 12))
@@ -241,7 +240,7 @@ func adamw8Bytes(t *testing.T, low, g16 Half) []byte {
 		}
 		require.NoError(t, k.Run(nil))
 	}
-	for i, v := range k.P { // of a NaN only that it is one is fixed
+	for i, v := range k.P { // a NaN's payload is not fixed
 		if v != v {
 			k.P[i] = 0
 			if low != NoHalf {
@@ -261,15 +260,15 @@ func adamw8Bytes(t *testing.T, low, g16 Half) []byte {
 	return all
 }
 
-// Normal numbers, and their squares, keep 30 dB; a linear map of the squares, the
-// negative control, and scales of the neighbouring block do not.
+// Normal numbers and their squares keep 30 dB. As negative controls, a linear map of the squares
+// and a neighbouring block's scales do not.
 func TestQ8KeepsTheSignal(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	x, v := normals(r, 1<<16, false), normals(r, 1<<16, true)
 	require.Greater(t, snr(f64s(x), f64s(Q8Signed.roundTrip(x))), 30.0)
 	require.Greater(t, snr(f64s(v), f64s(Q8Unsigned.roundTrip(v))), 30.0)
 
-	// An update divides by the root of a second moment: small ones count.
+	// An update divides by the root of the second moment, so small moments matter.
 	lost := func(got []float32) (n int) {
 		for i, x := range got {
 			if r := math.Sqrt(float64(x) / float64(v[i])); v[i] > 1e-10 && !(r > 0.7 && r < 1.4) {
@@ -303,8 +302,8 @@ func TestQ8KeepsTheSignal(t *testing.T) {
 	require.Greater(t, snr(f64s(x), f64s(Q8Signed.roundTrip(x))), 30.0)
 }
 
-// The 8-bit rule follows AdamW in float64, whatever the number of threads, and
-// whether a parameter is updated whole or in pieces of blocks.
+// The 8-bit rule stays close to AdamW in float64, for any number of threads, and also if a
+// parameter is updated in pieces of blocks.
 func TestAdamW8FollowsAdamW(t *testing.T) {
 	const n, steps = 5*Q8Block + 100, 60
 	r := rand.New(rand.NewPCG(7, 8))
@@ -320,7 +319,7 @@ func TestAdamW8FollowsAdamW(t *testing.T) {
 	for s := 1; s <= steps; s++ {
 		g := normals(r, n, false)
 		for i := range g {
-			g[i] += 5e-4 // a drift, as of training
+			g[i] += 5e-4 // a drift, as in training
 		}
 		one := AdamW8{AdamStep: AdamStep{GradScale: 0.5, LR: 1e-3, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1,
 			BC1: 1 - math.Pow(0.9, float64(s)), BC2: 1 - math.Pow(0.95, float64(s))}}

@@ -15,7 +15,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/blas"
 )
 
-// onGPU makes the first GPU's context current and opens cuBLASLt there.
+// onGPU makes the first GPU's context current and opens cuBLASLt, or skips the test without a GPU.
 func onGPU(t *testing.T) (driver.API, *blas.Lt) {
 	api, err := driver.Open()
 	if err != nil {
@@ -45,7 +45,7 @@ func TestProductsOnAGPU(t *testing.T) {
 	blastest.Check(t, api, lt)
 }
 
-// The same product has the same bits every time, with parts of K or without.
+// A product gives the same bits every time, with and without split K.
 func TestProductsOnAGPUAreDeterministic(t *testing.T) {
 	api, lt := onGPU(t)
 	s, err := api.NewStream()

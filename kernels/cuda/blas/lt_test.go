@@ -17,7 +17,7 @@ import (
 	"github.com/spillway-ml/spillway/internal/testkit/alloctest"
 )
 
-// found opens the library without a handle: descriptions need no GPU.
+// found opens the library without a handle, because descriptions need no GPU.
 func found(t *testing.T) *Lt {
 	l, err := load(0)
 	var missing *dynlib.NotFound
@@ -41,8 +41,8 @@ var shapes = []Product{
 	{M: 128, N: 64, K: 32, A: Matrix{Type: graph.F16, Trans: true, Ld: 128}, B: Matrix{Type: graph.F16, Ld: 64}, C: Matrix{Type: graph.F16, Ld: 64}, Sums: SumsA},
 }
 
-// The library takes every attribute at its number and size, and gives back the
-// layouts that it was told.
+// The library accepts every attribute with its number and size, and returns the layouts that were
+// set.
 func TestDescriptions(t *testing.T) {
 	l := found(t)
 	t.Logf("%s, version %d", l.Path(), l.Version())
@@ -73,7 +73,7 @@ func TestDescriptions(t *testing.T) {
 			epilogue = epilogueBias
 		case p.DGELU:
 			epilogue = epilogueDGELU
-		case p.Sums != NoSums: // the library's factors are ours, changed over
+		case p.Sums != NoSums: // the library's factors are ours, exchanged
 			epilogue = map[Side]uint64{SumsA: epilogueBGradB, SumsB: epilogueBGradA}[p.Sums]
 			require.EqualValues(t, dataType(p.C.Type), read(get, desc, descBiasType, 4))
 		}
@@ -95,14 +95,14 @@ func TestDescriptions(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, free())
 
-		// Without a handle the heuristic refuses, after everything else was made.
+		// Without a handle only the heuristic fails, after everything else has been made.
 		var pl ltPlan
 		require.Error(t, l.plan(p, &pl))
 		const layoutType, layoutRows, layoutCols, layoutLd = 0, 2, 3, 4
 		for _, m := range []struct {
 			layout     uintptr
 			m          Matrix
-			cols, rows int64 // as the library sees them
+			cols, rows int64 // in the library's order
 		}{{pl.a, p.B, p.N, p.K}, {pl.b, p.A, p.K, p.M}, {pl.c, p.C, p.N, p.M}} {
 			if m.m.Trans {
 				m.cols, m.rows = m.rows, m.cols
@@ -116,7 +116,7 @@ func TestDescriptions(t *testing.T) {
 	}
 }
 
-// Sixteen words reach the library, and a call that it refuses names itself.
+// Sixteen words reach the library. If it refuses a call, the error names the call.
 func TestACallThatTheLibraryRefuses(t *testing.T) {
 	l := found(t)
 	c := &ltCall{lib: l, plan: &ltPlan{one: 1}}
@@ -150,8 +150,8 @@ func TestBindRemembersARefusal(t *testing.T) {
 	require.Same(t, first, again)
 }
 
-// What a library that does not know an epilogue says of it is no fault of the run: there
-// is a kernel for it.
+// If a library refuses an epilogue because it does not know it, this is ErrUnsupported and no
+// failure: a kernel replaces the epilogue.
 func TestALibraryWithoutTheEpilogue(t *testing.T) {
 	refused := fmt.Errorf("attribute 12: %w", statusError("cublasLtMatmulDescSetAttribute", statusInvalidValue))
 	require.ErrorIs(t, older(Product{DGELU: true}, refused), ErrUnsupported)

@@ -16,9 +16,9 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda"
 )
 
-// Every source is embedded for every architecture, as it is now; PTX assembles for cards of
-// both generations, to kernels with as many bytes of parameters as the machine code has. A
-// sample of the sources is assembled; SPILLWAY_LONG=1 assembles all.
+// Every current source is embedded for every architecture. PTX assembles for cards of both
+// generations, to kernels with as many parameter bytes as the machine code. The test assembles a
+// sample; SPILLWAY_LONG=1 assembles all.
 func TestImagesAreTheSources(t *testing.T) {
 	ptxas := os.Getenv("SPILLWAY_PTXAS")
 	if ptxas == "" {

@@ -28,7 +28,7 @@ func TestPackedFileIsReadAgain(t *testing.T) {
 	require.ErrorContains(t, err, "embedded kernels")
 }
 
-// Which images a card runs depends on its generation and on the driver.
+// The images that a card can run depend on its generation and on the driver.
 func TestArchitecturesOfACard(t *testing.T) {
 	for _, c := range []struct {
 		version, major int
@@ -40,7 +40,8 @@ func TestArchitecturesOfACard(t *testing.T) {
 	}
 }
 
-// What is not embedded goes to the other compiler, which is opened once, when it is needed.
+// A source that is not embedded goes to the other compiler, which is opened once and only when
+// needed.
 func TestOtherCompilerServesWhatIsMissing(t *testing.T) {
 	opened := 0
 	c := New(12040, func() (cuda.Compiler, error) { opened++; return nil, errors.New("no NVRTC") })

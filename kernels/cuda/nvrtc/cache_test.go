@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What others may write is neither read nor written, with one warning.
+// A cache folder that others can write is neither read nor written, with one warning.
 func TestCacheOfOthers(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "kernels")
 	var warnings []string

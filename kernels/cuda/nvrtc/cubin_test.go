@@ -14,8 +14,8 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 )
 
-// Every kernel's machine code takes as many bytes of parameters as the driver's double
-// wants of a launch: what the double checks is what a GPU reads.
+// Every kernel's machine code has as many parameter bytes as the driver double requires at a
+// launch. So the double checks what a GPU reads.
 func TestParametersAreTheCubins(t *testing.T) {
 	c := open(t, nvrtc.Options{})
 	host, err := shim.New()

@@ -18,7 +18,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 )
 
-// open skips the test where NVRTC is not found.
+// open opens NVRTC, or skips the test if it is not found.
 func open(t testing.TB, o nvrtc.Options) *nvrtc.Compiler {
 	c, err := nvrtc.Open(o)
 	var missing *dynlib.NotFound
@@ -33,16 +33,15 @@ var ampere = driver.Device{Major: 8}
 
 const tiny = `extern "C" __global__ void tiny(float *y) { y[threadIdx.x] = 2; }`
 
-// requireCubin checks the head of an ELF file for CUDA (Go's debug/elf does not
-// know its version).
+// requireCubin checks the header of a CUDA ELF file, whose version Go's debug/elf does not know.
 func requireCubin(t *testing.T, image []byte) {
 	require.Greater(t, len(image), 64)
 	require.Equal(t, "\x7fELF\x02\x01", string(image[:6]))
 	require.EqualValues(t, 190, binary.LittleEndian.Uint16(image[18:]), "EM_CUDA")
 }
 
-// TestEverySourceCompiles to machine code of cards that are out there. What was
-// compiled before is in the user's cache.
+// TestEverySourceCompiles compiles every source for current cards. Earlier results come from the
+// user's cache.
 func TestEverySourceCompiles(t *testing.T) {
 	c := open(t, nvrtc.Options{})
 	t.Logf("NVRTC %s, %s", c.Version(), c.Path())
@@ -73,7 +72,7 @@ func TestCards(t *testing.T) {
 	image, err := c.Compile("tiny.cu", tiny, driver.Device{Major: 8, Minor: 6})
 	require.NoError(t, err)
 	requireCubin(t, image)
-	// A card of the future: PTX that its driver translates.
+	// For a future card the result is PTX, which its driver translates.
 	image, err = c.Compile("tiny.cu", tiny, driver.Device{Major: 99})
 	require.NoError(t, err)
 	require.Contains(t, string(image), ".version")
@@ -96,7 +95,7 @@ func TestCache(t *testing.T) {
 	require.Len(t, files(), 1)
 	require.Contains(t, files()[0], "tiny-sm_80-")
 
-	// What is in the file is what is given: it is not compiled again.
+	// A cached file is returned without compiling again.
 	entry := files()[0]
 	whole, err := os.ReadFile(entry)
 	require.NoError(t, err)
@@ -110,7 +109,7 @@ func TestCache(t *testing.T) {
 	require.Len(t, files(), 3, "another card and another source are other files")
 	require.Empty(t, warnings)
 
-	// Broken in any way: a warning, the right image, and a whole file again.
+	// A damaged file gives a warning and the right image, and is replaced.
 	for name, spoil := range map[string]func([]byte) []byte{
 		"empty":     func(b []byte) []byte { return nil },
 		"cut":       func(b []byte) []byte { return b[:len(b)-9] },
@@ -130,7 +129,7 @@ func TestCache(t *testing.T) {
 	}
 }
 
-// A folder that can't be made, and one entry that can't be read.
+// A folder that cannot be created, and an entry that cannot be read.
 func TestCacheThatCannotBeWritten(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o644))
@@ -142,7 +141,7 @@ func TestCacheThatCannotBeWritten(t *testing.T) {
 	require.NotEmpty(t, warnings)
 	require.Contains(t, warnings[len(warnings)-1], "the compiled kernels of tiny.cu are not kept")
 	if os.Getuid() == 0 {
-		return // root writes where nobody may
+		return // root can write everywhere
 	}
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o500))

@@ -9,7 +9,7 @@ import (
 	"github.com/spillway-ml/spillway/kernels/cuda/nvrtc"
 )
 
-// warpGroup is a product of a warp group, as compute capability 9.0a has it.
+// warpGroup is a kernel with a warp-group product, for compute capability 9.0a.
 const warpGroup = `extern "C" __global__ void product(float *y, unsigned long long a, unsigned long long b) {
 	float d[4] = {0, 0, 0, 0};
 	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -20,10 +20,9 @@ const warpGroup = `extern "C" __global__ void product(float *y, unsigned long lo
 	for (int i = 0; i < 4; i++) y[4 * threadIdx.x + i] = d[i];
 }`
 
-// Which NVRTC compiles products of warp groups decides whether attention can have a form
-// of its own for Hopper that is held to its machine code here: see docs/decisions/gpu.md. Those
-// before 12.0 know neither the architecture nor the instructions; where this fails, the
-// decision's ground is gone.
+// NVRTC before 12.0 knows neither this architecture nor these instructions. Attention could have a
+// special form for Hopper only if its machine code can be compiled and checked here: see
+// docs/decisions/gpu.md. If this test fails, reconsider that decision.
 func TestWarpGroupProducts(t *testing.T) {
 	c := open(t, nvrtc.Options{Cache: "-"})
 	_, log, err := c.Report("product.cu", warpGroup, "sm_90a")
