@@ -9,9 +9,9 @@ import (
 	"github.com/spillway-ml/spillway/plan"
 )
 
-// confirm plans points whole, the fastest first, and returns the fastest that fits. If one
-// exceeds its caps, its base is searched again with that much less room; if one was extended
-// from few layers and leaves room, its recipe is filled again.
+// confirm plans points with all layers, the fastest first, and returns the fastest that fits. If a
+// plan exceeds a cap, its base is searched again with that much less room. If an estimate from few
+// layers left memory unused, its recipe is filled again.
 func (h *hunt) confirm() (best *Forecast, at *point, err error) {
 	done := map[string]bool{}
 	least := math.Inf(1) // of best
@@ -59,7 +59,8 @@ func (h *hunt) confirm() (best *Forecast, at *point, err error) {
 	return best, at, err
 }
 
-// largePlan is the operations of a program that is made whole once only: it takes seconds.
+// largePlan is the number of operations above which only one plan with all layers is made: it takes
+// seconds.
 const largePlan = 20_000
 
 func (p *point) isLarge() bool { return p.expected.ops > largePlan }
@@ -131,8 +132,8 @@ func (h *hunt) shrink(p *point, refused *plan.DoesNotFit) {
 	}
 }
 
-// unused says how far a whole plan is under what was extended from few layers, where that
-// leaves room for less to be moved.
+// unused returns the difference between a plan's memory and its estimate from few layers. It is ok
+// if the plan leaves enough device memory unused to move less.
 func (s *searcher) unused(p *point, f *Forecast) (mg margins, ok bool) {
 	for sp := range graph.NumSpaces {
 		limit := s.spec.Capacity[sp]

@@ -149,14 +149,17 @@ func (s *searcher) measure(p *point) *measured {
 func (s *searcher) segments(p *point) (from, to []float64) {
 	from, to = make([]float64, len(p.x)), slices.Clone([]float64(p.x))
 	n := float64(s.layers)
+	var onHost [graph.NumClasses]int // 1 + the move of a class to the host, which is before that to disk
 	for i := range p.set.moves {
-		for k := range p.set.moves {
-			host, disk := &p.set.moves[i], &p.set.moves[k]
-			both := host.kind == placeMove && disk.kind == placeMove && host.class == disk.class && p.x[i] > 0 && p.x[k] > 0
-			if both && host.space == graph.Host && disk.space == graph.Disk {
-				to[i] = math.Ceil(float64(p.x[i]*n)-1e-9) / n
-				from[k], to[k] = to[i], max(to[i], math.Floor(float64((p.x[i]+p.x[k])*n)+1e-9)/n)
-			}
+		mv := &p.set.moves[i]
+		switch {
+		case mv.kind != placeMove || p.x[i] == 0:
+		case mv.space == graph.Host:
+			onHost[mv.class] = i + 1
+		case onHost[mv.class] > 0:
+			k := onHost[mv.class] - 1
+			to[k] = math.Ceil(float64(p.x[k]*n)-1e-9) / n
+			from[i], to[i] = to[k], max(to[k], math.Floor(float64((p.x[k]+p.x[i])*n)+1e-9)/n)
 		}
 	}
 	return from, to

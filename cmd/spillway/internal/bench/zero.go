@@ -54,7 +54,7 @@ steps of a round do not count.`,
 	b.out.flags(fs)
 	roundFlags(fs, &b.rounds, &b.warmup, &b.calibrate)
 	fs.Var(cli.List(&b.vary, "LIST"), "vary", "also run stage 3 with other settings, one at a time: offload, recompute, precision, ranks (with the same rows a step), accum-order, separated by commas; each alone or with a value, as in recompute=full")
-	fs.StringVar(&b.peer, "peer", "", "torch: also run the job with PyTorch, by python3: DDP, ZeroRedundancyOptimizer, and FSDP2 if it is installed (GPT-2 only)")
+	fs.StringVar(&b.peer, "peer", "", "torch: also run the job with PyTorch, by python3: DDP, ZeroRedundancyOptimizer, and FSDP2 if that PyTorch has it (GPT-2 only)")
 	for _, f := range ofOneRun {
 		fs.Lookup(f.flag).Hidden = true
 	}
